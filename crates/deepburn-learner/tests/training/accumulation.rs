@@ -46,6 +46,23 @@ fn several_losses_before_a_step_are_one_micro_batch() {
     }
 }
 
+/// Burn's own `detach` would add the gradient of the detached weights to theirs.
+#[test]
+fn detached_parameters_have_no_gradient() {
+    for (stage, ranks) in CASES {
+        let ends = with_engine(&plan(stage, 1, ranks), |engine| -> Result<_, EngineError> {
+            let [x, y] = [0, 1].map(|number| input(engine.rank(), number));
+            let loss = engine.forward(|line| line.product(x) + line.detached_product(y))?;
+            engine.backward(loss)?;
+            assert!(engine.step()?.is_some());
+            Ok(weights(engine))
+        });
+        for weights in ends {
+            assert_eq!(weights, after_update(ranks, &[0]), "stage {stage}, {ranks} ranks");
+        }
+    }
+}
+
 /// As in DeepSpeed, every call of `step` is a micro-batch, also without a backward pass.
 #[test]
 fn every_call_of_step_counts() {

@@ -34,6 +34,12 @@ impl<B: Backend> Line<B> {
         let x = Tensor::from_data(TensorData::from(x), &B::Device::default());
         (self.weights.val() * x).sum()
     }
+
+    /// Returns the scalar product of the detached weights and `x`, which has no gradient.
+    pub(crate) fn detached_product(&self, x: [f32; WIDTH]) -> Tensor<B, 1> {
+        let x = Tensor::from_data(TensorData::from(x), &B::Device::default());
+        (self.weights.val().detach() * x).sum()
+    }
 }
 
 /// Returns the input of micro-batch `number` of a rank: small integers.

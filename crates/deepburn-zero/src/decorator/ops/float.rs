@@ -155,7 +155,6 @@ macro_rules! float_handle_ops {
             fn float_to_device(tensor: float, device: [&Device<Self>]) -> float;
             fn float_random(shape: [Shape], distribution: [Distribution], device: [&Device<Self>], dtype: [FloatDType]) -> float;
             fn float_add(lhs: float, rhs: float) -> float;
-            fn float_detach(tensor: float) -> float;
             fn float_set_require_grad(tensor: float, require_grad: [bool]) -> float;
             fn float_reshape(tensor: float, shape: [Shape]) -> float;
             fn float_swap_dims(tensor: float, dim1: [usize], dim2: [usize]) -> float;

@@ -46,6 +46,8 @@ struct HostForecast {
     rank: MemoryPeaks,
     /// The bytes of the largest parameter in f32.
     largest: u64,
+    /// The bytes of the largest gradient in f32. A frozen parameter has none.
+    largest_gradient: u64,
     /// The ranks of this host.
     local: LocalRanks,
 }
@@ -92,9 +94,11 @@ impl TrainedModel<'_> {
         let sequences = change.sequences.unwrap_or(self.batch.sequences);
         let batch = BatchShape { sequences, ..self.batch };
         let rank = (self.run)(&plan, batch)?.step;
-        let largest = self.sizes.iter().map(|size| size.numel).max().unwrap_or(0);
-        let largest = largest.saturating_mul(size_of::<f32>() as u64);
-        Ok(HostForecast { stage: zero.stage, rank, largest, local })
+        let bytes = |size: &ParameterSize| size.numel.saturating_mul(size_of::<f32>() as u64);
+        let largest = self.sizes.iter().map(bytes).max().unwrap_or(0);
+        let trained = self.sizes.iter().filter(|size| size.is_trainable());
+        let largest_gradient = trained.map(bytes).max().unwrap_or(0);
+        Ok(HostForecast { stage: zero.stage, rank, largest, largest_gradient, local })
     }
 }
 

@@ -34,7 +34,7 @@ pub(super) struct Resident {
     pub(super) tensors: u64,
     /// Logits of the chunk for which the loss of a language model is computed at a time.
     pub(super) logits: u64,
-    /// Copies of the gradient of the largest parameter, and buffers for NVMe.
+    /// Copies of the largest gradient, and buffers for NVMe.
     pub(super) copies: u64,
 }
 
@@ -51,7 +51,7 @@ impl Resident {
         let tensors = if are_threads { host } else { host / count.max(1) };
         let logits = preparation.subject.info().architecture().logits_bytes(model.batch);
         let swap = if forecast.rank.disk.total > 0 { SWAP_BUFFERS } else { 0 };
-        let copies = forecast.largest.saturating_mul(GRADIENT_COPIES).saturating_add(swap);
+        let copies = forecast.largest_gradient.saturating_mul(GRADIENT_COPIES).saturating_add(swap);
         // All ranks of the process may have their copies at the same time.
         let copies = copies.saturating_mul(ranks);
         Self { tensors, logits: logits.saturating_mul(ranks), copies }

@@ -55,6 +55,7 @@
 mod cores;
 #[cfg(doctest)]
 mod documentation;
+pub mod lora;
 mod ranks;
 
 pub use cores::{HostCores, divide_cores, start_threads};

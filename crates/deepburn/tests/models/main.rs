@@ -12,6 +12,7 @@ mod distillation;
 mod gan;
 mod hand_cast;
 mod harness;
+mod lora;
 mod operations;
 mod parameter_kinds;
 mod properties;

@@ -34,6 +34,12 @@ pub trait LanguageModel<B: FusedOps>: Module<B> {
     /// Returns the language-model loss of a batch.
     fn loss(&self, batch: &CausalBatch<B>) -> CausalLoss<B>;
 
+    /// Returns an empty cache for a sequence of about `positions` positions.
+    fn cache(&self, positions: usize) -> Self::Cache {
+        let _ = positions;
+        Self::Cache::default()
+    }
+
     /// Returns the logits `[1, vocab]` of the token after `input_ids` `[1, length]`. `input_ids` follow the `past`
     /// positions in `cache` and are added to the cache.
     fn next_logits(

@@ -43,17 +43,19 @@ pub(crate) trait KnownLanguageModel: Architecture {
     /// Returns the fields of its `config.json` that it does not read.
     fn extra_fields(&self) -> &ExtraFields;
 
-    /// Continues `prompt` with the weights in `folder`. Returns the new tokens.
+    /// Continues `prompt` with the weights in `folder`, once with each of the options. Returns the new tokens of each
+    /// sequence. A sequence ends early if `continues` returns false for its new tokens.
     ///
     /// # Errors
-    /// Returns a user's mistake if the weights do not fit, or if the prompt cannot be continued, and a failure while
-    /// running if the model computes NaN.
+    /// Returns a user's mistake if the weights do not fit, or if the prompt cannot be continued, a failure while running
+    /// if the model computes NaN, and the failures of `continues`.
     fn continue_prompt(
         &self,
         folder: &Path,
         prompt: &[u32],
-        options: &GenerateOptions,
-    ) -> Result<Vec<u32>, Failure>;
+        options: &[GenerateOptions],
+        continues: &mut dyn FnMut(&[u32]) -> Result<bool, Failure>,
+    ) -> Result<Vec<Vec<u32>>, Failure>;
 
     /// Forecasts training with micro-batches of this shape.
     ///
@@ -97,12 +99,22 @@ where
         &self,
         folder: &Path,
         prompt: &[u32],
-        options: &GenerateOptions,
-    ) -> Result<Vec<u32>, Failure> {
+        options: &[GenerateOptions],
+        continues: &mut dyn FnMut(&[u32]) -> Result<bool, Failure>,
+    ) -> Result<Vec<Vec<u32>>, Failure> {
         let model =
             BuildModel::<Flex>::load(self, folder, &FlexDevice).map_err(Failure::mistake)?;
-        let generation = model.generate(prompt, options).map_err(Failure::mistake)?;
-        generation.collect::<Result<_, _>>().map_err(Failure::run)
+        let sequence = |options: &GenerateOptions| {
+            let mut tokens = Vec::new();
+            for token in model.generate(prompt, options).map_err(Failure::mistake)? {
+                tokens.push(token.map_err(Failure::run)?);
+                if !continues(&tokens)? {
+                    break;
+                }
+            }
+            Ok(tokens)
+        };
+        options.iter().map(sequence).collect()
     }
 
     /// Forecasts the mean loss over all positions that predict a token.

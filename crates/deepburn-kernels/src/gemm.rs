@@ -10,7 +10,8 @@
 //! not timed on a processor; it is used only if a small test product is correct.
 //!
 //! Operands are packed panel by panel, except left operands whose rows already consist of bf16 pairs. Packing widens
-//! 16-bit operands if the instructions need single precision.
+//! 16-bit operands if the instructions need single precision. A product of one row in single precision reads a right
+//! operand with adjacent columns in place.
 //!
 //! # Promises
 //! - Results are bitwise identical for every number of threads, because each element is summed over the depths in
@@ -24,6 +25,7 @@ mod blocking;
 mod detected;
 mod kernel;
 mod matrix;
+mod one_row;
 mod pack;
 mod portable;
 mod result;
@@ -176,6 +178,9 @@ impl<'a> Product<'a> {
             }
             return;
         }
-        blocking::multiply(kernel, self, out, rule, threads);
+        let all = if self.threads == Threads::All { rayon::current_num_threads() } else { 1 };
+        if !one_row::multiply(kernel, self, out, rule, all) {
+            blocking::multiply(kernel, self, out, rule, threads);
+        }
     }
 }

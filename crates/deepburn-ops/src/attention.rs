@@ -60,6 +60,30 @@ pub trait AttentionOps: Backend {
     ) -> FloatTensor<Self> {
         portable::attention::backward::<Self>(grad, saved, attention)
     }
+
+    /// Returns `cache` `[batch, key_value_heads, room, head width]` with `rows`
+    /// `[batch, key_value_heads, count, head width]` at the positions from `start` on. A backend
+    /// that overrides this method writes in place if the cache has no other owner.
+    fn write_to_cache(
+        cache: FloatTensor<Self>,
+        rows: FloatTensor<Self>,
+        start: usize,
+    ) -> FloatTensor<Self> {
+        portable::cache::write::<Self>(cache, rows, start)
+    }
+
+    /// Computes the attention of `queries` over the first `filled` positions of cached keys and
+    /// values. Returns `[batch * queries, heads * head width]`. Autodiff does not record this method
+    /// as one step.
+    fn attention_over_cache(
+        queries: FloatTensor<Self>,
+        keys: FloatTensor<Self>,
+        values: FloatTensor<Self>,
+        filled: usize,
+        attention: &SelfAttention,
+    ) -> FloatTensor<Self> {
+        portable::cache::attention::<Self>(queries, [keys, values], filled, attention)
+    }
 }
 
 /// The autodiff step. Its parent is the projected matrix.
@@ -125,14 +149,31 @@ pub fn self_attention<B: AttentionOps>(
     portable::tensor(B::self_attention(portable::primitive(projected), attention, drawn))
 }
 
-/// Computes the attention of `queries`, shape `[batch, heads, queries, head width]`, over the
-/// cached `keys` and `values`, `[batch, key_value_heads, keys, head width]`. The queries are the last
-/// positions of the sequence. Returns `[batch * queries, heads * head width]`. Used for generation, with plain tensor ops and without dropout.
-pub fn attention_over_cache<B: Backend>(
+/// Computes the attention of `queries`, shape `[batch, heads, queries, head width]`, over the first
+/// `filled` positions of `keys` and `values`, `[batch, key_value_heads, room, head width]`. The
+/// queries are the last of these positions. Returns `[batch * queries, heads * head width]`. Used for
+/// generation, without dropout.
+pub fn attention_over_cache<B: AttentionOps>(
     queries: Tensor<B, 4>,
-    keys: Tensor<B, 4>,
-    values: Tensor<B, 4>,
+    [keys, values]: [Tensor<B, 4>; 2],
+    filled: usize,
     attention: &SelfAttention,
 ) -> Tensor<B, 2> {
-    portable::attention::over_cache(queries, keys, values, attention)
+    let [queries, keys, values] = [queries, keys, values].map(portable::primitive);
+    portable::tensor(B::attention_over_cache(queries, keys, values, filled, attention))
+}
+
+/// Returns `cache` `[batch, key_value_heads, room, head width]` with `rows`
+/// `[batch, key_value_heads, count, head width]` at the positions from `start` on. On flex, the cache
+/// is updated in place if it has no other owner; other backends may copy it.
+pub fn write_to_cache<B: AttentionOps>(
+    cache: Tensor<B, 4>,
+    rows: Tensor<B, 4>,
+    start: usize,
+) -> Tensor<B, 4> {
+    portable::tensor(B::write_to_cache(
+        portable::primitive(cache),
+        portable::primitive(rows),
+        start,
+    ))
 }

@@ -50,7 +50,7 @@ mod tch;
 
 pub use attention::{
     AttentionDropout, AttentionMask, AttentionOps, AttentionOutput, AttentionSaved, SelfAttention,
-    attention_over_cache, self_attention,
+    attention_over_cache, self_attention, write_to_cache,
 };
 pub use cross_entropy::{
     CrossEntropyOps, HeadGradients, HeadLoss, cross_entropy, linear_cross_entropy,

@@ -95,8 +95,8 @@ fn select_model<'f>(files: &[&'f str]) -> Result<Vec<&'f str>, String> {
     let has = |name: &str| files.contains(&name);
     let is_whole = has(WEIGHTS);
     if has("adapter_config.json") && !has("config.json") {
-        return Err("it has a LoRA adapter, not a model: merge the adapter into its base model \
-                    with PEFT's merge_and_unload(), and save the result with save_pretrained()"
+        return Err("it has a LoRA adapter, not a model: give its base model as \
+                    model.pretrained, and a local copy of the adapter as model.adapter"
             .to_owned());
     }
     if !has("config.json") || !(is_whole || has(INDEX)) {
@@ -164,7 +164,7 @@ mod tests {
         assert!(select(&["config.json", "pytorch_model.bin"], FileSelection::Model).is_err());
         let adapter = ["adapter_config.json", "adapter_model.safetensors"];
         let reason = select(&adapter, FileSelection::Model).unwrap_err();
-        assert!(reason.contains("LoRA adapter") && reason.contains("merge_and_unload"), "{reason}");
+        assert!(reason.contains("LoRA adapter") && reason.contains("model.adapter"), "{reason}");
     }
 
     #[test]

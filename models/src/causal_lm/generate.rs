@@ -5,17 +5,14 @@
 //! the whole sequence. There is no sliding window: the prompt and the new tokens together must not exceed the model's
 //! maximum length. This is checked before the first token is generated.
 //!
-//! Sampling follows the order of `transformers`: temperature, then `top_k`, then `top_p`, then one random sample.
-//! Random numbers come from a ChaCha generator on the host, so a seed gives the same tokens on all backends that
-//! compute the same logits.
+//! [`Sampling`] describes how tokens are chosen. To stop at a text, stop the iteration.
 
 use deepburn_ops::FusedOps;
-use rand_chacha::ChaCha8Rng;
-use rand_chacha::rand_core::{RngCore, SeedableRng};
 use thiserror::Error;
 
 use super::LanguageModel;
 use super::batch::{InputError, check_tokens, id_tensor};
+use super::sampling::{Chooser, Sampling};
 use crate::architecture::TokenLimits;
 
 /// Options for text generation.
@@ -25,6 +22,9 @@ pub struct GenerateOptions {
     pub max_new_tokens: usize,
     /// How the next token is chosen.
     pub sampling: Sampling,
+    /// The divisor of the positive logits of tokens that are in the prompt or were generated, and the factor of the
+    /// negative ones. A positive number; values above 1 make repetitions less likely (Keskar et al. 2019).
+    pub repetition_penalty: f64,
     /// Tokens after which generation stops. The stop token itself is returned. `config.eos_token_ids()` returns the
     /// model's end-of-sequence tokens.
     pub stop: Vec<u32>,
@@ -33,23 +33,18 @@ pub struct GenerateOptions {
     pub num_tokens: Option<usize>,
 }
 
-/// The method that chooses the next token.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Sampling {
-    /// The most likely token. Ties are resolved in favour of the lower id.
-    Greedy,
-    /// A random token, sampled from the model's probabilities. The filters are applied in the order of these fields.
-    Random {
-        /// The seed of the random number generator.
-        seed: u64,
-        /// The divisor of the logits, a positive number. Values below 1 sharpen the distribution, values above 1
-        /// flatten it.
-        temperature: f64,
-        /// The number of most likely tokens to keep. `None` keeps all.
-        top_k: Option<usize>,
-        /// The total probability of the most likely tokens to keep, in (0, 1]. 1 keeps all.
-        top_p: f64,
-    },
+impl GenerateOptions {
+    /// Returns options for greedy decoding of `max_new_tokens` tokens, which nothing else ends.
+    #[must_use]
+    pub fn greedy(max_new_tokens: usize) -> Self {
+        Self {
+            max_new_tokens,
+            sampling: Sampling::Greedy,
+            repetition_penalty: 1.0,
+            stop: Vec::new(),
+            num_tokens: None,
+        }
+    }
 }
 
 /// The reason why a prompt cannot be continued, or why generation ended early.
@@ -105,8 +100,7 @@ pub struct Generation<'a, B: FusedOps, M: LanguageModel<B>> {
     model: &'a M,
     /// The device that token ids are moved to.
     device: B::Device,
-    /// The keys and values of the positions that the model has processed. The cache grows by one position per generated
-    /// token.
+    /// The keys and values of the positions that the model has processed.
     cache: M::Cache,
     /// The number of positions in the cache.
     seen: usize,
@@ -143,11 +137,11 @@ impl<'a, B: FusedOps, M: LanguageModel<B>> Generation<'a, B, M> {
         Ok(Self {
             model,
             device: model.device(),
-            cache: M::Cache::default(),
+            cache: model.cache(prompt.len() + max_new_tokens),
             seen: 0,
             unseen: prompt.to_vec(),
             left: max_new_tokens,
-            chooser: Chooser::new(&options.sampling)?,
+            chooser: Chooser::new(options, prompt)?,
             stop: options.stop.clone(),
             num_tokens: options.num_tokens.unwrap_or(vocab_size).max(1),
         })
@@ -194,7 +188,7 @@ impl<B: FusedOps, M: LanguageModel<B>> Iterator for Generation<'_, B, M> {
             self.left = 0;
             return Some(Err(error));
         }
-        let token = self.chooser.choose(&logits);
+        let token = self.chooser.choose(logits);
         self.unseen = vec![token];
         // The stop token itself is returned, so that a caller sees why generation ended.
         self.left = if self.stop.contains(&token) { 0 } else { self.left - 1 };
@@ -202,158 +196,19 @@ impl<B: FusedOps, M: LanguageModel<B>> Iterator for Generation<'_, B, M> {
     }
 }
 
-/// Chooses tokens from logits.
-#[derive(Debug)]
-enum Chooser {
-    /// Takes the highest logit.
-    Greedy,
-    /// Samples from the most likely tokens. `top_k` is `usize::MAX` if all tokens are kept.
-    Random { generator: Box<ChaCha8Rng>, temperature: f64, top_k: usize, top_p: f64 },
-}
-
-impl Chooser {
-    /// Checks the options of sampling and seeds its generator.
-    ///
-    /// # Errors
-    /// Returns [`GenerateError::Option`] if a value is out of range.
-    fn new(sampling: &Sampling) -> Result<Self, GenerateError> {
-        let Sampling::Random { seed, temperature, top_k, top_p } = *sampling else {
-            return Ok(Self::Greedy);
-        };
-        let refuse = |name, value, rule| Err(GenerateError::Option { name, value, rule });
-        if !(temperature.is_finite() && temperature > 0.0) {
-            return refuse(
-                "temperature",
-                temperature,
-                "positive (greedy choice is its limit at 0)",
-            );
-        }
-        if !(top_p > 0.0 && top_p <= 1.0) {
-            return refuse("top_p", top_p, "in (0, 1]");
-        }
-        let top_k = match top_k {
-            Some(0) => return refuse("top_k", 0.0, "at least 1, or absent to keep all tokens"),
-            Some(count) => count,
-            None => usize::MAX,
-        };
-        let generator = Box::new(ChaCha8Rng::seed_from_u64(seed));
-        Ok(Self::Random { generator, temperature, top_k, top_p })
-    }
-
-    /// Returns the id of the chosen token. `logits` must not be empty, and [`check_logits`] must accept them: the order
-    /// below ranks NaN highest.
-    ///
-    /// Sorting the vocabulary is cheap compared with the forward pass.
-    fn choose(&mut self, logits: &[f32]) -> u32 {
-        // Sorted by logit and then by id, so that equal logits have one order. Ids fit u32, because a vocabulary has
-        // fewer than 2^24 tokens.
-        let mut ranked: Vec<(u32, f64)> =
-            (0..).zip(logits.iter().map(|logit| f64::from(*logit))).collect();
-        let better = |a: &(u32, f64), b: &(u32, f64)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
-        match self {
-            Self::Greedy => ranked.into_iter().min_by(better).map_or(0, |(id, _)| id),
-            Self::Random { generator, temperature, top_k, top_p } => {
-                ranked.sort_unstable_by(better);
-                // Probabilities are computed after `top_k`, so `top_p` applies to the remaining tokens, as in
-                // `transformers`.
-                ranked.truncate(*top_k);
-                to_probabilities(&mut ranked, *temperature);
-                keep_mass(&mut ranked, *top_p);
-                // 53 random bits, the precision of an f64, give a uniform value in [0, 1).
-                let uniform = (generator.next_u64() >> 11) as f64 / (1_u64 << 53) as f64;
-                draw(&ranked, uniform)
-            }
-        }
-    }
-}
-
-/// Converts logits, sorted in descending order, to probabilities at the given temperature. The highest logit is
-/// subtracted first, so that no exponential overflows.
-fn to_probabilities(ranked: &mut [(u32, f64)], temperature: f64) {
-    let highest = ranked[0].1;
-    for (_, value) in ranked.iter_mut() {
-        *value = ((*value - highest) / temperature).exp();
-    }
-    let sum: f64 = ranked.iter().map(|(_, value)| value).sum();
-    ranked.iter_mut().for_each(|(_, value)| *value /= sum);
-}
-
-/// Keeps the smallest prefix of tokens whose probabilities add up to at least `mass`, and at least one token.
-///
-/// All tokens are kept if the sum stays below `mass` because of rounding.
-fn keep_mass(ranked: &mut Vec<(u32, f64)>, mass: f64) {
-    let mut sum = 0.0;
-    let reached = ranked.iter().position(|(_, probability)| {
-        sum += probability;
-        sum >= mass
-    });
-    if let Some(last) = reached {
-        ranked.truncate(last + 1);
-    }
-}
-
-/// Samples a token by inverse transform sampling: returns the token at fraction `uniform`, in [0, 1), of the cumulative
-/// weights. The weights do not have to add up to 1.
-fn draw(ranked: &[(u32, f64)], uniform: f64) -> u32 {
-    let mut left = uniform * ranked.iter().map(|(_, weight)| weight).sum::<f64>();
-    for (id, weight) in ranked {
-        left -= weight;
-        if left < 0.0 {
-            return *id;
-        }
-    }
-    // Rounding can leave a small remainder after the last token. The last token is the right choice then.
-    ranked[ranked.len() - 1].0
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::causal_lm::RandomSampling;
+    use crate::causal_lm::sampling::most_likely;
     use crate::gpt2::{Gpt2, Gpt2Config};
     use burn::module::{Module, ModuleMapper, Param};
     use burn::tensor::Tensor;
     use burn_flex::Flex;
 
     fn random(temperature: f64, top_k: Option<usize>, top_p: f64) -> Sampling {
-        Sampling::Random { seed: 9, temperature, top_k, top_p }
-    }
-
-    fn frequencies(sampling: &Sampling, logits: &[f32]) -> Vec<f64> {
-        let mut chooser = Chooser::new(sampling).unwrap();
-        let mut counts = vec![0.0; logits.len()];
-        for _ in 0..20_000 {
-            counts[chooser.choose(logits) as usize] += 1.0 / 20_000.0;
-        }
-        counts
-    }
-
-    /// Logits of probabilities 1/2, 1/8, 1/4, 1/8.
-    const LOGITS: [f32; 4] = [0.0, -1.386_294_4, -std::f32::consts::LN_2, -1.386_294_4];
-
-    #[test]
-    fn random_choice_follows_the_probabilities() {
-        let table: [(Sampling, [f64; 4]); 5] = [
-            (random(1.0, None, 1.0), [0.5, 0.125, 0.25, 0.125]),
-            // Squared probabilities, of sum 11/32.
-            (random(0.5, None, 1.0), [8.0 / 11.0, 0.5 / 11.0, 2.0 / 11.0, 0.5 / 11.0]),
-            (random(1.0, Some(2), 1.0), [2.0 / 3.0, 0.0, 1.0 / 3.0, 0.0]),
-            (random(1.0, None, 0.6), [2.0 / 3.0, 0.0, 1.0 / 3.0, 0.0]),
-            (random(1.0, None, 0.1), [1.0, 0.0, 0.0, 0.0]),
-        ];
-        for (sampling, expected) in table {
-            for (found, expected) in frequencies(&sampling, &LOGITS).iter().zip(expected) {
-                // Four standard errors of a frequency, at most 0.5 / sqrt(20000).
-                assert!((found - expected).abs() < 0.0142, "{sampling:?}: {found} {expected}");
-                assert_eq!(*found == 0.0, expected == 0.0);
-            }
-        }
-    }
-
-    #[test]
-    fn greedy_takes_the_first_of_equals() {
-        let choose = |logits: &[f32]| Chooser::Greedy.choose(logits);
-        assert_eq!(choose(&[1.0, 3.0, 3.0]), 1);
-        assert_eq!(choose(&[f32::NEG_INFINITY; 3]), 0);
+        let default = RandomSampling::default();
+        Sampling::Random(RandomSampling { seed: 9, temperature, top_k, top_p, ..default })
     }
 
     #[test]
@@ -408,7 +263,7 @@ mod tests {
     }
 
     fn options(max_new_tokens: usize, sampling: Sampling) -> GenerateOptions {
-        GenerateOptions { max_new_tokens, sampling, stop: Vec::new(), num_tokens: None }
+        GenerateOptions { sampling, ..GenerateOptions::greedy(max_new_tokens) }
     }
 
     #[test]
@@ -425,7 +280,7 @@ mod tests {
             for (a, b) in cached.iter().zip(&whole) {
                 assert!((a - b).abs() < 1e-5, "{a} {b}");
             }
-            let token = Chooser::Greedy.choose(&whole);
+            let token = most_likely(&whole);
             generation.unseen = vec![token];
             tokens.push(token);
         }
@@ -462,7 +317,9 @@ mod tests {
     fn refusals() {
         let model = model();
         let greedy = |count| options(count, Sampling::Greedy);
-        let table: [(&[u32], GenerateOptions, &str); 8] = [
+        let min_p = Sampling::Random(RandomSampling { min_p: 1.5, ..RandomSampling::default() });
+        let penalty = GenerateOptions { repetition_penalty: 0.0, ..greedy(1) };
+        let table: [(&[u32], GenerateOptions, &str); 10] = [
             (&[], greedy(1), "is empty"),
             (&[23], greedy(1), "input id 23 (sequence 0, position 0)"),
             (&[1; 13], greedy(0), "`n_positions` = 12"),
@@ -471,6 +328,8 @@ mod tests {
             (&[1], options(1, random(0.0, None, 1.0)), "`temperature` is 0"),
             (&[1], options(1, random(1.0, Some(0), 1.0)), "`top_k` is 0"),
             (&[1], options(1, random(1.0, None, f64::NAN)), "`top_p` is NaN"),
+            (&[1], options(1, min_p), "`min_p` is 1.5"),
+            (&[1], penalty, "`repetition_penalty` is 0"),
         ];
         for (prompt, options, expected) in table {
             let message = model.generate(prompt, &options).unwrap_err().to_string();

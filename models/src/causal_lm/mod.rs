@@ -2,11 +2,12 @@
 //!
 //! - [`CausalBatch`] is a validated batch of token sequences.
 //! - [`LanguageModel`] is a module that computes the [`CausalLoss`] of a batch and generates text from prompts.
-//! - [`Generation`] is an iterator over the generated tokens.
+//! - [`Generation`] is an iterator over the generated tokens, which [`Sampling`] chooses.
 
 mod batch;
 mod generate;
 mod loss;
+mod sampling;
 
 use std::fmt;
 
@@ -17,8 +18,9 @@ use deepburn_ops::FusedOps;
 use crate::architecture::TokenLimits;
 
 pub use batch::{CausalBatch, IGNORED_LABEL, InputError};
-pub use generate::{GenerateError, GenerateOptions, Generation, Sampling};
+pub use generate::{GenerateError, GenerateOptions, Generation};
 pub use loss::CausalLoss;
+pub use sampling::{RandomSampling, Sampling};
 
 /// A module that predicts the next token.
 pub trait LanguageModel<B: FusedOps>: Module<B> {
@@ -33,6 +35,12 @@ pub trait LanguageModel<B: FusedOps>: Module<B> {
 
     /// Returns the language-model loss of a batch.
     fn loss(&self, batch: &CausalBatch<B>) -> CausalLoss<B>;
+
+    /// Returns an empty cache for a sequence of about `positions` positions.
+    fn cache(&self, positions: usize) -> Self::Cache {
+        let _ = positions;
+        Self::Cache::default()
+    }
 
     /// Returns the logits `[1, vocab]` of the token after `input_ids` `[1, length]`. `input_ids` follow the `past`
     /// positions in `cache` and are added to the cache.

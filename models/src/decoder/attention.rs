@@ -5,7 +5,7 @@
 
 use burn::module::Module;
 use burn::tensor::{Tensor, backend::Backend};
-use deepburn_ops::{FusedOps, SelfAttention, attention_over_cache, self_attention};
+use deepburn_ops::{FusedOps, SelfAttention, self_attention};
 
 use super::parts::{AttentionInputs, AttentionPart};
 use super::pass::{DecoderPass, KeyValues};
@@ -107,9 +107,15 @@ impl<B: Backend> Attention<B> {
         };
         let merged = match cache {
             Some(cache) => {
-                let [queries, keys, values] = self.split_heads(projected, pass);
-                let (keys, values) = KeyValues::extend(cache, keys, values);
-                attention_over_cache(queries, keys, values, &attention)
+                let [queries, keys, values] = self.split_heads(projected.clone(), pass);
+                let all =
+                    KeyValues::extend(cache.take(), [keys, values], part.window, pass.expected);
+                let all = cache.insert(all);
+                match pass.dims.past {
+                    // The same op as for whole sequences, which has faster kernels for many queries.
+                    0 => self_attention(projected, &attention, 0.0),
+                    _ => all.attend(queries, &attention),
+                }
             }
             None => {
                 // Dropout of the attention weights is part of the fused op, so Burn's `Dropout` module is not applied.

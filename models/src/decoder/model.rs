@@ -287,6 +287,11 @@ impl<B: FusedOps> LanguageModel<B> for Decoder<B> {
         CausalLoss { sum: if tokens == 0 { sum * 0.0 } else { sum }, tokens }
     }
 
+    /// Returns an empty cache that does not allocate room for more than `positions` positions before they are exceeded.
+    fn cache(&self, positions: usize) -> Self::Cache {
+        DecoderCache { expected: positions, ..DecoderCache::default() }
+    }
+
     fn next_logits(
         &self,
         input_ids: Tensor<B, 2, Int>,
@@ -313,7 +318,8 @@ impl<B: FusedOps> LanguageModel<B> for Decoder<B> {
         cache.layers.resize(self.stack.layers.len(), None);
         let [batch, queries] = input_ids.dims();
         let dims = SeqDims { batch, past, queries };
-        let pass = DecoderPass::new(rotations, dims, &input_ids.device());
+        let mut pass = DecoderPass::new(rotations, dims, &input_ids.device());
+        pass.expected = cache.expected;
         let hidden = self.stack.hidden(input_ids, &pass, Some(cache.layers.as_mut_slice()));
         self.stack.logits(self.norm(hidden.narrow(0, queries - 1, 1)))
     }

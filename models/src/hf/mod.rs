@@ -43,7 +43,7 @@ pub use class_names::{ClassNames, ClassNamesError};
 pub use config::{ConfigFields, ExtraFields, FieldNames, ModelConfigError, is_sequence_classifier};
 pub use error::{ModelFolderError, TensorProblem};
 pub use export::HfExport;
-pub use generation_config::{GENERATION_CONFIG, GenerationConfig};
+pub use generation_config::{DEFAULT_TOP_K, GENERATION_CONFIG, GenerationConfig, GenerationValues};
 pub use known_fields::{Accepted, FixedField};
 pub use parameter_shape::ParameterShape;
 pub use problem_type::ProblemType;

@@ -98,8 +98,8 @@ pub(crate) fn adapter_in<'n>(mut names: impl Iterator<Item = &'n str>) -> Option
 }
 
 /// The remedy for a folder or a file with a LoRA adapter.
-pub(crate) const MERGE: &str = "load the base model and the adapter with PEFT, call merge_and_unload() and save the \
-                                model with save_pretrained()";
+pub(crate) const MERGE: &str = "give the base model, and train the adapter further with model.adapter or merge it with \
+                                `deepburn merge`";
 
 #[cfg(test)]
 mod tests {
@@ -162,7 +162,7 @@ mod tests {
     fn adapters_are_recognised() {
         let name = "base_model.model.transformer.h.0.attn.c_attn.lora_A.default.weight";
         let reason = adapter_in(["wte", name].into_iter()).unwrap();
-        assert!(reason.contains(name) && reason.contains("merge_and_unload"), "{reason}");
+        assert!(reason.contains(name) && reason.contains("deepburn merge"), "{reason}");
         assert_eq!(adapter_in(["wte.weight", "lora_A"].into_iter()), None);
     }
 }

@@ -248,7 +248,7 @@ fn other_prefixes_and_adapters_are_named_in_one_line() {
         ),
         (
             renamed(&plain, lora),
-            &["LoRA adapter", "c_attn.lora_A.default.weight`", "merge_and_unl"],
+            &["LoRA adapter", "c_attn.lora_A.default.weight`", "deepburn merge"],
         ),
     ] {
         let message = load(folder_of(&config, &layout).path()).unwrap_err().to_string();
@@ -265,7 +265,7 @@ fn other_prefixes_and_adapters_are_named_in_one_line() {
             write_config(folder.path(), &config);
         }
         let message = load(folder.path()).unwrap_err().to_string();
-        assert!(message.contains("it has a LoRA adapter: load the base model"), "{message}");
+        assert!(message.contains("it has a LoRA adapter: give the base model"), "{message}");
     }
 }
 

@@ -11,7 +11,7 @@ use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{Int, Tensor, TensorData};
 use burn_flex::Flex;
-use deepburn_models::causal_lm::{CausalBatch, GenerateOptions, LanguageModel, Sampling};
+use deepburn_models::causal_lm::{CausalBatch, GenerateOptions, LanguageModel};
 use deepburn_models::decoder::{Decoder, DecoderConfig, PretrainedDecoder};
 use deepburn_models::families::{
     Gemma2Config, Gemma3Config, LlamaConfig, MistralConfig, Phi3Config, Qwen2Config, Qwen3Config,
@@ -254,12 +254,7 @@ fn check_generation<C: DecoderConfig>(folder: &Path, numbers: &Value, name: &str
     let config = checkpoint.config().clone();
     let model: Decoder<Flex> = checkpoint.load(&config, &Default::default()).unwrap();
     let (prompt, expected) = (&numbers["greedy"]["prompt_ids"], ids(&numbers["greedy"]["new_ids"]));
-    let options = GenerateOptions {
-        max_new_tokens: expected.len(),
-        sampling: Sampling::Greedy,
-        stop: Vec::new(),
-        num_tokens: None,
-    };
+    let options = GenerateOptions::greedy(expected.len());
     let generation = model.generate(&ids(prompt), &options).unwrap();
     let found: Vec<u32> = generation.collect::<Result<_, _>>().unwrap();
     assert_eq!(found, expected, "{name}");

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use burn::tensor::{Int, Tensor, TensorData};
 use burn_flex::Flex;
 use deepburn_models::LanguageModelConfig;
-use deepburn_models::causal_lm::{CausalBatch, GenerateOptions, LanguageModel, Sampling};
+use deepburn_models::causal_lm::{CausalBatch, GenerateOptions, LanguageModel};
 use deepburn_models::gpt2::{Gpt2, Gpt2Config, PretrainedGpt2};
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
@@ -170,12 +170,7 @@ fn greedy_continuations() {
     for (folder, name) in [("tiny", "greedy"), ("odd", "odd.greedy")] {
         let (_, model) = load(folder, &json!({}));
         let expected = reference.ids(&format!("{name}.tokens"));
-        let options = GenerateOptions {
-            max_new_tokens: expected.len(),
-            sampling: Sampling::Greedy,
-            stop: Vec::new(),
-            num_tokens: None,
-        };
+        let options = GenerateOptions::greedy(expected.len());
         let prompt = reference.ids(&format!("{name}.prompt"));
         let tokens: Result<Vec<u32>, _> = model.generate(&prompt, &options).unwrap().collect();
         let tokens = tokens.unwrap();

@@ -53,21 +53,32 @@ pub(crate) trait KnownClassifier: TextClassifierConfig {
     fn forecast(&self, plan: &Plan, shape: BatchShape) -> Result<Forecast, ForecastError>;
 }
 
-/// Continues `prompt` with the weights in `folder`. Returns the new tokens. The model is on the plain CPU backend, because
-/// generation is not sharded.
+/// Continues `prompt` with the weights in `folder`, once with each of the options. Returns the new tokens of each
+/// sequence. A sequence ends early if `continues` returns false for its new tokens. The model is on the plain CPU backend,
+/// because generation is not sharded.
 ///
 /// # Errors
-/// Returns a user's mistake if the weights do not fit, or if the prompt cannot be continued, and a failure while
-/// running if the model computes NaN.
+/// Returns a user's mistake if the weights do not fit, or if the prompt cannot be continued, a failure while running if
+/// the model computes NaN, and the failures of `continues`.
 pub(crate) fn continue_prompt(
     config: &AnyDecoder,
     folder: &Path,
     prompt: &[u32],
-    options: &GenerateOptions,
-) -> Result<Vec<u32>, Failure> {
+    options: &[GenerateOptions],
+    continues: &mut dyn FnMut(&[u32]) -> Result<bool, Failure>,
+) -> Result<Vec<Vec<u32>>, Failure> {
     let model = BuildModel::<Flex>::load(config, folder, &FlexDevice).map_err(Failure::mistake)?;
-    let generation = model.generate(prompt, options).map_err(Failure::mistake)?;
-    generation.collect::<Result<_, _>>().map_err(Failure::run)
+    let sequence = |options: &GenerateOptions| {
+        let mut tokens = Vec::new();
+        for token in model.generate(prompt, options).map_err(Failure::mistake)? {
+            tokens.push(token.map_err(Failure::run)?);
+            if !continues(&tokens)? {
+                break;
+            }
+        }
+        Ok(tokens)
+    };
+    options.iter().map(sequence).collect()
 }
 
 /// Forecasts training a language model with micro-batches of this shape: the mean loss over all positions that predict a

@@ -87,7 +87,7 @@ impl ModelFolder {
             let remedy = if given.join("checkpoints").is_dir() {
                 "the run has only saved checkpoints; export one with `deepburn consolidate`"
             } else if given.join("adapter_config.json").exists() {
-                "it has a LoRA adapter; merge it into its base model with PEFT's merge_and_unload() and save the model"
+                "it has a LoRA adapter; merge it into its base model with `deepburn merge`"
             } else {
                 "give the folder of a completed run, or of a model"
             };

@@ -3,7 +3,7 @@
 use burn_flex::{Flex, FlexDevice};
 use deepburn::prelude::*;
 use deepburn_config::Architecture;
-use deepburn_models::causal_lm::{CausalBatch, GenerateOptions, LanguageModel, Sampling};
+use deepburn_models::causal_lm::{CausalBatch, GenerateOptions, LanguageModel};
 use deepburn_models::decoder::{
     AttentionInputs, AttentionPart, Decoder, DecoderConfig, DecoderParts, EmbeddingPart,
     FeedForwardInputs, FeedForwardPart, FileLayout, HeadPart, LayerPart, NormKind, NormPart,
@@ -175,15 +175,10 @@ fn a_configuration_parts_and_a_line_add_a_model() {
         serde_json::from_str(&std::fs::read_to_string(saved.join("config.json")).unwrap()).unwrap();
     assert_eq!(fields["architectures"], json!(["ToyForCausalLM"]));
     let Ok(KnownModel::LanguageModel(model)) = read(&fields) else { panic!("{fields}") };
-    let options = GenerateOptions {
-        max_new_tokens: 4,
-        sampling: Sampling::Greedy,
-        stop: Vec::new(),
-        num_tokens: None,
-    };
-    let tokens =
-        continue_prompt(&model, &saved, &[1, 2, 3], &options).map_err(|error| error.to_string());
-    assert_eq!(tokens.unwrap().len(), 4);
+    let options = [GenerateOptions::greedy(4)];
+    let tokens = continue_prompt(&model, &saved, &[1, 2, 3], &options, &mut |_| Ok(true))
+        .map_err(|error| error.to_string());
+    assert_eq!(tokens.unwrap()[0].len(), 4);
 }
 
 #[test]

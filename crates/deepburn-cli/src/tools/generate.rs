@@ -1,133 +1,183 @@
 //! `deepburn generate`: continue a text with a language model.
 //!
-//! Decoding is greedy unless a sampling option is given. Random sampling depends only on `--seed`, so that the same
-//! command prints the same text.
+//! Options, or else the values of `generation_config.json`, decide how tokens are chosen ([`settings`]). Random sampling
+//! depends only on `--seed`, so that the same command prints the same text.
 //!
-//! Generation stops at the end tokens of `generation_config.json`, or else of `config.json`. Other fields of
-//! `generation_config.json` are not applied, and a note names those that would change the text:
+//! Generation stops at the end tokens of `generation_config.json`, or else of `config.json`, and at `--stop`. Other fields
+//! of `generation_config.json` are not applied, and a note names those that would change the text:
 //!
 //! ```text
-//! generation_config.json: not applied: do_sample, temperature; transformers applies them; sample with --top-k, --top-p
-//! and --temperature
+//! generation_config.json: do_sample, temperature 0.6 and top_p 0.9 are applied; options of the command line replace its
+//! values, and --greedy decodes greedily
+//! generation_config.json: not applied: no_repeat_ngram_size; transformers applies them
 //! ```
 
-use std::path::PathBuf;
+mod settings;
+mod stop;
+
+use std::path::{Path, PathBuf};
 
 use clap::Args;
+use clap::builder::NonEmptyStringValueParser;
 use deepburn_datasets::Tokenizer;
-use deepburn_models::causal_lm::{GenerateOptions, Sampling};
+use deepburn_models::causal_lm::{GenerateOptions, RandomSampling, Sampling};
 use deepburn_models::decoder::AnyDecoder;
 use deepburn_models::hf::GenerationConfig;
 use deepburn_models::{Architecture, LanguageModelConfig};
 
 use crate::console;
 use crate::failure::Failure;
+use crate::job::adapted_model::AdaptedModel;
 use crate::job::known_model::{KnownModel, continue_prompt};
 use crate::job::model_folder::ModelFolder;
+use crate::tools::generate::settings::Settings;
+use crate::tools::generate::stop::StopTexts;
 
 /// Options of `deepburn generate`.
 #[derive(Debug, Args)]
+#[cfg_attr(test, derive(Default))]
 pub(crate) struct GenerateArguments {
-    /// Folder of a run, or of a model with its tokenizer.
+    /// Folder of a run, of a model with its tokenizer, or of a LoRA adapter.
     #[arg(long)]
     model: PathBuf,
+    /// Folder of the adapter's base model [default: the one that adapter_config.json names].
+    #[arg(long, value_name = "DIR")]
+    base: Option<PathBuf>,
     /// Text to continue.
     #[arg(long)]
     prompt: String,
-    /// Maximum number of new tokens [default: 40].
+    /// Maximum number of new tokens [default: from generation_config.json, else 40].
     #[arg(long)]
     max_new_tokens: Option<usize>,
-    /// Sample from the K likeliest tokens. Without --top-k, --top-p and --temperature, decoding is greedy.
+    /// Choose the likeliest token, even if generation_config.json samples.
+    #[arg(long, conflicts_with_all = ["top_k", "top_p", "min_p", "temperature"])]
+    greedy: bool,
+    /// Sample from the K likeliest tokens; 0 keeps all [default: from generation_config.json, else 50].
     #[arg(long, allow_negative_numbers = true)]
     top_k: Option<usize>,
     /// Sample from the likeliest tokens whose probabilities add up to P.
     #[arg(long, allow_negative_numbers = true)]
     top_p: Option<f64>,
+    /// Sample from the tokens with at least P times the probability of the likeliest token.
+    #[arg(long, allow_negative_numbers = true)]
+    min_p: Option<f64>,
     /// Divide logits by T before sampling. Lower values favour likely tokens.
     #[arg(long, allow_negative_numbers = true)]
     temperature: Option<f64>,
+    /// Make tokens that occurred before less likely; 1 has no effect.
+    #[arg(long, allow_negative_numbers = true)]
+    repetition_penalty: Option<f64>,
     /// Seed of the sampling [default: 0].
     #[arg(long)]
     seed: Option<u64>,
+    /// Sample N continuations. The first is the one without this option.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    num_return_sequences: Option<u32>,
+    /// End the text after TEXT if the new text contains it. Can be repeated.
+    #[arg(long, value_name = "TEXT", value_parser = NonEmptyStringValueParser::new())]
+    stop: Vec<String>,
 }
 
-/// Maximum number of new tokens without `--max-new-tokens`.
-const MAX_NEW_TOKENS: usize = 40;
-
-impl GenerateArguments {
-    /// Returns the method that chooses tokens. Prints a note if `--seed` has no effect.
-    fn sampling(&self) -> Sampling {
-        let Self { top_k, top_p, temperature, seed, .. } = self;
-        if !self.is_sampling() {
-            if seed.is_some() {
-                console::eprint(
-                    "--seed has no effect: without --top-k, --top-p and --temperature, decoding is greedy",
-                );
-            }
-            return Sampling::Greedy;
-        }
-        Sampling::Random {
-            seed: seed.unwrap_or(0),
-            temperature: temperature.unwrap_or(1.0),
-            top_k: *top_k,
-            top_p: top_p.unwrap_or(1.0),
-        }
-    }
-
-    /// Returns whether an option of sampling is given.
-    fn is_sampling(&self) -> bool {
-        self.top_k.is_some() || self.top_p.is_some() || self.temperature.is_some()
-    }
-
-    /// Returns the fields of `generation_config.json` that options replace.
-    fn given_fields(&self) -> Vec<&'static str> {
-        let mut given = Vec::new();
-        if self.max_new_tokens.is_some() {
-            given.extend(["max_new_tokens", "max_length"]);
-        }
-        given.extend(self.top_k.map(|_| "top_k"));
-        given.extend(self.top_p.map(|_| "top_p"));
-        given.extend(self.temperature.map(|_| "temperature"));
-        given
-    }
-}
-
-/// Returns the prompt with its continuation.
+/// Returns the prompt with its continuations.
 ///
 /// # Errors
 /// Returns a user's mistake if the model is not a language model or has no tokenizer, if its `generation_config.json`
 /// is malformed, if the prompt is empty, or if a sampling option is out of range. Returns a failure while running if
 /// the model computes NaN.
 pub(crate) fn generate(arguments: &GenerateArguments) -> Result<String, Failure> {
-    let max_new_tokens = arguments.max_new_tokens.unwrap_or(MAX_NEW_TOKENS);
     deepburn::start_threads().map_err(Failure::run)?;
-    let folder = ModelFolder::find(&arguments.model, "--model")?.path;
-    let KnownModel::LanguageModel(model) = KnownModel::read(Some(&folder))? else {
-        return Err(Failure::mistake(format!(
-            "--model: {} is a classifier; classify texts with `deepburn predict`, or give a language model",
-            folder.display()
-        )));
-    };
-    let tokenizer = Tokenizer::load(&folder).map_err(Failure::mistake)?;
+    let Sources { model, base, tokenizer } =
+        Sources::find(&arguments.model, arguments.base.as_deref())?;
+    let tokenizer = Tokenizer::load(&tokenizer).map_err(Failure::mistake)?;
     let tokens = tokenizer.encode(&arguments.prompt).map_err(Failure::mistake)?;
     if tokens.is_empty() {
         return Err(Failure::mistake("--prompt: has no tokens; give a text to continue"));
     }
-    let context = last_tokens(&tokens, max_new_tokens, model.max_len())?;
-    let sampling = arguments.sampling();
-    let config = GenerationConfig::read(&folder).map_err(Failure::mistake)?;
-    if let Some(note) = config.as_ref().and_then(|config| note_unapplied(config, arguments)) {
-        console::eprint(&note);
-    }
+    let config = GenerationConfig::read(&base).map_err(Failure::mistake)?;
+    let settings = Settings::new(arguments, config.as_ref(), [tokens.len(), model.max_len()])?;
+    settings.notes.iter().for_each(|note| console::eprint(note));
+    let context = last_tokens(&tokens, settings.max_new_tokens, model.max_len())?;
     let options = GenerateOptions {
-        max_new_tokens,
-        sampling,
+        max_new_tokens: settings.max_new_tokens,
+        sampling: settings.sampling,
+        repetition_penalty: settings.repetition_penalty,
         stop: end_tokens(&model, config.as_ref(), tokenizer.vocab_size()),
         // An embedding may have more rows than the tokenizer has tokens.
         num_tokens: Some(tokenizer.vocab_size()),
     };
-    let new = continue_prompt(&model, &folder, context, &options)?;
-    tokenizer.decode(&[tokens, new].concat(), true).map_err(Failure::run)
+    let stop = StopTexts { texts: &arguments.stop, tokenizer: &tokenizer };
+    let sequences = sequences(&options, arguments.num_return_sequences.unwrap_or(1));
+    let new = continue_prompt(&model, &base, context, &sequences, &mut |new| stop.continues(new))?;
+    let texts = new.iter().map(|new| stop.text(&tokens, new));
+    Ok(joined(&texts.collect::<Result<Vec<_>, _>>()?))
+}
+
+/// A model, and the folders of its files.
+struct Sources {
+    /// The configuration, with the adapter if there is one.
+    model: AnyDecoder,
+    /// The folder of the weights. With an adapter, they are those of its base model.
+    base: PathBuf,
+    /// The folder of the tokenizer.
+    tokenizer: PathBuf,
+}
+
+impl Sources {
+    /// Finds the model in `given`, the folder of a model, of an adapter or of a run. `base` is the value of `--base`.
+    ///
+    /// # Errors
+    /// Returns a user's mistake if there is no language model.
+    fn find(given: &Path, base: Option<&Path>) -> Result<Self, Failure> {
+        if let Some(AdaptedModel { decoder, base, folder }) = AdaptedModel::find(given, base)? {
+            let has_tokenizer = folder.join("tokenizer.json").is_file();
+            let tokenizer = if has_tokenizer { folder } else { base.clone() };
+            return Ok(Self { model: decoder, base, tokenizer });
+        }
+        if base.is_some() {
+            return Err(Failure::mistake(format!(
+                "--base: has no effect: {} is no adapter; remove it",
+                given.display()
+            )));
+        }
+        let folder = ModelFolder::find(given, "--model")?.path;
+        match KnownModel::read(Some(&folder))? {
+            KnownModel::LanguageModel(model) => {
+                Ok(Self { model, tokenizer: folder.clone(), base: folder })
+            }
+            KnownModel::Classifier(_) => Err(Failure::mistake(format!(
+                "--model: {} is a classifier; classify texts with `deepburn predict`, or give a language model",
+                folder.display()
+            ))),
+        }
+    }
+}
+
+/// Returns the options of `count` sequences, each with a random stream of its own.
+fn sequences(options: &GenerateOptions, count: u32) -> Vec<GenerateOptions> {
+    let of_stream = |stream: u32| {
+        let sampling = match &options.sampling {
+            Sampling::Greedy => Sampling::Greedy,
+            Sampling::Random(random) => {
+                Sampling::Random(RandomSampling { stream: stream.into(), ..random.clone() })
+            }
+        };
+        GenerateOptions { sampling, ..options.clone() }
+    };
+    (0..count).map(of_stream).collect()
+}
+
+/// Joins the texts. Several texts have a heading each.
+fn joined(texts: &[String]) -> String {
+    let count = texts.len();
+    match texts {
+        [text] => text.clone(),
+        texts => {
+            let numbered = texts.iter().zip(1..);
+            let headed = numbered
+                .map(|(text, number)| format!("--- sequence {number} of {count} ---\n{text}"));
+            headed.collect::<Vec<_>>().join("\n")
+        }
+    }
 }
 
 /// Returns the tokens after which generation stops. Prints a note about ids that are not among the `vocab_size` tokens
@@ -150,24 +200,6 @@ fn end_tokens(
         ));
     }
     ids
-}
-
-/// Returns a note about the fields of `generation_config.json` that change what `transformers` generates and are not
-/// applied here; `None` if there are none.
-fn note_unapplied(config: &GenerationConfig, arguments: &GenerateArguments) -> Option<String> {
-    let samples = arguments.is_sampling();
-    let fields = config.unapplied(&arguments.given_fields(), samples);
-    if fields.is_empty() {
-        return None;
-    }
-    let remedy = match fields.contains(&"do_sample") {
-        true => "; sample with --top-k, --top-p and --temperature",
-        false => "",
-    };
-    Some(format!(
-        "generation_config.json: not applied: {}; transformers applies them{remedy}",
-        fields.join(", ")
-    ))
 }
 
 /// Returns the last tokens of a prompt that fit into the model's positions together with `new` tokens. Prints a note if

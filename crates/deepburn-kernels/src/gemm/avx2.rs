@@ -3,6 +3,8 @@
 use std::arch::x86_64::*;
 
 use super::kernel::{Kernel, Left, LeftRows, Tile};
+use super::matrix::Matrix;
+use super::one_row::add_product;
 use super::pack::{Strip, lines, prefetch};
 use super::result::RowMut;
 
@@ -51,6 +53,7 @@ impl Kernel for Avx2 {
     const LEFT_LANES: usize = LEFT_MICRO_PANELS * ROWS;
     const ROWS: usize = ROWS;
     const COLUMNS: usize = RIGHT_MICRO_PANELS * TILE_COLUMNS;
+    const MULTIPLIES_ROWS: bool = true;
     /// 512 rows with the depth of a panel, which stay in a second-level cache of 512 KiB. Two threads are equally fast
     /// with twice this size. All threads wait at the end of a block, so a block needs more work if there are more
     /// threads.
@@ -86,6 +89,15 @@ impl Kernel for Avx2 {
     /// prefetcher does not recognise them as a sequence.
     fn prefetch_result(self, row: RowMut<'_>, columns: usize) {
         lines(row.addresses(columns)).for_each(prefetch);
+    }
+
+    fn multiply_row(self, left: &[f32], right: Matrix<'_>, sums: &mut [f32]) {
+        #[target_feature(enable = "avx2,fma,f16c")]
+        fn compiled(left: &[f32], right: Matrix<'_>, sums: &mut [f32], panel: usize) {
+            add_product(left, right, sums, panel, f32::mul_add);
+        }
+        // SAFETY: the kernel exists only where the processor can run it.
+        unsafe { compiled(left, right, sums, Self::PANEL_DEPTH) }
     }
 
     fn finish(self, sums: &[f32], row: RowMut<'_>) {

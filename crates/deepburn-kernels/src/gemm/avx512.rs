@@ -7,6 +7,7 @@ use std::arch::x86_64::*;
 
 use super::kernel::{Kernel, Left, LeftRows, Tile};
 use super::matrix::Matrix;
+use super::one_row::add_product;
 use super::pack::{Pair, Strip, lines, prefetch};
 use super::result::RowMut;
 use crate::FloatSlice;
@@ -196,6 +197,7 @@ impl Kernel for Avx512 {
     const LEFT_LANES: usize = LANES;
     const ROWS: usize = ROWS;
     const COLUMNS: usize = COLUMNS;
+    const MULTIPLIES_ROWS: bool = true;
     /// The second-level cache of most cores with AVX-512, because the left rows are read from this cache again for every
     /// right panel. Half of this size causes more waits at the ends of blocks and is slower with two threads.
     const LEFT_BYTES: usize = 1 << 20;
@@ -220,6 +222,15 @@ impl Kernel for Avx512 {
     /// prefetching.
     fn prefetch_result(self, row: RowMut<'_>, columns: usize) {
         lines(row.addresses(columns)).for_each(prefetch);
+    }
+
+    fn multiply_row(self, left: &[f32], right: Matrix<'_>, sums: &mut [f32]) {
+        #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+        fn compiled(left: &[f32], right: Matrix<'_>, sums: &mut [f32], panel: usize) {
+            add_product(left, right, sums, panel, f32::mul_add);
+        }
+        // SAFETY: the kernel exists only where the processor can run it.
+        unsafe { compiled(left, right, sums, Self::PANEL_DEPTH) }
     }
 
     fn finish(self, sums: &[f32], row: RowMut<'_>) {

@@ -367,7 +367,7 @@ impl<K: Kernel> Block<'_, K> {
 ///
 /// The calling thread takes part and starts without waiting for other threads to wake up, which would take a few per
 /// cent of the time of a GPT-2 product. If a thread starts late, the other threads do its work.
-fn each(count: usize, threads: usize, work: impl Fn(usize, Option<usize>) + Sync) {
+pub(super) fn each(count: usize, threads: usize, work: impl Fn(usize, Option<usize>) + Sync) {
     let taken = AtomicUsize::new(0);
     let take = || Some(taken.fetch_add(1, Ordering::Relaxed)).filter(|number| *number < count);
     let take_all = || {

@@ -88,6 +88,18 @@ pub(super) trait Kernel: Copy + Send + Sync {
         tile: Tile,
     );
 
+    /// Whether [`multiply_row`](Self::multiply_row) is available.
+    const MULTIPLIES_ROWS: bool = false;
+
+    /// Adds the product of one row and a right operand with adjacent columns, which is not packed, to `sums`. Each element
+    /// is summed in the order of tiles, with the same roundings.
+    ///
+    /// # Panics
+    /// Panics if the kernel does not multiply rows, or if there are more columns than a task of `one_row` has.
+    fn multiply_row(self, _left: &[f32], _right: Matrix<'_>, _sums: &mut [f32]) {
+        unreachable!("the kernel does not multiply rows")
+    }
+
     /// Prefetches elements of the result into the cache before the tile for these elements is computed.
     fn prefetch_result(self, _row: RowMut<'_>, _columns: usize) {}
 

@@ -1,6 +1,8 @@
 //! Products in single precision by code that the compiler vectorises.
 
 use super::kernel::{Kernel, LeftRows, Tile};
+use super::matrix::Matrix;
+use super::one_row;
 use super::pack::{Strip, pack};
 use super::result::RowMut;
 
@@ -63,6 +65,7 @@ impl Kernel for Portable {
     const LEFT_LANES: usize = ROWS;
     const ROWS: usize = ROWS;
     const COLUMNS: usize = COLUMNS;
+    const MULTIPLIES_ROWS: bool = true;
 
     unsafe fn pack_left(self, strip: Strip<'_>, panel: *mut f32) {
         // SAFETY: as the caller promises.
@@ -77,6 +80,10 @@ impl Kernel for Portable {
     unsafe fn tile(self, depth: usize, left: LeftRows<f32>, right: *const f32, out: Tile) {
         // SAFETY: as the caller promises.
         unsafe { tile(depth, left.first, right, out) }
+    }
+
+    fn multiply_row(self, left: &[f32], right: Matrix<'_>, sums: &mut [f32]) {
+        one_row::add_product(left, right, sums, Self::PANEL_DEPTH, add_product);
     }
 
     fn finish(self, sums: &[f32], row: RowMut<'_>) {

@@ -279,6 +279,38 @@ fn layouts_do_not_change_a_bit() {
     }
 }
 
+/// A product of one row, as in text generation, has the bits of that row in a product of many rows: with each layout and
+/// type of the right operand, several panels of depths, and columns that are divided among threads.
+#[test]
+fn one_row_has_the_bits_of_many() {
+    for [m, k, n] in [[3, 700, 130], [2, 576, 1536], [5, 13, 70], [2, 1, 3]] {
+        for (kind, transposed) in (0..3).flat_map(|kind| [(kind, false), (kind, true)]) {
+            let case = Case::dense([m, k, n], [0, kind], [false, transposed], Arithmetic::F32);
+            let [left, right] = case.operands();
+            let (bias, right) = (
+                numbers(4).take(n).collect::<Vec<f32>>(),
+                Matrix::strided(right.elements(), [k, n], case.strides[1]),
+            );
+            for kernel in Detected::all(Arithmetic::F32) {
+                let rows = |first: usize, rows: usize| {
+                    let left = Matrix::new(left.elements().starting_at(first * k), rows, k, k);
+                    let mut out = vec![0.5_f32; rows * n];
+                    let product =
+                        Product::new(left, right, Arithmetic::F32).scaled(0.3).plus(&bias);
+                    product.compute(kernel, &MatrixMut::new(&mut out, rows, n, n), true);
+                    out.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+                };
+                let all = rows(0, m);
+                for row in 0..m {
+                    let one = in_pool(1 + row, || rows(row, 1));
+                    let name = kernel.name();
+                    assert!(one == all[row * n..][..n], "{name} {kind} {transposed} {k} {n}");
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn results_are_scaled_shifted_and_added() {
     let case = Case::dense([19, 30, 53], [2, 2], [false, false], Arithmetic::Bf16);

@@ -45,6 +45,7 @@ use super::array::{
     Output, arithmetic, contiguous, elements, from_values, is_supported, read, unwritten, widen,
     written,
 };
+use super::cache;
 use super::vector::{combine, dot, exp, max, vectorised};
 use crate::attention::dimensions::QUERY_BLOCK;
 use crate::attention::dropout::DropoutRow;
@@ -552,6 +553,24 @@ impl AttentionOps for Flex {
                 .into_par_iter()
                 .for_each(|shared| inputs.backward_group(shared, &given, gradient));
         })
+    }
+
+    fn write_to_cache(
+        cache: FloatTensor<Self>,
+        rows: FloatTensor<Self>,
+        start: usize,
+    ) -> FloatTensor<Self> {
+        cache::write(cache, rows, start)
+    }
+
+    fn attention_over_cache(
+        queries: FloatTensor<Self>,
+        keys: FloatTensor<Self>,
+        values: FloatTensor<Self>,
+        filled: usize,
+        attention: &SelfAttention,
+    ) -> FloatTensor<Self> {
+        cache::attention(queries, [keys, values], filled, attention)
     }
 }
 

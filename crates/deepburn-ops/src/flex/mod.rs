@@ -24,6 +24,7 @@
 
 mod array;
 mod attention;
+mod cache;
 mod cross_entropy;
 mod gelu;
 mod linear;

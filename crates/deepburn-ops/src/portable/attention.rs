@@ -50,14 +50,13 @@ pub fn forward<B: Backend>(
 
 /// Returns the attention of `queries` over `keys` and `values`, `[batch * queries, width]`, without
 /// dropout. The queries are the last positions.
-pub fn over_cache<B: Backend>(
+pub(super) fn over_keys<B: Backend>(
     queries: Heads<B>,
-    keys: Heads<B>,
-    values: Heads<B>,
+    keys_and_values: [Heads<B>; 2],
     attention: &SelfAttention,
 ) -> Tensor<B, 2> {
-    let [keys, values] = [keys, values].map(|rows| repeat_heads(rows, attention));
-    merge_heads(attend(queries, [keys, values], attention, None).0)
+    let repeated = keys_and_values.map(|rows| repeat_heads(rows, attention));
+    merge_heads(attend(queries, repeated, attention, None).0)
 }
 
 /// Returns the output by head, `[batch, heads, queries, head width]`, and the log-sum-exp of each

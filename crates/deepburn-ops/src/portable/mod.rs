@@ -11,6 +11,7 @@
 //! determines the order of summation.
 
 pub mod attention;
+pub mod cache;
 pub mod cross_entropy;
 pub mod gelu;
 pub mod linear;

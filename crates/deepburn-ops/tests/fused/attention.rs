@@ -4,7 +4,7 @@ use burn::tensor::DType;
 use burn_flex::{Flex, FlexTensor};
 use deepburn_ops::{
     AttentionDropout, AttentionMask, AttentionOps, AttentionOutput, AttentionSaved, SelfAttention,
-    attention_over_cache, portable, self_attention,
+    portable, self_attention,
 };
 use proptest::prelude::*;
 
@@ -217,32 +217,6 @@ fn nan_reaches_who_sees_it() {
         assert_eq!(seen, expected);
         assert!(gradient.iter().any(|value| value.is_nan()));
     }
-}
-
-#[test]
-fn the_cache_gives_what_whole_sequences_give() {
-    let size = Size(2, 6, 2, 4);
-    let [projected, _] = size.arrays(DType::F32);
-    let whole = self_attention(projected.tensor(DType::F32), &size.options(), 0.0);
-    let heads = projected.tensor(DType::F32).reshape([2, 6, 6, 4]).swap_dims(1, 2);
-    let [queries, keys, values] = [0, 1, 2].map(|part| heads.clone().narrow(1, part * 2, 2));
-    let last = attention_over_cache(queries.narrow(2, 4, 2), keys, values, &size.options());
-    let expected = whole.reshape([2, 6, 8]).narrow(1, 4, 2).reshape([4, 8]);
-    let difference: f32 = (last - expected).abs().max().into_scalar();
-    assert!(difference < 1e-6, "{difference}");
-
-    let options = SelfAttention {
-        key_value_heads: 1,
-        mask: AttentionMask::Window(3),
-        ..Size(2, 6, 4, 3).options()
-    };
-    let whole = self_attention(projected.tensor(DType::F32).narrow(1, 0, 18), &options, 0.0);
-    let heads = projected.tensor(DType::F32).narrow(1, 0, 18).reshape([2, 6, 6, 3]).swap_dims(1, 2);
-    let part = |first, count| heads.clone().narrow(1, first, count);
-    let last = attention_over_cache(part(0, 4).narrow(2, 5, 1), part(4, 1), part(5, 1), &options);
-    let expected = whole.reshape([2, 6, 12]).narrow(1, 5, 1).reshape([2, 12]);
-    let difference: f32 = (last - expected).abs().max().into_scalar();
-    assert!(difference < 1e-6, "{difference}");
 }
 
 /// Dropout decisions are independent of the neighbours in each direction, and of the decisions for

@@ -2,6 +2,7 @@
 //! the CPU backend and for the portable implementation, which other backends use by default.
 
 mod attention;
+mod cache;
 mod cross_entropy;
 mod elementwise;
 mod reference;

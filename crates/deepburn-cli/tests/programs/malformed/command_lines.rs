@@ -131,12 +131,13 @@ fn rejects_invalid_sampling_options() {
         .with("training.max_steps", 1);
     job.train();
     let start = ["generate", "--model", "output/model", "--prompt"];
-    let cases: [(&[&str], &str); 9] = [
+    let cases: [(&[&str], &str); 10] = [
         (&[""], "prompt"),
         (&["x", "--temperature", "0", "--top-k", "5"], "temperature"),
         (&["x", "--temperature", "NaN", "--top-k", "5"], "temperature"),
         (&["x", "--temperature", "-1", "--top-p", "0.5"], "temperature"),
-        (&["x", "--top-k", "0"], "top_k"),
+        (&["x", "--min-p", "1.5"], "min_p"),
+        (&["x", "--repetition-penalty", "0"], "repetition_penalty"),
         (&["x", "--top-p", "0"], "top_p"),
         (&["x", "--top-p", "1.5"], "top_p"),
         (&["x", "--top-p", "NaN"], "top_p"),

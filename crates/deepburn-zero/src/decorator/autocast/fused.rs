@@ -126,6 +126,25 @@ impl<B: TracksParameters + AttentionOps> AttentionOps for Autocast<B> {
         let saved = AttentionSaved { projected, output, log_sums, dropout };
         B::attention_backward(grad, saved, attention)
     }
+
+    fn write_to_cache(
+        cache: FloatTensor<Self>,
+        rows: FloatTensor<Self>,
+        start: usize,
+    ) -> FloatTensor<Self> {
+        B::write_to_cache(cache, rows, start)
+    }
+
+    fn attention_over_cache(
+        queries: FloatTensor<Self>,
+        keys: FloatTensor<Self>,
+        values: FloatTensor<Self>,
+        filled: usize,
+        attention: &SelfAttention,
+    ) -> FloatTensor<Self> {
+        let [queries, keys, values] = [queries, keys, values].map(product_operand::<B>);
+        B::attention_over_cache(queries, keys, values, filled, attention)
+    }
 }
 
 /// Casts the single operand of a product. Its type changes only under autocast.

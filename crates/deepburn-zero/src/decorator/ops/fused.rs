@@ -216,6 +216,15 @@ impl<B: MatmulOps + AttentionOps> AttentionOps for Sharded<B> {
         };
         ZeroTensor::full(B::attention_backward(grad.into_full(), saved, attention))
     }
+
+    forward! {
+        fn write_to_cache(cache: float, rows: float, start: [usize]) -> float;
+        #[product]
+        fn attention_over_cache(
+            queries: float, keys: float, values: float, filled: [usize],
+            attention: [&SelfAttention],
+        ) -> float;
+    }
 }
 
 /// Returns the number of operations in `products` attention products. Each product pairs all

@@ -7,6 +7,7 @@ use deepburn::checkpoint::Checkpoint;
 use serde_json::{Value, json};
 
 use crate::job::{Job, STAGES, Trained, tensors, tiny_model};
+use crate::outputs::text_model;
 use crate::program::deepburn;
 use crate::resume::{assert_same, checkpoints, resume};
 use crate::traces::{FP32, Nearness, assert_near, job as job_of_trace};
@@ -178,6 +179,43 @@ fn merged_models_are_those_of_the_run() {
             assert!((merged[row * 192 + column] - expected).abs() < 1e-7);
         }
     }
+}
+
+/// The text of an adapter and its base model is the text of the merged model.
+#[test]
+fn adapters_generate_texts() {
+    let job = text_model()
+        .with(
+            "model.lora",
+            json!({ "r": 4, "target_modules": "all-linear", "init_lora_weights": false }),
+        )
+        .with("training.save_merged", true);
+    job.run().succeeded();
+    let generate = |model: &str, more: &[&str]| {
+        let start = ["generate", "--model", model, "--prompt", "The cat", "--max-new-tokens", "12"];
+        deepburn(job.folder(), &[&start[..], more].concat())
+    };
+    let text = |model: &str, more: &[&str]| generate(model, more).succeeded().stdout;
+    let merged = text("output/model", &[]);
+    assert_eq!(text("output/adapter", &[]), merged);
+    assert_ne!(text("base", &[]), merged);
+    // A run with a merged model is that model, and one without is its adapter, even if an earlier model is there.
+    assert_eq!(text("output", &[]), merged);
+    job.run().succeeded();
+    let again = job.with("training.save_merged", false).with("training.seed", 7);
+    again.run().succeeded();
+    let job = again;
+    let generate = |model: &str, more: &[&str]| {
+        let start = ["generate", "--model", model, "--prompt", "The cat", "--max-new-tokens", "12"];
+        deepburn(job.folder(), &[&start[..], more].concat())
+    };
+    let own = generate("output/adapter", &[]).succeeded().stdout;
+    assert_eq!(generate("output", &[]).succeeded().stdout, own);
+    generate("base", &["--base", "base"]).failed(2, &["--base: has no effect: base is no adapter"]);
+    fs::rename(job.folder().join("base"), job.folder().join("moved")).unwrap();
+    let parts = ["base_model_name_or_path is", "which does not exist; give its folder with --base"];
+    generate("output", &[]).failed(2, &parts);
+    assert_eq!(generate("output", &["--base", "moved"]).succeeded().stdout, own);
 }
 
 #[test]

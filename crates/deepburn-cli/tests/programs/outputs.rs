@@ -212,7 +212,7 @@ fn a_text_model_writes_text() {
 }
 
 /// Trains a tiny text model and returns the job, whose model folder is copied to `base`.
-fn text_model() -> Job {
+pub(crate) fn text_model() -> Job {
     let job = Job::uneven()
         .with("data", json!({"kind": "synthetic", "sequence_length": 32, "vocab_size": 300}))
         .with("model.config.vocab_size", 300)

@@ -1,6 +1,6 @@
 //! The choice of the next token from logits.
 //!
-//! Main type: [`Sampling`]. The steps, their order and their limits are those of `transformers` 5:
+//! Main type: [`Sampling`]. `transformers` 5 has the same steps in the same order:
 //!
 //! ```text
 //! repetition penalty      logits of earlier tokens: divided if positive, else multiplied

@@ -16,6 +16,7 @@ mod failures;
 #[cfg(feature = "mpi")]
 mod faults;
 mod formats;
+mod generation;
 mod hub;
 mod job;
 mod label_kinds;

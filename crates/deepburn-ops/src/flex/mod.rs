@@ -25,9 +25,12 @@
 mod array;
 mod attention;
 mod cross_entropy;
+mod gated;
 mod gelu;
 mod linear;
 mod matmul;
 mod norm;
 mod optimizer;
+mod rms_norm;
+mod rotary;
 mod vector;

@@ -3,6 +3,7 @@
 
 mod attention;
 mod cross_entropy;
+mod decoders;
 mod elementwise;
 mod reference;
 mod steps;

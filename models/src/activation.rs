@@ -3,7 +3,7 @@
 //! Main type: [`Activation`]. Names of other functions are rejected when the config is read.
 
 use burn::tensor::{Tensor, activation};
-use deepburn_ops::{GeluOps, gelu_tanh};
+use deepburn_ops::{GateFunction, GatedOps, GeluOps, gated, gated_joint, gelu_tanh};
 
 /// The non-linearity between the two projections of a block's MLP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,6 +57,38 @@ impl Activation {
             Self::Relu => activation::relu(x),
             Self::Silu => x.clone() * activation::sigmoid(x),
             Self::Tanh => activation::tanh(x),
+        }
+    }
+
+    /// Multiplies the function of each element of `gate` by the same element of `up`.
+    pub(crate) fn gated<B: GeluOps + GatedOps>(
+        self,
+        gate: Tensor<B, 2>,
+        up: Tensor<B, 2>,
+    ) -> Tensor<B, 2> {
+        match self.gate_function() {
+            Some(function) => gated(gate, up, function),
+            None => self.forward(gate) * up,
+        }
+    }
+
+    /// Returns the same for the columns of one matrix: the gate, then the values.
+    pub(crate) fn gated_joint<B: GeluOps + GatedOps>(self, joint: Tensor<B, 2>) -> Tensor<B, 2> {
+        match self.gate_function() {
+            Some(function) => gated_joint(joint, function),
+            None => {
+                let inner = joint.dims()[1] / 2;
+                self.forward(joint.clone().narrow(1, 0, inner)) * joint.narrow(1, inner, inner)
+            }
+        }
+    }
+
+    /// Returns the function as a gate, if there is a fused op with it.
+    fn gate_function(self) -> Option<GateFunction> {
+        match self {
+            Self::Silu => Some(GateFunction::Silu),
+            Self::GeluNew | Self::GeluPytorchTanh => Some(GateFunction::GeluTanh),
+            Self::Gelu | Self::Relu | Self::Tanh => None,
         }
     }
 }

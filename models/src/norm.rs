@@ -5,8 +5,8 @@
 //! overflow.
 
 use burn::module::{Module, Param};
-use burn::tensor::{DType, Tensor, backend::Backend};
-use deepburn_ops::{LayerNormOps, layer_norm};
+use burn::tensor::{Tensor, backend::Backend};
+use deepburn_ops::{LayerNormOps, RmsNorm, RmsNormOps, RmsWeight, layer_norm, rms_norm};
 
 use crate::weights::WeightInit;
 
@@ -63,35 +63,20 @@ impl<B: Backend> Normalization<B> {
     /// Normalises `x` of shape `[.., width]`. The result has the same shape and dtype.
     pub(crate) fn forward<const D: usize>(&self, x: Tensor<B, D>) -> Tensor<B, D>
     where
-        B: LayerNormOps,
+        B: LayerNormOps + RmsNormOps,
     {
-        let (weight, dtype) = (self.weight.val(), x.dtype());
+        let weight = self.weight.val();
         match self.kind {
             NormKind::Layer { epsilon } => {
                 layer_norm(x, weight, self.bias.as_ref().map(Param::val), epsilon)
             }
             NormKind::Rms { epsilon } => {
-                quotient(in_f32(x), epsilon).cast(dtype) * weight.unsqueeze()
+                rms_norm(x, weight, RmsNorm { epsilon, weight: RmsWeight::Factor })
             }
             NormKind::RmsPlusOne { epsilon } => {
-                let factor = in_f32(weight) + 1.0;
-                (quotient(in_f32(x), epsilon) * factor.unsqueeze()).cast(dtype)
+                rms_norm(x, weight, RmsNorm { epsilon, weight: RmsWeight::PlusOne })
             }
         }
-    }
-}
-
-/// Returns `x / sqrt(mean(x^2) + epsilon)` for each row.
-fn quotient<B: Backend, const D: usize>(x: Tensor<B, D>, epsilon: f64) -> Tensor<B, D> {
-    let squares = x.clone().powf_scalar(2.0).mean_dim(D - 1);
-    x * (squares + epsilon).sqrt().recip()
-}
-
-/// Converts a 16-bit tensor to f32; returns other tensors unchanged.
-fn in_f32<B: Backend, const D: usize>(x: Tensor<B, D>) -> Tensor<B, D> {
-    match x.dtype() {
-        DType::F16 | DType::BF16 => x.cast(DType::F32),
-        _ => x,
     }
 }
 

@@ -2,13 +2,15 @@
 //!
 //! Each family of ops has one extension trait, which connects the kernels to a backend.
 //! [`OptimizerOps`] updates the elements that a rank owns, and [`MatmulOps`] multiplies matrices.
-//! [`LayerNormOps`], [`GeluOps`], [`LinearOps`], [`CrossEntropyOps`] and [`AttentionOps`], together
-//! [`FusedOps`], have a forward and a backward pass. Provided methods use ops that every backend
-//! supports, or copy to host memory. A backend overrides a method if it has its own kernel.
+//! [`LayerNormOps`], [`RmsNormOps`], [`GeluOps`], [`GatedOps`], [`LinearOps`], [`RotaryOps`],
+//! [`AttentionOps`] and [`CrossEntropyOps`], together [`FusedOps`], have a forward and a backward
+//! pass. Provided methods use ops that every backend supports, or copy to host memory. A backend
+//! overrides a method if it has its own kernel.
 //!
 //! | Family | flex (CPU) | LibTorch | CubeCL (GPUs), fusion |
 //! |---|---|---|---|
 //! | [`LayerNormOps`] | kernel | LibTorch's forward, own backward formula | provided |
+//! | [`RmsNormOps`], [`GatedOps`], [`RotaryOps`] | kernel | provided | provided |
 //! | [`GeluOps`] | kernel | LibTorch's | provided |
 //! | [`LinearOps`], [`MatmulOps`] | own products | LibTorch's products | the backend's products |
 //! | [`CrossEntropyOps`] | kernel | ops in place | provided |
@@ -21,11 +23,13 @@
 //! f16 and bf16; f64 tensors use [`portable`], which works on every backend.
 //!
 //! `Autodiff<B>` records each fused op as one step that saves only the values that its backward
-//! formula needs. Models call the functions on tensors: [`layer_norm`], [`gelu_tanh`], [`linear`],
-//! [`linear_cross_entropy`], [`cross_entropy`], [`self_attention`].
+//! formula needs. Models call the functions on tensors: [`layer_norm`], [`rms_norm`], [`gelu_tanh`],
+//! [`gated`], [`gated_joint`], [`linear`], [`rotate_heads`], [`self_attention`],
+//! [`linear_cross_entropy`], [`cross_entropy`].
 
 mod attention;
 mod cross_entropy;
+mod gated;
 mod gelu;
 mod host;
 mod host_read;
@@ -36,6 +40,8 @@ mod meta;
 mod norm;
 mod optimizer;
 pub mod portable;
+mod rms_norm;
+mod rotary;
 mod shared_storage;
 mod stream;
 
@@ -56,6 +62,7 @@ pub use cross_entropy::{
     CrossEntropyOps, HeadGradients, HeadLoss, cross_entropy, linear_cross_entropy,
     logits_chunk_rows,
 };
+pub use gated::{GateFunction, GatedGradients, GatedOps, gated, gated_joint};
 pub use gelu::{GeluOps, gelu_tanh};
 pub use host::{
     float_bytes, float_from_host, float_into_host, int_from_host, int_into_host, read_float,
@@ -68,11 +75,35 @@ pub use matmul::MatmulOps;
 pub use meta::is_without_data;
 pub use norm::{LayerNormGradients, LayerNormOps, LayerNormOutput, LayerNormSaved, layer_norm};
 pub use optimizer::{OptimizerOps, UpdateArrays};
+pub use rms_norm::{
+    RmsNorm, RmsNormGradients, RmsNormOps, RmsNormOutput, RmsNormSaved, RmsWeight, rms_norm,
+};
+pub use rotary::{RotaryOps, RotatedHeads, rotate_heads};
 pub use shared_storage::{join_shards, shard_of_whole};
 pub use stream::StreamOps;
 
 /// The op families with a forward and a backward pass, which a fused model requires from its
 /// backend. Implemented for every backend that implements all of them.
-pub trait FusedOps: LayerNormOps + GeluOps + LinearOps + CrossEntropyOps + AttentionOps {}
+pub trait FusedOps:
+    LayerNormOps
+    + RmsNormOps
+    + GeluOps
+    + GatedOps
+    + LinearOps
+    + RotaryOps
+    + AttentionOps
+    + CrossEntropyOps
+{
+}
 
-impl<B: LayerNormOps + GeluOps + LinearOps + CrossEntropyOps + AttentionOps> FusedOps for B {}
+impl<B> FusedOps for B where
+    B: LayerNormOps
+        + RmsNormOps
+        + GeluOps
+        + GatedOps
+        + LinearOps
+        + RotaryOps
+        + AttentionOps
+        + CrossEntropyOps
+{
+}

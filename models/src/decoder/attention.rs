@@ -5,7 +5,7 @@
 
 use burn::module::Module;
 use burn::tensor::{Tensor, backend::Backend};
-use deepburn_ops::{FusedOps, SelfAttention, self_attention};
+use deepburn_ops::{FusedOps, RotatedHeads, SelfAttention, self_attention};
 
 use super::parts::{AttentionInputs, AttentionPart};
 use super::pass::{DecoderPass, KeyValues};
@@ -132,47 +132,58 @@ impl<B: Backend> Attention<B> {
     where
         B: FusedOps,
     {
-        let columns = self.part.columns();
-        let [queries, keys, values] = match &self.inputs {
-            QkvProjections::Joint(joint) => {
-                let projected = project(joint, x);
-                if self.rotation.is_none() && self.query_norm.is_none() {
-                    return projected;
-                }
-                let mut start = 0;
-                columns.map(|columns| {
-                    start += columns;
-                    projected.clone().narrow(1, start - columns, columns)
-                })
-            }
+        let joined = match &self.inputs {
+            QkvProjections::Joint(joint) => self.with_normalised_heads(project(joint, x)),
             QkvProjections::Separate(SeparateProjections { queries, keys, values }) => {
-                [project(queries, x.clone()), project(keys, x.clone()), project(values, x)]
+                let queries = project(queries, x.clone());
+                let keys = project(keys, x.clone());
+                self.joined([queries, keys, project(values, x)])
             }
         };
-        let queries = self.placed(queries, self.query_norm.as_ref(), pass);
-        let keys = self.placed(keys, self.key_norm.as_ref(), pass);
+        // Queries and keys are next to each other, so both are rotated in one pass, in place.
+        let AttentionPart { heads, key_value_heads, head_width, .. } = self.part;
+        let rotated = RotatedHeads { heads: heads + key_value_heads, width: head_width };
+        match self.rotation {
+            Some(index) => pass.rotations[index].rotate(joined, rotated),
+            None => joined,
+        }
+    }
+
+    /// Normalises the heads of queries and keys in the joint matrix of queries, keys and values.
+    fn with_normalised_heads(&self, joint: Tensor<B, 2>) -> Tensor<B, 2>
+    where
+        B: FusedOps,
+    {
+        if self.query_norm.is_none() && self.key_norm.is_none() {
+            return joint;
+        }
+        let mut start = 0;
+        self.joined(self.part.columns().map(|columns| {
+            start += columns;
+            joint.clone().narrow(1, start - columns, columns)
+        }))
+    }
+
+    /// Normalises the heads of queries and keys, and joins both and the values to one matrix.
+    fn joined(&self, [queries, keys, values]: [Tensor<B, 2>; 3]) -> Tensor<B, 2>
+    where
+        B: FusedOps,
+    {
+        let queries = self.normalised(queries, self.query_norm.as_ref());
+        let keys = self.normalised(keys, self.key_norm.as_ref());
         Tensor::cat(vec![queries, keys, values], 1)
     }
 
-    /// Normalises and rotates the heads of queries or keys.
-    fn placed(
-        &self,
-        x: Tensor<B, 2>,
-        norm: Option<&Normalization<B>>,
-        pass: &DecoderPass<B>,
-    ) -> Tensor<B, 2>
+    /// Normalises each head of queries or keys.
+    fn normalised(&self, x: Tensor<B, 2>, norm: Option<&Normalization<B>>) -> Tensor<B, 2>
     where
         B: FusedOps,
     {
         let ([rows, columns], width) = (x.dims(), self.part.head_width);
-        let x = match norm {
+        match norm {
             Some(norm) => {
                 norm.forward(x.reshape([rows * columns / width, width])).reshape([rows, columns])
             }
-            None => x,
-        };
-        match self.rotation {
-            Some(index) => pass.rotations[index].rotate(x, width),
             None => x,
         }
     }

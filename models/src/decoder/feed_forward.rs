@@ -68,14 +68,9 @@ impl<B: Backend> FeedForward<B> {
         let inner = match &self.inputs {
             HiddenProjections::Plain(up) => self.activation.forward(project(up, x)),
             HiddenProjections::Gated(GatedProjections { gate, up }) => {
-                self.activation.forward(project(gate, x.clone())) * project(up, x)
+                self.activation.gated(project(gate, x.clone()), project(up, x))
             }
-            HiddenProjections::GatedJoint(joint) => {
-                let both = project(joint, x);
-                let inner = both.dims()[1] / 2;
-                self.activation.forward(both.clone().narrow(1, 0, inner))
-                    * both.narrow(1, inner, inner)
-            }
+            HiddenProjections::GatedJoint(joint) => self.activation.gated_joint(project(joint, x)),
         };
         project(&self.output, inner)
     }

@@ -9,6 +9,7 @@
 use std::f64::consts::TAU;
 
 use burn::tensor::{Tensor, TensorData, backend::Backend};
+use deepburn_ops::{RotaryOps, RotatedHeads, rotate_heads};
 
 /// A rotation of queries and keys.
 #[derive(Clone, Debug, PartialEq)]
@@ -201,24 +202,12 @@ pub(crate) struct RotaryTable<B: Backend> {
 }
 
 impl<B: Backend> RotaryTable<B> {
-    /// Rotates the heads of queries or keys, `[rows, heads * head_width]`. The table has a row for each row of `x`, or
-    /// for each position of the sequences that `x` consists of.
-    pub(crate) fn rotate(&self, x: Tensor<B, 2>, head_width: usize) -> Tensor<B, 2> {
-        let [rows, columns] = x.dims();
-        let [positions, half] = self.cos.dims();
-        let heads = columns / head_width;
-        let x = x.reshape([rows / positions, positions, heads, head_width]);
-        let dtype = x.dtype();
-        let [cos, sin] = [&self.cos, &self.sin]
-            .map(|table| table.clone().reshape([1, positions, 1, half]).cast(dtype));
-        let [first, second] = [0, half].map(|start| x.clone().narrow(3, start, half));
-        let mut parts = vec![
-            first.clone() * cos.clone() - second.clone() * sin.clone(),
-            second * cos + first * sin,
-        ];
-        if 2 * half < head_width {
-            parts.push(x.narrow(3, 2 * half, head_width - 2 * half));
-        }
-        Tensor::cat(parts, 3).reshape([rows, columns])
+    /// Rotates the first heads of each row of `x`, `[rows, columns]`. The table has a row for each row of `x`, or for
+    /// each position of the sequences that `x` consists of.
+    pub(crate) fn rotate(&self, x: Tensor<B, 2>, heads: RotatedHeads) -> Tensor<B, 2>
+    where
+        B: RotaryOps,
+    {
+        rotate_heads(x, self.cos.clone(), self.sin.clone(), heads)
     }
 }

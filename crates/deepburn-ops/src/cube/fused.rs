@@ -6,7 +6,10 @@
 
 use burn_cubecl::{BoolElement, CubeBackend, CubeRuntime, FloatElement, IntElement};
 
-use crate::{AttentionOps, CrossEntropyOps, GeluOps, LayerNormOps, LinearOps};
+use crate::{
+    AttentionOps, CrossEntropyOps, GatedOps, GeluOps, LayerNormOps, LinearOps, RmsNormOps,
+    RotaryOps,
+};
 
 /// Implements families with their provided methods for every CubeCL runtime.
 macro_rules! as_provided {
@@ -22,4 +25,13 @@ macro_rules! as_provided {
     )* };
 }
 
-as_provided!(LayerNormOps, GeluOps, LinearOps, CrossEntropyOps, AttentionOps);
+as_provided!(
+    LayerNormOps,
+    RmsNormOps,
+    GeluOps,
+    GatedOps,
+    LinearOps,
+    RotaryOps,
+    AttentionOps,
+    CrossEntropyOps
+);

@@ -37,6 +37,12 @@ pub(crate) fn blocks(len: usize) -> impl IndexedParallelIterator<Item = Range<us
         .map(move |block| block * BLOCK..len.min((block + 1) * BLOCK))
 }
 
+/// Returns the indices of the rows of a matrix, as a parallel iterator. A thread takes so many
+/// consecutive rows of `width` elements at a time that they fill a block, at least one.
+pub(crate) fn block_rows(rows: usize, width: usize) -> impl IndexedParallelIterator<Item = usize> {
+    (0..rows).into_par_iter().with_min_len((BLOCK / width.max(1)).max(1))
+}
+
 /// Returns true for f32, f16 and bf16 tensors. Ops with other operands, which are f64 in practice,
 /// use the portable implementation.
 pub(crate) fn is_supported(tensor: &FlexTensor) -> bool {
@@ -152,6 +158,34 @@ pub(crate) fn read<'a>(
             kernels::widen(narrow, room);
             room
         }
+    }
+}
+
+/// Rounds values in place to the numbers that `dtype` has, to nearest even. f32 values stay as they
+/// are.
+///
+/// # Panics
+///
+/// Panics if `dtype` is not f32, f16 or bf16.
+pub(crate) fn round(values: &mut [f32], dtype: DType) {
+    /// Rounds pieces that fit in a first-level cache.
+    fn through<E: Copy + Default>(values: &mut [f32])
+    where
+        for<'a> &'a mut [E]: Into<kernels::WorkingCopy<'a>>,
+        for<'a> &'a [E]: Into<FloatSlice<'a>>,
+    {
+        let mut room = [E::default(); 1024];
+        for values in values.chunks_mut(room.len()) {
+            let room = &mut room[..values.len()];
+            kernels::cast(values, (&mut *room).into());
+            kernels::widen((&*room).into(), values);
+        }
+    }
+    match dtype {
+        DType::F32 => {}
+        DType::F16 => through::<f16>(values),
+        DType::BF16 => through::<bf16>(values),
+        other => panic!("the kernels of the CPU backend make no {other:?}"),
     }
 }
 

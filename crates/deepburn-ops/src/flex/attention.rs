@@ -1,9 +1,10 @@
 //! Self-attention in blocks of query rows.
 //!
 //! Each head of each sequence is one task, so there are `batch * heads` tasks, and each task runs
-//! on one thread. In the backward pass, the heads that share keys and values form one task. Within a head, only the scores of [`QUERY_BLOCK`] queries exist at a time. This
-//! follows FlashAttention (Dao et al. 2022), but the keys are not divided into blocks, because a
-//! CPU cache holds complete rows of scores.
+//! on one thread. In the backward pass, the heads that share keys and values form one task. Within a
+//! head, only the scores of [`QUERY_BLOCK`] queries exist at a time. This follows FlashAttention
+//! (Dao et al. 2022), but the keys are not divided into blocks, because a CPU cache holds complete
+//! rows of scores.
 //!
 //! ```text
 //! projected, a row per position, positions of a sequence below each other
@@ -29,8 +30,13 @@
 //! # Memory
 //!
 //! In the forward pass, a thread holds `128 * positions` f32 scores. In the backward pass, it holds
-//! twice this number, and the gradient sums for keys and values, `2 * positions * width` f32. All
-//! of this memory is freed when the head is finished.
+//! twice this number (three times with a soft cap), and the gradient sums for keys and values, `2 *
+//! positions * width` f32. All of this memory is freed when the head is finished. Between the passes
+//! only the output and a number per row and head are saved. Memory therefore grows in proportion to
+//! the length of a sequence.
+//!
+//! Keys that no query of a block attends to are not read, so the work of a causal mask is about half
+//! of all pairs, and the work of a window or of documents grows in proportion to the length too.
 
 use std::ops::Range;
 
@@ -46,7 +52,7 @@ use super::array::{
     written,
 };
 use super::cache;
-use super::vector::{combine, dot, exp, max, vectorised};
+use super::vector::{combine, dot, exp, max, tanh, vectorised};
 use crate::attention::dimensions::QUERY_BLOCK;
 use crate::attention::dropout::DropoutRow;
 use crate::attention::{
@@ -121,6 +127,40 @@ vectorised! {
         for ((grad, weights), correction) in rows {
             for (grad, weight) in grad.iter_mut().zip(weights) {
                 *grad = weight * (*grad - correction);
+            }
+        }
+    }
+}
+
+vectorised! {
+    /// Limits scores to `cap`, in place: `cap tanh(score / cap)`.
+    fn cap_scores(scores: &mut [f32], cap: f32) {
+        for score in scores {
+            *score = cap * tanh(*score / cap);
+        }
+    }
+}
+
+vectorised! {
+    /// Does the same, and stores the derivative of each limited score, `1 - tanh^2`.
+    fn cap_with_slopes(scores: &mut [f32], cap: f32, slopes: &mut [f32]) {
+        for (score, slope) in scores.iter_mut().zip(slopes) {
+            let tanh = tanh(*score / cap);
+            *score = cap * tanh;
+            *slope = 1.0 - tanh * tanh;
+        }
+    }
+}
+
+vectorised! {
+    /// Multiplies the gradients of scores by the slopes of the limit. A masked score has no slope: it
+    /// may be NaN, and its gradient stays unchanged.
+    fn scale_by_slopes(grad: &mut [f32], slopes: &[f32], keys: usize, visible: &[Range<usize>]) {
+        let rows = grad.chunks_exact_mut(keys).zip(slopes.chunks_exact(keys)).zip(visible);
+        for ((grad, slopes), visible) in rows {
+            let seen = grad[visible.clone()].iter_mut().zip(&slopes[visible.clone()]);
+            for (grad, slope) in seen {
+                *grad *= slope;
             }
         }
     }
@@ -254,6 +294,8 @@ struct Inputs<'a> {
     dims: AttentionDims,
     /// The keys that a query attends to.
     mask: &'a AttentionMask,
+    /// The limit of the scores.
+    soft_cap: Option<f32>,
     /// Queries, keys and values, `[batch * positions, (heads + 2 * key-value heads) * width]`.
     projected: FloatSlice<'a>,
     /// The arithmetic of all products, from the type of `projected`.
@@ -312,6 +354,9 @@ impl Inputs<'_> {
             let keys = seen.len();
             let weights = &mut scratch[..rows.len() * keys];
             self.scores(weights, head, &rows, &seen);
+            if let Some(cap) = self.soft_cap {
+                cap_scores(weights, cap);
+            }
             let visible = self.seen(head, &rows, &seen);
             softmax_rows(weights, keys, &visible, &mut log_sums[rows.clone()]);
             self.drop(weights, head, &rows, &seen);
@@ -327,7 +372,7 @@ impl Inputs<'_> {
     /// over all sequences: writes their columns of queries, keys and values in `gradient`.
     fn backward_group(&self, shared: usize, given: &Given<'_>, gradient: Output) {
         let group = self.dims.group();
-        let mut scratch = BackwardScratch::new(self.dims);
+        let mut scratch = BackwardScratch::new(self.dims, self.soft_cap);
         for head in shared * group..(shared + 1) * group {
             self.backward_head(head, given, gradient, &mut scratch);
         }
@@ -343,7 +388,7 @@ impl Inputs<'_> {
     /// ```text
     /// dv += q^T dy                    [keys, width]
     /// dp  = m (dy v^T)                [block, keys]
-    /// ds  = p (dp - c)                c = sum(dy y) for each row
+    /// ds  = p (dp - c)                c = sum(dy y) for each row; times the slope of a soft cap
     /// dq  = scale ds k                [block, width], written once
     /// dk += scale ds^T q              [keys, width]
     /// ```
@@ -361,15 +406,24 @@ impl Inputs<'_> {
             let seen = self.keys(head, &rows);
             let keys = seen.len();
             let BackwardScratch {
-                weights, scores_grad, corrections, keys_grad, values_grad, ..
+                weights,
+                scores_grad,
+                slopes,
+                corrections,
+                keys_grad,
+                values_grad,
             } = &mut *scratch;
             let weights = &mut weights[..rows.len() * keys];
             let scores_grad = &mut scores_grad[..rows.len() * keys];
             let grad = dims.merged(given.grad, head, &rows);
             let values = dims.projected(self.projected, head, &seen, Part::Values);
             self.scores(weights, head, &rows, &seen);
+            if let Some(cap) = self.soft_cap {
+                cap_with_slopes(weights, cap, &mut slopes[..rows.len() * keys]);
+            }
             let log_sums = &given.log_sums[head * dims.positions..][rows.clone()];
-            weighted_rows(weights, keys, &self.seen(head, &rows, &seen), log_sums);
+            let visible = self.seen(head, &rows, &seen);
+            weighted_rows(weights, keys, &visible, log_sums);
 
             let out = MatrixMut::new(scores_grad, rows.len(), keys, keys);
             self.product(grad, values.transposed()).write_to(out);
@@ -377,6 +431,9 @@ impl Inputs<'_> {
             let corrections = &mut corrections[..rows.len()];
             given.row_products(dims, head, &rows, corrections);
             score_gradient(scores_grad, weights, keys, corrections);
+            if self.soft_cap.is_some() {
+                scale_by_slopes(scores_grad, slopes, keys, &visible);
+            }
 
             self.drop(weights, head, &rows, &seen);
             let matrix = |values| Matrix::new(values, rows.len(), keys, keys);
@@ -404,6 +461,8 @@ struct BackwardScratch {
     weights: Vec<f32>,
     /// `[block, keys]`: gradients with respect to the weights, then to the scores.
     scores_grad: Vec<f32>,
+    /// `[block, keys]`: the derivatives of the limited scores. Empty without a soft cap.
+    slopes: Vec<f32>,
     /// `sum(dy y)` of each query of the block.
     corrections: [f32; QUERY_BLOCK],
     /// The gradient of the keys.
@@ -443,12 +502,13 @@ impl RowSums {
 impl BackwardScratch {
     /// Allocates the memory without initialising it. Every block writes its scores before it reads
     /// them.
-    fn new(dims: AttentionDims) -> Self {
+    fn new(dims: AttentionDims, soft_cap: Option<f32>) -> Self {
         let scores = QUERY_BLOCK.min(dims.positions) * dims.positions;
         let rows = dims.positions * dims.width;
         Self {
             weights: unwritten(scores),
             scores_grad: unwritten(scores),
+            slopes: unwritten(soft_cap.map_or(0, |_| scores)),
             corrections: [0.0; QUERY_BLOCK],
             keys_grad: RowSums { values: unwritten(rows), begun: 0..0 },
             values_grad: RowSums { values: unwritten(rows), begun: 0..0 },
@@ -505,7 +565,7 @@ impl Given<'_> {
 }
 
 /// Scores, weights and sums are f32 for 16-bit inputs too, so [`SelfAttention::upcast`] has no
-/// effect here. The portable implementation computes soft caps.
+/// effect here.
 impl AttentionOps for Flex {
     /// Allocates the result and the log-sums, which are f32 for every input type.
     fn attention_forward(
@@ -513,7 +573,7 @@ impl AttentionOps for Flex {
         attention: &SelfAttention,
         dropout: Option<AttentionDropout>,
     ) -> AttentionOutput<Self> {
-        if !is_supported(&projected) || attention.soft_cap.is_some() {
+        if !is_supported(&projected) {
             return portable::attention::forward::<Self>(projected, attention, dropout);
         }
         let projected = contiguous(&projected);
@@ -539,7 +599,7 @@ impl AttentionOps for Flex {
         saved: AttentionSaved<Self>,
         attention: &SelfAttention,
     ) -> FloatTensor<Self> {
-        if !is_supported(&saved.projected) || !is_supported(&grad) || attention.soft_cap.is_some() {
+        if !is_supported(&saved.projected) || !is_supported(&grad) {
             return portable::attention::backward::<Self>(grad, saved, attention);
         }
         let AttentionSaved { projected, output, log_sums, dropout } = saved;
@@ -583,6 +643,7 @@ impl<'a> Inputs<'a> {
         Self {
             dims: AttentionDims::new(&projected.shape(), attention),
             mask: &attention.mask,
+            soft_cap: attention.soft_cap.map(|cap| cap as f32),
             projected: elements(projected),
             arithmetic: arithmetic([projected.dtype(); 2]),
             dropout,

@@ -25,8 +25,14 @@ const CUBE: f32 = (CUBIC * TWICE_SQRT_2_OVER_PI) as f32;
 /// For large negative `x`, the exponential becomes infinite and the gate 0. The backward pass
 /// recomputes the gate, because saving it would take as much memory as the input.
 #[inline(always)]
-fn gate(x: f32) -> f32 {
+pub(super) fn gate(x: f32) -> f32 {
     1.0 / (1.0 + exp(-x * (LINEAR + CUBE * x * x)))
+}
+
+/// Returns the derivative of `2 u(x)`.
+#[inline(always)]
+pub(super) fn gelu_slope(x: f32) -> f32 {
+    LINEAR + 3.0 * CUBE * x * x
 }
 
 vectorised! {
@@ -46,7 +52,7 @@ vectorised! {
             let x = *x;
             // The gate is recomputed, because saving it would take as much memory as the input.
             let gate = gate(x);
-            *grad *= gate + x * gate * (1.0 - gate) * (LINEAR + 3.0 * CUBE * x * x);
+            *grad *= gate + x * gate * (1.0 - gate) * gelu_slope(x);
         }
     }
 }

@@ -30,7 +30,7 @@ use crate::norm::{LayerNormGradients, LayerNormOps, LayerNormOutput, LayerNormSa
 use crate::portable;
 
 /// The number of rows that a thread takes at a time. It fixes the order of the sums over rows.
-const ROWS: usize = 32;
+pub(super) const ROWS: usize = 32;
 
 /// The mean of a row and the reciprocal of its deviation, `1 / sqrt(variance + epsilon)`.
 type Statistics = [f32; 2];

@@ -156,6 +156,23 @@ pub(crate) fn exp(x: f32) -> f32 {
     if x > HIGHEST { f32::INFINITY } else { result }
 }
 
+/// Returns the hyperbolic tangent of `x` to within a few units in the last place.
+///
+/// Near 0 it is a polynomial, because `1 - 2 / (e^2x + 1)` loses digits there (`tanhf` in the Cephes
+/// library). Both are computed, so that the code has no branches.
+#[inline(always)]
+pub(crate) fn tanh(x: f32) -> f32 {
+    let square = x * x;
+    let mut p = -5.704_988_6e-3;
+    p = p * square + 2.063_908_8e-2;
+    p = p * square - 5.373_971_5e-2;
+    p = p * square + 1.333_144_2e-1;
+    p = p * square - 3.333_328e-1;
+    let near = p * square * x + x;
+    let far = (1.0 - 2.0 / (exp(2.0 * x.abs()) + 1.0)).copysign(x);
+    if x.abs() < 0.625 { near } else { far }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -191,6 +208,17 @@ mod tests {
             assert_eq!(exp(x), y);
         }
         assert!(exp(f32::NAN).is_nan());
+    }
+
+    #[test]
+    fn tanh_is_right_everywhere() {
+        for x in (-20_000..=20_000).map(|i| i as f32 * 1e-3) {
+            let (y, expected) = (f64::from(tanh(x)), f64::from(x).tanh());
+            // Four units in the last place.
+            assert!((y - expected).abs() <= 2.4e-7 * expected.abs(), "{x}: {y}, not {expected}");
+        }
+        assert_eq!([f32::NEG_INFINITY, -0.0, 1e30].map(tanh), [-1.0, -0.0, 1.0]);
+        assert!(tanh(f32::NAN).is_nan());
     }
 
     proptest! {

@@ -7,8 +7,10 @@ use deepburn_meta::{Meta, meta_tensor};
 use super::{accumulated, report};
 use crate::{
     AttentionDropout, AttentionMask, AttentionOps, AttentionOutput, AttentionSaved,
-    CrossEntropyOps, GeluOps, HeadGradients, HeadLoss, LayerNormGradients, LayerNormOps,
-    LayerNormOutput, LayerNormSaved, LinearGradients, LinearOps, MatmulOps, SelfAttention,
+    CrossEntropyOps, GateFunction, GatedGradients, GatedOps, GeluOps, HeadGradients, HeadLoss,
+    LayerNormGradients, LayerNormOps, LayerNormOutput, LayerNormSaved, LinearGradients, LinearOps,
+    MatmulOps, RmsNorm, RmsNormGradients, RmsNormOps, RmsNormOutput, RmsNormSaved, RotaryOps,
+    RotatedHeads, SelfAttention,
 };
 
 impl MatmulOps for Meta {}
@@ -36,6 +38,27 @@ impl LayerNormOps for Meta {
     }
 }
 
+impl RmsNormOps for Meta {
+    fn rms_norm_forward(
+        x: FloatTensor<Self>,
+        _weight: FloatTensor<Self>,
+        _norm: RmsNorm,
+    ) -> RmsNormOutput<Self> {
+        let reciprocal_root = meta_tensor([x.shape()[0], 1], accumulated(x.dtype()));
+        report(0, [&x, &x]);
+        RmsNormOutput { output: x, reciprocal_root }
+    }
+
+    fn rms_norm_backward(
+        grad: FloatTensor<Self>,
+        saved: RmsNormSaved<Self>,
+        _norm: RmsNorm,
+    ) -> RmsNormGradients<Self> {
+        report(0, [&grad, &saved.x, &saved.x]);
+        RmsNormGradients { x: saved.x, weight: saved.weight }
+    }
+}
+
 impl GeluOps for Meta {
     fn gelu_tanh(x: FloatTensor<Self>) -> FloatTensor<Self> {
         report(0, [&x, &x]);
@@ -45,6 +68,64 @@ impl GeluOps for Meta {
     fn gelu_tanh_backward(grad: FloatTensor<Self>, x: FloatTensor<Self>) -> FloatTensor<Self> {
         report(0, [&grad, &x, &x]);
         x
+    }
+}
+
+impl GatedOps for Meta {
+    fn gated(
+        gate: FloatTensor<Self>,
+        up: FloatTensor<Self>,
+        _function: GateFunction,
+    ) -> FloatTensor<Self> {
+        report(0, [&gate, &up, &gate]);
+        gate
+    }
+
+    fn gated_backward(
+        grad: FloatTensor<Self>,
+        gate: FloatTensor<Self>,
+        up: FloatTensor<Self>,
+        _function: GateFunction,
+    ) -> GatedGradients<Self> {
+        report(0, [&grad, &gate, &up, &gate, &up]);
+        GatedGradients { gate, up }
+    }
+
+    fn gated_joint(joint: FloatTensor<Self>, _function: GateFunction) -> FloatTensor<Self> {
+        let output = meta_tensor([joint.shape()[0], joint.shape()[1] / 2], joint.dtype());
+        report(0, [&joint, &output]);
+        output
+    }
+
+    fn gated_joint_backward(
+        grad: FloatTensor<Self>,
+        joint: FloatTensor<Self>,
+        _function: GateFunction,
+    ) -> FloatTensor<Self> {
+        report(0, [&grad, &joint, &joint]);
+        joint
+    }
+}
+
+impl RotaryOps for Meta {
+    fn rotate_heads(
+        x: FloatTensor<Self>,
+        _cos: FloatTensor<Self>,
+        _sin: FloatTensor<Self>,
+        _heads: RotatedHeads,
+    ) -> FloatTensor<Self> {
+        report(0, [&x, &x]);
+        x
+    }
+
+    fn rotate_heads_back(
+        grad: FloatTensor<Self>,
+        _cos: FloatTensor<Self>,
+        _sin: FloatTensor<Self>,
+        _heads: RotatedHeads,
+    ) -> FloatTensor<Self> {
+        report(0, [&grad, &grad]);
+        grad
     }
 }
 

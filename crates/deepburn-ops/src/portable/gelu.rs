@@ -19,6 +19,14 @@ fn gate<B: Backend>(x: Tensor<B, 2>) -> (Tensor<B, 2>, Tensor<B, 2>) {
     (activation::sigmoid(slope.clone() * x), slope)
 }
 
+/// Returns `sigmoid(2 u(x))` and the derivative of `2 u(x)`.
+pub(super) fn gelu_gate<B: Backend>(x: Tensor<B, 2>) -> (Tensor<B, 2>, Tensor<B, 2>) {
+    let (gate, slope) = gate(x);
+    // With `a = 2 sqrt(2 / pi)` and `c = CUBIC`, the slope is `2 u / x = a (1 + c x^2)`. Therefore
+    // `2 u' = a (1 + 3 c x^2) = 3 slope - 2 a`.
+    (gate, slope * 3.0 - 2.0 * TWICE_SQRT_2_OVER_PI)
+}
+
 /// Implements [`GeluOps::gelu_tanh`](crate::GeluOps::gelu_tanh): `x sigmoid(2 u)` in at least f32,
 /// rounded once.
 pub fn forward<B: Backend>(x: B::FloatTensorPrimitive) -> B::FloatTensorPrimitive {
@@ -40,10 +48,7 @@ pub fn backward<B: Backend>(
     let (grad, x): (Tensor<B, 2>, Tensor<B, 2>) = (tensor(grad), tensor(x));
     let dtype = x.dtype();
     let x = in_f32(x);
-    let (gate, slope) = gate(x.clone());
-    // With `a = 2 sqrt(2 / pi)` and `c = CUBIC`, the slope is `2 u / x = a (1 + c x^2)`. Therefore
-    // `2 u' = a (1 + 3 c x^2) = 3 slope - 2 a`.
-    let twice_du = slope * 3.0 - 2.0 * TWICE_SQRT_2_OVER_PI;
+    let (gate, twice_du) = gelu_gate(x.clone());
     let derivative = gate.clone() + x * gate.clone() * (gate.neg() + 1.0) * twice_du;
     primitive(cast(in_f32(grad) * derivative, dtype))
 }

@@ -13,9 +13,12 @@
 pub mod attention;
 pub mod cache;
 pub mod cross_entropy;
+pub mod gated;
 pub mod gelu;
 pub mod linear;
 pub mod norm;
+pub mod rms_norm;
+pub mod rotary;
 
 use burn::tensor::{DType, Tensor, TensorPrimitive};
 use burn_backend::Backend;

@@ -2,8 +2,8 @@
 //!
 //! Ops use LibTorch's own kernel if one covers the complete op: layer normalisation (forward),
 //! GELU, linear layers and, on the CPU, causal attention without dropout. The cross-entropy loss,
-//! layer normalisation's backward pass and the optimizer steps are implemented here. Other cases
-//! use [`crate::portable`].
+//! layer normalisation's backward pass and the optimizer steps are implemented here. Other cases,
+//! among them RMS normalisation, gated activations and rotary embeddings, use [`crate::portable`].
 //!
 //! Ops run on LibTorch's intra-op thread pool, and optimizer steps on the rayon pool. LibTorch
 //! determines the order of summation within a kernel, which may change with its version and its
@@ -16,8 +16,14 @@ mod linear;
 mod norm;
 mod optimizer;
 
-use burn_tch::TchTensor;
+use burn_tch::{LibTorch, TchElement, TchTensor};
 use tch::{Kind, Tensor};
+
+use crate::{GatedOps, RmsNormOps, RotaryOps};
+
+impl<E: TchElement> RmsNormOps for LibTorch<E> {}
+impl<E: TchElement> GatedOps for LibTorch<E> {}
+impl<E: TchElement> RotaryOps for LibTorch<E> {}
 
 /// Wraps the result of an op as a tensor of the backend, which tracks shared memory from then on.
 fn wrap(tensor: Tensor) -> TchTensor {

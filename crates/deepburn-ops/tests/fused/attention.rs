@@ -1,5 +1,7 @@
 //! Self-attention.
 
+use std::time::Instant;
+
 use burn::tensor::DType;
 use burn_flex::{Flex, FlexTensor};
 use deepburn_ops::{
@@ -164,8 +166,12 @@ fn windows_and_documents_limit_the_keys() {
 
 #[test]
 fn soft_caps_limit_the_scores() {
-    for mask in [AttentionMask::Causal, AttentionMask::Window(4)] {
-        let size = Size(2, 9, 4, 3);
+    for (size, mask) in [
+        (Size(2, 9, 4, 3), AttentionMask::Causal),
+        (Size(2, 9, 4, 3), AttentionMask::Window(4)),
+        (Size(1, 150, 4, 2), documents(1, 150)),
+        (Size(2, 140, 2, 3), AttentionMask::Lengths([140, 3].into())),
+    ] {
         let options = SelfAttention { soft_cap: Some(1.5), mask, ..size.options() };
         check_mask(size, &options);
         check_mask(size, &SelfAttention { key_value_heads: 2, ..options });
@@ -274,6 +280,57 @@ fn dropout_keeps_the_expectation() {
     // 0.75), at the first position, and far less on average. Each head has two equal columns.
     assert!((mean - 1.0).abs() < 0.05, "{mean}");
     assert!(y.iter().any(|value| (value - 1.0).abs() > 0.01));
+}
+
+/// A masked key of NaN reaches no query before it, through a soft cap neither.
+#[test]
+fn soft_caps_of_masked_nan_are_not_read() {
+    let size = Size(1, 4, 1, 2);
+    let mut arrays = size.arrays(DType::F32);
+    arrays[0].values[3 * 6 + 2] = f64::NAN;
+    let options = SelfAttention { soft_cap: Some(2.0), ..size.options() };
+    let [y, _] = run(KERNELS, &arrays, &options, None, DType::F32);
+    assert!(y[..6].iter().all(|value| value.is_finite()));
+    assert!(y[6..].iter().all(|value| value.is_nan()));
+}
+
+/// Prints the time of attention over the same number of tokens in long and in short sequences.
+#[test]
+#[ignore = "measures times, for an idle machine"]
+fn times_of_long_sequences() {
+    for (batch, positions) in [(8, 512), (4, 1024), (2, 2048), (1, 4096)] {
+        for dtype in [DType::F32, DType::BF16] {
+            let options = SelfAttention {
+                key_value_heads: 3,
+                scale: 0.125,
+                ..Size(batch, positions, 9, 64).options()
+            };
+            let projected = Array::new([4096, 15 * 64], 1).tensor(dtype).into_primitive().tensor();
+            let grad = Array::new([4096, 9 * 64], 2).tensor(dtype).into_primitive().tensor();
+            let mut best = [f64::INFINITY; 2];
+            for _ in 0..5 {
+                let (start, projected) = (Instant::now(), projected.clone());
+                let AttentionOutput { output, log_sums } =
+                    Flex::attention_forward(projected.clone(), &options, None);
+                best[0] = best[0].min(start.elapsed().as_secs_f64());
+                let saved = AttentionSaved { projected, output, log_sums, dropout: None };
+                let (start, grad) = (Instant::now(), grad.clone());
+                Flex::attention_backward(grad, saved, &options);
+                best[1] = best[1].min(start.elapsed().as_secs_f64());
+            }
+            // Two products of a causal half of all pairs in forward, five in backward.
+            let product = (batch * positions * positions / 2 * 9 * 64 * 2) as f64;
+            let rate = [2.0 * product / best[0] / 1e9, 5.0 * product / best[1] / 1e9];
+            println!(
+                "{batch} x {positions} {dtype:?}: {:.1} ms forward ({:.0} GFLOP/s), {:.1} ms \
+                 backward ({:.0} GFLOP/s)",
+                best[0] * 1e3,
+                rate[0],
+                best[1] * 1e3,
+                rate[1],
+            );
+        }
+    }
 }
 
 #[test]

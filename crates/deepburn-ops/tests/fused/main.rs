@@ -4,6 +4,7 @@
 mod attention;
 mod cache;
 mod cross_entropy;
+mod decoders;
 mod elementwise;
 mod reference;
 mod steps;

@@ -1,6 +1,6 @@
 //! Plain implementations of the formulas in f64.
 
-use deepburn_ops::{AttentionMask, SelfAttention};
+use deepburn_ops::{AttentionMask, GateFunction, RmsNorm, RmsWeight, RotatedHeads, SelfAttention};
 
 use crate::Array;
 
@@ -32,6 +32,67 @@ pub(crate) fn layer_norm(
         }
     }
     result
+}
+
+/// Returns the output, and the gradients with respect to x and the weight. No quotient is rounded.
+pub(crate) fn rms_norm(x: &Array, weight: &Array, norm: RmsNorm, dy: &Array) -> [Vec<f64>; 3] {
+    let [rows, width] = x.shape;
+    let mut result = [vec![], vec![], vec![0.0; width]];
+    let offset = if norm.weight == RmsWeight::PlusOne { 1.0 } else { 0.0 };
+    for row in 0..rows {
+        let (x, dy) = (x.row(row), dy.row(row));
+        let square = x.iter().map(|x| x * x).sum::<f64>() / width as f64 + norm.epsilon;
+        let root = square.sqrt();
+        let factor = |i: usize| weight.values[i] + offset;
+        // The derivative of x_i / root: (delta_ij - x_i x_j / (width square)) / root.
+        let sum = (0..width).map(|i| dy[i] * factor(i) * x[i]).sum::<f64>();
+        for i in 0..width {
+            result[0].push(x[i] / root * factor(i));
+            result[1].push((dy[i] * factor(i) - x[i] * sum / (width as f64 * square)) / root);
+            result[2][i] += dy[i] * x[i] / root;
+        }
+    }
+    result
+}
+
+/// Returns `function(gate) * up`, and the gradients of gate and up.
+pub(crate) fn gated(gate: &Array, up: &Array, function: GateFunction, dy: &Array) -> [Vec<f64>; 3] {
+    let ones = Array { shape: gate.shape, values: vec![1.0; gate.values.len()] };
+    let [value, slope] = match function {
+        GateFunction::Silu => silu(gate),
+        GateFunction::GeluTanh => gelu(gate, &ones),
+    };
+    let all = |f: &dyn Fn(usize) -> f64| (0..gate.values.len()).map(f).collect();
+    [
+        all(&|i| value[i] * up.values[i]),
+        all(&|i| dy.values[i] * up.values[i] * slope[i]),
+        all(&|i| dy.values[i] * value[i]),
+    ]
+}
+
+/// Returns `x / (1 + exp(-x))` and its derivative.
+fn silu(x: &Array) -> [Vec<f64>; 2] {
+    let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
+    let value = x.values.iter().map(|x| x * sigmoid(*x));
+    let slope = x.values.iter().map(|&x| sigmoid(x) + x * sigmoid(x) * sigmoid(-x));
+    [value.collect(), slope.collect()]
+}
+
+/// Rotates the first heads of each row by the angles of its position, as complex numbers.
+pub(crate) fn rotate(x: &Array, cos: &Array, sin: &Array, heads: RotatedHeads) -> Vec<f64> {
+    let [positions, half] = cos.shape;
+    let mut y = x.values.clone();
+    for (row, y) in y.chunks_mut(x.shape[1]).enumerate() {
+        let (cos, sin) = (cos.row(row % positions), sin.row(row % positions));
+        for head in 0..heads.heads {
+            for pair in 0..half {
+                let [re, im] = [pair, pair + half].map(|i| head * heads.width + i);
+                (y[re], y[im]) =
+                    (y[re] * cos[pair] - y[im] * sin[pair], y[re] * sin[pair] + y[im] * cos[pair]);
+            }
+        }
+    }
+    y
 }
 
 /// Returns output and gradient.

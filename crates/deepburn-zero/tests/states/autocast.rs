@@ -24,7 +24,7 @@ use deepburn_zero::{Group, ModelStates, Pass, Policy, Training};
 
 use crate::model;
 
-type Trained = Training<Flex>;
+pub(crate) type Trained = Training<Flex>;
 type T1 = Tensor<Trained, 1>;
 type T2 = Tensor<Trained, 2>;
 
@@ -37,12 +37,15 @@ fn indices<const D: usize>(shape: [usize; D]) -> Tensor<Trained, D, Int> {
 }
 
 #[derive(Module, Debug)]
-struct Net<B: Backend> {
+pub(crate) struct Net<B: Backend> {
     layer: Linear<B>,
 }
 
 /// Runs `body` on one rank inside a call of a model with these precisions.
-fn inside<R: Send>(precision: PrecisionPlan, body: impl Fn(&Net<Trained>) -> R + Sync) -> R {
+pub(crate) fn inside<R: Send>(
+    precision: PrecisionPlan,
+    body: impl Fn(&Net<Trained>) -> R + Sync,
+) -> R {
     let policy = Policy { precision, ..model::policy(Stage::Disabled) };
     let results = run_ranks(1, Duration::from_secs(60), |member| {
         let net = Net { layer: LinearConfig::new(6, 6).init(&FlexDevice) };
@@ -53,7 +56,7 @@ fn inside<R: Send>(precision: PrecisionPlan, body: impl Fn(&Net<Trained>) -> R +
     results.unwrap_or_else(|failure| panic!("{failure}")).swap_remove(0)
 }
 
-const AUTOCAST: PrecisionPlan =
+pub(crate) const AUTOCAST: PrecisionPlan =
     PrecisionPlan { autocast: Some(Precision::Bf16), ..PrecisionPlan::FP32 };
 const BF16: PrecisionPlan = PrecisionPlan { compute: Precision::Bf16, ..PrecisionPlan::FP32 };
 

@@ -3,6 +3,7 @@
 
 mod autocast;
 mod communication;
+mod fused;
 mod lazy;
 mod ledger;
 #[path = "../model/mod.rs"]

@@ -8,9 +8,10 @@
 use burn_backend::DType;
 use burn_backend::tensor::{FloatTensor, IntTensor};
 use deepburn_ops::{
-    AttentionDropout, AttentionOps, AttentionOutput, AttentionSaved, CrossEntropyOps, GeluOps,
-    HeadGradients, HeadLoss, LayerNormGradients, LayerNormOps, LayerNormOutput, LayerNormSaved,
-    LinearGradients, LinearOps, SelfAttention,
+    AttentionDropout, AttentionOps, AttentionOutput, AttentionSaved, CrossEntropyOps, GateFunction,
+    GatedGradients, GatedOps, GeluOps, HeadGradients, HeadLoss, LayerNormGradients, LayerNormOps,
+    LayerNormOutput, LayerNormSaved, LinearGradients, LinearOps, RmsNorm, RmsNormGradients,
+    RmsNormOps, RmsNormOutput, RmsNormSaved, RotaryOps, RotatedHeads, SelfAttention,
 };
 
 use super::ops::cast;
@@ -46,10 +47,76 @@ impl<B: TracksParameters + LayerNormOps> LayerNormOps for Autocast<B> {
     }
 }
 
+/// As for layer norm. Under autocast the op runs in f32, and no quotient is rounded.
+impl<B: TracksParameters + RmsNormOps> RmsNormOps for Autocast<B> {
+    cast! {
+        #[full] fn fused_rms_norm(x: float, weight: float, norm: [RmsNorm]) -> float;
+    }
+
+    fn rms_norm_forward(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        norm: RmsNorm,
+    ) -> RmsNormOutput<Self> {
+        let RmsNormOutput { output, reciprocal_root } = B::rms_norm_forward(x, weight, norm);
+        RmsNormOutput { output, reciprocal_root }
+    }
+
+    fn rms_norm_backward(
+        grad: FloatTensor<Self>,
+        saved: RmsNormSaved<Self>,
+        norm: RmsNorm,
+    ) -> RmsNormGradients<Self> {
+        let RmsNormSaved { x, weight, reciprocal_root } = saved;
+        let saved = RmsNormSaved { x, weight, reciprocal_root };
+        let RmsNormGradients { x, weight } = B::rms_norm_backward(grad, saved, norm);
+        RmsNormGradients { x, weight }
+    }
+}
+
 impl<B: TracksParameters + GeluOps> GeluOps for Autocast<B> {
     cast! {
         fn gelu_tanh(x: float) -> float;
         fn gelu_tanh_backward(grad: float, x: float) -> float;
+    }
+}
+
+impl<B: TracksParameters + GatedOps> GatedOps for Autocast<B> {
+    cast! {
+        fn gated(gate: float, up: float, function: [GateFunction]) -> float;
+        fn gated_joint(joint: float, function: [GateFunction]) -> float;
+        fn gated_joint_backward(grad: float, joint: float, function: [GateFunction]) -> float;
+    }
+
+    fn gated_backward(
+        grad: FloatTensor<Self>,
+        gate: FloatTensor<Self>,
+        up: FloatTensor<Self>,
+        function: GateFunction,
+    ) -> GatedGradients<Self> {
+        let GatedGradients { gate, up } = B::gated_backward(grad, gate, up, function);
+        GatedGradients { gate, up }
+    }
+}
+
+/// The table is f32 and is not cast: the op rounds it to the type of the rotated matrix.
+impl<B: TracksParameters + RotaryOps> RotaryOps for Autocast<B> {
+    fn rotate_heads(
+        x: FloatTensor<Self>,
+        cos: FloatTensor<Self>,
+        sin: FloatTensor<Self>,
+        heads: RotatedHeads,
+    ) -> FloatTensor<Self> {
+        B::rotate_heads(x, cos, sin, heads)
+    }
+
+    fn rotate_heads_back(
+        grad: FloatTensor<Self>,
+        cos: FloatTensor<Self>,
+        sin: FloatTensor<Self>,
+        heads: RotatedHeads,
+    ) -> FloatTensor<Self> {
+        B::rotate_heads_back(grad, cos, sin, heads)
     }
 }
 

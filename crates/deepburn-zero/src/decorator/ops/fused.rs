@@ -1,4 +1,5 @@
-//! Fused ops of `deepburn-ops`: layer norm, GELU, linear layer, cross entropy and attention.
+//! Fused ops of `deepburn-ops`: norms, activations, linear layer, rotary embedding, attention and
+//! cross entropy.
 //!
 //! The autodiff nodes of these ops are defined above this backend and save its tensors. A parameter
 //! that backward needs is therefore saved as a handle, and an activation as a value of its block's
@@ -12,8 +13,10 @@ use burn_backend::tensor::{FloatTensor, IntTensor};
 use burn_backend::{Backend, DType, TensorMetadata};
 use deepburn_ops::{
     AttentionDropout, AttentionMask, AttentionOps, AttentionOutput, AttentionSaved,
-    CrossEntropyOps, GeluOps, HeadGradients, HeadLoss, LayerNormGradients, LayerNormOps,
-    LayerNormOutput, LayerNormSaved, LinearGradients, LinearOps, MatmulOps, SelfAttention,
+    CrossEntropyOps, GateFunction, GatedGradients, GatedOps, GeluOps, HeadGradients, HeadLoss,
+    LayerNormGradients, LayerNormOps, LayerNormOutput, LayerNormSaved, LinearGradients, LinearOps,
+    MatmulOps, RmsNorm, RmsNormGradients, RmsNormOps, RmsNormOutput, RmsNormSaved, RotaryOps,
+    RotatedHeads, SelfAttention,
 };
 
 use crate::decorator::ops::product::{count, count_backward, rows_times};
@@ -62,11 +65,74 @@ impl<B: MatmulOps + LayerNormOps> LayerNormOps for Sharded<B> {
     }
 }
 
+/// RMS norm. The output and the reciprocal root of each row are the two results of one recorded op.
+impl<B: MatmulOps + RmsNormOps> RmsNormOps for Sharded<B> {
+    forward! {
+        fn fused_rms_norm(x: float, weight: float, norm: [RmsNorm]) -> float;
+    }
+
+    fn rms_norm_forward(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        norm: RmsNorm,
+    ) -> RmsNormOutput<Self> {
+        let [output, reciprocal_root] = recorded!(
+            Cost::Low; x: float, weight: float, norm: [RmsNorm] => {
+                let normed = B::rms_norm_forward(x, weight, norm);
+                [normed.output, normed.reciprocal_root]
+            }
+        );
+        RmsNormOutput { output, reciprocal_root }
+    }
+
+    fn rms_norm_backward(
+        grad: FloatTensor<Self>,
+        saved: RmsNormSaved<Self>,
+        norm: RmsNorm,
+    ) -> RmsNormGradients<Self> {
+        let saved = RmsNormSaved {
+            x: saved.x.into_full(),
+            weight: saved.weight.into_full(),
+            reciprocal_root: saved.reciprocal_root.into_full(),
+        };
+        let RmsNormGradients { x, weight } = B::rms_norm_backward(grad.into_full(), saved, norm);
+        RmsNormGradients { x: ZeroTensor::full(x), weight: ZeroTensor::full(weight) }
+    }
+}
+
 /// GELU with the tanh approximation, which backward recomputes from the input.
 impl<B: MatmulOps + GeluOps> GeluOps for Sharded<B> {
     forward! {
         fn gelu_tanh(x: float) -> float;
         fn gelu_tanh_backward(grad: float, x: float) -> float;
+    }
+}
+
+/// Gated activations, whose function backward recomputes from the gate.
+impl<B: MatmulOps + GatedOps> GatedOps for Sharded<B> {
+    forward! {
+        fn gated(gate: float, up: float, function: [GateFunction]) -> float;
+        fn gated_joint(joint: float, function: [GateFunction]) -> float;
+        fn gated_joint_backward(grad: float, joint: float, function: [GateFunction]) -> float;
+    }
+
+    fn gated_backward(
+        grad: FloatTensor<Self>,
+        gate: FloatTensor<Self>,
+        up: FloatTensor<Self>,
+        function: GateFunction,
+    ) -> GatedGradients<Self> {
+        let [grad, gate, up] = [grad, gate, up].map(ZeroTensor::into_full);
+        let GatedGradients { gate, up } = B::gated_backward(grad, gate, up, function);
+        GatedGradients { gate: ZeroTensor::full(gate), up: ZeroTensor::full(up) }
+    }
+}
+
+/// Rotary embeddings. The table is a constant of the pass.
+impl<B: MatmulOps + RotaryOps> RotaryOps for Sharded<B> {
+    forward! {
+        fn rotate_heads(x: float, cos: float, sin: float, heads: [RotatedHeads]) -> float;
+        fn rotate_heads_back(grad: float, cos: float, sin: float, heads: [RotatedHeads]) -> float;
     }
 }
 

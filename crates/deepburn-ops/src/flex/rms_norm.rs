@@ -1,0 +1,162 @@
+//! RMS normalisation, one pass over blocks of rows.
+//!
+//! Rows are divided as in layer normalisation: a thread takes 32 rows at a time, the backward pass
+//! updates the gradient in place, and the partial gradients of the weight are added in the order of
+//! the blocks.
+//!
+//! All arithmetic is f32, and sums are in the order of the function `combine`.
+
+use burn_backend::tensor::FloatTensor;
+use burn_backend::{DType, TensorMetadata};
+use burn_flex::Flex;
+use rayon::prelude::*;
+
+use super::array::{
+    changed, contiguous, elements, from_values, is_supported, read, round, widen, written,
+};
+use super::norm::{ROWS, column_total};
+use super::vector::{combine, dot, vectorised};
+use crate::portable;
+use crate::rms_norm::{
+    RmsNorm, RmsNormGradients, RmsNormOps, RmsNormOutput, RmsNormSaved, RmsWeight,
+};
+
+vectorised! {
+    /// Writes the quotients of rows of `x` to `y`, and the reciprocal root of each row to `roots`.
+    fn quotients(x: &[f32], width: usize, epsilon: f32, y: &mut [f32], roots: &mut [f32]) {
+        let rows = x.chunks_exact(width).zip(y.chunks_exact_mut(width));
+        for ((x, y), root) in rows.zip(roots) {
+            *root = 1.0 / (dot(x, x) / width as f32 + epsilon).sqrt();
+            for (y, x) in y.iter_mut().zip(x) {
+                *y = x * *root;
+            }
+        }
+    }
+}
+
+vectorised! {
+    /// Multiplies each row of `y` by `factor`.
+    fn scale_rows(y: &mut [f32], factor: &[f32]) {
+        for y in y.chunks_exact_mut(factor.len()) {
+            for (y, factor) in y.iter_mut().zip(factor) {
+                *y *= factor;
+            }
+        }
+    }
+}
+
+vectorised! {
+    /// Turns rows of the gradient of the output into rows of the gradient of `x`, in place: `r (g -
+    /// q mean(g q))` with `g = grad factor`, the quotients `q = x r` and the reciprocal root `r`.
+    ///
+    /// The contribution of these rows to the gradient of the weight is added to `weight_sum`.
+    fn backward(
+        grad: &mut [f32],
+        x: &[f32],
+        factor: &[f32],
+        roots: &[f32],
+        weight_sum: &mut [f32],
+    ) {
+        let width = factor.len();
+        let rows = grad.chunks_exact_mut(width).zip(x.chunks_exact(width));
+        for ((grad, x), root) in rows.zip(roots) {
+            let product = |i: usize| grad[i] * factor[i] * (x[i] * root);
+            // The mean needs the gradient before it is overwritten.
+            let along = combine(width, 0.0, product, |a, b| a + b) / width as f32;
+            for i in 0..width {
+                let quotient = x[i] * root;
+                weight_sum[i] += grad[i] * quotient;
+                grad[i] = (grad[i] * factor[i] - quotient * along) * root;
+            }
+        }
+    }
+}
+
+/// Returns the factor of each column in f32.
+fn factor(weight: &FloatTensor<Flex>, norm: RmsNorm) -> Vec<f32> {
+    let weight = widen(weight);
+    match norm.weight {
+        RmsWeight::Factor => weight.into_owned(),
+        RmsWeight::PlusOne => weight.iter().map(|weight| 1.0 + weight).collect(),
+    }
+}
+
+/// Supports f32, f16 and bf16 rows. The weight may have another type, because it is widened to f32
+/// completely.
+///
+/// The scratch memory of a thread is two blocks of f32 rows for 16-bit inputs. The backward pass
+/// also needs `width` f32 for every 32 rows, until the sums of all blocks are added.
+impl RmsNormOps for Flex {
+    /// Allocates the output and one f32 per row. `epsilon` is rounded to f32.
+    fn rms_norm_forward(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        norm: RmsNorm,
+    ) -> RmsNormOutput<Self> {
+        if !is_supported(&x) {
+            return portable::rms_norm::forward::<Self>(x, weight, norm);
+        }
+        let (rows, width, dtype) = (x.shape()[0], x.shape()[1], x.dtype());
+        let x = contiguous(&x);
+        let (values, factor) = (elements(&x), factor(&weight, norm));
+        let mut roots = vec![0.0; rows];
+        let output = written(x.shape(), dtype, |y| {
+            // Rows without elements have no root to compute.
+            let blocks = roots[..if width == 0 { 0 } else { rows }].par_chunks_mut(ROWS);
+            blocks.enumerate().for_each_init(
+                <[Vec<f32>; 2]>::default,
+                |[x_room, y_room], (block, roots)| {
+                    let block = block * ROWS * width..(block * ROWS + roots.len()) * width;
+                    let x = read(values, block.clone(), x_room);
+                    let write = |y: &mut [f32]| {
+                        quotients(x, width, norm.epsilon as f32, y, roots);
+                        if norm.weight == RmsWeight::Factor {
+                            round(y, dtype);
+                        }
+                        scale_rows(y, &factor);
+                    };
+                    // SAFETY: blocks are disjoint.
+                    unsafe { y.write(block, y_room, write) };
+                },
+            );
+        });
+        RmsNormOutput { output, reciprocal_root: from_values(roots, [rows, 1], DType::F32) }
+    }
+
+    /// Updates `grad` in place if its memory is not shared. Gradients of another type than `x` use the
+    /// portable implementation.
+    fn rms_norm_backward(
+        grad: FloatTensor<Self>,
+        saved: RmsNormSaved<Self>,
+        norm: RmsNorm,
+    ) -> RmsNormGradients<Self> {
+        if !is_supported(&saved.x) || grad.dtype() != saved.x.dtype() {
+            return portable::rms_norm::backward::<Self>(grad, saved, norm);
+        }
+        let weight_dtype = saved.weight.dtype();
+        let (x, factor) = (contiguous(&saved.x), factor(&saved.weight, norm));
+        let (values, roots) = (elements(&x), widen(&saved.reciprocal_root));
+        let width = factor.len();
+        let mut partial = Vec::new();
+        let grad = changed(grad, |grad| {
+            // Chunks of length 0 are an error, and there is nothing to compute.
+            if width == 0 {
+                return;
+            }
+            let rooms = <[Vec<f32>; 2]>::default;
+            let blocks = roots.par_chunks(ROWS).enumerate();
+            let sums = blocks.map_init(rooms, |[x_room, room], (block, roots)| {
+                let block = block * ROWS * width..(block * ROWS + roots.len()) * width;
+                let x = read(values, block.clone(), x_room);
+                let mut weight_sum = vec![0.0; width];
+                let update = |grad: &mut [f32]| backward(grad, x, &factor, roots, &mut weight_sum);
+                // SAFETY: blocks are disjoint, and all elements of a gradient are written.
+                unsafe { grad.update(block, room, update) };
+                weight_sum
+            });
+            partial = sums.collect::<Vec<_>>();
+        });
+        let total = column_total(partial.iter().map(Vec::as_slice), width);
+        RmsNormGradients { x: grad, weight: from_values(total, [width], weight_dtype) }
+    }
+}

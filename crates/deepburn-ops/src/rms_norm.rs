@@ -1,0 +1,134 @@
+//! RMS normalisation: `x / sqrt(mean(x^2) + epsilon)`, times a weight (Zhang and Sennrich 2019).
+//!
+//! Main trait: [`RmsNormOps`]. The forward pass saves the input and one number per row. The backward
+//! pass recomputes the quotients.
+
+pub(crate) mod saved;
+
+use burn::tensor::Tensor;
+use burn_autodiff::Autodiff;
+use burn_autodiff::checkpoint::base::Checkpointer;
+use burn_autodiff::checkpoint::strategy::CheckpointStrategy;
+use burn_autodiff::grads::Gradients;
+use burn_autodiff::ops::{Backward, Ops, OpsKind};
+use burn_backend::Backend;
+use burn_backend::tensor::FloatTensor;
+
+use crate::norm::on_rows;
+use crate::portable;
+pub use saved::{RmsNormGradients, RmsNormOutput, RmsNormSaved};
+
+/// How the quotient `x / sqrt(mean(x^2) + epsilon)` is multiplied by the weight.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RmsWeight {
+    /// The quotient is rounded to the type of `x` before it is multiplied, as in Llama.
+    Factor,
+    /// The quotient is multiplied by `1 + weight` and rounded once, as in Gemma.
+    PlusOne,
+}
+
+/// The formula of an RMS normalisation.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct RmsNorm {
+    /// Added to the mean of the squares.
+    pub epsilon: f64,
+    /// The use of the weight.
+    pub weight: RmsWeight,
+}
+
+/// RMS normalisation of the rows of a matrix. Squares and quotients are computed in at least f32.
+///
+/// A row that contains NaN or an infinity has NaN where it does, and elsewhere NaN or 0. A row of
+/// zeros stays 0, because of `epsilon`.
+pub trait RmsNormOps: Backend {
+    /// Normalises the rows of `x` `[rows, width]` and multiplies them by `weight` `[width]`. The
+    /// result has the shape and type of `x`. Autodiff records this method.
+    fn fused_rms_norm(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        norm: RmsNorm,
+    ) -> FloatTensor<Self> {
+        Self::rms_norm_forward(x, weight, norm).output
+    }
+
+    /// Computes the same output, and the reciprocal root of each row, which the backward pass
+    /// needs.
+    fn rms_norm_forward(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        norm: RmsNorm,
+    ) -> RmsNormOutput<Self> {
+        portable::rms_norm::forward::<Self>(x, weight, norm)
+    }
+
+    /// Returns the gradients of the inputs, each in the type of its input. `grad` is the gradient
+    /// of the output.
+    ///
+    /// An implementation may update `grad` in place.
+    fn rms_norm_backward(
+        grad: FloatTensor<Self>,
+        saved: RmsNormSaved<Self>,
+        norm: RmsNorm,
+    ) -> RmsNormGradients<Self> {
+        portable::rms_norm::backward::<Self>(grad, saved, norm)
+    }
+}
+
+/// The autodiff step. Its parents are `x` and the weight.
+#[derive(Debug)]
+struct RmsNormStep;
+
+/// Both gradients are computed together, because they need the same pass over the rows. Gradients
+/// of parents that are not tracked are dropped.
+impl<B: RmsNormOps> Backward<B, 2> for RmsNormStep {
+    type State = (RmsNormSaved<B>, RmsNorm);
+
+    fn backward(
+        self,
+        ops: Ops<Self::State, 2>,
+        grads: &mut Gradients,
+        _checkpointer: &mut Checkpointer,
+    ) {
+        let grad = grads.consume::<B>(&ops.node);
+        let (saved, norm) = ops.state;
+        let gradients = B::rms_norm_backward(grad, saved, norm);
+        let [x, weight] = ops.parents;
+        for (node, gradient) in [(x, gradients.x), (weight, gradients.weight)] {
+            if let Some(node) = node {
+                grads.register::<B>(node.id, gradient);
+            }
+        }
+    }
+}
+
+/// Recorded as compute-bound: Burn's own activation checkpointing keeps the output instead of
+/// computing it again.
+impl<B: RmsNormOps, C: CheckpointStrategy> RmsNormOps for Autodiff<B, C> {
+    fn fused_rms_norm(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        norm: RmsNorm,
+    ) -> FloatTensor<Self> {
+        let step = RmsNormStep.prepare::<C>([x.node, weight.node]).compute_bound().stateful();
+        let (x, weight) = (x.primitive, weight.primitive);
+        match step {
+            OpsKind::Tracked(step) => {
+                let RmsNormOutput { output, reciprocal_root } =
+                    B::rms_norm_forward(x.clone(), weight.clone(), norm);
+                step.finish((RmsNormSaved { x, weight, reciprocal_root }, norm), output)
+            }
+            OpsKind::UnTracked(step) => step.finish(B::fused_rms_norm(x, weight, norm)),
+        }
+    }
+}
+
+/// Normalises over the last axis of `x` and multiplies by `weight`, which has the length of that
+/// axis. `x` may have any other axes; they are merged to rows.
+pub fn rms_norm<B: RmsNormOps, const D: usize>(
+    x: Tensor<B, D>,
+    weight: Tensor<B, 1>,
+    norm: RmsNorm,
+) -> Tensor<B, D> {
+    let weight = portable::primitive(weight);
+    on_rows(x, |x| B::fused_rms_norm(x, weight, norm))
+}

@@ -1,4 +1,4 @@
-//! Fuzzes folders of pretrained weights. Loading must return a model or an error, and never panic.
+//! Fuzzes folders of pretrained weights and of adapters. Loading must return a model or an error, and never panic.
 //!
 //! Each input mutates `config.json`, the index of shards or a weight file. Most mutations of weight files keep the
 //! header length consistent. CONTRIBUTING.md contains the command for a long run.
@@ -9,12 +9,15 @@ use std::path::{Path, PathBuf};
 use burn::tensor::{Int, Tensor, TensorData};
 use burn_flex::Flex;
 use deepburn_fuzz::{Mutator, SeedCorpus, SeedFile, fuzz, patched, replay, scratch_folder};
+use deepburn_models::decoder::AnyDecoder;
 use deepburn_models::encoder::{Encoder, EncoderConfig};
 use deepburn_models::gpt2::{ClassifierConfig, Gpt2Classifier, Gpt2Config, PretrainedGpt2};
 use deepburn_models::hf::{
-    ClassNames, ModelFolderError, ModelFolderWriter, ParameterShape, ProblemType, read_small_file,
+    AdapterFolder, ClassNames, ModelFolderError, ModelFolderWriter, ParameterShape, ProblemType,
+    read_small_file,
 };
-use deepburn_models::{Architecture, FloatType, TextBatch, TextClassifier, TextLimits};
+use deepburn_models::lora::LoraConfig;
+use deepburn_models::{Architecture, BuildModel, FloatType, TextBatch, TextClassifier, TextLimits};
 use safetensors::SafeTensors;
 use serde_json::{Map, Value, json};
 
@@ -117,11 +120,53 @@ fn sound(root: &Path) -> Vec<Folder> {
     write(writer, &classifier().parameters());
     write(encoder().folder_writer(&encoded, F16).unwrap(), &encoder().parameters());
     paths.extend([classified, encoded]);
+    paths.extend(adapters(root));
     paths.into_iter().map(Folder::read).collect()
+}
+
+/// The language model to which the adapters belong. It is the first of [`sound`].
+const BASE: &str = "f32_false";
+
+/// Writes an adapter of two layers, and one with norms of columns, a trained head and an embedding.
+fn adapters(root: &Path) -> [PathBuf; 2] {
+    let fields = [
+        json!({"r": 2, "target_modules": ["c_attn", "c_fc"]}),
+        json!({"r": 1, "target_modules": ["c_proj"], "use_dora": true, "bias": "all",
+               "modules_to_save": ["wte"], "rank_pattern": {"mlp.c_proj": 2}}),
+    ];
+    let mut number = 0;
+    fields.map(|fields| {
+        number += 1;
+        let path = root.join(format!("adapter{number}"));
+        let config = LoraConfig::of_job(fields.as_object().unwrap()).unwrap();
+        let decoder = AnyDecoder::new(gpt2(true)).with_adapter(config).unwrap();
+        let map = decoder.adapter_map().unwrap();
+        let fields = decoder.adapter().unwrap().file_fields();
+        let parameters: Vec<_> = map.parameters().map(ParameterShape::from).collect();
+        write(AdapterFolder::create(&path, &map, fields).unwrap(), &parameters);
+        path
+    })
+}
+
+/// Loads an adapter with its base model, and merges it.
+fn load_adapter(folder: &Path) -> Result<(), ModelFolderError> {
+    let base = folder.with_file_name(BASE);
+    let adapter = AdapterFolder::open(folder)?;
+    let config = PretrainedGpt2::open(&base)?.config().clone();
+    let decoder = AnyDecoder::new(config).with_trained_adapter(adapter)?;
+    let device = Default::default();
+    let model = BuildModel::<Flex>::load(&decoder, &base, &device)?;
+    model.forward(Tensor::zeros([1, 1], &device)).into_data();
+    let merged = scratch_folder();
+    decoder.merge_into(&base, merged.path(), FloatType::F32)?.finish()?;
+    PretrainedGpt2::open(merged.path()).map(drop)
 }
 
 /// Detects the kind of model from the configuration and loads it.
 fn load(folder: &Path) -> Result<(), String> {
+    if folder.join("adapter_config.json").exists() {
+        return load_adapter(folder).map_err(|error| error.to_string());
+    }
     let text = read_small_file(&folder.join("config.json")).map_err(|error| error.to_string())?;
     let fields: Map<String, Value> = serde_json::from_str(&text).unwrap_or_default();
     if fields.get("model_type") == Some(&"deepburn_encoder".into()) {

@@ -52,7 +52,7 @@ pub trait Architecture: fmt::Debug + Send + Sync {
         self.weight_map().parameters().map(ParameterShape::from).collect()
     }
 
-    /// Returns the number of trainable values; a tied embedding counts once.
+    /// Returns the number of values; a tied embedding counts once.
     fn num_parameters(&self) -> usize {
         self.parameters().iter().map(ParameterShape::num_elements).sum()
     }

@@ -65,7 +65,7 @@ pub(crate) struct WeightInit<'a, B: Backend> {
     map: WeightMap,
     /// The adapter.
     adapter: Option<AdapterInit>,
-    /// The paths of parameters whose values are those of another parameter at first, with the other path.
+    /// The paths of parameters that start with the values of another parameter, with its path.
     copied: HashMap<String, String>,
     /// The paths in the map of parameters that have another path in the module.
     paths: Paths,

@@ -40,7 +40,7 @@ pub struct ModelJob {
     pub pretrained: Option<Place>,
     /// Hugging Face's config fields, which override the checkpoint's.
     pub config: Map<String, Json>,
-    /// The fields of a new adapter, whose names and values are those of PEFT.
+    /// The fields of a new adapter, with the names and values of PEFT.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lora: Option<Map<String, Json>>,
     /// The folder of an adapter that is trained further.

@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 use crate::LoraError;
 use crate::pattern::{ModulePattern, ModuleRegex, PatternMap};
 
-/// The largest rank. A larger one is no low-rank adapter of any model.
+/// The largest rank. No model has layers so wide that a larger rank is low.
 const LARGEST_RANK: u64 = 1 << 16;
 
 /// The configuration of an adapter.
@@ -70,7 +70,7 @@ pub enum Biases {
     /// None.
     #[default]
     None,
-    /// Those of adapted modules.
+    /// The biases of adapted modules.
     Adapted,
     /// All.
     All,

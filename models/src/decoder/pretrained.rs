@@ -112,7 +112,7 @@ pub(crate) struct DecoderFiles {
     pub(crate) weights: Weights,
 }
 
-/// These methods are those of [`PretrainedDecoder`].
+/// [`PretrainedDecoder`]'s methods, without its type.
 impl DecoderFiles {
     pub(crate) fn load<B: Backend>(
         mut self,

@@ -22,6 +22,7 @@ use clap::Args;
 use deepburn::zero::Category;
 use deepburn::{Forecast, MemoryPeaks};
 use deepburn_config::{Plan, RawConfig, RunContext, Stage, counted, resolve};
+use deepburn_models::lora::LoraConfig;
 use deepburn_models::{Architecture, BatchShape};
 use serde_json::{Value, json};
 
@@ -34,9 +35,12 @@ use crate::tools::scaling::{self, RankWorkload, ScalingArguments, ScalingRow, Sp
 /// Options of `deepburn estimate`.
 #[derive(Debug, Args)]
 pub(crate) struct EstimateArguments {
-    /// config.json of a GPT-2, a GPT-2 classifier or an encoder, or its folder [default: GPT-2 small].
+    /// config.json of a model, or its folder [default: GPT-2 small].
     #[arg(long)]
     model: Option<PathBuf>,
+    /// Train a LoRA adapter with these fields of model.lora: '{"r": 16, "target_modules": "all-linear"}'.
+    #[arg(long, value_name = "JSON")]
+    lora: Option<String>,
     /// ZeRO stage, 0 to 3 [default: all stages].
     #[arg(long, allow_negative_numbers = true)]
     stage: Option<u8>,
@@ -63,7 +67,7 @@ pub(crate) struct EstimateArguments {
 /// # Errors
 /// Returns a user's mistake if an option, the model or the configuration is invalid.
 pub(crate) fn estimates(arguments: &EstimateArguments) -> Result<String, Failure> {
-    let known = KnownModel::read(arguments.model.as_deref())?;
+    let known = adapted(KnownModel::read(arguments.model.as_deref())?, arguments.lora.as_deref())?;
     let model = known.architecture();
     let ranks = match arguments.ranks {
         0 => return Err(Failure::mistake("--ranks: too few: 0; use at least 1")),
@@ -99,6 +103,22 @@ pub(crate) fn estimates(arguments: &EstimateArguments) -> Result<String, Failure
         lines.extend(scaling.lines(&subject, &stages, &estimates)?);
     }
     Ok(lines.join("\n"))
+}
+
+/// Returns the model with an adapter, if there are fields of one.
+///
+/// # Errors
+/// Returns a user's mistake if the fields are invalid, or if the model is a classifier.
+fn adapted(model: KnownModel, fields: Option<&str>) -> Result<KnownModel, Failure> {
+    let Some(fields) = fields else { return Ok(model) };
+    let named = |error: &dyn std::fmt::Display| Failure::mistake(format!("--lora: {error}"));
+    let KnownModel::LanguageModel(decoder) = model else {
+        return Err(named(&"supported for language models only; give one, or remove the option"));
+    };
+    let fields = serde_json::from_str(fields).map_err(|error| named(&error))?;
+    let config = LoraConfig::of_job(&fields).map_err(|error| named(&error))?;
+    let adapted = decoder.with_adapter(config).map_err(|error| named(&error))?;
+    Ok(KnownModel::LanguageModel(adapted))
 }
 
 /// Returns the plan of the configuration, or the default plan: AdamW in f32 with one sequence per micro-batch.

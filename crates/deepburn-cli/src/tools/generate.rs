@@ -116,7 +116,7 @@ pub(crate) fn generate(arguments: &GenerateArguments) -> Result<String, Failure>
 struct Sources {
     /// The configuration, with the adapter if there is one.
     model: AnyDecoder,
-    /// The folder of the weights. With an adapter, they are those of its base model.
+    /// The folder of the weights. With an adapter, this is the base model.
     base: PathBuf,
     /// The folder of the tokenizer.
     tokenizer: PathBuf,
@@ -135,7 +135,7 @@ impl Sources {
         }
         if base.is_some() {
             return Err(Failure::mistake(format!(
-                "--base: has no effect: {} is no adapter; remove it",
+                "--base: has no effect: {} has no adapter; remove it",
                 given.display()
             )));
         }

@@ -148,7 +148,7 @@ fn checkpoints_have_the_adapter_alone_and_resume_on_other_ranks() {
 }
 
 #[test]
-fn merged_models_are_those_of_the_run() {
+fn the_tool_merges_as_the_run_does() {
     let job = job().with("training.save_merged", true);
     job.run().succeeded();
     let output = job.folder().join("output");
@@ -211,11 +211,34 @@ fn adapters_generate_texts() {
     };
     let own = generate("output/adapter", &[]).succeeded().stdout;
     assert_eq!(generate("output", &[]).succeeded().stdout, own);
-    generate("base", &["--base", "base"]).failed(2, &["--base: has no effect: base is no adapter"]);
+    generate("base", &["--base", "base"])
+        .failed(2, &["--base: has no effect: base has no adapter"]);
     fs::rename(job.folder().join("base"), job.folder().join("moved")).unwrap();
     let parts = ["base_model_name_or_path is", "which does not exist; give its folder with --base"];
     generate("output", &[]).failed(2, &parts);
     assert_eq!(generate("output", &["--base", "moved"]).succeeded().stdout, own);
+}
+
+/// Parameters and gradients take 2 bytes in bf16, and the master copy and two moments of a trained value 12.
+#[test]
+fn estimates_know_adapters() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = tiny_model().display().to_string();
+    let section = r#"{"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true}}"#;
+    let estimate = |fields: &str| {
+        let start =
+            ["estimate", "--model", &model, "--stage", "0", "--json", "--deepspeed", section];
+        deepburn(folder.path(), &[&start[..], &["--lora", fields]].concat())
+    };
+    let ending = estimate(r#"{"r": 4, "target_modules": ["c_attn"]}"#).succeeded();
+    let record: Value = serde_json::from_str(&ending.stdout).unwrap();
+    let bytes = |name: &str| record[0][name].as_u64().unwrap();
+    // 112,560 values of the tiny model, and 4 x (48 + 144) for each of 3 layers.
+    let trained = 3 * 4 * (48 + 144);
+    assert_eq!(bytes("parameters"), 2 * (112_560 + trained), "{record}");
+    assert_eq!(bytes("gradients"), 2 * trained, "{record}");
+    assert_eq!(bytes("optimizer"), 12 * trained, "{record}");
+    estimate(r#"{"rank": 4}"#).failed(2, &["--lora: `rank` is not a field of LoRA"]);
 }
 
 #[test]

@@ -69,7 +69,7 @@ section! {
         config: () = free(),
         /// LoRA: train adapters of low rank instead of the weights of model.pretrained, which stay
         /// frozen. Fields of PEFT's LoraConfig: r (8), lora_alpha (8), target_modules (a list of
-        /// names, a regular expression or "all-linear"; by default those of PEFT for the model),
+        /// names, a regular expression or "all-linear"; by default PEFT's names for the model),
         /// exclude_modules, layers_to_transform, layers_pattern, lora_dropout (0), bias ("none",
         /// "lora_only" or "all"), use_rslora, use_dora, lora_bias, rank_pattern, alpha_pattern,
         /// modules_to_save, ensure_weight_tying and init_lora_weights (true, false or "gaussian").

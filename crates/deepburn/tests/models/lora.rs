@@ -97,7 +97,7 @@ fn any_module_is_adapted_at_all_stages() {
         let factors = ["factors.0.a", "factors.0.b", "factors.1.a", "factors.1.b"];
         let expected: Vec<&str> = down.into_iter().filter(|_| saves_down).chain(factors).collect();
         assert_eq!(trained, expected);
-        // The frozen parameters are those of the module.
+        // The frozen parameters have the module's values.
         let lora = Lora::new(Net::<Flex>::new(), config(fields.clone())).unwrap();
         let base: Vec<f32> = lora.base().up.weight.val().into_data().to_vec().unwrap();
         assert!(values.contains(&base));

@@ -12,7 +12,7 @@
 
 use burn::module::{Module, Param};
 use burn::nn::{Dropout, DropoutConfig};
-use burn::tensor::{Tensor, backend::Backend};
+use burn::tensor::{DType, Tensor, backend::Backend};
 use deepburn_ops::{LinearOps, linear};
 
 use crate::weights::{AdapterShape, WeightInit};
@@ -112,7 +112,8 @@ impl<B: Backend> LinearAdapter<B> {
         let Some(magnitude) = &self.magnitude else {
             return self.added(x.clone(), linear(x, weight, bias));
         };
-        let factor = (magnitude.val() / self.norms(weight.clone())).unsqueeze::<2>();
+        let factor = magnitude.val().cast(DType::F32) / self.norms(weight.clone());
+        let factor = factor.cast(x.dtype()).unsqueeze::<2>();
         let has_dropout = self.dropout.prob > 0.0 && B::ad_enabled(&x.device());
         let y = if has_dropout {
             // As in PEFT, the layer itself has no dropout, and what the norms change of it has.
@@ -128,12 +129,12 @@ impl<B: Backend> LinearAdapter<B> {
         }
     }
 
-    /// Returns the norm of each column of the adapted weight, `[out]`, without a gradient. A column of zeros has norm 1, so
+    /// Returns the norm of each column of the adapted weight, `[out]`, in f32 and without a gradient. A column of zeros has norm 1, so
     /// that its quotient is finite.
     fn norms(&self, weight: Tensor<B, 2>) -> Tensor<B, 1> {
         let [a, b] = [&self.a, &self.b].map(|factor| factor.val().detach());
         let adapted = a.matmul(b) * self.scale + weight.detach();
-        let norms = adapted.powf_scalar(2.0).sum_dim(0).sqrt().squeeze_dim::<1>(0);
+        let norms = adapted.cast(DType::F32).powf_scalar(2.0).sum_dim(0).sqrt().squeeze_dim::<1>(0);
         let is_zero = norms.clone().equal_elem(0.0);
         norms.mask_fill(is_zero, 1.0)
     }

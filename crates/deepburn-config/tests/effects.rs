@@ -143,6 +143,11 @@ const WITHOUT_EFFECT: &[(&str, &str, &str)] = &[
         r#"{"training": {"early_stopping_threshold": 0.1}}"#,
         "only stops early with training.early_stopping_patience",
     ),
+    (
+        "training.save_merged",
+        r#"{"training": {"save_merged": true}}"#,
+        "neither model.lora nor model.adapter is given",
+    ),
     ("training.async_save", r#"{"training": {"async_save": true}}"#, "no checkpoints are saved"),
     (
         "training.save_total_limit",
@@ -312,6 +317,11 @@ const WITHOUT_EFFECT: &[(&str, &str, &str)] = &[
 const ALWAYS: &[(&str, &str)] = &[
     ("model.architecture", "it selects the model"),
     ("model.pretrained", "it selects the weights; encoder refuses it"),
+    (
+        "model.lora",
+        "unknown fields are errors, and settings that select nothing are reported with the model",
+    ),
+    ("model.adapter", "it is refused without model.pretrained and beside model.lora"),
     ("model.config", "unknown fields are reported when the model is built"),
     ("data.tokenizer", "it sets the vocabulary and is exported with the model"),
     ("data.sequence_length", "every kind of data has samples of at most this length"),

@@ -39,13 +39,9 @@ pub enum ModuleKind {
         /// Elements of the result.
         outputs: usize,
     },
-    /// The output projection: `x W^T` with `W: [outputs, inputs]`.
+    /// The output projection, which cannot be adapted.
     Head {
-        /// Elements of `x`.
-        inputs: usize,
-        /// Number of tokens.
-        outputs: usize,
-        /// Whether `W` is the token embedding.
+        /// Whether it is the token embedding.
         is_tied: bool,
     },
     /// The rows of `[rows, width]` that belong to tokens.
@@ -63,11 +59,9 @@ impl ModuleKind {
     /// Returns the number of inputs and outputs of the adapter; `None` for a module that cannot be adapted.
     fn sizes(self) -> Option<[usize; 2]> {
         match self {
-            Self::Linear { inputs, outputs } | Self::Head { inputs, outputs, .. } => {
-                Some([inputs, outputs])
-            }
+            Self::Linear { inputs, outputs } => Some([inputs, outputs]),
             Self::Embedding { rows, width } => Some([rows, width]),
-            Self::Other => None,
+            Self::Head { .. } | Self::Other => None,
         }
     }
 }
@@ -111,6 +105,7 @@ impl Adapter {
         family_targets: &[&str],
         base: &WeightMap,
     ) -> Result<Self, LoraError> {
+        config.check()?;
         let targets = match &config.targets {
             Targets::OfFamily => {
                 let names = family_targets.iter().map(|name| (*name).to_owned()).collect();
@@ -149,13 +144,13 @@ impl Adapter {
             ModuleKind::Other => {
                 return refuse(format!("`{name}` is neither a linear layer nor an embedding"));
             }
-            ModuleKind::Head { is_tied: true, .. } => {
+            ModuleKind::Head { .. } => {
                 return refuse(format!(
-                    "`{name}` is tied to the token embedding, so that an adapter of it alone cannot be merged; use the \
-                     layers, or an untied model"
+                    "`{name}` is the output projection, whose adapter is not supported; train it as a whole with \
+                     modules_to_save, or adapt the layers"
                 ));
             }
-            ModuleKind::Embedding { .. } | ModuleKind::Head { .. } if config.dora => {
+            ModuleKind::Embedding { .. } if config.dora => {
                 return refuse(format!("`{name}`: use_dora is supported for linear layers only"));
             }
             ModuleKind::Embedding { .. } if config.adapter_bias => {
@@ -327,7 +322,8 @@ impl Adapter {
         WeightMap::new(weights).map(|map| map.like(base))
     }
 
-    /// Returns the map of `adapter_model.safetensors`. `extended` is the map of the adapted model.
+    /// Returns the map of `adapter_model.safetensors`. `extended` is the map of the adapted model. As in PEFT, a tied head
+    /// that is trained with its embedding is a tensor of its own, with the same values.
     ///
     /// # Errors
     /// Returns an error if the sizes of a parameter overflow.
@@ -337,11 +333,7 @@ impl Adapter {
         for (path, stored) in &self.stored {
             let Some(weight) = extended.get(path) else { continue };
             let composition = weight.composition().clone().renamed(|_| stored.clone());
-            let copy = Weight::new(path.clone(), composition);
-            weights.push(match weight.origin() {
-                tied @ Origin::Tied { .. } => copy.with_origin(tied.clone()),
-                _ => copy,
-            });
+            weights.push(Weight::new(path.clone(), composition));
         }
         WeightMap::new(weights)
     }
@@ -396,6 +388,37 @@ impl Adapter {
             (InitialFactors::Gaussian, false) => [normal(1.0 / rank as f64), zeros],
             (InitialFactors::Nonzero, false) => [uniform(inputs), uniform(rank)],
         }
+    }
+
+    /// Returns the settings that select nothing, so that they have no effect.
+    ///
+    /// # Errors
+    /// Returns [`LoraError`] for an expression that takes too long.
+    pub fn unused_settings(&self, modules: &[ModelModule]) -> Result<Vec<String>, LoraError> {
+        let adapted: Vec<&str> =
+            self.modules.values().map(|adapted| adapted.module.name.as_str()).collect();
+        let LoraConfig { rank_pattern, alpha_pattern, exclude, biases, .. } = &self.config;
+        let mut unused = Vec::new();
+        for key in rank_pattern.unmatched("rank_pattern", &adapted)? {
+            unused.push(format!("rank_pattern.{key}"));
+        }
+        for key in alpha_pattern.unmatched("alpha_pattern", &adapted)? {
+            unused.push(format!("alpha_pattern.{key}"));
+        }
+        if let Some(pattern) = exclude {
+            let mut excludes = false;
+            for module in modules {
+                excludes |= pattern.selects("exclude_modules", &module.name)?;
+            }
+            if !excludes {
+                unused.push("exclude_modules".to_owned());
+            }
+        }
+        let has_bias = self.trained.iter().any(|path| path.ends_with(".bias"));
+        if *biases != Biases::None && !has_bias {
+            unused.push("bias".to_owned());
+        }
+        Ok(unused)
     }
 
     /// Returns the content of `adapter_config.json`.
@@ -471,12 +494,12 @@ fn is_in_layers(config: &LoraConfig, targets: &Targets, name: &str) -> bool {
     }
     let parts: Vec<&str> = name.split('.').collect();
     let patterns = &config.layers_pattern;
-    let numbers = parts.windows(2).skip(1).filter_map(|pair| {
+    let mut numbers = parts.windows(2).skip(1).filter_map(|pair| {
         let is_list = patterns.is_empty() || patterns.iter().any(|pattern| pattern == pair[0]);
         pair[1].parse::<usize>().ok().filter(|_| is_list)
     });
     // The expression of PEFT is greedy, so that the last number counts.
-    numbers.last().is_some_and(|number| layers.contains(&number))
+    numbers.next_back().is_some_and(|number| layers.contains(&number))
 }
 
 /// Returns `target_modules` for `adapter_config.json`.

@@ -261,18 +261,19 @@ impl LoraConfig {
     ///
     /// # Errors
     /// Returns [`LoraError::Value`] for the first contradiction.
-    fn check(&self) -> Result<(), LoraError> {
+    pub(crate) fn check(&self) -> Result<(), LoraError> {
+        if self.rank == 0 || self.rank_pattern.entries().any(|(_, rank)| rank == 0) {
+            return Err(LoraError::value("r", 0, "at least 1"));
+        }
         if !(0.0..1.0).contains(&self.dropout) {
             return Err(LoraError::value("lora_dropout", self.dropout, "from 0 to below 1"));
         }
-        let alphas = self.alpha_pattern.entries().map(|(key, alpha)| (key, alpha));
-        for (name, alpha) in [("lora_alpha", self.alpha)].into_iter().chain(alphas) {
-            if alpha == 0.0 {
-                return Err(LoraError::value(
-                    name,
-                    alpha,
-                    "another number: an adapter with scale 0 learns nothing",
-                ));
+        let alphas = self.alpha_pattern.entries();
+        let alphas = alphas.map(|(key, alpha)| (format!("alpha_pattern.{key}"), alpha));
+        for (name, alpha) in [("lora_alpha".to_owned(), self.alpha)].into_iter().chain(alphas) {
+            if alpha == 0.0 || !alpha.is_finite() {
+                let rule = "another number: an adapter with scale 0 learns nothing";
+                return Err(LoraError::value(&name, alpha, rule));
             }
         }
         if let Some(layers) = &self.layers {
@@ -462,7 +463,7 @@ impl Fields<'_> {
         let name = "layers_to_transform";
         let Some(value) = self.given(name) else { return Ok(None) };
         let list = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
-        let numbers = list.iter().map(|number| Some(usize::try_from(number.as_u64()?).ok()?));
+        let numbers = list.iter().map(|number| usize::try_from(number.as_u64()?).ok());
         let numbers: Option<Vec<usize>> = numbers.collect();
         let numbers = numbers
             .ok_or_else(|| LoraError::value(name, value, "a list of numbers of layers, from 0"))?;

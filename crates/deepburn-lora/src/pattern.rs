@@ -125,6 +125,24 @@ impl<T: Copy> PatternMap<T> {
         Ok(None)
     }
 
+    /// Returns the keys that match none of these modules.
+    ///
+    /// # Errors
+    /// Returns [`LoraError::Value`] for an expression that takes too long.
+    pub(crate) fn unmatched(&self, name: &str, modules: &[&str]) -> Result<Vec<&str>, LoraError> {
+        let mut unmatched = Vec::new();
+        for (key, regex, _) in &self.0 {
+            let mut is_matched = false;
+            for module in modules {
+                is_matched |= matches(regex, name, key, module)?;
+            }
+            if !is_matched {
+                unmatched.push(key.as_str());
+            }
+        }
+        Ok(unmatched)
+    }
+
     /// Returns keys and values, in order.
     pub fn entries(&self) -> impl Iterator<Item = (&str, T)> {
         self.0.iter().map(|(key, _, value)| (key.as_str(), *value))

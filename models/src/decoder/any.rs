@@ -14,6 +14,7 @@ use deepburn_weights::WeightMap;
 use serde_json::{Map, Value};
 
 use super::config::DecoderConfig;
+use super::merge::Merge;
 use super::model::Decoder;
 use super::parts::DecoderParts;
 use super::pretrained::{DecoderFiles, PretrainedDecoder};
@@ -40,7 +41,7 @@ pub struct AnyDecoder {
 struct DecoderAdapter {
     adapter: Arc<Adapter>,
     /// The folder with its values; `None` for an adapter that is not trained yet.
-    folder: Option<AdapterFolder>,
+    folder: Option<Arc<AdapterFolder>>,
 }
 
 /// The methods of a [`DecoderConfig`] without its type.
@@ -121,7 +122,11 @@ impl AnyDecoder {
         let adapted = self.with_adapter(folder.config().clone());
         let mut adapted = adapted.map_err(|error| folder.misfit(&error))?;
         if let Some(adapter) = &mut adapted.adapter {
-            adapter.folder = Some(folder);
+            adapter.folder = Some(Arc::new(folder));
+        }
+        // The shapes are checked at once, because the model may be built without values first.
+        if let Some((folder, map)) = adapted.trained_adapter().zip(adapted.adapter_map()) {
+            folder.weights(&map)?;
         }
         Ok(adapted)
     }
@@ -140,6 +145,15 @@ impl AnyDecoder {
         Ok(other)
     }
 
+    /// Returns the settings of the adapter that select nothing, so that they have no effect.
+    ///
+    /// # Errors
+    /// Returns [`LoraError`] for an expression that takes too long.
+    pub fn unused_settings(&self) -> Result<Vec<String>, LoraError> {
+        let modules = self.config.parts().modules();
+        self.adapter().map_or(Ok(Vec::new()), |adapter| adapter.unused_settings(&modules))
+    }
+
     /// Returns the adapter.
     #[must_use]
     pub fn adapter(&self) -> Option<&Adapter> {
@@ -149,7 +163,7 @@ impl AnyDecoder {
     /// Returns the folder of the adapter, if it is trained.
     #[must_use]
     pub fn trained_adapter(&self) -> Option<&AdapterFolder> {
-        self.adapter.as_ref()?.folder.as_ref()
+        self.adapter.as_ref()?.folder.as_deref()
     }
 
     /// Returns the number of rows that the vocabulary of the configuration adds to the embedding in `folder`.
@@ -184,6 +198,15 @@ impl AnyDecoder {
         }
     }
 
+    /// Returns the path of the tied head if the adapter trains it with the parameter at `path`, its embedding. The adapter's
+    /// file has a copy of it.
+    #[must_use]
+    pub fn twin_of(&self, path: &str) -> Option<String> {
+        let (parts, adapter) = (self.parts(), self.adapter()?);
+        let is_twin = parts.head.is_tied && path == parts.embedding_path();
+        (is_twin && adapter.trains(&parts.head_path())).then(|| parts.head_path())
+    }
+
     /// Returns the map of `adapter_model.safetensors`; `None` without an adapter.
     #[must_use]
     pub fn adapter_map(&self) -> Option<WeightMap> {
@@ -215,7 +238,7 @@ impl AnyDecoder {
     ///
     /// # Errors
     /// Returns [`ModelFolderError::Tensors`] naming every tensor that does not fit or is not finite, or an I/O error.
-    fn check_adapter(&self, folder: &Path) -> Result<(), ModelFolderError> {
+    pub(super) fn check_adapter(&self, folder: &Path) -> Result<(), ModelFolderError> {
         let Some(DecoderAdapter { adapter, folder: Some(own) }) = &self.adapter else {
             return Ok(());
         };
@@ -223,9 +246,19 @@ impl AnyDecoder {
         let mut weights = own.weights(&map)?;
         weights.check_values()?;
         let mut base = BaseModel::open(folder, self.config.weight_map())?;
-        let copies = map.parameters().filter(|weight| !adapter.trains(weight.path()));
-        for copy in copies {
-            let (copied, values) = (weights.read_required(copy)?, base.read(copy.path())?);
+        let (parts, own) = (self.config.parts(), map.clone());
+        // A tied head that is trained with its embedding has the same values.
+        let twin = (parts.head.is_tied && !adapter.unties())
+            .then(|| own.get(&parts.embedding_path()))
+            .flatten();
+        for copy in map.parameters() {
+            let is_head = copy.path() == parts.head_path();
+            let values = match (twin, adapter.trains(copy.path())) {
+                (Some(twin), _) if is_head => weights.read_required(twin)?,
+                (_, true) => continue,
+                (_, false) => base.read(copy.path())?,
+            };
+            let copied = weights.read_required(copy)?;
             // A copy may have been rounded to another type.
             let bound = |value: &f32| (value.abs() * COPY_ERROR).max(f32::MIN_POSITIVE);
             let differ = copied.iter().zip(&values).filter(|(a, b)| (*a - *b).abs() > bound(b));
@@ -336,11 +369,24 @@ impl<B: Backend> BuildModel<B> for AnyDecoder {
     }
 
     fn load(&self, folder: &Path, device: &B::Device) -> Result<Decoder<B>, ModelFolderError> {
-        if self.adapter.is_some() {
-            self.check_weights(folder)?;
+        let Some(adapter) = self.trained_adapter() else {
+            return match self.adapter {
+                Some(_) => self.load_lazily(folder, 0, device),
+                None => self.open(folder)?.load(self, device),
+            };
+        };
+        self.check_weights(folder)?;
+        if B::ad_enabled(device) || self.check_mergeable().is_err() {
             return self.load_lazily(folder, 0, device);
         }
-        self.open(folder)?.load(self, device)
+        // Nothing is trained, so the adapter is merged while the weights are read.
+        let path = folder.join(CONFIG);
+        let named = |source| ModelFolderError::Config { path: path.clone(), source };
+        let merge = Merge::open(self, folder, adapter)?;
+        let config = merge.config().map_err(named)?;
+        let read = merge.into_reader(config.weight_map());
+        Decoder::with(&config, WeightInit::reading(config.weight_map(), read, device))
+            .map_err(named)
     }
 
     /// Reads each weight when it is first used. The seed is used for an adapter that is not trained yet, because a

@@ -1,8 +1,8 @@
-//! The token embedding and the head, with their adapters.
+//! The token embedding with its adapter, and the head.
 //!
 //! ```text
-//! embedding    rows W[ids]                 with an adapter  W[ids] + s A[ids] B        A: [vocab, r], B: [r, width]
-//! head         x W^T                       with an adapter  x (W + s (A B)^T)^T        A: [width, r], B: [r, vocab]
+//! embedding    W[ids]       with an adapter  W[ids] + s A[ids] B        A: [vocab, r], B: [r, width]
+//! head         x W^T
 //! ```
 
 use burn::module::{Module, Param};
@@ -24,8 +24,6 @@ pub(super) struct Embedding<B: Backend> {
 pub(super) struct Head<B: Backend> {
     /// The projection, `[vocab, width]`.
     weight: Param<Tensor<B, 2>>,
-    /// The adapter.
-    adapter: Option<TableAdapter<B>>,
 }
 
 /// The adapter of a table of tokens.
@@ -69,14 +67,11 @@ impl<B: Backend> Embedding<B> {
 impl<B: Backend> Head<B> {
     /// Returns the head at module path `path`; `None` if it is tied to the embedding.
     pub(super) fn new(init: &WeightInit<B>, path: &str) -> Option<Self> {
-        let weight = init.optional_param(&format!("{path}.weight"))?;
-        Some(Self { weight, adapter: TableAdapter::new(init, path) })
+        init.optional_param(&format!("{path}.weight")).map(|weight| Self { weight })
     }
 
     /// Returns the projection, `[vocab, width]`.
     pub(super) fn weight(&self) -> Tensor<B, 2> {
-        let weight = self.weight.val();
-        let Some(TableAdapter { a, b, scale }) = &self.adapter else { return weight };
-        weight + (a.val() * *scale).matmul(b.val()).transpose()
+        self.weight.val()
     }
 }

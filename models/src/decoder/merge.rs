@@ -1,17 +1,22 @@
 //! Writes a model whose adapter is merged into its weights.
 
 use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::tensor::TensorData;
 use deepburn_lora::merge::Factors;
-use deepburn_lora::{AdaptedModule, ModuleKind};
+use deepburn_lora::{AdaptedModule, LoraError, ModuleKind};
 use deepburn_safetensors::FloatType;
 use deepburn_weights::{Weight, WeightMap};
 use serde_json::{Map, json};
 
 use super::any::AnyDecoder;
 use crate::architecture::{Architecture, LanguageModelConfig};
-use crate::hf::{AdapterFolder, BaseModel, ModelFolderError, ModelFolderWriter, Weights};
+use crate::hf::{
+    AdapterFolder, BaseModel, CONFIG, ModelConfigError, ModelFolderError, ModelFolderWriter,
+    Weights,
+};
+use crate::weights::ReadWeights;
 
 /// A decoder and its trained adapter, which are merged one parameter at a time.
 pub(super) struct Merge {
@@ -43,7 +48,10 @@ impl Merge {
     }
 
     /// Returns the configuration of the merged model. An adapted or separately trained embedding is no longer the head.
-    pub(super) fn config(&self) -> AnyDecoder {
+    ///
+    /// # Errors
+    /// Returns [`ModelConfigError`] if the family does not support an untied head.
+    pub(super) fn config(&self) -> Result<AnyDecoder, ModelConfigError> {
         let base = self.decoder.base();
         let parts = base.parts();
         let embedding = parts.embedding_path();
@@ -51,24 +59,47 @@ impl Merge {
         let adapter = self.decoder.adapter();
         let is_apart = adapter.is_some_and(|it| it.unties() || it.module(module).is_some());
         if !(is_apart && parts.head.is_tied) {
-            return base;
+            return Ok(base);
         }
         let untied = Map::from_iter([("tie_word_embeddings".to_owned(), json!(false))]);
-        base.with_overrides(&untied).unwrap_or(base)
+        base.with_overrides(&untied)
     }
 
     /// Writes all parameters of the merged model.
     ///
     /// # Errors
     /// Returns [`ModelFolderError::Tensors`] if a tensor does not fit or is not finite, or an I/O error.
-    pub(super) fn write(mut self, writer: &mut ModelFolderWriter) -> Result<(), ModelFolderError> {
-        let config = self.config();
+    fn write(
+        mut self,
+        config: &AnyDecoder,
+        writer: &mut ModelFolderWriter,
+    ) -> Result<(), ModelFolderError> {
         for weight in config.weight_map().parameters() {
-            let mut values = self.base_values(weight.path())?;
-            self.merge(weight, &mut values)?;
+            let values = self.values(weight)?;
             writer.write(weight.path(), TensorData::new(values, weight.shape()))?;
         }
         Ok(())
+    }
+
+    /// Returns the values of a parameter of the merged model.
+    ///
+    /// # Errors
+    /// Returns [`ModelFolderError::Tensors`] if a tensor does not fit or is not finite, or an I/O error.
+    fn values(&mut self, weight: &Weight) -> Result<Vec<f32>, ModelFolderError> {
+        let mut values = self.base_values(weight.path())?;
+        self.merge(weight, &mut values)?;
+        Ok(values)
+    }
+
+    /// Returns a function that merges a parameter of this map when it is first used. It panics with the error message,
+    /// like the function of [`Weights::into_reader`].
+    pub(super) fn into_reader(self, map: WeightMap) -> Arc<ReadWeights> {
+        let merge = Mutex::new(self);
+        Arc::new(move |path: &str| {
+            let mut merge = merge.lock().unwrap_or_else(PoisonError::into_inner);
+            let weight = map.get(path).unwrap_or_else(|| panic!("there is no parameter {path}"));
+            merge.values(weight).unwrap_or_else(|error| panic!("{error}"))
+        })
     }
 
     /// Returns the values of a parameter before its adapter is merged: of the base model, or trained as a whole.
@@ -105,11 +136,6 @@ impl Merge {
         let [a, b] = leaves.map(|leaf| self.factor(path, leaf));
         let (Some(a), Some(b)) = (a?, b?) else { return Ok(()) };
         let magnitude = self.factor(path, "lora_magnitude_vector")?;
-        let (a, b) = match module.kind {
-            // The weight of a head is transposed.
-            ModuleKind::Head { .. } => (transposed(&b, rank), transposed(&a, a.len() / rank)),
-            _ => (a, b),
-        };
         let magnitude = magnitude.as_deref();
         Factors { a: &a, b: &b, rank, scale, magnitude }.merge_into(values);
         Ok(())
@@ -120,14 +146,6 @@ impl Merge {
         let weight = self.map.get(&format!("{path}.{leaf}"));
         weight.map(|weight| self.adapter.read_required(weight)).transpose()
     }
-}
-
-/// Transposes a matrix with this number of rows.
-fn transposed(matrix: &[f32], rows: usize) -> Vec<f32> {
-    let columns = matrix.len() / rows.max(1);
-    (0..columns)
-        .flat_map(|column| (0..rows).map(move |row| matrix[row * columns + column]))
-        .collect()
 }
 
 impl AnyDecoder {
@@ -146,15 +164,21 @@ impl AnyDecoder {
             let hint = "; it has no trained adapter to merge".to_owned();
             return Err(ModelFolderError::NoWeights { folder: base.to_owned(), hint });
         };
-        self.check_mergeable(adapter)?;
+        self.check_mergeable().map_err(|error| adapter.misfit(&error))?;
+        self.check_adapter(base)?;
         let merge = Merge::open(self, base, adapter)?;
-        let mut writer = merge.config().folder_writer(out, float)?;
-        merge.write(&mut writer)?;
+        let path = base.join(CONFIG);
+        let config = merge.config().map_err(|source| ModelFolderError::Config { path, source })?;
+        let mut writer = config.folder_writer(out, float)?;
+        merge.write(&config, &mut writer)?;
         Ok(writer)
     }
 
     /// Checks that each bias of an adapter can be added to a bias of the model.
-    fn check_mergeable(&self, folder: &AdapterFolder) -> Result<(), ModelFolderError> {
+    ///
+    /// # Errors
+    /// Returns [`LoraError::Module`] naming a layer without a bias.
+    pub fn check_mergeable(&self) -> Result<(), LoraError> {
         let Some(adapter) = self.adapter().filter(|it| it.config().adapter_bias) else {
             return Ok(());
         };
@@ -166,11 +190,10 @@ impl AnyDecoder {
         });
         match lacking {
             None => Ok(()),
-            Some(module) => Err(ModelFolderError::Format {
-                path: folder.path().to_owned(),
+            Some(module) => Err(LoraError::Module {
+                name: "lora_bias".to_owned(),
                 reason: format!(
-                    "`lora_bias` is true, and `{}` has no bias to which it could be added; use the adapter without \
-                     merging it",
+                    "`{}` has no bias to which the adapter's could be added; use the adapter without merging it",
                     module.name
                 ),
             }),

@@ -117,11 +117,7 @@ impl DecoderParts {
             false => Origin::Fresh(InitialValues::Normal { std }),
         };
         let weight = Weight::new(head, composition).with_origin(origin);
-        let kind = ModuleKind::Head {
-            inputs: width,
-            outputs: self.vocab_size,
-            is_tied: self.head.is_tied,
-        };
+        let kind = ModuleKind::Head { is_tied: self.head.is_tied };
         found.push(DecoderParameter { in_module: "head.weight".into(), weight, kind });
         found
     }

@@ -252,11 +252,18 @@ fn with_adapter(
     job: &Job,
     pretrained: Option<&Path>,
 ) -> Result<AnyDecoder, Failure> {
+    if job.model.has_adapter() {
+        refuse_changes(&job.model.config)?;
+    }
     let (key, config) = match (&job.model.lora, &job.model.adapter) {
         (Some(fields), _) => {
             let of_key = |error| Failure::mistake(format!("model.lora: {error}"));
             let lora = LoraConfig::of_job(fields).map_err(of_key)?;
-            ("model.lora", config.with_adapter(lora).map_err(of_key)?)
+            let config = config.with_adapter(lora).map_err(of_key)?;
+            for setting in config.unused_settings().map_err(of_key)? {
+                tracing::warn!("model.lora.{setting} has no effect: it selects nothing; remove it");
+            }
+            ("model.lora", config)
         }
         (None, Some(folder)) => {
             let of_key = |error| Failure::mistake(format!("model.adapter: {error}"));
@@ -269,10 +276,14 @@ fn with_adapter(
         let new_rows = config.new_rows(folder).map_err(Failure::mistake)?;
         if new_rows > 0 {
             return Err(Failure::mistake(format!(
-                "{key}: the embeddings are frozen, and model.config.vocab_size adds {new_rows} rows to them, which would \
-                 never be trained; train the whole model, or keep its vocabulary"
+                "{key}: model.config.vocab_size adds {new_rows} rows to the embeddings, which is not supported with an \
+                 adapter; train the whole model, or keep its vocabulary"
             )));
         }
+    }
+    if job.training.save_merged {
+        let of_key = |error| Failure::mistake(format!("training.save_merged: {key}: {error}"));
+        config.check_mergeable().map_err(of_key)?;
     }
     if let Some(adapter) = config.adapter() {
         let trained = config.parameters().into_iter().filter(|it| !it.is_frozen);
@@ -281,6 +292,26 @@ fn with_adapter(
         tracing::info!("{key}: {modules} have adapters; {trained} of {all} parameters are trained");
     }
     Ok(config)
+}
+
+/// Refuses overrides of the model's configuration that change what it computes. An adapter names its base model and has
+/// no place for them, so programs that read it would compute something else.
+///
+/// # Errors
+/// Returns a user's mistake that names the field.
+fn refuse_changes(overrides: &Map<String, Value>) -> Result<(), Failure> {
+    // Dropout is only used in training, the vocabulary is checked with the files, and token ids are no part of the model.
+    let is_harmless = |name: &str| {
+        ["dropout", "pdrop", "_token_id", "dtype"].iter().any(|part| name.contains(part))
+            || name == "vocab_size"
+    };
+    match overrides.iter().find(|(name, value)| !is_harmless(name) && !value.is_null()) {
+        None => Ok(()),
+        Some((name, _)) => Err(Failure::mistake(format!(
+            "model.config.{name}: cannot be changed with an adapter, whose files name the base model but not this change; \
+             change the config.json of the base model, or remove it"
+        ))),
+    }
 }
 
 /// Logs the token between documents, because the tokenizer determines it unless the job names it.

@@ -74,7 +74,11 @@ pub(crate) fn open_output(preparation: &Preparation) -> Result<Option<File>, Fai
 /// Warns if the disk has less free space than the trained model takes.
 fn warn_of_full_disk(preparation: &Preparation) {
     let output = &preparation.job.training.output_dir;
-    let parameters = preparation.subject.info().architecture().num_parameters();
+    let info = preparation.subject.info();
+    let is_whole = info.adapted().is_none() || preparation.job.training.save_merged;
+    let saved = info.architecture().parameters().into_iter();
+    let saved = saved.filter(|parameter| is_whole || !parameter.is_frozen);
+    let parameters: usize = saved.map(|parameter| parameter.num_elements()).sum();
     let needed = parameters as u64 * size_of::<f32>() as u64;
     // Some file systems report a size of 0, because they do not know their size.
     let space = fs4::statvfs(output).ok().filter(|space| space.total_space() > 0);

@@ -110,6 +110,10 @@ pub(crate) fn save_model<B: FusedOps + OptimizerOps, R: Recipe<B>>(
             .into());
         }
         if let Some(writer) = &mut writer {
+            let twin = adapter.as_ref().and_then(|(adapted, _)| adapted.twin_of(parameter.path()));
+            if let Some(twin) = twin {
+                writer.write(&twin, data.clone())?;
+            }
             writer.write(parameter.path(), data)?;
         }
     }
@@ -145,6 +149,10 @@ fn finish_folder<B: FusedOps + OptimizerOps, R: Recipe<B>>(
     let training_data = Some(preparation.data.training.as_str());
     let record = ModelRecord::of_job(&preparation.record, training_data);
     writer.set_document(ModelRecord::FILE, record.fields());
+    // With an adapter, it has the end of text that the adapter was trained with.
+    if let Some(fields) = recipe.hf_export().documents.remove(GENERATION_CONFIG) {
+        writer.set_document(GENERATION_CONFIG, fields);
+    }
     Ok(writer.finish()?)
 }
 
@@ -165,7 +173,7 @@ fn adapter_writer(
         (_, Some(path)) => {
             fs::canonicalize(path).unwrap_or_else(|_| path.clone()).display().to_string()
         }
-        _ => String::new(),
+        (_, None) => unreachable!("a job with an adapter has a pretrained model"),
     };
     fields.insert("base_model_name_or_path".to_owned(), base.into());
     AdapterFolder::create(folder, map, fields)
@@ -184,10 +192,7 @@ fn save_merged<B: FusedOps + OptimizerOps, R: Recipe<B>>(
     let Some(base) = &preparation.pretrained else { return Ok(()) };
     let folder = preparation.job.training.output_dir.join(MODEL);
     let trained = adapted.base().with_trained_adapter(AdapterFolder::open(adapter)?)?;
-    let mut writer = trained.merge_into(base, &folder, FloatType::F32)?;
-    if let Some(fields) = recipe.hf_export().documents.remove(GENERATION_CONFIG) {
-        writer.set_document(GENERATION_CONFIG, fields);
-    }
+    let writer = trained.merge_into(base, &folder, FloatType::F32)?;
     finish_folder(writer, &folder, recipe, preparation)
 }
 
@@ -251,7 +256,12 @@ pub(crate) fn write_report(request: &JobRequest, preparation: &Preparation) -> R
     if let Some(line) = goodput(&rows) {
         console::eprint(&line);
     }
-    console::eprint(&format!("model, metrics and report are in {}", output.display()));
+    let trained = match preparation.job.model.has_adapter() {
+        true if preparation.job.training.save_merged => "adapter, model",
+        true => "adapter",
+        false => "model",
+    };
+    console::eprint(&format!("{trained}, metrics and report are in {}", output.display()));
     Ok(())
 }
 

@@ -26,6 +26,7 @@ use deepburn_config::{
     ParameterOffload, Place, Plan, RawConfig, RecomputePolicy, Resolved, RunContext, Severity,
     Stage, counted, find, resolve,
 };
+use deepburn_models::lora::LoraConfig;
 use serde::Serialize;
 use serde_json::Value;
 
@@ -136,6 +137,10 @@ pub(crate) fn check_config(
             // A model on the Hub is not downloaded.
             let pretrained = job.model.pretrained.as_ref().and_then(Place::local).map(model_in);
             models::of_job(&job, pretrained.as_deref())?;
+            if let Some(fields) = &job.model.lora {
+                let of_key = |error| Failure::mistake(format!("model.lora: {error}"));
+                LoraConfig::of_job(fields).map_err(of_key)?;
+            }
             (written, job.run_context(), job.notes)
         }
         false => {

@@ -22,7 +22,7 @@ use clap::builder::NonEmptyStringValueParser;
 use deepburn_datasets::Tokenizer;
 use deepburn_models::causal_lm::{GenerateOptions, RandomSampling, Sampling};
 use deepburn_models::decoder::AnyDecoder;
-use deepburn_models::hf::GenerationConfig;
+use deepburn_models::hf::{GENERATION_CONFIG, GenerationConfig};
 use deepburn_models::{Architecture, LanguageModelConfig};
 
 use crate::console;
@@ -71,7 +71,7 @@ pub(crate) struct GenerateArguments {
     #[arg(long)]
     seed: Option<u64>,
     /// Sample N continuations. The first is the one without this option.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     num_return_sequences: Option<u32>,
     /// End the text after TEXT if the new text contains it. Can be repeated.
     #[arg(long, value_name = "TEXT", value_parser = NonEmptyStringValueParser::new())]
@@ -86,14 +86,14 @@ pub(crate) struct GenerateArguments {
 /// the model computes NaN.
 pub(crate) fn generate(arguments: &GenerateArguments) -> Result<String, Failure> {
     deepburn::start_threads().map_err(Failure::run)?;
-    let Sources { model, base, tokenizer } =
+    let Sources { model, base, tokenizer, texts } =
         Sources::find(&arguments.model, arguments.base.as_deref())?;
     let tokenizer = Tokenizer::load(&tokenizer).map_err(Failure::mistake)?;
     let tokens = tokenizer.encode(&arguments.prompt).map_err(Failure::mistake)?;
     if tokens.is_empty() {
         return Err(Failure::mistake("--prompt: has no tokens; give a text to continue"));
     }
-    let config = GenerationConfig::read(&base).map_err(Failure::mistake)?;
+    let config = GenerationConfig::read(&texts).map_err(Failure::mistake)?;
     let settings = Settings::new(arguments, config.as_ref(), [tokens.len(), model.max_len()])?;
     settings.notes.iter().for_each(|note| console::eprint(note));
     let context = last_tokens(&tokens, settings.max_new_tokens, model.max_len())?;
@@ -120,6 +120,8 @@ struct Sources {
     base: PathBuf,
     /// The folder of the tokenizer.
     tokenizer: PathBuf,
+    /// The folder of `generation_config.json`. An adapter has its own, with the end of text that it was trained with.
+    texts: PathBuf,
 }
 
 impl Sources {
@@ -129,9 +131,9 @@ impl Sources {
     /// Returns a user's mistake if there is no language model.
     fn find(given: &Path, base: Option<&Path>) -> Result<Self, Failure> {
         if let Some(AdaptedModel { decoder, base, folder }) = AdaptedModel::find(given, base)? {
-            let has_tokenizer = folder.join("tokenizer.json").is_file();
-            let tokenizer = if has_tokenizer { folder } else { base.clone() };
-            return Ok(Self { model: decoder, base, tokenizer });
+            let of = |name: &str| if folder.join(name).is_file() { &folder } else { &base };
+            let (tokenizer, texts) = (of("tokenizer.json").clone(), of(GENERATION_CONFIG).clone());
+            return Ok(Self { model: decoder, base, tokenizer, texts });
         }
         if base.is_some() {
             return Err(Failure::mistake(format!(
@@ -142,7 +144,8 @@ impl Sources {
         let folder = ModelFolder::find(given, "--model")?.path;
         match KnownModel::read(Some(&folder))? {
             KnownModel::LanguageModel(model) => {
-                Ok(Self { model, tokenizer: folder.clone(), base: folder })
+                let [tokenizer, texts] = [&folder, &folder].map(PathBuf::clone);
+                Ok(Self { model, tokenizer, texts, base: folder })
             }
             KnownModel::Classifier(_) => Err(Failure::mistake(format!(
                 "--model: {} is a classifier; classify texts with `deepburn predict`, or give a language model",

@@ -34,6 +34,9 @@ pub(crate) struct MergeArguments {
     dtype: FloatType,
 }
 
+/// Files of a model that is not overwritten.
+const OWN: [&str; 3] = ["config.json", "model.safetensors", "model.safetensors.index.json"];
+
 /// Writes the merged model and returns the path of its folder. Nothing is left if it fails.
 ///
 /// # Errors
@@ -49,16 +52,16 @@ pub(crate) fn merge(arguments: &MergeArguments) -> Result<String, Failure> {
             adapter.display()
         )));
     };
-    if let Some(name) =
-        ["config.json", "model.safetensors"].into_iter().find(|name| out.join(name).exists())
-    {
+    if let Some(name) = OWN.into_iter().find(|name| out.join(name).exists()) {
         return Err(Failure::mistake(format!(
             "{} exists and is not overwritten; give another folder",
             out.join(name).display()
         )));
     }
     let mut writer = decoder.merge_into(&base, out, *dtype).map_err(Failure::mistake)?;
-    if let Some(config) = GenerationConfig::read(&base).map_err(Failure::mistake)? {
+    // The adapter's has the end of text that it was trained with.
+    let texts = if folder.join(GENERATION_CONFIG).is_file() { &folder } else { &base };
+    if let Some(config) = GenerationConfig::read(texts).map_err(Failure::mistake)? {
         writer.set_document(GENERATION_CONFIG, config.fields().clone());
     }
     if let Some(record) = ModelRecord::read(&folder) {

@@ -133,7 +133,7 @@ impl JobReader<'_> {
         refuse!(if matches!(data.kind, DataKind::Classification { .. }); self.findings, key =>
             "is supported for language models only"; "remove it, or train on text");
         refuse!(if data.new_vocabulary; self.findings, key =>
-            "freezes the embeddings, which data.new_vocabulary gives other tokens, so that they would never be trained";
+            "is not supported with data.new_vocabulary: the adapter would belong to another vocabulary than its base model";
             "remove one of them");
     }
 

@@ -126,6 +126,7 @@ impl Adapter {
             let adapted = adapter.adapted(module)?;
             adapter.modules.insert(module.path.clone(), adapted);
         }
+        adapter.check_tie(modules)?;
         adapter.save_modules(modules, base)?;
         adapter.train_biases(modules, base);
         adapter.store_embedding(base);
@@ -161,6 +162,25 @@ impl Adapter {
         let rank = config.rank_pattern.value_for("rank_pattern", name)?.unwrap_or(config.rank);
         let alpha = config.alpha_pattern.value_for("alpha_pattern", name)?.unwrap_or(config.alpha);
         Ok(AdaptedModule { module: module.clone(), rank, scale: config.scale(rank, alpha) })
+    }
+
+    /// Refuses a tied embedding whose adapter would have to be the head's too.
+    ///
+    /// # Errors
+    /// Returns [`LoraError::Module`].
+    fn check_tie(&self, modules: &[ModelModule]) -> Result<(), LoraError> {
+        let is_tied =
+            modules.iter().any(|it| matches!(it.kind, ModuleKind::Head { is_tied: true }));
+        let adapts =
+            self.modules.values().any(|it| matches!(it.module.kind, ModuleKind::Embedding { .. }));
+        if !(self.config.keeps_tie && is_tied && adapts) {
+            return Ok(());
+        }
+        Err(LoraError::module(
+            "ensure_weight_tying",
+            "an adapter of the embedding is not applied to the tied output projection here, as PEFT does with this \
+             setting; remove it, or train the embedding as a whole with modules_to_save",
+        ))
     }
 
     /// Marks the modules that are trained as a whole.
@@ -476,7 +496,14 @@ fn selected<'m>(
         true => Err(LoraError::module(
             "target_modules",
             format!(
-                "no module of the model is selected; it has {}",
+                "no module of the model is selected{}; it has {}",
+                match targets {
+                    // A single name is a common mistake.
+                    Targets::Selected(ModulePattern::Regex(_)) => {
+                        " by the regular expression, which has to match a whole name (a list selects by last names)"
+                    }
+                    _ => "",
+                },
                 some_names(modules.iter().filter(|it| it.kind != ModuleKind::Other))
             ),
         )),

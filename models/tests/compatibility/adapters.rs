@@ -157,7 +157,7 @@ fn losses_and_gradients_match_peft() {
 /// Writes the parameters that a map contains.
 struct Values(BTreeMap<String, burn::tensor::TensorData>, Vec<String>);
 
-impl ModuleVisitor<Flex> for Values {
+impl ModuleVisitor<Training<Flex>> for Values {
     fn enter_module(&mut self, name: &str, _container: &str) {
         self.1.push(name.to_owned());
     }
@@ -166,7 +166,7 @@ impl ModuleVisitor<Flex> for Values {
         self.1.pop();
     }
 
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<Flex, D>>) {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<Training<Flex>, D>>) {
         self.0.insert(self.1.join("."), param.val().into_data());
     }
 }
@@ -175,7 +175,9 @@ impl ModuleVisitor<Flex> for Values {
 fn files_are_written_as_peft_writes_them() {
     for_each_adapter(|golden| {
         let config = golden.decoder("adapter_10");
-        let model: Decoder<Flex> = config.load(&golden.base, &Default::default()).unwrap();
+        // On a backend without autodiff, the adapter is merged.
+        let model: Decoder<Training<Flex>> =
+            config.load(&golden.base, &Default::default()).unwrap();
         let mut values = Values(BTreeMap::new(), Vec::new());
         model.visit(&mut values);
         let folder = tempfile::tempdir().unwrap();

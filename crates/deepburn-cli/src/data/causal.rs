@@ -47,6 +47,7 @@ use crate::data::vocabulary::{
     check_special_tokens, is_vocabulary_given, with_special_tokens, with_vocabulary,
 };
 use crate::failure::Failure;
+use crate::job::adapted_model::adapter_in;
 use crate::job::memory::check_step;
 
 /// A language model and its data.
@@ -267,7 +268,9 @@ fn with_adapter(
         }
         (None, Some(folder)) => {
             let of_key = |error| Failure::mistake(format!("model.adapter: {error}"));
-            let folder = AdapterFolder::open(folder).map_err(of_key)?;
+            // A run has its adapter in a subfolder.
+            let folder = adapter_in(folder).unwrap_or_else(|| folder.clone());
+            let folder = AdapterFolder::open(&folder).map_err(of_key)?;
             ("model.adapter", config.with_trained_adapter(folder).map_err(of_key)?)
         }
         (None, None) => return Ok(config),
@@ -289,7 +292,7 @@ fn with_adapter(
         let trained = config.parameters().into_iter().filter(|it| !it.is_frozen);
         let trained: usize = trained.map(|it| it.num_elements()).sum();
         let (modules, all) = (counted(adapter.num_modules(), "module"), config.num_parameters());
-        tracing::info!("{key}: {modules} have adapters; {trained} of {all} parameters are trained");
+        tracing::info!("{key}: adapters in {modules}; {trained} of {all} parameters are trained");
     }
     Ok(config)
 }
@@ -300,7 +303,7 @@ fn with_adapter(
 /// # Errors
 /// Returns a user's mistake that names the field.
 fn refuse_changes(overrides: &Map<String, Value>) -> Result<(), Failure> {
-    // Dropout is only used in training, the vocabulary is checked with the files, and token ids are no part of the model.
+    // Dropout is only used in training, the vocabulary is checked with the files, and token ids do not belong to the model.
     let is_harmless = |name: &str| {
         ["dropout", "pdrop", "_token_id", "dtype"].iter().any(|part| name.contains(part))
             || name == "vocab_size"

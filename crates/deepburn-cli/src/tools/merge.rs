@@ -11,12 +11,13 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use deepburn_datasets::{CompanionFile, CompanionKind, companion_files};
 use deepburn_models::FloatType;
-use deepburn_models::hf::{GENERATION_CONFIG, GenerationConfig};
+use deepburn_models::hf::{ADAPTER_CONFIG, GENERATION_CONFIG, GenerationConfig};
 
 use crate::data::companions::copy_whole;
 use crate::failure::Failure;
 use crate::job::adapted_model::AdaptedModel;
 use crate::job::model_folder::ModelRecord;
+use crate::run::results::ADAPTER;
 use crate::tools::checkpoint_tools::weight_type;
 
 /// Options of `deepburn merge`.
@@ -44,7 +45,10 @@ const OWN: [&str; 3] = ["config.json", "model.safetensors", "model.safetensors.i
 /// has a model. Returns a failure while running if a file cannot be written.
 pub(crate) fn merge(arguments: &MergeArguments) -> Result<String, Failure> {
     let MergeArguments { adapter, out, base, dtype } = arguments;
-    let found = AdaptedModel::find(adapter, base.as_deref())?;
+    // A run may have saved its merged model too.
+    let inner = adapter.join(ADAPTER);
+    let place = if inner.join(ADAPTER_CONFIG).is_file() { &inner } else { adapter };
+    let found = AdaptedModel::find(place, base.as_deref())?;
     let Some(AdaptedModel { decoder, base, folder }) = found else {
         return Err(Failure::mistake(format!(
             "{} has no adapter to merge: neither adapter_config.json nor adapter/adapter_config.json; give the folder \

@@ -155,7 +155,7 @@ fn the_tool_merges_as_the_run_does() {
     let merged = fs::read(output.join("model/model.safetensors")).unwrap();
     // The tool writes the same file.
     let out = job.folder().join("merged");
-    let arguments = ["merge", "output/adapter", "merged"];
+    let arguments = ["merge", "output", "merged"];
     deepburn(job.folder(), &arguments).succeeded();
     assert_eq!(fs::read(out.join("model.safetensors")).unwrap(), merged);
     deepburn(job.folder(), &arguments)
@@ -287,6 +287,15 @@ fn adapters_that_cannot_be_trained_are_refused() {
     refused(
         &any().with("model.config", json!({"layer_norm_epsilon": 0.1})),
         &["cannot be changed with an adapter"],
+    );
+    refused(
+        &any().with("training.checkpoint_scope", "all"),
+        &["training.checkpoint_scope", "another base model"],
+    );
+    refused(
+        &lora(json!({"lora_bias": true, "target_modules": "all-linear"}))
+            .with("model.pretrained", Value::Null),
+        &["give model.pretrained"],
     );
     refused(&lora(json!({"target_modules": ["lm_head"]})), &["`lm_head` is the output projection"]);
     refused(&any().with("data.kind", "classification"), &["language models only"]);

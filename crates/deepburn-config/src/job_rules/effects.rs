@@ -80,6 +80,9 @@ impl JobReader<'_> {
         let freezes = freezes || job.model.has_adapter();
         let trained = "no parameter is frozen: training.param_groups has no frozen group";
         self.report_unused(&training.checkpoint_scope, !freezes, trained);
+        refuse!(if job.model.has_adapter() && plan.checkpoint_scope == CheckpointScope::All; self.findings, &*training.checkpoint_scope =>
+            "\"all\" would let a run resume with another base model than the one that its adapter names";
+            "write \"trained\", or remove it");
         let whole = "there is no adapter: neither model.lora nor model.adapter is given";
         self.report_unused(&training.save_merged, !job.model.has_adapter(), whole);
         let is_new = job.model.pretrained.is_none() && freezes && !job.model.has_adapter();

@@ -85,7 +85,16 @@ fn selections_that_mean_nothing_are_refused() {
             "no module is called `w_proj`; the model has \
             embed_tokens, q_proj, up_proj, norm, lm_head",
         ),
-        (false, json!({"target_modules": "w"}), "no module of the model is selected"),
+        (
+            false,
+            json!({"target_modules": "w"}),
+            "no module of the model is selected by the regular expression",
+        ),
+        (
+            true,
+            json!({"target_modules": ["embed_tokens"], "ensure_weight_tying": true}),
+            "with modules_to_save",
+        ),
         (false, json!({"target_modules": ["norm"]}), "neither a linear layer nor an embedding"),
         (true, json!({"target_modules": ["lm_head"]}), "is the output projection"),
         (

@@ -15,7 +15,7 @@ use burn::nn::{Dropout, DropoutConfig};
 use burn::tensor::{DType, Tensor, backend::Backend};
 use deepburn_ops::{LinearOps, linear};
 
-use crate::weights::{AdapterShape, WeightInit};
+use crate::weights::{AdapterOptions, WeightInit};
 
 /// A linear layer, which may have an adapter.
 #[derive(Module, Debug)]
@@ -69,7 +69,7 @@ pub(crate) fn projection<B: Backend>(init: &WeightInit<B>, path: &str) -> Linear
 
 impl<B: Backend> LinearAdapter<B> {
     /// Returns the adapter of the layer at module path `path`.
-    fn new(init: &WeightInit<B>, path: &str, shape: AdapterShape) -> Self {
+    fn new(init: &WeightInit<B>, path: &str, shape: AdapterOptions) -> Self {
         let at = |leaf: &str| format!("{path}.adapter.{leaf}");
         Self {
             a: init.param(&at("a")),

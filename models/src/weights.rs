@@ -49,7 +49,7 @@ struct AdapterInit {
 
 /// What a layer computes with its adapter.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct AdapterShape {
+pub(crate) struct AdapterOptions {
     /// The factor of the adapter's output.
     pub(crate) scale: f64,
     /// The dropout probability of the adapter's input.
@@ -124,12 +124,12 @@ impl<'a, B: Backend> WeightInit<'a, B> {
     }
 
     /// Returns what the layer at module path `path` computes with its adapter; `None` without one.
-    pub(crate) fn adapter(&self, path: &str) -> Option<AdapterShape> {
+    pub(crate) fn adapter(&self, path: &str) -> Option<AdapterOptions> {
         let AdapterInit { adapter, .. } = self.adapter.as_ref()?;
         let weight = format!("{path}.weight");
         let module = self.path_in_map(&weight).strip_suffix(".weight")?;
         let scale = adapter.module(module)?.scale;
-        Some(AdapterShape { scale, dropout: adapter.config().dropout })
+        Some(AdapterOptions { scale, dropout: adapter.config().dropout })
     }
 
     /// Returns the parameter at module path `path`; `None` if the map has none, or if it is tied to another parameter.

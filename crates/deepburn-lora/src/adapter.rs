@@ -11,7 +11,7 @@ use deepburn_weights::{
 };
 use serde_json::{Map, Value, json};
 
-use crate::config::{Biases, InitialFactors, LoraConfig, Targets};
+use crate::config::{InitialFactors, LoraConfig, Targets, TrainedBiases};
 use crate::error::LoraError;
 use crate::pattern::{ModulePattern, is_named};
 
@@ -62,6 +62,15 @@ impl ModuleKind {
             Self::Linear { inputs, outputs } => Some([inputs, outputs]),
             Self::Embedding { rows, width } => Some([rows, width]),
             Self::Head { .. } | Self::Other => None,
+        }
+    }
+
+    /// Returns PEFT's names of the factors A and B, which follow the path of the module.
+    #[must_use]
+    pub fn factor_names(self) -> [&'static str; 2] {
+        match self {
+            Self::Embedding { .. } => ["lora_embedding_A", "lora_embedding_B"],
+            _ => ["lora_A.weight", "lora_B.weight"],
         }
     }
 }
@@ -223,7 +232,7 @@ impl Adapter {
     /// Marks a module that is trained as a whole.
     fn save_module(&mut self, module: &ModelModule, modules: &[ModelModule], base: &WeightMap) {
         let tied_head =
-            modules.iter().find(|it| matches!(it.kind, ModuleKind::Head { is_tied: true, .. }));
+            modules.iter().find(|it| matches!(it.kind, ModuleKind::Head { is_tied: true }));
         let embedding = modules.iter().find(|it| matches!(it.kind, ModuleKind::Embedding { .. }));
         let is_of_tie = |it: Option<&ModelModule>| it.is_some_and(|it| it.path == module.path);
         let mut saved = vec![module];
@@ -250,9 +259,9 @@ impl Adapter {
         for module in modules {
             let is_adapted = self.modules.contains_key(&module.path);
             let trains = match self.config.biases {
-                Biases::None => false,
-                Biases::Adapted => is_adapted,
-                Biases::All => true,
+                TrainedBiases::None => false,
+                TrainedBiases::Adapted => is_adapted,
+                TrainedBiases::All => true,
             };
             let path = format!("{}.bias", module.path);
             if trains && base.get(&path).is_some() && self.trained.insert(path.clone()) {
@@ -365,10 +374,8 @@ impl Adapter {
     fn weights_of(&self, adapted: &AdaptedModule) -> Result<Vec<Weight>, WeightMapError> {
         let AdaptedModule { module: ModelModule { path, name, kind }, rank, .. } = adapted;
         let Some([inputs, outputs]) = kind.sizes() else { return Ok(Vec::new()) };
-        let (leaves, is_table) = match kind {
-            ModuleKind::Embedding { .. } => (["lora_embedding_A", "lora_embedding_B"], true),
-            _ => (["lora_A.weight", "lora_B.weight"], false),
-        };
+        let (leaves, is_table) =
+            (kind.factor_names(), matches!(kind, ModuleKind::Embedding { .. }));
         let [a, b] = self.initial_factors(inputs, *rank, is_table);
         let stored = |leaf: &str| format!("{FILE_PREFIX}{name}.{leaf}");
         let fresh = |leaf: &str, composition: Composition, initial| {
@@ -387,7 +394,7 @@ impl Adapter {
         let mut weights =
             vec![factor(leaves[0], [inputs, *rank], a)?, factor(leaves[1], [*rank, outputs], b)?];
         if self.config.adapter_bias {
-            weights.push(vector("lora_B.bias")?);
+            weights.push(vector(ADAPTER_BIAS)?);
         }
         if self.config.dora {
             weights.push(vector(MAGNITUDE)?);
@@ -435,7 +442,7 @@ impl Adapter {
             }
         }
         let has_bias = self.trained.iter().any(|path| path.ends_with(".bias"));
-        if *biases != Biases::None && !has_bias {
+        if *biases != TrainedBiases::None && !has_bias {
             unused.push("bias".to_owned());
         }
         Ok(unused)
@@ -448,8 +455,10 @@ impl Adapter {
     }
 }
 
-/// The last name of a parameter with the norms of columns.
-const MAGNITUDE: &str = "lora_magnitude_vector";
+/// PEFT's name of the norms of columns, which follows the path of the module.
+pub const MAGNITUDE: &str = "lora_magnitude_vector";
+/// PEFT's name of an adapter's bias.
+pub const ADAPTER_BIAS: &str = "lora_B.bias";
 
 /// Returns the path of the module of a parameter.
 fn module_of(path: &str) -> &str {

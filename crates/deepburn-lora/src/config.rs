@@ -30,7 +30,7 @@ pub struct LoraConfig {
     /// The dropout probability of the input of the adapters (`lora_dropout`).
     pub dropout: f64,
     /// The biases that are trained (`bias`).
-    pub biases: Biases,
+    pub biases: TrainedBiases,
     /// Whether the scale is `alpha / sqrt(r)` (`use_rslora`).
     pub rank_stabilized: bool,
     /// Whether the norms of columns are trained separately (`use_dora`).
@@ -66,7 +66,7 @@ pub enum Targets {
 
 /// The biases of the base model that are trained.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Biases {
+pub enum TrainedBiases {
     /// None.
     #[default]
     None,
@@ -88,7 +88,7 @@ pub enum InitialFactors {
     Nonzero,
 }
 
-impl Biases {
+impl TrainedBiases {
     /// The names of the values.
     const NAMES: [(Self, &'static str); 3] =
         [(Self::None, "none"), (Self::Adapted, "lora_only"), (Self::All, "all")];
@@ -109,7 +109,7 @@ impl Default for LoraConfig {
             layers: None,
             layers_pattern: Vec::new(),
             dropout: 0.0,
-            biases: Biases::default(),
+            biases: TrainedBiases::default(),
             rank_stabilized: false,
             dora: false,
             adapter_bias: false,
@@ -202,7 +202,7 @@ fn is_off(value: &Value) -> bool {
 
 /// The source of the fields.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Source {
+enum FieldSource {
     /// A job, in which an unknown field is a mistake.
     Job,
     /// A file of PEFT, whose newer versions add fields.
@@ -215,7 +215,7 @@ impl LoraConfig {
     /// # Errors
     /// Returns [`LoraError`] for the first field that is unknown, not supported, has the wrong type, or is out of range.
     pub fn of_job(fields: &Map<String, Value>) -> Result<Self, LoraError> {
-        Self::read(fields, Source::Job)
+        Self::read(fields, FieldSource::Job)
     }
 
     /// Reads an `adapter_config.json`. Unknown fields are ignored if they have a value that switches them off.
@@ -224,10 +224,10 @@ impl LoraConfig {
     /// Returns [`LoraError`] for the first field that may change what is computed and is not supported, has the wrong
     /// type, or is out of range.
     pub fn of_file(fields: &Map<String, Value>) -> Result<Self, LoraError> {
-        Self::read(fields, Source::File)
+        Self::read(fields, FieldSource::File)
     }
 
-    fn read(fields: &Map<String, Value>, source: Source) -> Result<Self, LoraError> {
+    fn read(fields: &Map<String, Value>, source: FieldSource) -> Result<Self, LoraError> {
         check_names(fields, source)?;
         let reader = Fields(fields);
         if let Some(kind) = reader.given("peft_type").filter(|kind| **kind != json!("LORA")) {
@@ -352,7 +352,7 @@ fn number(value: f64) -> Value {
 }
 
 /// Checks that all fields are known and that features that are not supported are switched off.
-fn check_names(fields: &Map<String, Value>, source: Source) -> Result<(), LoraError> {
+fn check_names(fields: &Map<String, Value>, source: FieldSource) -> Result<(), LoraError> {
     for (name, value) in fields {
         let name = name.as_str();
         if READ.contains(&name) || DESCRIPTIVE.contains(&name) {
@@ -360,12 +360,14 @@ fn check_names(fields: &Map<String, Value>, source: Source) -> Result<(), LoraEr
         }
         let unsupported = UNSUPPORTED.iter().find(|(other, _)| *other == name);
         let consequence = match (unsupported, source) {
-            _ if is_off(value) && (unsupported.is_some() || source == Source::File) => continue,
+            _ if is_off(value) && (unsupported.is_some() || source == FieldSource::File) => {
+                continue;
+            }
             (Some((_, consequence)), _) => (*consequence).to_owned(),
-            (None, Source::File) => {
+            (None, FieldSource::File) => {
                 "it may change what the adapter computes; remove it if it does not".to_owned()
             }
-            (None, Source::Job) => {
+            (None, FieldSource::Job) => {
                 let near = |known: &&&str| strsim::damerau_levenshtein(known, name);
                 let nearest = READ.iter().min_by_key(near).filter(|known| near(known) <= 3);
                 let hint = match nearest {
@@ -471,9 +473,9 @@ impl Fields<'_> {
         Ok((!numbers.is_empty()).then_some(numbers))
     }
 
-    fn biases(&self) -> Result<Biases, LoraError> {
-        let Some(value) = self.given("bias") else { return Ok(Biases::None) };
-        let found = Biases::NAMES.iter().find(|(_, name)| value == name);
+    fn biases(&self) -> Result<TrainedBiases, LoraError> {
+        let Some(value) = self.given("bias") else { return Ok(TrainedBiases::None) };
+        let found = TrainedBiases::NAMES.iter().find(|(_, name)| value == name);
         let rule = "\"none\", \"lora_only\" or \"all\"";
         found.map(|(own, _)| *own).ok_or_else(|| LoraError::value("bias", value, rule))
     }

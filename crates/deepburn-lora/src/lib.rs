@@ -19,7 +19,7 @@ mod error;
 pub mod merge;
 mod pattern;
 
-pub use adapter::{AdaptedModule, Adapter, ModelModule, ModuleKind};
-pub use config::{Biases, InitialFactors, LoraConfig, Targets};
+pub use adapter::{ADAPTER_BIAS, AdaptedModule, Adapter, MAGNITUDE, ModelModule, ModuleKind};
+pub use config::{InitialFactors, LoraConfig, Targets, TrainedBiases};
 pub use error::LoraError;
 pub use pattern::{ModulePattern, PatternMap};

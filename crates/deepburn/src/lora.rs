@@ -45,7 +45,9 @@ use burn::tensor::{Distribution, Tensor};
 use deepburn_lora::{Adapter, ModelModule, ModuleKind};
 use deepburn_weights::{InitialValues, Origin, WeightMap};
 
-pub use deepburn_lora::{Biases, InitialFactors, LoraConfig, LoraError, ModulePattern, Targets};
+pub use deepburn_lora::{
+    InitialFactors, LoraConfig, LoraError, ModulePattern, Targets, TrainedBiases,
+};
 
 /// A frozen module with trained adapters.
 ///
@@ -57,12 +59,12 @@ pub struct Lora<B: Backend, M: Module<B>> {
     /// trained.
     base: M,
     /// The adapters, in the order of the module.
-    factors: Vec<Factors<B>>,
+    factors: Vec<WeightFactors<B>>,
 }
 
 /// The adapter of one weight.
 #[derive(Module, Debug)]
-struct Factors<B: Backend> {
+struct WeightFactors<B: Backend> {
     /// `A`, `[in, r]`.
     a: Param<Tensor<B, 2>>,
     /// `B`, `[r, out]`.
@@ -99,16 +101,12 @@ impl<B: Backend, M: Module<B>> Lora<B, M> {
         let device = model.devices().first().cloned().unwrap_or_default();
         let factors = found.iter().filter_map(|module| {
             let adapted = adapter.module(&module.path)?;
-            let leaves = match module.kind {
-                ModuleKind::Embedding { .. } => ["lora_embedding_A", "lora_embedding_B"],
-                _ => ["lora_A.weight", "lora_B.weight"],
-            };
-            let [a, b] = leaves.map(|leaf| {
+            let [a, b] = module.kind.factor_names().map(|leaf| {
                 let weight = extended.get(&format!("{}.{leaf}", module.path));
                 weight.map(|weight| initial(&weight.shape(), weight.origin(), &device))
             });
             let path = parameter_of(&module.path);
-            Some(Factors { a: a?, b: b?, path, scale: adapted.scale })
+            Some(WeightFactors { a: a?, b: b?, path, scale: adapted.scale })
         });
         let factors = factors.collect();
         let base = model.map(&mut Freezer { path: Vec::new(), adapter: &adapter });
@@ -234,7 +232,7 @@ impl<B: Backend> ModuleMapper<B> for Freezer<'_> {
 struct Adder<'a, B: Backend> {
     path: Vec<(String, String)>,
     /// The adapters, by the path of their weight.
-    factors: HashMap<&'a str, &'a Factors<B>>,
+    factors: HashMap<&'a str, &'a WeightFactors<B>>,
 }
 
 impl<B: Backend> ModuleMapper<B> for Adder<'_, B> {
@@ -247,7 +245,7 @@ impl<B: Backend> ModuleMapper<B> for Adder<'_, B> {
     }
 
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
-        let Some(Factors { a, b, scale, .. }) = self.factors.get(joined(&self.path).as_str())
+        let Some(WeightFactors { a, b, scale, .. }) = self.factors.get(joined(&self.path).as_str())
         else {
             return param;
         };

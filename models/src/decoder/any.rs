@@ -239,17 +239,15 @@ impl AnyDecoder {
     /// # Errors
     /// Returns [`ModelFolderError::Tensors`] naming every tensor that does not fit or is not finite, or an I/O error.
     pub(super) fn check_adapter(&self, folder: &Path) -> Result<(), ModelFolderError> {
-        let Some(DecoderAdapter { adapter, folder: Some(own) }) = &self.adapter else {
-            return Ok(());
-        };
-        let map = self.adapter_map().unwrap_or_else(|| self.weight_map());
+        let trained = (self.adapter(), self.trained_adapter(), self.adapter_map());
+        let (Some(adapter), Some(own), Some(map)) = trained else { return Ok(()) };
         let mut weights = own.weights(&map)?;
         weights.check_values()?;
         let mut base = BaseModel::open(folder, self.config.weight_map())?;
-        let (parts, own) = (self.config.parts(), map.clone());
+        let parts = self.config.parts();
         // A tied head that is trained with its embedding has the same values.
         let twin = (parts.head.is_tied && !adapter.unties())
-            .then(|| own.get(&parts.embedding_path()))
+            .then(|| map.get(&parts.embedding_path()))
             .flatten();
         for copy in map.parameters() {
             let is_head = copy.path() == parts.head_path();
@@ -369,20 +367,18 @@ impl<B: Backend> BuildModel<B> for AnyDecoder {
     }
 
     fn load(&self, folder: &Path, device: &B::Device) -> Result<Decoder<B>, ModelFolderError> {
-        let Some(adapter) = self.trained_adapter() else {
-            return match self.adapter {
-                Some(_) => self.load_lazily(folder, 0, device),
-                None => self.open(folder)?.load(self, device),
-            };
-        };
+        if self.adapter.is_none() {
+            return self.open(folder)?.load(self, device);
+        }
         self.check_weights(folder)?;
-        if B::ad_enabled(device) || self.check_mergeable().is_err() {
+        let is_trained = self.trained_adapter().is_some();
+        if !is_trained || B::ad_enabled(device) || self.check_mergeable().is_err() {
             return self.load_lazily(folder, 0, device);
         }
         // Nothing is trained, so the adapter is merged while the weights are read.
         let path = folder.join(CONFIG);
         let named = |source| ModelFolderError::Config { path: path.clone(), source };
-        let merge = Merge::open(self, folder, adapter)?;
+        let merge = Merge::open(self, folder)?;
         let config = merge.config().map_err(named)?;
         let read = merge.into_reader(config.weight_map());
         Decoder::with(&config, WeightInit::reading(config.weight_map(), read, device))

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::tensor::TensorData;
 use deepburn_lora::merge::Factors;
-use deepburn_lora::{AdaptedModule, LoraError, ModuleKind};
+use deepburn_lora::{ADAPTER_BIAS, AdaptedModule, LoraError, MAGNITUDE};
 use deepburn_safetensors::FloatType;
 use deepburn_weights::{Weight, WeightMap};
 use serde_json::{Map, json};
@@ -13,8 +13,7 @@ use serde_json::{Map, json};
 use super::any::AnyDecoder;
 use crate::architecture::{Architecture, LanguageModelConfig};
 use crate::hf::{
-    AdapterFolder, BaseModel, CONFIG, ModelConfigError, ModelFolderError, ModelFolderWriter,
-    Weights,
+    BaseModel, CONFIG, ModelConfigError, ModelFolderError, ModelFolderWriter, Weights,
 };
 use crate::weights::ReadWeights;
 
@@ -31,16 +30,17 @@ pub(super) struct Merge {
 }
 
 impl Merge {
-    /// Opens the files of a model with an adapter.
+    /// Opens the files of a model with a trained adapter.
     ///
     /// # Errors
-    /// Returns [`ModelFolderError`] if a file is missing, unreadable or malformed.
-    pub(super) fn open(
-        decoder: &AnyDecoder,
-        base: &Path,
-        adapter: &AdapterFolder,
-    ) -> Result<Self, ModelFolderError> {
-        let map = decoder.adapter_map().unwrap_or_else(|| decoder.weight_map());
+    /// Returns [`ModelFolderError`] if the adapter is not trained or cannot be merged, or if a file is missing, unreadable
+    /// or malformed.
+    pub(super) fn open(decoder: &AnyDecoder, base: &Path) -> Result<Self, ModelFolderError> {
+        let (Some(adapter), Some(map)) = (decoder.trained_adapter(), decoder.adapter_map()) else {
+            let hint = "; it has no trained adapter to merge".to_owned();
+            return Err(ModelFolderError::NoWeights { folder: base.to_owned(), hint });
+        };
+        decoder.check_mergeable().map_err(|error| adapter.misfit(&error))?;
         let adapter = adapter.weights(&map)?;
         // An untied head is read under the name of the embedding.
         let base = BaseModel::open(base, decoder.base().weight_map())?;
@@ -122,20 +122,16 @@ impl Merge {
         let adapted = self.decoder.adapter().and_then(|adapter| adapter.module(path));
         let Some(AdaptedModule { module, rank, scale }) = adapted.cloned() else { return Ok(()) };
         if leaf == "bias" {
-            let bias = self.factor(path, "lora_B.bias")?;
+            let bias = self.factor(path, ADAPTER_BIAS)?;
             let bias = bias.unwrap_or_default();
             values.iter_mut().zip(&bias).for_each(|(sum, own)| {
                 *sum = (f64::from(*sum) + scale * f64::from(*own)) as f32;
             });
             return Ok(());
         }
-        let leaves = match module.kind {
-            ModuleKind::Embedding { .. } => ["lora_embedding_A", "lora_embedding_B"],
-            _ => ["lora_A.weight", "lora_B.weight"],
-        };
-        let [a, b] = leaves.map(|leaf| self.factor(path, leaf));
+        let [a, b] = module.kind.factor_names().map(|leaf| self.factor(path, leaf));
         let (Some(a), Some(b)) = (a?, b?) else { return Ok(()) };
-        let magnitude = self.factor(path, "lora_magnitude_vector")?;
+        let magnitude = self.factor(path, MAGNITUDE)?;
         let magnitude = magnitude.as_deref();
         Factors { a: &a, b: &b, rank, scale, magnitude }.merge_into(values);
         Ok(())
@@ -160,13 +156,8 @@ impl AnyDecoder {
         out: &Path,
         float: FloatType,
     ) -> Result<ModelFolderWriter, ModelFolderError> {
-        let Some(adapter) = self.trained_adapter() else {
-            let hint = "; it has no trained adapter to merge".to_owned();
-            return Err(ModelFolderError::NoWeights { folder: base.to_owned(), hint });
-        };
-        self.check_mergeable().map_err(|error| adapter.misfit(&error))?;
+        let merge = Merge::open(self, base)?;
         self.check_adapter(base)?;
-        let merge = Merge::open(self, base, adapter)?;
         let path = base.join(CONFIG);
         let config = merge.config().map_err(|source| ModelFolderError::Config { path, source })?;
         let mut writer = config.folder_writer(out, float)?;

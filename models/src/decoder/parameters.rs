@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use deepburn_lora::{Adapter, ModelModule, ModuleKind};
+use deepburn_lora::{ADAPTER_BIAS, Adapter, MAGNITUDE, ModelModule, ModuleKind};
 use deepburn_weights::{Component, Composition, InitialValues, Origin, Weight, WeightMap};
 
 use super::parts::{
@@ -52,17 +52,8 @@ impl DecoderParts {
             else {
                 continue;
             };
-            let leaves: &[[&str; 2]] = match kind {
-                ModuleKind::Embedding { .. } => {
-                    &[["a", "lora_embedding_A"], ["b", "lora_embedding_B"]]
-                }
-                _ => &[
-                    ["a", "lora_A.weight"],
-                    ["b", "lora_B.weight"],
-                    ["bias", "lora_B.bias"],
-                    ["magnitude", "lora_magnitude_vector"],
-                ],
-            };
+            let [a, b] = kind.factor_names();
+            let leaves = [["a", a], ["b", b], ["bias", ADAPTER_BIAS], ["magnitude", MAGNITUDE]];
             for [field, leaf] in leaves {
                 paths.insert(format!("{own}.adapter.{field}"), format!("{public}.{leaf}"));
             }

@@ -30,7 +30,7 @@ use crate::failure::Failure;
 use crate::job::adapted_model::AdaptedModel;
 use crate::job::known_model::{KnownModel, continue_prompt};
 use crate::job::model_folder::ModelFolder;
-use crate::tools::generate::settings::Settings;
+use crate::tools::generate::settings::GenerationSettings;
 use crate::tools::generate::stop::StopTexts;
 
 /// Options of `deepburn generate`.
@@ -94,7 +94,8 @@ pub(crate) fn generate(arguments: &GenerateArguments) -> Result<String, Failure>
         return Err(Failure::mistake("--prompt: has no tokens; give a text to continue"));
     }
     let config = GenerationConfig::read(&texts).map_err(Failure::mistake)?;
-    let settings = Settings::new(arguments, config.as_ref(), [tokens.len(), model.max_len()])?;
+    let settings =
+        GenerationSettings::new(arguments, config.as_ref(), [tokens.len(), model.max_len()])?;
     settings.notes.iter().for_each(|note| console::eprint(note));
     let context = last_tokens(&tokens, settings.max_new_tokens, model.max_len())?;
     let options = GenerateOptions {

@@ -1,6 +1,6 @@
 //! The settings of generation: options of the command line, or else values of `generation_config.json`.
 //!
-//! Main type: [`Settings`]. Tokens are sampled if an option of sampling is given, or if the file has `do_sample`. As in
+//! Main type: [`GenerationSettings`]. Tokens are sampled if an option of sampling is given, or if the file has `do_sample`. As in
 //! `transformers`, sampling then uses the other values of the file, and a `top_k` of 50 if neither has one.
 
 use std::fmt::Display;
@@ -16,7 +16,7 @@ const MAX_NEW_TOKENS: usize = 40;
 
 /// The settings of generation.
 #[derive(Debug, PartialEq)]
-pub(super) struct Settings {
+pub(super) struct GenerationSettings {
     /// How tokens are chosen.
     pub(super) sampling: Sampling,
     /// The penalty of tokens that occurred before.
@@ -27,7 +27,7 @@ pub(super) struct Settings {
     pub(super) notes: Vec<String>,
 }
 
-impl Settings {
+impl GenerationSettings {
     /// Returns the settings for a prompt and a model with these numbers of tokens and positions.
     ///
     /// # Errors
@@ -38,7 +38,7 @@ impl Settings {
         config: Option<&GenerationConfig>,
         [prompt, positions]: [usize; 2],
     ) -> Result<Self, Failure> {
-        let mut source = Source { used: Vec::new() };
+        let mut source = ChosenValues { used: Vec::new() };
         let values = config.map(|config| *config.values()).unwrap_or_default();
         let sampling = sampling(arguments, &values, &mut source);
         let samples = sampling != Sampling::Greedy;
@@ -67,12 +67,12 @@ impl Settings {
 }
 
 /// Chooses between options and the file, and collects the values of the file that are used.
-struct Source {
+struct ChosenValues {
     /// The fields with their values.
     used: Vec<String>,
 }
 
-impl Source {
+impl ChosenValues {
     /// Returns the option, or else the value of the file, or else the default.
     fn choose<T: Display + PartialEq>(
         &mut self,
@@ -114,7 +114,7 @@ impl Source {
 fn sampling(
     arguments: &GenerateArguments,
     values: &GenerationValues,
-    source: &mut Source,
+    source: &mut ChosenValues,
 ) -> Sampling {
     let &GenerateArguments { greedy, top_k, top_p, min_p, temperature, seed, .. } = arguments;
     let asked = top_k.is_some() || top_p.is_some() || min_p.is_some() || temperature.is_some();
@@ -141,7 +141,7 @@ fn max_new_tokens(
     arguments: &GenerateArguments,
     values: &GenerationValues,
     [prompt, positions]: [usize; 2],
-    source: &mut Source,
+    source: &mut ChosenValues,
 ) -> Result<usize, Failure> {
     if let Some(count) = arguments.max_new_tokens {
         return Ok(count);
@@ -190,14 +190,14 @@ mod tests {
     use super::*;
     use serde_json::{Value, json};
 
-    fn settings(arguments: &GenerateArguments, file: Value) -> Settings {
+    fn settings(arguments: &GenerateArguments, file: Value) -> GenerationSettings {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("generation_config.json"), file.to_string()).unwrap();
         let config = GenerationConfig::read(folder.path()).unwrap();
-        Settings::new(arguments, config.as_ref(), [7, 100]).unwrap()
+        GenerationSettings::new(arguments, config.as_ref(), [7, 100]).unwrap()
     }
 
-    fn random(settings: &Settings) -> &RandomSampling {
+    fn random(settings: &GenerationSettings) -> &RandomSampling {
         let Sampling::Random(random) = &settings.sampling else { panic!("{settings:?}") };
         random
     }

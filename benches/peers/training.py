@@ -21,7 +21,7 @@ NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 def parser(description):
     """Returns a parser with the options of every peer."""
     options = argparse.ArgumentParser(description=description)
-    options.add_argument("--model", default="{}", metavar="JSON", help="fields of GPT2Config")
+    options.add_argument("--model", default="{}", metavar="JSON", help="fields of the model's configuration")
     options.add_argument("--sequences", type=int, default=4, help="sequences of a micro-batch, on each rank")
     options.add_argument("--length", type=int, default=128, help="tokens of a sequence")
     options.add_argument("--steps", type=int, default=5)
@@ -50,7 +50,7 @@ def timed_steps(options, step):
     """Calls `step(tokens)` with random tokens for each step. `step` returns the loss and the seconds of each phase."""
     rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     generator = torch.Generator().manual_seed(SEED + rank)
-    vocabulary = gpt2_config(options).vocab_size
+    vocabulary = json.loads(options.model).get("vocab_size", GPT2Config().vocab_size)
     report(ready=True)
     for number in range(1, options.steps + 1):
         tokens = torch.randint(0, vocabulary, (options.sequences, options.length), generator=generator)

@@ -42,9 +42,11 @@ pub(crate) enum Features {
     Mpi,
 }
 
-/// A GPT-2 and the size of its micro-batches.
+/// A language model and the size of its micro-batches.
 #[derive(Debug, Clone)]
 pub(crate) struct Workload {
+    /// The value of `model.architecture`.
+    pub(crate) architecture: &'static str,
     /// Fields of the model's `config.json`, for DeepBurn and the peers.
     pub(crate) model: Value,
     /// Name of the model in tables.
@@ -61,7 +63,31 @@ impl Workload {
     /// A micro-batch of a rank has `sequences` sequences of `length` tokens. All other fields of the model have the
     /// defaults of GPT-2: 12 layers of width 768 with 12 heads.
     pub(crate) fn gpt2_small(sequences: usize, length: usize) -> Self {
-        Self { model: json!({ "vocab_size": 50257 }), name: "GPT-2 124M", sequences, length }
+        let model = json!({ "vocab_size": 50257 });
+        Self { architecture: "gpt2", model, name: "GPT-2 124M", sequences, length }
+    }
+
+    /// Returns a model of the sizes of SmolLM2 135M, in the family of Llama: 30 layers of width 576 with 9 query heads
+    /// and 3 key heads, gated feed-forward networks of width 1,536, and a tied head.
+    pub(crate) fn smollm2(sequences: usize, length: usize) -> Self {
+        Self::llama("SmolLM2 135M", [49_152, 576, 1536, 30, 9, 3], sequences, length)
+    }
+
+    /// Returns a model of the family of Llama with a tied head. The sizes are those of the vocabulary, of the layers'
+    /// width, of the feed-forward networks, and the numbers of layers, query heads and key heads.
+    pub(crate) fn llama(
+        name: &'static str,
+        [vocabulary, width, inner, layers, heads, key_heads]: [usize; 6],
+        sequences: usize,
+        length: usize,
+    ) -> Self {
+        let model = json!({
+            "vocab_size": vocabulary, "hidden_size": width, "intermediate_size": inner,
+            "num_hidden_layers": layers, "num_attention_heads": heads,
+            "num_key_value_heads": key_heads, "max_position_embeddings": 2048,
+            "tie_word_embeddings": true,
+        });
+        Self { architecture: "llama", model, name, sequences, length }
     }
 
     /// Returns a small GPT-2 with heads of width 32 and a vocabulary of 4,096 tokens. `width` has to be a multiple of
@@ -78,7 +104,7 @@ impl Workload {
     ) -> Self {
         let model =
             json!({ "vocab_size": 4096, "n_embd": width, "n_layer": layers, "n_head": width / 32 });
-        Self { model, name, sequences, length }
+        Self { architecture: "gpt2", model, name, sequences, length }
     }
 
     /// Returns the same workload with micro-batches of `sequences` sequences.
@@ -119,12 +145,15 @@ impl Job {
     /// norm of 1. Dropout is disabled, because its cost is not compared. The model is randomly initialized with seed
     /// 42, and `tokens` is a file of [`crate::data::write_tokens`].
     pub(crate) fn new(workload: &Workload, tokens: &Path, steps: usize) -> Self {
-        let mut model = json!({ "embd_pdrop": 0.0, "resid_pdrop": 0.0, "attn_pdrop": 0.0 });
+        let mut model = match workload.architecture {
+            "gpt2" => json!({ "embd_pdrop": 0.0, "resid_pdrop": 0.0, "attn_pdrop": 0.0 }),
+            _ => json!({}),
+        };
         if let (Value::Object(all), Value::Object(given)) = (&mut model, &workload.model) {
             all.extend(given.clone());
         }
         let file = json!({
-            "model": { "architecture": "gpt2", "pretrained": null, "config": model },
+            "model": { "architecture": workload.architecture, "pretrained": null, "config": model },
             "data": { "kind": "tokens", "path": tokens, "sequence_length": workload.length },
             "training": { "ranks": 1, "max_steps": steps, "seed": 42 },
             "deepspeed": {

@@ -10,6 +10,7 @@ mod activations;
 mod batching;
 mod checkpoints;
 mod collectives;
+mod decoders;
 mod decorator;
 mod forecast;
 mod loader;
@@ -53,8 +54,9 @@ pub(crate) struct Bench {
 }
 
 /// All benchmarks, in the order in which they are run and reported.
-pub(crate) const BENCHES: [Bench; 13] = [
+pub(crate) const BENCHES: [Bench; 14] = [
     step::BENCH,
+    decoders::BENCH,
     products::BENCH,
     collectives::BENCH,
     decorator::BENCH,

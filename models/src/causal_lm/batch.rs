@@ -54,7 +54,7 @@ pub enum InputError {
     /// The number of values does not match the shape.
     #[error("{found} {what} given for {batch} sequences of {length} tokens, {expected} needed")]
     Count {
-        /// "input ids" or "labels".
+        /// "input ids", "labels" or "document starts".
         what: &'static str,
         /// The number of values given.
         found: usize,
@@ -77,6 +77,19 @@ pub enum InputError {
         max_len: usize,
         /// The field of `config.json` that contains `max_len`.
         field: &'static str,
+    },
+    /// The starts of documents contradict each other.
+    #[error(
+        "document start {start} (sequence {sequence}, position {position}) is neither this position nor the start of the \
+         token before it"
+    )]
+    Document {
+        /// The start.
+        start: usize,
+        /// Its sequence in the batch, from 0.
+        sequence: usize,
+        /// Its position in the sequence, from 0.
+        position: usize,
     },
     /// A token or label is outside the vocabulary.
     #[error(
@@ -115,6 +128,45 @@ impl<B: Backend> CausalBatch<B> {
     ) -> Result<Self, InputError> {
         let limits = config.limits();
         check_tokens(limits, input_ids, [batch, length])?;
+        Self::checked(limits, input_ids, labels, [batch, length], device)
+    }
+
+    /// Returns a batch like [`new`](Self::new) with sequences that consist of several documents, one after the other.
+    ///
+    /// A token attends to its own document only, and positions are counted from the start of the document. `starts` has
+    /// the position in its sequence of the first token of the document, for each of `[batch, length]` tokens. Only the
+    /// documents, and not the sequences, have to be short enough for the model.
+    ///
+    /// A document's first token should have the label [`IGNORED_LABEL`], because the token before it belongs to another
+    /// document.
+    ///
+    /// # Errors
+    /// Returns [`InputError`] like [`new`](Self::new), and if the starts are not those of documents.
+    pub fn of_documents(
+        config: &impl LanguageModelConfig,
+        input_ids: &[u32],
+        labels: Option<&[i64]>,
+        starts: Arc<[usize]>,
+        [batch, length]: [usize; 2],
+        device: &B::Device,
+    ) -> Result<Self, InputError> {
+        let limits = config.limits();
+        check_count("document starts", starts.len(), [batch, length])?;
+        let longest = longest_document(&starts, length)?;
+        check_length(limits, [batch, longest])?;
+        check_ids(limits, input_ids, [batch, length])?;
+        let batch = Self::checked(limits, input_ids, labels, [batch, length], device)?;
+        Ok(Self { document_starts: Some(starts), ..batch })
+    }
+
+    /// Returns the batch of checked tokens.
+    fn checked(
+        limits: TokenLimits,
+        input_ids: &[u32],
+        labels: Option<&[i64]>,
+        [batch, length]: [usize; 2],
+        device: &B::Device,
+    ) -> Result<Self, InputError> {
         if let Some(labels) = labels {
             check_labels(limits, labels, [batch, length])?;
         }
@@ -149,21 +201,6 @@ impl<B: Backend> CausalBatch<B> {
         Self { label_smoothing: factor, ..self }
     }
 
-    /// Returns the batch with sequences that consist of several documents. A token attends to its own document only, and
-    /// rotary positions are counted from the start of the document. `starts` has the position of the first token of the
-    /// document for each row of `[batch * length]`. Learned positions are counted from the start of the sequence.
-    ///
-    /// A document's first token should have the label [`IGNORED_LABEL`], because the token before it belongs to another
-    /// document.
-    ///
-    /// # Panics
-    /// Panics if the number of starts is not the number of tokens.
-    #[must_use]
-    pub fn with_documents(self, starts: Arc<[usize]>) -> Self {
-        assert_eq!(starts.len(), self.input_ids.dims().iter().product::<usize>());
-        Self { document_starts: Some(starts), ..self }
-    }
-
     /// Returns the token ids, `[batch, length]`.
     #[must_use]
     pub fn input_ids(&self) -> Tensor<B, 2, Int> {
@@ -177,6 +214,23 @@ impl<B: Backend> CausalBatch<B> {
     }
 }
 
+/// Returns the length of the longest document of sequences of `length` tokens.
+///
+/// # Errors
+/// Returns [`InputError::Document`] unless each token starts a document or continues that of the token before it.
+fn longest_document(starts: &[usize], length: usize) -> Result<usize, InputError> {
+    let mut longest = 0;
+    for (row, start) in starts.iter().enumerate() {
+        let (sequence, position) = (row / length, row % length);
+        let continues = position > 0 && starts[row - 1] == *start;
+        if !continues && *start != position {
+            return Err(InputError::Document { start: *start, sequence, position });
+        }
+        longest = longest.max(position + 1 - start);
+    }
+    Ok(longest)
+}
+
 /// Checks token ids against the model's vocabulary and length.
 ///
 /// # Errors
@@ -187,14 +241,36 @@ pub(crate) fn check_tokens(
     input_ids: &[u32],
     [batch, length]: [usize; 2],
 ) -> Result<(), InputError> {
+    check_length(limits, [batch, length])?;
+    check_ids(limits, input_ids, [batch, length])
+}
+
+/// Checks the length of sequences, or of documents.
+///
+/// # Errors
+/// Returns [`InputError`] if there is no token, or if a sequence is too long.
+fn check_length(limits: TokenLimits, [batch, length]: [usize; 2]) -> Result<(), InputError> {
     if batch == 0 || length == 0 {
         return Err(InputError::Empty { batch, length });
     }
-    let TokenLimits { vocab_size, max_len, max_len_field: field } = limits;
+    let TokenLimits { max_len, max_len_field: field, .. } = limits;
     if length > max_len {
         return Err(InputError::TooLong { length, max_len, field });
     }
+    Ok(())
+}
+
+/// Checks the number of token ids, and the ids against the model's vocabulary.
+///
+/// # Errors
+/// Returns [`InputError`] if the number of ids is wrong, or an id is outside the vocabulary.
+fn check_ids(
+    limits: TokenLimits,
+    input_ids: &[u32],
+    [batch, length]: [usize; 2],
+) -> Result<(), InputError> {
     check_count("input ids", input_ids.len(), [batch, length])?;
+    let vocab_size = limits.vocab_size;
     match input_ids.iter().position(|id| *id as usize >= vocab_size) {
         None => Ok(()),
         Some(index) => Err(InputError::Token {
@@ -294,6 +370,35 @@ mod tests {
         assert_eq!(ints(batch.positions.clone()), [1, 3]);
         assert_eq!(ints(batch.targets.clone()), [8, 7]);
         assert_eq!(batch.tokens(), 2);
+    }
+
+    #[test]
+    fn documents_are_checked_one_by_one() {
+        let documents = |starts: &[usize], length| {
+            let ids: Vec<u32> = (1..).take(starts.len()).collect();
+            let shape = [starts.len() / length, length];
+            CausalBatch::<Flex>::of_documents(
+                &config(),
+                &ids,
+                None,
+                starts.into(),
+                shape,
+                &Default::default(),
+            )
+        };
+        // The sequence is longer than the model allows, but its documents are not.
+        assert_eq!(documents(&[0, 0, 0, 0, 4, 4, 6], 7).unwrap().tokens(), 6);
+        for (starts, length, part) in [
+            (&[0, 0, 0, 0, 0, 5][..], 6, "sequences of 5 tokens are longer than the model allows"),
+            (&[0, 0, 1], 3, "document start 1 (sequence 0, position 2)"),
+            (&[0, 1, 0], 3, "document start 0 (sequence 0, position 2)"),
+            (&[0, 0, 0, 1], 2, "document start 1 (sequence 1, position 1)"),
+            (&[0, 3, 0], 3, "document start 3 (sequence 0, position 1)"),
+            (&[1, 1], 2, "document start 1 (sequence 0, position 0)"),
+        ] {
+            let message = documents(starts, length).unwrap_err().to_string();
+            assert!(message.contains(part), "{starts:?}: {message}");
+        }
     }
 
     #[test]

@@ -5,7 +5,7 @@
 
 use burn::module::Module;
 use burn::nn::{self, Dropout, DropoutConfig};
-use burn::tensor::{Bool, DType, Int, Tensor, backend::Backend};
+use burn::tensor::{Bool, DType, Int, Tensor, TensorData, backend::Backend, module::embedding};
 use deepburn_ops::{FusedOps, cross_entropy, linear_cross_entropy};
 
 use super::any::AnyDecoder;
@@ -140,8 +140,8 @@ impl<B: Backend> Stack<B> {
     }
 
     /// Returns the embeddings, `[batch * queries, width]`.
-    fn embed(&self, input_ids: Tensor<B, 2, Int>, dims: SeqDims) -> Tensor<B, 2> {
-        let SeqDims { batch, past, queries } = dims;
+    fn embed(&self, input_ids: Tensor<B, 2, Int>, pass: &DecoderPass<B>) -> Tensor<B, 2> {
+        let SeqDims { batch, past, queries } = pass.dims;
         let mut tokens = self.embed_tokens.forward(input_ids.clone());
         let width = tokens.dims()[2];
         if let Some(padding) = self.padding.filter(|_| B::ad_enabled(&tokens.device())) {
@@ -156,8 +156,17 @@ impl<B: Backend> Stack<B> {
             embedded = embedded.clone() * rounded(scale, embedded.dtype());
         }
         if let Some(table) = &self.embed_positions {
-            let positions = table.weight.val().slice([past..past + queries, 0..width]);
-            embedded = embedded + positions.reshape([1, queries * width]);
+            let table = table.weight.val();
+            let positions = match &pass.document_positions {
+                Some(positions) => {
+                    let positions: Vec<i32> = positions.iter().map(|it| *it as i32).collect();
+                    let positions = TensorData::new(positions, [batch, queries]);
+                    let positions = Tensor::from_data(positions, &table.device());
+                    embedding(table, positions).reshape([batch, queries * width])
+                }
+                None => table.slice([past..past + queries, 0..width]).reshape([1, queries * width]),
+            };
+            embedded = embedded + positions;
         }
         self.dropout.forward(embedded.reshape([batch * queries, width]))
     }
@@ -174,13 +183,13 @@ impl<B: Backend> Stack<B> {
     where
         B: FusedOps,
     {
-        let positions = pass.dims.past + pass.dims.queries;
+        let positions = pass.longest;
         let TokenLimits { max_len, max_len_field, .. } = self.limits;
         assert!(
             positions <= max_len,
             "sequences of {positions} tokens are longer than {max_len_field} = {max_len}"
         );
-        let mut x = self.embed(input_ids, pass.dims);
+        let mut x = self.embed(input_ids, pass);
         for (index, layer) in self.layers.iter().enumerate() {
             x = layer.forward(x, pass, cache.as_mut().map(|cache| &mut cache[index]));
         }

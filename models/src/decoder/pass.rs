@@ -35,6 +35,10 @@ pub(crate) struct DecoderPass<B: Backend> {
     pub(crate) rotations: Vec<RotaryTable<B>>,
     /// The number of positions that a cache is expected to hold in the end.
     pub(crate) expected: usize,
+    /// The number of positions of the longest document.
+    pub(crate) longest: usize,
+    /// The position in its document of each row of `[batch * queries]`; `None` if every sequence is one document.
+    pub(crate) document_positions: Option<Vec<usize>>,
     /// The first key that each row of `[batch * queries]` attends to; `None` if the sequences have neither padding in
     /// front nor several documents.
     first_keys: Option<Arc<[usize]>>,
@@ -47,7 +51,14 @@ impl<B: Backend> DecoderPass<B> {
         let length = dims.past + dims.queries;
         let table = |rotary: &Rotary| rotary.table(&positions, length, device);
         let rotations = rotations.iter().map(table).collect();
-        Self { dims, rotations, expected: length, first_keys: None }
+        Self {
+            dims,
+            rotations,
+            expected: length,
+            longest: length,
+            document_positions: None,
+            first_keys: None,
+        }
     }
 
     /// Returns the pass of rows that consist of several documents. `starts` has the first position of the document of
@@ -65,7 +76,14 @@ impl<B: Backend> DecoderPass<B> {
         let length = positions.iter().max().map_or(0, |last| last + 1);
         let table = |rotary: &Rotary| rotary.table(&positions, length, device);
         let rotations = rotations.iter().map(table).collect();
-        Self { dims, rotations, expected: dims.queries, first_keys: Some(starts) }
+        Self {
+            dims,
+            rotations,
+            expected: dims.queries,
+            longest: length,
+            document_positions: Some(positions),
+            first_keys: Some(starts),
+        }
     }
 
     /// Returns the keys that the queries attend to in a layer with this window.

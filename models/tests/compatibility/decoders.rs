@@ -126,10 +126,6 @@ fn loss<C: DecoderConfig>(config: &C, model: &Decoder<Flex>, batch: &Value) -> f
     let length = tokens.len() / rows;
     let labels: Option<Vec<i64>> =
         batch.get("labels").map(|labels| floats(labels).into_iter().map(|id| id as i64).collect());
-    let device = Default::default();
-    let built =
-        CausalBatch::<Flex>::new(config, &tokens, labels.as_deref(), [rows, length], &device);
-    let built = built.unwrap();
     // A token's document starts at its position minus its position in the document. Padding in front is a document.
     let starts: Option<Vec<usize>> = match (batch.get("position_ids"), batch.get("attention_mask"))
     {
@@ -149,11 +145,14 @@ fn loss<C: DecoderConfig>(config: &C, model: &Decoder<Flex>, batch: &Value) -> f
         }
         (None, None) => None,
     };
-    let built = match starts {
-        Some(starts) => built.with_documents(starts.into()),
-        None => built,
+    let (labels, shape, device) = (labels.as_deref(), [rows, length], Default::default());
+    let batch = match starts {
+        Some(starts) => {
+            CausalBatch::of_documents(config, &tokens, labels, starts.into(), shape, &device)
+        }
+        None => CausalBatch::<Flex>::new(config, &tokens, labels, shape, &device),
     };
-    f64::from(model.loss(&built).mean().into_scalar())
+    f64::from(model.loss(&batch.unwrap()).mean().into_scalar())
 }
 
 /// Ignores the labels of first tokens after padding, and returns the mean of the other losses. These tokens are predicted

@@ -6,6 +6,7 @@ mod checkpoints;
 mod classifier;
 mod configs;
 mod decoders;
+mod documents;
 mod encoder;
 mod problem_types;
 mod transformers;

@@ -250,7 +250,7 @@ fn with_reasoning(message: &Map<String, Value>) -> Map<String, Value> {
 }
 
 /// Returns two characters of Unicode's noncharacters that occur in no text of `variables`.
-fn unused_characters(variables: &Map<String, Value>) -> Result<[char; 2]> {
+pub(crate) fn unused_characters(variables: &Map<String, Value>) -> Result<[char; 2]> {
     const FIRST: u32 = 0xFDD0;
     fn used_in_text(text: &str) -> u32 {
         // The encoding of a noncharacter starts with this byte.

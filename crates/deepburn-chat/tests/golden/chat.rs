@@ -5,8 +5,11 @@ use std::fs;
 use std::path::Path;
 
 use chrono::NaiveDate;
-use deepburn_chat::{ChatContext, ChatTemplate, ChatTemplates, Ending, Rendered, Message, SpecialTokens};
-use serde_json::{Map, Value, json};
+use deepburn_chat::{
+    ChatContext, ChatTemplate, ChatTemplates, Ending, HfTokenizer, Message, Rendered, SpecialTokens, Surrounding,
+    TextTokenizer,
+};
+use serde_json::{Value, json};
 
 use crate::{files, golden, json, lines};
 
@@ -16,13 +19,14 @@ pub(crate) fn now() -> chrono::NaiveDateTime {
 }
 
 /// A template with its golden renders.
-struct Case {
-    template: ChatTemplate,
-    tokens: SpecialTokens,
+pub(crate) struct Case {
+    source: String,
+    pub(crate) template: ChatTemplate,
+    pub(crate) tokens: SpecialTokens,
 }
 
 impl Case {
-    fn read(golden: &Path, file: &Value) -> Self {
+    pub(crate) fn read(golden: &Path, file: &Value) -> Self {
         let name = file["template"].as_str().unwrap();
         let folder = golden.join(file["tokenizer"].as_str().unwrap());
         let source = match file["from_file"].as_bool().unwrap() {
@@ -34,22 +38,35 @@ impl Case {
             // transformers knows the unknown token of some classes, which their files do not name.
             assert!(tokens.get(name) == token.as_str() || name == "unk_token", "{name}");
         }
-        Self { template: ChatTemplate::at(&source, now()).unwrap(), tokens }
+        Self { template: ChatTemplate::at(&source, now()).unwrap(), source, tokens }
     }
 
-    fn render(&self, conversation: &Value, kwargs: &Value, ending: Ending) -> deepburn_chat::Result<Rendered> {
-        let messages: Vec<Message> = conversation["messages"]
-            .as_array()
-            .unwrap()
-            .iter()
-            .map(|it| Message::from_fields(it.as_object().unwrap().clone()))
-            .collect();
+    /// Returns the messages and the context of a conversation.
+    pub(crate) fn inputs(&self, conversation: &Value, kwargs: &Value) -> (Vec<Message>, ChatContext) {
+        let messages = conversation["messages"].as_array().unwrap().iter();
+        let messages = messages.map(|it| Message::from_fields(it.as_object().unwrap().clone())).collect();
         let context = ChatContext {
             tools: conversation.get("tools").map(|it| it.as_array().unwrap().clone()),
             documents: None,
             variables: kwargs.as_object().unwrap().clone(),
         };
+        (messages, context)
+    }
+
+    fn render(&self, conversation: &Value, kwargs: &Value, ending: Ending) -> deepburn_chat::Result<Rendered> {
+        let (messages, context) = self.inputs(conversation, kwargs);
         self.template.render(&messages, &context, &self.tokens, ending)
+    }
+
+    /// Returns the template without its marks.
+    pub(crate) fn unmarked(&self) -> Option<ChatTemplate> {
+        let mut source = self.source.clone();
+        for word in ["generation", "endgeneration"] {
+            for (open, close) in [("", ""), ("-", ""), ("", "-"), ("-", "-")] {
+                source = source.replace(&format!("{{%{open} {word} {close}%}}"), &format!("{{%{open} if true {close}%}}{{% endif %}}"));
+            }
+        }
+        Some(ChatTemplate::at(&source, now()).unwrap())
     }
 }
 
@@ -91,5 +108,39 @@ fn renders_like_transformers() {
             }
         }
     }
-    assert_eq!((texts, errors, spans), (2212, 0, 0));
+    assert_eq!((texts, errors, spans), (1512, 228, 253));
+}
+
+fn tokenizer(folder: &Path) -> HfTokenizer {
+    HfTokenizer::new(tokenizers::Tokenizer::from_file(folder.join("tokenizer.json")).unwrap()).unwrap()
+}
+
+#[test]
+fn tokenizes_and_masks_like_transformers() {
+    let Some(golden) = golden() else { return };
+    let conversations = lines(&golden.join("sft/data/conversations.jsonl"));
+    let (mut ids, mut masks) = (0, 0);
+    for path in files(&golden.join("sft/chat")) {
+        let file = json(&path);
+        let case = Case::read(&golden, &file);
+        let tokenizer = tokenizer(&golden.join(file["tokenizer"].as_str().unwrap()));
+        for row in file["rows"].as_array().unwrap() {
+            let (Some(expected), name) = (row.get("ids"), &row["conversation"]) else { continue };
+            let conversation = conversations.iter().find(|it| it["name"] == *name).unwrap();
+            let rendered = case.render(conversation, &row["kwargs"], Ending::Complete).unwrap();
+            let tokens = tokenizer.encode(&rendered.text, Surrounding::None).unwrap();
+            assert_eq!(json!(tokens.ids), *expected, "{} {name}", file["template"]);
+            ids += 1;
+            if let Some(expected) = row.get("assistant_mask") {
+                let of = |it: &std::ops::Range<usize>| {
+                    let is_generated = rendered.generated.iter().any(|span| it.start < span.end && span.start < it.end);
+                    if is_generated { '1' } else { '0' }
+                };
+                let mask: String = tokens.ranges.iter().map(of).collect();
+                assert_eq!(mask, expected.as_str().unwrap(), "{} {name}", file["template"]);
+                masks += 1;
+            }
+        }
+    }
+    assert_eq!((ids, masks), (253, 253));
 }

@@ -4,6 +4,8 @@
 //! tests are skipped.
 
 mod chat;
+mod prepared;
+mod turns;
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -6,7 +6,7 @@
 //! - The time of `strftime_now` is fixed ([`ChatTemplate::at`]) and in UTC, so that all ranks and epochs render the
 //!   same text.
 //! - `none[1:]` is an empty list; Python fails.
-//! - Numbers that are joined with `~`, or printed inside a list, have Rust's digits (`1e20` instead of `1e+20`).
+//! - Floats that are joined with `~` have Rust's digits (`100000000000000000000.0` instead of `1e+20`).
 //! - JSON integers beyond 64 bits are read as floats.
 //!
 //! The work and the memory of a template are limited, so a loop without an end is an error.
@@ -20,6 +20,7 @@ use crate::{ChatError, Message, Result};
 
 mod environment;
 mod python_json;
+mod python_text;
 mod selection;
 mod tags;
 
@@ -51,6 +52,9 @@ const RESERVED: [&str; 14] = [
 
 /// The fields that a message may have its reasoning in. The first one is the standard.
 const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
+
+/// The stack of a render. The deepest value that [`MAX_STEPS`] allow needs less than half of it.
+const STACK_BYTES: usize = 256 << 20;
 
 /// The maximum nesting of values that a template reads.
 const MAX_DEPTH: usize = 128;
@@ -207,10 +211,19 @@ impl ChatTemplate {
         }
     }
 
+    /// Renders on a thread with a large stack. Templates can nest lists, which are dropped recursively, as deep as
+    /// [`MAX_STEPS`] allows.
     fn render_text(&self, variables: Value) -> Result<String> {
-        let template = self.environment.get_template(NAME);
-        let rendered = template.and_then(|it| it.render(TemplateValue::from(Serde(variables))));
-        rendered.map_err(|error| {
+        let render = || {
+            let template = self.environment.get_template(NAME)?;
+            template.render(TemplateValue::from(Serde(variables)))
+        };
+        let rendered = std::thread::scope(|scope| {
+            let thread = std::thread::Builder::new().stack_size(STACK_BYTES).spawn_scoped(scope, render);
+            let thread = thread.map_err(|error| ChatError::Template(format!("no thread to render on: {error}")))?;
+            thread.join().map_err(|_| ChatError::Render { line: 0, reason: "the template engine panicked".to_owned() })
+        });
+        rendered?.map_err(|error| {
             let line = error.line().unwrap_or(0);
             let reason = reason(&error);
             match (error.kind(), reason.strip_prefix(RAISED)) {

@@ -24,6 +24,9 @@ use serde_json::{Map, Value};
 use crate::template::unused_characters;
 use crate::{ChatContext, ChatError, ChatTemplate, Ending, Message, Rendered, Result, SpecialTokens};
 
+/// The start of reasoning in a generation prompt.
+const START_OF_REASONING: &str = "<think>";
+
 /// The end of reasoning that is part of a content.
 const END_OF_REASONING: &str = "</think>";
 
@@ -82,7 +85,7 @@ impl Turns<'_> {
         self.template.render(messages, self.context, self.tokens, ending).map(|it| it.text)
     }
 
-    /// Renders a part of the conversation, which must not be an error.
+    /// Renders a part of the conversation for message `index`.
     fn render_part(&self, index: usize, messages: &[Message], ending: Ending) -> Result<String> {
         self.render(messages, ending)
             .map_err(|cause| error(index, format!("the messages up to it cannot be rendered alone ({cause})")))
@@ -139,19 +142,25 @@ impl Turns<'_> {
     }
 
     /// Returns the end of the last generation prompt before `anchor`.
+    ///
+    /// A prompt may start or skip reasoning that templates do not print in earlier messages. Then only the part before
+    /// the reasoning counts.
     fn start_by_header(&self, index: usize, last_end: usize, anchor: usize) -> Result<usize> {
         let header = self.header(index)?;
-        if header.is_empty() {
-            return Err(error(index, "the template has no generation prompt (`add_generation_prompt`)"));
-        }
-        if contains(&Value::Object(self.messages[index].fields().clone()), &header) {
-            return Err(error(index, "it contains the text of a generation prompt"));
-        }
         let before = self.whole.get(last_end..anchor).unwrap_or_default();
-        let start = before.rfind(&header).map(|it| last_end + it + header.len());
-        start.ok_or_else(|| {
-            error(index, "the template does not print the generation prompt before earlier messages of the assistant")
-        })
+        let fields = Value::Object(self.messages[index].fields().clone());
+        let short = header.find(START_OF_REASONING).map_or(header.as_str(), |end| &header[..end]);
+        for header in [header.as_str(), short] {
+            let found = before.rfind(header).filter(|_| !header.is_empty() && !contains(&fields, header));
+            if let Some(found) = found {
+                return Ok(last_end + found + header.len());
+            }
+        }
+        Err(error(
+            index,
+            "the template prints the messages before it differently if more messages follow, and no generation prompt \
+             shows its start",
+        ))
     }
 
     /// Returns the generation prompt before message `index`.
@@ -166,6 +175,27 @@ impl Turns<'_> {
 
     /// Finds where a text of message `index` is printed.
     fn anchor(&self, index: usize, partial: &str) -> Result<Anchor> {
+        let marks = self.unused_characters()?;
+        for message in anchored(&self.messages[index], marks) {
+            let mut messages = self.messages.to_vec();
+            messages[index] = message;
+            let located = |messages: &[Message], plain: &str| {
+                located(&self.render(messages, Ending::Complete).ok()?, marks, plain)
+            };
+            let found = located(&messages, self.whole).zip(located(&messages[..=index], partial));
+            if let Some((whole, partial)) = found {
+                return Ok(Anchor { whole, partial });
+            }
+        }
+        Err(error(
+            index,
+            "the template prints the conversation differently if more messages follow, and changes the text of the \
+             message",
+        ))
+    }
+
+    /// Returns two characters that the conversation does not contain.
+    fn unused_characters(&self) -> Result<[char; 2]> {
         let mut all: Map<String, Value> = self.tokens.variables().clone();
         let fields = self.messages.iter().map(|it| Value::Object(it.fields().clone()));
         all.insert("messages".to_owned(), fields.collect());
@@ -173,21 +203,7 @@ impl Turns<'_> {
         for (name, list) in [("tools", &self.context.tools), ("documents", &self.context.documents)] {
             all.insert(name.to_owned(), list.clone().map_or(Value::Null, Value::Array));
         }
-        let marks = unused_characters(&all)?;
-        let located = |messages: &[Message], plain: &str| {
-            let marked = self.render(messages, Ending::Complete).ok()?;
-            located(&marked, marks, plain)
-        };
-        for message in anchored(&self.messages[index], marks) {
-            let mut messages = self.messages.to_vec();
-            messages[index] = message;
-            let found = located(&messages, self.whole).zip(located(&messages[..=index], partial));
-            if let Some((whole, partial)) = found {
-                return Ok(Anchor { whole, partial });
-            }
-        }
-        Err(error(index, "the template prints the messages before it differently if more messages follow, and changes \
-             the text of this one"))
+        unused_characters(&all)
     }
 }
 

@@ -9,7 +9,8 @@ use minijinja::value::{Value, ValueKind};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, State, UndefinedBehavior};
 use minijinja_contrib::pycompat;
 
-use super::python_json::{float_repr, tojson};
+use super::python_json::tojson;
+use super::python_text::text_of;
 use super::tags::{GENERATION, ITERABLE};
 
 /// The maximum work of a template, in steps of minijinja: an instruction, or 64 bytes of text. A chat of a million
@@ -30,18 +31,14 @@ pub(super) fn environment(now: NaiveDateTime) -> Result<Environment<'static>, Er
     environment.set_undefined_behavior(UndefinedBehavior::Lenient);
     environment.set_fuel(Some(MAX_STEPS));
     environment.set_debug(false);
-    environment.set_formatter(|out, state, value| match python_float(value) {
-        Some(text) => Ok(out.write_str(&text)?),
-        None => minijinja::escape_formatter(out, state, value),
+    environment.set_formatter(|out, state, value| match value.as_str() {
+        Some(_) => minijinja::escape_formatter(out, state, value),
+        None => Ok(out.write_str(&text_of(state, value)?)?),
     });
     environment.set_unknown_method_callback(method);
     environment.add_filter("tojson", tojson);
     environment.add_filter("trim", trim);
-    environment.add_filter("string", |state: &State, value: &Value| match python_float(value) {
-        Some(text) => Ok(Value::from(text)),
-        None if value.is_undefined() => Ok(Value::from("")),
-        None => minijinja::filters::string(state, value),
-    });
+    environment.add_filter("string", text_of);
     environment.add_filter(GENERATION, mark_generated);
     environment.add_filter(ITERABLE, iterable);
     environment.add_function("raise_exception", |message: &Value| -> Result<Value, Error> {
@@ -49,11 +46,6 @@ pub(super) fn environment(now: NaiveDateTime) -> Result<Environment<'static>, Er
     });
     environment.add_function("strftime_now", move |format: &str| strftime(now, format));
     Ok(environment)
-}
-
-fn python_float(value: &Value) -> Option<String> {
-    let is_float = value.kind() == ValueKind::Number && !value.is_integer();
-    is_float.then(|| f64::try_from(value.clone()).ok().map(float_repr)).flatten()
 }
 
 /// Surrounds generated text with the markers in the variable [`MARKERS`].
@@ -81,11 +73,7 @@ fn is_space(char: char) -> bool {
 
 /// The filter `trim`, with Python's white space.
 fn trim(state: &State, value: &Value, chars: Option<&str>) -> Result<String, Error> {
-    let value = match value.is_undefined() {
-        true => Value::from(""),
-        false => minijinja::filters::string(state, value)?,
-    };
-    let text = value.as_str().unwrap_or_default();
+    let text = text_of(state, value)?;
     Ok(match chars {
         Some(chars) => text.trim_matches(|it| chars.contains(it)).to_owned(),
         None => text.trim_matches(is_space).to_owned(),

@@ -39,9 +39,7 @@ pub(super) fn tojson(
     };
     named.assert_all_used()?;
     let mut text = String::new();
-    style.write(&value, 0, &mut text)?;
-    // Writing JSON costs as much as minijinja's own filter.
-    state.consume_fuel(text.len() as u64 / 4)?;
+    style.write(state, &value, 0, &mut text)?;
     Ok(Value::from(text))
 }
 
@@ -78,7 +76,9 @@ struct Style {
 }
 
 impl Style {
-    fn write(&self, value: &Value, depth: usize, text: &mut String) -> Result<(), Error> {
+    fn write(&self, state: &State, value: &Value, depth: usize, text: &mut String) -> Result<(), Error> {
+        // Lists can contain the same list many times, so the text may be much longer than the value.
+        state.consume_fuel(1)?;
         if depth > MAX_DEPTH {
             return Err(invalid(format!("tojson writes at most {MAX_DEPTH} nested values")));
         }
@@ -93,7 +93,7 @@ impl Style {
                 for item in value.try_iter()? {
                     self.separate(is_empty, depth + 1, text);
                     is_empty = false;
-                    self.write(&item, depth + 1, text)?;
+                    self.write(state, &item, depth + 1, text)?;
                 }
                 self.close(is_empty, depth, ']', text);
             }
@@ -107,7 +107,7 @@ impl Style {
                     self.separate(index == 0, depth + 1, text);
                     self.key(key, text)?;
                     text.push_str(&self.separators.1);
-                    self.write(&value.get_item(key)?, depth + 1, text)?;
+                    self.write(state, &value.get_item(key)?, depth + 1, text)?;
                 }
                 self.close(keys.is_empty(), depth, '}', text);
             }

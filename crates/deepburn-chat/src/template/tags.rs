@@ -125,8 +125,9 @@ fn tag_length(text: &str, close: &str) -> Option<usize> {
 /// Returns the length of a `raw` block that starts the text.
 fn raw_length(text: &str) -> Option<usize> {
     fn word(text: &str) -> Option<(&str, usize)> {
-        let end = text.find("%}")?;
-        Some((text[2..end].trim_matches(['-', '+']).trim(), end + 2))
+        let inner = text.get(2..)?;
+        let inner = &inner[..inner.find("%}")?];
+        Some((inner.trim_matches(['-', '+']).trim(), inner.len() + 4))
     }
     let (first, mut from) = word(text)?;
     if first != "raw" {
@@ -218,6 +219,7 @@ mod tests {
             "{{ {'a': {'b': 1}} }}{% set x = '%}' %}",
             "{% set for_in = 1 %}{% if a in b %}{",
             "{% unclosed '",
+            "{%} {% raw %} {%}",
             "{",
         ] {
             assert_eq!(rewrite(text), Rewritten { source: text.into(), marks_generation: false });

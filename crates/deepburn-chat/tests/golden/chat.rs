@@ -59,14 +59,18 @@ impl Case {
     }
 
     /// Returns the template without its marks.
-    pub(crate) fn unmarked(&self) -> Option<ChatTemplate> {
+    pub(crate) fn unmarked(&self) -> ChatTemplate {
         let mut source = self.source.clone();
         for word in ["generation", "endgeneration"] {
             for (open, close) in [("", ""), ("-", ""), ("", "-"), ("-", "-")] {
-                source = source.replace(&format!("{{%{open} {word} {close}%}}"), &format!("{{%{open} if true {close}%}}{{% endif %}}"));
+                let tag = format!("{{%{open} {word} {close}%}}");
+                // A tag without effect keeps the whitespace control.
+                source = source.replace(&tag, &format!("{{%{open} if true %}}{{% endif {close}%}}"));
             }
         }
-        Some(ChatTemplate::at(&source, now()).unwrap())
+        let template = ChatTemplate::at(&source, now()).unwrap();
+        assert!(!template.marks_generation());
+        template
     }
 }
 

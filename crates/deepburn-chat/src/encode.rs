@@ -5,8 +5,8 @@ use std::ops::Range;
 use crate::printed::unprinted;
 use crate::turns::render_with_turns;
 use crate::{
-    ChatContext, ChatError, ChatTemplate, ChatTemplates, Ending, Finding, Message, PreferenceSample, Result, Row,
-    Sample, SpecialTokens, Surrounding, TextTokenizer, Tokens,
+    ChatContext, ChatError, ChatTemplate, ChatTemplates, Ending, Finding, Message,
+    PreferenceSample, Result, Row, Sample, SpecialTokens, Surrounding, TextTokenizer, Tokens,
 };
 
 /// Which tokens are trained, and how many an example has.
@@ -109,16 +109,21 @@ impl<T: TextTokenizer> RowEncoder<T> {
             Row::ChatPreference { prompt, chosen, rejected, context } => {
                 let mut completed = |completion: &[Message], name: &str| -> Result<Vec<u32>> {
                     let all = [prompt.as_slice(), completion].concat();
-                    let text = self.template(context)?.render(&all, context, &self.tokens, Ending::Complete)?.text;
+                    let text = self
+                        .template(context)?
+                        .render(&all, context, &self.tokens, Ending::Complete)?
+                        .text;
                     findings.extend(unprinted(&text, &all, context, &format!("prompt + {name}")));
                     Ok(self.tokenizer.encode(&text, Surrounding::None)?.ids)
                 };
-                let (chosen, rejected) = (completed(chosen, "chosen")?, completed(rejected, "rejected")?);
+                let (chosen, rejected) =
+                    (completed(chosen, "chosen")?, completed(rejected, "rejected")?);
                 (self.generation_prompt(prompt, context)?, chosen, rejected)
             }
             _ => {
                 return Err(ChatError::Format(
-                    "the row has no `chosen` and `rejected`, which preference optimization needs".to_owned(),
+                    "the row has no `chosen` and `rejected`, which preference optimization needs"
+                        .to_owned(),
                 ));
             }
         };
@@ -147,7 +152,9 @@ impl<T: TextTokenizer> RowEncoder<T> {
 
     fn template(&self, context: &ChatContext) -> Result<&ChatTemplate> {
         let templates = self.templates.as_ref().ok_or_else(|| {
-            ChatError::Template("the row has messages, but the model has no chat template".to_owned())
+            ChatError::Template(
+                "the row has messages, but the model has no chat template".to_owned(),
+            )
         })?;
         templates.select(context.tools.is_some())
     }
@@ -170,7 +177,8 @@ impl<T: TextTokenizer> RowEncoder<T> {
             let trained = vec![true; tokens.ids.len()];
             return Ok((tokens, trained, findings));
         }
-        let trained: Vec<bool> = tokens.ranges.iter().map(|it| overlaps(it, &rendered.generated)).collect();
+        let trained: Vec<bool> =
+            tokens.ranges.iter().map(|it| overlaps(it, &rendered.generated)).collect();
         if !trained.contains(&true) {
             return Err(self.no_assistant(messages));
         }
@@ -180,7 +188,9 @@ impl<T: TextTokenizer> RowEncoder<T> {
 
     fn no_assistant(&self, messages: &[Message]) -> ChatError {
         let reason = match messages.iter().any(Message::is_assistant) {
-            true => "is set, but the chat template marks no text of the assistant in this conversation",
+            true => {
+                "is set, but the chat template marks no text of the assistant in this conversation"
+            }
             false => "is set, but the conversation has no message of the assistant; remove the row",
         };
         option("assistant_only_loss", reason)
@@ -222,9 +232,13 @@ impl<T: TextTokenizer> RowEncoder<T> {
             if !run[0] {
                 continue;
             }
-            let last = ids[start..end].iter().rev().find(|id| !self.tokenizer.token_text(**id).trim().is_empty());
+            let last = ids[start..end]
+                .iter()
+                .rev()
+                .find(|id| !self.tokenizer.token_text(**id).trim().is_empty());
             if let Some(last) = last.filter(|id| !self.tokenizer.is_added(**id)) {
-                findings.push(Finding::EndOfTurnUntrained { last: self.tokenizer.token_text(*last) });
+                findings
+                    .push(Finding::EndOfTurnUntrained { last: self.tokenizer.token_text(*last) });
                 return;
             }
         }
@@ -236,7 +250,12 @@ impl<T: TextTokenizer> RowEncoder<T> {
     }
 
     /// Truncates an example, and completes its findings.
-    fn sample(&self, mut ids: Vec<u32>, mut trained: Vec<bool>, mut findings: Vec<Finding>) -> Sample {
+    fn sample(
+        &self,
+        mut ids: Vec<u32>,
+        mut trained: Vec<bool>,
+        mut findings: Vec<Finding>,
+    ) -> Sample {
         if self.starts_with_two_bos(&ids) {
             findings.push(Finding::BosTwice);
         }
@@ -259,21 +278,30 @@ impl<T: TextTokenizer> RowEncoder<T> {
 
     fn with_eos(&self, text: &str) -> Result<String> {
         let eos = self.tokens.get("eos_token").ok_or_else(|| {
-            option("eos_token", "is missing, but it ends each text; name it in tokenizer_config.json")
+            option(
+                "eos_token",
+                "is missing, but it ends each text; name it in tokenizer_config.json",
+            )
         })?;
         Ok(if text.ends_with(eos) { text.to_owned() } else { format!("{text}{eos}") })
     }
 
     fn check_assistant_only(&self, is_chat: bool) -> Result<()> {
         match self.options.assistant_only_loss && !is_chat {
-            true => Err(option("assistant_only_loss", "is set, but the row is a text, not a conversation")),
+            true => Err(option(
+                "assistant_only_loss",
+                "is set, but the row is a text, not a conversation",
+            )),
             false => Ok(()),
         }
     }
 
     fn check_completion_only(&self, has_completion: bool) -> Result<()> {
         match self.options.completion_only_loss == Some(true) && !has_completion {
-            true => Err(option("completion_only_loss", "is set, but the row has no `prompt` and `completion`")),
+            true => Err(option(
+                "completion_only_loss",
+                "is set, but the row has no `prompt` and `completion`",
+            )),
             false => Ok(()),
         }
     }

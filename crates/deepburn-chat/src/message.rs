@@ -12,7 +12,11 @@ pub struct Message(Map<String, Value>);
 impl Message {
     /// Returns a message of text.
     pub fn text(role: &str, content: &str) -> Self {
-        Self([("role".to_owned(), role.into()), ("content".to_owned(), content.into())].into_iter().collect())
+        Self(
+            [("role".to_owned(), role.into()), ("content".to_owned(), content.into())]
+                .into_iter()
+                .collect(),
+        )
     }
 
     /// Returns a message with these fields, as a template reads them. Removes null fields, as `transformers` does.

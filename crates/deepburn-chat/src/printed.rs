@@ -7,7 +7,12 @@ use crate::{ChatContext, Finding, Message};
 /// Returns the fields of `messages` and `context` whose text is not part of `text`.
 ///
 /// White space around a text does not count, and a text may be printed as JSON.
-pub(crate) fn unprinted(text: &str, messages: &[Message], context: &ChatContext, field: &str) -> Vec<Finding> {
+pub(crate) fn unprinted(
+    text: &str,
+    messages: &[Message],
+    context: &ChatContext,
+    field: &str,
+) -> Vec<Finding> {
     let mut findings = Vec::new();
     let mut check = |field: String, value: Option<&Value>| {
         let Some(string) = value.and_then(Value::as_str).map(str::trim) else { return };
@@ -33,7 +38,9 @@ pub(crate) fn unprinted(text: &str, messages: &[Message], context: &ChatContext,
         for name in ["reasoning_content", "thinking", "reasoning"] {
             check(format!("{path}.{name}"), fields.get(name));
         }
-        for (call, value) in fields.get("tool_calls").and_then(Value::as_array).into_iter().flatten().enumerate() {
+        for (call, value) in
+            fields.get("tool_calls").and_then(Value::as_array).into_iter().flatten().enumerate()
+        {
             let function = value.get("function").unwrap_or(value);
             check(format!("{path}.tool_calls[{call}]"), function.get("name"));
         }

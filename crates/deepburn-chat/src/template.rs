@@ -5,11 +5,14 @@
 //!
 //! - The time of `strftime_now` is fixed ([`ChatTemplate::at`]) and in UTC, so that all ranks and epochs render the
 //!   same text.
-//! - `none[1:]` is an empty list; Python fails.
-//! - Floats that are joined with `~` have Rust's digits (`100000000000000000000.0` instead of `1e+20`).
+//! - Some methods and filters of Python do not exist (`zfill`, `partition`, `%`). They are errors.
+//! - `none[1:]` is an empty list, and values of different types can be compared with `<` and `>`. Python fails.
+//! - Floats that are joined with `~` or `join` have Rust's digits (`100000000000000000000.0` instead of `1e+20`).
 //! - JSON integers beyond 64 bits are read as floats.
+//! - Texts inside printed lists keep characters that Python escapes because they are invisible.
 //!
-//! The work and the memory of a template are limited, so a loop without an end is an error.
+//! The work and the memory of a template are limited, so a loop without an end is an error. One case is not limited:
+//! a list that contains itself many times and is joined with `~` or compared.
 
 use chrono::{DateTime, NaiveDateTime};
 use minijinja::value::{Serde, Value as TemplateValue};
@@ -152,7 +155,8 @@ impl ChatTemplate {
         if messages.is_empty() {
             return Err(ChatError::field("messages", "empty", "a list with at least one message"));
         }
-        let messages = messages.iter().map(|it| Value::Object(with_reasoning(it.fields()))).collect();
+        let messages =
+            messages.iter().map(|it| Value::Object(with_reasoning(it.fields()))).collect();
         let mut variables = tokens.variables().clone();
         let list = |items: &Option<Vec<Value>>| items.clone().map_or(Value::Null, Value::Array);
         variables.insert("documents".to_owned(), list(&context.documents));
@@ -165,7 +169,10 @@ impl ChatTemplate {
         }
         variables.insert("messages".to_owned(), Value::Array(messages));
         variables.insert("tools".to_owned(), list(&context.tools));
-        variables.insert("add_generation_prompt".to_owned(), (ending == Ending::GenerationPrompt).into());
+        variables.insert(
+            "add_generation_prompt".to_owned(),
+            (ending == Ending::GenerationPrompt).into(),
+        );
         let variables = Value::Object(variables);
         if !is_shallow(&variables, MAX_DEPTH) {
             let found = format!("nested more than {MAX_DEPTH} times");
@@ -219,9 +226,14 @@ impl ChatTemplate {
             template.render(TemplateValue::from(Serde(variables)))
         };
         let rendered = std::thread::scope(|scope| {
-            let thread = std::thread::Builder::new().stack_size(STACK_BYTES).spawn_scoped(scope, render);
-            let thread = thread.map_err(|error| ChatError::Template(format!("no thread to render on: {error}")))?;
-            thread.join().map_err(|_| ChatError::Render { line: 0, reason: "the template engine panicked".to_owned() })
+            let thread =
+                std::thread::Builder::new().stack_size(STACK_BYTES).spawn_scoped(scope, render);
+            let thread = thread
+                .map_err(|error| ChatError::Template(format!("no thread to render on: {error}")))?;
+            thread.join().map_err(|_| ChatError::Render {
+                line: 0,
+                reason: "the template engine panicked".to_owned(),
+            })
         });
         rendered?.map_err(|error| {
             let line = error.line().unwrap_or(0);
@@ -284,7 +296,8 @@ pub(crate) fn unused_characters(variables: &Map<String, Value>) -> Result<[char;
         }
     }
     let used = variables.values().fold(0, |used, it| used | used_in(it));
-    let mut unused = (0..32).filter(|it| used & (1 << it) == 0).filter_map(|it| char::from_u32(FIRST + it));
+    let mut unused =
+        (0..32).filter(|it| used & (1 << it) == 0).filter_map(|it| char::from_u32(FIRST + it));
     match (unused.next(), unused.next()) {
         (Some(open), Some(close)) => Ok([open, close]),
         _ => Err(ChatError::field(

@@ -22,7 +22,9 @@ use std::ops::Range;
 use serde_json::{Map, Value};
 
 use crate::template::unused_characters;
-use crate::{ChatContext, ChatError, ChatTemplate, Ending, Message, Rendered, Result, SpecialTokens};
+use crate::{
+    ChatContext, ChatError, ChatTemplate, Ending, Message, Rendered, Result, SpecialTokens,
+};
 
 /// The start of reasoning in a generation prompt.
 const START_OF_REASONING: &str = "<think>";
@@ -87,8 +89,9 @@ impl Turns<'_> {
 
     /// Renders a part of the conversation for message `index`.
     fn render_part(&self, index: usize, messages: &[Message], ending: Ending) -> Result<String> {
-        self.render(messages, ending)
-            .map_err(|cause| error(index, format!("the messages up to it cannot be rendered alone ({cause})")))
+        self.render(messages, ending).map_err(|cause| {
+            error(index, format!("the messages up to it cannot be rendered alone ({cause})"))
+        })
     }
 
     /// Returns the text without a final end-of-sequence token.
@@ -107,7 +110,8 @@ impl Turns<'_> {
         let start = match index {
             0 => None,
             _ => {
-                let prompt = self.render_part(index, &self.messages[..index], Ending::GenerationPrompt)?;
+                let prompt =
+                    self.render_part(index, &self.messages[..index], Ending::GenerationPrompt)?;
                 self.whole.starts_with(&prompt).then_some(prompt.len())
             }
         };
@@ -122,9 +126,13 @@ impl Turns<'_> {
             Some(end) if end >= anchor.whole.end => end,
             _ => {
                 let rest = &self.whole[anchor.whole.end..];
-                let tail = self.printed_length(&partial[anchor.partial.end..], rest).ok_or_else(|| {
-                    error(index, "the template ends the message differently if more messages follow")
-                })?;
+                let tail =
+                    self.printed_length(&partial[anchor.partial.end..], rest).ok_or_else(|| {
+                        error(
+                            index,
+                            "the template ends the message differently if more messages follow",
+                        )
+                    })?;
                 anchor.whole.end + tail
             }
         };
@@ -151,7 +159,8 @@ impl Turns<'_> {
         let fields = Value::Object(self.messages[index].fields().clone());
         let short = header.find(START_OF_REASONING).map_or(header.as_str(), |end| &header[..end]);
         for header in [header.as_str(), short] {
-            let found = before.rfind(header).filter(|_| !header.is_empty() && !contains(&fields, header));
+            let found =
+                before.rfind(header).filter(|_| !header.is_empty() && !contains(&fields, header));
             if let Some(found) = found {
                 return Ok(last_end + found + header.len());
             }
@@ -200,7 +209,8 @@ impl Turns<'_> {
         let fields = self.messages.iter().map(|it| Value::Object(it.fields().clone()));
         all.insert("messages".to_owned(), fields.collect());
         all.insert("variables".to_owned(), Value::Object(self.context.variables.clone()));
-        for (name, list) in [("tools", &self.context.tools), ("documents", &self.context.documents)] {
+        for (name, list) in [("tools", &self.context.tools), ("documents", &self.context.documents)]
+        {
             all.insert(name.to_owned(), list.clone().map_or(Value::Null, Value::Array));
         }
         unused_characters(&all)

@@ -1,8 +1,8 @@
 //! Fuzzes rows and chat templates. They are refused, or they are rendered, and each byte of a mask is in the text.
 
 use deepburn_chat::{
-    ChatContext, ChatTemplate, Ending, Message, NestedNulls, Row, RowFormat, RowReader, SpecialTokens,
-    render_with_turns,
+    ChatContext, ChatTemplate, Ending, Message, NestedNulls, Row, RowFormat, RowReader,
+    SpecialTokens, render_with_turns,
 };
 use deepburn_fuzz::fuzz;
 use serde_json::json;
@@ -22,7 +22,9 @@ const TEMPLATE: &str = r#"{%- if tools %}{{- '<s>system\n' }}{%- for tool in too
 
 fn render(template: &ChatTemplate, messages: &[Message], context: &ChatContext) -> bool {
     let tokens = SpecialTokens::new([("eos_token", "</s>"), ("bos_token", "<s>")]);
-    let Ok(rendered) = render_with_turns(template, messages, context, &tokens) else { return false };
+    let Ok(rendered) = render_with_turns(template, messages, context, &tokens) else {
+        return false;
+    };
     let mut last = 0;
     for range in &rendered.generated {
         assert!(range.start >= last && range.start <= range.end);
@@ -35,13 +37,45 @@ fn render(template: &ChatTemplate, messages: &[Message], context: &ChatContext) 
 
 #[test]
 fn mutated_templates_are_refused_or_render() {
-    let messages =
-        [Message::text("user", "a</think>"), Message::text("assistant", "b"), Message::text("user", "\u{FDD0}c")];
+    let messages = [
+        Message::text("user", "a</think>"),
+        Message::text("assistant", "b"),
+        Message::text("user", "\u{FDD0}c"),
+    ];
     let tokens = [
-        "{%", "%}", "{{", "}}", "{#", "#}", "-", "{% generation %}", "{% endgeneration %}", "{% raw %}", "{% endraw %}",
-        "for x in range(100000)", "{% endfor %}", "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "none", "messages",
-        "(", ")", "[", "]", "'", "\"", "|tojson", "|string", "~", "* 99999999", "|join", "strftime_now('%Y')", "é",
-        "{% set messages = [messages, messages] %}", "{% break %}", "{% include 'x' %}", "9223372036854775807",
+        "{%",
+        "%}",
+        "{{",
+        "}}",
+        "{#",
+        "#}",
+        "-",
+        "{% generation %}",
+        "{% endgeneration %}",
+        "{% raw %}",
+        "{% endraw %}",
+        "for x in range(100000)",
+        "{% endfor %}",
+        "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+        "none",
+        "messages",
+        "(",
+        ")",
+        "[",
+        "]",
+        "'",
+        "\"",
+        "|tojson",
+        "|string",
+        "~",
+        "* 99999999",
+        "|join",
+        "strftime_now('%Y')",
+        "é",
+        "{% set messages = [messages, messages] %}",
+        "{% break %}",
+        "{% include 'x' %}",
+        "9223372036854775807",
     ];
     let (mut refused, mut rendered) = (0, 0);
     fuzz(4_000, |mutator| {
@@ -59,7 +93,8 @@ fn mutated_templates_are_refused_or_render() {
 #[test]
 fn mutated_rows_are_refused_or_encoded() {
     let call = json!({"type": "function", "id": "1", "function": {"name": "add", "arguments": "{\"a\": 1}"}});
-    let tools = json!([{"type": "function", "function": {"name": "add", "parameters": {"a": null}}}]);
+    let tools =
+        json!([{"type": "function", "function": {"name": "add", "parameters": {"a": null}}}]);
     let messages = json!([
         {"role": "system", "content": "s"},
         {"role": "user", "content": [{"type": "text", "text": "u"}]},
@@ -80,8 +115,23 @@ fn mutated_rows_are_refused_or_encoded() {
     ];
     let rows: Vec<Vec<u8>> = rows.iter().map(|it| it.to_string().into_bytes()).collect();
     let tokens = [
-        "null", "\"\"", "[]", "{}", "1e999", "\"\\ud800\"", "\"role\"", "\"from\"", "\"user\"", "-1", "\u{FDD0}",
-        "\"content\":null", "\"weight\":0,", "{\"type\":\"image\"}", "[[[[[[[[", "\"assistant\"", "\"{\\\"a\\\":\"",
+        "null",
+        "\"\"",
+        "[]",
+        "{}",
+        "1e999",
+        "\"\\ud800\"",
+        "\"role\"",
+        "\"from\"",
+        "\"user\"",
+        "-1",
+        "\u{FDD0}",
+        "\"content\":null",
+        "\"weight\":0,",
+        "{\"type\":\"image\"}",
+        "[[[[[[[[",
+        "\"assistant\"",
+        "\"{\\\"a\\\":\"",
     ];
     let template = ChatTemplate::compile(TEMPLATE).unwrap();
     let unmarked = TEMPLATE.replace("{% generation %}", "").replace("{% endgeneration %}", "");

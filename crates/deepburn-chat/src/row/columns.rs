@@ -50,7 +50,13 @@ pub(super) fn objects(row: &Map<String, Value>, name: &str) -> Result<Option<Vec
         Some(Value::String(text)) => match parsed(text, name, RULE)? {
             Value::Array(items) => items,
             Value::Null => return Ok(None),
-            value => return Err(ChatError::field(name, format!("the JSON text of {}", found(&value)), RULE)),
+            value => {
+                return Err(ChatError::field(
+                    name,
+                    format!("the JSON text of {}", found(&value)),
+                    RULE,
+                ));
+            }
         },
         Some(Value::Array(items)) => items.clone(),
         Some(value) => return Err(ChatError::field(name, found(value), RULE)),

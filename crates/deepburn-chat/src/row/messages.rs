@@ -42,7 +42,12 @@ const FIELDS: [&str; 8] = [
 const SELECTORS: [&str; 6] = ["weight", "train", "trainable", "mask", "masked", "loss"];
 
 /// Reads a list of messages, with either `role` and `content` or `from` and `value`.
-pub(super) fn messages(value: &Value, field: &str, extra: &[String], notes: &mut Notes) -> Result<Vec<Message>> {
+pub(super) fn messages(
+    value: &Value,
+    field: &str,
+    extra: &[String],
+    notes: &mut Notes,
+) -> Result<Vec<Message>> {
     let Value::Array(items) = value else {
         return Err(ChatError::field(field, found(value), "a list of messages"));
     };
@@ -79,7 +84,8 @@ fn message(value: &Value, field: &str, extra: &[String], notes: &mut Notes) -> R
     }
     if let Some(calls) = fields.get_mut("tool_calls") {
         if role != ASSISTANT {
-            let rule = format!("absent, because only messages of the role `{ASSISTANT}` call tools");
+            let rule =
+                format!("absent, because only messages of the role `{ASSISTANT}` call tools");
             return Err(ChatError::field(format!("{field}.tool_calls"), found(calls), rule));
         }
         check_calls(calls, &format!("{field}.tool_calls"), notes)?;
@@ -90,11 +96,17 @@ fn message(value: &Value, field: &str, extra: &[String], notes: &mut Notes) -> R
 /// Renames `from` and `value` to `role` and `content`, and parses calls of functions.
 fn rename(fields: &mut Map<String, Value>, field: &str) -> Result<()> {
     let Some(Value::String(sender)) = fields.shift_remove("from") else {
-        return Err(ChatError::field(format!("{field}.from"), "not a text", "a text, such as `human`"));
+        return Err(ChatError::field(
+            format!("{field}.from"),
+            "not a text",
+            "a text, such as `human`",
+        ));
     };
-    let role = SENDERS.iter().find(|(name, _)| *name == sender).map_or(sender.as_str(), |(_, role)| role);
+    let role =
+        SENDERS.iter().find(|(name, _)| *name == sender).map_or(sender.as_str(), |(_, role)| role);
     if !ROLES.contains(&role) {
-        let known = ROLES.into_iter().chain(SENDERS.map(|(name, _)| name)).map(|it| format!("`{it}`"));
+        let known =
+            ROLES.into_iter().chain(SENDERS.map(|(name, _)| name)).map(|it| format!("`{it}`"));
         let rule = format!("one of {}", known.collect::<Vec<_>>().join(", "));
         return Err(ChatError::field(format!("{field}.from"), format!("`{sender}`"), rule));
     }
@@ -105,13 +117,20 @@ fn rename(fields: &mut Map<String, Value>, field: &str) -> Result<()> {
         let path = format!("{field}.value");
         let call = match value {
             Some(Value::String(text)) => parsed(&text, &path, rule)?,
-            value => return Err(ChatError::field(path, value.as_ref().map_or("missing".into(), found), rule)),
+            value => {
+                return Err(ChatError::field(
+                    path,
+                    value.as_ref().map_or("missing".into(), found),
+                    rule,
+                ));
+            }
         };
         let calls = match call {
             Value::Array(calls) => calls,
             call => vec![call],
         };
-        let calls = calls.into_iter().map(|it| json!({"type": "function", "function": it})).collect();
+        let calls =
+            calls.into_iter().map(|it| json!({"type": "function", "function": it})).collect();
         renamed.insert("content".to_owned(), "".into());
         renamed.insert("tool_calls".to_owned(), Value::Array(calls));
     } else if let Some(value) = value {
@@ -149,9 +168,12 @@ fn check_content(fields: &Map<String, Value>, role: &str, field: &str) -> Result
         Some(Value::Array(parts)) if !parts.is_empty() => {
             for (index, part) in parts.iter().enumerate() {
                 let kind = part.get("type").and_then(Value::as_str);
-                let is_text = kind == Some("text") && part.get("text").is_some_and(Value::is_string);
+                let is_text =
+                    kind == Some("text") && part.get("text").is_some_and(Value::is_string);
                 if !is_text {
-                    let found = kind.map_or("not a part of text".to_owned(), |it| format!("a part of the type `{it}`"));
+                    let found = kind.map_or("not a part of text".to_owned(), |it| {
+                        format!("a part of the type `{it}`")
+                    });
                     let rule = "an object with the type `text` and a `text`; images, audio and videos are not supported";
                     return Err(ChatError::field(format!("{field}[{index}]"), found, rule));
                 }
@@ -160,7 +182,11 @@ fn check_content(fields: &Map<String, Value>, role: &str, field: &str) -> Result
         }
         Some(value) => Err(ChatError::field(field, found(value), "a text, or a list of texts")),
         None if role == ASSISTANT && fields.contains_key("tool_calls") => Ok(()),
-        None => Err(ChatError::field(field, "missing", "a text; only messages with `tool_calls` can omit it")),
+        None => Err(ChatError::field(
+            field,
+            "missing",
+            "a text; only messages with `tool_calls` can omit it",
+        )),
     }
 }
 
@@ -177,7 +203,11 @@ fn check_calls(calls: &mut Value, field: &str, notes: &mut Notes) -> Result<()> 
             field += ".function";
         }
         let Value::Object(function) = function else {
-            return Err(ChatError::field(field, found(function), "an object with `name` and `arguments`"));
+            return Err(ChatError::field(
+                field,
+                found(function),
+                "an object with `name` and `arguments`",
+            ));
         };
         if !function.get("name").is_some_and(Value::is_string) {
             let found = function.get("name").map_or("missing".to_owned(), found);
@@ -197,7 +227,11 @@ fn check_calls(calls: &mut Value, field: &str, notes: &mut Notes) -> Result<()> 
                     false => parsed(text, &path, rule)?,
                 };
                 if !value.is_object() {
-                    return Err(ChatError::field(path, format!("the JSON text of {}", found(&value)), rule));
+                    return Err(ChatError::field(
+                        path,
+                        format!("the JSON text of {}", found(&value)),
+                        rule,
+                    ));
                 }
                 *arguments = value;
                 notes.parsed_arguments = true;

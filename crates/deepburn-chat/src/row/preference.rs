@@ -19,7 +19,8 @@ pub(super) fn common_messages(
 
 /// Divides a common start off two texts. A space before the difference belongs to the completions.
 pub(super) fn common_text(chosen: &str, rejected: &str) -> Result<(String, String, String)> {
-    let (left, right): (Vec<char>, Vec<char>) = (chosen.chars().collect(), rejected.chars().collect());
+    let (left, right): (Vec<char>, Vec<char>) =
+        (chosen.chars().collect(), rejected.chars().collect());
     let mut common = common(&left, &right);
     let differs = common < left.len().min(right.len()) && left[common] != right[common];
     if differs && common > 0 && left[common - 1] == ' ' {

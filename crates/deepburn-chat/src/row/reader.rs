@@ -69,7 +69,9 @@ impl RowReader {
     /// Returns an error if the line is not valid JSON (lone surrogates are not), or as [`RowReader::read`] does.
     pub fn read_line(&self, line: &str) -> Result<ReadRow> {
         let row = serde_json::from_str(line);
-        self.read(&row.map_err(|error| ChatError::Format(format!("the row is not valid JSON: {error}")))?)
+        self.read(
+            &row.map_err(|error| ChatError::Format(format!("the row is not valid JSON: {error}")))?,
+        )
     }
 
     /// Reads a row.
@@ -94,10 +96,17 @@ impl RowReader {
         Ok(ReadRow { row, notes })
     }
 
-    fn messages(&self, row: &Map<String, Value>, name: &str, notes: &mut Notes) -> Result<Vec<Message>> {
+    fn messages(
+        &self,
+        row: &Map<String, Value>,
+        name: &str,
+        notes: &mut Notes,
+    ) -> Result<Vec<Message>> {
         match column(row, name) {
             Some(value) => messages(value, name, &self.message_fields, notes),
-            None => Err(ChatError::field(name, "missing", "a list of messages, as in the other rows")),
+            None => {
+                Err(ChatError::field(name, "missing", "a list of messages, as in the other rows"))
+            }
         }
     }
 
@@ -116,7 +125,10 @@ impl RowReader {
 
     fn completion(&self, row: &Map<String, Value>, notes: &mut Notes) -> Result<Row> {
         if [row.get("prompt"), row.get("completion")].iter().flatten().all(|it| it.is_string()) {
-            return Ok(Row::Completion { prompt: text(row, "prompt")?, completion: text(row, "completion")? });
+            return Ok(Row::Completion {
+                prompt: text(row, "prompt")?,
+                completion: text(row, "completion")?,
+            });
         }
         Ok(Row::ChatCompletion {
             prompt: self.messages(row, "prompt", notes)?,
@@ -147,14 +159,18 @@ impl RowReader {
                 notes.implicit_prompt = true;
                 common_messages(&chosen, &rejected)?
             }
-            Some(value) => return Err(ChatError::field("prompt", found(value), "a list of messages")),
+            Some(value) => {
+                return Err(ChatError::field("prompt", found(value), "a list of messages"));
+            }
         };
         Ok(Row::ChatPreference { prompt, chosen, rejected, context: context(row)? })
     }
 }
 
 fn fields(row: &Value) -> Result<&Map<String, Value>> {
-    row.as_object().ok_or_else(|| ChatError::Format(format!("the row is {}, but it must be an object", found(row))))
+    row.as_object().ok_or_else(|| {
+        ChatError::Format(format!("the row is {}, but it must be an object", found(row)))
+    })
 }
 
 /// Reads the columns that a template reads besides the messages.
@@ -162,9 +178,15 @@ fn context(row: &Map<String, Value>) -> Result<ChatContext> {
     let variables = match column(row, "chat_template_kwargs") {
         None => Map::new(),
         Some(Value::Object(variables)) => variables.clone(),
-        Some(value) => return Err(ChatError::field("chat_template_kwargs", found(value), "an object")),
+        Some(value) => {
+            return Err(ChatError::field("chat_template_kwargs", found(value), "an object"));
+        }
     };
-    Ok(ChatContext { tools: objects(row, "tools")?, documents: objects(row, "documents")?, variables })
+    Ok(ChatContext {
+        tools: objects(row, "tools")?,
+        documents: objects(row, "documents")?,
+        variables,
+    })
 }
 
 /// Reads an instruction. The user's turn is `instruction + "\n" + input`, as in LLaMA-Factory.
@@ -178,9 +200,14 @@ fn alpaca(row: &Map<String, Value>) -> Result<Row> {
         None => {}
         Some(Value::Array(pairs)) => {
             for (index, pair) in pairs.iter().enumerate() {
-                let texts = pair.as_array().map(|it| it.iter().map(Value::as_str).collect::<Vec<_>>());
+                let texts =
+                    pair.as_array().map(|it| it.iter().map(Value::as_str).collect::<Vec<_>>());
                 let Some([Some(question), Some(answer)]) = texts.as_deref() else {
-                    return Err(ChatError::field(format!("history[{index}]"), found(pair), HISTORY));
+                    return Err(ChatError::field(
+                        format!("history[{index}]"),
+                        found(pair),
+                        HISTORY,
+                    ));
                 };
                 prompt.push(Message::text("user", question));
                 prompt.push(Message::text(ASSISTANT, answer));

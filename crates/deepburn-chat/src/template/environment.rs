@@ -39,6 +39,8 @@ pub(super) fn environment(now: NaiveDateTime) -> Result<Environment<'static>, Er
     environment.add_filter("tojson", tojson);
     environment.add_filter("trim", trim);
     environment.add_filter("string", text_of);
+    environment.add_test("sequence", is_sequence);
+    environment.add_test("iterable", |value: &Value| value.is_undefined() || is_sequence(value));
     environment.add_filter(GENERATION, mark_generated);
     environment.add_filter(ITERABLE, iterable);
     environment.add_function("raise_exception", |message: &Value| -> Result<Value, Error> {
@@ -48,9 +50,23 @@ pub(super) fn environment(now: NaiveDateTime) -> Result<Environment<'static>, Er
     Ok(environment)
 }
 
+/// Returns whether the value has a length and items in Python, as dictionaries and texts do, and `None` does not.
+fn is_sequence(value: &Value) -> bool {
+    matches!(
+        value.kind(),
+        ValueKind::Seq | ValueKind::Iterable | ValueKind::Map | ValueKind::String
+    )
+}
+
 /// Surrounds generated text with the markers in the variable [`MARKERS`].
 fn mark_generated(state: &State, text: String) -> String {
-    match state.lookup(MARKERS).as_ref().and_then(Value::as_str).map(|it| it.chars().collect::<Vec<_>>()).as_deref() {
+    match state
+        .lookup(MARKERS)
+        .as_ref()
+        .and_then(Value::as_str)
+        .map(|it| it.chars().collect::<Vec<_>>())
+        .as_deref()
+    {
         Some([open, close]) => format!("{open}{text}{close}"),
         _ => text,
     }

@@ -31,12 +31,8 @@ pub(super) fn tojson(
         None if indent.is_some() => (",".to_owned(), ": ".to_owned()),
         None => (", ".to_owned(), ": ".to_owned()),
     };
-    let style = Style {
-        ascii: is_true(argument(0)?),
-        indent,
-        separators,
-        sorted: is_true(argument(3)?),
-    };
+    let style =
+        Style { ascii: is_true(argument(0)?), indent, separators, sorted: is_true(argument(3)?) };
     named.assert_all_used()?;
     let mut text = String::new();
     style.write(state, &value, 0, &mut text)?;
@@ -76,7 +72,13 @@ struct Style {
 }
 
 impl Style {
-    fn write(&self, state: &State, value: &Value, depth: usize, text: &mut String) -> Result<(), Error> {
+    fn write(
+        &self,
+        state: &State,
+        value: &Value,
+        depth: usize,
+        text: &mut String,
+    ) -> Result<(), Error> {
         // Lists can contain the same list many times, so the text may be much longer than the value.
         state.consume_fuel(1)?;
         if depth > MAX_DEPTH {
@@ -114,7 +116,9 @@ impl Style {
             ValueKind::Undefined => {
                 return Err(invalid("Object of type Undefined is not JSON serializable"));
             }
-            kind => return Err(invalid(format!("a value of type {kind} is not JSON serializable"))),
+            kind => {
+                return Err(invalid(format!("a value of type {kind} is not JSON serializable")));
+            }
         }
         Ok(())
     }

@@ -128,7 +128,8 @@ fn of_config(config: &Value) -> Result<BTreeMap<String, String>> {
         None | Some(Value::Null) => Ok(BTreeMap::new()),
         Some(Value::String(source)) => Ok([(DEFAULT.to_owned(), source.clone())].into()),
         Some(Value::Array(named)) => {
-            let text = |it: &Value, name: &str| it.get(name).and_then(Value::as_str).map(str::to_owned);
+            let text =
+                |it: &Value, name: &str| it.get(name).and_then(Value::as_str).map(str::to_owned);
             let pair = |it| text(it, "name").zip(text(it, "template")).ok_or_else(invalid);
             named.iter().map(pair).collect()
         }
@@ -175,7 +176,9 @@ impl SpecialTokens {
         let mut tokens = Map::new();
         for name in ["special_tokens_map.json", CONFIG] {
             let Value::Object(fields) = read_json(&folder.join(name))? else { continue };
-            for (field, value) in fields.iter().filter(|(field, value)| field.ends_with("_token") && !value.is_null()) {
+            for (field, value) in
+                fields.iter().filter(|(field, value)| field.ends_with("_token") && !value.is_null())
+            {
                 // Flags such as `add_bos_token` have a similar name.
                 let text = match value {
                     Value::Bool(_) => continue,
@@ -184,7 +187,11 @@ impl SpecialTokens {
                 };
                 let Some(text) = text else {
                     let rule = "a text, or an object with the text `content`";
-                    return Err(ChatError::field(format!("{name}: {field}"), value.to_string(), rule));
+                    return Err(ChatError::field(
+                        format!("{name}: {field}"),
+                        value.to_string(),
+                        rule,
+                    ));
                 };
                 tokens.insert(field.clone(), text.into());
             }

@@ -231,8 +231,14 @@ mod tests {
         let of = |text: &str| rewrite(text).source.replace(ITERABLE, "i");
         assert_eq!(of("{%- for a in b -%}"), "{%- for a in ( b )|i -%}");
         assert_eq!(of("{% for a, b in c.items() %}"), "{% for a, b in ( c.items() )|i %}");
-        assert_eq!(of("{% for a in [x if y else z] if a %}"), "{% for a in ( [x if y else z] )|i if a %}");
-        assert_eq!(of("{% for a in 'in if' recursive %}"), "{% for a in ( 'in if' )|i recursive %}");
+        assert_eq!(
+            of("{% for a in [x if y else z] if a %}"),
+            "{% for a in ( [x if y else z] )|i if a %}"
+        );
+        assert_eq!(
+            of("{% for a in 'in if' recursive %}"),
+            "{% for a in ( 'in if' )|i recursive %}"
+        );
         assert_eq!(of("{% for a in 1, 2 %}"), "{% for a in ( 1, 2 )|i %}");
         assert_eq!(of("{%\nfor a in\n b %}"), "{%\nfor a in (\n b )|i %}");
     }

@@ -6,8 +6,8 @@ use std::path::Path;
 
 use chrono::NaiveDate;
 use deepburn_chat::{
-    ChatContext, ChatTemplate, ChatTemplates, Ending, HfTokenizer, Message, Rendered, SpecialTokens, Surrounding,
-    TextTokenizer,
+    ChatContext, ChatTemplate, ChatTemplates, Ending, HfTokenizer, Message, Rendered,
+    SpecialTokens, Surrounding, TextTokenizer,
 };
 use serde_json::{Value, json};
 
@@ -42,9 +42,14 @@ impl Case {
     }
 
     /// Returns the messages and the context of a conversation.
-    pub(crate) fn inputs(&self, conversation: &Value, kwargs: &Value) -> (Vec<Message>, ChatContext) {
+    pub(crate) fn inputs(
+        &self,
+        conversation: &Value,
+        kwargs: &Value,
+    ) -> (Vec<Message>, ChatContext) {
         let messages = conversation["messages"].as_array().unwrap().iter();
-        let messages = messages.map(|it| Message::from_fields(it.as_object().unwrap().clone())).collect();
+        let messages =
+            messages.map(|it| Message::from_fields(it.as_object().unwrap().clone())).collect();
         let context = ChatContext {
             tools: conversation.get("tools").map(|it| it.as_array().unwrap().clone()),
             documents: None,
@@ -53,7 +58,12 @@ impl Case {
         (messages, context)
     }
 
-    fn render(&self, conversation: &Value, kwargs: &Value, ending: Ending) -> deepburn_chat::Result<Rendered> {
+    fn render(
+        &self,
+        conversation: &Value,
+        kwargs: &Value,
+        ending: Ending,
+    ) -> deepburn_chat::Result<Rendered> {
         let (messages, context) = self.inputs(conversation, kwargs);
         self.template.render(&messages, &context, &self.tokens, ending)
     }
@@ -65,7 +75,8 @@ impl Case {
             for (open, close) in [("", ""), ("-", ""), ("", "-"), ("-", "-")] {
                 let tag = format!("{{%{open} {word} {close}%}}");
                 // A tag without effect keeps the whitespace control.
-                source = source.replace(&tag, &format!("{{%{open} if true %}}{{% endif {close}%}}"));
+                source =
+                    source.replace(&tag, &format!("{{%{open} if true %}}{{% endif {close}%}}"));
             }
         }
         let template = ChatTemplate::at(&source, now()).unwrap();
@@ -94,12 +105,18 @@ fn renders_like_transformers() {
             let name = format!("{} {} {}", file["template"], row["conversation"], row["kwargs"]);
             let conversation = &conversations[row["conversation"].as_str().unwrap()];
             let rendered = case.render(conversation, &row["kwargs"], Ending::Complete);
-            let prompt = case.render(conversation, &row["kwargs"], Ending::GenerationPrompt).map(|it| it.text);
+            let prompt = case
+                .render(conversation, &row["kwargs"], Ending::GenerationPrompt)
+                .map(|it| it.text);
             match row["text"].as_str() {
-                Some(text) => assert_eq!(rendered.as_ref().map(|it| it.text.as_str()), Ok(text), "{name}"),
+                Some(text) => {
+                    assert_eq!(rendered.as_ref().map(|it| it.text.as_str()), Ok(text), "{name}")
+                }
                 None => assert!(rendered.is_err(), "{name}: {rendered:?}"),
             }
-            let suffixed = row["prompt_suffix"].as_str().map(|it| format!("{}{it}", row["text"].as_str().unwrap()));
+            let suffixed = row["prompt_suffix"]
+                .as_str()
+                .map(|it| format!("{}{it}", row["text"].as_str().unwrap()));
             match suffixed.as_deref().or(row["text_prompt"].as_str()) {
                 Some(text) => assert_eq!(prompt.as_deref(), Ok(text), "{name}"),
                 None => assert!(prompt.is_err(), "{name}: {prompt:?}"),
@@ -116,7 +133,8 @@ fn renders_like_transformers() {
 }
 
 fn tokenizer(folder: &Path) -> HfTokenizer {
-    HfTokenizer::new(tokenizers::Tokenizer::from_file(folder.join("tokenizer.json")).unwrap()).unwrap()
+    HfTokenizer::new(tokenizers::Tokenizer::from_file(folder.join("tokenizer.json")).unwrap())
+        .unwrap()
 }
 
 #[test]
@@ -137,7 +155,10 @@ fn tokenizes_and_masks_like_transformers() {
             ids += 1;
             if let Some(expected) = row.get("assistant_mask") {
                 let of = |it: &std::ops::Range<usize>| {
-                    let is_generated = rendered.generated.iter().any(|span| it.start < span.end && span.start < it.end);
+                    let is_generated = rendered
+                        .generated
+                        .iter()
+                        .any(|span| it.start < span.end && span.start < it.end);
                     if is_generated { '1' } else { '0' }
                 };
                 let mask: String = tokens.ranges.iter().map(of).collect();

@@ -15,7 +15,9 @@ use serde_json::Value;
 /// Returns the folder with the golden files of language models.
 fn golden() -> Option<PathBuf> {
     let data = std::env::var_os("DEEPBURN_TEST_DATA").map(PathBuf::from);
-    let golden = data.and_then(|data| Some(data.parent()?.join("golden/llm"))).filter(|it| it.join("sft").is_dir());
+    let golden = data
+        .and_then(|data| Some(data.parent()?.join("golden/llm")))
+        .filter(|it| it.join("sft").is_dir());
     if golden.is_none() {
         eprintln!("skipped: DEEPBURN_TEST_DATA does not name a folder beside golden/llm");
     }
@@ -33,7 +35,8 @@ fn lines(path: &Path) -> Vec<Value> {
 /// Returns the JSON files of a folder, sorted by name.
 fn files(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).unwrap().map(|it| it.unwrap().path());
-    let mut files: Vec<_> = entries.filter(|it| it.extension().is_some_and(|it| it == "json")).collect();
+    let mut files: Vec<_> =
+        entries.filter(|it| it.extension().is_some_and(|it| it == "json")).collect();
     files.sort();
     files
 }

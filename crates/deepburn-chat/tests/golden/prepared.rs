@@ -4,7 +4,8 @@ use std::fs;
 use std::path::Path;
 
 use deepburn_chat::{
-    ChatTemplates, EncodeOptions, HfTokenizer, NestedNulls, Row, RowEncoder, RowReader, Sample, SpecialTokens,
+    ChatTemplates, EncodeOptions, HfTokenizer, NestedNulls, Row, RowEncoder, RowReader, Sample,
+    SpecialTokens,
 };
 use serde_json::{Value, json};
 
@@ -15,7 +16,8 @@ fn encoder(golden: &Path, trace: &Value, options: EncodeOptions) -> RowEncoder<H
     let folder = golden.join("models").join(trace["model"].as_str().unwrap());
     let templates = match trace["template"].as_str() {
         Some(name) => {
-            let source = fs::read_to_string(golden.join(format!("sft/templates/{name}.jinja"))).unwrap();
+            let source =
+                fs::read_to_string(golden.join(format!("sft/templates/{name}.jinja"))).unwrap();
             ChatTemplates::single(&source)
         }
         None => ChatTemplates::of_folder(&folder),
@@ -31,7 +33,8 @@ fn encoder(golden: &Path, trace: &Value, options: EncodeOptions) -> RowEncoder<H
 fn options(trace: &Value) -> EncodeOptions {
     let options = &trace["options"];
     let is_packed = options["packing"] == true;
-    let limit = options.get("max_length").map_or(Some(1024), |it| it.as_u64().map(|it| it as usize));
+    let limit =
+        options.get("max_length").map_or(Some(1024), |it| it.as_u64().map(|it| it as usize));
     EncodeOptions {
         completion_only_loss: options["completion_only_loss"].as_bool(),
         assistant_only_loss: options["assistant_only_loss"] == true,
@@ -58,7 +61,10 @@ fn prepares_like_the_sft_trainer() {
     for path in files(&golden.join("sft/traces")) {
         let trace = json(&path);
         let name = trace["name"].as_str().unwrap();
-        if trace["kind"] == "dpo" || trace.get("error").is_some() || name == "messages_swapped_template" {
+        if trace["kind"] == "dpo"
+            || trace.get("error").is_some()
+            || name == "messages_swapped_template"
+        {
             continue;
         }
         let encoder = encoder(&golden, &trace, options(&trace));
@@ -74,7 +80,11 @@ fn prepares_like_the_sft_trainer() {
                 };
                 let ours = samples.iter().flat_map(|it| it.ids.iter().map(|id| u64::from(*id)));
                 let theirs = prepared.iter().flat_map(|it| it["input_ids"].as_array().unwrap());
-                assert_eq!(sorted(ours.collect()), sorted(theirs.map(|it| it.as_u64().unwrap()).collect()), "{name}");
+                assert_eq!(
+                    sorted(ours.collect()),
+                    sorted(theirs.map(|it| it.as_u64().unwrap()).collect()),
+                    "{name}"
+                );
             }
             packed += 1;
             continue;
@@ -98,8 +108,14 @@ fn prepares_like_the_dpo_trainer() {
         if trace["kind"] != "dpo" {
             continue;
         }
-        let encoder = encoder(&golden, &trace, EncodeOptions { max_length: Some(1024), ..Default::default() });
-        for (row, prepared) in rows(&golden, &trace).iter().zip(trace["prepared"].as_array().unwrap()) {
+        let encoder = encoder(
+            &golden,
+            &trace,
+            EncodeOptions { max_length: Some(1024), ..Default::default() },
+        );
+        for (row, prepared) in
+            rows(&golden, &trace).iter().zip(trace["prepared"].as_array().unwrap())
+        {
             let sample = encoder.encode_preference(row).unwrap();
             assert_eq!(json!(sample.prompt), prepared["prompt_ids"], "{}", trace["name"]);
             assert_eq!(json!(sample.chosen), prepared["chosen_ids"], "{}", trace["name"]);

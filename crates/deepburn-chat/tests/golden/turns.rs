@@ -47,7 +47,9 @@ impl Difference {
         match self {
             Self::Nothing => theirs,
             Self::LineBreakAfter => theirs.into_iter().map(|it| it + "\n").collect(),
-            Self::LineBreakBefore => theirs.iter().map(|it| it.strip_prefix('\n').unwrap().to_owned()).collect(),
+            Self::LineBreakBefore => {
+                theirs.iter().map(|it| it.strip_prefix('\n').unwrap().to_owned()).collect()
+            }
             // The token at the end belongs to the last turn.
             Self::Divided => match theirs.split_last() {
                 Some((last, before)) if theirs.len() > ours.len() => {
@@ -61,7 +63,13 @@ impl Difference {
                 let without = |it: &str| it.rsplit("</think>\n\n").next().unwrap().to_owned();
                 assert!(ours.len() == theirs.len());
                 let pairs = ours.iter().zip(&theirs);
-                pairs.map(|(ours, theirs)| if ours == theirs { theirs.clone() } else { without(theirs) }).collect()
+                pairs
+                    .map(
+                        |(ours, theirs)| {
+                            if ours == theirs { theirs.clone() } else { without(theirs) }
+                        },
+                    )
+                    .collect()
             }
         }
     }
@@ -88,10 +96,14 @@ fn found(golden: &Path, name: &str) -> Vec<(Value, Result<Rendered, ChatError>)>
     let rows = file["rows"].as_array().unwrap().iter();
     rows.filter(|it| it["text"].is_string())
         .map(|row| {
-            let conversation = conversations.iter().find(|it| it["name"] == row["conversation"]).unwrap();
+            let conversation =
+                conversations.iter().find(|it| it["name"] == row["conversation"]).unwrap();
             let (messages, context) = case.inputs(conversation, &row["kwargs"]);
             let found = render_with_turns(&template, &messages, &context, &case.tokens);
-            assert!(found.as_ref().is_ok_and(|it| row["text"] == *it.text) || found.is_err(), "{name} {row}");
+            assert!(
+                found.as_ref().is_ok_and(|it| row["text"] == *it.text) || found.is_err(),
+                "{name} {row}"
+            );
             (row.clone(), found)
         })
         .collect()
@@ -142,17 +154,28 @@ fn turns_of_other_templates() {
             match found {
                 Ok(rendered) => {
                     let turns = turns(&rendered);
-                    assert!(turns.iter().all(|it| it.ends_with(end) && it.matches(end).count() == 1), "{turns:?}");
+                    assert!(
+                        turns.iter().all(|it| it.ends_with(end) && it.matches(end).count() == 1),
+                        "{turns:?}"
+                    );
                     count += turns.len();
                     if row["conversation"] == "three turns" {
                         let expected = ["1", "2", "3"].map(|it| format!("{it}{end}"));
-                        let without = |it: &String| it.rsplit("</think>\n").next().unwrap().to_owned();
-                        assert_eq!(turns.iter().map(without).collect::<Vec<_>>(), expected, "{name} {row}");
+                        let without =
+                            |it: &String| it.rsplit("</think>\n").next().unwrap().to_owned();
+                        assert_eq!(
+                            turns.iter().map(without).collect::<Vec<_>>(),
+                            expected,
+                            "{name} {row}"
+                        );
                     }
                 }
                 // Nemo prints the system message in the last turn of the user only, and only before an answer.
                 Err(error) => {
-                    assert!(name.contains("Nemo") && matches!(error, ChatError::Turn { .. }), "{name} {row} {error}");
+                    assert!(
+                        name.contains("Nemo") && matches!(error, ChatError::Turn { .. }),
+                        "{name} {row} {error}"
+                    );
                     refused += 1;
                 }
             }

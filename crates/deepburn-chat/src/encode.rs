@@ -320,3 +320,6 @@ fn common_length(left: &[u32], right: &[u32]) -> usize {
 fn overlaps(token: &Range<usize>, ranges: &[Range<usize>]) -> bool {
     ranges.iter().any(|it| token.start < it.end && it.start < token.end)
 }
+
+#[cfg(test)]
+mod tests;

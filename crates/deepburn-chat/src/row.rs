@@ -22,6 +22,8 @@ mod columns;
 mod messages;
 mod preference;
 mod reader;
+#[cfg(test)]
+mod tests;
 
 pub use reader::{NestedNulls, Notes, ReadRow, RowReader};
 

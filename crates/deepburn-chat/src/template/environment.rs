@@ -82,7 +82,7 @@ fn iterable(value: Value) -> Result<Value, Error> {
     }
 }
 
-/// White space of Python: that of Unicode, and the four separators of ASCII.
+/// White space of Python: Unicode's, and the four separators of ASCII.
 fn is_space(char: char) -> bool {
     char.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&char)
 }

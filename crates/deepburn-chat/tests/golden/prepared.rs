@@ -126,3 +126,74 @@ fn prepares_like_the_dpo_trainer() {
     }
     assert_eq!(count, 48);
 }
+
+fn trace(golden: &Path, name: &str) -> Value {
+    json(&golden.join(format!("sft/traces/{name}.json")))
+}
+
+/// TRL rejects rows with `from` and `value`. Here, they have the labels of the same rows as `messages`.
+#[test]
+fn senders_are_roles() {
+    let Some(golden) = golden() else { return };
+    let refused = trace(&golden, "sharegpt_assistant_refused");
+    assert!(refused["error"].as_str().unwrap().contains("not conversational"));
+    let encoder = encoder(&golden, &refused, options(&refused));
+    for row in lines(&golden.join("sft/data/sharegpt.jsonl")) {
+        let Value::Array(turns) = &row["conversations"] else { panic!() };
+        let message = |it: &Value| json!({"role": it["from"], "content": it["value"]});
+        let same: Vec<Value> = turns.iter().map(message).collect();
+        let sample = encoder.encode(&Row::read(&row).unwrap()).unwrap();
+        assert_eq!(
+            sample,
+            encoder.encode(&Row::read(&json!({"messages": same})).unwrap()).unwrap()
+        );
+        assert!(sample.has_labels() && sample.trained.contains(&false));
+    }
+}
+
+/// TRL rejects a template without marks that it does not know. Here, the turns are found.
+#[test]
+fn unmarked_templates_train_the_assistant() {
+    let Some(golden) = golden() else { return };
+    let refused = trace(&golden, "messages_no_markers");
+    assert!(refused["error"].as_str().unwrap().contains("not supported for this template"));
+    let encoder = encoder(&golden, &refused, options(&refused));
+    let tokenizer =
+        tokenizers::Tokenizer::from_file(golden.join("models/qwen2/tokenizer.json")).unwrap();
+    for row in rows(&golden, &refused) {
+        let sample = encoder.encode(&row).unwrap();
+        let trained: Vec<u32> = sample.labels().flatten().collect();
+        let Row::Chat { messages, .. } = row else { panic!() };
+        let answers = messages.iter().filter(|it| it.role() == "assistant");
+        let expected: String = answers
+            .map(|it| format!("{}<|im_end|>\n", it.fields()["content"].as_str().unwrap()))
+            .collect();
+        let text = tokenizer.decode(&trained, false).unwrap().replace("<think>\n\n</think>\n", "");
+        assert_eq!(text, expected);
+        assert_eq!(sample.findings, []);
+    }
+}
+
+/// TRL replaces Qwen3's template by one that prints reasoning in all turns. The examples with one answer are the same.
+#[test]
+fn replaced_template() {
+    let Some(golden) = golden() else { return };
+    let replaced = trace(&golden, "messages_swapped_template");
+    let encoder = encoder(&golden, &replaced, options(&replaced));
+    let (mut same, mut other) = (0, 0);
+    for (row, prepared) in
+        rows(&golden, &replaced).iter().zip(replaced["prepared"].as_array().unwrap())
+    {
+        let sample = encoder.encode(row).unwrap();
+        let Row::Chat { messages, .. } = row else { panic!() };
+        if messages.iter().filter(|it| it.role() == "assistant").count() == 1 {
+            assert_eq!(json!(sample.ids), prepared["input_ids"]);
+            assert_eq!(labels(&sample), prepared["labels"]);
+            same += 1;
+        } else {
+            assert_ne!(json!(sample.ids), prepared["input_ids"]);
+            other += 1;
+        }
+    }
+    assert_eq!((same, other), (9, 3));
+}

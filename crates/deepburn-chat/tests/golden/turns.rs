@@ -110,7 +110,7 @@ fn found(golden: &Path, name: &str) -> Vec<(Value, Result<Rendered, ChatError>)>
 }
 
 #[test]
-fn turns_are_those_of_marked_templates() {
+fn turns_equal_marked_templates() {
     let Some(golden) = golden() else { return };
     let mut compared = 0;
     for (name, marked, difference) in PAIRS {

@@ -9,7 +9,6 @@
 //! - `none[1:]` is an empty list, and values of different types can be compared with `<` and `>`. Python fails.
 //! - Floats that are joined with `~` or `join` have Rust's digits (`100000000000000000000.0` instead of `1e+20`).
 //! - JSON integers beyond 64 bits are read as floats.
-//! - Texts inside printed lists keep characters that Python escapes because they are invisible.
 //!
 //! The work and the memory of a template are limited, so a loop without an end is an error. One case is not limited:
 //! a list that contains itself many times and is joined with `~` or compared.
@@ -120,7 +119,8 @@ impl ChatTemplate {
             line: error.line().unwrap_or(1),
             reason: reason(&error),
         };
-        let rewritten = tags::rewrite(source);
+        // Jinja2 reads all line ends as line feeds.
+        let rewritten = tags::rewrite(&source.replace("\r\n", "\n").replace('\r', "\n"));
         let mut environment = environment(now).map_err(invalid)?;
         environment.add_template_owned(NAME, rewritten.source).map_err(invalid)?;
         Ok(Self {

@@ -57,11 +57,45 @@ fn write_repr(state: &State, value: &Value, depth: usize, text: &mut String) -> 
             text.push('}');
         }
         ValueKind::String => {
-            let repr = format!("{value:?}");
-            state.consume_fuel(repr.len() as u64 / 64)?;
-            text.push_str(&repr);
+            let string = value.as_str().unwrap_or_default();
+            state.consume_fuel(string.len() as u64 / 64)?;
+            write_string(string, text);
         }
         _ => text.push_str(&format!("{value:?}")),
     }
     Ok(())
+}
+
+/// Appends `repr` of a text: in single quotes, unless it contains only those.
+fn write_string(string: &str, text: &mut String) {
+    let quote = if string.contains('\'') && !string.contains('"') { '"' } else { '\'' };
+    text.push(quote);
+    for char in string.chars() {
+        match char {
+            '\\' => text.push_str("\\\\"),
+            '\n' => text.push_str("\\n"),
+            '\r' => text.push_str("\\r"),
+            '\t' => text.push_str("\\t"),
+            _ if char == quote => text.extend(['\\', quote]),
+            _ if is_printable(char) => text.push(char),
+            _ => text.push_str(&match u32::from(char) {
+                code @ ..=0xff => format!("\\x{code:02x}"),
+                code @ ..=0xffff => format!("\\u{code:04x}"),
+                code => format!("\\U{code:08x}"),
+            }),
+        }
+    }
+    text.push(quote);
+}
+
+/// Returns whether Python prints a character as it is. Spaces other than the usual one, controls, and characters that
+/// change the direction or joining of others are not printed. Unassigned characters are not considered.
+fn is_printable(char: char) -> bool {
+    let is_format = matches!(
+        char,
+        '\u{ad}' | '\u{600}'..='\u{605}' | '\u{61c}' | '\u{6dd}' | '\u{70f}' | '\u{180e}' | '\u{200b}'..='\u{200f}'
+            | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}'
+            | '\u{e000}'..='\u{f8ff}' | '\u{e0001}'..='\u{e007f}' | '\u{f0000}'..
+    );
+    char == ' ' || !(char.is_control() || char.is_whitespace() || is_format)
 }

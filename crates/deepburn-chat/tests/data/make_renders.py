@@ -48,7 +48,8 @@ STATEMENTS = [
     "{% generation %}a{% endgeneration %}", "{% set x = 0 %}{% generation %}{% set x = 1 %}{{ x }}{% endgeneration %}{{ x }}", "a\n  {% generation %}\n b\n  {% endgeneration %}\n c",
     "{% for y in [1,2] %}{% generation %}{{ loop.index }}{{ y }}{% endgeneration %}{% endfor %}", "{%- generation -%}  a  {%- endgeneration -%}  b", "{% do l.append(1) %}{{ l }}", "{{ l.append(1) }}{{ l }}",
     "{% set x = l.pop() %}{{ x }}", "{% set l.x = 1 %}", "{% if n[1:] %}a{% endif %}b", "{% for x in (1, 2) %}{{ x }}{% endfor %}", "{% for x in 1, 2 %}{{ x }}{% endfor %}", "{% import 'x' as y %}", "{% include 'x' %}",
-    "{{ self }}", "{{ loop }}", "{{ messages }}", "{{ '\\n' }}{{ 'a\nb' }}", "{{ \"\\u00e9\\x41\\t\" }}", "{{ 'a\\'b' }}", "{%- set x = [] -%}{{ x is defined and not x }}", "{{ i if i is defined else j.k }}",
+    "{{ self }}", "{{ loop }}", "{{ messages }}", "{{ '\\n' }}{{ 'a\nb' }}", "{{ \"\\u00e9\\x41\\t\" }}", "{{ 'a\\'b' }}", "{%- set x = [] -%}{{ x is defined and not x }}", "{{ i if i is defined else j.k }}", "a\r\n{% if t %}\r\n b\r\n{% endif %}\rc\r\n", "{{ 'a\r\nb' }}{{ 'a\\r\\nb' }}",
+    "{{ ['\u00ad\u200b\u00a0\ufeff\ue000', 'a\u0301', '\U000e0001', 'it\\'s'] }}",
 ]
 
 

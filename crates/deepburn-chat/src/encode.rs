@@ -1,0 +1,325 @@
+//! Encodes rows as token ids and masks of trained tokens, like the SFT and DPO trainers of TRL.
+
+use std::ops::Range;
+
+use crate::printed::unprinted;
+use crate::turns::render_with_turns;
+use crate::{
+    ChatContext, ChatError, ChatTemplate, ChatTemplates, Ending, Finding, Message,
+    PreferenceSample, Result, Row, Sample, SpecialTokens, Surrounding, TextTokenizer, Tokens,
+};
+
+/// Which tokens are trained, and how many an example has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EncodeOptions {
+    /// Train the completion only, and not the prompt. `None`: if the row has a completion.
+    pub completion_only_loss: Option<bool>,
+    /// Train the turns of the assistant only.
+    pub assistant_only_loss: bool,
+    /// The maximum number of tokens; the end is removed. For preferences, of the prompt with each completion.
+    pub max_length: Option<usize>,
+}
+
+/// Encodes rows.
+#[derive(Debug)]
+pub struct RowEncoder<T> {
+    tokenizer: T,
+    templates: Option<ChatTemplates>,
+    tokens: SpecialTokens,
+    options: EncodeOptions,
+}
+
+impl<T: TextTokenizer> RowEncoder<T> {
+    /// Returns an encoder. Rows of messages need `templates`, rows of text the `eos_token` of `tokens`.
+    ///
+    /// # Errors
+    /// Returns [`ChatError::Option`] if `max_length` is 0.
+    pub fn new(
+        tokenizer: T,
+        templates: Option<ChatTemplates>,
+        tokens: SpecialTokens,
+        options: EncodeOptions,
+    ) -> Result<Self> {
+        if options.max_length == Some(0) {
+            return Err(option("max_length", "is 0, but an example has at least one token"));
+        }
+        Ok(Self { tokenizer, templates, tokens, options })
+    }
+
+    /// Encodes a text or a conversation.
+    ///
+    /// - `eos_token` is appended to a text, unless the text ends with it. The tokenizer adds its own tokens.
+    /// - A conversation is encoded as its template prints it, without additions.
+    /// - The prompt's tokens are the ones that it has alone (with a generation prompt) as well as with its completion.
+    ///
+    /// # Errors
+    /// Returns an error if the row is a preference, if an option does not fit it, or if its template or tokenizer
+    /// fails.
+    pub fn encode(&self, row: &Row) -> Result<Sample> {
+        match row {
+            Row::Text(text) => {
+                self.check_assistant_only(false)?;
+                self.check_completion_only(false)?;
+                let tokens = self.tokenizer.encode(&self.with_eos(text)?, Surrounding::Added)?;
+                let trained = vec![true; tokens.ids.len()];
+                Ok(self.sample(tokens.ids, trained, Vec::new()))
+            }
+            Row::Completion { prompt, completion } => {
+                self.check_assistant_only(false)?;
+                let whole = self.with_eos(&format!("{prompt}{completion}"))?;
+                let whole = self.tokenizer.encode(&whole, Surrounding::Added)?.ids;
+                let prompt = self.tokenizer.encode(prompt, Surrounding::Added)?.ids;
+                let (trained, findings) = self.completion_mask(&prompt, &whole)?;
+                Ok(self.sample(whole, trained, findings))
+            }
+            Row::Chat { messages, context } => {
+                self.check_completion_only(false)?;
+                let (tokens, trained, findings) = self.chat(messages, context, "messages")?;
+                Ok(self.sample(tokens.ids, trained, findings))
+            }
+            Row::ChatCompletion { prompt, completion, context } => {
+                let all = [prompt.as_slice(), completion].concat();
+                let (whole, trained, mut findings) = self.chat(&all, context, "prompt + completion")?;
+                let prompt = self.generation_prompt(prompt, context)?;
+                let (completed, lost) = self.completion_mask(&prompt, &whole.ids)?;
+                findings.extend(lost);
+                let both = trained.iter().zip(completed).map(|(left, right)| *left && right).collect();
+                Ok(self.sample(whole.ids, both, findings))
+            }
+            Row::Preference { .. } | Row::ChatPreference { .. } => Err(ChatError::Format(
+                "the row has `chosen` and `rejected`, which are for preference optimization; for fine-tuning, rename \
+                 `chosen` to `completion` or `messages`"
+                    .to_owned(),
+            )),
+        }
+    }
+
+    /// Encodes a preference. The prompt is the common start of its own tokens and both completed prompts.
+    ///
+    /// # Errors
+    /// Returns an error if the row is not a preference, or if its template or tokenizer fails.
+    pub fn encode_preference(&self, row: &Row) -> Result<PreferenceSample> {
+        let mut findings = Vec::new();
+        let (prompt, chosen, rejected) = match row {
+            Row::Preference { prompt, chosen, rejected } => {
+                let encode = |text: &str| Ok(self.tokenizer.encode(text, Surrounding::Added)?.ids);
+                let completed = |text: &str| encode(&self.with_eos(&format!("{prompt}{text}"))?);
+                (encode(prompt)?, completed(chosen)?, completed(rejected)?)
+            }
+            Row::ChatPreference { prompt, chosen, rejected, context } => {
+                let mut completed = |completion: &[Message], name: &str| -> Result<Vec<u32>> {
+                    let all = [prompt.as_slice(), completion].concat();
+                    let text = self
+                        .template(context)?
+                        .render(&all, context, &self.tokens, Ending::Complete)?
+                        .text;
+                    findings.extend(unprinted(&text, &all, context, &format!("prompt + {name}")));
+                    Ok(self.tokenizer.encode(&text, Surrounding::None)?.ids)
+                };
+                let (chosen, rejected) =
+                    (completed(chosen, "chosen")?, completed(rejected, "rejected")?);
+                (self.generation_prompt(prompt, context)?, chosen, rejected)
+            }
+            _ => {
+                return Err(ChatError::Format(
+                    "the row has no `chosen` and `rejected`, which preference optimization needs"
+                        .to_owned(),
+                ));
+            }
+        };
+        let length = common_length(&prompt, &chosen).min(common_length(&prompt, &rejected));
+        self.note_lost_prompt(&prompt, length, &mut findings);
+        if self.starts_with_two_bos(&chosen) {
+            findings.push(Finding::BosTwice);
+        }
+        if chosen == rejected {
+            findings.push(Finding::EqualCompletions);
+        }
+        let mut completion = |ids: &[u32]| {
+            let limit = self.options.max_length.unwrap_or(usize::MAX);
+            let kept = ids.len().min(limit);
+            if kept <= length && kept < ids.len() {
+                findings.push(Finding::LabelsTruncated { length: ids.len() });
+            } else if kept < ids.len() {
+                findings.push(Finding::Truncated { length: ids.len() });
+            }
+            ids[length.min(kept)..kept].to_vec()
+        };
+        let (chosen_ids, rejected_ids) = (completion(&chosen), completion(&rejected));
+        let prompt = prompt[..length.min(self.options.max_length.unwrap_or(length))].to_vec();
+        Ok(PreferenceSample { prompt, chosen: chosen_ids, rejected: rejected_ids, findings })
+    }
+
+    fn template(&self, context: &ChatContext) -> Result<&ChatTemplate> {
+        let templates = self.templates.as_ref().ok_or_else(|| {
+            ChatError::Template(
+                "the row has messages, but the model has no chat template".to_owned(),
+            )
+        })?;
+        templates.select(context.tools.is_some())
+    }
+
+    /// Encodes a conversation, and masks all but the assistant's turns if they alone are trained.
+    fn chat(
+        &self,
+        messages: &[Message],
+        context: &ChatContext,
+        field: &str,
+    ) -> Result<(Tokens, Vec<bool>, Vec<Finding>)> {
+        let template = self.template(context)?;
+        let rendered = match self.options.assistant_only_loss {
+            true => render_with_turns(template, messages, context, &self.tokens)?,
+            false => template.render(messages, context, &self.tokens, Ending::Complete)?,
+        };
+        let mut findings = unprinted(&rendered.text, messages, context, field);
+        let tokens = self.tokenizer.encode(&rendered.text, Surrounding::None)?;
+        if !self.options.assistant_only_loss {
+            let trained = vec![true; tokens.ids.len()];
+            return Ok((tokens, trained, findings));
+        }
+        let trained: Vec<bool> =
+            tokens.ranges.iter().map(|it| overlaps(it, &rendered.generated)).collect();
+        if !trained.contains(&true) {
+            return Err(self.no_assistant(messages));
+        }
+        self.note_untrained_ends(&tokens.ids, &trained, &mut findings);
+        Ok((tokens, trained, findings))
+    }
+
+    fn no_assistant(&self, messages: &[Message]) -> ChatError {
+        let reason = match messages.iter().any(Message::is_assistant) {
+            true => {
+                "is set, but the chat template marks no text of the assistant in this conversation"
+            }
+            false => "is set, but the conversation has no message of the assistant; remove the row",
+        };
+        option("assistant_only_loss", reason)
+    }
+
+    /// Returns the tokens of a prompt of messages.
+    fn generation_prompt(&self, prompt: &[Message], context: &ChatContext) -> Result<Vec<u32>> {
+        let template = self.template(context)?;
+        let text = template.render(prompt, context, &self.tokens, Ending::GenerationPrompt)?.text;
+        Ok(self.tokenizer.encode(&text, Surrounding::None)?.ids)
+    }
+
+    /// Returns which tokens of `whole` are after the prompt, or all if the prompt is trained too.
+    fn completion_mask(&self, prompt: &[u32], whole: &[u32]) -> Result<(Vec<bool>, Vec<Finding>)> {
+        let mut findings = Vec::new();
+        let length = common_length(prompt, whole);
+        self.note_lost_prompt(prompt, length, &mut findings);
+        if self.options.completion_only_loss == Some(false) {
+            return Ok((vec![true; whole.len()], findings));
+        }
+        let trained: Vec<bool> = (0..whole.len()).map(|it| it >= length).collect();
+        self.note_untrained_ends(whole, &trained, &mut findings);
+        Ok((trained, findings))
+    }
+
+    fn note_lost_prompt(&self, prompt: &[u32], length: usize, findings: &mut Vec<Finding>) {
+        if length < prompt.len() {
+            let lost = prompt[length..].iter().map(|id| self.tokenizer.token_text(*id)).collect();
+            findings.push(Finding::PromptDiffers { lost });
+        }
+    }
+
+    /// Notes a run of trained tokens that does not end with an added token, apart from white space.
+    fn note_untrained_ends(&self, ids: &[u32], trained: &[bool], findings: &mut Vec<Finding>) {
+        let mut end = 0;
+        for run in trained.chunk_by(|left, right| left == right) {
+            let start = end;
+            end += run.len();
+            if !run[0] {
+                continue;
+            }
+            let last = ids[start..end]
+                .iter()
+                .rev()
+                .find(|id| !self.tokenizer.token_text(**id).trim().is_empty());
+            if let Some(last) = last.filter(|id| !self.tokenizer.is_added(**id)) {
+                findings
+                    .push(Finding::EndOfTurnUntrained { last: self.tokenizer.token_text(*last) });
+                return;
+            }
+        }
+    }
+
+    fn starts_with_two_bos(&self, ids: &[u32]) -> bool {
+        let bos = self.tokens.get("bos_token").and_then(|it| self.tokenizer.token_id(it));
+        bos.is_some_and(|bos| ids.starts_with(&[bos, bos]))
+    }
+
+    /// Truncates an example, and completes its findings.
+    fn sample(
+        &self,
+        mut ids: Vec<u32>,
+        mut trained: Vec<bool>,
+        mut findings: Vec<Finding>,
+    ) -> Sample {
+        if self.starts_with_two_bos(&ids) {
+            findings.push(Finding::BosTwice);
+        }
+        let had_labels = trained.contains(&true);
+        let length = ids.len();
+        if let Some(limit) = self.options.max_length.filter(|it| *it < length) {
+            ids.truncate(limit);
+            trained.truncate(limit);
+        }
+        if !trained.contains(&true) {
+            findings.push(match had_labels {
+                true => Finding::LabelsTruncated { length },
+                false => Finding::NothingTrained,
+            });
+        } else if ids.len() < length {
+            findings.push(Finding::Truncated { length });
+        }
+        Sample { ids, trained, findings }
+    }
+
+    fn with_eos(&self, text: &str) -> Result<String> {
+        let eos = self.tokens.get("eos_token").ok_or_else(|| {
+            option(
+                "eos_token",
+                "is missing, but it ends each text; name it in tokenizer_config.json",
+            )
+        })?;
+        Ok(if text.ends_with(eos) { text.to_owned() } else { format!("{text}{eos}") })
+    }
+
+    fn check_assistant_only(&self, is_chat: bool) -> Result<()> {
+        match self.options.assistant_only_loss && !is_chat {
+            true => Err(option(
+                "assistant_only_loss",
+                "is set, but the row is a text, not a conversation",
+            )),
+            false => Ok(()),
+        }
+    }
+
+    fn check_completion_only(&self, has_completion: bool) -> Result<()> {
+        match self.options.completion_only_loss == Some(true) && !has_completion {
+            true => Err(option(
+                "completion_only_loss",
+                "is set, but the row has no `prompt` and `completion`",
+            )),
+            false => Ok(()),
+        }
+    }
+}
+
+fn option(option: &str, reason: &str) -> ChatError {
+    ChatError::Option { option: option.to_owned(), reason: reason.to_owned() }
+}
+
+/// Returns the length of the common prefix.
+fn common_length(left: &[u32], right: &[u32]) -> usize {
+    left.iter().zip(right).take_while(|(left, right)| left == right).count()
+}
+
+/// Returns whether a token's text overlaps one of the ranges.
+fn overlaps(token: &Range<usize>, ranges: &[Range<usize>]) -> bool {
+    ranges.iter().any(|it| token.start < it.end && it.start < token.end)
+}
+
+#[cfg(test)]
+mod tests;

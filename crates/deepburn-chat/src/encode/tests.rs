@@ -1,0 +1,170 @@
+//! What is noticed while rows are encoded. The ids and labels are compared with TRL's in `tests/golden`.
+
+use serde_json::{Value, json};
+
+use super::*;
+
+/// A tokenizer with a token for each character, for `<s>` (1), `</s>` (2) and `<a>` (3). It adds `<s>` to texts.
+#[derive(Debug)]
+struct Characters;
+
+const ADDED: [(&str, u32); 3] = [("<s>", 1), ("</s>", 2), ("<a>", 3)];
+
+impl TextTokenizer for Characters {
+    fn encode(&self, text: &str, surrounding: Surrounding) -> Result<Tokens> {
+        let mut tokens = Tokens::default();
+        if surrounding == Surrounding::Added {
+            tokens.ids.push(1);
+            tokens.ranges.push(0..0);
+        }
+        let mut start = 0;
+        while let Some(first) = text[start..].chars().next() {
+            let added = ADDED.iter().find(|(token, _)| text[start..].starts_with(token));
+            let (id, length) =
+                added.map_or((first as u32, first.len_utf8()), |(token, id)| (*id, token.len()));
+            tokens.ids.push(id);
+            tokens.ranges.push(start..start + length);
+            start += length;
+        }
+        Ok(tokens)
+    }
+
+    fn token_text(&self, id: u32) -> String {
+        let added = ADDED.iter().find(|(_, it)| *it == id);
+        added.map_or_else(
+            || char::from_u32(id).into_iter().collect(),
+            |(token, _)| (*token).to_owned(),
+        )
+    }
+
+    fn token_id(&self, token: &str) -> Option<u32> {
+        ADDED.iter().find(|(it, _)| *it == token).map(|(_, id)| *id)
+    }
+
+    fn is_added(&self, id: u32) -> bool {
+        ADDED.iter().any(|(_, it)| *it == id)
+    }
+}
+
+/// Prints `[role]` before a message, `<a>` before an assistant's, and `</s>` after it.
+const TEMPLATE: &str = "{% for m in messages %}{% if m.role == 'assistant' %}<a>{{ m.content }}</s>\
+                        {% else %}[{{ m.content }}]{% endif %}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}";
+
+fn encoder(template: &str, options: EncodeOptions) -> RowEncoder<Characters> {
+    let tokens = SpecialTokens::new([("bos_token", "<s>"), ("eos_token", "</s>")]);
+    RowEncoder::new(Characters, Some(ChatTemplates::single(template).unwrap()), tokens, options)
+        .unwrap()
+}
+
+fn row(row: Value) -> Row {
+    Row::read(&row).unwrap()
+}
+
+fn conversation() -> Row {
+    row(
+        json!({"messages": [{"role": "user", "content": "ab"}, {"role": "assistant", "content": "cd"}]}),
+    )
+}
+
+/// Returns the trained text.
+fn trained(sample: &Sample) -> String {
+    sample.labels().flatten().map(|id| Characters.token_text(id)).collect()
+}
+
+const ASSISTANT_ONLY: EncodeOptions =
+    EncodeOptions { completion_only_loss: None, assistant_only_loss: true, max_length: None };
+
+#[test]
+fn assistant_turns_are_trained() {
+    let sample = encoder(TEMPLATE, ASSISTANT_ONLY).encode(&conversation()).unwrap();
+    assert_eq!((trained(&sample).as_str(), &sample.findings[..]), ("cd</s>", &[][..]));
+    let all = encoder(TEMPLATE, EncodeOptions::default()).encode(&conversation()).unwrap();
+    assert_eq!(trained(&all), "[ab]<a>cd</s>");
+}
+
+#[test]
+fn ends_of_turns_outside_the_marks_are_noticed() {
+    let marked = TEMPLATE
+        .replace("{{ m.content }}</s>", "{% generation %}{{ m.content }}{% endgeneration %}</s>");
+    let sample = encoder(&marked, ASSISTANT_ONLY).encode(&conversation()).unwrap();
+    assert_eq!(trained(&sample), "cd");
+    assert_eq!(sample.findings, [Finding::EndOfTurnUntrained { last: "d".into() }]);
+}
+
+#[test]
+fn truncation_is_noticed() {
+    let encode = |limit| {
+        let options = EncodeOptions { max_length: Some(limit), ..ASSISTANT_ONLY };
+        encoder(TEMPLATE, options).encode(&conversation()).unwrap()
+    };
+    assert_eq!(encode(8).findings, []);
+    assert_eq!(encode(7).findings, [Finding::Truncated { length: 8 }]);
+    assert_eq!(encode(5).findings, [Finding::LabelsTruncated { length: 8 }]);
+    assert!(!encode(5).has_labels());
+}
+
+#[test]
+fn two_tokens_for_the_beginning_are_noticed() {
+    let sample =
+        encoder(TEMPLATE, EncodeOptions::default()).encode(&row(json!({"text": "<s>a"}))).unwrap();
+    assert_eq!((sample.ids, sample.findings), (vec![1, 1, 97, 2], vec![Finding::BosTwice]));
+}
+
+#[test]
+fn texts_that_are_not_printed_are_noticed() {
+    let row = row(json!({
+        "messages": [
+            {"role": "user", "content": "ab"},
+            {"role": "assistant", "content": "cd", "reasoning_content": "why"},
+        ],
+        "tools": [{"type": "function", "function": {"name": "find"}}],
+    }));
+    let sample = encoder(TEMPLATE, EncodeOptions::default()).encode(&row).unwrap();
+    let fields = ["messages[1].reasoning_content", "tools[0]"];
+    assert_eq!(sample.findings, fields.map(|it| Finding::NotPrinted { field: it.to_owned() }));
+}
+
+#[test]
+fn prompts_that_are_encoded_differently_are_noticed() {
+    let template = TEMPLATE.replace("%}<a>{% endif", "%}<a>?{% endif");
+    let row = row(json!({
+        "prompt": [{"role": "user", "content": "ab"}], "completion": [{"role": "assistant", "content": "cd"}],
+    }));
+    let sample = encoder(&template, EncodeOptions::default()).encode(&row).unwrap();
+    assert_eq!(trained(&sample), "cd</s>");
+    assert_eq!(sample.findings, [Finding::PromptDiffers { lost: "?".into() }]);
+}
+
+#[test]
+fn options_that_do_not_fit_are_errors() {
+    let error = |options, row| encoder(TEMPLATE, options).encode(&row).unwrap_err().to_string();
+    let completion_only = EncodeOptions { completion_only_loss: Some(true), ..Default::default() };
+    assert!(error(completion_only, conversation()).starts_with("`completion_only_loss` is set"));
+    assert!(
+        error(ASSISTANT_ONLY, row(json!({"text": "a"})))
+            .starts_with("`assistant_only_loss` is set")
+    );
+    let user_only = row(json!({"messages": [{"role": "user", "content": "a"}]}));
+    assert!(error(ASSISTANT_ONLY, user_only).contains("no message of the assistant"));
+    let preference = row(json!({"chosen": "ab", "rejected": "ac"}));
+    assert!(error(EncodeOptions::default(), preference).contains("preference"));
+    let variables = row(
+        json!({"messages": [{"role": "user", "content": "a"}], "chat_template_kwargs": {"tools": 1}}),
+    );
+    assert!(
+        error(EncodeOptions::default(), variables).starts_with("`chat_template_kwargs` is `tools`")
+    );
+}
+
+#[test]
+fn preferences_are_truncated_and_compared() {
+    let row = row(json!({"prompt": "ab", "chosen": "cde", "rejected": "cde"}));
+    let options = EncodeOptions { max_length: Some(5), ..Default::default() };
+    let sample = encoder(TEMPLATE, options).encode_preference(&row).unwrap();
+    assert_eq!((sample.prompt, sample.chosen), (vec![1, 97, 98], vec![99, 100]));
+    assert_eq!(sample.findings[0], Finding::EqualCompletions);
+    assert_eq!(
+        sample.findings[1..],
+        [Finding::Truncated { length: 7 }, Finding::Truncated { length: 7 }]
+    );
+}

@@ -1,0 +1,97 @@
+//! Errors of chat templates and training rows.
+
+use thiserror::Error;
+
+/// The reason why a template cannot be used, or a row cannot be encoded.
+///
+/// Callers add the file and the number of the row.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum ChatError {
+    /// No chat template, or none that can be selected.
+    #[error("{0}")]
+    Template(String),
+    /// The template is not valid Jinja.
+    #[error("the chat template is invalid in line {line}: {reason}")]
+    Syntax {
+        /// The line, from 1.
+        line: usize,
+        /// The problem.
+        reason: String,
+    },
+    /// The template failed with these messages.
+    #[error("the chat template failed in line {line}: {reason}")]
+    Render {
+        /// The line, from 1; 0 if it is unknown.
+        line: usize,
+        /// The problem.
+        reason: String,
+    },
+    /// The template called `raise_exception`.
+    #[error("the chat template rejects the messages (line {line}): {message}")]
+    Rejected {
+        /// The line, from 1; 0 if it is unknown.
+        line: usize,
+        /// The template's message.
+        message: String,
+    },
+    /// The template needs more work or memory than a chat does.
+    #[error(
+        "the chat template does not end or produces too much text (line {line}): the limit is {limit} steps and 64 \
+         bytes per step; shorten the messages, or correct the loop in the template"
+    )]
+    TooMuchWork {
+        /// The line, from 1; 0 if it is unknown.
+        line: usize,
+        /// The maximum number of steps.
+        limit: u64,
+    },
+    /// A field of a row has a value that is not accepted.
+    #[error("`{field}` is {found}, but it must be {rule}")]
+    Field {
+        /// The path of the field, such as `messages[2].content`.
+        field: String,
+        /// The value or its type.
+        found: String,
+        /// The accepted values, and the remedy.
+        rule: String,
+    },
+    /// The format of a row cannot be determined.
+    #[error("{0}")]
+    Format(String),
+    /// The trained tokens of a conversation cannot be determined from its template.
+    #[error(
+        "the tokens of `messages[{message}]` cannot be determined: {reason}; mark them with {{% generation %}} and \
+         {{% endgeneration %}} in the chat template, or train on all tokens"
+    )]
+    Turn {
+        /// The index of the assistant's message.
+        message: usize,
+        /// The rule that the template violates.
+        reason: String,
+    },
+    /// An option does not fit the row.
+    #[error("`{option}` {reason}")]
+    Option {
+        /// The option.
+        option: String,
+        /// The problem and the remedy.
+        reason: String,
+    },
+    /// The tokenizer failed.
+    #[error("the tokenizer failed: {0}")]
+    Tokenizer(String),
+}
+
+/// A result of this crate.
+pub type Result<T, E = ChatError> = std::result::Result<T, E>;
+
+impl ChatError {
+    /// Returns the error for a field whose value is not accepted.
+    pub(crate) fn field(
+        field: impl Into<String>,
+        found: impl Into<String>,
+        rule: impl Into<String>,
+    ) -> Self {
+        Self::Field { field: field.into(), found: found.into(), rule: rule.into() }
+    }
+}

@@ -1,0 +1,102 @@
+//! Encoded rows, and what is noticed while they are encoded.
+
+use std::fmt;
+
+/// A training example: token ids, and which of them are trained.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Sample {
+    /// The token ids.
+    pub ids: Vec<u32>,
+    /// For each token, whether its prediction is trained: whether its label counts. As long as `ids`.
+    pub trained: Vec<bool>,
+    /// What may be unintended.
+    pub findings: Vec<Finding>,
+}
+
+impl Sample {
+    /// Returns the label of each token: its id, or `None` if it is not trained (-100 in PyTorch).
+    pub fn labels(&self) -> impl Iterator<Item = Option<u32>> {
+        self.ids.iter().zip(&self.trained).map(|(id, trained)| trained.then_some(*id))
+    }
+
+    /// Returns whether a token is trained. TRL drops other examples. The first token is never predicted.
+    pub fn has_labels(&self) -> bool {
+        self.trained.iter().any(|it| *it)
+    }
+}
+
+/// An example of preference optimization (DPO).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PreferenceSample {
+    /// The token ids of the prompt.
+    pub prompt: Vec<u32>,
+    /// The token ids of the better completion.
+    pub chosen: Vec<u32>,
+    /// The token ids of the worse completion.
+    pub rejected: Vec<u32>,
+    /// What may be unintended.
+    pub findings: Vec<Finding>,
+}
+
+/// Something in an example that trains, but may not train what was intended.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Finding {
+    /// No token is trained.
+    NothingTrained,
+    /// No token is trained, because the example was truncated.
+    LabelsTruncated {
+        /// The number of tokens before.
+        length: usize,
+    },
+    /// The end of the example was removed.
+    Truncated {
+        /// The number of tokens before.
+        length: usize,
+    },
+    /// A trained text does not end with a special token, so the model does not learn to stop.
+    EndOfTurnUntrained {
+        /// The text of the last trained token.
+        last: String,
+    },
+    /// The token for the beginning of a sequence occurs twice at the start.
+    BosTwice,
+    /// The text of a field is not printed by the template.
+    NotPrinted {
+        /// The path of the field, such as `messages[1].content`.
+        field: String,
+    },
+    /// The prompt is encoded differently without the completion, so the model reads other tokens when it generates.
+    PromptDiffers {
+        /// The end of the prompt that is not part of the example.
+        lost: String,
+    },
+    /// Both completions are the same.
+    EqualCompletions,
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NothingTrained => f.write_str("no token is trained"),
+            Self::LabelsTruncated { length } => {
+                write!(f, "no token is trained, because the example of {length} tokens is truncated before them")
+            }
+            Self::Truncated { length } => write!(f, "the example of {length} tokens is truncated"),
+            Self::EndOfTurnUntrained { last } => write!(
+                f,
+                "the trained text ends with `{last}` instead of a special token, so the model does not learn to stop"
+            ),
+            Self::BosTwice => f.write_str(
+                "the example starts with two tokens for the beginning of a sequence: one of the text, one of the \
+                 tokenizer",
+            ),
+            Self::NotPrinted { field } => write!(f, "the chat template does not print all of `{field}`"),
+            Self::PromptDiffers { lost } => write!(
+                f,
+                "the prompt alone has other tokens at its end (`{lost}`) than with the completion, so the model is \
+                 trained on another text than it generates from"
+            ),
+            Self::EqualCompletions => f.write_str("`chosen` and `rejected` are equal, which trains nothing"),
+        }
+    }
+}

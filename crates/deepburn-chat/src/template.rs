@@ -1,0 +1,317 @@
+//! Chat templates: Jinja templates that write a conversation as the text that a model reads.
+//!
+//! [`ChatTemplate`] renders like `apply_chat_template` of `transformers` 5: the same variables, functions and filters,
+//! Python's methods, JSON and numbers. Known differences:
+//!
+//! - The time of `strftime_now` is fixed ([`ChatTemplate::at`]) and in UTC, so that all ranks and epochs render the
+//!   same text.
+//! - Some methods and filters of Python do not exist (`zfill`, `partition`, `%`). They are errors.
+//! - `none[1:]` is an empty list, and values of different types can be compared with `<` and `>`. Python fails.
+//! - Floats that are joined with `~` or `join` have Rust's digits (`100000000000000000000.0` instead of `1e+20`).
+//! - JSON integers beyond 64 bits are read as floats.
+//!
+//! The work and the memory of a template are limited, so a loop without an end is an error. One case is not limited:
+//! a list that contains itself many times and is joined with `~` or compared.
+
+use chrono::{DateTime, NaiveDateTime};
+use minijinja::value::{Serde, Value as TemplateValue};
+use minijinja::{Environment, ErrorKind};
+use serde_json::{Map, Value};
+
+use crate::{ChatError, Message, Result};
+
+mod environment;
+mod python_json;
+mod python_text;
+mod selection;
+mod tags;
+
+pub use selection::{ChatTemplates, SpecialTokens};
+
+use environment::{MARKERS, MAX_STEPS, RAISED, environment};
+
+/// The name of the template in its environment.
+const NAME: &str = "chat_template";
+
+/// Names of a template's variables that `chat_template_kwargs` cannot set: they are the arguments of
+/// `apply_chat_template`.
+const RESERVED: [&str; 14] = [
+    "add_generation_prompt",
+    "chat_template",
+    "continue_final_message",
+    "conversation",
+    "max_length",
+    "messages",
+    "padding",
+    "return_assistant_tokens_mask",
+    "return_dict",
+    "return_tensors",
+    "tokenize",
+    "tokenizer_kwargs",
+    "tools",
+    "truncation",
+];
+
+/// The fields that a message may have its reasoning in. The first one is the standard.
+const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
+
+/// The stack of a render. The deepest value that [`MAX_STEPS`] allow needs less than half of it.
+const STACK_BYTES: usize = 256 << 20;
+
+/// The maximum nesting of values that a template reads.
+const MAX_DEPTH: usize = 128;
+
+/// A compiled chat template.
+#[derive(Debug)]
+pub struct ChatTemplate {
+    environment: Environment<'static>,
+    marks_generation: bool,
+    uses_clock: bool,
+}
+
+/// What a template reads besides the messages.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ChatContext {
+    /// The schemas of functions that the model may call.
+    pub tools: Option<Vec<Value>>,
+    /// Documents for retrieval-augmented generation.
+    pub documents: Option<Vec<Value>>,
+    /// More variables, such as `enable_thinking` (`chat_template_kwargs`).
+    pub variables: Map<String, Value>,
+}
+
+/// How a conversation ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// After the last message.
+    Complete,
+    /// With the header of the assistant's next message (`add_generation_prompt`).
+    GenerationPrompt,
+}
+
+/// A rendered conversation.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Rendered {
+    /// The text.
+    pub text: String,
+    /// The byte ranges between `{% generation %}` and `{% endgeneration %}`, in ascending order.
+    pub generated: Vec<std::ops::Range<usize>>,
+}
+
+impl ChatTemplate {
+    /// Compiles a template. Its clock shows the current time.
+    ///
+    /// # Errors
+    /// Returns [`ChatError::Syntax`] if the template is not valid.
+    pub fn compile(source: &str) -> Result<Self> {
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        let seconds = now.map_or(0, |it| it.as_secs());
+        let now = i64::try_from(seconds).ok().and_then(|it| DateTime::from_timestamp(it, 0));
+        Self::at(source, now.unwrap_or_default().naive_utc())
+    }
+
+    /// Compiles a template whose clock shows `now`.
+    ///
+    /// # Errors
+    /// Returns [`ChatError::Syntax`] if the template is not valid.
+    pub fn at(source: &str, now: NaiveDateTime) -> Result<Self> {
+        let invalid = |error: minijinja::Error| ChatError::Syntax {
+            line: error.line().unwrap_or(1),
+            reason: reason(&error),
+        };
+        // Jinja2 reads all line ends as line feeds.
+        let rewritten = tags::rewrite(&source.replace("\r\n", "\n").replace('\r', "\n"));
+        let mut environment = environment(now).map_err(invalid)?;
+        environment.add_template_owned(NAME, rewritten.source).map_err(invalid)?;
+        Ok(Self {
+            environment,
+            marks_generation: rewritten.marks_generation,
+            uses_clock: source.contains("strftime_now"),
+        })
+    }
+
+    /// Returns whether the template marks the generated text with `{% generation %}`.
+    pub fn marks_generation(&self) -> bool {
+        self.marks_generation
+    }
+
+    /// Returns whether the text depends on the clock.
+    pub fn uses_clock(&self) -> bool {
+        self.uses_clock
+    }
+
+    /// Renders a conversation.
+    ///
+    /// # Errors
+    /// Returns an error if there are no messages, if `context` sets a reserved variable, or if the template fails,
+    /// rejects the messages, or needs too much work.
+    pub fn render(
+        &self,
+        messages: &[Message],
+        context: &ChatContext,
+        tokens: &SpecialTokens,
+        ending: Ending,
+    ) -> Result<Rendered> {
+        if messages.is_empty() {
+            return Err(ChatError::field("messages", "empty", "a list with at least one message"));
+        }
+        let messages =
+            messages.iter().map(|it| Value::Object(with_reasoning(it.fields()))).collect();
+        let mut variables = tokens.variables().clone();
+        let list = |items: &Option<Vec<Value>>| items.clone().map_or(Value::Null, Value::Array);
+        variables.insert("documents".to_owned(), list(&context.documents));
+        for (name, value) in &context.variables {
+            if RESERVED.contains(&name.as_str()) {
+                let rule = "another variable; this one is set by the row and the trainer";
+                return Err(ChatError::field("chat_template_kwargs", format!("`{name}`"), rule));
+            }
+            variables.insert(name.clone(), value.clone());
+        }
+        variables.insert("messages".to_owned(), Value::Array(messages));
+        variables.insert("tools".to_owned(), list(&context.tools));
+        variables.insert(
+            "add_generation_prompt".to_owned(),
+            (ending == Ending::GenerationPrompt).into(),
+        );
+        let variables = Value::Object(variables);
+        if !is_shallow(&variables, MAX_DEPTH) {
+            let found = format!("nested more than {MAX_DEPTH} times");
+            return Err(ChatError::field("messages", found, "flatter, as are tools and variables"));
+        }
+        match self.marks_generation {
+            true => self.render_marked(variables),
+            false => Ok(Rendered { text: self.render_text(variables)?, generated: Vec::new() }),
+        }
+    }
+
+    /// Renders a template that marks generated text, and separates the marks from the text.
+    fn render_marked(&self, variables: Value) -> Result<Rendered> {
+        let Value::Object(mut variables) = variables else { return Ok(Rendered::default()) };
+        let unused = unused_characters(&variables)?;
+        variables.insert(MARKERS.to_owned(), unused.iter().collect::<String>().into());
+        let marked = self.render_text(Value::Object(variables))?;
+        let [open, close] = unused;
+        let mut rendered = Rendered::default();
+        let mut start = None;
+        for char in marked.chars() {
+            let is_misplaced = match char {
+                _ if char == open => start.replace(rendered.text.len()).is_some(),
+                _ if char == close => match start.take() {
+                    Some(start) => {
+                        rendered.generated.push(start..rendered.text.len());
+                        false
+                    }
+                    None => true,
+                },
+                _ => {
+                    rendered.text.push(char);
+                    false
+                }
+            };
+            if is_misplaced {
+                return Err(misplaced_generation());
+            }
+        }
+        match start {
+            None => Ok(rendered),
+            Some(_) => Err(misplaced_generation()),
+        }
+    }
+
+    /// Renders on a thread with a large stack. Templates can nest lists, which are dropped recursively, as deep as
+    /// [`MAX_STEPS`] allows.
+    fn render_text(&self, variables: Value) -> Result<String> {
+        let render = || {
+            let template = self.environment.get_template(NAME)?;
+            template.render(TemplateValue::from(Serde(variables)))
+        };
+        let rendered = std::thread::scope(|scope| {
+            let thread =
+                std::thread::Builder::new().stack_size(STACK_BYTES).spawn_scoped(scope, render);
+            let thread = thread
+                .map_err(|error| ChatError::Template(format!("no thread to render on: {error}")))?;
+            thread.join().map_err(|_| ChatError::Render {
+                line: 0,
+                reason: "the template engine panicked".to_owned(),
+            })
+        });
+        rendered?.map_err(|error| {
+            let line = error.line().unwrap_or(0);
+            let reason = reason(&error);
+            match (error.kind(), reason.strip_prefix(RAISED)) {
+                (ErrorKind::OutOfFuel, _) => ChatError::TooMuchWork { line, limit: MAX_STEPS },
+                (_, Some(message)) => ChatError::Rejected { line, message: message.to_owned() },
+                (_, None) => ChatError::Render { line, reason },
+            }
+        })
+    }
+}
+
+fn misplaced_generation() -> ChatError {
+    ChatError::Render {
+        line: 0,
+        reason: "its {% generation %} blocks are nested or part of an expression; put them around the assistant's text"
+            .to_owned(),
+    }
+}
+
+/// Returns the description of the error, or of its cause.
+fn reason(error: &minijinja::Error) -> String {
+    match error.detail() {
+        Some(detail) => detail.to_owned(),
+        None => error.kind().to_string(),
+    }
+}
+
+/// Copies reasoning to the fields in which templates look for it, as `transformers` 5.23 does.
+fn with_reasoning(message: &Map<String, Value>) -> Map<String, Value> {
+    let reasoning = REASONING.iter().find_map(|name| message.get(*name).filter(|it| !it.is_null()));
+    let Some(reasoning) = reasoning else { return message.clone() };
+    let mut fields = Map::new();
+    fields.insert("thinking".to_owned(), reasoning.clone());
+    fields.extend(message.iter().map(|(name, value)| (name.clone(), value.clone())));
+    fields.insert(REASONING[0].to_owned(), reasoning.clone());
+    fields
+}
+
+/// Returns two characters of Unicode's noncharacters that occur in no text of `variables`.
+pub(crate) fn unused_characters(variables: &Map<String, Value>) -> Result<[char; 2]> {
+    const FIRST: u32 = 0xFDD0;
+    fn used_in_text(text: &str) -> u32 {
+        // The encoding of a noncharacter starts with this byte.
+        if !text.as_bytes().contains(&0xEF) {
+            return 0;
+        }
+        let offsets = text.chars().filter_map(|it| (it as u32).checked_sub(FIRST));
+        offsets.filter(|it| *it < 32).fold(0, |used, offset| used | 1 << offset)
+    }
+    fn used_in(value: &Value) -> u32 {
+        match value {
+            Value::String(text) => used_in_text(text),
+            Value::Array(items) => items.iter().fold(0, |used, it| used | used_in(it)),
+            Value::Object(fields) => {
+                fields.iter().fold(0, |used, (name, it)| used | used_in_text(name) | used_in(it))
+            }
+            Value::Null | Value::Bool(_) | Value::Number(_) => 0,
+        }
+    }
+    let used = variables.values().fold(0, |used, it| used | used_in(it));
+    let mut unused =
+        (0..32).filter(|it| used & (1 << it) == 0).filter_map(|it| char::from_u32(FIRST + it));
+    match (unused.next(), unused.next()) {
+        (Some(open), Some(close)) => Ok([open, close]),
+        _ => Err(ChatError::field(
+            "messages",
+            "a text with the noncharacters U+FDD0 to U+FDEF",
+            "a text without them",
+        )),
+    }
+}
+
+fn is_shallow(value: &Value, depth: usize) -> bool {
+    match value {
+        Value::Array(items) => depth > 0 && items.iter().all(|it| is_shallow(it, depth - 1)),
+        Value::Object(fields) => depth > 0 && fields.values().all(|it| is_shallow(it, depth - 1)),
+        _ => true,
+    }
+}

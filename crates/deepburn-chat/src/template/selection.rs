@@ -1,0 +1,210 @@
+//! The templates of a model folder, and the special tokens that they print.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use chrono::NaiveDateTime;
+use serde_json::{Map, Value};
+
+use super::ChatTemplate;
+use crate::{ChatError, Result};
+
+/// The file with the template, which takes precedence over the configuration.
+const FILE: &str = "chat_template.jinja";
+
+/// The folder with more templates by name.
+const FOLDER: &str = "additional_chat_templates";
+
+/// The file with the tokenizer's configuration.
+const CONFIG: &str = "tokenizer_config.json";
+
+/// The maximum bytes of a file. The largest known template has 30 kB.
+const MAX_BYTES: u64 = 16 << 20;
+
+/// The name of the template for conversations without tools.
+const DEFAULT: &str = "default";
+
+/// The name of the template for conversations with tools.
+const TOOL_USE: &str = "tool_use";
+
+/// The chat templates of a model.
+///
+/// Most models have one template. Some have several with names, of which `tool_use` is for conversations with tools.
+#[derive(Debug)]
+pub struct ChatTemplates {
+    templates: BTreeMap<String, ChatTemplate>,
+    sources: BTreeMap<String, String>,
+}
+
+impl ChatTemplates {
+    /// Compiles one template for all conversations.
+    ///
+    /// # Errors
+    /// Returns [`ChatError::Syntax`] if the template is not valid.
+    pub fn single(source: &str) -> Result<Self> {
+        Self::compile([(DEFAULT.to_owned(), source.to_owned())].into(), None)
+    }
+
+    /// Reads the templates of a model folder: `chat_template.jinja` with `additional_chat_templates/*.jinja`, or the
+    /// field `chat_template` of `tokenizer_config.json`.
+    ///
+    /// # Errors
+    /// Returns an error if there is no template, or if a file cannot be read or is not valid.
+    pub fn of_folder(folder: &Path) -> Result<Self> {
+        Self::of_folder_at(folder, None)
+    }
+
+    /// Reads the templates of a model folder, whose clock shows `now`.
+    ///
+    /// # Errors
+    /// Returns an error if there is no template, or if a file cannot be read or is not valid.
+    pub fn of_folder_at(folder: &Path, now: Option<NaiveDateTime>) -> Result<Self> {
+        let mut sources = BTreeMap::new();
+        if let Some(source) = read(&folder.join(FILE))? {
+            sources.insert(DEFAULT.to_owned(), source);
+        }
+        for entry in std::fs::read_dir(folder.join(FOLDER)).into_iter().flatten().flatten() {
+            let path = entry.path();
+            let is_template = path.extension().is_some_and(|it| it == "jinja");
+            let name = path.file_stem().and_then(|it| it.to_str()).filter(|_| is_template);
+            if let (Some(name), Some(source)) = (name, read(&path)?) {
+                sources.insert(name.to_owned(), source);
+            }
+        }
+        if sources.is_empty() {
+            sources = of_config(&read_json(&folder.join(CONFIG))?)?;
+        }
+        if sources.is_empty() {
+            return Err(ChatError::Template(format!(
+                "{} has no chat template: it needs {FILE}, or `chat_template` in {CONFIG}; base models have none, so \
+                 copy the one of the model's chat version, or train on `text`",
+                folder.display()
+            )));
+        }
+        Self::compile(sources, now)
+    }
+
+    fn compile(sources: BTreeMap<String, String>, now: Option<NaiveDateTime>) -> Result<Self> {
+        let compiled = |(name, source): (&String, &String)| {
+            let template = match now {
+                Some(now) => ChatTemplate::at(source, now),
+                None => ChatTemplate::compile(source),
+            };
+            Ok((name.clone(), template?))
+        };
+        let templates = sources.iter().map(compiled).collect::<Result<_>>()?;
+        Ok(Self { templates, sources })
+    }
+
+    /// Returns the template for a conversation with or without tools.
+    ///
+    /// # Errors
+    /// Returns [`ChatError::Template`] if no template has one of the names `default` and `tool_use`.
+    pub fn select(&self, has_tools: bool) -> Result<&ChatTemplate> {
+        let tool_use = has_tools.then(|| self.templates.get(TOOL_USE)).flatten();
+        tool_use.or_else(|| self.templates.get(DEFAULT)).ok_or_else(|| {
+            let names: Vec<_> = self.templates.keys().map(|it| format!("`{it}`")).collect();
+            ChatError::Template(format!(
+                "the model's chat templates are called {}, and none is called `{DEFAULT}`; save the one to use as \
+                 {FILE}",
+                names.join(", ")
+            ))
+        })
+    }
+
+    /// Returns the sources by name, to be saved with the trained model.
+    pub fn sources(&self) -> &BTreeMap<String, String> {
+        &self.sources
+    }
+}
+
+/// Returns the templates in a `tokenizer_config.json`.
+fn of_config(config: &Value) -> Result<BTreeMap<String, String>> {
+    let invalid = || {
+        let rule = "a text, or a list of objects with the texts `name` and `template`";
+        ChatError::field(format!("{CONFIG}: chat_template"), "another value", rule)
+    };
+    match config.get("chat_template") {
+        None | Some(Value::Null) => Ok(BTreeMap::new()),
+        Some(Value::String(source)) => Ok([(DEFAULT.to_owned(), source.clone())].into()),
+        Some(Value::Array(named)) => {
+            let text =
+                |it: &Value, name: &str| it.get(name).and_then(Value::as_str).map(str::to_owned);
+            let pair = |it| text(it, "name").zip(text(it, "template")).ok_or_else(invalid);
+            named.iter().map(pair).collect()
+        }
+        Some(_) => Err(invalid()),
+    }
+}
+
+/// Reads a text file, or returns `None` if it does not exist.
+fn read(path: &Path) -> Result<Option<String>> {
+    let failed = |reason: String| ChatError::Template(format!("{}: {reason}", path.display()));
+    match std::fs::metadata(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(failed(error.to_string())),
+        Ok(metadata) if metadata.len() > MAX_BYTES => {
+            return Err(failed(format!("the file has more than {MAX_BYTES} bytes")));
+        }
+        Ok(_) => {}
+    }
+    std::fs::read_to_string(path).map(Some).map_err(|error| failed(error.to_string()))
+}
+
+/// Reads a JSON file; a missing file is an empty object.
+fn read_json(path: &Path) -> Result<Value> {
+    let Some(text) = read(path)? else { return Ok(Value::Object(Map::new())) };
+    serde_json::from_str(&text)
+        .map_err(|error| ChatError::Template(format!("{}: {error}", path.display())))
+}
+
+/// The special tokens of a tokenizer, such as `bos_token`: variables of a template.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct SpecialTokens(Map<String, Value>);
+
+impl SpecialTokens {
+    /// Returns the tokens with these names, such as `("eos_token", "</s>")`.
+    pub fn new<'a>(tokens: impl IntoIterator<Item = (&'a str, &'a str)>) -> Self {
+        Self(tokens.into_iter().map(|(name, token)| (name.to_owned(), token.into())).collect())
+    }
+
+    /// Reads the tokens of a model folder, from `tokenizer_config.json` or the older `special_tokens_map.json`.
+    ///
+    /// # Errors
+    /// Returns an error if a file is not valid, or if a token is not a text.
+    pub fn of_folder(folder: &Path) -> Result<Self> {
+        let mut tokens = Map::new();
+        for name in ["special_tokens_map.json", CONFIG] {
+            let Value::Object(fields) = read_json(&folder.join(name))? else { continue };
+            for (field, value) in
+                fields.iter().filter(|(field, value)| field.ends_with("_token") && !value.is_null())
+            {
+                // Flags such as `add_bos_token` have a similar name.
+                let text = match value {
+                    Value::Bool(_) => continue,
+                    Value::Object(token) => token.get("content").and_then(Value::as_str),
+                    value => value.as_str(),
+                };
+                let Some(text) = text else {
+                    let rule = "a text, or an object with the text `content`";
+                    return Err(ChatError::field(
+                        format!("{name}: {field}"),
+                        value.to_string(),
+                        rule,
+                    ));
+                };
+                tokens.insert(field.clone(), text.into());
+            }
+        }
+        Ok(Self(tokens))
+    }
+
+    /// Returns a token by name, such as `eos_token`.
+    pub fn get(&self, name: &str) -> Option<&str> {
+        self.0.get(name).and_then(Value::as_str)
+    }
+
+    pub(crate) fn variables(&self) -> &Map<String, Value> {
+        &self.0
+    }
+}

@@ -1,0 +1,171 @@
+//! Conversations and templates: text, token ids, generated characters, mask of trained tokens.
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::Path;
+
+use chrono::NaiveDate;
+use deepburn_chat::{
+    ChatContext, ChatTemplate, ChatTemplates, Ending, HfTokenizer, Message, Rendered,
+    SpecialTokens, Surrounding, TextTokenizer,
+};
+use serde_json::{Value, json};
+
+use crate::{files, golden, json, lines};
+
+/// The date at which the files were written.
+pub(crate) fn now() -> chrono::NaiveDateTime {
+    NaiveDate::from_ymd_opt(2026, 7, 4).unwrap().and_hms_opt(9, 8, 7).unwrap()
+}
+
+/// A template with its golden renders.
+pub(crate) struct Case {
+    source: String,
+    pub(crate) template: ChatTemplate,
+    pub(crate) tokens: SpecialTokens,
+}
+
+impl Case {
+    pub(crate) fn read(golden: &Path, file: &Value) -> Self {
+        let name = file["template"].as_str().unwrap();
+        let folder = golden.join(file["tokenizer"].as_str().unwrap());
+        let source = match file["from_file"].as_bool().unwrap() {
+            true => fs::read_to_string(golden.join(format!("sft/templates/{name}.jinja"))).unwrap(),
+            false => ChatTemplates::of_folder(&folder).unwrap().sources()["default"].clone(),
+        };
+        let tokens = SpecialTokens::of_folder(&folder).unwrap();
+        for (name, token) in file["special_tokens"].as_object().unwrap() {
+            // transformers knows the unknown token of some classes, which their files do not name.
+            assert!(tokens.get(name) == token.as_str() || name == "unk_token", "{name}");
+        }
+        Self { template: ChatTemplate::at(&source, now()).unwrap(), source, tokens }
+    }
+
+    /// Returns the messages and the context of a conversation.
+    pub(crate) fn inputs(
+        &self,
+        conversation: &Value,
+        kwargs: &Value,
+    ) -> (Vec<Message>, ChatContext) {
+        let messages = conversation["messages"].as_array().unwrap().iter();
+        let messages =
+            messages.map(|it| Message::from_fields(it.as_object().unwrap().clone())).collect();
+        let context = ChatContext {
+            tools: conversation.get("tools").map(|it| it.as_array().unwrap().clone()),
+            documents: None,
+            variables: kwargs.as_object().unwrap().clone(),
+        };
+        (messages, context)
+    }
+
+    fn render(
+        &self,
+        conversation: &Value,
+        kwargs: &Value,
+        ending: Ending,
+    ) -> deepburn_chat::Result<Rendered> {
+        let (messages, context) = self.inputs(conversation, kwargs);
+        self.template.render(&messages, &context, &self.tokens, ending)
+    }
+
+    /// Returns the template without its marks.
+    pub(crate) fn unmarked(&self) -> ChatTemplate {
+        let mut source = self.source.clone();
+        for word in ["generation", "endgeneration"] {
+            for (open, close) in [("", ""), ("-", ""), ("", "-"), ("-", "-")] {
+                let tag = format!("{{%{open} {word} {close}%}}");
+                // A tag without effect keeps the whitespace control.
+                source =
+                    source.replace(&tag, &format!("{{%{open} if true %}}{{% endif {close}%}}"));
+            }
+        }
+        let template = ChatTemplate::at(&source, now()).unwrap();
+        assert!(!template.marks_generation());
+        template
+    }
+}
+
+fn in_characters(rendered: &Rendered) -> Value {
+    let at = |byte: usize| rendered.text[..byte].chars().count();
+    rendered.generated.iter().map(|it| json!([at(it.start), at(it.end)])).collect()
+}
+
+#[test]
+fn renders_like_transformers() {
+    let Some(golden) = golden() else { return };
+    let conversations: HashMap<String, Value> = lines(&golden.join("sft/data/conversations.jsonl"))
+        .into_iter()
+        .map(|it| (it["name"].as_str().unwrap().to_owned(), it))
+        .collect();
+    let (mut texts, mut errors, mut spans) = (0, 0, 0);
+    for path in files(&golden.join("sft/chat")) {
+        let file = json(&path);
+        let case = Case::read(&golden, &file);
+        for row in file["rows"].as_array().unwrap() {
+            let name = format!("{} {} {}", file["template"], row["conversation"], row["kwargs"]);
+            let conversation = &conversations[row["conversation"].as_str().unwrap()];
+            let rendered = case.render(conversation, &row["kwargs"], Ending::Complete);
+            let prompt = case
+                .render(conversation, &row["kwargs"], Ending::GenerationPrompt)
+                .map(|it| it.text);
+            match row["text"].as_str() {
+                Some(text) => {
+                    assert_eq!(rendered.as_ref().map(|it| it.text.as_str()), Ok(text), "{name}")
+                }
+                None => assert!(rendered.is_err(), "{name}: {rendered:?}"),
+            }
+            let suffixed = row["prompt_suffix"]
+                .as_str()
+                .map(|it| format!("{}{it}", row["text"].as_str().unwrap()));
+            match suffixed.as_deref().or(row["text_prompt"].as_str()) {
+                Some(text) => assert_eq!(prompt.as_deref(), Ok(text), "{name}"),
+                None => assert!(prompt.is_err(), "{name}: {prompt:?}"),
+            }
+            texts += 2;
+            errors += usize::from(rendered.is_err()) + usize::from(prompt.is_err());
+            if let (Some(expected), Ok(rendered)) = (row.get("spans"), &rendered) {
+                assert_eq!(in_characters(rendered), *expected, "{name}");
+                spans += 1;
+            }
+        }
+    }
+    assert_eq!((texts, errors, spans), (1512, 228, 253));
+}
+
+fn tokenizer(folder: &Path) -> HfTokenizer {
+    HfTokenizer::new(tokenizers::Tokenizer::from_file(folder.join("tokenizer.json")).unwrap())
+        .unwrap()
+}
+
+#[test]
+fn tokenizes_and_masks_like_transformers() {
+    let Some(golden) = golden() else { return };
+    let conversations = lines(&golden.join("sft/data/conversations.jsonl"));
+    let (mut ids, mut masks) = (0, 0);
+    for path in files(&golden.join("sft/chat")) {
+        let file = json(&path);
+        let case = Case::read(&golden, &file);
+        let tokenizer = tokenizer(&golden.join(file["tokenizer"].as_str().unwrap()));
+        for row in file["rows"].as_array().unwrap() {
+            let (Some(expected), name) = (row.get("ids"), &row["conversation"]) else { continue };
+            let conversation = conversations.iter().find(|it| it["name"] == *name).unwrap();
+            let rendered = case.render(conversation, &row["kwargs"], Ending::Complete).unwrap();
+            let tokens = tokenizer.encode(&rendered.text, Surrounding::None).unwrap();
+            assert_eq!(json!(tokens.ids), *expected, "{} {name}", file["template"]);
+            ids += 1;
+            if let Some(expected) = row.get("assistant_mask") {
+                let of = |it: &std::ops::Range<usize>| {
+                    let is_generated = rendered
+                        .generated
+                        .iter()
+                        .any(|span| it.start < span.end && span.start < it.end);
+                    if is_generated { '1' } else { '0' }
+                };
+                let mask: String = tokens.ranges.iter().map(of).collect();
+                assert_eq!(mask, expected.as_str().unwrap(), "{} {name}", file["template"]);
+                masks += 1;
+            }
+        }
+    }
+    assert_eq!((ids, masks), (253, 253));
+}

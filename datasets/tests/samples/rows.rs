@@ -78,3 +78,30 @@ fn folders_are_read_in_order_and_split_between_samples() {
         );
     }
 }
+
+/// `nested.parquet` was written by pyarrow, and `nested.json` has the rows that it reads back.
+#[test]
+fn nested_columns_of_parquet_are_json() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/nested.parquet");
+    let splits = Splits::all(&path);
+    let fields = ["messages", "tools", "options", "large", "count"].map(str::to_owned);
+    let wanted = SampleSource { fields: Some(&fields), ..source(&splits) };
+    let rows = std::sync::Mutex::new(Vec::new());
+    let keep = |row: Row| {
+        rows.lock().unwrap().push((row.place.number, Value::Object(row.fields)));
+        Ok::<_, String>(Sample::all_trained(vec![1]))
+    };
+    open_samples(&wanted, keep).unwrap();
+    let mut rows = rows.into_inner().unwrap();
+    rows.sort_by_key(|row| row.0);
+    let rows: Vec<Value> = rows.into_iter().map(|row| row.1).collect();
+    assert_eq!(Value::Array(rows), data("nested.json"));
+
+    // A date is not JSON; it only matters where it is read.
+    let message = open_samples(&source(&splits), encode).unwrap_err().to_string();
+    assert!(message.contains("row 1: field `day` has a date"), "{message}");
+    let other = ["prompt".to_owned()];
+    let wanted = SampleSource { fields: Some(&other), ..source(&splits) };
+    let message = open_samples(&wanted, encode).unwrap_err().to_string();
+    assert!(message.contains("has none of the columns [`prompt`], only [`messages`"), "{message}");
+}

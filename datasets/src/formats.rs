@@ -7,6 +7,7 @@
 //! - [`labelled`], [`labels`] and [`classes`]: texts with their labels.
 //! - [`folder`]: listings and regular files.
 //! - [`role`]: what a file in a folder of data is.
+//! - [`rows`]: whole rows as JSON.
 
 pub(crate) mod classes;
 pub(crate) mod compression;
@@ -20,5 +21,6 @@ pub(crate) mod labelled;
 pub(crate) mod labels;
 mod parquet;
 pub(crate) mod role;
+pub(crate) mod rows;
 pub(crate) mod table;
 pub(crate) mod text;

@@ -14,9 +14,12 @@
 //! - [`read_labelled`] reads texts and their classes, [`read_texts`] texts to
 //!   classify.
 //! - [`TokenCache`] keeps tokens on disk, so that a corpus is tokenized once.
+//! - [`open_samples`] encodes the rows of files, such as conversations, as
+//!   [`Samples`]; [`SampleRows`] packs them.
 //! - [`Sequences`] is a token stream cut into training samples of one length.
 //! - [`DistributedSampler`] assigns samples to ranks and determines their
 //!   order.
+//! - [`EpochSampler`] does so with every sample once per epoch.
 //! - [`TokenBudget`] packs samples of different length into batches of about
 //!   equal cost, and [`BudgetSampler`] distributes the batches to ranks.
 //! - [`BatchLoader`] assembles micro-batches in the background, and resumes at
@@ -27,7 +30,8 @@
 //! location, the rule and the remedy. Invalid input never causes a panic.
 //!
 //! The modules depend on each other in one direction: `formats` on nothing,
-//! `tokens` on `formats`, `hub` and `sampling` on both, and `corpus` on all.
+//! `tokens` on `formats`, `hub`, `sampling` and `samples` on both, and `corpus`
+//! on all.
 
 mod corpus;
 mod error;
@@ -35,6 +39,7 @@ mod formats;
 mod guard;
 mod hash;
 mod hub;
+mod samples;
 mod sampling;
 mod splits;
 mod stable_rng;
@@ -51,6 +56,7 @@ pub use formats::labelled::{
     read_labelled_as, read_texts,
 };
 pub use formats::labels::{LabelKind, TextLabel};
+pub use formats::rows::{Row, RowPlace};
 pub use formats::table::{is_number_label, whole_number};
 pub use formats::text::{
     TEXT_FIELD, is_plain_text, read_documents, skipped_files, text_files, unread_texts,
@@ -60,8 +66,14 @@ pub use hub::companions::{CompanionFile, CompanionKind, companion_files};
 pub use hub::download::RetryPolicy;
 pub use hub::location::Location;
 pub use hub::token::HubToken;
-pub use sampling::batch::{Collate, IGNORE_INDEX, MicroBatch};
+pub use samples::encode::{SampleSource, SampleSplits, open_samples};
+pub use samples::packing::Packing;
+pub use samples::rows::{Padding, SampleLayout, SampleRows, Samples};
+pub use samples::sample::{InvalidRows, Sample};
+pub use samples::statistics::{LengthHistogram, SampleStatistics};
+pub use sampling::batch::{Collate, IGNORE_INDEX, MicroBatch, RowDocuments};
 pub use sampling::budget_sampler::{BudgetSampler, EpochPosition};
+pub use sampling::epoch_sampler::{EpochSampler, StepPosition};
 pub use sampling::evaluation::EvaluationBatches;
 pub use sampling::labelled_texts::{LabelledBatch, LabelledTexts};
 pub use sampling::loader::BatchLoader;

@@ -1,6 +1,7 @@
 //! Sampling: the assignment of samples to ranks and batches.
 //!
 //! - [`sampler`]: samples for each rank, in batches of a fixed size.
+//! - [`epoch_sampler`]: every sample once per epoch, with a smaller last step.
 //! - [`token_budget`] and [`budget_sampler`]: batches of about equal cost.
 //! - [`batch`] and [`labelled_texts`]: batches for language models and for
 //!   classifiers.
@@ -9,6 +10,7 @@
 
 pub(crate) mod batch;
 pub(crate) mod budget_sampler;
+pub(crate) mod epoch_sampler;
 pub(crate) mod evaluation;
 pub(crate) mod labelled_texts;
 pub(crate) mod loader;

@@ -9,8 +9,8 @@ use std::io::Write;
 use std::path::Path;
 
 use deepburn_datasets::{
-    Content, DataSource, LABEL_FIELD, LabelKind, LabelledColumns, Splits, TEXT_FIELD, Tokenizer,
-    open, read_documents, read_labelled,
+    Content, DataSource, InvalidRows, LABEL_FIELD, LabelKind, LabelledColumns, Sample,
+    SampleSource, Splits, TEXT_FIELD, Tokenizer, open, open_samples, read_documents, read_labelled,
 };
 use deepburn_fuzz::{SeedCorpus, fuzz, replay, scratch_folder};
 
@@ -100,6 +100,7 @@ fn sound(folder: &Path) -> Vec<(&'static str, Vec<u8>)> {
         ("table.json.zst", zstd::encode_all(&array[..], 0).unwrap()),
         ("t.csv", b"text,label\n\"one, two\",1\nthree,0\n".into()),
         ("t.parquet", fs::read(table).unwrap()),
+        ("nested.parquet", include_bytes!("data/nested.parquet").to_vec()),
     ]
 }
 
@@ -139,6 +140,18 @@ fn read(path: &Path) {
         for kind in [LabelKind::Class, LabelKind::Classes, LabelKind::Values] {
             let columns = LabelledColumns { text: TEXT_FIELD, label: LABEL_FIELD, kind };
             let _ = read_labelled(&[path.to_owned()], columns, None);
+        }
+        for invalid in [InvalidRows::Fail, InvalidRows::Skip] {
+            let source = SampleSource {
+                splits: &Splits::all(path),
+                fields: None,
+                invalid,
+                vocab_size: 9,
+                encoder: &[],
+                cache: None,
+            };
+            let encode = |_| Ok::<_, String>(Sample::all_trained(vec![1, 2]));
+            let _ = open_samples(&source, encode);
         }
     }
 }

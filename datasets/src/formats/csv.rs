@@ -13,27 +13,12 @@ use crate::{DataError, Result};
 /// Reads rows as [`crate::formats::format::read_rows`] does. Row 1 is the first
 /// row below the column names.
 pub(crate) fn read_rows(path: &Path, columns: &[&str], visit: RowVisitor<'_>) -> Result<()> {
-    let invalid = |reason: String| {
-        DataError::invalid(
-            path,
-            format!(
-                "cannot be read as CSV: {reason}; each row needs one field per name in the first line, in UTF-8, with quotes around fields that contain commas or line breaks; correct the file"
-            ),
-        )
-    };
-    let unreadable = |error: Error| {
-        let reason = error.to_string();
-        match error.into_kind() {
-            ErrorKind::Io(cause) => read_error(path)(cause),
-            _ => invalid(reason),
-        }
-    };
     let quotes = QuoteChecker::new(TextReader::open(path)?);
     let mut reader = ReaderBuilder::new().from_reader(quotes);
     let names = reader.headers().cloned();
     // A quote that is not closed explains the other errors.
     reader.get_ref().check(path)?;
-    let names = names.map_err(unreadable)?;
+    let names = names.map_err(|error| unreadable(path, error))?;
     // A file without a line has no rows, like an empty file of another format.
     if names.is_empty() {
         return Ok(());
@@ -42,14 +27,17 @@ pub(crate) fn read_rows(path: &Path, columns: &[&str], visit: RowVisitor<'_>) ->
         let mut found = (0..names.len()).filter(|&at| &names[at] == *column);
         match (found.next(), found.next()) {
             (None, _) => match other_separator(&names, column) {
-                Some(name) => Err(invalid(format!(
-                    "the names in its first line are separated by {name}, and the separator must be a comma"
-                ))),
+                Some(name) => {
+                    let reason = format!(
+                        "the names in its first line are separated by {name}, and the separator must be a comma"
+                    );
+                    Err(invalid(path, &reason))
+                }
                 None => Err(no_column(path, column, &names)),
             },
             (Some(place), None) => Ok(place),
             // It is unknown which of the two columns is meant.
-            (Some(_), Some(_)) => Err(invalid(format!("there are two columns `{column}`"))),
+            (Some(_), Some(_)) => Err(invalid(path, &format!("there are two columns `{column}`"))),
         }
     });
     let places = places.collect::<Result<Vec<_>, _>>()?;
@@ -58,7 +46,7 @@ pub(crate) fn read_rows(path: &Path, columns: &[&str], visit: RowVisitor<'_>) ->
     loop {
         let outcome = reader.read_record(&mut record);
         reader.get_ref().check(path)?;
-        if !outcome.map_err(unreadable)? {
+        if !outcome.map_err(|error| unreadable(path, error))? {
             return Ok(());
         }
         number += 1;
@@ -67,6 +55,38 @@ pub(crate) fn read_rows(path: &Path, columns: &[&str], visit: RowVisitor<'_>) ->
         // than there are column names.
         let cells = places.iter().map(|&at| Cell::Text(record[at].to_owned())).collect();
         visit(TableRow { path, place: ("row", number), columns, cells })?;
+    }
+}
+
+/// Returns the names of the columns of a file; none if it has no lines.
+///
+/// # Errors
+/// Returns an error if the first line cannot be read.
+pub(crate) fn column_names(path: &Path) -> Result<Vec<String>> {
+    let quotes = QuoteChecker::new(TextReader::open(path)?);
+    let mut reader = ReaderBuilder::new().from_reader(quotes);
+    let names = reader.headers().cloned();
+    reader.get_ref().check(path)?;
+    let names = names.map_err(|error| unreadable(path, error))?;
+    Ok(names.iter().map(str::to_owned).collect())
+}
+
+/// Returns the error of a file that breaks the rules of CSV.
+fn invalid(path: &Path, reason: &str) -> DataError {
+    DataError::invalid(
+        path,
+        format!(
+            "cannot be read as CSV: {reason}; each row needs one field per name in the first line, in UTF-8, with quotes around fields that contain commas or line breaks; correct the file"
+        ),
+    )
+}
+
+/// Returns the error of a row that cannot be read.
+fn unreadable(path: &Path, error: Error) -> DataError {
+    let reason = error.to_string();
+    match error.into_kind() {
+        ErrorKind::Io(cause) => read_error(path)(cause),
+        _ => invalid(path, &reason),
     }
 }
 

@@ -26,8 +26,27 @@ enum Layout {
     Sequence,
 }
 
+/// A callback for the unit and number of a row, and its text.
+pub(crate) type ObjectVisitor<'a> = &'a mut dyn FnMut((&'static str, usize), &str) -> Result<()>;
+
 /// Reads rows as [`crate::formats::format::read_rows`] does.
 pub(crate) fn read_rows(path: &Path, columns: &[&str], visit: RowVisitor<'_>) -> Result<()> {
+    visit_objects(path, &mut |place, text| {
+        let cells = cells(text, columns).map_err(|reason| {
+            let (unit, number) = place;
+            let rule = "with the fields that data.text_field and data.label_field name";
+            invalid(path, &format!("{unit} {number}"), &reason, rule)
+        })?;
+        visit(TableRow { path, place, columns, cells })
+    })
+}
+
+/// Calls `visit` for each object of a file.
+///
+/// # Errors
+/// Returns an error if the file cannot be read, or if the end of an object
+/// cannot be found. Errors of `visit` are passed on.
+pub(crate) fn visit_objects(path: &Path, visit: ObjectVisitor<'_>) -> Result<()> {
     let reader = BufReader::new(TextReader::open(path)?);
     let mut scanner = Scanner { path, reader, line: 1, offset: 0 };
     scanner.skip_byte_order_mark()?;
@@ -51,12 +70,10 @@ pub(crate) fn read_rows(path: &Path, columns: &[&str], visit: RowVisitor<'_>) ->
         }
         let (start, line) = (scanner.offset, scanner.line);
         let place = if layout == Layout::Array { ("row", number) } else { ("line", line) };
-        let shown = format!("{} {}", place.0, place.1);
-        scanner.take_value(&mut row, &shown)?;
+        scanner.take_value(&mut row, &format!("{} {}", place.0, place.1))?;
         let text = std::str::from_utf8(&row)
             .map_err(|error| not_utf8(path, start + error.valid_up_to()))?;
-        let cells = cells(text, columns).map_err(|reason| scanner.invalid(&shown, &reason))?;
-        visit(TableRow { path, place, columns, cells })?;
+        visit(place, text)?;
     }
     Ok(())
 }
@@ -195,13 +212,19 @@ impl Scanner<'_> {
 
     /// Returns the error of invalid contents at `place`.
     fn invalid(&self, place: &str, reason: &str) -> DataError {
-        DataError::invalid(
-            self.path,
-            format!(
-                "{place}: {reason}; a .json file must be an array of objects, or objects one after another, with the fields that data.text_field and data.label_field name; correct the file"
-            ),
-        )
+        invalid(self.path, place, reason, "each with the fields of its row")
     }
+}
+
+/// Returns the error of invalid contents at `place` of a file whose objects
+/// must be `rule`.
+fn invalid(path: &Path, place: &str, reason: &str, rule: &str) -> DataError {
+    DataError::invalid(
+        path,
+        format!(
+            "{place}: {reason}; a .json file must be an array of objects, or objects one after another, {rule}; correct the file"
+        ),
+    )
 }
 
 #[cfg(test)]

@@ -9,10 +9,37 @@ use crate::formats::json_row::cells;
 use crate::formats::table::{RowVisitor, TableRow};
 use crate::{DataError, Result};
 
+/// Bytes that are read from a file at a time.
+const READ_BYTES: usize = 1 << 16;
+
+/// A callback for the number and the text of each line.
+pub(crate) type LineVisitor<'a> = &'a mut dyn FnMut(usize, Result<&str>) -> Result<()>;
+
 /// Reads rows as [`crate::formats::format::read_rows`] does. Rows are
 /// identified by their line numbers.
 pub(crate) fn read_rows(path: &Path, columns: &[&str], visit: RowVisitor<'_>) -> Result<()> {
-    let mut file = BufReader::new(TextReader::open(path)?);
+    visit_lines(path, &mut |number, line| {
+        let cells = cells(line?, columns).map_err(|reason| {
+            DataError::invalid(
+                path,
+                format!(
+                    "line {number}: {reason}; each line must be a JSON object with the fields that data.text_field and data.label_field name; correct or remove the line"
+                ),
+            )
+        })?;
+        visit(TableRow { path, place: ("line", number), columns, cells })
+    })
+}
+
+/// Calls `visit` with the number and the text of each line that is not blank.
+/// A line that is not UTF-8 is passed on as an error, after which the next line
+/// can be read.
+///
+/// # Errors
+/// Returns an error if the file cannot be read or is a JSON array. Errors of
+/// `visit` are passed on.
+pub(crate) fn visit_lines(path: &Path, visit: LineVisitor<'_>) -> Result<()> {
+    let mut file = BufReader::with_capacity(READ_BYTES, TextReader::open(path)?);
     let (mut bytes, mut offset, mut is_first) = (Vec::new(), 0, true);
     for number in 1.. {
         bytes.clear();
@@ -21,25 +48,23 @@ pub(crate) fn read_rows(path: &Path, columns: &[&str], visit: RowVisitor<'_>) ->
         if read == 0 {
             break;
         }
-        let line = std::str::from_utf8(&bytes)
-            .map_err(|error| not_utf8(path, offset + error.valid_up_to()))?;
-        let line = if offset == 0 { strip_byte_order_mark(line) } else { line };
+        let start = offset;
         offset += read;
+        let line = match std::str::from_utf8(&bytes) {
+            Ok(line) => line,
+            Err(error) => {
+                visit(number, Err(not_utf8(path, start + error.valid_up_to())))?;
+                continue;
+            }
+        };
+        let line = if start == 0 { strip_byte_order_mark(line) } else { line };
         if line.trim().is_empty() {
             continue;
         }
         if std::mem::take(&mut is_first) && line.trim_start().starts_with('[') {
             return Err(is_array(path, number));
         }
-        let cells = cells(line.trim_end_matches(['\n', '\r']), columns).map_err(|reason| {
-            DataError::invalid(
-                path,
-                format!(
-                    "line {number}: {reason}; each line must be a JSON object with the fields that data.text_field and data.label_field name; correct or remove the line"
-                ),
-            )
-        })?;
-        visit(TableRow { path, place: ("line", number), columns, cells })?;
+        visit(number, Ok(line.trim_end_matches(['\n', '\r'])))?;
     }
     Ok(())
 }

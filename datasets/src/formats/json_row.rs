@@ -1,12 +1,13 @@
 //! A row of a JSON file: the requested fields of an object.
 //!
-//! Main function: [`cells`]. `NaN` and `Infinity`, which Python writes although
-//! JSON does not have them, are allowed in fields that are not read.
+//! Main functions: [`cells`] for the columns of a table, and [`object`] for
+//! values of any depth. `NaN` and `Infinity`, which Python writes although JSON
+//! does not have them, are allowed in fields that are not read.
 
 use std::borrow::Cow;
 use std::fmt;
 
-use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
+use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, Visitor};
 use serde_json::{Map, Value};
 
 use crate::formats::table::{Cell, listed};
@@ -20,15 +21,7 @@ const MARK: char = '\0';
 
 /// Returns the values at `columns` of the object in `text`, or the problem.
 pub(crate) fn cells(text: &str, columns: &[&str]) -> Result<Vec<Cell>, String> {
-    let Fields(mut object) = match serde_json::from_str(text) {
-        Ok(fields) => fields,
-        Err(error) => match with_marks(text) {
-            Cow::Borrowed(_) => return Err(problem(text, &error)),
-            Cow::Owned(marked) => {
-                serde_json::from_str(&marked).map_err(|error| problem(&marked, &error))?
-            }
-        },
-    };
+    let (mut object, _) = fields(text, None)?;
     let value = |column: &&str| match object.get_mut(*column) {
         Some(value) => Ok(cell(value.take())),
         None => {
@@ -37,6 +30,53 @@ pub(crate) fn cells(text: &str, columns: &[&str]) -> Result<Vec<Cell>, String> {
         }
     };
     columns.iter().map(value).collect()
+}
+
+/// Returns the fields of the object in `text`, or the problem. Of the fields,
+/// only those in `wanted` are kept; `None` for all.
+pub(crate) fn object(text: &str, wanted: Wanted<'_>) -> Result<Map<String, Value>, String> {
+    let (object, is_marked) = fields(text, wanted)?;
+    // Only a text with such numbers has to be searched.
+    let not_finite = object.iter().filter(|_| is_marked).find_map(|(name, value)| {
+        let number = not_finite(value)?;
+        Some(format!("field `{name}` has the number {number}, which JSON does not have"))
+    });
+    not_finite.map_or(Ok(object), Err)
+}
+
+/// Parses the object in `text`. Also returns whether it has marked numbers.
+fn fields(text: &str, wanted: Wanted<'_>) -> Result<(Map<String, Value>, bool), String> {
+    match parse(text, wanted) {
+        Ok(object) => Ok((object, false)),
+        Err(error) => match with_marks(text) {
+            Cow::Borrowed(_) => Err(problem(text, &error)),
+            Cow::Owned(marked) => match parse(&marked, wanted) {
+                Ok(object) => Ok((object, true)),
+                Err(error) => Err(problem(&marked, &error)),
+            },
+        },
+    }
+}
+
+/// Parses the object in `text`, which must be all of it.
+fn parse(text: &str, wanted: Wanted<'_>) -> serde_json::Result<Map<String, Value>> {
+    let mut parser = serde_json::Deserializer::from_str(text);
+    let object = FieldsSeed(wanted).deserialize(&mut parser)?;
+    parser.end()?;
+    Ok(object)
+}
+
+/// Returns the first marked number within `value`.
+fn not_finite(value: &Value) -> Option<&'static str> {
+    match value {
+        Value::String(text) => {
+            let name = text.strip_prefix(MARK)?;
+            NOT_FINITE.into_iter().find(|number| *number == name)
+        }
+        Value::Array(values) => values.iter().find_map(not_finite),
+        Value::Object(fields) => fields.values().find_map(not_finite),
+        Value::Null | Value::Bool(_) | Value::Number(_) => None,
+    }
 }
 
 /// Describes why `text` is not an object. For valid JSON that is not an object,
@@ -109,35 +149,44 @@ pub(crate) fn cell(value: Value) -> Cell {
     }
 }
 
-/// The fields of an object. A duplicate name is an error; `serde_json` alone
-/// would silently keep the last value.
-struct Fields(Map<String, Value>);
+/// The names of fields to keep; `None` for all.
+pub(crate) type Wanted<'a> = Option<&'a [String]>;
 
-impl<'de> Deserialize<'de> for Fields {
-    fn deserialize<D: Deserializer<'de>>(line: D) -> Result<Self, D::Error> {
-        line.deserialize_map(FieldsVisitor)
+/// Builds the fields of an object. A duplicate name is an error; `serde_json`
+/// alone would silently keep the last value.
+struct FieldsSeed<'a>(Wanted<'a>);
+
+impl<'de> DeserializeSeed<'de> for FieldsSeed<'_> {
+    type Value = Map<String, Value>;
+
+    fn deserialize<D: Deserializer<'de>>(self, object: D) -> Result<Self::Value, D::Error> {
+        object.deserialize_map(self)
     }
 }
 
-/// Builds [`Fields`] from the fields of an object.
-struct FieldsVisitor;
-
-impl<'de> Visitor<'de> for FieldsVisitor {
-    type Value = Fields;
+impl<'de> Visitor<'de> for FieldsSeed<'_> {
+    type Value = Map<String, Value>;
 
     fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str("an object")
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<Fields, A::Error> {
+    fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<Self::Value, A::Error> {
         let mut object = Map::new();
-        while let Some((name, value)) = fields.next_entry::<String, Value>()? {
+        while let Some(name) = fields.next_key::<String>()? {
+            if self.0.is_some_and(|wanted| !wanted.contains(&name)) {
+                fields.next_value::<IgnoredAny>()?;
+                continue;
+            }
             if object.contains_key(&name) {
                 return Err(A::Error::custom(format_args!("there are two fields `{name}`")));
             }
+            let value = fields.next_value::<Value>();
+            let value =
+                value.map_err(|error| A::Error::custom(format_args!("field `{name}`: {error}")))?;
             object.insert(name, value);
         }
-        Ok(Fields(object))
+        Ok(object)
     }
 }
 

@@ -15,43 +15,93 @@ use ::parquet::record::Field;
 use ::parquet::record::reader::RowIter;
 use ::parquet::schema::types::Type;
 
+use serde_json::{Map, Number, Value};
+
 use crate::formats::folder::open_file;
-use crate::formats::table::{Cell, RowVisitor, TableRow, no_column};
+use crate::formats::json_row::Wanted;
+use crate::formats::table::{Cell, RowVisitor, TableRow, no_column, no_field};
 use crate::guard::guarded;
 use crate::{DataError, Result};
 
 /// Reads rows as [`crate::formats::format::read_rows`] does. Rows are numbered
 /// from 1.
 pub(crate) fn read_rows(path: &Path, columns: &[&str], visit: RowVisitor<'_>) -> Result<()> {
+    let select = |schema: &Type| {
+        let found = columns.iter().map(|column| {
+            let found = schema.get_fields().iter().find(|field| field.name() == *column);
+            found.map(Arc::clone).ok_or_else(|| no_column(path, column, names(schema)))
+        });
+        found.collect()
+    };
+    visit_records(path, &select, &mut |number, fields| {
+        let cells = fields.into_iter().map(|(_, field)| cell(field)).collect();
+        visit(TableRow { path, place: ("row", number), columns, cells })
+    })
+}
+
+/// A callback for the number of a row, and its fields or the problem.
+pub(crate) type ObjectVisitor<'a> =
+    &'a mut dyn FnMut(usize, Result<Map<String, Value>, String>) -> Result<()>;
+
+/// Calls `visit` for each row, with values of any depth. Of the columns, only
+/// those in `wanted` are decoded; `None` for all.
+///
+/// # Errors
+/// Returns an error if the file is damaged or has none of these columns. Errors
+/// of `visit` are passed on.
+pub(crate) fn visit_objects(
+    path: &Path,
+    wanted: Wanted<'_>,
+    visit: ObjectVisitor<'_>,
+) -> Result<()> {
+    let select = |schema: &Type| {
+        let is_wanted = |field: &&Arc<Type>| {
+            wanted.is_none_or(|wanted| wanted.iter().any(|name| name == field.name()))
+        };
+        let found: Vec<_> = schema.get_fields().iter().filter(is_wanted).cloned().collect();
+        match found.is_empty() {
+            true => Err(no_field(path, wanted.unwrap_or_default(), names(schema))),
+            false => Ok(found),
+        }
+    };
+    visit_records(path, &select, &mut |number, fields| visit(number, group(fields)))
+}
+
+/// Returns the names of the columns in `schema`.
+fn names(schema: &Type) -> impl Iterator<Item = &str> {
+    schema.get_fields().iter().map(|field| field.name())
+}
+
+/// The number of a row and its fields.
+type RecordVisitor<'a> = &'a mut dyn FnMut(usize, Vec<(String, Field)>) -> Result<()>;
+/// Selects the columns of a file to decode.
+type ColumnSelection<'a> = &'a dyn Fn(&Type) -> Result<Vec<Arc<Type>>>;
+
+/// Calls `visit` for each row, with the selected columns.
+fn visit_records(path: &Path, select: ColumnSelection<'_>, visit: RecordVisitor<'_>) -> Result<()> {
     let file = open_file(path)?;
     // A file without a byte has no rows, like an empty file of another format.
     if file.metadata().is_ok_and(|metadata| metadata.len() == 0) {
         return Ok(());
     }
     let contradiction = |_| invalid(path, "its parts contradict each other");
-    let mut records = guarded(|| open(file, path, columns)).map_err(contradiction)??;
+    let mut records = guarded(|| open(file, path, select)).map_err(contradiction)??;
     for number in 1.. {
         // Only the library call is guarded, because a panic in `visit` is not
         // caused by the file.
         let Some(record) = guarded(|| records.next()).map_err(contradiction)? else { break };
-        let fields = record.map_err(|error| invalid(path, &error.to_string()))?.into_columns();
-        let cells = fields.into_iter().map(|(_, field)| cell(field)).collect();
-        visit(TableRow { path, place: ("row", number), columns, cells })?;
+        let record = record.map_err(|error| invalid(path, &error.to_string()))?;
+        visit(number, record.into_columns())?;
     }
     Ok(())
 }
 
-/// Opens the records of `file`, restricted to `columns`.
-fn open(file: File, path: &Path, columns: &[&str]) -> Result<RowIter<'static>> {
+/// Opens the records of `file`, restricted to the selected columns.
+fn open(file: File, path: &Path, select: ColumnSelection<'_>) -> Result<RowIter<'static>> {
     let invalid = |error: ParquetError| invalid(path, &error.to_string());
     let reader = SerializedFileReader::new(file).map_err(invalid)?;
     let schema = reader.metadata().file_metadata().schema();
-    let fields = columns.iter().map(|column| {
-        let found = schema.get_fields().iter().find(|field| field.name() == *column);
-        let names = schema.get_fields().iter().map(|field| field.name());
-        found.map(Arc::clone).ok_or_else(|| no_column(path, column, names))
-    });
-    let fields = fields.collect::<Result<Vec<_>, _>>()?;
+    let fields = select(schema)?;
     let projection = Type::group_type_builder(schema.name()).with_fields(fields).build();
     let projection = projection.map_err(invalid)?;
     RowIter::from_file_into(Box::new(reader)).project(Some(projection)).map_err(invalid)
@@ -103,6 +153,52 @@ fn cell(field: Field) -> Cell {
         Field::TimeMillis(_) | Field::TimeMicros(_) => Cell::Other("a time of day"),
         Field::TimestampMillis(_) | Field::TimestampMicros(_) => Cell::Other("a timestamp"),
     }
+}
+
+/// Converts the fields of a row to JSON, or returns the problem, which names the
+/// field.
+fn group(fields: Vec<(String, Field)>) -> Result<Map<String, Value>, String> {
+    let convert = |(name, field)| match json(field) {
+        Ok(value) => Ok((name, value)),
+        Err(kind) => Err(format!("field `{name}` has {kind}, which JSON does not have")),
+    };
+    fields.into_iter().map(convert).collect()
+}
+
+/// Converts a field to JSON, or returns the kind of a value that JSON does not
+/// have.
+fn json(field: Field) -> Result<Value, &'static str> {
+    let number = |value: f64| {
+        Number::from_f64(value).map(Value::Number).ok_or("a number that is not finite")
+    };
+    Ok(match field {
+        Field::Bool(flag) => flag.into(),
+        Field::ULong(value) => value.into(),
+        Field::Float16(value) => return number(value.to_f64()),
+        // As Python prints it: 0.1, not 0.10000000149011612.
+        Field::Float(value) => return number(value.to_string().parse().unwrap_or(f64::NAN)),
+        Field::Double(value) => return number(value),
+        Field::Group(row) => {
+            let fields = row.into_columns().into_iter();
+            fields.map(|(name, field)| Ok((name, json(field)?))).collect::<Result<_, &str>>()?
+        }
+        Field::ListInternal(list) => {
+            list.elements().iter().map(|field| json(field.clone())).collect::<Result<_, &str>>()?
+        }
+        Field::MapInternal(map) => {
+            let entry = |(key, value): &(Field, Field)| match key {
+                Field::Str(key) => Ok((key.clone(), json(value.clone())?)),
+                _ => Err("a map whose keys are not strings"),
+            };
+            map.entries().iter().map(entry).collect::<Result<_, &str>>()?
+        }
+        other => match cell(other) {
+            Cell::Text(text) => text.into(),
+            Cell::Integer(integer) => integer.into(),
+            Cell::Null => Value::Null,
+            other => return Err(other.kind()),
+        },
+    })
 }
 
 /// Tables for tests, written by the same library.

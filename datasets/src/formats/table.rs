@@ -28,7 +28,7 @@ pub(crate) enum Cell {
 
 impl Cell {
     /// Returns the type of the cell, for messages.
-    fn kind(&self) -> &'static str {
+    pub(crate) fn kind(&self) -> &'static str {
         match self {
             Self::Text(_) => "a string",
             Self::Integer(_) | Self::Decimal(_) => "a number",
@@ -266,6 +266,19 @@ pub(crate) fn no_column<'a>(
         format!(
             "has no column `{column}`, only {columns}; choose one of them in data.text_field or data.label_field, or with --text-field, --label-field or --keep of `deepburn predict`"
         ),
+    )
+}
+
+/// Returns the error of a file that has none of the fields `wanted`.
+pub(crate) fn no_field<'a>(
+    path: &Path,
+    wanted: &[String],
+    columns: impl IntoIterator<Item = &'a str>,
+) -> DataError {
+    let (wanted, columns) = (listed(wanted.iter().map(String::as_str)), listed(columns));
+    DataError::invalid(
+        path,
+        format!("has none of the columns {wanted}, only {columns}; rename the columns of the file"),
     )
 }
 

@@ -1,8 +1,8 @@
 //! Micro-batches, the input of a model, and their assembly from samples.
 //!
 //! [`Collate`] connects a data set with the loaders: it turns indices into a
-//! batch. [`Sequences`] implements it for causal language models, with
-//! [`MicroBatch`] as the batch.
+//! batch. [`Sequences`] and [`SampleRows`](crate::SampleRows) implement it for
+//! causal language models, with [`MicroBatch`] as the batch.
 
 use crate::{Result, Sequences};
 
@@ -31,16 +31,31 @@ pub trait Collate: Send + Sync + 'static {
 /// Token ids and labels of one forward and backward pass, row by row.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MicroBatch {
-    /// `rows * length` token ids, which are not negative. Padding is id 0.
+    /// `rows * length` token ids, which are not negative. The id of padding may
+    /// also be the id of a token.
     pub input_ids: Vec<i32>,
-    /// The same ids, with [`IGNORE_INDEX`] in place of padding. The model
-    /// shifts them by one.
+    /// The same ids, with [`IGNORE_INDEX`] in place of padding and of tokens
+    /// that are not trained. The model shifts them by one.
     pub labels: Vec<i32>,
     /// Rows and tokens per row.
     pub shape: [usize; 2],
     /// Number of rows that are samples. They come first; the other rows are
     /// padding.
     pub samples: usize,
+    /// The documents of the rows.
+    pub documents: RowDocuments,
+}
+
+/// The documents of the rows of a batch.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum RowDocuments {
+    /// Each row that is a sample is a part of one stream of tokens, without
+    /// padding. All tokens attend to those before them.
+    Stream,
+    /// The lengths of the documents of each row, in order. Tokens attend only to
+    /// their own document, and the label of its first token is
+    /// [`IGNORE_INDEX`]. What follows the last document is padding.
+    Separate(Vec<Vec<usize>>),
 }
 
 impl MicroBatch {
@@ -51,6 +66,48 @@ impl MicroBatch {
         truncate_rows(&mut self.input_ids, old, length);
         truncate_rows(&mut self.labels, old, length);
         self.shape = [rows, length];
+        if let RowDocuments::Separate(rows) = &mut self.documents {
+            rows.iter_mut().for_each(|documents| truncate_documents(documents, length));
+        }
+    }
+
+    /// Returns the number of tokens without padding.
+    pub fn num_tokens(&self) -> usize {
+        self.row_lengths().into_iter().sum()
+    }
+
+    /// Returns the number of tokens of each row without padding, which is on the
+    /// right.
+    pub fn row_lengths(&self) -> Vec<usize> {
+        let [rows, length] = self.shape;
+        match &self.documents {
+            RowDocuments::Stream => {
+                (0..rows).map(|row| if row < self.samples { length } else { 0 }).collect()
+            }
+            RowDocuments::Separate(rows) => rows.iter().map(|row| row.iter().sum()).collect(),
+        }
+    }
+
+    /// Returns the position of each token in its document, from 0; 0 for
+    /// padding.
+    pub fn position_ids(&self) -> Vec<u32> {
+        let [rows, length] = self.shape;
+        let mut positions = vec![0; rows * length];
+        for (row, positions) in positions.chunks_exact_mut(length).enumerate() {
+            let mut rest = positions;
+            let whole = [length];
+            let documents = match &self.documents {
+                RowDocuments::Stream if row < self.samples => &whole[..],
+                RowDocuments::Stream => &[],
+                RowDocuments::Separate(rows) => &rows[row],
+            };
+            for document in documents {
+                let (own, after) = rest.split_at_mut(*document);
+                own.iter_mut().zip(0..).for_each(|(position, number)| *position = number);
+                rest = after;
+            }
+        }
+        positions
     }
 
     /// Returns the number of predicted tokens: all labels other than
@@ -62,6 +119,16 @@ impl MicroBatch {
         let rows = self.labels.chunks_exact(self.shape[1]);
         rows.map(|row| row[1..].iter().filter(|&&label| label != IGNORE_INDEX).count()).sum()
     }
+}
+
+/// Truncates the documents of a row to `length` tokens in total.
+fn truncate_documents(documents: &mut Vec<usize>, length: usize) {
+    let mut space = length;
+    documents.retain_mut(|document| {
+        *document = (*document).min(space);
+        space -= *document;
+        *document > 0
+    });
 }
 
 /// Truncates rows of `old` values to `length`.
@@ -88,7 +155,8 @@ impl Collate for Sequences {
         let mut labels = input_ids.clone();
         input_ids.resize(rows * length, 0);
         labels.resize(rows * length, IGNORE_INDEX);
-        Ok(MicroBatch { input_ids, labels, shape: [rows, length], samples: indices.len() })
+        let (samples, documents) = (indices.len(), RowDocuments::Stream);
+        Ok(MicroBatch { input_ids, labels, shape: [rows, length], samples, documents })
     }
 }
 

@@ -112,7 +112,7 @@ impl StepShape {
     ///
     /// # Errors
     /// Returns [`DataError::Setting`] if the number is 0 or overflows.
-    fn micro_batches(self) -> Result<usize> {
+    pub(crate) fn micro_batches(self) -> Result<usize> {
         let Self { num_ranks, accumulation } = self;
         check_positive("number of ranks", num_ranks)?;
         check_positive("gradient_accumulation_steps", accumulation)?;

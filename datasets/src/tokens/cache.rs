@@ -38,6 +38,9 @@ const KEY_DIGITS: usize = 32;
 /// each call.
 type Producer<'a> = &'a dyn Fn(TokenSink<'_>) -> Result<()>;
 
+/// A callback for consecutive bytes of an entry.
+pub(crate) type ByteSink<'a> = &'a mut dyn FnMut(&[u8]) -> Result<()>;
+
 /// A folder of token files.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TokenCache {
@@ -110,11 +113,7 @@ impl TokenCache {
         range: Range<usize>,
     ) -> Result<TokenStream> {
         let key = key(tokenizer, &scan.hash, &format!("{:?} {range:?}", documents.join()))?;
-        // Ids of a vocabulary of 65,536 entries still fit into two bytes.
-        let width = match tokenizer.vocab_size() <= 1 << 16 {
-            true => TokenWidth::U16,
-            false => TokenWidth::U32,
-        };
+        let width = TokenWidth::of_vocabulary(tokenizer.vocab_size());
         self.entry(&key, width, &documents.described(), &|sink| {
             encode_range(tokenizer, documents, scan, range.clone(), sink)
         })
@@ -185,14 +184,19 @@ impl TokenCache {
         Ok(TokenStream::Owned(collect_tokens(produce)?))
     }
 
+    /// Returns the file of tokens of `key`, see [`TokenCache::find_file`].
+    fn find(&self, key: &str, width: TokenWidth) -> Option<TokenFile> {
+        TokenFile::open_cached(&self.find_file(key, extension(width))?).ok()
+    }
+
     /// Returns the file of `key` whose contents match the hash in its name, and
     /// removes damaged files of the same key.
-    fn find(&self, key: &str, width: TokenWidth) -> Option<TokenFile> {
+    pub(crate) fn find_file(&self, key: &str, extension: &str) -> Option<PathBuf> {
         let prefix = format!("{key}-");
         for entry in fs::read_dir(&self.folder).ok()?.flatten() {
             let name = entry.file_name();
             let rest = name.to_str().and_then(|name| name.strip_prefix(&prefix));
-            let Some(expected) = rest.and_then(|rest| rest.strip_suffix(extension(width))) else {
+            let Some(expected) = rest.and_then(|rest| rest.strip_suffix(extension)) else {
                 continue;
             };
             let path = entry.path();
@@ -205,7 +209,7 @@ impl TokenCache {
                 let file = File::options().append(true).open(&path);
                 let used = FileTimes::new().set_accessed(SystemTime::now());
                 let _ = file.and_then(|file| file.set_times(used));
-                return TokenFile::open_cached(&path).ok();
+                return Some(path);
             }
             tracing::warn!(file = %path.display(), "cached tokens are damaged; tokenizing again");
             // A file that cannot be removed is skipped again in the next run.
@@ -214,8 +218,8 @@ impl TokenCache {
         None
     }
 
-    /// Writes the tokens of `produce` while it runs. Returns the file, `None` if
-    /// there are no tokens, or the reason why the file cannot be written.
+    /// Writes the tokens of `produce` while it runs, see
+    /// [`TokenCache::store_file`].
     ///
     /// # Errors
     /// Returns the errors of `produce`.
@@ -225,6 +229,28 @@ impl TokenCache {
         width: TokenWidth,
         source: &str,
         produce: Producer<'_>,
+    ) -> Result<io::Result<Option<PathBuf>>> {
+        self.store_file(key, extension(width), source, &mut |sink| {
+            let mut buffer = Vec::with_capacity(1 << 16);
+            produce(&mut |tokens| {
+                buffer.clear();
+                width.encode(tokens, &mut buffer);
+                sink(&buffer)
+            })
+        })
+    }
+
+    /// Writes the bytes of `produce` while it runs. Returns the file, `None` if
+    /// there are no bytes, or the reason why the file cannot be written.
+    ///
+    /// # Errors
+    /// Returns the errors of `produce`.
+    pub(crate) fn store_file(
+        &self,
+        key: &str,
+        extension: &str,
+        source: &str,
+        produce: &mut dyn FnMut(ByteSink<'_>) -> Result<()>,
     ) -> Result<io::Result<Option<PathBuf>>> {
         // Removes the files of interrupted runs. If the folder is not usable,
         // the next call fails.
@@ -239,16 +265,10 @@ impl TokenCache {
         // locks, other runs keep the file for a day.
         let _ = out.get_ref().as_file().lock();
         let (mut hasher, mut count, mut failed) = (Sha256::new(), 0, None);
-        let mut buffer = Vec::with_capacity(1 << 16);
-        let produced = produce(&mut |tokens| {
-            buffer.clear();
-            for token in tokens {
-                // Little-endian, so the low bytes come first.
-                buffer.extend_from_slice(&token.to_le_bytes()[..width.bytes()]);
-            }
-            count += tokens.len();
-            hasher.update(&buffer);
-            out.write_all(&buffer).map_err(|error| {
+        let produced = produce(&mut |bytes| {
+            count += bytes.len();
+            hasher.update(bytes);
+            out.write_all(bytes).map_err(|error| {
                 // Stops the producer; the caller sees `failed` instead.
                 failed = Some(error);
                 DataError::LoaderStopped
@@ -261,7 +281,7 @@ impl TokenCache {
         if count == 0 {
             return Ok(Ok(None));
         }
-        let name = format!("{key}-{}{}", hexadecimal(&hasher.finalize()), extension(width));
+        let name = format!("{key}-{}{extension}", hexadecimal(&hasher.finalize()));
         Ok(self.persist(out, self.folder.join(name), source).map(Some))
     }
 
@@ -295,19 +315,24 @@ fn extension(width: TokenWidth) -> &'static str {
     }
 }
 
-/// Returns a hash of everything that determines the tokens. The length of each
-/// part precedes it, so that different lists of parts have different keys.
+/// Returns a hash of everything that determines the tokens.
 fn key(tokenizer: &Tokenizer, text: &str, setting: &str) -> Result<String> {
     let definition = tokenizer.definition()?;
     let end_of_text = format!("{:?}", tokenizer.end_of_text());
+    Ok(key_of([FORMAT, &definition, &end_of_text, setting, text]))
+}
+
+/// Returns the key of an entry that `parts` determine. The length of each part
+/// precedes it, so that different lists of parts have different keys.
+pub(crate) fn key_of<'p>(parts: impl IntoIterator<Item = &'p str>) -> String {
     let mut hasher = Sha256::new();
-    for part in [FORMAT, &definition, &end_of_text, setting, text] {
+    for part in parts {
         hasher.update((part.len() as u64).to_le_bytes());
         hasher.update(part);
     }
     let mut digits = hexadecimal(&hasher.finalize());
     digits.truncate(KEY_DIGITS);
-    Ok(digits)
+    digits
 }
 
 #[cfg(test)]

@@ -73,6 +73,20 @@ impl TokenWidth {
         }
     }
 
+    /// Returns the smallest width for ids below `vocab_size`.
+    pub(crate) fn of_vocabulary(vocab_size: usize) -> Self {
+        // Ids of a vocabulary of 65,536 entries still fit into two bytes.
+        if vocab_size <= 1 << 16 { Self::U16 } else { Self::U32 }
+    }
+
+    /// Appends the bytes of `tokens`, whose ids fit into this width.
+    pub(crate) fn encode(self, tokens: &[u32], bytes: &mut Vec<u8>) {
+        for token in tokens {
+            // Little-endian, so the low bytes come first.
+            bytes.extend_from_slice(&token.to_le_bytes()[..self.bytes()]);
+        }
+    }
+
     /// Decodes the bytes of exactly one token.
     fn decode(self, bytes: &[u8]) -> u32 {
         match (self, bytes) {
@@ -130,6 +144,18 @@ impl TokenFile {
     /// Returns the errors of [`TokenFile::open`].
     pub(crate) fn open_cached(path: &Path) -> Result<Self> {
         Self::checked(path, open_file(path)?, TokenWidth::of(path)?, 0, None)
+    }
+
+    /// Opens the first `len` tokens of a file of the sample cache, whose hash
+    /// was checked.
+    ///
+    /// # Errors
+    /// Returns [`DataError::Unreadable`] if the file cannot be read.
+    pub(crate) fn open_beginning(path: &Path, width: TokenWidth, len: usize) -> Result<Self> {
+        let file = open_file(path)?;
+        let metadata = file.metadata().map_err(DataError::unreadable(path))?;
+        let (path, limit, modified) = (path.to_owned(), MAX_VOCAB_SIZE, metadata.modified().ok());
+        Ok(Self { file, start: 0, len, width, path, limit, modified })
     }
 
     /// Checks the tokens after the first `start` bytes of `file`.

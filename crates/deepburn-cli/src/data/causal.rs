@@ -21,7 +21,8 @@ use deepburn::{
 use deepburn_config::{CurriculumPlan, DataKind, DynamicBatchingPlan, Job, Plan, counted};
 use deepburn_datasets::{
     BatchLoader, BudgetSampler, Corpus, DataError, DataShard, DistributedSampler,
-    EvaluationBatches, IGNORE_INDEX, MicroBatch, Order, Position, Sequences, StepShape, Tokenizer,
+    EvaluationBatches, IGNORE_INDEX, MicroBatch, Order, Position, RowDocuments, Sequences,
+    StepShape, Tokenizer,
 };
 use deepburn_models::causal_lm::{CausalBatch, IGNORED_LABEL, InputError, LanguageModel};
 use deepburn_models::decoder::{AnyDecoder, Decoder};
@@ -424,9 +425,9 @@ fn invalid_field(job: &Job, pretrained: Option<&Path>, error: &ModelConfigError)
 pub(crate) struct TokenBatch(MicroBatch);
 
 impl Batch for TokenBatch {
-    /// Returns the tokens of all sequences, without padding rows.
+    /// Returns the tokens of all sequences, without padding.
     fn num_tokens(&self) -> usize {
-        self.0.samples * self.0.shape[1]
+        self.0.num_tokens()
     }
 
     /// Counts the positions that predict a token. The loss of a batch is weighted by this number.
@@ -513,7 +514,8 @@ where
     fn example(&self, shape: BatchShape) -> TokenBatch {
         let shape = [shape.sequences, shape.length].map(|size| size as usize);
         let ids = vec![0; shape[0] * shape[1]];
-        TokenBatch(MicroBatch { input_ids: ids.clone(), labels: ids, samples: shape[0], shape })
+        let (samples, documents) = (shape[0], RowDocuments::Stream);
+        TokenBatch(MicroBatch { input_ids: ids.clone(), labels: ids, shape, samples, documents })
     }
 }
 

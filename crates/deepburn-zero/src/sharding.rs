@@ -4,7 +4,8 @@
 //! together, in module order:
 //!
 //! ```text
-//! rank 0 creates the value ─► broadcast ─► every rank extracts
+//! rank 0 creates the value, and quantizes it if it is a frozen matrix in 8 or 4 bits
+//!     ─► broadcast ─► every rank extracts
 //!     shard for the parameter       (stage 3, in the working type, on its tier)
 //!     whole parameter               (stages 0 to 2, in the working type)
 //!     slice for the optimizer       (f32 master if ops compute in 16 bits)
@@ -42,6 +43,8 @@ use std::sync::{Arc, Weak};
 use burn::module::{Module, ModuleMapper, Param, ParamId};
 use burn::tensor::{Tensor, TensorPrimitive};
 use burn_backend::{Backend, DType, FloatDType, TensorMetadata};
+use deepburn_config::{QuantizationPlan, QuantizedFormat};
+use deepburn_kernels::BlockFormat;
 use deepburn_ops::OptimizerOps;
 
 use crate::assignment::{Assignment, ModelParameter};
@@ -51,11 +54,11 @@ use crate::group::Group;
 use crate::ledger::{Category, Ledger, Tier};
 use crate::offload::{ParkedArray, Parking, WriteBehind};
 use crate::optimizer::{Optimizer, Owned};
-use crate::parameter::{Description, Gatherer, Parameter, Shard, ShardSpec, cut_shard};
+use crate::parameter::{Description, Gatherer, Parameter, Shard, ShardSpec, Storage, cut_shard};
 use crate::session::Leased;
 use deepburn_comm::Partition;
 
-use initial::{Distributed, InitialValue, TakenParam};
+use initial::{InitialValue, TakenParam};
 use module_parameters::ModulePath;
 
 pub(crate) use buffers::BufferTable;
@@ -114,13 +117,15 @@ pub(crate) struct Sharder<'a, B: Backend> {
     failure: Option<ZeroError>,
 }
 
-/// The optimizer settings of all parameters.
+/// The optimizer settings of all parameters, and the storage of those without any.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Updates<'a> {
     /// The optimizer and the parameter groups.
     pub(crate) assignment: Assignment<'a>,
     /// The type name of the layer that holds each parameter, by its first path.
     pub(crate) layers: &'a HashMap<String, String>,
+    /// The storage of frozen matrices.
+    pub(crate) quantization: Option<&'a QuantizationPlan>,
 }
 
 /// The tiers and stores of shards and optimizer states, and the gatherer.
@@ -223,25 +228,30 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
         let path = self.path.joined();
         self.check_type(&path, &value)?;
         let (index, device) = (self.parameters.len(), value.device());
-        let Distributed { flat, shape, trainable } =
-            value.distribute::<D>(&self.group, index, &path)?;
+        let announced = value.announce::<D>(&self.group, index, &path)?;
+        let shape = announced.shape().clone();
         // The shape is taken from the value, because Burn reports the transposed
         // shape for a lazy column-major `Linear`.
-        let Updates { assignment, layers } = self.updates;
+        let Updates { assignment, layers, quantization } = self.updates;
         let Some(layer) = layers.get(&path) else {
             return Err(ZeroError::UnvisitedParameter { path });
         };
         let described = ModelParameter { path: &path, shape: &shape, layer, is_announced: false };
         // A parameter that is frozen in the module stays frozen, regardless of
         // its parameter group.
-        let settings = assignment.of_parameter(&described)?.filter(|_| trainable);
+        let settings =
+            assignment.of_parameter(&described)?.filter(|_| announced.is_trainable());
         let trainable = settings.is_some();
-        let partition = Partition::new(shape.num_elements(), self.group.world_size());
+        let compute = self.working.unwrap_or(FloatDType::F32);
+        let format = quantization.filter(|_| !trainable).and_then(|it| format_of(it, &described));
+        let (flat, storage) = announced.distribute(&self.group, index, &path, (format, compute))?;
+        let stored = storage.stored_len(shape.num_elements());
+        let partition = Partition::new(stored, self.group.world_size());
         // At the other stages, the parameter keeps the memory of the value.
         let _cut = self
             .gatherer
             .is_some()
-            .then(|| self.ledger.hold(Category::Gathered, partition.numel() * DType::F32.size()));
+            .then(|| self.ledger.hold(Category::Gathered, stored * DType::F32.size()));
         // The layout matches a gathered parameter, so that every stage runs the
         // same kernels.
         let owned = trainable.then(|| match self.working {
@@ -251,10 +261,14 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
         let is_parked = trainable && self.state_tiers.next(partition.numel()) != Tier::Device;
         let parking = self.parking.filter(|_| is_parked);
         self.optimizer.adopt(owned, settings, parking, &self.ledger)?;
-        let dtype = self.working.map_or(DType::F32, DType::from);
+        let dtype = DType::from(compute);
         let path = path.into();
-        let description = Description { index, path, shape, dtype, device, partition, trainable };
-        let in_type = |tensor| B::cast(tensor, self.working.unwrap_or(FloatDType::F32));
+        let description =
+            Description { index, path, shape, dtype, device, storage, partition, trainable };
+        let in_type = |tensor| match storage {
+            Storage::Plain => B::cast(tensor, compute),
+            Storage::Blocks { .. } => tensor,
+        };
         let ledger = self.ledger.clone();
         Ok(Arc::new(match &self.gatherer {
             Some(gatherer) => {
@@ -271,7 +285,8 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
                 Parameter::sharded(description, shard, gatherer.clone(), ledger)
             }
             None => {
-                let whole = B::float_reshape(in_type(flat), description.shape.clone());
+                let shape = storage.stored_shape(&description.shape);
+                let whole = B::float_reshape(in_type(flat), shape);
                 Parameter::whole(description, whole, ledger)
             }
         }))
@@ -356,6 +371,19 @@ impl<B: OptimizerOps> ModuleMapper<Training<B>> for Sharder<'_, B> {
             Param::initialized(id, Tensor::zeros([1; D], &device))
         })
     }
+}
+
+/// Returns the format of a frozen parameter; `None` if it is not quantized.
+fn format_of(plan: &QuantizationPlan, parameter: &ModelParameter<'_>) -> Option<BlockFormat> {
+    let is_skipped = plan.skipped.iter().any(|path| path == parameter.path);
+    if is_skipped || parameter.shape.len() != 2 {
+        return None;
+    }
+    Some(match plan.format {
+        QuantizedFormat::Nf4 => BlockFormat::Nf4 { double: false },
+        QuantizedFormat::Nf4Double => BlockFormat::Nf4 { double: true },
+        QuantizedFormat::Int8 => BlockFormat::Int8,
+    })
 }
 
 /// Moves a shard from the device to host memory or NVMe, and waits until it is

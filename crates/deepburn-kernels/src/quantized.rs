@@ -117,7 +117,9 @@ impl BlockFormat {
                 let value = values.get(place).copied().unwrap_or(0.0);
                 let divisor = if largest > 0.0 { f64::from(largest) } else { 1.0 };
                 let bits = match self {
-                    Self::Nf4 { .. } => nf4::nearest(f64::from(value) / divisor) << (4 * (place % 8 ^ 1)),
+                    Self::Nf4 { .. } => {
+                        nf4::nearest(f64::from(value) / divisor) << (4 * (place % 8 ^ 1))
+                    }
                     Self::Int8 => {
                         let code = (f64::from(value) * (127.0 / divisor)).round_ties_even() as i8;
                         u32::from(code as u8) << (8 * (place % 4))

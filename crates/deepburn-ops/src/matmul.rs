@@ -17,10 +17,7 @@ pub trait MatmulOps: Backend {
 
     /// Multiplies `lhs` `[..., rows, depth]` by a quantized matrix `[depth, columns]`. The result
     /// equals [`matmul`](Self::matmul) with the dequantized matrix.
-    fn quantized_matmul(
-        lhs: FloatTensor<Self>,
-        rhs: &QuantizedMatrix<Self>,
-    ) -> FloatTensor<Self> {
+    fn quantized_matmul(lhs: FloatTensor<Self>, rhs: &QuantizedMatrix<Self>) -> FloatTensor<Self> {
         let mut shape = vec![1; lhs.shape().num_dims().saturating_sub(2)];
         shape.extend(rhs.shape());
         Self::matmul(lhs, Self::float_reshape(rhs.dequantized(), Shape::from(shape)))

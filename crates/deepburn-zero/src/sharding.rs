@@ -239,8 +239,7 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
         let described = ModelParameter { path: &path, shape: &shape, layer, is_announced: false };
         // A parameter that is frozen in the module stays frozen, regardless of
         // its parameter group.
-        let settings =
-            assignment.of_parameter(&described)?.filter(|_| announced.is_trainable());
+        let settings = assignment.of_parameter(&described)?.filter(|_| announced.is_trainable());
         let trainable = settings.is_some();
         let compute = self.working.unwrap_or(FloatDType::F32);
         let format = quantization.filter(|_| !trainable).and_then(|it| format_of(it, &described));

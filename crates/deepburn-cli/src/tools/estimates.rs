@@ -158,7 +158,8 @@ fn quantization(
     fields: &str,
     model: &dyn Architecture,
 ) -> Result<Option<QuantizationPlan>, Failure> {
-    let named = |error: &dyn std::fmt::Display| Failure::mistake(format!("--quantization: {error}"));
+    let named =
+        |error: &dyn std::fmt::Display| Failure::mistake(format!("--quantization: {error}"));
     let job = QuantizationJob::parse(fields).map_err(|error| named(&error))?;
     let plan = job.map(|job| quantization_plan(&job, model)).transpose();
     plan.map_err(|error| named(&error))

@@ -44,7 +44,8 @@ fn format(config: &QuantizationConfig<'_>, findings: &mut Findings) -> Option<Qu
     let kind = &config.bnb_4bit_quant_type;
     refuse!(if kind.value == "fp4"; findings, &*kind.path =>
         "\"fp4\" is not supported"; "write \"nf4\"");
-    let unused = if eight.value { "load_in_8bit has one 8-bit format" } else { "load_in_4bit is not true" };
+    let unused =
+        if eight.value { "load_in_8bit has one 8-bit format" } else { "load_in_4bit is not true" };
     for key in [&**kind, &*config.bnb_4bit_use_double_quant, &*config.bnb_4bit_compute_dtype] {
         warning!(if key.is_given() && !four.value; findings, &*key.path =>
             "has no effect: {unused}"; "remove it");
@@ -71,7 +72,10 @@ impl JobReader<'_> {
         if job.model.quantization.is_none() {
             return;
         }
-        refuse!(if !job.model.has_adapter(); self.findings, &*section.path =>
+        let config = &section.value;
+        let flag =
+            if config.load_in_4bit.value { &config.load_in_4bit } else { &config.load_in_8bit };
+        refuse!(if !job.model.has_adapter(); self.findings, &*flag.path =>
             "quantizes a frozen base model, and all weights are trained: neither model.lora nor model.adapter is given";
             "give model.lora, or remove it");
         let backend = job.training.backend;
@@ -84,7 +88,7 @@ impl JobReader<'_> {
             (false, true) => "bfloat16",
             (false, false) => "float32",
         };
-        let key = &section.value.bnb_4bit_compute_dtype;
+        let key = &config.bnb_4bit_compute_dtype;
         refuse!(if key.value.is_some_and(|given| given != trained); self.findings, &*key.path =>
             "\"{}\": products are computed in the type of training, which is {trained} here", key.value.unwrap_or("");
             "write \"{trained}\", remove it, or change deepspeed.bf16 and deepspeed.fp16");

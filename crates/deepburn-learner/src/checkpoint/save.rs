@@ -18,7 +18,10 @@ use deepburn_checkpoint::{
     CheckpointError, EntryKind, Layout, ParamEntry, Run, Save, Segment, StateKind, StoredState, Tag,
 };
 use deepburn_ops::OptimizerOps;
-use deepburn_zero::{GradientSum, OwnedArray, OwnedState, RandomState, StateArray, StreamPosition, Training, ZeroError};
+use deepburn_zero::{
+    GradientSum, OwnedArray, OwnedState, RandomState, StateArray, StreamPosition, Training,
+    ZeroError,
+};
 use serde_json::{Value, json};
 
 use super::buffers::buffer_entry;

@@ -61,10 +61,7 @@ impl MatmulOps for Flex {
     }
 
     /// All leading axes are rows of one product.
-    fn quantized_matmul(
-        lhs: FloatTensor<Self>,
-        rhs: &QuantizedMatrix<Self>,
-    ) -> FloatTensor<Self> {
+    fn quantized_matmul(lhs: FloatTensor<Self>, rhs: &QuantizedMatrix<Self>) -> FloatTensor<Self> {
         let mut shape = lhs.shape().to_vec();
         let depth = shape.pop().unwrap_or(1);
         let rows = Self::float_reshape(lhs, Shape::from(vec![shape.iter().product(), depth]));

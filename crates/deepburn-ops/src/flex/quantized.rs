@@ -97,7 +97,8 @@ impl Blocks {
 
     /// Writes the logits `hidden W^T`, `[rows, vocab]`, to `logits`.
     pub(super) fn logits(&self, hidden: Matrix<'_>, arithmetic: Arithmetic, logits: &mut [f32]) {
-        let out = Columns { first: logits.as_mut_ptr().into(), rows: hidden.rows(), columns: self.rows };
+        let out =
+            Columns { first: logits.as_mut_ptr().into(), rows: hidden.rows(), columns: self.rows };
         assert_eq!(logits.len(), out.rows * out.columns, "logits of all rows");
         self.multiply(hidden, true, arithmetic, None, &out);
     }

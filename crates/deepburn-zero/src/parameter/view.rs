@@ -80,7 +80,8 @@ impl View {
                 }
                 Self::SwapDims(first, second) => {
                     is_transposed ^= first != second;
-                    first == second || [first.min(second), first.max(second)] == [&last, &(last + 1)]
+                    first == second
+                        || [first.min(second), first.max(second)] == [&last, &(last + 1)]
                 }
                 Self::Permute(axes) => {
                     let swaps = axes[last..] == [last + 1, last];

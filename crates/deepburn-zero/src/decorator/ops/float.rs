@@ -297,8 +297,7 @@ impl<B: MatmulOps> FloatTensorOps<Sharded<B>> for Sharded<B> {
     fn float_matmul(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self> {
         product::count(&[&lhs, &rhs], || product::matmul(&lhs, &rhs));
         let cost = Cost::of_product(lhs.shape().as_slice().last().copied().unwrap_or(1));
-        let [product] =
-            recorded!(cost; lhs: float, rhs: weight => [weight::matmul::<B>(lhs, rhs)]);
+        let [product] = recorded!(cost; lhs: float, rhs: weight => [weight::matmul::<B>(lhs, rhs)]);
         product
     }
 

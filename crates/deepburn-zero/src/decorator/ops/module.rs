@@ -143,8 +143,7 @@ impl<B: MatmulOps> ModuleOps<Sharded<B>> for Sharded<B> {
     /// of a quantized table are dequantized. The result
     /// is cheap to recompute.
     fn embedding(weights: FloatTensor<Self>, indices: IntTensor<Self>) -> FloatTensor<Self> {
-        let [rows] =
-            recorded!(Cost::Low; weights: weight, indices: int => [weight::embedding::<B>(weights, indices)]);
+        let [rows] = recorded!(Cost::Low; weights: weight, indices: int => [weight::embedding::<B>(weights, indices)]);
         rows
     }
 

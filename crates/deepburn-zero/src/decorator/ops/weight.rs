@@ -3,7 +3,9 @@
 //! Each function chooses between the op for elements and the one for blocks.
 
 use burn_backend::tensor::{FloatTensor, IntTensor};
-use deepburn_ops::{CrossEntropyOps, HeadGradients, HeadLoss, LinearOps, MatmulOps, quantized_rows};
+use deepburn_ops::{
+    CrossEntropyOps, HeadGradients, HeadLoss, LinearOps, MatmulOps, quantized_rows,
+};
 
 use crate::parameter::Weight;
 
@@ -52,7 +54,9 @@ pub(super) fn head_loss<B: CrossEntropyOps>(
         Weight::Quantized(weight) if wanted.weight => {
             B::head_loss(hidden, weight.dequantized(), targets, wanted)
         }
-        Weight::Quantized(weight) => B::quantized_head_loss(hidden, &weight, targets, wanted.hidden),
+        Weight::Quantized(weight) => {
+            B::quantized_head_loss(hidden, &weight, targets, wanted.hidden)
+        }
     }
 }
 

@@ -42,10 +42,10 @@ use std::sync::{Arc, Weak};
 
 use burn::module::{Module, ModuleMapper, Param, ParamId};
 use burn::tensor::{Tensor, TensorPrimitive};
-use burn_backend::{Backend, DType, FloatDType, TensorMetadata};
+use burn_backend::{Backend, DType, FloatDType, Shape, TensorMetadata};
 use deepburn_config::{QuantizationPlan, QuantizedFormat};
 use deepburn_kernels::BlockFormat;
-use deepburn_ops::OptimizerOps;
+use deepburn_ops::{OptimizerOps, is_without_data, shared_bytes};
 
 use crate::assignment::{Assignment, ModelParameter};
 use crate::decorator::{Training, Zero, ZeroTensor};
@@ -243,7 +243,15 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
         let trainable = settings.is_some();
         let compute = self.working.unwrap_or(FloatDType::F32);
         let format = quantization.filter(|_| !trainable).and_then(|it| format_of(it, &described));
+        // Rank 0 holds the whole value until it is quantized.
+        let whole = (format.is_some() && self.group.rank() == 0).then(|| {
+            self.ledger.hold(Category::Gathered, shape.num_elements() * DType::F32.size())
+        });
+        if format.is_some() && !holds_words::<B>(&device) {
+            return Err(ZeroError::QuantizationBackend { backend: B::name(&device) });
+        }
         let (flat, storage) = announced.distribute(&self.group, index, &path, (format, compute))?;
+        drop(whole);
         let stored = storage.stored_len(shape.num_elements());
         let partition = Partition::new(stored, self.group.world_size());
         // At the other stages, the parameter keeps the memory of the value.
@@ -370,6 +378,13 @@ impl<B: OptimizerOps> ModuleMapper<Training<B>> for Sharder<'_, B> {
             Param::initialized(id, Tensor::zeros([1; D], &device))
         })
     }
+}
+
+/// Returns true if tensors are in host memory, or without data, so that the words of quantized parameters are only
+/// copied. A kernel of a device may change the bits of an f32 that is not a number.
+fn holds_words<B: Backend>(device: &B::Device) -> bool {
+    let tensor = || B::float_zeros(Shape::from(vec![1]), device, FloatDType::F32);
+    is_without_data::<B>() || shared_bytes::<B>(&tensor()).is_some()
 }
 
 /// Returns the format of a frozen parameter; `None` if it is not quantized.

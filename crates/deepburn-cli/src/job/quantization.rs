@@ -3,7 +3,8 @@
 use deepburn_config::{QuantizationJob, QuantizationPlan};
 use deepburn_models::Architecture;
 
-/// Returns the plan of a job's quantization for a model.
+/// Returns the plan of a job's quantization for a model. Only parameters of the base model are quantized: if parameter
+/// groups may freeze others (`freezes`), these are skipped.
 ///
 /// Modules have the names of the model's files, with or without a common prefix such as `model.`. As in `transformers`,
 /// an entry of `llm_int8_skip_modules` is a complete name, its beginning up to a dot, or its end. A head that is tied to
@@ -14,6 +15,7 @@ use deepburn_models::Architecture;
 pub(crate) fn quantization_plan(
     job: &QuantizationJob,
     model: &dyn Architecture,
+    freezes: bool,
 ) -> Result<QuantizationPlan, String> {
     let map = model.weight_map();
     let mut skipped = Vec::new();
@@ -34,6 +36,8 @@ pub(crate) fn quantization_plan(
         }
         skipped.extend(paths);
     }
+    let trained = model.parameters().into_iter().filter(|it| freezes && !it.is_frozen);
+    skipped.extend(trained.filter(|it| it.shape.len() == 2).map(|it| it.path));
     skipped.sort();
     skipped.dedup();
     Ok(QuantizationPlan { format: job.format, skipped })
@@ -55,7 +59,7 @@ mod tests {
     fn skipped(names: &[&str]) -> Result<Vec<String>, String> {
         let skip_modules = names.iter().map(|name| (*name).to_owned()).collect();
         let job = QuantizationJob { format: QuantizedFormat::Nf4, skip_modules };
-        quantization_plan(&job, &Gpt2Config::small()).map(|plan| plan.skipped)
+        quantization_plan(&job, &Gpt2Config::small(), false).map(|plan| plan.skipped)
     }
 
     #[test]

@@ -171,7 +171,8 @@ pub(crate) fn prepare(
     set_total_steps(&mut job, max_steps)?;
     facts.hidden_size = Some(subject.info().architecture().width());
     if let Some(quantization) = &job.model.quantization {
-        let plan = quantization_plan(quantization, subject.info().architecture());
+        let freezes = !job.training.param_groups.is_empty();
+        let plan = quantization_plan(quantization, subject.info().architecture(), freezes);
         let named = |error| Failure::mistake(format!("model.quantization_config.{error}"));
         facts.quantization = Some(plan.map_err(named)?);
     }

@@ -161,7 +161,7 @@ fn quantization(
     let named =
         |error: &dyn std::fmt::Display| Failure::mistake(format!("--quantization: {error}"));
     let job = QuantizationJob::parse(fields).map_err(|error| named(&error))?;
-    let plan = job.map(|job| quantization_plan(&job, model)).transpose();
+    let plan = job.map(|job| quantization_plan(&job, model, false)).transpose();
     plan.map_err(|error| named(&error))
 }
 

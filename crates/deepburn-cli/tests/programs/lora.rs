@@ -304,6 +304,29 @@ fn a_quantized_base_trains_the_same_adapter_at_every_stage() {
     }
 }
 
+/// A frozen factor is not quantized, because the adapter's file has its exact values.
+#[test]
+fn frozen_factors_beside_a_quantized_base_are_exact() {
+    let fields: Value = serde_json::from_str(FOUR_BITS).unwrap();
+    let first = job().with("training.max_steps", 1).train();
+    let job = job()
+        .with("model.quantization_config", fields)
+        .with("training.param_groups", json!([{"params": "lora_A", "frozen": true}]));
+    let trained = job.train();
+    // Factors are drawn from the seed, and the first step trains both. Without B, A has no gradient in it.
+    let of_a = |trained: &Trained| -> Vec<_> {
+        trained.tensors().into_iter().filter(|(name, _)| name.contains("lora_A")).collect()
+    };
+    assert!(!of_a(&trained).is_empty());
+    let decayed = 1.0 - 1e-2 * 0.1;
+    for ((name, values), (_, first)) in of_a(&trained).iter().zip(of_a(&first)) {
+        // The other run decays A once, and rounds the result in f32.
+        let near =
+            |(value, first): (&f32, &f32)| (value * decayed - first).abs() <= 1e-6 * value.abs();
+        assert!(values.iter().zip(&first).all(near), "{name}");
+    }
+}
+
 #[test]
 fn runs_with_a_quantized_base_resume() {
     let fields: Value = serde_json::from_str(FOUR_BITS).unwrap();

@@ -22,7 +22,7 @@ use serde_json::{Value, json};
 pub(crate) struct Case {
     section: Value,
     ranks: usize,
-    /// Whether all matrices except for those of the last block are frozen and in 4 bits.
+    /// Whether all matrices except in the last block are frozen and in 4 bits.
     quantized: bool,
 }
 

@@ -31,7 +31,7 @@ fn decoded<E: Element>(format: BlockFormat, numel: usize, words: &[u32]) -> Vec<
 }
 
 #[test]
-fn codes_and_scales_are_those_of_bitsandbytes() {
+fn codes_and_scales_equal_bitsandbytes() {
     let (values, blocks) = (fixture(), 260);
     let words = BlockFormat::Nf4 { double: false }.encode(&values);
     let codes: Vec<u8> = words[..8 * blocks].iter().flat_map(|word| word.to_le_bytes()).collect();
@@ -44,7 +44,7 @@ fn codes_and_scales_are_those_of_bitsandbytes() {
 }
 
 #[test]
-fn quantized_scales_are_those_of_bitsandbytes() {
+fn quantized_scales_equal_bitsandbytes() {
     let (values, format) = (fixture(), BlockFormat::Nf4 { double: true });
     let words = format.encode(&values);
     let slice = QuantizedSlice::new(format, values.len(), &words);
@@ -119,7 +119,7 @@ fn a_value_that_is_not_finite_poisons_its_block_alone() {
 }
 
 #[test]
-fn sizes_are_those_of_the_format() {
+fn sizes_follow_from_the_format() {
     // 4 bits and 32 / 64 of a scale; 8 bits and the same; 4 bits and 8 / 64 + 32 / (64 * 256).
     assert_eq!(FORMATS[0].words(64 * 1024), 64 * 1024 * 9 / 64);
     assert_eq!(FORMATS[2].words(64 * 1024), 64 * 1024 * 17 / 64);

@@ -138,7 +138,7 @@ impl Columns {
 fn panel<E>(depth: usize, count: usize) -> usize {
     let most = (PANEL_BYTES / (depth * size_of::<E>()).max(1)).max(PANEL_STEP);
     let parts = count.div_ceil(most / PANEL_STEP * PANEL_STEP).max(1);
-    count.div_ceil(parts).next_multiple_of(PANEL_STEP)
+    count.div_ceil(parts).max(1).next_multiple_of(PANEL_STEP)
 }
 
 /// Decodes the columns `columns` (start and count) of the rows `rows` (start and count) of a matrix whose rows have

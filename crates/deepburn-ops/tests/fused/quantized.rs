@@ -136,7 +136,7 @@ fn heads_equal_those_with_the_elements() {
 }
 
 #[test]
-fn rows_are_those_of_the_elements() {
+fn rows_equal_the_elements() {
     for (format, dtype) in FORMATS.into_iter().flat_map(|it| DTYPES.map(|dtype| (it, dtype))) {
         let (table, whole) = matrix([50, 33], format, dtype);
         let ids = || {

@@ -58,7 +58,7 @@ use crate::parameter::{Description, Gatherer, Parameter, Shard, ShardSpec, Stora
 use crate::session::Leased;
 use deepburn_comm::Partition;
 
-use initial::{InitialValue, TakenParam};
+use initial::{Announced, InitialValue, TakenParam};
 use module_parameters::ModulePath;
 
 pub(crate) use buffers::BufferTable;
@@ -241,17 +241,8 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
         // its parameter group.
         let settings = assignment.of_parameter(&described)?.filter(|_| announced.is_trainable());
         let trainable = settings.is_some();
-        let compute = self.working.unwrap_or(FloatDType::F32);
         let format = quantization.filter(|_| !trainable).and_then(|it| format_of(it, &described));
-        // Rank 0 holds the whole value until it is quantized.
-        let whole = (format.is_some() && self.group.rank() == 0).then(|| {
-            self.ledger.hold(Category::Gathered, shape.num_elements() * DType::F32.size())
-        });
-        if format.is_some() && !holds_words::<B>(&device) {
-            return Err(ZeroError::QuantizationBackend { backend: B::name(&device) });
-        }
-        let (flat, storage) = announced.distribute(&self.group, index, &path, (format, compute))?;
-        drop(whole);
+        let (flat, storage) = self.distribute(announced, &path, format)?;
         let stored = storage.stored_len(shape.num_elements());
         let partition = Partition::new(stored, self.group.world_size());
         // At the other stages, the parameter keeps the memory of the value.
@@ -268,35 +259,68 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
         let is_parked = trainable && self.state_tiers.next(partition.numel()) != Tier::Device;
         let parking = self.parking.filter(|_| is_parked);
         self.optimizer.adopt(owned, settings, parking, &self.ledger)?;
-        let dtype = DType::from(compute);
+        let dtype = self.working.map_or(DType::F32, DType::from);
         let path = path.into();
         let description =
             Description { index, path, shape, dtype, device, storage, partition, trainable };
+        Ok(Arc::new(self.keep(description, flat)?))
+    }
+
+    /// Broadcasts the value of rank 0, quantized if there is a format, and returns its stored elements in flat order.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the backend cannot hold quantized parameters, or if a collective fails.
+    fn distribute(
+        &self,
+        announced: Announced<B>,
+        path: &str,
+        format: Option<BlockFormat>,
+    ) -> Result<(B::FloatTensorPrimitive, Storage), ZeroError> {
+        let device = announced.device();
+        if format.is_some() && !holds_words::<B>(device) {
+            return Err(ZeroError::QuantizationBackend { backend: B::name(device) });
+        }
+        // Rank 0 holds the whole value until it is quantized.
+        let bytes = announced.shape().num_elements() * DType::F32.size();
+        let holds_whole = format.is_some() && self.group.rank() == 0;
+        let _whole = holds_whole.then(|| self.ledger.hold(Category::Gathered, bytes));
+        let compute = self.working.unwrap_or(FloatDType::F32);
+        announced.distribute(&self.group, self.parameters.len(), path, (format, compute))
+    }
+
+    /// Returns a parameter with the part of its stored elements that this rank keeps, on its tier.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the file of offloaded states is full.
+    fn keep(
+        &mut self,
+        description: Description<B>,
+        flat: B::FloatTensorPrimitive,
+    ) -> Result<Parameter<B>, ZeroError> {
+        let (storage, partition) = (description.storage, description.partition);
         let in_type = |tensor| match storage {
-            Storage::Plain => B::cast(tensor, compute),
+            Storage::Plain => B::cast(tensor, FloatDType::from(description.dtype)),
             Storage::Blocks { .. } => tensor,
         };
         let ledger = self.ledger.clone();
-        Ok(Arc::new(match &self.gatherer {
-            Some(gatherer) => {
-                // The shard is extracted before the cast, so that a rank never
-                // holds the whole parameter in two types.
-                let shard = in_type(cut_shard::<B>(&flat, partition, self.group.rank()));
-                let tier = self.tiers.next(partition.shard_len());
-                let shard = match self.parking {
-                    Some(parking) if tier != Tier::Device => {
-                        Shard::Parked(park::<B>(parking, tier, shard, &ledger)?)
-                    }
-                    _ => Shard::Device(Leased::held(shard, &ledger, Category::Parameters)),
-                };
-                Parameter::sharded(description, shard, gatherer.clone(), ledger)
+        let Some(gatherer) = &self.gatherer else {
+            let shape = storage.stored_shape(&description.shape);
+            let whole = B::float_reshape(in_type(flat), shape);
+            return Ok(Parameter::whole(description, whole, ledger));
+        };
+        // The shard is extracted before the cast, so that a rank never
+        // holds the whole parameter in two types.
+        let shard = in_type(cut_shard::<B>(&flat, partition, self.group.rank()));
+        let tier = self.tiers.next(partition.shard_len());
+        let shard = match self.parking {
+            Some(parking) if tier != Tier::Device => {
+                Shard::Parked(park::<B>(parking, tier, shard, &ledger)?)
             }
-            None => {
-                let shape = storage.stored_shape(&description.shape);
-                let whole = B::float_reshape(in_type(flat), shape);
-                Parameter::whole(description, whole, ledger)
-            }
-        }))
+            _ => Shard::Device(Leased::held(shard, &ledger, Category::Parameters)),
+        };
+        Ok(Parameter::sharded(description, shard, gatherer.clone(), ledger))
     }
 
     /// Returns an error for a value that is not f32, and for a working type

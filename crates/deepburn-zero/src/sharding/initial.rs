@@ -123,6 +123,11 @@ impl<B: OptimizerOps> Announced<B> {
         &self.header.shape
     }
 
+    /// Returns the device on which the value is stored.
+    pub(crate) fn device(&self) -> &B::Device {
+        &self.device
+    }
+
     /// Returns whether it requires a gradient on rank 0.
     pub(crate) fn is_trainable(&self) -> bool {
         self.header.trainable

@@ -24,7 +24,12 @@ impl BaseValues {
     /// Hashes all values of a parameter, which are given in row-major order and
     /// little-endian.
     pub fn of(element: ElementType, values: &[u8]) -> Self {
-        Self { element, checksum: blake3::hash(values).to_hex().to_string() }
+        Self::with_hash(element, *blake3::hash(values).as_bytes())
+    }
+
+    /// Returns the values of which `hash` is the BLAKE3 hash.
+    pub fn with_hash(element: ElementType, hash: [u8; 32]) -> Self {
+        Self { element, checksum: blake3::Hash::from_bytes(hash).to_hex().to_string() }
     }
 
     /// Checks that `found` are these values of the parameter `path`.

@@ -7,6 +7,7 @@
 //! adapted_model.rs   an adapter and its base model
 //! known_model.rs     the model of a config.json
 //! param_groups.rs    sizes of parameters, and the optimizer settings of each
+//! quantization.rs    parameters that are not quantized
 //! activations.rs     activations that a training pass saves for backward
 //! memory.rs          memory limits of the machine
 //! devices.rs         the device of each rank
@@ -21,3 +22,4 @@ pub(crate) mod made_folders;
 pub(crate) mod memory;
 pub(crate) mod model_folder;
 pub(crate) mod param_groups;
+pub(crate) mod quantization;

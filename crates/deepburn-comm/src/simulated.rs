@@ -145,14 +145,15 @@ impl<T: SharedPayload> ProcessGroup<T> for SimulatedGroup {
         shared.started += 1;
         drop(shared);
         let numels = side.numels();
-        let element_size = arrays.first().map_or(0, T::element_size);
+        // Arrays of one collective may have different types.
+        let bytes = |(array, numel): (&T, &usize)| (numel * array.element_size()) as u64;
         (self.observer.0)(CollectiveEvent::Start {
             number,
             operation,
             purpose: &side.tag.shared_purpose(),
             arrays: numels.len() as u64,
             contributed: arrays.iter().map(T::contributed_bytes).sum::<usize>() as u64,
-            complete: (numels.iter().sum::<usize>() * element_size) as u64,
+            complete: arrays.iter().zip(numels).map(bytes).sum(),
         });
         let result = |(array, numel)| self.result(operation, array, numel);
         let results = arrays.iter().zip(numels.iter().copied()).map(result).collect();

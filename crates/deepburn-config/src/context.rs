@@ -7,7 +7,7 @@ use serde_json::Value as Json;
 
 use crate::diagnosis::{Findings, Severity, Site};
 use crate::keys::DeepSpeed;
-use crate::plan::{LrScheduler, ParamGroups};
+use crate::plan::{LrScheduler, ParamGroups, QuantizationPlan};
 use crate::section::Entry;
 use crate::step_count::StepCount;
 
@@ -35,6 +35,8 @@ pub struct RunContext {
     pub gradient_checkpointing: Option<bool>,
     /// Parameter groups, which a DeepSpeed configuration cannot define.
     pub param_groups: ParamGroups,
+    /// Frozen matrices in 8 or 4 bits, which a DeepSpeed configuration cannot define.
+    pub quantization: Option<QuantizationPlan>,
 }
 
 impl RunContext {

@@ -155,6 +155,7 @@ impl Job {
             notes: Vec::new(),
         };
         reader.check_pair(&job.model, &job.data);
+        reader.check_quantization(&model.quantization_config, &job);
         // An invalid split has already been reported.
         let asks_for_eval = top.data.value.splits.value.eval.is_given();
         let has_eval = asks_for_eval || job.data.splits.has_eval();

@@ -11,6 +11,7 @@ use crate::diagnosis::Diagnosis;
 use crate::place::Place;
 use crate::plan::{
     LrScheduler, LrSchedulerParameters, LrSchedulerType, NoDecay, ParamGroup, ParamGroups,
+    QuantizationPlan, QuantizedFormat,
 };
 use crate::raw_config::RawConfig;
 use crate::resolve::Resolved;
@@ -46,6 +47,39 @@ pub struct ModelJob {
     /// The folder of an adapter that is trained further.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub adapter: Option<PathBuf>,
+    /// The storage of the frozen base model in 8 or 4 bits.
+    #[serde(rename = "quantization_config", skip_serializing_if = "Option::is_none")]
+    pub quantization: Option<QuantizationJob>,
+}
+
+/// The quantization of a frozen base model.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct QuantizationJob {
+    /// The format of the frozen matrices.
+    pub format: QuantizedFormat,
+    /// The modules that are not quantized: complete names, their beginnings up to a dot, or their
+    /// ends.
+    pub skip_modules: Vec<String>,
+}
+
+/// Writes the fields of transformers' `BitsAndBytesConfig`.
+impl Serialize for QuantizationJob {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut fields = Map::new();
+        match self.format {
+            QuantizedFormat::Int8 => drop(fields.insert("load_in_8bit".to_owned(), true.into())),
+            QuantizedFormat::Nf4 | QuantizedFormat::Nf4Double => {
+                let double = self.format == QuantizedFormat::Nf4Double;
+                fields.insert("load_in_4bit".to_owned(), true.into());
+                fields.insert("bnb_4bit_quant_type".to_owned(), "nf4".into());
+                fields.insert("bnb_4bit_use_double_quant".to_owned(), double.into());
+            }
+        }
+        if !self.skip_modules.is_empty() {
+            fields.insert("llm_int8_skip_modules".to_owned(), self.skip_modules.clone().into());
+        }
+        fields.serialize(serializer)
+    }
 }
 
 impl ModelJob {
@@ -374,6 +408,12 @@ impl Job {
             micro_batch_size: training.micro_batch_size,
             gradient_checkpointing: training.gradient_checkpointing,
             param_groups: ParamGroups { groups, no_decay: training.no_decay },
+            // Names of modules become paths of parameters when the model is known.
+            quantization: self
+                .model
+                .quantization
+                .as_ref()
+                .map(|it| QuantizationPlan { format: it.format, skipped: Vec::new() }),
             ..RunContext::default()
         }
     }

@@ -4,6 +4,7 @@
 mod cadence;
 mod devices;
 mod effects;
+mod quantization;
 mod schedule;
 mod splits;
 
@@ -105,7 +106,8 @@ impl JobReader<'_> {
         refuse!(if lora.is_some() && model.adapter.is_given(); self.findings, &*model.adapter =>
             "is given together with model.lora, and an adapter has the settings of its own adapter_config.json";
             "remove one of them");
-        ModelJob { architecture, pretrained, config, lora, adapter: folder }
+        let quantization = quantization::read(&model.quantization_config.value, &mut self.findings);
+        ModelJob { architecture, pretrained, config, lora, adapter: folder, quantization }
     }
 
     /// Reads the fields of a new adapter. Their values are checked with the model.

@@ -9,6 +9,7 @@ mod dynamic_batching;
 mod monitor;
 mod optimizer;
 mod param_groups;
+mod quantization;
 mod trainer_schedule;
 
 use std::path::PathBuf;
@@ -21,6 +22,7 @@ pub use dynamic_batching::*;
 pub use monitor::*;
 pub use optimizer::*;
 pub use param_groups::*;
+pub use quantization::*;
 pub use trainer_schedule::*;
 
 use crate::choice::{Choice, choices};
@@ -38,6 +40,10 @@ pub struct Plan {
     pub optimizer: OptimizerPlan,
     /// Parameter groups. A DeepSpeed configuration cannot define any.
     pub param_groups: ParamGroups,
+    /// Frozen matrices in 8 or 4 bits; `None` for parameters in their type. A DeepSpeed
+    /// configuration cannot define it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub quantization: Option<QuantizationPlan>,
     /// The learning-rate schedule; constant if the configuration does not have one.
     pub schedule: SchedulePlan,
     /// Sharding, communication and offload of model states.

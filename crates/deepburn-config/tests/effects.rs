@@ -12,6 +12,36 @@ use serde_json::{Value, json};
 
 /// A key, the sections of a job in which it has no effect, and a part of the finding about it.
 const WITHOUT_EFFECT: &[(&str, &str, &str)] = &[
+    (
+        "model.quantization_config.bnb_4bit_quant_type",
+        r#"{"model": {"quantization_config": {"bnb_4bit_quant_type": "nf4"}}}"#,
+        "has no effect: load_in_4bit is not true",
+    ),
+    (
+        "model.quantization_config.bnb_4bit_use_double_quant",
+        r#"{"model": {"quantization_config": {"bnb_4bit_use_double_quant": true}}}"#,
+        "has no effect: load_in_4bit is not true",
+    ),
+    (
+        "model.quantization_config.bnb_4bit_compute_dtype",
+        r#"{"model": {"quantization_config": {"bnb_4bit_compute_dtype": "float32"}}}"#,
+        "has no effect: load_in_4bit is not true",
+    ),
+    (
+        "model.quantization_config.llm_int8_skip_modules",
+        r#"{"model": {"quantization_config": {"llm_int8_skip_modules": ["lm_head"]}}}"#,
+        "has no effect: nothing is quantized",
+    ),
+    (
+        "model.quantization_config.load_in_4bit",
+        r#"{"model": {"quantization_config": {"load_in_4bit": true}}}"#,
+        "all weights are trained",
+    ),
+    (
+        "model.quantization_config.load_in_8bit",
+        r#"{"model": {"quantization_config": {"load_in_8bit": true}}}"#,
+        "all weights are trained",
+    ),
     ("data.kind", r#"{"data": {"kind": "text"}}"#, "reads the embedded synthetic text"),
     (
         "data.text_field",

@@ -19,6 +19,7 @@
 //!   [`LocalMovementStep`] and [`AgreedMovementStep`].
 //! - Gradients: [`gradient_stats`] returns the sum of squares and whether all elements are finite.
 //! - Formats: [`Element`], [`cast`], [`widen`]. Buckets: [`flatten`].
+//! - Frozen matrices in 8 or 4 bits: [`BlockFormat`], [`QuantizedSlice`].
 //! - Matrix products: [`gemm`].
 //! - The same optimizer kernels on GPUs: the module `cube`, with the feature of that name.
 //!
@@ -72,6 +73,7 @@ mod norm;
 mod one_bit;
 mod one_bit_adam;
 mod one_bit_lamb;
+mod quantized;
 mod real;
 mod sgd;
 #[cfg(test)]
@@ -103,6 +105,7 @@ pub use one_bit_adam::{
 pub use one_bit_lamb::{
     FactorRule, FrozenLamb, FrozenLambStep, FrozenLambSums, frozen_lamb_reference, frozen_lamb_sums,
 };
+pub use quantized::{BlockFormat, QUANTIZED_BLOCK, QuantizedSlice};
 pub use real::Real;
 pub use sgd::{Sgd, SgdMomentumStep, SgdStep, sgd_reference};
 pub use tree_sum::TreeSum;

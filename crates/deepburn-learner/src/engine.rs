@@ -184,6 +184,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
             precision: plan.precision,
             optimizer: plan.optimizer.clone(),
             param_groups: plan.param_groups.clone(),
+            quantization: plan.quantization.clone(),
             activations: plan.activations.clone(),
         };
         let (module, states) = ModelStates::shard(module, policy, group)?;

@@ -34,6 +34,7 @@ use burn_backend::tensor::{FloatTensor, IntTensor};
 use burn_backend::{Backend, DType, TensorMetadata};
 
 use crate::portable;
+use crate::quantized::QuantizedMatrix;
 pub use head::{HeadGradients, HeadLoss, logits_chunk_rows};
 
 /// Summed softmax cross-entropy.
@@ -61,6 +62,18 @@ pub trait CrossEntropyOps: Backend {
         wanted: HeadGradients<bool>,
     ) -> HeadLoss<Self> {
         portable::cross_entropy::head_loss::<Self>(hidden, weight, targets, wanted)
+    }
+
+    /// Computes [`head_loss`](Self::head_loss) with a quantized weight `[vocab, width]`, which has
+    /// no gradient. Returns the loss and, if `wanted` is set, the gradient of the hidden states.
+    fn quantized_head_loss(
+        hidden: FloatTensor<Self>,
+        weight: &QuantizedMatrix<Self>,
+        targets: IntTensor<Self>,
+        wanted: bool,
+    ) -> HeadLoss<Self> {
+        let wanted = HeadGradients { hidden: wanted, weight: false };
+        Self::head_loss(hidden, weight.dequantized(), targets, wanted)
     }
 
     /// Returns the sum of the losses, `[1]`, of `logits` `[tokens, vocab]`.

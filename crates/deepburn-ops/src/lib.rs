@@ -17,6 +17,9 @@
 //! | [`AttentionOps`] | kernel | LibTorch's on the CPU if causal | provided |
 //! | [`OptimizerOps`] | kernel | kernel on the CPU, else host memory | kernel |
 //!
+//! Frozen matrices may be operands in 8 or 4 bits ([`QuantizedMatrix`]): [`LinearOps`] and [`CrossEntropyOps`] have
+//! products with them.
+//!
 //! The features `flex`, `tch`, `cube` and `fusion` select the backends. On
 //! [`Meta`](deepburn_meta::Meta), the backend without data, every family returns tensors of the right
 //! shape and type. The kernels support f32,
@@ -40,6 +43,7 @@ mod meta;
 mod norm;
 mod optimizer;
 pub mod portable;
+mod quantized;
 mod rms_norm;
 mod rotary;
 mod shared_storage;
@@ -75,6 +79,7 @@ pub use matmul::MatmulOps;
 pub use meta::is_without_data;
 pub use norm::{LayerNormGradients, LayerNormOps, LayerNormOutput, LayerNormSaved, layer_norm};
 pub use optimizer::{OptimizerOps, UpdateArrays};
+pub use quantized::{QuantizedMatrix, dequantize, quantize, quantized_rows};
 pub use rms_norm::{
     RmsNorm, RmsNormGradients, RmsNormOps, RmsNormOutput, RmsNormSaved, RmsWeight, rms_norm,
 };

@@ -25,6 +25,7 @@ use burn_backend::{Backend, TensorMetadata};
 
 use crate::norm::on_rows;
 use crate::portable;
+use crate::quantized::QuantizedMatrix;
 pub use gradients::LinearGradients;
 
 /// Linear layers, applied to the rows of a matrix.
@@ -46,6 +47,25 @@ pub trait LinearOps: Backend {
     /// output.
     fn linear_x_gradient(grad: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self> {
         portable::linear::x_gradient::<Self>(grad, weight)
+    }
+
+    /// Computes [`fused_linear`](Self::fused_linear) with a quantized weight `[in, out]`. The
+    /// result equals the one with the dequantized weight.
+    fn quantized_linear(
+        x: FloatTensor<Self>,
+        weight: &QuantizedMatrix<Self>,
+        bias: Option<FloatTensor<Self>>,
+    ) -> FloatTensor<Self> {
+        Self::fused_linear(x, weight.dequantized(), bias)
+    }
+
+    /// Computes [`linear_x_gradient`](Self::linear_x_gradient) with a quantized weight
+    /// `[in, out]`.
+    fn quantized_x_gradient(
+        grad: FloatTensor<Self>,
+        weight: &QuantizedMatrix<Self>,
+    ) -> FloatTensor<Self> {
+        Self::linear_x_gradient(grad, weight.dequantized())
     }
 
     /// Returns the gradients of weight and bias. `grad` is the gradient of the

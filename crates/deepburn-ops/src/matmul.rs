@@ -1,7 +1,9 @@
 //! Matrix products of tensors.
 
-use burn_backend::Backend;
 use burn_backend::tensor::FloatTensor;
+use burn_backend::{Backend, Shape, TensorMetadata};
+
+use crate::quantized::QuantizedMatrix;
 
 /// Matrix products over the last two axes.
 pub trait MatmulOps: Backend {
@@ -11,5 +13,13 @@ pub trait MatmulOps: Backend {
     /// rounding; a backend overrides this method if it has a faster kernel than Burn's.
     fn matmul(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self> {
         Self::float_matmul(lhs, rhs)
+    }
+
+    /// Multiplies `lhs` `[..., rows, depth]` by a quantized matrix `[depth, columns]`. The result
+    /// equals [`matmul`](Self::matmul) with the dequantized matrix.
+    fn quantized_matmul(lhs: FloatTensor<Self>, rhs: &QuantizedMatrix<Self>) -> FloatTensor<Self> {
+        let mut shape = vec![1; lhs.shape().num_dims().saturating_sub(2)];
+        shape.extend(rhs.shape());
+        Self::matmul(lhs, Self::float_reshape(rhs.dequantized(), Shape::from(shape)))
     }
 }

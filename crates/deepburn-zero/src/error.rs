@@ -48,6 +48,25 @@ pub enum ZeroError {
         /// Its element type.
         dtype: &'static str,
     },
+    /// The backend cannot hold quantized parameters.
+    #[error(
+        "quantization: frozen matrices in 8 or 4 bits are supported on flex, the CPU backend, and not on {backend}: remove \
+         the plan's quantization, or use flex"
+    )]
+    QuantizationBackend {
+        /// The name of the backend.
+        backend: String,
+    },
+    /// The values of a quantized parameter cannot be replaced or saved.
+    #[error(
+        "parameter {path} is stored in 8 or 4 bits, and checkpoints cannot contain it: omit the frozen parameters of the \
+         base model (Engine::omit_base; training.checkpoint_scope \"trained\"), or add its path to the plan's skipped \
+         parameters"
+    )]
+    QuantizedParameter {
+        /// Module path of the parameter.
+        path: String,
+    },
     /// The initial value of a parameter could not be generated or loaded.
     #[error("parameter {path} could not be initialised: {reason}")]
     Initialisation {

@@ -43,6 +43,7 @@ mod publish;
 mod shard;
 mod shard_spec;
 mod state;
+mod storage;
 mod trace;
 mod view;
 
@@ -65,6 +66,7 @@ pub(crate) use persistence::persistent_parameters;
 pub(crate) use publish::Publisher;
 pub(crate) use shard::{Shard, ShardRead};
 pub(crate) use shard_spec::{ShardSpec, cut_shard};
+pub(crate) use storage::{Storage, Weight};
 pub(crate) use trace::{Phase, Trace};
 pub(crate) use view::View;
 
@@ -84,8 +86,7 @@ pub struct Parameter<B: Backend> {
 
 /// Gathers the parameters of a model. Each parameter has a reference to its gatherer.
 pub(crate) trait Gather<B: Backend>: fmt::Debug + Send + Sync {
-    /// Returns all elements of parameter `index` for an op that needs them now, in the parameter's
-    /// shape.
+    /// Returns the complete stored tensor of parameter `index` for an op that needs it now.
     ///
     /// # Panics
     ///
@@ -108,7 +109,9 @@ pub(crate) struct Description<B: Backend> {
     pub(crate) dtype: DType,
     /// The device of this rank.
     pub(crate) device: B::Device,
-    /// The partition of the flat elements over ranks, which is the same at all stages.
+    /// How the elements are stored.
+    pub(crate) storage: Storage,
+    /// The partition of the stored elements over ranks, which is the same at all stages.
     pub(crate) partition: Partition,
     /// Whether the optimizer updates the parameter.
     pub(crate) trainable: bool,
@@ -164,10 +167,25 @@ impl<B: Backend> Parameter<B> {
 
     /// Returns the number of elements of the complete parameter.
     pub fn numel(&self) -> usize {
-        self.description.partition.numel()
+        self.description.shape.num_elements()
     }
 
-    /// Returns the partition over ranks.
+    /// Returns true if the elements are stored in 8 or 4 bits.
+    pub fn is_quantized(&self) -> bool {
+        self.description.storage != Storage::Plain
+    }
+
+    /// Returns the BLAKE3 hash of the elements of a quantized parameter before they were quantized,
+    /// in the type in which ops compute; `None` for other parameters.
+    pub fn original_hash(&self) -> Option<[u8; 32]> {
+        match self.description.storage {
+            Storage::Plain => None,
+            Storage::Blocks { original, .. } => Some(original),
+        }
+    }
+
+    /// Returns the partition of the stored elements over ranks. A quantized parameter stores 32-bit
+    /// words.
     pub fn partition(&self) -> Partition {
         self.description.partition
     }
@@ -188,11 +206,35 @@ impl<B: Backend> Parameter<B> {
         self.description.dtype
     }
 
+    /// Returns how the elements are stored.
+    pub(crate) fn storage(&self) -> Storage {
+        self.description.storage
+    }
+
+    /// Returns the type of the stored elements.
+    pub(crate) fn stored_type(&self) -> DType {
+        self.description.storage.stored_type(self.dtype())
+    }
+
     pub(crate) fn device(&self) -> &B::Device {
         &self.description.device
     }
 
-    /// Returns all elements in the parameter's shape and gathers them if they are sharded. A
+    /// Returns all elements in the parameter's shape and gathers them if they are sharded.
+    ///
+    /// # Panics
+    ///
+    /// Panics for the reasons listed at [`read_stored`](Self::read_stored).
+    pub(crate) fn read(&self) -> B::FloatTensorPrimitive {
+        self.elements(self.read_stored())
+    }
+
+    /// Returns the elements of the complete stored tensor, in the parameter's shape.
+    pub(crate) fn elements(&self, stored: B::FloatTensorPrimitive) -> B::FloatTensorPrimitive {
+        self.storage().elements::<B>(stored, self.shape(), self.dtype())
+    }
+
+    /// Returns the complete stored tensor and gathers it if it is sharded. A
     /// persistent copy is returned without the gatherer, because it does not depend on the order of
     /// uses.
     ///
@@ -200,7 +242,7 @@ impl<B: Backend> Parameter<B> {
     ///
     /// Panics if the optimizer has taken the values, if the engine was dropped, or for the reasons
     /// listed at [`Gather::gather`].
-    pub(crate) fn read(&self) -> B::FloatTensorPrimitive {
+    pub(crate) fn read_stored(&self) -> B::FloatTensorPrimitive {
         match &*self.lock() {
             ParameterState::Whole(whole)
             | ParameterState::Sharded { copy: WholeCopy::Persistent(whole), .. } => {

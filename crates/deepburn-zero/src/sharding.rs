@@ -4,7 +4,8 @@
 //! together, in module order:
 //!
 //! ```text
-//! rank 0 creates the value ─► broadcast ─► every rank extracts
+//! rank 0 creates the value, and quantizes it if it is a frozen matrix in 8 or 4 bits
+//!     ─► broadcast ─► every rank extracts
 //!     shard for the parameter       (stage 3, in the working type, on its tier)
 //!     whole parameter               (stages 0 to 2, in the working type)
 //!     slice for the optimizer       (f32 master if ops compute in 16 bits)
@@ -41,8 +42,10 @@ use std::sync::{Arc, Weak};
 
 use burn::module::{Module, ModuleMapper, Param, ParamId};
 use burn::tensor::{Tensor, TensorPrimitive};
-use burn_backend::{Backend, DType, FloatDType, TensorMetadata};
-use deepburn_ops::OptimizerOps;
+use burn_backend::{Backend, DType, FloatDType, Shape, TensorMetadata};
+use deepburn_config::{QuantizationPlan, QuantizedFormat};
+use deepburn_kernels::BlockFormat;
+use deepburn_ops::{OptimizerOps, is_without_data, shared_bytes};
 
 use crate::assignment::{Assignment, ModelParameter};
 use crate::decorator::{Training, Zero, ZeroTensor};
@@ -51,11 +54,11 @@ use crate::group::Group;
 use crate::ledger::{Category, Ledger, Tier};
 use crate::offload::{ParkedArray, Parking, WriteBehind};
 use crate::optimizer::{Optimizer, Owned};
-use crate::parameter::{Description, Gatherer, Parameter, Shard, ShardSpec, cut_shard};
+use crate::parameter::{Description, Gatherer, Parameter, Shard, ShardSpec, Storage, cut_shard};
 use crate::session::Leased;
 use deepburn_comm::Partition;
 
-use initial::{Distributed, InitialValue, TakenParam};
+use initial::{Announced, InitialValue, TakenParam};
 use module_parameters::ModulePath;
 
 pub(crate) use buffers::BufferTable;
@@ -114,13 +117,15 @@ pub(crate) struct Sharder<'a, B: Backend> {
     failure: Option<ZeroError>,
 }
 
-/// The optimizer settings of all parameters.
+/// The optimizer settings of all parameters, and the storage of those without any.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Updates<'a> {
     /// The optimizer and the parameter groups.
     pub(crate) assignment: Assignment<'a>,
     /// The type name of the layer that holds each parameter, by its first path.
     pub(crate) layers: &'a HashMap<String, String>,
+    /// The storage of frozen matrices.
+    pub(crate) quantization: Option<&'a QuantizationPlan>,
 }
 
 /// The tiers and stores of shards and optimizer states, and the gatherer.
@@ -223,25 +228,28 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
         let path = self.path.joined();
         self.check_type(&path, &value)?;
         let (index, device) = (self.parameters.len(), value.device());
-        let Distributed { flat, shape, trainable } =
-            value.distribute::<D>(&self.group, index, &path)?;
+        let announced = value.announce::<D>(&self.group, index, &path)?;
+        let shape = announced.shape().clone();
         // The shape is taken from the value, because Burn reports the transposed
         // shape for a lazy column-major `Linear`.
-        let Updates { assignment, layers } = self.updates;
+        let Updates { assignment, layers, quantization } = self.updates;
         let Some(layer) = layers.get(&path) else {
             return Err(ZeroError::UnvisitedParameter { path });
         };
         let described = ModelParameter { path: &path, shape: &shape, layer, is_announced: false };
         // A parameter that is frozen in the module stays frozen, regardless of
         // its parameter group.
-        let settings = assignment.of_parameter(&described)?.filter(|_| trainable);
+        let settings = assignment.of_parameter(&described)?.filter(|_| announced.is_trainable());
         let trainable = settings.is_some();
-        let partition = Partition::new(shape.num_elements(), self.group.world_size());
+        let format = quantization.filter(|_| !trainable).and_then(|it| format_of(it, &described));
+        let (flat, storage) = self.distribute(announced, &path, format)?;
+        let stored = storage.stored_len(shape.num_elements());
+        let partition = Partition::new(stored, self.group.world_size());
         // At the other stages, the parameter keeps the memory of the value.
         let _cut = self
             .gatherer
             .is_some()
-            .then(|| self.ledger.hold(Category::Gathered, partition.numel() * DType::F32.size()));
+            .then(|| self.ledger.hold(Category::Gathered, stored * DType::F32.size()));
         // The layout matches a gathered parameter, so that every stage runs the
         // same kernels.
         let owned = trainable.then(|| match self.working {
@@ -253,28 +261,66 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
         self.optimizer.adopt(owned, settings, parking, &self.ledger)?;
         let dtype = self.working.map_or(DType::F32, DType::from);
         let path = path.into();
-        let description = Description { index, path, shape, dtype, device, partition, trainable };
-        let in_type = |tensor| B::cast(tensor, self.working.unwrap_or(FloatDType::F32));
+        let description =
+            Description { index, path, shape, dtype, device, storage, partition, trainable };
+        Ok(Arc::new(self.keep(description, flat)?))
+    }
+
+    /// Broadcasts the value of rank 0, quantized if there is a format, and returns its stored elements in flat order.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the backend cannot hold quantized parameters, or if a collective fails.
+    fn distribute(
+        &self,
+        announced: Announced<B>,
+        path: &str,
+        format: Option<BlockFormat>,
+    ) -> Result<(B::FloatTensorPrimitive, Storage), ZeroError> {
+        let device = announced.device();
+        if format.is_some() && !holds_words::<B>(device) {
+            return Err(ZeroError::QuantizationBackend { backend: B::name(device) });
+        }
+        // Rank 0 holds the whole value until it is quantized.
+        let bytes = announced.shape().num_elements() * DType::F32.size();
+        let holds_whole = format.is_some() && self.group.rank() == 0;
+        let _whole = holds_whole.then(|| self.ledger.hold(Category::Gathered, bytes));
+        let compute = self.working.unwrap_or(FloatDType::F32);
+        announced.distribute(&self.group, self.parameters.len(), path, (format, compute))
+    }
+
+    /// Returns a parameter with the part of its stored elements that this rank keeps, on its tier.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the file of offloaded states is full.
+    fn keep(
+        &mut self,
+        description: Description<B>,
+        flat: B::FloatTensorPrimitive,
+    ) -> Result<Parameter<B>, ZeroError> {
+        let (storage, partition) = (description.storage, description.partition);
+        let in_type = |tensor| match storage {
+            Storage::Plain => B::cast(tensor, FloatDType::from(description.dtype)),
+            Storage::Blocks { .. } => tensor,
+        };
         let ledger = self.ledger.clone();
-        Ok(Arc::new(match &self.gatherer {
-            Some(gatherer) => {
-                // The shard is extracted before the cast, so that a rank never
-                // holds the whole parameter in two types.
-                let shard = in_type(cut_shard::<B>(&flat, partition, self.group.rank()));
-                let tier = self.tiers.next(partition.shard_len());
-                let shard = match self.parking {
-                    Some(parking) if tier != Tier::Device => {
-                        Shard::Parked(park::<B>(parking, tier, shard, &ledger)?)
-                    }
-                    _ => Shard::Device(Leased::held(shard, &ledger, Category::Parameters)),
-                };
-                Parameter::sharded(description, shard, gatherer.clone(), ledger)
+        let Some(gatherer) = &self.gatherer else {
+            let shape = storage.stored_shape(&description.shape);
+            let whole = B::float_reshape(in_type(flat), shape);
+            return Ok(Parameter::whole(description, whole, ledger));
+        };
+        // The shard is extracted before the cast, so that a rank never
+        // holds the whole parameter in two types.
+        let shard = in_type(cut_shard::<B>(&flat, partition, self.group.rank()));
+        let tier = self.tiers.next(partition.shard_len());
+        let shard = match self.parking {
+            Some(parking) if tier != Tier::Device => {
+                Shard::Parked(park::<B>(parking, tier, shard, &ledger)?)
             }
-            None => {
-                let whole = B::float_reshape(in_type(flat), description.shape.clone());
-                Parameter::whole(description, whole, ledger)
-            }
-        }))
+            _ => Shard::Device(Leased::held(shard, &ledger, Category::Parameters)),
+        };
+        Ok(Parameter::sharded(description, shard, gatherer.clone(), ledger))
     }
 
     /// Returns an error for a value that is not f32, and for a working type
@@ -356,6 +402,26 @@ impl<B: OptimizerOps> ModuleMapper<Training<B>> for Sharder<'_, B> {
             Param::initialized(id, Tensor::zeros([1; D], &device))
         })
     }
+}
+
+/// Returns true if tensors are in host memory, or without data, so that the words of quantized parameters are only
+/// copied. A kernel of a device may change the bits of an f32 that is not a number.
+fn holds_words<B: Backend>(device: &B::Device) -> bool {
+    let tensor = || B::float_zeros(Shape::from(vec![1]), device, FloatDType::F32);
+    is_without_data::<B>() || shared_bytes::<B>(&tensor()).is_some()
+}
+
+/// Returns the format of a frozen parameter; `None` if it is not quantized.
+fn format_of(plan: &QuantizationPlan, parameter: &ModelParameter<'_>) -> Option<BlockFormat> {
+    let is_skipped = plan.skipped.iter().any(|path| path == parameter.path);
+    if is_skipped || parameter.shape.len() != 2 {
+        return None;
+    }
+    Some(match plan.format {
+        QuantizedFormat::Nf4 => BlockFormat::Nf4 { double: false },
+        QuantizedFormat::Nf4Double => BlockFormat::Nf4 { double: true },
+        QuantizedFormat::Int8 => BlockFormat::Int8,
+    })
 }
 
 /// Moves a shard from the device to host memory or NVMe, and waits until it is

@@ -53,7 +53,8 @@ use burn::module::{Module, ParamId};
 use burn_backend::{Backend, FloatDType, TensorData};
 use deepburn_comm::CommError;
 use deepburn_config::{
-    ActivationPlan, OptimizerPlan, ParamGroups, PrecisionPlan, ReductionPlan, Stage, ZeroPlan,
+    ActivationPlan, OptimizerPlan, ParamGroups, PrecisionPlan, QuantizationPlan, ReductionPlan,
+    Stage, ZeroPlan,
 };
 use deepburn_nvme::IoStatistics;
 use deepburn_ops::{OptimizerOps, read_float};
@@ -94,6 +95,8 @@ pub struct Policy {
     pub optimizer: OptimizerPlan,
     /// Parameters with different optimizer settings.
     pub param_groups: ParamGroups,
+    /// Frozen matrices in 8 or 4 bits.
+    pub quantization: Option<QuantizationPlan>,
     /// The activations that are recomputed in backward, and the tier of the
     /// others.
     pub activations: ActivationPlan,
@@ -415,7 +418,8 @@ impl<B: OptimizerOps> ModelStates<B> {
     }
 
     /// Returns the complete values of parameter `index` in the type in which
-    /// ops compute. All ranks call this together.
+    /// ops compute. A quantized parameter is dequantized. All ranks call this
+    /// together.
     ///
     /// Between two averages of 0/1 Adam ([`local_rates`](Self::local_rates)), the
     /// result has the values of this rank, which differ between ranks.
@@ -431,7 +435,9 @@ impl<B: OptimizerOps> ModelStates<B> {
         // A persistent parameter is complete on every rank, so it is read
         // without a collective.
         let whole = match parameter.shard() {
-            Some(_) if !parameter.is_persistent() => self.gatherer.gather_once(index)?,
+            Some(_) if !parameter.is_persistent() => {
+                parameter.elements(self.gatherer.gather_once(index)?)
+            }
             _ => parameter.read(),
         };
         Ok(read_float::<B>(whole))

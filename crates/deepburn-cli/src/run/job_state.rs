@@ -258,6 +258,7 @@ impl JobState {
     /// pretrained model provide fields that the job file does not set.
     fn compare_models(&self, now: &Self) -> Result<(), String> {
         self.compare_adapters(now)?;
+        self.compare_quantization(now)?;
         let config = |state: &Self| state.hf_export.documents.get("config.json").cloned();
         let Some((then, now)) = config(self).zip(config(now)) else { return Ok(()) };
         // The default of this field is not written, so a missing field is a value.
@@ -297,6 +298,19 @@ impl JobState {
 const BASE_MODEL: &str = "base_model_name_or_path";
 
 impl JobState {
+    /// Refuses another storage of the frozen base, whose rounded values the adapter was trained with.
+    fn compare_quantization(&self, now: &Self) -> Result<(), String> {
+        let fields = |state: &Self| state.job["model"]["quantization_config"].clone();
+        let (then, now) = (fields(self), fields(now));
+        match then == now {
+            true => Ok(()),
+            false => Err(format!(
+                "model.quantization_config changed from {then} to {now}, so the frozen base has other values; set it \
+                 back, or start a new run from its adapter with model.adapter"
+            )),
+        }
+    }
+
     /// Refuses another adapter, whose parameters or scales would be others.
     fn compare_adapters(&self, now: &Self) -> Result<(), String> {
         let adapter = |state: &Self| state.hf_export.documents.get(ADAPTER_CONFIG).cloned();

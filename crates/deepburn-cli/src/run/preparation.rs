@@ -33,6 +33,7 @@ use crate::data::recipe::{JobInputs, SubjectInfo};
 use crate::failure::Failure;
 use crate::job::memory::check_tokens;
 use crate::job::param_groups::grouped_sizes;
+use crate::job::quantization::quantization_plan;
 use crate::models;
 use crate::run::base_model::omitted_parameters;
 use crate::run::effects::add_notes;
@@ -169,6 +170,12 @@ pub(crate) fn prepare(
     };
     set_total_steps(&mut job, max_steps)?;
     facts.hidden_size = Some(subject.info().architecture().width());
+    if let Some(quantization) = &job.model.quantization {
+        let freezes = !job.training.param_groups.is_empty();
+        let plan = quantization_plan(quantization, subject.info().architecture(), freezes);
+        let named = |error| Failure::mistake(format!("model.quantization_config.{error}"));
+        facts.quantization = Some(plan.map_err(named)?);
+    }
     facts.total_steps = Some(max_steps);
     facts.warmup_steps = job.training.warmup_steps;
     add_notes(&mut job, dynamic.as_ref(), max_steps);

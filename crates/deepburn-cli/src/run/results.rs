@@ -24,6 +24,7 @@ use std::fs;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use burn::tensor::{Shape, TensorData};
 use deepburn::metrics::{Quality, Row, read_metrics};
 use deepburn::ops::{FusedOps, OptimizerOps};
 use deepburn::weights::WeightMap;
@@ -32,7 +33,9 @@ use deepburn_config::{JobRequest, Place, counted};
 use deepburn_files::PartialFile;
 use deepburn_models::FloatType;
 use deepburn_models::decoder::AnyDecoder;
-use deepburn_models::hf::{AdapterFolder, GENERATION_CONFIG, ModelFolderError, ModelFolderWriter};
+use deepburn_models::hf::{
+    AdapterFolder, BaseModel, GENERATION_CONFIG, ModelFolderError, ModelFolderWriter,
+};
 use deepburn_models::lora::Adapter;
 use deepburn_monitor::{Environment, Report};
 use serde_json::{Value, json};
@@ -99,6 +102,15 @@ pub(crate) fn save_model<B: FusedOps + OptimizerOps, R: Recipe<B>>(
     };
     // Only one parameter at a time is gathered, so that the export needs little memory at any ZeRO stage.
     for parameter in engine.parameters().iter().filter(|it| is_exported(it.path())) {
+        if parameter.is_quantized() {
+            // PEFT stores an adapted embedding, which is in the base model as it was.
+            if let Some(writer) = &mut writer {
+                let values = original_values(parameter.path(), parameter.shape(), preparation)?;
+                let data = values.convert_dtype(engine.states().compute_type());
+                writer.write(parameter.path(), data)?;
+            }
+            continue;
+        }
         let data = engine.states().master_data(parameter.index())?;
         // Every rank has the same values, so all ranks take the same branch.
         if data.iter::<f32>().any(|value| !value.is_finite()) {
@@ -125,6 +137,24 @@ pub(crate) fn save_model<B: FusedOps + OptimizerOps, R: Recipe<B>>(
         }
         _ => Ok(()),
     }
+}
+
+/// Reads a quantized parameter from the pretrained model.
+///
+/// # Errors
+/// Returns an error if the files of the pretrained model cannot be read.
+fn original_values(
+    path: &str,
+    shape: &Shape,
+    preparation: &Preparation,
+) -> Result<TensorData, BoxError> {
+    let Some(folder) = &preparation.pretrained else {
+        return Err(
+            format!("parameter {path} is quantized, and the job has no pretrained model").into()
+        );
+    };
+    let map = preparation.subject.info().architecture().weight_map();
+    Ok(TensorData::new(BaseModel::open(folder, map)?.read(path)?, shape.clone()))
 }
 
 /// The folder of the exported model in the output folder.

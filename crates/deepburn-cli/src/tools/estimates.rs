@@ -21,7 +21,9 @@ use std::path::PathBuf;
 use clap::Args;
 use deepburn::zero::Category;
 use deepburn::{Forecast, MemoryPeaks};
-use deepburn_config::{Plan, RawConfig, RunContext, Stage, counted, resolve};
+use deepburn_config::{
+    Plan, QuantizationJob, QuantizationPlan, RawConfig, RunContext, Stage, counted, resolve,
+};
 use deepburn_models::lora::LoraConfig;
 use deepburn_models::{Architecture, BatchShape};
 use serde_json::{Value, json};
@@ -29,6 +31,7 @@ use serde_json::{Value, json};
 use crate::failure::Failure;
 use crate::job::known_model::KnownModel;
 use crate::job::param_groups::grouped_sizes;
+use crate::job::quantization::quantization_plan;
 use crate::tools::check_config::{OpenValues, read};
 use crate::tools::scaling::{self, RankWorkload, ScalingArguments, ScalingRow, Speed, rank_counts};
 
@@ -41,6 +44,9 @@ pub(crate) struct EstimateArguments {
     /// Train a LoRA adapter with these fields of model.lora: '{"r": 16, "target_modules": "all-linear"}'.
     #[arg(long, value_name = "JSON")]
     lora: Option<String>,
+    /// Store the frozen base of the adapter with these fields of model.quantization_config: '{"load_in_4bit": true}'.
+    #[arg(long, value_name = "JSON", requires = "lora")]
+    quantization: Option<String>,
     /// ZeRO stage, 0 to 3 [default: all stages].
     #[arg(long, allow_negative_numbers = true)]
     stage: Option<u8>,
@@ -136,9 +142,27 @@ fn plan(arguments: &EstimateArguments, model: &dyn Architecture) -> Result<Plan,
     if arguments.deepspeed.is_none() {
         facts.micro_batch_size = facts.micro_batch_size.or(Some(1));
     }
+    if let Some(fields) = &arguments.quantization {
+        facts.quantization = quantization(fields, model)?;
+    }
     let plan = resolve(&written, &facts).map_err(Failure::mistake)?.plan;
     arguments.open.check(&plan.batch)?;
     Ok(plan)
+}
+
+/// Returns the plan of the fields of `--quantization`.
+///
+/// # Errors
+/// Returns a user's mistake if a field is invalid, or if a skipped module is not in the model.
+fn quantization(
+    fields: &str,
+    model: &dyn Architecture,
+) -> Result<Option<QuantizationPlan>, Failure> {
+    let named =
+        |error: &dyn std::fmt::Display| Failure::mistake(format!("--quantization: {error}"));
+    let job = QuantizationJob::parse(fields).map_err(|error| named(&error))?;
+    let plan = job.map(|job| quantization_plan(&job, model, false)).transpose();
+    plan.map_err(|error| named(&error))
 }
 
 /// Returns the only stage to estimate; `None` for all of them.

@@ -241,6 +241,112 @@ fn estimates_know_adapters() {
     estimate(r#"{"rank": 4}"#).failed(2, &["--lora: `rank` is not a field of LoRA"]);
 }
 
+const FOUR_BITS: &str = r#"{"load_in_4bit": true, "bnb_4bit_use_double_quant": true}"#;
+
+#[test]
+fn estimates_know_quantization() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = tiny_model().display().to_string();
+    let section = r#"{"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true}}"#;
+    let estimate = |fields: &str| {
+        let start = ["estimate", "--model", &model, "--stage", "0", "--json"];
+        let lora = ["--deepspeed", section, "--lora", r#"{"r": 4, "target_modules": ["c_attn"]}"#];
+        deepburn(folder.path(), &[&start[..], &lora, &["--quantization", fields]].concat())
+    };
+    let bytes = |fields: &str| {
+        let record: Value = serde_json::from_str(&estimate(fields).succeeded().stdout).unwrap();
+        record[0]["parameters"].as_u64().unwrap()
+    };
+    // Matrices of the tiny model: 512 and 64 rows of 48, and 12 x 48 x 48 in each of 3 layers. All are blocks of 64.
+    let matrices = [512 * 48, 64 * 48]
+        .into_iter()
+        .chain((0..3).flat_map(|_| [48 * 144, 48 * 48, 48 * 192, 192 * 48]));
+    let matrices: Vec<u64> = matrices.collect();
+    let (numel, trained) = (matrices.iter().sum::<u64>(), 3 * 4 * (48 + 144));
+    let others = 2 * (112_560 - numel + trained);
+    assert_eq!(bytes(r#"{"load_in_4bit": true}"#), others + numel / 64 * 36);
+    assert_eq!(bytes(r#"{"load_in_8bit": true}"#), others + numel / 64 * 68);
+    assert_eq!(bytes("{}"), others + 2 * numel);
+    let double: u64 = matrices
+        .iter()
+        .map(|numel| numel / 64)
+        .map(|blocks| 32 * blocks + 4 * (blocks.div_ceil(4) + blocks.div_ceil(256) + 1))
+        .sum();
+    assert_eq!(bytes(FOUR_BITS), others + double);
+    let skip = r#"{"load_in_4bit": true, "llm_int8_skip_modules": ["lm_head"]}"#;
+    assert_eq!(bytes(skip), others + (numel - 512 * 48) / 64 * 36 + 2 * 512 * 48);
+    for (fields, part) in [
+        (r#"{"load_in_4bit": 1}"#, "--quantization: "),
+        (r#"{"bits": 4}"#, "unknown key"),
+        (r#"{"load_in_4bit": true, "bnb_4bit_quant_type": "fp4"}"#, "\"fp4\" is not supported"),
+        (r#"{"load_in_8bit": true, "llm_int8_skip_modules": ["wtf"]}"#, "selects no module"),
+    ] {
+        estimate(fields).failed(2, &[part]);
+    }
+}
+
+#[test]
+fn a_quantized_base_trains_the_same_adapter_at_every_stage() {
+    let fields: Value = serde_json::from_str(FOUR_BITS).unwrap();
+    let job =
+        |stage: u8| job().with("model.quantization_config", fields.clone()).zero("stage", stage);
+    let plain = self::job().train();
+    let first = job(0).train();
+    assert_ne!(first.steps[0].loss, plain.steps[0].loss);
+    // 4 bits change the random weights of the tiny model by about 10 %, and its loss by little.
+    let rows = first.steps.iter().zip(&plain.steps);
+    assert!(rows.clone().all(|(row, other)| (row.loss - other.loss).abs() < 0.05 * other.loss));
+    let parameters = |trained: &Trained| trained.steps[0].memory.parameters;
+    assert!(parameters(&first) < parameters(&plain) / 3);
+    for stage in STAGES {
+        let trained = job(stage).train();
+        assert_eq!(trained.weights, first.weights, "stage {stage}");
+    }
+}
+
+/// A frozen factor is not quantized, because the adapter's file has its exact values.
+#[test]
+fn frozen_factors_beside_a_quantized_base_are_exact() {
+    let fields: Value = serde_json::from_str(FOUR_BITS).unwrap();
+    let first = job().with("training.max_steps", 1).train();
+    let job = job()
+        .with("model.quantization_config", fields)
+        .with("training.param_groups", json!([{"params": "lora_A", "frozen": true}]));
+    let trained = job.train();
+    // Factors are drawn from the seed, and the first step trains both. Without B, A has no gradient in it.
+    let of_a = |trained: &Trained| -> Vec<_> {
+        trained.tensors().into_iter().filter(|(name, _)| name.contains("lora_A")).collect()
+    };
+    assert!(!of_a(&trained).is_empty());
+    let decayed = 1.0 - 1e-2 * 0.1;
+    for ((name, values), (_, first)) in of_a(&trained).iter().zip(of_a(&first)) {
+        // The other run decays A once, and rounds the result in f32.
+        let near =
+            |(value, first): (&f32, &f32)| (value * decayed - first).abs() <= 1e-6 * value.abs();
+        assert!(values.iter().zip(&first).all(near), "{name}");
+    }
+}
+
+#[test]
+fn runs_with_a_quantized_base_resume() {
+    let fields: Value = serde_json::from_str(FOUR_BITS).unwrap();
+    let job = || job().with("model.quantization_config", fields.clone()).sharded(3, 2);
+    let expected = job().with("training.max_steps", 4).train();
+    let parts = job().with("training.max_steps", 2).with("training.save_steps", 2);
+    parts.run().succeeded();
+    // The checkpoint is verified with the values of the pretrained model before they were quantized.
+    let checkpoint = Checkpoint::open_intact(&checkpoints(&parts), None).unwrap();
+    assert!(checkpoint.omitted().count() > 0);
+    drop(checkpoint);
+    let parts = parts.with("training.max_steps", 4);
+    resume(&parts, &[]).succeeded();
+    assert_same(&Trained::read(&parts.folder().join("output")), &expected, "resumed");
+    let other = parts
+        .with("model.quantization_config", json!({"load_in_8bit": true}))
+        .with("training.max_steps", 6);
+    resume(&other, &[]).failed(2, &["model.quantization_config changed from", "set it back"]);
+}
+
 #[test]
 fn an_adapter_is_trained_further() {
     let first = job().with("training.max_steps", 2);
@@ -299,6 +405,35 @@ fn adapters_that_cannot_be_trained_are_refused() {
     );
     refused(&lora(json!({"target_modules": ["lm_head"]})), &["`lm_head` is the output projection"]);
     refused(&any().with("data.kind", "classification"), &["language models only"]);
+    let quantized = |fields: Value| any().with("model.quantization_config", fields);
+    for (fields, parts) in [
+        (json!({"load_in_4bit": true, "load_in_8bit": true}), ["load_in_8bit", "has one format"]),
+        (
+            json!({"load_in_4bit": true, "bnb_4bit_quant_type": "fp4"}),
+            ["bnb_4bit_quant_type", "\"fp4\" is not supported"],
+        ),
+        (
+            json!({"load_in_4bit": true, "bnb_4bit_compute_dtype": "bfloat16"}),
+            ["bnb_4bit_compute_dtype", "which is float32 here"],
+        ),
+        (
+            json!({"load_in_8bit": true, "llm_int8_has_fp16_weight": true}),
+            ["llm_int8_has_fp16_weight", "set it to false"],
+        ),
+        (
+            json!({"load_in_8bit": true, "llm_int8_skip_modules": ["q_proj"]}),
+            ["llm_int8_skip_modules: \"q_proj\"", "selects no module"],
+        ),
+        (json!({"bits": 4}), ["model.quantization_config", "unknown key"]),
+        (json!({"quant_method": "gptq"}), ["quant_method", "bitsandbytes"]),
+    ] {
+        refused(&quantized(fields), &parts);
+    }
+    let four = json!({"load_in_4bit": true});
+    refused(
+        &Job::tiny().with("model.quantization_config", four.clone()),
+        &["model.quantization_config", "all weights are trained", "give model.lora"],
+    );
     refused(&Job::tiny().with("model.adapter", "nothing"), &["model.adapter", "no such file"]);
 }
 

@@ -79,6 +79,44 @@ section! {
         /// Folder of an adapter of PEFT that is trained further, in place of lora: a path relative
         /// to the current folder or the job file.
         adapter: Option<&'a str> = opt_text(),
+        quantization_config: QuantizationConfig<'a> = section(),
+    }
+
+    /// Quantization of the frozen base model of an adapter (QLoRA), with the names of transformers'
+    /// BitsAndBytesConfig. Every frozen matrix is stored in blocks of 64 elements and dequantized a
+    /// panel at a time in products; unlike in bitsandbytes, embeddings and output layers are
+    /// quantized too. Only with model.lora or model.adapter, and backend flex.
+    pub(crate) struct QuantizationConfig<'a> {
+        /// Method: "bitsandbytes" names the fields of this section.
+        quant_method = one_of(&["bitsandbytes"], "bitsandbytes").inert("it only names these fields"),
+        /// Store frozen matrices in 4 bits.
+        load_in_4bit: bool = flag(false),
+        /// Store frozen matrices in 8-bit integers. This is not LLM.int8(): activations are not
+        /// quantized.
+        load_in_8bit: bool = flag(false),
+        /// 4-bit data type. "fp4", the default of transformers, is not supported.
+        bnb_4bit_quant_type: &'a str = one_of(&["nf4", "fp4"], "nf4"),
+        /// Data type of products. Must be the type of training: "bfloat16" with bf16.enabled,
+        /// "float16" with fp16.enabled, else "float32". Unset: the type of training.
+        bnb_4bit_compute_dtype: Option<&'a str> = opt_one_of(&["float32", "bfloat16", "float16"]),
+        /// Store the scales of 4-bit blocks in 8 bits too.
+        bnb_4bit_use_double_quant: bool = flag(false),
+        /// Data type of the tensor that stores 4-bit codes.
+        bnb_4bit_quant_storage = opt_text().inert("codes are stored in bytes, which no output contains"),
+        /// Modules that are not quantized: complete names, their beginnings up to a dot, or their
+        /// ends. ["lm_head", "embed_tokens"] selects what bitsandbytes would quantize.
+        llm_int8_skip_modules: Vec<&'a str> = texts(),
+        /// Threshold of outliers in activations.
+        llm_int8_threshold = real(NotNegative, 6.0).inert("activations are not quantized, so there are no outliers"),
+        /// Keep offloaded modules in float32.
+        llm_int8_enable_fp32_cpu_offload = flag(false).inert("modules are not placed on devices one by one"),
+        /// Keep 16-bit main weights.
+        llm_int8_has_fp16_weight = fixed(false, "16-bit main weights of a quantized base"),
+        // `BitsAndBytesConfig.to_dict` writes them beside load_in_4bit and load_in_8bit.
+        /// Copy of load_in_4bit.
+        saved_4bit as "_load_in_4bit" = flag(false).inert("load_in_4bit selects the format"),
+        /// Copy of load_in_8bit.
+        saved_8bit as "_load_in_8bit" = flag(false).inert("load_in_8bit selects the format"),
     }
 
     /// Data set, splits and tokenizer.

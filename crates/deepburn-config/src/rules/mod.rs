@@ -52,6 +52,7 @@ pub(crate) fn plan(context: &mut Context<'_>) -> Plan {
     check_optimizer(&optimizer, &schedule, context);
     Plan {
         param_groups: context.run.param_groups.clone(),
+        quantization: context.run.quantization.clone(),
         batch,
         dynamic_batching,
         curriculum,

@@ -8,7 +8,10 @@ use burn::tensor::Tensor;
 use burn_flex::{Flex, FlexDevice};
 use deepburn::BoxError;
 use deepburn::comm::{Count, Statistics, run_ranks};
-use deepburn::config::{Plan, RawConfig, RunContext, resolve};
+use deepburn::config::{
+    GroupUpdate, ParamGroup, PathPattern, Plan, QuantizationPlan, QuantizedFormat, RawConfig,
+    RunContext, resolve,
+};
 use deepburn::ops::FusedOps;
 use deepburn::zero::{Category, Group, ModuleOperations, Tier, Training};
 use deepburn_forecast::{Forecast, MemoryPeaks, Meta, MetaDevice, forecast};
@@ -19,6 +22,8 @@ use serde_json::{Value, json};
 pub(crate) struct Case {
     section: Value,
     ranks: usize,
+    /// Whether all matrices except in the last block are frozen and in 4 bits.
+    quantized: bool,
 }
 
 /// A model that is built and run on any backend.
@@ -46,7 +51,8 @@ pub(crate) fn cases() -> Vec<Case> {
     let mut add = |section: Value, more: Value, ranks: &[usize]| {
         let mut section = section;
         section.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-        cases.extend(ranks.iter().map(|&ranks| Case { section: section.clone(), ranks }));
+        let case = |&ranks: &usize| Case { section: section.clone(), ranks, quantized: false };
+        cases.extend(ranks.iter().map(case));
     };
     let types = [
         json!({}),
@@ -128,6 +134,16 @@ pub(crate) fn cases() -> Vec<Case> {
             add(zero(stage, json!({})), merged(&types[1], &with), &[2]);
         }
     }
+    // Frozen matrices in 4 bits.
+    for stage in 0..4 {
+        for (types, ranks) in [(&types[0], 1), (&types[1], 3)] {
+            let mut section = merged(types, &zero(stage, json!({})));
+            if ranks > 1 {
+                section["activation_checkpointing"] = json!({"policy": "full"});
+            }
+            cases.push(Case { section, ranks, quantized: true });
+        }
+    }
     cases
 }
 
@@ -155,7 +171,15 @@ impl Case {
         let json = merged(&json, &self.section);
         let facts = RunContext { hidden_size: Some(64), ..RunContext::on_host(self.ranks) };
         let resolved = resolve(&RawConfig::from_json(&json.to_string()).unwrap(), &facts);
-        resolved.unwrap_or_else(|error| panic!("{self:?}: {error}")).plan
+        let mut plan = resolved.unwrap_or_else(|error| panic!("{self:?}: {error}")).plan;
+        if self.quantized {
+            let params = vec![PathPattern::new(r"^(\D*|\D*[0-2]\..*)$").unwrap()];
+            let group = ParamGroup { params, dims: vec![2], update: GroupUpdate::Frozen };
+            plan.param_groups.groups.push(group);
+            let format = QuantizedFormat::Nf4Double;
+            plan.quantization = Some(QuantizationPlan { format, skipped: vec![] });
+        }
+        plan
     }
 
     /// Trains rank threads with values, and reports rank 0.
@@ -213,7 +237,7 @@ impl Case {
         let mut differences = Vec::new();
         let mut compare = |what: String, real: u64, dry: u64| {
             if real != dry {
-                let Self { section, ranks } = self;
+                let Self { section, ranks, .. } = self;
                 let ratio = dry as f64 / real as f64;
                 differences.push(format!(
                     "{section}, {ranks} ranks: {what} {real}, dry {dry} ({ratio:.4})"

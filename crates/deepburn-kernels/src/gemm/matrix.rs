@@ -79,7 +79,10 @@ impl<'a> Matrix<'a> {
     }
 
     /// Returns columns `start..start + columns`.
-    pub(super) fn columns_from(self, start: usize, columns: usize) -> Self {
+    ///
+    /// # Panics
+    /// Panics if an element is outside of the matrix's elements.
+    pub fn columns_from(self, start: usize, columns: usize) -> Self {
         let elements =
             self.elements.starting_at((start * self.column_stride).min(self.elements.len()));
         Self::strided(elements, [self.rows, columns], [self.row_stride, self.column_stride])

@@ -20,6 +20,7 @@ use deepburn_checkpoint::{
 use deepburn_ops::OptimizerOps;
 use deepburn_zero::{
     GradientSum, OwnedArray, OwnedState, RandomState, StateArray, StreamPosition, Training,
+    ZeroError,
 };
 use serde_json::{Value, json};
 
@@ -156,8 +157,18 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
 
     /// Returns the layout of the checkpoint: parameters in module order, then
     /// buffers. Parameters that a base model has are omitted.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a quantized parameter is not omitted, because its values are not exact.
     fn layout(&self) -> Result<Layout, TrainingCheckpointError> {
         let states = self.states();
+        let is_omitted = |index: usize| self.omitted.contains_key(&index);
+        let mut quantized = self.parameters().iter().filter(|it| it.is_quantized());
+        if let Some(contained) = quantized.find(|it| !is_omitted(it.index())) {
+            let path = contained.path().to_owned();
+            return Err(EngineError::from(ZeroError::QuantizedParameter { path }).into());
+        }
         let entry = |index: usize| {
             let (parameter, base) = (&self.parameters()[index], self.omitted.get(&index));
             let stored = states.arrays(index).into_iter().map(|(array, dtype)| {

@@ -99,8 +99,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         Ok(())
     }
 
-    /// Returns the hashes of the current values of parameters, by index. All ranks
-    /// call this together.
+    /// Returns the hashes of the current values of parameters, by index; of a quantized parameter, the
+    /// hash of the values before they were quantized. All ranks call this together.
     fn hashed(
         &self,
         indices: &[usize],
@@ -112,6 +112,13 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         let mut own = Vec::new();
         for (place, &index) in indices.iter().enumerate() {
             let is_own = place % ranks == rank;
+            if let Some(original) = self.parameters()[index].original_hash() {
+                if is_own {
+                    let element = element_type(self.states().compute_type())?;
+                    own.push((index, BaseValues::with_hash(element, original)));
+                }
+                continue;
+            }
             // All ranks take part in the gather of a sharded parameter.
             if is_own || self.states().stage().shards_parameters() {
                 let data = self.states().parameter_data(index).map_err(EngineError::from)?;

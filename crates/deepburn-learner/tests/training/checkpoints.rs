@@ -176,10 +176,11 @@ fn owned(engine: &Trainer) -> Vec<(String, StateArray, Vec<u8>)> {
     let states = engine.states();
     let arrays = |index: usize| {
         let path = engine.parameters()[index].path().to_owned();
-        states.arrays(index).into_iter().map(move |(array, _)| {
-            let owned = states.owned(index, array).unwrap();
+        // A quantized parameter owns no elements.
+        states.arrays(index).into_iter().filter_map(move |(array, _)| {
+            let owned = states.owned(index, array)?;
             let data = owned.data(0..owned.numel());
-            (path.clone(), array, data.unwrap().as_bytes().to_vec())
+            Some((path.clone(), array, data.unwrap().as_bytes().to_vec()))
         })
     };
     (0..engine.parameters().len()).flat_map(arrays).collect()

@@ -28,17 +28,20 @@
 use burn_backend::tensor::{FloatTensor, IntTensor};
 use burn_backend::{DType, TensorMetadata};
 use burn_flex::Flex;
-use deepburn_kernels::gemm::{Matrix, MatrixMut, Product};
+use deepburn_kernels::FloatSlice;
+use deepburn_kernels::gemm::{Arithmetic, Matrix, MatrixMut, Product};
 use rayon::prelude::*;
 
 use super::array::{
     arithmetic, blocks, changed, contiguous, elements, from_values, is_supported, read, unwritten,
     widen, written,
 };
+use super::quantized::Blocks;
 use super::vector::{combine, exp, max, vectorised};
 use crate::cross_entropy::{CrossEntropyOps, HeadGradients, HeadLoss, logits_chunk_rows};
 use crate::host::int_into_host;
 use crate::portable;
+use crate::quantized::QuantizedMatrix;
 
 /// The number of exponentials that are added in f32.
 ///
@@ -119,6 +122,94 @@ fn rows_loss(logits: &mut [f32], vocab: usize, targets: &[i64], gradient: bool) 
     losses.iter().sum()
 }
 
+/// The weight of a head, `[vocab, width]`.
+enum HeadWeight<'a> {
+    /// All elements.
+    Dense(Matrix<'a>),
+    /// In 8 or 4 bits.
+    Quantized(Blocks),
+}
+
+impl HeadWeight<'_> {
+    /// Writes the logits of rows of hidden states.
+    fn logits(&self, hidden: Matrix<'_>, arithmetic: Arithmetic, logits: &mut [f32]) {
+        match self {
+            Self::Dense(weight) => {
+                let (rows, vocab) = (hidden.rows(), weight.rows());
+                let out = MatrixMut::new(logits, rows, vocab, vocab);
+                Product::new(hidden, weight.transposed(), arithmetic).write_to(out);
+            }
+            Self::Quantized(weight) => weight.logits(hidden, arithmetic, logits),
+        }
+    }
+
+    /// Writes the gradient of rows of hidden states. `grad` is the gradient of their logits.
+    fn hidden_gradient(&self, grad: Matrix<'_>, arithmetic: Arithmetic, out: &mut [f32]) {
+        match self {
+            Self::Dense(weight) => {
+                let (rows, width) = (grad.rows(), weight.columns());
+                let out = MatrixMut::new(out, rows, width, width);
+                Product::new(grad, *weight, arithmetic).write_to(out);
+            }
+            Self::Quantized(weight) => weight.hidden_gradient(grad, arithmetic, out),
+        }
+    }
+}
+
+/// A loss head, except for its two matrices.
+struct Head<'a> {
+    /// The numbers of tokens, of hidden states of each, and of logits.
+    shape: [usize; 3],
+    targets: &'a [i64],
+    arithmetic: Arithmetic,
+}
+
+impl Head<'_> {
+    /// Computes the loss and the wanted gradients, one chunk of rows at a time. `hidden` has the hidden states in row-major
+    /// order. The weight gradient, which only a dense weight has, is summed over the chunks in their order.
+    fn loss(
+        &self,
+        hidden: FloatSlice<'_>,
+        weight: &HeadWeight<'_>,
+        wanted: HeadGradients<bool>,
+    ) -> HeadLoss<Flex> {
+        let Self { shape: [tokens, width, vocab], targets, arithmetic } = *self;
+        let step = logits_chunk_rows(tokens, vocab);
+        // The chunk's buffer is used again for every chunk; the last one may be shorter.
+        let mut logits = unwritten::<f32>(step * vocab);
+        let mut hidden_grad = wanted.hidden.then(|| unwritten(tokens * width));
+        let mut weight_grad = wanted.weight.then(|| unwritten(vocab * width));
+        let mut loss = 0.0;
+        for start in (0..tokens).step_by(step) {
+            let rows = start..tokens.min(start + step);
+            let hidden = Matrix::new(hidden.starting_at(start * width), rows.len(), width, width);
+            let logits = &mut logits[..rows.len() * vocab];
+            weight.logits(hidden, arithmetic, logits);
+            let any = wanted.hidden || wanted.weight;
+            loss += rows_loss(logits, vocab, &targets[rows.clone()], any);
+            let grad = Matrix::new(&logits[..], rows.len(), vocab, vocab);
+            if let Some(all) = &mut hidden_grad {
+                let part = &mut all[rows.start * width..rows.end * width];
+                weight.hidden_gradient(grad, arithmetic, part);
+            }
+            if let Some(sum) = &mut weight_grad {
+                let product = Product::new(grad.transposed(), hidden, arithmetic);
+                let out = MatrixMut::new(sum, vocab, width, width);
+                // The first chunk writes the sum, so it need not be zeroed.
+                if start == 0 { product.write_to(out) } else { product.add_to(out) }
+            }
+        }
+        let tensor = |rows| move |values| from_values(values, [rows, width], DType::F32);
+        HeadLoss {
+            loss: from_values(vec![loss as f32], [1], DType::F32),
+            gradients: HeadGradients {
+                hidden: hidden_grad.map(tensor(tokens)),
+                weight: weight_grad.map(tensor(vocab)),
+            },
+        }
+    }
+}
+
 /// Targets are copied to host memory as 64-bit integers once per call. Hidden states and weights
 /// may have different types: the products use bf16 arithmetic if both are bf16, and otherwise f32.
 impl CrossEntropyOps for Flex {
@@ -138,46 +229,38 @@ impl CrossEntropyOps for Flex {
         if !is_supported(&hidden) || !is_supported(&weight) || tokens == 0 {
             return portable::cross_entropy::head_loss::<Self>(hidden, weight, targets, wanted);
         }
-        let targets = int_into_host::<Self>(targets);
-        let arithmetic = arithmetic([hidden.dtype(), weight.dtype()]);
+        let head = Head {
+            shape: [tokens, width, vocab],
+            targets: &int_into_host::<Self>(targets),
+            arithmetic: arithmetic([hidden.dtype(), weight.dtype()]),
+        };
         let [hidden, weight] = [&hidden, &weight].map(contiguous);
-        let (hidden, weight) =
-            (elements(&hidden), Matrix::new(elements(&weight), vocab, width, width));
-        let step = logits_chunk_rows(tokens, vocab);
-        // The chunk's buffer is used again for every chunk; the last one may be shorter.
-        let mut logits = unwritten::<f32>(step * vocab);
-        let mut hidden_grad = wanted.hidden.then(|| unwritten(tokens * width));
-        let mut weight_grad = wanted.weight.then(|| unwritten(vocab * width));
-        let mut loss = 0.0;
-        for start in (0..tokens).step_by(step) {
-            let rows = start..tokens.min(start + step);
-            let hidden = Matrix::new(hidden.starting_at(start * width), rows.len(), width, width);
-            let logits = &mut logits[..rows.len() * vocab];
-            let out = MatrixMut::new(logits, rows.len(), vocab, vocab);
-            Product::new(hidden, weight.transposed(), arithmetic).write_to(out);
-            let any = wanted.hidden || wanted.weight;
-            loss += rows_loss(logits, vocab, &targets[rows.clone()], any);
-            let grad = Matrix::new(&logits[..], rows.len(), vocab, vocab);
-            if let Some(all) = &mut hidden_grad {
-                let part = &mut all[rows.start * width..rows.end * width];
-                let out = MatrixMut::new(part, rows.len(), width, width);
-                Product::new(grad, weight, arithmetic).write_to(out);
-            }
-            if let Some(sum) = &mut weight_grad {
-                let product = Product::new(grad.transposed(), hidden, arithmetic);
-                let out = MatrixMut::new(sum, vocab, width, width);
-                // The first chunk writes the sum, so it need not be zeroed.
-                if start == 0 { product.write_to(out) } else { product.add_to(out) }
-            }
+        let weight = HeadWeight::Dense(Matrix::new(elements(&weight), vocab, width, width));
+        head.loss(elements(&hidden), &weight, wanted)
+    }
+
+    /// Decodes the weight a panel at a time, twice for each chunk of logits if the gradient is wanted. The gradient of
+    /// the hidden states is the sum of f32 products with the panels.
+    fn quantized_head_loss(
+        hidden: FloatTensor<Self>,
+        weight: &QuantizedMatrix<Self>,
+        targets: IntTensor<Self>,
+        wanted: bool,
+    ) -> HeadLoss<Self> {
+        let (tokens, width) = (hidden.shape()[0], hidden.shape()[1]);
+        let [vocab, _] = weight.shape();
+        let wanted = HeadGradients { hidden: wanted, weight: false };
+        let is_float = matches!(weight.dtype(), DType::F32 | DType::F16 | DType::BF16);
+        if !is_supported(&hidden) || !is_float || weight.is_transposed() || tokens == 0 {
+            return Self::head_loss(hidden, weight.dequantized(), targets, wanted);
         }
-        let tensor = |rows| move |values| from_values(values, [rows, width], DType::F32);
-        HeadLoss {
-            loss: from_values(vec![loss as f32], [1], DType::F32),
-            gradients: HeadGradients {
-                hidden: hidden_grad.map(tensor(tokens)),
-                weight: weight_grad.map(tensor(vocab)),
-            },
-        }
+        let head = Head {
+            shape: [tokens, width, vocab],
+            targets: &int_into_host::<Self>(targets),
+            arithmetic: arithmetic([hidden.dtype(), weight.dtype()]),
+        };
+        let hidden = contiguous(&hidden);
+        head.loss(elements(&hidden), &HeadWeight::Quantized(Blocks::of(weight)), wanted)
     }
 
     /// Overwrites f32 logits with their gradient in place if their memory is not shared; other logits

@@ -21,9 +21,11 @@ use super::array::{
     arithmetic, contiguous, elements, from_values, is_supported, read, widen, with_matrix, written,
 };
 use super::norm::column_total;
+use super::quantized;
 use super::vector::vectorised;
 use crate::linear::{LinearGradients, LinearOps};
 use crate::portable;
+use crate::quantized::QuantizedMatrix;
 
 /// The number of rows that a thread adds at a time for a bias gradient. It fixes the order of the
 /// additions.
@@ -102,6 +104,27 @@ impl LinearOps for Flex {
         with_matrix(&grad, |grad| {
             with_matrix(&weight, |weight| product(grad, weight.transposed(), dtype, arithmetic))
         })
+    }
+
+    fn quantized_linear(
+        x: FloatTensor<Self>,
+        weight: &QuantizedMatrix<Self>,
+        bias: Option<FloatTensor<Self>>,
+    ) -> FloatTensor<Self> {
+        match quantized::product(&x, weight, bias.as_ref()) {
+            Some(output) => output,
+            None => Self::fused_linear(x, weight.dequantized(), bias),
+        }
+    }
+
+    fn quantized_x_gradient(
+        grad: FloatTensor<Self>,
+        weight: &QuantizedMatrix<Self>,
+    ) -> FloatTensor<Self> {
+        match quantized::product(&grad, &weight.clone().transposed(), None) {
+            Some(gradient) => gradient,
+            None => Self::linear_x_gradient(grad, weight.dequantized()),
+        }
     }
 
     /// Both gradients have the type of `grad`. Outputs without columns use the portable

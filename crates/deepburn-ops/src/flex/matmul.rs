@@ -22,7 +22,9 @@ use deepburn_kernels::gemm::{MatrixMut, Product, Threads};
 use rayon::prelude::*;
 
 use super::array::{Output, arithmetic, is_supported, matrix_at, written};
+use crate::linear::LinearOps;
 use crate::matmul::MatmulOps;
+use crate::quantized::QuantizedMatrix;
 
 /// The minimum number of products for which each product runs on one thread. With fewer products,
 /// some threads would be idle.
@@ -56,6 +58,15 @@ impl MatmulOps for Flex {
         let products =
             Products { lhs: &lhs, rhs: &rhs, batch: &batch, shape: [rows, depth, columns] };
         written(Shape::from(shape), lhs.dtype(), |out| products.compute(out))
+    }
+
+    /// All leading axes are rows of one product.
+    fn quantized_matmul(lhs: FloatTensor<Self>, rhs: &QuantizedMatrix<Self>) -> FloatTensor<Self> {
+        let mut shape = lhs.shape().to_vec();
+        let depth = shape.pop().unwrap_or(1);
+        let rows = Self::float_reshape(lhs, Shape::from(vec![shape.iter().product(), depth]));
+        shape.push(rhs.shape()[1]);
+        Self::float_reshape(Self::quantized_linear(rows, rhs, None), Shape::from(shape))
     }
 }
 

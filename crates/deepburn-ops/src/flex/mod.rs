@@ -32,6 +32,7 @@ mod linear;
 mod matmul;
 mod norm;
 mod optimizer;
+mod quantized;
 mod rms_norm;
 mod rotary;
 mod vector;

@@ -6,6 +6,7 @@ mod cache;
 mod cross_entropy;
 mod decoders;
 mod elementwise;
+mod quantized;
 mod reference;
 mod steps;
 

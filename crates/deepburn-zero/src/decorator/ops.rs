@@ -39,7 +39,8 @@
 //! - *Views of parameters* are recorded and applied when the data is read (`float.rs`).
 //! - *Embedding gradients* and their sums stay sparse (`module.rs`, `float.rs`).
 //! - *Random ops* draw from the rank's stream (`float.rs`, `int.rs`).
-//! - *Products* are counted for model FLOPs (`float.rs`, `module.rs`, `fused.rs`).
+//! - *Products* are counted for model FLOPs (`float.rs`, `module.rs`, `fused.rs`). They and embeddings take the blocks
+//!   of a quantized parameter (`weight.rs`).
 //! - *Results that share memory* with their operand keep its ledger entry (`view!`).
 //!
 //! Only ops whose results are all floats are recorded for recomputation. Integer and bool results
@@ -56,6 +57,7 @@ pub(crate) mod module;
 mod product;
 pub(crate) mod quantized;
 mod transaction;
+mod weight;
 
 use burn_backend::TensorPrimitive;
 use deepburn_ops::MatmulOps;
@@ -67,6 +69,7 @@ use crate::decorator::{Sharded, ZeroTensor};
 /// | Kind | Type |
 /// |---|---|
 /// | `float`, `int`, `bool`, `quantized` | a tensor of the decorated backend |
+/// | `weight` | a float tensor, possibly quantized; only in `recorded!` |
 /// | `maybe_float`, `maybe_bool` | an optional tensor, such as a bias or a mask |
 /// | `floats`, `ints`, `bools`, `quantizeds` | a vector of tensors, such as the operands of `cat` |
 /// | `two_floats`, `float_and_int`, … | a tuple of tensors |
@@ -183,6 +186,7 @@ pub(crate) use wrap;
 macro_rules! recorded {
     // Notes an operand: only floats can be parameters or activations of another block.
     (@note $with:ident $recorder:ident float $value:ident) => { $value.$with(&$recorder) };
+    (@note $with:ident $recorder:ident weight $value:ident) => { $value.$with(&$recorder) };
     (@note $with:ident $recorder:ident maybe_float $value:ident) => {
         if let Some(tensor) = &$value { tensor.$with(&$recorder) }
     };
@@ -193,6 +197,7 @@ macro_rules! recorded {
 
     // Converts an operand to the form in which the record stores it.
     (@keep $record:ident float $value:ident) => { $record.operand($value) };
+    (@keep $record:ident weight $value:ident) => { $record.operand($value) };
     (@keep $record:ident maybe_float $value:ident) => {
         $value.map(|tensor| $record.operand(tensor))
     };
@@ -205,6 +210,7 @@ macro_rules! recorded {
 
     // Reads an operand for a run of the op.
     (@read $reader:ident float $value:ident) => { $reader.read(&$value).tensor };
+    (@read $reader:ident weight $value:ident) => { $reader.read_weight(&$value) };
     (@read $reader:ident maybe_float $value:ident) => {
         $value.as_ref().map(|operand| $reader.read(operand).tensor)
     };
@@ -244,6 +250,7 @@ pub(crate) use recorded;
 /// result) and a plain one.
 macro_rules! forward {
     (@open float $value:expr) => { $value.into_full() };
+    (@open weight $value:expr) => { $value.into_weight() };
     (@open maybe_float $value:expr) => { $value.map(crate::ZeroTensor::into_full) };
     (@open floats $value:expr) => {
         $value.into_iter().map(crate::ZeroTensor::into_full).collect()

@@ -23,7 +23,7 @@ use std::sync::Arc;
 use burn_backend::{Backend, DType, Shape, TensorMetadata};
 
 use crate::group::{DeviceArray, RowGradient};
-use crate::parameter::{Parameter, ParameterView, View};
+use crate::parameter::{Parameter, ParameterView, View, Weight};
 use crate::recompute::tape::{Operand, RecordedTensor};
 use crate::recompute::{BlockRecorder, Cost, note_read, recorder};
 use crate::session::{FullTensor, Leased};
@@ -94,6 +94,18 @@ impl<B: Backend> ZeroTensor<B> {
                  read it through the engine, not through autodiff's container",
                 gradient.path
             ),
+        }
+    }
+
+    /// Returns the operand of an op that can use the blocks of a quantized parameter.
+    ///
+    /// # Panics
+    ///
+    /// Panics for the same reasons as [`into_full`](Self::into_full).
+    pub(crate) fn into_weight(self) -> Weight<B> {
+        match self {
+            Self::Parameter(view) => view.read_weight(),
+            other => Weight::Dense(other.into_full()),
         }
     }
 

@@ -169,7 +169,7 @@ impl<B: Backend> Gatherer<B> {
         Ok(())
     }
 
-    /// Gathers a complete parameter outside of any pass, for example to save
+    /// Gathers a complete stored parameter outside of any pass, for example to save
     /// it. All ranks call this together.
     ///
     /// The result is not kept.
@@ -314,9 +314,10 @@ impl<B: Backend> Gatherer<B> {
         &self.parameters()[index]
     }
 
-    /// Returns the number of elements of the complete parameter.
+    /// Returns the number of stored elements of the complete parameter. Limits count a quantized
+    /// parameter by its 32-bit words, because they bound memory.
     fn numel(&self, index: usize) -> usize {
-        self.parameter(index).numel()
+        self.parameter(index).partition().numel()
     }
 
     /// Locks the order of reads. Only the rank's thread locks it. The lock

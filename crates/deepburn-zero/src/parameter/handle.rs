@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use burn_backend::{Backend, DType, Shape, TensorMetadata};
+use deepburn_ops::QuantizedMatrix;
 
 use super::Parameter;
-use crate::parameter::View;
+use crate::parameter::{Storage, View, Weight};
 use crate::session;
 
 /// A handle to a parameter with recorded views.
@@ -51,8 +52,43 @@ impl<B: Backend> ParameterView<B> {
     /// fails, and with a message if the engine was dropped or if another thread
     /// reads a sharded parameter.
     pub(crate) fn read(self) -> B::FloatTensorPrimitive {
-        session::with_counter(|counter| counter.read(self.parameter.path()));
+        self.count_read();
         self.read_again()
+    }
+
+    /// Reads the parameter as [`read`](Self::read) does, for an op that can use quantized blocks.
+    ///
+    /// # Panics
+    ///
+    /// Panics for the same reasons as [`read`](Self::read).
+    pub(crate) fn read_weight(self) -> Weight<B> {
+        self.count_read();
+        self.read_weight_again()
+    }
+
+    /// Reads the parameter as [`read_again`](Self::read_again) does, for an op that can use
+    /// quantized blocks.
+    ///
+    /// # Panics
+    ///
+    /// Panics for the same reasons as [`read`](Self::read).
+    pub(crate) fn read_weight_again(self) -> Weight<B> {
+        let Storage::Blocks { format, .. } = self.parameter.storage() else {
+            return Weight::Dense(self.read_again());
+        };
+        let Some(is_transposed) = View::transpositions(&self.views, self.parameter.shape()) else {
+            return Weight::Dense(self.read_again());
+        };
+        session::note_read(self.parameter.ledger());
+        let [rows, columns] = [0, 1].map(|axis| self.parameter.shape().as_slice()[axis]);
+        let words = self.parameter.read_stored();
+        let matrix = QuantizedMatrix::new(words, format, [rows, columns], self.dtype);
+        Weight::Quantized(if is_transposed { matrix.transposed() } else { matrix })
+    }
+
+    /// Counts a read in the operations of the current call.
+    fn count_read(&self) {
+        session::with_counter(|counter| counter.read(self.parameter.path()));
     }
 
     /// Reads the parameter for an op that is recomputed in backward. The read is

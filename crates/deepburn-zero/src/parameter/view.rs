@@ -62,6 +62,41 @@ impl View {
         tensor.viewed(|tensor| self.apply::<B>(tensor))
     }
 
+    /// Returns whether a matrix of `shape` is transposed by `views`; `None` if they do more than
+    /// transpose it, add axes of length 1 in front, or cast it.
+    pub(crate) fn transpositions(views: &[Self], shape: &Shape) -> Option<bool> {
+        let mut shape = shape.clone();
+        let mut is_transposed = false;
+        for view in views {
+            let viewed = view.shape(shape.clone());
+            let last = viewed.num_dims().checked_sub(2)?;
+            let is_same = match view {
+                Self::Cast(_) => true,
+                Self::Slice(_) => viewed == shape,
+                Self::Reshape(_) | Self::Expand(_) => {
+                    let axes = viewed.as_slice();
+                    axes[..last].iter().all(|len| *len == 1)
+                        && shape.as_slice().ends_with(&axes[last..])
+                }
+                Self::SwapDims(first, second) => {
+                    is_transposed ^= first != second;
+                    first == second
+                        || [first.min(second), first.max(second)] == [&last, &(last + 1)]
+                }
+                Self::Permute(axes) => {
+                    let swaps = axes[last..] == [last + 1, last];
+                    is_transposed ^= swaps;
+                    swaps || axes[last..] == [last, last + 1]
+                }
+            };
+            if !is_same {
+                return None;
+            }
+            shape = viewed;
+        }
+        Some(is_transposed)
+    }
+
     /// Returns the shape of the result for an operand of `shape`.
     ///
     /// # Panics

@@ -37,7 +37,7 @@ use burn_backend::{Backend, DType, Shape, TensorMetadata};
 
 use crate::group::RowGradient;
 use crate::offload::{ActivationStore, ParkedActivation};
-use crate::parameter::ParameterView;
+use crate::parameter::{ParameterView, Weight};
 use crate::session::{FullTensor, Leased};
 
 /// The recorded ops of one block. Handles keep the tape alive, and ops of other blocks refer to it
@@ -253,6 +253,22 @@ impl<B: Backend> OperandReader<'_, B> {
         match data {
             Some(data) => data,
             None => unreachable!("an operand has a handle, or was computed again before its op"),
+        }
+    }
+}
+
+impl<B: Backend> OperandReader<'_, B> {
+    /// Returns the data of an operand as [`read`](Self::read) does, for an op that can use the
+    /// blocks of a quantized parameter.
+    ///
+    /// # Panics
+    ///
+    /// Panics for the same reasons as [`read`](Self::read).
+    pub(crate) fn read_weight(&mut self, operand: &Operand<B>) -> Weight<B> {
+        match (operand, &self.reads) {
+            (Operand::Parameter(view), Reads::First { .. }) => view.clone().read_weight(),
+            (Operand::Parameter(view), Reads::Again { .. }) => view.clone().read_weight_again(),
+            _ => Weight::Dense(self.read(operand).tensor),
         }
     }
 }

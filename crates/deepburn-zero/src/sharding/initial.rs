@@ -12,7 +12,8 @@
 //!           rank 0                          other ranks
 //!  take     run the closure, f32 value      keep id and mapper, no value
 //!  exchange broadcast shape, trainability   compare with own value or declared shape
-//!  exchange broadcast the elements          receive them
+//!  quantize a frozen matrix, if planned
+//!  exchange broadcast the elements or blocks receive them
 //!  shard    keep the owned slice, drop the rest
 //! ```
 //!
@@ -25,12 +26,16 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId, ParamMapper};
 use burn::tensor::{Bool, Int, Tensor};
 use burn_backend::{Backend, FloatDType, Shape, TensorMetadata};
+use bytemuck::{Pod, cast_slice};
 use deepburn_comm::{CollectiveTag, CommError, panic_message};
-use deepburn_ops::OptimizerOps;
+use deepburn_kernels::{BlockFormat, Element};
+use deepburn_ops::{OptimizerOps, float_bytes, is_without_data, quantize};
+use half::{bf16, f16};
 
 use crate::decorator::Training;
 use crate::error::ZeroError;
 use crate::group::{DeviceArray, Group};
+use crate::parameter::Storage;
 
 /// The state of a parameter on one rank before it is sharded.
 pub(crate) enum InitialValue<B: Backend> {
@@ -101,15 +106,96 @@ fn caught<T>(initialise: impl FnOnce() -> T) -> Result<T, String> {
     })
 }
 
-/// The value of a parameter, identical on every rank.
-pub(crate) struct Distributed<B: Backend> {
-    /// All elements in flat order. Rank threads of one process may share the
-    /// allocation.
-    pub(crate) flat: B::FloatTensorPrimitive,
-    /// The shape of the value on rank 0.
-    pub(crate) shape: Shape,
-    /// Whether it requires a gradient on rank 0.
-    pub(crate) trainable: bool,
+/// The value of a parameter whose shape and trainability are the same on every rank. Only rank 0
+/// needs to have its elements.
+pub(crate) struct Announced<B: Backend> {
+    /// The elements; `None` on a rank that receives them.
+    tensor: Option<B::FloatTensorPrimitive>,
+    /// The device on which the value is stored.
+    device: B::Device,
+    /// The shape and the trainability of the value on rank 0.
+    header: BroadcastHeader,
+}
+
+impl<B: OptimizerOps> Announced<B> {
+    /// Returns the shape of the value on rank 0.
+    pub(crate) fn shape(&self) -> &Shape {
+        &self.header.shape
+    }
+
+    /// Returns the device on which the value is stored.
+    pub(crate) fn device(&self) -> &B::Device {
+        &self.device
+    }
+
+    /// Returns whether it requires a gradient on rank 0.
+    pub(crate) fn is_trainable(&self) -> bool {
+        self.header.trainable
+    }
+
+    /// Broadcasts the elements of rank 0, and returns them in flat order. With a `format`, rank 0
+    /// quantizes them first, and hashes them in the type in which ops compute. Rank threads of
+    /// one process may share the allocation. All ranks call this together, with the same arguments.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the collective fails.
+    pub(crate) fn distribute(
+        self,
+        group: &Group<B>,
+        index: usize,
+        path: &str,
+        (format, compute): (Option<BlockFormat>, FloatDType),
+    ) -> Result<(B::FloatTensorPrimitive, Storage), ZeroError> {
+        let tag = |purpose| CollectiveTag::new(purpose, index as u64).naming([path.into()]);
+        let numel = self.header.shape.num_elements();
+        let to_come = |len| elements_to_come::<B>(len, &self.device);
+        let (array, storage) = match format {
+            None => (self.tensor.unwrap_or_else(|| to_come(numel)), Storage::Plain),
+            Some(format) => {
+                let own = self.tensor.filter(|_| group.rank() == 0);
+                let hash = own.clone().map_or([0; 32], |it| hash_in_type::<B>(it, compute));
+                let hash = group.broadcast_bytes(tag("hash of initial weights"), &hash, 0)?;
+                let original = hash.try_into().unwrap_or([0; 32]);
+                let words = own.map(|it| quantize::<B>(it, format));
+                let words = words.unwrap_or_else(|| to_come(format.words(numel)));
+                (words, Storage::Blocks { format, original })
+            }
+        };
+        let array = vec![DeviceArray::Dense(array)];
+        let mut values = group.arrays().broadcast(tag("initial weights"), array, 0)?.wait()?;
+        Ok((values.swap_remove(0).into_flat(), storage))
+    }
+}
+
+/// The number of elements that are converted at a time to be hashed.
+const HASHED_AT_A_TIME: usize = 1 << 20;
+
+/// Returns the BLAKE3 hash of f32 elements after they were rounded to `dtype`. Tensors without data
+/// have a hash of zeros.
+fn hash_in_type<B: Backend>(tensor: B::FloatTensorPrimitive, dtype: FloatDType) -> [u8; 32] {
+    /// Hashes elements in a 16-bit type.
+    fn rounded<E: Element + Pod>(values: &[f32], hasher: &mut blake3::Hasher) {
+        let mut room = vec![E::zeroed(); HASHED_AT_A_TIME.min(values.len())];
+        for values in values.chunks(HASHED_AT_A_TIME) {
+            let room = &mut room[..values.len()];
+            E::narrow_all(values, room);
+            hasher.update(cast_slice(room));
+        }
+    }
+    if is_without_data::<B>() {
+        return [0; 32];
+    }
+    let bytes = float_bytes::<B>(tensor);
+    let mut hasher = blake3::Hasher::new();
+    match dtype {
+        FloatDType::F16 => rounded::<f16>(cast_slice(&bytes), &mut hasher),
+        FloatDType::BF16 => rounded::<bf16>(cast_slice(&bytes), &mut hasher),
+        _ => {
+            hasher.update(&bytes);
+        }
+    }
+    *hasher.finalize().as_bytes()
 }
 
 impl<B: OptimizerOps> InitialValue<B> {
@@ -122,33 +208,34 @@ impl<B: OptimizerOps> InitialValue<B> {
         }
     }
 
-    /// Broadcasts the value of rank 0. `index` and `path` identify the
+    /// Broadcasts the shape and the trainability of rank 0's value. `index` and `path` identify the
     /// parameter, which has `D` dimensions. All ranks call this together.
     ///
     /// # Errors
     ///
     /// Returns an error if the collective fails, or if the shape or the
     /// trainability on this rank differs from rank 0's.
-    pub(crate) fn distribute<const D: usize>(
+    pub(crate) fn announce<const D: usize>(
         self,
         group: &Group<B>,
         index: usize,
         path: &str,
-    ) -> Result<Distributed<B>, ZeroError> {
-        let tag = |purpose| CollectiveTag::new(purpose, index as u64).naming([path.into()]);
+    ) -> Result<Announced<B>, ZeroError> {
+        let tag = CollectiveTag::new("initial shape", index as u64).naming([path.into()]);
         let own = self.description::<D>();
-        let bytes = group.broadcast_bytes(tag("initial shape"), &own.bytes(), 0)?;
+        let bytes = group.broadcast_bytes(tag, &own.bytes(), 0)?;
         let first = BroadcastHeader::read::<D>(&bytes);
-        let array = match self {
+        let device = self.device();
+        let tensor = match self {
             Self::Present { tensor, trainable, .. } => {
                 same_shape(path, &own.shape, &first.shape)?;
                 if trainable != first.trainable {
                     let path = path.to_owned();
                     return Err(ZeroError::TrainabilityDiffers { path, trainable });
                 }
-                tensor
+                Some(tensor)
             }
-            Self::Absent { device, declared } => {
+            Self::Absent { declared, .. } => {
                 // An init mapper may change the shape, so a declared shape can
                 // only be compared with another declared shape. A value always
                 // has the declared number of elements.
@@ -157,13 +244,10 @@ impl<B: OptimizerOps> InitialValue<B> {
                     None if declared.num_elements() == first.shape.num_elements() => {}
                     None => same_shape(path, &declared, &first.shape)?,
                 }
-                elements_to_come::<B>(first.shape.num_elements(), &device)
+                None
             }
         };
-        let array = vec![DeviceArray::Dense(array)];
-        let mut values = group.arrays().broadcast(tag("initial weights"), array, 0)?.wait()?;
-        let flat = values.swap_remove(0).into_flat();
-        Ok(Distributed { flat, shape: first.shape, trainable: first.trainable })
+        Ok(Announced { tensor, device, header: first })
     }
 
     /// Describes this value of `D` dimensions. The shape of an absent value is

@@ -145,7 +145,8 @@ fn shard_parameters<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
     drop(values);
     let layers = known.iter().map(|it| (it.path.clone(), it.layer.clone())).collect();
     let assignment = Assignment { optimizer: &policy.optimizer, groups: &policy.param_groups };
-    let updates = Updates { assignment, layers: &layers };
+    let quantization = policy.quantization.as_ref();
+    let updates = Updates { assignment, layers: &layers, quantization };
     let sizes = updated_sizes(&known, assignment)?;
     let bytes = swap_bytes(&sizes, zero, group.world_size(), precision);
     let parking = Parking::new::<B>(zero, gradient_bytes(precision), bytes)?;

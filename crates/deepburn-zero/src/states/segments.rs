@@ -202,10 +202,13 @@ impl<B: OptimizerOps> ModelStates<B> {
     /// padding.
     ///
     /// Returns `None` if the array does not exist, and for arrays that differ
-    /// between ranks. Use [`owned_errors`](Self::owned_errors) and
+    /// between ranks, and for the weights of a quantized parameter. Use [`owned_errors`](Self::owned_errors) and
     /// [`owned_local`](Self::owned_local) for such arrays.
     pub fn owned(&self, index: usize, array: StateArray) -> Option<OwnedArray<B>> {
         let (parameter, share) = (&self.parameters[index], self.share);
+        if array == StateArray::Weights && parameter.is_quantized() {
+            return None;
+        }
         let partition = parameter.partition();
         // Positions are relative to the stored array, which starts at the first
         // owned element if it is a shard.
@@ -354,8 +357,8 @@ impl<B: OptimizerOps> ModelStates<B> {
     ///
     /// # Errors
     ///
-    /// Returns the errors of `read`, or an error if a segment has the wrong
-    /// length or a collective fails. The model is then partly loaded.
+    /// Returns the errors of `read`, or an error if a selected parameter is quantized, a segment has
+    /// the wrong length or a collective fails. The model is then partly loaded.
     pub fn load_weights<E: From<ZeroError>>(
         &mut self,
         selects: impl Fn(&str) -> bool,
@@ -367,7 +370,12 @@ impl<B: OptimizerOps> ModelStates<B> {
         let stage = self.share.stage;
         let working = self.compute;
         let mut publisher = Publisher::new(&self.group, self.allgather_bucket_size);
-        for parameter in self.parameters.iter().filter(|it| selects(it.path())) {
+        let selected = || self.parameters.iter().filter(|it| selects(it.path()));
+        if let Some(quantized) = selected().find(|it| it.is_quantized()) {
+            let path = quantized.path().to_owned();
+            return Err(ZeroError::QuantizedParameter { path }.into());
+        }
+        for parameter in selected() {
             // Frozen parameters are not gathered after loading, so every rank
             // reads all elements that it keeps.
             let trains = parameter.is_trainable();

@@ -135,6 +135,7 @@ pub fn policy(stage: Stage) -> Policy {
         precision: PrecisionPlan::FP32,
         optimizer: OptimizerPlan::AdamW(adam),
         param_groups: ParamGroups::default(),
+        quantization: None,
         activations: ActivationPlan::default(),
     }
 }

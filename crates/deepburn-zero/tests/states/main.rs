@@ -13,6 +13,7 @@ mod one_bit_lamb;
 mod parity;
 mod persistence;
 mod prefetch;
+mod quantized;
 mod simulation;
 mod whole_tensors;
 mod zero_one;

@@ -60,6 +60,7 @@ fn policy(plan: &Plan) -> Policy {
         precision,
         optimizer,
         param_groups: plan.param_groups.clone(),
+        quantization: None,
         activations: plan.activations.clone(),
     }
 }

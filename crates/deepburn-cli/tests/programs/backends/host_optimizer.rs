@@ -95,6 +95,7 @@ fn policy(stage: Stage, optimizer_states: OptimizerOffload) -> Policy {
         precision: PrecisionPlan::FP32,
         optimizer: OptimizerPlan::AdamW(adam),
         param_groups: ParamGroups::default(),
+        quantization: None,
         activations: ActivationPlan::default(),
     }
 }

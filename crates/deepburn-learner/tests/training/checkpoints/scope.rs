@@ -3,11 +3,11 @@
 use std::fs;
 use std::time::Duration;
 
-use burn::module::Module;
+use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 use deepburn_checkpoint::{BaseValues, Checkpoint, StateKind};
 use deepburn_comm::run_ranks;
-use deepburn_config::Plan;
+use deepburn_config::{Plan, QuantizationPlan, QuantizedFormat};
 use deepburn_learner::{LoadPlan, TrainingCheckpointError, initialize};
 use deepburn_weights::Origin;
 use deepburn_zero::Group;
@@ -260,4 +260,65 @@ fn a_parameter_cannot_be_released_within_a_step() {
     let (root, _) = interrupted(&plan("fp32", 2, 2), 2 * MICRO_BATCHES + 1);
     let message = refused(&open(&root), "fp32", || released(5));
     assert!(message.contains("during gradient accumulation with parameter frozen."), "{message}");
+}
+
+/// Returns the plan with the frozen matrix in 4 bits.
+fn quantized(plan: Plan) -> Plan {
+    let quantization = QuantizationPlan { format: QuantizedFormat::Nf4, skipped: vec![] };
+    Plan { quantization: Some(quantization), ..plan }
+}
+
+#[test]
+fn a_run_with_a_quantized_base_resumes_to_the_bit() {
+    for kind in ["fp32", "bf16"] {
+        for (offload, stages, ranks) in
+            [("", [0, 0], 1), ("", [3, 3], 2), ("", [1, 3], 3), (ON_NVME, [3, 3], 2)]
+        {
+            let what = format!("{kind}{offload}, stages {stages:?}, {ranks} ranks");
+            let plan = |stage| plan(&format!("{kind}{offload}"), stage, ranks);
+            let (root, straight) = interrupted(&quantized(plan(stages[0])), 9);
+            let checkpoint = open(&root);
+            // The hashes are of the values before they were quantized, with which tools can verify the base model.
+            let (plain, other) = interrupted(&plan(stages[0]), 9);
+            assert_eq!(omitted(&checkpoint), omitted(&open(&plain)), "{what}");
+            assert_ne!(straight[0].0, other[0].0, "{what}");
+            let resumed = with_base(&quantized(plan(stages[1])), base, |engine| {
+                engine.load_checkpoint(&checkpoint, LoadPlan::ALL)?;
+                Ok((run(engine, LAST)?, end(engine)?))
+            });
+            for (straight, resumed) in straight.iter().zip(&resumed) {
+                assert_eq!(straight.0, resumed.0, "{what}");
+                assert_eq!(straight.1.used, resumed.1.used, "{what}");
+            }
+            let other = with_base(&quantized(plan(stages[1])), other_matrix, |engine| {
+                Ok(engine.load_checkpoint(&checkpoint, LoadPlan::ALL).unwrap_err().to_string())
+            });
+            assert!(other[0].contains(FROZEN[0]), "{what}: {other:?}");
+        }
+    }
+}
+
+/// Returns the net with slightly smaller values in the matrix of its frozen layer.
+fn other_matrix() -> Net<Trained> {
+    let mut net = released(5);
+    let weight = net.frozen.weight.val().inner() * 0.999;
+    net.frozen.weight = Param::from_tensor(Tensor::from_inner(weight));
+    net.frozen = net.frozen.no_grad();
+    net
+}
+
+#[test]
+fn checkpoints_never_contain_a_quantized_parameter() {
+    let root = tempfile::tempdir().unwrap();
+    with_engine(&plan("fp32", 3, 2), |engine| save(engine, root.path()));
+    let whole = open(&root);
+    let messages = with_engine(&quantized(plan("fp32", 3, 2)), |engine| {
+        let saved = save(engine, root.path()).unwrap_err().to_string();
+        let loaded = engine.load_checkpoint(&whole, LoadPlan::ALL).unwrap_err().to_string();
+        Ok([saved, loaded])
+    });
+    for message in messages.into_iter().flatten() {
+        let part = "parameter frozen.weight is stored in 8 or 4 bits";
+        assert!(message.contains(part) && message.contains("omit_base"), "{message}");
+    }
 }

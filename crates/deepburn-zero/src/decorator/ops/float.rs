@@ -21,7 +21,7 @@ use burn_backend::{
 use deepburn_ops::{MatmulOps, is_without_data};
 
 use crate::decorator::observer::note_float;
-use crate::decorator::ops::{forward, product, recorded};
+use crate::decorator::ops::{forward, product, recorded, weight};
 use crate::decorator::{Sharded, ZeroTensor};
 use crate::parameter::View;
 use crate::recompute::{self, Cost};
@@ -297,7 +297,7 @@ impl<B: MatmulOps> FloatTensorOps<Sharded<B>> for Sharded<B> {
     fn float_matmul(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self> {
         product::count(&[&lhs, &rhs], || product::matmul(&lhs, &rhs));
         let cost = Cost::of_product(lhs.shape().as_slice().last().copied().unwrap_or(1));
-        let [product] = recorded!(cost; lhs: float, rhs: float => [B::matmul(lhs, rhs)]);
+        let [product] = recorded!(cost; lhs: float, rhs: weight => [weight::matmul::<B>(lhs, rhs)]);
         product
     }
 

@@ -20,7 +20,7 @@ use deepburn_ops::{
 };
 
 use crate::decorator::ops::product::{count, count_backward, rows_times};
-use crate::decorator::ops::{forward, recorded};
+use crate::decorator::ops::{forward, recorded, weight};
 use crate::decorator::{Sharded, ZeroTensor};
 use crate::recompute::{self, Cost};
 
@@ -146,14 +146,14 @@ impl<B: MatmulOps + LinearOps> LinearOps for Sharded<B> {
         count(&[&weight], || rows_times(&x, weight.shape().num_elements()));
         let cost = Cost::of_product(x.shape().as_slice().last().copied().unwrap_or(1));
         let [output] = recorded!(
-            cost; x: float, weight: float, bias: maybe_float => [B::fused_linear(x, weight, bias)]
+            cost; x: float, weight: weight, bias: maybe_float => [weight::linear::<B>(x, weight, bias)]
         );
         output
     }
 
     fn linear_x_gradient(grad: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self> {
         count(&[&weight], || rows_times(&grad, weight.shape().num_elements()));
-        ZeroTensor::full(B::linear_x_gradient(grad.into_full(), weight.into_full()))
+        ZeroTensor::full(weight::linear_x_gradient::<B>(grad.into_full(), weight.into_weight()))
     }
 
     /// Returns the gradients of weight and bias. Neither operand is a parameter, so no gather is
@@ -179,8 +179,8 @@ impl<B: MatmulOps + CrossEntropyOps> CrossEntropyOps for Sharded<B> {
     ) -> FloatTensor<Self> {
         count(&[&weight], || rows_times(&hidden, weight.shape().num_elements()));
         let [loss] = recorded!(
-            Cost::Low; hidden: float, weight: float, targets: int
-                => [B::linear_cross_entropy(hidden, weight, targets)]
+            Cost::Low; hidden: float, weight: weight, targets: int
+                => [weight::linear_cross_entropy::<B>(hidden, weight, targets)]
         );
         loss
     }
@@ -209,8 +209,9 @@ impl<B: MatmulOps + CrossEntropyOps> CrossEntropyOps for Sharded<B> {
         let gradients = u64::from(wanted.hidden) + u64::from(wanted.weight);
         count_backward(&weight, || gradients * product());
         note_unrecorded(&[&hidden, &weight]);
+        let (hidden, weight) = (hidden.into_full(), weight.into_weight());
         let HeadLoss { loss, gradients } =
-            B::head_loss(hidden.into_full(), weight.into_full(), targets.into_inner(), wanted);
+            weight::head_loss::<B>(hidden, weight, targets.into_inner(), wanted);
         HeadLoss {
             loss: ZeroTensor::full(loss),
             gradients: HeadGradients {

@@ -16,7 +16,7 @@ use burn_backend::tensor::{FloatTensor, IntTensor};
 use deepburn_ops::MatmulOps;
 
 use crate::decorator::ops::product::{convolution, count};
-use crate::decorator::ops::{forward, recorded};
+use crate::decorator::ops::{forward, recorded, weight};
 use crate::decorator::{Sharded, ZeroTensor};
 use crate::group::RowGradient;
 use crate::recompute::Cost;
@@ -139,11 +139,11 @@ macro_rules! convolutions {
 
 /// Bias gradients and transposed convolutions are plain lines of the table `module_ops`.
 impl<B: MatmulOps> ModuleOps<Sharded<B>> for Sharded<B> {
-    /// Looks up rows `indices` of a table. The whole table is gathered if it is sharded; the result
+    /// Looks up rows `indices` of a table. The whole table is gathered if it is sharded. Only the rows
+    /// of a quantized table are dequantized. The result
     /// is cheap to recompute.
     fn embedding(weights: FloatTensor<Self>, indices: IntTensor<Self>) -> FloatTensor<Self> {
-        let [rows] =
-            recorded!(Cost::Low; weights: float, indices: int => [B::embedding(weights, indices)]);
+        let [rows] = recorded!(Cost::Low; weights: weight, indices: int => [weight::embedding::<B>(weights, indices)]);
         rows
     }
 

@@ -34,8 +34,8 @@ impl<B: Backend> Gatherer<B> {
             let Some(shard) = parameter.shard() else {
                 unreachable!("only sharded parameters are gathered")
             };
-            bytes += shard.read_bytes(parameter.dtype());
-            shard.start_read(parameter.dtype()).map_err(|error| self.failed(*index, &error))
+            bytes += shard.read_bytes(parameter.stored_type());
+            shard.start_read(parameter.stored_type()).map_err(|error| self.failed(*index, &error))
         };
         let shards = indices.iter().map(&mut start).collect::<Result<Vec<_>, CommError>>()?;
         let progress = if bytes > 0 {
@@ -50,7 +50,7 @@ impl<B: Backend> Gatherer<B> {
     }
 
     /// Waits for the parameters of a fetch. Returns the index of each parameter
-    /// with its tensor, in the parameter's shape.
+    /// with its stored tensor.
     ///
     /// # Errors
     ///
@@ -75,7 +75,8 @@ impl<B: Backend> Gatherer<B> {
             }
         };
         let whole = fetch.indices.iter().zip(arrays).map(|(index, array)| {
-            let shape = self.parameter(*index).shape().clone();
+            let parameter = self.parameter(*index);
+            let shape = parameter.storage().stored_shape(parameter.shape());
             (*index, B::float_reshape(array.into_flat(), shape))
         });
         Ok(whole.collect())

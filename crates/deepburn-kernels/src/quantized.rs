@@ -1,0 +1,270 @@
+//! Frozen matrices in 8 or 4 bits: blocks of 64 elements with one scale each.
+//!
+//! Main types: [`BlockFormat`], which encodes, and [`QuantizedSlice`], which decodes any range of elements.
+//!
+//! ```text
+//! elements   | 64 elements | 64 elements | ...           in flat order
+//! element    = code * scale of its block                 rounded once, to the type of the result
+//! scale      = largest magnitude of the block            (for 8 bits, divided by 127)
+//! words      | codes of all blocks | scales |            32-bit words, little-endian
+//! ```
+//!
+//! The 4-bit format is NF4 of QLoRA (Dettmers et al. 2023, appendix E), as bitsandbytes stores it: the same values, the
+//! same blocks, and the same order of codes in a byte. Scales are f32, or in 8 bits (`double`, [`scales`]). The 8-bit
+//! format has 255 evenly spaced levels. It is not LLM.int8(): activations are not quantized.
+//!
+//! The last block may be shorter; its missing elements have the code of 0. A block with an element that is not finite
+//! has a scale of NaN, so that all of its elements become NaN: quantization never hides such an element.
+//!
+//! Elements that were decoded in f32 and encoded again decode to the same elements, up to the rounding of scales.
+
+mod nf4;
+mod scales;
+
+use std::ops::Range;
+
+use rayon::prelude::*;
+
+use crate::blocks::vectorized;
+use crate::element::Element;
+use scales::Scales;
+
+/// The number of elements that share a scale.
+pub const QUANTIZED_BLOCK: usize = 64;
+
+/// The number of blocks that a thread encodes or decodes at a time.
+const BLOCKS_AT_A_TIME: usize = 256;
+
+/// A format of quantized elements.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum BlockFormat {
+    /// 4-bit NormalFloat. With `double`, scales take 8 bits instead of 32.
+    Nf4 {
+        /// Whether the scales are quantized too.
+        double: bool,
+    },
+    /// 8-bit integers from -127 to 127.
+    Int8,
+}
+
+impl BlockFormat {
+    /// Returns the number of 32-bit words that store `numel` elements.
+    pub fn words(self, numel: usize) -> usize {
+        self.code_words(numel) + Scales::words(self.has_quantized_scales(), blocks(numel))
+    }
+
+    /// Returns the number of words of the codes, which come first.
+    fn code_words(self, numel: usize) -> usize {
+        blocks(numel) * self.words_per_block()
+    }
+
+    /// Returns the number of words of the codes of a block.
+    fn words_per_block(self) -> usize {
+        match self {
+            Self::Nf4 { .. } => QUANTIZED_BLOCK / 8,
+            Self::Int8 => QUANTIZED_BLOCK / 4,
+        }
+    }
+
+    fn has_quantized_scales(self) -> bool {
+        self == Self::Nf4 { double: true }
+    }
+
+    /// Encodes values. Uses all threads of the current rayon pool; the result does not depend on their number.
+    pub fn encode(self, values: &[f32]) -> Vec<u32> {
+        let mut words = vec![0; self.words(values.len())];
+        let (codes, scale_words) = words.split_at_mut(self.code_words(values.len()));
+        let mut scales = vec![0.0; blocks(values.len())];
+        let parts = codes.par_chunks_mut(BLOCKS_AT_A_TIME * self.words_per_block());
+        let values = values.par_chunks(BLOCKS_AT_A_TIME * QUANTIZED_BLOCK);
+        parts.zip(values).zip(scales.par_chunks_mut(BLOCKS_AT_A_TIME)).for_each(
+            |((codes, values), scales)| {
+                vectorized(
+                    #[inline(always)]
+                    || self.encode_blocks(values, codes, scales),
+                );
+            },
+        );
+        Scales::store(self.has_quantized_scales(), &scales, scale_words);
+        words
+    }
+
+    /// Encodes adjacent blocks; inlined, so that it is compiled for each instruction set.
+    #[inline(always)]
+    fn encode_blocks(self, values: &[f32], codes: &mut [u32], scales: &mut [f32]) {
+        let codes = codes.chunks_exact_mut(self.words_per_block());
+        for ((values, words), scale) in values.chunks(QUANTIZED_BLOCK).zip(codes).zip(scales) {
+            let mut block = [0.0; QUANTIZED_BLOCK];
+            block[..values.len()].copy_from_slice(values);
+            *scale = match self {
+                Self::Nf4 { .. } => nf4::encode(&block, words),
+                Self::Int8 => encode_int8(&block, words),
+            };
+        }
+    }
+
+    /// Computes the same result as [`encode`](Self::encode) one element at a time: each code is the nearest one, in f64.
+    ///
+    /// Of two codes at the same distance, the smaller one is taken.
+    pub fn encode_reference(self, values: &[f32]) -> Vec<u32> {
+        let mut words = vec![0; self.words(values.len())];
+        let mut scales = Vec::new();
+        let per_word = QUANTIZED_BLOCK / self.words_per_block();
+        for (block, values) in values.chunks(QUANTIZED_BLOCK).enumerate() {
+            let largest = largest(values);
+            scales.push(if self == Self::Int8 { largest / 127.0 } else { largest });
+            for place in 0..QUANTIZED_BLOCK {
+                let value = values.get(place).copied().unwrap_or(0.0);
+                let divisor = if largest > 0.0 { f64::from(largest) } else { 1.0 };
+                let bits = match self {
+                    Self::Nf4 { .. } => {
+                        nf4::nearest(f64::from(value) / divisor) << (4 * (place % 8 ^ 1))
+                    }
+                    Self::Int8 => {
+                        let code = (f64::from(value) * (127.0 / divisor)).round_ties_even() as i8;
+                        u32::from(code as u8) << (8 * (place % 4))
+                    }
+                };
+                words[block * self.words_per_block() + place / per_word] |= bits;
+            }
+        }
+        let scale_words = self.code_words(values.len());
+        Scales::store(self.has_quantized_scales(), &scales, &mut words[scale_words..]);
+        words
+    }
+}
+
+/// Encoded elements.
+#[derive(Debug, Clone, Copy)]
+pub struct QuantizedSlice<'a> {
+    format: BlockFormat,
+    numel: usize,
+    codes: &'a [u32],
+    scales: Scales<'a>,
+}
+
+impl<'a> QuantizedSlice<'a> {
+    /// Returns the elements that [`BlockFormat::encode`] has encoded.
+    ///
+    /// # Panics
+    /// Panics if the number of words is not the one of `numel` elements.
+    pub fn new(format: BlockFormat, numel: usize, words: &'a [u32]) -> Self {
+        assert_eq!(words.len(), format.words(numel), "words of {numel} elements");
+        let (codes, scales) = words.split_at(format.code_words(numel));
+        let scales = Scales::new(format.has_quantized_scales(), blocks(numel), scales);
+        Self { format, numel, codes, scales }
+    }
+
+    /// Returns the number of elements.
+    pub fn len(&self) -> usize {
+        self.numel
+    }
+
+    /// Returns true if there are no elements.
+    pub fn is_empty(&self) -> bool {
+        self.numel == 0
+    }
+
+    /// Decodes the elements from `start` on to `out`, on the calling thread. Each element is rounded once.
+    ///
+    /// # Panics
+    /// Panics if the range reaches beyond the end.
+    pub fn decode<E: Element>(&self, start: usize, out: &mut [E]) {
+        let range = start..start + out.len();
+        assert!(range.end <= self.numel, "elements {range:?} of {}", self.numel);
+        vectorized(
+            #[inline(always)]
+            || self.decode_range(range, out),
+        );
+    }
+
+    /// Decodes a range; inlined, so that it is compiled for each instruction set.
+    #[inline(always)]
+    fn decode_range<E: Element>(&self, range: Range<usize>, mut out: &mut [E]) {
+        let mut start = range.start;
+        while start < range.end {
+            let (block, first) = (start / QUANTIZED_BLOCK, start % QUANTIZED_BLOCK);
+            let len = (QUANTIZED_BLOCK - first).min(range.end - start);
+            let (part, rest) = out.split_at_mut(len);
+            match <&mut [E; QUANTIZED_BLOCK]>::try_from(&mut *part) {
+                Ok(whole) => self.decode_block(block, whole),
+                Err(_) => {
+                    let mut whole = [E::narrow(0.0); QUANTIZED_BLOCK];
+                    self.decode_block(block, &mut whole);
+                    part.copy_from_slice(&whole[first..first + len]);
+                }
+            }
+            out = rest;
+            start += len;
+        }
+    }
+
+    /// Decodes all elements of a block.
+    #[inline(always)]
+    fn decode_block<E: Element>(&self, block: usize, out: &mut [E; QUANTIZED_BLOCK]) {
+        let per_block = self.format.words_per_block();
+        let words = &self.codes[block * per_block..(block + 1) * per_block];
+        let scale = self.scales.at(block);
+        match self.format {
+            BlockFormat::Nf4 { .. } => nf4::decode(words, scale, out),
+            BlockFormat::Int8 => {
+                for (word, out) in words.iter().zip(out.chunks_exact_mut(4)) {
+                    for (out, code) in out.iter_mut().zip(word.to_le_bytes()) {
+                        *out = E::narrow(f32::from(code as i8) * scale);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Returns one element in f32, computed from the definition of the format. Used by the references only.
+    ///
+    /// # Panics
+    /// Panics if there is no such element.
+    pub fn get(&self, index: usize) -> f32 {
+        assert!(index < self.numel, "element {index} of {}", self.numel);
+        let (block, place) = (index / QUANTIZED_BLOCK, index % QUANTIZED_BLOCK);
+        let per_word = QUANTIZED_BLOCK / self.format.words_per_block();
+        let word = self.codes[block * self.format.words_per_block() + place / per_word];
+        let code = match self.format {
+            BlockFormat::Nf4 { .. } => nf4::VALUES[(word >> (4 * (place % 8 ^ 1)) & 15) as usize],
+            BlockFormat::Int8 => f32::from((word >> (8 * (place % 4))) as u8 as i8),
+        };
+        code * self.scales.at(block)
+    }
+}
+
+/// Returns the number of blocks of `numel` elements.
+fn blocks(numel: usize) -> usize {
+    numel.div_ceil(QUANTIZED_BLOCK)
+}
+
+/// Returns the largest magnitude; NaN if a value is not finite.
+#[inline(always)]
+fn largest(values: &[f32]) -> f32 {
+    // The sum of x * 0 is NaN if any value is infinite or NaN, and 0 otherwise.
+    let (mut largest, mut poison) = (0.0_f32, 0.0_f32);
+    for value in values {
+        largest = if value.abs() > largest { value.abs() } else { largest };
+        poison += value * 0.0;
+    }
+    largest + poison
+}
+
+/// Encodes a block in 8 bits and returns its scale.
+#[inline(always)]
+fn encode_int8(block: &[f32; QUANTIZED_BLOCK], words: &mut [u32]) -> f32 {
+    let largest = largest(block);
+    let factor = if largest > 0.0 { 127.0 / f64::from(largest) } else { 0.0 };
+    for (values, word) in block.chunks_exact(4).zip(words) {
+        let mut bytes = [0; 4];
+        for (byte, value) in bytes.iter_mut().zip(values) {
+            *byte = (f64::from(*value) * factor).round_ties_even() as i8 as u8;
+        }
+        *word = u32::from_le_bytes(bytes);
+    }
+    largest / 127.0
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,81 @@
+//! Ops that take the blocks of a quantized parameter.
+//!
+//! Each function chooses between the op for elements and the one for blocks.
+
+use burn_backend::tensor::{FloatTensor, IntTensor};
+use deepburn_ops::{
+    CrossEntropyOps, HeadGradients, HeadLoss, LinearOps, MatmulOps, quantized_rows,
+};
+
+use crate::parameter::Weight;
+
+/// Returns `lhs [.., rows, depth]` times `rhs`.
+pub(super) fn matmul<B: MatmulOps>(lhs: FloatTensor<B>, rhs: Weight<B>) -> FloatTensor<B> {
+    match rhs {
+        Weight::Dense(rhs) => B::matmul(lhs, rhs),
+        Weight::Quantized(rhs) => B::quantized_matmul(lhs, &rhs),
+    }
+}
+
+/// Returns `x weight + bias`.
+pub(super) fn linear<B: LinearOps>(
+    x: FloatTensor<B>,
+    weight: Weight<B>,
+    bias: Option<FloatTensor<B>>,
+) -> FloatTensor<B> {
+    match weight {
+        Weight::Dense(weight) => B::fused_linear(x, weight, bias),
+        Weight::Quantized(weight) => B::quantized_linear(x, &weight, bias),
+    }
+}
+
+/// Returns the gradient of the input of a linear layer.
+pub(super) fn linear_x_gradient<B: LinearOps>(
+    grad: FloatTensor<B>,
+    weight: Weight<B>,
+) -> FloatTensor<B> {
+    match weight {
+        Weight::Dense(weight) => B::linear_x_gradient(grad, weight),
+        Weight::Quantized(weight) => B::quantized_x_gradient(grad, &weight),
+    }
+}
+
+/// Returns the loss of a head and its wanted gradients.
+///
+/// A quantized weight is frozen, so its gradient is never wanted.
+pub(super) fn head_loss<B: CrossEntropyOps>(
+    hidden: FloatTensor<B>,
+    weight: Weight<B>,
+    targets: IntTensor<B>,
+    wanted: HeadGradients<bool>,
+) -> HeadLoss<B> {
+    match weight {
+        Weight::Dense(weight) => B::head_loss(hidden, weight, targets, wanted),
+        Weight::Quantized(weight) if wanted.weight => {
+            B::head_loss(hidden, weight.dequantized(), targets, wanted)
+        }
+        Weight::Quantized(weight) => {
+            B::quantized_head_loss(hidden, &weight, targets, wanted.hidden)
+        }
+    }
+}
+
+/// Returns the loss of a head without gradients.
+pub(super) fn linear_cross_entropy<B: CrossEntropyOps>(
+    hidden: FloatTensor<B>,
+    weight: Weight<B>,
+    targets: IntTensor<B>,
+) -> FloatTensor<B> {
+    match weight {
+        Weight::Dense(weight) => B::linear_cross_entropy(hidden, weight, targets),
+        Weight::Quantized(weight) => B::quantized_head_loss(hidden, &weight, targets, false).loss,
+    }
+}
+
+/// Returns the rows `indices` of a table.
+pub(super) fn embedding<B: MatmulOps>(table: Weight<B>, indices: IntTensor<B>) -> FloatTensor<B> {
+    match table {
+        Weight::Dense(table) => B::embedding(table, indices),
+        Weight::Quantized(table) => quantized_rows(&table, indices),
+    }
+}

@@ -46,6 +46,8 @@ pub struct LoraConfig {
     /// Whether a tied embedding and output projection stay one parameter if one of them is trained as a whole
     /// (`ensure_weight_tying`). Otherwise they become two.
     pub keeps_tie: bool,
+    /// The tokens whose rows are trained (`trainable_token_indices`).
+    pub tokens: TrainedTokens,
     /// The initial values of the adapters (`init_lora_weights`).
     pub initial: InitialFactors,
     /// The model that the adapter belongs to (`base_model_name_or_path`).
@@ -62,6 +64,32 @@ pub enum Targets {
     AllLinear,
     /// The selected modules.
     Selected(ModulePattern),
+}
+
+/// The tokens whose rows of the embedding or of the output projection are trained.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum TrainedTokens {
+    /// None.
+    #[default]
+    None,
+    /// Rows of the token embedding.
+    OfEmbedding(Vec<usize>),
+    /// Rows of the modules with these names.
+    OfModules(Vec<(String, Vec<usize>)>),
+}
+
+impl TrainedTokens {
+    /// Returns the value of `trainable_token_indices`.
+    #[must_use]
+    pub fn to_json(&self) -> Value {
+        match self {
+            Self::None => Value::Null,
+            Self::OfEmbedding(tokens) => json!(tokens),
+            Self::OfModules(modules) => {
+                modules.iter().map(|(name, tokens)| (name.clone(), json!(tokens))).collect()
+            }
+        }
+    }
 }
 
 /// The biases of the base model that are trained.
@@ -117,6 +145,7 @@ impl Default for LoraConfig {
             alpha_pattern: PatternMap::default(),
             modules_to_save: Vec::new(),
             keeps_tie: false,
+            tokens: TrainedTokens::default(),
             initial: InitialFactors::default(),
             base_model: None,
         }
@@ -124,7 +153,7 @@ impl Default for LoraConfig {
 }
 
 /// Fields that are read.
-const READ: [&str; 18] = [
+const READ: [&str; 19] = [
     "r",
     "lora_alpha",
     "target_modules",
@@ -139,6 +168,7 @@ const READ: [&str; 18] = [
     "rank_pattern",
     "alpha_pattern",
     "modules_to_save",
+    "trainable_token_indices",
     "init_lora_weights",
     "ensure_weight_tying",
     "base_model_name_or_path",
@@ -161,11 +191,7 @@ const DESCRIPTIVE: [&str; 10] = [
 ];
 
 /// Fields of PEFT that are not supported, and what would be computed wrongly without them.
-const UNSUPPORTED: [(&str, &str); 14] = [
-    (
-        "trainable_token_indices",
-        "the rows of these tokens would not be trained or loaded; remove it, or train whole modules with modules_to_save",
-    ),
+const UNSUPPORTED: [(&str, &str); 13] = [
     ("layer_replication", "the model would lack the repeated layers"),
     ("target_parameters", "these parameters would not be adapted"),
     ("use_qalora", "the adapter of a group of inputs would be applied to single inputs"),
@@ -250,6 +276,7 @@ impl LoraConfig {
             alpha_pattern: reader.pattern_map("alpha_pattern", Fields::number_of)?,
             modules_to_save: reader.names("modules_to_save")?,
             keeps_tie: reader.flag("ensure_weight_tying")?,
+            tokens: reader.tokens()?,
             initial: reader.initial()?,
             base_model: reader.text("base_model_name_or_path")?,
         };
@@ -327,6 +354,7 @@ impl LoraConfig {
             "revision": null,
             "target_modules": targets,
             "task_type": "CAUSAL_LM",
+            "trainable_token_indices": self.tokens.to_json(),
             "use_dora": self.dora,
             "use_rslora": self.rank_stabilized,
         });
@@ -372,7 +400,7 @@ fn check_names(fields: &Map<String, Value>, source: FieldSource) -> Result<(), L
                 let nearest = READ.iter().min_by_key(near).filter(|known| near(known) <= 3);
                 let hint = match nearest {
                     Some(known) => format!("did you mean `{known}`?"),
-                    None => format!("its fields are {}", READ[..16].join(", ")),
+                    None => format!("its fields are {}", READ[..17].join(", ")),
                 };
                 return Err(LoraError::Unknown { name: name.to_owned(), hint });
             }
@@ -473,6 +501,43 @@ impl Fields<'_> {
         Ok((!numbers.is_empty()).then_some(numbers))
     }
 
+    /// Reads the tokens whose rows are trained. As in PEFT, an empty list or object is none.
+    fn tokens(&self) -> Result<TrainedTokens, LoraError> {
+        let name = "trainable_token_indices";
+        Ok(match self.given(name) {
+            None => TrainedTokens::None,
+            Some(value) if is_off(value) => TrainedTokens::None,
+            Some(Value::Object(modules)) => {
+                let ids = modules.iter().map(|(module, value)| {
+                    Ok((module.clone(), Self::token_ids(&format!("{name}.{module}"), value)?))
+                });
+                TrainedTokens::OfModules(ids.collect::<Result<_, _>>()?)
+            }
+            Some(value) => TrainedTokens::OfEmbedding(Self::token_ids(name, value)?),
+        })
+    }
+
+    /// Reads a list of different token ids.
+    fn token_ids(name: &str, value: &Value) -> Result<Vec<usize>, LoraError> {
+        let list = value.as_array().filter(|list| !list.is_empty());
+        let ids = list.and_then(|list| {
+            list.iter().map(|id| usize::try_from(id.as_u64()?).ok()).collect::<Option<Vec<_>>>()
+        });
+        let ids = ids.ok_or_else(|| {
+            let rule = "a list of token ids (whole numbers from 0), or an object of module names and such lists";
+            LoraError::value(name, value, rule)
+        })?;
+        let mut sorted = ids.clone();
+        sorted.sort_unstable();
+        match sorted.windows(2).find(|pair| pair[0] == pair[1]) {
+            None => Ok(ids),
+            Some(pair) => {
+                let rule = format!("a list without repetition: {} occurs twice", pair[0]);
+                Err(LoraError::value(name, value, rule))
+            }
+        }
+    }
+
     fn biases(&self) -> Result<TrainedBiases, LoraError> {
         let Some(value) = self.given("bias") else { return Ok(TrainedBiases::None) };
         let found = TrainedBiases::NAMES.iter().find(|(_, name)| value == name);
@@ -553,7 +618,9 @@ mod tests {
             (json!({"target_modules": 3}), "a list of names"),
             (json!({"target_modules": "all-linear", "layers_to_transform": [1]}), "as in PEFT"),
             (json!({"layers_pattern": "h"}), "absent without layers_to_transform"),
-            (json!({"trainable_token_indices": [3]}), "rows of these tokens"),
+            (json!({"trainable_token_indices": [3, -1]}), "a list of token ids"),
+            (json!({"trainable_token_indices": {"wte": 3}}), "`trainable_token_indices.wte` is 3"),
+            (json!({"trainable_token_indices": [3, 4, 3]}), "3 occurs twice"),
             (json!({"init_lora_weights": "pissa"}), "would have other values"),
             (json!({"rank_pattern": {"q_proj": -1}}), "`rank_pattern.q_proj` is -1"),
             (json!({"peft_type": "IA3"}), "`peft_type` is \"IA3\", but it must be \"LORA\""),

@@ -207,7 +207,7 @@ impl<'a, B: Backend> WeightInit<'a, B> {
             let table = format!("{module}.weight");
             let count = self.weight(&table).map_or(0, Weight::num_elements);
             let tokens = adapter.trained_tokens(module).unwrap_or_default().to_vec();
-            return Values::Rows { table: Box::new(self.values(&table)), count, tokens };
+            return Values::OfTokens { table: Box::new(self.values(&table)), count, tokens };
         }
         match adapter.contains(path) || adapter.trains(path) && !is_drawn {
             true => Values::Of {
@@ -228,7 +228,7 @@ enum Values {
     /// The norm of each column of a matrix, which has `count` elements.
     ColumnNorms { matrix: Box<Values>, count: usize },
     /// The rows of these tokens in a table, which has `count` elements.
-    Rows { table: Box<Values>, count: usize, tokens: Vec<usize> },
+    OfTokens { table: Box<Values>, count: usize, tokens: Vec<usize> },
 }
 
 impl Values {
@@ -255,7 +255,7 @@ impl Values {
             Self::ColumnNorms { matrix, count: elements } => {
                 Some(column_norms(&matrix.on_host(*elements)?, count))
             }
-            Self::Rows { table, count: elements, tokens } => {
+            Self::OfTokens { table, count: elements, tokens } => {
                 let (table, width) = (table.on_host(*elements)?, count / tokens.len());
                 let row = |token: &usize| &table[token * width..][..width];
                 Some(tokens.iter().flat_map(row).copied().collect())

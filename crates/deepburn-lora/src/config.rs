@@ -4,6 +4,8 @@
 //! that would change what is computed and are not supported are errors, unless they have the value that switches them
 //! off.
 
+use std::path::Path;
+
 use serde_json::{Map, Value, json};
 
 use crate::LoraError;
@@ -52,6 +54,8 @@ pub struct LoraConfig {
     pub initial: InitialFactors,
     /// The model that the adapter belongs to (`base_model_name_or_path`).
     pub base_model: Option<String>,
+    /// The branch, tag or commit of the base model's repository (`revision`).
+    pub revision: Option<String>,
 }
 
 /// The adapted modules.
@@ -148,12 +152,13 @@ impl Default for LoraConfig {
             tokens: TrainedTokens::default(),
             initial: InitialFactors::default(),
             base_model: None,
+            revision: None,
         }
     }
 }
 
 /// Fields that are read.
-const READ: [&str; 19] = [
+const READ: [&str; 20] = [
     "r",
     "lora_alpha",
     "target_modules",
@@ -173,25 +178,30 @@ const READ: [&str; 19] = [
     "ensure_weight_tying",
     "base_model_name_or_path",
     "peft_type",
+    "revision",
 ];
 
 /// Fields that describe the file, or the layout of PyTorch modules, and that do not change what is computed.
 /// `fan_in_fan_out` says which axes the base weight has; the model knows them.
-const DESCRIPTIVE: [&str; 10] = [
+const DESCRIPTIVE: [&str; 9] = [
     "auto_mapping",
     "fan_in_fan_out",
     "inference_mode",
     "megatron_core",
     "peft_version",
     "qalora_group_size",
-    "revision",
     "task_type",
     "loftq_config",
     "runtime_config",
 ];
 
 /// Fields of PEFT that are not supported, and what would be computed wrongly without them.
-const UNSUPPORTED: [(&str, &str); 13] = [
+const UNSUPPORTED: [(&str, &str); 14] = [
+    (
+        "autocast_adapter_dtype",
+        "with bf16 or fp16, adapters compute in the type of the model and have a master copy in fp32; for adapters in \
+         fp32, use deepspeed.torch_autocast, which keeps the frozen weights in fp32 too",
+    ),
     ("layer_replication", "the model would lack the repeated layers"),
     ("target_parameters", "these parameters would not be adapted"),
     ("use_qalora", "the adapter of a group of inputs would be applied to single inputs"),
@@ -279,6 +289,7 @@ impl LoraConfig {
             tokens: reader.tokens()?,
             initial: reader.initial()?,
             base_model: reader.text("base_model_name_or_path")?,
+            revision: reader.text("revision")?,
         };
         config.check()?;
         Ok(config)
@@ -351,7 +362,7 @@ impl LoraConfig {
             "r": self.rank,
             "rank_pattern":
                 patterns(&mut self.rank_pattern.entries().map(|(key, it)| (key, json!(it)))),
-            "revision": null,
+            "revision": self.revision,
             "target_modules": targets,
             "task_type": "CAUSAL_LM",
             "trainable_token_indices": self.tokens.to_json(),
@@ -362,6 +373,19 @@ impl LoraConfig {
             Value::Object(fields) => fields,
             _ => unreachable!("it is an object"),
         }
+    }
+
+    /// Returns the configuration of an adapter of the base model `name`: an absolute path, or a repository, which `@` and
+    /// its revision may follow.
+    #[must_use]
+    pub fn with_base_model(mut self, name: &str) -> Self {
+        let is_path = Path::new(name).is_absolute();
+        let (name, revision) = match name.split_once('@').filter(|_| !is_path) {
+            Some((name, revision)) => (name, Some(revision.to_owned())),
+            None => (name, None),
+        };
+        (self.base_model, self.revision) = (Some(name.to_owned()), revision);
+        self
     }
 
     /// Returns the scale of an adapter with this rank and alpha.
@@ -622,11 +646,25 @@ mod tests {
             (json!({"trainable_token_indices": {"wte": 3}}), "`trainable_token_indices.wte` is 3"),
             (json!({"trainable_token_indices": [3, 4, 3]}), "3 occurs twice"),
             (json!({"init_lora_weights": "pissa"}), "would have other values"),
+            (json!({"autocast_adapter_dtype": true}), "use deepspeed.torch_autocast"),
             (json!({"rank_pattern": {"q_proj": -1}}), "`rank_pattern.q_proj` is -1"),
             (json!({"peft_type": "IA3"}), "`peft_type` is \"IA3\", but it must be \"LORA\""),
         ] {
             let error = job(fields.clone()).unwrap_err();
             assert!(error.contains(expected), "{fields}: {error}");
+        }
+    }
+
+    #[test]
+    fn repositories_may_have_a_revision() {
+        for (name, model, revision) in [
+            ("owner/name", "owner/name", None),
+            ("owner/name@v1.0", "owner/name", Some("v1.0")),
+            ("/runs/a@b/model", "/runs/a@b/model", None),
+        ] {
+            let fields = LoraConfig::default().with_base_model(name).to_fields(Value::Null);
+            assert_eq!(fields["base_model_name_or_path"], json!(model));
+            assert_eq!(fields["revision"], json!(revision));
         }
     }
 

@@ -125,7 +125,7 @@ fn rows_of_tokens_are_parameters_of_their_own() {
         (true, json!({"lm_head": [3]}), "`lm_head` is tied to the embedding"),
         (false, json!([9]), "token 9 has no row in `model.embed_tokens`, which has 9"),
         (false, json!({"wte": [1]}), "no module is called `wte`"),
-        (false, json!({"norm": [1]}), "`norm` is neither the token embedding nor"),
+        (false, json!({"norm": [1]}), "`model.norm` is neither the token embedding nor"),
     ] {
         let error = rows(is_tied, fields).unwrap_err();
         assert!(error.contains(part), "{error}");

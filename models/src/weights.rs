@@ -132,6 +132,13 @@ impl<'a, B: Backend> WeightInit<'a, B> {
         Some(AdapterOptions { scale, dropout: adapter.config().dropout })
     }
 
+    /// Returns the tokens whose rows of the table at module path `path` are trained; `None` if the table has no such rows.
+    pub(crate) fn trained_tokens(&self, path: &str) -> Option<&[usize]> {
+        let AdapterInit { adapter, .. } = self.adapter.as_ref()?;
+        let weight = format!("{path}.weight");
+        adapter.trained_tokens(self.path_in_map(&weight).strip_suffix(".weight")?)
+    }
+
     /// Returns the parameter at module path `path`; `None` if the map has none, or if it is tied to another parameter.
     ///
     /// # Panics
@@ -196,6 +203,12 @@ impl<'a, B: Backend> WeightInit<'a, B> {
             let count = self.weight(&weight).map_or(0, Weight::num_elements);
             return Values::ColumnNorms { matrix: Box::new(self.values(&weight)), count };
         }
+        if let Some(module) = adapter.table_of(path).filter(|_| is_drawn) {
+            let table = format!("{module}.weight");
+            let count = self.weight(&table).map_or(0, Weight::num_elements);
+            let tokens = adapter.trained_tokens(module).unwrap_or_default().to_vec();
+            return Values::OfTokens { table: Box::new(self.values(&table)), count, tokens };
+        }
         match adapter.contains(path) || adapter.trains(path) && !is_drawn {
             true => Values::Of {
                 source: source.clone(),
@@ -214,6 +227,8 @@ enum Values {
     Of { source: WeightSource, path: String, initial: InitialValues },
     /// The norm of each column of a matrix, which has `count` elements.
     ColumnNorms { matrix: Box<Values>, count: usize },
+    /// The rows of these tokens in a table, which has `count` elements.
+    OfTokens { table: Box<Values>, count: usize, tokens: Vec<usize> },
 }
 
 impl Values {
@@ -239,6 +254,11 @@ impl Values {
             },
             Self::ColumnNorms { matrix, count: elements } => {
                 Some(column_norms(&matrix.on_host(*elements)?, count))
+            }
+            Self::OfTokens { table, count: elements, tokens } => {
+                let (table, width) = (table.on_host(*elements)?, count / tokens.len());
+                let row = |token: &usize| &table[token * width..][..width];
+                Some(tokens.iter().flat_map(row).copied().collect())
             }
         }
     }

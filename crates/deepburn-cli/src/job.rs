@@ -5,6 +5,7 @@
 //!
 //! ```text
 //! adapted_model.rs   an adapter and its base model
+//! adapter_base.rs    the base model that an adapter was trained on
 //! known_model.rs     the model of a config.json
 //! param_groups.rs    sizes of parameters, and the optimizer settings of each
 //! quantization.rs    parameters that are not quantized
@@ -16,6 +17,7 @@
 //! ```
 
 pub(crate) mod adapted_model;
+pub(crate) mod adapter_base;
 pub(crate) mod devices;
 pub(crate) mod known_model;
 pub(crate) mod made_folders;

@@ -4,6 +4,7 @@
 //! printed to standard error, so that the output of a tool can be piped.
 
 pub(crate) mod accompanying_files;
+pub(crate) mod adapter_export;
 pub(crate) mod cache_tool;
 pub(crate) mod check_config;
 pub(crate) mod checkpoint_tools;

@@ -4,14 +4,14 @@
 //! `layers.0.self_attn.q_proj.lora_A.weight`. In `adapter_model.safetensors`, it is called
 //! `base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight` and is `[out, in]`, as in PyTorch.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use deepburn_weights::{
     Component, Composition, InitialValues, Origin, Weight, WeightMap, WeightMapError,
 };
 use serde_json::{Map, Value, json};
 
-use crate::config::{InitialFactors, LoraConfig, Targets, TrainedBiases};
+use crate::config::{InitialFactors, LoraConfig, Targets, TrainedBiases, TrainedTokens};
 use crate::error::LoraError;
 use crate::pattern::{ModulePattern, is_named};
 
@@ -86,12 +86,25 @@ pub struct AdaptedModule {
     pub scale: f64,
 }
 
+/// The rows of an embedding or of an output projection that are trained, while its other rows are frozen.
+#[derive(Clone, Debug)]
+struct TokenRows {
+    /// The tokens of the rows.
+    tokens: Vec<usize>,
+    /// The name of the rows in the adapter file.
+    stored: String,
+    /// Elements of a row.
+    width: usize,
+}
+
 /// The adapter of a model.
 #[derive(Clone, Debug)]
 pub struct Adapter {
     config: LoraConfig,
     /// The adapted modules, by path.
     modules: HashMap<String, AdaptedModule>,
+    /// The modules with trained rows, by path.
+    token_rows: HashMap<String, TokenRows>,
     /// The paths of the parameters of the base model that are trained.
     trained: HashSet<String>,
     /// The names in the adapter file of the parameters of the base model that it contains.
@@ -126,6 +139,7 @@ impl Adapter {
         let mut adapter = Self {
             target_names: target_names(&targets, &selected),
             modules: HashMap::new(),
+            token_rows: HashMap::new(),
             trained: HashSet::new(),
             stored: Vec::new(),
             unties: false,
@@ -137,6 +151,7 @@ impl Adapter {
         }
         adapter.check_tie(modules)?;
         adapter.save_modules(modules, base)?;
+        adapter.train_tokens(modules, base)?;
         adapter.train_biases(modules, base);
         adapter.store_embedding(base);
         Ok(adapter)
@@ -254,6 +269,39 @@ impl Adapter {
         }
     }
 
+    /// Marks the rows that are trained.
+    ///
+    /// # Errors
+    /// Returns [`LoraError`] if a name does not select an embedding or output projection, if its weight has an adapter
+    /// or is trained as a whole, or if it has no row for a token.
+    fn train_tokens(&mut self, modules: &[ModelModule], base: &WeightMap) -> Result<(), LoraError> {
+        for (module, tokens) in modules_with_rows(&self.config.tokens, modules)? {
+            let ModelModule { path, name, .. } = module;
+            let refuse = |reason| Err(LoraError::module(TOKENS, reason));
+            let weight = format!("{path}.weight");
+            let shape = base.get(&weight).map(Weight::shape).unwrap_or_default();
+            let [rows, width] = shape[..] else {
+                return refuse(format!("`{name}` has no rows of tokens"));
+            };
+            if let Some(token) = tokens.iter().find(|token| **token >= rows) {
+                return refuse(format!(
+                    "token {token} has no row in `{name}`, which has {rows}; give ids below {rows}"
+                ));
+            }
+            if self.modules.contains_key(path) {
+                return refuse(format!("`{name}` is adapted; remove it from target_modules"));
+            }
+            if self.trained.contains(&weight) || self.unties {
+                return refuse(format!(
+                    "modules_to_save trains all rows of `{name}`, or unties it; use one of the two fields"
+                ));
+            }
+            let stored = format!("{FILE_PREFIX}{name}.{TOKEN_ROWS}");
+            self.token_rows.insert(path.clone(), TokenRows { tokens, stored, width });
+        }
+        Ok(())
+    }
+
     /// Marks the biases that are trained.
     fn train_biases(&mut self, modules: &[ModelModule], base: &WeightMap) {
         for module in modules {
@@ -295,6 +343,23 @@ impl Adapter {
         self.modules.get(path)
     }
 
+    /// Returns whether both adapters have the same parameters and compute the same, however their configurations select
+    /// modules.
+    #[must_use]
+    pub fn computes_as(&self, other: &Self) -> bool {
+        let settings = |it: &Self| {
+            let LoraConfig { dropout, dora, adapter_bias, .. } = it.config;
+            (dropout, dora, adapter_bias, it.unties)
+        };
+        let tokens = |it: &Self| -> BTreeMap<String, Vec<usize>> {
+            it.token_rows.iter().map(|(path, rows)| (path.clone(), rows.tokens.clone())).collect()
+        };
+        settings(self) == settings(other)
+            && self.modules == other.modules
+            && tokens(self) == tokens(other)
+            && self.trained == other.trained
+    }
+
     /// Returns the number of adapted modules.
     #[must_use]
     pub fn num_modules(&self) -> usize {
@@ -307,9 +372,25 @@ impl Adapter {
         self.unties
     }
 
+    /// Returns the tokens whose rows of the module at `path` are trained.
+    #[must_use]
+    pub fn trained_tokens(&self, path: &str) -> Option<&[usize]> {
+        self.token_rows.get(path).map(|rows| &*rows.tokens)
+    }
+
+    /// Returns the path of the module if the parameter at `path` holds its trained rows.
+    #[must_use]
+    pub fn table_of<'p>(&self, path: &'p str) -> Option<&'p str> {
+        let module = path.strip_suffix(TOKEN_ROWS)?.strip_suffix('.')?;
+        self.token_rows.contains_key(module).then_some(module)
+    }
+
     /// Returns whether the parameter at `path` is a part of an adapter.
     #[must_use]
     pub fn contains(&self, path: &str) -> bool {
+        if self.table_of(path).is_some() {
+            return true;
+        }
         let module = path.split_once(".lora_").map(|(module, _)| module);
         module.is_some_and(|module| self.modules.contains_key(module))
     }
@@ -342,10 +423,16 @@ impl Adapter {
             });
             // The adapter follows the last parameter of its module.
             let module = module_of(weight.path());
-            if all.peek().is_none_or(|next| module_of(next.path()) != module)
-                && let Some(adapted) = self.modules.get(module)
-            {
+            if all.peek().is_some_and(|next| module_of(next.path()) == module) {
+                continue;
+            }
+            if let Some(adapted) = self.modules.get(module) {
                 weights.extend(self.weights_of(adapted)?);
+            }
+            if let Some(TokenRows { tokens, stored, width }) = self.token_rows.get(module) {
+                let composition = Composition::whole(stored.clone(), &[tokens.len(), *width]);
+                let rows = Weight::new(format!("{module}.{TOKEN_ROWS}"), composition);
+                weights.push(rows.with_origin(Origin::Fresh(InitialValues::Zeros)));
             }
         }
         WeightMap::new(weights).map(|map| map.like(base))
@@ -457,6 +544,10 @@ impl Adapter {
 
 /// PEFT's name of the norms of columns, which follows the path of the module.
 pub const MAGNITUDE: &str = "lora_magnitude_vector";
+/// PEFT's name of the trained rows, which follows the path of the module. It holds the rows, not their changes.
+pub const TOKEN_ROWS: &str = "token_adapter.trainable_tokens_delta";
+/// The field that selects rows.
+const TOKENS: &str = "trainable_token_indices";
 /// PEFT's name of an adapter's bias.
 pub const ADAPTER_BIAS: &str = "lora_B.bias";
 
@@ -517,6 +608,55 @@ fn selected<'m>(
             ),
         )),
     }
+}
+
+/// Returns the modules with trained rows, and the tokens of the rows. A tied output projection has the rows of the
+/// embedding.
+///
+/// # Errors
+/// Returns [`LoraError`] if a name does not select one embedding or output projection, or if a tied output projection
+/// has rows of its own.
+fn modules_with_rows<'m>(
+    tokens: &TrainedTokens,
+    modules: &'m [ModelModule],
+) -> Result<Vec<(&'m ModelModule, Vec<usize>)>, LoraError> {
+    let embedding = modules.iter().find(|it| matches!(it.kind, ModuleKind::Embedding { .. }));
+    let named = match tokens {
+        TrainedTokens::None => return Ok(Vec::new()),
+        TrainedTokens::OfEmbedding(tokens) => {
+            return Ok(embedding.map(|it| (it, tokens.clone())).into_iter().collect());
+        }
+        TrainedTokens::OfModules(named) => named,
+    };
+    let mut found: Vec<(&ModelModule, Vec<usize>)> = Vec::new();
+    for (name, tokens) in named {
+        let module = modules.iter().find(|module| is_named(&module.name, name));
+        let module = module.ok_or_else(|| LoraError::module(TOKENS, no_module(name, modules)))?;
+        if !matches!(module.kind, ModuleKind::Embedding { .. } | ModuleKind::Head { .. }) {
+            let reason = format!(
+                "`{}` is neither the token embedding nor the output projection",
+                module.name
+            );
+            return Err(LoraError::module(TOKENS, reason));
+        }
+        if found.iter().any(|(other, _)| *other == module) {
+            let reason = format!("`{}` is named twice; name it once", module.name);
+            return Err(LoraError::module(TOKENS, reason));
+        }
+        found.push((module, tokens.clone()));
+    }
+    let is_tied_head =
+        |it: &&(&ModelModule, Vec<usize>)| it.0.kind == ModuleKind::Head { is_tied: true };
+    let Some((head, tokens)) = found.iter().find(is_tied_head) else { return Ok(found) };
+    if !found.iter().any(|(module, own)| Some(*module) == embedding && own == tokens) {
+        let reason = format!(
+            "`{}` is tied to the embedding, so its rows cannot be other parameters; give the ids as a list, which trains \
+             the rows of both",
+            head.name
+        );
+        return Err(LoraError::module(TOKENS, reason));
+    }
+    Ok(found.into_iter().filter(|it| !is_tied_head(&it)).collect())
 }
 
 /// Returns whether a module is in one of the adapted layers. As in PEFT, a module that the list names in full is, whatever

@@ -4,6 +4,8 @@
 //! that would change what is computed and are not supported are errors, unless they have the value that switches them
 //! off.
 
+use std::path::Path;
+
 use serde_json::{Map, Value, json};
 
 use crate::LoraError;
@@ -46,10 +48,14 @@ pub struct LoraConfig {
     /// Whether a tied embedding and output projection stay one parameter if one of them is trained as a whole
     /// (`ensure_weight_tying`). Otherwise they become two.
     pub keeps_tie: bool,
+    /// The tokens whose rows are trained (`trainable_token_indices`).
+    pub tokens: TrainedTokens,
     /// The initial values of the adapters (`init_lora_weights`).
     pub initial: InitialFactors,
     /// The model that the adapter belongs to (`base_model_name_or_path`).
     pub base_model: Option<String>,
+    /// The branch, tag or commit of the base model's repository (`revision`).
+    pub revision: Option<String>,
 }
 
 /// The adapted modules.
@@ -62,6 +68,32 @@ pub enum Targets {
     AllLinear,
     /// The selected modules.
     Selected(ModulePattern),
+}
+
+/// The tokens whose rows of the embedding or of the output projection are trained.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum TrainedTokens {
+    /// None.
+    #[default]
+    None,
+    /// Rows of the token embedding.
+    OfEmbedding(Vec<usize>),
+    /// Rows of the modules with these names.
+    OfModules(Vec<(String, Vec<usize>)>),
+}
+
+impl TrainedTokens {
+    /// Returns the value of `trainable_token_indices`.
+    #[must_use]
+    pub fn to_json(&self) -> Value {
+        match self {
+            Self::None => Value::Null,
+            Self::OfEmbedding(tokens) => json!(tokens),
+            Self::OfModules(modules) => {
+                modules.iter().map(|(name, tokens)| (name.clone(), json!(tokens))).collect()
+            }
+        }
+    }
 }
 
 /// The biases of the base model that are trained.
@@ -117,14 +149,16 @@ impl Default for LoraConfig {
             alpha_pattern: PatternMap::default(),
             modules_to_save: Vec::new(),
             keeps_tie: false,
+            tokens: TrainedTokens::default(),
             initial: InitialFactors::default(),
             base_model: None,
+            revision: None,
         }
     }
 }
 
 /// Fields that are read.
-const READ: [&str; 18] = [
+const READ: [&str; 20] = [
     "r",
     "lora_alpha",
     "target_modules",
@@ -139,22 +173,23 @@ const READ: [&str; 18] = [
     "rank_pattern",
     "alpha_pattern",
     "modules_to_save",
+    "trainable_token_indices",
     "init_lora_weights",
     "ensure_weight_tying",
     "base_model_name_or_path",
     "peft_type",
+    "revision",
 ];
 
 /// Fields that describe the file, or the layout of PyTorch modules, and that do not change what is computed.
 /// `fan_in_fan_out` says which axes the base weight has; the model knows them.
-const DESCRIPTIVE: [&str; 10] = [
+const DESCRIPTIVE: [&str; 9] = [
     "auto_mapping",
     "fan_in_fan_out",
     "inference_mode",
     "megatron_core",
     "peft_version",
     "qalora_group_size",
-    "revision",
     "task_type",
     "loftq_config",
     "runtime_config",
@@ -163,8 +198,9 @@ const DESCRIPTIVE: [&str; 10] = [
 /// Fields of PEFT that are not supported, and what would be computed wrongly without them.
 const UNSUPPORTED: [(&str, &str); 14] = [
     (
-        "trainable_token_indices",
-        "the rows of these tokens would not be trained or loaded; remove it, or train whole modules with modules_to_save",
+        "autocast_adapter_dtype",
+        "with bf16 or fp16, adapters compute in the type of the model and have a master copy in fp32; for adapters in \
+         fp32, use deepspeed.torch_autocast, which keeps the frozen weights in fp32 too",
     ),
     ("layer_replication", "the model would lack the repeated layers"),
     ("target_parameters", "these parameters would not be adapted"),
@@ -250,8 +286,10 @@ impl LoraConfig {
             alpha_pattern: reader.pattern_map("alpha_pattern", Fields::number_of)?,
             modules_to_save: reader.names("modules_to_save")?,
             keeps_tie: reader.flag("ensure_weight_tying")?,
+            tokens: reader.tokens()?,
             initial: reader.initial()?,
             base_model: reader.text("base_model_name_or_path")?,
+            revision: reader.text("revision")?,
         };
         config.check()?;
         Ok(config)
@@ -324,9 +362,10 @@ impl LoraConfig {
             "r": self.rank,
             "rank_pattern":
                 patterns(&mut self.rank_pattern.entries().map(|(key, it)| (key, json!(it)))),
-            "revision": null,
+            "revision": self.revision,
             "target_modules": targets,
             "task_type": "CAUSAL_LM",
+            "trainable_token_indices": self.tokens.to_json(),
             "use_dora": self.dora,
             "use_rslora": self.rank_stabilized,
         });
@@ -334,6 +373,19 @@ impl LoraConfig {
             Value::Object(fields) => fields,
             _ => unreachable!("it is an object"),
         }
+    }
+
+    /// Returns the configuration of an adapter of the base model `name`: an absolute path, or a repository, which `@` and
+    /// its revision may follow.
+    #[must_use]
+    pub fn with_base_model(mut self, name: &str) -> Self {
+        let is_path = Path::new(name).is_absolute();
+        let (name, revision) = match name.split_once('@').filter(|_| !is_path) {
+            Some((name, revision)) => (name, Some(revision.to_owned())),
+            None => (name, None),
+        };
+        (self.base_model, self.revision) = (Some(name.to_owned()), revision);
+        self
     }
 
     /// Returns the scale of an adapter with this rank and alpha.
@@ -372,7 +424,7 @@ fn check_names(fields: &Map<String, Value>, source: FieldSource) -> Result<(), L
                 let nearest = READ.iter().min_by_key(near).filter(|known| near(known) <= 3);
                 let hint = match nearest {
                     Some(known) => format!("did you mean `{known}`?"),
-                    None => format!("its fields are {}", READ[..16].join(", ")),
+                    None => format!("its fields are {}", READ[..17].join(", ")),
                 };
                 return Err(LoraError::Unknown { name: name.to_owned(), hint });
             }
@@ -473,6 +525,43 @@ impl Fields<'_> {
         Ok((!numbers.is_empty()).then_some(numbers))
     }
 
+    /// Reads the tokens whose rows are trained. As in PEFT, an empty list or object is none.
+    fn tokens(&self) -> Result<TrainedTokens, LoraError> {
+        let name = "trainable_token_indices";
+        Ok(match self.given(name) {
+            None => TrainedTokens::None,
+            Some(value) if is_off(value) => TrainedTokens::None,
+            Some(Value::Object(modules)) => {
+                let ids = modules.iter().map(|(module, value)| {
+                    Ok((module.clone(), Self::token_ids(&format!("{name}.{module}"), value)?))
+                });
+                TrainedTokens::OfModules(ids.collect::<Result<_, _>>()?)
+            }
+            Some(value) => TrainedTokens::OfEmbedding(Self::token_ids(name, value)?),
+        })
+    }
+
+    /// Reads a list of different token ids.
+    fn token_ids(name: &str, value: &Value) -> Result<Vec<usize>, LoraError> {
+        let list = value.as_array().filter(|list| !list.is_empty());
+        let ids = list.and_then(|list| {
+            list.iter().map(|id| usize::try_from(id.as_u64()?).ok()).collect::<Option<Vec<_>>>()
+        });
+        let ids = ids.ok_or_else(|| {
+            let rule = "a list of token ids (whole numbers from 0), or an object of module names and such lists";
+            LoraError::value(name, value, rule)
+        })?;
+        let mut sorted = ids.clone();
+        sorted.sort_unstable();
+        match sorted.windows(2).find(|pair| pair[0] == pair[1]) {
+            None => Ok(ids),
+            Some(pair) => {
+                let rule = format!("a list without repetition: {} occurs twice", pair[0]);
+                Err(LoraError::value(name, value, rule))
+            }
+        }
+    }
+
     fn biases(&self) -> Result<TrainedBiases, LoraError> {
         let Some(value) = self.given("bias") else { return Ok(TrainedBiases::None) };
         let found = TrainedBiases::NAMES.iter().find(|(_, name)| value == name);
@@ -553,13 +642,29 @@ mod tests {
             (json!({"target_modules": 3}), "a list of names"),
             (json!({"target_modules": "all-linear", "layers_to_transform": [1]}), "as in PEFT"),
             (json!({"layers_pattern": "h"}), "absent without layers_to_transform"),
-            (json!({"trainable_token_indices": [3]}), "rows of these tokens"),
+            (json!({"trainable_token_indices": [3, -1]}), "a list of token ids"),
+            (json!({"trainable_token_indices": {"wte": 3}}), "`trainable_token_indices.wte` is 3"),
+            (json!({"trainable_token_indices": [3, 4, 3]}), "3 occurs twice"),
             (json!({"init_lora_weights": "pissa"}), "would have other values"),
+            (json!({"autocast_adapter_dtype": true}), "use deepspeed.torch_autocast"),
             (json!({"rank_pattern": {"q_proj": -1}}), "`rank_pattern.q_proj` is -1"),
             (json!({"peft_type": "IA3"}), "`peft_type` is \"IA3\", but it must be \"LORA\""),
         ] {
             let error = job(fields.clone()).unwrap_err();
             assert!(error.contains(expected), "{fields}: {error}");
+        }
+    }
+
+    #[test]
+    fn repositories_may_have_a_revision() {
+        for (name, model, revision) in [
+            ("owner/name", "owner/name", None),
+            ("owner/name@v1.0", "owner/name", Some("v1.0")),
+            ("/runs/a@b/model", "/runs/a@b/model", None),
+        ] {
+            let fields = LoraConfig::default().with_base_model(name).to_fields(Value::Null);
+            assert_eq!(fields["base_model_name_or_path"], json!(model));
+            assert_eq!(fields["revision"], json!(revision));
         }
     }
 

@@ -19,7 +19,9 @@ mod error;
 pub mod merge;
 mod pattern;
 
-pub use adapter::{ADAPTER_BIAS, AdaptedModule, Adapter, MAGNITUDE, ModelModule, ModuleKind};
-pub use config::{InitialFactors, LoraConfig, Targets, TrainedBiases};
+pub use adapter::{
+    ADAPTER_BIAS, AdaptedModule, Adapter, MAGNITUDE, ModelModule, ModuleKind, TOKEN_ROWS,
+};
+pub use config::{InitialFactors, LoraConfig, Targets, TrainedBiases, TrainedTokens};
 pub use error::LoraError;
 pub use pattern::{ModulePattern, PatternMap};

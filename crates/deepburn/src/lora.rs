@@ -46,7 +46,7 @@ use deepburn_lora::{Adapter, ModelModule, ModuleKind};
 use deepburn_weights::{InitialValues, Origin, WeightMap};
 
 pub use deepburn_lora::{
-    InitialFactors, LoraConfig, LoraError, ModulePattern, Targets, TrainedBiases,
+    InitialFactors, LoraConfig, LoraError, ModulePattern, Targets, TrainedBiases, TrainedTokens,
 };
 
 /// A frozen module with trained adapters.
@@ -85,7 +85,8 @@ impl<B: Backend, M: Module<B>> Lora<B, M> {
     ///
     /// Returns [`LoraError`] if the configuration selects no module, or one that
     /// cannot be adapted, and [`LoraError::Unsupported`] for `lora_dropout`,
-    /// `use_dora` and `lora_bias`, which a sum of weights cannot express.
+    /// `use_dora`, `lora_bias` and `trainable_token_indices`, which a sum of
+    /// weights cannot express.
     pub fn new(model: M, config: LoraConfig) -> Result<Self, LoraError> {
         check_supported(&config)?;
         let mut finder = Finder { path: Vec::new(), found: Vec::new(), shapes: Vec::new() };
@@ -132,6 +133,11 @@ fn check_supported(config: &LoraConfig) -> Result<(), LoraError> {
         ("lora_dropout", config.dropout > 0.0, config.dropout.to_string()),
         ("use_dora", config.dora, "true".to_owned()),
         ("lora_bias", config.adapter_bias, "true".to_owned()),
+        (
+            "trainable_token_indices",
+            config.tokens != TrainedTokens::None,
+            config.tokens.to_json().to_string(),
+        ),
     ];
     let consequence =
         "the adapter is added to the weight, and its input is not known; leave it at its default";

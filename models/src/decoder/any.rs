@@ -174,6 +174,14 @@ impl AnyDecoder {
         self.config.open(folder)?.new_rows(&self.config.parts()).map(|(new_rows, _)| new_rows)
     }
 
+    /// Returns a hash of the values of the base model in `folder`, as [`BaseModel::fingerprint`] computes it.
+    ///
+    /// # Errors
+    /// Returns an error if a file is missing, unreadable or malformed, or if its tensors do not fit the model.
+    pub fn base_fingerprint(&self, folder: &Path) -> Result<String, ModelFolderError> {
+        BaseModel::open(folder, self.config.weight_map())?.fingerprint()
+    }
+
     /// Returns the model without its adapter.
     #[must_use]
     pub fn base(&self) -> Self {

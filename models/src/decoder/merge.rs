@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::tensor::TensorData;
 use deepburn_lora::merge::Factors;
-use deepburn_lora::{ADAPTER_BIAS, AdaptedModule, LoraError, MAGNITUDE};
+use deepburn_lora::{ADAPTER_BIAS, AdaptedModule, LoraError, MAGNITUDE, TOKEN_ROWS};
 use deepburn_safetensors::FloatType;
 use deepburn_weights::{Weight, WeightMap};
 use serde_json::{Map, json};
@@ -119,6 +119,11 @@ impl Merge {
     /// Merges the adapter of a parameter into its values.
     fn merge(&mut self, weight: &Weight, values: &mut [f32]) -> Result<(), ModelFolderError> {
         let Some((path, leaf)) = weight.path().rsplit_once('.') else { return Ok(()) };
+        if leaf == "weight"
+            && let Some(rows) = self.factor(path, TOKEN_ROWS)?
+        {
+            self.replace_rows(path, &rows, values);
+        }
         let adapted = self.decoder.adapter().and_then(|adapter| adapter.module(path));
         let Some(AdaptedModule { module, rank, scale }) = adapted.cloned() else { return Ok(()) };
         if leaf == "bias" {
@@ -135,6 +140,16 @@ impl Merge {
         let magnitude = magnitude.as_deref();
         Factors { a: &a, b: &b, rank, scale, magnitude }.merge_into(values);
         Ok(())
+    }
+
+    /// Replaces the trained rows of the table at `path`, whose values are `values`.
+    fn replace_rows(&self, path: &str, rows: &[f32], values: &mut [f32]) {
+        let tokens = self.decoder.adapter().and_then(|adapter| adapter.trained_tokens(path));
+        let tokens = tokens.unwrap_or_default();
+        let width = rows.len() / tokens.len().max(1);
+        for (token, row) in tokens.iter().zip(rows.chunks_exact(width.max(1))) {
+            values[token * width..][..width].copy_from_slice(row);
+        }
     }
 
     /// Reads a parameter of the adapter of the module at `path`; `None` if the adapter has none.

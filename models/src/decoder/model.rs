@@ -135,7 +135,7 @@ impl<B: Backend> Stack<B> {
     fn head(&self) -> Tensor<B, 2> {
         match &self.head {
             Some(head) => head.weight(),
-            None => self.embed_tokens.weight.val(),
+            None => self.embed_tokens.as_head(),
         }
     }
 

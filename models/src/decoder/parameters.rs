@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use deepburn_lora::{ADAPTER_BIAS, Adapter, MAGNITUDE, ModelModule, ModuleKind};
+use deepburn_lora::{ADAPTER_BIAS, Adapter, MAGNITUDE, ModelModule, ModuleKind, TOKEN_ROWS};
 use deepburn_weights::{Component, Composition, InitialValues, Origin, Weight, WeightMap};
 
 use super::parts::{
@@ -47,11 +47,13 @@ impl DecoderParts {
         for DecoderParameter { in_module, weight, kind } in self.parameters() {
             let modules =
                 in_module.strip_suffix(".weight").zip(weight.path().strip_suffix(".weight"));
-            let Some((own, public)) =
-                modules.filter(|(_, public)| adapter.module(public).is_some())
-            else {
+            let Some((own, public)) = modules else { continue };
+            if adapter.trained_tokens(public).is_some() {
+                paths.insert(format!("{own}.tokens.rows"), format!("{public}.{TOKEN_ROWS}"));
+            }
+            if adapter.module(public).is_none() {
                 continue;
-            };
+            }
             let [a, b] = kind.factor_names();
             let leaves = [["a", a], ["b", b], ["bias", ADAPTER_BIAS], ["magnitude", MAGNITUDE]];
             for [field, leaf] in leaves {

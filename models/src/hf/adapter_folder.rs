@@ -68,6 +68,12 @@ impl AdapterFolder {
         &self.config
     }
 
+    /// Sets the name of the base model, which the adapter's own file may give by another path.
+    #[must_use]
+    pub fn with_base_model(self, name: &str) -> Self {
+        Self { config: self.config.with_base_model(name), ..self }
+    }
+
     /// Returns the error for an adapter that does not fit its model.
     pub(crate) fn misfit(&self, error: &LoraError) -> ModelFolderError {
         let path = self.path.join(ADAPTER_CONFIG);

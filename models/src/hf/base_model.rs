@@ -4,10 +4,14 @@
 
 use std::path::Path;
 
+use burn::tensor::bf16;
 use deepburn_weights::{Origin, Weight, WeightMap};
 
 use super::error::{ModelFolderError, TensorProblem};
 use super::weights::Weights;
+
+/// The number of elements of a tensor that a fingerprint hashes.
+const HASHED_ELEMENTS: usize = 4096;
 
 /// A model folder from which single parameters of a fine-tuned model are read. It may lack parameters of the fine-tuned
 /// model, and have others.
@@ -41,6 +45,28 @@ impl BaseModel {
         self.map.clone().with_origins(origin).expect("the stored tensors are the same")
     }
 
+    /// Returns a hash of the first values of each tensor, which tells models of equal shapes apart. It reads a few
+    /// kilobytes per tensor. Values are rounded to bf16 first, so that a model and its copy in bf16 are equal.
+    ///
+    /// # Errors
+    /// Returns [`ModelFolderError::Tensors`] if a tensor is missing or has another shape, or an I/O error.
+    pub fn fingerprint(&mut self) -> Result<String, ModelFolderError> {
+        // FNV-1a in 64 bits.
+        let mut hash = 0xcbf2_9ce4_8422_2325_u64;
+        let mut add = |bytes: &[u8]| {
+            for byte in bytes {
+                hash = (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
+            }
+        };
+        for tensor in self.map.stored_tensors() {
+            add(tensor.name().as_bytes());
+            for value in self.weights.first_elements(tensor, HASHED_ELEMENTS)? {
+                add(&bf16::from_f32(value).to_bits().to_le_bytes());
+            }
+        }
+        Ok(format!("{hash:016x}"))
+    }
+
     /// Reads all values of the parameter at a module path of the fine-tuned model.
     ///
     /// # Errors
@@ -63,6 +89,8 @@ mod tests {
     use crate::Architecture;
     use crate::gpt2::{ClassifierConfig, Gpt2Config, PretrainedGpt2};
     use crate::hf::ProblemType;
+    use burn::tensor::TensorData;
+    use deepburn_safetensors::FloatType;
 
     fn tiny() -> &'static Path {
         Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/tiny"))
@@ -88,6 +116,31 @@ mod tests {
         assert_eq!(base.read("wte.weight").unwrap().len(), config.vocab_size * config.n_embd);
         let error = base.read("wtf.weight").unwrap_err().to_string();
         assert!(error.contains("`wtf.weight`: expected a parameter of the fine-tuned"), "{error}");
+    }
+
+    #[test]
+    fn fingerprints_tell_models_apart_and_survive_rounding_to_bf16() {
+        let map = || config().weight_map();
+        let fingerprint = |folder: &Path| {
+            BaseModel::open(folder, map()).and_then(|mut base| base.fingerprint()).unwrap()
+        };
+        let copied = |float: FloatType, factor: f32| {
+            let folder = tempfile::tempdir().unwrap();
+            let mut writer = config().folder_writer(folder.path(), float).unwrap();
+            let mut base = BaseModel::open(tiny(), map()).unwrap();
+            for weight in map().parameters() {
+                let values = base.read(weight.path()).unwrap().into_iter().map(|it| it * factor);
+                writer
+                    .write(weight.path(), TensorData::new(values.collect(), weight.shape()))
+                    .unwrap();
+            }
+            writer.finish().unwrap();
+            fingerprint(folder.path())
+        };
+        let own = fingerprint(tiny());
+        assert_eq!(copied(FloatType::F32, 1.0), own);
+        assert_eq!(copied(FloatType::Bf16, 1.0), own);
+        assert_ne!(copied(FloatType::F32, 1.01), own);
     }
 
     #[test]

@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{Tensor, TensorData, backend::Backend};
-use deepburn_weights::{Weight, WeightMap};
+use deepburn_weights::{StoredTensor, Weight, WeightMap};
 use safetensors::tensor::TensorInfo;
 use serde::Deserialize;
 
@@ -291,6 +291,22 @@ impl Weights {
             count += a.iter().zip(&b).filter(|(a, b)| a != b).count();
         }
         Ok(count)
+    }
+
+    /// Returns the first `count` elements of a tensor, or all of a smaller one.
+    ///
+    /// # Errors
+    /// Returns [`ModelFolderError::Tensors`] if the tensor is missing or is not a float tensor of the expected shape, or
+    /// an I/O error.
+    pub(crate) fn first_elements(
+        &mut self,
+        tensor: &StoredTensor,
+        count: usize,
+    ) -> Result<Vec<f32>, ModelFolderError> {
+        self.refuse(self.misfit(tensor.name(), tensor.shape()).into_iter().collect())?;
+        let (mut values, count) = (Vec::new(), count.min(tensor.composition().num_elements()));
+        append_range(&mut self.files, &self.tensors, tensor.name(), 0..count, &mut values)?;
+        Ok(values)
     }
 
     /// Returns an error if `problems` is not empty.

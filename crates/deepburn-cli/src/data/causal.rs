@@ -49,6 +49,7 @@ use crate::data::vocabulary::{
 };
 use crate::failure::Failure;
 use crate::job::adapted_model::adapter_in;
+use crate::job::adapter_base::{base_name, check_base};
 use crate::job::memory::check_step;
 
 /// A language model and its data.
@@ -90,7 +91,8 @@ impl Causal {
         // if there is no tokenizer. Otherwise the tokenizer determines the size.
         let rows = (is_vocabulary_given(job) || is_bare).then_some(limits.vocab_size);
         let JobTokenizer { tokenizer, vocabulary } = JobTokenizer::of(job, places, pretrained)?;
-        let corpus = open_corpus(job, places, tokenizer, rows).map_err(Failure::mistake)?;
+        let corpus = open_corpus(job, places, tokenizer, rows)
+            .map_err(|error| of_corpus(error, job, limits.vocab_size))?;
         log_separator(&corpus);
         let own_ends = config.extra().eos_token_ids();
         let mut config = with_vocabulary(config, job, corpus.tokenizer.as_ref())?;
@@ -244,6 +246,22 @@ impl<B: FusedOps + OptimizerOps> Recipe<B> for Causal {
     }
 }
 
+/// Returns the failure for data that cannot be opened. With an adapter, a tokenizer with more tokens than the embedding has
+/// rows needs another remedy than a larger vocabulary.
+fn of_corpus(error: DataError, job: &Job, rows: usize) -> Failure {
+    match error {
+        DataError::Setting { name, .. }
+            if job.model.has_adapter() && name == "model.config.vocab_size" =>
+        {
+            Failure::mistake(format!(
+                "data.tokenizer: has more tokens than the embedding of the pretrained model has rows ({rows}), which cannot \
+                 grow with an adapter; use the model's own tokenizer, or {LARGER_BASE}"
+            ))
+        }
+        error => Failure::mistake(error),
+    }
+}
+
 /// Returns the model with the adapter of the job, if it has one.
 ///
 /// # Errors
@@ -254,37 +272,32 @@ fn with_adapter(
     job: &Job,
     pretrained: Option<&Path>,
 ) -> Result<AnyDecoder, Failure> {
-    if job.model.has_adapter() {
-        refuse_changes(&job.model.config)?;
-    }
+    let Some(folder) = pretrained.filter(|_| job.model.has_adapter()) else { return Ok(config) };
+    refuse_changes(&job.model.config)?;
+    refuse_new_rows(&config, folder)?;
+    let place = job.model.pretrained.as_ref();
+    let base = base_name(place, folder);
     let (key, config) = match (&job.model.lora, &job.model.adapter) {
         (Some(fields), _) => {
             let of_key = |error| Failure::mistake(format!("model.lora: {error}"));
-            let lora = LoraConfig::of_job(fields).map_err(of_key)?;
+            let lora = LoraConfig::of_job(fields).map_err(of_key)?.with_base_model(&base);
             let config = config.with_adapter(lora).map_err(of_key)?;
             for setting in config.unused_settings().map_err(of_key)? {
                 tracing::warn!("model.lora.{setting} has no effect: it selects nothing; remove it");
             }
             ("model.lora", config)
         }
-        (None, Some(folder)) => {
+        (None, Some(given)) => {
             let of_key = |error| Failure::mistake(format!("model.adapter: {error}"));
             // A run has its adapter in a subfolder.
-            let folder = adapter_in(folder).unwrap_or_else(|| folder.clone());
-            let folder = AdapterFolder::open(&folder).map_err(of_key)?;
-            ("model.adapter", config.with_trained_adapter(folder).map_err(of_key)?)
+            let adapter = adapter_in(given).unwrap_or_else(|| given.clone());
+            let adapter = AdapterFolder::open(&adapter).map_err(of_key)?;
+            check_base("model.pretrained", &adapter, &config, (place, folder))?;
+            let adapter = adapter.with_base_model(&base);
+            ("model.adapter", config.with_trained_adapter(adapter).map_err(of_key)?)
         }
         (None, None) => return Ok(config),
     };
-    if let Some(folder) = pretrained {
-        let new_rows = config.new_rows(folder).map_err(Failure::mistake)?;
-        if new_rows > 0 {
-            return Err(Failure::mistake(format!(
-                "{key}: model.config.vocab_size adds {new_rows} rows to the embeddings, which is not supported with an \
-                 adapter; train the whole model, or keep its vocabulary"
-            )));
-        }
-    }
     if job.training.save_merged {
         let of_key = |error| Failure::mistake(format!("training.save_merged: {key}: {error}"));
         config.check_mergeable().map_err(of_key)?;
@@ -297,6 +310,27 @@ fn with_adapter(
     }
     Ok(config)
 }
+
+/// Refuses a vocabulary that is larger than the pretrained model's. PEFT's files name the base model, whose embeddings lack
+/// the new rows.
+///
+/// # Errors
+/// Returns a user's mistake with the remedy.
+fn refuse_new_rows(config: &AnyDecoder, folder: &Path) -> Result<(), Failure> {
+    match config.new_rows(folder).map_err(Failure::mistake)? {
+        0 => Ok(()),
+        new_rows => Err(Failure::mistake(format!(
+            "model.config.vocab_size: adds {new_rows} rows to the embeddings of {}, which is not supported with an adapter: \
+             its files would belong to a base model without these rows; {LARGER_BASE}",
+            folder.display()
+        ))),
+    }
+}
+
+/// The remedy if a job with an adapter needs a larger vocabulary.
+const LARGER_BASE: &str = "resize the base model first (transformers: resize_token_embeddings, save_pretrained), give the \
+     result as model.pretrained, and train its new rows with trainable_token_indices or modules_to_save; or train the whole \
+     model";
 
 /// Refuses overrides of the model's configuration that change what it computes. An adapter names its base model and has
 /// no place for them, so programs that read it would compute something else.

@@ -10,12 +10,14 @@ use std::path::{Path, PathBuf};
 use deepburn_config::Place;
 use deepburn_models::decoder::AnyDecoder;
 use deepburn_models::hf::{ADAPTER_CONFIG, AdapterFolder};
+use deepburn_models::lora::LoraConfig;
 use serde_json::Value;
 
 use crate::data::places::Places;
 use crate::failure::Failure;
+use crate::job::adapter_base::{check_base, named_folder};
 use crate::job::known_model::KnownModel;
-use crate::job::model_folder::model_in;
+use crate::job::model_folder::{ModelFolder, model_in};
 use crate::run::results::ADAPTER;
 
 /// A trained adapter and the folder of its base model.
@@ -37,17 +39,21 @@ impl AdaptedModel {
     pub(crate) fn find(given: &Path, base: Option<&Path>) -> Result<Option<Self>, Failure> {
         let Some(folder) = adapter_in(given) else { return Ok(None) };
         let adapter = AdapterFolder::open(&folder).map_err(Failure::mistake)?;
-        let base = match base {
-            Some(base) => model_in(base),
-            None => base_of(&folder, adapter.config().base_model.as_deref())?,
+        let (option, base) = match base {
+            Some(base) => ("--base".to_owned(), ModelFolder::find(base, "--base")?.path),
+            None => {
+                let file = folder.join(ADAPTER_CONFIG).display().to_string();
+                (format!("{file}: base_model_name_or_path"), base_of(&file, adapter.config())?)
+            }
         };
-        let KnownModel::LanguageModel(decoder) = KnownModel::read(Some(&base))? else {
+        let KnownModel::LanguageModel(decoder) = KnownModel::read_as(&option, &base)? else {
             return Err(Failure::mistake(format!(
                 "{}: its base model {} is a classifier; adapters are supported for language models only",
                 folder.display(),
                 base.display()
             )));
         };
+        check_base(&option, &adapter, &decoder, (None, &base))?;
         let decoder = decoder.with_trained_adapter(adapter).map_err(Failure::mistake)?;
         Ok(Some(Self { decoder, base, folder }))
     }
@@ -73,35 +79,33 @@ fn saves_model(run: &Path) -> bool {
     !has_adapter || job["training"]["save_merged"] == true
 }
 
-/// Returns the folder of the base model that an adapter names.
+/// Returns the folder of the base model that an adapter names. `file` is the path of its configuration.
 ///
 /// # Errors
 /// Returns a user's mistake if the adapter names none, or one that does not exist.
-fn base_of(adapter: &Path, name: Option<&str>) -> Result<PathBuf, Failure> {
-    let file = adapter.join(ADAPTER_CONFIG);
+fn base_of(file: &str, config: &LoraConfig) -> Result<PathBuf, Failure> {
     let remedy = "give its folder with --base";
-    let Some(name) = name.filter(|name| !name.is_empty()) else {
+    let Some(name) = config.base_model.as_deref().filter(|name| !name.is_empty()) else {
         return Err(Failure::mistake(format!(
-            "{}: base_model_name_or_path is empty, so the base model is not known; {remedy}",
-            file.display()
+            "{file}: base_model_name_or_path is empty, so the base model is not known; {remedy}"
         )));
     };
-    // A relative path is relative to the folder of the program that wrote it. It is tried from here and from the adapter.
-    let folders = [PathBuf::new(), adapter.to_owned()];
-    let local = folders.iter().map(|folder| folder.join(name)).find(|path| path.is_dir());
-    match local {
-        Some(path) => Ok(model_in(&path)),
+    let adapter = Path::new(file).parent().unwrap_or(Path::new(""));
+    match named_folder(adapter, name) {
+        Some(path) => Ok(path),
         None if Path::new(name).is_absolute() || name.matches('/').count() != 1 => {
             Err(Failure::mistake(format!(
-                "{}: base_model_name_or_path is {name:?}, which does not exist; {remedy}",
-                file.display()
+                "{file}: base_model_name_or_path is {name:?}, which does not exist; {remedy}"
             )))
         }
-        None => Places::default().model(&Place::Hub(name.to_owned())).map_err(|error| {
-            Failure::mistake(format!(
-                "{}: base_model_name_or_path is {name:?}: {error}; {remedy}",
-                file.display()
-            ))
-        }),
+        None => {
+            let revision = config.revision.as_ref().map(|revision| format!("@{revision}"));
+            let place = Place::Hub(format!("{name}{}", revision.unwrap_or_default()));
+            Places::default().model(&place).map_err(|error| {
+                Failure::mistake(format!(
+                    "{file}: base_model_name_or_path is {name:?}: {error}; {remedy}"
+                ))
+            })
+        }
     }
 }

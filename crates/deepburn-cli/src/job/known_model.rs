@@ -125,12 +125,20 @@ impl KnownModel {
     /// # Errors
     /// Returns a user's mistake if the file cannot be read, or if the model is not supported.
     pub(crate) fn read(path: Option<&Path>) -> Result<Self, Failure> {
-        let Some(path) = path else {
-            return Ok(Self::LanguageModel(AnyDecoder::new(Gpt2Config::small())));
-        };
+        match path {
+            Some(path) => Self::read_as("--model", path),
+            None => Ok(Self::LanguageModel(AnyDecoder::new(Gpt2Config::small()))),
+        }
+    }
+
+    /// Reads the model in `path`, which is a `config.json` or its folder. Errors start with `option`, which names the path.
+    ///
+    /// # Errors
+    /// Returns a user's mistake if the file cannot be read, or if the model is not supported.
+    pub(crate) fn read_as(option: &str, path: &Path) -> Result<Self, Failure> {
         let file = if path.is_dir() { model_in(path).join("config.json") } else { path.to_owned() };
         let named = |error: &dyn std::fmt::Display| {
-            Failure::mistake(format!("--model: {}: {error}", file.display()))
+            Failure::mistake(format!("{option}: {}: {error}", file.display()))
         };
         if !file.exists() {
             return Err(named(

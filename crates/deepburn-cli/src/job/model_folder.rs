@@ -10,10 +10,12 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use deepburn_models::hf::ADAPTER_CONFIG;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::failure::Failure;
+use crate::run::results::ADAPTER;
 
 /// The folder of the model in the output folder of a run.
 const MODEL: &str = "model";
@@ -30,6 +32,8 @@ pub(crate) struct ModelRecord {
     label_field: Option<String>,
     /// A hash of the training data, as in checkpoints.
     pub(crate) training_data: Option<String>,
+    /// A hash of the base model's values, if the folder has an adapter.
+    pub(crate) base_model_hash: Option<String>,
 }
 
 impl ModelRecord {
@@ -46,6 +50,7 @@ impl ModelRecord {
             text_field: column("text_field"),
             label_field: column("label_field"),
             training_data: training_data.map(str::to_owned),
+            base_model_hash: None,
         }
     }
 
@@ -84,13 +89,7 @@ impl ModelFolder {
     pub(crate) fn find(given: &Path, option: &str) -> Result<Self, Failure> {
         let path = model_in(given);
         if !path.join("config.json").is_file() {
-            let remedy = if given.join("checkpoints").is_dir() {
-                "the run has only saved checkpoints; export one with `deepburn consolidate`"
-            } else if given.join("adapter_config.json").exists() {
-                "it has a LoRA adapter; merge it into its base model with `deepburn merge`"
-            } else {
-                "give the folder of a completed run, or of a model"
-            };
+            let remedy = remedy_without_model(given);
             return Err(Failure::mistake(format!(
                 "{option}: {} has neither config.json nor {MODEL}/config.json; {remedy}",
                 given.display()
@@ -117,6 +116,46 @@ impl ModelFolder {
     pub(crate) fn label_field(&self) -> Option<&str> {
         self.record.label_field.as_deref()
     }
+}
+
+/// Returns what to do with a folder that has no model.
+pub(crate) fn remedy_without_model(given: &Path) -> &'static str {
+    let has_adapter = |folder: &Path| folder.join(ADAPTER_CONFIG).is_file();
+    if has_adapter(given) || has_adapter(&given.join(ADAPTER)) {
+        "it has a LoRA adapter, which is not a model of its own; merge it into its base model with `deepburn merge`"
+    } else if given.join("checkpoints").is_dir() {
+        "the run has only saved checkpoints; export one with `deepburn consolidate`"
+    } else {
+        "give the folder of a completed run, or of a model"
+    }
+}
+
+/// Refuses a run without a model as the value of `model.pretrained`. A folder of another kind is reported when its files
+/// are read.
+///
+/// # Errors
+/// Returns a user's mistake with the remedy.
+pub(crate) fn check_pretrained(folder: &Path) -> Result<(), Failure> {
+    let has_adapter = [folder.to_owned(), folder.join(ADAPTER)]
+        .into_iter()
+        .find(|it| it.join(ADAPTER_CONFIG).is_file());
+    if folder.join("config.json").exists()
+        || has_adapter.is_none() && !folder.join("checkpoints").is_dir()
+    {
+        return Ok(());
+    }
+    let further = match has_adapter {
+        Some(adapter) => format!(
+            ", or train it further: give it as model.adapter, and the base model that {} names as model.pretrained",
+            adapter.join(ADAPTER_CONFIG).display()
+        ),
+        None => String::new(),
+    };
+    Err(Failure::mistake(format!(
+        "model.pretrained: {} has neither config.json nor {MODEL}/config.json; {}{further}",
+        folder.display(),
+        remedy_without_model(folder)
+    )))
 }
 
 /// Returns the model folder of the run `given`, or `given` itself.

@@ -7,7 +7,9 @@
 //! 3. Choose the backend, a device for each rank, and build the models ([`Run::build`]).
 //! 4. Open the output folder and train on all ranks ([`Run::train_ranks`]). Each rank trains, exports and tests the
 //!    model ([`train_rank`]).
-//! 5. Write the report.
+//! 5. Merge the adapter, if the job asks for it, and write the report.
+//!
+//! With `--evaluate`, the ranks evaluate the model in phase 4, and there is no phase 5.
 //!
 //! Phases 1 to 3 write nothing. Most errors in them are a user's mistake, with exit status 2. If ranks are processes,
 //! each phase ends with [`agree`], so that a failure of one process ends all of them with one message.
@@ -32,6 +34,7 @@ use deepburn::{Ranks, RanksError};
 use deepburn_config::{JobRequest, TrainingJob, counted};
 use deepburn_monitor::Profiler;
 
+use crate::console;
 use crate::data::recipe::{InitialWeights, Recipe};
 use crate::failure::Failure;
 use crate::job::devices::Devices;
@@ -43,9 +46,9 @@ use crate::run::agreement::{agree, check_shared, failure_of_rank, one_per_host_f
 use crate::run::hooks::{StepCounter, hooks};
 use crate::run::output_folder::open_output;
 use crate::run::preparation::check_types;
-use crate::run::prepared::PreparedRun;
+use crate::run::prepared::{PreparedRun, Purpose};
 use crate::run::rank::{RankOutcome, RankRun, train_rank};
-use crate::run::results::write_report;
+use crate::run::results::{save_merged, write_report};
 use crate::run::resume::Origin;
 use crate::run::signals::Signals;
 use crate::run::subject::{Subject, TrainableOn};
@@ -77,6 +80,9 @@ pub struct Arguments {
     /// saved by DeepSpeed.
     #[arg(long, value_name = "TAG|FOLDER", num_args = 0..=1)]
     resume: Option<Option<String>>,
+    /// Evaluate model.pretrained, with model.adapter if given, on the eval and test splits, without training.
+    #[arg(long, conflicts_with = "resume")]
+    evaluate: bool,
 }
 
 /// Runs the job. If a launcher started one process per rank, this process runs only its own rank.
@@ -89,10 +95,13 @@ pub fn finetune(arguments: Arguments, profiler: &Profiler) -> Result<(), Failure
     // Signal handlers are registered first, because a launcher may stop the job while its ranks still connect.
     let signals = Signals::prepare().map_err(Failure::run)?;
     let ranks = connect()?;
-    let resume = arguments.resume.clone();
+    let purpose = match arguments.evaluate {
+        true => Purpose::Evaluate,
+        false => Purpose::Train { resume: arguments.resume.clone() },
+    };
     let request = arguments.request(&ranks);
 
-    let prepare = || PreparedRun::new(&request, resume.as_ref(), &ranks);
+    let prepare = || PreparedRun::new(&request, purpose.clone(), &ranks);
     let prepared = one_per_host_first(&ranks, prepare)?;
     let run = Run { prepared, ranks: &ranks, signals: &signals, profiler };
     run.start_profiler();
@@ -111,7 +120,12 @@ pub fn finetune(arguments: Arguments, profiler: &Profiler) -> Result<(), Failure
 
     if ranks.has_first() {
         profiler.finish().map_err(Failure::run)?;
-        write_report(&request, &run.prepared.preparation)?;
+        match run.prepared.purpose {
+            Purpose::Train { .. } => write_report(&request, &run.prepared.preparation)?,
+            Purpose::Evaluate => {
+                console::eprint(&format!("metrics are in {}", run.training().output_dir.display()));
+            }
+        }
     }
     Ok(())
 }
@@ -214,18 +228,29 @@ impl Run<'_> {
         let lock = ranks.has_first().then(|| open_output(preparation)).transpose();
         let _lock = agree(ranks, "output", lock)?;
         check_shared(ranks, &self.training().output_dir)?;
+        let steps = match self.prepared.purpose {
+            Purpose::Train { .. } => counted(preparation.max_steps as usize, "step"),
+            Purpose::Evaluate => "evaluation without training".to_owned(),
+        };
         tracing::info!(
-            "{} parameters, ZeRO stage {}, {}, {}",
+            "{} parameters, ZeRO stage {}, {}, {steps}",
             preparation.subject.info().architecture().num_parameters(),
             preparation.plan.zero.stage.number(),
             counted(self.training().ranks, "rank"),
-            counted(preparation.max_steps as usize, "step")
         );
         announce_swap(preparation);
 
         let outcomes = self.train_ranks(recipe, &placed)?;
         // All ranks have the same outcome, so the first one is enough.
-        outcomes.into_iter().next().map_or(Ok(()), |outcome| self.conclude(outcome))
+        let Some(outcome) = outcomes.into_iter().next() else { return Ok(()) };
+        if ranks.has_first() && outcome.has_model() {
+            save_merged(recipe, preparation).map_err(|cause| {
+                Failure::run(format!(
+                    "the adapter is saved, and merging it failed: {cause}; merge it with `deepburn merge`"
+                ))
+            })?;
+        }
+        self.conclude(outcome)
     }
 
     /// Assigns devices to the ranks of this process, checks that the run fits, and builds their models.
@@ -334,7 +359,10 @@ impl Run<'_> {
     fn conclude(&self, outcome: RankOutcome) -> Result<(), Failure> {
         let (signal, name) = self.signals.last();
         let message = match outcome {
-            RankOutcome::Finished => return Ok(()),
+            RankOutcome::Finished | RankOutcome::Evaluated => return Ok(()),
+            RankOutcome::WithoutEvaluation => format!(
+                "stopped by {name} in the evaluation; give the same command with another --output-dir to repeat it"
+            ),
             RankOutcome::Interrupted { checkpoint } => self.interrupted(name, checkpoint),
             RankOutcome::WithoutTest => self.interrupted_in_test(name),
         };

@@ -22,12 +22,16 @@ use std::path::{PathBuf, absolute};
 use deepburn::ClientStates;
 use deepburn::checkpoint::Checkpoint;
 use deepburn_config::{Architecture, counted};
+use deepburn_models::decoder::AnyDecoder;
 use deepburn_models::hf::{ADAPTER_CONFIG, HfExport, ProblemType};
+use deepburn_models::lora::LoraConfig;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::data::companions::Companions;
+use crate::job::known_model::KnownModel;
 use crate::job::model_folder::ModelRecord;
+use crate::models::read_saved;
 use crate::run::launcher_env::launch_id;
 use crate::run::preparation::Preparation;
 
@@ -100,6 +104,27 @@ impl JobState {
         self.launch.is_some() && self.launch == launch_id()
     }
 
+    /// Returns the model with its adapter; `None` if the job has none. The adapter has no values.
+    ///
+    /// # Errors
+    /// Returns an error if a configuration in the checkpoint is not supported.
+    pub(crate) fn adapted(&self) -> Result<Option<AnyDecoder>, String> {
+        let documents = &self.hf_export.documents;
+        let (Some(adapter), Some(config)) =
+            (documents.get(ADAPTER_CONFIG), documents.get("config.json"))
+        else {
+            return Ok(None);
+        };
+        let of_config = |error| format!("its config.json: {error}");
+        let KnownModel::LanguageModel(model) = read_saved(config.clone()).map_err(of_config)?
+        else {
+            return Err("it has an adapter of a classifier, which is not supported".to_owned());
+        };
+        let of_adapter = |error| format!("its {ADAPTER_CONFIG}: {error}");
+        let adapter = LoraConfig::of_file(adapter).map_err(of_adapter)?;
+        model.with_adapter(adapter).map(Some).map_err(of_adapter)
+    }
+
     /// Reads the state of the job that saved `checkpoint`.
     ///
     /// # Errors
@@ -165,9 +190,12 @@ impl JobState {
         for section in ["model", "data", "training", "deepspeed"] {
             differ(section, self.job.get(section), now.job.get(section), &mut differences);
         }
-        // The resulting model configuration was compared above, so fields of the job file that lead to the same
-        // configuration are not a change.
-        differences.retain(|difference| !difference.path.starts_with("model.config"));
+        // The resulting configurations of the model and its adapter were compared above, so fields of the job file that
+        // lead to the same ones are not a change.
+        let is_compared = |path: &str| {
+            ["model.config", "model.lora", "model.adapter"].iter().any(|it| path.starts_with(it))
+        };
+        differences.retain(|difference| !is_compared(&difference.path));
         // Errors come first, because warnings matter only if the run resumes.
         differences.sort_by_key(|difference| !self.refuses(&difference.path));
         for Difference { path, then, now } in differences {
@@ -294,8 +322,8 @@ impl JobState {
     }
 }
 
-/// The field of an adapter that names its base model, whose weights are compared by their hashes.
-const BASE_MODEL: &str = "base_model_name_or_path";
+/// The fields of an adapter that name its base model, whose weights are compared by their hashes.
+const NAMES_OF_BASE: [&str; 2] = ["base_model_name_or_path", "revision"];
 
 impl JobState {
     /// Refuses another storage of the frozen base, whose rounded values the adapter was trained with.
@@ -311,7 +339,7 @@ impl JobState {
         }
     }
 
-    /// Refuses another adapter, whose parameters or scales would be others.
+    /// Refuses another adapter, whose parameters or scales would be others. The same modules may be selected in another way.
     fn compare_adapters(&self, now: &Self) -> Result<(), String> {
         let adapter = |state: &Self| state.hf_export.documents.get(ADAPTER_CONFIG).cloned();
         match (adapter(self), adapter(now)) {
@@ -324,10 +352,18 @@ impl JobState {
                                     from its model"
                     .to_owned(),
             ),
-            (Some(then), Some(now)) => {
-                let changed = then
-                    .iter()
-                    .find(|(name, then)| *name != BASE_MODEL && now.get(*name) != Some(then));
+            (Some(then), Some(now_fields)) => {
+                let models = (self.adapted(), now.adapted());
+                if let (Ok(Some(then)), Ok(Some(now))) = models
+                    && let Some((then, now)) = then.adapter().zip(now.adapter())
+                    && then.computes_as(now)
+                {
+                    return Ok(());
+                }
+                let now = now_fields;
+                let changed = then.iter().find(|(name, then)| {
+                    !NAMES_OF_BASE.contains(&name.as_str()) && now.get(*name) != Some(then)
+                });
                 changed.map_or(Ok(()), |(name, then)| {
                     let now = now.get(name).unwrap_or(&Value::Null);
                     Err(format!(

@@ -32,6 +32,7 @@ use crate::data::places::Places;
 use crate::data::recipe::{JobInputs, SubjectInfo};
 use crate::failure::Failure;
 use crate::job::memory::check_tokens;
+use crate::job::model_folder::check_pretrained;
 use crate::job::param_groups::grouped_sizes;
 use crate::job::quantization::quantization_plan;
 use crate::models;
@@ -141,6 +142,7 @@ pub(crate) fn prepare(
     let (places, largest) = (Places::default(), batch_sizes.largest());
     let pretrained = job.model.pretrained.as_ref().map(|place| places.model(place));
     let pretrained = pretrained.transpose().map_err(Failure::mistake)?;
+    pretrained.as_deref().map_or(Ok(()), check_pretrained)?;
     let inputs = JobInputs {
         job: &job,
         places: &places,

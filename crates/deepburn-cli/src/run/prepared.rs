@@ -4,16 +4,32 @@
 //! processes, each of them prepares the same run.
 
 use deepburn::Ranks;
-use deepburn_config::JobRequest;
+use deepburn_config::{Job, JobRequest};
 
 use crate::failure::Failure;
 use crate::run::forecast::RunForecast;
+use crate::run::launcher_env::restarts;
 use crate::run::monitoring::check_monitors;
+use crate::run::output_folder::refuse_running;
 use crate::run::preparation::{Preparation, prepare};
 use crate::run::resume::{self, Origin};
 
+/// What a run does with the model of its job.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Purpose {
+    /// Train it. The option `--resume`, with its optional value, names a checkpoint.
+    Train {
+        /// The checkpoint to resume from.
+        resume: Option<Option<String>>,
+    },
+    /// Evaluate it on the eval and test splits.
+    Evaluate,
+}
+
 /// A prepared run. The ranks of a process share it.
 pub(super) struct PreparedRun {
+    /// Training or evaluation.
+    pub(super) purpose: Purpose,
     /// Job, plan, model and data.
     pub(super) preparation: Preparation,
     /// The checkpoint that the run resumes from.
@@ -24,24 +40,49 @@ pub(super) struct PreparedRun {
 
 impl PreparedRun {
     /// Resolves the job, reads its data, finds the checkpoint to resume from and predicts the memory of the run.
-    /// `resume` is the option `--resume` with its optional value.
     ///
     /// # Errors
     /// Returns a user's mistake. No output has been written then.
     pub(super) fn new(
         request: &JobRequest,
-        resume: Option<&Option<String>>,
+        purpose: Purpose,
         ranks: &Ranks,
     ) -> Result<Self, Failure> {
         let mut selected = None;
         let mut preparation = prepare(request, |job, plan| {
-            selected = resume::select(job, resume)?;
+            match &purpose {
+                Purpose::Train { resume } => selected = resume::select(job, resume.as_ref())?,
+                Purpose::Evaluate => check_evaluation(job)?,
+            }
             check_monitors(&job.training.output_dir, &plan.monitor, &request.config)?;
             Ok(selected.as_ref().and_then(resume::Selected::progress))
         })?;
         let origin = selected.map(|it| it.checked(&preparation)).transpose()?;
         let forecast = RunForecast::new(&preparation, ranks)?;
         preparation.record["memory_forecast"] = forecast.record();
-        Ok(Self { preparation, origin, forecast })
+        Ok(Self { purpose, preparation, origin, forecast })
     }
+}
+
+/// Checks that a job can be evaluated without training: it has data for it, and its output folder has no run, whose
+/// metrics an evaluation would replace.
+///
+/// # Errors
+/// Returns a user's mistake.
+fn check_evaluation(job: &Job) -> Result<(), Failure> {
+    let (output, splits) = (&job.training.output_dir, &job.data.splits);
+    refuse_running(output)?;
+    if !splits.has_eval() && !splits.has_test() {
+        return Err(Failure::mistake(
+            "--evaluate: the job has neither an eval nor a test split; set data.splits.eval or data.splits.test",
+        ));
+    }
+    let record = output.join("job.json");
+    if record.exists() && restarts() == 0 {
+        return Err(Failure::mistake(format!(
+            "--evaluate: {} is from an earlier run, whose metrics would be replaced; give another folder with --output-dir",
+            record.display()
+        )));
+    }
+    Ok(())
 }

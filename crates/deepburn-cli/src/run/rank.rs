@@ -21,7 +21,7 @@ use crate::console;
 use crate::data::recipe::Recipe;
 use crate::run::hooks::RankHooks;
 use crate::run::preparation::Preparation;
-use crate::run::prepared::PreparedRun;
+use crate::run::prepared::{PreparedRun, Purpose};
 use crate::run::progress_hook::with_progress;
 use crate::run::results::{record_model, record_test, save_model};
 use crate::run::resume;
@@ -39,6 +39,17 @@ pub(super) enum RankOutcome {
     },
     /// A signal stopped the test. The model is saved.
     WithoutTest,
+    /// The model was evaluated without training.
+    Evaluated,
+    /// A signal stopped an evaluation without training.
+    WithoutEvaluation,
+}
+
+impl RankOutcome {
+    /// Returns whether the trained model is saved.
+    pub(super) fn has_model(&self) -> bool {
+        matches!(self, Self::Finished | Self::WithoutTest)
+    }
 }
 
 /// The inputs of one rank. Ranks of a process share `recipe` and `signals`.
@@ -83,6 +94,10 @@ pub(super) fn train_rank<B: FusedOps + OptimizerOps, R: Recipe<B>>(
     };
 
     let task = recipe.task(device);
+    if run.purpose == Purpose::Evaluate {
+        let evaluation = RankEvaluation { preparation: &run.preparation, recipe, task, signals };
+        return evaluation.run(&mut engine, source, hooks);
+    }
     let train_plan = train_plan(&run.preparation, signals, resumed);
     let outcome = deepburn::train(&mut engine, &task, &mut source, &train_plan, &mut hooks.hooks)?;
     // End the threads of the data loader.
@@ -119,6 +134,47 @@ pub(super) fn train_rank<B: FusedOps + OptimizerOps, R: Recipe<B>>(
     }
     let interrupt = signals.interrupt();
     test(&run.preparation, recipe, &engine, &task, (step, &interrupt))
+}
+
+/// The evaluation of a model on one rank, without training.
+struct RankEvaluation<'a, B: FusedOps + OptimizerOps, R: Recipe<B>> {
+    preparation: &'a Preparation,
+    recipe: &'a R,
+    task: R::Task,
+    signals: &'a Signals,
+}
+
+impl<B: FusedOps + OptimizerOps, R: Recipe<B>> RankEvaluation<'_, B, R> {
+    /// Evaluates the model on the eval and test splits. Rank 0 records the results, as of step 0.
+    ///
+    /// # Errors
+    /// Returns an error if data cannot be read, if a collective fails, or if a result cannot be written.
+    fn run(
+        self,
+        engine: &mut Engine<B, R::Model>,
+        mut source: R::Source,
+        mut hooks: RankHooks,
+    ) -> Result<RankOutcome, BoxError> {
+        let Self { preparation, recipe, task, signals } = self;
+        // A training loop without steps, in which an evaluation is due.
+        let interrupt = signals.interrupt();
+        let resumed = LoopState { evaluation_pending: true, ..LoopState::default() };
+        let plan = TrainPlan { interrupt: interrupt.clone(), resumed, ..TrainPlan::default() };
+        let outcome = deepburn::train(engine, &task, &mut source, &plan, &mut hooks.hooks)?;
+        drop(source);
+        hooks.close()?;
+        match outcome {
+            Outcome::Interrupted { .. } => return Ok(RankOutcome::WithoutEvaluation),
+            Outcome::Finished(TrainingEnd { failed_evaluation: Some(reason), .. }) => {
+                return Err(format!("the evaluation failed: {reason}").into());
+            }
+            Outcome::Finished(_) => {}
+        }
+        Ok(match test(preparation, recipe, engine, &task, (0, &interrupt))? {
+            RankOutcome::WithoutTest => RankOutcome::WithoutEvaluation,
+            _ => RankOutcome::Evaluated,
+        })
+    }
 }
 
 /// Evaluates the model of `step` on the test split, if there is one, until it is done or `interrupt` is triggered. Rank

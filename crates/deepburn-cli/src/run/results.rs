@@ -27,15 +27,12 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use burn::tensor::{Shape, TensorData};
 use deepburn::metrics::{Quality, Row, read_metrics};
 use deepburn::ops::{FusedOps, OptimizerOps};
-use deepburn::weights::WeightMap;
 use deepburn::{Answers, BoxError, Engine, FinalModel, Measured, TrainingEnd};
-use deepburn_config::{JobRequest, Place, counted};
+use deepburn_config::{JobRequest, counted};
 use deepburn_files::PartialFile;
 use deepburn_models::FloatType;
 use deepburn_models::decoder::AnyDecoder;
-use deepburn_models::hf::{
-    AdapterFolder, BaseModel, GENERATION_CONFIG, ModelFolderError, ModelFolderWriter,
-};
+use deepburn_models::hf::{AdapterFolder, BaseModel, GENERATION_CONFIG, ModelFolderWriter};
 use deepburn_models::lora::Adapter;
 use deepburn_monitor::{Environment, Report};
 use serde_json::{Value, json};
@@ -92,7 +89,10 @@ pub(crate) fn save_model<B: FusedOps + OptimizerOps, R: Recipe<B>>(
     let adapter = recipe.adapted().and_then(|adapted| Some((adapted, adapted.adapter_map()?)));
     let folder = output.join(if adapter.is_some() { ADAPTER } else { MODEL });
     let mut writer = match (engine.rank(), &adapter) {
-        (0, Some((adapted, map))) => Some(adapter_writer(adapted, map, preparation, &folder)?),
+        (0, Some((adapted, map))) => {
+            let fields = adapted.adapter().map(Adapter::file_fields).unwrap_or_default();
+            Some(AdapterFolder::create(&folder, map, fields)?)
+        }
         (0, None) => Some(recipe.writer(&folder)?),
         _ => None,
     };
@@ -130,13 +130,16 @@ pub(crate) fn save_model<B: FusedOps + OptimizerOps, R: Recipe<B>>(
         }
     }
     let Some(writer) = writer else { return Ok(()) };
-    finish_folder(writer, &folder, recipe, preparation)?;
-    match adapter {
-        Some((adapted, _)) if preparation.job.training.save_merged => {
-            save_merged(adapted, &folder, recipe, preparation)
-        }
-        _ => Ok(()),
-    }
+    let base = adapter.zip(preparation.pretrained.as_deref());
+    let hash = base.and_then(|((adapted, _), base)| base_hash(adapted, base));
+    finish_folder(writer, &folder, recipe, preparation, hash)
+}
+
+/// Returns the hash of the base model that the record of an adapter contains. Logs a warning if its files cannot be read any
+/// more, because the adapter is worth more than the hash.
+pub(crate) fn base_hash(adapted: &AnyDecoder, base: &Path) -> Option<String> {
+    let hash = adapted.base_fingerprint(base);
+    hash.map_err(|error| tracing::warn!("the adapter has no hash of its base model: {error}")).ok()
 }
 
 /// Reads a quantized parameter from the pretrained model.
@@ -162,7 +165,8 @@ const MODEL: &str = "model";
 /// The folder of the exported adapter.
 pub(crate) const ADAPTER: &str = "adapter";
 
-/// Writes the files that accompany exported weights, and finishes the folder.
+/// Writes the files that accompany exported weights, and finishes the folder. `base_model_hash` identifies the base model
+/// of an adapter.
 ///
 /// # Errors
 /// Returns an error if a file cannot be written.
@@ -171,13 +175,15 @@ fn finish_folder<B: FusedOps + OptimizerOps, R: Recipe<B>>(
     folder: &Path,
     recipe: &R,
     preparation: &Preparation,
+    base_model_hash: Option<String>,
 ) -> Result<(), BoxError> {
     if let Some(tokenizer) = recipe.tokenizer() {
         tokenizer.save(folder)?;
     }
     recipe.companions().copy_to(folder);
     let training_data = Some(preparation.data.training.as_str());
-    let record = ModelRecord::of_job(&preparation.record, training_data);
+    let mut record = ModelRecord::of_job(&preparation.record, training_data);
+    record.base_model_hash = base_model_hash;
     writer.set_document(ModelRecord::FILE, record.fields());
     // With an adapter, it has the end of text that the adapter was trained with.
     if let Some(fields) = recipe.hf_export().documents.remove(GENERATION_CONFIG) {
@@ -186,44 +192,27 @@ fn finish_folder<B: FusedOps + OptimizerOps, R: Recipe<B>>(
     Ok(writer.finish()?)
 }
 
-/// Starts the export of an adapter. Its configuration names the base model: a repository, or the path of a folder, which
-/// is absolute, because programs run in other folders.
-///
-/// # Errors
-/// Returns an error if the folder cannot be written to.
-fn adapter_writer(
-    adapted: &AnyDecoder,
-    map: &WeightMap,
-    preparation: &Preparation,
-    folder: &Path,
-) -> Result<ModelFolderWriter, ModelFolderError> {
-    let mut fields = adapted.adapter().map(Adapter::file_fields).unwrap_or_default();
-    let base = match (&preparation.job.model.pretrained, &preparation.pretrained) {
-        (Some(Place::Hub(name)), _) => name.clone(),
-        (_, Some(path)) => {
-            fs::canonicalize(path).unwrap_or_else(|_| path.clone()).display().to_string()
-        }
-        (_, None) => unreachable!("a job with an adapter has a pretrained model"),
-    };
-    fields.insert("base_model_name_or_path".to_owned(), base.into());
-    AdapterFolder::create(folder, map, fields)
-}
-
-/// Writes the model with the adapter in the folder `adapter` merged into its weights.
+/// Writes the model with the saved adapter merged into its weights, if the job asks for it. It needs no other rank, so it is
+/// called after their group has ended: no rank waits for the merge in a collective.
 ///
 /// # Errors
 /// Returns an error if a file cannot be read or written. No incomplete model is left then.
-fn save_merged<B: FusedOps + OptimizerOps, R: Recipe<B>>(
-    adapted: &AnyDecoder,
-    adapter: &Path,
+pub(crate) fn save_merged<B: FusedOps + OptimizerOps, R: Recipe<B>>(
     recipe: &R,
     preparation: &Preparation,
 ) -> Result<(), BoxError> {
-    let Some(base) = &preparation.pretrained else { return Ok(()) };
-    let folder = preparation.job.training.output_dir.join(MODEL);
-    let trained = adapted.base().with_trained_adapter(AdapterFolder::open(adapter)?)?;
+    let Preparation { job, pretrained, .. } = preparation;
+    let (Some(adapted), Some(base), true) =
+        (recipe.adapted(), pretrained, job.training.save_merged)
+    else {
+        return Ok(());
+    };
+    let output = &job.training.output_dir;
+    let adapter = AdapterFolder::open(&output.join(ADAPTER))?;
+    let trained = adapted.base().with_trained_adapter(adapter)?;
+    let folder = output.join(MODEL);
     let writer = trained.merge_into(base, &folder, FloatType::F32)?;
-    finish_folder(writer, &folder, recipe, preparation)
+    finish_folder(writer, &folder, recipe, preparation, None)
 }
 
 /// Records in `job.json` which model is saved, if the job asks for the best one: the step of the saved model, the step

@@ -2,7 +2,7 @@
 //!
 //! `consolidate` writes safetensors with the parameter names of `transformers`, the `config.json`, the tokenizer if the
 //! run has one, and the companion files of the pretrained model, so that `from_pretrained` can load the folder.
-//! Existing files are never overwritten. If another program saved the checkpoint with the library, these names are
+//! The checkpoint of a job with an adapter is exported as the adapter. Existing files are never overwritten. If another program saved the checkpoint with the library, these names are
 //! unknown, and weights are named by their module paths.
 //!
 //! ```text
@@ -23,14 +23,16 @@ use deepburn::ClientStates;
 use deepburn::checkpoint::{
     Checkpoint, Consolidation, NotFinite, Tag, WeightMap, consolidate as write_weights,
 };
+use deepburn_config::counted;
 use deepburn_models::FloatType;
-use deepburn_models::hf::ADAPTER_CONFIG;
+use deepburn_models::decoder::AnyDecoder;
 
 use crate::failure::Failure;
 use crate::job::model_folder::model_in;
 use crate::run::base_model::set_base;
 use crate::run::job_state::JobState;
 use crate::tools::accompanying_files::AccompanyingFiles;
+use crate::tools::adapter_export::AdapterExport;
 
 /// Returns the parser of the type of consolidated weights.
 pub(crate) fn weight_type() -> impl TypedValueParser<Value = FloatType> {
@@ -120,10 +122,28 @@ pub(crate) fn open_best(path: &Path) -> Result<Checkpoint, Failure> {
 /// Returns a user's mistake if there is no checkpoint, or if it is damaged. The message then names the damaged file.
 pub(crate) fn inspect(path: &Path, tag: Option<&str>) -> Result<String, Failure> {
     let checkpoint = open(path, tag)?;
-    match checkpoint.verify() {
-        Ok(()) => Ok(checkpoint.describe()),
-        Err(error) => Err(Failure::mistake(error)),
-    }
+    checkpoint.verify().map_err(Failure::mistake)?;
+    let text = checkpoint.describe();
+    // Checkpoints of other programs, and of later versions, are described without their model.
+    let state = JobState::read(&checkpoint).ok();
+    let adapter = state.and_then(|state| Some(adapter_line(&state.adapted().ok()??)));
+    let Some((adapter, (head, rest))) = adapter.zip(text.split_once("\n\n")) else {
+        return Ok(text);
+    };
+    Ok(format!("{head}\n{adapter}\n\n{rest}"))
+}
+
+/// Describes the adapter of a model.
+fn adapter_line(model: &AnyDecoder) -> String {
+    let Some(adapter) = model.adapter() else { return String::new() };
+    let config = adapter.config();
+    format!(
+        "adapter     {} of rank {} in {} of {}",
+        if config.dora { "DoRA" } else { "LoRA" },
+        config.rank,
+        counted(adapter.num_modules(), "module"),
+        config.base_model.as_deref().unwrap_or("its base model")
+    )
 }
 
 /// Writes the weights of a checkpoint and the model's other files to `out`. Returns the paths of the files.
@@ -153,12 +173,9 @@ pub(crate) fn consolidate(
         find_base(checkpoint, base, None, &as_trained)?;
         return write(checkpoint, out, &what, &as_trained);
     };
-    if state.hf_export.documents.contains_key(ADAPTER_CONFIG) {
-        return Err(Failure::mistake(format!(
-            "{} has an adapter, which is not a model of its own; continue the run with --resume, which writes \
-             output_dir/adapter at its end, and merge it with `deepburn merge`",
-            checkpoint.path().display()
-        )));
+    if let Some(model) = state.adapted().map_err(Failure::mistake)? {
+        let export = AdapterExport { model, base };
+        return export.write(checkpoint, state, out, float);
     }
     let recorded = state.base.clone();
     let others = AccompanyingFiles::find(checkpoint, state, float)?;
@@ -175,7 +192,7 @@ pub(crate) fn consolidate(
 ///
 /// # Errors
 /// Returns a user's mistake if there is no such folder, or if the option has no effect.
-fn find_base(
+pub(crate) fn find_base(
     checkpoint: &mut Checkpoint,
     given: Option<&Path>,
     recorded: Option<&Path>,

@@ -50,9 +50,15 @@ pub(crate) fn merge(arguments: &MergeArguments) -> Result<String, Failure> {
     let place = if inner.join(ADAPTER_CONFIG).is_file() { &inner } else { adapter };
     let found = AdaptedModel::find(place, base.as_deref())?;
     let Some(AdaptedModel { decoder, base, folder }) = found else {
+        let remedy = match adapter.join("checkpoints").is_dir() {
+            true => {
+                "the run has only saved checkpoints: `deepburn consolidate` exports the adapter of one, which can be \
+                 merged"
+            }
+            false => "give the folder of an adapter, or of a run with model.lora",
+        };
         return Err(Failure::mistake(format!(
-            "{} has no adapter to merge: neither adapter_config.json nor adapter/adapter_config.json; give the folder \
-             of an adapter, or of a run with model.lora",
+            "{} has no adapter to merge: neither adapter_config.json nor adapter/adapter_config.json; {remedy}",
             adapter.display()
         )));
     };

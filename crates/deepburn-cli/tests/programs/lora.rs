@@ -39,9 +39,6 @@ fn traces_of_peft() {
             serde_json::from_str(&fs::read_to_string(folder.join(name)).ok()?).ok()
         };
         let main = read("trace.json").unwrap();
-        if !main["peft"]["trainable_token_indices"].is_null() {
-            continue;
-        }
         for (name, stages) in [
             ("trace.json", &[0, 3][..]),
             ("trace_s2_n2.json", &[2, 0]),
@@ -111,6 +108,33 @@ fn stages_and_ranks_agree_to_the_bit() {
         for (name, values) in &trained {
             assert!(name.starts_with("base_model.model.transformer.h."), "{name}");
             assert!(values.iter().any(|value| *value != 0.0), "{name}");
+        }
+        for stage in &STAGES[1..] {
+            assert_eq!(run(*stage).numbers(), first.numbers(), "stage {stage}, {ranks} ranks");
+        }
+    }
+}
+
+/// The first tokens of the data are 3 and 486, so that both rows are looked up.
+#[test]
+fn rows_of_tokens_are_trained_at_every_stage() {
+    for (ranks, bf16) in [(1, false), (2, false), (2, true)] {
+        let run = |stage| {
+            let lora = json!({ "r": 4, "trainable_token_indices": [3, 486, 300] });
+            let job = Job::tiny().with("model.lora", lora).sharded(stage, ranks);
+            let job = if bf16 { job.with("deepspeed.bf16.enabled", true) } else { job };
+            job.train()
+        };
+        let first = run(0);
+        let trained = first.tensors();
+        let name = "base_model.model.transformer.wte.token_adapter.trainable_tokens_delta";
+        let (_, rows) = trained.iter().find(|(own, _)| own == name).unwrap();
+        let base = tensors(&fs::read(tiny_model().join("model.safetensors")).unwrap());
+        let (_, table) = base.iter().find(|(own, _)| own.ends_with("wte.weight")).unwrap();
+        // Tied rows learn from the head, even if no text contains their token.
+        for (token, row) in [3, 486, 300].into_iter().zip(rows.chunks_exact(48)) {
+            let differ = row.iter().zip(&table[token * 48..]).filter(|(a, b)| a != b);
+            assert_eq!(differ.count(), 48, "{token}");
         }
         for stage in &STAGES[1..] {
             assert_eq!(run(*stage).numbers(), first.numbers(), "stage {stage}, {ranks} ranks");
@@ -379,8 +403,8 @@ fn adapters_that_cannot_be_trained_are_refused() {
             "no module is called `q_proj`; the model has wte, wpe",
         ),
         (
-            json!({"trainable_token_indices": [1]}),
-            "`trainable_token_indices` is [1], which is not supported",
+            json!({"trainable_token_indices": [1, 512]}),
+            "token 512 has no row in `transformer.wte`, which has 512; give ids below 512",
         ),
         (json!({"init_lora_weights": "pissa"}), "`init_lora_weights` is \"pissa\""),
     ] {

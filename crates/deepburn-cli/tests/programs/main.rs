@@ -24,6 +24,7 @@ mod label_smoothing;
 mod launching;
 mod limits;
 mod lora;
+mod lora_tools;
 mod malformed;
 mod memory;
 mod one_bit;

@@ -72,7 +72,8 @@ section! {
         /// names, a regular expression or "all-linear"; by default PEFT's names for the model),
         /// exclude_modules, layers_to_transform, layers_pattern, lora_dropout (0), bias ("none",
         /// "lora_only" or "all"), use_rslora, use_dora, lora_bias, rank_pattern, alpha_pattern,
-        /// modules_to_save, ensure_weight_tying and init_lora_weights (true, false or "gaussian").
+        /// modules_to_save, ensure_weight_tying, trainable_token_indices and init_lora_weights (true,
+        /// false or "gaussian").
         /// The trained adapter is saved in output_dir/adapter, as PEFT saves it. Language models
         /// only.
         lora: () = free(),

@@ -77,6 +77,76 @@ fn modules_are_selected_as_in_peft() {
 }
 
 #[test]
+fn adapters_are_compared_by_what_they_select() {
+    let of = |fields| adapter(true, fields).unwrap();
+    let q = of(json!({"target_modules": ["q_proj"]}));
+    for same in [
+        json!({}),
+        json!({"target_modules": r".*q_proj"}),
+        json!({"target_modules": ["layers.1.attn.q_proj", "layers.0.attn.q_proj"]}),
+        json!({"rank_pattern": {"q_proj": 8}, "r": 4, "lora_alpha": 8}),
+        json!({"init_lora_weights": "gaussian"}),
+    ] {
+        assert!(q.computes_as(&of(same.clone())), "{same}");
+    }
+    for other in [
+        json!({"target_modules": "all-linear"}),
+        json!({"lora_alpha": 16}),
+        json!({"lora_dropout": 0.1}),
+        json!({"use_dora": true}),
+        json!({"trainable_token_indices": [3]}),
+        json!({"modules_to_save": ["norm"]}),
+    ] {
+        assert!(!q.computes_as(&of(other.clone())), "{other}");
+    }
+}
+
+#[test]
+fn rows_of_tokens_are_parameters_of_their_own() {
+    let rows = |is_tied, fields: Value| {
+        let adapter = adapter(is_tied, json!({"trainable_token_indices": fields}))?;
+        let map = adapter.extended(&base(is_tied)).unwrap();
+        let file = adapter.file_map(&map).unwrap();
+        let own = file.parameters().filter(|weight| weight.path().contains("token_adapter"));
+        Ok::<_, String>(own.map(|it| (it.stored_name(), it.shape())).collect::<Vec<_>>())
+    };
+    let name = |module: &str| format!("base_model.model.{module}.{TOKEN_ROWS}");
+    let embedding = || (name("model.embed_tokens"), vec![2, 4]);
+    let head = || (name("lm_head"), vec![1, 4]);
+    // A tied head has the rows of the embedding, also if both are named.
+    for fields in [json!([7, 2]), json!({"lm_head": [7, 2], "embed_tokens": [7, 2]})] {
+        assert_eq!(rows(true, fields.clone()), Ok(vec![embedding()]), "{fields}");
+    }
+    assert_eq!(rows(false, json!([7, 2])), Ok(vec![embedding()]));
+    let both = json!({"lm_head": [3], "embed_tokens": [7, 2]});
+    assert_eq!(rows(false, both.clone()), Ok(vec![embedding(), head()]));
+    for (is_tied, fields, part) in [
+        (true, both, "`lm_head` is tied to the embedding"),
+        (true, json!({"lm_head": [3]}), "`lm_head` is tied to the embedding"),
+        (false, json!([9]), "token 9 has no row in `model.embed_tokens`, which has 9"),
+        (false, json!({"wte": [1]}), "no module is called `wte`"),
+        (false, json!({"norm": [1]}), "`model.norm` is neither the token embedding nor"),
+    ] {
+        let error = rows(is_tied, fields).unwrap_err();
+        assert!(error.contains(part), "{error}");
+    }
+    let with = |is_tied, more: Value| {
+        let mut fields = json!({"trainable_token_indices": [1]});
+        fields.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        adapter(is_tied, fields).map(|_| ())
+    };
+    assert_eq!(with(false, json!({"modules_to_save": ["lm_head"]})), Ok(()));
+    for (is_tied, more, part) in [
+        (false, json!({"target_modules": ["embed_tokens"]}), "remove it from target_modules"),
+        (false, json!({"modules_to_save": ["embed_tokens"]}), "use one of the two fields"),
+        (true, json!({"modules_to_save": ["lm_head"]}), "use one of the two fields"),
+    ] {
+        let error = with(is_tied, more).unwrap_err();
+        assert!(error.contains(part), "{error}");
+    }
+}
+
+#[test]
 fn selections_that_mean_nothing_are_refused() {
     for (is_tied, fields, expected) in [
         (

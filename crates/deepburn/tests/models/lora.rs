@@ -145,6 +145,7 @@ fn what_cannot_be_added_to_a_weight_is_refused() {
     for (fields, part) in [
         (json!({"lora_dropout": 0.1}), "`lora_dropout` is 0.1, which is not supported"),
         (json!({"use_dora": true}), "`use_dora` is true"),
+        (json!({"trainable_token_indices": [1]}), "`trainable_token_indices` is [1]"),
         (
             json!({"target_modules": ["up", "side"]}),
             "no module is called `side`; the model has words, up, down",

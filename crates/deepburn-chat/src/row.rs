@@ -73,10 +73,8 @@ impl RowFormat {
     /// Returns [`ChatError::Format`] if no format fits, or more than one.
     pub fn detect(row: &Map<String, Value>) -> Result<Self> {
         let has = |column: &&str| row.get(*column).is_some_and(|it| !it.is_null());
-        let fitting: Vec<Self> = Self::ALL
-            .into_iter()
-            .filter(|it| it.required_columns().iter().all(|name| has(&name)))
-            .collect();
+        let fitting: Vec<Self> =
+            Self::ALL.into_iter().filter(|it| it.required_columns().iter().all(&has)).collect();
         match fitting[..] {
             [format] => Ok(format),
             [] => {

@@ -208,3 +208,55 @@ impl SpecialTokens {
         &self.0
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use serde_json::json;
+
+    use super::*;
+    use crate::{ChatContext, Ending, Message};
+
+    fn rendered(templates: &ChatTemplates, has_tools: bool) -> String {
+        let (context, tokens) = (ChatContext::default(), SpecialTokens::default());
+        let template = templates.select(has_tools).unwrap();
+        let messages = [Message::text("user", "a")];
+        template.render(&messages, &context, &tokens, Ending::Complete).unwrap().text
+    }
+
+    #[test]
+    fn templates_are_selected_as_in_transformers() {
+        let folder = deepburn_fuzz::scratch_folder();
+        let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
+        let error = ChatTemplates::of_folder(folder.path()).unwrap_err().to_string();
+        assert!(error.contains("has no chat template"), "{error}");
+
+        let named = |name: &str| json!({"name": name, "template": format!("config {name}")});
+        let config = json!({"chat_template": [named("default"), named("tool_use"), named("rag")],
+            "eos_token": {"content": "</s>", "lstrip": false}, "bos_token": null, "add_bos_token": true});
+        write(CONFIG, &config.to_string());
+        let templates = ChatTemplates::of_folder(folder.path()).unwrap();
+        assert_eq!(rendered(&templates, false), "config default");
+        assert_eq!(rendered(&templates, true), "config tool_use");
+        let tokens = SpecialTokens::of_folder(folder.path()).unwrap();
+        assert_eq!(tokens, SpecialTokens::new([("eos_token", "</s>")]));
+
+        write(FILE, "file");
+        let templates = ChatTemplates::of_folder(folder.path()).unwrap();
+        assert_eq!([false, true].map(|it| rendered(&templates, it)), ["file", "file"]);
+        fs::create_dir(folder.path().join(FOLDER)).unwrap();
+        write("additional_chat_templates/tool_use.jinja", "file tools");
+        let templates = ChatTemplates::of_folder(folder.path()).unwrap();
+        assert_eq!([false, true].map(|it| rendered(&templates, it)), ["file", "file tools"]);
+
+        fs::remove_file(folder.path().join(FILE)).unwrap();
+        let templates = ChatTemplates::of_folder(folder.path()).unwrap();
+        assert!(
+            templates.select(false).unwrap_err().to_string().contains("none is called `default`")
+        );
+        write(FILE, "a\n{{ b");
+        let error = ChatTemplates::of_folder(folder.path()).unwrap_err();
+        assert!(matches!(error, ChatError::Syntax { line: 2, .. }), "{error}");
+    }
+}

@@ -212,7 +212,7 @@ mod tests {
     #[test]
     fn invalid_rows_are_named_and_the_next_one_is_read() {
         let deep = format!("{{\"messages\": {}{}}}", "[".repeat(500), "]".repeat(500));
-        let deep_array = deep.replace('{', "").replace('}', "");
+        let deep_array = deep.replace(['{', '}'], "");
         for (row, expected) in [
             (r#"{"messages": "\udc00 lone"}"#, "field `messages`: lone leading surrogate"),
             (r#"{"messages": "\ud800\u0041"}"#, "field `messages`: lone leading surrogate"),

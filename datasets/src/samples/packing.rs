@@ -1,7 +1,7 @@
 //! Packing of several samples into one row, as TRL 1.16 does.
 //!
 //! [`Packing`] selects the strategy. Samples are packed in groups of
-//! [`GROUP`] in the order of the data. The best-fit strategies are those of
+//! [`GROUP`] in the order of the data. The best-fit strategies follow
 //! "Fewer Truncations Improve Language Modeling" (arXiv 2404.10830): pieces in
 //! decreasing length, each into the row with the least space that suffices. Of
 //! rows with equal space, the one that has had this space for the longest time

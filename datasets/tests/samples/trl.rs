@@ -1,4 +1,4 @@
-//! Rows and batches equal those of TRL 1.16. `trl_packing.json` was made by
+//! Rows and batches are the same as in TRL 1.16. `trl_packing.json` was made by
 //! `make_trl_packing.py`, `trl_batches.json` by runs of `SFTTrainer` on small
 //! conversations.
 
@@ -126,7 +126,7 @@ fn check_batch(found: &MicroBatch, expected: &Value, name: &str) {
 }
 
 #[test]
-fn prepared_rows_and_batches_are_those_of_the_trainer() {
+fn prepared_rows_and_batches_equal_the_trainers() {
     let data = data("trl_batches.json");
     for run in data["runs"].as_array().unwrap() {
         let name = run["name"].as_str().unwrap();

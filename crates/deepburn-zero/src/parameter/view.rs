@@ -146,10 +146,7 @@ mod tests {
         assert_eq!(transpositions(&[View::Permute(vec![1, 0])]), Some(true));
         assert_eq!(transpositions(&[View::Permute(vec![0, 1])]), Some(false));
         let cast = View::Cast(FloatDType::BF16);
-        assert_eq!(
-            transpositions(&[cast, View::Expand(Shape::from(vec![1, 3, 5]))]),
-            Some(false)
-        );
+        assert_eq!(transpositions(&[cast, View::Expand(Shape::from(vec![1, 3, 5]))]), Some(false));
     }
 
     #[test]

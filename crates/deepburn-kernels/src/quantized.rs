@@ -118,7 +118,7 @@ impl BlockFormat {
                 let divisor = if largest > 0.0 { f64::from(largest) } else { 1.0 };
                 let bits = match self {
                     Self::Nf4 { .. } => {
-                        nf4::nearest(f64::from(value) / divisor) << (4 * (place % 8 ^ 1))
+                        nf4::nearest(f64::from(value) / divisor) << (4 * ((place % 8) ^ 1))
                     }
                     Self::Int8 => {
                         let code = (f64::from(value) * (127.0 / divisor)).round_ties_even() as i8;
@@ -227,7 +227,7 @@ impl<'a> QuantizedSlice<'a> {
         let per_word = QUANTIZED_BLOCK / self.format.words_per_block();
         let word = self.codes[block * self.format.words_per_block() + place / per_word];
         let code = match self.format {
-            BlockFormat::Nf4 { .. } => nf4::VALUES[(word >> (4 * (place % 8 ^ 1)) & 15) as usize],
+            BlockFormat::Nf4 { .. } => nf4::VALUES[(word >> (4 * ((place % 8) ^ 1)) & 15) as usize],
             BlockFormat::Int8 => f32::from((word >> (8 * (place % 4))) as u8 as i8),
         };
         code * self.scales.at(block)

@@ -72,7 +72,7 @@ impl View {
             let last = viewed.num_dims().checked_sub(2)?;
             let is_same = match view {
                 Self::Cast(_) => true,
-                Self::Slice(_) => viewed == shape,
+                Self::Slice(_) => false,
                 Self::Reshape(_) | Self::Expand(_) => {
                     let axes = viewed.as_slice();
                     axes[..last].iter().all(|len| *len == 1)
@@ -123,5 +123,48 @@ impl View {
             Self::Cast(cast) => (*cast).into(),
             _ => dtype,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn transpositions(views: &[View]) -> Option<bool> {
+        View::transpositions(views, &Shape::from(vec![3, 5]))
+    }
+
+    #[test]
+    fn views_that_keep_a_matrix() {
+        let reshape = |shape: &[usize]| View::Reshape(Shape::from(shape.to_vec()));
+        let swap = || View::SwapDims(0, 1);
+        assert_eq!(transpositions(&[]), Some(false));
+        assert_eq!(transpositions(&[swap()]), Some(true));
+        assert_eq!(transpositions(&[View::SwapDims(1, 0), swap()]), Some(false));
+        assert_eq!(transpositions(&[swap(), reshape(&[1, 5, 3])]), Some(true));
+        assert_eq!(transpositions(&[reshape(&[1, 3, 5]), View::SwapDims(2, 1)]), Some(true));
+        assert_eq!(transpositions(&[View::Permute(vec![1, 0])]), Some(true));
+        assert_eq!(transpositions(&[View::Permute(vec![0, 1])]), Some(false));
+        let cast = View::Cast(FloatDType::BF16);
+        assert_eq!(transpositions(&[cast, View::Expand(Shape::from(vec![1, 3, 5]))]), Some(false));
+    }
+
+    #[test]
+    fn views_that_need_the_elements() {
+        let reshape = |shape: &[usize]| View::Reshape(Shape::from(shape.to_vec()));
+        // A slice of all elements may reverse them.
+        for view in [
+            reshape(&[5, 3]),
+            reshape(&[15]),
+            reshape(&[3, 5, 1]),
+            View::Expand(Shape::from(vec![2, 3, 5])),
+            View::Slice(vec![Slice::from(0..2), Slice::from(0..5)]),
+            View::Slice(vec![Slice::new(0, None, -1), Slice::from(0..5)]),
+        ] {
+            assert_eq!(transpositions(&[view]), None);
+        }
+        let unsqueezed = reshape(&[1, 3, 5]);
+        assert_eq!(transpositions(&[unsqueezed.clone(), View::SwapDims(0, 1)]), None);
+        assert_eq!(transpositions(&[unsqueezed, View::Permute(vec![2, 1, 0])]), None);
     }
 }

@@ -15,8 +15,8 @@ use deepburn_ops::{
     AttentionDropout, AttentionMask, AttentionOps, AttentionOutput, AttentionSaved,
     CrossEntropyOps, GateFunction, GatedGradients, GatedOps, GeluOps, HeadGradients, HeadLoss,
     LayerNormGradients, LayerNormOps, LayerNormOutput, LayerNormSaved, LinearGradients, LinearOps,
-    MatmulOps, RmsNorm, RmsNormGradients, RmsNormOps, RmsNormOutput, RmsNormSaved, RotaryOps,
-    RotatedHeads, SelfAttention,
+    MatmulOps, QuantizedMatrix, RmsNorm, RmsNormGradients, RmsNormOps, RmsNormOutput, RmsNormSaved,
+    RotaryOps, RotatedHeads, SelfAttention,
 };
 
 use crate::decorator::ops::product::{count, count_backward, rows_times};
@@ -156,6 +156,24 @@ impl<B: MatmulOps + LinearOps> LinearOps for Sharded<B> {
         ZeroTensor::full(weight::linear_x_gradient::<B>(grad.into_full(), weight.into_weight()))
     }
 
+    /// Dequantizes the weight. The blocks of a quantized parameter do not come here: the methods
+    /// above read them from its handle.
+    fn quantized_linear(
+        x: FloatTensor<Self>,
+        weight: &QuantizedMatrix<Self>,
+        bias: Option<FloatTensor<Self>>,
+    ) -> FloatTensor<Self> {
+        Self::fused_linear(x, weight.dequantized(), bias)
+    }
+
+    /// Dequantizes the weight, as in [`quantized_linear`](LinearOps::quantized_linear).
+    fn quantized_x_gradient(
+        grad: FloatTensor<Self>,
+        weight: &QuantizedMatrix<Self>,
+    ) -> FloatTensor<Self> {
+        Self::linear_x_gradient(grad, weight.dequantized())
+    }
+
     /// Returns the gradients of weight and bias. Neither operand is a parameter, so no gather is
     /// needed here.
     fn linear_gradients(grad: FloatTensor<Self>, x: FloatTensor<Self>) -> LinearGradients<Self> {
@@ -219,6 +237,17 @@ impl<B: MatmulOps + CrossEntropyOps> CrossEntropyOps for Sharded<B> {
                 weight: gradients.weight.map(ZeroTensor::full),
             },
         }
+    }
+
+    /// Dequantizes the weight, as in [`quantized_linear`](LinearOps::quantized_linear).
+    fn quantized_head_loss(
+        hidden: FloatTensor<Self>,
+        weight: &QuantizedMatrix<Self>,
+        targets: IntTensor<Self>,
+        wanted: bool,
+    ) -> HeadLoss<Self> {
+        let wanted = HeadGradients { hidden: wanted, weight: false };
+        Self::head_loss(hidden, weight.dequantized(), targets, wanted)
     }
 
     /// Returns the loss of given logits and, if `gradient` is set, its gradient with respect to

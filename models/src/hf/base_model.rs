@@ -10,8 +10,10 @@ use deepburn_weights::{Origin, Weight, WeightMap};
 use super::error::{ModelFolderError, TensorProblem};
 use super::weights::Weights;
 
-/// The number of elements of a tensor that a fingerprint hashes.
-const HASHED_ELEMENTS: usize = 4096;
+/// The number of elements of a slice of a tensor that a fingerprint hashes.
+const HASHED_SLICE: usize = 256;
+/// The number of slices, evenly spaced from the first to the last element.
+const HASHED_SLICES: usize = 16;
 
 /// A model folder from which single parameters of a fine-tuned model are read. It may lack parameters of the fine-tuned
 /// model, and have others.
@@ -45,8 +47,8 @@ impl BaseModel {
         self.map.clone().with_origins(origin).expect("the stored tensors are the same")
     }
 
-    /// Returns a hash of the first values of each tensor, which tells models of equal shapes apart. It reads a few
-    /// kilobytes per tensor. Values are rounded to bf16 first, so that a model and its copy in bf16 are equal.
+    /// Returns a hash of samples of each tensor, from its first to its last row, which tells models of equal shapes apart.
+    /// It reads a few kilobytes per tensor. Values are rounded to bf16 first, so that a model and its copy in bf16 are equal.
     ///
     /// # Errors
     /// Returns [`ModelFolderError::Tensors`] if a tensor is missing or has another shape, or an I/O error.
@@ -60,8 +62,15 @@ impl BaseModel {
         };
         for tensor in self.map.stored_tensors() {
             add(tensor.name().as_bytes());
-            for value in self.weights.first_elements(tensor, HASHED_ELEMENTS)? {
-                add(&bf16::from_f32(value).to_bits().to_le_bytes());
+            let count = tensor.composition().num_elements();
+            let last = count.saturating_sub(HASHED_SLICE);
+            for slice in 0..HASHED_SLICES {
+                // Slices of a small tensor overlap.
+                let start = (last as u128 * slice as u128 / (HASHED_SLICES - 1) as u128) as usize;
+                let range = start..count.min(start + HASHED_SLICE);
+                for value in self.weights.elements(tensor, range)? {
+                    add(&bf16::from_f32(value).to_bits().to_le_bytes());
+                }
             }
         }
         Ok(format!("{hash:016x}"))

@@ -293,19 +293,19 @@ impl Weights {
         Ok(count)
     }
 
-    /// Returns the first `count` elements of a tensor, or all of a smaller one.
+    /// Returns the elements of a tensor in `range`.
     ///
     /// # Errors
     /// Returns [`ModelFolderError::Tensors`] if the tensor is missing or is not a float tensor of the expected shape, or
     /// an I/O error.
-    pub(crate) fn first_elements(
+    pub(crate) fn elements(
         &mut self,
         tensor: &StoredTensor,
-        count: usize,
+        range: Range<usize>,
     ) -> Result<Vec<f32>, ModelFolderError> {
         self.refuse(self.misfit(tensor.name(), tensor.shape()).into_iter().collect())?;
-        let (mut values, count) = (Vec::new(), count.min(tensor.composition().num_elements()));
-        append_range(&mut self.files, &self.tensors, tensor.name(), 0..count, &mut values)?;
+        let mut values = Vec::new();
+        append_range(&mut self.files, &self.tensors, tensor.name(), range, &mut values)?;
         Ok(values)
     }
 

@@ -1,7 +1,7 @@
 //! Compares the base model that an adapter was trained on with the model that it is used with.
 //!
 //! An adapter changes the weights of one model. With another model of the same shapes, it would load and compute something
-//! else. Folders that this program saved have a hash of the base model's values ([`ModelRecord`]). Other folders have only
+//! else. Folders that this program saved have a hash of samples of the base model's values ([`ModelRecord`]). Other folders have only
 //! the name in `adapter_config.json`: a repository, or a path that may have moved.
 //!
 //! | Known about the base model | Checked |

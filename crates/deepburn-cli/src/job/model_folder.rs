@@ -32,7 +32,7 @@ pub(crate) struct ModelRecord {
     label_field: Option<String>,
     /// A hash of the training data, as in checkpoints.
     pub(crate) training_data: Option<String>,
-    /// A hash of the base model's values, if the folder has an adapter.
+    /// A hash of samples of the base model's values, if the folder has an adapter.
     pub(crate) base_model_hash: Option<String>,
 }
 

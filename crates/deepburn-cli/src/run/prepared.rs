@@ -72,6 +72,18 @@ impl PreparedRun {
 fn check_evaluation(job: &Job) -> Result<(), Failure> {
     let (output, splits) = (&job.training.output_dir, &job.data.splits);
     refuse_running(output)?;
+    if job.model.pretrained.is_none() {
+        return Err(Failure::mistake(
+            "--evaluate: the job has no trained model, and random weights would be measured; set model.pretrained to a \
+             model or to the folder of a run",
+        ));
+    }
+    if job.model.lora.is_some() {
+        return Err(Failure::mistake(
+            "--evaluate: model.lora is a new adapter, which changes nothing yet; give a trained one as model.adapter, or set \
+             model.lora to null",
+        ));
+    }
     if !splits.has_eval() && !splits.has_test() {
         return Err(Failure::mistake(
             "--evaluate: the job has neither an eval nor a test split; set data.splits.eval or data.splits.test",

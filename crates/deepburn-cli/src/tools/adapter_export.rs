@@ -7,7 +7,7 @@
 //! OUT/tokenizer.json, deepburn.json, …                  the other files of the run
 //! ```
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use burn::tensor::TensorData;
 use deepburn::checkpoint::{Checkpoint, StateKind};
@@ -16,8 +16,10 @@ use deepburn_models::hf::{ADAPTER_CONFIG, AdapterFolder};
 use deepburn_models::{Architecture, FloatType};
 use serde_json::Value;
 
+use crate::console;
 use crate::failure::Failure;
 use crate::job::model_folder::{ModelRecord, model_in};
+use crate::run::base_model::set_base;
 use crate::run::job_state::JobState;
 use crate::run::results::base_hash;
 use crate::tools::accompanying_files::AccompanyingFiles;
@@ -57,7 +59,7 @@ impl AdapterExport<'_> {
         others.hf_export.documents.remove("config.json");
         others.refuse_existing(out)?;
         refuse_weights(out)?;
-        let folder = self.base.map(model_in).or(recorded.filter(|folder| folder.is_dir()));
+        let folder = self.verified_base(checkpoint, recorded)?;
         if let Some(record) = others.hf_export.documents.get_mut(ModelRecord::FILE)
             && let Some(hash) = folder.as_deref().and_then(|folder| base_hash(&self.model, folder))
         {
@@ -74,6 +76,39 @@ impl AdapterExport<'_> {
         let mut files = written.map(|path| path.display().to_string()).to_vec();
         files.extend(others.write(out)?);
         Ok(files)
+    }
+
+    /// Returns the folder of the base model, `--base` or the one that the run read, whose values are those that the adapter
+    /// was trained with. Returns `None` with a warning if the recorded folder is not there or has other values now.
+    ///
+    /// # Errors
+    /// Returns a user's mistake if `--base` has other values.
+    fn verified_base(
+        &self,
+        checkpoint: &mut Checkpoint,
+        recorded: Option<PathBuf>,
+    ) -> Result<Option<PathBuf>, Failure> {
+        if checkpoint.omitted().next().is_none() {
+            return Ok(None);
+        }
+        let given = self.base.map(model_in);
+        let Some(folder) = given.clone().or(recorded.filter(|folder| folder.is_dir())) else {
+            return Ok(None);
+        };
+        let verified = set_base(checkpoint, &folder, self.model.weight_map())
+            .map_err(|error| error.to_string())
+            .and_then(|()| checkpoint.verify_base().map_err(|error| error.to_string()));
+        match verified {
+            Ok(()) => Ok(Some(folder)),
+            Err(error) if given.is_some() => Err(Failure::mistake(format!("--base: {error}"))),
+            Err(error) => {
+                console::eprint(&format!(
+                    "the adapter has no hash of its base model: {}: {error}",
+                    folder.display()
+                ));
+                Ok(None)
+            }
+        }
     }
 
     /// Writes the weights and the configuration `fields` of the adapter. `folder` has the base model, if it is known.

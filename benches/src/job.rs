@@ -73,8 +73,8 @@ impl Workload {
         Self::llama("SmolLM2 135M", [49_152, 576, 1536, 30, 9, 3], sequences, length)
     }
 
-    /// Returns a model of the family of Llama with a tied head. The sizes are those of the vocabulary, of the layers'
-    /// width, of the feed-forward networks, and the numbers of layers, query heads and key heads.
+    /// Returns a model of the family of Llama with a tied head. The sizes are the vocabulary, the layers' width and
+    /// the feed-forward networks' width, and the numbers of layers, query heads and key heads.
     pub(crate) fn llama(
         name: &'static str,
         [vocabulary, width, inner, layers, heads, key_heads]: [usize; 6],

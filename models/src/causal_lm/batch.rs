@@ -141,7 +141,7 @@ impl<B: Backend> CausalBatch<B> {
     /// document.
     ///
     /// # Errors
-    /// Returns [`InputError`] like [`new`](Self::new), and if the starts are not those of documents.
+    /// Returns [`InputError`] like [`new`](Self::new), and if the starts contradict each other.
     pub fn of_documents(
         config: &impl LanguageModelConfig,
         input_ids: &[u32],
@@ -217,7 +217,7 @@ impl<B: Backend> CausalBatch<B> {
 /// Returns the length of the longest document of sequences of `length` tokens.
 ///
 /// # Errors
-/// Returns [`InputError::Document`] unless each token starts a document or continues that of the token before it.
+/// Returns [`InputError::Document`] unless each token starts a document or continues the document of the token before it.
 fn longest_document(starts: &[usize], length: usize) -> Result<usize, InputError> {
     let mut longest = 0;
     for (row, start) in starts.iter().enumerate() {

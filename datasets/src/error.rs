@@ -58,6 +58,22 @@ pub enum DataError {
         /// The file, folder or split.
         what: String,
     },
+    /// Samples of which no token counts in the loss.
+    #[error(
+        "{what}: none of {samples} samples has a token that counts in the loss, {truncated} of them after truncation to {length} tokens; the first one is {first}; raise data.sequence_length, and look at the mask with `deepburn show-data`"
+    )]
+    Untrained {
+        /// The split.
+        what: String,
+        /// The number of samples.
+        samples: usize,
+        /// The number of samples that lost their end.
+        truncated: usize,
+        /// The length to which they were truncated.
+        length: usize,
+        /// The first sample.
+        first: String,
+    },
     /// A setting with a value that is not allowed, or that does not fit the
     /// data.
     #[error("{name} = {value}: {rule}")]

@@ -69,7 +69,7 @@ pub use hub::token::HubToken;
 pub use samples::encode::{SampleSource, SampleSplits, open_samples};
 pub use samples::packing::Packing;
 pub use samples::rows::{Padding, SampleLayout, SampleRows, Samples};
-pub use samples::sample::{InvalidRows, Sample};
+pub use samples::sample::{InvalidRows, NotedSample, RowNote, Sample};
 pub use samples::statistics::{LengthHistogram, SampleStatistics};
 pub use sampling::batch::{Collate, IGNORE_INDEX, MicroBatch, RowDocuments};
 pub use sampling::budget_sampler::{BudgetSampler, EpochPosition};

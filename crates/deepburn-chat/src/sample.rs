@@ -74,6 +74,22 @@ pub enum Finding {
     EqualCompletions,
 }
 
+impl Finding {
+    /// Returns the kind of finding, for counts.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::NothingTrained => "nothing trained",
+            Self::LabelsTruncated { .. } => "labels truncated",
+            Self::Truncated { .. } => "truncated",
+            Self::EndOfTurnUntrained { .. } => "end of turn untrained",
+            Self::BosTwice => "two beginnings",
+            Self::NotPrinted { .. } => "not printed",
+            Self::PromptDiffers { .. } => "prompt differs",
+            Self::EqualCompletions => "equal completions",
+        }
+    }
+}
+
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -99,13 +99,14 @@ pub struct Rendered {
 }
 
 impl ChatTemplate {
-    /// Compiles a template. Its clock shows the current time.
+    /// Compiles a template. Its clock shows the beginning of the current day, so that all samples of a day are equal.
     ///
     /// # Errors
     /// Returns [`ChatError::Syntax`] if the template is not valid.
     pub fn compile(source: &str) -> Result<Self> {
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-        let seconds = now.map_or(0, |it| it.as_secs());
+        const DAY: u64 = 24 * 60 * 60;
+        let seconds = now.map_or(0, |it| it.as_secs() / DAY * DAY);
         let now = i64::try_from(seconds).ok().and_then(|it| DateTime::from_timestamp(it, 0));
         Self::at(source, now.unwrap_or_default().naive_utc())
     }

@@ -3,6 +3,7 @@
 //! ```text
 //! places.rs                        a path or a repository on the Hub → local files
 //! corpus.rs                        files → tokenized, packed sequences of one length      (language modelling)
+//! chat.rs                          files → samples with trained tokens, packed or padded  (language modelling)
 //! texts.rs                         files → tokenized texts with labels                    (text classification)
 //! job_tokenizer.rs                 the tokenizer of the job or of its pretrained model
 //! vocabulary.rs                    vocabulary size and special tokens of the model, from the tokenizer
@@ -10,6 +11,7 @@
 //! lengths.rs                       maximum lengths, and the curriculum
 //! recipe.rs                        the interface of a recipe
 //! causal.rs, classification.rs     the recipes: model + data + task
+//! causal_data.rs                   the data of language models and its loaders
 //! label_batch.rs                   labels of a batch, and the answers to them
 //! text_source.rs                   batches of texts, of a fixed size or with a token budget
 //! ```
@@ -18,6 +20,8 @@
 //! while the rank computes.
 
 pub(crate) mod causal;
+pub(crate) mod causal_data;
+pub(crate) mod chat;
 pub(crate) mod classification;
 pub(crate) mod companions;
 pub(crate) mod corpus;

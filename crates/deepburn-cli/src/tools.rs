@@ -18,6 +18,7 @@ pub(crate) mod predict;
 pub(crate) mod prediction_summary;
 pub(crate) mod predictions;
 pub(crate) mod scaling;
+pub(crate) mod show_data;
 pub(crate) mod trained_classifier;
 
 use std::path::{Path, PathBuf};
@@ -40,6 +41,7 @@ use crate::tools::keys::keys;
 use crate::tools::launch::{LaunchArguments, launch};
 use crate::tools::merge::{MergeArguments, merge};
 use crate::tools::predict::{PredictArguments, predict};
+use crate::tools::show_data::{ShowDataArguments, show_data};
 
 /// Tools of DeepBurn for configurations, memory estimates, checkpoints, trained models and jobs on several machines.
 #[derive(Debug, Parser)]
@@ -107,6 +109,8 @@ pub(crate) enum Command {
     },
     /// Merge a LoRA adapter into its base model.
     Merge(MergeArguments),
+    /// Show the samples of a job with data of kind "chat" as the model sees them.
+    ShowData(ShowDataArguments),
     /// Verify a training checkpoint and show its contents.
     Inspect {
         /// Folder of the checkpoint, of checkpoints, or of a run.
@@ -160,6 +164,7 @@ pub fn run(tools: Tools) -> Result<(), Failure> {
             consolidate(&mut checkpoint, base.as_deref(), &out, dtype, max_shard_size)?.join("\n")
         }
         Command::Merge(arguments) => merge(&arguments)?,
+        Command::ShowData(arguments) => show_data(&arguments)?,
         Command::Inspect { checkpoint, tag } => {
             inspect(&checkpoint, tag.as_deref())?.trim_end().to_owned()
         }

@@ -153,6 +153,8 @@ pub enum DataKind {
         /// The separator between documents.
         join: Join,
     },
+    /// Conversations, prompts with completions, and other samples that are learned one by one.
+    Chat(ChatPlan),
     /// Raw little-endian tokens.
     Tokens,
     /// The embedded synthetic corpus.
@@ -164,6 +166,59 @@ pub enum DataKind {
         /// Field of the class.
         label_field: String,
     },
+}
+
+/// Training on conversations, with the meanings and defaults of TRL's `SFTConfig`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ChatPlan {
+    /// Field of the text, in rows with a text.
+    pub text_field: String,
+    /// Field of the messages; `None` for `messages` or `conversations`.
+    pub messages_field: Option<String>,
+    /// The chat template; `None` for the tokenizer's own.
+    pub chat_template: Option<TemplateSource>,
+    /// Whether only the answers of the assistant are learned.
+    pub assistant_only_loss: bool,
+    /// Whether only completions are learned; `None` for the default of each form of row.
+    pub completion_only_loss: Option<bool>,
+    /// How samples share a sequence.
+    pub packing: Packing,
+    /// The token that pads samples; `None` for the one that the tokenizer names.
+    pub pad_token: Option<String>,
+}
+
+/// The source of a chat template.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TemplateSource {
+    /// The template itself.
+    Text(String),
+    /// A file that contains it.
+    File(PathBuf),
+}
+
+/// How samples share a sequence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Packing {
+    /// Each sample is a sequence, padded to the longest of its micro-batch.
+    Padded,
+    /// The samples of a micro-batch are joined, and do not see each other.
+    PaddingFree,
+    /// Samples are packed into sequences before training.
+    Packed(PackingStrategy),
+}
+
+/// How samples are packed into sequences of one length.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PackingStrategy {
+    /// Best fit decreasing, after truncation.
+    Bfd,
+    /// Best fit decreasing of samples that are divided instead of truncated.
+    BfdSplit,
+    /// Joined and cut.
+    Wrapped,
 }
 
 /// The separator between the documents of a text.
@@ -337,6 +392,7 @@ choices!(Architecture {
     "gpt2" => Gpt2, "llama" => Llama, "qwen2" => Qwen2, "qwen3" => Qwen3, "mistral" => Mistral, "phi3" => Phi3,
     "gemma2" => Gemma2, "gemma3_text" => Gemma3, "encoder" => Encoder, "imdb_encoder" => Encoder,
 });
+choices!(PackingStrategy { "bfd" => Bfd, "bfd_split" => BfdSplit, "wrapped" => Wrapped });
 choices!(Join { "end_of_text" => EndOfText, "blank_line" => BlankLine, "nothing" => Nothing });
 choices!(ModelMetric {
     "loss" => Loss, "eval_loss" => Loss, "accuracy" => Accuracy, "eval_accuracy" => Accuracy,

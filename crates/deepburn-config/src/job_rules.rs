@@ -2,6 +2,7 @@
 //! other.
 
 mod cadence;
+mod chat;
 mod devices;
 mod effects;
 mod quantization;
@@ -28,6 +29,9 @@ use crate::plan::{GroupRate, GroupUpdate, ParamGroup, PathPattern};
 use crate::section::{Entry, Section, Setting, filled};
 use crate::splits::SplitPlan;
 use crate::step_count::StepCount;
+
+/// The default of `data.sequence_length` for conversations: `max_length` of TRL.
+const CHAT_LENGTH: usize = 1024;
 
 /// Reads the sections of a job file, and reports what is wrong with them.
 pub(crate) struct JobReader<'a> {
@@ -153,12 +157,16 @@ impl JobReader<'_> {
             true => SplitPlan::everything(None),
             false => self.splits(&data.splits.value, path),
         };
-        let kind = data_kind(data);
+        let kind = self.data_kind(data);
         self.check_kind(&kind, data, &splits);
         let remedy =
             "give the folder of a tokenizer, a tokenizer.json, or a repository that has one";
         let drop_last = &self.deepspeed.dataloader_drop_last;
-        filled!(DataJob, data { token_cache, vocab_size, sequence_length, shuffle, new_vocabulary }
+        filled!(DataJob, data { token_cache, vocab_size, shuffle, new_vocabulary }
+            sequence_length: match kind {
+                DataKind::Chat(_) if !data.sequence_length.is_given() => CHAT_LENGTH,
+                _ => data.sequence_length.value,
+            },
             kind: match kind {
                 DataKind::Text { .. } if splits.is_embedded() => DataKind::Synthetic,
                 kind => kind,
@@ -171,6 +179,19 @@ impl JobReader<'_> {
         )
     }
 
+    /// Returns the kind of the data, with its keys.
+    fn data_kind(&mut self, data: &Data<'_>) -> DataKind {
+        let text_field = data.text_field.value.to_owned();
+        let label_field = data.label_field.value.to_owned();
+        match data.kind.value {
+            "tokens" => DataKind::Tokens,
+            "synthetic" => DataKind::Synthetic,
+            "classification" => DataKind::Classification { text_field, label_field },
+            "chat" => DataKind::Chat(self.chat(data)),
+            _ => DataKind::Text { text_field, join: data.join.value },
+        }
+    }
+
     /// Checks that the keys that a kind of data needs are given.
     fn check_kind(&mut self, kind: &DataKind, data: &Data<'_>, splits: &SplitPlan) {
         let has_path = data.path.is_given();
@@ -179,10 +200,16 @@ impl JobReader<'_> {
         if is_tokens && splits.is_embedded() && !has_path {
             refuse!(self.findings, "data.path" =>
                 "is missing, and kind \"tokens\" needs it"; "{token_file}");
-        } else if matches!(kind, DataKind::Text { .. } | DataKind::Tokens) && splits.holds_out() {
+        } else if matches!(kind, DataKind::Chat(_)) && splits.is_embedded() && !has_path {
+            refuse!(self.findings, "data.path" =>
+                "is missing, and kind \"chat\" needs it";
+                "give a file of JSON lines, a Parquet file, a folder of them, or a repository of the Hub");
+        } else if matches!(kind, DataKind::Text { .. } | DataKind::Tokens | DataKind::Chat(_))
+            && splits.holds_out()
+        {
             refuse!(self.findings, "data.splits.eval" =>
-                "is a fraction of a split with its own path, which only kind \"classification\" supports: other text \
-                 continues from sample to sample";
+                "is a fraction of a split with its own path, which only kind \"classification\" supports: other data is \
+                 divided by fractions of data.path";
                 "give a file, or fractions of data.path for all splits");
         } else if is_tokens && splits.is_on_the_hub() {
             refuse!(self.findings, "data.path" =>
@@ -201,6 +228,10 @@ impl JobReader<'_> {
             self.findings, "data.eos_token" =>
             "has no effect: tokens need no tokenizer, and data.tokenizer is not given"; "remove it");
         self.check_adapter(model, data);
+        let has_tokenizer = model.pretrained.is_some() || data.tokenizer.is_some();
+        refuse!(if matches!(data.kind, DataKind::Chat(_)) && !has_tokenizer; self.findings, "data.tokenizer" =>
+            "is missing: kind \"chat\" needs a tokenizer, and this job has no pretrained model that has one";
+            "give model.pretrained or data.tokenizer");
         if let DataKind::Classification { text_field, label_field } = &data.kind {
             refuse!(if text_field == label_field;
                 self.findings, "data.label_field" => "{label_field:?} is the column of the texts too";
@@ -369,17 +400,5 @@ impl JobReader<'_> {
                 "give the changes in the order of their steps");
         }
         steps.into_iter().zip(sizes).collect()
-    }
-}
-
-/// Returns the kind of the data, with its keys.
-fn data_kind(data: &Data<'_>) -> DataKind {
-    let text_field = data.text_field.value.to_owned();
-    let label_field = data.label_field.value.to_owned();
-    match data.kind.value {
-        "tokens" => DataKind::Tokens,
-        "synthetic" => DataKind::Synthetic,
-        "classification" => DataKind::Classification { text_field, label_field },
-        _ => DataKind::Text { text_field, join: data.join.value },
     }
 }

@@ -46,7 +46,7 @@ const WITHOUT_EFFECT: &[(&str, &str, &str)] = &[
     (
         "data.text_field",
         r#"{"data": {"kind": "tokens", "path": "t.bin", "text_field": "x"}}"#,
-        "only classification and text from files read it",
+        "only classification, chat and text from files read it",
     ),
     ("data.text_field", r#"{"data": {"text_field": "x"}}"#, "has no effect"),
     (
@@ -73,6 +73,66 @@ const WITHOUT_EFFECT: &[(&str, &str, &str)] = &[
         "only text from files is tokenized and cached",
     ),
     ("data.token_cache", r#"{"data": {"token_cache": false}}"#, "has no effect"),
+    (
+        "data.messages_field",
+        r#"{"data": {"path": "t.txt", "messages_field": "x"}}"#,
+        "only data of kind \"chat\" reads it",
+    ),
+    (
+        "data.chat_template",
+        r#"{"data": {"path": "t.txt", "chat_template": "{{ x }}"}}"#,
+        "only data of kind \"chat\" reads it",
+    ),
+    (
+        "data.assistant_only_loss",
+        r#"{"data": {"path": "t.txt", "assistant_only_loss": true}}"#,
+        "only data of kind \"chat\" reads it",
+    ),
+    (
+        "data.completion_only_loss",
+        r#"{"data": {"path": "t.txt", "completion_only_loss": true}}"#,
+        "only data of kind \"chat\" reads it",
+    ),
+    (
+        "data.packing",
+        r#"{"data": {"path": "t.txt", "packing": true}}"#,
+        "only data of kind \"chat\" reads it",
+    ),
+    (
+        "data.packing_strategy",
+        r#"{"data": {"path": "t.txt", "packing_strategy": "wrapped"}}"#,
+        "only data of kind \"chat\" reads it",
+    ),
+    (
+        "data.padding_free",
+        r#"{"data": {"path": "t.txt", "padding_free": true}}"#,
+        "only data of kind \"chat\" reads it",
+    ),
+    (
+        "data.pad_token",
+        r#"{"data": {"path": "t.txt", "pad_token": "x"}}"#,
+        "only data of kind \"chat\" reads it",
+    ),
+    (
+        "data.packing_strategy",
+        r#"{"data": {"kind": "chat", "path": "t.jsonl", "tokenizer": "folder", "packing_strategy": "bfd"}}"#,
+        "not packed without data.packing",
+    ),
+    (
+        "data.padding_free",
+        r#"{"data": {"kind": "chat", "path": "t.jsonl", "tokenizer": "folder", "packing": true, "padding_free": true}}"#,
+        "always joined without padding",
+    ),
+    (
+        "data.padding_free",
+        r#"{"data": {"kind": "chat", "path": "t.jsonl", "tokenizer": "folder", "packing": true, "packing_strategy": "wrapped", "padding_free": true}}"#,
+        "see each other",
+    ),
+    (
+        "data.pad_token",
+        r#"{"data": {"kind": "chat", "path": "t.jsonl", "tokenizer": "folder", "packing": true, "pad_token": "x"}}"#,
+        "no sample is padded",
+    ),
     ("data.splits.train", r#"{"data": {"splits": {"train": "0%"}}}"#, "nothing would train"),
     (
         "data.splits.eval",
@@ -113,6 +173,11 @@ const WITHOUT_EFFECT: &[(&str, &str, &str)] = &[
         "data.drop_last",
         r#"{"data": {"drop_last": true}, "training": {"max_steps": 1}}"#,
         "training ends after training.max_steps",
+    ),
+    (
+        "data.drop_last",
+        r#"{"data": {"kind": "chat", "path": "t.jsonl", "tokenizer": "folder", "drop_last": true}}"#,
+        "an epoch of samples ends with a step",
     ),
     ("training.devices", r#"{"training": {"devices": [1]}}"#, "has one device, the CPU"),
     (
@@ -379,7 +444,7 @@ const ALWAYS: &[(&str, &str)] = &[
 /// Returns all findings about a job, one per line, of any severity.
 fn findings(sections: &str) -> String {
     let folder = tempfile::tempdir().unwrap();
-    for name in ["t.txt", "t.bin"] {
+    for name in ["t.txt", "t.bin", "t.jsonl"] {
         fs::write(folder.path().join(name), "text").unwrap();
     }
     fs::create_dir(folder.path().join("folder")).unwrap();

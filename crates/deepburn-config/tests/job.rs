@@ -394,7 +394,7 @@ fn mistakes_name_the_key_the_value_and_the_remedy() {
         ),
         (
             r#"{"data": {"kind": "images"}}"#,
-            ["data.kind", "\"images\" is not a known value", "one of text, tokens"],
+            ["data.kind", "\"images\" is not a known value", "one of text, chat, tokens"],
         ),
         (
             r#"{"training": {"backend": "cuda", "devices": "[0, 1]"}}"#,

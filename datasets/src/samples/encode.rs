@@ -32,7 +32,8 @@ use crate::splits::try_map;
 use crate::tokens::cache::key_of;
 use crate::tokens::encoder::TokenSink;
 use crate::{
-    DataError, InvalidRows, Result, Row, RowPlace, Sample, Splits, TokenCache, TokenWidth,
+    DataError, InvalidRows, NotedSample, Result, Row, RowNote, RowPlace, Splits, TokenCache,
+    TokenWidth,
 };
 
 /// Part of every key. It changes with the file format and with the reading of
@@ -105,11 +106,11 @@ pub struct SampleSplits {
 /// # Errors
 /// Returns an error if a file cannot be read, has changed meanwhile, or has no
 /// samples, and the first error of a row unless invalid rows are skipped.
-pub fn open_samples<E: Display>(
+pub fn open_samples<S: Into<NotedSample>, E: Display>(
     source: &SampleSource<'_>,
-    encode: impl Fn(Row) -> Result<Sample, E> + Sync,
+    encode: impl Fn(Row) -> Result<S, E> + Sync,
 ) -> Result<SampleSplits> {
-    let encode = |row: Row| encode(row).map_err(|error| error.to_string());
+    let encode = |row: Row| encode(row).map(Into::into).map_err(|error| error.to_string());
     let read = |paths: &Vec<PathBuf>| {
         let files = paths.iter().map(|path| text_files(path)).collect::<Result<Vec<_>>>()?;
         let samples = Samples::new(Arc::new(stored(source, &files.concat(), &encode)?));
@@ -130,7 +131,7 @@ pub fn open_samples<E: Display>(
 }
 
 /// Turns a row into a sample, or returns the problem.
-type Encode<'a> = &'a (dyn Fn(Row) -> Result<Sample, String> + Sync);
+type Encode<'a> = &'a (dyn Fn(Row) -> Result<NotedSample, String> + Sync);
 
 /// Returns the samples of `files`.
 fn stored(
@@ -193,8 +194,8 @@ struct Batch {
     rows: Vec<RawRow>,
 }
 
-/// The tokens and trained spans of a row, or why it is invalid.
-type Encoded = Result<(Vec<u32>, Vec<Span>), String>;
+/// The tokens, the trained spans and the notes of a row, or why it is invalid.
+type Encoded = Result<(Vec<u32>, Vec<Span>, Vec<RowNote>), String>;
 
 /// Streams the tokens of all samples to `sink`, and returns their index.
 fn encode_files(
@@ -265,10 +266,10 @@ fn add_batch(
         let (unit, number) = row.place;
         let place = RowPlace { file: path.clone(), unit, number };
         let sample = row.parse(source.fields).and_then(|fields| {
-            let sample = encode(Row { fields, place: place.clone() })?;
+            let NotedSample { sample, notes } = encode(Row { fields, place: place.clone() })?;
             sample.check(source.vocab_size)?;
             let spans = spans(&sample.trained);
-            Ok((sample.ids, spans))
+            Ok((sample.ids, spans, notes))
         });
         (place, sample)
     };
@@ -276,8 +277,9 @@ fn add_batch(
     for (place, sample) in encoded {
         index.start_file(batch.file, place.unit == "line");
         match sample {
-            Ok((ids, spans)) => {
+            Ok((ids, spans, notes)) => {
                 sink(&ids)?;
+                notes.into_iter().for_each(|note| index.note(place.number, note));
                 index.push(place.number, ids.len(), spans);
             }
             Err(reason) if source.invalid == InvalidRows::Fail => {

@@ -10,10 +10,12 @@
 //! lengths of tokens, the four arrays and the summary (u64), magic
 //! ```
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
+use crate::RowNote;
 use crate::samples::sample::Span;
 
 /// The last bytes of a file of samples.
@@ -49,6 +51,21 @@ pub(crate) struct Summary {
     pub(crate) num_invalid: usize,
     /// The first invalid rows.
     pub(crate) invalid: Vec<InvalidRow>,
+    /// What the encoder noticed, by kind.
+    pub(crate) notes: BTreeMap<String, NotedRows>,
+}
+
+/// Rows with notes of one kind.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct NotedRows {
+    /// The number of rows.
+    pub(crate) count: usize,
+    /// The index of the file of the first row.
+    pub(crate) file: usize,
+    /// The number of its line or row.
+    pub(crate) number: usize,
+    /// Its note.
+    pub(crate) text: String,
 }
 
 /// The samples of a file.
@@ -135,6 +152,14 @@ impl SampleIndex {
         }
     }
 
+    /// Counts a note about a row of the current file.
+    pub(crate) fn note(&mut self, number: usize, note: RowNote) {
+        let RowNote { kind, text } = note;
+        let file = self.summary.files.len().saturating_sub(1);
+        let first = NotedRows { count: 0, file, number, text };
+        self.summary.notes.entry(kind.to_owned()).or_insert(first).count += 1;
+    }
+
     /// Counts an invalid row of the current file.
     pub(crate) fn push_invalid(&mut self, number: usize, reason: String) {
         self.summary.num_invalid += 1;
@@ -205,6 +230,7 @@ impl SampleIndex {
             && files.is_sorted_by_key(|file| file.end)
             && files.last().map_or(0, |file| file.end) == count
             && self.summary.invalid.iter().all(|row| row.file < files.len())
+            && self.summary.notes.values().all(|rows| rows.file < files.len())
             && (0..count).all(|index| {
                 let length = self.length(index) as u64;
                 let spans = self.spans(index);
@@ -245,6 +271,9 @@ mod tests {
         index.start_file(0, true);
         index.push(1, 4, vec![1..2, 3..4]);
         index.push_invalid(2, "a reason".into());
+        for number in [1, 3] {
+            index.note(number, RowNote { kind: "kind", text: format!("note of {number}") });
+        }
         index.push(3, 0, vec![]);
         index.start_file(2, false);
         index.push(7, 3, vec![0..1, 2..3]);
@@ -260,6 +289,8 @@ mod tests {
         assert_eq!(index.spans_within(2, 0..2).next(), Some(0..1));
         assert_eq!(index.spans_within(0, 2..3).count(), 0);
         assert_eq!(index.summary.invalid[0].reason, "a reason");
+        let notes = &index.summary.notes["kind"];
+        assert_eq!((notes.count, notes.number, &*notes.text), (2, 1, "note of 1"));
     }
 
     #[test]

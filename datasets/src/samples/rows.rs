@@ -97,6 +97,13 @@ impl Samples {
         self.stored.invalid_rows()
     }
 
+    /// Returns what the encoder noticed in the rows of all files, whichever
+    /// split they are in: the kind, the number of rows, the first row, and its
+    /// note.
+    pub fn notes(&self) -> impl Iterator<Item = (&str, usize, RowPlace, &str)> {
+        self.stored.notes()
+    }
+
     /// Logs invalid rows that were skipped.
     pub(crate) fn log_invalid(&self) {
         if let Some((place, reason)) = self.invalid_rows().next() {
@@ -206,7 +213,7 @@ impl SampleRows {
     ///
     /// # Errors
     /// Returns [`DataError::Setting`] if the layout is not valid, and
-    /// [`DataError::Empty`] if no row has a token that the loss includes.
+    /// [`DataError::Untrained`] if no row has a token that the loss includes.
     pub fn new(samples: Samples, layout: SampleLayout, what: &str) -> Result<Self> {
         let max_length = layout.checked_length()?;
         let lengths: Vec<usize> = (0..samples.len()).map(|index| samples.length(index)).collect();
@@ -218,7 +225,7 @@ impl SampleRows {
         }
         let mut plan = RowPlan::pack(&lengths, max_length, layout.packing);
         let limit = if is_split { usize::MAX } else { max_length };
-        let is_trained = |sample: usize| samples.spans(sample, 0..limit).next().is_some();
+        let is_trained = |sample: usize| samples.spans(sample, 1..limit).next().is_some();
         let untrained = (0..samples.len()).filter(|sample| !is_trained(*sample));
         match layout.packing {
             Packing::None => {
@@ -230,7 +237,7 @@ impl SampleRows {
         let mut rows = Self { samples, layout, plan, statistics };
         rows.count_rows();
         match rows.statistics.trained_tokens {
-            0 => Err(DataError::Empty { what: rows.nothing_trained(what) }),
+            0 => Err(rows.nothing_trained(what)),
             _ => Ok(rows),
         }
     }
@@ -253,14 +260,16 @@ impl SampleRows {
         self.statistics = statistics;
     }
 
-    /// Returns the name of samples without a trained token, for an error.
-    fn nothing_trained(&self, what: &str) -> String {
+    /// Returns the error of samples without a trained token.
+    fn nothing_trained(&self, what: &str) -> DataError {
         let SampleStatistics { samples, truncated, .. } = self.statistics;
-        let first = self.samples.place(0);
-        format!(
-            "{what}: no token of its {samples} samples is trained ({truncated} were truncated to {:?} tokens; the first sample is {first})",
-            self.layout.max_length.unwrap_or(usize::MAX)
-        )
+        DataError::Untrained {
+            what: what.to_owned(),
+            samples,
+            truncated,
+            length: self.layout.max_length.unwrap_or(usize::MAX),
+            first: self.samples.place(0).to_string(),
+        }
     }
 
     /// Returns whether segment number `at` of a row begins a document.

@@ -48,6 +48,30 @@ impl Sample {
     }
 }
 
+/// A sample, and what the encoder noticed in its row.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct NotedSample {
+    /// The sample.
+    pub sample: Sample,
+    /// What may be unintended in the row.
+    pub notes: Vec<RowNote>,
+}
+
+/// Something in a row that may be unintended. Notes are counted by kind.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RowNote {
+    /// The kind, such as "truncated".
+    pub kind: &'static str,
+    /// The description of this row.
+    pub text: String,
+}
+
+impl From<Sample> for NotedSample {
+    fn from(sample: Sample) -> Self {
+        Self { sample, notes: Vec::new() }
+    }
+}
+
 /// A range of trained tokens of a sample.
 pub(crate) type Span = Range<u32>;
 

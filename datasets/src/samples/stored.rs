@@ -147,6 +147,14 @@ impl StoredSamples {
         rows.map(|row| (self.place_in(row.file, row.number), row.reason.as_str()))
     }
 
+    /// Returns the notes of all files: the kind, the number of rows, the first row, and its note.
+    pub(crate) fn notes(&self) -> impl Iterator<Item = (&str, usize, RowPlace, &str)> {
+        let notes = self.index.summary.notes.iter();
+        notes.map(|(kind, rows)| {
+            (kind.as_str(), rows.count, self.place_in(rows.file, rows.number), rows.text.as_str())
+        })
+    }
+
     fn place_in(&self, file: usize, number: usize) -> RowPlace {
         let has_lines = self.index.summary.files[file].has_lines;
         let unit = if has_lines { "line" } else { "row" };

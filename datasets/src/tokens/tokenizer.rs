@@ -145,13 +145,6 @@ impl Tokenizer {
         files: TokenizerFiles,
         path: Option<&Path>,
     ) -> Result<Self> {
-        let around = inner.get_post_processor().map_or(0, |it| it.added_tokens(false));
-        if around > 0 {
-            tracing::warn!(
-                "the tokenizer adds {around} special tokens around a text, and texts are encoded without them here; \
-                 in other programs, encode with add_special_tokens=False"
-            );
-        }
         if drops_text(&inner) {
             tracing::warn!(
                 "the tokenizer has no token for some characters and no unknown token: they are left out of the text"
@@ -171,6 +164,11 @@ impl Tokenizer {
             path: path.map(Path::to_owned),
             files,
         })
+    }
+
+    /// Returns the tokenizer of the library `tokenizers`.
+    pub fn as_hf(&self) -> &tokenizers::Tokenizer {
+        &self.inner
     }
 
     /// Returns the path it was loaded from; `None` for a trained one.
@@ -261,6 +259,12 @@ impl Tokenizer {
     pub fn special_token(&self, name: &str) -> Option<u32> {
         // Files that are not valid were refused when they were loaded.
         self.inner.token_to_id(&self.files.special_token(name).ok()??)
+    }
+
+    /// Returns the number of special tokens that the tokenizer adds around a
+    /// text, which [`Tokenizer::encode`] leaves out.
+    pub fn num_added_tokens(&self) -> usize {
+        self.inner.get_post_processor().map_or(0, |it| it.added_tokens(false))
     }
 
     /// Returns the ids of `text` without special tokens around it. Special

@@ -119,7 +119,7 @@ fn dropped_and_truncated_samples_are_counted_with_their_rows() {
     let message =
         SampleRows::new(samples, layout(Some(2)), "the train split").unwrap_err().to_string();
     assert!(
-        message.contains("no token of its 4 samples is trained (4 were truncated"),
+        message.contains("none of 4 samples has a token that counts in the loss, 4 of them after"),
         "{message}"
     );
 }

@@ -112,7 +112,12 @@ impl ChatTemplates {
         })
     }
 
-    /// Returns the sources by name, to be saved with the trained model.
+    /// Returns whether a template prints the date or the time.
+    pub fn uses_clock(&self) -> bool {
+        self.templates.values().any(ChatTemplate::uses_clock)
+    }
+
+    /// Returns the sources by name.
     pub fn sources(&self) -> &BTreeMap<String, String> {
         &self.sources
     }
@@ -197,6 +202,13 @@ impl SpecialTokens {
             }
         }
         Ok(Self(tokens))
+    }
+
+    /// Returns the tokens with another one in place of `name`.
+    #[must_use]
+    pub fn with(mut self, name: &str, token: &str) -> Self {
+        self.0.insert(name.to_owned(), token.into());
+        self
     }
 
     /// Returns a token by name, such as `eos_token`.

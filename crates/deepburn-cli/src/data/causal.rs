@@ -2,26 +2,24 @@
 //!
 //! Main type: [`Causal`], the recipe of all language models, which is compiled once for all of them. Documents are joined and packed into sequences of
 //! `data.sequence_length` tokens without padding. Tokens at the end that do not fill a sequence are dropped. Inputs and
-//! labels are the same tokens. As in `transformers`, the loss shifts the labels by one position.
+//! labels are the same tokens. As in `transformers`, the loss shifts the labels by one position. Conversations are samples
+//! of their own instead ([`CausalData`]).
 //!
-//! The data loader of a rank is a [`TokenSource`]. A step takes the same number of sequences on every rank, so that all
+//! The data loader of a rank is a [`CausalSource`]. A step takes the same number of sequences on every rank, so that all
 //! ranks call the same collectives.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use burn::module::AutodiffModule;
 use burn::tensor::backend::Backend;
 use burn::tensor::{ElementConversion, Tensor};
 use deepburn::ops::{FusedOps, OptimizerOps};
 use deepburn::zero::{Training, Zero};
-use deepburn::{
-    Batch, BatchSource, BoxError, Evaluation, EvaluationStream, Meta, MetaDevice, NextStep,
-    StepBatches, Task,
-};
-use deepburn_config::{CurriculumPlan, DataKind, DynamicBatchingPlan, Job, Plan, counted};
+use deepburn::{Batch, BoxError, Evaluation, EvaluationStream, Meta, MetaDevice, Task};
+use deepburn_config::{BatchPlan, DataKind, DynamicBatchingPlan, Job, Plan, counted};
 use deepburn_datasets::{
-    BatchLoader, BudgetSampler, Corpus, DataError, DataShard, DistributedSampler,
-    EvaluationBatches, IGNORE_INDEX, MicroBatch, Order, Position, RowDocuments, Sequences,
+    BudgetSampler, Corpus, DataError, DataShard, IGNORE_INDEX, MicroBatch, Order, RowDocuments,
     StepShape, Tokenizer,
 };
 use deepburn_models::causal_lm::{CausalBatch, IGNORED_LABEL, InputError, LanguageModel};
@@ -32,15 +30,17 @@ use deepburn_models::hf::{
 };
 use deepburn_models::lora::LoraConfig;
 use deepburn_models::{
-    Architecture, BatchShape, FloatType, LanguageModelConfig, LanguageModelFamily,
+    Architecture, BatchShape, FloatType, LanguageModelConfig, LanguageModelFamily, TokenLimits,
 };
-use serde::Deserialize;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
+use crate::data::causal_data::{CausalData, CausalSource};
+use crate::data::chat::{ChatCorpus, TEMPLATE_FILE, TEMPLATE_FOLDER};
 use crate::data::companions::{Companions, kept_generation_config};
 use crate::data::corpus::open_corpus;
 use crate::data::job_tokenizer::{JobTokenizer, VocabularyOrigin};
-use crate::data::lengths::{PREFETCH, check_length, longest};
+use crate::data::lengths::check_length;
+use crate::data::places::Places;
 use crate::data::recipe::{
     EvaluationSettings, ForecastTask, InitialWeights, JobInputs, Recipe, SubjectInfo, WeightOrigin,
 };
@@ -56,8 +56,10 @@ use crate::job::memory::check_step;
 pub(crate) struct Causal {
     /// Configuration of the model, with the vocabulary and the special tokens of the tokenizer.
     config: AnyDecoder,
-    /// Sequences of all splits, and the tokenizer.
-    corpus: Corpus,
+    /// The data of all splits, and the tokenizer.
+    data: CausalData,
+    /// The largest batch of the run.
+    batch: BatchPlan,
     /// The order of training sequences.
     order: Order,
     /// The source of the initial weights.
@@ -83,7 +85,10 @@ impl Causal {
     pub(crate) fn prepare(config: AnyDecoder, inputs: &JobInputs<'_>) -> Result<Self, Failure> {
         let JobInputs { job, places, pretrained, batch, order } = *inputs;
         let limits = config.limits();
-        check_length(job, limits.max_len, limits.max_len_field)?;
+        // Samples are shortened to the model's limit if they exceed it, and this is said.
+        if !matches!(job.data.kind, DataKind::Chat(_)) {
+            check_length(job, limits.max_len, limits.max_len_field)?;
+        }
         check_step(batch, job.data.sequence_length)?;
         // Without a tokenizer, the vocabulary size of token files is unknown.
         let is_bare = matches!(job.data.kind, DataKind::Tokens) && job.data.tokenizer.is_none();
@@ -91,17 +96,15 @@ impl Causal {
         // if there is no tokenizer. Otherwise the tokenizer determines the size.
         let rows = (is_vocabulary_given(job) || is_bare).then_some(limits.vocab_size);
         let JobTokenizer { tokenizer, vocabulary } = JobTokenizer::of(job, places, pretrained)?;
-        let corpus = open_corpus(job, places, tokenizer, rows)
-            .map_err(|error| of_corpus(error, job, limits.vocab_size))?;
-        log_separator(&corpus);
+        let data = open_data(job, places, tokenizer, rows, limits)?;
         let own_ends = config.extra().eos_token_ids();
-        let mut config = with_vocabulary(config, job, corpus.tokenizer.as_ref())?;
-        if let Some(tokenizer) = &corpus.tokenizer {
+        let mut config = with_vocabulary(config, job, data.tokenizer())?;
+        if let Some(tokenizer) = data.tokenizer() {
             let special = ["bos_token_id", "eos_token_id"];
             config = with_special_tokens(config, job, tokenizer, vocabulary, &special)?;
         }
         check_special_tokens(job, config.limits().vocab_size)?;
-        let tokenizer = corpus.tokenizer.as_ref();
+        let tokenizer = data.tokenizer();
         // An end of text that the model already has changes nothing.
         let end = tokenizer.filter(|_| job.data.eos_token.is_some()).map(Tokenizer::end_of_text);
         let is_other_end = end.is_some_and(|end| end.is_none_or(|end| !own_ends.contains(&end)));
@@ -110,10 +113,11 @@ impl Causal {
         let generation_config = kept_generation_config(pretrained, keeps_ids, &job.model.config)?;
         let config = with_adapter(config, job, pretrained)?;
         Ok(Self {
-            companions: Companions::find(pretrained, tokenizer)?,
+            companions: companions(&data, pretrained)?,
             generation_config,
             config,
-            corpus,
+            data,
+            batch,
             order,
             origin: WeightOrigin::of(inputs),
             evaluation: EvaluationSettings::of(job),
@@ -149,9 +153,8 @@ impl SubjectInfo for Causal {
         &self.companions
     }
 
-    /// Returns the limit, because sequences are packed to this length.
     fn longest(&self, limit: usize) -> usize {
-        limit
+        self.data.longest(limit)
     }
 
     /// Returns 2, because the first token of a sequence is not predicted.
@@ -161,18 +164,21 @@ impl SubjectInfo for Causal {
 
     /// Returns the number of sequences of a rank in an epoch, which is the same on all ranks.
     fn samples_per_epoch(&self, shard: DataShard) -> Result<usize, DataError> {
-        let sampler = DistributedSampler::new(self.corpus.train.len(), shard, self.order)?;
-        Ok(sampler.samples_per_epoch())
+        self.data.samples_per_epoch(shard, self.order, self.batch)
+    }
+
+    fn num_samples(&self) -> Result<usize, DataError> {
+        Ok(self.data.num_samples())
     }
 
     /// Returns a hash of the training tokens.
     fn data_fingerprint(&self) -> Result<String, DataError> {
-        self.corpus.train.fingerprint()
+        self.data.fingerprint()
     }
 
     /// Returns a hash of the evaluation tokens; `None` without an evaluation split.
     fn evaluation_fingerprint(&self) -> Result<Option<String>, DataError> {
-        self.corpus.eval.as_ref().map(Sequences::fingerprint).transpose()
+        self.data.evaluation_fingerprint()
     }
 
     /// Returns an error, because packed sequences have one length and dynamic batching has no effect on them.
@@ -197,7 +203,7 @@ impl<B: FusedOps + OptimizerOps> Recipe<B> for Causal {
     /// Next-token prediction.
     type Task = NextToken<AnyDecoder, B::Device>;
     /// Sequences of one rank.
-    type Source = TokenSource;
+    type Source = CausalSource;
 
     /// Builds the model. Its weights are initialized or read when they are first used.
     fn model(&self, weights: InitialWeights, device: &B::Device) -> Result<Self::Model, Failure> {
@@ -214,11 +220,8 @@ impl<B: FusedOps + OptimizerOps> Recipe<B> for Causal {
     }
 
     /// Starts the data loader, with the evaluation settings of the job.
-    fn source(&self, shard: DataShard, plan: &Plan) -> Result<TokenSource, DataError> {
-        let Corpus { train, eval, .. } = self.corpus.clone();
-        let source = TokenSource::new(train, eval, shard, self.order, plan)?;
-        let (rows, limit) = (self.evaluation.batch_size(plan), self.evaluation.max_samples);
-        Ok(TokenSource { rows, eval_max_samples: limit, ..source })
+    fn source(&self, shard: DataShard, plan: &Plan) -> Result<CausalSource, DataError> {
+        self.data.source(shard, self.order, plan, self.evaluation)
     }
 
     /// Returns the batches of the whole test split. `eval_max_samples` does not limit it.
@@ -227,8 +230,7 @@ impl<B: FusedOps + OptimizerOps> Recipe<B> for Causal {
         shard: DataShard,
         plan: &Plan,
     ) -> Result<Option<EvaluationStream<'_, TokenBatch>>, DataError> {
-        let (test, rows) = (self.corpus.test.as_ref(), self.evaluation.batch_size(plan));
-        test.map(|test| evaluation(test, shard, rows, None)).transpose()
+        self.data.test(shard, self.evaluation.batch_size(plan))
     }
 
     /// Starts the export, with weights in f32.
@@ -242,7 +244,7 @@ impl<B: FusedOps + OptimizerOps> Recipe<B> for Causal {
 
     /// Returns the tokenizer; `None` for token files without one.
     fn tokenizer(&self) -> Option<&Tokenizer> {
-        self.corpus.tokenizer.as_ref()
+        self.data.tokenizer()
     }
 }
 
@@ -352,6 +354,49 @@ fn refuse_changes(overrides: &Map<String, Value>) -> Result<(), Failure> {
     }
 }
 
+/// Opens the data of a job for a model with these `limits`. `rows` is its vocabulary size, if it is known.
+///
+/// # Errors
+/// Returns a user's mistake if the data is invalid.
+fn open_data(
+    job: &Job,
+    places: &Places,
+    tokenizer: Option<Tokenizer>,
+    rows: Option<usize>,
+    limits: TokenLimits,
+) -> Result<CausalData, Failure> {
+    let DataKind::Chat(chat) = &job.data.kind else {
+        let corpus = open_corpus(job, places, tokenizer, rows)
+            .map_err(|error| of_corpus(error, job, limits.vocab_size))?;
+        log_separator(&corpus);
+        return Ok(CausalData::Stream(Box::new(corpus)));
+    };
+    let tokenizer = tokenizer.ok_or_else(|| {
+        Failure::mistake(
+            "data.tokenizer: is missing, and kind \"chat\" needs a tokenizer; give it, or model.pretrained",
+        )
+    })?;
+    let vocab_size = rows.unwrap_or_else(|| tokenizer.vocab_size());
+    let corpus = ChatCorpus::open(job, chat, places, tokenizer, [vocab_size, limits.max_len])?;
+    Ok(CausalData::Samples(Box::new(corpus)))
+}
+
+/// Returns the files that are exported unchanged. A template of the job replaces the tokenizer's: a model has to be
+/// used with the template that it was trained with.
+///
+/// # Errors
+/// Returns a user's mistake if a folder cannot be read.
+fn companions(data: &CausalData, pretrained: Option<&Path>) -> Result<Companions, Failure> {
+    let mut companions = Companions::find(pretrained, data.tokenizer())?;
+    if let CausalData::Samples(corpus) = data
+        && let Some(template) = &corpus.template
+    {
+        companions.files.retain(|name, _| !name.starts_with(TEMPLATE_FOLDER));
+        companions.replace(TEMPLATE_FILE, template);
+    }
+    Ok(companions)
+}
+
 /// Logs the token between documents, because the tokenizer determines it unless the job names it.
 fn log_separator(corpus: &Corpus) {
     let token = corpus.tokenizer.as_ref().and_then(Tokenizer::end_of_text_token);
@@ -456,7 +501,7 @@ fn invalid_field(job: &Job, pretrained: Option<&Path>, error: &ModelConfigError)
 /// A micro-batch of token sequences.
 ///
 /// The labels are the input tokens. The loss shifts them by one position.
-pub(crate) struct TokenBatch(MicroBatch);
+pub(crate) struct TokenBatch(pub(crate) MicroBatch);
 
 impl Batch for TokenBatch {
     /// Returns the tokens of all sequences, without padding.
@@ -486,8 +531,33 @@ impl TokenBatch {
         let label =
             |label: &i32| if *label == IGNORE_INDEX { IGNORED_LABEL } else { (*label).into() };
         let labels: Vec<i64> = labels.iter().map(label).collect();
-        CausalBatch::new(config, &ids, Some(&labels), *shape, device)
+        match document_starts(&self.0) {
+            Some(starts) => {
+                CausalBatch::of_documents(config, &ids, Some(&labels), starts, *shape, device)
+            }
+            None => CausalBatch::new(config, &ids, Some(&labels), *shape, device),
+        }
     }
+}
+
+/// Returns the position of the first token of the document of each token; `None` if each row is one document. Padding
+/// follows a document, so that no token attends to it, and it starts a document where there are several.
+fn document_starts(batch: &MicroBatch) -> Option<Arc<[usize]>> {
+    let RowDocuments::Separate(rows) = &batch.documents else { return None };
+    if rows.iter().all(|documents| documents.len() < 2) {
+        return None;
+    }
+    let length = batch.shape[1];
+    let mut starts = Vec::with_capacity(rows.len() * length);
+    for documents in rows {
+        let mut start = 0;
+        for document in documents {
+            starts.resize(starts.len() + document, start);
+            start += document;
+        }
+        starts.resize(starts.len() + length - start, start);
+    }
+    Some(starts.into())
 }
 
 /// The task of next-token prediction.
@@ -551,88 +621,4 @@ where
         let (samples, documents) = (shape[0], RowDocuments::Stream);
         TokenBatch(MicroBatch { input_ids: ids.clone(), labels: ids, shape, samples, documents })
     }
-}
-
-/// The data loader of one rank.
-///
-/// It assembles micro-batches in advance on its own thread. Rank r of W takes the sequences r, r + W, r + 2W and so on,
-/// as PyTorch's `DistributedSampler` does.
-pub(crate) struct TokenSource {
-    /// Micro-batches for training.
-    loader: BatchLoader<Sequences>,
-    /// The sequences of an evaluation.
-    eval: Option<Sequences>,
-    /// The rank and the number of ranks.
-    shard: DataShard,
-    /// Sequences of an evaluation batch.
-    rows: usize,
-    /// The maximum number of sequences of an evaluation.
-    eval_max_samples: Option<usize>,
-    /// The maximum length of sequences by step.
-    curriculum: Option<CurriculumPlan>,
-}
-
-impl TokenSource {
-    /// Starts the data loader of `shard` with the micro-batches of `plan`.
-    ///
-    /// # Errors
-    /// Returns an error if there are more ranks than sequences, or if the thread cannot be started.
-    pub(crate) fn new(
-        train: Sequences,
-        eval: Option<Sequences>,
-        shard: DataShard,
-        order: Order,
-        plan: &Plan,
-    ) -> Result<Self, DataError> {
-        let rows = plan.batch.micro_batch_size;
-        let sampler = DistributedSampler::new(train.len(), shard, order)?;
-        let loader = BatchLoader::start(train, sampler, rows, PREFETCH)?;
-        let curriculum = plan.curriculum.clone();
-        Ok(Self { loader, eval, shard, rows, eval_max_samples: None, curriculum })
-    }
-}
-
-impl BatchSource<TokenBatch> for TokenSource {
-    /// Returns the batches of a step. A curriculum truncates sequences after they have been loaded, so data-loader
-    /// positions do not depend on it.
-    fn next_step(&mut self, next: NextStep) -> Result<StepBatches<TokenBatch>, BoxError> {
-        let length = longest(self.curriculum.as_ref(), next);
-        let batches = (0..next.micro_batches).map(|_| {
-            let mut batch = self.loader.next_batch()?;
-            batch.truncate(length);
-            Ok(TokenBatch(batch))
-        });
-        Ok(batches.collect::<Result<Vec<_>, DataError>>()?.into())
-    }
-
-    /// Starts an evaluation. Only one batch of the stream is in memory at a time.
-    fn evaluation(&mut self) -> Result<Option<EvaluationStream<'_, TokenBatch>>, BoxError> {
-        let (shard, rows, limit) = (self.shard, self.rows, self.eval_max_samples);
-        let eval = self.eval.as_ref();
-        Ok(eval.map(|eval| evaluation(eval, shard, rows, limit)).transpose()?)
-    }
-
-    /// Returns the data-loader position as JSON, for the checkpoint.
-    fn position(&self) -> Value {
-        json!(self.loader.position())
-    }
-
-    /// Seeks to a position without loading the batches before it.
-    fn seek(&mut self, position: &Value) -> Result<(), BoxError> {
-        Ok(self.loader.seek(Position::deserialize(position)?)?)
-    }
-}
-
-/// Returns the batches of one rank in an evaluation of the first `limit` sequences, with `rows` sequences each.
-///
-/// # Errors
-/// Returns an error if the split has no sequences.
-fn evaluation(
-    data: &Sequences,
-    shard: DataShard,
-    rows: usize,
-    limit: Option<usize>,
-) -> Result<EvaluationStream<'_, TokenBatch>, DataError> {
-    let batches = EvaluationBatches::new(data, shard, rows)?.take_samples(limit);
-    Ok(Box::new(batches.map(|batch| Ok(TokenBatch(batch?)))))
 }

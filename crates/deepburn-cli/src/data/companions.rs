@@ -21,6 +21,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::failure::Failure;
+use crate::run::results::write_whole;
 
 /// The tokenizer that is exported with a model.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -35,12 +36,41 @@ pub(crate) enum ExportedTokenizer {
     Loaded(PathBuf),
 }
 
+/// The contents of a companion file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub(crate) enum CompanionSource {
+    /// Another file's contents.
+    File(PathBuf),
+    /// A text of the job.
+    Text {
+        /// The text.
+        text: String,
+    },
+}
+
+impl CompanionSource {
+    /// Writes the file at once or not at all. Folders in the path of `target` are created.
+    ///
+    /// # Errors
+    /// Returns an error that names the files.
+    pub(crate) fn write_to(&self, target: &Path) -> Result<(), String> {
+        match self {
+            Self::File(source) => copy_whole(source, target).map_err(|error| {
+                let source = source.display();
+                format!("{source} cannot be copied to {}: {error}", target.display())
+            }),
+            Self::Text { text } => write_whole(target, text),
+        }
+    }
+}
+
 /// The companion files of a job, by their name in the model folder.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Companions {
-    /// The path of each file.
-    pub(crate) files: BTreeMap<String, PathBuf>,
+    /// The contents of each file.
+    pub(crate) files: BTreeMap<String, CompanionSource>,
     /// The tokenizer of the job.
     pub(crate) tokenizer: ExportedTokenizer,
 }
@@ -95,17 +125,18 @@ impl Companions {
         Ok(Self { files, tokenizer })
     }
 
+    /// Exports a text as the file `name`.
+    pub(crate) fn replace(&mut self, name: &str, text: &str) {
+        self.files.insert(name.to_owned(), CompanionSource::Text { text: text.to_owned() });
+    }
+
     /// Copies all files to `folder`.
     ///
     /// The weights are worth more than these files, so a file that cannot be copied is only a warning.
     pub(crate) fn copy_to(&self, folder: &Path) {
         for (name, source) in &self.files {
-            if let Err(error) = copy_whole(source, &folder.join(name)) {
-                tracing::warn!(
-                    "{name} is missing from {}: {error}; copy it from {}",
-                    folder.display(),
-                    source.display()
-                );
+            if let Err(error) = source.write_to(&folder.join(name)) {
+                tracing::warn!("{error}; the model is saved without this file");
             }
         }
     }
@@ -170,7 +201,7 @@ pub(crate) fn copy_whole(source: &Path, target: &Path) -> io::Result<()> {
 }
 
 /// Adds files to the list. Too large files are left out with a warning.
-fn insert(files: &mut BTreeMap<String, PathBuf>, found: Vec<CompanionFile>) {
+fn insert(files: &mut BTreeMap<String, CompanionSource>, found: Vec<CompanionFile>) {
     for CompanionFile { name, path, bytes, .. } in found {
         if bytes > CompanionFile::MAX_BYTES {
             tracing::warn!(
@@ -179,7 +210,7 @@ fn insert(files: &mut BTreeMap<String, PathBuf>, found: Vec<CompanionFile>) {
                 CompanionFile::MAX_BYTES
             );
         } else {
-            files.insert(name, absolute(&path));
+            files.insert(name, CompanionSource::File(absolute(&path)));
         }
     }
 }
@@ -225,7 +256,7 @@ mod tests {
         let (own, foreign) = (tokenizer(model.path()), tokenizer(other.path()));
         let find = |tokenizer| Companions::find(Some(model.path()), tokenizer).unwrap();
         let sources = |found: &Companions| -> Vec<(String, bool)> {
-            let is_of_model = |path: &PathBuf| path.starts_with(model.path());
+            let is_of_model = |source: &CompanionSource| matches!(source, CompanionSource::File(path) if path.starts_with(model.path()));
             found.files.iter().map(|(name, path)| (name.clone(), is_of_model(path))).collect()
         };
         let expected = |files: &[(&str, bool)]| -> Vec<(String, bool)> {

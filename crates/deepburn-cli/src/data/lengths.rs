@@ -5,7 +5,7 @@
 
 use deepburn::NextStep;
 use deepburn::schedule::sequence_length;
-use deepburn_config::{CurriculumPlan, CurriculumSchedule, Job, Plan, counted};
+use deepburn_config::{CurriculumPlan, CurriculumSchedule, DataKind, Job, Plan, counted};
 
 use crate::failure::Failure;
 
@@ -29,9 +29,15 @@ pub(crate) fn check_length(job: &Job, allowed: usize, field: &str) -> Result<(),
 /// Checks that the curriculum leaves at least `min_tokens` tokens of a sample, so that every step has a target.
 ///
 /// # Errors
-/// Returns a user's mistake if its shortest length is smaller.
-pub(crate) fn check_curriculum(plan: &Plan, min_tokens: usize) -> Result<(), Failure> {
+/// Returns a user's mistake if its shortest length is smaller, or if the end of a sample is what is learned.
+pub(crate) fn check_curriculum(job: &Job, plan: &Plan, min_tokens: usize) -> Result<(), Failure> {
     let Some(curriculum) = &plan.curriculum else { return Ok(()) };
+    if let DataKind::Chat(_) = job.data.kind {
+        return Err(Failure::mistake(
+            "deepspeed.curriculum_learning.enabled: is not supported for data of kind \"chat\": it would cut off the \
+             answers, which are at the end of samples; set it to false",
+        ));
+    }
     // Lengths never decrease, so the first step has the shortest one.
     let shortest = sequence_length(curriculum, 1);
     if shortest >= min_tokens {

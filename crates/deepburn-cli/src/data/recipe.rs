@@ -125,6 +125,11 @@ pub(crate) trait SubjectInfo {
     /// Returns the number of samples of a rank in an epoch.
     fn samples_per_epoch(&self, shard: DataShard) -> Result<usize, DataError>;
 
+    /// Returns the number of samples of the training data, whatever the batches are.
+    fn num_samples(&self) -> Result<usize, DataError> {
+        self.samples_per_epoch(DataShard::WHOLE)
+    }
+
     /// Returns a hash of the tokenized training data.
     fn data_fingerprint(&self) -> Result<String, DataError>;
 

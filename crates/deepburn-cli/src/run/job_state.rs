@@ -203,7 +203,7 @@ impl JobState {
             let path = match &*path {
                 "data.splits.path" => "data.path".to_owned(),
                 path if path.starts_with("data.kind.") => {
-                    format!("data.{}", path.rsplit('.').next().unwrap_or_default())
+                    format!("data.{}", path.split('.').nth(3).unwrap_or("kind"))
                 }
                 _ => path,
             };
@@ -421,7 +421,13 @@ fn differ(path: &str, then: Option<&Value>, now: Option<&Value>, found: &mut Vec
 
 /// Keys that determine the tokens of the data, apart from the files of the data and of the tokenizer, and their places in
 /// `job.json`.
-const TOKEN_KEYS: [(&str, &str); 8] = [
+const TOKEN_KEYS: [(&str, &str); 14] = [
+    ("data.text_field", "/data/kind/chat/text_field"),
+    ("data.messages_field", "/data/kind/chat/messages_field"),
+    ("data.chat_template", "/data/kind/chat/chat_template"),
+    ("data.assistant_only_loss", "/data/kind/chat/assistant_only_loss"),
+    ("data.completion_only_loss", "/data/kind/chat/completion_only_loss"),
+    ("data.packing", "/data/kind/chat/packing"),
     ("data.text_field", "/data/kind/text/text_field"),
     ("data.text_field", "/data/kind/classification/text_field"),
     ("data.label_field", "/data/kind/classification/label_field"),
@@ -439,8 +445,15 @@ const TOKEN_KEYS: [(&str, &str); 8] = [
 const DECISIVE: [&str; 4] = ["model.", "data.", "training.seed", "deepspeed.optimizer.type"];
 
 /// Exceptions from [`DECISIVE`]: the paths and names of files and data sets, and how files are cached.
-const MAY_DIFFER: [&str; 5] =
-    ["model.pretrained", "data.path", "data.tokenizer", "data.token_cache", "data.name"];
+const MAY_DIFFER: [&str; 6] = [
+    "model.pretrained",
+    "data.path",
+    "data.tokenizer",
+    "data.token_cache",
+    "data.name",
+    // The samples are compared.
+    "data.chat_template",
+];
 
 /// Keys without effect on the numbers of later steps. A change of any other key is logged as a warning.
 const WITHOUT_EFFECT_ON_NUMBERS: [&str; 13] = [

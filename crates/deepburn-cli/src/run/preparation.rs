@@ -101,7 +101,7 @@ impl DataIdentity {
         let digits = subject.evaluation_fingerprint()?.unwrap_or_default();
         let hash = digits.get(..16).and_then(|digits| u64::from_str_radix(digits, 16).ok());
         Ok(Self {
-            samples: subject.samples_per_epoch(DataShard::WHOLE)?,
+            samples: subject.num_samples()?,
             training: subject.data_fingerprint()?,
             // Without a limit and without label smoothing, it is the hash of the data.
             evaluation: hash
@@ -154,7 +154,7 @@ pub(crate) fn prepare(
     let subject = model.prepare(&inputs)?;
     // `job.json` names the architecture even if the job does not.
     job.model.architecture = Some(model.architecture());
-    check_curriculum(&preliminary, subject.info().min_tokens())?;
+    check_curriculum(&job, &preliminary, subject.info().min_tokens())?;
     // Dynamic batching takes every sample once, and otherwise all ranks take the same number.
     let epoch_samples = match dynamic {
         Some(_) => subject.info().samples_per_epoch(DataShard::WHOLE),

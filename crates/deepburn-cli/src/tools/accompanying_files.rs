@@ -15,7 +15,7 @@ use deepburn_models::FloatType;
 use deepburn_models::hf::{HfExport, read_fields, read_small_file};
 
 use crate::console;
-use crate::data::companions::{Companions, ExportedTokenizer, copy_whole};
+use crate::data::companions::{CompanionSource, Companions, ExportedTokenizer};
 use crate::failure::Failure;
 use crate::job::model_folder::ModelRecord;
 use crate::run::job_state::JobState;
@@ -26,7 +26,7 @@ pub(crate) struct AccompanyingFiles {
     /// The names of parameters and the JSON files.
     pub(crate) hf_export: HfExport,
     /// The source of each file that is copied, by its name.
-    copied: BTreeMap<String, PathBuf>,
+    copied: BTreeMap<String, CompanionSource>,
     /// The tokenizer, if it is not among the copied files.
     tokenizer: Option<Tokenizer>,
 }
@@ -51,7 +51,7 @@ impl AccompanyingFiles {
         let (copied, tokenizer) = match (model, companions) {
             (Some(model), _) => {
                 let found = companion_files(&model).map_err(Failure::mistake)?.into_iter();
-                (found.map(|file| (file.name, file.path)).collect(), None)
+                (found.map(|file| (file.name, CompanionSource::File(file.path))).collect(), None)
             }
             (None, Some(Companions { files, tokenizer })) => {
                 let tokenizer = load(&tokenizer).unwrap_or_else(|reason| {
@@ -102,10 +102,7 @@ impl AccompanyingFiles {
             files.push(out.join("tokenizer.json").display().to_string());
         }
         for (name, source) in &self.copied {
-            copy_whole(source, &out.join(name)).map_err(|error| {
-                let source = source.display();
-                Failure::run(format!("{source} cannot be copied to {}: {error}", out.display()))
-            })?;
+            source.write_to(&out.join(name)).map_err(Failure::run)?;
             files.push(out.join(name).display().to_string());
         }
         Ok(files)

@@ -19,6 +19,10 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
+use deepburn_chat::{
+    ChatContext, ChatError, ChatTemplates, Ending, HfTokenizer, Message, SpecialTokens,
+    Surrounding, TextTokenizer,
+};
 use deepburn_datasets::Tokenizer;
 use deepburn_models::causal_lm::{GenerateOptions, RandomSampling, Sampling};
 use deepburn_models::decoder::AnyDecoder;
@@ -46,6 +50,12 @@ pub(crate) struct GenerateArguments {
     /// Text to continue.
     #[arg(long)]
     prompt: String,
+    /// Answer the prompt as a message of the user, in the chat template of the model. Only the answer is printed.
+    #[arg(long)]
+    chat: bool,
+    /// System message before the prompt.
+    #[arg(long, requires = "chat")]
+    system: Option<String>,
     /// Maximum number of new tokens [default: from generation_config.json, else 40].
     #[arg(long)]
     max_new_tokens: Option<usize>,
@@ -89,7 +99,10 @@ pub(crate) fn generate(arguments: &GenerateArguments) -> Result<String, Failure>
     let Sources { model, base, tokenizer, texts } =
         Sources::find(&arguments.model, arguments.base.as_deref())?;
     let tokenizer = Tokenizer::load(&tokenizer).map_err(Failure::mistake)?;
-    let tokens = tokenizer.encode(&arguments.prompt).map_err(Failure::mistake)?;
+    let tokens = match arguments.chat {
+        true => conversation(arguments, &tokenizer)?,
+        false => tokenizer.encode(&arguments.prompt).map_err(Failure::mistake)?,
+    };
     if tokens.is_empty() {
         return Err(Failure::mistake("--prompt: has no tokens; give a text to continue"));
     }
@@ -109,8 +122,30 @@ pub(crate) fn generate(arguments: &GenerateArguments) -> Result<String, Failure>
     let stop = StopTexts { texts: &arguments.stop, tokenizer: &tokenizer };
     let sequences = sequences(&options, arguments.num_return_sequences.unwrap_or(1));
     let new = continue_prompt(&model, &base, context, &sequences, &mut |new| stop.continues(new))?;
-    let texts = new.iter().map(|new| stop.text(&tokens, new));
+    // Users see their own message, so only the answer is new.
+    let prompt = if arguments.chat { &[][..] } else { &tokens };
+    let texts = new.iter().map(|new| stop.text(prompt, new));
     Ok(joined(&texts.collect::<Result<Vec<_>, _>>()?))
+}
+
+/// Returns the tokens of a conversation up to the answer. The template has all special tokens, so the tokenizer adds
+/// none.
+///
+/// # Errors
+/// Returns a user's mistake if the model has no chat template, or if the template refuses the messages.
+fn conversation(arguments: &GenerateArguments, tokenizer: &Tokenizer) -> Result<Vec<u32>, Failure> {
+    let of_chat = |error: ChatError| Failure::mistake(format!("--chat: {error}"));
+    let folder = tokenizer.path().unwrap_or(&arguments.model);
+    let templates = ChatTemplates::of_folder(folder).map_err(of_chat)?;
+    let tokens = SpecialTokens::of_folder(folder).map_err(of_chat)?;
+    let system = arguments.system.iter().map(|text| Message::text("system", text));
+    let messages: Vec<_> = system.chain([Message::text("user", &arguments.prompt)]).collect();
+    let template = templates.select(false).map_err(of_chat)?;
+    let context = ChatContext::default();
+    let rendered = template.render(&messages, &context, &tokens, Ending::GenerationPrompt);
+    let text = rendered.map_err(of_chat)?.text;
+    let own = HfTokenizer::new(tokenizer.as_hf().clone()).map_err(of_chat)?;
+    Ok(own.encode(&text, Surrounding::None).map_err(of_chat)?.ids)
 }
 
 /// A model, and the folders of its files.

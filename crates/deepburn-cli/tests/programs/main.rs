@@ -8,6 +8,7 @@ mod backends;
 mod batches;
 mod best;
 mod cadence;
+mod chat;
 mod checkpoint_scope;
 mod deepspeed;
 mod determinism;

@@ -32,11 +32,13 @@ impl JobReader<'_> {
         let is_tokens = job.data.kind == DataKind::Tokens;
         let classifies = matches!(job.data.kind, DataKind::Classification { .. }) && !is_embedded;
         let is_text = matches!(job.data.kind, DataKind::Text { .. });
-        let fields = "only classification and text from files read it";
-        self.report_unused(&data.text_field, !classifies && !is_text, fields);
+        let is_chat = matches!(job.data.kind, DataKind::Chat(_));
+        let fields = "only classification, chat and text from files read it";
+        self.report_unused(&data.text_field, !classifies && !is_text && !is_chat, fields);
         let labels = "only classification of texts from files reads it";
         self.report_unused(&data.label_field, !classifies, labels);
         self.report_unused(&data.join, !is_text, "only text from files is joined");
+        self.check_chat(data, &job.data.kind);
         let cached = "only text from files is tokenized and cached";
         self.report_unused(&data.token_cache, is_tokens || is_embedded, cached);
         self.report_unused(&data.vocab_size, is_tokens, "tokens need no tokenizer");
@@ -46,7 +48,10 @@ impl JobReader<'_> {
         let by_steps = job.training.epochs.is_none();
         let dropped = "training ends after training.max_steps, and not with an epoch";
         self.report_unused(&data.drop_last, by_steps, dropped);
+        let whole = "an epoch of samples ends with a step of the samples that are left";
+        self.report_unused(&data.drop_last, is_chat && !by_steps, whole);
         let other = &self.deepspeed.dataloader_drop_last;
+        note!(if is_chat && !by_steps && other.value; self.findings, "deepspeed.dataloader_drop_last" => "has no effect: {whole}");
         note!(if by_steps && other.is_given() && data.drop_last.value.is_none();
             self.findings, "deepspeed.dataloader_drop_last" => "has no effect: {dropped}");
         note!(if data.drop_last.value.is_some_and(|own| other.is_given() && own != other.value);
@@ -110,7 +115,7 @@ impl JobReader<'_> {
     }
 
     /// Reports `key` if it is given and `is_unused`. `why` is the reason.
-    fn report_unused(&mut self, key: &Entry<'_>, is_unused: bool, why: &str) {
+    pub(super) fn report_unused(&mut self, key: &Entry<'_>, is_unused: bool, why: &str) {
         let Some(node) = key.given().filter(|_| is_unused) else { return };
         let (severity, remedy) = match key.key.asks(Trigger::Differs, node) {
             true => (Severity::Warning, "remove it"),

@@ -4,7 +4,7 @@
 //! `TrainingArguments` that DeepSpeed has in its own file is an error that names the key to use
 //! instead.
 
-use crate::job_plan::{Architecture, Backend, CheckpointScope, Join, ModelMetric};
+use crate::job_plan::{Architecture, Backend, CheckpointScope, Join, ModelMetric, PackingStrategy};
 use crate::keys::{DeepSpeed, SCHEMA};
 use crate::plan::{LrSchedulerType, NoDecay, RampShape};
 use crate::spec::*;
@@ -122,9 +122,10 @@ section! {
 
     /// Data set, splits and tokenizer.
     pub(crate) struct Data<'a> {
-        /// Type of data: "text" (text files and tables), "tokens" (raw token files), "synthetic"
-        /// (embedded synthetic text) or "classification" (labelled texts).
-        kind: &'a str = one_of(&["text", "tokens", "synthetic", "classification"], "text"),
+        /// Type of data: "text" (text files and tables), "chat" (conversations, prompts with
+        /// completions and other samples that are learned one by one), "tokens" (raw token files),
+        /// "synthetic" (embedded synthetic text) or "classification" (labelled texts).
+        kind: &'a str = one_of(&["text", "chat", "tokens", "synthetic", "classification"], "text"),
         /// Column or field that contains the text.
         text_field: &'a str = text("text"),
         /// Column or field that contains the label: an integer from 0, or a class name. With
@@ -140,6 +141,32 @@ section! {
         /// Separator between documents: "end_of_text" (the end-of-text token, see eos_token),
         /// "blank_line" or "nothing". Published WikiText perplexities use "blank_line".
         join: Join = choice("end_of_text"),
+        /// Column or field that contains the messages of a conversation. Unset: "messages" or
+        /// "conversations", whichever a row has. Only for chat.
+        messages_field: Option<&'a str> = opt_text(),
+        /// Chat template: a file, or the template itself. Unset: the template of the tokenizer.
+        /// Only for chat.
+        chat_template: Option<&'a str> = opt_text(),
+        /// Compute the loss on the answers of the assistant only. Only for chat, and only for rows
+        /// with messages.
+        assistant_only_loss: bool = flag(false),
+        /// Compute the loss on completions only, and not on their prompts; true by default for rows
+        /// with a prompt and a completion. Only for chat.
+        completion_only_loss: Option<bool> = opt_flag(),
+        /// Pack several samples into sequences of sequence_length tokens. Only for chat; text is
+        /// always packed.
+        packing: bool = flag(false),
+        /// Packing of samples: "bfd" (best fit decreasing: samples are whole, or truncated to
+        /// sequence_length, and do not see each other), "bfd_split" (the same, but longer samples
+        /// are divided instead of truncated) or "wrapped" (samples are joined and cut, and see each
+        /// other).
+        packing_strategy: PackingStrategy = choice("bfd"),
+        /// Join the samples of a micro-batch into one sequence instead of padding them. They do not
+        /// see each other. Only for chat; packing with "bfd" or "bfd_split" always does it.
+        padding_free: bool = flag(false),
+        /// Token that pads the shorter samples of a micro-batch. Unset: the token that the files of
+        /// the tokenizer name, else the end-of-text token. The model does not see it. Only for chat.
+        pad_token: Option<&'a str> = opt_text(),
         /// Cache tokenized text for later runs, in deepburn/tokens of the user's cache folder
         /// (XDG_CACHE_HOME).
         token_cache: bool = flag(true),
@@ -157,11 +184,13 @@ section! {
         new_vocabulary: bool = flag(false),
         /// Maximum vocabulary size, if a tokenizer is trained.
         vocab_size: usize = count_in(SMALLEST_VOCABULARY, 1 << 24, 512).unit("tokens"),
-        /// Sequence length of a sample. Classification truncates longer texts.
-        sequence_length: usize = positive(128).unit("tokens"),
+        /// Sequence length of a sample. Classification and chat truncate longer samples. Unset for
+        /// chat: 1024, the max_length of TRL.
+        sequence_length: usize = positive(128).alias("max_length").unit("tokens"),
         /// Shuffle the samples in every epoch. All ranks draw the same number of samples, so each
         /// epoch skips the remainder of samples divided by ranks; the skipped samples differ
-        /// between epochs. Without shuffling, ranks with one sample less repeat one.
+        /// between epochs. Without shuffling, ranks with one sample less repeat one. In chat, an
+        /// epoch has every sample once.
         shuffle: bool = flag(true),
         /// Leave out the last step if training.epochs ends before its global batch is full. Batches
         /// may take samples of two epochs, so only the end of training is affected. Unset:

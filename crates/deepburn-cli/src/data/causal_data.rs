@@ -1,0 +1,279 @@
+//! The data of language models: one stream of tokens, or samples of their own.
+//!
+//! Main types: [`CausalData`], and [`CausalSource`], the data loader of a rank. Sequences of a stream have one length and
+//! no padding. Samples have different lengths, some of their tokens are not trained, and they do not see each other.
+//!
+//! A stream is endless: a batch may take sequences of two epochs, and all ranks draw the same number of sequences. With
+//! samples, an epoch has every sample once and ends with a step, as in the Trainer of `transformers`. Its last step may
+//! have fewer samples.
+
+use deepburn::{BatchSource, BoxError, EvaluationStream, NextStep, StepBatches};
+use deepburn_config::{BatchPlan, CurriculumPlan, Plan};
+use deepburn_datasets::{
+    BatchLoader, BatchSampler, Collate, Corpus, DataError, DataShard, DistributedSampler,
+    EpochSampler, EvaluationBatches, MicroBatch, Order, SampleRows, Sequences, StepShape,
+    Tokenizer,
+};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+use crate::data::causal::TokenBatch;
+use crate::data::chat::ChatCorpus;
+use crate::data::lengths::{PREFETCH, longest};
+use crate::data::recipe::EvaluationSettings;
+
+/// The data of all splits.
+pub(crate) enum CausalData {
+    /// Text or tokens, cut into sequences.
+    Stream(Box<Corpus>),
+    /// Conversations and other samples.
+    Samples(Box<ChatCorpus>),
+}
+
+impl CausalData {
+    /// Returns the tokenizer; `None` for token files without one.
+    pub(crate) fn tokenizer(&self) -> Option<&Tokenizer> {
+        match self {
+            Self::Stream(corpus) => corpus.tokenizer.as_ref(),
+            Self::Samples(corpus) => Some(&corpus.tokenizer),
+        }
+    }
+
+    /// Returns the number of tokens of the longest sequence, at most `limit`.
+    pub(crate) fn longest(&self, limit: usize) -> usize {
+        match self {
+            // Sequences are cut to this length.
+            Self::Stream(_) => limit,
+            Self::Samples(corpus) => corpus.train.statistics().row_lengths.longest().min(limit),
+        }
+    }
+
+    /// Returns the number of sequences of a rank in an epoch, which is the same on all ranks. The last step of an epoch
+    /// of samples counts as a full one.
+    pub(crate) fn samples_per_epoch(
+        &self,
+        shard: DataShard,
+        order: Order,
+        batch: BatchPlan,
+    ) -> Result<usize, DataError> {
+        match self {
+            Self::Stream(corpus) => {
+                let sampler = DistributedSampler::new(corpus.train.len(), shard, order)?;
+                Ok(sampler.samples_per_epoch())
+            }
+            Self::Samples(corpus) => {
+                let steps = epoch_sampler(&corpus.train, shard, order, batch)?.steps_per_epoch();
+                Ok(steps * batch.gradient_accumulation_steps * batch.micro_batch_size)
+            }
+        }
+    }
+
+    /// Returns the number of training sequences.
+    pub(crate) fn num_samples(&self) -> usize {
+        match self {
+            Self::Stream(corpus) => corpus.train.len(),
+            Self::Samples(corpus) => corpus.train.len(),
+        }
+    }
+
+    /// Returns a hash of the training tokens.
+    pub(crate) fn fingerprint(&self) -> Result<String, DataError> {
+        match self {
+            Self::Stream(corpus) => corpus.train.fingerprint(),
+            Self::Samples(corpus) => corpus.train.fingerprint(),
+        }
+    }
+
+    /// Returns a hash of the evaluation tokens; `None` without an evaluation split.
+    pub(crate) fn evaluation_fingerprint(&self) -> Result<Option<String>, DataError> {
+        match self {
+            Self::Stream(corpus) => corpus.eval.as_ref().map(Sequences::fingerprint).transpose(),
+            Self::Samples(corpus) => corpus.eval.as_ref().map(SampleRows::fingerprint).transpose(),
+        }
+    }
+
+    /// Starts the data loader of `shard`.
+    ///
+    /// # Errors
+    /// Returns an error if there are more ranks than sequences of a stream, or if the thread cannot be started.
+    pub(crate) fn source(
+        &self,
+        shard: DataShard,
+        order: Order,
+        plan: &Plan,
+        evaluation: EvaluationSettings,
+    ) -> Result<CausalSource, DataError> {
+        match self {
+            Self::Stream(corpus) => {
+                let (train, eval) = (corpus.train.clone(), corpus.eval.clone());
+                let sampler = DistributedSampler::new(train.len(), shard, order)?;
+                let loader =
+                    BatchLoader::start(train, sampler, plan.batch.micro_batch_size, PREFETCH)?;
+                let source = TokenSource::new(loader, eval, shard, plan, evaluation);
+                Ok(CausalSource::Stream(Box::new(source)))
+            }
+            Self::Samples(corpus) => {
+                let sampler = epoch_sampler(&corpus.train, shard, order, plan.batch)?;
+                let loader = BatchLoader::drawing(corpus.train.clone(), sampler, PREFETCH)?;
+                let source = TokenSource::new(loader, corpus.eval.clone(), shard, plan, evaluation);
+                Ok(CausalSource::Samples(Box::new(source)))
+            }
+        }
+    }
+
+    /// Returns the batches of `shard` in the test split, with `rows` sequences each; `None` without a test split.
+    ///
+    /// # Errors
+    /// Returns an error if the split has no sequences.
+    pub(crate) fn test(
+        &self,
+        shard: DataShard,
+        rows: usize,
+    ) -> Result<Option<EvaluationStream<'_, TokenBatch>>, DataError> {
+        match self {
+            Self::Stream(corpus) => {
+                corpus.test.as_ref().map(|test| evaluation(test, shard, rows, None)).transpose()
+            }
+            Self::Samples(corpus) => {
+                corpus.test.as_ref().map(|test| evaluation(test, shard, rows, None)).transpose()
+            }
+        }
+    }
+}
+
+/// Returns the sampler of the samples of `shard`.
+///
+/// # Errors
+/// Returns an error if the batch is too large to count its samples.
+fn epoch_sampler(
+    train: &SampleRows,
+    shard: DataShard,
+    order: Order,
+    batch: BatchPlan,
+) -> Result<EpochSampler, DataError> {
+    let shape =
+        StepShape { num_ranks: shard.num_ranks, accumulation: batch.gradient_accumulation_steps };
+    EpochSampler::new(train.len(), shard.rank, shape, batch.micro_batch_size, order)
+}
+
+/// The data loader of one rank.
+pub(crate) enum CausalSource {
+    /// Sequences of one length.
+    Stream(Box<TokenSource<Sequences, DistributedSampler>>),
+    /// Samples.
+    Samples(Box<TokenSource<SampleRows, EpochSampler>>),
+}
+
+impl BatchSource<TokenBatch> for CausalSource {
+    fn next_step(&mut self, next: NextStep) -> Result<StepBatches<TokenBatch>, BoxError> {
+        match self {
+            Self::Stream(source) => source.next_step(next),
+            Self::Samples(source) => source.next_step(next),
+        }
+    }
+
+    fn evaluation(&mut self) -> Result<Option<EvaluationStream<'_, TokenBatch>>, BoxError> {
+        match self {
+            Self::Stream(source) => source.evaluation(),
+            Self::Samples(source) => source.evaluation(),
+        }
+    }
+
+    fn position(&self) -> Value {
+        match self {
+            Self::Stream(source) => source.position(),
+            Self::Samples(source) => source.position(),
+        }
+    }
+
+    fn seek(&mut self, position: &Value) -> Result<(), BoxError> {
+        match self {
+            Self::Stream(source) => source.seek(position),
+            Self::Samples(source) => source.seek(position),
+        }
+    }
+}
+
+/// The data loader of one rank, for one kind of data.
+///
+/// It assembles micro-batches in advance on its own thread. Rank r of W takes the sequences r, r + W, r + 2W and so on,
+/// as PyTorch's `DistributedSampler` does.
+pub(crate) struct TokenSource<D: Collate, S: BatchSampler> {
+    /// Micro-batches for training.
+    loader: BatchLoader<D, S>,
+    /// The sequences of an evaluation.
+    eval: Option<D>,
+    /// The rank and the number of ranks.
+    shard: DataShard,
+    /// Sequences of an evaluation batch.
+    rows: usize,
+    /// The maximum number of sequences of an evaluation.
+    eval_max_samples: Option<usize>,
+    /// The maximum length of sequences by step.
+    curriculum: Option<CurriculumPlan>,
+}
+
+impl<D: Collate<Batch = MicroBatch>, S: BatchSampler> TokenSource<D, S> {
+    /// Returns a source with these micro-batches and evaluations.
+    fn new(
+        loader: BatchLoader<D, S>,
+        eval: Option<D>,
+        shard: DataShard,
+        plan: &Plan,
+        evaluation: EvaluationSettings,
+    ) -> Self {
+        let (rows, limit) = (evaluation.batch_size(plan), evaluation.max_samples);
+        let curriculum = plan.curriculum.clone();
+        Self { loader, eval, shard, rows, eval_max_samples: limit, curriculum }
+    }
+
+    /// Returns the batches of a step. A curriculum truncates sequences after they have been loaded, so data-loader
+    /// positions do not depend on it.
+    fn next_step(&mut self, next: NextStep) -> Result<StepBatches<TokenBatch>, BoxError> {
+        let length = longest(self.curriculum.as_ref(), next);
+        let batches = (0..next.micro_batches).map(|_| {
+            let mut batch = self.loader.next_batch()?;
+            batch.truncate(length);
+            Ok(TokenBatch(batch))
+        });
+        Ok(batches.collect::<Result<Vec<_>, DataError>>()?.into())
+    }
+
+    /// Starts an evaluation. Only one batch of the stream is in memory at a time.
+    fn evaluation(&mut self) -> Result<Option<EvaluationStream<'_, TokenBatch>>, BoxError> {
+        let (shard, rows, limit) = (self.shard, self.rows, self.eval_max_samples);
+        let eval = self.eval.as_ref();
+        Ok(eval.map(|eval| evaluation(eval, shard, rows, limit)).transpose()?)
+    }
+}
+
+impl<D, S> TokenSource<D, S>
+where
+    D: Collate,
+    S: BatchSampler<Position: Serialize + DeserializeOwned>,
+{
+    /// Returns the data-loader position as JSON, for the checkpoint.
+    fn position(&self) -> Value {
+        json!(self.loader.position())
+    }
+
+    /// Seeks to a position without loading the batches before it.
+    fn seek(&mut self, position: &Value) -> Result<(), BoxError> {
+        Ok(self.loader.seek(serde_json::from_value(position.clone())?)?)
+    }
+}
+
+/// Returns the batches of one rank in an evaluation of the first `limit` sequences, with `rows` sequences each.
+///
+/// # Errors
+/// Returns an error if the split has no sequences.
+fn evaluation<D: Collate<Batch = MicroBatch>>(
+    data: &D,
+    shard: DataShard,
+    rows: usize,
+    limit: Option<usize>,
+) -> Result<EvaluationStream<'_, TokenBatch>, DataError> {
+    let batches = EvaluationBatches::new(data, shard, rows)?.take_samples(limit);
+    Ok(Box::new(batches.map(|batch| Ok(TokenBatch(batch?)))))
+}

@@ -1,0 +1,398 @@
+//! Samples for language models: conversations, prompts with completions, and texts that are learned one by one.
+//!
+//! Main type: [`ChatCorpus`]. Each row of the files becomes a sample (`deepburn-chat`): token ids, and which of them are
+//! trained. The samples are cached, truncated, and packed or padded (`deepburn-datasets`). What may be unintended in the
+//! data is logged with its first row, because a wrong mask or template shows in no loss.
+
+use std::fs;
+
+use deepburn_chat::{
+    ChatError, ChatTemplates, EncodeOptions, Finding, HfTokenizer, Message, NestedNulls, ReadRow,
+    Row, RowEncoder, RowFormat, RowReader, SpecialTokens, TextTokenizer,
+};
+use deepburn_config::{ChatPlan, Job, PackingStrategy, TemplateSource, counted};
+use deepburn_datasets::{
+    InvalidRows, NotedSample, Packing, Padding, RowNote, Sample, SampleLayout, SampleRows,
+    SampleSource, Samples, Splits, Tokenizer, open_samples,
+};
+use serde_json::{Map, Value};
+
+use crate::data::corpus::{files, token_cache};
+use crate::data::places::Places;
+use crate::failure::Failure;
+
+/// The file with the chat template in a model folder.
+pub(crate) const TEMPLATE_FILE: &str = "chat_template.jinja";
+
+/// The folder of a model folder's templates for other purposes, such as tools.
+pub(crate) const TEMPLATE_FOLDER: &str = "additional_chat_templates/";
+
+/// Part of the key of cached samples. It changes with the encoding of rows.
+const ENCODING: &str = "deepburn chat 1";
+
+/// The samples of all splits, and the tokenizer.
+pub(crate) struct ChatCorpus {
+    /// The train split.
+    pub(crate) train: SampleRows,
+    /// The split for evaluation during training.
+    pub(crate) eval: Option<SampleRows>,
+    /// The split for a final test.
+    pub(crate) test: Option<SampleRows>,
+    /// The tokenizer.
+    pub(crate) tokenizer: Tokenizer,
+    /// The text of `data.chat_template`, which replaces the template of the exported tokenizer.
+    pub(crate) template: Option<String>,
+}
+
+impl ChatCorpus {
+    /// Reads the data of `job` for a model with `vocab_size` tokens and sequences of at most `max_len`.
+    ///
+    /// # Errors
+    /// Returns a user's mistake if the template, a token or a row is invalid, or if no token of a split is trained.
+    pub(crate) fn open(
+        job: &Job,
+        chat: &ChatPlan,
+        places: &Places,
+        tokenizer: Tokenizer,
+        [vocab_size, max_len]: [usize; 2],
+    ) -> Result<Self, Failure> {
+        let splits = files(&job.data, places).map_err(Failure::mistake)?;
+        let template = given_template(chat)?;
+        let encoder = ChatEncoder::new(chat, &tokenizer, template.as_deref())?;
+        let samples = encoder.samples(job, &splits, vocab_size)?;
+        let limit = job.data.sequence_length.min(max_len);
+        if limit < job.data.sequence_length {
+            tracing::info!(
+                "samples have at most {limit} tokens, the longest sequence of the model"
+            );
+        }
+        let layout = SampleLayout { max_length: Some(limit), ..layout(job, chat, &encoder)? };
+        let rows = |samples: Samples, what: &str| {
+            let rows = SampleRows::new(samples, layout, what).map_err(Failure::mistake)?;
+            log_statistics(&rows, what, [limit, max_len]);
+            Ok(rows)
+        };
+        log_notes(&samples.train);
+        let eval = samples.eval.map(|eval| rows(eval, "the eval split")).transpose()?;
+        let test = samples.test.map(|test| rows(test, "the test split")).transpose()?;
+        Ok(Self { train: rows(samples.train, "the train split")?, eval, test, tokenizer, template })
+    }
+}
+
+/// Returns the template that the job names; `None` for the tokenizer's own.
+///
+/// # Errors
+/// Returns a user's mistake if its file cannot be read.
+fn given_template(chat: &ChatPlan) -> Result<Option<String>, Failure> {
+    match &chat.chat_template {
+        None => Ok(None),
+        Some(TemplateSource::Text(text)) => Ok(Some(text.clone())),
+        Some(TemplateSource::File(path)) => {
+            let text = fs::read_to_string(path).map_err(|error| {
+                Failure::mistake(format!("data.chat_template: {}: {error}", path.display()))
+            })?;
+            Ok(Some(text))
+        }
+    }
+}
+
+/// Turns rows of files into samples.
+struct ChatEncoder<'a> {
+    chat: &'a ChatPlan,
+    encoder: RowEncoder<HfTokenizer>,
+    /// Why there is no template. It is only an error for a row with messages.
+    no_template: Option<ChatError>,
+    /// What the cached samples depend on, apart from the files.
+    key: [String; 4],
+    /// Whether samples do not depend on the time.
+    is_lasting: bool,
+    /// The id of padding.
+    pad_id: u32,
+    /// The texts of the special tokens.
+    control_tokens: Vec<String>,
+}
+
+impl<'a> ChatEncoder<'a> {
+    /// Returns the encoder of a job, with its template or the tokenizer's own.
+    ///
+    /// # Errors
+    /// Returns a user's mistake if the template or a token is invalid.
+    fn new(
+        chat: &'a ChatPlan,
+        tokenizer: &Tokenizer,
+        template: Option<&str>,
+    ) -> Result<Self, Failure> {
+        let folder = tokenizer.path().filter(|path| path.is_dir());
+        let of_tokenizer = |error| Failure::mistake(format!("data.tokenizer: {error}"));
+        let mut tokens = match folder {
+            Some(folder) => SpecialTokens::of_folder(folder).map_err(of_tokenizer)?,
+            None => SpecialTokens::default(),
+        };
+        // data.eos_token takes precedence, and the model names the token where the tokenizer does not.
+        if let Some(end) = tokenizer.end_of_text_token() {
+            tokens = tokens.with("eos_token", &end);
+        }
+        let own = HfTokenizer::new(tokenizer.as_hf().clone()).map_err(of_tokenizer)?;
+        let pad_id = pad_id(chat, &own, &tokens)?;
+        let (templates, no_template) = match (template, folder) {
+            (Some(text), _) => {
+                let compiled = ChatTemplates::single(text)
+                    .map_err(|error| Failure::mistake(format!("data.chat_template: {error}")))?;
+                (Some(compiled), None)
+            }
+            (None, Some(folder)) => match ChatTemplates::of_folder(folder) {
+                Ok(templates) => (Some(templates), None),
+                Err(error) => (None, Some(error)),
+            },
+            (None, None) => (None, None),
+        };
+        let definition = tokenizer.as_hf().to_string(false).map_err(Failure::mistake)?;
+        let sources = templates.as_ref().map(ChatTemplates::sources);
+        let options = EncodeOptions {
+            completion_only_loss: chat.completion_only_loss,
+            assistant_only_loss: chat.assistant_only_loss,
+            // Samples are truncated when they are packed or padded, so the cache does not depend on the length.
+            max_length: None,
+        };
+        let fields = (&chat.text_field, &chat.messages_field);
+        let key = [
+            definition,
+            format!("{sources:?}"),
+            format!("{tokens:?}"),
+            format!("{ENCODING} {options:?} {fields:?}"),
+        ];
+        if templates.as_ref().is_some_and(ChatTemplates::uses_clock) {
+            tracing::warn!(
+                "the chat template prints the current date, so a run cannot resume on another day, when its samples differ; \
+                 set data.chat_template to a template with a fixed date"
+            );
+        }
+        let is_lasting = !templates.as_ref().is_some_and(ChatTemplates::uses_clock);
+        let encoder = RowEncoder::new(own, templates, tokens, options).map_err(Failure::mistake)?;
+        let added = tokenizer.as_hf().get_added_tokens_decoder().into_values();
+        let control_tokens = added.filter(|it| it.special).map(|it| it.content).collect();
+        Ok(Self { chat, encoder, no_template, key, is_lasting, pad_id, control_tokens })
+    }
+
+    /// Reads and encodes the rows of all splits.
+    ///
+    /// # Errors
+    /// Returns a user's mistake if a row is invalid, or a split has no rows.
+    fn samples(
+        &self,
+        job: &Job,
+        splits: &Splits,
+        vocab_size: usize,
+    ) -> Result<deepburn_datasets::SampleSplits, Failure> {
+        let cache = token_cache(&job.data).filter(|_| self.is_lasting);
+        let source = SampleSource {
+            splits,
+            fields: None,
+            invalid: InvalidRows::Fail,
+            vocab_size,
+            encoder: &self.key.each_ref().map(String::as_str),
+            cache: cache.as_ref(),
+        };
+        open_samples(&source, |row| self.encode(row)).map_err(Failure::mistake)
+    }
+
+    /// Encodes a row of a file.
+    ///
+    /// # Errors
+    /// Returns an error if the row has no known format, a field has a wrong value, or the template refuses it.
+    fn encode(&self, row: deepburn_datasets::Row) -> Result<NotedSample, ChatError> {
+        let is_table =
+            row.place.file.extension().is_some_and(|it| it.eq_ignore_ascii_case("parquet"));
+        let fields = Value::Object(self.renamed(row.fields)?);
+        let mut reader = reader_of(&fields)?;
+        if is_table {
+            reader.nested_nulls = NestedNulls::Remove;
+        }
+        let ReadRow { row, notes } = reader.read(&fields)?;
+        if let (Some(error), Row::Chat { .. } | Row::ChatCompletion { .. }) =
+            (&self.no_template, &row)
+        {
+            return Err(ChatError::Template(format!(
+                "{error}; or give the job a template as data.chat_template"
+            )));
+        }
+        let sample = self.encoder.encode(&row)?;
+        let note = |finding: &Finding| RowNote { kind: finding.kind(), text: finding.to_string() };
+        let findings = sample.findings.iter().map(note);
+        let notes = findings.chain(notes.parsed_arguments.then(parsed_arguments));
+        let mut notes: Vec<_> = notes.chain(self.control_token(&row)).collect();
+        // Rows are counted, not the messages of a row.
+        notes.sort_by_key(|note| note.kind);
+        notes.dedup_by_key(|note| note.kind);
+        Ok(NotedSample { notes, sample: Sample { ids: sample.ids, trained: sample.trained } })
+    }
+
+    /// Returns a note if a message contains the text of a special token. The tokenizer makes it the token itself, so the
+    /// message may end its turn and begin another.
+    fn control_token(&self, row: &Row) -> Option<RowNote> {
+        let messages: Vec<&Message> = match row {
+            Row::Chat { messages, .. } => messages.iter().collect(),
+            Row::ChatCompletion { prompt, completion, .. } => {
+                prompt.iter().chain(completion).collect()
+            }
+            _ => return None,
+        };
+        let contents = messages.iter().filter_map(|it| it.fields().get("content")?.as_str());
+        let found = contents
+            .flat_map(|content| self.control_tokens.iter().filter(|it| content.contains(&***it)));
+        found.into_iter().next().map(|token| RowNote {
+            kind: "control token",
+            text: format!(
+                "a message contains the special token {token:?}, which the model reads as such"
+            ),
+        })
+    }
+
+    /// Returns the fields with the names that the formats have, for the columns that the job names.
+    ///
+    /// # Errors
+    /// Returns an error if a column that the job names is missing.
+    fn renamed(&self, mut fields: Map<String, Value>) -> Result<Map<String, Value>, ChatError> {
+        if let Some(name) = &self.chat.messages_field {
+            let Some(messages) = fields.remove(name) else {
+                return Err(ChatError::Format(format!(
+                    "has no column `{name}`, which data.messages_field names"
+                )));
+            };
+            let is_sharegpt = messages.get(0).is_some_and(|first| first.get("from").is_some());
+            // The column is the one to read, whatever others there are.
+            let context = ["tools", "documents", "chat_template_kwargs", "system"];
+            fields.retain(|field, _| context.contains(&field.as_str()));
+            let name = if is_sharegpt { "conversations" } else { "messages" };
+            fields.insert(name.to_owned(), messages);
+        } else if self.chat.text_field != "text" {
+            let name = &self.chat.text_field;
+            let Some(text) = fields.remove(name) else {
+                return Err(ChatError::Format(format!(
+                    "has no column `{name}`, which data.text_field names"
+                )));
+            };
+            fields.clear();
+            fields.insert("text".to_owned(), text);
+        }
+        Ok(fields)
+    }
+}
+
+/// Returns the reader of a row. A row with the columns of several forms has the first of them, in the order of the book.
+///
+/// # Errors
+/// Returns an error if the row has no known form.
+fn reader_of(fields: &Value) -> Result<RowReader, ChatError> {
+    const ORDER: [RowFormat; 5] = [
+        RowFormat::Messages,
+        RowFormat::Conversations,
+        RowFormat::PromptCompletion,
+        RowFormat::Alpaca,
+        RowFormat::Text,
+    ];
+    let has = |column: &str| fields.get(column).is_some_and(|value| !value.is_null());
+    let found = ORDER.into_iter().find(|format| format.required_columns().iter().all(|it| has(it)));
+    found.map_or_else(|| RowReader::of_row(fields), |format| Ok(RowReader::new(format)))
+}
+
+/// Returns the note about arguments of tool calls that were a text.
+fn parsed_arguments() -> RowNote {
+    let text = "the arguments of a tool call are JSON in a text and were parsed, because templates would quote the text again";
+    RowNote { kind: "arguments", text: text.to_owned() }
+}
+
+/// Returns the id of padding: the token that the job names, the tokenizer's, or the end-of-text token.
+///
+/// # Errors
+/// Returns a user's mistake if the token of the job is not one of the tokenizer.
+fn pad_id(
+    chat: &ChatPlan,
+    tokenizer: &HfTokenizer,
+    tokens: &SpecialTokens,
+) -> Result<u32, Failure> {
+    if let Some(token) = &chat.pad_token {
+        return tokenizer.token_id(token).ok_or_else(|| {
+            Failure::mistake(format!(
+                "data.pad_token: {token:?} is not a token of the tokenizer; name one of its special tokens, or remove the key"
+            ))
+        });
+    }
+    let named = ["pad_token", "eos_token"].into_iter().filter_map(|name| tokens.get(name));
+    // The model does not see padding, so any id will do.
+    Ok(named.filter_map(|token| tokenizer.token_id(token)).next().unwrap_or(0))
+}
+
+/// Returns how samples become rows and batches.
+///
+/// # Errors
+/// Returns a user's mistake about settings that samples of different lengths do not have.
+fn layout(job: &Job, chat: &ChatPlan, encoder: &ChatEncoder<'_>) -> Result<SampleLayout, Failure> {
+    if !job.training.batch_size_schedule.is_empty() {
+        return Err(Failure::mistake(
+            "training.batch_size_schedule: is not supported for data of kind \"chat\", whose epochs end with a step; \
+             remove it",
+        ));
+    }
+    let packing = match chat.packing {
+        deepburn_config::Packing::Padded | deepburn_config::Packing::PaddingFree => Packing::None,
+        deepburn_config::Packing::Packed(PackingStrategy::Bfd) => Packing::BestFit,
+        deepburn_config::Packing::Packed(PackingStrategy::BfdSplit) => Packing::BestFitSplit,
+        deepburn_config::Packing::Packed(PackingStrategy::Wrapped) => Packing::Wrapped,
+    };
+    let is_padded = matches!(
+        chat.packing,
+        deepburn_config::Packing::Padded
+            | deepburn_config::Packing::Packed(PackingStrategy::Wrapped)
+    );
+    let padding = match is_padded {
+        true => Padding::Right { multiple_of: 1 },
+        false => Padding::Free { multiple_of: 1 },
+    };
+    Ok(SampleLayout { max_length: None, packing, padding, pad_id: encoder.pad_id })
+}
+
+/// Logs what the encoder noticed, each kind with its first row.
+fn log_notes(samples: &Samples) {
+    for (_, count, place, text) in samples.notes() {
+        tracing::warn!("{} of the data: {text}; the first one is {place}", counted(count, "row"));
+    }
+}
+
+/// Logs the samples of a split, and warns of those that were truncated or dropped.
+///
+/// `limit` is the maximum length of samples, and `max_len` the model's.
+fn log_statistics(rows: &SampleRows, what: &str, [limit, max_len]: [usize; 2]) {
+    let statistics = rows.statistics();
+    let percent = 100.0 * statistics.trained_tokens as f64 / statistics.tokens.max(1) as f64;
+    tracing::info!(
+        "{what}: {} in {}, {} tokens, of which {percent:.1} % are trained; the longest sample has {} tokens",
+        counted(statistics.samples, "sample"),
+        counted(statistics.rows, "row"),
+        statistics.tokens,
+        statistics.sample_lengths.longest()
+    );
+    if statistics.truncated > 0 {
+        tracing::warn!(
+            "{what}: {} truncated to {limit} tokens; {} to keep their ends",
+            counted(statistics.truncated, "sample"),
+            match limit < max_len {
+                true => "raise data.sequence_length",
+                false => "the model allows no more: use a model with more positions",
+            }
+        );
+    }
+    if let Some(first) = statistics.dropped.first() {
+        tracing::warn!(
+            "{what}: {} left out, because none of their tokens within {limit} is trained; the first one is {}",
+            counted(statistics.dropped.len(), "sample"),
+            rows.samples().place(*first)
+        );
+    }
+    if statistics.untrained > 0 {
+        tracing::warn!(
+            "{what}: {} without a trained token; packing keeps them, as in TRL",
+            counted(statistics.untrained, "sample")
+        );
+    }
+}

@@ -1,0 +1,223 @@
+//! `deepburn show-data`: the samples of a job as the model sees them.
+//!
+//! Each sequence is printed with its tokens decoded. On a terminal, the tokens that count in the loss are green and the
+//! others are dim. Otherwise, `[[` and `]]` enclose the trained ones. A line separates the documents of a sequence, which
+//! do not see each other. The counts of the whole split follow.
+//!
+//! ```text
+//! sequence 1, 38 tokens, 8 of them trained: train.jsonl line 1
+//! <|im_start|>user
+//! What is 2 + 2?<|im_end|>
+//! <|im_start|>assistant
+//! [[4.<|im_end|>
+//! ]]
+//! ```
+
+use std::io::IsTerminal;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use deepburn_config::{DataKind, Job, JobRequest, counted};
+use deepburn_datasets::{
+    Collate, IGNORE_INDEX, MicroBatch, RowDocuments, SampleRows, SampleStatistics, Tokenizer,
+};
+use deepburn_models::{Architecture, LanguageModelConfig};
+
+use crate::data::chat::ChatCorpus;
+use crate::data::job_tokenizer::JobTokenizer;
+use crate::data::places::Places;
+use crate::failure::Failure;
+use crate::job::known_model::KnownModel;
+use crate::job::model_folder::check_pretrained;
+
+/// Options of `deepburn show-data`.
+#[derive(Debug, Args)]
+pub(crate) struct ShowDataArguments {
+    /// Job file with data of kind "chat", searched for as given and then in configs/.
+    #[arg(long)]
+    config: PathBuf,
+    /// Override a key of the job file. Can be repeated.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    sets: Vec<String>,
+    /// Number of sequences to show, from the start of the train split.
+    #[arg(long, default_value_t = 3)]
+    rows: usize,
+}
+
+/// Returns the first sequences of a job, and the counts of its train split.
+///
+/// # Errors
+/// Returns a user's mistake if the job or its data is invalid, or if its data is not of kind "chat".
+pub(crate) fn show_data(arguments: &ShowDataArguments) -> Result<String, Failure> {
+    let request = JobRequest {
+        config: arguments.config.clone(),
+        sets: arguments.sets.clone(),
+        ..JobRequest::default()
+    };
+    let (job, _) = Job::load(&request).map_err(Failure::mistake)?;
+    let DataKind::Chat(chat) = &job.data.kind else {
+        return Err(Failure::mistake(
+            "data.kind: show-data shows data of kind \"chat\"; other text is one stream without masks",
+        ));
+    };
+    let places = Places::default();
+    let pretrained = job.model.pretrained.as_ref().map(|place| places.model(place));
+    let pretrained = pretrained.transpose().map_err(Failure::mistake)?;
+    pretrained.as_deref().map_or(Ok(()), check_pretrained)?;
+    let tokenizer = JobTokenizer::of(&job, &places, pretrained.as_deref())?.tokenizer;
+    let tokenizer = tokenizer.ok_or_else(|| {
+        Failure::mistake("data.tokenizer: is missing; give it, or model.pretrained")
+    })?;
+    let limits = limits(&job, pretrained.as_deref(), tokenizer.vocab_size())?;
+    let corpus = ChatCorpus::open(&job, chat, &places, tokenizer, limits)?;
+    let marks = if std::io::stdout().is_terminal() { Marks::COLORS } else { Marks::BRACKETS };
+    let count = arguments.rows.min(corpus.train.len());
+    let shown = (0..count).map(|row| sequence(&corpus.train, row, &corpus.tokenizer, marks));
+    let mut parts = shown.collect::<Result<Vec<_>, Failure>>()?;
+    parts.push(counts(corpus.train.statistics()));
+    Ok(parts.join("\n\n"))
+}
+
+/// Returns the number of tokens of the model's vocabulary, and the length of its longest sequence. A new model has the
+/// vocabulary of the tokenizer, and its default length counts only if the job sets it.
+///
+/// # Errors
+/// Returns a user's mistake if the pretrained model is not a language model.
+fn limits(job: &Job, pretrained: Option<&Path>, vocab_size: usize) -> Result<[usize; 2], Failure> {
+    let known = match pretrained.map(|folder| KnownModel::read(Some(folder))).transpose()? {
+        None => [vocab_size, usize::MAX],
+        Some(KnownModel::LanguageModel(model)) => [model.limits().vocab_size, model.max_len()],
+        Some(KnownModel::Classifier(_)) => {
+            return Err(Failure::mistake(
+                "model.pretrained: is a classifier, and data of kind \"chat\" trains language models",
+            ));
+        }
+    };
+    let given = |names: &[&str], known: usize| {
+        let fields = names.iter().filter_map(|name| job.model.config.get(*name)?.as_u64());
+        fields.filter_map(|value| usize::try_from(value).ok()).next().unwrap_or(known)
+    };
+    Ok([
+        given(&["vocab_size"], known[0]),
+        given(&["max_position_embeddings", "n_positions"], known[1]),
+    ])
+}
+
+/// What encloses trained and other tokens.
+#[derive(Debug, Clone, Copy)]
+struct Marks {
+    trained: [&'static str; 2],
+    other: [&'static str; 2],
+}
+
+impl Marks {
+    /// Green and dim text of terminals.
+    const COLORS: Self =
+        Self { trained: ["\u{1b}[32m", "\u{1b}[0m"], other: ["\u{1b}[2m", "\u{1b}[0m"] };
+    /// Brackets around trained text.
+    const BRACKETS: Self = Self { trained: ["[[", "]]"], other: ["", ""] };
+}
+
+/// Returns a sequence with its heading.
+///
+/// # Errors
+/// Returns a failure while running if its tokens cannot be read or decoded.
+fn sequence(
+    rows: &SampleRows,
+    index: usize,
+    tokenizer: &Tokenizer,
+    marks: Marks,
+) -> Result<String, Failure> {
+    let batch = rows.collate(&[index], 1).map_err(Failure::run)?;
+    let places = rows.samples_of(index).into_iter().map(|sample| rows.samples().place(sample));
+    let places: Vec<_> = places.map(|place| place.to_string()).collect();
+    let mut text = format!(
+        "sequence {}, {}, {} of them trained: {}",
+        index + 1,
+        counted(batch.num_tokens(), "token"),
+        batch.num_targets(),
+        places.join(", ")
+    );
+    let mut tokens = batch.input_ids.iter().copied().zip(batch.labels.iter().copied());
+    for (number, length) in documents(&batch).into_iter().enumerate() {
+        text.push_str(if number == 0 { "\n" } else { "\n────────\n" });
+        let tokens: Vec<_> = tokens.by_ref().take(length).collect();
+        for run in tokens.chunk_by(|a, b| is_trained(*a) == is_trained(*b)) {
+            let ids: Vec<u32> = run.iter().map(|(id, _)| *id as u32).collect();
+            let decoded = tokenizer.decode(&ids, false).map_err(Failure::run)?;
+            let [open, close] = if is_trained(run[0]) { marks.trained } else { marks.other };
+            text.push_str(&format!("{open}{}{close}", printable(&decoded)));
+        }
+    }
+    Ok(text)
+}
+
+/// Returns whether the token with this id and label counts in the loss.
+fn is_trained((_, label): (i32, i32)) -> bool {
+    label != IGNORE_INDEX
+}
+
+/// Returns the lengths of the documents of a batch of one sequence.
+fn documents(batch: &MicroBatch) -> Vec<usize> {
+    match &batch.documents {
+        RowDocuments::Stream => vec![batch.num_tokens()],
+        RowDocuments::Separate(rows) => rows.concat(),
+    }
+}
+
+/// Returns a text without control characters other than line breaks and tabs, which data could use to draw on the
+/// terminal.
+fn printable(text: &str) -> String {
+    let shown = |c: char| match c.is_control() && !matches!(c, '\n' | '\t') {
+        true => '\u{fffd}',
+        false => c,
+    };
+    text.chars().map(shown).collect()
+}
+
+/// Returns the counts of a split.
+fn counts(statistics: &SampleStatistics) -> String {
+    let SampleStatistics { samples, truncated, dropped, untrained, rows, tokens, .. } = statistics;
+    let trained = statistics.trained_tokens;
+    let percent = 100.0 * trained as f64 / (*tokens).max(1) as f64;
+    let mut lines = vec![
+        format!("train split: {} in {}", counted(*samples, "sample"), counted(*rows, "sequence")),
+        format!("  tokens      {tokens}, of which {trained} are trained ({percent:.1} %)"),
+        format!("  truncated   {truncated}"),
+        format!("  left out    {} without a trained token", dropped.len()),
+    ];
+    if *untrained > 0 {
+        lines.push(format!("  untrained   {untrained}, packed with others"));
+    }
+    let ranges = statistics.sample_lengths.ranges().skip_while(|(_, _, count)| *count == 0);
+    let lengths = ranges.map(|(first, last, count)| {
+        format!("  {:<11} {}", format!("{first}-{last}"), counted(count, "sample"))
+    });
+    lines.push("lengths in tokens:".to_owned());
+    lines.extend(lengths);
+    lines.join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn control_characters_do_not_reach_the_terminal() {
+        assert_eq!(printable("a\u{1b}[31m\tb\n"), "a\u{fffd}[31m\tb\n");
+    }
+
+    #[test]
+    fn documents_are_the_parts_of_a_sequence() {
+        let batch = |documents, samples| MicroBatch {
+            input_ids: vec![1; 6],
+            labels: vec![1; 6],
+            shape: [1, 6],
+            samples,
+            documents,
+        };
+        let separate = RowDocuments::Separate(vec![vec![2, 3]]);
+        assert_eq!(documents(&batch(separate, 1)), [2, 3]);
+        assert_eq!(documents(&batch(RowDocuments::Stream, 1)), [6]);
+    }
+}

@@ -1,0 +1,66 @@
+//! The keys of the section `data` about conversations.
+
+use super::*;
+use crate::job_plan::{ChatPlan, Packing, PackingStrategy, TemplateSource};
+
+impl JobReader<'_> {
+    /// Reads the keys of `data.kind` "chat".
+    pub(super) fn chat(&mut self, data: &Data<'_>) -> ChatPlan {
+        filled!(ChatPlan, data { assistant_only_loss, completion_only_loss }
+            text_field: data.text_field.value.to_owned(),
+            messages_field: data.messages_field.value.map(str::to_owned),
+            chat_template: self.chat_template(&data.chat_template),
+            packing: match (data.packing.value, data.padding_free.value) {
+                (true, _) => Packing::Packed(data.packing_strategy.value),
+                (false, true) => Packing::PaddingFree,
+                (false, false) => Packing::Padded,
+            },
+            pad_token: data.pad_token.value.map(str::to_owned),
+        )
+    }
+
+    /// Returns the template that a key contains or names. A text with a brace or a line break is a template.
+    fn chat_template(&mut self, key: &Setting<'_, Option<&str>>) -> Option<TemplateSource> {
+        let given = key.value?;
+        if given.contains(['{', '\n']) {
+            return Some(TemplateSource::Text(given.to_owned()));
+        }
+        let path = self.existing(given, key)?;
+        refuse!(if path.is_dir(); self.findings, &**key => "is a folder; must be a file or a template";
+            "give the file chat_template.jinja in it, or set data.tokenizer to the folder");
+        Some(TemplateSource::File(path))
+    }
+
+    /// Reports the keys about conversations that have no effect on data of this kind.
+    pub(super) fn check_chat(&mut self, data: &Data<'_>, kind: &DataKind) {
+        let DataKind::Chat(plan) = kind else {
+            let others: [&Entry<'_>; 8] = [
+                &data.messages_field,
+                &data.chat_template,
+                &data.assistant_only_loss,
+                &data.completion_only_loss,
+                &data.packing,
+                &data.packing_strategy,
+                &data.padding_free,
+                &data.pad_token,
+            ];
+            for key in others {
+                self.report_unused(key, true, "only data of kind \"chat\" reads it");
+            }
+            return;
+        };
+        let is_packed = matches!(plan.packing, Packing::Packed(_));
+        self.report_unused(
+            &data.packing_strategy,
+            !is_packed,
+            "samples are not packed without data.packing",
+        );
+        let wraps = plan.packing == Packing::Packed(PackingStrategy::Wrapped);
+        let joined = "packed samples are always joined without padding";
+        self.report_unused(&data.padding_free, is_packed && !wraps, joined);
+        let visible = "samples packed by \"wrapped\" are one text, and see each other";
+        self.report_unused(&data.padding_free, wraps, visible);
+        let unpadded = "no sample is padded with data.packing or data.padding_free";
+        self.report_unused(&data.pad_token, plan.packing != Packing::Padded, unpadded);
+    }
+}

@@ -83,6 +83,10 @@ proptest! {
         for index in 0..samples.len() {
             let ids = samples.get(index).unwrap().ids;
             let kept = if is_cut { ids.len().min(max_length) } else { ids.len() };
+            // The first token is never predicted, so a sample of one token is left out.
+            if packing == Packing::None && kept < 2 {
+                continue;
+            }
             ids[..kept].iter().for_each(|id| *expected.entry(*id as i32).or_default() += 1);
         }
         prop_assert_eq!(found, expected);

@@ -392,7 +392,7 @@ mod tests {
             (&[0, 0, 0, 0, 0, 5][..], 6, "sequences of 5 tokens are longer than the model allows"),
             (&[0, 0, 1], 3, "document start 1 (sequence 0, position 2)"),
             (&[0, 1, 0], 3, "document start 0 (sequence 0, position 2)"),
-            (&[0, 0, 0, 1], 2, "document start 1 (sequence 1, position 1)"),
+            (&[0, 0, 1, 1], 2, "document start 1 (sequence 1, position 0)"),
             (&[0, 3, 0], 3, "document start 3 (sequence 0, position 1)"),
             (&[1, 1], 2, "document start 1 (sequence 0, position 0)"),
         ] {

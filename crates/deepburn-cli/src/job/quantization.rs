@@ -77,7 +77,7 @@ mod tests {
     fn an_entry_without_a_module_is_refused() {
         for name in ["wtf", "h.12", ""] {
             let error = skipped(&[name]).unwrap_err();
-            assert!(error.contains(&format!("{name:?} selects no module of GPT-2")), "{error}");
+            assert!(error.contains(&format!("{name:?} selects no module of")), "{error}");
         }
     }
 }

@@ -56,7 +56,7 @@ pub use formats::labelled::{
     read_labelled_as, read_texts,
 };
 pub use formats::labels::{LabelKind, TextLabel};
-pub use formats::rows::{Row, RowPlace};
+pub use formats::rows::{FileRow, Row};
 pub use formats::table::{is_number_label, whole_number};
 pub use formats::text::{
     TEXT_FIELD, is_plain_text, read_documents, skipped_files, text_files, unread_texts,
@@ -88,5 +88,5 @@ pub use tokens::comparison::{ChangedToken, TokenizerComparison};
 pub use tokens::join::Join;
 pub use tokens::packing::{Sequences, TokenStream};
 pub use tokens::token_file::{TokenFile, TokenWidth};
-pub use tokens::tokenizer::{END_OF_TEXT, Tokenizer};
+pub use tokens::tokenizer::{END_OF_TEXT, ExtraToken, Tokenizer};
 pub use tokens::tokenizer_files::has_tokenizer;

@@ -5,8 +5,8 @@ use std::ops::Range;
 use crate::printed::unprinted;
 use crate::turns::render_with_turns;
 use crate::{
-    ChatContext, ChatError, ChatTemplate, ChatTemplates, Ending, Finding, Message,
-    PreferenceSample, Result, Row, Sample, SpecialTokens, Surrounding, TextTokenizer, Tokens,
+    ChatContext, ChatError, ChatTemplate, ChatTemplates, EncodedPreference, EncodedRow, Ending,
+    Finding, Message, Result, Row, SpecialTokens, Surrounding, TextTokenizer, Tokens,
 };
 
 /// Which tokens are trained, and how many an example has.
@@ -55,36 +55,36 @@ impl<T: TextTokenizer> RowEncoder<T> {
     /// # Errors
     /// Returns an error if the row is a preference, if an option does not fit it, or if its template or tokenizer
     /// fails.
-    pub fn encode(&self, row: &Row) -> Result<Sample> {
+    pub fn encode(&self, row: &Row) -> Result<EncodedRow> {
         match row {
             Row::Text(text) => {
                 self.check_assistant_only(false)?;
                 self.check_completion_only(false)?;
-                let tokens = self.tokenizer.encode(&self.with_eos(text)?, Surrounding::Added)?;
-                let trained = vec![true; tokens.ids.len()];
-                Ok(self.sample(tokens.ids, trained, Vec::new()))
+                let ids = self.tokenizer.ids(&self.with_eos(text)?, Surrounding::Added)?;
+                let trained = vec![true; ids.len()];
+                Ok(self.sample(ids, trained, Vec::new()))
             }
             Row::Completion { prompt, completion } => {
                 self.check_assistant_only(false)?;
                 let whole = self.with_eos(&format!("{prompt}{completion}"))?;
-                let whole = self.tokenizer.encode(&whole, Surrounding::Added)?.ids;
-                let prompt = self.tokenizer.encode(prompt, Surrounding::Added)?.ids;
+                let whole = self.tokenizer.ids(&whole, Surrounding::Added)?;
+                let prompt = self.tokenizer.ids(prompt, Surrounding::Added)?;
                 let (trained, findings) = self.completion_mask(&prompt, &whole)?;
                 Ok(self.sample(whole, trained, findings))
             }
             Row::Chat { messages, context } => {
                 self.check_completion_only(false)?;
-                let (tokens, trained, findings) = self.chat(messages, context, "messages")?;
-                Ok(self.sample(tokens.ids, trained, findings))
+                let (ids, trained, findings) = self.chat(messages, context, "messages")?;
+                Ok(self.sample(ids, trained, findings))
             }
             Row::ChatCompletion { prompt, completion, context } => {
                 let all = [prompt.as_slice(), completion].concat();
                 let (whole, trained, mut findings) = self.chat(&all, context, "prompt + completion")?;
                 let prompt = self.generation_prompt(prompt, context)?;
-                let (completed, lost) = self.completion_mask(&prompt, &whole.ids)?;
+                let (completed, lost) = self.completion_mask(&prompt, &whole)?;
                 findings.extend(lost);
                 let both = trained.iter().zip(completed).map(|(left, right)| *left && right).collect();
-                Ok(self.sample(whole.ids, both, findings))
+                Ok(self.sample(whole, both, findings))
             }
             Row::Preference { .. } | Row::ChatPreference { .. } => Err(ChatError::Format(
                 "the row has `chosen` and `rejected`, which are for preference optimization; for fine-tuning, rename \
@@ -98,11 +98,11 @@ impl<T: TextTokenizer> RowEncoder<T> {
     ///
     /// # Errors
     /// Returns an error if the row is not a preference, or if its template or tokenizer fails.
-    pub fn encode_preference(&self, row: &Row) -> Result<PreferenceSample> {
+    pub fn encode_preference(&self, row: &Row) -> Result<EncodedPreference> {
         let mut findings = Vec::new();
         let (prompt, chosen, rejected) = match row {
             Row::Preference { prompt, chosen, rejected } => {
-                let encode = |text: &str| Ok(self.tokenizer.encode(text, Surrounding::Added)?.ids);
+                let encode = |text: &str| self.tokenizer.ids(text, Surrounding::Added);
                 let completed = |text: &str| encode(&self.with_eos(&format!("{prompt}{text}"))?);
                 (encode(prompt)?, completed(chosen)?, completed(rejected)?)
             }
@@ -114,7 +114,7 @@ impl<T: TextTokenizer> RowEncoder<T> {
                         .render(&all, context, &self.tokens, Ending::Complete)?
                         .text;
                     findings.extend(unprinted(&text, &all, context, &format!("prompt + {name}")));
-                    Ok(self.tokenizer.encode(&text, Surrounding::None)?.ids)
+                    self.tokenizer.ids(&text, Surrounding::None)
                 };
                 let (chosen, rejected) =
                     (completed(chosen, "chosen")?, completed(rejected, "rejected")?);
@@ -147,7 +147,7 @@ impl<T: TextTokenizer> RowEncoder<T> {
         };
         let (chosen_ids, rejected_ids) = (completion(&chosen), completion(&rejected));
         let prompt = prompt[..length.min(self.options.max_length.unwrap_or(length))].to_vec();
-        Ok(PreferenceSample { prompt, chosen: chosen_ids, rejected: rejected_ids, findings })
+        Ok(EncodedPreference { prompt, chosen: chosen_ids, rejected: rejected_ids, findings })
     }
 
     fn template(&self, context: &ChatContext) -> Result<&ChatTemplate> {
@@ -165,25 +165,26 @@ impl<T: TextTokenizer> RowEncoder<T> {
         messages: &[Message],
         context: &ChatContext,
         field: &str,
-    ) -> Result<(Tokens, Vec<bool>, Vec<Finding>)> {
+    ) -> Result<(Vec<u32>, Vec<bool>, Vec<Finding>)> {
         let template = self.template(context)?;
         let rendered = match self.options.assistant_only_loss {
             true => render_with_turns(template, messages, context, &self.tokens)?,
             false => template.render(messages, context, &self.tokens, Ending::Complete)?,
         };
         let mut findings = unprinted(&rendered.text, messages, context, field);
-        let tokens = self.tokenizer.encode(&rendered.text, Surrounding::None)?;
         if !self.options.assistant_only_loss {
-            let trained = vec![true; tokens.ids.len()];
-            return Ok((tokens, trained, findings));
+            let ids = self.tokenizer.ids(&rendered.text, Surrounding::None)?;
+            let trained = vec![true; ids.len()];
+            return Ok((ids, trained, findings));
         }
+        let Tokens { ids, ranges } = self.tokenizer.encode(&rendered.text, Surrounding::None)?;
         let trained: Vec<bool> =
-            tokens.ranges.iter().map(|it| overlaps(it, &rendered.generated)).collect();
+            ranges.iter().map(|it| overlaps(it, &rendered.generated)).collect();
         if !trained.contains(&true) {
             return Err(self.no_assistant(messages));
         }
-        self.note_untrained_ends(&tokens.ids, &trained, &mut findings);
-        Ok((tokens, trained, findings))
+        self.note_untrained_ends(&ids, &trained, &mut findings);
+        Ok((ids, trained, findings))
     }
 
     fn no_assistant(&self, messages: &[Message]) -> ChatError {
@@ -200,7 +201,7 @@ impl<T: TextTokenizer> RowEncoder<T> {
     fn generation_prompt(&self, prompt: &[Message], context: &ChatContext) -> Result<Vec<u32>> {
         let template = self.template(context)?;
         let text = template.render(prompt, context, &self.tokens, Ending::GenerationPrompt)?.text;
-        Ok(self.tokenizer.encode(&text, Surrounding::None)?.ids)
+        self.tokenizer.ids(&text, Surrounding::None)
     }
 
     /// Returns which tokens of `whole` are after the prompt, or all if the prompt is trained too.
@@ -255,7 +256,7 @@ impl<T: TextTokenizer> RowEncoder<T> {
         mut ids: Vec<u32>,
         mut trained: Vec<bool>,
         mut findings: Vec<Finding>,
-    ) -> Sample {
+    ) -> EncodedRow {
         if self.starts_with_two_bos(&ids) {
             findings.push(Finding::BosTwice);
         }
@@ -273,7 +274,7 @@ impl<T: TextTokenizer> RowEncoder<T> {
         } else if ids.len() < length {
             findings.push(Finding::Truncated { length });
         }
-        Sample { ids, trained, findings }
+        EncodedRow { ids, trained, findings }
     }
 
     fn with_eos(&self, text: &str) -> Result<String> {

@@ -1,7 +1,7 @@
 //! Chats for fine-tuning: from a row of user data to token ids and the mask of trained tokens.
 //!
 //! ```text
-//! row of a file ── RowReader ──► Row ── RowEncoder ──► Sample: ids, trained tokens, findings
+//! row of a file ── RowReader ──► Row ── RowEncoder ──► EncodedRow: ids, trained tokens, findings
 //!                                          │
 //!                                          ├── ChatTemplate: the text of a conversation
 //!                                          └── turns: which text the assistant generates
@@ -10,7 +10,7 @@
 //! - [`RowReader`] reads the formats of TRL, ShareGPT and Alpaca as one type, [`Row`].
 //! - [`ChatTemplates`] reads the templates of a model folder, and [`ChatTemplate`] renders them like `transformers` 5.
 //! - [`render_with_turns`] finds the assistant's turns. It needs no `{% generation %}` marks in the template.
-//! - [`RowEncoder`] makes a [`Sample`] or a [`PreferenceSample`] with the rules of TRL's trainers, and notes what may
+//! - [`RowEncoder`] makes an [`EncodedRow`] or an [`EncodedPreference`] with the rules of TRL's trainers, and notes what may
 //!   be unintended as a [`Finding`]: nothing trained, an end of turn that is not trained, texts that the template
 //!   does not print.
 //!
@@ -44,20 +44,20 @@
 //! except templates, and does not know ranks or tensors. Errors name the field; callers add the file and the row.
 
 mod encode;
+mod encoded;
 mod error;
 mod message;
 mod printed;
 mod row;
-mod sample;
 mod template;
 mod tokenizer;
 mod turns;
 
 pub use encode::{EncodeOptions, RowEncoder};
+pub use encoded::{EncodedPreference, EncodedRow, Finding};
 pub use error::{ChatError, Result};
 pub use message::Message;
 pub use row::{NestedNulls, Notes, ReadRow, Row, RowFormat, RowReader};
-pub use sample::{Finding, PreferenceSample, Sample};
 pub use template::{ChatContext, ChatTemplate, ChatTemplates, Ending, Rendered, SpecialTokens};
-pub use tokenizer::{HfTokenizer, Surrounding, TextTokenizer, Tokens};
+pub use tokenizer::{Surrounding, TextTokenizer, Tokens};
 pub use turns::render_with_turns;

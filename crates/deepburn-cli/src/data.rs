@@ -3,7 +3,7 @@
 //! ```text
 //! places.rs                        a path or a repository on the Hub → local files
 //! corpus.rs                        files → tokenized, packed sequences of one length      (language modelling)
-//! chat.rs                          files → samples with trained tokens, packed or padded  (language modelling)
+//! chat.rs, chat_tokenizer.rs       files → samples with trained tokens, packed or padded  (language modelling)
 //! texts.rs                         files → tokenized texts with labels                    (text classification)
 //! job_tokenizer.rs                 the tokenizer of the job or of its pretrained model
 //! vocabulary.rs                    vocabulary size and special tokens of the model, from the tokenizer
@@ -22,6 +22,7 @@
 pub(crate) mod causal;
 pub(crate) mod causal_data;
 pub(crate) mod chat;
+mod chat_tokenizer;
 pub(crate) mod classification;
 pub(crate) mod companions;
 pub(crate) mod corpus;

@@ -182,7 +182,7 @@ pub struct ChatPlan {
     /// Whether only completions are learned; `None` for the default of each form of row.
     pub completion_only_loss: Option<bool>,
     /// How samples share a sequence.
-    pub packing: Packing,
+    pub packing: PackingPlan,
     /// The token that pads samples; `None` for the one that the tokenizer names.
     pub pad_token: Option<String>,
 }
@@ -200,7 +200,7 @@ pub enum TemplateSource {
 /// How samples share a sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Packing {
+pub enum PackingPlan {
     /// Each sample is a sequence, padded to the longest of its micro-batch.
     Padded,
     /// The samples of a micro-batch are joined, and do not see each other.

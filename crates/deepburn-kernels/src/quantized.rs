@@ -27,7 +27,7 @@ use rayon::prelude::*;
 
 use crate::blocks::vectorized;
 use crate::element::Element;
-use scales::Scales;
+use scales::BlockScales;
 
 /// The number of elements that share a scale.
 pub const QUANTIZED_BLOCK: usize = 64;
@@ -50,7 +50,7 @@ pub enum BlockFormat {
 impl BlockFormat {
     /// Returns the number of 32-bit words that store `numel` elements.
     pub fn words(self, numel: usize) -> usize {
-        self.code_words(numel) + Scales::words(self.has_quantized_scales(), blocks(numel))
+        self.code_words(numel) + BlockScales::words(self.has_quantized_scales(), blocks(numel))
     }
 
     /// Returns the number of words of the codes, which come first.
@@ -85,7 +85,7 @@ impl BlockFormat {
                 );
             },
         );
-        Scales::store(self.has_quantized_scales(), &scales, scale_words);
+        BlockScales::store(self.has_quantized_scales(), &scales, scale_words);
         words
     }
 
@@ -129,7 +129,7 @@ impl BlockFormat {
             }
         }
         let scale_words = self.code_words(values.len());
-        Scales::store(self.has_quantized_scales(), &scales, &mut words[scale_words..]);
+        BlockScales::store(self.has_quantized_scales(), &scales, &mut words[scale_words..]);
         words
     }
 }
@@ -140,7 +140,7 @@ pub struct QuantizedSlice<'a> {
     format: BlockFormat,
     numel: usize,
     codes: &'a [u32],
-    scales: Scales<'a>,
+    scales: BlockScales<'a>,
 }
 
 impl<'a> QuantizedSlice<'a> {
@@ -151,7 +151,7 @@ impl<'a> QuantizedSlice<'a> {
     pub fn new(format: BlockFormat, numel: usize, words: &'a [u32]) -> Self {
         assert_eq!(words.len(), format.words(numel), "words of {numel} elements");
         let (codes, scales) = words.split_at(format.code_words(numel));
-        let scales = Scales::new(format.has_quantized_scales(), blocks(numel), scales);
+        let scales = BlockScales::new(format.has_quantized_scales(), blocks(numel), scales);
         Self { format, numel, codes, scales }
     }
 

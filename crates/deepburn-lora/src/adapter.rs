@@ -4,6 +4,8 @@
 //! `layers.0.self_attn.q_proj.lora_A.weight`. In `adapter_model.safetensors`, it is called
 //! `base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight` and is `[out, in]`, as in PyTorch.
 
+mod selection;
+
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use deepburn_weights::{
@@ -14,6 +16,7 @@ use serde_json::{Map, Value, json};
 use crate::config::{InitialFactors, LoraConfig, Targets, TrainedBiases, TrainedTokens};
 use crate::error::LoraError;
 use crate::pattern::{ModulePattern, is_named};
+use selection::{modules_with_rows, no_module, selected, target_names};
 
 /// The start of all names in an adapter file.
 const FILE_PREFIX: &str = "base_model.model.";
@@ -554,156 +557,6 @@ pub const ADAPTER_BIAS: &str = "lora_B.bias";
 /// Returns the path of the module of a parameter.
 fn module_of(path: &str) -> &str {
     path.rsplit_once('.').map_or("", |(module, _)| module)
-}
-
-/// Returns the modules that a configuration adapts, in the order of the model.
-///
-/// # Errors
-/// Returns [`LoraError`] if there are none.
-fn selected<'m>(
-    config: &LoraConfig,
-    targets: &Targets,
-    modules: &'m [ModelModule],
-) -> Result<Vec<&'m ModelModule>, LoraError> {
-    let mut selected = Vec::new();
-    for module in modules {
-        let is_target = match targets {
-            Targets::OfFamily => false,
-            Targets::AllLinear => matches!(module.kind, ModuleKind::Linear { .. }),
-            Targets::Selected(pattern) => {
-                pattern.selects("target_modules", &module.name)?
-                    && is_in_layers(config, targets, &module.name)
-            }
-        };
-        let is_excluded = match &config.exclude {
-            Some(pattern) => pattern.selects("exclude_modules", &module.name)?,
-            None => false,
-        };
-        if is_target && !is_excluded {
-            selected.push(module);
-        }
-    }
-    if let Targets::Selected(ModulePattern::Names(names)) = targets {
-        // A name that selects nothing is a mistake even if others select something.
-        let unknown =
-            names.iter().find(|name| !modules.iter().any(|module| is_named(&module.name, name)));
-        if let Some(name) = unknown {
-            return Err(LoraError::module("target_modules", no_module(name, modules)));
-        }
-    }
-    match selected.is_empty() {
-        false => Ok(selected),
-        true => Err(LoraError::module(
-            "target_modules",
-            format!(
-                "no module of the model is selected{}; it has {}",
-                match targets {
-                    // A single name is a common mistake.
-                    Targets::Selected(ModulePattern::Regex(_)) => {
-                        " by the regular expression, which has to match a whole name (a list selects by last names)"
-                    }
-                    _ => "",
-                },
-                some_names(modules.iter().filter(|it| it.kind != ModuleKind::Other))
-            ),
-        )),
-    }
-}
-
-/// Returns the modules with trained rows, and the tokens of the rows. A tied output projection has the rows of the
-/// embedding.
-///
-/// # Errors
-/// Returns [`LoraError`] if a name does not select one embedding or output projection, or if a tied output projection
-/// has rows of its own.
-fn modules_with_rows<'m>(
-    tokens: &TrainedTokens,
-    modules: &'m [ModelModule],
-) -> Result<Vec<(&'m ModelModule, Vec<usize>)>, LoraError> {
-    let embedding = modules.iter().find(|it| matches!(it.kind, ModuleKind::Embedding { .. }));
-    let named = match tokens {
-        TrainedTokens::None => return Ok(Vec::new()),
-        TrainedTokens::OfEmbedding(tokens) => {
-            return Ok(embedding.map(|it| (it, tokens.clone())).into_iter().collect());
-        }
-        TrainedTokens::OfModules(named) => named,
-    };
-    let mut found: Vec<(&ModelModule, Vec<usize>)> = Vec::new();
-    for (name, tokens) in named {
-        let module = modules.iter().find(|module| is_named(&module.name, name));
-        let module = module.ok_or_else(|| LoraError::module(TOKENS, no_module(name, modules)))?;
-        if !matches!(module.kind, ModuleKind::Embedding { .. } | ModuleKind::Head { .. }) {
-            let reason = format!(
-                "`{}` is neither the token embedding nor the output projection",
-                module.name
-            );
-            return Err(LoraError::module(TOKENS, reason));
-        }
-        if found.iter().any(|(other, _)| *other == module) {
-            let reason = format!("`{}` is named twice; name it once", module.name);
-            return Err(LoraError::module(TOKENS, reason));
-        }
-        found.push((module, tokens.clone()));
-    }
-    let is_tied_head =
-        |it: &&(&ModelModule, Vec<usize>)| it.0.kind == ModuleKind::Head { is_tied: true };
-    let Some((head, tokens)) = found.iter().find(is_tied_head) else { return Ok(found) };
-    if !found.iter().any(|(module, own)| Some(*module) == embedding && own == tokens) {
-        let reason = format!(
-            "`{}` is tied to the embedding, so its rows cannot be other parameters; give the ids as a list, which trains \
-             the rows of both",
-            head.name
-        );
-        return Err(LoraError::module(TOKENS, reason));
-    }
-    Ok(found.into_iter().filter(|it| !is_tied_head(&it)).collect())
-}
-
-/// Returns whether a module is in one of the adapted layers. As in PEFT, a module that the list names in full is, whatever
-/// its layer.
-fn is_in_layers(config: &LoraConfig, targets: &Targets, name: &str) -> bool {
-    let Some(layers) = &config.layers else { return true };
-    if let Targets::Selected(ModulePattern::Names(names)) = targets
-        && names.iter().any(|own| own == name)
-    {
-        return true;
-    }
-    let parts: Vec<&str> = name.split('.').collect();
-    let patterns = &config.layers_pattern;
-    let mut numbers = parts.windows(2).skip(1).filter_map(|pair| {
-        let is_list = patterns.is_empty() || patterns.iter().any(|pattern| pattern == pair[0]);
-        pair[1].parse::<usize>().ok().filter(|_| is_list)
-    });
-    // The expression of PEFT is greedy, so that the last number counts.
-    numbers.next_back().is_some_and(|number| layers.contains(&number))
-}
-
-/// Returns `target_modules` for `adapter_config.json`.
-fn target_names(targets: &Targets, selected: &[&ModelModule]) -> Value {
-    match targets {
-        Targets::Selected(pattern) => pattern.to_json(),
-        // PEFT stores whole names.
-        Targets::AllLinear | Targets::OfFamily => {
-            json!(selected.iter().map(|module| &module.name).collect::<Vec<_>>())
-        }
-    }
-}
-
-/// Returns the error message for a name that selects no module.
-fn no_module(name: &str, modules: &[ModelModule]) -> String {
-    format!("no module is called `{name}`; the model has {}", some_names(modules.iter()))
-}
-
-/// Returns the different last names of modules.
-fn some_names<'m>(modules: impl Iterator<Item = &'m ModelModule>) -> String {
-    let mut names: Vec<&str> = Vec::new();
-    for module in modules {
-        let last = module.name.rsplit('.').next().unwrap_or(&module.name);
-        if !names.contains(&last) {
-            names.push(last);
-        }
-    }
-    names.join(", ")
 }
 
 #[cfg(test)]

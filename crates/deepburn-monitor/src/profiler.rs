@@ -22,7 +22,7 @@ mod trace;
 
 use crate::html;
 use crate::report_error::ReportError;
-use memory::Sample;
+use memory::MemorySample;
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
 use std::ops::RangeInclusive;
@@ -102,7 +102,7 @@ struct Recording {
     /// The number of spans that were dropped because of this limit.
     dropped: u64,
     /// The reported memory, in the order of the reports.
-    memory: Vec<Sample>,
+    memory: Vec<MemorySample>,
 }
 
 impl Profiler {
@@ -173,7 +173,7 @@ impl Profiler {
         }
         let at = self.microseconds(Instant::now());
         let bytes = categories.iter().map(|(name, bytes)| ((*name).to_owned(), *bytes)).collect();
-        self.recording().memory.push(Sample { at, rank, bytes });
+        self.recording().memory.push(MemorySample { at, rank, bytes });
     }
 
     /// Writes the profile. Returns `false` and writes nothing if no requested

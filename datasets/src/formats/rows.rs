@@ -22,12 +22,12 @@ pub struct Row {
     /// The fields of the row.
     pub fields: Map<String, Value>,
     /// Where the row is.
-    pub place: RowPlace,
+    pub place: FileRow,
 }
 
 /// The place of a row, for messages: "`train.jsonl` line 3".
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RowPlace {
+pub struct FileRow {
     /// The file.
     pub file: Arc<Path>,
     /// What is counted: "line" or "row".
@@ -36,13 +36,13 @@ pub struct RowPlace {
     pub number: usize,
 }
 
-impl fmt::Display for RowPlace {
+impl fmt::Display for FileRow {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(out, "`{}` {} {}", self.file.display(), self.unit, self.number)
     }
 }
 
-impl RowPlace {
+impl FileRow {
     /// Returns the error of an invalid row.
     pub(crate) fn invalid(&self, reason: &str) -> DataError {
         let (unit, number) = (self.unit, self.number);

@@ -32,7 +32,7 @@ use crate::splits::try_map;
 use crate::tokens::cache::key_of;
 use crate::tokens::encoder::TokenSink;
 use crate::{
-    DataError, InvalidRows, NotedSample, Result, Row, RowNote, RowPlace, Splits, TokenCache,
+    DataError, FileRow, InvalidRows, NotedSample, Result, Row, RowNote, Splits, TokenCache,
     TokenWidth,
 };
 
@@ -187,7 +187,7 @@ fn stamp(path: &Path) -> Result<Stamp> {
 }
 
 /// Rows of one file.
-struct Batch {
+struct RowBatch {
     /// The index of the file.
     file: usize,
     /// The rows.
@@ -205,7 +205,7 @@ fn encode_files(
     sink: TokenSink<'_>,
 ) -> Result<SampleIndex> {
     let paths: Vec<Arc<Path>> = files.iter().map(|file| Arc::from(file.as_path())).collect();
-    let (sender, receiver) = sync_channel::<Batch>(1);
+    let (sender, receiver) = sync_channel::<RowBatch>(1);
     let mut index = SampleIndex::default();
     std::thread::scope(|scope| {
         let reader = scope.spawn(|| read_batches(files, source.fields, sender));
@@ -231,10 +231,11 @@ fn encode_files(
 fn read_batches(
     files: &[PathBuf],
     fields: Option<&[String]>,
-    sender: SyncSender<Batch>,
+    sender: SyncSender<RowBatch>,
 ) -> Result<()> {
     // The receiver is gone after an error, which it returns.
-    let send = |file, rows| sender.send(Batch { file, rows }).map_err(|_| DataError::LoaderStopped);
+    let send =
+        |file, rows| sender.send(RowBatch { file, rows }).map_err(|_| DataError::LoaderStopped);
     for (file, path) in files.iter().enumerate() {
         let (mut rows, mut bytes) = (Vec::new(), 0);
         visit_rows(path, fields, &mut |row| {
@@ -257,14 +258,14 @@ fn read_batches(
 fn add_batch(
     source: &SampleSource<'_>,
     path: &Arc<Path>,
-    batch: Batch,
+    batch: RowBatch,
     encode: Encode<'_>,
     index: &mut SampleIndex,
     sink: TokenSink<'_>,
 ) -> Result<()> {
-    let encode_row = |row: RawRow| -> (RowPlace, Encoded) {
+    let encode_row = |row: RawRow| -> (FileRow, Encoded) {
         let (unit, number) = row.place;
-        let place = RowPlace { file: path.clone(), unit, number };
+        let place = FileRow { file: path.clone(), unit, number };
         let sample = row.parse(source.fields).and_then(|fields| {
             let NotedSample { sample, notes } = encode(Row { fields, place: place.clone() })?;
             sample.check(source.vocab_size)?;

@@ -35,7 +35,7 @@ pub enum Packing {
 
 /// A part of a sample in a row.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Segment {
+pub(crate) struct SamplePart {
     /// The index of the sample.
     pub(crate) sample: usize,
     /// The tokens of the sample.
@@ -46,7 +46,7 @@ pub(crate) struct Segment {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct RowPlan {
     /// The segments of all rows.
-    segments: Vec<Segment>,
+    segments: Vec<SamplePart>,
     /// The end of each row in `segments`.
     ends: Vec<usize>,
 }
@@ -60,7 +60,7 @@ impl RowPlan {
             let group = start..lengths.len().min(start + GROUP);
             match packing {
                 Packing::None => group.for_each(|sample| {
-                    plan.push([Segment { sample, tokens: 0..lengths[sample].min(max_length) }]);
+                    plan.push([SamplePart { sample, tokens: 0..lengths[sample].min(max_length) }]);
                 }),
                 Packing::BestFit => plan.fit(pieces(lengths, group, max_length, false), max_length),
                 Packing::BestFitSplit => {
@@ -78,13 +78,13 @@ impl RowPlan {
     }
 
     /// Returns the segments of row `index`.
-    pub(crate) fn row(&self, index: usize) -> &[Segment] {
+    pub(crate) fn row(&self, index: usize) -> &[SamplePart] {
         let start = if index == 0 { 0 } else { self.ends[index - 1] };
         &self.segments[start..self.ends[index]]
     }
 
     /// Returns the rows.
-    pub(crate) fn rows(&self) -> impl Iterator<Item = &[Segment]> {
+    pub(crate) fn rows(&self) -> impl Iterator<Item = &[SamplePart]> {
         (0..self.len()).map(|index| self.row(index))
     }
 
@@ -94,23 +94,23 @@ impl RowPlan {
     }
 
     /// Keeps the rows for which `is_kept` returns true.
-    pub(crate) fn filtered(&self, mut is_kept: impl FnMut(&[Segment]) -> bool) -> Self {
+    pub(crate) fn filtered(&self, mut is_kept: impl FnMut(&[SamplePart]) -> bool) -> Self {
         let mut plan = Self::default();
         self.rows().filter(|row| is_kept(row)).for_each(|row| plan.push(row.to_vec()));
         plan
     }
 
     /// Adds a row.
-    fn push(&mut self, row: impl IntoIterator<Item = Segment>) {
+    fn push(&mut self, row: impl IntoIterator<Item = SamplePart>) {
         self.segments.extend(row);
         self.ends.push(self.segments.len());
     }
 
     /// Packs pieces of at most `max_length` tokens, best fit first.
-    fn fit(&mut self, mut pieces: Vec<Segment>, max_length: usize) {
+    fn fit(&mut self, mut pieces: Vec<SamplePart>, max_length: usize) {
         // A stable sort: pieces of equal length keep their order.
         pieces.sort_by_key(|piece| Reverse(piece.tokens.len()));
-        let mut rows: Vec<Vec<Segment>> = Vec::new();
+        let mut rows: Vec<Vec<SamplePart>> = Vec::new();
         // The rows by their free space, longest waiting first.
         let mut by_space: BTreeMap<usize, VecDeque<usize>> = BTreeMap::new();
         for piece in pieces {
@@ -142,7 +142,7 @@ impl RowPlan {
             let mut start = 0;
             while start < lengths[sample] {
                 let end = lengths[sample].min(start + space);
-                row.push(Segment { sample, tokens: start..end });
+                row.push(SamplePart { sample, tokens: start..end });
                 space -= end - start;
                 start = end;
                 if space == 0 {
@@ -165,12 +165,12 @@ fn pieces(
     group: Range<usize>,
     max_length: usize,
     is_split: bool,
-) -> Vec<Segment> {
+) -> Vec<SamplePart> {
     let of_sample = |sample: usize| {
         let length = lengths[sample];
         let limit = if is_split { length } else { length.min(max_length) };
         let starts = (0..limit).step_by(max_length);
-        starts.map(move |start| Segment { sample, tokens: start..limit.min(start + max_length) })
+        starts.map(move |start| SamplePart { sample, tokens: start..limit.min(start + max_length) })
     };
     group.flat_map(of_sample).collect()
 }
@@ -188,7 +188,7 @@ mod tests {
         packing: Packing,
     ) -> Vec<Vec<(usize, usize, usize)>> {
         let plan = RowPlan::pack(lengths, max_length, packing);
-        let shown = |it: &Segment| (it.sample, it.tokens.start, it.tokens.end);
+        let shown = |it: &SamplePart| (it.sample, it.tokens.start, it.tokens.end);
         plan.rows().map(|row| row.iter().map(shown).collect()).collect()
     }
 
@@ -240,7 +240,7 @@ mod tests {
             for packing in [Packing::None, Packing::BestFit, Packing::BestFitSplit, Packing::Wrapped] {
                 let plan = RowPlan::pack(&lengths, max_length, packing);
                 prop_assert_eq!(&plan, &RowPlan::pack(&lengths, max_length, packing));
-                let mut found: Vec<Segment> = Vec::new();
+                let mut found: Vec<SamplePart> = Vec::new();
                 for (index, row) in plan.rows().enumerate() {
                     prop_assert!(plan.length(index) <= max_length);
                     let group = row.first().map(|it| it.sample / GROUP);

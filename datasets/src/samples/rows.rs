@@ -9,12 +9,12 @@ use std::sync::Arc;
 
 use crate::error::check_positive;
 use crate::hash::Fingerprint;
-use crate::samples::packing::{Packing, RowPlan, Segment};
+use crate::samples::packing::{Packing, RowPlan, SamplePart};
 use crate::samples::statistics::SampleStatistics;
 use crate::samples::stored::StoredSamples;
 use crate::splits::{Fractions, try_map};
 use crate::tokens::packing::check_sequence_length;
-use crate::{Collate, DataError, IGNORE_INDEX, MicroBatch, Result, RowDocuments, RowPlace, Sample};
+use crate::{Collate, DataError, FileRow, IGNORE_INDEX, MicroBatch, Result, RowDocuments, Sample};
 
 /// Maximum number of tokens for which a fingerprint covers all tokens.
 const FINGERPRINT_TOKENS: u64 = 1 << 24;
@@ -81,7 +81,7 @@ impl Samples {
     ///
     /// # Panics
     /// Panics if `index` is not below [`Samples::len`], like a slice.
-    pub fn place(&self, index: usize) -> RowPlace {
+    pub fn place(&self, index: usize) -> FileRow {
         self.stored.place(self.stored_index(index))
     }
 
@@ -93,14 +93,14 @@ impl Samples {
     }
 
     /// Returns the first invalid rows that were skipped, and why.
-    pub fn invalid_rows(&self) -> impl Iterator<Item = (RowPlace, &str)> {
+    pub fn invalid_rows(&self) -> impl Iterator<Item = (FileRow, &str)> {
         self.stored.invalid_rows()
     }
 
     /// Returns what the encoder noticed in the rows of all files, whichever
     /// split they are in: the kind, the number of rows, the first row, and its
     /// note.
-    pub fn notes(&self) -> impl Iterator<Item = (&str, usize, RowPlace, &str)> {
+    pub fn notes(&self) -> impl Iterator<Item = (&str, usize, FileRow, &str)> {
         self.stored.notes()
     }
 
@@ -316,7 +316,7 @@ impl SampleRows {
         let count = self.len();
         let mut fingerprint = Fingerprint::new(count);
         for segment in self.plan.rows().flatten() {
-            let Segment { sample, tokens } = segment;
+            let SamplePart { sample, tokens } = segment;
             [*sample, tokens.start, tokens.end].iter().for_each(|it| fingerprint.add(*it as u32));
         }
         let is_small = self.statistics.tokens <= FINGERPRINT_TOKENS;
@@ -334,7 +334,7 @@ impl SampleRows {
     fn row(&self, index: usize) -> Result<TrainingRow> {
         let mut row = TrainingRow::default();
         for (at, segment) in self.plan.row(index).iter().enumerate() {
-            let Segment { sample, tokens } = segment;
+            let SamplePart { sample, tokens } = segment;
             let ids =
                 self.samples.stored.ids(self.samples.stored_index(*sample), tokens.clone())?;
             let start = row.ids.len();

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use crate::samples::index::{FOOTER_BYTES, SampleIndex};
 use crate::tokens::cache::ByteSink;
 use crate::tokens::encoder::TokenSink;
-use crate::{DataError, Result, RowPlace, Sample, TokenCache, TokenFile, TokenStream, TokenWidth};
+use crate::{DataError, FileRow, Result, Sample, TokenCache, TokenFile, TokenStream, TokenWidth};
 
 /// A function that passes the tokens of samples to a sink, and returns their
 /// index. It produces the same samples on each call.
@@ -136,29 +136,29 @@ impl StoredSamples {
     }
 
     /// Returns the row of sample `index`.
-    pub(crate) fn place(&self, index: usize) -> RowPlace {
+    pub(crate) fn place(&self, index: usize) -> FileRow {
         let (file, number) = self.index.row(index);
         self.place_in(file, number)
     }
 
     /// Returns the places of the first invalid rows, and why they are invalid.
-    pub(crate) fn invalid_rows(&self) -> impl Iterator<Item = (RowPlace, &str)> {
+    pub(crate) fn invalid_rows(&self) -> impl Iterator<Item = (FileRow, &str)> {
         let rows = self.index.summary.invalid.iter();
         rows.map(|row| (self.place_in(row.file, row.number), row.reason.as_str()))
     }
 
     /// Returns the notes of all files: the kind, the number of rows, the first row, and its note.
-    pub(crate) fn notes(&self) -> impl Iterator<Item = (&str, usize, RowPlace, &str)> {
+    pub(crate) fn notes(&self) -> impl Iterator<Item = (&str, usize, FileRow, &str)> {
         let notes = self.index.summary.notes.iter();
         notes.map(|(kind, rows)| {
             (kind.as_str(), rows.count, self.place_in(rows.file, rows.number), rows.text.as_str())
         })
     }
 
-    fn place_in(&self, file: usize, number: usize) -> RowPlace {
+    fn place_in(&self, file: usize, number: usize) -> FileRow {
         let has_lines = self.index.summary.files[file].has_lines;
         let unit = if has_lines { "line" } else { "row" };
-        RowPlace { file: self.files[file].clone(), unit, number }
+        FileRow { file: self.files[file].clone(), unit, number }
     }
 }
 

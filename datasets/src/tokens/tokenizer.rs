@@ -8,6 +8,7 @@
 //! the corpus. The library panics on some damaged files, while it loads them or
 //! later, so each call is guarded.
 
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use rayon::prelude::*;
@@ -34,6 +35,17 @@ pub(crate) const TRAINING_BYTES: usize = 32 << 20;
 /// scans a word once for each pair that it merges in it, so the time is
 /// quadratic in the word length.
 const TRAINING_RUN: usize = 256;
+
+/// A token that was added to the vocabulary of a tokenizer's model.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ExtraToken {
+    /// Its id.
+    pub id: u32,
+    /// Its text.
+    pub text: String,
+    /// Whether decoding may leave it out, as for the end of a text or turn.
+    pub is_special: bool,
+}
 
 /// A tokenizer and the files it is saved as.
 #[derive(Debug, Clone)]
@@ -166,9 +178,23 @@ impl Tokenizer {
         })
     }
 
-    /// Returns the tokenizer of the library `tokenizers`.
-    pub fn as_hf(&self) -> &tokenizers::Tokenizer {
-        &self.inner
+    /// Returns the tokens that were added to the vocabulary of the model, such
+    /// as special tokens, in the order of their ids.
+    pub fn extra_tokens(&self) -> Vec<ExtraToken> {
+        let tokens = self.inner.get_added_tokens_decoder().into_iter();
+        let token = |(id, token): (u32, AddedToken)| ExtraToken {
+            id,
+            text: token.content,
+            is_special: token.special,
+        };
+        let mut tokens: Vec<_> = tokens.map(token).collect();
+        tokens.sort_by_key(|token| token.id);
+        tokens
+    }
+
+    /// Returns the id of a token.
+    pub fn token_id(&self, token: &str) -> Option<u32> {
+        self.inner.token_to_id(token)
     }
 
     /// Returns the path it was loaded from; `None` for a trained one.
@@ -261,9 +287,9 @@ impl Tokenizer {
         self.inner.token_to_id(&self.files.special_token(name).ok()??)
     }
 
-    /// Returns the number of special tokens that the tokenizer adds around a
+    /// Returns the number of special tokens that the tokenizer puts around a
     /// text, which [`Tokenizer::encode`] leaves out.
-    pub fn num_added_tokens(&self) -> usize {
+    pub fn num_surrounding_tokens(&self) -> usize {
         self.inner.get_post_processor().map_or(0, |it| it.added_tokens(false))
     }
 
@@ -275,6 +301,33 @@ impl Tokenizer {
     /// unknown token for a part of the text.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
         self.call("encoding", |inner| Ok(inner.encode_fast(text, false)?.get_ids().to_vec()))
+    }
+
+    /// Returns the ids of `text` with the special tokens that the tokenizer puts
+    /// around a text.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Tokenizer::encode`].
+    pub fn encode_surrounded(&self, text: &str) -> Result<Vec<u32>> {
+        self.call("encoding", |inner| Ok(inner.encode_fast(text, true)?.get_ids().to_vec()))
+    }
+
+    /// Returns the ids of `text` and, for each id, the bytes of the text that it
+    /// stands for; empty for tokens around the text, which are added if
+    /// `surrounded` is true. It takes longer than [`Tokenizer::encode`].
+    ///
+    /// # Errors
+    /// Returns the errors of [`Tokenizer::encode`].
+    pub fn encode_with_ranges(
+        &self,
+        text: &str,
+        surrounded: bool,
+    ) -> Result<(Vec<u32>, Vec<Range<usize>>)> {
+        self.call("encoding", |inner| {
+            let encoding = inner.encode(text, surrounded)?;
+            let ranges = encoding.get_offsets().iter().map(|(start, end)| *start..*end);
+            Ok((encoding.get_ids().to_vec(), ranges.collect()))
+        })
     }
 
     /// Encodes documents on all threads. Returns the ids of each document in the
@@ -322,7 +375,7 @@ impl Tokenizer {
     ///
     /// # Errors
     /// Returns [`DataError::Tokenizer`] if the library cannot serialize it.
-    pub(crate) fn definition(&self) -> Result<String> {
+    pub fn definition(&self) -> Result<String> {
         self.call("rendering it", |inner| inner.to_string(false))
     }
 

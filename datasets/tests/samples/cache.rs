@@ -9,14 +9,14 @@ use serde_json::json;
 use super::*;
 
 /// A file of rows and a cache, in a folder.
-struct Fixture {
+struct CacheFixture {
     folder: tempfile::TempDir,
     splits: Splits,
     cache: TokenCache,
     encoded: AtomicUsize,
 }
 
-impl Fixture {
+impl CacheFixture {
     fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let rows: Vec<_> = (0..50)
@@ -64,7 +64,7 @@ fn all(samples: &Samples) -> Vec<Sample> {
 #[test]
 fn samples_come_from_the_cache_the_second_time() {
     for vocab_size in [1000, 70_000] {
-        let fixture = Fixture::new();
+        let fixture = CacheFixture::new();
         let source = SampleSource { vocab_size, ..fixture.source() };
         let (first, encoded) = fixture.open(source);
         assert_eq!((encoded, first.len()), (51, 50));
@@ -88,7 +88,7 @@ fn samples_come_from_the_cache_the_second_time() {
 
 #[test]
 fn damaged_samples_are_encoded_again() {
-    let fixture = Fixture::new();
+    let fixture = CacheFixture::new();
     let expected = all(&fixture.open(fixture.source()).0);
     let path = fixture.entry();
     let intact = fs::read(&path).unwrap();
@@ -114,7 +114,7 @@ fn damaged_samples_are_encoded_again() {
 
 #[test]
 fn whatever_determines_the_samples_is_part_of_the_key() {
-    let fixture = Fixture::new();
+    let fixture = CacheFixture::new();
     let fields = ["ids".to_owned(), "labels".to_owned()];
     let source = fixture.source();
     assert_eq!(fixture.open(source).1, 51);
@@ -143,7 +143,7 @@ fn whatever_determines_the_samples_is_part_of_the_key() {
 
 #[test]
 fn an_error_leaves_nothing_behind() {
-    let fixture = Fixture::new();
+    let fixture = CacheFixture::new();
     let strict = SampleSource { invalid: InvalidRows::Fail, ..fixture.source() };
     let message = open_samples(&strict, encode).unwrap_err().to_string();
     assert!(message.contains("line 51"), "{message}");
@@ -152,7 +152,7 @@ fn an_error_leaves_nothing_behind() {
 
 #[test]
 fn a_file_that_changes_while_it_is_read_is_an_error() {
-    let fixture = Fixture::new();
+    let fixture = CacheFixture::new();
     let path = fixture.folder.path().join("t.jsonl");
     let error = open_samples(&fixture.source(), |row| {
         fs::File::options().append(true).open(&path).unwrap().set_len(1 << 20).unwrap();
@@ -165,7 +165,7 @@ fn a_file_that_changes_while_it_is_read_is_an_error() {
 
 #[test]
 fn a_folder_that_cannot_be_written_costs_nothing_but_time() {
-    let fixture = Fixture::new();
+    let fixture = CacheFixture::new();
     fs::write(fixture.cache.folder(), "a file where the folder should be").unwrap();
     let (samples, encoded) = fixture.open(fixture.source());
     assert_eq!((encoded, samples.len()), (51, 50));

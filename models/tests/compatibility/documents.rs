@@ -28,13 +28,13 @@ const GRADIENT: f64 = 1e-6;
 const LOSS: f64 = 1e-6;
 
 /// The gradients of all parameters, by path.
-struct Gradients<'a> {
+struct ParameterGradients<'a> {
     of: &'a <B as AutodiffBackend>::Gradients,
     path: Vec<String>,
     found: BTreeMap<String, Vec<f64>>,
 }
 
-impl ModuleVisitor<B> for Gradients<'_> {
+impl ModuleVisitor<B> for ParameterGradients<'_> {
     fn enter_module(&mut self, name: &str, _container: &str) {
         self.path.push(name.to_owned());
     }
@@ -55,7 +55,7 @@ fn train(model: &Decoder<B>, batch: &CausalBatch<B>) -> (f64, BTreeMap<String, V
     let loss = model.loss(batch).sum;
     let value = f64::from(loss.clone().into_scalar());
     let of = loss.backward();
-    let mut gradients = Gradients { of: &of, path: Vec::new(), found: BTreeMap::new() };
+    let mut gradients = ParameterGradients { of: &of, path: Vec::new(), found: BTreeMap::new() };
     model.visit(&mut gradients);
     (value, gradients.found)
 }

@@ -67,7 +67,7 @@ fn conversation() -> Row {
 }
 
 /// Returns the trained text.
-fn trained(sample: &Sample) -> String {
+fn trained(sample: &EncodedRow) -> String {
     sample.labels().flatten().map(|id| Characters.token_text(id)).collect()
 }
 

@@ -97,27 +97,48 @@ fn next_opening(text: &str) -> Option<usize> {
     None
 }
 
-/// Returns the length of a tag that ends with `close`, which strings and brackets may contain.
-fn tag_length(text: &str, close: &str) -> Option<usize> {
-    let bytes = text.as_bytes();
-    let (mut index, mut depth, mut quote) = (2, 0usize, None);
-    while index < bytes.len() {
-        let byte = bytes[index];
-        match quote {
-            Some(_) if byte == b'\\' => index += 1,
-            Some(open) if byte == open => quote = None,
+/// The strings and brackets around the bytes of an expression.
+#[derive(Default)]
+struct Nesting {
+    /// The number of open brackets.
+    depth: usize,
+    /// The quote that opened a string.
+    quote: Option<u8>,
+    /// Whether the byte before is a backslash in a string.
+    is_escaped: bool,
+}
+
+impl Nesting {
+    /// Returns whether the next byte is outside of strings and brackets.
+    fn is_outside(&self) -> bool {
+        self.depth == 0 && self.quote.is_none()
+    }
+
+    /// Moves behind the next byte.
+    fn pass(&mut self, byte: u8) {
+        match self.quote {
+            Some(_) if self.is_escaped => self.is_escaped = false,
+            Some(_) if byte == b'\\' => self.is_escaped = true,
+            Some(open) if byte == open => self.quote = None,
             Some(_) => {}
             None => match byte {
-                _ if depth == 0 && bytes[index..].starts_with(close.as_bytes()) => {
-                    return Some(index + 2);
-                }
-                b'"' | b'\'' => quote = Some(byte),
-                b'(' | b'[' | b'{' => depth += 1,
-                b')' | b']' | b'}' => depth = depth.saturating_sub(1),
+                b'"' | b'\'' => self.quote = Some(byte),
+                b'(' | b'[' | b'{' => self.depth += 1,
+                b')' | b']' | b'}' => self.depth = self.depth.saturating_sub(1),
                 _ => {}
             },
         }
-        index += 1;
+    }
+}
+
+/// Returns the length of a tag that ends with `close`, which strings and brackets may contain.
+fn tag_length(text: &str, close: &str) -> Option<usize> {
+    let mut nesting = Nesting::default();
+    for (index, byte) in text.bytes().enumerate().skip(2) {
+        if nesting.is_outside() && text.as_bytes()[index..].starts_with(close.as_bytes()) {
+            return Some(index + 2);
+        }
+        nesting.pass(byte);
     }
     None
 }
@@ -161,33 +182,18 @@ fn iterated(body: &str) -> Option<(usize, usize)> {
 /// Returns the words of an expression that are outside of strings and brackets, with their positions.
 fn words(body: &str) -> impl Iterator<Item = (usize, &str)> {
     let bytes = body.as_bytes();
-    let mut index = 0;
+    let (mut index, mut nesting) = (0, Nesting::default());
     std::iter::from_fn(move || {
-        let (mut depth, mut quote) = (0usize, None);
         while index < bytes.len() {
-            let byte = bytes[index];
-            match quote {
-                Some(_) if byte == b'\\' => index += 1,
-                Some(open) if byte == open => quote = None,
-                Some(_) => {}
-                None => match byte {
-                    b'"' | b'\'' => quote = Some(byte),
-                    b'(' | b'[' | b'{' => depth += 1,
-                    b')' | b']' | b'}' => depth = depth.saturating_sub(1),
-                    _ if is_word(byte) => {
-                        let start = index;
-                        while index < bytes.len() && is_word(bytes[index]) {
-                            index += 1;
-                        }
-                        if depth == 0 {
-                            return Some((start, &body[start..index]));
-                        }
-                        continue;
-                    }
-                    _ => {}
-                },
-            }
+            let start = index;
             index += 1;
+            if nesting.is_outside() && is_word(bytes[start]) {
+                while index < bytes.len() && is_word(bytes[index]) {
+                    index += 1;
+                }
+                return Some((start, &body[start..index]));
+            }
+            nesting.pass(bytes[start]);
         }
         None
     })

@@ -6,11 +6,12 @@ use std::path::Path;
 
 use chrono::NaiveDate;
 use deepburn_chat::{
-    ChatContext, ChatTemplate, ChatTemplates, Ending, HfTokenizer, Message, Rendered,
-    SpecialTokens, Surrounding, TextTokenizer,
+    ChatContext, ChatTemplate, ChatTemplates, Ending, Message, Rendered, SpecialTokens,
+    Surrounding, TextTokenizer,
 };
 use serde_json::{Value, json};
 
+use crate::hf_tokenizer::HfTokenizer;
 use crate::{files, golden, json, lines};
 
 /// The date at which the files were written.

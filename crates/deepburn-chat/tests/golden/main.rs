@@ -4,6 +4,7 @@
 //! tests are skipped.
 
 mod chat;
+mod hf_tokenizer;
 mod prepared;
 mod turns;
 

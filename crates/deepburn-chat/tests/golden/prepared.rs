@@ -4,11 +4,12 @@ use std::fs;
 use std::path::Path;
 
 use deepburn_chat::{
-    ChatTemplates, EncodeOptions, HfTokenizer, NestedNulls, Row, RowEncoder, RowReader, Sample,
+    ChatTemplates, EncodeOptions, EncodedRow, NestedNulls, Row, RowEncoder, RowReader,
     SpecialTokens,
 };
 use serde_json::{Value, json};
 
+use crate::hf_tokenizer::HfTokenizer;
 use crate::{files, golden, json, lines};
 
 /// Returns the encoder of a trace, with TRL's default length.
@@ -50,7 +51,7 @@ fn rows(golden: &Path, trace: &Value) -> Vec<Row> {
     rows.iter().map(|it| reader.read(it).unwrap().row).collect()
 }
 
-fn labels(sample: &Sample) -> Value {
+fn labels(sample: &EncodedRow) -> Value {
     sample.labels().map(|it| it.map_or(-100, i64::from)).collect()
 }
 
@@ -69,7 +70,7 @@ fn prepares_like_the_sft_trainer() {
         }
         let encoder = encoder(&golden, &trace, options(&trace));
         let encoded = rows(&golden, &trace).into_iter().map(|it| encoder.encode(&it).unwrap());
-        let samples: Vec<Sample> = encoded.filter(Sample::has_labels).collect();
+        let samples: Vec<EncodedRow> = encoded.filter(EncodedRow::has_labels).collect();
         let prepared = trace["prepared"].as_array().unwrap();
         if trace["options"]["packing"] == true {
             // The packer orders and divides them. Without truncation, it keeps all tokens.

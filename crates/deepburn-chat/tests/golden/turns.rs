@@ -11,7 +11,7 @@ use crate::{files, golden, json, lines};
 
 /// How our turns of a template may differ from TRL's marks.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Difference {
+enum TurnDifference {
     /// They are the same.
     Nothing,
     /// The line break after the last token of a turn is ours too. A model generates it, or stops before it.
@@ -26,22 +26,22 @@ enum Difference {
 }
 
 /// Templates of models, the marked template, and the difference.
-const PAIRS: [(&str, &str, Difference); 12] = [
-    ("own_chatml", "own_chatml", Difference::LineBreakAfter),
-    ("own_gemma", "own_gemma", Difference::Nothing),
-    ("own_llama3", "own_llama3", Difference::Nothing),
-    ("own_mistral", "own_mistral", Difference::Nothing),
-    ("trl_gemma", "trl_gemma_training", Difference::Nothing),
-    ("trl_gemma3", "trl_gemma3_training", Difference::Nothing),
-    ("trl_llama3", "trl_llama3_training", Difference::Nothing),
-    ("trl_phi3", "trl_phi3_training", Difference::Divided),
-    ("trl_phi3_5", "trl_phi3_training", Difference::Divided),
-    ("trl_qwen2_5", "trl_qwen2_5_training", Difference::LineBreakBefore),
-    ("trl_qwen3", "trl_qwen3_training", Difference::Reasoning),
-    ("trl_qwen3_instruct_2507", "trl_qwen3_instruct_2507_training", Difference::Nothing),
+const PAIRS: [(&str, &str, TurnDifference); 12] = [
+    ("own_chatml", "own_chatml", TurnDifference::LineBreakAfter),
+    ("own_gemma", "own_gemma", TurnDifference::Nothing),
+    ("own_llama3", "own_llama3", TurnDifference::Nothing),
+    ("own_mistral", "own_mistral", TurnDifference::Nothing),
+    ("trl_gemma", "trl_gemma_training", TurnDifference::Nothing),
+    ("trl_gemma3", "trl_gemma3_training", TurnDifference::Nothing),
+    ("trl_llama3", "trl_llama3_training", TurnDifference::Nothing),
+    ("trl_phi3", "trl_phi3_training", TurnDifference::Divided),
+    ("trl_phi3_5", "trl_phi3_training", TurnDifference::Divided),
+    ("trl_qwen2_5", "trl_qwen2_5_training", TurnDifference::LineBreakBefore),
+    ("trl_qwen3", "trl_qwen3_training", TurnDifference::Reasoning),
+    ("trl_qwen3_instruct_2507", "trl_qwen3_instruct_2507_training", TurnDifference::Nothing),
 ];
 
-impl Difference {
+impl TurnDifference {
     /// Returns TRL's turns as ours.
     fn adjusted(self, theirs: Vec<String>, ours: &[String]) -> Vec<String> {
         match self {

@@ -5,18 +5,20 @@
 //! data is logged with its first row, because a wrong mask or template shows in no loss.
 
 use std::fs;
+use std::path::Path;
 
 use deepburn_chat::{
-    ChatError, ChatTemplates, EncodeOptions, Finding, HfTokenizer, Message, NestedNulls, ReadRow,
-    Row, RowEncoder, RowFormat, RowReader, SpecialTokens, TextTokenizer,
+    ChatError, ChatTemplates, EncodeOptions, Finding, Message, NestedNulls, ReadRow, Row,
+    RowEncoder, RowFormat, RowReader, SpecialTokens,
 };
-use deepburn_config::{ChatPlan, Job, PackingStrategy, TemplateSource, counted};
+use deepburn_config::{ChatPlan, Job, PackingPlan, PackingStrategy, TemplateSource, counted};
 use deepburn_datasets::{
-    InvalidRows, NotedSample, Packing, Padding, RowNote, Sample, SampleLayout, SampleRows,
-    SampleSource, Samples, Splits, Tokenizer, open_samples,
+    InvalidRows, NotedSample, Packing, Padding, Row as DataRow, RowNote, Sample, SampleLayout,
+    SampleRows, SampleSource, SampleSplits, Samples, Splits, Tokenizer, open_samples,
 };
 use serde_json::{Map, Value};
 
+use crate::data::chat_tokenizer::ChatTokenizer;
 use crate::data::corpus::{files, token_cache};
 use crate::data::places::Places;
 use crate::failure::Failure;
@@ -66,16 +68,19 @@ impl ChatCorpus {
                 "samples have at most {limit} tokens, the longest sequence of the model"
             );
         }
-        let layout = SampleLayout { max_length: Some(limit), ..layout(job, chat, &encoder)? };
+        let layout = layout(job, chat, limit, encoder.pad_id)?;
         let rows = |samples: Samples, what: &str| {
             let rows = SampleRows::new(samples, layout, what).map_err(Failure::mistake)?;
             log_statistics(&rows, what, [limit, max_len]);
             Ok(rows)
         };
-        log_notes(&samples.train);
-        let eval = samples.eval.map(|eval| rows(eval, "the eval split")).transpose()?;
-        let test = samples.test.map(|test| rows(test, "the test split")).transpose()?;
-        Ok(Self { train: rows(samples.train, "the train split")?, eval, test, tokenizer, template })
+        log_notes(&splits, &samples);
+        let SampleSplits { train, eval, test } = samples;
+        let eval = eval.map(|eval| rows(eval, "the eval split")).transpose()?;
+        let test = test.map(|test| rows(test, "the test split")).transpose()?;
+        let train = rows(train, "the train split")?;
+        drop(encoder);
+        Ok(Self { train, eval, test, tokenizer, template })
     }
 }
 
@@ -99,7 +104,7 @@ fn given_template(chat: &ChatPlan) -> Result<Option<String>, Failure> {
 /// Turns rows of files into samples.
 struct ChatEncoder<'a> {
     chat: &'a ChatPlan,
-    encoder: RowEncoder<HfTokenizer>,
+    encoder: RowEncoder<ChatTokenizer<'a>>,
     /// Why there is no template. It is only an error for a row with messages.
     no_template: Option<ChatError>,
     /// What the cached samples depend on, apart from the files.
@@ -119,58 +124,39 @@ impl<'a> ChatEncoder<'a> {
     /// Returns a user's mistake if the template or a token is invalid.
     fn new(
         chat: &'a ChatPlan,
-        tokenizer: &Tokenizer,
+        tokenizer: &'a Tokenizer,
         template: Option<&str>,
     ) -> Result<Self, Failure> {
         let folder = tokenizer.path().filter(|path| path.is_dir());
-        let of_tokenizer = |error| Failure::mistake(format!("data.tokenizer: {error}"));
-        let mut tokens = match folder {
-            Some(folder) => SpecialTokens::of_folder(folder).map_err(of_tokenizer)?,
-            None => SpecialTokens::default(),
-        };
-        // data.eos_token takes precedence, and the model names the token where the tokenizer does not.
-        if let Some(end) = tokenizer.end_of_text_token() {
-            tokens = tokens.with("eos_token", &end);
+        let tokens = special_tokens(tokenizer, folder)?;
+        let (templates, no_template) = templates(template, folder)?;
+        let uses_clock = templates.as_ref().is_some_and(ChatTemplates::uses_clock);
+        if uses_clock {
+            tracing::warn!(
+                "the chat template prints the current date, so a run cannot resume on another day, when its samples differ; \
+                 set data.chat_template to a template with a fixed date"
+            );
         }
-        let own = HfTokenizer::new(tokenizer.as_hf().clone()).map_err(of_tokenizer)?;
-        let pad_id = pad_id(chat, &own, &tokens)?;
-        let (templates, no_template) = match (template, folder) {
-            (Some(text), _) => {
-                let compiled = ChatTemplates::single(text)
-                    .map_err(|error| Failure::mistake(format!("data.chat_template: {error}")))?;
-                (Some(compiled), None)
-            }
-            (None, Some(folder)) => match ChatTemplates::of_folder(folder) {
-                Ok(templates) => (Some(templates), None),
-                Err(error) => (None, Some(error)),
-            },
-            (None, None) => (None, None),
-        };
-        let definition = tokenizer.as_hf().to_string(false).map_err(Failure::mistake)?;
-        let sources = templates.as_ref().map(ChatTemplates::sources);
         let options = EncodeOptions {
             completion_only_loss: chat.completion_only_loss,
             assistant_only_loss: chat.assistant_only_loss,
             // Samples are truncated when they are packed or padded, so the cache does not depend on the length.
             max_length: None,
         };
+        let sources = templates.as_ref().map(ChatTemplates::sources);
         let fields = (&chat.text_field, &chat.messages_field);
         let key = [
-            definition,
+            tokenizer.definition().map_err(Failure::mistake)?,
             format!("{sources:?}"),
             format!("{tokens:?}"),
             format!("{ENCODING} {options:?} {fields:?}"),
         ];
-        if templates.as_ref().is_some_and(ChatTemplates::uses_clock) {
-            tracing::warn!(
-                "the chat template prints the current date, so a run cannot resume on another day, when its samples differ; \
-                 set data.chat_template to a template with a fixed date"
-            );
-        }
-        let is_lasting = !templates.as_ref().is_some_and(ChatTemplates::uses_clock);
+        let pad_id = pad_id(chat, tokenizer, &tokens)?;
+        let added = tokenizer.extra_tokens().into_iter();
+        let control_tokens = added.filter(|it| it.is_special).map(|it| it.text).collect();
+        let own = ChatTokenizer::new(tokenizer);
         let encoder = RowEncoder::new(own, templates, tokens, options).map_err(Failure::mistake)?;
-        let added = tokenizer.as_hf().get_added_tokens_decoder().into_values();
-        let control_tokens = added.filter(|it| it.special).map(|it| it.content).collect();
+        let is_lasting = !uses_clock;
         Ok(Self { chat, encoder, no_template, key, is_lasting, pad_id, control_tokens })
     }
 
@@ -183,7 +169,7 @@ impl<'a> ChatEncoder<'a> {
         job: &Job,
         splits: &Splits,
         vocab_size: usize,
-    ) -> Result<deepburn_datasets::SampleSplits, Failure> {
+    ) -> Result<SampleSplits, Failure> {
         let cache = token_cache(&job.data).filter(|_| self.is_lasting);
         let source = SampleSource {
             splits,
@@ -200,7 +186,7 @@ impl<'a> ChatEncoder<'a> {
     ///
     /// # Errors
     /// Returns an error if the row has no known format, a field has a wrong value, or the template refuses it.
-    fn encode(&self, row: deepburn_datasets::Row) -> Result<NotedSample, ChatError> {
+    fn encode(&self, row: DataRow) -> Result<NotedSample, ChatError> {
         let is_table =
             row.place.file.extension().is_some_and(|it| it.eq_ignore_ascii_case("parquet"));
         let fields = Value::Object(self.renamed(row.fields)?);
@@ -238,14 +224,13 @@ impl<'a> ChatEncoder<'a> {
             _ => return None,
         };
         let contents = messages.iter().filter_map(|it| it.fields().get("content")?.as_str());
-        let found = contents
+        let mut found = contents
             .flat_map(|content| self.control_tokens.iter().filter(|it| content.contains(&***it)));
-        found.into_iter().next().map(|token| RowNote {
-            kind: "control token",
-            text: format!(
-                "a message contains the special token {token:?}, which the model reads as such"
-            ),
-        })
+        let token = found.next()?;
+        let text = format!(
+            "a message contains the special token {token:?}, which the model reads as such"
+        );
+        Some(RowNote { kind: "control token", text })
     }
 
     /// Returns the fields with the names that the formats have, for the columns that the job names.
@@ -302,15 +287,53 @@ fn parsed_arguments() -> RowNote {
     RowNote { kind: "arguments", text: text.to_owned() }
 }
 
+/// Returns the special tokens that the files of a tokenizer name. `data.eos_token` takes precedence, and the model names the
+/// end of a text where the tokenizer does not.
+///
+/// # Errors
+/// Returns a user's mistake if a file is invalid.
+fn special_tokens(tokenizer: &Tokenizer, folder: Option<&Path>) -> Result<SpecialTokens, Failure> {
+    let tokens = match folder {
+        Some(folder) => SpecialTokens::of_folder(folder)
+            .map_err(|error| Failure::mistake(format!("data.tokenizer: {error}")))?,
+        None => SpecialTokens::default(),
+    };
+    Ok(match tokenizer.end_of_text_token() {
+        Some(end) => tokens.with("eos_token", &end),
+        None => tokens,
+    })
+}
+
+/// Returns the template of the job or the tokenizer's own, or why there is none.
+///
+/// # Errors
+/// Returns a user's mistake if the template of the job is invalid.
+fn templates(
+    given: Option<&str>,
+    folder: Option<&Path>,
+) -> Result<(Option<ChatTemplates>, Option<ChatError>), Failure> {
+    let own = match (given, folder) {
+        (Some(text), _) => {
+            let compiled = ChatTemplates::single(text)
+                .map_err(|error| Failure::mistake(format!("data.chat_template: {error}")))?;
+            return Ok((Some(compiled), None));
+        }
+        (None, Some(folder)) => ChatTemplates::of_folder(folder),
+        (None, None) => {
+            Err(ChatError::Template("the tokenizer is a file without a template".to_owned()))
+        }
+    };
+    Ok(match own {
+        Ok(templates) => (Some(templates), None),
+        Err(error) => (None, Some(error)),
+    })
+}
+
 /// Returns the id of padding: the token that the job names, the tokenizer's, or the end-of-text token.
 ///
 /// # Errors
 /// Returns a user's mistake if the token of the job is not one of the tokenizer.
-fn pad_id(
-    chat: &ChatPlan,
-    tokenizer: &HfTokenizer,
-    tokens: &SpecialTokens,
-) -> Result<u32, Failure> {
+fn pad_id(chat: &ChatPlan, tokenizer: &Tokenizer, tokens: &SpecialTokens) -> Result<u32, Failure> {
     if let Some(token) = &chat.pad_token {
         return tokenizer.token_id(token).ok_or_else(|| {
             Failure::mistake(format!(
@@ -318,44 +341,46 @@ fn pad_id(
             ))
         });
     }
-    let named = ["pad_token", "eos_token"].into_iter().filter_map(|name| tokens.get(name));
+    let mut named = ["pad_token", "eos_token"].into_iter().filter_map(|name| tokens.get(name));
     // The model does not see padding, so any id will do.
-    Ok(named.filter_map(|token| tokenizer.token_id(token)).next().unwrap_or(0))
+    Ok(named.find_map(|token| tokenizer.token_id(token)).unwrap_or(0))
 }
 
-/// Returns how samples become rows and batches.
+/// Returns how samples of at most `limit` tokens become rows and batches.
 ///
 /// # Errors
 /// Returns a user's mistake about settings that samples of different lengths do not have.
-fn layout(job: &Job, chat: &ChatPlan, encoder: &ChatEncoder<'_>) -> Result<SampleLayout, Failure> {
+fn layout(job: &Job, chat: &ChatPlan, limit: usize, pad_id: u32) -> Result<SampleLayout, Failure> {
     if !job.training.batch_size_schedule.is_empty() {
         return Err(Failure::mistake(
             "training.batch_size_schedule: is not supported for data of kind \"chat\", whose epochs end with a step; \
              remove it",
         ));
     }
-    let packing = match chat.packing {
-        deepburn_config::Packing::Padded | deepburn_config::Packing::PaddingFree => Packing::None,
-        deepburn_config::Packing::Packed(PackingStrategy::Bfd) => Packing::BestFit,
-        deepburn_config::Packing::Packed(PackingStrategy::BfdSplit) => Packing::BestFitSplit,
-        deepburn_config::Packing::Packed(PackingStrategy::Wrapped) => Packing::Wrapped,
+    let (padded, joined) = (Padding::Right { multiple_of: 1 }, Padding::Free { multiple_of: 1 });
+    let (packing, padding) = match chat.packing {
+        PackingPlan::Padded => (Packing::None, padded),
+        PackingPlan::PaddingFree => (Packing::None, joined),
+        PackingPlan::Packed(PackingStrategy::Bfd) => (Packing::BestFit, joined),
+        PackingPlan::Packed(PackingStrategy::BfdSplit) => (Packing::BestFitSplit, joined),
+        PackingPlan::Packed(PackingStrategy::Wrapped) => (Packing::Wrapped, padded),
     };
-    let is_padded = matches!(
-        chat.packing,
-        deepburn_config::Packing::Padded
-            | deepburn_config::Packing::Packed(PackingStrategy::Wrapped)
-    );
-    let padding = match is_padded {
-        true => Padding::Right { multiple_of: 1 },
-        false => Padding::Free { multiple_of: 1 },
-    };
-    Ok(SampleLayout { max_length: None, packing, padding, pad_id: encoder.pad_id })
+    Ok(SampleLayout { max_length: Some(limit), packing, padding, pad_id })
 }
 
-/// Logs what the encoder noticed, each kind with its first row.
-fn log_notes(samples: &Samples) {
-    for (_, count, place, text) in samples.notes() {
-        tracing::warn!("{} of the data: {text}; the first one is {place}", counted(count, "row"));
+/// Logs what the encoder noticed, each kind with its first row. Shares of the same files have the notes of all of them.
+fn log_notes(splits: &Splits, samples: &SampleSplits) {
+    let others = match splits {
+        Splits::Shares { .. } => [None, None],
+        Splits::Paths { .. } => [samples.eval.as_ref(), samples.test.as_ref()],
+    };
+    for samples in others.into_iter().flatten().chain([&samples.train]) {
+        for (_, count, place, text) in samples.notes() {
+            tracing::warn!(
+                "{} of the data: {text}; the first one is {place}",
+                counted(count, "row")
+            );
+        }
     }
 }
 

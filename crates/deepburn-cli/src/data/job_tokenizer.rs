@@ -67,7 +67,7 @@ impl JobTokenizer {
             (given, _) => (given, VocabularyOrigin::New),
         };
         let tokenizer = with_eos_token(job, tokenizer)?;
-        let added = tokenizer.as_ref().map_or(0, Tokenizer::num_added_tokens);
+        let added = tokenizer.as_ref().map_or(0, Tokenizer::num_surrounding_tokens);
         // Samples have them, as in TRL.
         if added > 0 && !matches!(data.kind, DataKind::Chat(_)) {
             tracing::warn!(

@@ -19,10 +19,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
-use deepburn_chat::{
-    ChatContext, ChatError, ChatTemplates, Ending, HfTokenizer, Message, SpecialTokens,
-    Surrounding, TextTokenizer,
-};
+use deepburn_chat::{ChatContext, ChatError, ChatTemplates, Ending, Message, SpecialTokens};
 use deepburn_datasets::Tokenizer;
 use deepburn_models::causal_lm::{GenerateOptions, RandomSampling, Sampling};
 use deepburn_models::decoder::AnyDecoder;
@@ -144,8 +141,7 @@ fn conversation(arguments: &GenerateArguments, tokenizer: &Tokenizer) -> Result<
     let context = ChatContext::default();
     let rendered = template.render(&messages, &context, &tokens, Ending::GenerationPrompt);
     let text = rendered.map_err(of_chat)?.text;
-    let own = HfTokenizer::new(tokenizer.as_hf().clone()).map_err(of_chat)?;
-    Ok(own.encode(&text, Surrounding::None).map_err(of_chat)?.ids)
+    tokenizer.encode(&text).map_err(Failure::mistake)
 }
 
 /// A model, and the folders of its files.

@@ -193,7 +193,9 @@ fn counts(statistics: &SampleStatistics) -> String {
     let lengths = ranges.map(|(first, last, count)| {
         format!("  {:<11} {}", format!("{first}-{last}"), counted(count, "sample"))
     });
-    lines.push("lengths in tokens:".to_owned());
+    let filled = statistics.row_lengths.efficiency(statistics.row_lengths.longest());
+    lines.push(format!("  full        {:.1} % of the longest sequence", 100.0 * filled));
+    lines.push(format!("lengths in tokens, {:.0} on average:", statistics.sample_lengths.mean()));
     lines.extend(lengths);
     lines.join("\n")
 }

@@ -108,7 +108,7 @@ fn an_unfinished_run_is_exported_and_merged() {
     }
 }
 
-/// Weights of the same shapes are told apart, wherever they are.
+/// A base of the same shapes with other weights is refused, wherever its folder is.
 #[test]
 fn an_adapter_of_another_base_model_is_refused() {
     let source = job().with("training.max_steps", 1);

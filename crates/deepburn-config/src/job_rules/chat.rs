@@ -1,7 +1,7 @@
 //! The keys of the section `data` about conversations.
 
 use super::*;
-use crate::job_plan::{ChatPlan, Packing, PackingStrategy, TemplateSource};
+use crate::job_plan::{ChatPlan, PackingPlan, PackingStrategy, TemplateSource};
 
 impl JobReader<'_> {
     /// Reads the keys of `data.kind` "chat".
@@ -11,9 +11,9 @@ impl JobReader<'_> {
             messages_field: data.messages_field.value.map(str::to_owned),
             chat_template: self.chat_template(&data.chat_template),
             packing: match (data.packing.value, data.padding_free.value) {
-                (true, _) => Packing::Packed(data.packing_strategy.value),
-                (false, true) => Packing::PaddingFree,
-                (false, false) => Packing::Padded,
+                (true, _) => PackingPlan::Packed(data.packing_strategy.value),
+                (false, true) => PackingPlan::PaddingFree,
+                (false, false) => PackingPlan::Padded,
             },
             pad_token: data.pad_token.value.map(str::to_owned),
         )
@@ -49,18 +49,18 @@ impl JobReader<'_> {
             }
             return;
         };
-        let is_packed = matches!(plan.packing, Packing::Packed(_));
+        let is_packed = matches!(plan.packing, PackingPlan::Packed(_));
         self.report_unused(
             &data.packing_strategy,
             !is_packed,
             "samples are not packed without data.packing",
         );
-        let wraps = plan.packing == Packing::Packed(PackingStrategy::Wrapped);
+        let wraps = plan.packing == PackingPlan::Packed(PackingStrategy::Wrapped);
         let joined = "packed samples are always joined without padding";
         self.report_unused(&data.padding_free, is_packed && !wraps, joined);
         let visible = "samples packed by \"wrapped\" are one text, and see each other";
         self.report_unused(&data.padding_free, wraps, visible);
         let unpadded = "no sample is padded with data.packing or data.padding_free";
-        self.report_unused(&data.pad_token, plan.packing != Packing::Padded, unpadded);
+        self.report_unused(&data.pad_token, plan.packing != PackingPlan::Padded, unpadded);
     }
 }

@@ -34,14 +34,14 @@ static DYNAMIC: LazyLock<[f32; 256]> = LazyLock::new(|| {
 
 /// The scales of all blocks.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Scales<'a> {
+pub(super) enum BlockScales<'a> {
     /// The bits of one f32 for each block.
     Plain(&'a [u32]),
     /// In 8 bits.
     Quantized { codes: &'a [u32], groups: &'a [u32], mean: f32, values: &'a [f32; 256] },
 }
 
-impl<'a> Scales<'a> {
+impl<'a> BlockScales<'a> {
     /// Returns the number of words of the scales of `blocks` blocks.
     pub(super) fn words(quantized: bool, blocks: usize) -> usize {
         match quantized {

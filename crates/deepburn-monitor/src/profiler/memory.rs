@@ -15,7 +15,7 @@ const MOMENTS: usize = 300;
 
 /// The memory of a rank at one time.
 #[derive(Debug, Clone)]
-pub(super) struct Sample {
+pub(super) struct MemorySample {
     /// Microseconds since the start of the profiler.
     pub(super) at: f64,
     /// The rank that reported the memory.
@@ -24,7 +24,7 @@ pub(super) struct Sample {
     pub(super) bytes: Vec<(String, u64)>,
 }
 
-impl Sample {
+impl MemorySample {
     /// Returns the bytes of all categories.
     fn total(&self) -> u64 {
         self.bytes.iter().fold(0, |sum, (_, bytes)| sum.saturating_add(*bytes))
@@ -41,7 +41,7 @@ impl Sample {
 /// # Errors
 ///
 /// Returns an error if the table cannot be formatted.
-pub(super) fn to_csv(samples: &[Sample]) -> io::Result<String> {
+pub(super) fn to_csv(samples: &[MemorySample]) -> io::Result<String> {
     let mut table = csv::Writer::from_writer(Vec::new());
     table.write_record(["microseconds", "rank", "category", "bytes"])?;
     for sample in samples {
@@ -59,7 +59,7 @@ pub(super) fn to_csv(samples: &[Sample]) -> io::Result<String> {
 /// # Errors
 ///
 /// Returns an error if a chart cannot be drawn.
-pub(super) fn to_html(samples: &[Sample]) -> Result<String, ReportError> {
+pub(super) fn to_html(samples: &[MemorySample]) -> Result<String, ReportError> {
     const TITLE: &str = "Memory over time";
     let mut ranks: Vec<usize> = samples.iter().map(|sample| sample.rank).collect();
     ranks.sort_unstable();
@@ -78,7 +78,7 @@ pub(super) fn to_html(samples: &[Sample]) -> Result<String, ReportError> {
 
 /// Returns the chart of a rank: MiB of each category over milliseconds,
 /// stacked. For each range of samples, the one with the largest total is drawn.
-fn chart(rank: usize, samples: &[&Sample]) -> Chart {
+fn chart(rank: usize, samples: &[&MemorySample]) -> Chart {
     const MIB: f64 = (1 << 20) as f64;
     let mut names: Vec<&str> = Vec::new();
     for (name, _) in samples.iter().flat_map(|sample| &sample.bytes) {

@@ -143,8 +143,9 @@ fn errors_name_the_file() {
 #[test]
 fn many_categories_and_moments_fit_a_page() {
     let bytes: Vec<_> = (0..20).map(|i| (format!("category {i}"), 1 << 20)).collect();
-    let samples: Vec<_> =
-        (0..1000).map(|i| Sample { at: f64::from(i), rank: 3, bytes: bytes.clone() }).collect();
+    let samples: Vec<_> = (0..1000)
+        .map(|i| MemorySample { at: f64::from(i), rank: 3, bytes: bytes.clone() })
+        .collect();
     let page = memory::to_html(&samples).unwrap();
     assert!(page.contains("Rank 3") && page.contains("</i>other</span>") && page.len() < 200_000);
 }

@@ -36,7 +36,7 @@ use super::array::{
     arithmetic, blocks, changed, contiguous, elements, from_values, is_supported, read, unwritten,
     widen, written,
 };
-use super::quantized::Blocks;
+use super::quantized::HostMatrix;
 use super::vector::{combine, exp, max, vectorised};
 use crate::cross_entropy::{CrossEntropyOps, HeadGradients, HeadLoss, logits_chunk_rows};
 use crate::host::int_into_host;
@@ -127,7 +127,7 @@ enum HeadWeight<'a> {
     /// All elements.
     Dense(Matrix<'a>),
     /// In 8 or 4 bits.
-    Quantized(Blocks),
+    Quantized(HostMatrix),
 }
 
 impl HeadWeight<'_> {
@@ -260,7 +260,7 @@ impl CrossEntropyOps for Flex {
             arithmetic: arithmetic([hidden.dtype(), weight.dtype()]),
         };
         let hidden = contiguous(&hidden);
-        head.loss(elements(&hidden), &HeadWeight::Quantized(Blocks::of(weight)), wanted)
+        head.loss(elements(&hidden), &HeadWeight::Quantized(HostMatrix::of(weight)), wanted)
     }
 
     /// Overwrites f32 logits with their gradient in place if their memory is not shared; other logits

@@ -32,14 +32,14 @@ const PANEL_BYTES: usize = 4 << 20;
 const PANEL_STEP: usize = 64;
 
 /// A quantized matrix in host memory, in the order in which it is stored.
-pub(super) struct Blocks {
+pub(super) struct HostMatrix {
     blocks: HostBlocks,
     rows: usize,
     columns: usize,
     dtype: DType,
 }
 
-impl Blocks {
+impl HostMatrix {
     /// Returns the stored matrix, without its transposition.
     pub(super) fn of(matrix: &QuantizedMatrix<Flex>) -> Self {
         let [rows, columns] = matrix.stored();
@@ -171,7 +171,7 @@ pub(super) fn product(
         return None;
     }
     let (rows, [_, columns]) = (left.shape()[0], matrix.shape());
-    let (blocks, bias) = (Blocks::of(matrix), bias.map(widen));
+    let (blocks, bias) = (HostMatrix::of(matrix), bias.map(widen));
     let arithmetic = arithmetic([dtype, matrix.dtype()]);
     Some(written([rows, columns], dtype, |out| {
         let out = Columns { first: out.at(0), rows, columns };

@@ -4,7 +4,7 @@ use std::fmt;
 
 /// A training example: token ids, and which of them are trained.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Sample {
+pub struct EncodedRow {
     /// The token ids.
     pub ids: Vec<u32>,
     /// For each token, whether its prediction is trained: whether its label counts. As long as `ids`.
@@ -13,7 +13,7 @@ pub struct Sample {
     pub findings: Vec<Finding>,
 }
 
-impl Sample {
+impl EncodedRow {
     /// Returns the label of each token: its id, or `None` if it is not trained (-100 in PyTorch).
     pub fn labels(&self) -> impl Iterator<Item = Option<u32>> {
         self.ids.iter().zip(&self.trained).map(|(id, trained)| trained.then_some(*id))
@@ -27,7 +27,7 @@ impl Sample {
 
 /// An example of preference optimization (DPO).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct PreferenceSample {
+pub struct EncodedPreference {
     /// The token ids of the prompt.
     pub prompt: Vec<u32>,
     /// The token ids of the better completion.

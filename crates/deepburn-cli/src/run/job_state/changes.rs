@@ -1,0 +1,111 @@
+//! The keys of two jobs whose values differ, and which of them a resumed run may change.
+
+use super::*;
+
+/// A key whose value changed. A value is `None` if the key is missing.
+pub(super) struct Difference {
+    /// Path of the key.
+    pub(super) path: String,
+    /// Value in the checkpoint.
+    pub(super) then: Option<Value>,
+    /// Value in this job.
+    pub(super) now: Option<Value>,
+}
+
+/// Collects the keys below `path` whose values differ.
+///
+/// A key that only one side has differs, too.
+pub(super) fn differ(
+    path: &str,
+    then: Option<&Value>,
+    now: Option<&Value>,
+    found: &mut Vec<Difference>,
+) {
+    // Sections are compared key by key. All other values, including lists, are compared as a whole.
+    if let (Some(Value::Object(left)), Some(Value::Object(right))) = (then, now) {
+        let added = right.keys().filter(|name| !left.contains_key(*name));
+        for name in left.keys().chain(added) {
+            differ(&format!("{path}.{name}"), left.get(name), right.get(name), found);
+        }
+        return;
+    }
+    let before = match then {
+        // Versions before this key applied weight decay to all parameters.
+        None if path == "training.no_decay" => Some(Value::from("nothing")),
+        // They did not smooth labels either.
+        None if path == "training.label_smoothing_factor" => Some(Value::from(0.0)),
+        Some(name) if path == "model.architecture" && name == Architecture::FORMER_ENCODER => {
+            Some(Value::from(Architecture::Encoder.name()))
+        }
+        then => then.cloned(),
+    };
+    if before.as_ref() != now {
+        let then = before;
+        found.push(Difference { path: path.to_owned(), then, now: now.cloned() });
+    }
+}
+
+/// Keys that determine the tokens of the data, apart from the files of the data and of the tokenizer, and their places in
+/// `job.json`.
+pub(super) const TOKEN_KEYS: [(&str, &str); 14] = [
+    ("data.text_field", "/data/kind/chat/text_field"),
+    ("data.messages_field", "/data/kind/chat/messages_field"),
+    ("data.chat_template", "/data/kind/chat/chat_template"),
+    ("data.assistant_only_loss", "/data/kind/chat/assistant_only_loss"),
+    ("data.completion_only_loss", "/data/kind/chat/completion_only_loss"),
+    ("data.packing", "/data/kind/chat/packing"),
+    ("data.text_field", "/data/kind/text/text_field"),
+    ("data.text_field", "/data/kind/classification/text_field"),
+    ("data.label_field", "/data/kind/classification/label_field"),
+    ("data.sequence_length", "/data/sequence_length"),
+    ("data.vocab_size", "/data/vocab_size"),
+    ("data.join", "/data/kind/text/join"),
+    ("data.eos_token", "/data/eos_token"),
+    ("data.new_vocabulary", "/data/new_vocabulary"),
+];
+
+/// Keys that determine the model, the data, the sample order and the optimizer type. A run cannot resume after one of
+/// them changed.
+///
+/// Entries are prefixes of paths in `job.json`.
+pub(super) const DECISIVE: [&str; 4] =
+    ["model.", "data.", "training.seed", "deepspeed.optimizer.type"];
+
+/// Exceptions from [`DECISIVE`]: the paths and names of files and data sets, and how files are cached.
+pub(super) const MAY_DIFFER: [&str; 6] = [
+    "model.pretrained",
+    "data.path",
+    "data.tokenizer",
+    "data.token_cache",
+    "data.name",
+    // The samples are compared.
+    "data.chat_template",
+];
+
+/// Keys without effect on the numbers of later steps. A change of any other key is logged as a warning.
+pub(super) const WITHOUT_EFFECT_ON_NUMBERS: [&str; 13] = [
+    "data.token_cache",
+    "training.output_dir",
+    "training.logging_steps",
+    "training.eval_",
+    "training.per_device_eval_batch_size",
+    "training.save_",
+    "training.async_save",
+    "training.checkpoint_scope",
+    "training.collective_timeout",
+    "deepspeed.steps_per_print",
+    "deepspeed.wall_clock_breakdown",
+    "deepspeed.tensorboard",
+    "deepspeed.csv_monitor",
+];
+
+/// Returns whether the key `path` is one of the [`DECISIVE`] ones, apart from the exceptions.
+pub(super) fn is_refused(path: &str) -> bool {
+    let is_file = path.starts_with("data.") && path.ends_with(".path");
+    !is_file && !starts_with_any(path, &MAY_DIFFER) && starts_with_any(path, &DECISIVE)
+}
+
+/// Returns whether `path` starts with one of `prefixes`.
+pub(super) fn starts_with_any(path: &str, prefixes: &[&str]) -> bool {
+    prefixes.iter().any(|prefix| path.starts_with(prefix))
+}

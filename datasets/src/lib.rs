@@ -15,7 +15,8 @@
 //!   classify.
 //! - [`TokenCache`] keeps tokens on disk, so that a corpus is tokenized once.
 //! - [`open_samples`] encodes the rows of files, such as conversations, as
-//!   [`Samples`]; [`SampleRows`] packs them.
+//!   [`Samples`]; [`SampleRows`] packs them, and [`PairRows`] has pairs of
+//!   completions of the same prompt.
 //! - [`Sequences`] is a token stream cut into training samples of one length.
 //! - [`DistributedSampler`] assigns samples to ranks and determines their
 //!   order.
@@ -68,6 +69,7 @@ pub use hub::location::Location;
 pub use hub::token::HubToken;
 pub use samples::encode::{SampleSource, SampleSplits, open_samples};
 pub use samples::packing::Packing;
+pub use samples::pairs::{PairBatch, PairRows, pair_sample};
 pub use samples::rows::{Padding, SampleLayout, SampleRows, Samples};
 pub use samples::sample::{InvalidRows, NotedSample, RowNote, Sample};
 pub use samples::statistics::{LengthHistogram, SampleStatistics};

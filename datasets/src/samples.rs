@@ -13,11 +13,13 @@
 //! - [`stored`]: samples on disk or in memory.
 //! - [`packing`]: several samples in one row.
 //! - [`rows`]: rows of samples for training.
+//! - [`pairs`]: two completions of a prompt, for preference optimization.
 //! - [`statistics`]: counts for diagnoses.
 
 pub(crate) mod encode;
 mod index;
 pub(crate) mod packing;
+pub(crate) mod pairs;
 pub(crate) mod rows;
 pub(crate) mod sample;
 pub(crate) mod statistics;

@@ -45,6 +45,8 @@ struct AdapterInit {
     /// The source of the parameters that are trained. With [`WeightSource::Seed`], parameters of the base model keep
     /// their values.
     source: WeightSource,
+    /// The dropout probability of the adapter's input.
+    dropout: f64,
 }
 
 /// What a layer computes with its adapter.
@@ -114,7 +116,14 @@ impl<'a, B: Backend> WeightInit<'a, B> {
             (_, Some(read)) => WeightSource::File(read),
             (_, None) => WeightSource::Seed(seed),
         };
-        Self { adapter: Some(AdapterInit { adapter, map, source }), ..self }
+        let dropout = adapter.config().dropout;
+        Self { adapter: Some(AdapterInit { adapter, map, source, dropout }), ..self }
+    }
+
+    /// Returns the initialiser of a model whose adapter has no dropout.
+    pub(crate) fn without_dropout(mut self) -> Self {
+        self.adapter.iter_mut().for_each(|adapter| adapter.dropout = 0.0);
+        self
     }
 
     /// Returns the initialiser of a model in which the parameter at `path` starts with the values of the one at `of`.
@@ -125,11 +134,11 @@ impl<'a, B: Backend> WeightInit<'a, B> {
 
     /// Returns what the layer at module path `path` computes with its adapter; `None` without one.
     pub(crate) fn adapter(&self, path: &str) -> Option<AdapterOptions> {
-        let AdapterInit { adapter, .. } = self.adapter.as_ref()?;
+        let AdapterInit { adapter, dropout, .. } = self.adapter.as_ref()?;
         let weight = format!("{path}.weight");
         let module = self.path_in_map(&weight).strip_suffix(".weight")?;
         let scale = adapter.module(module)?.scale;
-        Some(AdapterOptions { scale, dropout: adapter.config().dropout })
+        Some(AdapterOptions { scale, dropout: *dropout })
     }
 
     /// Returns the tokens whose rows of the table at module path `path` are trained; `None` if the table has no such rows.
@@ -196,7 +205,7 @@ impl<'a, B: Backend> WeightInit<'a, B> {
             let source = self.source.clone();
             Values::Of { source, path: path.to_owned(), initial: initial(&self.map, path) }
         };
-        let Some(AdapterInit { adapter, map, source }) = &self.adapter else { return base() };
+        let Some(AdapterInit { adapter, map, source, .. }) = &self.adapter else { return base() };
         let is_drawn = matches!(source, WeightSource::Seed(_));
         if let Some(layer) = adapter.magnitude_of(path).filter(|_| is_drawn) {
             let weight = format!("{layer}.weight");

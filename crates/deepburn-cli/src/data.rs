@@ -21,6 +21,7 @@
 
 pub(crate) mod causal;
 pub(crate) mod causal_data;
+pub(crate) mod causal_task;
 pub(crate) mod chat;
 mod chat_tokenizer;
 pub(crate) mod classification;
@@ -30,6 +31,7 @@ pub(crate) mod job_tokenizer;
 pub(crate) mod label_batch;
 pub(crate) mod lengths;
 pub(crate) mod places;
+pub(crate) mod preference;
 pub(crate) mod recipe;
 pub(crate) mod text_source;
 pub(crate) mod texts;

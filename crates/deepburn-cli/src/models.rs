@@ -125,9 +125,7 @@ impl ModelEntry {
 pub(crate) fn of_job(job: &Job, pretrained: Option<&Path>) -> Result<&'static ModelEntry, Failure> {
     let task = match job.data.kind {
         DataKind::Classification { .. } => Task::Classification,
-        DataKind::Text { .. } | DataKind::Chat(_) | DataKind::Tokens | DataKind::Synthetic => {
-            Task::LanguageModelling
-        }
+        _ => Task::LanguageModelling,
     };
     let architecture = architecture_of(job, pretrained)?;
     let model = MODELS.iter().find(|it| it.architecture == architecture && it.task == task);

@@ -148,12 +148,13 @@ impl Job {
         let top = JobFile::read(&Entry::document(root));
         let model = &top.model.value;
         let has_adapter = model.lora.is_given() || model.adapter.is_given();
-        let job = Self {
+        let mut job = Self {
             model: reader.model(&top.model.value),
             data: reader.data(&top.data.value),
             training: reader.training(&top.training.value, has_adapter),
             notes: Vec::new(),
         };
+        job.training.dpo = reader.dpo(&top.training.value, &job.data);
         reader.check_pair(&job.model, &job.data);
         reader.check_quantization(&model.quantization_config, &job);
         // An invalid split has already been reported.
@@ -168,7 +169,8 @@ impl Job {
             "add data.splits, for example {{\"train\": \"90%\", \"eval\": \"10%\"}}, or remove it");
         reader.check_saving(&job.training);
         reader.check_best(&job, top.training.value.eval_strategy.value, has_eval);
-        let has_perplexity = !matches!(job.data.kind, DataKind::Classification { .. });
+        let has_perplexity =
+            !matches!(job.data.kind, DataKind::Classification { .. } | DataKind::Preference(_));
         note!(if job.training.label_smoothing_factor > 0.0 && has_perplexity;
             reader.findings, "training.label_smoothing_factor" =>
             "also applies to evaluations, as in transformers' Trainer: their perplexity is the exponential of the \

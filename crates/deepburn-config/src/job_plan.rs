@@ -155,6 +155,9 @@ pub enum DataKind {
     },
     /// Conversations, prompts with completions, and other samples that are learned one by one.
     Chat(ChatPlan),
+    /// Pairs of a better and a worse completion. The keys that only [`DataKind::Chat`] reads have their
+    /// defaults.
+    Preference(ChatPlan),
     /// Raw little-endian tokens.
     Tokens,
     /// The embedded synthetic corpus.
@@ -166,6 +169,28 @@ pub enum DataKind {
         /// Field of the class.
         label_field: String,
     },
+}
+
+impl DataKind {
+    /// Returns the settings of samples that are learned one by one; `None` for other data.
+    pub fn samples(&self) -> Option<&ChatPlan> {
+        match self {
+            Self::Chat(plan) | Self::Preference(plan) => Some(plan),
+            _ => None,
+        }
+    }
+
+    /// Returns the value of `data.kind`.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Text { .. } => "text",
+            Self::Chat(_) => "chat",
+            Self::Preference(_) => "preference",
+            Self::Tokens => "tokens",
+            Self::Synthetic => "synthetic",
+            Self::Classification { .. } => "classification",
+        }
+    }
 }
 
 /// Training on conversations, with the meanings and defaults of TRL's `SFTConfig`.
@@ -297,10 +322,33 @@ pub struct TrainingJob {
     pub lr_scheduler_kwargs: Option<LrSchedulerParameters>,
     /// Weight of the mean over all classes in the loss; 0 without label smoothing.
     pub label_smoothing_factor: f64,
+    /// Preference optimization; `None` for other data than [`DataKind::Preference`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dpo: Option<DpoPlan>,
     /// The parameters without weight decay.
     pub no_decay: NoDecay,
     /// Parameter groups, whose settings differ from the optimizer's.
     pub param_groups: Vec<ParamGroup>,
+}
+
+/// Direct preference optimization (Rafailov et al. 2023), with the names of TRL's `DPOConfig`.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct DpoPlan {
+    /// The strength of the bond to the reference model.
+    pub beta: f64,
+    /// The loss of a pair.
+    pub loss_type: PreferenceLoss,
+}
+
+/// The loss of a pair of completions. `d` is the difference between the better and the worse completion, of the
+/// log-probability under the model minus that under the reference.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PreferenceLoss {
+    /// `-log(sigmoid(beta * d))` (Rafailov et al. 2023, equation 7).
+    Sigmoid,
+    /// `(d - 1 / (2 * beta))^2`, with means over tokens in `d` (Azar et al. 2023, equation 17).
+    Ipo,
 }
 
 /// How often something is done during training.
@@ -393,6 +441,7 @@ choices!(Architecture {
     "gemma2" => Gemma2, "gemma3_text" => Gemma3, "encoder" => Encoder, "imdb_encoder" => Encoder,
 });
 choices!(PackingStrategy { "bfd" => Bfd, "bfd_split" => BfdSplit, "wrapped" => Wrapped });
+choices!(PreferenceLoss { "sigmoid" => Sigmoid, "ipo" => Ipo });
 choices!(Join { "end_of_text" => EndOfText, "blank_line" => BlankLine, "nothing" => Nothing });
 choices!(ModelMetric {
     "loss" => Loss, "eval_loss" => Loss, "accuracy" => Accuracy, "eval_accuracy" => Accuracy,

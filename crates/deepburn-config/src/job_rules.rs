@@ -16,7 +16,7 @@ use serde_json::{Map, Value as Json};
 use crate::counted::counted;
 use crate::diagnosis::{Findings, Severity, Site, note, refuse, report, warning};
 use crate::job_plan::{
-    Architecture, Backend, CheckpointScope, DataJob, DataKind, Job, ModelJob, ModelMetric,
+    Architecture, Backend, CheckpointScope, DataJob, DataKind, DpoPlan, Job, ModelJob, ModelMetric,
     TrainingJob,
 };
 use crate::key::Trigger;
@@ -164,7 +164,7 @@ impl JobReader<'_> {
         let drop_last = &self.deepspeed.dataloader_drop_last;
         filled!(DataJob, data { token_cache, vocab_size, shuffle, new_vocabulary }
             sequence_length: match kind {
-                DataKind::Chat(_) if !data.sequence_length.is_given() => CHAT_LENGTH,
+                _ if kind.samples().is_some() && !data.sequence_length.is_given() => CHAT_LENGTH,
                 _ => data.sequence_length.value,
             },
             kind: match kind {
@@ -188,6 +188,7 @@ impl JobReader<'_> {
             "synthetic" => DataKind::Synthetic,
             "classification" => DataKind::Classification { text_field, label_field },
             "chat" => DataKind::Chat(self.chat(data)),
+            "preference" => DataKind::Preference(self.preference(data)),
             _ => DataKind::Text { text_field, join: data.join.value },
         }
     }
@@ -200,11 +201,11 @@ impl JobReader<'_> {
         if is_tokens && splits.is_embedded() && !has_path {
             refuse!(self.findings, "data.path" =>
                 "is missing, and kind \"tokens\" needs it"; "{token_file}");
-        } else if matches!(kind, DataKind::Chat(_)) && splits.is_embedded() && !has_path {
+        } else if kind.samples().is_some() && splits.is_embedded() && !has_path {
             refuse!(self.findings, "data.path" =>
-                "is missing, and kind \"chat\" needs it";
+                "is missing, and kind \"{}\" needs it", kind.name();
                 "give a file of JSON lines, a Parquet file, a folder of them, or a repository of the Hub");
-        } else if matches!(kind, DataKind::Text { .. } | DataKind::Tokens | DataKind::Chat(_))
+        } else if !matches!(kind, DataKind::Synthetic | DataKind::Classification { .. })
             && splits.holds_out()
         {
             refuse!(self.findings, "data.splits.eval" =>
@@ -229,8 +230,8 @@ impl JobReader<'_> {
             "has no effect: tokens need no tokenizer, and data.tokenizer is not given"; "remove it");
         self.check_adapter(model, data);
         let has_tokenizer = model.pretrained.is_some() || data.tokenizer.is_some();
-        refuse!(if matches!(data.kind, DataKind::Chat(_)) && !has_tokenizer; self.findings, "data.tokenizer" =>
-            "is missing: kind \"chat\" needs a tokenizer, and this job has no pretrained model that has one";
+        refuse!(if data.kind.samples().is_some() && !has_tokenizer; self.findings, "data.tokenizer" =>
+            "is missing: kind \"{}\" needs a tokenizer, and this job has no pretrained model that has one", data.kind.name();
             "give model.pretrained or data.tokenizer");
         if let DataKind::Classification { text_field, label_field } = &data.kind {
             refuse!(if text_field == label_field;
@@ -270,6 +271,7 @@ impl JobReader<'_> {
             save_total_limit, save_best_limit, save_merged, learning_rate, micro_batch_size, gradient_checkpointing, no_decay,
             per_device_eval_batch_size, label_smoothing_factor,
         }
+            dpo: None,
             checkpoint_scope: match has_adapter && !training.checkpoint_scope.is_given() {
                 true => CheckpointScope::Trained,
                 false => training.checkpoint_scope.value,

@@ -81,7 +81,7 @@ const WITHOUT_EFFECT: &[(&str, &str, &str)] = &[
     (
         "data.chat_template",
         r#"{"data": {"path": "t.txt", "chat_template": "{{ x }}"}}"#,
-        "only data of kind \"chat\" reads it",
+        "only data of kind \"chat\" or \"preference\" reads it",
     ),
     (
         "data.assistant_only_loss",
@@ -111,7 +111,37 @@ const WITHOUT_EFFECT: &[(&str, &str, &str)] = &[
     (
         "data.pad_token",
         r#"{"data": {"path": "t.txt", "pad_token": "x"}}"#,
+        "only data of kind \"chat\" or \"preference\" reads it",
+    ),
+    (
+        "data.packing",
+        r#"{"data": {"kind": "preference", "path": "t.jsonl", "tokenizer": "folder", "packing": true}}"#,
         "only data of kind \"chat\" reads it",
+    ),
+    (
+        "data.text_field",
+        r#"{"data": {"kind": "preference", "path": "t.jsonl", "tokenizer": "folder", "text_field": "x"}}"#,
+        "only classification, chat and text from files read it",
+    ),
+    (
+        "training.objective",
+        r#"{"data": {"path": "t.txt"}, "training": {"objective": "dpo"}}"#,
+        "set data.kind to \"preference\"",
+    ),
+    (
+        "training.dpo.beta",
+        r#"{"training": {"dpo": {"beta": 0.2}}}"#,
+        "only data of kind \"preference\" reads it",
+    ),
+    (
+        "training.dpo.loss_type",
+        r#"{"training": {"dpo": {"loss_type": "ipo"}}}"#,
+        "only data of kind \"preference\" reads it",
+    ),
+    (
+        "training.label_smoothing_factor",
+        r#"{"data": {"kind": "preference", "path": "t.jsonl", "tokenizer": "folder"}, "training": {"label_smoothing_factor": 0.1}}"#,
+        "predicts no single token",
     ),
     (
         "data.packing_strategy",
@@ -436,7 +466,6 @@ const ALWAYS: &[(&str, &str)] = &[
     ),
     ("training.save_strategy", "it selects when checkpoints are saved"),
     ("training.lr_scheduler_type", "it selects the schedule; beside another one it is an error"),
-    ("training.label_smoothing_factor", "it is part of the loss of every model"),
     ("training.param_groups[].dims", "it selects parameters; selecting none is an error"),
     ("training.param_groups[].frozen", "false is the state without the key"),
 ];

@@ -394,7 +394,11 @@ fn mistakes_name_the_key_the_value_and_the_remedy() {
         ),
         (
             r#"{"data": {"kind": "images"}}"#,
-            ["data.kind", "\"images\" is not a known value", "one of text, chat, tokens"],
+            [
+                "data.kind",
+                "\"images\" is not a known value",
+                "one of text, chat, preference, tokens",
+            ],
         ),
         (
             r#"{"training": {"backend": "cuda", "devices": "[0, 1]"}}"#,

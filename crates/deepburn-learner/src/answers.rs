@@ -13,6 +13,73 @@ pub enum Answers {
     LabelSets(LabelSetCounts),
     /// Numbers for each target.
     Numbers(AbsoluteErrors),
+    /// Rewards of two completions for each target.
+    Preferences(RewardSums),
+}
+
+/// Sums of the rewards of pairs of completions in preference optimization.
+///
+/// The reward of a completion is `beta` times the difference of its
+/// log-probabilities under the model and under the reference (Rafailov et al.
+/// 2023, equation 5).
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct RewardSums {
+    /// The number of pairs.
+    pub pairs: f64,
+    /// The rewards of the better completions.
+    pub chosen: f64,
+    /// The rewards of the worse completions.
+    pub rejected: f64,
+    /// The number of pairs whose better completion has the larger reward.
+    pub right: f64,
+}
+
+/// The means of [`RewardSums`], as TRL names them.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Rewards {
+    /// The mean reward of the better completions.
+    pub(crate) chosen: f64,
+    /// The mean reward of the worse completions.
+    pub(crate) rejected: f64,
+    /// The mean difference.
+    pub(crate) margins: f64,
+    /// The share of pairs in the right order.
+    pub(crate) accuracies: f64,
+}
+
+impl RewardSums {
+    /// Adds a pair with these rewards.
+    pub fn add(&mut self, chosen: f64, rejected: f64) {
+        self.pairs += 1.0;
+        self.chosen += chosen;
+        self.rejected += rejected;
+        self.right += f64::from(chosen > rejected);
+    }
+
+    /// Adds other pairs.
+    pub fn extend(&mut self, other: Self) {
+        let [own, other] = [self.sums(), other.sums()];
+        *self = Self::from_sums(std::array::from_fn(|index| own[index] + other[index]));
+    }
+
+    /// Returns the numbers that are summed over ranks.
+    pub(crate) fn sums(self) -> [f64; 4] {
+        [self.pairs, self.chosen, self.rejected, self.right]
+    }
+
+    /// Returns the sums of [`sums`](Self::sums).
+    pub(crate) fn from_sums([pairs, chosen, rejected, right]: [f64; 4]) -> Self {
+        Self { pairs, chosen, rejected, right }
+    }
+
+    /// Returns the means; `None` without pairs.
+    pub(crate) fn means(self) -> Option<Rewards> {
+        (self.pairs > 0.0).then(|| {
+            let [chosen, rejected, accuracies] =
+                [self.chosen, self.rejected, self.right].map(|sum| sum / self.pairs);
+            Rewards { chosen, rejected, margins: chosen - rejected, accuracies }
+        })
+    }
 }
 
 /// Counts of sets of labels.
@@ -46,6 +113,8 @@ pub(crate) struct AnswerMetrics {
     pub(crate) f1: Option<f64>,
     /// The mean absolute error.
     pub(crate) mae: Option<f64>,
+    /// The mean rewards.
+    pub(crate) rewards: Option<Rewards>,
 }
 
 impl From<ConfusionMatrix> for Answers {
@@ -96,6 +165,7 @@ impl Answers {
                     .to_vec()
             }
             Self::Numbers(errors) => vec![errors.sum],
+            Self::Preferences(rewards) => rewards.sums().to_vec(),
         }
     }
 
@@ -111,6 +181,9 @@ impl Answers {
                 false_negatives: at(3) as u64,
             }),
             Self::Numbers(_) => Self::Numbers(AbsoluteErrors { sum: at(0) }),
+            Self::Preferences(_) => {
+                Self::Preferences(RewardSums::from_sums(std::array::from_fn(at)))
+            }
         }
     }
 
@@ -128,6 +201,7 @@ impl Answers {
                 ..none
             },
             Self::Numbers(errors) => AnswerMetrics { mae: Some(errors.sum / num_targets), ..none },
+            Self::Preferences(rewards) => AnswerMetrics { rewards: rewards.means(), ..none },
         }
     }
 }
@@ -148,7 +222,10 @@ mod tests {
             LabelSetCounts { exact: 1, true_positives: 3, false_positives: 1, false_negatives: 1 };
         assert_eq!(counts, expected);
         let metrics = Answers::LabelSets(counts).metrics(3.0);
-        assert_eq!(metrics, AnswerMetrics { accuracy: Some(1.0 / 3.0), f1: Some(0.75), mae: None });
+        assert_eq!(
+            metrics,
+            AnswerMetrics { accuracy: Some(1.0 / 3.0), f1: Some(0.75), ..AnswerMetrics::default() }
+        );
         assert_eq!(LabelSetCounts { exact: 2, ..LabelSetCounts::default() }.f1(), 0.0);
     }
 
@@ -162,10 +239,28 @@ mod tests {
             Answers::Classes(confusion),
             Answers::LabelSets(sets),
             Answers::Numbers(AbsoluteErrors { sum: 0.5 }),
+            Answers::Preferences(RewardSums {
+                pairs: 2.0,
+                chosen: 0.5,
+                rejected: -1.5,
+                right: 1.0,
+            }),
         ] {
             assert_eq!(answers.with_sums(&answers.sums()), answers);
         }
         let metrics = Answers::Numbers(AbsoluteErrors { sum: 3.0 }).metrics(4.0);
         assert_eq!(metrics, AnswerMetrics { mae: Some(0.75), ..AnswerMetrics::default() });
+    }
+
+    #[test]
+    fn rewards_are_averaged_over_pairs() {
+        assert_eq!(RewardSums::default().means(), None);
+        let mut sums = RewardSums::default();
+        sums.add(0.5, -1.0);
+        let mut other = RewardSums::default();
+        other.add(1.0, 2.0);
+        sums.extend(other);
+        let expected = Rewards { chosen: 0.75, rejected: 0.5, margins: 0.25, accuracies: 0.5 };
+        assert_eq!(sums.means(), Some(expected));
     }
 }

@@ -39,7 +39,7 @@ mod train;
 mod train_pass;
 mod whole_module;
 
-pub use answers::{AbsoluteErrors, Answers, LabelSetCounts};
+pub use answers::{AbsoluteErrors, Answers, LabelSetCounts, RewardSums};
 pub use batch_schedule::{BatchSchedule, BatchSizeError};
 pub use best::{BestEvaluation, BestMetric, BestPlan, EarlyStopping, LoopState};
 pub use checkpoint::{

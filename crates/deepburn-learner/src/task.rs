@@ -5,7 +5,7 @@ use burn::tensor::Tensor;
 use deepburn_ops::OptimizerOps;
 use deepburn_zero::Training;
 
-use crate::answers::Answers;
+use crate::answers::{Answers, RewardSums};
 use crate::error::BoxError;
 
 /// The properties of a micro-batch that the training loop needs.
@@ -42,6 +42,13 @@ pub trait Task<B: OptimizerOps, M: AutodiffModule<Training<B>>> {
     /// Returns an error if the batch does not fit the model.
     fn evaluate(&self, model: &M::InnerModule, batch: &Self::Batch)
     -> Result<Evaluation, BoxError>;
+
+    /// Returns the rewards of the micro-batches since the last call, which the
+    /// row of a step records; `None` for a task without preferences. All ranks
+    /// must return the same variant.
+    fn take_rewards(&self) -> Option<RewardSums> {
+        None
+    }
 }
 
 /// Sums over the targets of a batch.

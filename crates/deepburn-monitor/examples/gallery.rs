@@ -58,6 +58,7 @@ fn step_row(step: u64, run: u8) -> StepRow {
             backward: 0.25,
             optimizer: 0.06,
         }),
+        ..StepRow::default()
     }
 }
 

@@ -15,7 +15,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 /// An optimizer step, applied or skipped.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StepRow {
     /// The number of the step, from 1.
@@ -50,6 +50,20 @@ pub struct StepRow {
     /// The time by phase, if it was measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seconds: Option<PhaseSeconds>,
+    /// Preference optimization: the mean reward of the better completions, the
+    /// scaled difference to the reference's log-probability. The names are
+    /// TRL's.
+    #[serde(default, rename = "rewards/chosen", skip_serializing_if = "Option::is_none")]
+    pub rewards_chosen: Option<f64>,
+    /// The mean reward of the worse completions.
+    #[serde(default, rename = "rewards/rejected", skip_serializing_if = "Option::is_none")]
+    pub rewards_rejected: Option<f64>,
+    /// The mean difference of both rewards.
+    #[serde(default, rename = "rewards/margins", skip_serializing_if = "Option::is_none")]
+    pub rewards_margins: Option<f64>,
+    /// The share of pairs whose better completion has the larger reward.
+    #[serde(default, rename = "rewards/accuracies", skip_serializing_if = "Option::is_none")]
+    pub rewards_accuracies: Option<f64>,
 }
 
 /// The wall-clock time of a step by phase, in seconds, on this rank. The rest
@@ -118,6 +132,19 @@ pub struct EvalRow {
     /// The mean absolute error; `None` for a task other than regression.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eval_mae: Option<f64>,
+    /// The mean reward of the better completions; `None` for a task without
+    /// preferences.
+    #[serde(default, rename = "eval_rewards/chosen", skip_serializing_if = "Option::is_none")]
+    pub rewards_chosen: Option<f64>,
+    /// The mean reward of the worse completions.
+    #[serde(default, rename = "eval_rewards/rejected", skip_serializing_if = "Option::is_none")]
+    pub rewards_rejected: Option<f64>,
+    /// The mean difference of both rewards.
+    #[serde(default, rename = "eval_rewards/margins", skip_serializing_if = "Option::is_none")]
+    pub rewards_margins: Option<f64>,
+    /// The share of pairs whose better completion has the larger reward.
+    #[serde(default, rename = "eval_rewards/accuracies", skip_serializing_if = "Option::is_none")]
+    pub rewards_accuracies: Option<f64>,
 }
 
 /// The quality of a model besides its loss. The fields of an [`EvalRow`]
@@ -137,6 +164,13 @@ pub enum Quality {
     },
     /// The mean absolute error of a regression.
     MeanAbsoluteError(f64),
+    /// Preferences: pairs of completions of which one is better.
+    Preferences {
+        /// The share of pairs whose better completion has the larger reward.
+        accuracy: f64,
+        /// The mean difference of the rewards.
+        margin: f64,
+    },
 }
 
 impl Quality {
@@ -162,6 +196,9 @@ impl Quality {
             Self::MeanAbsoluteError(error) => {
                 vec![("mean absolute error", format!("{error:.4}"))]
             }
+            Self::Preferences { accuracy, margin } => {
+                vec![("right pairs", percent(accuracy)), ("reward margin", format!("{margin:.4}"))]
+            }
         }
     }
 }
@@ -169,6 +206,9 @@ impl Quality {
 impl EvalRow {
     /// Returns the quality of the model besides its loss.
     pub fn quality(&self) -> Quality {
+        if let (Some(accuracy), Some(margin)) = (self.rewards_accuracies, self.rewards_margins) {
+            return Quality::Preferences { accuracy, margin };
+        }
         Quality::of(self.eval_loss, self.eval_accuracy, self.eval_f1, self.eval_mae)
     }
 }
@@ -449,6 +489,7 @@ mod tests {
                 rss: 9,
             },
             seconds: None,
+            ..StepRow::default()
         }
     }
 

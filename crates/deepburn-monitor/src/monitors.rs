@@ -27,6 +27,14 @@ const EVAL_ACCURACY: &str = "Eval/Samples/eval_accuracy";
 const EVAL_F1: &str = "Eval/Samples/eval_f1";
 /// Mean absolute error of an evaluation.
 const EVAL_MAE: &str = "Eval/Samples/eval_mae";
+/// Share of pairs whose better completion has the larger reward.
+const REWARD_ACCURACY: &str = "Train/Samples/rewards_accuracies";
+/// Mean difference of rewards.
+const REWARD_MARGIN: &str = "Train/Samples/rewards_margins";
+/// The same in an evaluation.
+const EVAL_REWARD_ACCURACY: &str = "Eval/Samples/eval_rewards_accuracies";
+/// The same in an evaluation.
+const EVAL_REWARD_MARGIN: &str = "Eval/Samples/eval_rewards_margins";
 
 /// The output folders and options of the monitors.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -80,10 +88,14 @@ impl Monitors {
         if self.loss_scale {
             self.scalar(LOSS_SCALE, samples, row.loss_scale)?;
         }
-        match row.grad_norm {
-            Some(norm) => self.scalar(GRADIENT_NORM, samples, norm),
-            None => Ok(()),
-        }
+        self.known_scalars(
+            samples,
+            [
+                (GRADIENT_NORM, row.grad_norm),
+                (REWARD_ACCURACY, row.rewards_accuracies),
+                (REWARD_MARGIN, row.rewards_margins),
+            ],
+        )
     }
 
     /// Writes an evaluation after `samples` training samples over all ranks.
@@ -93,9 +105,25 @@ impl Monitors {
     /// Returns an error if a file cannot be written.
     pub fn evaluation(&mut self, samples: u64, row: &EvalRow) -> Result<(), MonitorError> {
         self.scalar(EVAL_LOSS, samples, row.eval_loss)?;
-        for (tag, value) in
-            [(EVAL_ACCURACY, row.eval_accuracy), (EVAL_F1, row.eval_f1), (EVAL_MAE, row.eval_mae)]
-        {
+        self.known_scalars(
+            samples,
+            [
+                (EVAL_ACCURACY, row.eval_accuracy),
+                (EVAL_F1, row.eval_f1),
+                (EVAL_MAE, row.eval_mae),
+                (EVAL_REWARD_ACCURACY, row.rewards_accuracies),
+                (EVAL_REWARD_MARGIN, row.rewards_margins),
+            ],
+        )
+    }
+
+    /// Writes the values that the row has.
+    fn known_scalars<const N: usize>(
+        &mut self,
+        samples: u64,
+        values: [(&str, Option<f64>); N],
+    ) -> Result<(), MonitorError> {
+        for (tag, value) in values {
             if let Some(value) = value {
                 self.scalar(tag, samples, value)?;
             }
@@ -135,6 +163,7 @@ mod tests {
             tokens_per_second: 2048.0,
             memory: MemoryRow::default(),
             seconds: None,
+            ..StepRow::default()
         }
     }
 
@@ -164,6 +193,7 @@ mod tests {
                 eval_accuracy: Some(0.5),
                 eval_f1: Some(0.25),
                 eval_mae: None,
+                ..EvalRow::default()
             };
             monitors.evaluation(96, &row).unwrap();
             let mut expected = vec![

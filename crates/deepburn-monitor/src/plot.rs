@@ -304,6 +304,7 @@ mod tests {
                 tokens_per_second: 2000.0,
                 memory: MemoryRow { rss: 3 << 29, ..MemoryRow::default() },
                 seconds: None,
+                ..StepRow::default()
             };
             writer.write(row).unwrap();
             if evals {

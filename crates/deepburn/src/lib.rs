@@ -73,10 +73,11 @@ pub use deepburn_learner::{
     BestMetric, BestPlan, BoxError, Cause, CheckpointPlan, ClientStates, ConfusionMatrix,
     EarlyStopping, Engine, EngineError, Evaluation, EvaluationEnd, EvaluationProgress,
     EvaluationStream, FinalModel, HalfPrecision, Hook, Interrupt, Interval, LabelSetCounts,
-    LoadPlan, LoopState, LossScaler, Measured, NextStep, Outcome, PhaseTimes, SaveError,
-    SaveInProgress, SaveRequest, Step, StepBatches, StepSize, Task, TrainError, TrainPlan,
-    TrainingCheckpointError, TrainingEnd, check_deepspeed_checkpoint, check_optimizer_states,
-    data_failure, evaluate, evaluate_until, initialize, metrics, schedule, train,
+    LoadPlan, LoopState, LossScaler, Measured, NextStep, Outcome, PhaseTimes, RewardSums,
+    SaveError, SaveInProgress, SaveRequest, Step, StepBatches, StepSize, Task, TrainError,
+    TrainPlan, TrainingCheckpointError, TrainingEnd, check_deepspeed_checkpoint,
+    check_optimizer_states, data_failure, evaluate, evaluate_until, initialize, metrics, schedule,
+    train,
 };
 pub use deepburn_ops as ops;
 pub use deepburn_weights as weights;

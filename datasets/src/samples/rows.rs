@@ -113,7 +113,11 @@ impl Samples {
     }
 
     /// Returns the trained spans of sample `index` within `tokens`.
-    fn spans(&self, index: usize, tokens: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+    pub(crate) fn spans(
+        &self,
+        index: usize,
+        tokens: Range<usize>,
+    ) -> impl Iterator<Item = Range<usize>> {
         self.stored.index.spans_within(self.stored_index(index), tokens)
     }
 

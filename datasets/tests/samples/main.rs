@@ -2,6 +2,7 @@
 
 mod cache;
 mod packing;
+mod pairs;
 mod rows;
 mod trl;
 

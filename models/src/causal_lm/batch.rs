@@ -31,6 +31,8 @@ pub struct CausalBatch<B: Backend> {
     pub(crate) positions: Tensor<B, 1, Int>,
     /// `[positions]`: the target token of each entry of `positions`.
     pub(crate) targets: Tensor<B, 1, Int>,
+    /// The number of positions with a target in each sequence; at least one place is counted in the whole batch.
+    pub(crate) rows_of_sequences: Arc<[usize]>,
     /// The number of positions with a target. It is 0 if all labels of the batch are ignored, although `positions` then
     /// has one entry.
     tokens: usize,
@@ -177,17 +179,21 @@ impl<B: Backend> CausalBatch<B> {
             // `check_count` rejects batches of 2^31 or more tokens, and ids are below 2^24, so both casts are exact.
             .map(|row| (row as i32, label(row + 1) as i32))
             .unzip();
+        let mut rows_of_sequences = vec![0; batch];
+        positions.iter().for_each(|row| rows_of_sequences[*row as usize / length] += 1);
         let tokens = positions.len();
         if tokens == 0 {
             // One row with weight 0 keeps tensors non-empty. The model then runs the same ops, and with sharding the
             // same collectives, as for any other batch; a rank that skipped them would block the others.
             (positions, targets) = (vec![0], vec![0]);
+            rows_of_sequences[0] = 1;
         }
         let rows = positions.len();
         Ok(Self {
             input_ids: id_tensor(input_ids, [batch, length], device),
             positions: Tensor::from_data(TensorData::new(positions, [rows]), device),
             targets: Tensor::from_data(TensorData::new(targets, [rows]), device),
+            rows_of_sequences: rows_of_sequences.into(),
             tokens,
             document_starts: None,
             label_smoothing: 0.0,
@@ -205,6 +211,12 @@ impl<B: Backend> CausalBatch<B> {
     #[must_use]
     pub fn input_ids(&self) -> Tensor<B, 2, Int> {
         self.input_ids.clone()
+    }
+
+    /// Returns the number of positions with a target in each sequence.
+    pub fn tokens_of_sequences(&self) -> impl Iterator<Item = usize> {
+        let none = self.tokens == 0;
+        self.rows_of_sequences.iter().map(move |rows| if none { 0 } else { *rows })
     }
 
     /// Returns the number of positions with a target, which is the weight of this batch in an average over batches.

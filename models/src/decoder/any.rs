@@ -34,6 +34,8 @@ const COPY_ERROR: f32 = 1.0 / 128.0;
 pub struct AnyDecoder {
     config: Arc<dyn ErasedConfig>,
     adapter: Option<DecoderAdapter>,
+    /// Whether training has the dropout of the configuration and of the adapter.
+    has_dropout: bool,
 }
 
 /// The adapter of a decoder.
@@ -97,7 +99,13 @@ impl<C: DecoderConfig> ErasedConfig for C {
 impl AnyDecoder {
     /// Returns a configuration without its type.
     pub fn new(config: impl DecoderConfig) -> Self {
-        Self { config: Arc::new(config), adapter: None }
+        Self { config: Arc::new(config), adapter: None, has_dropout: true }
+    }
+
+    /// Returns the model without dropout in training. Its files keep the probabilities.
+    #[must_use]
+    pub fn without_dropout(self) -> Self {
+        Self { has_dropout: false, ..self }
     }
 
     /// Returns the model with a new adapter.
@@ -136,7 +144,7 @@ impl AnyDecoder {
     /// # Errors
     /// Returns [`LoraError`] if a field of the adapter does not fit it.
     fn reattached(&self, config: Arc<dyn ErasedConfig>) -> Result<Self, LoraError> {
-        let other = Self { config, adapter: None };
+        let other = Self { config, adapter: None, has_dropout: self.has_dropout };
         let Some(DecoderAdapter { adapter, folder }) = &self.adapter else { return Ok(other) };
         let mut other = other.with_adapter(adapter.config().clone())?;
         if let Some(new) = &mut other.adapter {
@@ -185,7 +193,7 @@ impl AnyDecoder {
     /// Returns the model without its adapter.
     #[must_use]
     pub fn base(&self) -> Self {
-        Self { config: self.config.clone(), adapter: None }
+        Self { config: self.config.clone(), adapter: None, has_dropout: self.has_dropout }
     }
 
     /// Returns the parts of the model. An adapter that trains a tied embedding or head as a whole unties them.
@@ -194,6 +202,12 @@ impl AnyDecoder {
         let mut parts = self.config.parts();
         if self.adapter().is_some_and(Adapter::unties) {
             parts.head.is_tied = false;
+        }
+        if !self.has_dropout {
+            parts.embedding.dropout = 0.0;
+            for layer in &mut parts.layers {
+                (layer.dropout, layer.attention.dropout) = (0.0, 0.0);
+            }
         }
         parts
     }
@@ -238,7 +252,8 @@ impl AnyDecoder {
         }
         let weights = folder.as_ref().zip(self.adapter_map()).map(|(it, map)| it.weights(&map));
         let read = weights.transpose()?.map(Weights::into_reader);
-        Ok(init.with_adapter(adapter.clone(), self.weight_map(), seed, read))
+        let init = init.with_adapter(adapter.clone(), self.weight_map(), seed, read);
+        Ok(if self.has_dropout { init } else { init.without_dropout() })
     }
 
     /// Checks the values of a trained adapter, and that its copies of parameters of the base model in `folder` are equal to

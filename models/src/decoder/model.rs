@@ -205,6 +205,37 @@ impl<B: Backend> Stack<B> {
         }
     }
 
+    /// Returns the summed losses of consecutive groups of normalised rows, one for each size.
+    ///
+    /// A head that is trained is multiplied by each group on its own: the fused op would save a gradient of the size of the
+    /// head for each group, while the logits of a group are saved here. Every group runs the same ops, even if it is empty,
+    /// because all ranks have to take part in the collectives of the head.
+    fn group_losses(
+        &self,
+        normalised: Tensor<B, 2>,
+        targets: Tensor<B, 1, Int>,
+        sizes: &[usize],
+    ) -> Tensor<B, 1>
+    where
+        B: FusedOps,
+    {
+        let is_trained = B::ad_enabled(&normalised.device()) && self.head().is_require_grad();
+        let mut start = 0;
+        let losses = sizes.iter().map(|size| {
+            // An empty group takes the first row, with weight 0.
+            let first = if *size == 0 { 0 } else { start };
+            let rows = normalised.clone().narrow(0, first, (*size).max(1));
+            let targets = targets.clone().narrow(0, first, (*size).max(1));
+            start += size;
+            let loss = match is_trained {
+                true => cross_entropy(self.logits(rows), targets),
+                false => self.loss(rows, targets, 0.0),
+            };
+            if *size == 0 { loss * 0.0 } else { loss }
+        });
+        Tensor::cat(losses.collect(), 0)
+    }
+
     /// Returns the summed loss of normalised rows, with label smoothing.
     fn loss(
         &self,
@@ -262,6 +293,19 @@ impl<B: FusedOps> Decoder<B> {
         self.stack.hidden(input_ids, &pass, None)
     }
 
+    /// Returns the normalised rows of the positions with a target, `[positions, width]`.
+    fn target_rows(&self, batch: &CausalBatch<B>) -> Tensor<B, 2> {
+        let [rows, length] = batch.input_ids.dims();
+        let dims = SeqDims::whole(rows, length);
+        let (rotations, device) = (&self.stack.rotations, batch.input_ids.device());
+        let pass = match &batch.document_starts {
+            Some(starts) => DecoderPass::of_documents(rotations, dims, starts.clone(), &device),
+            None => DecoderPass::new(rotations, dims, &device),
+        };
+        let hidden = self.stack.hidden(batch.input_ids.clone(), &pass, None);
+        self.norm(hidden.select(0, batch.positions.clone()))
+    }
+
     /// Applies the final norm to rows of the residual stream.
     pub(crate) fn norm(&self, hidden: Tensor<B, 2>) -> Tensor<B, 2> {
         self.stack.norm.forward(hidden)
@@ -281,19 +325,18 @@ impl<B: FusedOps> LanguageModel<B> for Decoder<B> {
 
     /// Computes the loss. The final norm and the head are only applied to positions with a target.
     fn loss(&self, batch: &CausalBatch<B>) -> CausalLoss<B> {
-        let [rows, length] = batch.input_ids.dims();
-        let dims = SeqDims::whole(rows, length);
-        let (rotations, device) = (&self.stack.rotations, batch.input_ids.device());
-        let pass = match &batch.document_starts {
-            Some(starts) => DecoderPass::of_documents(rotations, dims, starts.clone(), &device),
-            None => DecoderPass::new(rotations, dims, &device),
-        };
-        let hidden = self.stack.hidden(batch.input_ids.clone(), &pass, None);
-        let hidden = self.norm(hidden.select(0, batch.positions.clone()));
+        let hidden = self.target_rows(batch);
         let sum = self.stack.loss(hidden, batch.targets.clone(), batch.label_smoothing);
         let tokens = batch.tokens();
         // Multiplying by 0 keeps the sum in the autodiff graph, so backward runs the same ops as for other batches.
         CausalLoss { sum: if tokens == 0 { sum * 0.0 } else { sum }, tokens }
+    }
+
+    fn sequence_losses(&self, batch: &CausalBatch<B>) -> Tensor<B, 1> {
+        let hidden = self.target_rows(batch);
+        let losses =
+            self.stack.group_losses(hidden, batch.targets.clone(), &batch.rows_of_sequences);
+        if batch.tokens() == 0 { losses * 0.0 } else { losses }
     }
 
     /// Returns an empty cache that does not allocate room for more than `positions` positions before they are exceeded.

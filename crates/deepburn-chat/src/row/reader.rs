@@ -139,7 +139,8 @@ impl RowReader {
 
     fn preference(&self, row: &Map<String, Value>, notes: &mut Notes) -> Result<Row> {
         let prompt = column(row, "prompt");
-        if [row.get("chosen"), row.get("rejected")].iter().flatten().all(|it| it.is_string()) {
+        // If one of them is a text, both have to be.
+        if [row.get("chosen"), row.get("rejected")].iter().flatten().any(|it| it.is_string()) {
             let (chosen, rejected) = (text(row, "chosen")?, text(row, "rejected")?);
             let (prompt, chosen, rejected) = match prompt {
                 Some(_) => (text(row, "prompt")?, chosen, rejected),

@@ -11,38 +11,39 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use burn::module::AutodiffModule;
 use burn::tensor::backend::Backend;
-use burn::tensor::{ElementConversion, Tensor};
 use deepburn::ops::{FusedOps, OptimizerOps};
-use deepburn::zero::{Training, Zero};
-use deepburn::{Batch, BoxError, Evaluation, EvaluationStream, Meta, MetaDevice, Task};
+use deepburn::zero::Training;
+use deepburn::{Batch, BoxError, Engine, EvaluationStream, Interrupt};
 use deepburn_config::{BatchPlan, DataKind, DynamicBatchingPlan, Job, Plan, counted};
 use deepburn_datasets::{
     BudgetSampler, Corpus, DataError, DataShard, IGNORE_INDEX, MicroBatch, Order, RowDocuments,
     StepShape, Tokenizer,
 };
-use deepburn_models::causal_lm::{CausalBatch, IGNORED_LABEL, InputError, LanguageModel};
+use deepburn_models::causal_lm::{CausalBatch, IGNORED_LABEL, InputError};
 use deepburn_models::decoder::{AnyDecoder, Decoder};
 use deepburn_models::hf::{
     ADAPTER_CONFIG, AdapterFolder, GENERATION_CONFIG, HfExport, ModelConfigError, ModelFolderError,
     ModelFolderWriter,
 };
-use deepburn_models::lora::LoraConfig;
+use deepburn_models::lora::{InitialFactors, LoraConfig};
 use deepburn_models::{
-    Architecture, BatchShape, FloatType, LanguageModelConfig, LanguageModelFamily, TokenLimits,
+    Architecture, FloatType, LanguageModelConfig, LanguageModelFamily, TokenLimits,
 };
 use serde_json::{Map, Value};
 
+pub(crate) use crate::data::causal_task::{CausalTask, Objective};
+
 use crate::data::causal_data::{CausalData, CausalSource};
-use crate::data::chat::{ChatCorpus, TEMPLATE_FILE, TEMPLATE_FOLDER};
+use crate::data::chat::{ChatCorpus, SampleLimits, TEMPLATE_FILE, TEMPLATE_FOLDER};
 use crate::data::companions::{Companions, kept_generation_config};
 use crate::data::corpus::open_corpus;
 use crate::data::job_tokenizer::{JobTokenizer, VocabularyOrigin};
 use crate::data::lengths::check_length;
 use crate::data::places::Places;
+use crate::data::preference::{PreferenceBatch, PreferenceCorpus};
 use crate::data::recipe::{
-    EvaluationSettings, ForecastTask, InitialWeights, JobInputs, Recipe, SubjectInfo, WeightOrigin,
+    EvaluationSettings, InitialWeights, JobInputs, Recipe, SubjectInfo, WeightOrigin,
 };
 use crate::data::vocabulary::{
     check_special_tokens, is_vocabulary_given, with_special_tokens, with_vocabulary,
@@ -70,8 +71,8 @@ pub(crate) struct Causal {
     generation_config: Option<Map<String, Value>>,
     /// How the job evaluates.
     evaluation: EvaluationSettings,
-    /// The factor of label smoothing.
-    label_smoothing: f64,
+    /// What is optimized.
+    objective: Objective,
 }
 
 impl Causal {
@@ -86,7 +87,7 @@ impl Causal {
         let JobInputs { job, places, pretrained, batch, order } = *inputs;
         let limits = config.limits();
         // Samples are shortened to the model's limit if they exceed it, and this is said.
-        if !matches!(job.data.kind, DataKind::Chat(_)) {
+        if job.data.kind.samples().is_none() {
             check_length(job, limits.max_len, limits.max_len_field)?;
         }
         check_step(batch, job.data.sequence_length)?;
@@ -111,7 +112,13 @@ impl Causal {
         let is_new = vocabulary == VocabularyOrigin::New || is_other_end;
         let keeps_ids = tokenizer.is_none() || !is_new;
         let generation_config = kept_generation_config(pretrained, keeps_ids, &job.model.config)?;
-        let config = with_adapter(config, job, pretrained)?;
+        let mut config = with_adapter(config, job, pretrained)?;
+        let objective = Objective::of(job);
+        if let Objective::Preferences(_) = objective {
+            refuse_random_adapter(&config)?;
+            // Dropout would make the log-probabilities noisy; TRL disables it too.
+            config = config.without_dropout();
+        }
         Ok(Self {
             companions: companions(&data, pretrained)?,
             generation_config,
@@ -121,7 +128,7 @@ impl Causal {
             order,
             origin: WeightOrigin::of(inputs),
             evaluation: EvaluationSettings::of(job),
-            label_smoothing: job.training.label_smoothing_factor,
+            objective,
         })
     }
 }
@@ -155,6 +162,10 @@ impl SubjectInfo for Causal {
 
     fn longest(&self, limit: usize) -> usize {
         self.data.longest(limit)
+    }
+
+    fn has_reference(&self) -> bool {
+        matches!(self.data, CausalData::Pairs(_))
     }
 
     /// Returns 2, because the first token of a sequence is not predicted.
@@ -200,8 +211,8 @@ impl SubjectInfo for Causal {
 impl<B: FusedOps + OptimizerOps> Recipe<B> for Causal {
     /// The language model on the training backend.
     type Model = Decoder<Training<B>>;
-    /// Next-token prediction.
-    type Task = NextToken<AnyDecoder, B::Device>;
+    /// Next-token prediction, or preference optimization.
+    type Task = CausalTask<AnyDecoder, B::Device>;
     /// Sequences of one rank.
     type Source = CausalSource;
 
@@ -216,7 +227,7 @@ impl<B: FusedOps + OptimizerOps> Recipe<B> for Causal {
     }
 
     fn task(&self, device: B::Device) -> Self::Task {
-        NextToken { config: self.config.clone(), device, label_smoothing: self.label_smoothing }
+        CausalTask::new(self.config.clone(), device, self.objective)
     }
 
     /// Starts the data loader, with the evaluation settings of the job.
@@ -231,6 +242,18 @@ impl<B: FusedOps + OptimizerOps> Recipe<B> for Causal {
         plan: &Plan,
     ) -> Result<Option<EvaluationStream<'_, TokenBatch>>, DataError> {
         self.data.test(shard, self.evaluation.batch_size(plan))
+    }
+
+    fn measure_reference(
+        &self,
+        engine: &Engine<B, Self::Model>,
+        device: &B::Device,
+        plan: &Plan,
+        interrupt: &Interrupt,
+    ) -> Result<bool, BoxError> {
+        let CausalData::Pairs(corpus) = &self.data else { return Ok(true) };
+        let rows = self.evaluation.batch_size(plan);
+        corpus.measure_reference(engine, (&self.config, device), rows, interrupt)
     }
 
     /// Starts the export, with weights in f32.
@@ -365,20 +388,46 @@ fn open_data(
     rows: Option<usize>,
     limits: TokenLimits,
 ) -> Result<CausalData, Failure> {
-    let DataKind::Chat(chat) = &job.data.kind else {
+    let Some(chat) = job.data.kind.samples() else {
         let corpus = open_corpus(job, places, tokenizer, rows)
             .map_err(|error| of_corpus(error, job, limits.vocab_size))?;
         log_separator(&corpus);
         return Ok(CausalData::Stream(Box::new(corpus)));
     };
     let tokenizer = tokenizer.ok_or_else(|| {
-        Failure::mistake(
-            "data.tokenizer: is missing, and kind \"chat\" needs a tokenizer; give it, or model.pretrained",
-        )
+        Failure::mistake(format!(
+            "data.tokenizer: is missing, and kind \"{}\" needs a tokenizer; give it, or model.pretrained",
+            job.data.kind.name()
+        ))
     })?;
     let vocab_size = rows.unwrap_or_else(|| tokenizer.vocab_size());
-    let corpus = ChatCorpus::open(job, chat, places, tokenizer, [vocab_size, limits.max_len])?;
-    Ok(CausalData::Samples(Box::new(corpus)))
+    let limits = SampleLimits { vocab_size, max_len: limits.max_len };
+    Ok(match job.data.kind {
+        DataKind::Preference(_) => {
+            let corpus = PreferenceCorpus::open(job, chat, places, tokenizer, limits)?;
+            CausalData::Pairs(Box::new(corpus))
+        }
+        _ => {
+            let corpus = ChatCorpus::open(job, chat, places, tokenizer, limits)?;
+            CausalData::Samples(Box::new(corpus))
+        }
+    })
+}
+
+/// Refuses an adapter with random factors for preference optimization: the reference is the model at the start of the
+/// run, and has to be the base model.
+///
+/// # Errors
+/// Returns a user's mistake.
+fn refuse_random_adapter(config: &AnyDecoder) -> Result<(), Failure> {
+    let is_new = config.trained_adapter().is_none();
+    match config.adapter().filter(|_| is_new).map(|adapter| adapter.config().initial) {
+        Some(InitialFactors::Nonzero) => Err(Failure::mistake(
+            "model.lora.init_lora_weights: false starts with another model than the base model, which preference \
+             optimization compares with; write true or \"gaussian\"",
+        )),
+        _ => Ok(()),
+    }
 }
 
 /// Returns the files that are exported unchanged. A template of the job replaces the tokenizer's: a model has to be
@@ -388,9 +437,12 @@ fn open_data(
 /// Returns a user's mistake if a folder cannot be read.
 fn companions(data: &CausalData, pretrained: Option<&Path>) -> Result<Companions, Failure> {
     let mut companions = Companions::find(pretrained, data.tokenizer())?;
-    if let CausalData::Samples(corpus) = data
-        && let Some(template) = &corpus.template
-    {
+    let template = match data {
+        CausalData::Stream(_) => None,
+        CausalData::Samples(corpus) => corpus.template.as_ref(),
+        CausalData::Pairs(corpus) => corpus.template.as_ref(),
+    };
+    if let Some(template) = template {
         companions.files.retain(|name, _| !name.starts_with(TEMPLATE_FOLDER));
         companions.replace(TEMPLATE_FILE, template);
     }
@@ -499,44 +551,72 @@ fn invalid_field(job: &Job, pretrained: Option<&Path>, error: &ModelConfigError)
 }
 
 /// A micro-batch of token sequences.
-///
-/// The labels are the input tokens. The loss shifts them by one position.
-pub(crate) struct TokenBatch(pub(crate) MicroBatch);
+#[derive(Debug)]
+pub(crate) enum TokenBatch {
+    /// Sequences. The labels are the input tokens, or ignored. The loss shifts them by one position.
+    Sequences(MicroBatch),
+    /// Pairs of completions.
+    Pairs(PreferenceBatch),
+}
 
-impl Batch for TokenBatch {
-    /// Returns the tokens of all sequences, without padding.
-    fn num_tokens(&self) -> usize {
-        self.0.num_tokens()
-    }
-
-    /// Counts the positions that predict a token. The loss of a batch is weighted by this number.
-    fn num_targets(&self) -> usize {
-        self.0.num_targets()
+impl From<MicroBatch> for TokenBatch {
+    fn from(batch: MicroBatch) -> Self {
+        Self::Sequences(batch)
     }
 }
 
 impl TokenBatch {
-    /// Copies the batch to a device and checks it against the vocabulary size and the maximum length of the model.
-    ///
-    /// # Errors
-    /// Returns [`InputError`] for a token outside the vocabulary or a sequence that is too long.
-    fn on<B: Backend>(
-        &self,
-        config: &impl LanguageModelConfig,
-        device: &B::Device,
-    ) -> Result<CausalBatch<B>, InputError> {
-        let MicroBatch { input_ids, labels, shape, .. } = &self.0;
-        // Token ids are never negative. The only negative label is the one of padding.
-        let ids: Vec<u32> = input_ids.iter().map(|id| *id as u32).collect();
-        let label =
-            |label: &i32| if *label == IGNORE_INDEX { IGNORED_LABEL } else { (*label).into() };
-        let labels: Vec<i64> = labels.iter().map(label).collect();
-        match document_starts(&self.0) {
-            Some(starts) => {
-                CausalBatch::of_documents(config, &ids, Some(&labels), starts, *shape, device)
-            }
-            None => CausalBatch::new(config, &ids, Some(&labels), *shape, device),
+    /// Returns the sequences.
+    fn sequences(&self) -> &MicroBatch {
+        match self {
+            Self::Sequences(batch) => batch,
+            Self::Pairs(pairs) => &pairs.batch.sequences,
         }
+    }
+
+    /// Truncates every sequence to its first `length` tokens, at least 1.
+    pub(crate) fn truncate(&mut self, length: usize) {
+        match self {
+            Self::Sequences(batch) => batch.truncate(length),
+            Self::Pairs(pairs) => pairs.batch.sequences.truncate(length),
+        }
+    }
+}
+
+impl Batch for TokenBatch {
+    /// Returns the tokens of all sequences, without padding.
+    fn num_tokens(&self) -> usize {
+        self.sequences().num_tokens()
+    }
+
+    /// Counts the positions that predict a token, or the pairs. The loss of a batch is weighted by this number.
+    fn num_targets(&self) -> usize {
+        match self {
+            Self::Sequences(batch) => batch.num_targets(),
+            Self::Pairs(pairs) => pairs.batch.pairs.len(),
+        }
+    }
+}
+
+/// Copies a batch to a device and checks it against the vocabulary size and the maximum length of the model.
+///
+/// # Errors
+/// Returns [`InputError`] for a token outside the vocabulary or a sequence that is too long.
+pub(crate) fn causal_batch<B: Backend>(
+    batch: &MicroBatch,
+    config: &impl LanguageModelConfig,
+    device: &B::Device,
+) -> Result<CausalBatch<B>, InputError> {
+    let MicroBatch { input_ids, labels, shape, .. } = batch;
+    // Token ids are never negative. The only negative label is the one of padding.
+    let ids: Vec<u32> = input_ids.iter().map(|id| *id as u32).collect();
+    let label = |label: &i32| if *label == IGNORE_INDEX { IGNORED_LABEL } else { (*label).into() };
+    let labels: Vec<i64> = labels.iter().map(label).collect();
+    match document_starts(batch) {
+        Some(starts) => {
+            CausalBatch::of_documents(config, &ids, Some(&labels), starts, *shape, device)
+        }
+        None => CausalBatch::new(config, &ids, Some(&labels), *shape, device),
     }
 }
 
@@ -558,67 +638,4 @@ fn document_starts(batch: &MicroBatch) -> Option<Arc<[usize]>> {
         starts.resize(starts.len() + length - start, start);
     }
     Some(starts.into())
-}
-
-/// The task of next-token prediction.
-///
-/// It has the configuration, so that batches are checked before they are copied to the device. To check a tensor on a
-/// device, it would have to be copied back.
-pub(crate) struct NextToken<C, D> {
-    /// Configuration of the model, with its limits on tokens.
-    pub(crate) config: C,
-    /// Device of the rank.
-    pub(crate) device: D,
-    /// The factor of label smoothing, in training and in evaluation.
-    pub(crate) label_smoothing: f64,
-}
-
-impl<C: LanguageModelConfig, D> NextToken<C, D> {
-    /// Copies the batch to the device, with the label smoothing of the job.
-    ///
-    /// # Errors
-    /// Returns [`InputError`] for a token outside the vocabulary or a sequence that is too long.
-    fn batch<B: Backend<Device = D>>(
-        &self,
-        batch: &TokenBatch,
-    ) -> Result<CausalBatch<B>, InputError> {
-        Ok(batch.on(&self.config, &self.device)?.with_label_smoothing(self.label_smoothing))
-    }
-}
-
-impl<B, C, M> Task<B, M> for NextToken<C, B::Device>
-where
-    B: FusedOps + OptimizerOps,
-    C: LanguageModelConfig,
-    M: LanguageModel<Training<B>>
-        + AutodiffModule<Training<B>, InnerModule: LanguageModel<Zero<B>>>,
-{
-    /// Sequences of one length.
-    type Batch = TokenBatch;
-
-    /// Computes the mean loss over the positions of the batch that predict a token, of shape `[1]`.
-    fn loss(&self, model: &M, batch: &TokenBatch) -> Result<Tensor<Training<B>, 1>, BoxError> {
-        Ok(model.loss(&self.batch(batch)?).mean())
-    }
-
-    /// Computes the sum of the loss over these positions. A language model has a perplexity instead of an accuracy, so
-    /// no predictions are counted.
-    fn evaluate(&self, model: &M::InnerModule, batch: &TokenBatch) -> Result<Evaluation, BoxError> {
-        let loss_sum = model.loss(&self.batch(batch)?).sum.into_scalar().elem::<f64>();
-        Ok(Evaluation { loss_sum, answers: None })
-    }
-}
-
-impl<C, M> ForecastTask<M> for NextToken<C, MetaDevice>
-where
-    C: LanguageModelConfig,
-    M: LanguageModel<Training<Meta>>
-        + AutodiffModule<Training<Meta>, InnerModule: LanguageModel<Zero<Meta>>>,
-{
-    fn example(&self, shape: BatchShape) -> TokenBatch {
-        let shape = [shape.sequences, shape.length].map(|size| size as usize);
-        let ids = vec![0; shape[0] * shape[1]];
-        let (samples, documents) = (shape[0], RowDocuments::Stream);
-        TokenBatch(MicroBatch { input_ids: ids.clone(), labels: ids, shape, samples, documents })
-    }
 }

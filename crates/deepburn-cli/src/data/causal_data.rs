@@ -1,4 +1,4 @@
-//! The data of language models: one stream of tokens, or samples of their own.
+//! The data of language models: one stream of tokens, samples of their own, or pairs of completions.
 //!
 //! Main types: [`CausalData`], and [`CausalSource`], the data loader of a rank. Sequences of a stream have one length and
 //! no padding. Samples have different lengths, some of their tokens are not trained, and they do not see each other.
@@ -11,8 +11,7 @@ use deepburn::{BatchSource, BoxError, EvaluationStream, NextStep, StepBatches};
 use deepburn_config::{BatchPlan, CurriculumPlan, Plan};
 use deepburn_datasets::{
     BatchLoader, BatchSampler, Collate, Corpus, DataError, DataShard, DistributedSampler,
-    EpochSampler, EvaluationBatches, MicroBatch, Order, SampleRows, Sequences, StepShape,
-    Tokenizer,
+    EpochSampler, EvaluationBatches, Order, SampleRows, Sequences, StepShape, Tokenizer,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -21,6 +20,7 @@ use serde_json::{Value, json};
 use crate::data::causal::TokenBatch;
 use crate::data::chat::ChatCorpus;
 use crate::data::lengths::{PREFETCH, longest};
+use crate::data::preference::{PreferenceCorpus, PreferenceRows};
 use crate::data::recipe::EvaluationSettings;
 
 /// The data of all splits.
@@ -29,6 +29,8 @@ pub(crate) enum CausalData {
     Stream(Box<Corpus>),
     /// Conversations and other samples.
     Samples(Box<ChatCorpus>),
+    /// Pairs of completions.
+    Pairs(Box<PreferenceCorpus>),
 }
 
 impl CausalData {
@@ -37,6 +39,7 @@ impl CausalData {
         match self {
             Self::Stream(corpus) => corpus.tokenizer.as_ref(),
             Self::Samples(corpus) => Some(&corpus.tokenizer),
+            Self::Pairs(corpus) => Some(&corpus.tokenizer),
         }
     }
 
@@ -46,6 +49,7 @@ impl CausalData {
             // Sequences are cut to this length.
             Self::Stream(_) => limit,
             Self::Samples(corpus) => corpus.train.statistics().row_lengths.longest().min(limit),
+            Self::Pairs(corpus) => corpus.train.pairs.statistics().row_lengths.longest().min(limit),
         }
     }
 
@@ -62,9 +66,10 @@ impl CausalData {
                 let sampler = DistributedSampler::new(corpus.train.len(), shard, order)?;
                 Ok(sampler.samples_per_epoch())
             }
-            Self::Samples(corpus) => {
-                let steps = epoch_sampler(&corpus.train, shard, order, batch)?.steps_per_epoch();
-                Ok(steps * batch.gradient_accumulation_steps * batch.micro_batch_size)
+            Self::Samples(_) | Self::Pairs(_) => {
+                let sampler = epoch_sampler(self.num_samples(), shard, order, batch)?;
+                let micro_batches = sampler.steps_per_epoch() * batch.gradient_accumulation_steps;
+                Ok(micro_batches * batch.micro_batch_size)
             }
         }
     }
@@ -74,6 +79,7 @@ impl CausalData {
         match self {
             Self::Stream(corpus) => corpus.train.len(),
             Self::Samples(corpus) => corpus.train.len(),
+            Self::Pairs(corpus) => corpus.train.pairs.len(),
         }
     }
 
@@ -82,6 +88,7 @@ impl CausalData {
         match self {
             Self::Stream(corpus) => corpus.train.fingerprint(),
             Self::Samples(corpus) => corpus.train.fingerprint(),
+            Self::Pairs(corpus) => corpus.train.pairs.fingerprint(),
         }
     }
 
@@ -90,6 +97,9 @@ impl CausalData {
         match self {
             Self::Stream(corpus) => corpus.eval.as_ref().map(Sequences::fingerprint).transpose(),
             Self::Samples(corpus) => corpus.eval.as_ref().map(SampleRows::fingerprint).transpose(),
+            Self::Pairs(corpus) => {
+                corpus.eval.as_ref().map(|eval| eval.pairs.fingerprint()).transpose()
+            }
         }
     }
 
@@ -114,10 +124,16 @@ impl CausalData {
                 Ok(CausalSource::Stream(Box::new(source)))
             }
             Self::Samples(corpus) => {
-                let sampler = epoch_sampler(&corpus.train, shard, order, plan.batch)?;
+                let sampler = epoch_sampler(corpus.train.len(), shard, order, plan.batch)?;
                 let loader = BatchLoader::drawing(corpus.train.clone(), sampler, PREFETCH)?;
                 let source = TokenSource::new(loader, corpus.eval.clone(), shard, plan, evaluation);
                 Ok(CausalSource::Samples(Box::new(source)))
+            }
+            Self::Pairs(corpus) => {
+                let sampler = epoch_sampler(corpus.train.pairs.len(), shard, order, plan.batch)?;
+                let loader = BatchLoader::drawing(corpus.train.clone(), sampler, PREFETCH)?;
+                let source = TokenSource::new(loader, corpus.eval.clone(), shard, plan, evaluation);
+                Ok(CausalSource::Pairs(Box::new(source)))
             }
         }
     }
@@ -138,6 +154,9 @@ impl CausalData {
             Self::Samples(corpus) => {
                 corpus.test.as_ref().map(|test| evaluation(test, shard, rows, None)).transpose()
             }
+            Self::Pairs(corpus) => {
+                corpus.test.as_ref().map(|test| evaluation(test, shard, rows, None)).transpose()
+            }
         }
     }
 }
@@ -147,14 +166,14 @@ impl CausalData {
 /// # Errors
 /// Returns an error if the batch is too large to count its samples.
 fn epoch_sampler(
-    train: &SampleRows,
+    num_samples: usize,
     shard: DataShard,
     order: Order,
     batch: BatchPlan,
 ) -> Result<EpochSampler, DataError> {
     let shape =
         StepShape { num_ranks: shard.num_ranks, accumulation: batch.gradient_accumulation_steps };
-    EpochSampler::new(train.len(), shard.rank, shape, batch.micro_batch_size, order)
+    EpochSampler::new(num_samples, shard.rank, shape, batch.micro_batch_size, order)
 }
 
 /// The data loader of one rank.
@@ -163,6 +182,8 @@ pub(crate) enum CausalSource {
     Stream(Box<TokenSource<Sequences, DistributedSampler>>),
     /// Samples.
     Samples(Box<TokenSource<SampleRows, EpochSampler>>),
+    /// Pairs of completions.
+    Pairs(Box<TokenSource<PreferenceRows, EpochSampler>>),
 }
 
 impl BatchSource<TokenBatch> for CausalSource {
@@ -170,6 +191,7 @@ impl BatchSource<TokenBatch> for CausalSource {
         match self {
             Self::Stream(source) => source.next_step(next),
             Self::Samples(source) => source.next_step(next),
+            Self::Pairs(source) => source.next_step(next),
         }
     }
 
@@ -177,6 +199,7 @@ impl BatchSource<TokenBatch> for CausalSource {
         match self {
             Self::Stream(source) => source.evaluation(),
             Self::Samples(source) => source.evaluation(),
+            Self::Pairs(source) => source.evaluation(),
         }
     }
 
@@ -184,6 +207,7 @@ impl BatchSource<TokenBatch> for CausalSource {
         match self {
             Self::Stream(source) => source.position(),
             Self::Samples(source) => source.position(),
+            Self::Pairs(source) => source.position(),
         }
     }
 
@@ -191,6 +215,7 @@ impl BatchSource<TokenBatch> for CausalSource {
         match self {
             Self::Stream(source) => source.seek(position),
             Self::Samples(source) => source.seek(position),
+            Self::Pairs(source) => source.seek(position),
         }
     }
 }
@@ -214,7 +239,7 @@ pub(crate) struct TokenSource<D: Collate, S: BatchSampler> {
     curriculum: Option<CurriculumPlan>,
 }
 
-impl<D: Collate<Batch = MicroBatch>, S: BatchSampler> TokenSource<D, S> {
+impl<D: Collate<Batch: Into<TokenBatch>>, S: BatchSampler> TokenSource<D, S> {
     /// Returns a source with these micro-batches and evaluations.
     fn new(
         loader: BatchLoader<D, S>,
@@ -233,9 +258,9 @@ impl<D: Collate<Batch = MicroBatch>, S: BatchSampler> TokenSource<D, S> {
     fn next_step(&mut self, next: NextStep) -> Result<StepBatches<TokenBatch>, BoxError> {
         let length = longest(self.curriculum.as_ref(), next);
         let batches = (0..next.micro_batches).map(|_| {
-            let mut batch = self.loader.next_batch()?;
+            let mut batch: TokenBatch = self.loader.next_batch()?.into();
             batch.truncate(length);
-            Ok(TokenBatch(batch))
+            Ok(batch)
         });
         Ok(batches.collect::<Result<Vec<_>, DataError>>()?.into())
     }
@@ -268,12 +293,12 @@ where
 ///
 /// # Errors
 /// Returns an error if the split has no sequences.
-fn evaluation<D: Collate<Batch = MicroBatch>>(
+fn evaluation<D: Collate<Batch: Into<TokenBatch>>>(
     data: &D,
     shard: DataShard,
     rows: usize,
     limit: Option<usize>,
 ) -> Result<EvaluationStream<'_, TokenBatch>, DataError> {
     let batches = EvaluationBatches::new(data, shard, rows)?.take_samples(limit);
-    Ok(Box::new(batches.map(|batch| Ok(TokenBatch(batch?)))))
+    Ok(Box::new(batches.map(|batch| Ok(batch?.into()))))
 }

@@ -1,6 +1,6 @@
 //! Samples for language models: conversations, prompts with completions, and texts that are learned one by one.
 //!
-//! Main type: [`ChatCorpus`]. Each row of the files becomes a sample (`deepburn-chat`): token ids, and which of them are
+//! Main types: [`SampleCorpus`], and [`RowsOfSplit`], what becomes of its samples. Each row of the files becomes a sample (`deepburn-chat`): token ids, and which of them are
 //! trained. The samples are cached, truncated, and packed or padded (`deepburn-datasets`). What may be unintended in the
 //! data is logged with its first row, because a wrong mask or template shows in no loss.
 
@@ -8,13 +8,13 @@ use std::fs;
 use std::path::Path;
 
 use deepburn_chat::{
-    ChatError, ChatTemplates, EncodeOptions, Finding, Message, NestedNulls, ReadRow, Row,
-    RowEncoder, RowFormat, RowReader, SpecialTokens,
+    ChatError, ChatTemplates, EncodeOptions, EncodedPreference, EncodedRow, Finding, Message,
+    NestedNulls, ReadRow, Row, RowEncoder, RowFormat, RowReader, SpecialTokens,
 };
 use deepburn_config::{ChatPlan, Job, PackingPlan, PackingStrategy, TemplateSource, counted};
 use deepburn_datasets::{
     InvalidRows, NotedSample, Packing, Padding, Row as DataRow, RowNote, Sample, SampleLayout,
-    SampleRows, SampleSource, SampleSplits, Samples, Splits, Tokenizer, open_samples,
+    SampleRows, SampleSource, SampleSplits, Samples, Splits, Tokenizer, open_samples, pair_sample,
 };
 use serde_json::{Map, Value};
 
@@ -33,21 +33,70 @@ pub(crate) const TEMPLATE_FOLDER: &str = "additional_chat_templates/";
 const ENCODING: &str = "deepburn chat 1";
 
 /// The samples of all splits, and the tokenizer.
-pub(crate) struct ChatCorpus {
+pub(crate) struct SampleCorpus<R> {
     /// The train split.
-    pub(crate) train: SampleRows,
+    pub(crate) train: R,
     /// The split for evaluation during training.
-    pub(crate) eval: Option<SampleRows>,
+    pub(crate) eval: Option<R>,
     /// The split for a final test.
-    pub(crate) test: Option<SampleRows>,
+    pub(crate) test: Option<R>,
     /// The tokenizer.
     pub(crate) tokenizer: Tokenizer,
     /// The text of `data.chat_template`, which replaces the template of the exported tokenizer.
     pub(crate) template: Option<String>,
 }
 
-impl ChatCorpus {
-    /// Reads the data of `job` for a model with `vocab_size` tokens and sequences of at most `max_len`.
+/// Conversations, prompts with completions, and texts.
+pub(crate) type ChatCorpus = SampleCorpus<SampleRows>;
+
+/// The limits of a model on samples.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct SampleLimits {
+    /// The number of tokens of the vocabulary.
+    pub(crate) vocab_size: usize,
+    /// The number of tokens of the longest sequence.
+    pub(crate) max_len: usize,
+}
+
+/// The rows of a split that a rank trains on.
+pub(crate) trait RowsOfSplit: Sized {
+    /// What a row of a file is.
+    const FORM: SampleForm;
+
+    /// Returns the rows of `samples`, of at most `limit` tokens each. `what` names them in errors.
+    ///
+    /// # Errors
+    /// Returns a user's mistake about settings that samples of different lengths do not have, or if nothing is trained.
+    fn new(
+        samples: Samples,
+        settings: (&Job, &ChatPlan),
+        sizes: RowSizes,
+        what: &str,
+    ) -> Result<Self, Failure>;
+}
+
+/// The sizes of rows.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RowSizes {
+    /// Maximum tokens of a row.
+    pub(crate) limit: usize,
+    /// Maximum tokens of a sequence of the model.
+    pub(crate) max_len: usize,
+    /// The id of padding.
+    pub(crate) pad_id: u32,
+}
+
+/// What a row of a file is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum SampleForm {
+    /// A sample.
+    Sample,
+    /// A prompt with a better and a worse completion.
+    Preference,
+}
+
+impl<R: RowsOfSplit> SampleCorpus<R> {
+    /// Reads the data of `job` for a model with these limits.
     ///
     /// # Errors
     /// Returns a user's mistake if the template, a token or a row is invalid, or if no token of a split is trained.
@@ -56,24 +105,22 @@ impl ChatCorpus {
         chat: &ChatPlan,
         places: &Places,
         tokenizer: Tokenizer,
-        [vocab_size, max_len]: [usize; 2],
+        limits: SampleLimits,
     ) -> Result<Self, Failure> {
+        check_batches(job)?;
         let splits = files(&job.data, places).map_err(Failure::mistake)?;
         let template = given_template(chat)?;
-        let encoder = ChatEncoder::new(chat, &tokenizer, template.as_deref())?;
-        let samples = encoder.samples(job, &splits, vocab_size)?;
+        let encoder = ChatEncoder::new(chat, R::FORM, &tokenizer, template.as_deref())?;
+        let samples = encoder.samples(job, &splits, limits.vocab_size)?;
+        let max_len = limits.max_len;
         let limit = job.data.sequence_length.min(max_len);
         if limit < job.data.sequence_length {
             tracing::info!(
                 "samples have at most {limit} tokens, the longest sequence of the model"
             );
         }
-        let layout = layout(job, chat, limit, encoder.pad_id)?;
-        let rows = |samples: Samples, what: &str| {
-            let rows = SampleRows::new(samples, layout, what).map_err(Failure::mistake)?;
-            log_statistics(&rows, what, [limit, max_len]);
-            Ok(rows)
-        };
+        let sizes = RowSizes { limit, max_len, pad_id: encoder.pad_id };
+        let rows = |samples: Samples, what: &str| R::new(samples, (job, chat), sizes, what);
         log_notes(&splits, &samples);
         let SampleSplits { train, eval, test } = samples;
         let eval = eval.map(|eval| rows(eval, "the eval split")).transpose()?;
@@ -81,6 +128,22 @@ impl ChatCorpus {
         let train = rows(train, "the train split")?;
         drop(encoder);
         Ok(Self { train, eval, test, tokenizer, template })
+    }
+}
+
+impl RowsOfSplit for SampleRows {
+    const FORM: SampleForm = SampleForm::Sample;
+
+    fn new(
+        samples: Samples,
+        (_, chat): (&Job, &ChatPlan),
+        sizes: RowSizes,
+        what: &str,
+    ) -> Result<Self, Failure> {
+        let layout = layout(chat, sizes);
+        let rows = Self::new(samples, layout, what).map_err(Failure::mistake)?;
+        log_statistics(&rows, what, sizes);
+        Ok(rows)
     }
 }
 
@@ -104,6 +167,7 @@ fn given_template(chat: &ChatPlan) -> Result<Option<String>, Failure> {
 /// Turns rows of files into samples.
 struct ChatEncoder<'a> {
     chat: &'a ChatPlan,
+    form: SampleForm,
     encoder: RowEncoder<ChatTokenizer<'a>>,
     /// Why there is no template. It is only an error for a row with messages.
     no_template: Option<ChatError>,
@@ -124,6 +188,7 @@ impl<'a> ChatEncoder<'a> {
     /// Returns a user's mistake if the template or a token is invalid.
     fn new(
         chat: &'a ChatPlan,
+        form: SampleForm,
         tokenizer: &'a Tokenizer,
         template: Option<&str>,
     ) -> Result<Self, Failure> {
@@ -149,7 +214,7 @@ impl<'a> ChatEncoder<'a> {
             tokenizer.definition().map_err(Failure::mistake)?,
             format!("{sources:?}"),
             format!("{tokens:?}"),
-            format!("{ENCODING} {options:?} {fields:?}"),
+            format!("{ENCODING} {form:?} {options:?} {fields:?}"),
         ];
         let pad_id = pad_id(chat, tokenizer, &tokens)?;
         let added = tokenizer.extra_tokens().into_iter();
@@ -157,7 +222,7 @@ impl<'a> ChatEncoder<'a> {
         let own = ChatTokenizer::new(tokenizer);
         let encoder = RowEncoder::new(own, templates, tokens, options).map_err(Failure::mistake)?;
         let is_lasting = !uses_clock;
-        Ok(Self { chat, encoder, no_template, key, is_lasting, pad_id, control_tokens })
+        Ok(Self { chat, form, encoder, no_template, key, is_lasting, pad_id, control_tokens })
     }
 
     /// Reads and encodes the rows of all splits.
@@ -189,28 +254,50 @@ impl<'a> ChatEncoder<'a> {
     fn encode(&self, row: DataRow) -> Result<NotedSample, ChatError> {
         let is_table =
             row.place.file.extension().is_some_and(|it| it.eq_ignore_ascii_case("parquet"));
-        let fields = Value::Object(self.renamed(row.fields)?);
-        let mut reader = reader_of(&fields)?;
+        let fields = Value::Object(match self.form {
+            SampleForm::Sample => self.renamed(row.fields)?,
+            SampleForm::Preference => row.fields,
+        });
+        let mut reader = reader_of(&fields, self.form)?;
         if is_table {
             reader.nested_nulls = NestedNulls::Remove;
         }
         let ReadRow { row, notes } = reader.read(&fields)?;
-        if let (Some(error), Row::Chat { .. } | Row::ChatCompletion { .. }) =
-            (&self.no_template, &row)
-        {
+        let has_messages =
+            !matches!(row, Row::Text(_) | Row::Completion { .. } | Row::Preference { .. });
+        if let Some(error) = self.no_template.as_ref().filter(|_| has_messages) {
             return Err(ChatError::Template(format!(
                 "{error}; or give the job a template as data.chat_template"
             )));
         }
-        let sample = self.encoder.encode(&row)?;
+        let (sample, findings) = self.sample(&row)?;
         let note = |finding: &Finding| RowNote { kind: finding.kind(), text: finding.to_string() };
-        let findings = sample.findings.iter().map(note);
+        let findings = findings.iter().map(note);
         let notes = findings.chain(notes.parsed_arguments.then(parsed_arguments));
         let mut notes: Vec<_> = notes.chain(self.control_token(&row)).collect();
         // Rows are counted, not the messages of a row.
         notes.sort_by_key(|note| note.kind);
         notes.dedup_by_key(|note| note.kind);
-        Ok(NotedSample { notes, sample: Sample { ids: sample.ids, trained: sample.trained } })
+        Ok(NotedSample { notes, sample })
+    }
+
+    /// Returns the sample of a row, and what may be unintended in it.
+    ///
+    /// # Errors
+    /// Returns an error if the template or the tokenizer fails, or if the tokens of a preference have no prompt.
+    fn sample(&self, row: &Row) -> Result<(Sample, Vec<Finding>), ChatError> {
+        match self.form {
+            SampleForm::Sample => {
+                let EncodedRow { ids, trained, findings } = self.encoder.encode(row)?;
+                Ok((Sample { ids, trained }, findings))
+            }
+            SampleForm::Preference => {
+                let EncodedPreference { prompt, chosen, rejected, findings } =
+                    self.encoder.encode_preference(row)?;
+                let sample = pair_sample(&prompt, &chosen, &rejected);
+                Ok((sample.map_err(ChatError::Format)?, findings))
+            }
+        }
     }
 
     /// Returns a note if a message contains the text of a special token. The tokenizer makes it the token itself, so the
@@ -220,6 +307,9 @@ impl<'a> ChatEncoder<'a> {
             Row::Chat { messages, .. } => messages.iter().collect(),
             Row::ChatCompletion { prompt, completion, .. } => {
                 prompt.iter().chain(completion).collect()
+            }
+            Row::ChatPreference { prompt, chosen, rejected, .. } => {
+                prompt.iter().chain(chosen).chain(rejected).collect()
             }
             _ => return None,
         };
@@ -268,7 +358,7 @@ impl<'a> ChatEncoder<'a> {
 ///
 /// # Errors
 /// Returns an error if the row has no known form.
-fn reader_of(fields: &Value) -> Result<RowReader, ChatError> {
+fn reader_of(fields: &Value, form: SampleForm) -> Result<RowReader, ChatError> {
     const ORDER: [RowFormat; 5] = [
         RowFormat::Messages,
         RowFormat::Conversations,
@@ -277,6 +367,15 @@ fn reader_of(fields: &Value) -> Result<RowReader, ChatError> {
         RowFormat::Text,
     ];
     let has = |column: &str| fields.get(column).is_some_and(|value| !value.is_null());
+    if form == SampleForm::Preference {
+        let missing = RowFormat::Preference.required_columns().iter().find(|it| !has(it));
+        return match missing {
+            None => Ok(RowReader::new(RowFormat::Preference)),
+            Some(missing) => Err(ChatError::Format(format!(
+                "has no column `{missing}`; a preference has the columns `chosen` and `rejected`, and usually `prompt`"
+            ))),
+        };
+    }
     let found = ORDER.into_iter().find(|format| format.required_columns().iter().all(|it| has(it)));
     found.map_or_else(|| RowReader::of_row(fields), |format| Ok(RowReader::new(format)))
 }
@@ -346,17 +445,23 @@ fn pad_id(chat: &ChatPlan, tokenizer: &Tokenizer, tokens: &SpecialTokens) -> Res
     Ok(named.find_map(|token| tokenizer.token_id(token)).unwrap_or(0))
 }
 
-/// Returns how samples of at most `limit` tokens become rows and batches.
+/// Checks the settings that samples of different lengths do not have.
 ///
 /// # Errors
-/// Returns a user's mistake about settings that samples of different lengths do not have.
-fn layout(job: &Job, chat: &ChatPlan, limit: usize, pad_id: u32) -> Result<SampleLayout, Failure> {
-    if !job.training.batch_size_schedule.is_empty() {
-        return Err(Failure::mistake(
-            "training.batch_size_schedule: is not supported for data of kind \"chat\", whose epochs end with a step; \
-             remove it",
-        ));
+/// Returns a user's mistake.
+fn check_batches(job: &Job) -> Result<(), Failure> {
+    match job.training.batch_size_schedule.is_empty() {
+        true => Ok(()),
+        false => Err(Failure::mistake(format!(
+            "training.batch_size_schedule: is not supported for data of kind \"{}\", whose epochs end with a step; remove \
+             it",
+            job.data.kind.name()
+        ))),
     }
+}
+
+/// Returns how samples become rows and batches.
+fn layout(chat: &ChatPlan, sizes: RowSizes) -> SampleLayout {
     let (padded, joined) = (Padding::Right { multiple_of: 1 }, Padding::Free { multiple_of: 1 });
     let (packing, padding) = match chat.packing {
         PackingPlan::Padded => (Packing::None, padded),
@@ -365,7 +470,7 @@ fn layout(job: &Job, chat: &ChatPlan, limit: usize, pad_id: u32) -> Result<Sampl
         PackingPlan::Packed(PackingStrategy::BfdSplit) => (Packing::BestFitSplit, joined),
         PackingPlan::Packed(PackingStrategy::Wrapped) => (Packing::Wrapped, padded),
     };
-    Ok(SampleLayout { max_length: Some(limit), packing, padding, pad_id })
+    SampleLayout { max_length: Some(sizes.limit), packing, padding, pad_id: sizes.pad_id }
 }
 
 /// Logs what the encoder noticed, each kind with its first row. Shares of the same files have the notes of all of them.
@@ -385,10 +490,8 @@ fn log_notes(splits: &Splits, samples: &SampleSplits) {
 }
 
 /// Logs the samples of a split, and warns of those that were truncated or dropped.
-///
-/// `limit` is the maximum length of samples, and `max_len` the model's.
-fn log_statistics(rows: &SampleRows, what: &str, [limit, max_len]: [usize; 2]) {
-    let statistics = rows.statistics();
+fn log_statistics(rows: &SampleRows, what: &str, sizes: RowSizes) {
+    let (statistics, limit) = (rows.statistics(), sizes.limit);
     let percent = 100.0 * statistics.trained_tokens as f64 / statistics.tokens.max(1) as f64;
     tracing::info!(
         "{what}: {} in {}, {} tokens, of which {percent:.1} % are trained; the longest sample has {} tokens",
@@ -397,16 +500,7 @@ fn log_statistics(rows: &SampleRows, what: &str, [limit, max_len]: [usize; 2]) {
         statistics.tokens,
         statistics.sample_lengths.longest()
     );
-    if statistics.truncated > 0 {
-        tracing::warn!(
-            "{what}: {} truncated to {limit} tokens; {} to keep their ends",
-            counted(statistics.truncated, "sample"),
-            match limit < max_len {
-                true => "raise data.sequence_length",
-                false => "the model allows no more: use a model with more positions",
-            }
-        );
-    }
+    log_truncated(&counted(statistics.truncated, "sample"), statistics.truncated, what, sizes);
     if let Some(first) = statistics.dropped.first() {
         tracing::warn!(
             "{what}: {} left out, because none of their tokens within {limit} is trained; the first one is {}",
@@ -418,6 +512,20 @@ fn log_statistics(rows: &SampleRows, what: &str, [limit, max_len]: [usize; 2]) {
         tracing::warn!(
             "{what}: {} without a trained token; packing keeps them, as in TRL",
             counted(statistics.untrained, "sample")
+        );
+    }
+}
+
+/// Warns of samples that lost their ends. `samples` has their number and their noun.
+pub(crate) fn log_truncated(samples: &str, count: usize, what: &str, sizes: RowSizes) {
+    let RowSizes { limit, max_len, .. } = sizes;
+    if count > 0 {
+        tracing::warn!(
+            "{what}: {samples} truncated to {limit} tokens; {} to keep their ends",
+            match limit < max_len {
+                true => "raise data.sequence_length",
+                false => "the model allows no more: use a model with more positions",
+            }
         );
     }
 }

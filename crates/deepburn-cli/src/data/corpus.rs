@@ -49,18 +49,22 @@ pub(crate) fn open_corpus(
             },
             tokenizer: or_trained(tokenizer),
         },
-        (DataKind::Synthetic | DataKind::Classification { .. } | DataKind::Chat(_), splits) => {
-            Content::Synthetic {
-                corpus: SyntheticCorpus { seed: job.training.seed, bytes: SYNTHETIC_BYTES },
-                fractions: match splits {
-                    SplitPlan::Shares { train, eval, test, .. } => {
-                        Fractions { train: *train, eval: *eval, test: *test }
-                    }
-                    SplitPlan::Named { .. } | SplitPlan::Paths { .. } => Fractions::ALL,
-                },
-                tokenizer: or_trained(tokenizer),
-            }
-        }
+        (
+            DataKind::Synthetic
+            | DataKind::Classification { .. }
+            | DataKind::Chat(_)
+            | DataKind::Preference(_),
+            splits,
+        ) => Content::Synthetic {
+            corpus: SyntheticCorpus { seed: job.training.seed, bytes: SYNTHETIC_BYTES },
+            fractions: match splits {
+                SplitPlan::Shares { train, eval, test, .. } => {
+                    Fractions { train: *train, eval: *eval, test: *test }
+                }
+                SplitPlan::Named { .. } | SplitPlan::Paths { .. } => Fractions::ALL,
+            },
+            tokenizer: or_trained(tokenizer),
+        },
     };
     open(&DataSource {
         content,

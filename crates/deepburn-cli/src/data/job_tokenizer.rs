@@ -69,7 +69,7 @@ impl JobTokenizer {
         let tokenizer = with_eos_token(job, tokenizer)?;
         let added = tokenizer.as_ref().map_or(0, Tokenizer::num_surrounding_tokens);
         // Samples have them, as in TRL.
-        if added > 0 && !matches!(data.kind, DataKind::Chat(_)) {
+        if added > 0 && data.kind.samples().is_none() {
             tracing::warn!(
                 "the tokenizer adds {added} special tokens around a text, and texts are encoded without them here; \
                  in other programs, encode with add_special_tokens=False"

@@ -5,7 +5,7 @@
 
 use deepburn::NextStep;
 use deepburn::schedule::sequence_length;
-use deepburn_config::{CurriculumPlan, CurriculumSchedule, DataKind, Job, Plan, counted};
+use deepburn_config::{CurriculumPlan, CurriculumSchedule, Job, Plan, counted};
 
 use crate::failure::Failure;
 
@@ -32,11 +32,12 @@ pub(crate) fn check_length(job: &Job, allowed: usize, field: &str) -> Result<(),
 /// Returns a user's mistake if its shortest length is smaller, or if the end of a sample is what is learned.
 pub(crate) fn check_curriculum(job: &Job, plan: &Plan, min_tokens: usize) -> Result<(), Failure> {
     let Some(curriculum) = &plan.curriculum else { return Ok(()) };
-    if let DataKind::Chat(_) = job.data.kind {
-        return Err(Failure::mistake(
-            "deepspeed.curriculum_learning.enabled: is not supported for data of kind \"chat\": it would cut off the \
+    if job.data.kind.samples().is_some() {
+        return Err(Failure::mistake(format!(
+            "deepspeed.curriculum_learning.enabled: is not supported for data of kind \"{}\": it would cut off the \
              answers, which are at the end of samples; set it to false",
-        ));
+            job.data.kind.name()
+        )));
     }
     // Lengths never decrease, so the first step has the shortest one.
     let shortest = sequence_length(curriculum, 1);

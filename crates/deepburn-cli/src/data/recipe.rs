@@ -10,7 +10,8 @@ use burn::tensor::backend::Backend;
 use deepburn::ops::{FusedOps, OptimizerOps};
 use deepburn::zero::Training;
 use deepburn::{
-    BatchSource, BoxError, EvaluationStream, Forecast, ForecastError, Meta, MetaDevice, Task,
+    BatchSource, BoxError, Engine, EvaluationStream, Forecast, ForecastError, Interrupt, Meta,
+    MetaDevice, Task,
 };
 use deepburn_config::{BatchPlan, DynamicBatchingPlan, Job, Plan};
 use deepburn_datasets::{BudgetSampler, DataError, DataShard, Order, StepShape, Tokenizer};
@@ -68,6 +69,22 @@ pub(crate) trait Recipe<B: FusedOps + OptimizerOps>: SubjectInfo + Sync {
         plan: &Plan,
     ) -> Result<Option<EvaluationStream<'_, BatchOf<B, Self>>>, DataError>;
 
+    /// Measures the reference of preference optimization with the initial weights in `engine`, for data that has one. All
+    /// ranks call this together. Returns false if a rank was interrupted.
+    ///
+    /// # Errors
+    /// Returns an error if data cannot be read, or if a collective fails.
+    fn measure_reference(
+        &self,
+        engine: &Engine<B, Self::Model>,
+        device: &B::Device,
+        plan: &Plan,
+        interrupt: &Interrupt,
+    ) -> Result<bool, BoxError> {
+        let _ = (engine, device, plan, interrupt);
+        Ok(true)
+    }
+
     /// Starts the export of the model to `folder`.
     fn writer(&self, folder: &Path) -> Result<ModelFolderWriter, ModelFolderError>;
 
@@ -113,6 +130,11 @@ pub(crate) trait SubjectInfo {
 
     /// Returns the files that are exported unchanged.
     fn companions(&self) -> &Companions;
+
+    /// Returns whether the model is compared with its initial weights, which a run that resumes needs too.
+    fn has_reference(&self) -> bool {
+        false
+    }
 
     /// Returns the number of tokens of the longest sequence, at most `limit`.
     fn longest(&self, limit: usize) -> usize;

@@ -18,7 +18,7 @@ use deepburn_models::{
     Architecture, BatchShape, BuildModel, TextBatch, TextClassifier, TextClassifierConfig,
 };
 
-use crate::data::causal::NextToken;
+use crate::data::causal::{CausalTask, Objective};
 use crate::data::classification::TextClass;
 use crate::data::recipe::ForecastTask;
 use crate::failure::Failure;
@@ -91,7 +91,8 @@ pub(crate) fn forecast_decoder(
     plan: &Plan,
     shape: BatchShape,
 ) -> Result<Forecast, ForecastError> {
-    let task = NextToken { config: config.clone(), device: MetaDevice, label_smoothing: 0.0 };
+    let objective = Objective::NextToken { label_smoothing: 0.0 };
+    let task = CausalTask::new(config.clone(), MetaDevice, objective);
     task.forecast(plan, shape, |device| Ok(BuildModel::<Training<Meta>>::zeros(config, device)?))
 }
 

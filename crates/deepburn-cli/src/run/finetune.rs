@@ -308,7 +308,11 @@ impl Run<'_> {
         // parameters of the pretrained model, they are.
         let PreparedRun { preparation, origin, .. } = &self.prepared;
         let weights = match origin {
-            Some(origin) if preparation.omitted.is_none() && !origin.omits_parameters() => {
+            Some(origin)
+                if preparation.omitted.is_none()
+                    && !origin.omits_parameters()
+                    && !recipe.has_reference() =>
+            {
                 InitialWeights::Zeros
             }
             _ => InitialWeights::OfJob,
@@ -362,6 +366,9 @@ impl Run<'_> {
             RankOutcome::Finished | RankOutcome::Evaluated => return Ok(()),
             RankOutcome::WithoutEvaluation => format!(
                 "stopped by {name} in the evaluation; give the same command with another --output-dir to repeat it"
+            ),
+            RankOutcome::WithoutSteps => format!(
+                "stopped by {name} before the first step; give the same command to start again"
             ),
             RankOutcome::Interrupted { checkpoint } => self.interrupted(name, checkpoint),
             RankOutcome::WithoutTest => self.interrupted_in_test(name),

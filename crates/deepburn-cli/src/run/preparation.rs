@@ -88,7 +88,7 @@ pub(crate) struct DataIdentity {
     /// A hash of the training tokens and labels. It is computed only once, because it reads up to 16M tokens.
     pub(crate) training: String,
     /// A hash of the evaluation tokens and labels, and of the keys that determine the loss of an evaluation:
-    /// `training.eval_max_samples` and `training.label_smoothing_factor`.
+    /// `training.eval_max_samples`, `training.label_smoothing_factor` and `training.dpo`.
     pub(crate) evaluation: u64,
 }
 
@@ -107,7 +107,12 @@ impl DataIdentity {
             evaluation: hash
                 .unwrap_or(0)
                 .wrapping_add(training.eval_max_samples.unwrap_or(0) as u64)
-                .wrapping_add(training.label_smoothing_factor.abs().to_bits()),
+                .wrapping_add(training.label_smoothing_factor.abs().to_bits())
+                .wrapping_add(
+                    training
+                        .dpo
+                        .map_or(0, |dpo| dpo.beta.to_bits().rotate_left(dpo.loss_type as u32 + 1)),
+                ),
         })
     }
 }

@@ -4,7 +4,7 @@
 //! processes, each of them prepares the same run.
 
 use deepburn::Ranks;
-use deepburn_config::{Job, JobRequest};
+use deepburn_config::{DataKind, Job, JobRequest};
 
 use crate::failure::Failure;
 use crate::run::forecast::RunForecast;
@@ -82,6 +82,12 @@ fn check_evaluation(job: &Job) -> Result<(), Failure> {
         return Err(Failure::mistake(
             "--evaluate: model.lora is a new adapter, which changes nothing yet; give a trained one as model.adapter, or set \
              model.lora to null",
+        ));
+    }
+    if matches!(job.data.kind, DataKind::Preference(_)) {
+        return Err(Failure::mistake(
+            "--evaluate: is not supported for data of kind \"preference\": a model is compared with the one at the start of \
+             its training, and this run trains nothing; the rows of a training run have its evaluations",
         ));
     }
     if !splits.has_eval() && !splits.has_test() {

@@ -41,6 +41,8 @@ pub(super) enum RankOutcome {
     WithoutTest,
     /// The model was evaluated without training.
     Evaluated,
+    /// A signal stopped the run before its first step.
+    WithoutSteps,
     /// A signal stopped an evaluation without training.
     WithoutEvaluation,
 }
@@ -87,6 +89,10 @@ pub(super) fn train_rank<B: FusedOps + OptimizerOps, R: Recipe<B>>(
     engine.seed(job.training.seed);
     if let Some(map) = &run.preparation.omitted {
         engine.omit_base(map)?;
+    }
+    // The reference is the model at the start of the job, so it is measured before a checkpoint is loaded.
+    if !recipe.measure_reference(&engine, &device, plan, &signals.interrupt())? {
+        return Ok(RankOutcome::WithoutSteps);
     }
     let resumed = match &run.origin {
         Some(origin) => resume::restore(&mut engine, origin, &mut source, &run.preparation)?,

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `model/` | `config.json`, `model.safetensors`, tokenizer and companion files, as `transformers` loads them, and `deepburn.json` with the data that it was trained on |
 //! | `adapter/` | `adapter_config.json`, `adapter_model.safetensors` and the same other files, as PEFT loads them; in place of `model/` if the job trains an adapter, unless it saves the merged model too |
-//! | `test.json` | `test_loss` and `targets`; `test_accuracy` and `confusion` for a classifier, `test_accuracy` and `test_f1` with several labels a text, `test_mae` for regression, else `perplexity` |
+//! | `test.json` | `test_loss` and `targets`; `test_accuracy` and `confusion` for a classifier, `test_accuracy` and `test_f1` with several labels a text, `test_mae` for regression, `test_rewards/accuracies` and `test_rewards/margins` for preferences, else `perplexity` |
 //! | `report.html` | curves of loss, learning rate, gradient norm, throughput and memory in one self-contained page |
 //!
 //! The model is written first, because it is the most important result. The report is written last. It is created from
@@ -59,6 +59,10 @@ pub(crate) fn record_test(measured: &Measured, output: &Path) -> Result<(), BoxE
             record["test_f1"] = json!(f1);
         }
         Quality::MeanAbsoluteError(error) => record["test_mae"] = json!(error),
+        Quality::Preferences { accuracy, margin } => {
+            record["test_rewards/accuracies"] = json!(accuracy);
+            record["test_rewards/margins"] = json!(margin);
+        }
     }
     // One row per true class, one column per predicted class.
     if let Some(Answers::Classes(confusion)) = answers

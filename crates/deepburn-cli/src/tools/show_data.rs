@@ -19,13 +19,15 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use deepburn_config::{DataKind, Job, JobRequest, counted};
 use deepburn_datasets::{
-    Collate, IGNORE_INDEX, MicroBatch, RowDocuments, SampleRows, SampleStatistics, Tokenizer,
+    Collate, IGNORE_INDEX, MicroBatch, PairRows, RowDocuments, SampleRows, SampleStatistics,
+    Tokenizer,
 };
 use deepburn_models::{Architecture, LanguageModelConfig};
 
-use crate::data::chat::ChatCorpus;
+use crate::data::chat::{ChatCorpus, SampleLimits};
 use crate::data::job_tokenizer::JobTokenizer;
 use crate::data::places::Places;
+use crate::data::preference::PreferenceCorpus;
 use crate::failure::Failure;
 use crate::job::known_model::KnownModel;
 use crate::job::model_folder::check_pretrained;
@@ -33,7 +35,7 @@ use crate::job::model_folder::check_pretrained;
 /// Options of `deepburn show-data`.
 #[derive(Debug, Args)]
 pub(crate) struct ShowDataArguments {
-    /// Job file with data of kind "chat", searched for as given and then in configs/.
+    /// Job file with data of kind "chat" or "preference", searched for as given and then in configs/.
     #[arg(long)]
     config: PathBuf,
     /// Override a key of the job file. Can be repeated.
@@ -55,9 +57,9 @@ pub(crate) fn show_data(arguments: &ShowDataArguments) -> Result<String, Failure
         ..JobRequest::default()
     };
     let (job, _) = Job::load(&request).map_err(Failure::mistake)?;
-    let DataKind::Chat(chat) = &job.data.kind else {
+    let Some(chat) = job.data.kind.samples() else {
         return Err(Failure::mistake(
-            "data.kind: show-data shows data of kind \"chat\"; other text is one stream without masks",
+            "data.kind: show-data shows data of kind \"chat\" or \"preference\"; other text is one stream without masks",
         ));
     };
     let places = Places::default();
@@ -69,12 +71,21 @@ pub(crate) fn show_data(arguments: &ShowDataArguments) -> Result<String, Failure
         Failure::mistake("data.tokenizer: is missing; give it, or model.pretrained")
     })?;
     let limits = limits(&job, pretrained.as_deref(), tokenizer.vocab_size())?;
-    let corpus = ChatCorpus::open(&job, chat, &places, tokenizer, limits)?;
     let marks = if std::io::stdout().is_terminal() { Marks::COLORS } else { Marks::BRACKETS };
+    if matches!(job.data.kind, DataKind::Preference(_)) {
+        let corpus = PreferenceCorpus::open(&job, chat, &places, tokenizer, limits)?;
+        let count = arguments.rows.min(corpus.train.pairs.len());
+        let shown =
+            (0..count).map(|number| pair(&corpus.train.pairs, number, &corpus.tokenizer, marks));
+        let mut parts = shown.collect::<Result<Vec<_>, Failure>>()?;
+        parts.push(counts(corpus.train.pairs.statistics(), "pair"));
+        return Ok(parts.join("\n\n"));
+    }
+    let corpus = ChatCorpus::open(&job, chat, &places, tokenizer, limits)?;
     let count = arguments.rows.min(corpus.train.len());
     let shown = (0..count).map(|row| sequence(&corpus.train, row, &corpus.tokenizer, marks));
     let mut parts = shown.collect::<Result<Vec<_>, Failure>>()?;
-    parts.push(counts(corpus.train.statistics()));
+    parts.push(counts(corpus.train.statistics(), "sample"));
     Ok(parts.join("\n\n"))
 }
 
@@ -83,7 +94,11 @@ pub(crate) fn show_data(arguments: &ShowDataArguments) -> Result<String, Failure
 ///
 /// # Errors
 /// Returns a user's mistake if the pretrained model is not a language model.
-fn limits(job: &Job, pretrained: Option<&Path>, vocab_size: usize) -> Result<[usize; 2], Failure> {
+fn limits(
+    job: &Job,
+    pretrained: Option<&Path>,
+    vocab_size: usize,
+) -> Result<SampleLimits, Failure> {
     let known = match pretrained.map(|folder| KnownModel::read(Some(folder))).transpose()? {
         None => [vocab_size, usize::MAX],
         Some(KnownModel::LanguageModel(model)) => [model.limits().vocab_size, model.max_len()],
@@ -97,10 +112,10 @@ fn limits(job: &Job, pretrained: Option<&Path>, vocab_size: usize) -> Result<[us
         let fields = names.iter().filter_map(|name| job.model.config.get(*name)?.as_u64());
         fields.filter_map(|value| usize::try_from(value).ok()).next().unwrap_or(known)
     };
-    Ok([
-        given(&["vocab_size"], known[0]),
-        given(&["max_position_embeddings", "n_positions"], known[1]),
-    ])
+    Ok(SampleLimits {
+        vocab_size: given(&["vocab_size"], known[0]),
+        max_len: given(&["max_position_embeddings", "n_positions"], known[1]),
+    })
 }
 
 /// What encloses trained and other tokens.
@@ -142,12 +157,52 @@ fn sequence(
     for (number, length) in documents(&batch).into_iter().enumerate() {
         text.push_str(if number == 0 { "\n" } else { "\n────────\n" });
         let tokens: Vec<_> = tokens.by_ref().take(length).collect();
-        for run in tokens.chunk_by(|a, b| is_trained(*a) == is_trained(*b)) {
-            let ids: Vec<u32> = run.iter().map(|(id, _)| *id as u32).collect();
-            let decoded = tokenizer.decode(&ids, false).map_err(Failure::run)?;
-            let [open, close] = if is_trained(run[0]) { marks.trained } else { marks.other };
-            text.push_str(&format!("{open}{}{close}", printable(&decoded)));
-        }
+        push_tokens(&mut text, &tokens, tokenizer, marks)?;
+    }
+    Ok(text)
+}
+
+/// Appends tokens, with marks around the trained ones. Each token has its label.
+///
+/// # Errors
+/// Returns a failure while running if they cannot be decoded.
+fn push_tokens(
+    text: &mut String,
+    tokens: &[(i32, i32)],
+    tokenizer: &Tokenizer,
+    marks: Marks,
+) -> Result<(), Failure> {
+    for run in tokens.chunk_by(|a, b| is_trained(*a) == is_trained(*b)) {
+        let ids: Vec<u32> = run.iter().map(|(id, _)| *id as u32).collect();
+        let decoded = tokenizer.decode(&ids, false).map_err(Failure::run)?;
+        let [open, close] = if is_trained(run[0]) { marks.trained } else { marks.other };
+        text.push_str(&format!("{open}{}{close}", printable(&decoded)));
+    }
+    Ok(())
+}
+
+/// Returns both sequences of a pair, with headings.
+///
+/// # Errors
+/// Returns a failure while running if its tokens cannot be read or decoded.
+fn pair(
+    pairs: &PairRows,
+    index: usize,
+    tokenizer: &Tokenizer,
+    marks: Marks,
+) -> Result<String, Failure> {
+    let batch = pairs.collate(&[index], 1).map_err(Failure::run)?.sequences;
+    let place = pairs.samples().place(pairs.sample_of(index));
+    let mut text = format!("pair {}: {place}", index + 1);
+    let (length, lengths) = (batch.shape[1], batch.row_lengths());
+    for (row, name) in ["chosen", "rejected"].into_iter().enumerate() {
+        let tokens = row * length..row * length + lengths[row];
+        let labels = &batch.labels[tokens.clone()];
+        let trained = labels.iter().filter(|label| **label != IGNORE_INDEX).count();
+        let counted = counted(lengths[row], "token");
+        text.push_str(&format!("\n{name}, {counted}, {trained} of them compared\n"));
+        let tokens = batch.input_ids[tokens].iter().copied().zip(labels.iter().copied());
+        push_tokens(&mut text, &tokens.collect::<Vec<_>>(), tokenizer, marks)?;
     }
     Ok(text)
 }
@@ -175,13 +230,19 @@ fn printable(text: &str) -> String {
     text.chars().map(shown).collect()
 }
 
-/// Returns the counts of a split.
-fn counts(statistics: &SampleStatistics) -> String {
+/// Returns the counts of a split of samples or pairs.
+fn counts(statistics: &SampleStatistics, noun: &str) -> String {
     let SampleStatistics { samples, truncated, dropped, untrained, rows, tokens, .. } = statistics;
     let trained = statistics.trained_tokens;
     let percent = 100.0 * trained as f64 / (*tokens).max(1) as f64;
     let mut lines = vec![
-        format!("train split: {} in {}", counted(*samples, "sample"), counted(*rows, "sequence")),
+        match noun {
+            "pair" => format!("train split: {} of {}", rows, counted(*samples, noun)),
+            _ => {
+                let sequences = counted(*rows, "sequence");
+                format!("train split: {} in {sequences}", counted(*samples, noun))
+            }
+        },
         format!("  tokens      {tokens}, of which {trained} are trained ({percent:.1} %)"),
         format!("  truncated   {truncated}"),
         format!("  left out    {} without a trained token", dropped.len()),

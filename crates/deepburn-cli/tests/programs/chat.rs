@@ -17,7 +17,7 @@ const LOSS: f64 = 1e-4;
 const NORM: f64 = 1e-3;
 
 /// Returns `golden/llm`, which is beside the folder that `DEEPBURN_TEST_DATA` names.
-fn golden() -> Option<PathBuf> {
+pub(crate) fn golden() -> Option<PathBuf> {
     let data = PathBuf::from(env::var_os("DEEPBURN_TEST_DATA")?);
     let golden = data.parent()?.join("golden/llm");
     let found = golden.is_dir().then_some(golden);
@@ -27,7 +27,7 @@ fn golden() -> Option<PathBuf> {
     found
 }
 
-fn read(file: &Path) -> Value {
+pub(crate) fn read(file: &Path) -> Value {
     serde_json::from_str(&fs::read_to_string(file).unwrap()).unwrap()
 }
 
@@ -83,7 +83,7 @@ fn job_of_trl(golden: &Path, name: &str, trace: &Value) -> Job {
 }
 
 /// Compares all steps of a run with TRL's log.
-fn assert_near(steps: &[StepRow], expected: &[Value], what: &str) {
+pub(crate) fn assert_near(steps: &[StepRow], expected: &[Value], what: &str) {
     assert_eq!(steps.len(), expected.len(), "{what}");
     for (row, expected) in steps.iter().zip(expected) {
         let number = |key: &str| expected[key].as_f64().unwrap();

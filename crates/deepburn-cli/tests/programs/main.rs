@@ -32,6 +32,7 @@ mod one_bit;
 mod outputs;
 mod param_groups;
 mod predicting;
+mod preference;
 #[cfg(feature = "mpi")]
 mod processes;
 mod program;

@@ -19,6 +19,35 @@ impl JobReader<'_> {
         )
     }
 
+    /// Reads the keys of `data.kind` "preference". The others have their defaults.
+    pub(super) fn preference(&mut self, data: &Data<'_>) -> ChatPlan {
+        ChatPlan {
+            text_field: "text".to_owned(),
+            messages_field: None,
+            chat_template: self.chat_template(&data.chat_template),
+            assistant_only_loss: false,
+            completion_only_loss: None,
+            packing: PackingPlan::Padded,
+            pad_token: data.pad_token.value.map(str::to_owned),
+        }
+    }
+
+    /// Returns the settings of preference optimization, which data of kind "preference" has.
+    pub(crate) fn dpo(&mut self, training: &Training<'_>, data: &DataJob) -> Option<DpoPlan> {
+        let section = &training.dpo.value;
+        if matches!(data.kind, DataKind::Preference(_)) {
+            return Some(DpoPlan { beta: section.beta.value, loss_type: section.loss_type.value });
+        }
+        refuse!(if training.objective.is_given(); self.findings, &*training.objective =>
+            "\"dpo\" learns from a better and a worse completion of each prompt, which data of kind \"{}\" does not have",
+            data.kind.name(); "set data.kind to \"preference\", or remove it");
+        let others: [&Entry<'_>; 2] = [&section.beta, &section.loss_type];
+        for key in others {
+            self.report_unused(key, true, "only data of kind \"preference\" reads it");
+        }
+        None
+    }
+
     /// Returns the template that a key contains or names. A text with a brace or a line break is a template.
     fn chat_template(&mut self, key: &Setting<'_, Option<&str>>) -> Option<TemplateSource> {
         let given = key.value?;
@@ -33,18 +62,25 @@ impl JobReader<'_> {
 
     /// Reports the keys about conversations that have no effect on data of this kind.
     pub(super) fn check_chat(&mut self, data: &Data<'_>, kind: &DataKind) {
+        let shared: [&Entry<'_>; 2] = [&data.chat_template, &data.pad_token];
+        let own: [&Entry<'_>; 6] = [
+            &data.messages_field,
+            &data.assistant_only_loss,
+            &data.completion_only_loss,
+            &data.packing,
+            &data.packing_strategy,
+            &data.padding_free,
+        ];
+        for key in shared {
+            let is_unused = kind.samples().is_none();
+            self.report_unused(
+                key,
+                is_unused,
+                "only data of kind \"chat\" or \"preference\" reads it",
+            );
+        }
         let DataKind::Chat(plan) = kind else {
-            let others: [&Entry<'_>; 8] = [
-                &data.messages_field,
-                &data.chat_template,
-                &data.assistant_only_loss,
-                &data.completion_only_loss,
-                &data.packing,
-                &data.packing_strategy,
-                &data.padding_free,
-                &data.pad_token,
-            ];
-            for key in others {
+            for key in own {
                 self.report_unused(key, true, "only data of kind \"chat\" reads it");
             }
             return;

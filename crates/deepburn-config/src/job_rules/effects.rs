@@ -33,6 +33,7 @@ impl JobReader<'_> {
         let classifies = matches!(job.data.kind, DataKind::Classification { .. }) && !is_embedded;
         let is_text = matches!(job.data.kind, DataKind::Text { .. });
         let is_chat = matches!(job.data.kind, DataKind::Chat(_));
+        let has_samples = job.data.kind.samples().is_some();
         let fields = "only classification, chat and text from files read it";
         self.report_unused(&data.text_field, !classifies && !is_text && !is_chat, fields);
         let labels = "only classification of texts from files reads it";
@@ -49,9 +50,9 @@ impl JobReader<'_> {
         let dropped = "training ends after training.max_steps, and not with an epoch";
         self.report_unused(&data.drop_last, by_steps, dropped);
         let whole = "an epoch of samples ends with a step of the samples that are left";
-        self.report_unused(&data.drop_last, is_chat && !by_steps, whole);
+        self.report_unused(&data.drop_last, has_samples && !by_steps, whole);
         let other = &self.deepspeed.dataloader_drop_last;
-        note!(if is_chat && !by_steps && other.value; self.findings, "deepspeed.dataloader_drop_last" => "has no effect: {whole}");
+        note!(if has_samples && !by_steps && other.value; self.findings, "deepspeed.dataloader_drop_last" => "has no effect: {whole}");
         note!(if by_steps && other.is_given() && data.drop_last.value.is_none();
             self.findings, "deepspeed.dataloader_drop_last" => "has no effect: {dropped}");
         note!(if data.drop_last.value.is_some_and(|own| other.is_given() && own != other.value);
@@ -64,6 +65,10 @@ impl JobReader<'_> {
     /// Checks the section `training`.
     fn check_training(&mut self, training: &Training<'_>, job: &Job) {
         let plan = &job.training;
+        let compares_pairs = plan.dpo.is_some();
+        let unsmoothed =
+            "preference optimization compares completions, and predicts no single token";
+        self.report_unused(&training.label_smoothing_factor, compares_pairs, unsmoothed);
         let evaluates = job.data.splits.has_eval();
         let unevaluated = "there is no evaluation: data.splits.eval is not given";
         self.report_unused(&training.eval_max_samples, !evaluates, unevaluated);

@@ -4,7 +4,9 @@
 //! `TrainingArguments` that DeepSpeed has in its own file is an error that names the key to use
 //! instead.
 
-use crate::job_plan::{Architecture, Backend, CheckpointScope, Join, ModelMetric, PackingStrategy};
+use crate::job_plan::{
+    Architecture, Backend, CheckpointScope, Join, ModelMetric, PackingStrategy, PreferenceLoss,
+};
 use crate::keys::{DeepSpeed, SCHEMA};
 use crate::plan::{LrSchedulerType, NoDecay, RampShape};
 use crate::spec::*;
@@ -123,9 +125,11 @@ section! {
     /// Data set, splits and tokenizer.
     pub(crate) struct Data<'a> {
         /// Type of data: "text" (text files and tables), "chat" (conversations, prompts with
-        /// completions and other samples that are learned one by one), "tokens" (raw token files),
-        /// "synthetic" (embedded synthetic text) or "classification" (labelled texts).
-        kind: &'a str = one_of(&["text", "chat", "tokens", "synthetic", "classification"], "text"),
+        /// completions and other samples that are learned one by one), "preference" (prompts with a
+        /// better and a worse completion, for DPO), "tokens" (raw token files), "synthetic" (embedded
+        /// synthetic text) or "classification" (labelled texts).
+        kind: &'a str =
+            one_of(&["text", "chat", "preference", "tokens", "synthetic", "classification"], "text"),
         /// Column or field that contains the text.
         text_field: &'a str = text("text"),
         /// Column or field that contains the label: an integer from 0, or a class name. With
@@ -145,7 +149,7 @@ section! {
         /// "conversations", whichever a row has. Only for chat.
         messages_field: Option<&'a str> = opt_text(),
         /// Chat template: a file, or the template itself. Unset: the template of the tokenizer.
-        /// Only for chat.
+        /// Only for chat and preference.
         chat_template: Option<&'a str> = opt_text(),
         /// Compute the loss on the answers of the assistant only. Only for chat, and only for rows
         /// with messages.
@@ -165,7 +169,8 @@ section! {
         /// see each other. Only for chat; packing with "bfd" or "bfd_split" always does it.
         padding_free: bool = flag(false),
         /// Token that pads the shorter samples of a micro-batch. Unset: the token that the files of
-        /// the tokenizer name, else the end-of-text token. The model does not see it. Only for chat.
+        /// the tokenizer name, else the end-of-text token. The model does not see it. Only for chat
+        /// and preference.
         pad_token: Option<&'a str> = opt_text(),
         /// Cache tokenized text for later runs, in deepburn/tokens of the user's cache folder
         /// (XDG_CACHE_HOME).
@@ -184,13 +189,13 @@ section! {
         new_vocabulary: bool = flag(false),
         /// Maximum vocabulary size, if a tokenizer is trained.
         vocab_size: usize = count_in(SMALLEST_VOCABULARY, 1 << 24, 512).unit("tokens"),
-        /// Sequence length of a sample. Classification and chat truncate longer samples. Unset for
-        /// chat: 1024, the max_length of TRL.
+        /// Sequence length of a sample. Classification, chat and preference truncate longer samples.
+        /// Unset for chat and preference: 1024, the max_length of TRL.
         sequence_length: usize = positive(128).alias("max_length").unit("tokens"),
         /// Shuffle the samples in every epoch. All ranks draw the same number of samples, so each
         /// epoch skips the remainder of samples divided by ranks; the skipped samples differ
-        /// between epochs. Without shuffling, ranks with one sample less repeat one. In chat, an
-        /// epoch has every sample once.
+        /// between epochs. Without shuffling, ranks with one sample less repeat one. In chat and
+        /// preference, an epoch has every sample once.
         shuffle: bool = flag(true),
         /// Leave out the last step if training.epochs ends before its global batch is full. Batches
         /// may take samples of two epochs, so only the end of training is affected. Unset:
@@ -316,6 +321,10 @@ section! {
         /// Label smoothing: weight of the mean over all classes or tokens of the vocabulary in the
         /// loss, in training and in evaluation, as in transformers' Trainer.
         label_smoothing_factor: f64 = real(Decay, 0.0),
+        /// What is optimized: "dpo" (direct preference optimization), which data of kind
+        /// "preference" always is. Unset for other data: the likelihood of tokens or classes.
+        objective: Option<&'a str> = opt_one_of(&["dpo"]),
+        dpo: Dpo<'a> = section(),
         /// Parameters without weight decay: "biases_and_norms" (all one-dimensional parameters, as
         /// in transformers' Trainer) or "nothing" (every parameter decays, as in DeepSpeed).
         no_decay: NoDecay = choice("biases_and_norms"),
@@ -327,6 +336,18 @@ section! {
         weight_decay = belongs("write deepspeed.optimizer.params.weight_decay"),
         fp16 = belongs("write deepspeed.fp16.enabled"),
         bf16 = belongs("write deepspeed.bf16.enabled"),
+    }
+
+    /// Direct preference optimization of data of kind "preference", with the names and defaults of
+    /// TRL's DPOConfig. The reference is the model at the start of the run; its log-probabilities are
+    /// computed once, before the first step.
+    pub(crate) struct Dpo<'a> {
+        /// Strength of the bond to the reference model: the scale of rewards.
+        beta: f64 = real(Positive, 0.1),
+        /// Loss of a pair: "sigmoid" (DPO) or "ipo", whose log-probabilities are means over tokens.
+        loss_type: PreferenceLoss = choice("sigmoid"),
+        /// Label smoothing. As in TRL, neither loss uses it.
+        label_smoothing = real(NotNegative, 0.0).inert("as in TRL, the losses \"sigmoid\" and \"ipo\" do not use it"),
     }
 
     /// Parameters of lr_scheduler_type, with the names and defaults of transformers.

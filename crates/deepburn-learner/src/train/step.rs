@@ -10,6 +10,7 @@ use deepburn_ops::OptimizerOps;
 use deepburn_zero::{Category, Tier, Training};
 
 use super::Hook;
+use crate::answers::{RewardSums, Rewards};
 use crate::engine::{PhaseTimes, Step};
 use crate::metrics::{MemoryRow, PhaseSeconds, StepRow};
 use crate::source::{NextStep, StepBatches};
@@ -57,9 +58,10 @@ where
         // The mean over no target does not exist.
         false => (f64::NAN, engine.skip_step()),
     };
-    // The loss and the flags share one collective, because its latency does not
-    // depend on the number of values.
-    let message = vec![loss_sum, f64::from(mine.interrupted), f64::from(mine.written)];
+    // The loss, the flags and the rewards share one collective, because its
+    // latency does not depend on the number of values.
+    let mut message = vec![loss_sum, f64::from(mine.interrupted), f64::from(mine.written)];
+    message.extend(task.take_rewards().iter().flat_map(|rewards| rewards.sums()));
     let sums =
         engine.group().sum(CollectiveTag::new("loss", 0), message).map_err(EngineError::from)?;
     let world_size = engine.group().world_size() as f64;
@@ -71,7 +73,8 @@ where
     engine.count_tokens(totals.tokens as u64);
     let row = step_row(engine, step, sums[0] / totals.targets, totals.tokens, started);
     let seconds = Some(PhaseSeconds { data, forward, backward, optimizer });
-    Ok((StepRow { seconds, ..row }, all))
+    let rewards = sums[3..].try_into().ok().and_then(|sums| RewardSums::from_sums(sums).means());
+    Ok((with_rewards(StepRow { seconds, ..row }, rewards), all))
 }
 
 /// Runs the micro-batches of a step and its update. Returns the sum of this
@@ -212,7 +215,18 @@ where
         step_seconds,
         tokens_per_second: tokens / step_seconds,
         memory: memory_row(engine),
-        seconds: None,
+        ..StepRow::default()
+    }
+}
+
+/// Returns the record with the rewards of preference optimization.
+fn with_rewards(row: StepRow, rewards: Option<Rewards>) -> StepRow {
+    StepRow {
+        rewards_chosen: rewards.map(|it| it.chosen),
+        rewards_rejected: rewards.map(|it| it.rejected),
+        rewards_margins: rewards.map(|it| it.margins),
+        rewards_accuracies: rewards.map(|it| it.accuracies),
+        ..row
     }
 }
 

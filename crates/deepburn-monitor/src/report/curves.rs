@@ -21,6 +21,14 @@ pub(super) fn charts(steps: &[StepRow], evals: &[EvalRow]) -> Vec<Chart> {
     }
     let mut charts = vec![Chart::new("Loss", loss)];
     charts.extend(quality(evals));
+    if steps.iter().any(|row| row.rewards_margins.is_some()) {
+        let margin = by_step("margin", |row| row.rewards_margins.unwrap_or(f64::NAN));
+        let chosen = by_step("chosen", |row| row.rewards_chosen.unwrap_or(f64::NAN));
+        let rejected = by_step("rejected", |row| row.rewards_rejected.unwrap_or(f64::NAN));
+        charts.push(Chart::new("Rewards", vec![chosen, rejected, margin]));
+        let share = by_step("training", |row| row.rewards_accuracies.unwrap_or(f64::NAN));
+        charts.push(Chart::new("Pairs in the right order", vec![share]).starting_at_zero());
+    }
     charts.extend([
         Chart::new("Learning rate", vec![by_step("learning rate", |row| row.lr)]),
         Chart::new(
@@ -73,6 +81,14 @@ fn quality(evals: &[EvalRow]) -> Vec<Chart> {
             let error =
                 chart("Evaluation mean absolute error", |row| row.eval_mae.unwrap_or(f64::NAN));
             vec![error.starting_at_zero()]
+        }
+        Some(Quality::Preferences { .. }) => {
+            let margin =
+                chart("Evaluation reward margin", |row| row.rewards_margins.unwrap_or(f64::NAN));
+            let share = chart("Evaluation pairs in the right order", |row| {
+                row.rewards_accuracies.unwrap_or(f64::NAN)
+            });
+            vec![margin, share.starting_at_zero()]
         }
         Some(Quality::Perplexity(_)) => {
             vec![chart("Evaluation perplexity", |row| row.eval_loss.exp())]

@@ -95,6 +95,7 @@ mod tests {
             tokens_per_second: 1.0,
             memory: MemoryRow::default(),
             seconds: Some(seconds),
+            ..StepRow::default()
         };
         let unmeasured = StepRow { seconds: None, ..row };
         let rows = phases(&[row, unmeasured, row]);

@@ -44,6 +44,12 @@ fn figures(test: &Value) -> Vec<(String, String)> {
     if let Some(error) = number("test_mae") {
         add("Mean absolute error", format!("{error:.4}"));
     }
+    if let Some(share) = number("test_rewards/accuracies") {
+        add("Pairs in the right order", format!("{:.2} %", 100.0 * share));
+    }
+    if let Some(margin) = number("test_rewards/margins") {
+        add("Reward margin", format!("{margin:.4}"));
+    }
     if let Some(targets) = test.get("targets").and_then(Value::as_u64) {
         add("Targets", html::grouped(targets));
     }

@@ -33,6 +33,7 @@ fn step(step: u64, loss: f64) -> Row {
             backward: 0.25,
             optimizer: 0.06,
         }),
+        ..StepRow::default()
     })
 }
 

@@ -1,0 +1,206 @@
+//! What language models optimize.
+//!
+//! Main types: [`CausalTask`] and [`Objective`]. Next-token prediction takes the mean negative log-likelihood over the
+//! positions of a batch that predict a token. Preference optimization compares completions. With the log-probability
+//! `l(y)` of a completion, summed over its tokens, and `l_ref(y)` under the reference:
+//!
+//! ```text
+//! r(y) = l(y) - l_ref(y)
+//! sigmoid    -log(sigmoid(beta (r(chosen) - r(rejected))))                     Rafailov et al. 2023, equation 7
+//! ipo        (r(chosen) / |chosen| - r(rejected) / |rejected| - 1 / (2 beta))^2    Azar et al. 2023, equation 17
+//! ```
+//!
+//! The lengths in `ipo` are TRL's, whose authors confirmed them with the authors of the paper.
+
+use std::sync::{Mutex, PoisonError};
+
+use burn::module::AutodiffModule;
+use burn::tensor::activation::log_sigmoid;
+use burn::tensor::backend::Backend;
+use burn::tensor::{ElementConversion, Tensor, TensorData};
+use deepburn::ops::{FusedOps, OptimizerOps};
+use deepburn::zero::{Training, Zero};
+use deepburn::{Answers, BoxError, Evaluation, Meta, MetaDevice, RewardSums, Task};
+use deepburn_config::{DpoPlan, Job, PreferenceLoss};
+use deepburn_datasets::{MicroBatch, PairBatch, RowDocuments};
+use deepburn_models::causal_lm::{CausalBatch, InputError, LanguageModel};
+use deepburn_models::{BatchShape, LanguageModelConfig};
+
+use crate::data::causal::{TokenBatch, causal_batch};
+use crate::data::preference::{PreferenceBatch, ReferenceLogProbs};
+use crate::data::recipe::ForecastTask;
+
+/// What is optimized.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Objective {
+    /// The likelihood of the next token.
+    NextToken {
+        /// The factor of label smoothing, in training and in evaluation.
+        label_smoothing: f64,
+    },
+    /// Preferences between completions.
+    Preferences(DpoPlan),
+}
+
+impl Objective {
+    /// Returns the objective of a job.
+    pub(crate) fn of(job: &Job) -> Self {
+        let label_smoothing = job.training.label_smoothing_factor;
+        job.training.dpo.map_or(Self::NextToken { label_smoothing }, Self::Preferences)
+    }
+}
+
+/// The task of a language model.
+///
+/// It has the configuration, so that batches are checked before they are copied to the device. To check a tensor on a
+/// device, it would have to be copied back.
+pub(crate) struct CausalTask<C, D> {
+    /// Configuration of the model, with its limits on tokens.
+    config: C,
+    /// Device of the rank.
+    device: D,
+    /// What is optimized.
+    objective: Objective,
+    /// The rewards of the micro-batches since the last step.
+    rewards: Mutex<RewardSums>,
+}
+
+/// The losses of a batch of pairs.
+struct PairLosses<B: Backend> {
+    /// The sum over the pairs, `[1]`.
+    sum: Tensor<B, 1>,
+    /// The rewards, without a gradient.
+    rewards: RewardSums,
+}
+
+impl<C: LanguageModelConfig, D> CausalTask<C, D> {
+    /// Returns the task of a rank whose tensors are on `device`.
+    pub(crate) fn new(config: C, device: D, objective: Objective) -> Self {
+        Self { config, device, objective, rewards: Mutex::default() }
+    }
+
+    /// Copies the batch to the device, with the label smoothing of the job.
+    ///
+    /// # Errors
+    /// Returns [`InputError`] for a token outside the vocabulary or a sequence that is too long.
+    fn batch<B: Backend<Device = D>>(
+        &self,
+        batch: &MicroBatch,
+    ) -> Result<CausalBatch<B>, InputError> {
+        let batch = causal_batch(batch, &self.config, &self.device)?;
+        Ok(match self.objective {
+            Objective::NextToken { label_smoothing } => batch.with_label_smoothing(label_smoothing),
+            Objective::Preferences(_) => batch,
+        })
+    }
+
+    /// Compares the completions of each pair.
+    ///
+    /// # Errors
+    /// Returns an error if the batch does not fit the model, or if the objective is another one.
+    fn compare<B: FusedOps<Device = D>>(
+        &self,
+        model: &impl LanguageModel<B>,
+        PreferenceBatch { batch, reference }: &PreferenceBatch,
+    ) -> Result<PairLosses<B>, BoxError> {
+        let Objective::Preferences(DpoPlan { beta, loss_type }) = self.objective else {
+            return Err("pairs have no next token; this is a bug: report it".into());
+        };
+        let sequences = self.batch(&batch.sequences)?;
+        let (rows, pairs) = (batch.sequences.shape[0] / 2, batch.pairs.len());
+        let vector = |values: Vec<f32>| {
+            let len = values.len();
+            Tensor::<B, 1>::from_data(TensorData::new(values, [len]), &self.device)
+        };
+        // Negated losses are log-probabilities.
+        let ratios = -model.sequence_losses(&sequences) - vector(reference.of(batch)?);
+        let values: Vec<f64> = ratios.clone().into_data().iter::<f64>().collect();
+        let mut rewards = RewardSums::default();
+        for row in 0..pairs {
+            rewards.add(beta * values[row], beta * values[rows + row]);
+        }
+        let scores = match loss_type {
+            PreferenceLoss::Sigmoid => ratios,
+            PreferenceLoss::Ipo => {
+                let tokens = sequences.tokens_of_sequences().map(|it| 1.0 / it.max(1) as f32);
+                ratios * vector(tokens.collect())
+            }
+        };
+        let differences = scores.clone().narrow(0, 0, rows) - scores.narrow(0, rows, rows);
+        let losses = match loss_type {
+            PreferenceLoss::Sigmoid => -log_sigmoid(differences * beta),
+            PreferenceLoss::Ipo => (differences - 1.0 / (2.0 * beta)).powi_scalar(2),
+        };
+        // Missing pairs of the last batch have weight 0.
+        let weights = (0..rows).map(|row| if row < pairs { 1.0 } else { 0.0 });
+        Ok(PairLosses { sum: (losses * vector(weights.collect())).sum(), rewards })
+    }
+}
+
+impl<B, C, M> Task<B, M> for CausalTask<C, B::Device>
+where
+    B: FusedOps + OptimizerOps,
+    C: LanguageModelConfig,
+    M: LanguageModel<Training<B>>
+        + AutodiffModule<Training<B>, InnerModule: LanguageModel<Zero<B>>>,
+{
+    type Batch = TokenBatch;
+
+    /// Computes the mean loss over the positions that predict a token, or over the pairs, of shape `[1]`.
+    fn loss(&self, model: &M, batch: &TokenBatch) -> Result<Tensor<Training<B>, 1>, BoxError> {
+        match batch {
+            TokenBatch::Sequences(batch) => Ok(model.loss(&self.batch(batch)?).mean()),
+            TokenBatch::Pairs(batch) => {
+                let PairLosses { sum, rewards } = self.compare(model, batch)?;
+                self.rewards.lock().unwrap_or_else(PoisonError::into_inner).extend(rewards);
+                Ok(sum / batch.batch.pairs.len().max(1) as f64)
+            }
+        }
+    }
+
+    /// Computes the sum of the loss. A language model has a perplexity instead of an accuracy, so no predictions are
+    /// counted.
+    fn evaluate(&self, model: &M::InnerModule, batch: &TokenBatch) -> Result<Evaluation, BoxError> {
+        let (sum, answers) = match batch {
+            TokenBatch::Sequences(batch) => (model.loss(&self.batch(batch)?).sum, None),
+            TokenBatch::Pairs(batch) => {
+                let PairLosses { sum, rewards } = self.compare(model, batch)?;
+                (sum, Some(Answers::Preferences(rewards)))
+            }
+        };
+        Ok(Evaluation { loss_sum: sum.into_scalar().elem::<f64>(), answers })
+    }
+
+    fn take_rewards(&self) -> Option<RewardSums> {
+        let Objective::Preferences(_) = self.objective else { return None };
+        Some(std::mem::take(&mut *self.rewards.lock().unwrap_or_else(PoisonError::into_inner)))
+    }
+}
+
+impl<C, M> ForecastTask<M> for CausalTask<C, MetaDevice>
+where
+    C: LanguageModelConfig,
+    M: LanguageModel<Training<Meta>>
+        + AutodiffModule<Training<Meta>, InnerModule: LanguageModel<Zero<Meta>>>,
+{
+    /// Returns sequences, or twice as many for pairs of them.
+    fn example(&self, shape: BatchShape) -> TokenBatch {
+        let [rows, length] = [shape.sequences, shape.length].map(|size| size as usize);
+        let sequences = |rows: usize| {
+            let ids = vec![0; rows * length];
+            let (shape, documents) = ([rows, length], RowDocuments::Stream);
+            MicroBatch { input_ids: ids.clone(), labels: ids, shape, samples: rows, documents }
+        };
+        match self.objective {
+            Objective::NextToken { .. } => TokenBatch::Sequences(sequences(rows)),
+            Objective::Preferences(_) => {
+                let batch =
+                    PairBatch { sequences: sequences(2 * rows), pairs: (0..rows).collect() };
+                TokenBatch::Pairs(PreferenceBatch {
+                    batch,
+                    reference: ReferenceLogProbs::zeros(rows),
+                })
+            }
+        }
+    }
+}

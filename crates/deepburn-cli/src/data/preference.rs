@@ -1,0 +1,206 @@
+//! Pairs of completions for preference optimization, and the log-probabilities of the reference.
+//!
+//! Main types: [`PreferenceRows`], the pairs of a split, and [`ReferenceLogProbs`]. The reference is the model at the start
+//! of the run: the pretrained model, also with a new adapter, which changes nothing yet, or the model with the adapter
+//! that is trained further. Its log-probabilities are measured once, before the first step, with the weights that are
+//! sharded for training, so that no second model is ever in memory. A run that resumes measures them again, before the
+//! weights of its checkpoint are loaded.
+
+use std::sync::{Arc, OnceLock};
+
+use burn::module::AutodiffModule;
+use deepburn::comm::CollectiveTag;
+use deepburn::ops::{FusedOps, OptimizerOps};
+use deepburn::zero::{Training, Zero};
+use deepburn::{BoxError, Engine, Interrupt};
+use deepburn_config::{ChatPlan, Job, counted};
+use deepburn_datasets::{
+    Collate, DataError, DataShard, EvaluationBatches, PairBatch, PairRows, Samples,
+};
+use deepburn_models::causal_lm::LanguageModel;
+use deepburn_models::decoder::AnyDecoder;
+
+use crate::data::causal::{TokenBatch, causal_batch};
+use crate::data::chat::{RowSizes, RowsOfSplit, SampleCorpus, SampleForm, log_truncated};
+use crate::failure::Failure;
+use crate::run::progress_hook::with_progress;
+
+/// Pairs of completions.
+pub(crate) type PreferenceCorpus = SampleCorpus<PreferenceRows>;
+
+/// The pairs of a split.
+#[derive(Debug, Clone)]
+pub(crate) struct PreferenceRows {
+    /// The pairs.
+    pub(crate) pairs: PairRows,
+    /// Their log-probabilities under the reference.
+    reference: ReferenceLogProbs,
+}
+
+/// The log-probability of both completions of each pair of a split under the reference, which all ranks of a process
+/// share.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct ReferenceLogProbs(Arc<OnceLock<Vec<[f32; 2]>>>);
+
+/// A batch of pairs, with the reference of their split.
+#[derive(Debug)]
+pub(crate) struct PreferenceBatch {
+    /// The pairs.
+    pub(crate) batch: PairBatch,
+    /// The reference.
+    pub(crate) reference: ReferenceLogProbs,
+}
+
+impl ReferenceLogProbs {
+    /// Returns the log-probabilities of the sequences of a batch: of the better completions, then of the worse ones, and
+    /// 0 for missing pairs.
+    ///
+    /// # Errors
+    /// Returns an error if the reference was not measured.
+    pub(crate) fn of(&self, batch: &PairBatch) -> Result<Vec<f32>, BoxError> {
+        let all = self.0.get().ok_or("the reference was not measured; this is a bug: report it")?;
+        let rows = batch.sequences.shape[0] / 2;
+        let mut found = vec![0.0; 2 * rows];
+        for (row, pair) in batch.pairs.iter().enumerate() {
+            let [chosen, rejected] = all[*pair];
+            (found[row], found[rows + row]) = (chosen, rejected);
+        }
+        Ok(found)
+    }
+
+    /// Returns a reference for made-up pairs.
+    pub(crate) fn zeros(pairs: usize) -> Self {
+        Self(Arc::new(OnceLock::from(vec![[0.0; 2]; pairs])))
+    }
+}
+
+impl RowsOfSplit for PreferenceRows {
+    const FORM: SampleForm = SampleForm::Preference;
+
+    fn new(
+        samples: Samples,
+        _settings: (&Job, &ChatPlan),
+        sizes: RowSizes,
+        what: &str,
+    ) -> Result<Self, Failure> {
+        let pairs =
+            PairRows::new(samples, sizes.limit, sizes.pad_id, what).map_err(Failure::mistake)?;
+        let statistics = pairs.statistics();
+        tracing::info!(
+            "{what}: {}, {} tokens in both sequences of them, of which {} are compared; the longest sequence has {} tokens",
+            counted(pairs.len(), "pair"),
+            statistics.tokens,
+            statistics.trained_tokens,
+            statistics.sample_lengths.longest()
+        );
+        log_truncated(&counted(statistics.truncated, "pair"), statistics.truncated, what, sizes);
+        if let Some(first) = statistics.dropped.first() {
+            tracing::warn!(
+                "{what}: {} left out, whose prompt alone has {} tokens or more; the first one is {}",
+                counted(statistics.dropped.len(), "pair"),
+                sizes.limit,
+                pairs.samples().place(*first)
+            );
+        }
+        Ok(Self { pairs, reference: ReferenceLogProbs::default() })
+    }
+}
+
+impl Collate for PreferenceRows {
+    type Batch = TokenBatch;
+
+    fn num_samples(&self) -> usize {
+        self.pairs.len()
+    }
+
+    fn collate(&self, indices: &[usize], rows: usize) -> Result<TokenBatch, DataError> {
+        let batch = self.pairs.collate(indices, rows)?;
+        Ok(TokenBatch::Pairs(PreferenceBatch { batch, reference: self.reference.clone() }))
+    }
+}
+
+impl PreferenceCorpus {
+    /// Measures the reference of all splits with the weights of `engine`. Returns false if a rank was interrupted.
+    ///
+    /// # Errors
+    /// Returns an error if data cannot be read, or if a collective fails.
+    pub(crate) fn measure_reference<B, M>(
+        &self,
+        engine: &Engine<B, M>,
+        (config, device): (&AnyDecoder, &B::Device),
+        rows: usize,
+        interrupt: &Interrupt,
+    ) -> Result<bool, BoxError>
+    where
+        B: FusedOps + OptimizerOps,
+        M: AutodiffModule<Training<B>, InnerModule: LanguageModel<Zero<B>>>,
+    {
+        for (name, split) in [
+            ("train", Some(&self.train)),
+            ("eval", self.eval.as_ref()),
+            ("test", self.test.as_ref()),
+        ] {
+            let Some(split) = split else { continue };
+            let Some(found) = split.measured(engine, (config, device), rows, (name, interrupt))?
+            else {
+                return Ok(false);
+            };
+            // All ranks of a process have the same values, and the first one sets them.
+            split.reference.0.get_or_init(|| found);
+        }
+        Ok(true)
+    }
+}
+
+impl PreferenceRows {
+    /// Returns the log-probabilities of the completions of all pairs; `None` if a rank was interrupted. Each rank measures
+    /// its share, in batches of `rows` pairs.
+    fn measured<B, M>(
+        &self,
+        engine: &Engine<B, M>,
+        (config, device): (&AnyDecoder, &B::Device),
+        rows: usize,
+        (split, interrupt): (&str, &Interrupt),
+    ) -> Result<Option<Vec<[f32; 2]>>, BoxError>
+    where
+        B: FusedOps + OptimizerOps,
+        M: AutodiffModule<Training<B>, InnerModule: LanguageModel<Zero<B>>>,
+    {
+        let group = engine.group();
+        let shard = DataShard { rank: group.rank(), num_ranks: group.world_size() };
+        let what = format!("measuring the reference on the {split} split");
+        let batches = EvaluationBatches::new(&self.pairs, shard, rows)?;
+        let mut batches: deepburn::EvaluationStream<'_, PairBatch> =
+            Box::new(batches.map(|batch| Ok(batch?)));
+        if group.rank() == 0 {
+            batches = with_progress(&what, batches);
+        }
+        let mut found = vec![0.0; 2 * self.pairs.len()];
+        for batch in batches {
+            let mine = vec![f64::from(interrupt.is_asked())];
+            if group.sum(CollectiveTag::new("reference continues", 0), mine)?[0] > 0.0 {
+                return Ok(None);
+            }
+            let batch = batch?;
+            let sequences = causal_batch(&batch.sequences, config, device)?;
+            let losses = engine.evaluate(|model| model.sequence_losses(&sequences).into_data())?;
+            let losses: Vec<f64> = losses.iter::<f64>().collect();
+            for (row, pair) in batch.pairs.iter().enumerate() {
+                for (half, loss) in [losses[row], losses[rows + row]].into_iter().enumerate() {
+                    found[2 * pair + half] = -loss;
+                }
+            }
+        }
+        // Every pair is measured by one rank, and the others add 0.
+        let all = group.sum(CollectiveTag::new("reference", 0), found)?;
+        if let Some(pair) = all.iter().position(|value| !value.is_finite()) {
+            let place = self.pairs.samples().place(self.pairs.sample_of(pair / 2));
+            return Err(format!(
+                "{place}: the log-probability of a completion under the reference is {}; check the weights of the model",
+                all[pair]
+            )
+            .into());
+        }
+        Ok(Some(all.chunks_exact(2).map(|pair| [pair[0] as f32, pair[1] as f32]).collect()))
+    }
+}

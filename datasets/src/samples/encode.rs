@@ -187,7 +187,7 @@ fn stamp(path: &Path) -> Result<Stamp> {
 }
 
 /// Rows of one file.
-struct RowBatch {
+struct RowChunk {
     /// The index of the file.
     file: usize,
     /// The rows.
@@ -205,7 +205,7 @@ fn encode_files(
     sink: TokenSink<'_>,
 ) -> Result<SampleIndex> {
     let paths: Vec<Arc<Path>> = files.iter().map(|file| Arc::from(file.as_path())).collect();
-    let (sender, receiver) = sync_channel::<RowBatch>(1);
+    let (sender, receiver) = sync_channel::<RowChunk>(1);
     let mut index = SampleIndex::default();
     std::thread::scope(|scope| {
         let reader = scope.spawn(|| read_batches(files, source.fields, sender));
@@ -231,11 +231,11 @@ fn encode_files(
 fn read_batches(
     files: &[PathBuf],
     fields: Option<&[String]>,
-    sender: SyncSender<RowBatch>,
+    sender: SyncSender<RowChunk>,
 ) -> Result<()> {
     // The receiver is gone after an error, which it returns.
     let send =
-        |file, rows| sender.send(RowBatch { file, rows }).map_err(|_| DataError::LoaderStopped);
+        |file, rows| sender.send(RowChunk { file, rows }).map_err(|_| DataError::LoaderStopped);
     for (file, path) in files.iter().enumerate() {
         let (mut rows, mut bytes) = (Vec::new(), 0);
         visit_rows(path, fields, &mut |row| {
@@ -258,7 +258,7 @@ fn read_batches(
 fn add_batch(
     source: &SampleSource<'_>,
     path: &Arc<Path>,
-    batch: RowBatch,
+    batch: RowChunk,
     encode: Encode<'_>,
     index: &mut SampleIndex,
     sink: TokenSink<'_>,

@@ -187,7 +187,31 @@ impl AnyDecoder {
     /// # Errors
     /// Returns an error if a file is missing, unreadable or malformed, or if its tensors do not fit the model.
     pub fn base_fingerprint(&self, folder: &Path) -> Result<String, ModelFolderError> {
-        BaseModel::open(folder, self.config.weight_map())?.fingerprint()
+        // Rows that the configuration adds to the vocabulary are not in the folder.
+        let vocab_size = self.config.limits().vocab_size - self.new_rows(folder)?;
+        let map = self.config.with_vocab_size(vocab_size).weight_map();
+        BaseModel::open(folder, map)?.fingerprint()
+    }
+
+    /// Returns a hash of the values of a trained adapter, as [`BaseModel::fingerprint`] computes it; `None` for a model
+    /// without one.
+    ///
+    /// # Errors
+    /// Returns an error if the files of the adapter cannot be read.
+    pub fn adapter_fingerprint(&self) -> Result<Option<String>, ModelFolderError> {
+        let Some((folder, map)) = self.trained_adapter().zip(self.adapter_map()) else {
+            return Ok(None);
+        };
+        let weights = folder.weights(&map)?;
+        BaseModel::of_weights(weights, map).fingerprint().map(Some)
+    }
+
+    /// Returns whether the output projection may be trained, alone or with the embedding that it is tied to.
+    pub(super) fn trains_head(&self) -> bool {
+        let Some(adapter) = self.adapter() else { return true };
+        let parts = self.parts();
+        let is_tied_to = parts.head.is_tied.then(|| parts.embedding_path());
+        is_tied_to.into_iter().chain([parts.head_path()]).any(|path| adapter.trains(&path))
     }
 
     /// Returns the model without its adapter.

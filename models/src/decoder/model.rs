@@ -197,8 +197,8 @@ impl<B: Backend> Stack<B> {
     }
 
     /// Returns the logits `[rows, vocab]` of normalised rows of the residual stream.
-    fn logits(&self, normalised: Tensor<B, 2>) -> Tensor<B, 2> {
-        let logits = normalised.matmul(self.head().transpose());
+    fn logits(&self, normalised: Tensor<B, 2>, head: Tensor<B, 2>) -> Tensor<B, 2> {
+        let logits = normalised.matmul(head.transpose());
         match self.soft_cap {
             Some(cap) => (logits / cap).tanh() * cap,
             None => logits,
@@ -207,19 +207,20 @@ impl<B: Backend> Stack<B> {
 
     /// Returns the summed losses of consecutive groups of normalised rows, one for each size.
     ///
-    /// A head that is trained is multiplied by each group on its own: the fused op would save a gradient of the size of the
-    /// head for each group, while the logits of a group are saved here. Every group runs the same ops, even if it is empty,
-    /// because all ranks have to take part in the collectives of the head.
+    /// If the head is trained, its logits are saved group by group, because the fused op would save a gradient of the size
+    /// of the head for each group. Every group runs the same ops, even if it is empty, because all ranks have to take part
+    /// in the collectives of the head.
     fn group_losses(
         &self,
         normalised: Tensor<B, 2>,
         targets: Tensor<B, 1, Int>,
         sizes: &[usize],
+        trains_head: bool,
     ) -> Tensor<B, 1>
     where
         B: FusedOps,
     {
-        let is_trained = B::ad_enabled(&normalised.device()) && self.head().is_require_grad();
+        let head = self.head();
         let mut start = 0;
         let losses = sizes.iter().map(|size| {
             // An empty group takes the first row, with weight 0.
@@ -227,9 +228,9 @@ impl<B: Backend> Stack<B> {
             let rows = normalised.clone().narrow(0, first, (*size).max(1));
             let targets = targets.clone().narrow(0, first, (*size).max(1));
             start += size;
-            let loss = match is_trained {
-                true => cross_entropy(self.logits(rows), targets),
-                false => self.loss(rows, targets, 0.0),
+            let loss = match trains_head || self.soft_cap.is_some() {
+                true => cross_entropy(self.logits(rows, head.clone()), targets),
+                false => linear_cross_entropy(rows, head.clone(), targets),
             };
             if *size == 0 { loss * 0.0 } else { loss }
         });
@@ -248,7 +249,7 @@ impl<B: Backend> Stack<B> {
     {
         if self.soft_cap.is_some() {
             // The head's product is not the logits, so the fused op cannot be used.
-            let logits = self.logits(normalised);
+            let logits = self.logits(normalised, self.head());
             let term = (smoothing != 0.0)
                 .then(|| logits_term(logits.clone(), targets.clone()) * smoothing);
             let sum = cross_entropy(logits, targets);
@@ -280,7 +281,7 @@ impl<B: FusedOps> Decoder<B> {
     /// depends on the backend; [`CausalBatch`] checks both beforehand.
     pub fn forward(&self, input_ids: Tensor<B, 2, Int>) -> Tensor<B, 3> {
         let [batch, length] = input_ids.dims();
-        let logits = self.stack.logits(self.norm(self.hidden(input_ids)));
+        let logits = self.stack.logits(self.norm(self.hidden(input_ids)), self.stack.head());
         let vocab = logits.dims()[1];
         logits.reshape([batch, length, vocab])
     }
@@ -334,8 +335,9 @@ impl<B: FusedOps> LanguageModel<B> for Decoder<B> {
 
     fn sequence_losses(&self, batch: &CausalBatch<B>) -> Tensor<B, 1> {
         let hidden = self.target_rows(batch);
-        let losses =
-            self.stack.group_losses(hidden, batch.targets.clone(), &batch.rows_of_sequences);
+        let (targets, sizes) = (batch.targets.clone(), &batch.rows_of_sequences);
+        // The same ops with and without autodiff, so that a model is equal to itself as the reference, to the bit.
+        let losses = self.stack.group_losses(hidden, targets, sizes, self.config.trains_head());
         if batch.tokens() == 0 { losses * 0.0 } else { losses }
     }
 
@@ -373,6 +375,6 @@ impl<B: FusedOps> LanguageModel<B> for Decoder<B> {
         let mut pass = DecoderPass::new(rotations, dims, &input_ids.device());
         pass.expected = cache.expected;
         let hidden = self.stack.hidden(input_ids, &pass, Some(cache.layers.as_mut_slice()));
-        self.stack.logits(self.norm(hidden.narrow(0, queries - 1, 1)))
+        self.stack.logits(self.norm(hidden.narrow(0, queries - 1, 1)), self.stack.head())
     }
 }

@@ -47,6 +47,11 @@ impl BaseModel {
         self.map.clone().with_origins(origin).expect("the stored tensors are the same")
     }
 
+    /// Returns the parameters of `map`, which `weights` has.
+    pub(crate) fn of_weights(weights: Weights, map: WeightMap) -> Self {
+        Self { weights, map }
+    }
+
     /// Returns a hash of samples of each tensor, from its first to its last row, which tells models of equal shapes apart.
     /// It reads a few kilobytes per tensor. Values are rounded to bf16 first, so that a model and its copy in bf16 are equal.
     ///

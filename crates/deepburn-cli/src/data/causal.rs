@@ -32,9 +32,8 @@ use deepburn_models::{
 };
 use serde_json::{Map, Value};
 
-pub(crate) use crate::data::causal_task::{CausalTask, Objective};
-
 use crate::data::causal_data::{CausalData, CausalSource};
+use crate::data::causal_task::{CausalTask, Objective};
 use crate::data::chat::{ChatCorpus, SampleLimits, TEMPLATE_FILE, TEMPLATE_FOLDER};
 use crate::data::companions::{Companions, kept_generation_config};
 use crate::data::corpus::open_corpus;
@@ -164,8 +163,14 @@ impl SubjectInfo for Causal {
         self.data.longest(limit)
     }
 
-    fn has_reference(&self) -> bool {
-        matches!(self.data, CausalData::Pairs(_))
+    fn reference_fingerprint(&self) -> Result<Option<String>, ModelFolderError> {
+        let CausalData::Pairs(_) = self.data else { return Ok(None) };
+        let base = match &self.origin.pretrained {
+            Some(folder) => self.config.base_fingerprint(folder)?,
+            None => format!("seed {}", self.origin.seed),
+        };
+        let adapter = self.config.adapter_fingerprint()?;
+        Ok(Some(adapter.map_or(base.clone(), |adapter| format!("{base} {adapter}"))))
     }
 
     /// Returns 2, because the first token of a sequence is not predicted.

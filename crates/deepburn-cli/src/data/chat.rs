@@ -1,8 +1,9 @@
 //! Samples for language models: conversations, prompts with completions, and texts that are learned one by one.
 //!
-//! Main types: [`SampleCorpus`], and [`RowsOfSplit`], what becomes of its samples. Each row of the files becomes a sample (`deepburn-chat`): token ids, and which of them are
-//! trained. The samples are cached, truncated, and packed or padded (`deepburn-datasets`). What may be unintended in the
-//! data is logged with its first row, because a wrong mask or template shows in no loss.
+//! Main types: [`SampleCorpus`], and [`RowsOfSplit`], what becomes of its samples. Each row of the files becomes a sample
+//! (`deepburn-chat`): token ids, and which of them are trained. The samples are cached, truncated, and packed or padded
+//! (`deepburn-datasets`). What may be unintended in the data is logged with its first row, because a wrong mask or template
+//! shows in no loss.
 
 use std::fs;
 use std::path::Path;
@@ -63,16 +64,12 @@ pub(crate) trait RowsOfSplit: Sized {
     /// What a row of a file is.
     const FORM: SampleForm;
 
-    /// Returns the rows of `samples`, of at most `limit` tokens each. `what` names them in errors.
+    /// Returns the rows of `samples`. `what` names them in errors.
     ///
     /// # Errors
-    /// Returns a user's mistake about settings that samples of different lengths do not have, or if nothing is trained.
-    fn new(
-        samples: Samples,
-        settings: (&Job, &ChatPlan),
-        sizes: RowSizes,
-        what: &str,
-    ) -> Result<Self, Failure>;
+    /// Returns a user's mistake if nothing is trained.
+    fn new(samples: Samples, chat: &ChatPlan, sizes: RowSizes, what: &str)
+    -> Result<Self, Failure>;
 }
 
 /// The sizes of rows.
@@ -120,7 +117,7 @@ impl<R: RowsOfSplit> SampleCorpus<R> {
             );
         }
         let sizes = RowSizes { limit, max_len, pad_id: encoder.pad_id };
-        let rows = |samples: Samples, what: &str| R::new(samples, (job, chat), sizes, what);
+        let rows = |samples: Samples, what: &str| R::new(samples, chat, sizes, what);
         log_notes(&splits, &samples);
         let SampleSplits { train, eval, test } = samples;
         let eval = eval.map(|eval| rows(eval, "the eval split")).transpose()?;
@@ -136,7 +133,7 @@ impl RowsOfSplit for SampleRows {
 
     fn new(
         samples: Samples,
-        (_, chat): (&Job, &ChatPlan),
+        chat: &ChatPlan,
         sizes: RowSizes,
         what: &str,
     ) -> Result<Self, Failure> {

@@ -2,7 +2,7 @@
 //!
 //! Main types: [`PreferenceRows`], the pairs of a split, and [`ReferenceLogProbs`]. The reference is the model at the start
 //! of the run: the pretrained model, also with a new adapter, which changes nothing yet, or the model with the adapter
-//! that is trained further. Its log-probabilities are measured once, before the first step, with the weights that are
+//! that is trained further. A checkpoint has its hash. Its log-probabilities are measured once, before the first step, with the weights that are
 //! sharded for training, so that no second model is ever in memory. A run that resumes measures them again, before the
 //! weights of its checkpoint are loaded.
 
@@ -13,7 +13,7 @@ use deepburn::comm::CollectiveTag;
 use deepburn::ops::{FusedOps, OptimizerOps};
 use deepburn::zero::{Training, Zero};
 use deepburn::{BoxError, Engine, Interrupt};
-use deepburn_config::{ChatPlan, Job, counted};
+use deepburn_config::{ChatPlan, counted};
 use deepburn_datasets::{
     Collate, DataError, DataShard, EvaluationBatches, PairBatch, PairRows, Samples,
 };
@@ -77,12 +77,7 @@ impl ReferenceLogProbs {
 impl RowsOfSplit for PreferenceRows {
     const FORM: SampleForm = SampleForm::Preference;
 
-    fn new(
-        samples: Samples,
-        _settings: (&Job, &ChatPlan),
-        sizes: RowSizes,
-        what: &str,
-    ) -> Result<Self, Failure> {
+    fn new(samples: Samples, _: &ChatPlan, sizes: RowSizes, what: &str) -> Result<Self, Failure> {
         let pairs =
             PairRows::new(samples, sizes.limit, sizes.pad_id, what).map_err(Failure::mistake)?;
         let statistics = pairs.statistics();

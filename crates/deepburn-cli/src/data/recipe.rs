@@ -131,9 +131,13 @@ pub(crate) trait SubjectInfo {
     /// Returns the files that are exported unchanged.
     fn companions(&self) -> &Companions;
 
-    /// Returns whether the model is compared with its initial weights, which a run that resumes needs too.
-    fn has_reference(&self) -> bool {
-        false
+    /// Returns a hash of the initial weights, if preference optimization compares the model with them. A run that resumes
+    /// has to start from the same ones. `None` for other data.
+    ///
+    /// # Errors
+    /// Returns an error if the files of the pretrained model or of the adapter cannot be read.
+    fn reference_fingerprint(&self) -> Result<Option<String>, ModelFolderError> {
+        Ok(None)
     }
 
     /// Returns the number of tokens of the longest sequence, at most `limit`.

@@ -18,7 +18,7 @@ use deepburn_models::{
     Architecture, BatchShape, BuildModel, TextBatch, TextClassifier, TextClassifierConfig,
 };
 
-use crate::data::causal::{CausalTask, Objective};
+use crate::data::causal_task::{CausalTask, Objective};
 use crate::data::classification::TextClass;
 use crate::data::recipe::ForecastTask;
 use crate::failure::Failure;

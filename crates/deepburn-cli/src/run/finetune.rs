@@ -311,7 +311,7 @@ impl Run<'_> {
             Some(origin)
                 if preparation.omitted.is_none()
                     && !origin.omits_parameters()
-                    && !recipe.has_reference() =>
+                    && preparation.data.reference.is_none() =>
             {
                 InitialWeights::Zeros
             }

@@ -71,6 +71,9 @@ pub(crate) struct JobState {
     /// The folder of the pretrained model, if checkpoints omit some of its parameters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) base: Option<PathBuf>,
+    /// A hash of the model at the start of the run, if preference optimization compares with it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    reference: Option<String>,
     /// Version of the program that saved the checkpoint.
     #[serde(default)]
     version: String,
@@ -94,6 +97,7 @@ impl JobState {
                 .as_ref()
                 .and(preparation.pretrained.as_deref())
                 .and_then(|it| absolute(it).ok()),
+            reference: preparation.data.reference.clone(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             launch: launch_id(),
         }
@@ -189,6 +193,12 @@ impl JobState {
             return Err(format!(
                 "it was saved with other training data: the same number of samples, but other tokens or labels; give \
                  the files and the tokenizer that it was saved with, or start a new run{weights}"
+            ));
+        }
+        if self.reference != now.reference {
+            return Err(format!(
+                "it was saved with another reference: the model that the run started from has other weights than \
+                 model.pretrained and model.adapter have now; give the same ones, or start a new run{weights}"
             ));
         }
         let mut differences = Vec::new();

@@ -24,7 +24,7 @@ use deepburn_config::{
     RawConfig, ResolvedJob, RunContext, Severity, StepCount, TrainingJob, counted, resolve,
     resolve_preliminary,
 };
-use deepburn_datasets::{DataError, DataShard, Order};
+use deepburn_datasets::{DataShard, Order};
 use serde_json::Value;
 
 use crate::data::lengths::check_curriculum;
@@ -90,19 +90,22 @@ pub(crate) struct DataIdentity {
     /// A hash of the evaluation tokens and labels, and of the keys that determine the loss of an evaluation:
     /// `training.eval_max_samples`, `training.label_smoothing_factor` and `training.dpo`.
     pub(crate) evaluation: u64,
+    /// A hash of the initial weights, for data with which the model is compared to them.
+    pub(crate) reference: Option<String>,
 }
 
 impl DataIdentity {
     /// Hashes the data of `subject`.
     ///
     /// # Errors
-    /// Returns an error if the data cannot be read.
-    fn new(subject: &dyn SubjectInfo, training: &TrainingJob) -> Result<Self, DataError> {
-        let digits = subject.evaluation_fingerprint()?.unwrap_or_default();
+    /// Returns an error if the data or the initial weights cannot be read.
+    fn new(subject: &dyn SubjectInfo, training: &TrainingJob) -> Result<Self, Failure> {
+        let digits = subject.evaluation_fingerprint().map_err(Failure::run)?.unwrap_or_default();
         let hash = digits.get(..16).and_then(|digits| u64::from_str_radix(digits, 16).ok());
         Ok(Self {
-            samples: subject.num_samples()?,
-            training: subject.data_fingerprint()?,
+            samples: subject.num_samples().map_err(Failure::run)?,
+            training: subject.data_fingerprint().map_err(Failure::run)?,
+            reference: subject.reference_fingerprint().map_err(Failure::mistake)?,
             // Without a limit and without label smoothing, it is the hash of the data.
             evaluation: hash
                 .unwrap_or(0)
@@ -194,7 +197,7 @@ pub(crate) fn prepare(
         omitted: omitted_parameters(&job, &plan, architecture, pretrained.as_deref())?,
         pretrained,
         sizes: grouped_sizes(architecture, &plan)?,
-        data: DataIdentity::new(subject.info(), &job.training).map_err(Failure::run)?,
+        data: DataIdentity::new(subject.info(), &job.training)?,
         max_steps: max_steps as u64,
         epoch_samples: epoch_samples as u64,
         job,

@@ -47,13 +47,14 @@ pub(super) fn differ(
 
 /// Keys that determine the tokens of the data, apart from the files of the data and of the tokenizer, and their places in
 /// `job.json`.
-pub(super) const TOKEN_KEYS: [(&str, &str); 14] = [
+pub(super) const TOKEN_KEYS: [(&str, &str); 15] = [
     ("data.text_field", "/data/kind/chat/text_field"),
     ("data.messages_field", "/data/kind/chat/messages_field"),
     ("data.chat_template", "/data/kind/chat/chat_template"),
     ("data.assistant_only_loss", "/data/kind/chat/assistant_only_loss"),
     ("data.completion_only_loss", "/data/kind/chat/completion_only_loss"),
     ("data.packing", "/data/kind/chat/packing"),
+    ("data.chat_template", "/data/kind/preference/chat_template"),
     ("data.text_field", "/data/kind/text/text_field"),
     ("data.text_field", "/data/kind/classification/text_field"),
     ("data.label_field", "/data/kind/classification/label_field"),

@@ -1,5 +1,7 @@
 //! Encodes rows as token ids and masks of trained tokens, like the SFT and DPO trainers of TRL.
 
+mod prompt;
+
 use std::ops::Range;
 
 use crate::printed::unprinted;
@@ -8,6 +10,8 @@ use crate::{
     ChatContext, ChatError, ChatTemplate, ChatTemplates, EncodedPreference, EncodedRow, Ending,
     Finding, Message, Result, Row, SpecialTokens, Surrounding, TextTokenizer, Tokens,
 };
+
+pub use prompt::EncodedPrompt;
 
 /// Which tokens are trained, and how many an example has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

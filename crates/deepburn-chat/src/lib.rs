@@ -53,7 +53,7 @@ mod template;
 mod tokenizer;
 mod turns;
 
-pub use encode::{EncodeOptions, RowEncoder};
+pub use encode::{EncodeOptions, EncodedPrompt, RowEncoder};
 pub use encoded::{EncodedPreference, EncodedRow, Finding};
 pub use error::{ChatError, Result};
 pub use message::Message;

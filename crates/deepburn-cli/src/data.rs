@@ -33,6 +33,7 @@ pub(crate) mod lengths;
 pub(crate) mod places;
 pub(crate) mod preference;
 pub(crate) mod recipe;
+pub(crate) mod sample_prompts;
 pub(crate) mod text_source;
 pub(crate) mod texts;
 pub(crate) mod vocabulary;

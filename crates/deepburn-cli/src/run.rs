@@ -8,6 +8,7 @@
 //! ```text
 //! job.json            the job, the resolved plan, the values of "auto" with their reasons, the memory forecast
 //! metrics.jsonl       a row for each step and each evaluation
+//! generated.jsonl     the texts that the model generated after evaluations
 //! checkpoints/        training checkpoints, and the file `latest`
 //! model/              the trained model in the layout of Hugging Face
 //! test.json           the result on the test split

@@ -155,6 +155,7 @@ impl Job {
             notes: Vec::new(),
         };
         job.training.dpo = reader.dpo(&top.training.value, &job.data);
+        job.training.samples = reader.samples(&top.training.value, &job.data);
         reader.check_pair(&job.model, &job.data);
         reader.check_quantization(&model.quantization_config, &job);
         // An invalid split has already been reported.

@@ -210,6 +210,9 @@ pub struct ChatPlan {
     pub packing: PackingPlan,
     /// The token that pads samples; `None` for the one that the tokenizer names.
     pub pad_token: Option<String>,
+    /// Whether rows that are not valid are left out. Job records of earlier versions do not have it.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub skip_invalid_rows: bool,
 }
 
 /// The source of a chat template.
@@ -284,6 +287,9 @@ pub struct TrainingJob {
     pub eval_max_samples: Option<usize>,
     /// Number of samples of an evaluation batch on each rank; `None` for the micro-batch size.
     pub per_device_eval_batch_size: Option<usize>,
+    /// The texts that the model generates after each evaluation; `None` for no texts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub samples: Option<SamplePlan>,
     /// Whether the best model is kept and loaded when training ends.
     pub load_best_model_at_end: bool,
     /// The metric that determines the best model.
@@ -329,6 +335,17 @@ pub struct TrainingJob {
     pub no_decay: NoDecay,
     /// Parameter groups, whose settings differ from the optimizer's.
     pub param_groups: Vec<ParamGroup>,
+}
+
+/// Texts that a language model generates after each evaluation.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct SamplePlan {
+    /// Prompts of the job.
+    pub prompts: Vec<String>,
+    /// The number of samples of the eval split whose prompts are continued.
+    pub rows: usize,
+    /// Maximum number of tokens of a text.
+    pub max_new_tokens: usize,
 }
 
 /// Direct preference optimization (Rafailov et al. 2023), with the names of TRL's `DPOConfig`.

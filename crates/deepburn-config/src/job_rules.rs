@@ -272,6 +272,7 @@ impl JobReader<'_> {
             per_device_eval_batch_size, label_smoothing_factor,
         }
             dpo: None,
+            samples: None,
             checkpoint_scope: match has_adapter && !training.checkpoint_scope.is_given() {
                 true => CheckpointScope::Trained,
                 false => training.checkpoint_scope.value,

@@ -84,6 +84,11 @@ const WITHOUT_EFFECT: &[(&str, &str, &str)] = &[
         "only data of kind \"chat\" or \"preference\" reads it",
     ),
     (
+        "data.skip_invalid_rows",
+        r#"{"data": {"path": "t.txt", "skip_invalid_rows": true}}"#,
+        "only data of kind \"chat\" or \"preference\" reads it",
+    ),
+    (
         "data.assistant_only_loss",
         r#"{"data": {"path": "t.txt", "assistant_only_loss": true}}"#,
         "only data of kind \"chat\" reads it",
@@ -216,6 +221,27 @@ const WITHOUT_EFFECT: &[(&str, &str, &str)] = &[
         "one rank does not wait for others",
     ),
     ("training.eval_steps", r#"{"training": {"eval_steps": 1}}"#, "there is nothing to evaluate"),
+    (
+        "training.sample_prompts",
+        r#"{"training": {"sample_prompts": ["x"]}}"#,
+        "there is no evaluation",
+    ),
+    (
+        "training.sample_prompts",
+        r#"{"data": {"kind": "classification", "path": "t.csv", "splits": {"train": "90%", "eval": "10%"}},
+            "training": {"sample_prompts": "x"}}"#,
+        "a classifier generates no text",
+    ),
+    (
+        "training.sample_rows",
+        r#"{"data": {"path": "t.txt", "splits": {"train": "90%", "eval": "10%"}}, "training": {"sample_rows": 2}}"#,
+        "write training.sample_prompts, or remove it",
+    ),
+    (
+        "training.sample_max_new_tokens",
+        r#"{"training": {"sample_max_new_tokens": 8}}"#,
+        "neither sample_prompts nor sample_rows asks for a text",
+    ),
     (
         "training.eval_max_samples",
         r#"{"training": {"eval_max_samples": 1}}"#,

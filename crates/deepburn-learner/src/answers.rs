@@ -13,6 +13,11 @@ pub enum Answers {
     LabelSets(LabelSetCounts),
     /// Numbers for each target.
     Numbers(AbsoluteErrors),
+    /// The most likely token for each target.
+    Tokens {
+        /// The number of targets that are the most likely token.
+        predicted: u64,
+    },
     /// Rewards of two completions for each target.
     Preferences(RewardSums),
 }
@@ -113,6 +118,8 @@ pub(crate) struct AnswerMetrics {
     pub(crate) f1: Option<f64>,
     /// The mean absolute error.
     pub(crate) mae: Option<f64>,
+    /// The fraction of tokens that were predicted.
+    pub(crate) token_accuracy: Option<f64>,
     /// The mean rewards.
     pub(crate) rewards: Option<Rewards>,
 }
@@ -165,6 +172,7 @@ impl Answers {
                     .to_vec()
             }
             Self::Numbers(errors) => vec![errors.sum],
+            Self::Tokens { predicted } => vec![*predicted as f64],
             Self::Preferences(rewards) => rewards.sums().to_vec(),
         }
     }
@@ -181,6 +189,7 @@ impl Answers {
                 false_negatives: at(3) as u64,
             }),
             Self::Numbers(_) => Self::Numbers(AbsoluteErrors { sum: at(0) }),
+            Self::Tokens { .. } => Self::Tokens { predicted: at(0) as u64 },
             Self::Preferences(_) => {
                 Self::Preferences(RewardSums::from_sums(std::array::from_fn(at)))
             }
@@ -201,6 +210,10 @@ impl Answers {
                 ..none
             },
             Self::Numbers(errors) => AnswerMetrics { mae: Some(errors.sum / num_targets), ..none },
+            Self::Tokens { predicted } => {
+                let accuracy = *predicted as f64 / num_targets;
+                AnswerMetrics { token_accuracy: Some(accuracy), ..none }
+            }
             Self::Preferences(rewards) => AnswerMetrics { rewards: rewards.means(), ..none },
         }
     }
@@ -239,6 +252,7 @@ mod tests {
             Answers::Classes(confusion),
             Answers::LabelSets(sets),
             Answers::Numbers(AbsoluteErrors { sum: 0.5 }),
+            Answers::Tokens { predicted: 7 },
             Answers::Preferences(RewardSums {
                 pairs: 2.0,
                 chosen: 0.5,
@@ -248,6 +262,11 @@ mod tests {
         ] {
             assert_eq!(answers.with_sums(&answers.sums()), answers);
         }
+        let metrics = Answers::Tokens { predicted: 3 }.metrics(4.0);
+        assert_eq!(
+            metrics,
+            AnswerMetrics { token_accuracy: Some(0.75), ..AnswerMetrics::default() }
+        );
         let metrics = Answers::Numbers(AbsoluteErrors { sum: 3.0 }).metrics(4.0);
         assert_eq!(metrics, AnswerMetrics { mae: Some(0.75), ..AnswerMetrics::default() });
     }

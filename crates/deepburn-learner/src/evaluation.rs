@@ -216,6 +216,7 @@ impl Sums {
                 eval_accuracy: metrics.accuracy,
                 eval_f1: metrics.f1,
                 eval_mae: metrics.mae,
+                token_accuracy: metrics.token_accuracy,
                 rewards_chosen: metrics.rewards.map(|it| it.chosen),
                 rewards_rejected: metrics.rewards.map(|it| it.rejected),
                 rewards_margins: metrics.rewards.map(|it| it.margins),

@@ -46,7 +46,7 @@ pub use checkpoint::{
     ClientStates, LoadPlan, SaveInProgress, SaveRequest, TrainingCheckpointError,
     check_deepspeed_checkpoint, check_optimizer_states,
 };
-pub use deepburn_monitor::metrics;
+pub use deepburn_monitor::{GeneratedText, metrics};
 pub use engine::{Engine, PhaseTimes, Step, initialize};
 pub use error::{BoxError, Cause, EngineError, TrainError};
 pub use evaluation::{

@@ -5,8 +5,12 @@ use burn::tensor::Tensor;
 use deepburn_ops::OptimizerOps;
 use deepburn_zero::Training;
 
+use deepburn_monitor::GeneratedText;
+
+use crate::Engine;
 use crate::answers::{Answers, RewardSums};
 use crate::error::BoxError;
+use crate::saving::Interrupt;
 
 /// The properties of a micro-batch that the training loop needs.
 pub trait Batch {
@@ -42,6 +46,22 @@ pub trait Task<B: OptimizerOps, M: AutodiffModule<Training<B>>> {
     /// Returns an error if the batch does not fit the model.
     fn evaluate(&self, model: &M::InnerModule, batch: &Self::Batch)
     -> Result<Evaluation, BoxError>;
+
+    /// Returns texts that the model generates after an evaluation, for people
+    /// to read. All ranks call it together, and a rank that computes an op
+    /// with parameters needs the others to compute it too. Returns what is
+    /// complete if a rank is interrupted.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a collective fails.
+    fn generate(
+        &self,
+        _engine: &Engine<B, M>,
+        _interrupt: &Interrupt,
+    ) -> Result<Vec<GeneratedText>, BoxError> {
+        Ok(Vec::new())
+    }
 
     /// Returns the rewards of the micro-batches since the last call, which the
     /// row of a step records; `None` for a task without preferences. All ranks

@@ -28,6 +28,7 @@ use std::time::Instant;
 
 use burn::module::AutodiffModule;
 use deepburn_comm::CollectiveTag;
+use deepburn_monitor::GeneratedText;
 use deepburn_ops::OptimizerOps;
 use deepburn_zero::{Ledger, ModuleOperations, Training};
 use serde_json::Value;
@@ -102,6 +103,16 @@ pub trait Hook {
     ///
     /// If it returns an error, the run ends on all ranks.
     fn after_evaluation(&mut self, _row: &EvalRow, _samples: u64) -> Result<(), BoxError> {
+        Ok(())
+    }
+
+    /// Called after each evaluation with the texts of [`Task::generate`], if
+    /// there are some.
+    ///
+    /// # Errors
+    ///
+    /// If it returns an error, the run ends on all ranks.
+    fn after_generation(&mut self, _texts: &[GeneratedText]) -> Result<(), BoxError> {
         Ok(())
     }
 }
@@ -580,6 +591,11 @@ impl TrainLoop<'_, '_> {
         for hook in self.hooks.iter_mut() {
             hook.after_evaluation(&measured.row, engine.global_samples())
                 .map_err(Cause::Outside)?;
+        }
+        let texts = task.generate(engine, interrupt).map_err(Cause::Outside)?;
+        if !texts.is_empty() {
+            let mut hooks = self.hooks.iter_mut();
+            hooks.try_for_each(|hook| hook.after_generation(&texts)).map_err(Cause::Outside)?;
         }
         Ok(Evaluated::Completed)
     }

@@ -100,6 +100,7 @@ fn write_run(output: &Path, run: u8) -> Result<(), Box<dyn Error>> {
         job: &job,
         rows: &rows,
         test: Some(&test),
+        generated: &[],
         environment: &environment,
     };
     Ok(report.write(&output.join("report.html"))?)

@@ -2,6 +2,8 @@
 //! programs.
 //!
 //! - [`metrics`]: `metrics.jsonl`, one row per step and per evaluation.
+//! - [`GeneratedText`]: `generated.jsonl`, what a model generated after
+//!   evaluations.
 //! - [`Report`]: `report.html`, a self-contained page about a run.
 //! - [`Comparison`]: a page that compares the curves of several runs.
 //! - [`Monitors`]: TensorBoard event files and DeepSpeed's CSV files, written
@@ -18,6 +20,7 @@ mod chart;
 mod csv;
 mod error;
 mod flops;
+mod generated;
 mod html;
 pub mod metrics;
 mod monitors;
@@ -25,11 +28,13 @@ mod plot;
 mod profiler;
 mod report;
 mod report_error;
+mod rows_file;
 mod tensorboard;
 
 pub use self::csv::CsvFiles;
 pub use error::MonitorError;
 pub use flops::{FlopsOptions, FlopsProfile, FlopsTotals, ModuleFlops};
+pub use generated::{GeneratedText, GeneratedWriter, read_generated};
 pub use monitors::{MonitorFolders, Monitors};
 pub use plot::{Comparison, MAX_RUNS, PlotError};
 pub use profiler::{ProfileError, Profiler};

@@ -2,17 +2,14 @@
 //!
 //! Main types: [`StepRow`] for each optimizer step, [`EvalRow`] for each
 //! evaluation, [`MetricsWriter`] and [`read_metrics`]. JSON has no NaN, so
-//! numbers that are not finite are written as `null` and read as NaN. A write
-//! returns after the line was passed to the operating system. If a killed run
-//! left an incomplete last line, the line is dropped; any other line that is
-//! not a row is an error.
+//! numbers that are not finite are written as `null` and read as NaN.
 
-use crate::append::{AppendFile, is_full};
-use deepburn_files::PartialFile;
+use std::path::Path;
+
 use serde::{Deserialize, Deserializer, Serialize};
-use std::fs;
-use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+
+use crate::rows_file::read_rows;
+pub use crate::rows_file::{JsonRow, MetricsError, RowsWriter};
 
 /// An optimizer step, applied or skipped.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
@@ -132,6 +129,10 @@ pub struct EvalRow {
     /// The mean absolute error; `None` for a task other than regression.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eval_mae: Option<f64>,
+    /// The fraction of tokens that are the model's most likely ones, from 0 to
+    /// 1; `None` for a task other than the next token.
+    #[serde(default, rename = "eval_mean_token_accuracy", skip_serializing_if = "Option::is_none")]
+    pub token_accuracy: Option<f64>,
     /// The mean reward of the better completions; `None` for a task without
     /// preferences.
     #[serde(default, rename = "eval_rewards/chosen", skip_serializing_if = "Option::is_none")]
@@ -153,6 +154,13 @@ pub struct EvalRow {
 pub enum Quality {
     /// exp(loss), for tasks without another metric.
     Perplexity(f64),
+    /// Tokens that follow a text.
+    Tokens {
+        /// exp(loss).
+        perplexity: f64,
+        /// The fraction of tokens that are the most likely ones, from 0 to 1.
+        accuracy: f64,
+    },
     /// The accuracy from 0 to 1.
     Accuracy(f64),
     /// Several labels for each target.
@@ -189,6 +197,10 @@ impl Quality {
         let percent = |share: f64| format!("{:.2} %", 100.0 * share);
         match self {
             Self::Perplexity(value) => vec![("perplexity", format!("{value:.2}"))],
+            Self::Tokens { perplexity, accuracy } => vec![
+                ("perplexity", format!("{perplexity:.2}")),
+                ("token accuracy", percent(accuracy)),
+            ],
             Self::Accuracy(share) => vec![("accuracy", percent(share))],
             Self::LabelSets { accuracy, f1 } => {
                 vec![("accuracy", percent(accuracy)), ("F1", percent(f1))]
@@ -209,6 +221,9 @@ impl EvalRow {
         if let (Some(accuracy), Some(margin)) = (self.rewards_accuracies, self.rewards_margins) {
             return Quality::Preferences { accuracy, margin };
         }
+        if let Some(accuracy) = self.token_accuracy {
+            return Quality::Tokens { perplexity: self.eval_loss.exp(), accuracy };
+        }
         Quality::of(self.eval_loss, self.eval_accuracy, self.eval_f1, self.eval_mae)
     }
 }
@@ -222,6 +237,9 @@ pub enum Row {
     Eval(EvalRow),
 }
 
+/// Writes `metrics.jsonl`.
+pub type MetricsWriter = RowsWriter<Row>;
+
 impl Row {
     /// Returns the step of the row.
     pub fn step(&self) -> u64 {
@@ -229,6 +247,12 @@ impl Row {
             Self::Step(row) => row.step,
             Self::Eval(row) => row.step,
         }
+    }
+}
+
+impl JsonRow for Row {
+    fn step(&self) -> u64 {
+        self.step()
     }
 
     /// Parses a line. The field `eval_loss` decides the kind first, so that a
@@ -242,10 +266,10 @@ impl Row {
         }
     }
 
-    fn to_json(self) -> Result<String, serde_json::Error> {
+    fn to_json(&self) -> Result<String, serde_json::Error> {
         match self {
-            Self::Step(row) => serde_json::to_string(&row),
-            Self::Eval(row) => serde_json::to_string(&row),
+            Self::Step(row) => serde_json::to_string(row),
+            Self::Eval(row) => serde_json::to_string(row),
         }
     }
 }
@@ -266,129 +290,6 @@ fn null_is_nan<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Err
     Ok(Option::<f64>::deserialize(deserializer)?.unwrap_or(f64::NAN))
 }
 
-/// The reason why metrics cannot be written or read.
-#[derive(Debug, thiserror::Error)]
-pub enum MetricsError {
-    /// The operating system returned an error.
-    #[error("cannot {action} metrics file `{}`: {source}; {}", path.display(), remedy(source))]
-    File {
-        /// The failed action.
-        action: &'static str,
-        /// The file.
-        path: PathBuf,
-        /// The error of the operating system.
-        source: io::Error,
-    },
-    /// A complete line is not a row.
-    #[error(
-        "metrics file `{}`, line {line}: {source}; each line must be one JSON object of a step or an evaluation",
-        path.display()
-    )]
-    Row {
-        /// The file.
-        path: PathBuf,
-        /// The line number, from 1.
-        line: usize,
-        /// The parse error.
-        source: serde_json::Error,
-    },
-}
-
-impl MetricsError {
-    /// Returns true if the disk was full.
-    pub fn is_disk_full(&self) -> bool {
-        matches!(self, Self::File { source, .. } if is_full(source))
-    }
-}
-
-/// Appends rows to a file and flushes each line. Rows that did not fit on the
-/// disk are written with the next row.
-#[derive(Debug)]
-pub struct MetricsWriter {
-    file: AppendFile,
-}
-
-impl MetricsWriter {
-    /// Creates a file, which replaces an existing one.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if the file cannot be written.
-    pub fn create(path: &Path) -> Result<Self, MetricsError> {
-        let file = AppendFile::create(path);
-        Ok(Self { file: file.map_err(|source| file_error("create", path, source))? })
-    }
-
-    /// Continues the file of a run that resumes after `step`. Later rows are
-    /// dropped, because the resumed run writes them again. Creates the file if
-    /// it does not exist.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if the file cannot be read or written, or if a line is
-    /// not a row.
-    pub fn resume(path: &Path, step: u64) -> Result<Self, MetricsError> {
-        let mut kept = String::new();
-        if path.exists() {
-            // The lines are copied as text, because numbers that are formatted
-            // again might differ in the last digit.
-            for (line, row) in read_lines(path)? {
-                if row.step() <= step {
-                    kept.push_str(&line);
-                    kept.push('\n');
-                }
-            }
-        }
-        let rewritten = path.with_extension("jsonl.partial");
-        let len = kept.len() as u64;
-        let written = PartialFile::create(path, &rewritten).and_then(|mut file| {
-            file.write_all(kept.as_bytes())?;
-            Ok(file)
-        });
-        let file = written.map_err(|source| file_error("write", &rewritten, source))?;
-        file.finish().map_err(|source| file_error("replace", path, source))?;
-        let file = AppendFile::open(path, len);
-        Ok(Self { file: file.map_err(|source| file_error("open", path, source))? })
-    }
-
-    /// Appends a row after the pending ones.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if the file cannot be written. The file then contains
-    /// no part of the row, and the row is kept
-    /// ([`is_disk_full`](MetricsError::is_disk_full)).
-    pub fn write(&mut self, row: impl Into<Row>) -> Result<(), MetricsError> {
-        let line = row.into().to_json().map_err(io::Error::from);
-        // Row and line end are written in one call.
-        let written = line.and_then(|line| self.file.append(format!("{line}\n").as_bytes()));
-        written.map_err(|source| self.failed(source))
-    }
-
-    /// Writes the rows that did not fit on the disk before.
-    ///
-    /// # Errors
-    ///
-    /// Returns the same errors as [`write`](Self::write).
-    pub fn flush(&mut self) -> Result<(), MetricsError> {
-        self.file.flush().map_err(|source| self.failed(source))
-    }
-
-    /// Creates the file and its folder again if they were removed, and returns
-    /// whether this was the case. Earlier rows are lost.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if the file cannot be created.
-    pub fn restore_if_removed(&mut self) -> Result<bool, MetricsError> {
-        self.file.restore_if_removed().map_err(|source| self.failed(source))
-    }
-
-    fn failed(&self, source: io::Error) -> MetricsError {
-        file_error("write", self.file.path(), source)
-    }
-}
-
 /// Reads all rows in file order.
 ///
 /// # Errors
@@ -396,7 +297,7 @@ impl MetricsWriter {
 /// Returns an error if the file cannot be read, or if a complete line is not a
 /// row.
 pub fn read_metrics(path: &Path) -> Result<Vec<Row>, MetricsError> {
-    Ok(read_lines(path)?.into_iter().map(|(_, row)| row).collect())
+    read_rows(path)
 }
 
 /// Separates steps and evaluations.
@@ -411,60 +312,13 @@ pub(crate) fn split(rows: &[Row]) -> (Vec<StepRow>, Vec<EvalRow>) {
     (steps, evals)
 }
 
-fn read_lines(path: &Path) -> Result<Vec<(String, Row)>, MetricsError> {
-    let bytes = fs::read(path).map_err(|source| file_error("read", path, source))?;
-    // A line without a line end was not written completely.
-    let complete = bytes.iter().rposition(|byte| *byte == b'\n').unwrap_or(0);
-    let text = std::str::from_utf8(&bytes[..complete]).map_err(|error| {
-        file_error("read", path, io::Error::new(io::ErrorKind::InvalidData, error))
-    })?;
-    let mut rows = Vec::new();
-    for (index, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
-        let row = Row::parse(line).map_err(|source| MetricsError::Row {
-            path: path.to_path_buf(),
-            line: index + 1,
-            source,
-        })?;
-        rows.push((line.to_owned(), row));
-    }
-    Ok(rows)
-}
-
-/// Returns a remedy for an error of the operating system.
-fn remedy(error: &io::Error) -> &'static str {
-    match is_full(error) {
-        true => "make room on its disk, or raise `ulimit -f`",
-        false => "check that the folder exists, and its permissions",
-    }
-}
-
-fn file_error(action: &'static str, path: &Path, source: io::Error) -> MetricsError {
-    MetricsError::File { action, path: path.to_path_buf(), source }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::fs;
+    use std::path::PathBuf;
+
     use super::*;
     use proptest::prelude::*;
-
-    /// `/dev/full` is a disk that is always full.
-    #[test]
-    #[cfg(target_os = "linux")]
-    fn rows_that_have_no_room_wait_for_it() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("metrics.jsonl");
-        let mut writer = MetricsWriter::create(&path).unwrap();
-        writer.write(step_row(1)).unwrap();
-        let full = fs::OpenOptions::new().append(true).open("/dev/full").unwrap();
-        let file = writer.file.swap(full);
-        for step in [2, 3] {
-            assert!(writer.write(step_row(step)).unwrap_err().is_disk_full());
-        }
-        writer.file.swap(file);
-        writer.write(step_row(4)).unwrap();
-        let steps = |rows: Vec<Row>| rows.iter().map(Row::step).collect::<Vec<_>>();
-        assert_eq!(steps(read_metrics(&path).unwrap()), [1, 2, 3, 4]);
-    }
 
     fn step_row(step: u64) -> StepRow {
         StepRow {

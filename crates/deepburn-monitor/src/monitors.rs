@@ -25,6 +25,8 @@ const EVAL_LOSS: &str = "Eval/Samples/eval_loss";
 const EVAL_ACCURACY: &str = "Eval/Samples/eval_accuracy";
 /// Evaluation F1 score.
 const EVAL_F1: &str = "Eval/Samples/eval_f1";
+/// Share of predicted tokens in an evaluation.
+const EVAL_TOKEN_ACCURACY: &str = "Eval/Samples/eval_mean_token_accuracy";
 /// Mean absolute error of an evaluation.
 const EVAL_MAE: &str = "Eval/Samples/eval_mae";
 /// Share of pairs whose better completion has the larger reward.
@@ -111,6 +113,7 @@ impl Monitors {
                 (EVAL_ACCURACY, row.eval_accuracy),
                 (EVAL_F1, row.eval_f1),
                 (EVAL_MAE, row.eval_mae),
+                (EVAL_TOKEN_ACCURACY, row.token_accuracy),
                 (EVAL_REWARD_ACCURACY, row.rewards_accuracies),
                 (EVAL_REWARD_MARGIN, row.rewards_margins),
             ],

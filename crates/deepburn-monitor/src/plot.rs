@@ -190,9 +190,10 @@ type EvalValue = fn(&EvalRow) -> f64;
 
 /// The charts of metrics besides the loss. A metric that a row does not have is
 /// NaN.
-const QUALITIES: [(&str, EvalValue); 3] = [
+const QUALITIES: [(&str, EvalValue); 4] = [
     ("Evaluation accuracy", |row| row.eval_accuracy.unwrap_or(f64::NAN)),
     ("Evaluation F1", |row| row.eval_f1.unwrap_or(f64::NAN)),
+    ("Evaluation token accuracy", |row| row.token_accuracy.unwrap_or(f64::NAN)),
     ("Evaluation mean absolute error", |row| row.eval_mae.unwrap_or(f64::NAN)),
 ];
 

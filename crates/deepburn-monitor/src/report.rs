@@ -8,9 +8,11 @@
 
 mod curves;
 mod environment;
+mod generated;
 mod summary;
 mod tested;
 
+use crate::GeneratedText;
 use crate::html::{self, Escaped};
 use crate::metrics::{Row, split};
 use crate::report_error::ReportError;
@@ -34,6 +36,9 @@ pub struct Report<'a> {
     /// The content of `test.json`, if there was a test. Missing fields are
     /// omitted.
     pub test: Option<&'a Value>,
+    /// The texts that the model generated after evaluations, in the order of
+    /// their steps; may be empty.
+    pub generated: &'a [GeneratedText],
     /// The machine and program of the run.
     pub environment: &'a Environment,
 }
@@ -71,6 +76,7 @@ impl Report<'_> {
             body.push_str(&chart.to_figure()?);
         }
         body.push_str("</section>\n");
+        generated::push(&mut body, self.generated);
         html::table(&mut body, "Time by phase", &summary::phases(&steps));
         html::table(&mut body, "Job", &job_rows(self.job));
         html::folded_json(&mut body, "The whole job as JSON", self.job);

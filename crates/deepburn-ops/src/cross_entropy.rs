@@ -76,6 +76,27 @@ pub trait CrossEntropyOps: Backend {
         Self::head_loss(hidden, weight.dequantized(), targets, wanted)
     }
 
+    /// Returns, as `[2]`, the sum of the losses, which is equal to
+    /// [`linear_cross_entropy`](Self::linear_cross_entropy)'s, and the number of targets that are
+    /// predicted: their logit is the largest of their row, and the first one with its value. For
+    /// evaluations; autodiff does not record it.
+    fn head_scores(
+        hidden: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        targets: IntTensor<Self>,
+    ) -> FloatTensor<Self> {
+        portable::cross_entropy::head_scores::<Self>(hidden, weight, targets)
+    }
+
+    /// Computes [`head_scores`](Self::head_scores) with a quantized weight `[vocab, width]`.
+    fn quantized_head_scores(
+        hidden: FloatTensor<Self>,
+        weight: &QuantizedMatrix<Self>,
+        targets: IntTensor<Self>,
+    ) -> FloatTensor<Self> {
+        Self::head_scores(hidden, weight.dequantized(), targets)
+    }
+
     /// Returns the sum of the losses, `[1]`, of `logits` `[tokens, vocab]`.
     /// Autodiff records this method.
     fn fused_cross_entropy(
@@ -223,6 +244,26 @@ pub fn linear_cross_entropy<B: CrossEntropyOps>(
         portable::primitive(weight),
         targets.into_primitive(),
     ))
+}
+
+/// Returns, as `[2]`, the summed cross-entropy of [`linear_cross_entropy`] and the number of
+/// targets that are predicted ([`CrossEntropyOps::head_scores`]).
+pub fn linear_scores<B: CrossEntropyOps>(
+    hidden: Tensor<B, 2>,
+    weight: Tensor<B, 2>,
+    targets: Tensor<B, 1, Int>,
+) -> Tensor<B, 1> {
+    portable::tensor(B::head_scores(
+        portable::primitive(hidden),
+        portable::primitive(weight),
+        targets.into_primitive(),
+    ))
+}
+
+/// Returns the number of targets `[tokens]` whose logit is the largest of their row of `logits`
+/// `[tokens, vocab]`, as `[1]` in at least f32. Masked targets are not counted.
+pub fn num_predicted<B: Backend>(logits: Tensor<B, 2>, targets: Tensor<B, 1, Int>) -> Tensor<B, 1> {
+    portable::cross_entropy::num_predicted(portable::in_f32(logits), targets)
 }
 
 /// Returns the summed cross-entropy, `[1]`, of `logits` `[tokens, vocab]`, with

@@ -63,8 +63,8 @@ pub use attention::{
     attention_over_cache, self_attention, write_to_cache,
 };
 pub use cross_entropy::{
-    CrossEntropyOps, HeadGradients, HeadLoss, cross_entropy, linear_cross_entropy,
-    logits_chunk_rows,
+    CrossEntropyOps, HeadGradients, HeadLoss, cross_entropy, linear_cross_entropy, linear_scores,
+    logits_chunk_rows, num_predicted,
 };
 pub use gated::{GateFunction, GatedGradients, GatedOps, gated, gated_joint};
 pub use gelu::{GeluOps, gelu_tanh};

@@ -8,13 +8,16 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::error::check_positive;
+use crate::formats::rows::visit_rows;
 use crate::hash::Fingerprint;
 use crate::samples::packing::{Packing, RowPlan, SamplePart};
 use crate::samples::statistics::SampleStatistics;
 use crate::samples::stored::StoredSamples;
 use crate::splits::{Fractions, try_map};
 use crate::tokens::packing::check_sequence_length;
-use crate::{Collate, DataError, FileRow, IGNORE_INDEX, MicroBatch, Result, RowDocuments, Sample};
+use crate::{
+    Collate, DataError, FileRow, IGNORE_INDEX, MicroBatch, Result, Row, RowDocuments, Sample,
+};
 
 /// Maximum number of tokens for which a fingerprint covers all tokens.
 const FINGERPRINT_TOKENS: u64 = 1 << 24;
@@ -83,6 +86,44 @@ impl Samples {
     /// Panics if `index` is not below [`Samples::len`], like a slice.
     pub fn place(&self, index: usize) -> FileRow {
         self.stored.place(self.stored_index(index))
+    }
+
+    /// Reads the rows of the samples from their files again, in order, until
+    /// `visit` returns false.
+    ///
+    /// # Errors
+    /// Returns an error if a file cannot be read, or if a row is not there any
+    /// more.
+    pub fn visit_rows(&self, visit: &mut dyn FnMut(Row) -> bool) -> Result<()> {
+        let mut next = 0;
+        let mut continues = true;
+        while continues && next < self.len() {
+            let file = self.place(next).file;
+            let read = visit_rows(&file, None, &mut |raw| {
+                let place = self.place(next);
+                if raw.place.1 != place.number {
+                    return Ok(());
+                }
+                let fields = raw.parse(None).map_err(|reason| place.invalid(&reason))?;
+                next += 1;
+                continues = visit(Row { fields, place });
+                match continues && next < self.len() && self.place(next).file == file {
+                    true => Ok(()),
+                    // The rest of the file is not read.
+                    false => Err(DataError::LoaderStopped),
+                }
+            });
+            match read {
+                Err(DataError::LoaderStopped) => {}
+                Err(error) => return Err(error),
+                Ok(()) => {
+                    let what = self.place(next).to_string();
+                    let reason = "is not there any more".to_owned();
+                    return Err(DataError::Modified { what, reason });
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Returns the number of invalid rows that were skipped in the files of

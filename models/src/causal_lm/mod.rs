@@ -36,6 +36,10 @@ pub trait LanguageModel<B: FusedOps>: Module<B> {
     /// Returns the language-model loss of a batch.
     fn loss(&self, batch: &CausalBatch<B>) -> CausalLoss<B>;
 
+    /// Returns, as `[2]`, the sum of [`loss`](Self::loss) and the number of targets whose token is the most likely one. For
+    /// evaluations, which have no backward pass.
+    fn scores(&self, batch: &CausalBatch<B>) -> Tensor<B, 1>;
+
     /// Returns the negative log-likelihood of each sequence in nats, summed over its targets, `[batch]`; 0 for a sequence
     /// without targets. Label smoothing is ignored.
     fn sequence_losses(&self, batch: &CausalBatch<B>) -> Tensor<B, 1>;

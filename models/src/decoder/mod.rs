@@ -34,6 +34,7 @@ mod parts;
 mod pass;
 mod pretrained;
 mod rotary;
+mod unlearned;
 
 pub(crate) use config::document;
 pub(crate) use pretrained::SCORE;

@@ -6,7 +6,7 @@
 use burn::module::Module;
 use burn::nn::{self, Dropout, DropoutConfig};
 use burn::tensor::{Bool, DType, Int, Tensor, TensorData, backend::Backend, module::embedding};
-use deepburn_ops::{FusedOps, cross_entropy, linear_cross_entropy};
+use deepburn_ops::{FusedOps, cross_entropy, linear_cross_entropy, linear_scores, num_predicted};
 
 use super::any::AnyDecoder;
 use super::config::DecoderConfig;
@@ -247,20 +247,61 @@ impl<B: Backend> Stack<B> {
     where
         B: FusedOps,
     {
+        let head = self.head();
         if self.soft_cap.is_some() {
             // The head's product is not the logits, so the fused op cannot be used.
-            let logits = self.logits(normalised, self.head());
-            let term = (smoothing != 0.0)
-                .then(|| logits_term(logits.clone(), targets.clone()) * smoothing);
-            let sum = cross_entropy(logits, targets);
-            return if let Some(term) = term { sum + term } else { sum };
+            return logits_loss(self.logits(normalised, head), targets, smoothing);
         }
-        let head = self.head();
-        let term = (smoothing != 0.0)
-            .then(|| head_term(normalised.clone(), head.clone(), targets.clone()) * smoothing);
+        let term = smoothing_term(&normalised, &head, &targets, smoothing);
         let sum = linear_cross_entropy(normalised, head, targets);
         if let Some(term) = term { sum + term } else { sum }
     }
+
+    /// Returns, as `[2]`, the [`loss`](Self::loss) and the number of targets with the largest logit.
+    fn scores(
+        &self,
+        normalised: Tensor<B, 2>,
+        targets: Tensor<B, 1, Int>,
+        smoothing: f64,
+    ) -> Tensor<B, 1>
+    where
+        B: FusedOps,
+    {
+        let head = self.head();
+        if self.soft_cap.is_some() {
+            let logits = self.logits(normalised, head);
+            let predicted = num_predicted(logits.clone(), targets.clone());
+            return Tensor::cat(vec![logits_loss(logits, targets, smoothing), predicted], 0);
+        }
+        let term = smoothing_term(&normalised, &head, &targets, smoothing);
+        let scores = linear_scores(normalised, head, targets);
+        match term {
+            Some(term) => scores + Tensor::cat(vec![term.clone(), term.zeros_like()], 0),
+            None => scores,
+        }
+    }
+}
+
+/// Returns the summed loss of logits, with label smoothing.
+fn logits_loss<B: FusedOps>(
+    logits: Tensor<B, 2>,
+    targets: Tensor<B, 1, Int>,
+    smoothing: f64,
+) -> Tensor<B, 1> {
+    let term = (smoothing != 0.0).then(|| logits_term(logits.clone(), targets.clone()) * smoothing);
+    let sum = cross_entropy(logits, targets);
+    if let Some(term) = term { sum + term } else { sum }
+}
+
+/// Returns what label smoothing adds to the loss of a head; `None` without label smoothing.
+fn smoothing_term<B: FusedOps>(
+    normalised: &Tensor<B, 2>,
+    head: &Tensor<B, 2>,
+    targets: &Tensor<B, 1, Int>,
+    smoothing: f64,
+) -> Option<Tensor<B, 1>> {
+    (smoothing != 0.0)
+        .then(|| head_term(normalised.clone(), head.clone(), targets.clone()) * smoothing)
 }
 
 /// Rounds a factor to the type of the tensor that it multiplies.
@@ -331,6 +372,12 @@ impl<B: FusedOps> LanguageModel<B> for Decoder<B> {
         let tokens = batch.tokens();
         // Multiplying by 0 keeps the sum in the autodiff graph, so backward runs the same ops as for other batches.
         CausalLoss { sum: if tokens == 0 { sum * 0.0 } else { sum }, tokens }
+    }
+
+    fn scores(&self, batch: &CausalBatch<B>) -> Tensor<B, 1> {
+        let hidden = self.target_rows(batch);
+        let scores = self.stack.scores(hidden, batch.targets.clone(), batch.label_smoothing);
+        if batch.tokens() == 0 { scores * 0.0 } else { scores }
     }
 
     fn sequence_losses(&self, batch: &CausalBatch<B>) -> Tensor<B, 1> {

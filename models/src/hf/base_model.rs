@@ -81,6 +81,25 @@ impl BaseModel {
         Ok(format!("{hash:016x}"))
     }
 
+    /// Reads a row of the matrix at a module path of the fine-tuned model. Returns `None` if it is not stored as it is in
+    /// the module.
+    ///
+    /// # Errors
+    /// Returns [`ModelFolderError::Tensors`] if the folder does not have the matrix in the same shape, or an I/O error.
+    pub(crate) fn read_row(
+        &mut self,
+        path: &str,
+        row: usize,
+    ) -> Result<Option<Vec<f32>>, ModelFolderError> {
+        let Self { map, weights } = self;
+        let mut stored = map.stored_tensors().iter();
+        let Some(tensor) = stored.find(|it| it.composition().same_as() == Some(path)) else {
+            return Ok(None);
+        };
+        let width = tensor.shape().last().copied().unwrap_or(0);
+        weights.elements(tensor, row * width..(row + 1) * width).map(Some)
+    }
+
     /// Reads all values of the parameter at a module path of the fine-tuned model.
     ///
     /// # Errors

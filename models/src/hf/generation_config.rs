@@ -176,7 +176,7 @@ impl GenerationConfig {
     ///
     /// # Errors
     /// Returns [`ModelConfigError::Value`] if one has another form.
-    fn new(fields: Map<String, Value>) -> Result<Self, ModelConfigError> {
+    pub fn new(fields: Map<String, Value>) -> Result<Self, ModelConfigError> {
         let id = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok());
         let rule = "a token id, a list of token ids or null";
         let eos_token_ids = value(&fields, "eos_token_id", rule, |found| match found {

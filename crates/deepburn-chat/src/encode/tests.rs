@@ -168,3 +168,36 @@ fn preferences_are_truncated_and_compared() {
         [Finding::Truncated { length: 7 }, Finding::Truncated { length: 7 }]
     );
 }
+
+#[test]
+fn prompts_end_where_an_answer_begins() {
+    let encoder = encoder(TEMPLATE, EncodeOptions::default());
+    let text = |ids: &[u32]| ids.iter().map(|id| Characters.token_text(*id)).collect::<String>();
+    let user = |content: &str| json!({"role": "user", "content": content});
+    let assistant = |content: &str| json!({"role": "assistant", "content": content});
+    for (fields, expected) in [
+        (json!({"text": "ab"}), None),
+        (json!({"prompt": "ab", "completion": "c"}), Some(("<s>ab", "c"))),
+        (
+            json!({"messages": [user("a"), assistant("b"), user("c"), assistant("d")]}),
+            Some(("[a]<a>", "b")),
+        ),
+        (json!({"messages": [assistant("b"), user("c")]}), None),
+        (json!({"messages": [user("c")]}), None),
+        (json!({"prompt": [user("a")], "completion": [assistant("b")]}), Some(("[a]<a>", "b"))),
+        (json!({"prompt": "a", "chosen": "b", "rejected": "c"}), Some(("<s>a", "b"))),
+        (
+            json!({"prompt": [user("a")], "chosen": [assistant("b")], "rejected": [assistant("c")]}),
+            Some(("[a]<a>", "b")),
+        ),
+    ] {
+        let found = encoder.prompt(&row(fields.clone())).unwrap();
+        let found = found.as_ref().map(|it| (text(&it.ids), it.expected.as_str()));
+        let expected = expected.map(|(prompt, expected)| (prompt.to_owned(), expected));
+        assert_eq!(found, expected, "{fields}");
+    }
+    assert_eq!(text(&encoder.user_prompt("a").unwrap()), "[a]<a>");
+    let bare =
+        RowEncoder::new(Characters, None, SpecialTokens::default(), EncodeOptions::default());
+    assert_eq!(text(&bare.unwrap().user_prompt("a").unwrap()), "<s>a");
+}

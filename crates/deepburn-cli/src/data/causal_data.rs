@@ -11,7 +11,7 @@ use deepburn::{BatchSource, BoxError, EvaluationStream, NextStep, StepBatches};
 use deepburn_config::{BatchPlan, CurriculumPlan, Plan};
 use deepburn_datasets::{
     BatchLoader, BatchSampler, Collate, Corpus, DataError, DataShard, DistributedSampler,
-    EpochSampler, EvaluationBatches, Order, SampleRows, Sequences, StepShape, Tokenizer,
+    EpochSampler, EvaluationBatches, Order, SampleRows, Samples, Sequences, StepShape, Tokenizer,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -40,6 +40,15 @@ impl CausalData {
             Self::Stream(corpus) => corpus.tokenizer.as_ref(),
             Self::Samples(corpus) => Some(&corpus.tokenizer),
             Self::Pairs(corpus) => Some(&corpus.tokenizer),
+        }
+    }
+
+    /// Returns the samples of the train split; `None` for a stream.
+    pub(crate) fn train_samples(&self) -> Option<&Samples> {
+        match self {
+            Self::Stream(_) => None,
+            Self::Samples(corpus) => Some(corpus.train.samples()),
+            Self::Pairs(corpus) => Some(corpus.train.pairs.samples()),
         }
     }
 

@@ -12,7 +12,7 @@
 //!
 //! The lengths in `ipo` are TRL's, whose authors confirmed them with the authors of the paper.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::module::AutodiffModule;
 use burn::tensor::activation::log_sigmoid;
@@ -20,7 +20,10 @@ use burn::tensor::backend::Backend;
 use burn::tensor::{ElementConversion, Tensor, TensorData};
 use deepburn::ops::{FusedOps, OptimizerOps};
 use deepburn::zero::{Training, Zero};
-use deepburn::{Answers, BoxError, Evaluation, Meta, MetaDevice, RewardSums, Task};
+use deepburn::{
+    Answers, BoxError, Engine, Evaluation, GeneratedText, Interrupt, Meta, MetaDevice, RewardSums,
+    Task,
+};
 use deepburn_config::{DpoPlan, Job, PreferenceLoss};
 use deepburn_datasets::{MicroBatch, PairBatch, RowDocuments};
 use deepburn_models::causal_lm::{CausalBatch, InputError, LanguageModel};
@@ -29,6 +32,7 @@ use deepburn_models::{BatchShape, LanguageModelConfig};
 use crate::data::causal::{TokenBatch, causal_batch};
 use crate::data::preference::{PreferenceBatch, ReferenceLogProbs};
 use crate::data::recipe::ForecastTask;
+use crate::data::sample_prompts::TextSampler;
 
 /// What is optimized.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -63,6 +67,8 @@ pub(crate) struct CausalTask<C, D> {
     objective: Objective,
     /// The rewards of the micro-batches since the last step.
     rewards: Mutex<RewardSums>,
+    /// What is generated after each evaluation.
+    sampler: Option<Arc<TextSampler>>,
 }
 
 /// The losses of a batch of pairs.
@@ -76,7 +82,12 @@ struct PairLosses<B: Backend> {
 impl<C: LanguageModelConfig, D> CausalTask<C, D> {
     /// Returns the task of a rank whose tensors are on `device`.
     pub(crate) fn new(config: C, device: D, objective: Objective) -> Self {
-        Self { config, device, objective, rewards: Mutex::default() }
+        Self { config, device, objective, rewards: Mutex::default(), sampler: None }
+    }
+
+    /// Returns the task with texts that are generated after each evaluation.
+    pub(crate) fn with_sampler(self, sampler: Option<Arc<TextSampler>>) -> Self {
+        Self { sampler, ..self }
     }
 
     /// Copies the batch to the device, with the label smoothing of the job.
@@ -158,17 +169,31 @@ where
         }
     }
 
-    /// Computes the sum of the loss. A language model has a perplexity instead of an accuracy, so no predictions are
-    /// counted.
+    /// Computes the sum of the loss, and counts the tokens that are predicted, or sums the rewards.
     fn evaluate(&self, model: &M::InnerModule, batch: &TokenBatch) -> Result<Evaluation, BoxError> {
-        let (sum, answers) = match batch {
-            TokenBatch::Sequences(batch) => (model.loss(&self.batch(batch)?).sum, None),
+        match batch {
+            TokenBatch::Sequences(batch) => {
+                // One tensor, so that a device is waited for once.
+                let scores = model.scores(&self.batch(batch)?).into_data();
+                let [loss_sum, predicted] = [0, 1].map(|at| scores.iter::<f64>().nth(at));
+                let answers = predicted.map(|count| Answers::Tokens { predicted: count as u64 });
+                Ok(Evaluation { loss_sum: loss_sum.unwrap_or(f64::NAN), answers })
+            }
             TokenBatch::Pairs(batch) => {
                 let PairLosses { sum, rewards } = self.compare(model, batch)?;
-                (sum, Some(Answers::Preferences(rewards)))
+                let answers = Some(Answers::Preferences(rewards));
+                Ok(Evaluation { loss_sum: sum.into_scalar().elem::<f64>(), answers })
             }
-        };
-        Ok(Evaluation { loss_sum: sum.into_scalar().elem::<f64>(), answers })
+        }
+    }
+
+    fn generate(
+        &self,
+        engine: &Engine<B, M>,
+        interrupt: &Interrupt,
+    ) -> Result<Vec<GeneratedText>, BoxError> {
+        let sampler = self.sampler.as_ref();
+        sampler.map_or(Ok(Vec::new()), |sampler| sampler.generate(engine, interrupt))
     }
 
     fn take_rewards(&self) -> Option<RewardSums> {

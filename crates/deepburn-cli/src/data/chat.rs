@@ -5,6 +5,8 @@
 //! (`deepburn-datasets`). What may be unintended in the data is logged with its first row, because a wrong mask or template
 //! shows in no loss.
 
+mod prompts;
+
 use std::fs;
 use std::path::Path;
 
@@ -22,6 +24,7 @@ use serde_json::{Map, Value};
 use crate::data::chat_tokenizer::ChatTokenizer;
 use crate::data::corpus::{files, token_cache};
 use crate::data::places::Places;
+use crate::data::sample_prompts::SamplePrompt;
 use crate::failure::Failure;
 
 /// The file with the chat template in a model folder.
@@ -45,6 +48,8 @@ pub(crate) struct SampleCorpus<R> {
     pub(crate) tokenizer: Tokenizer,
     /// The text of `data.chat_template`, which replaces the template of the exported tokenizer.
     pub(crate) template: Option<String>,
+    /// The prompts that the model continues after each evaluation.
+    pub(crate) prompts: Vec<SamplePrompt>,
 }
 
 /// Conversations, prompts with completions, and texts.
@@ -119,12 +124,16 @@ impl<R: RowsOfSplit> SampleCorpus<R> {
         let sizes = RowSizes { limit, max_len, pad_id: encoder.pad_id };
         let rows = |samples: Samples, what: &str| R::new(samples, chat, sizes, what);
         log_notes(&splits, &samples);
+        let prompts = match &job.training.samples {
+            Some(plan) => encoder.prompts(plan, samples.eval.as_ref(), max_len)?,
+            None => Vec::new(),
+        };
         let SampleSplits { train, eval, test } = samples;
         let eval = eval.map(|eval| rows(eval, "the eval split")).transpose()?;
         let test = test.map(|test| rows(test, "the test split")).transpose()?;
         let train = rows(train, "the train split")?;
         drop(encoder);
-        Ok(Self { train, eval, test, tokenizer, template })
+        Ok(Self { train, eval, test, tokenizer, template, prompts })
     }
 }
 
@@ -166,6 +175,8 @@ struct ChatEncoder<'a> {
     chat: &'a ChatPlan,
     form: SampleForm,
     encoder: RowEncoder<ChatTokenizer<'a>>,
+    /// The tokenizer of the encoder.
+    tokenizer: &'a Tokenizer,
     /// Why there is no template. It is only an error for a row with messages.
     no_template: Option<ChatError>,
     /// What the cached samples depend on, apart from the files.
@@ -219,7 +230,17 @@ impl<'a> ChatEncoder<'a> {
         let own = ChatTokenizer::new(tokenizer);
         let encoder = RowEncoder::new(own, templates, tokens, options).map_err(Failure::mistake)?;
         let is_lasting = !uses_clock;
-        Ok(Self { chat, form, encoder, no_template, key, is_lasting, pad_id, control_tokens })
+        Ok(Self {
+            chat,
+            form,
+            encoder,
+            tokenizer,
+            no_template,
+            key,
+            is_lasting,
+            pad_id,
+            control_tokens,
+        })
     }
 
     /// Reads and encodes the rows of all splits.
@@ -236,7 +257,10 @@ impl<'a> ChatEncoder<'a> {
         let source = SampleSource {
             splits,
             fields: None,
-            invalid: InvalidRows::Fail,
+            invalid: match self.chat.skip_invalid_rows {
+                true => InvalidRows::Skip,
+                false => InvalidRows::Fail,
+            },
             vocab_size,
             encoder: &self.key.each_ref().map(String::as_str),
             cache: cache.as_ref(),
@@ -249,6 +273,23 @@ impl<'a> ChatEncoder<'a> {
     /// # Errors
     /// Returns an error if the row has no known format, a field has a wrong value, or the template refuses it.
     fn encode(&self, row: DataRow) -> Result<NotedSample, ChatError> {
+        let ReadRow { row, notes } = self.read(row)?;
+        let (sample, findings) = self.sample(&row)?;
+        let note = |finding: &Finding| RowNote { kind: finding.kind(), text: finding.to_string() };
+        let findings = findings.iter().map(note);
+        let notes = findings.chain(notes.parsed_arguments.then(parsed_arguments));
+        let mut notes: Vec<_> = notes.chain(self.control_token(&row)).collect();
+        // Rows are counted, not the messages of a row.
+        notes.sort_by_key(|note| note.kind);
+        notes.dedup_by_key(|note| note.kind);
+        Ok(NotedSample { notes, sample })
+    }
+
+    /// Reads a row of a file.
+    ///
+    /// # Errors
+    /// Returns an error if the row has no known format, a field has a wrong value, or a conversation has no template.
+    fn read(&self, row: DataRow) -> Result<ReadRow, ChatError> {
         let is_table =
             row.place.file.extension().is_some_and(|it| it.eq_ignore_ascii_case("parquet"));
         let fields = Value::Object(match self.form {
@@ -259,23 +300,15 @@ impl<'a> ChatEncoder<'a> {
         if is_table {
             reader.nested_nulls = NestedNulls::Remove;
         }
-        let ReadRow { row, notes } = reader.read(&fields)?;
+        let read = reader.read(&fields)?;
         let has_messages =
-            !matches!(row, Row::Text(_) | Row::Completion { .. } | Row::Preference { .. });
+            !matches!(read.row, Row::Text(_) | Row::Completion { .. } | Row::Preference { .. });
         if let Some(error) = self.no_template.as_ref().filter(|_| has_messages) {
             return Err(ChatError::Template(format!(
                 "{error}; or give the job a template as data.chat_template"
             )));
         }
-        let (sample, findings) = self.sample(&row)?;
-        let note = |finding: &Finding| RowNote { kind: finding.kind(), text: finding.to_string() };
-        let findings = findings.iter().map(note);
-        let notes = findings.chain(notes.parsed_arguments.then(parsed_arguments));
-        let mut notes: Vec<_> = notes.chain(self.control_token(&row)).collect();
-        // Rows are counted, not the messages of a row.
-        notes.sort_by_key(|note| note.kind);
-        notes.dedup_by_key(|note| note.kind);
-        Ok(NotedSample { notes, sample })
+        Ok(read)
     }
 
     /// Returns the sample of a row, and what may be unintended in it.

@@ -12,6 +12,7 @@
 //! | [`StepCounter`] | all | the step number in errors of failed collectives |
 //! | [`ProfileHook`] | all | phases and memory of the profiled steps |
 //! | [`MetricsHook`] | 0 | `metrics.jsonl` |
+//! | [`GeneratedHook`] | 0 | `generated.jsonl` |
 //! | [`MonitorHook`] | 0 | TensorBoard events and CSV files |
 //! | [`FlopsHook`] | 0 | floating-point operations of one step |
 //! | [`ProgressHook`] | 0 | bar or lines on standard error |
@@ -30,6 +31,7 @@
 use std::cell::RefCell;
 use std::fmt::Display;
 use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -42,13 +44,14 @@ use deepburn::{BoxError, Hook};
 use deepburn_config::{FlopsPlan, MonitorFolder, StepCount};
 use deepburn_models::hf::ParameterShape;
 use deepburn_monitor::{
-    FlopsOptions, FlopsProfile, ModuleFlops, MonitorFolders, Monitors, Profiler,
+    FlopsOptions, FlopsProfile, GeneratedText, GeneratedWriter, ModuleFlops, MonitorFolders,
+    Monitors, Profiler,
 };
 
 use crate::console;
 use crate::run::prepared::PreparedRun;
 use crate::run::progress_hook::ProgressHook;
-use crate::run::results::write_whole;
+use crate::run::results::{GENERATED, write_whole};
 use crate::run::resume::Origin;
 
 /// The hooks of a rank, and the file of metrics that one of them writes.
@@ -110,6 +113,9 @@ pub(super) fn hooks(
     let writer = Rc::new(RefCell::new(writer));
     let (metrics, disk) = (Some(writer.clone()), FullDisk::default());
     hooks.push(Box::new(MetricsHook { writer, job_file, disk }));
+    if let Some(writer) = generated_writer(run)? {
+        hooks.push(Box::new(GeneratedHook { writer, disk: FullDisk::default() }));
+    }
     let under = |folder: &MonitorFolder| folder.under(output);
     let monitors = Monitors::create(&MonitorFolders {
         tensorboard: plan.monitor.tensorboard.as_ref().map(under),
@@ -132,6 +138,43 @@ pub(super) fn hooks(
     let breakdown = plan.report.wall_clock_breakdown;
     hooks.push(Box::new(ProgressHook::new(preparation.max_steps, every, breakdown)));
     Ok(RankHooks { hooks, metrics })
+}
+
+/// Returns the writer of `generated.jsonl`, if the job generates texts. The file of an earlier run is removed. A run that
+/// resumes continues its file like `metrics.jsonl`.
+///
+/// # Errors
+/// Returns an error if the file cannot be created or removed.
+fn generated_writer(run: &PreparedRun) -> Result<Option<GeneratedWriter>, BoxError> {
+    let PreparedRun { preparation, origin, .. } = run;
+    let path = preparation.job.training.output_dir.join(GENERATED);
+    let is_wanted = preparation.job.training.samples.is_some();
+    Ok(match origin {
+        Some(Origin::Own(checkpoint)) if is_wanted || path.exists() => {
+            let writer = GeneratedWriter::resume(&path, checkpoint.run().step)?;
+            is_wanted.then_some(writer)
+        }
+        _ if is_wanted => Some(GeneratedWriter::create(&path)?),
+        _ => {
+            remove_if_there(&path)?;
+            None
+        }
+    })
+}
+
+/// Removes a file of an earlier run.
+///
+/// # Errors
+/// Returns an error that names the path.
+fn remove_if_there(path: &Path) -> Result<(), BoxError> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(format!(
+            "{} is from an earlier run and cannot be removed: {error}; remove it, or give another folder",
+            path.display()
+        )
+        .into()),
+        _ => Ok(()),
+    }
 }
 
 /// Stores the number of the current step, which errors of failed collectives do not contain.
@@ -235,6 +278,27 @@ impl Hook for MetricsHook {
     /// Writes the row of the evaluation.
     fn after_evaluation(&mut self, row: &EvalRow, _samples: u64) -> Result<(), BoxError> {
         self.write(*row)
+    }
+}
+
+/// Writes the texts that the model generated to `generated.jsonl`.
+struct GeneratedHook {
+    /// Writes the texts, and keeps those that could not be written.
+    writer: GeneratedWriter,
+    /// State of the warning.
+    disk: FullDisk,
+}
+
+impl Hook for GeneratedHook {
+    fn after_generation(&mut self, texts: &[GeneratedText]) -> Result<(), BoxError> {
+        // The hook of metrics warns if the folder was removed.
+        self.writer.restore_if_removed()?;
+        for text in texts {
+            let written = self.writer.write(text.clone());
+            let consequence = "training continues, and generated texts wait until there is room";
+            self.disk.handle(written, |error| error.is_disk_full(), consequence)?;
+        }
+        Ok(())
     }
 }
 

@@ -1,6 +1,6 @@
 //! Checks of the output paths of monitors and profiles, before training starts.
 //!
-//! A run writes `metrics.jsonl`, `job.json`, `report.html`, `test.json` and `model/` to its output folder. Monitors may
+//! A run writes `metrics.jsonl`, `generated.jsonl`, `job.json`, `report.html`, `test.json` and `model/` to its output folder. Monitors may
 //! write to the same folder, but not to these paths. For example, a TensorBoard folder called `model` would be replaced
 //! at the end of the run.
 
@@ -11,9 +11,11 @@ use deepburn_config::MonitorPlan;
 
 use crate::failure::Failure;
 use crate::job::made_folders::MadeFolders;
+use crate::run::results::GENERATED;
 
 /// Files and folders that the run itself writes to its output folder.
-const OWN: [&str; 5] = ["metrics.jsonl", "job.json", "report.html", "test.json", "model"];
+const OWN: [&str; 6] =
+    ["metrics.jsonl", GENERATED, "job.json", "report.html", "test.json", "model"];
 
 /// Refuses output paths that cannot be written to, that are the run's own files, or that would overwrite the job file.
 /// Folders that the check creates are removed again.

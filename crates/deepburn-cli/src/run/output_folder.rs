@@ -15,11 +15,12 @@ use crate::failure::Failure;
 use crate::job::made_folders::MadeFolders;
 use crate::run::forecast::readable;
 use crate::run::preparation::Preparation;
-use crate::run::results::{ADAPTER, write_whole};
+use crate::run::results::{ADAPTER, GENERATED, write_whole};
 
 /// Files that a run writes.
-const FILES: [&str; 10] = [
+const FILES: [&str; 11] = [
     "metrics.jsonl",
+    GENERATED,
     "job.json",
     "report.html",
     "test.json",

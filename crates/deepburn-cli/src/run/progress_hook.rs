@@ -6,7 +6,7 @@
 //! ```text
 //! step 3/4  loss 5.5863  lr 1.00e-3  47822 tokens/s
 //! step 4/4  loss 5.5281  lr 1.00e-3  8826 tokens/s
-//! step 4: eval loss 5.4666, perplexity 236.66
+//! step 4: eval loss 5.4666, perplexity 236.66, token accuracy 3.12 %
 //! ```
 //!
 //! During a long evaluation there is a line every ten seconds, so that users can tell it from a run that hangs.
@@ -14,7 +14,7 @@
 use std::time::{Duration, Instant};
 
 use deepburn::metrics::{EvalRow, PhaseSeconds, StepRow};
-use deepburn::{BoxError, EvaluationProgress, EvaluationStream, Hook};
+use deepburn::{BoxError, EvaluationProgress, EvaluationStream, GeneratedText, Hook};
 use deepburn_config::counted;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
@@ -160,6 +160,27 @@ impl Hook for ProgressHook {
         self.line(format!("step {}: eval loss {:.4}{figures}", row.step, row.eval_loss));
         Ok(())
     }
+
+    /// Prints the beginning of each generated text.
+    fn after_generation(&mut self, texts: &[GeneratedText]) -> Result<(), BoxError> {
+        for (number, GeneratedText { step, text, .. }) in texts.iter().enumerate() {
+            self.line(format!("step {step}: generated text {}: {}", number + 1, beginning(text)));
+        }
+        Ok(())
+    }
+}
+
+/// The number of characters of a generated text on the screen.
+const SHOWN: usize = 100;
+
+/// Returns the beginning of a text on one line, without control characters.
+fn beginning(text: &str) -> String {
+    let words: Vec<&str> = text.split_whitespace().collect();
+    let line: String = words.join(" ").chars().filter(|it| !it.is_control()).collect();
+    match line.char_indices().nth(SHOWN) {
+        Some((end, _)) => format!("{}...", &line[..end]),
+        None => line,
+    }
 }
 
 /// Formats a learning rate with three digits. A rate of 0, as at the start of a warm-up, is `0`.
@@ -179,6 +200,13 @@ fn described(seconds: PhaseSeconds) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_generated_text_has_one_line() {
+        assert_eq!(beginning(" a\n\nb\t\u{1b}[31mc "), "a b [31mc");
+        assert_eq!(beginning(&"é".repeat(SHOWN)), "é".repeat(SHOWN));
+        assert_eq!(beginning(&"é".repeat(SHOWN + 1)), format!("{}...", "é".repeat(SHOWN)));
+    }
 
     #[test]
     fn formats_a_rate_of_zero() {

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `model/` | `config.json`, `model.safetensors`, tokenizer and companion files, as `transformers` loads them, and `deepburn.json` with the data that it was trained on |
 //! | `adapter/` | `adapter_config.json`, `adapter_model.safetensors` and the same other files, as PEFT loads them; in place of `model/` if the job trains an adapter, unless it saves the merged model too |
-//! | `test.json` | `test_loss` and `targets`; `test_accuracy` and `confusion` for a classifier, `test_accuracy` and `test_f1` with several labels a text, `test_mae` for regression, `test_rewards/accuracies` and `test_rewards/margins` for preferences, else `perplexity` |
+//! | `test.json` | `test_loss` and `targets`; `test_accuracy` and `confusion` for a classifier, `test_accuracy` and `test_f1` with several labels a text, `test_mae` for regression, `test_rewards/accuracies` and `test_rewards/margins` for preferences, `perplexity` and `test_mean_token_accuracy` for the next token |
 //! | `report.html` | curves of loss, learning rate, gradient norm, throughput and memory in one self-contained page |
 //!
 //! The model is written first, because it is the most important result. The report is written last. It is created from
@@ -34,7 +34,7 @@ use deepburn_models::FloatType;
 use deepburn_models::decoder::AnyDecoder;
 use deepburn_models::hf::{AdapterFolder, BaseModel, GENERATION_CONFIG, ModelFolderWriter};
 use deepburn_models::lora::Adapter;
-use deepburn_monitor::{Environment, Report};
+use deepburn_monitor::{Environment, Report, read_generated};
 use serde_json::{Value, json};
 
 use crate::console;
@@ -53,6 +53,10 @@ pub(crate) fn record_test(measured: &Measured, output: &Path) -> Result<(), BoxE
     let mut record = json!({ "test_loss": row.eval_loss, "targets": num_targets });
     match row.quality() {
         Quality::Perplexity(perplexity) => record["perplexity"] = json!(perplexity),
+        Quality::Tokens { perplexity, accuracy } => {
+            record["perplexity"] = json!(perplexity);
+            record["test_mean_token_accuracy"] = json!(accuracy);
+        }
         Quality::Accuracy(accuracy) => record["test_accuracy"] = json!(accuracy),
         Quality::LabelSets { accuracy, f1 } => {
             record["test_accuracy"] = json!(accuracy);
@@ -166,6 +170,8 @@ fn original_values(
 
 /// The folder of the exported model in the output folder.
 const MODEL: &str = "model";
+/// The file with the texts that the model generated after evaluations.
+pub(crate) const GENERATED: &str = "generated.jsonl";
 /// The folder of the exported adapter.
 pub(crate) const ADAPTER: &str = "adapter";
 
@@ -267,12 +273,18 @@ pub(crate) fn write_report(request: &JobRequest, preparation: &Preparation) -> R
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
         Err(error) => return Err(Failure::run(error)),
     };
+    let path = output.join(GENERATED);
+    let generated = match path.exists() {
+        true => read_generated(&path).map_err(Failure::run)?,
+        false => Vec::new(),
+    };
     let title = request.config.file_stem().map(|name| name.to_string_lossy().into_owned());
     let report = Report {
         title: title.as_deref().unwrap_or("finetune"),
         job: &complete_record(preparation),
         rows: &rows,
         test: test.as_ref(),
+        generated: &generated,
         environment: &Environment::detect(env!("CARGO_PKG_VERSION")),
     };
     report.write(&output.join("report.html")).map_err(Failure::run)?;

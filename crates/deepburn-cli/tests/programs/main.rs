@@ -17,6 +17,7 @@ mod failures;
 #[cfg(feature = "mpi")]
 mod faults;
 mod formats;
+mod generated;
 mod generation;
 mod hub;
 mod job;

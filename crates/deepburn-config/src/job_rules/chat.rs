@@ -1,12 +1,12 @@
 //! The keys of the section `data` about conversations.
 
 use super::*;
-use crate::job_plan::{ChatPlan, PackingPlan, PackingStrategy, TemplateSource};
+use crate::job_plan::{ChatPlan, PackingPlan, PackingStrategy, SamplePlan, TemplateSource};
 
 impl JobReader<'_> {
     /// Reads the keys of `data.kind` "chat".
     pub(super) fn chat(&mut self, data: &Data<'_>) -> ChatPlan {
-        filled!(ChatPlan, data { assistant_only_loss, completion_only_loss }
+        filled!(ChatPlan, data { assistant_only_loss, completion_only_loss, skip_invalid_rows }
             text_field: data.text_field.value.to_owned(),
             messages_field: data.messages_field.value.map(str::to_owned),
             chat_template: self.chat_template(&data.chat_template),
@@ -28,6 +28,7 @@ impl JobReader<'_> {
             assistant_only_loss: false,
             completion_only_loss: None,
             packing: PackingPlan::Padded,
+            skip_invalid_rows: data.skip_invalid_rows.value,
             pad_token: data.pad_token.value.map(str::to_owned),
         }
     }
@@ -48,6 +49,42 @@ impl JobReader<'_> {
         None
     }
 
+    /// Returns the texts that are generated after each evaluation. Keys that then have no effect are reported.
+    pub(crate) fn samples(
+        &mut self,
+        training: &Training<'_>,
+        data: &DataJob,
+    ) -> Option<SamplePlan> {
+        let Training { sample_prompts, sample_rows, sample_max_new_tokens, .. } = training;
+        let both: [&Entry<'_>; 2] = [sample_prompts, sample_rows];
+        let is_classified = matches!(data.kind, DataKind::Classification { .. });
+        for key in both {
+            self.report_unused(key, is_classified, "a classifier generates no text");
+            let has_eval = is_classified || data.splits.has_eval();
+            self.report_unused(
+                key,
+                !has_eval,
+                "there is no evaluation: data.splits.eval is not given",
+            );
+        }
+        let is_stream = data.kind.samples().is_none() && !is_classified;
+        refuse!(if is_stream && sample_rows.value > 0; self.findings, &**sample_rows =>
+            "only data of kind \"chat\" or \"preference\" has prompts"; "write training.sample_prompts, or remove it");
+        let prompts: Vec<_> = sample_prompts.value.iter().map(|it| (*it).to_owned()).collect();
+        refuse!(if prompts.iter().any(|prompt| prompt.trim().is_empty()); self.findings, &**sample_prompts =>
+            "has a prompt without text"; "remove it");
+        let is_used = !is_classified && data.splits.has_eval();
+        let samples = SamplePlan {
+            rows: sample_rows.value,
+            max_new_tokens: sample_max_new_tokens.value,
+            prompts,
+        };
+        let samples = (is_used && samples.rows + samples.prompts.len() > 0).then_some(samples);
+        let why = "neither sample_prompts nor sample_rows asks for a text";
+        self.report_unused(sample_max_new_tokens, samples.is_none(), why);
+        samples
+    }
+
     /// Returns the template that a key contains or names. A text with a brace or a line break is a template.
     fn chat_template(&mut self, key: &Setting<'_, Option<&str>>) -> Option<TemplateSource> {
         let given = key.value?;
@@ -62,7 +99,8 @@ impl JobReader<'_> {
 
     /// Reports the keys about conversations that have no effect on data of this kind.
     pub(super) fn check_chat(&mut self, data: &Data<'_>, kind: &DataKind) {
-        let shared: [&Entry<'_>; 2] = [&data.chat_template, &data.pad_token];
+        let shared: [&Entry<'_>; 3] =
+            [&data.chat_template, &data.pad_token, &data.skip_invalid_rows];
         let own: [&Entry<'_>; 6] = [
             &data.messages_field,
             &data.assistant_only_loss,

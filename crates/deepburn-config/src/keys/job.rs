@@ -172,6 +172,9 @@ section! {
         /// the tokenizer name, else the end-of-text token. The model does not see it. Only for chat
         /// and preference.
         pad_token: Option<&'a str> = opt_text(),
+        /// Leave out rows that are not valid, or that the chat template refuses, instead of ending with
+        /// an error. They are counted, and the first one is named. Only for chat and preference.
+        skip_invalid_rows: bool = flag(false),
         /// Cache tokenized text for later runs, in deepburn/tokens of the user's cache folder
         /// (XDG_CACHE_HOME).
         token_cache: bool = flag(true),
@@ -255,6 +258,15 @@ section! {
         /// Number of samples per rank in a batch of an evaluation or of the test. Unset: the
         /// micro-batch size. Not supported with dynamic batching, whose token budget sets it.
         per_device_eval_batch_size: Option<usize> = opt_positive().unit("samples"),
+        /// Prompts that the language model continues after each evaluation, with its most likely tokens.
+        /// The texts are in output_dir/generated.jsonl and in the report. With data of kind "chat" or
+        /// "preference", a prompt is a message of the user if there is a chat template.
+        sample_prompts: Vec<&'a str> = texts(),
+        /// Number of samples of the eval split whose prompts are continued in the same way, from the
+        /// start of the split. Only with data of kind "chat" or "preference".
+        sample_rows: usize = count(0).unit("samples"),
+        /// Maximum number of tokens of a text for sample_prompts and sample_rows.
+        sample_max_new_tokens: usize = positive(64).unit("tokens"),
         /// Keep a checkpoint of the best evaluation so far, and load it when training ends for the
         /// saved model and the final test. Requires evaluations (eval_strategy).
         load_best_model_at_end: bool = flag(false),

@@ -70,6 +70,7 @@ fn quality(evals: &[EvalRow]) -> Vec<Chart> {
     let accuracy = || {
         chart("Evaluation accuracy", |row| row.eval_accuracy.unwrap_or(f64::NAN)).starting_at_zero()
     };
+    let perplexity = || chart("Evaluation perplexity", |row| row.eval_loss.exp());
     match evals.last().map(EvalRow::quality) {
         None => Vec::new(),
         Some(Quality::Accuracy(_)) => vec![accuracy()],
@@ -90,8 +91,11 @@ fn quality(evals: &[EvalRow]) -> Vec<Chart> {
             });
             vec![margin, share.starting_at_zero()]
         }
-        Some(Quality::Perplexity(_)) => {
-            vec![chart("Evaluation perplexity", |row| row.eval_loss.exp())]
+        Some(Quality::Perplexity(_)) => vec![perplexity()],
+        Some(Quality::Tokens { .. }) => {
+            let accuracy =
+                chart("Evaluation token accuracy", |row| row.token_accuracy.unwrap_or(f64::NAN));
+            vec![perplexity(), accuracy.starting_at_zero()]
         }
     }
 }

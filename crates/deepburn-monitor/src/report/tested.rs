@@ -38,6 +38,9 @@ fn figures(test: &Value) -> Vec<(String, String)> {
     } else if let Some(perplexity) = number("perplexity") {
         add("Perplexity", format!("{perplexity:.2}"));
     }
+    if let Some(accuracy) = number("test_mean_token_accuracy") {
+        add("Token accuracy", format!("{:.2} %", 100.0 * accuracy));
+    }
     if let Some(f1) = number("test_f1") {
         add("F1", format!("{:.2} %", 100.0 * f1));
     }

@@ -59,6 +59,7 @@ fn page(rows: &[Row]) -> String {
         job: &job,
         rows,
         test: None,
+        generated: &[],
         environment: &environment,
     }
     .to_html()
@@ -138,8 +139,14 @@ fn a_written_page_replaces_the_old_one_at_once() {
     fs::write(&path, "old").unwrap();
     let (job, environment) = (json!({}), Environment::detect("1.2.3"));
     let rows = [step(1, 5.0)];
-    let report =
-        Report { title: "t", job: &job, rows: &rows, test: None, environment: &environment };
+    let report = Report {
+        title: "t",
+        job: &job,
+        rows: &rows,
+        test: None,
+        generated: &[],
+        environment: &environment,
+    };
     report.write(&path).unwrap();
     assert!(fs::read_to_string(&path).unwrap().ends_with("</html>\n"));
     assert_eq!(fs::read_dir(&folder).unwrap().count(), 1, "no partial file is left");

@@ -81,6 +81,22 @@ vectorised! {
     }
 }
 
+/// Returns whether the logit of `target` is the largest of its row, and the first one with its value.
+fn is_predicted(logits: &[f32], target: usize) -> bool {
+    let largest = logits[target];
+    logits[..target].iter().all(|logit| *logit < largest)
+        && logits[target..].iter().all(|logit| *logit <= largest)
+}
+
+/// Returns the number of rows of `vocab` logits whose target is predicted.
+fn rows_predicted(logits: &[f32], vocab: usize, targets: &[i64]) -> usize {
+    let rows = logits.par_chunks(vocab.max(1)).zip(targets);
+    let is_right = |(logits, target): &(&[f32], &i64)| {
+        usize::try_from(**target).is_ok_and(|target| is_predicted(logits, target))
+    };
+    rows.filter(is_right).count()
+}
+
 vectorised! {
     /// Multiplies each value by `factor`.
     fn scale(values: &mut [f32], factor: f32) {
@@ -210,6 +226,46 @@ impl Head<'_> {
     }
 }
 
+/// Returns whether the panels of a quantized weight are decoded into the products, instead of the whole weight before.
+fn can_decode(hidden: &FloatTensor<Flex>, weight: &QuantizedMatrix<Flex>) -> bool {
+    let is_float = matches!(weight.dtype(), DType::F32 | DType::F16 | DType::BF16);
+    is_supported(hidden) && is_float && !weight.is_transposed() && hidden.shape()[0] > 0
+}
+
+impl<'a> Head<'a> {
+    /// Returns the head of `hidden` `[tokens, width]` with a weight of `vocab` rows and this type.
+    fn new(hidden: &FloatTensor<Flex>, (vocab, dtype): (usize, DType), targets: &'a [i64]) -> Self {
+        Self {
+            shape: [hidden.shape()[0], hidden.shape()[1], vocab],
+            targets,
+            arithmetic: arithmetic([hidden.dtype(), dtype]),
+        }
+    }
+
+    /// Returns a weight `[vocab, width]` whose rows are contiguous.
+    fn dense_weight<'w>(&self, weight: &'w FloatTensor<Flex>) -> HeadWeight<'w> {
+        let [_, width, vocab] = self.shape;
+        HeadWeight::Dense(Matrix::new(elements(weight), vocab, width, width))
+    }
+
+    /// Computes the loss and the number of predicted targets, `[2]`, one chunk of rows at a time.
+    fn scores(&self, hidden: FloatSlice<'_>, weight: &HeadWeight<'_>) -> FloatTensor<Flex> {
+        let Self { shape: [tokens, width, vocab], targets, arithmetic } = *self;
+        let step = logits_chunk_rows(tokens, vocab);
+        let mut logits = unwritten::<f32>(step * vocab);
+        let (mut loss, mut predicted) = (0.0, 0);
+        for start in (0..tokens).step_by(step) {
+            let rows = start..tokens.min(start + step);
+            let hidden = Matrix::new(hidden.starting_at(start * width), rows.len(), width, width);
+            let logits = &mut logits[..rows.len() * vocab];
+            weight.logits(hidden, arithmetic, logits);
+            loss += rows_loss(logits, vocab, &targets[rows.clone()], false);
+            predicted += rows_predicted(logits, vocab, &targets[rows]);
+        }
+        from_values(vec![loss as f32, predicted as f32], [2], DType::F32)
+    }
+}
+
 /// Targets are copied to host memory as 64-bit integers once per call. Hidden states and weights
 /// may have different types: the products use bf16 arithmetic if both are bf16, and otherwise f32.
 impl CrossEntropyOps for Flex {
@@ -224,18 +280,13 @@ impl CrossEntropyOps for Flex {
         targets: IntTensor<Self>,
         wanted: HeadGradients<bool>,
     ) -> HeadLoss<Self> {
-        let (tokens, width) = (hidden.shape()[0], hidden.shape()[1]);
-        let vocab = weight.shape()[0];
-        if !is_supported(&hidden) || !is_supported(&weight) || tokens == 0 {
+        if !is_supported(&hidden) || !is_supported(&weight) || hidden.shape()[0] == 0 {
             return portable::cross_entropy::head_loss::<Self>(hidden, weight, targets, wanted);
         }
-        let head = Head {
-            shape: [tokens, width, vocab],
-            targets: &int_into_host::<Self>(targets),
-            arithmetic: arithmetic([hidden.dtype(), weight.dtype()]),
-        };
+        let targets = int_into_host::<Self>(targets);
+        let head = Head::new(&hidden, (weight.shape()[0], weight.dtype()), &targets);
         let [hidden, weight] = [&hidden, &weight].map(contiguous);
-        let weight = HeadWeight::Dense(Matrix::new(elements(&weight), vocab, width, width));
+        let weight = head.dense_weight(&weight);
         head.loss(elements(&hidden), &weight, wanted)
     }
 
@@ -247,20 +298,46 @@ impl CrossEntropyOps for Flex {
         targets: IntTensor<Self>,
         wanted: bool,
     ) -> HeadLoss<Self> {
-        let (tokens, width) = (hidden.shape()[0], hidden.shape()[1]);
-        let [vocab, _] = weight.shape();
         let wanted = HeadGradients { hidden: wanted, weight: false };
-        let is_float = matches!(weight.dtype(), DType::F32 | DType::F16 | DType::BF16);
-        if !is_supported(&hidden) || !is_float || weight.is_transposed() || tokens == 0 {
+        if !can_decode(&hidden, weight) {
             return Self::head_loss(hidden, weight.dequantized(), targets, wanted);
         }
-        let head = Head {
-            shape: [tokens, width, vocab],
-            targets: &int_into_host::<Self>(targets),
-            arithmetic: arithmetic([hidden.dtype(), weight.dtype()]),
-        };
+        let targets = int_into_host::<Self>(targets);
+        let head = Head::new(&hidden, (weight.shape()[0], weight.dtype()), &targets);
         let hidden = contiguous(&hidden);
         head.loss(elements(&hidden), &HeadWeight::Quantized(HostMatrix::of(weight)), wanted)
+    }
+
+    /// Computes the loss of [`head_loss`](Self::head_loss), with the same bits, and counts while the logits of a chunk are in
+    /// memory.
+    fn head_scores(
+        hidden: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        targets: IntTensor<Self>,
+    ) -> FloatTensor<Self> {
+        if !is_supported(&hidden) || !is_supported(&weight) || hidden.shape()[0] == 0 {
+            return portable::cross_entropy::head_scores::<Self>(hidden, weight, targets);
+        }
+        let targets = int_into_host::<Self>(targets);
+        let head = Head::new(&hidden, (weight.shape()[0], weight.dtype()), &targets);
+        let [hidden, weight] = [&hidden, &weight].map(contiguous);
+        let weight = head.dense_weight(&weight);
+        head.scores(elements(&hidden), &weight)
+    }
+
+    /// Decodes the weight a panel at a time, once for each chunk of logits.
+    fn quantized_head_scores(
+        hidden: FloatTensor<Self>,
+        weight: &QuantizedMatrix<Self>,
+        targets: IntTensor<Self>,
+    ) -> FloatTensor<Self> {
+        if !can_decode(&hidden, weight) {
+            return Self::head_scores(hidden, weight.dequantized(), targets);
+        }
+        let targets = int_into_host::<Self>(targets);
+        let head = Head::new(&hidden, (weight.shape()[0], weight.dtype()), &targets);
+        let hidden = contiguous(&hidden);
+        head.scores(elements(&hidden), &HeadWeight::Quantized(HostMatrix::of(weight)))
     }
 
     /// Overwrites f32 logits with their gradient in place if their memory is not shared; other logits

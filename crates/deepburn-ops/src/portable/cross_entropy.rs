@@ -112,6 +112,37 @@ pub fn head_loss<B: Backend>(
     }
 }
 
+/// Implements [`CrossEntropyOps::head_scores`](crate::CrossEntropyOps::head_scores).
+pub fn head_scores<B: Backend>(
+    hidden: B::FloatTensorPrimitive,
+    weight: B::FloatTensorPrimitive,
+    targets: B::IntTensorPrimitive,
+) -> B::FloatTensorPrimitive {
+    let (hidden, weight): (Tensor<B, 2>, Tensor<B, 2>) = (tensor(hidden), tensor(weight));
+    let targets: Tensor<B, 1, Int> = Tensor::from_primitive(targets);
+    let ([tokens, width], [vocab, _]) = (hidden.dims(), weight.dims());
+    let sum_dtype = if hidden.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
+    let mut scores = Tensor::<B, 1>::zeros([2], (&hidden.device(), sum_dtype));
+    let step = logits_chunk_rows(tokens, vocab);
+    for start in (0..tokens).step_by(step) {
+        let rows = start..tokens.min(start + step);
+        let hidden = hidden.clone().slice([rows.clone(), 0..width]);
+        let logits = in_f32(hidden.matmul(weight.clone().transpose()));
+        let targets = targets.clone().slice([rows]);
+        let predicted = num_predicted(logits.clone(), targets.clone());
+        scores = scores + Tensor::cat(vec![chunk(logits, targets, false).0, predicted], 0);
+    }
+    primitive(scores)
+}
+
+/// Implements [`num_predicted`](crate::num_predicted) for logits in at least f32. A masked target
+/// is negative, so it equals no index.
+pub fn num_predicted<B: Backend>(logits: Tensor<B, 2>, targets: Tensor<B, 1, Int>) -> Tensor<B, 1> {
+    let dtype = logits.dtype();
+    let is_predicted = logits.argmax(1).equal(targets.unsqueeze_dim(1));
+    is_predicted.float().cast(dtype).sum()
+}
+
 /// Implements [`CrossEntropyOps::logits_loss`](crate::CrossEntropyOps::logits_loss).
 pub fn logits_loss<B: Backend>(
     logits: B::FloatTensorPrimitive,

@@ -66,6 +66,68 @@ fn check(tokens: usize, width: usize, vocab: usize) {
     }
 }
 
+fn scores(
+    portable: bool,
+    [hidden, weight]: &[Array; 2],
+    targets: &[i64],
+    dtype: DType,
+) -> Vec<f64> {
+    let [hidden, weight] =
+        [hidden, weight].map(|array| array.tensor(dtype).into_primitive().tensor());
+    let targets = indices(targets).into_primitive();
+    values(match portable {
+        true => portable::cross_entropy::head_scores::<Flex>(hidden, weight, targets),
+        false => Flex::head_scores(hidden, weight, targets),
+    })
+}
+
+#[test]
+fn predicted_targets_are_counted() {
+    // The last has several chunks.
+    for [tokens, width, vocab] in [[1, 1, 2], [9, 8, 33], [40, 6, 5], [19, 2, 1_000_000]] {
+        for dtype in DTYPES {
+            let inputs = inputs(tokens, width, vocab, dtype);
+            let logits = reference::product(&inputs[0], false, &inputs[1], true);
+            let likeliest = |row: &[f64]| {
+                let later = row.iter().enumerate().rev();
+                later.max_by(|a, b| a.1.total_cmp(b.1)).map_or(0, |(index, _)| index as i64)
+            };
+            let mut targets: Vec<_> = logits.values.chunks(vocab).map(likeliest).collect();
+            // Some are wrong, and some are masked.
+            let wrong = (0..tokens).filter(|row| row % 3 == 1);
+            wrong.for_each(|row| targets[row] = (targets[row] + 1) % vocab as i64);
+            let masked = (0..tokens).filter(|row| row % 4 == 3);
+            masked.for_each(|row| targets[row] = -100);
+            let expected = (0..tokens).filter(|row| row % 3 != 1 && row % 4 != 3).count() as f64;
+            // The portable product rounds logits to 16 bits, which makes several of them the largest.
+            for portable in [false, true].into_iter().filter(|it| !it || dtype == DType::F32) {
+                let found = scores(portable, &inputs, &targets, dtype);
+                let none = HeadGradients { hidden: false, weight: false };
+                let loss = run(portable, &inputs, &targets, none, dtype).loss;
+                assert_eq!(
+                    found,
+                    [values(loss)[0], expected],
+                    "{tokens} {vocab} {dtype:?} {portable}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn the_first_of_equal_logits_is_predicted() {
+    let hidden = Array { shape: [3, 1], values: vec![1.0, 1.0, 0.0] };
+    let weight = Array { shape: [4, 1], values: vec![0.5, 2.0, 2.0, -1.0] };
+    for portable in [false, true] {
+        let count = |targets: &[i64]| {
+            scores(portable, &[hidden.clone(), weight.clone()], targets, DType::F32)[1]
+        };
+        assert_eq!(count(&[1, 2, 0]), 2.0);
+        assert_eq!(count(&[2, 2, 1]), 0.0);
+        assert_eq!(count(&[-1, 1, -100]), 1.0);
+    }
+}
+
 #[test]
 fn odd_sizes() {
     for [tokens, width, vocab] in [[1, 1, 2], [1, 5, 7], [9, 8, 33], [6, 48, 515]] {

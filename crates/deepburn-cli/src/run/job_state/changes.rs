@@ -47,14 +47,16 @@ pub(super) fn differ(
 
 /// Keys that determine the tokens of the data, apart from the files of the data and of the tokenizer, and their places in
 /// `job.json`.
-pub(super) const TOKEN_KEYS: [(&str, &str); 15] = [
+pub(super) const TOKEN_KEYS: [(&str, &str); 17] = [
     ("data.text_field", "/data/kind/chat/text_field"),
     ("data.messages_field", "/data/kind/chat/messages_field"),
     ("data.chat_template", "/data/kind/chat/chat_template"),
     ("data.assistant_only_loss", "/data/kind/chat/assistant_only_loss"),
     ("data.completion_only_loss", "/data/kind/chat/completion_only_loss"),
     ("data.packing", "/data/kind/chat/packing"),
+    ("data.skip_invalid_rows", "/data/kind/chat/skip_invalid_rows"),
     ("data.chat_template", "/data/kind/preference/chat_template"),
+    ("data.skip_invalid_rows", "/data/kind/preference/skip_invalid_rows"),
     ("data.text_field", "/data/kind/text/text_field"),
     ("data.text_field", "/data/kind/classification/text_field"),
     ("data.label_field", "/data/kind/classification/label_field"),
@@ -84,12 +86,13 @@ pub(super) const MAY_DIFFER: [&str; 6] = [
 ];
 
 /// Keys without effect on the numbers of later steps. A change of any other key is logged as a warning.
-pub(super) const WITHOUT_EFFECT_ON_NUMBERS: [&str; 13] = [
+pub(super) const WITHOUT_EFFECT_ON_NUMBERS: [&str; 14] = [
     "data.token_cache",
     "training.output_dir",
     "training.logging_steps",
     "training.eval_",
     "training.per_device_eval_batch_size",
+    "training.samples",
     "training.save_",
     "training.async_save",
     "training.checkpoint_scope",

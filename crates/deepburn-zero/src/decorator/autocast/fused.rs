@@ -135,6 +135,7 @@ impl<B: TracksParameters + LinearOps> LinearOps for Autocast<B> {
 impl<B: TracksParameters + CrossEntropyOps> CrossEntropyOps for Autocast<B> {
     cast! {
         #[product] fn linear_cross_entropy(hidden: float, weight: float, targets: int) -> float;
+        #[product] fn head_scores(hidden: float, weight: float, targets: int) -> float;
         fn fused_cross_entropy(logits: float, targets: int) -> float;
         fn scale_gradient(gradient: float, factor: float, dtype: [DType]) -> float;
     }

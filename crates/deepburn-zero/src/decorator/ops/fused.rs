@@ -239,6 +239,27 @@ impl<B: MatmulOps + CrossEntropyOps> CrossEntropyOps for Sharded<B> {
         }
     }
 
+    /// Not recorded, because evaluations have no backward pass.
+    fn head_scores(
+        hidden: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        targets: IntTensor<Self>,
+    ) -> FloatTensor<Self> {
+        count(&[&weight], || rows_times(&hidden, weight.shape().num_elements()));
+        note_unrecorded(&[&hidden, &weight]);
+        let (hidden, weight) = (hidden.into_full(), weight.into_weight());
+        ZeroTensor::full(weight::head_scores::<B>(hidden, weight, targets.into_inner()))
+    }
+
+    /// Dequantizes the weight, as in [`quantized_linear`](LinearOps::quantized_linear).
+    fn quantized_head_scores(
+        hidden: FloatTensor<Self>,
+        weight: &QuantizedMatrix<Self>,
+        targets: IntTensor<Self>,
+    ) -> FloatTensor<Self> {
+        Self::head_scores(hidden, weight.dequantized(), targets)
+    }
+
     /// Dequantizes the weight, as in [`quantized_linear`](LinearOps::quantized_linear).
     fn quantized_head_loss(
         hidden: FloatTensor<Self>,

@@ -72,6 +72,18 @@ pub(super) fn linear_cross_entropy<B: CrossEntropyOps>(
     }
 }
 
+/// Returns the loss of a head and the number of predicted targets.
+pub(super) fn head_scores<B: CrossEntropyOps>(
+    hidden: FloatTensor<B>,
+    weight: Weight<B>,
+    targets: IntTensor<B>,
+) -> FloatTensor<B> {
+    match weight {
+        Weight::Dense(weight) => B::head_scores(hidden, weight, targets),
+        Weight::Quantized(weight) => B::quantized_head_scores(hidden, &weight, targets),
+    }
+}
+
 /// Returns the rows `indices` of a table.
 pub(super) fn embedding<B: MatmulOps>(table: Weight<B>, indices: IntTensor<B>) -> FloatTensor<B> {
     match table {

@@ -1,0 +1,177 @@
+//! Tokens that a base model has not learned and that its adapter cannot learn.
+//!
+//! The files of many base models have rows for special tokens that no training text contained: the rows are 0, or equal to
+//! each other. An adapter that does not train these rows leaves the model unable to read or to write the tokens, and the
+//! loss hardly shows it.
+
+use std::path::Path;
+
+use super::any::AnyDecoder;
+use crate::architecture::{Architecture, LanguageModelConfig};
+use crate::hf::{BaseModel, ModelFolderError};
+
+/// The number of rows with which the others are compared, evenly spaced over the vocabulary.
+const COMPARED: usize = 256;
+
+/// The norm of a row that was not learned, relative to the median of the compared rows, at most. Rows of rare tokens that were
+/// learned have at least a tenth.
+const SMALLEST_NORM: f32 = 0.01;
+
+impl AnyDecoder {
+    /// Returns those of `tokens` whose row of the embedding, or of an untied head, the base model in `folder` seems not to have
+    /// learned, if the adapter does not train it either. `others` are tokens that may have equal rows, such as reserved ones.
+    /// Returns nothing without an adapter.
+    ///
+    /// # Errors
+    /// Returns an error if a file is missing, unreadable or malformed.
+    pub fn unlearned_tokens(
+        &self,
+        folder: &Path,
+        tokens: &[u32],
+        others: &[u32],
+    ) -> Result<Vec<u32>, ModelFolderError> {
+        let Some(adapter) = self.adapter() else { return Ok(Vec::new()) };
+        let (parts, rows) = (self.base().parts(), self.limits().vocab_size as u32);
+        let paths =
+            [Some(parts.embedding_path()), (!parts.head.is_tied).then(|| parts.head_path())];
+        let mut base = BaseModel::open(folder, self.base().weight_map())?;
+        let mut found: Vec<u32> = Vec::new();
+        for path in paths.into_iter().flatten() {
+            let module = path.strip_suffix(".weight").unwrap_or(&path);
+            if adapter.trains(&path) || adapter.adapts(module) {
+                continue;
+            }
+            let trained = adapter.trained_tokens(module).unwrap_or_default();
+            let frozen = |token: &u32| *token < rows && !trained.contains(&(*token as usize));
+            let tokens: Vec<u32> = tokens.iter().copied().filter(frozen).collect();
+            let others: Vec<u32> = others.iter().copied().filter(|it| *it < rows).collect();
+            found.extend(unlearned_rows(&mut base, &path, (&tokens, &others), rows)?);
+        }
+        found.sort_unstable();
+        found.dedup();
+        Ok(found)
+    }
+}
+
+/// Returns those of `tokens` whose row of the matrix at `path` is much smaller than most rows, or equal to the row of another
+/// token. The matrix has `rows` rows.
+///
+/// # Errors
+/// Returns an error if the matrix cannot be read.
+fn unlearned_rows(
+    base: &mut BaseModel,
+    path: &str,
+    (tokens, others): (&[u32], &[u32]),
+    rows: u32,
+) -> Result<Vec<u32>, ModelFolderError> {
+    let mut row = |token: u32| Ok(base.read_row(path, token as usize)?.unwrap_or_default());
+    let norm = |values: &[f32]| values.iter().map(|it| it * it).sum::<f32>().sqrt();
+    let step = (rows as usize).div_ceil(COMPARED).max(1);
+    let mut norms = Vec::new();
+    for token in (0..rows).step_by(step) {
+        norms.push(norm(&row(token)?));
+    }
+    norms.sort_by(f32::total_cmp);
+    let smallest = norms.get(norms.len() / 2).map_or(0.0, |median| median * SMALLEST_NORM);
+    let mut candidates = Vec::new();
+    for token in tokens {
+        candidates.push((*token, row(*token)?));
+    }
+    let mut found = Vec::new();
+    for (token, values) in &candidates {
+        if norm(values) <= smallest {
+            found.push(*token);
+        }
+    }
+    for other in others {
+        let values = row(*other)?;
+        let equal = candidates.iter().filter(|(token, own)| token != other && *own == values);
+        found.extend(equal.map(|(token, _)| *token));
+    }
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use burn_flex::{Flex, FlexDevice};
+    use deepburn_lora::LoraConfig;
+    use deepburn_safetensors::FloatType;
+    use serde_json::{Map, Value, json};
+
+    use super::*;
+    use crate::decoder::{Decoder, DecoderConfig};
+    use crate::families::LlamaConfig;
+
+    const VOCAB: usize = 40;
+
+    fn config(is_tied: bool) -> LlamaConfig {
+        let fields = json!({
+            "vocab_size": VOCAB, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1,
+            "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 16,
+            "tie_word_embeddings": is_tied,
+        });
+        LlamaConfig::try_from_fields(fields.as_object().unwrap().clone()).unwrap()
+    }
+
+    /// Returns a model folder in which some rows of a matrix have these values.
+    fn folder(is_tied: bool, matrix: &str, rows: &[(usize, f32)]) -> tempfile::TempDir {
+        let folder = tempfile::tempdir().unwrap();
+        let model: Decoder<Flex> = Decoder::new(&config(is_tied), 3, &FlexDevice).unwrap();
+        model.save(folder.path(), FloatType::F32).unwrap();
+        let path = folder.path().join("model.safetensors");
+        let mut bytes = std::fs::read(&path).unwrap();
+        let length = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+        let header: Map<String, Value> = serde_json::from_slice(&bytes[8..length]).unwrap();
+        let start = length + header[matrix]["data_offsets"][0].as_u64().unwrap() as usize;
+        for (row, value) in rows {
+            let at = start + row * 8 * 4;
+            for element in bytes[at..at + 8 * 4].chunks_exact_mut(4) {
+                element.copy_from_slice(&value.to_le_bytes());
+            }
+        }
+        std::fs::write(&path, bytes).unwrap();
+        folder
+    }
+
+    fn unlearned((is_tied, folder): (bool, &Path), lora: Value) -> Vec<u32> {
+        let config = AnyDecoder::new(config(is_tied));
+        let lora = LoraConfig::of_job(lora.as_object().unwrap()).unwrap();
+        let config = config.with_adapter(lora).unwrap();
+        let all: Vec<u32> = (0..VOCAB as u32).collect();
+        config.unlearned_tokens(folder, &all, &[30, 31, 4_000_000]).unwrap()
+    }
+
+    #[test]
+    fn small_and_equal_rows_were_not_learned() {
+        let linear = json!({"target_modules": "all-linear"});
+        let embedding = "model.embed_tokens.weight";
+        let learned = folder(true, embedding, &[]);
+        assert_eq!(unlearned((true, learned.path()), linear.clone()), [0; 0]);
+        let some = folder(true, embedding, &[(3, 0.0), (4, 1e-9), (5, 0.5), (29, 0.5), (31, 0.5)]);
+        assert_eq!(unlearned((true, some.path()), linear), [3, 4, 5, 29]);
+    }
+
+    #[test]
+    fn rows_that_the_adapter_trains_do_not_count() {
+        let embedding = "model.embed_tokens.weight";
+        let some = folder(true, embedding, &[(3, 0.0), (4, 0.0)]);
+        for (lora, expected) in [
+            (json!({"trainable_token_indices": [4]}), vec![3]),
+            (json!({"trainable_token_indices": [3, 4]}), vec![]),
+            (json!({"modules_to_save": ["embed_tokens"]}), vec![]),
+            (json!({"target_modules": ["q_proj", "embed_tokens"]}), vec![]),
+        ] {
+            assert_eq!(unlearned((true, some.path()), lora.clone()), expected, "{lora}");
+        }
+        // The head has rows of its own.
+        let head = folder(false, "lm_head.weight", &[(7, 0.0)]);
+        assert_eq!(
+            unlearned((false, head.path()), json!({"modules_to_save": ["embed_tokens"]})),
+            [7]
+        );
+        assert_eq!(
+            unlearned((false, head.path()), json!({"modules_to_save": ["lm_head"]})),
+            [0; 0]
+        );
+    }
+}

@@ -55,6 +55,25 @@ impl RowFormat {
         Self::Preference,
     ];
 
+    /// The columns that rows of any format may have. Others are not read.
+    pub const COLUMNS: [&str; 15] = [
+        "text",
+        "messages",
+        "conversations",
+        "prompt",
+        "completion",
+        "chosen",
+        "rejected",
+        "instruction",
+        "input",
+        "output",
+        "history",
+        "system",
+        "tools",
+        "documents",
+        "chat_template_kwargs",
+    ];
+
     /// Returns the columns that a row must have.
     pub fn required_columns(self) -> &'static [&'static str] {
         match self {
@@ -81,8 +100,8 @@ impl RowFormat {
                 let columns: Vec<_> = row.keys().take(20).map(|it| format!("`{it}`")).collect();
                 let formats: Vec<_> = Self::ALL.iter().map(|it| it.to_string()).collect();
                 Err(ChatError::Format(format!(
-                    "the columns {} are of no known format; rename them to one of: {}",
-                    columns.join(", "),
+                    "the columns {}are of no known format; rename them to one of: {}",
+                    if columns.is_empty() { String::new() } else { columns.join(", ") + " " },
                     formats.join("; ")
                 )))
             }

@@ -367,11 +367,12 @@ impl JobReader<'_> {
                 "models are compared by evaluations while they train, and this job has none: it has no {missing}";
                 "add {missing}, or remove it");
         }
-        // The test is evaluated without `eval_steps` too.
-        let measures = training.eval_steps.is_some() || data.splits.has_test();
+        // The last step and the test are evaluated without `eval_steps` too.
+        let splits = &data.splits;
+        let measures = training.eval_steps.is_some() || splits.has_eval() || splits.has_test();
         warning!(if training.per_device_eval_batch_size.is_some() && !measures;
             self.findings, "training.per_device_eval_batch_size" =>
-            "has no effect: this job evaluates nothing"; "add training.eval_strategy or data.splits.test, or remove it");
+            "has no effect: this job evaluates nothing"; "add data.splits.eval or data.splits.test, or remove it");
         let classifies = matches!(data.kind, DataKind::Classification { .. });
         let metric = training.metric_for_best_model;
         refuse!(if metric != ModelMetric::Loss && !classifies;

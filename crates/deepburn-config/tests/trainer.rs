@@ -294,11 +294,11 @@ fn invalid_cadences_are_errors() {
 }
 
 #[test]
-fn an_evaluation_batch_without_evaluations_is_said() {
+fn an_evaluation_batch_has_an_effect_on_the_last_evaluation_too() {
     let says = |training: &Value| {
         let notes = evaluated(training).unwrap().notes;
         notes.iter().any(|note| note.key == "training.per_device_eval_batch_size")
     };
-    assert!(says(&json!({ "per_device_eval_batch_size": 3 })));
+    assert!(!says(&json!({ "per_device_eval_batch_size": 3 })));
     assert!(!says(&json!({ "per_device_eval_batch_size": 3, "eval_steps": 3 })));
 }

@@ -89,22 +89,27 @@ impl Samples {
     }
 
     /// Reads the rows of the samples from their files again, in order, until
-    /// `visit` returns false.
+    /// `visit` returns false. `wanted` are the fields that are read, as in
+    /// [`SampleSource`](crate::SampleSource).
     ///
     /// # Errors
     /// Returns an error if a file cannot be read, or if a row is not there any
     /// more.
-    pub fn visit_rows(&self, visit: &mut dyn FnMut(Row) -> bool) -> Result<()> {
+    pub fn visit_rows(
+        &self,
+        wanted: Option<&[String]>,
+        visit: &mut dyn FnMut(Row) -> bool,
+    ) -> Result<()> {
         let mut next = 0;
         let mut continues = true;
         while continues && next < self.len() {
             let file = self.place(next).file;
-            let read = visit_rows(&file, None, &mut |raw| {
+            let read = visit_rows(&file, wanted, &mut |raw| {
                 let place = self.place(next);
                 if raw.place.1 != place.number {
                     return Ok(());
                 }
-                let fields = raw.parse(None).map_err(|reason| place.invalid(&reason))?;
+                let fields = raw.parse(wanted).map_err(|reason| place.invalid(&reason))?;
                 next += 1;
                 continues = visit(Row { fields, place });
                 match continues && next < self.len() && self.place(next).file == file {

@@ -177,6 +177,8 @@ struct ChatEncoder<'a> {
     encoder: RowEncoder<ChatTokenizer<'a>>,
     /// The tokenizer of the encoder.
     tokenizer: &'a Tokenizer,
+    /// The columns that are read.
+    columns: Vec<String>,
     /// Why there is no template. It is only an error for a row with messages.
     no_template: Option<ChatError>,
     /// What the cached samples depend on, apart from the files.
@@ -227,6 +229,8 @@ impl<'a> ChatEncoder<'a> {
         let pad_id = pad_id(chat, tokenizer, &tokens)?;
         let added = tokenizer.extra_tokens().into_iter();
         let control_tokens = added.filter(|it| it.is_special).map(|it| it.text).collect();
+        let named = chat.messages_field.iter().chain([&chat.text_field]).cloned();
+        let columns = RowFormat::COLUMNS.map(str::to_owned).into_iter().chain(named).collect();
         let own = ChatTokenizer::new(tokenizer);
         let encoder = RowEncoder::new(own, templates, tokens, options).map_err(Failure::mistake)?;
         let is_lasting = !uses_clock;
@@ -235,6 +239,7 @@ impl<'a> ChatEncoder<'a> {
             form,
             encoder,
             tokenizer,
+            columns,
             no_template,
             key,
             is_lasting,
@@ -256,7 +261,7 @@ impl<'a> ChatEncoder<'a> {
         let cache = token_cache(&job.data).filter(|_| self.is_lasting);
         let source = SampleSource {
             splits,
-            fields: None,
+            fields: Some(&self.columns),
             invalid: match self.chat.skip_invalid_rows {
                 true => InvalidRows::Skip,
                 false => InvalidRows::Fail,

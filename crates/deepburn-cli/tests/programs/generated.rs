@@ -230,6 +230,27 @@ fn invalid_rows_are_left_out_where_that_is_asked_for() {
     assert_same(&Trained::read(&job.folder().join("output")), &expected, "without invalid rows");
 }
 
+/// NaN is no JSON, and is written by Python's `json`.
+#[test]
+fn columns_that_are_not_read_may_have_any_values() {
+    let Some(golden) = golden() else { return };
+    let expected = with_texts(job_on_chats(&golden)).train();
+    let job = with_texts(job_on_chats(&golden));
+    for file in ["train.jsonl", "eval.jsonl"] {
+        let path = job.folder().join(file);
+        let rows = fs::read_to_string(&path).unwrap();
+        let more = r#", "score": NaN, "meta": {"at": [-Infinity, null]}}"#;
+        let rows: Vec<_> =
+            rows.lines().map(|row| format!("{}{more}", &row[..row.len() - 1])).collect();
+        fs::write(path, rows.join("\n")).unwrap();
+    }
+    assert_same(&job.train(), &expected, "with other columns");
+    // The columns that are read are still checked.
+    let path = job.folder().join("train.jsonl");
+    fs::write(path, r#"{"messages": NaN, "other": 1}"#).unwrap();
+    job.run().failed(2, &["train.jsonl", "line 1", "messages"]);
+}
+
 /// The row of `<|im_end|>` in the embedding is set to 0.
 #[test]
 fn turn_tokens_that_nothing_learns_are_named() {

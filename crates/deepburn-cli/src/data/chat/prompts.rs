@@ -45,7 +45,7 @@ impl ChatEncoder<'_> {
         let mut found = Vec::new();
         let mut failure = None;
         let room = max_len.saturating_sub(plan.max_new_tokens);
-        eval.visit_rows(&mut |row| {
+        eval.visit_rows(Some(&self.columns), &mut |row| {
             match self.prompt_of(row) {
                 Ok(Some(EncodedPrompt { ids, expected })) if ids.len() <= room => {
                     found.push((ids, expected));

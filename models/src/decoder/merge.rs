@@ -85,7 +85,7 @@ impl Merge {
     ///
     /// # Errors
     /// Returns [`ModelFolderError::Tensors`] if a tensor does not fit or is not finite, or an I/O error.
-    fn values(&mut self, weight: &Weight) -> Result<Vec<f32>, ModelFolderError> {
+    pub(super) fn values(&mut self, weight: &Weight) -> Result<Vec<f32>, ModelFolderError> {
         let mut values = self.base_values(weight.path())?;
         self.merge(weight, &mut values)?;
         Ok(values)

@@ -34,6 +34,7 @@ mod parts;
 mod pass;
 mod pretrained;
 mod rotary;
+mod stored_values;
 mod unlearned;
 
 pub(crate) use config::document;
@@ -50,3 +51,4 @@ pub use parts::{
 pub use pass::DecoderCache;
 pub use pretrained::PretrainedDecoder;
 pub use rotary::{Rotary, RotaryScaling};
+pub use stored_values::StoredValues;

@@ -47,6 +47,14 @@ impl BaseModel {
         self.map.clone().with_origins(origin).expect("the stored tensors are the same")
     }
 
+    /// Checks that the folder has all parameters of the map in their shapes.
+    ///
+    /// # Errors
+    /// Returns [`ModelFolderError::Tensors`] naming the first parameter whose tensors do not fit.
+    pub(crate) fn require_all(&self) -> Result<(), ModelFolderError> {
+        self.map.parameters().try_for_each(|weight| self.weights.require(weight))
+    }
+
     /// Returns the parameters of `map`, which `weights` has.
     pub(crate) fn of_weights(weights: Weights, map: WeightMap) -> Self {
         Self { weights, map }

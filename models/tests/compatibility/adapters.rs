@@ -204,6 +204,22 @@ fn files_are_written_as_peft_writes_them() {
     });
 }
 
+/// Checks that the tensors of a model in `base`, with its adapter merged, are those of the file in `merged`.
+fn check_stored_values(config: &AnyDecoder, base: &Path, merged: &Path) {
+    let file = std::fs::read(merged.join("model.safetensors")).unwrap();
+    let file = safetensors::SafeTensors::deserialize(&file).unwrap();
+    let mut values = config.stored_values(base).unwrap();
+    assert_eq!(values.tensors().len(), file.len());
+    for (index, tensor) in values.tensors().to_vec().iter().enumerate() {
+        let view = file.tensor(tensor.name()).unwrap();
+        assert_eq!(view.shape(), tensor.shape(), "{}", tensor.name());
+        let expected = view.data().chunks_exact(4);
+        let expected: Vec<f32> =
+            expected.map(|it| f32::from_le_bytes(it.try_into().unwrap())).collect();
+        assert_eq!(values.read(index).unwrap(), expected, "{}", tensor.name());
+    }
+}
+
 #[test]
 fn merged_models_match_peft() {
     for_each_adapter(|golden| {
@@ -224,6 +240,8 @@ fn merged_models_match_peft() {
             let model: Decoder<Flex> = merged.load(folder.path(), &Default::default()).unwrap();
             check_logits(&model, numbers, &format!("{name} merged"));
         }
+        check_stored_values(&config, &golden.base, folder.path());
+        check_stored_values(&golden.config(folder.path()), folder.path(), folder.path());
         let fields = read(&folder.path().join("config.json"));
         let is_tied = fields["tie_word_embeddings"] != false;
         assert_eq!(

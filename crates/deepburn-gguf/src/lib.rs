@@ -5,6 +5,10 @@
 //! [`GgufReader`] reads a file with all checks. [`FileType`] chooses the type of each tensor as `llama-quantize` does,
 //! and [`TensorType`] quantizes to the same bytes as llama.cpp's reference code.
 //!
+//! [`Hyperparameters`] describes a decoder as llama.cpp does: metadata, names and layouts of tensors. [`Tokenizer`] and
+//! [`SpecialTokens`] do so for a `tokenizer.json`. A model that llama.cpp would compute in another way is an error that
+//! names the field.
+//!
 //! Only little-endian files of version 3 are supported, and the tensor types of [`TensorType`]. The format is
 //! documented at <https://github.com/ggml-org/ggml/blob/master/docs/gguf.md>.
 //!
@@ -34,9 +38,12 @@ mod file_type;
 mod header;
 mod header_reader;
 mod metadata;
+mod model;
+mod modelfile;
 mod reader;
 mod tensor_info;
 mod tensor_type;
+mod tokenizer;
 mod value;
 mod writer;
 
@@ -45,8 +52,11 @@ pub use error::GgufError;
 pub use file_type::{FileType, TypeSelector};
 pub use header::Header;
 pub use metadata::Metadata;
+pub use model::{Architecture, Hyperparameters, Rope, RopeScaling, StoredTensor, TensorLayout};
+pub use modelfile::modelfile;
 pub use reader::GgufReader;
 pub use tensor_info::TensorInfo;
 pub use tensor_type::TensorType;
+pub use tokenizer::{SpecialTokens, Tokenizer};
 pub use value::{Array, Value};
 pub use writer::GgufWriter;

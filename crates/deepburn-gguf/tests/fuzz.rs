@@ -5,7 +5,7 @@
 use std::io::Cursor;
 
 use deepburn_fuzz::{Mutator, fuzz};
-use deepburn_gguf::{GgufReader, Header, Metadata, TensorType};
+use deepburn_gguf::{GgufReader, Header, Metadata, SpecialTokens, TensorType, Tokenizer};
 
 /// Lengths, counts, types and texts, as they are in files.
 const TOKENS: [&[u8]; 14] = [
@@ -91,4 +91,37 @@ fn mutate(mutator: &mut Mutator, file: &mut Vec<u8>, header_len: usize) {
             }
         }
     }
+}
+
+/// A byte-level tokenizer with a post-processor.
+const TOKENIZER: &str = r#"{
+    "model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": [["a", "b"]],
+        "byte_fallback": false, "ignore_merges": false, "unk_token": null},
+    "added_tokens": [{"id": 3, "content": "<s>", "special": true}],
+    "normalizer": {"type": "Sequence", "normalizers": []},
+    "pre_tokenizer": {"type": "Sequence", "pretokenizers": [
+        {"type": "Digits", "individual_digits": true},
+        {"type": "ByteLevel", "add_prefix_space": false, "use_regex": true}]},
+    "post_processor": {"type": "TemplateProcessing",
+        "single": [{"SpecialToken": {"id": "<s>"}}, {"Sequence": {"id": "A"}}],
+        "special_tokens": {"<s>": {"id": "<s>", "ids": [3]}}}
+}"#;
+
+#[test]
+fn mutated_tokenizers_are_read_or_refused() {
+    let (mut refused, mut accepted) = (0, 0);
+    fuzz(10_000, |mutator| {
+        let mut text = TOKENIZER.as_bytes().to_vec();
+        match mutator.below(2) {
+            0 => mutator.mutate(&mut text, &deepburn_fuzz::JSON_TOKENS),
+            _ => mutator.mutate_json(&mut text),
+        }
+        let Ok(json) = serde_json::from_slice(&text) else { return refused += 1 };
+        let mut special = SpecialTokens::default();
+        match (Tokenizer::from_json(&json, 4), special.set_added_tokens(&json)) {
+            (Ok(_), Ok(())) => accepted += 1,
+            _ => refused += 1,
+        }
+    });
+    assert!(refused > 0 && accepted > 0, "{refused} {accepted}");
 }

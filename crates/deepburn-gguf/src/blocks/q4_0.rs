@@ -1,0 +1,52 @@
+//! q4_0: 32 times 4 bits and their scale.
+//!
+//! ```text
+//! | scale, f16 | 16 bytes |      byte i: element i in the low bits, element i + 16 in the high bits
+//! value = scale · (bits - 8),   scale = x / -8 for the x of the largest magnitude
+//! ```
+//!
+//! The value of the largest magnitude becomes -8 · scale exactly, whatever its sign.
+
+use half::f16;
+
+use super::f16_at;
+use super::rounding::to_i8;
+
+const LEN: usize = 32;
+const SIZE: usize = 18;
+
+/// Encodes whole blocks (`quantize_row_q4_0_ref`).
+pub(super) fn encode(values: &[f32], bytes: &mut [u8]) {
+    for (values, bytes) in values.as_chunks::<LEN>().0.iter().zip(bytes.as_chunks_mut::<SIZE>().0) {
+        let scale = extreme(values) / -8.0;
+        let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
+        bytes[..2].copy_from_slice(&f16::from_f32(scale).to_le_bytes());
+        let bits = |value: f32| to_i8(value * inverse + 8.5).min(15) as u8;
+        let (low, high) = values.split_at(LEN / 2);
+        for ((low, high), byte) in low.iter().zip(high).zip(&mut bytes[2..]) {
+            *byte = bits(*low) | bits(*high) << 4;
+        }
+    }
+}
+
+/// Returns the value of the largest magnitude; the first one, if there are several.
+pub(super) fn extreme(values: &[f32]) -> f32 {
+    values.iter().fold(
+        0.0_f32,
+        |extreme, value| {
+            if extreme.abs() < value.abs() { *value } else { extreme }
+        },
+    )
+}
+
+/// Decodes whole blocks.
+pub(super) fn decode(bytes: &[u8], values: &mut [f32]) {
+    for (bytes, values) in bytes.as_chunks::<SIZE>().0.iter().zip(values.as_chunks_mut::<LEN>().0) {
+        let scale = f16_at(bytes, 0).to_f32();
+        let (low, high) = values.split_at_mut(LEN / 2);
+        for ((byte, low), high) in bytes[2..].iter().zip(low).zip(high) {
+            *low = f32::from((byte & 15) as i8 - 8) * scale;
+            *high = f32::from((byte >> 4) as i8 - 8) * scale;
+        }
+    }
+}

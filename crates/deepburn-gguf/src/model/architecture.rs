@@ -1,0 +1,80 @@
+//! The architectures of llama.cpp that DeepBurn's decoders have.
+
+use std::fmt;
+
+/// An architecture of llama.cpp.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Architecture {
+    /// GPT-2.
+    Gpt2,
+    /// Llama, SmolLM2 and Mistral.
+    Llama,
+    /// Qwen 2 and 2.5.
+    Qwen2,
+    /// Qwen 3.
+    Qwen3,
+    /// Phi 3 and 4.
+    Phi3,
+    /// Gemma 2.
+    Gemma2,
+    /// The text model of Gemma 3.
+    Gemma3,
+}
+
+impl Architecture {
+    /// All architectures.
+    pub const ALL: [Self; 7] =
+        [Self::Gpt2, Self::Llama, Self::Qwen2, Self::Qwen3, Self::Phi3, Self::Gemma2, Self::Gemma3];
+
+    /// Returns the architecture of a model by the `model_type` of its `config.json`. Returns `None` for a model that is
+    /// not supported.
+    #[must_use]
+    pub fn from_model_type(model_type: &str) -> Option<Self> {
+        Some(match model_type {
+            "gpt2" => Self::Gpt2,
+            "llama" | "mistral" => Self::Llama,
+            "qwen2" => Self::Qwen2,
+            "qwen3" => Self::Qwen3,
+            "phi3" => Self::Phi3,
+            "gemma2" => Self::Gemma2,
+            "gemma3_text" => Self::Gemma3,
+            _ => return None,
+        })
+    }
+
+    /// Returns the value of `general.architecture`, which is also the start of the keys of hyperparameters.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Gpt2 => "gpt2",
+            Self::Llama => "llama",
+            Self::Qwen2 => "qwen2",
+            Self::Qwen3 => "qwen3",
+            Self::Phi3 => "phi3",
+            Self::Gemma2 => "gemma2",
+            Self::Gemma3 => "gemma3",
+        }
+    }
+
+    /// Returns whether this is a Gemma: the weights of norms are added to 1, and outputs have norms too.
+    #[must_use]
+    pub const fn is_gemma(self) -> bool {
+        matches!(self, Self::Gemma2 | Self::Gemma3)
+    }
+
+    /// Returns the activation that llama.cpp computes, as named in `config.json`.
+    pub(crate) const fn activation(self) -> &'static str {
+        match self {
+            Self::Gpt2 => "gelu_new",
+            Self::Gemma2 | Self::Gemma3 => "gelu_pytorch_tanh",
+            Self::Llama | Self::Qwen2 | Self::Qwen3 | Self::Phi3 => "silu",
+        }
+    }
+}
+
+impl fmt::Display for Architecture {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.pad(self.name())
+    }
+}

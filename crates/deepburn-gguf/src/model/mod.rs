@@ -1,0 +1,16 @@
+//! How llama.cpp describes a decoder: architecture, hyperparameters, tensor names and layouts.
+//!
+//! The sources are `convert_hf_to_gguf.py` with its folder `conversion`, and `src/models/*.cpp`, of
+//! <https://github.com/ggml-org/llama.cpp>.
+
+mod architecture;
+mod hyperparameters;
+mod rope;
+mod tensor_layout;
+mod tensor_name;
+
+pub use architecture::Architecture;
+pub use hyperparameters::Hyperparameters;
+pub use rope::{Rope, RopeScaling};
+pub use tensor_layout::TensorLayout;
+pub use tensor_name::StoredTensor;

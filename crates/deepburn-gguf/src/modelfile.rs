@@ -1,0 +1,29 @@
+//! The file that tells Ollama about a GGUF file.
+
+/// Returns the text of a `Modelfile` for `ollama create`, which begins with `FROM ./FILE`. Ollama finds the chat template
+/// in the GGUF file. `stop` are the texts of the tokens at which generation stops.
+///
+/// The format is documented at <https://docs.ollama.com/modelfile>.
+#[must_use]
+pub fn modelfile<'a>(file_name: &str, stop: impl IntoIterator<Item = &'a str>) -> String {
+    let mut text = format!("FROM ./{file_name}\n");
+    for token in stop {
+        // Quotes of three let the text contain a quote.
+        let quotes = if token.contains('"') { "\"\"\"" } else { "\"" };
+        text.push_str(&format!("PARAMETER stop {quotes}{token}{quotes}\n"));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stop_tokens_are_quoted() {
+        let text = modelfile("model.gguf", ["<|im_end|>", "a\"b"]);
+        let expected =
+            "FROM ./model.gguf\nPARAMETER stop \"<|im_end|>\"\nPARAMETER stop \"\"\"a\"b\"\"\"\n";
+        assert_eq!(text, expected);
+    }
+}

@@ -6,6 +6,7 @@
 //! - [`Comparison`]: a page that compares the curves of several runs.
 //! - [`Monitors`]: TensorBoard event files and DeepSpeed's CSV files, written
 //!   during a run.
+//! - [`WandbRun`]: W&B's offline runs, written during a run.
 //! - [`Profiler`]: the spans of some steps as a Chrome trace, and the memory
 //!   over time.
 //! - [`FlopsProfile`]: operations, parameters and time of a model by module.
@@ -26,6 +27,7 @@ mod profiler;
 mod report;
 mod report_error;
 mod tensorboard;
+mod wandb;
 
 pub use self::csv::CsvFiles;
 pub use error::MonitorError;
@@ -36,3 +38,4 @@ pub use profiler::{ProfileError, Profiler};
 pub use report::{Environment, Report};
 pub use report_error::ReportError;
 pub use tensorboard::EventWriter;
+pub use wandb::{WandbOptions, WandbRun};

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 /// The reason why a monitor cannot write.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "cannot {action} monitor file `{}`: {source}; make room there, or choose another output_path",
+    "cannot {action} monitor file `{}`: {source}; make room there, or choose another folder",
     path.display()
 )]
 pub struct MonitorError {

@@ -8,6 +8,7 @@
 //! - [`Comparison`]: a page that compares the curves of several runs.
 //! - [`Monitors`]: TensorBoard event files and DeepSpeed's CSV files, written
 //!   during a run.
+//! - [`WandbRun`]: W&B's offline runs, written during a run.
 //! - [`Profiler`]: the spans of some steps as a Chrome trace, and the memory
 //!   over time.
 //! - [`FlopsProfile`]: operations, parameters and time of a model by module.
@@ -30,6 +31,7 @@ mod report;
 mod report_error;
 mod rows_file;
 mod tensorboard;
+mod wandb;
 
 pub use self::csv::CsvFiles;
 pub use error::MonitorError;
@@ -41,3 +43,4 @@ pub use profiler::{ProfileError, Profiler};
 pub use report::{Environment, Report};
 pub use report_error::ReportError;
 pub use tensorboard::EventWriter;
+pub use wandb::{WandbOptions, WandbRun};

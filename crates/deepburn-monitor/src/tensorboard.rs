@@ -130,12 +130,12 @@ fn masked_crc(bytes: &[u8]) -> u32 {
 }
 
 /// Returns the time in seconds since 1970.
-fn now() -> f64 {
+pub(crate) fn now() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |time| time.as_secs_f64())
 }
 
 /// Returns the name of this machine in a form that is valid in a file name.
-fn host_name() -> String {
+pub(crate) fn host_name() -> String {
     let named = fs::read_to_string("/proc/sys/kernel/hostname")
         .ok()
         .or_else(|| std::env::var("COMPUTERNAME").ok())

@@ -83,7 +83,7 @@ impl StoredValues {
         let mut last: Option<(String, Vec<f32>)> = None;
         composition.read(0..composition.num_elements(), |path, range, values| {
             if last.as_ref().is_none_or(|(name, _)| name != path) {
-                // The paths are those of the map.
+                // The tensors are the map's, so it has all paths.
                 let Some(weight) = map.get(path) else { return Ok(()) };
                 let read = match &mut self.source {
                     Source::Model(model) => model.read(path)?,

@@ -18,7 +18,7 @@ const COMPARED: usize = 256;
 const SMALLEST_NORM: f32 = 0.01;
 
 impl AnyDecoder {
-    /// Returns those of `tokens` whose row of the embedding, or of an untied head, the base model in `folder` seems not to have
+    /// Returns the tokens among `tokens` whose row of the embedding, or of an untied head, the base model in `folder` seems not to have
     /// learned, if the adapter does not train it either. `others` are tokens that may have equal rows, such as reserved ones.
     /// Returns nothing without an adapter.
     ///
@@ -53,7 +53,7 @@ impl AnyDecoder {
     }
 }
 
-/// Returns those of `tokens` whose row of the matrix at `path` is much smaller than most rows, or equal to the row of another
+/// Returns the tokens among `tokens` whose row of the matrix at `path` is much smaller than most rows, or equal to the row of another
 /// token. The matrix has `rows` rows.
 ///
 /// # Errors

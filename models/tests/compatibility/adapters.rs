@@ -204,7 +204,7 @@ fn files_are_written_as_peft_writes_them() {
     });
 }
 
-/// Checks that the tensors of a model in `base`, with its adapter merged, are those of the file in `merged`.
+/// Checks that the tensors of a model in `base`, with its adapter merged, are equal to the file in `merged`.
 fn check_stored_values(config: &AnyDecoder, base: &Path, merged: &Path) {
     let file = std::fs::read(merged.join("model.safetensors")).unwrap();
     let file = safetensors::SafeTensors::deserialize(&file).unwrap();

@@ -5,7 +5,7 @@ use serde_json::Value;
 use super::RowEncoder;
 use crate::{ChatContext, Message, Result, Row, Surrounding, TextTokenizer};
 
-/// A prompt, and how the row goes on.
+/// A prompt, and what follows it in the row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EncodedPrompt {
     /// The token ids of the prompt, up to the beginning of an answer.

@@ -21,7 +21,7 @@ pub(crate) struct SamplePrompt {
     pub(crate) text: String,
     /// Its tokens, at least one.
     pub(crate) ids: Vec<u32>,
-    /// How the data goes on; `None` for a prompt of the job.
+    /// How the data continues; `None` for a prompt of the job.
     pub(crate) expected: Option<String>,
 }
 

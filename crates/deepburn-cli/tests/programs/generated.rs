@@ -167,7 +167,7 @@ fn prompts_that_cannot_be_continued_are_refused() {
         let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
         with_texts(job_on_chats(&golden)).with(key, value).run().failed(2, &parts);
     }
-    // Without prompts of the job, those of the data do not fit.
+    // Without prompts of the job, the data's do not fit.
     let job = with_texts(job_on_chats(&golden)).with("training.sample_prompts", Value::Null);
     let job = job.with("training.sample_max_new_tokens", 4000);
     job.run().failed(2, &["training.sample_rows", "no sample of the eval split has a prompt"]);
@@ -176,7 +176,7 @@ fn prompts_that_cannot_be_continued_are_refused() {
 /// TRL logs the accuracy of a batch before its update. The sixth batch has the last two conversations, the tenth has the
 /// seventh and the eighth.
 #[test]
-fn the_accuracy_of_tokens_is_that_of_trl() {
+fn the_accuracy_of_tokens_is_trls() {
     let Some(golden) = golden() else { return };
     let log = &read(&golden.join("sft/traces/messages.json"))["log"];
     let rows = fs::read_to_string(golden.join("sft/data/messages.jsonl")).unwrap();
@@ -230,7 +230,7 @@ fn invalid_rows_are_left_out_where_that_is_asked_for() {
     assert_same(&Trained::read(&job.folder().join("output")), &expected, "without invalid rows");
 }
 
-/// NaN is no JSON, and is written by Python's `json`.
+/// JSON has no NaN, and Python's `json` writes it.
 #[test]
 fn columns_that_are_not_read_may_have_any_values() {
     let Some(golden) = golden() else { return };

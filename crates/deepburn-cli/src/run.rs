@@ -12,6 +12,7 @@
 //! checkpoints/        training checkpoints, and the file `latest`
 //! model/              the trained model in the layout of Hugging Face
 //! test.json           the result on the test split
+//! wandb/              W&B offline runs, if the job asks for them
 //! report.html         curves and settings on one page
 //! ```
 
@@ -35,3 +36,4 @@ pub(crate) mod signals;
 pub(crate) mod subject;
 pub(crate) mod swap;
 mod training_length;
+pub(crate) mod wandb;

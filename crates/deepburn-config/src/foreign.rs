@@ -51,7 +51,7 @@ gradient_clip_algorithm gradient_clip_val max_grad_norm: write deepspeed.gradien
 greater_is_better: remove it: training.metric_for_best_model decides
 learning_rate: write training.learning_rate in the job file
 log_every_n_steps logging_strategy: write training.logging_steps in the job file
-logger report_to: remove it and write tensorboard.enabled or csv_monitor.enabled in the deepspeed section; metrics.jsonl and report.html are always written, and no other service is supported
+logger: write training.report_to in the job file, or csv_monitor.enabled in the deepspeed section; metrics.jsonl and report.html are always written
 logging_dir: write tensorboard.output_path in the deepspeed section, or training.output_dir
 lr_scheduler lr_scheduler_kwargs lr_scheduler_type: write training.lr_scheduler_type and training.lr_scheduler_kwargs in the job file, or a section scheduler in the deepspeed section
 max_epochs num_epochs num_train_epochs: write training.epochs in the job file

@@ -25,6 +25,7 @@ use crate::node::{Node, Value};
 use crate::overrides::Override;
 use crate::place::find;
 use crate::raw_config::RawConfig;
+use crate::reporter::Reporter;
 use crate::section::{Entry, Read, Section};
 use crate::source::{Origin, parse_json, read_text};
 
@@ -132,6 +133,7 @@ impl Job {
             written.typed.push(set.typed(DeepSpeed::KEYS));
         }
         use_typed_rate(&overrides, &mut written.root);
+        Reporter::enable_sections(&root, &mut written.root);
         let deepspeed = DeepSpeed::read(&Entry::document(&written.root));
         let findings = Findings::default();
         let ranks = [written.processes(), request.launched];
@@ -202,11 +204,6 @@ fn remove_trainer_defaults(root: &mut Node) {
     let Some(entries) = training else { return };
     let is_default = |name: &str, value: &Node| match name {
         "max_steps" => value.as_integer() == Some(-1),
-        "report_to" => {
-            let only =
-                value.as_list().and_then(|list| if let [only] = list { Some(only) } else { None });
-            only.unwrap_or(value).as_text() == Some("none")
-        }
         "lr_scheduler_kwargs" => matches!(&value.value, Value::Map(entries) if entries.is_empty()),
         _ => false,
     };

@@ -14,6 +14,7 @@ use crate::plan::{
     QuantizationPlan, QuantizedFormat,
 };
 use crate::raw_config::RawConfig;
+use crate::reporter::Reporter;
 use crate::resolve::Resolved;
 use crate::splits::SplitPlan;
 use crate::step_count::StepCount;
@@ -312,6 +313,8 @@ pub struct TrainingJob {
     pub checkpoint_scope: CheckpointScope,
     /// First step and `train_batch_size` of each change of the batch size, in the order given.
     pub batch_size_schedule: Vec<(usize, usize)>,
+    /// The programs for which `report_to` asks; empty for none.
+    pub report_to: Vec<Reporter>,
     /// Optimizer steps between two printed lines.
     pub logging_steps: Option<StepCount>,
     /// Learning rate, if the DeepSpeed configuration does not set it.

@@ -6,6 +6,7 @@ mod chat;
 mod devices;
 mod effects;
 mod quantization;
+mod reporters;
 mod schedule;
 mod splits;
 
@@ -285,6 +286,7 @@ impl JobReader<'_> {
             batch_size_schedule: self.batch_size_schedule(training),
             eval_steps: self.cadence(&training.eval_strategy, &training.eval_steps),
             save_steps: self.cadence(&training.save_strategy, &training.save_steps),
+            report_to: self.reporters(&training.report_to),
             logging_steps: training.logging_steps.value.or(steps_per_print.map(StepCount::Steps)),
             warmup_steps: self.warmup_steps(training),
             lr_scheduler_type: training.lr_scheduler_type.value,

@@ -42,6 +42,11 @@ const WITHOUT_EFFECT: &[(&str, &str, &str)] = &[
         r#"{"model": {"quantization_config": {"load_in_8bit": true}}}"#,
         "all weights are trained",
     ),
+    (
+        "training.report_to",
+        r#"{"training": {"report_to": "none"}, "deepspeed": {"tensorboard": {"enabled": true}}}"#,
+        "does not disable tensorboard of the deepspeed section",
+    ),
     ("data.kind", r#"{"data": {"kind": "text"}}"#, "reads the embedded synthetic text"),
     (
         "data.text_field",
@@ -595,6 +600,7 @@ fn keys_with_an_effect_are_not_reported() {
             "optimizer": {"type": "AdamW", "params": {"lr": "auto", "weight_decay": 0.1}},
             "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": "auto", "warmup_num_steps": "auto"}}}}"#,
         r#"{"training": {"param_groups": [{"params": "wte", "weight_decay": 0.1}], "no_decay": "nothing"}}"#,
+        r#"{"training": {"report_to": "wandb"}, "deepspeed": {"wandb": {"project": "x", "enabled": false}}}"#,
         r#"{"training": {"micro_batch_size": 3}, "deepspeed": {"train_micro_batch_size_per_gpu": "auto"}}"#,
     ] {
         let all = findings(sections);
@@ -661,7 +667,10 @@ fn keys_in_a_disabled_section_are_reported() {
             "torch_autocast.enabled is false by default",
         ),
         (r#""profiling": {"profile_steps": [1, 2]}"#, "profiling.enabled is false by default"),
-        (r#""wandb": {"project": "x"}"#, "wandb.enabled is false by default; remove it\n"),
+        (
+            r#""wandb": {"project": "x"}"#,
+            "wandb.enabled is false by default; set wandb.enabled to true, or remove it\n",
+        ),
         (
             r#""data_efficiency": {"data_sampling": {"dynamic_batching": {"max_tokens": 8}}}"#,
             "data_efficiency.enabled is false by default",

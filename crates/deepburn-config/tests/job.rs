@@ -215,7 +215,12 @@ fn trainer_defaults_mean_not_given() {
     assert_eq!(job("{}", &["training.max_steps=-1"]), plain);
     let trained = job(r#"{"training": {"max_steps": -1, "num_train_epochs": 3}}"#, &[]).training;
     assert_eq!((trained.max_steps, trained.epochs), (None, Some(3.0)));
-    for training in [r#"{"max_steps": -2}"#, r#"{"report_to": ["none", "wandb"]}"#] {
+    for training in [
+        r#"{"max_steps": -2}"#,
+        r#"{"report_to": ["none", "wandb"]}"#,
+        r#"{"report_to": ["wandb", "mlflow"]}"#,
+        r#"{"report_to": {"wandb": true}}"#,
+    ] {
         let text = format!(r#"{{"training": {training}}}"#);
         assert!(parse(&text, Path::new(""), &[]).is_err(), "{training}");
     }

@@ -2,7 +2,10 @@
 
 use std::path::Path;
 
-use deepburn_config::{FlopsPlan, MonitorPlan, RawConfig, Resolved, RunContext, Severity, resolve};
+use deepburn_config::{
+    FlopsPlan, Job, JobRequest, MonitorPlan, RawConfig, Reporter, Resolved, RunContext, Severity,
+    WandbPlan, resolve,
+};
 
 fn outcome(sections: &str) -> Result<Resolved, String> {
     let json = format!(r#"{{"train_micro_batch_size_per_gpu": 1, {sections}}}"#);
@@ -53,6 +56,69 @@ fn a_job_name_is_one_folder() {
                 assert!(report.contains(part), "no {part:?} in {report}");
             }
         }
+    }
+}
+
+#[test]
+fn a_wandb_run_has_a_project() {
+    let all =
+        plan(r#""wandb": {"enabled": true, "project": "Projekt Köln", "group": "g", "team": "t"}"#);
+    let text = |text: &str| text.to_owned();
+    assert_eq!(
+        all.wandb.unwrap(),
+        WandbPlan { project: text("Projekt Köln"), group: Some(text("g")), team: Some(text("t")) }
+    );
+    let defaults = plan(r#""wandb": {"enabled": true, "group": "", "team": null}"#).wandb.unwrap();
+    assert_eq!(defaults, WandbPlan { project: text("deepspeed"), group: None, team: None });
+    assert_eq!(plan(r#""wandb": {"enabled": "auto"}"#).wandb, None);
+    assert_eq!(plan(r#""wandb": {"enabled": false, "project": "a/b"}"#).wandb, None);
+    for (project, rule) in [
+        ("", "is empty"),
+        ("a/b", "does not allow"),
+        ("a:b", "does not allow"),
+        (&"x".repeat(129), "128"),
+    ] {
+        let json = format!(r#""wandb": {{"enabled": true, "project": "{project}"}}"#);
+        let report = outcome(&json).unwrap_err();
+        for part in ["wandb.project", rule, "\"deepspeed\""] {
+            assert!(report.contains(part), "no {part:?} in {report}");
+        }
+    }
+}
+
+/// Returns a job with its monitors. `training` and `deepspeed` are the contents of both sections.
+fn job(training: &str, deepspeed: &str) -> (Job, MonitorPlan) {
+    let text = format!(
+        r#"{{"training": {{"max_steps": 9, {training}}}, "deepspeed": {{"train_micro_batch_size_per_gpu": 1{deepspeed}}}}}"#
+    );
+    let request = JobRequest::default();
+    let (job, written) = Job::parse(&text, "job.json", Path::new(""), &request).unwrap();
+    let resolved =
+        resolve(&written, &job.run_context()).unwrap_or_else(|report| panic!("{report}"));
+    (job, resolved.plan.monitor)
+}
+
+#[test]
+fn report_to_enables_the_sections_of_its_programs() {
+    let (_, of_section) = job(r#""seed": 1"#, r#", "wandb": {"enabled": true}"#);
+    for report_to in [r#""wandb""#, r#"["wandb"]"#, r#"["WandB", "wandb"]"#] {
+        for section in
+            ["", r#", "wandb": {"enabled": false}"#, r#", "wandb": null"#, r#", "wandb": "auto""#]
+        {
+            let (job, monitor) = job(&format!(r#""report_to": {report_to}"#), section);
+            assert_eq!(job.training.report_to, [Reporter::Wandb]);
+            assert_eq!(monitor, of_section, "{report_to}, {section}");
+        }
+    }
+    let (_, both) = job(
+        r#""report_to": ["tensorboard", "wandb"]"#,
+        r#", "wandb": {"project": "p"}, "tensorboard": {"job_name": "n"}"#,
+    );
+    assert_eq!(both.wandb.unwrap().project, "p");
+    assert_eq!(both.tensorboard.unwrap().job_name, "n");
+    for none in [r#""none""#, r#"["none"]"#, "[]", "null"] {
+        let (job, monitor) = job(&format!(r#""report_to": {none}"#), "");
+        assert_eq!((job.training.report_to, monitor), (vec![], MonitorPlan::default()), "{none}");
     }
 }
 

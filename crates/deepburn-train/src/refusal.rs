@@ -96,6 +96,7 @@ pub(crate) fn check_plan(plan: &Plan) -> Result<(), Refusal> {
         (plan.curriculum.is_some(), "curriculum_learning", loaders),
         (monitor.tensorboard.is_some(), "tensorboard", metrics),
         (monitor.csv.is_some(), "csv_monitor", metrics),
+        (monitor.wandb.is_some(), "wandb", metrics),
         (monitor.profile.is_some(), "pytorch_profiler", metrics),
         (monitor.flops.is_some(), "flops_profiler", metrics),
     ];

@@ -14,6 +14,7 @@
 //! | [`MetricsHook`] | 0 | `metrics.jsonl` |
 //! | [`GeneratedHook`] | 0 | `generated.jsonl` |
 //! | [`MonitorHook`] | 0 | TensorBoard events and CSV files |
+//! | `WandbHook` in `wandb.rs` | 0 | W&B offline run |
 //! | [`FlopsHook`] | 0 | floating-point operations of one step |
 //! | [`ProgressHook`] | 0 | bar or lines on standard error |
 //!
@@ -53,6 +54,7 @@ use crate::run::prepared::PreparedRun;
 use crate::run::progress_hook::ProgressHook;
 use crate::run::results::{GENERATED, write_whole};
 use crate::run::resume::Origin;
+use crate::run::wandb::WandbRecord;
 
 /// The hooks of a rank, and the file of metrics that one of them writes.
 pub(super) struct RankHooks {
@@ -60,6 +62,8 @@ pub(super) struct RankHooks {
     pub(super) hooks: Vec<Box<dyn Hook>>,
     /// The writer of `metrics.jsonl`, which is only on rank 0.
     metrics: Option<SharedWriter>,
+    /// The W&B run, which is only on rank 0. It also gets the result of the test, so it is finished after the hooks.
+    pub(super) wandb: Option<WandbRecord>,
 }
 
 /// A writer that a hook and its [`RankHooks`] share. Both are used on the thread of the rank.
@@ -100,7 +104,7 @@ pub(super) fn hooks(
         hooks.push(Box::new(ProfileHook { profiler: profiler.clone(), rank }));
     }
     if rank != 0 {
-        return Ok(RankHooks { hooks, metrics: None });
+        return Ok(RankHooks { hooks, metrics: None, wandb: None });
     }
     let metrics = output.join("metrics.jsonl");
     let writer = match origin {
@@ -124,6 +128,8 @@ pub(super) fn hooks(
         resumed_after: origin.as_ref().map_or(0, Origin::samples),
     })?;
     hooks.push(Box::new(MonitorHook { monitors, disk: FullDisk::default() }));
+    let wandb = WandbRecord::create(run)?;
+    hooks.extend(wandb.as_ref().map(WandbRecord::hook));
     if let Some(flops) = &plan.monitor.flops {
         let architecture = preparation.subject.info().architecture();
         hooks.push(Box::new(FlopsHook {
@@ -137,7 +143,7 @@ pub(super) fn hooks(
     let every = logging.map(|steps| steps.of(preparation.max_steps as usize) as u64);
     let breakdown = plan.report.wall_clock_breakdown;
     hooks.push(Box::new(ProgressHook::new(preparation.max_steps, every, breakdown)));
-    Ok(RankHooks { hooks, metrics })
+    Ok(RankHooks { hooks, metrics, wandb })
 }
 
 /// Returns the writer of `generated.jsonl`, if the job generates texts. The file of an earlier run is removed. A run that
@@ -207,7 +213,7 @@ impl Hook for StepCounter {
 
 /// Whether the last write of a hook failed because the disk was full.
 #[derive(Debug, Default)]
-struct FullDisk(bool);
+pub(super) struct FullDisk(bool);
 
 impl FullDisk {
     /// Replaces the error of a full disk with a warning, so that training continues. There is one warning until a write
@@ -217,7 +223,7 @@ impl FullDisk {
     ///
     /// # Errors
     /// Returns the error of `written`, unless the disk is full.
-    fn handle<E: Display + Into<BoxError>>(
+    pub(super) fn handle<E: Display + Into<BoxError>>(
         &mut self,
         written: Result<(), E>,
         is_disk_full: fn(&E) -> bool,

@@ -1,21 +1,28 @@
 //! Checks of the output paths of monitors and profiles, before training starts.
 //!
-//! A run writes `metrics.jsonl`, `generated.jsonl`, `job.json`, `report.html`, `test.json` and `model/` to its output folder. Monitors may
-//! write to the same folder, but not to these paths. For example, a TensorBoard folder called `model` would be replaced
-//! at the end of the run.
+//! A run writes `metrics.jsonl`, `generated.jsonl`, `job.json`, `report.html`, `test.json`, `model/` and `wandb/` to its
+//! output folder. Monitors may write to the same folder, but not to these paths. For example, a TensorBoard folder called
+//! `model` would be replaced at the end of the run.
 
 use std::fs::{self, OpenOptions};
 use std::path::{Path, PathBuf, absolute};
 
-use deepburn_config::MonitorPlan;
+use deepburn_config::{MonitorPlan, WandbPlan};
 
 use crate::failure::Failure;
 use crate::job::made_folders::MadeFolders;
 use crate::run::results::GENERATED;
 
 /// Files and folders that the run itself writes to its output folder.
-const OWN: [&str; 6] =
-    ["metrics.jsonl", GENERATED, "job.json", "report.html", "test.json", "model"];
+const OWN: [&str; 7] = [
+    "metrics.jsonl",
+    GENERATED,
+    "job.json",
+    "report.html",
+    "test.json",
+    "model",
+    WandbPlan::FOLDER,
+];
 
 /// Refuses output paths that cannot be written to, that are the run's own files, or that would overwrite the job file.
 /// Folders that the check creates are removed again.
@@ -36,6 +43,9 @@ pub(crate) fn check_monitors(
         let Some(folder) = folder else { continue };
         check_free(key, &folder, output)?;
         check_folder(key, &folder)?;
+    }
+    if plan.wandb.is_some() {
+        check_folder("deepspeed.wandb", &output.join(WandbPlan::FOLDER))?;
     }
     let file = plan.flops.as_ref().and_then(|flops| flops.output_file.as_ref());
     file.map_or(Ok(()), |file| check_file(file, output, config))

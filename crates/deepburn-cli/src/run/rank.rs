@@ -27,6 +27,7 @@ use crate::run::results::{record_model, record_test, save_model};
 use crate::run::resume;
 use crate::run::signals::Signals;
 use crate::run::swap::report_swap;
+use crate::run::wandb::WandbRecord;
 
 /// How a rank ended.
 pub(super) enum RankOutcome {
@@ -48,6 +49,17 @@ pub(super) enum RankOutcome {
 }
 
 impl RankOutcome {
+    /// Returns the exit status of the process, which is 128 plus the signal number if a signal stopped the run.
+    pub(super) fn status(&self, signals: &Signals) -> u8 {
+        match self {
+            Self::Finished | Self::Evaluated => 0,
+            Self::Interrupted { .. }
+            | Self::WithoutTest
+            | Self::WithoutSteps
+            | Self::WithoutEvaluation => 128 + signals.last().0,
+        }
+    }
+
     /// Returns whether the trained model is saved.
     pub(super) fn has_model(&self) -> bool {
         matches!(self, Self::Finished | Self::WithoutTest)
@@ -70,6 +82,23 @@ pub(super) struct RankRun<'a, B: FusedOps + OptimizerOps, R: Recipe<B>> {
     pub(super) signals: &'a Signals,
 }
 
+/// Trains, exports and tests the model on one rank, and finishes its W&B run.
+///
+/// # Errors
+/// Returns the first error of this rank, which ends the other ranks as well.
+pub(super) fn train_rank<B: FusedOps + OptimizerOps, R: Recipe<B>>(
+    run: &PreparedRun,
+    mut rank: RankRun<'_, B, R>,
+) -> Result<RankOutcome, BoxError> {
+    let (wandb, signals) = (rank.hooks.wandb.take(), rank.signals);
+    // On an error the W&B run is dropped, which records it as failed.
+    let outcome = train_and_test(run, rank, wandb.as_ref())?;
+    if let Some(wandb) = wandb {
+        wandb.finish(outcome.status(signals));
+    }
+    Ok(outcome)
+}
+
 /// Trains, exports and tests the model on one rank.
 ///
 /// A checkpoint is restored into an engine, which has already sharded the model. So the engine is initialized first. If
@@ -77,9 +106,10 @@ pub(super) struct RankRun<'a, B: FusedOps + OptimizerOps, R: Recipe<B>> {
 ///
 /// # Errors
 /// Returns the first error of this rank, which ends the other ranks as well.
-pub(super) fn train_rank<B: FusedOps + OptimizerOps, R: Recipe<B>>(
+fn train_and_test<B: FusedOps + OptimizerOps, R: Recipe<B>>(
     run: &PreparedRun,
     rank: RankRun<'_, B, R>,
+    wandb: Option<&WandbRecord>,
 ) -> Result<RankOutcome, BoxError> {
     let Preparation { job, plan, .. } = &run.preparation;
     let RankRun { recipe, model, group, device, mut hooks, signals } = rank;
@@ -101,7 +131,8 @@ pub(super) fn train_rank<B: FusedOps + OptimizerOps, R: Recipe<B>>(
 
     let task = recipe.task(device);
     if run.purpose == Purpose::Evaluate {
-        let evaluation = RankEvaluation { preparation: &run.preparation, recipe, task, signals };
+        let preparation = &run.preparation;
+        let evaluation = RankEvaluation { preparation, recipe, task, signals, wandb };
         return evaluation.run(&mut engine, source, hooks);
     }
     let train_plan = train_plan(&run.preparation, signals, resumed);
@@ -116,6 +147,23 @@ pub(super) fn train_rank<B: FusedOps + OptimizerOps, R: Recipe<B>>(
         }
     };
     let step = end.step;
+    save_results(run, recipe, &engine, end, hooks)?;
+    let interrupt = signals.interrupt();
+    test(&run.preparation, recipe, &engine, &task, (step, &interrupt), wandb)
+}
+
+/// Saves and records the model of a training that ended, and closes the hooks.
+///
+/// # Errors
+/// Returns an error if the model or the last rows of metrics cannot be written, or if the last evaluation failed.
+fn save_results<B: FusedOps + OptimizerOps, R: Recipe<B>>(
+    run: &PreparedRun,
+    recipe: &R,
+    engine: &Engine<B, R::Model>,
+    end: TrainingEnd,
+    hooks: RankHooks,
+) -> Result<(), BoxError> {
+    let step = end.step;
     if engine.rank() == 0 {
         report_end(&run.preparation, &end);
         if let Some(statistics) = engine.states().io_statistics() {
@@ -125,7 +173,7 @@ pub(super) fn train_rank<B: FusedOps + OptimizerOps, R: Recipe<B>>(
 
     // The model is saved before anything else that may fail: the last rows of metrics and the test. So neither a full
     // disk nor a signal nor unreadable data loses it. A signal that arrives while the model is written stops the test.
-    save_model(&engine, recipe, &run.preparation)
+    save_model(engine, recipe, &run.preparation)
         .map_err(|cause| format!("step {step}: saving the model: {cause}"))?;
     if engine.rank() == 0 {
         record_model(&run.preparation, &end);
@@ -138,8 +186,7 @@ pub(super) fn train_rank<B: FusedOps + OptimizerOps, R: Recipe<B>>(
         )
         .into());
     }
-    let interrupt = signals.interrupt();
-    test(&run.preparation, recipe, &engine, &task, (step, &interrupt))
+    Ok(())
 }
 
 /// The evaluation of a model on one rank, without training.
@@ -148,6 +195,7 @@ struct RankEvaluation<'a, B: FusedOps + OptimizerOps, R: Recipe<B>> {
     recipe: &'a R,
     task: R::Task,
     signals: &'a Signals,
+    wandb: Option<&'a WandbRecord>,
 }
 
 impl<B: FusedOps + OptimizerOps, R: Recipe<B>> RankEvaluation<'_, B, R> {
@@ -161,7 +209,7 @@ impl<B: FusedOps + OptimizerOps, R: Recipe<B>> RankEvaluation<'_, B, R> {
         mut source: R::Source,
         mut hooks: RankHooks,
     ) -> Result<RankOutcome, BoxError> {
-        let Self { preparation, recipe, task, signals } = self;
+        let Self { preparation, recipe, task, signals, wandb } = self;
         // A training loop without steps, in which an evaluation is due.
         let interrupt = signals.interrupt();
         let resumed = LoopState { evaluation_pending: true, ..LoopState::default() };
@@ -176,7 +224,7 @@ impl<B: FusedOps + OptimizerOps, R: Recipe<B>> RankEvaluation<'_, B, R> {
             }
             Outcome::Finished(_) => {}
         }
-        Ok(match test(preparation, recipe, engine, &task, (0, &interrupt))? {
+        Ok(match test(preparation, recipe, engine, &task, (0, &interrupt), wandb)? {
             RankOutcome::WithoutTest => RankOutcome::WithoutEvaluation,
             _ => RankOutcome::Evaluated,
         })
@@ -184,7 +232,7 @@ impl<B: FusedOps + OptimizerOps, R: Recipe<B>> RankEvaluation<'_, B, R> {
 }
 
 /// Evaluates the model of `step` on the test split, if there is one, until it is done or `interrupt` is triggered. Rank
-/// 0 records the result.
+/// 0 records the result, in its W&B run too.
 ///
 /// # Errors
 /// Returns an error if data cannot be read, if a collective fails, or if the result cannot be written.
@@ -194,6 +242,7 @@ fn test<B: FusedOps + OptimizerOps, R: Recipe<B>>(
     engine: &Engine<B, R::Model>,
     task: &R::Task,
     (step, interrupt): (u64, &Interrupt),
+    wandb: Option<&WandbRecord>,
 ) -> Result<RankOutcome, BoxError> {
     let Preparation { job, plan, .. } = preparation;
     let shard = DataShard { rank: engine.rank(), num_ranks: engine.group().world_size() };
@@ -207,6 +256,9 @@ fn test<B: FusedOps + OptimizerOps, R: Recipe<B>>(
         EvaluationEnd::Completed(measured) => {
             if is_first {
                 record_test(&measured, &job.training.output_dir)?;
+                if let Some(wandb) = wandb {
+                    wandb.test(&measured.row)?;
+                }
             }
             Ok(RankOutcome::Finished)
         }

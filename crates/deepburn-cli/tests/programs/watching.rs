@@ -43,6 +43,51 @@ fn monitors_have_a_point_for_every_step() {
     assert_eq!(events.count(), 1);
 }
 
+/// The format is tested in `deepburn-monitor`.
+#[test]
+fn a_wandb_run_is_written_and_continued() {
+    let job = Job::tiny()
+        .with("training.report_to", json!(["wandb"]))
+        .with("training.save_steps", 2)
+        .with("data.splits", json!({"train": "80%", "eval": "10%", "test": "10%"}));
+    let wandb = job.folder().join("output/wandb");
+    let folders = || {
+        let folders = fs::read_dir(&wandb).unwrap();
+        let names = folders.map(|it| it.unwrap().file_name().into_string().unwrap());
+        let mut names: Vec<String> = names.collect();
+        names.sort();
+        names
+    };
+    let log = |folder: &str| {
+        let id = folder.rsplit_once('-').unwrap().1;
+        let bytes = fs::read(wandb.join(folder).join(format!("run-{id}.wandb"))).unwrap();
+        assert!(bytes.starts_with(b":W&B"));
+        String::from_utf8_lossy(&bytes).into_owned()
+    };
+    let ending = job.run().succeeded();
+    let [first] = &folders()[..] else { panic!("{:?}", folders()) };
+    assert!(
+        ending.stderr.contains(&format!("wandb sync output/wandb/{first}")),
+        "{}",
+        ending.stderr
+    );
+    let written = log(first);
+    for part in
+        ["train/loss", "train/grad_norm", "eval/loss", "test/loss", "max_steps", "deepspeed"]
+    {
+        assert!(written.contains(part), "no {part}");
+    }
+    assert!(!written.contains("train/loss_scale"), "only fp16 has one");
+
+    let ending = crate::resume::resume(&job, &["step-00000002"]).succeeded();
+    let both = folders();
+    let id = first.rsplit_once('-').unwrap().1;
+    assert!(both.len() == 2 && both.iter().all(|folder| folder.ends_with(id)), "{both:?}");
+    assert!(ending.stderr.contains("wandb sync output/wandb\n"), "{}", ending.stderr);
+    assert!(log(&both[0]).len() < written.len(), "repeated rows are removed");
+    assert!(log(&both[1]).contains("train/loss"));
+}
+
 #[test]
 fn a_profile_has_the_phases_and_collectives_of_every_rank() {
     let profiling = json!({"enabled": true, "profile_steps": [2, 3], "output_folder": "profile"});
@@ -113,6 +158,7 @@ fn unwritable_paths_are_refused() {
         ),
         ("tensorboard", enabled("job_name", "model"), &["tensorboard", "its own model"]),
         ("tensorboard", enabled("output_path", "job.json"), &["tensorboard", "job.json"]),
+        ("csv_monitor", enabled("job_name", "wandb"), &["csv_monitor", "its own wandb"]),
         ("profiling", profile("/proc/x"), &["profiling.output_folder", "/proc/x"]),
         ("profiling", profile("output/model/p"), &["profiling", "its own model"]),
         ("flops_profiler", enabled("output_file", "job.json"), &["output_file", "the job file"]),

@@ -284,6 +284,10 @@ section! {
         /// Optimizer steps between log lines, as a number or, below 1, as a ratio of all steps.
         /// Unset: steps_per_print of the deepspeed section.
         logging_steps: Option<StepCount> = opt_steps(1).unit("steps"),
+        /// Programs to write metrics for, as in transformers: a name or a list of "wandb",
+        /// "tensorboard" and "none". The first two enable the section of the same name in the
+        /// deepspeed section. Unset: those that the deepspeed section enables.
+        report_to: Vec<&'a str> = texts(),
         /// When to save checkpoints: "no", "steps" (every save_steps) or "epoch" (in the step that
         /// takes the last sample of an epoch). The last step is saved too. Unset: "steps" if
         /// save_steps is set, else "no". "best" is not supported: see load_best_model_at_end.

@@ -88,11 +88,7 @@ section! {
         flops_profiler: FlopsProfiler<'a> = section(),
         comms_logger = switched_off::<CommsLogger>("communication logging", "set comms_logger.enabled to false"),
         tensorboard: Tensorboard<'a> = section(),
-        wandb = switched_off::<Wandb>(
-            "the Weights & Biases monitor",
-            "set it to false: metrics.jsonl always has every step, and tensorboard and csv_monitor write theirs; \
-             to have them in W&B, log the rows of metrics.jsonl with a script (wandb.log for each row)",
-        ),
+        wandb: Wandb<'a> = section(),
         csv_monitor: CsvMonitor<'a> = section(),
         comet = switched_off::<Comet>(
             "the Comet monitor",

@@ -7,6 +7,8 @@ use crate::spec::*;
 
 /// Default name of a run.
 pub(crate) const DEFAULT_JOB_NAME: &str = "DeepSpeedJobName";
+/// Default project of a W&B run.
+pub(crate) const DEFAULT_PROJECT: &str = "deepspeed";
 
 section! {
     /// TensorBoard monitor: loss, learning rate and loss scale as event files.
@@ -27,6 +29,19 @@ section! {
         output_path: &'a str = text(""),
         /// Name of the run, and of its folder in output_path.
         job_name: &'a str = text("DeepSpeedJobName"),
+    }
+
+    /// Weights & Biases monitor: an offline run in the folder wandb of the job's output_dir, which
+    /// `wandb sync` uploads. Training never uses the network for it.
+    pub(crate) struct Wandb<'a>: auto {
+        /// Write a W&B offline run.
+        enabled: bool = flag(false),
+        /// Group of the run.
+        group: Option<&'a str> = opt_text(),
+        /// Team (entity) of the run. Unset: the default of the account that uploads the run.
+        team: Option<&'a str> = opt_text(),
+        /// Project of the run.
+        project: &'a str = text("deepspeed"),
     }
 
     /// Step profiler: a trace and the memory usage of selected steps. DeepBurn extension.

@@ -282,18 +282,6 @@ section! {
         channel_pruning = free(),
     }
 
-    /// Weights & Biases monitor.
-    pub(crate) enum Wandb: auto {
-        /// Send metrics to Weights & Biases.
-        enabled = flag(false),
-        /// Group of the run.
-        group = opt_text(),
-        /// Team of the run.
-        team = opt_text(),
-        /// Project of the run.
-        project = text("deepspeed"),
-    }
-
     /// Comet monitor.
     pub(crate) enum Comet: auto {
         /// Send metrics to Comet.

@@ -12,6 +12,8 @@ pub struct MonitorPlan {
     pub tensorboard: Option<MonitorFolder>,
     /// One CSV file per metric.
     pub csv: Option<MonitorFolder>,
+    /// A W&B offline run.
+    pub wandb: Option<WandbPlan>,
     /// A timeline of some steps.
     pub profile: Option<ProfilePlan>,
     /// The operations of one step.
@@ -43,6 +45,22 @@ impl MonitorFolder {
     pub fn under(&self, output_dir: &Path) -> PathBuf {
         self.output_path.as_deref().unwrap_or(output_dir).join(&self.job_name)
     }
+}
+
+/// A W&B offline run, which is always written to the job's output folder.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct WandbPlan {
+    /// Project of the run; never empty.
+    pub project: String,
+    /// Group of the run.
+    pub group: Option<String>,
+    /// Team of the run; `None` for the default of the account that uploads the run.
+    pub team: Option<String>,
+}
+
+impl WandbPlan {
+    /// Name of the folder in the job's output folder, with a folder for each start of a run.
+    pub const FOLDER: &'static str = "wandb";
 }
 
 /// A timeline of some steps.

@@ -21,9 +21,43 @@ pub(crate) fn resolve(context: &mut Context<'_>) -> MonitorPlan {
     MonitorPlan {
         tensorboard: folder(&events.enabled, &events.output_path, &events.job_name),
         csv: folder(&csv.enabled, &csv.output_path, &csv.job_name),
+        wandb: wandb(&top.wandb.value, context),
         profile: profile(&top.profiling.value, context),
         flops: flops(&top.flops_profiler.value, context),
     }
+}
+
+/// Characters that W&B does not allow in the name of a project.
+const NOT_IN_A_PROJECT: [char; 6] = ['/', '\\', '#', '?', '%', ':'];
+/// Maximum length of the name of a project in W&B.
+const LONGEST_PROJECT: usize = 128;
+
+/// Resolves the W&B run. Reports the name of a project that W&B refuses, because nothing would
+/// refuse it before the upload.
+fn wandb(section: &Wandb<'_>, context: &mut Context<'_>) -> Option<WandbPlan> {
+    if !section.enabled.value {
+        return None;
+    }
+    let project = &section.project;
+    let fault = match project.value {
+        name if name.trim().is_empty() => Some("is empty"),
+        name if name.contains(NOT_IN_A_PROJECT) => {
+            Some("has one of the characters / \\ # ? % :, which W&B does not allow in it")
+        }
+        name if name.chars().count() > LONGEST_PROJECT => {
+            Some("has more than 128 characters, which W&B does not allow")
+        }
+        _ => None,
+    };
+    if let Some(fault) = fault {
+        refuse!(context, project => "{:?} {fault}", project.value; "write a plain name such as {DEFAULT_PROJECT:?}");
+    }
+    let given = |text: Option<&str>| text.filter(|text| !text.is_empty()).map(str::to_owned);
+    Some(WandbPlan {
+        project: project.value.to_owned(),
+        group: given(section.group.value),
+        team: given(section.team.value),
+    })
 }
 
 /// Returns the name of a new folder. Reports a name that is not valid on every system.

@@ -89,9 +89,8 @@ fn features_that_do_not_exist() {
             r#""sequence_parallel_size": 2"#,
             ["sequence_parallel_size", "sequence parallelism", "set it to 1"],
         ),
-        (r#""wandb": {"enabled": true}"#, ["wandb.enabled", "Weights & Biases", "wandb.log"]),
         // The remedy for quotes would be `true`, which leads here.
-        (r#""wandb": {"enabled": "true"}"#, ["wandb.enabled", ": 1 problem\n", "wandb.log"]),
+        (r#""comet": {"enabled": "true"}"#, ["comet.enabled", ": 1 problem\n", "csv_monitor"]),
         (r#""comet": {"enabled": true}"#, ["comet.enabled", "Comet", "tensorboard.enabled"]),
         (
             r#""comms_logger": {"enabled": true}"#,

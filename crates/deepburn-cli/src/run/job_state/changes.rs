@@ -86,7 +86,7 @@ pub(super) const MAY_DIFFER: [&str; 6] = [
 ];
 
 /// Keys without effect on the numbers of later steps. A change of any other key is logged as a warning.
-pub(super) const WITHOUT_EFFECT_ON_NUMBERS: [&str; 14] = [
+pub(super) const WITHOUT_EFFECT_ON_NUMBERS: [&str; 16] = [
     "data.token_cache",
     "training.output_dir",
     "training.logging_steps",
@@ -101,6 +101,8 @@ pub(super) const WITHOUT_EFFECT_ON_NUMBERS: [&str; 14] = [
     "deepspeed.wall_clock_breakdown",
     "deepspeed.tensorboard",
     "deepspeed.csv_monitor",
+    "deepspeed.wandb",
+    "training.report_to",
 ];
 
 /// Returns whether the key `path` is one of the [`DECISIVE`] ones, apart from the exceptions.

@@ -316,7 +316,12 @@ fn rejects_invalid_deepspeed_settings() {
             &["csv_monitor.job_name"],
         ),
         ("deepspeed.profiling", "{\"enabled\": true, \"profile_steps\": []}", &["profile_steps"]),
-        ("deepspeed.wandb.enabled", "true", &["wandb"]),
+        (
+            "deepspeed.wandb",
+            "{\"enabled\": true, \"project\": \"a/b\"}",
+            &["wandb.project", "does not allow"],
+        ),
+        ("training.report_to", "\"mlflow\"", &["training.report_to", "\"tensorboard\""]),
         ("deepspeed.flops_profiler.top_modules", "0", &["flops_profiler.top_modules"]),
         ("deepspeed.elasticity.enabled", "true", &["elasticity"]),
         ("deepspeed.curriculum_learning.enabled", "true", &["curriculum_learning"]),

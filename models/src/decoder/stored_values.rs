@@ -24,7 +24,7 @@ pub struct StoredValues {
 /// Where values come from.
 enum Source {
     /// A folder without an adapter.
-    Model(BaseModel),
+    Model(Box<BaseModel>),
     /// A base model and its adapter.
     Merged(Box<Merge>),
 }
@@ -48,7 +48,7 @@ impl AnyDecoder {
             None => {
                 let model = BaseModel::open(base, self.base().weight_map())?;
                 model.require_all()?;
-                (self.base(), Source::Model(model))
+                (self.base(), Source::Model(Box::new(model)))
             }
         };
         let tensors = config.weight_map().stored_tensors().to_vec();

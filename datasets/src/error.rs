@@ -58,6 +58,18 @@ pub enum DataError {
         /// The file, folder or split.
         what: String,
     },
+    /// All rows are invalid, and invalid rows are skipped.
+    #[error("{what}: all of its {rows} rows are invalid; the first one is {first}: {reason}")]
+    AllInvalid {
+        /// The files.
+        what: String,
+        /// The number of rows.
+        rows: usize,
+        /// The first row.
+        first: String,
+        /// Why it is invalid.
+        reason: String,
+    },
     /// Samples of which no token counts in the loss.
     #[error(
         "{what}: none of {samples} samples has a token that counts in the loss, {truncated} of them after truncation to {length} tokens; the first one is {first}; raise data.sequence_length, and look at the mask with `deepburn show-data`"

@@ -36,4 +36,5 @@ pub(crate) mod recipe;
 pub(crate) mod sample_prompts;
 pub(crate) mod text_source;
 pub(crate) mod texts;
+pub(crate) mod unlearned_tokens;
 pub(crate) mod vocabulary;

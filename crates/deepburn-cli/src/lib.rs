@@ -88,6 +88,11 @@ pub fn start_logging() -> Profiler {
     let profiler = Profiler::idle();
     // A second call keeps the first subscriber.
     let _ = tracing_subscriber::registry().with(notes).with(profiler.layer()).try_init();
+    // The profiler reads spans of every level. Without a limit, it would also get each record of the `log` crate, of which
+    // the tokenizer writes several for each word.
+    if std::env::var_os("RUST_LOG").is_none() {
+        log::set_max_level(log::LevelFilter::Warn);
+    }
     profiler
 }
 

@@ -22,7 +22,7 @@ const MAX_ALIGNMENT: u32 = 1 << 16;
 ///
 /// Each tensor begins at a multiple of the alignment (32 bytes, or `general.alignment`) after the header.
 #[derive(Debug, Clone)]
-pub struct Header {
+pub struct GgufHeader {
     metadata: Metadata,
     tensors: Vec<TensorInfo>,
     /// The index of each tensor by name.
@@ -31,7 +31,7 @@ pub struct Header {
     data_len: u64,
 }
 
-impl Header {
+impl GgufHeader {
     /// The largest number of tensors.
     pub const MAX_TENSORS: usize = 1 << 16;
 
@@ -160,7 +160,7 @@ mod tests {
     fn tensors_are_aligned() {
         let mut metadata = Metadata::new();
         metadata.push(ALIGNMENT, 64_u32).unwrap();
-        let mut header = Header::new(metadata).unwrap();
+        let mut header = GgufHeader::new(metadata).unwrap();
         header.push("a", TensorType::F32, &[3]).unwrap();
         header.push("b", TensorType::F16, &[2, 33]).unwrap();
         header.push("c", TensorType::Q8_0, &[32]).unwrap();
@@ -184,7 +184,7 @@ mod tests {
         ] {
             let mut metadata = Metadata::new();
             metadata.push(ALIGNMENT, value.clone()).unwrap();
-            assert_eq!(Header::new(metadata).is_ok(), allowed, "{value:?}");
+            assert_eq!(GgufHeader::new(metadata).is_ok(), allowed, "{value:?}");
         }
     }
 }

@@ -4,9 +4,9 @@ use std::io::Read;
 
 use crate::field_reader::FieldReader;
 use crate::header::{MAGIC, VERSION};
-use crate::{GgufError, Header, Metadata, TensorInfo, TensorType};
+use crate::{GgufError, GgufHeader, Metadata, TensorInfo, TensorType};
 
-impl Header {
+impl GgufHeader {
     /// Reads the header of a file with `file_len` bytes. Returns it and the position of the first tensor.
     ///
     /// A header takes at most 64 MiB in the file, and about seven times as much memory, in the worst case of many short
@@ -14,7 +14,7 @@ impl Header {
     ///
     /// # Errors
     /// Returns an error that names the field if the file is not a little-endian GGUF file of version 3, is incomplete,
-    /// or has bytes after the last tensor. The rules of [`Metadata::push`], [`Header::new`] and [`Header::push`] hold
+    /// or has bytes after the last tensor. The rules of [`Metadata::push`], [`GgufHeader::new`] and [`GgufHeader::push`] hold
     /// too, and tensors must follow each other without gaps, which llama.cpp requires.
     pub fn read(input: impl Read, file_len: u64) -> Result<(Self, u64), GgufError> {
         let mut fields = FieldReader::new(input, file_len);
@@ -94,7 +94,7 @@ fn read_tensor_info(
 }
 
 /// Compares the size of the file with the end of the last tensor. The padding after it may be missing.
-fn check_len(header: &Header, start: u64, file_len: u64) -> Result<(), GgufError> {
+fn check_len(header: &GgufHeader, start: u64, file_len: u64) -> Result<(), GgufError> {
     let Some(last) = header.tensors().last() else { return Ok(()) };
     let end = start + last.offset() + last.size();
     let padded = start + header.data_len();

@@ -1,23 +1,23 @@
 //! Writing and reading of GGUF files, the model format of llama.cpp, Ollama and LM Studio.
 //!
-//! A [`Header`] has the [`Metadata`] and lists the tensors of a file. A [`GgufWriter`] encodes their values, a few rows
+//! A [`GgufHeader`] has the [`Metadata`] and lists the tensors of a file. A [`GgufWriter`] encodes their values, a few rows
 //! at a time, so that a tensor is never in memory twice. The file is renamed to its final name when it is complete. A
 //! [`GgufReader`] reads a file with all checks. [`FileType`] chooses the type of each tensor as `llama-quantize` does,
 //! and [`TensorType`] quantizes to the same bytes as llama.cpp's reference code.
 //!
-//! [`Hyperparameters`] describes a decoder as llama.cpp does: metadata, names and layouts of tensors. [`Tokenizer`] and
-//! [`SpecialTokens`] do so for a `tokenizer.json`. A model that llama.cpp would compute in another way is an error that
+//! [`Hyperparameters`] describes a decoder as llama.cpp does: metadata, names and layouts of tensors. [`GgufTokenizer`] and
+//! [`GgufSpecialTokens`] do so for a `tokenizer.json`. A model that llama.cpp would compute in another way is an error that
 //! names the field.
 //!
 //! Only little-endian files of version 3 are supported, and the tensor types of [`TensorType`]. The format is
 //! documented at <https://github.com/ggml-org/ggml/blob/master/docs/gguf.md>.
 //!
 //! ```
-//! use deepburn_gguf::{GgufReader, GgufWriter, Header, Metadata, TensorType};
+//! use deepburn_gguf::{GgufReader, GgufWriter, GgufHeader, Metadata, TensorType};
 //!
 //! let mut metadata = Metadata::new();
 //! metadata.push("general.architecture", "llama")?;
-//! let mut header = Header::new(metadata)?;
+//! let mut header = GgufHeader::new(metadata)?;
 //! header.push("output.weight", TensorType::Q8_0, &[2, 32])?;
 //! # let folder = tempfile::tempdir()?;
 //! # let path = folder.path().join("model.gguf");
@@ -50,13 +50,13 @@ mod writer;
 pub use blocks::EncodeError;
 pub use error::GgufError;
 pub use file_type::{FileType, TypeSelector};
-pub use header::Header;
+pub use header::GgufHeader;
 pub use metadata::Metadata;
-pub use model::{Architecture, Hyperparameters, Rope, RopeScaling, StoredTensor, TensorLayout};
+pub use model::{Architecture, GgufRope, GgufTensor, Hyperparameters, RopeScaling, TensorLayout};
 pub use modelfile::modelfile;
 pub use reader::GgufReader;
 pub use tensor_info::TensorInfo;
 pub use tensor_type::TensorType;
-pub use tokenizer::{SpecialTokens, Tokenizer};
+pub use tokenizer::{GgufSpecialTokens, GgufTokenizer};
 pub use value::{Array, Value};
 pub use writer::GgufWriter;

@@ -5,13 +5,13 @@ use std::io::{BufReader, Read, Seek, SeekFrom};
 use std::ops::Range;
 use std::path::Path;
 
-use crate::{GgufError, Header, TensorInfo};
+use crate::{GgufError, GgufHeader, TensorInfo};
 
 /// A GGUF file with a verified header, whose tensors are read in any order.
 #[derive(Debug)]
 pub struct GgufReader<R> {
     input: R,
-    header: Header,
+    header: GgufHeader,
     /// The position of the first tensor.
     start: u64,
     /// The encoded bytes of the last read. Kept so that reading rows does not allocate each time.
@@ -22,7 +22,7 @@ impl GgufReader<BufReader<File>> {
     /// Opens a file and reads its header.
     ///
     /// # Errors
-    /// Returns an error if the file cannot be read, or as [`Header::read`].
+    /// Returns an error if the file cannot be read, or as [`GgufHeader::read`].
     pub fn open(path: impl AsRef<Path>) -> Result<Self, GgufError> {
         Self::new(BufReader::new(File::open(path)?))
     }
@@ -32,16 +32,16 @@ impl<R: Read + Seek> GgufReader<R> {
     /// Reads the header of a file, from its start.
     ///
     /// # Errors
-    /// Returns an error if the file cannot be read, or as [`Header::read`].
+    /// Returns an error if the file cannot be read, or as [`GgufHeader::read`].
     pub fn new(mut input: R) -> Result<Self, GgufError> {
         let file_len = input.seek(SeekFrom::End(0))?;
         input.seek(SeekFrom::Start(0))?;
-        let (header, start) = Header::read(&mut input, file_len)?;
+        let (header, start) = GgufHeader::read(&mut input, file_len)?;
         Ok(Self { input, header, start, bytes: Vec::new() })
     }
 
     /// Returns the header.
-    pub fn header(&self) -> &Header {
+    pub fn header(&self) -> &GgufHeader {
         &self.header
     }
 

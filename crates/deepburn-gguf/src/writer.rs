@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use deepburn_files::PartialFile;
 
-use crate::{GgufError, Header, TensorInfo};
+use crate::{GgufError, GgufHeader, TensorInfo};
 
 /// The number of elements that are encoded before they are written, at least a row.
 const BATCH_LEN: usize = 1 << 20;
@@ -18,7 +18,7 @@ const BATCH_LEN: usize = 1 << 20;
 #[must_use = "a file that is not finished is removed"]
 pub struct GgufWriter {
     file: PartialFile,
-    header: Header,
+    header: GgufHeader,
     /// The position of the first tensor.
     start: u64,
     /// The bytes of each tensor that have been written.
@@ -36,7 +36,7 @@ impl GgufWriter {
     pub fn create(
         path: impl Into<PathBuf>,
         partial: impl Into<PathBuf>,
-        header: Header,
+        header: GgufHeader,
     ) -> Result<Self, GgufError> {
         let mut file = PartialFile::create(path, partial)?;
         let start = header.to_bytes();
@@ -48,7 +48,7 @@ impl GgufWriter {
     }
 
     /// Returns the header.
-    pub fn header(&self) -> &Header {
+    pub fn header(&self) -> &GgufHeader {
         &self.header
     }
 

@@ -3,20 +3,20 @@
 use std::fs;
 use std::path::Path;
 
-use deepburn_gguf::{GgufError, GgufReader, GgufWriter, Header, Metadata, TensorType, Value};
+use deepburn_gguf::{GgufError, GgufHeader, GgufReader, GgufWriter, Metadata, TensorType, Value};
 use proptest::prelude::*;
 
-fn header(tensors: &[(&str, TensorType, &[u64])]) -> Header {
+fn header(tensors: &[(&str, TensorType, &[u64])]) -> GgufHeader {
     let mut metadata = Metadata::new();
     metadata.push("general.architecture", "test").unwrap();
-    let mut header = Header::new(metadata).unwrap();
+    let mut header = GgufHeader::new(metadata).unwrap();
     for (name, tensor_type, shape) in tensors {
         header.push(*name, *tensor_type, shape).unwrap();
     }
     header
 }
 
-fn create(folder: &Path, header: Header) -> Result<GgufWriter, GgufError> {
+fn create(folder: &Path, header: GgufHeader) -> Result<GgufWriter, GgufError> {
     GgufWriter::create(folder.join("model.gguf"), folder.join("model.partial"), header)
 }
 
@@ -51,14 +51,14 @@ proptest! {
         for (index, value) in values.into_iter().enumerate() {
             metadata.push(format!("key.{index}"), value).unwrap();
         }
-        let mut header = Header::new(metadata).unwrap();
+        let mut header = GgufHeader::new(metadata).unwrap();
         for (index, (tensor_type, mut shape)) in shapes.into_iter().enumerate() {
             let tensor_type = TensorType::ALL[tensor_type];
             *shape.last_mut().unwrap() *= tensor_type.block_len() as u64;
             header.push(format!("tensor.{index}"), tensor_type, &shape).unwrap();
         }
         let bytes = header.to_bytes();
-        let (read, start) = Header::read(&bytes[..], header.file_len()).unwrap();
+        let (read, start) = GgufHeader::read(&bytes[..], header.file_len()).unwrap();
         prop_assert_eq!(start, bytes.len() as u64);
         prop_assert_eq!(read.metadata(), header.metadata());
         prop_assert_eq!(read.tensors(), header.tensors());
@@ -126,17 +126,17 @@ fn an_incomplete_or_extended_file_is_an_error() {
     let bytes = header.to_bytes();
     let end = bytes.len() as u64 + 32 + 12;
     // The padding after the last tensor may be missing.
-    assert!(Header::read(&bytes[..], end).is_ok());
-    let error = Header::read(&bytes[..], end - 1).unwrap_err().to_string();
+    assert!(GgufHeader::read(&bytes[..], end).is_ok());
+    let error = GgufHeader::read(&bytes[..], end - 1).unwrap_err().to_string();
     assert!(error.contains("`b`") && error.contains("incomplete"), "{error}");
-    assert!(Header::read(&bytes[..], header.file_len()).is_ok());
-    let error = Header::read(&bytes[..], header.file_len() + 1).unwrap_err().to_string();
+    assert!(GgufHeader::read(&bytes[..], header.file_len()).is_ok());
+    let error = GgufHeader::read(&bytes[..], header.file_len() + 1).unwrap_err().to_string();
     assert!(error.contains("size of the file"), "{error}");
 }
 
 #[test]
 fn other_files_are_named() {
-    let read = |bytes: &[u8]| Header::read(bytes, bytes.len() as u64).unwrap_err().to_string();
+    let read = |bytes: &[u8]| GgufHeader::read(bytes, bytes.len() as u64).unwrap_err().to_string();
     assert!(read(b"PK\x03\x04 and more").contains("PK"));
     assert!(read(b"GG").contains("start of the file"));
     assert!(read(b"GGUF\x00\x00\x00\x03").contains("big-endian"));

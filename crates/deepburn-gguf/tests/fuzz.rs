@@ -5,7 +5,9 @@
 use std::io::Cursor;
 
 use deepburn_fuzz::{Mutator, fuzz};
-use deepburn_gguf::{GgufReader, Header, Metadata, SpecialTokens, TensorType, Tokenizer};
+use deepburn_gguf::{
+    GgufHeader, GgufReader, GgufSpecialTokens, GgufTokenizer, Metadata, TensorType,
+};
 
 /// Lengths, counts, types and texts, as they are in files.
 const TOKENS: [&[u8]; 14] = [
@@ -36,7 +38,7 @@ fn sound() -> Vec<u8> {
     metadata.push("tokenizer.ggml.scores", vec![0.0_f32, -1.0]).unwrap();
     metadata.push("tokenizer.ggml.token_type", vec![1_i32, 3]).unwrap();
     metadata.push("flags", vec![true, false]).unwrap();
-    let mut header = Header::new(metadata).unwrap();
+    let mut header = GgufHeader::new(metadata).unwrap();
     for tensor_type in TensorType::ALL {
         header.push(tensor_type.name(), tensor_type, &[2, tensor_type.block_len() as u64]).unwrap();
     }
@@ -63,7 +65,7 @@ fn read(bytes: Vec<u8>) -> bool {
 fn mutated_files_are_read_or_refused() {
     let sound = sound();
     assert!(read(sound.clone()));
-    let header_len = Header::read(&sound[..], sound.len() as u64).unwrap().1 as usize;
+    let header_len = GgufHeader::read(&sound[..], sound.len() as u64).unwrap().1 as usize;
     let (mut refused, mut accepted) = (0, 0);
     fuzz(20_000, |mutator| {
         let mut file = sound.clone();
@@ -117,8 +119,8 @@ fn mutated_tokenizers_are_read_or_refused() {
             _ => mutator.mutate_json(&mut text),
         }
         let Ok(json) = serde_json::from_slice(&text) else { return refused += 1 };
-        let mut special = SpecialTokens::default();
-        match (Tokenizer::from_json(&json, 4), special.set_added_tokens(&json)) {
+        let mut special = GgufSpecialTokens::default();
+        match (GgufTokenizer::from_json(&json, 4), special.set_added_tokens(&json)) {
             (Ok(_), Ok(())) => accepted += 1,
             _ => refused += 1,
         }

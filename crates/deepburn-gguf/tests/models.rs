@@ -1,13 +1,13 @@
 //! Hyperparameters, names and layouts of models.
 
 use deepburn_gguf::{
-    Architecture, FileType, Hyperparameters, Metadata, Rope, RopeScaling, TensorLayout, Value,
+    Architecture, FileType, GgufRope, Hyperparameters, Metadata, RopeScaling, TensorLayout, Value,
 };
 
 fn model(architecture: Architecture) -> Hyperparameters {
     let is_gpt2 = architecture == Architecture::Gpt2;
     let is_gemma = architecture.is_gemma();
-    let rope = Rope { width: 16, theta: 1e4, scaling: RopeScaling::Default };
+    let rope = GgufRope { width: 16, theta: 1e4, scaling: RopeScaling::Default };
     Hyperparameters {
         architecture,
         vocab_size: 99,
@@ -142,7 +142,7 @@ fn models_that_llama_cpp_computes_in_another_way_are_errors() {
     };
     let scaled = |architecture, scaling: RopeScaling| {
         let mut model = model(architecture);
-        model.rope = Some(Rope { width: 16, theta: 1e4, scaling });
+        model.rope = Some(GgufRope { width: 16, theta: 1e4, scaling });
         error(&model)
     };
     let yarn = RopeScaling::Yarn {
@@ -179,7 +179,7 @@ fn models_that_llama_cpp_computes_in_another_way_are_errors() {
 #[test]
 fn divisors_of_llama_3_follow_its_formula() {
     let mut model = model(Architecture::Llama);
-    model.rope = Some(Rope {
+    model.rope = Some(GgufRope {
         width: 16,
         theta: 500_000.0,
         scaling: RopeScaling::Llama3 {

@@ -1,6 +1,6 @@
 //! Tokenizers as metadata.
 
-use deepburn_gguf::{Array, Metadata, SpecialTokens, Tokenizer, Value};
+use deepburn_gguf::{Array, GgufSpecialTokens, GgufTokenizer, Metadata, Value};
 use serde_json::{Value as Json, json};
 
 const QWEN: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
@@ -53,12 +53,12 @@ fn sentence_piece() -> Json {
 
 fn metadata(tokenizer: &Json, vocab_size: usize) -> Metadata {
     let mut metadata = Metadata::new();
-    Tokenizer::from_json(tokenizer, vocab_size).unwrap().push_metadata(&mut metadata).unwrap();
+    GgufTokenizer::from_json(tokenizer, vocab_size).unwrap().push_metadata(&mut metadata).unwrap();
     metadata
 }
 
 fn error(tokenizer: &Json, vocab_size: usize) -> String {
-    Tokenizer::from_json(tokenizer, vocab_size).unwrap_err().to_string()
+    GgufTokenizer::from_json(tokenizer, vocab_size).unwrap_err().to_string()
 }
 
 #[test]
@@ -98,7 +98,7 @@ fn pre_tokenizers_are_named_by_their_definition() {
         let mut tokenizer = byte_level();
         tokenizer["pre_tokenizer"] = pre_tokenizer;
         tokenizer["model"]["ignore_merges"] = json!(ignores_merges);
-        assert_eq!(Tokenizer::from_json(&tokenizer, 6).unwrap().pre(), name);
+        assert_eq!(GgufTokenizer::from_json(&tokenizer, 6).unwrap().pre(), name);
     }
     let mut unknown = byte_level();
     unknown["pre_tokenizer"] = split(r"\w+");
@@ -150,7 +150,7 @@ fn tokenizers_that_llama_cpp_cannot_reproduce_are_errors() {
 
 #[test]
 fn special_tokens_are_checked() {
-    let mut special = SpecialTokens { bos: Some(1), ..SpecialTokens::default() };
+    let mut special = GgufSpecialTokens { bos: Some(1), ..GgufSpecialTokens::default() };
     special.set_end_tokens([2, 3, 2]).unwrap();
     special.set_added_tokens(&sentence_piece()).unwrap();
     let mut metadata = Metadata::new();
@@ -162,7 +162,7 @@ fn special_tokens_are_checked() {
 
     let text = special.push_metadata(3, &mut Metadata::new()).unwrap_err().to_string();
     assert!(text.contains("eot_token_id") && text.contains("is 3"), "{text}");
-    let missing = SpecialTokens::default().push_metadata(3, &mut Metadata::new());
+    let missing = GgufSpecialTokens::default().push_metadata(3, &mut Metadata::new());
     assert!(missing.unwrap_err().to_string().contains("eos_token"));
     assert!(special.set_end_tokens([1, 2, 3, 4]).unwrap_err().to_string().contains("three"));
     let mut tokenizer = sentence_piece();
@@ -173,7 +173,7 @@ fn special_tokens_are_checked() {
 
 #[test]
 fn a_name_that_llama_cpp_takes_for_phi_3_needs_its_tokens() {
-    let tokenizer = Tokenizer::from_json(&byte_level(), 6).unwrap();
+    let tokenizer = GgufTokenizer::from_json(&byte_level(), 6).unwrap();
     for (name, is_allowed) in [("a model", true), ("My-Phi-3-test", false), ("PHI3", false)] {
         let mut metadata = Metadata::new();
         metadata.push("general.name", name).unwrap();
@@ -183,10 +183,10 @@ fn a_name_that_llama_cpp_takes_for_phi_3_needs_its_tokens() {
 
 #[test]
 fn differences_that_few_texts_show_are_notes() {
-    assert!(Tokenizer::from_json(&byte_level(), 6).unwrap().notes().is_empty());
+    assert!(GgufTokenizer::from_json(&byte_level(), 6).unwrap().notes().is_empty());
     let mut tokenizer = byte_level();
     tokenizer["added_tokens"][0]["rstrip"] = json!(true);
-    let tokenizer = Tokenizer::from_json(&tokenizer, 6).unwrap();
+    let tokenizer = GgufTokenizer::from_json(&tokenizer, 6).unwrap();
     assert!(tokenizer.notes()[0].contains("rstrip"));
     assert_eq!((tokenizer.token_id("ab"), tokenizer.token_id("c")), (Some(2), None));
 }

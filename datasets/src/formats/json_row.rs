@@ -26,7 +26,9 @@ pub(crate) fn cells(text: &str, columns: &[&str]) -> Result<Vec<Cell>, String> {
         Some(value) => Ok(cell(value.take())),
         None => {
             let names = listed(object.keys().map(String::as_str));
-            Err(format!("no field `{column}`, only {names}"))
+            let is_chat = ["messages", "conversations"].iter().any(|it| object.contains_key(*it));
+            let hint = if is_chat { " (conversations need data.kind \"chat\")" } else { "" };
+            Err(format!("no field `{column}`, only {names}{hint}"))
         }
     };
     columns.iter().map(value).collect()

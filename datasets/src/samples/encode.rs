@@ -24,7 +24,7 @@ use crate::formats::rows::{RawRow, visit_rows};
 use crate::formats::text::text_files;
 use crate::guard::panic_message;
 use crate::hash::digest;
-use crate::samples::index::SampleIndex;
+use crate::samples::index::{InvalidRow, SampleIndex, Summary};
 use crate::samples::rows::Samples;
 use crate::samples::sample::{Span, spans};
 use crate::samples::stored::{StoredSamples, described};
@@ -218,13 +218,23 @@ fn encode_files(
         })
     })?;
     if index.len() == 0 {
-        let invalid = index.summary.num_invalid;
-        let what = format!("{} ({invalid} invalid rows)", described(files));
-        return Err(DataError::Empty { what });
+        return Err(without_samples(files, index));
     }
     // Files at the end may have no rows.
     index.start_file(files.len() - 1, index.summary.files.last().is_some_and(|it| it.has_lines));
     Ok(index)
+}
+
+/// Returns the error of files without a valid row.
+fn without_samples(files: &[PathBuf], index: SampleIndex) -> DataError {
+    let what = described(files);
+    let Summary { files: read, num_invalid: rows, invalid, .. } = index.summary;
+    let Some(InvalidRow { file, number, reason }) = invalid.into_iter().next() else {
+        return DataError::Empty { what };
+    };
+    let unit = if read[file].has_lines { "line" } else { "row" };
+    let place = FileRow { file: Arc::from(files[file].as_path()), unit, number };
+    DataError::AllInvalid { what, rows, first: place.to_string(), reason }
 }
 
 /// Sends the rows of all files in order, until the receiver is gone.

@@ -39,11 +39,13 @@ fn files_without_a_sample_are_an_error() {
     let splits = Splits::all(&path);
     fs::write(&path, "").unwrap();
     let message = open_samples(&source(&splits), encode).unwrap_err().to_string();
-    assert!(message.contains("t.jsonl (0 invalid rows) is empty"), "{message}");
-    fs::write(&path, "{}\n").unwrap();
+    assert!(message.contains("t.jsonl is empty"), "{message}");
+    fs::write(&path, "{}\n\n[]\n").unwrap();
     let skipped = SampleSource { invalid: InvalidRows::Skip, ..source(&splits) };
     let message = open_samples(&skipped, encode).unwrap_err().to_string();
-    assert!(message.contains("(1 invalid rows) is empty"), "{message}");
+    let first =
+        format!("all of its 2 rows are invalid; the first one is `{}` line 1: ", path.display());
+    assert!(message.contains(&first), "{message}");
     let missing = Splits::all(folder.path().join("missing"));
     assert!(matches!(open_samples(&source(&missing), encode), Err(DataError::Unreadable { .. })));
 }

@@ -1,9 +1,10 @@
 //! Tokens that a base model has not learned and that its adapter cannot learn.
 //!
-//! The files of many base models have rows for special tokens that no training text contained: the rows are 0, or equal to
-//! each other. An adapter that does not train these rows leaves the model unable to read or to write the tokens, and the
+//! The files of many base models have rows for special tokens that no training text contained: the rows are 0, or almost equal
+//! to each other. An adapter that does not train these rows leaves the model unable to read or to write the tokens, and the
 //! loss hardly shows it.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use super::any::AnyDecoder;
@@ -13,14 +14,17 @@ use crate::hf::{BaseModel, ModelFolderError};
 /// The number of rows with which the others are compared, evenly spaced over the vocabulary.
 const COMPARED: usize = 256;
 
-/// The norm of a row that was not learned, relative to the median of the compared rows, at most. Rows of rare tokens that were
-/// learned have at least a tenth.
+/// The norm of a row that was not learned, relative to the median of the compared rows, at most. Such a row is 0 but for noise.
 const SMALLEST_NORM: f32 = 0.01;
 
+/// The distance of rows that count as equal, relative to their norm, at most. `resize_token_embeddings` of `transformers`
+/// draws new rows from a normal distribution with 1e-9 of the covariance of the others, which is about 3e-5.
+const LARGEST_DISTANCE: f32 = 1e-3;
+
 impl AnyDecoder {
-    /// Returns the tokens among `tokens` whose row of the embedding, or of an untied head, the base model in `folder` seems not to have
-    /// learned, if the adapter does not train it either. `others` are tokens that may have equal rows, such as reserved ones.
-    /// Returns nothing without an adapter.
+    /// Returns the tokens among `tokens` whose row of the embedding, or of an untied head, the base model in `folder` seems
+    /// not to have learned, if the adapter does not train it either, by the name of the module. `others` are tokens that may
+    /// have equal rows, such as reserved ones. Returns nothing without an adapter.
     ///
     /// # Errors
     /// Returns an error if a file is missing, unreadable or malformed.
@@ -29,13 +33,13 @@ impl AnyDecoder {
         folder: &Path,
         tokens: &[u32],
         others: &[u32],
-    ) -> Result<Vec<u32>, ModelFolderError> {
-        let Some(adapter) = self.adapter() else { return Ok(Vec::new()) };
+    ) -> Result<BTreeMap<String, Vec<u32>>, ModelFolderError> {
+        let mut found = BTreeMap::new();
+        let Some(adapter) = self.adapter() else { return Ok(found) };
         let (parts, rows) = (self.base().parts(), self.limits().vocab_size as u32);
         let paths =
             [Some(parts.embedding_path()), (!parts.head.is_tied).then(|| parts.head_path())];
         let mut base = BaseModel::open(folder, self.base().weight_map())?;
-        let mut found: Vec<u32> = Vec::new();
         for path in paths.into_iter().flatten() {
             let module = path.strip_suffix(".weight").unwrap_or(&path);
             if adapter.trains(&path) || adapter.adapts(module) {
@@ -45,16 +49,17 @@ impl AnyDecoder {
             let frozen = |token: &u32| *token < rows && !trained.contains(&(*token as usize));
             let tokens: Vec<u32> = tokens.iter().copied().filter(frozen).collect();
             let others: Vec<u32> = others.iter().copied().filter(|it| *it < rows).collect();
-            found.extend(unlearned_rows(&mut base, &path, (&tokens, &others), rows)?);
+            let unlearned = unlearned_rows(&mut base, &path, (&tokens, &others), rows)?;
+            if !unlearned.is_empty() {
+                found.insert(module.to_owned(), unlearned);
+            }
         }
-        found.sort_unstable();
-        found.dedup();
         Ok(found)
     }
 }
 
-/// Returns the tokens among `tokens` whose row of the matrix at `path` is much smaller than most rows, or equal to the row of another
-/// token. The matrix has `rows` rows.
+/// Returns the tokens among `tokens` whose row of the matrix at `path` is much smaller than most rows, or almost equal to the
+/// row of another token. The matrix has `rows` rows.
 ///
 /// # Errors
 /// Returns an error if the matrix cannot be read.
@@ -85,9 +90,15 @@ fn unlearned_rows(
     }
     for other in others {
         let values = row(*other)?;
-        let equal = candidates.iter().filter(|(token, own)| token != other && *own == values);
+        let is_equal = |own: &[f32]| {
+            let difference: Vec<f32> = own.iter().zip(&values).map(|(a, b)| a - b).collect();
+            norm(&difference) <= LARGEST_DISTANCE * norm(&values)
+        };
+        let equal = candidates.iter().filter(|(token, own)| token != other && is_equal(own));
         found.extend(equal.map(|(token, _)| *token));
     }
+    found.sort_unstable();
+    found.dedup();
     Ok(found)
 }
 
@@ -138,7 +149,9 @@ mod tests {
         let lora = LoraConfig::of_job(lora.as_object().unwrap()).unwrap();
         let config = config.with_adapter(lora).unwrap();
         let all: Vec<u32> = (0..VOCAB as u32).collect();
-        config.unlearned_tokens(folder, &all, &[30, 31, 4_000_000]).unwrap()
+        let found = config.unlearned_tokens(folder, &all, &[30, 31, 4_000_000]).unwrap();
+        // Each module has its own tokens here.
+        found.into_values().flatten().collect()
     }
 
     #[test]
@@ -147,8 +160,11 @@ mod tests {
         let embedding = "model.embed_tokens.weight";
         let learned = folder(true, embedding, &[]);
         assert_eq!(unlearned((true, learned.path()), linear.clone()), [0; 0]);
-        let some = folder(true, embedding, &[(3, 0.0), (4, 1e-9), (5, 0.5), (29, 0.5), (31, 0.5)]);
-        assert_eq!(unlearned((true, some.path()), linear), [3, 4, 5, 29]);
+        let some =
+            folder(true, embedding, &[(3, 0.0), (4, 1e-9), (5, 0.5), (29, 0.50001), (31, 0.5)]);
+        assert_eq!(unlearned((true, some.path()), linear.clone()), [3, 4, 5, 29]);
+        let apart = folder(true, embedding, &[(5, 0.49), (31, 0.5)]);
+        assert_eq!(unlearned((true, apart.path()), linear), [0; 0]);
     }
 
     #[test]

@@ -8,7 +8,6 @@
 //! The data loader of a rank is a [`CausalSource`]. A step takes the same number of sequences on every rank, so that all
 //! ranks call the same collectives.
 
-use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -18,14 +17,14 @@ use deepburn::zero::Training;
 use deepburn::{Batch, BoxError, Engine, EvaluationStream, Interrupt};
 use deepburn_config::{BatchPlan, DataKind, DynamicBatchingPlan, Job, Plan, counted};
 use deepburn_datasets::{
-    BudgetSampler, Corpus, DataError, DataShard, ExtraToken, IGNORE_INDEX, MicroBatch, Order,
-    RowDocuments, StepShape, Tokenizer,
+    BudgetSampler, Corpus, DataError, DataShard, IGNORE_INDEX, MicroBatch, Order, RowDocuments,
+    StepShape, Tokenizer,
 };
 use deepburn_models::causal_lm::{CausalBatch, IGNORED_LABEL, InputError};
 use deepburn_models::decoder::{AnyDecoder, Decoder};
 use deepburn_models::hf::{
-    ADAPTER_CONFIG, AdapterFolder, GENERATION_CONFIG, GenerationConfig, HfExport, ModelConfigError,
-    ModelFolderError, ModelFolderWriter,
+    ADAPTER_CONFIG, AdapterFolder, GENERATION_CONFIG, HfExport, ModelConfigError, ModelFolderError,
+    ModelFolderWriter,
 };
 use deepburn_models::lora::{InitialFactors, LoraConfig};
 use deepburn_models::{
@@ -45,7 +44,8 @@ use crate::data::preference::{PreferenceBatch, PreferenceCorpus};
 use crate::data::recipe::{
     EvaluationSettings, InitialWeights, JobInputs, Recipe, SubjectInfo, WeightOrigin,
 };
-use crate::data::sample_prompts::{SamplePrompt, TextSampler};
+use crate::data::sample_prompts::TextSampler;
+use crate::data::unlearned_tokens::warn_of_unlearned_tokens;
 use crate::data::vocabulary::{
     check_special_tokens, is_vocabulary_given, with_special_tokens, with_vocabulary,
 };
@@ -123,7 +123,7 @@ impl Causal {
             // Dropout would make the log-probabilities noisy; TRL disables it too.
             config = config.without_dropout();
         }
-        let sampler = sampler(job, &data, &config, generation_config.as_ref())?;
+        let sampler = TextSampler::of_job(job, &data, &config, generation_config.as_ref())?;
         Ok(Self {
             companions: companions(&data, pretrained)?,
             sampler: sampler.map(Arc::new),
@@ -365,48 +365,6 @@ fn refuse_new_rows(config: &AnyDecoder, folder: &Path) -> Result<(), Failure> {
     }
 }
 
-/// The number of samples whose tokens are looked at.
-const INSPECTED: usize = 64;
-
-/// The number of added tokens that are compared with each other.
-const COMPARED: usize = 512;
-
-/// Warns of special tokens in the data, such as turn tokens, that the base model has not learned and that the adapter
-/// does not train. The model could then neither read nor write them.
-///
-/// # Errors
-/// Returns a user's mistake if the samples or the base model cannot be read.
-fn warn_of_unlearned_tokens(
-    config: &AnyDecoder,
-    data: &CausalData,
-    pretrained: Option<&Path>,
-) -> Result<(), Failure> {
-    let Some((folder, samples)) = pretrained.zip(data.train_samples()) else { return Ok(()) };
-    let Some(tokenizer) = data.tokenizer().filter(|_| config.adapter().is_some()) else {
-        return Ok(());
-    };
-    let mut in_data = HashSet::new();
-    for index in 0..samples.len().min(INSPECTED) {
-        in_data.extend(samples.get(index).map_err(Failure::mistake)?.ids);
-    }
-    let added: Vec<ExtraToken> = tokenizer.extra_tokens();
-    let used: Vec<u32> = added.iter().map(|it| it.id).filter(|id| in_data.contains(id)).collect();
-    let others: Vec<u32> = added.iter().map(|it| it.id).take(COMPARED).collect();
-    let found = config.unlearned_tokens(folder, &used, &others).map_err(Failure::mistake)?;
-    if !found.is_empty() {
-        let texts = added.iter().filter(|it| found.contains(&it.id));
-        let texts: Vec<String> = texts.map(|it| format!("{:?}", it.text)).collect();
-        tracing::warn!(
-            "{} of the data {} not learned by the base model (their embeddings are 0 or equal to others), and the adapter does \
-             not train their embeddings: the model may never end a turn; set model.lora.trainable_token_indices to {found:?}, \
-             or use a base model that was trained with them",
-            texts.join(", "),
-            if found.len() == 1 { "was" } else { "were" },
-        );
-    }
-    Ok(())
-}
-
 /// The remedy if a job with an adapter needs a larger vocabulary.
 const LARGER_BASE: &str = "resize the base model first (transformers: resize_token_embeddings, save_pretrained), give the \
      result as model.pretrained, and train its new rows with trainable_token_indices or modules_to_save; or train the whole \
@@ -502,32 +460,6 @@ fn companions(data: &CausalData, pretrained: Option<&Path>) -> Result<Companions
         companions.replace(TEMPLATE_FILE, template);
     }
     Ok(companions)
-}
-
-/// Returns what is generated after each evaluation. A text ends at the end tokens with which the model is exported.
-///
-/// # Errors
-/// Returns a user's mistake if a prompt is empty or too long, or if there is no tokenizer.
-fn sampler(
-    job: &Job,
-    data: &CausalData,
-    config: &AnyDecoder,
-    generation_config: Option<&Map<String, Value>>,
-) -> Result<Option<TextSampler>, Failure> {
-    let Some(plan) = &job.training.samples else { return Ok(None) };
-    let prompts = match data {
-        CausalData::Stream(corpus) => SamplePrompt::of_texts(plan, corpus.tokenizer.as_ref())?,
-        CausalData::Samples(corpus) => corpus.prompts.clone(),
-        CausalData::Pairs(corpus) => corpus.prompts.clone(),
-    };
-    let Some(tokenizer) = data.tokenizer() else { return Ok(None) };
-    let of_file = generation_config.map(|fields| GenerationConfig::new(fields.clone()));
-    let of_file = of_file.transpose().map_err(Failure::mistake)?;
-    let stop = match of_file.as_ref().and_then(GenerationConfig::eos_token_ids) {
-        Some(ids) => ids.to_vec(),
-        None => config.extra().eos_token_ids(),
-    };
-    TextSampler::new(plan, prompts, (config.limits(), stop), tokenizer).map(Some)
 }
 
 /// Logs the token between documents, because the tokenizer determines it unless the job names it.

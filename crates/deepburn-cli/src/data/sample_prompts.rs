@@ -7,11 +7,15 @@ use deepburn::comm::CollectiveTag;
 use deepburn::ops::{FusedOps, OptimizerOps};
 use deepburn::zero::{Training, Zero};
 use deepburn::{BoxError, Engine, GeneratedText, Interrupt};
-use deepburn_config::SamplePlan;
+use deepburn_config::{Job, SamplePlan, counted};
 use deepburn_datasets::Tokenizer;
-use deepburn_models::TokenLimits;
 use deepburn_models::causal_lm::{GenerateOptions, LanguageModel};
+use deepburn_models::decoder::AnyDecoder;
+use deepburn_models::hf::GenerationConfig;
+use deepburn_models::{LanguageModelConfig, TokenLimits};
+use serde_json::{Map, Value};
 
+use crate::data::causal_data::CausalData;
 use crate::failure::Failure;
 
 /// A prompt.
@@ -45,11 +49,6 @@ impl SamplePrompt {
         };
         plan.prompts.iter().map(prompt).collect()
     }
-
-    /// Returns whether the model has positions for the prompt and `new` tokens.
-    pub(crate) fn fits(&self, new: usize, limits: TokenLimits) -> bool {
-        !self.ids.is_empty() && self.ids.len().saturating_add(new) <= limits.max_len
-    }
 }
 
 /// Generates texts with the sharded model. All ranks do it together, because each op may gather parameters.
@@ -63,27 +62,60 @@ pub(crate) struct TextSampler {
 }
 
 impl TextSampler {
-    /// Returns the sampler of a job. `stop` are the tokens that end a text.
+    /// Returns the sampler of a job; `None` if it asks for no texts. A text ends at the end tokens with which the model is
+    /// exported.
+    ///
+    /// # Errors
+    /// Returns a user's mistake if a prompt is empty or too long, or if there is no tokenizer.
+    pub(crate) fn of_job(
+        job: &Job,
+        data: &CausalData,
+        config: &AnyDecoder,
+        generation_config: Option<&Map<String, Value>>,
+    ) -> Result<Option<Self>, Failure> {
+        let Some(plan) = &job.training.samples else { return Ok(None) };
+        let prompts = match data {
+            CausalData::Stream(corpus) => SamplePrompt::of_texts(plan, corpus.tokenizer.as_ref())?,
+            CausalData::Samples(corpus) => corpus.prompts.clone(),
+            CausalData::Pairs(corpus) => corpus.prompts.clone(),
+        };
+        let Some(tokenizer) = data.tokenizer() else { return Ok(None) };
+        let of_file = generation_config.map(|fields| GenerationConfig::new(fields.clone()));
+        let of_file = of_file.transpose().map_err(Failure::mistake)?;
+        let stop = match of_file.as_ref().and_then(GenerationConfig::eos_token_ids) {
+            Some(ids) => ids.to_vec(),
+            None => config.extra().eos_token_ids(),
+        };
+        Self::new(plan, prompts, (config.limits(), stop), tokenizer).map(Some)
+    }
+
+    /// Returns a sampler. `stop` are the tokens that end a text.
     ///
     /// # Errors
     /// Returns a user's mistake if a prompt has no tokens or is too long.
-    pub(crate) fn new(
+    fn new(
         plan: &SamplePlan,
         prompts: Vec<SamplePrompt>,
         (limits, stop): (TokenLimits, Vec<u32>),
         tokenizer: &Tokenizer,
     ) -> Result<Self, Failure> {
         let new = plan.max_new_tokens;
-        if let Some(SamplePrompt { text, ids, .. }) =
-            prompts.iter().find(|it| !it.fits(new, limits))
-        {
-            let (count, text) = (ids.len(), text.chars().take(40).collect::<String>());
+        let TokenLimits { max_len, max_len_field, .. } = limits;
+        let room = max_len.saturating_sub(new);
+        if room == 0 {
             return Err(Failure::mistake(format!(
-                "training.sample_prompts: the prompt {text:?} has {count} tokens, and with training.sample_max_new_tokens = {new} \
-                 it must have from 1 to {}, because the model's {} is {}; change the prompt, or ask for fewer tokens",
-                limits.max_len.saturating_sub(new),
-                limits.max_len_field,
-                limits.max_len
+                "training.sample_max_new_tokens: {new} leaves no room for a prompt, because the model's {max_len_field} is \
+                 {max_len}; ask for fewer tokens"
+            )));
+        }
+        let does_not_fit = |it: &&SamplePrompt| it.ids.is_empty() || it.ids.len() > room;
+        if let Some(SamplePrompt { text, ids, .. }) = prompts.iter().find(does_not_fit) {
+            let (count, text) =
+                (counted(ids.len(), "token"), text.chars().take(40).collect::<String>());
+            return Err(Failure::mistake(format!(
+                "training.sample_prompts: the prompt {text:?} has {count}, and with training.sample_max_new_tokens = {new} it \
+                 must have from 1 to {room}, because the model's {max_len_field} is {max_len}; change the prompt, or ask for \
+                 fewer tokens"
             )));
         }
         let num_tokens = Some(tokenizer.vocab_size());
@@ -108,7 +140,10 @@ impl TextSampler {
         for prompt in &self.prompts {
             let found =
                 engine.evaluate(|model| self.continued(engine, model, prompt, interrupt))??;
-            let Some(text) = found else { break };
+            let Some(text) = found else {
+                self.warn_of_missing(engine, texts.len());
+                break;
+            };
             texts.push(GeneratedText {
                 step: engine.global_steps(),
                 prompt: prompt.text.clone(),
@@ -117,6 +152,19 @@ impl TextSampler {
             });
         }
         Ok(texts)
+    }
+
+    /// Warns on rank 0 that an interruption left prompts without a text. A run that resumes does not evaluate again.
+    fn warn_of_missing<B, M>(&self, engine: &Engine<B, M>, done: usize)
+    where
+        B: FusedOps + OptimizerOps,
+        M: AutodiffModule<Training<B>>,
+    {
+        if engine.rank() == 0 {
+            let (missing, step) = (self.prompts.len() - done, engine.global_steps());
+            let missing = counted(missing, "text");
+            tracing::warn!("interrupted: {missing} after step {step} will not be generated");
+        }
     }
 
     /// Returns the text that follows a prompt; `None` if a rank was interrupted.

@@ -32,7 +32,6 @@
 use std::cell::RefCell;
 use std::fmt::Display;
 use std::fs;
-use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -50,6 +49,7 @@ use deepburn_monitor::{
 };
 
 use crate::console;
+use crate::run::output_folder::remove_earlier;
 use crate::run::prepared::PreparedRun;
 use crate::run::progress_hook::ProgressHook;
 use crate::run::results::{GENERATED, write_whole};
@@ -162,25 +162,10 @@ fn generated_writer(run: &PreparedRun) -> Result<Option<GeneratedWriter>, BoxErr
         }
         _ if is_wanted => Some(GeneratedWriter::create(&path)?),
         _ => {
-            remove_if_there(&path)?;
+            remove_earlier(&path)?;
             None
         }
     })
-}
-
-/// Removes a file of an earlier run.
-///
-/// # Errors
-/// Returns an error that names the path.
-fn remove_if_there(path: &Path) -> Result<(), BoxError> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != ErrorKind::NotFound => Err(format!(
-            "{} is from an earlier run and cannot be removed: {error}; remove it, or give another folder",
-            path.display()
-        )
-        .into()),
-        _ => Ok(()),
-    }
 }
 
 /// Stores the number of the current step, which errors of failed collectives do not contain.

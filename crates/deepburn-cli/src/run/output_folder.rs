@@ -49,16 +49,7 @@ pub(crate) fn open_output(preparation: &Preparation) -> Result<Option<File>, Fai
     let path = output.join("job.json");
     write_whole(&path, &record).map_err(Failure::run)?;
     for name in ["report.html", "test.json"] {
-        let path = output.join(name);
-        match fs::remove_file(&path) {
-            Err(error) if error.kind() != ErrorKind::NotFound => {
-                return Err(Failure::run(format!(
-                    "{} is from an earlier run and cannot be removed: {error}; remove it, or give another folder",
-                    path.display()
-                )));
-            }
-            _ => {}
-        }
+        remove_earlier(&output.join(name)).map_err(Failure::run)?;
     }
     warn_of_full_disk(preparation);
     for name in ["model", ADAPTER] {
@@ -70,6 +61,20 @@ pub(crate) fn open_output(preparation: &Preparation) -> Result<Option<File>, Fai
         }
     }
     Ok(lock)
+}
+
+/// Removes a file of an earlier run, if it is there.
+///
+/// # Errors
+/// Returns an error that names the path.
+pub(crate) fn remove_earlier(path: &Path) -> Result<(), String> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(format!(
+            "{} is from an earlier run and cannot be removed: {error}; remove it, or give another folder",
+            path.display()
+        )),
+        _ => Ok(()),
+    }
 }
 
 /// Warns if the disk has less free space than the trained model takes.

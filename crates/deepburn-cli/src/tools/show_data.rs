@@ -56,7 +56,9 @@ pub(crate) fn show_data(arguments: &ShowDataArguments) -> Result<String, Failure
         sets: arguments.sets.clone(),
         ..JobRequest::default()
     };
-    let (job, _) = Job::load(&request).map_err(Failure::mistake)?;
+    let (mut job, _) = Job::load(&request).map_err(Failure::mistake)?;
+    // No text is generated here, so the prompts need not fit.
+    job.training.samples = None;
     let Some(chat) = job.data.kind.samples() else {
         return Err(Failure::mistake(
             "data.kind: show-data shows data of kind \"chat\" or \"preference\"; other text is one stream without masks",

@@ -167,6 +167,9 @@ fn prompts_that_cannot_be_continued_are_refused() {
         let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
         with_texts(job_on_chats(&golden)).with(key, value).run().failed(2, &parts);
     }
+    let job = with_texts(job_on_chats(&golden)).with("training.sample_max_new_tokens", 4000);
+    fs::write(job.folder().join("job.json"), job.json().to_string()).unwrap();
+    deepburn(job.folder(), &["show-data", "--config", "job.json"]).succeeded();
     // Without prompts of the job, the data's do not fit.
     let job = with_texts(job_on_chats(&golden)).with("training.sample_prompts", Value::Null);
     let job = job.with("training.sample_max_new_tokens", 4000);
@@ -228,6 +231,9 @@ fn invalid_rows_are_left_out_where_that_is_asked_for() {
         assert!(ending.stderr.contains(part), "{part}: {}", ending.stderr);
     }
     assert_same(&Trained::read(&job.folder().join("output")), &expected, "without invalid rows");
+    // If no row is valid, the reason is more than the count.
+    let job = job.with("data.messages_field", "chat");
+    job.run().failed(2, &["all of its 10 rows are invalid", "the first one is", "line 1"]);
 }
 
 /// JSON has no NaN, and Python's `json` writes it.

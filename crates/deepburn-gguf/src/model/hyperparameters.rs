@@ -2,7 +2,7 @@
 
 use std::fmt::Display;
 
-use super::rope::{Rope, RopeScaling, size};
+use super::rope::{GgufRope, RopeScaling, size};
 use super::{Architecture, TensorLayout};
 use crate::{FileType, GgufError, Metadata, TypeSelector};
 
@@ -50,9 +50,9 @@ pub struct Hyperparameters {
     /// The window of each layer, in positions; `None` for all earlier positions.
     pub windows: Vec<Option<usize>>,
     /// The rotation of layers without a window, or of all layers. `None` for GPT-2.
-    pub rope: Option<Rope>,
+    pub rope: Option<GgufRope>,
     /// The rotation of layers with a window, if Gemma 3 has another one for them. `None` means the same rotation.
-    pub window_rope: Option<Rope>,
+    pub window_rope: Option<GgufRope>,
 }
 
 impl Hyperparameters {
@@ -176,7 +176,7 @@ impl Hyperparameters {
     }
 
     /// Returns the rotation of layers with a window, if llama.cpp has a key for it or the model has another one.
-    fn rope_of_windows(&self) -> Option<&Rope> {
+    fn rope_of_windows(&self) -> Option<&GgufRope> {
         let has_windows = self.windows.iter().any(Option::is_some);
         let shared = self.rope.as_ref();
         let shared = shared.filter(|_| has_windows && self.architecture == Architecture::Gemma3);

@@ -11,6 +11,6 @@ mod tensor_name;
 
 pub use architecture::Architecture;
 pub use hyperparameters::Hyperparameters;
-pub use rope::{Rope, RopeScaling};
+pub use rope::{GgufRope, RopeScaling};
 pub use tensor_layout::TensorLayout;
-pub use tensor_name::StoredTensor;
+pub use tensor_name::GgufTensor;

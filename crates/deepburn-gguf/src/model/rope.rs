@@ -7,7 +7,7 @@ use crate::{GgufError, Metadata};
 
 /// A rotation of queries and keys.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Rope {
+pub struct GgufRope {
     /// The number of elements of a head that are rotated, the first ones.
     pub width: usize,
     /// The base of the frequencies, `theta^(-2 i / width)`.

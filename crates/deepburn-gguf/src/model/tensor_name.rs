@@ -5,14 +5,14 @@ use crate::GgufError;
 
 /// The name and the layout of a parameter in a GGUF file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct StoredTensor {
+pub struct GgufTensor {
     /// The name.
     pub name: String,
     /// The layout.
     pub layout: TensorLayout,
 }
 
-impl StoredTensor {
+impl GgufTensor {
     /// Returns the shape in the file of a tensor with `shape` in the Hugging Face file.
     #[must_use]
     pub fn shape(&self, shape: &[u64]) -> Vec<u64> {
@@ -78,7 +78,7 @@ impl Hyperparameters {
     /// Returns the name and the layout of a parameter by its name in the Hugging Face file, with or without the prefix
     /// `model.` or `transformer.`. Returns `None` for a tensor that a GGUF file does not have.
     #[must_use]
-    pub fn stored_tensor(&self, name: &str) -> Option<StoredTensor> {
+    pub fn stored_tensor(&self, name: &str) -> Option<GgufTensor> {
         let name =
             name.strip_prefix("model.").or(name.strip_prefix("transformer.")).unwrap_or(name);
         let (path, kind) = name.rsplit_once('.')?;
@@ -93,7 +93,7 @@ impl Hyperparameters {
             }
             None => find(&OUTER, path)?.to_owned(),
         };
-        Some(StoredTensor { name: format!("{stored}.{kind}"), layout: self.layout(path, kind) })
+        Some(GgufTensor { name: format!("{stored}.{kind}"), layout: self.layout(path, kind) })
     }
 
     /// Returns the name in a layer.

@@ -2,7 +2,7 @@
 
 use serde_json::Value as Json;
 
-use super::Tokenizer;
+use super::GgufTokenizer;
 use super::definition::{Definition, invalid, steps};
 use super::pre_tokenizer::pre_tokenizer;
 use super::vocabulary::tokens_by_id;
@@ -16,7 +16,7 @@ pub(super) fn tokenizer(
     json: &Json,
     definition: &Definition,
     vocab_size: usize,
-) -> Result<Tokenizer, GgufError> {
+) -> Result<GgufTokenizer, GgufError> {
     if json["model"]["byte_fallback"] == true {
         let problem = "is true; llama.cpp supports false for byte-level BPE";
         return Err(invalid("model.byte_fallback", problem));
@@ -28,7 +28,7 @@ pub(super) fn tokenizer(
     let part = |text: &str| text.replace(' ', "\u{120}");
     let merges = definition.merges.iter();
     let merges = merges.map(|[left, right]| format!("{} {}", part(left), part(right))).collect();
-    Ok(Tokenizer {
+    Ok(GgufTokenizer {
         model: "gpt2",
         pre,
         tokens,

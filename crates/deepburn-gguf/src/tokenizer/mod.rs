@@ -1,6 +1,6 @@
 //! The tokenizer of a model as metadata, made from its `tokenizer.json`.
 //!
-//! Main type: [`Tokenizer`]. llama.cpp has two kinds that DeepBurn's models use: byte-level BPE (`gpt2`) with a
+//! Main type: [`GgufTokenizer`]. llama.cpp has two kinds that DeepBurn's models use: byte-level BPE (`gpt2`) with a
 //! pre-tokenizer, which it knows by name, and SentencePiece (`llama`), whose tokens have scores. A tokenizer that has
 //! other parts is an error, because llama.cpp would split texts into other tokens without a message.
 //!
@@ -15,5 +15,5 @@ mod special_tokens;
 mod template;
 mod vocabulary;
 
-pub use special_tokens::SpecialTokens;
-pub use vocabulary::Tokenizer;
+pub use special_tokens::GgufSpecialTokens;
+pub use vocabulary::GgufTokenizer;

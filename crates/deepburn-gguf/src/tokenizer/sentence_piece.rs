@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use serde_json::Value as Json;
 
-use super::Tokenizer;
+use super::GgufTokenizer;
 use super::definition::{Definition, invalid, kind, steps};
 use super::vocabulary::{TokenType, tokens_by_id};
 use crate::GgufError;
@@ -31,7 +31,7 @@ pub(super) fn tokenizer(
     json: &Json,
     definition: &Definition,
     vocab_size: usize,
-) -> Result<Tokenizer, GgufError> {
+) -> Result<GgufTokenizer, GgufError> {
     if json["model"]["byte_fallback"] != true {
         let problem =
             "must be true without a byte-level pre-tokenizer; keep the model as safetensors";
@@ -55,7 +55,7 @@ pub(super) fn tokenizer(
         types[id] = TokenType::Unknown;
     }
     let scores = scores(definition, &tokens, &types)?;
-    Ok(Tokenizer {
+    Ok(GgufTokenizer {
         model: "llama",
         pre: "default",
         tokens,

@@ -4,7 +4,7 @@ use crate::{GgufError, Metadata};
 
 /// The ids of special tokens, and what is added to texts.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct SpecialTokens {
+pub struct GgufSpecialTokens {
     /// The beginning of a text.
     pub bos: Option<u32>,
     /// The end of a text or an answer, at which generation stops.
@@ -25,7 +25,7 @@ pub struct SpecialTokens {
     pub chat_template: Option<String>,
 }
 
-impl SpecialTokens {
+impl GgufSpecialTokens {
     /// Sets the tokens at which generation stops: the tokenizer's, then all of `generation_config.json`. llama.cpp has
     /// three keys for them.
     ///

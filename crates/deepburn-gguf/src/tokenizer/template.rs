@@ -2,11 +2,11 @@
 
 use serde_json::Value as Json;
 
-use super::SpecialTokens;
+use super::GgufSpecialTokens;
 use super::definition::{invalid, kind, steps};
 use crate::GgufError;
 
-impl SpecialTokens {
+impl GgufSpecialTokens {
     /// Sets `add_bos` and `add_eos` from the post-processor of a parsed `tokenizer.json`. `bos` and `eos` must be set.
     /// A `bos` that the tokenizer adds and that is not set is set.
     ///

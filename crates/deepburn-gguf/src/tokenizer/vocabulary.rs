@@ -31,7 +31,7 @@ pub(super) enum TokenType {
 
 /// A tokenizer as llama.cpp describes it.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Tokenizer {
+pub struct GgufTokenizer {
     /// `gpt2` or `llama`.
     pub(super) model: &'static str,
     /// The name of the pre-tokenizer.
@@ -44,11 +44,11 @@ pub struct Tokenizer {
     pub(super) merges: Option<Vec<String>>,
     /// Whether a space is added before a text, in SentencePiece.
     pub(super) add_space_prefix: Option<bool>,
-    /// See [`Tokenizer::notes`].
+    /// See [`GgufTokenizer::notes`].
     pub(super) notes: Vec<&'static str>,
 }
 
-impl Tokenizer {
+impl GgufTokenizer {
     /// Reads a parsed `tokenizer.json`. `vocab_size` is the number of rows of the embedding. Rows without a token get
     /// the names `[PAD…]`, which llama.cpp's converter uses too.
     ///
@@ -126,7 +126,7 @@ impl Tokenizer {
     }
 }
 
-impl Tokenizer {
+impl GgufTokenizer {
     /// llama.cpp changes these tokens if the name of a model says Phi 3, and does not load a model without them.
     fn check_name(&self, metadata: &Metadata) -> Result<(), GgufError> {
         const NAME: &str = "general.name";

@@ -10,16 +10,18 @@
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use rayon::prelude::*;
 use tokenizers::models::bpe::{BPE, BpeTrainer};
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::{AddedToken, ModelWrapper, PostProcessor, PreTokenizerWrapper};
 
-use crate::guard::guarded_call;
+use crate::guard::{guarded, guarded_call};
 use crate::tokens::chunks::{CHUNK_BYTES, cut_at_spaces, cut_long_runs};
 use crate::tokens::special_tokens::eos_token_ids;
 use crate::tokens::tokenizer_files::{TokenizerFiles, byte_level};
+use crate::tokens::word_encoder::{EncodedText, WordEncoder};
 use crate::{DataError, Result};
 
 pub use crate::tokens::tokenizer_files::END_OF_TEXT;
@@ -60,6 +62,8 @@ pub struct Tokenizer {
     vocab_size: usize,
     /// Whether a text may be cut at spaces before it is encoded.
     cuts_at_spaces: bool,
+    /// Encodes most texts in less time than the library, if it can.
+    words: Option<Arc<WordEncoder>>,
     /// The files as they were read.
     files: TokenizerFiles,
 }
@@ -168,7 +172,11 @@ impl Tokenizer {
             let largest_id = inner.get_vocab(true).into_values().max();
             Ok((largest_id, inner.token_to_id(end_of_text.unwrap_or(END_OF_TEXT))))
         })?;
+        let declared = files.num_added_tokens();
+        // The library panics on some damaged definitions, and reports them when a text is encoded.
+        let words = guarded(|| WordEncoder::new(&inner, declared)).ok().flatten();
         Ok(Self {
+            words: words.map(Arc::new),
             end_of_text,
             vocab_size: largest_id.map_or(0, |id| id as usize + 1),
             cuts_at_spaces: cuts_at_spaces(&inner),
@@ -300,7 +308,7 @@ impl Tokenizer {
     /// Returns [`DataError::Tokenizer`] if the model has neither a token nor an
     /// unknown token for a part of the text.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
-        self.call("encoding", |inner| Ok(inner.encode_fast(text, false)?.get_ids().to_vec()))
+        self.ids(text, false)
     }
 
     /// Returns the ids of `text` with the special tokens that the tokenizer puts
@@ -309,12 +317,31 @@ impl Tokenizer {
     /// # Errors
     /// Returns the errors of [`Tokenizer::encode`].
     pub fn encode_surrounded(&self, text: &str) -> Result<Vec<u32>> {
-        self.call("encoding", |inner| Ok(inner.encode_fast(text, true)?.get_ids().to_vec()))
+        self.ids(text, true)
+    }
+
+    /// Returns the ids of `text`.
+    fn ids(&self, text: &str, surrounded: bool) -> Result<Vec<u32>> {
+        self.call("encoding", |inner| match self.by_words(text, surrounded, false)? {
+            Some(encoded) => Ok(encoded.ids),
+            None => Ok(inner.encode_fast(text, surrounded)?.get_ids().to_vec()),
+        })
+    }
+
+    /// Encodes a text word by word, if it and the tokenizer allow this.
+    fn by_words(
+        &self,
+        text: &str,
+        surrounded: bool,
+        has_ranges: bool,
+    ) -> tokenizers::Result<Option<EncodedText>> {
+        let Some(words) = &self.words else { return Ok(None) };
+        words.encode(self.inner.get_model(), text, surrounded, has_ranges)
     }
 
     /// Returns the ids of `text` and, for each id, the bytes of the text that it
     /// stands for; empty for tokens around the text, which are added if
-    /// `surrounded` is true. It takes longer than [`Tokenizer::encode`].
+    /// `surrounded` is true.
     ///
     /// # Errors
     /// Returns the errors of [`Tokenizer::encode`].
@@ -324,6 +351,9 @@ impl Tokenizer {
         surrounded: bool,
     ) -> Result<(Vec<u32>, Vec<Range<usize>>)> {
         self.call("encoding", |inner| {
+            if let Some(EncodedText { ids, ranges }) = self.by_words(text, surrounded, true)? {
+                return Ok((ids, ranges.unwrap_or_default()));
+            }
             let encoding = inner.encode(text, surrounded)?;
             let ranges = encoding.get_offsets().iter().map(|(start, end)| *start..*end);
             Ok((encoding.get_ids().to_vec(), ranges.collect()))

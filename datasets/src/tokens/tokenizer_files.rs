@@ -117,6 +117,18 @@ impl TokenizerFiles {
             .map_err(|error| format!("{name} is not valid JSON: {error}"))
     }
 
+    /// Returns the number of entries of the list of added tokens in
+    /// `tokenizer.json`, if there is this file.
+    pub(crate) fn num_added_tokens(&self) -> Option<usize> {
+        // Only this list is kept of a file of many megabytes.
+        #[derive(serde::Deserialize)]
+        struct Definition {
+            added_tokens: Vec<serde::de::IgnoredAny>,
+        }
+        let definition: Definition = serde_json::from_slice(self.0.get(TOKENIZER)?).ok()?;
+        Some(definition.added_tokens.len())
+    }
+
     /// Replaces a file that was read by `json`. A missing file stays missing.
     pub(crate) fn replace(&mut self, name: &str, json: &Value) {
         if let Some(contents) = self.0.get_mut(name) {

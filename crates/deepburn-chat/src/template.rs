@@ -24,9 +24,12 @@ mod environment;
 mod python_json;
 mod python_text;
 mod selection;
+mod stack;
 mod tags;
 
 pub use selection::{ChatTemplates, SpecialTokens};
+
+pub(crate) use stack::on_large_stack;
 
 use environment::{MARKERS, MAX_STEPS, RAISED, environment};
 
@@ -54,9 +57,6 @@ const RESERVED: [&str; 14] = [
 
 /// The fields that a message may have its reasoning in. The first one is the standard.
 const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
-
-/// The stack of a render. The deepest value that [`MAX_STEPS`] allow needs less than half of it.
-const STACK_BYTES: usize = 256 << 20;
 
 /// The maximum nesting of values that a template reads.
 const MAX_DEPTH: usize = 128;
@@ -219,24 +219,14 @@ impl ChatTemplate {
         }
     }
 
-    /// Renders on a thread with a large stack. Templates can nest lists, which are dropped recursively, as deep as
-    /// [`MAX_STEPS`] allows.
+    /// Renders on a large stack. Templates can nest lists, which are dropped recursively, as deep as [`MAX_STEPS`]
+    /// allows. Starting a thread with such a stack for each text would take more time than encoding it.
     fn render_text(&self, variables: Value) -> Result<String> {
         let render = || {
             let template = self.environment.get_template(NAME)?;
             template.render(TemplateValue::from(Serde(variables)))
         };
-        let rendered = std::thread::scope(|scope| {
-            let thread =
-                std::thread::Builder::new().stack_size(STACK_BYTES).spawn_scoped(scope, render);
-            let thread = thread
-                .map_err(|error| ChatError::Template(format!("no thread to render on: {error}")))?;
-            thread.join().map_err(|_| ChatError::Render {
-                line: 0,
-                reason: "the template engine panicked".to_owned(),
-            })
-        });
-        rendered?.map_err(|error| {
+        on_large_stack(render)?.map_err(|error| {
             let line = error.line().unwrap_or(0);
             let reason = reason(&error);
             match (error.kind(), reason.strip_prefix(RAISED)) {

@@ -21,7 +21,7 @@ use std::ops::Range;
 
 use serde_json::{Map, Value};
 
-use crate::template::unused_characters;
+use crate::template::{on_large_stack, unused_characters};
 use crate::{
     ChatContext, ChatError, ChatTemplate, Ending, Message, Rendered, Result, SpecialTokens,
 };
@@ -42,10 +42,21 @@ pub fn render_with_turns(
     context: &ChatContext,
     tokens: &SpecialTokens,
 ) -> Result<Rendered> {
-    let mut rendered = template.render(messages, context, tokens, Ending::Complete)?;
-    if template.marks_generation() {
-        return Ok(rendered);
+    match template.marks_generation() {
+        true => template.render(messages, context, tokens, Ending::Complete),
+        // One stack for all renders.
+        false => on_large_stack(|| find_turns(template, messages, context, tokens))?,
     }
+}
+
+/// Renders a conversation, and finds the turns that its template does not mark.
+fn find_turns(
+    template: &ChatTemplate,
+    messages: &[Message],
+    context: &ChatContext,
+    tokens: &SpecialTokens,
+) -> Result<Rendered> {
+    let mut rendered = template.render(messages, context, tokens, Ending::Complete)?;
     let turns = Turns { template, messages, context, tokens, whole: &rendered.text };
     let mut generated: Vec<Range<usize>> = Vec::new();
     for (index, _) in messages.iter().enumerate().filter(|(_, it)| it.is_assistant()) {

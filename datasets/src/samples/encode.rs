@@ -16,6 +16,7 @@ use std::sync::mpsc::{SyncSender, sync_channel};
 use std::time::SystemTime;
 
 use rayon::prelude::*;
+use rayon::{ThreadPool, ThreadPoolBuilder};
 use sha2::{Digest, Sha256};
 
 use crate::formats::folder::open_file;
@@ -43,6 +44,12 @@ const FORMAT: &str = "deepburn samples 1";
 /// Bytes of rows that are encoded at a time. Encoding needs many times the
 /// memory of a row.
 const BATCH_BYTES: usize = 1 << 20;
+
+/// The stack of a thread that encodes. Chat templates can nest values so deeply
+/// that they are rendered on a stack of this size. If the thread has it, none
+/// has to be allocated for each row, which stops the other threads: the
+/// system removes its pages from the address translation of all cores.
+const STACK_BYTES: usize = 256 << 20;
 
 /// Where samples come from.
 #[derive(Debug, Clone, Copy)]
@@ -206,11 +213,15 @@ fn encode_files(
 ) -> Result<SampleIndex> {
     let paths: Vec<Arc<Path>> = files.iter().map(|file| Arc::from(file.as_path())).collect();
     let (sender, receiver) = sync_channel::<RowChunk>(1);
+    let threads = ThreadPoolBuilder::new().num_threads(rayon::current_num_threads());
+    // Without these threads, the ones of the caller encode.
+    let threads = threads.stack_size(STACK_BYTES).build().ok();
     let mut index = SampleIndex::default();
     std::thread::scope(|scope| {
         let reader = scope.spawn(|| read_batches(files, source.fields, sender));
         for batch in receiver {
-            add_batch(source, &paths[batch.file], batch, encode, &mut index, sink)?;
+            let path = &paths[batch.file];
+            add_batch(source, path, batch, encode, threads.as_ref(), &mut index, sink)?;
         }
         reader.join().unwrap_or_else(|panic| {
             let reason = format!("panicked: {}; this is a bug: report it", panic_message(&*panic));
@@ -270,6 +281,7 @@ fn add_batch(
     path: &Arc<Path>,
     batch: RowChunk,
     encode: Encode<'_>,
+    threads: Option<&ThreadPool>,
     index: &mut SampleIndex,
     sink: TokenSink<'_>,
 ) -> Result<()> {
@@ -284,7 +296,11 @@ fn add_batch(
         });
         (place, sample)
     };
-    let encoded: Vec<_> = batch.rows.into_par_iter().map(encode_row).collect();
+    let encode_all = || batch.rows.into_par_iter().map(encode_row).collect::<Vec<_>>();
+    let encoded = match threads {
+        Some(threads) => threads.install(encode_all),
+        None => encode_all(),
+    };
     for (place, sample) in encoded {
         index.start_file(batch.file, place.unit == "line");
         match sample {

@@ -191,28 +191,28 @@ impl ChatTemplate {
         let unused = unused_characters(&variables)?;
         variables.insert(MARKERS.to_owned(), unused.iter().collect::<String>().into());
         let marked = self.render_text(Value::Object(variables))?;
-        let [open, close] = unused;
+        let [open, _] = unused;
         let mut rendered = Rendered::default();
-        let mut start = None;
-        for char in marked.chars() {
-            let is_misplaced = match char {
-                _ if char == open => start.replace(rendered.text.len()).is_some(),
-                _ if char == close => match start.take() {
+        let (mut start, mut at) = (None, 0);
+        for (found, mark) in marked.match_indices(unused) {
+            rendered.text.push_str(&marked[at..found]);
+            at = found + mark.len();
+            let here = rendered.text.len();
+            let is_misplaced = match mark.starts_with(open) {
+                true => start.replace(here).is_some(),
+                false => match start.take() {
                     Some(start) => {
-                        rendered.generated.push(start..rendered.text.len());
+                        rendered.generated.push(start..here);
                         false
                     }
                     None => true,
                 },
-                _ => {
-                    rendered.text.push(char);
-                    false
-                }
             };
             if is_misplaced {
                 return Err(misplaced_generation());
             }
         }
+        rendered.text.push_str(&marked[at..]);
         match start {
             None => Ok(rendered),
             Some(_) => Err(misplaced_generation()),

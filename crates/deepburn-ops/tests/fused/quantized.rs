@@ -126,8 +126,12 @@ fn heads_equal_those_with_the_elements() {
             assert_eq!(values(found.loss.clone()), values(expected.loss), "{dtype:?}");
             let [found_grad, expected] =
                 [found.gradients.hidden, expected.gradients.hidden].map(|it| values(it.unwrap()));
-            // The same f32 products, added panel by panel: sums of `vocab` products of at most 1.
-            assert_close(&found_grad, &expected, 1e-5, "gradient of the hidden states");
+            // The same products, added panel by panel: sums of `vocab` products of at most 1. Kernels for 16 bits add
+            // up to 4096 of them to an f32 before they start another one. Each addition rounds by at most 2^-24, so
+            // that two orders differ by up to 2 * 4096 * 2^-24. For the last size and AVX512-BF16, the sums by panels
+            // are off by 2.1e-5 from the sum in f64, and the others by 7.2e-5.
+            let bound = if dtype == DType::F32 { 1e-5 } else { 4.9e-4 };
+            assert_close(&found_grad, &expected, bound, "gradient of the hidden states");
             let alone = Flex::quantized_head_loss(hidden, &weight, targets(), false);
             assert!(alone.gradients.hidden.is_none());
             assert_eq!(values(alone.loss), values(found.loss));

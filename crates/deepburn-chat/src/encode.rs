@@ -4,7 +4,7 @@ mod prompt;
 
 use std::ops::Range;
 
-use crate::printed::unprinted;
+use crate::printed::without_effect;
 use crate::turns::render_with_turns;
 use crate::{
     ChatContext, ChatError, ChatTemplate, ChatTemplates, EncodedPreference, EncodedRow, Ending,
@@ -73,7 +73,8 @@ impl<T: TextTokenizer> RowEncoder<T> {
                 let whole = self.with_eos(&format!("{prompt}{completion}"))?;
                 let whole = self.tokenizer.ids(&whole, Surrounding::Added)?;
                 let prompt = self.tokenizer.ids(prompt, Surrounding::Added)?;
-                let (trained, findings) = self.completion_mask(&prompt, &whole)?;
+                let (trained, mut findings) = self.completion_mask(&prompt, &whole)?;
+                findings.extend(empty_answer(completion, "completion"));
                 Ok(self.sample(whole, trained, findings))
             }
             Row::Chat { messages, context } => {
@@ -108,16 +109,16 @@ impl<T: TextTokenizer> RowEncoder<T> {
             Row::Preference { prompt, chosen, rejected } => {
                 let encode = |text: &str| self.tokenizer.ids(text, Surrounding::Added);
                 let completed = |text: &str| encode(&self.with_eos(&format!("{prompt}{text}"))?);
+                findings.extend(empty_answer(chosen, "chosen"));
                 (encode(prompt)?, completed(chosen)?, completed(rejected)?)
             }
             Row::ChatPreference { prompt, chosen, rejected, context } => {
                 let mut completed = |completion: &[Message], name: &str| -> Result<Vec<u32>> {
                     let all = [prompt.as_slice(), completion].concat();
-                    let text = self
-                        .template(context)?
-                        .render(&all, context, &self.tokens, Ending::Complete)?
-                        .text;
-                    findings.extend(unprinted(&text, &all, context, &format!("prompt + {name}")));
+                    let template = self.template(context)?;
+                    let text = template.render(&all, context, &self.tokens, Ending::Complete)?.text;
+                    let field = format!("prompt + {name}");
+                    findings.extend(without_effect(template, &text, &all, context, &field));
                     self.tokenizer.ids(&text, Surrounding::None)
                 };
                 let (chosen, rejected) =
@@ -175,7 +176,7 @@ impl<T: TextTokenizer> RowEncoder<T> {
             true => render_with_turns(template, messages, context, &self.tokens)?,
             false => template.render(messages, context, &self.tokens, Ending::Complete)?,
         };
-        let mut findings = unprinted(&rendered.text, messages, context, field);
+        let mut findings = without_effect(template, &rendered.text, messages, context, field);
         if !self.options.assistant_only_loss {
             let ids = self.tokenizer.ids(&rendered.text, Surrounding::None)?;
             let trained = vec![true; ids.len()];
@@ -314,6 +315,11 @@ impl<T: TextTokenizer> RowEncoder<T> {
 
 fn option(option: &str, reason: &str) -> ChatError {
     ChatError::Option { option: option.to_owned(), reason: reason.to_owned() }
+}
+
+/// Returns a finding if the text that a model learns to answer has no characters.
+fn empty_answer(text: &str, field: &str) -> Option<Finding> {
+    text.trim().is_empty().then(|| Finding::EmptyAnswer { field: field.to_owned() })
 }
 
 /// Returns the length of the common prefix.

@@ -65,6 +65,16 @@ pub enum Finding {
         /// The path of the field, such as `messages[1].content`.
         field: String,
     },
+    /// The template does not read a variable of `chat_template_kwargs`.
+    VariableUnread {
+        /// Its name.
+        name: String,
+    },
+    /// An answer is empty, so the model learns to say nothing.
+    EmptyAnswer {
+        /// The path of the answer, such as `messages[1]`.
+        field: String,
+    },
     /// The prompt is encoded differently without the completion, so the model reads other tokens when it generates.
     PromptDiffers {
         /// The end of the prompt that is not part of the example.
@@ -84,6 +94,8 @@ impl Finding {
             Self::EndOfTurnUntrained { .. } => "end of turn untrained",
             Self::BosTwice => "two beginnings",
             Self::NotPrinted { .. } => "not printed",
+            Self::VariableUnread { .. } => "variable unread",
+            Self::EmptyAnswer { .. } => "empty answer",
             Self::PromptDiffers { .. } => "prompt differs",
             Self::EqualCompletions => "equal completions",
         }
@@ -107,6 +119,12 @@ impl fmt::Display for Finding {
                  tokenizer",
             ),
             Self::NotPrinted { field } => write!(f, "the chat template does not print all of `{field}`"),
+            Self::VariableUnread { name } => {
+                write!(f, "the chat template does not read the variable `{name}` of `chat_template_kwargs`")
+            }
+            Self::EmptyAnswer { field } => {
+                write!(f, "the answer `{field}` is empty, so the model learns to say nothing")
+            }
             Self::PromptDiffers { lost } => write!(
                 f,
                 "the prompt alone has other tokens at its end (`{lost}`) than with the completion, so the model is \

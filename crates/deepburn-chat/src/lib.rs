@@ -58,6 +58,8 @@ pub use encoded::{EncodedPreference, EncodedRow, Finding};
 pub use error::{ChatError, Result};
 pub use message::Message;
 pub use row::{NestedNulls, Notes, ReadRow, Row, RowFormat, RowReader};
-pub use template::{ChatContext, ChatTemplate, ChatTemplates, Ending, Rendered, SpecialTokens};
+pub use template::{
+    ChatContext, ChatTemplate, ChatTemplates, Day, Ending, Rendered, SpecialTokens,
+};
 pub use tokenizer::{Surrounding, TextTokenizer, Tokens};
 pub use turns::render_with_turns;

@@ -1,16 +1,19 @@
-//! Finds texts of a conversation that its template does not print.
+//! Finds parts of a conversation that do not become text: what its template does not print or read, and empty answers.
 
 use serde_json::Value;
 
-use crate::{ChatContext, Finding, Message};
+use crate::template::REASONING;
+use crate::{ChatContext, ChatTemplate, Finding, Message};
 
 /// The bytes between two texts in which the second one is looked for first.
 const MAX_HEADER: usize = 128;
 
-/// Returns the fields of `messages` and `context` whose text is not part of `text`.
+/// Returns the fields of `messages` and `context` whose text is not part of `text`, which `template` printed, the
+/// variables that it does not read, and empty answers.
 ///
 /// White space around a text does not count, and a text may be printed as JSON.
-pub(crate) fn unprinted(
+pub(crate) fn without_effect(
+    template: &ChatTemplate,
     text: &str,
     messages: &[Message],
     context: &ChatContext,
@@ -43,7 +46,7 @@ pub(crate) fn unprinted(
             }
             content => check(format!("{path}.content"), content),
         }
-        for name in ["reasoning_content", "thinking", "reasoning"] {
+        for name in REASONING.into_iter().chain(["name"]) {
             check(format!("{path}.{name}"), fields.get(name));
         }
         for (call, value) in
@@ -60,7 +63,22 @@ pub(crate) fn unprinted(
     for (index, document) in context.documents.iter().flatten().enumerate() {
         check(format!("documents[{index}].text"), document.get("text"));
     }
+    let empty = messages.iter().enumerate().filter(|(_, it)| is_empty_answer(it));
+    findings.extend(empty.map(|(at, _)| Finding::EmptyAnswer { field: format!("{field}[{at}]") }));
+    let unread = context.variables.keys().filter(|name| !template.reads(name)).cloned();
+    findings.extend(unread.map(|name| Finding::VariableUnread { name }));
     findings
+}
+
+/// Returns whether a message of the assistant has neither text nor reasoning nor a call of a tool.
+fn is_empty_answer(message: &Message) -> bool {
+    let has_text = |value: &Value| match value {
+        Value::String(text) => !text.trim().is_empty(),
+        Value::Array(parts) => !parts.is_empty(),
+        _ => false,
+    };
+    let mut fields = REASONING.into_iter().chain(["content", "tool_calls"]);
+    message.is_assistant() && !fields.any(|name| message.fields().get(name).is_some_and(has_text))
 }
 
 /// Returns the text after `string`, if it starts within a few bytes. Templates print most texts in their order, shortly

@@ -13,13 +13,16 @@
 //! The work and the memory of a template are limited, so a loop without an end is an error. One case is not limited:
 //! a list that contains itself many times and is joined with `~` or compared.
 
-use chrono::{DateTime, NaiveDateTime};
+use std::collections::HashSet;
+
+use chrono::NaiveDateTime;
 use minijinja::value::{Serde, Value as TemplateValue};
 use minijinja::{Environment, ErrorKind};
 use serde_json::{Map, Value};
 
 use crate::{ChatError, Message, Result};
 
+mod day;
 mod environment;
 mod python_json;
 mod python_text;
@@ -27,6 +30,7 @@ mod selection;
 mod stack;
 mod tags;
 
+pub use day::Day;
 pub use selection::{ChatTemplates, SpecialTokens};
 
 pub(crate) use stack::on_large_stack;
@@ -56,7 +60,7 @@ const RESERVED: [&str; 14] = [
 ];
 
 /// The fields that a message may have its reasoning in. The first one is the standard.
-const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
+pub(crate) const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 
 /// The maximum nesting of values that a template reads.
 const MAX_DEPTH: usize = 128;
@@ -67,6 +71,8 @@ pub struct ChatTemplate {
     environment: Environment<'static>,
     marks_generation: bool,
     uses_clock: bool,
+    /// The variables that are read without being set before.
+    variables: HashSet<String>,
 }
 
 /// What a template reads besides the messages.
@@ -99,16 +105,12 @@ pub struct Rendered {
 }
 
 impl ChatTemplate {
-    /// Compiles a template. Its clock shows the beginning of the current day, so that all samples of a day are equal.
+    /// Compiles a template whose clock shows the current day.
     ///
     /// # Errors
     /// Returns [`ChatError::Syntax`] if the template is not valid.
     pub fn compile(source: &str) -> Result<Self> {
-        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-        const DAY: u64 = 24 * 60 * 60;
-        let seconds = now.map_or(0, |it| it.as_secs() / DAY * DAY);
-        let now = i64::try_from(seconds).ok().and_then(|it| DateTime::from_timestamp(it, 0));
-        Self::at(source, now.unwrap_or_default().naive_utc())
+        Self::at(source, Day::today().start())
     }
 
     /// Compiles a template whose clock shows `now`.
@@ -124,7 +126,10 @@ impl ChatTemplate {
         let rewritten = tags::rewrite(&source.replace("\r\n", "\n").replace('\r', "\n"));
         let mut environment = environment(now).map_err(invalid)?;
         environment.add_template_owned(NAME, rewritten.source).map_err(invalid)?;
+        let variables =
+            environment.get_template(NAME).map_err(invalid)?.undeclared_variables(false);
         Ok(Self {
+            variables,
             environment,
             marks_generation: rewritten.marks_generation,
             uses_clock: source.contains("strftime_now"),
@@ -134,6 +139,11 @@ impl ChatTemplate {
     /// Returns whether the template marks the generated text with `{% generation %}`.
     pub fn marks_generation(&self) -> bool {
         self.marks_generation
+    }
+
+    /// Returns whether the template reads the variable `name`.
+    pub fn reads(&self, name: &str) -> bool {
+        self.variables.contains(name)
     }
 
     /// Returns whether the text depends on the clock.

@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::*;
+use crate::Day;
 
 /// A tokenizer with a token for each character, for `<s>` (1), `</s>` (2) and `<a>` (3). It adds `<s>` to texts.
 #[derive(Debug)]
@@ -52,8 +53,13 @@ const TEMPLATE: &str = "{% for m in messages %}{% if m.role == 'assistant' %}<a>
 
 fn encoder(template: &str, options: EncodeOptions) -> RowEncoder<Characters> {
     let tokens = SpecialTokens::new([("bos_token", "<s>"), ("eos_token", "</s>")]);
-    RowEncoder::new(Characters, Some(ChatTemplates::single(template).unwrap()), tokens, options)
-        .unwrap()
+    RowEncoder::new(
+        Characters,
+        Some(ChatTemplates::single(template, Day::today()).unwrap()),
+        tokens,
+        options,
+    )
+    .unwrap()
 }
 
 fn row(row: Value) -> Row {
@@ -122,6 +128,42 @@ fn texts_that_are_not_printed_are_noticed() {
     let sample = encoder(TEMPLATE, EncodeOptions::default()).encode(&row).unwrap();
     let fields = ["messages[1].reasoning_content", "tools[0]"];
     assert_eq!(sample.findings, fields.map(|it| Finding::NotPrinted { field: it.to_owned() }));
+}
+
+#[test]
+fn names_and_variables_without_effect_are_noticed() {
+    let row = row(json!({
+        "messages": [
+            {"role": "user", "content": "ab", "name": "Ada"},
+            {"role": "assistant", "content": "cd"},
+        ],
+        "chat_template_kwargs": {"style": "short"},
+    }));
+    let field = "messages[0].name".to_owned();
+    let unread = Finding::VariableUnread { name: "style".to_owned() };
+    let sample = encoder(TEMPLATE, EncodeOptions::default()).encode(&row).unwrap();
+    assert_eq!(sample.findings, [Finding::NotPrinted { field }, unread]);
+    let template = format!(
+        "{{% macro intro(m) %}}{{% if style %}}{{{{ m.name }}}}:{{% endif %}}{{% endmacro %}}{{{{ intro(messages[0]) }}}}{TEMPLATE}"
+    );
+    let sample = encoder(&template, EncodeOptions::default()).encode(&row).unwrap();
+    assert_eq!(sample.findings, []);
+}
+
+#[test]
+fn empty_answers_are_noticed() {
+    let empty = |field: &str| Finding::EmptyAnswer { field: field.to_owned() };
+    let findings =
+        |it| encoder(TEMPLATE, EncodeOptions::default()).encode(&row(it)).unwrap().findings;
+    let messages = json!([
+        {"role": "user", "content": ""}, {"role": "assistant", "content": "ab"},
+        {"role": "user", "content": "ab"}, {"role": "assistant", "content": " \n"},
+    ]);
+    assert_eq!(findings(json!({"messages": messages})), [empty("messages[3]")]);
+    assert_eq!(findings(json!({"prompt": "ab", "completion": ""})), [empty("completion")]);
+    let pair = row(json!({"prompt": "ab", "chosen": "", "rejected": "c"}));
+    let pair = encoder(TEMPLATE, EncodeOptions::default()).encode_preference(&pair).unwrap();
+    assert_eq!(pair.findings, [empty("chosen")]);
 }
 
 #[test]

@@ -3,10 +3,9 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use chrono::NaiveDateTime;
 use serde_json::{Map, Value};
 
-use super::ChatTemplate;
+use super::{ChatTemplate, Day};
 use crate::{ChatError, Result};
 
 /// The file with the template, which takes precedence over the configuration.
@@ -37,28 +36,20 @@ pub struct ChatTemplates {
 }
 
 impl ChatTemplates {
-    /// Compiles one template for all conversations.
+    /// Compiles one template for all conversations. Its clock shows `day`.
     ///
     /// # Errors
     /// Returns [`ChatError::Syntax`] if the template is not valid.
-    pub fn single(source: &str) -> Result<Self> {
-        Self::compile([(DEFAULT.to_owned(), source.to_owned())].into(), None)
+    pub fn single(source: &str, day: Day) -> Result<Self> {
+        Self::compile([(DEFAULT.to_owned(), source.to_owned())].into(), day)
     }
 
     /// Reads the templates of a model folder: `chat_template.jinja` with `additional_chat_templates/*.jinja`, or the
-    /// field `chat_template` of `tokenizer_config.json`.
+    /// field `chat_template` of `tokenizer_config.json`. Their clock shows `day`.
     ///
     /// # Errors
     /// Returns an error if there is no template, or if a file cannot be read or is not valid.
-    pub fn of_folder(folder: &Path) -> Result<Self> {
-        Self::of_folder_at(folder, None)
-    }
-
-    /// Reads the templates of a model folder, whose clock shows `now`.
-    ///
-    /// # Errors
-    /// Returns an error if there is no template, or if a file cannot be read or is not valid.
-    pub fn of_folder_at(folder: &Path, now: Option<NaiveDateTime>) -> Result<Self> {
+    pub fn of_folder(folder: &Path, day: Day) -> Result<Self> {
         let mut sources = BTreeMap::new();
         if let Some(source) = read(&folder.join(FILE))? {
             sources.insert(DEFAULT.to_owned(), source);
@@ -81,16 +72,12 @@ impl ChatTemplates {
                 folder.display()
             )));
         }
-        Self::compile(sources, now)
+        Self::compile(sources, day)
     }
 
-    fn compile(sources: BTreeMap<String, String>, now: Option<NaiveDateTime>) -> Result<Self> {
+    fn compile(sources: BTreeMap<String, String>, day: Day) -> Result<Self> {
         let compiled = |(name, source): (&String, &String)| {
-            let template = match now {
-                Some(now) => ChatTemplate::at(source, now),
-                None => ChatTemplate::compile(source),
-            };
-            Ok((name.clone(), template?))
+            Ok((name.clone(), ChatTemplate::at(source, day.start())?))
         };
         let templates = sources.iter().map(compiled).collect::<Result<_>>()?;
         Ok(Self { templates, sources })
@@ -238,37 +225,50 @@ mod tests {
     }
 
     #[test]
+    fn templates_print_the_day_that_they_are_given() {
+        let day = "2026-07-04".parse().unwrap();
+        let source = "{{ strftime_now('%d %b %Y') }}";
+        let templates = ChatTemplates::single(source, day).unwrap();
+        assert!(templates.uses_clock());
+        assert_eq!(rendered(&templates, false), "04 Jul 2026");
+        let folder = deepburn_fuzz::scratch_folder();
+        fs::write(folder.path().join(FILE), source).unwrap();
+        let templates = ChatTemplates::of_folder(folder.path(), day).unwrap();
+        assert_eq!(rendered(&templates, false), "04 Jul 2026");
+    }
+
+    #[test]
     fn templates_are_selected_as_in_transformers() {
         let folder = deepburn_fuzz::scratch_folder();
         let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
-        let error = ChatTemplates::of_folder(folder.path()).unwrap_err().to_string();
+        let error = ChatTemplates::of_folder(folder.path(), Day::today()).unwrap_err().to_string();
         assert!(error.contains("has no chat template"), "{error}");
 
         let named = |name: &str| json!({"name": name, "template": format!("config {name}")});
         let config = json!({"chat_template": [named("default"), named("tool_use"), named("rag")],
             "eos_token": {"content": "</s>", "lstrip": false}, "bos_token": null, "add_bos_token": true});
         write(CONFIG, &config.to_string());
-        let templates = ChatTemplates::of_folder(folder.path()).unwrap();
+        let templates = ChatTemplates::of_folder(folder.path(), Day::today()).unwrap();
         assert_eq!(rendered(&templates, false), "config default");
         assert_eq!(rendered(&templates, true), "config tool_use");
         let tokens = SpecialTokens::of_folder(folder.path()).unwrap();
         assert_eq!(tokens, SpecialTokens::new([("eos_token", "</s>")]));
 
         write(FILE, "file");
-        let templates = ChatTemplates::of_folder(folder.path()).unwrap();
+        let templates = ChatTemplates::of_folder(folder.path(), Day::today()).unwrap();
         assert_eq!([false, true].map(|it| rendered(&templates, it)), ["file", "file"]);
         fs::create_dir(folder.path().join(FOLDER)).unwrap();
         write("additional_chat_templates/tool_use.jinja", "file tools");
-        let templates = ChatTemplates::of_folder(folder.path()).unwrap();
+        let templates = ChatTemplates::of_folder(folder.path(), Day::today()).unwrap();
         assert_eq!([false, true].map(|it| rendered(&templates, it)), ["file", "file tools"]);
 
         fs::remove_file(folder.path().join(FILE)).unwrap();
-        let templates = ChatTemplates::of_folder(folder.path()).unwrap();
+        let templates = ChatTemplates::of_folder(folder.path(), Day::today()).unwrap();
         assert!(
             templates.select(false).unwrap_err().to_string().contains("none is called `default`")
         );
         write(FILE, "a\n{{ b");
-        let error = ChatTemplates::of_folder(folder.path()).unwrap_err();
+        let error = ChatTemplates::of_folder(folder.path(), Day::today()).unwrap_err();
         assert!(matches!(error, ChatError::Syntax { line: 2, .. }), "{error}");
     }
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use chrono::NaiveDate;
 use deepburn_chat::{
-    ChatContext, ChatTemplate, ChatTemplates, Ending, Message, Rendered, SpecialTokens,
+    ChatContext, ChatTemplate, ChatTemplates, Day, Ending, Message, Rendered, SpecialTokens,
     Surrounding, TextTokenizer,
 };
 use serde_json::{Value, json};
@@ -32,7 +32,8 @@ impl Case {
         let folder = golden.join(file["tokenizer"].as_str().unwrap());
         let source = match file["from_file"].as_bool().unwrap() {
             true => fs::read_to_string(golden.join(format!("sft/templates/{name}.jinja"))).unwrap(),
-            false => ChatTemplates::of_folder(&folder).unwrap().sources()["default"].clone(),
+            false => ChatTemplates::of_folder(&folder, Day::today()).unwrap().sources()["default"]
+                .clone(),
         };
         let tokens = SpecialTokens::of_folder(&folder).unwrap();
         for (name, token) in file["special_tokens"].as_object().unwrap() {

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use deepburn_chat::{
-    ChatTemplates, EncodeOptions, EncodedRow, NestedNulls, Row, RowEncoder, RowReader,
+    ChatTemplates, Day, EncodeOptions, EncodedRow, NestedNulls, Row, RowEncoder, RowReader,
     SpecialTokens,
 };
 use serde_json::{Value, json};
@@ -19,9 +19,9 @@ fn encoder(golden: &Path, trace: &Value, options: EncodeOptions) -> RowEncoder<H
         Some(name) => {
             let source =
                 fs::read_to_string(golden.join(format!("sft/templates/{name}.jinja"))).unwrap();
-            ChatTemplates::single(&source)
+            ChatTemplates::single(&source, Day::today())
         }
-        None => ChatTemplates::of_folder(&folder),
+        None => ChatTemplates::of_folder(&folder, Day::today()),
     };
     let tokenizer = tokenizers::Tokenizer::from_file(folder.join("tokenizer.json")).unwrap();
     let mut tokens = SpecialTokens::of_folder(&folder).unwrap();

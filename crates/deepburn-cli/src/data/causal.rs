@@ -15,6 +15,7 @@ use burn::tensor::backend::Backend;
 use deepburn::ops::{FusedOps, OptimizerOps};
 use deepburn::zero::Training;
 use deepburn::{Batch, BoxError, Engine, EvaluationStream, Interrupt};
+use deepburn_chat::Day;
 use deepburn_config::{BatchPlan, DataKind, DynamicBatchingPlan, Job, Plan, counted};
 use deepburn_datasets::{
     BudgetSampler, Corpus, DataError, DataShard, IGNORE_INDEX, MicroBatch, Order, RowDocuments,
@@ -87,7 +88,7 @@ impl Causal {
     /// # Errors
     /// Returns a user's mistake if the model or the data is invalid, or if they do not match.
     pub(crate) fn prepare(config: AnyDecoder, inputs: &JobInputs<'_>) -> Result<Self, Failure> {
-        let JobInputs { job, places, pretrained, batch, order } = *inputs;
+        let JobInputs { job, places, pretrained, batch, order, day } = *inputs;
         let limits = config.limits();
         // Samples are shortened to the model's limit if they exceed it, and this is said.
         if job.data.kind.samples().is_none() {
@@ -100,7 +101,7 @@ impl Causal {
         // if there is no tokenizer. Otherwise the tokenizer determines the size.
         let rows = (is_vocabulary_given(job) || is_bare).then_some(limits.vocab_size);
         let JobTokenizer { tokenizer, vocabulary } = JobTokenizer::of(job, places, pretrained)?;
-        let data = open_data(job, places, tokenizer, rows, limits)?;
+        let data = open_data(job, places, tokenizer, rows, limits, day)?;
         let own_ends = config.extra().eos_token_ids();
         let mut config = with_vocabulary(config, job, data.tokenizer())?;
         if let Some(tokenizer) = data.tokenizer() {
@@ -400,6 +401,7 @@ fn open_data(
     tokenizer: Option<Tokenizer>,
     rows: Option<usize>,
     limits: TokenLimits,
+    day: Day,
 ) -> Result<CausalData, Failure> {
     let Some(chat) = job.data.kind.samples() else {
         let corpus = open_corpus(job, places, tokenizer, rows)
@@ -417,11 +419,11 @@ fn open_data(
     let limits = SampleLimits { vocab_size, max_len: limits.max_len };
     Ok(match job.data.kind {
         DataKind::Preference(_) => {
-            let corpus = PreferenceCorpus::open(job, chat, places, tokenizer, limits)?;
+            let corpus = PreferenceCorpus::open(job, chat, places, tokenizer, limits, day)?;
             CausalData::Pairs(Box::new(corpus))
         }
         _ => {
-            let corpus = ChatCorpus::open(job, chat, places, tokenizer, limits)?;
+            let corpus = ChatCorpus::open(job, chat, places, tokenizer, limits, day)?;
             CausalData::Samples(Box::new(corpus))
         }
     })

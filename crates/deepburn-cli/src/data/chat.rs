@@ -11,7 +11,7 @@ use std::fs;
 use std::path::Path;
 
 use deepburn_chat::{
-    ChatError, ChatTemplates, EncodeOptions, EncodedPreference, EncodedRow, Finding, Message,
+    ChatError, ChatTemplates, Day, EncodeOptions, EncodedPreference, EncodedRow, Finding, Message,
     NestedNulls, ReadRow, Row, RowEncoder, RowFormat, RowReader, SpecialTokens,
 };
 use deepburn_config::{ChatPlan, Job, PackingPlan, PackingStrategy, TemplateSource, counted};
@@ -98,7 +98,7 @@ pub(crate) enum SampleForm {
 }
 
 impl<R: RowsOfSplit> SampleCorpus<R> {
-    /// Reads the data of `job` for a model with these limits.
+    /// Reads the data of `job` for a model with these limits. Templates print `day` as the current one.
     ///
     /// # Errors
     /// Returns a user's mistake if the template, a token or a row is invalid, or if no token of a split is trained.
@@ -108,11 +108,12 @@ impl<R: RowsOfSplit> SampleCorpus<R> {
         places: &Places,
         tokenizer: Tokenizer,
         limits: SampleLimits,
+        day: Day,
     ) -> Result<Self, Failure> {
         check_batches(job)?;
         let splits = files(&job.data, places).map_err(Failure::mistake)?;
         let template = given_template(chat)?;
-        let encoder = ChatEncoder::new(chat, R::FORM, &tokenizer, template.as_deref())?;
+        let encoder = ChatEncoder::new(chat, R::FORM, &tokenizer, template.as_deref(), day)?;
         let samples = encoder.samples(job, &splits, limits.vocab_size)?;
         let max_len = limits.max_len;
         let limit = job.data.sequence_length.min(max_len);
@@ -183,8 +184,6 @@ struct ChatEncoder<'a> {
     no_template: Option<ChatError>,
     /// What the cached samples depend on, apart from the files.
     key: [String; 4],
-    /// Whether samples do not depend on the time.
-    is_lasting: bool,
     /// The id of padding.
     pad_id: u32,
     /// The texts of the special tokens.
@@ -201,15 +200,15 @@ impl<'a> ChatEncoder<'a> {
         form: SampleForm,
         tokenizer: &'a Tokenizer,
         template: Option<&str>,
+        day: Day,
     ) -> Result<Self, Failure> {
         let folder = tokenizer.path().filter(|path| path.is_dir());
         let tokens = special_tokens(tokenizer, folder)?;
-        let (templates, no_template) = templates(template, folder)?;
-        let uses_clock = templates.as_ref().is_some_and(ChatTemplates::uses_clock);
-        if uses_clock {
-            tracing::warn!(
-                "the chat template prints the current date, so a run cannot resume on another day, when its samples differ; \
-                 set data.chat_template to a template with a fixed date"
+        let (templates, no_template) = templates(template, folder, day)?;
+        let day = Some(day).filter(|_| templates.as_ref().is_some_and(ChatTemplates::uses_clock));
+        if let Some(day) = day {
+            tracing::info!(
+                "the chat template prints the current date: all samples have {day}, also when the run resumes"
             );
         }
         let options = EncodeOptions {
@@ -222,7 +221,7 @@ impl<'a> ChatEncoder<'a> {
         let fields = (&chat.text_field, &chat.messages_field);
         let key = [
             tokenizer.definition().map_err(Failure::mistake)?,
-            format!("{sources:?}"),
+            format!("{sources:?} {:?}", day.map(|it| it.to_string())),
             format!("{tokens:?}"),
             format!("{ENCODING} {form:?} {options:?} {fields:?}"),
         ];
@@ -233,7 +232,6 @@ impl<'a> ChatEncoder<'a> {
         let columns = RowFormat::COLUMNS.map(str::to_owned).into_iter().chain(named).collect();
         let own = ChatTokenizer::new(tokenizer);
         let encoder = RowEncoder::new(own, templates, tokens, options).map_err(Failure::mistake)?;
-        let is_lasting = !uses_clock;
         Ok(Self {
             chat,
             form,
@@ -242,7 +240,6 @@ impl<'a> ChatEncoder<'a> {
             columns,
             no_template,
             key,
-            is_lasting,
             pad_id,
             control_tokens,
         })
@@ -258,7 +255,7 @@ impl<'a> ChatEncoder<'a> {
         splits: &Splits,
         vocab_size: usize,
     ) -> Result<SampleSplits, Failure> {
-        let cache = token_cache(&job.data).filter(|_| self.is_lasting);
+        let cache = token_cache(&job.data);
         let source = SampleSource {
             splits,
             fields: Some(&self.columns),
@@ -438,21 +435,22 @@ fn special_tokens(tokenizer: &Tokenizer, folder: Option<&Path>) -> Result<Specia
     })
 }
 
-/// Returns the template of the job or the tokenizer's own, or why there is none.
+/// Returns the template of the job or the tokenizer's own, or why there is none. Its clock shows `day`.
 ///
 /// # Errors
 /// Returns a user's mistake if the template of the job is invalid.
 fn templates(
     given: Option<&str>,
     folder: Option<&Path>,
+    day: Day,
 ) -> Result<(Option<ChatTemplates>, Option<ChatError>), Failure> {
     let own = match (given, folder) {
         (Some(text), _) => {
-            let compiled = ChatTemplates::single(text)
+            let compiled = ChatTemplates::single(text, day)
                 .map_err(|error| Failure::mistake(format!("data.chat_template: {error}")))?;
             return Ok((Some(compiled), None));
         }
-        (None, Some(folder)) => ChatTemplates::of_folder(folder),
+        (None, Some(folder)) => ChatTemplates::of_folder(folder, day),
         (None, None) => {
             Err(ChatError::Template("the tokenizer is a file without a template".to_owned()))
         }

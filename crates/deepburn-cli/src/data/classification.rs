@@ -118,7 +118,7 @@ impl ClassifierRecipe for Classification<EncoderConfig> {
 /// have to match the classes of the data.
 impl ClassifierRecipe for Classification<ClassifierConfig> {
     fn prepare(inputs: &JobInputs<'_>) -> Result<Self, Failure> {
-        let JobInputs { job, places, pretrained, batch, order } = *inputs;
+        let JobInputs { job, places, pretrained, batch, order, .. } = *inputs;
         let body: Gpt2Config = model_config(job, pretrained)?;
         let problem_type = problem_type_of(&body)?;
         check_loss_and_metric(job, problem_type)?;

@@ -13,6 +13,7 @@ use deepburn::{
     BatchSource, BoxError, Engine, EvaluationStream, Forecast, ForecastError, Interrupt, Meta,
     MetaDevice, Task,
 };
+use deepburn_chat::Day;
 use deepburn_config::{BatchPlan, DynamicBatchingPlan, Job, Plan};
 use deepburn_datasets::{BudgetSampler, DataError, DataShard, Order, StepShape, Tokenizer};
 use deepburn_models::decoder::AnyDecoder;
@@ -186,6 +187,8 @@ pub(crate) struct JobInputs<'a> {
     pub(crate) batch: BatchPlan,
     /// The order of training samples.
     pub(crate) order: Order,
+    /// The day that chat templates print as the current one.
+    pub(crate) day: Day,
 }
 
 /// How a job evaluates: the samples of an evaluation and of its batches.

@@ -23,6 +23,7 @@ use std::path::{PathBuf, absolute};
 
 use deepburn::ClientStates;
 use deepburn::checkpoint::Checkpoint;
+use deepburn_chat::{ChatError, Day};
 use deepburn_config::{Architecture, counted};
 use deepburn_models::decoder::AnyDecoder;
 use deepburn_models::hf::{ADAPTER_CONFIG, HfExport, ProblemType};
@@ -74,6 +75,9 @@ pub(crate) struct JobState {
     /// A hash of the model at the start of the run, if preference optimization compares with it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     reference: Option<String>,
+    /// The day that chat templates printed as the current one; `None` in older checkpoints.
+    #[serde(default)]
+    day: Option<String>,
     /// Version of the program that saved the checkpoint.
     #[serde(default)]
     version: String,
@@ -98,6 +102,7 @@ impl JobState {
                 .and(preparation.pretrained.as_deref())
                 .and_then(|it| absolute(it).ok()),
             reference: preparation.data.reference.clone(),
+            day: Some(preparation.day.to_string()),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             launch: launch_id(),
         }
@@ -106,6 +111,18 @@ impl JobState {
     /// Returns the record of a model with the weights of the checkpoint.
     pub(crate) fn model_record(&self) -> ModelRecord {
         ModelRecord::of_job(&self.job, self.data.as_deref())
+    }
+
+    /// Returns the day that chat templates printed as the current one.
+    ///
+    /// # Errors
+    /// Returns an error if it is not a date.
+    pub(crate) fn day(&self) -> Result<Option<Day>, String> {
+        self.day
+            .as_deref()
+            .map(str::parse)
+            .transpose()
+            .map_err(|error: ChatError| error.to_string())
     }
 
     /// Returns whether the checkpoint was saved in the launch of this process, for example before a restart.

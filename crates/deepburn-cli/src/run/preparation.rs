@@ -19,6 +19,7 @@ use burn::tensor::DType;
 use deepburn::weights::WeightMap;
 use deepburn::zero::ParameterSize;
 use deepburn::{BatchSchedule, Interval};
+use deepburn_chat::Day;
 use deepburn_config::{
     Backend, BatchPlan, Cadence, Diagnosis, DynamicBatchingPlan, Job, JobRequest, Plan, Precision,
     RawConfig, ResolvedJob, RunContext, Severity, StepCount, TrainingJob, counted, resolve,
@@ -62,6 +63,8 @@ pub(crate) struct Preparation {
     pub(crate) max_steps: u64,
     /// Samples of an epoch, over all ranks.
     pub(crate) epoch_samples: u64,
+    /// The day that chat templates print as the current one.
+    pub(crate) day: Day,
     /// The identity of the data, which has to match the checkpoint's.
     pub(crate) data: DataIdentity,
     /// The content of `job.json`.
@@ -76,6 +79,15 @@ impl Preparation {
             Cadence::Every(steps) => Interval::Steps(steps.of(self.max_steps as usize) as u64),
         })
     }
+}
+
+/// What the data and the length of a run take from the checkpoint that it resumes from.
+#[derive(Debug, Default)]
+pub(crate) struct Resumed {
+    /// Its steps and samples.
+    pub(crate) progress: Option<Progress>,
+    /// The day that chat templates printed as the current one.
+    pub(crate) day: Option<Day>,
 }
 
 /// The identity of the data, which a checkpoint records.
@@ -126,19 +138,21 @@ impl DataIdentity {
 /// needs the data: schedules with `"auto"` depend on the number of steps, and bucket sizes on the width of the model.
 ///
 /// Reading the data may take minutes, so errors in the configuration are reported before. `check` is called with the
-/// job and the preliminary plan at that point. It returns the progress of the checkpoint that the run resumes from.
+/// job and the preliminary plan at that point. It returns the checkpoint that the run resumes from, as far as its data and
+/// length depend on it.
 ///
 /// # Errors
 /// Returns a user's mistake, or the error of `check`.
 pub(crate) fn prepare(
     request: &JobRequest,
-    check: impl FnOnce(&Job, &Plan) -> Result<Option<Progress>, Failure>,
+    check: impl FnOnce(&Job, &Plan) -> Result<Resumed, Failure>,
 ) -> Result<Preparation, Failure> {
     let (mut job, written) = Job::load(request).map_err(Failure::mistake)?;
     check_backend(job.training.backend)?;
     let mut facts = job.run_context();
     let preliminary = resolve_preliminary(&written, &facts).map_err(Failure::mistake)?;
-    let resumed = check(&job, &preliminary)?;
+    let Resumed { progress, day } = check(&job, &preliminary)?;
+    let day = day.unwrap_or_else(Day::today);
     let (batch, dynamic) = (preliminary.batch, preliminary.dynamic_batching);
     let batch_sizes = batch_sizes(&job, batch, dynamic.as_ref())?;
     check_evaluation(&job, dynamic.as_ref())?;
@@ -157,6 +171,7 @@ pub(crate) fn prepare(
         pretrained: pretrained.as_deref(),
         batch: largest,
         order,
+        day,
     };
     let model = models::of_job(&job, inputs.pretrained)?;
     let subject = model.prepare(&inputs)?;
@@ -174,9 +189,9 @@ pub(crate) fn prepare(
     let epoch_samples = epoch_samples.map_err(Failure::mistake)?;
     let max_steps = match &dynamic {
         Some(dynamic) => {
-            steps_within_budget(&job, subject.info(), batch, dynamic, resumed.as_ref())?
+            steps_within_budget(&job, subject.info(), batch, dynamic, progress.as_ref())?
         }
-        None => num_steps(&job, epoch_samples, &batch_sizes, resumed.as_ref())?,
+        None => num_steps(&job, epoch_samples, &batch_sizes, progress.as_ref())?,
     };
     set_total_steps(&mut job, max_steps)?;
     facts.hidden_size = Some(subject.info().architecture().width());
@@ -200,6 +215,7 @@ pub(crate) fn prepare(
         data: DataIdentity::new(subject.info(), &job.training)?,
         max_steps: max_steps as u64,
         epoch_samples: epoch_samples as u64,
+        day,
         job,
         plan,
         subject,

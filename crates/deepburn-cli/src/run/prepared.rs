@@ -11,7 +11,7 @@ use crate::run::forecast::RunForecast;
 use crate::run::launcher_env::restarts;
 use crate::run::monitoring::check_monitors;
 use crate::run::output_folder::refuse_running;
-use crate::run::preparation::{Preparation, prepare};
+use crate::run::preparation::{Preparation, Resumed, prepare};
 use crate::run::resume::{self, Origin};
 
 /// What a run does with the model of its job.
@@ -55,7 +55,7 @@ impl PreparedRun {
                 Purpose::Evaluate => check_evaluation(job)?,
             }
             check_monitors(&job.training.output_dir, &plan.monitor, &request.config)?;
-            Ok(selected.as_ref().and_then(resume::Selected::progress))
+            selected.as_ref().map_or(Ok(Resumed::default()), resume::Selected::resumed)
         })?;
         let origin = selected.map(|it| it.checked(&preparation)).transpose()?;
         let forecast = RunForecast::new(&preparation, ranks)?;

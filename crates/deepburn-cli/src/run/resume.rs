@@ -42,7 +42,7 @@ use crate::run::base_model::check_base;
 use crate::run::job_state::JobState;
 use crate::run::launcher_env::restarts;
 use crate::run::output_folder::refuse_running;
-use crate::run::preparation::Preparation;
+use crate::run::preparation::{Preparation, Resumed};
 use crate::run::training_length::Progress;
 
 /// Returns the checkpoint folder of the output folder `output`.
@@ -125,8 +125,23 @@ enum SelectionReason {
 }
 
 impl Selected {
+    /// Returns what the data and the length of the run take from the checkpoint.
+    ///
+    /// # Errors
+    /// Returns a user's mistake if the checkpoint does not identify its job.
+    pub(crate) fn resumed(&self) -> Result<Resumed, Failure> {
+        let day = match &self.origin {
+            Origin::Own(checkpoint) => {
+                let day = JobState::read(checkpoint).and_then(|state| state.day());
+                day.map_err(|error| mistake(format!("{}: {error}", checkpoint.path().display())))?
+            }
+            Origin::DeepSpeed(_) => None,
+        };
+        Ok(Resumed { progress: self.progress(), day })
+    }
+
     /// Returns the steps and samples of the checkpoint; `None` if it does not record them.
-    pub(crate) fn progress(&self) -> Option<Progress> {
+    fn progress(&self) -> Option<Progress> {
         let samples = match self.origin.samples() {
             0 => return None,
             samples => usize::try_from(samples).ok()?,

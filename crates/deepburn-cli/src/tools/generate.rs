@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
-use deepburn_chat::{ChatContext, ChatError, ChatTemplates, Ending, Message, SpecialTokens};
+use deepburn_chat::{ChatContext, ChatError, ChatTemplates, Day, Ending, Message, SpecialTokens};
 use deepburn_datasets::Tokenizer;
 use deepburn_models::causal_lm::{GenerateOptions, RandomSampling, Sampling};
 use deepburn_models::decoder::AnyDecoder;
@@ -133,7 +133,7 @@ pub(crate) fn generate(arguments: &GenerateArguments) -> Result<String, Failure>
 fn conversation(arguments: &GenerateArguments, tokenizer: &Tokenizer) -> Result<Vec<u32>, Failure> {
     let of_chat = |error: ChatError| Failure::mistake(format!("--chat: {error}"));
     let folder = tokenizer.path().unwrap_or(&arguments.model);
-    let templates = ChatTemplates::of_folder(folder).map_err(of_chat)?;
+    let templates = ChatTemplates::of_folder(folder, Day::today()).map_err(of_chat)?;
     let tokens = SpecialTokens::of_folder(folder).map_err(of_chat)?;
     let system = arguments.system.iter().map(|text| Message::text("system", text));
     let messages: Vec<_> = system.chain([Message::text("user", &arguments.prompt)]).collect();

@@ -17,6 +17,7 @@ use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use deepburn_chat::Day;
 use deepburn_config::{DataKind, Job, JobRequest, counted};
 use deepburn_datasets::{
     Collate, IGNORE_INDEX, MicroBatch, PairRows, RowDocuments, SampleRows, SampleStatistics,
@@ -75,7 +76,7 @@ pub(crate) fn show_data(arguments: &ShowDataArguments) -> Result<String, Failure
     let limits = limits(&job, pretrained.as_deref(), tokenizer.vocab_size())?;
     let marks = if std::io::stdout().is_terminal() { Marks::COLORS } else { Marks::BRACKETS };
     if matches!(job.data.kind, DataKind::Preference(_)) {
-        let corpus = PreferenceCorpus::open(&job, chat, &places, tokenizer, limits)?;
+        let corpus = PreferenceCorpus::open(&job, chat, &places, tokenizer, limits, Day::today())?;
         let count = arguments.rows.min(corpus.train.pairs.len());
         let shown =
             (0..count).map(|number| pair(&corpus.train.pairs, number, &corpus.tokenizer, marks));
@@ -83,7 +84,7 @@ pub(crate) fn show_data(arguments: &ShowDataArguments) -> Result<String, Failure
         parts.push(counts(corpus.train.pairs.statistics(), "pair"));
         return Ok(parts.join("\n\n"));
     }
-    let corpus = ChatCorpus::open(&job, chat, &places, tokenizer, limits)?;
+    let corpus = ChatCorpus::open(&job, chat, &places, tokenizer, limits, Day::today())?;
     let count = arguments.rows.min(corpus.train.len());
     let shown = (0..count).map(|row| sequence(&corpus.train, row, &corpus.tokenizer, marks));
     let mut parts = shown.collect::<Result<Vec<_>, Failure>>()?;

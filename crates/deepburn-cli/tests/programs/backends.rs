@@ -6,10 +6,13 @@
 #[cfg(feature = "wgpu")]
 mod host_optimizer;
 
+use std::fs;
+
 use deepburn::metrics::StepRow;
 use serde_json::json;
 
-use crate::job::{Job, STAGES, Trained};
+use crate::chat::golden;
+use crate::job::{Job, STAGES, Trained, tensors};
 use crate::resume::{long, same_in_pieces};
 
 /// Names of all backends.
@@ -102,6 +105,55 @@ fn near(row: &StepRow, expected: &StepRow, what: &str) {
     assert!((row.loss - expected.loss).abs() < 1e-4, "{what}");
     let [norm, expected] = [row, expected].map(|row| row.grad_norm.unwrap());
     assert!((norm - expected).abs() < 1e-3 * expected, "{what}");
+}
+
+/// Documents of a packed sequence train as if each were a sequence of its own. A step of gradient descent shows all
+/// gradients; its rate is so large that rounding the weights hides nothing.
+#[test]
+fn packed_documents_train_as_if_alone() {
+    const RATE: f64 = 1000.0;
+    /// Relative to the largest element of a gradient. The sums over positions have another order.
+    const GRADIENT: f32 = 1e-6;
+    let Some(golden) = golden() else { return };
+    // Gemma 3 has windows that are shorter than the documents.
+    for (backend, model) in backends().flat_map(|it| ["qwen2", "gemma3"].map(|model| (it, model))) {
+        let folder = golden.join("models").join(model);
+        let train = |packing: bool| {
+            let trained = Job::tiny()
+                .with("model.pretrained", json!(folder))
+                .with(
+                    "data",
+                    json!({
+                        "kind": "chat", "path": golden.join("sft/data/messages.jsonl"), "packing": packing,
+                        "chat_template": "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}",
+                    }),
+                )
+                .with("training.max_steps", 1)
+                .with("deepspeed.train_micro_batch_size_per_gpu", 12)
+                .with("deepspeed.gradient_accumulation_steps", 1)
+                .with("deepspeed.gradient_clipping", 0.0)
+                .with("deepspeed.optimizer", json!({"type": "SGD", "params": {"lr": RATE}}));
+            on(trained, backend, 0, 1)
+        };
+        let (packed, alone) = (train(true), train(false));
+        let [step, expected] = [&packed, &alone].map(|it| &it.steps[0]);
+        assert!((step.loss - expected.loss).abs() < 1e-6 * expected.loss, "{step:?} {expected:?}");
+        let before = tensors(&fs::read(folder.join("model.safetensors")).unwrap());
+        for (((name, before), (_, packed)), (_, alone)) in
+            before.iter().zip(packed.tensors()).zip(alone.tensors())
+        {
+            let distance = |left: &[f32], right: &[f32]| {
+                left.iter()
+                    .zip(right)
+                    .fold(0.0_f32, |most, (left, right)| most.max((left - right).abs()))
+            };
+            let (difference, size) = (distance(&packed, &alone), distance(before, &alone));
+            assert!(
+                difference <= GRADIENT * size,
+                "{backend}, {model}, {name}: {difference} of {size}"
+            );
+        }
+    }
 }
 
 /// For a fixed number of ranks, all stages have the same bits, as on flex.

@@ -264,7 +264,8 @@ fn take_deepspeed(
         entries.iter().position(|(key, _)| key == "deepspeed").map(|at| entries.remove(at).1)
     });
     match part.filter(|part| !part.is_null()) {
-        Some(Node { value: Value::Text(path), .. }) => {
+        // No path starts with a brace. The check of the section reports one in quotes.
+        Some(Node { value: Value::Text(path), .. }) if !path.trim_start().starts_with('{') => {
             match find(Path::new(&path), folders, "file") {
                 Err(_) if looks_like_a_strategy(&path) => RawConfig::from_strategy(&path),
                 found => RawConfig::from_file(&found?),

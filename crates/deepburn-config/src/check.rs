@@ -24,11 +24,7 @@ pub(crate) fn check(keys: &'static [Key], node: &Node, findings: &mut Findings) 
     if let Value::Map(_) = node.value {
         Check { known: entries(keys), findings, off: None }.section(keys, node, "");
     } else {
-        let remedy = match node.as_text().is_some_and(|text| text.trim_start().starts_with('{')) {
-            true => "write it without quotes",
-            false => "wrap the keys in { ... }",
-        };
-        refuse!(findings, "" => "the file contains {}; must be a section", node.noun(); "{remedy}");
+        refuse!(findings, "" => "the file contains {}; must be a section", node.noun(); "wrap the keys in {{ ... }}");
     }
 }
 

@@ -492,7 +492,11 @@ fn mistakes_name_the_key_the_value_and_the_remedy() {
         ),
         (
             r#"{"deepspeed": "{\"train_micro_batch_size_per_gpu\": 2}"}"#,
-            ["deepspeed", "a string; must be a section", "write it without quotes"],
+            [
+                "job.json: 1 problem\n  error: deepspeed (line 1, column 15)",
+                "must be a section, { ... }, or the path of a file",
+                "write { \"train_micro_batch_size_per_gpu\": 2 }",
+            ],
         ),
         (r#"{"data": {"vocab_size": 10}}"#, ["data.vocab_size", "10 is out of range", "from 257"]),
         (

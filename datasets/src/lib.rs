@@ -51,7 +51,7 @@ mod tokens;
 
 pub use corpus::{Content, Corpus, DataSource, TokenizerChoice, open};
 pub use error::{DataError, Result};
-pub use formats::classes::Classes;
+pub use formats::classes::{Classes, ClassesOrigin};
 pub use formats::labelled::{
     LABEL_FIELD, LabelledColumns, LabelledText, TableText, TextColumns, has_column, read_labelled,
     read_labelled_as, read_texts,

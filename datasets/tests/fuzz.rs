@@ -9,8 +9,9 @@ use std::io::Write;
 use std::path::Path;
 
 use deepburn_datasets::{
-    Content, DataSource, InvalidRows, LABEL_FIELD, LabelKind, LabelledColumns, Sample,
-    SampleSource, Splits, TEXT_FIELD, Tokenizer, open, open_samples, read_documents, read_labelled,
+    ClassesOrigin, Content, DataSource, InvalidRows, LABEL_FIELD, LabelKind, LabelledColumns,
+    Sample, SampleSource, Splits, TEXT_FIELD, Tokenizer, open, open_samples, read_documents,
+    read_labelled,
 };
 use deepburn_fuzz::{SeedCorpus, fuzz, replay, scratch_folder};
 
@@ -138,7 +139,8 @@ fn read(path: &Path) {
     } else {
         let _ = read_documents(path, TEXT_FIELD);
         for kind in [LabelKind::Class, LabelKind::Classes, LabelKind::Values] {
-            let columns = LabelledColumns { text: TEXT_FIELD, label: LABEL_FIELD, kind };
+            let origin = ClassesOrigin::TRAIN_SPLIT;
+            let columns = LabelledColumns { text: TEXT_FIELD, label: LABEL_FIELD, kind, origin };
             let _ = read_labelled(&[path.to_owned()], columns, None);
         }
         for invalid in [InvalidRows::Fail, InvalidRows::Skip] {

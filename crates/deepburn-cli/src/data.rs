@@ -5,6 +5,7 @@
 //! corpus.rs                        files → tokenized, packed sequences of one length      (language modelling)
 //! chat.rs, chat_tokenizer.rs       files → samples with trained tokens, packed or padded  (language modelling)
 //! texts.rs                         files → tokenized texts with labels                    (text classification)
+//! problem.rs                       what a classifier predicts, and where this is set      (text classification)
 //! job_tokenizer.rs                 the tokenizer of the job or of its pretrained model
 //! vocabulary.rs                    vocabulary size and special tokens of the model, from the tokenizer
 //! companions.rs                    files of the pretrained model and the tokenizer that are exported unchanged
@@ -32,6 +33,7 @@ pub(crate) mod label_batch;
 pub(crate) mod lengths;
 pub(crate) mod places;
 pub(crate) mod preference;
+mod problem;
 pub(crate) mod recipe;
 pub(crate) mod sample_prompts;
 pub(crate) mod text_source;

@@ -39,7 +39,7 @@ impl fmt::Display for Severity {
 ///
 /// ```text
 /// error: zero_optimization.stage (line 3, column 14): 4 is out of range; must be an integer from 0
-/// to 3; write 0 or leave the key out, which means 0
+/// to 3; give such a value, or leave the key out for 0
 /// ```
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Diagnosis {

@@ -14,7 +14,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::check::check;
-use crate::diagnosis::{ConfigError, Findings, note, refuse};
+use crate::diagnosis::{ConfigError, Findings, Site, note, refuse};
 use crate::job_plan::{Cadence, DataKind, Job};
 use crate::job_rules::JobReader;
 use crate::key::Key;
@@ -25,6 +25,7 @@ use crate::node::{Node, Value};
 use crate::overrides::Override;
 use crate::place::find;
 use crate::raw_config::RawConfig;
+use crate::remedy::free_section;
 use crate::reporter::Reporter;
 use crate::section::{Entry, Read, Section};
 use crate::source::{Origin, parse_json, read_text};
@@ -263,7 +264,18 @@ fn take_deepspeed(
     let part = root.entries_mut().and_then(|entries| {
         entries.iter().position(|(key, _)| key == "deepspeed").map(|at| entries.remove(at).1)
     });
-    match part.filter(|part| !part.is_null()) {
+    let part = part.filter(|part| !part.is_null());
+    let mut findings = Findings::default();
+    // No path starts with a brace.
+    if let Some(node) = &part
+        && node.as_text().is_some_and(|text| text.trim_start().starts_with('{'))
+    {
+        refuse!(findings, Site::at("deepspeed", node) =>
+            "{node} is a string; must be a section, {{ ... }}, or the path of a file";
+            "{}", free_section(node, "{ \"train_micro_batch_size_per_gpu\": 1 }"));
+    }
+    findings.verdict(name)?;
+    match part {
         Some(Node { value: Value::Text(path), .. }) => {
             match find(Path::new(&path), folders, "file") {
                 Err(_) if looks_like_a_strategy(&path) => RawConfig::from_strategy(&path),

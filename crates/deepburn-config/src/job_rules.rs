@@ -27,6 +27,7 @@ use crate::keys::job::{Data, JobFile, Model, ParamGroup as Group, Splits, Traini
 use crate::node::Node;
 use crate::place::{Place, find};
 use crate::plan::{GroupRate, GroupUpdate, ParamGroup, PathPattern};
+use crate::remedy::free_section;
 use crate::section::{Entry, Section, Setting, filled};
 use crate::splits::SplitPlan;
 use crate::step_count::StepCount;
@@ -88,7 +89,7 @@ impl JobReader<'_> {
             Some((_, Json::Object(map))) => map,
             Some((node, _)) => {
                 refuse!(self.findings, &model.config => "{node} is {}; must be a section of config fields", node.noun();
-                    "write {{ \"n_layer\": 12 }} for example");
+                    "{}", free_section(node, "{ \"n_layer\": 12 }"));
                 Map::new()
             }
         };
@@ -122,7 +123,7 @@ impl JobReader<'_> {
             Json::Object(fields) => Some(fields),
             _ => {
                 refuse!(self.findings, &model.lora => "{node} is {}; must be a section of PEFT's fields", node.noun();
-                    "write {{ \"r\": 16, \"target_modules\": \"all-linear\" }} for example");
+                    "{}", free_section(node, "{ \"r\": 16, \"target_modules\": \"all-linear\" }"));
                 None
             }
         }

@@ -1,11 +1,12 @@
 //! What to write instead of an invalid value.
 //!
-//! The best remedy keeps the user's value and only changes its type: `"2e-5"` becomes `2e-5`, and
-//! `[3]` becomes `3`. [`converted`] finds such a value. A key whose value cannot be converted without
-//! loss gets the default as a remedy.
+//! The best remedy keeps the user's value and only changes its type: `"2e-5"` becomes `2e-5`, `[3]`
+//! becomes `3`, and `"cpu"` becomes `{ "device": "cpu" }`. [`converted`] finds such a value. If a
+//! value cannot be converted without loss, no other value is proposed: the default, for example,
+//! would change what the job means.
 
 use crate::check::nearest;
-use crate::key::{Key, Kind, Literal};
+use crate::key::{Key, Kind, Literal, Variant};
 use crate::node::{Node, Value};
 use crate::source::{Origin, parse_json};
 
@@ -13,21 +14,27 @@ use crate::source::{Origin, parse_json};
 /// remedy.
 const LONGEST: usize = 60;
 
+/// The keys whose value alone may stand for their section, as in `"offload_optimizer": "cpu"` and
+/// `"zero_optimization": 3`.
+const MAIN_KEYS: [&str; 4] = ["enabled", "stage", "device", "architecture"];
+
 /// Returns what to write instead of an invalid value of `key`.
 pub(crate) fn remedy(key: &Key, value: &Node) -> String {
     let is_nearly_auto = |text: &str| nearest(["auto"].into_iter(), &text.to_lowercase()).is_some();
     if key.auto && value.as_text().is_some_and(is_nearly_auto) {
         return "write \"auto\"".to_owned();
     }
+    if let Some(variant) = named_variant(&key.kind, value) {
+        return format!("write {{ \"type\": \"{}\", \"params\": {{ ... }} }}", variant.name);
+    }
     let meant = match key.kind {
         Kind::Split => percentage(value),
         kind => converted(&kind, value),
     };
     // A number in quotes is not a type or another name that has to be given.
-    if let Some(text) =
-        meant.filter(|_| !key.required || value.as_text().is_some()).as_ref().and_then(written)
-    {
-        return format!("write {text}");
+    let meant = meant.filter(|_| !key.required || value.as_text().is_some());
+    if let Some(remedy) = meant.as_ref().and_then(rewriting) {
+        return remedy;
     }
     let similar = match (key.kind, value.as_text()) {
         (Kind::Choice(names), Some(text)) => nearest(names.iter().copied(), &text.to_lowercase()),
@@ -43,13 +50,30 @@ pub(crate) fn remedy(key: &Key, value: &Node) -> String {
         }
         _ if similar.is_some() => format!("did you mean \"{}\"?", similar.unwrap_or_default()),
         Literal::Null => "give such a value or leave the key out".to_owned(),
-        default => format!("write {default} or leave the key out, which means {default}"),
+        default => format!("give such a value, or leave the key out for {default}"),
+    }
+}
+
+/// Returns what to write instead of `value`, which must be a section without a key table. `example`
+/// is such a section.
+pub(crate) fn free_section(value: &Node, example: &str) -> String {
+    let meant = converted(&Kind::Section(&[]), value);
+    let remedy = meant.as_ref().and_then(rewriting);
+    remedy.unwrap_or_else(|| format!("write {example} for example"))
+}
+
+/// Returns the remedy to write `meant`; `None` if it is too long for a message.
+fn rewriting(meant: &Node) -> Option<String> {
+    match (written(meant), &meant.value) {
+        (Some(text), _) => Some(format!("write {text}")),
+        (None, Value::Map(_)) => Some("write the section without quotes".to_owned()),
+        (None, _) => None,
     }
 }
 
 /// Returns the value of this kind that has the same meaning as `value`, which is of another kind:
-/// a number or a flag in quotes, 0 or 1 for a flag, a list of one value for a value, or a value for
-/// a list of one.
+/// a value in quotes, 0 or 1 for a flag, a list of one value for a value, a value for a list of one,
+/// or the value of the main key for a section.
 pub(crate) fn converted(kind: &Kind, value: &Node) -> Option<Node> {
     let inside = |node: &Node| readings(node).into_iter();
     let list = value.as_list().unwrap_or_default();
@@ -64,9 +88,9 @@ pub(crate) fn converted(kind: &Kind, value: &Node) -> Option<Node> {
             let single = std::iter::once(value.clone()).chain(inside(value));
             all.extend(single.map(listed).collect::<Vec<_>>());
         }
-        Value::Flag(_) => all.extend(switched(kind, value)),
-        Value::Null | Value::Map(_) => {}
+        Value::Null | Value::Flag(_) | Value::Map(_) => {}
     }
+    all.extend(section_of(kind, value));
     all.into_iter().find(|meant| kind.accepts(meant).is_ok())
 }
 
@@ -102,15 +126,15 @@ fn readings(value: &Node) -> Vec<Node> {
     }
 }
 
-/// Parses a text as a JSON value other than a section, and its elements if it is a list.
+/// Parses a text as a JSON value other than a string, and its elements if it is a list.
 fn parsed(text: &str) -> Option<Node> {
     let origin = Origin { document: "value", name: "value" };
     let node = parse_json(text.trim(), origin).ok()?;
     let value = match node.value {
         Value::List(nodes) => Value::List(nodes.iter().map(unquoted).collect()),
-        Value::Number(text) => Value::Number(text),
-        Value::Flag(flag) => Value::Flag(flag),
-        Value::Null | Value::Text(_) | Value::Map(_) => return None,
+        scalar @ (Value::Number(_) | Value::Flag(_)) => scalar,
+        section @ Value::Map(_) => section,
+        Value::Null | Value::Text(_) => return None,
     };
     Some(Node::new(value))
 }
@@ -135,20 +159,31 @@ fn bit(number: &Node) -> Option<Node> {
     Some(Node::new(Value::Flag(flag)))
 }
 
-/// Returns `{ "enabled": flag }` for a section that has this key.
-fn switched(kind: &Kind, flag: &Node) -> Option<Node> {
+/// Returns the section that `value` stands for, if it is the value of the section's main key.
+fn section_of(kind: &Kind, value: &Node) -> Option<Node> {
     let (Kind::Section(keys) | Kind::SectionOrPath(keys)) = *kind else { return None };
-    Key::find(keys, "enabled")?;
-    Some(Node::map(vec![("enabled".to_owned(), flag.clone())]))
+    let main = MAIN_KEYS.into_iter().find_map(|name| Key::find(keys, name))?;
+    let values = std::iter::once(value.clone()).chain(readings(value));
+    let meant = values.into_iter().find(|value| main.kind.accepts(value).is_ok())?;
+    Some(Node::map(vec![(main.name.to_owned(), meant)]))
+}
+
+/// Returns the variant whose name is given instead of a section, as in `"optimizer": "AdamW"`.
+fn named_variant(kind: &Kind, value: &Node) -> Option<&'static Variant> {
+    let (Kind::Section(keys), Some(name)) = (*kind, value.as_text()) else { return None };
+    let Kind::Variants(variants) = Key::find(keys, "params")?.kind else { return None };
+    Variant::find(variants, name)
 }
 
 /// Returns the value as it is written in a file; `None` if it is too long for a message.
 fn written(value: &Node) -> Option<String> {
     let text = match &value.value {
-        // `enabled` is the only key of a section that a conversion creates.
         Value::Map(entries) => {
-            let entries = entries.iter().map(|(name, node)| format!("\"{name}\": {node}"));
-            format!("{{ {} }}", entries.collect::<Vec<_>>().join(", "))
+            let entry = |(name, node): &(String, Node)| {
+                Some(format!("{}: {}", Node::text(name).to_json(), written(node)?))
+            };
+            let entries: Option<Vec<_>> = entries.iter().map(entry).collect();
+            format!("{{ {} }}", entries?.join(", "))
         }
         Value::List(nodes) => {
             let nodes: Option<Vec<_>> = nodes.iter().map(written).collect();
@@ -163,6 +198,8 @@ fn written(value: &Node) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::keys::DeepSpeed;
+    use crate::section::Section;
     use crate::spec::*;
 
     fn node(json: &str) -> Node {
@@ -189,6 +226,9 @@ mod tests {
         let name = text("job").named("t", "");
         let split = opt_split().named("train", "");
         let section = section::<Switched>().named("w", "");
+        let top = |name| *Key::find(DeepSpeed::KEYS, name).unwrap();
+        let (zero, optimizer) = (top("zero_optimization"), top("optimizer"));
+        let offload = *Key::find(zero.keys(), "offload_optimizer").unwrap();
         for (key, json, expected) in [
             (flag, "\"false\"", "write false"),
             (flag, "\"False\"", "write false"),
@@ -198,18 +238,18 @@ mod tests {
             (flag, "0", "write false"),
             (flag, "1.0", "write true"),
             (flag, "[false]", "write false"),
-            (flag, "2", "write true or leave the key out, which means true"),
+            (flag, "2", "give such a value, or leave the key out for true"),
             (number, "\"2e-5\"", "write 2e-5"),
             (number, "[\"2e-5\"]", "write 2e-5"),
-            (number, "\"-1\"", "write 0.001 or leave the key out, which means 0.001"),
-            (number, "\"1e-400\"", "write 0.001 or leave the key out, which means 0.001"),
+            (number, "\"-1\"", "give such a value, or leave the key out for 0.001"),
+            (number, "\"1e-400\"", "give such a value, or leave the key out for 0.001"),
             (integer, "\"3\"", "write 3"),
             (integer, "\"3.0\"", "write 3.0"),
             (integer, "[2]", "write 2"),
-            (integer, "\"4\"", "write 0 or leave the key out, which means 0"),
-            (integer, "\"2.5\"", "write 0 or leave the key out, which means 0"),
-            (integer, "true", "write 0 or leave the key out, which means 0"),
-            (integer, "{\"a\": 1}", "write 0 or leave the key out, which means 0"),
+            (integer, "\"4\"", "give such a value, or leave the key out for 0"),
+            (integer, "\"2.5\"", "give such a value, or leave the key out for 0"),
+            (integer, "true", "give such a value, or leave the key out for 0"),
+            (integer, "{\"a\": 1}", "give such a value, or leave the key out for 0"),
             (auto, "\"Auto\"", "write \"auto\""),
             (auto, "\"atuo\"", "write \"auto\""),
             (auto, "\"5e8\"", "write 5e8"),
@@ -225,7 +265,7 @@ mod tests {
             (betas, "\"0.9,0.99\"", "write [0.9, 0.99]"),
             (betas, "\"(0.9, 0.99)\"", "write [0.9, 0.99]"),
             (sizes, "\"8, 16\"", "write [8, 16]"),
-            (betas, "[0.9]", "write [0.9, 0.999] or leave the key out, which means [0.9, 0.999]"),
+            (betas, "[0.9]", "give such a value, or leave the key out for [0.9, 0.999]"),
             (sizes, "8", "write [8]"),
             (sizes, "\"8\"", "write [8]"),
             (sizes, "[\"8\", 16]", "write [8, 16]"),
@@ -238,6 +278,19 @@ mod tests {
             (split, "0", "give such a value or leave the key out"),
             (split, "500", "give such a value or leave the key out"),
             (section, "true", "write { \"enabled\": true }"),
+            (section, "\"true\"", "write { \"enabled\": true }"),
+            (section, "1", "write { \"enabled\": true }"),
+            (section, r#""{\"enabled\": false}""#, "write { \"enabled\": false }"),
+            (section, r#""{\"a\": {\"b\": 1e-5}}""#, "write { \"a\": { \"b\": 1e-5 } }"),
+            (section, "\"on the GPU\"", "give such a value or leave the key out"),
+            (offload, "\"cpu\"", "write { \"device\": \"cpu\" }"),
+            (offload, "\"gpu\"", "give such a value or leave the key out"),
+            (zero, "3", "write { \"stage\": 3 }"),
+            (zero, "\"2\"", "write { \"stage\": 2 }"),
+            (zero, "4", "give such a value or leave the key out"),
+            (optimizer, "\"adamw\"", "write { \"type\": \"AdamW\", \"params\": { ... } }"),
+            (optimizer, r#""{\"type\": \"Lion\"}""#, "write { \"type\": \"Lion\" }"),
+            (optimizer, "\"none\"", "give such a value or leave the key out"),
         ] {
             assert_eq!(remedy(&key, &node(json)), expected, "{}: {json}", key.name);
         }
@@ -247,6 +300,15 @@ mod tests {
     fn long_values_are_not_repeated() {
         let long = Node::text("9".repeat(100));
         let key = real(Positive, 0.5).named("r", "");
-        assert!(remedy(&key, &long).starts_with("write 0.5"));
+        assert_eq!(remedy(&key, &long), "give such a value, or leave the key out for 0.5");
+        let section = section::<Switched>().named("w", "");
+        let long = Node::text(format!("{{\"enabled\": {}true}}", " ".repeat(50)));
+        assert_eq!(remedy(&section, &long), "write { \"enabled\": true }");
+        let long = Node::text(format!("{{\"note\": \"{}\"}}", "n".repeat(60)));
+        assert_eq!(remedy(&section, &long), "write the section without quotes");
+        let example = "{ \"n_layer\": 12 }";
+        let config = |text| free_section(&Node::text(text), example);
+        assert_eq!(config("{\"n_embd\": 32}"), "write { \"n_embd\": 32 }");
+        assert_eq!(config("gpt2"), "write { \"n_layer\": 12 } for example");
     }
 }

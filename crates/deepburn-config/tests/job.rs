@@ -310,7 +310,10 @@ fn mistakes_name_the_key_the_value_and_the_remedy() {
             ["training.max_steps", "0 is out of range", "at least 1"],
         ),
         (r#"{"training": {"epochs": 0}}"#, ["training.epochs", "0 is out of range", "above 0"]),
-        (r#"{"training": {"seed": -1}}"#, ["training.seed", "-1 is out of range", "write 42"]),
+        (
+            r#"{"training": {"seed": -1}}"#,
+            ["training.seed", "-1 is out of range", "leave the key out for 42"],
+        ),
         (
             r#"{"training": {"learning_rate": NaN}}"#,
             ["training.learning_rate", "NaN is not a number", "at least 0"],
@@ -325,7 +328,7 @@ fn mistakes_name_the_key_the_value_and_the_remedy() {
         ),
         (
             r#"{"training": {"output_dir": null}}"#,
-            ["training.output_dir", "null", "write \"output\""],
+            ["training.output_dir", "null", "leave the key out for \"output\""],
         ),
         (
             r#"{"training": {"save_total_limit": 2}}"#,
@@ -473,7 +476,27 @@ fn mistakes_name_the_key_the_value_and_the_remedy() {
         ),
         (
             r#"{"data": {"sequence_length": 0}}"#,
-            ["data.sequence_length", "0 is out of range", "write 128"],
+            ["data.sequence_length", "0 is out of range", "leave the key out for 128"],
+        ),
+        (
+            r#"{"model": {"config": "{\"n_embd\": 32}"}}"#,
+            ["model.config", "is a string; must be a section", "write { \"n_embd\": 32 }"],
+        ),
+        (
+            r#"{"model": "gpt2"}"#,
+            ["model", "\"gpt2\" is a string", "write { \"architecture\": \"gpt2\" }"],
+        ),
+        (
+            r#"{"training": {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": "{\"min_lr\": 1e-5}"}}"#,
+            ["1 problem", "training.lr_scheduler_kwargs", "write { \"min_lr\": 1e-5 }"],
+        ),
+        (
+            r#"{"deepspeed": "{\"train_micro_batch_size_per_gpu\": 2}"}"#,
+            [
+                "job.json: 1 problem\n  error: deepspeed (line 1, column 15)",
+                "must be a section, { ... }, or the path of a file",
+                "write { \"train_micro_batch_size_per_gpu\": 2 }",
+            ],
         ),
         (r#"{"data": {"vocab_size": 10}}"#, ["data.vocab_size", "10 is out of range", "from 257"]),
         (

@@ -467,7 +467,12 @@ mod tests {
     fn wrong_fields_are_refused_by_name() {
         for (fields, expected) in [
             (json!({"r": 0}), "`r` is 0, but it must be a whole number from 1"),
-            (json!({"r": "8"}), "`r` is \"8\""),
+            (
+                json!({"r": "8"}),
+                "`r` is \"8\", but it must be a whole number from 1 to 65536; write 8",
+            ),
+            (json!({"lora_alpha": "16.5"}), "must be a finite number; write 16.5"),
+            (json!({"use_rslora": "True"}), "must be true or false; write true"),
             (json!({"lora_r": 8}), "`lora_r` is not a field of LoRA; its fields are r, lora_alpha"),
             (json!({"lora_alfa": 8}), "did you mean `lora_alpha`?"),
             (json!({"lora_alpha": 0}), "learns nothing"),

@@ -1,5 +1,6 @@
 //! Errors of adapters.
 
+use serde_json::Value;
 use thiserror::Error;
 
 /// The reason why an adapter cannot be used.
@@ -44,6 +45,22 @@ pub enum LoraError {
 }
 
 impl LoraError {
+    /// Returns the error for a value that `read` does not accept. It proposes a value in quotes without them if `read`
+    /// accepts it.
+    pub(crate) fn mistyped<T>(
+        name: &str,
+        value: &Value,
+        rule: &str,
+        read: impl Fn(&Value) -> Option<T>,
+    ) -> Self {
+        let text = value.as_str().map(|text| text.trim().to_ascii_lowercase());
+        let meant = text.and_then(|text| serde_json::from_str::<Value>(&text).ok());
+        match meant.filter(|meant| read(meant).is_some()) {
+            Some(meant) => Self::value(name, value, format!("{rule}; write {meant}")),
+            None => Self::value(name, value, rule),
+        }
+    }
+
     /// Returns the error for a value that is not accepted.
     pub(crate) fn value(name: &str, value: impl ToString, rule: impl Into<String>) -> Self {
         Self::Value { name: name.to_owned(), value: value.to_string(), rule: rule.into() }

@@ -49,13 +49,30 @@ impl Classes {
     }
 }
 
+/// Where the known classes are from, for errors about a label that is not among them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ClassesOrigin<'a> {
+    /// The split, key or file that has the classes.
+    pub place: &'a str,
+    /// What to do if a label that is not among them is correct.
+    pub remedy: &'a str,
+}
+
+impl ClassesOrigin<'static> {
+    /// The labels of the train split.
+    pub const TRAIN_SPLIT: Self =
+        Self { place: "the train split", remedy: "train with rows of it" };
+}
+
 /// Converts the labels of rows to classes.
-pub(crate) struct ClassReader {
+pub(crate) struct ClassReader<'a> {
     /// The meaning of the labels, as far as it is known.
     mapping: Mapping,
     /// The first row with a label, for the error about a label of the other
     /// kind.
     first: Option<String>,
+    /// Where known classes are from.
+    origin: ClassesOrigin<'a>,
 }
 
 /// How labels are converted to classes.
@@ -77,23 +94,24 @@ enum Mapping {
     Collected(BTreeMap<String, u32>),
 }
 
-impl ClassReader {
+impl<'a> ClassReader<'a> {
     /// Creates a reader for the train split, whose labels determine the kind.
-    /// `names` are the class names, if they are known.
-    pub(crate) fn deciding(names: Option<&[String]>) -> Self {
-        Self { mapping: Mapping::Undecided { names: names.map(<[String]>::to_vec) }, first: None }
+    /// `names` are the class names, if they are known from `origin`.
+    pub(crate) fn deciding(names: Option<&[String]>, origin: ClassesOrigin<'a>) -> Self {
+        let names = names.map(<[String]>::to_vec);
+        Self { mapping: Mapping::Undecided { names }, first: None, origin }
     }
 
     /// Creates a reader for another split. Its labels must be of the kind of
-    /// `classes`, and known if the classes are.
-    pub(crate) fn following(classes: &Classes) -> Self {
+    /// `classes`, which are from `origin`, and known if the classes are.
+    pub(crate) fn following(classes: &Classes, origin: ClassesOrigin<'a>) -> Self {
         let mapping = match classes {
             Classes::Numbers { count } => Mapping::Numbers { count: *count },
             Classes::NumbersBelow { count } => Mapping::NumbersBelow { count: *count },
             Classes::Values { .. } => Mapping::Numbers { count: None },
             Classes::Names(names) => Mapping::Names(numbered(names)),
         };
-        Self { mapping, first: None }
+        Self { mapping, first: None, origin }
     }
 
     /// Returns the class of the label in column `at`. Classes of collected
@@ -116,7 +134,10 @@ impl ClassReader {
         let reason = match (&mut self.mapping, label) {
             (Mapping::Numbers { count }, Label::Number(number)) => match count {
                 Some(count) if number as usize >= *count => {
-                    format!("{number}, an unknown class; id2label names the classes below {count}")
+                    let ClassesOrigin { place, remedy } = self.origin;
+                    format!(
+                        "{number}, an unknown class; the classes of {place} are below {count}; correct the label, or {remedy}"
+                    )
                 }
                 _ => return Ok(number),
             },
@@ -131,7 +152,7 @@ impl ClassReader {
             }
             (Mapping::Names(classes), Label::Name(name)) => match classes.get(&name) {
                 Some(class) => return Ok(*class),
-                None => unknown(&name, classes),
+                None => unknown(&name, classes, self.origin),
             },
             (Mapping::Collected(classes), Label::Name(name)) => {
                 let next = classes.len() as u32;
@@ -198,11 +219,12 @@ fn numbered(names: &[String]) -> BTreeMap<String, u32> {
 }
 
 /// Describes a name that is not a known class.
-fn unknown(name: &str, classes: &BTreeMap<String, u32>) -> String {
+fn unknown(name: &str, classes: &BTreeMap<String, u32>, origin: ClassesOrigin<'_>) -> String {
+    let ClassesOrigin { place, remedy } = origin;
     let (name, count) = (quoted(name), classes.len());
     let shown: Vec<_> = classes.keys().take(8).map(|name| quoted(name)).collect();
     let (rest, shown) = (if count > shown.len() { ", ..." } else { "" }, shown.join(", "));
     format!(
-        "{name}, an unknown class; classes of the train split: {count} [{shown}{rest}]; correct the label, or train with rows of it"
+        "{name}, an unknown class; classes of {place}: {count} [{shown}{rest}]; correct the label, or {remedy}"
     )
 }

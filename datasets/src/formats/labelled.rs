@@ -9,7 +9,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::formats::classes::Classes;
+use crate::formats::classes::{Classes, ClassesOrigin};
 use crate::formats::format::read_rows;
 use crate::formats::labels::{LabelKind, LabelReader, TextLabel, is_list};
 use crate::formats::text::text_files;
@@ -36,6 +36,8 @@ pub struct LabelledColumns<'a> {
     pub label: &'a str,
     /// The kind of the labels.
     pub kind: LabelKind,
+    /// Where the classes are from.
+    pub origin: ClassesOrigin<'a>,
 }
 
 /// Reads the rows of `files` in order, and returns them with the classes of the
@@ -51,7 +53,7 @@ pub fn read_labelled(
     columns: LabelledColumns<'_>,
     names: Option<&[String]>,
 ) -> Result<(Vec<LabelledText>, Classes)> {
-    read(files, columns, LabelReader::deciding(columns.kind, names))
+    read(files, columns, LabelReader::deciding(columns.kind, names, columns.origin))
 }
 
 /// Reads the rows of `files` with the classes of another split.
@@ -64,14 +66,15 @@ pub fn read_labelled_as(
     columns: LabelledColumns<'_>,
     classes: &Classes,
 ) -> Result<Vec<LabelledText>> {
-    Ok(read(files, columns, LabelReader::following(columns.kind, classes))?.0)
+    let labels = LabelReader::following(columns.kind, classes, columns.origin);
+    Ok(read(files, columns, labels)?.0)
 }
 
 /// Reads all rows and converts their labels with `labels`.
 fn read(
     files: &[PathBuf],
     columns: LabelledColumns<'_>,
-    mut labels: LabelReader,
+    mut labels: LabelReader<'_>,
 ) -> Result<(Vec<LabelledText>, Classes)> {
     let mut rows = Vec::new();
     for file in files {
@@ -137,7 +140,8 @@ pub fn read_texts(
     let names = [text].into_iter().chain(label).chain(copied);
     let names: Vec<&str> = names.map(String::as_str).collect();
     let first_copied = names.len() - copied.len();
-    let mut sets = LabelReader::deciding(LabelKind::Classes, None);
+    let origin = ClassesOrigin::TRAIN_SPLIT;
+    let mut sets = LabelReader::deciding(LabelKind::Classes, None, origin);
     let outcome = read_rows(path, &names, &mut |mut row| {
         // Labels are optional here, and a label of another kind is only unknown.
         let is_set = label.is_some() && *kind == LabelKind::Classes && is_list(&row, 1);
@@ -181,8 +185,12 @@ mod tests {
     use crate::formats::parquet::fixture::{Column, write_table};
     use crate::test_data::test_data;
 
-    const COLUMNS: LabelledColumns<'static> =
-        LabelledColumns { text: "text", label: LABEL_FIELD, kind: LabelKind::Class };
+    const COLUMNS: LabelledColumns<'static> = LabelledColumns {
+        text: "text",
+        label: LABEL_FIELD,
+        kind: LabelKind::Class,
+        origin: ClassesOrigin::TRAIN_SPLIT,
+    };
 
     fn labelled(text: &str, class: u32) -> LabelledText {
         LabelledText { text: text.to_owned(), label: TextLabel::Class(class) }
@@ -288,6 +296,13 @@ mod tests {
         let expected = "t.csv` row 2: field `label` is \"ugly\", an unknown class; classes of the train split: 2 \
                         [\"bad\", \"good\"]";
         assert!(unknown.contains(expected), "{unknown}");
+        let origin = ClassesOrigin { place: "its config.json", remedy: "use another model" };
+        let of_file = LabelledColumns { origin, ..COLUMNS };
+        let given = names(&["bad", "good"]);
+        let unknown = read_labelled(&table("ugly"), of_file, Some(&given)).unwrap_err().to_string();
+        let expected = "row 2: field `label` is \"ugly\", an unknown class; classes of its config.json: 2 \
+                        [\"bad\", \"good\"]; correct the label, or use another model";
+        assert!(unknown.contains(expected), "{unknown}");
         let mixed = read_as(&known, "1");
         assert!(
             mixed.contains("row 2: field `label` is 1, a class number, but a label"),
@@ -299,14 +314,10 @@ mod tests {
         assert!(mixed.contains("row 2: field `label` is 1") && mixed.contains("row 1"), "{mixed}");
         let path = dir.path().join("n.csv");
         fs::write(&path, "text,label\nx,0\ny,2\n").unwrap();
-        let given = names(&["bad", "good"]);
-        let many = read_named(&path, Some(&given)).unwrap_err().to_string();
-        assert!(
-            many.contains(
-                "row 2: field `label` is 2, an unknown class; id2label names the classes below 2"
-            ),
-            "{many}"
-        );
+        let many = read_labelled(&[path], of_file, Some(&given)).unwrap_err().to_string();
+        let expected = "row 2: field `label` is 2, an unknown class; the classes of its config.json are below 2; \
+                        correct the label, or use another model";
+        assert!(many.contains(expected), "{many}");
     }
 
     #[test]

@@ -13,7 +13,7 @@
 use std::borrow::Cow;
 use std::path::Path;
 
-use crate::formats::classes::{ClassReader, Classes};
+use crate::formats::classes::{ClassReader, Classes, ClassesOrigin};
 use crate::formats::json_row;
 use crate::formats::table::{Cell, TableRow, quoted};
 use crate::{DataError, Result};
@@ -77,13 +77,13 @@ const CLASSES_RULE: &str = "a list of class names or class numbers, such as [\"b
 const VALUES_RULE: &str = "a finite number, or a list of as many numbers in each row";
 
 /// Converts the label column of rows.
-pub(crate) enum LabelReader {
+pub(crate) enum LabelReader<'a> {
     /// One class for each row.
-    Class(ClassReader),
+    Class(ClassReader<'a>),
     /// A set of classes for each row.
     Classes {
         /// Converts an element of a list.
-        classes: ClassReader,
+        classes: ClassReader<'a>,
         /// Whether each list so far has the class numbers 0 and 1 only, as
         /// vectors of flags would.
         only_flags: bool,
@@ -98,22 +98,27 @@ pub(crate) enum LabelReader {
     },
 }
 
-impl LabelReader {
+impl<'a> LabelReader<'a> {
     /// Creates a reader for the train split. `names` are the class names, if
-    /// they are known.
-    pub(crate) fn deciding(kind: LabelKind, names: Option<&[String]>) -> Self {
+    /// they are known from `origin`.
+    pub(crate) fn deciding(
+        kind: LabelKind,
+        names: Option<&[String]>,
+        origin: ClassesOrigin<'a>,
+    ) -> Self {
         match kind {
-            LabelKind::Class => Self::Class(ClassReader::deciding(names)),
-            LabelKind::Classes => Self::of_sets(ClassReader::deciding(names)),
+            LabelKind::Class => Self::Class(ClassReader::deciding(names, origin)),
+            LabelKind::Classes => Self::of_sets(ClassReader::deciding(names, origin)),
             LabelKind::Values => Self::Values { count: None },
         }
     }
 
-    /// Creates a reader for another split, with the classes of the train split.
-    pub(crate) fn following(kind: LabelKind, classes: &Classes) -> Self {
+    /// Creates a reader for another split, with the classes of the train split,
+    /// which are from `origin`.
+    pub(crate) fn following(kind: LabelKind, classes: &Classes, origin: ClassesOrigin<'a>) -> Self {
         match (kind, classes) {
-            (LabelKind::Class, _) => Self::Class(ClassReader::following(classes)),
-            (LabelKind::Classes, _) => Self::of_sets(ClassReader::following(classes)),
+            (LabelKind::Class, _) => Self::Class(ClassReader::following(classes, origin)),
+            (LabelKind::Classes, _) => Self::of_sets(ClassReader::following(classes, origin)),
             (LabelKind::Values, Classes::Values { count }) => {
                 Self::Values { count: Some((*count, "a row of the train split".to_owned())) }
             }
@@ -122,7 +127,7 @@ impl LabelReader {
     }
 
     /// Returns a reader of lists of classes.
-    fn of_sets(classes: ClassReader) -> Self {
+    fn of_sets(classes: ClassReader<'a>) -> Self {
         Self::Classes { classes, only_flags: true, rows: 0 }
     }
 
@@ -286,7 +291,8 @@ mod tests {
     use crate::{LabelledColumns, read_labelled, read_labelled_as};
 
     fn columns(kind: LabelKind) -> LabelledColumns<'static> {
-        LabelledColumns { text: "text", label: "label", kind }
+        let origin = ClassesOrigin::TRAIN_SPLIT;
+        LabelledColumns { text: "text", label: "label", kind, origin }
     }
 
     /// Writes a table with these labels, which are JSON.

@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 
 use crate::hf::{
     ClassNames, ClassNamesError, ID2LABEL, LABEL2ID, MAX_LAYERS, MAX_SIZE, ModelConfigError,
-    ProblemType,
+    ProblemType, unquoted,
 };
 use crate::texts::TextLimits;
 
@@ -100,11 +100,28 @@ impl EncoderConfig {
     /// Returns [`ModelConfigError::Field`] if a field is unknown or has the wrong type.
     pub fn with_overrides(&self, fields: &Map<String, Value>) -> Result<Self, ModelConfigError> {
         let wrong = |error: serde_json::Error| ModelConfigError::Field(error.to_string());
-        let Value::Object(mut all) = serde_json::to_value(self).map_err(wrong)? else {
+        let Value::Object(own) = serde_json::to_value(self).map_err(wrong)? else {
             unreachable!("a struct with named fields is an object");
         };
-        all.extend(fields.clone());
-        serde_json::from_value(all.into()).map_err(wrong)
+        let with = |fields: &Map<String, Value>| {
+            let all = own.clone().into_iter().chain(fields.clone());
+            serde_json::from_value::<Self>(Value::Object(all.collect()))
+        };
+        with(fields).map_err(|error| {
+            // serde names a field only if it is unknown.
+            let accepts = |name: &str, value: &Value| {
+                with(&Map::from_iter([(name.to_owned(), value.clone())])).is_ok()
+            };
+            let message = error.to_string();
+            let mistyped = fields
+                .iter()
+                .find(|(name, value)| !accepts(name, value))
+                .filter(|(name, _)| !message.contains(&format!("`{name}`")));
+            let Some((name, value)) = mistyped else { return wrong(error) };
+            let meant = unquoted(value).filter(|meant| accepts(name, meant));
+            let remedy = meant.map_or(String::new(), |meant| format!("; write {meant}"));
+            ModelConfigError::Field(format!("`{name}` is {value}: {message}{remedy}"))
+        })
     }
 
     /// Reads the fields of a saved `config.json`.
@@ -227,7 +244,9 @@ mod tests {
         assert_eq!(config.unwrap(), EncoderConfig { num_layers: 2, ..EncoderConfig::guide() });
         for (fields, named) in [
             (json!({"n_layer": 2}), "n_layer"),
-            (json!({"num_layers": "two"}), "two"),
+            (json!({"num_layers": "two"}), "`num_layers` is \"two\": invalid type"),
+            (json!({"dropout": 0.1, "vocab_size": "512"}), "`vocab_size` is \"512\": invalid type"),
+            (json!({"vocab_size": "512"}), "; write 512"),
             (json!({"model_type": "gpt2"}), "gpt2"),
         ] {
             let message = overridden(fields).unwrap_err().to_string();

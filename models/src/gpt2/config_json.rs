@@ -257,7 +257,10 @@ mod tests {
         let table = [
             ("[]", "not a JSON object"),
             ("{\"n_embd\": 7", "not a JSON object"),
-            (r#"{"n_embd": "768"}"#, "`n_embd` is \"768\", but it must be a positive integer"),
+            (
+                r#"{"n_embd": "768"}"#,
+                "`n_embd` is \"768\", but it must be a positive integer; write 768",
+            ),
             (r#"{"n_embd": 768.5}"#, "`n_embd` is 768.5"),
             (r#"{"n_embd": null}"#, "`n_embd` is null"),
             (r#"{"n_embd": -768}"#, "`n_embd` is -768"),
@@ -269,7 +272,10 @@ mod tests {
             (r#"{"activation_function": "gelu_fast"}"#, "must be one of gelu_new, gelu_pytorch"),
             (r#"{"activation_function": 3}"#, "`activation_function` is 3"),
             (r#"{"resid_pdrop": 1}"#, "a probability in [0, 1)"),
-            (r#"{"attn_pdrop": "0.1"}"#, "`attn_pdrop` is \"0.1\", but it must be a number"),
+            (
+                r#"{"attn_pdrop": "0.1"}"#,
+                "`attn_pdrop` is \"0.1\", but it must be a number; write 0.1",
+            ),
             (r#"{"layer_norm_epsilon": -1e-5}"#, "`layer_norm_epsilon`"),
             (r#"{"layer_norm_epsilon": 1e-60}"#, "`layer_norm_epsilon`"),
             (r#"{"tie_word_embeddings": 1}"#, "true or false"),
@@ -287,6 +293,8 @@ mod tests {
             (r#"{"vocabsize": 1}"#, "did you mean `vocab_size`?"),
             (r#"{"n_ctx": 512, "n_positions": 1024}"#, "`n_ctx` is 512 and `n_positions` is 1024"),
             (r#"{"hidden_size": 8, "n_embd": 16}"#, "keep one"),
+            (r#"{"scale_attn_weights": "True"}"#, "it must be true or false; write true"),
+            (r#"{"eos_token_id": "3"}"#, "it must be a token id or null; write 3"),
             (r#"{"eos_token_id": "</s>"}"#, "`eos_token_id` is \"</s>\""),
             (r#"{"bos_token_id": [1]}"#, "`bos_token_id` is [1]"),
             (r#"{"eos_token_id": [1, -1]}"#, "`eos_token_id` is [1,-1]"),

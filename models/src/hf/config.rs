@@ -21,7 +21,7 @@ use serde_json::{Map, Value};
 use thiserror::Error;
 
 use super::class_names::{ClassNames, ClassNamesError, ID2LABEL};
-use super::known_fields::{FIXED, FixedField, HARMLESS};
+use super::known_fields::{FIXED, FixedField, HARMLESS, LISTS_OF_TOKENS};
 use super::problem_type::ProblemType;
 
 /// The maximum width, length or vocabulary size. The limit ensures that the product of two sizes fits in 64 bits.
@@ -112,6 +112,20 @@ impl ModelConfigError {
     pub(crate) fn value(name: &'static str, value: impl ToString, rule: impl Into<String>) -> Self {
         Self::Value { name, value: value.to_string(), rule: rule.into() }
     }
+
+    /// Returns the error for a value that `accepts` rejects, like [`value`](Self::value). It proposes a number or a
+    /// boolean in quotes without them, if `accepts` accepts it then.
+    fn mistyped(
+        name: &'static str,
+        value: &Value,
+        rule: &str,
+        accepts: impl Fn(&Value) -> bool,
+    ) -> Self {
+        match unquoted(value).filter(accepts) {
+            Some(meant) => Self::value(name, value, format!("{rule}; write {meant}")),
+            None => Self::value(name, value, rule),
+        }
+    }
 }
 
 /// Fields of a `config.json` that the model does not use. They are written back unchanged.
@@ -134,6 +148,14 @@ impl ExtraFields {
     #[must_use]
     pub fn pad_token_id(&self) -> Option<u32> {
         self.0.get("pad_token_id")?.as_u64().and_then(|id| u32::try_from(id).ok())
+    }
+
+    /// Returns the names of the fields that hold ids of tokens, such as `pad_token_id`, and are not null.
+    pub fn token_fields(&self) -> impl Iterator<Item = &str> {
+        let is_of_tokens =
+            |name: &str| name.ends_with("_token_id") || LISTS_OF_TOKENS.contains(&name);
+        let given = self.0.iter().filter(|(_, value)| !value.is_null());
+        given.map(|(name, _)| name.as_str()).filter(move |name| is_of_tokens(name))
     }
 
     /// Returns the class names in a classifier's `config.json`; `None` if the classes are only numbered.
@@ -188,14 +210,13 @@ impl ExtraFields {
     fn check_token_ids(&self) -> Result<(), ModelConfigError> {
         let is_id = |value: &Value| value.as_u64().is_some_and(|id| u32::try_from(id).is_ok());
         for name in ["bos_token_id", "eos_token_id", "pad_token_id"] {
-            let fits = self.0.get(name).is_none_or(|value| match value {
+            let fits = |value: &Value| match value {
                 Value::Null => true,
                 Value::Array(ids) => name == "eos_token_id" && ids.iter().all(is_id),
                 id => is_id(id),
-            });
-            if !fits {
-                return Err(ModelConfigError::value(name, &self.0[name], "a token id or null"));
-            }
+            };
+            let Some(value) = self.0.get(name).filter(|value| !fits(value)) else { continue };
+            return Err(ModelConfigError::mistyped(name, value, "a token id or null", fits));
         }
         Ok(())
     }
@@ -392,12 +413,11 @@ impl ConfigFields {
         name: &'static str,
         default: T,
         rule: &str,
-        read: impl FnOnce(&Value) -> Option<T>,
+        read: impl Fn(&Value) -> Option<T>,
     ) -> Result<T, ModelConfigError> {
-        match self.fields.remove(name) {
-            None => Ok(default),
-            Some(value) => read(&value).ok_or_else(|| ModelConfigError::value(name, value, rule)),
-        }
+        let Some(value) = self.fields.remove(name) else { return Ok(default) };
+        let accepts = |value: &Value| read(value).is_some();
+        read(&value).ok_or_else(|| ModelConfigError::mistyped(name, &value, rule, accepts))
     }
 
     /// Takes a non-negative integer. Its range is not checked.
@@ -450,6 +470,12 @@ impl ConfigFields {
         extra.check_token_ids()?;
         Ok(extra)
     }
+}
+
+/// Returns the number or boolean that a string contains.
+pub(crate) fn unquoted(value: &Value) -> Option<Value> {
+    let text = value.as_str()?.trim().to_ascii_lowercase();
+    serde_json::from_str(&text).ok().filter(|inner: &Value| inner.is_number() || inner.is_boolean())
 }
 
 /// Returns the value if it is a non-negative integer that fits in a `usize`.

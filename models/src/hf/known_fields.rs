@@ -177,3 +177,13 @@ pub(crate) const HARMLESS: &[&str] = &[
     "typical_p",
     "watermarking_config",
 ];
+
+/// The harmless fields that hold ids of several tokens.
+pub(super) const LISTS_OF_TOKENS: [&str; 6] = [
+    "bad_words_ids",
+    "begin_suppress_tokens",
+    "force_words_ids",
+    "forced_decoder_ids",
+    "sequence_bias",
+    "suppress_tokens",
+];

@@ -34,7 +34,7 @@ mod writer;
 pub(crate) const CONFIG: &str = "config.json";
 
 pub(crate) use class_names::{ID2LABEL, LABEL2ID};
-pub(crate) use config::{MAX_LAYERS, MAX_SIZE, check_size};
+pub(crate) use config::{MAX_LAYERS, MAX_SIZE, check_size, unquoted};
 pub(crate) use weights::{Weights, refuse_adapter};
 
 pub use adapter_folder::{ADAPTER_CONFIG, AdapterFolder};

@@ -104,9 +104,10 @@ impl Causal {
         let data = open_data(job, places, tokenizer, rows, limits, day)?;
         let own_ends = config.extra().eos_token_ids();
         let mut config = with_vocabulary(config, job, data.tokenizer())?;
-        if let Some(tokenizer) = data.tokenizer() {
+        // Token files of a model without pretrained weights and without a tokenizer have no known special tokens.
+        if data.tokenizer().is_some() || pretrained.is_some() {
             let special = ["bos_token_id", "eos_token_id"];
-            config = with_special_tokens(config, job, tokenizer, vocabulary, &special)?;
+            config = with_special_tokens(config, job, data.tokenizer(), vocabulary, &special)?;
         }
         check_special_tokens(job, config.limits().vocab_size)?;
         let tokenizer = data.tokenizer();
@@ -114,8 +115,7 @@ impl Causal {
         let end = tokenizer.filter(|_| job.data.eos_token.is_some()).map(Tokenizer::end_of_text);
         let is_other_end = end.is_some_and(|end| end.is_none_or(|end| !own_ends.contains(&end)));
         let is_new = vocabulary == VocabularyOrigin::New || is_other_end;
-        let keeps_ids = tokenizer.is_none() || !is_new;
-        let generation_config = kept_generation_config(pretrained, keeps_ids, &job.model.config)?;
+        let generation_config = kept_generation_config(pretrained, !is_new, &job.model.config)?;
         let mut config = with_adapter(config, job, pretrained)?;
         warn_of_unlearned_tokens(&config, &data, pretrained)?;
         let objective = Objective::of(job);

@@ -26,8 +26,8 @@ use deepburn::{
 };
 use deepburn_config::{DynamicBatchingPlan, Job, Plan, counted};
 use deepburn_datasets::{
-    BudgetSampler, Classes, DataError, DataShard, DistributedSampler, LabelledBatch, Order,
-    StepShape, TextLabel, Tokenizer, is_number_label,
+    BudgetSampler, Classes, ClassesOrigin, DataError, DataShard, DistributedSampler, LabelledBatch,
+    Order, StepShape, TextLabel, Tokenizer, is_number_label,
 };
 use deepburn_models::encoder::EncoderConfig;
 use deepburn_models::gpt2::{ClassifierConfig, Gpt2Config};
@@ -42,7 +42,7 @@ use crate::data::companions::Companions;
 use crate::data::job_tokenizer::JobTokenizer;
 use crate::data::label_batch::{LabelBatch, count_label_sets, sum_errors};
 use crate::data::lengths::check_length;
-use crate::data::places::Places;
+use crate::data::problem::{Problem, check_loss_and_metric, config_in, named_config};
 use crate::data::recipe::{
     EvaluationSettings, ForecastTask, InitialWeights, JobInputs, Recipe, SubjectInfo, WeightOrigin,
 };
@@ -91,12 +91,13 @@ impl ClassifierRecipe for Classification<EncoderConfig> {
         check_length(job, config.max_len, "max_len")?;
         check_step(batch, job.data.sequence_length)?;
         let problem_type = config.problem_type;
+        let problem = Problem::of_encoder(problem_type, job);
         check_loss_and_metric(job, problem_type)?;
         let names = config.class_names().map_err(|error| named_config(&error))?;
         let tokenizer = JobTokenizer::of(job, places, None)?.tokenizer;
         let has_count = job.model.config.contains_key("num_classes") || names_classes(job);
         let known = (names.as_ref(), has_count);
-        let texts = open_named_texts(job, places, tokenizer, known, problem_type)?;
+        let texts = open_named_texts(inputs, tokenizer, known, &problem)?;
         let vocabulary = ("vocab_size", config.vocab_size, texts.tokenizer.vocab_size());
         let names = all_names(names, job, &texts)?;
         let outputs = ("num_classes", config.num_classes, num_outputs(names.as_ref(), &texts));
@@ -120,7 +121,8 @@ impl ClassifierRecipe for Classification<ClassifierConfig> {
     fn prepare(inputs: &JobInputs<'_>) -> Result<Self, Failure> {
         let JobInputs { job, places, pretrained, batch, order, .. } = *inputs;
         let body: Gpt2Config = model_config(job, pretrained)?;
-        let problem_type = problem_type_of(&body)?;
+        let problem = Problem::of_gpt2(&body, inputs)?;
+        let problem_type = problem.kind;
         check_loss_and_metric(job, problem_type)?;
         check_length(job, body.n_positions, "n_positions")?;
         check_step(batch, job.data.sequence_length)?;
@@ -136,7 +138,7 @@ impl ClassifierRecipe for Classification<ClassifierConfig> {
             || names_classes(job)
             || body.extra.is_sequence_classifier();
         let known = (names.as_ref(), has_count);
-        let texts = open_named_texts(job, places, tokenizer, known, problem_type)?;
+        let texts = open_named_texts(inputs, tokenizer, known, &problem)?;
         let body = with_vocabulary(body, job, Some(&texts.tokenizer))?;
         let tokens = texts.tokenizer.vocab_size();
         if tokens > body.vocab_size {
@@ -149,7 +151,7 @@ impl ClassifierRecipe for Classification<ClassifierConfig> {
         }
         let given = job.model.config.get("num_labels").and_then(serde_json::Value::as_u64);
         let special = ["bos_token_id", "eos_token_id", "pad_token_id"];
-        let body = with_special_tokens(body, job, &texts.tokenizer, vocabulary, &special)?;
+        let body = with_special_tokens(body, job, Some(&texts.tokenizer), vocabulary, &special)?;
         check_special_tokens(job, body.vocab_size)?;
         let names = all_names(names, job, &texts)?;
         let needed = num_outputs(names.as_ref(), &texts);
@@ -170,65 +172,21 @@ fn names_classes(job: &Job) -> bool {
     ["id2label", "label2id"].iter().any(|it| job.model.config.contains_key(*it))
 }
 
-/// Returns what a GPT-2 classifier predicts, from the job or the pretrained model.
-///
-/// # Errors
-/// Returns a user's mistake if the value is unknown, or if a pretrained classifier has one output and does not say what
-/// it predicts.
-fn problem_type_of(body: &Gpt2Config) -> Result<ProblemType, Failure> {
-    let given = body.extra.problem_type().map_err(|error| named_config(&error))?;
-    if let Some(problem_type) = given {
-        return Ok(problem_type);
-    }
-    // Language models may inherit one placeholder label. It has no effect on them.
-    if body.extra.is_sequence_classifier() && body.extra.num_labels() == Some(1) {
-        return Err(Failure::mistake(
-            "model.config.problem_type: missing: the pretrained classifier has one output and no problem_type, which \
-             `transformers` takes for a regression; set it to \"regression\", or use another model",
-        ));
-    }
-    Ok(ProblemType::default())
-}
-
-/// Checks that the loss and the metric of the job exist for what the model predicts.
-///
-/// # Errors
-/// Returns a user's mistake if they do not.
-fn check_loss_and_metric(job: &Job, problem_type: ProblemType) -> Result<(), Failure> {
-    let factor = job.training.label_smoothing_factor;
-    if factor != 0.0 && problem_type != ProblemType::SingleLabelClassification {
-        return Err(Failure::mistake(format!(
-            "training.label_smoothing_factor: is {factor}, but it only applies to one class for each text, and problem_type \
-             is \"{}\"; remove it",
-            problem_type.name()
-        )));
-    }
-    let metric = job.training.metric_for_best_model;
-    if !metric.is_of(problem_type.name()) {
-        return Err(Failure::mistake(format!(
-            "training.metric_for_best_model: is \"{}\", which problem_type \"{}\" does not have; write \"loss\"",
-            metric.name(),
-            problem_type.name()
-        )));
-    }
-    Ok(())
-}
-
 /// Reads the texts of a job with its tokenizer, or else a trained one. `names` are the class names of the model, if it
 /// has some, and `has_count` is whether its number of classes is set.
 ///
 /// # Errors
 /// Returns a user's mistake if the data is invalid, or if a class name is a number.
 fn open_named_texts(
-    job: &Job,
-    places: &Places,
+    inputs: &JobInputs<'_>,
     tokenizer: Option<Tokenizer>,
     (names, has_count): (Option<&ClassNames>, bool),
-    problem_type: ProblemType,
+    problem: &Problem,
 ) -> Result<Texts, Failure> {
+    let JobInputs { job, places, pretrained, .. } = *inputs;
     let names = names.map(ClassNames::as_slice);
     // The labels of a regression are numbers to predict, which its names do not apply to.
-    let names = names.filter(|_| problem_type != ProblemType::Regression);
+    let names = names.filter(|_| problem.kind != ProblemType::Regression);
     // If a class name is a number, a label with this number is ambiguous.
     let number = names.into_iter().flatten().find(|name| is_number_label(name));
     if let Some(name) = number {
@@ -237,8 +195,19 @@ fn open_named_texts(
              another name"
         )));
     }
-    let known = KnownClasses { names, has_count };
-    open_texts(job, places, tokenizer, known, problem_type).map_err(Failure::mistake)
+    let of_model = pretrained.filter(|_| !names_classes(job));
+    let file = of_model.map(|folder| format!("model.pretrained ({})", config_in(folder)));
+    let origin = match (names, &file) {
+        (None, _) => ClassesOrigin::TRAIN_SPLIT,
+        (Some(_), None) => {
+            ClassesOrigin { place: "model.config.id2label", remedy: "name this class there too" }
+        }
+        (Some(_), Some(place)) => {
+            ClassesOrigin { place, remedy: "use a model that has this class" }
+        }
+    };
+    let known = KnownClasses { names, origin, has_count };
+    open_texts(job, places, tokenizer, known, problem).map_err(Failure::mistake)
 }
 
 /// Returns the class names of the model, or else the class names in the labels. For a regression, these are the names
@@ -284,11 +253,6 @@ fn all_names(
 /// A model may have classes that are not in the data, for example a pretrained classifier.
 fn num_outputs(names: Option<&ClassNames>, texts: &Texts) -> usize {
     names.map_or(0, |names| names.as_slice().len()).max(texts.num_outputs())
-}
-
-/// Returns the error of a field of the model's configuration.
-fn named_config(error: &impl std::fmt::Display) -> Failure {
-    Failure::mistake(format!("model.config: {error}"))
 }
 
 impl<C: TextClassifierConfig> SubjectInfo for Classification<C> {

@@ -23,7 +23,7 @@ pub(crate) struct JobTokenizer {
 /// The origin of the vocabulary of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum VocabularyOrigin {
-    /// The tokenizer in the folder of the pretrained model.
+    /// The tokenizer in the folder of the pretrained model, or token files with its ids.
     Pretrained,
     /// `data.tokenizer`, with the ids of the pretrained model.
     SameIds,
@@ -64,6 +64,7 @@ impl JobTokenizer {
             (None, Some(folder)) if !is_new && data.kind != DataKind::Tokens => {
                 return Err(no_tokenizer(job, folder));
             }
+            (None, Some(_)) if !is_new => (None, VocabularyOrigin::Pretrained),
             (given, _) => (given, VocabularyOrigin::New),
         };
         let tokenizer = with_eos_token(job, tokenizer)?;

@@ -9,14 +9,15 @@ use std::sync::Arc;
 
 use deepburn_config::{DataJob, DataKind, Job, SplitPlan, counted};
 use deepburn_datasets::{
-    Classes, DataError, Fractions, LABEL_FIELD, LabelKind, LabelledColumns, LabelledText,
-    LabelledTexts, Splits, SyntheticReviews, TEXT_FIELD, TextLabel, Tokenizer, read_labelled,
-    read_labelled_as,
+    Classes, ClassesOrigin, DataError, Fractions, LABEL_FIELD, LabelKind, LabelledColumns,
+    LabelledText, LabelledTexts, Splits, SyntheticReviews, TEXT_FIELD, TextLabel, Tokenizer,
+    read_labelled, read_labelled_as,
 };
 use deepburn_models::hf::ProblemType;
 
 use crate::data::corpus::{files, token_cache};
 use crate::data::places::Places;
+use crate::data::problem::Problem;
 
 /// Tokenized splits, shared by all ranks of a process.
 ///
@@ -41,6 +42,8 @@ pub(crate) struct Texts {
 pub(crate) struct KnownClasses<'a> {
     /// Their names, if they have names.
     pub(crate) names: Option<&'a [String]>,
+    /// Where the names are from.
+    pub(crate) origin: ClassesOrigin<'a>,
     /// Whether their number is set.
     pub(crate) has_count: bool,
 }
@@ -81,14 +84,16 @@ pub(crate) fn open_texts(
     places: &Places,
     tokenizer: Option<Tokenizer>,
     known: KnownClasses<'_>,
-    problem_type: ProblemType,
+    problem: &Problem,
 ) -> Result<Texts, DataError> {
-    let (splits, classes) = read_splits(job, places, known, label_kind(problem_type))?;
+    let (splits, classes) = read_splits(job, places, known, label_kind(problem.kind))?;
     let [Some(train), eval, test] = splits else {
         return Err(DataError::Empty { what: "the train split".to_owned() });
     };
+    let Problem { kind, origin } = problem;
+    tracing::info!("problem_type is {}, {origin}: {}", kind.name(), described(&train, &classes));
     // Log warnings before the tokenization, which may take minutes.
-    match problem_type {
+    match kind {
         ProblemType::SingleLabelClassification => warn_of_classes(&train, &classes),
         ProblemType::MultiLabelClassification => warn_of_label_sets(&train, &classes),
         ProblemType::Regression => warn_of_values(&train),
@@ -141,7 +146,24 @@ fn warn_of_empty_texts(split: &str, texts: &[LabelledText]) {
 /// From this number of classes on, fewer than two texts per class are likely a mistake.
 const MANY_CLASSES: usize = 20;
 
-/// Logs the classes and warns of likely mistakes: a single class, or a label column that contains ids.
+/// Describes the labels of the train split.
+fn described(train: &[LabelledText], classes: &Classes) -> String {
+    if let Some(names) = classes.names() {
+        let shown: Vec<_> = names.iter().take(8).map(String::as_str).collect();
+        let rest = if names.len() > shown.len() { ", ..." } else { "" };
+        return format!("{} by name: {}{rest}", counted(names.len(), "class"), shown.join(", "));
+    }
+    if let Classes::Values { .. } = classes {
+        let (low, high) = value_range(train);
+        return format!("the labels of the train split are numbers from {low} to {high}");
+    }
+    match train.iter().flat_map(|text| text.label.classes()).max() {
+        Some(highest) => format!("class numbers from 0 to {highest}"),
+        None => "no text of the train split has a class".to_owned(),
+    }
+}
+
+/// Warns of likely mistakes: a single class, or a label column that contains ids.
 fn warn_of_classes(train: &[LabelledText], named: &Classes) {
     let classes: BTreeSet<u32> =
         train.iter().flat_map(|text| text.label.classes()).copied().collect();
@@ -152,8 +174,7 @@ fn warn_of_classes(train: &[LabelledText], named: &Classes) {
             counted(train.len(), "text")
         );
     }
-    if let Some(names) = named.names() {
-        log_names(names);
+    if named.names().is_some() {
         if classes.len() < 2 {
             tracing::warn!("the train split has only one class");
         }
@@ -170,19 +191,9 @@ fn warn_of_classes(train: &[LabelledText], named: &Classes) {
     }
 }
 
-/// Logs class names.
-fn log_names(names: &[String]) {
-    let shown: Vec<_> = names.iter().take(8).map(String::as_str).collect();
-    let rest = if names.len() > shown.len() { ", ..." } else { "" };
-    tracing::info!("{} by name: {}{rest}", counted(names.len(), "class"), shown.join(", "));
-}
-
-/// Logs the classes of texts with several labels, and warns of classes that the model cannot learn.
+/// Warns of classes that the model cannot learn from texts with several labels.
 fn warn_of_label_sets(train: &[LabelledText], named: &Classes) {
     let names = named.names().unwrap_or_default();
-    if !names.is_empty() {
-        log_names(names);
-    }
     let found: BTreeSet<u32> =
         train.iter().flat_map(|text| text.label.classes()).copied().collect();
     let count = names.len().max(found.last().map_or(0, |class| *class as usize + 1));
@@ -201,18 +212,22 @@ fn warn_of_label_sets(train: &[LabelledText], named: &Classes) {
     }
 }
 
-/// Logs the range of the numbers to predict, and warns if there is nothing to learn.
+/// Warns if all numbers to predict are equal.
 fn warn_of_values(train: &[LabelledText]) {
+    let (low, high) = value_range(train);
+    if low == high {
+        tracing::warn!("all labels of the train split are {low}");
+    }
+}
+
+/// Returns the lowest and the highest number to predict.
+fn value_range(train: &[LabelledText]) -> (f32, f32) {
     let values = train.iter().flat_map(|text| match &text.label {
         TextLabel::Values(values) => values.as_slice(),
         TextLabel::Class(_) | TextLabel::Classes(_) => &[],
     });
     let range = |(low, high): (f32, f32), value: &f32| (low.min(*value), high.max(*value));
-    let (low, high) = values.fold((f32::INFINITY, f32::NEG_INFINITY), range);
-    tracing::info!("the labels of the train split are numbers from {low} to {high}");
-    if low == high {
-        tracing::warn!("all labels of the train split are {low}");
-    }
+    values.fold((f32::INFINITY, f32::NEG_INFINITY), range)
 }
 
 /// Warns if the first `limit` texts of the eval split all have the same class, as in a file that is sorted by label.
@@ -242,11 +257,11 @@ type LabelledSplits = [Option<Vec<LabelledText>>; 3];
 fn read_splits(
     job: &Job,
     places: &Places,
-    KnownClasses { names, has_count }: KnownClasses<'_>,
+    KnownClasses { names, origin, has_count }: KnownClasses<'_>,
     kind: LabelKind,
 ) -> Result<(LabelledSplits, Classes), DataError> {
     let (data, seed) = (&job.data, job.training.seed);
-    let columns = columns(data, kind);
+    let columns = LabelledColumns { origin, ..columns(data, kind) };
     match files(data, places)? {
         Splits::Shares { files, fractions } => {
             let (all, classes) = match data.splits.is_embedded() {
@@ -306,5 +321,5 @@ fn columns(data: &DataJob, kind: LabelKind) -> LabelledColumns<'_> {
         }
         _ => (TEXT_FIELD, LABEL_FIELD),
     };
-    LabelledColumns { text, label, kind }
+    LabelledColumns { text, label, kind, origin: ClassesOrigin::TRAIN_SPLIT }
 }

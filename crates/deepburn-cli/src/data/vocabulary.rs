@@ -56,30 +56,37 @@ pub(crate) fn with_vocabulary<C: LanguageModelConfig>(
 /// Sets the special tokens `names` of a model to its tokenizer's special tokens, except for tokens that the job sets.
 ///
 /// A pretrained model keeps its ids with its own tokenizer. A tokenizer with the same ids replaces those that it names.
-/// `data.eos_token` always applies.
+/// With a new vocabulary, a pretrained model loses all its ids, because they stand for other tokens. `data.eos_token`
+/// always applies.
 ///
 /// # Errors
 /// Returns a user's mistake if the model does not support the ids.
 pub(crate) fn with_special_tokens<C: LanguageModelConfig>(
     model: C,
     job: &Job,
-    tokenizer: &Tokenizer,
+    tokenizer: Option<&Tokenizer>,
     vocabulary: VocabularyOrigin,
     names: &[&str],
 ) -> Result<C, Failure> {
     let mut ids = Map::new();
-    for name in names.iter().filter(|name| !job.model.config.contains_key(**name)) {
+    let is_new = vocabulary == VocabularyOrigin::New;
+    let is_inherited =
+        |name: &&str| is_new && job.model.pretrained.is_some() && !names.contains(name);
+    let inherited = model.extra().token_fields().filter(is_inherited);
+    let all = names.iter().copied().chain(inherited);
+    for name in all.filter(|name| !job.model.config.contains_key(*name)) {
         let token = name.strip_suffix("_id").unwrap_or(name);
         let is_chosen = token == "eos_token" && job.data.eos_token.is_some();
-        let chosen = tokenizer.end_of_text().filter(|_| is_chosen);
-        let named = || tokenizer.special_token(token);
+        let chosen = tokenizer.and_then(Tokenizer::end_of_text).filter(|_| is_chosen);
+        let named = || tokenizer?.special_token(token);
+        let default = || default_id(tokenizer?, token).filter(|_| names.contains(&name));
         let id = match vocabulary {
             VocabularyOrigin::Pretrained => chosen,
             VocabularyOrigin::SameIds => chosen.or_else(named),
-            VocabularyOrigin::New => chosen.or_else(named).or_else(|| default_id(tokenizer, token)),
+            VocabularyOrigin::New => chosen.or_else(named).or_else(default),
         };
-        if id.is_some() || vocabulary == VocabularyOrigin::New {
-            ids.insert((*name).to_owned(), id.map_or(Value::Null, Value::from));
+        if id.is_some() || is_new {
+            ids.insert(name.to_owned(), id.map_or(Value::Null, Value::from));
         }
     }
     model.with_overrides(&ids).map_err(Failure::mistake)

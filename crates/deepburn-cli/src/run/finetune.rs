@@ -28,6 +28,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use clap::Parser;
+use deepburn::checkpoint::Checkpoint;
 use deepburn::ops::{FusedOps, OptimizerOps};
 use deepburn::zero::Group;
 use deepburn::{Ranks, RanksError};
@@ -49,7 +50,7 @@ use crate::run::preparation::check_types;
 use crate::run::prepared::{PreparedRun, Purpose};
 use crate::run::rank::{RankOutcome, RankRun, train_rank};
 use crate::run::results::{save_merged, write_report};
-use crate::run::resume::Origin;
+use crate::run::resume::{Origin, folder};
 use crate::run::signals::Signals;
 use crate::run::subject::{Subject, TrainableOn};
 use crate::run::swap::{announce_swap, check_swap};
@@ -371,7 +372,7 @@ impl Run<'_> {
                 "stopped by {name} before the first step; give the same command to start again"
             ),
             RankOutcome::Interrupted { checkpoint } => self.interrupted(name, checkpoint),
-            RankOutcome::WithoutTest => self.interrupted_in_test(name),
+            RankOutcome::WithoutTest { step } => self.interrupted_in_test(name, step),
         };
         match self.ranks.has_first() {
             true => Err(Failure::Interrupted { signal, message }),
@@ -383,10 +384,7 @@ impl Run<'_> {
     ///
     /// `checkpoint` is the checkpoint that was saved because of the signal.
     fn interrupted(&self, signal: &str, checkpoint: Option<PathBuf>) -> String {
-        let how = match self.prepared.origin {
-            Some(Origin::DeepSpeed(_)) => "--resume alone, without DeepSpeed's folder,",
-            _ => "--resume",
-        };
+        let how = self.resuming();
         match checkpoint {
             Some(path) => format!(
                 "stopped by {signal}; {} is saved: give the same command with {how} to resume",
@@ -399,14 +397,31 @@ impl Run<'_> {
         }
     }
 
-    /// Returns the message of a run that a signal stopped in its final test.
-    fn interrupted_in_test(&self, signal: &str) -> String {
-        let remedy = match self.training().save_steps {
-            Some(_) => "give the same command with --resume to test it",
-            None => {
-                "without training.save_steps there is no checkpoint of the last step; set it, so that --resume can \
-                 repeat an interrupted test"
+    /// Returns the option with which the same command resumes from the checkpoints of this run.
+    fn resuming(&self) -> &'static str {
+        match self.prepared.origin {
+            Some(Origin::DeepSpeed(_)) => "--resume alone, without DeepSpeed's folder,",
+            _ => "--resume",
+        }
+    }
+
+    /// Returns the message of a run that a signal stopped in its final test, after `step`.
+    ///
+    /// The last step may have a checkpoint without `save_steps`, if it has the best model. With `save_steps`, it has
+    /// none if saving it failed.
+    fn interrupted_in_test(&self, signal: &str, step: u64) -> String {
+        let how = self.resuming();
+        let latest = Checkpoint::open(&folder(&self.training().output_dir), None);
+        let remedy = match latest.map(|checkpoint| checkpoint.run().step) {
+            Ok(latest) if latest == step => {
+                format!("give the same command with {how} to test it")
             }
+            Ok(latest) => format!(
+                "the latest checkpoint is of step {latest}: the same command with {how} repeats the steps after it and \
+                 the test"
+            ),
+            Err(_) => "there is no checkpoint; set training.save_steps, so that --resume can repeat an interrupted test"
+                .to_owned(),
         };
         format!(
             "stopped by {signal} in the test: the model is saved, test.json is not written; {remedy}"

@@ -38,7 +38,8 @@ use crate::models::read_saved;
 use crate::run::launcher_env::launch_id;
 use crate::run::preparation::Preparation;
 use changes::{
-    Difference, TOKEN_KEYS, WITHOUT_EFFECT_ON_NUMBERS, differ, is_refused, starts_with_any,
+    Difference, TOKEN_KEYS, WITHOUT_EFFECT_ON_NUMBERS, changed_places, differ, is_refused,
+    starts_with_any,
 };
 
 /// The version of [`JobState`] that this program writes. It is increased when a field changes its meaning. A new field
@@ -276,10 +277,15 @@ impl JobState {
         !is_guarded && is_refused(path)
     }
 
-    /// Names the key of the job that leads to other tokens. Without a name, users would search for the difference in
+    /// Names the keys of the job that lead to other tokens. Without a name, users would search for the difference in
     /// their files.
     fn compare_tokens(&self, now: &Self, weights: &str) -> Result<(), String> {
-        for (key, pointer) in TOKEN_KEYS {
+        let is_trained = |state: &Self| state.job["data"]["tokenizer"].is_null();
+        let trains_tokenizer = is_trained(self) && is_trained(now);
+        // The size has no effect on a tokenizer that is not trained.
+        let keys = TOKEN_KEYS.into_iter();
+        for (key, pointer) in keys.filter(|(key, _)| trains_tokenizer || *key != "data.vocab_size")
+        {
             // An older checkpoint does not have every key.
             if let Some((then, now)) = self.job.pointer(pointer).zip(now.job.pointer(pointer))
                 && then != now
@@ -290,7 +296,25 @@ impl JobState {
                 ));
             }
         }
-        Ok(())
+        // An older checkpoint has no hash of the data.
+        if self.samples == now.samples && self.data.is_none() {
+            return Ok(());
+        }
+        let changed = changed_places(&self.job, &now.job);
+        let remedy = match changed.len() {
+            0 => return Ok(()),
+            1 => "it",
+            _ => "them",
+        };
+        let value = Option::unwrap_or_default;
+        let change = |Difference { path, then, now }: Difference| {
+            format!("{path} changed from {} to {}", value(then), value(now))
+        };
+        let changes: Vec<_> = changed.into_iter().map(change).collect();
+        Err(format!(
+            "{}, and the data has other tokens or labels; set {remedy} back, or start a new run{weights}",
+            changes.join(", ")
+        ))
     }
 
     /// Refuses another number of samples, because data-loader positions would not be comparable.
@@ -558,6 +582,51 @@ mod tests {
         }
         let other = before.compare(&with("end_of_text", Value::Null, false, "a", 9)).unwrap_err();
         assert!(other.contains("8 samples of training data and this job has 9"), "{other}");
+    }
+
+    #[test]
+    fn places_that_lead_to_other_tokens_are_named() {
+        let shares = |train: f64, eval: f64| json!({"from": "shares", "path": "a.txt", "train": train, "eval": eval, "test": 0.0});
+        let paths = json!({"from": "paths", "train": "b.txt", "eval": null, "eval_share": 0.07, "test": null});
+        let with =
+            |tokenizer: Value, splits: Value, size: usize, data: Option<&str>, samples: usize| {
+                let job =
+                    json!({"data": {"tokenizer": tokenizer, "splits": splits, "vocab_size": size}});
+                let state = JobState::parse(&state(job)).unwrap();
+                JobState { data: data.map(str::to_owned), samples, ..state }
+            };
+        let before = with(Value::Null, shares(0.9, 0.1), 512, Some("a"), 8);
+        let tokenizer = "data.tokenizer changed from null to \"words\"";
+        let splits = "data.splits changed from {\"train\":\"90%\",\"eval\":\"10%\"} to";
+        for (now, expected) in [
+            // The vocabulary size has no effect with this tokenizer.
+            (
+                with(json!("words"), shares(0.9, 0.1), 300, Some("b"), 9),
+                &[tokenizer, "and the data has other tokens", "set it back"][..],
+            ),
+            (
+                with(Value::Null, shares(0.07, 0.1), 512, Some("b"), 8),
+                &[splits, "{\"train\":\"7%\",\"eval\":\"10%\"}", "set it back"],
+            ),
+            (
+                with(Value::Null, paths, 512, Some("b"), 8),
+                &[
+                    "data.path changed from \"a.txt\" to null",
+                    splits,
+                    "{\"train\":\"b.txt\",\"eval\":\"7%\"}",
+                    "set them back",
+                ],
+            ),
+            (with(Value::Null, shares(0.9, 0.1), 512, Some("b"), 8), &["other training data"]),
+        ] {
+            let error = before.compare(&now).unwrap_err();
+            assert!(expected.iter().all(|part| error.contains(part)), "{error}");
+        }
+        // The same tokens may have moved.
+        let moved = with(json!("words"), shares(0.9, 0.1), 512, Some("a"), 8);
+        assert_eq!(before.compare(&moved), Ok(()));
+        let older = with(Value::Null, shares(0.9, 0.1), 512, None, 8);
+        assert_eq!(older.compare(&moved), Ok(()));
     }
 
     #[test]

@@ -39,7 +39,10 @@ pub(super) enum RankOutcome {
         checkpoint: Option<PathBuf>,
     },
     /// A signal stopped the test. The model is saved.
-    WithoutTest,
+    WithoutTest {
+        /// The last step of training.
+        step: u64,
+    },
     /// The model was evaluated without training.
     Evaluated,
     /// A signal stopped the run before its first step.
@@ -54,7 +57,7 @@ impl RankOutcome {
         match self {
             Self::Finished | Self::Evaluated => 0,
             Self::Interrupted { .. }
-            | Self::WithoutTest
+            | Self::WithoutTest { .. }
             | Self::WithoutSteps
             | Self::WithoutEvaluation => 128 + signals.last().0,
         }
@@ -62,7 +65,7 @@ impl RankOutcome {
 
     /// Returns whether the trained model is saved.
     pub(super) fn has_model(&self) -> bool {
-        matches!(self, Self::Finished | Self::WithoutTest)
+        matches!(self, Self::Finished | Self::WithoutTest { .. })
     }
 }
 
@@ -225,7 +228,7 @@ impl<B: FusedOps + OptimizerOps, R: Recipe<B>> RankEvaluation<'_, B, R> {
             Outcome::Finished(_) => {}
         }
         Ok(match test(preparation, recipe, engine, &task, (0, &interrupt), wandb)? {
-            RankOutcome::WithoutTest => RankOutcome::WithoutEvaluation,
+            RankOutcome::WithoutTest { .. } => RankOutcome::WithoutEvaluation,
             _ => RankOutcome::Evaluated,
         })
     }
@@ -262,7 +265,7 @@ fn test<B: FusedOps + OptimizerOps, R: Recipe<B>>(
             }
             Ok(RankOutcome::Finished)
         }
-        EvaluationEnd::Interrupted => Ok(RankOutcome::WithoutTest),
+        EvaluationEnd::Interrupted => Ok(RankOutcome::WithoutTest { step }),
         EvaluationEnd::Unreadable(cause) => {
             Err(failed(deepburn::data_failure(engine, cause, None)).into())
         }

@@ -76,3 +76,42 @@ fn a_signal_in_an_evaluation_is_answered() {
     let evaluated: Vec<_> = rows.evaluations.iter().map(|row| row.step).collect();
     assert_eq!((rows.steps.len(), evaluated), (2, vec![1, 2]));
 }
+
+/// The message names the checkpoint that `--resume` starts from. Without `save_steps`, only the best model has one.
+#[cfg(unix)]
+#[test]
+fn a_signal_in_the_test_is_answered_with_the_checkpoint() {
+    let tokens = fs::read(data("tokens.bin")).unwrap();
+    for (saves, lr, expected) in [
+        (false, 1e-2, "there is no checkpoint; set training.save_steps"),
+        (true, 1e-2, "give the same command with --resume to test it"),
+        // No evaluation is better than the first one.
+        (true, 0.0, "the latest checkpoint is of step 1: the same command with --resume repeats"),
+    ] {
+        let splits =
+            json!({"train": data("tokens.bin"), "eval": data("tokens.bin"), "test": "long.bin"});
+        let job = Job::tiny()
+            .with("data.path", Value::Null)
+            .with("data.splits", splits)
+            .with("training.max_steps", 2)
+            .with("training.eval_steps", 1)
+            .with("training.eval_max_samples", 16)
+            .with("training.load_best_model_at_end", saves)
+            .with("deepspeed.optimizer.params", json!({"lr": lr, "weight_decay": 0.0}));
+        fs::write(job.folder().join("long.bin"), tokens.repeat(200)).unwrap();
+        fs::write(job.folder().join("job.json"), job.json().to_string()).unwrap();
+        let mut command = finetune_command(job.folder(), &["--config", "job.json"]);
+        let mut running = command.stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+        // The model is saved before the test.
+        while !job.folder().join("output/model/deepburn.json").exists() {
+            assert!(running.try_wait().unwrap().is_none(), "it ended before its test");
+            std::thread::yield_now();
+        }
+        let number = running.id().to_string();
+        assert!(Command::new("kill").args(["-s", "TERM", &number]).status().unwrap().success());
+        let ending = Ending::of(running.wait_with_output().unwrap());
+        assert_eq!(ending.status, Some(143), "{}", ending.stderr);
+        assert!(ending.stderr.contains("stopped by SIGTERM in the test"), "{}", ending.stderr);
+        assert!(ending.stderr.contains(expected), "{}", ending.stderr);
+    }
+}

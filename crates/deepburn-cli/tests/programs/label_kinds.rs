@@ -217,8 +217,19 @@ fn runs_resume_with_the_same_labels_only() {
         let next = labelled(labels)
             .with("model", json!({"pretrained": job.folder().join("output")}))
             .with("training.max_steps", 1);
-        next.train();
+        let log = next.run().succeeded().stderr;
         assert_eq!(self::config(&next)["problem_type"], config["problem_type"]);
+        let origin = match labels {
+            Labels::Number => "the labels of the train split are numbers from",
+            Labels::Sets => "3 classes by name: ",
+        };
+        let problem = format!("problem_type is {}", config["problem_type"].as_str().unwrap());
+        assert!(log.contains(&format!("{problem}, from {}", job.folder().display())), "{log}");
+        assert!(log.contains(&format!("config.json: {origin}")), "{log}");
+        let log = next.with("model.config", json!({"problem_type": config["problem_type"]})).run();
+        let log = log.succeeded().stderr;
+        let line = format!("{problem}, from model.config.problem_type: {origin}");
+        assert!(log.contains(&line), "{log}");
     }
     let job = gpt2(Labels::Number).with("training.save_steps", 2);
     job.train();

@@ -133,7 +133,13 @@ fn predictions_of_gpt2_have_its_test_accuracy() {
     next.train();
     assert_eq!(config(&next)["id2label"]["0"], NAMES[0]);
     let next = next.with("data.splits", json!({"train": "other.csv"}));
-    next.run().failed(2, &["other.csv", "row 1", "\"ugly\", an unknown class", NAMES[0]]);
+    let classes = "classes of model.pretrained (";
+    let parts = ["other.csv", "row 1", "\"ugly\", an unknown class", classes, "config.json): 2"];
+    next.run().failed(2, &[&parts[..], &[NAMES[0], "use a model that has this class"]].concat());
+    fs::write(&other, "stars,review\n0,it was\n7,it is\n").unwrap();
+    let below = "config.json) are below 2";
+    next.run().failed(2, &["other.csv", "row 2", "is 7", "model.pretrained (", below]);
+    fs::write(&other, "stars,review\nugly,it was\nugly,it is\n").unwrap();
     let next = next.with("model.config", json!({"id2label": {"0": "ugly", "1": "fine"}}));
     next.train();
     assert_eq!(config(&next)["label2id"], json!({"ugly": 0, "fine": 1}));
@@ -223,7 +229,10 @@ fn labels_that_a_split_or_the_model_does_not_have_are_named() {
     assert!(ending.stderr.contains("model.config.id2label: has no effect"), "{}", ending.stderr);
     assert_eq!(config(&placeholders)["id2label"]["0"], NAMES[0]);
     for (names, parts) in [
-        (json!({"0": "bad", "1": "good"}), &["train.csv", NAMES[1], "\"good\""][..]),
+        (
+            json!({"0": "bad", "1": "good"}),
+            &["train.csv", NAMES[1], "classes of model.config.id2label: 2", "\"good\""][..],
+        ),
         (json!({"1": "bad"}), &["model.config", "id2label"]),
         (json!({"0": "1", "1": "2"}), &["model.config.id2label", "number"]),
         // A label reader takes these for class numbers too.
@@ -256,7 +265,10 @@ fn a_class_number_that_only_another_split_has_is_named() {
     table(&job, "test.csv", "1");
     job.run().failed(2, &["eval.csv", "row 2", "is 7, an unknown class", "below 2"]);
     let sized = job.with("model.config.num_classes", 8);
-    sized.train();
+    let log = sized.run().succeeded().stderr;
+    let line =
+        "problem_type is single_label_classification, the default: class numbers from 0 to 1";
+    assert!(log.contains(line), "{log}");
     assert_eq!(config(&sized)["num_classes"], 8);
     table(&sized, "test.csv", "8");
     sized.run().failed(2, &["model.config.num_classes", "too small"]);

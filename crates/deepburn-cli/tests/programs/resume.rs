@@ -255,6 +255,13 @@ fn another_job_is_refused_and_another_rate_is_logged() {
         let set = format!("{key}={value}");
         resume(&job, &["latest", "--set", &set]).failed(2, &["--resume", "step-00000006", part]);
     }
+    // Other files of tokens are found by their hash.
+    let copy = job.folder().join("other.bin");
+    let tokens = fs::read(job.folder().join("uneven.bin")).unwrap();
+    fs::write(&copy, &tokens[128..]).unwrap();
+    let set = format!("data.path={}", json!(copy));
+    let parts = ["--resume", "data.path changed from", "uneven.bin", "other.bin", "set it back"];
+    resume(&job, &["latest", "--set", &set]).failed(2, &parts);
     let rate = "deepspeed.optimizer.params.weight_decay=0.2";
     let ending = resume(&job, &["--set", rate]).succeeded();
     assert!(ending.stderr.contains("weight_decay changes from 0.1"), "{}", ending.stderr);

@@ -228,6 +228,61 @@ fn special_tokens_are_in_the_vocabulary() {
     job.with("data.kind", "text").with("model.config", json!({"eos_token_id": 13})).train();
 }
 
+/// The ids of a pretrained model stand for other tokens in another vocabulary.
+#[test]
+fn a_new_vocabulary_has_no_ids_of_the_old_one() {
+    let mut swapped = WORDS;
+    swapped.swap(3, 7);
+    let job = from(job(), "base/model").with("data.new_vocabulary", true);
+    let folder = job.folder().to_owned();
+    write(&folder.join("swapped"), "tokenizer.json", tokenizer(&swapped));
+    let special = json!({"eos_token": "</s>", "sep_token": "lark"});
+    write(&folder.join("swapped"), "special_tokens_map.json", special);
+    let tokens: Vec<u8> = (0..400_u16).flat_map(|at| (at % 14).to_le_bytes()).collect();
+    fs::write(folder.join("own.bin"), tokens).unwrap();
+    let mut own = read(&folder.join("base/model/config.json"));
+    let old = json!({"bos_token_id": 2, "pad_token_id": 3, "sep_token_id": 4, "cls_token_id": 5,
+        "forced_eos_token_id": 6, "suppress_tokens": [7]});
+    own.as_object_mut().unwrap().extend(old.as_object().unwrap().clone());
+    write(&folder.join("base/model"), "config.json", &own);
+    let generation = json!({"eos_token_id": 1, "pad_token_id": 3, "temperature": 0.5});
+    write(&folder.join("base/model"), "generation_config.json", &generation);
+    let exported = |job: &Job| {
+        job.train();
+        let file = |name: &str| read(&folder.join("output/model").join(name));
+        (file("config.json"), file("generation_config.json"))
+    };
+    // Token files without a tokenizer have the ids of the model, unless their vocabulary is new.
+    let mut job = job.with("data.kind", "tokens").with("data.path", "own.bin");
+    for (is_new, eos) in [(true, Value::Null), (false, json!(1))] {
+        job = job.with("data.new_vocabulary", is_new);
+        let (config, kept) = exported(&job);
+        assert_eq!(config["eos_token_id"], eos);
+        for name in old.as_object().unwrap().keys() {
+            let expected = if is_new { &Value::Null } else { &old[name] };
+            assert_eq!(&config[name], expected, "{name}");
+        }
+        assert_eq!(kept == generation, !is_new, "{kept}");
+        assert_eq!(kept.get("pad_token_id").is_none(), is_new, "{kept}");
+    }
+    let job = job
+        .with("data.kind", "text")
+        .with("data.path", "rows.jsonl")
+        .with("data.new_vocabulary", true)
+        .with("data.tokenizer", "swapped")
+        .with("model.config", json!({"cls_token_id": 8}));
+    let (config, generation) = exported(&job);
+    assert_eq!(generation, json!({"_from_model_config": true, "eos_token_id": 1}));
+    let lark = WORDS.len() + 1;
+    let known = [("eos_token_id", 1), ("sep_token_id", lark), ("cls_token_id", 8)];
+    for (name, id) in known {
+        assert_eq!(config[name], id, "{name}");
+    }
+    for name in ["bos_token_id", "pad_token_id", "forced_eos_token_id", "suppress_tokens"] {
+        assert_eq!(config[name], Value::Null, "{name}");
+    }
+}
+
 #[test]
 fn a_vocabulary_does_not_shrink() {
     let job = from(job(), "base/model").with("model.config", json!({"vocab_size": 13}));

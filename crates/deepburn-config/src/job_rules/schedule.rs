@@ -42,7 +42,10 @@ impl JobReader<'_> {
             refuse!(if is_other && !value.is_null(); self.findings, Site::at(&join(&kwargs.path, name), value) =>
                 "is not a parameter of \"{}\"", kind.name(); "{remedy}");
         }
-        self.check_parameters(kind, kwargs);
+        // A value of another kind has already been reported.
+        if kwargs.given().is_none_or(|node| kwargs.key.kind.accepts(node).is_ok()) {
+            self.check_parameters(kind, kwargs);
+        }
         let section = &kwargs.value;
         Some(filled!(
             LrSchedulerParameters,

@@ -219,7 +219,7 @@ fn features_that_do_not_exist() {
         ),
         (
             r#""optimizer": {"type": "OneBitAdam", "params": {"freeze_step": 2.5}}"#,
-            ["optimizer.params.freeze_step", "2.5 is not integral", "write 100000"],
+            ["optimizer.params.freeze_step", "2.5 is not integral", "leave the key out for 100000"],
         ),
         (
             r#""optimizer": {"type": "OneBitAdam", "params": {"eps": 0}}"#,

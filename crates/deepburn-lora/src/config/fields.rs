@@ -12,15 +12,16 @@ impl Fields<'_> {
 
     /// Reads a rank.
     pub(super) fn rank_of(name: &str, value: &Value) -> Result<usize, LoraError> {
-        let rank = value.as_u64().filter(|rank| (1..=LARGEST_RANK).contains(rank));
+        let rank = |value: &Value| value.as_u64().filter(|rank| (1..=LARGEST_RANK).contains(rank));
         let rule = || format!("a whole number from 1 to {LARGEST_RANK}");
-        rank.map(|rank| rank as usize).ok_or_else(|| LoraError::value(name, value, rule()))
+        let found = rank(value).map(|rank| rank as usize);
+        found.ok_or_else(|| LoraError::mistyped(name, value, &rule(), rank))
     }
 
     /// Reads a number.
     pub(super) fn number_of(name: &str, value: &Value) -> Result<f64, LoraError> {
-        let number = value.as_f64().filter(|number| number.is_finite());
-        number.ok_or_else(|| LoraError::value(name, value, "a finite number"))
+        let number = |value: &Value| value.as_f64().filter(|number| number.is_finite());
+        number(value).ok_or_else(|| LoraError::mistyped(name, value, "a finite number", number))
     }
 
     pub(super) fn rank(&self, name: &str) -> Result<Option<usize>, LoraError> {
@@ -33,7 +34,8 @@ impl Fields<'_> {
 
     pub(super) fn flag(&self, name: &str) -> Result<bool, LoraError> {
         let Some(value) = self.given(name) else { return Ok(false) };
-        value.as_bool().ok_or_else(|| LoraError::value(name, value, "true or false"))
+        let flag = Value::as_bool;
+        flag(value).ok_or_else(|| LoraError::mistyped(name, value, "true or false", flag))
     }
 
     pub(super) fn text(&self, name: &str) -> Result<Option<String>, LoraError> {

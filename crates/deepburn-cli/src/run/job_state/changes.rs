@@ -67,6 +67,45 @@ pub(super) const TOKEN_KEYS: [(&str, &str); 17] = [
     ("data.new_vocabulary", "/data/new_vocabulary"),
 ];
 
+/// Returns the keys of the data's and the tokenizer's places whose values differ, as they are in a job file. They may
+/// change if the tokens stay the same.
+pub(super) fn changed_places(then: &Value, now: &Value) -> Vec<Difference> {
+    let tokenizer = |job: &Value| job.pointer("/data/tokenizer").cloned();
+    let path = |job: &Value| job.pointer("/data/splits/path").cloned();
+    let pretrained = |job: &Value| job.pointer("/model/pretrained").cloned();
+    let mut found = Vec::new();
+    let mut compare = |key: &str, then: Option<Value>, now: Option<Value>| {
+        // An older checkpoint does not have every key, and only some splits are of one path.
+        let [then, now] = [then, now].map(Option::unwrap_or_default);
+        if then != now {
+            found.push(Difference { path: key.to_owned(), then: Some(then), now: Some(now) });
+        }
+    };
+    compare("data.tokenizer", tokenizer(then), tokenizer(now));
+    compare("data.path", path(then), path(now));
+    compare("data.splits", written_splits(then), written_splits(now));
+    // The tokenizer of the pretrained model is used if the job names none.
+    if [then, now].into_iter().all(|job| tokenizer(job).is_none_or(|it| it.is_null())) {
+        compare("model.pretrained", pretrained(then), pretrained(now));
+    }
+    found
+}
+
+/// Returns `data.splits` as it is in a job file: fractions are percentages.
+fn written_splits(job: &Value) -> Option<Value> {
+    let splits = job.pointer("/data/splits")?;
+    let share = |name: &str| splits.get(name).and_then(Value::as_f64).filter(|it| *it > 0.0);
+    let percent = |share: f64| Value::from(format!("{}%", (share * 1e9).round() / 1e7));
+    let written = |name: &str| {
+        let text = splits.get(name).filter(|it| it.is_string()).cloned();
+        let held_out = || share("eval_share").filter(|_| name == "eval").map(percent);
+        text.or_else(|| share(name).map(percent)).or_else(held_out)
+    };
+    let names = ["train", "eval", "test"].into_iter();
+    let given = names.filter_map(|name| Some((name.to_owned(), written(name)?)));
+    Some(Value::Object(given.collect()))
+}
+
 /// Keys that determine the model, the data, the sample order and the optimizer type. A run cannot resume after one of
 /// them changed.
 ///

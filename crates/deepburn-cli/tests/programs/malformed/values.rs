@@ -298,7 +298,7 @@ fn rejects_invalid_deepspeed_settings() {
         ("deepspeed.zero_optimization.zero_quantized_weights", "true", &["zero_quantized_weights"]),
         ("deepspeed.zero_optimization.mics_shard_size", "4", &["mics_shard_size"]),
         ("deepspeed.zero_optimization.stage_3", "1", &["zero_optimization.stage_3"]),
-        ("deepspeed.fp16", "{\"loss_scale\": -1}", &["fp16.loss_scale", "write 0"]),
+        ("deepspeed.fp16", "{\"loss_scale\": -1}", &["fp16.loss_scale", "leave the key out for 0"]),
         ("deepspeed.bf16.enabled", "\"yes\"", &["bf16.enabled", "without quotes"]),
         ("deepspeed.fp16", "true", &["fp16"]),
         ("deepspeed.amp.enabled", "true", &["amp"]),

@@ -44,7 +44,13 @@ pub(crate) struct ExportArguments {
     #[arg(long, value_parser = PossibleValuesParser::new(["gguf"]), default_value = "gguf")]
     format: String,
     /// Type of the weights.
-    #[arg(long = "type", value_name = "TYPE", value_parser = file_type(), default_value = "f16")]
+    #[arg(
+        long = "type",
+        value_name = "TYPE",
+        value_parser = file_type(),
+        ignore_case = true,
+        default_value = "f16"
+    )]
     file_type: FileType,
     /// File to write. Its name without the type is the name of the model [default: NAME-TYPE.gguf in the current folder].
     #[arg(long, value_name = "FILE")]
@@ -67,7 +73,8 @@ fn file_type() -> impl TypedValueParser<Value = FileType> {
         })
     };
     PossibleValuesParser::new(FileType::ALL.map(value)).try_map(|name| {
-        FileType::from_name(&name).ok_or_else(|| format!("{name} is not a type of files"))
+        FileType::from_name(&name.to_lowercase())
+            .ok_or_else(|| format!("{name} is not a type of files"))
     })
 }
 
@@ -206,23 +213,19 @@ impl ExportedFile {
         self.path.file_name().unwrap_or_default().to_string_lossy().into_owned()
     }
 
-    /// Writes the `Modelfile` under a temporary name. A `Modelfile` of an export that has the same end tokens is replaced
-    /// when this one is finished, so that a folder can have a model in several types.
+    /// Writes the `Modelfile` under a temporary name. A `Modelfile` of another export is replaced when this one is finished, so
+    /// that a folder can have several files.
     ///
     /// # Errors
-    /// Returns a user's mistake if there is another `Modelfile`, or if the folder cannot be written to.
+    /// Returns a user's mistake if somebody has changed the `Modelfile` that is there, or if the folder cannot be written to.
     fn start_modelfile(&self, stop: &[String]) -> Result<PartialFile, Failure> {
         let path = self.modelfile_path();
         let text = modelfile(&self.name(), stop.iter().map(String::as_str));
-        let parameters = |text: &str| text.split_once('\n').map(|(_, rest)| rest.to_owned());
-        if path.exists() {
-            let found = fs::read_to_string(&path).unwrap_or_default();
-            if !found.starts_with("FROM ./") || parameters(&found) != parameters(&text) {
-                return Err(Failure::mistake(format!(
-                    "--out: {} exists and is not overwritten; give another folder",
-                    path.display()
-                )));
-            }
+        if path.exists() && !is_exported(&fs::read_to_string(&path).unwrap_or_default()) {
+            return Err(Failure::mistake(format!(
+                "--out: {} is not the work of an export and is not overwritten; give another folder",
+                path.display()
+            )));
         }
         let partial = path.with_extension("partial");
         let refused = |error: io::Error| {
@@ -298,4 +301,11 @@ impl ExportedFile {
             self.modelfile_path().display()
         )
     }
+}
+
+/// Returns whether a `Modelfile` has only the lines that an export writes.
+fn is_exported(text: &str) -> bool {
+    let mut lines = text.lines();
+    lines.next().is_some_and(|line| line.starts_with("FROM ./"))
+        && lines.all(|line| line.starts_with("PARAMETER stop "))
 }

@@ -122,8 +122,7 @@ impl ChatTemplate {
             line: error.line().unwrap_or(1),
             reason: reason(&error),
         };
-        // Jinja2 reads all line ends as line feeds.
-        let rewritten = tags::rewrite(&source.replace("\r\n", "\n").replace('\r', "\n"));
+        let rewritten = tags::rewrite(&with_line_feeds(source));
         let mut environment = environment(now).map_err(invalid)?;
         environment.add_template_owned(NAME, rewritten.source).map_err(invalid)?;
         let variables =
@@ -254,6 +253,11 @@ fn misplaced_generation() -> ChatError {
         reason: "its {% generation %} blocks are nested or part of an expression; put them around the assistant's text"
             .to_owned(),
     }
+}
+
+/// Returns a template with line feeds, as which Jinja2 reads all line ends.
+fn with_line_feeds(source: &str) -> String {
+    source.replace("\r\n", "\n").replace('\r', "\n")
 }
 
 /// Returns the description of the error, or of its cause.

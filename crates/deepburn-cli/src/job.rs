@@ -13,6 +13,7 @@
 //! memory.rs          memory limits of the machine
 //! devices.rs         the device of each rank
 //! model_folder.rs    the folder of a saved model
+//! model_sources.rs   a language model with its tokenizer, for tools
 //! made_folders.rs    folders that are created to check that they can be written to
 //! ```
 
@@ -23,5 +24,6 @@ pub(crate) mod known_model;
 pub(crate) mod made_folders;
 pub(crate) mod memory;
 pub(crate) mod model_folder;
+pub(crate) mod model_sources;
 pub(crate) mod param_groups;
 pub(crate) mod quantization;

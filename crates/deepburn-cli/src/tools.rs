@@ -8,7 +8,9 @@ pub(crate) mod adapter_export;
 pub(crate) mod cache_tool;
 pub(crate) mod check_config;
 pub(crate) mod checkpoint_tools;
+pub(crate) mod end_tokens;
 pub(crate) mod estimates;
+pub(crate) mod export;
 pub(crate) mod generate;
 pub(crate) mod key_chapter;
 pub(crate) mod keys;
@@ -35,6 +37,7 @@ use crate::tools::cache_tool::{CacheAction, cache};
 use crate::tools::check_config::{OpenValues, check_config};
 use crate::tools::checkpoint_tools::{Size, consolidate, inspect, open, open_best, weight_type};
 use crate::tools::estimates::{EstimateArguments, estimates};
+use crate::tools::export::{ExportArguments, export};
 use crate::tools::generate::{GenerateArguments, generate};
 use crate::tools::key_chapter::key_chapter;
 use crate::tools::keys::keys;
@@ -107,6 +110,8 @@ pub(crate) enum Command {
         #[arg(long, default_value = "5GB")]
         max_shard_size: Size,
     },
+    /// Export a language model as one file for other programs, such as llama.cpp and Ollama.
+    Export(ExportArguments),
     /// Merge a LoRA adapter into its base model.
     Merge(MergeArguments),
     /// Show the samples of a job with data of kind "chat" as the model sees them.
@@ -163,6 +168,7 @@ pub fn run(tools: Tools) -> Result<(), Failure> {
             };
             consolidate(&mut checkpoint, base.as_deref(), &out, dtype, max_shard_size)?.join("\n")
         }
+        Command::Export(arguments) => export(&arguments)?,
         Command::Merge(arguments) => merge(&arguments)?,
         Command::ShowData(arguments) => show_data(&arguments)?,
         Command::Inspect { checkpoint, tag } => {

@@ -164,7 +164,8 @@ fn models_that_llama_cpp_computes_in_another_way_are_errors() {
             change(Architecture::Gemma3, |it| it.attention_soft_cap = Some(50.0)),
             "`attn_logit_softcapping`",
         ),
-        (change(Architecture::Gemma2, |it| it.query_scalar = 24.0), "`query_pre_attn_scalar`"),
+        (change(Architecture::Gemma2, |it| it.query_scalar = 0.0), "`query_pre_attn_scalar`"),
+        (change(Architecture::Qwen3, |it| it.query_scalar = 24.0), "`query_pre_attn_scalar`"),
         (change(Architecture::Gemma2, |it| it.is_tied = false), "`tie_word_embeddings`"),
         (change(Architecture::Qwen2, |it| it.head_width = 32), "`head_dim`"),
         (change(Architecture::Qwen2, |it| it.rope = None), "`rope_parameters`"),
@@ -223,4 +224,25 @@ fn tensors_are_converted_whole() {
     assert_eq!(rows[..6], [0.0, 8.0, 1.0, 9.0, 2.0, 10.0]);
     let text = stored.convert(&mut values, &[31, 64]).unwrap_err().to_string();
     assert!(text.contains("blk.0.attn_k.weight"), "{text}");
+}
+
+#[test]
+fn queries_of_gemma_make_up_for_another_scale() {
+    for (architecture, name, others, expected) in [
+        (Architecture::Gemma2, "self_attn.q_proj", "self_attn.k_proj", 1.0),
+        // 1 is added to the weights of norms first.
+        (Architecture::Gemma3, "self_attn.q_norm", "self_attn.q_proj", 1.5),
+    ] {
+        let model = Hyperparameters { query_scalar: 64.0, ..model(architecture) };
+        model.check().unwrap();
+        let converted = |path: &str, shape: &[u64]| {
+            let stored = model.stored_tensor(&format!("layers.1.{path}.weight")).unwrap();
+            let mut values = vec![2.0; shape.iter().product::<u64>() as usize];
+            stored.convert(&mut values, shape).unwrap();
+            values
+        };
+        // The root of 16 / 64.
+        assert_eq!(converted(name, &[32]), [expected; 32]);
+        assert_eq!(converted(others, &[32]), [2.0; 32]);
+    }
 }

@@ -48,6 +48,7 @@ struct DecoderAdapter {
 
 /// The methods of a [`DecoderConfig`] without its type.
 trait ErasedConfig: Architecture {
+    fn model_type(&self) -> &'static str;
     fn parts(&self) -> DecoderParts;
     fn limits(&self) -> TokenLimits;
     fn validate(&self) -> Result<(), ModelConfigError>;
@@ -62,6 +63,10 @@ trait ErasedConfig: Architecture {
 }
 
 impl<C: DecoderConfig> ErasedConfig for C {
+    fn model_type(&self) -> &'static str {
+        C::MODEL_TYPE
+    }
+
     fn parts(&self) -> DecoderParts {
         self.parts()
     }
@@ -218,6 +223,12 @@ impl AnyDecoder {
     #[must_use]
     pub fn base(&self) -> Self {
         Self { config: self.config.clone(), adapter: None, has_dropout: self.has_dropout }
+    }
+
+    /// Returns the `model_type` in `config.json`.
+    #[must_use]
+    pub fn model_type(&self) -> &'static str {
+        self.config.model_type()
     }
 
     /// Returns the parts of the model. An adapter that trains a tied embedding or head as a whole unties them.

@@ -69,7 +69,8 @@ impl StoredValues {
         &self.tensors
     }
 
-    /// Reads the values of a tensor in f32, row by row.
+    /// Reads the values of a tensor in f32, row by row. A tensor that is stored in another layout than the parameter is in
+    /// memory twice, in both layouts.
     ///
     /// # Errors
     /// Returns [`ModelFolderError::Tensors`] if a value is not finite, or an I/O error.
@@ -78,18 +79,23 @@ impl StoredValues {
     /// Panics if `index` is not the index of a tensor.
     pub fn read(&mut self, index: usize) -> Result<Vec<f32>, ModelFolderError> {
         let (tensor, map) = (&self.tensors[index], self.config.weight_map());
+        let source = &mut self.source;
+        let mut read = |path: &str| match (&mut *source, map.get(path)) {
+            (Source::Model(model), _) => model.read(path),
+            (Source::Merged(merge), Some(weight)) => merge.values(weight),
+            // The tensors are the map's, so it has all paths.
+            (Source::Merged(_), None) => Ok(Vec::new()),
+        };
         let composition = tensor.composition();
+        // An embedding may take most of the memory, so it is not copied.
+        if let Some(path) = composition.same_as() {
+            return read(path);
+        }
         // Parts of one parameter follow each other, so it is read once.
         let mut last: Option<(String, Vec<f32>)> = None;
         composition.read(0..composition.num_elements(), |path, range, values| {
             if last.as_ref().is_none_or(|(name, _)| name != path) {
-                // The tensors are the map's, so it has all paths.
-                let Some(weight) = map.get(path) else { return Ok(()) };
-                let read = match &mut self.source {
-                    Source::Model(model) => model.read(path)?,
-                    Source::Merged(merge) => merge.values(weight)?,
-                };
-                last = Some((path.to_owned(), read));
+                last = Some((path.to_owned(), read(path)?));
             }
             values.extend(last.iter().flat_map(|(_, whole)| &whole[range.clone()]));
             Ok(())

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
-use super::{ChatTemplate, Day};
+use super::{ChatTemplate, Day, tags, with_line_feeds};
 use crate::{ChatError, Result};
 
 /// The file with the template, which takes precedence over the configuration.
@@ -50,6 +50,20 @@ impl ChatTemplates {
     /// # Errors
     /// Returns an error if there is no template, or if a file cannot be read or is not valid.
     pub fn of_folder(folder: &Path, day: Day) -> Result<Self> {
+        Self::find(folder, day)?.ok_or_else(|| {
+            ChatError::Template(format!(
+                "{} has no chat template: it needs {FILE}, or `chat_template` in {CONFIG}; base models have none, so \
+                 copy the one of the model's chat version, or train on `text`",
+                folder.display()
+            ))
+        })
+    }
+
+    /// Reads the templates of a model folder, like [`of_folder`](Self::of_folder); `None` if it has none.
+    ///
+    /// # Errors
+    /// Returns an error if a file cannot be read or is not valid.
+    pub fn find(folder: &Path, day: Day) -> Result<Option<Self>> {
         let mut sources = BTreeMap::new();
         if let Some(source) = read(&folder.join(FILE))? {
             sources.insert(DEFAULT.to_owned(), source);
@@ -65,14 +79,10 @@ impl ChatTemplates {
         if sources.is_empty() {
             sources = of_config(&read_json(&folder.join(CONFIG))?)?;
         }
-        if sources.is_empty() {
-            return Err(ChatError::Template(format!(
-                "{} has no chat template: it needs {FILE}, or `chat_template` in {CONFIG}; base models have none, so \
-                 copy the one of the model's chat version, or train on `text`",
-                folder.display()
-            )));
+        match sources.is_empty() {
+            true => Ok(None),
+            false => Self::compile(sources, day).map(Some),
         }
-        Self::compile(sources, day)
     }
 
     fn compile(sources: BTreeMap<String, String>, day: Day) -> Result<Self> {
@@ -89,14 +99,26 @@ impl ChatTemplates {
     /// Returns [`ChatError::Template`] if no template has one of the names `default` and `tool_use`.
     pub fn select(&self, has_tools: bool) -> Result<&ChatTemplate> {
         let tool_use = has_tools.then(|| self.templates.get(TOOL_USE)).flatten();
-        tool_use.or_else(|| self.templates.get(DEFAULT)).ok_or_else(|| {
-            let names: Vec<_> = self.templates.keys().map(|it| format!("`{it}`")).collect();
-            ChatError::Template(format!(
-                "the model's chat templates are called {}, and none is called `{DEFAULT}`; save the one to use as \
-                 {FILE}",
-                names.join(", ")
-            ))
-        })
+        tool_use.or_else(|| self.templates.get(DEFAULT)).ok_or_else(|| self.no_default())
+    }
+
+    /// Returns the source of the template for conversations without tools, without `{% generation %}` marks, which only
+    /// `transformers` knows.
+    ///
+    /// # Errors
+    /// Returns [`ChatError::Template`] if no template has the name `default`.
+    pub fn source_without_marks(&self) -> Result<String> {
+        let source = self.sources.get(DEFAULT).ok_or_else(|| self.no_default())?;
+        Ok(tags::without_generation(&with_line_feeds(source)))
+    }
+
+    /// Returns the error about templates without a default.
+    fn no_default(&self) -> ChatError {
+        let names: Vec<_> = self.templates.keys().map(|it| format!("`{it}`")).collect();
+        ChatError::Template(format!(
+            "the model's chat templates are called {}, and none is called `{DEFAULT}`; save the one to use as {FILE}",
+            names.join(", ")
+        ))
     }
 
     /// Returns whether a template prints the date or the time.
@@ -243,6 +265,7 @@ mod tests {
         let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
         let error = ChatTemplates::of_folder(folder.path(), Day::today()).unwrap_err().to_string();
         assert!(error.contains("has no chat template"), "{error}");
+        assert!(ChatTemplates::find(folder.path(), Day::today()).unwrap().is_none());
 
         let named = |name: &str| json!({"name": name, "template": format!("config {name}")});
         let config = json!({"chat_template": [named("default"), named("tool_use"), named("rag")],
@@ -261,6 +284,11 @@ mod tests {
         write("additional_chat_templates/tool_use.jinja", "file tools");
         let templates = ChatTemplates::of_folder(folder.path(), Day::today()).unwrap();
         assert_eq!([false, true].map(|it| rendered(&templates, it)), ["file", "file tools"]);
+
+        write(FILE, "a{% generation -%}\r\nb{% endgeneration %}");
+        let source =
+            ChatTemplates::of_folder(folder.path(), Day::today()).unwrap().source_without_marks();
+        assert_eq!(source.unwrap(), "a{% if true -%}\nb{% endif %}");
 
         fs::remove_file(folder.path().join(FILE)).unwrap();
         let templates = ChatTemplates::of_folder(folder.path(), Day::today()).unwrap();

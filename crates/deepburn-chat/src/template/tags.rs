@@ -24,10 +24,46 @@ pub(super) struct Rewritten {
 
 /// Rewrites the tags of `source`.
 pub(super) fn rewrite(source: &str) -> Rewritten {
-    let mut rewritten = Rewritten { source: String::new(), marks_generation: false };
+    let mut marks_generation = false;
+    let source = with_statements(source, |open, body, close| match body.trim() {
+        "generation" => {
+            marks_generation = true;
+            Some(format!("{{%{open} filter {GENERATION} %}}{{% with {close}%}}"))
+        }
+        "endgeneration" => Some(format!("{{%{open} endwith %}}{{% endfilter {close}%}}")),
+        _ => iterated(body).map(|(start, end)| {
+            format!(
+                "{{%{open}{} ({})|{ITERABLE} {}{close}%}}",
+                &body[..start],
+                &body[start..end],
+                &body[end..]
+            )
+        }),
+    });
+    Rewritten { source, marks_generation }
+}
+
+/// Returns `source` without `generation` tags, for programs that do not know them. A condition that is always true takes
+/// their place, because a statement removes spaces and line ends around it. Variables that are set inside are visible
+/// after it.
+pub(super) fn without_generation(source: &str) -> String {
+    with_statements(source, |open, body, close| match body.trim() {
+        "generation" => Some(format!("{{%{open} if true {close}%}}")),
+        "endgeneration" => Some(format!("{{%{open} endif {close}%}}")),
+        _ => None,
+    })
+}
+
+/// Returns `source` with other statements. `replace` gets the mark of whitespace control at the start of a statement, its
+/// body, and the mark at its end; it returns `None` to keep the statement.
+fn with_statements(
+    source: &str,
+    mut replace: impl FnMut(&str, &str, &str) -> Option<String>,
+) -> String {
+    let mut written = String::new();
     let mut rest = source;
     while let Some(start) = next_opening(rest) {
-        rewritten.source.push_str(&rest[..start]);
+        written.push_str(&rest[..start]);
         rest = &rest[start..];
         let length = match &rest[..2] {
             "{#" => rest.find("#}").map(|end| end + 2),
@@ -36,48 +72,30 @@ pub(super) fn rewrite(source: &str) -> Rewritten {
         };
         // An unclosed tag is reported by the parser.
         let (tag, after) = rest.split_at(length.unwrap_or(rest.len()));
-        if tag.starts_with("{%") {
-            rewritten.statement(tag);
-        } else {
-            rewritten.source.push_str(tag);
+        match statement(tag).and_then(|[open, body, close]| {
+            let replaced = replace(open, body, close)?;
+            Some((replaced, close.len() + 2))
+        }) {
+            Some((replaced, end)) => {
+                // The lines of the tag stay, so that errors name the right line.
+                let lost = newlines(tag).saturating_sub(newlines(&replaced));
+                let (inner, end) = replaced.split_at(replaced.len() - end);
+                written.extend([inner, &"\n".repeat(lost), end]);
+            }
+            None => written.push_str(tag),
         }
         rest = after;
     }
-    rewritten.source.push_str(rest);
-    rewritten
+    written.push_str(rest);
+    written
 }
 
-impl Rewritten {
-    /// Appends a statement, rewritten if necessary.
-    fn statement(&mut self, tag: &str) {
-        let Some(inner) = tag.strip_prefix("{%").and_then(|it| it.strip_suffix("%}")) else {
-            return self.source.push_str(tag);
-        };
-        let open = inner.len() - inner.trim_start_matches(['-', '+']).len();
-        let close = inner.trim_end_matches(['-', '+']).len().max(open);
-        let (open, body, close) = (&inner[..open], &inner[open..close], &inner[close..]);
-        let written = match body.trim() {
-            "generation" => {
-                self.marks_generation = true;
-                format!("{{%{open} filter {GENERATION} %}}{{% with {close}%}}")
-            }
-            "endgeneration" => format!("{{%{open} endwith %}}{{% endfilter {close}%}}"),
-            _ => match iterated(body) {
-                Some((start, end)) => format!(
-                    "{{%{open}{} ({})|{ITERABLE} {}{close}%}}",
-                    &body[..start],
-                    &body[start..end],
-                    &body[end..]
-                ),
-                None => return self.source.push_str(tag),
-            },
-        };
-        self.source.push_str(&written);
-        // The lines of the tag stay, so that errors name the right line.
-        let lost = newlines(tag).saturating_sub(newlines(&written));
-        let end = self.source.len() - 2 - close.len();
-        self.source.insert_str(end, &"\n".repeat(lost));
-    }
+/// Returns the parts of a statement: the mark of whitespace control at its start, its body, and the mark at its end.
+fn statement(tag: &str) -> Option<[&str; 3]> {
+    let inner = tag.strip_prefix("{%")?.strip_suffix("%}")?;
+    let open = inner.len() - inner.trim_start_matches(['-', '+']).len();
+    let close = inner.trim_end_matches(['-', '+']).len().max(open);
+    Some([&inner[..open], &inner[open..close], &inner[close..]])
 }
 
 fn newlines(text: &str) -> usize {
@@ -217,6 +235,14 @@ mod tests {
     }
 
     #[test]
+    fn generation_tags_are_replaced_with_their_whitespace_control() {
+        let text = "a{%- generation -%}b{%+ endgeneration %}c{% for x in y %}";
+        let expected = "a{%- if true -%}b{%+ endif %}c{% for x in y %}";
+        assert_eq!(without_generation(text), expected);
+        assert_eq!(without_generation("{%\ngeneration\n-%}"), "{% if true \n\n-%}");
+    }
+
+    #[test]
     fn strings_comments_and_raw_blocks_stay() {
         for text in [
             "{# {% generation %} #}",
@@ -229,6 +255,7 @@ mod tests {
             "{",
         ] {
             assert_eq!(rewrite(text), Rewritten { source: text.into(), marks_generation: false });
+            assert_eq!(without_generation(text), text);
         }
     }
 

@@ -18,7 +18,7 @@ use crate::failure::Failure;
 use crate::run::results::ADAPTER;
 
 /// The folder of the model in the output folder of a run.
-const MODEL: &str = "model";
+pub(crate) const MODEL: &str = "model";
 
 /// The data that a model was trained on, which is stored in the folder of the model.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]

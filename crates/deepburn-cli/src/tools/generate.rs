@@ -15,7 +15,7 @@
 mod settings;
 mod stop;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
@@ -28,9 +28,9 @@ use deepburn_models::{Architecture, LanguageModelConfig};
 
 use crate::console;
 use crate::failure::Failure;
-use crate::job::adapted_model::AdaptedModel;
-use crate::job::known_model::{KnownModel, continue_prompt};
-use crate::job::model_folder::ModelFolder;
+use crate::job::known_model::continue_prompt;
+use crate::job::model_sources::ModelSources;
+use crate::tools::end_tokens::generated_tokens;
 use crate::tools::generate::settings::GenerationSettings;
 use crate::tools::generate::stop::StopTexts;
 
@@ -93,8 +93,8 @@ pub(crate) struct GenerateArguments {
 /// the model computes NaN.
 pub(crate) fn generate(arguments: &GenerateArguments) -> Result<String, Failure> {
     deepburn::start_threads().map_err(Failure::run)?;
-    let Sources { model, base, tokenizer, texts } =
-        Sources::find(&arguments.model, arguments.base.as_deref())?;
+    let ModelSources { model, base, tokenizer, texts } =
+        ModelSources::find("--model", &arguments.model, arguments.base.as_deref())?;
     let tokenizer = Tokenizer::load(&tokenizer).map_err(Failure::mistake)?;
     let tokens = match arguments.chat {
         true => conversation(arguments, &tokenizer)?,
@@ -144,49 +144,6 @@ fn conversation(arguments: &GenerateArguments, tokenizer: &Tokenizer) -> Result<
     tokenizer.encode(&text).map_err(Failure::mistake)
 }
 
-/// A model, and the folders of its files.
-struct Sources {
-    /// The configuration, with the adapter if there is one.
-    model: AnyDecoder,
-    /// The folder of the weights. With an adapter, this is the base model.
-    base: PathBuf,
-    /// The folder of the tokenizer.
-    tokenizer: PathBuf,
-    /// The folder of `generation_config.json`. An adapter has its own, with the end of text that it was trained with.
-    texts: PathBuf,
-}
-
-impl Sources {
-    /// Finds the model in `given`, the folder of a model, of an adapter or of a run. `base` is the value of `--base`.
-    ///
-    /// # Errors
-    /// Returns a user's mistake if there is no language model.
-    fn find(given: &Path, base: Option<&Path>) -> Result<Self, Failure> {
-        if let Some(AdaptedModel { decoder, base, folder }) = AdaptedModel::find(given, base)? {
-            let of = |name: &str| if folder.join(name).is_file() { &folder } else { &base };
-            let (tokenizer, texts) = (of("tokenizer.json").clone(), of(GENERATION_CONFIG).clone());
-            return Ok(Self { model: decoder, base, tokenizer, texts });
-        }
-        if base.is_some() {
-            return Err(Failure::mistake(format!(
-                "--base: has no effect: {} has no adapter; remove it",
-                given.display()
-            )));
-        }
-        let folder = ModelFolder::find(given, "--model")?.path;
-        match KnownModel::read(Some(&folder))? {
-            KnownModel::LanguageModel(model) => {
-                let [tokenizer, texts] = [&folder, &folder].map(PathBuf::clone);
-                Ok(Self { model, tokenizer, texts, base: folder })
-            }
-            KnownModel::Classifier(_) => Err(Failure::mistake(format!(
-                "--model: {} is a classifier; classify texts with `deepburn predict`, or give a language model",
-                folder.display()
-            ))),
-        }
-    }
-}
-
 /// Returns the options of `count` sequences, each with a random stream of its own.
 fn sequences(options: &GenerateOptions, count: u32) -> Vec<GenerateOptions> {
     let of_stream = |stream: u32| {
@@ -216,25 +173,16 @@ fn joined(texts: &[String]) -> String {
 }
 
 /// Returns the tokens after which generation stops. Prints a note about ids that are not among the `vocab_size` tokens
-/// of the tokenizer, because they are never generated.
+/// of the tokenizer.
 fn end_tokens(
     model: &AnyDecoder,
     config: Option<&GenerationConfig>,
     vocab_size: usize,
 ) -> Vec<u32> {
-    let (source, ids) = match config.and_then(GenerationConfig::eos_token_ids) {
-        Some(ids) => ("generation_config.json", ids.to_vec()),
-        None => ("config.json", model.extra().eos_token_ids()),
-    };
-    let unknown: Vec<_> = ids.iter().filter(|id| **id as usize >= vocab_size).collect();
-    if let [first, rest @ ..] = &unknown[..] {
-        let more =
-            if rest.is_empty() { String::new() } else { format!(" and {} more", rest.len()) };
-        console::eprint(&format!(
-            "{source}: eos_token_id {first}{more} cannot end the text: the tokenizer has {vocab_size} tokens"
-        ));
+    match config.and_then(GenerationConfig::eos_token_ids) {
+        Some(ids) => generated_tokens(GENERATION_CONFIG, ids, vocab_size),
+        None => generated_tokens("config.json", &model.extra().eos_token_ids(), vocab_size),
     }
-    ids
 }
 
 /// Returns the last tokens of a prompt that fit into the model's positions together with `new` tokens. Prints a note if

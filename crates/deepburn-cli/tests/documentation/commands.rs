@@ -13,7 +13,8 @@ const CARGO_FLAGS: [&str; 6] =
     ["--release", "--workspace", "--bins", "--lib", "--no-deps", "--open"];
 
 /// Programs that are not part of DeepBurn and are not checked.
-const OTHERS: [&str; 7] = ["git", "cd", "echo", "mdbook", "mpirun", "srun", "node-a"];
+const OTHERS: [&str; 9] =
+    ["git", "cd", "echo", "mdbook", "mpirun", "srun", "node-a", "llama-cli", "ollama"];
 
 #[test]
 fn commands_exist() {

@@ -13,6 +13,7 @@ mod checkpoint_scope;
 mod deepspeed;
 mod determinism;
 mod evaluation;
+mod export;
 mod failures;
 #[cfg(feature = "mpi")]
 mod faults;

@@ -41,7 +41,8 @@ pub struct Hyperparameters {
     pub has_output_bias: bool,
     /// Whether the feed-forward network has biases: `mlp_bias`; GPT-2 always has them.
     pub has_feed_forward_bias: bool,
-    /// Scores are divided by the root of this: `query_pre_attn_scalar`; `head_width` elsewhere.
+    /// Scores are divided by the root of this: `query_pre_attn_scalar`; `head_width` elsewhere. llama.cpp has one value for
+    /// each Gemma, so that the queries of others are multiplied by a factor.
     pub query_scalar: f64,
     /// The limit of the scores: `attn_logit_softcapping`.
     pub attention_soft_cap: Option<f64>,
@@ -120,18 +121,29 @@ impl Hyperparameters {
         GgufError::field(format!("`{field}`"), problem)
     }
 
+    /// Returns the `query_pre_attn_scalar` that llama.cpp computes with.
+    fn supported_query_scalar(&self) -> usize {
+        // The models with 27B parameters, which llama.cpp recognizes by the number of their layers.
+        let is_27b = matches!(
+            (self.architecture, self.num_layers()),
+            (Architecture::Gemma2, 46) | (Architecture::Gemma3, 62)
+        );
+        if is_27b { self.width / self.heads.max(1) } else { self.head_width }
+    }
+
+    /// Returns the factor of queries that makes up for another [`query_scalar`](Self::query_scalar) than llama.cpp's.
+    pub(super) fn query_factor(&self) -> f64 {
+        let quotient = self.supported_query_scalar() as f64 / self.query_scalar;
+        // The scale may have been computed as a root and squared again.
+        if (quotient - 1.0).abs() <= 1e-9 { 1.0 } else { quotient.sqrt() }
+    }
+
     /// Checks what determines the scores of attention, and the logits.
     fn check_scores(&self) -> Result<(), GgufError> {
         let architecture = self.architecture;
-        // The models with 27B parameters, which llama.cpp recognizes by the number of their layers.
-        let is_27b = matches!(
-            (architecture, self.num_layers()),
-            (Architecture::Gemma2, 46) | (Architecture::Gemma3, 62)
-        );
-        let scalar = if is_27b { self.width / self.heads.max(1) } else { self.head_width };
-        // The scale may have been computed as a root and squared again.
-        let deviation = (self.query_scalar / scalar as f64 - 1.0).abs();
-        if deviation.is_nan() || deviation > 1e-9 {
+        let factor = self.query_factor();
+        if !factor.is_finite() || factor != 1.0 && !architecture.is_gemma() {
+            let scalar = self.supported_query_scalar();
             return Err(self.unsupported("query_pre_attn_scalar", self.query_scalar, scalar));
         }
         let needs_caps = architecture == Architecture::Gemma2;
@@ -188,7 +200,9 @@ impl Hyperparameters {
     pub fn notes(&self) -> Vec<String> {
         let shortest = self.windows.iter().flatten().min();
         let mut notes = Vec::new();
-        if let Some(window) = shortest.filter(|_| !self.architecture.is_gemma()) {
+        let matters =
+            |window: &&usize| **window < self.context_length && !self.architecture.is_gemma();
+        if let Some(window) = shortest.filter(matters) {
             notes.push(format!(
                 "llama.cpp has no attention window for {}. Texts of more than {window} tokens give other results there.",
                 self.architecture

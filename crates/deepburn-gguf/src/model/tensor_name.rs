@@ -4,12 +4,14 @@ use super::{Architecture, Hyperparameters, TensorLayout};
 use crate::GgufError;
 
 /// The name and the layout of a parameter in a GGUF file.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct GgufTensor {
     /// The name.
     pub name: String,
     /// The layout.
     pub layout: TensorLayout,
+    /// The factor of all values, after the layout has been changed.
+    pub factor: f64,
 }
 
 impl GgufTensor {
@@ -38,7 +40,12 @@ impl GgufTensor {
                 self.layout
             );
             GgufError::tensor(&self.name, problem)
-        })
+        })?;
+        if self.factor != 1.0 {
+            let scale = |value: &mut f32| *value = (f64::from(*value) * self.factor) as f32;
+            values.iter_mut().for_each(scale);
+        }
+        Ok(())
     }
 }
 
@@ -93,7 +100,16 @@ impl Hyperparameters {
             }
             None => find(&OUTER, path)?.to_owned(),
         };
-        Some(GgufTensor { name: format!("{stored}.{kind}"), layout: self.layout(path, kind) })
+        // Gemma 3 has a norm of queries, which its projection does not pass.
+        let makes_queries = match self.architecture {
+            Architecture::Gemma3 => path.ends_with("self_attn.q_norm"),
+            _ => path.ends_with("self_attn.q_proj"),
+        };
+        Some(GgufTensor {
+            name: format!("{stored}.{kind}"),
+            layout: self.layout(path, kind),
+            factor: if makes_queries { self.query_factor() } else { 1.0 },
+        })
     }
 
     /// Returns the name in a layer.

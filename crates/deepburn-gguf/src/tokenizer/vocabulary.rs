@@ -102,6 +102,22 @@ impl GgufTokenizer {
         &self.notes
     }
 
+    /// Returns `name`, or a similar name if llama.cpp cannot load this tokenizer in a model that is called so.
+    #[must_use]
+    pub fn supported_name(&self, name: &str) -> String {
+        let mut name = name.to_owned();
+        while self.missing_token(&name).is_some() {
+            let lowercase = name.to_ascii_lowercase();
+            for found in ["phi-3", "phi3"] {
+                if let Some(start) = lowercase.find(found) {
+                    name.replace_range(start + 3..start + found.len(), " 3");
+                    break;
+                }
+            }
+        }
+        name
+    }
+
     /// Appends the keys `tokenizer.ggml.*`. `general.name` must be in `metadata` already, if the file has one.
     ///
     /// # Errors
@@ -127,23 +143,25 @@ impl GgufTokenizer {
 }
 
 impl GgufTokenizer {
-    /// llama.cpp changes these tokens if the name of a model says Phi 3, and does not load a model without them.
+    /// Returns a token that llama.cpp needs in a model of this name and that does not exist. llama.cpp changes these tokens
+    /// if the name says Phi 3.
+    fn missing_token(&self, name: &str) -> Option<&'static str> {
+        let lowercase = name.to_ascii_lowercase();
+        if !lowercase.contains("phi-3") && !lowercase.contains("phi3") {
+            return None;
+        }
+        let needed = ["</s>", "<unk>", "<s>", "<|endoftext|>"];
+        needed.into_iter().find(|token| self.token_id(token).is_none())
+    }
+
     fn check_name(&self, metadata: &Metadata) -> Result<(), GgufError> {
         const NAME: &str = "general.name";
         let name = metadata.get(NAME).and_then(Value::as_str).unwrap_or("");
-        let lowercase = name.to_lowercase();
-        if !lowercase.contains("phi-3") && !lowercase.contains("phi3") {
-            return Ok(());
-        }
-        for token in ["</s>", "<unk>", "<s>", "<|endoftext|>"] {
-            if self.token_id(token).is_none() {
-                let problem = format!(
-                    "is {name:?}; llama.cpp loads a model with `phi3` in its name only if it has the token {token}; give the model another name"
-                );
-                return Err(GgufError::metadata(NAME, problem));
-            }
-        }
-        Ok(())
+        let Some(token) = self.missing_token(name) else { return Ok(()) };
+        let problem = format!(
+            "is {name:?}; llama.cpp loads a model with `phi3` in its name only if it has the token {token}; give the model another name"
+        );
+        Err(GgufError::metadata(NAME, problem))
     }
 }
 

@@ -112,8 +112,9 @@ fn near(row: &StepRow, expected: &StepRow, what: &str) {
 #[test]
 fn packed_documents_train_as_if_alone() {
     const RATE: f64 = 1000.0;
-    /// Relative to the largest element of a gradient. The sums over positions have another order.
-    const GRADIENT: f32 = 1e-6;
+    /// Relative to the largest element of a gradient. The sums over positions have another order. On flex, the largest
+    /// difference that was seen is below 1e-6; on wgpu, whose kernels add longer runs in f32, it is 1.01e-6.
+    const GRADIENT: f32 = 2e-6;
     let Some(golden) = golden() else { return };
     // Gemma 3 has windows that are shorter than the documents.
     for (backend, model) in backends().flat_map(|it| ["qwen2", "gemma3"].map(|model| (it, model))) {

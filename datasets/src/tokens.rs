@@ -18,6 +18,7 @@ mod chunks;
 pub(crate) mod comparison;
 pub(crate) mod documents;
 pub(crate) mod encoder;
+mod engine_patterns;
 pub(crate) mod join;
 pub(crate) mod packing;
 mod pipeline;

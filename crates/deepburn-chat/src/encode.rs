@@ -79,12 +79,12 @@ impl<T: TextTokenizer> RowEncoder<T> {
             }
             Row::Chat { messages, context } => {
                 self.check_completion_only(false)?;
-                let (ids, trained, findings) = self.chat(messages, context, "messages")?;
+                let (ids, trained, findings) = self.chat(messages, context, "messages", 0)?;
                 Ok(self.sample(ids, trained, findings))
             }
             Row::ChatCompletion { prompt, completion, context } => {
                 let all = [prompt.as_slice(), completion].concat();
-                let (whole, trained, mut findings) = self.chat(&all, context, "prompt + completion")?;
+                let (whole, trained, mut findings) = self.chat(&all, context, "prompt + completion", prompt.len())?;
                 let prompt = self.generation_prompt(prompt, context)?;
                 let (completed, lost) = self.completion_mask(&prompt, &whole)?;
                 findings.extend(lost);
@@ -118,7 +118,10 @@ impl<T: TextTokenizer> RowEncoder<T> {
                     let template = self.template(context)?;
                     let text = template.render(&all, context, &self.tokens, Ending::Complete)?.text;
                     let field = format!("prompt + {name}");
-                    findings.extend(without_effect(template, &text, &all, context, &field));
+                    // A rejected answer is not learned.
+                    let answers = if name == "chosen" { prompt.len() } else { all.len() };
+                    findings
+                        .extend(without_effect(template, &text, &all, context, &field, answers));
                     self.tokenizer.ids(&text, Surrounding::None)
                 };
                 let (chosen, rejected) =
@@ -164,19 +167,22 @@ impl<T: TextTokenizer> RowEncoder<T> {
         templates.select(context.tools.is_some())
     }
 
-    /// Encodes a conversation, and masks all but the assistant's turns if they alone are trained.
+    /// Encodes a conversation, and masks all but the assistant's turns if they alone are trained. The messages before
+    /// number `answers` are a prompt.
     fn chat(
         &self,
         messages: &[Message],
         context: &ChatContext,
         field: &str,
+        answers: usize,
     ) -> Result<(Vec<u32>, Vec<bool>, Vec<Finding>)> {
         let template = self.template(context)?;
         let rendered = match self.options.assistant_only_loss {
             true => render_with_turns(template, messages, context, &self.tokens)?,
             false => template.render(messages, context, &self.tokens, Ending::Complete)?,
         };
-        let mut findings = without_effect(template, &rendered.text, messages, context, field);
+        let mut findings =
+            without_effect(template, &rendered.text, messages, context, field, answers);
         if !self.options.assistant_only_loss {
             let ids = self.tokenizer.ids(&rendered.text, Surrounding::None)?;
             let trained = vec![true; ids.len()];

@@ -9,7 +9,7 @@ use crate::{ChatContext, ChatTemplate, Finding, Message};
 const MAX_HEADER: usize = 128;
 
 /// Returns the fields of `messages` and `context` whose text is not part of `text`, which `template` printed, the
-/// variables that it does not read, and empty answers.
+/// variables that it does not read, and empty answers. Only the messages from number `answers` on are learned.
 ///
 /// White space around a text does not count, and a text may be printed as JSON.
 pub(crate) fn without_effect(
@@ -18,6 +18,7 @@ pub(crate) fn without_effect(
     messages: &[Message],
     context: &ChatContext,
     field: &str,
+    answers: usize,
 ) -> Vec<Finding> {
     let mut findings = Vec::new();
     let mut rest = text;
@@ -63,9 +64,9 @@ pub(crate) fn without_effect(
     for (index, document) in context.documents.iter().flatten().enumerate() {
         check(format!("documents[{index}].text"), document.get("text"));
     }
-    let empty = messages.iter().enumerate().filter(|(_, it)| is_empty_answer(it));
+    let empty = messages.iter().enumerate().skip(answers).filter(|(_, it)| is_empty_answer(it));
     findings.extend(empty.map(|(at, _)| Finding::EmptyAnswer { field: format!("{field}[{at}]") }));
-    let unread = context.variables.keys().filter(|name| !template.reads(name)).cloned();
+    let unread = context.variables.keys().filter(|name| !template.mentions(name)).cloned();
     findings.extend(unread.map(|name| Finding::VariableUnread { name }));
     findings
 }
@@ -74,7 +75,10 @@ pub(crate) fn without_effect(
 fn is_empty_answer(message: &Message) -> bool {
     let has_text = |value: &Value| match value {
         Value::String(text) => !text.trim().is_empty(),
-        Value::Array(parts) => !parts.is_empty(),
+        // The other parts and elements are calls of tools.
+        Value::Array(parts) => parts.iter().any(|part| {
+            part.get("text").and_then(Value::as_str).is_none_or(|text| !text.trim().is_empty())
+        }),
         _ => false,
     };
     let mut fields = REASONING.into_iter().chain(["content", "tool_calls"]);

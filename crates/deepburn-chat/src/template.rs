@@ -71,8 +71,8 @@ pub struct ChatTemplate {
     environment: Environment<'static>,
     marks_generation: bool,
     uses_clock: bool,
-    /// The variables that are read without being set before.
-    variables: HashSet<String>,
+    /// The words of its source.
+    words: HashSet<String>,
 }
 
 /// What a template reads besides the messages.
@@ -125,10 +125,8 @@ impl ChatTemplate {
         let rewritten = tags::rewrite(&with_line_feeds(source));
         let mut environment = environment(now).map_err(invalid)?;
         environment.add_template_owned(NAME, rewritten.source).map_err(invalid)?;
-        let variables =
-            environment.get_template(NAME).map_err(invalid)?.undeclared_variables(false);
         Ok(Self {
-            variables,
+            words: words(source),
             environment,
             marks_generation: rewritten.marks_generation,
             uses_clock: source.contains("strftime_now"),
@@ -140,9 +138,10 @@ impl ChatTemplate {
         self.marks_generation
     }
 
-    /// Returns whether the template reads the variable `name`.
-    pub fn reads(&self, name: &str) -> bool {
-        self.variables.contains(name)
+    /// Returns whether the template mentions the variable `name`. It may read it and set it, as in
+    /// `{% set x = x | default(true) %}`, so the analysis of the engine would not do.
+    pub fn mentions(&self, name: &str) -> bool {
+        self.words.contains(name)
     }
 
     /// Returns whether the text depends on the clock.
@@ -253,6 +252,12 @@ fn misplaced_generation() -> ChatError {
         reason: "its {% generation %} blocks are nested or part of an expression; put them around the assistant's text"
             .to_owned(),
     }
+}
+
+/// Returns the words of a text.
+fn words(text: &str) -> HashSet<String> {
+    let is_other = |it: char| !it.is_alphanumeric() && it != '_';
+    text.split(is_other).filter(|word| !word.is_empty()).map(str::to_owned).collect()
 }
 
 /// Returns a template with line feeds, as which Jinja2 reads all line ends.

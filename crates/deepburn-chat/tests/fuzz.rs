@@ -168,6 +168,8 @@ fn greedy_templates_are_refused() {
     for source in [
         "{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}".to_owned(),
         "{{ 'a' * 10000000000 }}".to_owned(),
+        "{{ '{:>9999999999}'.format('a') }}".to_owned(),
+        "{{ 'b{0:{1}}'.format('a', 1) }}{{ '{:.9999999f}'.format(1.0) }}".to_owned(),
         format!("{{% set x = 'aaaaaaaa' %}}{double}{{{{ x }}}}"),
         "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}".to_owned(),
         format!("{{{{ {}1{} }}}}", "(".repeat(100_000), ")".repeat(100_000)),

@@ -644,7 +644,9 @@ impl TrainLoop<'_, '_> {
     {
         let Some(best) = &self.state.best else {
             if engine.rank() == 0 {
-                warn!("no evaluation returned a finite metric; the model of the last step is kept");
+                warn!(
+                    "no evaluation with the current settings has a finite metric; the model of the last step is kept"
+                );
             }
             return Ok(FinalModel::Last);
         };

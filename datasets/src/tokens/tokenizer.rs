@@ -19,6 +19,7 @@ use tokenizers::{AddedToken, ModelWrapper, PostProcessor, PreTokenizerWrapper};
 
 use crate::guard::{guarded, guarded_call};
 use crate::tokens::chunks::{CHUNK_BYTES, cut_at_spaces, cut_long_runs};
+use crate::tokens::engine_patterns::ambiguous_pattern;
 use crate::tokens::special_tokens::eos_token_ids;
 use crate::tokens::tokenizer_files::{TokenizerFiles, byte_level};
 use crate::tokens::word_encoder::{EncodedText, WordEncoder};
@@ -164,6 +165,12 @@ impl Tokenizer {
         if drops_text(&inner) {
             tracing::warn!(
                 "the tokenizer has no token for some characters and no unknown token: they are left out of the text"
+            );
+        }
+        if let Some(pattern) = ambiguous_pattern(&inner) {
+            tracing::warn!(
+                "the tokenizer splits text by the pattern {pattern:?}, which may match other characters than in transformers, such \
+                 as ½; compare the tokens of your texts, or write the pattern with categories such as \\p{{L}}"
             );
         }
         let (largest_id, end_of_text) = call(path, "reading its vocabulary", || {

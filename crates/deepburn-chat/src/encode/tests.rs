@@ -148,6 +148,9 @@ fn names_and_variables_without_effect_are_noticed() {
     );
     let sample = encoder(&template, EncodeOptions::default()).encode(&row).unwrap();
     assert_eq!(sample.findings, []);
+    let template = format!("{{% set style = style | default('') %}}{{{{ style }}}}Ada{TEMPLATE}");
+    let sample = encoder(&template, EncodeOptions::default()).encode(&row).unwrap();
+    assert_eq!(sample.findings, []);
 }
 
 #[test]
@@ -164,6 +167,17 @@ fn empty_answers_are_noticed() {
     let pair = row(json!({"prompt": "ab", "chosen": "", "rejected": "c"}));
     let pair = encoder(TEMPLATE, EncodeOptions::default()).encode_preference(&pair).unwrap();
     assert_eq!(pair.findings, [empty("chosen")]);
+    let answer = |content: Value| json!([{"role": "assistant", "content": content}]);
+    let prompt = json!([{"role": "user", "content": "a"}, {"role": "assistant", "content": ""}]);
+    assert_eq!(findings(json!({"prompt": prompt, "completion": answer(json!("b"))})), []);
+    let parts = json!([{"type": "text", "text": ""}]);
+    let found = findings(json!({"prompt": prompt, "completion": answer(parts)}));
+    assert!(found.contains(&empty("prompt + completion[2]")), "{found:?}");
+    let rejected =
+        json!({"prompt": prompt, "chosen": answer(json!("b")), "rejected": answer(json!(""))});
+    let pair =
+        encoder(TEMPLATE, EncodeOptions::default()).encode_preference(&row(rejected)).unwrap();
+    assert_eq!(pair.findings, []);
 }
 
 #[test]

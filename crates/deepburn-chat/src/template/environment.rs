@@ -17,6 +17,9 @@ use super::tags::{GENERATION, ITERABLE};
 /// tokens needs less.
 pub(super) const MAX_STEPS: u64 = 2_000_000;
 
+/// The maximum number of digits of a width or a precision in `str.format`.
+const MAX_WIDTH_DIGITS: usize = 6;
+
 /// The variable with the two characters that surround generated text.
 pub(super) const MARKERS: &str = "__deepburn_markers";
 
@@ -107,7 +110,20 @@ fn method(state: &mut State, value: &Value, name: &str, args: &[Value]) -> Resul
             _ => {}
         }
     }
+    if let Some(text) = value.as_str().filter(|text| name == "format" && has_large_width(text)) {
+        // The text would be allocated before its length counts as work.
+        let reason =
+            format!("the format `{text}` has a number of more than {MAX_WIDTH_DIGITS} digits");
+        return Err(Error::new(ErrorKind::InvalidOperation, reason));
+    }
     pycompat::unknown_method_callback(state, value, name, args)
+}
+
+/// Returns whether a replacement field of a format has a number with too many digits.
+fn has_large_width(format: &str) -> bool {
+    let fields = format.split('{').skip(1).filter_map(|it| it.split('}').next());
+    let mut numbers = fields.flat_map(|field| field.split(|it: char| !it.is_ascii_digit()));
+    numbers.any(|digits| digits.len() > MAX_WIDTH_DIGITS)
 }
 
 /// Directives of `strftime` whose output does not depend on the locale, the platform or the time zone.

@@ -37,6 +37,8 @@ use deepburn_models::{
     TextClassifierConfig, TextLimits,
 };
 
+use serde_json::{Map, Value};
+
 use crate::data::causal::{model_config, without_dtype};
 use crate::data::companions::Companions;
 use crate::data::job_tokenizer::JobTokenizer;
@@ -149,10 +151,13 @@ impl ClassifierRecipe for Classification<ClassifierConfig> {
                 body.vocab_size
             )));
         }
-        let given = job.model.config.get("num_labels").and_then(serde_json::Value::as_u64);
+        let given = job.model.config.get("num_labels").and_then(Value::as_u64);
         let special = ["bos_token_id", "eos_token_id", "pad_token_id"];
         let body = with_special_tokens(body, job, Some(&texts.tokenizer), vocabulary, &special)?;
         check_special_tokens(job, body.vocab_size)?;
+        if names.is_none() && body.extra.is_sequence_classifier() && !names_classes(job) {
+            check_unnamed_classes(&texts)?;
+        }
         let names = all_names(names, job, &texts)?;
         let needed = num_outputs(names.as_ref(), &texts);
         let outputs = ("num_labels", given.unwrap_or(0) as usize, needed);
@@ -246,6 +251,23 @@ fn all_names(
             found().map_err(Failure::mistake)
         }
     }
+}
+
+/// Refuses named labels for a pretrained classifier whose classes have no names, because nothing says which of them is
+/// which.
+///
+/// # Errors
+/// Returns a user's mistake that proposes the names in alphabetical order.
+fn check_unnamed_classes(texts: &Texts) -> Result<(), Failure> {
+    let Some(names) = texts.classes.names() else { return Ok(()) };
+    let numbered = |(number, name)| (format!("{number}"), Value::from(name));
+    let proposed: Map<String, Value> =
+        names.iter().map(String::as_str).enumerate().map(numbered).collect();
+    Err(Failure::mistake(format!(
+        "model.config.id2label: missing: the classes of model.pretrained have numbers only and the labels have names, so \
+         nothing says which is which; write \"id2label\": {} if that is their order",
+        Value::Object(proposed)
+    )))
 }
 
 /// Returns the number of classes that the model needs, or of numbers to predict.

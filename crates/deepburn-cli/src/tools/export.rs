@@ -35,6 +35,9 @@ use crate::run::signals::Signals;
 use crate::tools::export::hyperparameters::hyperparameters;
 use crate::tools::export::text_metadata::TextMetadata;
 
+/// The name of the file for Ollama.
+const MODELFILE: &str = "Modelfile";
+
 /// Options of `deepburn export`.
 #[derive(Debug, Args)]
 pub(crate) struct ExportArguments {
@@ -191,7 +194,10 @@ impl ExportedFile {
         if path.is_dir() || path.file_name().is_none() {
             return Err(refused("is a folder; give the name of a file"));
         }
-        if path.exists() {
+        if path.file_name().is_some_and(|name| name == MODELFILE) {
+            return Err(refused("is the name of the file for Ollama; give another name"));
+        }
+        if path.symlink_metadata().is_ok() {
             return Err(refused("exists and is not overwritten; give another name"));
         }
         let folder = path.parent().filter(|it| !it.as_os_str().is_empty());
@@ -227,7 +233,8 @@ impl ExportedFile {
                 path.display()
             )));
         }
-        let partial = path.with_extension("partial");
+        // Exports to one folder at the same time have a partial file each.
+        let partial = self.path.with_file_name(format!("{}.Modelfile.partial", self.name()));
         let refused = |error: io::Error| {
             Failure::mistake(format!(
                 "--out: {} cannot be written ({error}); give another folder",
@@ -240,7 +247,7 @@ impl ExportedFile {
     }
 
     fn modelfile_path(&self) -> PathBuf {
-        self.path.with_file_name("Modelfile")
+        self.path.with_file_name(MODELFILE)
     }
 
     /// Writes all tensors. A signal ends the export after the current tensor.

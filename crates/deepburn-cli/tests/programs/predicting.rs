@@ -143,6 +143,18 @@ fn predictions_of_gpt2_have_its_test_accuracy() {
     let next = next.with("model.config", json!({"id2label": {"0": "ugly", "1": "fine"}}));
     next.train();
     assert_eq!(config(&next)["label2id"], json!({"ugly": 0, "fine": 1}));
+
+    // Nothing says which class of a model without names a label with a name is.
+    let file = job.folder().join("output/model/config.json");
+    let mut unnamed = config(&job);
+    unnamed["id2label"] = json!({"0": "LABEL_0", "1": "LABEL_1"});
+    unnamed["label2id"] = json!({"LABEL_0": 0, "LABEL_1": 1});
+    fs::write(file, unnamed.to_string()).unwrap();
+    let next = named(reviews()).with("model", json!({"pretrained": job.folder().join("output")}));
+    let proposed = json!({"0": NAMES[0], "1": NAMES[1]});
+    let parts = ["model.config.id2label: missing", &format!("\"id2label\": {proposed}")];
+    next.run().failed(2, &parts);
+    next.with("model.config", json!({"id2label": proposed})).train();
 }
 
 #[test]

@@ -112,12 +112,14 @@ fn near(row: &StepRow, expected: &StepRow, what: &str) {
 #[test]
 fn packed_documents_train_as_if_alone() {
     const RATE: f64 = 1000.0;
-    /// Relative to the largest element of a gradient. The sums over positions have another order. On flex, the largest
-    /// difference that was seen is below 1e-6; on wgpu, whose kernels add longer runs in f32, it is 1.01e-6.
-    const GRADIENT: f32 = 2e-6;
     let Some(golden) = golden() else { return };
-    // Gemma 3 has windows that are shorter than the documents.
-    for (backend, model) in backends().flat_map(|it| ["qwen2", "gemma3"].map(|model| (it, model))) {
+    // Mistral has windows that are shorter than the documents.
+    let models = ["qwen2", "mistral_window"];
+    for (backend, model) in backends().flat_map(|it| models.map(|model| (it, model))) {
+        // Relative to the largest element of a gradient. The sums over positions have another order. The largest
+        // difference that was seen on flex is 4e-7. Kernels of devices are chosen at run time, with an order of their
+        // own: 1e-6 to 5e-6 on wgpu in software. A token of another document would change more than 1e-3.
+        let bound = if backend == "flex" { 1e-6 } else { 1e-5 };
         let folder = golden.join("models").join(model);
         let train = |packing: bool| {
             let trained = Job::tiny()
@@ -138,7 +140,8 @@ fn packed_documents_train_as_if_alone() {
         };
         let (packed, alone) = (train(true), train(false));
         let [step, expected] = [&packed, &alone].map(|it| &it.steps[0]);
-        assert!((step.loss - expected.loss).abs() < 1e-6 * expected.loss, "{step:?} {expected:?}");
+        let loss = f64::from(bound) * expected.loss;
+        assert!((step.loss - expected.loss).abs() < loss, "{step:?} {expected:?}");
         let before = tensors(&fs::read(folder.join("model.safetensors")).unwrap());
         for (((name, before), (_, packed)), (_, alone)) in
             before.iter().zip(packed.tensors()).zip(alone.tensors())
@@ -150,7 +153,7 @@ fn packed_documents_train_as_if_alone() {
             };
             let (difference, size) = (distance(&packed, &alone), distance(before, &alone));
             assert!(
-                difference <= GRADIENT * size,
+                difference <= bound * size,
                 "{backend}, {model}, {name}: {difference} of {size}"
             );
         }

@@ -176,8 +176,17 @@ pub(crate) fn tensors(file: &[u8]) -> Vec<(String, Vec<f32>)> {
         .unwrap()
         .iter()
         .map(|(name, view)| {
-            let bytes = view.data().chunks_exact(4);
-            let values = bytes.map(|it| f32::from_le_bytes(it.try_into().unwrap())).collect();
+            let values = match view.dtype() {
+                safetensors::Dtype::F32 => {
+                    let bytes = view.data().chunks_exact(4);
+                    bytes.map(|it| f32::from_le_bytes(it.try_into().unwrap())).collect()
+                }
+                safetensors::Dtype::BF16 => {
+                    let bytes = view.data().chunks_exact(2);
+                    bytes.map(|it| f32::from_le_bytes([0, 0, it[0], it[1]])).collect()
+                }
+                other => panic!("{name} is {other:?}"),
+            };
             (name.to_owned(), values)
         })
         .collect();

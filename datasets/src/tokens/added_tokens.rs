@@ -12,7 +12,7 @@ use tokenizers::AddedToken;
 
 /// A part of a text.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Section {
+pub(crate) struct TextSection {
     /// Its bytes.
     pub(crate) range: Range<usize>,
     /// The added token that it is, if it is one.
@@ -22,11 +22,11 @@ pub(crate) struct Section {
 /// The added tokens of a tokenizer.
 pub(crate) struct AddedTokens {
     /// The tokens that are matched before normalization, and the others.
-    passes: [Pass; 2],
+    passes: [TokenSearch; 2],
 }
 
 /// The tokens of a search.
-struct Pass {
+struct TokenSearch {
     /// The automaton of their texts.
     search: AhoCorasick,
     /// The tokens by the number of their pattern.
@@ -56,7 +56,7 @@ impl AddedTokens {
         }
         let pass = |is_normalized| {
             let tokens = tokens.iter().filter(|(_, it)| it.normalized == is_normalized);
-            Pass::new(tokens.map(|(id, it)| (*id, it.clone())).collect())
+            TokenSearch::new(tokens.map(|(id, it)| (*id, it.clone())).collect())
         };
         Some(Self { passes: [pass(false)?, pass(true)?] })
     }
@@ -67,7 +67,7 @@ impl AddedTokens {
     }
 
     /// Returns the sections of a text. None is empty.
-    pub(crate) fn sections(&self, text: &str) -> Vec<Section> {
+    pub(crate) fn sections(&self, text: &str) -> Vec<TextSection> {
         let mut sections = Vec::new();
         for section in self.passes[0].sections(text, 0) {
             match section.token {
@@ -82,7 +82,7 @@ impl AddedTokens {
     }
 }
 
-impl Pass {
+impl TokenSearch {
     /// Creates a search. `None` if the automaton is too large.
     fn new(tokens: Vec<(u32, AddedToken)>) -> Option<Self> {
         let search = AhoCorasick::builder()
@@ -93,12 +93,12 @@ impl Pass {
 
     /// Returns the sections of a text that starts at byte `offset` of another
     /// one.
-    fn sections(&self, text: &str, offset: usize) -> Vec<Section> {
+    fn sections(&self, text: &str, offset: usize) -> Vec<TextSection> {
         let mut sections = Vec::new();
         let mut push = |range: Range<usize>, token| {
             if !range.is_empty() {
                 let range = offset + range.start..offset + range.end;
-                sections.push(Section { range, token });
+                sections.push(TextSection { range, token });
             }
         };
         let mut at = 0;

@@ -3,7 +3,7 @@
 //! The library spends most of its time on copies of the text with the origin
 //! of each byte, and on words that it encoded before. [`WordEncoder`] splits
 //! the text without copies, and calls the library only for words that are not
-//! in its cache. It has the tokenizers whose definition [`Pipeline`] recognizes.
+//! in its cache. It has the tokenizers whose definition [`WordPipeline`] recognizes.
 //! A text for which a word may depend on its surroundings is not encoded here.
 
 use std::fmt;
@@ -16,11 +16,11 @@ use serde_json::Value;
 use tokenizers::{Encoding, Model, ModelWrapper, Token};
 use unicode_normalization::is_nfc;
 
-use crate::tokens::added_tokens::{AddedTokens, Section};
+use crate::tokens::added_tokens::{AddedTokens, TextSection};
 use crate::tokens::alphabet::ModelWord;
-use crate::tokens::pipeline::Pipeline;
 use crate::tokens::splitter::{Splitter, Stop, WordSink};
 use crate::tokens::word_cache::WordCache;
+use crate::tokens::word_pipeline::WordPipeline;
 
 /// Bytes of the word caches of all threads.
 const CACHE_BYTES: usize = 64 << 20;
@@ -41,16 +41,16 @@ pub(crate) struct WordEncoder {
     /// The tokens that the text may spell out.
     added: AddedTokens,
     /// The steps from the text between them to tokens.
-    pipeline: Pipeline,
+    pipeline: WordPipeline,
     /// The ids before and after a text, without and with surrounding tokens.
     surroundings: [[Vec<u32>; 2]; 2],
     /// The memory of calls that ended. A call takes one of them, or creates
     /// another, so there are as many as concurrent calls.
-    idle: Mutex<Vec<Memory>>,
+    idle: Mutex<Vec<EncoderMemory>>,
 }
 
 /// What a call remembers for the next one.
-struct Memory {
+struct EncoderMemory {
     /// The tokens of words.
     words: WordCache,
     /// The memory of each splitter.
@@ -70,7 +70,7 @@ impl WordEncoder {
     /// which `declared` added tokens were declared. `None` if its text cannot
     /// be encoded word by word.
     pub(crate) fn new(library: &tokenizers::Tokenizer, declared: Option<usize>) -> Option<Self> {
-        let pipeline = Pipeline::new(library)?;
+        let pipeline = WordPipeline::new(library)?;
         let added = AddedTokens::new(library, declared)?;
         // These tokens are searched in the normalized text.
         let is_unchanged = |it: &str| {
@@ -103,7 +103,7 @@ impl WordEncoder {
         let [before, after] = &self.surroundings[usize::from(is_surrounded)];
         encoded.push(before, before.iter().map(|_| 0..0));
         let idle = self.idle().pop();
-        let mut memory = idle.unwrap_or_else(|| Memory::new(&self.pipeline.splitters));
+        let mut memory = idle.unwrap_or_else(|| EncoderMemory::new(&self.pipeline.splitters));
         let outcome = self.add_text(model, text, &mut memory, &mut encoded);
         self.idle().push(memory);
         match outcome {
@@ -117,7 +117,7 @@ impl WordEncoder {
     }
 
     /// Returns the idle memory. No call panics while it is locked.
-    fn idle(&self) -> MutexGuard<'_, Vec<Memory>> {
+    fn idle(&self) -> MutexGuard<'_, Vec<EncoderMemory>> {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -126,12 +126,12 @@ impl WordEncoder {
         &self,
         model: &ModelWrapper,
         text: &str,
-        memory: &mut Memory,
+        memory: &mut EncoderMemory,
         encoded: &mut EncodedText,
     ) -> Result<(), Stop> {
-        let Memory { words, searches } = memory;
+        let EncoderMemory { words, searches } = memory;
         let (mut prefixed, mut mapped) = (String::new(), ModelWord::default());
-        for Section { range, token } in self.added.sections(text) {
+        for TextSection { range, token } in self.added.sections(text) {
             if let Some(token) = token {
                 encoded.push(&[token], [range].into_iter());
                 continue;
@@ -182,7 +182,7 @@ impl EncodedText {
     }
 }
 
-impl Memory {
+impl EncoderMemory {
     /// Creates the memory of a call.
     fn new(splitters: &[Splitter]) -> Self {
         let [min, max] = THREAD_CACHE_BYTES;

@@ -47,7 +47,7 @@ impl Prefix {
 }
 
 /// The steps from a section of the text to its tokens.
-pub(crate) struct Pipeline {
+pub(crate) struct WordPipeline {
     /// Whether the text is normalized to NFC.
     pub(crate) is_nfc: bool,
     /// Where a space is put before the text.
@@ -58,7 +58,7 @@ pub(crate) struct Pipeline {
     pub(crate) alphabet: Alphabet,
 }
 
-impl Pipeline {
+impl WordPipeline {
     /// Returns the pipeline of a tokenizer. `None` if its text cannot be encoded
     /// word by word.
     pub(crate) fn new(library: &tokenizers::Tokenizer) -> Option<Self> {

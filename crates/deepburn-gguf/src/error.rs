@@ -37,7 +37,7 @@ impl GgufError {
 }
 
 /// Returns the first characters of a name from a file, so that a malformed file cannot fill the terminal.
-fn shortened(name: &str) -> String {
+pub(crate) fn shortened(name: &str) -> String {
     const LIMIT: usize = 100;
     let escaped: String = name.chars().take(LIMIT).flat_map(char::escape_debug).collect();
     match name.chars().nth(LIMIT) {

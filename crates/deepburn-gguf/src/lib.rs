@@ -7,7 +7,7 @@
 //!
 //! [`Hyperparameters`] describes a decoder as llama.cpp does: metadata, names and layouts of tensors. [`GgufTokenizer`] and
 //! [`GgufSpecialTokens`] do so for a `tokenizer.json`. A model that llama.cpp would compute in another way is an error that
-//! names the field.
+//! names the field. [`Hyperparameters::read`] reads a model back, from a file of this crate or of llama.cpp's converter.
 //!
 //! Only little-endian files of version 3 are supported, and the tensor types of [`TensorType`]. The format is
 //! documented at <https://github.com/ggml-org/ggml/blob/master/docs/gguf.md>.

@@ -3,6 +3,8 @@
 //! The numbers of the types are `gguf_metadata_value_type` in
 //! <https://github.com/ggml-org/ggml/blob/master/docs/gguf.md>.
 
+use crate::error::shortened;
+
 /// Defines [`Value`] and [`Array`] from the list of number types: variant, Rust type and number in files.
 macro_rules! values {
     ($($variant:ident, $type:ty, $id:literal, $doc:literal;)*) => {
@@ -38,6 +40,16 @@ macro_rules! values {
                     Self::Bool(_) => BOOL,
                     Self::String(_) => STRING,
                     Self::Array(_) => ARRAY,
+                }
+            }
+
+            /// Returns the value for a message, which a malformed file cannot make long.
+            pub(crate) fn shown(&self) -> String {
+                match self {
+                    $(Self::$variant(value) => value.to_string(),)*
+                    Self::Bool(value) => value.to_string(),
+                    Self::String(text) => format!("`{}`", shortened(text)),
+                    Self::Array(array) => format!("a list of {} values", array.len()),
                 }
             }
 

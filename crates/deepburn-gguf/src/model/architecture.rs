@@ -63,6 +63,17 @@ impl Architecture {
         matches!(self, Self::Gemma2 | Self::Gemma3)
     }
 
+    /// Returns the number of layers of which the last one has no window, in models with windows; 0 if all layers have one.
+    /// `None` for models that llama.cpp gives no windows, so that a file has to say which layers have one.
+    pub(crate) const fn window_period(self) -> Option<usize> {
+        match self {
+            Self::Gemma2 => Some(2),
+            Self::Gemma3 => Some(6),
+            Self::Phi3 => Some(0),
+            Self::Gpt2 | Self::Llama | Self::Qwen2 | Self::Qwen3 => None,
+        }
+    }
+
     /// Returns the activation that llama.cpp computes, as named in `config.json`.
     pub(crate) const fn activation(self) -> &'static str {
         match self {

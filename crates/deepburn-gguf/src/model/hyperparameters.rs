@@ -122,7 +122,7 @@ impl Hyperparameters {
     }
 
     /// Returns the `query_pre_attn_scalar` that llama.cpp computes with.
-    fn supported_query_scalar(&self) -> usize {
+    pub(super) fn supported_query_scalar(&self) -> usize {
         // The models with 27B parameters, which llama.cpp recognizes by the number of their layers.
         let is_27b = matches!(
             (self.architecture, self.num_layers()),
@@ -267,30 +267,31 @@ impl Hyperparameters {
         self.push_rope(metadata)
     }
 
-    /// Appends the keys of windows. Only the architectures of Gemma have windows in llama.cpp. phi3 needs the key to
-    /// tell Phi 4 from Phi 3.
+    /// Appends the keys of windows. llama.cpp reads them for Gemma only; for other architectures, they are here for
+    /// [`read`](Self::read). phi3 needs the key to tell Phi 4 from Phi 3.
     fn push_windows(&self, metadata: &mut Metadata) -> Result<(), GgufError> {
         let architecture = self.architecture;
-        let window = self.windows.iter().flatten().next().copied();
-        if !architecture.is_gemma() && architecture != Architecture::Phi3 {
-            return Ok(());
-        }
-        if let Some(window) = window.or((architecture == Architecture::Phi3).then_some(0)) {
-            metadata.push(format!("{architecture}.attention.sliding_window"), size(window)?)?;
-        }
-        // Every second layer of Gemma 2 has the window, and five of six of Gemma 3.
-        let period = if architecture == Architecture::Gemma2 { 2 } else { 6 };
-        let is_usual = |(layer, window): (usize, &Option<usize>)| {
-            window.is_some() == (layer % period < period - 1)
+        let Some(window) = self.window() else {
+            return match architecture {
+                Architecture::Phi3 => metadata.push("phi3.attention.sliding_window", 0_u32),
+                _ => Ok(()),
+            };
         };
-        if architecture.is_gemma()
-            && window.is_some()
-            && !self.windows.iter().enumerate().all(is_usual)
-        {
+        metadata.push(format!("{architecture}.attention.sliding_window"), size(window)?)?;
+        let period = architecture.window_period();
+        let is_usual = |(layer, window): (usize, &Option<usize>)| {
+            period.is_some_and(|period| window.is_some() == has_window(layer, period))
+        };
+        if !self.windows.iter().enumerate().all(is_usual) {
             let pattern: Vec<bool> = self.windows.iter().map(Option::is_some).collect();
             metadata.push(format!("{architecture}.attention.sliding_window_pattern"), pattern)?;
         }
         Ok(())
+    }
+
+    /// Returns the window of the layers that have one.
+    pub(super) fn window(&self) -> Option<usize> {
+        self.windows.iter().flatten().next().copied()
     }
 
     /// Appends the keys of rotations.
@@ -321,4 +322,9 @@ impl Hyperparameters {
             _ => TensorLayout::Same,
         }
     }
+}
+
+/// Returns whether a layer has a window if the last one of `period` layers has none; 0 stands for a window in all layers.
+pub(super) fn has_window(layer: usize, period: usize) -> bool {
+    period == 0 || layer % period < period - 1
 }

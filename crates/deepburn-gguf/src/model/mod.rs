@@ -4,8 +4,13 @@
 //! <https://github.com/ggml-org/llama.cpp>.
 
 mod architecture;
+mod config_fields;
 mod hyperparameters;
+mod model_keys;
+mod model_reader;
+mod model_tensors;
 mod rope;
+mod rope_reader;
 mod tensor_layout;
 mod tensor_name;
 

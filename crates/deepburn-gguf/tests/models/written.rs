@@ -1,45 +1,8 @@
 //! Hyperparameters, names and layouts of models.
 
-use deepburn_gguf::{
-    Architecture, FileType, GgufRope, Hyperparameters, Metadata, RopeScaling, TensorLayout, Value,
-};
+use deepburn_gguf::{Architecture, GgufRope, Hyperparameters, RopeScaling, TensorLayout, Value};
 
-fn model(architecture: Architecture) -> Hyperparameters {
-    let is_gpt2 = architecture == Architecture::Gpt2;
-    let is_gemma = architecture.is_gemma();
-    let rope = GgufRope { width: 16, theta: 1e4, scaling: RopeScaling::Default };
-    Hyperparameters {
-        architecture,
-        vocab_size: 99,
-        context_length: 128,
-        width: 64,
-        feed_forward: 96,
-        heads: 4,
-        key_value_heads: if is_gpt2 { 4 } else { 2 },
-        head_width: 16,
-        epsilon: 1e-5,
-        activation: match architecture {
-            Architecture::Gpt2 => "gelu_new".to_owned(),
-            _ if is_gemma => "gelu_pytorch_tanh".to_owned(),
-            _ => "silu".to_owned(),
-        },
-        is_tied: true,
-        has_output_bias: is_gpt2,
-        has_feed_forward_bias: is_gpt2,
-        query_scalar: 16.0,
-        attention_soft_cap: (architecture == Architecture::Gemma2).then_some(50.0),
-        logit_soft_cap: (architecture == Architecture::Gemma2).then_some(30.0),
-        windows: vec![None; 2],
-        rope: (!is_gpt2).then_some(rope),
-        window_rope: None,
-    }
-}
-
-fn metadata(model: &Hyperparameters) -> Metadata {
-    let mut metadata = Metadata::new();
-    model.push_metadata("a model", FileType::F16, &mut metadata).unwrap();
-    metadata
-}
+use crate::model_file::{metadata, model};
 
 fn error(model: &Hyperparameters) -> String {
     model.check().unwrap_err().to_string()
@@ -209,8 +172,17 @@ fn windows_of_gemma_have_a_pattern_if_they_are_unusual() {
     let pattern = metadata(&model).get("gemma2.attention.sliding_window_pattern").cloned();
     assert_eq!(pattern, Some(Value::from(vec![false, true])));
     assert!(model.notes().is_empty());
+    // Others have a pattern in any case, because llama.cpp gives them no windows.
     model.architecture = Architecture::Llama;
+    (model.attention_soft_cap, model.logit_soft_cap) = (None, None);
+    model.activation = "silu".to_owned();
     assert!(model.notes()[0].contains("32 tokens"));
+    let pattern = metadata(&model).get("llama.attention.sliding_window_pattern").cloned();
+    assert_eq!(pattern, Some(Value::from(vec![false, true])));
+    model.windows = vec![Some(32); 2];
+    assert_eq!(metadata(&model).get("llama.attention.sliding_window"), Some(&Value::U32(32)));
+    let pattern = metadata(&model).get("llama.attention.sliding_window_pattern").cloned();
+    assert_eq!(pattern, Some(Value::from(vec![true; 2])));
 }
 
 #[test]

@@ -6,6 +6,9 @@ use crate::field_reader::FieldReader;
 use crate::header::{MAGIC, VERSION};
 use crate::{GgufError, GgufHeader, Metadata, TensorInfo, TensorType};
 
+/// An older version, whose little-endian files are the same.
+const VERSION_2: u32 = 2;
+
 impl GgufHeader {
     /// Reads the header of a file with `file_len` bytes. Returns it and the position of the first tensor.
     ///
@@ -13,7 +16,7 @@ impl GgufHeader {
     /// texts.
     ///
     /// # Errors
-    /// Returns an error that names the field if the file is not a little-endian GGUF file of version 3, is incomplete,
+    /// Returns an error that names the field if the file is not a little-endian GGUF file of version 2 or 3, is incomplete,
     /// or has bytes after the last tensor. The rules of [`Metadata::push`], [`GgufHeader::new`] and [`GgufHeader::push`] hold
     /// too, and tensors must follow each other without gaps, which llama.cpp requires.
     pub fn read(input: impl Read, file_len: u64) -> Result<(Self, u64), GgufError> {
@@ -55,8 +58,10 @@ fn read_start(fields: &mut FieldReader<impl Read>) -> Result<(usize, usize), Ggu
     if version == VERSION.swap_bytes() {
         return Err(GgufError::field("version", "the file is big-endian; convert it first"));
     }
-    if version != VERSION {
-        let problem = format!("is {version}; supported is {VERSION}; convert the model again");
+    if ![VERSION, VERSION_2].contains(&version) {
+        let problem = format!(
+            "is {version}; supported are {VERSION_2} and {VERSION}; convert the model again"
+        );
         return Err(GgufError::field("version", problem));
     }
     let (num_tensors, num_pairs) =

@@ -7,10 +7,10 @@
 //!
 //! [`Hyperparameters`] describes a decoder as llama.cpp does: metadata, names and layouts of tensors. [`GgufTokenizer`] and
 //! [`GgufSpecialTokens`] do so for a `tokenizer.json`. A model that llama.cpp would compute in another way is an error that
-//! names the field. [`Hyperparameters::read`] reads a model back, from a file of this crate or of llama.cpp's converter.
+//! names the field. [`Hyperparameters::read`], [`GgufTokenizer::from_metadata`] and [`GgufSpecialTokens::from_metadata`]
+//! read a file back, of this crate or of llama.cpp's converter.
 //!
-//! Only little-endian files of version 3 are supported, and the tensor types of [`TensorType`]. The format is
-//! documented at <https://github.com/ggml-org/ggml/blob/master/docs/gguf.md>.
+//! Little-endian files of versions 2 and 3 can be read, with the tensor types of [`TensorType`]. The format is documented at <https://github.com/ggml-org/ggml/blob/master/docs/gguf.md>.
 //!
 //! ```
 //! use deepburn_gguf::{GgufReader, GgufWriter, GgufHeader, Metadata, TensorType};

@@ -146,4 +146,14 @@ fn other_files_are_named() {
     assert!(read(b"GGUF\x01\x00\x00\x00").contains("is 1"));
     let many = [&b"GGUF\x03\0\0\0"[..], &(1_u64 << 60).to_le_bytes(), &[0; 8]].concat();
     assert!(read(&many).contains("number of tensors"));
+    // A key `a` with a list.
+    let list = |elements: u32, rest: &[u8]| {
+        let key = [&1_u64.to_le_bytes()[..], b"a", &9_u32.to_le_bytes()].concat();
+        let start = [&b"GGUF\x03\0\0\0"[..], &[0; 8], &1_u64.to_le_bytes()].concat();
+        let list = [&elements.to_le_bytes()[..], &1_u64.to_le_bytes()].concat();
+        read(&[&start[..], &key, &list, rest].concat())
+    };
+    let text = list(8, &[&1_u64.to_le_bytes()[..], b"\xff"].concat());
+    assert!(text.contains("metadata `a`: is not UTF-8"), "{text}");
+    assert!(list(9, &[0; 16]).contains("array of arrays"));
 }

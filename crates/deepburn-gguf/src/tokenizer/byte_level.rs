@@ -35,7 +35,7 @@ pub(super) fn tokenizer(
         types,
         scores: None,
         merges: Some(merges),
-        add_space_prefix: None,
+        space_prefix: None,
         notes: if is_nfc { vec![NFC] } else { Vec::new() },
     })
 }

@@ -1,4 +1,4 @@
-//! The tokenizer of a model as metadata, made from its `tokenizer.json`.
+//! The tokenizer of a model as metadata, made from its `tokenizer.json` or read from a file.
 //!
 //! Main type: [`GgufTokenizer`]. llama.cpp has two kinds that DeepBurn's models use: byte-level BPE (`gpt2`) with a
 //! pre-tokenizer, which it knows by name, and SentencePiece (`llama`), whose tokens have scores. A tokenizer that has
@@ -11,8 +11,12 @@ mod byte_level;
 mod definition;
 mod pre_tokenizer;
 mod sentence_piece;
+mod space_prefix;
 mod special_tokens;
+mod special_tokens_reader;
 mod template;
+mod tokenizer_json;
+mod tokenizer_reader;
 mod vocabulary;
 
 pub use special_tokens::GgufSpecialTokens;

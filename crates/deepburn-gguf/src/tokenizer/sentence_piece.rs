@@ -6,25 +6,16 @@ use serde_json::Value as Json;
 
 use super::GgufTokenizer;
 use super::definition::{Definition, invalid, kind, steps};
+use super::space_prefix::SpacePrefix;
 use super::vocabulary::{TokenType, tokens_by_id};
 use crate::GgufError;
 
 /// The character that stands for a space.
-const SPACE: &str = "\u{2581}";
+pub(super) const SPACE: &str = "\u{2581}";
 /// The score of tokens that no merge makes, as in llama.cpp's converter.
 const NO_MERGE: f32 = -1000.0;
 
 const PREFIX: &str = "llama.cpp adds a space before all texts, also before texts that begin with a space or follow a special token. They get one token more.";
-
-/// Whether a space is added before texts.
-#[derive(PartialEq)]
-enum SpacePrefix {
-    Never,
-    /// Before all texts.
-    Always,
-    /// Before texts that do not begin with a space, and, depending on the scheme, not after special tokens.
-    Metaspace,
-}
 
 /// Returns the tokenizer `llama` of llama.cpp.
 pub(super) fn tokenizer(
@@ -62,8 +53,8 @@ pub(super) fn tokenizer(
         types,
         scores: Some(scores),
         merges: None,
-        add_space_prefix: Some(space_prefix != SpacePrefix::Never),
-        notes: if space_prefix == SpacePrefix::Metaspace { vec![PREFIX] } else { Vec::new() },
+        space_prefix: Some(space_prefix),
+        notes: if space_prefix.scheme().is_some() { vec![PREFIX] } else { Vec::new() },
     })
 }
 
@@ -87,7 +78,7 @@ fn read_space_prefix(json: &Json, definition: &Definition) -> Result<SpacePrefix
     match (normalizer.as_slice(), pre_tokenizer.as_slice()) {
         ([replace], _) if is_nothing && is_replace(replace) => Ok(SpacePrefix::Never),
         ([prepend, replace], _) if is_nothing && is_prepend(prepend) && is_replace(replace) => {
-            Ok(SpacePrefix::Always)
+            Ok(SpacePrefix::EveryText)
         }
         ([], [space]) if kind(space) == "Metaspace" && space["replacement"] == SPACE => {
             // Split texts are merged in the same way if no token goes beyond a space.
@@ -100,10 +91,7 @@ fn read_space_prefix(json: &Json, definition: &Definition) -> Result<SpacePrefix
                 return Err(invalid("pre_tokenizer.split", problem));
             }
             let scheme = space["prepend_scheme"].as_str();
-            Ok(match scheme.is_some_and(|scheme| scheme != "never") {
-                true => SpacePrefix::Metaspace,
-                false => SpacePrefix::Never,
-            })
+            Ok(scheme.and_then(SpacePrefix::of_scheme).unwrap_or(SpacePrefix::Never))
         }
         _ => {
             let problem = format!(

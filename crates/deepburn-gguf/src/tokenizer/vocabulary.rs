@@ -5,11 +5,17 @@ use std::collections::HashMap;
 use serde_json::Value as Json;
 
 use super::definition::{Definition, invalid, kind, steps};
+use super::space_prefix::SpacePrefix;
 use super::{byte_level, sentence_piece};
 use crate::{GgufError, Metadata, Value};
 
 /// The note about [`AddedToken::has_rule`](super::definition::AddedToken).
 const RULES: &str = "llama.cpp does not remove spaces beside added tokens (`lstrip`, `rstrip`, `single_word`), except for Phi 3 if `general.name` says so. Texts with such spaces get other tokens.";
+
+/// Whether a space is added before texts.
+pub(super) const ADD_SPACE_PREFIX: &str = "tokenizer.ggml.add_space_prefix";
+/// Before which texts it is added, if `Metaspace` does it. llama.cpp does not know this key.
+pub(super) const PREPEND_SCHEME: &str = "deepburn.tokenizer.prepend_scheme";
 
 /// The type of a token (`llama_token_type` of llama.cpp).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,6 +35,31 @@ pub(super) enum TokenType {
     Byte = 6,
 }
 
+impl TokenType {
+    /// Returns the type with a number.
+    pub(super) fn from_id(id: i32) -> Option<Self> {
+        let all = [
+            Self::Normal,
+            Self::Unknown,
+            Self::Control,
+            Self::UserDefined,
+            Self::Unused,
+            Self::Byte,
+        ];
+        all.into_iter().find(|it| *it as i32 == id)
+    }
+
+    /// Returns whether tokens of this type are found in texts before they are split.
+    pub(super) fn is_added(self) -> bool {
+        matches!(self, Self::Unknown | Self::Control | Self::UserDefined)
+    }
+
+    /// Returns whether a row of the embedding has a token.
+    pub(super) fn is_in_vocabulary(self) -> bool {
+        self != Self::Unused
+    }
+}
+
 /// A tokenizer as llama.cpp describes it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct GgufTokenizer {
@@ -42,8 +73,8 @@ pub struct GgufTokenizer {
     pub(super) scores: Option<Vec<f32>>,
     /// `left right`, in BPE.
     pub(super) merges: Option<Vec<String>>,
-    /// Whether a space is added before a text, in SentencePiece.
-    pub(super) add_space_prefix: Option<bool>,
+    /// Where a space is added, in SentencePiece.
+    pub(super) space_prefix: Option<SpacePrefix>,
     /// See [`GgufTokenizer::notes`].
     pub(super) notes: Vec<&'static str>,
 }
@@ -135,8 +166,11 @@ impl GgufTokenizer {
         if let Some(merges) = &self.merges {
             metadata.push("tokenizer.ggml.merges", merges.clone())?;
         }
-        if let Some(add_space_prefix) = self.add_space_prefix {
-            metadata.push("tokenizer.ggml.add_space_prefix", add_space_prefix)?;
+        if let Some(prefix) = self.space_prefix {
+            metadata.push(ADD_SPACE_PREFIX, prefix != SpacePrefix::Never)?;
+            if let Some(scheme) = prefix.scheme() {
+                metadata.push(PREPEND_SCHEME, scheme)?;
+            }
         }
         Ok(())
     }
@@ -146,8 +180,7 @@ impl GgufTokenizer {
     /// Returns a token that llama.cpp needs in a model of this name and that does not exist. llama.cpp changes these tokens
     /// if the name says Phi 3.
     fn missing_token(&self, name: &str) -> Option<&'static str> {
-        let lowercase = name.to_ascii_lowercase();
-        if !lowercase.contains("phi-3") && !lowercase.contains("phi3") {
+        if !is_phi3(name) {
             return None;
         }
         let needed = ["</s>", "<unk>", "<s>", "<|endoftext|>"];
@@ -163,6 +196,12 @@ impl GgufTokenizer {
         );
         Err(GgufError::metadata(NAME, problem))
     }
+}
+
+/// Returns whether llama.cpp takes a model of this name for Phi 3.
+pub(super) fn is_phi3(name: &str) -> bool {
+    let lowercase = name.to_ascii_lowercase();
+    lowercase.contains("phi-3") || lowercase.contains("phi3")
 }
 
 /// Returns the text and the type of each row of the embedding.

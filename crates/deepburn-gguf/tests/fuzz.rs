@@ -2,12 +2,18 @@
 //!
 //! The time and memory limits of `deepburn-fuzz` apply. CONTRIBUTING.md has the command of the long run.
 
+#[path = "models/model_file.rs"]
+mod model_file;
+
 use std::io::Cursor;
 
 use deepburn_fuzz::{Mutator, fuzz};
 use deepburn_gguf::{
-    GgufHeader, GgufReader, GgufSpecialTokens, GgufTokenizer, Metadata, TensorType,
+    Architecture, GgufHeader, GgufReader, GgufRope, GgufSpecialTokens, GgufTokenizer,
+    Hyperparameters, Metadata, RopeScaling, TensorType, Value,
 };
+
+use model_file::{file, metadata, model};
 
 /// Lengths, counts, types and texts, as they are in files.
 const TOKENS: [&[u8]; 14] = [
@@ -123,6 +129,90 @@ fn mutated_tokenizers_are_read_or_refused() {
         match (GgufTokenizer::from_json(&json, 4), special.set_added_tokens(&json)) {
             (Ok(_), Ok(())) => accepted += 1,
             _ => refused += 1,
+        }
+    });
+    assert!(refused > 0 && accepted > 0, "{refused} {accepted}");
+}
+
+/// Files of models with both kinds of tokenizers, rotations with tensors of divisors, and windows.
+fn models() -> Vec<Vec<u8>> {
+    let llama3 = RopeScaling::Llama3 {
+        factor: 8.0,
+        low_freq_factor: 1.0,
+        high_freq_factor: 4.0,
+        original_len: 8192,
+    };
+    let rope = GgufRope { width: 16, theta: 5e5, scaling: llama3 };
+    let llama = Hyperparameters { rope: Some(rope), ..model(Architecture::Llama) };
+    let windows = vec![Some(5), None];
+    let gemma = Hyperparameters { windows, vocab_size: 264, ..model(Architecture::Gemma3) };
+    let texts = |texts: &[&str]| texts.iter().map(|it| (*it).to_owned()).collect::<Vec<_>>();
+    let mut byte_level = metadata(&llama);
+    let mut tokens: Vec<_> = (0..99).map(|id| format!("[PAD{id}]")).collect();
+    tokens.splice(0..4, texts(&["a", "b", "ab", "<|im_end|>"]));
+    let mut types = vec![5_i32; 99];
+    types.splice(0..4, [1, 1, 1, 3]);
+    let mut pieces = metadata(&gemma);
+    let mut parts = texts(&["<unk>", "<s>", "</s>", "a", "b", "ab", "c", "abc"]);
+    parts.extend((0..256).map(|byte| format!("<0x{byte:02X}>")));
+    let mut part_types = vec![2_i32, 3, 3, 1, 1, 1, 1, 1];
+    part_types.extend([6; 256]);
+    for (metadata, model, pre, tokens, types) in [
+        (&mut byte_level, "gpt2", "llama-bpe", tokens, types),
+        (&mut pieces, "llama", "default", parts, part_types),
+    ] {
+        for (key, value) in [
+            ("ggml.model", Value::from(model)),
+            ("ggml.pre", Value::from(pre)),
+            ("ggml.tokens", Value::from(tokens)),
+            ("ggml.token_type", Value::from(types)),
+            ("ggml.bos_token_id", Value::U32(1)),
+            ("ggml.eos_token_id", Value::U32(2)),
+            ("ggml.add_bos_token", Value::Bool(true)),
+            ("chat_template", Value::from("{{ messages }}")),
+        ] {
+            metadata.push(format!("tokenizer.{key}"), value).unwrap();
+        }
+    }
+    byte_level.push("tokenizer.ggml.merges", texts(&["a b"])).unwrap();
+    let scores: Vec<f32> = (0..264).map(|id| -(id as f32)).collect();
+    pieces.push("tokenizer.ggml.scores", scores).unwrap();
+    pieces.push("tokenizer.ggml.add_space_prefix", false).unwrap();
+    vec![file(&llama, byte_level, |_| {}), file(&gemma, pieces, |_| {})]
+}
+
+/// Reads the model and the tokenizer. Returns whether both were read without an error.
+fn read_model(bytes: Vec<u8>) -> bool {
+    let Ok(mut reader) = GgufReader::new(Cursor::new(bytes)) else { return false };
+    let Ok(model) = Hyperparameters::read(&mut reader) else { return false };
+    assert!(model.config_fields().contains_key("model_type"));
+    let metadata = reader.header().metadata();
+    let Ok(tokenizer) = GgufTokenizer::from_metadata(metadata, model.vocab_size) else {
+        return false;
+    };
+    let Ok(special) = GgufSpecialTokens::from_metadata(metadata, &tokenizer) else { return false };
+    assert!(tokenizer.to_json("phi3", &special)["model"]["vocab"].is_object());
+    assert!(special.tokenizer_config(&tokenizer).contains_key("add_bos_token"));
+    assert!(special.id_fields().contains_key("eos_token_id"));
+    true
+}
+
+#[test]
+fn mutated_models_are_read_or_refused() {
+    let models = models();
+    let headers = models.iter().map(|file| {
+        assert!(read_model(file.clone()));
+        GgufHeader::read(&file[..], file.len() as u64).unwrap().1 as usize
+    });
+    let headers: Vec<_> = headers.collect();
+    let (mut refused, mut accepted) = (0, 0);
+    fuzz(10_000, |mutator| {
+        let index = mutator.below(models.len());
+        let mut file = models[index].clone();
+        mutate(mutator, &mut file, headers[index]);
+        match read_model(file) {
+            true => accepted += 1,
+            false => refused += 1,
         }
     });
     assert!(refused > 0 && accepted > 0, "{refused} {accepted}");

@@ -12,6 +12,7 @@
 //! activations.rs     activations that a training pass saves for backward
 //! memory.rs          memory limits of the machine
 //! devices.rs         the device of each rank
+//! gguf_folder.rs     the files of a model folder that a GGUF file stands for
 //! model_folder.rs    the folder of a saved model
 //! model_sources.rs   a language model with its tokenizer, for tools
 //! made_folders.rs    folders that are created to check that they can be written to
@@ -20,6 +21,8 @@
 pub(crate) mod adapted_model;
 pub(crate) mod adapter_base;
 pub(crate) mod devices;
+#[cfg_attr(not(test), expect(dead_code, reason = "tools do not take GGUF files yet"))]
+pub(crate) mod gguf_folder;
 pub(crate) mod known_model;
 pub(crate) mod made_folders;
 pub(crate) mod memory;

@@ -89,3 +89,75 @@ fn rope(rotary: &Rotary) -> GgufRope {
     };
     GgufRope { width: rotary.width, theta: rotary.theta, scaling }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use deepburn_models::hf::{read_fields, read_small_file};
+    use serde_json::{Map, Value, json};
+
+    use super::*;
+    use crate::job::known_model::KnownModel;
+    use crate::models;
+
+    fn decoder(fields: Map<String, Value>) -> AnyDecoder {
+        match models::read_saved(fields).unwrap() {
+            KnownModel::LanguageModel(model) => model,
+            KnownModel::Classifier(_) => panic!("not a language model"),
+        }
+    }
+
+    /// Checks that the model of a `config.json` is the one of its hyperparameters.
+    fn is_described(fields: Map<String, Value>) {
+        let padding = fields.get("pad_token_id").cloned();
+        let model = decoder(fields);
+        let mut again = hyperparameters(&model).unwrap().config_fields();
+        again.extend(padding.map(|id| ("pad_token_id".to_owned(), id)));
+        assert_eq!(decoder(again).parts(), model.parts());
+    }
+
+    #[test]
+    fn hyperparameters_describe_the_whole_model() {
+        for fields in [
+            json!({"model_type": "gpt2", "n_embd": 48, "n_layer": 2, "n_head": 3, "n_inner": 96}),
+            json!({"model_type": "mistral", "sliding_window": 5, "num_hidden_layers": 2}),
+            json!({"model_type": "phi3", "num_hidden_layers": 2, "sliding_window": 7}),
+            // 2 of 6 elements, a share that has no exact f64.
+            json!({
+                "model_type": "phi3", "hidden_size": 18, "num_attention_heads": 3, "num_hidden_layers": 1,
+                "partial_rotary_factor": 1.0 / 3.0,
+            }),
+            json!({"model_type": "gemma2", "num_hidden_layers": 3}),
+            json!({"model_type": "gemma3_text", "num_hidden_layers": 7}),
+        ] {
+            is_described(fields.as_object().unwrap().clone());
+        }
+    }
+
+    #[test]
+    fn hyperparameters_describe_published_models() {
+        let data = std::env::var_os("DEEPBURN_TEST_DATA").map(PathBuf::from);
+        let golden = data.and_then(|data| Some(data.parent()?.join("golden/llm/models")));
+        let Some(golden) = golden.filter(|golden| golden.is_dir()) else { return };
+        for name in [
+            "gemma2",
+            "gemma3",
+            "llama3_tied",
+            "llama_linear",
+            "llama_untied_sharded",
+            "mistral_nemo",
+            "mistral_window",
+            "phi3_longrope",
+            "phi4",
+            "qwen2",
+            "qwen2_window",
+            "qwen2_yarn",
+            "qwen3",
+            "smollm2",
+        ] {
+            let file = golden.join(name).join("config.json");
+            is_described(read_fields(&read_small_file(&file).unwrap()).unwrap());
+        }
+    }
+}

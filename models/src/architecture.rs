@@ -57,6 +57,9 @@ pub trait Architecture: fmt::Debug + Send + Sync {
         self.parameters().iter().map(ParameterShape::num_elements).sum()
     }
 
+    /// Returns what the matrix at a module path is used for.
+    fn matrix_use(&self, path: &str) -> MatrixUse;
+
     /// Returns the width of the residual stream.
     fn width(&self) -> usize;
 
@@ -97,6 +100,17 @@ pub trait Architecture: fmt::Debug + Send + Sync {
         let documents = self.documents(float);
         ModelFolderWriter::create(folder, &self.weight_map(), float, documents)
     }
+}
+
+/// What a matrix is used for, which says along which axis a product adds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MatrixUse {
+    /// The weight of a linear layer, `[in, out]`.
+    Linear,
+    /// A row for each token, `[vocab, width]`: an embedding or a head.
+    TokenTable,
+    /// Anything else, such as a table of positions.
+    Other,
 }
 
 /// Builds the Burn module for a configuration on a backend.

@@ -28,7 +28,7 @@ mod weights;
 
 pub use activation::Activation;
 pub use architecture::{
-    Architecture, BuildModel, LanguageModelConfig, LanguageModelFamily, SavedConfig,
+    Architecture, BuildModel, LanguageModelConfig, LanguageModelFamily, MatrixUse, SavedConfig,
     TextClassifierConfig, TokenLimits,
 };
 pub use batch_shape::BatchShape;

@@ -1,6 +1,7 @@
 //! Frozen matrices in 8 or 4 bits: blocks of 64 elements with one scale each.
 //!
-//! Main types: [`BlockFormat`], which encodes, and [`QuantizedSlice`], which decodes any range of elements.
+//! Main types: [`BlockFormat`], which encodes, and [`QuantizedSlice`], which decodes any range of elements. [`rows`] has
+//! the formats of GGUF files. [`Encoding`] is one of either kind.
 //!
 //! ```text
 //! elements   | 64 elements | 64 elements | ...           in flat order
@@ -19,6 +20,7 @@
 //! Elements that were decoded in f32 and encoded again decode to the same elements, up to the rounding of scales.
 
 mod nf4;
+mod rows;
 mod scales;
 
 use std::ops::Range;
@@ -28,6 +30,8 @@ use rayon::prelude::*;
 use crate::blocks::vectorized;
 use crate::element::Element;
 use scales::BlockScales;
+
+pub use rows::{EncodedRows, RowFormat};
 
 /// The number of elements that share a scale.
 pub const QUANTIZED_BLOCK: usize = 64;
@@ -131,6 +135,59 @@ impl BlockFormat {
         let scale_words = self.code_words(values.len());
         BlockScales::store(self.has_quantized_scales(), &scales, &mut words[scale_words..]);
         words
+    }
+}
+
+/// How the elements of a matrix are encoded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Encoding {
+    /// In flat order.
+    Flat(BlockFormat),
+    /// Row by row.
+    Rows(RowFormat),
+}
+
+impl Encoding {
+    /// Returns the number of 32-bit words that hold `numel` elements.
+    pub fn words(self, numel: usize) -> usize {
+        match self {
+            Self::Flat(format) => format.words(numel),
+            Self::Rows(format) => format.words(numel),
+        }
+    }
+}
+
+impl From<BlockFormat> for Encoding {
+    fn from(format: BlockFormat) -> Self {
+        Self::Flat(format)
+    }
+}
+
+impl From<RowFormat> for Encoding {
+    fn from(format: RowFormat) -> Self {
+        Self::Rows(format)
+    }
+}
+
+/// An encoded matrix in host memory.
+#[derive(Debug, Clone, Copy)]
+pub enum EncodedMatrix<'a> {
+    /// In flat order.
+    Flat(QuantizedSlice<'a>),
+    /// Row by row.
+    Rows(EncodedRows<'a>),
+}
+
+impl EncodedMatrix<'_> {
+    /// Decodes the elements from `start` on, in row-major order, to `out`. Each element is rounded once.
+    ///
+    /// # Panics
+    /// Panics if the range reaches beyond the end.
+    pub fn decode<E: Element>(&self, start: usize, out: &mut [E]) {
+        match self {
+            Self::Flat(slice) => slice.decode(start, out),
+            Self::Rows(rows) => rows.decode(start, out),
+        }
     }
 }
 

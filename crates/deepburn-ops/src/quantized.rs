@@ -19,7 +19,9 @@ use burn_backend::tensor::{FloatTensor, IntTensor};
 use burn_backend::{Backend, DType, FloatDType, Shape, TensorData, TensorMetadata};
 use bytemuck::{Pod, cast_slice};
 use bytes::Bytes;
-use deepburn_kernels::{BlockFormat, Element, QuantizedSlice};
+use deepburn_kernels::{
+    BlockFormat, Element, EncodedMatrix, EncodedRows, Encoding, QuantizedSlice,
+};
 use half::{bf16, f16};
 use rayon::prelude::*;
 
@@ -34,7 +36,7 @@ const DECODED_AT_A_TIME: usize = 16 * 1024;
 pub struct QuantizedMatrix<B: Backend> {
     /// The words of the blocks, `[words]`.
     words: FloatTensor<B>,
-    format: BlockFormat,
+    encoding: Encoding,
     /// The rows and columns of the matrix whose elements were encoded in row-major order.
     stored: [usize; 2],
     is_transposed: bool,
@@ -43,20 +45,21 @@ pub struct QuantizedMatrix<B: Backend> {
 }
 
 impl<B: Backend> QuantizedMatrix<B> {
-    /// Returns the matrix of shape `[rows, columns]` whose elements [`quantize`] has encoded. In products, its elements
-    /// have type `dtype`: f32, f16 or bf16.
+    /// Returns the matrix of shape `[rows, columns]` with these encoded elements, such as the words of [`quantize`]. In
+    /// products, its elements have type `dtype`: f32, f16 or bf16.
     ///
     /// # Panics
     ///
-    /// Panics if the number of words is not the one of the format.
+    /// Panics if the number of words is not the one of the encoding.
     pub fn new(
         words: FloatTensor<B>,
-        format: BlockFormat,
+        encoding: impl Into<Encoding>,
         [rows, columns]: [usize; 2],
         dtype: DType,
     ) -> Self {
-        assert_eq!(words.shape().num_elements(), format.words(rows * columns), "words of blocks");
-        Self { words, format, stored: [rows, columns], is_transposed: false, dtype }
+        let encoding = encoding.into();
+        assert_eq!(words.shape().num_elements(), encoding.words(rows * columns), "words of blocks");
+        Self { words, encoding, stored: [rows, columns], is_transposed: false, dtype }
     }
 
     /// Returns the transposed matrix.
@@ -89,49 +92,58 @@ impl<B: Backend> QuantizedMatrix<B> {
     /// Returns all elements as a tensor.
     pub fn dequantized(&self) -> FloatTensor<B> {
         let shape = Shape::from(self.stored);
-        let whole = dequantize::<B>(self.words.clone(), self.format, shape, self.dtype);
+        let whole = dequantize::<B>(self.words.clone(), self.encoding, shape, self.dtype);
         if self.is_transposed { B::float_transpose(whole) } else { whole }
     }
 
     /// Returns the blocks in host memory.
     pub(crate) fn on_host(&self) -> HostBlocks {
-        let [rows, columns] = self.stored;
-        HostBlocks::new::<B>(self.words.clone(), self.format, rows * columns)
+        HostBlocks::new::<B>(self.words.clone(), self.encoding, self.stored)
     }
 }
 
 /// Blocks in host memory. A contiguous flex tensor is shared, not copied.
 pub(crate) struct HostBlocks {
     bytes: Bytes,
-    format: BlockFormat,
-    numel: usize,
+    encoding: Encoding,
+    /// The rows and columns.
+    shape: [usize; 2],
 }
 
 impl HostBlocks {
-    fn new<B: Backend>(words: FloatTensor<B>, format: BlockFormat, numel: usize) -> Self {
-        Self { bytes: float_bytes::<B>(words), format, numel }
+    fn new<B: Backend>(words: FloatTensor<B>, encoding: Encoding, shape: [usize; 2]) -> Self {
+        Self { bytes: float_bytes::<B>(words), encoding, shape }
     }
 
-    /// Returns the elements.
-    pub(crate) fn slice(&self) -> QuantizedSlice<'_> {
-        QuantizedSlice::new(self.format, self.numel, cast_slice(&self.bytes))
+    /// Returns the matrix.
+    pub(crate) fn matrix(&self) -> EncodedMatrix<'_> {
+        match self.encoding {
+            Encoding::Flat(format) => {
+                let numel = self.shape.iter().product();
+                let slice = QuantizedSlice::new(format, numel, cast_slice(&self.bytes));
+                EncodedMatrix::Flat(slice)
+            }
+            Encoding::Rows(format) => {
+                EncodedMatrix::Rows(EncodedRows::new(format, self.shape, &self.bytes))
+            }
+        }
     }
 
     /// Decodes all elements on all threads.
     fn decoded<E: Element + Pod>(&self) -> Vec<E> {
-        let mut values = vec![E::zeroed(); self.numel];
-        let slice = self.slice();
+        let mut values = vec![E::zeroed(); self.shape.iter().product()];
+        let matrix = self.matrix();
         let parts = values.par_chunks_mut(DECODED_AT_A_TIME).enumerate();
-        parts.for_each(|(part, out)| slice.decode(part * DECODED_AT_A_TIME, out));
+        parts.for_each(|(part, out)| matrix.decode(part * DECODED_AT_A_TIME, out));
         values
     }
 
     /// Decodes the rows `rows` of a matrix with rows of `width` elements.
     fn rows<E: Element + Pod>(&self, rows: &[i64], width: usize) -> Vec<E> {
         let mut values = vec![E::zeroed(); rows.len() * width];
-        let slice = self.slice();
+        let matrix = self.matrix();
         let parts = values.par_chunks_mut(width.max(1)).zip(rows);
-        parts.for_each(|(out, row)| slice.decode(*row as usize * width, out));
+        parts.for_each(|(out, row)| matrix.decode(*row as usize * width, out));
         values
     }
 }
@@ -178,14 +190,15 @@ pub fn quantize<B: Backend>(tensor: FloatTensor<B>, format: BlockFormat) -> Floa
     float_from_host::<B>(TensorData::from_bytes(words, vec![len], DType::F32), &device)
 }
 
-/// Returns the elements of `words` as a tensor of `shape` and `dtype`. Each element is rounded once.
+/// Returns the elements of `words` as a tensor of `shape` and `dtype`. Each element is rounded once. The last axis has the rows
+/// of an encoding by rows.
 ///
 /// # Panics
 ///
-/// Panics if the number of words is not the one of the format, or if the device fails.
+/// Panics if the number of words is not the one of the encoding, or if the device fails.
 pub fn dequantize<B: Backend>(
     words: FloatTensor<B>,
-    format: BlockFormat,
+    encoding: impl Into<Encoding>,
     shape: Shape,
     dtype: DType,
 ) -> FloatTensor<B> {
@@ -193,7 +206,9 @@ pub fn dequantize<B: Backend>(
     if is_without_data::<B>() {
         return B::float_empty(shape, &device, dtype.into());
     }
-    let blocks = HostBlocks::new::<B>(words, format, shape.num_elements());
+    let width = shape.as_slice().last().copied().unwrap_or(1);
+    let rows = shape.num_elements().checked_div(width).unwrap_or(0);
+    let blocks = HostBlocks::new::<B>(words, encoding.into(), [rows, width]);
     let data = with_element!(dtype, E => TensorData::new(blocks.decoded::<E>(), shape));
     in_type::<B>(float_from_host::<B>(data, &device), dtype)
 }

@@ -29,6 +29,7 @@
 //! |---|---|
 //! | `states` | [`ModelStates`]: creation, passes, the step, states for checkpoints |
 //! | `sharding` | replaces the parameters of a module; initial values, [buffers](Buffer), plain tensors, tiers |
+//! | [`inference`] | modules whose matrices are in the formats of GGUF files |
 //! | `decorator` | [`Sharded`], [`ZeroTensor`] and all ops; [`Autocast`] |
 //! | `optimizer` | optimizer states and updates of the owned elements |
 //! | `gradient` | buckets, reduction and accumulation of gradients |
@@ -71,6 +72,7 @@ mod decorator;
 mod error;
 mod gradient;
 mod group;
+pub mod inference;
 mod ledger;
 mod offload;
 mod optimizer;
@@ -89,7 +91,7 @@ pub use error::ZeroError;
 pub use group::{DeviceArray, Group, RowGradient, ZeroGroup};
 pub use ledger::{Category, Lease, Ledger, ModuleOperations, Tier, Usage};
 pub use optimizer::{Rates, moments};
-pub use parameter::{Parameter, ParameterView};
+pub use parameter::{Parameter, ParameterView, RowOrder};
 pub use recompute::activation_checkpoint;
 pub use recompute::tape::RecordedTensor;
 pub use session::{ContextGuard, FullTensor, Leased, Pass, RandomStream};

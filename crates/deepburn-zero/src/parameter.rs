@@ -66,6 +66,7 @@ pub(crate) use persistence::persistent_parameters;
 pub(crate) use publish::Publisher;
 pub(crate) use shard::{Shard, ShardRead};
 pub(crate) use shard_spec::{ShardSpec, cut_shard};
+pub use storage::RowOrder;
 pub(crate) use storage::{Storage, Weight};
 pub(crate) use trace::{Phase, Trace};
 pub(crate) use view::View;
@@ -179,7 +180,7 @@ impl<B: Backend> Parameter<B> {
     /// in the type in which ops compute; `None` for other parameters.
     pub fn original_hash(&self) -> Option<[u8; 32]> {
         match self.description.storage {
-            Storage::Plain => None,
+            Storage::Plain | Storage::Rows { .. } => None,
             Storage::Blocks { original, .. } => Some(original),
         }
     }

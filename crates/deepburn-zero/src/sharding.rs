@@ -59,12 +59,12 @@ use crate::session::Leased;
 use deepburn_comm::Partition;
 
 use initial::{Announced, InitialValue, TakenParam};
-use module_parameters::ModulePath;
 
 pub(crate) use buffers::BufferTable;
 pub use buffers::{Buffer, BufferKind};
+pub(crate) use initial::caught;
 pub(crate) use marker::Marker;
-pub(crate) use module_parameters::{ModuleParameter, parameters_of};
+pub(crate) use module_parameters::{ModuleParameter, ModulePath, parameters_of};
 pub use parameter_size::ParameterSize;
 pub use plain_tensors::PlainTensor;
 pub(crate) use same_module::check_module;
@@ -302,7 +302,7 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
         let (storage, partition) = (description.storage, description.partition);
         let in_type = |tensor| match storage {
             Storage::Plain => B::cast(tensor, FloatDType::from(description.dtype)),
-            Storage::Blocks { .. } => tensor,
+            Storage::Blocks { .. } | Storage::Rows { .. } => tensor,
         };
         let ledger = self.ledger.clone();
         let Some(gatherer) = &self.gatherer else {

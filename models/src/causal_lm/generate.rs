@@ -5,6 +5,9 @@
 //! the whole sequence. There is no sliding window: the prompt and the new tokens together must not exceed the model's
 //! maximum length. This is checked before the first token is generated.
 //!
+//! A longer text need not be processed from its start: [`SeenTokens`] are what a generation has processed, and another one
+//! goes on from them if its prompt begins with the same tokens.
+//!
 //! [`Sampling`] describes how tokens are chosen. To stop at a text, stop the iteration.
 
 use deepburn_ops::FusedOps;
@@ -100,10 +103,8 @@ pub struct Generation<'a, B: FusedOps, M: LanguageModel<B>> {
     model: &'a M,
     /// The device that token ids are moved to.
     device: B::Device,
-    /// The keys and values of the positions that the model has processed.
-    cache: M::Cache,
-    /// The number of positions in the cache.
-    seen: usize,
+    /// The tokens that the model has processed.
+    seen: SeenTokens<M::Cache>,
     /// The tokens that the model has not processed yet: first the prompt, later the last generated token.
     unseen: Vec<u32>,
     /// The number of tokens that may still be generated.
@@ -126,6 +127,7 @@ impl<'a, B: FusedOps, M: LanguageModel<B>> Generation<'a, B, M> {
         model: &'a M,
         prompt: &[u32],
         options: &GenerateOptions,
+        seen: Option<SeenTokens<M::Cache>>,
     ) -> Result<Self, GenerateError> {
         let (limits, max_new_tokens) = (model.limits(), options.max_new_tokens);
         check_tokens(limits, prompt, [1, prompt.len()])?;
@@ -134,12 +136,14 @@ impl<'a, B: FusedOps, M: LanguageModel<B>> Generation<'a, B, M> {
             let prompt = prompt.len();
             return Err(GenerateError::TooLong { prompt, max_new_tokens, max_len, field });
         }
+        let fresh =
+            || SeenTokens { tokens: Vec::new(), cache: model.cache(prompt.len() + max_new_tokens) };
+        let seen = seen.filter(|seen| seen.begins(prompt)).unwrap_or_else(fresh);
         Ok(Self {
             model,
             device: model.device(),
-            cache: model.cache(prompt.len() + max_new_tokens),
-            seen: 0,
-            unseen: prompt.to_vec(),
+            unseen: prompt[seen.tokens.len()..].to_vec(),
+            seen,
             left: max_new_tokens,
             chooser: Chooser::new(options, prompt)?,
             stop: options.stop.clone(),
@@ -151,11 +155,33 @@ impl<'a, B: FusedOps, M: LanguageModel<B>> Generation<'a, B, M> {
     ///
     /// The result has one value for each token that may be chosen, as f32 on the host.
     fn advance(&mut self) -> Vec<f32> {
-        let queries = self.unseen.len();
-        let ids = id_tensor(&self.unseen, [1, queries], &self.device);
-        let logits = self.model.next_logits(ids, self.seen, &mut self.cache);
-        self.seen += queries;
+        let SeenTokens { tokens, cache } = &mut self.seen;
+        let ids = id_tensor(&self.unseen, [1, self.unseen.len()], &self.device);
+        let logits = self.model.next_logits(ids, tokens.len(), cache);
+        tokens.append(&mut self.unseen);
         logits.into_data().iter::<f32>().take(self.num_tokens).collect()
+    }
+}
+
+impl<B: FusedOps, M: LanguageModel<B>> Generation<'_, B, M> {
+    /// Returns the tokens that the model has processed, for a text that begins with them.
+    #[must_use]
+    pub fn into_seen(self) -> SeenTokens<M::Cache> {
+        self.seen
+    }
+}
+
+/// Tokens that a model has processed, and their keys and values.
+#[derive(Clone, Debug)]
+pub struct SeenTokens<C> {
+    tokens: Vec<u32>,
+    cache: C,
+}
+
+impl<C> SeenTokens<C> {
+    /// Returns whether `prompt` begins with these tokens and goes on.
+    fn begins(&self, prompt: &[u32]) -> bool {
+        prompt.len() > self.tokens.len() && prompt.starts_with(&self.tokens)
     }
 }
 
@@ -184,7 +210,7 @@ impl<B: FusedOps, M: LanguageModel<B>> Iterator for Generation<'_, B, M> {
         }
         // The first pass sees the whole prompt, later ones the last token.
         let logits = self.advance();
-        if let Err(error) = check_logits(&logits, self.seen) {
+        if let Err(error) = check_logits(&logits, self.seen.tokens.len()) {
             self.left = 0;
             return Some(Err(error));
         }
@@ -283,6 +309,31 @@ mod tests {
             let token = most_likely(&whole);
             generation.unseen = vec![token];
             tokens.push(token);
+        }
+    }
+
+    #[test]
+    fn a_text_goes_on_from_the_tokens_that_were_seen() {
+        let model = model();
+        let all = |generation: Generation<'_, Flex, Gpt2<Flex>>| -> Vec<u32> {
+            generation.map(Result::unwrap).collect()
+        };
+        let mut first = model.generate(&[3, 1], &options(4, Sampling::Greedy)).unwrap();
+        let new: Vec<u32> = first.by_ref().map(Result::unwrap).collect();
+        let seen = first.into_seen();
+        // The last token was chosen, but not processed.
+        assert_eq!(seen.tokens, [&[3, 1], &new[..3]].concat());
+        let options = options(3, Sampling::Greedy);
+        let longer = [&[3, 1], &new[..], &[7, 2]].concat();
+        let expected = all(model.generate(&longer, &options).unwrap());
+        let generation = model.generate_after(seen.clone(), &longer, &options).unwrap();
+        assert_eq!(generation.unseen, [new[3], 7, 2]);
+        assert_eq!(all(generation), expected);
+        // Another text, and one that does not go on, start anew.
+        for prompt in [&[3, 2, 5, 5, 5, 5, 5][..], &seen.tokens] {
+            let generation = model.generate_after(seen.clone(), prompt, &options).unwrap();
+            assert_eq!(generation.unseen, prompt);
+            assert_eq!(all(generation), all(model.generate(prompt, &options).unwrap()));
         }
     }
 

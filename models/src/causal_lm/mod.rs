@@ -18,7 +18,7 @@ use deepburn_ops::FusedOps;
 use crate::architecture::TokenLimits;
 
 pub use batch::{CausalBatch, IGNORED_LABEL, InputError};
-pub use generate::{GenerateError, GenerateOptions, Generation};
+pub use generate::{GenerateError, GenerateOptions, Generation, SeenTokens};
 pub use loss::CausalLoss;
 pub use sampling::{RandomSampling, Sampling};
 
@@ -69,6 +69,20 @@ pub trait LanguageModel<B: FusedOps>: Module<B> {
         prompt: &[u32],
         options: &GenerateOptions,
     ) -> Result<Generation<'_, B, Self>, GenerateError> {
-        Generation::new(self, prompt, options)
+        Generation::new(self, prompt, options, None)
+    }
+
+    /// Generates the same text as [`generate`](Self::generate). If `prompt` begins with the tokens of `seen`, which an earlier
+    /// generation of this model has processed, they are not processed again.
+    ///
+    /// # Errors
+    /// Returns the errors of [`generate`](Self::generate).
+    fn generate_after(
+        &self,
+        seen: SeenTokens<Self::Cache>,
+        prompt: &[u32],
+        options: &GenerateOptions,
+    ) -> Result<Generation<'_, B, Self>, GenerateError> {
+        Generation::new(self, prompt, options, Some(seen))
     }
 }

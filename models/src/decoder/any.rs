@@ -18,13 +18,13 @@ use super::merge::Merge;
 use super::model::Decoder;
 use super::parts::DecoderParts;
 use super::pretrained::{DecoderFiles, PretrainedDecoder};
-use crate::architecture::{Architecture, BuildModel, LanguageModelConfig, TokenLimits};
+use crate::architecture::{Architecture, BuildModel, LanguageModelConfig, MatrixUse, TokenLimits};
 use crate::batch_shape::BatchShape;
 use crate::hf::{
     AdapterFolder, BaseModel, CONFIG, ExtraFields, JsonFiles, ModelConfigError, ModelFolderError,
     TensorProblem, Weights,
 };
-use crate::weights::{Paths, WeightInit};
+use crate::weights::{Paths, ReadWeights, WeightInit};
 
 /// The relative difference between a parameter and its copy in an adapter that rounding to bf16 causes.
 const COPY_ERROR: f32 = 1.0 / 128.0;
@@ -330,6 +330,23 @@ impl AnyDecoder {
         Ok(())
     }
 
+    /// Returns the model without its adapter. `read` is called with the path of a parameter when it is first used, and returns its
+    /// values in row-major order. The first use panics with the error of `read`, because Burn's lazy parameters cannot return
+    /// errors.
+    ///
+    /// # Errors
+    /// Returns [`ModelConfigError`] if the configuration is inconsistent.
+    pub fn reading<B: Backend>(
+        &self,
+        read: impl Fn(&str) -> Result<Vec<f32>, String> + Send + Sync + 'static,
+        device: &B::Device,
+    ) -> Result<Decoder<B>, ModelConfigError> {
+        let read: Arc<ReadWeights> =
+            Arc::new(move |path: &str| read(path).unwrap_or_else(|error| panic!("{error}")));
+        let base = self.base();
+        Decoder::with(&base, WeightInit::reading(base.weight_map(), read, device))
+    }
+
     /// Opens the files of a model of the same family, and logs a prefix of the names in them.
     fn open(&self, folder: &Path) -> Result<DecoderFiles, ModelFolderError> {
         let files = self.config.open(folder)?;
@@ -355,6 +372,10 @@ impl Architecture for AnyDecoder {
             Some(adapter) => adapter.extended(&base).expect("the sizes of the model were checked"),
             None => base,
         }
+    }
+
+    fn matrix_use(&self, path: &str) -> MatrixUse {
+        self.parts().matrix_use(path)
     }
 
     fn width(&self) -> usize {

@@ -14,7 +14,7 @@ use serde_json::{Map, Value, json};
 use super::parts::DecoderParts;
 use super::pretrained::PretrainedDecoder;
 use crate::architecture::{
-    Architecture, LanguageModelConfig, LanguageModelFamily, SavedConfig, TokenLimits,
+    Architecture, LanguageModelConfig, LanguageModelFamily, MatrixUse, SavedConfig, TokenLimits,
 };
 use crate::batch_shape::BatchShape;
 use crate::hf::{
@@ -124,6 +124,10 @@ impl<C: DecoderConfig> Architecture for C {
     /// Maps all parameters to the names of `transformers`. Files without the prefix can also be read.
     fn weight_map(&self) -> WeightMap {
         self.parts().weight_map()
+    }
+
+    fn matrix_use(&self, path: &str) -> MatrixUse {
+        self.parts().matrix_use(path)
     }
 
     fn width(&self) -> usize {

@@ -13,6 +13,7 @@
 
 use super::rotary::{Rotary, RotaryScaling};
 use crate::activation::Activation;
+use crate::architecture::MatrixUse;
 use crate::hf::MAX_SIZE;
 use crate::norm::NormKind;
 
@@ -197,6 +198,16 @@ impl DecoderParts {
     /// Returns the path of the head. A tied head is not a parameter.
     pub(crate) fn head_path(&self) -> String {
         format!("{}.weight", self.head.name)
+    }
+
+    /// Returns what the matrix at a path is used for.
+    pub(crate) fn matrix_use(&self, path: &str) -> MatrixUse {
+        let is_position = |name: &str| path.strip_suffix(".weight") == Some(name);
+        match path {
+            _ if path == self.embedding_path() || path == self.head_path() => MatrixUse::TokenTable,
+            _ if self.learned_positions.is_some_and(is_position) => MatrixUse::Other,
+            _ => MatrixUse::Linear,
+        }
     }
 
     /// Returns the longest sequence that the model can compute: without a limit if its rotation grows with the length.

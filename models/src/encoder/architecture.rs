@@ -19,7 +19,7 @@ use serde_json::{Map, Value, json};
 use super::config::EncoderConfig;
 use super::model::Encoder;
 use super::parameters::weight_map;
-use crate::architecture::{Architecture, BuildModel, SavedConfig, TextClassifierConfig};
+use crate::architecture::{Architecture, BuildModel, MatrixUse, SavedConfig, TextClassifierConfig};
 use crate::hf::{
     CONFIG, ClassNames, ClassNamesError, JsonFiles, ModelConfigError, ModelFolderError,
     ProblemType, Weights,
@@ -38,6 +38,13 @@ impl Architecture for EncoderConfig {
     /// so they have no parameter.
     fn weight_map(&self) -> WeightMap {
         weight_map(self)
+    }
+
+    fn matrix_use(&self, path: &str) -> MatrixUse {
+        match path {
+            "embedding.weight" => MatrixUse::TokenTable,
+            _ => MatrixUse::Linear,
+        }
     }
 
     fn width(&self) -> usize {

@@ -27,7 +27,7 @@ use super::classifier::{ClassifierConfig, Gpt2Classifier};
 use super::config::Gpt2Config;
 use super::model::PretrainedGpt2;
 use super::parameters::classifier_map;
-use crate::architecture::{Architecture, BuildModel, SavedConfig, TextClassifierConfig};
+use crate::architecture::{Architecture, BuildModel, MatrixUse, SavedConfig, TextClassifierConfig};
 use crate::decoder::{DecoderConfig, document};
 use crate::hf::{
     CONFIG, ClassNames, ClassNamesError, JsonFiles, ModelConfigError, ModelFolderError, ProblemType,
@@ -45,6 +45,13 @@ impl Architecture for ClassifierConfig {
     /// are equal.
     fn weight_map(&self) -> WeightMap {
         classifier_map(&self.headless(), self.num_classes)
+    }
+
+    fn matrix_use(&self, path: &str) -> MatrixUse {
+        match path {
+            "score.weight" => MatrixUse::Other,
+            _ => self.body.matrix_use(path),
+        }
     }
 
     fn width(&self) -> usize {

@@ -12,12 +12,15 @@
 //!
 //! Each element of the first three is a sum over all depths, as in the product with the whole matrix, and has the same
 //! bits. In the last one, panels divide the depth. Its f32 sums are added panel by panel, which rounds differently.
+//!
+//! The product of one vector and a transposed matrix whose rows are encoded reads the blocks themselves
+//! ([`EncodedRows::multiply`]). Its sums are rounded in another order than those of several vectors.
 
 use burn_backend::{DType, TensorMetadata};
 use burn_flex::{Flex, FlexTensor};
 use bytemuck::Pod;
 use deepburn_kernels::gemm::{Arithmetic, Matrix, MatrixMut, Product, Target};
-use deepburn_kernels::{Element, QuantizedSlice};
+use deepburn_kernels::{Element, EncodedMatrix, EncodedRows};
 use half::{bf16, f16};
 use rayon::prelude::*;
 
@@ -48,12 +51,12 @@ impl HostMatrix {
 
     /// Calls `work` with each panel of columns and the number of its first column.
     fn each_columns(&self, mut work: impl FnMut(usize, Matrix<'_>)) {
-        let slice = self.blocks.slice();
+        let matrix = self.blocks.matrix();
         with_element!(self.dtype, E => {
             let (step, mut room) = (panel::<E>(self.rows, self.columns), Vec::new());
             for first in (0..self.columns).step_by(step) {
                 let width = step.min(self.columns - first);
-                decode_rows::<E>(&slice, self.columns, [0, self.rows], [first, width], &mut room);
+                decode_rows::<E>(&matrix, self.columns, [0, self.rows], [first, width], &mut room);
                 work(first, Matrix::new(&room[..], self.rows, width, width));
             }
         });
@@ -61,12 +64,12 @@ impl HostMatrix {
 
     /// Calls `work` with each panel of rows and the number of its first row.
     fn each_rows(&self, mut work: impl FnMut(usize, Matrix<'_>)) {
-        let slice = self.blocks.slice();
+        let matrix = self.blocks.matrix();
         with_element!(self.dtype, E => {
             let (step, mut room) = (panel::<E>(self.columns, self.rows), Vec::new());
             for first in (0..self.rows).step_by(step) {
                 let count = step.min(self.rows - first);
-                decode_rows::<E>(&slice, self.columns, [first, count], [0, self.columns], &mut room);
+                decode_rows::<E>(&matrix, self.columns, [first, count], [0, self.columns], &mut room);
                 work(first, Matrix::new(&room[..], count, self.columns, self.columns));
             }
         });
@@ -144,7 +147,7 @@ fn panel<E>(depth: usize, count: usize) -> usize {
 /// Decodes the columns `columns` (start and count) of the rows `rows` (start and count) of a matrix whose rows have
 /// `width` elements.
 fn decode_rows<E: Element + Pod>(
-    slice: &QuantizedSlice<'_>,
+    matrix: &EncodedMatrix<'_>,
     width: usize,
     rows: [usize; 2],
     columns: [usize; 2],
@@ -156,7 +159,7 @@ fn decode_rows<E: Element + Pod>(
     }
     room.truncate(count * len);
     let rows = room.par_chunks_mut(len.max(1)).enumerate().with_min_len(16);
-    rows.for_each(|(index, out)| slice.decode((row + index) * width + column, out));
+    rows.for_each(|(index, out)| matrix.decode((row + index) * width + column, out));
 }
 
 /// Returns `left` times the matrix, plus a bias, in the type of `left`; `None` if a kernel does not support the types.
@@ -172,6 +175,11 @@ pub(super) fn product(
     }
     let (rows, [_, columns]) = (left.shape()[0], matrix.shape());
     let (blocks, bias) = (HostMatrix::of(matrix), bias.map(widen));
+    if let (1, true, EncodedMatrix::Rows(encoded)) =
+        (rows, matrix.is_transposed(), blocks.blocks.matrix())
+    {
+        return Some(vector_product(left, &encoded, bias.as_deref()));
+    }
     let arithmetic = arithmetic([dtype, matrix.dtype()]);
     Some(written([rows, columns], dtype, |out| {
         let out = Columns { first: out.at(0), rows, columns };
@@ -179,4 +187,15 @@ pub(super) fn product(
             blocks.multiply(left, matrix.is_transposed(), arithmetic, bias.as_deref(), &out);
         });
     }))
+}
+
+/// Returns the vector `left`, `[1, depth]`, times the transposed matrix, plus a bias, in the type of `left`. The elements of the
+/// matrix are not rounded to another type.
+fn vector_product(left: &FlexTensor, matrix: &EncodedRows<'_>, bias: Option<&[f32]>) -> FlexTensor {
+    let columns = matrix.rows();
+    written([1, columns], left.dtype(), |out| {
+        let product = |out: &mut [f32]| matrix.multiply(&widen(left), bias, out);
+        // SAFETY: no other code has access to the output.
+        unsafe { out.write(0..columns, &mut Vec::new(), product) };
+    })
 }

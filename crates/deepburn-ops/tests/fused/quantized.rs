@@ -1,10 +1,10 @@
 //! Products with quantized matrices against the same products with their dequantized elements.
 
 use burn::tensor::{DType, Shape, Tensor};
-use burn_backend::TensorMetadata;
 use burn_backend::ops::{FloatTensorOps, IntTensorOps, ModuleOps};
+use burn_backend::{Bytes, TensorData, TensorMetadata};
 use burn_flex::{Flex, FlexTensor};
-use deepburn_kernels::BlockFormat;
+use deepburn_kernels::{BlockFormat, RowFormat};
 use deepburn_ops::{
     CrossEntropyOps, HeadGradients, LinearOps, MatmulOps, QuantizedMatrix, dequantize, quantize,
     quantized_rows,
@@ -12,7 +12,7 @@ use deepburn_ops::{
 use half::bf16;
 use proptest::prelude::*;
 
-use crate::{Array, DTYPES, assert_close, indices, same_on_all_threads, values};
+use crate::{Array, DTYPES, assert_close, indices, same_on_all_threads, tolerance, values};
 
 const FORMATS: [BlockFormat; 3] =
     [BlockFormat::Nf4 { double: false }, BlockFormat::Nf4 { double: true }, BlockFormat::Int8];
@@ -169,4 +169,78 @@ fn threads_do_not_change_bits() {
     let (weight, _) = matrix([300, 5000], FORMATS[0], DType::BF16);
     let x = input([64, 300], 1, DType::BF16);
     same_on_all_threads(|| values(Flex::quantized_linear(x.clone(), &weight, None)));
+}
+
+const ROW_FORMATS: [RowFormat; 4] =
+    [RowFormat::F16, RowFormat::Bf16, RowFormat::Q8_0, RowFormat::Q4_0];
+
+/// Returns a matrix of `[rows, depth]` with encoded rows, and its elements. `depth` is a multiple of 32.
+fn encoded_rows(
+    shape: [usize; 2],
+    format: RowFormat,
+    dtype: DType,
+) -> (QuantizedMatrix<Flex>, FlexTensor) {
+    let numel = shape[0] * shape[1];
+    let code = |i: usize| (i * 97 % 251) as u8;
+    let mut bytes: Vec<u8> = Vec::new();
+    match format {
+        RowFormat::F16 | RowFormat::Bf16 => {
+            // Numbers between 2^-4 and 2^-3 in both formats: the exponents are constant.
+            let high = if format == RowFormat::F16 { 0x2c } else { 0x3d };
+            (0..numel).for_each(|i| bytes.extend([code(i) & 0x7f, high | code(i) & 0x80]));
+        }
+        RowFormat::Q8_0 | RowFormat::Q4_0 => (0..numel / 32).for_each(|block| {
+            // A scale between 2^-8 and 2^-7.
+            bytes.extend([code(block), 0x1c]);
+            bytes.extend((0..format.num_bytes(32) - 2).map(|i| code(block * 7 + i)));
+        }),
+    }
+    let words = format.words_of(&bytes);
+    let len = words.len();
+    let words = TensorData::from_bytes(Bytes::from_elems(words), vec![len], DType::F32);
+    let matrix = QuantizedMatrix::new(FlexTensor::from_data(words), format, shape, dtype);
+    let whole: FlexTensor = matrix.dequantized();
+    assert_eq!((whole.shape(), whole.dtype()), (Shape::from(shape), dtype));
+    (matrix, whole)
+}
+
+/// Several vectors use the kernels of decoded elements, which add in the same order. One vector is multiplied with the blocks.
+#[test]
+fn encoded_rows_multiply_like_their_elements() {
+    for (format, dtype) in ROW_FORMATS.into_iter().flat_map(|it| DTYPES.map(|dtype| (it, dtype))) {
+        let (matrix, whole) = encoded_rows([130, 96], format, dtype);
+        let weight = matrix.clone().transposed();
+        let whole = Flex::float_transpose(whole);
+        let bias = || Some(primitive(Array::new([1, 130], 3).vector(dtype)));
+        for rows in [0, 1, 5] {
+            let x = input([rows, 96], 1, dtype);
+            let found = Flex::quantized_linear(x.clone(), &weight, bias());
+            let expected = Flex::fused_linear(x, whole.clone(), bias());
+            assert_eq!((found.shape(), found.dtype()), (Shape::from([rows, 130]), dtype));
+            let (found, expected) = (values(found), values(expected));
+            match rows {
+                // The elements of the blocks are not rounded to the type of the vector, but the vector to 16 bits: 96 elements of
+                // at most 1 with errors of 2^-16, times at most 1.
+                1 => {
+                    let bound = 2.0 * tolerance(dtype) + 96.0 / 65536.0;
+                    assert_close(&found, &expected, bound, &format!("{format:?}"));
+                }
+                _ => assert!(found == expected, "{format:?} {dtype:?} {rows} rows"),
+            }
+        }
+        // A product with the rows themselves adds along the columns.
+        let x = input([1, 130], 2, dtype);
+        let found = Flex::quantized_linear(x.clone(), &matrix, None);
+        assert!(values(found) == values(Flex::fused_linear(x, Flex::float_transpose(whole), None)));
+    }
+}
+
+#[test]
+fn rows_of_a_table_with_encoded_rows() {
+    for (format, dtype) in ROW_FORMATS.into_iter().flat_map(|it| DTYPES.map(|dtype| (it, dtype))) {
+        let (table, whole) = encoded_rows([50, 64], format, dtype);
+        let ids = || indices(&[3, 49, 0, 3]).into_primitive();
+        let ids = || Flex::int_reshape(ids(), Shape::from([1, 4]));
+        assert_eq!(values(quantized_rows(&table, ids())), values(Flex::embedding(whole, ids())));
+    }
 }

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use burn_backend::{Backend, DType, Shape, TensorMetadata};
-use deepburn_ops::QuantizedMatrix;
 
 use super::Parameter;
 use crate::parameter::{Storage, View, Weight};
@@ -73,17 +72,20 @@ impl<B: Backend> ParameterView<B> {
     ///
     /// Panics for the same reasons as [`read`](Self::read).
     pub(crate) fn read_weight_again(self) -> Weight<B> {
-        let Storage::Blocks { format, .. } = self.parameter.storage() else {
+        let storage = self.parameter.storage();
+        if storage == Storage::Plain {
             return Weight::Dense(self.read_again());
-        };
+        }
         let Some(is_transposed) = View::transpositions(&self.views, self.parameter.shape()) else {
             return Weight::Dense(self.read_again());
         };
         session::note_read(self.parameter.ledger());
-        let [rows, columns] = [0, 1].map(|axis| self.parameter.shape().as_slice()[axis]);
-        let words = self.parameter.read_stored();
-        let matrix = QuantizedMatrix::new(words, format, [rows, columns], self.dtype);
-        Weight::Quantized(if is_transposed { matrix.transposed() } else { matrix })
+        let stored = self.parameter.read_stored();
+        match storage.matrix::<B>(&stored, self.parameter.shape(), self.dtype) {
+            Some(matrix) if is_transposed => Weight::Quantized(matrix.transposed()),
+            Some(matrix) => Weight::Quantized(matrix),
+            None => Weight::Dense(self.parameter.elements(stored)),
+        }
     }
 
     /// Counts a read in the operations of the current call.

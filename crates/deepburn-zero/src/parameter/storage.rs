@@ -1,12 +1,12 @@
 //! How a rank stores the elements of a parameter: as they are, or in 8 or 4 bits.
 //!
-//! Main type: [`Storage`]. A frozen matrix may be stored in blocks of few bits, as a flat tensor of 32-bit words
+//! Main type: [`Storage`]. A matrix that is not trained may be stored in blocks of few bits, as a flat tensor of 32-bit words
 //! (`deepburn-ops`, [`QuantizedMatrix`]). Everything that keeps or moves a parameter handles this tensor like any other:
 //! a shard is a range of words, and a gather, a persistent copy and an offloaded array have words too. Only an op that
 //! reads the parameter knows of it ([`Weight`]): a product takes the blocks, all other ops get the elements.
 
 use burn_backend::{Backend, DType, Shape};
-use deepburn_kernels::BlockFormat;
+use deepburn_kernels::{BlockFormat, RowFormat};
 use deepburn_ops::{QuantizedMatrix, dequantize};
 
 /// How the elements of a parameter are stored.
@@ -21,6 +21,22 @@ pub(crate) enum Storage {
         /// The BLAKE3 hash of the elements before they were quantized, in the parameter's type.
         original: [u8; 32],
     },
+    /// A matrix in the format of a GGUF file, for inference.
+    Rows {
+        /// The format.
+        format: RowFormat,
+        /// Which elements follow each other.
+        order: RowOrder,
+    },
+}
+
+/// Which elements of a matrix follow each other in blocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RowOrder {
+    /// Those of a row: a table of tokens, `[vocab, width]`.
+    Rows,
+    /// Those of a column: the weight of a linear layer, `[in, out]`.
+    Columns,
 }
 
 impl Storage {
@@ -29,6 +45,7 @@ impl Storage {
         match self {
             Self::Plain => numel,
             Self::Blocks { format, .. } => format.words(numel),
+            Self::Rows { format, .. } => format.words(numel),
         }
     }
 
@@ -36,7 +53,7 @@ impl Storage {
     pub(crate) fn stored_type(self, dtype: DType) -> DType {
         match self {
             Self::Plain => dtype,
-            Self::Blocks { .. } => DType::F32,
+            Self::Blocks { .. } | Self::Rows { .. } => DType::F32,
         }
     }
 
@@ -44,7 +61,9 @@ impl Storage {
     pub(crate) fn stored_shape(self, shape: &Shape) -> Shape {
         match self {
             Self::Plain => shape.clone(),
-            Self::Blocks { format, .. } => Shape::from(vec![format.words(shape.num_elements())]),
+            Self::Blocks { .. } | Self::Rows { .. } => {
+                Shape::from(vec![self.stored_len(shape.num_elements())])
+            }
         }
     }
 
@@ -55,10 +74,36 @@ impl Storage {
         shape: &Shape,
         dtype: DType,
     ) -> B::FloatTensorPrimitive {
-        match self {
-            Self::Plain => stored,
-            Self::Blocks { format, .. } => dequantize::<B>(stored, format, shape.clone(), dtype),
+        match (self, self.matrix::<B>(&stored, shape, dtype)) {
+            (Self::Blocks { format, .. }, None) => {
+                dequantize::<B>(stored, format, shape.clone(), dtype)
+            }
+            (_, Some(matrix)) => matrix.dequantized(),
+            (_, None) => stored,
         }
+    }
+
+    /// Returns the blocks of a parameter of shape `shape`; `None` if it is not a matrix in blocks.
+    pub(crate) fn matrix<B: Backend>(
+        self,
+        stored: &B::FloatTensorPrimitive,
+        shape: &Shape,
+        dtype: DType,
+    ) -> Option<QuantizedMatrix<B>> {
+        let [rows, columns] = shape.as_slice().try_into().ok()?;
+        let words = stored.clone();
+        Some(match self {
+            Self::Plain => return None,
+            Self::Blocks { format, .. } => {
+                QuantizedMatrix::new(words, format, [rows, columns], dtype)
+            }
+            Self::Rows { format, order: RowOrder::Rows } => {
+                QuantizedMatrix::new(words, format, [rows, columns], dtype)
+            }
+            Self::Rows { format, order: RowOrder::Columns } => {
+                QuantizedMatrix::new(words, format, [columns, rows], dtype).transposed()
+            }
+        })
     }
 }
 
@@ -67,6 +112,6 @@ impl Storage {
 pub(crate) enum Weight<B: Backend> {
     /// All elements.
     Dense(B::FloatTensorPrimitive),
-    /// The blocks of a frozen matrix.
+    /// The blocks of a matrix.
     Quantized(QuantizedMatrix<B>),
 }

@@ -99,7 +99,7 @@ fn has_load_mapper<B: Backend, const D: usize>(param: &Param<Tensor<B, D>>) -> b
 
 /// Runs the closure of a lazy parameter and converts a panic to an error. The
 /// closure has no other way to report errors.
-fn caught<T>(initialise: impl FnOnce() -> T) -> Result<T, String> {
+pub(crate) fn caught<T>(initialise: impl FnOnce() -> T) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(initialise)).map_err(|panic| {
         // A failed collective panics with a `CommError`, which is passed on.
         if panic.is::<CommError>() { resume_unwind(panic) } else { panic_message(&*panic) }

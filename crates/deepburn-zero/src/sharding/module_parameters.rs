@@ -16,7 +16,7 @@ use crate::decorator::Training;
 
 /// The path of a parameter in a module.
 #[derive(Debug, Default)]
-pub(super) struct ModulePath {
+pub(crate) struct ModulePath {
     /// The field names and the types of their containers.
     names: Vec<(String, String)>,
 }
@@ -24,17 +24,17 @@ pub(super) struct ModulePath {
 impl ModulePath {
     /// Enters the field `name` of a container. `container` is Burn's name of its
     /// type.
-    pub(super) fn enter(&mut self, name: &str, container: &str) {
+    pub(crate) fn enter(&mut self, name: &str, container: &str) {
         self.names.push((name.to_owned(), container.to_owned()));
     }
 
     /// Leaves the field that was entered last.
-    pub(super) fn exit(&mut self) {
+    pub(crate) fn exit(&mut self) {
         self.names.pop();
     }
 
     /// Returns the names, joined by dots.
-    pub(super) fn joined(&self) -> String {
+    pub(crate) fn joined(&self) -> String {
         let names: Vec<_> = self.names.iter().map(|(name, _)| name.as_str()).collect();
         names.join(".")
     }

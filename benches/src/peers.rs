@@ -26,7 +26,7 @@ use crate::quantity::{Observations, Quantity};
 const PROBE: &str = "
 import importlib.metadata, importlib.util, json, os
 versions = {}
-for name in ('torch', 'transformers', 'peft', 'deepspeed'):
+for name in ('torch', 'transformers', 'peft', 'deepspeed', 'xllamacpp'):
     try:
         versions[name] = importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
@@ -38,7 +38,7 @@ print(json.dumps({'versions': versions, 'library': library}))";
 /// The output of the probe.
 #[derive(Debug, Deserialize)]
 struct Found {
-    /// Versions of torch, transformers, peft and deepspeed, as far as they are installed.
+    /// Versions of torch, transformers, peft, deepspeed and xllamacpp, as far as they are installed.
     versions: BTreeMap<String, String>,
     /// The folder of LibTorch's shared libraries, if PyTorch is installed.
     library: Option<PathBuf>,

@@ -13,6 +13,7 @@ mod collectives;
 mod decoders;
 mod decorator;
 mod forecast;
+mod generation;
 mod loader;
 mod offload;
 mod optimizers;
@@ -54,9 +55,10 @@ pub(crate) struct Bench {
 }
 
 /// All benchmarks, in the order in which they are run and reported.
-pub(crate) const BENCHES: [Bench; 14] = [
+pub(crate) const BENCHES: [Bench; 15] = [
     step::BENCH,
     decoders::BENCH,
+    generation::BENCH,
     products::BENCH,
     collectives::BENCH,
     decorator::BENCH,

@@ -96,7 +96,7 @@ fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
 ///
 /// # Errors
 /// Returns an error if the run fails.
-fn make_model(suite: &Suite, workload: &Workload, path: &Path) -> Outcome<()> {
+pub(super) fn make_model(suite: &Suite, workload: &Workload, path: &Path) -> Outcome<()> {
     // The synthetic text has a tokenizer, which generation needs.
     let job = Job::new(&workload.with_sequences(1), Path::new(""), 1)
         .set("data", serde_json::json!({ "kind": "synthetic", "sequence_length": 16 }));

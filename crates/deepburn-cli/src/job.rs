@@ -7,6 +7,9 @@
 //! adapted_model.rs   an adapter and its base model
 //! adapter_base.rs    the base model that an adapter was trained on
 //! known_model.rs     the model of a config.json
+//! loaded_decoder.rs  a language model in memory
+//! gguf_weights.rs    the weights of a GGUF file
+//! held_matrices.rs   the types in which its matrices are held
 //! param_groups.rs    sizes of parameters, and the optimizer settings of each
 //! quantization.rs    parameters that are not quantized
 //! activations.rs     activations that a training pass saves for backward
@@ -21,9 +24,11 @@
 pub(crate) mod adapted_model;
 pub(crate) mod adapter_base;
 pub(crate) mod devices;
-#[cfg_attr(not(test), expect(dead_code, reason = "tools do not take GGUF files yet"))]
 pub(crate) mod gguf_folder;
+pub(crate) mod gguf_weights;
+pub(crate) mod held_matrices;
 pub(crate) mod known_model;
+pub(crate) mod loaded_decoder;
 pub(crate) mod made_folders;
 pub(crate) mod memory;
 pub(crate) mod model_folder;

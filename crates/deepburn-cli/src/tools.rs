@@ -1,11 +1,12 @@
 //! `deepburn`: tools for configurations, memory estimates, checkpoints, trained models and launching.
 //!
-//! Every tool except `predict` and `launch` returns a text, which [`run`] prints to standard output. Other messages are
+//! Every tool except `chat`, `predict` and `launch` returns a text, which [`run`] prints to standard output. Other messages are
 //! printed to standard error, so that the output of a tool can be piped.
 
 pub(crate) mod accompanying_files;
 pub(crate) mod adapter_export;
 pub(crate) mod cache_tool;
+pub(crate) mod chat;
 pub(crate) mod check_config;
 pub(crate) mod checkpoint_tools;
 pub(crate) mod end_tokens;
@@ -34,6 +35,7 @@ use crate::console;
 use crate::failure::Failure;
 use crate::run::signals::survive_file_limits;
 use crate::tools::cache_tool::{CacheAction, cache};
+use crate::tools::chat::{ChatArguments, chat};
 use crate::tools::check_config::{OpenValues, check_config};
 use crate::tools::checkpoint_tools::{Size, consolidate, inspect, open, open_best, weight_type};
 use crate::tools::estimates::{EstimateArguments, estimates};
@@ -86,6 +88,8 @@ pub(crate) enum Command {
     Estimate(EstimateArguments),
     /// Continue a text with a language model.
     Generate(GenerateArguments),
+    /// Talk to a language model in the terminal.
+    Chat(ChatArguments),
     /// Classify texts with a trained classifier.
     Predict(Box<PredictArguments>),
     /// Export a training checkpoint as weights that other programs can load.
@@ -159,6 +163,8 @@ pub fn run(tools: Tools) -> Result<(), Failure> {
         Command::Keys { path, schema, markdown: false } => keys(path.as_deref(), schema)?,
         Command::Estimate(arguments) => estimates(&arguments)?,
         Command::Generate(arguments) => generate(&arguments)?,
+        // Answers are printed while they are generated.
+        Command::Chat(arguments) => return chat(&arguments),
         // Predictions are written while the input is read.
         Command::Predict(arguments) => return predict(&arguments),
         Command::Consolidate { checkpoint, out, tag, best, base, dtype, max_shard_size } => {

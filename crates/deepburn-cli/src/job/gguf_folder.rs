@@ -22,6 +22,7 @@ use crate::models;
 #[derive(Debug)]
 pub(crate) struct UnpackedGguf {
     path: PathBuf,
+    hyperparameters: Hyperparameters,
     folder: TempDir,
 }
 
@@ -56,12 +57,17 @@ impl UnpackedGguf {
         let folder = unpack(&files, special.chat_template.as_deref()).map_err(|error| {
             Failure::run(format!("the temporary folder of {}: {error}", path.display()))
         })?;
-        Ok(Self { path: path.to_owned(), folder })
+        Ok(Self { path: path.to_owned(), hyperparameters: model, folder })
     }
 
     /// Returns the path of the file.
     pub(crate) fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Returns what the file says about the model.
+    pub(crate) fn hyperparameters(&self) -> &Hyperparameters {
+        &self.hyperparameters
     }
 
     /// Returns the folder with the texts of the model.

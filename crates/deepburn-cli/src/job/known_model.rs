@@ -5,28 +5,29 @@
 use std::path::Path;
 
 use burn::module::AutodiffModule;
-use burn::tensor::Tensor;
 use burn_flex::{Flex, FlexDevice};
+use deepburn::ops::FusedOps;
 use deepburn::zero::{Training, Zero};
 use deepburn::{Forecast, ForecastError, Meta, MetaDevice};
 use deepburn_config::Plan;
-use deepburn_models::causal_lm::{GenerateOptions, LanguageModel};
 use deepburn_models::decoder::AnyDecoder;
 use deepburn_models::gpt2::Gpt2Config;
 use deepburn_models::hf::{read_fields, read_small_file};
 use deepburn_models::{
-    Architecture, BatchShape, BuildModel, TextBatch, TextClassifier, TextClassifierConfig,
+    Architecture, BatchShape, BuildModel, TextBatch, TextBatchError, TextClassifier,
+    TextClassifierConfig, TextLimits,
 };
 
 use crate::data::causal_task::{CausalTask, Objective};
 use crate::data::classification::TextClass;
 use crate::data::recipe::ForecastTask;
 use crate::failure::Failure;
+use crate::job::held_matrices::HeldType;
 use crate::job::model_folder::model_in;
 use crate::models;
 
-/// A trained classifier, which maps a batch to logits.
-pub(crate) type Classify = Box<dyn Fn(&TextBatch<Flex>) -> Tensor<Flex, 2>>;
+/// A trained classifier. It maps padded token ids and the lengths of texts to their logits, text by text.
+pub(crate) type Classify = Box<dyn Fn(&[u32], &[usize]) -> Result<Vec<f32>, TextBatchError>>;
 
 /// A model that `finetune` trains.
 ///
@@ -40,45 +41,17 @@ pub(crate) enum KnownModel {
 
 /// The configuration of a classifier of any architecture.
 pub(crate) trait KnownClassifier: TextClassifierConfig {
-    /// Reads the weights in `folder`.
+    /// Reads the weights in `folder`, and holds matrices in the type `held`.
     ///
     /// # Errors
-    /// Returns a user's mistake if the weights do not fit.
-    fn open(&self, folder: &Path) -> Result<Classify, Failure>;
+    /// Returns a user's mistake if the weights do not fit, or if a matrix cannot be encoded.
+    fn open(&self, folder: &Path, held: Option<HeldType>) -> Result<Classify, Failure>;
 
     /// Forecasts training with micro-batches of this shape.
     ///
     /// # Errors
     /// Returns an error if the plan does not fit the model.
     fn forecast(&self, plan: &Plan, shape: BatchShape) -> Result<Forecast, ForecastError>;
-}
-
-/// Continues `prompt` with the weights in `folder`, once with each of the options. Returns the new tokens of each
-/// sequence. A sequence ends early if `continues` returns false for its new tokens. The model is on the plain CPU backend,
-/// because generation is not sharded.
-///
-/// # Errors
-/// Returns a user's mistake if the weights do not fit, or if the prompt cannot be continued, a failure while running if
-/// the model computes NaN, and the failures of `continues`.
-pub(crate) fn continue_prompt(
-    config: &AnyDecoder,
-    folder: &Path,
-    prompt: &[u32],
-    options: &[GenerateOptions],
-    continues: &mut dyn FnMut(&[u32]) -> Result<bool, Failure>,
-) -> Result<Vec<Vec<u32>>, Failure> {
-    let model = BuildModel::<Flex>::load(config, folder, &FlexDevice).map_err(Failure::mistake)?;
-    let sequence = |options: &GenerateOptions| {
-        let mut tokens = Vec::new();
-        for token in model.generate(prompt, options).map_err(Failure::mistake)? {
-            tokens.push(token.map_err(Failure::run)?);
-            if !continues(&tokens)? {
-                break;
-            }
-        }
-        Ok(tokens)
-    };
-    options.iter().map(sequence).collect()
 }
 
 /// Forecasts training a language model with micro-batches of this shape: the mean loss over all positions that predict a
@@ -96,21 +69,42 @@ pub(crate) fn forecast_decoder(
     task.forecast(plan, shape, |device| Ok(BuildModel::<Training<Meta>>::zeros(config, device)?))
 }
 
+/// Returns a function that classifies texts with `model`, which it owns.
+fn logits_of<B, M>(model: M, limits: TextLimits) -> Classify
+where
+    B: FusedOps<Device = FlexDevice>,
+    M: TextClassifier<B> + 'static,
+{
+    Box::new(move |input_ids, lengths| {
+        // The labels do not affect the logits.
+        let labels = vec![0; lengths.len()];
+        let batch = TextBatch::new(limits, input_ids, lengths, &labels, &FlexDevice)?;
+        Ok(model.forward(&batch).into_data().iter::<f32>().collect())
+    })
+}
+
 impl<C> KnownClassifier for C
 where
     C: TextClassifierConfig
         + BuildModel<Flex, Model: TextClassifier<Flex> + 'static>
+        + BuildModel<Zero<Flex>, Model: TextClassifier<Zero<Flex>> + 'static>
         + BuildModel<
             Training<Meta>,
             Model: TextClassifier<Training<Meta>>
                        + AutodiffModule<Training<Meta>, InnerModule: TextClassifier<Zero<Meta>>>,
         >,
 {
-    /// Loads the model on the plain CPU backend. The returned closure owns the model.
-    fn open(&self, folder: &Path) -> Result<Classify, Failure> {
-        let model =
-            BuildModel::<Flex>::load(self, folder, &FlexDevice).map_err(Failure::mistake)?;
-        Ok(Box::new(move |batch| model.forward(batch)))
+    /// Loads the model on the plain CPU backend.
+    fn open(&self, folder: &Path, held: Option<HeldType>) -> Result<Classify, Failure> {
+        let Some(held) = held else {
+            let model = BuildModel::<Flex>::load(self, folder, &FlexDevice);
+            let model = model.map_err(Failure::mistake)?;
+            return Ok(logits_of(model, self.limits()));
+        };
+        self.check_weights(folder).map_err(Failure::mistake)?;
+        let model = BuildModel::<Zero<Flex>>::load_lazily(self, folder, 0, &FlexDevice);
+        let model = held.hold(self, model.map_err(Failure::mistake)?)?;
+        Ok(logits_of(model, self.limits()))
     }
 
     /// Forecasts the mean loss over the texts.

@@ -1,6 +1,7 @@
 //! Finds a language model and the folders of its files.
 //!
-//! Main type: [`ModelSources`]. Tools accept the folder of a model, of an adapter, or the output folder of a run.
+//! Main type: [`ModelSources`]. Tools accept the folder of a model, of an adapter, or the output folder of a run, and some a
+//! GGUF file.
 
 use std::path::{Path, PathBuf};
 
@@ -9,6 +10,7 @@ use deepburn_models::hf::GENERATION_CONFIG;
 
 use crate::failure::Failure;
 use crate::job::adapted_model::AdaptedModel;
+use crate::job::gguf_folder::UnpackedGguf;
 use crate::job::known_model::KnownModel;
 use crate::job::model_folder::ModelFolder;
 
@@ -16,25 +18,73 @@ use crate::job::model_folder::ModelFolder;
 pub(crate) struct ModelSources {
     /// The configuration, with the adapter if there is one.
     pub(crate) model: AnyDecoder,
-    /// The folder of the weights. With an adapter, this is the base model.
-    pub(crate) base: PathBuf,
+    /// The files of the weights.
+    pub(crate) weights: WeightFiles,
     /// The folder of the tokenizer.
     pub(crate) tokenizer: PathBuf,
     /// The folder of `generation_config.json`. An adapter has its own, with the end of text that it was trained with.
     pub(crate) texts: PathBuf,
 }
 
+/// The files of a model's weights.
+pub(crate) enum WeightFiles {
+    /// A folder. With an adapter, this is the base model.
+    Folder(PathBuf),
+    /// A GGUF file.
+    Gguf(UnpackedGguf),
+}
+
+/// The ending of a GGUF file.
+const GGUF: &str = "gguf";
+
 impl ModelSources {
-    /// Finds the model in `given`, the folder of a model, of an adapter or of a run. `option` is the argument that errors
+    /// Returns the folder of the weights. `option` is the argument that errors name.
+    ///
+    /// # Errors
+    /// Returns a user's mistake if the model is a GGUF file.
+    pub(crate) fn folder(&self, option: &str) -> Result<&Path, Failure> {
+        match &self.weights {
+            WeightFiles::Folder(folder) => Ok(folder),
+            WeightFiles::Gguf(file) => Err(Failure::mistake(format!(
+                "{option}: {} is a GGUF file; give the folder of the model that it was made from",
+                file.path().display()
+            ))),
+        }
+    }
+
+    /// Reads the texts of a GGUF file.
+    fn of_file(option: &str, path: &Path) -> Result<Self, Failure> {
+        let file = UnpackedGguf::open(path)?;
+        let folder = file.folder().to_owned();
+        match KnownModel::read_as(option, &folder)? {
+            KnownModel::LanguageModel(model) => Ok(Self {
+                model,
+                tokenizer: folder.clone(),
+                texts: folder,
+                weights: WeightFiles::Gguf(file),
+            }),
+            KnownModel::Classifier(_) => Err(Failure::mistake(format!(
+                "{option}: {} is a classifier; give a language model",
+                path.display()
+            ))),
+        }
+    }
+
+    /// Finds the model in `given`: the folder of a model, of an adapter or of a run, or a GGUF file. `option` is the argument that errors
     /// name, and `base` the value of `--base`.
     ///
     /// # Errors
     /// Returns a user's mistake if there is no language model.
     pub(crate) fn find(option: &str, given: &Path, base: Option<&Path>) -> Result<Self, Failure> {
+        let is_file = given.extension().is_some_and(|it| it.eq_ignore_ascii_case(GGUF));
+        if is_file && base.is_none() && given.is_file() {
+            return Self::of_file(option, given);
+        }
         if let Some(AdaptedModel { decoder, base, folder }) = AdaptedModel::find(given, base)? {
             let of = |name: &str| if folder.join(name).is_file() { &folder } else { &base };
             let (tokenizer, texts) = (of("tokenizer.json").clone(), of(GENERATION_CONFIG).clone());
-            return Ok(Self { model: decoder, base, tokenizer, texts });
+            let weights = WeightFiles::Folder(base);
+            return Ok(Self { model: decoder, weights, tokenizer, texts });
         }
         if base.is_some() {
             return Err(Failure::mistake(format!(
@@ -46,7 +96,8 @@ impl ModelSources {
         match KnownModel::read_as(option, &folder)? {
             KnownModel::LanguageModel(model) => {
                 let [tokenizer, texts] = [&folder, &folder].map(PathBuf::clone);
-                Ok(Self { model, tokenizer, texts, base: folder })
+                let weights = WeightFiles::Folder(folder);
+                Ok(Self { model, tokenizer, texts, weights })
             }
             KnownModel::Classifier(_) => Err(Failure::mistake(format!(
                 "{option}: {} is a classifier; classify texts with `deepburn predict`, or give a language model",

@@ -14,7 +14,8 @@ use deepburn_models::{Activation, Architecture as _, BatchShape, FloatType};
 use serde_json::{Map, Value, json};
 
 use super::{ModelEntry, language_model};
-use crate::job::known_model::{KnownModel, continue_prompt};
+use crate::job::known_model::KnownModel;
+use crate::job::loaded_decoder::LoadedDecoder;
 
 /// The line. A new model also has its own architecture.
 static TOY: ModelEntry = language_model::<ToyConfig>(Architecture::Gpt2);
@@ -175,10 +176,12 @@ fn a_configuration_parts_and_a_line_add_a_model() {
         serde_json::from_str(&std::fs::read_to_string(saved.join("config.json")).unwrap()).unwrap();
     assert_eq!(fields["architectures"], json!(["ToyForCausalLM"]));
     let Ok(KnownModel::LanguageModel(model)) = read(&fields) else { panic!("{fields}") };
-    let options = [GenerateOptions::greedy(4)];
-    let tokens = continue_prompt(&model, &saved, &[1, 2, 3], &options, &mut |_| Ok(true))
+    let tokens = LoadedDecoder::of_folder(&model, &saved, None)
+        .and_then(|mut model| {
+            model.continue_prompt(&[1, 2, 3], &GenerateOptions::greedy(4), &mut |_| Ok(true))
+        })
         .map_err(|error| error.to_string());
-    assert_eq!(tokens.unwrap()[0].len(), 4);
+    assert_eq!(tokens.unwrap().len(), 4);
 }
 
 #[test]

@@ -95,7 +95,8 @@ pub(crate) fn export(arguments: &ExportArguments) -> Result<String, Failure> {
         None => format!("{}-{}.gguf", model_name(model), file_type.name()).into(),
     };
     let file = ExportedFile::new(path, *file_type)?;
-    let mut values = sources.model.stored_values(&sources.base).map_err(Failure::mistake)?;
+    let mut values =
+        sources.model.stored_values(sources.folder("MODEL")?).map_err(Failure::mistake)?;
     let hyperparameters = hyperparameters(values.config())?;
     let texts = TextMetadata::read(&sources, hyperparameters.vocab_size)?;
     let modelfile = file.start_modelfile(&texts.stop)?;

@@ -12,7 +12,7 @@
 //! generation_config.json: not applied: no_repeat_ngram_size; transformers applies them
 //! ```
 
-mod settings;
+pub(crate) mod settings;
 mod stop;
 
 use std::path::PathBuf;
@@ -28,22 +28,29 @@ use deepburn_models::{Architecture, LanguageModelConfig};
 
 use crate::console;
 use crate::failure::Failure;
-use crate::job::known_model::continue_prompt;
+use crate::job::held_matrices::HeldType;
+use crate::job::loaded_decoder::LoadedDecoder;
 use crate::job::model_sources::ModelSources;
 use crate::tools::end_tokens::generated_tokens;
-use crate::tools::generate::settings::GenerationSettings;
+use crate::tools::generate::settings::{GenerationSettings, SamplingArguments, unapplied_note};
 use crate::tools::generate::stop::StopTexts;
+
+/// Maximum number of new tokens without `--max-new-tokens` and without a value in the file.
+const MAX_NEW_TOKENS: usize = 40;
 
 /// Options of `deepburn generate`.
 #[derive(Debug, Args)]
 #[cfg_attr(test, derive(Default))]
 pub(crate) struct GenerateArguments {
-    /// Folder of a run, of a model with its tokenizer, or of a LoRA adapter.
+    /// Folder of a run, of a model with its tokenizer, or of a LoRA adapter; or a GGUF file.
     #[arg(long)]
     model: PathBuf,
     /// Folder of the adapter's base model [default: the one that adapter_config.json names].
     #[arg(long, value_name = "DIR")]
     base: Option<PathBuf>,
+    /// Hold the matrices in fewer bits, so that tokens are generated faster and in less memory.
+    #[arg(long, value_name = "TYPE", value_parser = HeldType::parser(), ignore_case = true)]
+    quantize: Option<HeldType>,
     /// Text to continue.
     #[arg(long)]
     prompt: String,
@@ -53,30 +60,8 @@ pub(crate) struct GenerateArguments {
     /// System message before the prompt.
     #[arg(long, requires = "chat")]
     system: Option<String>,
-    /// Maximum number of new tokens [default: from generation_config.json, else 40].
-    #[arg(long)]
-    max_new_tokens: Option<usize>,
-    /// Choose the likeliest token, even if generation_config.json samples.
-    #[arg(long, conflicts_with_all = ["top_k", "top_p", "min_p", "temperature"])]
-    greedy: bool,
-    /// Sample from the K likeliest tokens; 0 keeps all [default: from generation_config.json, else 50].
-    #[arg(long, allow_negative_numbers = true)]
-    top_k: Option<usize>,
-    /// Sample from the likeliest tokens whose probabilities add up to P.
-    #[arg(long, allow_negative_numbers = true)]
-    top_p: Option<f64>,
-    /// Sample from the tokens with at least P times the probability of the likeliest token.
-    #[arg(long, allow_negative_numbers = true)]
-    min_p: Option<f64>,
-    /// Divide logits by T before sampling. Lower values favour likely tokens.
-    #[arg(long, allow_negative_numbers = true)]
-    temperature: Option<f64>,
-    /// Make tokens that occurred before less likely; 1 has no effect.
-    #[arg(long, allow_negative_numbers = true)]
-    repetition_penalty: Option<f64>,
-    /// Seed of the sampling [default: 0].
-    #[arg(long)]
-    seed: Option<u64>,
+    #[command(flatten)]
+    sampling: SamplingArguments,
     /// Sample N continuations. The first is the one without this option.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     num_return_sequences: Option<u32>,
@@ -93,9 +78,9 @@ pub(crate) struct GenerateArguments {
 /// the model computes NaN.
 pub(crate) fn generate(arguments: &GenerateArguments) -> Result<String, Failure> {
     deepburn::start_threads().map_err(Failure::run)?;
-    let ModelSources { model, base, tokenizer, texts } =
-        ModelSources::find("--model", &arguments.model, arguments.base.as_deref())?;
-    let tokenizer = Tokenizer::load(&tokenizer).map_err(Failure::mistake)?;
+    let sources = ModelSources::find("--model", &arguments.model, arguments.base.as_deref())?;
+    let ModelSources { model, texts, .. } = &sources;
+    let tokenizer = Tokenizer::load(&sources.tokenizer).map_err(Failure::mistake)?;
     let tokens = match arguments.chat {
         true => conversation(arguments, &tokenizer)?,
         false => tokenizer.encode(&arguments.prompt).map_err(Failure::mistake)?,
@@ -103,26 +88,48 @@ pub(crate) fn generate(arguments: &GenerateArguments) -> Result<String, Failure>
     if tokens.is_empty() {
         return Err(Failure::mistake("--prompt: has no tokens; give a text to continue"));
     }
-    let config = GenerationConfig::read(&texts).map_err(Failure::mistake)?;
-    let settings =
-        GenerationSettings::new(arguments, config.as_ref(), [tokens.len(), model.max_len()])?;
+    let config = GenerationConfig::read(texts).map_err(Failure::mistake)?;
+    let mut settings = GenerationSettings::new(
+        &arguments.sampling,
+        config.as_ref(),
+        [tokens.len(), model.max_len()],
+        MAX_NEW_TOKENS,
+    )?;
+    settings.check_sequences(arguments.num_return_sequences)?;
+    settings.notes.extend(unapplied(arguments, config.as_ref(), &settings.sampling));
     settings.notes.iter().for_each(|note| console::eprint(note));
     let context = last_tokens(&tokens, settings.max_new_tokens, model.max_len())?;
     let options = GenerateOptions {
         max_new_tokens: settings.max_new_tokens,
         sampling: settings.sampling,
         repetition_penalty: settings.repetition_penalty,
-        stop: end_tokens(&model, config.as_ref(), tokenizer.vocab_size()),
+        stop: end_tokens(model, config.as_ref(), tokenizer.vocab_size()),
         // An embedding may have more rows than the tokenizer has tokens.
         num_tokens: Some(tokenizer.vocab_size()),
     };
     let stop = StopTexts { texts: &arguments.stop, tokenizer: &tokenizer };
     let sequences = sequences(&options, arguments.num_return_sequences.unwrap_or(1));
-    let new = continue_prompt(&model, &base, context, &sequences, &mut |new| stop.continues(new))?;
+    let mut model = LoadedDecoder::read(&sources, arguments.quantize)?;
+    let continued = |options: &GenerateOptions| {
+        model.continue_prompt(context, options, &mut |new| stop.continues(new))
+    };
+    let new = sequences.iter().map(continued).collect::<Result<Vec<_>, _>>()?;
     // Users see their own message, so only the answer is new.
     let prompt = if arguments.chat { &[][..] } else { &tokens };
     let texts = new.iter().map(|new| stop.text(prompt, new));
     Ok(joined(&texts.collect::<Result<Vec<_>, _>>()?))
+}
+
+/// Returns a note about the fields of `generation_config.json` that would change the text and are not applied.
+fn unapplied(
+    arguments: &GenerateArguments,
+    config: Option<&GenerationConfig>,
+    sampling: &Sampling,
+) -> Option<String> {
+    let mut given = Vec::new();
+    given.extend(arguments.num_return_sequences.map(|_| "num_return_sequences"));
+    given.extend((!arguments.stop.is_empty()).then_some("stop_strings"));
+    unapplied_note(config?, &given, sampling)
 }
 
 /// Returns the tokens of a conversation up to the answer. The template has all special tokens, so the tokenizer adds
@@ -174,7 +181,7 @@ fn joined(texts: &[String]) -> String {
 
 /// Returns the tokens after which generation stops. Prints a note about ids that are not among the `vocab_size` tokens
 /// of the tokenizer.
-fn end_tokens(
+pub(crate) fn end_tokens(
     model: &AnyDecoder,
     config: Option<&GenerationConfig>,
     vocab_size: usize,

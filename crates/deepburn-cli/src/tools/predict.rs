@@ -23,6 +23,7 @@ use deepburn_datasets::{
 use crate::console;
 use crate::data::texts::label_kind;
 use crate::failure::Failure;
+use crate::job::held_matrices::HeldType;
 use crate::job::model_folder::{ModelFolder, ModelRecord};
 use crate::tools::prediction_summary::PredictionSummary;
 use crate::tools::predictions::{OutputColumns, Prediction, PredictionWriter};
@@ -40,6 +41,9 @@ pub(crate) struct PredictArguments {
     /// Folder of a run that trained a classifier, or of its model.
     #[arg(long)]
     model: PathBuf,
+    /// Hold the matrices in fewer bits, so that the model takes less memory.
+    #[arg(long, value_name = "TYPE", value_parser = HeldType::parser(), ignore_case = true)]
+    quantize: Option<HeldType>,
     /// Text to classify; repeatable.
     #[arg(long, group = "input")]
     text: Vec<String>,
@@ -74,7 +78,7 @@ pub(crate) fn predict(arguments: &PredictArguments) -> Result<(), Failure> {
     let folder = ModelFolder::find(&arguments.model, "--model")?;
     check_places(arguments)?;
     let length = arguments.max_length.or(folder.sequence_length());
-    let classifier = TrainedClassifier::open(&folder.path, length)?;
+    let classifier = TrainedClassifier::open(&folder.path, length, arguments.quantize)?;
     if length.is_none() {
         console::eprint(&format!(
             "texts are cut to the {} tokens that the model supports; without the model's {}, their length in \

@@ -5,14 +5,14 @@
 
 use std::path::Path;
 
-use burn_flex::FlexDevice;
 use deepburn_datasets::{
     Collate, LabelledTexts, PickingOrder, StepShape, TokenBudget, Tokenizer, whole_number,
 };
+use deepburn_models::TextLimits;
 use deepburn_models::hf::{ClassNames, ProblemType};
-use deepburn_models::{TextBatch, TextLimits};
 
 use crate::failure::Failure;
+use crate::job::held_matrices::HeldType;
 use crate::job::known_model::{Classify, KnownModel};
 
 /// Maximum number of texts in a batch.
@@ -24,7 +24,7 @@ const BATCH_TOKENS: usize = 8192;
 ///
 /// It is immutable.
 pub(crate) struct TrainedClassifier {
-    /// Maps a batch to logits.
+    /// Maps texts to logits.
     classify: Classify,
     /// Tokenizer of the model.
     tokenizer: Tokenizer,
@@ -39,12 +39,17 @@ pub(crate) struct TrainedClassifier {
 }
 
 impl TrainedClassifier {
-    /// Reads the classifier in `folder`. Texts are truncated to `max_length` tokens, or to the maximum of the model.
+    /// Reads the classifier in `folder`. Texts are truncated to `max_length` tokens, or to the maximum of the model. Matrices
+    /// are held in the type `held`.
     ///
     /// # Errors
     /// Returns a user's mistake if the folder has no classifier, if a file is damaged, or if the model supports fewer
     /// tokens than `max_length`.
-    pub(crate) fn open(folder: &Path, max_length: Option<usize>) -> Result<Self, Failure> {
+    pub(crate) fn open(
+        folder: &Path,
+        max_length: Option<usize>,
+        held: Option<HeldType>,
+    ) -> Result<Self, Failure> {
         let KnownModel::Classifier(config) = KnownModel::read(Some(folder))? else {
             return Err(Failure::mistake(format!(
                 "--model: {} is a language model; give a classifier, or continue texts with `deepburn generate`",
@@ -52,7 +57,7 @@ impl TrainedClassifier {
             )));
         };
         let names = config.class_names().map_err(Failure::mistake)?;
-        let (classify, limits) = (config.open(folder)?, config.limits());
+        let (classify, limits) = (config.open(folder, held)?, config.limits());
         let problem_type = config.problem_type();
         let tokenizer = Tokenizer::load(folder).map_err(Failure::mistake)?;
         if tokenizer.vocab_size() > limits.vocab_size {
@@ -128,12 +133,8 @@ impl TrainedClassifier {
                 continue;
             }
             let batch = texts.collate(rows, rows.len()).map_err(Failure::run)?;
-            // The labels do not affect the logits.
-            let labels = vec![0; rows.len()];
-            let batch =
-                TextBatch::new(self.limits, &batch.input_ids, &batch.lengths, &labels, &FlexDevice);
-            let logits = (self.classify)(&batch.map_err(Failure::run)?);
-            let logits: Vec<f32> = logits.into_data().iter::<f32>().collect();
+            let logits = (self.classify)(&batch.input_ids, &batch.lengths);
+            let logits = logits.map_err(Failure::run)?;
             for (row, logits) in rows.iter().zip(logits.chunks(self.num_classes())) {
                 found[*row] = outputs(self.problem_type, logits)?;
             }

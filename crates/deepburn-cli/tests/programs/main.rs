@@ -39,6 +39,7 @@ mod preference;
 mod processes;
 mod program;
 mod published;
+mod quantized;
 mod ranks;
 mod recomputing;
 mod resume;

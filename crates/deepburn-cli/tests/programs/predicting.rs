@@ -364,3 +364,24 @@ fn a_classifier_has_the_special_tokens_of_its_tokenizer() {
     let tokenizer: Value = serde_json::from_str(&fs::read_to_string(tokenizer).unwrap()).unwrap();
     assert_eq!(tokenizer["pad_token"], "<|endoftext|>");
 }
+
+/// Probabilities of matrices in 8 bits are those of the trained model, within the error of the weights.
+#[test]
+fn matrices_in_fewer_bits_predict_the_same() {
+    let job = named(reviews());
+    job.run().succeeded();
+    let found = |more: &[&str], file: &str| {
+        let start = ["--file", "test.csv", "--output", file];
+        predict(&job, &[&start[..], more].concat()).succeeded();
+        let rows = table(&job.folder().join(file));
+        let number = |row: &BTreeMap<String, String>| row["probability_bad"].parse::<f64>();
+        rows.iter().map(|row| number(row).unwrap()).collect::<Vec<_>>()
+    };
+    let whole = found(&[], "whole.csv");
+    for (held, bound) in [("f16", 2e-3), ("q8_0", 0.02), ("q4_0", 0.2)] {
+        let few = found(&["--quantize", held], &format!("{held}.csv"));
+        for (few, whole) in few.iter().zip(&whole) {
+            assert!((few - whole).abs() < bound, "{held}: {few} {whole}");
+        }
+    }
+}

@@ -40,13 +40,7 @@ impl TensorLayout {
         match self {
             Self::Same => {}
             Self::PlusOne => values.iter_mut().for_each(|value| *value += 1.0),
-            Self::Transposed => {
-                let mut transposed = Vec::with_capacity(values.len());
-                for column in 0..row_len {
-                    transposed.extend(values.iter().skip(column).step_by(row_len));
-                }
-                *values = transposed;
-            }
+            Self::Transposed => *values = transposed(values, row_len),
             Self::Interleaved { heads } => {
                 if heads == 0 || !rows.is_multiple_of(2 * heads) {
                     return None;
@@ -57,6 +51,53 @@ impl TensorLayout {
             }
         }
         Some(())
+    }
+
+    /// Converts a whole tensor of a GGUF file back. `rows` is the number of rows in the Hugging Face file. Returns `None`, and changes
+    /// nothing, in the cases of [`apply`](Self::apply).
+    pub(super) fn undo(self, values: &mut Vec<f32>, rows: usize) -> Option<()> {
+        match self {
+            Self::Same => {}
+            Self::PlusOne => values.iter_mut().for_each(|value| *value -= 1.0),
+            Self::Transposed if rows == 0 || !values.len().is_multiple_of(rows) => return None,
+            Self::Transposed => *values = transposed(values, rows),
+            Self::Interleaved { .. } => self.undo_rows(values, rows)?,
+        }
+        Some(())
+    }
+
+    /// Moves the `rows` rows of a tensor of a GGUF file back to the order of the Hugging Face file. `elements` may be encoded. Other
+    /// layouts do not move rows. Returns `None`, and changes nothing, if the rows are not whole heads with even widths.
+    pub(super) fn undo_rows<T: Copy>(self, elements: &mut [T], rows: usize) -> Option<()> {
+        let Self::Interleaved { heads } = self else { return Some(()) };
+        let row_len = elements.len().checked_div(rows)?;
+        if row_len * rows != elements.len() || heads == 0 || !rows.is_multiple_of(2 * heads) {
+            return None;
+        }
+        let head_len = rows / heads * row_len;
+        elements.chunks_exact_mut(head_len).for_each(|head| deinterleave(head, row_len));
+        Some(())
+    }
+}
+
+/// Returns the elements of a matrix with rows of `row_len` elements, column by column.
+fn transposed(values: &[f32], row_len: usize) -> Vec<f32> {
+    let mut transposed = Vec::with_capacity(values.len());
+    for column in 0..row_len {
+        transposed.extend(values.iter().skip(column).step_by(row_len));
+    }
+    transposed
+}
+
+/// Moves the rows with even numbers to the first half of a head, and the others to the second half.
+fn deinterleave<T: Copy>(head: &mut [T], row_len: usize) {
+    let before = head.to_vec();
+    let (first, second) = head.split_at_mut(before.len() / 2);
+    let halves = first.chunks_exact_mut(row_len).zip(second.chunks_exact_mut(row_len));
+    for (pair, (first, second)) in before.chunks_exact(2 * row_len).zip(halves) {
+        let (even, odd) = pair.split_at(row_len);
+        first.copy_from_slice(even);
+        second.copy_from_slice(odd);
     }
 }
 
@@ -95,6 +136,28 @@ mod tests {
             .map(|row| row[0] / 3.0)
             .collect();
         assert_eq!(rows, [0.0, 2.0, 1.0, 3.0, 4.0, 6.0, 5.0, 7.0]);
+    }
+
+    #[test]
+    fn what_was_moved_is_moved_back() {
+        let numbers = || (0..24).map(|i| i as f32).collect::<Vec<_>>();
+        for (layout, rows) in [
+            (TensorLayout::Same, 4),
+            (TensorLayout::PlusOne, 24),
+            (TensorLayout::Transposed, 4),
+            (TensorLayout::Interleaved { heads: 2 }, 8),
+        ] {
+            let mut values = numbers();
+            layout.apply(&mut values, rows).unwrap();
+            layout.undo(&mut values, rows).unwrap();
+            assert_eq!(values, numbers(), "{layout:?}");
+        }
+        let layout = TensorLayout::Interleaved { heads: 1 };
+        let mut bytes = *b"aabbccdd";
+        layout.undo_rows(&mut bytes, 4).unwrap();
+        assert_eq!(&bytes, b"aaccbbdd");
+        assert_eq!(layout.undo_rows(&mut bytes, 3), None);
+        assert_eq!(TensorLayout::Transposed.undo(&mut numbers(), 5), None);
     }
 
     #[test]

@@ -49,6 +49,41 @@ impl GgufTensor {
     }
 }
 
+impl GgufTensor {
+    /// Converts the values of a whole tensor of a GGUF file back to the layout of the Hugging Face file, in which it has `shape`.
+    ///
+    /// # Errors
+    /// Returns an error that names the tensor if the values do not have the shape, or if the rows are not whole heads
+    /// with even widths.
+    pub fn restore(&self, values: &mut Vec<f32>, shape: &[u64]) -> Result<(), GgufError> {
+        let rows = shape.first().and_then(|rows| usize::try_from(*rows).ok()).unwrap_or(0);
+        let restored = self.layout.undo(values, rows);
+        restored.ok_or_else(|| self.misfit(values.len(), &format!("shape {shape:?}")))?;
+        if self.factor != 1.0 {
+            let scale = |value: &mut f32| *value = (f64::from(*value) / self.factor) as f32;
+            values.iter_mut().for_each(scale);
+        }
+        Ok(())
+    }
+
+    /// Moves the encoded rows of a whole tensor of a GGUF file back to the order of the Hugging Face file.
+    ///
+    /// # Errors
+    /// Returns an error that names the tensor if `bytes` are not `rows` rows, or if these are not whole heads with even
+    /// widths.
+    pub fn restore_rows(&self, bytes: &mut [u8], rows: usize) -> Result<(), GgufError> {
+        let restored = self.layout.undo_rows(bytes, rows);
+        restored.ok_or_else(|| self.misfit(bytes.len(), &format!("{rows} rows")))
+    }
+
+    /// Returns the error about a tensor that does not fit its layout.
+    fn misfit(&self, count: usize, shape: &str) -> GgufError {
+        let problem =
+            format!("{count} elements with {shape} cannot be converted ({:?})", self.layout);
+        GgufError::tensor(&self.name, problem)
+    }
+}
+
 /// Names outside of layers: in the Hugging Face file, without its prefix, and in the GGUF file.
 const OUTER: [(&str, &str); 6] = [
     ("embed_tokens", "token_embd"),

@@ -5,56 +5,78 @@
 
 use std::fmt::Display;
 
+use clap::Args;
 use deepburn_models::causal_lm::{RandomSampling, Sampling};
 use deepburn_models::hf::{DEFAULT_TOP_K, GenerationConfig, GenerationValues};
 
-use super::GenerateArguments;
 use crate::failure::Failure;
 
-/// Maximum number of new tokens without `--max-new-tokens` and without a value in the file.
-const MAX_NEW_TOKENS: usize = 40;
+/// Options that decide how tokens are chosen.
+#[derive(Debug, Args)]
+#[cfg_attr(test, derive(Default))]
+pub(crate) struct SamplingArguments {
+    /// Maximum number of new tokens [default: from generation_config.json, else 40, or 1024 in a chat].
+    #[arg(long)]
+    pub(super) max_new_tokens: Option<usize>,
+    /// Choose the likeliest token, even if generation_config.json samples.
+    #[arg(long, conflicts_with_all = ["top_k", "top_p", "min_p", "temperature"])]
+    pub(super) greedy: bool,
+    /// Sample from the K likeliest tokens; 0 keeps all [default: from generation_config.json, else 50].
+    #[arg(long, allow_negative_numbers = true)]
+    pub(super) top_k: Option<usize>,
+    /// Sample from the likeliest tokens whose probabilities add up to P.
+    #[arg(long, allow_negative_numbers = true)]
+    pub(super) top_p: Option<f64>,
+    /// Sample from the tokens with at least P times the probability of the likeliest token.
+    #[arg(long, allow_negative_numbers = true)]
+    pub(super) min_p: Option<f64>,
+    /// Divide logits by T before sampling. Lower values favour likely tokens.
+    #[arg(long, allow_negative_numbers = true)]
+    pub(super) temperature: Option<f64>,
+    /// Make tokens that occurred before less likely; 1 has no effect.
+    #[arg(long, allow_negative_numbers = true)]
+    pub(super) repetition_penalty: Option<f64>,
+    /// Seed of the sampling [default: 0].
+    #[arg(long)]
+    pub(super) seed: Option<u64>,
+}
 
 /// The settings of generation.
 #[derive(Debug, PartialEq)]
-pub(super) struct GenerationSettings {
+pub(crate) struct GenerationSettings {
     /// How tokens are chosen.
-    pub(super) sampling: Sampling,
+    pub(crate) sampling: Sampling,
     /// The penalty of tokens that occurred before.
-    pub(super) repetition_penalty: f64,
+    pub(crate) repetition_penalty: f64,
     /// The maximum number of new tokens.
-    pub(super) max_new_tokens: usize,
+    pub(crate) max_new_tokens: usize,
     /// Messages about values that come from the file, and about those that have no effect.
-    pub(super) notes: Vec<String>,
+    pub(crate) notes: Vec<String>,
 }
 
 impl GenerationSettings {
-    /// Returns the settings for a prompt and a model with these numbers of tokens and positions.
+    /// Returns the settings for a prompt and a model with these numbers of tokens and positions. `most` is the maximum number of
+    /// new tokens without an option and without a value in the file.
     ///
     /// # Errors
-    /// Returns a user's mistake if `max_length` of the file is not longer than the prompt, or if several sequences are
-    /// wanted, but tokens are not sampled.
-    pub(super) fn new(
-        arguments: &GenerateArguments,
+    /// Returns a user's mistake if `max_length` of the file is not longer than the prompt.
+    pub(crate) fn new(
+        arguments: &SamplingArguments,
         config: Option<&GenerationConfig>,
         [prompt, positions]: [usize; 2],
+        most: usize,
     ) -> Result<Self, Failure> {
         let mut source = ChosenValues { used: Vec::new() };
         let values = config.map(|config| *config.values()).unwrap_or_default();
         let sampling = sampling(arguments, &values, &mut source);
         let samples = sampling != Sampling::Greedy;
-        if let (false, Some(count @ 2..)) = (samples, arguments.num_return_sequences) {
-            return Err(Failure::mistake(format!(
-                "--num-return-sequences: {count} texts would be the same, because decoding is greedy; sample with \
-                 --temperature, --top-k, --top-p or --min-p"
-            )));
-        }
         let penalty = values.repetition_penalty;
         let repetition_penalty =
             source.choose("repetition_penalty", arguments.repetition_penalty, penalty, 1.0);
-        let max_new_tokens = max_new_tokens(arguments, &values, [prompt, positions], &mut source)?;
+        let max_new_tokens =
+            max_new_tokens(arguments, &values, [prompt, positions], most, &mut source)?;
         let mut notes = Vec::new();
         notes.extend(source.note());
-        notes.extend(config.and_then(|config| unapplied(config, arguments, samples)));
         if arguments.seed.is_some() && !samples {
             notes.push(
                 "--seed has no effect, because decoding is greedy; sample with --temperature, --top-k, --top-p or \
@@ -63,6 +85,20 @@ impl GenerationSettings {
             );
         }
         Ok(Self { sampling, repetition_penalty, max_new_tokens, notes })
+    }
+
+    /// Checks that `count` sequences would differ.
+    ///
+    /// # Errors
+    /// Returns a user's mistake if several sequences are wanted, but tokens are not sampled.
+    pub(super) fn check_sequences(&self, count: Option<u32>) -> Result<(), Failure> {
+        match (&self.sampling, count) {
+            (Sampling::Greedy, Some(count @ 2..)) => Err(Failure::mistake(format!(
+                "--num-return-sequences: {count} texts would be the same, because decoding is greedy; sample with \
+                 --temperature, --top-k, --top-p or --min-p"
+            ))),
+            _ => Ok(()),
+        }
     }
 }
 
@@ -112,11 +148,11 @@ impl ChosenValues {
 
 /// Returns how tokens are chosen.
 fn sampling(
-    arguments: &GenerateArguments,
+    arguments: &SamplingArguments,
     values: &GenerationValues,
     source: &mut ChosenValues,
 ) -> Sampling {
-    let &GenerateArguments { greedy, top_k, top_p, min_p, temperature, seed, .. } = arguments;
+    let &SamplingArguments { greedy, top_k, top_p, min_p, temperature, seed, .. } = arguments;
     let asked = top_k.is_some() || top_p.is_some() || min_p.is_some() || temperature.is_some();
     if greedy || !asked && values.do_sample != Some(true) {
         return Sampling::Greedy;
@@ -138,9 +174,10 @@ fn sampling(
 
 /// Returns the maximum number of new tokens. A value of the file is limited to the positions that the prompt leaves.
 fn max_new_tokens(
-    arguments: &GenerateArguments,
+    arguments: &SamplingArguments,
     values: &GenerationValues,
     [prompt, positions]: [usize; 2],
+    most: usize,
     source: &mut ChosenValues,
 ) -> Result<usize, Failure> {
     if let Some(count) = arguments.max_new_tokens {
@@ -161,24 +198,21 @@ fn max_new_tokens(
             source.used.push(format!("max_length {length}"));
             length - prompt
         }
-        (None, None) => return Ok(MAX_NEW_TOKENS),
+        (None, None) => return Ok(most),
     };
     // The prompt is cut if it leaves no position, but not for the sake of a value that nobody asked for here.
     let room = positions.saturating_sub(prompt);
-    Ok(count.min(if room == 0 { MAX_NEW_TOKENS } else { room }))
+    Ok(count.min(if room == 0 { most } else { room }))
 }
 
 /// Returns a note about the fields of the file that change what `transformers` generates and are not applied here;
-/// `None` if there are none.
-fn unapplied(
+/// `None` if there are none. `given` are fields that options replace.
+pub(crate) fn unapplied_note(
     config: &GenerationConfig,
-    arguments: &GenerateArguments,
-    samples: bool,
+    given: &[&str],
+    sampling: &Sampling,
 ) -> Option<String> {
-    let mut given = Vec::new();
-    given.extend(arguments.num_return_sequences.map(|_| "num_return_sequences"));
-    given.extend((!arguments.stop.is_empty()).then_some("stop_strings"));
-    let fields = config.unapplied(&given, samples);
+    let fields = config.unapplied(given, *sampling != Sampling::Greedy);
     (!fields.is_empty()).then(|| {
         let fields = fields.join(", ");
         format!("generation_config.json: not applied: {fields}; transformers applies them")
@@ -190,11 +224,11 @@ mod tests {
     use super::*;
     use serde_json::{Value, json};
 
-    fn settings(arguments: &GenerateArguments, file: Value) -> GenerationSettings {
+    fn settings(arguments: &SamplingArguments, file: Value) -> GenerationSettings {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("generation_config.json"), file.to_string()).unwrap();
         let config = GenerationConfig::read(folder.path()).unwrap();
-        GenerationSettings::new(arguments, config.as_ref(), [7, 100]).unwrap()
+        GenerationSettings::new(arguments, config.as_ref(), [7, 100], 40).unwrap()
     }
 
     fn random(settings: &GenerationSettings) -> &RandomSampling {
@@ -204,7 +238,7 @@ mod tests {
 
     #[test]
     fn the_file_decides_and_options_win() {
-        let none = GenerateArguments::default();
+        let none = SamplingArguments::default();
         let file = json!({"do_sample": true, "temperature": 0.6, "min_p": 0.1, "top_p": 1.0});
         let found = settings(&none, file.clone());
         let expected = RandomSampling {
@@ -217,25 +251,25 @@ mod tests {
         let note = "generation_config.json: do_sample, temperature 0.6 and min_p 0.1 are applied; options of the \
                     command line replace its values, and --greedy decodes greedily";
         assert_eq!(found.notes, [note]);
-        let given = GenerateArguments {
+        let given = SamplingArguments {
             temperature: Some(0.9),
             top_k: Some(0),
             seed: Some(3),
-            ..GenerateArguments::default()
+            ..SamplingArguments::default()
         };
         let found = settings(&given, file.clone());
         let expected = RandomSampling { temperature: 0.9, seed: 3, top_k: None, ..expected };
         assert_eq!(random(&found), &expected);
         let note = "generation_config.json: min_p 0.1 is applied; options of the command line replace its values";
         assert_eq!(found.notes, [note]);
-        let greedy = GenerateArguments { greedy: true, ..GenerateArguments::default() };
+        let greedy = SamplingArguments { greedy: true, ..SamplingArguments::default() };
         let found = settings(&greedy, file);
         assert_eq!((found.sampling, found.notes), (Sampling::Greedy, Vec::new()));
         // Without `do_sample`, values of sampling have no effect, but the penalty has.
         let found = settings(&none, json!({"temperature": 0.6, "repetition_penalty": 1.2}));
         assert_eq!((found.sampling, found.repetition_penalty), (Sampling::Greedy, 1.2));
         // They have one if options sample.
-        let hot = GenerateArguments { top_p: Some(0.5), ..GenerateArguments::default() };
+        let hot = SamplingArguments { top_p: Some(0.5), ..SamplingArguments::default() };
         let found = settings(&hot, json!({"temperature": 0.6, "top_k": 0, "top_p": 0.9}));
         let expected = RandomSampling { temperature: 0.6, top_p: 0.5, ..RandomSampling::default() };
         assert_eq!(random(&found), &expected);
@@ -243,8 +277,8 @@ mod tests {
 
     #[test]
     fn the_number_of_new_tokens() {
-        let none = GenerateArguments::default();
-        let given = GenerateArguments { max_new_tokens: Some(5), ..GenerateArguments::default() };
+        let none = SamplingArguments::default();
+        let given = SamplingArguments { max_new_tokens: Some(5), ..SamplingArguments::default() };
         for (arguments, file, expected) in [
             (&none, json!({}), 40),
             (&none, json!({"max_length": 20}), 13),

@@ -1,0 +1,133 @@
+//! Measures the generation of text with matrices in fewer bits, beside llama.cpp on the same files.
+//!
+//! The model has the sizes of GPT-2 small and random weights. The suite makes its folder once, with a run of one short step, and
+//! exports it to GGUF files. Each variant generates greedily after a short prompt, on all cores.
+//!
+//! For DeepBurn, the tokens per second are those between two runs of the program, with 1 and with 1 + [`TOKENS`] new tokens, so that
+//! the start and the reading of the weights do not count. llama.cpp, in the package xllamacpp, reports the speed of its own loop.
+//! A run with random weights may end at the end-of-text token; the seed of the suite's model does not.
+//!
+//! Measurement error: of the start of the program, a few hundredths of a second, in about a second and a half.
+
+use std::path::Path;
+
+use super::Bench;
+use super::decoders::make_model;
+use crate::Outcome;
+use crate::job::{Job, Workload};
+use crate::process::{Run, Watched};
+use crate::quantity::{Observations, Quantity};
+use crate::results::Bound::AtLeast;
+use crate::results::{Plot, Results};
+use crate::rounds::{Variant, measure};
+use crate::suite::Suite;
+
+pub(super) const BENCH: Bench = Bench {
+    name: "generation",
+    title: "Generation in fewer bits",
+    about: "Greedy generation after a short prompt with a model of the sizes of GPT-2 small: tokens per second without the \
+        start of the program, and peak memory of the program. llama.cpp runs the exported files on as many threads.",
+    run,
+};
+
+/// Number of generated tokens whose time counts.
+const TOKENS: usize = 128;
+/// Number of rounds without `--rounds`.
+const ROUNDS: usize = 5;
+/// The types, from the slowest to the fastest.
+const TYPES: [&str; 3] = ["bf16", "q8_0", "q4_0"];
+
+/// Measures all types.
+///
+/// # Errors
+/// Returns an error if the model or a file cannot be written. Failed runs are recorded in `results`.
+fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
+    let small = Workload::gpt2("GPT-2 2M", 128, 2, 1, 32);
+    let workload = suite.pick(Workload::gpt2_small(1, 128), small);
+    let folder = suite.file("gpt2", |path| make_model(suite, &workload, path))?;
+    let (workload, folder) = (&workload, folder.as_path());
+    let mut variants = vec![Variant::new("f32", move || speed(suite, workload, folder, &[]))];
+    for held in TYPES {
+        let options = ["--quantize", held];
+        variants.push(Variant::new(held, move || speed(suite, workload, folder, &options)));
+    }
+    for file_type in TYPES {
+        let name = format!("llama.cpp, {file_type}");
+        match suite.peers_with(&["xllamacpp"]) {
+            Err(lacks) => results.missing.push(format!("{name}: {lacks}")),
+            Ok(peers) => {
+                let file = suite.file(&format!("gpt2-{file_type}.gguf"), |path| {
+                    export(suite, workload, folder, file_type, path)
+                })?;
+                variants.push(Variant::peer(name, move || {
+                    let arguments = [file.display().to_string(), TOKENS.to_string()];
+                    reported(&peers.run("llama_cpp", 1, &arguments)?)
+                }));
+            }
+        }
+    }
+    let columns = [Quantity::Throughput, Quantity::Peak];
+    let title = format!("{}, {TOKENS} tokens", workload.name);
+    let mut table = measure(results, &title, suite.rounds(ROUNDS), &columns, &variants);
+    for (held, bound) in [("q8_0", 1.6), ("q4_0", 2.0)] {
+        table.compare(Quantity::Throughput, held, "bf16", suite.bound(AtLeast(bound)));
+    }
+    for held in TYPES {
+        let peer = format!("llama.cpp, {held}");
+        table.compare(Quantity::Throughput, held, &peer, suite.bound(AtLeast(0.9)));
+    }
+    table.plot = Some(Plot::Bars(Quantity::Throughput));
+    results.tables.push(table);
+    Ok(())
+}
+
+/// Returns the tokens per second of DeepBurn.
+///
+/// # Errors
+/// Returns an error if the program cannot be built or fails.
+fn speed(
+    suite: &Suite,
+    workload: &Workload,
+    folder: &Path,
+    options: &[&str],
+) -> Outcome<Observations> {
+    let generate = |tokens: usize| {
+        let mut command = suite.command("deepburn", &Job::new(workload, Path::new(""), 1))?;
+        command.arg("generate").arg("--model").arg(folder).args(options);
+        command.args(["--prompt", "It was a dark and stormy night", "--greedy"]);
+        command.args(["--max-new-tokens", &tokens.to_string()]);
+        Watched::from(command).run()
+    };
+    let (one, all) = (generate(1)?, generate(1 + TOKENS)?);
+    let rate = TOKENS as f64 / (all.seconds - one.seconds);
+    let found = Observations::default().with(Quantity::Throughput, rate);
+    Ok(found.with(Quantity::Peak, all.peak_bytes as f64))
+}
+
+/// Exports the model in `folder` to the file `path`.
+///
+/// # Errors
+/// Returns an error if the program cannot be built or fails.
+fn export(
+    suite: &Suite,
+    workload: &Workload,
+    folder: &Path,
+    file_type: &str,
+    path: &Path,
+) -> Outcome<()> {
+    let mut command = suite.command("deepburn", &Job::new(workload, Path::new(""), 1))?;
+    command.arg("export").arg(folder).args(["--type", file_type]).arg("--out").arg(path);
+    Watched::from(command).run().map(drop)
+}
+
+/// Returns the tokens per second that the script reports.
+///
+/// # Errors
+/// Returns an error if it reports none.
+fn reported(run: &Run) -> Outcome<Observations> {
+    let output = run.output();
+    let rate = output.lines().find_map(|line| line.strip_prefix("tokens per second: "));
+    let rate: f64 = rate.ok_or_else(|| format!("the peer reported no speed:\n{output}"))?.parse()?;
+    let found = Observations::default().with(Quantity::Throughput, rate);
+    Ok(found.with(Quantity::Peak, run.peak_bytes as f64))
+}

@@ -1,0 +1,201 @@
+//! The weights of a GGUF file, by the module paths of the model.
+//!
+//! Main type: [`GgufWeights`]. Blocks that a product can read stay as they are in the file; only rows are moved:
+//!
+//! ```text
+//! file             rows [out, in] of each stored tensor       llama.cpp's order of the rows of a head
+//! parameter        rows of q, then of k, then of v            the order of `transformers`
+//! ```
+//!
+//! Other types (q4_k, q5_0, q6_k) are decoded and held as q8_0, whose error is a small part of theirs.
+
+use std::fs::File;
+use std::io::BufReader;
+use std::path::PathBuf;
+
+use deepburn::kernels::RowFormat;
+use deepburn::weights::{Composition, Weight, WeightMap};
+use deepburn::zero::RowOrder;
+use deepburn::zero::inference::EncodedMatrix;
+use deepburn_gguf::{
+    GgufReader, GgufTensor, Hyperparameters, TensorInfo, TensorLayout, TensorType,
+};
+use deepburn_models::decoder::AnyDecoder;
+use deepburn_models::{Architecture, MatrixUse};
+
+use crate::failure::Failure;
+use crate::job::gguf_folder::UnpackedGguf;
+
+/// The weights of a GGUF file.
+pub(crate) struct GgufWeights {
+    path: PathBuf,
+    reader: GgufReader<BufReader<File>>,
+    hyperparameters: Hyperparameters,
+    map: WeightMap,
+}
+
+impl GgufWeights {
+    /// Opens a file that has the weights of the model `config`. Only the header is read.
+    ///
+    /// # Errors
+    /// Returns a user's mistake if the file cannot be read, or if a tensor is missing or has another shape.
+    pub(crate) fn open(file: &UnpackedGguf, config: &AnyDecoder) -> Result<Self, Failure> {
+        let path = file.path().to_owned();
+        let reader = GgufReader::open(&path)
+            .map_err(|error| Failure::mistake(format!("{}: {error}", path.display())))?;
+        let (hyperparameters, map) = (file.hyperparameters().clone(), config.weight_map());
+        let weights = Self { path, reader, hyperparameters, map };
+        weights.check()?;
+        Ok(weights)
+    }
+
+    /// Compares the shapes of the tensors.
+    fn check(&self) -> Result<(), Failure> {
+        for tensor in self.map.stored_tensors() {
+            let stored = self.stored(tensor.name())?;
+            let expected = stored.shape(&file_shape(tensor.shape()));
+            let found = self.reader.header().tensor(&stored.name).map(TensorInfo::shape);
+            if found != Some(&expected[..]) {
+                let found = found.map_or("is missing".to_owned(), |it| format!("has shape {it:?}"));
+                let name = &stored.name;
+                return Err(
+                    self.refused(&format!("tensor `{name}` {found}; the model needs {expected:?}"))
+                );
+            }
+        }
+        Ok(())
+    }
+
+    fn refused(&self, problem: &str) -> Failure {
+        Failure::mistake(format!("{}: {problem}", self.path.display()))
+    }
+
+    /// Returns the name and the layout in the file of a tensor of the Hugging Face file.
+    fn stored(&self, name: &str) -> Result<GgufTensor, Failure> {
+        let stored = self.hyperparameters.stored_tensor(name);
+        stored.ok_or_else(|| self.refused(&format!("has no place for tensor `{name}`")))
+    }
+
+    /// Returns the parameter at a module path.
+    fn weight(&self, path: &str) -> Result<Weight, Failure> {
+        let weight = self.map.get(path).cloned();
+        weight.ok_or_else(|| self.refused(&format!("has no parameter `{path}`")))
+    }
+
+    /// Reads the values of the parameter at a module path in f32.
+    ///
+    /// # Errors
+    /// Returns a user's mistake if a tensor cannot be read.
+    pub(crate) fn values(&mut self, path: &str) -> Result<Vec<f32>, Failure> {
+        let weight = self.weight(path)?;
+        let composition = weight.composition();
+        // Parts of one tensor follow each other, so it is read once.
+        let mut last: Option<(String, Vec<f32>)> = None;
+        composition.read(0..composition.num_elements(), |name, range, values| {
+            if last.as_ref().is_none_or(|(read, _)| read != name) {
+                last = Some((name.to_owned(), self.stored_values(name)?));
+            }
+            values.extend(last.iter().flat_map(|(_, whole)| &whole[range.clone()]));
+            Ok(())
+        })
+    }
+
+    /// Reads a tensor by its name in the Hugging Face file, in the layout of that file.
+    fn stored_values(&mut self, name: &str) -> Result<Vec<f32>, Failure> {
+        let stored = self.stored(name)?;
+        let tensor = self.map.stored_tensors().iter().find(|it| it.name() == name);
+        let shape = tensor.map_or_else(Vec::new, |it| file_shape(it.shape()));
+        let mut values =
+            self.reader.read(&stored.name).map_err(|it| self.refused(&it.to_string()))?;
+        stored.restore(&mut values, &shape).map_err(|it| self.refused(&it.to_string()))?;
+        Ok(values)
+    }
+
+    /// Returns the blocks of the matrix at a module path as the file has them; `None` if a product cannot read them.
+    ///
+    /// # Errors
+    /// Returns a user's mistake if a tensor cannot be read.
+    pub(crate) fn blocks(
+        &mut self,
+        path: &str,
+        used: MatrixUse,
+    ) -> Result<Option<EncodedMatrix>, Failure> {
+        let weight = self.weight(path)?;
+        let composition = weight.composition();
+        let order = match used {
+            MatrixUse::Linear => RowOrder::Columns,
+            MatrixUse::TokenTable => RowOrder::Rows,
+            MatrixUse::Other => return Ok(None),
+        };
+        let Some((format, tensors)) = self.adjacent_rows(composition, order)? else {
+            return Ok(None);
+        };
+        let (mut whole, mut bytes) = (Vec::new(), Vec::new());
+        for stored in tensors {
+            let rows = self.num_rows(&stored.name);
+            let read = self.reader.read_bytes(&stored.name, &mut bytes);
+            let read = read.and_then(|()| stored.restore_rows(&mut bytes, rows));
+            read.map_err(|error| self.refused(&error.to_string()))?;
+            whole.extend_from_slice(&bytes);
+        }
+        Ok(Some(EncodedMatrix { format, order, words: format.words_of(&whole) }))
+    }
+
+    /// Returns the tensors whose rows, one after the other, are a parameter in `order`, and their format; `None` if there are no
+    /// such tensors, or if they differ in format.
+    fn adjacent_rows(
+        &self,
+        composition: &Composition,
+        order: RowOrder,
+    ) -> Result<Option<(RowFormat, Vec<GgufTensor>)>, Failure> {
+        let components = composition.components();
+        let joins_columns = components.len() == 1 || composition.axis() == 1;
+        let (mut formats, mut tensors) = (Vec::new(), Vec::new());
+        for component in components {
+            let stored = self.stored(&component.name)?;
+            let is_transposed = component.transposed != (stored.layout == TensorLayout::Transposed);
+            let found = if is_transposed { RowOrder::Columns } else { RowOrder::Rows };
+            let is_whole = component.slice.is_none() && stored.factor == 1.0;
+            if found != order || !is_whole || found == RowOrder::Columns && !joins_columns {
+                return Ok(None);
+            }
+            formats.push(self.format(&stored.name));
+            tensors.push(stored);
+        }
+        let is_table_of_parts = order == RowOrder::Rows && tensors.len() > 1;
+        let format = formats.first().copied().flatten().filter(|_| !is_table_of_parts);
+        let format = format.filter(|it| formats.iter().all(|other| *other == Some(*it)));
+        Ok(format.map(|format| (format, tensors)))
+    }
+
+    /// Returns the format in which the rows of a tensor can be multiplied.
+    fn format(&self, name: &str) -> Option<RowFormat> {
+        match self.reader.header().tensor(name)?.tensor_type() {
+            TensorType::F16 => Some(RowFormat::F16),
+            TensorType::Bf16 => Some(RowFormat::Bf16),
+            TensorType::Q8_0 => Some(RowFormat::Q8_0),
+            TensorType::Q4_0 => Some(RowFormat::Q4_0),
+            _ => None,
+        }
+    }
+
+    /// Returns whether a part of the parameter at a module path is quantized in the file.
+    pub(crate) fn is_quantized(&self, path: &str) -> Result<bool, Failure> {
+        let weight = self.weight(path)?;
+        let mut is_quantized = false;
+        for component in weight.composition().components() {
+            let info = self.reader.header().tensor(&self.stored(&component.name)?.name);
+            is_quantized |= info.is_some_and(|it| it.tensor_type().block_len() > 1);
+        }
+        Ok(is_quantized)
+    }
+
+    fn num_rows(&self, name: &str) -> usize {
+        let info = self.reader.header().tensor(name);
+        info.map_or(0, |it| (it.num_elements() / it.row_len()) as usize)
+    }
+}
+
+fn file_shape(shape: &[usize]) -> Vec<u64> {
+    shape.iter().map(|size| *size as u64).collect()
+}

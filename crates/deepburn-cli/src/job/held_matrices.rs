@@ -1,0 +1,133 @@
+//! The types in which the matrices of a trained model are held in memory.
+//!
+//! Main type: [`HeldType`]. A generated token reads every matrix once, so it takes about as long as memory needs for their bytes:
+//!
+//! ```text
+//! f32      4 bytes per element
+//! f16      2
+//! q8_0     1.06        32 elements and their scale
+//! q4_0     0.56        token tables are held as q8_0, because their errors are the largest
+//! ```
+//!
+//! Elements are encoded as `deepburn export` encodes them. Biases, norms and tables of positions stay in f32. Matrices whose rows
+//! are not whole blocks are held in f16.
+
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use deepburn::kernels::RowFormat;
+use deepburn::ops::OptimizerOps;
+use deepburn::zero::inference::{Candidate, EncodedMatrix, encoded};
+use deepburn::zero::{RowOrder, Zero};
+use deepburn_gguf::TensorType;
+use deepburn_models::{Architecture, MatrixUse};
+
+use crate::failure::Failure;
+
+/// A type of matrices in memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum HeldType {
+    F16,
+    Bf16,
+    Q8_0,
+    Q4_0,
+}
+
+impl HeldType {
+    const ALL: [Self; 4] = [Self::Q8_0, Self::Q4_0, Self::F16, Self::Bf16];
+
+    /// Returns the type in files.
+    const fn tensor_type(self) -> TensorType {
+        match self {
+            Self::F16 => TensorType::F16,
+            Self::Bf16 => TensorType::Bf16,
+            Self::Q8_0 => TensorType::Q8_0,
+            Self::Q4_0 => TensorType::Q4_0,
+        }
+    }
+
+    /// Returns the format in memory.
+    pub(crate) const fn format(self) -> RowFormat {
+        match self {
+            Self::F16 => RowFormat::F16,
+            Self::Bf16 => RowFormat::Bf16,
+            Self::Q8_0 => RowFormat::Q8_0,
+            Self::Q4_0 => RowFormat::Q4_0,
+        }
+    }
+
+    /// Returns the parser of the option.
+    pub(crate) fn parser() -> impl TypedValueParser<Value = Self> {
+        let value = |it: Self| {
+            PossibleValue::new(it.tensor_type().name()).help(match it {
+                Self::F16 => "IEEE half precision",
+                Self::Bf16 => "bfloat16",
+                Self::Q8_0 => "8.5 bits per weight, in blocks of 32",
+                Self::Q4_0 => "4.5 bits per weight, in blocks of 32; token tables in 8.5 bits",
+            })
+        };
+        PossibleValuesParser::new(Self::ALL.map(value)).try_map(|name| {
+            let named = |it: &Self| it.tensor_type().name() == name.to_lowercase();
+            Self::ALL.into_iter().find(named).ok_or_else(|| format!("{name} is not a type"))
+        })
+    }
+
+    /// Returns the type of a matrix with rows of `row_len` elements.
+    fn of_matrix(self, used: MatrixUse, row_len: usize) -> Self {
+        let wanted = match (self, used) {
+            (Self::Q4_0, MatrixUse::TokenTable) => Self::Q8_0,
+            _ => self,
+        };
+        if row_len.is_multiple_of(wanted.format().block_len()) { wanted } else { Self::F16 }
+    }
+
+    /// Returns `module` with its matrices in this type.
+    ///
+    /// # Errors
+    /// Returns a user's mistake if a weight cannot be read, is not finite, or is too large for the type.
+    pub(crate) fn hold<B: OptimizerOps, M: burn::module::Module<Zero<B>>>(
+        self,
+        config: &dyn Architecture,
+        module: M,
+    ) -> Result<M, Failure> {
+        encoded(module, |candidate| self.encode(candidate, config.matrix_use(candidate.path)))
+    }
+
+    /// Encodes a matrix; `None` for one that stays in f32.
+    pub(crate) fn encode(
+        self,
+        candidate: &Candidate<'_>,
+        used: MatrixUse,
+    ) -> Result<Option<EncodedMatrix>, Failure> {
+        let [rows, columns] = candidate.shape;
+        let (order, row_len) = match used {
+            MatrixUse::Linear => (RowOrder::Columns, rows),
+            MatrixUse::TokenTable => (RowOrder::Rows, columns),
+            MatrixUse::Other => return Ok(None),
+        };
+        let values = candidate.values().map_err(Failure::mistake)?;
+        let values = match order {
+            RowOrder::Rows => values,
+            RowOrder::Columns => transposed(&values, columns),
+        };
+        let held = self.of_matrix(used, row_len);
+        let encoded = encode(held, &values).map_err(|problem| {
+            Failure::mistake(format!("--quantize: `{}`: {problem}", candidate.path))
+        })?;
+        Ok(Some(EncodedMatrix { format: held.format(), order, words: encoded }))
+    }
+}
+
+/// Returns the words of encoded values.
+fn encode(held: HeldType, values: &[f32]) -> Result<Vec<u32>, deepburn_gguf::EncodeError> {
+    let mut blocks = Vec::new();
+    held.tensor_type().encode(values, &mut blocks)?;
+    Ok(held.format().words_of(&blocks))
+}
+
+/// Returns the elements of a matrix with rows of `columns` elements, column by column.
+fn transposed(values: &[f32], columns: usize) -> Vec<f32> {
+    let mut transposed = Vec::with_capacity(values.len());
+    for column in 0..columns {
+        transposed.extend(values.iter().skip(column).step_by(columns));
+    }
+    transposed
+}

@@ -1,0 +1,194 @@
+//! `deepburn chat`: a conversation with a language model in a terminal.
+//!
+//! ```text
+//! > What is the capital of France?          a line is a message; a `\` at its end continues it on the next line
+//! Paris.                                    printed as it is generated; Ctrl-C stops the answer
+//! > /clear                                  forgets the conversation
+//! > /exit                                   or Ctrl-D
+//! ```
+//!
+//! The conversation is rendered with the model's chat template. Tokens that the model has processed are not processed again. If a
+//! conversation becomes longer than the model supports, its oldest messages are forgotten. Input from a file or a pipe has a message on
+//! each line, and only answers are printed.
+
+mod answer;
+mod messages;
+
+use std::io::{IsTerminal, stdin};
+use std::path::PathBuf;
+use std::sync::atomic::Ordering::Relaxed;
+
+use clap::Args;
+use deepburn_chat::{ChatContext, ChatError, ChatTemplates, Day, Ending, Message, SpecialTokens};
+use deepburn_datasets::Tokenizer;
+use deepburn_models::Architecture;
+use deepburn_models::causal_lm::GenerateOptions;
+use deepburn_models::hf::GenerationConfig;
+
+use crate::console;
+use crate::failure::Failure;
+use crate::job::held_matrices::HeldType;
+use crate::job::loaded_decoder::LoadedDecoder;
+use crate::job::model_sources::ModelSources;
+use crate::tools::chat::answer::Answer;
+use crate::tools::chat::messages::{Input, Messages};
+use crate::tools::generate::end_tokens;
+use crate::tools::generate::settings::{GenerationSettings, SamplingArguments, unapplied_note};
+
+/// Options of `deepburn chat`.
+#[derive(Debug, Args)]
+pub(crate) struct ChatArguments {
+    /// Folder of a run, of a model with its tokenizer, or of a LoRA adapter; or a GGUF file.
+    model: PathBuf,
+    /// Folder of the adapter's base model [default: the one that adapter_config.json names].
+    #[arg(long, value_name = "DIR")]
+    base: Option<PathBuf>,
+    /// Hold the matrices in fewer bits, so that tokens are generated faster and in less memory.
+    #[arg(long, value_name = "TYPE", value_parser = HeldType::parser(), ignore_case = true)]
+    quantize: Option<HeldType>,
+    /// System message before the conversation.
+    #[arg(long)]
+    system: Option<String>,
+    #[command(flatten)]
+    sampling: SamplingArguments,
+}
+
+/// The longest answer without `--max-new-tokens`, if the model has room for it.
+const MAX_ANSWER: usize = 1024;
+
+/// A conversation and everything that answers it.
+struct Conversation {
+    model: LoadedDecoder,
+    positions: usize,
+    tokenizer: Tokenizer,
+    templates: ChatTemplates,
+    special_tokens: SpecialTokens,
+    options: GenerateOptions,
+    /// The messages so far, without the system message.
+    messages: Vec<Message>,
+    system: Option<Message>,
+}
+
+/// Reads messages and prints answers, until the input ends.
+///
+/// # Errors
+/// Returns a user's mistake if there is no language model with a tokenizer and a chat template, or if an option is out of range.
+/// Returns a failure while running if the model computes NaN, or if standard output cannot be written.
+pub(crate) fn chat(arguments: &ChatArguments) -> Result<(), Failure> {
+    let mut conversation = Conversation::start(arguments)?;
+    let mut messages = Messages::start(stdin().is_terminal())?;
+    loop {
+        match messages.next()? {
+            Input::End => return Ok(()),
+            Input::Clear => conversation.messages.clear(),
+            Input::Unknown(command) => console::eprint(&format!(
+                "{command} is unknown; /clear forgets the conversation, and /exit ends it"
+            )),
+            Input::Message(text) => {
+                conversation.messages.push(Message::text("user", &text));
+                let answer = conversation.answer(&messages)?;
+                conversation.messages.push(Message::text("assistant", &answer));
+            }
+        }
+    }
+}
+
+impl Conversation {
+    /// Reads the model and its files.
+    fn start(arguments: &ChatArguments) -> Result<Self, Failure> {
+        deepburn::start_threads().map_err(Failure::run)?;
+        let sources = ModelSources::find("MODEL", &arguments.model, arguments.base.as_deref())?;
+        let tokenizer = Tokenizer::load(&sources.tokenizer).map_err(Failure::mistake)?;
+        let of_chat = |error: ChatError| {
+            Failure::mistake(format!(
+                "MODEL: {error}; for a model without one, use `deepburn generate`"
+            ))
+        };
+        let folder = tokenizer.path().unwrap_or(&sources.tokenizer);
+        let templates = ChatTemplates::of_folder(folder, Day::today()).map_err(of_chat)?;
+        // A template that does not exist is reported before the model is read.
+        templates.select(false).map_err(of_chat)?;
+        let special_tokens = SpecialTokens::of_folder(folder).map_err(of_chat)?;
+        let config = GenerationConfig::read(&sources.texts).map_err(Failure::mistake)?;
+        let positions = sources.model.max_len();
+        let most = MAX_ANSWER.min(positions / 2);
+        let settings =
+            GenerationSettings::new(&arguments.sampling, config.as_ref(), [1, positions], most)?;
+        let unapplied = config.as_ref().and_then(|it| unapplied_note(it, &[], &settings.sampling));
+        settings.notes.iter().chain(&unapplied).for_each(|note| console::eprint(note));
+        let options = GenerateOptions {
+            max_new_tokens: settings.max_new_tokens,
+            sampling: settings.sampling,
+            repetition_penalty: settings.repetition_penalty,
+            stop: end_tokens(&sources.model, config.as_ref(), tokenizer.vocab_size()),
+            num_tokens: Some(tokenizer.vocab_size()),
+        };
+        let model = LoadedDecoder::read(&sources, arguments.quantize)?;
+        let system = arguments.system.as_ref().map(|text| Message::text("system", text));
+        let messages = Vec::new();
+        Ok(Self {
+            model,
+            positions,
+            tokenizer,
+            templates,
+            special_tokens,
+            options,
+            messages,
+            system,
+        })
+    }
+
+    /// Prints the answer to the last message and returns it.
+    fn answer(&mut self, input: &Messages) -> Result<String, Failure> {
+        let tokens = self.fitting_tokens()?;
+        let mut answer = Answer::new(&self.tokenizer);
+        let interrupted = input.start_answer();
+        self.model.continue_prompt(&tokens, &self.options, &mut |new| {
+            answer.print(new)?;
+            Ok(!interrupted.swap(false, Relaxed))
+        })?;
+        answer.finish(&self.options.stop)
+    }
+
+    /// Returns the tokens of the conversation up to the answer. Forgets the oldest messages as long as there is no room for an
+    /// answer.
+    fn fitting_tokens(&mut self) -> Result<Vec<u32>, Failure> {
+        let room = self.positions.saturating_sub(self.options.max_new_tokens);
+        let mut forgotten = 0;
+        loop {
+            let tokens = self.tokens()?;
+            if tokens.len() <= room {
+                if forgotten > 0 {
+                    console::eprint(&format!(
+                        "the conversation is longer than the model's {} positions: its {forgotten} oldest messages are forgotten",
+                        self.positions
+                    ));
+                }
+                return Ok(tokens);
+            }
+            if self.messages.len() == 1 {
+                self.messages.clear();
+                return Err(Failure::mistake(format!(
+                    "the message has {} tokens with its template, and the model has {} positions, of which {} are for the answer; \
+                     write a shorter message, or use a smaller --max-new-tokens",
+                    tokens.len(),
+                    self.positions,
+                    self.options.max_new_tokens
+                )));
+            }
+            // A message of the user and its answer, because templates may require that they alternate.
+            self.messages.drain(..2);
+            forgotten += 2;
+        }
+    }
+
+    /// Returns the tokens of the conversation. The template has all special tokens, so the tokenizer adds none.
+    fn tokens(&self) -> Result<Vec<u32>, Failure> {
+        let messages: Vec<_> = self.system.iter().chain(&self.messages).cloned().collect();
+        let (context, ending) = (ChatContext::default(), Ending::GenerationPrompt);
+        let template = self.templates.select(false).map_err(Failure::mistake)?;
+        let rendered = template.render(&messages, &context, &self.special_tokens, ending);
+        let text = rendered.map_err(Failure::mistake)?.text;
+        self.tokenizer.encode(&text).map_err(Failure::mistake)
+    }
+}

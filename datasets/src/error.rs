@@ -52,7 +52,7 @@ pub enum DataError {
     },
     /// A file, a folder or a split without any data.
     #[error(
-        "{what} is empty; it must have at least one sequence of tokens, or one row with a text and a label; give it more data, or a larger share in data.splits"
+        "{what} is empty; it must have at least one sequence of tokens, or one row of data; give it more data, or a larger share in data.splits"
     )]
     Empty {
         /// The file, folder or split.
@@ -72,7 +72,7 @@ pub enum DataError {
     },
     /// Samples of which no token counts in the loss.
     #[error(
-        "{what}: none of {samples} samples has a token that counts in the loss, {truncated} of them after truncation to {length} tokens; the first one is {first}; raise data.sequence_length, and look at the mask with `deepburn show-data`"
+        "{what}: none of {samples} samples has a token that counts in the loss, {truncated} of them after truncation to {length} tokens; the first one is {first}; look at the mask with `deepburn show-data`"
     )]
     Untrained {
         /// The split.

@@ -140,7 +140,13 @@ fn read(path: &Path) {
         let _ = read_documents(path, TEXT_FIELD);
         for kind in [LabelKind::Class, LabelKind::Classes, LabelKind::Values] {
             let origin = ClassesOrigin::TRAIN_SPLIT;
-            let columns = LabelledColumns { text: TEXT_FIELD, label: LABEL_FIELD, kind, origin };
+            let columns = LabelledColumns {
+                text: TEXT_FIELD,
+                label: LABEL_FIELD,
+                kind,
+                kind_reason: "",
+                origin,
+            };
             let _ = read_labelled(&[path.to_owned()], columns, None);
         }
         for invalid in [InvalidRows::Fail, InvalidRows::Skip] {

@@ -86,6 +86,23 @@ pub enum ChatError {
 pub type Result<T, E = ChatError> = std::result::Result<T, E>;
 
 impl ChatError {
+    /// Returns what to do about an error of a row; `None` if the message says it.
+    pub fn remedy(&self) -> Option<&'static str> {
+        match self {
+            Self::Template(_)
+            | Self::TooMuchWork { .. }
+            | Self::Turn { .. }
+            | Self::Option { .. } => None,
+            Self::Syntax { .. } => Some("correct the template"),
+            Self::Render { .. } => {
+                Some("correct the template, or give the row what the template reads")
+            }
+            Self::Rejected { .. } => Some("correct or remove the row, or use another template"),
+            Self::Tokenizer(_) => Some("use another tokenizer"),
+            Self::Field { .. } | Self::Format(_) => Some("correct or remove the row"),
+        }
+    }
+
     /// Returns the error for a field whose value is not accepted.
     pub(crate) fn field(
         field: impl Into<String>,

@@ -97,6 +97,12 @@ impl RowFormat {
         match fitting[..] {
             [format] => Ok(format),
             [] => {
+                // Reading a row of this format names the column that is null.
+                let is_named =
+                    |it: &Self| it.required_columns().iter().all(|it| row.contains_key(*it));
+                if let Some(format) = Self::ALL.into_iter().find(is_named) {
+                    return Ok(format);
+                }
                 let columns: Vec<_> = row.keys().take(20).map(|it| format!("`{it}`")).collect();
                 let formats: Vec<_> = Self::ALL.iter().map(|it| it.to_string()).collect();
                 Err(ChatError::Format(format!(

@@ -33,6 +33,7 @@ pub(crate) mod label_batch;
 pub(crate) mod lengths;
 pub(crate) mod places;
 pub(crate) mod preference;
+mod pretrained_classes;
 mod problem;
 pub(crate) mod recipe;
 pub(crate) mod sample_prompts;

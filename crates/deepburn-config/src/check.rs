@@ -78,6 +78,8 @@ impl Check<'_> {
 
     /// Checks one value: its status first, then its kind, then the keys below it.
     fn value(&mut self, key: &'static Key, value: &Node, siblings: &Node, path: &str) {
+        note!(if key.removed; self.findings, Site::at(path, value) =>
+            "DeepSpeed 0.19.8 rejects every configuration that has this key");
         let is_absent = value.is_null() && key.default == Literal::Null;
         if self.by_status(key, value, path) || value.is_auto() && key.auto || is_absent {
             return;
@@ -85,7 +87,7 @@ impl Check<'_> {
         if let Err(rule) = key.kind.accepts(value) {
             let quotes = if quoted(key, value) { ", without quotes" } else { "" };
             refuse!(self.findings, Site::at(path, value) =>
-                "{value} is {}; must be {rule}{quotes}", fault(key, value); "{}", remedy(key, value));
+                "{value} is {}; must be {rule}{quotes}", fault(key, value); "{}", remedy(key, value, siblings));
             return;
         }
         match key.kind {
@@ -181,6 +183,8 @@ impl Check<'_> {
         let elsewhere = self.honoured(name, false).or_else(|| self.honoured(name, true));
         // A section is not a suggestion for a key inside of it.
         let elsewhere = elsewhere.filter(|section| !is_at_or_below(path, section));
+        // Most sections of a feature have this key.
+        let elsewhere = elsewhere.filter(|_| name != "enabled");
         let is_at = |path: &String| format!("did you mean {path}?");
         // The main sections of a job file have no section inside that another program could mean.
         let of_job = elsewhere
@@ -247,6 +251,11 @@ fn fault(key: &Key, value: &Node) -> &'static str {
         (Kind::Choice(_), None) if value.as_text().is_some() => "not a known value",
         (Kind::Tuple(2, _), None) => "not such a pair",
         (Kind::Tuple(..), None) => "not such a list of three",
+        (Kind::Integers(_) | Kind::TextList | Kind::Texts | Kind::Sections(_), None)
+            if value.as_list().is_some() =>
+        {
+            "not such a list"
+        }
         _ => value.noun(),
     }
 }

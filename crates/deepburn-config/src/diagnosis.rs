@@ -216,6 +216,12 @@ impl Findings {
         }
     }
 
+    /// Returns whether there is an error about a key of `section`.
+    pub(crate) fn have_error_in(&self, section: &str) -> bool {
+        let is_in = |key: &str| is_at_or_below(key, section);
+        self.0.iter().any(|it| it.severity == Severity::Error && is_in(&it.key))
+    }
+
     /// Returns the warnings and notes, warnings first, or a report of all findings, errors last, if
     /// there is an error.
     pub(crate) fn verdict(mut self, source: &str) -> Result<Vec<Diagnosis>, Report> {

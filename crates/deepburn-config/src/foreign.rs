@@ -31,9 +31,10 @@ fn entries() -> impl Iterator<Item = (SplitWhitespace<'static>, &'static str)> {
 const NAMES: &str = r#"
 accelerator use_cpu: write training.backend in the job file
 accumulate_grad_batches gradient_accumulation: write deepspeed.gradient_accumulation_steps
-adam_beta1 adam_beta2: write deepspeed.optimizer.params.betas, both in one list
+adam_beta1 adam_beta2: write deepspeed.optimizer.params.betas, both in one list: [0.9, 0.999]
 adam_epsilon: write deepspeed.optimizer.params.eps
 auto_find_batch_size batch_size per_device_train_batch_size per_gpu_train_batch_size: write training.micro_batch_size or deepspeed.train_micro_batch_size_per_gpu
+beta1 beta2: write both in one list: "betas": [0.9, 0.999]
 block_size max_length max_seq_length: write data.sequence_length in the job file
 check_val_every_n_epoch do_eval eval_strategy evaluation_strategy val_check_interval: write training.eval_steps or training.eval_strategy in the job file
 ckpt_path resume_from_checkpoint: give --resume or --resume TAG on the command line

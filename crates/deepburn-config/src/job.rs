@@ -138,7 +138,8 @@ impl Job {
         let deepspeed = DeepSpeed::read(&Entry::document(&written.root));
         let findings = Findings::default();
         let ranks = [written.processes(), request.launched];
-        let mut reader = JobReader { folder, deepspeed: &deepspeed, ranks, findings };
+        let deepspeed = &deepspeed;
+        let mut reader = JobReader { folder, deepspeed, ranks, findings, is_misread: false };
         let mut job = Self::read(&root, &mut reader);
         reader.findings.attribute(&typed);
         job.notes = reader.findings.verdict(name)?;
@@ -148,6 +149,7 @@ impl Job {
     /// Reads and checks all sections, then checks the rules that involve several sections.
     fn read(root: &Node, reader: &mut JobReader<'_>) -> Self {
         check(JobFile::KEYS, root, &mut reader.findings);
+        reader.is_misread = reader.findings.have_error_in("data");
         let top = JobFile::read(&Entry::document(root));
         let model = &top.model.value;
         let has_adapter = model.lora.is_given() || model.adapter.is_given();

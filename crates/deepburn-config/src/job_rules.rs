@@ -45,6 +45,8 @@ pub(crate) struct JobReader<'a> {
     pub(crate) ranks: [Option<usize>; 2],
     /// The findings so far.
     pub(crate) findings: Findings,
+    /// Whether a key of `data` has an invalid value, which is read as its default.
+    pub(crate) is_misread: bool,
 }
 
 impl JobReader<'_> {
@@ -150,7 +152,7 @@ impl JobReader<'_> {
         let remedy = "correct the path, or give the name of a data set: stanfordnlp/imdb";
         let path = self.place(&data.path, remedy);
         // If the path is invalid, one message is enough.
-        let is_wrong = path.is_none() && data.path.value.is_some();
+        let is_wrong = path.is_none() && data.path.is_given();
         let is_set = path.as_ref().is_some_and(|path| !path.is_file());
         refuse!(if data.name.is_given() && !is_set && !is_wrong;
             self.findings, "data.name" => "is a configuration of a data set, and data.path is not a data set";

@@ -43,6 +43,8 @@ pub struct Key {
     pub required: bool,
     /// First and last ZeRO stage at which the key has an effect.
     pub stages: (u8, u8),
+    /// Whether DeepSpeed 0.19.8 rejects every file that has the key, whatever its value.
+    pub removed: bool,
 }
 
 /// A default value in a key table.
@@ -169,12 +171,16 @@ pub enum Kind {
     Tuple(usize, Reals),
     /// Any string.
     Text,
+    /// A string that no number stands for, and what it is.
+    TextOf(&'static str),
     /// A split of the data, as a string: a percentage, a name or a path.
     Split,
     /// One of several strings, compared without regard to case.
     Choice(&'static [&'static str]),
     /// A list of anything.
     List,
+    /// A list of strings.
+    TextList,
     /// A string, or a list of strings.
     Texts,
     /// A section with these keys.
@@ -336,15 +342,15 @@ impl Kind {
             Self::Real(range) => real_in(node, *range),
             Self::PerGroup(range) => real_in(node, *range) || reals_in(1, *range),
             Self::Tuple(len, range) => reals_in(*len, *range),
-            Self::Text | Self::Split => text.is_some(),
+            Self::Text | Self::TextOf(_) | Self::Split => text.is_some(),
             Self::Choice(names) => {
                 text.is_some_and(|text| names.iter().any(|name| name.eq_ignore_ascii_case(text)))
             }
             Self::List => list.is_some(),
-            Self::Texts => match list {
-                Some(nodes) => nodes.iter().all(|node| node.as_text().is_some()),
-                None => text.is_some(),
-            },
+            Self::TextList => {
+                list.is_some_and(|nodes| nodes.iter().all(|node| node.as_text().is_some()))
+            }
+            Self::Texts => text.is_some() || Self::TextList.matches(node),
             Self::Sections(_) => {
                 list.is_some_and(|l| l.iter().all(|node| matches!(node.value, Value::Map(_))))
             }
@@ -376,9 +382,11 @@ impl Kind {
                 (format!("{len} of {range}"), format!("a list of {len} numbers, each {range}"))
             }
             Self::Text => words("string", "a string"),
+            Self::TextOf(what) => words("string", &format!("a string: {what}")),
             Self::Split => words("string", "a string: a percentage, a name or a path"),
             Self::Choice(names) => one_for_both(format!("one of {}", names.join(", "))),
             Self::List => words("list", "a list"),
+            Self::TextList => words("list of strings", "a list of strings"),
             Self::Texts => words("string or list of strings", "a string or a list of strings"),
             Self::Sections(_) => words("list of sections", "a list of sections, [{ ... }]"),
             Self::Section(_) | Self::Variants(_) => words("section", "a section, { ... }"),

@@ -6,7 +6,7 @@
 //! would change what the job means.
 
 use crate::check::nearest;
-use crate::key::{Key, Kind, Literal, Variant};
+use crate::key::{Key, Kind, Literal, Status, Variant};
 use crate::node::{Node, Value};
 use crate::source::{Origin, parse_json};
 
@@ -19,7 +19,9 @@ const LONGEST: usize = 60;
 const MAIN_KEYS: [&str; 4] = ["enabled", "stage", "device", "architecture"];
 
 /// Returns what to write instead of an invalid value of `key`.
-pub(crate) fn remedy(key: &Key, value: &Node) -> String {
+///
+/// `siblings` is the section of the key. The size of a split depends on the other splits.
+pub(crate) fn remedy(key: &Key, value: &Node, siblings: &Node) -> String {
     let is_nearly_auto = |text: &str| nearest(["auto"].into_iter(), &text.to_lowercase()).is_some();
     if key.auto && value.as_text().is_some_and(is_nearly_auto) {
         return "write \"auto\"".to_owned();
@@ -28,7 +30,7 @@ pub(crate) fn remedy(key: &Key, value: &Node) -> String {
         return format!("write {{ \"type\": \"{}\", \"params\": {{ ... }} }}", variant.name);
     }
     let meant = match key.kind {
-        Kind::Split => percentage(value),
+        Kind::Split => percentage(value, siblings),
         kind => converted(&kind, value),
     };
     // A number in quotes is not a type or another name that has to be given.
@@ -91,16 +93,34 @@ pub(crate) fn converted(kind: &Kind, value: &Node) -> Option<Node> {
         Value::Null | Value::Flag(_) | Value::Map(_) => {}
     }
     all.extend(section_of(kind, value));
-    all.into_iter().find(|meant| kind.accepts(meant).is_ok())
+    all.into_iter().find(|meant| kind.accepts(meant).is_ok() && !is_named_by_number(kind, meant))
 }
 
-/// Returns the percentage that a number stands for as the size of a split: a fraction up to 1, as in
-/// scikit-learn's `train_test_split`, or a number of per cent up to 100.
-fn percentage(value: &Node) -> Option<Node> {
-    let number = value.as_real().filter(|number| 0.0 < *number && *number <= 100.0)?;
-    let percent = if number <= 1.0 { number * 100.0 } else { number };
+/// Returns whether a number stands for a text that is not a number, such as the text of a token.
+fn is_named_by_number(kind: &Kind, meant: &Node) -> bool {
+    let texts = meant.as_list().unwrap_or(std::slice::from_ref(meant));
+    matches!(kind, Kind::TextOf(_) | Kind::TextList | Kind::Texts)
+        && texts.iter().any(|text| unquoted(text).as_real().is_some())
+}
+
+/// Returns the percentage that a number stands for as the size of a split.
+///
+/// All splits have the same unit: fractions, as in scikit-learn's `train_test_split`, if their sum is
+/// at most 1, and else per cent. A number below 1 is a percentage only if nothing is left over.
+fn percentage(value: &Node, siblings: &Node) -> Option<Node> {
+    let number = value.as_real().filter(|number| *number > 0.0)?;
+    let share = |node: &Node| node.as_text()?.trim().strip_suffix('%')?.parse::<f64>().ok();
+    let splits = || siblings.entries().iter().map(|(_, node)| node);
+    let sum: f64 = splits().filter_map(Node::as_real).sum();
+    let written: f64 = splits().filter_map(share).sum();
+    let rest = |unit: f64| 100.0 - (sum * unit + written);
+    let fits = |unit: &f64| rest(*unit) >= -1e-9;
+    let unit = [100.0, 1.0].into_iter().find(fits)?;
+    if unit < 100.0 && number < 1.0 && rest(unit) > 1e-9 {
+        return None;
+    }
     // 0.07 * 100.0 is 7.000000000000001.
-    Some(Node::text(format!("{}%", (percent * 1e9).round() / 1e9)))
+    Some(Node::text(format!("{}%", (number * unit * 1e9).round() / 1e9)))
 }
 
 /// Returns the value without quotes, if it is a number or a flag in quotes, and else the value itself.
@@ -163,6 +183,9 @@ fn bit(number: &Node) -> Option<Node> {
 fn section_of(kind: &Kind, value: &Node) -> Option<Node> {
     let (Kind::Section(keys) | Kind::SectionOrPath(keys)) = *kind else { return None };
     let main = MAIN_KEYS.into_iter().find_map(|name| Key::find(keys, name))?;
+    if !matches!(main.status, Status::Honoured) {
+        return None;
+    }
     let values = std::iter::once(value.clone()).chain(readings(value));
     let meant = values.into_iter().find(|value| main.kind.accepts(value).is_ok())?;
     Some(Node::map(vec![(main.name.to_owned(), meant)]))
@@ -206,6 +229,11 @@ mod tests {
         parse_json(json, Origin { document: "test", name: "test" }).unwrap()
     }
 
+    /// The remedy for the only key of a section.
+    fn alone(key: &Key, value: &Node) -> String {
+        remedy(key, value, &Node::map(vec![(key.name.to_owned(), value.clone())]))
+    }
+
     section! {
         /// A section with a switch.
         enum Switched {
@@ -224,10 +252,13 @@ mod tests {
         let betas = pair(Decay, &[0.9, 0.999]).named("b", "");
         let sizes = opt_positives().named("l", "");
         let name = text("job").named("t", "");
+        let token = opt_text_of("the text of a token").named("o", "");
+        let (modules, texts) = (text_list().named("m", ""), texts().named("x", ""));
         let split = opt_split().named("train", "");
         let section = section::<Switched>().named("w", "");
         let top = |name| *Key::find(DeepSpeed::KEYS, name).unwrap();
         let (zero, optimizer) = (top("zero_optimization"), top("optimizer"));
+        let compile = top("compile");
         let offload = *Key::find(zero.keys(), "offload_optimizer").unwrap();
         for (key, json, expected) in [
             (flag, "\"false\"", "write false"),
@@ -270,6 +301,13 @@ mod tests {
             (sizes, "\"8\"", "write [8]"),
             (sizes, "[\"8\", 16]", "write [8, 16]"),
             (name, "3", "write \"3\""),
+            (token, "0", "give such a value or leave the key out"),
+            (token, "[\"0\"]", "give such a value or leave the key out"),
+            (token, "[\"</s>\"]", "write \"</s>\""),
+            (modules, "3", "give such a value or leave the key out"),
+            (modules, "[\"a\", 3]", "give such a value or leave the key out"),
+            (modules, "\"nn.Linear\"", "write [\"nn.Linear\"]"),
+            (texts, "3", "give such a value or leave the key out"),
             (split, "0.9", "write \"90%\""),
             (split, "0.07", "write \"7%\""),
             (split, "1", "write \"100%\""),
@@ -277,6 +315,8 @@ mod tests {
             (split, "7.5", "write \"7.5%\""),
             (split, "0", "give such a value or leave the key out"),
             (split, "500", "give such a value or leave the key out"),
+            (compile, "3", "give such a value or leave the key out"),
+            (compile, "true", "give such a value or leave the key out"),
             (section, "true", "write { \"enabled\": true }"),
             (section, "\"true\"", "write { \"enabled\": true }"),
             (section, "1", "write { \"enabled\": true }"),
@@ -292,7 +332,29 @@ mod tests {
             (optimizer, r#""{\"type\": \"Lion\"}""#, "write { \"type\": \"Lion\" }"),
             (optimizer, "\"none\"", "give such a value or leave the key out"),
         ] {
-            assert_eq!(remedy(&key, &node(json)), expected, "{}: {json}", key.name);
+            assert_eq!(alone(&key, &node(json)), expected, "{}: {json}", key.name);
+        }
+    }
+
+    #[test]
+    fn the_sizes_of_all_splits_have_one_unit() {
+        let split = opt_split().named("train", "");
+        let none = "give such a value or leave the key out";
+        for (train, rest, expected) in [
+            ("99", r#""eval": 1"#, "write \"99%\""),
+            ("1", r#""eval": 99"#, "write \"1%\""),
+            ("1", r#""eval": "5%""#, "write \"1%\""),
+            ("0.9", r#""eval": 0.1"#, "write \"90%\""),
+            ("0.9", r#""eval": "10%""#, "write \"90%\""),
+            ("0.9", r#""test": 0.2"#, none),
+            ("0.9", r#""eval": 10"#, none),
+            ("0.5", r#""eval": 99.5"#, "write \"0.5%\""),
+            ("80", r#""eval": 20, "test": 10"#, none),
+            ("80", r#""eval": "30%""#, none),
+            ("80", r#""eval": "test""#, "write \"80%\""),
+        ] {
+            let section = node(&format!("{{\"train\": {train}, {rest}}}"));
+            assert_eq!(remedy(&split, &node(train), &section), expected, "{train}, {rest}");
         }
     }
 
@@ -300,12 +362,12 @@ mod tests {
     fn long_values_are_not_repeated() {
         let long = Node::text("9".repeat(100));
         let key = real(Positive, 0.5).named("r", "");
-        assert_eq!(remedy(&key, &long), "give such a value, or leave the key out for 0.5");
+        assert_eq!(alone(&key, &long), "give such a value, or leave the key out for 0.5");
         let section = section::<Switched>().named("w", "");
         let long = Node::text(format!("{{\"enabled\": {}true}}", " ".repeat(50)));
-        assert_eq!(remedy(&section, &long), "write { \"enabled\": true }");
+        assert_eq!(alone(&section, &long), "write { \"enabled\": true }");
         let long = Node::text(format!("{{\"note\": \"{}\"}}", "n".repeat(60)));
-        assert_eq!(remedy(&section, &long), "write the section without quotes");
+        assert_eq!(alone(&section, &long), "write the section without quotes");
         let example = "{ \"n_layer\": 12 }";
         let config = |text| free_section(&Node::text(text), example);
         assert_eq!(config("{\"n_embd\": 32}"), "write { \"n_embd\": 32 }");

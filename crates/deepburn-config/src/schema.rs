@@ -106,15 +106,14 @@ fn kind(kind: &Kind) -> Value {
         Kind::Real(range) => real(*range),
         Kind::PerGroup(range) => json!({ "anyOf": [real(*range), tuple(1, *range)] }),
         Kind::Tuple(len, range) => tuple(*len, *range),
-        Kind::Text | Kind::Split => json!({ "type": "string" }),
+        Kind::Text | Kind::TextOf(_) | Kind::Split => json!({ "type": "string" }),
         // Names are compared without regard to case, which a schema can only express by a pattern.
         Kind::Choice(names) => {
             json!({ "anyOf": [{ "enum": names }, { "type": "string", "pattern": any_case(names) }] })
         }
         Kind::List => json!({ "type": "array" }),
-        Kind::Texts => json!({
-            "anyOf": [{ "type": "string" }, { "type": "array", "items": { "type": "string" } }]
-        }),
+        Kind::TextList => json!({ "type": "array", "items": { "type": "string" } }),
+        Kind::Texts => json!({ "anyOf": [{ "type": "string" }, self::kind(&Kind::TextList)] }),
         Kind::Section(keys) => section(keys),
         Kind::Sections(keys) => json!({ "type": "array", "items": section(keys) }),
         Kind::Variants(variants) => parameters(variants),

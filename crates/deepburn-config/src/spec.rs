@@ -96,6 +96,8 @@ constructors! {
     text['a](default: &'static str): &'a str = Kind::Text, Literal::Text(default);
     /// A string without a default.
     opt_text['a](): Option<&'a str> = Kind::Text, Literal::Null;
+    /// A string that no number stands for, without a default.
+    opt_text_of['a](what: &'static str): Option<&'a str> = Kind::TextOf(what), Literal::Null;
     /// A split of the data, without a default.
     opt_split['a](): Option<&'a str> = Kind::Split, Literal::Null;
     /// A string or a list of strings; empty if it is not given.
@@ -113,6 +115,8 @@ constructors! {
     variants(variants: &'static [Variant]): () = Kind::Variants(variants), Literal::Null;
     /// A list of any values, which a rule reads.
     list(): () = Kind::List, Literal::Null;
+    /// A list of strings, which a rule reads.
+    text_list(): () = Kind::TextList, Literal::Null;
     /// Any value, which a rule reads.
     free(): () = Kind::Free, Literal::Null;
 }
@@ -184,6 +188,7 @@ impl<T> Spec<T> {
             auto: false,
             required: false,
             stages: (0, 3),
+            removed: false,
         };
         Self { key, value: PhantomData }
     }
@@ -240,6 +245,8 @@ setters! {
     auto() auto = true;
     /// Sets the ZeRO stages at which the key has an effect.
     at_stages(first: u8, last: u8) stages = (first, last);
+    /// Marks a key that DeepSpeed 0.19.8 rejects.
+    removed() removed = true;
     /// Accepts the key without an effect.
     inert(why: &'static str) status = Status::Inert(why);
     /// Ignores the key, as DeepSpeed does.

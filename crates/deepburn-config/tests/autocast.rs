@@ -152,7 +152,7 @@ fn mistakes_name_the_key_the_value_and_the_remedy() {
         ),
         (
             json!({"torch_autocast": {"lower_precision_safe_modules": ["a.b", 3]}}),
-            ["lower_precision_safe_modules", "3 is not a module class", "Linear"],
+            ["lower_precision_safe_modules", "[\"a.b\",3] is not such a list", "a list of strings"],
         ),
         (
             json!({"torch_autocast": {"lower_precision_safe_modules": "torch.nn.Linear"}}),

@@ -52,6 +52,20 @@ fn the_architecture_is_gpt2_unless_a_checkpoint_has_its_own() {
 }
 
 #[test]
+fn an_invalid_value_is_the_only_finding_about_it() {
+    for (data, expected) in [
+        (r#"{"path": 3, "token_cache": false, "text_field": "x", "name": "z"}"#, "data.path "),
+        (r#"{"path": "no file", "token_cache": true}"#, "data.path: "),
+        (r#"{"kind": "texts", "join": "nothing", "text_field": "x"}"#, "data.kind "),
+    ] {
+        let text = format!(r#"{{"data": {data}, "training": {{"max_steps": 1}}}}"#);
+        let report = parse(&text, Path::new(""), &[]).unwrap_err();
+        let findings: Vec<_> = report.lines().skip(1).collect();
+        assert!(findings.len() == 1 && findings[0].contains(expected), "{report}");
+    }
+}
+
+#[test]
 fn the_former_name_of_the_encoder_is_accepted_with_a_note() {
     let with = |name: &str| {
         let text = json!({"model": {"architecture": name}, "data": {"kind": "classification"},

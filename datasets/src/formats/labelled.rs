@@ -36,8 +36,23 @@ pub struct LabelledColumns<'a> {
     pub label: &'a str,
     /// The kind of the labels.
     pub kind: LabelKind,
+    /// Why they are of this kind, for errors; may be empty.
+    pub kind_reason: &'a str,
     /// Where the classes are from.
     pub origin: ClassesOrigin<'a>,
+}
+
+impl LabelledColumns<'_> {
+    /// Adds the reason of the kind to the error of a label.
+    fn explained(&self, error: DataError) -> DataError {
+        match error {
+            DataError::InvalidFile { path, reason } if !self.kind_reason.is_empty() => {
+                let reason = format!("{reason} ({})", self.kind_reason);
+                DataError::InvalidFile { path, reason }
+            }
+            other => other,
+        }
+    }
 }
 
 /// Reads the rows of `files` in order, and returns them with the classes of the
@@ -80,7 +95,7 @@ fn read(
     for file in files {
         for table in text_files(file)? {
             read_rows(&table, &[columns.text, columns.label], &mut |mut row| {
-                let label = labels.label(&row, 1)?;
+                let label = labels.label(&row, 1).map_err(|error| columns.explained(error))?;
                 rows.push(LabelledText { text: row.text(0)?, label });
                 Ok(())
             })?;
@@ -189,6 +204,7 @@ mod tests {
         text: "text",
         label: LABEL_FIELD,
         kind: LabelKind::Class,
+        kind_reason: "",
         origin: ClassesOrigin::TRAIN_SPLIT,
     };
 

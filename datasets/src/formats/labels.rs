@@ -292,7 +292,7 @@ mod tests {
 
     fn columns(kind: LabelKind) -> LabelledColumns<'static> {
         let origin = ClassesOrigin::TRAIN_SPLIT;
-        LabelledColumns { text: "text", label: "label", kind, origin }
+        LabelledColumns { text: "text", label: "label", kind, kind_reason: "", origin }
     }
 
     /// Writes a table with these labels, which are JSON.

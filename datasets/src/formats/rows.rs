@@ -43,10 +43,9 @@ impl fmt::Display for FileRow {
 }
 
 impl FileRow {
-    /// Returns the error of an invalid row.
+    /// Returns the error of a row. `reason` has the remedy.
     pub(crate) fn invalid(&self, reason: &str) -> DataError {
-        let (unit, number) = (self.unit, self.number);
-        let reason = format!("{unit} {number}: {reason}; correct or remove the row");
+        let reason = format!("{} {}: {reason}", self.unit, self.number);
         DataError::invalid(&self.file, reason)
     }
 }
@@ -81,14 +80,19 @@ impl RawRow {
         }
     }
 
-    /// Returns the fields in `wanted`, or the problem; `None` for all fields.
+    /// Returns the fields in `wanted`, or the problem and its remedy; `None` for all fields.
     pub(crate) fn parse(self, wanted: Wanted<'_>) -> Result<Map<String, Value>, String> {
         match self.contents {
-            RawContents::Json(text) => object(&text, wanted),
+            RawContents::Json(text) => object(&text, wanted).map_err(|reason| in_row(&reason)),
             RawContents::Fields(fields) => Ok(fields),
-            RawContents::Invalid(reason) => Err(reason),
+            RawContents::Invalid(reason) => Err(in_row(&reason)),
         }
     }
+}
+
+/// Returns a problem of a row with its remedy.
+pub(crate) fn in_row(reason: &str) -> String {
+    format!("{reason}; correct or remove the row")
 }
 
 /// Returns about the bytes of a value in memory.

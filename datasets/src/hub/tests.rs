@@ -380,7 +380,8 @@ fn wikitext_and_imdb_by_their_names() {
     let dataset = |id: &str| Location::parse(id, RepoKind::Dataset).unwrap();
     let files = dataset("stanfordnlp/imdb").split(&client.hub(), None, "test").unwrap();
     let (kind, origin) = (LabelKind::Class, ClassesOrigin::TRAIN_SPLIT);
-    let columns = LabelledColumns { text: TEXT_FIELD, label: LABEL_FIELD, kind, origin };
+    let columns =
+        LabelledColumns { text: TEXT_FIELD, label: LABEL_FIELD, kind, kind_reason: "", origin };
     assert_eq!(read_labelled(&files, columns, None).unwrap().0.len(), 25_000);
     let wikitext = dataset("Salesforce/wikitext");
     let name = Some("wikitext-2-raw-v1");

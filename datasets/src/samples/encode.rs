@@ -21,7 +21,7 @@ use sha2::{Digest, Sha256};
 
 use crate::formats::folder::open_file;
 use crate::formats::format::Format;
-use crate::formats::rows::{RawRow, visit_rows};
+use crate::formats::rows::{RawRow, in_row, visit_rows};
 use crate::formats::text::text_files;
 use crate::guard::panic_message;
 use crate::hash::digest;
@@ -112,7 +112,8 @@ pub struct SampleSplits {
 ///
 /// # Errors
 /// Returns an error if a file cannot be read, has changed meanwhile, or has no
-/// samples, and the first error of a row unless invalid rows are skipped.
+/// samples, and the first error of a row unless invalid rows are skipped. An
+/// error of `encode` names its own remedy, because the row may not be at fault.
 pub fn open_samples<S: Into<NotedSample>, E: Display>(
     source: &SampleSource<'_>,
     encode: impl Fn(Row) -> Result<S, E> + Sync,
@@ -290,7 +291,7 @@ fn add_batch(
         let place = FileRow { file: path.clone(), unit, number };
         let sample = row.parse(source.fields).and_then(|fields| {
             let NotedSample { sample, notes } = encode(Row { fields, place: place.clone() })?;
-            sample.check(source.vocab_size)?;
+            sample.check(source.vocab_size).map_err(|reason| in_row(&reason))?;
             let spans = spans(&sample.trained);
             Ok((sample.ids, spans, notes))
         });

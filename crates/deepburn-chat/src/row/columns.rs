@@ -32,8 +32,13 @@ pub(super) fn text(row: &Map<String, Value>, name: &str) -> Result<String> {
     match column(row, name) {
         Some(Value::String(text)) => Ok(text.clone()),
         Some(value) => Err(ChatError::field(name, found(value), "a text")),
-        None => Err(ChatError::field(name, "missing", "a text, as in the other rows")),
+        None => Err(ChatError::field(name, absent(row, name), "a text, as in the other rows")),
     }
+}
+
+/// Describes a column that is null or missing.
+pub(super) fn absent(row: &Map<String, Value>, name: &str) -> &'static str {
+    if row.contains_key(name) { "null" } else { "missing" }
 }
 
 /// Returns an optional column that must be a text.

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use super::columns::{column, found, objects, optional_text, text, without_nulls};
+use super::columns::{absent, column, found, objects, optional_text, text, without_nulls};
 use super::messages::messages;
 use super::preference::{common_messages, common_text};
 use super::{Row, RowFormat};
@@ -105,7 +105,8 @@ impl RowReader {
         match column(row, name) {
             Some(value) => messages(value, name, &self.message_fields, notes),
             None => {
-                Err(ChatError::field(name, "missing", "a list of messages, as in the other rows"))
+                let rule = "a list of messages, as in the other rows";
+                Err(ChatError::field(name, absent(row, name), rule))
             }
         }
     }
@@ -124,7 +125,8 @@ impl RowReader {
     }
 
     fn completion(&self, row: &Map<String, Value>, notes: &mut Notes) -> Result<Row> {
-        if [row.get("prompt"), row.get("completion")].iter().flatten().all(|it| it.is_string()) {
+        // If one of them is a list, both have to be.
+        if ![row.get("prompt"), row.get("completion")].iter().flatten().any(|it| it.is_array()) {
             return Ok(Row::Completion {
                 prompt: text(row, "prompt")?,
                 completion: text(row, "completion")?,

@@ -143,6 +143,14 @@ fn errors_name_the_field() {
             json!({"prompt": "a", "completion": [{"role": "user", "content": "b"}]}),
             "`prompt` is `a`",
         ),
+        (json!({"prompt": "a", "completion": 3}), "`completion` is 3, but it must be a text"),
+        (json!({"prompt": 3, "completion": "a"}), "`prompt` is 3, but it must be a text"),
+        (
+            json!({"prompt": [{"role": "user", "content": "a"}], "completion": "b"}),
+            "`completion` is `b`, but it must be a list",
+        ),
+        (json!({"prompt": "a", "completion": null}), "`completion` is null"),
+        (json!({"messages": null, "id": 1}), "`messages` is null, but it must be a list"),
     ] {
         let error = error(row);
         assert!(error.starts_with(start), "{error}");

@@ -16,8 +16,9 @@ use deepburn_chat::{
 };
 use deepburn_config::{ChatPlan, Job, PackingPlan, PackingStrategy, TemplateSource, counted};
 use deepburn_datasets::{
-    InvalidRows, NotedSample, Packing, Padding, Row as DataRow, RowNote, Sample, SampleLayout,
-    SampleRows, SampleSource, SampleSplits, Samples, Splits, Tokenizer, open_samples, pair_sample,
+    DataError, InvalidRows, NotedSample, Packing, Padding, Row as DataRow, RowNote, Sample,
+    SampleLayout, SampleRows, SampleSource, SampleSplits, Samples, Splits, Tokenizer, open_samples,
+    pair_sample,
 };
 use serde_json::{Map, Value};
 
@@ -34,7 +35,7 @@ pub(crate) const TEMPLATE_FILE: &str = "chat_template.jinja";
 pub(crate) const TEMPLATE_FOLDER: &str = "additional_chat_templates/";
 
 /// Part of the key of cached samples. It changes with the encoding of rows.
-const ENCODING: &str = "deepburn chat 1";
+const ENCODING: &str = "deepburn chat 2";
 
 /// The samples of all splits, and the tokenizer.
 pub(crate) struct SampleCorpus<R> {
@@ -86,6 +87,16 @@ pub(crate) struct RowSizes {
     pub(crate) max_len: usize,
     /// The id of padding.
     pub(crate) pad_id: u32,
+}
+
+impl RowSizes {
+    /// Returns how rows can be longer.
+    fn longer(self) -> &'static str {
+        match self.limit < self.max_len {
+            true => "raise data.sequence_length",
+            false => "the model allows no more: use a model with more positions",
+        }
+    }
 }
 
 /// What a row of a file is.
@@ -148,7 +159,7 @@ impl RowsOfSplit for SampleRows {
         what: &str,
     ) -> Result<Self, Failure> {
         let layout = layout(chat, sizes);
-        let rows = Self::new(samples, layout, what).map_err(Failure::mistake)?;
+        let rows = Self::new(samples, layout, what).map_err(|error| untrained(error, sizes))?;
         log_statistics(&rows, what, sizes);
         Ok(rows)
     }
@@ -267,7 +278,12 @@ impl<'a> ChatEncoder<'a> {
             encoder: &self.key.each_ref().map(String::as_str),
             cache: cache.as_ref(),
         };
-        open_samples(&source, |row| self.encode(row)).map_err(Failure::mistake)
+        let with_remedy = |error: ChatError| match error.remedy() {
+            Some(remedy) => format!("{error}; {remedy}"),
+            None => error.to_string(),
+        };
+        let encode = |row| self.encode(row).map_err(with_remedy);
+        open_samples(&source, encode).map_err(Failure::mistake)
     }
 
     /// Encodes a row of a file.
@@ -275,10 +291,11 @@ impl<'a> ChatEncoder<'a> {
     /// # Errors
     /// Returns an error if the row has no known format, a field has a wrong value, or the template refuses it.
     fn encode(&self, row: DataRow) -> Result<NotedSample, ChatError> {
+        let other_form = unread_completion(&row.fields, self.chat, self.form);
         let ReadRow { row, notes } = self.read(row)?;
         let (sample, findings) = self.sample(&row)?;
         let note = |finding: &Finding| RowNote { kind: finding.kind(), text: finding.to_string() };
-        let findings = findings.iter().map(note);
+        let findings = findings.iter().map(note).chain(other_form);
         let notes = findings.chain(notes.parsed_arguments.then(parsed_arguments));
         let mut notes: Vec<_> = notes.chain(self.control_token(&row)).collect();
         // Rows are counted, not the messages of a row.
@@ -401,15 +418,34 @@ fn reader_of(fields: &Value, form: SampleForm) -> Result<RowReader, ChatError> {
     let has = |column: &str| fields.get(column).is_some_and(|value| !value.is_null());
     if form == SampleForm::Preference {
         let missing = RowFormat::Preference.required_columns().iter().find(|it| !has(it));
-        return match missing {
-            None => Ok(RowReader::new(RowFormat::Preference)),
-            Some(missing) => Err(ChatError::Format(format!(
-                "has no column `{missing}`; a preference has the columns `chosen` and `rejected`, and usually `prompt`"
-            ))),
+        let Some(missing) = missing else { return Ok(RowReader::new(RowFormat::Preference)) };
+        let fault = match fields.get(missing) {
+            Some(_) => format!("`{missing}` is null"),
+            None => format!("has no column `{missing}`"),
         };
+        return Err(ChatError::Format(format!(
+            "{fault}; a preference has the columns `chosen` and `rejected`, and usually `prompt`"
+        )));
     }
     let found = ORDER.into_iter().find(|format| format.required_columns().iter().all(|it| has(it)));
     found.map_or_else(|| RowReader::of_row(fields), |format| Ok(RowReader::new(format)))
+}
+
+/// Returns a note about a row of messages with a prompt and a completion, which TRL reads instead.
+fn unread_completion(
+    fields: &Map<String, Value>,
+    chat: &ChatPlan,
+    form: SampleForm,
+) -> Option<RowNote> {
+    let has = |column: &str| fields.get(column).is_some_and(|value| !value.is_null());
+    let is_found =
+        form == SampleForm::Sample && chat.messages_field.is_none() && chat.text_field == "text";
+    let read = ["messages", "conversations"].into_iter().find(|it| is_found && has(it))?;
+    let text = format!(
+        "`{read}` is read, and `prompt` and `completion` are not, which TRL would read; remove one of them, or name the \
+         messages as data.messages_field"
+    );
+    (has("prompt") && has("completion")).then_some(RowNote { kind: "several forms", text })
 }
 
 /// Returns the note about arguments of tool calls that were a text.
@@ -549,16 +585,22 @@ fn log_statistics(rows: &SampleRows, what: &str, sizes: RowSizes) {
     }
 }
 
+/// Returns the error of the rows of a split. If samples were truncated, it says how they can be longer.
+pub(crate) fn untrained(error: DataError, sizes: RowSizes) -> Failure {
+    match error {
+        DataError::Untrained { truncated: 1.., .. } => {
+            Failure::mistake(format!("{error}; {}", sizes.longer()))
+        }
+        _ => Failure::mistake(error),
+    }
+}
+
 /// Warns of samples that lost their ends. `samples` has their number and their noun.
 pub(crate) fn log_truncated(samples: &str, count: usize, what: &str, sizes: RowSizes) {
-    let RowSizes { limit, max_len, .. } = sizes;
     if count > 0 {
+        let (limit, longer) = (sizes.limit, sizes.longer());
         tracing::warn!(
-            "{what}: {samples} truncated to {limit} tokens; {} to keep their ends",
-            match limit < max_len {
-                true => "raise data.sequence_length",
-                false => "the model allows no more: use a model with more positions",
-            }
+            "{what}: {samples} truncated to {limit} tokens; {longer} to keep their ends"
         );
     }
 }

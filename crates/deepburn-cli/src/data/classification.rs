@@ -37,14 +37,17 @@ use deepburn_models::{
     TextClassifierConfig, TextLimits,
 };
 
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use crate::data::causal::{model_config, without_dtype};
 use crate::data::companions::Companions;
 use crate::data::job_tokenizer::JobTokenizer;
 use crate::data::label_batch::{LabelBatch, count_label_sets, sum_errors};
 use crate::data::lengths::check_length;
-use crate::data::problem::{Problem, check_loss_and_metric, config_in, named_config};
+use crate::data::pretrained_classes::PretrainedClasses;
+use crate::data::problem::{
+    Problem, check_loss_and_metric, config_in, named_config, names_classes, names_key,
+};
 use crate::data::recipe::{
     EvaluationSettings, ForecastTask, InitialWeights, JobInputs, Recipe, SubjectInfo, WeightOrigin,
 };
@@ -92,9 +95,8 @@ impl ClassifierRecipe for Classification<EncoderConfig> {
         config.validate().map_err(named)?;
         check_length(job, config.max_len, "max_len")?;
         check_step(batch, job.data.sequence_length)?;
-        let problem_type = config.problem_type;
-        let problem = Problem::of_encoder(problem_type, job);
-        check_loss_and_metric(job, problem_type)?;
+        let problem = Problem::of_encoder(config.problem_type, job);
+        check_loss_and_metric(job, &problem)?;
         let names = config.class_names().map_err(|error| named_config(&error))?;
         let tokenizer = JobTokenizer::of(job, places, None)?.tokenizer;
         let has_count = job.model.config.contains_key("num_classes") || names_classes(job);
@@ -105,7 +107,7 @@ impl ClassifierRecipe for Classification<EncoderConfig> {
         let outputs = ("num_classes", config.num_classes, num_outputs(names.as_ref(), &texts));
         let config = EncoderConfig {
             vocab_size: sized_by_data(job, vocabulary, 2)?,
-            num_classes: outputs_by_data(job, outputs, problem_type)?,
+            num_classes: outputs_by_data(job, outputs, &problem)?,
             ..config
         };
         let config = config.with_class_names(names.as_ref());
@@ -123,9 +125,10 @@ impl ClassifierRecipe for Classification<ClassifierConfig> {
     fn prepare(inputs: &JobInputs<'_>) -> Result<Self, Failure> {
         let JobInputs { job, places, pretrained, batch, order, .. } = *inputs;
         let body: Gpt2Config = model_config(job, pretrained)?;
-        let problem = Problem::of_gpt2(&body, inputs)?;
+        let classes = pretrained.map(PretrainedClasses::read).transpose()?.flatten();
+        let problem = Problem::of_gpt2(&body, inputs, classes.as_ref())?;
         let problem_type = problem.kind;
-        check_loss_and_metric(job, problem_type)?;
+        check_loss_and_metric(job, &problem)?;
         check_length(job, body.n_positions, "n_positions")?;
         check_step(batch, job.data.sequence_length)?;
         // Class names in the job replace `id2label` and `label2id` of the pretrained model.
@@ -136,9 +139,8 @@ impl ClassifierRecipe for Classification<ClassifierConfig> {
         };
         let names = names.map_err(|error| named_config(&error))?;
         let JobTokenizer { tokenizer, vocabulary } = JobTokenizer::of(job, places, pretrained)?;
-        let has_count = job.model.config.contains_key("num_labels")
-            || names_classes(job)
-            || body.extra.is_sequence_classifier();
+        let has_count =
+            job.model.config.contains_key("num_labels") || names_classes(job) || classes.is_some();
         let known = (names.as_ref(), has_count);
         let texts = open_named_texts(inputs, tokenizer, known, &problem)?;
         let body = with_vocabulary(body, job, Some(&texts.tokenizer))?;
@@ -155,13 +157,14 @@ impl ClassifierRecipe for Classification<ClassifierConfig> {
         let special = ["bos_token_id", "eos_token_id", "pad_token_id"];
         let body = with_special_tokens(body, job, Some(&texts.tokenizer), vocabulary, &special)?;
         check_special_tokens(job, body.vocab_size)?;
-        if names.is_none() && body.extra.is_sequence_classifier() && !names_classes(job) {
-            check_unnamed_classes(&texts)?;
-        }
+        let is_known = names.is_some();
         let names = all_names(names, job, &texts)?;
         let needed = num_outputs(names.as_ref(), &texts);
         let outputs = ("num_labels", given.unwrap_or(0) as usize, needed);
-        let num_classes = outputs_by_data(job, outputs, problem_type)?;
+        let num_classes = match &classes {
+            Some(classes) => classes.check(job, (names.as_ref(), is_known), needed, &problem)?,
+            None => outputs_by_data(job, outputs, &problem)?,
+        };
         let config = ClassifierConfig { body, num_classes, problem_type };
         let config = config.with_class_names(names.as_ref());
         let companions = Companions::find(pretrained, Some(&texts.tokenizer))?;
@@ -170,11 +173,6 @@ impl ClassifierRecipe for Classification<ClassifierConfig> {
         let label_smoothing = job.training.label_smoothing_factor;
         Ok(Self { config, texts, order, origin, companions, evaluation, label_smoothing })
     }
-}
-
-/// Returns whether the job names the classes.
-fn names_classes(job: &Job) -> bool {
-    ["id2label", "label2id"].iter().any(|it| job.model.config.contains_key(*it))
 }
 
 /// Reads the texts of a job with its tokenizer, or else a trained one. `names` are the class names of the model, if it
@@ -196,8 +194,8 @@ fn open_named_texts(
     let number = names.into_iter().flatten().find(|name| is_number_label(name));
     if let Some(name) = number {
         return Err(Failure::mistake(format!(
-            "model.config.id2label: class name is a number: \"{name}\"; labels that are numbers are class numbers, so use \
-             another name"
+            "{}: class name is a number: \"{name}\"; labels that are numbers are class numbers, so use another name",
+            names_key(job)
         )));
     }
     let of_model = pretrained.filter(|_| !names_classes(job));
@@ -205,7 +203,7 @@ fn open_named_texts(
     let origin = match (names, &file) {
         (None, _) => ClassesOrigin::TRAIN_SPLIT,
         (Some(_), None) => {
-            ClassesOrigin { place: "model.config.id2label", remedy: "name this class there too" }
+            ClassesOrigin { place: names_key(job), remedy: "name this class there too" }
         }
         (Some(_), Some(place)) => {
             ClassesOrigin { place, remedy: "use a model that has this class" }
@@ -233,7 +231,9 @@ fn all_names(
             // Names that were inherited from a pretrained model do not apply to other numbers.
             false if !names_classes(job) => Ok(None),
             false => Err(Failure::mistake(format!(
-                "model.config.id2label: {named} names, but a label has {}; give a name for each, or remove it",
+                "{}: {}, but a label has {}; give a name for each, or remove it",
+                names_key(job),
+                counted(named, "name"),
                 counted(*count, "number")
             ))),
         };
@@ -244,30 +244,14 @@ fn all_names(
         None => {
             if names_classes(job) && texts.classes.names().is_some() {
                 tracing::warn!(
-                    "model.config.id2label: has no effect: its names are placeholders, such as LABEL_0, and the labels \
-                     have names of their own, which the model gets; remove it"
+                    "{}: has no effect: its names are placeholders, such as LABEL_0, and the labels have names of their \
+                     own, which the model gets; remove it",
+                    names_key(job)
                 );
             }
             found().map_err(Failure::mistake)
         }
     }
-}
-
-/// Refuses named labels for a pretrained classifier whose classes have no names, because nothing says which of them is
-/// which.
-///
-/// # Errors
-/// Returns a user's mistake that proposes the names in alphabetical order.
-fn check_unnamed_classes(texts: &Texts) -> Result<(), Failure> {
-    let Some(names) = texts.classes.names() else { return Ok(()) };
-    let numbered = |(number, name)| (format!("{number}"), Value::from(name));
-    let proposed: Map<String, Value> =
-        names.iter().map(String::as_str).enumerate().map(numbered).collect();
-    Err(Failure::mistake(format!(
-        "model.config.id2label: missing: the classes of model.pretrained have numbers only and the labels have names, so \
-         nothing says which is which; write \"id2label\": {} if that is their order",
-        Value::Object(proposed)
-    )))
 }
 
 /// Returns the number of classes that the model needs, or of numbers to predict.
@@ -337,12 +321,14 @@ fn sized_by_data(
 ) -> Result<usize, Failure> {
     let given = job.model.config.contains_key(name);
     if given && size < needed.max(least) {
-        let lower = match name {
-            "vocab_size" if job.data.tokenizer.is_none() => ", or lower data.vocab_size",
-            _ => "",
+        let (source, lower) = match name {
+            "vocab_size" if job.data.tokenizer.is_none() => ("data", ", or lower data.vocab_size"),
+            "vocab_size" => ("tokenizer", ""),
+            _ if names_classes(job) => ("class names or data", ""),
+            _ => ("data", ""),
         };
         return Err(Failure::mistake(format!(
-            "model.config.{name}: too small: {size}; the data has {needed}; use at least that, or leave it out{lower}"
+            "model.config.{name}: too small: {size}; the {source} has {needed}; use at least that, or leave it out{lower}"
         )));
     }
     Ok(if given { size } else { needed.max(least) })
@@ -356,14 +342,14 @@ fn sized_by_data(
 fn outputs_by_data(
     job: &Job,
     field: (&str, usize, usize),
-    problem_type: ProblemType,
+    problem: &Problem,
 ) -> Result<usize, Failure> {
     let (name, size, needed) = field;
     let given = job.model.config.contains_key(name);
-    match problem_type {
+    match problem.kind {
         ProblemType::Regression if given && size != needed => {
             return Err(Failure::mistake(format!(
-                "model.config.{name}: is {size}, but a label has {}; leave it out",
+                "model.config.{name}: is {size}, but a label has {} ({problem}); leave it out",
                 counted(needed, "number")
             )));
         }
@@ -381,13 +367,13 @@ fn outputs_by_data(
         }
         _ => {}
     }
-    if problem_type != ProblemType::Regression && needed > MAX_CLASSES {
+    if problem.kind != ProblemType::Regression && needed > MAX_CLASSES {
         return Err(Failure::mistake(format!(
             "data.label_field: class number too high: {}; a model has at most {MAX_CLASSES} classes; number them from 0",
             needed - 1
         )));
     }
-    sized_by_data(job, field, problem_type.min_outputs())
+    sized_by_data(job, field, problem.kind.min_outputs())
 }
 
 impl<B, C> Recipe<B> for Classification<C>

@@ -21,7 +21,9 @@ use deepburn_models::causal_lm::LanguageModel;
 use deepburn_models::decoder::AnyDecoder;
 
 use crate::data::causal::{TokenBatch, causal_batch};
-use crate::data::chat::{RowSizes, RowsOfSplit, SampleCorpus, SampleForm, log_truncated};
+use crate::data::chat::{
+    RowSizes, RowsOfSplit, SampleCorpus, SampleForm, log_truncated, untrained,
+};
 use crate::failure::Failure;
 use crate::run::progress_hook::with_progress;
 
@@ -78,8 +80,8 @@ impl RowsOfSplit for PreferenceRows {
     const FORM: SampleForm = SampleForm::Preference;
 
     fn new(samples: Samples, _: &ChatPlan, sizes: RowSizes, what: &str) -> Result<Self, Failure> {
-        let pairs =
-            PairRows::new(samples, sizes.limit, sizes.pad_id, what).map_err(Failure::mistake)?;
+        let pairs = PairRows::new(samples, sizes.limit, sizes.pad_id, what)
+            .map_err(|error| untrained(error, sizes))?;
         let statistics = pairs.statistics();
         tracing::info!(
             "{what}: {}, {} tokens in both sequences of them, of which {} are compared; the longest sequence has {} tokens",

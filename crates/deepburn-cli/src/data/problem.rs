@@ -2,12 +2,14 @@
 //!
 //! Main type: [`Problem`], which also knows where the type is set, for the log.
 
+use std::fmt;
 use std::path::Path;
 
 use deepburn_config::Job;
 use deepburn_models::gpt2::Gpt2Config;
 use deepburn_models::hf::ProblemType;
 
+use crate::data::pretrained_classes::PretrainedClasses;
 use crate::data::recipe::JobInputs;
 use crate::failure::Failure;
 
@@ -37,7 +39,11 @@ impl Problem {
     /// # Errors
     /// Returns a user's mistake if the value is unknown, or if a pretrained classifier has one output and does not say
     /// what it predicts.
-    pub(crate) fn of_gpt2(body: &Gpt2Config, inputs: &JobInputs<'_>) -> Result<Self, Failure> {
+    pub(crate) fn of_gpt2(
+        body: &Gpt2Config,
+        inputs: &JobInputs<'_>,
+        pretrained: Option<&PretrainedClasses<'_>>,
+    ) -> Result<Self, Failure> {
         let given = body.extra.problem_type().map_err(|error| named_config(&error))?;
         if let Some(kind) = given {
             let origin = match inputs.pretrained.filter(|_| !is_set_by(inputs.job)) {
@@ -47,13 +53,33 @@ impl Problem {
             return Ok(Self { kind, origin });
         }
         // Language models may inherit one placeholder label. It has no effect on them.
-        if body.extra.is_sequence_classifier() && body.extra.num_labels() == Some(1) {
+        if pretrained.is_some_and(|it| it.count == 1) {
             return Err(Failure::mistake(
                 "model.config.problem_type: missing: the pretrained classifier has one output and no problem_type, which \
                  `transformers` takes for a regression; set it to \"regression\", or use another model",
             ));
         }
         Ok(Self { kind: ProblemType::default(), origin: DEFAULT.to_owned() })
+    }
+}
+
+/// Formats the kind and its origin, for errors.
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "problem_type is \"{}\", {}", self.kind.name(), self.origin)
+    }
+}
+
+/// Returns whether the job names the classes.
+pub(crate) fn names_classes(job: &Job) -> bool {
+    ["id2label", "label2id"].iter().any(|it| job.model.config.contains_key(*it))
+}
+
+/// Returns the key with which the job names the classes.
+pub(crate) fn names_key(job: &Job) -> &'static str {
+    match job.model.config.contains_key("id2label") {
+        false if job.model.config.contains_key("label2id") => "model.config.label2id",
+        _ => "model.config.id2label",
     }
 }
 
@@ -66,21 +92,19 @@ fn is_set_by(job: &Job) -> bool {
 ///
 /// # Errors
 /// Returns a user's mistake if they do not.
-pub(crate) fn check_loss_and_metric(job: &Job, problem_type: ProblemType) -> Result<(), Failure> {
+pub(crate) fn check_loss_and_metric(job: &Job, problem: &Problem) -> Result<(), Failure> {
     let factor = job.training.label_smoothing_factor;
-    if factor != 0.0 && problem_type != ProblemType::SingleLabelClassification {
+    if factor != 0.0 && problem.kind != ProblemType::SingleLabelClassification {
         return Err(Failure::mistake(format!(
-            "training.label_smoothing_factor: is {factor}, but it only applies to one class for each text, and problem_type \
-             is \"{}\"; remove it",
-            problem_type.name()
+            "training.label_smoothing_factor: is {factor}, but it only applies to one class for each text, and {problem}; \
+             remove it"
         )));
     }
     let metric = job.training.metric_for_best_model;
-    if !metric.is_of(problem_type.name()) {
+    if !metric.is_of(problem.kind.name()) {
         return Err(Failure::mistake(format!(
-            "training.metric_for_best_model: is \"{}\", which problem_type \"{}\" does not have; write \"loss\"",
-            metric.name(),
-            problem_type.name()
+            "training.metric_for_best_model: is \"{}\", which this classifier does not have: {problem}; write \"loss\"",
+            metric.name()
         )));
     }
     Ok(())

@@ -270,14 +270,9 @@ fn remedy_of_misfit(error: &ModelFolderError) -> &'static str {
     let ModelFolderError::Tensors { problems, .. } = error else { return "" };
     // Other problems are tensors that the model does not have, and values that are not finite.
     let is_size = |problem: &TensorProblem| problem.expected.starts_with('[');
-    let head = problems.iter().find(|problem| problem.name == HEAD);
-    match head {
-        _ if problems.iter().any(|problem| is_size(problem) && problem.name != HEAD) => {
+    match problems.iter().find(|problem| problem.name == HEAD) {
+        _ if problems.iter().any(is_size) => {
             "; remove the fields of model.config that set other sizes, or use other weights"
-        }
-        Some(head) if is_size(head) => {
-            "; the pretrained classifier has another number of classes than the job; use data with its classes, set \
-             model.config.num_labels to its number, or start from a language model"
         }
         Some(_) => {
             "; these are the weights of a classifier; set data.kind to \"classification\", or use a language model"

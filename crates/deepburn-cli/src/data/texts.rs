@@ -86,7 +86,7 @@ pub(crate) fn open_texts(
     known: KnownClasses<'_>,
     problem: &Problem,
 ) -> Result<Texts, DataError> {
-    let (splits, classes) = read_splits(job, places, known, label_kind(problem.kind))?;
+    let (splits, classes) = read_splits(job, places, known, problem)?;
     let [Some(train), eval, test] = splits else {
         return Err(DataError::Empty { what: "the train split".to_owned() });
     };
@@ -258,10 +258,11 @@ fn read_splits(
     job: &Job,
     places: &Places,
     KnownClasses { names, origin, has_count }: KnownClasses<'_>,
-    kind: LabelKind,
+    problem: &Problem,
 ) -> Result<(LabelledSplits, Classes), DataError> {
     let (data, seed) = (&job.data, job.training.seed);
-    let columns = LabelledColumns { origin, ..columns(data, kind) };
+    let (kind, reason) = (label_kind(problem.kind), problem.to_string());
+    let columns = LabelledColumns { origin, kind_reason: &reason, ..columns(data, kind) };
     match files(data, places)? {
         Splits::Shares { files, fractions } => {
             let (all, classes) = match data.splits.is_embedded() {
@@ -269,9 +270,10 @@ fn read_splits(
                     return Err(DataError::Setting {
                         name: "data.path".to_owned(),
                         value: "unset".to_owned(),
-                        rule: "the embedded reviews have one class each, which does not fit \
-                               model.config.problem_type; give a table with such labels, or remove problem_type"
-                            .to_owned(),
+                        rule: format!(
+                            "the embedded reviews have one class each, but {problem}; give a table with such labels, or \
+                             another model.config.problem_type"
+                        ),
                     });
                 }
                 true => {
@@ -321,5 +323,5 @@ fn columns(data: &DataJob, kind: LabelKind) -> LabelledColumns<'_> {
         }
         _ => (TEXT_FIELD, LABEL_FIELD),
     };
-    LabelledColumns { text, label, kind, origin: ClassesOrigin::TRAIN_SPLIT }
+    LabelledColumns { text, label, kind, kind_reason: "", origin: ClassesOrigin::TRAIN_SPLIT }
 }

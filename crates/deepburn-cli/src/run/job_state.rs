@@ -38,8 +38,8 @@ use crate::models::read_saved;
 use crate::run::launcher_env::launch_id;
 use crate::run::preparation::Preparation;
 use changes::{
-    Difference, TOKEN_KEYS, WITHOUT_EFFECT_ON_NUMBERS, changed_places, differ, is_refused,
-    starts_with_any,
+    Difference, TOKEN_KEYS, WITHOUT_EFFECT_ON_NUMBERS, changed_places, differ,
+    is_compared_with_data, is_refused, starts_with_any, written,
 };
 
 /// The version of [`JobState`] that this program writes. It is increased when a field changes its meaning. A new field
@@ -220,8 +220,9 @@ impl JobState {
             ));
         }
         let mut differences = Vec::new();
+        let (job_then, job_now) = (written(&self.job), written(&now.job));
         for section in ["model", "data", "training", "deepspeed"] {
-            differ(section, self.job.get(section), now.job.get(section), &mut differences);
+            differ(section, job_then.get(section), job_now.get(section), &mut differences);
         }
         // The resulting configurations of the model and its adapter were compared above, so fields of the job file that
         // lead to the same ones are not a change.
@@ -230,19 +231,14 @@ impl JobState {
         };
         differences.retain(|difference| !is_compared(&difference.path));
         // Errors come first, because warnings matter only if the run resumes.
-        differences.sort_by_key(|difference| !self.refuses(&difference.path));
+        let refuses = |path: &str| self.refuses(path, &job_now);
+        differences.sort_by_key(|difference| !refuses(&difference.path));
         for Difference { path, then, now } in differences {
-            // The resolved job stores some keys inside of others. In the job file they are keys of `data`.
-            let path = match &*path {
-                "data.splits.path" => "data.path".to_owned(),
-                path if path.starts_with("data.kind.") => {
-                    format!("data.{}", path.split('.').nth(3).unwrap_or("kind"))
-                }
-                _ => path,
-            };
+            // The resolved job stores the path of the data with its splits.
+            let path = if path == "data.splits.path" { "data.path".to_owned() } else { path };
             let affects_numbers = !starts_with_any(&path, &WITHOUT_EFFECT_ON_NUMBERS);
             match (then, now) {
-                (Some(then), now) if self.refuses(&path) => {
+                (Some(then), now) if refuses(&path) => {
                     return Err(format!(
                         "{path} changed from {then} to {}; set it back, or start a new run{weights}",
                         now.unwrap_or(Value::Null)
@@ -270,10 +266,10 @@ impl JobState {
         Ok(())
     }
 
-    /// Returns whether a run cannot resume with another value of the key `path`. The splits may change if the hash of
-    /// the training data is the same.
-    fn refuses(&self, path: &str) -> bool {
-        let is_guarded = path.starts_with("data.splits") && self.data.is_some();
+    /// Returns whether a run cannot resume with another value of the key `path`, whose job is `now`. Some keys may
+    /// change if the hash of the training data is the same.
+    fn refuses(&self, path: &str, now: &Value) -> bool {
+        let is_guarded = self.data.is_some() && is_compared_with_data(path, now);
         !is_guarded && is_refused(path)
     }
 
@@ -283,15 +279,14 @@ impl JobState {
         let is_trained = |state: &Self| state.job["data"]["tokenizer"].is_null();
         let trains_tokenizer = is_trained(self) && is_trained(now);
         // The size has no effect on a tokenizer that is not trained.
-        let keys = TOKEN_KEYS.into_iter();
-        for (key, pointer) in keys.filter(|(key, _)| trains_tokenizer || *key != "data.vocab_size")
-        {
+        let (job_then, job_now) = (written(&self.job), written(&now.job));
+        for key in TOKEN_KEYS.into_iter().filter(|key| trains_tokenizer || *key != "vocab_size") {
             // An older checkpoint does not have every key.
-            if let Some((then, now)) = self.job.pointer(pointer).zip(now.job.pointer(pointer))
+            if let Some((then, now)) = job_then["data"].get(key).zip(job_now["data"].get(key))
                 && then != now
             {
                 return Err(format!(
-                    "{key} changed from {then} to {now}, so the data has other tokens or labels; set it back, or \
+                    "data.{key} changed from {then} to {now}, so the data has other tokens or labels; set it back, or \
                      start a new run{weights}"
                 ));
             }
@@ -582,6 +577,77 @@ mod tests {
         }
         let other = before.compare(&with("end_of_text", Value::Null, false, "a", 9)).unwrap_err();
         assert!(other.contains("8 samples of training data and this job has 9"), "{other}");
+    }
+
+    /// Returns the job of conversations with a setting of `data` and one of its kind.
+    fn chat(own: (&str, Value), of_kind: (&str, Value)) -> Value {
+        let mut kind = json!({"text_field": "text", "messages_field": null, "chat_template": null,
+            "packing": "padded", "pad_token": null});
+        kind[of_kind.0] = of_kind.1;
+        let mut data = json!({"kind": {"chat": kind}, "sequence_length": 64, "drop_last": false, "eos_token": null});
+        data[own.0] = own.1;
+        json!({ "data": data })
+    }
+
+    #[test]
+    fn changes_have_the_words_of_the_job_file() {
+        let with = |job: Value, data: &str| {
+            let state = JobState::parse(&state(job)).unwrap();
+            JobState { data: Some(data.to_owned()), ..state }
+        };
+        let none = || ("sequence_length", json!(64));
+        let now = |key, value| chat(none(), (key, value));
+        let before = with(now("packing", json!("padded")), "a");
+        let text = json!({"data": {"kind": {"text": {"text_field": "text", "join": "nothing"}}}});
+        let template = json!({"file": "a.jinja"});
+        for (now, expected) in [
+            (now("packing", json!({"packed": "bfd"})), "data.packing changed from false to true"),
+            (now("packing", json!("padding_free")), "data.padding_free changed from false to true"),
+            (
+                now("skip_invalid_rows", json!(true)),
+                "data.skip_invalid_rows changed from false to true",
+            ),
+            (now("chat_template", template), "data.chat_template changed from null to \"a.jinja\""),
+            (text, "data.kind changed from \"chat\" to \"text\""),
+        ] {
+            // With the same data, another packing is refused too.
+            let error = before.compare(&with(now.clone(), "b")).unwrap_err();
+            assert!(error.starts_with(expected) && error.contains("set it back"), "{error}");
+        }
+        let packed = with(now("packing", json!({"packed": "bfd"})), "a");
+        let error = before.compare(&packed).unwrap_err();
+        assert!(
+            error.starts_with("data.packing changed from false to true; set it back"),
+            "{error}"
+        );
+        let error = packed.compare(&with(now("packing", json!({"packed": "wrapped"})), "a"));
+        let expected = "data.packing_strategy changed from \"bfd\" to \"wrapped\"";
+        assert!(error.clone().unwrap_err().starts_with(expected), "{error:?}");
+    }
+
+    #[test]
+    fn defaults_may_be_named() {
+        let with = |job: Value, data: Option<&str>| {
+            let state = JobState::parse(&state(job)).unwrap();
+            JobState { data: data.map(str::to_owned), ..state }
+        };
+        let none = || ("packing", json!("padded"));
+        let before = || chat(("sequence_length", json!(64)), none());
+        for now in [
+            chat(("eos_token", json!("</s>")), none()),
+            chat(("drop_last", json!(true)), none()),
+            chat(("sequence_length", json!(4096)), none()),
+            chat(("drop_last", json!(false)), ("messages_field", json!("messages"))),
+            chat(("drop_last", json!(false)), ("pad_token", json!("</s>"))),
+        ] {
+            let same = with(before(), Some("a")).compare(&with(now.clone(), Some("a")));
+            assert_eq!(same, Ok(()), "{now}");
+        }
+        // Without a hash, nothing says that the data is the same. A stream is cut at its length.
+        let longer = || chat(("sequence_length", json!(4096)), none());
+        assert!(with(before(), None).compare(&with(longer(), Some("a"))).is_err());
+        let stream = |length: usize| json!({"data": {"kind": "tokens", "sequence_length": length}});
+        assert!(with(stream(8), Some("a")).compare(&with(stream(9), Some("a"))).is_err());
     }
 
     #[test]

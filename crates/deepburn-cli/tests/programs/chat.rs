@@ -236,13 +236,15 @@ fn rows_and_settings_that_cannot_be_trained_are_refused() {
         (r#"{"messages": [{"role": "user", "content": 1}]}"#.to_owned(), "content"),
         (r#"{"other": "a"}"#.to_owned(), "of no known format"),
         (r#"{"messages": "#.to_owned(), "line 1"),
+        (r#"{"messages": null}"#.to_owned(), "`messages` is null"),
+        (String::new(), "one row of data"),
     ] {
         on(&rows).run().failed(2, &[part, "rows.jsonl"]);
     }
     for (key, value, part) in [
         ("data.pad_token", json!("<none>"), "is not a token of the tokenizer"),
         ("data.chat_template", json!("{% for %}"), "data.chat_template"),
-        ("data.sequence_length", json!(2), "none of 12 samples"),
+        ("data.sequence_length", json!(2), "raise data.sequence_length"),
         (
             "training.batch_size_schedule",
             json!({ "from_step": [2], "train_batch_size": [10] }),
@@ -251,4 +253,37 @@ fn rows_and_settings_that_cannot_be_trained_are_refused() {
     ] {
         job_on_answers(&golden).with(key, value).run().failed(2, &[part]);
     }
+    let short = job_on_answers(&golden).with("model.config.max_position_embeddings", 2);
+    let error = short.run().failed(2, &["none of 12 samples", "a model with more positions"]);
+    assert!(!error.stderr.contains("raise data.sequence_length"), "{}", error.stderr);
+}
+
+/// The row is not at fault if the template is.
+#[test]
+fn errors_of_templates_have_their_own_remedy() {
+    let Some(golden) = golden() else { return };
+    for (template, parts) in [
+        ("{{ messages + 3 }}", ["line 1: the chat template failed", "correct the template"]),
+        ("{{ raise_exception('no') }}", ["rejects the messages", "use another template"]),
+    ] {
+        let job = job_on_answers(&golden).with("data.chat_template", template);
+        let error = job.run().failed(2, &parts);
+        assert!(!error.stderr.contains("; correct or remove the row\n"), "{}", error.stderr);
+    }
+}
+
+#[test]
+fn a_row_of_two_forms_is_a_warning() {
+    let Some(golden) = golden() else { return };
+    let rows = r#"{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}],
+        "prompt": "a", "completion": "b"}"#;
+    let job = job_on_answers(&golden);
+    fs::write(job.folder().join("rows.json"), format!("[{rows}, {rows}]")).unwrap();
+    let job = job.with("data.path", "rows.json").with("training.max_steps", 1);
+    let warning = "2 rows of the data: `messages` is read, and `prompt` and `completion` are not";
+    let log = job.run().succeeded().stderr;
+    assert!(log.contains(warning) && log.contains("the first one is `rows.json` row 1"), "{log}");
+    let job = job.with("training.output_dir", "named").with("data.messages_field", "messages");
+    let log = job.run().succeeded().stderr;
+    assert!(!log.contains("`messages` is read"), "{log}");
 }

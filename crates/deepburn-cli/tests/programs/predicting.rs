@@ -144,6 +144,25 @@ fn predictions_of_gpt2_have_its_test_accuracy() {
     next.train();
     assert_eq!(config(&next)["label2id"], json!({"ugly": 0, "fine": 1}));
 
+    // A job changes neither the order nor the number of classes.
+    let pretrained = json!(job.folder().join("output"));
+    let three = json!({"a": 0, "b": 1, "c": 2});
+    for (config, parts) in [
+        (
+            json!({"id2label": {"0": NAMES[1], "1": NAMES[0]}}),
+            ["model.config.id2label: names class 0", "which is class 1 of model.pretrained ("],
+        ),
+        (json!({"label2id": three}), ["train.csv", "classes of model.config.label2id: 3"]),
+        (json!({"num_labels": 3}), ["model.config.num_labels: is 3", "has 2 outputs"]),
+        (
+            json!({"problem_type": "regression"}),
+            ["train.csv", "(problem_type is \"regression\", from model.config.problem_type)"],
+        ),
+    ] {
+        let model = json!({ "pretrained": pretrained, "config": config });
+        named(reviews()).with("model", model).run().failed(2, &parts);
+    }
+
     // Nothing says which class of a model without names a label with a name is.
     let file = job.folder().join("output/model/config.json");
     let mut unnamed = config(&job);
@@ -154,6 +173,10 @@ fn predictions_of_gpt2_have_its_test_accuracy() {
     let proposed = json!({"0": NAMES[0], "1": NAMES[1]});
     let parts = ["model.config.id2label: missing", &format!("\"id2label\": {proposed}")];
     next.run().failed(2, &parts);
+    let more = fs::read_to_string(next.folder().join("train.csv")).unwrap() + "third,it is\n";
+    let three = named(reviews()).with("model", json!({"pretrained": job.folder().join("output")}));
+    fs::write(three.folder().join("train.csv"), more).unwrap();
+    three.run().failed(2, &["the labels have 3 classes", "start from a language model"]);
     next.with("model.config", json!({"id2label": proposed})).train();
 }
 

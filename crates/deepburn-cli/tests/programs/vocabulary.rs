@@ -389,7 +389,7 @@ fn fields_that_do_not_fit_pretrained_weights_are_named() {
     let row = |n: usize| json!({"text": "amber", "label": n % 3}).to_string();
     write(job.folder(), "three.jsonl", (0..9).map(row).collect::<Vec<_>>().join("\n"));
     let job = job.with("data.path", "three.jsonl");
-    job.run().failed(2, &["model.pretrained", "score.weight", "model.config.num_labels"]);
+    job.run().failed(2, &["the labels have 3 classes", "model.pretrained has 2 outputs"]);
     let job = job.with("data.path", "rows.jsonl").with("data.kind", "text");
     job.run().failed(2, &["model.pretrained", "score.weight", "data.kind", "language model"]);
 }

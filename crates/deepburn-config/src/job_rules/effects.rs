@@ -28,7 +28,8 @@ impl JobReader<'_> {
 
     /// Checks the section `data`.
     fn check_data(&mut self, data: &Data<'_>, job: &Job) {
-        let is_embedded = job.data.splits.is_embedded();
+        // A path that does not exist has an error of its own.
+        let is_embedded = job.data.splits.is_embedded() && !data.path.is_given();
         let is_tokens = job.data.kind == DataKind::Tokens;
         let classifies = matches!(job.data.kind, DataKind::Classification { .. }) && !is_embedded;
         let is_text = matches!(job.data.kind, DataKind::Text { .. });
@@ -57,8 +58,7 @@ impl JobReader<'_> {
             self.findings, "deepspeed.dataloader_drop_last" => "has no effect: {dropped}");
         note!(if data.drop_last.value.is_some_and(|own| other.is_given() && own != other.value);
             self.findings, "deepspeed.dataloader_drop_last" => "has no effect: data.drop_last takes precedence");
-        let is_unnamed = is_embedded && !data.path.is_given();
-        note!(if data.kind.given().and_then(Node::as_text) == Some("text") && is_unnamed;
+        note!(if data.kind.given().and_then(Node::as_text) == Some("text") && is_embedded;
             self.findings, &*data.kind => "reads the embedded synthetic text: neither data.path nor data.splits names a file");
     }
 
@@ -120,8 +120,11 @@ impl JobReader<'_> {
     }
 
     /// Reports `key` if it is given and `is_unused`. `why` is the reason.
+    ///
+    /// A key may seem unused only because a key of `data` has an invalid value.
     pub(super) fn report_unused(&mut self, key: &Entry<'_>, is_unused: bool, why: &str) {
-        let Some(node) = key.given().filter(|_| is_unused) else { return };
+        let is_certain = is_unused && !self.is_misread;
+        let Some(node) = key.given().filter(|_| is_certain) else { return };
         let (severity, remedy) = match key.key.asks(Trigger::Differs, node) {
             true => (Severity::Warning, "remove it"),
             false => (Severity::Note, ""),

@@ -35,6 +35,11 @@ const fn belongs(remedy: &'static str) -> Spec<()> {
         .doc("Key of transformers' TrainingArguments. Set it in the deepspeed section.")
 }
 
+/// What the keys of models, data sets and tokenizers contain.
+const PLACE: &str = "a path or a repository on the Hub";
+/// What the keys of special tokens contain.
+const TOKEN: &str = "the text of a token, not its id";
+
 section! {
     /// A job file.
     pub(crate) struct JobFile<'a> {
@@ -58,7 +63,7 @@ section! {
         /// Pretrained checkpoint in Hugging Face format: a folder, relative to the current folder
         /// or the job file, or a Hub repository (owner/name or owner/name@revision). Unset: random
         /// weights, initialized with training.seed. Not supported with encoder.
-        pretrained: Option<&'a str> = opt_text(),
+        pretrained: Option<&'a str> = opt_text_of(PLACE),
         /// Fields of a Hugging Face config.json; they override the checkpoint's fields. A larger
         /// vocab_size adds rows to pretrained embeddings, the mean of the existing rows. gpt2:
         /// vocab_size, n_positions, n_embd, n_layer, n_head, n_inner, activation_function,
@@ -81,7 +86,7 @@ section! {
         lora: () = free(),
         /// Folder of an adapter of PEFT that is trained further, in place of lora: a path relative
         /// to the current folder or the job file.
-        adapter: Option<&'a str> = opt_text(),
+        adapter: Option<&'a str> = opt_text_of("a folder"),
         quantization_config: QuantizationConfig<'a> = section(),
     }
 
@@ -139,7 +144,7 @@ section! {
         /// Data set: a file or folder, relative to the current folder or the job file, or a Hub
         /// repository (owner/name or owner/name@revision). Unset: the files in splits, or embedded
         /// synthetic data.
-        path: Option<&'a str> = opt_text(),
+        path: Option<&'a str> = opt_text_of(PLACE),
         /// Configuration name, for data sets with several configurations.
         name: Option<&'a str> = opt_text(),
         /// Separator between documents: "end_of_text" (the end-of-text token, see eos_token),
@@ -150,7 +155,7 @@ section! {
         messages_field: Option<&'a str> = opt_text(),
         /// Chat template: a file, or the template itself. Unset: the template of the tokenizer.
         /// Only for chat and preference.
-        chat_template: Option<&'a str> = opt_text(),
+        chat_template: Option<&'a str> = opt_text_of("a file or a template"),
         /// Compute the loss on the answers of the assistant only. Only for chat, and only for rows
         /// with messages.
         assistant_only_loss: bool = flag(false),
@@ -171,7 +176,7 @@ section! {
         /// Token that pads the shorter samples of a micro-batch. Unset: the token that the files of
         /// the tokenizer name, else the end-of-text token. The model does not see it. Only for chat
         /// and preference.
-        pad_token: Option<&'a str> = opt_text(),
+        pad_token: Option<&'a str> = opt_text_of(TOKEN),
         /// Leave out rows that are not valid, or that the chat template refuses, instead of ending with
         /// an error. They are counted, and the first one is named. Only for chat and preference.
         skip_invalid_rows: bool = flag(false),
@@ -182,10 +187,10 @@ section! {
         /// Tokenizer: a folder, a tokenizer.json or a Hub repository. Unset: the tokenizer of the
         /// pretrained model, or, without a pretrained model, a byte-level BPE trained on the train
         /// split. The ids of a pretrained model's own tokenizer have to keep their tokens.
-        tokenizer: Option<&'a str> = opt_text(),
+        tokenizer: Option<&'a str> = opt_text_of(PLACE),
         /// Token that ends a text, "</s>" for example. It must be one token of the tokenizer. Unset:
         /// the token that the files of the tokenizer or of the pretrained model name.
-        eos_token: Option<&'a str> = opt_text(),
+        eos_token: Option<&'a str> = opt_text_of(TOKEN),
         /// Train pretrained weights on another vocabulary than their own: the vocabulary of
         /// tokenizer, or of a byte-level BPE trained on the train split. The pretrained embeddings
         /// then stand for other tokens.

@@ -109,7 +109,7 @@ section! {
         checkpoint = section::<CheckpointSection>().inert(CHECKPOINTS),
         activation_checkpointing: Activations<'a> = section(),
         aio: Aio<'a> = section(),
-        amp = switched_off::<Amp>("Apex mixed precision", "set amp.enabled to false, or use torch_autocast instead"),
+        amp = switched_off::<Amp>("Apex mixed precision", "set amp.enabled to false, or use torch_autocast instead").removed(),
         torch_autocast: TorchAutocast<'a> = section(),
         pipeline = section::<Pipeline>().inert("pipeline parallelism is not available in this version"),
         tensor_parallel = section::<TensorParallel>()
@@ -123,14 +123,14 @@ section! {
         use_data_before_expert_parallelism = flag(false).inert("expert parallelism is not supported"),
         hybrid_engine = switched_off::<HybridEngine>("the hybrid engine", "set hybrid_engine.enabled to false"),
         compile = section::<Compile>().inert("compilation is not available in this version"),
-        elasticity = switched_off::<Elasticity>("elasticity", "set elasticity.enabled to false and give the batch sizes"),
+        elasticity = switched_off::<Elasticity>("elasticity", "set elasticity.enabled to false and give the batch sizes").removed(),
         autotuning = switched_off::<Autotuning>("autotuning", "set autotuning.enabled to false"),
         data_efficiency: DataEfficiency<'a> = section(),
-        curriculum_learning: Curriculum<'a> = section(),
+        curriculum_learning: Curriculum<'a> = section().removed(),
         progressive_layer_drop = switched_off::<ProgressiveLayerDrop>(
-            "progressive layer drop", "set progressive_layer_drop.enabled to false"),
+            "progressive layer drop", "set progressive_layer_drop.enabled to false").removed(),
         compression_training = section::<CompressionTraining>()
-            .unavailable("compression", AnyEnabled, "remove compression_training"),
+            .unavailable("compression", AnyEnabled, "remove compression_training").removed(),
         schema as "$schema" = SCHEMA,
         /// Visible CUDA devices.
         cuda_visible_devices = free()
@@ -154,22 +154,22 @@ section! {
         fp32_allreduce = free()
             .ignored("DeepSpeed no longer reads this key; communication_data_type sets the data type"),
         /// Mixture-of-quantization training (MoQ).
-        quantize_training = absent("mixture-of-quantization training"),
+        quantize_training = absent("mixture-of-quantization training").removed(),
         /// Weight quantization for inference.
         weight_quantization = absent("weight quantization"),
         /// Eigenvalue computation for mixture-of-quantization training (MoQ).
-        eigenvalue = free().unavailable("mixture-of-quantization training", AnyEnabled, "remove it"),
+        eigenvalue = free().unavailable("mixture-of-quantization training", AnyEnabled, "remove it").removed(),
         /// Sparse attention kernels.
-        sparse_attention = absent("sparse attention"),
+        sparse_attention = absent("sparse attention").removed(),
         /// Communicate embedding gradients as sparse tensors.
         sparse_gradients = flag(false)
-            .unavailable("sparse gradients", Differs, "set it to false; all gradients are reduced as dense tensors"),
+            .unavailable("sparse gradients", Differs, "set it to false; all gradients are reduced as dense tensors").removed(),
         /// Checkpoints through Microsoft's Nebula service.
-        nebula = free().unavailable("Nebula checkpoints", AnyEnabled, "remove it"),
+        nebula = free().unavailable("Nebula checkpoints", AnyEnabled, "remove it").removed(),
         /// Asynchronous checkpoints with DataStates.
         datastates_ckpt = absent("DataStates checkpoints"),
         /// Capture CUDA graphs.
-        graph_harvesting = fixed(false, "CUDA graphs"),
+        graph_harvesting = fixed(false, "CUDA graphs").removed(),
         /// Let the engine count the micro-batches of a step.
         managed_gradient_accumulation = fixed(true, "gradient accumulation managed by the caller"),
         /// Use broadcasts instead of all-gathers.

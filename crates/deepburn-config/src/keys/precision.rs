@@ -93,7 +93,7 @@ section! {
         /// float16 on CUDA.
         dtype: Option<&'a str> = opt_one_of(AUTOCAST_TYPES),
         /// Module classes whose gradients and parameters DeepSpeed communicates in dtype.
-        lower_precision_safe_modules: () = list()
+        lower_precision_safe_modules = text_list()
             .inert(
                 "gradients of all modules travel in communication_data_type (fp32 by default under autocast), \
                  and parameters are gathered in fp32",

@@ -139,7 +139,7 @@ section! {
         /// Enable DeepCompile, which also compiles communication.
         deepcompile = fixed(false, "DeepCompile"),
         /// Compile the model.
-        enabled = free().unavailable("model compilation", Present, "set it to false"),
+        enabled = fixed(false, "model compilation"),
         /// Disable compilation in PyTorch.
         disable = free().ignored("nothing is compiled"),
         /// Compiler backend.
@@ -313,7 +313,7 @@ section! {
         /// Log all kinds of collectives.
         prof_all = flag(true),
         /// Kinds of collectives to log.
-        prof_ops = list(),
+        prof_ops = text_list(),
         /// Log the calling function.
         debug = flag(false),
     }

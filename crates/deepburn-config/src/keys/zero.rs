@@ -135,12 +135,12 @@ section! {
         /// Quantize gradients for reductions (ZeRO++).
         zero_quantized_gradients = fixed(false, ZERO_PP).auto(),
         /// Options of error feedback for quantized gradients (LoCo).
-        zeropp_loco_param = absent(ZERO_PP).auto(),
+        zeropp_loco_param = absent(ZERO_PP).auto().removed(),
         /// Number of ranks in a shard group (MiCS); -1 disables MiCS.
         mics_shard_size = integer(-1).unit("ranks")
-            .unavailable(MICS, Differs, "set it to -1").auto(),
+            .unavailable(MICS, Differs, "set it to -1").auto().removed(),
         /// Gather parameters hierarchically, first within a node (MiCS).
-        mics_hierarchical_params_gather = fixed(false, MICS).auto(),
+        mics_hierarchical_params_gather = fixed(false, MICS).auto().removed(),
     }
 
     /// Modules that are gathered as a whole.

@@ -24,7 +24,6 @@ pub(super) const GRAD_SCALER: DynamicScalePlan = DynamicScalePlan {
 pub(super) fn resolve(compute: Precision, context: &mut Context<'_>) -> Option<Precision> {
     let top = context.top;
     let (section, auto_cast) = (&top.torch_autocast.value, &top.fp16.value.auto_cast);
-    check_module_names(section, context);
     if !section.enabled.value {
         return (auto_cast.value && compute == Precision::Fp16).then_some(Precision::Fp16);
     }
@@ -57,16 +56,5 @@ fn dtype(section: &TorchAutocast<'_>, context: &mut Context<'_>) -> Option<Preci
                 "write \"bfloat16\" or \"float16\"");
             Some(Precision::Bf16)
         }
-    }
-}
-
-/// Checks the list of module names. It has no effect, but DeepSpeed rejects a list that contains
-/// other values.
-fn check_module_names(section: &TorchAutocast<'_>, context: &mut Context<'_>) {
-    let modules = &section.lower_precision_safe_modules;
-    let Some(names) = modules.given().and_then(Node::as_list) else { return };
-    if let Some(name) = names.iter().find(|name| Node::as_text(name).is_none()) {
-        refuse!(context, modules => "{name} is not a module class";
-            "write names such as \"torch.nn.modules.linear.Linear\"");
     }
 }

@@ -152,9 +152,10 @@ mod tests {
         let config = json!({"total_curriculum_step": 9, "difficulty_step": 2, "root_degree": 2});
         let notes = resolve(section("fixed_linear", config)).unwrap().notes;
         let notes: Vec<_> = notes.iter().map(ToString::to_string).collect();
-        assert_eq!(notes.len(), 2, "{notes:?}");
+        assert_eq!(notes.len(), 3, "{notes:?}");
         assert!(notes[0].contains("root_degree: changes nothing"), "{notes:?}");
-        assert!(notes[1].contains("difficulty_step: is not a multiple of 8"), "{notes:?}");
+        assert!(notes[1].contains("curriculum_learning: DeepSpeed 0.19.8 rejects"), "{notes:?}");
+        assert!(notes[2].contains("difficulty_step: is not a multiple of 8"), "{notes:?}");
     }
 
     #[test]

@@ -520,3 +520,30 @@ fn switched_off_features_are_accepted() {
     assert!(resolved.plan.zero.parameters.gather_16bit_weights_on_model_save);
     assert_eq!(resolved.autos["pipeline.stages"].value, 1);
 }
+
+#[test]
+fn keys_that_deepspeed_rejects_have_a_note() {
+    let noted = |fragment: &str, key: &str| {
+        let text = format!("{{\"train_micro_batch_size_per_gpu\": 1, {fragment}}}");
+        let notes = match resolve(&RawConfig::from_json(&text).unwrap(), &RunContext::on_host(1)) {
+            Ok(resolved) => resolved.notes,
+            Err(report) => report.diagnoses,
+        };
+        notes.iter().any(|it| it.key == key && it.message.contains("DeepSpeed 0.19.8 rejects"))
+    };
+    // The keys of `_REMOVED_TOP_LEVEL_CONFIG_KEYS` and `_REMOVED_ZERO_CONFIG_KEYS` in DeepSpeed 0.19.8, which
+    // rejects them whatever their value.
+    let top = "nebula compression_training amp quantize_training sparse_gradients eigenvalue sparse_attention elasticity \
+               graph_harvesting curriculum_learning progressive_layer_drop";
+    let zero = "mics_shard_size mics_hierarchical_params_gather zeropp_loco_param";
+    for value in ["null", "false", r#"{"enabled": false}"#, r#"{"enabled": true}"#] {
+        for key in top.split_whitespace() {
+            assert!(noted(&format!("\"{key}\": {value}"), key), "{key}: {value}");
+        }
+        for key in zero.split_whitespace() {
+            let fragment = format!("\"zero_optimization\": {{\"{key}\": {value}}}");
+            assert!(noted(&fragment, &format!("zero_optimization.{key}")), "{key}: {value}");
+        }
+        assert!(!noted(&format!("\"autotuning\": {value}"), "autotuning"), "{value}");
+    }
+}

@@ -45,27 +45,70 @@ pub(super) fn differ(
     }
 }
 
-/// Keys that determine the tokens of the data, apart from the files of the data and of the tokenizer, and their places in
-/// `job.json`.
-pub(super) const TOKEN_KEYS: [(&str, &str); 17] = [
-    ("data.text_field", "/data/kind/chat/text_field"),
-    ("data.messages_field", "/data/kind/chat/messages_field"),
-    ("data.chat_template", "/data/kind/chat/chat_template"),
-    ("data.assistant_only_loss", "/data/kind/chat/assistant_only_loss"),
-    ("data.completion_only_loss", "/data/kind/chat/completion_only_loss"),
-    ("data.packing", "/data/kind/chat/packing"),
-    ("data.skip_invalid_rows", "/data/kind/chat/skip_invalid_rows"),
-    ("data.chat_template", "/data/kind/preference/chat_template"),
-    ("data.skip_invalid_rows", "/data/kind/preference/skip_invalid_rows"),
-    ("data.text_field", "/data/kind/text/text_field"),
-    ("data.text_field", "/data/kind/classification/text_field"),
-    ("data.label_field", "/data/kind/classification/label_field"),
-    ("data.sequence_length", "/data/sequence_length"),
-    ("data.vocab_size", "/data/vocab_size"),
-    ("data.join", "/data/kind/text/join"),
-    ("data.eos_token", "/data/eos_token"),
-    ("data.new_vocabulary", "/data/new_vocabulary"),
+/// Returns the content of `job.json` with the keys of `data` as they are in a job file. The resolved job stores the keys
+/// of a kind of data inside of `data.kind`, and some of them resolved.
+pub(super) fn written(job: &Value) -> Value {
+    let mut job = job.clone();
+    let Some(Value::Object(data)) = job.get_mut("data") else { return job };
+    let Some(Value::Object(kind)) = data.get("kind") else { return job };
+    let Some((name, Value::Object(fields))) = kind.iter().next() else { return job };
+    let (name, mut fields) = (Value::from(name.as_str()), fields.clone());
+    if let Some(template) = fields.get_mut("chat_template") {
+        let given = ["file", "text"].into_iter().find_map(|source| template.get(source).cloned());
+        *template = given.unwrap_or_default();
+    }
+    if let Some(packing) = fields.remove("packing") {
+        let strategy = packing.get("packed").cloned();
+        let values = [
+            ("skip_invalid_rows", fields.get("skip_invalid_rows").cloned().unwrap_or(false.into())),
+            ("packing", strategy.is_some().into()),
+            ("padding_free", (packing == "padding_free").into()),
+            ("packing_strategy", strategy.unwrap_or_default()),
+        ];
+        fields.extend(values.map(|(key, value)| (key.to_owned(), value)));
+    }
+    data.insert("kind".to_owned(), name);
+    data.extend(fields);
+    job
+}
+
+/// Keys of `data` that determine its tokens, apart from the files of the data and of the tokenizer.
+pub(super) const TOKEN_KEYS: [&str; 16] = [
+    "kind",
+    "text_field",
+    "messages_field",
+    "chat_template",
+    "assistant_only_loss",
+    "completion_only_loss",
+    "packing",
+    "padding_free",
+    "packing_strategy",
+    "skip_invalid_rows",
+    "label_field",
+    "sequence_length",
+    "vocab_size",
+    "join",
+    "eos_token",
+    "new_vocabulary",
 ];
+
+/// Keys that may change if the training data stays the same: a run may name a default, for example.
+const SAME_DATA: [&str; 7] = [
+    "data.splits",
+    "data.eos_token",
+    "data.text_field",
+    "data.messages_field",
+    "data.completion_only_loss",
+    "data.skip_invalid_rows",
+    "data.label_field",
+];
+
+/// Returns whether the key `path` of the job `written` may change if the training data stays the same. The length of
+/// samples may be above the model's limit, but a stream is cut at it.
+pub(super) fn is_compared_with_data(path: &str, written: &Value) -> bool {
+    let has_samples = ["chat", "preference"].iter().any(|kind| written["data"]["kind"] == *kind);
+    starts_with_any(path, &SAME_DATA) || has_samples && path == "data.sequence_length"
+}
 
 /// Returns the keys of the data's and the tokenizer's places whose values differ, as they are in a job file. They may
 /// change if the tokens stay the same.
@@ -113,8 +156,9 @@ fn written_splits(job: &Value) -> Option<Value> {
 pub(super) const DECISIVE: [&str; 4] =
     ["model.", "data.", "training.seed", "deepspeed.optimizer.type"];
 
-/// Exceptions from [`DECISIVE`]: the paths and names of files and data sets, and how files are cached.
-pub(super) const MAY_DIFFER: [&str; 6] = [
+/// Exceptions from [`DECISIVE`]: the paths and names of files and data sets, how files are cached, and keys that change no
+/// sample.
+pub(super) const MAY_DIFFER: [&str; 8] = [
     "model.pretrained",
     "data.path",
     "data.tokenizer",
@@ -122,6 +166,10 @@ pub(super) const MAY_DIFFER: [&str; 6] = [
     "data.name",
     // The samples are compared.
     "data.chat_template",
+    // The model does not see padding.
+    "data.pad_token",
+    // It only determines where training ends.
+    "data.drop_last",
 ];
 
 /// Keys without effect on the numbers of later steps. A change of any other key is logged as a warning.

@@ -33,6 +33,7 @@ mod python_text;
 mod selection;
 mod stack;
 mod tags;
+mod trl;
 mod work;
 
 pub use day::Day;
@@ -85,6 +86,7 @@ const MAX_DEPTH: usize = 128;
 pub struct ChatTemplate {
     environment: Environment<'static>,
     marks_generation: bool,
+    has_marked_version: bool,
     uses_clock: bool,
     /// The words of its source.
     words: HashSet<String>,
@@ -157,6 +159,7 @@ impl ChatTemplate {
             words: words(source),
             environment,
             marks_generation: rewritten.marks_generation,
+            has_marked_version: trl::has_marked_version(source),
             uses_clock: source.contains("strftime_now"),
         })
     }
@@ -164,6 +167,12 @@ impl ChatTemplate {
     /// Returns whether the template marks the generated text with `{% generation %}`.
     pub fn marks_generation(&self) -> bool {
         self.marks_generation
+    }
+
+    /// Returns whether TRL trains the answers of the template's conversations: those with marks, and those for which it
+    /// has a marked version.
+    pub fn is_trained_by_trl(&self) -> bool {
+        self.marks_generation || self.has_marked_version
     }
 
     /// Returns whether the template mentions the variable `name`. It may read it and set it, as in

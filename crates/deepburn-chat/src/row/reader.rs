@@ -45,6 +45,8 @@ pub struct Notes {
     /// Arguments of tool calls were JSON text, as in OpenAI's format, and were parsed. Templates would quote the text
     /// again.
     pub parsed_arguments: bool,
+    /// The messages are not in the columns and fields that TRL reads, but in the form of ShareGPT or Alpaca.
+    pub converted_messages: bool,
     /// The prompt was taken from the common start of `chosen` and `rejected`.
     pub implicit_prompt: bool,
 }
@@ -84,7 +86,8 @@ impl RowReader {
             NestedNulls::Remove => without_nulls(row.clone()),
         };
         let row = fields(&row)?;
-        let mut notes = Notes::default();
+        let is_converted = matches!(self.format, RowFormat::Conversations | RowFormat::Alpaca);
+        let mut notes = Notes { converted_messages: is_converted, ..Notes::default() };
         let row = match self.format {
             RowFormat::Text => Row::Text(text(row, "text")?),
             RowFormat::Messages => self.chat(row, "messages", &mut notes)?,

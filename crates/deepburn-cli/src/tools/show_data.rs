@@ -88,7 +88,11 @@ pub(crate) fn show_data(arguments: &ShowDataArguments) -> Result<String, Failure
     let count = arguments.rows.min(corpus.train.len());
     let shown = (0..count).map(|row| sequence(&corpus.train, row, &corpus.tokenizer, marks));
     let mut parts = shown.collect::<Result<Vec<_>, Failure>>()?;
-    parts.push(counts(corpus.train.statistics(), "sample"));
+    let mut counts = counts(corpus.train.statistics(), "sample");
+    if let Some(answers) = corpus.answers {
+        counts.push_str(&format!("\n  answers     {answers}"));
+    }
+    parts.push(counts);
     Ok(parts.join("\n\n"))
 }
 

@@ -287,7 +287,8 @@ impl<'a> ChatEncoder<'a> {
         let (sample, findings) = self.sample(&row)?;
         let note = |finding: &Finding| RowNote { kind: finding.kind(), text: finding.to_string() };
         let findings = findings.iter().map(note);
-        let notes = findings.chain(notes.parsed_arguments.then(parsed_arguments));
+        let unread = notes.unread_column.map(unread_column);
+        let notes = findings.chain(notes.parsed_arguments.then(parsed_arguments)).chain(unread);
         let mut notes: Vec<_> = notes.chain(self.control_token(&row)).collect();
         // Rows are counted, not the messages of a row.
         notes.sort_by_key(|note| note.kind);
@@ -425,6 +426,12 @@ fn reader_of(fields: &Value, form: SampleForm) -> Result<RowReader, ChatError> {
 fn parsed_arguments() -> RowNote {
     let text = "the arguments of a tool call are JSON in a text and were parsed, because templates would quote the text again";
     RowNote { kind: "arguments", text: text.to_owned() }
+}
+
+/// Returns the note about a column that only chat templates read, in a row of texts.
+fn unread_column(name: &str) -> RowNote {
+    let text = format!("`{name}` has no effect on rows of texts, which have no chat template");
+    RowNote { kind: "unread column", text }
 }
 
 /// Returns the special tokens that the files of a tokenizer name. `data.eos_token` takes precedence, and the model names the

@@ -255,6 +255,19 @@ fn the_template_of_the_job_is_saved_and_shown() {
 }
 
 #[test]
+fn variables_of_templates_beside_texts_are_named() {
+    let Some(golden) = golden() else { return };
+    let job = job_on_answers(&golden);
+    let row = r#"{"text": "a b c", "chat_template_kwargs": {"enable_thinking": false}}"#;
+    fs::write(job.folder().join("rows.jsonl"), row).unwrap();
+    let texts = job
+        .with("data", json!({ "kind": "chat", "path": "rows.jsonl" }))
+        .with("training.max_steps", 1);
+    let printed = texts.run().succeeded().stderr;
+    assert!(printed.contains("`chat_template_kwargs` has no effect on rows of texts"), "{printed}");
+}
+
+#[test]
 fn rows_and_settings_that_cannot_be_trained_are_refused() {
     let Some(golden) = golden() else { return };
     let job = job_on_answers(&golden);

@@ -127,7 +127,8 @@ fn export(
 fn reported(run: &Run) -> Outcome<Observations> {
     let output = run.output();
     let rate = output.lines().find_map(|line| line.strip_prefix("tokens per second: "));
-    let rate: f64 = rate.ok_or_else(|| format!("the peer reported no speed:\n{output}"))?.parse()?;
+    let rate: f64 =
+        rate.ok_or_else(|| format!("the peer reported no speed:\n{output}"))?.parse()?;
     let found = Observations::default().with(Quantity::Throughput, rate);
     Ok(found.with(Quantity::Peak, run.peak_bytes as f64))
 }

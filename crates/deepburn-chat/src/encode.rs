@@ -7,8 +7,9 @@ use std::ops::Range;
 use crate::printed::without_effect;
 use crate::turns::render_with_turns;
 use crate::{
-    ChatContext, ChatError, ChatTemplate, ChatTemplates, EncodedPreference, EncodedRow, Ending,
-    Finding, Message, Result, Row, SpecialTokens, Surrounding, TextTokenizer, Tokens,
+    AssistantOnlyLoss, ChatContext, ChatError, ChatTemplate, ChatTemplates, EncodedPreference,
+    EncodedRow, Ending, Finding, Message, Notes, Result, Row, SpecialTokens, Surrounding,
+    TextTokenizer, Tokens,
 };
 
 pub use prompt::EncodedPrompt;
@@ -19,7 +20,7 @@ pub struct EncodeOptions {
     /// Train the completion only, and not the prompt. `None`: if the row has a completion.
     pub completion_only_loss: Option<bool>,
     /// Train the turns of the assistant only.
-    pub assistant_only_loss: bool,
+    pub assistant_only_loss: AssistantOnlyLoss,
     /// The maximum number of tokens; the end is removed. For preferences, of the prompt with each completion.
     pub max_length: Option<usize>,
 }
@@ -50,6 +51,24 @@ impl<T: TextTokenizer> RowEncoder<T> {
         Ok(Self { tokenizer, templates, tokens, options })
     }
 
+    /// Checks that the encoder takes rows of this form.
+    ///
+    /// # Errors
+    /// Returns [`ChatError::Option`] for rows whose messages TRL does not read, with [`AssistantOnlyLoss::Marked`].
+    pub fn check_form(&self, notes: Notes) -> Result<()> {
+        match self.options.assistant_only_loss == AssistantOnlyLoss::Marked
+            && notes.converted_messages
+        {
+            true => Err(option(
+                "assistant_only_loss",
+                "is true, which needs messages with `role` and `content` in the column `messages`, or in `prompt` and \
+                 `completion`; rename the column and the fields, or set it to \"turns\", which also takes ShareGPT and \
+                 Alpaca",
+            )),
+            false => Ok(()),
+        }
+    }
+
     /// Encodes a text or a conversation.
     ///
     /// - `eos_token` is appended to a text, unless the text ends with it. The tokenizer adds its own tokens.
@@ -62,14 +81,14 @@ impl<T: TextTokenizer> RowEncoder<T> {
     pub fn encode(&self, row: &Row) -> Result<EncodedRow> {
         match row {
             Row::Text(text) => {
-                self.check_assistant_only(false)?;
+                self.check_no_assistant_only()?;
                 self.check_completion_only(false)?;
                 let ids = self.tokenizer.ids(&self.with_eos(text)?, Surrounding::Added)?;
                 let trained = vec![true; ids.len()];
                 Ok(self.sample(ids, trained, Vec::new()))
             }
             Row::Completion { prompt, completion } => {
-                self.check_assistant_only(false)?;
+                self.check_no_assistant_only()?;
                 let whole = self.with_eos(&format!("{prompt}{completion}"))?;
                 let whole = self.tokenizer.ids(&whole, Surrounding::Added)?;
                 let prompt = self.tokenizer.ids(prompt, Surrounding::Added)?;
@@ -177,13 +196,25 @@ impl<T: TextTokenizer> RowEncoder<T> {
         answers: usize,
     ) -> Result<(Vec<u32>, Vec<bool>, Vec<Finding>)> {
         let template = self.template(context)?;
-        let rendered = match self.options.assistant_only_loss {
-            true => render_with_turns(template, messages, context, &self.tokens)?,
-            false => template.render(messages, context, &self.tokens, Ending::Complete)?,
+        let answers_only = self.options.assistant_only_loss;
+        if answers_only == AssistantOnlyLoss::Marked && !template.is_trained_by_trl() {
+            return Err(option(
+                "assistant_only_loss",
+                "is true, but the chat template has no {% generation %} marks, and TRL does not know it; mark the \
+                 assistant's text, or set it to \"turns\", which finds the answers in the text",
+            ));
+        }
+        let rendered = match answers_only {
+            AssistantOnlyLoss::Off => {
+                template.render(messages, context, &self.tokens, Ending::Complete)?
+            }
+            AssistantOnlyLoss::Marked | AssistantOnlyLoss::Turns => {
+                render_with_turns(template, messages, context, &self.tokens)?
+            }
         };
         let mut findings =
             without_effect(template, &rendered.text, messages, context, field, answers);
-        if !self.options.assistant_only_loss {
+        if answers_only == AssistantOnlyLoss::Off {
             let ids = self.tokenizer.ids(&rendered.text, Surrounding::None)?;
             let trained = vec![true; ids.len()];
             return Ok((ids, trained, findings));
@@ -298,13 +329,14 @@ impl<T: TextTokenizer> RowEncoder<T> {
         Ok(if text.ends_with(eos) { text.to_owned() } else { format!("{text}{eos}") })
     }
 
-    fn check_assistant_only(&self, is_chat: bool) -> Result<()> {
-        match self.options.assistant_only_loss && !is_chat {
-            true => Err(option(
+    /// Checks that the answers of the assistant are not asked for, which a text does not have.
+    fn check_no_assistant_only(&self) -> Result<()> {
+        match self.options.assistant_only_loss {
+            AssistantOnlyLoss::Marked | AssistantOnlyLoss::Turns => Err(option(
                 "assistant_only_loss",
                 "is set, but the row is a text, not a conversation",
             )),
-            false => Ok(()),
+            AssistantOnlyLoss::Off => Ok(()),
         }
     }
 

@@ -36,8 +36,9 @@ pub enum ChatError {
     },
     /// The template needs more work or memory than a chat does.
     #[error(
-        "the chat template does not end or produces too much text (line {line}): the limit is {limit} steps and 64 \
-         bytes per step; shorten the messages, or correct the loop in the template"
+        "the chat template does not end or produces too much text{}: the limit is {limit} steps and 64 bytes per step; \
+         shorten the messages, or correct the loop or the lists in the template",
+        match line { 0 => String::new(), line => format!(" (line {line})") }
     )]
     TooMuchWork {
         /// The line, from 1; 0 if it is unknown.

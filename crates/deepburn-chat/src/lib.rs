@@ -33,9 +33,10 @@
 //! Differences from TRL 1.16:
 //!
 //! - TRL replaces 31 known templates by versions with marks under `assistant_only_loss`, which may print other text
-//!   than the model's template (Qwen3: reasoning in all turns), and rejects other templates. Here, the template stays,
-//!   and the turns are found in its text.
-//! - `assistant_only_loss` also applies to ShareGPT's `from` and `value`, whose senders become roles.
+//!   than the model's template (Qwen3: reasoning in all turns). Here, the template stays, and the turns are found in its
+//!   text. Other templates without marks are errors, as in TRL.
+//! - [`AssistantOnlyLoss::Turns`] finds the turns in the text of any template, and also takes rows of ShareGPT and
+//!   Alpaca.
 //! - `completion_only_loss` is an error for rows without a completion, instead of being ignored.
 //! - Arguments of tool calls that are JSON text are parsed, because most templates would quote them again.
 //! - Unknown fields and roles of messages, and images, are errors.
@@ -53,6 +54,7 @@ mod template;
 mod tokenizer;
 mod turns;
 
+pub use deepburn_config::AssistantOnlyLoss;
 pub use encode::{EncodeOptions, EncodedPrompt, RowEncoder};
 pub use encoded::{EncodedPreference, EncodedRow, Finding};
 pub use error::{ChatError, Result};

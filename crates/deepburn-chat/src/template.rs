@@ -7,11 +7,13 @@
 //!   same text.
 //! - Some methods and filters of Python do not exist (`zfill`, `partition`, `%`). They are errors.
 //! - `none[1:]` is an empty list, and values of different types can be compared with `<` and `>`. Python fails.
-//! - Floats that are joined with `~` or `join` have Rust's digits (`100000000000000000000.0` instead of `1e+20`).
+//! - Floats that are joined with `~` or the filter `join` have Rust's digits (`100000000000000000000.0` instead of `1e+20`).
 //! - JSON integers beyond 64 bits are read as floats.
 //!
-//! The work and the memory of a template are limited, so a loop without an end is an error. One case is not limited:
-//! a list that contains itself many times and is joined with `~` or compared.
+//! - Namespaces cannot be attributes of namespaces, and tuples are nested at most 8 times.
+//!
+//! The work and the memory of a template are limited (`work.rs`), so a loop without an end is an error. The comparison
+//! of two texts is one step, whatever their length.
 
 use std::collections::HashSet;
 
@@ -22,20 +24,26 @@ use serde_json::{Map, Value};
 
 use crate::{ChatError, Message, Result};
 
+mod counted;
 mod day;
 mod environment;
+mod expression;
 mod python_json;
 mod python_text;
 mod selection;
 mod stack;
 mod tags;
+mod trl;
+mod work;
 
 pub use day::Day;
 pub use selection::{ChatTemplates, SpecialTokens};
 
 pub(crate) use stack::on_large_stack;
 
+use counted::counted;
 use environment::{MARKERS, MAX_STEPS, RAISED, environment};
+use expression::LAZY_WEIGHT;
 
 /// The name of the template in its environment.
 const NAME: &str = "chat_template";
@@ -62,6 +70,14 @@ const RESERVED: [&str; 14] = [
 /// The fields that a message may have its reasoning in. The first one is the standard.
 pub(crate) const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 
+/// The maximum bytes of a template. The largest known template has 30 kB. The work of a single expression depends on its
+/// length.
+const MAX_SOURCE_BYTES: usize = 256 << 10;
+
+/// The maximum [weight](expression::weight) of a tag. The time to compile an expression grows with the square of its
+/// length.
+const MAX_TAG_WEIGHT: usize = 3000;
+
 /// The maximum nesting of values that a template reads.
 const MAX_DEPTH: usize = 128;
 
@@ -70,6 +86,7 @@ const MAX_DEPTH: usize = 128;
 pub struct ChatTemplate {
     environment: Environment<'static>,
     marks_generation: bool,
+    has_marked_version: bool,
     uses_clock: bool,
     /// The words of its source.
     words: HashSet<String>,
@@ -122,13 +139,27 @@ impl ChatTemplate {
             line: error.line().unwrap_or(1),
             reason: reason(&error),
         };
+        if source.len() > MAX_SOURCE_BYTES {
+            let reason = format!("it has more than {MAX_SOURCE_BYTES} bytes; shorten it");
+            return Err(ChatError::Syntax { line: 1, reason });
+        }
         let rewritten = tags::rewrite(&with_line_feeds(source));
+        if rewritten.heaviest > MAX_TAG_WEIGHT {
+            let reason = format!(
+                "a tag has more than {MAX_TAG_WEIGHT} words, strings and operators, of which slices and products count \
+                 {LAZY_WEIGHT} times; split it"
+            );
+            return Err(ChatError::Syntax { line: 1, reason });
+        }
         let mut environment = environment(now).map_err(invalid)?;
-        environment.add_template_owned(NAME, rewritten.source).map_err(invalid)?;
+        // Long expressions are compiled, and dropped, recursively.
+        on_large_stack(|| environment.add_template_owned(NAME, rewritten.source))?
+            .map_err(invalid)?;
         Ok(Self {
             words: words(source),
             environment,
             marks_generation: rewritten.marks_generation,
+            has_marked_version: trl::has_marked_version(source),
             uses_clock: source.contains("strftime_now"),
         })
     }
@@ -136,6 +167,12 @@ impl ChatTemplate {
     /// Returns whether the template marks the generated text with `{% generation %}`.
     pub fn marks_generation(&self) -> bool {
         self.marks_generation
+    }
+
+    /// Returns whether TRL trains the answers of the template's conversations: those with marks, and those for which it
+    /// has a marked version.
+    pub fn is_trained_by_trl(&self) -> bool {
+        self.marks_generation || self.has_marked_version
     }
 
     /// Returns whether the template mentions the variable `name`. It may read it and set it, as in
@@ -231,8 +268,9 @@ impl ChatTemplate {
     /// allows. Starting a thread with such a stack for each text would take more time than encoding it.
     fn render_text(&self, variables: Value) -> Result<String> {
         let render = || {
+            work::start();
             let template = self.environment.get_template(NAME)?;
-            template.render(TemplateValue::from(Serde(variables)))
+            template.render(counted(TemplateValue::from(Serde(variables)))?)
         };
         on_large_stack(render)?.map_err(|error| {
             let line = error.line().unwrap_or(0);

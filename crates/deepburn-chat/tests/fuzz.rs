@@ -73,6 +73,12 @@ fn mutated_templates_are_refused_or_render() {
         "strftime_now('%Y')",
         "é",
         "{% set messages = [messages, messages] %}",
+        "{% set messages = messages + messages %}",
+        "{% set ns.last = ns %}",
+        "{% set ns.last = {'a': messages, 'b': messages[1:]} %}",
+        "* 2",
+        "[1:]",
+        "|pprint",
         "{% break %}",
         "{% include 'x' %}",
         "9223372036854775807",
@@ -87,7 +93,7 @@ fn mutated_templates_are_refused_or_render() {
             _ => refused += 1,
         }
     });
-    assert!(refused > 100 && rendered > 100, "{refused} {rendered}");
+    assert!(refused > 100 && rendered > 50, "{refused} {rendered}");
 }
 
 #[test]
@@ -184,15 +190,164 @@ fn greedy_templates_are_refused() {
             "{% for i in range(99999) %}{% set n.x = [n.x] %}{% endfor %}".repeat(10)
         ),
     ] {
+        assert_refused(&source);
+    }
+}
+
+fn assert_refused(source: &str) {
+    let messages = [Message::text("user", "a")];
+    let (context, tokens) = (ChatContext::default(), SpecialTokens::default());
+    let rendered = ChatTemplate::compile(source)
+        .and_then(|it| it.render(&messages, &context, &tokens, Ending::Complete));
+    assert!(rendered.is_err(), "{}", &source[..source.len().min(120)]);
+}
+
+/// A list that is twice as long after each step has no end, but it needs no memory until it is walked.
+#[test]
+fn lists_without_an_end_are_refused() {
+    let values = [
+        // A list that is added to itself, and lists of it.
+        ("[1]", "n.x + n.x"),
+        ("messages", "n.x + n.x"),
+        ("[[1]]", "[n.x[0] + n.x[0]]"),
+        ("['a' * 1000] * 1000", "n.x + n.x * 2"),
+        // Values that contain the same value twice.
+        ("[1]", "[n.x, n.x]"),
+        ("[[1]]", "[[n.x[0], n.x[0]]]"),
+        ("([1],)", "([n.x[0], n.x[0]],)"),
+        ("(1,)", "(n.x, n.x)"),
+        ("[{}]", "[{'a': n.x[0], 'b': n.x[0]}]"),
+        ("[{'a': [1]}]", "[{'a': [n.x[0].items(), n.x[0].values()]}]"),
+        ("[1]", "[n.x, n.x] | batch(2) | list"),
+        ("[1]", "[n.x, n.x] | groupby(0) | first"),
+    ];
+    let uses = [
+        "{{ n.x ~ 'a' }}",
+        "{{ n.x | join('-') }}",
+        "{{ ''.join([n.x]) }}",
+        "{{ '{}'.format(n.x) }}",
+        "{{ 'a' | replace(n.x, 'b') }}",
+        "{{ [n.x] | tojson }}",
+        "{{ n.x | upper }}",
+        "{{ n.x | string }}",
+        "{{ n.x in 'a' }}",
+        "{{ {n.x: 1} }}",
+        "{{ raise_exception(n.x) }}",
+        "{{ n.x }}",
+    ];
+    for (start, next) in values {
+        let double = format!("{{% for i in range(60) %}}{{% set n.x = {next} %}}{{% endfor %}}");
+        for end in uses {
+            assert_refused(&format!("{{% set n = namespace(x={start}) %}}{double}{end}"));
+        }
+    }
+}
+
+/// Work that a few instructions do on long lists and texts.
+#[test]
+fn expensive_operations_are_refused() {
+    let repeated = |work: &str| format!("{{% for i in range(99999) %}}{work}{{% endfor %}}");
+    let nested = |open: &str, end: &str, close: &str| {
+        format!("{}{{{{ {end} }}}}{}", open.repeat(30), close.repeat(30))
+    };
+    for source in [
+        repeated("{{ ([0] * 99999999)[99999998:] | first }}"),
+        repeated("{{ (99999999 * [0])[99999998:] | first }}"),
+        repeated("{{ (range(99999) * 1000)[99999998:] | first }}"),
+        repeated("{{ [0] * 99999999 == [0] * 99999999 }}"),
+        repeated("{{ ([0] * 99999999) | sort | length }}"),
+        // Lists of lists that have not been computed.
+        format!(
+            "{{% set n = namespace(x=[[1]]) %}}{}",
+            repeated("{% set n.x = [n.x[0][0:] * 1] %}").repeat(9)
+        ),
+        format!("{{{{ ([1]{})[0] }}}}", "[0:]".repeat(60_000)),
+        format!("{{{{ ([1]{})[0] }}}}", " * 1".repeat(60_000)),
+        format!("{{{{ 1{} }}}}", "~1".repeat(80_000)),
+        // Values that are stored by other statements than `set`.
+        nested("{% with a = a + a if a else [1] %}", "a ~ ''", "{% endwith %}")
+            .replace("a + a", "[a, a]"),
+        nested("{% for a in [a + a if a else [1]] %}", "a ~ ''", "{% endfor %}"),
+        "{% macro m(x) %}{{ m(x + x) }}{{ x ~ '' }}{% endmacro %}{{ m([]) }}".to_owned(),
+        "{% for a in [[1]] recursive %}{{ loop([a + a]) }}{% endfor %}".to_owned(),
+        // Values that contain themselves.
+        "{% set n = namespace() %}{% set n.x = n %}{{ n ~ '' }}".to_owned(),
+        "{% set n = namespace() %}{% set n.x = [n] %}{{ n ~ '' }}".to_owned(),
+        "{% set n = namespace() %}{% set m = namespace(x=n, y=n) %}{{ m }}".to_owned(),
+        // Texts.
+        "{% set x = 'a ' * 20000000 %}{{ x.split(' ') | length }}".to_owned(),
+        "{% set x = '\n' * 99999999 %}{{ x.splitlines() | length }}".to_owned(),
+        "{{ ('a' * 1000000).strip('b' * 999999 ~ 'a') }}".to_owned(),
+        "{{ ('a' * 1000000) | trim('b' * 999999 ~ 'a') }}".to_owned(),
+        "{{ ''.join(['a' * 1000000] * 100000) }}".to_owned(),
+        "{{ (['a' * 1000000] * 100000) | join }}".to_owned(),
+        "{{ ''.join('a' * 60000000) }}".to_owned(),
+        "{{ (['a'] * 100000) | tojson(separators=['b' * 1000000, ':']) }}".to_owned(),
+        "{{ ([[[1]]] * 100000) | tojson(indent='b' * 1000000) }}".to_owned(),
+        "{{ (['é' * 1000000] * 100000) | tojson(ensure_ascii=true) }}".to_owned(),
+        "{{ ('{0}' * 1000000).format('a' * 1000000) }}".to_owned(),
+        "{{ ('{:999999}' * 100000).format(*(['a'] * 100000)) }}".to_owned(),
+    ] {
+        assert_refused(&source);
+    }
+}
+
+/// Storing and repeating values does not change them.
+#[test]
+fn stored_values_stay_the_same() {
+    for (source, expected) in [
+        (
+            "{% set x = (1, 2) %}{{ x }}{{ x + (3,) }}{% set a, b = x %}{{ a }}{{ x == (1, 2) }}",
+            "(1, 2)(1, 2, 3)1True",
+        ),
+        (
+            "{% set x = [1] * 2 + [3] %}{{ x }}{{ x[1:] }}{{ x | length }}{{ x[::-1] | join('-') }}",
+            "[1, 1, 3][1, 3]33-1-1",
+        ),
+        (
+            "{% set x = {'b': 1, 'a': [2]} %}{{ x }}{{ x.a[0] }}{{ x | dictsort }}",
+            "{'b': 1, 'a': [2]}2[('a', [2]), ('b', 1)]",
+        ),
+        (
+            "{% set n = namespace({'a': 1}) %}{% set n.b = [2] %}{{ n.a }}{{ n.b }}{{ n.c is defined }}",
+            "1[2]False",
+        ),
+        ("{% set n = namespace() %}{% set n.a = 'x' * 3 %}{{ n.a.upper() }}", "XXX"),
+        (
+            "{% set x = [{'k': 1, 'v': 2}, {'k': 1, 'v': 3}] %}{% for g in x | groupby('k') %}{{ g.grouper }}{{ g.list | map(attribute='v') | list }}{% endfor %}",
+            "1[2, 3]",
+        ),
+        (
+            "{% macro m(a, b=[2]) %}{{ a }}{{ b }}{{ c is defined }}{% endmacro %}{{ m(1) }}{{ m([1], b=(3,)) }}",
+            "1[2]False[1](3,)False",
+        ),
+        (
+            "{% macro m() %}{{ caller([1] * 2) }}{% endmacro %}{% call(x) m() %}{{ x }}{% endcall %}",
+            "[1, 1]",
+        ),
+        (
+            "{% for x in [[1, [2]], [3]] recursive %}{{ x if x is number else loop(x) }}{% endfor %}",
+            "123",
+        ),
+        ("{% for k, v in {'a': 1}.items() %}{{ loop.length }}{{ k }}{{ v }}{% endfor %}", "1a1"),
+        ("{% with a = [1], b = 2 %}{{ a }}{{ b }}{% endwith %}", "[1]2"),
+        (
+            "{% set l = loop %}{% set u = undefined_name %}{{ l is defined }}{{ u is defined }}",
+            "FalseFalse",
+        ),
+        (
+            "{% set d = dict(a=1) %}{{ dict(**d) }}{{ 'a' in d }}{{ d == {'a': 1} }}{{ [d] == [{'a': 1}] }}",
+            "{'a': 1}TrueTrueTrue",
+        ),
+        (
+            "{{ messages[0] == messages[0] }}{{ messages[0].role in ['user'] }}{{ messages is sequence }}{{ messages[0] is mapping }}",
+            "TrueTrueTrueTrue",
+        ),
+    ] {
         let messages = [Message::text("user", "a")];
-        let compiled = ChatTemplate::compile(&source);
-        let is_refused = match &compiled {
-            Ok(template) => {
-                let (context, tokens) = (ChatContext::default(), SpecialTokens::default());
-                template.render(&messages, &context, &tokens, Ending::Complete).is_err()
-            }
-            Err(_) => true,
-        };
-        assert!(is_refused, "{}", &source[..source.len().min(80)]);
+        let (context, tokens) = (ChatContext::default(), SpecialTokens::default());
+        let template = ChatTemplate::compile(source).unwrap();
+        let rendered = template.render(&messages, &context, &tokens, Ending::Complete);
+        assert_eq!(rendered.map(|it| it.text), Ok(expected.to_owned()), "{source}");
     }
 }

@@ -203,8 +203,8 @@ pub struct ChatPlan {
     pub messages_field: Option<String>,
     /// The chat template; `None` for the tokenizer's own.
     pub chat_template: Option<TemplateSource>,
-    /// Whether only the answers of the assistant are learned.
-    pub assistant_only_loss: bool,
+    /// Whether only the answers of the assistant are learned, and how they are found.
+    pub assistant_only_loss: AssistantOnlyLoss,
     /// Whether only completions are learned; `None` for the default of each form of row.
     pub completion_only_loss: Option<bool>,
     /// How samples share a sequence.
@@ -214,6 +214,34 @@ pub struct ChatPlan {
     /// Whether rows that are not valid are left out. Job records of earlier versions do not have it.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub skip_invalid_rows: bool,
+}
+
+/// Whether only the answers of the assistant are learned, and how they are found.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum AssistantOnlyLoss {
+    /// All messages are learned (`false`).
+    #[default]
+    Off,
+    /// The chat template marks the answers, or TRL knows it (`true`).
+    Marked,
+    /// The template marks the answers, or they are found by rendering the turns (`"turns"`).
+    Turns,
+}
+
+impl AssistantOnlyLoss {
+    /// The name of [`Turns`](Self::Turns) in a job file.
+    pub const TURNS: &str = "turns";
+}
+
+/// Serializes the value as it is in a job file.
+impl Serialize for AssistantOnlyLoss {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Off => serializer.serialize_bool(false),
+            Self::Marked => serializer.serialize_bool(true),
+            Self::Turns => serializer.serialize_str(Self::TURNS),
+        }
+    }
 }
 
 /// The source of a chat template.

@@ -156,6 +156,8 @@ pub enum Trigger {
 pub enum Kind {
     /// `true` or `false`.
     Flag,
+    /// `true`, `false`, or this string, compared without regard to case.
+    FlagOr(&'static str),
     /// An integer in a range; `5e8` counts as an integer.
     Integer(Integers),
     /// A number of steps in a range, or a ratio above 0 and below 1 of the steps of the run.
@@ -333,6 +335,9 @@ impl Kind {
         let text = node.as_text();
         match self {
             Self::Flag => node.as_flag().is_some(),
+            Self::FlagOr(name) => {
+                node.as_flag().is_some() || text.is_some_and(|it| it.eq_ignore_ascii_case(name))
+            }
             Self::Integer(range) => integer_in(node, range),
             Self::Steps(range) => {
                 let is_ratio = node.as_real().is_some_and(|ratio| 0.0 < ratio && ratio < 1.0);
@@ -367,6 +372,7 @@ impl Kind {
         let one_for_both = |words: String| (words.clone(), words);
         match self {
             Self::Flag => words("flag", "true or false"),
+            Self::FlagOr(name) => (format!("flag or {name}"), format!("true, false or \"{name}\"")),
             Self::Integer(range) => one_for_both(range.to_string()),
             Self::Steps(range) => one_for_both(format!("{range}, or a ratio above 0 and below 1")),
             Self::Integers(range) => {
@@ -468,6 +474,7 @@ mod tests {
         let integer = Kind::Integer(integer_range);
         for (kind, good, bad) in [
             (Kind::Flag, &["true", "false"][..], &["1", "\"true\"", "null"][..]),
+            (Kind::FlagOr("turns"), &["true", "false", "\"Turns\""], &["1", "\"true\"", "null"]),
             (
                 integer,
                 &["0", "3", "3.0", "3e0"],

@@ -97,6 +97,9 @@ fn values(key: &Key) -> Value {
 fn kind(kind: &Kind) -> Value {
     match kind {
         Kind::Flag => json!({ "type": "boolean" }),
+        Kind::FlagOr(name) => json!({
+            "anyOf": [{ "type": "boolean" }, { "enum": [name] }, { "type": "string", "pattern": any_case(&[name]) }]
+        }),
         Kind::Integer(range) => integer(*range),
         Kind::Steps(range) => {
             let ratio = json!({ "type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1 });

@@ -32,6 +32,7 @@ use std::ops::Deref;
 
 use crate::choice::Choice;
 use crate::diagnosis::Site;
+use crate::job_plan::AssistantOnlyLoss;
 use crate::key::{Key, Kind, Literal};
 use crate::key_path::join;
 use crate::node::Node;
@@ -176,6 +177,11 @@ macro_rules! scalars {
 
 scalars! {
     [] bool: |node, _| node.as_flag(), Literal::Flag(flag) => Some(flag);
+    [] AssistantOnlyLoss: |node, _| Some(match node.as_flag() {
+        Some(false) => AssistantOnlyLoss::Off,
+        Some(true) => AssistantOnlyLoss::Marked,
+        None => AssistantOnlyLoss::Turns,
+    }), Literal::Flag(false) => Some(AssistantOnlyLoss::Off);
     [] i64: |node, _| node.as_integer(), Literal::Integer(integer) => Some(integer);
     [] usize: |node, _| as_count(node), Literal::Integer(integer) => Some(to_count(integer));
     [] StepCount: |node, _| match as_count(node) {

@@ -12,6 +12,7 @@
 use std::marker::PhantomData;
 
 use crate::choice::Choice;
+use crate::job_plan::AssistantOnlyLoss;
 pub(crate) use crate::key::Trigger::{AnyEnabled, Differs, Enabled, NotEmpty, NotOneOf, Present};
 use crate::key::{Key, Status, Trigger};
 pub(crate) use crate::key::{Kind, Literal, Variant};
@@ -102,6 +103,8 @@ constructors! {
     opt_split['a](): Option<&'a str> = Kind::Split, Literal::Null;
     /// A string or a list of strings; empty if it is not given.
     texts['a](): Vec<&'a str> = Kind::Texts, Literal::Null;
+    /// A flag, or the answers that are found by rendering turns.
+    answers(): AssistantOnlyLoss = Kind::FlagOr(AssistantOnlyLoss::TURNS), Literal::Flag(false);
     /// One of the names of `T`.
     choice[T: Choice](default: &'static str): T = Kind::Choice(T::NAMES), Literal::Text(default);
     /// One of the names of `T`, without a default.

@@ -8,7 +8,7 @@
 pub fn modelfile<'a>(file_name: &str, stop: impl IntoIterator<Item = &'a str>) -> String {
     let mut text = format!("FROM ./{file_name}\n");
     for token in stop {
-        // Quotes of three let the text contain a quote.
+        // Quotes of three let the text contain quotes, even three of them: a value ends at the end of a line.
         let quotes = if token.contains('"') { "\"\"\"" } else { "\"" };
         text.push_str(&format!("PARAMETER stop {quotes}{token}{quotes}\n"));
     }
@@ -25,5 +25,8 @@ mod tests {
         let expected =
             "FROM ./model.gguf\nPARAMETER stop \"<|im_end|>\"\nPARAMETER stop \"\"\"a\"b\"\"\"\n";
         assert_eq!(text, expected);
+        // Ollama reads the characters between the first and the last three quotes of the line.
+        let text = modelfile("model.gguf", ["a\"\"\"b\""]);
+        assert!(text.ends_with("\nPARAMETER stop \"\"\"a\"\"\"b\"\"\"\"\n"), "{text}");
     }
 }

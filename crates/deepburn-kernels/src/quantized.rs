@@ -144,7 +144,7 @@ pub enum Encoding {
     /// In flat order.
     Flat(BlockFormat),
     /// Row by row.
-    Rows(RowFormat),
+    ByRow(RowFormat),
 }
 
 impl Encoding {
@@ -152,7 +152,7 @@ impl Encoding {
     pub fn words(self, numel: usize) -> usize {
         match self {
             Self::Flat(format) => format.words(numel),
-            Self::Rows(format) => format.words(numel),
+            Self::ByRow(format) => format.words(numel),
         }
     }
 }
@@ -165,7 +165,7 @@ impl From<BlockFormat> for Encoding {
 
 impl From<RowFormat> for Encoding {
     fn from(format: RowFormat) -> Self {
-        Self::Rows(format)
+        Self::ByRow(format)
     }
 }
 
@@ -175,7 +175,7 @@ pub enum EncodedMatrix<'a> {
     /// In flat order.
     Flat(QuantizedSlice<'a>),
     /// Row by row.
-    Rows(EncodedRows<'a>),
+    ByRow(EncodedRows<'a>),
 }
 
 impl EncodedMatrix<'_> {
@@ -186,7 +186,7 @@ impl EncodedMatrix<'_> {
     pub fn decode<E: Element>(&self, start: usize, out: &mut [E]) {
         match self {
             Self::Flat(slice) => slice.decode(start, out),
-            Self::Rows(rows) => rows.decode(start, out),
+            Self::ByRow(rows) => rows.decode(start, out),
         }
     }
 }

@@ -123,8 +123,8 @@ impl HostBlocks {
                 let slice = QuantizedSlice::new(format, numel, cast_slice(&self.bytes));
                 EncodedMatrix::Flat(slice)
             }
-            Encoding::Rows(format) => {
-                EncodedMatrix::Rows(EncodedRows::new(format, self.shape, &self.bytes))
+            Encoding::ByRow(format) => {
+                EncodedMatrix::ByRow(EncodedRows::new(format, self.shape, &self.bytes))
             }
         }
     }

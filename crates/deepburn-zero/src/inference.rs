@@ -139,7 +139,7 @@ impl EncodedMatrix {
         device: B::Device,
     ) -> Parameter<B> {
         let Self { format, order, words } = self;
-        let (storage, count) = (Storage::Rows { format, order }, words.len());
+        let (storage, count) = (Storage::Encoded { format, order }, words.len());
         let data = TensorData::from_bytes(Bytes::from_elems(words), vec![count], DType::F32);
         let words = float_from_host::<B>(data, &device);
         let description = Description {

@@ -180,7 +180,7 @@ impl<B: Backend> Parameter<B> {
     /// in the type in which ops compute; `None` for other parameters.
     pub fn original_hash(&self) -> Option<[u8; 32]> {
         match self.description.storage {
-            Storage::Plain | Storage::Rows { .. } => None,
+            Storage::Plain | Storage::Encoded { .. } => None,
             Storage::Blocks { original, .. } => Some(original),
         }
     }

@@ -302,7 +302,7 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
         let (storage, partition) = (description.storage, description.partition);
         let in_type = |tensor| match storage {
             Storage::Plain => B::cast(tensor, FloatDType::from(description.dtype)),
-            Storage::Blocks { .. } | Storage::Rows { .. } => tensor,
+            Storage::Blocks { .. } | Storage::Encoded { .. } => tensor,
         };
         let ledger = self.ledger.clone();
         let Some(gatherer) = &self.gatherer else {

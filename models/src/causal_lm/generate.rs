@@ -6,7 +6,7 @@
 //! maximum length. This is checked before the first token is generated.
 //!
 //! A longer text need not be processed from its start: [`SeenTokens`] are what a generation has processed, and another one
-//! goes on from them if its prompt begins with the same tokens.
+//! continues from them if its prompt begins with the same tokens.
 //!
 //! [`Sampling`] describes how tokens are chosen. To stop at a text, stop the iteration.
 
@@ -179,7 +179,7 @@ pub struct SeenTokens<C> {
 }
 
 impl<C> SeenTokens<C> {
-    /// Returns whether `prompt` begins with these tokens and goes on.
+    /// Returns whether `prompt` begins with these tokens and is longer.
     fn begins(&self, prompt: &[u32]) -> bool {
         prompt.len() > self.tokens.len() && prompt.starts_with(&self.tokens)
     }
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_goes_on_from_the_tokens_that_were_seen() {
+    fn a_text_continues_from_the_tokens_that_were_seen() {
         let model = model();
         let all = |generation: Generation<'_, Flex, Gpt2<Flex>>| -> Vec<u32> {
             generation.map(Result::unwrap).collect()
@@ -329,7 +329,7 @@ mod tests {
         let generation = model.generate_after(seen.clone(), &longer, &options).unwrap();
         assert_eq!(generation.unseen, [new[3], 7, 2]);
         assert_eq!(all(generation), expected);
-        // Another text, and one that does not go on, start anew.
+        // Another text, and one that is not longer, start anew.
         for prompt in [&[3, 2, 5, 5, 5, 5, 5][..], &seen.tokens] {
             let generation = model.generate_after(seen.clone(), prompt, &options).unwrap();
             assert_eq!(generation.unseen, prompt);

@@ -77,8 +77,11 @@ fn trained(sample: &EncodedRow) -> String {
     sample.labels().flatten().map(|id| Characters.token_text(id)).collect()
 }
 
-const ASSISTANT_ONLY: EncodeOptions =
-    EncodeOptions { completion_only_loss: None, assistant_only_loss: true, max_length: None };
+const ASSISTANT_ONLY: EncodeOptions = EncodeOptions {
+    completion_only_loss: None,
+    assistant_only_loss: AssistantOnlyLoss::Turns,
+    max_length: None,
+};
 
 #[test]
 fn assistant_turns_are_trained() {

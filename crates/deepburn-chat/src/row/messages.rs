@@ -66,6 +66,7 @@ fn message(value: &Value, field: &str, extra: &[String], notes: &mut Notes) -> R
     fields.retain(|_, value| !value.is_null());
     if fields.contains_key("from") && !fields.contains_key("role") {
         rename(&mut fields, field)?;
+        notes.converted_messages = true;
     }
     check_names(&fields, field, extra)?;
     let role = match fields.get("role") {

@@ -45,6 +45,10 @@ pub struct Notes {
     /// Arguments of tool calls were JSON text, as in OpenAI's format, and were parsed. Templates would quote the text
     /// again.
     pub parsed_arguments: bool,
+    /// The messages are not in the columns and fields that TRL reads, but in the form of ShareGPT or Alpaca.
+    pub converted_messages: bool,
+    /// A column that only chat templates read, in a row of texts, which have no template.
+    pub unread_column: Option<&'static str>,
     /// The prompt was taken from the common start of `chosen` and `rejected`.
     pub implicit_prompt: bool,
 }
@@ -84,8 +88,9 @@ impl RowReader {
             NestedNulls::Remove => without_nulls(row.clone()),
         };
         let row = fields(&row)?;
-        let mut notes = Notes::default();
-        let row = match self.format {
+        let is_converted = matches!(self.format, RowFormat::Conversations | RowFormat::Alpaca);
+        let mut notes = Notes { converted_messages: is_converted, ..Notes::default() };
+        let read = match self.format {
             RowFormat::Text => Row::Text(text(row, "text")?),
             RowFormat::Messages => self.chat(row, "messages", &mut notes)?,
             RowFormat::Conversations => self.chat(row, "conversations", &mut notes)?,
@@ -93,7 +98,10 @@ impl RowReader {
             RowFormat::Alpaca => alpaca(row)?,
             RowFormat::Preference => self.preference(row, &mut notes)?,
         };
-        Ok(ReadRow { row, notes })
+        if matches!(read, Row::Text(_) | Row::Completion { .. } | Row::Preference { .. }) {
+            notes.unread_column = CONTEXT.into_iter().find(|name| has_context(row, name));
+        }
+        Ok(ReadRow { row: read, notes })
     }
 
     fn messages(
@@ -174,6 +182,19 @@ fn fields(row: &Value) -> Result<&Map<String, Value>> {
     row.as_object().ok_or_else(|| {
         ChatError::Format(format!("the row is {}, but it must be an object", found(row)))
     })
+}
+
+/// The columns that a template reads besides the messages.
+const CONTEXT: [&str; 3] = ["chat_template_kwargs", "tools", "documents"];
+
+/// Returns whether a column has a value that is not empty.
+fn has_context(row: &Map<String, Value>, name: &str) -> bool {
+    match column(row, name) {
+        None => false,
+        Some(Value::Object(fields)) => !fields.is_empty(),
+        Some(Value::Array(items)) => !items.is_empty(),
+        Some(_) => true,
+    }
 }
 
 /// Reads the columns that a template reads besides the messages.

@@ -24,6 +24,25 @@ fn texts(messages: &[Message]) -> Vec<(&str, &str)> {
 }
 
 #[test]
+fn columns_of_templates_are_noted_beside_texts() {
+    let read = |row: Value| RowReader::of_row(&row).unwrap().read(&row).unwrap().notes;
+    let kwargs = json!({"a": true});
+    for row in [
+        json!({"text": "a", "chat_template_kwargs": kwargs}),
+        json!({"prompt": "a", "completion": "b", "chat_template_kwargs": kwargs}),
+        json!({"prompt": "a", "chosen": "b", "rejected": "c", "chat_template_kwargs": kwargs}),
+    ] {
+        assert_eq!(read(row).unread_column, Some("chat_template_kwargs"));
+    }
+    assert_eq!(read(json!({"text": "a", "tools": [{}]})).unread_column, Some("tools"));
+    let empty = json!({"text": "a", "tools": [], "chat_template_kwargs": {}, "documents": null});
+    assert_eq!(read(empty).unread_column, None);
+    let messages = json!([{"role": "user", "content": "a"}]);
+    let chat = json!({"messages": messages, "chat_template_kwargs": kwargs});
+    assert_eq!(read(chat).unread_column, None);
+}
+
+#[test]
 fn senders_become_roles() {
     let turns =
         json!([{"from": "human", "value": "a"}, {"from": "gpt", "value": "b", "weight": null}]);

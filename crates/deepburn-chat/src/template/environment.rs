@@ -5,13 +5,14 @@ use std::fmt::Write;
 use chrono::NaiveDateTime;
 use chrono::format::{Item, StrftimeItems};
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Value, ValueKind};
+use minijinja::value::{Value, ValueKind, from_args};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, State, UndefinedBehavior};
 use minijinja_contrib::pycompat;
 
+use super::counted::{attribute, counted, iterable, namespace};
 use super::python_json::tojson;
 use super::python_text::text_of;
-use super::tags::{GENERATION, ITERABLE};
+use super::tags::{COUNTED, COUNTED_ATTRIBUTE, GENERATION, ITERABLE};
 
 /// The maximum work of a template, in steps of minijinja: an instruction, or 64 bytes of text. A chat of a million
 /// tokens needs less.
@@ -46,8 +47,17 @@ pub(super) fn environment(now: NaiveDateTime) -> Result<Environment<'static>, Er
     environment.add_test("iterable", |value: &Value| value.is_undefined() || is_sequence(value));
     environment.add_filter(GENERATION, mark_generated);
     environment.add_filter(ITERABLE, iterable);
-    environment.add_function("raise_exception", |message: &Value| -> Result<Value, Error> {
-        Err(Error::new(ErrorKind::InvalidOperation, format!("{RAISED}{message}")))
+    environment.add_filter(COUNTED, counted);
+    environment.add_filter(COUNTED_ATTRIBUTE, attribute);
+    // Jinja2 does not have the others, and prints other text with `pprint`.
+    for name in ["chain", "lines", "pprint", "split", "zip"] {
+        environment.remove_filter(name);
+    }
+    environment.remove_global("debug");
+    environment.add_function("namespace", namespace);
+    environment.add_function("raise_exception", |state: &State, message: &Value| {
+        let message = format!("{RAISED}{}", text_of(state, message)?);
+        Err::<Value, _>(Error::new(ErrorKind::InvalidOperation, message))
     });
     environment.add_function("strftime_now", move |format: &str| strftime(now, format));
     Ok(environment)
@@ -75,16 +85,6 @@ fn mark_generated(state: &State, text: String) -> String {
     }
 }
 
-/// Python does not iterate over `None`; minijinja does.
-fn iterable(value: Value) -> Result<Value, Error> {
-    match value.kind() {
-        ValueKind::None => {
-            Err(Error::new(ErrorKind::InvalidOperation, "'NoneType' object is not iterable"))
-        }
-        _ => Ok(value),
-    }
-}
-
 /// White space of Python: Unicode's, and the four separators of ASCII.
 fn is_space(char: char) -> bool {
     char.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&char)
@@ -93,6 +93,7 @@ fn is_space(char: char) -> bool {
 /// The filter `trim`, with Python's white space.
 fn trim(state: &State, value: &Value, chars: Option<&str>) -> Result<String, Error> {
     let text = text_of(state, value)?;
+    state.consume_fuel(trimming_steps(&text, chars.unwrap_or_default()))?;
     Ok(match chars {
         Some(chars) => text.trim_matches(|it| chars.contains(it)).to_owned(),
         None => text.trim_matches(is_space).to_owned(),
@@ -110,20 +111,80 @@ fn method(state: &mut State, value: &Value, name: &str, args: &[Value]) -> Resul
             _ => {}
         }
     }
-    if let Some(text) = value.as_str().filter(|text| name == "format" && has_large_width(text)) {
-        // The text would be allocated before its length counts as work.
-        let reason =
-            format!("the format `{text}` has a number of more than {MAX_WIDTH_DIGITS} digits");
-        return Err(Error::new(ErrorKind::InvalidOperation, reason));
+    if let Some(text) = value.as_str() {
+        if name == "join" {
+            return join(state, text, args);
+        }
+        state.consume_fuel(method_steps(text, name, args)?)?;
     }
     pycompat::unknown_method_callback(state, value, name, args)
 }
 
-/// Returns whether a replacement field of a format has a number with too many digits.
-fn has_large_width(format: &str) -> bool {
+/// The method `join` of a text, which also counts the work of reading the items.
+fn join(state: &State, separator: &str, args: &[Value]) -> Result<Value, Error> {
+    let (items,): (&Value,) = from_args(args)?;
+    let mut joined = String::new();
+    for (index, item) in items.try_iter()?.checked().enumerate() {
+        let start = joined.len();
+        joined.push_str(if index > 0 { separator } else { "" });
+        joined.push_str(&text_of(state, &item?)?);
+        state.consume_fuel(1 + steps(joined.len() - start))?;
+    }
+    Ok(Value::from(joined))
+}
+
+/// Returns the steps of a method of a text, without those that minijinja counts: of the text and the result.
+fn method_steps(text: &str, name: &str, args: &[Value]) -> Result<u64, Error> {
+    let texts = || args.iter().filter_map(Value::as_str);
+    let read: usize = texts().map(str::len).sum();
+    let first = texts().next();
+    Ok(steps(read)
+        + match name {
+            "split" => part_steps(match first {
+                Some("") | None => text.len(),
+                Some(separator) => text.matches(separator).count(),
+            }),
+            "splitlines" => part_steps(text.matches('\n').count()),
+            "strip" | "lstrip" | "rstrip" => trimming_steps(text, first.unwrap_or_default()),
+            "format" => {
+                let fields = text.matches('{').count();
+                steps(fields.saturating_mul(read.saturating_add(largest_width(text)?)))
+            }
+            _ => 0,
+        })
+}
+
+/// Returns the steps of reading or writing a text.
+fn steps(bytes: usize) -> u64 {
+    bytes as u64 / 64
+}
+
+/// Returns the steps of a list of texts. A short text needs more memory than its bytes.
+fn part_steps(parts: usize) -> u64 {
+    2 * parts as u64
+}
+
+/// Returns the steps of comparing the characters at the ends of a text with all of `chars`.
+fn trimming_steps(text: &str, chars: &str) -> u64 {
+    steps(text.len().saturating_mul(chars.len()))
+}
+
+/// Returns the largest width or precision of a format.
+fn largest_width(format: &str) -> Result<usize, Error> {
     let fields = format.split('{').skip(1).filter_map(|it| it.split('}').next());
-    let mut numbers = fields.flat_map(|field| field.split(|it: char| !it.is_ascii_digit()));
-    numbers.any(|digits| digits.len() > MAX_WIDTH_DIGITS)
+    let numbers = fields.flat_map(|field| field.split(|it: char| !it.is_ascii_digit()));
+    let mut largest = 0;
+    for digits in numbers.filter(|it| !it.is_empty()) {
+        if digits.len() > MAX_WIDTH_DIGITS {
+            // The text would be allocated before its length counts as work.
+            let reason = format!(
+                "the format `{format}` has a number of more than {MAX_WIDTH_DIGITS} digits"
+            );
+            return Err(Error::new(ErrorKind::InvalidOperation, reason));
+        }
+        largest = largest.max(digits.parse().unwrap_or(0));
+    }
+    Ok(largest)
 }
 
 /// Directives of `strftime` whose output does not depend on the locale, the platform or the time zone.

@@ -88,16 +88,22 @@ impl Style {
             ValueKind::None => text.push_str("null"),
             ValueKind::Bool => text.push_str(if value.is_true() { "true" } else { "false" }),
             ValueKind::Number => text.push_str(&number(value)),
-            ValueKind::String => self.string(value.as_str().unwrap_or_default(), text),
+            ValueKind::String => {
+                let string = value.as_str().unwrap_or_default();
+                // An escaped character is several times as long.
+                let bytes_of_step = if self.ascii { 16 } else { 64 };
+                state.consume_fuel(string.len() as u64 / bytes_of_step)?;
+                self.string(string, text);
+            }
             ValueKind::Seq | ValueKind::Iterable => {
                 text.push('[');
                 let mut is_empty = true;
                 for item in value.try_iter()? {
-                    self.separate(is_empty, depth + 1, text);
+                    self.separate(state, is_empty, depth + 1, text)?;
                     is_empty = false;
                     self.write(state, &item, depth + 1, text)?;
                 }
-                self.close(is_empty, depth, ']', text);
+                self.close(state, is_empty, depth, ']', text)?;
             }
             ValueKind::Map => {
                 text.push('{');
@@ -106,12 +112,13 @@ impl Style {
                     keys.sort();
                 }
                 for (index, key) in keys.iter().enumerate() {
-                    self.separate(index == 0, depth + 1, text);
+                    self.separate(state, index == 0, depth + 1, text)?;
                     self.key(key, text)?;
+                    state.consume_fuel(self.separators.1.len() as u64 / 64)?;
                     text.push_str(&self.separators.1);
                     self.write(state, &value.get_item(key)?, depth + 1, text)?;
                 }
-                self.close(keys.is_empty(), depth, '}', text);
+                self.close(state, keys.is_empty(), depth, '}', text)?;
             }
             ValueKind::Undefined => {
                 return Err(invalid("Object of type Undefined is not JSON serializable"));
@@ -135,25 +142,42 @@ impl Style {
         Ok(())
     }
 
-    fn separate(&self, is_first: bool, depth: usize, text: &mut String) {
+    fn separate(
+        &self,
+        state: &State,
+        is_first: bool,
+        depth: usize,
+        text: &mut String,
+    ) -> Result<(), Error> {
         if !is_first {
+            state.consume_fuel(self.separators.0.len() as u64 / 64)?;
             text.push_str(&self.separators.0);
         }
-        self.break_line(depth, text);
+        self.break_line(state, depth, text)
     }
 
-    fn close(&self, is_empty: bool, depth: usize, bracket: char, text: &mut String) {
+    fn close(
+        &self,
+        state: &State,
+        is_empty: bool,
+        depth: usize,
+        bracket: char,
+        text: &mut String,
+    ) -> Result<(), Error> {
         if !is_empty {
-            self.break_line(depth, text);
+            self.break_line(state, depth, text)?;
         }
         text.push(bracket);
+        Ok(())
     }
 
-    fn break_line(&self, depth: usize, text: &mut String) {
+    fn break_line(&self, state: &State, depth: usize, text: &mut String) -> Result<(), Error> {
         if let Some(indent) = &self.indent {
+            state.consume_fuel((indent.len() * depth) as u64 / 64)?;
             text.push('\n');
             (0..depth).for_each(|_| text.push_str(indent));
         }
+        Ok(())
     }
 
     fn string(&self, string: &str, text: &mut String) {

@@ -79,6 +79,8 @@ impl ChatTemplates {
         if sources.is_empty() {
             sources = of_config(&read_json(&folder.join(CONFIG))?)?;
         }
+        // A template without text would print no message.
+        sources.retain(|_, source| !source.trim().is_empty());
         match sources.is_empty() {
             true => Ok(None),
             false => Self::compile(sources, day).map(Some),
@@ -257,6 +259,15 @@ mod tests {
         fs::write(folder.path().join(FILE), source).unwrap();
         let templates = ChatTemplates::of_folder(folder.path(), day).unwrap();
         assert_eq!(rendered(&templates, false), "04 Jul 2026");
+    }
+
+    #[test]
+    fn templates_without_text_are_none() {
+        let folder = deepburn_fuzz::scratch_folder();
+        for (name, text) in [(FILE, "\n"), (CONFIG, r#"{"chat_template": ""}"#)] {
+            fs::write(folder.path().join(name), text).unwrap();
+            assert!(ChatTemplates::find(folder.path(), Day::today()).unwrap().is_none());
+        }
     }
 
     #[test]

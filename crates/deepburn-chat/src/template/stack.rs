@@ -2,6 +2,8 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use super::environment::MAX_STEPS;
+use super::work::UsedUp;
 use crate::{ChatError, Result};
 
 /// The size of the stack. The deepest value that [`MAX_STEPS`](super::MAX_STEPS) allow needs less than half of it.
@@ -11,12 +13,13 @@ const STACK_BYTES: usize = 256 << 20;
 /// whose own stack is large enough.
 ///
 /// # Errors
-/// Returns [`ChatError::Render`] if `work` panics, or if the stack cannot be allocated.
+/// Returns [`ChatError::TooMuchWork`] if a template uses up its work, and [`ChatError::Render`] if `work` panics, or if
+/// the stack cannot be allocated.
 pub(crate) fn on_large_stack<T>(work: impl FnOnce() -> T) -> Result<T> {
     let on_stack = || stacker::maybe_grow(STACK_BYTES / 2, STACK_BYTES, work);
-    catch_unwind(AssertUnwindSafe(on_stack)).map_err(|_| ChatError::Render {
-        line: 0,
-        reason: "the template engine panicked".to_owned(),
+    catch_unwind(AssertUnwindSafe(on_stack)).map_err(|payload| match payload.is::<UsedUp>() {
+        true => ChatError::TooMuchWork { line: 0, limit: MAX_STEPS },
+        false => ChatError::Render { line: 0, reason: "the template engine panicked".to_owned() },
     })
 }
 

@@ -4,14 +4,26 @@
 //!   words inside the tag change, so whitespace control stays the same. The `with` block inside it has a scope of its
 //!   own, as the extension's macro has.
 //! - `{% for x in y %}` checks that `y` is not `none`, over which Python does not iterate.
+//! - Values that are stored are counted (`counted.rs`): in `{% set %}`, `{% with %}`, and by macros and loops, as are
+//!   values that `*` repeats.
 //!
 //! Comments, `raw` blocks, and strings inside tags are skipped. Line numbers stay the same.
+
+use std::ops::Range;
+
+use super::expression::{Kind, Token, tokens, weight, with_filtered_products};
 
 /// The name of the filter that marks generated text.
 pub(super) const GENERATION: &str = "__deepburn_generation";
 
 /// The name of the filter that rejects `none`.
 pub(super) const ITERABLE: &str = "__deepburn_iterable";
+
+/// The filter of values that are stored or repeated.
+pub(super) const COUNTED: &str = "__deepburn_counted";
+
+/// The filter of values that become attributes of a namespace.
+pub(super) const COUNTED_ATTRIBUTE: &str = "__deepburn_counted_attribute";
 
 /// A template with rewritten tags.
 #[derive(Debug, PartialEq, Eq)]
@@ -20,46 +32,97 @@ pub(super) struct Rewritten {
     pub(super) source: String,
     /// Whether it has a `generation` tag.
     pub(super) marks_generation: bool,
+    /// The [weight] of its heaviest tag.
+    pub(super) heaviest: usize,
 }
 
 /// Rewrites the tags of `source`.
 pub(super) fn rewrite(source: &str) -> Rewritten {
-    let mut marks_generation = false;
-    let source = with_statements(source, |open, body, close| match body.trim() {
-        "generation" => {
-            marks_generation = true;
-            Some(format!("{{%{open} filter {GENERATION} %}}{{% with {close}%}}"))
+    let (mut marks_generation, mut heaviest) = (false, 0);
+    let source = with_tags(source, |tag| {
+        let Tag { open, body, close, .. } = tag;
+        heaviest = heaviest.max(weight(body));
+        let counted = with_filtered_products(body, COUNTED);
+        if tag.is_output() {
+            return counted.map(|body| format!("{{{{{open}{body}{close}}}}}"));
         }
-        "endgeneration" => Some(format!("{{%{open} endwith %}}{{% endfilter {close}%}}")),
-        _ => iterated(body).map(|(start, end)| {
-            format!(
-                "{{%{open}{} ({})|{ITERABLE} {}{close}%}}",
-                &body[..start],
-                &body[start..end],
-                &body[end..]
-            )
-        }),
+        match body.trim() {
+            "generation" => {
+                marks_generation = true;
+                return Some(format!("{{%{open} filter {GENERATION} %}}{{% with {close}%}}"));
+            }
+            "endgeneration" => {
+                return Some(format!("{{%{open} endwith %}}{{% endfilter {close}%}}"));
+            }
+            _ => {}
+        }
+        let body = counted.as_deref().unwrap_or(body);
+        match with_counted_values(body) {
+            Some((body, names)) => {
+                let sets = names.iter().map(|it| format!("%}}{{% set {it} = {it}|{COUNTED} "));
+                Some(format!("{{%{open}{body}{}{close}%}}", sets.collect::<String>()))
+            }
+            None => counted.as_ref().map(|body| format!("{{%{open}{body}{close}%}}")),
+        }
     });
-    Rewritten { source, marks_generation }
+    Rewritten { source, marks_generation, heaviest }
+}
+
+/// Returns the body of a statement that stores values, with the filters that count them, and the names of variables to
+/// filter after it; `None` for other statements.
+fn with_counted_values(body: &str) -> Option<(String, Vec<&str>)> {
+    let tokens = tokens(body);
+    let filtered = |range: Range<usize>, filter: &str| {
+        let [before, value, after] =
+            [&body[..range.start], &body[range.clone()], &body[range.end..]];
+        format!("{before} ({value})|{filter} {after}")
+    };
+    match tokens.first()?.text {
+        "for" => {
+            let keyword = tokens.iter().position(|it| it.is_word("in"))?;
+            let value = iterated(body, &tokens[keyword..])?;
+            let is_recursive = tokens.iter().any(|it| it.is_word("recursive"));
+            let targets =
+                tokens[1..keyword].iter().filter(|it| it.kind == Kind::Word && is_recursive);
+            Some((filtered(value, ITERABLE), targets.map(|it| it.text).collect()))
+        }
+        "set" => {
+            let equals = tokens.iter().position(|it| it.is_symbol("="))?;
+            let is_attribute = tokens[..equals].iter().any(|it| it.text == ".");
+            let filter = if is_attribute { COUNTED_ATTRIBUTE } else { COUNTED };
+            let value = tokens[equals].end()..body.len();
+            (!body[value.clone()].trim().is_empty()).then(|| (filtered(value, filter), Vec::new()))
+        }
+        "with" => {
+            let names = tokens.windows(2).filter(|it| it[1].is_symbol("="));
+            Some((body.to_owned(), names.map(|it| it[0].text).collect()))
+        }
+        "macro" | "call" => {
+            let open = tokens.iter().position(|it| it.kind == Kind::Open)?;
+            let is_declaration = tokens[0].text == "macro" || open == 1;
+            let parameters = tokens[open..].windows(2).take_while(|it| it[1].depth > 0);
+            let names = parameters.filter(|it| it[0].depth <= 1 && matches!(it[0].text, "(" | ","));
+            let names = names.filter(|it| it[1].kind == Kind::Word && it[1].depth == 1);
+            let names = names.map(|it| it[1].text).collect();
+            is_declaration.then(|| (body.to_owned(), names))
+        }
+        _ => None,
+    }
 }
 
 /// Returns `source` without `generation` tags, for programs that do not know them. A condition that is always true takes
 /// their place, because a statement removes spaces and line ends around it. Variables that are set inside are visible
 /// after it.
 pub(super) fn without_generation(source: &str) -> String {
-    with_statements(source, |open, body, close| match body.trim() {
-        "generation" => Some(format!("{{%{open} if true {close}%}}")),
-        "endgeneration" => Some(format!("{{%{open} endif {close}%}}")),
+    with_tags(source, |Tag { opening, open, body, close }| match (*opening, body.trim()) {
+        ("{%", "generation") => Some(format!("{{%{open} if true {close}%}}")),
+        ("{%", "endgeneration") => Some(format!("{{%{open} endif {close}%}}")),
         _ => None,
     })
 }
 
-/// Returns `source` with other statements. `replace` gets the mark of whitespace control at the start of a statement, its
-/// body, and the mark at its end; it returns `None` to keep the statement.
-fn with_statements(
-    source: &str,
-    mut replace: impl FnMut(&str, &str, &str) -> Option<String>,
-) -> String {
+/// Returns `source` with other tags. `replace` returns `None` to keep a tag.
+fn with_tags(source: &str, mut replace: impl FnMut(&Tag<'_>) -> Option<String>) -> String {
     let mut written = String::new();
     let mut rest = source;
     while let Some(start) = next_opening(rest) {
@@ -71,18 +134,16 @@ fn with_statements(
             _ => raw_length(rest).or_else(|| tag_length(rest, "%}")),
         };
         // An unclosed tag is reported by the parser.
-        let (tag, after) = rest.split_at(length.unwrap_or(rest.len()));
-        match statement(tag).and_then(|[open, body, close]| {
-            let replaced = replace(open, body, close)?;
-            Some((replaced, close.len() + 2))
-        }) {
+        let (text, after) = rest.split_at(length.unwrap_or(rest.len()));
+        let tag = Tag::read(text);
+        match tag.as_ref().and_then(|tag| Some((replace(tag)?, tag.close.len() + 2))) {
             Some((replaced, end)) => {
                 // The lines of the tag stay, so that errors name the right line.
-                let lost = newlines(tag).saturating_sub(newlines(&replaced));
+                let lost = newlines(text).saturating_sub(newlines(&replaced));
                 let (inner, end) = replaced.split_at(replaced.len() - end);
                 written.extend([inner, &"\n".repeat(lost), end]);
             }
-            None => written.push_str(tag),
+            None => written.push_str(text),
         }
         rest = after;
     }
@@ -90,12 +151,40 @@ fn with_statements(
     written
 }
 
-/// Returns the parts of a statement: the mark of whitespace control at its start, its body, and the mark at its end.
-fn statement(tag: &str) -> Option<[&str; 3]> {
-    let inner = tag.strip_prefix("{%")?.strip_suffix("%}")?;
-    let open = inner.len() - inner.trim_start_matches(['-', '+']).len();
-    let close = inner.trim_end_matches(['-', '+']).len().max(open);
-    Some([&inner[..open], &inner[open..close], &inner[close..]])
+/// A tag with a statement or an expression.
+struct Tag<'a> {
+    /// `{%` or `{{`.
+    opening: &'a str,
+    /// The mark of whitespace control at its start.
+    open: &'a str,
+    /// The statement or the expression.
+    body: &'a str,
+    /// The mark of whitespace control at its end.
+    close: &'a str,
+}
+
+impl<'a> Tag<'a> {
+    fn read(tag: &'a str) -> Option<Self> {
+        let (opening, inner) = tag.split_at_checked(2)?;
+        let inner = match opening {
+            "{%" => inner.strip_suffix("%}")?,
+            "{{" => inner.strip_suffix("}}")?,
+            _ => return None,
+        };
+        let open = inner.len() - inner.trim_start_matches(['-', '+']).len();
+        let close = inner.trim_end_matches(['-', '+']).len().max(open);
+        Some(Self {
+            opening,
+            open: &inner[..open],
+            body: &inner[open..close],
+            close: &inner[close..],
+        })
+    }
+
+    /// Returns whether the tag prints an expression.
+    fn is_output(&self) -> bool {
+        self.opening == "{{"
+    }
 }
 
 fn newlines(text: &str) -> usize {
@@ -182,43 +271,14 @@ fn raw_length(text: &str) -> Option<usize> {
     }
 }
 
-/// Returns the range of the iterated expression in the body of a `for` tag.
+/// Returns the range of the iterated expression in the body of a `for` tag. `tokens` begin with the keyword `in`.
 ///
 /// In Jinja2, the expression ends at a condition (`if`) or at `recursive`, outside of brackets and strings.
-fn iterated(body: &str) -> Option<(usize, usize)> {
-    let mut words = words(body);
-    if words.next()? != (body.len() - body.trim_start().len(), "for") {
-        return None;
-    }
-    let (keyword, _) = words.by_ref().find(|(_, word)| *word == "in")?;
-    let start = keyword + 2;
-    let end = words.find(|(_, word)| matches!(*word, "if" | "recursive"));
-    let end = end.map_or(body.len(), |(end, _)| end);
-    (!body[start..end].trim().is_empty()).then_some((start, end))
-}
-
-/// Returns the words of an expression that are outside of strings and brackets, with their positions.
-fn words(body: &str) -> impl Iterator<Item = (usize, &str)> {
-    let bytes = body.as_bytes();
-    let (mut index, mut nesting) = (0, Nesting::default());
-    std::iter::from_fn(move || {
-        while index < bytes.len() {
-            let start = index;
-            index += 1;
-            if nesting.is_outside() && is_word(bytes[start]) {
-                while index < bytes.len() && is_word(bytes[index]) {
-                    index += 1;
-                }
-                return Some((start, &body[start..index]));
-            }
-            nesting.pass(bytes[start]);
-        }
-        None
-    })
-}
-
-fn is_word(byte: u8) -> bool {
-    byte.is_ascii_alphanumeric() || byte == b'_' || !byte.is_ascii()
+fn iterated(body: &str, tokens: &[Token<'_>]) -> Option<Range<usize>> {
+    let start = tokens.first()?.end();
+    let end = tokens.iter().find(|it| it.is_word("if") || it.is_word("recursive"));
+    let end = end.map_or(body.len(), |it| it.start);
+    (!body[start..end].trim().is_empty()).then_some(start..end)
 }
 
 #[cfg(test)]
@@ -231,7 +291,7 @@ mod tests {
         let expected = format!(
             "a{{%- filter {GENERATION} %}}{{% with -%}}b{{%+ endwith %}}{{% endfilter %}}c"
         );
-        assert_eq!(it, Rewritten { source: expected, marks_generation: true });
+        assert_eq!(it, Rewritten { source: expected, marks_generation: true, heaviest: 1 });
     }
 
     #[test]
@@ -248,13 +308,14 @@ mod tests {
             "{# {% generation %} #}",
             "{{ '{% generation %}' }}",
             "{% raw %}{% generation %}{% for a in b %}{%- endraw -%}",
-            "{{ {'a': {'b': 1}} }}{% set x = '%}' %}",
-            "{% set for_in = 1 %}{% if a in b %}{",
+            "{{ {'a': {'b': 1}} }}{% if '%}' %}",
+            "{% do for_in(1) %}{% if a in b %}{",
             "{% unclosed '",
             "{%} {% raw %} {%}",
             "{",
         ] {
-            assert_eq!(rewrite(text), Rewritten { source: text.into(), marks_generation: false });
+            let it = rewrite(text);
+            assert_eq!((it.source.as_str(), it.marks_generation), (text, false));
             assert_eq!(without_generation(text), text);
         }
     }
@@ -268,12 +329,34 @@ mod tests {
             of("{% for a in [x if y else z] if a %}"),
             "{% for a in ( [x if y else z] )|i if a %}"
         );
-        assert_eq!(
-            of("{% for a in 'in if' recursive %}"),
-            "{% for a in ( 'in if' )|i recursive %}"
-        );
+        assert_eq!(of("{% for a in 'in if' if b %}"), "{% for a in ( 'in if' )|i if b %}");
         assert_eq!(of("{% for a in 1, 2 %}"), "{% for a in ( 1, 2 )|i %}");
         assert_eq!(of("{%\nfor a in\n b %}"), "{%\nfor a in (\n b )|i %}");
+    }
+
+    #[test]
+    fn stored_values_are_counted() {
+        let of =
+            |text: &str| rewrite(text).source.replace(COUNTED_ATTRIBUTE, "n").replace(COUNTED, "c");
+        assert_eq!(of("{%- set a = b == 1 -%}"), "{%- set a = ( b == 1 )|c -%}");
+        assert_eq!(of("{% set a, b = 1, 2 %}"), "{% set a, b = ( 1, 2 )|c %}");
+        assert_eq!(of("{% set n.a = b * c %}"), "{% set n.a = ( b|c * c|c )|n %}");
+        assert_eq!(of("{% set a %}{% set b | upper %}"), "{% set a %}{% set b | upper %}");
+        assert_eq!(
+            of("{% macro m(a, b=f(c, d=1)) -%}"),
+            "{% macro m(a, b=f(c, d=1)) %}{% set a = a|c %}{% set b = b|c -%}"
+        );
+        assert_eq!(of("{% call(a) m(b) %}"), "{% call(a) m(b) %}{% set a = a|c %}");
+        assert_eq!(of("{% call m(b) %}{% macro m() %}"), "{% call m(b) %}{% macro m() %}");
+        assert_eq!(
+            of("{%- with a = b, c = f(d=1) %}"),
+            "{%- with a = b, c = f(d=1) %}{% set a = a|c %}{% set c = c|c %}"
+        );
+        assert_eq!(
+            of("{% for a, b in c recursive %}").replace(ITERABLE, "i"),
+            "{% for a, b in ( c )|i recursive %}{% set a = a|c %}{% set b = b|c %}"
+        );
+        assert_eq!(of("{{- a * b -}}"), "{{- a|c * b|c -}}");
     }
 
     #[test]

@@ -171,3 +171,21 @@ fn tokenizes_and_masks_like_transformers() {
     }
     assert_eq!((ids, masks), (253, 253));
 }
+
+/// TRL has marked versions of the templates whose names it knows.
+#[test]
+fn templates_that_trl_knows_are_recognized() {
+    let Some(golden) = golden() else { return };
+    let (mut known, mut unknown) = (0, 0);
+    for entry in fs::read_dir(golden.join("sft/templates")).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_stem().unwrap().to_str().unwrap().to_owned();
+        let template = ChatTemplate::compile(&fs::read_to_string(&path).unwrap()).unwrap();
+        // TRL 1.16 has more marked versions than the folder.
+        let marked = golden.join(format!("sft/templates/{name}_training.jinja"));
+        let is_known = name.ends_with("_training") || marked.exists() || name == "trl_phi3_5";
+        assert_eq!(template.is_trained_by_trl(), is_known, "{name}");
+        if is_known { known += 1 } else { unknown += 1 }
+    }
+    assert!(known > 10 && unknown > 3, "{known} {unknown}");
+}

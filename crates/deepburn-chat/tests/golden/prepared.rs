@@ -4,8 +4,8 @@ use std::fs;
 use std::path::Path;
 
 use deepburn_chat::{
-    ChatTemplates, Day, EncodeOptions, EncodedRow, NestedNulls, Row, RowEncoder, RowReader,
-    SpecialTokens,
+    AssistantOnlyLoss, ChatTemplates, Day, EncodeOptions, EncodedRow, NestedNulls, Row, RowEncoder,
+    RowReader, SpecialTokens,
 };
 use serde_json::{Value, json};
 
@@ -38,7 +38,10 @@ fn options(trace: &Value) -> EncodeOptions {
         options.get("max_length").map_or(Some(1024), |it| it.as_u64().map(|it| it as usize));
     EncodeOptions {
         completion_only_loss: options["completion_only_loss"].as_bool(),
-        assistant_only_loss: options["assistant_only_loss"] == true,
+        assistant_only_loss: match options["assistant_only_loss"] == true {
+            true => AssistantOnlyLoss::Marked,
+            false => AssistantOnlyLoss::Off,
+        },
         max_length: limit.filter(|_| !is_packed),
     }
 }
@@ -132,13 +135,37 @@ fn trace(golden: &Path, name: &str) -> Value {
     json(&golden.join(format!("sft/traces/{name}.json")))
 }
 
-/// TRL rejects rows with `from` and `value`. Here, they have the labels of the same rows as `messages`.
+fn turns(trace: &Value) -> EncodeOptions {
+    EncodeOptions { assistant_only_loss: AssistantOnlyLoss::Turns, ..options(trace) }
+}
+
+/// TRL rejects rows with `from` and `value`. With turns, they have the labels of the same rows as `messages`.
 #[test]
 fn senders_are_roles() {
     let Some(golden) = golden() else { return };
     let refused = trace(&golden, "sharegpt_assistant_refused");
     assert!(refused["error"].as_str().unwrap().contains("not conversational"));
-    let encoder = encoder(&golden, &refused, options(&refused));
+    let like_trl = encoder(&golden, &refused, options(&refused));
+    let encoder = encoder(&golden, &refused, turns(&refused));
+    let check = |encoder: &RowEncoder<HfTokenizer>, row: Value| {
+        encoder.check_form(RowReader::of_row(&row).unwrap().read(&row).unwrap().notes)
+    };
+    let message = json!([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]);
+    let sender = json!([{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]);
+    for row in [
+        json!({"conversations": sender}),
+        json!({"conversations": message}),
+        json!({"messages": sender}),
+        json!({"prompt": sender, "completion": message}),
+        json!({"instruction": "a", "output": "b"}),
+    ] {
+        let error = check(&like_trl, row.clone()).unwrap_err().to_string();
+        assert!(error.contains("assistant_only_loss") && error.contains("\"turns\""), "{error}");
+        assert_eq!(check(&encoder, row), Ok(()));
+    }
+    for row in [json!({"messages": message}), json!({"prompt": message, "completion": message})] {
+        assert_eq!(check(&like_trl, row), Ok(()));
+    }
     for row in lines(&golden.join("sft/data/sharegpt.jsonl")) {
         let Value::Array(turns) = &row["conversations"] else { panic!() };
         let message = |it: &Value| json!({"role": it["from"], "content": it["value"]});
@@ -152,13 +179,18 @@ fn senders_are_roles() {
     }
 }
 
-/// TRL rejects a template without marks that it does not know. Here, the turns are found.
+/// TRL rejects a template without marks that it does not know. The turns can be found in its text.
 #[test]
 fn unmarked_templates_train_the_assistant() {
     let Some(golden) = golden() else { return };
     let refused = trace(&golden, "messages_no_markers");
     assert!(refused["error"].as_str().unwrap().contains("not supported for this template"));
-    let encoder = encoder(&golden, &refused, options(&refused));
+    let like_trl = encoder(&golden, &refused, options(&refused));
+    for row in rows(&golden, &refused) {
+        let error = like_trl.encode(&row).unwrap_err().to_string();
+        assert!(error.contains("assistant_only_loss") && error.contains("\"turns\""), "{error}");
+    }
+    let encoder = encoder(&golden, &refused, turns(&refused));
     let tokenizer =
         tokenizers::Tokenizer::from_file(golden.join("models/qwen2/tokenizer.json")).unwrap();
     for row in rows(&golden, &refused) {

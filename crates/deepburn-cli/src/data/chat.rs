@@ -11,8 +11,9 @@ use std::fs;
 use std::path::Path;
 
 use deepburn_chat::{
-    ChatError, ChatTemplates, Day, EncodeOptions, EncodedPreference, EncodedRow, Finding, Message,
-    NestedNulls, ReadRow, Row, RowEncoder, RowFormat, RowReader, SpecialTokens,
+    AssistantOnlyLoss, ChatError, ChatTemplate, ChatTemplates, Day, EncodeOptions,
+    EncodedPreference, EncodedRow, Finding, Message, NestedNulls, ReadRow, Row, RowEncoder,
+    RowFormat, RowReader, SpecialTokens,
 };
 use deepburn_config::{ChatPlan, Job, PackingPlan, PackingStrategy, TemplateSource, counted};
 use deepburn_datasets::{
@@ -49,6 +50,8 @@ pub(crate) struct SampleCorpus<R> {
     pub(crate) tokenizer: Tokenizer,
     /// The text of `data.chat_template`, which replaces the template of the exported tokenizer.
     pub(crate) template: Option<String>,
+    /// How the answers of the assistant are found; `None` if all messages are learned.
+    pub(crate) answers: Option<&'static str>,
     /// The prompts that the model continues after each evaluation.
     pub(crate) prompts: Vec<SamplePrompt>,
 }
@@ -144,8 +147,9 @@ impl<R: RowsOfSplit> SampleCorpus<R> {
         let eval = eval.map(|eval| rows(eval, "the eval split")).transpose()?;
         let test = test.map(|test| rows(test, "the test split")).transpose()?;
         let train = rows(train, "the train split")?;
+        let answers = encoder.answers;
         drop(encoder);
-        Ok(Self { train, eval, test, tokenizer, template, prompts })
+        Ok(Self { train, eval, test, tokenizer, template, answers, prompts })
     }
 }
 
@@ -195,6 +199,8 @@ struct ChatEncoder<'a> {
     no_template: Option<ChatError>,
     /// What the cached samples depend on, apart from the files.
     key: [String; 4],
+    /// How the answers of the assistant are found; `None` if all messages are learned.
+    answers: Option<&'static str>,
     /// The id of padding.
     pad_id: u32,
     /// The texts of the special tokens.
@@ -228,6 +234,7 @@ impl<'a> ChatEncoder<'a> {
             // Samples are truncated when they are packed or padded, so the cache does not depend on the length.
             max_length: None,
         };
+        let answers = templates.as_ref().and_then(|it| answers(chat.assistant_only_loss, it));
         let sources = templates.as_ref().map(ChatTemplates::sources);
         let fields = (&chat.text_field, &chat.messages_field);
         let key = [
@@ -251,6 +258,7 @@ impl<'a> ChatEncoder<'a> {
             columns,
             no_template,
             key,
+            answers,
             pad_id,
             control_tokens,
         })
@@ -295,7 +303,8 @@ impl<'a> ChatEncoder<'a> {
         let ReadRow { row, notes } = self.read(row)?;
         let (sample, findings) = self.sample(&row)?;
         let note = |finding: &Finding| RowNote { kind: finding.kind(), text: finding.to_string() };
-        let findings = findings.iter().map(note).chain(other_form);
+        let unread = notes.unread_column.map(unread_column);
+        let findings = findings.iter().map(note).chain(other_form).chain(unread);
         let notes = findings.chain(notes.parsed_arguments.then(parsed_arguments));
         let mut notes: Vec<_> = notes.chain(self.control_token(&row)).collect();
         // Rows are counted, not the messages of a row.
@@ -320,6 +329,7 @@ impl<'a> ChatEncoder<'a> {
             reader.nested_nulls = NestedNulls::Remove;
         }
         let read = reader.read(&fields)?;
+        self.encoder.check_form(read.notes)?;
         let has_messages =
             !matches!(read.row, Row::Text(_) | Row::Completion { .. } | Row::Preference { .. });
         if let Some(error) = self.no_template.as_ref().filter(|_| has_messages) {
@@ -454,6 +464,12 @@ fn parsed_arguments() -> RowNote {
     RowNote { kind: "arguments", text: text.to_owned() }
 }
 
+/// Returns the note about a column that only chat templates read, in a row of texts.
+fn unread_column(name: &str) -> RowNote {
+    let text = format!("`{name}` has no effect on rows of texts, which have no chat template");
+    RowNote { kind: "unread column", text }
+}
+
 /// Returns the special tokens that the files of a tokenizer name. `data.eos_token` takes precedence, and the model names the
 /// end of a text where the tokenizer does not.
 ///
@@ -494,6 +510,19 @@ fn templates(
     Ok(match own {
         Ok(templates) => (Some(templates), None),
         Err(error) => (None, Some(error)),
+    })
+}
+
+/// Returns how the answers of the assistant are found; `None` if all messages are learned.
+fn answers(answers_only: AssistantOnlyLoss, templates: &ChatTemplates) -> Option<&'static str> {
+    if answers_only == AssistantOnlyLoss::Off {
+        return None;
+    }
+    Some(match templates.select(false).is_ok_and(ChatTemplate::marks_generation) {
+        true => "between {% generation %} and {% endgeneration %} of the chat template",
+        false => {
+            "found by rendering the conversation up to each turn, as the chat template does not mark them"
+        }
     })
 }
 

@@ -123,8 +123,8 @@ impl GgufWeights {
         let weight = self.weight(path)?;
         let composition = weight.composition();
         let order = match used {
-            MatrixUse::Linear => RowOrder::Columns,
-            MatrixUse::TokenTable => RowOrder::Rows,
+            MatrixUse::Linear => RowOrder::ByColumn,
+            MatrixUse::TokenTable => RowOrder::ByRow,
             MatrixUse::Other => return Ok(None),
         };
         let Some((format, tensors)) = self.adjacent_rows(composition, order)? else {
@@ -154,15 +154,15 @@ impl GgufWeights {
         for component in components {
             let stored = self.stored(&component.name)?;
             let is_transposed = component.transposed != (stored.layout == TensorLayout::Transposed);
-            let found = if is_transposed { RowOrder::Columns } else { RowOrder::Rows };
+            let found = if is_transposed { RowOrder::ByColumn } else { RowOrder::ByRow };
             let is_whole = component.slice.is_none() && stored.factor == 1.0;
-            if found != order || !is_whole || found == RowOrder::Columns && !joins_columns {
+            if found != order || !is_whole || found == RowOrder::ByColumn && !joins_columns {
                 return Ok(None);
             }
             formats.push(self.format(&stored.name));
             tensors.push(stored);
         }
-        let is_table_of_parts = order == RowOrder::Rows && tensors.len() > 1;
+        let is_table_of_parts = order == RowOrder::ByRow && tensors.len() > 1;
         let format = formats.first().copied().flatten().filter(|_| !is_table_of_parts);
         let format = format.filter(|it| formats.iter().all(|other| *other == Some(*it)));
         Ok(format.map(|format| (format, tensors)))

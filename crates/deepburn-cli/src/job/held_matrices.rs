@@ -99,14 +99,14 @@ impl HeldType {
     ) -> Result<Option<EncodedMatrix>, Failure> {
         let [rows, columns] = candidate.shape;
         let (order, row_len) = match used {
-            MatrixUse::Linear => (RowOrder::Columns, rows),
-            MatrixUse::TokenTable => (RowOrder::Rows, columns),
+            MatrixUse::Linear => (RowOrder::ByColumn, rows),
+            MatrixUse::TokenTable => (RowOrder::ByRow, columns),
             MatrixUse::Other => return Ok(None),
         };
         let values = candidate.values().map_err(Failure::mistake)?;
         let values = match order {
-            RowOrder::Rows => values,
-            RowOrder::Columns => transposed(&values, columns),
+            RowOrder::ByRow => values,
+            RowOrder::ByColumn => transposed(&values, columns),
         };
         let held = self.of_matrix(used, row_len);
         let encoded = encode(held, &values).map_err(|problem| {

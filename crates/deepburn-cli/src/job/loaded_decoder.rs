@@ -20,7 +20,7 @@ use crate::job::gguf_weights::GgufWeights;
 use crate::job::held_matrices::HeldType;
 use crate::job::model_sources::{ModelSources, WeightFiles};
 
-/// Decides with the new tokens whether a text goes on.
+/// Decides with the new tokens whether a text continues.
 pub(crate) type Continues<'a> = &'a mut (dyn FnMut(&[u32]) -> Result<bool, Failure> + Send);
 
 /// A language model in memory.

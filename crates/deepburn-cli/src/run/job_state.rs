@@ -504,6 +504,18 @@ mod tests {
     }
 
     #[test]
+    fn answers_that_were_found_by_turns_are_no_change() {
+        let job =
+            |answers: Value| json!({"data": {"kind": {"chat": {"assistant_only_loss": answers}}}});
+        assert_eq!(compare(job(json!(true)), job(json!("turns"))), Ok(()));
+        assert_eq!(compare(job(json!("turns")), job(json!(true))), Ok(()));
+        for answers in [json!(true), json!("turns")] {
+            let error = compare(job(json!(false)), job(answers)).unwrap_err();
+            assert!(error.contains("assistant_only_loss changed from false"), "{error}");
+        }
+    }
+
+    #[test]
     fn the_former_name_of_the_encoder_is_no_change() {
         let job = |name: &str| json!({"model": {"architecture": name}});
         assert_eq!(compare(job("imdb_encoder"), job("encoder")), Ok(()));

@@ -33,6 +33,7 @@ use deepburn::{
     BatchSource, BoxError, CheckpointPlan, ClientStates, Engine, LoadPlan, LoopState, NextStep,
     check_deepspeed_checkpoint, check_optimizer_states,
 };
+use deepburn_chat::Day;
 use deepburn_config::Job;
 use serde_json::json;
 
@@ -237,6 +238,13 @@ fn newest_of_launch(output: &Path) -> Result<Option<Checkpoint>, Failure> {
         }
     }
     Ok(None)
+}
+
+/// Returns the day that chat templates printed in the run that `--resume` would continue; `None` if there is no such run,
+/// or if it does not record the day.
+pub(crate) fn day_of_latest(output: &Path) -> Option<Day> {
+    let checkpoint = Checkpoint::open(&folder(output), None).ok()?;
+    JobState::read(&checkpoint).ok()?.day().ok()?
 }
 
 /// Opens the checkpoint that `--resume` names: the tag or the path of a checkpoint in the output folder, its latest

@@ -23,6 +23,7 @@ use deepburn_files::PartialFile;
 use deepburn_gguf::{
     FileType, GgufError, GgufHeader, GgufTensor, GgufWriter, Hyperparameters, Metadata, modelfile,
 };
+use deepburn_launch::quoted;
 use deepburn_models::decoder::StoredValues;
 
 use crate::console;
@@ -298,15 +299,18 @@ impl ExportedFile {
             *counts.entry(tensor.tensor_type().name()).or_default() += 1;
         }
         let counts: Vec<_> = counts.iter().map(|(name, count)| format!("{count} {name}")).collect();
-        let path = self.path.display();
+        let command =
+            |words: &[&str]| quoted(&words.iter().map(|it| (*it).to_owned()).collect::<Vec<_>>());
+        let [path, modelfile] =
+            [&self.path, &self.modelfile_path()].map(|it| it.display().to_string());
         format!(
-            "{path}: {}, {}, {} tensors ({}); run it with `llama-cli -m {path}`, or `ollama create {} -f {}`",
+            "{path}: {}, {}, {} tensors ({}); run it with `{}`, or `{}`",
             readable(header.file_len()),
             self.file_type.name(),
             header.tensors().len(),
             counts.join(", "),
-            self.model_name(),
-            self.modelfile_path().display()
+            command(&["llama-cli", "-m", &path]),
+            command(&["ollama", "create", &self.model_name(), "-f", &modelfile]),
         )
     }
 }

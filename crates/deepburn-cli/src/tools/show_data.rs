@@ -32,6 +32,7 @@ use crate::data::preference::PreferenceCorpus;
 use crate::failure::Failure;
 use crate::job::known_model::KnownModel;
 use crate::job::model_folder::check_pretrained;
+use crate::run::resume::day_of_latest;
 
 /// Options of `deepburn show-data`.
 #[derive(Debug, Args)]
@@ -74,9 +75,11 @@ pub(crate) fn show_data(arguments: &ShowDataArguments) -> Result<String, Failure
         Failure::mistake("data.tokenizer: is missing; give it, or model.pretrained")
     })?;
     let limits = limits(&job, pretrained.as_deref(), tokenizer.vocab_size())?;
+    // A run prints the day on which it started, also when it resumes.
+    let day = day_of_latest(&job.training.output_dir).unwrap_or_else(Day::today);
     let marks = if std::io::stdout().is_terminal() { Marks::COLORS } else { Marks::BRACKETS };
     if matches!(job.data.kind, DataKind::Preference(_)) {
-        let corpus = PreferenceCorpus::open(&job, chat, &places, tokenizer, limits, Day::today())?;
+        let corpus = PreferenceCorpus::open(&job, chat, &places, tokenizer, limits, day)?;
         let count = arguments.rows.min(corpus.train.pairs.len());
         let shown =
             (0..count).map(|number| pair(&corpus.train.pairs, number, &corpus.tokenizer, marks));
@@ -84,11 +87,15 @@ pub(crate) fn show_data(arguments: &ShowDataArguments) -> Result<String, Failure
         parts.push(counts(corpus.train.pairs.statistics(), "pair"));
         return Ok(parts.join("\n\n"));
     }
-    let corpus = ChatCorpus::open(&job, chat, &places, tokenizer, limits, Day::today())?;
+    let corpus = ChatCorpus::open(&job, chat, &places, tokenizer, limits, day)?;
     let count = arguments.rows.min(corpus.train.len());
     let shown = (0..count).map(|row| sequence(&corpus.train, row, &corpus.tokenizer, marks));
     let mut parts = shown.collect::<Result<Vec<_>, Failure>>()?;
-    parts.push(counts(corpus.train.statistics(), "sample"));
+    let mut counts = counts(corpus.train.statistics(), "sample");
+    if let Some(answers) = corpus.answers {
+        counts.push_str(&format!("\n  answers     {answers}"));
+    }
+    parts.push(counts);
     Ok(parts.join("\n\n"))
 }
 

@@ -114,8 +114,11 @@ fn traces_of_trl() {
         }
         let job = job_of_trl(&golden, name, &trace);
         let Some(rows) = trace["log"].as_array() else {
-            // TRL refuses rows of ShareGPT and templates that it does not know, although the turns of both can be found.
-            job.run().succeeded();
+            // TRL refuses rows of ShareGPT and templates that it does not know. The turns of both can be found.
+            let part =
+                if name == "messages_no_markers" { "has no {% generation %}" } else { "ShareGPT" };
+            job.run().failed(2, &["`assistant_only_loss` is true", part, "line 1", "\"turns\""]);
+            job.with("data.assistant_only_loss", "turns").run().succeeded();
             continue;
         };
         let whole = job.train();
@@ -148,6 +151,36 @@ fn job_on_answers(golden: &Path) -> Job {
         .with("deepspeed.train_micro_batch_size_per_gpu", 5)
         .with("deepspeed.gradient_accumulation_steps", 1)
         .sharded(0, 1)
+}
+
+/// Before the value "turns", `true` meant the same.
+#[test]
+fn runs_on_answers_continue_with_turns() {
+    let Some(golden) = golden() else { return };
+    let expected = job_on_answers(&golden).train();
+    let parts = job_on_answers(&golden).with("training.max_steps", 4);
+    parts.run().succeeded();
+    let parts = parts.with("training.max_steps", 8).with("data.assistant_only_loss", "turns");
+    resume(&parts, &[]).succeeded();
+    assert_same(&Trained::read(&parts.folder().join("output")), &expected, "resumed");
+}
+
+#[test]
+fn shown_data_says_how_answers_are_found() {
+    let Some(golden) = golden() else { return };
+    let template = json!(golden.join("sft/templates/cpp_HuggingFaceTB-SmolLM3-3B.jinja"));
+    let unmarked = job_on_answers(&golden)
+        .with("data.assistant_only_loss", "turns")
+        .with("data.chat_template", template);
+    for (job, part) in [
+        (job_on_answers(&golden), "answers     between {% generation %}"),
+        (unmarked, "answers     found by rendering"),
+    ] {
+        fs::write(job.folder().join("job.json"), job.json().to_string()).unwrap();
+        let shown = deepburn(job.folder(), &["show-data", "--config", "job.json", "--rows", "1"]);
+        let shown = shown.succeeded().stdout;
+        assert!(shown.contains(part), "{shown}");
+    }
 }
 
 /// Steps 3, 6 and so on have the last two samples of an epoch.
@@ -219,6 +252,19 @@ fn the_template_of_the_job_is_saved_and_shown() {
     let arguments = ["generate", "--model", "output/model", "--chat", "--prompt", "Hello"];
     let answer = deepburn(job.folder(), &arguments).succeeded().stdout;
     assert!(!answer.contains("Hello"), "{answer}");
+}
+
+#[test]
+fn variables_of_templates_beside_texts_are_named() {
+    let Some(golden) = golden() else { return };
+    let job = job_on_answers(&golden);
+    let row = r#"{"text": "a b c", "chat_template_kwargs": {"enable_thinking": false}}"#;
+    fs::write(job.folder().join("rows.jsonl"), row).unwrap();
+    let texts = job
+        .with("data", json!({ "kind": "chat", "path": "rows.jsonl" }))
+        .with("training.max_steps", 1);
+    let printed = texts.run().succeeded().stderr;
+    assert!(printed.contains("`chat_template_kwargs` has no effect on rows of texts"), "{printed}");
 }
 
 #[test]

@@ -36,6 +36,17 @@ fn number(path: &Path, key: &str) -> Option<u64> {
     open(path).header().metadata().get(key)?.as_u64()
 }
 
+/// A shell reads the paths of the commands as they are.
+#[test]
+fn printed_commands_are_quoted() {
+    let job = text_model();
+    let stdout =
+        export(&job, "base", &["--type", "f16", "--out", "it's a-f16.gguf"]).succeeded().stdout;
+    for part in [r"`llama-cli -m 'it'\''s a-f16.gguf'`", r"`ollama create 'it'\''s a' -f "] {
+        assert!(stdout.contains(part), "{stdout}");
+    }
+}
+
 /// A model that `finetune` trained from scratch, with its own tokenizer.
 #[test]
 fn the_values_of_a_trained_gpt2_are_in_the_file() {

@@ -388,7 +388,7 @@ fn a_classifier_has_the_special_tokens_of_its_tokenizer() {
     assert_eq!(tokenizer["pad_token"], "<|endoftext|>");
 }
 
-/// Probabilities of matrices in 8 bits are those of the trained model, within the error of the weights.
+/// With matrices in 8 bits, probabilities differ by the errors of the weights.
 #[test]
 fn matrices_in_fewer_bits_predict_the_same() {
     let job = named(reviews());

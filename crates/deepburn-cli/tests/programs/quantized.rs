@@ -48,7 +48,11 @@ fn a_file_generates_what_its_folder_generates() {
         // The blocks of the file, and those that are encoded while the folder is read, are the same.
         let quantized = generate(job.folder(), model, &["--quantize", "q8_0"]).succeeded();
         let of_file = generate(job.folder(), &export("q8_0"), &[]).succeeded();
-        assert_eq!((of_file.stdout, of_file.stderr), (quantized.stdout, quantized.stderr), "{name}");
+        assert_eq!(
+            (of_file.stdout, of_file.stderr),
+            (quantized.stdout, quantized.stderr),
+            "{name}"
+        );
         let halves = generate(job.folder(), model, &["--quantize", "F16"]).succeeded().stdout;
         assert_eq!(generate(job.folder(), &export("f16"), &[]).succeeded().stdout, halves);
         for file_type in ["q4_0", "q4_k_m"] {
@@ -67,9 +71,8 @@ fn a_file_generates_what_its_folder_generates() {
 fn rows_that_are_not_whole_blocks_are_halves() {
     // Its rows have 45 and 37 elements.
     let job = text_model();
-    let texts = ["q8_0", "q4_0", "f16"].map(|held| {
-        generate(job.folder(), "base", &["--quantize", held]).succeeded().stdout
-    });
+    let texts = ["q8_0", "q4_0", "f16"]
+        .map(|held| generate(job.folder(), "base", &["--quantize", held]).succeeded().stdout);
     assert_eq!(texts[0], texts[2]);
     assert_eq!(texts[1], texts[2]);
     generate(job.folder(), "base", &["--quantize", "q5_0"]).failed(2, &["q8_0, q4_0, f16, bf16"]);
@@ -88,7 +91,7 @@ fn a_conversation_in_a_pipe() {
         deepburn(job.folder(), &[&prompt[..], &few].concat()).succeeded().stdout
     };
     let (first, second) = (one("Who are you?"), one("A\nB"));
-    // The second conversation begins anew; a line that ends with a backslash goes on.
+    // The second conversation begins anew; a line that ends with a backslash continues.
     let ending = chat(job.folder(), model, &few, "Who are you?\n\n/clear\nA\\\nB\n/exit\nnever\n");
     assert_eq!(ending.succeeded().stdout, format!("{first}{second}"));
     // The answer to a later message depends on the conversation.

@@ -1,7 +1,9 @@
 //! The keys of the section `data` about conversations.
 
 use super::*;
-use crate::job_plan::{ChatPlan, PackingPlan, PackingStrategy, SamplePlan, TemplateSource};
+use crate::job_plan::{
+    AssistantOnlyLoss, ChatPlan, PackingPlan, PackingStrategy, SamplePlan, TemplateSource,
+};
 
 impl JobReader<'_> {
     /// Reads the keys of `data.kind` "chat".
@@ -25,7 +27,7 @@ impl JobReader<'_> {
             text_field: "text".to_owned(),
             messages_field: None,
             chat_template: self.chat_template(&data.chat_template),
-            assistant_only_loss: false,
+            assistant_only_loss: AssistantOnlyLoss::Off,
             completion_only_loss: None,
             packing: PackingPlan::Padded,
             skip_invalid_rows: data.skip_invalid_rows.value,

@@ -5,7 +5,8 @@
 //! instead.
 
 use crate::job_plan::{
-    Architecture, Backend, CheckpointScope, Join, ModelMetric, PackingStrategy, PreferenceLoss,
+    Architecture, AssistantOnlyLoss, Backend, CheckpointScope, Join, ModelMetric, PackingStrategy,
+    PreferenceLoss,
 };
 use crate::keys::{DeepSpeed, SCHEMA};
 use crate::plan::{LrSchedulerType, NoDecay, RampShape};
@@ -156,9 +157,11 @@ section! {
         /// Chat template: a file, or the template itself. Unset: the template of the tokenizer.
         /// Only for chat and preference.
         chat_template: Option<&'a str> = opt_text_of("a file or a template"),
-        /// Compute the loss on the answers of the assistant only. Only for chat, and only for rows
-        /// with messages.
-        assistant_only_loss: bool = flag(false),
+        /// Compute the loss on the answers of the assistant only. true, as in TRL: for rows with
+        /// messages, and chat templates that mark answers with {% generation %} or that TRL knows.
+        /// "turns": also for other templates, in whose text the answers are found, and for rows of
+        /// ShareGPT and Alpaca. Only for chat.
+        assistant_only_loss: AssistantOnlyLoss = answers(),
         /// Compute the loss on completions only, and not on their prompts; true by default for rows
         /// with a prompt and a completion. Only for chat.
         completion_only_loss: Option<bool> = opt_flag(),

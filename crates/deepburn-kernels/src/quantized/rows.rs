@@ -122,7 +122,7 @@ pub struct EncodedRows<'a> {
 }
 
 impl<'a> EncodedRows<'a> {
-    /// Returns a matrix of `[rows, depth]` elements. `bytes` are those of [`RowFormat::words_of`].
+    /// Returns a matrix of `[rows, depth]` elements. [`RowFormat::words_of`] returns the `bytes`.
     ///
     /// # Panics
     /// Panics if a row is not a number of whole blocks, or if there are not enough bytes.

@@ -14,7 +14,7 @@
 //! bits. In the last one, panels divide the depth. Its f32 sums are added panel by panel, which rounds differently.
 //!
 //! The product of one vector and a transposed matrix whose rows are encoded reads the blocks themselves
-//! ([`EncodedRows::multiply`]). Its sums are rounded in another order than those of several vectors.
+//! ([`EncodedRows::multiply`]). Its sums are rounded in another order than with several vectors.
 
 use burn_backend::{DType, TensorMetadata};
 use burn_flex::{Flex, FlexTensor};
@@ -175,7 +175,7 @@ pub(super) fn product(
     }
     let (rows, [_, columns]) = (left.shape()[0], matrix.shape());
     let (blocks, bias) = (HostMatrix::of(matrix), bias.map(widen));
-    if let (1, true, EncodedMatrix::Rows(encoded)) =
+    if let (1, true, EncodedMatrix::ByRow(encoded)) =
         (rows, matrix.is_transposed(), blocks.blocks.matrix())
     {
         return Some(vector_product(left, &encoded, bias.as_deref()));

@@ -22,7 +22,7 @@ pub(crate) enum Storage {
         original: [u8; 32],
     },
     /// A matrix in the format of a GGUF file, for inference.
-    Rows {
+    Encoded {
         /// The format.
         format: RowFormat,
         /// Which elements follow each other.
@@ -33,10 +33,10 @@ pub(crate) enum Storage {
 /// Which elements of a matrix follow each other in blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RowOrder {
-    /// Those of a row: a table of tokens, `[vocab, width]`.
-    Rows,
-    /// Those of a column: the weight of a linear layer, `[in, out]`.
-    Columns,
+    /// The elements of a row: a table of tokens, `[vocab, width]`.
+    ByRow,
+    /// The elements of a column: the weight of a linear layer, `[in, out]`.
+    ByColumn,
 }
 
 impl Storage {
@@ -45,7 +45,7 @@ impl Storage {
         match self {
             Self::Plain => numel,
             Self::Blocks { format, .. } => format.words(numel),
-            Self::Rows { format, .. } => format.words(numel),
+            Self::Encoded { format, .. } => format.words(numel),
         }
     }
 
@@ -53,7 +53,7 @@ impl Storage {
     pub(crate) fn stored_type(self, dtype: DType) -> DType {
         match self {
             Self::Plain => dtype,
-            Self::Blocks { .. } | Self::Rows { .. } => DType::F32,
+            Self::Blocks { .. } | Self::Encoded { .. } => DType::F32,
         }
     }
 
@@ -61,7 +61,7 @@ impl Storage {
     pub(crate) fn stored_shape(self, shape: &Shape) -> Shape {
         match self {
             Self::Plain => shape.clone(),
-            Self::Blocks { .. } | Self::Rows { .. } => {
+            Self::Blocks { .. } | Self::Encoded { .. } => {
                 Shape::from(vec![self.stored_len(shape.num_elements())])
             }
         }
@@ -97,10 +97,10 @@ impl Storage {
             Self::Blocks { format, .. } => {
                 QuantizedMatrix::new(words, format, [rows, columns], dtype)
             }
-            Self::Rows { format, order: RowOrder::Rows } => {
+            Self::Encoded { format, order: RowOrder::ByRow } => {
                 QuantizedMatrix::new(words, format, [rows, columns], dtype)
             }
-            Self::Rows { format, order: RowOrder::Columns } => {
+            Self::Encoded { format, order: RowOrder::ByColumn } => {
                 QuantizedMatrix::new(words, format, [columns, rows], dtype).transposed()
             }
         })

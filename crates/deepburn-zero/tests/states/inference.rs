@@ -91,8 +91,8 @@ fn held() -> (Net<Plain>, Vec<(String, [usize; 2])>) {
         offered.push((candidate.path.to_owned(), candidate.shape));
         let values = candidate.values()?;
         let (order, values) = match candidate.path {
-            "table" => (RowOrder::Rows, values),
-            _ => (RowOrder::Columns, transposed(&values, candidate.shape[1])),
+            "table" => (RowOrder::ByRow, values),
+            _ => (RowOrder::ByColumn, transposed(&values, candidate.shape[1])),
         };
         let words = bf16_words(&values);
         Ok(Some(EncodedMatrix { format: RowFormat::Bf16, order, words }))

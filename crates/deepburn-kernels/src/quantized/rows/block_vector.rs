@@ -1,6 +1,7 @@
 //! A vector in 16 bits, with a scale for each block.
 
 use super::BLOCK;
+use crate::blocks::vectorized;
 
 /// The largest magnitude of a code.
 const LARGEST: f32 = i16::MAX as f32;
@@ -25,21 +26,37 @@ impl BlockVector {
             scales: Vec::with_capacity(blocks.len()),
             corrections: Vec::with_capacity(blocks.len()),
         };
-        for block in blocks {
-            let is_finite = block.iter().all(|x| x.is_finite());
-            let largest = block.iter().fold(0.0_f32, |largest, x| largest.max(x.abs()));
-            // A quotient of a subnormal number would be infinite.
-            let inverse = if largest >= f32::MIN_POSITIVE { LARGEST / largest } else { 0.0 };
-            let codes = block.map(|x| (x * inverse).round_ties_even() as i16);
-            let mut corrections = [0; CORRECTIONS];
-            for (i, code) in codes.iter().enumerate() {
-                corrections[i % CORRECTIONS] -= 8 * i32::from(*code);
-            }
-            vector.codes.push(codes);
-            vector.scales.push(if is_finite { largest / LARGEST } else { f32::NAN });
-            vector.corrections.push(corrections);
-        }
+        // Not inlined, it would be compiled for the baseline, which rounds with a function call.
+        vectorized(
+            #[inline(always)]
+            || blocks.iter().for_each(|block| vector.push(block)),
+        );
         vector
+    }
+
+    /// Encodes a block; inlined, so that it is compiled for each instruction set.
+    #[inline(always)]
+    fn push(&mut self, block: &[f32; BLOCK]) {
+        let (mut largest, mut poison) = (0.0_f32, 0.0_f32);
+        for x in block {
+            largest = if x.abs() > largest { x.abs() } else { largest };
+            // The sum of x * 0 is NaN if any value is infinite or NaN, and 0 otherwise.
+            poison += x * 0.0;
+        }
+        // A quotient of a subnormal number would be infinite.
+        let inverse = if largest >= f32::MIN_POSITIVE { LARGEST / largest } else { 0.0 };
+        let (mut codes, mut corrections) = ([0; BLOCK], [0; CORRECTIONS]);
+        for (code, x) in codes.iter_mut().zip(block) {
+            *code = (x * inverse).round_ties_even() as i32 as i16;
+        }
+        for eight in codes.as_chunks::<CORRECTIONS>().0 {
+            for (correction, code) in corrections.iter_mut().zip(eight) {
+                *correction -= 8 * i32::from(*code);
+            }
+        }
+        self.codes.push(codes);
+        self.scales.push(largest / LARGEST + poison);
+        self.corrections.push(corrections);
     }
 
     /// Returns the codes of each block.

@@ -31,7 +31,7 @@ pub(crate) enum WeightFiles {
     /// A folder. With an adapter, this is the base model.
     Folder(PathBuf),
     /// A GGUF file.
-    Gguf(UnpackedGguf),
+    Gguf(Box<UnpackedGguf>),
 }
 
 /// The ending of a GGUF file.
@@ -61,7 +61,7 @@ impl ModelSources {
                 model,
                 tokenizer: folder.clone(),
                 texts: folder,
-                weights: WeightFiles::Gguf(file),
+                weights: WeightFiles::Gguf(Box::new(file)),
             }),
             KnownModel::Classifier(_) => Err(Failure::mistake(format!(
                 "{option}: {} is a classifier; give a language model",

@@ -312,7 +312,9 @@ fn errors_of_templates_have_their_own_remedy() {
         ("{{ messages + 3 }}", ["line 1: the chat template failed", "correct the template"]),
         ("{{ raise_exception('no') }}", ["rejects the messages", "use another template"]),
     ] {
-        let job = job_on_answers(&golden).with("data.chat_template", template);
+        let job = job_on_answers(&golden)
+            .with("data.assistant_only_loss", "turns")
+            .with("data.chat_template", template);
         let error = job.run().failed(2, &parts);
         assert!(!error.stderr.contains("; correct or remove the row\n"), "{}", error.stderr);
     }

@@ -11,22 +11,25 @@ impl Lanes for __m256 {
 
     #[inline(always)]
     unsafe fn zero() -> Self {
-        // SAFETY: as the caller promises, here and in all other methods.
+        // SAFETY: as the caller promises.
         unsafe { _mm256_setzero_ps() }
     }
 
     #[inline(always)]
     unsafe fn load(from: *const f32) -> Self {
+        // SAFETY: as the caller promises.
         unsafe { _mm256_loadu_ps(from) }
     }
 
     #[inline(always)]
     unsafe fn load_f16(from: *const u8) -> Self {
+        // SAFETY: as the caller promises.
         unsafe { _mm256_cvtph_ps(_mm_loadu_si128(from.cast())) }
     }
 
     #[inline(always)]
     unsafe fn load_bf16(from: *const u8) -> Self {
+        // SAFETY: as the caller promises.
         unsafe {
             let halves = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.cast()));
             _mm256_castsi256_ps(_mm256_slli_epi32::<16>(halves))
@@ -35,11 +38,13 @@ impl Lanes for __m256 {
 
     #[inline(always)]
     unsafe fn times_plus(self, other: Self, sum: Self) -> Self {
+        // SAFETY: as the caller promises.
         unsafe { _mm256_fmadd_ps(self, other, sum) }
     }
 
     #[inline(always)]
     unsafe fn total(self) -> f32 {
+        // SAFETY: as the caller promises.
         unsafe {
             let four = _mm_add_ps(_mm256_castps256_ps128(self), _mm256_extractf128_ps::<1>(self));
             let two = _mm_add_ps(four, _mm_movehl_ps(four, four));

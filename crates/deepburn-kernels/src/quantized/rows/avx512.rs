@@ -10,22 +10,25 @@ impl Lanes for __m512 {
 
     #[inline(always)]
     unsafe fn zero() -> Self {
-        // SAFETY: as the caller promises, here and in all other methods.
+        // SAFETY: as the caller promises.
         unsafe { _mm512_setzero_ps() }
     }
 
     #[inline(always)]
     unsafe fn load(from: *const f32) -> Self {
+        // SAFETY: as the caller promises.
         unsafe { _mm512_loadu_ps(from) }
     }
 
     #[inline(always)]
     unsafe fn load_f16(from: *const u8) -> Self {
+        // SAFETY: as the caller promises.
         unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(from.cast())) }
     }
 
     #[inline(always)]
     unsafe fn load_bf16(from: *const u8) -> Self {
+        // SAFETY: as the caller promises.
         unsafe {
             let halves = _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast()));
             _mm512_castsi512_ps(_mm512_slli_epi32::<16>(halves))
@@ -34,11 +37,13 @@ impl Lanes for __m512 {
 
     #[inline(always)]
     unsafe fn times_plus(self, other: Self, sum: Self) -> Self {
+        // SAFETY: as the caller promises.
         unsafe { _mm512_fmadd_ps(self, other, sum) }
     }
 
     #[inline(always)]
     unsafe fn total(self) -> f32 {
+        // SAFETY: as the caller promises.
         unsafe { _mm512_reduce_add_ps(self) }
     }
 }

@@ -159,7 +159,7 @@ impl ChatTemplate {
             words: words(source),
             environment,
             marks_generation: rewritten.marks_generation,
-            has_marked_version: trl::has_marked_version(source),
+            has_marked_version: trl::has_marked_version(&with_line_feeds(source)),
             uses_clock: source.contains("strftime_now"),
         })
     }

@@ -23,7 +23,10 @@ use crate::models;
 pub(crate) struct UnpackedGguf {
     path: PathBuf,
     hyperparameters: Hyperparameters,
-    folder: TempDir,
+    /// `None` after it was removed.
+    folder: Option<TempDir>,
+    /// The path of the folder.
+    texts: PathBuf,
 }
 
 impl UnpackedGguf {
@@ -57,7 +60,9 @@ impl UnpackedGguf {
         let folder = unpack(&files, special.chat_template.as_deref()).map_err(|error| {
             Failure::run(format!("the temporary folder of {}: {error}", path.display()))
         })?;
-        Ok(Self { path: path.to_owned(), hyperparameters: model, folder })
+        let texts = folder.path().to_owned();
+        let (path, folder) = (path.to_owned(), Some(folder));
+        Ok(Self { path, hyperparameters: model, folder, texts })
     }
 
     /// Returns the path of the file.
@@ -72,7 +77,12 @@ impl UnpackedGguf {
 
     /// Returns the folder with the texts of the model.
     pub(crate) fn folder(&self) -> &Path {
-        self.folder.path()
+        &self.texts
+    }
+
+    /// Removes the folder, so that a signal cannot leave it behind.
+    pub(crate) fn remove_folder(&mut self) {
+        self.folder = None;
     }
 }
 

@@ -3,6 +3,8 @@
 //! Main type: [`ModelSources`]. Tools accept the folder of a model, of an adapter, or the output folder of a run, and some a
 //! GGUF file.
 
+use std::fs::File;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use deepburn_models::decoder::AnyDecoder;
@@ -34,6 +36,13 @@ pub(crate) enum WeightFiles {
     Gguf(Box<UnpackedGguf>),
 }
 
+/// Returns whether a file begins like a GGUF file.
+fn begins_with_magic(path: &Path) -> bool {
+    let mut start = [0; 4];
+    let read = File::open(path).and_then(|mut file| file.read_exact(&mut start));
+    read.is_ok() && &start == b"GGUF"
+}
+
 /// The ending of a GGUF file.
 const GGUF: &str = "gguf";
 
@@ -49,6 +58,13 @@ impl ModelSources {
                 "{option}: {} is a GGUF file; give the folder of the model that it was made from",
                 file.path().display()
             ))),
+        }
+    }
+
+    /// Removes the texts of a GGUF file, which have been read.
+    pub(crate) fn forget_texts(&mut self) {
+        if let WeightFiles::Gguf(file) = &mut self.weights {
+            file.remove_folder();
         }
     }
 
@@ -76,9 +92,13 @@ impl ModelSources {
     /// # Errors
     /// Returns a user's mistake if there is no language model.
     pub(crate) fn find(option: &str, given: &Path, base: Option<&Path>) -> Result<Self, Failure> {
-        let is_file = given.extension().is_some_and(|it| it.eq_ignore_ascii_case(GGUF));
-        if is_file && base.is_none() && given.is_file() {
+        let has_ending = given.extension().is_some_and(|it| it.eq_ignore_ascii_case(GGUF));
+        if base.is_none() && given.is_file() && (has_ending || begins_with_magic(given)) {
             return Self::of_file(option, given);
+        }
+        if has_ending && !given.exists() {
+            let given = given.display();
+            return Err(Failure::mistake(format!("{option}: {given} does not exist")));
         }
         if let Some(AdaptedModel { decoder, base, folder }) = AdaptedModel::find(given, base)? {
             let of = |name: &str| if folder.join(name).is_file() { &folder } else { &base };

@@ -86,7 +86,16 @@ pub(crate) fn chat(arguments: &ChatArguments) -> Result<(), Failure> {
             )),
             Input::Message(text) => {
                 conversation.messages.push(Message::text("user", &text));
-                let answer = conversation.answer(&messages)?;
+                let answer = match conversation.answer(&messages) {
+                    // Somebody who types can write another message.
+                    Err(error @ Failure::Mistake(_)) if messages.are_typed() => {
+                        console::eprint(&error.to_string());
+                        conversation.messages.pop();
+                        continue;
+                    }
+                    answer => answer?,
+                };
+                let Some(answer) = answer else { return Ok(()) };
                 conversation.messages.push(Message::text("assistant", &answer));
             }
         }
@@ -97,18 +106,21 @@ impl Conversation {
     /// Reads the model and its files.
     fn start(arguments: &ChatArguments) -> Result<Self, Failure> {
         deepburn::start_threads().map_err(Failure::run)?;
-        let sources = ModelSources::find("MODEL", &arguments.model, arguments.base.as_deref())?;
+        let mut sources = ModelSources::find("MODEL", &arguments.model, arguments.base.as_deref())?;
         let tokenizer = Tokenizer::load(&sources.tokenizer).map_err(Failure::mistake)?;
+        let folder = tokenizer.path().unwrap_or(&sources.tokenizer).to_owned();
         let of_chat = |error: ChatError| {
+            // Users do not know the folder of the texts of a GGUF file.
+            let [own, given] = [&folder, &arguments.model].map(|it| it.display().to_string());
+            let error = error.to_string().replace(&own, &given);
             Failure::mistake(format!(
                 "MODEL: {error}; for a model without one, use `deepburn generate`"
             ))
         };
-        let folder = tokenizer.path().unwrap_or(&sources.tokenizer);
-        let templates = ChatTemplates::of_folder(folder, Day::today()).map_err(of_chat)?;
+        let templates = ChatTemplates::of_folder(&folder, Day::today()).map_err(of_chat)?;
         // A template that does not exist is reported before the model is read.
         templates.select(false).map_err(of_chat)?;
-        let special_tokens = SpecialTokens::of_folder(folder).map_err(of_chat)?;
+        let special_tokens = SpecialTokens::of_folder(&folder).map_err(of_chat)?;
         let config = GenerationConfig::read(&sources.texts).map_err(Failure::mistake)?;
         let positions = sources.model.max_len();
         let most = MAX_ANSWER.min(positions / 2);
@@ -123,6 +135,7 @@ impl Conversation {
             stop: end_tokens(&sources.model, config.as_ref(), tokenizer.vocab_size()),
             num_tokens: Some(tokenizer.vocab_size()),
         };
+        sources.forget_texts();
         let model = LoadedDecoder::read(&sources, arguments.quantize)?;
         let system = arguments.system.as_ref().map(|text| Message::text("system", text));
         let messages = Vec::new();
@@ -138,53 +151,60 @@ impl Conversation {
         })
     }
 
-    /// Prints the answer to the last message and returns it.
-    fn answer(&mut self, input: &Messages) -> Result<String, Failure> {
+    /// Prints the answer to the last message and returns it; `None` if nobody reads it.
+    fn answer(&mut self, input: &Messages) -> Result<Option<String>, Failure> {
         let tokens = self.fitting_tokens()?;
+        let room = self.positions - tokens.len();
+        let max_new_tokens = self.options.max_new_tokens.min(room);
+        let options = GenerateOptions { max_new_tokens, ..self.options.clone() };
         let mut answer = Answer::new(&self.tokenizer);
         let interrupted = input.start_answer();
-        self.model.continue_prompt(&tokens, &self.options, &mut |new| {
+        self.model.continue_prompt(&tokens, &options, &mut |new| {
             answer.print(new)?;
-            Ok(!interrupted.swap(false, Relaxed))
+            Ok(answer.is_read() && !interrupted.swap(false, Relaxed))
         })?;
         answer.finish(&self.options.stop)
     }
 
     /// Returns the tokens of the conversation up to the answer. Forgets the oldest messages as long as there is no room for an
     /// answer.
+    ///
+    /// # Errors
+    /// Returns a user's mistake if the last message alone is too long. Nothing is forgotten then.
     fn fitting_tokens(&mut self) -> Result<Vec<u32>, Failure> {
-        let room = self.positions.saturating_sub(self.options.max_new_tokens);
+        // A file may allow answers as long as the model supports, which would leave no room for a conversation.
+        let reserved = self.options.max_new_tokens.min(self.positions / 2).max(1);
         let mut forgotten = 0;
         loop {
-            let tokens = self.tokens()?;
-            if tokens.len() <= room {
+            let tokens = self.tokens_after(forgotten)?;
+            if tokens.len() + reserved <= self.positions {
                 if forgotten > 0 {
                     console::eprint(&format!(
                         "the conversation is longer than the model's {} positions: its {forgotten} oldest messages are forgotten",
                         self.positions
                     ));
+                    self.messages.drain(..forgotten);
                 }
                 return Ok(tokens);
             }
-            if self.messages.len() == 1 {
-                self.messages.clear();
+            if forgotten + 1 == self.messages.len() {
                 return Err(Failure::mistake(format!(
-                    "the message has {} tokens with its template, and the model has {} positions, of which {} are for the answer; \
-                     write a shorter message, or use a smaller --max-new-tokens",
+                    "the message has {} tokens with its template, and the model has {} positions, of which {reserved} are for \
+                     the answer; write a shorter message, or use a smaller --max-new-tokens",
                     tokens.len(),
                     self.positions,
-                    self.options.max_new_tokens
                 )));
             }
             // A message of the user and its answer, because templates may require that they alternate.
-            self.messages.drain(..2);
             forgotten += 2;
         }
     }
 
-    /// Returns the tokens of the conversation. The template has all special tokens, so the tokenizer adds none.
-    fn tokens(&self) -> Result<Vec<u32>, Failure> {
-        let messages: Vec<_> = self.system.iter().chain(&self.messages).cloned().collect();
+    /// Returns the tokens of the conversation without its first messages. The template has all special tokens, so the tokenizer
+    /// adds none.
+    fn tokens_after(&self, forgotten: usize) -> Result<Vec<u32>, Failure> {
+        let messages: Vec<_> =
+            self.system.iter().chain(&self.messages[forgotten..]).cloned().collect();
         let (context, ending) = (ChatContext::default(), Ending::GenerationPrompt);
         let template = self.templates.select(false).map_err(Failure::mistake)?;
         let rendered = template.render(&messages, &context, &self.special_tokens, ending);

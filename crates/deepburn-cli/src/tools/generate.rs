@@ -78,7 +78,7 @@ pub(crate) struct GenerateArguments {
 /// the model computes NaN.
 pub(crate) fn generate(arguments: &GenerateArguments) -> Result<String, Failure> {
     deepburn::start_threads().map_err(Failure::run)?;
-    let sources = ModelSources::find("--model", &arguments.model, arguments.base.as_deref())?;
+    let mut sources = ModelSources::find("--model", &arguments.model, arguments.base.as_deref())?;
     let ModelSources { model, texts, .. } = &sources;
     let tokenizer = Tokenizer::load(&sources.tokenizer).map_err(Failure::mistake)?;
     let tokens = match arguments.chat {
@@ -109,6 +109,7 @@ pub(crate) fn generate(arguments: &GenerateArguments) -> Result<String, Failure>
     };
     let stop = StopTexts { texts: &arguments.stop, tokenizer: &tokenizer };
     let sequences = sequences(&options, arguments.num_return_sequences.unwrap_or(1));
+    sources.forget_texts();
     let mut model = LoadedDecoder::read(&sources, arguments.quantize)?;
     let continued = |options: &GenerateOptions| {
         model.continue_prompt(context, options, &mut |new| stop.continues(new))

@@ -1,6 +1,6 @@
 //! An answer that is printed while it is generated.
 
-use std::io::{self, ErrorKind, Write};
+use std::io::{self, ErrorKind, IsTerminal, Write};
 
 use deepburn_datasets::Tokenizer;
 
@@ -13,12 +13,22 @@ pub(super) struct Answer<'a> {
     tokens: Vec<u32>,
     /// The number of bytes of their text that were printed.
     printed: usize,
+    /// Whether standard output is a terminal.
+    is_terminal: bool,
+    /// Whether standard output is still open.
+    is_read: bool,
 }
 
 impl<'a> Answer<'a> {
     /// Returns an empty answer.
     pub(super) fn new(tokenizer: &'a Tokenizer) -> Self {
-        Self { tokenizer, tokens: Vec::new(), printed: 0 }
+        let is_terminal = io::stdout().is_terminal();
+        Self { tokenizer, tokens: Vec::new(), printed: 0, is_terminal, is_read: true }
+    }
+
+    /// Returns whether somebody reads the answer: a pipe may have been closed.
+    pub(super) fn is_read(&self) -> bool {
+        self.is_read
     }
 
     /// Prints what the tokens `new`, all tokens so far, add to the text. A character whose last bytes are still to come waits.
@@ -33,18 +43,18 @@ impl<'a> Answer<'a> {
         self.print_up_to(complete, complete.len())
     }
 
-    /// Prints the rest of the text and a newline, and returns the text without end tokens `ends`.
+    /// Prints the rest of the text and a newline, and returns the text without end tokens `ends`; `None` if nobody reads it.
     ///
     /// # Errors
     /// Returns the errors of [`print`](Self::print).
-    pub(super) fn finish(mut self, ends: &[u32]) -> Result<String, Failure> {
+    pub(super) fn finish(mut self, ends: &[u32]) -> Result<Option<String>, Failure> {
         if self.tokens.last().is_some_and(|last| ends.contains(last)) {
             self.tokens.pop();
         }
         let text = self.text()?;
         self.print_up_to(&text, text.len())?;
-        written("\n")?;
-        Ok(text)
+        self.is_read &= written("\n")?;
+        Ok(self.is_read.then_some(text))
     }
 
     fn text(&self) -> Result<String, Failure> {
@@ -55,7 +65,11 @@ impl<'a> Answer<'a> {
         // The end of a text may change with the next token, as when a decoder removes spaces.
         let Some(added) = text.get(self.printed..end) else { return Ok(()) };
         self.printed = end.max(self.printed);
-        written(&harmless(added))
+        self.is_read &= match self.is_terminal {
+            true => written(&harmless(added))?,
+            false => written(added)?,
+        };
+        Ok(())
     }
 }
 
@@ -65,14 +79,14 @@ fn harmless(text: &str) -> String {
     text.replace(is_control, "\u{fffd}")
 }
 
-/// Writes to standard output at once. A closed pipe is not an error.
-fn written(text: &str) -> Result<(), Failure> {
+/// Writes to standard output at once. Returns false if it is a closed pipe.
+fn written(text: &str) -> Result<bool, Failure> {
     let mut output = io::stdout();
     match output.write_all(text.as_bytes()).and_then(|()| output.flush()) {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => {
             Err(Failure::run(format!("standard output cannot be written: {error}")))
         }
-        _ => Ok(()),
+        result => Ok(result.is_ok()),
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Main type: [`Messages`]. A thread reads the input, so that Ctrl-C is noticed while nothing is typed.
 
-use std::io::{self, BufRead, Write};
+use std::io::{self, BufRead, ErrorKind, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
@@ -17,6 +17,9 @@ use crate::failure::Failure;
 
 /// The time after which Ctrl-C is noticed.
 const PATIENCE: Duration = Duration::from_millis(50);
+
+/// The longest line that Linux passes from a terminal, in bytes, without its end. It drops the rest.
+const LONGEST_LINE: usize = 4095;
 
 /// What a user wants next.
 #[derive(Debug, PartialEq, Eq)]
@@ -70,7 +73,17 @@ impl Messages {
         let mut message = String::new();
         loop {
             self.prompt(if message.is_empty() { "> " } else { "… " });
-            let Some(line) = self.line()? else { return Ok(end_of(message)) };
+            let Some(line) = self.line()? else {
+                if self.is_terminal {
+                    console::eprint("");
+                }
+                return Ok(end_of(message));
+            };
+            if self.is_terminal && line.len() >= LONGEST_LINE {
+                console::eprint(&format!(
+                    "a terminal passes at most {LONGEST_LINE} bytes of a line; use a pipe, or end lines with \\"
+                ));
+            }
             match line.strip_suffix('\\') {
                 Some(line) => {
                     message.push_str(line);
@@ -80,6 +93,11 @@ impl Messages {
                 None => return Ok(parse(&(message + &line))),
             }
         }
+    }
+
+    /// Returns whether somebody types the messages.
+    pub(super) fn are_typed(&self) -> bool {
+        self.is_terminal
     }
 
     /// Prints a prompt, if somebody types.
@@ -94,6 +112,10 @@ impl Messages {
     fn line(&self) -> Result<Option<String>, Failure> {
         loop {
             match self.lines.recv_timeout(PATIENCE) {
+                Ok(Err(error)) if self.is_terminal && error.kind() == ErrorKind::InvalidData => {
+                    console::eprint("messages are UTF-8 text; write another one");
+                    self.prompt("> ");
+                }
                 Ok(line) => {
                     return line.map(Some).map_err(|error| {
                         Failure::mistake(format!(

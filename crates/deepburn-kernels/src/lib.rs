@@ -20,7 +20,7 @@
 //! - Gradients: [`gradient_stats`] returns the sum of squares and whether all elements are finite.
 //! - Formats: [`Element`], [`cast`], [`widen`]. Buckets: [`flatten`].
 //! - Frozen matrices in 8 or 4 bits: [`BlockFormat`], [`QuantizedSlice`]. Matrices in the formats of GGUF files, and their
-//!   products with one vector: [`RowFormat`], [`EncodedRows`].
+//!   products with one vector: [`RowEncoding`], [`EncodedRows`].
 //! - Matrix products: [`gemm`].
 //! - The same optimizer kernels on GPUs: the module `cube`, with the feature of that name.
 //!
@@ -107,7 +107,7 @@ pub use one_bit_lamb::{
     FactorRule, FrozenLamb, FrozenLambStep, FrozenLambSums, frozen_lamb_reference, frozen_lamb_sums,
 };
 pub use quantized::{
-    BlockFormat, EncodedMatrix, EncodedRows, Encoding, QUANTIZED_BLOCK, QuantizedSlice, RowFormat,
+    BlockFormat, EncodedRows, EncodedSlice, Encoding, QUANTIZED_BLOCK, QuantizedSlice, RowEncoding,
 };
 pub use real::Real;
 pub use sgd::{Sgd, SgdMomentumStep, SgdStep, sgd_reference};

@@ -31,7 +31,7 @@ use crate::blocks::vectorized;
 use crate::element::Element;
 use scales::BlockScales;
 
-pub use rows::{EncodedRows, RowFormat};
+pub use rows::{EncodedRows, RowEncoding};
 
 /// The number of elements that share a scale.
 pub const QUANTIZED_BLOCK: usize = 64;
@@ -144,7 +144,7 @@ pub enum Encoding {
     /// In flat order.
     Flat(BlockFormat),
     /// Row by row.
-    ByRow(RowFormat),
+    ByRow(RowEncoding),
 }
 
 impl Encoding {
@@ -163,22 +163,22 @@ impl From<BlockFormat> for Encoding {
     }
 }
 
-impl From<RowFormat> for Encoding {
-    fn from(format: RowFormat) -> Self {
+impl From<RowEncoding> for Encoding {
+    fn from(format: RowEncoding) -> Self {
         Self::ByRow(format)
     }
 }
 
 /// An encoded matrix in host memory.
 #[derive(Debug, Clone, Copy)]
-pub enum EncodedMatrix<'a> {
+pub enum EncodedSlice<'a> {
     /// In flat order.
     Flat(QuantizedSlice<'a>),
     /// Row by row.
     ByRow(EncodedRows<'a>),
 }
 
-impl EncodedMatrix<'_> {
+impl EncodedSlice<'_> {
     /// Decodes the elements from `start` on, in row-major order, to `out`. Each element is rounded once.
     ///
     /// # Panics

@@ -19,9 +19,7 @@ use burn_backend::tensor::{FloatTensor, IntTensor};
 use burn_backend::{Backend, DType, FloatDType, Shape, TensorData, TensorMetadata};
 use bytemuck::{Pod, cast_slice};
 use bytes::Bytes;
-use deepburn_kernels::{
-    BlockFormat, Element, EncodedMatrix, EncodedRows, Encoding, QuantizedSlice,
-};
+use deepburn_kernels::{BlockFormat, Element, EncodedRows, EncodedSlice, Encoding, QuantizedSlice};
 use half::{bf16, f16};
 use rayon::prelude::*;
 
@@ -116,15 +114,15 @@ impl HostBlocks {
     }
 
     /// Returns the matrix.
-    pub(crate) fn matrix(&self) -> EncodedMatrix<'_> {
+    pub(crate) fn matrix(&self) -> EncodedSlice<'_> {
         match self.encoding {
             Encoding::Flat(format) => {
                 let numel = self.shape.iter().product();
                 let slice = QuantizedSlice::new(format, numel, cast_slice(&self.bytes));
-                EncodedMatrix::Flat(slice)
+                EncodedSlice::Flat(slice)
             }
             Encoding::ByRow(format) => {
-                EncodedMatrix::ByRow(EncodedRows::new(format, self.shape, &self.bytes))
+                EncodedSlice::ByRow(EncodedRows::new(format, self.shape, &self.bytes))
             }
         }
     }

@@ -11,7 +11,7 @@ use burn::tensor::{Tensor, TensorPrimitive};
 use burn_backend::{Bytes, DType, Shape, TensorData};
 use bytemuck::cast_slice;
 use deepburn_comm::Partition;
-use deepburn_kernels::RowFormat;
+use deepburn_kernels::RowEncoding;
 use deepburn_ops::{OptimizerOps, float_bytes, float_from_host};
 
 use crate::decorator::{Zero, ZeroTensor};
@@ -23,7 +23,7 @@ use crate::sharding::{ModulePath, caught};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EncodedMatrix {
     /// The format.
-    pub format: RowFormat,
+    pub format: RowEncoding,
     /// Which elements follow each other.
     pub order: RowOrder,
     /// The blocks, as 32-bit words.
@@ -64,16 +64,17 @@ pub fn encoded<B: OptimizerOps, M: Module<Zero<B>>, E>(
     module: M,
     encode: impl FnMut(&Candidate<'_>) -> Result<Option<EncodedMatrix>, E>,
 ) -> Result<M, E> {
-    let mut encoder = Encoder { encode, path: ModulePath::default(), count: 0, failure: None };
-    let module = module.map(&mut encoder);
-    match encoder.failure {
+    let mut replacer =
+        MatrixReplacer { encode, path: ModulePath::default(), count: 0, failure: None };
+    let module = module.map(&mut replacer);
+    match replacer.failure {
         Some(failure) => Err(failure),
         None => Ok(module),
     }
 }
 
 /// The mapper that replaces matrices.
-struct Encoder<F, E> {
+struct MatrixReplacer<F, E> {
     encode: F,
     /// The path of the current module or parameter.
     path: ModulePath,
@@ -83,7 +84,7 @@ struct Encoder<F, E> {
     failure: Option<E>,
 }
 
-impl<B, F, E> ModuleMapper<Zero<B>> for Encoder<F, E>
+impl<B, F, E> ModuleMapper<Zero<B>> for MatrixReplacer<F, E>
 where
     B: OptimizerOps,
     F: FnMut(&Candidate<'_>) -> Result<Option<EncodedMatrix>, E>,

@@ -2,7 +2,7 @@
 
 /// The kind of a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum TokenKind {
     /// A name, a keyword or a number.
     Word,
     /// A string with its quotes.
@@ -18,7 +18,7 @@ pub(super) enum Kind {
 /// A token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Token<'a> {
-    pub(super) kind: Kind,
+    pub(super) kind: TokenKind,
     pub(super) text: &'a str,
     /// Its position in bytes.
     pub(super) start: usize,
@@ -32,26 +32,26 @@ impl Token<'_> {
         self.start + self.text.len()
     }
 
-    fn is(&self, kind: Kind, text: &str) -> bool {
+    fn is(&self, kind: TokenKind, text: &str) -> bool {
         self.kind == kind && self.text == text
     }
 
     /// Returns whether this is a word that is not inside of brackets.
     pub(super) fn is_word(&self, word: &str) -> bool {
-        self.depth == 0 && self.is(Kind::Word, word)
+        self.depth == 0 && self.is(TokenKind::Word, word)
     }
 
     /// Returns whether this is a symbol that is not inside of brackets.
     pub(super) fn is_symbol(&self, symbol: &str) -> bool {
-        self.depth == 0 && self.is(Kind::Symbol, symbol)
+        self.depth == 0 && self.is(TokenKind::Symbol, symbol)
     }
 
     /// Returns whether a value may begin or end with this token.
-    fn is_value(&self, bracket: Kind) -> bool {
+    fn is_value(&self, bracket: TokenKind) -> bool {
         const KEYWORDS: [&str; 8] = ["and", "elif", "else", "if", "in", "is", "not", "or"];
         match self.kind {
-            Kind::Word => !KEYWORDS.contains(&self.text),
-            kind => kind == Kind::Text || kind == bracket,
+            TokenKind::Word => !KEYWORDS.contains(&self.text),
+            kind => kind == TokenKind::Text || kind == bracket,
         }
     }
 }
@@ -69,19 +69,19 @@ pub(super) fn tokens(body: &str) -> Vec<Token<'_>> {
                 start += 1;
                 continue;
             }
-            b'"' | b'\'' => (Kind::Text, text_length(*byte, rest)),
+            b'"' | b'\'' => (TokenKind::Text, text_length(*byte, rest)),
             b'(' | b'[' | b'{' => {
                 depth += 1;
-                (Kind::Open, 0)
+                (TokenKind::Open, 0)
             }
             b')' | b']' | b'}' => {
                 depth = depth.saturating_sub(1);
                 token_depth = depth;
-                (Kind::Close, 0)
+                (TokenKind::Close, 0)
             }
-            it if is_word(*it) => (Kind::Word, while_word()),
-            b'*' | b'/' => (Kind::Symbol, usize::from(rest.first() == Some(byte))),
-            _ => (Kind::Symbol, usize::from(rest.first() == Some(&b'='))),
+            it if is_word(*it) => (TokenKind::Word, while_word()),
+            b'*' | b'/' => (TokenKind::Symbol, usize::from(rest.first() == Some(byte))),
+            _ => (TokenKind::Symbol, usize::from(rest.first() == Some(&b'='))),
         };
         let text = &body[start..=start + length];
         tokens.push(Token { kind, text, start, depth: token_depth });
@@ -127,10 +127,10 @@ pub(super) fn with_filtered_products(body: &str, filter: &str) -> Option<String>
     let mut ends = Vec::new();
     for (index, token) in tokens.iter().enumerate() {
         let (left, right) = tokens.split_at(index);
-        let ([.., last], true) = (left, token.is(Kind::Symbol, "*")) else { continue };
+        let ([.., last], true) = (left, token.is(TokenKind::Symbol, "*")) else { continue };
         // An argument of a test without brackets is a part of the test.
         let is_test = left.iter().rev().nth(1).is_some_and(|it| matches!(it.text, "is" | "not"));
-        if !last.is_value(Kind::Close) {
+        if !last.is_value(TokenKind::Close) {
             continue;
         }
         if !is_test {
@@ -150,17 +150,19 @@ pub(super) fn with_filtered_products(body: &str, filter: &str) -> Option<String>
 
 /// Returns the position after the value at the start of `tokens`, with its attributes, items, calls and filters.
 fn operand_end(tokens: &[Token]) -> Option<usize> {
-    let first = tokens.first().filter(|it| it.is_value(Kind::Open))?;
+    let first = tokens.first().filter(|it| it.is_value(TokenKind::Open))?;
     let close = |open: usize| {
         let depth = tokens[open].depth;
-        let is_close = |it: &Token| it.kind == Kind::Close && it.depth == depth;
+        let is_close = |it: &Token| it.kind == TokenKind::Close && it.depth == depth;
         tokens[open..].iter().position(is_close).map(|it| open + it)
     };
-    let mut last = if first.kind == Kind::Open { close(0)? } else { 0 };
+    let mut last = if first.kind == TokenKind::Open { close(0)? } else { 0 };
     while let Some(next) = tokens.get(last + 1) {
         last = match (next.kind, next.text) {
-            (Kind::Open, "(" | "[") => close(last + 1)?,
-            (Kind::Symbol, "." | "|") if tokens.get(last + 2)?.kind == Kind::Word => last + 2,
+            (TokenKind::Open, "(" | "[") => close(last + 1)?,
+            (TokenKind::Symbol, "." | "|") if tokens.get(last + 2)?.kind == TokenKind::Word => {
+                last + 2
+            }
             _ => break,
         };
     }

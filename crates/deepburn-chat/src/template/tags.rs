@@ -11,7 +11,7 @@
 
 use std::ops::Range;
 
-use super::expression::{Kind, Token, tokens, weight, with_filtered_products};
+use super::expression::{Token, TokenKind, tokens, weight, with_filtered_products};
 
 /// The name of the filter that marks generated text.
 pub(super) const GENERATION: &str = "__deepburn_generation";
@@ -40,7 +40,7 @@ pub(super) struct Rewritten {
 pub(super) fn rewrite(source: &str) -> Rewritten {
     let (mut marks_generation, mut heaviest) = (false, 0);
     let source = with_tags(source, |tag| {
-        let Tag { open, body, close, .. } = tag;
+        let TemplateTag { open, body, close, .. } = tag;
         heaviest = heaviest.max(weight(body));
         let counted = with_filtered_products(body, COUNTED);
         if tag.is_output() {
@@ -83,7 +83,7 @@ fn with_counted_values(body: &str) -> Option<(String, Vec<&str>)> {
             let value = iterated(body, &tokens[keyword..])?;
             let is_recursive = tokens.iter().any(|it| it.is_word("recursive"));
             let targets =
-                tokens[1..keyword].iter().filter(|it| it.kind == Kind::Word && is_recursive);
+                tokens[1..keyword].iter().filter(|it| it.kind == TokenKind::Word && is_recursive);
             Some((filtered(value, ITERABLE), targets.map(|it| it.text).collect()))
         }
         "set" => {
@@ -98,11 +98,11 @@ fn with_counted_values(body: &str) -> Option<(String, Vec<&str>)> {
             Some((body.to_owned(), names.map(|it| it[0].text).collect()))
         }
         "macro" | "call" => {
-            let open = tokens.iter().position(|it| it.kind == Kind::Open)?;
+            let open = tokens.iter().position(|it| it.kind == TokenKind::Open)?;
             let is_declaration = tokens[0].text == "macro" || open == 1;
             let parameters = tokens[open..].windows(2).take_while(|it| it[1].depth > 0);
             let names = parameters.filter(|it| it[0].depth <= 1 && matches!(it[0].text, "(" | ","));
-            let names = names.filter(|it| it[1].kind == Kind::Word && it[1].depth == 1);
+            let names = names.filter(|it| it[1].kind == TokenKind::Word && it[1].depth == 1);
             let names = names.map(|it| it[1].text).collect();
             is_declaration.then(|| (body.to_owned(), names))
         }
@@ -114,7 +114,7 @@ fn with_counted_values(body: &str) -> Option<(String, Vec<&str>)> {
 /// their place, because a statement removes spaces and line ends around it. Variables that are set inside are visible
 /// after it.
 pub(super) fn without_generation(source: &str) -> String {
-    with_tags(source, |Tag { opening, open, body, close }| match (*opening, body.trim()) {
+    with_tags(source, |TemplateTag { opening, open, body, close }| match (*opening, body.trim()) {
         ("{%", "generation") => Some(format!("{{%{open} if true {close}%}}")),
         ("{%", "endgeneration") => Some(format!("{{%{open} endif {close}%}}")),
         _ => None,
@@ -122,7 +122,7 @@ pub(super) fn without_generation(source: &str) -> String {
 }
 
 /// Returns `source` with other tags. `replace` returns `None` to keep a tag.
-fn with_tags(source: &str, mut replace: impl FnMut(&Tag<'_>) -> Option<String>) -> String {
+fn with_tags(source: &str, mut replace: impl FnMut(&TemplateTag<'_>) -> Option<String>) -> String {
     let mut written = String::new();
     let mut rest = source;
     while let Some(start) = next_opening(rest) {
@@ -135,7 +135,7 @@ fn with_tags(source: &str, mut replace: impl FnMut(&Tag<'_>) -> Option<String>) 
         };
         // An unclosed tag is reported by the parser.
         let (text, after) = rest.split_at(length.unwrap_or(rest.len()));
-        let tag = Tag::read(text);
+        let tag = TemplateTag::read(text);
         match tag.as_ref().and_then(|tag| Some((replace(tag)?, tag.close.len() + 2))) {
             Some((replaced, end)) => {
                 // The lines of the tag stay, so that errors name the right line.
@@ -152,7 +152,7 @@ fn with_tags(source: &str, mut replace: impl FnMut(&Tag<'_>) -> Option<String>) 
 }
 
 /// A tag with a statement or an expression.
-struct Tag<'a> {
+struct TemplateTag<'a> {
     /// `{%` or `{{`.
     opening: &'a str,
     /// The mark of whitespace control at its start.
@@ -163,7 +163,7 @@ struct Tag<'a> {
     close: &'a str,
 }
 
-impl<'a> Tag<'a> {
+impl<'a> TemplateTag<'a> {
     fn read(tag: &'a str) -> Option<Self> {
         let (opening, inner) = tag.split_at_checked(2)?;
         let inner = match opening {

@@ -13,18 +13,17 @@ use std::fs::File;
 use std::io::BufReader;
 use std::path::PathBuf;
 
-use deepburn::kernels::RowFormat;
+use deepburn::kernels::RowEncoding;
 use deepburn::weights::{Composition, Weight, WeightMap};
 use deepburn::zero::RowOrder;
 use deepburn::zero::inference::EncodedMatrix;
-use deepburn_gguf::{
-    GgufReader, GgufTensor, Hyperparameters, TensorInfo, TensorLayout, TensorType,
-};
+use deepburn_gguf::{GgufReader, GgufTensor, Hyperparameters, TensorInfo, TensorLayout};
 use deepburn_models::decoder::AnyDecoder;
 use deepburn_models::{Architecture, MatrixUse};
 
 use crate::failure::Failure;
 use crate::job::gguf_folder::UnpackedGguf;
+use crate::job::held_matrices::HeldType;
 
 /// The weights of a GGUF file.
 pub(crate) struct GgufWeights {
@@ -147,7 +146,7 @@ impl GgufWeights {
         &self,
         composition: &Composition,
         order: RowOrder,
-    ) -> Result<Option<(RowFormat, Vec<GgufTensor>)>, Failure> {
+    ) -> Result<Option<(RowEncoding, Vec<GgufTensor>)>, Failure> {
         let components = composition.components();
         let joins_columns = components.len() == 1 || composition.axis() == 1;
         let (mut formats, mut tensors) = (Vec::new(), Vec::new());
@@ -159,24 +158,14 @@ impl GgufWeights {
             if found != order || !is_whole || found == RowOrder::ByColumn && !joins_columns {
                 return Ok(None);
             }
-            formats.push(self.format(&stored.name));
+            let info = self.reader.header().tensor(&stored.name);
+            formats.push(info.and_then(|it| HeldType::format_of(it.tensor_type())));
             tensors.push(stored);
         }
         let is_table_of_parts = order == RowOrder::ByRow && tensors.len() > 1;
         let format = formats.first().copied().flatten().filter(|_| !is_table_of_parts);
         let format = format.filter(|it| formats.iter().all(|other| *other == Some(*it)));
         Ok(format.map(|format| (format, tensors)))
-    }
-
-    /// Returns the format in which the rows of a tensor can be multiplied.
-    fn format(&self, name: &str) -> Option<RowFormat> {
-        match self.reader.header().tensor(name)?.tensor_type() {
-            TensorType::F16 => Some(RowFormat::F16),
-            TensorType::Bf16 => Some(RowFormat::Bf16),
-            TensorType::Q8_0 => Some(RowFormat::Q8_0),
-            TensorType::Q4_0 => Some(RowFormat::Q4_0),
-            _ => None,
-        }
     }
 
     /// Returns whether a part of the parameter at a module path is quantized in the file.

@@ -13,7 +13,7 @@
 //! are not whole blocks are held in f16.
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
-use deepburn::kernels::RowFormat;
+use deepburn::kernels::RowEncoding;
 use deepburn::ops::OptimizerOps;
 use deepburn::zero::inference::{Candidate, EncodedMatrix, encoded};
 use deepburn::zero::{RowOrder, Zero};
@@ -44,13 +44,18 @@ impl HeldType {
         }
     }
 
+    /// Returns the format in memory that has the blocks of a tensor of a file; `None` if products cannot read them.
+    pub(crate) fn format_of(tensor_type: TensorType) -> Option<RowEncoding> {
+        Self::ALL.into_iter().find(|it| it.tensor_type() == tensor_type).map(Self::format)
+    }
+
     /// Returns the format in memory.
-    pub(crate) const fn format(self) -> RowFormat {
+    const fn format(self) -> RowEncoding {
         match self {
-            Self::F16 => RowFormat::F16,
-            Self::Bf16 => RowFormat::Bf16,
-            Self::Q8_0 => RowFormat::Q8_0,
-            Self::Q4_0 => RowFormat::Q4_0,
+            Self::F16 => RowEncoding::F16,
+            Self::Bf16 => RowEncoding::Bf16,
+            Self::Q8_0 => RowEncoding::Q8_0,
+            Self::Q4_0 => RowEncoding::Q4_0,
         }
     }
 

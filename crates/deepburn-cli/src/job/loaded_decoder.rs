@@ -26,13 +26,13 @@ pub(crate) type Continues<'a> = &'a mut (dyn FnMut(&[u32]) -> Result<bool, Failu
 /// A language model in memory.
 pub(crate) enum LoadedDecoder {
     /// All weights are in f32.
-    Elements(Resident<Flex>),
+    Elements(CachedDecoder<Flex>),
     /// Matrices are in another type.
-    Encoded(Resident<Zero<Flex>>),
+    Encoded(CachedDecoder<Zero<Flex>>),
 }
 
 /// A model on a backend, with the tokens that it processed last.
-pub(crate) struct Resident<B: FusedOps> {
+pub(crate) struct CachedDecoder<B: FusedOps> {
     model: Box<Decoder<B>>,
     seen: Option<SeenTokens<DecoderCache<B>>>,
 }
@@ -46,7 +46,7 @@ impl LoadedDecoder {
         match &sources.weights {
             WeightFiles::Folder(folder) => Self::of_folder(&sources.model, folder, held),
             WeightFiles::Gguf(file) => {
-                Ok(Self::Encoded(Resident::new(of_gguf(&sources.model, file, held)?)))
+                Ok(Self::Encoded(CachedDecoder::new(of_gguf(&sources.model, file, held)?)))
             }
         }
     }
@@ -61,10 +61,12 @@ impl LoadedDecoder {
         held: Option<HeldType>,
     ) -> Result<Self, Failure> {
         match held {
-            Some(held) => Ok(Self::Encoded(Resident::new(encoded_folder(config, folder, held)?))),
+            Some(held) => {
+                Ok(Self::Encoded(CachedDecoder::new(encoded_folder(config, folder, held)?)))
+            }
             None => {
                 let model = BuildModel::<Flex>::load(config, folder, &FlexDevice);
-                Ok(Self::Elements(Resident::new(model.map_err(Failure::mistake)?)))
+                Ok(Self::Elements(CachedDecoder::new(model.map_err(Failure::mistake)?)))
             }
         }
     }
@@ -145,7 +147,7 @@ fn locked(weights: &Mutex<GgufWeights>) -> MutexGuard<'_, GgufWeights> {
     weights.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl<B: FusedOps> Resident<B> {
+impl<B: FusedOps> CachedDecoder<B> {
     fn new(model: Decoder<B>) -> Self {
         Self { model: Box::new(model), seen: None }
     }

@@ -1,6 +1,6 @@
 //! Matrices whose rows are stored in the formats of GGUF files, and their products with one vector.
 //!
-//! Main types: [`RowFormat`] and [`EncodedRows`]. Such a product generates a token, so it reads every code once and should be as fast
+//! Main types: [`RowEncoding`] and [`EncodedRows`]. Such a product generates a token, so it reads every code once and should be as fast
 //! as memory. The blocks of a file have a scale before their codes. In memory, codes and scales are apart, so that codes are aligned and
 //! several scales are converted at once:
 //!
@@ -25,6 +25,8 @@ mod dot_floats;
 mod instructions;
 mod lanes;
 
+use std::borrow::Cow;
+
 use half::{bf16, f16};
 use rayon::prelude::*;
 
@@ -48,7 +50,7 @@ const ROWS_AT_A_TIME: usize = 64;
 /// The format of the elements of a row. Blocks and their values are defined by llama.cpp (`ggml-common.h` and
 /// `dequantize_row_*` in `ggml-quants.c`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum RowFormat {
+pub enum RowEncoding {
     /// IEEE half precision.
     F16,
     /// bfloat16.
@@ -60,7 +62,7 @@ pub enum RowFormat {
     Q4_0,
 }
 
-impl RowFormat {
+impl RowEncoding {
     /// Returns the number of elements of which the length of a row must be a multiple.
     pub const fn block_len(self) -> usize {
         match self {
@@ -95,13 +97,13 @@ impl RowFormat {
     pub fn words_of(self, blocks: &[u8]) -> Vec<u32> {
         let codes = self.code_bytes(BLOCK);
         let bytes = match self {
-            Self::F16 | Self::Bf16 => blocks.to_vec(),
+            Self::F16 | Self::Bf16 => Cow::Borrowed(blocks),
             Self::Q8_0 | Self::Q4_0 => {
                 let each = || blocks.chunks_exact(SCALE + codes);
                 let mut bytes = Vec::with_capacity(blocks.len());
                 each().for_each(|block| bytes.extend_from_slice(&block[SCALE..]));
                 each().for_each(|block| bytes.extend_from_slice(&block[..SCALE]));
-                bytes
+                Cow::Owned(bytes)
             }
         };
         let (whole, rest) = bytes.as_chunks::<4>();
@@ -114,7 +116,7 @@ impl RowFormat {
 /// A matrix in host memory whose rows are encoded.
 #[derive(Debug, Clone, Copy)]
 pub struct EncodedRows<'a> {
-    format: RowFormat,
+    format: RowEncoding,
     rows: usize,
     depth: usize,
     codes: &'a [u8],
@@ -122,11 +124,11 @@ pub struct EncodedRows<'a> {
 }
 
 impl<'a> EncodedRows<'a> {
-    /// Returns a matrix of `[rows, depth]` elements. [`RowFormat::words_of`] returns the `bytes`.
+    /// Returns a matrix of `[rows, depth]` elements. [`RowEncoding::words_of`] returns the `bytes`.
     ///
     /// # Panics
     /// Panics if a row is not a number of whole blocks, or if there are not enough bytes.
-    pub fn new(format: RowFormat, [rows, depth]: [usize; 2], bytes: &'a [u8]) -> Self {
+    pub fn new(format: RowEncoding, [rows, depth]: [usize; 2], bytes: &'a [u8]) -> Self {
         assert!(depth.is_multiple_of(format.block_len()), "{depth} elements of a row in blocks");
         let numel = rows * depth;
         let (codes, scales) = bytes[..format.num_bytes(numel)].split_at(format.code_bytes(numel));
@@ -157,8 +159,8 @@ impl<'a> EncodedRows<'a> {
         assert_eq!([x.len(), out.len()], [self.depth, self.rows], "elements of rows and columns");
         assert!(bias.is_none_or(|bias| bias.len() == self.rows), "elements of the bias");
         let vector = match self.format {
-            RowFormat::F16 | RowFormat::Bf16 => Vector::Floats(x),
-            RowFormat::Q8_0 | RowFormat::Q4_0 => Vector::Blocks(BlockVector::new(x)),
+            RowEncoding::F16 | RowEncoding::Bf16 => Vector::Floats(x),
+            RowEncoding::Q8_0 | RowEncoding::Q4_0 => Vector::Blocks(BlockVector::new(x)),
         };
         let is_large = self.rows * self.depth >= WORTH_THREADS;
         // Several tasks for each thread, so that none waits long for another.
@@ -205,13 +207,13 @@ impl<'a> EncodedRows<'a> {
         vectorized(
             #[inline(always)]
             || match self.format {
-                RowFormat::F16 => {
+                RowEncoding::F16 => {
                     decode_16(self.codes, start, out, |bytes| f16::from_le_bytes(bytes).widen());
                 }
-                RowFormat::Bf16 => {
+                RowEncoding::Bf16 => {
                     decode_16(self.codes, start, out, |bytes| bf16::from_le_bytes(bytes).widen());
                 }
-                RowFormat::Q8_0 | RowFormat::Q4_0 => self.decode_range(start, out),
+                RowEncoding::Q8_0 | RowEncoding::Q4_0 => self.decode_range(start, out),
             },
         );
     }
@@ -238,7 +240,7 @@ impl<'a> EncodedRows<'a> {
         let codes = &self.codes[block * size..][..size];
         let scale = f16::from_le_bytes(self.scales[block]).widen();
         let numbers = match self.format {
-            RowFormat::Q4_0 => nibbles(codes),
+            RowEncoding::Q4_0 => nibbles(codes),
             _ => signed_bytes(codes),
         };
         numbers.map(|number| scale * f32::from(number))
@@ -295,27 +297,27 @@ mod tests {
     use crate::testing::noise;
     use proptest::prelude::*;
 
-    const FORMATS: [RowFormat; 4] =
-        [RowFormat::F16, RowFormat::Bf16, RowFormat::Q8_0, RowFormat::Q4_0];
+    const FORMATS: [RowEncoding; 4] =
+        [RowEncoding::F16, RowEncoding::Bf16, RowEncoding::Q8_0, RowEncoding::Q4_0];
 
     /// Returns the words of blocks as bytes.
-    fn in_memory(format: RowFormat, blocks: &[u8]) -> Vec<u8> {
+    fn in_memory(format: RowEncoding, blocks: &[u8]) -> Vec<u8> {
         format.words_of(blocks).into_iter().flat_map(u32::to_le_bytes).collect()
     }
 
     /// Returns blocks of a matrix with random codes and scales between 1/4096 and 1.
-    fn random(format: RowFormat, numel: usize, seed: u64) -> Vec<u8> {
+    fn random(format: RowEncoding, numel: usize, seed: u64) -> Vec<u8> {
         let bits = |value: f32| f16::from_f32(value.abs().clamp(1.0 / 4096.0, 1.0)).to_bits();
         let values = noise(numel, seed);
         let mut bytes = Vec::new();
         match format {
-            RowFormat::F16 => values.iter().for_each(|it| {
+            RowEncoding::F16 => values.iter().for_each(|it| {
                 bytes.extend(f16::from_f32(*it).to_bits().to_le_bytes());
             }),
-            RowFormat::Bf16 => values.iter().for_each(|it| {
+            RowEncoding::Bf16 => values.iter().for_each(|it| {
                 bytes.extend(bf16::from_f32(*it).to_bits().to_le_bytes());
             }),
-            RowFormat::Q8_0 | RowFormat::Q4_0 => {
+            RowEncoding::Q8_0 | RowEncoding::Q4_0 => {
                 for block in values.chunks_exact(BLOCK) {
                     bytes.extend(bits(block[0]).to_le_bytes());
                     let codes = block.iter().map(|value| value.to_bits().to_le_bytes()[0]);
@@ -327,17 +329,17 @@ mod tests {
     }
 
     /// Returns an element by the definition of its format.
-    fn element(format: RowFormat, bytes: &[u8], index: usize) -> f64 {
+    fn element(format: RowEncoding, bytes: &[u8], index: usize) -> f64 {
         let half = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
         let (block, place) = (index / BLOCK, index % BLOCK);
         match format {
-            RowFormat::F16 => f16::from_bits(half(2 * index)).to_f64(),
-            RowFormat::Bf16 => bf16::from_bits(half(2 * index)).to_f64(),
-            RowFormat::Q8_0 => {
+            RowEncoding::F16 => f16::from_bits(half(2 * index)).to_f64(),
+            RowEncoding::Bf16 => bf16::from_bits(half(2 * index)).to_f64(),
+            RowEncoding::Q8_0 => {
                 let at = block * 34;
                 f16::from_bits(half(at)).to_f64() * f64::from(bytes[at + 2 + place] as i8)
             }
-            RowFormat::Q4_0 => {
+            RowEncoding::Q4_0 => {
                 let at = block * 18;
                 let code = bytes[at + 2 + place % 16] >> (4 * (place / 16)) & 15;
                 f16::from_bits(half(at)).to_f64() * (f64::from(code) - 8.0)
@@ -345,7 +347,7 @@ mod tests {
         }
     }
 
-    fn check(format: RowFormat, rows: usize, blocks: usize, seed: u64) {
+    fn check(format: RowEncoding, rows: usize, blocks: usize, seed: u64) {
         let depth = blocks * format.block_len().max(5);
         let bytes = random(format, rows * depth, seed);
         let own = in_memory(format, &bytes);
@@ -388,11 +390,11 @@ mod tests {
 
     #[test]
     fn a_scale_that_is_not_finite_spreads_to_its_row_alone() {
-        let mut bytes = random(RowFormat::Q8_0, 3 * 64, 1);
+        let mut bytes = random(RowEncoding::Q8_0, 3 * 64, 1);
         bytes[2 * 34..][..2].copy_from_slice(&f16::NAN.to_bits().to_le_bytes());
         let mut out = [0.0; 3];
-        let own = in_memory(RowFormat::Q8_0, &bytes);
-        let matrix = EncodedRows::new(RowFormat::Q8_0, [3, 64], &own);
+        let own = in_memory(RowEncoding::Q8_0, &bytes);
+        let matrix = EncodedRows::new(RowEncoding::Q8_0, [3, 64], &own);
         matrix.multiply(&[0.5; 64], None, &mut out);
         assert_eq!(out.map(f32::is_nan), [false, true, false]);
     }

@@ -20,7 +20,7 @@ use burn_backend::{DType, TensorMetadata};
 use burn_flex::{Flex, FlexTensor};
 use bytemuck::Pod;
 use deepburn_kernels::gemm::{Arithmetic, Matrix, MatrixMut, Product, Target};
-use deepburn_kernels::{Element, EncodedMatrix, EncodedRows};
+use deepburn_kernels::{Element, EncodedRows, EncodedSlice};
 use half::{bf16, f16};
 use rayon::prelude::*;
 
@@ -147,7 +147,7 @@ fn panel<E>(depth: usize, count: usize) -> usize {
 /// Decodes the columns `columns` (start and count) of the rows `rows` (start and count) of a matrix whose rows have
 /// `width` elements.
 fn decode_rows<E: Element + Pod>(
-    matrix: &EncodedMatrix<'_>,
+    matrix: &EncodedSlice<'_>,
     width: usize,
     rows: [usize; 2],
     columns: [usize; 2],
@@ -175,7 +175,7 @@ pub(super) fn product(
     }
     let (rows, [_, columns]) = (left.shape()[0], matrix.shape());
     let (blocks, bias) = (HostMatrix::of(matrix), bias.map(widen));
-    if let (1, true, EncodedMatrix::ByRow(encoded)) =
+    if let (1, true, EncodedSlice::ByRow(encoded)) =
         (rows, matrix.is_transposed(), blocks.blocks.matrix())
     {
         return Some(vector_product(left, &encoded, bias.as_deref()));

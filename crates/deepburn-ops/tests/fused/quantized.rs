@@ -4,7 +4,7 @@ use burn::tensor::{DType, Shape, Tensor};
 use burn_backend::ops::{FloatTensorOps, IntTensorOps, ModuleOps};
 use burn_backend::{Bytes, TensorData, TensorMetadata};
 use burn_flex::{Flex, FlexTensor};
-use deepburn_kernels::{BlockFormat, RowFormat};
+use deepburn_kernels::{BlockFormat, RowEncoding};
 use deepburn_ops::{
     CrossEntropyOps, HeadGradients, LinearOps, MatmulOps, QuantizedMatrix, dequantize, quantize,
     quantized_rows,
@@ -171,25 +171,25 @@ fn threads_do_not_change_bits() {
     same_on_all_threads(|| values(Flex::quantized_linear(x.clone(), &weight, None)));
 }
 
-const ROW_FORMATS: [RowFormat; 4] =
-    [RowFormat::F16, RowFormat::Bf16, RowFormat::Q8_0, RowFormat::Q4_0];
+const ROW_FORMATS: [RowEncoding; 4] =
+    [RowEncoding::F16, RowEncoding::Bf16, RowEncoding::Q8_0, RowEncoding::Q4_0];
 
 /// Returns a matrix of `[rows, depth]` with encoded rows, and its elements. `depth` is a multiple of 32.
 fn encoded_rows(
     shape: [usize; 2],
-    format: RowFormat,
+    format: RowEncoding,
     dtype: DType,
 ) -> (QuantizedMatrix<Flex>, FlexTensor) {
     let numel = shape[0] * shape[1];
     let code = |i: usize| (i * 97 % 251) as u8;
     let mut bytes: Vec<u8> = Vec::new();
     match format {
-        RowFormat::F16 | RowFormat::Bf16 => {
+        RowEncoding::F16 | RowEncoding::Bf16 => {
             // Numbers between 2^-4 and 2^-3 in both formats: the exponents are constant.
-            let high = if format == RowFormat::F16 { 0x2c } else { 0x3d };
+            let high = if format == RowEncoding::F16 { 0x2c } else { 0x3d };
             (0..numel).for_each(|i| bytes.extend([code(i) & 0x7f, high | code(i) & 0x80]));
         }
-        RowFormat::Q8_0 | RowFormat::Q4_0 => (0..numel / 32).for_each(|block| {
+        RowEncoding::Q8_0 | RowEncoding::Q4_0 => (0..numel / 32).for_each(|block| {
             // A scale between 2^-8 and 2^-7.
             bytes.extend([code(block), 0x1c]);
             bytes.extend((0..format.num_bytes(32) - 2).map(|i| code(block * 7 + i)));

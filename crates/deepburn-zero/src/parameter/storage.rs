@@ -6,7 +6,7 @@
 //! reads the parameter knows of it ([`Weight`]): a product takes the blocks, all other ops get the elements.
 
 use burn_backend::{Backend, DType, Shape};
-use deepburn_kernels::{BlockFormat, RowFormat};
+use deepburn_kernels::{BlockFormat, RowEncoding};
 use deepburn_ops::{QuantizedMatrix, dequantize};
 
 /// How the elements of a parameter are stored.
@@ -24,7 +24,7 @@ pub(crate) enum Storage {
     /// A matrix in the format of a GGUF file, for inference.
     Encoded {
         /// The format.
-        format: RowFormat,
+        format: RowEncoding,
         /// Which elements follow each other.
         order: RowOrder,
     },

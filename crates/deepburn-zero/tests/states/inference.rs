@@ -5,7 +5,7 @@ use burn::tensor::backend::Backend;
 use burn::tensor::module::embedding;
 use burn::tensor::{Int, Tensor, TensorData};
 use burn_flex::{Flex, FlexDevice};
-use deepburn_kernels::RowFormat;
+use deepburn_kernels::RowEncoding;
 use deepburn_ops::linear;
 use deepburn_zero::inference::{EncodedMatrix, encoded};
 use deepburn_zero::{RowOrder, Zero};
@@ -95,7 +95,7 @@ fn held() -> (Net<Plain>, Vec<(String, [usize; 2])>) {
             _ => (RowOrder::ByColumn, transposed(&values, candidate.shape[1])),
         };
         let words = bf16_words(&values);
-        Ok(Some(EncodedMatrix { format: RowFormat::Bf16, order, words }))
+        Ok(Some(EncodedMatrix { format: RowEncoding::Bf16, order, words }))
     });
     (net.unwrap(), offered)
 }

@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 
 use super::block_vector::BlockVector;
 use super::lanes::Lanes;
-use super::{BLOCK, RowFormat, SCALE};
+use super::{BLOCK, RowEncoding, SCALE};
 
 impl Lanes for __m256 {
     const COUNT: usize = 8;
@@ -62,10 +62,10 @@ pub(super) trait Multiply {
     unsafe fn add_products(sum: __m256i, left: __m256i, right: __m256i) -> __m256i;
 }
 
-/// AVX2 alone.
-pub(super) struct Avx2;
+/// AVX2 alone: products of pairs, which are then added.
+pub(super) struct Madd;
 
-impl Multiply for Avx2 {
+impl Multiply for Madd {
     #[inline(always)]
     unsafe fn add_products(sum: __m256i, left: __m256i, right: __m256i) -> __m256i {
         // SAFETY: as the caller promises.
@@ -82,7 +82,7 @@ const SCALES: usize = 64;
 /// The processor has AVX2, FMA, F16C and the instructions of `M`. The rows have as many blocks as the vector.
 #[inline(always)]
 pub(super) unsafe fn rows<M: Multiply>(
-    format: RowFormat,
+    format: RowEncoding,
     codes: &[u8],
     scales: &[[u8; SCALE]],
     x: &BlockVector,
@@ -95,7 +95,7 @@ pub(super) unsafe fn rows<M: Multiply>(
         // SAFETY: as the caller promises.
         *out = unsafe {
             match format {
-                RowFormat::Q4_0 => dot::<M, Nibbles>(codes, scales, x),
+                RowEncoding::Q4_0 => dot::<M, Nibbles>(codes, scales, x),
                 _ => dot::<M, Bytes>(codes, scales, x),
             }
         };

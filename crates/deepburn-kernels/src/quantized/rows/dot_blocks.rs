@@ -6,7 +6,7 @@ use half::f16;
 
 use super::block_vector::BlockVector;
 use super::instructions::Instructions;
-use super::{BLOCK, RowFormat, SCALE, nibbles, signed_bytes};
+use super::{BLOCK, RowEncoding, SCALE, nibbles, signed_bytes};
 use crate::element::Element;
 
 /// Writes the dot products of consecutive rows and `x` to `out`. `codes` and `scales` have the blocks of these rows.
@@ -15,7 +15,7 @@ use crate::element::Element;
 /// Panics if a length is not the one of these rows.
 pub(super) fn dot_blocks(
     instructions: Instructions,
-    format: RowFormat,
+    format: RowEncoding,
     codes: &[u8],
     scales: &[[u8; SCALE]],
     x: &BlockVector,
@@ -37,7 +37,7 @@ pub(super) fn dot_blocks(
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
 unsafe fn with_vnni(
-    format: RowFormat,
+    format: RowEncoding,
     codes: &[u8],
     scales: &[[u8; SCALE]],
     x: &BlockVector,
@@ -50,19 +50,19 @@ unsafe fn with_vnni(
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn with_avx2(
-    format: RowFormat,
+    format: RowEncoding,
     codes: &[u8],
     scales: &[[u8; SCALE]],
     x: &BlockVector,
     out: &mut [f32],
 ) {
     // SAFETY: as the caller promises.
-    unsafe { super::avx2::rows::<super::avx2::Avx2>(format, codes, scales, x, out) }
+    unsafe { super::avx2::rows::<super::avx2::Madd>(format, codes, scales, x, out) }
 }
 
 /// For all processors.
 fn portable(
-    format: RowFormat,
+    format: RowEncoding,
     codes: &[u8],
     scales: &[[u8; SCALE]],
     x: &BlockVector,
@@ -75,7 +75,7 @@ fn portable(
             let at = row * blocks + block;
             let codes = &codes[at * size..][..size];
             let numbers = match format {
-                RowFormat::Q4_0 => nibbles(codes),
+                RowEncoding::Q4_0 => nibbles(codes),
                 _ => signed_bytes(codes),
             };
             let both = numbers.iter().zip(&x.codes()[block]);

@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 
-use super::RowFormat;
+use super::RowEncoding;
 use super::instructions::Instructions;
 use super::lanes::Lanes;
 use crate::element::Element;
@@ -10,7 +10,7 @@ use crate::element::Element;
 /// Writes the dot products of consecutive rows and `x` to `out`. `codes` has the rows, in f16 or bf16.
 pub(super) fn dot_floats(
     instructions: Instructions,
-    format: RowFormat,
+    format: RowEncoding,
     codes: &[u8],
     x: &[f32],
     out: &mut [f32],
@@ -29,14 +29,14 @@ pub(super) fn dot_floats(
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx2,fma,f16c")]
-unsafe fn with_avx512(format: RowFormat, codes: &[u8], x: &[f32], out: &mut [f32]) {
+unsafe fn with_avx512(format: RowEncoding, codes: &[u8], x: &[f32], out: &mut [f32]) {
     // SAFETY: as the caller promises.
     unsafe { rows::<std::arch::x86_64::__m512>(format, codes, x, out) }
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn with_avx2(format: RowFormat, codes: &[u8], x: &[f32], out: &mut [f32]) {
+unsafe fn with_avx2(format: RowEncoding, codes: &[u8], x: &[f32], out: &mut [f32]) {
     // SAFETY: as the caller promises.
     unsafe { rows::<std::arch::x86_64::__m256>(format, codes, x, out) }
 }
@@ -46,14 +46,14 @@ unsafe fn with_avx2(format: RowFormat, codes: &[u8], x: &[f32], out: &mut [f32])
 /// # Safety
 /// The processor has the instruction set of `L`.
 #[inline(always)]
-unsafe fn rows<L: Lanes>(format: RowFormat, codes: &[u8], x: &[f32], out: &mut [f32]) {
+unsafe fn rows<L: Lanes>(format: RowEncoding, codes: &[u8], x: &[f32], out: &mut [f32]) {
     let rows = codes.chunks_exact((2 * x.len()).max(1));
     for (row, out) in rows.zip(out) {
         let (pairs, _) = row.as_chunks::<2>();
         // SAFETY: the row is as long as the vector, and the caller promises the instructions.
         *out = unsafe {
             match format {
-                RowFormat::F16 => dot(
+                RowEncoding::F16 => dot(
                     pairs,
                     x,
                     #[inline(always)]

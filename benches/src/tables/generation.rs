@@ -99,7 +99,11 @@ fn speed(
         Watched::from(command).run()
     };
     let (one, all) = (generate(1)?, generate(1 + TOKENS)?);
-    let rate = TOKENS as f64 / (all.seconds - one.seconds);
+    let seconds = all.seconds - one.seconds;
+    if seconds <= 0.0 {
+        return Err("the start of the program took longer than the tokens; measure again".into());
+    }
+    let rate = TOKENS as f64 / seconds;
     let found = Observations::default().with(Quantity::Throughput, rate);
     Ok(found.with(Quantity::Peak, all.peak_bytes as f64))
 }

@@ -12,8 +12,9 @@
 //!
 //! - Namespaces cannot be attributes of namespaces, and tuples are nested at most 8 times.
 //!
-//! The work and the memory of a template are limited (`work.rs`), so a loop without an end is an error. The comparison
-//! of two texts is one step, whatever their length.
+//! - A tuple with a long text cannot be repeated with `*`, and the format of `strftime_now` is short.
+//!
+//! The work and the memory of a template are limited (`work.rs`), so a loop without an end is an error.
 
 use std::collections::HashSet;
 
@@ -28,6 +29,7 @@ mod counted;
 mod day;
 mod environment;
 mod expression;
+mod loads;
 mod python_json;
 mod python_text;
 mod selection;
@@ -43,7 +45,7 @@ pub(crate) use stack::on_large_stack;
 
 use counted::counted;
 use environment::{MARKERS, MAX_STEPS, RAISED, environment};
-use expression::LAZY_WEIGHT;
+use expression::{LAZY_WEIGHT, MAX_LIGHT_NAME};
 
 /// The name of the template in its environment.
 const NAME: &str = "chat_template";
@@ -147,7 +149,8 @@ impl ChatTemplate {
         if rewritten.heaviest > MAX_TAG_WEIGHT {
             let reason = format!(
                 "a tag has more than {MAX_TAG_WEIGHT} words, strings and operators, of which slices and products count \
-                 {LAZY_WEIGHT} times; split it"
+                 {LAZY_WEIGHT} times, and names of more than {MAX_LIGHT_NAME} bytes as many times as they have bytes; \
+                 split it"
             );
             return Err(ChatError::Syntax { line: 1, reason });
         }

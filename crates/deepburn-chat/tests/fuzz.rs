@@ -1,7 +1,7 @@
 //! Fuzzes rows and chat templates. They are refused, or they are rendered, and each byte of a mask is in the text.
 
 use deepburn_chat::{
-    ChatContext, ChatTemplate, Ending, Message, NestedNulls, Row, RowFormat, RowReader,
+    ChatContext, ChatError, ChatTemplate, Ending, Message, NestedNulls, Row, RowFormat, RowReader,
     SpecialTokens, render_with_turns,
 };
 use deepburn_fuzz::fuzz;
@@ -289,6 +289,249 @@ fn expensive_operations_are_refused() {
         "{{ ('{:999999}' * 100000).format(*(['a'] * 100000)) }}".to_owned(),
     ] {
         assert_refused(&source);
+    }
+}
+
+/// Expressions that read the long texts `x` and `y`, or what contains them.
+const OPERATIONS: [&str; 173] = [
+    // Operators.
+    "x == y",
+    "x != y",
+    "x < y",
+    "x <= y",
+    "x > y",
+    "x >= y",
+    "x == y == x",
+    "[x] == [y]",
+    "(x,) == (y,)",
+    "{'a': x} == {'a': y}",
+    "[[x]] + [x] == [[y]] + [y]",
+    "(x,) + (x,) == (y,) + (y,)",
+    "t == u",
+    "t + t == u + u",
+    "l == m2",
+    "l * 2 == m2 * 2",
+    "n == o",
+    "n.x == o.x",
+    "d.a == y",
+    "x in [y]",
+    "x not in (y, 'a')",
+    "x in l",
+    "x in d",
+    "'a' in x",
+    "x in x",
+    "x ~ 'a'",
+    "x + 'a'",
+    "x * 2",
+    "not x == y",
+    "x == y or x",
+    "w == x",
+    // Subscripts, slices and keys.
+    "x[-1]",
+    "x[3999999]",
+    "x.3999999",
+    "x[i]",
+    "x[1:]",
+    "x[:1]",
+    "x[:-1]",
+    "x[::2]",
+    "x[::-1]",
+    "x[5:6]",
+    "d[x]",
+    "d[x ~ '']",
+    "{x: 1}",
+    "{'a': 1}[x]",
+    "{x: 1}['a']",
+    "(x or y)[-1]",
+    "(x if i else y)[:1]",
+    "n.x[-1]",
+    "d.a[-1]",
+    "l[0][-1]",
+    "dict(**{x: 1})",
+    "x is in y[-1]",
+    "x is in [y][0]",
+    // Tests.
+    "x is lower",
+    "x is upper",
+    "x is eq y",
+    "x is equalto(y)",
+    "x is ne y",
+    "x is lt y",
+    "x is le y",
+    "x is lessthan y",
+    "x is gt y",
+    "x is greaterthan y",
+    "x is ge y",
+    "x is sameas y",
+    "x is in y",
+    "x is in [y]",
+    "x is in l",
+    "[x] is eq [y]",
+    "x is startingwith y",
+    "x is endingwith y",
+    "'a' is startingwith x",
+    "[x] | select('lower') | list",
+    "[x] | select('eq', y) | list",
+    "l | reject('eq', y) | list",
+    "[d] | selectattr('a', 'eq', y) | list",
+    "[d] | rejectattr('a', 'lower') | list",
+    // Filters.
+    "x | upper",
+    "x | lower",
+    "x | title",
+    "x | capitalize",
+    "x | trim",
+    "x | trim(y)",
+    "x | replace('b', 'c')",
+    "'a' | replace(x, 'b')",
+    "x | length",
+    "x | list",
+    "x | first",
+    "x | last",
+    "x | reverse",
+    "x | string",
+    "x | escape",
+    "x | safe",
+    "x | tojson",
+    "x | indent(2)",
+    "x | join('-')",
+    "l | join(x)",
+    "x | batch(2) | list",
+    "x | slice(2) | list",
+    "x | unique | list",
+    "x | sort",
+    "x | format('a')",
+    "'%s' | format(x)",
+    "d | attr(x)",
+    "x | default(y)",
+    "'' | default(x, true)",
+    "[x, y] | sort | length",
+    "([x, y]) | sort | length",
+    "[x, y] | unique | list | length",
+    "[x, y] | min | length",
+    "[x, y] | max | length",
+    "[x, y] | join | length",
+    "{'a': x, 'b': y} | dictsort(by='value') | length",
+    "dict(a=x, b=y) | dictsort(by='value') | length",
+    "namespace(a=x, b=y) | dictsort(by='value') | length",
+    "n | dictsort(by='value') | length",
+    "[d, d] | map(attribute=x) | list",
+    "[d, d] | map(attribute='a') | sort | length",
+    "[d, d] | sort(attribute='a') | length",
+    "[d, d] | groupby('a') | length",
+    "[d, d] | groupby(x) | length",
+    "[d, d] | unique(attribute='a') | list",
+    "[d, d] | max(attribute='a')",
+    "[d, d] | sum(attribute=x)",
+    "[x] | map('lower') | list",
+    "l | map('replace', x, 'a') | list",
+    "t | sort | length",
+    "l | last | length",
+    "d | items | list | sort | length",
+    // Methods.
+    "x.upper()",
+    "x.lower()",
+    "x.islower()",
+    "x.isupper()",
+    "x.isspace()",
+    "x.isdigit()",
+    "x.isalnum()",
+    "x.isalpha()",
+    "x.isascii()",
+    "x.strip()",
+    "x.strip('a')",
+    "x.lstrip()",
+    "x.rstrip('a')",
+    "x.replace('b', 'c')",
+    "'a'.replace(x, 'b')",
+    "x.title()",
+    "x.split('b')",
+    "x.split()",
+    "'a'.split(x)",
+    "x.splitlines()",
+    "x.capitalize()",
+    "x.count('b')",
+    "'a'.count(x)",
+    "x.find('b')",
+    "'a'.find(x)",
+    "x.rfind('b')",
+    "x.startswith(y)",
+    "x.startswith((y, y))",
+    "x.endswith(y)",
+    "x.join(['a', 'b'])",
+    "''.join([x])",
+    "'{}'.format(x)",
+    "'{a}'.format(a=x)",
+    "d.get(x)",
+    "d.get('a', x) == y",
+    "[x, x].count(y)",
+    "l.count(y)",
+    "loop.changed(x)",
+    "loop.cycle(x, y)",
+    // Functions.
+    "dict(a=x) == dict(a=y)",
+    "range(3)[x]",
+    "namespace(x=x) == namespace(x=y)",
+    "m(x)",
+];
+
+/// Statements that read them.
+const STATEMENTS: [&str; 15] = [
+    "{% set z = x %}{{ z[-1] }}",
+    "{% set z %}{{ x }}{% endset %}",
+    "{% with z = x %}{{ z == y }}{% endwith %}",
+    "{% filter upper %}{{ x }}{% endfilter %}",
+    "{% filter replace(x, 'b') %}a{% endfilter %}",
+    "{{ k(x, y) }}",
+    "{% call c(x) %}{{ x[-1] }}{% endcall %}",
+    "{% for a in [x] %}{{ a == y }}{% endfor %}",
+    "{% for a in x %}{% break %}{% endfor %}",
+    "{% include x ignore missing %}",
+    "{% include [x] ignore missing %}",
+    "{% set x | replace(y, 'b') %}a{% endset %}",
+    "{% if x == y and y == x %}{% endif %}",
+    "{% if not i %}{% elif x == y %}{% endif %}",
+    "{% do loop.changed(x) %}",
+];
+
+/// Every operator, subscript, test, filter, method, function and statement that reads a text, on a text that is too long
+/// to be read in each of 90,000 iterations. Without a charge, an operation takes minutes.
+#[test]
+fn long_texts_are_not_read_without_end() {
+    let expressions = OPERATIONS.map(|it| format!("{{% if ({it}) is none %}}{{% endif %}}"));
+    for operation in expressions.iter().map(String::as_str).chain(STATEMENTS) {
+        let source = format!(
+            "{{% macro m(a) %}}{{% if a[-1] %}}{{% endif %}}{{% endmacro %}}{{% macro c(a) %}}{{{{ a[-1] }}}}{{{{ caller() }}}}{{% endmacro %}}{{% macro k(a, b) %}}{{{{ a == b }}}}{{% endmacro %}}\
+             {{% set x = 'a' * 4000000 %}}{{% set y = 'a' * 4000000 %}}{{% set t, u, l, m2 = (x,), (y,), [x], [y] %}}\
+             {{% set n, o, d, i = namespace(x=x), namespace(x=y), {{'a': x}}, 3999999 %}}{{% set w %}}{{{{ x }}}}{{% endset %}}\
+             {{% for _ in range(90000) %}}{operation}{{% endfor %}}"
+        );
+        let template = ChatTemplate::compile(&source).unwrap();
+        let messages = [Message::text("user", "a")];
+        let (context, tokens) = (ChatContext::default(), SpecialTokens::default());
+        let rendered = template.render(&messages, &context, &tokens, Ending::Complete);
+        let is_refused = matches!(rendered, Err(ChatError::TooMuchWork { .. }));
+        assert!(is_refused, "{operation}: {rendered:?}");
+    }
+}
+
+/// Names and formats are limited, because they are not charged.
+#[test]
+fn long_names_and_formats_are_refused() {
+    for (source, expected) in [
+        (format!("{{{{ messages.{} }}}}", "a".repeat(5000)), "names of more than 256 bytes"),
+        (
+            "{{ strftime_now('%A' * 1000000) }}".to_owned(),
+            "a format of 2000000 bytes; the maximum is 256",
+        ),
+        ("{{ ('a' * 2000,) * 9 }}".to_owned(), "use a list"),
+    ] {
+        let messages = [Message::text("user", "a")];
+        let (context, tokens) = (ChatContext::default(), SpecialTokens::default());
+        let rendered = ChatTemplate::compile(&source)
+            .and_then(|it| it.render(&messages, &context, &tokens, Ending::Complete));
+        let error = rendered.unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
     }
 }
 

@@ -13,6 +13,13 @@ use super::work;
 /// The maximum nesting of tuples in tuples.
 const MAX_TUPLES: usize = 8;
 
+/// How often a text can be read for the work of an item with this text. Most reads are followed by operations that the
+/// engine charges.
+const READS_OF_ITEM: usize = 32;
+
+/// The maximum bytes of a text in a tuple that is repeated.
+const MAX_REPEATED_TEXT: usize = 1024;
+
 /// A list or a dictionary whose walks count as [work](super::work), as do walks of the lists and dictionaries in it.
 ///
 /// All values that a template reads or stores are counted. A value that contains another one many times, or a list that
@@ -43,13 +50,11 @@ impl Object for Counted {
     }
 
     fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
-        work::item(0);
-        self.0.get_value(key).map(of_container)
+        self.0.get_value(key).map(of_read)
     }
 
     fn get_value_by_str(self: &Arc<Self>, key: &str) -> Option<Value> {
-        work::item(0);
-        self.0.get_value_by_str(key).map(of_container)
+        self.0.get_value_by_str(key).map(of_read)
     }
 
     fn enumerate(self: &Arc<Self>) -> Enumerator {
@@ -92,6 +97,12 @@ fn text_bytes(value: &Value) -> usize {
     value.as_str().map_or(0, str::len)
 }
 
+/// Returns a value of a container that is read on its own.
+fn of_read(value: Value) -> Value {
+    work::item(text_bytes(&value) / READS_OF_ITEM);
+    of_container(value)
+}
+
 /// Returns a value of a container as a counted one. The engine reports values that are errors.
 fn of_container(value: Value) -> Value {
     counted(value).unwrap_or_else(Value::from)
@@ -104,7 +115,15 @@ fn of_container(value: Value) -> Value {
 /// Returns an error if an item could not be computed, or if tuples are nested too deeply.
 pub(super) fn counted(value: Value) -> Result<Value, Error> {
     let Some(object) = value.as_object() else { return Ok(value) };
-    if object.downcast_ref::<Counted>().is_some() || is_namespace(object) {
+    if object.downcast_ref::<Counted>().is_some() {
+        return Ok(value);
+    }
+    if is_namespace(object) {
+        object
+            .try_iter_pairs()
+            .into_iter()
+            .flatten()
+            .for_each(|(_, it)| work::item(text_bytes(&it)));
         return Ok(value);
     }
     match object.repr() {
@@ -132,7 +151,7 @@ fn tuple(value: &Value, depth: usize) -> Result<Value, Error> {
         return Err(invalid(format!("tuples are nested more than {MAX_TUPLES} times")));
     }
     let items = value.try_iter()?.map(|item| {
-        work::item(0);
+        work::item(text_bytes(&item));
         if item.is_tuple() { tuple(&item, depth + 1) } else { counted(item) }
     });
     Ok(Value::from(Tuple::from(items.collect::<Result<Vec<_>, _>>()?)))
@@ -147,6 +166,28 @@ pub(super) fn iterable(value: Value) -> Result<Value, Error> {
         ValueKind::None => Err(invalid("'NoneType' object is not iterable")),
         _ => counted(value),
     }
+}
+
+/// The filter of values that `*` repeats. The engine compares tuples itself, so long texts in them would not be counted.
+///
+/// # Errors
+/// Returns an error for a tuple that contains a long text or a tuple, and like [`counted`].
+pub(super) fn factor(value: Value) -> Result<Value, Error> {
+    let is_long = |it: Value| it.is_tuple() || text_bytes(&it) > MAX_REPEATED_TEXT;
+    match value.is_tuple() && value.try_iter()?.any(is_long) {
+        true => Err(invalid(format!(
+            "a tuple that contains a tuple or a text of more than {MAX_REPEATED_TEXT} bytes cannot be repeated; use a list"
+        ))),
+        false => counted(value),
+    }
+}
+
+/// The function `dict`.
+///
+/// # Errors
+/// Returns an error like minijinja's function.
+pub(super) fn dict(value: Option<Value>, update_with: Kwargs) -> Result<Value, Error> {
+    counted(minijinja::functions::dict(value, update_with)?)
 }
 
 /// The filter of values that become attributes of a namespace. A namespace in itself would be walked without an end.
@@ -173,7 +214,10 @@ pub(super) fn namespace(defaults: Option<ValueOrKwargs>) -> Result<Value, Error>
         return minijinja::functions::namespace(Some(defaults.into()));
     };
     let named = pairs.filter_map(|(key, value)| Some((key.as_str()?.to_owned(), value)));
-    let named = named.map(|(key, value)| Ok((key, attribute(value)?)));
+    let named = named.map(|(key, value)| {
+        work::item(text_bytes(&value));
+        Ok((key, attribute(value)?))
+    });
     let named: Kwargs = named.collect::<Result<Vec<_>, Error>>()?.into_iter().collect();
     minijinja::functions::namespace(Some(Value::from(named).into()))
 }

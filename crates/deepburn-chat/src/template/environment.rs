@@ -5,14 +5,14 @@ use std::fmt::Write;
 use chrono::NaiveDateTime;
 use chrono::format::{Item, StrftimeItems};
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Value, ValueKind, from_args};
-use minijinja::{AutoEscape, Environment, Error, ErrorKind, State, UndefinedBehavior};
+use minijinja::value::{DynObject, Value, ValueKind, from_args};
+use minijinja::{AutoEscape, Environment, Error, ErrorKind, State, UndefinedBehavior, tests};
 use minijinja_contrib::pycompat;
 
-use super::counted::{attribute, counted, iterable, namespace};
+use super::counted::{attribute, counted, dict, factor, iterable, namespace};
 use super::python_json::tojson;
 use super::python_text::text_of;
-use super::tags::{COUNTED, COUNTED_ATTRIBUTE, GENERATION, ITERABLE};
+use super::tags::{COUNTED, COUNTED_ATTRIBUTE, FACTOR, GENERATION, ITERABLE};
 
 /// The maximum work of a template, in steps of minijinja: an instruction, or 64 bytes of text. A chat of a million
 /// tokens needs less.
@@ -49,11 +49,14 @@ pub(super) fn environment(now: NaiveDateTime) -> Result<Environment<'static>, Er
     environment.add_filter(ITERABLE, iterable);
     environment.add_filter(COUNTED, counted);
     environment.add_filter(COUNTED_ATTRIBUTE, attribute);
+    environment.add_filter(FACTOR, factor);
+    charge_tests(&mut environment);
     // Jinja2 does not have the others, and prints other text with `pprint`.
     for name in ["chain", "lines", "pprint", "split", "zip"] {
         environment.remove_filter(name);
     }
     environment.remove_global("debug");
+    environment.add_function("dict", dict);
     environment.add_function("namespace", namespace);
     environment.add_function("raise_exception", |state: &State, message: &Value| {
         let message = format!("{RAISED}{}", text_of(state, message)?);
@@ -61,6 +64,56 @@ pub(super) fn environment(now: NaiveDateTime) -> Result<Environment<'static>, Er
     });
     environment.add_function("strftime_now", move |format: &str| strftime(now, format));
     Ok(environment)
+}
+
+/// Replaces the tests that read texts and lists, for which the engine does not charge.
+fn charge_tests(environment: &mut Environment) {
+    type Unary = fn(&Value) -> bool;
+    for (name, test) in [("lower", tests::is_lower as Unary), ("upper", tests::is_upper)] {
+        let charged = move |state: &State, value: &Value| {
+            state.consume_fuel(steps(read_bytes(value)))?;
+            Ok::<_, Error>(test(value))
+        };
+        environment.add_test(name, charged);
+    }
+    type Binary = fn(&State, &Value, &Value) -> Result<bool, Error>;
+    const TESTS: [(&[&str], Binary); 10] = [
+        (&["eq", "equalto", "=="], |_, a, b| Ok(tests::is_eq(a, b))),
+        (&["ne", "!="], |_, a, b| Ok(tests::is_ne(a, b))),
+        (&["lt", "lessthan", "<"], |_, a, b| Ok(tests::is_lt(a, b))),
+        (&["le", "<="], |_, a, b| Ok(tests::is_le(a, b))),
+        (&["gt", "greaterthan", ">"], |_, a, b| Ok(tests::is_gt(a, b))),
+        (&["ge", ">="], |_, a, b| Ok(tests::is_ge(a, b))),
+        (&["in"], tests::is_in),
+        (&["sameas"], |_, a, b| Ok(tests::is_sameas(a, b))),
+        (&["startingwith"], |state, a, b| Ok(text_of(state, a)?.starts_with(&text_of(state, b)?))),
+        (&["endingwith"], |state, a, b| Ok(text_of(state, a)?.ends_with(&text_of(state, b)?))),
+    ];
+    for (names, test) in TESTS {
+        for name in names {
+            let charged = move |state: &State, a: &Value, b: &Value| {
+                test(state, &charged(state, a)?, &charged(state, b)?)
+            };
+            environment.add_test(*name, charged);
+        }
+    }
+}
+
+/// Returns a value whose text is charged, or whose items are when they are read.
+fn charged(state: &State, value: &Value) -> Result<Value, Error> {
+    state.consume_fuel(steps(read_bytes(value)))?;
+    match value.is_kwargs() {
+        true => Ok(value.clone()),
+        false => counted(value.clone()),
+    }
+}
+
+/// Returns the bytes of a text, or of the texts in named arguments.
+fn read_bytes(value: &Value) -> usize {
+    let named = value.as_object().filter(|_| value.is_kwargs());
+    let named = named.and_then(DynObject::try_iter_pairs).into_iter().flatten();
+    let bytes = |it: &Value| it.as_str().map_or(0, str::len);
+    named.fold(bytes(value), |sum, (_, it)| sum.saturating_add(bytes(&it)))
 }
 
 /// Returns whether the value has a length and items in Python, as dictionaries and texts do, and `None` does not.
@@ -117,7 +170,13 @@ fn method(state: &mut State, value: &Value, name: &str, args: &[Value]) -> Resul
         }
         state.consume_fuel(method_steps(text, name, args)?)?;
     }
-    pycompat::unknown_method_callback(state, value, name, args)
+    let is_object = |it: &Value| it.as_object().is_some();
+    if !is_object(value) && !args.iter().any(is_object) {
+        state.consume_fuel(args.iter().map(|it| steps(read_bytes(it))).sum())?;
+        return pycompat::unknown_method_callback(state, value, name, args);
+    }
+    let args = args.iter().map(|it| charged(state, it)).collect::<Result<Vec<_>, _>>()?;
+    pycompat::unknown_method_callback(state, &counted(value.clone())?, name, &args)
 }
 
 /// The method `join` of a text, which also counts the work of reading the items.
@@ -133,25 +192,24 @@ fn join(state: &State, separator: &str, args: &[Value]) -> Result<Value, Error> 
     Ok(Value::from(joined))
 }
 
-/// Returns the steps of a method of a text, without those that minijinja counts: of the text and the result.
+/// Returns the steps of a method of a text. Reading the text and the arguments, and the result, are charged elsewhere.
 fn method_steps(text: &str, name: &str, args: &[Value]) -> Result<u64, Error> {
     let texts = || args.iter().filter_map(Value::as_str);
-    let read: usize = texts().map(str::len).sum();
     let first = texts().next();
-    Ok(steps(read)
-        + match name {
-            "split" => part_steps(match first {
-                Some("") | None => text.len(),
-                Some(separator) => text.matches(separator).count(),
-            }),
-            "splitlines" => part_steps(text.matches('\n').count()),
-            "strip" | "lstrip" | "rstrip" => trimming_steps(text, first.unwrap_or_default()),
-            "format" => {
-                let fields = text.matches('{').count();
-                steps(fields.saturating_mul(read.saturating_add(largest_width(text)?)))
-            }
-            _ => 0,
-        })
+    Ok(match name {
+        "split" => part_steps(match first {
+            Some("") | None => text.len(),
+            Some(separator) => text.matches(separator).count(),
+        }),
+        "splitlines" => part_steps(text.matches('\n').count()),
+        "strip" | "lstrip" | "rstrip" => trimming_steps(text, first.unwrap_or_default()),
+        "format" => {
+            let read: usize = args.iter().map(read_bytes).sum();
+            let fields = text.matches('{').count();
+            steps(fields.saturating_mul(read.saturating_add(largest_width(text)?)))
+        }
+        _ => 0,
+    })
 }
 
 /// Returns the steps of reading or writing a text.
@@ -190,7 +248,17 @@ fn largest_width(format: &str) -> Result<usize, Error> {
 /// Directives of `strftime` whose output does not depend on the locale, the platform or the time zone.
 const DIRECTIVES: &str = "aAbBcdDeFhHIjklmMnpRStTuUwWxXyY%";
 
+/// The maximum bytes of a format of `strftime_now`.
+const MAX_TIME_FORMAT: usize = 256;
+
 fn strftime(now: NaiveDateTime, format: &str) -> Result<String, Error> {
+    if format.len() > MAX_TIME_FORMAT {
+        let reason = format!(
+            "strftime_now has a format of {} bytes; the maximum is {MAX_TIME_FORMAT}; shorten it",
+            format.len()
+        );
+        return Err(Error::new(ErrorKind::InvalidOperation, reason));
+    }
     let mut chars = format.chars();
     while let Some(char) = chars.next() {
         if char != '%' {

@@ -47,7 +47,7 @@ impl Token<'_> {
     }
 
     /// Returns whether a value may begin or end with this token.
-    fn is_value(&self, bracket: TokenKind) -> bool {
+    pub(super) fn is_value(&self, bracket: TokenKind) -> bool {
         const KEYWORDS: [&str; 8] = ["and", "elif", "else", "if", "in", "is", "not", "or"];
         match self.kind {
             TokenKind::Word => !KEYWORDS.contains(&self.text),
@@ -109,10 +109,17 @@ fn is_word(byte: u8) -> bool {
 /// work of a chain of them grows with the square of its length.
 pub(super) const LAZY_WEIGHT: usize = 30;
 
+/// The maximum bytes of a name that weighs the same as a short one. Names are compared when a template reads variables.
+pub(super) const MAX_LIGHT_NAME: usize = 256;
+
 /// Returns the number of words, strings and symbols in the body of a tag, where slices and products count
-/// [`LAZY_WEIGHT`] times.
+/// [`LAZY_WEIGHT`] times, and long names as many times as they have bytes.
 pub(super) fn weight(body: &str) -> usize {
-    let weight = |it: &Token| if matches!(it.text, ":" | "*") { LAZY_WEIGHT } else { 1 };
+    let weight = |it: &Token| match it.kind {
+        TokenKind::Word if it.text.len() > MAX_LIGHT_NAME => it.text.len(),
+        _ if matches!(it.text, ":" | "*") => LAZY_WEIGHT,
+        _ => 1,
+    };
     tokens(body).iter().map(weight).sum()
 }
 

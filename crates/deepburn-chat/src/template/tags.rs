@@ -5,13 +5,14 @@
 //!   own, as the extension's macro has.
 //! - `{% for x in y %}` checks that `y` is not `none`, over which Python does not iterate.
 //! - Values that are stored are counted (`counted.rs`): in `{% set %}`, `{% with %}`, and by macros and loops, as are
-//!   values that `*` repeats.
+//!   values that `*` repeats, and values that are compared, indexed or kept in lists (`loads.rs`).
 //!
 //! Comments, `raw` blocks, and strings inside tags are skipped. Line numbers stay the same.
 
 use std::ops::Range;
 
 use super::expression::{Token, TokenKind, tokens, weight, with_filtered_products};
+use super::loads::with_charged_loads;
 
 /// The name of the filter that marks generated text.
 pub(super) const GENERATION: &str = "__deepburn_generation";
@@ -19,8 +20,11 @@ pub(super) const GENERATION: &str = "__deepburn_generation";
 /// The name of the filter that rejects `none`.
 pub(super) const ITERABLE: &str = "__deepburn_iterable";
 
-/// The filter of values that are stored or repeated.
+/// The filter of values that are stored, and of values that are read by operations that the engine does not charge.
 pub(super) const COUNTED: &str = "__deepburn_counted";
+
+/// The filter of values that are repeated.
+pub(super) const FACTOR: &str = "__deepburn_factor";
 
 /// The filter of values that become attributes of a namespace.
 pub(super) const COUNTED_ATTRIBUTE: &str = "__deepburn_counted_attribute";
@@ -42,7 +46,10 @@ pub(super) fn rewrite(source: &str) -> Rewritten {
     let source = with_tags(source, |tag| {
         let TemplateTag { open, body, close, .. } = tag;
         heaviest = heaviest.max(weight(body));
-        let counted = with_filtered_products(body, COUNTED);
+        let factors = with_filtered_products(body, FACTOR);
+        let charged =
+            with_charged_loads(factors.as_deref().unwrap_or(body), tag.is_output(), COUNTED);
+        let counted = charged.or(factors);
         if tag.is_output() {
             return counted.map(|body| format!("{{{{{open}{body}{close}}}}}"));
         }
@@ -309,7 +316,7 @@ mod tests {
             "{{ '{% generation %}' }}",
             "{% raw %}{% generation %}{% for a in b %}{%- endraw -%}",
             "{{ {'a': {'b': 1}} }}{% if '%}' %}",
-            "{% do for_in(1) %}{% if a in b %}{",
+            "{% do for_in(1) %}{% if 'a' in b %}{",
             "{% unclosed '",
             "{%} {% raw %} {%}",
             "{",
@@ -322,7 +329,9 @@ mod tests {
 
     #[test]
     fn iterated_expressions_are_checked() {
-        let of = |text: &str| rewrite(text).source.replace(ITERABLE, "i");
+        let of = |text: &str| {
+            rewrite(text).source.replace(ITERABLE, "i").replace(&format!("|{COUNTED}"), "")
+        };
         assert_eq!(of("{%- for a in b -%}"), "{%- for a in ( b )|i -%}");
         assert_eq!(of("{% for a, b in c.items() %}"), "{% for a, b in ( c.items() )|i %}");
         assert_eq!(
@@ -336,11 +345,13 @@ mod tests {
 
     #[test]
     fn stored_values_are_counted() {
-        let of =
-            |text: &str| rewrite(text).source.replace(COUNTED_ATTRIBUTE, "n").replace(COUNTED, "c");
+        let of = |text: &str| {
+            let source = rewrite(text).source.replace(COUNTED_ATTRIBUTE, "n");
+            source.replace(COUNTED, "c").replace(FACTOR, "r")
+        };
         assert_eq!(of("{%- set a = b == 1 -%}"), "{%- set a = ( b == 1 )|c -%}");
         assert_eq!(of("{% set a, b = 1, 2 %}"), "{% set a, b = ( 1, 2 )|c %}");
-        assert_eq!(of("{% set n.a = b * c %}"), "{% set n.a = ( b|c * c|c )|n %}");
+        assert_eq!(of("{% set n.a = b * c %}"), "{% set n.a = ( b|r * c|r )|n %}");
         assert_eq!(of("{% set a %}{% set b | upper %}"), "{% set a %}{% set b | upper %}");
         assert_eq!(
             of("{% macro m(a, b=f(c, d=1)) -%}"),
@@ -356,7 +367,9 @@ mod tests {
             of("{% for a, b in c recursive %}").replace(ITERABLE, "i"),
             "{% for a, b in ( c )|i recursive %}{% set a = a|c %}{% set b = b|c %}"
         );
-        assert_eq!(of("{{- a * b -}}"), "{{- a|c * b|c -}}");
+        assert_eq!(of("{{- a * b -}}"), "{{- a|r * b|r -}}");
+        assert_eq!(of("{%- if a[1:] == b -%}"), "{%- if (a|c)[1:]|c == b|c -%}");
+        assert_eq!(of("{% set a = b == c %}"), "{% set a = ( b|c == c|c )|c %}");
     }
 
     #[test]

@@ -190,6 +190,18 @@ pub(super) fn dict(value: Option<Value>, update_with: Kwargs) -> Result<Value, E
     counted(minijinja::functions::dict(value, update_with)?)
 }
 
+/// The function `range`.
+///
+/// # Errors
+/// Returns an error like minijinja's function.
+pub(super) fn range(
+    lower: isize,
+    upper: Option<isize>,
+    step: Option<isize>,
+) -> Result<Value, Error> {
+    counted(minijinja::functions::range(lower, upper, step)?)
+}
+
 /// The filter of values that become attributes of a namespace. A namespace in itself would be walked without an end.
 ///
 /// # Errors

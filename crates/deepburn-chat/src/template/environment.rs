@@ -9,7 +9,7 @@ use minijinja::value::{DynObject, Value, ValueKind, from_args};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, State, UndefinedBehavior, tests};
 use minijinja_contrib::pycompat;
 
-use super::counted::{attribute, counted, dict, factor, iterable, namespace};
+use super::counted::{attribute, counted, dict, factor, iterable, namespace, range};
 use super::python_json::tojson;
 use super::python_text::text_of;
 use super::tags::{COUNTED, COUNTED_ATTRIBUTE, FACTOR, GENERATION, ITERABLE};
@@ -58,6 +58,7 @@ pub(super) fn environment(now: NaiveDateTime) -> Result<Environment<'static>, Er
     environment.remove_global("debug");
     environment.add_function("dict", dict);
     environment.add_function("namespace", namespace);
+    environment.add_function("range", range);
     environment.add_function("raise_exception", |state: &State, message: &Value| {
         let message = format!("{RAISED}{}", text_of(state, message)?);
         Err::<Value, _>(Error::new(ErrorKind::InvalidOperation, message))

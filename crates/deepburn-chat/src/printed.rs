@@ -64,6 +64,18 @@ pub(crate) fn without_effect(
     for (index, document) in context.documents.iter().flatten().enumerate() {
         check(format!("documents[{index}].text"), document.get("text"));
     }
+    // Only some templates print documents, each with the fields that it knows.
+    let prints = |value: &Value| {
+        let string = value.as_str().map(str::trim);
+        string.is_some_and(|string| !string.is_empty() && text.contains(string))
+    };
+    for (index, document) in context.documents.iter().flatten().enumerate() {
+        let fields = document.as_object().into_iter().flat_map(|it| it.values());
+        if document.get("text").is_none_or(|it| !it.is_string()) && !fields.into_iter().any(prints)
+        {
+            findings.push(Finding::NotPrinted { field: format!("documents[{index}]") });
+        }
+    }
     let empty = messages.iter().enumerate().skip(answers).filter(|(_, it)| is_empty_answer(it));
     findings.extend(empty.map(|(at, _)| Finding::EmptyAnswer { field: format!("{field}[{at}]") }));
     let unread = context.variables.keys().filter(|name| !template.mentions(name)).cloned();

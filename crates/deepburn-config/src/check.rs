@@ -262,10 +262,8 @@ fn fault(key: &Key, value: &Node) -> &'static str {
 
 /// Returns whether a number or a flag was written as a string.
 fn quoted(key: &Key, value: &Node) -> bool {
-    let unquoted = matches!(
-        key.kind,
-        Kind::Flag | Kind::FlagOr(_) | Kind::Integer(_) | Kind::Steps(_) | Kind::Real(_)
-    );
+    let unquoted =
+        matches!(key.kind, Kind::Flag | Kind::Integer(_) | Kind::Steps(_) | Kind::Real(_));
     unquoted && value.as_text().is_some()
 }
 

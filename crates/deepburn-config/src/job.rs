@@ -217,8 +217,11 @@ fn remove_trainer_defaults(root: &mut Node) {
 /// then the options. Values inside of the DeepSpeed section are applied to it afterwards.
 fn overrides(request: &JobRequest) -> Result<Vec<Override>, ConfigError> {
     let text = |path: &Path| Node::text(path.to_string_lossy());
-    let mut overrides: Vec<_> =
-        request.sets.iter().map(|set| Override::parse(set)).collect::<Result<_, _>>()?;
+    let mut overrides: Vec<_> = request
+        .sets
+        .iter()
+        .map(|set| Override::parse(set, JobFile::KEYS))
+        .collect::<Result<_, _>>()?;
     let number = |ranks: usize| Node::new(Value::Number(ranks.to_string()));
     let options = [
         ("--ranks", "training.ranks", request.ranks.map(number)),

@@ -83,8 +83,15 @@ impl JobReader<'_> {
         let pretrained = self.place(&model.pretrained, remedy);
         let local = pretrained.as_ref().and_then(Place::local);
         if let Some(path) = local.filter(|path| !path.is_dir()) {
+            let remedy = match path.extension().is_some_and(|it| it.eq_ignore_ascii_case("gguf")) {
+                true => {
+                    "a GGUF file can generate but not train; give the folder or the repository of the model that it \
+                         was made from"
+                }
+                false => "give the folder that holds model.safetensors",
+            };
             refuse!(self.findings, &model.pretrained => "\"{}\" is a file; must be a folder", path.display();
-                "give the folder that holds model.safetensors");
+                "{remedy}");
         }
         let config = match model.config.given().map(|node| (node, node.to_json())) {
             None => Map::new(),
@@ -202,10 +209,12 @@ impl JobReader<'_> {
         let has_path = data.path.is_given();
         let is_tokens = *kind == DataKind::Tokens;
         let token_file = "give a .bin file of little-endian u16 tokens, or .u32.bin";
-        if is_tokens && splits.is_embedded() && !has_path {
+        // What was misread has already been reported, so nothing is known to be missing.
+        let has_none = splits.is_embedded() && !has_path && !self.is_misread;
+        if is_tokens && has_none {
             refuse!(self.findings, "data.path" =>
                 "is missing, and kind \"tokens\" needs it"; "{token_file}");
-        } else if kind.samples().is_some() && splits.is_embedded() && !has_path {
+        } else if kind.samples().is_some() && has_none {
             refuse!(self.findings, "data.path" =>
                 "is missing, and kind \"{}\" needs it", kind.name();
                 "give a file of JSON lines, a Parquet file, a folder of them, or a repository of the Hub");

@@ -31,6 +31,8 @@ pub struct Key {
     pub kind: Kind,
     /// Value if the key is not given.
     pub default: Literal,
+    /// The default in other cases, and which they are; empty if `default` is always the default.
+    pub other_default: &'static str,
     /// Unit of the value, `elements` for example; empty if there is none.
     pub unit: &'static str,
     /// Description for users, in one or two sentences.
@@ -254,6 +256,14 @@ impl Key {
         keys.iter().find(|key| key.is_called(name))
     }
 
+    /// Returns the default as messages show it, with the defaults of other cases.
+    pub(crate) fn shown_default(&self) -> String {
+        match self.other_default {
+            "" => self.default.to_string(),
+            other => format!("{} ({other})", self.default),
+        }
+    }
+
     /// Returns all names of this key.
     pub fn names(&self) -> impl Iterator<Item = &'static str> {
         [self.name, self.alias, self.outdated].into_iter().filter(|name| !name.is_empty())
@@ -372,7 +382,10 @@ impl Kind {
         let one_for_both = |words: String| (words.clone(), words);
         match self {
             Self::Flag => words("flag", "true or false"),
-            Self::FlagOr(name) => (format!("flag or {name}"), format!("true, false or \"{name}\"")),
+            Self::FlagOr(name) => {
+                let rule = format!("true or false, without quotes, or \"{name}\"");
+                (format!("flag or {name}"), rule)
+            }
             Self::Integer(range) => one_for_both(range.to_string()),
             Self::Steps(range) => one_for_both(format!("{range}, or a ratio above 0 and below 1")),
             Self::Integers(range) => {

@@ -24,8 +24,8 @@ pub(crate) struct Override {
 }
 
 impl Override {
-    /// Parses `path.to.key=VALUE`.
-    pub(crate) fn parse(given: &str) -> Result<Self, ConfigError> {
+    /// Parses `path.to.key=VALUE` for a document with these keys.
+    pub(crate) fn parse(given: &str, keys: &'static [Key]) -> Result<Self, ConfigError> {
         let malformed = || ConfigError::Argument {
             given: format!("--set {}", Node::text(given)),
             reason: "is not of the form path.to.key=VALUE".into(),
@@ -40,8 +40,12 @@ impl Override {
         let value = match parse_json(value, Origin { document: "--set", name: &option }) {
             Ok(node) => node,
             // A syntax error in a list or a section is reported; the value is not taken as a
-            // string.
-            Err(error) if value.trim_start().starts_with(['{', '[']) => return Err(error),
+            // string, unless the key takes only strings: a chat template starts with a brace too.
+            Err(error)
+                if value.trim_start().starts_with(['{', '[']) && !takes_only_text(keys, &path) =>
+            {
+                return Err(error);
+            }
             Err(_) => Node::text(value),
         };
         Ok(Self { given: option, path, value })
@@ -150,6 +154,16 @@ impl Override {
     }
 }
 
+/// Returns whether the key takes neither lists nor sections, but any string.
+fn takes_only_text(mut keys: &'static [Key], path: &[String]) -> bool {
+    let mut found = None;
+    for name in path {
+        found = Key::find(keys, name);
+        keys = found.map_or(&[], Key::keys);
+    }
+    found.is_some_and(|key| matches!(key.kind, Kind::Text | Kind::TextOf(_) | Kind::Split))
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -160,7 +174,8 @@ mod tests {
 
     fn set(json: &str, given: &str) -> Result<serde_json::Value, String> {
         let mut root = parse_json(json, Origin { document: "job file", name: "test" }).unwrap();
-        let applied = Override::parse(given).and_then(|set| set.apply(JobFile::KEYS, &mut root));
+        let applied = Override::parse(given, JobFile::KEYS)
+            .and_then(|set| set.apply(JobFile::KEYS, &mut root));
         applied.map(|()| root.to_json()).map_err(|error| error.to_string())
     }
 
@@ -184,6 +199,20 @@ mod tests {
             set("{}", "model.config.a.b=[1]"),
             Ok(json!({"model": {"config": {"a": {"b": [1]}}}}))
         );
+    }
+
+    #[test]
+    fn a_text_may_start_with_a_brace() {
+        for template in
+            ["{{ messages[0].content }}", "{% for m in messages %}{% endfor %}", "[INST]"]
+        {
+            let expected = json!({"data": {"chat_template": template}});
+            assert_eq!(set("{}", &format!("data.chat_template={template}")), Ok(expected));
+        }
+        // These take lists and sections too.
+        for given in ["training.sample_prompts=[INST]", "deepspeed={{ }}", "model.config.a={{ }}"] {
+            assert!(set("{}", given).is_err_and(|it| it.contains("line 1")), "{given}");
+        }
     }
 
     #[test]

@@ -44,15 +44,15 @@ pub(crate) fn remedy(key: &Key, value: &Node, siblings: &Node) -> String {
     };
     match key.default {
         Literal::Null if key.required => format!("give {}", key.kind),
-        Literal::Text(default) if matches!(key.kind, Kind::Choice(_)) => {
+        Literal::Text(_) if matches!(key.kind, Kind::Choice(_)) => {
             let choice = similar.map_or("choose one of them".to_owned(), |name| {
                 format!("did you mean \"{name}\"? Choose one of them")
             });
-            format!("{choice}, or leave the key out for \"{default}\"")
+            format!("{choice}, or leave the key out for {}", key.shown_default())
         }
         _ if similar.is_some() => format!("did you mean \"{}\"?", similar.unwrap_or_default()),
         Literal::Null => "give such a value or leave the key out".to_owned(),
-        default => format!("give such a value, or leave the key out for {default}"),
+        _ => format!("give such a value, or leave the key out for {}", key.shown_default()),
     }
 }
 

@@ -185,6 +185,7 @@ impl<T> Spec<T> {
             outdated: "",
             kind,
             default,
+            other_default: "",
             unit: "",
             doc: "",
             status: Status::Honoured,
@@ -238,6 +239,8 @@ macro_rules! setters {
 setters! {
     /// Sets the default, of a key that no section reads.
     or(literal: Literal) default = literal;
+    /// Names the default in other cases, for remedies: "1024 for chat".
+    or_else(cases: &'static str) other_default = cases;
     /// Sets another accepted name.
     alias(name: &'static str) alias = name;
     /// Sets a deprecated name, which is accepted with a warning.

@@ -57,6 +57,11 @@ fn an_invalid_value_is_the_only_finding_about_it() {
         (r#"{"path": 3, "token_cache": false, "text_field": "x", "name": "z"}"#, "data.path "),
         (r#"{"path": "no file", "token_cache": true}"#, "data.path: "),
         (r#"{"kind": "texts", "join": "nothing", "text_field": "x"}"#, "data.kind "),
+        (r#"{"path": "src", "splits": {"train": "101%"}}"#, "data.splits.train "),
+        (r#"{"path": "src", "splits": {"train": 0.8}}"#, "write \"80%\""),
+        (r#"{"path": "src", "splits": {"train": 0.8, "eval": "20%"}}"#, "write \"80%\""),
+        (r#"{"splits": {"train": 0.8}, "kind": "tokens"}"#, "data.splits.train "),
+        (r#"{"path": "src", "splits": {"train": "90%", "eval": "x%"}}"#, "data.splits.eval "),
     ] {
         let text = format!(r#"{{"data": {data}, "training": {{"max_steps": 1}}}}"#);
         let report = parse(&text, Path::new(""), &[]).unwrap_err();
@@ -268,6 +273,7 @@ fn job_json_holds_everything() {
 fn mistakes_name_the_key_the_value_and_the_remedy() {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("a.txt"), "text").unwrap();
+    fs::write(folder.path().join("x.gguf"), "GGUF").unwrap();
     for (text, parts) in [
         (r#"{"modle": {}}"#, ["modle", "unknown key", "did you mean model?"]),
         (r#"{"lr": 1e-4}"#, ["lr", "unknown key", "did you mean deepspeed.optimizer.params.lr?"]),
@@ -395,6 +401,14 @@ fn mistakes_name_the_key_the_value_and_the_remedy() {
             r#"{"model": {"pretrained": "a.txt"}}"#,
             ["model.pretrained", "is a file; must be a folder", "model.safetensors"],
         ),
+        (
+            r#"{"model": {"pretrained": "x.gguf"}}"#,
+            [
+                "model.pretrained",
+                "is a file; must be a folder",
+                "a GGUF file can generate but not train",
+            ],
+        ),
         (r#"{"model": {"pretrained": ""}}"#, ["model.pretrained", "\"\"", "folder"]),
         (r#"{"model": {"config": 3}}"#, ["model.config", "3 is a number", "n_layer"]),
         (
@@ -490,7 +504,27 @@ fn mistakes_name_the_key_the_value_and_the_remedy() {
         ),
         (
             r#"{"data": {"sequence_length": 0}}"#,
-            ["data.sequence_length", "0 is out of range", "leave the key out for 128"],
+            [
+                "data.sequence_length",
+                "0 is out of range",
+                "leave the key out for 128 (1024 for chat and preference)",
+            ],
+        ),
+        (
+            r#"{"training": {"checkpoint_scope": "some"}}"#,
+            [
+                "training.checkpoint_scope",
+                "\"some\" is not a known value",
+                "leave the key out for \"all\" (\"trained\" with model.lora and model.adapter)",
+            ],
+        ),
+        (
+            r#"{"data": {"assistant_only_loss": "true"}}"#,
+            [
+                "data.assistant_only_loss",
+                "must be true or false, without quotes, or \"turns\"; ",
+                "write true",
+            ],
         ),
         (
             r#"{"model": {"config": "{\"n_embd\": 32}"}}"#,

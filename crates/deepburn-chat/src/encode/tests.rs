@@ -134,6 +134,25 @@ fn texts_that_are_not_printed_are_noticed() {
 }
 
 #[test]
+fn documents_without_effect_are_noticed() {
+    let row = row(json!({
+        "messages": [{"role": "user", "content": "ab"}, {"role": "assistant", "content": "cd"}],
+        "documents": [{"title": "T", "contents": "a fact"}, {"text": "another"}, {"id": 3}],
+    }));
+    let fields = |template: &str| {
+        let sample = encoder(template, EncodeOptions::default()).encode(&row).unwrap();
+        let field = |finding| match finding {
+            Finding::NotPrinted { field } => field,
+            other => panic!("{other}"),
+        };
+        sample.findings.into_iter().map(field).collect::<Vec<_>>()
+    };
+    assert_eq!(fields(TEMPLATE), ["documents[1].text", "documents[0]", "documents[2]"]);
+    let prints = "{% for d in documents %}{{ d.contents or d.text or d.id }}{% endfor %}";
+    assert_eq!(fields(&format!("{prints}{TEMPLATE}")), ["documents[2]"]);
+}
+
+#[test]
 fn names_and_variables_without_effect_are_noticed() {
     let row = row(json!({
         "messages": [

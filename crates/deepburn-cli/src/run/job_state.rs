@@ -39,7 +39,8 @@ use crate::run::launcher_env::launch_id;
 use crate::run::preparation::Preparation;
 use changes::{
     Difference, TOKEN_KEYS, WITHOUT_EFFECT_ON_NUMBERS, changed_places, differ,
-    is_compared_with_data, is_refused, starts_with_any, written,
+    is_compared_with_data, is_refused, resolve_to_same_plan, shown, starts_with_any,
+    with_deepspeed_defaults, written,
 };
 
 /// The version of [`JobState`] that this program writes. It is increased when a field changes its meaning. A new field
@@ -221,8 +222,12 @@ impl JobState {
         }
         let mut differences = Vec::new();
         let (job_then, job_now) = (written(&self.job), written(&now.job));
-        for section in ["model", "data", "training", "deepspeed"] {
+        for section in ["model", "data", "training"] {
             differ(section, job_then.get(section), job_now.get(section), &mut differences);
+        }
+        if !resolve_to_same_plan(&self.job, &now.job) {
+            let (then, now) = with_deepspeed_defaults(&self.job, &now.job);
+            differ("deepspeed", Some(&then), Some(&now), &mut differences);
         }
         // The resulting configurations of the model and its adapter were compared above, so fields of the job file that
         // lead to the same ones are not a change.
@@ -234,18 +239,16 @@ impl JobState {
         let refuses = |path: &str| self.refuses(path, &job_now);
         differences.sort_by_key(|difference| !refuses(&difference.path));
         for Difference { path, then, now } in differences {
-            // The resolved job stores the path of the data with its splits.
-            let path = if path == "data.splits.path" { "data.path".to_owned() } else { path };
             let affects_numbers = !starts_with_any(&path, &WITHOUT_EFFECT_ON_NUMBERS);
             match (then, now) {
                 (Some(then), now) if refuses(&path) => {
+                    let [then, now] = [&then, &now.unwrap_or_default()].map(shown);
                     return Err(format!(
-                        "{path} changed from {then} to {}; set it back, or start a new run{weights}",
-                        now.unwrap_or(Value::Null)
+                        "{path} changed from {then} to {now}; set it back, or start a new run{weights}"
                     ));
                 }
                 (Some(then), now) if affects_numbers => {
-                    let now = now.unwrap_or(Value::Null);
+                    let [then, now] = [&then, &now.unwrap_or_default()].map(shown);
                     tracing::warn!("{path} changes from {then} in the checkpoint to {now}");
                 }
                 (None, Some(now)) if affects_numbers && !now.is_null() => {
@@ -253,7 +256,7 @@ impl JobState {
                     // are stored with all their keys, so a missing key is newer than the program that saved the
                     // checkpoint, or has moved.
                     if path.starts_with("deepspeed") {
-                        tracing::warn!("{path} changes from null in the checkpoint to {now}");
+                        tracing::warn!("{path} changes from unset in the checkpoint to {now}");
                     } else {
                         tracing::debug!(
                             "{path} is {now}; the checkpoint was saved without this key"
@@ -285,6 +288,7 @@ impl JobState {
             if let Some((then, now)) = job_then["data"].get(key).zip(job_now["data"].get(key))
                 && then != now
             {
+                let [then, now] = [then, now].map(shown);
                 return Err(format!(
                     "data.{key} changed from {then} to {now}, so the data has other tokens or labels; set it back, or \
                      start a new run{weights}"
@@ -301,9 +305,9 @@ impl JobState {
             1 => "it",
             _ => "them",
         };
-        let value = Option::unwrap_or_default;
         let change = |Difference { path, then, now }: Difference| {
-            format!("{path} changed from {} to {}", value(then), value(now))
+            let [then, now] = [then, now].map(|it| shown(&it.unwrap_or_default()));
+            format!("{path} changed from {then} to {now}")
         };
         let changes: Vec<_> = changed.into_iter().map(change).collect();
         Err(format!(
@@ -384,8 +388,10 @@ impl JobState {
         match then == now {
             true => Ok(()),
             false => Err(format!(
-                "model.quantization_config changed from {then} to {now}, so the frozen base has other values; set it \
-                 back, or start a new run from its adapter with model.adapter"
+                "model.quantization_config changed from {} to {}, so the frozen base has other values; set it \
+                 back, or start a new run from its adapter with model.adapter",
+                shown(&then),
+                shown(&now)
             )),
         }
     }
@@ -474,6 +480,68 @@ mod tests {
         // A key that this program added.
         assert_eq!(compare(json!({"data": {}}), json!({"data": {"new": 3}})), Ok(()));
         assert_eq!(compare(json!({"training": {}}), json!({"training": {"new": 3}})), Ok(()));
+    }
+
+    /// What changes between two jobs, as warnings show it.
+    fn deepspeed_changes(then: &Value, now: &Value) -> Vec<String> {
+        let mut found = Vec::new();
+        let (then, now) = with_deepspeed_defaults(then, now);
+        differ("deepspeed", Some(&then), Some(&now), &mut found);
+        let text = |value: Option<Value>| shown(&value.unwrap_or_default());
+        found
+            .into_iter()
+            .map(|it| format!("{} {} {}", it.path, text(it.then), text(it.now)))
+            .collect()
+    }
+
+    #[test]
+    fn spelled_out_defaults_are_no_change() {
+        let plan =
+            json!({"plan": {"batch": {"gradient_accumulation_steps": 1, "micro_batch_size": 2}}});
+        let job = |deepspeed: Value| json!({"deepspeed": deepspeed, "resolved": plan});
+        let before = job(json!({"optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}}));
+        let spelled = job(json!({
+            "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 1,
+            "optimizer": {"type": "AdamW", "params": {
+                "lr": 0.001, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": null,
+            }},
+            "gradient_clipping": 1, "zero_optimization": {"stage": 0}, "bf16": {"enabled": false},
+        }));
+        assert_eq!(deepspeed_changes(&before, &spelled), [""; 0]);
+        assert_eq!(deepspeed_changes(&spelled, &before), [""; 0]);
+        let other = job(json!({
+            "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "eps": 1e-6}},
+            "gradient_accumulation_steps": 2, "communication_data_type": "fp16",
+            "zero_optimization": {"stage": 2}, "scheduler": {"type": "WarmupLR"},
+        }));
+        let expected = [
+            "deepspeed.optimizer.params.eps 1e-8 1e-6",
+            "deepspeed.gradient_accumulation_steps 1 2",
+            "deepspeed.zero_optimization.stage 0 2",
+            "deepspeed.communication_data_type unset \"fp16\"",
+            "deepspeed.scheduler unset {\"type\":\"WarmupLR\"}",
+        ];
+        let mut changes = deepspeed_changes(&before, &other);
+        let mut expected = expected.map(str::to_owned);
+        changes.sort();
+        expected.sort();
+        assert_eq!(changes, expected);
+    }
+
+    #[test]
+    fn sections_that_resolve_to_the_same_plan_are_no_change() {
+        let job = |kind: &str, steps: usize| json!({"deepspeed": {"optimizer": {"type": kind}}, "resolved": {"plan": {"steps": steps}}});
+        assert_eq!(compare(job("AdamW", 1), job("adamw", 1)), Ok(()));
+        assert!(compare(job("AdamW", 1), job("adamw", 2)).is_err());
+    }
+
+    #[test]
+    fn splits_have_the_words_of_the_job() {
+        let job = |eval: f64| json!({"data": {"splits": {"from": "shares", "path": "a.txt", "train": 0.9, "eval": eval, "test": 0.0}}});
+        let error = compare(job(0.1), job(0.05)).unwrap_err();
+        assert!(error.starts_with("data.splits.eval changed from \"10%\" to \"5%\""), "{error}");
+        let error = compare(job(0.1), job(0.0)).unwrap_err();
+        assert!(error.starts_with("data.splits.eval changed from \"10%\" to unset"), "{error}");
     }
 
     #[test]
@@ -577,7 +645,7 @@ mod tests {
             ),
             (
                 with("end_of_text", json!("</s>"), false, "b", 8),
-                "data.eos_token changed from null to \"</s>\"",
+                "data.eos_token changed from unset to \"</s>\"",
             ),
             (
                 with("end_of_text", Value::Null, true, "b", 9),
@@ -619,7 +687,10 @@ mod tests {
                 now("skip_invalid_rows", json!(true)),
                 "data.skip_invalid_rows changed from false to true",
             ),
-            (now("chat_template", template), "data.chat_template changed from null to \"a.jinja\""),
+            (
+                now("chat_template", template),
+                "data.chat_template changed from unset to \"a.jinja\"",
+            ),
             (text, "data.kind changed from \"chat\" to \"text\""),
         ] {
             // With the same data, another packing is refused too.
@@ -674,7 +745,7 @@ mod tests {
                 JobState { data: data.map(str::to_owned), samples, ..state }
             };
         let before = with(Value::Null, shares(0.9, 0.1), 512, Some("a"), 8);
-        let tokenizer = "data.tokenizer changed from null to \"words\"";
+        let tokenizer = "data.tokenizer changed from unset to \"words\"";
         let splits = "data.splits changed from {\"train\":\"90%\",\"eval\":\"10%\"} to";
         for (now, expected) in [
             // The vocabulary size has no effect with this tokenizer.
@@ -689,7 +760,7 @@ mod tests {
             (
                 with(Value::Null, paths, 512, Some("b"), 8),
                 &[
-                    "data.path changed from \"a.txt\" to null",
+                    "data.path changed from \"a.txt\" to unset",
                     splits,
                     "{\"train\":\"b.txt\",\"eval\":\"7%\"}",
                     "set them back",

@@ -16,6 +16,10 @@ impl JobReader<'_> {
     pub(crate) fn splits(&mut self, section: &Splits<'_>, path: Option<Place>) -> SplitPlan {
         let keys = [&section.train, &section.eval, &section.test];
         let given = keys.map(|key| key.value.map(str::trim));
+        // A value that is not a string has already been reported.
+        if keys.iter().any(|key| key.is_given() && key.value.is_none()) {
+            return SplitPlan::everything(path);
+        }
         let values: Vec<_> = given.into_iter().flatten().collect();
         let shares = values.iter().filter(|text| text.ends_with('%')).count();
         if values.is_empty() {
@@ -45,13 +49,13 @@ impl JobReader<'_> {
             return SplitPlan::everything(path);
         }
         if let (Some(path), Some(train)) = (path, train) {
-            let eval_share = self.share(&section.eval, held_out);
+            let eval_share = self.share(&section.eval, held_out).unwrap_or_default();
             let [eval, test] = [eval, test].map(|name| name.map(str::to_owned));
             return SplitPlan::Named { path, train: train.to_owned(), eval, eval_share, test };
         }
         let mut find = |name: Option<&str>, at: usize| self.existing(name?, keys[at]);
         let (train_path, test, eval) = (find(train, 0), find(test, 2), find(eval, 1));
-        let eval_share = self.share(&section.eval, held_out);
+        let eval_share = self.share(&section.eval, held_out).unwrap_or_default();
         refuse!(if train.is_none(); self.findings, &section.train => "is missing: nothing would train"; "{EXAMPLE}");
         match train_path {
             Some(train) => SplitPlan::Paths { train, eval, eval_share, test },
@@ -62,7 +66,10 @@ impl JobReader<'_> {
     /// Reads percentages of one path.
     fn shares(&mut self, section: &Splits<'_>, path: Option<Place>) -> SplitPlan {
         let keys = [&section.train, &section.eval, &section.test];
-        let [train, eval, test] = keys.map(|key| self.share(key, key.value.map(str::trim)));
+        let shares = keys.map(|key| self.share(key, key.value.map(str::trim)));
+        let [Some(train), Some(eval), Some(test)] = shares else {
+            return SplitPlan::everything(path);
+        };
         refuse!(if train == 0.0; self.findings, &section.train => "is missing or 0%: nothing would train"; "{EXAMPLE}");
         let sum = train + eval + test;
         refuse!(if sum > 1.0 + TOLERANCE;
@@ -74,20 +81,20 @@ impl JobReader<'_> {
     }
 
     /// Returns the fraction of a split, and 0 if `text` is `None`. Reports an invalid text, and
-    /// returns 0.
-    fn share(&mut self, key: &Setting<'_, Option<&str>>, text: Option<&str>) -> f64 {
-        let Some(text) = text else { return 0.0 };
+    /// returns `None`.
+    fn share(&mut self, key: &Setting<'_, Option<&str>>, text: Option<&str>) -> Option<f64> {
+        let Some(text) = text else { return Some(0.0) };
         match text.trim_end_matches('%').trim_end().parse::<f64>() {
             // As in the library datasets, where `train[:0%]` is an error. `train` has its own message.
             Ok(0.0) if key.key.name != "train" => {
                 refuse!(self.findings, key => "\"{text}\" holds no samples";
                     "give a share above 0%, or remove the key (--set {}=null)", key.path);
-                0.0
+                None
             }
-            Ok(percent) if (0.0..=100.0).contains(&percent) => percent / 100.0,
+            Ok(percent) if (0.0..=100.0).contains(&percent) => Some(percent / 100.0),
             _ => {
                 refuse!(self.findings, key => "\"{text}\" is not a share from 0% to 100%"; "{EXAMPLE}");
-                0.0
+                None
             }
         }
     }

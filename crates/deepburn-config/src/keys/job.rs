@@ -202,7 +202,10 @@ section! {
         vocab_size: usize = count_in(SMALLEST_VOCABULARY, 1 << 24, 512).unit("tokens"),
         /// Sequence length of a sample. Classification, chat and preference truncate longer samples.
         /// Unset for chat and preference: 1024, the max_length of TRL.
-        sequence_length: usize = positive(128).alias("max_length").unit("tokens"),
+        sequence_length: usize = positive(128)
+            .or_else("1024 for chat and preference")
+            .alias("max_length")
+            .unit("tokens"),
         /// Shuffle the samples in every epoch. All ranks draw the same number of samples, so each
         /// epoch skips the remainder of samples divided by ranks; the skipped samples differ
         /// between epochs. Without shuffling, ranks with one sample less repeat one. In chat and
@@ -320,7 +323,8 @@ section! {
         /// model.adapter), which omits frozen parameters that still have the values of
         /// model.pretrained. Resuming and exporting such a checkpoint need the
         /// same pretrained model; its values are verified with hashes in the checkpoint.
-        checkpoint_scope: CheckpointScope = choice("all"),
+        checkpoint_scope: CheckpointScope = choice("all")
+            .or_else("\"trained\" with model.lora and model.adapter"),
         resume = ON_THE_COMMAND_LINE,
         resume_from_checkpoint = ON_THE_COMMAND_LINE,
         /// Learning rate, if the deepspeed section leaves lr unset or "auto".

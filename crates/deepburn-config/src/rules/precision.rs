@@ -118,7 +118,7 @@ fn check_dynamic_scale(fp16: &Fp16<'_>, context: &mut Context<'_>) {
         let value = setting.value;
         refuse!(if value <= 0; context, setting =>
             "{value} is out of range; with a dynamic loss scale (loss_scale 0) it must be above 0";
-            "give such a value, or leave the key out for {}", setting.key.default);
+            "give such a value, or leave the key out for {}", setting.key.shown_default());
     }
     let (power, minimum) = (fp16.initial_scale_power.value, fp16.min_loss_scale.value);
     if fp16.enabled.value && minimum as f64 >= 2_f64.powi(power as i32) {

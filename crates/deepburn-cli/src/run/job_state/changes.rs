@@ -1,5 +1,7 @@
 //! The keys of two jobs whose values differ, and which of them a resumed run may change.
 
+use deepburn_config::deepspeed_keys;
+
 use super::*;
 
 /// A key whose value changed. A value is `None` if the key is missing.
@@ -45,17 +47,121 @@ pub(super) fn differ(
     {
         return;
     }
-    if before.as_ref() != now {
+    let is_same = match (&before, now) {
+        (Some(before), Some(now)) => means(before, now),
+        (before, now) => before.is_none() && now.is_none(),
+    };
+    if !is_same {
         let then = before;
         found.push(Difference { path: path.to_owned(), then, now: now.cloned() });
     }
+}
+
+/// Returns whether both values are equal, as 1 and 1.0 are.
+fn means(value: &Value, other: &Value) -> bool {
+    match (value, other) {
+        (Value::Array(values), Value::Array(others)) => {
+            let mut pairs = values.iter().zip(others);
+            values.len() == others.len() && pairs.all(|(value, other)| means(value, other))
+        }
+        (Value::Number(value), Value::Number(other)) => value.as_f64() == other.as_f64(),
+        _ => value == other,
+    }
+}
+
+/// Returns a value as messages show it.
+pub(super) fn shown(value: &Value) -> String {
+    if value.is_null() { "unset".to_owned() } else { value.to_string() }
+}
+
+/// Returns whether the DeepSpeed configurations of both jobs, which `job.json` stores as written, have the same meaning.
+pub(super) fn resolve_to_same_plan(then: &Value, now: &Value) -> bool {
+    let plan = |job: &Value| job.pointer("/resolved/plan").cloned();
+    // An older checkpoint does not have every field of a plan.
+    plan(then).is_some_and(|then| plan(now) == Some(then))
+}
+
+/// Returns the DeepSpeed configurations of two jobs. Each has the defaults of the keys that only the other one has.
+pub(super) fn with_deepspeed_defaults(then: &Value, now: &Value) -> (Value, Value) {
+    let section = |job: &Value| {
+        let mut section =
+            job.get("deepspeed").and_then(Value::as_object).cloned().unwrap_or_default();
+        remove_nulls(&mut section);
+        section
+    };
+    let (written_then, written_now) = (section(then), section(now));
+    let completed = |job: &Value, own: &Map<String, Value>, other: &Map<String, Value>| {
+        let mut section = own.clone();
+        add_defaults("", &mut section, other, &|path| deepspeed_default(path, job));
+        Value::Object(section)
+    };
+    (completed(then, &written_then, &written_now), completed(now, &written_now, &written_then))
+}
+
+/// Removes all null fields, which mean the same as missing ones.
+fn remove_nulls(section: &mut Map<String, Value>) {
+    section.retain(|_, value| !value.is_null());
+    for inner in section.values_mut().filter_map(Value::as_object_mut) {
+        remove_nulls(inner);
+    }
+}
+
+/// Adds the default of each key that only `other` has.
+fn add_defaults(
+    above: &str,
+    own: &mut Map<String, Value>,
+    other: &Map<String, Value>,
+    default: &dyn Fn(&str) -> Option<Value>,
+) {
+    // The type determines the parameters and their defaults.
+    let kind = own.get("type").and_then(Value::as_str).map(|kind| format!("[{kind}]"));
+    for (name, value) in other {
+        let path = format!("{above}{name}");
+        let Value::Object(fields) = value else {
+            if !own.contains_key(name) {
+                own.extend(default(&path).map(|value| (name.clone(), value)));
+            }
+            continue;
+        };
+        // A missing optimizer or schedule is named as a whole.
+        if fields.contains_key("type") && !own.contains_key(name) {
+            continue;
+        }
+        let kind = kind.as_deref().filter(|_| name == "params").unwrap_or_default();
+        let inner = own.entry(name).or_insert_with(|| Map::new().into());
+        if let Some(inner) = inner.as_object_mut() {
+            add_defaults(&format!("{path}{kind}."), inner, fields, default);
+        }
+    }
+}
+
+/// Returns the default of the key `path` of a DeepSpeed configuration; `None` if a missing key is not the same as any value.
+fn deepspeed_default(path: &str, job: &Value) -> Option<Value> {
+    let derived = match path {
+        "train_batch_size" | "gradient_accumulation_steps" => path,
+        "train_micro_batch_size_per_gpu" => "micro_batch_size",
+        _ => {
+            let keys = deepspeed_keys();
+            let entry = keys.iter().find(|entry| entry.path.eq_ignore_ascii_case(path))?;
+            return Some(entry.key.default.node().to_json()).filter(|it| !it.is_null());
+        }
+    };
+    job.pointer(&format!("/resolved/plan/batch/{derived}")).cloned()
 }
 
 /// Returns the content of `job.json` with the keys of `data` as they are in a job file. The resolved job stores the keys
 /// of a kind of data inside of `data.kind`, and some of them resolved.
 pub(super) fn written(job: &Value) -> Value {
     let mut job = job.clone();
+    let (path, splits) = (job.pointer("/data/splits/path").cloned(), written_splits(&job));
     let Some(Value::Object(data)) = job.get_mut("data") else { return job };
+    if let Some(Value::Object(mut splits)) = splits {
+        for name in ["train", "eval", "test"] {
+            splits.entry(name).or_insert(Value::Null);
+        }
+        data.insert("splits".to_owned(), splits.into());
+        data.insert("path".to_owned(), path.unwrap_or_default());
+    }
     let Some(Value::Object(kind)) = data.get("kind") else { return job };
     let Some((name, Value::Object(fields))) = kind.iter().next() else { return job };
     let (name, mut fields) = (Value::from(name.as_str()), fields.clone());

@@ -18,12 +18,14 @@ pub(crate) struct FieldReader<R> {
     left: u64,
     /// The bytes that have been read.
     position: u64,
+    /// The bytes of the file.
+    file_len: u64,
 }
 
 impl<R: Read> FieldReader<R> {
     /// Returns a reader of the header of a file with `file_len` bytes.
     pub(crate) fn new(input: R, file_len: u64) -> Self {
-        Self { input, left: file_len.min(MAX_HEADER_LEN), position: 0 }
+        Self { input, left: file_len.min(MAX_HEADER_LEN), position: 0, file_len }
     }
 
     /// Returns the number of bytes that have been read.
@@ -36,6 +38,16 @@ impl<R: Read> FieldReader<R> {
         let is_possible = count.checked_mul(size).is_some_and(|bytes| bytes <= self.left);
         match usize::try_from(count) {
             Ok(count) if is_possible => Ok(count),
+            // A number of items that no header has is a damaged one.
+            _ if count.saturating_mul(size) <= MAX_HEADER_LEN - self.position
+                && self.file_len < MAX_HEADER_LEN =>
+            {
+                let problem = format!(
+                    "ends after the {} bytes of the file, within its header: it is incomplete; download or copy it again",
+                    self.file_len
+                );
+                Err(GgufError::field(field, problem))
+            }
             _ => Err(GgufError::field(
                 field,
                 format!(

@@ -2,6 +2,7 @@
 
 use std::io::Read;
 
+use crate::error::shortened;
 use crate::field_reader::FieldReader;
 use crate::header::{MAGIC, VERSION};
 use crate::{GgufError, GgufHeader, Metadata, TensorInfo, TensorType};
@@ -104,9 +105,11 @@ fn check_len(header: &GgufHeader, start: u64, file_len: u64) -> Result<(), GgufE
     let end = start + last.offset() + last.size();
     let padded = start + header.data_len();
     if file_len < end {
-        let problem =
-            format!("ends at byte {end}; the file has {file_len} bytes and is incomplete");
-        return Err(GgufError::tensor(last.name(), problem));
+        let problem = format!(
+            "is {file_len} bytes, and its tensors need {end}, up to `{}`: it is incomplete; download or copy it again",
+            shortened(last.name())
+        );
+        return Err(GgufError::field("size of the file", problem));
     }
     if file_len > padded {
         let problem = format!("is {file_len}; the last tensor ends at byte {padded}");

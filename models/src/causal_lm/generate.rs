@@ -180,8 +180,13 @@ pub struct SeenTokens<C> {
 
 impl<C> SeenTokens<C> {
     /// Returns whether `prompt` begins with these tokens and is longer.
-    fn begins(&self, prompt: &[u32]) -> bool {
+    pub fn begins(&self, prompt: &[u32]) -> bool {
         prompt.len() > self.tokens.len() && prompt.starts_with(&self.tokens)
+    }
+
+    /// Returns the number of tokens.
+    pub fn count(&self) -> usize {
+        self.tokens.len()
     }
 }
 

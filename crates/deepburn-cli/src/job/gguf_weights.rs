@@ -110,7 +110,8 @@ impl GgufWeights {
         Ok(values)
     }
 
-    /// Returns the blocks of the matrix at a module path as the file has them; `None` if a product cannot read them.
+    /// Returns the blocks of the matrix at a module path as the file has them; `None` if a product cannot read them, or if
+    /// they are not in the format `wanted`.
     ///
     /// # Errors
     /// Returns a user's mistake if a tensor cannot be read.
@@ -118,6 +119,7 @@ impl GgufWeights {
         &mut self,
         path: &str,
         used: MatrixUse,
+        wanted: Option<RowEncoding>,
     ) -> Result<Option<EncodedMatrix>, Failure> {
         let weight = self.weight(path)?;
         let composition = weight.composition();
@@ -126,7 +128,9 @@ impl GgufWeights {
             MatrixUse::TokenTable => RowOrder::ByRow,
             MatrixUse::Other => return Ok(None),
         };
-        let Some((format, tensors)) = self.adjacent_rows(composition, order)? else {
+        let adjacent = self.adjacent_rows(composition, order)?;
+        let is_wanted = |format| wanted.is_none_or(|wanted| wanted == format);
+        let Some((format, tensors)) = adjacent.filter(|(format, _)| is_wanted(*format)) else {
             return Ok(None);
         };
         let (mut whole, mut bytes) = (Vec::new(), Vec::new());

@@ -20,6 +20,7 @@ use deepburn::zero::{RowOrder, Zero};
 use deepburn_gguf::TensorType;
 use deepburn_models::{Architecture, MatrixUse};
 
+use crate::console;
 use crate::failure::Failure;
 
 /// A type of matrices in memory.
@@ -93,31 +94,101 @@ impl HeldType {
         config: &dyn Architecture,
         module: M,
     ) -> Result<M, Failure> {
-        encoded(module, |candidate| self.encode(candidate, config.matrix_use(candidate.path)))
+        let mut forms = MatrixForms::new(self);
+        let module = encoded(module, |candidate| {
+            let form = forms.form(candidate, config.matrix_use(candidate.path));
+            form.map(|form| form.encode(candidate)).transpose()
+        })?;
+        forms.note().iter().for_each(|note| console::eprint(note));
+        Ok(module)
+    }
+}
+
+/// Chooses the forms of a model's matrices, and remembers those whose rows do not have the blocks of the type.
+pub(crate) struct MatrixForms {
+    held: HeldType,
+    /// The number of matrices so far.
+    count: usize,
+    /// The module paths of matrices in f16 instead, with the lengths of their rows.
+    without_blocks: Vec<(String, usize)>,
+}
+
+impl MatrixForms {
+    /// The number of matrices that the note names.
+    const NAMED: usize = 3;
+
+    pub(crate) fn new(held: HeldType) -> Self {
+        Self { held, count: 0, without_blocks: Vec::new() }
     }
 
-    /// Encodes a matrix; `None` for one that stays in f32.
-    pub(crate) fn encode(
-        self,
+    /// Returns the form in which a matrix is held; `None` for one that stays in f32.
+    pub(crate) fn form(
+        &mut self,
         candidate: &Candidate<'_>,
         used: MatrixUse,
-    ) -> Result<Option<EncodedMatrix>, Failure> {
+    ) -> Option<MatrixForm> {
         let [rows, columns] = candidate.shape;
         let (order, row_len) = match used {
             MatrixUse::Linear => (RowOrder::ByColumn, rows),
             MatrixUse::TokenTable => (RowOrder::ByRow, columns),
-            MatrixUse::Other => return Ok(None),
+            MatrixUse::Other => return None,
         };
+        let held = self.held.of_matrix(used, row_len);
+        self.count += 1;
+        if held == HeldType::F16 && self.held.format().block_len() > 1 {
+            self.without_blocks.push((candidate.path.to_owned(), row_len));
+        }
+        Some(MatrixForm { order, held })
+    }
+
+    /// Returns a note about the matrices in f16 instead of blocks; `None` if there are none.
+    pub(crate) fn note(&self) -> Option<String> {
+        let (held, count) = (self.held, self.without_blocks.len());
+        let named = self.without_blocks.iter().take(Self::NAMED);
+        let mut named: Vec<_> = named.map(|(path, len)| format!("`{path}` ({len})")).collect();
+        if count > Self::NAMED {
+            named.push(format!("and {} more", count - Self::NAMED));
+        }
+        (count > 0).then(|| {
+            format!(
+                "{count} of {} matrices are held as f16 instead of {}, because the lengths of their rows are not multiples of \
+                 {}: {}",
+                self.count,
+                held.tensor_type(),
+                held.format().block_len(),
+                named.join(", ")
+            )
+        })
+    }
+}
+
+/// The order and the type in which a matrix is held.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct MatrixForm {
+    order: RowOrder,
+    held: HeldType,
+}
+
+impl MatrixForm {
+    /// Returns the format in memory.
+    pub(crate) const fn format(self) -> RowEncoding {
+        self.held.format()
+    }
+
+    /// Encodes a matrix.
+    ///
+    /// # Errors
+    /// Returns a user's mistake if a weight cannot be read, is not finite, or is too large for the type.
+    pub(crate) fn encode(self, candidate: &Candidate<'_>) -> Result<EncodedMatrix, Failure> {
         let values = candidate.values().map_err(Failure::mistake)?;
-        let values = match order {
+        let values = match self.order {
             RowOrder::ByRow => values,
-            RowOrder::ByColumn => transposed(&values, columns),
+            RowOrder::ByColumn => transposed(&values, candidate.shape[1]),
         };
-        let held = self.of_matrix(used, row_len);
-        let encoded = encode(held, &values).map_err(|problem| {
+        let words = encode(self.held, &values).map_err(|problem| {
             Failure::mistake(format!("--quantize: `{}`: {problem}", candidate.path))
         })?;
-        Ok(Some(EncodedMatrix { format: held.format(), order, words: encoded }))
+        Ok(EncodedMatrix { format: self.format(), order: self.order, words })
     }
 }
 

@@ -22,8 +22,10 @@ use crate::data::causal_task::{CausalTask, Objective};
 use crate::data::classification::TextClass;
 use crate::data::recipe::ForecastTask;
 use crate::failure::Failure;
+use crate::job::gguf_folder::UnpackedGguf;
 use crate::job::held_matrices::HeldType;
 use crate::job::model_folder::model_in;
+use crate::job::model_sources::is_gguf;
 use crate::models;
 
 /// A trained classifier. It maps padded token ids and the lengths of texts to their logits, text by text.
@@ -115,12 +117,16 @@ where
 }
 
 impl KnownModel {
-    /// Reads the model in `path`, which is a `config.json` or its folder. Without a path, returns GPT-2 small.
+    /// Reads the model in `path`, which is a `config.json`, its folder or a GGUF file. Without a path, returns GPT-2 small.
     ///
     /// # Errors
     /// Returns a user's mistake if the file cannot be read, or if the model is not supported.
     pub(crate) fn read(path: Option<&Path>) -> Result<Self, Failure> {
         match path {
+            Some(path) if is_gguf(path) => {
+                let file = UnpackedGguf::open(path)?;
+                Self::read_as("--model", file.folder())
+            }
             Some(path) => Self::read_as("--model", path),
             None => Ok(Self::LanguageModel(AnyDecoder::new(Gpt2Config::small()))),
         }

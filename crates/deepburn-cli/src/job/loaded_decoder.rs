@@ -9,7 +9,7 @@ use burn_flex::{Flex, FlexDevice};
 use deepburn::ops::FusedOps;
 use deepburn::zero::Zero;
 use deepburn::zero::inference::encoded;
-use deepburn_models::causal_lm::{GenerateOptions, LanguageModel, SeenTokens};
+use deepburn_models::causal_lm::{GenerateOptions, Generation, LanguageModel, SeenTokens};
 use deepburn_models::decoder::{AnyDecoder, Decoder, DecoderCache};
 use deepburn_models::{Architecture, BuildModel};
 
@@ -17,11 +17,14 @@ use crate::console;
 use crate::failure::Failure;
 use crate::job::gguf_folder::UnpackedGguf;
 use crate::job::gguf_weights::GgufWeights;
-use crate::job::held_matrices::HeldType;
+use crate::job::held_matrices::{HeldType, MatrixForm, MatrixForms};
 use crate::job::model_sources::{ModelSources, WeightFiles};
 
 /// Decides with the new tokens whether a text continues.
 pub(crate) type Continues<'a> = &'a mut (dyn FnMut(&[u32]) -> Result<bool, Failure> + Send);
+
+/// The number of tokens of a prompt after which [`LoadedDecoder::process`] asks whether to go on.
+const BLOCK: usize = 64;
 
 /// A language model in memory.
 pub(crate) enum LoadedDecoder {
@@ -71,6 +74,23 @@ impl LoadedDecoder {
         }
     }
 
+    /// Processes `prompt` in blocks before it is continued with these options, as long as `continues` returns true. Returns
+    /// its last answer.
+    ///
+    /// # Errors
+    /// Returns the errors of [`continue_prompt`](Self::continue_prompt).
+    pub(crate) fn process(
+        &mut self,
+        prompt: &[u32],
+        options: &GenerateOptions,
+        continues: &mut (dyn FnMut() -> bool + Send),
+    ) -> Result<bool, Failure> {
+        rayon::scope(|_| match self {
+            Self::Elements(model) => model.process(prompt, options, continues),
+            Self::Encoded(model) => model.process(prompt, options, continues),
+        })
+    }
+
     /// Continues `prompt` and returns the new tokens. They end early if `continues` returns false for them. Tokens at the start of
     /// the prompt that were processed in the last call are not processed again.
     ///
@@ -108,7 +128,8 @@ fn encoded_folder(
     held.hold(config, model.map_err(Failure::mistake)?)
 }
 
-/// Reads the weights of a GGUF file, one after the other. Matrices keep the type of the file, unless another one is wanted.
+/// Reads the weights of a GGUF file, one after the other. Matrices keep the blocks of the file, unless another type is
+/// wanted.
 fn of_gguf(
     config: &AnyDecoder,
     file: &UnpackedGguf,
@@ -118,21 +139,25 @@ fn of_gguf(
     let source = weights.clone();
     let read = move |path: &str| locked(&source).values(path).map_err(|error| error.to_string());
     let model = config.reading::<Zero<Flex>>(read, &FlexDevice).map_err(Failure::mistake)?;
+    let mut forms = MatrixForms::new(held.unwrap_or(HeldType::Q8_0));
     let mut coarser = 0;
     let model = encoded(model, |candidate| {
         let used = config.matrix_use(candidate.path);
-        if let Some(held) = held {
-            return held.encode(candidate, used);
+        let form = held.and_then(|_| forms.form(candidate, used));
+        let wanted = form.map(MatrixForm::format);
+        if let Some(blocks) = locked(&weights).blocks(candidate.path, used, wanted)? {
+            return Ok(Some(blocks));
         }
-        let blocks = locked(&weights).blocks(candidate.path, used)?;
-        match blocks {
-            None if locked(&weights).is_quantized(candidate.path)? => {
-                coarser += 1;
-                HeldType::Q8_0.encode(candidate, used)
+        if held.is_none() {
+            if !locked(&weights).is_quantized(candidate.path)? {
+                return Ok(None);
             }
-            blocks => Ok(blocks),
+            coarser += 1;
         }
+        let form = form.or_else(|| forms.form(candidate, used));
+        form.map(|form| form.encode(candidate)).transpose()
     })?;
+    forms.note().iter().for_each(|note| console::eprint(note));
     if coarser > 0 {
         console::eprint(&format!(
             "{}: {coarser} matrices are held as q8_0, because products cannot read their type",
@@ -152,6 +177,43 @@ impl<B: FusedOps> CachedDecoder<B> {
         Self { model: Box::new(model), seen: None }
     }
 
+    /// As [`LoadedDecoder::process`].
+    fn process(
+        &mut self,
+        prompt: &[u32],
+        options: &GenerateOptions,
+        continues: &mut (dyn FnMut() -> bool + Send),
+    ) -> Result<bool, Failure> {
+        let seen = self.seen.as_ref().filter(|seen| seen.begins(prompt));
+        let start = seen.map_or(0, SeenTokens::count);
+        for end in (start + BLOCK..prompt.len()).step_by(BLOCK) {
+            if !continues() {
+                return Ok(false);
+            }
+            // The cache is made for the whole text.
+            let max_new_tokens = prompt.len() - end + options.max_new_tokens;
+            let options = GenerateOptions { max_new_tokens, ..options.clone() };
+            let mut generation = self.generation(&prompt[..end], &options)?;
+            // The token that would follow the block is not used.
+            generation.next().transpose().map_err(Failure::run)?;
+            self.seen = Some(generation.into_seen());
+        }
+        Ok(continues())
+    }
+
+    /// Returns the generation that continues `prompt`.
+    fn generation(
+        &mut self,
+        prompt: &[u32],
+        options: &GenerateOptions,
+    ) -> Result<Generation<'_, B, Decoder<B>>, Failure> {
+        let generation = match self.seen.take() {
+            Some(seen) => self.model.generate_after(seen, prompt, options),
+            None => self.model.generate(prompt, options),
+        };
+        generation.map_err(Failure::mistake)
+    }
+
     /// As [`LoadedDecoder::continue_prompt`].
     fn continue_prompt(
         &mut self,
@@ -159,11 +221,7 @@ impl<B: FusedOps> CachedDecoder<B> {
         options: &GenerateOptions,
         continues: Continues<'_>,
     ) -> Result<Vec<u32>, Failure> {
-        let generation = match self.seen.take() {
-            Some(seen) => self.model.generate_after(seen, prompt, options),
-            None => self.model.generate(prompt, options),
-        };
-        let mut generation = generation.map_err(Failure::mistake)?;
+        let mut generation = self.generation(prompt, options)?;
         let mut tokens = Vec::new();
         for token in generation.by_ref() {
             tokens.push(token.map_err(Failure::run)?);
@@ -173,5 +231,46 @@ impl<B: FusedOps> CachedDecoder<B> {
         }
         self.seen = Some(generation.into_seen());
         Ok(tokens)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use deepburn_models::gpt2::Gpt2Config;
+
+    use super::*;
+
+    #[test]
+    fn a_prompt_is_processed_in_blocks_until_it_is_stopped() {
+        let config = Gpt2Config {
+            vocab_size: 23,
+            n_positions: 4 * BLOCK,
+            n_embd: 12,
+            n_layer: 2,
+            n_head: 3,
+            initializer_range: 0.5,
+            ..Gpt2Config::small()
+        };
+        let model = || {
+            let model = BuildModel::<Flex>::init(&AnyDecoder::new(config.clone()), 1, &FlexDevice);
+            CachedDecoder::new(model.unwrap())
+        };
+        let prompt: Vec<u32> = (0..3 * BLOCK as u32 + 5).map(|it| it * 7 % 23).collect();
+        let options = GenerateOptions::greedy(8);
+        let whole = model().continue_prompt(&prompt, &options, &mut |_| Ok(true)).unwrap();
+        let mut model = model();
+        let count = |model: &CachedDecoder<Flex>| model.seen.as_ref().map(SeenTokens::count);
+        let mut asked = 0;
+        let mut twice = || {
+            asked += 1;
+            asked < 3
+        };
+        assert!(!model.process(&prompt, &options, &mut twice).unwrap());
+        assert_eq!(count(&model), Some(2 * BLOCK));
+        // The rest follows the blocks that were processed.
+        assert!(model.process(&prompt, &options, &mut || true).unwrap());
+        assert_eq!(count(&model), Some(3 * BLOCK));
+        let tokens = model.continue_prompt(&prompt, &options, &mut |_| Ok(true)).unwrap();
+        assert_eq!(tokens, whole);
     }
 }

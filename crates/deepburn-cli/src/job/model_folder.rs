@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::failure::Failure;
+use crate::job::model_sources::{is_gguf, not_a_folder};
 use crate::run::results::ADAPTER;
 
 /// The folder of the model in the output folder of a run.
@@ -87,6 +88,9 @@ impl ModelFolder {
     /// # Errors
     /// Returns a user's mistake if there is no model in the folder.
     pub(crate) fn find(given: &Path, option: &str) -> Result<Self, Failure> {
+        if is_gguf(given) {
+            return Err(not_a_folder(option, given));
+        }
         let path = model_in(given);
         if !path.join("config.json").is_file() {
             let remedy = remedy_without_model(given);

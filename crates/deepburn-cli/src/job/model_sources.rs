@@ -36,6 +36,21 @@ pub(crate) enum WeightFiles {
     Gguf(Box<UnpackedGguf>),
 }
 
+/// Returns whether `given` is a GGUF file, or has its name.
+pub(crate) fn is_gguf(given: &Path) -> bool {
+    let has_ending = given.extension().is_some_and(|it| it.eq_ignore_ascii_case(GGUF));
+    given.is_file() && (has_ending || begins_with_magic(given))
+}
+
+/// Returns the error about a GGUF file where `option` takes a folder.
+pub(crate) fn not_a_folder(option: &str, file: &Path) -> Failure {
+    Failure::mistake(format!(
+        "{option}: {} is a GGUF file; give the folder of the model that it was made from. `deepburn generate`, `chat` and \
+         `estimate` take GGUF files as their model",
+        file.display()
+    ))
+}
+
 /// Returns whether a file begins like a GGUF file.
 fn begins_with_magic(path: &Path) -> bool {
     let mut start = [0; 4];
@@ -54,10 +69,7 @@ impl ModelSources {
     pub(crate) fn folder(&self, option: &str) -> Result<&Path, Failure> {
         match &self.weights {
             WeightFiles::Folder(folder) => Ok(folder),
-            WeightFiles::Gguf(file) => Err(Failure::mistake(format!(
-                "{option}: {} is a GGUF file; give the folder of the model that it was made from",
-                file.path().display()
-            ))),
+            WeightFiles::Gguf(file) => Err(not_a_folder(option, file.path())),
         }
     }
 
@@ -92,10 +104,10 @@ impl ModelSources {
     /// # Errors
     /// Returns a user's mistake if there is no language model.
     pub(crate) fn find(option: &str, given: &Path, base: Option<&Path>) -> Result<Self, Failure> {
-        let has_ending = given.extension().is_some_and(|it| it.eq_ignore_ascii_case(GGUF));
-        if base.is_none() && given.is_file() && (has_ending || begins_with_magic(given)) {
+        if base.is_none() && is_gguf(given) {
             return Self::of_file(option, given);
         }
+        let has_ending = given.extension().is_some_and(|it| it.eq_ignore_ascii_case(GGUF));
         if has_ending && !given.exists() {
             let given = given.display();
             return Err(Failure::mistake(format!("{option}: {given} does not exist")));

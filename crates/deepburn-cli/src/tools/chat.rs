@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! > What is the capital of France?          a line is a message; a `\` at its end continues it on the next line
-//! Paris.                                    printed as it is generated; Ctrl-C stops the answer
+//! Paris.                                    printed as it is generated; Ctrl-C stops the answer, or the
+//!                                           processing of a message
 //! > /clear                                  forgets the conversation
 //! > /exit                                   or Ctrl-D
 //! ```
@@ -69,6 +70,16 @@ struct Conversation {
     system: Option<Message>,
 }
 
+/// What became of an answer.
+enum Reply {
+    /// It was printed.
+    Text(String),
+    /// Ctrl-C was pressed before it began.
+    Stopped,
+    /// Nobody reads it: a pipe was closed.
+    Unread,
+}
+
 /// Reads messages and prints answers, until the input ends.
 ///
 /// # Errors
@@ -82,7 +93,7 @@ pub(crate) fn chat(arguments: &ChatArguments) -> Result<(), Failure> {
             Input::End => return Ok(()),
             Input::Clear => conversation.messages.clear(),
             Input::Unknown(command) => console::eprint(&format!(
-                "{command} is unknown; /clear forgets the conversation, and /exit ends it"
+                "{command} is unknown; /clear forgets the conversation, and /exit ends it; /{command} sends {command} as a message"
             )),
             Input::Message(text) => {
                 conversation.messages.push(Message::text("user", &text));
@@ -95,8 +106,16 @@ pub(crate) fn chat(arguments: &ChatArguments) -> Result<(), Failure> {
                     }
                     answer => answer?,
                 };
-                let Some(answer) = answer else { return Ok(()) };
-                conversation.messages.push(Message::text("assistant", &answer));
+                match answer {
+                    Reply::Text(answer) => {
+                        conversation.messages.push(Message::text("assistant", &answer));
+                    }
+                    Reply::Stopped => {
+                        console::eprint("the message was not answered and is forgotten");
+                        conversation.messages.pop();
+                    }
+                    Reply::Unread => return Ok(()),
+                }
             }
         }
     }
@@ -151,19 +170,23 @@ impl Conversation {
         })
     }
 
-    /// Prints the answer to the last message and returns it; `None` if nobody reads it.
-    fn answer(&mut self, input: &Messages) -> Result<Option<String>, Failure> {
+    /// Prints the answer to the last message.
+    fn answer(&mut self, input: &Messages) -> Result<Reply, Failure> {
         let tokens = self.fitting_tokens()?;
         let room = self.positions - tokens.len();
         let max_new_tokens = self.options.max_new_tokens.min(room);
         let options = GenerateOptions { max_new_tokens, ..self.options.clone() };
         let mut answer = Answer::new(&self.tokenizer);
         let interrupted = input.start_answer();
+        let mut is_wanted = || !interrupted.swap(false, Relaxed);
+        if !self.model.process(&tokens, &options, &mut is_wanted)? {
+            return Ok(Reply::Stopped);
+        }
         self.model.continue_prompt(&tokens, &options, &mut |new| {
             answer.print(new)?;
             Ok(answer.is_read() && !interrupted.swap(false, Relaxed))
         })?;
-        answer.finish(&self.options.stop)
+        Ok(answer.finish(&self.options.stop)?.map_or(Reply::Unread, Reply::Text))
     }
 
     /// Returns the tokens of the conversation up to the answer. Forgets the oldest messages as long as there is no room for an

@@ -100,7 +100,7 @@ pub(crate) fn export(arguments: &ExportArguments) -> Result<String, Failure> {
         sources.model.stored_values(sources.folder("MODEL")?).map_err(Failure::mistake)?;
     let hyperparameters = hyperparameters(values.config())?;
     let texts = TextMetadata::read(&sources, hyperparameters.vocab_size)?;
-    let modelfile = file.start_modelfile(&texts.stop)?;
+    let modelfile = file.start_modelfile(&texts)?;
     let notes = hyperparameters.notes();
     notes
         .iter()
@@ -226,9 +226,9 @@ impl ExportedFile {
     ///
     /// # Errors
     /// Returns a user's mistake if somebody has changed the `Modelfile` that is there, or if the folder cannot be written to.
-    fn start_modelfile(&self, stop: &[String]) -> Result<PartialFile, Failure> {
+    fn start_modelfile(&self, texts: &TextMetadata) -> Result<PartialFile, Failure> {
         let path = self.modelfile_path();
-        let text = modelfile(&self.name(), stop.iter().map(String::as_str));
+        let text = modelfile(&self.name(), &texts.sampling, texts.stop.iter().map(String::as_str));
         if path.exists() && !is_exported(&fs::read_to_string(&path).unwrap_or_default()) {
             return Err(Failure::mistake(format!(
                 "--out: {} is not the work of an export and is not overwritten; give another folder",
@@ -315,9 +315,13 @@ impl ExportedFile {
     }
 }
 
-/// Returns whether a `Modelfile` has only the lines that an export writes.
+/// Returns whether a `Modelfile` has only the lines that an export writes, in their order. Parameters that users add are
+/// usually the last ones.
 fn is_exported(text: &str) -> bool {
+    let names = ["temperature", "top_k", "top_p", "min_p", "repeat_penalty"];
+    let is_sampling =
+        |line: &&str| names.iter().any(|name| line.starts_with(&format!("PARAMETER {name} ")));
     let mut lines = text.lines();
     lines.next().is_some_and(|line| line.starts_with("FROM ./"))
-        && lines.all(|line| line.starts_with("PARAMETER stop "))
+        && lines.skip_while(is_sampling).all(|line| line.starts_with("PARAMETER stop "))
 }

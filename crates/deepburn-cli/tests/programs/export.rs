@@ -213,7 +213,10 @@ fn chat_template_and_end_tokens_are_in_the_file() {
     let template =
         "{% for m in messages %}{%- generation -%}\n{{ m.content }}{% endgeneration %}{% endfor %}";
     fs::write(base.join("chat_template.jinja"), template).unwrap();
-    let ends = json!({ "eos_token_id": [7, 299, 11, 300, 7, 12] });
+    let ends = json!({
+        "eos_token_id": [7, 299, 11, 300, 7, 12],
+        "do_sample": true, "temperature": 0.6, "top_k": 20, "top_p": 0.95, "repetition_penalty": 1.1,
+    });
     fs::write(base.join("generation_config.json"), ends.to_string()).unwrap();
     let ending = export(&job, "base", &["--out", "chat.gguf"]).succeeded();
     for part in [
@@ -231,7 +234,19 @@ fn chat_template_and_end_tokens_are_in_the_file() {
         ["eos", "eot", "eom"].map(|it| number(&path, &format!("tokenizer.ggml.{it}_token_id")));
     assert_eq!(ends, [Some(0), Some(7), Some(299)]);
     let modelfile = fs::read_to_string(job.folder().join("Modelfile")).unwrap();
-    assert!(modelfile.starts_with("FROM ./chat.gguf\nPARAMETER stop \"<|endoftext|>\"\n"));
+    let sampling = ["temperature 0.6", "top_k 20", "top_p 0.95", "repeat_penalty 1.1"];
+    let lines = sampling.map(|it| format!("PARAMETER {it}\n")).concat();
+    let start = format!("FROM ./chat.gguf\n{lines}PARAMETER stop \"<|endoftext|>\"\n");
+    assert!(modelfile.starts_with(&start), "{modelfile}");
+    let note = format!("generation_config.json: {} are in the Modelfile", sampling.join(", "));
+    assert!(ending.stderr.contains(&note), "{}", ending.stderr);
+    // It is replaced by another export's, unless a user has added a parameter.
+    export(&job, "base", &["--out", "next.gguf"]).succeeded();
+    let added = format!("{modelfile}PARAMETER temperature 0.2\n");
+    fs::write(job.folder().join("Modelfile"), added).unwrap();
+    let parts = ["Modelfile is not the work of an export"];
+    export(&job, "base", &["--out", "last.gguf"]).failed(2, &parts);
+    fs::remove_file(job.folder().join("Modelfile")).unwrap();
     assert_eq!(modelfile.matches("PARAMETER stop").count(), 5, "{modelfile}");
     // Templates with names, of which none is the default.
     fs::remove_file(base.join("chat_template.jinja")).unwrap();

@@ -48,11 +48,7 @@ fn a_file_generates_what_its_folder_generates() {
         // The blocks of the file, and those that are encoded while the folder is read, are the same.
         let quantized = generate(job.folder(), model, &["--quantize", "q8_0"]).succeeded();
         let of_file = generate(job.folder(), &export("q8_0"), &[]).succeeded();
-        assert_eq!(
-            (of_file.stdout, of_file.stderr),
-            (quantized.stdout, quantized.stderr),
-            "{name}"
-        );
+        assert_eq!((&of_file.stdout, &*of_file.stderr), (&quantized.stdout, ""), "{name}");
         let halves = generate(job.folder(), model, &["--quantize", "F16"]).succeeded().stdout;
         assert_eq!(generate(job.folder(), &export("f16"), &[]).succeeded().stdout, halves);
         for file_type in ["q4_0", "q4_k_m"] {
@@ -64,6 +60,29 @@ fn a_file_generates_what_its_folder_generates() {
         let file = export("bf16");
         let refused = deepburn(job.folder(), &["export", &file]);
         refused.failed(2, &["bf16.gguf is a GGUF file; give the folder of the model"]);
+        // Blocks of the wanted type are kept as they are.
+        for held in ["q8_0", "f16"] {
+            let file = format!("{held}.gguf");
+            let kept = generate(job.folder(), &file, &["--quantize", held]).succeeded();
+            let of_folder = generate(job.folder(), model, &["--quantize", held]).succeeded();
+            let own = generate(job.folder(), &file, &[]).succeeded();
+            assert_eq!(kept.stdout, own.stdout, "{name} {held}");
+            assert_eq!(kept.stderr, of_folder.stderr, "{name} {held}");
+        }
+        let of_folder = deepburn(job.folder(), &["estimate", "--model", model]).succeeded();
+        let of_file = deepburn(job.folder(), &["estimate", "--model", &file]).succeeded();
+        assert_eq!(of_file.stdout, of_folder.stdout);
+        let parts = ["--model: bf16.gguf is a GGUF file; give the folder", "`deepburn generate`"];
+        deepburn(job.folder(), &["predict", "--model", &file, "--text", "a text"])
+            .failed(2, &parts);
+        // A file that was not downloaded to its end.
+        let bytes = fs::read(job.folder().join(&file)).unwrap();
+        for len in [100, bytes.len() / 2] {
+            fs::write(job.folder().join("part.gguf"), &bytes[..len]).unwrap();
+            let len = format!("{len} bytes");
+            let parts = ["part.gguf: ", &len, "it is incomplete; download or copy it again"];
+            generate(job.folder(), "part.gguf", &[]).failed(2, &parts);
+        }
     }
 }
 
@@ -72,7 +91,18 @@ fn rows_that_are_not_whole_blocks_are_halves() {
     // Its rows have 45 and 37 elements.
     let job = text_model();
     let texts = ["q8_0", "q4_0", "f16"]
-        .map(|held| generate(job.folder(), "base", &["--quantize", held]).succeeded().stdout);
+        .map(|held| generate(job.folder(), "base", &["--quantize", held]).succeeded());
+    for (ending, held) in texts[..2].iter().zip(["q8_0", "q4_0"]) {
+        let note = format!("matrices are held as f16 instead of {held}, because");
+        assert_eq!(ending.stderr.matches(&note).count(), 1, "{}", ending.stderr);
+        assert!(
+            ending.stderr.contains("not multiples of 32: `") && ending.stderr.contains("` (45)"),
+            "{}",
+            ending.stderr
+        );
+    }
+    assert!(!texts[2].stderr.contains("held"), "{}", texts[2].stderr);
+    let texts = texts.map(|it| it.stdout);
     assert_eq!(texts[0], texts[2]);
     assert_eq!(texts[1], texts[2]);
     generate(job.folder(), "base", &["--quantize", "q5_0"]).failed(2, &["q8_0, q4_0, f16, bf16"]);
@@ -99,6 +129,7 @@ fn a_conversation_in_a_pipe() {
     let ending = chat(job.folder(), model, &few, "Who are you?\nA\\\nB\n/what\n").succeeded();
     assert!(ending.stdout.starts_with(&first), "{}", ending.stdout);
     assert!(ending.stderr.contains("/what is unknown; /clear forgets"), "{}", ending.stderr);
+    assert!(ending.stderr.contains("//what sends /what as a message"), "{}", ending.stderr);
     // With a file as the model, and in fewer bits.
     let file = ["export", model, "--type", "f32", "--out", "m.gguf"];
     deepburn(job.folder(), &file).succeeded();

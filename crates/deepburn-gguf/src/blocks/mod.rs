@@ -48,8 +48,10 @@ pub enum EncodeError {
     },
     /// The value, or the f16 scale of its block, would become infinite.
     #[error(
-        "an element from {index} to {} is too large for {tensor_type}, up to {largest:e} in magnitude; write the tensor as f32",
-        index + tensor_type.block_len() - 1
+        "an element from {index} to {} is too large for {tensor_type}, up to {largest:e} in magnitude; use {}",
+        index + tensor_type.block_len() - 1,
+        // bf16 has the range of f32, except for its largest values.
+        if *tensor_type == TensorType::Bf16 { "f32" } else { "bf16" }
     )]
     Overflow {
         /// The index of the first value of the block.

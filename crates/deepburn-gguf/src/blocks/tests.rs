@@ -99,6 +99,8 @@ fn values_beyond_16_bits_are_errors() {
         let mut values = [1.0; 512];
         values[300] = f32::MAX;
         let error = tensor_type.encode(&values, &mut Vec::new()).unwrap_err();
+        let remedy = if tensor_type == TensorType::Bf16 { "; use f32" } else { "; use bf16" };
+        assert!(error.to_string().ends_with(remedy), "{error}");
         let EncodeError::Overflow { index, largest, .. } = error else { panic!("{error}") };
         assert_eq!(index, 300 / tensor_type.block_len() * tensor_type.block_len());
         assert_eq!(largest, f32::MAX);

@@ -150,6 +150,10 @@ fn parse(text: &str) -> Input {
     match text.trim() {
         "/exit" | "/quit" | "/bye" => Input::End,
         "/clear" => Input::Clear,
+        // A second slash makes a message of what would be a command.
+        message if message.strip_prefix("//").is_some_and(is_word) => {
+            Input::Message(message[1..].to_owned())
+        }
         // A path is a message.
         command if command.starts_with('/') && is_word(&command[1..]) => {
             Input::Unknown(command.to_owned())
@@ -172,6 +176,9 @@ mod tests {
             ("/exit", Input::End),
             (" /clear ", Input::Clear),
             ("/halt", Input::Unknown("/halt".to_owned())),
+            ("//halt", Input::Message("/halt".to_owned())),
+            ("//exit ", Input::Message("/exit".to_owned())),
+            ("//usr/bin", Input::Message("//usr/bin".to_owned())),
             ("/usr/bin is a folder", Input::Message("/usr/bin is a folder".to_owned())),
             ("  two  words ", Input::Message("  two  words ".to_owned())),
         ] {

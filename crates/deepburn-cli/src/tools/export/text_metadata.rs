@@ -8,7 +8,7 @@ use deepburn_chat::{ChatTemplates, Day};
 use deepburn_datasets::Tokenizer;
 use deepburn_gguf::{GgufSpecialTokens, GgufTokenizer};
 use deepburn_models::LanguageModelConfig;
-use deepburn_models::hf::{GENERATION_CONFIG, GenerationConfig};
+use deepburn_models::hf::{GENERATION_CONFIG, GenerationConfig, GenerationValues};
 use serde_json::Value;
 
 use crate::console;
@@ -25,6 +25,8 @@ pub(super) struct TextMetadata {
     pub(super) special_tokens: GgufSpecialTokens,
     /// The texts of all tokens that end generation.
     pub(super) stop: Vec<String>,
+    /// The sampling values, with Ollama's names.
+    pub(super) sampling: Vec<(&'static str, f64)>,
 }
 
 impl TextMetadata {
@@ -38,7 +40,11 @@ impl TextMetadata {
         let tokenizer = Tokenizer::load(folder).map_err(Failure::mistake)?;
         let definition = tokenizer.definition().map_err(Failure::mistake)?;
         let definition: Value = serde_json::from_str(&definition).map_err(Failure::mistake)?;
-        let ends = end_tokens(sources, &tokenizer)?;
+        let generation = GenerationConfig::read(&sources.texts).map_err(Failure::mistake)?;
+        let values = generation.as_ref().map(|it| *it.values()).unwrap_or_default();
+        let sampling = sampling_parameters(&values);
+        sampling_note(&sampling).iter().for_each(|note| console::eprint(note));
+        let ends = end_tokens(sources, &tokenizer, generation.as_ref());
         let mut special_tokens = GgufSpecialTokens {
             bos: tokenizer.special_token("bos_token"),
             unk: tokenizer.special_token("unk_token"),
@@ -62,18 +68,18 @@ impl TextMetadata {
         stop.retain(|text| !text.is_empty() && !text.contains('\n'));
         let tokenizer =
             GgufTokenizer::from_json(&definition, vocab_size).map_err(Failure::mistake)?;
-        Ok(Self { tokenizer, special_tokens, stop })
+        Ok(Self { tokenizer, special_tokens, stop, sampling })
     }
 }
 
 /// Returns the different tokens that end generation: the tokenizer's, then the ids in `generation_config.json` and
 /// in `config.json`.
-///
-/// # Errors
-/// Returns a user's mistake if `generation_config.json` is malformed.
-fn end_tokens(sources: &ModelSources, tokenizer: &Tokenizer) -> Result<Vec<u32>, Failure> {
-    let generation = GenerationConfig::read(&sources.texts).map_err(Failure::mistake)?;
-    let generation = generation.as_ref().and_then(GenerationConfig::eos_token_ids);
+fn end_tokens(
+    sources: &ModelSources,
+    tokenizer: &Tokenizer,
+    generation: Option<&GenerationConfig>,
+) -> Vec<u32> {
+    let generation = generation.and_then(GenerationConfig::eos_token_ids);
     let of_model = sources.model.extra().eos_token_ids();
     let mut ends: Vec<u32> = tokenizer.end_of_text().into_iter().collect();
     for (source, ids) in
@@ -85,7 +91,33 @@ fn end_tokens(sources: &ModelSources, tokenizer: &Tokenizer) -> Result<Vec<u32>,
             }
         }
     }
-    Ok(ends)
+    ends
+}
+
+/// Returns the parameters of a Modelfile for values of `generation_config.json`. As in `transformers`, values of sampling have
+/// an effect only with `do_sample`.
+fn sampling_parameters(values: &GenerationValues) -> Vec<(&'static str, f64)> {
+    let sampled = [
+        ("temperature", values.temperature),
+        ("top_k", values.top_k.map(|count| count as f64)),
+        ("top_p", values.top_p),
+        ("min_p", values.min_p),
+    ];
+    let sampled = sampled.into_iter().filter(|_| values.do_sample == Some(true));
+    let all = sampled.chain([("repeat_penalty", values.repetition_penalty)]);
+    all.filter_map(|(name, value)| Some((name, value?))).collect()
+}
+
+/// Returns a note about the parameters; `None` if there are none.
+fn sampling_note(parameters: &[(&str, f64)]) -> Option<String> {
+    let parameters: Vec<_> =
+        parameters.iter().map(|(name, value)| format!("{name} {value}")).collect();
+    (!parameters.is_empty()).then(|| {
+        format!(
+            "{GENERATION_CONFIG}: {} are in the Modelfile; a GGUF file has no place for them, so give llama-cli its own options",
+            parameters.join(", ")
+        )
+    })
 }
 
 /// Returns the chat template of a folder, without the marks that only `transformers` knows.

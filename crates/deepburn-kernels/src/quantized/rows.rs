@@ -24,6 +24,8 @@ mod dot_blocks;
 mod dot_floats;
 mod instructions;
 mod lanes;
+#[cfg(target_arch = "x86_64")]
+mod nibbles;
 
 use std::borrow::Cow;
 
@@ -160,7 +162,9 @@ impl<'a> EncodedRows<'a> {
         assert!(bias.is_none_or(|bias| bias.len() == self.rows), "elements of the bias");
         let vector = match self.format {
             RowEncoding::F16 | RowEncoding::Bf16 => Vector::Floats(x),
-            RowEncoding::Q8_0 | RowEncoding::Q4_0 => Vector::Blocks(BlockVector::new(x)),
+            RowEncoding::Q8_0 | RowEncoding::Q4_0 => {
+                Vector::Blocks(BlockVector::new(self.format, x))
+            }
         };
         let is_large = self.rows * self.depth >= WORTH_THREADS;
         // Several tasks for each thread, so that none waits long for another.

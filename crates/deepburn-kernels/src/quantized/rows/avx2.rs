@@ -1,10 +1,11 @@
-//! Vectors of 8 numbers with AVX2, fused multiply-add and conversions of f16, and products of blocks.
+//! Vectors of 8 numbers with AVX2, fused multiply-add and conversions of f16, and products of signed bytes.
 
 use std::arch::x86_64::*;
 
 use super::block_vector::BlockVector;
 use super::lanes::Lanes;
-use super::{BLOCK, RowEncoding, SCALE};
+use super::nibbles::{LANES, Numbers};
+use super::{BLOCK, SCALE};
 
 impl Lanes for __m256 {
     const COUNT: usize = 8;
@@ -76,39 +77,29 @@ impl Multiply for Madd {
 /// The number of blocks whose scales are multiplied at a time.
 const SCALES: usize = 64;
 
-/// Writes the dot products of consecutive rows and `x` to `out`; inlined, so that it is compiled for the instruction set.
+/// Writes the dot products of consecutive rows of signed bytes and `x` to `out`; inlined, so that it is compiled for the instruction set.
 ///
 /// # Safety
 /// The processor has AVX2, FMA, F16C and the instructions of `M`. The rows have as many blocks as the vector.
 #[inline(always)]
 pub(super) unsafe fn rows<M: Multiply>(
-    format: RowEncoding,
     codes: &[u8],
     scales: &[[u8; SCALE]],
     x: &BlockVector,
     out: &mut [f32],
 ) {
-    let (blocks, size) = (x.codes().len(), format.code_bytes(BLOCK));
+    let blocks = x.blocks();
     for (row, out) in out.iter_mut().enumerate() {
-        let codes = codes[row * blocks * size..].as_ptr();
+        let codes = codes[row * blocks * BLOCK..].as_ptr();
         let scales = &scales[row * blocks..][..blocks];
         // SAFETY: as the caller promises.
-        *out = unsafe {
-            match format {
-                RowEncoding::Q4_0 => dot::<M, Nibbles>(codes, scales, x),
-                _ => dot::<M, Bytes>(codes, scales, x),
-            }
-        };
+        *out = unsafe { dot::<M>(codes, scales, x) };
     }
 }
 
 /// Returns the dot product of a row and a vector.
 #[inline(always)]
-unsafe fn dot<M: Multiply, C: Codes>(
-    codes: *const u8,
-    scales: &[[u8; SCALE]],
-    x: &BlockVector,
-) -> f32 {
+unsafe fn dot<M: Multiply>(codes: *const u8, scales: &[[u8; SCALE]], x: &BlockVector) -> f32 {
     // SAFETY: as the caller of `rows` promises.
     unsafe {
         // Two sums, so that an addition need not wait for the one before.
@@ -119,13 +110,13 @@ unsafe fn dot<M: Multiply, C: Codes>(
             let (pairs, rest) = products[..scales.len()].as_chunks::<2>();
             for (i, [first, second]) in pairs.iter().enumerate() {
                 let at = start + 2 * i;
-                let sums = _mm256_cvtepi32_ps(C::sums::<M>(codes, x, at));
+                let sums = _mm256_cvtepi32_ps(block_sums::<M>(codes, x, at));
                 even = _mm256_fmadd_ps(sums, _mm256_set1_ps(*first), even);
-                let sums = _mm256_cvtepi32_ps(C::sums::<M>(codes, x, at + 1));
+                let sums = _mm256_cvtepi32_ps(block_sums::<M>(codes, x, at + 1));
                 odd = _mm256_fmadd_ps(sums, _mm256_set1_ps(*second), odd);
             }
             if let [last] = rest {
-                let sums = C::sums::<M>(codes, x, start + scales.len() - 1);
+                let sums = block_sums::<M>(codes, x, start + scales.len() - 1);
                 even = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sums), _mm256_set1_ps(*last), even);
             }
         }
@@ -153,60 +144,91 @@ unsafe fn products(row: &[[u8; SCALE]], x: &[f32]) -> [f32; SCALES] {
     products
 }
 
-/// The codes of a format.
-trait Codes {
-    /// Returns the sums of products of block number `block` of a row and of the vector.
-    ///
-    /// # Safety
-    /// Both have this block, and the processor has the instructions of `M`.
-    unsafe fn sums<M: Multiply>(codes: *const u8, x: &BlockVector, block: usize) -> __m256i;
-}
-
-/// Signed bytes.
-struct Bytes;
-
-impl Codes for Bytes {
-    #[inline(always)]
-    unsafe fn sums<M: Multiply>(codes: *const u8, x: &BlockVector, block: usize) -> __m256i {
-        // SAFETY: the block has 32 codes.
-        unsafe {
-            let codes = codes.add(block * BLOCK);
-            let [low, high] = halves(x, block);
-            let first = _mm256_cvtepi8_epi16(_mm_loadu_si128(codes.cast()));
-            let second = _mm256_cvtepi8_epi16(_mm_loadu_si128(codes.add(BLOCK / 2).cast()));
-            let sum = M::add_products(_mm256_setzero_si256(), first, low);
-            M::add_products(sum, second, high)
-        }
-    }
-}
-
-/// Numbers of 4 bits, of which 8 stands for zero.
-struct Nibbles;
-
-impl Codes for Nibbles {
-    #[inline(always)]
-    unsafe fn sums<M: Multiply>(codes: *const u8, x: &BlockVector, block: usize) -> __m256i {
-        // SAFETY: the block has 16 bytes of codes, and there are 8 corrections.
-        unsafe {
-            let codes = codes.add(block * BLOCK / 2);
-            let [low, high] = halves(x, block);
-            // A byte becomes a 16-bit number, whose lower and upper four bits are two codes.
-            let both = _mm256_cvtepu8_epi16(_mm_loadu_si128(codes.cast()));
-            let first = _mm256_and_si256(both, _mm256_set1_epi16(15));
-            let second = _mm256_srli_epi16::<4>(both);
-            let sum = _mm256_loadu_si256(x.corrections().as_ptr().add(block).cast());
-            let sum = M::add_products(sum, first, low);
-            M::add_products(sum, second, high)
-        }
-    }
-}
-
-/// Loads a block of the vector.
+/// Returns the sums of products of block number `block` of a row and of the vector.
+///
+/// # Safety
+/// Both have this block, and the processor has the instructions of `M`.
 #[inline(always)]
-unsafe fn halves(x: &BlockVector, block: usize) -> [__m256i; 2] {
-    // SAFETY: the vector has this block, and a block has 32 codes.
+unsafe fn block_sums<M: Multiply>(codes: *const u8, x: &BlockVector, block: usize) -> __m256i {
+    // SAFETY: the block has 32 codes.
     unsafe {
-        let codes = x.codes().as_ptr().add(block).cast::<i16>();
-        [_mm256_loadu_si256(codes.cast()), _mm256_loadu_si256(codes.add(16).cast())]
+        let codes = codes.add(block * BLOCK);
+        let x = x.codes().as_ptr().add(block * BLOCK);
+        let first = _mm256_cvtepi8_epi16(_mm_loadu_si128(codes.cast()));
+        let second = _mm256_cvtepi8_epi16(_mm_loadu_si128(codes.add(BLOCK / 2).cast()));
+        let sum = _mm256_setzero_si256();
+        let sum = M::add_products(sum, first, _mm256_loadu_si256(x.cast()));
+        M::add_products(sum, second, _mm256_loadu_si256(x.add(BLOCK / 2).cast()))
+    }
+}
+
+impl Numbers for __m256i {
+    type Floats = __m256;
+
+    #[inline(always)]
+    unsafe fn load(from: *const u8) -> Self {
+        // SAFETY: as the caller promises.
+        unsafe { _mm256_loadu_si256(from.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_first(from: *const u8, bytes: usize) -> Self {
+        let mut all = [0; 32];
+        // SAFETY: the caller promises `bytes` bytes, which are at most 32.
+        unsafe {
+            all[..bytes].copy_from_slice(std::slice::from_raw_parts(from, bytes));
+            Self::load(all.as_ptr())
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn and(self, mask: i16) -> Self {
+        // SAFETY: as the caller promises.
+        unsafe { _mm256_and_si256(self, _mm256_set1_epi16(mask)) }
+    }
+
+    #[inline(always)]
+    unsafe fn shift_right<const BITS: i32>(self) -> Self {
+        // SAFETY: as the caller promises.
+        unsafe { _mm256_srli_epi16::<BITS>(self) }
+    }
+
+    #[inline(always)]
+    unsafe fn add_products(sum: Self, left: Self, right: Self) -> Self {
+        // SAFETY: as the caller promises.
+        unsafe { _mm256_add_epi32(sum, _mm256_madd_epi16(left, right)) }
+    }
+
+    #[inline(always)]
+    unsafe fn floats(self) -> __m256 {
+        // SAFETY: as the caller promises.
+        unsafe { _mm256_cvtepi32_ps(self) }
+    }
+
+    #[inline(always)]
+    unsafe fn scales(from: *const u8, count: usize, x: *const f32) -> __m256 {
+        // SAFETY: as the caller promises.
+        unsafe {
+            let halves = match count {
+                8.. => _mm_loadu_si128(from.cast()),
+                _ => _mm256_castsi256_si128(Self::load_first(from, 2 * count)),
+            };
+            _mm256_mul_ps(_mm256_cvtph_ps(halves), _mm256_loadu_ps(x))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn places(first: usize) -> Self {
+        let lanes: [i32; 8] = std::array::from_fn(|lane| (lane / LANES) as i32);
+        // SAFETY: as the caller promises.
+        unsafe {
+            _mm256_add_epi32(Self::load(lanes.as_ptr().cast()), _mm256_set1_epi32(first as i32))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn spread(floats: __m256, places: Self) -> __m256 {
+        // SAFETY: as the caller promises.
+        unsafe { _mm256_permutevar8x32_ps(floats, places) }
     }
 }

@@ -21,7 +21,7 @@ pub(super) fn dot_blocks(
     x: &BlockVector,
     out: &mut [f32],
 ) {
-    let blocks = out.len() * x.codes().len();
+    let blocks = out.len() * x.blocks();
     assert_eq!([codes.len(), scales.len()], [blocks * format.code_bytes(BLOCK), blocks]);
     match instructions {
         // SAFETY: the processor has the instructions, and the lengths were checked.
@@ -44,7 +44,14 @@ unsafe fn with_vnni(
     out: &mut [f32],
 ) {
     // SAFETY: as the caller promises.
-    unsafe { super::avx2::rows::<super::avx512::Vnni>(format, codes, scales, x, out) }
+    unsafe {
+        match format {
+            RowEncoding::Q4_0 => {
+                super::nibbles::rows::<std::arch::x86_64::__m512i>(codes, scales, x, out);
+            }
+            _ => super::avx2::rows::<super::avx512::Vnni>(codes, scales, x, out),
+        }
+    }
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -57,7 +64,14 @@ unsafe fn with_avx2(
     out: &mut [f32],
 ) {
     // SAFETY: as the caller promises.
-    unsafe { super::avx2::rows::<super::avx2::Madd>(format, codes, scales, x, out) }
+    unsafe {
+        match format {
+            RowEncoding::Q4_0 => {
+                super::nibbles::rows::<std::arch::x86_64::__m256i>(codes, scales, x, out);
+            }
+            _ => super::avx2::rows::<super::avx2::Madd>(codes, scales, x, out),
+        }
+    }
 }
 
 /// For all processors.
@@ -68,7 +82,7 @@ fn portable(
     x: &BlockVector,
     out: &mut [f32],
 ) {
-    let (blocks, size) = (x.codes().len(), format.code_bytes(BLOCK));
+    let (blocks, size) = (x.blocks(), format.code_bytes(BLOCK));
     for (row, out) in out.iter_mut().enumerate() {
         *out = 0.0;
         for block in 0..blocks {
@@ -78,8 +92,8 @@ fn portable(
                 RowEncoding::Q4_0 => nibbles(codes),
                 _ => signed_bytes(codes),
             };
-            let both = numbers.iter().zip(&x.codes()[block]);
-            let sum: i32 = both.map(|(number, x)| i32::from(*number) * i32::from(*x)).sum();
+            let both = numbers.iter().zip(x.block(block));
+            let sum: i32 = both.map(|(number, x)| i32::from(*number) * i32::from(x)).sum();
             *out += sum as f32 * (scale(scales[at]) * x.scales()[block]);
         }
     }

@@ -545,6 +545,17 @@ mod tests {
     }
 
     #[test]
+    fn parameters_of_a_schedule_that_are_unset_are_not_shown() {
+        let job = |parameters: Value| json!({"training": {"lr_scheduler_kwargs": parameters}});
+        let unset = || json!({"power": null, "num_cycles": null});
+        for (then, now) in [(Value::Null, unset()), (unset(), Value::Null), (unset(), unset())] {
+            assert_eq!(changes::written(&job(then)), changes::written(&job(now)));
+        }
+        let given = changes::written(&job(json!({"power": 2.0, "num_cycles": null})));
+        assert_eq!(given, job(json!({"power": 2.0})));
+    }
+
+    #[test]
     fn older_checkpoints_decayed_all_weights() {
         let changed = |now: &str| {
             let (then, now) = (json!({}), json!({ "no_decay": now }));

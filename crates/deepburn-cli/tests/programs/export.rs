@@ -238,10 +238,17 @@ fn chat_template_and_end_tokens_are_in_the_file() {
     let lines = sampling.map(|it| format!("PARAMETER {it}\n")).concat();
     let start = format!("FROM ./chat.gguf\n{lines}PARAMETER stop \"<|endoftext|>\"\n");
     assert!(modelfile.starts_with(&start), "{modelfile}");
-    let note = format!("generation_config.json: {} are in the Modelfile", sampling.join(", "));
+    let note = format!("generation_config.json: the Modelfile has {}", sampling.join(", "));
     assert!(ending.stderr.contains(&note), "{}", ending.stderr);
-    // It is replaced by another export's, unless a user has added a parameter.
+    // It is replaced by another export's, unless a user has added a parameter. Ollama samples unless it is told not to.
+    let greedy = json!({"eos_token_id": [7], "do_sample": false, "temperature": 0.6});
+    fs::write(base.join("generation_config.json"), greedy.to_string()).unwrap();
     export(&job, "base", &["--out", "next.gguf"]).succeeded();
+    let next = fs::read_to_string(job.folder().join("Modelfile")).unwrap();
+    assert!(
+        next.starts_with("FROM ./next.gguf\nPARAMETER temperature 0\nPARAMETER stop"),
+        "{next}"
+    );
     let added = format!("{modelfile}PARAMETER temperature 0.2\n");
     fs::write(job.folder().join("Modelfile"), added).unwrap();
     let parts = ["Modelfile is not the work of an export"];

@@ -153,6 +153,14 @@ fn deepspeed_default(path: &str, job: &Value) -> Option<Value> {
 /// of a kind of data inside of `data.kind`, and some of them resolved.
 pub(super) fn written(job: &Value) -> Value {
     let mut job = job.clone();
+    if let Some(parameters) = job.pointer_mut("/training/lr_scheduler_kwargs")
+        && let Value::Object(fields) = parameters
+    {
+        remove_nulls(fields);
+        if fields.is_empty() {
+            *parameters = Value::Null;
+        }
+    }
     let (path, splits) = (job.pointer("/data/splits/path").cloned(), written_splits(&job));
     let Some(Value::Object(data)) = job.get_mut("data") else { return job };
     if let Some(Value::Object(mut splits)) = splits {

@@ -95,16 +95,19 @@ fn end_tokens(
 }
 
 /// Returns the parameters of a Modelfile for values of `generation_config.json`. As in `transformers`, values of sampling have
-/// an effect only with `do_sample`.
+/// an effect only with `do_sample`. Without sampling, the temperature is 0, because Ollama samples unless it is told not to.
 fn sampling_parameters(values: &GenerationValues) -> Vec<(&'static str, f64)> {
-    let sampled = [
-        ("temperature", values.temperature),
-        ("top_k", values.top_k.map(|count| count as f64)),
-        ("top_p", values.top_p),
-        ("min_p", values.min_p),
-    ];
-    let sampled = sampled.into_iter().filter(|_| values.do_sample == Some(true));
-    let all = sampled.chain([("repeat_penalty", values.repetition_penalty)]);
+    let sampled = match values.do_sample {
+        Some(true) => vec![
+            ("temperature", values.temperature),
+            ("top_k", values.top_k.map(|count| count as f64)),
+            ("top_p", values.top_p),
+            ("min_p", values.min_p),
+        ],
+        Some(false) => vec![("temperature", Some(0.0))],
+        None => vec![],
+    };
+    let all = sampled.into_iter().chain([("repeat_penalty", values.repetition_penalty)]);
     all.filter_map(|(name, value)| Some((name, value?))).collect()
 }
 
@@ -114,7 +117,7 @@ fn sampling_note(parameters: &[(&str, f64)]) -> Option<String> {
         parameters.iter().map(|(name, value)| format!("{name} {value}")).collect();
     (!parameters.is_empty()).then(|| {
         format!(
-            "{GENERATION_CONFIG}: {} are in the Modelfile; a GGUF file has no place for them, so give llama-cli its own options",
+            "{GENERATION_CONFIG}: the Modelfile has {}; a GGUF file has no place for sampling, so give llama-cli its own options",
             parameters.join(", ")
         )
     })

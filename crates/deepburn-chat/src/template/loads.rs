@@ -15,7 +15,7 @@ const TEMPLATE_STATEMENTS: [&str; 4] = ["extends", "from", "import", "include"];
 /// Returns the body of a tag with `filter` applied to the values that it loads, or `None` if none is charged. `is_output`
 /// tells whether the tag prints an expression.
 pub(super) fn with_charged_loads(body: &str, is_output: bool, filter: &str) -> Option<String> {
-    let tag = Tag::read(body, is_output)?;
+    let tag = TagTokens::read(body, is_output)?;
     let is_charged = tag.is_charged();
     let mut insertions = Vec::new();
     for start in tag.start..tag.end {
@@ -36,7 +36,7 @@ pub(super) fn with_charged_loads(body: &str, is_output: bool, filter: &str) -> O
 }
 
 /// A tag with its brackets.
-struct Tag<'a> {
+struct TagTokens<'a> {
     tokens: Vec<Token<'a>>,
     brackets: Vec<Bracket>,
     /// Its expressions are in `start..end`.
@@ -72,7 +72,7 @@ enum Part {
     Literal,
 }
 
-impl<'a> Tag<'a> {
+impl<'a> TagTokens<'a> {
     fn read(body: &'a str, is_output: bool) -> Option<Self> {
         let tokens = tokens(body);
         let mut brackets =

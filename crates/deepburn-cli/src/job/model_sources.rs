@@ -38,8 +38,11 @@ pub(crate) enum WeightFiles {
 
 /// Returns whether `given` is a GGUF file, or has its name.
 pub(crate) fn is_gguf(given: &Path) -> bool {
-    let has_ending = given.extension().is_some_and(|it| it.eq_ignore_ascii_case(GGUF));
-    given.is_file() && (has_ending || begins_with_magic(given))
+    given.is_file() && (has_gguf_ending(given) || begins_with_magic(given))
+}
+
+fn has_gguf_ending(given: &Path) -> bool {
+    given.extension().is_some_and(|it| it.eq_ignore_ascii_case(GGUF))
 }
 
 /// Returns the error about a GGUF file where `option` takes a folder.
@@ -107,8 +110,7 @@ impl ModelSources {
         if base.is_none() && is_gguf(given) {
             return Self::of_file(option, given);
         }
-        let has_ending = given.extension().is_some_and(|it| it.eq_ignore_ascii_case(GGUF));
-        if has_ending && !given.exists() {
+        if has_gguf_ending(given) && !given.exists() {
             let given = given.display();
             return Err(Failure::mistake(format!("{option}: {given} does not exist")));
         }

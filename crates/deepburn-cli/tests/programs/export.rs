@@ -240,7 +240,8 @@ fn chat_template_and_end_tokens_are_in_the_file() {
     assert!(modelfile.starts_with(&start), "{modelfile}");
     let note = format!("generation_config.json: the Modelfile has {}", sampling.join(", "));
     assert!(ending.stderr.contains(&note), "{}", ending.stderr);
-    // It is replaced by another export's, unless a user has added a parameter. Ollama samples unless it is told not to.
+    // It is replaced by another export's, unless a user has added a parameter. A greedy model has temperature 0,
+    // because Ollama samples by default.
     let greedy = json!({"eos_token_id": [7], "do_sample": false, "temperature": 0.6});
     fs::write(base.join("generation_config.json"), greedy.to_string()).unwrap();
     export(&job, "base", &["--out", "next.gguf"]).succeeded();

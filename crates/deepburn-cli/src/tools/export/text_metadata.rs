@@ -95,7 +95,7 @@ fn end_tokens(
 }
 
 /// Returns the parameters of a Modelfile for values of `generation_config.json`. As in `transformers`, values of sampling have
-/// an effect only with `do_sample`. Without sampling, the temperature is 0, because Ollama samples unless it is told not to.
+/// an effect only with `do_sample`. `do_sample: false` becomes a temperature of 0, because Ollama samples by default.
 fn sampling_parameters(values: &GenerationValues) -> Vec<(&'static str, f64)> {
     let sampled = match values.do_sample {
         Some(true) => vec![

@@ -216,6 +216,11 @@ impl Findings {
         }
     }
 
+    /// Keeps the findings about keys at or below `section`.
+    pub(crate) fn keep_below(&mut self, section: &str) {
+        self.0.retain(|diagnosis| is_at_or_below(&diagnosis.key, section));
+    }
+
     /// Returns whether there is an error about a key of `section`.
     pub(crate) fn have_error_in(&self, section: &str) -> bool {
         let is_in = |key: &str| is_at_or_below(key, section);

@@ -80,6 +80,7 @@ pub use range::{Integers, Reals};
 pub use raw_config::RawConfig;
 pub use reporter::Reporter;
 pub use resolve::{Resolved, resolve, resolve_preliminary};
+pub use rules::autotuning;
 pub use schema::schema;
 use section::Section;
 pub use source::MAX_BYTES;

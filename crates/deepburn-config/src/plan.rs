@@ -4,6 +4,7 @@
 //! off. The rest of DeepBurn reads these plans and never the configuration.
 
 mod activations;
+mod autotuning;
 mod curriculum;
 mod dynamic_batching;
 mod monitor;
@@ -17,6 +18,7 @@ use std::path::PathBuf;
 use serde::Serialize;
 
 pub use activations::*;
+pub use autotuning::*;
 pub use curriculum::*;
 pub use dynamic_batching::*;
 pub use monitor::*;

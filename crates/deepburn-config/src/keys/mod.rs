@@ -6,6 +6,7 @@
 
 pub(crate) mod accelerate;
 mod activations;
+mod autotuning;
 mod data;
 pub(crate) mod job;
 mod monitor;
@@ -17,6 +18,7 @@ mod unsupported;
 mod zero;
 
 pub(crate) use activations::*;
+pub(crate) use autotuning::*;
 pub(crate) use data::*;
 pub(crate) use monitor::*;
 pub(crate) use offload::*;
@@ -124,7 +126,7 @@ section! {
         hybrid_engine = switched_off::<HybridEngine>("the hybrid engine", "set hybrid_engine.enabled to false"),
         compile = section::<Compile>().inert("compilation is not available in this version"),
         elasticity = switched_off::<Elasticity>("elasticity", "set elasticity.enabled to false and give the batch sizes").removed(),
-        autotuning = switched_off::<Autotuning>("autotuning", "set autotuning.enabled to false"),
+        autotuning: Autotuning<'a> = section(),
         data_efficiency: DataEfficiency<'a> = section(),
         curriculum_learning: Curriculum<'a> = section().removed(),
         progressive_layer_drop = switched_off::<ProgressiveLayerDrop>(

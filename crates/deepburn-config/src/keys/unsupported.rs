@@ -208,52 +208,6 @@ section! {
         model_parallel_size = positive(1).unit("ranks"),
     }
 
-    /// Autotuning: search for the fastest configuration.
-    pub(crate) enum Autotuning {
-        /// Enable autotuning.
-        enabled = flag(false),
-        /// Tune only ZeRO stages and micro-batch sizes.
-        fast = flag(true),
-        /// Folder of the results.
-        results_dir = text("autotuning_results"),
-        /// Folder of the experiments.
-        exps_dir = text("autotuning_exps"),
-        /// Overwrite earlier results.
-        overwrite = flag(true),
-        /// First measured step.
-        start_profile_step = positive(3),
-        /// Last measured step.
-        end_profile_step = positive(5),
-        /// File of the measured metric.
-        metric_path = opt_text(),
-        /// Metric to optimize.
-        metric = text("throughput"),
-        /// Search strategy, such as "gridsearch".
-        tuner_type = text("gridsearch"),
-        /// Number of experiments without improvement after which the search stops.
-        tuner_early_stopping = positive(5),
-        /// Maximum number of experiments.
-        tuner_num_trials = positive(50),
-        /// Script arguments for tuned values.
-        arg_mappings = free(),
-        /// Maximum global batch size.
-        max_train_batch_size = opt_real(Any),
-        /// Minimum global batch size.
-        min_train_batch_size = opt_real(Any),
-        /// Maximum micro-batch size.
-        max_train_micro_batch_size_per_gpu = opt_real(Any),
-        /// Minimum micro-batch size.
-        min_train_micro_batch_size_per_gpu = opt_real(Any),
-        /// Number of micro-batch sizes to try.
-        num_tuning_micro_batch_sizes = positive(3),
-        /// Number of model-parallel ranks.
-        mp_size = opt_real(Any),
-        /// Size of the model.
-        model_info = free(),
-        /// File with the size of the model.
-        model_info_path = opt_text(),
-    }
-
     /// Progressive layer dropping.
     pub(crate) enum ProgressiveLayerDrop {
         /// Enable progressive layer dropping.

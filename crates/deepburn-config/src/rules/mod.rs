@@ -7,6 +7,7 @@
 
 mod activations;
 mod autocast;
+mod autotuning;
 mod batch;
 mod curriculum;
 mod data_efficiency;
@@ -22,6 +23,7 @@ mod scheduler;
 mod trainer_schedule;
 mod zero;
 
+pub use autotuning::autotuning;
 use hyperparameters::{bounds, learning_rate, moments, warn_of_zero_eps};
 
 use crate::check::nearest;
@@ -50,6 +52,7 @@ pub(crate) fn plan(context: &mut Context<'_>) -> Plan {
     let dynamic_batching = data_efficiency::resolve(context);
     let curriculum = curriculum::resolve(context);
     check_optimizer(&optimizer, &schedule, context);
+    autotuning::refuse_run(context);
     Plan {
         param_groups: context.run.param_groups.clone(),
         quantization: context.run.quantization.clone(),

@@ -1,0 +1,123 @@
+//! The results as a table for a terminal.
+
+use deepburn_config::{RecomputePolicy, TuningMetric};
+
+use crate::candidate::{Candidate, StatePlacement, policy_name};
+use crate::search::{Assessment, Search, Trial};
+
+/// The largest number of candidates in a table that were forecast and not measured.
+const UNMEASURED: usize = 5;
+
+/// Returns the lines of the table: the measured candidates, best first, then the best of the others that fit, and how many
+/// were not tried for which reason.
+pub fn table(search: &Search) -> Vec<String> {
+    let calibration = search.calibration();
+    let metric = search.limits().metric;
+    let mut rows: Vec<(f64, bool, &Trial)> = Vec::new();
+    for trial in search.trials() {
+        let predicted = trial.prediction().map(|it| calibration.seconds(it));
+        match (trial.measurement(), &trial.measured, predicted) {
+            (Some(measured), ..) => rows.push((measured.median(), true, trial)),
+            (None, None, Some(predicted)) => rows.push((predicted, false, trial)),
+            _ => {}
+        }
+    }
+    let order = |(seconds, measured, trial): &(f64, bool, &Trial)| {
+        let value = trial.metric(metric, *seconds);
+        (!measured, if metric == TuningMetric::Latency { value } else { -value })
+    };
+    rows.sort_by(|one, other| {
+        let (one, other) = (order(one), order(other));
+        one.0.cmp(&other.0).then(one.1.total_cmp(&other.1))
+    });
+    let measured = rows.iter().filter(|row| row.1).count();
+    let mut lines = vec![head(metric)];
+    for (seconds, is_measured, trial) in rows.iter().take(measured + UNMEASURED) {
+        lines.push(row(trial, metric, *seconds, *is_measured, &calibration));
+    }
+    lines.extend(failures(search));
+    lines.push(counts(search, rows.len().saturating_sub(measured + UNMEASURED)));
+    lines
+}
+
+/// Returns the title of the column of a metric.
+fn title(metric: TuningMetric) -> &'static str {
+    match metric {
+        TuningMetric::Throughput => "samples/s",
+        TuningMetric::Latency => "latency s",
+        TuningMetric::Flops => "GFLOP/s",
+    }
+}
+
+/// Returns the line of titles.
+fn head(metric: TuningMetric) -> String {
+    format!(
+        "  {:>5} {:>5} {:>6} {:>5} {:<15} {:<10} {:>9} {:>9} {:>9} {:>10}",
+        "ranks",
+        "stage",
+        "micro",
+        "accum",
+        "offload",
+        "recompute",
+        title(metric),
+        "step s",
+        "forecast",
+        "GB/rank"
+    )
+}
+
+/// Returns the line of a candidate. Seconds that were not measured are marked with `~`.
+fn row(
+    trial: &Trial,
+    metric: TuningMetric,
+    seconds: f64,
+    is_measured: bool,
+    calibration: &crate::Calibration,
+) -> String {
+    let Candidate { ranks, stage, states, recompute, micro_batch, accumulation, .. } =
+        trial.candidate;
+    let predicted = trial.prediction().map_or(f64::NAN, |it| calibration.seconds(it));
+    let measured = trial.measurement().map(|it| it.memory);
+    let device = measured.or(trial.memory().copied()).map_or(0, |memory| memory.device);
+    let mark = if is_measured { "" } else { "~" };
+    let scale = if metric == TuningMetric::Flops { 1e9 } else { 1.0 };
+    let value = format!("{mark}{:.2}", trial.metric(metric, seconds) / scale);
+    let seconds = if is_measured { format!("{seconds:.3}") } else { "-".to_owned() };
+    let offload = if states == StatePlacement::Device { "-" } else { states.name() };
+    let policy =
+        if recompute == RecomputePolicy::Off { "-".to_owned() } else { policy_name(recompute) };
+    format!(
+        "  {ranks:>5} {:>5} {micro_batch:>6} {accumulation:>5} {offload:<15} {policy:<10} {value:>9} {seconds:>9} \
+         {predicted:>9.3} {:>10.2}",
+        stage.number(),
+        device as f64 / 1e9
+    )
+}
+
+/// Returns a line for each failed measurement.
+fn failures(search: &Search) -> Vec<String> {
+    let failed = search.trials().iter().filter_map(|trial| match &trial.measured {
+        Some(Err(reason)) => Some(format!("  {} failed: {reason}", trial.candidate.name())),
+        _ => None,
+    });
+    failed.collect()
+}
+
+/// Returns the line of the candidates that are not in the table. `others` of them fit.
+fn counts(search: &Search, others: usize) -> String {
+    let [mut large, mut invalid, mut dominated] = [0; 3];
+    for trial in search.trials() {
+        match trial.assessment {
+            Assessment::TooLarge { .. } => large += 1,
+            Assessment::Invalid { .. } => invalid += 1,
+            Assessment::Dominated { .. } => dominated += 1,
+            Assessment::Fits { .. } => {}
+        }
+    }
+    format!(
+        "  {} candidates: {} measured, {others} more that fit, {large} too large, {dominated} that cannot be faster than \
+         one that fits, {invalid} that are not valid",
+        search.trials().len(),
+        search.measured().len(),
+    )
+}

@@ -7,6 +7,8 @@
 //! - *Computation*: the time of an op is the maximum of two times: the time for its floating-point
 //!   operations, and the time to read and write its operands in memory (roofline model, Williams et
 //!   al. 2009).
+//! - *Offload*: the bytes that are copied to and from host memory, read from NVMe and written to it,
+//!   divided by the bandwidth of each.
 //! - *Collectives*: the time of a message is a latency plus its bytes divided by the bandwidth
 //!   (alpha-beta model, Hockney 1994). Each rank exchanges parts with every other rank, as in
 //!   `deepburn-mpi`. A rank sends the same number of bytes as in a ring algorithm (Thakur et al.
@@ -21,9 +23,9 @@
 //!
 //! The model assumes identical ranks with micro-batches of the same size, a network without other
 //! traffic, and kernels that reach the speed in [`RankSpeed`]. It ignores data loading, the
-//! collectives of the training loop, checkpoints and kernel launch overhead. It does not predict the
-//! time of offload and of compressed exchanges
-//! ([`UnsupportedPlan`]).
+//! collectives of the training loop and checkpoints. Offloaded states and activations are assumed to
+//! be transferred while the rank waits, so what the engine transfers in the background is predicted
+//! too slow.
 
 mod clock;
 mod network;
@@ -34,7 +36,7 @@ mod tests;
 use std::collections::HashMap;
 use std::fmt;
 
-use deepburn_config::{ActivationOffload, OptimizerOffload, ParameterOffload, Plan};
+use deepburn_meta::Work;
 
 pub use network::{Links, Network};
 pub use rank_speed::RankSpeed;
@@ -42,37 +44,39 @@ pub use rank_speed::RankSpeed;
 use crate::timeline::{RankEvent, Stretch, Timeline};
 use clock::Clock;
 
-/// The reason why the time of a step cannot be predicted.
+/// A bandwidth that is not known, and that the time of a step depends on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum UnsupportedPlan {
-    /// The ranks compress what they exchange, which takes time on the CPU.
-    Optimizer,
-    /// Model states or activations are offloaded.
-    Offload,
+pub enum UnknownBandwidth {
+    /// Between the device and host memory ([`RankSpeed::host_bandwidth`]).
+    Host,
+    /// To and from the disk ([`RankSpeed::disk_bandwidth`]).
+    Disk,
 }
 
-impl fmt::Display for UnsupportedPlan {
+impl fmt::Display for UnknownBandwidth {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Optimizer => {
-                "step times are not predicted for optimizers that compress momenta (1-bit Adam, 1-bit LAMB, 0/1 \
-                 Adam); use another optimizer"
+            Self::Host => {
+                "offload to host memory: the bandwidth between device and host is not known"
             }
-            Self::Offload => "step times are not predicted with offload; keep all states on the device",
+            Self::Disk => "offload to NVMe: the bandwidth of the disk is not known",
         })
     }
 }
 
-impl std::error::Error for UnsupportedPlan {}
+impl std::error::Error for UnknownBandwidth {}
 
 /// The time of a training step on each rank, and the bytes that the rank sends. All numbers cover
-/// the complete step with all its micro-batches. `seconds` is `compute + communication - hidden`.
+/// the complete step with all its micro-batches. `seconds` is `compute + offload + communication -
+/// hidden`.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct StepCost {
     /// The number of ranks.
     pub ranks: u64,
     /// The seconds of computation: training passes, gradient accumulation and the optimizer.
     pub compute: f64,
+    /// The seconds of transfers to and from host memory and NVMe.
+    pub offload: f64,
     /// The seconds of all collectives, including hidden ones.
     pub communication: f64,
     /// The seconds of collectives that run while the rank computes.
@@ -83,30 +87,30 @@ pub struct StepCost {
     pub bytes_sent: u64,
 }
 
-/// Returns an error if a step of this plan has parts whose time is not predicted.
-pub(crate) fn check(plan: &Plan) -> Result<(), UnsupportedPlan> {
-    let states_stay = plan.zero.optimizer_states == OptimizerOffload::Device
-        && plan.zero.parameter_shards == ParameterOffload::Device;
-    if !states_stay || plan.activations.offload != ActivationOffload::Device {
-        return Err(UnsupportedPlan::Offload);
-    }
-    match plan.optimizer.exchanges_momentum() {
-        true => Err(UnsupportedPlan::Optimizer),
-        false => Ok(()),
-    }
-}
-
 impl Timeline {
     /// Returns the cost of the step on each of `ranks` ranks with this `speed`.
-    pub(crate) fn cost(&self, ranks: u64, speed: RankSpeed, network: &Network) -> StepCost {
-        let parts = self.parts.iter().map(|part| part.cost(ranks, speed, network));
-        parts.fold(StepCost { ranks, ..StepCost::default() }, |sum, part| StepCost {
-            ranks,
-            compute: sum.compute + part.compute,
-            communication: sum.communication + part.communication,
-            hidden: sum.hidden + part.hidden,
-            seconds: sum.seconds + part.seconds,
-            bytes_sent: sum.bytes_sent.saturating_add(part.bytes_sent),
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the step offloads to a tier whose bandwidth is not known.
+    pub(crate) fn cost(
+        &self,
+        ranks: u64,
+        speed: RankSpeed,
+        network: &Network,
+    ) -> Result<StepCost, UnknownBandwidth> {
+        let none = StepCost { ranks, ..StepCost::default() };
+        self.parts.iter().try_fold(none, |sum, part| {
+            let part = part.cost(ranks, speed, network)?;
+            Ok(StepCost {
+                ranks,
+                compute: sum.compute + part.compute,
+                offload: sum.offload + part.offload,
+                communication: sum.communication + part.communication,
+                hidden: sum.hidden + part.hidden,
+                seconds: sum.seconds + part.seconds,
+                bytes_sent: sum.bytes_sent.saturating_add(part.bytes_sent),
+            })
         })
     }
 }
@@ -114,14 +118,21 @@ impl Timeline {
 impl Stretch {
     /// Returns the cost of all repetitions. The times of parts can be added, because the link is
     /// idle at the beginning and at the end of each.
-    fn cost(&self, ranks: u64, speed: RankSpeed, network: &Network) -> StepCost {
+    fn cost(
+        &self,
+        ranks: u64,
+        speed: RankSpeed,
+        network: &Network,
+    ) -> Result<StepCost, UnknownBandwidth> {
         let mut clock = Clock::new(network.overlaps());
         let (mut started, mut bytes_sent) = (HashMap::new(), 0);
         for event in &self.events {
             match *event {
-                RankEvent::Compute(work) => {
-                    clock.compute(speed.seconds(work.operations, work.bytes))
+                RankEvent::Compute(Work { operations: 0, bytes: 0, copied, swapped }) => {
+                    let work = Work { copied, swapped, ..Work::default() };
+                    clock.offload(speed.offload_seconds(&work)?);
                 }
+                RankEvent::Compute(work) => clock.compute(speed.seconds(&work)),
                 RankEvent::Start { number, collective } => {
                     bytes_sent += collective.bytes_sent(ranks);
                     let seconds = network.seconds(&collective, ranks, &speed);
@@ -135,13 +146,14 @@ impl Stretch {
             }
         }
         let times = self.times as f64;
-        StepCost {
+        Ok(StepCost {
             ranks,
             compute: times * clock.compute,
+            offload: times * clock.offload,
             communication: times * clock.communication,
             hidden: times * (clock.communication - clock.exposed).max(0.0),
             seconds: times * clock.now,
             bytes_sent: bytes_sent.saturating_mul(self.times),
-        }
+        })
     }
 }

@@ -25,7 +25,7 @@ use deepburn_learner::{BoxError, Engine, EngineError, initialize};
 use deepburn_meta::{Meta, MetaDevice, observe_work};
 use deepburn_zero::{Group, ModuleOperations, Training};
 
-use crate::cost::{self, Network, RankSpeed, StepCost, UnsupportedPlan};
+use crate::cost::{Network, RankSpeed, StepCost, UnknownBandwidth};
 use crate::memory::MemoryPeaks;
 use crate::timeline::{Recorder, Stretch, Timeline};
 
@@ -47,8 +47,8 @@ pub struct Forecast {
     pub collectives: Statistics,
     /// The floating-point operations of a training step, by module.
     pub operations: Vec<ModuleOperations>,
-    /// The ops and collectives of a training step, or the reason why they have no time.
-    timeline: Result<Timeline, UnsupportedPlan>,
+    /// The ops, transfers and collectives of a training step.
+    timeline: Timeline,
     /// The number of ranks.
     world_size: usize,
 }
@@ -63,10 +63,9 @@ impl Forecast {
     ///
     /// # Errors
     ///
-    /// Returns an error if the plan has parts whose time is not predicted.
-    pub fn cost(&self, speed: RankSpeed, network: &Network) -> Result<StepCost, UnsupportedPlan> {
-        let timeline = self.timeline.as_ref().map_err(|error| *error)?;
-        Ok(timeline.cost(self.world_size as u64, speed, network))
+    /// Returns an error if the step offloads to a tier whose bandwidth is not known.
+    pub fn cost(&self, speed: RankSpeed, network: &Network) -> Result<StepCost, UnknownBandwidth> {
+        self.timeline.cost(self.world_size as u64, speed, network)
     }
 }
 
@@ -145,7 +144,6 @@ pub fn forecast<M: AutodiffModule<Training<Meta>>>(
                     step = steps.take(times)?;
                 }
                 let Step { peaks, collectives, operations, timeline } = step;
-                let timeline = cost::check(&short).map(|()| timeline);
                 Ok(Forecast { start, step: peaks, collectives, operations, timeline, world_size })
             },
         )

@@ -7,6 +7,8 @@
 //!   0, because reading and writing their operands takes longer than their arithmetic.
 //! - *Bytes*: all operands and results once. Views (reshape, slice, permute) move nothing, and a
 //!   lookup reads only the rows that it returns.
+//! - *Offload*: the bytes that a program copies between the device and host memory, or reads from
+//!   and writes to a file. No op has any; a program that offloads tensors reports them.
 
 use std::cell::RefCell;
 
@@ -19,6 +21,10 @@ pub struct Work {
     pub operations: u64,
     /// Bytes that are read and written in memory.
     pub bytes: u64,
+    /// Bytes that are copied between the device and host memory.
+    pub copied: u64,
+    /// Bytes that are read from a file or written to it.
+    pub swapped: u64,
 }
 
 /// A function that is called with the work of each op.
@@ -58,7 +64,7 @@ pub fn report_work(work: impl FnOnce() -> Work) {
 impl Work {
     /// Returns the work of an op.
     pub(crate) fn of(op: &OperationIr) -> Self {
-        Self { operations: operations(op), bytes: moved_bytes(op) }
+        Self { operations: operations(op), bytes: moved_bytes(op), ..Self::default() }
     }
 }
 
@@ -171,7 +177,7 @@ mod tests {
         let found =
             work(|| assert_eq!(Meta::float_matmul(lhs, rhs).shape(), Shape::from([2, 3, 7])));
         let operations = 2 * 2 * 3 * 7 * 5;
-        assert_eq!(found, [Work { operations, bytes: 4 * (30 + 70 + 42) }]);
+        assert_eq!(found, [Work { operations, bytes: 4 * (30 + 70 + 42), ..Work::default() }]);
     }
 
     #[test]
@@ -191,7 +197,7 @@ mod tests {
             let x = Meta::float_swap_dims(Meta::float_reshape(x, Shape::from([8, 3])), 0, 1);
             drop(Meta::float_exp(x));
         });
-        assert_eq!(found, [Work { operations: 0, bytes: 2 * 2 * 24 }]);
+        assert_eq!(found, [Work { bytes: 2 * 2 * 24, ..Work::default() }]);
     }
 
     #[test]

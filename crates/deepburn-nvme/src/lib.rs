@@ -45,6 +45,7 @@
 #![deny(unsafe_code)]
 
 mod aligned_buffer;
+mod bandwidth;
 mod error;
 mod file;
 mod folder;
@@ -61,6 +62,7 @@ mod transfer_block;
 mod worker;
 
 pub use aligned_buffer::AlignedBuffer;
+pub use bandwidth::measured_bandwidth;
 pub use error::{SwapError, SwapOperation};
 pub use folder::check_folder;
 pub use pending::PendingIo;

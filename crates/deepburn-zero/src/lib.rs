@@ -86,7 +86,9 @@ pub use decorator::{
     Autocast, ReducedGradient, Sharded, TracksParameters, Training, Zero, ZeroTensor,
 };
 pub use deepburn_comm::Partition;
-pub use deepburn_nvme::{IoStatistics, SwapError, check_folder};
+pub use deepburn_nvme::{
+    IoStatistics, SwapError, check_folder, measured_bandwidth as disk_bandwidth,
+};
 pub use error::ZeroError;
 pub use group::{DeviceArray, Group, RowGradient, ZeroGroup};
 pub use ledger::{Category, Lease, Ledger, ModuleOperations, Tier, Usage};

@@ -43,7 +43,7 @@ use deepburn_config::SwapFilePlan;
 use deepburn_nvme::{
     ALIGNMENT, AlignedBuffer, IoPolicy, IoStatistics, Region, SwapError, SwapFile,
 };
-use deepburn_ops::float_bytes;
+use deepburn_ops::{Work, float_bytes, report_work};
 
 use crate::ledger::{Category, Lease, Ledger, Tier};
 
@@ -105,8 +105,9 @@ enum ParkedData {
     Host(Mutex<Vec<u32>>),
     /// The region of a file. Each chunk is padded to the alignment of direct I/O.
     Disk { file: Arc<SwapFile>, region: Region },
-    /// No elements. Writes have no effect, and reads return tensors without data.
-    Absent,
+    /// No elements. Writes have no effect, and reads return tensors without data. The tier is the
+    /// one on which the ledger counts the array.
+    Absent(Tier),
 }
 
 impl Store {
@@ -224,7 +225,7 @@ impl ParkedArray {
             Store::Disk(file) => {
                 ParkedData::Disk { file: file.clone(), region: file.region(bytes)? }
             }
-            Store::Counted(_) => ParkedData::Absent,
+            Store::Counted(tier) => ParkedData::Absent(*tier),
         };
         let lease = ledger.hold_on(store.tier(), category, bytes);
         Ok(Arc::new(Self { layout, data, copies: Mutex::default(), _lease: lease }))
@@ -232,7 +233,21 @@ impl ParkedArray {
 
     /// Returns true if the array has no elements to compute with, on a backend without data.
     pub(crate) fn is_absent(&self) -> bool {
-        matches!(self.data, ParkedData::Absent)
+        matches!(self.data, ParkedData::Absent(_))
+    }
+
+    /// Reports that the elements of an array without data would be transferred `times` times between
+    /// its tier and the device. They have type `dtype`.
+    pub(crate) fn report_transfers(&self, times: u64, dtype: DType) {
+        let ParkedData::Absent(tier) = self.data else { return };
+        report_work(|| {
+            let bytes = times * (self.layout.len * dtype.size()) as u64;
+            match tier {
+                Tier::Disk => Work { swapped: bytes, ..Work::default() },
+                Tier::Host => Work { copied: bytes, ..Work::default() },
+                Tier::Device => Work::default(),
+            }
+        });
     }
 
     /// Returns the number of elements.
@@ -248,7 +263,7 @@ impl ParkedArray {
     /// Returns the location of a chunk in the file; `None` without a file.
     pub(crate) fn file_chunk(&self, chunk: &Range<usize>, dtype: DType) -> Option<FileChunk> {
         match &self.data {
-            ParkedData::Host(_) | ParkedData::Absent => None,
+            ParkedData::Host(_) | ParkedData::Absent(_) => None,
             ParkedData::Disk { file, region } => Some(FileChunk {
                 file: file.clone(),
                 region: region.clone(),
@@ -301,7 +316,7 @@ impl ParkedArray {
                 ChunkInMemory::Host(lock(words), chunk.start * size..chunk.end * size)
             }
             (ParkedData::Disk { .. }, None) => unreachable!("a chunk of a file has bytes in it"),
-            (ParkedData::Absent, None) => unreachable!("nothing computes without data"),
+            (ParkedData::Absent(_), None) => unreachable!("nothing computes without data"),
         })
     }
 
@@ -320,6 +335,7 @@ impl ParkedArray {
         self.keep_copies()?;
         let size = dtype.size();
         if self.is_absent() {
+            self.report_transfers(1, dtype);
             return Ok(());
         }
         for range in self.chunks() {
@@ -343,10 +359,11 @@ impl ParkedArray {
         tensor: B::FloatTensorPrimitive,
         writes: &mut WriteBehind,
     ) -> Result<(), SwapError> {
+        let dtype = tensor.dtype();
         if self.is_absent() {
+            self.report_transfers(1, dtype);
             return Ok(());
         }
-        let dtype = tensor.dtype();
         self.write(&float_bytes::<B>(tensor), dtype, writes)
     }
 
@@ -392,7 +409,7 @@ impl ParkedArray {
                 return copied(&bytes[range.start * size..range.end * size]);
             }
             ParkedData::Disk { file, region } => (file, region),
-            ParkedData::Absent => return Ok(vec![0; range.len() * size]),
+            ParkedData::Absent(_) => return Ok(vec![0; range.len() * size]),
         };
         let mut read = with_capacity(range.len() * size)?;
         for chunk in self.chunks() {

@@ -56,6 +56,7 @@ mod cores;
 #[cfg(doctest)]
 mod documentation;
 pub mod lora;
+mod machine;
 mod ranks;
 
 pub use cores::{HostCores, divide_cores, start_threads};
@@ -83,6 +84,7 @@ pub use deepburn_ops as ops;
 pub use deepburn_weights as weights;
 pub use deepburn_zero as zero;
 pub use deepburn_zero::activation_checkpoint;
+pub use machine::{MeasuredSizes, machine_speed, thread_latency};
 pub use ranks::{COLLECTIVE_TIMEOUT, Ranks, RanksError, run_ranks};
 
 use std::fmt;

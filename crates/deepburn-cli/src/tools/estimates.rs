@@ -314,12 +314,12 @@ impl Scaling {
     /// grows with the number of ranks (weak scaling).
     ///
     /// # Errors
-    /// Returns a user's mistake if the cost model does not support the plan.
+    /// Returns a user's mistake if the plan offloads to a tier whose bandwidth is not given.
     fn rows(&self, subject: &EstimateInput<'_>, stage: Stage) -> Result<Vec<ScalingRow>, Failure> {
         let row = |ranks| {
             let estimate = subject.estimate(stage, ranks)?;
             let cost = estimate.forecast.cost(self.speed.rank_speed(ranks), self.speed.network());
-            let cost = cost.map_err(|error| Failure::mistake(format!("--network: {error}")))?;
+            let cost = cost.map_err(scaling::unpredicted)?;
             let collectives = estimate.forecast.collectives.clone();
             Ok(ScalingRow { memory: estimate.training_bytes(), cost, collectives })
         };
@@ -329,7 +329,7 @@ impl Scaling {
     /// Returns the assumed speeds and a table for each stage.
     ///
     /// # Errors
-    /// Returns a user's mistake if the cost model does not support the plan.
+    /// Returns a user's mistake if the plan offloads to a tier whose bandwidth is not given.
     fn lines(
         &self,
         subject: &EstimateInput<'_>,
@@ -521,15 +521,23 @@ mod tests {
             let message = run(arguments).unwrap_err();
             assert!(message.contains(expected), "{message}");
         }
-        let one_bit =
-            r#"{"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "OneBitAdam"}}"#;
-        let message = run(&[&CLUSTER[..], &["--deepspeed", one_bit]].concat()).unwrap_err();
-        assert!(
-            message.contains("--network") && message.contains("another optimizer"),
-            "{message}"
-        );
-        let lamb = one_bit.replace("OneBitAdam", "Lamb");
-        let text = run(&[&CLUSTER[..], &["--deepspeed", &lamb, "--ranks", "4"]].concat()).unwrap();
-        assert!(text.contains("step time, stage 0"), "{text}");
+        let adam = r#"{"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "Adam"},
+            "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "nvme", "nvme_path": "/tmp"}}}"#;
+        let offloaded = [&CLUSTER[..], &["--deepspeed", adam, "--ranks", "4"]].concat();
+        let message = run(&offloaded).unwrap_err();
+        assert!(message.contains("--network") && message.contains("--disk-bandwidth"), "{message}");
+        let text = run(&[&offloaded[..], &["--disk-bandwidth", "2GB"]].concat()).unwrap();
+        assert!(text.contains("step time, stage 2"), "{text}");
+    }
+
+    #[test]
+    fn predicts_optimizers_that_exchange_directions() {
+        let lamb = r#"{"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "Lamb"}}"#;
+        for optimizer in ["Lamb", "OneBitAdam", "ZeroOneAdam"] {
+            let config = lamb.replace("Lamb", optimizer);
+            let arguments = [&CLUSTER[..], &["--deepspeed", &config, "--ranks", "4"]].concat();
+            let text = run(&arguments).unwrap();
+            assert!(text.contains("step time, stage 0"), "{text}");
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! Predicted step times over a range of ranks, for `deepburn estimate --network`.
 //!
 //! Main type: [`ScalingArguments`], the options for the machine and the network. Figures that are not given are
-//! measured on this machine ([`measured`]) or assumed, and the output states the source of each. The cost model of a
+//! measured on this machine ([`machine_speed`]) or assumed, and the output states the source of each. The cost model of a
 //! step is [`cost`](deepburn::cost).
 //!
 //! With a network, each rank has its own hardware, and the step time would ideally stay the same as ranks are added.
@@ -10,22 +10,23 @@
 //!
 //! `deepburn estimate --ranks 4 --network 100Gb --flops 150T --memory-bandwidth 1.5TB` prints the tables for GPT-2 small.
 
-mod measured;
 mod quantity;
 #[cfg(test)]
 mod tests;
 
 use std::collections::BTreeMap;
 
+use burn::tensor::DType;
+use burn_flex::{Flex, FlexDevice};
 use clap::Args;
 use deepburn::comm::{Count, Statistics};
-use deepburn::cost::{Links, Network, RankSpeed, StepCost};
+use deepburn::cost::{Links, Network, RankSpeed, StepCost, UnknownBandwidth};
+use deepburn::{MeasuredSizes, machine_speed, thread_latency};
 use deepburn_config::{Precision, Stage, counted};
 use deepburn_models::BatchShape;
 use serde_json::{Value, json};
 
 use crate::failure::Failure;
-use measured::{MeasuredSpeed, barrier_seconds};
 use quantity::{NetworkKind, bandwidth, flops, network, seconds};
 
 /// Default latency in seconds: small MPI messages take 1 to 2 µs on InfiniBand and 10 to 30 µs over TCP.
@@ -60,6 +61,33 @@ pub(crate) struct ScalingArguments {
     /// machine].
     #[arg(long, value_name = "RATE", value_parser = bandwidth, requires = "network")]
     memory_bandwidth: Option<f64>,
+    /// Bandwidth between device and host memory of a rank, for states or activations that are offloaded to the host.
+    #[arg(long, value_name = "RATE", value_parser = bandwidth, requires = "network")]
+    host_bandwidth: Option<f64>,
+    /// Bandwidth of a rank's disk, reads and writes together, for states or activations that are offloaded to NVMe.
+    #[arg(long, value_name = "RATE", value_parser = bandwidth, requires = "network")]
+    disk_bandwidth: Option<f64>,
+}
+
+/// Measures the speed of this machine with the sizes of `workload` on `ranks` ranks together.
+fn measured(workload: &RankWorkload, ranks: u64) -> RankSpeed {
+    let tokens = workload.batch.sequences.saturating_mul(workload.batch.length);
+    let dtype = match workload.precision {
+        Precision::Fp32 => DType::F32,
+        Precision::Fp16 => DType::F16,
+        Precision::Bf16 => DType::BF16,
+    };
+    let rows = tokens.saturating_mul(ranks);
+    machine_speed::<Flex>(&FlexDevice, MeasuredSizes { rows, width: workload.width, dtype })
+}
+
+/// Returns the error of a step whose time depends on a bandwidth that was not given.
+pub(crate) fn unpredicted(unknown: UnknownBandwidth) -> Failure {
+    let option = match unknown {
+        UnknownBandwidth::Host => "--host-bandwidth",
+        UnknownBandwidth::Disk => "--disk-bandwidth",
+    };
+    Failure::mistake(format!("--network: {unknown}; give {option}, such as 2GB"))
 }
 
 /// The work of a rank in a step. How much of its peak performance a machine reaches depends on these sizes.
@@ -134,10 +162,10 @@ impl ScalingArguments {
         let measured = match (self.flops, self.memory_bandwidth) {
             (Some(_), Some(_)) => None,
             // Rank threads share the caches, so the measured arrays are as large as the arrays of all ranks.
-            _ => Some(MeasuredSpeed::new(workload, if is_threads { ranks } else { 1 })),
+            _ => Some(measured(workload, if is_threads { ranks } else { 1 })),
         };
         let figure =
-            |given: Option<f64>, option, of: fn(&MeasuredSpeed) -> f64| match (given, &measured) {
+            |given: Option<f64>, option, of: fn(&RankSpeed) -> f64| match (given, &measured) {
                 (None, Some(measured)) => (of(measured), MEASURED),
                 (given, _) => (given.unwrap_or_default(), option),
             };
@@ -146,7 +174,7 @@ impl ScalingArguments {
             figure(self.memory_bandwidth, "--memory-bandwidth", |it| it.memory_bandwidth);
         let (latency, latency_source) = match self.latency {
             Some(latency) => (latency, "--latency"),
-            None if is_threads => (barrier_seconds(ranks)?, MEASURED),
+            None if is_threads => (thread_latency(ranks as usize).map_err(Failure::run)?, MEASURED),
             None => (ASSUMED_LATENCY, "assumed"),
         };
         let network = match kind {
@@ -158,7 +186,13 @@ impl ScalingArguments {
                 local_bandwidth: self.local_bandwidth.unwrap_or(bandwidth),
             }),
         };
-        let rank = RankSpeed { flops, memory_bandwidth };
+        let rank = RankSpeed {
+            // Given figures describe another machine, for which no overhead is known.
+            op_seconds: measured.as_ref().map_or(0.0, |it| it.op_seconds),
+            host_bandwidth: self.host_bandwidth,
+            disk_bandwidth: self.disk_bandwidth,
+            ..RankSpeed::new(flops, memory_bandwidth)
+        };
         Ok(Some(Speed { rank, network, sources: [flops_source, memory_source, latency_source] }))
     }
 }
@@ -167,7 +201,7 @@ impl Speed {
     /// Returns the speed of each rank if there are `ranks` ranks.
     pub(crate) fn rank_speed(&self, ranks: u64) -> RankSpeed {
         match self.network {
-            Network::Threads { .. } => self.rank.shared_by(ranks),
+            Network::Threads { .. } => self.rank.shared_by(ranks, cores()),
             Network::Links(_) => self.rank,
         }
     }
@@ -181,7 +215,7 @@ impl Speed {
     /// its source.
     pub(crate) fn lines(&self, workload: &RankWorkload) -> Vec<String> {
         let [flops, memory, latency] = self.sources;
-        let RankSpeed { flops: rate, memory_bandwidth } = self.rank;
+        let RankSpeed { flops: rate, memory_bandwidth, .. } = self.rank;
         let shared = match self.network {
             Network::Threads { .. } => "all ranks together",
             Network::Links(_) => "a rank",
@@ -230,6 +264,15 @@ impl Speed {
                 ("links", links.latency)
             }
         };
+        for (name, rate) in [
+            ("host_bandwidth", self.rank.host_bandwidth),
+            ("disk_bandwidth", self.rank.disk_bandwidth),
+        ] {
+            if let Some(rate) = rate {
+                record[name] =
+                    json!({ "value": rate, "source": format!("--{}", name.replace('_', "-")) });
+            }
+        }
         record["network"] = json!(kind);
         record["latency"] = json!({ "value": seconds, "source": latency });
         record
@@ -246,6 +289,11 @@ impl Speed {
         };
         ideal / row.seconds
     }
+}
+
+/// Returns the number of cores that rank threads share.
+pub(crate) fn cores() -> u64 {
+    std::thread::available_parallelism().map_or(1, |cores| cores.get() as u64)
 }
 
 /// Returns the powers of two below `ranks`, followed by `ranks`.
@@ -267,10 +315,11 @@ pub(crate) fn table(
     let mut lines = vec![
         format!("step time, stage {}", stage.number()),
         format!(
-            "  {:>6}{:>10}{:>11}{:>17}{:>10}{:>10}{:>12}{:>12}",
+            "  {:>6}{:>10}{:>11}{:>11}{:>17}{:>10}{:>10}{:>12}{:>12}",
             "ranks",
             "GB/rank",
             "compute s",
+            "offload s",
             "communication s",
             "hidden s",
             "step s",
@@ -280,10 +329,11 @@ pub(crate) fn table(
     ];
     for ScalingRow { memory, cost, .. } in rows {
         lines.push(format!(
-            "  {:>6}{:>10.2}{:>11.4}{:>17.4}{:>10.4}{:>10.4}{:>12.0}{:>11.1}%",
+            "  {:>6}{:>10.2}{:>11.4}{:>11.4}{:>17.4}{:>10.4}{:>10.4}{:>12.0}{:>11.1}%",
             cost.ranks,
             *memory as f64 / 1e9,
             cost.compute,
+            cost.offload,
             cost.communication,
             cost.hidden,
             cost.seconds,
@@ -309,6 +359,7 @@ pub(crate) fn records(rows: &[ScalingRow], speed: &Speed, workload: &RankWorkloa
             "ranks": cost.ranks,
             "memory": memory,
             "compute_seconds": cost.compute,
+            "offload_seconds": cost.offload,
             "communication_seconds": cost.communication,
             "hidden_seconds": cost.hidden,
             "step_seconds": cost.seconds,

@@ -25,6 +25,8 @@ pub(super) struct Clock {
     link: f64,
     /// The total computation time.
     pub(super) compute: f64,
+    /// The total time of transfers to and from host memory and the disk.
+    pub(super) offload: f64,
     /// The total time of all collectives, including hidden ones.
     pub(super) communication: f64,
     /// The total time that the rank waited for collectives.
@@ -51,6 +53,12 @@ impl Clock {
     pub(super) fn compute(&mut self, seconds: f64) {
         self.now += seconds;
         self.compute += seconds;
+    }
+
+    /// Advances the rank by `seconds` of transfers to or from host memory or the disk.
+    pub(super) fn offload(&mut self, seconds: f64) {
+        self.now += seconds;
+        self.offload += seconds;
     }
 
     /// Starts a collective that takes `seconds`, after all collectives that are

@@ -8,7 +8,7 @@ use super::clock::Clock;
 use super::*;
 use crate::timeline::Collective;
 
-const SPEED: RankSpeed = RankSpeed { flops: 1e12, memory_bandwidth: 1e11 };
+const SPEED: RankSpeed = RankSpeed::new(1e12, 1e11);
 
 const LINKS: Links =
     Links { bandwidth: 1e9, latency: 1e-6, ranks_per_machine: 1, local_bandwidth: 1e9 };
@@ -21,7 +21,7 @@ fn dense(operation: Operation, arrays: u64, elements: u64) -> Collective {
 /// or all-gather, and a latency of `(n - 1) alpha` for the headers.
 #[test]
 fn collectives_take_the_time_of_the_formula() {
-    let speed = RankSpeed { flops: 1.0, memory_bandwidth: f64::INFINITY };
+    let speed = RankSpeed::new(1.0, f64::INFINITY);
     let seconds = |operation, arrays| {
         Network::Links(LINKS).seconds(&dense(operation, arrays, 1_000_000), 4, &speed)
     };
@@ -70,7 +70,7 @@ fn a_collective_is_hidden_until_the_rank_waits() {
 
 /// An op that takes `seconds` at [`SPEED`].
 fn op(seconds: f64) -> RankEvent {
-    RankEvent::Compute(Work { operations: (seconds * SPEED.flops) as u64, bytes: 0 })
+    RankEvent::Compute(Work { operations: (seconds * SPEED.flops) as u64, ..Work::default() })
 }
 
 #[test]
@@ -86,7 +86,7 @@ fn a_part_is_repeated() {
     ];
     let cost = |times| {
         let parts = vec![Stretch { events: events.clone(), times }];
-        Timeline { parts }.cost(2, SPEED, &Network::Links(LINKS))
+        Timeline { parts }.cost(2, SPEED, &Network::Links(LINKS)).unwrap()
     };
     let (one, three) = (cost(1), cost(3));
     let seconds = Network::Links(LINKS).seconds(&gather, 2, &SPEED);
@@ -94,6 +94,30 @@ fn a_part_is_repeated() {
     assert!((one.hidden - seconds).abs() < 1e-12, "{one:?}");
     assert_eq!((one.bytes_sent, three.bytes_sent), (4_000_000, 12_000_000));
     assert!((three.seconds - 3.0 * one.seconds).abs() < 1e-12, "{three:?}");
+}
+
+#[test]
+fn offload_takes_the_time_of_its_bandwidth() {
+    let transfers = Work { copied: 1_000, swapped: 500, ..Work::default() };
+    let events = vec![op(1.0), RankEvent::Compute(transfers), op(2.0)];
+    let timeline = Timeline { parts: vec![Stretch { events, times: 2 }] };
+    let cost = |host_bandwidth, disk_bandwidth| {
+        let speed = RankSpeed { host_bandwidth, disk_bandwidth, op_seconds: 0.5, ..SPEED };
+        timeline.cost(1, speed, &Network::Links(LINKS))
+    };
+    // 10 s of copies and 5 s of reads and writes, twice; two ops of 0.5 s overhead each, twice.
+    let known = cost(Some(100.0), Some(100.0)).unwrap();
+    assert_eq!((known.compute, known.offload, known.seconds), (8.0, 30.0, 38.0));
+    assert_eq!(cost(None, Some(100.0)), Err(UnknownBandwidth::Host));
+    assert_eq!(cost(Some(100.0), None), Err(UnknownBandwidth::Disk));
+}
+
+#[test]
+fn threads_share_cores_for_the_overhead_of_ops() {
+    let speed = RankSpeed { op_seconds: 1.0, ..SPEED };
+    assert_eq!(speed.shared_by(2, 4).op_seconds, 1.0);
+    assert_eq!(speed.shared_by(8, 4).op_seconds, 2.0);
+    assert_eq!(speed.shared_by(8, 4).flops, SPEED.flops / 8.0);
 }
 
 /// Events of a rank: ops, and collectives with the number of ops before they are awaited.
@@ -130,7 +154,8 @@ proptest! {
             true => Network::Links(LINKS),
             false => Network::Threads { latency: 1e-6 },
         };
-        let cost = Timeline { parts: vec![Stretch { events, times: 1 }] }.cost(ranks, SPEED, &network);
+        let parts = vec![Stretch { events, times: 1 }];
+        let cost = Timeline { parts }.cost(ranks, SPEED, &network).unwrap();
         let sum = cost.compute + cost.communication - cost.hidden;
         prop_assert!((cost.seconds - sum).abs() <= 1e-9 * sum, "{:?}", cost);
         prop_assert!(cost.hidden >= 0.0 && cost.hidden <= cost.communication);

@@ -23,7 +23,8 @@ pub fn is_without_data<B: Backend>() -> bool {
 fn report<const N: usize>(operations: u64, moved: [&MetaTensor; N]) {
     report_work(|| {
         let bytes = moved.map(|tensor| tensor.shape().num_elements() * tensor.dtype().size());
-        Work { operations, bytes: bytes.into_iter().sum::<usize>() as u64 }
+        let bytes = bytes.into_iter().sum::<usize>() as u64;
+        Work { operations, bytes, ..Work::default() }
     });
 }
 

@@ -57,7 +57,10 @@ impl ParkedTensor<'_> {
                 let end = last.map_or(0, |last| layout.extent(&last, dtype.size()).end);
                 ReadFrom::Disk(file.read(region, 0..end)?)
             }
-            ParkedData::Absent => ReadFrom::Absent,
+            ParkedData::Absent(_) => {
+                array.report_transfers(1, dtype);
+                ReadFrom::Absent
+            }
         };
         Ok(ParkedRead { source, layout, dtype })
     }

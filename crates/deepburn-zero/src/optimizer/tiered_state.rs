@@ -128,6 +128,7 @@ impl<B: OptimizerOps> ParkedState<B> {
         working: Option<FloatDType>,
     ) -> Result<Option<B::FloatTensorPrimitive>, SwapError> {
         if is_without_data::<B>() {
+            report_transfers(update, Some(&values), &gradient, working);
             let dtype = working.unwrap_or(FloatDType::F32);
             let on_device = matches!(values, UpdateValues::Device(_));
             return Ok(on_device.then(|| B::float_empty(self.shape(), &self.device, dtype)));
@@ -175,6 +176,7 @@ impl<B: OptimizerOps> ParkedState<B> {
         squares: Option<&mut Squares>,
     ) -> Result<B::FloatTensorPrimitive, SwapError> {
         if is_without_data::<B>() {
+            report_transfers(update, None, &gradient, None);
             return Ok(B::float_empty(self.shape(), &self.device, FloatDType::F32));
         }
         let gradient = HostGradient::of(gradient);
@@ -339,6 +341,26 @@ impl<B: OptimizerOps> DeviceState<B> {
         }
         *(if keeps_master { &mut self.master } else { values }) = Some(master);
         direction
+    }
+}
+
+/// Reports what the update of a state without data would transfer: the arrays and the `values` are
+/// read and written, the rounded copy of a master is only written, and the gradient only read.
+fn report_transfers<B: Backend>(
+    update: &HostUpdate<'_>,
+    values: Option<&UpdateValues<B>>,
+    gradient: &UpdateGradient<B>,
+    working: Option<FloatDType>,
+) {
+    update.arrays.iter().for_each(|array| array.report_transfers(2, DType::F32));
+    if let Some(UpdateValues::Parked(values)) = values {
+        match working {
+            Some(dtype) => values.report_transfers(1, dtype.into()),
+            None => values.report_transfers(2, DType::F32),
+        }
+    }
+    if let UpdateGradient::Parked(gradient, dtype) = gradient {
+        gradient.report_transfers(1, *dtype);
     }
 }
 

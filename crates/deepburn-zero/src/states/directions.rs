@@ -26,7 +26,9 @@ use std::sync::Arc;
 use burn_backend::{Backend, FloatDType, Shape, TensorData};
 use deepburn_comm::{CollectiveTag, Partition};
 use deepburn_kernels::{ElementwiseStep, TreeSum};
-use deepburn_ops::{OptimizerOps, float_from_host, float_into_host, is_without_data};
+use deepburn_ops::{
+    OptimizerOps, Work, float_from_host, float_into_host, is_without_data, report_work,
+};
 
 use super::compression::{ErrorFeedback, Momentum, Scales, compressed_means};
 use crate::error::ZeroError;
@@ -34,6 +36,17 @@ use crate::group::{DeviceArray, Group};
 use crate::ledger::{Category, Ledger};
 use crate::optimizer::{MatrixOwner, StepInProgress, UpdateDirection, UpdateRound, WORKSPACE};
 use crate::parameter::{Parameter, ShardSpec};
+
+/// Returns the work of the compressed exchange of `elements` elements over `ranks` ranks, in host memory.
+///
+/// Values and errors in f32 are read and written once before the signs are sent, and the values are written from the
+/// signs of the mean. Each rank averages its part of the elements, whose errors it reads and writes. A sign takes a bit.
+fn compression_work(elements: u64, ranks: u64) -> Work {
+    let float = size_of::<f32>() as u64;
+    let part = elements.div_ceil(ranks);
+    let bytes = (4 + 1) * float * elements + 4 * float * part + elements / 2;
+    Work { bytes, ..Work::default() }
+}
 
 /// The exchange of one round, with the parts of the model states that it needs.
 pub(super) struct Exchange<'a, B: Backend> {
@@ -122,6 +135,10 @@ impl<B: OptimizerOps> Exchange<'_, B> {
         let first = indices.first().map_or(0, |index| *index as u64);
         let tag = CollectiveTag::new("momenta", first).naming(paths);
         compressed_means(self.group, &tag, self.ledger, &mut momenta, scales)?;
+        if is_without_data::<B>() {
+            let elements = momenta.iter().map(|momentum| momentum.values.len() as u64).sum();
+            report_work(|| compression_work(elements, self.group.world_size() as u64));
+        }
         let agreed = directions.into_iter().zip(momenta).map(|(mut direction, momentum)| {
             let Momentum { mut values, feedback } = momentum;
             if let Some(scaling) = step.scaling(direction.index) {

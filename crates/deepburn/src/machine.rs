@@ -1,0 +1,110 @@
+//! The speed of this machine, for the [cost model](crate::cost).
+//!
+//! The speed of a kernel depends on the sizes of its arrays, so the sizes of a real pass are measured: a matrix product for
+//! FLOP/s, and an addition over the elements of its result for the memory bandwidth. The latency of a collective is the
+//! time of a barrier. Each figure is a median after a warm-up, so that an interruption does not change it. With rank
+//! threads, the arrays are as large as the arrays of all ranks together, because the threads share the caches.
+
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+use burn::tensor::{DType, Tensor};
+use deepburn_comm::{CollectiveTag, CommError, Host, Member, ProcessGroup, RankFailure, run_ranks};
+use deepburn_forecast::cost::RankSpeed;
+use deepburn_ops::OptimizerOps;
+use deepburn_zero::Training;
+
+/// Time after which a measurement ends.
+const BUDGET: Duration = Duration::from_millis(300);
+/// Maximum number of repetitions of a measurement.
+const REPETITIONS: usize = 1000;
+/// Maximum number of rows and columns of a measured array.
+const LARGEST: usize = 4096;
+/// Minimum number of elements of the array for the memory bandwidth. It takes 1 MiB, which is more than the level 1
+/// cache of a core.
+const LEAST_ELEMENTS: usize = 1 << 18;
+/// Maximum number of rank threads in the measurement of a barrier.
+const MAX_THREADS: usize = 256;
+
+/// The sizes of the measured arrays.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MeasuredSizes {
+    /// Rows of the first factor: tokens or samples of a micro-batch, of all ranks that share the machine together.
+    pub rows: u64,
+    /// Columns of the first factor. The second factor has four times as many columns, as in a feed-forward network.
+    pub width: u64,
+    /// Type of the elements.
+    pub dtype: DType,
+}
+
+/// Measures the speed of `device` on all its cores, with an unknown bandwidth of offload.
+///
+/// Arrays have at most 4096 rows and columns, so that a measurement takes about a second.
+pub fn machine_speed<B: OptimizerOps>(device: &B::Device, sizes: MeasuredSizes) -> RankSpeed {
+    let MeasuredSizes { rows, width, dtype } = sizes;
+    let [rows, width] = [rows, width].map(|size| (size as usize).clamp(1, LARGEST));
+    let inner = (4 * width).min(LARGEST);
+    // Values do not affect the speed, and ones neither overflow nor become subnormal.
+    let ones = |shape: [usize; 2]| Tensor::<B, 2>::ones(shape, device).cast(dtype);
+    let (left, right) = (ones([rows, width]), ones([width, inner]));
+    // Training uses `MatmulOps` for its products. The product of a backend may have another speed.
+    let [left, right] = [left, right].map(|operand| operand.into_primitive().tensor());
+    let product = median_seconds::<B, _>(device, || B::matmul(left.clone(), right.clone()));
+    let elements = (rows * inner).max(LEAST_ELEMENTS);
+    let array = ones([1, elements]);
+    let addition = median_seconds::<B, _>(device, || array.clone().add_scalar(1.0));
+    let element = Tensor::<Training<B>, 1>::ones([1], device);
+    RankSpeed {
+        op_seconds: median_seconds::<B, _>(device, || element.clone().add_scalar(1.0)),
+        // Each term of the product is a multiplication and an addition. Each element is read once and written once.
+        ..RankSpeed::new(
+            (2 * rows * width * inner) as f64 / product,
+            (2 * elements * dtype.size()) as f64 / addition,
+        )
+    }
+}
+
+/// Returns the median time of `run` after one warm-up.
+fn median_seconds<B: OptimizerOps, T>(device: &B::Device, mut run: impl FnMut() -> T) -> f64 {
+    let mut timed = || {
+        let started = Instant::now();
+        black_box(run());
+        // A device that fails does so again in the run, with a message.
+        let _ = B::sync(device);
+        started.elapsed().as_secs_f64()
+    };
+    timed();
+    let begin = Instant::now();
+    let mut times = Vec::new();
+    while times.is_empty() || (begin.elapsed() < BUDGET && times.len() < REPETITIONS) {
+        times.push(timed());
+    }
+    times.sort_by(f64::total_cmp);
+    // If the clock did not advance, the rate would be infinite.
+    times[times.len() / 2].max(1e-9)
+}
+
+/// Returns the time of a barrier of `ranks` rank threads in seconds, divided by the number of other ranks.
+///
+/// The time of a barrier is the latency of a collective between threads, without the copies: each rank waits until all
+/// others have reached it. If there are more threads than cores, it includes delays of the scheduler. At most 256 ranks
+/// are measured.
+///
+/// # Errors
+///
+/// Returns an error if threads cannot be started.
+pub fn thread_latency(ranks: usize) -> Result<f64, RankFailure<CommError>> {
+    let ranks = ranks.clamp(2, MAX_THREADS);
+    let times = run_ranks(ranks, Duration::from_secs(60), |member: Member| {
+        let barrier =
+            || ProcessGroup::<Host<f64>>::barrier(&member, CollectiveTag::new("measurement", 0));
+        barrier()?;
+        let started = Instant::now();
+        const BARRIERS: u32 = 50;
+        for _ in 0..BARRIERS {
+            barrier()?;
+        }
+        Ok::<_, CommError>(started.elapsed().as_secs_f64() / f64::from(BARRIERS))
+    })?;
+    Ok(times.into_iter().fold(0.0, f64::max) / (ranks - 1) as f64)
+}

@@ -1,6 +1,6 @@
 //! `deepburn`: tools for configurations, memory estimates, checkpoints, trained models and launching.
 //!
-//! Every tool except `chat`, `predict` and `launch` returns a text, which [`run`] prints to standard output. Other messages are
+//! Every tool except `chat`, `predict`, `tune` and `launch` returns a text, which [`run`] prints to standard output. Other messages are
 //! printed to standard error, so that the output of a tool can be piped.
 
 pub(crate) mod accompanying_files;
@@ -23,6 +23,7 @@ pub(crate) mod predictions;
 pub(crate) mod scaling;
 pub(crate) mod show_data;
 pub(crate) mod trained_classifier;
+pub(crate) mod tune;
 
 use std::path::{Path, PathBuf};
 
@@ -47,6 +48,7 @@ use crate::tools::launch::{LaunchArguments, launch};
 use crate::tools::merge::{MergeArguments, merge};
 use crate::tools::predict::{PredictArguments, predict};
 use crate::tools::show_data::{ShowDataArguments, show_data};
+use crate::tools::tune::{TuneArguments, tune};
 
 /// Tools of DeepBurn for configurations, memory estimates, checkpoints, trained models and jobs on several machines.
 #[derive(Debug, Parser)]
@@ -86,6 +88,8 @@ pub(crate) enum Command {
     },
     /// Predict the memory of model states, buffers and activations on each rank, and step times.
     Estimate(EstimateArguments),
+    /// Find the fastest DeepSpeed configuration of a job that fits.
+    Tune(Box<TuneArguments>),
     /// Continue a text with a language model.
     Generate(GenerateArguments),
     /// Talk to a language model in the terminal.
@@ -162,6 +166,8 @@ pub fn run(tools: Tools) -> Result<(), Failure> {
         Command::Keys { markdown: true, .. } => key_chapter(),
         Command::Keys { path, schema, markdown: false } => keys(path.as_deref(), schema)?,
         Command::Estimate(arguments) => estimates(&arguments)?,
+        // The table is printed before the command, so that an interrupted search has one too.
+        Command::Tune(arguments) => return tune(&arguments).map(drop),
         Command::Generate(arguments) => generate(&arguments)?,
         // Answers are printed while they are generated.
         Command::Chat(arguments) => return chat(&arguments),

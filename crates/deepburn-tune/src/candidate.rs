@@ -42,7 +42,7 @@ pub enum StatePlacement {
 /// Sizes of communication buffers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Buffers {
-    /// Those of the user's configuration.
+    /// The sizes in the user's configuration.
     AsConfigured,
     /// Buckets and gathered parameters of at most [`Buffers::SMALL`] elements.
     Small,

@@ -160,7 +160,7 @@ impl Trial {
 }
 
 impl Search {
-    /// Assesses `candidates` in this order, which is that of [`SearchSpace::candidates`](crate::SearchSpace::candidates).
+    /// Assesses `candidates` in this order, as [`SearchSpace::candidates`](crate::SearchSpace::candidates) returns them.
     /// `forecast` is not called for candidates that are never faster than one that fits.
     pub fn new(
         candidates: Vec<Candidate>,
@@ -329,7 +329,7 @@ mod tests {
             .candidates()
     }
 
-    /// A forecast in which larger micro-batches are faster, and those of 8 samples do not fit.
+    /// A forecast in which larger micro-batches are faster, and 8 samples do not fit.
     fn forecast(candidate: &Candidate) -> Assessment {
         let compute =
             1.0 + 0.2 * candidate.accumulation as f64 + 0.01 * f64::from(candidate.stage.number());

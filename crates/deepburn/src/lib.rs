@@ -58,6 +58,7 @@ mod documentation;
 pub mod lora;
 mod machine;
 mod ranks;
+pub mod tune;
 
 pub use cores::{HostCores, divide_cores, start_threads};
 pub use deepburn_checkpoint as checkpoint;
@@ -86,6 +87,8 @@ pub use deepburn_zero as zero;
 pub use deepburn_zero::activation_checkpoint;
 pub use machine::{MeasuredSizes, machine_speed, thread_latency};
 pub use ranks::{COLLECTIVE_TIMEOUT, Ranks, RanksError, run_ranks};
+
+pub use tune::tune;
 
 use std::fmt;
 

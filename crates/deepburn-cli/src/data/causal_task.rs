@@ -20,10 +20,7 @@ use burn::tensor::backend::Backend;
 use burn::tensor::{ElementConversion, Tensor, TensorData};
 use deepburn::ops::{FusedOps, OptimizerOps};
 use deepburn::zero::{Training, Zero};
-use deepburn::{
-    Answers, BoxError, Engine, Evaluation, GeneratedText, Interrupt, Meta, MetaDevice, RewardSums,
-    Task,
-};
+use deepburn::{Answers, BoxError, Engine, Evaluation, GeneratedText, Interrupt, RewardSums, Task};
 use deepburn_config::{DpoPlan, Job, PreferenceLoss};
 use deepburn_datasets::{MicroBatch, PairBatch, RowDocuments};
 use deepburn_models::causal_lm::{CausalBatch, InputError, LanguageModel};
@@ -31,7 +28,7 @@ use deepburn_models::{BatchShape, LanguageModelConfig};
 
 use crate::data::causal::{TokenBatch, causal_batch};
 use crate::data::preference::{PreferenceBatch, ReferenceLogProbs};
-use crate::data::recipe::ForecastTask;
+use crate::data::recipe::ExampleTask;
 use crate::data::sample_prompts::TextSampler;
 
 /// What is optimized.
@@ -202,17 +199,19 @@ where
     }
 }
 
-impl<C, M> ForecastTask<M> for CausalTask<C, MetaDevice>
+impl<B, C, M> ExampleTask<B, M> for CausalTask<C, B::Device>
 where
-    C: LanguageModelConfig,
-    M: LanguageModel<Training<Meta>>
-        + AutodiffModule<Training<Meta>, InnerModule: LanguageModel<Zero<Meta>>>,
+    B: FusedOps + OptimizerOps<Device: Sync>,
+    C: LanguageModelConfig + Sync,
+    M: LanguageModel<Training<B>>
+        + AutodiffModule<Training<B>, InnerModule: LanguageModel<Zero<B>>>,
 {
     /// Returns sequences, or twice as many for pairs of them.
     fn example(&self, shape: BatchShape) -> TokenBatch {
         let [rows, length] = [shape.sequences, shape.length].map(|size| size as usize);
         let sequences = |rows: usize| {
-            let ids = vec![0; rows * length];
+            let vocabulary = self.config.limits().vocab_size.max(1);
+            let ids: Vec<i32> = (0..rows * length).map(|at| spread(at, vocabulary)).collect();
             let (shape, documents) = ([rows, length], RowDocuments::Stream);
             MicroBatch { input_ids: ids.clone(), labels: ids, shape, samples: rows, documents }
         };
@@ -228,4 +227,11 @@ where
             }
         }
     }
+}
+
+/// Returns a made-up token for position `at`. Tokens are spread over the vocabulary as in a text, so that as many
+/// rows of an embedding get a gradient.
+fn spread(at: usize, vocabulary: usize) -> i32 {
+    // Knuth's multiplicative hash.
+    ((at as u64).wrapping_mul(2_654_435_761) % vocabulary as u64) as i32
 }

@@ -21,9 +21,7 @@ use burn::tensor::backend::Backend;
 use burn::tensor::{ElementConversion, Tensor};
 use deepburn::ops::{FusedOps, OptimizerOps};
 use deepburn::zero::{Training, Zero};
-use deepburn::{
-    Answers, Batch, BoxError, ConfusionMatrix, Evaluation, EvaluationStream, Meta, MetaDevice, Task,
-};
+use deepburn::{Answers, Batch, BoxError, ConfusionMatrix, Evaluation, EvaluationStream, Task};
 use deepburn_config::{DynamicBatchingPlan, Job, Plan, counted};
 use deepburn_datasets::{
     BudgetSampler, Classes, ClassesOrigin, DataError, DataShard, DistributedSampler, LabelledBatch,
@@ -49,7 +47,7 @@ use crate::data::problem::{
     Problem, check_loss_and_metric, config_in, named_config, names_classes, names_key,
 };
 use crate::data::recipe::{
-    EvaluationSettings, ForecastTask, InitialWeights, JobInputs, Recipe, SubjectInfo, WeightOrigin,
+    EvaluationSettings, ExampleTask, InitialWeights, JobInputs, Recipe, SubjectInfo, WeightOrigin,
 };
 use crate::data::text_source::{Labelled, TextSource, budget, evaluation, evaluation_budget};
 use crate::data::texts::{KnownClasses, Texts, open_texts};
@@ -536,10 +534,11 @@ where
     }
 }
 
-impl<M> ForecastTask<M> for TextClass<MetaDevice>
+impl<B, M> ExampleTask<B, M> for TextClass<B::Device>
 where
-    M: TextClassifier<Training<Meta>>
-        + AutodiffModule<Training<Meta>, InnerModule: TextClassifier<Zero<Meta>>>,
+    B: FusedOps + OptimizerOps<Device: Sync>,
+    M: TextClassifier<Training<B>>
+        + AutodiffModule<Training<B>, InnerModule: TextClassifier<Zero<B>>>,
 {
     fn example(&self, shape: BatchShape) -> Labelled {
         let [texts, length] = [shape.sequences, shape.length].map(|size| size as usize);

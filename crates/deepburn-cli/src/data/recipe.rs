@@ -93,25 +93,29 @@ pub(crate) trait Recipe<B: FusedOps + OptimizerOps>: SubjectInfo + Sync {
     fn tokenizer(&self) -> Option<&Tokenizer>;
 }
 
-/// A task that is forecast by training on made-up micro-batches.
-pub(crate) trait ForecastTask<M: AutodiffModule<Training<Meta>>>:
-    Task<Meta, M> + Sync
+/// A task that can be run without data, on made-up micro-batches: in forecasts, and in measurements of a step.
+pub(crate) trait ExampleTask<B: FusedOps + OptimizerOps, M: AutodiffModule<Training<B>>>:
+    Task<B, M> + Sync
 {
     /// Returns a made-up micro-batch of this shape.
     fn example(&self, shape: BatchShape) -> Self::Batch;
+}
 
-    /// Forecasts training the model of `build` with micro-batches of this shape.
-    ///
-    /// # Errors
-    /// Returns the error of `build`, or an error if the plan does not fit the model.
-    fn forecast(
-        &self,
-        plan: &Plan,
-        shape: BatchShape,
-        build: impl FnOnce(&MetaDevice) -> Result<M, BoxError> + Send,
-    ) -> Result<Forecast, ForecastError> {
-        deepburn::forecast(plan, build, |model| self.loss(model, &self.example(shape)))
-    }
+/// Forecasts training the model of `build` on `task` with micro-batches of this shape.
+///
+/// # Errors
+/// Returns the error of `build`, or an error if the plan does not fit the model.
+pub(crate) fn forecast_task<M, T>(
+    task: &T,
+    plan: &Plan,
+    shape: BatchShape,
+    build: impl FnOnce(&MetaDevice) -> Result<M, BoxError> + Send,
+) -> Result<Forecast, ForecastError>
+where
+    M: AutodiffModule<Training<Meta>>,
+    T: ExampleTask<Meta, M>,
+{
+    deepburn::forecast(plan, build, |model| task.loss(model, &task.example(shape)))
 }
 
 /// The part of a recipe that does not depend on the backend.

@@ -20,7 +20,7 @@ use deepburn_models::{
 
 use crate::data::causal_task::{CausalTask, Objective};
 use crate::data::classification::TextClass;
-use crate::data::recipe::ForecastTask;
+use crate::data::recipe::forecast_task;
 use crate::failure::Failure;
 use crate::job::gguf_folder::UnpackedGguf;
 use crate::job::held_matrices::HeldType;
@@ -68,7 +68,9 @@ pub(crate) fn forecast_decoder(
 ) -> Result<Forecast, ForecastError> {
     let objective = Objective::NextToken { label_smoothing: 0.0 };
     let task = CausalTask::new(config.clone(), MetaDevice, objective);
-    task.forecast(plan, shape, |device| Ok(BuildModel::<Training<Meta>>::zeros(config, device)?))
+    forecast_task(&task, plan, shape, |device| {
+        Ok(BuildModel::<Training<Meta>>::zeros(config, device)?)
+    })
 }
 
 /// Returns a function that classifies texts with `model`, which it owns.
@@ -112,7 +114,9 @@ where
     /// Forecasts the mean loss over the texts.
     fn forecast(&self, plan: &Plan, shape: BatchShape) -> Result<Forecast, ForecastError> {
         let task = TextClass::new(self, MetaDevice, 0.0);
-        task.forecast(plan, shape, |device| Ok(BuildModel::<Training<Meta>>::zeros(self, device)?))
+        forecast_task(&task, plan, shape, |device| {
+            Ok(BuildModel::<Training<Meta>>::zeros(self, device)?)
+        })
     }
 }
 

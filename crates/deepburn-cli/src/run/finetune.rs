@@ -23,7 +23,7 @@
 //! | `results.rs` | model, test record and report |
 //! | `agreement.rs`, `signals.rs`, `launcher_env.rs` | processes, signals and launcher |
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -54,6 +54,7 @@ use crate::run::resume::{Origin, folder};
 use crate::run::signals::Signals;
 use crate::run::subject::{Subject, TrainableOn};
 use crate::run::swap::{announce_swap, check_swap};
+use crate::tools::tune::TuneArguments;
 
 /// Train a language model or a text classifier, sharded over ranks with a DeepSpeed configuration.
 #[derive(Debug, Parser)]
@@ -150,6 +151,48 @@ fn connect() -> Result<Ranks, Failure> {
 }
 
 impl Arguments {
+    /// Returns the search for the configuration of this job on `ranks` ranks.
+    ///
+    /// # Errors
+    /// Returns a user's mistake if the command asks for another number of ranks, or does not train.
+    pub(crate) fn tuned_for(&self, ranks: usize) -> Result<TuneArguments, Failure> {
+        if self.evaluate {
+            return Err(Failure::mistake(
+                "--autotuning: --evaluate does not train; remove one of them",
+            ));
+        }
+        if let Some(own) = self.ranks.filter(|own| *own != ranks) {
+            return Err(Failure::mistake(format!(
+                "--autotuning: the launcher starts {}, and the command has --ranks {own}; remove it",
+                counted(ranks, "rank")
+            )));
+        }
+        Ok(TuneArguments {
+            config: self.config.clone(),
+            sets: self.sets.clone(),
+            ranks: vec![ranks as u16],
+            deepspeed: self.deepspeed.clone(),
+            backend: self.backend.clone(),
+            ..TuneArguments::default()
+        })
+    }
+
+    /// Returns the words of this command with other options for its configuration, which `options` are. The other options
+    /// of the command are kept.
+    pub(crate) fn with_options(&self, program: &str, options: Vec<String>) -> Vec<String> {
+        let text = |path: &Path| path.display().to_string();
+        let mut words = vec![program.to_owned(), "--config".to_owned(), text(&self.config)];
+        words.extend(options);
+        if let Some(folder) = &self.output_dir {
+            words.extend(["--output-dir".to_owned(), text(folder)]);
+        }
+        if let Some(checkpoint) = &self.resume {
+            words.push("--resume".to_owned());
+            words.extend(checkpoint.clone());
+        }
+        words
+    }
+
     /// Returns the job that the command line describes, on the number of ranks that the launcher started.
     fn request(self, ranks: &Ranks) -> JobRequest {
         JobRequest {

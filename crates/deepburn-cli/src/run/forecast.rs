@@ -19,6 +19,7 @@
 //! about 66 MB
 //! ```
 
+mod fit;
 mod remedy;
 mod resident;
 #[cfg(test)]
@@ -34,6 +35,7 @@ use serde_json::{Value, json};
 use crate::failure::Failure;
 use crate::job::memory::{MemoryLimit, memory_limits};
 use crate::run::preparation::Preparation;
+pub(crate) use fit::HostLimits;
 use remedy::{PassChange, remedy};
 use resident::Resident;
 
@@ -93,12 +95,16 @@ impl TrainedModel<'_> {
         plan.activations.recompute = change.policy.unwrap_or(plan.activations.recompute);
         let sequences = change.sequences.unwrap_or(self.batch.sequences);
         let batch = BatchShape { sequences, ..self.batch };
-        let rank = (self.run)(&plan, batch)?.step;
+        Ok(self.host_forecast(&(self.run)(&plan, batch)?, zero.stage, local))
+    }
+
+    /// Returns the memory of the ranks of a host with this forecast of a rank.
+    fn host_forecast(&self, forecast: &Forecast, stage: Stage, local: LocalRanks) -> HostForecast {
         let bytes = |size: &ParameterSize| size.numel.saturating_mul(size_of::<f32>() as u64);
         let largest = self.sizes.iter().map(bytes).max().unwrap_or(0);
         let trained = self.sizes.iter().filter(|size| size.is_trainable());
         let largest_gradient = trained.map(bytes).max().unwrap_or(0);
-        Ok(HostForecast { stage: zero.stage, rank, largest, largest_gradient, local })
+        HostForecast { stage, rank: forecast.step, largest, largest_gradient, local }
     }
 }
 
@@ -200,13 +206,17 @@ fn trained<'a>(preparation: &'a Preparation, ranks: &Ranks) -> (TrainedModel<'a>
 /// Dynamic batching limits tokens rather than samples. Its largest batch is taken as the token budget filled with the
 /// longest texts.
 fn largest_batch(preparation: &Preparation) -> BatchShape {
-    let length =
-        preparation.subject.info().longest(preparation.job.data.sequence_length).max(1) as u64;
+    let length = longest(preparation);
     let sequences = match &preparation.plan.dynamic_batching {
         Some(dynamic) => (dynamic.max_tokens as u64 / length).max(1),
         None => preparation.batch_sizes.largest().micro_batch_size as u64,
     };
     BatchShape { sequences, length }
+}
+
+/// Returns the number of tokens of the longest sequence of the run.
+pub(crate) fn longest(preparation: &Preparation) -> u64 {
+    preparation.subject.info().longest(preparation.job.data.sequence_length).max(1) as u64
 }
 
 /// The memory forecast of a run on this host. It is computed once, before the run starts.

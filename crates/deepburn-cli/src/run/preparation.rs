@@ -67,6 +67,8 @@ pub(crate) struct Preparation {
     pub(crate) day: Day,
     /// The identity of the data, which has to match the checkpoint's.
     pub(crate) data: DataIdentity,
+    /// The run for which `deepspeed` was resolved.
+    pub(crate) context: RunContext,
     /// The content of `job.json`.
     pub(crate) record: Value,
 }
@@ -220,6 +222,7 @@ pub(crate) fn prepare(
         plan,
         subject,
         batch_sizes,
+        context: facts,
         record,
     })
 }

@@ -2,15 +2,18 @@
 //!
 //! Main type: [`Subject`]. A recipe is generic over the backend, which is chosen at run time. A subject is therefore
 //! [`TrainableOn`] on every backend that this build has, and [`train`](TrainableOn::train) is compiled for each pair of
-//! recipe and backend.
+//! recipe and backend. A tuner measures steps of the same model on made-up micro-batches.
 
+use burn::tensor::Tensor;
 use burn_flex::Flex;
 use deepburn::ops::{FusedOps, OptimizerOps};
-use deepburn::{Forecast, ForecastError, Meta, MetaDevice};
+use deepburn::tune::{MeasuredSteps, Measurement, Tunable, measure_steps};
+use deepburn::zero::Training;
+use deepburn::{BoxError, Forecast, ForecastError, Meta, MetaDevice, Ranks, Task};
 use deepburn_config::Plan;
 use deepburn_models::BatchShape;
 
-use crate::data::recipe::{ForecastTask, InitialWeights, Recipe, SubjectInfo};
+use crate::data::recipe::{ExampleTask, InitialWeights, Recipe, SubjectInfo, forecast_task};
 use crate::failure::Failure;
 use crate::run::finetune::Run;
 
@@ -21,11 +24,68 @@ pub(crate) trait TrainableOn<B: FusedOps + OptimizerOps> {
     /// # Errors
     /// Returns a user's mistake before training, or a failure while running.
     fn train(&self, run: &Run<'_>, visible: &[B::Device]) -> Result<(), Failure>;
+
+    /// Measures steps of `plan` on made-up sequences of `length` tokens, on rank threads.
+    ///
+    /// # Errors
+    /// Returns the failure of a rank.
+    fn measure(
+        &self,
+        plan: &Plan,
+        length: u64,
+        devices: &[B::Device],
+        steps: MeasuredSteps,
+    ) -> Result<Measurement, String>;
 }
 
-impl<B: FusedOps + OptimizerOps, R: Recipe<B>> TrainableOn<B> for R {
+impl<B, R> TrainableOn<B> for R
+where
+    B: FusedOps + OptimizerOps,
+    R: Recipe<B, Task: ExampleTask<B, <R as Recipe<B>>::Model>>,
+{
     fn train(&self, run: &Run<'_>, visible: &[B::Device]) -> Result<(), Failure> {
         run.train_recipe(self, visible)
+    }
+
+    fn measure(
+        &self,
+        plan: &Plan,
+        length: u64,
+        devices: &[B::Device],
+        steps: MeasuredSteps,
+    ) -> Result<Measurement, String> {
+        let model = RecipeModel { recipe: self, length };
+        measure_steps(&model, plan, &Ranks::threads(), devices, steps)
+    }
+}
+
+/// The model of a recipe, whose loss is computed on made-up sequences of `length` tokens.
+struct RecipeModel<'a, R> {
+    recipe: &'a R,
+    length: u64,
+}
+
+impl<B, R> Tunable<B> for RecipeModel<'_, R>
+where
+    B: FusedOps + OptimizerOps,
+    R: Recipe<B, Task: ExampleTask<B, <R as Recipe<B>>::Model>>,
+{
+    type Model = R::Model;
+
+    fn model(&self, device: &B::Device) -> Result<R::Model, BoxError> {
+        let model = self.recipe.model(InitialWeights::OfJob, device);
+        model.map_err(|failure| failure.to_string().into())
+    }
+
+    fn loss(
+        &self,
+        model: &R::Model,
+        samples: usize,
+        device: &B::Device,
+    ) -> Result<Tensor<Training<B>, 1>, BoxError> {
+        let shape = BatchShape { sequences: samples as u64, length: self.length };
+        let task = self.recipe.task(device.clone());
+        task.loss(model, &task.example(shape))
     }
 }
 
@@ -46,7 +106,7 @@ pub(crate) trait Subject:
 impl<S> Subject for S
 where
     S: SubjectInfo
-        + Recipe<Meta, Task: ForecastTask<<S as Recipe<Meta>>::Model>>
+        + Recipe<Meta, Task: ExampleTask<Meta, <S as Recipe<Meta>>::Model>>
         + TrainableOn<Flex>
         + TrainableOnCuda
         + TrainableOnTch
@@ -58,7 +118,7 @@ where
     }
 
     fn forecast(&self, plan: &Plan, shape: BatchShape) -> Result<Forecast, ForecastError> {
-        self.task(MetaDevice).forecast(plan, shape, |device| {
+        forecast_task(&self.task(MetaDevice), plan, shape, |device| {
             self.model(InitialWeights::Zeros, device).map_err(|failure| failure.to_string().into())
         })
     }

@@ -49,7 +49,7 @@ pub(crate) fn weight_type() -> impl TypedValueParser<Value = FloatType> {
     })
 }
 
-/// A size in bytes, written as `5GB`, `500MB`, `2GiB` or `1048576`.
+/// A size in bytes, written as `5GB`, `2.5GB`, `500MB`, `2GiB` or `1048576`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Size(u64);
 
@@ -57,12 +57,12 @@ impl FromStr for Size {
     /// The message that clap prints after the name of the option.
     type Err = String;
 
-    /// Parses a number with a unit. Units are decimal (`KB`, `MB`, `GB`) or binary (`KiB`, `MiB`, `GiB`), in any case.
+    /// Parses a number with a unit. A fraction needs one. Units are decimal (`KB`, `MB`, `GB`) or binary (`KiB`, `MiB`, `GiB`), in any case.
     ///
     /// # Errors
     /// Returns a message if the text has another form, or if the size is 0 or does not fit 64 bits.
     fn from_str(text: &str) -> Result<Self, String> {
-        let unit = text.trim_start_matches(|c: char| c.is_ascii_digit());
+        let unit = text.trim_start_matches(|c: char| c.is_ascii_digit() || c == '.');
         let factor = match unit.to_ascii_uppercase().as_str() {
             "" | "B" => Some(1),
             "KB" => Some(1_000),
@@ -73,12 +73,28 @@ impl FromStr for Size {
             "GIB" => Some(1 << 30),
             _ => None,
         };
-        let number = text[..text.len() - unit.len()].parse::<u64>().ok();
-        let bytes = number.zip(factor).and_then(|(number, factor)| number.checked_mul(factor));
+        let number = &text[..text.len() - unit.len()];
+        let bytes = factor.and_then(|factor| match number.parse::<u64>() {
+            Ok(whole) => whole.checked_mul(factor),
+            Err(_) if factor > 1 => {
+                let bytes = number.parse::<f64>().ok()? * factor as f64;
+                (bytes < u64::MAX as f64).then_some(bytes as u64)
+            }
+            Err(_) => None,
+        });
         match bytes {
             Some(bytes) if bytes > 0 => Ok(Self(bytes)),
-            _ => Err(format!("invalid size `{text}`; use a whole number with KB, MB or GB")),
+            _ => {
+                Err(format!("invalid size `{text}`; use a number with KB, MB or GB, such as 2.5GB"))
+            }
         }
+    }
+}
+
+impl Size {
+    /// Returns the number of bytes.
+    pub(crate) fn bytes(self) -> u64 {
+        self.0
     }
 }
 

@@ -4,6 +4,8 @@
 //! `--include`, `--exclude`, `--num_nodes` and `--num_gpus` have the same meaning, and for unsupported options the
 //! error names an alternative. `--dry-run` prints the command line of mpirun.
 //!
+//! With `--autotuning`, the configuration of the job is searched for first ([`tune`]), on rank threads of this process.
+//!
 //! A restart (`--max-restarts`) repeats the whole job. Ranks resume from the newest checkpoint of the launch
 //! ([`resume`](crate::run::resume)).
 
@@ -11,7 +13,7 @@ use std::env;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
-use clap::Args;
+use clap::{Args, Parser, ValueEnum};
 use deepburn_launch::{
     HostSlots, JobEnd, Launch, LaunchError, Mpirun, Selection, forwarded_variables, quoted,
     read_hostfile, this_machine, training_command,
@@ -19,6 +21,8 @@ use deepburn_launch::{
 
 use crate::console;
 use crate::failure::Failure;
+use crate::run::finetune;
+use crate::tools::tune::{BestConfig, tune};
 
 /// Options of `deepburn launch`.
 #[derive(Debug, Args)]
@@ -67,6 +71,9 @@ pub(crate) struct LaunchArguments {
     /// Forward another environment variable to ranks on remote hosts; repeatable.
     #[arg(short = 'x', value_name = "NAME[=VALUE]")]
     forward: Vec<String>,
+    /// Find the fastest configuration of the job first, as `deepburn tune` does: `tune` stops after it, `run` trains with it.
+    #[arg(long, value_name = "MODE", conflicts_with = "dry_run")]
+    autotuning: Option<Autotuning>,
     /// Print the command line of mpirun without running it.
     #[arg(long)]
     dry_run: bool,
@@ -75,6 +82,15 @@ pub(crate) struct LaunchArguments {
     command: Vec<String>,
     #[command(flatten)]
     unsupported: Unsupported,
+}
+
+/// What happens after a search.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Autotuning {
+    /// Nothing.
+    Tune,
+    /// The job is launched with the best configuration.
+    Run,
 }
 
 /// Options of DeepSpeed's launcher that are not supported. They are parsed so that the error can name an alternative.
@@ -125,7 +141,14 @@ impl Unsupported {
 /// # Errors
 /// Returns a user's mistake, a failure while running if a host does not answer, or the failure of a rank. In the last
 /// case the exit status is the status of the rank that failed first.
-pub(crate) fn launch(arguments: LaunchArguments) -> Result<(), Failure> {
+pub(crate) fn launch(mut arguments: LaunchArguments) -> Result<(), Failure> {
+    if let Some(mode) = arguments.autotuning {
+        let command = tuned_command(&arguments)?;
+        match mode {
+            Autotuning::Tune => return Ok(()),
+            Autotuning::Run => arguments.command = command,
+        }
+    }
     let dry_run = arguments.dry_run;
     let launch = planned(arguments)?;
     // The command line is always printed, so that users can start mpirun themselves.
@@ -146,6 +169,32 @@ pub(crate) fn launch(arguments: LaunchArguments) -> Result<(), Failure> {
         JobEnd::Failed { status, .. } => Err(Failure::Program { status, message }),
         JobEnd::Interrupted { signal } => Err(Failure::Interrupted { signal, message }),
     }
+}
+
+/// Searches for the configuration of the job, and returns the command that trains with it.
+///
+/// # Errors
+/// Returns a user's mistake if the job cannot be tuned, or an error of the search.
+fn tuned_command(arguments: &LaunchArguments) -> Result<Vec<String>, Failure> {
+    let hosts = selected_hosts(arguments)?;
+    let [host] = &hosts[..] else {
+        return Err(Failure::mistake(format!(
+            "--autotuning: {} hosts are selected, and configurations are measured on one; select one host with --include \
+             or --num_nodes",
+            hosts.len()
+        )));
+    };
+    let program = arguments.command.first().map(PathBuf::from);
+    if program.as_deref().and_then(|program| program.file_stem()) != Some("finetune".as_ref()) {
+        return Err(Failure::mistake(
+            "--autotuning: tunes jobs of finetune; give `-- finetune --config FILE`, and in a program of your own call \
+             deepburn::tune",
+        ));
+    }
+    let job = finetune::Arguments::try_parse_from(&arguments.command);
+    let job = job.map_err(|error| Failure::mistake(format!("--autotuning: {error}")))?;
+    let BestConfig { options } = tune(&job.tuned_for(host.slots.len())?)?;
+    Ok(job.with_options(&arguments.command[0], options))
 }
 
 /// Returns the launch that the command line describes.

@@ -47,5 +47,6 @@ mod reviews;
 mod schedules;
 mod swapping;
 mod traces;
+mod tuning;
 mod vocabulary;
 mod watching;

@@ -36,7 +36,7 @@ pub struct AutotuningPlan {
     pub num_micro_batch_sizes: Option<usize>,
 }
 
-/// The smallest and the largest size that is tried, in samples; `None` is no limit.
+/// The smallest and the largest size that is tried, in samples; `None` without a limit.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct SizeLimits {
     /// The smallest size.

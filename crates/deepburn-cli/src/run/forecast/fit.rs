@@ -1,0 +1,101 @@
+//! Whether a plan of a tuner fits on this host.
+//!
+//! Main type: [`HostLimits`]. A plan is forecast as a run is, and compared with the same limits, so that a configuration
+//! which the tuner suggests is not refused by the run.
+
+use deepburn::Forecast;
+use deepburn::tune::{Memory, Shortage, memory_of};
+use deepburn_config::{Plan, counted};
+use deepburn_models::BatchShape;
+
+use super::{HostForecast, LocalRanks, Resident, TrainedModel, readable};
+use crate::job::memory::{MemoryLimit, memory_limits};
+use crate::run::preparation::Preparation;
+
+/// The memory of this host that a search may use.
+pub(crate) struct HostLimits {
+    /// Limits of host memory.
+    memory: Vec<MemoryLimit>,
+    /// The limit of the memory of each device other than the host; `None` if it is not known.
+    device: Option<u64>,
+    /// The limit of the files of all ranks on NVMe; `None` if the disk is checked when it is used.
+    disk: Option<u64>,
+}
+
+impl HostLimits {
+    /// Returns the limits of this host and of the command line. `memory` limits each device, or host memory if tensors are
+    /// there.
+    pub(crate) fn new(memory: Option<u64>, disk: Option<u64>, on_host: bool) -> Self {
+        let mut limits = memory_limits();
+        if let (Some(bytes), true) = (memory, on_host) {
+            limits.push(MemoryLimit { bytes, what: "--memory", of_process: false });
+        }
+        Self { memory: limits, device: memory.filter(|_| !on_host), disk }
+    }
+
+    /// Returns the memory of a run of `preparation` with this plan on rank threads, and what is missing if it does not fit.
+    /// `length` is the number of tokens of a sequence, and `forecast` the plan's forecast.
+    pub(crate) fn fit(
+        &self,
+        preparation: &Preparation,
+        plan: &Plan,
+        length: u64,
+        forecast: &Forecast,
+    ) -> (Memory, Option<Shortage>) {
+        let on_host = preparation.job.training.backend.is_host();
+        let count = plan.batch.world_size as u64;
+        let local = LocalRanks { count, are_threads: true, on_host };
+        let sequences = plan.batch.micro_batch_size as u64;
+        let model = TrainedModel {
+            sizes: preparation.sizes.clone(),
+            run: Box::new(|plan, batch| preparation.subject.forecast(plan, batch)),
+            batch: BatchShape { sequences, length },
+            plan,
+        };
+        let host = model.host_forecast(forecast, plan.zero.stage, local);
+        let resident = Resident::new(&host, preparation, &model);
+        let memory = Memory { resident: Some(resident.total()), ..memory_of(&forecast.step) };
+        let shortages = [self.host(&host, &resident), self.of_device(&host), self.of_disk(&host)];
+        (memory, shortages.into_iter().flatten().max_by_key(|shortage| shortage.bytes))
+    }
+
+    /// Compares host memory with its limits.
+    fn host(&self, host: &HostForecast, resident: &Resident) -> Option<Shortage> {
+        let short = self.memory.iter().filter(|limit| !resident.is_below(limit, &host.local));
+        let limit = short.min_by_key(|limit| limit.bytes)?;
+        let needed = resident.compared(limit, &host.local);
+        Some(Shortage {
+            reason: format!(
+                "host memory: {} with {}, and a margin, of {} ({})",
+                readable(needed),
+                counted(host.local.count as usize, "rank"),
+                readable(limit.bytes),
+                limit.what
+            ),
+            // Within the margin nothing is missing by the figures alone.
+            bytes: needed.saturating_sub(limit.bytes).max(1),
+        })
+    }
+
+    /// Compares the memory of a device with its limit.
+    fn of_device(&self, host: &HostForecast) -> Option<Shortage> {
+        let (needed, limit) = (host.rank.device.total, self.device?);
+        (needed > limit && !host.local.on_host).then(|| Shortage {
+            reason: format!(
+                "device memory: {} of {} (--memory)",
+                readable(needed),
+                readable(limit)
+            ),
+            bytes: needed - limit,
+        })
+    }
+
+    /// Compares the files on NVMe with their limit.
+    fn of_disk(&self, host: &HostForecast) -> Option<Shortage> {
+        let (needed, limit) = (host.rank.disk.total.saturating_mul(host.local.count), self.disk?);
+        (needed > limit).then(|| Shortage {
+            reason: format!("NVMe: {} of {} (--disk)", readable(needed), readable(limit)),
+            bytes: needed - limit,
+        })
+    }
+}

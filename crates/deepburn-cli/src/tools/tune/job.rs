@@ -1,0 +1,335 @@
+//! The job of a search: prepared as a run is, and measured on the backend of the job.
+//!
+//! Main type: [`TunedJob`].
+
+use std::path::{Path, PathBuf};
+
+use burn_flex::FlexDevice;
+use deepburn::comm::Placement;
+use deepburn::cost::{Network, RankSpeed};
+use deepburn::tune::{
+    Candidate, MeasuredSteps, Measurement, SearchSpace, Shortage, Tuner, compute_type, narrow,
+    search_space, shared_by_threads, split,
+};
+use deepburn::zero::{check_folder, disk_bandwidth};
+use deepburn::{Forecast, MeasuredSizes, machine_speed, thread_latency};
+use deepburn_config::{AutotuningPlan, Job, JobRequest, Plan};
+use deepburn_launch::quoted;
+use serde_json::Value;
+
+use crate::failure::Failure;
+use crate::job::devices::Devices;
+#[cfg(feature = "cuda")]
+use crate::job::devices::cuda_devices;
+#[cfg(feature = "wgpu")]
+use crate::job::devices::wgpu_devices;
+use crate::run::forecast::{HostLimits, longest};
+use crate::run::preparation::{Preparation, Resumed, prepare};
+use crate::run::subject::{Subject, TrainableOn};
+use crate::tools::tune::TuneArguments;
+
+/// A job whose DeepSpeed configuration is searched for.
+pub(crate) struct TunedJob {
+    /// Job, model and data.
+    pub(crate) preparation: Preparation,
+    /// What the section `autotuning` asks for.
+    pub(crate) autotuning: AutotuningPlan,
+    /// The configuration without `autotuning`, in which no value is `"auto"`.
+    pub(crate) config: Value,
+    /// Tokens of the longest sequence.
+    pub(crate) length: u64,
+    /// Numbers of ranks to try.
+    pub(crate) ranks: Vec<usize>,
+    /// Folder for states on NVMe.
+    pub(crate) nvme: Option<PathBuf>,
+    /// The memory of this host.
+    limits: HostLimits,
+    /// The command line.
+    arguments: TuneArguments,
+}
+
+impl TunedJob {
+    /// Reads and checks the job. Nothing is written.
+    ///
+    /// # Errors
+    /// Returns a user's mistake if the job is not valid or cannot be tuned.
+    pub(crate) fn read(arguments: &TuneArguments) -> Result<Self, Failure> {
+        refuse_processes()?;
+        let mut request = JobRequest {
+            config: arguments.config.clone(),
+            sets: arguments.sets.clone(),
+            deepspeed: arguments.deepspeed.clone(),
+            ranks: arguments.ranks.iter().copied().max().map(usize::from),
+            backend: arguments.backend.clone(),
+            ..JobRequest::default()
+        };
+        let (_, written) = Job::load(&request).map_err(Failure::mistake)?;
+        let (_, autotuning) = split(&written).map_err(Failure::mistake)?;
+        // A run refuses the section.
+        if written.to_json().get("autotuning").is_some() {
+            request.sets.push("deepspeed.autotuning=null".to_owned());
+        }
+        deepburn::start_threads().map_err(Failure::run)?;
+        let preparation = prepare(&request, |job, plan| {
+            refuse_untunable(job, plan)?;
+            Ok(Resumed::default())
+        })?;
+        let config = without_autos(&preparation.record);
+        let nvme = arguments.nvme.clone().or_else(|| nvme_path(&config));
+        if let Some(folder) = &nvme {
+            check_folder(folder, 0)
+                .map_err(|error| Failure::mistake(format!("--nvme: {error}")))?;
+        }
+        let on_host = preparation.job.training.backend.is_host();
+        let [memory, disk] =
+            [arguments.memory, arguments.disk].map(|size| size.map(|it| it.bytes()));
+        let ranks = match arguments.ranks.is_empty() {
+            true => vec![preparation.job.training.ranks],
+            false => arguments.ranks.iter().copied().map(usize::from).collect(),
+        };
+        Ok(Self {
+            length: longest(&preparation),
+            preparation,
+            autotuning,
+            config,
+            ranks,
+            nvme,
+            limits: HostLimits::new(memory, disk, on_host),
+            arguments: arguments.clone(),
+        })
+    }
+
+    /// Returns the name of the job file.
+    pub(crate) fn name(&self) -> String {
+        self.arguments.config.display().to_string()
+    }
+
+    /// Returns the search space.
+    ///
+    /// # Errors
+    /// Returns a user's mistake if the limits of the job leave no candidate.
+    pub(crate) fn space(&self) -> Result<SearchSpace, Failure> {
+        let Preparation { plan, context, .. } = &self.preparation;
+        let mut space = search_space(plan, context, self.ranks.clone(), self.nvme.is_some());
+        narrow(&mut space, &self.autotuning, plan.batch.train_batch_size)
+            .map_err(Failure::mistake)?;
+        Ok(space)
+    }
+
+    /// Returns the tuner of this job on this machine, whose speed is measured.
+    ///
+    /// # Errors
+    /// Returns a user's mistake if the disk cannot be used, or a failure while running if threads cannot be started.
+    pub(crate) fn tuner(&self) -> Result<Tuner<'_>, Failure> {
+        // The job's own setting, which a candidate's policy would contradict.
+        let mut context = self.preparation.context.clone();
+        context.gradient_checkpointing = None;
+        let speed = self.speed()?;
+        Ok(Tuner {
+            config: self.config.clone(),
+            context,
+            nvme: self.nvme.clone(),
+            speed: Box::new(speed),
+            forecast: Box::new(|plan| {
+                let sequences = plan.batch.micro_batch_size as u64;
+                let shape = deepburn_models::BatchShape { sequences, length: self.length };
+                self.preparation.subject.forecast(plan, shape)
+            }),
+            fit: Box::new(|plan, forecast| {
+                self.limits.fit(&self.preparation, plan, self.length, forecast)
+            }),
+        })
+    }
+
+    /// Returns what a plan lacks with sequences of `length` tokens; `None` if it fits.
+    pub(crate) fn shortage(
+        &self,
+        plan: &Plan,
+        length: u64,
+        forecast: &Forecast,
+    ) -> Option<Shortage> {
+        self.limits.fit(&self.preparation, plan, length, forecast).1
+    }
+
+    /// Measures the machine, and returns the speed of a rank by the number of ranks.
+    fn speed(&self) -> Result<impl Fn(usize) -> (RankSpeed, Network) + use<>, Failure> {
+        let plan = &self.preparation.plan;
+        let most = self.ranks.iter().copied().max().unwrap_or(1);
+        let samples =
+            (plan.batch.train_batch_size / plan.batch.gradient_accumulation_steps.max(1)) as u64;
+        let rows = samples.saturating_mul(self.length);
+        let width = self.preparation.subject.info().architecture().width() as u64;
+        let sizes = MeasuredSizes { rows, width, dtype: compute_type(plan) };
+        let (mut speed, devices) = self.machine_speed(sizes);
+        // Without a figure for the bus, copies take as long as in host memory.
+        speed.host_bandwidth = Some(speed.memory_bandwidth);
+        if let Some(folder) = &self.nvme {
+            let bandwidth = disk_bandwidth(folder);
+            speed.disk_bandwidth =
+                Some(bandwidth.map_err(|error| Failure::mistake(format!("--nvme: {error}")))?);
+        }
+        let latency = thread_latency(most).map_err(Failure::run)?;
+        Ok(move |ranks: usize| match devices {
+            // Ranks on devices of their own do not share their speed.
+            Some(devices) => shared_by_threads(speed, latency, ranks.div_ceil(devices)),
+            None => shared_by_threads(speed, latency, ranks),
+        })
+    }
+
+    /// Returns the measured speed of the job's backend, and the number of its devices if they are not the host.
+    fn machine_speed(&self, sizes: MeasuredSizes) -> (RankSpeed, Option<usize>) {
+        match self.preparation.job.training.backend {
+            #[cfg(feature = "cuda")]
+            deepburn_config::Backend::Cuda => {
+                of_devices::<burn_cuda::Cuda<f32, i32>>(&cuda_devices(), sizes)
+            }
+            #[cfg(feature = "wgpu")]
+            deepburn_config::Backend::Wgpu => {
+                of_devices::<burn_wgpu::Wgpu<f32, i32>>(&wgpu_devices(), sizes)
+            }
+            #[cfg(feature = "tch")]
+            deepburn_config::Backend::Tch => {
+                let device = burn_tch::LibTorchDevice::Cpu;
+                (machine_speed::<burn_tch::LibTorch<f32>>(&device, sizes), None)
+            }
+            _ => (machine_speed::<burn_flex::Flex>(&FlexDevice, sizes), None),
+        }
+    }
+
+    /// Measures steps of a plan.
+    ///
+    /// # Errors
+    /// Returns the failure of a rank.
+    pub(crate) fn measure(&self, plan: &Plan, steps: MeasuredSteps) -> Result<Measurement, String> {
+        match self.preparation.job.training.backend {
+            #[cfg(feature = "cuda")]
+            deepburn_config::Backend::Cuda => {
+                self.measure_on::<burn_cuda::Cuda<f32, i32>>(plan, &cuda_devices(), steps)
+            }
+            #[cfg(feature = "wgpu")]
+            deepburn_config::Backend::Wgpu => {
+                self.measure_on::<burn_wgpu::Wgpu<f32, i32>>(plan, &wgpu_devices(), steps)
+            }
+            #[cfg(feature = "tch")]
+            deepburn_config::Backend::Tch => {
+                let devices = [burn_tch::LibTorchDevice::Cpu];
+                self.measure_on::<burn_tch::LibTorch<f32>>(plan, &devices, steps)
+            }
+            _ => self.measure_on::<burn_flex::Flex>(plan, &[FlexDevice], steps),
+        }
+    }
+
+    /// Measures steps of a plan on backend `B`. Ranks use the `visible` devices that the job selects.
+    fn measure_on<B: deepburn::ops::FusedOps + deepburn::ops::OptimizerOps>(
+        &self,
+        plan: &Plan,
+        visible: &[B::Device],
+        steps: MeasuredSteps,
+    ) -> Result<Measurement, String>
+    where
+        dyn Subject: TrainableOn<B>,
+    {
+        let ranks = plan.batch.world_size;
+        let devices = Devices::choose(visible, &self.preparation.job.training, ranks);
+        let devices = devices.map_err(|failure| failure.to_string())?;
+        let devices: Vec<_> = (0..ranks).map(|rank| devices.of(rank).clone()).collect();
+        let subject = &*self.preparation.subject;
+        TrainableOn::<B>::measure(subject, plan, self.length, &devices, steps)
+    }
+
+    /// Returns the command that trains a candidate whose configuration is in `file`.
+    pub(crate) fn command(&self, candidate: &Candidate, file: &Path) -> String {
+        let config = self.arguments.config.display().to_string();
+        let mut words = vec!["finetune".to_owned(), "--config".to_owned(), config];
+        words.extend(self.options(candidate, file));
+        quoted(&words)
+    }
+
+    /// Returns the options of `finetune` that select a candidate whose configuration is in `file`, beside those that name
+    /// the job.
+    pub(crate) fn options(&self, candidate: &Candidate, file: &Path) -> Vec<String> {
+        let mut options = vec!["--deepspeed".to_owned(), file.display().to_string()];
+        options.extend(["--ranks".to_owned(), candidate.ranks.to_string()]);
+        // Values of the DeepSpeed configuration are in its file.
+        let of_job = self.arguments.sets.iter().filter(|set| !set.starts_with("deepspeed"));
+        options.extend(of_job.flat_map(|set| ["--set".to_owned(), set.clone()]));
+        if self.preparation.job.training.gradient_checkpointing.is_some() {
+            options.extend(["--set", "training.gradient_checkpointing=null"].map(str::to_owned));
+        }
+        if let Some(backend) = &self.arguments.backend {
+            options.extend(["--backend".to_owned(), backend.clone()]);
+        }
+        options
+    }
+}
+
+/// Returns the speed of the first device, and the number of devices.
+#[cfg(any(feature = "cuda", feature = "wgpu"))]
+fn of_devices<B: deepburn::ops::OptimizerOps>(
+    devices: &[B::Device],
+    sizes: MeasuredSizes,
+) -> (RankSpeed, Option<usize>) {
+    let first = devices.first().cloned().unwrap_or_default();
+    (machine_speed::<B>(&first, sizes), Some(devices.len().max(1)))
+}
+
+/// Refuses to run as one of several processes.
+///
+/// # Errors
+/// Returns a user's mistake if a launcher started several processes.
+fn refuse_processes() -> Result<(), Failure> {
+    match Placement::detect().map_err(Failure::mistake)? {
+        Some(placement) if placement.world_size > 1 => Err(Failure::mistake(format!(
+            "{} started {} processes, and configurations are measured on rank threads of one process; start deepburn tune \
+             without a launcher",
+            placement.launcher, placement.world_size
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// Refuses jobs whose batches are not set by the DeepSpeed configuration.
+///
+/// # Errors
+/// Returns a user's mistake that names the key.
+fn refuse_untunable(job: &Job, plan: &Plan) -> Result<(), Failure> {
+    if plan.dynamic_batching.is_some() {
+        return Err(Failure::mistake(
+            "deepspeed.data_efficiency.data_sampling.dynamic_batching: its token budget sets the micro-batches, so they \
+             cannot be tuned; set enabled to false while tuning",
+        ));
+    }
+    if !job.training.batch_size_schedule.is_empty() {
+        return Err(Failure::mistake(
+            "training.batch_size_schedule: sets the batch size of each step, and one batch size is tuned; remove it while \
+             tuning",
+        ));
+    }
+    Ok(())
+}
+
+/// Returns the DeepSpeed configuration of a record (`job.json`), with a value in place of each `"auto"`.
+fn without_autos(record: &Value) -> Value {
+    let mut config = record["deepspeed"].clone();
+    if !config.is_object() {
+        config = Value::Object(serde_json::Map::new());
+    }
+    if let Some(keys) = config.as_object_mut() {
+        keys.remove("autotuning");
+    }
+    for (path, answer) in record["resolved"]["autos"].as_object().into_iter().flatten() {
+        let pointer = format!("/{}", path.replace('.', "/"));
+        // A path may have the key's other name, which is then resolved again.
+        if let Some(value) = config.pointer_mut(&pointer) {
+            *value = answer["value"].clone();
+        }
+    }
+    config
+}
+
+/// Returns the folder for offload that the configuration names.
+fn nvme_path(config: &Value) -> Option<PathBuf> {
+    let zero = &config["zero_optimization"];
+    let path = |section: &str| zero[section]["nvme_path"].as_str();
+    path("offload_optimizer").or_else(|| path("offload_param")).map(PathBuf::from)
+}

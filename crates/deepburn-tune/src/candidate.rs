@@ -108,8 +108,8 @@ impl StatePlacement {
     }
 }
 
-/// Returns the name of a policy, as in a configuration.
-pub(crate) fn policy_name(policy: RecomputePolicy) -> String {
+/// Returns the name of a policy in tables and in names of experiments.
+pub fn policy_name(policy: RecomputePolicy) -> String {
     match policy {
         RecomputePolicy::Off => "off".to_owned(),
         RecomputePolicy::Selective => "selective".to_owned(),

@@ -25,7 +25,7 @@ mod space;
 mod table;
 
 pub use calibration::{Calibration, Prediction};
-pub use candidate::{Buffers, Candidate, StatePlacement};
+pub use candidate::{Buffers, Candidate, StatePlacement, policy_name};
 pub use page::page;
 pub use results::{Results, ResultsError};
 pub use search::{Assessment, Measurement, Memory, Search, SearchLimits, Trial, spearman};

@@ -33,7 +33,8 @@ use crate::{COLLECTIVE_TIMEOUT, Ranks};
 
 pub use deepburn_tune::{
     Assessment, Buffers, Calibration, Candidate, Measurement, Memory, Prediction, Results,
-    ResultsError, Search, SearchLimits, SearchSpace, StatePlacement, Trial, page, spearman, table,
+    ResultsError, Search, SearchLimits, SearchSpace, StatePlacement, Trial, page, policy_name,
+    spearman, table,
 };
 
 /// The largest number of micro-batches of a measured step. Those between the first and the last are alike, so a step with

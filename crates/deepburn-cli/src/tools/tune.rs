@@ -44,6 +44,12 @@ pub(crate) struct TuneArguments {
     /// Numbers of rank threads to try, such as 1,2,4 [default: the job's].
     #[arg(long, value_name = "N,..", value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) ranks: Vec<u16>,
+    /// ZeRO stages to try [default: all].
+    #[arg(long, value_name = "N,..", value_delimiter = ',', value_parser = clap::value_parser!(u8).range(0..=3))]
+    pub(crate) stages: Vec<u8>,
+    /// Policies of activation checkpointing to try: off, selective, every-2 or full [default: all].
+    #[arg(long, value_name = "POLICY,..", value_delimiter = ',', value_parser = ["off", "selective", "every-2", "full"])]
+    pub(crate) recompute: Vec<String>,
     /// DeepSpeed configuration that replaces the job file's.
     #[arg(long, value_name = "FILE")]
     pub(crate) deepspeed: Option<PathBuf>,

@@ -9,7 +9,7 @@ use deepburn::comm::Placement;
 use deepburn::cost::{Network, RankSpeed};
 use deepburn::tune::{
     Candidate, MeasuredSteps, Measurement, SearchSpace, Shortage, Tuner, compute_type, narrow,
-    search_space, shared_by_threads, split,
+    policy_name, search_space, shared_by_threads, split,
 };
 use deepburn::zero::{check_folder, disk_bandwidth};
 use deepburn::{Forecast, MeasuredSizes, machine_speed, thread_latency};
@@ -111,6 +111,13 @@ impl TunedJob {
     pub(crate) fn space(&self) -> Result<SearchSpace, Failure> {
         let Preparation { plan, context, .. } = &self.preparation;
         let mut space = search_space(plan, context, self.ranks.clone(), self.nvme.is_some());
+        let TuneArguments { stages, recompute, .. } = &self.arguments;
+        if !stages.is_empty() {
+            space.stages.retain(|stage| stages.contains(&stage.number()));
+        }
+        if !recompute.is_empty() {
+            space.recompute.retain(|policy| recompute.contains(&policy_name(*policy)));
+        }
         narrow(&mut space, &self.autotuning, plan.batch.train_batch_size)
             .map_err(Failure::mistake)?;
         Ok(space)

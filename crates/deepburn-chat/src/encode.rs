@@ -1,8 +1,7 @@
 //! Encodes rows as token ids and masks of trained tokens, like the SFT and DPO trainers of TRL.
 
+mod marks;
 mod prompt;
-
-use std::ops::Range;
 
 use crate::printed::without_effect;
 use crate::turns::render_with_turns;
@@ -11,6 +10,8 @@ use crate::{
     EncodedRow, Ending, Finding, Message, Notes, Result, Row, SpecialTokens, Surrounding,
     TextTokenizer, Tokens,
 };
+
+use marks::{overlapping, trained_tokens};
 
 pub use prompt::EncodedPrompt;
 
@@ -208,8 +209,15 @@ impl<T: TextTokenizer> RowEncoder<T> {
             AssistantOnlyLoss::Off => {
                 template.render(messages, context, &self.tokens, Ending::Complete)?
             }
-            AssistantOnlyLoss::Marked | AssistantOnlyLoss::Turns => {
+            AssistantOnlyLoss::Turns => {
                 render_with_turns(template, messages, context, &self.tokens)?
+            }
+            AssistantOnlyLoss::Marked => {
+                let mut rendered = render_with_turns(template, messages, context, &self.tokens)?;
+                if let Some(marks) = template.trl_marks() {
+                    rendered.generated = marks.spans(&rendered.text, &rendered.generated);
+                }
+                rendered
             }
         };
         let mut findings =
@@ -220,11 +228,22 @@ impl<T: TextTokenizer> RowEncoder<T> {
             return Ok((ids, trained, findings));
         }
         let Tokens { ids, ranges } = self.tokenizer.encode(&rendered.text, Surrounding::None)?;
-        let trained: Vec<bool> =
-            ranges.iter().map(|it| overlaps(it, &rendered.generated)).collect();
+        let trained = trained_tokens(answers_only, &ranges, &rendered.generated).ok_or_else(|| {
+            option(
+                "assistant_only_loss",
+                "is true, but the conversation starts with an answer without text, which TRL rejects; remove the row, \
+                 or set it to \"turns\"",
+            )
+        })?;
         if !trained.contains(&true) {
             return Err(self.no_assistant(messages));
         }
+        self.note_other_tokens(
+            &ids,
+            &trained,
+            &overlapping(&ranges, &rendered.generated),
+            &mut findings,
+        );
         self.note_untrained_ends(&ids, &trained, &mut findings);
         Ok((ids, trained, findings))
     }
@@ -285,6 +304,24 @@ impl<T: TextTokenizer> RowEncoder<T> {
                 return;
             }
         }
+    }
+
+    /// Notes tokens that are trained outside of the answers, and tokens of answers that are not trained.
+    fn note_other_tokens(
+        &self,
+        ids: &[u32],
+        trained: &[bool],
+        answers: &[bool],
+        findings: &mut Vec<Finding>,
+    ) {
+        let first = |is_trained: bool| {
+            let mut tokens = ids.iter().zip(trained.iter().zip(answers));
+            let other =
+                tokens.find(|(_, (trained, answer))| trained != answer && **trained == is_trained);
+            other.map(|(id, _)| self.tokenizer.token_text(*id))
+        };
+        findings.extend(first(true).map(|first| Finding::TrainedOutside { first }));
+        findings.extend(first(false).map(|first| Finding::AnswerUntrained { first }));
     }
 
     fn starts_with_two_bos(&self, ids: &[u32]) -> bool {
@@ -363,11 +400,6 @@ fn empty_answer(text: &str, field: &str) -> Option<Finding> {
 /// Returns the length of the common prefix.
 fn common_length(left: &[u32], right: &[u32]) -> usize {
     left.iter().zip(right).take_while(|(left, right)| left == right).count()
-}
-
-/// Returns whether a token's text overlaps one of the ranges.
-fn overlaps(token: &Range<usize>, ranges: &[Range<usize>]) -> bool {
-    ranges.iter().any(|it| token.start < it.end && it.start < token.end)
 }
 
 #[cfg(test)]

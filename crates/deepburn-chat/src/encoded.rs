@@ -58,6 +58,16 @@ pub enum Finding {
         /// The text of the last trained token.
         last: String,
     },
+    /// Tokens outside of the marked answers are trained, as in TRL.
+    TrainedOutside {
+        /// The text of the first of them.
+        first: String,
+    },
+    /// Tokens of the marked answers are not trained, as in TRL.
+    AnswerUntrained {
+        /// The text of the first of them.
+        first: String,
+    },
     /// The token for the beginning of a sequence occurs twice at the start.
     BosTwice,
     /// The text of a field is not printed by the template.
@@ -92,6 +102,8 @@ impl Finding {
             Self::LabelsTruncated { .. } => "labels truncated",
             Self::Truncated { .. } => "truncated",
             Self::EndOfTurnUntrained { .. } => "end of turn untrained",
+            Self::TrainedOutside { .. } => "trained outside",
+            Self::AnswerUntrained { .. } => "answer untrained",
             Self::BosTwice => "two beginnings",
             Self::NotPrinted { .. } => "not printed",
             Self::VariableUnread { .. } => "variable unread",
@@ -113,6 +125,16 @@ impl fmt::Display for Finding {
             Self::EndOfTurnUntrained { last } => write!(
                 f,
                 "the trained text ends with `{last}` instead of a special token, so the model does not learn to stop"
+            ),
+            Self::TrainedOutside { first } => write!(
+                f,
+                "tokens after the answer are trained, from `{first}` on, as in TRL, because no token has the answer's \
+                 last character; set `assistant_only_loss` to \"turns\" to train the answers alone"
+            ),
+            Self::AnswerUntrained { first } => write!(
+                f,
+                "tokens of answers are not trained, from `{first}` on, as in TRL, which finds them by the first and the \
+                 last character of an answer; set `assistant_only_loss` to \"turns\" to train them all"
             ),
             Self::BosTwice => f.write_str(
                 "the example starts with two tokens for the beginning of a sequence: one of the text, one of the \

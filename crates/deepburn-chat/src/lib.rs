@@ -34,7 +34,7 @@
 //!
 //! - TRL replaces 31 known templates by versions with marks under `assistant_only_loss`, which may print other text
 //!   than the model's template (Qwen3: reasoning in all turns). Here, the template stays, and the turns are found in its
-//!   text. Other templates without marks are errors, as in TRL.
+//!   text, with the borders of TRL's marks ([`AssistantOnlyLoss::Marked`]). Other templates without marks are errors, as in TRL.
 //! - [`AssistantOnlyLoss::Turns`] finds the turns in the text of any template, and also takes rows of ShareGPT and
 //!   Alpaca.
 //! - `completion_only_loss` is an error for rows without a completion, instead of being ignored.

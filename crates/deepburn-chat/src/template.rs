@@ -42,6 +42,7 @@ pub use day::Day;
 pub use selection::{ChatTemplates, SpecialTokens};
 
 pub(crate) use stack::on_large_stack;
+pub(crate) use trl::TrlMarks;
 
 use counted::counted;
 use environment::{MARKERS, MAX_STEPS, RAISED, environment};
@@ -88,7 +89,7 @@ const MAX_DEPTH: usize = 128;
 pub struct ChatTemplate {
     environment: Environment<'static>,
     marks_generation: bool,
-    has_marked_version: bool,
+    trl_marks: Option<TrlMarks>,
     uses_clock: bool,
     /// The words of its source.
     words: HashSet<String>,
@@ -162,7 +163,7 @@ impl ChatTemplate {
             words: words(source),
             environment,
             marks_generation: rewritten.marks_generation,
-            has_marked_version: trl::has_marked_version(&with_line_feeds(source)),
+            trl_marks: trl::trl_marks(&with_line_feeds(source)),
             uses_clock: source.contains("strftime_now"),
         })
     }
@@ -175,7 +176,12 @@ impl ChatTemplate {
     /// Returns whether TRL trains the answers of the template's conversations: those with marks, and those for which it
     /// has a marked version.
     pub fn is_trained_by_trl(&self) -> bool {
-        self.marks_generation || self.has_marked_version
+        self.marks_generation || self.trl_marks.is_some()
+    }
+
+    /// Returns where TRL's version of the template has its marks, if TRL knows it.
+    pub(crate) fn trl_marks(&self) -> Option<TrlMarks> {
+        self.trl_marks
     }
 
     /// Returns whether the template mentions the variable `name`. It may read it and set it, as in

@@ -137,8 +137,15 @@ impl Turns<'_> {
             Some(end) if end >= anchor.whole.end => end,
             _ => {
                 let rest = &self.whole[anchor.whole.end..];
-                let tail =
-                    self.printed_length(&partial[anchor.partial.end..], rest).ok_or_else(|| {
+                let known = self.template.trl_marks().and_then(|it| it.end);
+                // White space at the end of the message is outside of the anchor.
+                let (spaces, tail) = rest.split_at(rest.len() - rest.trim_start().len());
+                let known_end =
+                    || known.filter(|it| tail.starts_with(it)).map(|it| spaces.len() + it.len());
+                let tail = self
+                    .printed_length(&partial[anchor.partial.end..], rest)
+                    .or_else(known_end)
+                    .ok_or_else(|| {
                         error(
                             index,
                             "the template ends the message differently if more messages follow",

@@ -39,7 +39,7 @@ use crate::{
 
 /// Part of every key. It changes with the file format and with the reading of
 /// rows.
-const FORMAT: &str = "deepburn samples 1";
+const FORMAT: &str = "deepburn samples 2";
 
 /// Bytes of rows that are encoded at a time. Encoding needs many times the
 /// memory of a row.

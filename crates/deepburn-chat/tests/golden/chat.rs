@@ -6,8 +6,8 @@ use std::path::Path;
 
 use chrono::NaiveDate;
 use deepburn_chat::{
-    ChatContext, ChatTemplate, ChatTemplates, Day, Ending, Message, Rendered, SpecialTokens,
-    Surrounding, TextTokenizer,
+    AssistantOnlyLoss, ChatContext, ChatTemplate, ChatTemplates, Day, EncodeOptions, EncodedRow,
+    Ending, Message, Rendered, Row, RowEncoder, SpecialTokens, Surrounding, TextTokenizer,
 };
 use serde_json::{Value, json};
 
@@ -68,6 +68,16 @@ impl Case {
     ) -> deepburn_chat::Result<Rendered> {
         let (messages, context) = self.inputs(conversation, kwargs);
         self.template.render(&messages, &context, &self.tokens, ending)
+    }
+
+    /// Returns an encoder of the answers that TRL trains.
+    pub(crate) fn encoder(&self, folder: &Path) -> RowEncoder<HfTokenizer> {
+        let templates = ChatTemplates::single(&self.source, "2026-07-04".parse().unwrap()).unwrap();
+        let options = EncodeOptions {
+            assistant_only_loss: AssistantOnlyLoss::Marked,
+            ..EncodeOptions::default()
+        };
+        RowEncoder::new(tokenizer(folder), Some(templates), self.tokens.clone(), options).unwrap()
     }
 
     /// Returns the template without its marks.
@@ -147,7 +157,8 @@ fn tokenizes_and_masks_like_transformers() {
     for path in files(&golden.join("sft/chat")) {
         let file = json(&path);
         let case = Case::read(&golden, &file);
-        let tokenizer = tokenizer(&golden.join(file["tokenizer"].as_str().unwrap()));
+        let folder = golden.join(file["tokenizer"].as_str().unwrap());
+        let tokenizer = tokenizer(&folder);
         for row in file["rows"].as_array().unwrap() {
             let (Some(expected), name) = (row.get("ids"), &row["conversation"]) else { continue };
             let conversation = conversations.iter().find(|it| it["name"] == *name).unwrap();
@@ -155,16 +166,15 @@ fn tokenizes_and_masks_like_transformers() {
             let tokens = tokenizer.encode(&rendered.text, Surrounding::None).unwrap();
             assert_eq!(json!(tokens.ids), *expected, "{} {name}", file["template"]);
             ids += 1;
-            if let Some(expected) = row.get("assistant_mask") {
-                let of = |it: &std::ops::Range<usize>| {
-                    let is_generated = rendered
-                        .generated
-                        .iter()
-                        .any(|span| it.start < span.end && span.start < it.end);
-                    if is_generated { '1' } else { '0' }
+            if let Some(expected) = row["assistant_mask"].as_str() {
+                let (messages, context) = case.inputs(conversation, &row["kwargs"]);
+                let sample = case.encoder(&folder).encode(&Row::Chat { messages, context });
+                // TRL refuses a conversation without a trained token.
+                let mask = |sample: EncodedRow| -> String {
+                    sample.trained.iter().map(|it| if *it { '1' } else { '0' }).collect()
                 };
-                let mask: String = tokens.ranges.iter().map(of).collect();
-                assert_eq!(mask, expected.as_str().unwrap(), "{} {name}", file["template"]);
+                let expected = Some(expected).filter(|it| it.contains('1')).map(str::to_owned);
+                assert_eq!(sample.map(mask).ok(), expected, "{} {name}", file["template"]);
                 masks += 1;
             }
         }

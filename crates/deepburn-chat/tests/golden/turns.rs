@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use deepburn_chat::{ChatError, Rendered, render_with_turns};
+use deepburn_chat::{ChatError, Rendered, Row, render_with_turns};
 use serde_json::{Value, json};
 
 use crate::chat::Case;
@@ -133,6 +133,36 @@ fn turns_equal_marked_templates() {
         }
     }
     assert_eq!(compared, 277);
+}
+
+/// TRL trains the same tokens of the models' own templates, whose marked versions it knows, where both print the same text.
+#[test]
+fn masks_of_known_templates_equal_marked_templates() {
+    let Some(golden) = golden() else { return };
+    let (mut same, mut other) = (0, 0);
+    for (name, marked, _) in PAIRS.iter().filter(|(name, marked, _)| name != marked) {
+        let [file, marked] =
+            [name, marked].map(|it| json(&golden.join(format!("sft/chat/{it}.json"))));
+        let conversations = lines(&golden.join("sft/data/conversations.jsonl"));
+        let case = Case::read(&golden, &file);
+        for row in marked["rows"].as_array().unwrap().iter().filter(|it| it["ids"].is_array()) {
+            let conversation =
+                conversations.iter().find(|it| it["name"] == row["conversation"]).unwrap();
+            let (messages, context) = case.inputs(conversation, &row["kwargs"]);
+            let encoder = case.encoder(&golden.join(marked["tokenizer"].as_str().unwrap()));
+            match encoder.encode(&Row::Chat { messages, context }) {
+                Ok(sample) if json!(sample.ids) == row["ids"] => {
+                    let mask: String =
+                        sample.trained.iter().map(|it| if *it { '1' } else { '0' }).collect();
+                    assert_eq!(mask, row["assistant_mask"], "{name} {}", row["conversation"]);
+                    same += 1;
+                }
+                _ => other += 1,
+            }
+        }
+    }
+    // The others have no answer, or reasoning that TRL's template of Qwen3 prints in all turns.
+    assert_eq!((same, other), (159, 28));
 }
 
 /// Templates for which TRL has no marks: each turn is the message and the end of the turn.

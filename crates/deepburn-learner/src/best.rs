@@ -95,6 +95,9 @@ pub struct LoopState {
     /// Whether the evaluation after the last step is still due, because the run
     /// was interrupted before it was complete.
     pub evaluation_pending: bool,
+    /// Whether the texts after the last evaluation are still due, because the
+    /// run was interrupted while the model generated them.
+    pub texts_pending: bool,
     /// Whether a checkpoint of the last step is due. It is saved again after
     /// the pending evaluation, because it had no metric before.
     pub save_pending: bool,
@@ -115,8 +118,8 @@ impl LoopState {
         match self.best.is_none_or(is_comparable) {
             true => self,
             false => {
-                let Self { evaluation_pending, save_pending, .. } = self;
-                Self { evaluation_pending, save_pending, ..Self::default() }
+                let Self { evaluation_pending, texts_pending, save_pending, .. } = self;
+                Self { evaluation_pending, texts_pending, save_pending, ..Self::default() }
             }
         }
     }

@@ -58,5 +58,5 @@ pub use loss_scale::{LossScaler, ScaleExhausted, ScalerState};
 pub use save::{HalfPrecision, SaveError};
 pub use saving::{CheckpointPlan, Interrupt, Outcome};
 pub use source::{BatchSource, EvaluationStream, NextStep, StepBatches, StepSize};
-pub use task::{Batch, ConfusionMatrix, Evaluation, Task};
+pub use task::{Batch, ConfusionMatrix, Evaluation, GeneratedTexts, Task};
 pub use train::{Hook, TrainPlan, train};

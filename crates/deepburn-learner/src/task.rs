@@ -49,8 +49,8 @@ pub trait Task<B: OptimizerOps, M: AutodiffModule<Training<B>>> {
 
     /// Returns texts that the model generates after an evaluation, for people
     /// to read. All ranks call it together, and a rank that computes an op
-    /// with parameters needs the others to compute it too. Returns what is
-    /// complete if a rank is interrupted.
+    /// with parameters needs the others to compute it too, and all ranks return
+    /// the same variant.
     ///
     /// # Errors
     ///
@@ -59,8 +59,8 @@ pub trait Task<B: OptimizerOps, M: AutodiffModule<Training<B>>> {
         &self,
         _engine: &Engine<B, M>,
         _interrupt: &Interrupt,
-    ) -> Result<Vec<GeneratedText>, BoxError> {
-        Ok(Vec::new())
+    ) -> Result<GeneratedTexts, BoxError> {
+        Ok(GeneratedTexts::All(Vec::new()))
     }
 
     /// Returns the rewards of the micro-batches since the last call, which the
@@ -69,6 +69,15 @@ pub trait Task<B: OptimizerOps, M: AutodiffModule<Training<B>>> {
     fn take_rewards(&self) -> Option<RewardSums> {
         None
     }
+}
+
+/// The texts that a model generated after an evaluation.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum GeneratedTexts {
+    /// The texts of all prompts.
+    All(Vec<GeneratedText>),
+    /// The texts that were complete when a rank was interrupted.
+    Part(Vec<GeneratedText>),
 }
 
 /// Sums over the targets of a batch.

@@ -42,7 +42,7 @@ use crate::interval::Interval;
 use crate::metrics::{EvalRow, StepRow};
 use crate::saving::{CheckpointPlan, Interrupt, Outcome, Saver};
 use crate::source::{BatchSource, EvaluationStream, NextStep, StepBatches, StepSize};
-use crate::task::{Batch, Task};
+use crate::task::{Batch, GeneratedTexts, Task};
 use crate::{BoxError, Cause, Engine, EngineError, TrainError};
 use step::{RankFlags, StepData, Totals, complete, train_step};
 
@@ -194,10 +194,11 @@ where
         let cause = EngineError::Order { call: "train", when }.into();
         return Err(TrainError { step: step + 1, cause });
     }
-    // If the previous run was interrupted during an evaluation, the evaluation
-    // is repeated first. The checkpoint that was saved at the interruption has
+    // If the previous run was interrupted during an evaluation, or while the
+    // model generated texts after it, this is repeated first. The checkpoint that was saved at the interruption has
     // no metric, so the step is saved again if it is due or the best so far.
-    let mut is_interrupted = plan.resumed.evaluation_pending
+    let LoopState { evaluation_pending, texts_pending, .. } = plan.resumed;
+    let mut is_interrupted = (evaluation_pending || texts_pending)
         && !run
             .evaluate_and_save(engine, task, source)
             .map_err(|cause| TrainError { step, cause })?;
@@ -341,8 +342,8 @@ impl TrainLoop<'_, '_> {
         Ok(!self.evaluate_and_save(engine, task, source)?)
     }
 
-    /// Runs the pending evaluation, if there is one, and saves the checkpoint
-    /// that is due. Returns false if a rank was interrupted.
+    /// Runs the pending evaluation, if there is one, generates the texts after
+    /// it, and saves the checkpoint that is due. Returns false if a rank was interrupted.
     ///
     /// If the evaluation after the last step cannot be read, all steps have
     /// been taken. The run then ends as finished, so that its model is not
@@ -363,7 +364,8 @@ impl TrainLoop<'_, '_> {
         T: Task<B, M>,
     {
         let position = source.position();
-        if self.state.evaluation_pending {
+        let is_evaluated = self.state.evaluation_pending;
+        if is_evaluated {
             match self.evaluate(engine, task, source)? {
                 Evaluated::Completed => {}
                 Evaluated::Interrupted => return Ok(false),
@@ -376,12 +378,14 @@ impl TrainLoop<'_, '_> {
                 }
             }
         }
-        // The last step is due whenever checkpoints are saved at all.
+        let is_complete = !self.state.texts_pending || self.generate(engine, task)?;
+        // The last step is due whenever checkpoints are saved at all. A run that
+        // resumes with texts alone has its checkpoint, with the metric.
         let saves = self.plan.checkpoints.as_ref().is_some_and(|it| it.save_steps.is_some());
-        let is_due =
-            std::mem::take(&mut self.state.save_pending) || (saves && self.is_over(engine));
+        let is_last = saves && is_evaluated && self.is_over(engine);
+        let is_due = std::mem::take(&mut self.state.save_pending) || is_last;
         self.saver.save_if_due(engine, is_due, position, self.state)?;
-        Ok(true)
+        Ok(is_complete)
     }
 
     /// Saves the last step, whose evaluation cannot be read, and records the
@@ -592,12 +596,42 @@ impl TrainLoop<'_, '_> {
             hook.after_evaluation(&measured.row, engine.global_samples())
                 .map_err(Cause::Outside)?;
         }
-        let texts = task.generate(engine, interrupt).map_err(Cause::Outside)?;
+        self.state.texts_pending = true;
+        Ok(Evaluated::Completed)
+    }
+
+    /// Generates the texts after an evaluation. Returns false if a rank was
+    /// interrupted. The checkpoint then has the flag, and the resumed run
+    /// generates all texts of the evaluation.
+    ///
+    /// # Errors
+    ///
+    /// Returns a failure of the task or a hook.
+    fn generate<B, M, T>(&mut self, engine: &Engine<B, M>, task: &T) -> Result<bool, Cause>
+    where
+        B: OptimizerOps,
+        M: AutodiffModule<Training<B>>,
+        T: Task<B, M>,
+    {
+        let generated = task.generate(engine, &self.plan.interrupt).map_err(Cause::Outside)?;
+        let resumes = self.plan.checkpoints.is_some();
+        if let (GeneratedTexts::Part(_), 0) = (&generated, engine.rank()) {
+            let when = if resumes { "when the run resumes" } else { "never" };
+            let step = engine.global_steps();
+            warn!(
+                "interrupted: texts after the evaluation of step {step} will be generated {when}"
+            );
+        }
+        let texts = match generated {
+            GeneratedTexts::Part(_) if resumes => return Ok(false),
+            GeneratedTexts::Part(texts) | GeneratedTexts::All(texts) => texts,
+        };
+        self.state.texts_pending = false;
         if !texts.is_empty() {
             let mut hooks = self.hooks.iter_mut();
             hooks.try_for_each(|hook| hook.after_generation(&texts)).map_err(Cause::Outside)?;
         }
-        Ok(Evaluated::Completed)
+        Ok(true)
     }
 
     /// Ends the run: completes the checkpoint in progress, loads the best model

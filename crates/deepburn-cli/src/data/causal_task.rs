@@ -20,7 +20,9 @@ use burn::tensor::backend::Backend;
 use burn::tensor::{ElementConversion, Tensor, TensorData};
 use deepburn::ops::{FusedOps, OptimizerOps};
 use deepburn::zero::{Training, Zero};
-use deepburn::{Answers, BoxError, Engine, Evaluation, GeneratedText, Interrupt, RewardSums, Task};
+use deepburn::{
+    Answers, BoxError, Engine, Evaluation, GeneratedTexts, Interrupt, RewardSums, Task,
+};
 use deepburn_config::{DpoPlan, Job, PreferenceLoss};
 use deepburn_datasets::{MicroBatch, PairBatch, RowDocuments};
 use deepburn_models::causal_lm::{CausalBatch, InputError, LanguageModel};
@@ -188,9 +190,11 @@ where
         &self,
         engine: &Engine<B, M>,
         interrupt: &Interrupt,
-    ) -> Result<Vec<GeneratedText>, BoxError> {
-        let sampler = self.sampler.as_ref();
-        sampler.map_or(Ok(Vec::new()), |sampler| sampler.generate(engine, interrupt))
+    ) -> Result<GeneratedTexts, BoxError> {
+        match &self.sampler {
+            Some(sampler) => sampler.generate(engine, interrupt),
+            None => Ok(GeneratedTexts::All(Vec::new())),
+        }
     }
 
     fn take_rewards(&self) -> Option<RewardSums> {

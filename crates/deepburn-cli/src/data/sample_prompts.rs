@@ -6,7 +6,7 @@ use burn::module::AutodiffModule;
 use deepburn::comm::CollectiveTag;
 use deepburn::ops::{FusedOps, OptimizerOps};
 use deepburn::zero::{Training, Zero};
-use deepburn::{BoxError, Engine, GeneratedText, Interrupt};
+use deepburn::{BoxError, Engine, GeneratedText, GeneratedTexts, Interrupt};
 use deepburn_config::{Job, SamplePlan, counted};
 use deepburn_datasets::Tokenizer;
 use deepburn_models::causal_lm::{GenerateOptions, LanguageModel};
@@ -123,7 +123,7 @@ impl TextSampler {
         Ok(Self { prompts, options, tokenizer: tokenizer.clone() })
     }
 
-    /// Continues each prompt. Returns the complete texts if a rank is interrupted.
+    /// Continues each prompt, until a rank is interrupted.
     ///
     /// # Errors
     /// Returns an error if a collective fails.
@@ -131,7 +131,7 @@ impl TextSampler {
         &self,
         engine: &Engine<B, M>,
         interrupt: &Interrupt,
-    ) -> Result<Vec<GeneratedText>, BoxError>
+    ) -> Result<GeneratedTexts, BoxError>
     where
         B: FusedOps + OptimizerOps,
         M: AutodiffModule<Training<B>, InnerModule: LanguageModel<Zero<B>>>,
@@ -140,10 +140,7 @@ impl TextSampler {
         for prompt in &self.prompts {
             let found =
                 engine.evaluate(|model| self.continued(engine, model, prompt, interrupt))??;
-            let Some(text) = found else {
-                self.warn_of_missing(engine, texts.len());
-                break;
-            };
+            let Some(text) = found else { return Ok(GeneratedTexts::Part(texts)) };
             texts.push(GeneratedText {
                 step: engine.global_steps(),
                 prompt: prompt.text.clone(),
@@ -151,20 +148,7 @@ impl TextSampler {
                 expected: prompt.expected.clone(),
             });
         }
-        Ok(texts)
-    }
-
-    /// Warns on rank 0 that an interruption left prompts without a text. A run that resumes does not evaluate again.
-    fn warn_of_missing<B, M>(&self, engine: &Engine<B, M>, done: usize)
-    where
-        B: FusedOps + OptimizerOps,
-        M: AutodiffModule<Training<B>>,
-    {
-        if engine.rank() == 0 {
-            let (missing, step) = (self.prompts.len() - done, engine.global_steps());
-            let missing = counted(missing, "text");
-            tracing::warn!("interrupted: {missing} after step {step} will not be generated");
-        }
+        Ok(GeneratedTexts::All(texts))
     }
 
     /// Returns the text that follows a prompt; `None` if a rank was interrupted.

@@ -107,9 +107,9 @@ pub(super) fn hooks(
         return Ok(RankHooks { hooks, metrics: None, wandb: None });
     }
     let metrics = output.join("metrics.jsonl");
-    let writer = match origin {
-        Some(Origin::Own(checkpoint)) => MetricsWriter::resume(&metrics, checkpoint.run().step)?,
-        _ => MetricsWriter::create(&metrics)?,
+    let writer = match own_step(origin.as_ref()) {
+        Some(step) => MetricsWriter::resume(&metrics, step)?,
+        None => MetricsWriter::create(&metrics)?,
     };
     let job_text = serde_json::to_string_pretty(&preparation.record)
         .map_err(|error| format!("job.json: {error}"))?;
@@ -118,7 +118,8 @@ pub(super) fn hooks(
     let (metrics, disk) = (Some(writer.clone()), FullDisk::default());
     hooks.push(Box::new(MetricsHook { writer, job_file, disk }));
     if let Some(writer) = generated_writer(run)? {
-        hooks.push(Box::new(GeneratedHook { writer, disk: FullDisk::default() }));
+        let (path, resumed) = (output.join(GENERATED), own_step(origin.as_ref()));
+        hooks.push(Box::new(GeneratedHook { writer, path, resumed, disk: FullDisk::default() }));
     }
     let under = |folder: &MonitorFolder| folder.under(output);
     let monitors = Monitors::create(&MonitorFolders {
@@ -146,6 +147,14 @@ pub(super) fn hooks(
     Ok(RankHooks { hooks, metrics, wandb })
 }
 
+/// Returns the step after which a run resumes from its own checkpoint.
+fn own_step(origin: Option<&Origin>) -> Option<u64> {
+    match origin {
+        Some(Origin::Own(checkpoint)) => Some(checkpoint.run().step),
+        _ => None,
+    }
+}
+
 /// Returns the writer of `generated.jsonl`, if the job generates texts. The file of an earlier run is removed. A run that
 /// resumes continues its file like `metrics.jsonl`.
 ///
@@ -155,9 +164,9 @@ fn generated_writer(run: &PreparedRun) -> Result<Option<GeneratedWriter>, BoxErr
     let PreparedRun { preparation, origin, .. } = run;
     let path = preparation.job.training.output_dir.join(GENERATED);
     let is_wanted = preparation.job.training.samples.is_some();
-    Ok(match origin {
-        Some(Origin::Own(checkpoint)) if is_wanted || path.exists() => {
-            let writer = GeneratedWriter::resume(&path, checkpoint.run().step)?;
+    Ok(match own_step(origin.as_ref()) {
+        Some(step) if is_wanted || path.exists() => {
+            let writer = GeneratedWriter::resume(&path, step)?;
             is_wanted.then_some(writer)
         }
         _ if is_wanted => Some(GeneratedWriter::create(&path)?),
@@ -276,6 +285,11 @@ impl Hook for MetricsHook {
 struct GeneratedHook {
     /// Writes the texts, and keeps those that could not be written.
     writer: GeneratedWriter,
+    /// The file.
+    path: PathBuf,
+    /// The step after which the run resumed. Its texts are generated again if the run was interrupted before they were
+    /// complete, perhaps several times.
+    resumed: Option<u64>,
     /// State of the warning.
     disk: FullDisk,
 }
@@ -284,6 +298,10 @@ impl Hook for GeneratedHook {
     fn after_generation(&mut self, texts: &[GeneratedText]) -> Result<(), BoxError> {
         // The hook of metrics warns if the folder was removed.
         self.writer.restore_if_removed()?;
+        let step = texts.first().map(|text| text.step);
+        if let Some(step) = self.resumed.take_if(|resumed| step == Some(*resumed)) {
+            self.writer = GeneratedWriter::resume(&self.path, step.saturating_sub(1))?;
+        }
         for text in texts {
             let written = self.writer.write(text.clone());
             let consequence = "training continues, and generated texts wait until there is room";

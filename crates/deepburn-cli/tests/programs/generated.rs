@@ -1,13 +1,19 @@
 //! Tests of the texts that the model generates after evaluations, and of what evaluations say about tokens.
 
 use std::fs;
+#[cfg(unix)]
+use std::io::{BufRead, BufReader};
 use std::path::Path;
+#[cfg(unix)]
+use std::process::{Command, Stdio};
 
 use serde_json::{Value, json};
 
 use crate::chat::{golden, read};
 use crate::job::{Job, STAGES, Trained};
 use crate::program::deepburn;
+#[cfg(unix)]
+use crate::program::finetune_command;
 use crate::resume::{assert_same, resume};
 
 /// Returns a job on conversations: 6 steps of two, and evaluations on four others.
@@ -289,4 +295,63 @@ fn turn_tokens_that_nothing_learns_are_named() {
     assert!(said.contains(&warning) && said.contains("<|im_end|>"), "{said}");
     let said = run(json!({"r": 2, "trainable_token_indices": [end]}));
     assert!(!said.contains("not learned by the base model"), "{said}");
+}
+
+/// The signal comes while the first evaluation generates the first of many texts, and again when the run resumes.
+#[cfg(unix)]
+#[test]
+fn texts_of_an_interrupted_evaluation_are_generated_when_the_run_resumes() {
+    let Some(golden) = golden() else { return };
+    let job = || {
+        let prompts: Vec<_> = (0..100).map(|line| format!("Line {line}?")).collect();
+        with_texts(job_on_chats(&golden))
+            .with("training.sample_prompts", prompts)
+            .with("training.save_steps", 2)
+            .with("training.load_best_model_at_end", true)
+            .with("deepspeed.train_micro_batch_size_per_gpu", 1)
+            .sharded(3, 2)
+    };
+    let whole = job();
+    whole.run().succeeded();
+    // An evaluation without a checkpoint of its own, and the last one.
+    for step in [3, 6] {
+        let parts = job();
+        fs::write(parts.folder().join("job.json"), parts.json().to_string()).unwrap();
+        for more in [&[][..], &["--resume"]] {
+            let printed = stopped_while_generating(&parts, step, more);
+            assert!(printed.contains("will be generated when the run resumes"), "{printed}");
+        }
+        resume(&parts, &[]).succeeded();
+        assert_eq!(generated(&parts), generated(&whole), "step {step}");
+        let report = fs::read_to_string(parts.folder().join("output/report.html")).unwrap();
+        assert_eq!(report.matches("Generated text 100").count(), 1);
+        let [parts, whole] =
+            [&parts, &whole].map(|job| Trained::read(&job.folder().join("output")));
+        assert_same(&parts, &whole, "with interruptions");
+    }
+}
+
+/// Runs a job until it has evaluated the model of `step`, and sends a signal while it generates texts. Returns what the
+/// program printed.
+#[cfg(unix)]
+fn stopped_while_generating(job: &Job, step: u64, more: &[&str]) -> String {
+    let mut command = finetune_command(job.folder(), &[&["--config", "job.json"], more].concat());
+    let mut running = command.stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+    let mut lines = BufReader::new(running.stderr.take().unwrap()).lines();
+    // A run that resumes generates the texts first. The others print the loss of the evaluation before them.
+    let begin = if more.is_empty() {
+        format!("step {step}: eval loss")
+    } else {
+        "resuming from".to_owned()
+    };
+    let is_begin = |line: &String| line.contains(&begin);
+    let mut printed: Vec<String> = Vec::new();
+    while !printed.last().is_some_and(is_begin) {
+        printed.push(lines.next().expect("it ended before its texts").unwrap());
+    }
+    let number = running.id().to_string();
+    assert!(Command::new("kill").args(["-s", "TERM", &number]).status().unwrap().success());
+    printed.extend(lines.map(Result::unwrap));
+    assert_eq!(running.wait().unwrap().code(), Some(143), "{printed:?}");
+    printed.join("\n")
 }

@@ -205,7 +205,7 @@ impl SubjectInfo for Causal {
         self.data.evaluation_fingerprint()
     }
 
-    /// Returns an error, because packed sequences have one length and dynamic batching has no effect on them.
+    /// Returns an error that says how many tokens a micro-batch has instead.
     ///
     /// # Errors
     /// Always returns a user's mistake.
@@ -214,10 +214,18 @@ impl SubjectInfo for Causal {
         _shape: StepShape,
         _dynamic: &DynamicBatchingPlan,
     ) -> Result<BudgetSampler, Failure> {
-        Err(Failure::mistake(
+        let instead = match self.data {
+            CausalData::Stream(_) => "the text is joined into sequences of one length",
+            CausalData::Samples(_) => {
+                "data.packing joins samples into sequences of data.sequence_length tokens, so that each micro-batch has as \
+                 many"
+            }
+            CausalData::Pairs(_) => "a micro-batch has train_micro_batch_size_per_gpu pairs",
+        };
+        Err(Failure::mistake(format!(
             "deepspeed.data_efficiency.data_sampling.dynamic_batching.enabled: supported only for data of kind \
-             \"classification\"; other kinds are packed into sequences of one length; set it to false",
-        ))
+             \"classification\"; set it to false: {instead}"
+        )))
     }
 }
 

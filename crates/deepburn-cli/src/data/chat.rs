@@ -552,7 +552,7 @@ fn check_batches(job: &Job) -> Result<(), Failure> {
         true => Ok(()),
         false => Err(Failure::mistake(format!(
             "training.batch_size_schedule: is not supported for data of kind \"{}\", whose epochs end with a step; remove \
-             it",
+             it, and set the batch size of all steps with gradient_accumulation_steps",
             job.data.kind.name()
         ))),
     }

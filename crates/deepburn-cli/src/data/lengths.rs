@@ -35,7 +35,8 @@ pub(crate) fn check_curriculum(job: &Job, plan: &Plan, min_tokens: usize) -> Res
     if job.data.kind.samples().is_some() {
         return Err(Failure::mistake(format!(
             "deepspeed.curriculum_learning.enabled: is not supported for data of kind \"{}\": it would cut off the \
-             answers, which are at the end of samples; set it to false",
+             answers, which are at the end of samples; set it to false, and for an order by length, sort the file and set \
+             data.shuffle to false",
             job.data.kind.name()
         )));
     }

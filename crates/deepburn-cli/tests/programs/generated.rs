@@ -182,6 +182,31 @@ fn prompts_that_cannot_be_continued_are_refused() {
     job.run().failed(2, &["training.sample_rows", "no sample of the eval split has a prompt"]);
 }
 
+#[test]
+fn schedules_of_batches_and_lengths_say_what_chats_have_instead() {
+    let Some(golden) = golden() else { return };
+    let dynamic = json!({"enabled": true, "max_tokens": 1024});
+    let curriculum = json!({
+        "enabled": true, "min_difficulty": 8, "max_difficulty": 64, "schedule_type": "fixed_linear",
+        "schedule_config": {"total_curriculum_step": 5, "difficulty_step": 8},
+    });
+    for (key, value, parts) in [
+        (
+            "deepspeed.data_efficiency",
+            json!({"enabled": true, "data_sampling": {"enabled": true, "dynamic_batching": dynamic}}),
+            ["dynamic_batching.enabled", "data.packing"],
+        ),
+        ("deepspeed.curriculum_learning", curriculum, ["cut off the answers", "data.shuffle"]),
+        (
+            "training.batch_size_schedule",
+            json!({"from_step": [3], "train_batch_size": [4]}),
+            ["training.batch_size_schedule", "gradient_accumulation_steps"],
+        ),
+    ] {
+        job_on_chats(&golden).with(key, value).run().failed(2, &parts);
+    }
+}
+
 /// TRL logs the accuracy of a batch before its update. The sixth batch has the last two conversations, the tenth has the
 /// seventh and the eighth.
 #[test]

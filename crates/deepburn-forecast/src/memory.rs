@@ -10,13 +10,16 @@ pub struct Peaks {
     /// The peak of all categories together. They peak at different times, so it may be less than
     /// their sum.
     pub total: u64,
+    /// The peak of all categories together except gathered parameters, which rank threads share.
+    pub ungathered: u64,
 }
 
 impl Peaks {
     /// Returns the peaks of `tier` since the last reset.
     fn of_tier(ledger: &Ledger, tier: Tier) -> Self {
         let categories = Category::ALL.map(|category| ledger.usage_on(tier, category).peak as u64);
-        Self { categories, total: ledger.total_on(tier).peak as u64 }
+        let total = ledger.total_on(tier).peak as u64;
+        Self { categories, total, ungathered: ledger.ungathered_on(tier).peak as u64 }
     }
 
     /// Returns the peak of one category.

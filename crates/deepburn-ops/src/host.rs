@@ -3,7 +3,7 @@
 //! If the device of a backend is the host, neither direction copies, unless the
 //! tensor is shared.
 
-use burn_backend::{Backend, TensorData, read_sync};
+use burn_backend::{AllocationProperty, Backend, TensorData, TensorMetadata, read_sync};
 use bytes::Bytes;
 
 /// Returns the elements of `tensor` as f32, in flat order. f16 and bf16 are
@@ -28,6 +28,25 @@ pub fn read_float<B: Backend>(tensor: B::FloatTensorPrimitive) -> TensorData {
     match read_sync(B::float_into_data(tensor)) {
         Ok(data) => data,
         Err(error) => panic!("reading a tensor from its device failed: {error:?}"),
+    }
+}
+
+/// Returns the data of `tensor` in its own type, for reading. Waits for the
+/// device.
+///
+/// Unlike [`read_float`], it does not copy a contiguous flex tensor that is
+/// shared. Writing to the data copies it.
+///
+/// # Panics
+///
+/// Panics if the device fails.
+pub fn view_float<B: Backend>(tensor: B::FloatTensorPrimitive) -> TensorData {
+    match host_bytes(&tensor) {
+        Some(bytes) => {
+            let bytes = burn_backend::Bytes::from_shared(bytes, AllocationProperty::Native);
+            TensorData::from_bytes(bytes, tensor.shape(), tensor.dtype())
+        }
+        None => read_float::<B>(tensor),
     }
 }
 

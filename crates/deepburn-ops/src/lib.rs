@@ -70,7 +70,7 @@ pub use gated::{GateFunction, GatedGradients, GatedOps, gated, gated_joint};
 pub use gelu::{GeluOps, gelu_tanh};
 pub use host::{
     float_bytes, float_from_host, float_into_host, int_from_host, int_into_host, read_float,
-    shared_bytes,
+    shared_bytes, view_float,
 };
 pub use host_read::read_to_host;
 pub use layout::LayoutOps;

@@ -125,6 +125,16 @@ struct TierCounters {
     categories: [Counter; 6],
     /// The total of all categories, with a separate peak.
     total: Counter,
+    /// The total without [`Category::Gathered`], with a separate peak.
+    ungathered: Counter,
+}
+
+impl TierCounters {
+    /// Returns the totals that include a category.
+    fn totals(&self, category: Category) -> impl Iterator<Item = &Counter> {
+        let ungathered = (category != Category::Gathered).then_some(&self.ungathered);
+        [&self.total].into_iter().chain(ungathered)
+    }
 }
 
 impl Ledger {
@@ -147,7 +157,7 @@ impl Ledger {
     /// Counts `bytes` on `tier` in `category` until the lease is dropped.
     pub fn hold_on(&self, tier: Tier, category: Category, bytes: usize) -> Lease {
         self.counter(tier, category).add(bytes);
-        self.counters[tier as usize].total.add(bytes);
+        self.counters[tier as usize].totals(category).for_each(|total| total.add(bytes));
         Lease { ledger: self.clone(), tier, category, bytes }
     }
 
@@ -168,6 +178,13 @@ impl Ledger {
         self.counters[tier as usize].total.usage()
     }
 
+    /// Returns the total memory of all categories on `tier` except gathered
+    /// parameters. Rank threads share gathered parameters, so the peak of a
+    /// process depends on the peak of everything else.
+    pub fn ungathered_on(&self, tier: Tier) -> Usage {
+        self.counters[tier as usize].ungathered.usage()
+    }
+
     /// Returns the counter of a category on a tier.
     fn counter(&self, tier: Tier, category: Category) -> &Counter {
         &self.counters[tier as usize].categories[category as usize]
@@ -175,8 +192,8 @@ impl Ledger {
 
     /// Resets every peak to the current value.
     pub fn reset_peaks(&self) {
-        for TierCounters { categories, total } in self.counters.iter() {
-            for counter in categories.iter().chain([total]) {
+        for TierCounters { categories, total, ungathered } in self.counters.iter() {
+            for counter in categories.iter().chain([total, ungathered]) {
                 counter.peak.store(counter.current.load(Relaxed), Relaxed);
             }
         }
@@ -196,7 +213,8 @@ pub struct Lease {
 impl Drop for Lease {
     fn drop(&mut self) {
         self.ledger.counter(self.tier, self.category).remove(self.bytes);
-        self.ledger.counters[self.tier as usize].total.remove(self.bytes);
+        let tier = &self.ledger.counters[self.tier as usize];
+        tier.totals(self.category).for_each(|total| total.remove(self.bytes));
     }
 }
 
@@ -228,5 +246,14 @@ mod tests {
         assert_eq!(ledger.total_on(Tier::Disk), Usage { current: 5, peak: 5 });
         ledger.reset_peaks();
         assert_eq!(ledger.total_on(Tier::Device).peak, 70);
+    }
+
+    #[test]
+    fn everything_but_gathered_parameters_has_a_peak_of_its_own() {
+        let ledger = Ledger::new();
+        drop((ledger.hold(Category::Activations, 10), ledger.hold(Category::Gathered, 100)));
+        drop((ledger.hold(Category::Activations, 20), ledger.hold(Category::Gathered, 50)));
+        assert_eq!(ledger.total_on(Tier::Device), Usage { current: 0, peak: 110 });
+        assert_eq!(ledger.ungathered_on(Tier::Device), Usage { current: 0, peak: 20 });
     }
 }

@@ -57,7 +57,7 @@ use deepburn_config::{
     Stage, ZeroPlan,
 };
 use deepburn_nvme::IoStatistics;
-use deepburn_ops::{OptimizerOps, read_float};
+use deepburn_ops::{OptimizerOps, view_float};
 
 use crate::decorator::Training;
 use crate::error::ZeroError;
@@ -440,7 +440,7 @@ impl<B: OptimizerOps> ModelStates<B> {
             }
             _ => parameter.read(),
         };
-        Ok(read_float::<B>(whole))
+        Ok(view_float::<B>(whole))
     }
 
     /// Returns the complete values of parameter `index` in f32: its masters if
@@ -462,7 +462,7 @@ impl<B: OptimizerOps> ModelStates<B> {
             true => self.gathered("masters", parameter, master)?,
             false => master,
         };
-        Ok(read_float::<B>(B::float_reshape(flat, parameter.shape().clone())))
+        Ok(view_float::<B>(B::float_reshape(flat, parameter.shape().clone())))
     }
 
     /// Returns the complete accumulated gradient of the parameter at `path`;
@@ -491,7 +491,7 @@ impl<B: OptimizerOps> ModelStates<B> {
         };
         // The type does not depend on the number of micro-batches.
         let flat = B::cast(flat, self.types.accumulation);
-        Ok(Some(read_float::<B>(B::float_reshape(flat, parameter.shape().clone()))))
+        Ok(Some(view_float::<B>(B::float_reshape(flat, parameter.shape().clone()))))
     }
 
     /// Gathers the shards of an array that is partitioned like `parameter`, and

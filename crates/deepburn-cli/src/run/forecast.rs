@@ -27,8 +27,8 @@ mod tests;
 
 use deepburn::zero::Category;
 use deepburn::zero::ParameterSize;
-use deepburn::{Forecast, ForecastError, MemoryPeaks, Ranks};
-use deepburn_config::{Plan, Stage, ZeroPlan, counted};
+use deepburn::{Forecast, ForecastError, MemoryPeaks, Peaks, Ranks};
+use deepburn_config::{Backend, Plan, Precision, PrecisionPlan, Stage, ZeroPlan, counted};
 use deepburn_models::BatchShape;
 use serde_json::{Value, json};
 
@@ -46,12 +46,36 @@ struct HostForecast {
     stage: Stage,
     /// The peaks of one rank as the ledger counts them.
     rank: MemoryPeaks,
-    /// The bytes of the largest parameter in f32.
+    /// The number of elements of the largest parameter.
     largest: u64,
-    /// The bytes of the largest gradient in f32. A frozen parameter has none.
+    /// The number of elements of the largest gradient. A frozen parameter has none.
     largest_gradient: u64,
+    /// The types of parameters and gradients.
+    precision: PrecisionPlan,
     /// The ranks of this host.
     local: LocalRanks,
+}
+
+/// The tensors of a rank whose memory is summed over ranks.
+#[derive(Debug, Clone, Copy)]
+enum Tensors {
+    /// Parameters, gradients and optimizer states.
+    ModelStates,
+    /// Activations and their gradients.
+    Activations,
+    /// All tensors.
+    All,
+}
+
+impl Tensors {
+    /// Returns the peak of these tensors on the device of one rank, in bytes.
+    fn of(self, device: &Peaks) -> u64 {
+        match self {
+            Self::ModelStates => device.model_states(),
+            Self::Activations => device.of(Category::Activations),
+            Self::All => device.total,
+        }
+    }
 }
 
 /// The ranks of this host.
@@ -61,8 +85,8 @@ struct LocalRanks {
     count: u64,
     /// Whether the ranks are threads of one process. Otherwise each rank is a process.
     are_threads: bool,
-    /// Whether the device of the ranks is the CPU, so that their tensors are in host memory.
-    on_host: bool,
+    /// The backend of the ranks. It determines whether tensors are in host memory.
+    backend: Backend,
 }
 
 /// Forecasts training with a plan and micro-batches of a shape.
@@ -95,54 +119,108 @@ impl TrainedModel<'_> {
         plan.activations.recompute = change.policy.unwrap_or(plan.activations.recompute);
         let sequences = change.sequences.unwrap_or(self.batch.sequences);
         let batch = BatchShape { sequences, ..self.batch };
-        Ok(self.host_forecast(&(self.run)(&plan, batch)?, zero.stage, local))
+        Ok(self.host_forecast(&(self.run)(&plan, batch)?, &plan, local))
     }
 
-    /// Returns the memory of the ranks of a host with this forecast of a rank.
-    fn host_forecast(&self, forecast: &Forecast, stage: Stage, local: LocalRanks) -> HostForecast {
-        let bytes = |size: &ParameterSize| size.numel.saturating_mul(size_of::<f32>() as u64);
-        let largest = self.sizes.iter().map(bytes).max().unwrap_or(0);
+    /// Returns the memory of the ranks of a host with this forecast of a rank with `plan`.
+    fn host_forecast(&self, forecast: &Forecast, plan: &Plan, local: LocalRanks) -> HostForecast {
         let trained = self.sizes.iter().filter(|size| size.is_trainable());
-        let largest_gradient = trained.map(bytes).max().unwrap_or(0);
-        HostForecast { stage, rank: forecast.step, largest, largest_gradient, local }
+        HostForecast {
+            stage: plan.zero.stage,
+            rank: forecast.step,
+            largest: self.sizes.iter().map(|size| size.numel).max().unwrap_or(0),
+            largest_gradient: trained.map(|size| size.numel).max().unwrap_or(0),
+            precision: plan.precision,
+            local,
+        }
     }
 }
 
 impl HostForecast {
-    /// Returns the bytes of tensors on this host if each rank holds `of_rank` bytes.
+    /// Returns the bytes of `tensors` on this host.
     ///
-    /// Rank threads share the result of an all-gather, which is a single array. At stages 1 and 2 these are the updated
-    /// parameters, and at stage 3 the parameters that stay gathered until backward. Shared bytes are counted once.
-    /// Processes share no tensors.
-    fn tensors(&self, of_rank: u64) -> u64 {
-        let Self { stage, rank, largest, local, .. } = self;
-        // The largest parameter is usually an embedding table. Backward does not read it, so it does not stay gathered.
-        let shared = match stage {
-            Stage::OptimizerStates | Stage::Gradients if local.are_threads => {
-                rank.device.of(Category::Parameters)
+    /// Rank threads share the initial parameters in f32, and the result of an all-gather, which is a single array. At
+    /// stages 1 and 2 these are the updated parameters, and at stage 3 the gathered parameters. Shared bytes are counted
+    /// once. Processes share no tensors.
+    fn device_memory(&self, tensors: Tensors) -> u64 {
+        let Self { stage, rank: MemoryPeaks { device, .. }, local, .. } = self;
+        let of_rank = tensors.of(device);
+        let unshared = of_rank.saturating_mul(local.count);
+        if !local.are_threads {
+            return unshared;
+        }
+        let parameters = device.of(Category::Parameters);
+        match (stage, tensors) {
+            (_, Tensors::Activations) => unshared,
+            // Each rank rounds the initial parameters to 16 bits, so they are shared only after the first step.
+            (Stage::OptimizerStates | Stage::Gradients, _)
+                if self.precision.compute == Precision::Fp32 =>
+            {
+                // The first rank counts the shared bytes, and each of the other ranks adds only its own bytes.
+                let others = local.count.saturating_sub(1);
+                of_rank.saturating_add(of_rank.saturating_sub(parameters).saturating_mul(others))
             }
-            Stage::Parameters if local.are_threads => {
-                let gathered = rank.device.of(Category::Gathered).saturating_sub(*largest);
-                gathered.min(of_rank.saturating_sub(rank.device.model_states()))
+            (Stage::Parameters, Tensors::All) => {
+                // With flex, the shards of all ranks are adjacent in memory, and a gathered array is a view of them. Only
+                // offloaded shards are gathered into memory of their own.
+                let is_view = local.backend == Backend::Flex;
+                let shards = if is_view { parameters.saturating_mul(local.count) } else { 0 };
+                let copied = device.of(Category::Gathered).saturating_sub(shards);
+                let shared = device.ungathered.saturating_mul(local.count).saturating_add(copied);
+                shared.min(unshared)
             }
-            _ => 0,
-        };
-        // The first rank counts the shared bytes, and each of the other ranks adds only its own bytes.
-        let others = local.count.saturating_sub(1);
-        of_rank.saturating_add(of_rank.saturating_sub(shared).saturating_mul(others))
+            _ => unshared,
+        }
     }
 
-    /// Returns the bytes of host memory if each rank holds `of_rank` bytes of tensors.
+    /// Returns the bytes of `tensors` in host memory.
     ///
     /// If the device is not the CPU, only offloaded tensors are counted.
-    fn host_memory(&self, of_rank: u64) -> u64 {
-        let tensors = if self.local.on_host { self.tensors(of_rank) } else { 0 };
-        tensors.saturating_add(self.rank.host.total.saturating_mul(self.local.count))
+    fn host_memory(&self, tensors: Tensors) -> u64 {
+        let device = if self.local.backend.is_host() { self.device_memory(tensors) } else { 0 };
+        device.saturating_add(self.rank.host.total.saturating_mul(self.local.count))
+    }
+
+    /// Returns the bytes of the largest parameter while it is sharded: its initial value and its shards in f32, and in 16
+    /// bits if the ranks compute in them.
+    fn initial(&self) -> u64 {
+        let f32s = 2 * Precision::Fp32.bytes();
+        let compute = self.precision.compute;
+        let rounded = if compute == Precision::Fp32 { 0 } else { compute.bytes() };
+        self.largest.saturating_mul((f32s + rounded) as u64)
+    }
+
+    /// Returns the bytes of the largest parameter's masters, which are read from NVMe when the model is saved; 0 if there
+    /// are none.
+    fn masters_read(&self) -> u64 {
+        let is_rounded = self.precision.compute != Precision::Fp32;
+        let is_on_disk = self.rank.disk.of(Category::Optimizer) > 0;
+        let count = if is_rounded && is_on_disk { self.largest } else { 0 };
+        count.saturating_mul(Precision::Fp32.bytes() as u64)
+    }
+
+    /// Returns the bytes of copies of the largest gradient in a process of `ranks` ranks. The ledger counts a result of
+    /// an op or a reduction when its operand is already freed.
+    ///
+    /// - In 16 bits, the gradient of a language model's head is computed in f32. Each rank rounds it when backward begins.
+    /// - When it is reduced, the ranks have the gradients that they sent, and the result. From stage 2 on, each rank has a
+    ///   shard of the result. Before, each rank has a copy, which is made of the shards.
+    fn gradient_copies(&self, ranks: u64) -> u64 {
+        let copies = match self.stage {
+            Stage::Gradients | Stage::Parameters => 1,
+            _ if ranks == 1 => 1,
+            _ => ranks.saturating_add(1),
+        };
+        let of = |count: u64, precision: Precision| count.saturating_mul(precision.bytes() as u64);
+        let reduced = of(copies, self.precision.communication);
+        let compute = self.precision.compute;
+        let rounded = if compute == Precision::Fp32 { 0 } else { of(ranks, compute) };
+        self.largest_gradient.saturating_mul(reduced.max(rounded))
     }
 
     /// Returns the bytes to compare with `limit`: the bytes of all ranks of this host, or of one process.
-    fn compared(&self, limit: &MemoryLimit, of_rank: u64) -> u64 {
-        let bytes = self.host_memory(of_rank);
+    fn compared(&self, limit: &MemoryLimit, tensors: Tensors) -> u64 {
+        let bytes = self.host_memory(tensors);
         let is_share = limit.of_process && !self.local.are_threads;
         if is_share { bytes.div_ceil(self.local.count.max(1)) } else { bytes }
     }
@@ -151,23 +229,23 @@ impl HostForecast {
     ///
     /// Limits apply to host memory, so tensors in the memory of a GPU are not counted.
     fn exceeds(&self, limit: &MemoryLimit) -> bool {
-        self.compared(limit, self.rank.device.total) > limit.bytes
+        self.compared(limit, Tensors::All) > limit.bytes
     }
 
     /// Returns the forecast of each tier in one line.
     fn line(&self, resident: &Resident) -> String {
         let Self { rank, local, .. } = self;
         let of = |category| readable(rank.device.of(category));
-        let device = if local.on_host { "host memory" } else { "device memory" };
+        let device = if local.backend.is_host() { "host memory" } else { "device memory" };
         let mut line = format!(
             "memory forecast, {} on this host: {device} {} of model states (parameters {}, gradients {}, \
              optimizer {} per rank), {} with buffers and activations ({} per rank)",
             counted(local.count as usize, "rank"),
-            readable(self.tensors(rank.device.model_states())),
+            readable(self.device_memory(Tensors::ModelStates)),
             of(Category::Parameters),
             of(Category::Gradients),
             of(Category::Optimizer),
-            readable(self.tensors(rank.device.total)),
+            readable(self.device_memory(Tensors::All)),
             of(Category::Activations),
         );
         for (tier, bytes) in
@@ -189,8 +267,7 @@ fn trained<'a>(preparation: &'a Preparation, ranks: &Ranks) -> (TrainedModel<'a>
         None => (training.ranks, true),
         Some(placement) => (placement.local_size, false),
     };
-    let local =
-        LocalRanks { count: count as u64, are_threads, on_host: training.backend.is_host() };
+    let local = LocalRanks { count: count as u64, are_threads, backend: training.backend };
     let Preparation { subject, plan, .. } = preparation;
     let model = TrainedModel {
         sizes: preparation.sizes.clone(),
@@ -282,8 +359,7 @@ impl RunForecast {
         // If several limits are exceeded, the lowest one is reported. The suggested change satisfies all of them.
         let exceeded = limits.iter().filter(|limit| forecast.exceeds(limit));
         if let Some(limit) = exceeded.min_by_key(|limit| limit.bytes) {
-            let states = forecast.rank.device.model_states();
-            let states_fit = forecast.compared(limit, states) <= limit.bytes;
+            let states_fit = forecast.compared(limit, Tensors::ModelStates) <= limit.bytes;
             let remedy = remedy(model.plan, model.batch.sequences, states_fit, fits);
             return Err(refusal(forecast, limit, remedy));
         }
@@ -319,14 +395,13 @@ fn refusal(forecast: &HostForecast, limit: &MemoryLimit, remedy: Option<String>)
         true => "a process".to_owned(),
         false => format!("{} on this host", counted(forecast.local.count as usize, "rank")),
     };
-    let states = forecast.compared(limit, forecast.rank.device.model_states());
-    let all = forecast.compared(limit, forecast.rank.device.total);
+    let states = forecast.compared(limit, Tensors::ModelStates);
+    let all = forecast.compared(limit, Tensors::All);
     // The key is the one of sharding if the model states do not fit, or else the micro-batch size.
     let (key, needed) = if states > limit.bytes {
         ("zero_optimization", format!("the model states of {place} need {}", readable(states)))
     } else {
-        let activations = forecast.rank.device.of(Category::Activations);
-        let activations = forecast.compared(limit, activations);
+        let activations = forecast.compared(limit, Tensors::Activations);
         let needed = format!(
             "the model states and activations of {place} ({} of activations) need {}",
             readable(activations),

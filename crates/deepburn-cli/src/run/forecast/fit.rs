@@ -42,9 +42,9 @@ impl HostLimits {
         length: u64,
         forecast: &Forecast,
     ) -> (Memory, Option<Shortage>) {
-        let on_host = preparation.job.training.backend.is_host();
         let count = plan.batch.world_size as u64;
-        let local = LocalRanks { count, are_threads: true, on_host };
+        let backend = preparation.job.training.backend;
+        let local = LocalRanks { count, are_threads: true, backend };
         let sequences = plan.batch.micro_batch_size as u64;
         let model = TrainedModel {
             sizes: preparation.sizes.clone(),
@@ -52,7 +52,7 @@ impl HostLimits {
             batch: BatchShape { sequences, length },
             plan,
         };
-        let host = model.host_forecast(forecast, plan.zero.stage, local);
+        let host = model.host_forecast(forecast, plan, local);
         let resident = Resident::new(&host, preparation, &model);
         let memory = Memory { resident: Some(resident.total()), ..memory_of(&forecast.step) };
         let shortages = [self.host(&host, &resident), self.of_device(&host), self.of_disk(&host)];
@@ -80,7 +80,7 @@ impl HostLimits {
     /// Compares the memory of a device with its limit.
     fn of_device(&self, host: &HostForecast) -> Option<Shortage> {
         let (needed, limit) = (host.rank.device.total, self.device?);
-        (needed > limit && !host.local.on_host).then(|| Shortage {
+        (needed > limit && !host.local.backend.is_host()).then(|| Shortage {
             reason: format!(
                 "device memory: {} of {} (--memory)",
                 readable(needed),

@@ -61,7 +61,7 @@ fn with_forecast<T>(
         batch: BatchShape { sequences, length: 1 },
         plan: &plan,
     };
-    let local = LocalRanks { count: ranks, are_threads, on_host: true };
+    let local = LocalRanks { count: ranks, are_threads, backend: deepburn_config::Backend::Flex };
     let forecast = model.forecast(&plan.zero, local, PassChange::default()).unwrap();
     look(&model, forecast)
 }
@@ -77,12 +77,57 @@ fn threads_share_gathered_parameters() {
     ] {
         let bytes = |are_threads| {
             with_forecast(stage, (4, are_threads), 1, |_, forecast| {
-                forecast.host_memory(forecast.rank.device.model_states())
+                forecast.host_memory(Tensors::ModelStates)
             })
         };
         let expected = (threads * NUMEL, processes * NUMEL);
         assert_eq!((bytes(true), bytes(false)), expected, "stage {stage}");
     }
+}
+
+/// At stage 3, a gathered array is a view of the shards of all rank threads. Processes have it in addition to theirs.
+#[test]
+fn threads_gather_in_place() {
+    with_forecast(3, (4, true), 1, |_, forecast| {
+        let device = forecast.rank.device;
+        assert!(device.ungathered < device.total, "{device:?}");
+        assert_eq!(forecast.host_memory(Tensors::All), 4 * device.ungathered);
+        let local = LocalRanks { backend: deepburn_config::Backend::Tch, ..forecast.local };
+        let copied = 4 * device.ungathered + device.of(Category::Gathered);
+        assert_eq!(
+            HostForecast { local, ..forecast }.host_memory(Tensors::All),
+            copied.min(4 * device.total)
+        );
+    });
+    with_forecast(3, (4, false), 1, |_, forecast| {
+        assert_eq!(forecast.host_memory(Tensors::All), 4 * forecast.rank.device.total);
+    });
+}
+
+/// Rank threads share initial parameters in f32, but each of them rounds its own to 16 bits.
+#[test]
+fn parameters_in_16_bits_are_not_shared_before_the_first_step() {
+    with_forecast(2, (4, true), 1, |_, forecast| {
+        let precision = PrecisionPlan { compute: Precision::Bf16, ..forecast.precision };
+        let rounded = HostForecast { precision, ..forecast };
+        let states = forecast.rank.device.model_states();
+        let others = 3 * forecast.rank.device.of(Category::Parameters);
+        assert_eq!(rounded.host_memory(Tensors::ModelStates), 4 * states);
+        assert_eq!(forecast.host_memory(Tensors::ModelStates), 4 * states - others);
+    });
+}
+
+/// In f32, a gradient and its reduced copies exist together. In 16 bits, the head's gradient is rounded on each rank.
+#[test]
+fn copies_of_a_gradient_depend_on_stage_and_precision() {
+    let copies = |stage, ranks, compute| {
+        with_forecast(stage, (ranks, true), 1, |_, forecast| {
+            let precision = PrecisionPlan { compute, communication: compute, ..forecast.precision };
+            HostForecast { precision, ..forecast }.gradient_copies(ranks) / (WIDTH * WIDTH) as u64
+        })
+    };
+    assert_eq!([copies(0, 1, Precision::Fp32), copies(1, 2, Precision::Fp32)], [4, 12]);
+    assert_eq!([copies(3, 4, Precision::Fp32), copies(3, 4, Precision::Bf16)], [4, 8]);
 }
 
 #[test]
@@ -96,7 +141,7 @@ fn one_rank_gathers_in_place() {
 fn a_limit_of_processes_is_compared_with_one() {
     let exceeds = |of_process, are_threads| {
         with_forecast(3, (4, are_threads), 1, |_, forecast| {
-            let bytes = forecast.host_memory(forecast.rank.device.total) / 2;
+            let bytes = forecast.host_memory(Tensors::All) / 2;
             forecast.exceeds(&MemoryLimit { of_process, bytes, ..LIMIT })
         })
     };
@@ -117,14 +162,13 @@ fn remedy_for(
         let mut zero = model.plan.zero.clone();
         change_zero(&mut zero);
         let changed = model.forecast(&zero, forecast.local, change).unwrap();
-        let limit = MemoryLimit { bytes: changed.host_memory(changed.rank.device.total), ..LIMIT };
+        let limit = MemoryLimit { bytes: changed.host_memory(Tensors::All), ..LIMIT };
         assert!(forecast.exceeds(&limit));
         let fits = |zero: &ZeroPlan, change| {
             let changed = model.forecast(zero, forecast.local, change).unwrap();
             !changed.exceeds(&limit)
         };
-        let states = forecast.rank.device.model_states();
-        let states_fit = forecast.compared(&limit, states) <= limit.bytes;
+        let states_fit = forecast.compared(&limit, Tensors::ModelStates) <= limit.bytes;
         remedy(model.plan, sequences, states_fit, fits).unwrap_or_default()
     })
 }
@@ -167,7 +211,7 @@ fn fewer_activations_are_a_remedy() {
 
 #[test]
 fn the_line_names_every_tier() {
-    let resident = Resident { tensors: 1 << 30, logits: 0, copies: 0 };
+    let resident = Resident { tensors: 1 << 30, buffers: 0, program: 60 << 20 };
     let line = with_forecast(3, (2, true), 1, |_, forecast| forecast.line(&resident));
     assert!(line.contains("about 1.1"), "{line}");
     assert!(line.contains("2 ranks") && line.contains("0.02 MB of model states"), "{line}");

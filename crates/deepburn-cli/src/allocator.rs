@@ -63,3 +63,16 @@ pub fn set_block_thresholds() {
         }
     }
 }
+
+/// Returns free memory to the system, which the allocator keeps for a next step. The next one may be of another model.
+pub(crate) fn release_free_memory() {
+    #[cfg(target_os = "linux")]
+    if let Some(blocks) = large_blocks::LargeBlocks::get() {
+        blocks.release();
+    }
+    // SAFETY: it returns unused memory under the lock of the allocator.
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}

@@ -65,8 +65,8 @@ fn dots(search: &Search) -> Vec<Dot<'_>> {
         let memory = trial.memory()?.device as f64;
         let predicted = trial.prediction().map(|it| calibration.seconds(it));
         let (seconds, class) = match trial.measurement() {
-            Some(measured) if best == Some(index) => (Some(measured.median()), "best"),
-            Some(measured) => (Some(measured.median()), "measured"),
+            Some(measured) if best == Some(index) => (Some(measured.fastest()), "best"),
+            Some(measured) => (Some(measured.fastest()), "measured"),
             None if predicted.is_some() => (predicted, "forecast"),
             None => (None, "large"),
         };
@@ -173,7 +173,7 @@ fn rows(html: &mut String, search: &Search) {
                 stage.number(),
                 policy_name(recompute),
                 number(memory.map(|it| it.device as f64 / 1e9), 2),
-                number(trial.measurement().map(super::Measurement::median), 3),
+                number(trial.measurement().map(super::Measurement::fastest), 3),
                 number(trial.prediction().map(|it| calibration.seconds(it)), 3),
                 escaped(reason(trial).as_deref().unwrap_or_default()),
             ),

@@ -113,7 +113,7 @@ impl Results<'_> {
         write(&file, &pretty(&config))?;
         match &trial.measured {
             Some(Ok(measured)) => {
-                let seconds = measured.median();
+                let seconds = measured.fastest();
                 let metrics = json!({
                     "throughput": trial.metric(TuningMetric::Throughput, seconds),
                     "latency": seconds,
@@ -165,7 +165,7 @@ fn summary(search: &Search, elapsed: Duration) -> String {
         let trials = search.measured().iter().map(|index| &search.trials()[*index]);
         let trials = trials.filter(|it| stage.is_none_or(|stage| it.candidate.stage == stage));
         let mut measured: Vec<(f64, &Trial)> = trials
-            .filter_map(|trial| Some((trial.metric(metric, trial.measurement()?.median()), trial)))
+            .filter_map(|trial| Some((trial.metric(metric, trial.measurement()?.fastest()), trial)))
             .collect();
         measured.sort_by(|one, other| match metric {
             TuningMetric::Latency => one.0.total_cmp(&other.0),
@@ -229,7 +229,7 @@ fn records(search: &Search) -> Value {
         }
         match &trial.measured {
             Some(Ok(measured)) => {
-                record["measured_seconds"] = json!(measured.median());
+                record["measured_seconds"] = json!(measured.fastest());
                 record["measured_memory"] = memory(&measured.memory);
             }
             Some(Err(reason)) => record["error"] = json!(reason),
@@ -338,7 +338,7 @@ mod tests {
         let metrics: Value = serde_json::from_str(&read(&format!("{name}/metrics.json"))).unwrap();
         assert_eq!(
             (metrics["latency"].as_f64(), metrics["throughput"].as_f64()),
-            (Some(0.5), Some(8.0))
+            (Some(0.25), Some(16.0))
         );
         let failed = search.trials()[5].candidate.name();
         assert_eq!(read(&format!("{failed}/stderr.log")), "disk full\n");

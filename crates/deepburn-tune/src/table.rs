@@ -17,7 +17,7 @@ pub fn table(search: &Search) -> Vec<String> {
     for trial in search.trials() {
         let predicted = trial.prediction().map(|it| calibration.seconds(it));
         match (trial.measurement(), &trial.measured, predicted) {
-            (Some(measured), ..) => rows.push((measured.median(), true, trial)),
+            (Some(measured), ..) => rows.push((measured.fastest(), true, trial)),
             (None, None, Some(predicted)) => rows.push((predicted, false, trial)),
             _ => {}
         }

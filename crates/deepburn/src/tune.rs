@@ -320,7 +320,7 @@ impl Tuner<'_> {
             tried(search, next, false);
         }
         // In turns, so that a machine that becomes slower does so for all of them.
-        const TURNS: usize = 2;
+        const TURNS: usize = 3;
         for _ in 0..TURNS {
             for rival in search.rivals() {
                 if interrupt.is_asked() {

@@ -69,6 +69,12 @@ impl LargeBlocks {
         self.discard_excess();
     }
 
+    /// Returns all free pages to the system, in whole huge pages.
+    pub(super) fn release(&self) {
+        self.pages().forget_peak();
+        self.discard_excess();
+    }
+
     /// Changes the size of a block in place. Returns whether that was possible.
     ///
     /// # Safety

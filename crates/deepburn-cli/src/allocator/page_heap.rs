@@ -19,7 +19,7 @@
 //!
 //! Unlike in a cache of freed blocks, a block can reuse the memory of blocks of other sizes. For
 //! example, gradients in backward reuse the memory of activations that have been freed. The peak is
-//! the maximum since the start of the process and never decreases.
+//! the maximum since the start of the process, or since [`forget_peak`](PageHeap::forget_peak).
 //!
 //! Pages are returned in whole huge pages. If a part of a huge page is returned, the resident set
 //! decreases, but the kernel keeps the memory until it splits the huge page. A training step of
@@ -74,7 +74,7 @@ pub(super) struct PageHeap {
     free: BTreeMap<usize, Run>,
     used: usize,
     dirty: usize,
-    /// Maximum of `used` so far.
+    /// Maximum of `used` since the start, or since the peak was forgotten.
     peak: usize,
     /// Upper limit of `used`.
     limit: usize,
@@ -124,6 +124,11 @@ impl PageHeap {
     pub(super) fn free(&mut self, pages: Range<usize>) {
         self.used -= pages.len();
         self.add(pages, Memory::Dirty);
+    }
+
+    /// Sets the peak to the used pages, so that all dirty pages are excess.
+    pub(super) fn forget_peak(&mut self) {
+        self.peak = self.used;
     }
 
     /// Removes and returns excess dirty pages: whole groups of a single run, the one with the

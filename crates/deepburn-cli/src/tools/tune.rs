@@ -209,7 +209,7 @@ fn agreement(search: &Search) -> Vec<String> {
     let measured: Vec<(&Trial, f64)> = search
         .trials()
         .iter()
-        .filter_map(|trial| Some((trial, trial.measurement()?.median())))
+        .filter_map(|trial| Some((trial, trial.measurement()?.fastest())))
         .collect();
     let seconds: Vec<_> = measured.iter().map(|(_, seconds)| *seconds).collect();
     let calibration = search.calibration();

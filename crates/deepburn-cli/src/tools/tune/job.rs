@@ -17,6 +17,7 @@ use deepburn_config::{AutotuningPlan, Job, JobRequest, Plan};
 use deepburn_launch::quoted;
 use serde_json::Value;
 
+use crate::allocator::release_free_memory;
 use crate::failure::Failure;
 use crate::job::devices::Devices;
 #[cfg(feature = "cuda")]
@@ -208,6 +209,8 @@ impl TunedJob {
     /// # Errors
     /// Returns the failure of a rank.
     pub(crate) fn measure(&self, plan: &Plan, steps: MeasuredSteps) -> Result<Measurement, String> {
+        // What an earlier candidate needed is no memory of this one.
+        release_free_memory();
         match self.preparation.job.training.backend {
             #[cfg(feature = "cuda")]
             deepburn_config::Backend::Cuda => {

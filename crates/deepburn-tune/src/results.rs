@@ -75,19 +75,32 @@ impl std::error::Error for ResultsError {}
 
 /// The names of the files.
 const SUMMARY: &str = "summary.txt";
+const RECORDS: &str = "summary.json";
+const REPORT: &str = "report.html";
 const OPTIMAL: &str = "ds_config_optimal.json";
+const COMMAND: &str = "cmd_optimal.txt";
 
 impl Results<'_> {
-    /// Creates the folders.
+    /// Creates the folders, and removes the results of an earlier search. Folders of its candidates stay.
     ///
     /// # Errors
     /// Returns an error if they cannot be created, or if there are results that must not be replaced.
     pub fn open(&self, overwrite: bool) -> Result<(), ResultsError> {
-        let summary = self.results.join(SUMMARY);
-        if !overwrite && summary.exists() {
-            return Err(ResultsError::Exists { path: summary });
+        let earlier = fs::read_dir(&self.results).ok().and_then(|mut entries| entries.next());
+        if let (false, Some(Ok(entry))) = (overwrite, earlier) {
+            return Err(ResultsError::Exists { path: entry.path() });
         }
-        [&self.results, &self.exps].into_iter().try_for_each(|folder| create(folder))
+        [&self.results, &self.exps].into_iter().try_for_each(|folder| create(folder))?;
+        // If this search is killed, there is no result of an earlier one that could be taken for its own.
+        [SUMMARY, RECORDS, REPORT, OPTIMAL, COMMAND].into_iter().try_for_each(|name| {
+            let path = self.results.join(name);
+            match fs::remove_file(&path) {
+                Err(reason) if reason.kind() != io::ErrorKind::NotFound => {
+                    Err(ResultsError::Unwritable { path, reason })
+                }
+                _ => Ok(()),
+            }
+        })
     }
 
     /// Writes the files of a measured candidate.
@@ -138,18 +151,15 @@ impl Results<'_> {
         search: &Search,
         elapsed: Duration,
     ) -> Result<Option<PathBuf>, ResultsError> {
-        write(&self.results.join("summary.json"), &pretty(&records(search)))?;
+        write(&self.results.join(RECORDS), &pretty(&records(search)))?;
         write(&self.results.join(SUMMARY), &summary(search, elapsed))?;
-        write(&self.results.join("report.html"), &page(search, &self.title))?;
+        write(&self.results.join(REPORT), &page(search, &self.title))?;
         let Some(best) = search.best().map(|best| &search.trials()[best].candidate) else {
             return Ok(None);
         };
         let file = self.results.join(OPTIMAL);
         write(&file, &pretty(&(self.config)(best)))?;
-        write(
-            &self.results.join("cmd_optimal.txt"),
-            &format!("{}\n", (self.command)(best, &file)),
-        )?;
+        write(&self.results.join(COMMAND), &format!("{}\n", (self.command)(best, &file)))?;
         Ok(Some(file))
     }
 }
@@ -353,8 +363,9 @@ mod tests {
         );
         // A second search replaces the results only if it may.
         let error = results.open(false).unwrap_err().to_string();
-        assert!(error.contains("summary.txt") && error.contains("overwrite"), "{error}");
+        assert!(error.contains("results") && error.contains("overwrite"), "{error}");
         results.open(true).unwrap();
+        assert!(!results.results.join(OPTIMAL).exists() && !results.results.join(SUMMARY).exists());
     }
 
     #[test]

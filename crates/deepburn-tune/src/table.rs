@@ -36,7 +36,7 @@ pub fn table(search: &Search) -> Vec<String> {
         lines.push(row(trial, metric, *seconds, *is_measured, &calibration));
     }
     lines.extend(failures(search));
-    lines.push(counts(search, rows.len().saturating_sub(measured + UNMEASURED)));
+    lines.push(counts(search, rows.len() - measured));
     lines
 }
 

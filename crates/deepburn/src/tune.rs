@@ -629,10 +629,13 @@ fn nothing_left(space: &SearchSpace, autotuning: &AutotuningPlan, batch_size: us
     }
     let divides = |ranks: &usize| space.batch_sizes.iter().any(|size| size.is_multiple_of(*ranks));
     if !space.ranks.iter().any(divides) {
-        let ranks: Vec<_> = space.ranks.iter().map(ToString::to_string).collect();
+        let list = |numbers: &[usize]| -> String {
+            numbers.iter().map(ToString::to_string).collect::<Vec<_>>().join(" or ")
+        };
         return format!(
-            "train_batch_size, {batch_size}, is not a multiple of {} ranks; give another number",
-            ranks.join(" or ")
+            "train_batch_size: {} is not a multiple of {} ranks; give another number",
+            list(&space.batch_sizes),
+            list(&space.ranks)
         );
     }
     format!(

@@ -143,13 +143,13 @@ mod tests {
                 }
             }
             let [start, turn_start, turn_end, end] = at;
-            let turns = [turn_start..turn_end];
-            let mut spans = marks.spans(&plain, &turns);
+            let turn = turn_start..turn_end;
+            let mut spans = marks.spans(&plain, std::slice::from_ref(&turn));
             // An end with its own marks follows the rest.
             spans.dedup_by(|next, span| {
                 (span.end == next.start).then(|| span.end = next.end).is_some()
             });
-            assert_eq!(spans, [start..end], "{text}");
+            assert_eq!((spans.len(), &spans[0]), (1, &(start..end)), "{text}");
         }
     }
 }

@@ -283,11 +283,18 @@ mod tests {
 
     #[test]
     fn parses_sizes_with_units() {
-        for (text, bytes) in [("5GB", 5_000_000_000), ("2MiB", 2 << 20), ("17", 17), ("3kb", 3000)]
-        {
+        for (text, bytes) in [
+            ("5GB", 5_000_000_000),
+            ("2MiB", 2 << 20),
+            ("17", 17),
+            ("3kb", 3000),
+            ("1.5GB", 1_500_000_000),
+        ] {
             assert_eq!(text.parse(), Ok(Size(bytes)), "{text}");
         }
-        for text in ["", "GB", "0MB", "-1GB", "1.5GB", "1XB", "99999999999GB", "1 GB"] {
+        for text in
+            ["", "GB", "0MB", "-1GB", "1.5", "1.2.3GB", ".GB", "1XB", "99999999999GB", "1 GB"]
+        {
             assert!(text.parse::<Size>().is_err(), "{text}");
         }
     }

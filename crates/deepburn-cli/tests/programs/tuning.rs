@@ -95,6 +95,24 @@ fn adapters_and_several_numbers_of_ranks_are_tuned() {
     assert_eq!(measured.count(), 2);
 }
 
+/// A job without train_batch_size has 2 ranks x 2 micro-batches x 2 samples, whatever numbers of ranks are tried.
+#[test]
+fn several_numbers_of_ranks_keep_the_batch_size() {
+    let folder =
+        folder(&json!({"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2}));
+    tune(folder.path(), &["--ranks", "1,2,3,4", "--trials", "1"]).succeeded();
+    let summary = read(folder.path(), "autotuning_results/summary.json");
+    let trials: Value = serde_json::from_str(&summary).unwrap();
+    let mut ranks = Vec::new();
+    for trial in trials.as_array().unwrap() {
+        let [count, micro, steps] = ["ranks", "micro_batch_size", "gradient_accumulation_steps"]
+            .map(|key| trial[key].as_u64().unwrap());
+        assert_eq!(count * micro * steps, 8, "{trial}");
+        ranks.push(count);
+    }
+    assert!([1, 2, 4].iter().all(|count| ranks.contains(count)) && !ranks.contains(&3));
+}
+
 #[test]
 fn an_exhaustive_search_compares_forecasts() {
     let folder =
@@ -126,7 +144,7 @@ fn a_job_that_cannot_be_tuned_is_refused() {
     refused(
         json!({"train_batch_size": 8}),
         &["--memory", "1MB"],
-        &["comes closest", "host memory", "--memory"],
+        &["comes closest", "host memory", "--memory", "are missing"],
     );
     refused(json!({"train_batch_size": 8}), &["--nvme", "missing"], &["--nvme", "missing"]);
     refused(json!({"train_batch_size": 8}), &["--ranks", "3"], &["3"]);
@@ -146,7 +164,7 @@ fn earlier_results_are_kept_if_asked() {
     );
     tune(folder.path(), &["--trials", "1"]).succeeded();
     let before = read(folder.path(), "autotuning_results/summary.txt");
-    tune(folder.path(), &["--trials", "1"]).failed(2, &["summary.txt", "overwrite"]);
+    tune(folder.path(), &["--trials", "1"]).failed(2, &["autotuning_results", "overwrite"]);
     assert_eq!(read(folder.path(), "autotuning_results/summary.txt"), before);
 }
 

@@ -63,17 +63,20 @@ impl HostLimits {
     fn host(&self, host: &HostForecast, resident: &Resident) -> Option<Shortage> {
         let short = self.memory.iter().filter(|limit| !resident.is_below(limit, &host.local));
         let limit = short.min_by_key(|limit| limit.bytes)?;
-        let needed = resident.compared(limit, &host.local);
+        let (needed, margined) =
+            (resident.compared(limit, &host.local), resident.with_margin(limit, &host.local));
+        let missing = margined.saturating_sub(limit.bytes);
         Some(Shortage {
             reason: format!(
-                "host memory: {} with {}, and a margin, of {} ({})",
+                "host memory: {} with {} and a margin of {}, of {} ({}); {} are missing",
                 readable(needed),
                 counted(host.local.count as usize, "rank"),
+                readable(margined - needed),
                 readable(limit.bytes),
-                limit.what
+                limit.what,
+                readable(missing)
             ),
-            // Within the margin nothing is missing by the figures alone.
-            bytes: needed.saturating_sub(limit.bytes).max(1),
+            bytes: missing,
         })
     }
 

@@ -99,9 +99,14 @@ impl Resident {
 
     /// Returns whether the run stays below `limit`, including the margin of the forecast.
     pub(super) fn is_below(&self, limit: &MemoryLimit, local: &LocalRanks) -> bool {
+        self.with_margin(limit, local) <= limit.bytes
+    }
+
+    /// Returns the bytes to compare with `limit`, with the margin of the forecast.
+    pub(super) fn with_margin(&self, limit: &MemoryLimit, local: &LocalRanks) -> u64 {
         let bytes = self.compared(limit, local);
         let reserved = if limit.of_process { ADDRESS_SPACE } else { 0 };
-        bytes.saturating_add(bytes / DOUBT).saturating_add(reserved) <= limit.bytes
+        bytes.saturating_add(bytes / DOUBT).saturating_add(reserved)
     }
 
     /// Returns the bytes to compare with `limit`: the bytes of all processes of this host, or of this process.

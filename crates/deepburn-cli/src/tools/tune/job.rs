@@ -60,7 +60,8 @@ impl TunedJob {
             config: arguments.config.clone(),
             sets: arguments.sets.clone(),
             deepspeed: arguments.deepspeed.clone(),
-            ranks: arguments.ranks.iter().copied().max().map(usize::from),
+            // With several numbers, the batch size of a step is the one that the job has on its own number of ranks.
+            ranks: only(&arguments.ranks).map(usize::from),
             backend: arguments.backend.clone(),
             ..JobRequest::default()
         };
@@ -209,7 +210,7 @@ impl TunedJob {
     /// # Errors
     /// Returns the failure of a rank.
     pub(crate) fn measure(&self, plan: &Plan, steps: MeasuredSteps) -> Result<Measurement, String> {
-        // What an earlier candidate needed is no memory of this one.
+        // This candidate does not use the memory that an earlier one needed.
         release_free_memory();
         match self.preparation.job.training.backend {
             #[cfg(feature = "cuda")]
@@ -281,6 +282,14 @@ fn of_devices<B: deepburn::ops::OptimizerOps>(
 ) -> (RankSpeed, Option<usize>) {
     let first = devices.first().cloned().unwrap_or_default();
     (machine_speed::<B>(&first, sizes), Some(devices.len().max(1)))
+}
+
+/// Returns the only element of a list.
+fn only(list: &[u16]) -> Option<u16> {
+    match list {
+        [only] => Some(*only),
+        _ => None,
+    }
 }
 
 /// Refuses to run as one of several processes.

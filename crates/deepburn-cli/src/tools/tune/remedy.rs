@@ -11,6 +11,9 @@ use serde_json::{Value, json};
 
 use crate::tools::tune::job::TunedJob;
 
+/// The shortest sequences that are suggested. Shorter ones have little left to learn from.
+const SHORTEST: u64 = 32;
+
 /// Returns the first change with which the leanest candidate would fit.
 pub(super) fn remedy(job: &TunedJob, tuner: &Tuner<'_>, search: &Search) -> String {
     let Some(leanest) = leanest(search) else {
@@ -33,7 +36,7 @@ pub(super) fn remedy(job: &TunedJob, tuner: &Tuner<'_>, search: &Search) -> Stri
         return "with \"bf16\": {\"enabled\": true} it fits".to_owned();
     }
     let halves = std::iter::successors(Some(job.length / 2), |length| Some(length / 2));
-    for length in halves.take_while(|length| *length >= 2) {
+    for length in halves.take_while(|length| *length >= SHORTEST) {
         if fits(job, &tuner.config(&leanest), tuner, &leanest, length) {
             return format!("with sequences of {length} tokens (data.sequence_length) it fits");
         }

@@ -68,7 +68,7 @@ const MICRO_BATCHES: usize = 4;
 ///         samples: usize,
 ///         device: &B::Device,
 ///     ) -> Result<Tensor<Training<B>, 1>, BoxError> {
-///         let x = Tensor::ones([samples, 16], device);
+///         let x = Tensor::<_, 2>::ones([samples, 16], device);
 ///         Ok(model.forward(x).powf_scalar(2.0).mean())
 ///     }
 /// }
@@ -494,7 +494,7 @@ pub fn search_space(
 /// #         Ok(LinearConfig::new(16, 1).init(device))
 /// #     }
 /// #     fn loss(&self, model: &Self::Model, samples: usize, device: &B::Device) -> Result<Tensor<Training<B>, 1>, BoxError> {
-/// #         let x = Tensor::ones([samples, 16], device);
+/// #         let x = Tensor::<_, 2>::ones([samples, 16], device);
 /// #         Ok(model.forward(x).powf_scalar(2.0).mean())
 /// #     }
 /// # }

@@ -515,6 +515,11 @@ pub struct PrecisionPlan {
 }
 
 impl PrecisionPlan {
+    /// Returns the precision of matrix products.
+    pub fn of_products(&self) -> Precision {
+        self.autocast.unwrap_or(self.compute)
+    }
+
     /// Everything in fp32; a non-finite gradient ends the run.
     pub const FP32: Self = Self {
         compute: Precision::Fp32,

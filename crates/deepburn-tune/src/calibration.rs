@@ -15,7 +15,7 @@
 
 /// The predicted seconds of an optimizer step, by what the rank does.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Prediction {
+pub struct PredictedStep {
     /// Computation.
     pub compute: f64,
     /// Collectives for which the rank waits.
@@ -33,7 +33,7 @@ const WEIGHT: f64 = 0.02;
 /// The smallest factor. A part always takes some time.
 const LEAST: f64 = 0.05;
 
-impl Prediction {
+impl PredictedStep {
     /// Returns the parts.
     fn parts(&self) -> [f64; PARTS] {
         [self.compute, self.exchange, self.offload]
@@ -60,8 +60,8 @@ impl Default for Calibration {
 
 impl Calibration {
     /// Fits the factors to measured steps: predictions, and seconds.
-    pub fn fit(measured: &[(Prediction, f64)]) -> Self {
-        let usable = |(prediction, seconds): &&(Prediction, f64)| {
+    pub fn fit(measured: &[(PredictedStep, f64)]) -> Self {
+        let usable = |(prediction, seconds): &&(PredictedStep, f64)| {
             let ratio = seconds / prediction.seconds();
             ratio.is_finite() && ratio > 0.0
         };
@@ -93,7 +93,7 @@ impl Calibration {
     }
 
     /// Returns the corrected seconds of a step.
-    pub fn seconds(&self, prediction: &Prediction) -> f64 {
+    pub fn seconds(&self, prediction: &PredictedStep) -> f64 {
         let parts = prediction.parts().into_iter().zip(self.factors);
         parts.map(|(part, factor)| part * factor).sum()
     }
@@ -126,21 +126,21 @@ mod tests {
 
     use super::*;
 
-    fn prediction(compute: f64, exchange: f64, offload: f64) -> Prediction {
-        Prediction { compute, exchange, offload }
+    fn prediction(compute: f64, exchange: f64, offload: f64) -> PredictedStep {
+        PredictedStep { compute, exchange, offload }
     }
 
     #[test]
     fn without_measurements_predictions_are_trusted() {
         assert_eq!(Calibration::fit(&[]), Calibration::default());
-        let nothing = (Prediction::default(), 1.0);
+        let nothing = (PredictedStep::default(), 1.0);
         assert_eq!(Calibration::fit(&[nothing]), Calibration::default());
     }
 
     #[test]
     fn parts_that_are_told_apart_get_their_own_factors() {
         // Computation takes twice and offload half of what is predicted.
-        let truth = |it: &Prediction| 2.0 * it.compute + it.exchange + 0.5 * it.offload;
+        let truth = |it: &PredictedStep| 2.0 * it.compute + it.exchange + 0.5 * it.offload;
         let steps = [(1.0, 0.1, 0.0), (1.0, 0.3, 0.0), (1.3, 0.1, 1.0), (1.0, 0.1, 2.0)];
         let steps = steps.map(|(a, b, c)| prediction(a, b, c));
         let fitted = Calibration::fit(&steps.map(|it| (it, truth(&it))));

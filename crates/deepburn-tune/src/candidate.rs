@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 /// The settings of a candidate. All other settings are the user's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Candidate {
+pub struct CandidateConfig {
     /// Number of ranks.
     pub ranks: usize,
     /// ZeRO stage.
@@ -129,7 +129,7 @@ fn repeated(policy: RecomputePolicy) -> usize {
     }
 }
 
-impl Candidate {
+impl CandidateConfig {
     /// Returns the samples of an optimizer step over all ranks.
     pub fn batch_size(&self) -> usize {
         self.ranks * self.micro_batch * self.accumulation
@@ -314,7 +314,7 @@ mod tests {
 
     #[test]
     fn names_are_different() {
-        let mut names: Vec<_> = space().candidates().iter().map(Candidate::name).collect();
+        let mut names: Vec<_> = space().candidates().iter().map(CandidateConfig::name).collect();
         let all = names.len();
         names.sort();
         names.dedup();
@@ -328,7 +328,7 @@ mod tests {
 
     #[test]
     fn cheaper_settings_are_never_slower() {
-        let base = Candidate {
+        let base = CandidateConfig {
             ranks: 2,
             stage: Stage::Parameters,
             states: StatePlacement::OptimizerOnNvme,
@@ -337,7 +337,7 @@ mod tests {
             micro_batch: 2,
             accumulation: 2,
         };
-        let other = |change: fn(&mut Candidate)| {
+        let other = |change: fn(&mut CandidateConfig)| {
             let mut other = base;
             change(&mut other);
             base.is_never_slower(&other)

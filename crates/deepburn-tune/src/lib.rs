@@ -6,11 +6,11 @@
 //!                                                    └──── calibrate, rank the others again ◄─┘
 //! ```
 //!
-//! - [`SearchSpace`]: the values of each setting that is tuned, and the [`Candidate`]s that they form. A candidate is a
-//!   DeepSpeed configuration: [`Candidate::apply`] writes it into the user's.
+//! - [`SearchSpace`]: the values of each setting that is tuned, and the [`CandidateConfig`]s that they form. A candidate is a
+//!   DeepSpeed configuration: [`CandidateConfig::apply`] writes it into the user's.
 //! - [`Search`]: what is known of each candidate, and which one to measure next. A [`Calibration`] corrects the predicted
 //!   times by what was measured.
-//! - [`Results`]: the files that DeepSpeed's tuner writes, and a page with a picture. [`table`] is for the terminal.
+//! - [`TuningFiles`]: the files that DeepSpeed's tuner writes, and a page with a picture. [`table`] is for the terminal.
 //!
 //! The crate knows neither models nor devices. Its user forecasts and measures the candidates.
 
@@ -18,16 +18,16 @@
 
 mod calibration;
 mod candidate;
+mod files;
 mod page;
-mod results;
 mod search;
 mod space;
 mod table;
 
-pub use calibration::{Calibration, Prediction};
-pub use candidate::{Buffers, Candidate, StatePlacement, policy_name};
+pub use calibration::{Calibration, PredictedStep};
+pub use candidate::{Buffers, CandidateConfig, StatePlacement, policy_name};
+pub use files::{TuningFiles, TuningFilesError};
 pub use page::page;
-pub use results::{Results, ResultsError};
-pub use search::{Assessment, Measurement, Memory, Search, SearchLimits, Trial, spearman};
+pub use search::{Assessment, Measurement, Search, SearchLimits, StepMemory, Trial, spearman};
 pub use space::SearchSpace;
 pub use table::table;

@@ -12,7 +12,7 @@
 
 use std::fmt::Write;
 
-use crate::candidate::{Candidate, policy_name};
+use crate::candidate::{CandidateConfig, policy_name};
 use crate::search::{Assessment, Search, Trial};
 
 /// Width, height and margin of the picture, in units of the SVG.
@@ -159,7 +159,7 @@ fn rows(html: &mut String, search: &Search) {
         if matches!(trial.assessment, Assessment::Dominated { .. }) {
             continue;
         }
-        let Candidate { ranks, stage, recompute, micro_batch, .. } = trial.candidate;
+        let CandidateConfig { ranks, stage, recompute, micro_batch, .. } = trial.candidate;
         let number = |value: Option<f64>, digits: usize| {
             value.map_or(String::new(), |it| format!("{it:.digits$}"))
         };

@@ -5,8 +5,8 @@
 
 use deepburn_config::TuningMetric;
 
-use crate::calibration::{Calibration, Prediction};
-use crate::candidate::Candidate;
+use crate::calibration::{Calibration, PredictedStep};
+use crate::candidate::CandidateConfig;
 
 /// A candidate that is predicted to be slower than the best one by less than this share may still be faster.
 const CLOSE: f64 = 0.05;
@@ -23,7 +23,7 @@ const MOST_RIVALS: usize = 4;
 
 /// The memory of a training step in bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Memory {
+pub struct StepMemory {
     /// The peak of a rank on its device.
     pub device: u64,
     /// The peak of a rank's offloaded states and activations in host memory.
@@ -40,16 +40,16 @@ pub enum Assessment {
     /// It fits.
     Fits {
         /// The predicted memory.
-        memory: Memory,
+        memory: StepMemory,
         /// The predicted step.
-        prediction: Prediction,
+        prediction: PredictedStep,
         /// Floating-point operations of a step on a rank.
         operations: u64,
     },
     /// It needs more memory than there is.
     TooLarge {
         /// The predicted memory.
-        memory: Memory,
+        memory: StepMemory,
         /// The tier, what it needs, and the limit.
         reason: String,
         /// Bytes that are missing.
@@ -73,14 +73,14 @@ pub struct Measurement {
     /// Seconds of each measured step. It is not empty.
     pub seconds: Vec<f64>,
     /// The measured memory.
-    pub memory: Memory,
+    pub memory: StepMemory,
 }
 
 /// A candidate and what is known of it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Trial {
     /// The candidate.
-    pub candidate: Candidate,
+    pub candidate: CandidateConfig,
     /// What is known of it before it is measured.
     pub assessment: Assessment,
     /// The measurement, or the reason why it failed; `None` if it was not measured.
@@ -124,7 +124,7 @@ impl Trial {
     }
 
     /// Returns the predicted step of a candidate that fits.
-    pub fn prediction(&self) -> Option<&Prediction> {
+    pub fn prediction(&self) -> Option<&PredictedStep> {
         match &self.assessment {
             Assessment::Fits { prediction, .. } => Some(prediction),
             _ => None,
@@ -132,7 +132,7 @@ impl Trial {
     }
 
     /// Returns the predicted memory of a candidate that was forecast.
-    pub fn memory(&self) -> Option<&Memory> {
+    pub fn memory(&self) -> Option<&StepMemory> {
         match &self.assessment {
             Assessment::Fits { memory, .. } | Assessment::TooLarge { memory, .. } => Some(memory),
             _ => None,
@@ -165,9 +165,9 @@ impl Search {
     /// Assesses `candidates` in this order, as [`SearchSpace::candidates`](crate::SearchSpace::candidates) returns them.
     /// `forecast` is not called for candidates that are never faster than one that fits.
     pub fn new(
-        candidates: Vec<Candidate>,
+        candidates: Vec<CandidateConfig>,
         limits: SearchLimits,
-        mut forecast: impl FnMut(&Candidate) -> Assessment,
+        mut forecast: impl FnMut(&CandidateConfig) -> Assessment,
     ) -> Self {
         let mut trials: Vec<Trial> = Vec::with_capacity(candidates.len());
         for candidate in candidates {
@@ -177,6 +177,12 @@ impl Search {
             let assessment = match by {
                 Some(by) => Assessment::Dominated { by },
                 None => forecast(&candidate),
+            };
+            // Settings that change nothing, such as a limit of buffers that are smaller anyway.
+            let equal = |trial: &Trial| faster(trial) && trial.assessment == assessment;
+            let assessment = match trials.iter().position(equal) {
+                Some(by) => Assessment::Dominated { by },
+                None => assessment,
             };
             trials.push(Trial { candidate, assessment, measured: None });
         }
@@ -316,8 +322,10 @@ fn ranks(values: &[f64]) -> Vec<f64> {
 
 #[cfg(test)]
 mod tests {
+    use deepburn_config::RecomputePolicy;
+
     use super::*;
-    use crate::SearchSpace;
+    use crate::{Buffers, SearchSpace};
 
     const LIMITS: SearchLimits = SearchLimits {
         measurements: 6,
@@ -326,25 +334,33 @@ mod tests {
         exhaustive: false,
     };
 
-    fn candidates() -> Vec<Candidate> {
+    fn candidates() -> Vec<CandidateConfig> {
         SearchSpace { ranks: vec![1, 2], batch_sizes: vec![8], ..SearchSpace::default() }
             .candidates()
     }
 
     /// A forecast in which larger micro-batches are faster, and 8 samples do not fit.
-    fn forecast(candidate: &Candidate) -> Assessment {
-        let compute =
-            1.0 + 0.2 * candidate.accumulation as f64 + 0.01 * f64::from(candidate.stage.number());
-        let memory = Memory { device: candidate.micro_batch as u64, ..Memory::default() };
+    fn forecast(candidate: &CandidateConfig) -> Assessment {
+        let recomputed = match candidate.recompute {
+            RecomputePolicy::Off => 0.0,
+            RecomputePolicy::Selective => 0.1,
+            RecomputePolicy::EveryNth(_) => 0.2,
+            RecomputePolicy::Full => 0.3,
+        };
+        let compute = 1.0
+            + 0.2 * candidate.accumulation as f64
+            + 0.01 * f64::from(candidate.stage.number())
+            + recomputed;
+        let memory = StepMemory { device: candidate.micro_batch as u64, ..StepMemory::default() };
         if candidate.micro_batch == 8 {
             return Assessment::TooLarge { memory, reason: "too large".into(), shortfall: 1 };
         }
-        let prediction = Prediction { compute, ..Prediction::default() };
+        let prediction = PredictedStep { compute, ..PredictedStep::default() };
         Assessment::Fits { memory, prediction, operations: 1 }
     }
 
     fn measurement(seconds: f64) -> Result<Measurement, String> {
-        Ok(Measurement { seconds: vec![seconds], memory: Memory::default() })
+        Ok(Measurement { seconds: vec![seconds], memory: StepMemory::default() })
     }
 
     /// Runs a search in which a step takes `truth` seconds.
@@ -359,7 +375,7 @@ mod tests {
     }
 
     fn predicted(trial: &Trial) -> f64 {
-        trial.prediction().map_or(f64::NAN, Prediction::seconds)
+        trial.prediction().map_or(f64::NAN, PredictedStep::seconds)
     }
 
     #[test]
@@ -380,6 +396,22 @@ mod tests {
         assert!(
             all.trials().iter().all(|it| !matches!(it.assessment, Assessment::Dominated { .. }))
         );
+    }
+
+    /// Buffers that are small anyway are not limited, so the forecast is the same.
+    #[test]
+    fn settings_that_change_nothing_are_not_measured() {
+        let buffers = vec![Buffers::AsConfigured, Buffers::Small];
+        let space =
+            SearchSpace { buffers, ranks: vec![2], batch_sizes: vec![8], ..SearchSpace::default() };
+        let limits = SearchLimits { exhaustive: true, ..LIMITS };
+        let search = Search::new(space.candidates(), limits, forecast);
+        for trial in
+            search.trials().iter().filter(|trial| trial.candidate.buffers == Buffers::Small)
+        {
+            let Assessment::Dominated { by } = trial.assessment else { panic!("{trial:?}") };
+            assert_eq!(search.trials()[by].candidate.buffers, Buffers::AsConfigured);
+        }
     }
 
     #[test]
@@ -450,8 +482,8 @@ mod tests {
             let limits = SearchLimits { metric, ..LIMITS };
             let mut search = Search::new(space.candidates(), limits, |it| {
                 let compute = 1.0 + 0.1 * it.batch_size() as f64;
-                let prediction = Prediction { compute, ..Prediction::default() };
-                Assessment::Fits { memory: Memory::default(), prediction, operations: 1 }
+                let prediction = PredictedStep { compute, ..PredictedStep::default() };
+                Assessment::Fits { memory: StepMemory::default(), prediction, operations: 1 }
             });
             while let Some(next) = search.next() {
                 let seconds = predicted(&search.trials[next]);

@@ -2,7 +2,7 @@
 
 use deepburn_config::{RecomputePolicy, SizeLimits, Stage};
 
-use crate::candidate::{Buffers, Candidate, StatePlacement};
+use crate::candidate::{Buffers, CandidateConfig, StatePlacement};
 
 /// The values of each setting that is tuned. A setting with one value is fixed.
 #[derive(Debug, Clone, PartialEq)]
@@ -54,7 +54,7 @@ impl SearchSpace {
     ///
     /// One rank is tried at one stage. A batch size that the number of ranks does not divide has no candidates, and neither has a placement that the stage
     /// does not support.
-    pub fn candidates(&self) -> Vec<Candidate> {
+    pub fn candidates(&self) -> Vec<CandidateConfig> {
         let mut candidates = Vec::new();
         for &buffers in &self.buffers {
             for &states in &self.states {
@@ -64,7 +64,7 @@ impl SearchSpace {
                             if ranks == 1 && !self.is_lowest(stage, states) {
                                 continue;
                             }
-                            candidates.push(Candidate {
+                            candidates.push(CandidateConfig {
                                 ranks,
                                 stage,
                                 states,

@@ -2,7 +2,7 @@
 
 use deepburn_config::{RecomputePolicy, TuningMetric};
 
-use crate::candidate::{Candidate, StatePlacement, policy_name};
+use crate::candidate::{CandidateConfig, StatePlacement, policy_name};
 use crate::search::{Assessment, Search, Trial};
 
 /// The largest number of candidates in a table that were forecast and not measured.
@@ -74,7 +74,7 @@ fn row(
     is_measured: bool,
     calibration: &crate::Calibration,
 ) -> String {
-    let Candidate { ranks, stage, states, recompute, micro_batch, accumulation, .. } =
+    let CandidateConfig { ranks, stage, states, recompute, micro_batch, accumulation, .. } =
         trial.candidate;
     let predicted = trial.prediction().map_or(f64::NAN, |it| calibration.seconds(it));
     let measured = trial.measurement().map(|it| it.memory);

@@ -6,11 +6,13 @@
 //! threads, the arrays are as large as the arrays of all ranks together, because the threads share the caches.
 
 use std::hint::black_box;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use burn::tensor::{DType, Tensor};
 use deepburn_comm::{CollectiveTag, CommError, Host, Member, ProcessGroup, RankFailure, run_ranks};
-use deepburn_forecast::cost::RankSpeed;
+use deepburn_config::Precision;
+use deepburn_forecast::cost::{Network, RankSpeed};
 use deepburn_ops::OptimizerOps;
 use deepburn_zero::Training;
 
@@ -107,4 +109,19 @@ pub fn thread_latency(ranks: usize) -> Result<f64, RankFailure<CommError>> {
         Ok::<_, CommError>(started.elapsed().as_secs_f64() / f64::from(BARRIERS))
     })?;
     Ok(times.into_iter().fold(0.0, f64::max) / (ranks - 1) as f64)
+}
+
+/// Returns the speed of one of `ranks` rank threads that share a machine of this `speed`, and their network.
+pub fn shared_by_threads(speed: RankSpeed, latency: f64, ranks: usize) -> (RankSpeed, Network) {
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    (speed.shared_by(ranks as u64, cores as u64), Network::Threads { latency })
+}
+
+/// Returns the element type of tensors in this precision.
+pub fn dtype_of(precision: Precision) -> DType {
+    match precision {
+        Precision::Fp32 => DType::F32,
+        Precision::Fp16 => DType::F16,
+        Precision::Bf16 => DType::BF16,
+    }
 }

@@ -20,9 +20,9 @@ struct Network<B: Backend> {
 }
 
 /// A network for images of 8 x 8 pixels.
-struct Images;
+struct ImageClassifier;
 
-impl<B: OptimizerOps> Tunable<B> for Images {
+impl<B: OptimizerOps> Tunable<B> for ImageClassifier {
     type Model = Network<Training<B>>;
 
     fn model(&self, device: &B::Device) -> Result<Self::Model, BoxError> {
@@ -54,7 +54,7 @@ fn options() -> TuneOptions {
 
 #[test]
 fn finds_a_configuration_that_trains() {
-    let tuned = tune::<Flex, _>(&Images, CONFIG, &[FlexDevice], &options()).unwrap();
+    let tuned = tune::<Flex, _>(&ImageClassifier, CONFIG, &[FlexDevice], &options()).unwrap();
     assert_eq!(tuned.config["train_batch_size"], 12);
     assert_eq!(tuned.plan.batch.train_batch_size, 12);
     assert!((3..=6).contains(&tuned.search.measured().len()));
@@ -70,10 +70,10 @@ fn finds_a_configuration_that_trains() {
     let plan = deepburn::plan(&tuned.config.to_string(), tuned.ranks).unwrap();
     assert_eq!(plan.zero, tuned.plan.zero);
     let losses = deepburn::run_ranks(tuned.ranks, |group: Group<Flex>| {
-        let model = Tunable::<Flex>::model(&Images, &FlexDevice)?;
+        let model = Tunable::<Flex>::model(&ImageClassifier, &FlexDevice)?;
         let mut engine = deepburn::initialize(model, &plan, group)?;
         let samples = plan.batch.micro_batch_size;
-        let loss = engine.forward(|model| Images.loss(model, samples, &FlexDevice))??;
+        let loss = engine.forward(|model| ImageClassifier.loss(model, samples, &FlexDevice))??;
         engine.backward(loss)?;
         engine.step()?;
         Ok(())
@@ -83,7 +83,7 @@ fn finds_a_configuration_that_trains() {
 
 #[test]
 fn what_does_not_fit_is_not_measured() {
-    let all = tune::<Flex, _>(&Images, CONFIG, &[FlexDevice], &options()).unwrap();
+    let all = tune::<Flex, _>(&ImageClassifier, CONFIG, &[FlexDevice], &options()).unwrap();
     let peaks = all.search.trials().iter().filter_map(|trial| {
         let memory = trial.memory()?;
         Some(memory.device * trial.candidate.ranks as u64)
@@ -91,7 +91,7 @@ fn what_does_not_fit_is_not_measured() {
     let least = peaks.min().unwrap();
     let limit = least + least / 20;
     let limited = TuneOptions { memory: Some(limit), ..options() };
-    let tuned = tune::<Flex, _>(&Images, CONFIG, &[FlexDevice], &limited).unwrap();
+    let tuned = tune::<Flex, _>(&ImageClassifier, CONFIG, &[FlexDevice], &limited).unwrap();
     for trial in tuned.search.trials() {
         let needed = |device| device * trial.candidate.ranks as u64;
         match &trial.assessment {
@@ -105,7 +105,8 @@ fn what_does_not_fit_is_not_measured() {
         }
     }
     let none = TuneOptions { memory: Some(1), ..options() };
-    let error = tune::<Flex, _>(&Images, CONFIG, &[FlexDevice], &none).unwrap_err().to_string();
+    let error =
+        tune::<Flex, _>(&ImageClassifier, CONFIG, &[FlexDevice], &none).unwrap_err().to_string();
     assert!(error.contains("comes closest") && error.contains("limit is 1"), "{error}");
 }
 
@@ -113,7 +114,7 @@ fn what_does_not_fit_is_not_measured() {
 fn states_on_a_disk_are_tried_and_forecast() {
     let folder = tempfile::tempdir().unwrap();
     let config = r#"{"train_batch_size": 2, "optimizer": {"type": "AdamW"}}"#;
-    let all = tune::<Flex, _>(&Images, config, &[FlexDevice], &options()).unwrap();
+    let all = tune::<Flex, _>(&ImageClassifier, config, &[FlexDevice], &options()).unwrap();
     let peaks = all
         .search
         .trials()
@@ -122,7 +123,7 @@ fn states_on_a_disk_are_tried_and_forecast() {
     // Less than any configuration without offload needs, also one that recomputes.
     let memory = Some(peaks.min().unwrap() * 7 / 10);
     let limited = TuneOptions { memory, nvme: Some(folder.path().to_owned()), ..options() };
-    let tuned = tune::<Flex, _>(&Images, config, &[FlexDevice], &limited).unwrap();
+    let tuned = tune::<Flex, _>(&ImageClassifier, config, &[FlexDevice], &limited).unwrap();
     let path = &tuned.config["zero_optimization"]["offload_optimizer"]["nvme_path"];
     assert_eq!(path.as_str(), folder.path().to_str());
     let best = &tuned.search.trials()[tuned.search.best().unwrap()];
@@ -134,7 +135,7 @@ fn states_on_a_disk_are_tried_and_forecast() {
 fn a_section_limits_the_search() {
     let config = r#"{"train_batch_size": 8, "autotuning": {"enabled": true, "fast": true, "tuner_num_trials": 1,
         "max_train_micro_batch_size_per_gpu": 2}}"#;
-    let tuned = tune::<Flex, _>(&Images, config, &[FlexDevice], &options()).unwrap();
+    let tuned = tune::<Flex, _>(&ImageClassifier, config, &[FlexDevice], &options()).unwrap();
     assert_eq!(tuned.search.measured().len(), 1);
     assert!(tuned.plan.batch.micro_batch_size <= 2);
     assert!(tuned.config.get("autotuning").is_none());
@@ -143,11 +144,13 @@ fn a_section_limits_the_search() {
         (r#"{"enabled": true, "min_train_batch_size": 9, "max_train_batch_size": 15}"#, "widen"),
     ] {
         let config = format!(r#"{{"train_batch_size": 8, "autotuning": {section}}}"#);
-        let error = tune::<Flex, _>(&Images, &config, &[FlexDevice], &options()).unwrap_err();
+        let error =
+            tune::<Flex, _>(&ImageClassifier, &config, &[FlexDevice], &options()).unwrap_err();
         assert!(error.to_string().contains(part), "{error}");
     }
     let config = r#"{"train_batch_size": 7}"#;
     let even = TuneOptions { ranks: vec![2, 4], ..TuneOptions::default() };
-    let error = tune::<Flex, _>(&Images, config, &[FlexDevice], &even).unwrap_err().to_string();
+    let error =
+        tune::<Flex, _>(&ImageClassifier, config, &[FlexDevice], &even).unwrap_err().to_string();
     assert!(error.contains("train_batch_size"), "{error}");
 }

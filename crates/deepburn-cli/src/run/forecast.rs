@@ -119,24 +119,25 @@ impl TrainedModel<'_> {
         plan.activations.recompute = change.policy.unwrap_or(plan.activations.recompute);
         let sequences = change.sequences.unwrap_or(self.batch.sequences);
         let batch = BatchShape { sequences, ..self.batch };
-        Ok(self.host_forecast(&(self.run)(&plan, batch)?, &plan, local))
+        Ok(HostForecast::new(&self.sizes, &(self.run)(&plan, batch)?, &plan, local))
     }
+}
 
-    /// Returns the memory of the ranks of a host with this forecast of a rank with `plan`.
-    fn host_forecast(&self, forecast: &Forecast, plan: &Plan, local: LocalRanks) -> HostForecast {
-        let trained = self.sizes.iter().filter(|size| size.is_trainable());
-        HostForecast {
+impl HostForecast {
+    /// Returns the memory of the ranks of a host that train parameters of these `sizes` with `plan`. `forecast` is the
+    /// plan's forecast for one rank.
+    fn new(sizes: &[ParameterSize], forecast: &Forecast, plan: &Plan, local: LocalRanks) -> Self {
+        let trained = sizes.iter().filter(|size| size.is_trainable());
+        Self {
             stage: plan.zero.stage,
             rank: forecast.step,
-            largest: self.sizes.iter().map(|size| size.numel).max().unwrap_or(0),
+            largest: sizes.iter().map(|size| size.numel).max().unwrap_or(0),
             largest_gradient: trained.map(|size| size.numel).max().unwrap_or(0),
             precision: plan.precision,
             local,
         }
     }
-}
 
-impl HostForecast {
     /// Returns the bytes of `tensors` on this host.
     ///
     /// Rank threads share the initial parameters in f32, and the result of an all-gather, which is a single array. At
@@ -315,7 +316,7 @@ impl RunForecast {
         let zero = &preparation.plan.zero;
         let forecast = model.forecast(zero, local, PassChange::default());
         let forecast = forecast.map_err(Failure::mistake)?;
-        Ok(Self { forecast, resident: Resident::new(&forecast, preparation, &model) })
+        Ok(Self { forecast, resident: Resident::new(&forecast, preparation, model.batch) })
     }
 
     /// Returns the entry of `job.json`, in bytes: the memory of rank 0 on each tier as the ledger counts it, and the
@@ -350,7 +351,7 @@ impl RunForecast {
         // The resident set is checked too, so that a run with the suggested change really fits.
         let fits = |zero: &ZeroPlan, change| {
             model.forecast(zero, local, change).is_ok_and(|changed| {
-                let resident = Resident::new(&changed, preparation, &model);
+                let resident = Resident::new(&changed, preparation, model.batch);
                 limits
                     .iter()
                     .all(|limit| !changed.exceeds(limit) && resident.is_below(limit, &local))

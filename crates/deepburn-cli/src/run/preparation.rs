@@ -15,14 +15,13 @@
 
 use std::path::PathBuf;
 
-use burn::tensor::DType;
 use deepburn::weights::WeightMap;
 use deepburn::zero::ParameterSize;
-use deepburn::{BatchSchedule, Interval};
+use deepburn::{BatchSchedule, Interval, dtype_of};
 use deepburn_chat::Day;
 use deepburn_config::{
-    Backend, BatchPlan, Cadence, Diagnosis, DynamicBatchingPlan, Job, JobRequest, Plan, Precision,
-    RawConfig, ResolvedJob, RunContext, Severity, StepCount, TrainingJob, counted, resolve,
+    Backend, BatchPlan, Cadence, Diagnosis, DynamicBatchingPlan, Job, JobRequest, Plan, RawConfig,
+    ResolvedJob, RunContext, Severity, StepCount, TrainingJob, counted, resolve,
     resolve_preliminary,
 };
 use deepburn_datasets::{DataShard, Order};
@@ -281,16 +280,11 @@ pub(crate) fn check_types<B: burn::tensor::backend::Backend>(
     let precision = &preparation.plan.precision;
     for (wanted, key) in [
         (precision.compute, "deepspeed.{}.enabled"),
-        (precision.autocast.unwrap_or(precision.compute), "deepspeed.torch_autocast.dtype"),
+        (precision.of_products(), "deepspeed.torch_autocast.dtype"),
         (precision.communication, "deepspeed.communication_data_type"),
         (precision.accumulation, "deepspeed.data_types.grad_accum_dtype"),
     ] {
-        let dtype = match wanted {
-            Precision::Fp32 => DType::F32,
-            Precision::Fp16 => DType::F16,
-            Precision::Bf16 => DType::BF16,
-        };
-        if !B::supports_dtype(device, dtype) {
+        if !B::supports_dtype(device, dtype_of(wanted)) {
             return Err(Failure::mistake(format!(
                 "{}: the device of training.backend \"{}\" does not support {2}; use \
                  another type or \"flex\"",

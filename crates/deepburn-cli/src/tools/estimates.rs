@@ -302,7 +302,7 @@ impl Scaling {
         let workload = RankWorkload {
             batch,
             width,
-            precision: precision.autocast.unwrap_or(precision.compute),
+            precision: precision.of_products(),
             micro_batches: plan.gradient_accumulation_steps as u64,
         };
         let ranks = arguments.ranks;

@@ -16,12 +16,11 @@ mod tests;
 
 use std::collections::BTreeMap;
 
-use burn::tensor::DType;
 use burn_flex::{Flex, FlexDevice};
 use clap::Args;
 use deepburn::comm::{Count, Statistics};
 use deepburn::cost::{Links, Network, RankSpeed, StepCost, UnknownBandwidth};
-use deepburn::{MeasuredSizes, machine_speed, thread_latency};
+use deepburn::{MeasuredSizes, dtype_of, machine_speed, shared_by_threads, thread_latency};
 use deepburn_config::{Precision, Stage, counted};
 use deepburn_models::BatchShape;
 use serde_json::{Value, json};
@@ -72,11 +71,7 @@ pub(crate) struct ScalingArguments {
 /// Measures the speed of this machine with the sizes of `workload` on `ranks` ranks together.
 fn measured(workload: &RankWorkload, ranks: u64) -> RankSpeed {
     let tokens = workload.batch.sequences.saturating_mul(workload.batch.length);
-    let dtype = match workload.precision {
-        Precision::Fp32 => DType::F32,
-        Precision::Fp16 => DType::F16,
-        Precision::Bf16 => DType::BF16,
-    };
+    let dtype = dtype_of(workload.precision);
     let rows = tokens.saturating_mul(ranks);
     machine_speed::<Flex>(&FlexDevice, MeasuredSizes { rows, width: workload.width, dtype })
 }
@@ -201,7 +196,7 @@ impl Speed {
     /// Returns the speed of each rank if there are `ranks` ranks.
     pub(crate) fn rank_speed(&self, ranks: u64) -> RankSpeed {
         match self.network {
-            Network::Threads { .. } => self.rank.shared_by(ranks, cores()),
+            Network::Threads { latency } => shared_by_threads(self.rank, latency, ranks as usize).0,
             Network::Links(_) => self.rank,
         }
     }
@@ -289,11 +284,6 @@ impl Speed {
         };
         ideal / row.seconds
     }
-}
-
-/// Returns the number of cores that rank threads share.
-pub(crate) fn cores() -> u64 {
-    std::thread::available_parallelism().map_or(1, |cores| cores.get() as u64)
 }
 
 /// Returns the powers of two below `ranks`, followed by `ranks`.

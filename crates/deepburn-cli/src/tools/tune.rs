@@ -20,8 +20,8 @@ use std::time::Instant;
 
 use clap::Args;
 use deepburn::tune::{
-    Assessment, MeasuredSteps, Results, ResultsError, Search, SearchLimits, Trial, TuneEvent,
-    failure, spearman, table,
+    Assessment, MeasuredSteps, Search, SearchLimits, Trial, TuneEvent, TuningFiles,
+    TuningFilesError, failure, spearman, table,
 };
 use deepburn_config::counted;
 
@@ -107,7 +107,7 @@ pub(crate) fn tune(arguments: &TuneArguments) -> Result<BestConfig, Failure> {
     }
     let (config, command) = (|it: &_| tuner.config(it), |it: &_, file: &_| job.command(it, file));
     let folder = arguments.results_dir.clone();
-    let results = Results {
+    let results = TuningFiles {
         results: folder.unwrap_or_else(|| autotuning.results_dir.clone()),
         exps: autotuning.exps_dir.clone(),
         title: job.name(),
@@ -120,7 +120,7 @@ pub(crate) fn tune(arguments: &TuneArguments) -> Result<BestConfig, Failure> {
     let steps =
         MeasuredSteps { warmup: autotuning.warmup_steps, measured: autotuning.measured_steps };
     // The first file that cannot be written ends the search, because later ones cannot be written either.
-    let (unwritten, interrupt) = (RefCell::new(None::<ResultsError>), signals.interrupt());
+    let (unwritten, interrupt) = (RefCell::new(None::<TuningFilesError>), signals.interrupt());
     let observe = |search: &Search, event| match event {
         TuneEvent::Measuring { index, again } => {
             console::eprint(&progress(search, index, again, steps));
@@ -213,12 +213,12 @@ fn agreement(search: &Search) -> Vec<String> {
         .collect();
     let seconds: Vec<_> = measured.iter().map(|(_, seconds)| *seconds).collect();
     let calibration = search.calibration();
-    let predicted = |of: &dyn Fn(&deepburn::tune::Prediction) -> f64| -> Vec<f64> {
+    let predicted = |of: &dyn Fn(&deepburn::tune::PredictedStep) -> f64| -> Vec<f64> {
         measured.iter().filter_map(|(trial, _)| trial.prediction().map(of)).collect()
     };
     let plain = spearman(&predicted(&|it| it.seconds()), &seconds);
     let corrected = spearman(&predicted(&|it| calibration.seconds(it)), &seconds);
-    let ratios = |of: fn(&deepburn::tune::Memory) -> Option<u64>| -> String {
+    let ratios = |of: fn(&deepburn::tune::StepMemory) -> Option<u64>| -> String {
         let ratio = |(trial, _): &(&Trial, f64)| {
             let forecast = of(trial.memory()?)? as f64;
             Some(forecast / of(&trial.measurement()?.memory)? as f64)

@@ -3,12 +3,15 @@
 //! Main type: [`HostLimits`]. A plan is forecast as a run is, and compared with the same limits, so that a configuration
 //! which the tuner suggests is not refused by the run.
 
+use std::path::{Path, PathBuf};
+
 use deepburn::Forecast;
-use deepburn::tune::{Memory, Shortage, memory_of};
+use deepburn::tune::{MemoryShortage, StepMemory, memory_of};
+use deepburn::zero::check_folder;
 use deepburn_config::{Plan, counted};
 use deepburn_models::BatchShape;
 
-use super::{HostForecast, LocalRanks, Resident, TrainedModel, readable};
+use super::{HostForecast, LocalRanks, Resident, readable};
 use crate::job::memory::{MemoryLimit, memory_limits};
 use crate::run::preparation::Preparation;
 
@@ -18,19 +21,27 @@ pub(crate) struct HostLimits {
     memory: Vec<MemoryLimit>,
     /// The limit of the memory of each device other than the host; `None` if it is not known.
     device: Option<u64>,
-    /// The limit of the files of all ranks on NVMe; `None` if the disk is checked when it is used.
+    /// The limit of the files of all ranks on NVMe; `None` for the free space of the disk.
     disk: Option<u64>,
+    /// The folder of these files, if there are any.
+    nvme: Option<PathBuf>,
 }
 
 impl HostLimits {
-    /// Returns the limits of this host and of the command line. `memory` limits each device, or host memory if tensors are
-    /// there.
-    pub(crate) fn new(memory: Option<u64>, disk: Option<u64>, on_host: bool) -> Self {
+    /// Returns the limits of this host, and of the command line: `memory` limits each device, or host memory if tensors are
+    /// there. Files on NVMe are in the folder `nvme`.
+    pub(crate) fn new(
+        memory: Option<u64>,
+        disk: Option<u64>,
+        nvme: Option<&Path>,
+        on_host: bool,
+    ) -> Self {
         let mut limits = memory_limits();
         if let (Some(bytes), true) = (memory, on_host) {
             limits.push(MemoryLimit { bytes, what: "--memory", of_process: false });
         }
-        Self { memory: limits, device: memory.filter(|_| !on_host), disk }
+        let device = memory.filter(|_| !on_host);
+        Self { memory: limits, device, disk, nvme: nvme.map(Path::to_owned) }
     }
 
     /// Returns the memory of a run of `preparation` with this plan on rank threads, and what is missing if it does not fit.
@@ -41,32 +52,26 @@ impl HostLimits {
         plan: &Plan,
         length: u64,
         forecast: &Forecast,
-    ) -> (Memory, Option<Shortage>) {
+    ) -> (StepMemory, Option<MemoryShortage>) {
         let count = plan.batch.world_size as u64;
         let backend = preparation.job.training.backend;
         let local = LocalRanks { count, are_threads: true, backend };
-        let sequences = plan.batch.micro_batch_size as u64;
-        let model = TrainedModel {
-            sizes: preparation.sizes.clone(),
-            run: Box::new(|plan, batch| preparation.subject.forecast(plan, batch)),
-            batch: BatchShape { sequences, length },
-            plan,
-        };
-        let host = model.host_forecast(forecast, plan, local);
-        let resident = Resident::new(&host, preparation, &model);
-        let memory = Memory { resident: Some(resident.total()), ..memory_of(&forecast.step) };
+        let host = HostForecast::new(&preparation.sizes, forecast, plan, local);
+        let batch = BatchShape { sequences: plan.batch.micro_batch_size as u64, length };
+        let resident = Resident::new(&host, preparation, batch);
+        let memory = StepMemory { resident: Some(resident.total()), ..memory_of(&forecast.step) };
         let shortages = [self.host(&host, &resident), self.of_device(&host), self.of_disk(&host)];
         (memory, shortages.into_iter().flatten().max_by_key(|shortage| shortage.bytes))
     }
 
     /// Compares host memory with its limits.
-    fn host(&self, host: &HostForecast, resident: &Resident) -> Option<Shortage> {
+    fn host(&self, host: &HostForecast, resident: &Resident) -> Option<MemoryShortage> {
         let short = self.memory.iter().filter(|limit| !resident.is_below(limit, &host.local));
         let limit = short.min_by_key(|limit| limit.bytes)?;
         let (needed, margined) =
             (resident.compared(limit, &host.local), resident.with_margin(limit, &host.local));
         let missing = margined.saturating_sub(limit.bytes);
-        Some(Shortage {
+        Some(MemoryShortage {
             reason: format!(
                 "host memory: {} with {} and a margin of {}, of {} ({}); {} are missing",
                 readable(needed),
@@ -81,9 +86,9 @@ impl HostLimits {
     }
 
     /// Compares the memory of a device with its limit.
-    fn of_device(&self, host: &HostForecast) -> Option<Shortage> {
+    fn of_device(&self, host: &HostForecast) -> Option<MemoryShortage> {
         let (needed, limit) = (host.rank.device.total, self.device?);
-        (needed > limit && !host.local.backend.is_host()).then(|| Shortage {
+        (needed > limit && !host.local.backend.is_host()).then(|| MemoryShortage {
             reason: format!(
                 "device memory: {} of {} (--memory)",
                 readable(needed),
@@ -93,12 +98,19 @@ impl HostLimits {
         })
     }
 
-    /// Compares the files on NVMe with their limit.
-    fn of_disk(&self, host: &HostForecast) -> Option<Shortage> {
-        let (needed, limit) = (host.rank.disk.total.saturating_mul(host.local.count), self.disk?);
-        (needed > limit).then(|| Shortage {
-            reason: format!("NVMe: {} of {} (--disk)", readable(needed), readable(limit)),
-            bytes: needed - limit,
-        })
+    /// Compares the files on NVMe with their limit, or with the free space of the disk.
+    fn of_disk(&self, host: &HostForecast) -> Option<MemoryShortage> {
+        let needed = host.rank.disk.total.saturating_mul(host.local.count);
+        match (self.disk, &self.nvme) {
+            _ if needed == 0 => None,
+            (Some(limit), _) => (needed > limit).then(|| MemoryShortage {
+                reason: format!("NVMe: {} of {} (--disk)", readable(needed), readable(limit)),
+                bytes: needed - limit,
+            }),
+            (None, Some(folder)) => check_folder(folder, needed)
+                .err()
+                .map(|error| MemoryShortage { reason: error.to_string(), bytes: needed }),
+            (None, None) => None,
+        }
     }
 }

@@ -6,8 +6,9 @@
 
 use deepburn::zero::Category;
 use deepburn_config::Backend;
+use deepburn_models::BatchShape;
 
-use super::{HostForecast, LocalRanks, Tensors, TrainedModel};
+use super::{HostForecast, LocalRanks, Tensors};
 use crate::job::memory::MemoryLimit;
 use crate::run::preparation::Preparation;
 
@@ -63,11 +64,11 @@ pub(super) struct Resident {
 }
 
 impl Resident {
-    /// Forecasts the resident set of a run with the tensors of `forecast`.
+    /// Forecasts the resident set of a run with the tensors of `forecast` and micro-batches of this shape.
     pub(super) fn new(
         forecast: &HostForecast,
         preparation: &Preparation,
-        model: &TrainedModel<'_>,
+        batch: BatchShape,
     ) -> Self {
         let LocalRanks { count, are_threads, .. } = forecast.local;
         let ranks = if are_threads { count } else { 1 };
@@ -77,7 +78,7 @@ impl Resident {
             ParametersOnDisk::Viewed => forecast.rank.device.ungathered + forecast.rank.host.total,
             _ => of_process(forecast.host_memory(Tensors::All)),
         };
-        let logits = preparation.subject.info().architecture().logits_bytes(model.batch);
+        let logits = preparation.subject.info().architecture().logits_bytes(batch);
         let read = match parameters {
             ParametersOnDisk::None => 0,
             _ => of_process(forecast.rank.device.of(Category::Gathered)),

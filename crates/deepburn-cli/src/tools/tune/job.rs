@@ -8,11 +8,13 @@ use burn_flex::FlexDevice;
 use deepburn::comm::Placement;
 use deepburn::cost::{Network, RankSpeed};
 use deepburn::tune::{
-    Candidate, MeasuredSteps, Measurement, SearchSpace, Shortage, Tuner, compute_type, narrow,
-    policy_name, search_space, shared_by_threads, split,
+    CandidateConfig, MeasuredSteps, Measurement, MemoryShortage, SearchSpace, Tuner, narrow,
+    policy_name, search_space, split,
 };
 use deepburn::zero::{check_folder, disk_bandwidth};
-use deepburn::{Forecast, MeasuredSizes, machine_speed, thread_latency};
+use deepburn::{
+    Forecast, MeasuredSizes, dtype_of, machine_speed, shared_by_threads, thread_latency,
+};
 use deepburn_config::{AutotuningPlan, Job, JobRequest, Plan};
 use deepburn_launch::quoted;
 use serde_json::Value;
@@ -95,8 +97,8 @@ impl TunedJob {
             autotuning,
             config,
             ranks,
+            limits: HostLimits::new(memory, disk, nvme.as_deref(), on_host),
             nvme,
-            limits: HostLimits::new(memory, disk, on_host),
             arguments: arguments.clone(),
         })
     }
@@ -156,7 +158,7 @@ impl TunedJob {
         plan: &Plan,
         length: u64,
         forecast: &Forecast,
-    ) -> Option<Shortage> {
+    ) -> Option<MemoryShortage> {
         self.limits.fit(&self.preparation, plan, length, forecast).1
     }
 
@@ -168,7 +170,7 @@ impl TunedJob {
             (plan.batch.train_batch_size / plan.batch.gradient_accumulation_steps.max(1)) as u64;
         let rows = samples.saturating_mul(self.length);
         let width = self.preparation.subject.info().architecture().width() as u64;
-        let sizes = MeasuredSizes { rows, width, dtype: compute_type(plan) };
+        let sizes = MeasuredSizes { rows, width, dtype: dtype_of(plan.precision.of_products()) };
         let (mut speed, devices) = self.machine_speed(sizes);
         // Without a figure for the bus, copies take as long as in host memory.
         speed.host_bandwidth = Some(speed.memory_bandwidth);
@@ -249,7 +251,7 @@ impl TunedJob {
     }
 
     /// Returns the command that trains a candidate whose configuration is in `file`.
-    pub(crate) fn command(&self, candidate: &Candidate, file: &Path) -> String {
+    pub(crate) fn command(&self, candidate: &CandidateConfig, file: &Path) -> String {
         let config = self.arguments.config.display().to_string();
         let mut words = vec!["finetune".to_owned(), "--config".to_owned(), config];
         words.extend(self.options(candidate, file));
@@ -258,7 +260,7 @@ impl TunedJob {
 
     /// Returns the options of `finetune` that select a candidate whose configuration is in `file`, beside those that name
     /// the job.
-    pub(crate) fn options(&self, candidate: &Candidate, file: &Path) -> Vec<String> {
+    pub(crate) fn options(&self, candidate: &CandidateConfig, file: &Path) -> Vec<String> {
         let mut options = vec!["--deepspeed".to_owned(), file.display().to_string()];
         options.extend(["--ranks".to_owned(), candidate.ranks.to_string()]);
         // Values of the DeepSpeed configuration are in its file.

@@ -4,7 +4,7 @@
 
 use std::path::Path;
 
-use deepburn::tune::{Assessment, Candidate, Search, StatePlacement, Tuner};
+use deepburn::tune::{Assessment, CandidateConfig, Search, StatePlacement, Tuner};
 use deepburn_config::{Precision, RecomputePolicy, Stage};
 use deepburn_models::BatchShape;
 use serde_json::{Value, json};
@@ -20,7 +20,7 @@ pub(super) fn remedy(job: &TunedJob, tuner: &Tuner<'_>, search: &Search) -> Stri
         return "correct the settings that the reason names".to_owned();
     };
     if job.nvme.is_none() {
-        let offloaded = Candidate {
+        let offloaded = CandidateConfig {
             stage: Stage::Parameters,
             states: StatePlacement::AllOnNvme,
             recompute: RecomputePolicy::Full,
@@ -45,7 +45,7 @@ pub(super) fn remedy(job: &TunedJob, tuner: &Tuner<'_>, search: &Search) -> Stri
 }
 
 /// Returns the candidate that comes closest to fitting.
-fn leanest(search: &Search) -> Option<Candidate> {
+fn leanest(search: &Search) -> Option<CandidateConfig> {
     let large = search.trials().iter().filter_map(|trial| match trial.assessment {
         Assessment::TooLarge { shortfall, .. } => Some((shortfall, trial.candidate)),
         _ => None,
@@ -67,7 +67,7 @@ fn fits(
     job: &TunedJob,
     config: &Value,
     tuner: &Tuner<'_>,
-    candidate: &Candidate,
+    candidate: &CandidateConfig,
     length: u64,
 ) -> bool {
     let Ok(plan) = tuner.resolve(config, candidate.ranks) else { return false };

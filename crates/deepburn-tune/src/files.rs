@@ -21,12 +21,12 @@ use deepburn_config::{Stage, TuningMetric};
 use deepburn_files::PartialFile;
 use serde_json::{Value, json};
 
-use crate::candidate::{Candidate, policy_name};
+use crate::candidate::{CandidateConfig, policy_name};
 use crate::page::page;
-use crate::search::{Assessment, Memory, Search, Trial};
+use crate::search::{Assessment, Search, StepMemory, Trial};
 
 /// The folders of a search, and what its files say of the job.
-pub struct Results<'a> {
+pub struct TuningFiles<'a> {
     /// Folder of the results.
     pub results: PathBuf,
     /// Folder of the experiments.
@@ -34,14 +34,14 @@ pub struct Results<'a> {
     /// Name of the job, for the page.
     pub title: String,
     /// Returns the configuration of a candidate.
-    pub config: &'a dyn Fn(&Candidate) -> Value,
+    pub config: &'a dyn Fn(&CandidateConfig) -> Value,
     /// Returns the command that trains a candidate with the configuration in a file.
-    pub command: &'a dyn Fn(&Candidate, &Path) -> String,
+    pub command: &'a dyn Fn(&CandidateConfig, &Path) -> String,
 }
 
 /// A folder or file of results that cannot be used.
 #[derive(Debug)]
-pub enum ResultsError {
+pub enum TuningFilesError {
     /// There are results of an earlier search, which must not be replaced.
     Exists {
         /// A file of these results.
@@ -56,7 +56,7 @@ pub enum ResultsError {
     },
 }
 
-impl fmt::Display for ResultsError {
+impl fmt::Display for TuningFilesError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Exists { path } => write!(
@@ -71,7 +71,7 @@ impl fmt::Display for ResultsError {
     }
 }
 
-impl std::error::Error for ResultsError {}
+impl std::error::Error for TuningFilesError {}
 
 /// The names of the files.
 const SUMMARY: &str = "summary.txt";
@@ -80,15 +80,15 @@ const REPORT: &str = "report.html";
 const OPTIMAL: &str = "ds_config_optimal.json";
 const COMMAND: &str = "cmd_optimal.txt";
 
-impl Results<'_> {
+impl TuningFiles<'_> {
     /// Creates the folders, and removes the results of an earlier search. Folders of its candidates stay.
     ///
     /// # Errors
     /// Returns an error if they cannot be created, or if there are results that must not be replaced.
-    pub fn open(&self, overwrite: bool) -> Result<(), ResultsError> {
+    pub fn open(&self, overwrite: bool) -> Result<(), TuningFilesError> {
         let earlier = fs::read_dir(&self.results).ok().and_then(|mut entries| entries.next());
         if let (false, Some(Ok(entry))) = (overwrite, earlier) {
-            return Err(ResultsError::Exists { path: entry.path() });
+            return Err(TuningFilesError::Exists { path: entry.path() });
         }
         [&self.results, &self.exps].into_iter().try_for_each(|folder| create(folder))?;
         // If this search is killed, there is no result of an earlier one that could be taken for its own.
@@ -96,7 +96,7 @@ impl Results<'_> {
             let path = self.results.join(name);
             match fs::remove_file(&path) {
                 Err(reason) if reason.kind() != io::ErrorKind::NotFound => {
-                    Err(ResultsError::Unwritable { path, reason })
+                    Err(TuningFilesError::Unwritable { path, reason })
                 }
                 _ => Ok(()),
             }
@@ -107,7 +107,7 @@ impl Results<'_> {
     ///
     /// # Errors
     /// Returns an error if a file cannot be written.
-    pub fn write_trial(&self, search: &Search, index: usize) -> Result<(), ResultsError> {
+    pub fn write_trial(&self, search: &Search, index: usize) -> Result<(), TuningFilesError> {
         let trial = &search.trials()[index];
         let (name, config) = (trial.candidate.name(), (self.config)(&trial.candidate));
         let folder = self.results.join(&name);
@@ -150,7 +150,7 @@ impl Results<'_> {
         &self,
         search: &Search,
         elapsed: Duration,
-    ) -> Result<Option<PathBuf>, ResultsError> {
+    ) -> Result<Option<PathBuf>, TuningFilesError> {
         write(&self.results.join(RECORDS), &pretty(&records(search)))?;
         write(&self.results.join(SUMMARY), &summary(search, elapsed))?;
         write(&self.results.join(REPORT), &page(search, &self.title))?;
@@ -206,7 +206,7 @@ fn summary(search: &Search, elapsed: Duration) -> String {
 fn records(search: &Search) -> Value {
     let calibration = search.calibration();
     let record = |trial: &Trial| {
-        let Candidate { ranks, stage, states, recompute, micro_batch, accumulation, .. } =
+        let CandidateConfig { ranks, stage, states, recompute, micro_batch, accumulation, .. } =
             trial.candidate;
         let mut record = json!({
             "name": trial.candidate.name(),
@@ -251,8 +251,8 @@ fn records(search: &Search) -> Value {
 }
 
 /// Returns the memory as JSON, in bytes.
-fn memory(memory: &Memory) -> Value {
-    let Memory { device, host, disk, resident } = memory;
+fn memory(memory: &StepMemory) -> Value {
+    let StepMemory { device, host, disk, resident } = memory;
     json!({ "device": device, "host": host, "disk": disk, "resident": resident })
 }
 
@@ -262,23 +262,23 @@ fn pretty(value: &Value) -> String {
 }
 
 /// Creates a folder and its parents.
-fn create(folder: &Path) -> Result<(), ResultsError> {
+fn create(folder: &Path) -> Result<(), TuningFilesError> {
     fs::create_dir_all(folder)
-        .map_err(|reason| ResultsError::Unwritable { path: folder.to_owned(), reason })
+        .map_err(|reason| TuningFilesError::Unwritable { path: folder.to_owned(), reason })
 }
 
 /// Writes a file whole or not at all.
-fn write(path: &Path, content: &str) -> Result<(), ResultsError> {
+fn write(path: &Path, content: &str) -> Result<(), TuningFilesError> {
     let mut partial = path.as_os_str().to_owned();
     partial.push(".partial");
     PartialFile::replace(path, PathBuf::from(partial), content)
-        .map_err(|reason| ResultsError::Unwritable { path: path.to_owned(), reason })
+        .map_err(|reason| TuningFilesError::Unwritable { path: path.to_owned(), reason })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Measurement, Prediction, SearchLimits, SearchSpace};
+    use crate::{Measurement, PredictedStep, SearchLimits, SearchSpace};
 
     fn search() -> Search {
         let limits = SearchLimits {
@@ -291,22 +291,22 @@ mod tests {
         let mut search =
             Search::new(space.candidates(), limits, |candidate| match candidate.stage {
                 Stage::Disabled => Assessment::TooLarge {
-                    memory: Memory { device: 9, ..Memory::default() },
+                    memory: StepMemory { device: 9, ..StepMemory::default() },
                     reason: "<needs more>".to_owned(),
                     shortfall: 1,
                 },
                 Stage::OptimizerStates => Assessment::Invalid { reason: "not valid".to_owned() },
                 _ => Assessment::Fits {
-                    memory: Memory { device: 5, ..Memory::default() },
-                    prediction: Prediction {
+                    memory: StepMemory { device: 5, ..StepMemory::default() },
+                    prediction: PredictedStep {
                         compute: candidate.accumulation as f64,
-                        ..Prediction::default()
+                        ..PredictedStep::default()
                     },
                     operations: 7,
                 },
             });
         let [first, second] = [search.next().unwrap(), 5];
-        let memory = Memory { device: 6, ..Memory::default() };
+        let memory = StepMemory { device: 6, ..StepMemory::default() };
         search.record(first, Ok(Measurement { seconds: vec![0.5, 0.25, 1.0], memory }));
         search.record(second, Err("disk full".to_owned()));
         search
@@ -316,11 +316,11 @@ mod tests {
     fn writes_the_files_of_deepspeeds_tuner() {
         let folder = tempfile::tempdir().unwrap();
         let (search, base) = (search(), json!({"optimizer": {"type": "AdamW"}}));
-        let config = |candidate: &Candidate| candidate.apply(&base, None);
-        let command = |candidate: &Candidate, file: &Path| {
+        let config = |candidate: &CandidateConfig| candidate.apply(&base, None);
+        let command = |candidate: &CandidateConfig, file: &Path| {
             format!("train {} {}", candidate.ranks, file.display())
         };
-        let results = Results {
+        let results = TuningFiles {
             results: folder.path().join("a/results"),
             exps: folder.path().join("exps"),
             title: "job & <b>".to_owned(),
@@ -374,8 +374,8 @@ mod tests {
         let file = folder.path().join("file");
         fs::write(&file, "").unwrap();
         let (config, command) =
-            (|_: &Candidate| json!({}), |_: &Candidate, _: &Path| String::new());
-        let results = Results {
+            (|_: &CandidateConfig| json!({}), |_: &CandidateConfig, _: &Path| String::new());
+        let results = TuningFiles {
             results: file.join("results"),
             exps: folder.path().to_owned(),
             title: String::new(),

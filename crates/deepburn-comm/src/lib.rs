@@ -7,7 +7,8 @@
 //!
 //! [`Member`] is the engine for rank threads of one process. [`run_ranks`] runs
 //! a function on every rank and returns the first failure. [`Placement`]
-//! detects the rank of a process that mpirun, mpiexec or srun started.
+//! detects the rank of a process that mpirun, mpiexec or srun started. [`Mesh`] arranges ranks along
+//! the axes of parallel training.
 //!
 //! If ranks start different collectives, end early or do not reach a collective, every rank gets a
 //! [`CommError`] and no rank hangs.
@@ -41,6 +42,7 @@ mod gather;
 mod group;
 mod host;
 mod in_process;
+mod mesh;
 mod operation;
 mod panic;
 mod partition;
@@ -58,6 +60,7 @@ pub use gather::gather_bytes;
 pub use group::{Pending, ProcessGroup};
 pub use host::{Host, HostElement};
 pub use in_process::Member;
+pub use mesh::{Axis, Mesh, MeshError};
 pub use operation::Operation;
 pub use panic::message as panic_message;
 pub use partition::Partition;

@@ -6,21 +6,61 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use crate::GroupId;
+use crate::group_ranks::InGroup;
+
 /// The name of an exchange: a purpose and a number, such as `gather#12`, and
 /// optionally the names of its arrays.
 ///
 /// All ranks pass the same tag to the same collective. Tags do not route data,
 /// because collectives are matched by the order of calls. Tags detect ranks
 /// that are out of step and identify the collective in error messages. Purpose
-/// and number are compared; array names are only shown in messages.
+/// and number are compared; array names and the group are only shown in messages.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct CollectiveTag {
     purpose: Cow<'static, str>,
     id: u64,
-    /// The array names. A thin pointer keeps errors small, because every error
-    /// contains a tag. Names are not sent to other ranks.
-    #[serde(skip)]
-    names: Option<Arc<Vec<Arc<str>>>>,
+    /// What messages show in addition. A thin pointer keeps errors small, because every error contains
+    /// a tag.
+    #[serde(with = "group_only")]
+    details: Option<Arc<TagDetails>>,
+}
+
+/// Parts of a tag that are only shown in messages.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct TagDetails {
+    /// The array names. They are not sent to other ranks.
+    names: Vec<Arc<str>>,
+    /// The subgroup in which the collective runs; `None` for the world.
+    group: Option<GroupId>,
+}
+
+impl TagDetails {
+    /// Returns the details of all tags of a subgroup that have no array names.
+    pub(crate) fn of_group(group: GroupId) -> Self {
+        Self { names: Vec::new(), group: Some(group) }
+    }
+}
+
+/// Encodes the details of a tag without array names.
+mod group_only {
+    use serde::{Deserializer, Serializer};
+
+    use super::{Arc, Deserialize, GroupId, Serialize, TagDetails};
+
+    pub(super) fn serialize<S: Serializer>(
+        details: &Option<Arc<TagDetails>>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        details.as_ref().and_then(|details| details.group.as_ref()).serialize(serializer)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Option<Arc<TagDetails>>, D::Error> {
+        let group = Option::<GroupId>::deserialize(deserializer)?;
+        Ok(group.map(TagDetails::of_group).map(Arc::new))
+    }
 }
 
 impl CollectiveTag {
@@ -28,13 +68,25 @@ impl CollectiveTag {
     /// of a parameter, the number of a bucket, or a hash of a list of
     /// parameters.
     pub const fn new(purpose: &'static str, id: u64) -> Self {
-        Self { purpose: Cow::Borrowed(purpose), id, names: None }
+        Self { purpose: Cow::Borrowed(purpose), id, details: None }
     }
 
     /// Returns the tag with array names, such as parameter paths. Messages then
     /// show the names instead of the number.
     pub fn naming(self, names: impl IntoIterator<Item = Arc<str>>) -> Self {
-        Self { names: Some(Arc::new(names.into_iter().collect())), ..self }
+        let group = self.details.as_ref().and_then(|details| details.group.clone());
+        let details = TagDetails { names: names.into_iter().collect(), group };
+        Self { details: Some(Arc::new(details)), ..self }
+    }
+
+    /// Returns the tag with the group in which the collective runs. Tags without array names share
+    /// the details of the group.
+    pub(crate) fn in_group(self, group: &Arc<TagDetails>) -> Self {
+        let details = match self.names() {
+            [] => group.clone(),
+            names => Arc::new(TagDetails { names: names.to_vec(), ..(**group).clone() }),
+        };
+        Self { details: Some(details), ..self }
     }
 
     /// Returns the purpose. [`Statistics`](crate::Statistics) counts
@@ -56,7 +108,7 @@ impl CollectiveTag {
 
     /// Returns the names of the arrays; empty if no names were given.
     pub fn names(&self) -> &[Arc<str>] {
-        self.names.as_deref().map_or(&[], Vec::as_slice)
+        self.details.as_deref().map_or(&[], |details| &details.names)
     }
 }
 
@@ -71,10 +123,12 @@ impl Eq for CollectiveTag {}
 impl fmt::Display for CollectiveTag {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.names() {
-            [] => write!(f, "{}#{}", self.purpose, self.id),
-            [name] => write!(f, "{} ({name})", self.purpose),
-            [first, rest @ ..] => write!(f, "{} ({first} and {} more)", self.purpose, rest.len()),
+            [] => write!(f, "{}#{}", self.purpose, self.id)?,
+            [name] => write!(f, "{} ({name})", self.purpose)?,
+            [first, rest @ ..] => write!(f, "{} ({first} and {} more)", self.purpose, rest.len())?,
         }
+        let group = self.details.as_ref().and_then(|details| details.group.as_ref());
+        write!(f, "{}", InGroup(group.and_then(GroupId::name)))
     }
 }
 
@@ -88,6 +142,19 @@ mod tests {
         assert_eq!(tag.to_string(), "gather#12");
         assert_eq!((tag.purpose(), tag.id()), ("gather", 12));
         assert_ne!(tag, CollectiveTag::new("gather", 13));
+    }
+
+    #[test]
+    fn the_group_is_shown_with_and_without_names() {
+        let id = GroupId::Subgroup { name: "shard".into(), index: 0 };
+        let group = Arc::new(TagDetails::of_group(id));
+        let tag = CollectiveTag::new("gather", 12);
+        assert_eq!(tag.clone().in_group(&group), tag);
+        assert_eq!(tag.clone().in_group(&group).to_string(), "gather#12 in the group `shard`");
+        let named = |tag: CollectiveTag| tag.naming([Arc::from("a")]);
+        for tag in [named(tag.clone()).in_group(&group), named(tag.in_group(&group))] {
+            assert_eq!(tag.to_string(), "gather (a) in the group `shard`");
+        }
     }
 
     #[test]

@@ -6,11 +6,15 @@
 
 use std::borrow::Cow;
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{CollectiveTag, Operation, Signature};
+use crate::group_ranks::InGroup;
+use crate::{
+    CollectiveTag, Contents, Direction, GroupId, MessageRoute, MessageTag, Operation, Signature,
+};
 
 /// The reason why a collective was not completed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
@@ -100,6 +104,102 @@ pub enum CommError {
         reason: String,
     },
 
+    /// A rank created a subgroup with invalid arguments.
+    #[error("rank {rank} cannot create the group `{name}`: {reason}")]
+    InvalidSubgroup {
+        /// The world rank that called.
+        rank: usize,
+        /// The name of the group.
+        name: Cow<'static, str>,
+        /// The invalid argument, its value, the rule and how to fix the problem.
+        reason: String,
+    },
+
+    /// Two ranks created the same subgroup with different members.
+    #[error(
+        "rank {left} created the group `{name}` of the ranks {left_members:?}, but rank {right} \
+         created it of the ranks {right_members:?}; all members of a group must list the same ranks \
+         in the same order, and groups that share some of their ranks need different names"
+    )]
+    SubgroupMismatch {
+        /// The name of the group.
+        name: Cow<'static, str>,
+        /// The lower of the two world ranks.
+        left: usize,
+        /// The members that it listed.
+        left_members: Box<[usize]>,
+        /// The other world rank.
+        right: usize,
+        /// The members that it listed.
+        right_members: Box<[usize]>,
+    },
+
+    /// The arguments of a call for a message are invalid, or the rank has left the group. Nothing
+    /// was sent.
+    #[error(
+        "rank {rank} cannot {direction} {tag}{}: {reason}",
+        InGroup(group.name())
+    )]
+    InvalidMessage {
+        /// The world rank that called.
+        rank: usize,
+        /// The call.
+        direction: Direction,
+        /// The tag of the message.
+        tag: Box<MessageTag>,
+        /// The group.
+        group: GroupId,
+        /// The invalid argument, its value, the rule and how to fix the problem.
+        reason: String,
+    },
+
+    /// A message does not fit the arrays of its receiver.
+    #[error(
+        "rank {} sent {}{} to rank {} with {sent}, but rank {} expects {expected}{}; both sides must \
+         name arrays of the same sizes and types: look for a tag that two messages share, or for a \
+         shape that depends on the rank",
+        route.from, route.tag, InGroup(route.group.name()), route.to, route.to,
+        Arrays::from(&**sent).difference(&Arrays::from(&**expected))
+    )]
+    MessageMismatch {
+        /// The sender, the receiver and the tag.
+        route: Box<MessageRoute>,
+        /// The arrays of the sender.
+        sent: Box<Contents>,
+        /// The arrays of the receiver.
+        expected: Box<Contents>,
+    },
+
+    /// A message did not arrive within the time-out.
+    #[error(
+        "rank {} waited {:.3} s for {} from {sender}{}; find out what holds the sender up (a crash, a \
+         dead-lock, a message with another tag), or raise the time-out if it is only slow",
+        route.to, waited.as_secs_f64(), Tagged(route), Unclaimed(unclaimed)
+    )]
+    MessageTimeout {
+        /// The sender, the receiver and the tag.
+        route: Box<MessageRoute>,
+        /// The time that the receiver waited.
+        waited: Duration,
+        /// The sender and its last known collective.
+        sender: Box<Absence>,
+        /// Some tags of messages of this sender that have arrived and were not received.
+        unclaimed: Vec<MessageTag>,
+    },
+
+    /// A rank finished successfully while another rank was waiting for a message from it.
+    #[error(
+        "rank {} waits for {} from rank {}, which has ended without sending it{}; compare what both \
+         send and receive",
+        route.to, Tagged(route), route.from, Unclaimed(unclaimed)
+    )]
+    SenderLeft {
+        /// The sender, the receiver and the tag.
+        route: Box<MessageRoute>,
+        /// Some tags of messages of this sender that have arrived and were not received.
+        unclaimed: Vec<MessageTag>,
+    },
+
     /// The process of a rank ended without sending a message, for example
     /// because it was killed or ran out of memory.
     #[error(
@@ -181,7 +281,29 @@ pub enum CommError {
     NoRanks,
 }
 
-/// A collective at its position in the common order.
+/// Formats the tag and the group of a message.
+struct Tagged<'a>(&'a MessageRoute);
+
+impl fmt::Display for Tagged<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let MessageRoute { tag, group, .. } = self.0;
+        write!(f, "{tag}{}", InGroup(group.name()))
+    }
+}
+
+/// Formats the tags of messages that were not received.
+struct Unclaimed<'a>(&'a [MessageTag]);
+
+impl fmt::Display for Unclaimed<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, tag) in self.0.iter().enumerate() {
+            write!(f, "{}{tag}", if i == 0 { "; not received from it: " } else { ", " })?;
+        }
+        Ok(())
+    }
+}
+
+/// A collective at its position in the common order of its group.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Call {
     /// The number of the collective. Every rank counts from 0.
@@ -234,7 +356,7 @@ impl fmt::Display for Listed<'_> {
     }
 }
 
-/// The call of one rank.
+/// The call of one rank. All ranks in it are ranks of the world.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Side {
     /// The rank.
@@ -263,6 +385,36 @@ impl Side {
             && same_arrays
     }
 
+    /// Describes the first difference between the arrays of both sides.
+    fn difference(&self, other: &Self) -> String {
+        Arrays::from(self).difference(&Arrays::from(other))
+    }
+}
+
+/// What is known about the arrays of one side of an exchange.
+struct Arrays<'a> {
+    /// The Rust type.
+    payload: &'a str,
+    /// The names; empty if they are not known.
+    names: &'a [Arc<str>],
+    signature: Option<&'a Signature>,
+}
+
+impl<'a> From<&'a Side> for Arrays<'a> {
+    fn from(side: &'a Side) -> Self {
+        let Side { payload, tag, signature, .. } = side;
+        Self { payload, names: tag.names(), signature: signature.as_ref() }
+    }
+}
+
+impl<'a> From<&'a Contents> for Arrays<'a> {
+    fn from(contents: &'a Contents) -> Self {
+        let Contents { payload, signature } = contents;
+        Self { payload, names: &[], signature: Some(signature) }
+    }
+}
+
+impl Arrays<'_> {
     /// Describes the first difference between the arrays of both sides, as a
     /// phrase for the error message. Returns an empty string if the arrays are
     /// equal.
@@ -290,14 +442,13 @@ impl Side {
 
     /// Returns the number of arrays whose name or size is known.
     fn len(&self) -> usize {
-        let sizes = self.signature.as_ref().map_or(0, |signature| signature.numels.len());
-        sizes.max(self.tag.names().len())
+        self.signature.map_or(0, |signature| signature.numels.len()).max(self.names.len())
     }
 
     /// Returns the name and size of array `index`; `None` if neither is known.
     fn array(&self, index: usize) -> Option<Array<'_>> {
-        let name = self.tag.names().get(index).map(|name| &**name);
-        let size = self.signature.as_ref().and_then(|signature| {
+        let name = self.names.get(index).map(|name| &**name);
+        let size = self.signature.and_then(|signature| {
             Some((*signature.numels.get(index)?, &**signature.dtypes.get(index)?))
         });
         (name.is_some() || size.is_some()).then_some(Array { name, size })
@@ -336,8 +487,6 @@ impl fmt::Display for Side {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
     use crate::ReduceOp;
 

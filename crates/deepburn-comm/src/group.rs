@@ -1,6 +1,6 @@
-//! The process group: the collectives of sharded training.
+//! The process group: the collectives and messages of sharded training.
 
-use crate::{CollectiveTag, CommError, Operation, Payload, ReduceOp, Side};
+use crate::{CollectiveTag, CommError, GroupRanks, MessageTag, Operation, Payload, ReduceOp, Side};
 
 /// A fixed set of ranks that exchange data.
 ///
@@ -11,6 +11,12 @@ use crate::{CollectiveTag, CommError, Operation, Payload, ReduceOp, Side};
 /// exchange, and the group adds a sequence number. If the calls of two ranks differ, all ranks get
 /// an error that names both sides.
 ///
+/// Two ranks exchange arrays with [`send`](Self::send) and [`receive`](Self::receive). Messages are
+/// matched by their sender and tag, and never by the order of calls.
+///
+/// The group may be the world or a [subgroup](Subgroup) of it. Ranks in arguments are ranks of the
+/// group. Errors name ranks of the world.
+///
 /// Reductions add in rank order. Results therefore depend only on the inputs and the number of
 /// ranks, not on timing.
 ///
@@ -19,11 +25,18 @@ use crate::{CollectiveTag, CommError, Operation, Payload, ReduceOp, Side};
 /// A collective returns an error immediately if its arguments are invalid or the group has ended.
 /// Other failures are returned by [`Pending::wait`].
 pub trait ProcessGroup<T: Payload>: Send + Sync {
-    /// Returns the rank, from 0.
-    fn rank(&self) -> usize;
+    /// Returns the ranks of the group.
+    fn ranks(&self) -> &GroupRanks;
 
-    /// Returns the number of ranks.
-    fn world_size(&self) -> usize;
+    /// Returns the rank in this group, from 0.
+    fn rank(&self) -> usize {
+        self.ranks().rank()
+    }
+
+    /// Returns the number of ranks in this group.
+    fn world_size(&self) -> usize {
+        self.ranks().len()
+    }
 
     /// Starts the collective that `side` describes with the arrays of this rank.
     ///
@@ -39,7 +52,7 @@ pub trait ProcessGroup<T: Payload>: Send + Sync {
         arrays: Vec<T>,
         op: ReduceOp,
     ) -> Result<Pending<T>, CommError> {
-        let side = Side::reduction(self.rank(), Operation::AllReduce, tag, &arrays, op)?;
+        let side = Side::reduction(self.ranks(), Operation::AllReduce, tag, &arrays, op)?;
         self.start(side, arrays)
     }
 
@@ -52,7 +65,7 @@ pub trait ProcessGroup<T: Payload>: Send + Sync {
         arrays: Vec<T>,
         op: ReduceOp,
     ) -> Result<Pending<T>, CommError> {
-        let side = Side::reduction(self.rank(), Operation::ReduceScatter, tag, &arrays, op)?;
+        let side = Side::reduction(self.ranks(), Operation::ReduceScatter, tag, &arrays, op)?;
         self.start(side, arrays)
     }
 
@@ -64,7 +77,7 @@ pub trait ProcessGroup<T: Payload>: Send + Sync {
         chunks: Vec<T>,
         numels: Vec<usize>,
     ) -> Result<Pending<T>, CommError> {
-        let side = Side::all_gather(self.rank(), self.world_size(), tag, &chunks, numels)?;
+        let side = Side::all_gather(self.ranks(), tag, &chunks, numels)?;
         self.start(side, chunks)
     }
 
@@ -74,7 +87,7 @@ pub trait ProcessGroup<T: Payload>: Send + Sync {
     /// Each rank gets one flat result per array: its parts from all ranks, concatenated in rank
     /// order without padding.
     fn all_to_all(&self, tag: CollectiveTag, arrays: Vec<T>) -> Result<Pending<T>, CommError> {
-        self.start(Side::all_to_all(self.rank(), tag, &arrays)?, arrays)
+        self.start(Side::all_to_all(self.ranks(), tag, &arrays)?, arrays)
     }
 
     /// Sends the arrays of `root` to every rank. The other ranks pass arrays of the same shape. The
@@ -85,14 +98,47 @@ pub trait ProcessGroup<T: Payload>: Send + Sync {
         arrays: Vec<T>,
         root: usize,
     ) -> Result<Pending<T>, CommError> {
-        let side = Side::broadcast(self.rank(), self.world_size(), tag, &arrays, root)?;
+        let side = Side::broadcast(self.ranks(), tag, &arrays, root)?;
         self.start(side, arrays)
     }
 
     /// Waits until every rank has called this function.
     fn barrier(&self, tag: CollectiveTag) -> Result<(), CommError> {
-        self.start(Side::barrier(self.rank(), tag), Vec::new())?.wait().map(drop)
+        self.start(Side::barrier(self.ranks(), tag), Vec::new())?.wait().map(drop)
     }
+
+    /// Sends arrays to rank `to`. Never waits for the receiver: the arrays are kept until it has
+    /// received them. A message that is never received is not an error.
+    ///
+    /// Any number of messages may be under way. The receiver finds a message by its sender and tag,
+    /// so both ranks may start their calls in different orders. Messages with the same sender and
+    /// tag are received in the order in which they were sent.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if `to` is this rank or not a rank of the group, or if the group has ended.
+    fn send(&self, to: usize, tag: MessageTag, arrays: Vec<T>) -> Result<(), CommError>;
+
+    /// Receives the arrays that rank `from` sends with this tag, before or after this call.
+    ///
+    /// `like` are arrays of the same sizes and types. The result is placed in the same memory, for
+    /// example on the same device, and the values of `like` are not used. A sparse array counts as
+    /// many elements as the dense array. [`Pending::wait`] waits at most for the time-out of the
+    /// group, and fails at once if the sender fails or has left. Dropping the handle discards the
+    /// message.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if `from` is this rank or not a rank of the group, or if the group has
+    /// ended. [`Pending::wait`] returns an error if the message does not have the sizes and types of
+    /// `like`; this ends the group.
+    fn receive(&self, from: usize, tag: MessageTag, like: Vec<T>) -> Result<Pending<T>, CommError>;
+
+    /// Returns true if a message from rank `from` with this tag has arrived and no receive has
+    /// claimed it. Never waits. Returns false for a rank that is not in the group.
+    ///
+    /// A program that waits for an arrival in a loop must also [check](Self::check) the group.
+    fn has_arrived(&self, from: usize, tag: &MessageTag) -> bool;
 
     /// Checks that the group has not ended, without communication. Ranks that compute for a long
     /// time between two collectives should call this function.
@@ -102,11 +148,39 @@ pub trait ProcessGroup<T: Payload>: Send + Sync {
     /// Returns the failure that ended the group.
     fn check(&self) -> Result<(), CommError>;
 
-    /// Ends the group: every pending and later call of any rank fails with `cause`.
+    /// Ends the group, the world and all of its subgroups: every pending and later call of any rank
+    /// fails with `cause`.
     fn abort(&self, cause: CommError);
 }
 
-/// The result of a collective that may still be in progress.
+/// A process group of which subgroups can be made.
+///
+/// A subgroup has its own ranks, its own common order of collectives and its own messages. It shares
+/// everything else with the world: the failure that ends all groups of all ranks at once, the
+/// time-out, the end of a rank, and the [`Statistics`](crate::Statistics) of the rank.
+///
+/// Groups of rank threads run independently. Between processes, a rank runs the collectives of all
+/// its groups one after the other, in the order in which it starts them. Ranks that share two groups
+/// must therefore start the collectives of both in an order that is consistent on all ranks, as they
+/// do if all run the same program. Messages are not part of this order.
+pub trait Subgroup: Sized {
+    /// Returns this rank's member of the subgroup of the world ranks `ranks`, one of which is this
+    /// rank. Their order, which is usually ascending, is the order of the subgroup. Also if `self`
+    /// is a subgroup, `ranks` are ranks of the world, and need not be in it.
+    ///
+    /// Every member makes the same call. There is no communication to wait for. Groups of the same
+    /// name are counted on each rank, and the n-th must be the same for all of its members. Disjoint
+    /// groups, such as the shard groups of all stages, may have one name; groups that overlap need
+    /// different names.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a rank does not exist, is listed twice or is missing although it
+    /// calls, or if the group has ended. If members disagree about the ranks, all groups end.
+    fn subgroup(&self, name: &'static str, ranks: &[usize]) -> Result<Self, CommError>;
+}
+
+/// The result of a collective or a receive that may still be in progress.
 ///
 /// The group keeps the arrays alive until every rank has its result. Dropping the handle discards
 /// the result without delaying other ranks.

@@ -6,10 +6,14 @@
 //! thread. `in_process/README.md` describes the states of an exchange and
 //! possible race conditions.
 //!
+//! A message is moved to the receiver ([`Letter`]). Subgroups share the
+//! rendezvous of the world, and with it failures, the time-out and statistics.
+//!
 //! Different collectives on two ranks, invalid arguments and use after leaving
 //! the group cause errors.
 
 mod exchange;
+mod letter;
 mod rendezvous;
 mod round;
 
@@ -17,29 +21,33 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::{
-    CollectiveTag, CommError, GroupFailure, Operation, Pending, ProcessGroup, RankHandle,
-    SharedPayload, Side, Statistics,
+    CollectiveTag, CommError, Contents, Direction, GroupFailure, GroupRanks, MessageRoute,
+    MessageTag, Operation, Pending, ProcessGroup, RankHandle, SharedPayload, Side, Statistics,
+    Subgroup,
 };
+use letter::Letter;
 use rendezvous::{Rendezvous, Ticket};
 
-/// The handle of one rank to a process group of threads.
+/// The handle of one rank to a process group of threads: the world or a [`Subgroup`].
 ///
 /// All ranks must start the same collectives in the same order, across all
 /// [`SharedPayload`] types: collectives of device tensors, host arrays and
 /// bytes may be mixed, and the group detects ranks that start them in a
 /// different order.
 ///
-/// Clones share one membership; dropping the last one leaves the group, and
-/// ranks that wait for this rank then get an error.
+/// Clones and subgroups share one membership; dropping the last handle leaves
+/// all groups, and ranks that wait for this rank then get an error.
 #[derive(Debug, Clone)]
 pub struct Member {
     membership: Arc<Membership>,
+    ranks: GroupRanks,
 }
 
-/// The state that is shared by the clones of a member. Dropping it leaves the
-/// group.
+/// The state that is shared by the clones and subgroups of a member. Dropping
+/// it leaves all groups.
 #[derive(Debug)]
 struct Membership {
+    /// The rank in the world.
     rank: usize,
     rendezvous: Arc<Rendezvous>,
 }
@@ -64,18 +72,26 @@ impl Member {
             return Err(CommError::NoRanks);
         }
         let rendezvous = Arc::new(Rendezvous::new(world_size, timeout));
-        let membership = |rank| Membership { rank, rendezvous: rendezvous.clone() };
-        Ok((0..world_size).map(|rank| Self { membership: Arc::new(membership(rank)) }).collect())
+        let member = |rank| Self {
+            membership: Arc::new(Membership { rank, rendezvous: rendezvous.clone() }),
+            ranks: GroupRanks::world(rank, world_size),
+        };
+        Ok((0..world_size).map(member).collect())
     }
 
-    /// Returns the rank, from 0.
+    /// Returns the ranks of the group.
+    pub fn ranks(&self) -> &GroupRanks {
+        &self.ranks
+    }
+
+    /// Returns the rank in the group, from 0.
     pub fn rank(&self) -> usize {
-        self.membership.rank
+        self.ranks.rank()
     }
 
-    /// Returns the number of ranks.
+    /// Returns the number of ranks in the group.
     pub fn world_size(&self) -> usize {
-        self.membership.rendezvous.world_size()
+        self.ranks.len()
     }
 
     /// Waits until every rank has called this function. Unlike
@@ -86,27 +102,35 @@ impl Member {
     /// Returns an error if a rank failed, started a different collective or did
     /// not reach the barrier in time.
     pub fn barrier(&self, tag: CollectiveTag) -> Result<(), CommError> {
-        let side = Side::barrier(self.rank(), tag);
+        let side = Side::barrier(&self.ranks, tag);
         let span = side.span();
         let ticket = self.post(side, Vec::<()>::new())?;
         span.in_scope(|| exchange::barrier(&ticket))
     }
 
-    /// Ends the group: every pending and later call of any rank fails with the
-    /// cause of the first `abort`.
+    /// Ends the world and all subgroups: every pending and later call of any
+    /// rank fails with the cause of the first `abort`.
     pub fn abort(&self, cause: CommError) {
-        self.membership.rendezvous.abort(self.rank(), cause);
+        self.membership.rendezvous.abort(self.membership.rank, cause);
     }
 
-    /// Declares that this rank starts no more collectives; see
-    /// [`RankHandle::leave`].
+    /// Declares that this rank starts no more collectives and messages, in any
+    /// group; see [`RankHandle::leave`].
     pub fn leave(&self) {
-        self.membership.rendezvous.leave(self.rank());
+        self.membership.rendezvous.leave(self.membership.rank);
     }
 
-    /// Returns the counts of the collectives that this rank has started.
+    /// Returns the counts of the collectives and messages that this rank has
+    /// started, in all groups.
     pub fn statistics(&self) -> Statistics {
-        self.membership.rendezvous.statistics(self.rank())
+        self.membership.rendezvous.statistics(self.membership.rank)
+    }
+
+    /// Returns true if a message has arrived and was not received; see
+    /// [`ProcessGroup::has_arrived`]. It does not require a payload type.
+    pub fn has_arrived(&self, from: usize, tag: &MessageTag) -> bool {
+        MessageRoute::new(&self.ranks, Direction::Receive, from, tag.clone())
+            .is_ok_and(|route| self.membership.rendezvous.has_arrived(&route))
     }
 
     /// Takes the next position in the common order and deposits `arrays` there.
@@ -115,10 +139,11 @@ impl Member {
         side: Side,
         arrays: Vec<T>,
     ) -> Result<Ticket, CommError> {
-        Rendezvous::post(&self.membership.rendezvous, side, Arc::new(arrays))
+        Rendezvous::post(&self.membership.rendezvous, &self.ranks, side, Arc::new(arrays))
     }
 }
 
+/// The rank of a handle is its rank in the world, also for a subgroup.
 impl RankHandle for Member {
     fn rank(&self) -> usize {
         self.membership.rank
@@ -137,27 +162,51 @@ impl RankHandle for Member {
     }
 }
 
-impl<T: SharedPayload> ProcessGroup<T> for Member {
-    fn rank(&self) -> usize {
-        self.rank()
+impl Subgroup for Member {
+    fn subgroup(&self, name: &'static str, ranks: &[usize]) -> Result<Self, CommError> {
+        let ranks = self.membership.rendezvous.subgroup(&self.ranks, name, ranks)?;
+        Ok(Self { membership: self.membership.clone(), ranks })
     }
+}
 
-    fn world_size(&self) -> usize {
-        self.world_size()
+impl<T: SharedPayload> ProcessGroup<T> for Member {
+    fn ranks(&self) -> &GroupRanks {
+        &self.ranks
     }
 
     fn start(&self, side: Side, arrays: Vec<T>) -> Result<Pending<T>, CommError> {
         let (operation, numels, span) = (side.operation, side.numels().to_vec(), side.span());
+        let ranks = self.ranks.clone();
         let ticket = self.post(side, arrays)?;
         let result = move || match operation {
             Operation::AllReduce(op) => exchange::all_reduce(&ticket, op),
             Operation::ReduceScatter(op) => exchange::reduce_scatter(&ticket, op),
             Operation::AllGather => exchange::all_gather(&ticket, &numels),
             Operation::AllToAll => exchange::all_to_all(&ticket),
-            Operation::Broadcast { root } => exchange::broadcast(&ticket, root),
+            Operation::Broadcast { root } => {
+                exchange::broadcast(&ticket, ranks.position(root).unwrap_or_default())
+            }
             Operation::Barrier => exchange::barrier(&ticket).map(|()| Vec::new()),
         };
         Ok(Pending::new(move || span.in_scope(result)))
+    }
+
+    fn send(&self, to: usize, tag: MessageTag, arrays: Vec<T>) -> Result<(), CommError> {
+        let route = MessageRoute::new(&self.ranks, Direction::Send, to, tag)?;
+        self.membership.rendezvous.send(route, Letter::new(arrays))
+    }
+
+    fn receive(&self, from: usize, tag: MessageTag, like: Vec<T>) -> Result<Pending<T>, CommError> {
+        let route = MessageRoute::new(&self.ranks, Direction::Receive, from, tag)?;
+        let (span, expected) = (route.span(), Contents::of(&like));
+        let bytes = like.iter().map(|array| array.numel() * array.element_size()).sum();
+        let ticket = Rendezvous::receive(&self.membership.rendezvous, route, bytes)?;
+        let receive = move || Ok(ticket.wait(&expected)?.open(&like));
+        Ok(Pending::new(move || span.in_scope(receive)))
+    }
+
+    fn has_arrived(&self, from: usize, tag: &MessageTag) -> bool {
+        self.has_arrived(from, tag)
     }
 
     fn check(&self) -> Result<(), CommError> {

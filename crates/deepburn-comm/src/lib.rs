@@ -1,14 +1,15 @@
 //! Collectives between the ranks of a sharded training job.
 //!
 //! [`ProcessGroup`] is the interface of a rank: reductions, gathers, broadcasts and barriers that
-//! start immediately and are completed through a [`Pending`] handle. A [`Payload`] is an array that
+//! start immediately and are completed through a [`Pending`] handle, and messages between two ranks,
+//! which are matched by sender and [`MessageTag`]. A [`Subgroup`] has some of the ranks. A [`Payload`] is an array that
 //! ranks exchange. This crate defines host arrays ([`Host`]). Device tensors are defined in other
 //! crates, so this crate does not depend on a tensor library.
 //!
 //! [`Member`] is the engine for rank threads of one process. [`run_ranks`] runs
 //! a function on every rank and returns the first failure. [`Placement`]
 //! detects the rank of a process that mpirun, mpiexec or srun started. [`Mesh`] arranges ranks along
-//! the axes of parallel training.
+//! the axes of parallel training, whose ranks form subgroups.
 //!
 //! If ranks start different collectives, end early or do not reach a collective, every rank gets a
 //! [`CommError`] and no rank hangs.
@@ -40,9 +41,13 @@ mod collective_tag;
 mod error;
 mod gather;
 mod group;
+mod group_ranks;
 mod host;
 mod in_process;
+mod mailbox;
 mod mesh;
+mod message;
+mod message_tag;
 mod operation;
 mod panic;
 mod partition;
@@ -57,10 +62,14 @@ mod statistics;
 pub use collective_tag::CollectiveTag;
 pub use error::{Absence, Call, CommError, Side};
 pub use gather::gather_bytes;
-pub use group::{Pending, ProcessGroup};
+pub use group::{Pending, ProcessGroup, Subgroup};
+pub use group_ranks::{GroupId, GroupRanks};
 pub use host::{Host, HostElement};
 pub use in_process::Member;
+pub use mailbox::{Mailbox, ReceiveId};
 pub use mesh::{Axis, Mesh, MeshError};
+pub use message::{Contents, Direction, MessageRoute};
+pub use message_tag::MessageTag;
 pub use operation::Operation;
 pub use panic::message as panic_message;
 pub use partition::Partition;
@@ -69,4 +78,4 @@ pub use placement::{Launcher, Placement, PlacementError};
 pub use rank_handle::{GroupFailure, RankHandle};
 pub use ranks::{FailureCause, RankFailure, run_rank, run_ranks};
 pub use simulated::{CollectiveEvent, SimulatedGroup};
-pub use statistics::{Count, Statistics};
+pub use statistics::{Count, MessageCount, Statistics};

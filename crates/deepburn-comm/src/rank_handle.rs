@@ -7,7 +7,7 @@ use crate::CommError;
 /// The operations of a rank's handle that [`run_ranks`](crate::run_ranks) and
 /// [`run_rank`](crate::run_rank) need.
 pub trait RankHandle {
-    /// Returns the rank, from 0.
+    /// Returns the rank in the world, from 0.
     fn rank(&self) -> usize;
 
     /// Ends the group: every pending and later call of any rank fails with the

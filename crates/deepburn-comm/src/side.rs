@@ -1,11 +1,14 @@
 //! Validation of collectives before they take a position in the common order.
 //!
 //! Each constructor of [`Side`] describes the call of one rank, or returns
-//! [`CommError::InvalidArgument`].
+//! [`CommError::InvalidArgument`]. Arguments are ranks of the group; a [`Side`] has ranks of the
+//! world, which messages show.
 
 use tracing::{Span, trace_span};
 
-use crate::{CollectiveTag, CommError, Operation, Partition, Payload, ReduceOp, Side, Signature};
+use crate::{
+    CollectiveTag, CommError, GroupRanks, Operation, Partition, Payload, ReduceOp, Side, Signature,
+};
 
 impl Side {
     /// Describes a reduction of `arrays`. `operation` is an all-reduce or a reduce-scatter.
@@ -14,14 +17,14 @@ impl Side {
     ///
     /// Returns an error if `op` is not defined for an element type.
     pub(crate) fn reduction<T: Payload>(
-        rank: usize,
+        ranks: &GroupRanks,
         operation: fn(ReduceOp) -> Operation,
         tag: CollectiveTag,
         arrays: &[T],
         op: ReduceOp,
     ) -> Result<Self, CommError> {
         let signature = check_reduction(arrays, op).map(|()| Signature::of(arrays));
-        Self::checked::<T>(rank, operation(op), tag, signature)
+        Self::checked::<T>(ranks, operation(op), tag, signature)
     }
 
     /// Describes an all-gather of `chunks` into arrays of `numels` elements.
@@ -31,15 +34,14 @@ impl Side {
     /// Returns an error if there is not exactly one size per chunk, or if a
     /// chunk does not have the size of a shard.
     pub(crate) fn all_gather<T: Payload>(
-        rank: usize,
-        world_size: usize,
+        ranks: &GroupRanks,
         tag: CollectiveTag,
         chunks: &[T],
         numels: Vec<usize>,
     ) -> Result<Self, CommError> {
-        let signature = check_chunks(chunks, &numels, world_size)
+        let signature = check_chunks(chunks, &numels, ranks.len())
             .map(|()| Signature { numels, ..Signature::of(chunks) });
-        Self::checked::<T>(rank, Operation::AllGather, tag, signature)
+        Self::checked::<T>(ranks, Operation::AllGather, tag, signature)
     }
 
     /// Describes an all-to-all exchange of `arrays`.
@@ -48,11 +50,11 @@ impl Side {
     ///
     /// Never fails; returns a `Result` like the other constructors.
     pub(crate) fn all_to_all<T: Payload>(
-        rank: usize,
+        ranks: &GroupRanks,
         tag: CollectiveTag,
         arrays: &[T],
     ) -> Result<Self, CommError> {
-        Self::checked::<T>(rank, Operation::AllToAll, tag, Ok(Signature::of(arrays)))
+        Self::checked::<T>(ranks, Operation::AllToAll, tag, Ok(Signature::of(arrays)))
     }
 
     /// Describes a broadcast from `root`. `arrays` define the sizes and types.
@@ -61,19 +63,20 @@ impl Side {
     ///
     /// Returns an error if `root` is not a rank of the group.
     pub(crate) fn broadcast<T: Payload>(
-        rank: usize,
-        world_size: usize,
+        ranks: &GroupRanks,
         tag: CollectiveTag,
         arrays: &[T],
         root: usize,
     ) -> Result<Self, CommError> {
-        let signature = check_root(root, world_size).map(|()| Signature::of(arrays));
-        Self::checked::<T>(rank, Operation::Broadcast { root }, tag, signature)
+        let signature = check_root(root, ranks.len()).map(|()| Signature::of(arrays));
+        let root = ranks.members().get(root).copied().unwrap_or(root);
+        Self::checked::<T>(ranks, Operation::Broadcast { root }, tag, signature)
     }
 
     /// Describes a barrier. It has no payload type, so ranks with different
     /// payload types can use the same barrier.
-    pub(crate) fn barrier(rank: usize, tag: CollectiveTag) -> Self {
+    pub(crate) fn barrier(ranks: &GroupRanks, tag: CollectiveTag) -> Self {
+        let (rank, tag) = (ranks.world_rank(), ranks.tagged(tag));
         let payload = std::any::type_name::<()>().into();
         Self { rank, operation: Operation::Barrier, tag, payload, signature: None }
     }
@@ -98,11 +101,12 @@ impl Side {
 
     /// Returns the description, or an error if the arguments are invalid.
     fn checked<T>(
-        rank: usize,
+        ranks: &GroupRanks,
         operation: Operation,
         tag: CollectiveTag,
         signature: Result<Signature, String>,
     ) -> Result<Self, CommError> {
+        let (rank, tag) = (ranks.world_rank(), ranks.tagged(tag));
         let payload = std::any::type_name::<T>().into();
         match signature {
             Ok(signature) => Ok(Self { rank, operation, tag, payload, signature: Some(signature) }),

@@ -2,12 +2,15 @@
 //!
 //! Main type: [`SimulatedGroup`]. It moves nothing. Each collective returns the result that it would
 //! have if all ranks passed the same arrays, and is counted like a collective of the other engines.
+//! A received message has the arrays that the receiver names as like it.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::{
-    CommError, Operation, Partition, Pending, ProcessGroup, SharedPayload, Side, Statistics,
+    CommError, Direction, GroupRanks, MessageRoute, MessageTag, Operation, Partition, Pending,
+    ProcessGroup, SharedPayload, Side, Statistics, Subgroup,
 };
 
 /// A call that an observer of a [`SimulatedGroup`] sees.
@@ -21,6 +24,8 @@ pub enum CollectiveEvent<'a> {
         operation: Operation,
         /// What the collective is for: the purpose of its tag.
         purpose: &'a str,
+        /// The world ranks of the group that runs it.
+        members: &'a [usize],
         /// The number of arrays.
         arrays: u64,
         /// The bytes that this rank contributes to a reduction.
@@ -35,21 +40,22 @@ pub enum CollectiveEvent<'a> {
     },
 }
 
-/// One rank of a group whose other ranks do not exist. Clones share the counts.
+/// One rank of a group whose other ranks do not exist. Clones and subgroups share the counts.
 #[derive(Debug, Clone)]
 pub struct SimulatedGroup {
-    rank: usize,
-    world_size: usize,
+    ranks: GroupRanks,
     shared: Arc<Mutex<GroupState>>,
     observer: EventHandler,
 }
 
-/// The state that clones share.
+/// The state that clones and subgroups share.
 #[derive(Debug, Default)]
 struct GroupState {
     statistics: Statistics,
     /// The number of collectives started.
     started: u64,
+    /// The number of subgroups created with each name.
+    subgroups: HashMap<&'static str, u32>,
     /// The cause of the first [`abort`](ProcessGroup::abort).
     failure: Option<CommError>,
 }
@@ -80,8 +86,7 @@ impl SimulatedGroup {
         }
         assert!(rank < world_size, "rank {rank} does not exist in a group of {world_size}");
         Ok(Self {
-            rank,
-            world_size,
+            ranks: GroupRanks::world(rank, world_size),
             shared: Arc::default(),
             observer: EventHandler(Arc::new(|_| {})),
         })
@@ -93,17 +98,40 @@ impl SimulatedGroup {
         Self { observer: EventHandler(Arc::new(observe)), ..self }
     }
 
-    /// Returns the counts of the collectives that would have been started.
+    /// Returns the ranks of the group.
+    pub fn ranks(&self) -> &GroupRanks {
+        &self.ranks
+    }
+
+    /// Returns the counts of the collectives and messages that would have been started, in all
+    /// groups.
     pub fn statistics(&self) -> Statistics {
         self.shared().statistics.clone()
+    }
+
+    /// Counts a message of `bytes` between this rank and rank `peer` of the group.
+    fn count_message(
+        &self,
+        direction: Direction,
+        peer: usize,
+        tag: MessageTag,
+        bytes: usize,
+    ) -> Result<(), CommError> {
+        let route = MessageRoute::new(&self.ranks, direction, peer, tag)?;
+        let mut shared = self.shared();
+        if let Some(failure) = &shared.failure {
+            return Err(failure.clone());
+        }
+        shared.statistics.record_message(direction, &route.tag, bytes);
+        Ok(())
     }
 
     /// Returns the result that the operation has if all ranks pass `array`. The complete array has
     /// `numel` elements.
     fn result<T: SharedPayload>(&self, operation: Operation, array: &T, numel: usize) -> T {
-        let world_size = self.world_size;
+        let (rank, world_size) = (self.ranks.rank(), self.ranks.len());
         let partition = Partition::new(numel, world_size);
-        let part = || array.part(partition.owned(self.rank));
+        let part = || array.part(partition.owned(rank));
         match operation {
             Operation::AllReduce(op) => array.part(0..numel).reduce_alike(world_size, numel, op),
             Operation::ReduceScatter(op) => {
@@ -111,7 +139,7 @@ impl SimulatedGroup {
             }
             Operation::AllGather => array.concat_alike(world_size, numel),
             Operation::AllToAll => {
-                part().concat_alike(world_size, partition.owned(self.rank).len() * world_size)
+                part().concat_alike(world_size, partition.owned(rank).len() * world_size)
             }
             Operation::Broadcast { .. } | Operation::Barrier => array.clone(),
         }
@@ -124,13 +152,23 @@ impl SimulatedGroup {
     }
 }
 
-impl<T: SharedPayload> ProcessGroup<T> for SimulatedGroup {
-    fn rank(&self) -> usize {
-        self.rank
+impl Subgroup for SimulatedGroup {
+    fn subgroup(&self, name: &'static str, ranks: &[usize]) -> Result<Self, CommError> {
+        let mut shared = self.shared();
+        if let Some(failure) = &shared.failure {
+            return Err(failure.clone());
+        }
+        let index = shared.subgroups.entry(name).or_default();
+        let ranks = self.ranks.subgroup(name, *index, ranks)?;
+        *index += 1;
+        drop(shared);
+        Ok(Self { ranks, ..self.clone() })
     }
+}
 
-    fn world_size(&self) -> usize {
-        self.world_size
+impl<T: SharedPayload> ProcessGroup<T> for SimulatedGroup {
+    fn ranks(&self) -> &GroupRanks {
+        &self.ranks
     }
 
     /// Counts the collective. The results are already there when the handle is returned.
@@ -150,7 +188,8 @@ impl<T: SharedPayload> ProcessGroup<T> for SimulatedGroup {
         (self.observer.0)(CollectiveEvent::Start {
             number,
             operation,
-            purpose: &side.tag.shared_purpose(),
+            purpose: side.tag.purpose(),
+            members: self.ranks.members(),
             arrays: numels.len() as u64,
             contributed: arrays.iter().map(T::contributed_bytes).sum::<usize>() as u64,
             complete: arrays.iter().zip(numels).map(bytes).sum(),
@@ -162,6 +201,24 @@ impl<T: SharedPayload> ProcessGroup<T> for SimulatedGroup {
             (observer.0)(CollectiveEvent::Wait { number });
             Ok(results)
         }))
+    }
+
+    /// Counts the message.
+    fn send(&self, to: usize, tag: MessageTag, arrays: Vec<T>) -> Result<(), CommError> {
+        let bytes = arrays.iter().map(T::contributed_bytes).sum();
+        self.count_message(Direction::Send, to, tag, bytes)
+    }
+
+    /// Counts the message. The result is `like`.
+    fn receive(&self, from: usize, tag: MessageTag, like: Vec<T>) -> Result<Pending<T>, CommError> {
+        let bytes = like.iter().map(|array| array.numel() * array.element_size()).sum();
+        self.count_message(Direction::Receive, from, tag, bytes)?;
+        Ok(Pending::new(move || Ok(like)))
+    }
+
+    /// Returns true: every message has arrived.
+    fn has_arrived(&self, from: usize, _tag: &MessageTag) -> bool {
+        self.ranks.members().get(from).is_some_and(|from| *from != self.ranks.world_rank())
     }
 
     fn check(&self) -> Result<(), CommError> {
@@ -237,8 +294,8 @@ mod tests {
         let pending = group.all_gather(tag, vec![shard.clone(), shard], vec![7, 8]).unwrap();
         group.barrier(CollectiveTag::new("end", 0)).unwrap();
         pending.wait().unwrap();
-        let start = "Start { number: 0, operation: AllGather, purpose: \"gather\", arrays: 2, \
-                     contributed: 32, complete: 120 }";
+        let start = "Start { number: 0, operation: AllGather, purpose: \"gather\", members: [0, 1, \
+                     2, 3], arrays: 2, contributed: 32, complete: 120 }";
         let seen = seen.lock().unwrap();
         assert_eq!(seen[0], start);
         assert!(seen[1].starts_with("Start { number: 1, operation: Barrier"), "{}", seen[1]);

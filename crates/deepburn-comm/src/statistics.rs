@@ -1,10 +1,10 @@
-//! Counts of the collectives that a rank has started.
+//! Counts of the collectives and messages that a rank has started.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::iter::Sum;
 
-use crate::{CollectiveTag, Operation, Signature};
+use crate::{CollectiveTag, Direction, MessageTag, Operation, Signature};
 
 /// A number of collectives and of exchanged elements.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -26,12 +26,33 @@ impl Sum for Count {
     }
 }
 
-/// Counts of all collectives that one rank has started, by operation and
-/// purpose.
+/// A number of messages and their bytes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct MessageCount {
+    /// The number of messages.
+    pub messages: u64,
+    /// The bytes of their arrays. A sparse array is sent as its rows, and received with the size
+    /// that its receiver expects, which is the size of the dense array.
+    pub bytes: u64,
+}
+
+impl Sum for MessageCount {
+    fn sum<I: Iterator<Item = Self>>(counts: I) -> Self {
+        counts.fold(Self::default(), |sum, count| Self {
+            messages: sum.messages + count.messages,
+            bytes: sum.bytes + count.bytes,
+        })
+    }
+}
+
+/// Counts of all collectives and messages that one rank has started, in all of its groups, by
+/// operation and purpose.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Statistics {
     /// The counts by operation, purpose and element type.
     counts: HashMap<(Operation, Cow<'static, str>, Cow<'static, str>), Count>,
+    /// The counts of messages by purpose.
+    messages: HashMap<(Direction, Cow<'static, str>), MessageCount>,
 }
 
 impl Statistics {
@@ -46,7 +67,14 @@ impl Statistics {
         self.total(|_, counted| counted == purpose)
     }
 
-    /// Returns all counts in no particular order.
+    /// Returns the sum of the counts of messages whose purpose `select` accepts.
+    pub fn messages(&self, direction: Direction, select: impl Fn(&str) -> bool) -> MessageCount {
+        let selected = self.messages.iter();
+        let selected = selected.filter(|((it, purpose), _)| *it == direction && select(purpose));
+        selected.map(|(_, count)| *count).sum()
+    }
+
+    /// Returns the counts of all collectives in no particular order.
     pub fn iter(&self) -> impl Iterator<Item = (Operation, &str, Count)> {
         self.counts.iter().map(|((operation, purpose, _), count)| (*operation, &**purpose, *count))
     }
@@ -69,7 +97,13 @@ impl Statistics {
             let calls = count.calls - before.calls;
             (key.clone(), Count { calls, elements: count.elements - before.elements })
         });
-        Self { counts: added.filter(|(_, count)| count.calls > 0).collect() }
+        let counts = added.filter(|(_, count)| count.calls > 0).collect();
+        let sent = self.messages.iter().map(|(key, count)| {
+            let before = earlier.messages.get(key).copied().unwrap_or_default();
+            let messages = count.messages - before.messages;
+            (key.clone(), MessageCount { messages, bytes: count.bytes - before.bytes })
+        });
+        Self { counts, messages: sent.filter(|(_, count)| count.messages > 0).collect() }
     }
 
     /// Adds counts that occur `times` times.
@@ -79,6 +113,18 @@ impl Statistics {
             sum.calls += times * count.calls;
             sum.elements += times * count.elements;
         }
+        for (key, count) in &other.messages {
+            let sum = self.messages.entry(key.clone()).or_default();
+            sum.messages += times * count.messages;
+            sum.bytes += times * count.bytes;
+        }
+    }
+
+    /// Counts a message of `bytes`.
+    pub fn record_message(&mut self, direction: Direction, tag: &MessageTag, bytes: usize) {
+        let count = self.messages.entry((direction, tag.shared_purpose())).or_default();
+        count.messages += 1;
+        count.bytes += bytes as u64;
     }
 
     /// Counts a collective. All arrays of a collective have the same element
@@ -120,5 +166,22 @@ mod tests {
         assert_eq!(statistics.total(|_, _| true), Count { calls: 4, elements: 18 });
         assert_eq!(statistics.purpose("absent"), Count::default());
         assert_eq!(statistics.iter().count(), 4);
+    }
+
+    #[test]
+    fn messages_are_counted_apart_from_collectives() {
+        let mut statistics = Statistics::default();
+        statistics.record_message(Direction::Send, &MessageTag::new("activation", 0), 10);
+        let before = statistics.clone();
+        statistics.record_message(Direction::Send, &MessageTag::new("activation", 1), 20);
+        statistics.record_message(Direction::Receive, &MessageTag::new("gradient", 1), 5);
+        let sent = statistics.messages(Direction::Send, |purpose| purpose == "activation");
+        assert_eq!(sent, MessageCount { messages: 2, bytes: 30 });
+        let mut added = statistics.since(&before);
+        added.add(&added.clone(), 2);
+        let all = |direction| added.messages(direction, |_| true);
+        assert_eq!(all(Direction::Send), MessageCount { messages: 3, bytes: 60 });
+        assert_eq!(all(Direction::Receive), MessageCount { messages: 3, bytes: 15 });
+        assert_eq!(statistics.total(|_, _| true), Count::default());
     }
 }

@@ -17,7 +17,8 @@ use std::thread;
 use std::time::Duration;
 
 use deepburn_comm::{
-    CommError, GroupFailure, Payload, Pending, ProcessGroup, RankHandle, Side, Statistics,
+    CommError, Direction, GroupFailure, GroupId, GroupRanks, MessageTag, Payload, Pending,
+    ProcessGroup, RankHandle, Side, Statistics,
 };
 
 use crate::collectives;
@@ -48,6 +49,7 @@ pub type OnDevice = fn(&mut dyn FnMut());
 pub struct MpiGroup {
     /// Clones share the membership.
     membership: Arc<Membership>,
+    ranks: GroupRanks,
 }
 
 /// The state that is shared by the clones of a group. Dropping it leaves the group.
@@ -117,7 +119,8 @@ impl Process {
         self.begin_run(settings);
         let (process, has_left) = (self.clone(), AtomicBool::new(false));
         let membership = Membership { process, on_device, has_left, statistics: Mutex::default() };
-        MpiGroup { membership: Arc::new(membership) }
+        let ranks = GroupRanks::world(self.rank(), self.world_size());
+        MpiGroup { membership: Arc::new(membership), ranks }
     }
 }
 
@@ -168,13 +171,35 @@ impl RankHandle for MpiGroup {
     }
 }
 
+impl MpiGroup {
+    fn unsupported(&self, direction: Direction, tag: MessageTag) -> CommError {
+        let reason =
+            "messages between processes are not supported yet; use rank threads".to_owned();
+        CommError::InvalidMessage {
+            rank: self.rank(),
+            direction,
+            tag: Box::new(tag),
+            group: GroupId::World,
+            reason,
+        }
+    }
+}
+
 impl<T: Payload> ProcessGroup<T> for MpiGroup {
-    fn rank(&self) -> usize {
-        self.rank()
+    fn ranks(&self) -> &GroupRanks {
+        &self.ranks
     }
 
-    fn world_size(&self) -> usize {
-        self.world_size()
+    fn send(&self, _to: usize, tag: MessageTag, _arrays: Vec<T>) -> Result<(), CommError> {
+        Err(self.unsupported(Direction::Send, tag))
+    }
+
+    fn receive(&self, _: usize, tag: MessageTag, _like: Vec<T>) -> Result<Pending<T>, CommError> {
+        Err(self.unsupported(Direction::Receive, tag))
+    }
+
+    fn has_arrived(&self, _from: usize, _tag: &MessageTag) -> bool {
+        false
     }
 
     /// Queues the collective for the communication thread at the next position of the common order.

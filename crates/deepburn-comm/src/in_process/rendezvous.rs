@@ -1,11 +1,11 @@
 //! The rendezvous of rank threads: sequence numbers, the comparison of calls,
-//! waiting, and the end of the group.
+//! waiting, and the end of all groups.
 //!
-//! [`Rendezvous`] does not depend on element types. Arrays are stored as
+//! There is one [`Rendezvous`] for the world and all of its subgroups. It does not depend on element types. Arrays are stored as
 //! type-erased [`Deposit`]s, and results are computed by closures. All payload
 //! types can therefore share one order of collectives.
 //!
-//! The n-th collective of every rank is *round* n. A rank never blocks when it
+//! The n-th collective of a group on every rank is *round* n of the group. A rank never blocks when it
 //! deposits its arrays. It blocks when it needs the result and a deposit is
 //! missing. The wait ends when all deposits have been made, a rank has failed,
 //! a missing rank has left the group, or the time-out has expired. The last
@@ -18,42 +18,57 @@
 //! that a rank wrote before its deposit is visible to the ranks that read the
 //! deposit.
 
-use std::collections::BTreeMap;
+use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::letter::Letter;
 use super::round::{Completion, Deposit, Round};
-use crate::{Absence, Call, CommError, GroupFailure, Side, Statistics, panic};
+use crate::{
+    Absence, Call, CommError, Contents, Direction, GroupFailure, GroupId, GroupRanks, Mailbox,
+    MessageRoute, ReceiveId, Side, Statistics, panic,
+};
 
-/// The rendezvous of the ranks of one group.
+/// The rendezvous of all ranks, in the world and in its subgroups.
 #[derive(Debug)]
 pub(crate) struct Rendezvous {
-    world_size: usize,
     timeout: Duration,
     state: Mutex<RendezvousState>,
     /// Whether `state.failure` is set. This flag exists because every tensor op
     /// of every rank checks for failures and would otherwise have to lock the
     /// mutex.
     has_failed: AtomicBool,
-    /// Notified when a round completes, a result is ready, a rank leaves or the
-    /// group ends. One condition variable is sufficient for all rounds, because
-    /// ranks usually wait for the same round.
-    changed: Condvar,
+    /// By world rank, notified when a round of the rank completes, a result is
+    /// ready, a message for the rank arrives, a rank leaves or the groups end.
+    /// Every rank has its own condition variable, so that a message between two
+    /// ranks does not wake the others.
+    changed: Vec<Condvar>,
 }
 
 #[derive(Debug)]
 struct RendezvousState {
     ranks: Vec<RankProgress>,
-    rounds: BTreeMap<u64, Round>,
+    /// The rounds of all groups, by group and sequence number. Groups with the
+    /// same identity have the same rounds only if they have the same members.
+    rounds: HashMap<RoundKey, Round>,
+    /// The messages of all groups.
+    letters: Mailbox<Letter>,
     failure: Option<GroupFailure>,
 }
+
+/// Identifies a round: the first member of its group, the group, and the
+/// sequence number. Disjoint groups may have the same identity.
+type RoundKey = (usize, GroupId, u64);
 
 /// The progress of one rank.
 #[derive(Debug, Default)]
 struct RankProgress {
-    next_sequence: u64,
+    /// The number of collectives started in each group.
+    started: HashMap<GroupId, u64>,
+    /// The members of the subgroups that the rank has created, by name.
+    subgroups: HashMap<&'static str, Vec<GroupRanks>>,
     last: Option<Call>,
     has_left: bool,
     statistics: Statistics,
@@ -62,18 +77,18 @@ struct RankProgress {
 impl Rendezvous {
     pub(crate) fn new(world_size: usize, timeout: Duration) -> Self {
         let ranks = (0..world_size).map(|_| RankProgress::default()).collect();
-        let state = RendezvousState { ranks, rounds: BTreeMap::new(), failure: None };
+        let state = RendezvousState {
+            ranks,
+            rounds: HashMap::new(),
+            letters: Mailbox::default(),
+            failure: None,
+        };
         Self {
-            world_size,
             timeout,
             state: Mutex::new(state),
             has_failed: AtomicBool::new(false),
-            changed: Condvar::new(),
+            changed: (0..world_size).map(|_| Condvar::new()).collect(),
         }
-    }
-
-    pub(crate) fn world_size(&self) -> usize {
-        self.world_size
     }
 
     pub(crate) fn statistics(&self, rank: usize) -> Statistics {
@@ -90,15 +105,47 @@ impl Rendezvous {
         self.lock().failure.clone()
     }
 
-    /// Deposits the arrays of `side.rank` for its next round. Never waits for
+    /// Creates this rank's next subgroup with this name. Never waits for other ranks.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the arguments are invalid, if the groups have ended, or if another
+    /// member has created the group with different members.
+    pub(crate) fn subgroup(
+        &self,
+        ranks: &GroupRanks,
+        name: &'static str,
+        members: &[usize],
+    ) -> Result<GroupRanks, CommError> {
+        let mut state = self.lock();
+        if let Some(failure) = &state.failure {
+            return Err(failure.cause.clone());
+        }
+        let own = ranks.world_rank();
+        let created = state.ranks[own].subgroups.entry(name).or_default();
+        let index = created.len();
+        let group = ranks.subgroup(name, index as u32, members)?;
+        created.push(group.clone());
+        let disagreement = state.ranks.iter().enumerate().find_map(|(other, progress)| {
+            let theirs = progress.subgroups.get(name)?.get(index)?;
+            group.disagreement(other, theirs.members())
+        });
+        match disagreement {
+            None => Ok(group),
+            Some(cause) => Err(self.fail(state, own, cause)),
+        }
+    }
+
+    /// Deposits the arrays of `side.rank` for its next round in the group `ranks`. Never waits for
     /// other ranks.
     ///
     /// # Errors
     ///
-    /// Returns an error if the group has ended, if the rank has left it, or if
+    /// Returns an error if the groups have ended, if the rank has left, or if
     /// another rank started a different collective for the same round.
     pub(crate) fn post(
         this: &Arc<Self>,
+        ranks: &GroupRanks,
         side: Side,
         deposit: Deposit,
     ) -> Result<Ticket, CommError> {
@@ -107,20 +154,60 @@ impl Rendezvous {
         if let Some(failure) = &state.failure {
             return Err(failure.cause.clone());
         }
-        let call = state.ranks[side.rank].start(&side)?;
-        let new_round = || Round::new(this.world_size);
-        let round = state.rounds.entry(call.sequence).or_insert_with(new_round);
-        let rank = side.rank;
+        let call = state.ranks[side.rank].start(ranks.id(), &side)?;
+        let key = (ranks.members()[0], ranks.id().clone(), call.sequence);
+        let round = state.rounds.entry(key.clone()).or_insert_with(|| Round::new(ranks.len()));
         if let Some(other) = round.disagreement(&side) {
-            let left = Box::new(other.clone());
+            let (left, rank) = (Box::new(other.clone()), side.rank);
             let cause =
                 CommError::Mismatch { sequence: call.sequence, left, right: Box::new(side) };
             return Err(this.fail(guard, rank, cause));
         }
-        if round.deposit(side, deposit) == Completion::Complete {
-            this.changed.notify_all();
+        if round.deposit(ranks.rank(), side, deposit) == Completion::Complete {
+            this.wake(ranks.members());
         }
-        Ok(Ticket { rendezvous: this.clone(), rank, call })
+        Ok(Ticket { rendezvous: this.clone(), ranks: ranks.clone(), key, call })
+    }
+
+    /// Puts a message into the queue of its receiver. Never waits.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the groups have ended or the sender has left.
+    pub(crate) fn send(&self, route: MessageRoute, letter: Letter) -> Result<(), CommError> {
+        let mut state = self.lock();
+        state.check_message(&route, Direction::Send)?;
+        let bytes = letter.sent_bytes();
+        state.ranks[route.from].statistics.record_message(Direction::Send, &route.tag, bytes);
+        let to = route.to;
+        let unwanted = state.letters.deliver(route, letter);
+        drop(state);
+        self.wake(&[to]);
+        drop(unwanted); // A payload is dropped without the lock.
+        Ok(())
+    }
+
+    /// Claims the next message of a route. Never waits. `bytes` is the size of the arrays that the
+    /// receiver expects.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the groups have ended or the receiver has left.
+    pub(crate) fn receive(
+        this: &Arc<Self>,
+        route: MessageRoute,
+        bytes: usize,
+    ) -> Result<LetterTicket, CommError> {
+        let mut state = this.lock();
+        state.check_message(&route, Direction::Receive)?;
+        state.ranks[route.to].statistics.record_message(Direction::Receive, &route.tag, bytes);
+        let id = state.letters.receive(route.clone());
+        Ok(LetterTicket { rendezvous: this.clone(), route, id })
+    }
+
+    /// Returns true if a message has arrived that no receive has claimed.
+    pub(crate) fn has_arrived(&self, route: &MessageRoute) -> bool {
+        self.lock().letters.has_message(route)
     }
 
     pub(crate) fn abort(&self, reporter: usize, cause: CommError) {
@@ -129,10 +216,10 @@ impl Rendezvous {
 
     pub(crate) fn leave(&self, rank: usize) {
         self.lock().ranks[rank].has_left = true;
-        self.changed.notify_all();
+        self.wake_all();
     }
 
-    /// Ends the group, unless it has already ended, and returns the first
+    /// Ends all groups, unless they have already ended, and returns the first
     /// failure.
     fn fail(
         &self,
@@ -143,9 +230,9 @@ impl Rendezvous {
         let failure = GroupFailure { reporter, at: Instant::now(), cause };
         let GroupFailure { reporter, cause, .. } = state.failure.get_or_insert(failure).clone();
         self.has_failed.store(true, Ordering::Relaxed);
-        let abandoned = std::mem::take(&mut state.rounds);
+        let abandoned = (std::mem::take(&mut state.rounds), std::mem::take(&mut state.letters));
         drop(state);
-        self.changed.notify_all();
+        self.wake_all();
         tracing::debug!(reporter, %cause, "the process group has ended");
         drop(abandoned); // after the lock: these are payloads
         cause
@@ -157,34 +244,109 @@ impl Rendezvous {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sleeps until the state changes or the deadline passes.
+    /// Wakes the threads that wait as these world ranks.
+    fn wake(&self, ranks: &[usize]) {
+        ranks.iter().for_each(|rank| self.changed[*rank].notify_all());
+    }
+
+    /// Wakes the waiting threads of all ranks.
+    fn wake_all(&self) {
+        self.changed.iter().for_each(Condvar::notify_all);
+    }
+
+    /// Blocks rank `rank` until `poll` returns a value or an error. An error ends all groups.
+    /// Until then `poll` returns the ranks for which it waits, of which `late` makes an error after
+    /// the time-out.
+    fn wait_until<R>(
+        &self,
+        rank: usize,
+        mut poll: impl FnMut(&mut RendezvousState) -> Result<R, Blocked>,
+        late: impl Fn(&RendezvousState, Vec<usize>) -> CommError,
+    ) -> Result<R, CommError> {
+        let deadline = Instant::now().checked_add(self.timeout);
+        let mut state = self.lock();
+        loop {
+            if let Some(failure) = &state.failure {
+                return Err(failure.cause.clone());
+            }
+            let cause = match poll(&mut state) {
+                Ok(answer) => return Ok(answer),
+                Err(Blocked::Forever(cause)) => Some(cause),
+                // The deadline is checked after `poll`, so what arrives exactly
+                // at the deadline is accepted.
+                Err(Blocked::By(absent)) => deadline
+                    .is_some_and(|deadline| deadline <= Instant::now())
+                    .then(|| late(&state, absent)),
+            };
+            if let Some(cause) = cause {
+                return Err(self.fail(state, rank, cause));
+            }
+            state = self.sleep(state, rank, deadline);
+        }
+    }
+
+    /// Sleeps until the state changes for `rank` or the deadline passes.
     fn sleep<'a>(
         &self,
         state: MutexGuard<'a, RendezvousState>,
+        rank: usize,
         deadline: Option<Instant>,
     ) -> MutexGuard<'a, RendezvousState> {
+        let changed = &self.changed[rank];
         match deadline {
-            None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
+            None => changed.wait(state).unwrap_or_else(PoisonError::into_inner),
             Some(deadline) => {
                 let rest = deadline.saturating_duration_since(Instant::now());
-                let woken = self.changed.wait_timeout(state, rest);
+                let woken = changed.wait_timeout(state, rest);
                 woken.unwrap_or_else(PoisonError::into_inner).0
             }
         }
     }
 }
 
+/// Why a wait cannot end now.
+enum Blocked {
+    /// It can never end.
+    Forever(CommError),
+    /// It needs these world ranks.
+    By(Vec<usize>),
+}
+
+impl RendezvousState {
+    /// Checks that a rank can still send or receive.
+    fn check_message(&self, route: &MessageRoute, direction: Direction) -> Result<(), CommError> {
+        if let Some(failure) = &self.failure {
+            return Err(failure.cause.clone());
+        }
+        let rank = if direction == Direction::Send { route.from } else { route.to };
+        match self.ranks[rank].has_left {
+            true => Err(route.clone().after_leave(direction)),
+            false => Ok(()),
+        }
+    }
+
+    /// Returns a missing rank with the last collective that it started, for an error message.
+    fn absence(&self, rank: usize) -> Absence {
+        Absence { rank, host: None, last: self.ranks[rank].last.clone() }
+    }
+}
+
 impl RankProgress {
-    /// Assigns the next sequence number of the rank.
-    fn start(&mut self, side: &Side) -> Result<Call, CommError> {
+    /// Assigns the next sequence number of the rank in a group.
+    fn start(&mut self, group: &GroupId, side: &Side) -> Result<Call, CommError> {
         let Side { rank, operation, ref tag, .. } = *side;
         let tag = tag.clone();
         if self.has_left {
             return Err(CommError::AfterLeave { rank, operation, tag });
         }
         self.statistics.record(operation, &tag, side.signature.as_ref());
-        let call = Call { sequence: self.next_sequence, operation, tag };
-        self.next_sequence += 1;
+        // The identity of a group is cloned only for its first collective.
+        let started = match self.started.get_mut(group) {
+            Some(started) => started,
+            None => self.started.entry(group.clone()).or_default(),
+        };
+        let call = Call { sequence: *started, operation, tag };
+        *started += 1;
         self.last = Some(call.clone());
         Ok(call)
     }
@@ -194,13 +356,15 @@ impl RankProgress {
 #[derive(Debug)]
 pub(crate) struct Ticket {
     rendezvous: Arc<Rendezvous>,
-    rank: usize,
+    ranks: GroupRanks,
+    key: RoundKey,
     call: Call,
 }
 
 impl Ticket {
+    /// Returns the rank in the group of the round.
     pub(crate) fn rank(&self) -> usize {
-        self.rank
+        self.ranks.rank()
     }
 
     /// Waits for the deposits of all ranks and returns them by rank.
@@ -219,90 +383,124 @@ impl Ticket {
         wanted: &[usize],
         compute: impl Fn(usize) -> Deposit,
     ) -> Result<Vec<Deposit>, CommError> {
-        while let Some(index) = self.wait_until(|round| round.claim(wanted, self.rank))? {
+        while let Some(index) = self.wait_until(|round| round.claim(wanted, self.rank()))? {
             let result = self.compute(|| compute(index));
             let mut state = self.rendezvous.lock();
-            if let Some(round) = state.rounds.get_mut(&self.call.sequence) {
+            if let Some(round) = state.rounds.get_mut(&self.key) {
                 round.finish(index, result.clone());
             }
             drop(state);
-            self.rendezvous.changed.notify_all();
+            self.rendezvous.wake(self.ranks.members());
         }
         self.wait_until(|round| round.results(wanted))
     }
 
-    /// Runs payload code. A panic ends the group immediately, because other
+    /// Runs payload code. A panic ends all groups immediately, because other
     /// ranks may wait for the result of this rank. The panic then continues to
     /// unwind.
     pub(crate) fn compute<R>(&self, work: impl FnOnce() -> R) -> R {
         catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|payload| {
             let cause = format!("panic in {}: {}", self.call, panic::message(&*payload));
-            self.rendezvous.abort(self.rank, CommError::PeerFailed { rank: self.rank, cause });
+            let rank = self.ranks.world_rank();
+            self.rendezvous.abort(rank, CommError::PeerFailed { rank, cause });
             resume_unwind(payload)
         })
     }
 
     /// Blocks until `poll` returns a value. Until then `poll` returns the
-    /// missing ranks.
+    /// missing ranks of the group.
     fn wait_until<R>(
         &self,
         poll: impl Fn(&mut Round) -> Result<R, Vec<usize>>,
     ) -> Result<R, CommError> {
-        let rendezvous = &*self.rendezvous;
-        let deadline = Instant::now().checked_add(rendezvous.timeout);
-        let mut state = rendezvous.lock();
-        loop {
-            if let Some(failure) = &state.failure {
-                return Err(failure.cause.clone());
-            }
+        let (rank, members) = (self.ranks.world_rank(), self.ranks.members());
+        let in_world =
+            |ranks: Vec<usize>| ranks.into_iter().map(|rank| members[rank]).collect::<Vec<_>>();
+        let poll = |state: &mut RendezvousState| {
             let round = state
                 .rounds
-                .get_mut(&self.call.sequence)
-                .expect("a round stays until its last ticket is dropped or the group has failed");
+                .get_mut(&self.key)
+                .expect("a round stays until its last ticket is dropped or the groups have failed");
             let absent = match poll(round) {
                 Ok(answer) => return Ok(answer),
-                Err(absent) => absent,
+                Err(absent) => in_world(absent),
             };
-            // The deadline is checked after `poll`, so a deposit that arrives
-            // exactly at the deadline is accepted.
-            if let Some(cause) = self.wait_failure(&state, absent, deadline) {
-                return Err(rendezvous.fail(state, self.rank, cause));
+            // A rank that is computing a result of a complete round may already
+            // have left, but it will still finish the result.
+            let missing = in_world(round.missing());
+            match missing.into_iter().find(|rank| state.ranks[*rank].has_left) {
+                Some(left) => {
+                    let call = Box::new(self.call.clone());
+                    let cause = CommError::Left { rank: left, waiting: rank, call };
+                    Err(Blocked::Forever(cause))
+                }
+                None => Err(Blocked::By(absent)),
             }
-            state = rendezvous.sleep(state, deadline);
-        }
-    }
-
-    /// Returns an error if waiting for the ranks `absent` must end; `None` if
-    /// they may still deposit.
-    fn wait_failure(
-        &self,
-        state: &RendezvousState,
-        absent: Vec<usize>,
-        deadline: Option<Instant>,
-    ) -> Option<CommError> {
-        let call = Box::new(self.call.clone());
-        // A rank that is computing a result of a complete round may already
-        // have left the group, but it will still finish the result.
-        let missing = state.rounds.get(&call.sequence).map(Round::missing).unwrap_or_default();
-        if let Some(&rank) = missing.iter().find(|rank| state.ranks[**rank].has_left) {
-            return Some(CommError::Left { rank, waiting: self.rank, call });
-        }
-        deadline.is_some_and(|deadline| deadline <= Instant::now()).then(|| {
-            let seen = |rank| Absence { rank, host: None, last: state.ranks[rank].last.clone() };
-            let absent = absent.into_iter().map(seen).collect();
-            CommError::Timeout { rank: self.rank, call, waited: self.rendezvous.timeout, absent }
-        })
+        };
+        let late = |state: &RendezvousState, absent: Vec<usize>| CommError::Timeout {
+            rank,
+            call: Box::new(self.call.clone()),
+            waited: self.rendezvous.timeout,
+            absent: absent.into_iter().map(|rank| state.absence(rank)).collect(),
+        };
+        self.rendezvous.wait_until(rank, poll, late)
     }
 }
 
 impl Drop for Ticket {
     fn drop(&mut self) {
         let mut state = self.rendezvous.lock();
-        let finished = match state.rounds.get_mut(&self.call.sequence).map(Round::release) {
-            Some(Completion::Complete) => state.rounds.remove(&self.call.sequence),
+        let finished = match state.rounds.get_mut(&self.key).map(Round::release) {
+            Some(Completion::Complete) => state.rounds.remove(&self.key),
             _ => None,
         };
         drop(state);
         drop(finished); // Payloads are dropped without the lock.
+    }
+}
+
+/// A rank's claim to a message. Dropping it discards the message.
+#[derive(Debug)]
+pub(crate) struct LetterTicket {
+    rendezvous: Arc<Rendezvous>,
+    route: MessageRoute,
+    id: ReceiveId,
+}
+
+impl LetterTicket {
+    /// Waits for the message and returns it if it has the contents `expected`. Other contents end
+    /// all groups.
+    pub(crate) fn wait(&self, expected: &Contents) -> Result<Letter, CommError> {
+        let Self { rendezvous, route, id } = self;
+        let poll = |state: &mut RendezvousState| {
+            if let Some(letter) = state.letters.take(*id) {
+                return Ok(letter);
+            }
+            match state.ranks[route.from].has_left {
+                true => Err(Blocked::Forever(CommError::SenderLeft {
+                    route: Box::new(route.clone()),
+                    unclaimed: state.letters.unclaimed(route),
+                })),
+                false => Err(Blocked::By(vec![route.from])),
+            }
+        };
+        let late = |state: &RendezvousState, _| CommError::MessageTimeout {
+            route: Box::new(route.clone()),
+            waited: rendezvous.timeout,
+            sender: Box::new(state.absence(route.from)),
+            unclaimed: state.letters.unclaimed(route),
+        };
+        let letter = rendezvous.wait_until(route.to, poll, late)?;
+        match letter.contents().check(route, expected) {
+            Ok(()) => Ok(letter),
+            Err(cause) => Err(rendezvous.fail(rendezvous.lock(), route.to, cause)),
+        }
+    }
+}
+
+impl Drop for LetterTicket {
+    fn drop(&mut self) {
+        let letter = self.rendezvous.lock().letters.cancel(&self.route, self.id);
+        drop(letter); // A payload is dropped without the lock.
     }
 }

@@ -1,4 +1,4 @@
-//! One collective: the deposits of all ranks, and the results that are shared by ranks.
+//! One collective: the deposits of all ranks of its group, and the results that are shared by ranks.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -47,11 +47,11 @@ enum ResultState {
 }
 
 impl Round {
-    pub(crate) fn new(world_size: usize) -> Self {
+    pub(crate) fn new(num_ranks: usize) -> Self {
         Self {
-            deposits: vec![None; world_size],
+            deposits: vec![None; num_ranks],
             reference: None,
-            results: vec![ResultState::Unclaimed; world_size],
+            results: vec![ResultState::Unclaimed; num_ranks],
             num_released: 0,
         }
     }
@@ -61,9 +61,9 @@ impl Round {
         self.reference.as_ref().filter(|reference| !reference.agrees_with(side))
     }
 
-    /// Adds the deposit of a rank.
-    pub(crate) fn deposit(&mut self, side: Side, deposit: Deposit) -> Completion {
-        self.deposits[side.rank] = Some(deposit);
+    /// Adds the deposit of the member with this rank in the group.
+    pub(crate) fn deposit(&mut self, rank: usize, side: Side, deposit: Deposit) -> Completion {
+        self.deposits[rank] = Some(deposit);
         if self.reference.as_ref().is_none_or(|reference| reference.signature.is_none()) {
             self.reference = Some(side);
         }
@@ -153,9 +153,9 @@ mod tests {
     #[test]
     fn a_round_is_complete_with_the_last_deposit_and_ends_with_the_last_release() {
         let mut round = Round::new(2);
-        assert_eq!(round.deposit(side(1, None), Arc::new(1)), Completion::Open);
+        assert_eq!(round.deposit(1, side(1, None), Arc::new(1)), Completion::Open);
         assert_eq!(round.deposits().unwrap_err(), [0]);
-        assert_eq!(round.deposit(side(0, None), Arc::new(0)), Completion::Complete);
+        assert_eq!(round.deposit(0, side(0, None), Arc::new(0)), Completion::Complete);
         let deposits = round.deposits().unwrap();
         assert_eq!(deposits[1].downcast_ref(), Some(&1));
         assert_eq!(round.release(), Completion::Open);
@@ -165,9 +165,9 @@ mod tests {
     #[test]
     fn calls_are_compared_with_the_first_that_brought_arrays() {
         let mut round = Round::new(3);
-        round.deposit(side(0, None), Arc::new(()));
+        round.deposit(0, side(0, None), Arc::new(()));
         assert!(round.disagreement(&side(1, Some(&[4]))).is_none());
-        round.deposit(side(1, Some(&[4])), Arc::new(()));
+        round.deposit(1, side(1, Some(&[4])), Arc::new(()));
         assert_eq!(round.disagreement(&side(2, Some(&[5]))).unwrap().rank, 1);
         assert!(round.disagreement(&side(2, None)).is_none());
     }

@@ -1,11 +1,14 @@
-//! Tests of the in-process engine with rank threads: collectives and failures.
+//! Tests of the in-process engine with rank threads: collectives, messages, subgroups and failures.
 
 mod collectives;
 mod failures;
 mod memory;
+mod messages;
 mod order;
 mod ranks;
+mod schedules;
 mod stress;
+mod subgroups;
 
 use std::time::Duration;
 

@@ -13,10 +13,10 @@ const DEFAULT_ROUNDS: u64 = 2_000;
 
 /// A small random number generator. Ranks use one with a common seed and one with a different seed
 /// per rank.
-struct Dice(u64);
+pub(super) struct Dice(pub(super) u64);
 
 impl Dice {
-    fn roll(&mut self, sides: u64) -> u64 {
+    pub(super) fn roll(&mut self, sides: u64) -> u64 {
         // xorshift64 (Marsaglia, 2003)
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;

@@ -45,6 +45,12 @@ impl<M> Default for Mailbox<M> {
 }
 
 impl<M> Mailbox<M> {
+    /// Removes everything and returns it. Receives that were started before stay unknown.
+    pub fn reset(&mut self) -> Self {
+        let fresh = Self { num_receives: self.num_receives, ..Self::default() };
+        std::mem::replace(self, fresh)
+    }
+
     /// Adds a message. Returns it if its receive was given up, so that the caller can drop it
     /// outside of its lock.
     pub fn deliver(&mut self, route: MessageRoute, message: M) -> Option<M> {
@@ -165,6 +171,18 @@ mod tests {
         let third = mailbox.receive(route(0));
         assert_eq!(mailbox.cancel(&route(0), third), Some('z'));
         assert!(mailbox.queues.is_empty() && mailbox.matched.is_empty());
+    }
+
+    #[test]
+    fn a_receive_from_before_a_reset_takes_nothing() {
+        let mut mailbox = Mailbox::default();
+        let before = mailbox.receive(route(0));
+        mailbox.deliver(route(1), 1);
+        assert!(mailbox.reset().has_message(&route(1)));
+        let after = mailbox.receive(route(0));
+        assert_eq!(mailbox.cancel(&route(0), before), None);
+        mailbox.deliver(route(0), 2);
+        assert_eq!((mailbox.take(before), mailbox.take(after)), (None, Some(2)));
     }
 
     proptest! {

@@ -1,6 +1,8 @@
 //! The collectives, which run on the communication thread.
 //!
-//! Each collective exchanges headers with the other ranks (`Link::meet`), exchanges bytes (`Link::exchange`) and builds
+//! All ranks here are ranks of the group that runs the collective ([`GroupLink`]).
+//!
+//! Each collective exchanges headers with the other ranks (`GroupLink::meet`), exchanges bytes (`GroupLink::exchange`) and builds
 //! this rank's result. Data is sent directly between each pair of ranks:
 //!
 //! ```text
@@ -38,7 +40,7 @@ use deepburn_comm::{
 };
 
 use crate::control::CallHeader;
-use crate::link::Link;
+use crate::link::GroupLink;
 use crate::transfer::Incoming;
 
 /// Runs the collective that `side` describes and returns its result.
@@ -48,7 +50,7 @@ use crate::transfer::Incoming;
 /// Returns an error if ranks disagree or fail, or if received bytes do not encode the expected
 /// arrays.
 pub(crate) fn run<T: Payload>(
-    link: &mut Link,
+    link: &mut GroupLink<'_>,
     side: &Side,
     arrays: Vec<T>,
 ) -> Result<Vec<T>, CommError> {
@@ -57,7 +59,10 @@ pub(crate) fn run<T: Payload>(
         Operation::ReduceScatter(op) => reduce_scatter(link, side, &arrays, op),
         Operation::AllGather => all_gather(link, side, &arrays),
         Operation::AllToAll => all_to_all(link, side, &arrays),
-        Operation::Broadcast { root } => broadcast(link, side, arrays, root),
+        Operation::Broadcast { root } => {
+            let root = link.position(root);
+            broadcast(link, side, arrays, root)
+        }
         Operation::Barrier => link.meet(side, |_| Vec::new()).map(|_| Vec::new()),
     }
 }
@@ -72,12 +77,12 @@ pub(crate) fn run<T: Payload>(
 /// Returns an error if ranks disagree or fail, or if received bytes do not encode the expected
 /// part.
 fn reduce_scatter<T: Payload>(
-    link: &mut Link,
+    link: &mut GroupLink<'_>,
     side: &Side,
     arrays: &[T],
     op: ReduceOp,
 ) -> Result<Vec<T>, CommError> {
-    let (rank, world_size) = (link.rank(), link.world_size());
+    let (rank, world_size, world_rank) = (link.rank(), link.world_size(), link.world_rank());
     let cut = |array: &T| Partition::new(array.numel(), world_size);
     let part = |array: &T, rank| array.part(cut(array).owned(rank));
     let outgoing: Vec<Vec<Encoded>> = (0..world_size)
@@ -109,7 +114,7 @@ fn reduce_scatter<T: Payload>(
                 false => {
                     let numel = cut(array).owned(rank).len();
                     decode(array, numel, header, index, received.next())
-                        .map_err(|reason| CommError::Transport { rank, reason })?
+                        .map_err(|reason| CommError::Transport { rank: world_rank, reason })?
                 }
             });
         }
@@ -125,7 +130,7 @@ fn reduce_scatter<T: Payload>(
 ///
 /// Returns the errors of [`reduce_scatter`].
 fn all_reduce<T: Payload>(
-    link: &mut Link,
+    link: &mut GroupLink<'_>,
     side: &Side,
     arrays: &[T],
     op: ReduceOp,
@@ -140,7 +145,11 @@ fn all_reduce<T: Payload>(
 /// # Errors
 ///
 /// Returns an error if ranks disagree or fail.
-fn all_gather<T: Payload>(link: &mut Link, side: &Side, chunks: &[T]) -> Result<Vec<T>, CommError> {
+fn all_gather<T: Payload>(
+    link: &mut GroupLink<'_>,
+    side: &Side,
+    chunks: &[T],
+) -> Result<Vec<T>, CommError> {
     link.meet(side, |_| Vec::new())?;
     spread(link, chunks, side.numels())
 }
@@ -150,9 +159,13 @@ fn all_gather<T: Payload>(link: &mut Link, side: &Side, chunks: &[T]) -> Result<
 /// # Errors
 ///
 /// Returns an error if ranks disagree or fail.
-fn all_to_all<T: Payload>(link: &mut Link, side: &Side, arrays: &[T]) -> Result<Vec<T>, CommError> {
+fn all_to_all<T: Payload>(
+    link: &mut GroupLink<'_>,
+    side: &Side,
+    arrays: &[T],
+) -> Result<Vec<T>, CommError> {
     link.meet(side, |_| Vec::new())?;
-    let (rank, world_size) = (link.rank(), link.world_size());
+    let (rank, world_size, world_rank) = (link.rank(), link.world_size(), link.world_rank());
     let (mut outgoing, mut incoming, mut numels) = (Vec::new(), Vec::new(), Vec::new());
     for array in arrays {
         let (partition, size) = (Partition::new(array.numel(), world_size), array.element_size());
@@ -174,7 +187,9 @@ fn all_to_all<T: Payload>(link: &mut Link, side: &Side, arrays: &[T]) -> Result<
     let arrays = arrays.iter().zip(received).zip(numels);
     let decoded =
         arrays.map(|((array, received), numel)| array.decode(Form::Dense, received, numel));
-    decoded.collect::<Result<_, _>>().map_err(|reason| CommError::Transport { rank, reason })
+    decoded
+        .collect::<Result<_, _>>()
+        .map_err(|reason| CommError::Transport { rank: world_rank, reason })
 }
 
 /// Returns the arrays of `root`. The arrays of the other ranks only define sizes and types.
@@ -184,12 +199,12 @@ fn all_to_all<T: Payload>(link: &mut Link, side: &Side, arrays: &[T]) -> Result<
 /// Returns an error if ranks disagree or fail, or if received bytes do not encode the expected
 /// arrays.
 fn broadcast<T: Payload>(
-    link: &mut Link,
+    link: &mut GroupLink<'_>,
     side: &Side,
     arrays: Vec<T>,
     root: usize,
 ) -> Result<Vec<T>, CommError> {
-    let rank = link.rank();
+    let (rank, world_rank) = (link.rank(), link.world_rank());
     let encoded: Vec<Encoded> = match rank == root {
         true => arrays.iter().map(Payload::encode).collect(),
         false => Vec::new(),
@@ -210,7 +225,9 @@ fn broadcast<T: Payload>(
         .iter()
         .enumerate()
         .map(|(index, home)| decode(home, home.numel(), header, index, received.next()));
-    decoded.collect::<Result<_, _>>().map_err(|reason| CommError::Transport { rank, reason })
+    decoded
+        .collect::<Result<_, _>>()
+        .map_err(|reason| CommError::Transport { rank: world_rank, reason })
 }
 
 /// Sends this rank's shard of each array to all ranks and returns the complete arrays. Padding is
@@ -219,11 +236,11 @@ fn broadcast<T: Payload>(
 /// The bytes of a shard are encoded once and shared by all sends. Segments arrive at their final
 /// position in the array.
 fn spread<T: Payload>(
-    link: &mut Link,
+    link: &mut GroupLink<'_>,
     shards: &[T],
     numels: &[usize],
 ) -> Result<Vec<T>, CommError> {
-    let (rank, world_size) = (link.rank(), link.world_size());
+    let (rank, world_size, world_rank) = (link.rank(), link.world_size(), link.world_rank());
     let (mut outgoing, mut incoming) = (Vec::new(), Vec::new());
     for (shard, &numel) in shards.iter().zip(numels) {
         let (partition, size) = (Partition::new(numel, world_size), shard.element_size());
@@ -247,7 +264,9 @@ fn spread<T: Payload>(
     let arrays = shards.iter().zip(whole).zip(numels);
     let decoded =
         arrays.map(|((shard, received), numel)| shard.decode(Form::Dense, received, *numel));
-    decoded.collect::<Result<_, _>>().map_err(|reason| CommError::Transport { rank, reason })
+    decoded
+        .collect::<Result<_, _>>()
+        .map_err(|reason| CommError::Transport { rank: world_rank, reason })
 }
 
 /// Returns form and length in bytes of each encoded array, as headers describe them.

@@ -2,7 +2,7 @@
 //! They are small, may arrive at any time, and are encoded with `postcard`.
 
 use bytes::Bytes;
-use deepburn_comm::{CommError, Form, Side};
+use deepburn_comm::{CommError, Contents, Form, GroupId, MessageRoute, Side};
 use serde::{Deserialize, Serialize};
 
 /// A message with the number of its run. A process can take part in several
@@ -20,6 +20,15 @@ pub(crate) enum Message {
     Hello(Hello),
     /// The arguments of the sender's next collective.
     Header(CallHeader),
+    /// A message between two ranks, whose arrays follow on another channel.
+    Letter(LetterHeader),
+    /// A subgroup that the sender has created, with the world ranks of its members.
+    Subgroup {
+        /// The group.
+        id: GroupId,
+        /// The members in the order of the group.
+        members: Vec<usize>,
+    },
     /// The names of the sender's arrays, sent if headers disagree.
     Names(Vec<String>),
     /// The run has failed.
@@ -49,16 +58,43 @@ pub(crate) struct Hello {
     pub(crate) pid: i32,
 }
 
-/// The header of a collective, which every rank sends to every other rank.
+/// The header of a collective, which every rank of a group sends to every other rank of the group.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct CallHeader {
-    /// The number of the collective in the common order.
+    /// The group that runs the collective.
+    pub(crate) group: GroupId,
+    /// The number of the collective in the common order of the group.
     pub(crate) sequence: u64,
     /// The arguments of the collective, which must agree on all ranks.
     pub(crate) side: Side,
     /// The form and the length in bytes of each array that the sender will send
     /// to the receiver of this header.
     pub(crate) parts: Vec<(Form, u64)>,
+}
+
+/// The header of a message between two ranks.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct LetterHeader {
+    /// The sender, the receiver and the tag.
+    pub(crate) route: MessageRoute,
+    /// The types and sizes of the arrays.
+    pub(crate) contents: Contents,
+    /// The encoded arrays.
+    pub(crate) parts: Vec<LetterPart>,
+    /// The maximum size of an MPI message in bytes. The receiver may be in another run, with other
+    /// settings.
+    pub(crate) piece: u64,
+}
+
+/// An encoded array of a message.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct LetterPart {
+    /// The encoding.
+    pub(crate) form: Form,
+    /// The length in bytes.
+    pub(crate) len: u64,
+    /// The size of an element in bytes.
+    pub(crate) element_size: u32,
 }
 
 impl Envelope {
@@ -73,7 +109,7 @@ impl Envelope {
     }
 }
 
-/// Returns the first two ranks that started different collectives; `None` if
+/// Returns the first two ranks of the group that started different collectives; `None` if
 /// all agree.
 ///
 /// All calls are compared with the first call that has arrays, or with the

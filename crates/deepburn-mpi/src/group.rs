@@ -10,20 +10,25 @@
 //! communication thread                   | gather 1 ...........| gather 2 .......|
 //! ```
 
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
 use deepburn_comm::{
-    CommError, Direction, GroupFailure, GroupId, GroupRanks, MessageTag, Payload, Pending,
-    ProcessGroup, RankHandle, Side, Statistics,
+    Absence, CommError, Contents, Direction, GroupFailure, GroupRanks, MessageRoute, MessageTag,
+    Payload, Pending, ProcessGroup, RankHandle, ReceiveId, Side, Statistics, Subgroup,
 };
 
 use crate::collectives;
+use crate::deadline::Deadline;
+use crate::letters::{EncodedArray, Outgoing, Receipt, ReceivedLetter};
+use crate::link::{GroupLink, turn};
 use crate::process::{Process, Work};
 use crate::settings::Settings;
+use crate::status::Wait;
 
 /// The time that the other ranks stay alive after a failure. The launcher ends all processes as
 /// soon as the first process exits, and the rank that reports the failure needs time to print it.
@@ -37,32 +42,39 @@ const TERMINATION_INTERVAL: Duration = Duration::from_millis(20);
 /// If a device has one queue per thread, the function must select the queue of the rank's thread.
 pub type OnDevice = fn(&mut dyn FnMut());
 
-/// The process group of one run of this rank.
+/// The process group of one run of this rank: the world or a [`Subgroup`].
 ///
 /// All ranks must start the same collectives in the same order, across all [`Payload`] types. The
-/// communication thread runs them one at a time in that order while the rank's thread computes. A
+/// communication thread runs the collectives of all groups one at a time, in the order in which they
+/// were started, while the rank's thread computes. A
 /// collective that is started early overlaps with computation, but it may still be incomplete when
 /// its result is needed; [`Pending::wait`] then blocks until it is complete.
 ///
-/// Clones share one membership; dropping the last one leaves the group.
+/// Messages between two ranks do not wait for collectives, nor collectives for messages.
+///
+/// Clones and subgroups share one membership; dropping the last handle leaves all groups.
 #[derive(Debug, Clone)]
 pub struct MpiGroup {
-    /// Clones share the membership.
+    /// Clones and subgroups share the membership.
     membership: Arc<Membership>,
     ranks: GroupRanks,
 }
 
-/// The state that is shared by the clones of a group. Dropping it leaves the group.
+/// The state that is shared by the clones and subgroups of a group. Dropping it leaves all groups.
 #[derive(Debug)]
 struct Membership {
     /// The process of the rank.
     process: Process,
     /// The function that runs work with arrays on the communication thread.
     on_device: OnDevice,
-    /// Whether this rank starts no more collectives.
+    /// The time that a message is waited for.
+    timeout: Duration,
+    /// Whether this rank starts no more collectives and messages.
     has_left: AtomicBool,
-    /// The counts of started collectives.
+    /// The counts of started collectives and messages.
     statistics: Mutex<Statistics>,
+    /// The number of subgroups created with each name.
+    created: Mutex<HashMap<&'static str, u32>>,
 }
 
 impl Membership {
@@ -89,7 +101,9 @@ impl Membership {
         loop {
             match answered.recv_timeout(TERMINATION_INTERVAL) {
                 Ok(result) => return result,
-                Err(RecvTimeoutError::Timeout) => status.terminate(rank).map_or(Ok(()), Err)?,
+                Err(RecvTimeoutError::Timeout) => {
+                    status.terminate(rank, None).map_or(Ok(()), Err)?
+                }
                 // The work or the communication thread has panicked.
                 Err(RecvTimeoutError::Disconnected) => {
                     return Err(status.cause().unwrap_or_else(|| {
@@ -99,6 +113,128 @@ impl Membership {
                 }
             }
         }
+    }
+
+    /// Locks the counts. They are valid even if another thread panicked while it held the lock.
+    fn statistics(&self) -> MutexGuard<'_, Statistics> {
+        self.statistics.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Locks the numbers of subgroups, which are valid like the counts.
+    fn created(&self) -> MutexGuard<'_, HashMap<&'static str, u32>> {
+        self.created.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Counts a message of `bytes`.
+    ///
+    /// # Errors
+    ///
+    /// Returns the failure of the run, or an error if this rank has left.
+    fn count_message(
+        &self,
+        direction: Direction,
+        route: &MessageRoute,
+        bytes: usize,
+    ) -> Result<(), CommError> {
+        if let Some(cause) = self.process.status().cause() {
+            return Err(cause);
+        }
+        if self.has_left.load(Ordering::Relaxed) {
+            return Err(route.clone().after_leave(direction));
+        }
+        self.statistics().record_message(direction, &route.tag, bytes);
+        Ok(())
+    }
+
+    /// Returns the sender of a message, for an error or for the launcher's end of this process.
+    fn sender(&self, route: &MessageRoute) -> Absence {
+        let host = self.process.hosts().get(route.from).map(|host| host.to_string());
+        Absence { rank: route.from, host, last: self.process.letters().last(route.from) }
+    }
+
+    /// Waits for a message.
+    ///
+    /// # Errors
+    ///
+    /// Returns the failure that ended the run, which may be that the message does not come.
+    fn wait_for_letter(
+        &self,
+        route: &MessageRoute,
+        id: ReceiveId,
+    ) -> Result<ReceivedLetter, CommError> {
+        let (status, letters) = (self.process.status(), self.process.letters());
+        let rank = route.to;
+        let failed = |cause: CommError| {
+            status.fail(rank, cause.clone());
+            Err(status.cause().unwrap_or(cause))
+        };
+        let mut deadline = Deadline::after(self.timeout.saturating_add(turn(rank)));
+        loop {
+            status.cause().map_or(Ok(()), Err)?;
+            let unclaimed = || letters.unclaimed(route);
+            match letters.wait(route, id, TERMINATION_INTERVAL) {
+                Receipt::Arrived(letter) => return Ok(letter),
+                // Several ranks may detect this at the same time, so each of them gives lower ranks
+                // time to report it first.
+                Receipt::Left(since) if since >= turn(rank) => {
+                    let (route, unclaimed) = (Box::new(route.clone()), unclaimed());
+                    return failed(CommError::SenderLeft { route, unclaimed });
+                }
+                Receipt::Left(_) => thread::sleep(Duration::from_millis(1)),
+                Receipt::Expected => {}
+            }
+            if deadline.has_passed() {
+                return failed(CommError::MessageTimeout {
+                    route: Box::new(route.clone()),
+                    waited: self.timeout,
+                    sender: Box::new(self.sender(route)),
+                    unclaimed: unclaimed(),
+                });
+            }
+            let wait = Wait { call: None, absent: vec![self.sender(route)] };
+            status.terminate(rank, Some(wait)).map_or(Ok(()), Err)?;
+        }
+    }
+}
+
+/// A receive that this rank has started. Dropping it gives the receive up.
+struct LetterTicket {
+    membership: Arc<Membership>,
+    route: MessageRoute,
+    id: ReceiveId,
+}
+
+impl LetterTicket {
+    /// Waits for the message and decodes its arrays in the memory of `like`.
+    ///
+    /// # Errors
+    ///
+    /// Returns the failure that ended the run, which may be that the message does not come, does
+    /// not fit `like`, or cannot be decoded.
+    fn wait<T: Payload>(&self, like: &[T]) -> Result<Vec<T>, CommError> {
+        let Self { membership, route, id } = self;
+        let process = &membership.process;
+        process.letters().begin_wait(route);
+        process.submit(Work::Wake);
+        let received = membership.wait_for_letter(route, *id);
+        process.letters().end_wait(route);
+        let ReceivedLetter { contents, arrays } = received?;
+        let decoded = contents.check(route, &Contents::of(like)).and_then(|()| {
+            let decode = |((form, received), home): ((_, _), &T)| {
+                home.decode(form, received, home.numel()).map_err(|reason| CommError::Transport {
+                    rank: route.to,
+                    reason: format!("{route}: {reason}"),
+                })
+            };
+            arrays.into_iter().zip(like).map(decode).collect()
+        });
+        decoded.inspect_err(|cause| process.status().fail(route.to, cause.clone()))
+    }
+}
+
+impl Drop for LetterTicket {
+    fn drop(&mut self) {
+        self.membership.process.letters().cancel(&self.route, self.id);
     }
 }
 
@@ -117,33 +253,57 @@ impl Process {
     /// the work with arrays on the communication thread.
     pub fn group(&self, settings: Settings, on_device: OnDevice) -> MpiGroup {
         self.begin_run(settings);
-        let (process, has_left) = (self.clone(), AtomicBool::new(false));
-        let membership = Membership { process, on_device, has_left, statistics: Mutex::default() };
+        let membership = Membership {
+            process: self.clone(),
+            on_device,
+            timeout: settings.timeout,
+            has_left: AtomicBool::new(false),
+            statistics: Mutex::default(),
+            created: Mutex::default(),
+        };
         let ranks = GroupRanks::world(self.rank(), self.world_size());
         MpiGroup { membership: Arc::new(membership), ranks }
     }
 }
 
 impl MpiGroup {
-    /// Returns the rank, from 0.
+    /// Returns the ranks of the group.
+    pub fn ranks(&self) -> &GroupRanks {
+        &self.ranks
+    }
+
+    /// Returns the rank in the group, from 0.
     pub fn rank(&self) -> usize {
-        self.membership.process.rank()
+        self.ranks.rank()
     }
 
-    /// Returns the number of ranks.
+    /// Returns the number of ranks in the group.
     pub fn world_size(&self) -> usize {
-        self.membership.process.world_size()
+        self.ranks.len()
     }
 
-    /// Returns the counts of the collectives that this rank has started.
+    /// Returns the counts of the collectives and messages that this rank has started, in all groups.
     pub fn statistics(&self) -> Statistics {
-        self.membership.statistics.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.membership.statistics().clone()
+    }
+
+    /// Returns true if a message has arrived and was not received; see
+    /// [`ProcessGroup::has_arrived`]. It does not require a payload type.
+    pub fn has_arrived(&self, from: usize, tag: &MessageTag) -> bool {
+        let route = MessageRoute::new(&self.ranks, Direction::Receive, from, tag.clone());
+        let Ok(route) = route else { return false };
+        let process = &self.membership.process;
+        process.letters().has_arrived(&route).unwrap_or_else(|| {
+            process.submit(Work::Wake);
+            false
+        })
     }
 }
 
+/// The rank of a handle is its rank in the world, also for a subgroup.
 impl RankHandle for MpiGroup {
     fn rank(&self) -> usize {
-        self.rank()
+        self.ranks.world_rank()
     }
 
     /// Ends the run with this rank's failure. Waits briefly until the other ranks have been
@@ -151,9 +311,10 @@ impl RankHandle for MpiGroup {
     fn abort(&self, cause: CommError) {
         let status = self.membership.process.status();
         status.end();
-        status.fail(self.rank(), cause);
+        let rank = self.ranks.world_rank();
+        status.fail(rank, cause);
         status.wait_announced();
-        if !status.is_reporter(self.rank()) {
+        if !status.is_reporter(rank) {
             thread::sleep(REPORT_HEAD_START);
         }
     }
@@ -171,35 +332,25 @@ impl RankHandle for MpiGroup {
     }
 }
 
-impl MpiGroup {
-    fn unsupported(&self, direction: Direction, tag: MessageTag) -> CommError {
-        let reason =
-            "messages between processes are not supported yet; use rank threads".to_owned();
-        CommError::InvalidMessage {
-            rank: self.rank(),
-            direction,
-            tag: Box::new(tag),
-            group: GroupId::World,
-            reason,
-        }
+impl Subgroup for MpiGroup {
+    /// Queues the announcement of the group, with which the other ranks compare theirs.
+    fn subgroup(&self, name: &'static str, ranks: &[usize]) -> Result<Self, CommError> {
+        let process = &self.membership.process;
+        process.status().cause().map_or(Ok(()), Err)?;
+        let mut created = self.membership.created();
+        let index = created.entry(name).or_default();
+        let ranks = self.ranks.subgroup(name, *index, ranks)?;
+        *index += 1;
+        process.letters().submit(Outgoing::Subgroup(ranks.clone()));
+        drop(created);
+        process.submit(Work::Wake);
+        Ok(Self { membership: self.membership.clone(), ranks })
     }
 }
 
 impl<T: Payload> ProcessGroup<T> for MpiGroup {
     fn ranks(&self) -> &GroupRanks {
         &self.ranks
-    }
-
-    fn send(&self, _to: usize, tag: MessageTag, _arrays: Vec<T>) -> Result<(), CommError> {
-        Err(self.unsupported(Direction::Send, tag))
-    }
-
-    fn receive(&self, _: usize, tag: MessageTag, _like: Vec<T>) -> Result<Pending<T>, CommError> {
-        Err(self.unsupported(Direction::Receive, tag))
-    }
-
-    fn has_arrived(&self, _from: usize, _tag: &MessageTag) -> bool {
-        false
     }
 
     /// Queues the collective for the communication thread at the next position of the common order.
@@ -221,27 +372,64 @@ impl<T: Payload> ProcessGroup<T> for MpiGroup {
             return Err(CommError::AfterLeave { rank, operation, tag });
         }
         let span = side.span();
-        let mut statistics =
-            self.membership.statistics.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut statistics = self.membership.statistics();
         statistics.record(side.operation, &side.tag, side.signature.as_ref());
         // The lock is released before the collective is queued, so that readers of the statistics
         // never wait for the queue.
         drop(statistics);
 
         let (answer, answered) = mpsc::sync_channel(1);
-        let on_device = self.membership.on_device;
+        let (on_device, ranks) = (self.membership.on_device, self.ranks.clone());
         self.membership.process.submit(Work::Run(Box::new(move |link| {
             // `on_device` takes an `FnMut`, but the collective can run only once.
             let mut arrays = Some(arrays);
             on_device(&mut || {
                 if let Some(arrays) = arrays.take() {
                     // The rank may have dropped its handle.
-                    let _ = answer.send(collectives::run(link, &side, arrays));
+                    let _ = answer.send(collectives::run(
+                        &mut GroupLink::new(link, &ranks),
+                        &side,
+                        arrays,
+                    ));
                 }
             });
         })));
         let membership = self.membership.clone();
         Ok(Pending::new(move || span.in_scope(|| membership.wait(&answered))))
+    }
+
+    /// Queues the message for the communication thread, which encodes it and sends it also while it
+    /// waits in a collective.
+    fn send(&self, to: usize, tag: MessageTag, arrays: Vec<T>) -> Result<(), CommError> {
+        let route = MessageRoute::new(&self.ranks, Direction::Send, to, tag)?;
+        let (contents, on_device) = (Contents::of(&arrays), self.membership.on_device);
+        let bytes = arrays.iter().map(T::contributed_bytes).sum();
+        self.membership.count_message(Direction::Send, &route, bytes)?;
+        let encode = move || {
+            let mut encoded: Vec<EncodedArray> = Vec::with_capacity(arrays.len());
+            let encode = |array: &T| (array.encode(), array.element_size());
+            on_device(&mut || encoded.extend(arrays.iter().map(encode)));
+            encoded
+        };
+        let encode = Box::new(encode);
+        let process = &self.membership.process;
+        process.letters().submit(Outgoing::Letter { route, contents, encode });
+        process.submit(Work::Wake);
+        Ok(())
+    }
+
+    fn receive(&self, from: usize, tag: MessageTag, like: Vec<T>) -> Result<Pending<T>, CommError> {
+        let route = MessageRoute::new(&self.ranks, Direction::Receive, from, tag)?;
+        let bytes = like.iter().map(|array| array.numel() * array.element_size()).sum();
+        self.membership.count_message(Direction::Receive, &route, bytes)?;
+        let span = route.span();
+        let id = self.membership.process.letters().receive(route.clone());
+        let ticket = LetterTicket { membership: self.membership.clone(), route, id };
+        Ok(Pending::new(move || span.in_scope(|| ticket.wait(&like))))
+    }
+
+    fn has_arrived(&self, from: usize, tag: &MessageTag) -> bool {
+        self.has_arrived(from, tag)
     }
 
     /// Returns the failure of the run without waiting. Computing ranks call this function at every
@@ -252,6 +440,6 @@ impl<T: Payload> ProcessGroup<T> for MpiGroup {
 
     /// Records the failure; the communication thread announces it.
     fn abort(&self, cause: CommError) {
-        self.membership.process.status().fail(self.rank(), cause);
+        self.membership.process.status().fail(self.ranks.world_rank(), cause);
     }
 }

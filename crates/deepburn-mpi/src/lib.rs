@@ -14,6 +14,11 @@
 //! names both sides. If a rank does not reach a collective in time or its
 //! process dies, all ranks return an error that names this rank.
 //!
+//! Messages between two ranks (`ProcessGroup::send`) do not take part in that
+//! order. The communication thread sends and receives them while it waits in a
+//! collective, and keeps those that the rank has not asked for. Subgroups
+//! exchange headers only among their members.
+//!
 //! All items require the feature `mpi`, which needs an MPI library at build
 //! time.
 
@@ -24,7 +29,11 @@ mod collectives;
 #[cfg(feature = "mpi")]
 mod control;
 #[cfg(feature = "mpi")]
+mod deadline;
+#[cfg(feature = "mpi")]
 mod group;
+#[cfg(feature = "mpi")]
+mod letters;
 #[cfg(feature = "mpi")]
 mod library;
 #[cfg(feature = "mpi")]

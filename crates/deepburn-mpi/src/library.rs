@@ -62,8 +62,10 @@ pub(crate) struct Mpi {
 pub(crate) enum MessageKind {
     /// A control message, whose size the receiver does not know in advance.
     Control = 1,
-    /// A part of an array, whose size the receiver knows in advance.
+    /// A part of an array of a collective, whose size the receiver knows in advance.
     Data = 2,
+    /// A part of an array of a message between two ranks, whose size the receiver knows in advance.
+    Letter = 3,
 }
 
 /// A pending message. The memory that it reads or writes must stay valid until

@@ -10,8 +10,9 @@
 //! rank 0                              rank 1
 //!   Hello  ------------------------->   the same in the other direction, before anything else
 //!   begin(run)
-//!   Header (collective 0, sizes) ---->  every rank sends its header to every other
+//!   Header (collective 0, sizes) ---->  every rank of the group sends its header to every other
 //!   Data                         ---->  only after all headers agree
+//!   Letter (tag, sizes), arrays  ---->  a message, at any time, also within a collective
 //!   Header (collective 1, sizes) ---->
 //!   ...
 //!   Leave  ------------------------->   no more collectives in this run
@@ -32,20 +33,25 @@
 //! | a rank does not arrive in time | the waiting ranks | `CommError::Timeout` |
 //! | a process hangs, without a time-out | the waiting ranks, by `Ping` | `CommError::Timeout` |
 
-use std::collections::VecDeque;
+mod letters;
+
+use std::collections::{HashMap, VecDeque};
 use std::fmt::Display;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use deepburn_comm::{Absence, Call, CommError, Form, Received, Side};
+use deepburn_comm::{Absence, Call, CommError, Form, GroupId, GroupRanks, Received, Side};
 
 use crate::backoff::Backoff;
 use crate::control::{CallHeader, Envelope, Hello, Message, disagreement};
-use crate::library::{Mpi, MpiError, Posted};
+use crate::deadline::Deadline;
+use crate::letters::Letters;
+use crate::library::{MessageKind, Mpi, MpiError, Posted};
 use crate::neighbours::Neighbours;
 use crate::settings::Settings;
 use crate::status::{RunStatus, Wait};
 use crate::transfer::{Incoming, Transfer};
+use letters::LetterTransfers;
 
 /// The interval at which the processes on this host are checked.
 const LOOK_INTERVAL: Duration = Duration::from_millis(5);
@@ -61,9 +67,6 @@ const REPORT_DELAY: Duration = Duration::from_millis(40);
 const PING_INTERVAL: Duration = Duration::from_secs(2);
 /// The time within which a rank must answer a ping.
 const PING_TIMEOUT: Duration = Duration::from_secs(30);
-/// If two iterations of a wait are further apart than this, this process is assumed to have been
-/// suspended. The time in between does not count towards the time-out.
-const SUSPENDED: Duration = Duration::from_millis(700);
 /// The time that ranks with different collectives wait for the names of each other's arrays, which
 /// are only used to improve the error message.
 const NAMES_TIMEOUT: Duration = Duration::from_secs(5);
@@ -80,7 +83,7 @@ const REMEMBERED: usize = 4;
 
 /// Returns the time that a rank waits for lower ranks to report a failure that all of them detect
 /// at the same time.
-fn turn(rank: usize) -> Duration {
+pub(crate) fn turn(rank: usize) -> Duration {
     LAST_TURN.min(REPORT_DELAY * rank.min(1000) as u32)
 }
 
@@ -90,6 +93,12 @@ pub(crate) struct Link {
     mpi: Mpi,
     /// The state of the run, shared with the rank's own thread.
     status: Arc<RunStatus>,
+    /// The messages of the rank, shared with its own thread.
+    letters: Arc<Letters>,
+    /// The messages that are under way.
+    transfers: LetterTransfers,
+    /// The subgroups that this rank has created in this run.
+    subgroups: HashMap<GroupId, GroupRanks>,
     /// The state of all ranks, by rank number. The entry of this rank only contains its greeting.
     peers: Vec<Peer>,
     /// The processes of this host.
@@ -107,8 +116,8 @@ pub(crate) struct Link {
     run: u32,
     /// The time-out and the message size of the current run.
     settings: Settings,
-    /// The number of this rank's next collective in the common order.
-    next_sequence: u64,
+    /// The number of this rank's next collective in the common order of each group.
+    next_sequence: HashMap<GroupId, u64>,
     /// The collective that this rank has reached, if any.
     current: Option<Call>,
     /// This rank's last collectives, newest first, with the names of their arrays, which headers do
@@ -119,13 +128,79 @@ pub(crate) struct Link {
     announced: bool,
 }
 
+/// The connection to the members of a group, for one collective. Its ranks are ranks of the group.
+pub(crate) struct GroupLink<'a> {
+    link: &'a mut Link,
+    ranks: &'a GroupRanks,
+}
+
+impl<'a> GroupLink<'a> {
+    /// Returns the connection to the members of a group.
+    pub(crate) fn new(link: &'a mut Link, ranks: &'a GroupRanks) -> Self {
+        Self { link, ranks }
+    }
+
+    /// Returns the rank in the group, from 0.
+    pub(crate) fn rank(&self) -> usize {
+        self.ranks.rank()
+    }
+
+    /// Returns the number of ranks in the group.
+    pub(crate) fn world_size(&self) -> usize {
+        self.ranks.len()
+    }
+
+    /// Returns the rank in the world, which errors name.
+    pub(crate) fn world_rank(&self) -> usize {
+        self.ranks.world_rank()
+    }
+
+    /// Returns the rank in the group of a member with this rank in the world.
+    pub(crate) fn position(&self, world_rank: usize) -> usize {
+        self.ranks.position(world_rank).unwrap_or_default()
+    }
+
+    /// Exchanges headers with the members; see [`Link::meet`].
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if ranks disagree, fail, have left or do not arrive in time.
+    pub(crate) fn meet(
+        &mut self,
+        side: &Side,
+        parts: impl Fn(usize) -> Vec<(Form, u64)>,
+    ) -> Result<Vec<CallHeader>, CommError> {
+        self.link.meet(self.ranks, side, parts)
+    }
+
+    /// Exchanges data with the members; see [`Link::exchange`].
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a rank fails or at the time-out.
+    pub(crate) fn exchange(
+        &mut self,
+        mut outgoing: Vec<(usize, bytes::Bytes)>,
+        mut incoming: Vec<Incoming>,
+    ) -> Result<Vec<Received>, CommError> {
+        let members = self.ranks.members();
+        let segments = incoming.iter_mut().flat_map(|array| &mut array.segments);
+        let ranks = outgoing.iter_mut().map(|(to, _)| to).chain(segments.map(|(from, _)| from));
+        ranks.for_each(|rank| *rank = members[*rank]);
+        self.link.exchange(self.ranks, outgoing, incoming)
+    }
+}
+
 /// The known state of a rank.
 #[derive(Debug, Default)]
 struct Peer {
     /// Its greeting.
     hello: Option<Hello>,
-    /// Its headers of collectives that this rank has not reached yet, in the common order.
-    headers: VecDeque<CallHeader>,
+    /// Its headers of collectives that this rank has not reached yet, in the common order of each
+    /// group.
+    headers: HashMap<GroupId, VecDeque<CallHeader>>,
+    /// The members of the subgroups that it has created in this run.
+    subgroups: HashMap<GroupId, Vec<usize>>,
     /// The names of its arrays, received if headers disagree.
     names: Option<Vec<String>>,
     /// The last collective that it has reached.
@@ -141,6 +216,13 @@ struct Peer {
     asked: Option<Instant>,
 }
 
+impl Peer {
+    /// Returns true if it has not reached the next collective of a group.
+    fn is_missing(&self, group: &GroupId) -> bool {
+        self.headers.get(group).is_none_or(VecDeque::is_empty)
+    }
+}
+
 impl Link {
     /// Sends a greeting to all ranks and waits until all ranks have sent theirs.
     ///
@@ -148,12 +230,20 @@ impl Link {
     ///
     /// Returns an error if a rank does not connect within 30 minutes, or if the ranks run different
     /// builds.
-    pub(crate) fn connect(mpi: Mpi, own: Hello, status: Arc<RunStatus>) -> Result<Self, CommError> {
+    pub(crate) fn connect(
+        mpi: Mpi,
+        own: Hello,
+        status: Arc<RunStatus>,
+        letters: Arc<Letters>,
+    ) -> Result<Self, CommError> {
         let (rank, world_size) = (mpi.rank(), mpi.world_size());
         let mut link = Self {
             peers: (0..world_size).map(|_| Peer::default()).collect(),
             mpi,
             status,
+            letters,
+            transfers: LetterTransfers::default(),
+            subgroups: HashMap::new(),
             neighbours: Neighbours::default(),
             last_look: Instant::now(),
             last_ping: Instant::now(),
@@ -161,7 +251,7 @@ impl Link {
             early: Vec::new(),
             run: 0,
             settings: Settings::default(),
-            next_sequence: 0,
+            next_sequence: HashMap::new(),
             current: None,
             recent: VecDeque::new(),
             announced: false,
@@ -205,11 +295,16 @@ impl Link {
     /// Starts a run of all ranks with a new common order. Messages of this run that arrived early
     /// are handled now.
     pub(crate) fn begin(&mut self, run: u32, settings: Settings) {
-        (self.run, self.settings) = (run, settings);
-        (self.next_sequence, self.current) = (0, None);
+        // What was sent in the run that ends keeps its number. A failure is in the status.
+        let _ = self.send_letters();
+        (self.run, self.settings, self.current) = (run, settings, None);
+        self.next_sequence.clear();
+        self.transfers.begin();
+        self.subgroups.clear();
         self.recent.clear();
         for peer in &mut self.peers {
             peer.headers.clear();
+            peer.subgroups.clear();
             (peer.last, peer.names) = (None, None);
             // A process that has sent `Goodbye` does not take part in later runs.
             peer.left = peer.left.filter(|_| peer.said_goodbye);
@@ -225,11 +320,14 @@ impl Link {
     ///
     /// Returns an error if MPI fails.
     pub(crate) fn leave(&mut self) -> Result<(), CommError> {
+        // Messages that were sent before are announced before.
+        self.send_letters()?;
         self.post_all(|_| Message::Leave)
     }
 
-    /// Exchanges headers with all ranks at the next collective and checks that they agree. Returns
-    /// the headers of all ranks. `parts` describes the arrays that this rank sends to a given rank.
+    /// Exchanges headers with all members of a group at its next collective and checks that they
+    /// agree. Returns the headers in the order of the group. `parts` describes the arrays that this
+    /// rank sends to the member with a given rank in the group.
     ///
     /// Headers act as a barrier: no rank sends data before all ranks have reached the collective.
     /// Receivers therefore know all sizes and can allocate memory before data arrives, and no data
@@ -240,26 +338,31 @@ impl Link {
     /// Returns an error if ranks disagree, fail, have left or do not arrive in time.
     pub(crate) fn meet(
         &mut self,
+        ranks: &GroupRanks,
         side: &Side,
         parts: impl Fn(usize) -> Vec<(Form, u64)>,
     ) -> Result<Vec<CallHeader>, CommError> {
-        let sequence = self.next_sequence;
-        self.next_sequence += 1;
+        let (group, rank) = (ranks.id(), self.rank());
+        let next = self.next_sequence.entry(group.clone()).or_default();
+        let sequence = *next;
+        *next += 1;
         let (operation, tag) = (side.operation, side.tag.clone());
         let call = Call { sequence, operation, tag };
         self.recent.push_front(call.clone());
         self.recent.truncate(REMEMBERED);
         self.current = Some(call.clone());
-        self.note_wait(&self.remote_ranks(|peer| peer.headers.is_empty()));
+        self.note_wait(&self.remote_ranks(ranks, |peer| peer.is_missing(group)));
         self.listen()?;
-        self.post_all(|rank| {
-            Message::Header(CallHeader { sequence, side: side.clone(), parts: parts(rank) })
-        })?;
-        let own = CallHeader { sequence, side: side.clone(), parts: parts(self.rank()) };
-        let rank = self.rank();
+        let header = |position| {
+            let (group, side) = (group.clone(), side.clone());
+            CallHeader { group, sequence, side, parts: parts(position) }
+        };
+        let others = || ranks.members().iter().copied().enumerate().filter(|it| it.1 != rank);
+        others().try_for_each(|(position, to)| self.post(to, Message::Header(header(position))))?;
         self.wait_until(|link| {
-            let missing = |peer: &Peer| peer.headers.is_empty();
-            let missing: Vec<_> = link.ranks(missing);
+            let missing = others().map(|(_, other)| other);
+            let missing: Vec<_> =
+                missing.filter(|other| link.peers[*other].is_missing(group)).collect();
             // Several ranks may detect this at the same time, so each of them gives lower ranks
             // time to report it first.
             let noticed = |left: Instant| left.elapsed() >= turn(rank);
@@ -270,28 +373,31 @@ impl Link {
             }
             Ok(if missing.is_empty() { Ok(()) } else { Err(missing) })
         })?;
-        let mut headers: Vec<_> =
-            self.peers.iter_mut().filter_map(|peer| peer.headers.pop_front()).collect();
-        headers.insert(rank, own);
+        let mut headers: Vec<_> = others()
+            .filter_map(|(_, other)| self.peers[other].headers.get_mut(group)?.pop_front())
+            .collect();
+        headers.insert(ranks.rank(), header(ranks.rank()));
         match disagreement(&headers) {
             None => Ok(headers),
-            Some((left, right)) => Err(self.mismatch(&headers, left, right)),
+            Some((left, right)) => Err(self.mismatch(ranks, &headers, left, right)),
         }
     }
 
     /// Sends `outgoing`, each with its receiving rank, and returns the arrays that `incoming`
-    /// describes.
+    /// describes, for a collective of the group `ranks`.
     ///
     /// # Errors
     ///
     /// Returns an error if a rank fails or at the time-out.
     pub(crate) fn exchange(
         &mut self,
+        ranks: &GroupRanks,
         outgoing: Vec<(usize, bytes::Bytes)>,
         incoming: Vec<Incoming>,
     ) -> Result<Vec<Received>, CommError> {
-        self.note_wait(&self.remote_ranks(|_| true));
-        let started = Transfer::start(&self.mpi, outgoing, incoming, self.settings.piece);
+        self.note_wait(&self.remote_ranks(ranks, |_| true));
+        let (kind, piece) = (MessageKind::Data, self.settings.piece);
+        let started = Transfer::start(&self.mpi, kind, outgoing, incoming, piece);
         let mut transfer = started.map_err(|error| self.broken(error))?;
         self.wait_until(|link| {
             let done = transfer.advance(&link.mpi).map_err(|error| link.broken(error))?;
@@ -300,8 +406,8 @@ impl Link {
         Ok(transfer.finish())
     }
 
-    /// Handles the control messages that have arrived, and checks the processes of this host at
-    /// intervals. Announces a failure of the run if this rank reports it.
+    /// Handles the control messages that have arrived, starts and completes messages between ranks,
+    /// and checks the processes of this host at intervals. Announces a failure of the run if this rank reports it.
     ///
     /// # Errors
     ///
@@ -311,6 +417,10 @@ impl Link {
             let cause = self.broken(error);
             self.announce(&cause);
             return Err(cause);
+        }
+        if self.status.cause().is_none() {
+            // A failure is stored in the status.
+            let _ = self.progress_letters();
         }
         let Some(cause) = self.status.cause() else { return Ok(()) };
         self.announce(&cause);
@@ -327,8 +437,12 @@ impl Link {
         self.post_all(|_| Message::Goodbye)?;
         self.wait_until(|link| {
             let missing = |peer: &Peer| !peer.said_goodbye;
-            let missing = link.ranks(missing);
-            Ok(if missing.is_empty() && link.outbox.is_empty() { Ok(()) } else { Err(missing) })
+            let mut missing = link.ranks(missing);
+            // All messages have been announced before the farewells.
+            let complete = link.transfers.is_empty() && link.letters.is_empty();
+            missing.extend(link.transfers.unfinished());
+            let done = missing.is_empty() && complete && link.outbox.is_empty();
+            Ok(if done { Ok(()) } else { Err(missing) })
         })?;
         let rank = self.rank();
         let broken = |error: MpiError| CommError::Transport { rank, reason: error.to_string() };
@@ -388,20 +502,29 @@ impl Link {
             Message::Goodbye => {
                 peer.said_goodbye = true;
                 peer.left.get_or_insert_with(Instant::now);
+                self.transfers.leave(from, true);
             }
             Message::Ping => {
                 // A lost answer is harmless, because the other rank will send another ping.
                 let _ = self.post(from, Message::Pong);
             }
+            // The arrays of all runs are received, because the channel keeps their order.
+            Message::Letter(header) => self.transfers.announce(run, header),
             message if run > self.run => self.early.push((from, Envelope { run, message })),
             _ if run < self.run => {}
             Message::Header(header) => {
                 let (operation, tag) = (header.side.operation, header.side.tag.clone());
-                peer.last = Some(Call { sequence: header.sequence, operation, tag });
-                peer.headers.push_back(header);
+                let call = Call { sequence: header.sequence, operation, tag };
+                self.letters.set_last(run, from, &call);
+                peer.last = Some(call);
+                peer.headers.entry(header.group.clone()).or_default().push_back(header);
             }
+            Message::Subgroup { id, members } => self.note_subgroup(from, id, members),
             Message::Names(names) => peer.names = Some(names),
-            Message::Leave => peer.left = Some(Instant::now()),
+            Message::Leave => {
+                peer.left = Some(Instant::now());
+                self.transfers.leave(from, false);
+            }
             Message::Failed(cause) => self.status.fail(from, cause),
             Message::Pong => {}
         }
@@ -461,17 +584,27 @@ impl Link {
     /// Headers do not contain array names, because the names would make up most of a header. Names
     /// are only exchanged here. If they do not arrive within [`NAMES_TIMEOUT`], the error shows the
     /// numbers of the exchanges instead.
-    fn mismatch(&mut self, headers: &[CallHeader], left: usize, right: usize) -> CommError {
+    fn mismatch(
+        &mut self,
+        ranks: &GroupRanks,
+        headers: &[CallHeader],
+        left: usize,
+        right: usize,
+    ) -> CommError {
         let names = |header: &CallHeader| -> Vec<String> {
             header.side.tag.names().iter().map(ToString::to_string).collect()
         };
         let (rank, sequence) = (self.rank(), headers[left].sequence);
-        self.peers[rank].names = Some(names(&headers[rank]));
-        let own = names(&headers[rank]);
+        let own = names(&headers[ranks.rank()]);
+        self.peers[rank].names = Some(own.clone());
         let timeout = std::mem::replace(&mut self.settings.timeout, NAMES_TIMEOUT);
-        let told = self.post_all(|_| Message::Names(own.clone())).and_then(|()| {
+        let mut others = ranks.members().iter().copied().filter(|other| *other != rank);
+        let told = others.try_for_each(|other| self.post(other, Message::Names(own.clone())));
+        let told = told.and_then(|()| {
             self.wait_until(|link| {
+                let is_member = |other: &usize| ranks.position(*other).is_some();
                 let missing = link.ranks(|peer| peer.names.is_none());
+                let missing: Vec<_> = missing.into_iter().filter(is_member).collect();
                 Ok(if missing.is_empty() { Ok(()) } else { Err(missing) })
             })
         });
@@ -479,15 +612,15 @@ impl Link {
         if let Err(failure) = told {
             tracing::debug!(%failure, "ranks that disagree could not exchange the names of arrays");
         }
-        let side = |other: usize| {
-            let names = self.peers[other].names.iter().flatten();
-            let mut side = headers[other].side.clone();
+        let side = |position: usize| {
+            let names = self.peers[ranks.members()[position]].names.iter().flatten();
+            let mut side = headers[position].side.clone();
             side.tag = side.tag.naming(names.map(|name| Arc::from(name.as_str())));
             Box::new(side)
         };
         let cause = CommError::Mismatch { sequence, left: side(left), right: side(right) };
         // All ranks have detected the same mismatch. The lower rank of the two sides reports it.
-        self.status.fail(left, cause.clone());
+        self.status.fail(ranks.members()[left], cause.clone());
         cause
     }
 
@@ -509,8 +642,7 @@ impl Link {
     ) -> Result<R, CommError> {
         let rank = self.rank();
         let limit = self.settings.timeout.saturating_add(turn(rank));
-        let mut last = Instant::now();
-        let mut deadline = last.checked_add(limit);
+        let mut deadline = Deadline::after(limit);
         let mut backoff = Backoff::default();
         loop {
             self.listen()?;
@@ -522,22 +654,10 @@ impl Link {
                 Ok(Err(absent)) => absent,
                 Err(cause) => return Err(self.failed(cause)),
             };
-            // If this process was suspended anywhere in this loop, it cannot conclude that other
-            // ranks are late.
-            let now = Instant::now();
-            let suspended = now - last;
-            if suspended > SUSPENDED {
-                deadline = deadline.and_then(|deadline| deadline.checked_add(suspended));
-            }
-            last = now;
-            if deadline.is_some_and(|deadline| deadline <= now) {
+            if deadline.has_passed() {
                 return Err(self.late(&absent, self.settings.timeout));
             }
-            if self.settings.timeout == Duration::MAX
-                && let Some(silent) = self.find_silent(&absent)
-            {
-                return Err(self.late(&[silent], PING_TIMEOUT));
-            }
+            self.ping(&absent)?;
             if backoff.is_long() {
                 self.note_wait(&absent);
             }
@@ -643,13 +763,13 @@ impl Link {
         Ok(())
     }
 
-    /// Returns the ranks of other hosts for which `holds` is true. The end of a process on this
+    /// Returns the members of a group on other hosts for which `holds` is true. The end of a process on this
     /// host is detected immediately, so waits for it do not have to be recorded.
-    fn remote_ranks(&self, holds: impl Fn(&Peer) -> bool) -> Vec<usize> {
+    fn remote_ranks(&self, group: &GroupRanks, holds: impl Fn(&Peer) -> bool) -> Vec<usize> {
         let host = |rank: usize| self.peers[rank].hello.as_ref().map(|hello| &hello.host);
         let own = host(self.rank());
         let mut ranks = self.ranks(holds);
-        ranks.retain(|rank| host(*rank) != own);
+        ranks.retain(|rank| host(*rank) != own && group.position(*rank).is_some());
         ranks
     }
 

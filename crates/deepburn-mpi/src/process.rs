@@ -20,14 +20,16 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, SyncSender};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, SyncSender, TryRecvError};
 use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::Duration;
 
 use deepburn_comm::CommError;
 
+use crate::backoff::Backoff;
 use crate::control::Hello;
+use crate::letters::Letters;
 use crate::library::{Mpi, MpiError};
 use crate::link::Link;
 use crate::neighbours::{host_name, namespace};
@@ -53,6 +55,8 @@ struct Connection {
     hosts: Vec<Arc<str>>,
     /// The state of the run, shared with the communication thread.
     status: Arc<RunStatus>,
+    /// The messages of the rank, shared with the communication thread.
+    letters: Arc<Letters>,
     /// The queue of the communication thread.
     work: Sender<Work>,
     /// The number of runs so far.
@@ -61,6 +65,8 @@ struct Connection {
 
 /// Work for the communication thread.
 pub(crate) enum Work {
+    /// Nothing: the thread looks for messages.
+    Wake,
     /// The next operation in the common order.
     Run(Box<dyn FnOnce(&mut Link) + Send>),
     /// Finalizes MPI and sends the result.
@@ -92,9 +98,10 @@ impl Process {
         // The thread sends the result of the greeting once. The channel has a capacity of one, so
         // the thread does not block on sending.
         let (greeted, greeting) = mpsc::sync_channel(1);
-        let own = status.clone();
+        let letters = Arc::new(Letters::default());
+        let (own, own_letters) = (status.clone(), letters.clone());
         let thread = thread::Builder::new().name("communication".into());
-        let spawned = thread.spawn(move || match greet(&own) {
+        let spawned = thread.spawn(move || match greet(&own, own_letters) {
             Ok(link) => {
                 // The receiver may have been dropped because the process exits.
                 let _ = greeted.send(Ok((link.rank(), link.hosts())));
@@ -114,7 +121,14 @@ impl Process {
             return Err(broken("the end of the process cannot be watched (atexit)".into()));
         }
         Ok(Self {
-            connection: Arc::new(Connection { rank, hosts, status, work, runs: AtomicU32::new(0) }),
+            connection: Arc::new(Connection {
+                rank,
+                hosts,
+                status,
+                letters,
+                work,
+                runs: AtomicU32::new(0),
+            }),
         })
     }
 
@@ -137,6 +151,7 @@ impl Process {
     pub(crate) fn begin_run(&self, settings: Settings) {
         let run = self.connection.runs.fetch_add(1, Ordering::Relaxed) + 1;
         self.connection.status.begin();
+        self.connection.letters.begin(run);
         // MPI counts bytes in a C `int`, so messages must be smaller than 2 GiB.
         let settings = Settings { piece: settings.piece.clamp(1, 1 << 30), ..settings };
         self.submit(Work::Run(Box::new(move |link| link.begin(run, settings))));
@@ -159,6 +174,11 @@ impl Process {
         &self.connection.status
     }
 
+    /// Returns the messages of the rank.
+    pub(crate) fn letters(&self) -> &Letters {
+        &self.connection.letters
+    }
+
     /// Queues work for the communication thread. If the thread ends first, the work is dropped,
     /// which closes the result channel.
     pub(crate) fn submit(&self, work: Work) {
@@ -176,7 +196,7 @@ impl Process {
 /// # Errors
 ///
 /// Returns an error if MPI cannot be initialised or a rank does not connect.
-fn greet(status: &Arc<RunStatus>) -> Result<Link, CommError> {
+fn greet(status: &Arc<RunStatus>, letters: Arc<Letters>) -> Result<Link, CommError> {
     let broken = |error: MpiError| CommError::Transport { rank: 0, reason: error.to_string() };
     let mpi = Mpi::init().map_err(broken)?;
     let order = if cfg!(target_endian = "big") { "big" } else { "little" };
@@ -186,15 +206,20 @@ fn greet(status: &Arc<RunStatus>) -> Result<Link, CommError> {
         namespace: namespace(),
         pid: std::process::id() as i32,
     };
-    Link::connect(mpi, hello, status.clone())
+    Link::connect(mpi, hello, status.clone(), letters)
 }
 
 /// Runs the main loop of the communication thread until the process exits. While there is no work,
 /// it handles messages every [`IDLE_INTERVAL`], so that pings are answered and failures are
-/// detected while the rank computes.
+/// detected while the rank computes. While messages between ranks are under way, it looks more often.
 fn communicate(mut link: Link, requests: &Receiver<Work>, status: &RunStatus) {
+    let mut backoff = Backoff::default();
     loop {
-        match requests.recv_timeout(IDLE_INTERVAL) {
+        if link.take_progress() {
+            backoff = Backoff::default();
+        }
+        match next_work(&link, requests, &mut backoff) {
+            Ok(Work::Wake) => backoff = Backoff::default(),
             Ok(Work::Run(work)) => {
                 let run = catch_unwind(AssertUnwindSafe(|| work(&mut link)));
                 if let Err(payload) = run {
@@ -214,12 +239,30 @@ fn communicate(mut link: Link, requests: &Receiver<Work>, status: &RunStatus) {
             Err(RecvTimeoutError::Disconnected) => return,
         }
         // A failure is stored in the status, from which the rank reads it.
-        let _ = link.listen();
+        let _ = link.listen().and_then(|()| link.ping(&[]));
         if link.has_announced() {
             status.set_announced();
         }
         status.end_overdue(link.rank(), || link.hosts());
     }
+}
+
+/// Returns the next work, or an error if there is none after a pause.
+fn next_work(
+    link: &Link,
+    requests: &Receiver<Work>,
+    backoff: &mut Backoff,
+) -> Result<Work, RecvTimeoutError> {
+    if !link.is_busy() {
+        return requests.recv_timeout(IDLE_INTERVAL);
+    }
+    requests.try_recv().map_err(|error| match error {
+        TryRecvError::Disconnected => RecvTimeoutError::Disconnected,
+        TryRecvError::Empty => {
+            backoff.pause();
+            RecvTimeoutError::Timeout
+        }
+    })
 }
 
 /// The exit handler, which runs on `exit` or a return from `main`. It finalizes MPI if the last run

@@ -53,7 +53,7 @@ impl LockedStatus {
 /// The collective in which a rank waits, and the ranks for which it waits.
 #[derive(Debug, Clone)]
 pub(crate) struct Wait {
-    /// The collective; `None` while the ranks connect.
+    /// The collective; `None` while the ranks connect or this rank waits for a message.
     pub(crate) call: Option<Call>,
     /// The missing ranks, with their last known collectives.
     pub(crate) absent: Vec<Absence>,
@@ -115,17 +115,19 @@ impl RunStatus {
     }
 
     /// If the launcher is ending this process, ends the run of the waiting `rank` and returns the
-    /// failure.
+    /// failure. `own` is a wait of the rank's own thread; `None` if it waits for the communication
+    /// thread.
     ///
     /// This does not use the communication thread, because an Open MPI call on a broken connection
     /// may block that thread for seconds. The ranks can no longer agree on one reporter, so every
     /// rank that waits for all other ranks reports the failure.
-    pub(crate) fn terminate(&self, rank: usize) -> Option<CommError> {
+    pub(crate) fn terminate(&self, rank: usize, own: Option<Wait>) -> Option<CommError> {
         let wait = {
             let mut state = self.lock();
             let terminated = state.terminated.as_ref()?;
             let is_terminated = terminated.load(Ordering::Relaxed);
-            let wait = state.wait.clone().filter(|it| is_terminated && !it.absent.is_empty())?;
+            let wait = own.or_else(|| state.wait.clone());
+            let wait = wait.filter(|it| is_terminated && !it.absent.is_empty())?;
             state.announced = true;
             wait
         };

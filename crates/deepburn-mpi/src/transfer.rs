@@ -1,4 +1,4 @@
-//! The exchange of one collective's data, and the memory for sending and receiving.
+//! The exchange of the data of one collective or message, and the memory for sending and receiving.
 //!
 //! Arrays are split into messages of limited size, called pieces, because MPI counts bytes in 32 bits and very large
 //! messages are poorly supported. A [`Transfer`] owns all memory that MPI reads and writes. If it is dropped before it
@@ -14,7 +14,7 @@
 //!
 //! Messages have no header. MPI delivers messages of one kind between two ranks in the order in which they were sent
 //! ("Semantics of Point-to-Point Communication" in the MPI standard). Their sizes are known from the headers of the
-//! collective.
+//! collective or of the message.
 
 use std::mem::ManuallyDrop;
 use std::ops::Range;
@@ -82,7 +82,7 @@ fn prefer_huge_pages(start: *mut u8, len: usize) {
     }
 }
 
-/// Pending sends and receives of one collective, with their memory.
+/// Pending sends and receives of one collective or message, with their memory.
 ///
 /// Dropping it while requests are pending leaks the memory, because MPI may still access it and there is no safe way to
 /// prevent this.
@@ -109,6 +109,7 @@ impl Transfer {
     /// Returns an error if MPI fails.
     pub(crate) fn start(
         mpi: &Mpi,
+        kind: MessageKind,
         outgoing: Vec<(usize, Bytes)>,
         incoming: Vec<Incoming>,
         piece: usize,
@@ -122,12 +123,12 @@ impl Transfer {
         // Receives are started first, because MPI makes an additional copy of a message that arrives before its
         // receive.
         for array in incoming {
-            transfer.receive(mpi, array, piece)?;
+            transfer.receive(mpi, kind, array, piece)?;
         }
         for (to, bytes) in outgoing {
             for message in bytes.chunks(piece) {
                 // SAFETY: `sent` keeps the bytes until the transfer is complete, or forever.
-                let request = unsafe { mpi.send(message, to, MessageKind::Data)? };
+                let request = unsafe { mpi.send(message, to, kind)? };
                 transfer.requests.push((to, request));
             }
             transfer.sent.push(bytes);
@@ -142,7 +143,13 @@ impl Transfer {
     ///
     /// Panics if segments and own bytes do not cover the array exactly, because the array would contain uninitialised
     /// memory.
-    fn receive(&mut self, mpi: &Mpi, array: Incoming, piece: usize) -> Result<(), MpiError> {
+    fn receive(
+        &mut self,
+        mpi: &Mpi,
+        kind: MessageKind,
+        array: Incoming,
+        piece: usize,
+    ) -> Result<(), MpiError> {
         let mut buffer = with_capacity(array.len, array.element_size);
         let start = start_of(&mut buffer);
         prefer_huge_pages(start, array.len);
@@ -158,7 +165,7 @@ impl Transfer {
                 let len = piece.min(range.end - at);
                 // SAFETY: within the allocation; segments are disjoint, and `received` keeps the
                 // memory until the transfer is complete, or forever.
-                let request = unsafe { mpi.receive(start.add(at), len, from, MessageKind::Data)? };
+                let request = unsafe { mpi.receive(start.add(at), len, from, kind)? };
                 self.requests.push((from, request));
                 at += len;
             }

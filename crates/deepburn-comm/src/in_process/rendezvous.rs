@@ -230,7 +230,7 @@ impl Rendezvous {
         let failure = GroupFailure { reporter, at: Instant::now(), cause };
         let GroupFailure { reporter, cause, .. } = state.failure.get_or_insert(failure).clone();
         self.has_failed.store(true, Ordering::Relaxed);
-        let abandoned = (std::mem::take(&mut state.rounds), std::mem::take(&mut state.letters));
+        let abandoned = (std::mem::take(&mut state.rounds), state.letters.reset());
         drop(state);
         self.wake_all();
         tracing::debug!(reporter, %cause, "the process group has ended");

@@ -3,7 +3,7 @@
 use std::process::Output;
 use std::time::{Duration, Instant};
 
-use deepburn_comm::{CollectiveTag, CommError, Host, ProcessGroup, ReduceOp};
+use deepburn_comm::{CollectiveTag, CommError, Host, MessageTag, ProcessGroup, ReduceOp, Subgroup};
 
 use crate::job::{as_rank, mpirun, text_of};
 
@@ -148,6 +148,84 @@ fn ranks_that_disagree_name_both_sides() {
         for part in expected {
             assert!(text.contains(part), "{how}: {part}: {text}");
         }
+        assert_eq!(text.matches("REPORT").count(), 1, "{how}: {text}");
+    }
+}
+
+/// Rank 1 does something else than rank 0 expects of its messages, or than rank 2 of a group.
+#[test]
+#[ignore = "runs under mpirun"]
+fn messages_go_wrong() {
+    let how = std::env::var("HOW").unwrap();
+    let rank = deepburn_mpi::Process::connect().unwrap().rank();
+    let timeout = if how == "late" { Duration::from_secs(2) } else { LONG };
+    let tag = |id| MessageTag::new("activation", id).within("micro-batch", 2);
+    let ended = as_rank(timeout, 1 << 20, |group| {
+        let array = |numel| vec![Host::from(vec![1.0_f32; numel])];
+        let group_of_all = match how.as_str() {
+            "group" if rank == 2 => group.subgroup("pair", &[1, 2])?,
+            "group" => group.subgroup("pair", &[0, 1])?,
+            _ => group.subgroup("all", &[0, 1, 2])?,
+        };
+        if rank == 1 {
+            group.send(0, tag(4), array(3))?;
+            match how.as_str() {
+                "left" => return Ok(()),
+                "kill" => {
+                    std::thread::sleep(Duration::from_millis(300));
+                    // SAFETY: signals this process.
+                    unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+                }
+                "mismatch" => {
+                    let barrier = CollectiveTag::new("odd", 0);
+                    return ProcessGroup::<Host<f32>>::barrier(&group_of_all, barrier);
+                }
+                "late" => std::thread::sleep(Duration::from_secs(5)),
+                _ => {}
+            }
+        }
+        match (rank, how.as_str()) {
+            (0, "size") => group.receive(1, tag(4), array(4))?.wait().map(drop),
+            (0, "left" | "kill" | "late") => {
+                group.receive(1, tag(4), array(3))?.wait()?;
+                group.receive(1, tag(3), array(3))?.wait().map(drop)
+            }
+            // The others wait in a collective of a subgroup, which ends too.
+            _ => {
+                let sum = CollectiveTag::new("sum", 0);
+                group_of_all.all_reduce(sum, array(10), ReduceOp::Sum)?.wait().map(drop)
+            }
+        }
+    });
+    match ended {
+        Err(failure) if failure.rank == rank => eprintln!("REPORT: {failure}"),
+        Err(_) => {}
+        Ok(()) if how == "left" && rank == 1 => return,
+        Ok(()) => panic!("rank {rank} went on"),
+    }
+    std::process::exit(3);
+}
+
+#[test]
+fn messages_that_go_wrong_end_all_groups_with_world_ranks() {
+    for (how, expected) in [
+        ("left", "rank 1, which has ended"),
+        ("kill", "the process of rank 1"),
+        ("late", "micro-batch 2 from rank 1 on"),
+        (
+            "size",
+            "rank 1 sent activation 4 of micro-batch 2 to rank 0 with 3 elements in 1 arrays, but \
+             rank 0 expects 4 elements in 1 arrays (array 0: 3 x f32 and 4 x f32)",
+        ),
+        ("mismatch", "sum#0 in the group `all`"),
+        (
+            "group",
+            "rank 1 created the group `pair` of the ranks [0, 1], but rank 2 created it of the ranks \
+             [1, 2]",
+        ),
+    ] {
+        let Some(text) = fails(3, "failures::messages_go_wrong", &[("HOW", how)]) else { return };
+        assert!(text.contains(expected), "{how}: {text}");
         assert_eq!(text.matches("REPORT").count(), 1, "{how}: {text}");
     }
 }

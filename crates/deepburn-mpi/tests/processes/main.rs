@@ -9,3 +9,4 @@
 mod collectives;
 mod failures;
 mod job;
+mod messages;

@@ -7,6 +7,7 @@ mod activations;
 mod autotuning;
 mod curriculum;
 mod dynamic_batching;
+mod mesh;
 mod monitor;
 mod optimizer;
 mod param_groups;
@@ -21,6 +22,7 @@ pub use activations::*;
 pub use autotuning::*;
 pub use curriculum::*;
 pub use dynamic_batching::*;
+pub use mesh::*;
 pub use monitor::*;
 pub use optimizer::*;
 pub use param_groups::*;
@@ -32,6 +34,8 @@ use crate::choice::{Choice, choices};
 /// All settings of a training run, resolved for one world size.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Plan {
+    /// The arrangement of the ranks.
+    pub mesh: MeshPlan,
     /// Batch sizes and gradient accumulation.
     pub batch: BatchPlan,
     /// Dynamic batching by a token budget; `None` for batches with a fixed number of samples.
@@ -64,25 +68,36 @@ pub struct Plan {
     pub monitor: MonitorPlan,
 }
 
+impl Plan {
+    /// Changes the number of data-parallel ranks and with it the global batch size. States are then
+    /// sharded over all ranks of a stage.
+    pub fn set_data_parallel_size(&mut self, ranks: usize) {
+        self.mesh = MeshPlan { replicate: 1, shard: ranks, ..self.mesh };
+        self.batch.data_parallel_size = ranks;
+        self.batch = self.batch.resized(self.batch.gradient_accumulation_steps);
+    }
+}
+
 /// The batch triple, consistent by construction:
-/// `train_batch_size == micro_batch_size * gradient_accumulation_steps * world_size`.
+/// `train_batch_size == micro_batch_size * gradient_accumulation_steps * data_parallel_size`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct BatchPlan {
     /// Samples per optimizer step over all ranks.
     pub train_batch_size: usize,
-    /// Samples per rank in one forward and backward pass.
+    /// Samples per data-parallel rank in one forward and backward pass.
     pub micro_batch_size: usize,
-    /// Forward and backward passes per optimizer step.
+    /// Forward and backward passes per optimizer step: the micro-batches of a pipeline.
     pub gradient_accumulation_steps: usize,
-    /// Data-parallel ranks.
-    pub world_size: usize,
+    /// Data-parallel ranks: ranks with samples of their own.
+    pub data_parallel_size: usize,
 }
 
 impl BatchPlan {
-    /// Returns a batch with the same micro-batches, but other numbers of them and of ranks.
-    pub fn resized(self, gradient_accumulation_steps: usize, world_size: usize) -> Self {
-        let train_batch_size = self.micro_batch_size * gradient_accumulation_steps * world_size;
-        Self { train_batch_size, gradient_accumulation_steps, world_size, ..self }
+    /// Returns a batch with the same micro-batches, but another number of them.
+    pub fn resized(self, gradient_accumulation_steps: usize) -> Self {
+        let micro_batches = gradient_accumulation_steps * self.data_parallel_size;
+        let train_batch_size = self.micro_batch_size * micro_batches;
+        Self { train_batch_size, gradient_accumulation_steps, ..self }
     }
 }
 

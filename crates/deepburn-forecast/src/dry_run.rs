@@ -127,7 +127,7 @@ pub fn forecast<M: AutodiffModule<Training<Meta>>>(
     let recorder = Recorder::default();
     let times = plan.batch.gradient_accumulation_steps;
     let short = shortened(plan);
-    let world_size = plan.batch.world_size;
+    let world_size = plan.mesh.world_size();
     on_simulated_rank(world_size, move |group| {
         let observer = recorder.clone();
         let group = group.observed(move |event| observer.collective(event));
@@ -153,7 +153,7 @@ pub fn forecast<M: AutodiffModule<Training<Meta>>>(
 /// Returns the plan with at most [`MICRO_BATCHES`] micro-batches a step.
 fn shortened(plan: &Plan) -> Plan {
     let micro_batches = plan.batch.gradient_accumulation_steps.min(MICRO_BATCHES);
-    Plan { batch: plan.batch.resized(micro_batches, plan.batch.world_size), ..plan.clone() }
+    Plan { batch: plan.batch.resized(micro_batches), ..plan.clone() }
 }
 
 /// Calls `run` as rank 0 of a simulated group of `world_size` ranks, on a thread of its own.

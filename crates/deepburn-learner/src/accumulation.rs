@@ -108,7 +108,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
             LossWeights::Given => 1.0,
             LossWeights::Undivided => present as f64,
         };
-        let samples = present * self.batch.micro_batch_size * self.batch.world_size;
+        let samples = present * self.batch.micro_batch_size * self.batch.data_parallel_size;
         self.update(divisor, samples as u64).map(Some)
     }
 

@@ -13,7 +13,7 @@ pub enum BatchSizeError {
     /// The size is not a positive multiple of the micro-batch size times the
     /// number of ranks.
     #[error(
-        "train_batch_size {size} is not a positive multiple of micro-batch * ranks = {micro_batch_size} * {world_size}; the nearest are {}",
+        "train_batch_size {size} is not a positive multiple of micro-batch * ranks = {micro_batch_size} * {data_parallel_size}; the nearest are {}",
         nearest(*below, *above)
     )]
     NoMultiple {
@@ -21,8 +21,8 @@ pub enum BatchSizeError {
         size: usize,
         /// The number of samples of a micro-batch.
         micro_batch_size: usize,
-        /// The number of ranks.
-        world_size: usize,
+        /// The number of data-parallel ranks.
+        data_parallel_size: usize,
         /// The largest possible size below it, if there is one.
         below: Option<usize>,
         /// The smallest possible size above it; `None` if it overflows.
@@ -60,12 +60,12 @@ pub(crate) fn with_train_batch_size(
     batch: BatchPlan,
     train_batch_size: usize,
 ) -> Result<BatchPlan, BatchSizeError> {
-    let BatchPlan { micro_batch_size, world_size, .. } = batch;
+    let BatchPlan { micro_batch_size, data_parallel_size, .. } = batch;
     let size = train_batch_size;
     let error = |below, above| {
-        Err(BatchSizeError::NoMultiple { size, micro_batch_size, world_size, below, above })
+        Err(BatchSizeError::NoMultiple { size, micro_batch_size, data_parallel_size, below, above })
     };
-    let pass = micro_batch_size.checked_mul(world_size).filter(|&pass| pass > 0);
+    let pass = micro_batch_size.checked_mul(data_parallel_size).filter(|&pass| pass > 0);
     let Some(pass) = pass else { return error(None, None) };
     let (steps, rest) = (size / pass, size % pass);
     if steps == 0 || rest > 0 {
@@ -89,7 +89,7 @@ pub(crate) fn with_train_batch_size(
 ///     train_batch_size: 8,
 ///     micro_batch_size: 4,
 ///     gradient_accumulation_steps: 1,
-///     world_size: 2,
+///     data_parallel_size: 2,
 /// };
 /// // Three steps of 8 samples, then steps of 16.
 /// let schedule = BatchSchedule::new(initial, [(3, 16)])?;
@@ -175,12 +175,12 @@ mod tests {
 
     use super::*;
 
-    fn batch(micro_batch_size: usize, world_size: usize, steps: usize) -> BatchPlan {
+    fn batch(micro_batch_size: usize, data_parallel_size: usize, steps: usize) -> BatchPlan {
         BatchPlan {
-            train_batch_size: micro_batch_size * world_size * steps,
+            train_batch_size: micro_batch_size * data_parallel_size * steps,
             micro_batch_size,
             gradient_accumulation_steps: steps,
-            world_size,
+            data_parallel_size,
         }
     }
 
@@ -228,7 +228,7 @@ mod tests {
             let size = size as usize;
             match with_train_batch_size(batch(micro, ranks, 1), size) {
                 Ok(plan) => {
-                    let product = plan.micro_batch_size * plan.gradient_accumulation_steps * plan.world_size;
+                    let product = plan.micro_batch_size * plan.gradient_accumulation_steps * plan.data_parallel_size;
                     prop_assert_eq!((product, plan.train_batch_size), (size, size));
                 }
                 Err(BatchSizeError::NoMultiple { below, above, .. }) => {

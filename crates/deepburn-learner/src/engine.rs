@@ -172,7 +172,7 @@ impl Step {
 impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     /// Checks the plan against the group, then shards the module.
     fn new(module: M, plan: &Plan, group: Group<B>) -> Result<Self, EngineError> {
-        let (planned, actual) = (plan.batch.world_size, group.world_size());
+        let (planned, actual) = (plan.mesh.world_size(), group.world_size());
         if planned != actual {
             return Err(EngineError::WorldSize { planned, actual });
         }

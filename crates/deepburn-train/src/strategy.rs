@@ -123,7 +123,7 @@ impl<B: Backend> ShardedStrategy<B> {
     /// Returns the device of each rank.
     fn rank_devices(&self, of_model: &[B::Device]) -> Vec<B::Device> {
         let devices = if self.devices.is_empty() { of_model } else { &self.devices };
-        let ranks = 0..self.plan.batch.world_size;
+        let ranks = 0..self.plan.mesh.world_size();
         ranks
             .map(|rank| devices.get(rank % devices.len().max(1)).cloned().unwrap_or_default())
             .collect()
@@ -204,7 +204,7 @@ where
         starting_epoch: usize,
     ) -> (LC::TrainingModel, SupervisedTrainingEventProcessor<LC>) {
         let ShardedStrategy { plan, seed, folder, keep, .. } = self.0;
-        let ranks = plan.batch.world_size;
+        let ranks = plan.mesh.world_size();
         let devices = self.0.rank_devices(&learner.model().devices());
         let parts = split(&mut learner, &train, &valid, &devices);
         // Every rank has its own copy, so these values would only occupy memory.
@@ -275,9 +275,9 @@ impl<B: OptimizerOps + StreamOps> ShardedStrategy<B> {
             return Err(Refusal::NoData);
         }
         // The scheduler takes one step per update.
-        let BatchPlan { micro_batch_size, gradient_accumulation_steps, world_size, .. } =
+        let BatchPlan { micro_batch_size, gradient_accumulation_steps, data_parallel_size, .. } =
             self.plan.batch;
-        let batches = train.num_items().div_ceil(world_size).div_ceil(micro_batch_size);
+        let batches = train.num_items().div_ceil(data_parallel_size).div_ceil(micro_batch_size);
         let updates = batches.div_ceil(gradient_accumulation_steps);
         // A schedule that was sized for the batches of one device would end early.
         tracing::info!(

@@ -499,7 +499,7 @@ where
 
     /// Returns the number of ranks.
     fn ranks(&self) -> usize {
-        self.run.plan.batch.world_size
+        self.run.plan.mesh.world_size()
     }
 }
 

@@ -296,7 +296,7 @@ fn fit(
     limit: Option<u64>,
 ) -> (StepMemory, Option<MemoryShortage>) {
     let memory = memory_of(&forecast.step);
-    let needed = (memory.device + memory.host).saturating_mul(plan.batch.world_size as u64);
+    let needed = (memory.device + memory.host).saturating_mul(plan.mesh.world_size() as u64);
     let shortage = limit.filter(|limit| needed > *limit).map(|limit| MemoryShortage {
         reason: format!("the tensors of all ranks need {needed} bytes, and the limit is {limit}"),
         bytes: needed - limit,

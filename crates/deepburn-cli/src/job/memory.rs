@@ -126,7 +126,7 @@ mod tests {
             train_batch_size: 1,
             micro_batch_size,
             gradient_accumulation_steps,
-            world_size: 1,
+            data_parallel_size: 1,
         }
     }
 

@@ -183,8 +183,11 @@ pub(crate) fn prepare(
     let epoch_samples = match dynamic {
         Some(_) => subject.info().samples_per_epoch(DataShard::WHOLE),
         None => {
-            let shard = DataShard { rank: 0, num_ranks: batch.world_size };
-            subject.info().samples_per_epoch(shard).map(|samples| samples * batch.world_size)
+            let shard = DataShard { rank: 0, num_ranks: batch.data_parallel_size };
+            subject
+                .info()
+                .samples_per_epoch(shard)
+                .map(|samples| samples * batch.data_parallel_size)
         }
     };
     let epoch_samples = epoch_samples.map_err(Failure::mistake)?;

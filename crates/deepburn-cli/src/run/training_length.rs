@@ -73,8 +73,10 @@ pub(super) fn steps_within_budget(
     dynamic: &DynamicBatchingPlan,
     resumed: Option<&Progress>,
 ) -> Result<usize, Failure> {
-    let shape =
-        StepShape { num_ranks: batch.world_size, accumulation: batch.gradient_accumulation_steps };
+    let shape = StepShape {
+        num_ranks: batch.data_parallel_size,
+        accumulation: batch.gradient_accumulation_steps,
+    };
     let mut sampler = subject.budget_sampler(shape, dynamic)?;
     let epochs = job.training.epochs.unwrap_or(f64::INFINITY);
     let max_steps = job.training.max_steps.unwrap_or(usize::MAX);
@@ -184,7 +186,7 @@ mod tests {
             train_batch_size,
             micro_batch_size: 2,
             gradient_accumulation_steps: train_batch_size / 2,
-            world_size: 1,
+            data_parallel_size: 1,
         };
         BatchSchedule::new(initial, changes.iter().copied()).unwrap()
     }

@@ -224,7 +224,7 @@ fn mask(value: &mut Value, other: &Value) {
 /// The `schedule` is JSON, in which numbers of steps may be unknown. The plan has 8 lines. The limits on `"auto"` values and warnings keep the total at 30 lines or fewer.
 fn summary(source: &str, resolved: &Resolved, schedule: &Value) -> Vec<String> {
     let plan = &resolved.plan;
-    let ranks = counted(plan.batch.world_size, "rank");
+    let ranks = counted(plan.mesh.world_size(), "rank");
     let mut lines = vec![format!("{source}, on {ranks}")];
     let facts = [
         ("batch", batch(&plan.batch)),
@@ -265,13 +265,17 @@ fn limited(title: &str, noun: &str, mut lines: Vec<String>, shown: usize) -> Vec
 
 /// Describes the batch size of a step.
 fn batch(batch: &BatchPlan) -> String {
-    let BatchPlan { train_batch_size, micro_batch_size, gradient_accumulation_steps, world_size } =
-        batch;
+    let BatchPlan {
+        train_batch_size,
+        micro_batch_size,
+        gradient_accumulation_steps,
+        data_parallel_size,
+    } = batch;
     format!(
         "{} per step: {micro_batch_size} per micro-batch, {}, {}",
         counted(*train_batch_size, "sample"),
         counted(*gradient_accumulation_steps, "micro-batch"),
-        counted(*world_size, "rank"),
+        counted(*data_parallel_size, "rank"),
     )
 }
 

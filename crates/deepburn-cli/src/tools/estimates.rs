@@ -205,7 +205,7 @@ impl EstimateInput<'_> {
     fn estimate(&self, stage: Stage, ranks: u64) -> Result<Estimate, Failure> {
         let mut plan = self.plan.clone();
         plan.zero.stage = stage;
-        plan.batch = plan.batch.resized(plan.batch.gradient_accumulation_steps, ranks as usize);
+        plan.set_data_parallel_size(ranks as usize);
         let forecast = self.model.forecast(&plan, self.batch.unwrap_or(SMALLEST));
         let forecast = forecast.map_err(Failure::mistake)?;
         Ok(Estimate { stage, ranks, forecast, has_batch: self.batch.is_some() })

@@ -24,8 +24,8 @@ struct Problem {
 
 /// Resolves and checks the triple.
 pub(crate) fn resolve(context: &mut Context<'_>) -> BatchPlan {
-    let world_size = context.run.world_size;
-    let world = i64::try_from(world_size).unwrap_or(i64::MAX);
+    let data_parallel_size = context.run.world_size;
+    let world = i64::try_from(data_parallel_size).unwrap_or(i64::MAX);
     let top = context.top;
     let settings = [
         &top.train_batch_size,
@@ -47,7 +47,12 @@ pub(crate) fn resolve(context: &mut Context<'_>) -> BatchPlan {
     }
     let sizes = triple.unwrap_or_default().map(|value| usize::try_from(value).unwrap_or(0));
     let [train_batch_size, micro_batch_size, gradient_accumulation_steps] = sizes;
-    BatchPlan { train_batch_size, micro_batch_size, gradient_accumulation_steps, world_size }
+    BatchPlan {
+        train_batch_size,
+        micro_batch_size,
+        gradient_accumulation_steps,
+        data_parallel_size,
+    }
 }
 
 /// Warns of a micro-batch size of the job that the DeepSpeed configuration replaces with another.

@@ -54,6 +54,7 @@ pub(crate) fn plan(context: &mut Context<'_>) -> Plan {
     check_optimizer(&optimizer, &schedule, context);
     autotuning::refuse_run(context);
     Plan {
+        mesh: MeshPlan { pipeline_stages: 1, replicate: 1, shard: batch.data_parallel_size },
         param_groups: context.run.param_groups.clone(),
         quantization: context.run.quantization.clone(),
         batch,

@@ -282,7 +282,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         BatchSizes {
             micro_batch_size: batch.micro_batch_size,
             gradient_accumulation_steps: batch.gradient_accumulation_steps,
-            world_size: batch.world_size,
+            world_size: batch.data_parallel_size,
         }
     }
 

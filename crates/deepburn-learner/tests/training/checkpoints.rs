@@ -140,7 +140,7 @@ fn with_engine<R: Send>(
     plan: &Plan,
     body: impl Fn(&mut Trainer) -> Result<R, TrainingCheckpointError> + Sync,
 ) -> Vec<R> {
-    let ranks = run_ranks(plan.batch.world_size, Duration::from_secs(60), |member| {
+    let ranks = run_ranks(plan.mesh.world_size(), Duration::from_secs(60), |member| {
         let mut engine = initialize(net(5), plan, Group::new(member))?;
         engine.seed(11);
         body(&mut engine)

@@ -84,7 +84,7 @@ fn with_engine<R: Send>(
     plan: &Plan,
     body: impl Fn(&mut Trainer) -> Result<R, TrainingCheckpointError> + Sync,
 ) -> Vec<R> {
-    let ranks = run_ranks(plan.batch.world_size, Duration::from_secs(60), |member| {
+    let ranks = run_ranks(plan.mesh.world_size(), Duration::from_secs(60), |member| {
         body(&mut initialize(net(), plan, Group::new(member))?)
     });
     ranks.unwrap_or_else(|failure| panic!("{failure}"))

@@ -62,7 +62,7 @@ fn with_engine<R: Send>(
     dropout: f64,
     body: impl Fn(&mut Engine<Flex, Net<Trained>>) -> Result<R, EngineError> + Sync,
 ) -> Vec<R> {
-    let ranks = run_ranks(plan.batch.world_size, Duration::from_secs(60), |member| {
+    let ranks = run_ranks(plan.mesh.world_size(), Duration::from_secs(60), |member| {
         let mut engine = initialize(net(dropout), plan, Group::new(member))?;
         body(&mut engine)
     });

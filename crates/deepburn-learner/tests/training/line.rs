@@ -76,7 +76,7 @@ pub(crate) fn with_engine<R: Send, E>(
 where
     E: std::error::Error + Send + Sync + From<deepburn_learner::EngineError> + 'static,
 {
-    let ranks = run_ranks(plan.batch.world_size, Duration::from_secs(60), |member| {
+    let ranks = run_ranks(plan.mesh.world_size(), Duration::from_secs(60), |member| {
         let weights = Param::from_tensor(Tensor::zeros([WIDTH], &FlexDevice));
         body(&mut initialize(Line::new(weights), plan, Group::new(member))?)
     });

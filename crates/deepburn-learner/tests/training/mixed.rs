@@ -70,7 +70,7 @@ fn try_ranks<R: Send>(
     plan: &Plan,
     body: impl Fn(&mut Trainer) -> Result<R, EngineError> + Sync,
 ) -> Result<Vec<R>, RankFailure<EngineError>> {
-    run_ranks(plan.batch.world_size, Duration::from_secs(60), |member| {
+    run_ranks(plan.mesh.world_size(), Duration::from_secs(60), |member| {
         body(&mut initialize(net(), plan, Group::new(member))?)
     })
 }

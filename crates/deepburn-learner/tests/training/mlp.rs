@@ -82,7 +82,7 @@ pub(crate) fn step(
 }
 
 pub(crate) fn losses(plan: &Plan) -> Vec<f64> {
-    let ranks = run_ranks(plan.batch.world_size, Duration::from_secs(60), |member| {
+    let ranks = run_ranks(plan.mesh.world_size(), Duration::from_secs(60), |member| {
         let mut engine = initialize(Net::new(), plan, Group::new(member))?;
         (0..20).map(|number| step(&mut engine, number)).collect::<Result<Vec<_>, EngineError>>()
     });

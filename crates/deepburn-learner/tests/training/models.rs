@@ -276,7 +276,7 @@ pub(crate) fn on_ranks_with<M: AutodiffModule<Trained>, R: Send>(
     build: impl Fn(usize) -> M + Sync,
     body: impl Fn(&mut Engine<Flex, M>) -> Result<R, TrainingCheckpointError> + Sync,
 ) -> Vec<R> {
-    let ranks = run_ranks(plan.batch.world_size, Duration::from_secs(60), |member| {
+    let ranks = run_ranks(plan.mesh.world_size(), Duration::from_secs(60), |member| {
         let group = Group::new(member);
         let mut engine = initialize(build(group.rank()), plan, group)?;
         body(&mut engine)
@@ -302,7 +302,7 @@ pub(crate) fn statistics<M: AutodiffModule<Trained> + Sync>(
     passes: usize,
 ) -> Statistics {
     let module = std::sync::Mutex::new(module);
-    let ranks = run_ranks(plan.batch.world_size, Duration::from_secs(60), |member| {
+    let ranks = run_ranks(plan.mesh.world_size(), Duration::from_secs(60), |member| {
         let own = module.lock().unwrap().clone();
         let mut engine = initialize(own, plan, Group::<Flex>::new(member.clone()))?;
         for seed in 0..passes {

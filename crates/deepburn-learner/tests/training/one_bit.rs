@@ -61,7 +61,7 @@ struct Run {
 /// Takes the steps `steps` and saves a checkpoint in `folder`. Unless they are the first steps, the run resumes
 /// from the checkpoint in `folder`. Each rank has different batches.
 fn train(plan: &Plan, folder: &Path, steps: std::ops::Range<usize>) -> Vec<Run> {
-    let ranks = run_ranks(plan.batch.world_size, Duration::from_secs(60), |member| {
+    let ranks = run_ranks(plan.mesh.world_size(), Duration::from_secs(60), |member| {
         let rank = member.rank();
         let mut engine = initialize(Net::new(), plan, Group::<Flex>::new(member))?;
         if steps.start > 0 {

@@ -142,7 +142,7 @@ fn run(
     training: &TrainPlan,
     careless: bool,
 ) -> Result<Vec<End>, RankFailure<BoxError>> {
-    run_ranks(plan.batch.world_size, Duration::from_secs(60), |member| {
+    run_ranks(plan.mesh.world_size(), Duration::from_secs(60), |member| {
         let weights_of_line = Param::from_tensor(Tensor::ones([WIDTH], &FlexDevice));
         let line = Line::new(weights_of_line);
         let mut engine: LineEngine = initialize(line, plan, Group::new(member))?;

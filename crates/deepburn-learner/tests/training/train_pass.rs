@@ -62,7 +62,7 @@ fn with_engine<R: Send>(
     body: impl Fn(&mut TowersEngine) -> Result<R, EngineError> + Sync,
 ) -> Result<Vec<R>, RankFailure<EngineError>> {
     let module = std::sync::Mutex::new(module.clone());
-    run_ranks(plan.batch.world_size, Duration::from_secs(60), |member| {
+    run_ranks(plan.mesh.world_size(), Duration::from_secs(60), |member| {
         let own = module.lock().unwrap().clone();
         body(&mut initialize(own, plan, Group::new(member))?)
     })

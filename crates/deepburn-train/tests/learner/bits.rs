@@ -37,7 +37,7 @@ pub(crate) fn slice<B: Backend<Device = FlexDevice>>(
 
 /// Runs the same training with direct calls of the engine.
 fn by_hand(plan: &Plan) -> (Seen, Vec<f32>) {
-    let ranks = plan.batch.world_size;
+    let ranks = plan.mesh.world_size();
     let (train, valid) = (train_loader(), valid_loader());
     let loaders: Vec<_> = ranges(ranks)
         .into_iter()

@@ -41,7 +41,7 @@ pub fn measure_steps<B: OptimizerOps, T: Tunable<B>>(
         return Err("there is no device to measure on; give one for each rank".to_owned());
     }
     reset_resident_peak();
-    let results = ranks.run(plan.batch.world_size, COLLECTIVE_TIMEOUT, |group: Group<B>| {
+    let results = ranks.run(plan.mesh.world_size(), COLLECTIVE_TIMEOUT, |group: Group<B>| {
         let device = devices[group.rank() % devices.len()].clone();
         let module = model.model(&device)?;
         let mut engine = initialize(module, plan, group)?;

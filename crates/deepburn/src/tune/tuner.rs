@@ -183,7 +183,7 @@ impl Tuner<'_> {
             let forecast = (self.forecast)(plan).map_err(|error| error.to_string())?;
             Ok::<_, String>(self.prediction(candidate.ranks, &forecast)?.seconds())
         };
-        let batch = plan.batch.resized(MICRO_BATCHES, candidate.ranks);
+        let batch = plan.batch.resized(MICRO_BATCHES);
         let short = Plan { batch, ..plan.clone() };
         let factor = seconds(&plan)? / seconds(&short)?;
         let mut measured = measure(&short)?;

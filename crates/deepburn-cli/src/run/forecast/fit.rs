@@ -53,7 +53,7 @@ impl HostLimits {
         length: u64,
         forecast: &Forecast,
     ) -> (StepMemory, Option<MemoryShortage>) {
-        let count = plan.batch.world_size as u64;
+        let count = plan.mesh.world_size() as u64;
         let backend = preparation.job.training.backend;
         let local = LocalRanks { count, are_threads: true, backend };
         let host = HostForecast::new(&preparation.sizes, forecast, plan, local);

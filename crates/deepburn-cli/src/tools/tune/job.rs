@@ -242,7 +242,7 @@ impl TunedJob {
     where
         dyn Subject: TrainableOn<B>,
     {
-        let ranks = plan.batch.world_size;
+        let ranks = plan.mesh.world_size();
         let devices = Devices::choose(visible, &self.preparation.job.training, ranks);
         let devices = devices.map_err(|failure| failure.to_string())?;
         let devices: Vec<_> = (0..ranks).map(|rank| devices.of(rank).clone()).collect();

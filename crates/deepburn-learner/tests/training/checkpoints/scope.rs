@@ -26,7 +26,7 @@ fn with_base<R: Send>(
     module: impl Fn() -> Net<Trained> + Sync,
     body: impl Fn(&mut Trainer) -> Result<R, TrainingCheckpointError> + Sync,
 ) -> Vec<R> {
-    let ranks = run_ranks(plan.batch.world_size, Duration::from_secs(60), |member| {
+    let ranks = run_ranks(plan.mesh.world_size(), Duration::from_secs(60), |member| {
         let mut engine = initialize(module(), plan, Group::new(member))?;
         engine.seed(11);
         let map = engine.weight_map().with_origins(|_| Some(Origin::Frozen)).unwrap();

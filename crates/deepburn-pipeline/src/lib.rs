@@ -35,6 +35,6 @@ mod simulation;
 pub use block::Block;
 pub use cut::{CutError, PipelineStep, StageBlocks, cut};
 pub use deepspeed::{partition_balanced, partition_uniform};
-pub use method::{CutMethod, CutMethodError};
+pub use method::CutMethod;
 pub use schedule::{Action, Schedule};
 pub use simulation::{Simulation, StageTime, simulate};

@@ -7,15 +7,19 @@ use serde_json::Value as Json;
 
 use crate::diagnosis::{Findings, Severity, Site};
 use crate::keys::DeepSpeed;
-use crate::plan::{LrScheduler, ParamGroups, QuantizationPlan};
+use crate::plan::{LrScheduler, ParamGroups, PipelineSchedule, QuantizationPlan};
 use crate::section::Entry;
 use crate::step_count::StepCount;
 
 /// The properties of the run for which a configuration is resolved.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct RunContext {
-    /// Number of data-parallel ranks, at least 1.
+    /// Number of ranks, at least 1.
     pub world_size: usize,
+    /// Number of pipeline stages if the job file sets it.
+    pub pipeline_stages: Option<usize>,
+    /// The order of the passes of a pipeline stage.
+    pub pipeline_schedule: PipelineSchedule,
     /// Whether tensors are in host memory anyway, so that an offload to host memory changes
     /// nothing.
     pub host_device: bool,

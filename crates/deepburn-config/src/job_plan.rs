@@ -11,7 +11,7 @@ use crate::diagnosis::Diagnosis;
 use crate::place::Place;
 use crate::plan::{
     LrScheduler, LrSchedulerParameters, LrSchedulerType, NoDecay, ParamGroup, ParamGroups,
-    QuantizationPlan, QuantizedFormat,
+    PipelineSchedule, QuantizationPlan, QuantizedFormat,
 };
 use crate::raw_config::RawConfig;
 use crate::reporter::Reporter;
@@ -302,6 +302,12 @@ pub struct TrainingJob {
     pub seed: u64,
     /// Number of ranks.
     pub ranks: usize,
+    /// Number of pipeline stages, if the DeepSpeed configuration does not set it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pipeline_stages: Option<usize>,
+    /// The order of the passes of a pipeline stage.
+    #[serde(skip_serializing_if = "PipelineSchedule::is_default")]
+    pub pipeline_schedule: PipelineSchedule,
     /// The backend, which determines where tensors are stored and computed.
     pub backend: Backend,
     /// Indices of the devices for the ranks; `None` for all visible devices.
@@ -553,6 +559,8 @@ impl Job {
         let lr_scheduler = scheduler.map(|(kind, parameters)| LrScheduler { kind, parameters });
         RunContext {
             world_size: training.ranks,
+            pipeline_stages: training.pipeline_stages,
+            pipeline_schedule: training.pipeline_schedule,
             host_device: training.backend.is_host(),
             total_steps: training.max_steps,
             warmup_steps: training.warmup_steps,

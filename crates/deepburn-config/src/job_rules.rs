@@ -279,7 +279,7 @@ impl JobReader<'_> {
         refuse!(if output_dir.trim().is_empty(); self.findings, "training.output_dir" =>
             "\"\" names no folder"; "give a folder, output for example");
         filled!(TrainingJob, training {
-            max_steps, backend, collective_timeout, eval_max_samples, load_best_model_at_end,
+            max_steps, pipeline_stages, pipeline_schedule, backend, collective_timeout, eval_max_samples, load_best_model_at_end,
             metric_for_best_model, early_stopping_patience, early_stopping_threshold, async_save,
             save_total_limit, save_best_limit, save_merged, learning_rate, micro_batch_size, gradient_checkpointing, no_decay,
             per_device_eval_batch_size, label_smoothing_factor,

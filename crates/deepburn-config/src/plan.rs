@@ -36,6 +36,9 @@ use crate::choice::{Choice, choices};
 pub struct Plan {
     /// The arrangement of the ranks.
     pub mesh: MeshPlan,
+    /// Pipeline parallelism; `None` for one stage.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pipeline: Option<PipelinePlan>,
     /// Batch sizes and gradient accumulation.
     pub batch: BatchPlan,
     /// Dynamic batching by a token budget; `None` for batches with a fixed number of samples.
@@ -472,6 +475,10 @@ pub struct GatherPlan {
     pub max_live_parameters: usize,
     /// A parameter used again within this many elements is not released.
     pub max_reuse_distance: usize,
+    /// Number of consecutive ranks that together keep the 16-bit parameters between forward and the
+    /// step (hpZ); `None` if only all ranks together have them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub secondary_partition_size: Option<usize>,
     /// Whether a 16-bit copy of the whole model may be gathered for saving.
     pub gather_16bit_weights_on_model_save: bool,
 }

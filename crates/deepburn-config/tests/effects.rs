@@ -219,6 +219,11 @@ const WITHOUT_EFFECT: &[(&str, &str, &str)] = &[
         r#"{"data": {"kind": "chat", "path": "t.jsonl", "tokenizer": "folder", "drop_last": true}}"#,
         "an epoch of samples ends with a step",
     ),
+    (
+        "training.pipeline_schedule",
+        r#"{"training": {"ranks": 2, "pipeline_schedule": "gpipe"}}"#,
+        "there is one pipeline stage",
+    ),
     ("training.devices", r#"{"training": {"devices": [1]}}"#, "has one device, the CPU"),
     (
         "training.collective_timeout",
@@ -486,6 +491,10 @@ const ALWAYS: &[(&str, &str)] = &[
     ("training.max_steps", "training ends at this or epochs, whichever comes first"),
     ("training.seed", "it seeds weights, sample order and dropout"),
     ("training.ranks", "every job has ranks"),
+    (
+        "training.pipeline_stages",
+        "every job has stages; another number than the deepspeed section's is an error",
+    ),
     ("training.backend", "every job has a backend"),
     ("training.output_dir", "every job writes metrics and a model"),
     ("training.batch_size_schedule.from_step", "finetune warns of a change after the last step"),
@@ -637,6 +646,10 @@ fn keys_of_the_deepspeed_section_without_effect_are_reported() {
             "5 has no effect at stage 1",
         ),
         (r#""dataloader_drop_last": true"#.to_owned(), "training ends after training.max_steps"),
+        (
+            r#""pipeline": {"partition": "uniform"}"#.to_owned(),
+            "\"uniform\" has no effect: there is one pipeline stage",
+        ),
     ] {
         let sections =
             format!(r#"{{"training": {{"max_steps": 9}}, "deepspeed": {{{deepspeed}}}}}"#);

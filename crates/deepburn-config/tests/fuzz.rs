@@ -72,6 +72,7 @@ fn fuzzed_configurations_end_in_an_answer_or_a_message() {
     fuzz(2000, |mutator| {
         let facts = RunContext {
             host_device: mutator.below(2) == 0,
+            pipeline_stages: Some(mutator.below(4)).filter(|stages| *stages < 3),
             ..RunContext { world_size: mutator.below(5), ..known.clone() }
         };
         if let Some(file) = corpus.sometimes(mutator) {

@@ -53,7 +53,11 @@ fn a_proposed_value_does_not_lead_to_the_next_error() {
         ["must be", "not available", "no such file"].iter().any(|part| error.contains(part))
     };
     let mut proposals = 0;
-    for entry in job_keys().iter().filter(|entry| !entry.path.contains("[]")) {
+    // No value of these keys is available yet, other than the default.
+    let is_refused = |doc: &str| doc.contains("This version refuses");
+    let keys = job_keys();
+    let keys = keys.iter().filter(|it| !it.path.contains("[]") && !is_refused(it.key.doc));
+    for entry in keys {
         for value in values.as_array().unwrap() {
             let errors_now = errors(&entry.path, value);
             let proposed = errors_now.iter().filter_map(|error| error.rsplit_once("; write "));

@@ -99,6 +99,11 @@ impl JobReader<'_> {
         refuse!(if is_new && plan.checkpoint_scope == CheckpointScope::Trained; self.findings, &*training.checkpoint_scope =>
             "\"trained\" omits the frozen parameters that model.pretrained has, and this job has no pretrained model";
             "write \"all\", or give model.pretrained");
+        let of_deepspeed = &self.deepspeed.pipeline.value.stages;
+        let stages = plan.pipeline_stages.filter(|_| !of_deepspeed.is_given());
+        let is_one = stages.unwrap_or(of_deepspeed.value) == 1;
+        let unordered = "there is one pipeline stage";
+        self.report_unused(&training.pipeline_schedule, is_one, unordered);
         let alone = "one rank does not wait for others";
         self.report_unused(&training.collective_timeout, plan.ranks == 1, alone);
         let (own, other) = (training.logging_steps.value, &self.deepspeed.steps_per_print);

@@ -9,7 +9,7 @@ use crate::job_plan::{
     PreferenceLoss,
 };
 use crate::keys::{DeepSpeed, SCHEMA};
-use crate::plan::{LrSchedulerType, NoDecay, RampShape};
+use crate::plan::{LrSchedulerType, NoDecay, PipelineSchedule, RampShape};
 use crate::spec::*;
 use crate::step_count::StepCount;
 
@@ -239,10 +239,16 @@ section! {
         max_steps: Option<usize> = opt_positive().unit("steps"),
         /// Random seed of weight initialization, sample order and dropout.
         seed: usize = count(42),
-        /// Number of data-parallel ranks: threads of one process, or one process each under mpirun
-        /// or srun. Unset: num_processes of an Accelerate file, the launcher's number of processes,
+        /// Number of ranks: threads of one process, or one process each under mpirun or srun. Unset: num_processes of an Accelerate file, the launcher's number of processes,
         /// or 1.
         ranks: Option<usize> = opt_count_in(1, 1024).unit("ranks"),
+        /// Number of pipeline stages, which must divide the number of ranks. Each stage computes its
+        /// blocks of the model. Unset: pipeline.stages of the deepspeed section. This version refuses
+        /// values above 1.
+        pipeline_stages: Option<usize> = opt_count_in(1, 1024).unit("stages"),
+        /// Pipeline schedule: "1f1b" (a backward pass as soon as possible) or "gpipe" (all forward
+        /// passes first, which needs more activation memory). Results do not differ.
+        pipeline_schedule: PipelineSchedule = choice("1f1b"),
         /// Burn backend: "flex" (CPU, pure Rust), "wgpu", "cuda" or "tch" (LibTorch on the CPU).
         /// All except flex require a build with the Cargo feature of the same name.
         backend: Backend = choice("flex"),

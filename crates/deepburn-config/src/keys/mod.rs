@@ -12,6 +12,7 @@ pub(crate) mod job;
 mod monitor;
 mod offload;
 mod optimizer;
+mod pipeline;
 mod precision;
 mod scheduler;
 mod unsupported;
@@ -23,6 +24,7 @@ pub(crate) use data::*;
 pub(crate) use monitor::*;
 pub(crate) use offload::*;
 pub(crate) use optimizer::*;
+pub(crate) use pipeline::*;
 pub(crate) use precision::*;
 pub(crate) use scheduler::*;
 use unsupported::*;
@@ -44,13 +46,14 @@ section! {
     /// DeepSpeed configuration.
     pub(crate) struct DeepSpeed<'a> {
         /// Global batch size per optimizer step: micro-batch size times accumulation steps times
-        /// ranks. Unset: derived from the other two.
+        /// data-parallel ranks, which are the ranks of a pipeline stage. Unset: derived from the other
+        /// two.
         train_batch_size: Option<i64> = opt_integer().unit("samples").auto(),
         /// Micro-batch size per rank: samples in one forward and backward pass. Larger values need
         /// more activation memory. Unset: derived from train_batch_size.
         train_micro_batch_size_per_gpu: Option<i64> = opt_integer().unit("samples").auto(),
-        /// Number of micro-batches per optimizer step. Raises train_batch_size without more
-        /// activation memory. Unset: derived from the batch sizes.
+        /// Number of micro-batches per optimizer step, also of a pipeline. Raises train_batch_size
+        /// without more activation memory. Unset: derived from the batch sizes.
         gradient_accumulation_steps: Option<i64> = opt_integer().unit("passes").auto(),
         optimizer: Optimizer<'a> = section().auto(),
         scheduler: Scheduler<'a> = section().auto(),
@@ -113,7 +116,7 @@ section! {
         aio: Aio<'a> = section(),
         amp = switched_off::<Amp>("Apex mixed precision", "set amp.enabled to false, or use torch_autocast instead").removed(),
         torch_autocast: TorchAutocast<'a> = section(),
-        pipeline = section::<Pipeline>().inert("pipeline parallelism is not available in this version"),
+        pipeline: Pipeline<'a> = section(),
         tensor_parallel = section::<TensorParallel>()
             .inert("tensor parallelism is not available in this version"),
         expert_parallel = switched_off::<ExpertParallel>("expert parallelism", "set expert_parallel.enabled to false"),

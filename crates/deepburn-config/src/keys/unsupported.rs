@@ -44,24 +44,6 @@ section! {
         cast_model_outputs = free(),
     }
 
-    /// Pipeline parallelism.
-    pub(crate) enum Pipeline {
-        /// Number of pipeline stages.
-        stages = positive(1).auto().unavailable("pipeline parallelism", Differs, "set it to 1"),
-        /// Method of partitioning layers into stages.
-        partition = text("best"),
-        /// Use a separate random seed for each layer.
-        seed_layers = flag(false),
-        /// Number of layers between activation checkpoints; 0 disables them.
-        activation_checkpoint_interval = count(0).unavailable("pipeline parallelism", Differs, "set it to 0"),
-        /// Shard activations that are sent between stages.
-        pipe_partitioned = flag(true),
-        /// Shard gradients that are sent between stages.
-        grad_partitioned = flag(true),
-        /// Use PyTorch's reentrant activation checkpointing.
-        use_reentrant = flag(true),
-    }
-
     /// Tensor parallelism.
     pub(crate) enum TensorParallel: auto {
         /// Number of ranks in a tensor-parallel group of AutoTP; 0 disables it.

@@ -1,7 +1,7 @@
 //! `zero_optimization`: sharding, communication and offload of model states.
 //!
 //! Sizes are in elements. Keys that only select an algorithm of DeepSpeed are accepted with a note.
-//! ZeRO++ and MiCS are not supported.
+//! ZeRO++'s quantization is not supported.
 
 use crate::keys::{Aio, OffloadOptimizer, OffloadParam};
 use crate::spec::*;
@@ -9,9 +9,7 @@ use crate::spec::*;
 /// DeepSpeed counts sizes in elements, whatever their type.
 const ELEMENTS: &str = "elements";
 /// Feature of the keys `zero_quantized_*` and others.
-const ZERO_PP: &str = "ZeRO++ (quantized or hierarchical communication)";
-/// Feature of the keys `mics_*`.
-const MICS: &str = "MiCS (sharding inside groups of ranks)";
+const ZERO_PP: &str = "ZeRO++ (quantized communication)";
 /// The reason why keys about checkpoints have no effect.
 pub(crate) const CHECKPOINTS: &str = "training checkpoints have a layout of their own";
 /// The reason why the granularity of gathers cannot be selected.
@@ -125,9 +123,11 @@ section! {
         legacy_stage1 = flag(false).inert("there is one implementation of stage 1").auto(),
         /// Keep Muon's momentum buffer in memory if optimizer states are offloaded.
         save_muon_momentum_buffer_in_memory = fixed(false, "a momentum buffer kept in memory").auto(),
-        /// Number of ranks in a secondary shard group (ZeRO++).
-        zero_hpz_partition_size = positive(1).unit("ranks")
-            .unavailable(ZERO_PP, Differs, "set it to 1").auto(),
+        /// Number of ranks in a secondary shard group (hpZ of ZeRO++), which must divide the number of
+        /// data-parallel ranks. The group keeps the 16-bit parameters between forward and the step, so
+        /// that backward gathers them inside the group. Results do not change. 1 disables hpZ. This
+        /// version refuses values above 1.
+        zero_hpz_partition_size: usize = positive(1).unit("ranks").at_stages(3, 3).auto(),
         /// Quantize parameters for all-gathers (ZeRO++).
         zero_quantized_weights = fixed(false, ZERO_PP).auto(),
         /// Quantize frozen parameters for all-gathers (ZeRO++).
@@ -136,11 +136,13 @@ section! {
         zero_quantized_gradients = fixed(false, ZERO_PP).auto(),
         /// Options of error feedback for quantized gradients (LoCo).
         zeropp_loco_param = absent(ZERO_PP).auto().removed(),
-        /// Number of ranks in a shard group (MiCS); -1 disables MiCS.
-        mics_shard_size = integer(-1).unit("ranks")
-            .unavailable(MICS, Differs, "set it to -1").auto().removed(),
-        /// Gather parameters hierarchically, first within a node (MiCS).
-        mics_hierarchical_params_gather = fixed(false, MICS).auto().removed(),
+        /// Number of ranks in a shard group (MiCS, hybrid sharding), which must divide the number of
+        /// data-parallel ranks. States are sharded inside a group, and groups reduce their gradients
+        /// once per step. Larger groups need less memory and communicate more. -1: all data-parallel
+        /// ranks. This version refuses other values.
+        mics_shard_size: i64 = integer_in(-1, i64::MAX, -1).unit("ranks").at_stages(1, 3).auto().removed(),
+        /// Gather parameters hierarchically, first within a node (MiCS). true is not supported.
+        mics_hierarchical_params_gather: bool = flag(false).auto().removed(),
     }
 
     /// Modules that are gathered as a whole.

@@ -1,6 +1,9 @@
-//! The device mesh: how the ranks of a run share its work.
+//! The device mesh: how the ranks of a run share its work; and the pipeline.
 
 use serde::Serialize;
+
+use super::PathPattern;
+use crate::choice::choices;
 
 /// The ranks along three axes, from the outermost to the innermost. Ranks are numbered row by row,
 /// so the ranks of a pipeline stage are consecutive, and so are the ranks of a shard group.
@@ -31,4 +34,49 @@ impl MeshPlan {
     pub fn data_parallel_size(&self) -> usize {
         self.replicate * self.shard
     }
+}
+
+/// Pipeline parallelism, with [`MeshPlan::pipeline_stages`] stages. A step has
+/// [`gradient_accumulation_steps`](super::BatchPlan::gradient_accumulation_steps) micro-batches.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct PipelinePlan {
+    /// The order of the passes of a stage.
+    pub schedule: PipelineSchedule,
+    /// The blocks of each stage.
+    pub partition: StagePartition,
+}
+
+/// The order in which a pipeline stage runs the passes of a step.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub enum PipelineSchedule {
+    /// A backward pass as soon as a micro-batch returns from the last stage.
+    #[default]
+    #[serde(rename = "1f1b")]
+    OneForwardOneBackward,
+    /// All forward passes, then all backward passes.
+    #[serde(rename = "gpipe")]
+    FillDrain,
+}
+
+choices!(PipelineSchedule { "1f1b" => OneForwardOneBackward, "gpipe" => FillDrain });
+
+impl PipelineSchedule {
+    /// Returns whether this is the default, which is omitted in `job.json`.
+    pub(crate) fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// How the blocks of a model are divided into pipeline stages.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum StagePartition {
+    /// The fastest pipeline whose stages fit into memory.
+    Best,
+    /// Similar numbers of parameters, with DeepSpeed's algorithm.
+    Parameters,
+    /// Equal numbers of blocks.
+    Uniform,
+    /// Similar numbers of the blocks whose names match, with DeepSpeed's algorithm.
+    Type(PathPattern),
 }

@@ -3,7 +3,7 @@
 //! Main type: [`ParamGroups`], which selects parameters of a model by their module paths and numbers
 //! of dimensions. `deepburn_zero::assignment` assigns the updates, because that needs a model's parameters.
 
-use regex::Regex;
+use regex::{Regex, RegexBuilder};
 use serde::{Serialize, Serializer};
 
 use super::{MuonPlan, OptimizerPlan};
@@ -111,15 +111,20 @@ impl PathPattern {
     /// # Errors
     /// Returns the problem of the pattern, on one line.
     pub fn new(pattern: &str) -> Result<Self, String> {
-        let reason = |error: regex::Error| match error {
-            // The last line of the error describes the problem. The lines before it show the
-            // position.
-            regex::Error::Syntax(text) => {
-                text.lines().last().unwrap_or_default().replace("error: ", "")
-            }
-            other => other.to_string(),
-        };
         Regex::new(pattern).map(Self).map_err(reason)
+    }
+
+    /// Parses a pattern that ignores case.
+    ///
+    /// # Errors
+    /// Returns the problem of the pattern, on one line.
+    pub(crate) fn ignoring_case(pattern: &str) -> Result<Self, String> {
+        RegexBuilder::new(pattern).case_insensitive(true).build().map(Self).map_err(reason)
+    }
+
+    /// Returns the regular expression.
+    pub fn regex(&self) -> &Regex {
+        &self.0
     }
 
     /// Returns the regular expression as it was written.
@@ -130,6 +135,17 @@ impl PathPattern {
     /// Returns whether the pattern matches in `path`.
     pub fn occurs_in(&self, path: &str) -> bool {
         self.0.is_match(path)
+    }
+}
+
+/// Returns the problem of a pattern, on one line.
+fn reason(error: regex::Error) -> String {
+    match error {
+        // The last line of the error describes the problem. The lines before it show the position.
+        regex::Error::Syntax(text) => {
+            text.lines().last().unwrap_or_default().replace("error: ", "")
+        }
+        other => other.to_string(),
     }
 }
 

@@ -1,6 +1,7 @@
-//! The batch triple: `train_batch_size = micro batch * accumulation steps * world size`.
+//! The batch triple: `train_batch_size = micro batch * accumulation steps * data-parallel ranks`.
 //!
-//! Follows DeepSpeed's order of resolution and its wording. A triple that does not satisfy the
+//! Follows DeepSpeed's order of resolution and its wording, in which `world_size` is the number of
+//! data-parallel ranks. A triple that does not satisfy the
 //! equation is an error, which lists each single change that would fix it.
 
 use super::*;
@@ -22,9 +23,11 @@ struct Problem {
     remedy: String,
 }
 
-/// Resolves and checks the triple.
-pub(crate) fn resolve(context: &mut Context<'_>) -> BatchPlan {
-    let data_parallel_size = context.run.world_size;
+/// Resolves and checks the triple, for a pipeline of this many stages.
+pub(crate) fn resolve(pipeline_stages: usize, context: &mut Context<'_>) -> BatchPlan {
+    let all = context.run.world_size;
+    // A number of ranks that the stages do not divide has been reported.
+    let data_parallel_size = (all / pipeline_stages).max(all.min(1));
     let world = i64::try_from(data_parallel_size).unwrap_or(i64::MAX);
     let top = context.top;
     let settings = [
@@ -34,7 +37,7 @@ pub(crate) fn resolve(context: &mut Context<'_>) -> BatchPlan {
     ];
     let given = supply(context);
     let triple = complete(given, world);
-    match triple.map(|triple| verify(triple, given, world)) {
+    match triple.map(|triple| verify(triple, given, world, pipeline_stages)) {
         None => report_missing(context),
         Some(Err(Problem { number, message, remedy })) => {
             refuse!(context, settings[number] => "{message}"; "{remedy}");
@@ -117,7 +120,12 @@ fn complete(given: Triple, world: i64) -> Option<[i64; 3]> {
 
 /// Checks a complete triple. `given` determines which number below 1 is reported, because a derived
 /// number follows from given ones.
-fn verify(triple: [i64; 3], given: Triple, world: i64) -> Result<(), Problem> {
+fn verify(
+    triple: [i64; 3],
+    given: Triple,
+    world: i64,
+    pipeline_stages: usize,
+) -> Result<(), Problem> {
     let [train, micro, steps] = triple;
     let too_small = |number: &usize| triple[*number] <= 0;
     // Given numbers are reported before derived ones.
@@ -142,24 +150,29 @@ fn verify(triple: [i64; 3], given: Triple, world: i64) -> Result<(), Problem> {
             "Check batch related parameters. train_batch_size is not equal to micro_batch_per_gpu * \
              gradient_acc_step * world_size {train} != {micro} * {steps} * {world}"
         );
-        let remedy = mend(triple, world, product);
+        let remedy = mend(triple, world, product, pipeline_stages);
         return Err(Problem { number: 0, message, remedy });
     }
     Ok(())
 }
 
 /// Lists the single changes that make the triple consistent.
-fn mend([train, micro, steps]: [i64; 3], world: i64, product: i128) -> String {
+fn mend(
+    [train, micro, steps]: [i64; 3],
+    world: i64,
+    product: i128,
+    pipeline_stages: usize,
+) -> String {
     let mut fixes = vec![format!("train_batch_size {product}")];
-    for (name, one, other) in [
-        ("gradient_accumulation_steps", micro, world),
-        ("train_micro_batch_size_per_gpu", steps, world),
-        ("a world size of", micro, steps),
+    for (name, one, other, factor) in [
+        ("gradient_accumulation_steps", micro, world, 1),
+        ("train_micro_batch_size_per_gpu", steps, world, 1),
+        ("a world size of", micro, steps, pipeline_stages as i128),
     ] {
         let (train, rest) = (i128::from(train), i128::from(one) * i128::from(other));
         // A world size of 0, which is reported elsewhere, must not be a divisor.
         if rest != 0 && train % rest == 0 && train / rest > 0 {
-            fixes.push(format!("{name} {}", train / rest));
+            fixes.push(format!("{name} {}", (train / rest).saturating_mul(factor)));
         }
     }
     format!("set one of: {}", fixes.join(", "))
@@ -208,7 +221,7 @@ mod tests {
 
     fn run(given: Triple, world: i64) -> Result<[i64; 3], String> {
         let triple = complete(given, world).ok_or("neither")?;
-        verify(triple, given, world).map_err(|problem| problem.message)?;
+        verify(triple, given, world, 1).map_err(|problem| problem.message)?;
         Ok(triple)
     }
 
@@ -228,12 +241,14 @@ mod tests {
     #[test]
     fn a_mismatch_names_every_single_change_that_mends_it() {
         let given = [Some(32), Some(4), Some(8)];
-        let remedy = verify([32, 4, 8], given, 2).unwrap_err().remedy;
-        assert_eq!(
-            remedy,
-            "set one of: train_batch_size 64, gradient_accumulation_steps 4, \
-             train_micro_batch_size_per_gpu 2, a world size of 1"
-        );
+        for (stages, world_size) in [(1, 1), (3, 3)] {
+            let remedy = verify([32, 4, 8], given, 2, stages).unwrap_err().remedy;
+            let expected = format!(
+                "set one of: train_batch_size 64, gradient_accumulation_steps 4, \
+                 train_micro_batch_size_per_gpu 2, a world size of {world_size}"
+            );
+            assert_eq!(remedy, expected);
+        }
     }
 
     proptest! {

@@ -12,6 +12,7 @@ mod batch;
 mod curriculum;
 mod data_efficiency;
 mod hyperparameters;
+mod mesh;
 mod monitor;
 mod muon;
 mod offload;
@@ -25,6 +26,7 @@ mod zero;
 
 pub use autotuning::autotuning;
 use hyperparameters::{bounds, learning_rate, moments, warn_of_zero_eps};
+pub(crate) use mesh::refuse_unavailable;
 
 use crate::check::nearest;
 use crate::context::Context;
@@ -39,12 +41,15 @@ use crate::section::{Entry, Read, Section, Setting, filled};
 /// Applies the rule of each section.
 pub(crate) fn plan(context: &mut Context<'_>) -> Plan {
     let top = context.top;
-    let batch = batch::resolve(context);
+    let pipeline_stages = mesh::pipeline_stages(context);
+    let batch = batch::resolve(pipeline_stages, context);
     let precision = precision::resolve(context);
     let optimizer = optimizer::resolve(context);
     let schedule = scheduler::resolve(&optimizer, context);
     one_bit::check_warmup(&optimizer, schedule.warmup_steps(), context);
-    let zero = zero::resolve(&optimizer, context);
+    let zero = zero::resolve(&optimizer, batch.data_parallel_size, context);
+    let mesh = mesh::resolve(pipeline_stages, batch.data_parallel_size, zero.stage, context);
+    let pipeline = mesh::pipeline(&mesh, &optimizer, zero.stage, context);
     let activations = activations::resolve(context);
     let uses_nvme = matches!(zero.optimizer_states, OptimizerOffload::Nvme(_))
         || activations.offload.swap_file().is_some();
@@ -54,7 +59,8 @@ pub(crate) fn plan(context: &mut Context<'_>) -> Plan {
     check_optimizer(&optimizer, &schedule, context);
     autotuning::refuse_run(context);
     Plan {
-        mesh: MeshPlan { pipeline_stages: 1, replicate: 1, shard: batch.data_parallel_size },
+        mesh,
+        pipeline,
         param_groups: context.run.param_groups.clone(),
         quantization: context.run.quantization.clone(),
         batch,

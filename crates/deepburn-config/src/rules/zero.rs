@@ -7,7 +7,11 @@
 use super::*;
 
 /// Resolves the section.
-pub(crate) fn resolve(optimizer: &OptimizerPlan, context: &mut Context<'_>) -> ZeroPlan {
+pub(crate) fn resolve(
+    optimizer: &OptimizerPlan,
+    data_parallel_size: usize,
+    context: &mut Context<'_>,
+) -> ZeroPlan {
     let zero = &context.top.zero_optimization.value;
     let stage = resolve_stage(optimizer, context);
     check_effects(stage.number(), context);
@@ -37,6 +41,7 @@ pub(crate) fn resolve(optimizer: &OptimizerPlan, context: &mut Context<'_>) -> Z
         parameters: filled!(GatherPlan, zero {
             max_live_parameters, max_reuse_distance, gather_16bit_weights_on_model_save,
         }
+            secondary_partition_size: secondary_partition(zero, stage, data_parallel_size, context),
             prefetch_bucket_size: prefetch,
             persistence_threshold: persistent,
             // Python's `sys.maxsize` means no limit.
@@ -111,6 +116,26 @@ fn check_allgather_bucket(zero: &Zero<'_>, stage: Stage, context: &mut Context<'
         context, &zero.allgather_bucket_size =>
         "{size} is odd; must be even at stages 1 and 2, as DeepSpeed requires";
         "write {}", size.saturating_add(1));
+}
+
+/// Returns the number of ranks of a secondary shard group; `None` without hpZ.
+fn secondary_partition(
+    zero: &Zero<'_>,
+    stage: Stage,
+    ranks: usize,
+    context: &mut Context<'_>,
+) -> Option<usize> {
+    let (key, mics) = (&zero.zero_hpz_partition_size, &zero.mics_shard_size);
+    let size = key.value;
+    if size == 1 || stage != Stage::Parameters {
+        return None;
+    }
+    refuse!(if !ranks.is_multiple_of(size); context, key =>
+        "{size} does not divide the {}", counted(ranks, "data-parallel rank");
+        "write a divisor, the ranks of one host for example, or 1");
+    refuse!(if mics.value > 0; context, key =>
+        "is given together with mics_shard_size, which already gathers inside groups"; "remove one of them");
+    Some(size)
 }
 
 /// Returns a given size. For `"auto"`, returns the size derived from the hidden size, as in the

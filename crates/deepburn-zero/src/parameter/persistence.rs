@@ -42,6 +42,7 @@ mod tests {
             model_persistence_threshold: limit,
             max_live_parameters: 0,
             max_reuse_distance: 0,
+            secondary_partition_size: None,
             gather_16bit_weights_on_model_save: false,
         };
         persistent_parameters(numels.iter().copied(), &plan)

@@ -122,6 +122,7 @@ pub fn policy(stage: Stage) -> Policy {
                 model_persistence_threshold: usize::MAX,
                 max_live_parameters: 1_000_000_000,
                 max_reuse_distance: 1_000_000_000,
+                secondary_partition_size: None,
                 gather_16bit_weights_on_model_save: false,
             },
             optimizer_states: OptimizerOffload::Device,

@@ -1,0 +1,356 @@
+//! The device mesh: `pipeline`, `mics_shard_size` and the job's `training.pipeline_stages`.
+
+use std::fmt::Display;
+
+use super::*;
+
+/// Refuses features that the plan describes and that no code runs yet. Each is one line, which is
+/// removed when the feature is available.
+pub(crate) fn refuse_unavailable(context: &mut Context<'_>) {
+    let zero = &context.top.zero_optimization.value;
+    let (hpz, mics) = (&zero.zero_hpz_partition_size, &zero.mics_shard_size);
+    let (stages, site) = requested_stages(context);
+    refuse_above(1, stages, site, "pipeline parallelism", context);
+    refuse_above(1, hpz.value, hpz.into(), "ZeRO++ (hierarchical partitions)", context);
+    refuse_above(-1, mics.value, mics.into(), "MiCS (sharding inside groups of ranks)", context);
+}
+
+/// Refuses a value above `off`, which requests `feature`.
+fn refuse_above<T: PartialOrd + Display>(
+    off: T,
+    value: T,
+    site: Site,
+    feature: &str,
+    context: &mut Context<'_>,
+) {
+    refuse!(if value > off; context, site =>
+        "{value} asks for {feature}, which is not available in this version"; "set it to {off}");
+}
+
+/// Returns the number of pipeline stages that the files ask for, and the key that sets it.
+fn requested_stages(context: &Context<'_>) -> (usize, Site) {
+    let key = &context.top.pipeline.value.stages;
+    match context.run.pipeline_stages.filter(|_| !key.is_given()) {
+        Some(stages) => (stages, "training.pipeline_stages".into()),
+        None => (key.value, key.into()),
+    }
+}
+
+/// Returns the number of pipeline stages.
+pub(super) fn pipeline_stages(context: &mut Context<'_>) -> usize {
+    let key = &context.top.pipeline.value.stages;
+    let (stages, site) = requested_stages(context);
+    if let Some(of_job) = context.run.pipeline_stages {
+        refuse!(if of_job != stages; context, key =>
+            "{stages} contradicts training.pipeline_stages: {of_job}"; "remove one of them");
+        context.answer(key, stages, "training.pipeline_stages");
+    }
+    let ranks = context.run.world_size;
+    refuse!(if !ranks.is_multiple_of(stages); context, site =>
+        "{stages} does not divide the {}: each stage has the same number of ranks", counted(ranks, "rank");
+        "use a multiple of {stages} ranks, or a number of stages that divides {ranks}");
+    stages.max(1)
+}
+
+/// Resolves the mesh, in which `data_parallel_size` ranks have samples of their own.
+pub(super) fn resolve(
+    pipeline_stages: usize,
+    data_parallel_size: usize,
+    stage: Stage,
+    context: &mut Context<'_>,
+) -> MeshPlan {
+    let zero = &context.top.zero_optimization.value;
+    let (size, hierarchical) = (&zero.mics_shard_size, &zero.mics_hierarchical_params_gather);
+    refuse!(if hierarchical.value; context, hierarchical =>
+        "true is not supported: all ranks of a shard group gather a parameter together"; "set it to false");
+    refuse!(if size.value == 0; context, size => "0 ranks cannot hold states"; "write -1, or the ranks of a shard group");
+    let group = usize::try_from(size.value).ok().filter(|size| *size > 0);
+    let group = group.filter(|_| stage.shards_optimizer()).unwrap_or(data_parallel_size);
+    refuse!(if !data_parallel_size.is_multiple_of(group); context, size =>
+        "{group} does not divide the {}", counted(data_parallel_size, "data-parallel rank");
+        "write a divisor, the ranks of one host for example, or -1");
+    let replicate = data_parallel_size.checked_div(group).unwrap_or(1);
+    MeshPlan { pipeline_stages, replicate, shard: group }
+}
+
+/// Resolves the pipeline of a mesh with several stages, and checks what runs in it.
+pub(super) fn pipeline(
+    mesh: &MeshPlan,
+    optimizer: &OptimizerPlan,
+    stage: Stage,
+    context: &mut Context<'_>,
+) -> Option<PipelinePlan> {
+    let top = context.top;
+    let key = &top.pipeline.value.partition;
+    let partition = partition(key, context);
+    let is_one = mesh.pipeline_stages == 1;
+    report_unused(key, is_one, "there is one pipeline stage", context);
+    if is_one {
+        return None;
+    }
+    refuse!(if optimizer.exchanges_momentum(); context, &top.optimizer.value.name =>
+        "{} is not supported with pipeline stages", optimizer.name(); "use AdamW, or one stage");
+    let cost = match stage {
+        Stage::Gradients => Some("reduces gradients"),
+        Stage::Parameters => Some("gathers parameters and reduces gradients"),
+        _ => None,
+    };
+    if let Some(cost) = cost {
+        note!(context, &top.zero_optimization.value.stage =>
+            "with pipeline stages, ZeRO stage {} {cost} in every micro-batch, and stage 1 reduces gradients once per step. \
+             DeepSpeed supports stages 0 and 1 only", stage.number());
+    }
+    Some(PipelinePlan { schedule: context.run.pipeline_schedule, partition })
+}
+
+/// Reads the partition into stages.
+fn partition(key: &Setting<'_, &str>, context: &mut Context<'_>) -> StagePartition {
+    let is = |name: &str| key.value.eq_ignore_ascii_case(name);
+    match key.value.split_once(':') {
+        Some((name, pattern)) if name.eq_ignore_ascii_case("type") => {
+            match PathPattern::ignoring_case(pattern) {
+                Ok(pattern) => return StagePartition::Type(pattern),
+                Err(reason) => refuse!(context, key =>
+                    "\"{pattern}\" is not a regular expression: {reason}"; "escape literal characters"),
+            }
+        }
+        _ if is("best") => {}
+        _ if is("parameters") => return StagePartition::Parameters,
+        _ if is("uniform") => return StagePartition::Uniform,
+        _ => refuse!(context, key =>
+            "unknown partition \"{}\"", key.value; "write \"best\", \"parameters\", \"uniform\" or \"type:REGEX\""),
+    }
+    StagePartition::Best
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::context::RunContext;
+    use crate::raw_config::RawConfig;
+    use crate::resolve::{Resolved, resolve, resolve_with};
+
+    /// Resolves a configuration with features that no code runs yet.
+    fn resolved(more: &Value, run: &RunContext) -> Result<Resolved, String> {
+        let mut config = json!({"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 3,
+            "optimizer": {"type": "AdamW"}});
+        for (key, value) in more.as_object().unwrap() {
+            config[key] = value.clone();
+        }
+        let written = RawConfig::from_value(&config).unwrap();
+        resolve_with(&written, run, |_| {}).map_err(|report| report.to_string())
+    }
+
+    fn mesh(pipeline_stages: usize, replicate: usize, shard: usize) -> MeshPlan {
+        MeshPlan { pipeline_stages, replicate, shard }
+    }
+
+    #[test]
+    fn ranks_are_divided_along_the_axes() {
+        let stages = |stages: usize| json!({"pipeline": {"stages": stages}});
+        let mics = |stage: u8, size: i64| json!({"zero_optimization": {"stage": stage, "mics_shard_size": size}});
+        let both = json!({"pipeline": {"stages": 2}, "zero_optimization": {"stage": 3, "mics_shard_size": 2}});
+        for (config, expected) in [
+            (json!({}), mesh(1, 1, 8)),
+            (stages(1), mesh(1, 1, 8)),
+            (stages(4), mesh(4, 1, 2)),
+            (stages(8), mesh(8, 1, 1)),
+            (mics(3, -1), mesh(1, 1, 8)),
+            (mics(3, 2), mesh(1, 4, 2)),
+            (mics(1, 8), mesh(1, 1, 8)),
+            (mics(2, 1), mesh(1, 8, 1)),
+            // Nothing is sharded.
+            (mics(0, 2), mesh(1, 1, 8)),
+            (both, mesh(2, 2, 2)),
+        ] {
+            let plan = resolved(&config, &RunContext::on_host(8)).unwrap().plan;
+            assert_eq!(plan.mesh, expected, "{config}");
+            assert_eq!(plan.mesh.world_size(), 8, "{config}");
+            let batch = plan.batch;
+            assert_eq!(batch.data_parallel_size, plan.mesh.data_parallel_size(), "{config}");
+            assert_eq!(batch.train_batch_size, 2 * 3 * batch.data_parallel_size, "{config}");
+            assert_eq!(plan.pipeline.is_some(), plan.mesh.pipeline_stages > 1, "{config}");
+        }
+    }
+
+    #[test]
+    fn the_job_or_the_configuration_sets_the_stages() {
+        let run = |pipeline_stages, pipeline_schedule| RunContext {
+            pipeline_stages,
+            pipeline_schedule,
+            ..RunContext::on_host(4)
+        };
+        let gpipe = run(Some(2), PipelineSchedule::FillDrain);
+        for (config, partition) in [
+            (json!({}), StagePartition::Best),
+            (json!({"stages": 2, "partition": "BEST"}), StagePartition::Best),
+            (json!({"stages": "auto", "partition": "Uniform"}), StagePartition::Uniform),
+            (json!({"partition": "parameters"}), StagePartition::Parameters),
+            (
+                json!({"partition": r"type:^H\.\d"}),
+                StagePartition::Type(PathPattern::ignoring_case(r"^H\.\d").unwrap()),
+            ),
+        ] {
+            let resolved = resolved(&json!({"pipeline": config}), &gpipe).unwrap();
+            assert_eq!(resolved.plan.mesh, mesh(2, 1, 2), "{config}");
+            let pipeline = resolved.plan.pipeline.unwrap();
+            assert_eq!(pipeline.partition, partition, "{config}");
+            assert_eq!(pipeline.schedule, PipelineSchedule::FillDrain, "{config}");
+            let answer = resolved.autos.get("pipeline.stages").map(|answer| answer.value.clone());
+            assert_eq!(answer.is_some_and(|stages| stages == 2), config["stages"] == "auto");
+        }
+        let pattern = PathPattern::ignoring_case(r"^H\.\d").unwrap();
+        assert!(pattern.occurs_in("h.0"));
+        let own = resolved(&json!({"pipeline": {"stages": 4}}), &RunContext::on_host(4)).unwrap();
+        assert_eq!(own.plan.mesh, mesh(4, 1, 1));
+        let schedule = own.plan.pipeline.unwrap().schedule;
+        assert_eq!(schedule, PipelineSchedule::OneForwardOneBackward);
+    }
+
+    #[test]
+    fn a_secondary_partition_needs_stage_3() {
+        let hpz = |stage: u8| json!({"zero_optimization": {"stage": stage, "zero_hpz_partition_size": 2}});
+        for (stage, expected) in [(3, Some(2)), (2, None)] {
+            let resolved = resolved(&hpz(stage), &RunContext::on_host(4)).unwrap();
+            assert_eq!(resolved.plan.zero.parameters.secondary_partition_size, expected);
+            let is_reported =
+                resolved.notes.iter().any(|it| it.message.contains("only at stage 3"));
+            assert_eq!(is_reported, expected.is_none());
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_is_an_error_with_the_numbers() {
+        let job = RunContext { pipeline_stages: Some(3), ..RunContext::on_host(4) };
+        let none = RunContext { pipeline_stages: Some(0), ..RunContext::on_host(4) };
+        let host = RunContext::on_host(4);
+        let zero = |section: Value| json!({"zero_optimization": section});
+        for (config, run, parts) in [
+            (
+                json!({"pipeline": {"stages": 3}}),
+                &host,
+                ["pipeline.stages", "3 does not divide the 4 ranks"],
+            ),
+            (json!({}), &job, ["training.pipeline_stages", "3 does not divide the 4 ranks"]),
+            (json!({}), &none, ["training.pipeline_stages", "0 does not divide the 4 ranks"]),
+            (
+                json!({"pipeline": {"stages": 2}}),
+                &job,
+                ["pipeline.stages", "2 contradicts training.pipeline_stages: 3"],
+            ),
+            (
+                json!({"pipeline": {"stages": 2, "partition": "type:("}}),
+                &host,
+                ["pipeline.partition", "is not a regular expression"],
+            ),
+            (
+                json!({"pipeline": {"stages": 2, "partition": "profile"}}),
+                &host,
+                ["pipeline.partition", "unknown partition \"profile\""],
+            ),
+            (
+                json!({"pipeline": {"activation_checkpoint_interval": 1}}),
+                &host,
+                ["pipeline.activation_checkpoint_interval", "activation_checkpointing.policy"],
+            ),
+            (
+                json!({"pipeline": {"stages": 2}, "optimizer": {"type": "OneBitAdam", "params": {"lr": 1e-3}}}),
+                &host,
+                ["optimizer.type", "OneBitAdam is not supported with pipeline stages"],
+            ),
+            (
+                json!({"pipeline": {"stages": 2}, "optimizer": {"type": "ZeroOneAdam", "params": {"lr": 1e-3}}}),
+                &host,
+                ["optimizer.type", "ZeroOneAdam is not supported with pipeline stages"],
+            ),
+            (
+                json!({"pipeline": {"stages": 2}, "train_batch_size": 24, "gradient_accumulation_steps": 3}),
+                &host,
+                ["train_batch_size", "24 != 2 * 3 * 2"],
+            ),
+            (
+                zero(json!({"stage": 3, "zero_hpz_partition_size": 3})),
+                &host,
+                ["zero_hpz_partition_size", "3 does not divide the 4 data-parallel ranks"],
+            ),
+            (
+                zero(json!({"stage": 3, "zero_hpz_partition_size": 2, "mics_shard_size": 2})),
+                &host,
+                ["zero_hpz_partition_size", "is given together with mics_shard_size"],
+            ),
+            (
+                zero(json!({"stage": 2, "mics_shard_size": 3})),
+                &host,
+                ["mics_shard_size", "3 does not divide the 4 data-parallel ranks"],
+            ),
+            (
+                zero(json!({"stage": 3, "mics_shard_size": 0})),
+                &host,
+                ["mics_shard_size", "0 ranks"],
+            ),
+            (
+                zero(json!({"stage": 3, "mics_shard_size": -2})),
+                &host,
+                ["mics_shard_size", "must be an integer of at least -1"],
+            ),
+            (
+                zero(
+                    json!({"stage": 3, "mics_shard_size": 2, "mics_hierarchical_params_gather": true}),
+                ),
+                &host,
+                ["mics_hierarchical_params_gather", "set it to false"],
+            ),
+        ] {
+            let error = resolved(&config, run).unwrap_err();
+            let errors = error.lines().filter(|line| line.trim_start().starts_with("error: "));
+            let line = errors.clone().find(|line| parts.iter().all(|part| line.contains(part)));
+            assert!(line.is_some(), "{config}: {error}");
+            assert_eq!(errors.count(), 1, "{config}: {error}");
+        }
+    }
+
+    #[test]
+    fn what_a_stage_costs_in_a_pipeline_is_noted() {
+        for (stage, expected) in
+            [(0, None), (1, None), (2, Some("2 reduces")), (3, Some("3 gathers"))]
+        {
+            let config = json!({"pipeline": {"stages": 2}, "zero_optimization": {"stage": stage}});
+            let notes = resolved(&config, &RunContext::on_host(4)).unwrap().notes;
+            let noted = notes.iter().find(|note| note.message.contains("with pipeline stages"));
+            assert_eq!(noted.is_some(), expected.is_some(), "{stage}");
+            let message = noted.map_or("", |note| &note.message);
+            assert!(message.contains(expected.unwrap_or_default()), "{message}");
+        }
+    }
+
+    #[test]
+    fn what_no_code_runs_yet_is_refused() {
+        let job = RunContext { pipeline_stages: Some(2), ..RunContext::on_host(4) };
+        let host = RunContext::on_host(4);
+        for (more, run, key) in [
+            (json!({}), &job, "training.pipeline_stages"),
+            (json!({"pipeline": {"stages": 2}}), &host, "pipeline.stages"),
+            (
+                json!({"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 2}}),
+                &host,
+                "zero_optimization.zero_hpz_partition_size",
+            ),
+            (
+                json!({"zero_optimization": {"stage": 3, "mics_shard_size": 2}}),
+                &host,
+                "zero_optimization.mics_shard_size",
+            ),
+        ] {
+            let mut config = more.clone();
+            config["train_micro_batch_size_per_gpu"] = json!(1);
+            let report = resolve(&RawConfig::from_value(&config).unwrap(), run).unwrap_err();
+            let errors: Vec<_> = report.errors().collect();
+            let message = "which is not available in this version";
+            let is_one =
+                matches!(&errors[..], [it] if it.key == key && it.message.contains(message));
+            assert!(is_one, "{config}: {report}");
+        }
+    }
+}

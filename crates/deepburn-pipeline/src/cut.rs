@@ -94,7 +94,7 @@ impl fmt::Display for ClosestCut {
     }
 }
 
-/// Divides `blocks`, which are in the order of their execution, into `stages`, at least 1.
+/// Divides `blocks`, which are in the order of their execution, into `stages`; 0 counts as 1.
 ///
 /// [`CutMethod::Cost`] finds the cut whose slowest stage has the fewest operations, among those that
 /// fit into memory. Of several such cuts, it takes the one whose largest stage needs the least memory.
@@ -107,6 +107,7 @@ pub fn cut(
     method: &CutMethod,
     step: PipelineStep,
 ) -> Result<Vec<StageBlocks>, CutError> {
+    let stages = stages.max(1);
     if stages > blocks.len() {
         return Err(CutError::TooManyStages { stages, blocks: blocks.len() });
     }
@@ -200,7 +201,7 @@ impl Candidates {
     }
 
     /// Returns the cut whose largest `value` of a stage is the smallest. A stage without a value is
-    /// not allowed; `None` if every cut has one.
+    /// not allowed; `None` if every cut has such a stage.
     ///
     /// Replacing the stages before the last one with a better cut of the same blocks never makes the
     /// whole cut worse. Each prefix is therefore solved once.
@@ -304,6 +305,8 @@ mod tests {
         let error = |stages, method: CutMethod, limit| {
             cut(&blocks, stages, &method, step_of(limit)).unwrap_err().to_string()
         };
+        let none = cut(&[], 0, &CutMethod::Cost, step_of(Some(1))).unwrap_err().to_string();
+        assert!(none.contains("1 pipeline stages for a model of 0 blocks"), "{none}");
         let letters = CutMethod::Type(Regex::new("[x-z]").unwrap());
         for (message, parts) in [
             (

@@ -26,12 +26,12 @@ use burn::module::AutodiffModule;
 use burn::tensor::{DType, Tensor, TensorData};
 use deepburn_checkpoint::BaseValues;
 use deepburn_comm::CommError;
-use deepburn_config::{BatchPlan, OverflowPlan, Plan};
+use deepburn_config::{BatchPlan, OverflowPlan, PipelineSchedule, Plan};
 use deepburn_ops::OptimizerOps;
 use deepburn_zero::assignment::AssignmentError;
 use deepburn_zero::{
-    Buffer, Group, Ledger, ModelStates, Parameter, Pass, Policy, Rates, StepOutcome, Training,
-    ZeroError,
+    Buffer, Group, Ledger, ModelStates, Parameter, Pass, PipelineLayout, Policy, Rates,
+    StepOutcome, Training, ZeroError,
 };
 use serde::{Deserialize, Serialize};
 use tracing::trace_span;
@@ -57,7 +57,25 @@ pub fn initialize<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
     plan: &Plan,
     group: Group<B>,
 ) -> Result<Engine<B, M>, EngineError> {
-    Engine::new(module, plan, group)
+    Engine::new(module, plan, group, None)
+}
+
+/// Shards `module` over `group` in the pipeline stages of `layout`, and returns its engine.
+///
+/// The ranks of a stage are consecutive. Every rank has the module of all stages, and keeps the
+/// parameters of its own. [`Engine::train_batch`] trains it.
+///
+/// # Errors
+///
+/// Returns the errors of [`initialize`], and an error if a parameter is on no stage or the model
+/// cannot be trained in a pipeline.
+pub fn initialize_pipeline<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
+    module: M,
+    plan: &Plan,
+    layout: PipelineLayout,
+    group: Group<B>,
+) -> Result<Engine<B, M>, EngineError> {
+    Engine::new(module, plan, group, Some(layout))
 }
 
 /// The engine of one rank: a sharded model, its optimizer, schedule and loss
@@ -102,6 +120,8 @@ pub struct Engine<B: OptimizerOps, M: AutodiffModule<Training<B>>> {
     /// The parameters that checkpoints omit, by index: the frozen ones that still
     /// have the values of a base model.
     pub(crate) omitted: BTreeMap<usize, BaseValues>,
+    /// The order of the passes of a pipeline stage.
+    pub(crate) schedule_of_passes: deepburn_pipeline::Schedule,
     /// The record of the last optimizer step of this run.
     last_step: Option<Step>,
     /// The first failed collective. Every later call returns it.
@@ -171,10 +191,20 @@ impl Step {
 
 impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     /// Checks the plan against the group, then shards the module.
-    fn new(module: M, plan: &Plan, group: Group<B>) -> Result<Self, EngineError> {
+    fn new(
+        module: M,
+        plan: &Plan,
+        group: Group<B>,
+        pipeline: Option<PipelineLayout>,
+    ) -> Result<Self, EngineError> {
         let (planned, actual) = (plan.mesh.world_size(), group.world_size());
         if planned != actual {
             return Err(EngineError::WorldSize { planned, actual });
+        }
+        let (planned, actual) =
+            (plan.mesh.pipeline_stages, pipeline.as_ref().map_or(1, PipelineLayout::stages));
+        if planned != actual {
+            return Err(EngineError::Stages { planned, actual });
         }
         let checked = plan.param_groups.check(&plan.optimizer, plan.schedule.cycles_momentum());
         checked.map_err(|error| ZeroError::from(AssignmentError::from(error)))?;
@@ -186,6 +216,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
             param_groups: plan.param_groups.clone(),
             quantization: plan.quantization.clone(),
             activations: plan.activations.clone(),
+            pipeline,
         };
         let (module, states) = ModelStates::shard(module, policy, group)?;
         states.set_micro_batches(plan.batch.gradient_accumulation_steps);
@@ -207,6 +238,10 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
             loss_weights: LossWeights::default(),
             warned_of_excess: false,
             omitted: BTreeMap::new(),
+            schedule_of_passes: match plan.pipeline.as_ref().map(|it| it.schedule) {
+                Some(PipelineSchedule::FillDrain) => deepburn_pipeline::Schedule::FillDrain,
+                _ => deepburn_pipeline::Schedule::OneForwardOneBackward,
+            },
             last_step: None,
             failure: OnceCell::new(),
         })
@@ -593,6 +628,17 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     /// Returns the rank, from 0.
     pub fn rank(&self) -> usize {
         self.group().rank()
+    }
+
+    /// Returns the position of this rank among the ranks with different data, from 0. Stages of a
+    /// pipeline have the same data.
+    pub fn data_rank(&self) -> usize {
+        self.states.data_group().rank()
+    }
+
+    /// Returns the number of ranks with different data.
+    pub fn data_ranks(&self) -> usize {
+        self.states.data_group().world_size()
     }
 
     /// Returns the memory ledger of this rank.

@@ -28,6 +28,18 @@ pub enum EngineError {
         /// The number of ranks in the group.
         actual: usize,
     },
+    /// The number of pipeline stages in the layout differs from the plan.
+    #[error(
+        "the plan has {} and the layout of the model {actual}: make the layout for the plan, and pass it to \
+         `initialize_pipeline`",
+        counted(*planned, "pipeline stage")
+    )]
+    Stages {
+        /// The number of stages in the plan.
+        planned: usize,
+        /// The number of stages in the layout.
+        actual: usize,
+    },
     /// The batch size, or its schedule, is not supported.
     #[error(transparent)]
     BatchSize(#[from] BatchSizeError),

@@ -203,7 +203,8 @@ impl Sums {
         M: AutodiffModule<Training<B>>,
     {
         let tag = CollectiveTag::new("evaluation", 0);
-        let sums = engine.group().sum(tag, self.sums).map_err(EngineError::from)?;
+        let group = engine.states().data_group();
+        let sums = group.sum(tag, self.sums).map_err(EngineError::from)?;
         // The loss and the number of targets come first.
         let answers = self.answers.map(|answers| answers.with_sums(&sums[2..]));
         let counted = answers.as_ref().filter(|_| sums[1] > 0.0);

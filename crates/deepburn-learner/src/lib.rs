@@ -36,6 +36,7 @@ pub mod schedule;
 mod source;
 mod task;
 mod train;
+mod train_batch;
 mod train_pass;
 mod whole_module;
 
@@ -47,7 +48,7 @@ pub use checkpoint::{
     check_deepspeed_checkpoint, check_optimizer_states,
 };
 pub use deepburn_monitor::{GeneratedText, metrics};
-pub use engine::{Engine, PhaseTimes, Step, initialize};
+pub use engine::{Engine, PhaseTimes, Step, initialize, initialize_pipeline};
 pub use error::{BoxError, Cause, EngineError, TrainError};
 pub use evaluation::{
     EvaluationEnd, EvaluationProgress, Measured, data_failure, evaluate, evaluate_until,
@@ -60,3 +61,4 @@ pub use saving::{CheckpointPlan, Interrupt, Outcome};
 pub use source::{BatchSource, EvaluationStream, NextStep, StepBatches, StepSize};
 pub use task::{Batch, ConfusionMatrix, Evaluation, GeneratedTexts, Task};
 pub use train::{Hook, TrainPlan, train};
+pub use train_batch::{MicroBatches, TrainedBatch};

@@ -28,7 +28,7 @@ use burn_router::{BackendRouter, MultiBackendBridge, RouterTensor, RunnerChannel
 use burn_std::device::Device;
 use burn_std::future::DynFut;
 
-pub use work::{Work, observe_work, report_work};
+pub use work::{Work, observe_work, report_work, without_work};
 
 /// The backend without data.
 pub type Meta = BackendRouter<MetaChannel>;

@@ -51,6 +51,19 @@ pub fn observe_work<R>(observer: impl FnMut(Work) + 'static, run: impl FnOnce() 
     run()
 }
 
+/// Calls `run`, whose ops are only asked for shapes and types, without an observer.
+pub fn without_work<R>(run: impl FnOnce() -> R) -> R {
+    /// Restores the observer when it is dropped, also while a panic unwinds.
+    struct Restore(Option<WorkHandler>);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            OBSERVER.set(self.0.take());
+        }
+    }
+    let _restore = Restore(OBSERVER.take());
+    run()
+}
+
 /// Reports the work of a fused op, which has no intermediate representation. Nothing is computed if
 /// no one observes.
 pub fn report_work(work: impl FnOnce() -> Work) {

@@ -22,6 +22,7 @@
 mod autocast;
 mod observer;
 mod ops;
+mod staged;
 mod tensor;
 mod training;
 
@@ -39,6 +40,8 @@ use crate::{gradient, session};
 
 pub use autocast::{Autocast, TracksParameters};
 pub(crate) use observer::{ObservedTensor, Observer, portable};
+pub use staged::{Bools, Floats, Ints, Kind, Placed, Staged, StagedTensor};
+pub(crate) use staged::{Operands, elements_to_come};
 pub use tensor::{ReducedGradient, ZeroTensor};
 pub use training::{Training, Zero};
 

@@ -19,6 +19,22 @@ pub enum ZeroError {
     /// optimizer do not fit the model.
     #[error(transparent)]
     Assignment(#[from] AssignmentError),
+    /// The pipeline layout lacks a parameter of the module.
+    #[error(
+        "parameter {path} is on no pipeline stage: the layout was made for another model; make it from this one"
+    )]
+    UnplacedParameter {
+        /// Module path of the parameter.
+        path: String,
+    },
+    /// The model or the plan cannot be trained in a pipeline.
+    #[error(
+        "pipeline parallelism does not support this model: {reason}; train it without a pipeline"
+    )]
+    Pipeline {
+        /// What is not supported.
+        reason: String,
+    },
     /// This plan cannot offload parameters.
     #[error(
         "parameter_shards: offloaded parameters need {needed}; offload these too, or keep parameters on the \

@@ -160,7 +160,7 @@ impl<B: Backend> GradientReducer<B> {
         ledger: Ledger,
     ) -> Self {
         let ReducerPolicy { plan, reduction, types, shards, checker } = policy;
-        let trainable = parameters.iter().filter(|parameter| parameter.is_trainable());
+        let trainable = parameters.iter().filter(|parameter| parameter.is_updated_here());
         let share = trainable.map(|p| p.numel()).sum::<usize>().div_ceil(BUCKETS_PER_MODEL);
         let scaling = Scaling::new(&reduction, group.world_size(), 1, types.communication);
         Self {
@@ -183,6 +183,11 @@ impl<B: Backend> GradientReducer<B> {
             ledger,
             plan,
         }
+    }
+
+    /// Returns the parameter at `index`.
+    pub(crate) fn parameter(&self, index: usize) -> &Arc<Parameter<B>> {
+        &self.parameters[index]
     }
 
     /// Sets whether gradients are reduced during backward. Otherwise they are accumulated on this

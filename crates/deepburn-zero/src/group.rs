@@ -22,7 +22,7 @@ mod rows;
 use std::sync::Arc;
 
 use burn_backend::Backend;
-use deepburn_comm::{CollectiveTag, CommError, Host, Pending, ProcessGroup, ReduceOp};
+use deepburn_comm::{CollectiveTag, CommError, Host, Pending, ProcessGroup, ReduceOp, Subgroup};
 
 pub use array::DeviceArray;
 pub(crate) use array::{maximum, own};
@@ -33,11 +33,34 @@ pub use rows::RowGradient;
 pub trait ZeroGroup<B: Backend>:
     ProcessGroup<DeviceArray<B>> + ProcessGroup<Host<f64>> + ProcessGroup<Host<u8>>
 {
+    /// Returns the group of the ranks `ranks`, which contain this rank. All of them call this
+    /// together.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the list is invalid or the group has ended.
+    fn subgroup_of(
+        &self,
+        name: &'static str,
+        ranks: &[usize],
+    ) -> Result<Arc<dyn ZeroGroup<B>>, CommError>;
 }
 
-impl<B: Backend, G> ZeroGroup<B> for G where
-    G: ProcessGroup<DeviceArray<B>> + ProcessGroup<Host<f64>> + ProcessGroup<Host<u8>>
+impl<B: Backend, G> ZeroGroup<B> for G
+where
+    G: ProcessGroup<DeviceArray<B>>
+        + ProcessGroup<Host<f64>>
+        + ProcessGroup<Host<u8>>
+        + Subgroup
+        + 'static,
 {
+    fn subgroup_of(
+        &self,
+        name: &'static str,
+        ranks: &[usize],
+    ) -> Result<Arc<dyn ZeroGroup<B>>, CommError> {
+        Ok(Arc::new(self.subgroup(name, ranks)?))
+    }
 }
 
 /// A handle to one rank's member of a process group. Clones refer to the same
@@ -77,6 +100,19 @@ impl<B: Backend> Group<B> {
     /// Returns the number of ranks.
     pub fn world_size(&self) -> usize {
         self.world_size
+    }
+
+    /// Returns the group of the ranks `ranks`, which contain this rank. All of them call this
+    /// together.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the list is invalid or the group has ended.
+    pub(crate) fn subgroup(&self, name: &'static str, ranks: &[usize]) -> Result<Self, CommError> {
+        let engine = self.engine.subgroup_of(name, ranks)?;
+        let rank = ProcessGroup::<Host<f64>>::rank(&*engine);
+        let world_size = ProcessGroup::<Host<f64>>::world_size(&*engine);
+        Ok(Self { engine, rank, world_size })
     }
 
     /// Returns the process group for device arrays.

@@ -14,9 +14,10 @@ use deepburn_comm::Partition;
 use deepburn_kernels::RowEncoding;
 use deepburn_ops::{OptimizerOps, float_bytes, float_from_host};
 
-use crate::decorator::{Zero, ZeroTensor};
+use crate::decorator::{Placed, Zero, ZeroTensor};
 use crate::ledger::Ledger;
-use crate::parameter::{Description, Parameter, RowOrder, Storage};
+use crate::parameter::{Description, Parameter, Role, RowOrder, Storage};
+use crate::pipeline::Holders;
 use crate::sharding::{ModulePath, caught};
 
 /// The elements of a matrix in blocks.
@@ -113,7 +114,9 @@ where
             Ok(Some(matrix)) => {
                 let parameter = matrix.parameter::<B>(self.count, path, shape, param.lazy_device());
                 self.count += 1;
-                let primitive = TensorPrimitive::Float(ZeroTensor::parameter(Arc::new(parameter)));
+                let primitive = TensorPrimitive::Float(Placed::Everywhere(ZeroTensor::parameter(
+                    Arc::new(parameter),
+                )));
                 Param::initialized(param.id, Tensor::from_primitive(primitive))
             }
             Err(error) => {
@@ -126,7 +129,9 @@ where
 
 /// Returns the elements of a tensor.
 fn values_of<B: OptimizerOps, const D: usize>(tensor: Tensor<Zero<B>, D>) -> Vec<f32> {
-    let bytes = float_bytes::<B>(tensor.cast(DType::F32).into_primitive().tensor().into_full());
+    let bytes = float_bytes::<B>(
+        tensor.cast(DType::F32).into_primitive().tensor().into_value().into_full(),
+    );
     cast_slice(&bytes).to_vec()
 }
 
@@ -152,6 +157,8 @@ impl EncodedMatrix {
             storage,
             partition: Partition::new(count, 1),
             trainable: false,
+            homes: Holders::ALL,
+            role: Role::Owner,
         };
         Parameter::whole(description, words, Ledger::new())
     }

@@ -28,8 +28,8 @@ mod operations;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-pub use operations::ModuleOperations;
 pub(crate) use operations::OperationCounter;
+pub use operations::{ModuleOperations, ParameterRead};
 
 /// A kind of memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

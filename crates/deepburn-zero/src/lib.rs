@@ -77,13 +77,15 @@ mod ledger;
 mod offload;
 mod optimizer;
 mod parameter;
+mod pipeline;
 mod recompute;
 mod session;
 mod sharding;
 mod states;
 
 pub use decorator::{
-    Autocast, ReducedGradient, Sharded, TracksParameters, Training, Zero, ZeroTensor,
+    Autocast, Bools, Floats, Ints, Kind, Placed, ReducedGradient, Sharded, Staged, StagedTensor,
+    TracksParameters, Training, Zero, ZeroTensor,
 };
 pub use deepburn_comm::Partition;
 pub use deepburn_nvme::{
@@ -91,10 +93,12 @@ pub use deepburn_nvme::{
 };
 pub use error::ZeroError;
 pub use group::{DeviceArray, Group, RowGradient, ZeroGroup};
-pub use ledger::{Category, Lease, Ledger, ModuleOperations, Tier, Usage};
+pub use ledger::{Category, Lease, Ledger, ModuleOperations, ParameterRead, Tier, Usage};
 pub use optimizer::{Rates, moments};
 pub use parameter::{Parameter, ParameterView, RowOrder};
+pub use pipeline::{Direction, Holders, MAX_STAGES, PipelineLayout, Stages};
 pub use recompute::activation_checkpoint;
+pub use recompute::blocks::pipeline_units;
 pub use recompute::tape::RecordedTensor;
 pub use session::{ContextGuard, FullTensor, Leased, Pass, RandomStream};
 pub use sharding::{Buffer, BufferKind, ParameterSize, PlainTensor, swap_bytes};

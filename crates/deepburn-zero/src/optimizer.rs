@@ -291,7 +291,9 @@ impl<B: OptimizerOps> Optimizer<B> {
             let scope = self.scope(index, parameter.shape(), local_rates)?;
             Some(PlannedUpdate { index, numel, scope })
         };
-        let updates: Vec<_> = parameters.iter().filter_map(update).collect();
+        // A pipeline stage updates the parameters that it owns.
+        let owned = parameters.iter().filter(|parameter| parameter.is_updated_here());
+        let updates: Vec<_> = owned.filter_map(update).collect();
         StepOrder::new(&updates, ranks)
     }
 

@@ -52,10 +52,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use burn_backend::{Backend, DType, Shape};
 
+use crate::decorator::elements_to_come;
 use crate::ledger::{Category, Ledger};
-use crate::offload::ParkedArray;
+use crate::offload::{ParkedArray, WriteBehind};
+use crate::pipeline::Holders;
 use crate::session::Leased;
 use deepburn_comm::{CollectiveTag, Partition};
+use deepburn_nvme::SwapError;
 use deepburn_ops::shard_of_whole;
 use fetch::{Fetch, LiveElements};
 use state::{ParameterState, WholeCopy};
@@ -116,6 +119,22 @@ pub(crate) struct Description<B: Backend> {
     pub(crate) partition: Partition,
     /// Whether the optimizer updates the parameter.
     pub(crate) trainable: bool,
+    /// The pipeline stages that hold the parameter: all of them without a pipeline.
+    pub(crate) homes: Holders,
+    /// What this rank's stage holds of it.
+    pub(crate) role: Role,
+}
+
+/// What a pipeline stage holds of a parameter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// The values, the gradient and the optimizer states: the first home, and every rank without a
+    /// pipeline.
+    Owner,
+    /// The values, which the owner sends after each step: another home of a tied parameter.
+    Copy,
+    /// Nothing.
+    Elsewhere,
 }
 
 impl<B: Backend> Parameter<B> {
@@ -139,6 +158,11 @@ impl<B: Backend> Parameter<B> {
     ) -> Self {
         let state = Mutex::new(ParameterState::Sharded { shard, copy: WholeCopy::Absent });
         Self { description, state, gatherer: Some(gatherer), ledger }
+    }
+
+    /// Creates a parameter of which another pipeline stage holds the elements.
+    pub(crate) fn elsewhere(description: Description<B>, ledger: Ledger) -> Self {
+        Self { description, state: Mutex::new(ParameterState::Elsewhere), gatherer: None, ledger }
     }
 
     /// Returns the index in module order.
@@ -195,6 +219,21 @@ impl<B: Backend> Parameter<B> {
     /// has no gradient.
     pub fn is_trainable(&self) -> bool {
         self.description.trainable
+    }
+
+    /// Returns the pipeline stages that hold the parameter: all of them without a pipeline.
+    pub fn homes(&self) -> Holders {
+        self.description.homes
+    }
+
+    /// Returns what this rank's pipeline stage holds of the parameter.
+    pub(crate) fn role(&self) -> Role {
+        self.description.role
+    }
+
+    /// Returns true if this rank's pipeline stage updates the parameter and has its gradient.
+    pub(crate) fn is_updated_here(&self) -> bool {
+        self.is_trainable() && self.role() == Role::Owner
     }
 
     /// Returns the memory ledger of the parameter's model.
@@ -255,6 +294,11 @@ impl<B: Backend> Parameter<B> {
             ParameterState::CheckedOut => {
                 panic!("parameter {} was read while the optimizer updates it", self.path())
             }
+            ParameterState::Elsewhere => panic!(
+                "parameter {} was read on a pipeline stage that does not hold it; stages {} do",
+                self.path(),
+                self.homes()
+            ),
         }
         match self.gatherer.as_ref().and_then(Weak::upgrade) {
             Some(gatherer) => gatherer.gather(self.index()),
@@ -270,7 +314,9 @@ impl<B: Backend> Parameter<B> {
     pub(crate) fn shard(&self) -> Option<Shard<B>> {
         match &*self.lock() {
             ParameterState::Sharded { shard, .. } => Some(shard.clone()),
-            ParameterState::Whole(_) | ParameterState::CheckedOut => None,
+            ParameterState::Whole(_) | ParameterState::CheckedOut | ParameterState::Elsewhere => {
+                None
+            }
         }
     }
 
@@ -308,7 +354,9 @@ impl<B: Backend> Parameter<B> {
             ParameterState::Sharded { shard: Shard::Parked(_), .. } => {
                 unreachable!("a parked shard is updated where it is")
             }
-            ParameterState::CheckedOut => panic!("parameter {} was taken twice", self.path()),
+            ParameterState::CheckedOut | ParameterState::Elsewhere => {
+                panic!("parameter {} was taken twice, or by another stage", self.path())
+            }
         }
     }
 
@@ -322,6 +370,46 @@ impl<B: Backend> Parameter<B> {
             }
             None => ParameterState::Whole(held),
         };
+    }
+
+    /// Returns the elements that this rank keeps, for another pipeline stage of a tied parameter:
+    /// all of them, or its shard.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if an offloaded shard cannot be read.
+    pub(crate) fn kept_values(&self) -> Result<B::FloatTensorPrimitive, SwapError> {
+        match self.shard() {
+            Some(shard) => shard.start_read(self.dtype())?.wait(self.device()),
+            None => Ok(self.read_stored()),
+        }
+    }
+
+    /// Returns a placeholder for the elements that [`kept_values`](Self::kept_values) of another
+    /// stage returns.
+    pub(crate) fn values_to_come(&self) -> B::FloatTensorPrimitive {
+        let numel = match self.shard() {
+            Some(_) => self.partition().shard_len(),
+            None => self.partition().numel(),
+        };
+        elements_to_come::<B>(numel, self.stored_type().into(), self.device())
+    }
+
+    /// Replaces the elements that this rank keeps with those of the owner's stage.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if an offloaded shard cannot be written.
+    pub(crate) fn replace_values(&self, flat: B::FloatTensorPrimitive) -> Result<(), SwapError> {
+        if let Some(shard) = self.update_parked() {
+            return shard.write_tensor::<B>(flat, &mut WriteBehind::default());
+        }
+        drop(self.take());
+        match self.gatherer {
+            Some(_) => self.put(flat),
+            None => self.put(B::float_reshape(flat, self.shape().clone())),
+        }
+        Ok(())
     }
 
     /// Locks the state. A poisoned lock means that this rank is unwinding, and its data is not used
@@ -415,7 +503,7 @@ impl<B: Backend> Parameter<B> {
     fn set_copy(&self, to: WholeCopy<B>) {
         match &mut *self.lock() {
             ParameterState::Sharded { copy, .. } => *copy = to,
-            ParameterState::Whole(_) | ParameterState::CheckedOut => {
+            ParameterState::Whole(_) | ParameterState::CheckedOut | ParameterState::Elsewhere => {
                 unreachable!("parameter {} is gathered while it is not sharded", self.path())
             }
         }

@@ -254,6 +254,17 @@ impl<B: Backend> BlockRecorder<B> {
         }
     }
 
+    /// Ends a forward pass whose backward pass comes after other passes, as in a pipeline. The last
+    /// block is freed like the others.
+    pub(crate) fn end_separate_forward(&self) {
+        let mut pass = self.pass.borrow_mut();
+        pass.end_block();
+        let over = std::mem::take(&mut pass.over);
+        drop(pass);
+        over.iter().for_each(|tape| self.free(tape));
+        self.end_forward();
+    }
+
     /// Ends forward, either because backward starts or because the program
     /// abandoned the pass. Tapes that were not freed drop their ops, and their
     /// values stay in memory as long as there are handles.

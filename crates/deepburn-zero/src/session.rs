@@ -189,6 +189,8 @@ struct ModelContext {
     recorder: Rc<dyn AnyRecorder>,
     /// The type of products under `torch_autocast`; `None` without it.
     autocast: Option<FloatDType>,
+    /// The `Stages<B>` of the model's backend; `None` without a pipeline.
+    stages: Option<Rc<dyn Any>>,
     /// The operation counter; `None` while operations are not counted.
     operations: RefCell<Option<OperationCounter>>,
     /// The parameter index of each autodiff mark.
@@ -224,6 +226,7 @@ impl Binding {
         ledger: Ledger,
         group: Group<B>,
         autocast: Option<FloatDType>,
+        stages: Option<Rc<dyn Any>>,
     ) -> Self {
         let rank = group.rank();
         let model = NEXT_MODEL.fetch_add(1, Relaxed);
@@ -240,6 +243,7 @@ impl Binding {
                 reducer,
                 recorder,
                 autocast,
+                stages,
                 operations: RefCell::new(None),
                 marks: RefCell::new(HashMap::new()),
                 open_pass: RefCell::new(None),
@@ -395,6 +399,11 @@ pub(crate) fn reducer() -> Option<Rc<dyn Any>> {
     Some(current()?.reducer.clone())
 }
 
+/// Returns the place of the current model in its pipeline; `None` without a pipeline.
+pub(crate) fn stages() -> Option<Rc<dyn Any>> {
+    current()?.stages.clone()
+}
+
 /// Returns the element type of products in the active call; `None` without
 /// autocast and outside of calls.
 pub(crate) fn autocast() -> Option<FloatDType> {
@@ -521,6 +530,15 @@ pub(crate) fn open_pass_reads(ledger: &Ledger) -> bool {
             pass.iter().flatten().any(|other| other.is(ledger))
         })
     })
+}
+
+/// Counts a read of the parameter at `path` in the current model, if its operations are counted.
+pub(crate) fn count_read(path: &str) {
+    if let Some(context) = current()
+        && let Some(counter) = &mut *context.operations.borrow_mut()
+    {
+        counter.read(path, context.ledger.usage(Category::Activations).current);
+    }
 }
 
 /// Calls `run` with the operation counter of the current model, if there is

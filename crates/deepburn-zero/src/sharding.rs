@@ -48,13 +48,16 @@ use deepburn_kernels::BlockFormat;
 use deepburn_ops::{OptimizerOps, is_without_data, shared_bytes};
 
 use crate::assignment::{Assignment, ModelParameter};
-use crate::decorator::{Training, Zero, ZeroTensor};
+use crate::decorator::{Placed, Training, Zero, ZeroTensor};
 use crate::error::ZeroError;
 use crate::group::Group;
 use crate::ledger::{Category, Ledger, Tier};
 use crate::offload::{ParkedArray, Parking, WriteBehind};
 use crate::optimizer::{Optimizer, Owned};
-use crate::parameter::{Description, Gatherer, Parameter, Shard, ShardSpec, Storage, cut_shard};
+use crate::parameter::{
+    Description, Gatherer, Parameter, Role, Shard, ShardSpec, Storage, cut_shard,
+};
+use crate::pipeline::{Holders, ParameterHomes};
 use crate::session::Leased;
 use deepburn_comm::Partition;
 
@@ -82,8 +85,10 @@ pub(crate) use tiers::{ShardTiers, StateTiers, gradient_bytes};
 pub(crate) struct Sharder<'a, B: Backend> {
     /// The tensors that stay unchanged in the module.
     buffers: &'a BufferTable<B>,
-    /// The ranks that shard the model.
+    /// The ranks among which the states of this rank's parameters are sharded.
     group: Group<B>,
+    /// All ranks, and the parameters that each pipeline stage holds.
+    homes: ParameterHomes<'a, B>,
     /// The stage and rank, which determine the slices.
     share: ShardSpec,
     /// Counts the memory of shards and states, and of the value that is being
@@ -154,23 +159,25 @@ pub(crate) struct ParameterTable<B: Backend> {
 }
 
 impl<'a, B: OptimizerOps> Sharder<'a, B> {
-    /// Creates a sharder that keeps each parameter according to `homes`, in the
+    /// Creates a sharder that keeps each parameter according to `shards`, in the
     /// working type of `optimizer`. The optimizer receives the slices that this
     /// rank updates, according to `updates`. `buffers` are not changed.
     pub(crate) fn new(
         group: Group<B>,
+        homes: ParameterHomes<'a, B>,
         share: ShardSpec,
-        homes: ShardHomes<'a, B>,
+        shards: ShardHomes<'a, B>,
         optimizer: Optimizer<B>,
         updates: Updates<'a>,
         ledger: Ledger,
         buffers: &'a BufferTable<B>,
     ) -> Self {
-        let ShardHomes { gatherer, parking, tiers, state_tiers } = homes;
+        let ShardHomes { gatherer, parking, tiers, state_tiers } = shards;
         let working = optimizer.working();
         Self {
             buffers,
             group,
+            homes,
             share,
             ledger,
             gatherer,
@@ -228,7 +235,8 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
         let path = self.path.joined();
         self.check_type(&path, &value)?;
         let (index, device) = (self.parameters.len(), value.device());
-        let announced = value.announce::<D>(&self.group, index, &path)?;
+        let announced = value.announce::<D>(self.homes.world, index, &path)?;
+        let (homes, role) = self.homes.of(&path)?;
         let shape = announced.shape().clone();
         // The shape is taken from the value, because Burn reports the transposed
         // shape for a lazy column-major `Linear`.
@@ -242,7 +250,25 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
         let settings = assignment.of_parameter(&described)?.filter(|_| announced.is_trainable());
         let trainable = settings.is_some();
         let format = quantization.filter(|_| !trainable).and_then(|it| format_of(it, &described));
-        let (flat, storage) = self.distribute(announced, &path, format)?;
+        let dtype = self.working.map_or(DType::F32, DType::from);
+        let Some((flat, storage)) = self.distribute(announced, &path, homes, format)? else {
+            let (path, storage) = (path.into(), Storage::Plain);
+            let partition = Partition::new(shape.num_elements(), self.group.world_size());
+            self.optimizer.adopt(None, settings, None, &self.ledger)?;
+            let description = Description {
+                index,
+                path,
+                shape,
+                dtype,
+                device,
+                storage,
+                partition,
+                trainable,
+                homes,
+                role,
+            };
+            return Ok(Arc::new(Parameter::elsewhere(description, self.ledger.clone())));
+        };
         let stored = storage.stored_len(shape.num_elements());
         let partition = Partition::new(stored, self.group.world_size());
         // At the other stages, the parameter keeps the memory of the value.
@@ -252,21 +278,32 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
             .then(|| self.ledger.hold(Category::Gathered, stored * DType::F32.size()));
         // The layout matches a gathered parameter, so that every stage runs the
         // same kernels.
-        let owned = trainable.then(|| match self.working {
+        let is_updated = trainable && role == Role::Owner;
+        let owned = is_updated.then(|| match self.working {
             Some(_) => Owned::Masters(self.share.of_whole::<B>(&flat, partition)),
             None => Owned::Elements(self.share.len(partition), device.clone()),
         });
-        let is_parked = trainable && self.state_tiers.next(partition.numel()) != Tier::Device;
+        let is_parked = is_updated && self.state_tiers.next(partition.numel()) != Tier::Device;
         let parking = self.parking.filter(|_| is_parked);
         self.optimizer.adopt(owned, settings, parking, &self.ledger)?;
-        let dtype = self.working.map_or(DType::F32, DType::from);
         let path = path.into();
-        let description =
-            Description { index, path, shape, dtype, device, storage, partition, trainable };
+        let description = Description {
+            index,
+            path,
+            shape,
+            dtype,
+            device,
+            storage,
+            partition,
+            trainable,
+            homes,
+            role,
+        };
         Ok(Arc::new(self.keep(description, flat)?))
     }
 
-    /// Broadcasts the value of rank 0, quantized if there is a format, and returns its stored elements in flat order.
+    /// Broadcasts the value of rank 0 to the stages `homes`, quantized if there is a format, and
+    /// returns its stored elements in flat order. Returns `None` on other stages.
     ///
     /// # Errors
     ///
@@ -275,18 +312,25 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
         &self,
         announced: Announced<B>,
         path: &str,
+        homes: Holders,
         format: Option<BlockFormat>,
-    ) -> Result<(B::FloatTensorPrimitive, Storage), ZeroError> {
+    ) -> Result<Option<(B::FloatTensorPrimitive, Storage)>, ZeroError> {
+        if !self.homes.takes_part(homes) {
+            return Ok(None);
+        }
         let device = announced.device();
         if format.is_some() && !holds_words::<B>(device) {
             return Err(ZeroError::QuantizationBackend { backend: B::name(device) });
         }
         // Rank 0 holds the whole value until it is quantized.
         let bytes = announced.shape().num_elements() * DType::F32.size();
-        let holds_whole = format.is_some() && self.group.rank() == 0;
+        let holds_whole = format.is_some() && self.homes.world.rank() == 0;
         let _whole = holds_whole.then(|| self.ledger.hold(Category::Gathered, bytes));
         let compute = self.working.unwrap_or(FloatDType::F32);
-        announced.distribute(&self.group, self.parameters.len(), path, (format, compute))
+        let index = self.parameters.len();
+        let value = announced.distribute((&self.homes, homes), index, path, (format, compute))?;
+        // Rank 0 creates all values, also of other stages.
+        Ok(self.homes.is_home(homes).then_some(value))
     }
 
     /// Returns a parameter with the part of its stored elements that this rank keeps, on its tier.
@@ -361,7 +405,7 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
     ) -> Result<Param<Tensor<Training<B>, D>>, ZeroError> {
         // Rank 0 also initialises the later occurrences of a lazy tied
         // parameter, so that the random generator advances as in plain Burn.
-        let taken = TakenParam::<B, D>::new(param, self.group.rank());
+        let taken = TakenParam::<B, D>::new(param, self.homes.world.rank());
         let TakenParam { id, mapper, value } = taken
             .map_err(|reason| ZeroError::Initialisation { path: self.path.joined(), reason })?;
         if let Some((index, twin)) = self.seen.get(&id)
@@ -449,7 +493,7 @@ fn park<B: Backend>(
 /// graphs and the locks of the ranks.
 fn leaf<B: OptimizerOps, const D: usize>(parameter: Arc<Parameter<B>>) -> Tensor<Training<B>, D> {
     let trainable = parameter.is_trainable();
-    let primitive = TensorPrimitive::Float(ZeroTensor::parameter(parameter));
+    let primitive = TensorPrimitive::Float(Placed::Everywhere(ZeroTensor::parameter(parameter)));
     // The tensor comes from the inner backend, so that autodiff does not track how
     // it was created.
     let tensor = Tensor::from_inner(Tensor::<Zero<B>, D>::from_primitive(primitive));

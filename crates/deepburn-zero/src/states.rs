@@ -50,8 +50,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use burn::module::{Module, ParamId};
-use burn_backend::{Backend, FloatDType, TensorData};
-use deepburn_comm::CommError;
+use burn_backend::{Backend, DType, FloatDType, TensorData};
+use deepburn_comm::{CollectiveTag, CommError, MessageTag};
 use deepburn_config::{
     ActivationPlan, OptimizerPlan, ParamGroups, PrecisionPlan, QuantizationPlan, ReductionPlan,
     Stage, ZeroPlan,
@@ -59,14 +59,15 @@ use deepburn_config::{
 use deepburn_nvme::IoStatistics;
 use deepburn_ops::{OptimizerOps, view_float};
 
-use crate::decorator::Training;
+use crate::decorator::{Training, elements_to_come};
 use crate::error::ZeroError;
 use crate::gradient::{GradientReducer, Types};
 use crate::group::{DeviceArray, Group};
-use crate::ledger::{Ledger, ModuleOperations, OperationCounter};
+use crate::ledger::{Ledger, ModuleOperations, OperationCounter, ParameterRead};
 use crate::offload::{ActivationStore, Parking, Store};
 use crate::optimizer::Optimizer;
 use crate::parameter::{Gatherer, Parameter, ShardSpec};
+use crate::pipeline::{Direction, PipelineLayout, Stages};
 use crate::recompute::BlockRecorder;
 use crate::session::{self, Binding, ContextGuard, Pass};
 use crate::sharding::{BufferTable, Marker, PlainTensor};
@@ -100,13 +101,19 @@ pub struct Policy {
     /// The activations that are recomputed in backward, and the tier of the
     /// others.
     pub activations: ActivationPlan,
+    /// The stages of the model; `None` without a pipeline.
+    pub pipeline: Option<PipelineLayout>,
 }
 
 /// The states of a sharded model on one rank. They must stay on the thread that
 /// created them.
 pub struct ModelStates<B: Backend> {
-    /// The ranks among which states are sharded.
+    /// All ranks.
+    world: Group<B>,
+    /// The ranks among which states are sharded: all ranks, or the ranks of a pipeline stage.
     group: Group<B>,
+    /// The place of this rank in the pipeline; `None` without one.
+    stages: Option<Rc<Stages<B>>>,
     /// The stage and the rank, which determine the slices that this rank keeps.
     share: ShardSpec,
     /// The parameters in module order. The index in this list identifies a
@@ -235,6 +242,62 @@ impl<B: OptimizerOps> ModelStates<B> {
         session::refresh_recording();
     }
 
+    /// Ends the forward pass of a micro-batch in a pipeline, whose backward pass comes after passes of
+    /// other micro-batches. Releases gathered parameters and frees the activations that backward
+    /// recomputes.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a fetch fails.
+    pub fn end_separate_forward(&self) -> Result<(), ZeroError> {
+        self.binding.close_pass();
+        self.recorder.end_separate_forward();
+        session::refresh_recording();
+        self.finish_pass()
+    }
+
+    /// Starts the backward pass of micro-batch `pass` in a pipeline, after all later stages have
+    /// ended it and all ranks of this stage are here.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if another rank fails or does not arrive in time.
+    pub fn start_separate_backward(&self, pass: u64) -> Result<(), ZeroError> {
+        if let Some(stages) = &self.stages {
+            stages.await_later(pass)?;
+            // No rank of the stage waits for another one while it holds the lock of its graph,
+            // unless both are in backward.
+            self.group.barrier(CollectiveTag::new("start of backward", pass))?;
+            stages.enter(Direction::Backward, pass);
+        }
+        self.binding.with_counter(OperationCounter::start_backward);
+        self.gatherer.start_separate_backward()?;
+        self.recorder.start_backward();
+        session::refresh_recording();
+        Ok(())
+    }
+
+    /// Ends the backward pass of micro-batch `pass` in a pipeline.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a fetch fails or the group has ended.
+    pub fn end_separate_backward(&self, pass: u64) -> Result<(), ZeroError> {
+        self.finish_pass()?;
+        match &self.stages {
+            Some(stages) => Ok(stages.announce_end(pass)?),
+            None => Ok(()),
+        }
+    }
+
+    /// Starts the forward pass of micro-batch `pass` at the first stage of a pipeline. Without one it
+    /// does nothing.
+    pub fn enter_forward(&self, pass: u64) {
+        if let Some(stages) = &self.stages {
+            stages.enter(Direction::Forward, pass);
+        }
+    }
+
     /// Detects the start of the next backward pass by its first completed
     /// gradient. This is for callers that cannot call
     /// [`start_backward`](Self::start_backward).
@@ -279,6 +342,14 @@ impl<B: OptimizerOps> ModelStates<B> {
     /// are not ([`ModuleOperations`]).
     pub fn start_counting(&self) {
         self.binding.start_counting();
+    }
+
+    /// Returns the reads of parameters in forward passes since the count began, in the order of
+    /// execution.
+    pub fn parameter_reads(&self) -> Vec<ParameterRead> {
+        let mut reads = Vec::new();
+        self.binding.with_counter(|counter| reads.extend_from_slice(counter.reads()));
+        reads
     }
 
     /// Ends the count and returns the operations of this rank by module.
@@ -402,9 +473,20 @@ impl<B: OptimizerOps> ModelStates<B> {
         states.into_iter().chain(activations)
     }
 
-    /// Returns the process group.
+    /// Returns the group of all ranks.
     pub fn group(&self) -> &Group<B> {
+        &self.world
+    }
+
+    /// Returns the group of the ranks that have different data: all ranks, or the ranks of a
+    /// pipeline stage.
+    pub fn data_group(&self) -> &Group<B> {
         &self.group
+    }
+
+    /// Returns the place of this rank in the pipeline; `None` without one.
+    pub fn stages(&self) -> Option<&Stages<B>> {
+        self.stages.as_deref()
     }
 
     /// Returns the ZeRO stage.
@@ -432,14 +514,16 @@ impl<B: OptimizerOps> ModelStates<B> {
     /// Returns an error if the all-gather or the disk fails.
     pub fn parameter_data(&self, index: usize) -> Result<TensorData, ZeroError> {
         let parameter = &self.parameters[index];
-        // A persistent parameter is complete on every rank, so it is read
-        // without a collective.
-        let whole = match parameter.shard() {
-            Some(_) if !parameter.is_persistent() => {
-                parameter.elements(self.gatherer.gather_once(index)?)
-            }
-            _ => parameter.read(),
-        };
+        let whole = self.from_owner(parameter, parameter.dtype(), || {
+            // A persistent parameter is complete on every rank, so it is read
+            // without a collective.
+            Ok(match parameter.shard() {
+                Some(_) if !parameter.is_persistent() => {
+                    parameter.elements(self.gatherer.gather_once(index)?)
+                }
+                _ => parameter.read(),
+            })
+        })?;
         Ok(view_float::<B>(whole))
     }
 
@@ -454,15 +538,52 @@ impl<B: OptimizerOps> ModelStates<B> {
     ///
     /// Returns an error if the all-gather or the disk fails.
     pub fn master_data(&self, index: usize) -> Result<TensorData, ZeroError> {
-        let Some(master) = self.optimizer.master(index)? else {
-            return self.parameter_data(index);
-        };
         let parameter = &self.parameters[index];
-        let flat = match self.share.stage.shards_optimizer() {
-            true => self.gathered("masters", parameter, master)?,
-            false => master,
-        };
-        Ok(view_float::<B>(B::float_reshape(flat, parameter.shape().clone())))
+        if !parameter.is_trainable() || DType::from(self.compute) == DType::F32 {
+            return self.parameter_data(index);
+        }
+        let whole = self.from_owner(parameter, DType::F32, || {
+            let Some(master) = self.optimizer.master(index)? else {
+                unreachable!("a trained 16-bit parameter has a master")
+            };
+            let flat = match self.share.stage.shards_optimizer() {
+                true => self.gathered("masters", parameter, master)?,
+                false => master,
+            };
+            Ok(B::float_reshape(flat, parameter.shape().clone()))
+        })?;
+        Ok(view_float::<B>(whole))
+    }
+
+    /// Returns the complete array of a parameter that `read` returns on the ranks of its owner's
+    /// stage. They send it to the other stages of a pipeline. All ranks call this together.
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of `read`, or an error if a message cannot be sent or received.
+    fn from_owner(
+        &self,
+        parameter: &Parameter<B>,
+        dtype: DType,
+        read: impl FnOnce() -> Result<B::FloatTensorPrimitive, ZeroError>,
+    ) -> Result<B::FloatTensorPrimitive, ZeroError> {
+        let Some(stages) = &self.stages else { return read() };
+        let owner = parameter.homes().first();
+        let tag = MessageTag::new("whole parameter", parameter.index() as u64);
+        let arrays = self.world.arrays();
+        if owner != stages.stage() {
+            let like = elements_to_come::<B>(parameter.numel(), dtype.into(), parameter.device());
+            let like = vec![DeviceArray::Dense(like)];
+            let mut whole = arrays.receive(stages.rank_of(owner), tag, like)?.wait()?;
+            let flat = whole.swap_remove(0).into_flat();
+            return Ok(B::float_reshape(flat, parameter.shape().clone()));
+        }
+        let whole = read()?;
+        for other in (0..stages.count()).filter(|stage| *stage != owner) {
+            let whole = vec![DeviceArray::Dense(whole.clone())];
+            arrays.send(stages.rank_of(other), tag.clone(), whole)?;
+        }
+        Ok(whole)
     }
 
     /// Returns the complete accumulated gradient of the parameter at `path`;

@@ -6,10 +6,11 @@ use std::borrow::Cow;
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Bool, DType, Int, Tensor, TensorData, TensorPrimitive};
 use burn_backend::ops::FloatTensorOps;
+use burn_backend::tensor::FloatTensor;
 use deepburn_checkpoint::ElementType;
 use deepburn_ops::OptimizerOps;
 use deepburn_safetensors::FloatType;
-use deepburn_zero::{Buffer, Training, Zero, ZeroTensor};
+use deepburn_zero::{Buffer, Training, Zero};
 
 use super::{HalfPrecision, SaveError};
 use crate::checkpoint::element::element_type;
@@ -29,7 +30,7 @@ pub(super) struct SavedTensor<B: OptimizerOps> {
 /// The source of a tensor's bytes.
 enum TensorSource<B: OptimizerOps> {
     /// A float parameter, sharded or replicated, saved in 16 bits.
-    Half(ZeroTensor<B>, HalfPrecision),
+    Half(FloatTensor<Zero<B>>, HalfPrecision),
     /// A tensor that every rank holds, saved in its own type.
     Exact(Box<dyn Fn() -> TensorData>),
 }
@@ -62,7 +63,7 @@ impl<B: OptimizerOps> SavedTensor<B> {
     /// write the file. Copies nothing if the tensor is not sharded.
     pub(super) fn gather(&self) {
         if let TensorSource::Half(tensor, _) = &self.values {
-            drop(tensor.clone().into_full());
+            drop(tensor.clone().into_value().into_full());
         }
     }
 
@@ -119,7 +120,7 @@ impl<B: OptimizerOps> SavedTensor<B> {
 }
 
 /// Returns all values of a float tensor as flat data.
-fn floats<B: OptimizerOps>(tensor: &ZeroTensor<B>) -> TensorData {
+fn floats<B: OptimizerOps>(tensor: &FloatTensor<Zero<B>>) -> TensorData {
     let count = burn_backend::TensorMetadata::shape(tensor).num_elements();
     let shape = burn_backend::Shape::from(vec![count]);
     let flat = <Zero<B> as FloatTensorOps<Zero<B>>>::float_reshape(tensor.clone(), shape);

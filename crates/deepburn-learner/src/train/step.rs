@@ -4,10 +4,10 @@
 use std::time::{Duration, Instant};
 
 use burn::module::AutodiffModule;
-use burn::tensor::ElementConversion;
+use burn::tensor::Tensor;
 use deepburn_comm::CollectiveTag;
 use deepburn_ops::OptimizerOps;
-use deepburn_zero::{Category, Tier, Training};
+use deepburn_zero::{Category, Ledger, Tier, Training};
 
 use super::Hook;
 use crate::answers::{RewardSums, Rewards};
@@ -15,6 +15,7 @@ use crate::engine::{PhaseTimes, Step};
 use crate::metrics::{MemoryRow, PhaseSeconds, StepRow};
 use crate::source::{NextStep, StepBatches};
 use crate::task::{Batch, Task};
+use crate::train_batch::{MicroBatches, TrainedBatch};
 use crate::{BoxError, Cause, Engine, EngineError};
 
 /// Flags that the ranks combine once per step.
@@ -59,9 +60,13 @@ where
         false => (f64::NAN, engine.skip_step()),
     };
     // The loss, the flags and the rewards share one collective, because its
-    // latency does not depend on the number of values.
-    let mut message = vec![loss_sum, f64::from(mine.interrupted), f64::from(mine.written)];
-    message.extend(task.take_rewards().iter().flat_map(|rewards| rewards.sums()));
+    // latency does not depend on the number of values. All stages of a pipeline
+    // have the losses, and the first one sums them.
+    let is_counted = engine.states().stages().is_none_or(|stages| stages.stage() == 0);
+    let counted = |value: f64| if is_counted { value } else { 0.0 };
+    let flags = [f64::from(mine.interrupted), f64::from(mine.written)];
+    let mut message = vec![counted(loss_sum), flags[0], flags[1]];
+    message.extend(task.take_rewards().iter().flat_map(|rewards| rewards.sums().map(counted)));
     let sums =
         engine.group().sum(CollectiveTag::new("loss", 0), message).map_err(EngineError::from)?;
     let world_size = engine.group().world_size() as f64;
@@ -79,18 +84,6 @@ where
 
 /// Runs the micro-batches of a step and its update. Returns the sum of this
 /// rank's losses over all targets, and the record of the step.
-///
-/// Each micro-batch is weighted by its number of targets, so that the gradient
-/// of a step is the mean over all targets of the step on all ranks, even if
-/// micro-batches have different lengths. The factor `world_size` is needed
-/// because gradients are averaged over ranks.
-///
-/// ```text
-/// weight of micro-batch i on rank r = targets(r, i) * world_size / targets of the step
-/// ```
-///
-/// A micro-batch without targets has the weight 0. It is run nevertheless,
-/// because other ranks take part in its collectives.
 fn run_micro_batches<B, M, T>(
     engine: &mut Engine<B, M>,
     task: &T,
@@ -103,38 +96,70 @@ where
     M: AutodiffModule<Training<B>>,
     T: Task<B, M>,
 {
-    let world_size = engine.group().world_size() as f64;
-    let mut loss_sum = 0.0;
-    let mut taken = None;
-    for batch in batches {
-        let targets = batch.num_targets() as f64;
-        let loss = engine.forward(|model| task.loss(model, &batch))?.map_err(Cause::Outside)?;
-        let value = loss.clone().into_scalar().elem::<f64>();
-        // A weight of 0 does not remove NaN from the gradients.
-        if targets == 0.0 && !value.is_finite() {
-            return Err(Cause::Outside(
-                format!(
-                    "the loss of a micro-batch without targets is {value}; it must be 0: divide the sum of the losses by \
-                     at least 1 in `Task::loss`"
-                )
-                .into(),
-            ));
-        }
-        // The loss of a step is the sum over all targets divided by their
-        // number, so that micro-batches of different lengths are weighted
-        // correctly.
-        loss_sum += targets * value;
-        hooks.iter_mut().for_each(|hook| hook.after_phase(engine.ledger()));
-        engine.backward_weighted(loss, targets * world_size / totals.targets)?;
-        hooks.iter_mut().for_each(|hook| hook.after_phase(engine.ledger()));
-        taken = engine.step()?;
-        hooks.iter_mut().for_each(|hook| hook.after_phase(engine.ledger()));
-    }
-    let step = taken.ok_or(EngineError::Order {
-        call: "train",
-        when: "with accumulation boundaries set by hand",
-    })?;
+    let data_ranks = engine.states().data_group().world_size() as f64;
+    let targets: Vec<f64> = batches.iter().map(|batch| batch.num_targets() as f64).collect();
+    let mut batches = StepPasses { task, batches, hooks, data_ranks, targets: totals.targets };
+    let TrainedBatch { losses, step } = engine.train_batch(&mut batches)?;
+    // The loss of a step is the sum over all targets divided by their number, so
+    // that micro-batches of different lengths are weighted correctly.
+    let loss_sum = losses.iter().zip(targets).fold(0.0, |sum, (loss, count)| sum + count * loss);
     Ok((loss_sum, step))
+}
+
+/// The passes of a step.
+///
+/// Each micro-batch is weighted by its number of targets, so that the gradient
+/// of a step is the mean over all targets of the step on all ranks, even if
+/// micro-batches have different lengths. The factor `data_ranks`, the number of
+/// ranks with different data, is needed because gradients are averaged over them.
+///
+/// ```text
+/// weight of micro-batch i on rank r = targets(r, i) * data_ranks / targets of the step
+/// ```
+///
+/// A micro-batch without targets has the weight 0. It is run nevertheless,
+/// because other ranks take part in its collectives.
+struct StepPasses<'a, 'h, T, U> {
+    task: &'a T,
+    batches: Vec<U>,
+    hooks: &'a mut [Box<dyn Hook + 'h>],
+    /// The number of ranks with different data.
+    data_ranks: f64,
+    /// The number of targets of the step on all ranks.
+    targets: f64,
+}
+
+impl<B, M, T> MicroBatches<B, M> for StepPasses<'_, '_, T, T::Batch>
+where
+    B: OptimizerOps,
+    M: AutodiffModule<Training<B>>,
+    T: Task<B, M>,
+{
+    fn loss(&mut self, model: &M, index: usize) -> Result<Tensor<Training<B>, 1>, Cause> {
+        self.task.loss(model, &self.batches[index]).map_err(Cause::Outside)
+    }
+
+    fn weight(&self, index: usize) -> f64 {
+        self.batches[index].num_targets() as f64 * self.data_ranks / self.targets
+    }
+
+    fn check(&self, index: usize, loss: f64) -> Result<(), Cause> {
+        // A weight of 0 does not remove NaN from the gradients.
+        if self.batches[index].num_targets() > 0 || loss.is_finite() {
+            return Ok(());
+        }
+        Err(Cause::Outside(
+            format!(
+                "the loss of a micro-batch without targets is {loss}; it must be 0: divide the sum of the losses by \
+                 at least 1 in `Task::loss`"
+            )
+            .into(),
+        ))
+    }
+
+    fn after_phase(&mut self, ledger: &Ledger) {
+        self.hooks.iter_mut().for_each(|hook| hook.after_phase(ledger));
+    }
 }
 
 /// Checks that a data source returned all micro-batches of a step.
@@ -181,7 +206,8 @@ impl Totals {
         let tokens: usize = own.iter().map(Batch::num_tokens).sum();
         let targets: usize = own.iter().map(Batch::num_targets).sum();
         let mine = vec![tokens as f64, targets as f64, f64::from(batches.is_none())];
-        let sums = engine.group().sum(CollectiveTag::new("batch totals", 0), mine)?;
+        let group = engine.states().data_group();
+        let sums = group.sum(CollectiveTag::new("batch totals", 0), mine)?;
         let totals = Self { tokens: sums[0], targets: sums[1] };
         Ok((sums[2] == 0.0).then_some(totals))
     }

@@ -14,7 +14,7 @@ use burn_flex::{Flex, FlexDevice};
 use deepburn_comm::run_ranks;
 use deepburn_config::{Plan, RawConfig, RunContext, resolve};
 use deepburn_learner::{Engine, EngineError, SaveRequest, initialize};
-use deepburn_zero::{Category, Group, Sharded, Training};
+use deepburn_zero::{Category, Group, Staged, Training};
 
 use crate::models::Numbered;
 
@@ -51,7 +51,7 @@ impl Net<Trained> {
 #[derive(Debug)]
 struct Fault;
 
-impl Backward<Sharded<Flex>, 1> for Fault {
+impl Backward<Staged<Flex>, 1> for Fault {
     type State = ();
 
     fn backward(self, _: Ops<(), 1>, _: &mut Gradients, _: &mut Checkpointer) {

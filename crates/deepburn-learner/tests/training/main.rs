@@ -17,6 +17,7 @@ mod models;
 mod one_bit;
 mod optimizers;
 mod param_groups;
+mod pipeline;
 mod plain_tensors;
 mod saving;
 mod saving_faults;

@@ -47,7 +47,7 @@ use burn_backend::{
 };
 use deepburn_ops::MatmulOps;
 
-use crate::decorator::{Sharded, forward_backend};
+use crate::decorator::{Sharded, Staged, forward_backend};
 use crate::session;
 
 /// A backend decorator that casts the float operands of each op to one element type.
@@ -72,7 +72,13 @@ impl<B: MatmulOps> TracksParameters for Sharded<B> {
     }
 }
 
-impl<B: MatmulOps, C: CheckpointStrategy> TracksParameters for Autodiff<Sharded<B>, C> {
+impl<B: MatmulOps> TracksParameters for Staged<B> {
+    fn is_parameter(tensor: &FloatTensor<Self>) -> bool {
+        tensor.is_parameter()
+    }
+}
+
+impl<B: MatmulOps, C: CheckpointStrategy> TracksParameters for Autodiff<Staged<B>, C> {
     fn is_parameter(tensor: &FloatTensor<Self>) -> bool {
         tensor.primitive.is_parameter()
     }

@@ -109,60 +109,60 @@ macro_rules! kind {
 }
 pub(crate) use kind;
 
-/// Wraps each tensor of a structured result with the macro `$with`.
+/// Wraps each tensor of a structured result with the macro `$with`, which may get a variable.
 ///
 /// Tuples and structs are taken apart here, so that `forward!` and `cast!` need `@wrap` rules for
 /// single tensors only. A kind without a structure goes directly to the `@wrap` rule of `$with`.
 macro_rules! wrap {
-    ($with:ident float_and_int $value:expr) => {{
+    ([$with:ident $($site:ident)?] float_and_int $value:expr) => {{
         let (float, int) = $value;
-        ($with!(@wrap float float), $with!(@wrap int int))
+        ($with!(@wrap $($site)? float float), $with!(@wrap $($site)? int int))
     }};
-    ($with:ident two_floats $value:expr) => {{
+    ([$with:ident $($site:ident)?] two_floats $value:expr) => {{
         let (first, second) = $value;
-        ($with!(@wrap float first), $with!(@wrap float second))
+        ($with!(@wrap $($site)? float first), $with!(@wrap $($site)? float second))
     }};
-    ($with:ident two_ints $value:expr) => {{
+    ([$with:ident $($site:ident)?] two_ints $value:expr) => {{
         let (first, second) = $value;
-        ($with!(@wrap int first), $with!(@wrap int second))
+        ($with!(@wrap $($site)? int first), $with!(@wrap $($site)? int second))
     }};
-    ($with:ident quantized_and_int $value:expr) => {{
+    ([$with:ident $($site:ident)?] quantized_and_int $value:expr) => {{
         let (quantized, int) = $value;
-        (quantized, $with!(@wrap int int))
+        (quantized, $with!(@wrap $($site)? int int))
     }};
-    ($with:ident pooled1d $value:expr) => {{
+    ([$with:ident $($site:ident)?] pooled1d $value:expr) => {{
         let pooled = $value;
         burn_backend::ops::MaxPool1dWithIndices {
-            output: $with!(@wrap float pooled.output),
-            indices: $with!(@wrap int pooled.indices),
+            output: $with!(@wrap $($site)? float pooled.output),
+            indices: $with!(@wrap $($site)? int pooled.indices),
         }
     }};
-    ($with:ident pooled2d $value:expr) => {{
+    ([$with:ident $($site:ident)?] pooled2d $value:expr) => {{
         let pooled = $value;
         burn_backend::ops::MaxPool2dWithIndices {
-            output: $with!(@wrap float pooled.output),
-            indices: $with!(@wrap int pooled.indices),
+            output: $with!(@wrap $($site)? float pooled.output),
+            indices: $with!(@wrap $($site)? int pooled.indices),
         }
     }};
-    ($with:ident pool1d_gradient $value:expr) => {{
+    ([$with:ident $($site:ident)?] pool1d_gradient $value:expr) => {{
         let gradient = $value;
-        burn_backend::ops::MaxPool1dBackward { x_grad: $with!(@wrap float gradient.x_grad) }
+        burn_backend::ops::MaxPool1dBackward { x_grad: $with!(@wrap $($site)? float gradient.x_grad) }
     }};
-    ($with:ident pool2d_gradient $value:expr) => {{
+    ([$with:ident $($site:ident)?] pool2d_gradient $value:expr) => {{
         let gradient = $value;
-        burn_backend::ops::MaxPool2dBackward { x_grad: $with!(@wrap float gradient.x_grad) }
+        burn_backend::ops::MaxPool2dBackward { x_grad: $with!(@wrap $($site)? float gradient.x_grad) }
     }};
-    ($with:ident deform_gradients $value:expr) => {{
+    ([$with:ident $($site:ident)?] deform_gradients $value:expr) => {{
         let gradients = $value;
         burn_backend::ops::DeformConv2dBackward {
-            x_grad: $with!(@wrap float gradients.x_grad),
-            offset_grad: $with!(@wrap float gradients.offset_grad),
-            weight_grad: $with!(@wrap float gradients.weight_grad),
-            mask_grad: gradients.mask_grad.map(|gradient| $with!(@wrap float gradient)),
-            bias_grad: gradients.bias_grad.map(|gradient| $with!(@wrap float gradient)),
+            x_grad: $with!(@wrap $($site)? float gradients.x_grad),
+            offset_grad: $with!(@wrap $($site)? float gradients.offset_grad),
+            weight_grad: $with!(@wrap $($site)? float gradients.weight_grad),
+            mask_grad: gradients.mask_grad.map(|gradient| $with!(@wrap $($site)? float gradient)),
+            bias_grad: gradients.bias_grad.map(|gradient| $with!(@wrap $($site)? float gradient)),
         }
     }};
-    ($with:ident $kind:tt $value:expr) => { $with!(@wrap $kind $value) };
+    ([$with:ident $($site:ident)?] $kind:tt $value:expr) => { $with!(@wrap $($site)? $kind $value) };
 }
 pub(crate) use wrap;
 
@@ -284,7 +284,7 @@ macro_rules! forward {
     }};
     (@body $result:tt $cost:expr, $name:ident($($arg:ident: $kind:tt),*)) => {{
         $( let $arg = $crate::decorator::ops::forward!(@open $kind $arg); )*
-        $crate::decorator::ops::wrap!(forward $result B::$name($($arg),*))
+        $crate::decorator::ops::wrap!([forward] $result B::$name($($arg),*))
     }};
 
     ($( $(#[$rule:ident])? fn $name:ident($($arg:ident: $kind:tt),* $(,)?) -> $result:tt; )*) => { $(

@@ -150,17 +150,22 @@ impl<B: Backend> ZeroTensor<B> {
         }
     }
 
+    /// Returns the marker for a gradient that was passed on for reduction.
+    pub(crate) fn passed_on(
+        gradient: &impl TensorMetadata,
+        device: B::Device,
+        path: Arc<str>,
+    ) -> Self {
+        let (shape, dtype) = (gradient.shape(), gradient.dtype());
+        Self::Reduced(ReducedGradient { shape, dtype, device, path })
+    }
+
     /// Takes a final gradient out of an entry of autodiff's container, and replaces it with a
     /// marker that holds no memory. `path` is the parameter's module path.
     pub(crate) fn take_gradient(&mut self, path: Arc<str>) -> DeviceArray<B> {
         // The marker replaces the gradient in autodiff's container, so the bucket holds the only
         // reference. Otherwise all gradients would stay in memory until the end of backward.
-        let marker = Self::Reduced(ReducedGradient {
-            shape: self.shape(),
-            dtype: self.dtype(),
-            device: self.device(),
-            path,
-        });
+        let marker = Self::passed_on(&*self, self.device(), path);
         match std::mem::replace(self, marker) {
             Self::SparseRows(rows) => DeviceArray::SparseRows(rows),
             other => DeviceArray::Dense(other.into_full()),

@@ -31,6 +31,17 @@ pub struct ModuleOperations {
     pub backward: u64,
 }
 
+/// A read of a parameter in a forward pass, and the operations until the next read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ParameterRead {
+    /// The module path of the parameter.
+    pub path: String,
+    /// Operations of forward from this read to the next one.
+    pub operations: u64,
+    /// Bytes of activations in memory before the read.
+    pub activations: usize,
+}
+
 /// The counts so far, and the state that determines the module of the next product.
 #[derive(Debug, Default)]
 pub(crate) struct OperationCounter {
@@ -42,6 +53,8 @@ pub(crate) struct OperationCounter {
     backward: bool,
     /// Operations in forward and backward, by module path.
     counts: BTreeMap<String, [u64; 2]>,
+    /// The reads of forward, in the order of execution.
+    reads: Vec<ParameterRead>,
 }
 
 impl OperationCounter {
@@ -55,10 +68,19 @@ impl OperationCounter {
         self.backward = false;
     }
 
-    /// Records that an op reads the parameter at this path.
-    pub(crate) fn read(&mut self, parameter: &str) {
+    /// Records that an op reads the parameter at this path. `activations` are the bytes in memory.
+    pub(crate) fn read(&mut self, parameter: &str, activations: usize) {
         parameter.clone_into(&mut self.parameter);
         self.fresh = true;
+        if !self.backward {
+            let path = parameter.to_owned();
+            self.reads.push(ParameterRead { path, operations: 0, activations });
+        }
+    }
+
+    /// Returns the reads of forward, in the order of execution.
+    pub(crate) fn reads(&self) -> &[ParameterRead] {
+        &self.reads
     }
 
     /// Adds the operations of a product. `owned` is true if one operand is a parameter.
@@ -71,6 +93,11 @@ impl OperationCounter {
         let path = if own { module } else { parent(module) };
         let counts = self.counts.entry(path.to_owned()).or_default();
         counts[usize::from(self.backward)] += operations;
+        if !self.backward
+            && let Some(read) = self.reads.last_mut()
+        {
+            read.operations += operations;
+        }
     }
 
     /// Returns the counts in the order of module paths.
@@ -94,13 +121,13 @@ mod tests {
     #[test]
     fn products_belong_to_modules() {
         let mut counter = OperationCounter::default();
-        counter.read("h.0.attn.c_attn.bias");
+        counter.read("h.0.attn.c_attn.bias", 0);
         counter.enter(10, true);
         counter.enter(3, false);
-        counter.read("head");
+        counter.read("head", 0);
         counter.enter(7, true);
         counter.start_backward();
-        counter.read("h.0.attn.c_proj.weight");
+        counter.read("h.0.attn.c_proj.weight", 0);
         counter.enter(20, true);
         counter.enter(21, false);
         counter.enter(6, false);

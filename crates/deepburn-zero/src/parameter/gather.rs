@@ -81,14 +81,17 @@ pub(crate) struct Gatherer<B: Backend> {
 /// The recorded order of reads, and the position of the current pass in it.
 #[derive(Debug, Default)]
 struct Uses {
-    /// The recorded orders, indexed by [`Pass`].
-    traces: [Trace; 3],
+    /// The recorded orders, indexed by [`Pass`], and the order of separate backward passes.
+    traces: [Trace; 4],
     /// The current pass and phase; `None` between passes. Between passes,
     /// parameters are gathered for a single op and not kept: another model may
     /// read them in its own pass, and an optimizer step may change them before
     /// the next pass of this model.
-    current: Option<(Pass, Phase)>,
+    current: Option<(usize, Phase)>,
 }
+
+/// The trace of backward passes that do not directly follow their forward pass.
+const SEPARATE_BACKWARD: usize = 3;
 
 impl<B: Backend> Gatherer<B> {
     /// Creates a gatherer without parameters, on the rank's thread.
@@ -121,7 +124,7 @@ impl<B: Backend> Gatherer<B> {
     pub(crate) fn start_pass(&self, pass: Pass) -> Result<(), CommError> {
         self.release()?;
         let mut uses = self.lock();
-        uses.current = Some((pass, Phase::Forward));
+        uses.current = Some((pass as usize, Phase::Forward));
         uses.traces[pass as usize].start_pass();
         Ok(())
     }
@@ -133,6 +136,19 @@ impl<B: Backend> Gatherer<B> {
         if let Some((_, phase)) = &mut self.lock().current {
             *phase = Phase::Backward;
         }
+    }
+
+    /// Starts a backward pass that does not directly follow its forward pass, as in a pipeline.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a pending gather of the earlier pass fails.
+    pub(crate) fn start_separate_backward(&self) -> Result<(), CommError> {
+        self.release()?;
+        let mut uses = self.lock();
+        uses.current = Some((SEPARATE_BACKWARD, Phase::Backward));
+        uses.traces[SEPARATE_BACKWARD].start_pass();
+        Ok(())
     }
 
     /// Ends a pass and releases all copies that are not persistent. Waits for
@@ -195,7 +211,7 @@ impl<B: Backend> Gatherer<B> {
             drop(uses);
             return self.gather_once(index);
         };
-        let trace = &mut uses.traces[pass as usize];
+        let trace = &mut uses.traces[pass];
         trace.visit(index, phase);
         let parameter = self.parameter(index);
         if parameter.is_absent() {

@@ -20,6 +20,8 @@ pub(super) enum ParameterState<B: Backend> {
     Sharded { shard: Shard<B>, copy: WholeCopy<B> },
     /// No data, because the optimizer has taken the values.
     CheckedOut,
+    /// No data, because other pipeline stages hold the parameter.
+    Elsewhere,
 }
 
 /// The gathered copy of a sharded parameter.

@@ -19,7 +19,7 @@ use crate::session::{FullTensor, Leased};
 
 /// A view: an op whose result has elements of its operand in another shape, order or type.
 #[derive(Debug, Clone)]
-pub(crate) enum View {
+pub enum View {
     /// Elements in the same flat order, in this shape.
     Reshape(Shape),
     /// Two axes swapped.
@@ -114,6 +114,27 @@ impl View {
             Self::Permute(axes) => shape.permuted(axes).expect("axes were checked by burn-tensor"),
             Self::Slice(slices) => shape.slice(slices).expect("slices were checked by burn-tensor"),
             Self::Cast(_) => shape,
+        }
+    }
+
+    /// Returns the view that undoes this one for an operand of shape `before`. Only views that keep
+    /// all elements have one.
+    ///
+    /// # Panics
+    ///
+    /// Panics for slices, expanded axes and casts.
+    pub(crate) fn inverse(&self, before: &Shape) -> Self {
+        match self {
+            Self::Reshape(_) => Self::Reshape(before.clone()),
+            Self::SwapDims(dim1, dim2) => Self::SwapDims(*dim1, *dim2),
+            Self::Permute(axes) => {
+                let mut inverse = vec![0; axes.len()];
+                axes.iter().enumerate().for_each(|(place, axis)| inverse[*axis] = place);
+                Self::Permute(inverse)
+            }
+            Self::Slice(_) | Self::Expand(_) | Self::Cast(_) => {
+                unreachable!("a view that drops or repeats elements cannot be undone")
+            }
         }
     }
 

@@ -60,6 +60,17 @@ impl Blocks {
     }
 }
 
+/// Returns the names of the parts of a model that a pipeline does not divide, by parameter: its
+/// block, or its module if it is outside of all blocks.
+pub fn pipeline_units<'a>(paths: impl Iterator<Item = &'a str> + Clone) -> Vec<String> {
+    let has_lists = paths.clone().any(|path| list_item(path).is_some());
+    let unit = |path: &'a str| {
+        let block = if has_lists { list_item(path) } else { child(path) };
+        block.or_else(|| path.rsplit_once('.').map(|(module, _)| module)).unwrap_or(path).to_owned()
+    };
+    paths.map(unit).collect()
+}
+
 /// Returns the path up to its first number, such as `h.0` of `h.0.mlp.1.weight`.
 fn list_item(path: &str) -> Option<&str> {
     let mut end = 0;

@@ -32,10 +32,11 @@ use deepburn_kernels::{BlockFormat, Element};
 use deepburn_ops::{OptimizerOps, float_bytes, is_without_data, quantize};
 use half::{bf16, f16};
 
-use crate::decorator::Training;
+use crate::decorator::{Training, elements_to_come};
 use crate::error::ZeroError;
 use crate::group::{DeviceArray, Group};
 use crate::parameter::Storage;
+use crate::pipeline::{Holders, ParameterHomes};
 
 /// The state of a parameter on one rank before it is sharded.
 pub(crate) enum InitialValue<B: Backend> {
@@ -70,13 +71,15 @@ impl<B: OptimizerOps, const D: usize> TakenParam<B, D> {
     ///
     /// Returns the panic message if the parameter's closure panics.
     pub(crate) fn new(param: Param<Tensor<Training<B>, D>>, rank: usize) -> Result<Self, String> {
-        if rank != 0 && !param.is_initialized() && !has_load_mapper(&param) {
+        // Without data, a value costs nothing, and a simulated rank receives its own.
+        let receives = rank != 0 && !is_without_data::<B>();
+        if receives && !param.is_initialized() && !has_load_mapper(&param) {
             return Ok(Self::without_value(param));
         }
         let declared = (!param.is_initialized()).then(|| param.lazy_shape());
         let (id, tensor, mapper) = caught(|| param.consume())?;
         let trainable = tensor.is_require_grad();
-        let tensor = tensor.inner().into_primitive().tensor().into_full();
+        let tensor = tensor.inner().into_primitive().tensor().into_value().into_full();
         Ok(Self { id, mapper, value: InitialValue::Present { tensor, trainable, declared } })
     }
 
@@ -133,38 +136,39 @@ impl<B: OptimizerOps> Announced<B> {
         self.header.trainable
     }
 
-    /// Broadcasts the elements of rank 0, and returns them in flat order. With a `format`, rank 0
-    /// quantizes them first, and hashes them in the type in which ops compute. Rank threads of
-    /// one process may share the allocation. All ranks call this together, with the same arguments.
+    /// Distributes the elements of rank 0 to the ranks of pipeline stages, and returns them in flat
+    /// order. With a `format`, rank 0 quantizes them first, and hashes them in the type in which ops
+    /// compute. Rank threads of one process may share the allocation. All ranks that take part call
+    /// this together, with the same arguments.
     ///
     /// # Errors
     ///
     /// Returns an error if the collective fails.
     pub(crate) fn distribute(
         self,
-        group: &Group<B>,
+        (route, stages): (&ParameterHomes<'_, B>, Holders),
         index: usize,
         path: &str,
         (format, compute): (Option<BlockFormat>, FloatDType),
     ) -> Result<(B::FloatTensorPrimitive, Storage), ZeroError> {
         let tag = |purpose| CollectiveTag::new(purpose, index as u64).naming([path.into()]);
         let numel = self.header.shape.num_elements();
-        let to_come = |len| elements_to_come::<B>(len, &self.device);
+        let to_come = |len| elements_to_come::<B>(len, FloatDType::F32, &self.device);
         let (array, storage) = match format {
             None => (self.tensor.unwrap_or_else(|| to_come(numel)), Storage::Plain),
             Some(format) => {
-                let own = self.tensor.filter(|_| group.rank() == 0);
+                let own = self.tensor.filter(|_| route.world.rank() == 0);
                 let hash = own.clone().map_or([0; 32], |it| hash_in_type::<B>(it, compute));
-                let hash = group.broadcast_bytes(tag("hash of initial weights"), &hash, 0)?;
+                let hash = route.distribute_bytes(stages, tag("hash of initial weights"), &hash)?;
                 let original = hash.try_into().unwrap_or([0; 32]);
                 let words = own.map(|it| quantize::<B>(it, format));
                 let words = words.unwrap_or_else(|| to_come(format.words(numel)));
                 (words, Storage::Blocks { format, original })
             }
         };
-        let array = vec![DeviceArray::Dense(array)];
-        let mut values = group.arrays().broadcast(tag("initial weights"), array, 0)?.wait()?;
-        Ok((values.swap_remove(0).into_flat(), storage))
+        let array = DeviceArray::Dense(array);
+        let value = route.distribute(stages, tag("initial weights"), array)?;
+        Ok((value.into_flat(), storage))
     }
 }
 
@@ -316,16 +320,6 @@ impl BroadcastHeader {
             trainable: words[D] == 1,
             declared: (!declared.contains(&u64::MAX)).then(|| axes(declared)),
         }
-    }
-}
-
-/// Returns a placeholder with the length and device of an array to receive. It
-/// is an expanded view of a single element, so it takes almost no memory.
-fn elements_to_come<B: Backend>(numel: usize, device: &B::Device) -> B::FloatTensorPrimitive {
-    let shape = |len| Shape::from(vec![len]);
-    match numel {
-        0 | 1 => B::float_zeros(shape(numel), device, FloatDType::F32),
-        _ => B::float_expand(B::float_zeros(shape(1), device, FloatDType::F32), shape(numel)),
     }
 }
 

@@ -1,11 +1,13 @@
 //! Creates the states of a sharded model from a module.
 
+use std::any::Any;
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use burn::module::AutodiffModule;
 use burn_backend::{Backend, FloatDType};
+use deepburn_comm::CommError;
 use deepburn_config::{
     ActivationPlan, OptimizerOffload, OptimizerPlan, Precision, PrecisionPlan, Stage, ZeroPlan,
 };
@@ -20,13 +22,14 @@ use crate::group::Group;
 use crate::ledger::Ledger;
 use crate::offload::{ActivationStore, Parking};
 use crate::optimizer::Optimizer;
-use crate::parameter::{Gatherer, Parameter, ShardSpec, persistent_parameters};
+use crate::parameter::{Gatherer, Parameter, Role, ShardSpec, persistent_parameters};
+use crate::pipeline::{ParameterHomes, PipelineLayout, Stages};
 use crate::recompute::BlockRecorder;
 use crate::session::Binding;
 use crate::sharding::{
-    BufferTable, ModuleParameter, ParameterSize, ParameterTable, PlainTensor, ShardHomes,
-    ShardTiers, Sharder, StateTiers, Updates, check_module, gradient_bytes, parameters_of,
-    swap_bytes,
+    Buffer, BufferKind, BufferTable, ModuleParameter, ParameterSize, ParameterTable, PlainTensor,
+    ShardHomes, ShardTiers, Sharder, StateTiers, Updates, check_module, gradient_bytes,
+    parameters_of, swap_bytes,
 };
 
 impl<B: OptimizerOps> ModelStates<B> {
@@ -49,35 +52,42 @@ impl<B: OptimizerOps> ModelStates<B> {
     pub fn shard<M: AutodiffModule<Training<B>>>(
         module: M,
         policy: Policy,
-        group: Group<B>,
+        world: Group<B>,
     ) -> Result<(M, Self), ZeroError> {
         if policy.optimizer.exchanges_momentum() {
             check_whole_states(&policy.zero)?;
         }
         let (zero, precision) = (&policy.zero, &policy.precision);
         let (stage, ledger) = (zero.stage, Ledger::new());
+        let group = stage_group(&world, policy.pipeline.as_ref())?;
         let share =
             ShardSpec { stage, rank: group.rank(), cuts_gradients: zero.shards_gradients() };
-        let (module, sharded) = shard_parameters(module, &policy, share, &group, &ledger)?;
+        let (module, sharded) =
+            shard_parameters(module, &policy, share, [&world, &group], &ledger)?;
         let types = gradient_types(precision);
         let reducer = gradient_reducer(&policy, types, share, &sharded, &group, &ledger)?;
         let reducer = Rc::new(RefCell::new(reducer));
         let ShardedParameters { gatherer, table, buffers, plain_tensors, parking } = sharded;
         let ParameterTable { parameters, indices, optimizer, aliases } = table;
         let recorder = block_recorder(&policy.activations, &parameters, &group, &ledger)?;
+        let stages = place_in_pipeline(&policy, &world, &parameters);
+        let any_stages = stages.clone().map(|stages| -> Rc<dyn Any> { stages });
         let binding = Binding::new(
             reducer.clone(),
             recorder.clone(),
             ledger.clone(),
             group.clone(),
             precision.autocast.map(element_type),
+            any_stages,
         );
         let persistent = persistent_copies(&parameters, zero);
         // Persistent copies are created by the same all-gather that updates them
         // after each step.
         gatherer.refresh_persistent(&persistent)?;
         let states = Self {
+            world,
             group,
+            stages,
             share,
             errors: parameters.iter().map(|_| None).collect(),
             parameters,
@@ -100,6 +110,52 @@ impl<B: OptimizerOps> ModelStates<B> {
         };
         Ok((module, states))
     }
+}
+
+/// Returns the group of the ranks that have the parameters of this rank.
+fn stage_group<B: Backend>(
+    world: &Group<B>,
+    layout: Option<&PipelineLayout>,
+) -> Result<Group<B>, CommError> {
+    let Some(layout) = layout else { return Ok(world.clone()) };
+    let count = world.world_size() / layout.stages();
+    let first = stage_of(world, layout) * count;
+    world.subgroup("pipeline stage", &(first..first + count).collect::<Vec<_>>())
+}
+
+/// Returns the pipeline stage of this rank. The ranks of a stage are consecutive.
+fn stage_of<B: Backend>(world: &Group<B>, layout: &PipelineLayout) -> usize {
+    world.rank() / (world.world_size() / layout.stages())
+}
+
+/// Returns the place of this rank in the pipeline of the policy.
+fn place_in_pipeline<B: Backend>(
+    policy: &Policy,
+    world: &Group<B>,
+    parameters: &[Arc<Parameter<B>>],
+) -> Option<Rc<Stages<B>>> {
+    let layout = policy.pipeline.as_ref()?;
+    let count = world.world_size() / layout.stages();
+    let same_data = (0..layout.stages()).map(|stage| stage * count + world.rank() % count);
+    let device = parameters.first()?.device().clone();
+    Some(Rc::new(Stages::new(world.clone(), same_data.collect(), stage_of(world, layout), device)))
+}
+
+/// Checks that stages can train the model independently between two messages.
+///
+/// # Errors
+///
+/// Returns [`ZeroError::Pipeline`] with what is not supported.
+fn check_pipeline(optimizer: &OptimizerPlan, buffers: &[Buffer]) -> Result<(), ZeroError> {
+    let statistic = buffers.iter().find(|buffer| buffer.kind() == BufferKind::RunningStatistic);
+    let reason = if let Some(statistic) = statistic {
+        format!("its running statistic {} changes in every micro-batch", statistic.path())
+    } else if optimizer.exchanges_momentum() {
+        "1-bit optimizers exchange momenta among all ranks".to_owned()
+    } else {
+        return Ok(());
+    };
+    Err(ZeroError::Pipeline { reason })
 }
 
 /// Checks that the plan neither shards nor offloads states, because a compressed
@@ -132,25 +188,30 @@ fn shard_parameters<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
     module: M,
     policy: &Policy,
     share: ShardSpec,
-    group: &Group<B>,
+    [world, group]: [&Group<B>; 2],
     ledger: &Ledger,
 ) -> Result<(M, ShardedParameters<B>), ZeroError> {
     let (zero, precision) = (&policy.zero, &policy.precision);
     let gatherer = Arc::new(Gatherer::new(group.clone(), zero.parameters, ledger.clone()));
-    let (module, buffers, values) = BufferTable::find(module, group, ledger)?;
+    let (module, buffers, values) = BufferTable::find(module, world, ledger)?;
     let known = parameters_of(&module, &buffers);
     let paths: Vec<_> = known.iter().map(|parameter| parameter.path.clone()).collect();
-    check_module(group, &paths, &buffers.descriptions())?;
+    check_module(world, &paths, &buffers.descriptions())?;
     let module = buffers.start_from_rank_0(module, &values)?;
     drop(values);
     let layers = known.iter().map(|it| (it.path.clone(), it.layer.clone())).collect();
     let assignment = Assignment { optimizer: &policy.optimizer, groups: &policy.param_groups };
     let quantization = policy.quantization.as_ref();
     let updates = Updates { assignment, layers: &layers, quantization };
-    let sizes = updated_sizes(&known, assignment)?;
+    let layout = policy.pipeline.as_ref().map(|layout| (layout, stage_of(world, layout)));
+    if layout.is_some() {
+        check_pipeline(&policy.optimizer, buffers.all())?;
+    }
+    let homes = ParameterHomes::new(world, group, layout);
+    let sizes = updated_sizes(&known, assignment, &homes)?;
     let bytes = swap_bytes(&sizes, zero, group.world_size(), precision);
     let parking = Parking::new::<B>(zero, gradient_bytes(precision), bytes)?;
-    let homes = ShardHomes {
+    let shards = ShardHomes {
         gatherer: share.stage.shards_parameters().then(|| Arc::downgrade(&gatherer)),
         parking: parking.as_ref(),
         tiers: ShardTiers::new(zero),
@@ -158,12 +219,20 @@ fn shard_parameters<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
     };
     let working = (precision.compute != Precision::Fp32).then(|| element_type(precision.compute));
     let states = Optimizer::new(working, parking.as_ref());
-    let sharder =
-        Sharder::new(group.clone(), share, homes, states, updates, ledger.clone(), &buffers);
+    let sharder = Sharder::new(
+        group.clone(),
+        homes,
+        share,
+        shards,
+        states,
+        updates,
+        ledger.clone(),
+        &buffers,
+    );
     let (module, table) = sharder.shard(module)?;
     // Only now is every parameter a handle, which can be asked for its device
     // without initializing it.
-    let plain_tensors = PlainTensor::compared::<B, M>(&module, group)?;
+    let plain_tensors = PlainTensor::compared::<B, M>(&module, world)?;
     gatherer.serve(table.parameters.clone());
     Ok((module, ShardedParameters { gatherer, table, buffers, plain_tensors, parking }))
 }
@@ -232,9 +301,10 @@ fn block_recorder<B: OptimizerOps>(
 ///
 /// Returns an error if a parameter group matches no parameter, or if the
 /// optimizer is Muon and no trained parameter is a matrix.
-fn updated_sizes(
+fn updated_sizes<B: Backend>(
     parameters: &[ModuleParameter],
     assignment: Assignment<'_>,
+    homes: &ParameterHomes<'_, B>,
 ) -> Result<Vec<ParameterSize>, ZeroError> {
     let known: Vec<_> = parameters.iter().map(ModuleParameter::described).collect();
     let trained: Vec<_> = assignment
@@ -243,15 +313,22 @@ fn updated_sizes(
         .zip(parameters)
         .map(|(settings, parameter)| settings.filter(|_| parameter.is_trainable))
         .collect();
+    let roles: Vec<_> = parameters
+        .iter()
+        .map(|parameter| Ok(homes.of(&parameter.path)?.1))
+        .collect::<Result<_, ZeroError>>()?;
     let is_muon = matches!(assignment.optimizer, OptimizerPlan::Muon(_));
     if is_muon && !trained.iter().flatten().any(|settings| settings.matrices.is_some()) {
         return Err(AssignmentError::no_matrix(&known).into());
     }
-    let size = |(parameter, settings): (&ModuleParameter, &Option<UpdateSettings>)| {
+    let size = |((parameter, settings), role): ((&ModuleParameter, &Option<_>), &Role)| {
         let numel = parameter.shape.iter().product::<usize>() as u64;
-        ParameterSize::new(numel, settings.as_ref().map(|settings| &settings.optimizer))
+        let settings: Option<&UpdateSettings> = settings.as_ref().filter(|_| *role == Role::Owner);
+        ParameterSize::new(numel, settings.map(|settings| &settings.optimizer))
     };
-    Ok(parameters.iter().zip(&trained).map(size).collect())
+    let held = parameters.iter().zip(&trained).zip(&roles);
+    // Parameters of other stages need no space.
+    Ok(held.filter(|(_, role)| **role != Role::Elsewhere).map(size).collect())
 }
 
 /// Returns the parameters of which every rank keeps a complete copy in addition
@@ -260,8 +337,10 @@ fn persistent_copies<B: Backend>(parameters: &[Arc<Parameter<B>>], zero: &ZeroPl
     if !zero.stage.shards_parameters() {
         return Vec::new();
     }
-    let numels = parameters.iter().map(|parameter| parameter.numel() as u64);
-    let mut persistent = persistent_parameters(numels, &zero.parameters);
+    let held: Vec<_> = parameters.iter().filter(|it| it.role() != Role::Elsewhere).collect();
+    let numels = held.iter().map(|parameter| parameter.numel() as u64);
+    let persistent = persistent_parameters(numels, &zero.parameters);
+    let mut persistent: Vec<_> = persistent.into_iter().map(|place| held[place].index()).collect();
     persistent.retain(|index| parameters[*index].is_copied_by_gather());
     persistent
 }

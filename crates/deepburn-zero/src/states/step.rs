@@ -3,13 +3,14 @@
 //! A step has four phases, each with the same collectives on all ranks:
 //!
 //! 1. The remaining gradients are reduced, and gathered parameters are released.
-//! 2. The squares of the owned gradient elements are summed over the ranks,
+//! 2. The squares of each parameter's gradient are summed over the ranks,
 //!    together with an overflow flag. If a gradient is not finite, the step ends
 //!    here and changes nothing.
 //! 3. Parameters are updated one by one and then in rounds
 //!    (`optimizer/rounds.rs`). At stages 1 and 2, updated slices are collected
 //!    in buckets, which are all-gathered when they are full.
-//! 4. Persistent parameters of stage 3 are gathered again.
+//! 4. Persistent parameters of stage 3 are gathered again, and in a pipeline the
+//!    other stages of a tied parameter receive its values.
 //!
 //! Each gradient is freed when its parameter has been updated. The memory of
 //! gradients therefore shrinks while parameters are all-gathered.
@@ -17,7 +18,7 @@
 use std::sync::Arc;
 
 use burn_backend::Backend;
-use deepburn_comm::{CollectiveTag, Partition};
+use deepburn_comm::{CollectiveTag, MessageTag, Partition};
 use deepburn_kernels::unscale_and_clip;
 use deepburn_ops::OptimizerOps;
 
@@ -25,9 +26,10 @@ use super::ModelStates;
 use super::directions::Exchange;
 use crate::error::ZeroError;
 use crate::gradient::{Accumulated, SumElements};
+use crate::group::DeviceArray;
 use crate::offload::ParkedTensor;
 use crate::optimizer::{ParkedOperands, Rates, StepInProgress, UpdateGradient, UpdateValues};
-use crate::parameter::{Parameter, Publisher, ShardSpec};
+use crate::parameter::{Parameter, Publisher, Role, ShardSpec};
 use crate::session;
 
 /// The result of an optimizer step.
@@ -89,6 +91,7 @@ impl<B: OptimizerOps> ModelStates<B> {
             self.warn_of_dead_elements();
         }
         self.reducer.borrow_mut().set_mean(self.optimizer.takes_mean_gradients());
+        self.share_copies()?;
         self.gatherer.refresh_persistent(&self.persistent)?;
         Ok(StepOutcome::Applied { gradient_norm: scaled_norm / loss_scale })
     }
@@ -132,10 +135,12 @@ impl<B: OptimizerOps> ModelStates<B> {
     fn take_gradients(&self) -> Result<Vec<Option<Accumulated<B>>>, ZeroError> {
         self.reducer.borrow_mut().reduce_rest()?;
         let taken = self.reducer.borrow_mut().take();
-        if taken.iter().all(Option::is_none) {
+        let trainable = self.parameters.iter().filter(|parameter| parameter.is_updated_here());
+        // A pipeline stage may have no parameter, or frozen ones only.
+        let has_trainable = self.stages.is_none() || trainable.clone().next().is_some();
+        if has_trainable && taken.iter().all(Option::is_none) {
             return Err(ZeroError::NoGradients);
         }
-        let trainable = self.parameters.iter().filter(|parameter| parameter.is_trainable());
         let unused = trainable.filter(|parameter| taken[parameter.index()].is_none());
         let paths: Vec<String> = unused.map(|parameter| parameter.path().to_owned()).collect();
         if !paths.is_empty() && !self.ignore_unused {
@@ -147,9 +152,10 @@ impl<B: OptimizerOps> ModelStates<B> {
     /// Returns the global L2 norm of all gradients.
     ///
     /// Each rank sums the squares of the elements that it owns, without
-    /// padding, and the sums of the ranks are added in rank order. The
-    /// partition is the same at every stage, so the norm is bitwise identical at
-    /// every stage.
+    /// padding. The sums of each parameter are added in rank order, and the
+    /// parameters in module order. The partition is the same at every stage, and
+    /// a rank of another pipeline stage adds 0, so the norm is bitwise identical
+    /// at every ZeRO stage and with any number of pipeline stages.
     ///
     /// If each rank has its own gradients (1-bit optimizers), the result is the
     /// root mean square of the ranks' norms, which is an upper bound of the norm
@@ -162,12 +168,12 @@ impl<B: OptimizerOps> ModelStates<B> {
     ///
     /// Returns an error if a collective fails.
     fn global_norm(&self, gradients: &[Option<Accumulated<B>>]) -> Result<Norm, ZeroError> {
-        let (mut squares, mut first_bad) = (0.0, None);
+        let (mut squares, mut first_bad) = (vec![0.0; self.parameters.len() + 1], None);
         let reducer = self.reducer.borrow();
         for (parameter, gradient) in self.parameters.iter().zip(gradients) {
             if let Some(gradient) = gradient {
                 let check = reducer.check(gradient, parameter.partition());
-                squares += check.sum_of_squares;
+                squares[parameter.index()] = check.sum_of_squares;
                 if !check.fits {
                     // Parameters are visited in module order, so only the first
                     // one is stored.
@@ -175,20 +181,52 @@ impl<B: OptimizerOps> ModelStates<B> {
                 }
             }
         }
-        // Both values share one collective. If the gradients of one rank are not
+        // The flag shares the collective. If the gradients of one rank are not
         // finite, all ranks must skip the step.
-        let bad = if first_bad.is_some() { 1.0 } else { 0.0 };
-        let sums = self.group.sum(CollectiveTag::new("gradient norm", 0), vec![squares, bad])?;
-        if sums[1] == 0.0 {
+        squares[self.parameters.len()] = if first_bad.is_some() { 1.0 } else { 0.0 };
+        let mut sums = self.world.sum(CollectiveTag::new("gradient norm", 0), squares)?;
+        if sums.pop() == Some(0.0) {
+            let sum: f64 = sums.iter().sum();
             // If ranks have their own gradients, this is the mean of their squared
             // norms.
             let gradients = if reducer.takes_mean() { 1 } else { self.group.world_size() };
-            return Ok(Norm::Finite((sums[0] / gradients as f64).sqrt()));
+            return Ok(Norm::Finite((sum / gradients as f64).sqrt()));
         }
         // The maximum of the negated indices is the smallest index over all ranks.
         let mine = first_bad.map_or(f64::NEG_INFINITY, |index| -(index as f64));
-        let first = -self.group.max(CollectiveTag::new("gradient norm", 1), vec![mine])?[0];
+        let first = -self.world.max(CollectiveTag::new("gradient norm", 1), vec![mine])?[0];
         Ok(Norm::NotFinite { first: first as usize })
+    }
+
+    /// Sends the updated values of tied parameters to their other pipeline stages: to the ranks with
+    /// the same shard.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a message cannot be sent or received.
+    pub(super) fn share_copies(&self) -> Result<(), ZeroError> {
+        let Some(stages) = &self.stages else { return Ok(()) };
+        for parameter in self.parameters.iter() {
+            let (owner, homes) = (parameter.homes().first(), parameter.homes());
+            let arrays = self.world.arrays();
+            match parameter.role() {
+                Role::Owner => {
+                    for to in homes.iter().filter(|stage| *stage != owner) {
+                        let values = DeviceArray::Dense(parameter.kept_values()?);
+                        let tag = MessageTag::new("updated copy", parameter.index() as u64);
+                        arrays.send(stages.rank_of(to), tag, vec![values])?;
+                    }
+                }
+                Role::Copy => {
+                    let like = vec![DeviceArray::Dense(parameter.values_to_come())];
+                    let tag = MessageTag::new("updated copy", parameter.index() as u64);
+                    let message = arrays.receive(stages.rank_of(owner), tag, like)?;
+                    parameter.replace_values(message.wait()?.swap_remove(0).into_flat())?;
+                }
+                Role::Elsewhere => {}
+            }
+        }
+        Ok(())
     }
 
     /// Updates every trainable parameter. At stages 1 and 2, ranks then
@@ -260,7 +298,7 @@ fn operands<'a, B: Backend>(
     parameters: &'a [Arc<Parameter<B>>],
     gradients: &'a [Option<Accumulated<B>>],
 ) -> impl Iterator<Item = ParkedOperands<'a>> {
-    let trainable = parameters.iter().filter(|parameter| parameter.is_trainable());
+    let trainable = parameters.iter().filter(|parameter| parameter.is_updated_here());
     trainable.map(|parameter| ParkedOperands {
         index: parameter.index(),
         values: parameter.parked(),

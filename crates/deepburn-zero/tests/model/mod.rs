@@ -138,6 +138,7 @@ pub fn policy(stage: Stage) -> Policy {
         param_groups: ParamGroups::default(),
         quantization: None,
         activations: ActivationPlan::default(),
+        pipeline: None,
     }
 }
 

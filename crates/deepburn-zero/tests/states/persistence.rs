@@ -61,6 +61,7 @@ fn policy(plan: &Plan) -> Policy {
         optimizer,
         param_groups: plan.param_groups.clone(),
         quantization: None,
+        pipeline: None,
         activations: plan.activations.clone(),
     }
 }

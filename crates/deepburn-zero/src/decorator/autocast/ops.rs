@@ -27,7 +27,7 @@ use crate::decorator::ops::activation::activation_ops;
 use crate::decorator::ops::boolean::{bool_ops, bool_view_ops};
 use crate::decorator::ops::float::{float_handle_ops, float_ops};
 use crate::decorator::ops::int::{int_ops, int_view_ops};
-use crate::decorator::ops::module::{counted_module_ops, module_ops};
+use crate::decorator::ops::module::{counted_module_ops, module_ops, shape_module_ops};
 use crate::decorator::ops::quantized::quantized_ops;
 
 /// Forwards the ops of a table to the inner backend `B`, with float operands cast to one type.
@@ -88,7 +88,7 @@ macro_rules! cast {
             $( cast!(@see operands $kind $arg); )*
             let dtype = operands.common(cast!(@rule $($rule)?));
             $( let $arg = cast!(@cast dtype $kind $arg); )*
-            $crate::decorator::ops::wrap!(cast $result B::$name($($arg),*))
+            $crate::decorator::ops::wrap!([cast] $result B::$name($($arg),*))
         }
     )* };
 }
@@ -187,6 +187,7 @@ impl<B: TracksParameters> BoolTensorOps<Autocast<B>> for Autocast<B> {
 impl<B: TracksParameters> ModuleOps<Autocast<B>> for Autocast<B> {
     module_ops!(cast);
     counted_module_ops!(cast);
+    shape_module_ops!(cast);
 }
 
 impl<B: TracksParameters> ActivationOps<Autocast<B>> for Autocast<B> {

@@ -81,7 +81,6 @@ macro_rules! counted_module_ops {
     ($with:ident) => {
         $with! {
             fn embedding(weights: float, indices: int) -> float;
-            fn embedding_backward(weights: float, output_grad: float, indices: int) -> float;
             #[product] fn conv1d(x: float, weight: float, bias: maybe_float, options: [ConvOptions<1>]) -> float;
             fn conv1d_x_backward(x: float, weight: float, output_grad: float, options: [ConvOptions<1>]) -> float;
             fn conv1d_weight_backward(x: float, weight: float, output_grad: float, options: [ConvOptions<1>]) -> float;
@@ -95,6 +94,16 @@ macro_rules! counted_module_ops {
     };
 }
 pub(crate) use counted_module_ops;
+
+/// The table of layers that need only the shape of a parameter.
+macro_rules! shape_module_ops {
+    ($with:ident) => {
+        $with! {
+            fn embedding_backward(weights: float, output_grad: float, indices: int) -> float;
+        }
+    };
+}
+pub(crate) use shape_module_ops;
 
 /// Implements a convolution over `$axes` axes and its two backward functions, with operation
 /// counts.

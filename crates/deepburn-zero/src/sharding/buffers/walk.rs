@@ -8,11 +8,11 @@ use std::collections::{HashMap, HashSet};
 
 use burn::module::{ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Bool, Int, Tensor, TensorData, TensorPrimitive};
-use burn_backend::{Backend, DType, Shape};
+use burn_backend::{Backend, DType, Shape, TensorMetadata};
 use deepburn_ops::{OptimizerOps, read_float};
 
 use super::{Buffer, BufferKind};
-use crate::decorator::{Training, Zero, ZeroTensor};
+use crate::decorator::{Kind, Placed, Training, Zero, ZeroTensor};
 use crate::session::{FullTensor, Leased};
 
 /// A visitor that collects the buffers of a module and their values.
@@ -158,7 +158,7 @@ impl<B: OptimizerOps> ModuleMapper<Training<B>> for Install<B> {
     ) -> Param<Tensor<Training<B>, D>> {
         let Some(NewValue::Statistic(full)) = self.values.get(&param.id) else { return param };
         let (id, _, mapper) = param.consume();
-        let primitive = TensorPrimitive::Float(ZeroTensor::Full(full.clone()));
+        let primitive = TensorPrimitive::Float(Placed::Everywhere(ZeroTensor::Full(full.clone())));
         let tensor = Tensor::from_inner(Tensor::<Zero<B>, D>::from_primitive(primitive));
         Param::from_mapped_value(id, tensor, mapper)
     }
@@ -171,7 +171,7 @@ impl<B: OptimizerOps> ModuleMapper<Training<B>> for Install<B> {
         let (id, tensor, mapper) = param.consume();
         let options: (_, DType) = (&tensor.device(), tensor.dtype());
         let tensor = Tensor::<Training<B>, D, Int>::from_data(data.clone(), options);
-        let tensor = Tensor::from_primitive(tensor.into_primitive().uncounted());
+        let tensor = Tensor::from_primitive(uncounted(tensor.into_primitive()));
         Param::from_mapped_value(id, tensor, mapper)
     }
 
@@ -183,7 +183,7 @@ impl<B: OptimizerOps> ModuleMapper<Training<B>> for Install<B> {
         let (id, tensor, mapper) = param.consume();
         let options: (_, DType) = (&tensor.device(), tensor.dtype());
         let tensor = Tensor::<Training<B>, D, Bool>::from_data(data.clone(), options);
-        let tensor = Tensor::from_primitive(tensor.into_primitive().uncounted());
+        let tensor = Tensor::from_primitive(uncounted(tensor.into_primitive()));
         Param::from_mapped_value(id, tensor, mapper)
     }
 }
@@ -192,8 +192,17 @@ impl<B: OptimizerOps> ModuleMapper<Training<B>> for Install<B> {
 fn full_of<B: OptimizerOps, const D: usize>(
     param: &Param<Tensor<Training<B>, D>>,
 ) -> FullTensor<B> {
-    match param.val().inner().into_primitive().tensor() {
+    match param.val().inner().into_primitive().tensor().into_value() {
         ZeroTensor::Full(full) => full,
         other => Leased { tensor: other.into_full(), lease: None },
     }
+}
+
+/// Removes the ledger entry of a constant, which is counted with the buffers.
+fn uncounted<B: Backend, K, T>(tensor: Placed<B, K>) -> Placed<B, K>
+where
+    K: Kind<B, Tensor = Leased<T>>,
+    Leased<T>: TensorMetadata,
+{
+    Placed::Everywhere(tensor.into_value().uncounted())
 }

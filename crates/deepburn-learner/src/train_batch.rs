@@ -1,0 +1,232 @@
+//! The micro-batches of an optimizer step in the order of a schedule.
+//!
+//! In a pipeline, the passes of a step interleave: a stage runs the forward passes of later
+//! micro-batches while other stages run the backward passes of earlier ones. The engine therefore
+//! runs all of them in one call, [`Engine::train_batch`].
+
+use std::time::Instant;
+
+use burn::module::AutodiffModule;
+use burn::tensor::{DType, ElementConversion, Tensor};
+use deepburn_ops::OptimizerOps;
+use deepburn_pipeline::Action;
+use deepburn_zero::{Ledger, Pass, Training};
+use tracing::trace_span;
+
+use crate::accumulation::LossWeights;
+use crate::engine::{Step, guard};
+use crate::{Cause, Engine, EngineError};
+
+/// The micro-batches of an optimizer step.
+pub trait MicroBatches<B: OptimizerOps, M: AutodiffModule<Training<B>>> {
+    /// Returns the mean loss of micro-batch `index`, shape `[1]`.
+    ///
+    /// In a pipeline, every stage runs the whole forward pass, and reading a value inside it makes
+    /// the stages wait for each other.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the batch does not fit the model.
+    fn loss(&mut self, model: &M, index: usize) -> Result<Tensor<Training<B>, 1>, Cause>;
+
+    /// Returns the weight of the loss, as for [`Engine::backward_weighted`].
+    fn weight(&self, index: usize) -> f64;
+
+    /// Checks the value of a loss before the parameters are updated.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for a value with which the model must not be trained.
+    fn check(&self, _index: usize, _loss: f64) -> Result<(), Cause> {
+        Ok(())
+    }
+
+    /// Called after each forward pass, each backward pass and the update.
+    fn after_phase(&mut self, _ledger: &Ledger) {}
+}
+
+/// A completed optimizer step.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TrainedBatch {
+    /// The mean losses of this rank's micro-batches, which all stages of a pipeline know.
+    pub losses: Vec<f64>,
+    /// The record of the step.
+    pub step: Step,
+}
+
+impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
+    /// Returns true if the model is divided into pipeline stages. Then only
+    /// [`train_batch`](Self::train_batch) trains it.
+    pub fn is_pipeline(&self) -> bool {
+        self.states.stages().is_some()
+    }
+
+    /// Runs the forward and backward passes of `gradient_accumulation_steps` micro-batches, and
+    /// updates the parameters. All ranks call this together.
+    ///
+    /// Without a pipeline, this is the same as forward, backward and step for each of them. In a
+    /// pipeline, the passes run in the order of the schedule.
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`forward`](Self::forward), [`backward`](Self::backward) and
+    /// [`step`](Self::step), and of `batches`.
+    pub fn train_batch(
+        &mut self,
+        batches: &mut impl MicroBatches<B, M>,
+    ) -> Result<TrainedBatch, Cause> {
+        match self.is_pipeline() {
+            true => self.run_schedule(batches),
+            false => self.run_in_turn(batches),
+        }
+    }
+
+    /// Runs one micro-batch after the other.
+    fn run_in_turn(
+        &mut self,
+        batches: &mut impl MicroBatches<B, M>,
+    ) -> Result<TrainedBatch, Cause> {
+        let count = self.batch.gradient_accumulation_steps;
+        let (mut losses, mut taken) = (Vec::with_capacity(count), None);
+        for index in 0..count {
+            let loss = self.forward(|model| batches.loss(model, index))??;
+            let value = loss.clone().into_scalar().elem::<f64>();
+            batches.check(index, value)?;
+            losses.push(value);
+            batches.after_phase(self.ledger());
+            self.backward_weighted(loss, batches.weight(index))?;
+            batches.after_phase(self.ledger());
+            taken = self.step()?;
+            batches.after_phase(self.ledger());
+        }
+        let step = taken.ok_or(EngineError::Order {
+            call: "train_batch",
+            when: "with accumulation boundaries set by hand",
+        })?;
+        Ok(TrainedBatch { losses, step })
+    }
+
+    /// Runs the passes of this stage in the order of the schedule.
+    fn run_schedule(
+        &mut self,
+        batches: &mut impl MicroBatches<B, M>,
+    ) -> Result<TrainedBatch, Cause> {
+        self.check_group()?;
+        self.check_passes("train_batch")?;
+        let Some(stages) = self.states.stages() else { return self.run_in_turn(batches) };
+        let count = self.batch.gradient_accumulation_steps;
+        let actions = self.schedule_of_passes.actions(stages.stage(), stages.count(), count);
+        let mut open: Vec<Option<OpenPass<B>>> = (0..count).map(|_| None).collect();
+        let mut losses = Vec::with_capacity(count);
+        for action in actions {
+            match action {
+                Action::Forward(index) => {
+                    let pass = self.run_separate_forward(batches, index)?;
+                    losses.push((index, pass.value.clone()));
+                    open[index] = Some(pass);
+                }
+                Action::Backward(index) => {
+                    if let Some(pass) = open[index].take() {
+                        self.run_separate_backward(pass, index)?;
+                    }
+                }
+            }
+            batches.after_phase(self.ledger());
+        }
+        // The order of a schedule may differ from the order of micro-batches.
+        losses.sort_by_key(|(index, _)| *index);
+        let losses = self.read_losses(losses.into_iter().map(|(_, loss)| loss).collect())?;
+        losses.iter().enumerate().try_for_each(|(index, loss)| batches.check(index, *loss))?;
+        (1..count).for_each(|_| self.end_micro_batch());
+        let step = self.step()?.ok_or(EngineError::Order {
+            call: "train_batch",
+            when: "with accumulation boundaries set by hand",
+        })?;
+        batches.after_phase(self.ledger());
+        Ok(TrainedBatch { losses, step })
+    }
+
+    /// Runs the forward pass of micro-batch `index`, whose backward pass comes after other passes.
+    fn run_separate_forward(
+        &mut self,
+        batches: &mut impl MicroBatches<B, M>,
+        index: usize,
+    ) -> Result<OpenPass<B>, Cause> {
+        let (started, pass) = (Instant::now(), self.pass_number(index));
+        let factor = batches.weight(index) * self.scaler.scale();
+        if !factor.is_finite() {
+            return Err(EngineError::LossWeight { weight: batches.weight(index) }.into());
+        }
+        let prepared = self.states.start_training_pass(self.module.clone());
+        self.module = self.note(prepared.map_err(EngineError::from))?;
+        self.states.enter_forward(pass);
+        let context = self.states.enter(Some(Pass::Train));
+        let loss = trace_span!("forward").in_scope(|| {
+            guard(|| {
+                let loss = batches.loss(self.module(), index)?;
+                let value = loss.clone().inner();
+                // The factor is part of the forward pass, because the backward pass starts with the
+                // last op.
+                let loss = if loss.dtype() == DType::F32 { loss } else { loss.cast(DType::F32) };
+                let scaled = if factor == 1.0 { loss } else { loss.mul_scalar(factor) };
+                Ok::<_, Cause>(OpenPass { value, scaled })
+            })
+        });
+        drop(context);
+        let loss = self.note(loss)??;
+        let numel = loss.scaled.shape().num_elements();
+        if numel != 1 {
+            return Err(EngineError::LossElements { numel }.into());
+        }
+        if !loss.scaled.clone().into_primitive().tensor().is_tracked() {
+            return Err(EngineError::DetachedLoss.into());
+        }
+        let ended = self.states.end_separate_forward();
+        self.note(ended.map_err(EngineError::from))?;
+        self.times.forward += started.elapsed();
+        Ok(loss)
+    }
+
+    /// Runs the backward pass of micro-batch `index`.
+    fn run_separate_backward(&mut self, open: OpenPass<B>, index: usize) -> Result<(), Cause> {
+        let (started, pass) = (Instant::now(), self.pass_number(index));
+        self.accumulate_as("backward", LossWeights::Given)?;
+        let context = self.states.enter(None);
+        let result = trace_span!("backward").in_scope(|| -> Result<(), EngineError> {
+            self.states.start_separate_backward(pass)?;
+            guard(|| drop(open.scaled.backward()))?;
+            Ok(self.states.end_separate_backward(pass)?)
+        });
+        drop(context);
+        self.note(result)?;
+        self.backward_passes = 1;
+        self.times.backward += started.elapsed();
+        Ok(())
+    }
+
+    /// Reads the losses, which the last stage sends to the others.
+    fn read_losses(&self, losses: Vec<LossValue<B>>) -> Result<Vec<f64>, Cause> {
+        let pass = self.pass_number(losses.len());
+        let _context = self.states.enter(None);
+        self.states.enter_forward(pass);
+        let read = || losses.into_iter().map(|loss| loss.into_scalar().elem::<f64>()).collect();
+        Ok(self.note(guard(read))?)
+    }
+
+    /// Returns the number of the pass of micro-batch `index` in the run.
+    fn pass_number(&self, index: usize) -> u64 {
+        // One number of each step is left for the losses.
+        self.progress.micro_steps + self.progress.global_steps + index as u64
+    }
+}
+
+/// A forward pass whose backward pass has not run yet.
+struct OpenPass<B: OptimizerOps> {
+    /// The loss, for people.
+    value: LossValue<B>,
+    /// The loss with its weight and the loss scale.
+    scaled: Tensor<Training<B>, 1>,
+}
+
+/// A loss without its graph.
+type LossValue<B> = Tensor<deepburn_zero::Zero<B>, 1>;

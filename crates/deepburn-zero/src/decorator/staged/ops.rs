@@ -1,0 +1,692 @@
+//! The ops of [`Staged`], expanded from the tables of `decorator/ops.rs`.
+//!
+//! `stage!` expands a line of a table:
+//!
+//! ```text
+//!  fn float_exp(tensor: float) -> float;
+//!
+//!  fn float_exp(tensor) {
+//!      let mut operands = Operands::default();
+//!      operands.see(&tensor);
+//!      let Some(site) = operands.site() else { every stage computes };
+//!      let tensor = site.bring(tensor);              a message, if the stage of the op lacks it
+//!      match site.is_here() {
+//!          true => site.hold(Sharded::<B>::float_exp(tensor.into_value())),
+//!          false => site.absent(Meta::float_exp(shape and type of tensor)),
+//!      }
+//!  }
+//! ```
+//!
+//! Reshaped and transposed tensors keep their holders and are written by hand.
+#![deny(clippy::missing_trait_methods)]
+
+use std::ops::Range;
+
+use burn_backend::ops::{
+    ActivationOps, AttentionModuleOptions, BoolTensorOps, ConvOptions, ConvTransposeOptions,
+    DeformConvOptions, FloatTensorOps, GridSampleOptions, IntTensorOps, InterpolateOptions,
+    ModuleOps, QTensorOps, TransactionOps, TransactionPrimitive, TransactionPrimitiveData,
+    UnfoldOptions,
+};
+use burn_backend::quantization::{QuantScheme, QuantizationParametersPrimitive};
+use burn_backend::tensor::{
+    BoolTensor, Device, FloatTensor, IndexingUpdateOp, IntTensor, QuantizedTensor,
+};
+use burn_backend::{
+    Backend, BoolDType, DType, Distribution, ExecutionError, FloatDType, IntDType, Scalar, Shape,
+    Slice, TensorData, TensorMetadata, TensorPrimitive, read_sync,
+};
+use deepburn_comm::{CommError, MessageTag};
+use deepburn_ops::MatmulOps;
+
+use super::site::everywhere;
+use super::{Kind, Operands, Placed, Staged};
+use crate::decorator::ops::activation::activation_ops;
+use crate::decorator::ops::boolean::bool_ops;
+use crate::decorator::ops::float::float_ops;
+use crate::decorator::ops::int::int_ops;
+use crate::decorator::ops::module::{counted_module_ops, module_ops};
+use crate::decorator::ops::quantized::quantized_ops;
+use crate::decorator::{Sharded, ZeroTensor};
+use crate::group::DeviceArray;
+use crate::parameter::View;
+use crate::pipeline::{Holders, Stages};
+use crate::session::Leased;
+
+/// Float tensors.
+#[derive(Debug, Clone, Copy)]
+pub struct Floats;
+
+/// Integer tensors.
+#[derive(Debug, Clone, Copy)]
+pub struct Ints;
+
+/// Bool tensors.
+#[derive(Debug, Clone, Copy)]
+pub struct Bools;
+
+impl<B: Backend> Kind<B> for Floats {
+    type Tensor = ZeroTensor<B>;
+
+    fn homes(tensor: &ZeroTensor<B>) -> Holders {
+        match tensor {
+            ZeroTensor::Parameter(view) => view.parameter.homes(),
+            _ => Holders::ALL,
+        }
+    }
+
+    fn viewed(tensor: ZeroTensor<B>, view: &View) -> ZeroTensor<B> {
+        tensor.view(view.clone())
+    }
+
+    fn send(
+        tensor: ZeroTensor<B>,
+        stages: &Stages<B>,
+        to: usize,
+        tag: MessageTag,
+    ) -> Result<(), CommError> {
+        let array = match tensor {
+            ZeroTensor::SparseRows(rows) => DeviceArray::SparseRows(rows),
+            other => DeviceArray::Dense(other.into_full()),
+        };
+        stages.world().arrays().send(stages.rank_of(to), tag, vec![array])
+    }
+
+    fn receive(
+        stages: &Stages<B>,
+        from: usize,
+        tag: MessageTag,
+        shape: &Shape,
+        dtype: DType,
+    ) -> Result<ZeroTensor<B>, CommError> {
+        let like = elements_to_come::<B>(shape.num_elements(), dtype.into(), stages.device());
+        let like = vec![DeviceArray::Dense(like)];
+        let message = stages.world().arrays().receive(stages.rank_of(from), tag, like)?;
+        Ok(match message.wait()?.swap_remove(0) {
+            DeviceArray::SparseRows(rows) => ZeroTensor::SparseRows(rows),
+            DeviceArray::Dense(tensor) => ZeroTensor::full(B::float_reshape(tensor, shape.clone())),
+        })
+    }
+}
+
+impl<B: Backend> Kind<B> for Ints {
+    type Tensor = Leased<B::IntTensorPrimitive>;
+
+    fn homes(_tensor: &Self::Tensor) -> Holders {
+        Holders::ALL
+    }
+
+    fn viewed(tensor: Self::Tensor, view: &View) -> Self::Tensor {
+        tensor.viewed(|tensor| match view {
+            View::Reshape(shape) => B::int_reshape(tensor, shape.clone()),
+            View::SwapDims(dim1, dim2) => B::int_swap_dims(tensor, *dim1, *dim2),
+            View::Permute(axes) => B::int_permute(tensor, axes),
+            View::Slice(_) | View::Expand(_) | View::Cast(_) => not_shared(),
+        })
+    }
+
+    fn send(
+        tensor: Self::Tensor,
+        stages: &Stages<B>,
+        to: usize,
+        tag: MessageTag,
+    ) -> Result<(), CommError> {
+        send_data(read_sync(B::int_into_data(tensor.into_inner())), stages, to, tag)
+    }
+
+    fn receive(
+        stages: &Stages<B>,
+        from: usize,
+        tag: MessageTag,
+        shape: &Shape,
+        dtype: DType,
+    ) -> Result<Self::Tensor, CommError> {
+        let data = receive_data(stages, from, tag, shape, dtype)?;
+        Ok(Leased::new(B::int_from_data(data, stages.device())))
+    }
+}
+
+impl<B: Backend> Kind<B> for Bools {
+    type Tensor = Leased<B::BoolTensorPrimitive>;
+
+    fn homes(_tensor: &Self::Tensor) -> Holders {
+        Holders::ALL
+    }
+
+    fn viewed(tensor: Self::Tensor, view: &View) -> Self::Tensor {
+        tensor.viewed(|tensor| match view {
+            View::Reshape(shape) => B::bool_reshape(tensor, shape.clone()),
+            View::SwapDims(dim1, dim2) => B::bool_swap_dims(tensor, *dim1, *dim2),
+            View::Permute(axes) => B::bool_permute(tensor, axes),
+            View::Slice(_) | View::Expand(_) | View::Cast(_) => not_shared(),
+        })
+    }
+
+    fn send(
+        tensor: Self::Tensor,
+        stages: &Stages<B>,
+        to: usize,
+        tag: MessageTag,
+    ) -> Result<(), CommError> {
+        send_data(read_sync(B::bool_into_data(tensor.into_inner())), stages, to, tag)
+    }
+
+    fn receive(
+        stages: &Stages<B>,
+        from: usize,
+        tag: MessageTag,
+        shape: &Shape,
+        dtype: DType,
+    ) -> Result<Self::Tensor, CommError> {
+        let data = receive_data(stages, from, tag, shape, dtype)?;
+        Ok(Leased::new(B::bool_from_data(data, stages.device())))
+    }
+}
+
+/// Only views that keep all elements share an origin.
+fn not_shared() -> ! {
+    unreachable!("a slice, an expanded tensor and a cast are ops of their own")
+}
+
+/// Sends integers or bools as bytes.
+fn send_data<B: Backend>(
+    data: Result<TensorData, ExecutionError>,
+    stages: &Stages<B>,
+    to: usize,
+    tag: MessageTag,
+) -> Result<(), CommError> {
+    let data = data.map_err(|error| stages.world().failed(format!("{error:?}")))?;
+    let bytes = vec![data.as_bytes().to_vec().into()];
+    stages.world().bytes().send(stages.rank_of(to), tag, bytes)
+}
+
+/// Receives integers or bools as bytes.
+fn receive_data<B: Backend>(
+    stages: &Stages<B>,
+    from: usize,
+    tag: MessageTag,
+    shape: &Shape,
+    dtype: DType,
+) -> Result<TensorData, CommError> {
+    let like = vec![vec![0_u8; shape.num_elements() * dtype.size()].into()];
+    let message = stages.world().bytes().receive(stages.rank_of(from), tag, like)?;
+    let bytes = message.wait()?.swap_remove(0).into_vec();
+    Ok(TensorData::from_bytes_vec(bytes, shape.clone(), dtype))
+}
+
+/// Returns a placeholder with the length, type and device of an array to receive. It is an expanded
+/// view of a single element, so it takes almost no memory.
+pub(crate) fn elements_to_come<B: Backend>(
+    numel: usize,
+    dtype: FloatDType,
+    device: &B::Device,
+) -> B::FloatTensorPrimitive {
+    let shape = |len| Shape::from(vec![len]);
+    match numel {
+        0 | 1 => B::float_zeros(shape(numel), device, dtype),
+        _ => B::float_expand(B::float_zeros(shape(1), device, dtype), shape(numel)),
+    }
+}
+
+/// Runs the ops of a table on the stage that holds their operands.
+///
+/// `@see` collects the holders of an argument, `@bring` moves it to the stage of the op, `@open`
+/// takes its value, and `@meta` its shape and type. `held!` and `absent!` place the results.
+macro_rules! stage {
+    (@see $operands:ident float $value:ident) => { $operands.see(&$value) };
+    (@see $operands:ident int $value:ident) => { $operands.see(&$value) };
+    (@see $operands:ident bool $value:ident) => { $operands.see(&$value) };
+    (@see $operands:ident maybe_float $value:ident) => {
+        $value.iter().for_each(|tensor| $operands.see(tensor))
+    };
+    (@see $operands:ident maybe_bool $value:ident) => {
+        $value.iter().for_each(|tensor| $operands.see(tensor))
+    };
+    (@see $operands:ident floats $value:ident) => {
+        $value.iter().for_each(|tensor| $operands.see(tensor))
+    };
+    (@see $operands:ident ints $value:ident) => {
+        $value.iter().for_each(|tensor| $operands.see(tensor))
+    };
+    (@see $operands:ident bools $value:ident) => {
+        $value.iter().for_each(|tensor| $operands.see(tensor))
+    };
+    (@see $operands:ident $other:tt $value:ident) => {};
+
+    (@bring $site:ident float $value:ident) => { $site.bring($value) };
+    (@bring $site:ident int $value:ident) => { $site.bring($value) };
+    (@bring $site:ident bool $value:ident) => { $site.bring($value) };
+    (@bring $site:ident maybe_float $value:ident) => { $value.map(|tensor| $site.bring(tensor)) };
+    (@bring $site:ident maybe_bool $value:ident) => { $value.map(|tensor| $site.bring(tensor)) };
+    (@bring $site:ident floats $value:ident) => {
+        $value.into_iter().map(|tensor| $site.bring(tensor)).collect::<Vec<_>>()
+    };
+    (@bring $site:ident ints $value:ident) => {
+        $value.into_iter().map(|tensor| $site.bring(tensor)).collect::<Vec<_>>()
+    };
+    (@bring $site:ident bools $value:ident) => {
+        $value.into_iter().map(|tensor| $site.bring(tensor)).collect::<Vec<_>>()
+    };
+    (@bring $site:ident $other:tt $value:ident) => { $value };
+
+    (@open float $value:ident) => { $value.into_value() };
+    (@open int $value:ident) => { $value.into_value() };
+    (@open bool $value:ident) => { $value.into_value() };
+    (@open maybe_float $value:ident) => { $value.map(|tensor| tensor.into_value()) };
+    (@open maybe_bool $value:ident) => { $value.map(|tensor| tensor.into_value()) };
+    (@open floats $value:ident) => {
+        $value.into_iter().map(|tensor| tensor.into_value()).collect()
+    };
+    (@open ints $value:ident) => { $value.into_iter().map(|tensor| tensor.into_value()).collect() };
+    (@open bools $value:ident) => {
+        $value.into_iter().map(|tensor| tensor.into_value()).collect()
+    };
+    (@open $other:tt $value:ident) => { $value };
+
+    (@meta float $value:ident) => { $crate::decorator::staged::ops::described(&$value) };
+    (@meta int $value:ident) => { $crate::decorator::staged::ops::described(&$value) };
+    (@meta bool $value:ident) => { $crate::decorator::staged::ops::described(&$value) };
+    (@meta maybe_float $value:ident) => {
+        $value.as_ref().map($crate::decorator::staged::ops::described)
+    };
+    (@meta maybe_bool $value:ident) => {
+        $value.as_ref().map($crate::decorator::staged::ops::described)
+    };
+    (@meta floats $value:ident) => {
+        $value.iter().map($crate::decorator::staged::ops::described).collect()
+    };
+    (@meta ints $value:ident) => {
+        $value.iter().map($crate::decorator::staged::ops::described).collect()
+    };
+    (@meta bools $value:ident) => {
+        $value.iter().map($crate::decorator::staged::ops::described).collect()
+    };
+    (@meta [&Device<Self>] $value:ident) => {{
+        let _ = $value;
+        &deepburn_meta::MetaDevice
+    }};
+    (@meta $other:tt $value:ident) => { $value };
+
+    (@wrap float $value:expr) => { $crate::decorator::staged::Placed::Everywhere($value) };
+    (@wrap int $value:expr) => { $crate::decorator::staged::Placed::Everywhere($value) };
+    (@wrap bool $value:expr) => { $crate::decorator::staged::Placed::Everywhere($value) };
+    (@wrap $other:tt $value:expr) => { $value };
+
+    ($( $(#[$rule:ident])? fn $name:ident($($arg:ident: $kind:tt),* $(,)?) -> $result:tt; )*) => { $(
+        // An op may have no operand.
+        #[allow(unused_mut, unused_variables)]
+        fn $name(
+            $($arg: $crate::decorator::ops::kind!($kind)),*
+        ) -> $crate::decorator::ops::kind!($result) {
+            let mut operands = $crate::decorator::staged::Operands::default();
+            $( stage!(@see operands $kind $arg); )*
+            let Some(site) = operands.site::<B>() else {
+                $( let $arg = stage!(@open $kind $arg); )*
+                return $crate::decorator::ops::wrap!([stage] $result Sharded::<B>::$name($($arg),*));
+            };
+            $( let $arg = stage!(@bring site $kind $arg); )*
+            if site.is_here() {
+                $( let $arg = stage!(@open $kind $arg); )*
+                $crate::decorator::ops::wrap!([held site] $result Sharded::<B>::$name($($arg),*))
+            } else {
+                $( let $arg = stage!(@meta $kind $arg); )*
+                deepburn_meta::without_work(|| {
+                    $crate::decorator::ops::wrap!(
+                        [absent site] $result deepburn_meta::Meta::$name($($arg),*)
+                    )
+                })
+            }
+        }
+    )* };
+}
+pub(super) use stage;
+
+/// Places a result of an op on this stage.
+macro_rules! held {
+    (@wrap $site:ident float $value:expr) => {
+        $site.hold($value)
+    };
+    (@wrap $site:ident int $value:expr) => {
+        $site.hold($value)
+    };
+    (@wrap $site:ident bool $value:expr) => {
+        $site.hold($value)
+    };
+    (@wrap $site:ident $other:tt $value:expr) => {
+        $value
+    };
+}
+pub(super) use held;
+
+/// Places a result of an op on another stage.
+macro_rules! absent {
+    (@wrap $site:ident float $value:expr) => {
+        $site.absent(&$value)
+    };
+    (@wrap $site:ident int $value:expr) => {
+        $site.absent(&$value)
+    };
+    (@wrap $site:ident bool $value:expr) => {
+        $site.absent(&$value)
+    };
+    (@wrap $site:ident $other:tt $value:expr) => {
+        $value
+    };
+}
+pub(super) use absent;
+
+/// Returns the shape and type of an operand.
+pub(super) fn described<B: Backend, K: Kind<B>>(
+    operand: &Placed<B, K>,
+) -> deepburn_meta::MetaTensor {
+    deepburn_meta::meta_tensor(operand.shape(), operand.dtype())
+}
+
+/// Forwards ops of Burn's quantized tensors, whose operands every stage must hold.
+macro_rules! whole {
+    (@open float $value:ident) => { everywhere($value) };
+    (@open int $value:ident) => { everywhere($value) };
+    (@open bool $value:ident) => { everywhere($value) };
+    (@open primitive $value:ident) => { open_primitive($value) };
+    (@open $other:tt $value:ident) => { $value };
+
+    (@wrap float $value:expr) => { Placed::Everywhere($value) };
+    (@wrap int $value:expr) => { Placed::Everywhere($value) };
+    (@wrap bool $value:expr) => { Placed::Everywhere($value) };
+    (@wrap primitive $value:expr) => { wrap_primitive($value) };
+    (@wrap $other:tt $value:expr) => { $value };
+
+    ($( $(#[$rule:ident])? fn $name:ident($($arg:ident: $kind:tt),* $(,)?) -> $result:tt; )*) => { $(
+        fn $name(
+            $($arg: $crate::decorator::ops::kind!($kind)),*
+        ) -> $crate::decorator::ops::kind!($result) {
+            $( let $arg = whole!(@open $kind $arg); )*
+            $crate::decorator::ops::wrap!([whole] $result Sharded::<B>::$name($($arg),*))
+        }
+    )* };
+}
+
+/// Converts a float or quantized tensor to the inner backend.
+fn open_primitive<B: MatmulOps>(tensor: TensorPrimitive<Staged<B>>) -> TensorPrimitive<Sharded<B>> {
+    match tensor {
+        TensorPrimitive::Float(float) => TensorPrimitive::Float(everywhere(float)),
+        TensorPrimitive::QFloat(quantized) => TensorPrimitive::QFloat(quantized),
+    }
+}
+
+/// Converts a float or quantized tensor of the inner backend.
+fn wrap_primitive<B: MatmulOps>(tensor: TensorPrimitive<Sharded<B>>) -> TensorPrimitive<Staged<B>> {
+    match tensor {
+        TensorPrimitive::Float(float) => TensorPrimitive::Float(Placed::Everywhere(float)),
+        TensorPrimitive::QFloat(quantized) => TensorPrimitive::QFloat(quantized),
+    }
+}
+
+impl<B: MatmulOps> FloatTensorOps<Staged<B>> for Staged<B> {
+    /// Gives the values to every stage.
+    fn float_into_data(
+        tensor: FloatTensor<Self>,
+    ) -> impl Future<Output = Result<TensorData, ExecutionError>> + Send {
+        Sharded::<B>::float_into_data(everywhere(tensor))
+    }
+
+    fn float_device(tensor: &FloatTensor<Self>) -> Device<Self> {
+        tensor.device_or(Sharded::<B>::float_device)
+    }
+
+    fn float_detach(tensor: FloatTensor<Self>) -> FloatTensor<Self> {
+        tensor
+    }
+
+    fn float_set_require_grad(tensor: FloatTensor<Self>, _require: bool) -> FloatTensor<Self> {
+        tensor
+    }
+
+    fn float_is_require_grad(_tensor: &FloatTensor<Self>) -> bool {
+        false
+    }
+
+    /// Drawn on every stage, so that the stream advances everywhere.
+    fn float_random(
+        shape: Shape,
+        distribution: Distribution,
+        device: &Device<Self>,
+        dtype: FloatDType,
+    ) -> FloatTensor<Self> {
+        Placed::Everywhere(Sharded::<B>::float_random(shape, distribution, device, dtype))
+    }
+
+    fn float_reshape(tensor: FloatTensor<Self>, shape: Shape) -> FloatTensor<Self> {
+        tensor.viewed(View::Reshape(shape))
+    }
+
+    fn float_swap_dims(tensor: FloatTensor<Self>, dim1: usize, dim2: usize) -> FloatTensor<Self> {
+        tensor.viewed(View::SwapDims(dim1, dim2))
+    }
+
+    fn float_transpose(tensor: FloatTensor<Self>) -> FloatTensor<Self> {
+        let rank = tensor.rank();
+        tensor.viewed(View::SwapDims(rank - 2, rank - 1))
+    }
+
+    fn float_permute(tensor: FloatTensor<Self>, axes: &[usize]) -> FloatTensor<Self> {
+        tensor.viewed(View::Permute(axes.to_vec()))
+    }
+
+    /// A slice of a parameter stays a handle, on every stage.
+    fn float_slice(tensor: FloatTensor<Self>, slices: &[Slice]) -> FloatTensor<Self> {
+        match tensor {
+            Placed::Everywhere(tensor) => {
+                Placed::Everywhere(Sharded::<B>::float_slice(tensor, slices))
+            }
+            staged => Self::float_slice(staged, slices),
+        }
+    }
+
+    fn float_expand(tensor: FloatTensor<Self>, shape: Shape) -> FloatTensor<Self> {
+        match tensor {
+            Placed::Everywhere(tensor) => {
+                Placed::Everywhere(Sharded::<B>::float_expand(tensor, shape))
+            }
+            staged => Self::float_expand(staged, shape),
+        }
+    }
+
+    fn float_cast(tensor: FloatTensor<Self>, dtype: FloatDType) -> FloatTensor<Self> {
+        match tensor {
+            Placed::Everywhere(tensor) => {
+                Placed::Everywhere(Sharded::<B>::float_cast(tensor, dtype))
+            }
+            staged if staged.dtype() == DType::from(dtype) => staged,
+            staged => Self::float_cast(staged, dtype),
+        }
+    }
+
+    stage! {
+        fn float_from_data(data: [TensorData], device: [&Device<Self>]) -> float;
+        fn float_to_device(tensor: float, device: [&Device<Self>]) -> float;
+        fn float_add(lhs: float, rhs: float) -> float;
+        fn float_matmul(lhs: float, rhs: float) -> float;
+    }
+
+    float_ops!(stage);
+}
+
+/// Views that drop or repeat elements, as ops of the stage that holds their operand. A value that
+/// is moved later is moved with all elements of the view. These methods, and the one for embeddings
+/// whose table is computed, precede those of the traits.
+impl<B: MatmulOps> Staged<B> {
+    stage! {
+        fn float_slice(tensor: float, slices: [&[Slice]]) -> float;
+        fn float_expand(tensor: float, shape: [Shape]) -> float;
+        fn float_cast(tensor: float, dtype: [FloatDType]) -> float;
+        fn embedding_backward(weights: float, output_grad: float, indices: int) -> float;
+    }
+}
+
+impl<B: MatmulOps> IntTensorOps<Staged<B>> for Staged<B> {
+    fn int_into_data(
+        tensor: IntTensor<Self>,
+    ) -> impl Future<Output = Result<TensorData, ExecutionError>> + Send {
+        Sharded::<B>::int_into_data(everywhere(tensor))
+    }
+
+    fn int_device(tensor: &IntTensor<Self>) -> Device<Self> {
+        tensor.device_or(Sharded::<B>::int_device)
+    }
+
+    fn int_random(
+        shape: Shape,
+        distribution: Distribution,
+        device: &Device<Self>,
+        dtype: IntDType,
+    ) -> IntTensor<Self> {
+        Placed::Everywhere(Sharded::<B>::int_random(shape, distribution, device, dtype))
+    }
+
+    fn int_reshape(tensor: IntTensor<Self>, shape: Shape) -> IntTensor<Self> {
+        tensor.viewed(View::Reshape(shape))
+    }
+
+    fn int_swap_dims(tensor: IntTensor<Self>, dim1: usize, dim2: usize) -> IntTensor<Self> {
+        tensor.viewed(View::SwapDims(dim1, dim2))
+    }
+
+    fn int_transpose(tensor: IntTensor<Self>) -> IntTensor<Self> {
+        let rank = tensor.rank();
+        tensor.viewed(View::SwapDims(rank - 2, rank - 1))
+    }
+
+    fn int_permute(tensor: IntTensor<Self>, axes: &[usize]) -> IntTensor<Self> {
+        tensor.viewed(View::Permute(axes.to_vec()))
+    }
+
+    stage! {
+        fn int_slice(tensor: int, slices: [&[Slice]]) -> int;
+        fn int_expand(tensor: int, shape: [Shape]) -> int;
+    }
+
+    int_ops!(stage);
+}
+
+impl<B: MatmulOps> BoolTensorOps<Staged<B>> for Staged<B> {
+    fn bool_into_data(
+        tensor: BoolTensor<Self>,
+    ) -> impl Future<Output = Result<TensorData, ExecutionError>> + Send {
+        Sharded::<B>::bool_into_data(everywhere(tensor))
+    }
+
+    /// The number of results depends on the values, so every stage needs them.
+    fn bool_argwhere(
+        tensor: BoolTensor<Self>,
+        out_dtype: IntDType,
+    ) -> impl Future<Output = IntTensor<Self>> + 'static + Send {
+        let found = Sharded::<B>::bool_argwhere(everywhere(tensor), out_dtype);
+        async move { Placed::Everywhere(found.await) }
+    }
+
+    fn bool_device(tensor: &BoolTensor<Self>) -> Device<Self> {
+        tensor.device_or(Sharded::<B>::bool_device)
+    }
+
+    fn bool_reshape(tensor: BoolTensor<Self>, shape: Shape) -> BoolTensor<Self> {
+        tensor.viewed(View::Reshape(shape))
+    }
+
+    fn bool_swap_dims(tensor: BoolTensor<Self>, dim1: usize, dim2: usize) -> BoolTensor<Self> {
+        tensor.viewed(View::SwapDims(dim1, dim2))
+    }
+
+    fn bool_transpose(tensor: BoolTensor<Self>) -> BoolTensor<Self> {
+        let rank = tensor.rank();
+        tensor.viewed(View::SwapDims(rank - 2, rank - 1))
+    }
+
+    fn bool_permute(tensor: BoolTensor<Self>, axes: &[usize]) -> BoolTensor<Self> {
+        tensor.viewed(View::Permute(axes.to_vec()))
+    }
+
+    stage! {
+        fn bool_slice(tensor: bool, slices: [&[Slice]]) -> bool;
+        fn bool_expand(tensor: bool, shape: [Shape]) -> bool;
+    }
+
+    bool_ops!(stage);
+}
+
+impl<B: MatmulOps> ModuleOps<Staged<B>> for Staged<B> {
+    module_ops!(stage);
+    counted_module_ops!(stage);
+
+    /// The gradient of a parameter needs only its shape, so the parameter is not moved. The gradient
+    /// of the output is moved to it.
+    fn embedding_backward(
+        weights: FloatTensor<Self>,
+        output_grad: FloatTensor<Self>,
+        indices: IntTensor<Self>,
+    ) -> FloatTensor<Self> {
+        let homes = weights.holders();
+        let table = match weights {
+            Placed::Everywhere(table) if homes != Holders::ALL => table,
+            computed => return Self::embedding_backward(computed, output_grad, indices),
+        };
+        let mut operands = Operands::default();
+        operands.see(&output_grad);
+        operands.see(&indices);
+        let Some(site) = operands.site::<B>().map(|site| site.not_after(homes.first())) else {
+            return Self::embedding_backward(Placed::Everywhere(table), output_grad, indices);
+        };
+        let (grad, indices) = (site.bring(output_grad), site.bring(indices));
+        match site.is_here() {
+            true => {
+                let (grad, indices) = (grad.into_value(), indices.into_value());
+                site.hold(Sharded::<B>::embedding_backward(table, grad, indices))
+            }
+            false => site.absent(&deepburn_meta::meta_tensor(table.shape(), table.dtype())),
+        }
+    }
+}
+
+impl<B: MatmulOps> ActivationOps<Staged<B>> for Staged<B> {
+    activation_ops!(stage);
+}
+
+impl<B: MatmulOps> QTensorOps<Staged<B>> for Staged<B> {
+    fn q_into_data(
+        tensor: QuantizedTensor<Self>,
+    ) -> impl Future<Output = Result<TensorData, ExecutionError>> + Send {
+        Sharded::<B>::q_into_data(tensor)
+    }
+
+    fn quantize(
+        tensor: FloatTensor<Self>,
+        scheme: &QuantScheme,
+        qparams: QuantizationParametersPrimitive<Self>,
+    ) -> QuantizedTensor<Self> {
+        let qparams = QuantizationParametersPrimitive { scales: everywhere(qparams.scales) };
+        Sharded::<B>::quantize(everywhere(tensor), scheme, qparams)
+    }
+
+    fn q_device(tensor: &QuantizedTensor<Self>) -> Device<Self> {
+        Sharded::<B>::q_device(tensor)
+    }
+
+    fn q_is_require_grad(tensor: &QuantizedTensor<Self>) -> bool {
+        Sharded::<B>::q_is_require_grad(tensor)
+    }
+
+    quantized_ops!(whole);
+}
+
+impl<B: MatmulOps> TransactionOps<Staged<B>> for Staged<B> {
+    fn tr_execute(
+        transaction: TransactionPrimitive<Staged<B>>,
+    ) -> impl Future<Output = Result<TransactionPrimitiveData, ExecutionError>> + Send {
+        Sharded::<B>::tr_execute(TransactionPrimitive::<Sharded<B>>::new(
+            transaction.read_floats.into_iter().map(everywhere).collect(),
+            transaction.read_qfloats,
+            transaction.read_ints.into_iter().map(everywhere).collect(),
+            transaction.read_bools.into_iter().map(everywhere).collect(),
+        ))
+    }
+}

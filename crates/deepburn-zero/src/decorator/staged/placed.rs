@@ -1,0 +1,292 @@
+//! Tensors that some stages of a pipeline hold and others know by shape and type.
+//!
+//! Main type: [`Placed`]. All stages run the same program, so each of them knows which stages hold a
+//! tensor. A tensor that is moved to another stage is held by both from then on. Clones and reshaped
+//! or transposed views refer to one [`Origin`], so that a value is sent once, whatever views of it
+//! are read.
+//!
+//! ```text
+//!                    stage 0           stage 1
+//!  token ids         Everywhere        Everywhere
+//!  block 0 output    own, held by 0    shape
+//!  read by block 1   own, held by 0 1  received, held by 0 1
+//!  block 1 output    shape             own, held by 1
+//! ```
+
+use std::fmt::Debug;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
+
+use burn_backend::{Backend, DType, Shape, TensorMetadata};
+use deepburn_comm::{CommError, MessageTag};
+
+use crate::parameter::View;
+use crate::pipeline::{Holders, Stages};
+
+/// The kind of a tensor: floats, integers or bools.
+pub trait Kind<B: Backend>: Clone + Debug + Send + Sync + 'static {
+    /// The tensor of a stage that holds the value.
+    type Tensor: TensorMetadata + 'static;
+
+    /// Returns the stages that hold a tensor which was not computed on a single stage.
+    fn homes(tensor: &Self::Tensor) -> Holders;
+
+    /// Applies a view that keeps all elements.
+    fn viewed(tensor: Self::Tensor, view: &View) -> Self::Tensor;
+
+    /// Sends a value to the same rank of another stage.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the group has ended.
+    fn send(
+        tensor: Self::Tensor,
+        stages: &Stages<B>,
+        to: usize,
+        tag: MessageTag,
+    ) -> Result<(), CommError>;
+
+    /// Receives a value of this shape and type from the same rank of another stage.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the sender has failed, or sends something else.
+    fn receive(
+        stages: &Stages<B>,
+        from: usize,
+        tag: MessageTag,
+        shape: &Shape,
+        dtype: DType,
+    ) -> Result<Self::Tensor, CommError>;
+}
+
+/// A tensor and the stages that hold its value.
+#[derive(Debug)]
+pub enum Placed<B: Backend, K: Kind<B>> {
+    /// Every stage holds the value: inputs, constants, and everything without a pipeline. A
+    /// parameter is a handle, which its stages can read.
+    Everywhere(K::Tensor),
+    /// Some stages hold the value.
+    Staged(Box<StagedTensor<B, K>>),
+}
+
+impl<B: Backend, K: Kind<B>> Clone for Placed<B, K> {
+    fn clone(&self) -> Self {
+        match self {
+            Self::Everywhere(tensor) => Self::Everywhere(tensor.clone()),
+            Self::Staged(staged) => Self::Staged(staged.clone()),
+        }
+    }
+}
+
+/// A tensor that some stages hold.
+#[derive(Debug)]
+pub struct StagedTensor<B: Backend, K: Kind<B>> {
+    /// The value before the views.
+    origin: Arc<Origin<B, K>>,
+    /// The views since then, which keep all elements.
+    views: Vec<View>,
+    /// The value after the views, if an op of this stage computed it.
+    own: Option<K::Tensor>,
+    shape: Shape,
+    dtype: DType,
+    device: B::Device,
+}
+
+impl<B: Backend, K: Kind<B>> Clone for StagedTensor<B, K> {
+    fn clone(&self) -> Self {
+        Self {
+            origin: self.origin.clone(),
+            views: self.views.clone(),
+            own: self.own.clone(),
+            shape: self.shape.clone(),
+            dtype: self.dtype,
+            device: self.device.clone(),
+        }
+    }
+}
+
+/// A value that all views and clones of a tensor share.
+#[derive(Debug)]
+struct Origin<B: Backend, K: Kind<B>> {
+    /// The stages that hold it, as bits.
+    holders: AtomicU64,
+    shape: Shape,
+    /// The value on a stage that has received it.
+    received: OnceLock<K::Tensor>,
+}
+
+impl<B: Backend, K: Kind<B>> Placed<B, K> {
+    /// Returns the result of an op of this stage, which `holders` hold.
+    pub(super) fn held(tensor: K::Tensor, holders: Holders, device: B::Device) -> Self {
+        let (shape, dtype) = (tensor.shape(), tensor.dtype());
+        Self::staged(Some(tensor), shape, dtype, holders, device)
+    }
+
+    /// Returns the result of an op of another stage.
+    pub(super) fn absent(shape: Shape, dtype: DType, holders: Holders, device: B::Device) -> Self {
+        Self::staged(None, shape, dtype, holders, device)
+    }
+
+    fn staged(
+        own: Option<K::Tensor>,
+        shape: Shape,
+        dtype: DType,
+        holders: Holders,
+        device: B::Device,
+    ) -> Self {
+        let holders = AtomicU64::new(holders.bits());
+        let origin = Origin { holders, shape: shape.clone(), received: OnceLock::new() };
+        let origin = Arc::new(origin);
+        Self::Staged(Box::new(StagedTensor {
+            origin,
+            views: Vec::new(),
+            own,
+            shape,
+            dtype,
+            device,
+        }))
+    }
+
+    /// Returns the stages that hold the value.
+    pub(crate) fn holders(&self) -> Holders {
+        match self {
+            Self::Everywhere(tensor) => K::homes(tensor),
+            Self::Staged(staged) => Holders::of_bits(staged.origin.holders.load(Relaxed)),
+        }
+    }
+
+    /// Returns the value on a stage that holds it.
+    ///
+    /// # Panics
+    ///
+    /// Panics on a stage that does not hold the value, with the stages that do.
+    pub fn into_value(self) -> K::Tensor {
+        let holders = self.holders();
+        match self {
+            Self::Everywhere(tensor) => tensor,
+            Self::Staged(staged) => staged.value().unwrap_or_else(|| {
+                panic!(
+                    "the value of a tensor was read outside of a pass; pipeline stages {holders} hold it"
+                )
+            }),
+        }
+    }
+
+    /// Returns the value, if this stage holds it.
+    pub(crate) fn value(self) -> Option<K::Tensor> {
+        match self {
+            Self::Everywhere(tensor) => Some(tensor),
+            Self::Staged(staged) => staged.value(),
+        }
+    }
+
+    /// Reshapes or transposes a tensor that some stages hold.
+    pub(super) fn viewed(self, view: View) -> Self {
+        let Self::Staged(mut staged) = self else {
+            let Self::Everywhere(tensor) = self else { unreachable!("a tensor has two variants") };
+            return Self::Everywhere(K::viewed(tensor, &view));
+        };
+        staged.shape = view.shape(staged.shape);
+        staged.own = staged.own.map(|own| K::viewed(own, &view));
+        staged.views.push(view);
+        Self::Staged(staged)
+    }
+
+    /// Moves the value from the stage `from` to the stage `to`, which then hold it both. Every stage
+    /// calls this; the sender sends and the receiver waits.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the message cannot be sent or received.
+    pub(super) fn carry(
+        self,
+        stages: &Stages<B>,
+        from: usize,
+        to: usize,
+        tag: MessageTag,
+    ) -> Result<Self, CommError> {
+        let (is_sender, is_receiver) = (stages.stage() == from, stages.stage() == to);
+        let staged = match self {
+            // A parameter that an op reads on a stage other than its own.
+            Self::Everywhere(tensor) => {
+                let (shape, dtype) = (tensor.shape(), tensor.dtype());
+                let holders = K::homes(&tensor);
+                let own = holders.contains(stages.stage()).then_some(tensor);
+                let device = stages.device().clone();
+                match Self::staged(own, shape, dtype, holders, device) {
+                    Self::Staged(staged) => staged,
+                    Self::Everywhere(_) => unreachable!("`staged` returns a staged tensor"),
+                }
+            }
+            Self::Staged(staged) => staged,
+        };
+        if is_sender {
+            K::send(staged.base(), stages, to, tag)?;
+        } else if is_receiver {
+            let value = K::receive(stages, from, tag, &staged.origin.shape, staged.dtype)?;
+            // A value is moved to a stage at most once.
+            let _ = staged.origin.received.set(value);
+        }
+        staged.origin.holders.fetch_or(Holders::one(to).bits(), Relaxed);
+        Ok(Self::Staged(staged))
+    }
+
+    /// Returns the device without reading data.
+    pub(crate) fn device_or(&self, of_value: impl FnOnce(&K::Tensor) -> B::Device) -> B::Device {
+        match self {
+            Self::Everywhere(tensor) => of_value(tensor),
+            Self::Staged(staged) => staged.device.clone(),
+        }
+    }
+}
+
+impl<B: Backend> Placed<B, super::Floats> {
+    /// Returns true for a parameter of any sharded model, with or without views.
+    pub(crate) fn is_parameter(&self) -> bool {
+        match self {
+            Self::Everywhere(tensor) => tensor.is_parameter(),
+            Self::Staged(_) => false,
+        }
+    }
+}
+
+impl<B: Backend, K: Kind<B>> StagedTensor<B, K> {
+    /// Returns the value after the views, if this stage holds it.
+    fn value(self) -> Option<K::Tensor> {
+        self.own.or_else(|| {
+            let received = self.origin.received.get()?.clone();
+            Some(self.views.iter().fold(received, |tensor, view| K::viewed(tensor, view)))
+        })
+    }
+
+    /// Returns the value before the views. Only called on a stage that holds it.
+    fn base(&self) -> K::Tensor {
+        if let Some(received) = self.origin.received.get() {
+            return received.clone();
+        }
+        let own = self.own.clone().expect("a stage that sends a value holds it");
+        let mut shapes = vec![self.origin.shape.clone()];
+        for view in &self.views {
+            shapes.push(view.shape(shapes[shapes.len() - 1].clone()));
+        }
+        let undo = self.views.iter().zip(&shapes).rev();
+        undo.fold(own, |tensor, (view, before)| K::viewed(tensor, &view.inverse(before)))
+    }
+}
+
+impl<B: Backend, K: Kind<B>> TensorMetadata for Placed<B, K> {
+    fn dtype(&self) -> DType {
+        match self {
+            Self::Everywhere(tensor) => tensor.dtype(),
+            Self::Staged(staged) => staged.dtype,
+        }
+    }
+
+    fn shape(&self) -> Shape {
+        match self {
+            Self::Everywhere(tensor) => tensor.shape(),
+            Self::Staged(staged) => staged.shape.clone(),
+        }
+    }
+}

@@ -1,0 +1,426 @@
+//! Pipeline parallelism: the stages of a model and the passes of micro-batches.
+//!
+//! Every rank runs the whole model. An op computes on the stage that holds its operands
+//! (`decorator/staged`), and is a shape on the other stages. Main type: [`Stages`], a rank's place
+//! in the pipeline and in the program. [`Holders`] is a set of stages.
+//!
+//! ```text
+//!  stage 0   F0 F1 B0 F2 B1 …    each rank runs its passes in the order of a schedule
+//!  stage 1      F0 B0 F1 B1 …    messages are found by pass and number, not by their order
+//! ```
+//!
+//! [Note: Locks of autodiff] Backward holds the lock of its graph, and the clean-up after a backward
+//! pass takes the locks of all graphs of the process. A rank thread that waited for a message inside
+//! backward could therefore wait for a rank that waits for its lock. A pass starts its backward only
+//! when all later stages have ended theirs ([`Stages::await_later`]): gradients move to earlier
+//! stages only, so all messages have arrived.
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::rc::Rc;
+
+use burn_backend::Backend;
+use deepburn_comm::{CollectiveTag, CommError, MessageTag, Payload, ProcessGroup};
+
+use crate::decorator::Operands;
+use crate::error::ZeroError;
+use crate::group::{DeviceArray, Group};
+use crate::parameter::Role;
+use crate::session;
+
+/// The largest number of stages: one bit each.
+pub const MAX_STAGES: usize = 63;
+
+/// A set of pipeline stages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Holders(u64);
+
+impl Holders {
+    /// All stages, however many there are.
+    pub const ALL: Self = Self(u64::MAX);
+
+    /// Returns one stage.
+    pub fn one(stage: usize) -> Self {
+        Self(1 << stage)
+    }
+
+    /// Returns the set of these stages.
+    pub fn of(stages: impl IntoIterator<Item = usize>) -> Self {
+        Self(stages.into_iter().fold(0, |bits, stage| bits | 1 << stage))
+    }
+
+    pub(crate) fn of_bits(bits: u64) -> Self {
+        Self(bits)
+    }
+
+    pub(crate) fn bits(self) -> u64 {
+        self.0
+    }
+
+    /// Returns true if the stage is in the set.
+    pub fn contains(self, stage: usize) -> bool {
+        self.0 & 1 << stage != 0
+    }
+
+    /// Returns the stages in both sets.
+    pub(crate) fn and(self, other: Self) -> Self {
+        Self(self.0 & other.0)
+    }
+
+    /// Returns true if there is no stage.
+    pub(crate) fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    /// Returns the first stage. The set is not empty.
+    pub fn first(self) -> usize {
+        self.0.trailing_zeros() as usize
+    }
+
+    /// Returns the last stage. The set is not empty.
+    pub(crate) fn last(self) -> usize {
+        63 - self.0.leading_zeros() as usize
+    }
+
+    /// Returns the last stage up to `stage`, or the first one after it.
+    fn nearest_up_to(self, stage: usize) -> usize {
+        let up_to = Self(self.0 & (u64::MAX >> (63 - stage.min(63))));
+        if up_to.is_empty() { self.first() } else { up_to.last() }
+    }
+
+    /// Returns the first stage from `stage` on, or the last one before it.
+    fn nearest_from(self, stage: usize) -> usize {
+        let from = Self(self.0 & (u64::MAX << stage.min(63)));
+        if from.is_empty() { self.last() } else { from.first() }
+    }
+
+    /// Returns the stages in order.
+    pub fn iter(self) -> impl Iterator<Item = usize> {
+        (0..=MAX_STAGES).filter(move |stage| self.contains(*stage))
+    }
+}
+
+impl fmt::Display for Holders {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let stages: Vec<_> = self.iter().map(|stage| stage.to_string()).collect();
+        f.write_str(&stages.join(", "))
+    }
+}
+
+/// The stages of a pipeline, and the parameters that each of them holds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PipelineLayout {
+    /// The number of stages.
+    stages: usize,
+    /// The stages of each parameter, by the path of its first occurrence.
+    homes: BTreeMap<String, Holders>,
+    /// What each stage computes, for people; empty if it was not said.
+    descriptions: Vec<String>,
+}
+
+impl PipelineLayout {
+    /// Returns a layout of `stages` stages. `homes` has the stages of every parameter, by the path
+    /// of its first occurrence; a tied parameter may have several.
+    pub fn new(stages: usize, homes: impl IntoIterator<Item = (String, Holders)>) -> Self {
+        Self { stages, homes: homes.into_iter().collect(), descriptions: Vec::new() }
+    }
+
+    /// Sets what each stage computes, for people.
+    #[must_use]
+    pub fn described(self, descriptions: Vec<String>) -> Self {
+        Self { descriptions, ..self }
+    }
+
+    /// Returns what each stage computes, such as `wte to h.5, 51 % of the operations`.
+    pub fn descriptions(&self) -> &[String] {
+        &self.descriptions
+    }
+
+    /// Returns the number of stages.
+    pub fn stages(&self) -> usize {
+        self.stages
+    }
+
+    /// Returns the stages of the parameter at `path`; `None` for an unknown parameter.
+    pub fn homes(&self, path: &str) -> Option<Holders> {
+        self.homes.get(path).copied()
+    }
+}
+
+/// The pipeline stages of parameters while a module is sharded.
+pub(crate) struct ParameterHomes<'a, B: Backend> {
+    /// All ranks.
+    pub(crate) world: &'a Group<B>,
+    /// The ranks of this rank's stage.
+    group: &'a Group<B>,
+    /// The layout and the stage of this rank; `None` without a pipeline.
+    layout: Option<(&'a PipelineLayout, usize)>,
+}
+
+impl<'a, B: Backend> ParameterHomes<'a, B> {
+    /// Returns the homes of `layout` for a rank of stage `stage`, whose ranks are `group`.
+    pub(crate) fn new(
+        world: &'a Group<B>,
+        group: &'a Group<B>,
+        layout: Option<(&'a PipelineLayout, usize)>,
+    ) -> Self {
+        Self { world, group, layout }
+    }
+
+    /// Returns the stages of the parameter at `path`, and what this rank's stage holds of it.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the layout does not contain the parameter.
+    pub(crate) fn of(&self, path: &str) -> Result<(Holders, Role), ZeroError> {
+        let Some((layout, stage)) = self.layout else { return Ok((Holders::ALL, Role::Owner)) };
+        let unplaced = || ZeroError::UnplacedParameter { path: path.to_owned() };
+        let homes = layout.homes(path).ok_or_else(unplaced)?;
+        Ok((
+            homes,
+            match homes.contains(stage) {
+                true if homes.first() == stage => Role::Owner,
+                true => Role::Copy,
+                false => Role::Elsewhere,
+            },
+        ))
+    }
+
+    /// Returns true if this rank's stage is one of `homes`.
+    pub(crate) fn is_home(&self, homes: Holders) -> bool {
+        self.layout.is_none_or(|(_, stage)| homes.contains(stage))
+    }
+
+    /// Returns true if this rank takes part in the distribution of a value to the stages `homes`:
+    /// rank 0, which has the value, and the ranks of these stages.
+    pub(crate) fn takes_part(&self, homes: Holders) -> bool {
+        self.world.rank() == 0 || self.is_home(homes)
+    }
+
+    /// Distributes an array of rank 0 to the ranks of the stages `homes`. The other ranks pass an
+    /// array of the same length and type. Called by the ranks that [take part](Self::takes_part).
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a message or a collective fails.
+    pub(crate) fn distribute(
+        &self,
+        homes: Holders,
+        tag: CollectiveTag,
+        array: DeviceArray<B>,
+    ) -> Result<DeviceArray<B>, CommError> {
+        let first = MessageTag::new("initial weights", tag.id());
+        let route = Route { homes, tag, first };
+        self.send_along(route, array, |group| group.arrays())
+    }
+
+    /// Distributes bytes of rank 0, as [`distribute`](Self::distribute) does with an array.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a message or a collective fails.
+    pub(crate) fn distribute_bytes(
+        &self,
+        homes: Holders,
+        tag: CollectiveTag,
+        bytes: &[u8],
+    ) -> Result<Vec<u8>, CommError> {
+        let first = MessageTag::new("hash of weights", tag.id());
+        let route = Route { homes, tag, first };
+        let bytes = self.send_along(route, bytes.to_vec().into(), |group| group.bytes())?;
+        Ok(bytes.into_vec())
+    }
+
+    /// Sends a value of rank 0 to the first rank of each stage, which broadcasts it to the others.
+    fn send_along<T: Payload>(
+        &self,
+        route: Route,
+        mine: T,
+        engine: impl Fn(&Group<B>) -> &dyn ProcessGroup<T>,
+    ) -> Result<T, CommError> {
+        let Route { homes, tag, first } = route;
+        let Some((layout, stage)) = self.layout else {
+            return Ok(engine(self.world).broadcast(tag, vec![mine], 0)?.wait()?.swap_remove(0));
+        };
+        let ranks_of_stage = self.world.world_size() / layout.stages();
+        let mut value = mine;
+        if self.world.rank() == 0 {
+            for other in homes.iter().filter(|other| *other != 0) {
+                engine(self.world).send(
+                    other * ranks_of_stage,
+                    first.clone(),
+                    vec![value.clone()],
+                )?;
+            }
+        } else if stage > 0 && self.group.rank() == 0 {
+            let message = engine(self.world).receive(0, first, vec![value])?;
+            value = message.wait()?.swap_remove(0);
+        }
+        match homes.contains(stage) {
+            true => Ok(engine(self.group).broadcast(tag, vec![value], 0)?.wait()?.swap_remove(0)),
+            false => Ok(value),
+        }
+    }
+}
+
+/// The way of a value from rank 0 to stages.
+struct Route {
+    homes: Holders,
+    /// The broadcast in each stage.
+    tag: CollectiveTag,
+    /// The message to the first rank of a stage.
+    first: MessageTag,
+}
+
+/// The direction of a pass.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Direction {
+    /// Values move to later stages.
+    Forward,
+    /// Gradients move to earlier stages.
+    Backward,
+}
+
+/// A rank's place in a pipeline, and the place of its program in the passes.
+pub struct Stages<B: Backend> {
+    world: Group<B>,
+    /// The rank of each stage that has the same data as this rank.
+    ranks: Vec<usize>,
+    /// The stage of this rank.
+    stage: usize,
+    device: B::Device,
+    position: Cell<Position>,
+}
+
+/// The position of the program.
+#[derive(Debug, Clone, Copy)]
+struct Position {
+    direction: Direction,
+    /// The number of the pass.
+    pass: u64,
+    /// The stage of the last op.
+    current: usize,
+    /// The number of messages of the pass so far, between any stages.
+    messages: u64,
+}
+
+/// Returns the place of the current model in its pipeline; `None` without a pipeline.
+pub(crate) fn stages<B: Backend>() -> Option<Rc<Stages<B>>> {
+    session::stages()?.downcast().ok()
+}
+
+impl<B: Backend> Stages<B> {
+    /// Returns the place of a rank. `ranks` are the world ranks of all stages that have the same
+    /// data, and `stage` is this rank's.
+    pub(crate) fn new(world: Group<B>, ranks: Vec<usize>, stage: usize, device: B::Device) -> Self {
+        let position = Position { direction: Direction::Forward, pass: 0, current: 0, messages: 0 };
+        Self { world, ranks, stage, device, position: Cell::new(position) }
+    }
+
+    /// Returns the stage of this rank.
+    pub fn stage(&self) -> usize {
+        self.stage
+    }
+
+    /// Returns the number of stages.
+    pub fn count(&self) -> usize {
+        self.ranks.len()
+    }
+
+    pub(crate) fn device(&self) -> &B::Device {
+        &self.device
+    }
+
+    pub(crate) fn world(&self) -> &Group<B> {
+        &self.world
+    }
+
+    /// Returns the world rank of a stage that has the same data as this rank.
+    pub(crate) fn rank_of(&self, stage: usize) -> usize {
+        self.ranks[stage]
+    }
+
+    /// Starts or continues with a pass. All stages give a pass the same number.
+    pub(crate) fn enter(&self, direction: Direction, pass: u64) {
+        let current = match direction {
+            Direction::Forward => 0,
+            Direction::Backward => self.count() - 1,
+        };
+        self.position.set(Position { direction, pass, current, messages: 0 });
+    }
+
+    /// Returns the stage that runs an op with these operands, and makes it the current one.
+    pub(crate) fn place(&self, operands: &Operands) -> usize {
+        let mut position = self.position.get();
+        let common = operands.common;
+        position.current = match position.direction {
+            _ if common.contains(position.current) => position.current,
+            Direction::Forward if !common.is_empty() => common.nearest_up_to(position.current),
+            Direction::Backward if !common.is_empty() => common.first(),
+            Direction::Forward => operands.latest_first,
+            Direction::Backward => operands.earliest_last,
+        };
+        self.position.set(position);
+        position.current
+    }
+
+    /// Returns the holder that sends a value to the stage `to`: the nearest one in the direction of
+    /// the pass. A stage on the other side may have ended the pass, or may not have begun it.
+    pub(crate) fn sender(&self, holders: Holders, to: usize) -> usize {
+        match self.position.get().direction {
+            Direction::Forward => holders.nearest_up_to(to),
+            Direction::Backward => holders.nearest_from(to),
+        }
+    }
+
+    /// Makes `stage` the current one.
+    pub(crate) fn move_to(&self, stage: usize) {
+        self.position.set(Position { current: stage, ..self.position.get() });
+    }
+
+    /// Returns the tag of the next message of the pass. Every stage counts all messages.
+    pub(crate) fn next_message(&self) -> MessageTag {
+        let mut position = self.position.get();
+        let purpose = match position.direction {
+            Direction::Forward => "activation",
+            Direction::Backward => "gradient of activation",
+        };
+        let tag = MessageTag::new(purpose, position.messages).within("micro-batch", position.pass);
+        position.messages += 1;
+        self.position.set(position);
+        tag
+    }
+
+    /// Tells the earlier stages that this stage has ended the backward pass `pass`.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the group has ended.
+    pub(crate) fn announce_end(&self, pass: u64) -> Result<(), CommError> {
+        let tag = MessageTag::new("end of backward", pass);
+        (0..self.stage).try_for_each(|earlier| {
+            self.world.bytes().send(self.ranks[earlier], tag.clone(), vec![vec![1_u8].into()])
+        })
+    }
+
+    /// Waits until all later stages have ended the backward pass `pass`.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a later stage fails or does not end the pass in time.
+    pub(crate) fn await_later(&self, pass: u64) -> Result<(), CommError> {
+        let tag = MessageTag::new("end of backward", pass);
+        (self.stage + 1..self.count()).rev().try_for_each(|later| {
+            let like = vec![vec![0_u8].into()];
+            let end = self.world.bytes().receive(self.ranks[later], tag.clone(), like)?;
+            end.wait().map(drop)
+        })
+    }
+}
+
+impl<B: Backend> fmt::Debug for Stages<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "stage {} of {}", self.stage, self.count())
+    }
+}

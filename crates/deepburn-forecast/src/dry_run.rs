@@ -21,11 +21,14 @@ use burn::module::AutodiffModule;
 use burn::tensor::Tensor;
 use deepburn_comm::{CommError, SimulatedGroup, Statistics, panic_message};
 use deepburn_config::Plan;
-use deepburn_learner::{BoxError, Engine, EngineError, initialize};
+use deepburn_learner::{
+    BoxError, Cause, Engine, EngineError, MicroBatches, initialize, initialize_pipeline,
+};
 use deepburn_meta::{Meta, MetaDevice, observe_work};
 use deepburn_zero::{Group, ModuleOperations, Training};
 
 use crate::cost::{Network, RankSpeed, StepCost, UnknownBandwidth};
+use crate::layout::pipeline_layout;
 use crate::memory::MemoryPeaks;
 use crate::timeline::{Recorder, Stretch, Timeline};
 
@@ -75,6 +78,9 @@ pub enum ForecastError {
     /// The engine returned an error, which a real run would return too.
     #[error(transparent)]
     Engine(#[from] EngineError),
+    /// The model cannot be divided into the pipeline stages of the plan.
+    #[error("pipeline stages: {0}")]
+    Cut(#[from] deepburn_pipeline::CutError),
     /// The model could not be built, or its loss could not be computed.
     #[error(transparent)]
     Loss(BoxError),
@@ -84,7 +90,8 @@ pub enum ForecastError {
 }
 
 /// Forecasts the memory, the collectives and the operations of a training step on rank 0, without
-/// running it. The plan determines the number of ranks.
+/// running it. The plan determines the number of ranks. In a pipeline, this is the forecast of the
+/// stage that needs the most memory ([`forecast_stages`]).
 ///
 /// `build` creates the model, and `loss` computes the loss of one micro-batch of the size that is
 /// to be forecast. Tensors have no values, so both should depend on shapes only: reading a tensor
@@ -121,14 +128,19 @@ pub enum ForecastError {
 /// ```
 pub fn forecast<M: AutodiffModule<Training<Meta>>>(
     plan: &Plan,
-    build: impl FnOnce(&MetaDevice) -> Result<M, BoxError> + Send,
-    loss: impl Fn(&M) -> Result<Tensor<Training<Meta>, 1>, BoxError> + Send,
+    build: impl Fn(&MetaDevice) -> Result<M, BoxError> + Send + Sync,
+    loss: impl Fn(&M) -> Result<Tensor<Training<Meta>, 1>, BoxError> + Send + Sync,
 ) -> Result<Forecast, ForecastError> {
+    if plan.pipeline.is_some() {
+        let stages = forecast_stages(plan, build, loss)?;
+        let largest = stages.into_iter().max_by_key(|stage| stage.step.device.total);
+        return largest.ok_or_else(|| ForecastError::Model("a pipeline without stages".to_owned()));
+    }
     let recorder = Recorder::default();
     let times = plan.batch.gradient_accumulation_steps;
     let short = shortened(plan);
     let world_size = plan.mesh.world_size();
-    on_simulated_rank(world_size, move |group| {
+    on_simulated_rank(0, world_size, move |group| {
         let observer = recorder.clone();
         let group = group.observed(move |event| observer.collective(event));
         let observer = recorder.clone();
@@ -150,13 +162,63 @@ pub fn forecast<M: AutodiffModule<Training<Meta>>>(
     })
 }
 
+/// Forecasts a training step on the first rank of each pipeline stage, without running it.
+///
+/// The stages of the model are found as [`pipeline_layout`](crate::pipeline_layout) does. Stages wait
+/// for each other in a real run, so the [cost](Forecast::cost) of a stage is the time that it
+/// computes.
+///
+/// # Errors
+///
+/// Returns the errors of [`forecast`], and an error if the model cannot be divided.
+pub fn forecast_stages<M: AutodiffModule<Training<Meta>>>(
+    plan: &Plan,
+    build: impl Fn(&MetaDevice) -> Result<M, BoxError> + Send + Sync,
+    loss: impl Fn(&M) -> Result<Tensor<Training<Meta>, 1>, BoxError> + Send + Sync,
+) -> Result<Vec<Forecast>, ForecastError> {
+    let layout = pipeline_layout(plan, &build, &loss, None)?;
+    let (world_size, ranks) = (plan.mesh.world_size(), plan.mesh.data_parallel_size());
+    let forecast = |stage| {
+        let recorder = Recorder::default();
+        on_simulated_rank(stage * ranks, world_size, |group| {
+            let observer = recorder.clone();
+            let group = group.observed(move |event| observer.collective(event));
+            let observer = recorder.clone();
+            observe_work(
+                move |work| observer.compute(work),
+                || {
+                    let model = build(&MetaDevice).map_err(ForecastError::Loss)?;
+                    let member = Group::new(group.clone());
+                    let engine = initialize_pipeline(model, plan, layout.clone(), member)?;
+                    let start = MemoryPeaks::of(engine.ledger());
+                    let mut steps = Steps { engine, group, recorder, loss: &loss };
+                    let mut step = steps.take_batch()?;
+                    for _ in 1..STEPS {
+                        step = steps.take_batch()?;
+                    }
+                    let Step { peaks, collectives, operations, timeline } = step;
+                    Ok(Forecast {
+                        start,
+                        step: peaks,
+                        collectives,
+                        operations,
+                        timeline,
+                        world_size,
+                    })
+                },
+            )
+        })
+    };
+    (0..layout.stages()).map(forecast).collect()
+}
+
 /// Returns the plan with at most [`MICRO_BATCHES`] micro-batches a step.
 fn shortened(plan: &Plan) -> Plan {
     let micro_batches = plan.batch.gradient_accumulation_steps.min(MICRO_BATCHES);
     Plan { batch: plan.batch.resized(micro_batches), ..plan.clone() }
 }
 
-/// Calls `run` as rank 0 of a simulated group of `world_size` ranks, on a thread of its own.
+/// Calls `run` as rank `rank` of a simulated group of `world_size` ranks, on a thread of its own.
 ///
 /// Programs with several engines, or with training loops of their own, can be run in this way.
 ///
@@ -164,10 +226,11 @@ fn shortened(plan: &Plan) -> Plan {
 ///
 /// Returns the error of `run`, or its panic.
 pub fn on_simulated_rank<R: Send>(
+    rank: usize,
     world_size: usize,
     run: impl FnOnce(SimulatedGroup) -> Result<R, ForecastError> + Send,
 ) -> Result<R, ForecastError> {
-    let group = SimulatedGroup::new(0, world_size).map_err(EngineError::from)?;
+    let group = SimulatedGroup::new(rank, world_size).map_err(EngineError::from)?;
     // A model is bound to its thread, and the caller's thread may have other models.
     let result = thread::scope(|scope| scope.spawn(|| run(group)).join());
     result.unwrap_or_else(|panic| {
@@ -224,6 +287,51 @@ where
         }
         let peaks = MemoryPeaks::of(self.engine.ledger());
         Ok(Step { peaks, collectives, operations, timeline })
+    }
+}
+
+impl<M, F> Steps<M, &F>
+where
+    M: AutodiffModule<Training<Meta>>,
+    F: Fn(&M) -> Result<Tensor<Training<Meta>, 1>, BoxError>,
+{
+    /// Takes an optimizer step of a pipeline stage.
+    fn take_batch(&mut self) -> Result<Step, ForecastError> {
+        self.engine.ledger().reset_peaks();
+        self.recorder.take();
+        let before = self.group.statistics();
+        self.engine.states().start_counting();
+        let count = self.engine.batch().gradient_accumulation_steps;
+        let trained = self.engine.train_batch(&mut Alike { loss: self.loss, count });
+        trained.map_err(|cause| match cause {
+            Cause::Engine(error) => ForecastError::Engine(error),
+            other => ForecastError::Loss(other.to_string().into()),
+        })?;
+        let operations = self.engine.states().stop_counting();
+        let collectives = self.group.statistics().since(&before);
+        let mut timeline = Timeline::default();
+        timeline.parts.push(Stretch { events: self.recorder.take(), times: 1 });
+        Ok(Step { peaks: MemoryPeaks::of(self.engine.ledger()), collectives, operations, timeline })
+    }
+}
+
+/// Micro-batches of the same size and weight.
+struct Alike<'a, F> {
+    loss: &'a F,
+    count: usize,
+}
+
+impl<M, F> MicroBatches<Meta, M> for Alike<'_, F>
+where
+    M: AutodiffModule<Training<Meta>>,
+    F: Fn(&M) -> Result<Tensor<Training<Meta>, 1>, BoxError>,
+{
+    fn loss(&mut self, model: &M, _index: usize) -> Result<Tensor<Training<Meta>, 1>, Cause> {
+        (self.loss)(model).map_err(Cause::Outside)
+    }
+
+    fn weight(&self, _index: usize) -> f64 {
+        1.0 / self.count as f64
     }
 }
 

@@ -8,9 +8,11 @@
 
 pub mod cost;
 mod dry_run;
+mod layout;
 mod memory;
 mod timeline;
 
 pub use deepburn_meta::{Meta, MetaDevice};
-pub use dry_run::{Forecast, ForecastError, forecast, on_simulated_rank};
+pub use dry_run::{Forecast, ForecastError, forecast, forecast_stages, on_simulated_rank};
+pub use layout::pipeline_layout;
 pub use memory::{MemoryPeaks, Peaks};

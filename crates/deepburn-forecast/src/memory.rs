@@ -22,6 +22,18 @@ impl Peaks {
         Self { categories, total, ungathered: ledger.ungathered_on(tier).peak as u64 }
     }
 
+    /// Returns the means of the peaks of several ranks.
+    fn mean(ranks: &[&Self]) -> Self {
+        let mean = |of: &dyn Fn(&Self) -> u64| {
+            ranks.iter().map(|rank| of(rank)).sum::<u64>().div_ceil(ranks.len().max(1) as u64)
+        };
+        Self {
+            categories: Category::ALL.map(|category| mean(&|rank| rank.of(category))),
+            total: mean(&|rank| rank.total),
+            ungathered: mean(&|rank| rank.ungathered),
+        }
+    }
+
     /// Returns the peak of one category.
     pub fn of(&self, category: Category) -> u64 {
         self.categories[category as usize]
@@ -52,6 +64,13 @@ impl MemoryPeaks {
         let [device, host, disk] =
             [Tier::Device, Tier::Host, Tier::Disk].map(|tier| Peaks::of_tier(ledger, tier));
         Self { device, host, disk }
+    }
+
+    /// Returns the means of the peaks of several ranks, the stages of a pipeline for example. The
+    /// memory of a host is the mean times its number of ranks.
+    pub fn mean(ranks: &[Self]) -> Self {
+        let of = |tier| Peaks::mean(&ranks.iter().map(|rank| rank.on(tier)).collect::<Vec<_>>());
+        Self { device: of(Tier::Device), host: of(Tier::Host), disk: of(Tier::Disk) }
     }
 
     /// Returns the peaks of one tier.

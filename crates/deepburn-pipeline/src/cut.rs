@@ -50,8 +50,8 @@ pub enum CutError {
     },
     /// `type:REGEX` would leave a stage without a match.
     #[error(
-        "type:{pattern} matches {matches} of {blocks} blocks, fewer than the {stages} pipeline stages; use at most \
-         {matches} stages, or another pattern"
+        "type:{pattern} matches {matches} of {blocks} blocks, fewer than the {stages} pipeline stages; use \
+         a pattern that matches more blocks, or fewer stages"
     )]
     TooFewMatches {
         /// The regular expression.

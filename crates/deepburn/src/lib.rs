@@ -66,8 +66,8 @@ pub use deepburn_comm as comm;
 pub use deepburn_config as config;
 pub use deepburn_deepspeed as deepspeed;
 pub use deepburn_forecast::{
-    Forecast, ForecastError, MemoryPeaks, Meta, MetaDevice, Peaks, cost, forecast,
-    on_simulated_rank,
+    Forecast, ForecastError, MemoryPeaks, Meta, MetaDevice, Peaks, cost, forecast, forecast_stages,
+    on_simulated_rank, pipeline_layout,
 };
 pub use deepburn_kernels as kernels;
 pub use deepburn_learner::{
@@ -75,16 +75,16 @@ pub use deepburn_learner::{
     BestMetric, BestPlan, BoxError, Cause, CheckpointPlan, ClientStates, ConfusionMatrix,
     EarlyStopping, Engine, EngineError, Evaluation, EvaluationEnd, EvaluationProgress,
     EvaluationStream, FinalModel, GeneratedText, GeneratedTexts, HalfPrecision, Hook, Interrupt,
-    Interval, LabelSetCounts, LoadPlan, LoopState, LossScaler, Measured, NextStep, Outcome,
-    PhaseTimes, RewardSums, SaveError, SaveInProgress, SaveRequest, Step, StepBatches, StepSize,
-    Task, TrainError, TrainPlan, TrainingCheckpointError, TrainingEnd, check_deepspeed_checkpoint,
-    check_optimizer_states, data_failure, evaluate, evaluate_until, initialize, metrics, schedule,
-    train,
+    Interval, LabelSetCounts, LoadPlan, LoopState, LossScaler, Measured, MicroBatches, NextStep,
+    Outcome, PhaseTimes, RewardSums, SaveError, SaveInProgress, SaveRequest, Step, StepBatches,
+    StepSize, Task, TrainError, TrainPlan, TrainedBatch, TrainingCheckpointError, TrainingEnd,
+    check_deepspeed_checkpoint, check_optimizer_states, data_failure, evaluate, evaluate_until,
+    initialize, initialize_pipeline, metrics, schedule, train,
 };
 pub use deepburn_ops as ops;
 pub use deepburn_weights as weights;
 pub use deepburn_zero as zero;
-pub use deepburn_zero::activation_checkpoint;
+pub use deepburn_zero::{PipelineLayout, activation_checkpoint};
 pub use machine::{MeasuredSizes, dtype_of, machine_speed, shared_by_threads, thread_latency};
 pub use ranks::{COLLECTIVE_TIMEOUT, Ranks, RanksError, run_ranks};
 

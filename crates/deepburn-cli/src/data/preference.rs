@@ -164,7 +164,7 @@ impl PreferenceRows {
         M: AutodiffModule<Training<B>, InnerModule: LanguageModel<Zero<B>>>,
     {
         let group = engine.group();
-        let shard = DataShard { rank: group.rank(), num_ranks: group.world_size() };
+        let shard = DataShard { rank: engine.data_rank(), num_ranks: engine.data_ranks() };
         let what = format!("measuring the reference on the {split} split");
         let batches = EvaluationBatches::new(&self.pairs, shard, rows)?;
         let mut batches: deepburn::EvaluationStream<'_, PairBatch> =
@@ -188,8 +188,9 @@ impl PreferenceRows {
                 }
             }
         }
-        // Every pair is measured by one rank, and the others add 0.
-        let all = group.sum(CollectiveTag::new("reference", 0), found)?;
+        // Every pair is measured by one rank of a pipeline stage, and the others add 0.
+        let data_group = engine.states().data_group();
+        let all = data_group.sum(CollectiveTag::new("reference", 0), found)?;
         if let Some(pair) = all.iter().position(|value| !value.is_finite()) {
             let place = self.pairs.samples().place(self.pairs.sample_of(pair / 2));
             return Err(format!(

@@ -283,7 +283,7 @@ fn trained<'a>(preparation: &'a Preparation, ranks: &Ranks) -> (TrainedModel<'a>
 ///
 /// Dynamic batching limits tokens rather than samples. Its largest batch is taken as the token budget filled with the
 /// longest texts.
-fn largest_batch(preparation: &Preparation) -> BatchShape {
+pub(super) fn largest_batch(preparation: &Preparation) -> BatchShape {
     let length = longest(preparation);
     let sequences = match &preparation.plan.dynamic_batching {
         Some(dynamic) => (dynamic.max_tokens as u64 / length).max(1),

@@ -3,11 +3,11 @@
 //! Main type: [`PreparedRun`]. All inputs have been read and checked, and no output has been written. If ranks are
 //! processes, each of them prepares the same run.
 
-use deepburn::Ranks;
+use deepburn::{PipelineLayout, Ranks};
 use deepburn_config::{DataKind, Job, JobRequest};
 
 use crate::failure::Failure;
-use crate::run::forecast::RunForecast;
+use crate::run::forecast::{RunForecast, largest_batch};
 use crate::run::launcher_env::restarts;
 use crate::run::monitoring::check_monitors;
 use crate::run::output_folder::refuse_running;
@@ -34,6 +34,8 @@ pub(super) struct PreparedRun {
     pub(super) preparation: Preparation,
     /// The checkpoint that the run resumes from.
     pub(super) origin: Option<Origin>,
+    /// The pipeline stages of the model; `None` without a pipeline.
+    pub(super) layout: Option<PipelineLayout>,
     /// The memory that the run will need.
     pub(super) forecast: RunForecast,
 }
@@ -58,10 +60,27 @@ impl PreparedRun {
             selected.as_ref().map_or(Ok(Resumed::default()), resume::Selected::resumed)
         })?;
         let origin = selected.map(|it| it.checked(&preparation)).transpose()?;
+        let layout = pipeline_layout(&preparation)?;
+        for (stage, part) in layout.iter().flat_map(|it| it.descriptions()).enumerate() {
+            tracing::info!("pipeline stage {stage}: {part}");
+        }
         let forecast = RunForecast::new(&preparation, ranks)?;
         preparation.record["memory_forecast"] = forecast.record();
-        Ok(Self { purpose, preparation, origin, forecast })
+        Ok(Self { purpose, preparation, origin, layout, forecast })
     }
+}
+
+/// Divides the model into the pipeline stages of the plan; `None` without a pipeline.
+///
+/// # Errors
+/// Returns a user's mistake if the model cannot be divided into so many stages.
+fn pipeline_layout(preparation: &Preparation) -> Result<Option<PipelineLayout>, Failure> {
+    let Preparation { plan, subject, .. } = preparation;
+    if plan.pipeline.is_none() {
+        return Ok(None);
+    }
+    let layout = subject.pipeline_layout(plan, largest_batch(preparation));
+    layout.map(Some).map_err(|error| Failure::mistake(error.to_string()))
 }
 
 /// Checks that a job can be evaluated without training: it has data for it, and its output folder has no run, whose

@@ -116,9 +116,14 @@ fn train_and_test<B: FusedOps + OptimizerOps, R: Recipe<B>>(
 ) -> Result<RankOutcome, BoxError> {
     let Preparation { job, plan, .. } = &run.preparation;
     let RankRun { recipe, model, group, device, mut hooks, signals } = rank;
-    let shard = DataShard { rank: group.rank(), num_ranks: group.world_size() };
+    let mesh = plan.mesh;
+    let shard =
+        DataShard { rank: mesh.data_rank(group.rank()), num_ranks: mesh.data_parallel_size() };
     let mut source = recipe.source(shard, plan)?;
-    let mut engine = deepburn::initialize(model, plan, group)?;
+    let mut engine = match &run.layout {
+        Some(layout) => deepburn::initialize_pipeline(model, plan, layout.clone(), group)?,
+        None => deepburn::initialize(model, plan, group)?,
+    };
     engine.seed(job.training.seed);
     if let Some(map) = &run.preparation.omitted {
         engine.omit_base(map)?;
@@ -248,7 +253,7 @@ fn test<B: FusedOps + OptimizerOps, R: Recipe<B>>(
     wandb: Option<&WandbRecord>,
 ) -> Result<RankOutcome, BoxError> {
     let Preparation { job, plan, .. } = preparation;
-    let shard = DataShard { rank: engine.rank(), num_ranks: engine.group().world_size() };
+    let shard = DataShard { rank: engine.data_rank(), num_ranks: engine.data_ranks() };
     let Some(mut batches) = recipe.test(shard, plan)? else { return Ok(RankOutcome::Finished) };
     let is_first = engine.rank() == 0;
     if is_first {

@@ -422,7 +422,7 @@ fn restore_own<B: OptimizerOps, M: AutodiffModule<Training<B>>, T>(
 ) -> Result<LoopState, BoxError> {
     let states = engine.load_checkpoint(checkpoint, LoadPlan::ALL)?;
     // All ranks have the same data-loader position, so an additional rank uses the first rank's.
-    let position = states.rank_states.get(engine.rank()).or(states.rank_states.first());
+    let position = states.rank_states.get(engine.data_rank()).or(states.rank_states.first());
     if let Some(position) = position {
         source.seek(position).map_err(at_position)?;
     }
@@ -443,7 +443,7 @@ fn restore_deepspeed<B: OptimizerOps, M: AutodiffModule<Training<B>>, T>(
 ) -> Result<(), BoxError> {
     let map = preparation.subject.info().architecture().weight_map();
     engine.load_deepspeed_checkpoint(checkpoint, &map, LoadPlan::ALL)?;
-    let micro_batch = preparation.plan.batch.micro_batch_size * engine.group().world_size();
+    let micro_batch = preparation.plan.batch.micro_batch_size * engine.data_ranks();
     for step in 0..engine.global_steps() {
         let samples = preparation.batch_sizes.at(step as usize).train_batch_size;
         let next = NextStep { micro_batches: samples / micro_batch, applied_steps: step };

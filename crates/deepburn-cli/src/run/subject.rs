@@ -9,7 +9,7 @@ use burn_flex::Flex;
 use deepburn::ops::{FusedOps, OptimizerOps};
 use deepburn::tune::{MeasuredSteps, Measurement, Tunable, measure_steps};
 use deepburn::zero::Training;
-use deepburn::{BoxError, Forecast, ForecastError, Meta, MetaDevice, Ranks, Task};
+use deepburn::{BoxError, Forecast, ForecastError, Meta, MetaDevice, PipelineLayout, Ranks, Task};
 use deepburn_config::Plan;
 use deepburn_models::BatchShape;
 
@@ -101,6 +101,16 @@ pub(crate) trait Subject:
     /// # Errors
     /// Returns an error if the plan does not fit the model.
     fn forecast(&self, plan: &Plan, shape: BatchShape) -> Result<Forecast, ForecastError>;
+
+    /// Divides the model into the pipeline stages of the plan, for micro-batches of this shape.
+    ///
+    /// # Errors
+    /// Returns an error if the model has too few parts.
+    fn pipeline_layout(
+        &self,
+        plan: &Plan,
+        shape: BatchShape,
+    ) -> Result<PipelineLayout, ForecastError>;
 }
 
 impl<S> Subject for S
@@ -121,6 +131,19 @@ where
         forecast_task(&self.task(MetaDevice), plan, shape, |device| {
             self.model(InitialWeights::Zeros, device).map_err(|failure| failure.to_string().into())
         })
+    }
+
+    fn pipeline_layout(
+        &self,
+        plan: &Plan,
+        shape: BatchShape,
+    ) -> Result<PipelineLayout, ForecastError> {
+        let task = self.task(MetaDevice);
+        let build = |device: &MetaDevice| {
+            self.model(InitialWeights::Zeros, device).map_err(|failure| failure.to_string().into())
+        };
+        let loss = |model: &_| Task::<Meta, _>::loss(&task, model, &task.example(shape));
+        deepburn::pipeline_layout(plan, build, loss, None)
     }
 }
 

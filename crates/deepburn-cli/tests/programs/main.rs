@@ -33,6 +33,7 @@ mod memory;
 mod one_bit;
 mod outputs;
 mod param_groups;
+mod pipelines;
 mod predicting;
 mod preference;
 #[cfg(feature = "mpi")]

@@ -243,9 +243,8 @@ section! {
         /// or 1.
         ranks: Option<usize> = opt_count_in(1, 1024).unit("ranks"),
         /// Number of pipeline stages, which must divide the number of ranks. Each stage computes its
-        /// blocks of the model. Unset: pipeline.stages of the deepspeed section. This version refuses
-        /// values above 1.
-        pipeline_stages: Option<usize> = opt_count_in(1, 1024).unit("stages"),
+        /// blocks of the model. Unset: pipeline.stages of the deepspeed section.
+        pipeline_stages: Option<usize> = opt_count_in(1, 63).unit("stages"),
         /// Pipeline schedule: "1f1b" (a backward pass as soon as possible) or "gpipe" (all forward
         /// passes first, which needs more activation memory). Results do not differ.
         pipeline_schedule: PipelineSchedule = choice("1f1b"),

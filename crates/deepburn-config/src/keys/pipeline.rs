@@ -13,9 +13,8 @@ section! {
     /// Pipeline parallelism: each stage of ranks computes its blocks of the model.
     pub(crate) struct Pipeline<'a> {
         /// Number of pipeline stages, which must divide the number of ranks. The same setting as
-        /// training.pipeline_stages of a job file. DeepSpeed does not read this key. This version
-        /// refuses values above 1.
-        stages: usize = positive(1).unit("stages").auto(),
+        /// training.pipeline_stages of a job file. DeepSpeed does not read this key.
+        stages: usize = count_in(1, 63, 1).unit("stages").auto(),
         /// Partition of the blocks into stages: "best" (the fastest pipeline that fits into memory),
         /// "parameters" (similar numbers of parameters, as in DeepSpeed), "uniform" (equal numbers of
         /// blocks) or "type:REGEX" (similar numbers of the blocks whose names match, without regard to

@@ -30,6 +30,11 @@ impl MeshPlan {
         self.pipeline_stages * self.data_parallel_size()
     }
 
+    /// Returns the position of world rank `rank` among the ranks of its stage.
+    pub fn data_rank(&self, rank: usize) -> usize {
+        rank % self.data_parallel_size()
+    }
+
     /// Returns the number of ranks of a stage, which have samples of their own.
     pub fn data_parallel_size(&self) -> usize {
         self.replicate * self.shard

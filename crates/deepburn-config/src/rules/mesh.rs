@@ -9,8 +9,6 @@ use super::*;
 pub(crate) fn refuse_unavailable(context: &mut Context<'_>) {
     let zero = &context.top.zero_optimization.value;
     let (hpz, mics) = (&zero.zero_hpz_partition_size, &zero.mics_shard_size);
-    let (stages, site) = requested_stages(context);
-    refuse_above(1, stages, site, "pipeline parallelism", context);
     refuse_above(1, hpz.value, hpz.into(), "ZeRO++ (hierarchical partitions)", context);
     refuse_above(-1, mics.value, mics.into(), "MiCS (sharding inside groups of ranks)", context);
 }
@@ -91,14 +89,15 @@ pub(super) fn pipeline(
     refuse!(if optimizer.exchanges_momentum(); context, &top.optimizer.value.name =>
         "{} is not supported with pipeline stages", optimizer.name(); "use AdamW, or one stage");
     let cost = match stage {
-        Stage::Gradients => Some("reduces gradients"),
-        Stage::Parameters => Some("gathers parameters and reduces gradients"),
+        Stage::Gradients => Some(""),
+        Stage::Parameters => {
+            Some(", and the ranks of a stage gather its parameters for every micro-batch")
+        }
         _ => None,
     };
     if let Some(cost) = cost {
         note!(context, &top.zero_optimization.value.stage =>
-            "with pipeline stages, ZeRO stage {} {cost} in every micro-batch, and stage 1 reduces gradients once per step. \
-             DeepSpeed supports stages 0 and 1 only", stage.number());
+            "DeepSpeed supports pipeline stages with ZeRO stages 0 and 1 only{cost}");
     }
     Some(PipelinePlan { schedule: context.run.pipeline_schedule, partition })
 }
@@ -314,11 +313,11 @@ mod tests {
     #[test]
     fn what_a_stage_costs_in_a_pipeline_is_noted() {
         for (stage, expected) in
-            [(0, None), (1, None), (2, Some("2 reduces")), (3, Some("3 gathers"))]
+            [(0, None), (1, None), (2, Some("stages 0 and 1")), (3, Some("gather its parameters"))]
         {
             let config = json!({"pipeline": {"stages": 2}, "zero_optimization": {"stage": stage}});
             let notes = resolved(&config, &RunContext::on_host(4)).unwrap().notes;
-            let noted = notes.iter().find(|note| note.message.contains("with pipeline stages"));
+            let noted = notes.iter().find(|note| note.message.contains("supports pipeline stages"));
             assert_eq!(noted.is_some(), expected.is_some(), "{stage}");
             let message = noted.map_or("", |note| &note.message);
             assert!(message.contains(expected.unwrap_or_default()), "{message}");
@@ -327,11 +326,8 @@ mod tests {
 
     #[test]
     fn what_no_code_runs_yet_is_refused() {
-        let job = RunContext { pipeline_stages: Some(2), ..RunContext::on_host(4) };
         let host = RunContext::on_host(4);
         for (more, run, key) in [
-            (json!({}), &job, "training.pipeline_stages"),
-            (json!({"pipeline": {"stages": 2}}), &host, "pipeline.stages"),
             (
                 json!({"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 2}}),
                 &host,

@@ -78,10 +78,6 @@ fn features_that_do_not_exist() {
         (r#""activation_checkpointing": {"policy": "half"}"#, ["policy", "half", "selective"]),
         (r#""activation_checkpointing": {"every_nth_block": 0}"#, ["every_nth_block", "0", "1"]),
         (
-            r#""pipeline": {"stages": 2}"#,
-            ["pipeline.stages", "pipeline parallelism", "set it to 1"],
-        ),
-        (
             r#""tensor_parallel": {"autotp_size": 2}"#,
             ["autotp_size", "tensor parallelism", "set it to 0"],
         ),

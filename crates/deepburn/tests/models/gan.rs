@@ -361,7 +361,7 @@ fn a_forecast_is_the_run() {
     for (precision, stage, ranks) in [(Fp32, 0, 1), (Fp32, 2, 3), (Bf16, 3, 2), (Fp32, 3, 4)] {
         let job = Job::new(precision, stage, ranks);
         let real = on_ranks(job, SEED, |gan| Ok(gan.peaks()?));
-        let forecast = on_simulated_rank(ranks, |group| {
+        let forecast = on_simulated_rank(0, ranks, |group| {
             let mut gan = Gan::<Meta>::new([SEED; 2], &job.plan(), Group::new(group))?;
             Ok(gan.peaks()?)
         });

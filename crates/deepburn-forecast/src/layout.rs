@@ -1,0 +1,171 @@
+//! The pipeline stages of a model, found by a dry run.
+//!
+//! A dry run of one forward pass has the order in which parameters are read, which is not the order
+//! of a module's fields, and the operations and activations between the reads. Reads of one block
+//! are a part that is not divided. A block that is read again later, such as a tied embedding, is a
+//! part of its own at that place, so its parameters may have several stages:
+//!
+//! ```text
+//!  reads     wte  wpe  h.0 h.0 h.0 …  h.1 …  ln_f  wte
+//!  parts     wte  wpe  h.0            h.1    ln_f  wte
+//!  stages    0    0    0              1      1     1        wte is on 0 and 1
+//! ```
+
+use burn::module::AutodiffModule;
+use burn::tensor::Tensor;
+use deepburn_config::{Plan, StagePartition};
+use deepburn_learner::{BoxError, initialize};
+use deepburn_meta::{Meta, MetaDevice};
+use deepburn_pipeline::{Block, CutError, CutMethod, PipelineStep, Schedule, StageBlocks, cut};
+use deepburn_zero::{Category, Group, Holders, PipelineLayout, Training, pipeline_units};
+
+use crate::dry_run::{ForecastError, on_simulated_rank};
+
+/// Divides a model into the pipeline stages of `plan`.
+///
+/// `build` creates the model, and `loss` computes the loss of one micro-batch, as for
+/// [`forecast`](crate::forecast()). The model is neither changed nor annotated.
+///
+/// `memory` limits the bytes of a stage: model states and activations of the micro-batches that are
+/// open at the same time.
+///
+/// # Errors
+///
+/// Returns an error if the model has fewer parts than stages or no cut fits into memory, the errors
+/// of `build` or `loss`, or their panic.
+pub fn pipeline_layout<M: AutodiffModule<Training<Meta>>>(
+    plan: &Plan,
+    build: impl FnOnce(&MetaDevice) -> Result<M, BoxError> + Send,
+    loss: impl Fn(&M) -> Result<Tensor<Training<Meta>, 1>, BoxError> + Send,
+    memory: Option<u64>,
+) -> Result<PipelineLayout, ForecastError> {
+    let stages = plan.mesh.pipeline_stages;
+    let mut whole = plan.clone();
+    (whole.mesh.pipeline_stages, whole.pipeline) = (1, None);
+    let parts = on_simulated_rank(0, whole.mesh.world_size(), move |group| {
+        let model = build(&MetaDevice).map_err(ForecastError::Loss)?;
+        let mut engine = initialize(model, &whole, Group::new(group))?;
+        engine.states().start_counting();
+        let loss = engine.forward(loss)?.map_err(ForecastError::Loss)?;
+        let activations = engine.ledger().usage(Category::Activations).current;
+        let reads = engine.states().parameter_reads();
+        drop(loss);
+        let paths = engine.parameters().iter().map(|parameter| parameter.path());
+        let units = pipeline_units(paths.clone());
+        let units = paths.map(str::to_owned).zip(units).collect::<Vec<_>>();
+        let states: usize = [Category::Parameters, Category::Optimizer]
+            .map(|category| engine.ledger().usage(category).current)
+            .iter()
+            .sum();
+        let sizes = engine.parameters().iter().map(|it| it.numel()).collect::<Vec<_>>();
+        Ok(Parts::new(&reads, activations, units, sizes, states))
+    })?;
+    let step = PipelineStep {
+        schedule: match plan.pipeline.as_ref().map(|it| it.schedule) {
+            Some(deepburn_config::PipelineSchedule::FillDrain) => Schedule::FillDrain,
+            _ => Schedule::OneForwardOneBackward,
+        },
+        micro_batches: plan.batch.gradient_accumulation_steps,
+        memory_limit: memory,
+    };
+    Ok(parts.layout(stages, &method(plan), step)?)
+}
+
+/// Returns the method by which the plan divides the blocks.
+fn method(plan: &Plan) -> CutMethod {
+    match plan.pipeline.as_ref().map(|it| &it.partition) {
+        None | Some(StagePartition::Best) => CutMethod::Cost,
+        Some(StagePartition::Parameters) => CutMethod::Parameters,
+        Some(StagePartition::Uniform) => CutMethod::Uniform,
+        Some(StagePartition::Type(pattern)) => CutMethod::Type(pattern.regex().clone()),
+    }
+}
+
+/// The parts of a model in the order of execution.
+struct Parts {
+    blocks: Vec<Block>,
+    /// The parameters that each part reads, by index.
+    reads: Vec<Vec<usize>>,
+    /// The path of each parameter.
+    paths: Vec<String>,
+}
+
+impl Parts {
+    /// Joins reads of the same unit. `activations` are the bytes after the last read, and `states`
+    /// the bytes of all parameters and their optimizer states.
+    fn new(
+        reads: &[deepburn_zero::ParameterRead],
+        activations: usize,
+        units: Vec<(String, String)>,
+        sizes: Vec<usize>,
+        states: usize,
+    ) -> Self {
+        let (mut blocks, mut parts): (Vec<Block>, Vec<Vec<usize>>) = Default::default();
+        let total = sizes.iter().sum::<usize>().max(1) as u64;
+        let mut before = 0;
+        let index_of = |path: &str| units.iter().position(|(known, _)| known == path);
+        for read in reads {
+            let Some(index) = index_of(&read.path) else { continue };
+            let name = &units[index].1;
+            if blocks.last().is_none_or(|block| block.name != *name) {
+                if let Some(last) = blocks.last_mut() {
+                    last.activation_bytes = read.activations.saturating_sub(before) as u64;
+                }
+                before = read.activations;
+                blocks.push(Block { name: name.clone(), ..Block::default() });
+                parts.push(Vec::new());
+            }
+            let (Some(block), Some(part)) = (blocks.last_mut(), parts.last_mut()) else { continue };
+            block.forward_operations += read.operations;
+            // The gradients of both operands take as many operations each.
+            block.backward_operations += 2 * read.operations;
+            if !part.contains(&index) {
+                part.push(index);
+                block.parameters += sizes[index] as u64;
+                block.state_bytes += states as u64 * sizes[index] as u64 / total;
+            }
+        }
+        if let Some(last) = blocks.last_mut() {
+            last.activation_bytes = activations.saturating_sub(before) as u64;
+        }
+        let paths = units.into_iter().map(|(path, _)| path).collect();
+        Self { blocks, reads: parts, paths }
+    }
+
+    /// Divides the parts into stages, and returns the stages of each parameter, the first of which
+    /// owns it. A parameter that
+    /// forward does not read goes to the stage of the parameter before it.
+    fn layout(
+        self,
+        stages: usize,
+        method: &CutMethod,
+        step: PipelineStep,
+    ) -> Result<PipelineLayout, CutError> {
+        let cut = cut(&self.blocks, stages, method, step)?;
+        let mut homes: Vec<Vec<usize>> = vec![Vec::new(); self.paths.len()];
+        for (stage, part) in cut.iter().enumerate() {
+            for index in self.reads[part.blocks.clone()].iter().flatten() {
+                homes[*index].push(stage);
+            }
+        }
+        let operations = |block: &Block| block.forward_operations + block.backward_operations;
+        let total = self.blocks.iter().map(operations).sum::<u64>().max(1) as f64;
+        let describe = |part: &StageBlocks| {
+            let blocks = &self.blocks[part.blocks.clone()];
+            let share = 100.0 * blocks.iter().map(operations).sum::<u64>() as f64 / total;
+            let [first, last] =
+                [blocks.first(), blocks.last()].map(|it| it.map_or("", |it| &it.name));
+            match blocks.len() {
+                1 => format!("{first}, {share:.0} % of the operations"),
+                _ => format!("{first} to {last}, {share:.0} % of the operations"),
+            }
+        };
+        let descriptions = cut.iter().map(describe).collect();
+        let mut last = 0;
+        let placed = self.paths.into_iter().zip(homes).map(|(path, homes)| {
+            last = homes.first().copied().unwrap_or(last);
+            (path, Holders::of(homes.into_iter().chain([last])))
+        });
+        Ok(PipelineLayout::new(stages, placed).described(descriptions))
+    }
+}

@@ -177,6 +177,7 @@ fn gpt2() -> Vec<ParamEntry> {
         aliases: vec![],
         states: states.clone(),
         base: None,
+        pipeline_stage: 0,
     };
     shapes.into_iter().map(entry).collect()
 }

@@ -384,18 +384,9 @@ impl Checkpoint {
         self.layout().entries()[entry].states[state].element
     }
 
-    /// Returns the ranks whose files contain elements of this range.
-    fn owners(&self, entry: usize, range: &Range<usize>) -> Range<usize> {
-        if range.is_empty() {
-            return 0..0;
-        }
-        let chunk = self.layout().chunk_len(entry);
-        range.start / chunk..(range.end - 1) / chunk + 1
-    }
-
     /// Verifies the files that contain elements of this range.
     fn verify_owners(&self, entry: usize, range: &Range<usize>) -> Result<(), CheckpointError> {
-        self.owners(entry, range).try_for_each(|rank| self.file(rank).map(drop))
+        self.layout().owners(entry, range).try_for_each(|rank| self.file(rank).map(drop))
     }
 
     /// Fills `bytes` with the elements of an array from `start` on.
@@ -411,7 +402,7 @@ impl Checkpoint {
         // Chunks of consecutive ranks are consecutive in the parameter, so the buffer is filled from
         // front to back.
         let mut rest = bytes;
-        for rank in self.owners(place.0, &range) {
+        for rank in self.layout().owners(place.0, &range) {
             let owned = self.layout().owned(place.0, rank);
             let part = range.start.max(owned.start)..range.end.min(owned.end);
             let (bytes, after) = rest.split_at_mut(part.len() * size);

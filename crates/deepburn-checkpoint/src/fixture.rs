@@ -60,6 +60,7 @@ pub(crate) fn parameter(path: &str, shape: &[usize]) -> ParamEntry {
         aliases: vec![],
         states: vec![stored(StateKind::Weights), stored(StateKind::moment("exp_avg"))],
         base: None,
+        pipeline_stage: 0,
     }
 }
 

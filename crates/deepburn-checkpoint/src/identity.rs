@@ -20,6 +20,10 @@ pub(crate) const VERSION: u64 = 1;
 /// The version of manifests that omit parameters. Programs that only read
 /// [`VERSION`] refuse them. Everything else is the same.
 pub(crate) const VERSION_WITH_BASE: u64 = 2;
+/// The version of manifests of pipelines, with or without omitted parameters.
+/// Programs that only read earlier versions would look for arrays in the files
+/// of other ranks.
+pub(crate) const VERSION_OF_PIPELINE: u64 = 3;
 
 /// The identity that all files of a save share. It is unique even among saves
 /// with the same tag.

@@ -5,7 +5,7 @@
 //! state       intact, every byte verified
 //! job         NAME
 //! step        10
-//! stage       3, 2 ranks, BF16 ops
+//! stage       3, 2 ranks, BF16 ops            and the pipeline stages, if there are several
 //! written     2026-01-02 03:04:05 UTC by deepburn X.Y.Z
 //!
 //! elements    N in M parameters, T trainable
@@ -60,9 +60,13 @@ impl Checkpoint {
         writeln!(text, "job         {}", run.job)?;
         writeln!(text, "step        {}", run.step)?;
         let plural = if ranks.len() == 1 { "" } else { "s" };
+        let pipeline = match layout.stages() {
+            1 => String::new(),
+            stages => format!(" in {stages} pipeline stages"),
+        };
         writeln!(
             text,
-            "stage       {}, {} rank{plural}, {} ops",
+            "stage       {}, {} rank{plural}{pipeline}, {} ops",
             run.stage,
             ranks.len(),
             run.working
@@ -154,8 +158,12 @@ fn describe_entry(entry: &ParamEntry, width: usize, text: &mut String) -> fmt::R
         [] => String::new(),
         aliases => format!(", tied to {}", aliases.join(", ")),
     };
-    let shape = format!("{:?}", entry.shape);
-    writeln!(text, "  {:<width$}  {shape:<14}  {}{frozen}{tied}", entry.path, states.join(", "))
+    let stage = match entry.pipeline_stage {
+        0 => String::new(),
+        stage => format!(", pipeline stage {stage}"),
+    };
+    let (shape, states) = (format!("{:?}", entry.shape), states.join(", "));
+    writeln!(text, "  {:<width$}  {shape:<14}  {states}{frozen}{tied}{stage}", entry.path)
 }
 
 /// Formats a number of bytes in the largest suitable decimal unit.
@@ -192,8 +200,10 @@ fn date(seconds: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fixture::{TempRoot, layout, run, save_layout};
-    use crate::{Run, Tag};
+    use std::sync::Arc;
+
+    use crate::fixture::{TempRoot, layout, parameter, run, save_layout};
+    use crate::{Layout, Run, Tag};
 
     #[test]
     fn the_description_is_complete() {
@@ -222,6 +232,22 @@ mod tests {
         std::fs::write(folder.join("rank-00001.safetensors"), "").unwrap();
         let text = Checkpoint::open(&root, None).unwrap().describe();
         assert!(text.contains("NOT INTACT") && text.contains("rank-00001.safetensors: damaged"));
+    }
+
+    #[test]
+    fn pipeline_stages_are_described() {
+        let root = TempRoot::new();
+        let later = ParamEntry { pipeline_stage: 1, ..parameter("b", &[3]) };
+        let layout = Layout::of_pipeline(vec![parameter("a", &[2]), later], 4, 2).unwrap();
+        save_layout(&root, 10, &Arc::new(layout), run(10));
+        let text = Checkpoint::open(&root, None).unwrap().describe();
+        for expected in [
+            "stage       2, 4 ranks in 2 pipeline stages, BF16 ops",
+            "a  [2]             weights F32, exp_avg F32\n",
+            "b  [3]             weights F32, exp_avg F32, pipeline stage 1\n",
+        ] {
+            assert!(text.contains(expected), "{expected:?} is not in\n{text}");
+        }
     }
 
     /// From `date --utc --date=@SECONDS`.

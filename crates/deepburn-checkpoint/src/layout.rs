@@ -7,6 +7,15 @@
 //! of rank r contains chunk r of every array at every ZeRO stage, so files do
 //! not depend on the stage.
 //!
+//! In a pipeline, consecutive ranks form a stage, and only the ranks of an
+//! entry's stage store its chunks:
+//!
+//! ```text
+//! 2 stages, 4 ranks    rank 0          rank 1          rank 2          rank 3
+//! a, of stage 0        chunk 0 of 2    chunk 1 of 2
+//! b, of stage 1                                        chunk 0 of 2    chunk 1 of 2
+//! ```
+//!
 //! The layout determines everything in a file except the values: the header,
 //! and the offset and length of each tensor. The header of a file is therefore
 //! never trusted: a reader computes the expected header and compares the two. A
@@ -19,7 +28,7 @@ use deepburn_comm::Partition;
 use deepburn_safetensors::Header;
 use serde::{Deserialize, Serialize};
 
-use crate::identity::{Identity, VERSION, VERSION_WITH_BASE};
+use crate::identity::{Identity, VERSION, VERSION_OF_PIPELINE, VERSION_WITH_BASE};
 use crate::{CheckpointError, EntryKind, ParamEntry, StateKind};
 
 /// The largest number of ranks of a checkpoint. Larger numbers are rejected as
@@ -33,6 +42,9 @@ pub struct Layout {
     /// The number of ranks that write the checkpoint. Each rank writes one
     /// file.
     world_size: usize,
+    /// The number of pipeline stages; omitted in files without a pipeline.
+    #[serde(rename = "pipeline_stages", skip_serializing_if = "is_one")]
+    stages: usize,
     /// The entries in module order.
     #[serde(rename = "atoms")]
     entries: Vec<ParamEntry>,
@@ -46,6 +58,8 @@ pub struct Layout {
 #[serde(deny_unknown_fields)]
 struct StoredLayout {
     world_size: usize,
+    #[serde(rename = "pipeline_stages", default = "one")]
+    stages: usize,
     #[serde(rename = "atoms")]
     entries: Vec<ParamEntry>,
 }
@@ -54,8 +68,16 @@ impl TryFrom<StoredLayout> for Layout {
     type Error = CheckpointError;
 
     fn try_from(stored: StoredLayout) -> Result<Self, CheckpointError> {
-        Self::new(stored.entries, stored.world_size)
+        Self::of_pipeline(stored.entries, stored.world_size, stored.stages)
     }
+}
+
+fn is_one(stages: &usize) -> bool {
+    *stages == 1
+}
+
+fn one() -> usize {
+    1
 }
 
 /// A tensor of a rank's file: a segment of one array of a parameter.
@@ -72,19 +94,39 @@ pub struct Segment {
 }
 
 impl Layout {
-    /// Lays out `entries` for `world_size` ranks.
+    /// Lays out `entries` for `world_size` ranks without a pipeline.
     ///
     /// # Errors
     ///
-    /// Returns [`CheckpointError::Layout`] for a number of ranks that is 0 or
-    /// too large, a path or array that occurs twice, a path that is empty or
+    /// Returns the errors of [`of_pipeline`](Self::of_pipeline).
+    pub fn new(entries: Vec<ParamEntry>, world_size: usize) -> Result<Self, CheckpointError> {
+        Self::of_pipeline(entries, world_size, 1)
+    }
+
+    /// Lays out `entries` for `world_size` ranks, which form `stages` pipeline
+    /// stages of consecutive ranks.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`CheckpointError::Layout`] for a number of ranks that is 0, too
+    /// large or not a multiple of the number of stages, an entry of a stage that
+    /// does not exist, a path or array that occurs twice, a path that is empty or
     /// contains a colon or a control character, a parameter with an integer
     /// type, a buffer with a gradient or optimizer states, an omitted parameter
     /// that is trainable or has stored arrays, and sizes that overflow.
-    pub fn new(entries: Vec<ParamEntry>, world_size: usize) -> Result<Self, CheckpointError> {
+    pub fn of_pipeline(
+        entries: Vec<ParamEntry>,
+        world_size: usize,
+        stages: usize,
+    ) -> Result<Self, CheckpointError> {
         let refuse = |reason| Err(CheckpointError::Layout { reason });
         if !(1..=MAX_WORLD_SIZE).contains(&world_size) {
             return refuse(format!("{world_size} ranks; must be 1 to {MAX_WORLD_SIZE}"));
+        }
+        if stages == 0 || !world_size.is_multiple_of(stages) {
+            return refuse(format!(
+                "{stages} pipeline stages of {world_size} ranks; each must have as many"
+            ));
         }
         let (mut by_path, mut bytes) = (HashMap::new(), 0_u64);
         for (index, entry) in entries.iter().enumerate() {
@@ -98,6 +140,12 @@ impl Layout {
                 if by_path.insert(path.clone(), index).is_some() {
                     return refuse(format!("two parameters have the path {path}"));
                 }
+            }
+            if entry.pipeline_stage >= stages {
+                let (path, stage) = (&entry.path, entry.pipeline_stage);
+                return refuse(format!(
+                    "{path} is of pipeline stage {stage}, and there are {stages}"
+                ));
             }
             let mut kinds = HashSet::new();
             if let Some(twice) = entry.states.iter().find(|stored| !kinds.insert(&stored.kind)) {
@@ -120,12 +168,23 @@ impl Layout {
                 }
             };
         }
-        Ok(Self { world_size, entries, by_path })
+        Ok(Self { world_size, stages, entries, by_path })
     }
 
     /// Returns the number of ranks that write the checkpoint.
     pub fn world_size(&self) -> usize {
         self.world_size
+    }
+
+    /// Returns the number of pipeline stages; 1 without a pipeline.
+    pub fn stages(&self) -> usize {
+        self.stages
+    }
+
+    /// Returns the number of ranks of each pipeline stage. All of them have
+    /// different data.
+    pub fn stage_ranks(&self) -> usize {
+        self.world_size / self.stages
     }
 
     /// Returns the entries in module order.
@@ -144,9 +203,10 @@ impl Layout {
     }
 
     /// Returns the version of the manifest, which says whether entries are
-    /// omitted.
+    /// omitted and whether there is a pipeline.
     pub(crate) fn version(&self) -> u64 {
         match self.entries.iter().any(|entry| entry.base.is_some()) {
+            _ if self.stages > 1 => VERSION_OF_PIPELINE,
             true => VERSION_WITH_BASE,
             false => VERSION,
         }
@@ -158,22 +218,35 @@ impl Layout {
         self.entries[entry].checked_numel().unwrap_or(usize::MAX)
     }
 
-    /// Returns the number of elements in each rank's chunk, including padding;
-    /// at least 1.
-    pub(crate) fn chunk_len(&self, entry: usize) -> usize {
-        self.partition(entry).shard_len().max(1)
+    /// Returns the ranks whose files contain elements `range` of an entry.
+    pub(crate) fn owners(&self, entry: usize, range: &Range<usize>) -> Range<usize> {
+        if range.is_empty() {
+            return 0..0;
+        }
+        let chunk = self.partition(entry).shard_len().max(1);
+        let first = self.first_rank(entry);
+        first + range.start / chunk..first + (range.end - 1) / chunk + 1
     }
 
     /// Returns the flat range of an entry that is in the file of `rank`; empty
-    /// for a rank that holds only padding.
+    /// for a rank that holds only padding, and for ranks of other pipeline
+    /// stages.
     pub fn owned(&self, entry: usize, rank: usize) -> Range<usize> {
-        self.partition(entry).owned(rank)
+        match rank.checked_sub(self.first_rank(entry)) {
+            Some(rank) if rank < self.stage_ranks() => self.partition(entry).owned(rank),
+            _ => 0..0,
+        }
+    }
+
+    /// Returns the first rank of the pipeline stage of an entry.
+    fn first_rank(&self, entry: usize) -> usize {
+        self.entries[entry].pipeline_stage * self.stage_ranks()
     }
 
     /// Returns the partition of an entry's flat elements, the same that
     /// training uses for shards.
     fn partition(&self, entry: usize) -> Partition {
-        Partition::new(self.numel(entry), self.world_size)
+        Partition::new(self.numel(entry), self.stage_ranks())
     }
 
     /// Returns the tensors of the file of `rank` in the order in which they are
@@ -304,6 +377,30 @@ mod tests {
         let other = ParamEntry { path: "other".into(), ..huge.clone() };
         assert!(Layout::new(vec![huge.clone()], 1).is_ok());
         assert!(refusal(vec![huge, other], 1).contains("parameter other of shape"));
+    }
+
+    #[test]
+    fn ranks_of_a_stage_store_its_entries() {
+        let b = ParamEntry { pipeline_stage: 1, ..parameter("b", &[3]) };
+        let entries = vec![parameter("a", &[5]), b.clone()];
+        let layout = Layout::of_pipeline(entries.clone(), 4, 2).unwrap();
+        assert_eq!([0, 1, 2, 3].map(|rank| layout.owned(0, rank)), [0..3, 3..5, 0..0, 0..0]);
+        assert_eq!([0, 1, 2, 3].map(|rank| layout.owned(1, rank)), [0..0, 0..0, 0..2, 2..3]);
+        assert_eq!([layout.owners(0, &(1..5)), layout.owners(1, &(1..2))], [0..2, 2..3]);
+        assert_eq!(layout.version(), 3);
+        let text = serde_json::to_string(&layout).unwrap();
+        assert_eq!(serde_json::from_str::<Layout>(&text).unwrap(), layout);
+        assert!(text.starts_with(r#"{"world_size":4,"pipeline_stages":2,"#), "{text}");
+        assert_eq!(text.matches("pipeline_stage\":1").count(), 1, "{text}");
+        // Other layouts have the same JSON as before there were pipelines.
+        let text = serde_json::to_string(&Layout::new(vec![parameter("a", &[2])], 4).unwrap());
+        assert!(!text.unwrap().contains("pipeline"));
+
+        for stages in [0, 3] {
+            let error = Layout::of_pipeline(entries.clone(), 4, stages).unwrap_err().to_string();
+            assert!(error.contains("pipeline stages of 4 ranks"), "{error}");
+        }
+        assert!(refusal(vec![b], 4).contains("b is of pipeline stage 1, and there are 1"));
     }
 
     #[test]

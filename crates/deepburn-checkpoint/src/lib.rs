@@ -28,7 +28,9 @@
 //! let states = vec![StoredState { kind: StateKind::Weights, element: ElementType::F32 }];
 //! let (path, shape) = ("linear.weight".to_owned(), vec![2, 3]);
 //! let kind = EntryKind::Parameter;
-//! let entry = ParamEntry { path, shape, kind, trainable: true, aliases: vec![], states, base: None };
+//! let (base, pipeline_stage) = (None, 0);
+//! let entry =
+//!     ParamEntry { path, shape, kind, trainable: true, aliases: vec![], states, base, pipeline_stage };
 //! let layout = Arc::new(Layout::new(vec![entry], 2)?);
 //!
 //! // Two ranks write their files, here one after the other.

@@ -9,14 +9,17 @@
 //!
 //! ```text
 //! {
-//!   "format": "deepburn-checkpoint", "version": 1, or 2 if parameters are omitted, "writer": …,
+//!   "format": "deepburn-checkpoint", "version": 1, or 2 if parameters are omitted, or 3 of a pipeline,
+//!   "writer": …,
 //!   "tag": "step-00000010", "id": 16 hexadecimal digits,
 //!   "follows": the id of the latest checkpoint at the start of the save, or null,
 //!   "saved_at": seconds since 1970,
 //!   "run": {"step": …, "stage": …, "working": "BF16", "job": …, "metric": …, "state": {…}},
-//!   "layout": {"world_size": …, "atoms": [{"path": …, "shape": […], "trainable": …,
+//!   "layout": {"world_size": …, "pipeline_stages": … of a pipeline,
+//!              "atoms": [{"path": …, "shape": […], "trainable": …,
 //!              "aliases": […], "slots": [{"slot": "weights", "element": "F32"}, …],
-//!              "base": {"element": "F32", "checksum": …} if the values are omitted}, …]},
+//!              "base": {"element": "F32", "checksum": …} if the values are omitted,
+//!              "pipeline_stage": the stage that stores the arrays, if it is not 0}, …]},
 //!   "ranks": [{"length": bytes, "checksum": …, "state": {…}}, …],
 //!   "checksum": of everything before this field's comma
 //! }
@@ -30,7 +33,7 @@ use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::identity::{FORMAT, Identity, VERSION, VERSION_WITH_BASE};
+use crate::identity::{FORMAT, Identity, VERSION, VERSION_OF_PIPELINE};
 use crate::{CheckpointError, ElementType, Layout, Tag};
 
 /// The name of the file.
@@ -101,7 +104,7 @@ pub(crate) struct RankEntry {
 pub(crate) struct Manifest {
     /// The name of the format, [`FORMAT`].
     pub(crate) format: String,
-    /// The version of the format, [`VERSION`] or [`VERSION_WITH_BASE`].
+    /// The version of the format, from [`VERSION`] to [`VERSION_OF_PIPELINE`].
     pub(crate) version: u64,
     /// The name and version of the program.
     pub(crate) writer: String,
@@ -246,8 +249,8 @@ fn check_version(path: &Path, text: &str) -> Result<(), CheckpointError> {
     }
     match serde_json::from_str(text) {
         Ok(FormatVersion { format, version }) if format == FORMAT => {
-            if ![VERSION, VERSION_WITH_BASE].contains(&version) {
-                let (path, supported) = (path.to_owned(), VERSION_WITH_BASE);
+            if !(VERSION..=VERSION_OF_PIPELINE).contains(&version) {
+                let (path, supported) = (path.to_owned(), VERSION_OF_PIPELINE);
                 return Err(CheckpointError::Version { path, found: version, supported });
             }
             Ok(())
@@ -333,10 +336,10 @@ mod tests {
 
     #[test]
     fn other_versions_and_formats_are_distinguished_from_damage() {
-        let newer = Manifest { version: 3, ..manifest(json!(null)) };
+        let newer = Manifest { version: 4, ..manifest(json!(null)) };
         let json = serde_json::to_string(&newer).unwrap();
         let error = parse(&json).unwrap_err();
-        assert!(matches!(error, CheckpointError::Version { found: 3, supported: 2, .. }));
+        assert!(matches!(error, CheckpointError::Version { found: 4, supported: 3, .. }));
         for text in ["[]", "{}", r#"{"format":"pt","version":1}"#] {
             assert!(matches!(parse(text).unwrap_err(), CheckpointError::Foreign { .. }), "{text}");
         }

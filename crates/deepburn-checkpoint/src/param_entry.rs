@@ -138,6 +138,14 @@ pub struct ParamEntry {
     /// is a frozen parameter without stored arrays.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base: Option<BaseValues>,
+    /// The pipeline stage whose ranks store the arrays, from 0; omitted in files
+    /// for stage 0.
+    #[serde(default, skip_serializing_if = "is_first")]
+    pub pipeline_stage: usize,
+}
+
+fn is_first(stage: &usize) -> bool {
+    *stage == 0
 }
 
 impl ParamEntry {
@@ -187,6 +195,7 @@ mod tests {
             aliases: vec![],
             states: vec![StoredState { kind: StateKind::Weights, element: ElementType::F32 }],
             base: None,
+            pipeline_stage: 0,
         };
         assert_eq!(entry.checked_numel(), Some(6));
         assert_eq!(entry.element_of(&StateKind::Weights), Some(ElementType::F32));

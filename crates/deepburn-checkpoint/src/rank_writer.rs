@@ -329,9 +329,7 @@ mod tests {
         use crate::{ElementType, ParamEntry, StoredState};
         let states = vec![StoredState { kind: StateKind::Weights, element: ElementType::F32 }];
         let (path, shape) = ("w".into(), vec![numel]);
-        let kind = crate::EntryKind::Parameter;
-        let entry =
-            ParamEntry { path, shape, kind, trainable: true, aliases: vec![], states, base: None };
+        let entry = ParamEntry { path, shape, states, ..crate::fixture::parameter("", &[]) };
         Arc::new(Layout::new(vec![entry], 1).unwrap())
     }
 

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use deepburn_comm::Partition;
 use proptest::prelude::*;
 
 use crate::fixture::{TempRoot, layout, parameter, run, save, save_layout, values};
@@ -293,6 +294,7 @@ fn any_entry() -> impl Strategy<Value = ParamEntry> {
         aliases: vec![],
         states: states.into_iter().map(|(kind, element)| StoredState { kind, element }).collect(),
         base: None,
+        pipeline_stage: 0,
     })
 }
 
@@ -302,14 +304,18 @@ proptest! {
     #[test]
     fn any_range_reads_as_it_was_written(
         entries in prop::collection::vec(any_entry(), 0..6),
-        saved_by in 1_usize..6,
+        (saved_by, stages) in (1_usize..6, 1_usize..4),
         loaded_by in 1_usize..6,
         (from, to) in (0_usize..200, 0_usize..200),
     ) {
-        let name = |(i, entry)| ParamEntry { path: format!("layers.{i}.w"), ..entry };
+        let name = |(i, entry)| ParamEntry {
+            path: format!("layers.{i}.w"),
+            pipeline_stage: i % stages,
+            ..entry
+        };
         let entries: Vec<_> = entries.into_iter().enumerate().map(name).collect();
-        let layout = Arc::new(Layout::new(entries.clone(), saved_by).unwrap());
-        let cut = Layout::new(entries, loaded_by).unwrap();
+        let world_size = saved_by * stages;
+        let layout = Arc::new(Layout::of_pipeline(entries.clone(), world_size, stages).unwrap());
         let root = TempRoot::new();
         save_layout(&root, 1, &layout, run(1));
         let checkpoint = Checkpoint::open(&root, None).unwrap();
@@ -317,7 +323,8 @@ proptest! {
         for (index, entry) in layout.entries().iter().enumerate() {
             let numel = layout.numel(index);
             let random = from.min(to).min(numel)..from.max(to).min(numel);
-            let ranges = (0..loaded_by).map(|rank| cut.owned(index, rank)).chain([random]);
+            let cut = Partition::new(numel, loaded_by);
+            let ranges = (0..loaded_by).map(|rank| cut.owned(rank)).chain([random]);
             for range in ranges {
                 for StoredState { kind, .. } in &entry.states {
                     let found = checkpoint.read(&entry.path, kind, range.clone()).unwrap();

@@ -33,6 +33,7 @@ fn parameter(path: &str, shape: &[usize], states: &[(StateKind, ElementType)]) -
         aliases: vec![],
         states: states.collect(),
         base: None,
+        pipeline_stage: 0,
     }
 }
 

@@ -29,6 +29,7 @@ fn layout() -> Arc<Layout> {
         aliases: vec![],
         states: vec![stored(StateKind::Weights), stored(StateKind::moment("exp_avg"))],
         base: None,
+        pipeline_stage: 0,
     };
     Arc::new(Layout::new(vec![entry], RANKS).unwrap())
 }

@@ -29,6 +29,8 @@ pub(super) fn buffer_entry(buffer: &Buffer) -> Result<ParamEntry, CheckpointErro
         aliases: buffer.aliases().to_vec(),
         states: vec![StoredState { kind: StateKind::Weights, element }],
         base: None,
+        // All stages of a pipeline have the buffers.
+        pipeline_stage: 0,
     })
 }
 

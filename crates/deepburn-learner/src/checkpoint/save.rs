@@ -8,6 +8,9 @@
 //!
 //! Steps in brackets are collectives. Every rank computes the layout from the
 //! same sizes, so only the ticket (the temporary folder) has to be exchanged.
+//!
+//! In a pipeline, the ranks of a parameter's first stage write its arrays, and
+//! the ranks of stage 0 the buffers, which all stages have.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -19,7 +22,7 @@ use deepburn_checkpoint::{
 };
 use deepburn_ops::OptimizerOps;
 use deepburn_zero::{
-    GradientSum, OwnedArray, OwnedState, RandomState, StateArray, StreamPosition, Training,
+    GradientSum, OwnedArray, OwnedState, RandomState, Stages, StateArray, StreamPosition, Training,
     ZeroError,
 };
 use serde_json::{Value, json};
@@ -92,6 +95,10 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         request: SaveRequest,
     ) -> Result<SaveInProgress, TrainingCheckpointError> {
         self.check_settled("start_save")?;
+        if self.is_pipeline() && self.is_accumulating() {
+            let when = "after a step of a pipeline that failed half-way: call zero_grad before";
+            return Err(EngineError::Order { call: "start_save", when }.into());
+        }
         let ranks = self.group().world_size();
         if ranks > 1 && !self.states().takes_mean_gradients() && self.is_accumulating() {
             let when = "between two micro-batches of a step, whose gradients 1-bit optimizers keep apart on every rank and no \
@@ -185,12 +192,14 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
                     None => stored.collect::<Result<_, CheckpointError>>()?,
                 },
                 base: base.cloned(),
+                pipeline_stage: parameter.homes().first(),
             })
         };
         let entries = (0..self.parameters().len()).map(entry);
         let entries = entries.chain(self.buffers().iter().map(buffer_entry));
         let entries = entries.collect::<Result<Vec<_>, CheckpointError>>()?;
-        Ok(Layout::new(entries, self.group().world_size())?)
+        let stages = states.stages().map_or(1, Stages::count);
+        Ok(Layout::of_pipeline(entries, self.group().world_size(), stages)?)
     }
 
     /// Takes a snapshot of everything that this rank saves.

@@ -5,7 +5,8 @@
 //! while the file is written, so only one complete parameter is in memory. All
 //! ranks gather in the order of the file. Rank 0 writes the file and sends the
 //! result to the other ranks. If the file cannot be written, every rank returns
-//! an error and training can continue.
+//! an error and training can continue. In a pipeline, rank 0 receives the parameters
+//! of other stages.
 
 mod file_plan;
 mod tensor;
@@ -198,6 +199,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         let tensors = SavedTensor::of_module(self.module(), self.buffers(), precision)?;
         let plan = FilePlan::new(tensors, map)?;
         self.states().start_saving_pass().map_err(EngineError::from)?;
+        let _context = self.states().enter(None);
         let written = if self.rank() == 0 {
             Some(write(path, &plan)?)
         } else {

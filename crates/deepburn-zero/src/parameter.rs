@@ -201,11 +201,12 @@ impl<B: Backend> Parameter<B> {
     }
 
     /// Returns the BLAKE3 hash of the elements of a quantized parameter before they were quantized,
-    /// in the type in which ops compute; `None` for other parameters.
+    /// in the type in which ops compute; `None` for other parameters, and for those that another
+    /// pipeline stage holds.
     pub fn original_hash(&self) -> Option<[u8; 32]> {
         match self.description.storage {
             Storage::Plain | Storage::Encoded { .. } => None,
-            Storage::Blocks { original, .. } => Some(original),
+            Storage::Blocks { original, .. } => original,
         }
     }
 
@@ -231,9 +232,20 @@ impl<B: Backend> Parameter<B> {
         self.description.role
     }
 
+    /// Returns true if this rank's pipeline stage owns the parameter: it has its gradient and
+    /// optimizer states, and saves it. True without a pipeline.
+    pub fn is_owned_here(&self) -> bool {
+        self.role() == Role::Owner
+    }
+
+    /// Returns true if this rank's pipeline stage holds the values of the parameter.
+    pub(crate) fn is_held_here(&self) -> bool {
+        self.role() != Role::Elsewhere
+    }
+
     /// Returns true if this rank's pipeline stage updates the parameter and has its gradient.
     pub(crate) fn is_updated_here(&self) -> bool {
-        self.is_trainable() && self.role() == Role::Owner
+        self.is_trainable() && self.is_owned_here()
     }
 
     /// Returns the memory ledger of the parameter's model.

@@ -282,6 +282,11 @@ pub enum Direction {
     Backward,
 }
 
+/// The purpose of a pass that trains.
+const MICRO_BATCH: &str = "micro-batch";
+/// The purpose of all other passes.
+const OTHER: &str = "pass without training";
+
 /// A rank's place in a pipeline, and the place of its program in the passes.
 pub struct Stages<B: Backend> {
     world: Group<B>,
@@ -291,13 +296,17 @@ pub struct Stages<B: Backend> {
     stage: usize,
     device: B::Device,
     position: Cell<Position>,
+    /// The number of passes so far that were not of a micro-batch.
+    other_passes: Cell<u64>,
 }
 
 /// The position of the program.
 #[derive(Debug, Clone, Copy)]
 struct Position {
     direction: Direction,
-    /// The number of the pass.
+    /// What the pass computes.
+    purpose: &'static str,
+    /// The number of the pass among the passes with this purpose.
     pass: u64,
     /// The stage of the last op.
     current: usize,
@@ -314,8 +323,14 @@ impl<B: Backend> Stages<B> {
     /// Returns the place of a rank. `ranks` are the world ranks of all stages that have the same
     /// data, and `stage` is this rank's.
     pub(crate) fn new(world: Group<B>, ranks: Vec<usize>, stage: usize, device: B::Device) -> Self {
-        let position = Position { direction: Direction::Forward, pass: 0, current: 0, messages: 0 };
-        Self { world, ranks, stage, device, position: Cell::new(position) }
+        let position = Cell::new(Position {
+            direction: Direction::Forward,
+            purpose: OTHER,
+            pass: 0,
+            current: 0,
+            messages: 0,
+        });
+        Self { world, ranks, stage, device, position, other_passes: Cell::new(0) }
     }
 
     /// Returns the stage of this rank.
@@ -341,13 +356,22 @@ impl<B: Backend> Stages<B> {
         self.ranks[stage]
     }
 
-    /// Starts or continues with a pass. All stages give a pass the same number.
+    /// Starts or continues with a pass of a micro-batch. All stages give a pass the same number.
     pub(crate) fn enter(&self, direction: Direction, pass: u64) {
         let current = match direction {
             Direction::Forward => 0,
             Direction::Backward => self.count() - 1,
         };
-        self.position.set(Position { direction, pass, current, messages: 0 });
+        self.position.set(Position { direction, purpose: MICRO_BATCH, pass, current, messages: 0 });
+    }
+
+    /// Starts a forward pass other than of a micro-batch: to evaluate or save the model. All stages
+    /// run the same of them, one after the other.
+    pub(crate) fn enter_other(&self) {
+        let pass = self.other_passes.get() + 1;
+        self.other_passes.set(pass);
+        let direction = Direction::Forward;
+        self.position.set(Position { direction, purpose: OTHER, pass, current: 0, messages: 0 });
     }
 
     /// Returns the stage that runs an op with these operands, and makes it the current one.
@@ -386,7 +410,8 @@ impl<B: Backend> Stages<B> {
             Direction::Forward => "activation",
             Direction::Backward => "gradient of activation",
         };
-        let tag = MessageTag::new(purpose, position.messages).within("micro-batch", position.pass);
+        let tag =
+            MessageTag::new(purpose, position.messages).within(position.purpose, position.pass);
         position.messages += 1;
         self.position.set(position);
         tag

@@ -252,8 +252,11 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
         let format = quantization.filter(|_| !trainable).and_then(|it| format_of(it, &described));
         let dtype = self.working.map_or(DType::F32, DType::from);
         let Some((flat, storage)) = self.distribute(announced, &path, homes, format)? else {
-            let (path, storage) = (path.into(), Storage::Plain);
-            let partition = Partition::new(shape.num_elements(), self.group.world_size());
+            // All stages know which parameters are quantized.
+            let in_blocks = |format| Storage::Blocks { format, original: None };
+            let (path, storage) = (path.into(), format.map_or(Storage::Plain, in_blocks));
+            let stored = storage.stored_len(shape.num_elements());
+            let partition = Partition::new(stored, self.group.world_size());
             self.optimizer.adopt(None, settings, None, &self.ledger)?;
             let description = Description {
                 index,

@@ -219,6 +219,7 @@ impl<B: OptimizerOps> ModelStates<B> {
     ///
     /// Returns an error if a pending gather of an earlier pass fails.
     pub fn start_evaluation_pass(&self) -> Result<(), ZeroError> {
+        self.enter_other_pass();
         Ok(self.gatherer.start_pass(Pass::Evaluate)?)
     }
 
@@ -228,7 +229,16 @@ impl<B: OptimizerOps> ModelStates<B> {
     ///
     /// Returns an error if a pending gather of an earlier pass fails.
     pub fn start_saving_pass(&self) -> Result<(), ZeroError> {
+        self.enter_other_pass();
         Ok(self.gatherer.start_pass(Pass::Save)?)
+    }
+
+    /// Starts a pass other than of a micro-batch at the first stage of a pipeline. Without one it does
+    /// nothing.
+    fn enter_other_pass(&self) {
+        if let Some(stages) = &self.stages {
+            stages.enter_other();
+        }
     }
 
     /// Marks the end of forward and the start of backward.
@@ -514,17 +524,30 @@ impl<B: OptimizerOps> ModelStates<B> {
     /// Returns an error if the all-gather or the disk fails.
     pub fn parameter_data(&self, index: usize) -> Result<TensorData, ZeroError> {
         let parameter = &self.parameters[index];
-        let whole = self.from_owner(parameter, parameter.dtype(), || {
-            // A persistent parameter is complete on every rank, so it is read
-            // without a collective.
-            Ok(match parameter.shard() {
-                Some(_) if !parameter.is_persistent() => {
-                    parameter.elements(self.gatherer.gather_once(index)?)
-                }
-                _ => parameter.read(),
-            })
-        })?;
+        let whole = self.from_owner(parameter, parameter.dtype(), || self.read_here(parameter))?;
         Ok(view_float::<B>(whole))
+    }
+
+    /// Returns what [`parameter_data`](Self::parameter_data) returns, for a parameter that this
+    /// rank's pipeline stage holds. All ranks of the stage call this together.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the all-gather or the disk fails.
+    pub fn stage_parameter_data(&self, index: usize) -> Result<TensorData, ZeroError> {
+        Ok(view_float::<B>(self.read_here(&self.parameters[index])?))
+    }
+
+    /// Returns the complete values of a parameter that this rank's stage holds.
+    fn read_here(&self, parameter: &Parameter<B>) -> Result<B::FloatTensorPrimitive, ZeroError> {
+        // A persistent parameter is complete on every rank, so it is read
+        // without a collective.
+        Ok(match parameter.shard() {
+            Some(_) if !parameter.is_persistent() => {
+                parameter.elements(self.gatherer.gather_once(parameter.index())?)
+            }
+            _ => parameter.read(),
+        })
     }
 
     /// Returns the complete values of parameter `index` in f32: its masters if

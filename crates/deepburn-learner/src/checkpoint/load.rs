@@ -16,6 +16,10 @@
 //! 5 gradients          in the middle of an accumulation, with their loss scale
 //! 6 schedule, random streams
 //! ```
+//!
+//! In a pipeline, a rank reads what its stage holds. The ranks with the same
+//! position in their stages have the same data and therefore the same random
+//! stream, so all stages load the streams of stage 0.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -74,7 +78,8 @@ pub struct ClientStates {
     pub global_samples: u64,
     /// The client state, which is the same for all ranks.
     pub client_state: Value,
-    /// One state per rank of the run that saved the checkpoint.
+    /// One state per rank of the run that saved the checkpoint; of a pipeline,
+    /// per rank of stage 0. Ranks of other stages have the same data.
     pub rank_states: Vec<Value>,
     /// The state of the training loop, for
     /// [`TrainPlan::resumed`](crate::TrainPlan::resumed).
@@ -106,14 +111,15 @@ impl From<Saved> for ClientStates {
 struct Saved {
     /// The state that all ranks share.
     engine: EngineState,
-    /// The state of each rank that saved the checkpoint.
+    /// The state of each rank that saved the checkpoint; of a pipeline, of each
+    /// rank of stage 0.
     ranks: Vec<RankState>,
 }
 
 impl Saved {
     /// Parses the states of all ranks and checks the counters.
     fn read(checkpoint: &Checkpoint) -> Result<Self, TrainingCheckpointError> {
-        let ranks = 0..checkpoint.layout().world_size();
+        let ranks = 0..checkpoint.layout().stage_ranks();
         let ranks = ranks.filter_map(|rank| checkpoint.rank_state(rank));
         let engine = parse(checkpoint, &checkpoint.run().state)?;
         check_counters(&engine).map_err(|reason| unfit(checkpoint, reason))?;
@@ -133,12 +139,13 @@ pub(crate) struct CheckedCheckpoint<'c> {
 }
 
 impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
-    /// Resumes from `checkpoint`, which may have been saved at any stage and
-    /// number of ranks. All ranks call this together with the same checkpoint.
+    /// Resumes from `checkpoint`, which may have been saved at any stage, number
+    /// of ranks and number of pipeline stages. All ranks call this together with
+    /// the same checkpoint.
     ///
-    /// With the number of ranks that saved it, all later steps are
-    /// bit-identical to an uninterrupted run. With more ranks, the additional
-    /// ranks start their dropout streams from the beginning.
+    /// With the number of ranks that saved it (of ranks of a pipeline stage), all
+    /// later steps are bit-identical to an uninterrupted run. With more ranks, the
+    /// additional ranks start their dropout streams from the beginning.
     ///
     /// # Errors
     ///
@@ -311,6 +318,12 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         }
         const REMEDY: &str = "finish the step there and save again, or load the module only \
                               (LoadPlan::ModuleOnly), which starts a new run";
+        if self.is_pipeline() {
+            return Err(format!(
+                "it was saved during gradient accumulation, and a pipeline runs all micro-batches of a step \
+                 together: {REMEDY}"
+            ));
+        }
         let (then, now) = (saved.batch, self.batch_state());
         if then != now {
             return Err(format!(
@@ -517,7 +530,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     /// Restores the random streams of this rank. A rank that the saved run did
     /// not have starts new streams from the seed of rank 0.
     fn adopt_random_state(&mut self, ranks: &[RankState]) {
-        let random = match ranks.get(self.rank()) {
+        let random = match ranks.get(self.data_rank()) {
             Some(state) => Some(state.random),
             None => ranks.first().map(|state| Random {
                 position: 0,

@@ -13,7 +13,7 @@
 //! A checkpoint with omitted parameters is loaded into an engine that was built
 //! with the weights of the base model. It is refused if a hash differs, before
 //! anything is changed. Each parameter is gathered separately, and one rank
-//! hashes it.
+//! (of its first pipeline stage) hashes it.
 
 use std::collections::BTreeMap;
 
@@ -108,11 +108,15 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         if indices.is_empty() {
             return Ok(BTreeMap::new());
         }
-        let (rank, ranks) = (self.rank(), self.group().world_size());
+        let group = self.states().data_group();
         let mut own = Vec::new();
         for (place, &index) in indices.iter().enumerate() {
-            let is_own = place % ranks == rank;
-            if let Some(original) = self.parameters()[index].original_hash() {
+            let parameter = &self.parameters()[index];
+            if !parameter.is_owned_here() {
+                continue;
+            }
+            let is_own = place % group.world_size() == group.rank();
+            if let Some(original) = parameter.original_hash() {
                 if is_own {
                     let element = element_type(self.states().compute_type())?;
                     own.push((index, BaseValues::with_hash(element, original)));
@@ -121,7 +125,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
             }
             // All ranks take part in the gather of a sharded parameter.
             if is_own || self.states().stage().shards_parameters() {
-                let data = self.states().parameter_data(index).map_err(EngineError::from)?;
+                let data = self.states().stage_parameter_data(index).map_err(EngineError::from)?;
                 if is_own {
                     own.push((index, BaseValues::of(element_type(data.dtype)?, data.as_bytes())));
                 }

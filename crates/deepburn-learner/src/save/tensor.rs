@@ -63,7 +63,7 @@ impl<B: OptimizerOps> SavedTensor<B> {
     /// write the file. Copies nothing if the tensor is not sharded.
     pub(super) fn gather(&self) {
         if let TensorSource::Half(tensor, _) = &self.values {
-            drop(tensor.clone().into_value().into_full());
+            tensor.clone().take_part_in_reading();
         }
     }
 

@@ -11,12 +11,16 @@ use burn::nn::{Linear, LinearConfig};
 use burn::tensor::backend::Backend;
 use burn::tensor::{Tensor, TensorData};
 use burn_flex::{Flex, FlexDevice};
+use deepburn_checkpoint::Checkpoint;
 use deepburn_comm::run_ranks;
 use deepburn_config::{Plan, RawConfig, RunContext, resolve};
 use deepburn_deepspeed::DeepSpeedCheckpoint;
-use deepburn_learner::{Engine, EngineError, LoadPlan, TrainingCheckpointError, initialize};
+use deepburn_learner::{
+    Engine, EngineError, LoadPlan, SaveRequest, TrainingCheckpointError, initialize,
+    initialize_pipeline,
+};
 use deepburn_weights::{Component, Composition, Weight, WeightMap};
-use deepburn_zero::{Group, Training};
+use deepburn_zero::{Group, Holders, PipelineLayout, Training};
 use serde_json::Value;
 
 #[derive(Module, Debug)]
@@ -125,6 +129,50 @@ fn linear_layers_follow_deepspeeds_trace() {
                 }
             }
         }
+    }
+}
+
+/// Each stage of a pipeline loads its parameters.
+#[test]
+fn pipelines_load_the_checkpoint() {
+    let checkpoint = DeepSpeedCheckpoint::open(&folder(3), None).unwrap();
+    let stage_of = |path: &str| usize::from(path.starts_with("mix") || path.starts_with("down"));
+    let layout = PipelineLayout::new(
+        2,
+        linear()
+            .weights()
+            .iter()
+            .map(|it| (it.path().to_owned(), Holders::one(stage_of(it.path())))),
+    );
+    let loaded = |stage: u8, stages: usize| {
+        let root = tempfile::tempdir().unwrap();
+        let mut plan = plan(&trace(3)["ds"], stage, 2);
+        plan.mesh.pipeline_stages = stages;
+        let losses = run_ranks(2 * stages, Duration::from_secs(60), |member| {
+            let group = Group::new(member);
+            let mut engine = match stages {
+                1 => initialize(net(), &plan, group),
+                _ => initialize_pipeline(net(), &plan, layout.clone(), group),
+            }?;
+            engine.load_deepspeed_checkpoint(&checkpoint, &linear(), LoadPlan::ALL)?;
+            engine.save_checkpoint(root.path(), SaveRequest::default())?;
+            Ok::<_, TrainingCheckpointError>(engine.evaluate(|net| net.loss(20).into_scalar())?)
+        });
+        let losses = losses.unwrap_or_else(|failure| panic!("{failure}"));
+        assert!(losses.iter().all(|loss| loss.to_bits() == losses[0].to_bits()));
+        let saved = Checkpoint::open_intact(root.path(), None).unwrap();
+        assert_eq!(saved.layout().stages(), stages);
+        let mut arrays = Vec::new();
+        for (index, entry) in saved.layout().entries().iter().enumerate() {
+            let read = |stored: &deepburn_checkpoint::StoredState| {
+                saved.read(&entry.path, &stored.kind, 0..saved.layout().numel(index)).unwrap()
+            };
+            arrays.extend(entry.states.iter().map(read));
+        }
+        (losses[0], arrays, saved.run().state.clone())
+    };
+    for stage in 0..4 {
+        assert_eq!(loaded(stage, 2), loaded(stage, 1), "stage {stage}");
     }
 }
 

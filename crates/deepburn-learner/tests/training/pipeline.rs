@@ -1,5 +1,8 @@
 //! Pipelines of models that know nothing of them, compared bit by bit with one stage.
 
+mod checkpoints;
+
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use burn::module::{AutodiffModule, Module, ModuleMapper, ModuleVisitor, Param};
@@ -17,6 +20,7 @@ use deepburn_zero::{Category, Group, Holders, PipelineLayout, Training};
 use serde_json::{Value, json};
 
 type Trained = Training<Flex>;
+type Trainer = Engine<Flex, Odd<Trained>>;
 
 const VOCABULARY: usize = 11;
 const WIDTH: usize = 6;
@@ -220,11 +224,15 @@ impl ModuleVisitor<Trained> for Paths {
     }
 }
 
-fn train(shape: Shape, settings: &Value, dropout: f64) -> Trace {
+/// Runs `body` with an engine on each rank.
+fn with_engine<R: Send>(
+    shape: Shape,
+    settings: &Value,
+    dropout: f64,
+    body: impl Fn(&mut Trainer) -> Result<R, Cause> + Sync,
+) -> Vec<R> {
     let plan = plan(shape, settings);
-    let world = shape.stages * shape.ranks;
-    let traces = run_ranks(world, Duration::from_secs(60), |member| {
-        let rank = member.rank() % shape.ranks;
+    let ranks = run_ranks(shape.stages * shape.ranks, Duration::from_secs(60), |member| {
         let (model, group) = (Odd::new(dropout), Group::new(member));
         let mut engine = match shape.stages {
             1 => initialize(model, &plan, group),
@@ -232,24 +240,27 @@ fn train(shape: Shape, settings: &Value, dropout: f64) -> Trace {
         }
         .map_err(Cause::from)?;
         engine.seed(7);
-        trace(&mut engine, shape, rank)
+        body(&mut engine)
     });
-    let mut traces = traces.unwrap_or_else(|failure| panic!("{shape:?}: {failure}"));
-    let last = traces.split_off(world - shape.ranks).swap_remove(0);
+    ranks.unwrap_or_else(|failure| panic!("{shape:?}: {failure}"))
+}
+
+fn train(shape: Shape, settings: &Value, dropout: f64) -> Trace {
+    let mut traces =
+        with_engine(shape, settings, dropout, |engine| trace(engine, shape.micro_batches, 0..3));
+    let last = traces.split_off((shape.stages - 1) * shape.ranks).swap_remove(0);
     if shape.stages > 1 {
         assert_eq!(traces[0], last, "stages disagree: {shape:?}");
     }
     last
 }
 
-fn trace(
-    engine: &mut Engine<Flex, Odd<Trained>>,
-    shape: Shape,
-    rank: usize,
-) -> Result<Trace, Cause> {
+/// Trains the steps of this range.
+fn trace(engine: &mut Trainer, count: usize, steps: Range<usize>) -> Result<Trace, Cause> {
+    let group = engine.states().data_group();
+    let (rank, ranks) = (group.rank(), group.world_size());
     let (mut losses, mut norms) = (Vec::new(), Vec::new());
-    for step in 0..3 {
-        let (ranks, count) = (shape.ranks, shape.micro_batches);
+    for step in steps {
         let mut batches = Batches { first: step * count, ranks, rank, count };
         let trained = engine.train_batch(&mut batches)?;
         losses.push(trained.losses);

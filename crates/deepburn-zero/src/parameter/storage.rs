@@ -18,8 +18,9 @@ pub(crate) enum Storage {
     Blocks {
         /// The format of the blocks.
         format: BlockFormat,
-        /// The BLAKE3 hash of the elements before they were quantized, in the parameter's type.
-        original: [u8; 32],
+        /// The BLAKE3 hash of the elements before they were quantized, in the parameter's type;
+        /// `None` on a pipeline stage that does not hold them.
+        original: Option<[u8; 32]>,
     },
     /// A matrix in the format of a GGUF file, for inference.
     Encoded {

@@ -163,7 +163,7 @@ impl<B: OptimizerOps> Announced<B> {
                 let original = hash.try_into().unwrap_or([0; 32]);
                 let words = own.map(|it| quantize::<B>(it, format));
                 let words = words.unwrap_or_else(|| to_come(format.words(numel)));
-                (words, Storage::Blocks { format, original })
+                (words, Storage::Blocks { format, original: Some(original) })
             }
         };
         let array = DeviceArray::Dense(array);

@@ -19,6 +19,9 @@
 //! Working copies, gathered and persistent parameters are not saved, because
 //! loading recomputes them from the weights with the casts and collectives of an
 //! optimizer step.
+//!
+//! In a pipeline, the ranks of a parameter's first stage own its arrays. Every
+//! stage that holds the parameter reads its weights.
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -174,17 +177,16 @@ impl<B: OptimizerOps> ModelStates<B> {
     }
 
     /// Returns the arrays of the parameter at `index` and their types. All
-    /// ranks return the same list.
+    /// ranks return the same list, whatever their pipeline stage holds: a pipeline
+    /// is saved between steps, when there are no gradients.
     ///
     /// The list starts with the weights, followed by the moments, the
     /// accumulated gradient and the arrays that differ between ranks. Frozen
     /// parameters only have weights.
     pub fn arrays(&self, index: usize) -> Vec<(StateArray, DType)> {
         let parameter = &self.parameters[index];
-        let weights = match self.optimizer.has_master(index) {
-            true => DType::F32,
-            false => parameter.dtype(),
-        };
+        // A trained 16-bit parameter has an f32 master on its stage.
+        let weights = if parameter.is_trainable() { DType::F32 } else { parameter.dtype() };
         let mut arrays = vec![(StateArray::Weights, weights)];
         if parameter.is_trainable() {
             let moments = self.optimizer.moments(index).iter();
@@ -201,12 +203,13 @@ impl<B: OptimizerOps> ModelStates<B> {
     /// ([`Partition::owned`](crate::Partition::owned)), flat and without
     /// padding.
     ///
-    /// Returns `None` if the array does not exist, and for arrays that differ
+    /// Returns `None` if the array does not exist or another pipeline stage owns it, for arrays that differ
     /// between ranks, and for the weights of a quantized parameter. Use [`owned_errors`](Self::owned_errors) and
     /// [`owned_local`](Self::owned_local) for such arrays.
     pub fn owned(&self, index: usize, array: StateArray) -> Option<OwnedArray<B>> {
         let (parameter, share) = (&self.parameters[index], self.share);
-        if array == StateArray::Weights && parameter.is_quantized() {
+        let is_quantized = array == StateArray::Weights && parameter.is_quantized();
+        if is_quantized || !parameter.is_owned_here() {
             return None;
         }
         let partition = parameter.partition();
@@ -353,7 +356,8 @@ impl<B: OptimizerOps> ModelStates<B> {
     /// Gathered parameters are released.
     ///
     /// One parameter is read at a time. At stages 1 and 2, each rank reads only
-    /// its slice, and the complete parameters are all-gathered.
+    /// its slice, and the complete parameters are all-gathered. In a pipeline,
+    /// each rank reads the parameters that its stage holds.
     ///
     /// # Errors
     ///
@@ -375,10 +379,11 @@ impl<B: OptimizerOps> ModelStates<B> {
             let path = quantized.path().to_owned();
             return Err(ZeroError::QuantizedParameter { path }.into());
         }
-        for parameter in selected() {
+        for parameter in selected().filter(|it| it.is_held_here()) {
             // Frozen parameters are not gathered after loading, so every rank
-            // reads all elements that it keeps.
-            let trains = parameter.is_trainable();
+            // reads all elements that it keeps. So do the other pipeline stages
+            // of a tied parameter, which have no master.
+            let trains = parameter.is_updated_here();
             let cut = if trains { stage.shards_optimizer() } else { stage.shards_parameters() };
             let values = self.read_array(parameter, StateArray::Weights, cut, &mut read)?;
             // The cast rounds in the same way as the optimizer. A backend's cast
@@ -426,7 +431,7 @@ impl<B: OptimizerOps> ModelStates<B> {
         let cut = self.share.stage.shards_optimizer();
         for index in 0..self.parameters.len() {
             let parameter = &self.parameters[index];
-            if !parameter.is_trainable() {
+            if !parameter.is_updated_here() {
                 continue;
             }
             let moments = self.optimizer.moments(index).iter();
@@ -458,7 +463,8 @@ impl<B: OptimizerOps> ModelStates<B> {
     ) -> Result<(), E> {
         self.zero_grad();
         for (parameter, sum) in self.parameters.iter().zip(sums) {
-            let Some(GradientSum { micro_batches, dtype, peak }) = *sum else { continue };
+            let sum = sum.filter(|_| parameter.is_updated_here());
+            let Some(GradientSum { micro_batches, dtype, peak }) = sum else { continue };
             if !self.reducer.borrow().accumulates_in(dtype, micro_batches) {
                 let (path, dtype) = (parameter.path().to_owned(), dtype.name());
                 return Err(ZeroError::GradientType { path, dtype }.into());

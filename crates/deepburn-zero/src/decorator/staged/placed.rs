@@ -249,6 +249,16 @@ impl<B: Backend> Placed<B, super::Floats> {
             Self::Staged(_) => false,
         }
     }
+
+    /// Takes part in reading the values on another rank, and drops them. Every rank calls this or
+    /// reads the values, in a call of the engine.
+    ///
+    /// # Panics
+    ///
+    /// Panics with a [`CommError`] if a gather or a message fails.
+    pub fn take_part_in_reading(self) {
+        drop(super::site::everywhere(self).into_full());
+    }
 }
 
 impl<B: Backend, K: Kind<B>> StagedTensor<B, K> {

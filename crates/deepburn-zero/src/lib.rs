@@ -1,7 +1,9 @@
 //! ZeRO for Burn: sharded parameters, gradients and optimizer states.
 //!
-//! [`Sharded<B>`](Sharded) decorates a backend below autodiff, and [`Autocast`]
-//! converts the operands of each op to one element type above it. Models train
+//! [`Sharded<B>`](Sharded) decorates a backend below autodiff,
+//! [`Staged<B>`](Staged) runs its ops on the stages of a pipeline, and
+//! [`Autocast`] converts the operands of each op to one element type above
+//! autodiff. Models train
 //! on [`Training<B>`](Training) and are evaluated on [`Zero<B>`](Zero).
 //!
 //! [`ModelStates::shard`] replaces the parameters of any module with handles.
@@ -30,12 +32,13 @@
 //! | `states` | [`ModelStates`]: creation, passes, the step, states for checkpoints |
 //! | `sharding` | replaces the parameters of a module; initial values, [buffers](Buffer), plain tensors, tiers |
 //! | [`inference`] | modules whose matrices are in the formats of GGUF files |
-//! | `decorator` | [`Sharded`], [`ZeroTensor`] and all ops; [`Autocast`] |
+//! | `decorator` | [`Sharded`], [`ZeroTensor`] and all ops; [`Staged`], [`Placed`]; [`Autocast`] |
 //! | `optimizer` | optimizer states and updates of the owned elements |
 //! | `gradient` | buckets, reduction and accumulation of gradients |
 //! | `recompute` | activation checkpointing: blocks and tapes |
 //! | `parameter` | [`Parameter`], shards, gathering and prefetching |
 //! | `offload` | arrays in host memory or on NVMe |
+//! | `pipeline` | [`PipelineLayout`], and the place of a rank in a pipeline, [`Stages`] |
 //! | `session` | the context of a model on its thread; random streams, counted tensors |
 //! | `group` | [`Group`] and the arrays that it exchanges, [`DeviceArray`] and [`RowGradient`] |
 //! | `ledger` | [`Ledger`]: memory and operations of a rank |

@@ -407,7 +407,7 @@ impl<B: Backend> Parameter<B> {
         elements_to_come::<B>(numel, self.stored_type().into(), self.device())
     }
 
-    /// Replaces the elements that this rank keeps with those of the owner's stage.
+    /// Replaces the elements that this rank keeps with the owner's values.
     ///
     /// # Errors
     ///

@@ -5,3 +5,6 @@ struct Readme;
 
 #[doc = include_str!("../../../docs/src/your-own-model.md")]
 struct YourOwnModel;
+
+#[doc = include_str!("../../../docs/src/pipelines.md")]
+struct Pipelines;

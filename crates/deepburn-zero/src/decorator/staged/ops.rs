@@ -514,7 +514,7 @@ impl<B: MatmulOps> FloatTensorOps<Staged<B>> for Staged<B> {
 
 /// Views that drop or repeat elements, as ops of the stage that holds their operand. A value that
 /// is moved later is moved with all elements of the view. These methods, and the one for embeddings
-/// whose table is computed, precede those of the traits.
+/// whose table is computed, precede the methods of the traits.
 impl<B: MatmulOps> Staged<B> {
     stage! {
         fn float_slice(tensor: float, slices: [&[Slice]]) -> float;

@@ -153,7 +153,7 @@ pub(crate) struct ParameterHomes<'a, B: Backend> {
     /// All ranks.
     pub(crate) world: &'a Group<B>,
     /// The ranks of this rank's stage.
-    group: &'a Group<B>,
+    pub(crate) group: &'a Group<B>,
     /// The layout and the stage of this rank; `None` without a pipeline.
     layout: Option<(&'a PipelineLayout, usize)>,
 }

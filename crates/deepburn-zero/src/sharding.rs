@@ -163,7 +163,6 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
     /// working type of `optimizer`. The optimizer receives the slices that this
     /// rank updates, according to `updates`. `buffers` are not changed.
     pub(crate) fn new(
-        group: Group<B>,
         homes: ParameterHomes<'a, B>,
         share: ShardSpec,
         shards: ShardHomes<'a, B>,
@@ -176,7 +175,7 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
         let working = optimizer.working();
         Self {
             buffers,
-            group,
+            group: homes.group.clone(),
             homes,
             share,
             ledger,

@@ -111,7 +111,7 @@ pub struct ModelStates<B: Backend> {
     /// All ranks.
     world: Group<B>,
     /// The ranks among which states are sharded: all ranks, or the ranks of a pipeline stage.
-    group: Group<B>,
+    data_group: Group<B>,
     /// The place of this rank in the pipeline; `None` without one.
     stages: Option<Rc<Stages<B>>>,
     /// The stage and the rank, which determine the slices that this rank keeps.
@@ -277,7 +277,7 @@ impl<B: OptimizerOps> ModelStates<B> {
             stages.await_later(pass)?;
             // No rank of the stage waits for another one while it holds the lock of its graph,
             // unless both are in backward.
-            self.group.barrier(CollectiveTag::new("start of backward", pass))?;
+            self.data_group.barrier(CollectiveTag::new("start of backward", pass))?;
             stages.enter(Direction::Backward, pass);
         }
         self.binding.with_counter(OperationCounter::start_backward);
@@ -467,7 +467,7 @@ impl<B: OptimizerOps> ModelStates<B> {
     ///
     /// Returns the failure that ended the group.
     pub fn check(&self) -> Result<(), ZeroError> {
-        Ok(self.group.check()?)
+        Ok(self.data_group.check()?)
     }
 
     /// Returns the I/O statistics of offloaded states and activations; `None`
@@ -491,7 +491,7 @@ impl<B: OptimizerOps> ModelStates<B> {
     /// Returns the group of the ranks that have different data: all ranks, or the ranks of a
     /// pipeline stage.
     pub fn data_group(&self) -> &Group<B> {
-        &self.group
+        &self.data_group
     }
 
     /// Returns the place of this rank in the pipeline; `None` without one.
@@ -524,7 +524,8 @@ impl<B: OptimizerOps> ModelStates<B> {
     /// Returns an error if the all-gather or the disk fails.
     pub fn parameter_data(&self, index: usize) -> Result<TensorData, ZeroError> {
         let parameter = &self.parameters[index];
-        let whole = self.from_owner(parameter, parameter.dtype(), || self.read_here(parameter))?;
+        let whole =
+            self.read_at_owner(parameter, parameter.dtype(), || self.read_here(parameter))?;
         Ok(view_float::<B>(whole))
     }
 
@@ -565,7 +566,7 @@ impl<B: OptimizerOps> ModelStates<B> {
         if !parameter.is_trainable() || DType::from(self.compute) == DType::F32 {
             return self.parameter_data(index);
         }
-        let whole = self.from_owner(parameter, DType::F32, || {
+        let whole = self.read_at_owner(parameter, DType::F32, || {
             let Some(master) = self.optimizer.master(index)? else {
                 unreachable!("a trained 16-bit parameter has a master")
             };
@@ -584,7 +585,7 @@ impl<B: OptimizerOps> ModelStates<B> {
     /// # Errors
     ///
     /// Returns the errors of `read`, or an error if a message cannot be sent or received.
-    fn from_owner(
+    fn read_at_owner(
         &self,
         parameter: &Parameter<B>,
         dtype: DType,
@@ -651,7 +652,7 @@ impl<B: OptimizerOps> ModelStates<B> {
         shard: B::FloatTensorPrimitive,
     ) -> Result<B::FloatTensorPrimitive, CommError> {
         let (shard, numels) = (vec![DeviceArray::Dense(shard)], vec![parameter.numel()]);
-        let pending = self.group.arrays().all_gather(parameter.tag(what), shard, numels)?;
+        let pending = self.data_group.arrays().all_gather(parameter.tag(what), shard, numels)?;
         Ok(pending.wait()?.swap_remove(0).into_flat())
     }
 }
@@ -659,7 +660,7 @@ impl<B: OptimizerOps> ModelStates<B> {
 impl<B: Backend> std::fmt::Debug for ModelStates<B> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("ModelStates")
-            .field("group", &self.group)
+            .field("group", &self.data_group)
             .field("stage", &self.share.stage)
             .field("parameters", &self.parameters.len())
             .finish_non_exhaustive()

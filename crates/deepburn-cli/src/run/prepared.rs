@@ -79,6 +79,12 @@ fn pipeline_layout(preparation: &Preparation) -> Result<Option<PipelineLayout>, 
     if plan.pipeline.is_none() {
         return Ok(None);
     }
+    if plan.monitor.flops.is_some() {
+        return Err(Failure::mistake(
+            "deepspeed.flops_profiler.enabled: a pipeline stage counts its own operations only, and the profile would be of \
+             the first stage; set it to false, or train with one stage",
+        ));
+    }
     let layout = subject.pipeline_layout(plan, largest_batch(preparation));
     layout.map(Some).map_err(|error| Failure::mistake(error.to_string()))
 }

@@ -146,6 +146,12 @@ fn plan(arguments: &EstimateArguments, model: &dyn Architecture) -> Result<Plan,
         facts.quantization = quantization(fields, model)?;
     }
     let plan = resolve(&written, &facts).map_err(Failure::mistake)?.plan;
+    if plan.pipeline.is_some() {
+        return Err(Failure::mistake(
+            "pipeline.stages: estimate does not divide a model into stages yet; remove the key, or start the run with \
+             finetune, which logs its memory and its stages",
+        ));
+    }
     arguments.open.check(&plan.batch)?;
     Ok(plan)
 }

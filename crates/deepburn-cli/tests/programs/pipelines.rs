@@ -6,7 +6,7 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use crate::chat::golden;
-use crate::program::finetune;
+use crate::program::{deepburn, finetune};
 
 /// Trains a small model, and returns its losses, norms, evaluations and weights.
 fn train(model: &Value, stages: usize, more: &Value) -> (Vec<[Value; 3]>, Vec<u8>) {
@@ -78,6 +78,11 @@ fn stages_are_described_and_too_many_are_refused() {
     assert_eq!(refused.status, Some(2), "{refused:?}");
     assert!(refused.stderr.contains("9 pipeline stages for a model of 7 blocks"), "{refused:?}");
     assert!(!folder.path().join("output").exists());
+    let counted = ["--config", "job.json", "--set", "deepspeed.flops_profiler.enabled=true"];
+    fs::write(folder.path().join("job.json"), job(2).to_string()).unwrap();
+    finetune(folder.path(), &counted).failed(2, &["flops_profiler", "first stage"]);
+    deepburn(folder.path(), &["tune", "--config", "job.json"])
+        .failed(2, &["pipeline stages", "one stage"]);
     let ending = run(2).succeeded();
     assert!(ending.stderr.contains("pipeline stage 1: ") && ending.stderr.contains(" to wte, "));
 }

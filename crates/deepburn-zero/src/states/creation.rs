@@ -86,7 +86,7 @@ impl<B: OptimizerOps> ModelStates<B> {
         gatherer.refresh_persistent(&persistent)?;
         let states = Self {
             world,
-            group,
+            data_group: group,
             stages,
             share,
             errors: parameters.iter().map(|_| None).collect(),
@@ -219,16 +219,7 @@ fn shard_parameters<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
     };
     let working = (precision.compute != Precision::Fp32).then(|| element_type(precision.compute));
     let states = Optimizer::new(working, parking.as_ref());
-    let sharder = Sharder::new(
-        group.clone(),
-        homes,
-        share,
-        shards,
-        states,
-        updates,
-        ledger.clone(),
-        &buffers,
-    );
+    let sharder = Sharder::new(homes, share, shards, states, updates, ledger.clone(), &buffers);
     let (module, table) = sharder.shard(module)?;
     // Only now is every parameter a handle, which can be asked for its device
     // without initializing it.

@@ -373,7 +373,7 @@ impl<B: OptimizerOps> ModelStates<B> {
         self.finish_pass()?;
         let stage = self.share.stage;
         let working = self.compute;
-        let mut publisher = Publisher::new(&self.group, self.allgather_bucket_size);
+        let mut publisher = Publisher::new(&self.data_group, self.allgather_bucket_size);
         let selected = || self.parameters.iter().filter(|it| selects(it.path()));
         if let Some(quantized) = selected().find(|it| it.is_quantized()) {
             let path = quantized.path().to_owned();

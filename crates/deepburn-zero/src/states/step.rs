@@ -103,7 +103,7 @@ impl<B: OptimizerOps> ModelStates<B> {
     /// Only rank 0 counts the elements, without a collective, because the second
     /// moments of 1-bit optimizers are complete and identical on all ranks.
     fn warn_of_dead_elements(&self) {
-        if self.group.rank() > 0 {
+        if self.data_group.rank() > 0 {
             return;
         }
         let trained = self.parameters.iter().filter(|parameter| parameter.is_trainable());
@@ -189,7 +189,7 @@ impl<B: OptimizerOps> ModelStates<B> {
             let sum: f64 = sums.iter().sum();
             // If ranks have their own gradients, this is the mean of their squared
             // norms.
-            let gradients = if reducer.takes_mean() { 1 } else { self.group.world_size() };
+            let gradients = if reducer.takes_mean() { 1 } else { self.data_group.world_size() };
             return Ok(Norm::Finite((sum / gradients as f64).sqrt()));
         }
         // The maximum of the negated indices is the smallest index over all ranks.
@@ -247,8 +247,8 @@ impl<B: OptimizerOps> ModelStates<B> {
     ) -> Result<(), ZeroError> {
         let (share, ledger) = (self.share, &self.ledger);
         let parameters = self.parameters.clone();
-        let mut publisher = Publisher::new(&self.group, self.allgather_bucket_size);
-        let order = self.optimizer.order(&parameters, self.group.world_size(), rates.lr);
+        let mut publisher = Publisher::new(&self.data_group, self.allgather_bucket_size);
+        let order = self.optimizer.order(&parameters, self.data_group.world_size(), rates.lr);
         let operands: Vec<_> = operands(&parameters, &gradients).collect();
         let mut step = self.optimizer.start_step(rates, scale, &operands, &order)?;
         // The reads are planned, so the gradients can now be taken out of the
@@ -276,7 +276,7 @@ impl<B: OptimizerOps> ModelStates<B> {
                 let owned = share.updated_range(parameters[index].partition());
                 directions.push(step.direct(index, values, gradient, owned, ledger)?);
             }
-            let (group, errors) = (&self.group, &mut self.errors[..]);
+            let (group, errors) = (&self.data_group, &mut self.errors[..]);
             let mut exchange = Exchange { group, share, parameters: &parameters, ledger, errors };
             for (direction, pass) in exchange.run(&mut step, &round, directions)? {
                 let parameter = &parameters[direction.index];

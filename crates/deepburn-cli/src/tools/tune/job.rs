@@ -78,6 +78,11 @@ impl TunedJob {
             refuse_untunable(job, plan)?;
             Ok(Resumed::default())
         })?;
+        if preparation.plan.pipeline.is_some() {
+            return Err(Failure::mistake(
+                "pipeline stages: the tuner does not search them yet; tune the job with one stage",
+            ));
+        }
         let config = without_autos(&preparation.record);
         let nvme = arguments.nvme.clone().or_else(|| nvme_path(&config));
         if let Some(folder) = &nvme {

@@ -97,6 +97,7 @@ fn policy(stage: Stage, optimizer_states: OptimizerOffload) -> Policy {
         optimizer: OptimizerPlan::AdamW(adam),
         param_groups: ParamGroups::default(),
         quantization: None,
+        pipeline: None,
         activations: ActivationPlan::default(),
     }
 }

@@ -13,7 +13,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::group_ranks::InGroup;
 use crate::{
-    CollectiveTag, Contents, Direction, GroupId, MessageRoute, MessageTag, Operation, Signature,
+    CollectiveTag, GroupId, MessageContents, MessageDirection, MessageRoute, MessageTag, Operation,
+    Signature,
 };
 
 /// The reason why a collective was not completed.
@@ -144,7 +145,7 @@ pub enum CommError {
         /// The world rank that called.
         rank: usize,
         /// The call.
-        direction: Direction,
+        direction: MessageDirection,
         /// The tag of the message.
         tag: Box<MessageTag>,
         /// The group.
@@ -165,9 +166,9 @@ pub enum CommError {
         /// The sender, the receiver and the tag.
         route: Box<MessageRoute>,
         /// The arrays of the sender.
-        sent: Box<Contents>,
+        sent: Box<MessageContents>,
         /// The arrays of the receiver.
-        expected: Box<Contents>,
+        expected: Box<MessageContents>,
     },
 
     /// A message did not arrive within the time-out.
@@ -407,9 +408,9 @@ impl<'a> From<&'a Side> for Arrays<'a> {
     }
 }
 
-impl<'a> From<&'a Contents> for Arrays<'a> {
-    fn from(contents: &'a Contents) -> Self {
-        let Contents { payload, signature } = contents;
+impl<'a> From<&'a MessageContents> for Arrays<'a> {
+    fn from(contents: &'a MessageContents) -> Self {
+        let MessageContents { payload, signature } = contents;
         Self { payload, names: &[], signature: Some(signature) }
     }
 }

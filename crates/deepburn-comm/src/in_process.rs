@@ -21,9 +21,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::{
-    CollectiveTag, CommError, Contents, Direction, GroupFailure, GroupRanks, MessageRoute,
-    MessageTag, Operation, Pending, ProcessGroup, RankHandle, SharedPayload, Side, Statistics,
-    Subgroup,
+    CollectiveTag, CommError, GroupFailure, GroupRanks, MessageContents, MessageDirection,
+    MessageRoute, MessageTag, Operation, Pending, ProcessGroup, RankHandle, SharedPayload, Side,
+    Statistics, Subgroup,
 };
 use letter::Letter;
 use rendezvous::{Rendezvous, Ticket};
@@ -129,7 +129,7 @@ impl Member {
     /// Returns true if a message has arrived and was not received; see
     /// [`ProcessGroup::has_arrived`]. It does not require a payload type.
     pub fn has_arrived(&self, from: usize, tag: &MessageTag) -> bool {
-        MessageRoute::new(&self.ranks, Direction::Receive, from, tag.clone())
+        MessageRoute::new(&self.ranks, MessageDirection::Receive, from, tag.clone())
             .is_ok_and(|route| self.membership.rendezvous.has_arrived(&route))
     }
 
@@ -192,13 +192,13 @@ impl<T: SharedPayload> ProcessGroup<T> for Member {
     }
 
     fn send(&self, to: usize, tag: MessageTag, arrays: Vec<T>) -> Result<(), CommError> {
-        let route = MessageRoute::new(&self.ranks, Direction::Send, to, tag)?;
+        let route = MessageRoute::new(&self.ranks, MessageDirection::Send, to, tag)?;
         self.membership.rendezvous.send(route, Letter::new(arrays))
     }
 
     fn receive(&self, from: usize, tag: MessageTag, like: Vec<T>) -> Result<Pending<T>, CommError> {
-        let route = MessageRoute::new(&self.ranks, Direction::Receive, from, tag)?;
-        let (span, expected) = (route.span(), Contents::of(&like));
+        let route = MessageRoute::new(&self.ranks, MessageDirection::Receive, from, tag)?;
+        let (span, expected) = (route.span(), MessageContents::of(&like));
         let bytes = like.iter().map(|array| array.numel() * array.element_size()).sum();
         let ticket = Rendezvous::receive(&self.membership.rendezvous, route, bytes)?;
         let receive = move || Ok(ticket.wait(&expected)?.open(&like));

@@ -1,7 +1,7 @@
 //! The device mesh: the arrangement of all ranks along the axes of parallel training.
 //!
-//! A [`Mesh`] has three axes. World ranks are numbered row by row, with [`Axis::Pipeline`] outermost
-//! and [`Axis::Shard`] innermost, as in DeepSpeed, torchtitan and Megatron:
+//! A [`Mesh`] has three axes. World ranks are numbered row by row, with [`MeshAxis::Pipeline`] outermost
+//! and [`MeshAxis::Shard`] innermost, as in DeepSpeed, torchtitan and Megatron:
 //!
 //! ```text
 //! 8 ranks, pipeline 2 x replicate 2 x shard 2
@@ -25,7 +25,7 @@ use std::fmt;
 
 /// An axis of a [`Mesh`]. Axes are ordered from the outermost to the innermost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Axis {
+pub enum MeshAxis {
     /// The stages of a pipeline. Each has a part of the layers.
     Pipeline,
     /// Copies of the model states.
@@ -34,12 +34,12 @@ pub enum Axis {
     Shard,
 }
 
-impl Axis {
+impl MeshAxis {
     /// All axes, outermost first.
     pub const ALL: [Self; 3] = [Self::Pipeline, Self::Replicate, Self::Shard];
 }
 
-impl fmt::Display for Axis {
+impl fmt::Display for MeshAxis {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Pipeline => "pipeline",
@@ -59,7 +59,7 @@ pub enum MeshError {
     )]
     EmptyAxis {
         /// The axis.
-        axis: Axis,
+        axis: MeshAxis,
     },
 
     /// The axes do not cover all ranks exactly once.
@@ -76,7 +76,7 @@ pub enum MeshError {
     },
 }
 
-/// The arrangement of all ranks along the [axes](Axis), row by row. Copies are independent values.
+/// The arrangement of all ranks along the [axes](MeshAxis), row by row. Copies are independent values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Mesh {
     /// The size of each axis, outermost first.
@@ -96,7 +96,7 @@ impl Mesh {
         shard: usize,
     ) -> Result<Self, MeshError> {
         let sizes = [pipeline, replicate, shard];
-        if let Some(axis) = Axis::ALL.into_iter().find(|axis| sizes[*axis as usize] == 0) {
+        if let Some(axis) = MeshAxis::ALL.into_iter().find(|axis| sizes[*axis as usize] == 0) {
             return Err(MeshError::EmptyAxis { axis });
         }
         let product = sizes.iter().try_fold(1_usize, |product, size| product.checked_mul(*size));
@@ -121,7 +121,7 @@ impl Mesh {
     }
 
     /// Returns the size of an axis.
-    pub fn size(&self, axis: Axis) -> usize {
+    pub fn size(&self, axis: MeshAxis) -> usize {
         self.sizes[axis as usize]
     }
 
@@ -130,7 +130,7 @@ impl Mesh {
     /// # Panics
     ///
     /// Panics if `rank` is not a rank of the mesh.
-    pub fn coordinate(&self, rank: usize, axis: Axis) -> usize {
+    pub fn coordinate(&self, rank: usize, axis: MeshAxis) -> usize {
         let world_size = self.world_size();
         assert!(rank < world_size, "rank {rank} is not one of the {world_size} ranks of the mesh");
         rank / self.stride(axis) % self.size(axis)
@@ -142,12 +142,12 @@ impl Mesh {
     ///
     /// Panics if a coordinate is not below the size of its axis.
     pub fn rank_at(&self, coordinates: [usize; 3]) -> usize {
-        let offset = |axis: Axis| {
+        let offset = |axis: MeshAxis| {
             let (coordinate, size) = (coordinates[axis as usize], self.size(axis));
             assert!(coordinate < size, "{axis} {coordinate} is outside of an axis of size {size}");
             coordinate * self.stride(axis)
         };
-        Axis::ALL.into_iter().map(offset).sum()
+        MeshAxis::ALL.into_iter().map(offset).sum()
     }
 
     /// Returns the ranks that have the same coordinates as `rank` on all axes other than `axes`, in
@@ -156,11 +156,11 @@ impl Mesh {
     /// # Panics
     ///
     /// Panics if `rank` is not a rank of the mesh.
-    pub fn ranks(&self, rank: usize, axes: &[Axis]) -> Vec<usize> {
-        let fixed = |axis: &Axis| !axes.contains(axis);
-        let fixed: Vec<_> = Axis::ALL.into_iter().filter(fixed).collect();
+    pub fn ranks(&self, rank: usize, axes: &[MeshAxis]) -> Vec<usize> {
+        let fixed = |axis: &MeshAxis| !axes.contains(axis);
+        let fixed: Vec<_> = MeshAxis::ALL.into_iter().filter(fixed).collect();
         let same =
-            |axis: &Axis, other| self.coordinate(other, *axis) == self.coordinate(rank, *axis);
+            |axis: &MeshAxis, other| self.coordinate(other, *axis) == self.coordinate(rank, *axis);
         let all = 0..self.world_size();
         all.filter(|other| fixed.iter().all(|axis| same(axis, *other))).collect()
     }
@@ -171,7 +171,7 @@ impl Mesh {
     ///
     /// Panics if `rank` is not a rank of the mesh.
     pub fn stage(&self, rank: usize) -> Vec<usize> {
-        self.ranks(rank, &[Axis::Replicate, Axis::Shard])
+        self.ranks(rank, &[MeshAxis::Replicate, MeshAxis::Shard])
     }
 
     /// Returns the ranks that divide the model states of the stage of `rank` among them.
@@ -180,7 +180,7 @@ impl Mesh {
     ///
     /// Panics if `rank` is not a rank of the mesh.
     pub fn shard_group(&self, rank: usize) -> Vec<usize> {
-        self.ranks(rank, &[Axis::Shard])
+        self.ranks(rank, &[MeshAxis::Shard])
     }
 
     /// Returns the ranks that have the same shard of the same stage as `rank`.
@@ -189,7 +189,7 @@ impl Mesh {
     ///
     /// Panics if `rank` is not a rank of the mesh.
     pub fn replicas(&self, rank: usize) -> Vec<usize> {
-        self.ranks(rank, &[Axis::Replicate])
+        self.ranks(rank, &[MeshAxis::Replicate])
     }
 
     /// Returns the ranks that together have one complete copy of the model states: the replica of
@@ -199,7 +199,7 @@ impl Mesh {
     ///
     /// Panics if `rank` is not a rank of the mesh.
     pub fn model_group(&self, rank: usize) -> Vec<usize> {
-        self.ranks(rank, &[Axis::Pipeline, Axis::Shard])
+        self.ranks(rank, &[MeshAxis::Pipeline, MeshAxis::Shard])
     }
 
     /// Returns one rank per stage, in the order of the stages: those at the position of `rank`.
@@ -208,11 +208,11 @@ impl Mesh {
     ///
     /// Panics if `rank` is not a rank of the mesh.
     pub fn pipeline(&self, rank: usize) -> Vec<usize> {
-        self.ranks(rank, &[Axis::Pipeline])
+        self.ranks(rank, &[MeshAxis::Pipeline])
     }
 
     /// Returns the distance between the rank numbers of neighbors along an axis.
-    fn stride(&self, axis: Axis) -> usize {
+    fn stride(&self, axis: MeshAxis) -> usize {
         self.sizes[axis as usize + 1..].iter().product()
     }
 }
@@ -245,8 +245,14 @@ mod tests {
     fn the_stages_are_deepspeeds() {
         // PipeDataParallelTopology(num_pp=2, num_dp=2): stage 0 is ranks 0 and 1.
         let mesh = Mesh::new(4, 2, 2, 1).unwrap();
-        assert_eq!([0, 1, 2, 3].map(|rank| mesh.coordinate(rank, Axis::Pipeline)), [0, 0, 1, 1]);
-        assert_eq!([0, 1, 2, 3].map(|rank| mesh.coordinate(rank, Axis::Replicate)), [0, 1, 0, 1]);
+        assert_eq!(
+            [0, 1, 2, 3].map(|rank| mesh.coordinate(rank, MeshAxis::Pipeline)),
+            [0, 0, 1, 1]
+        );
+        assert_eq!(
+            [0, 1, 2, 3].map(|rank| mesh.coordinate(rank, MeshAxis::Replicate)),
+            [0, 1, 0, 1]
+        );
     }
 
     #[test]
@@ -254,7 +260,7 @@ mod tests {
         let mesh = Mesh::data_parallel(3).unwrap();
         assert_eq!((mesh.shard_group(1), mesh.stage(2)), (vec![0, 1, 2], vec![0, 1, 2]));
         assert_eq!((mesh.replicas(1), mesh.pipeline(1)), (vec![1], vec![1]));
-        assert_eq!(Mesh::data_parallel(0), Err(MeshError::EmptyAxis { axis: Axis::Shard }));
+        assert_eq!(Mesh::data_parallel(0), Err(MeshError::EmptyAxis { axis: MeshAxis::Shard }));
     }
 
     #[test]
@@ -272,7 +278,7 @@ mod tests {
         #[test]
         fn groups_along_any_axes_partition_the_world(
             sizes in (1_usize..5, 1_usize..5, 1_usize..5),
-            chosen in prop::sample::subsequence(Axis::ALL.to_vec(), 0..=3),
+            chosen in prop::sample::subsequence(MeshAxis::ALL.to_vec(), 0..=3),
         ) {
             let (pipeline, replicate, shard) = sizes;
             let world_size = pipeline * replicate * shard;
@@ -280,7 +286,7 @@ mod tests {
             prop_assert_eq!(mesh.world_size(), world_size);
             let expected: usize = chosen.iter().map(|axis| mesh.size(*axis)).product();
             for rank in 0..world_size {
-                prop_assert_eq!(mesh.rank_at(Axis::ALL.map(|axis| mesh.coordinate(rank, axis))), rank);
+                prop_assert_eq!(mesh.rank_at(MeshAxis::ALL.map(|axis| mesh.coordinate(rank, axis))), rank);
                 let group = mesh.ranks(rank, &chosen);
                 prop_assert_eq!(group.len(), expected);
                 prop_assert!(group.is_sorted() && group.contains(&rank));
@@ -299,7 +305,7 @@ mod tests {
             for stage in 0..pipeline {
                 let ranks: Vec<_> = (stage * len..(stage + 1) * len).collect();
                 prop_assert_eq!(mesh.stage(ranks[len - 1]), ranks.clone());
-                prop_assert_eq!(mesh.coordinate(ranks[0], Axis::Pipeline), stage);
+                prop_assert_eq!(mesh.coordinate(ranks[0], MeshAxis::Pipeline), stage);
             }
         }
     }

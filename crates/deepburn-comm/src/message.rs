@@ -11,14 +11,14 @@ use crate::{CommError, GroupId, GroupRanks, MessageTag, Payload, Signature};
 
 /// One of the two calls that exchange a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Direction {
+pub enum MessageDirection {
     /// The call of the sender.
     Send,
     /// The call of the receiver.
     Receive,
 }
 
-impl fmt::Display for Direction {
+impl fmt::Display for MessageDirection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Send => "send",
@@ -49,7 +49,7 @@ impl MessageRoute {
     /// Returns an error if `peer` is this rank or not a rank of the group.
     pub fn new(
         ranks: &GroupRanks,
-        direction: Direction,
+        direction: MessageDirection,
         peer: usize,
         tag: MessageTag,
     ) -> Result<Self, CommError> {
@@ -57,8 +57,8 @@ impl MessageRoute {
         let reason = match ranks.members().get(peer) {
             Some(&other) if other != own => {
                 let (from, to) = match direction {
-                    Direction::Send => (own, other),
-                    Direction::Receive => (other, own),
+                    MessageDirection::Send => (own, other),
+                    MessageDirection::Receive => (other, own),
                 };
                 return Ok(Self { group: ranks.id().clone(), from, to, tag });
             }
@@ -73,9 +73,9 @@ impl MessageRoute {
     }
 
     /// Returns the error for the call of a rank that has left the group.
-    pub fn after_leave(self, direction: Direction) -> CommError {
+    pub fn after_leave(self, direction: MessageDirection) -> CommError {
         let Self { group, from, to, tag } = self;
-        let rank = if direction == Direction::Send { from } else { to };
+        let rank = if direction == MessageDirection::Send { from } else { to };
         let reason =
             "it has left the process group; use the group only inside the function that the \
                       ranks run"
@@ -97,14 +97,14 @@ impl fmt::Display for MessageRoute {
 
 /// The types and sizes of the arrays of a message.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Contents {
+pub struct MessageContents {
     /// The Rust type of the arrays.
     pub payload: Cow<'static, str>,
     /// The sizes and element types of the arrays.
     pub signature: Signature,
 }
 
-impl Contents {
+impl MessageContents {
     /// Returns the contents of a message with these arrays.
     pub fn of<T: Payload>(arrays: &[T]) -> Self {
         Self { payload: std::any::type_name::<T>().into(), signature: Signature::of(arrays) }
@@ -127,7 +127,7 @@ impl Contents {
     }
 }
 
-impl fmt::Display for Contents {
+impl fmt::Display for MessageContents {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (arrays, elements) = (self.signature.numels.len(), self.signature.total());
         write!(f, "{elements} elements in {arrays} arrays")
@@ -141,7 +141,8 @@ mod tests {
 
     fn route() -> MessageRoute {
         let ranks = GroupRanks::world(2, 4).subgroup("model", 0, &[1, 2]).unwrap();
-        MessageRoute::new(&ranks, Direction::Receive, 0, MessageTag::new("activation", 3)).unwrap()
+        MessageRoute::new(&ranks, MessageDirection::Receive, 0, MessageTag::new("activation", 3))
+            .unwrap()
     }
 
     #[test]
@@ -151,7 +152,7 @@ mod tests {
         let ranks = GroupRanks::world(2, 4);
         let refused = |peer| {
             let tag = MessageTag::new("loss", 0);
-            MessageRoute::new(&ranks, Direction::Send, peer, tag).unwrap_err().to_string()
+            MessageRoute::new(&ranks, MessageDirection::Send, peer, tag).unwrap_err().to_string()
         };
         assert!(refused(2).starts_with("rank 2 cannot send loss 0: the other side is this rank"));
         assert!(refused(4).contains("the other side is 4, but the ranks of the group are 0 to 3"));
@@ -161,7 +162,7 @@ mod tests {
     fn a_mismatch_names_both_sides_and_the_first_difference() {
         let contents = |numels: &[usize]| {
             let arrays: Vec<_> = numels.iter().map(|n| Host::from(vec![0_f32; *n])).collect();
-            Contents::of(&arrays)
+            MessageContents::of(&arrays)
         };
         assert_eq!(contents(&[3]).check(&route(), &contents(&[3])), Ok(()));
         let error = contents(&[3, 4]).check(&route(), &contents(&[3, 5])).unwrap_err().to_string();
@@ -169,7 +170,7 @@ mod tests {
                         arrays, but rank 2 expects 8 elements in 2 arrays (array 1: 4 x f32 and 5 x \
                         f32; 1 of 2 arrays differ); ";
         assert!(error.starts_with(expected), "{error}");
-        let doubles = Contents::of(&[Host::from(vec![0_f64; 3])]);
+        let doubles = MessageContents::of(&[Host::from(vec![0_f64; 3])]);
         let error = contents(&[3]).check(&route(), &doubles).unwrap_err().to_string();
         assert!(error.contains("Host<f32> and") && error.contains("Host<f64>"), "{error}");
     }

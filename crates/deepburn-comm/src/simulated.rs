@@ -9,8 +9,8 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::{
-    CommError, Direction, GroupRanks, MessageRoute, MessageTag, Operation, Partition, Pending,
-    ProcessGroup, SharedPayload, Side, Statistics, Subgroup,
+    CommError, GroupRanks, MessageDirection, MessageRoute, MessageTag, Operation, Partition,
+    Pending, ProcessGroup, SharedPayload, Side, Statistics, Subgroup,
 };
 
 /// A call that an observer of a [`SimulatedGroup`] sees.
@@ -112,7 +112,7 @@ impl SimulatedGroup {
     /// Counts a message of `bytes` between this rank and rank `peer` of the group.
     fn count_message(
         &self,
-        direction: Direction,
+        direction: MessageDirection,
         peer: usize,
         tag: MessageTag,
         bytes: usize,
@@ -206,13 +206,13 @@ impl<T: SharedPayload> ProcessGroup<T> for SimulatedGroup {
     /// Counts the message.
     fn send(&self, to: usize, tag: MessageTag, arrays: Vec<T>) -> Result<(), CommError> {
         let bytes = arrays.iter().map(T::contributed_bytes).sum();
-        self.count_message(Direction::Send, to, tag, bytes)
+        self.count_message(MessageDirection::Send, to, tag, bytes)
     }
 
     /// Counts the message. The result is `like`.
     fn receive(&self, from: usize, tag: MessageTag, like: Vec<T>) -> Result<Pending<T>, CommError> {
         let bytes = like.iter().map(|array| array.numel() * array.element_size()).sum();
-        self.count_message(Direction::Receive, from, tag, bytes)?;
+        self.count_message(MessageDirection::Receive, from, tag, bytes)?;
         Ok(Pending::new(move || Ok(like)))
     }
 

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 use std::iter::Sum;
 
-use crate::{CollectiveTag, Direction, MessageTag, Operation, Signature};
+use crate::{CollectiveTag, MessageDirection, MessageTag, Operation, Signature};
 
 /// A number of collectives and of exchanged elements.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -52,7 +52,7 @@ pub struct Statistics {
     /// The counts by operation, purpose and element type.
     counts: HashMap<(Operation, Cow<'static, str>, Cow<'static, str>), Count>,
     /// The counts of messages by purpose.
-    messages: HashMap<(Direction, Cow<'static, str>), MessageCount>,
+    messages: HashMap<(MessageDirection, Cow<'static, str>), MessageCount>,
 }
 
 impl Statistics {
@@ -68,7 +68,11 @@ impl Statistics {
     }
 
     /// Returns the sum of the counts of messages whose purpose `select` accepts.
-    pub fn messages(&self, direction: Direction, select: impl Fn(&str) -> bool) -> MessageCount {
+    pub fn messages(
+        &self,
+        direction: MessageDirection,
+        select: impl Fn(&str) -> bool,
+    ) -> MessageCount {
         let selected = self.messages.iter();
         let selected = selected.filter(|((it, purpose), _)| *it == direction && select(purpose));
         selected.map(|(_, count)| *count).sum()
@@ -121,7 +125,7 @@ impl Statistics {
     }
 
     /// Counts a message of `bytes`.
-    pub fn record_message(&mut self, direction: Direction, tag: &MessageTag, bytes: usize) {
+    pub fn record_message(&mut self, direction: MessageDirection, tag: &MessageTag, bytes: usize) {
         let count = self.messages.entry((direction, tag.shared_purpose())).or_default();
         count.messages += 1;
         count.bytes += bytes as u64;
@@ -171,17 +175,17 @@ mod tests {
     #[test]
     fn messages_are_counted_apart_from_collectives() {
         let mut statistics = Statistics::default();
-        statistics.record_message(Direction::Send, &MessageTag::new("activation", 0), 10);
+        statistics.record_message(MessageDirection::Send, &MessageTag::new("activation", 0), 10);
         let before = statistics.clone();
-        statistics.record_message(Direction::Send, &MessageTag::new("activation", 1), 20);
-        statistics.record_message(Direction::Receive, &MessageTag::new("gradient", 1), 5);
-        let sent = statistics.messages(Direction::Send, |purpose| purpose == "activation");
+        statistics.record_message(MessageDirection::Send, &MessageTag::new("activation", 1), 20);
+        statistics.record_message(MessageDirection::Receive, &MessageTag::new("gradient", 1), 5);
+        let sent = statistics.messages(MessageDirection::Send, |purpose| purpose == "activation");
         assert_eq!(sent, MessageCount { messages: 2, bytes: 30 });
         let mut added = statistics.since(&before);
         added.add(&added.clone(), 2);
         let all = |direction| added.messages(direction, |_| true);
-        assert_eq!(all(Direction::Send), MessageCount { messages: 3, bytes: 60 });
-        assert_eq!(all(Direction::Receive), MessageCount { messages: 3, bytes: 15 });
+        assert_eq!(all(MessageDirection::Send), MessageCount { messages: 3, bytes: 60 });
+        assert_eq!(all(MessageDirection::Receive), MessageCount { messages: 3, bytes: 15 });
         assert_eq!(statistics.total(|_, _| true), Count::default());
     }
 }

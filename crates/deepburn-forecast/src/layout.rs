@@ -14,9 +14,9 @@
 use burn::module::AutodiffModule;
 use burn::tensor::Tensor;
 use deepburn_config::{Plan, StagePartition};
-use deepburn_learner::{BoxError, initialize};
+use deepburn_learner::{BoxError, initialize, pass_schedule};
 use deepburn_meta::{Meta, MetaDevice};
-use deepburn_pipeline::{Block, CutError, CutMethod, PipelineStep, Schedule, StageBlocks, cut};
+use deepburn_pipeline::{Block, CutError, CutMethod, PipelineStep, StageBlocks, cut};
 use deepburn_zero::{Category, Group, Holders, PipelineLayout, Training, pipeline_units};
 
 use crate::dry_run::{ForecastError, on_simulated_rank};
@@ -61,10 +61,7 @@ pub fn pipeline_layout<M: AutodiffModule<Training<Meta>>>(
         Ok(Parts::new(&reads, activations, units, sizes, states))
     })?;
     let step = PipelineStep {
-        schedule: match plan.pipeline.as_ref().map(|it| it.schedule) {
-            Some(deepburn_config::PipelineSchedule::FillDrain) => Schedule::FillDrain,
-            _ => Schedule::OneForwardOneBackward,
-        },
+        schedule: pass_schedule(plan),
         micro_batches: plan.batch.gradient_accumulation_steps,
         memory_limit: memory,
     };

@@ -26,8 +26,9 @@ use burn::module::AutodiffModule;
 use burn::tensor::{DType, Tensor, TensorData};
 use deepburn_checkpoint::BaseValues;
 use deepburn_comm::CommError;
-use deepburn_config::{BatchPlan, OverflowPlan, PipelineSchedule, Plan};
+use deepburn_config::{BatchPlan, OverflowPlan, Plan};
 use deepburn_ops::OptimizerOps;
+use deepburn_pipeline::PassSchedule;
 use deepburn_zero::assignment::AssignmentError;
 use deepburn_zero::{
     Buffer, Group, Ledger, ModelStates, Parameter, Pass, PipelineLayout, Policy, Rates,
@@ -41,6 +42,7 @@ use crate::accumulation::LossWeights;
 use crate::loss_scale::LossScaler;
 use crate::schedule::Schedule;
 use crate::source::StepSize;
+use crate::train_batch::pass_schedule;
 
 /// Shards `module` over `group` according to `plan` and returns its engine.
 ///
@@ -121,7 +123,7 @@ pub struct Engine<B: OptimizerOps, M: AutodiffModule<Training<B>>> {
     /// have the values of a base model.
     pub(crate) omitted: BTreeMap<usize, BaseValues>,
     /// The order of the passes of a pipeline stage.
-    pub(crate) schedule_of_passes: deepburn_pipeline::Schedule,
+    pub(crate) pass_schedule: PassSchedule,
     /// The record of the last optimizer step of this run.
     last_step: Option<Step>,
     /// The first failed collective. Every later call returns it.
@@ -238,10 +240,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
             loss_weights: LossWeights::default(),
             warned_of_excess: false,
             omitted: BTreeMap::new(),
-            schedule_of_passes: match plan.pipeline.as_ref().map(|it| it.schedule) {
-                Some(PipelineSchedule::FillDrain) => deepburn_pipeline::Schedule::FillDrain,
-                _ => deepburn_pipeline::Schedule::OneForwardOneBackward,
-            },
+            pass_schedule: pass_schedule(plan),
             last_step: None,
             failure: OnceCell::new(),
         })

@@ -61,4 +61,4 @@ pub use saving::{CheckpointPlan, Interrupt, Outcome};
 pub use source::{BatchSource, EvaluationStream, NextStep, StepBatches, StepSize};
 pub use task::{Batch, ConfusionMatrix, Evaluation, GeneratedTexts, Task};
 pub use train::{Hook, TrainPlan, train};
-pub use train_batch::{MicroBatches, TrainedBatch};
+pub use train_batch::{MicroBatches, TrainedBatch, pass_schedule};

@@ -4,12 +4,14 @@
 //! micro-batches while other stages run the backward passes of earlier ones. The engine therefore
 //! runs all of them in one call, [`Engine::train_batch`].
 
+use std::collections::VecDeque;
 use std::time::Instant;
 
 use burn::module::AutodiffModule;
 use burn::tensor::{DType, ElementConversion, Tensor};
+use deepburn_config::{PipelineSchedule, Plan};
 use deepburn_ops::OptimizerOps;
-use deepburn_pipeline::Action;
+use deepburn_pipeline::{Action, PassSchedule};
 use deepburn_zero::{Ledger, Pass, Training};
 use tracing::trace_span;
 
@@ -75,9 +77,13 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         &mut self,
         batches: &mut impl MicroBatches<B, M>,
     ) -> Result<TrainedBatch, Cause> {
-        match self.is_pipeline() {
-            true => self.run_schedule(batches),
-            false => self.run_in_turn(batches),
+        let actions = self.states.stages().map(|stages| {
+            let count = self.batch.gradient_accumulation_steps;
+            self.pass_schedule.actions(stages.stage(), stages.count(), count)
+        });
+        match actions {
+            Some(actions) => self.run_schedule(batches, actions),
+            None => self.run_in_turn(batches),
         }
     }
 
@@ -110,32 +116,30 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     fn run_schedule(
         &mut self,
         batches: &mut impl MicroBatches<B, M>,
+        actions: Vec<Action>,
     ) -> Result<TrainedBatch, Cause> {
         self.check_group()?;
         self.check_passes("train_batch")?;
-        let Some(stages) = self.states.stages() else { return self.run_in_turn(batches) };
         let count = self.batch.gradient_accumulation_steps;
-        let actions = self.schedule_of_passes.actions(stages.stage(), stages.count(), count);
-        let mut open: Vec<Option<OpenPass<B>>> = (0..count).map(|_| None).collect();
-        let mut losses = Vec::with_capacity(count);
+        // Schedules run forward passes, and backward passes, in the order of micro-batches.
+        let (mut open, mut values) = (VecDeque::new(), Vec::with_capacity(count));
         for action in actions {
             match action {
                 Action::Forward(index) => {
                     let pass = self.run_separate_forward(batches, index)?;
-                    losses.push((index, pass.value.clone()));
-                    open[index] = Some(pass);
+                    values.push(pass.value.clone());
+                    open.push_back(pass);
                 }
                 Action::Backward(index) => {
-                    if let Some(pass) = open[index].take() {
-                        self.run_separate_backward(pass, index)?;
-                    }
+                    let Some(pass) = open.pop_front() else {
+                        unreachable!("a schedule runs a backward pass after its forward pass")
+                    };
+                    self.run_separate_backward(pass, index)?;
                 }
             }
             batches.after_phase(self.ledger());
         }
-        // The order of a schedule may differ from the order of micro-batches.
-        losses.sort_by_key(|(index, _)| *index);
-        let losses = self.read_losses(losses.into_iter().map(|(_, loss)| loss).collect())?;
+        let losses = self.read_losses(values)?;
         losses.iter().enumerate().try_for_each(|(index, loss)| batches.check(index, *loss))?;
         (1..count).for_each(|_| self.end_micro_batch());
         let step = self.step()?.ok_or(EngineError::Order {
@@ -217,6 +221,14 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     fn pass_number(&self, index: usize) -> u64 {
         // One number of each step is left for the losses.
         self.progress.micro_steps + self.progress.global_steps + index as u64
+    }
+}
+
+/// Returns the order of the passes of a pipeline stage under `plan`.
+pub fn pass_schedule(plan: &Plan) -> PassSchedule {
+    match plan.pipeline.as_ref().map(|it| it.schedule).unwrap_or_default() {
+        PipelineSchedule::FillDrain => PassSchedule::FillDrain,
+        PipelineSchedule::OneForwardOneBackward => PassSchedule::OneForwardOneBackward,
     }
 }
 

@@ -2,7 +2,7 @@
 //! They are small, may arrive at any time, and are encoded with `postcard`.
 
 use bytes::Bytes;
-use deepburn_comm::{CommError, Contents, Form, GroupId, MessageRoute, Side};
+use deepburn_comm::{CommError, Form, GroupId, MessageContents, MessageRoute, Side};
 use serde::{Deserialize, Serialize};
 
 /// A message with the number of its run. A process can take part in several
@@ -78,7 +78,7 @@ pub(crate) struct LetterHeader {
     /// The sender, the receiver and the tag.
     pub(crate) route: MessageRoute,
     /// The types and sizes of the arrays.
-    pub(crate) contents: Contents,
+    pub(crate) contents: MessageContents,
     /// The encoded arrays.
     pub(crate) parts: Vec<LetterPart>,
     /// The maximum size of an MPI message in bytes. The receiver may be in another run, with other

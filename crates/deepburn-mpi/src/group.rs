@@ -18,8 +18,8 @@ use std::thread;
 use std::time::Duration;
 
 use deepburn_comm::{
-    Absence, CommError, Contents, Direction, GroupFailure, GroupRanks, MessageRoute, MessageTag,
-    Payload, Pending, ProcessGroup, RankHandle, ReceiveId, Side, Statistics, Subgroup,
+    Absence, CommError, GroupFailure, GroupRanks, MessageContents, MessageDirection, MessageRoute,
+    MessageTag, Payload, Pending, ProcessGroup, RankHandle, ReceiveId, Side, Statistics, Subgroup,
 };
 
 use crate::collectives;
@@ -132,7 +132,7 @@ impl Membership {
     /// Returns the failure of the run, or an error if this rank has left.
     fn count_message(
         &self,
-        direction: Direction,
+        direction: MessageDirection,
         route: &MessageRoute,
         bytes: usize,
     ) -> Result<(), CommError> {
@@ -198,13 +198,13 @@ impl Membership {
 }
 
 /// A receive that this rank has started. Dropping it gives the receive up.
-struct LetterTicket {
+struct LetterClaim {
     membership: Arc<Membership>,
     route: MessageRoute,
     id: ReceiveId,
 }
 
-impl LetterTicket {
+impl LetterClaim {
     /// Waits for the message and decodes its arrays in the memory of `like`.
     ///
     /// # Errors
@@ -219,7 +219,7 @@ impl LetterTicket {
         let received = membership.wait_for_letter(route, *id);
         process.letters().end_wait(route);
         let ReceivedLetter { contents, arrays } = received?;
-        let decoded = contents.check(route, &Contents::of(like)).and_then(|()| {
+        let decoded = contents.check(route, &MessageContents::of(like)).and_then(|()| {
             let decode = |((form, received), home): ((_, _), &T)| {
                 home.decode(form, received, home.numel()).map_err(|reason| CommError::Transport {
                     rank: route.to,
@@ -232,7 +232,7 @@ impl LetterTicket {
     }
 }
 
-impl Drop for LetterTicket {
+impl Drop for LetterClaim {
     fn drop(&mut self) {
         self.membership.process.letters().cancel(&self.route, self.id);
     }
@@ -290,7 +290,7 @@ impl MpiGroup {
     /// Returns true if a message has arrived and was not received; see
     /// [`ProcessGroup::has_arrived`]. It does not require a payload type.
     pub fn has_arrived(&self, from: usize, tag: &MessageTag) -> bool {
-        let route = MessageRoute::new(&self.ranks, Direction::Receive, from, tag.clone());
+        let route = MessageRoute::new(&self.ranks, MessageDirection::Receive, from, tag.clone());
         let Ok(route) = route else { return false };
         let process = &self.membership.process;
         process.letters().has_arrived(&route).unwrap_or_else(|| {
@@ -401,10 +401,10 @@ impl<T: Payload> ProcessGroup<T> for MpiGroup {
     /// Queues the message for the communication thread, which encodes it and sends it also while it
     /// waits in a collective.
     fn send(&self, to: usize, tag: MessageTag, arrays: Vec<T>) -> Result<(), CommError> {
-        let route = MessageRoute::new(&self.ranks, Direction::Send, to, tag)?;
-        let (contents, on_device) = (Contents::of(&arrays), self.membership.on_device);
+        let route = MessageRoute::new(&self.ranks, MessageDirection::Send, to, tag)?;
+        let (contents, on_device) = (MessageContents::of(&arrays), self.membership.on_device);
         let bytes = arrays.iter().map(T::contributed_bytes).sum();
-        self.membership.count_message(Direction::Send, &route, bytes)?;
+        self.membership.count_message(MessageDirection::Send, &route, bytes)?;
         let encode = move || {
             let mut encoded: Vec<EncodedArray> = Vec::with_capacity(arrays.len());
             let encode = |array: &T| (array.encode(), array.element_size());
@@ -419,12 +419,12 @@ impl<T: Payload> ProcessGroup<T> for MpiGroup {
     }
 
     fn receive(&self, from: usize, tag: MessageTag, like: Vec<T>) -> Result<Pending<T>, CommError> {
-        let route = MessageRoute::new(&self.ranks, Direction::Receive, from, tag)?;
+        let route = MessageRoute::new(&self.ranks, MessageDirection::Receive, from, tag)?;
         let bytes = like.iter().map(|array| array.numel() * array.element_size()).sum();
-        self.membership.count_message(Direction::Receive, &route, bytes)?;
+        self.membership.count_message(MessageDirection::Receive, &route, bytes)?;
         let span = route.span();
         let id = self.membership.process.letters().receive(route.clone());
-        let ticket = LetterTicket { membership: self.membership.clone(), route, id };
+        let ticket = LetterClaim { membership: self.membership.clone(), route, id };
         Ok(Pending::new(move || span.in_scope(|| ticket.wait(&like))))
     }
 

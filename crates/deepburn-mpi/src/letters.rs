@@ -15,7 +15,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use deepburn_comm::{
-    Call, Contents, Encoded, Form, GroupRanks, Mailbox, MessageRoute, MessageTag, ReceiveId,
+    Call, Encoded, Form, GroupRanks, Mailbox, MessageContents, MessageRoute, MessageTag, ReceiveId,
     Received,
 };
 
@@ -72,7 +72,7 @@ pub(crate) enum Outgoing {
     /// A message.
     Letter {
         route: MessageRoute,
-        contents: Contents,
+        contents: MessageContents,
         /// Encodes the arrays.
         encode: Box<dyn FnOnce() -> Vec<EncodedArray> + Send>,
     },
@@ -91,7 +91,7 @@ impl std::fmt::Debug for Outgoing {
 #[derive(Debug)]
 pub(crate) struct ReceivedLetter {
     /// The types and sizes that its sender named.
-    pub(crate) contents: Contents,
+    pub(crate) contents: MessageContents,
     /// The encoded arrays.
     pub(crate) arrays: Vec<(Form, Received)>,
 }

@@ -6,13 +6,13 @@ use std::ops::Range;
 use crate::block::Block;
 use crate::deepspeed::{partition_balanced, partition_uniform};
 use crate::method::CutMethod;
-use crate::schedule::Schedule;
+use crate::schedule::PassSchedule;
 
 /// What a step of a pipeline needs beyond its blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PipelineStep {
     /// The schedule, which determines how many sets of activations a stage holds.
-    pub schedule: Schedule,
+    pub schedule: PassSchedule,
     /// Micro-batches of a step.
     pub micro_batches: usize,
     /// Maximum bytes of states and activations of a rank; `None` for no limit. Only
@@ -111,7 +111,7 @@ pub fn cut(
     if stages > blocks.len() {
         return Err(CutError::TooManyStages { stages, blocks: blocks.len() });
     }
-    let candidate = Candidates::new(blocks, stages, step);
+    let candidate = StageCosts::new(blocks, stages, step);
     let ranges = match method {
         CutMethod::Cost => return candidate.fastest().ok_or_else(|| candidate.shortfall(blocks)),
         CutMethod::Uniform => partition_uniform(blocks.len(), stages),
@@ -135,7 +135,7 @@ pub fn cut(
 }
 
 /// The cost of every possible stage, in constant time.
-struct Candidates {
+struct StageCosts {
     /// For each number of blocks, the operations of the first ones.
     operations: Vec<u128>,
     state_bytes: Vec<u128>,
@@ -144,7 +144,7 @@ struct Candidates {
     step: PipelineStep,
 }
 
-impl Candidates {
+impl StageCosts {
     fn new(blocks: &[Block], stages: usize, step: PipelineStep) -> Self {
         let operations = |block: &Block| {
             u128::from(block.forward_operations) + u128::from(block.backward_operations)
@@ -255,7 +255,11 @@ mod tests {
 
     use super::*;
 
-    fn step(schedule: Schedule, micro_batches: usize, memory_limit: Option<u64>) -> PipelineStep {
+    fn step(
+        schedule: PassSchedule,
+        micro_batches: usize,
+        memory_limit: Option<u64>,
+    ) -> PipelineStep {
         PipelineStep { schedule, micro_batches, memory_limit }
     }
 
@@ -286,7 +290,7 @@ mod tests {
 
     #[test]
     fn each_method_cuts_by_its_weights() {
-        let step = step(Schedule::OneForwardOneBackward, 4, None);
+        let step = step(PassSchedule::OneForwardOneBackward, 4, None);
         for (method, stages, expected) in [
             (CutMethod::Cost, 2, vec![0..10, 10..14]),
             (CutMethod::Parameters, 2, vec![0..7, 7..14]),
@@ -300,7 +304,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_cut_is_an_error_with_the_numbers() {
-        let step_of = |limit| step(Schedule::OneForwardOneBackward, 4, limit);
+        let step_of = |limit| step(PassSchedule::OneForwardOneBackward, 4, limit);
         let blocks = ["a", "b", "c"].map(|name| block(name, 10, 100, 10));
         let error = |stages, method: CutMethod, limit| {
             cut(&blocks, stages, &method, step_of(limit)).unwrap_err().to_string()
@@ -333,9 +337,9 @@ mod tests {
             let cut = cut(&blocks, 2, &CutMethod::Cost, step(schedule, 4, Some(limit)));
             cut.map(|stages| blocks_of(&stages)).map_err(|error| error.to_string())
         };
-        assert_eq!(of(Schedule::OneForwardOneBackward, 40), Ok(vec![0..2, 2..4]));
-        assert_eq!(of(Schedule::OneForwardOneBackward, 39), Ok(vec![0..1, 1..4]));
-        assert!(of(Schedule::FillDrain, 79).unwrap_err().contains("1 too many"));
+        assert_eq!(of(PassSchedule::OneForwardOneBackward, 40), Ok(vec![0..2, 2..4]));
+        assert_eq!(of(PassSchedule::OneForwardOneBackward, 39), Ok(vec![0..1, 1..4]));
+        assert!(of(PassSchedule::FillDrain, 79).unwrap_err().contains("1 too many"));
     }
 
     /// Returns every cut of `blocks` into `stages`, each of at least one block.
@@ -362,10 +366,10 @@ mod tests {
             gpipe in any::<bool>(),
         ) {
             prop_assume!(stages <= costs.len());
-            let schedule = if gpipe { Schedule::FillDrain } else { Schedule::OneForwardOneBackward };
+            let schedule = if gpipe { PassSchedule::FillDrain } else { PassSchedule::OneForwardOneBackward };
             let step = step(schedule, micro_batches, limit);
             let blocks: Vec<_> = costs.iter().map(|&(o, s, a)| block("x", o, s, a)).collect();
-            let candidates = Candidates::new(&blocks, stages, step);
+            let candidates = StageCosts::new(&blocks, stages, step);
             let every = all_cuts(0..blocks.len(), stages).into_iter().map(|cut| {
                 let stages = cut.into_iter().enumerate();
                 let stages: Vec<_> = stages.map(|(at, range)| candidates.stage(at, range)).collect();

@@ -7,13 +7,13 @@
 //! ```
 //!
 //! - [`cut`] divides the blocks of a model into stages of consecutive [`Block`]s.
-//! - A [`Schedule`] lists the passes of each stage.
+//! - A [`PassSchedule`] lists the passes of each stage.
 //! - [`simulate`] predicts the time of a step from the times of the passes.
 //!
 //! ```
-//! use deepburn_pipeline::{Schedule, StageTime, simulate};
+//! use deepburn_pipeline::{PassSchedule, StageTime, simulate};
 //!
-//! let orders = Schedule::OneForwardOneBackward.orders(4, 8);
+//! let orders = PassSchedule::OneForwardOneBackward.orders(4, 8);
 //! let times = [StageTime { forward: 1.0, backward: 2.0 }; 4];
 //! let step = simulate(&orders, &times, 0.0).unwrap();
 //! // (p - 1) / (m + p - 1)
@@ -36,5 +36,5 @@ pub use block::Block;
 pub use cut::{CutError, PipelineStep, StageBlocks, cut};
 pub use deepspeed::{partition_balanced, partition_uniform};
 pub use method::CutMethod;
-pub use schedule::{Action, Schedule};
+pub use schedule::{Action, PassSchedule};
 pub use simulation::{Simulation, StageTime, simulate};

@@ -14,22 +14,22 @@ pub enum Action {
 /// Every schedule runs the backward passes in the order of the micro-batches. Gradients are
 /// therefore added in the order of plain gradient accumulation, and have the same bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Schedule {
+pub enum PassSchedule {
     /// All forward passes, then all backward passes (GPipe, Huang et al. 2019).
     FillDrain,
     /// A backward pass as soon as a micro-batch returns from the last stage (1F1B of PipeDream-Flush,
-    /// Narayanan et al. 2021). As fast as [`Schedule::FillDrain`] with fewer activations.
+    /// Narayanan et al. 2021). As fast as [`PassSchedule::FillDrain`] with fewer activations.
     OneForwardOneBackward,
 }
 
-impl Schedule {
+impl PassSchedule {
     /// Returns the passes of `stage`, which is below `stages`, in the order in which it runs them.
     ///
     /// ```
     /// use deepburn_pipeline::Action::{Backward, Forward};
-    /// use deepburn_pipeline::Schedule;
+    /// use deepburn_pipeline::PassSchedule;
     ///
-    /// let first = Schedule::OneForwardOneBackward.actions(0, 2, 3);
+    /// let first = PassSchedule::OneForwardOneBackward.actions(0, 2, 3);
     /// assert_eq!(first, [Forward(0), Forward(1), Backward(0), Forward(2), Backward(1), Backward(2)]);
     /// ```
     pub fn actions(self, stage: usize, stages: usize, micro_batches: usize) -> Vec<Action> {

@@ -139,23 +139,24 @@ mod tests {
 
     use super::*;
     use crate::schedule::Action::{Backward, Forward};
-    use crate::schedule::Schedule;
+    use crate::schedule::PassSchedule;
 
-    const SCHEDULES: [Schedule; 2] = [Schedule::FillDrain, Schedule::OneForwardOneBackward];
+    const SCHEDULES: [PassSchedule; 2] =
+        [PassSchedule::FillDrain, PassSchedule::OneForwardOneBackward];
 
     #[test]
     fn stages_that_wait_for_each_other_are_found() {
         let time = StageTime { forward: 1.0, backward: 1.0 };
         // The first stage wants the gradient of a micro-batch that it sends afterwards.
         let first = vec![Forward(0), Backward(1), Forward(1), Backward(0)];
-        let orders = [first, Schedule::FillDrain.actions(1, 2, 2)];
+        let orders = [first, PassSchedule::FillDrain.actions(1, 2, 2)];
         assert_eq!(simulate(&orders, &[time; 2], 0.0), None);
         assert_eq!(simulate(&orders, &[time], 0.0), None);
     }
 
     #[test]
     fn messages_delay_the_receiver_alone() {
-        let orders = Schedule::OneForwardOneBackward.orders(2, 1);
+        let orders = PassSchedule::OneForwardOneBackward.orders(2, 1);
         let times = [StageTime { forward: 1.0, backward: 2.0 }; 2];
         let step = simulate(&orders, &times, 0.25).unwrap();
         assert_eq!((step.seconds, step.busy), (6.5, vec![3.0, 3.0]));
@@ -163,7 +164,7 @@ mod tests {
 
     #[test]
     fn the_slowest_stage_sets_the_pace() {
-        let orders = Schedule::OneForwardOneBackward.orders(2, 100);
+        let orders = PassSchedule::OneForwardOneBackward.orders(2, 100);
         let time = |seconds| StageTime { forward: seconds, backward: 2.0 * seconds };
         let step = simulate(&orders, &[time(1.0), time(2.0)], 0.0).unwrap();
         // The first forward and the last backward of the first stage are not hidden.

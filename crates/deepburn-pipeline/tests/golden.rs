@@ -5,7 +5,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use deepburn_pipeline::{
-    Action, Schedule, StageTime, partition_balanced, partition_uniform, simulate,
+    Action, PassSchedule, StageTime, partition_balanced, partition_uniform, simulate,
 };
 use serde_json::Value;
 
@@ -36,7 +36,7 @@ fn passes_run_in_the_order_of_deepspeed() {
     assert!(rows.len() >= 10, "only {} schedules", rows.len());
     for row in rows {
         let (stages, micro_batches) = (number(&row["stages"]), number(&row["micro_batches"]));
-        let orders = Schedule::OneForwardOneBackward.orders(stages, micro_batches);
+        let orders = PassSchedule::OneForwardOneBackward.orders(stages, micro_batches);
         let named = |action: &Action| match action {
             Action::Forward(k) => format!("F{k}"),
             Action::Backward(k) => format!("B{k}"),
@@ -45,7 +45,8 @@ fn passes_run_in_the_order_of_deepspeed() {
         assert_eq!(serde_json::to_value(names).unwrap(), row["order"], "{row}");
         for (stage, buffers) in numbers(&row["buffers"]).into_iter().enumerate() {
             // DeepSpeed has at least two buffers.
-            let in_flight = Schedule::OneForwardOneBackward.in_flight(stage, stages, micro_batches);
+            let in_flight =
+                PassSchedule::OneForwardOneBackward.in_flight(stage, stages, micro_batches);
             assert_eq!(in_flight.max(2), buffers, "{row}");
         }
     }
@@ -76,7 +77,7 @@ fn idle_fractions_match_another_simulator() {
         // The gradients of inputs and of weights take as long as the forward pass each.
         let times = vec![StageTime { forward: 1.0, backward: 2.0 }; stages];
         for (name, schedule) in
-            [("gpipe", Schedule::FillDrain), ("1f1b", Schedule::OneForwardOneBackward)]
+            [("gpipe", PassSchedule::FillDrain), ("1f1b", PassSchedule::OneForwardOneBackward)]
         {
             let orders = schedule.orders(stages, micro_batches);
             let step = simulate(&orders, &times, 0.0).unwrap();
@@ -85,7 +86,7 @@ fn idle_fractions_match_another_simulator() {
                 assert!(difference.abs() < 1e-12, "{name}: {difference} in {row}");
             }
         }
-        let order = Schedule::OneForwardOneBackward.orders(stages, micro_batches);
+        let order = PassSchedule::OneForwardOneBackward.orders(stages, micro_batches);
         let in_flight = simulate(&order, &times, 0.0).unwrap().in_flight;
         assert_eq!(in_flight, numbers(&row["1f1b_in_flight"]), "{row}");
     }

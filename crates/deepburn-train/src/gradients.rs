@@ -11,7 +11,7 @@ use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
 use burn::tensor::backend::AutodiffBackend;
 use deepburn::ops::OptimizerOps;
-use deepburn::zero::{Placed, Training, Zero, ZeroTensor};
+use deepburn::zero::{PlacedTensor, Training, Zero, ZeroTensor};
 use deepburn::{BoxError, Engine};
 
 /// Compares the gradients that a step returned with those that the engine
@@ -65,7 +65,7 @@ impl<B: OptimizerOps> ModuleVisitor<Training<B>> for Returned<'_> {
         let gradient: Option<Tensor<Inner<B>, D>> = self.gradients.get(param.id);
         let gradient: Option<Tensor<Zero<B>, D>> = gradient;
         match gradient.map(|gradient| gradient.into_primitive().tensor()) {
-            Some(Placed::Everywhere(ZeroTensor::Reduced(_))) => self.taken += 1,
+            Some(PlacedTensor::Everywhere(ZeroTensor::Reduced(_))) => self.taken += 1,
             Some(_) => self.others += 1,
             None => {}
         }

@@ -40,8 +40,8 @@ use crate::{gradient, session};
 
 pub use autocast::{Autocast, TracksParameters};
 pub(crate) use observer::{ObservedTensor, Observer, portable};
-pub use staged::{Bools, Floats, Ints, Kind, Placed, Staged, StagedTensor};
-pub(crate) use staged::{Operands, elements_to_come};
+pub use staged::{Bools, Floats, Ints, PlacedTensor, Staged, StagedTensor, TensorKind};
+pub(crate) use staged::{OperandHolders, elements_to_come};
 pub use tensor::{ReducedGradient, ZeroTensor};
 pub use training::{Training, Zero};
 

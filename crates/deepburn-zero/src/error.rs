@@ -1,6 +1,6 @@
 //! Errors of sharded training.
 
-use deepburn_comm::CommError;
+use deepburn_comm::{CommError, MeshError};
 use deepburn_nvme::SwapError;
 
 use crate::assignment::AssignmentError;
@@ -19,6 +19,9 @@ pub enum ZeroError {
     /// optimizer do not fit the model.
     #[error(transparent)]
     Assignment(#[from] AssignmentError),
+    /// The pipeline stages do not divide the ranks.
+    #[error("the ranks do not form the pipeline stages of the layout: {0}")]
+    Mesh(#[from] MeshError),
     /// The pipeline layout lacks a parameter of the module.
     #[error(
         "parameter {path} is on no pipeline stage: the layout was made for another model; make it from this one"

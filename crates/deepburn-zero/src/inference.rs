@@ -14,7 +14,7 @@ use deepburn_comm::Partition;
 use deepburn_kernels::RowEncoding;
 use deepburn_ops::{OptimizerOps, float_bytes, float_from_host};
 
-use crate::decorator::{Placed, Zero, ZeroTensor};
+use crate::decorator::{PlacedTensor, Zero, ZeroTensor};
 use crate::ledger::Ledger;
 use crate::parameter::{Description, Parameter, Role, RowOrder, Storage};
 use crate::pipeline::Holders;
@@ -114,9 +114,9 @@ where
             Ok(Some(matrix)) => {
                 let parameter = matrix.parameter::<B>(self.count, path, shape, param.lazy_device());
                 self.count += 1;
-                let primitive = TensorPrimitive::Float(Placed::Everywhere(ZeroTensor::parameter(
-                    Arc::new(parameter),
-                )));
+                let primitive = TensorPrimitive::Float(PlacedTensor::Everywhere(
+                    ZeroTensor::parameter(Arc::new(parameter)),
+                ));
                 Param::initialized(param.id, Tensor::from_primitive(primitive))
             }
             Err(error) => {

@@ -32,7 +32,7 @@
 //! | `states` | [`ModelStates`]: creation, passes, the step, states for checkpoints |
 //! | `sharding` | replaces the parameters of a module; initial values, [buffers](Buffer), plain tensors, tiers |
 //! | [`inference`] | modules whose matrices are in the formats of GGUF files |
-//! | `decorator` | [`Sharded`], [`ZeroTensor`] and all ops; [`Staged`], [`Placed`]; [`Autocast`] |
+//! | `decorator` | [`Sharded`], [`ZeroTensor`] and all ops; [`Staged`], [`PlacedTensor`]; [`Autocast`] |
 //! | `optimizer` | optimizer states and updates of the owned elements |
 //! | `gradient` | buckets, reduction and accumulation of gradients |
 //! | `recompute` | activation checkpointing: blocks and tapes |
@@ -87,8 +87,8 @@ mod sharding;
 mod states;
 
 pub use decorator::{
-    Autocast, Bools, Floats, Ints, Kind, Placed, ReducedGradient, Sharded, Staged, StagedTensor,
-    TracksParameters, Training, Zero, ZeroTensor,
+    Autocast, Bools, Floats, Ints, PlacedTensor, ReducedGradient, Sharded, Staged, StagedTensor,
+    TensorKind, TracksParameters, Training, Zero, ZeroTensor,
 };
 pub use deepburn_comm::Partition;
 pub use deepburn_nvme::{
@@ -99,7 +99,7 @@ pub use group::{DeviceArray, Group, RowGradient, ZeroGroup};
 pub use ledger::{Category, Lease, Ledger, ModuleOperations, ParameterRead, Tier, Usage};
 pub use optimizer::{Rates, moments};
 pub use parameter::{Parameter, ParameterView, RowOrder};
-pub use pipeline::{Direction, Holders, MAX_STAGES, PipelineLayout, Stages};
+pub use pipeline::{Holders, MAX_STAGES, PipelineLayout, Stages};
 pub use recompute::activation_checkpoint;
 pub use recompute::blocks::pipeline_units;
 pub use recompute::tape::RecordedTensor;

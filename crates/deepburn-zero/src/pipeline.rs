@@ -21,12 +21,12 @@ use std::fmt;
 use std::rc::Rc;
 
 use burn_backend::Backend;
-use deepburn_comm::{CollectiveTag, CommError, MessageTag, Payload, ProcessGroup};
+use deepburn_comm::{CollectiveTag, CommError, Mesh, MeshAxis, MessageTag, Payload, ProcessGroup};
 
-use crate::decorator::Operands;
+use crate::decorator::OperandHolders;
 use crate::error::ZeroError;
 use crate::group::{DeviceArray, Group};
-use crate::parameter::Role;
+use crate::parameter::{Phase, Role};
 use crate::session;
 
 /// The largest number of stages: one bit each.
@@ -154,18 +154,25 @@ pub(crate) struct ParameterHomes<'a, B: Backend> {
     pub(crate) world: &'a Group<B>,
     /// The ranks of this rank's stage.
     pub(crate) group: &'a Group<B>,
-    /// The layout and the stage of this rank; `None` without a pipeline.
-    layout: Option<(&'a PipelineLayout, usize)>,
+    /// The arrangement of all ranks.
+    mesh: Mesh,
+    /// The layout; `None` without a pipeline.
+    layout: Option<&'a PipelineLayout>,
 }
 
 impl<'a, B: Backend> ParameterHomes<'a, B> {
-    /// Returns the homes of `layout` for a rank of stage `stage`, whose ranks are `group`.
+    /// Returns the homes of `layout` for a rank whose stage has the ranks `group`.
     pub(crate) fn new(
-        world: &'a Group<B>,
-        group: &'a Group<B>,
-        layout: Option<(&'a PipelineLayout, usize)>,
+        [world, group]: [&'a Group<B>; 2],
+        mesh: Mesh,
+        layout: Option<&'a PipelineLayout>,
     ) -> Self {
-        Self { world, group, layout }
+        Self { world, group, mesh, layout }
+    }
+
+    /// Returns the pipeline stage of this rank.
+    fn stage(&self) -> usize {
+        self.mesh.coordinate(self.world.rank(), MeshAxis::Pipeline)
     }
 
     /// Returns the stages of the parameter at `path`, and what this rank's stage holds of it.
@@ -174,7 +181,8 @@ impl<'a, B: Backend> ParameterHomes<'a, B> {
     ///
     /// Returns an error if the layout does not contain the parameter.
     pub(crate) fn of(&self, path: &str) -> Result<(Holders, Role), ZeroError> {
-        let Some((layout, stage)) = self.layout else { return Ok((Holders::ALL, Role::Owner)) };
+        let Some(layout) = self.layout else { return Ok((Holders::ALL, Role::Owner)) };
+        let stage = self.stage();
         let unplaced = || ZeroError::UnplacedParameter { path: path.to_owned() };
         let homes = layout.homes(path).ok_or_else(unplaced)?;
         Ok((
@@ -189,7 +197,7 @@ impl<'a, B: Backend> ParameterHomes<'a, B> {
 
     /// Returns true if this rank's stage is one of `homes`.
     pub(crate) fn is_home(&self, homes: Holders) -> bool {
-        self.layout.is_none_or(|(_, stage)| homes.contains(stage))
+        homes.contains(self.stage())
     }
 
     /// Returns true if this rank takes part in the distribution of a value to the stages `homes`:
@@ -240,18 +248,12 @@ impl<'a, B: Backend> ParameterHomes<'a, B> {
         engine: impl Fn(&Group<B>) -> &dyn ProcessGroup<T>,
     ) -> Result<T, CommError> {
         let Route { homes, tag, first } = route;
-        let Some((layout, stage)) = self.layout else {
-            return Ok(engine(self.world).broadcast(tag, vec![mine], 0)?.wait()?.swap_remove(0));
-        };
-        let ranks_of_stage = self.world.world_size() / layout.stages();
+        let (stage, stages) = (self.stage(), self.mesh.size(MeshAxis::Pipeline));
         let mut value = mine;
         if self.world.rank() == 0 {
-            for other in homes.iter().filter(|other| *other != 0) {
-                engine(self.world).send(
-                    other * ranks_of_stage,
-                    first.clone(),
-                    vec![value.clone()],
-                )?;
+            for other in (1..stages).filter(|other| homes.contains(*other)) {
+                let to = self.mesh.rank_at([other, 0, 0]);
+                engine(self.world).send(to, first.clone(), vec![value.clone()])?;
             }
         } else if stage > 0 && self.group.rank() == 0 {
             let message = engine(self.world).receive(0, first, vec![value])?;
@@ -271,15 +273,6 @@ struct Route {
     tag: CollectiveTag,
     /// The message to the first rank of a stage.
     first: MessageTag,
-}
-
-/// The direction of a pass.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Direction {
-    /// Values move to later stages.
-    Forward,
-    /// Gradients move to earlier stages.
-    Backward,
 }
 
 /// The purpose of a pass that trains.
@@ -303,7 +296,7 @@ pub struct Stages<B: Backend> {
 /// The position of the program.
 #[derive(Debug, Clone, Copy)]
 struct Position {
-    direction: Direction,
+    phase: Phase,
     /// What the pass computes.
     purpose: &'static str,
     /// The number of the pass among the passes with this purpose.
@@ -320,11 +313,12 @@ pub(crate) fn stages<B: Backend>() -> Option<Rc<Stages<B>>> {
 }
 
 impl<B: Backend> Stages<B> {
-    /// Returns the place of a rank. `ranks` are the world ranks of all stages that have the same
-    /// data, and `stage` is this rank's.
-    pub(crate) fn new(world: Group<B>, ranks: Vec<usize>, stage: usize, device: B::Device) -> Self {
+    /// Returns the place of this rank in the mesh.
+    pub(crate) fn new(world: Group<B>, mesh: Mesh, device: B::Device) -> Self {
+        let ranks = mesh.pipeline(world.rank());
+        let stage = mesh.coordinate(world.rank(), MeshAxis::Pipeline);
         let position = Cell::new(Position {
-            direction: Direction::Forward,
+            phase: Phase::Forward,
             purpose: OTHER,
             pass: 0,
             current: 0,
@@ -357,12 +351,12 @@ impl<B: Backend> Stages<B> {
     }
 
     /// Starts or continues with a pass of a micro-batch. All stages give a pass the same number.
-    pub(crate) fn enter(&self, direction: Direction, pass: u64) {
-        let current = match direction {
-            Direction::Forward => 0,
-            Direction::Backward => self.count() - 1,
+    pub(crate) fn enter(&self, phase: Phase, pass: u64) {
+        let current = match phase {
+            Phase::Forward => 0,
+            Phase::Backward => self.count() - 1,
         };
-        self.position.set(Position { direction, purpose: MICRO_BATCH, pass, current, messages: 0 });
+        self.position.set(Position { phase, purpose: MICRO_BATCH, pass, current, messages: 0 });
     }
 
     /// Starts a forward pass other than of a micro-batch: to evaluate or save the model. All stages
@@ -370,20 +364,20 @@ impl<B: Backend> Stages<B> {
     pub(crate) fn enter_other(&self) {
         let pass = self.other_passes.get() + 1;
         self.other_passes.set(pass);
-        let direction = Direction::Forward;
-        self.position.set(Position { direction, purpose: OTHER, pass, current: 0, messages: 0 });
+        let phase = Phase::Forward;
+        self.position.set(Position { phase, purpose: OTHER, pass, current: 0, messages: 0 });
     }
 
     /// Returns the stage that runs an op with these operands, and makes it the current one.
-    pub(crate) fn place(&self, operands: &Operands) -> usize {
+    pub(crate) fn place(&self, operands: &OperandHolders) -> usize {
         let mut position = self.position.get();
         let common = operands.common;
-        position.current = match position.direction {
+        position.current = match position.phase {
             _ if common.contains(position.current) => position.current,
-            Direction::Forward if !common.is_empty() => common.nearest_up_to(position.current),
-            Direction::Backward if !common.is_empty() => common.first(),
-            Direction::Forward => operands.latest_first,
-            Direction::Backward => operands.earliest_last,
+            Phase::Forward if !common.is_empty() => common.nearest_up_to(position.current),
+            Phase::Backward if !common.is_empty() => common.first(),
+            Phase::Forward => operands.latest_first,
+            Phase::Backward => operands.earliest_last,
         };
         self.position.set(position);
         position.current
@@ -392,9 +386,9 @@ impl<B: Backend> Stages<B> {
     /// Returns the holder that sends a value to the stage `to`: the nearest one in the direction of
     /// the pass. A stage on the other side may have ended the pass, or may not have begun it.
     pub(crate) fn sender(&self, holders: Holders, to: usize) -> usize {
-        match self.position.get().direction {
-            Direction::Forward => holders.nearest_up_to(to),
-            Direction::Backward => holders.nearest_from(to),
+        match self.position.get().phase {
+            Phase::Forward => holders.nearest_up_to(to),
+            Phase::Backward => holders.nearest_from(to),
         }
     }
 
@@ -406,9 +400,9 @@ impl<B: Backend> Stages<B> {
     /// Returns the tag of the next message of the pass. Every stage counts all messages.
     pub(crate) fn next_message(&self) -> MessageTag {
         let mut position = self.position.get();
-        let purpose = match position.direction {
-            Direction::Forward => "activation",
-            Direction::Backward => "gradient of activation",
+        let purpose = match position.phase {
+            Phase::Forward => "activation",
+            Phase::Backward => "gradient of activation",
         };
         let tag =
             MessageTag::new(purpose, position.messages).within(position.purpose, position.pass);

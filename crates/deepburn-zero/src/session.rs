@@ -318,7 +318,8 @@ impl Binding {
 
     /// Starts to count the operations of the model's calls.
     pub(crate) fn start_counting(&self) {
-        *self.context.operations.borrow_mut() = Some(OperationCounter::default());
+        *self.context.operations.borrow_mut() =
+            Some(OperationCounter::new(self.context.ledger.clone()));
     }
 
     /// Ends the count and returns the operations by module.
@@ -530,15 +531,6 @@ pub(crate) fn open_pass_reads(ledger: &Ledger) -> bool {
             pass.iter().flatten().any(|other| other.is(ledger))
         })
     })
-}
-
-/// Counts a read of the parameter at `path` in the current model, if its operations are counted.
-pub(crate) fn count_read(path: &str) {
-    if let Some(context) = current()
-        && let Some(counter) = &mut *context.operations.borrow_mut()
-    {
-        counter.read(path, context.ledger.usage(Category::Activations).current);
-    }
 }
 
 /// Calls `run` with the operation counter of the current model, if there is

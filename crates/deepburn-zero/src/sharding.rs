@@ -47,8 +47,8 @@ use deepburn_config::{QuantizationPlan, QuantizedFormat};
 use deepburn_kernels::BlockFormat;
 use deepburn_ops::{OptimizerOps, is_without_data, shared_bytes};
 
-use crate::assignment::{Assignment, ModelParameter};
-use crate::decorator::{Placed, Training, Zero, ZeroTensor};
+use crate::assignment::{Assignment, ModelParameter, UpdateSettings};
+use crate::decorator::{PlacedTensor, Training, Zero, ZeroTensor};
 use crate::error::ZeroError;
 use crate::group::Group;
 use crate::ledger::{Category, Ledger, Tier};
@@ -249,45 +249,15 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
         let settings = assignment.of_parameter(&described)?.filter(|_| announced.is_trainable());
         let trainable = settings.is_some();
         let format = quantization.filter(|_| !trainable).and_then(|it| format_of(it, &described));
-        let dtype = self.working.map_or(DType::F32, DType::from);
-        let Some((flat, storage)) = self.distribute(announced, &path, homes, format)? else {
-            // All stages know which parameters are quantized.
-            let in_blocks = |format| Storage::Blocks { format, original: None };
-            let (path, storage) = (path.into(), format.map_or(Storage::Plain, in_blocks));
-            let stored = storage.stored_len(shape.num_elements());
-            let partition = Partition::new(stored, self.group.world_size());
-            self.optimizer.adopt(None, settings, None, &self.ledger)?;
-            let description = Description {
-                index,
-                path,
-                shape,
-                dtype,
-                device,
-                storage,
-                partition,
-                trainable,
-                homes,
-                role,
-            };
-            return Ok(Arc::new(Parameter::elsewhere(description, self.ledger.clone())));
-        };
+        let (flat, storage) = self.distribute(announced, &path, homes, format)?;
         let stored = storage.stored_len(shape.num_elements());
         let partition = Partition::new(stored, self.group.world_size());
-        // At the other stages, the parameter keeps the memory of the value.
-        let _cut = self
-            .gatherer
-            .is_some()
-            .then(|| self.ledger.hold(Category::Gathered, stored * DType::F32.size()));
-        // The layout matches a gathered parameter, so that every stage runs the
-        // same kernels.
-        let is_updated = trainable && role == Role::Owner;
-        let owned = is_updated.then(|| match self.working {
-            Some(_) => Owned::Masters(self.share.of_whole::<B>(&flat, partition)),
-            None => Owned::Elements(self.share.len(partition), device.clone()),
-        });
-        let is_parked = is_updated && self.state_tiers.next(partition.numel()) != Tier::Device;
-        let parking = self.parking.filter(|_| is_parked);
-        self.optimizer.adopt(owned, settings, parking, &self.ledger)?;
+        // At the other ZeRO stages, the parameter keeps the memory of the value.
+        let is_cut = self.gatherer.is_some() && flat.is_some();
+        let _cut = is_cut.then(|| self.ledger.hold(Category::Gathered, stored * DType::F32.size()));
+        let updated = flat.as_ref().filter(|_| trainable && role == Role::Owner);
+        self.adopt_states(updated, settings, partition, &device)?;
+        let dtype = self.working.map_or(DType::F32, DType::from);
         let path = path.into();
         let description = Description {
             index,
@@ -301,11 +271,39 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
             homes,
             role,
         };
-        Ok(Arc::new(self.keep(description, flat)?))
+        Ok(Arc::new(match flat {
+            Some(flat) => self.keep(description, flat)?,
+            None => Parameter::elsewhere(description, self.ledger.clone()),
+        }))
+    }
+
+    /// Creates the optimizer states of the next parameter, whose elements are `updated`, or notes that
+    /// this rank does not update it.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the file of offloaded states is full.
+    fn adopt_states(
+        &mut self,
+        updated: Option<&B::FloatTensorPrimitive>,
+        settings: Option<UpdateSettings>,
+        partition: Partition,
+        device: &B::Device,
+    ) -> Result<(), ZeroError> {
+        // The layout matches a gathered parameter, so that every stage runs the
+        // same kernels.
+        let owned = updated.map(|flat| match self.working {
+            Some(_) => Owned::Masters(self.share.of_whole::<B>(flat, partition)),
+            None => Owned::Elements(self.share.len(partition), device.clone()),
+        });
+        let is_parked =
+            updated.is_some() && self.state_tiers.next(partition.numel()) != Tier::Device;
+        let parking = self.parking.filter(|_| is_parked);
+        Ok(self.optimizer.adopt(owned, settings, parking, &self.ledger)?)
     }
 
     /// Broadcasts the value of rank 0 to the stages `homes`, quantized if there is a format, and
-    /// returns its stored elements in flat order. Returns `None` on other stages.
+    /// returns its stored elements in flat order; `None` on other stages, which know the storage.
     ///
     /// # Errors
     ///
@@ -316,9 +314,10 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
         path: &str,
         homes: Holders,
         format: Option<BlockFormat>,
-    ) -> Result<Option<(B::FloatTensorPrimitive, Storage)>, ZeroError> {
+    ) -> Result<(Option<B::FloatTensorPrimitive>, Storage), ZeroError> {
         if !self.homes.takes_part(homes) {
-            return Ok(None);
+            let in_blocks = |format| Storage::Blocks { format, original: None };
+            return Ok((None, format.map_or(Storage::Plain, in_blocks)));
         }
         let device = announced.device();
         if format.is_some() && !holds_words::<B>(device) {
@@ -330,9 +329,10 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
         let _whole = holds_whole.then(|| self.ledger.hold(Category::Gathered, bytes));
         let compute = self.working.unwrap_or(FloatDType::F32);
         let index = self.parameters.len();
-        let value = announced.distribute((&self.homes, homes), index, path, (format, compute))?;
+        let (flat, storage) =
+            announced.distribute((&self.homes, homes), index, path, (format, compute))?;
         // Rank 0 creates all values, also of other stages.
-        Ok(self.homes.is_home(homes).then_some(value))
+        Ok((Some(flat).filter(|_| self.homes.is_home(homes)), storage))
     }
 
     /// Returns a parameter with the part of its stored elements that this rank keeps, on its tier.
@@ -495,7 +495,8 @@ fn park<B: Backend>(
 /// graphs and the locks of the ranks.
 fn leaf<B: OptimizerOps, const D: usize>(parameter: Arc<Parameter<B>>) -> Tensor<Training<B>, D> {
     let trainable = parameter.is_trainable();
-    let primitive = TensorPrimitive::Float(Placed::Everywhere(ZeroTensor::parameter(parameter)));
+    let primitive =
+        TensorPrimitive::Float(PlacedTensor::Everywhere(ZeroTensor::parameter(parameter)));
     // The tensor comes from the inner backend, so that autodiff does not track how
     // it was created.
     let tensor = Tensor::from_inner(Tensor::<Zero<B>, D>::from_primitive(primitive));

@@ -66,8 +66,8 @@ use crate::group::{DeviceArray, Group};
 use crate::ledger::{Ledger, ModuleOperations, OperationCounter, ParameterRead};
 use crate::offload::{ActivationStore, Parking, Store};
 use crate::optimizer::Optimizer;
-use crate::parameter::{Gatherer, Parameter, ShardSpec};
-use crate::pipeline::{Direction, PipelineLayout, Stages};
+use crate::parameter::{Gatherer, Parameter, Phase, ShardSpec};
+use crate::pipeline::{PipelineLayout, Stages};
 use crate::recompute::BlockRecorder;
 use crate::session::{self, Binding, ContextGuard, Pass};
 use crate::sharding::{BufferTable, Marker, PlainTensor};
@@ -278,7 +278,7 @@ impl<B: OptimizerOps> ModelStates<B> {
             // No rank of the stage waits for another one while it holds the lock of its graph,
             // unless both are in backward.
             self.data_group.barrier(CollectiveTag::new("start of backward", pass))?;
-            stages.enter(Direction::Backward, pass);
+            stages.enter(Phase::Backward, pass);
         }
         self.binding.with_counter(OperationCounter::start_backward);
         self.gatherer.start_separate_backward()?;
@@ -304,7 +304,7 @@ impl<B: OptimizerOps> ModelStates<B> {
     /// does nothing.
     pub fn enter_forward(&self, pass: u64) {
         if let Some(stages) = &self.stages {
-            stages.enter(Direction::Forward, pass);
+            stages.enter(Phase::Forward, pass);
         }
     }
 

@@ -3,12 +3,12 @@
 use std::any::Any;
 use std::fmt;
 
-use crate::{Contents, SharedPayload};
+use crate::{MessageContents, SharedPayload};
 
 /// The type-erased arrays of a message. They are moved to the receiver and not copied, unless it has
 /// its arrays in other memory.
 pub(crate) struct Letter {
-    contents: Contents,
+    contents: MessageContents,
     /// The bytes that the sender counts.
     sent_bytes: usize,
     arrays: Box<dyn Any + Send>,
@@ -17,13 +17,13 @@ pub(crate) struct Letter {
 impl Letter {
     pub(crate) fn new<T: SharedPayload>(arrays: Vec<T>) -> Self {
         Self {
-            contents: Contents::of(&arrays),
+            contents: MessageContents::of(&arrays),
             sent_bytes: arrays.iter().map(T::contributed_bytes).sum(),
             arrays: Box::new(arrays),
         }
     }
 
-    pub(crate) fn contents(&self) -> &Contents {
+    pub(crate) fn contents(&self) -> &MessageContents {
         &self.contents
     }
 

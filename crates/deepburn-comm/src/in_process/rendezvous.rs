@@ -27,8 +27,8 @@ use std::time::{Duration, Instant};
 use super::letter::Letter;
 use super::round::{Completion, Deposit, Round};
 use crate::{
-    Absence, Call, CommError, Contents, Direction, GroupFailure, GroupId, GroupRanks, Mailbox,
-    MessageRoute, ReceiveId, Side, Statistics, panic,
+    Absence, Call, CommError, GroupFailure, GroupId, GroupRanks, Mailbox, MessageContents,
+    MessageDirection, MessageRoute, ReceiveId, Side, Statistics, panic,
 };
 
 /// The rendezvous of all ranks, in the world and in its subgroups.
@@ -176,9 +176,13 @@ impl Rendezvous {
     /// Returns an error if the groups have ended or the sender has left.
     pub(crate) fn send(&self, route: MessageRoute, letter: Letter) -> Result<(), CommError> {
         let mut state = self.lock();
-        state.check_message(&route, Direction::Send)?;
+        state.check_message(&route, MessageDirection::Send)?;
         let bytes = letter.sent_bytes();
-        state.ranks[route.from].statistics.record_message(Direction::Send, &route.tag, bytes);
+        state.ranks[route.from].statistics.record_message(
+            MessageDirection::Send,
+            &route.tag,
+            bytes,
+        );
         let to = route.to;
         let unwanted = state.letters.deliver(route, letter);
         drop(state);
@@ -199,8 +203,12 @@ impl Rendezvous {
         bytes: usize,
     ) -> Result<LetterTicket, CommError> {
         let mut state = this.lock();
-        state.check_message(&route, Direction::Receive)?;
-        state.ranks[route.to].statistics.record_message(Direction::Receive, &route.tag, bytes);
+        state.check_message(&route, MessageDirection::Receive)?;
+        state.ranks[route.to].statistics.record_message(
+            MessageDirection::Receive,
+            &route.tag,
+            bytes,
+        );
         let id = state.letters.receive(route.clone());
         Ok(LetterTicket { rendezvous: this.clone(), route, id })
     }
@@ -314,11 +322,15 @@ enum Blocked {
 
 impl RendezvousState {
     /// Checks that a rank can still send or receive.
-    fn check_message(&self, route: &MessageRoute, direction: Direction) -> Result<(), CommError> {
+    fn check_message(
+        &self,
+        route: &MessageRoute,
+        direction: MessageDirection,
+    ) -> Result<(), CommError> {
         if let Some(failure) = &self.failure {
             return Err(failure.cause.clone());
         }
-        let rank = if direction == Direction::Send { route.from } else { route.to };
+        let rank = if direction == MessageDirection::Send { route.from } else { route.to };
         match self.ranks[rank].has_left {
             true => Err(route.clone().after_leave(direction)),
             false => Ok(()),
@@ -470,7 +482,7 @@ pub(crate) struct LetterTicket {
 impl LetterTicket {
     /// Waits for the message and returns it if it has the contents `expected`. Other contents end
     /// all groups.
-    pub(crate) fn wait(&self, expected: &Contents) -> Result<Letter, CommError> {
+    pub(crate) fn wait(&self, expected: &MessageContents) -> Result<Letter, CommError> {
         let Self { rendezvous, route, id } = self;
         let poll = |state: &mut RendezvousState| {
             if let Some(letter) = state.letters.take(*id) {

@@ -4,8 +4,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use deepburn_comm::{
-    CommError, Direction, FailureCause, Host, Member, MessageCount, MessageTag, ProcessGroup,
-    ReduceOp, Subgroup, run_ranks,
+    CommError, FailureCause, Host, Member, MessageCount, MessageDirection, MessageTag,
+    ProcessGroup, ReduceOp, Subgroup, run_ranks,
 };
 
 use super::{Floats, LONG, TAG, array, on_ranks, sum};
@@ -162,9 +162,9 @@ fn messages_are_counted_with_their_bytes() {
     for statistics in statistics {
         let count = |direction, wanted: &str| statistics.messages(direction, |it| it == wanted);
         let activations = MessageCount { messages: 3, bytes: 60 };
-        assert_eq!(count(Direction::Send, "activation"), activations);
-        assert_eq!(count(Direction::Receive, "activation"), activations);
-        assert_eq!(count(Direction::Send, "loss"), MessageCount { messages: 1, bytes: 4 });
+        assert_eq!(count(MessageDirection::Send, "activation"), activations);
+        assert_eq!(count(MessageDirection::Receive, "activation"), activations);
+        assert_eq!(count(MessageDirection::Send, "loss"), MessageCount { messages: 1, bytes: 4 });
         assert_eq!(statistics.total(|_, _| true).calls, 0);
     }
 }
@@ -258,7 +258,7 @@ fn invalid_calls_are_refused_and_counted_nowhere() {
         left.contains("rank 1 cannot send activation 0: it has left the process group"),
         "{left}"
     );
-    let count = members[0].statistics().messages(Direction::Send, |_| true);
+    let count = members[0].statistics().messages(MessageDirection::Send, |_| true);
     assert_eq!(count, MessageCount::default());
     members[0].abort(CommError::NoRanks);
     assert_eq!(send(&members[0], 1, tag(0), 1.0), Err(CommError::NoRanks));

@@ -16,7 +16,7 @@ const NAMES: [&str; 4] = ["red", "green", "blue", "black"];
 
 /// One exchange of the schedule.
 #[derive(Debug, Clone, Copy)]
-enum Exchange {
+enum PlannedExchange {
     Collective { group: usize, kind: u64, numel: usize },
     Message { group: usize, from: usize, to: usize, tag: u64, numel: usize },
 }
@@ -31,12 +31,12 @@ enum Stream {
 
 /// A schedule: the members of each group, the world first, and the exchanges of each phase.
 #[derive(Debug)]
-struct Schedule {
+struct ExchangeSchedule {
     groups: Vec<Vec<usize>>,
-    phases: Vec<Vec<Exchange>>,
+    phases: Vec<Vec<PlannedExchange>>,
 }
 
-impl Schedule {
+impl ExchangeSchedule {
     fn new(world_size: usize, dice: &mut Dice) -> Self {
         let mut groups = vec![(0..world_size).collect::<Vec<_>>()];
         groups.extend(NAMES.map(|_| {
@@ -47,7 +47,7 @@ impl Schedule {
             members
         }));
         let phases = (0..4).map(|_| {
-            let exchanges = (0..30).filter_map(|_| Exchange::random(&groups, dice));
+            let exchanges = (0..30).filter_map(|_| PlannedExchange::random(&groups, dice));
             exchanges.collect()
         });
         let phases = phases.collect();
@@ -55,7 +55,7 @@ impl Schedule {
     }
 }
 
-impl Exchange {
+impl PlannedExchange {
     fn random(groups: &[Vec<usize>], dice: &mut Dice) -> Option<Self> {
         let group = dice.roll(groups.len() as u64) as usize;
         let (len, numel) = (groups[group].len() as u64, dice.roll(9) as usize);
@@ -136,12 +136,12 @@ fn collective(
 /// Starts all exchanges of a phase in a random order, and waits for them in another one.
 fn run_phase(
     groups: &[Option<Member>],
-    schedule: &Schedule,
+    schedule: &ExchangeSchedule,
     phase: usize,
     dice: &mut Dice,
 ) -> Result<(), CommError> {
     let rank = groups[0].as_ref().map(Member::rank).unwrap();
-    let mut streams: BTreeMap<Stream, VecDeque<(usize, Exchange)>> = BTreeMap::new();
+    let mut streams: BTreeMap<Stream, VecDeque<(usize, PlannedExchange)>> = BTreeMap::new();
     for (index, exchange) in schedule.phases[phase].iter().enumerate() {
         for stream in exchange.streams(&schedule.groups, rank) {
             streams.entry(stream).or_default().push_back((1000 * phase + index, *exchange));
@@ -157,16 +157,16 @@ fn run_phase(
             streams.remove(&stream);
         }
         match (exchange, stream) {
-            (Exchange::Collective { group, kind, numel }, _) => {
+            (PlannedExchange::Collective { group, kind, numel }, _) => {
                 let member = groups[group].as_ref().unwrap();
                 let members = &schedule.groups[group];
                 flights.push(collective(member, members, id, kind, numel)?);
             }
-            (Exchange::Message { numel, .. }, Stream::Sends { group, to, tag }) => {
+            (PlannedExchange::Message { numel, .. }, Stream::Sends { group, to, tag }) => {
                 let own = vec![Host::from(input(rank, id, numel))];
                 groups[group].as_ref().unwrap().send(to, MessageTag::new("random", tag), own)?;
             }
-            (Exchange::Message { group, from, tag, numel, .. }, _) => {
+            (PlannedExchange::Message { group, from, tag, numel, .. }, _) => {
                 let like = vec![Host::from(vec![0.0; numel])];
                 let member = groups[group].as_ref().unwrap();
                 let pending = member.receive(from, MessageTag::new("random", tag), like)?;
@@ -191,7 +191,7 @@ proptest! {
 
     #[test]
     fn random_schedules_give_the_results_of_the_model(world_size in 1_usize..=6, seed in 1_u64..) {
-        let schedule = Schedule::new(world_size, &mut Dice(seed));
+        let schedule = ExchangeSchedule::new(world_size, &mut Dice(seed));
         on_ranks(world_size, |member| {
             let mut dice = Dice(seed ^ (0x9e37_79b9 * (member.rank() as u64 + 1)) | 1);
             let mut groups = vec![Some(member.clone())];

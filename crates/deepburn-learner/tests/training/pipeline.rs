@@ -118,14 +118,14 @@ impl ModuleMapper<Trained> for Fill {
 }
 
 /// The micro-batches of a step: different ones on each rank of a stage.
-struct Batches {
+struct SeededBatches {
     first: usize,
     ranks: usize,
     rank: usize,
     count: usize,
 }
 
-impl<M> MicroBatches<Flex, M> for Batches
+impl<M> MicroBatches<Flex, M> for SeededBatches
 where
     M: AutodiffModule<Trained> + Loss,
 {
@@ -261,7 +261,7 @@ fn trace(engine: &mut Trainer, count: usize, steps: Range<usize>) -> Result<Trac
     let (rank, ranks) = (group.rank(), group.world_size());
     let (mut losses, mut norms) = (Vec::new(), Vec::new());
     for step in steps {
-        let mut batches = Batches { first: step * count, ranks, rank, count };
+        let mut batches = SeededBatches { first: step * count, ranks, rank, count };
         let trained = engine.train_batch(&mut batches)?;
         losses.push(trained.losses);
         norms.push(trained.step.gradient_norm);
@@ -290,7 +290,7 @@ fn activation_peaks(stages: usize, micro_batches: usize, schedule: PipelineSched
         let engine = initialize_pipeline(Odd::new(0.0), &plan, layout(stages), group);
         let mut engine = engine.map_err(Cause::from)?;
         engine.ledger().reset_peaks();
-        let mut batches = Batches { first: 0, ranks: 1, rank: 0, count: micro_batches };
+        let mut batches = SeededBatches { first: 0, ranks: 1, rank: 0, count: micro_batches };
         engine.train_batch(&mut batches)?;
         Ok::<_, Cause>(engine.ledger().usage(Category::Activations).peak)
     });
@@ -318,7 +318,7 @@ fn a_stage_keeps_the_activations_of_its_open_passes() {
 
 #[test]
 fn a_stage_that_fails_ends_all_of_them() {
-    struct Failing(Batches);
+    struct Failing(SeededBatches);
     impl MicroBatches<Flex, Odd<Trained>> for Failing {
         fn loss(
             &mut self,
@@ -341,7 +341,7 @@ fn a_stage_that_fails_ends_all_of_them() {
         let rank = member.rank();
         let engine = initialize_pipeline(Odd::new(0.0), &plan, layout(3), Group::new(member));
         let mut engine = engine.map_err(Cause::from)?;
-        let batches = Batches { first: 0, ranks: 1, rank, count: 4 };
+        let batches = SeededBatches { first: 0, ranks: 1, rank, count: 4 };
         engine.train_batch(&mut Failing(batches)).map(drop)
     });
     let message = failure.unwrap_err().to_string();

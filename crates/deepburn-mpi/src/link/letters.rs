@@ -11,7 +11,9 @@
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use deepburn_comm::{CommError, Contents, Form, GroupId, GroupRanks, MessageRoute, panic_message};
+use deepburn_comm::{
+    CommError, Form, GroupId, GroupRanks, MessageContents, MessageRoute, panic_message,
+};
 
 use super::{Link, PING_TIMEOUT};
 use crate::control::{LetterHeader, LetterPart, Message};
@@ -39,7 +41,7 @@ pub(super) struct LetterTransfers {
 struct Arriving {
     run: u32,
     route: MessageRoute,
-    contents: Contents,
+    contents: MessageContents,
     forms: Vec<Form>,
     transfer: Transfer,
 }
@@ -141,7 +143,7 @@ impl Link {
     fn send_letter(
         &mut self,
         route: MessageRoute,
-        contents: Contents,
+        contents: MessageContents,
         arrays: Vec<EncodedArray>,
     ) -> Result<(), CommError> {
         let (to, piece) = (route.to, self.settings.piece);

@@ -124,7 +124,7 @@ fn ranks_disagree() {
         Err(_) => {}
         // The rank that ends early succeeds.
         Ok(()) if how == "left" && rank == 2 => return,
-        Ok(()) => panic!("ranks that disagree went on"),
+        Ok(()) => panic!("ranks that disagree continued"),
     }
     std::process::exit(3);
 }
@@ -201,7 +201,7 @@ fn messages_go_wrong() {
         Err(failure) if failure.rank == rank => eprintln!("REPORT: {failure}"),
         Err(_) => {}
         Ok(()) if how == "left" && rank == 1 => return,
-        Ok(()) => panic!("rank {rank} went on"),
+        Ok(()) => panic!("rank {rank} continued"),
     }
     std::process::exit(3);
 }

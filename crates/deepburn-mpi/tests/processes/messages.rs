@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use deepburn_comm::{
-    CollectiveTag, CommError, Direction, Host, Member, MessageTag, ProcessGroup, ReduceOp, Subgroup,
+    CollectiveTag, CommError, Host, Member, MessageDirection, MessageTag, ProcessGroup, ReduceOp,
+    Subgroup,
 };
 
 use crate::job::{as_rank, succeeds};
@@ -11,9 +12,9 @@ use crate::job::{as_rank, succeeds};
 const LONG: Duration = Duration::from_secs(60);
 
 /// A small random number generator (xorshift64, Marsaglia, 2003).
-struct Dice(u64);
+struct SeededDraws(u64);
 
-impl Dice {
+impl SeededDraws {
     fn roll(&mut self, sides: usize) -> usize {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -33,8 +34,8 @@ where
     G: ProcessGroup<Host<f32>> + Subgroup + Clone,
 {
     let (rank, world_size) = (world.rank(), world.world_size());
-    let mut common = Dice(seed);
-    let mut own = Dice(seed ^ (0x9e37_79b9 * (rank as u64 + 1)));
+    let mut common = SeededDraws(seed);
+    let mut own = SeededDraws(seed ^ (0x9e37_79b9 * (rank as u64 + 1)));
     let mut groups = vec![Some(world.clone())];
     let mut members = vec![(0..world_size).collect::<Vec<_>>()];
     for name in ["red", "green", "blue"] {
@@ -174,7 +175,7 @@ fn messages_in_every_order() {
             group.send(0, tag(3), vec![Host::from(vec![1.0_f32])])?;
             group.send(0, tag(3), vec![Host::from(vec![2.0_f32])])?;
         }
-        let sent = group.statistics().messages(Direction::Send, |it| it == "activation");
+        let sent = group.statistics().messages(MessageDirection::Send, |it| it == "activation");
         assert_eq!(sent.messages, if rank == 1 { 5 } else { 3 });
 
         // Round trips of small messages.

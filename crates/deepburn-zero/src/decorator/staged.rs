@@ -10,13 +10,14 @@
 //!  on any other stage         calls Meta: shapes and types only
 //! ```
 //!
-//! Without a pipeline all tensors are [`Placed::Everywhere`], and every op calls `Sharded<B>`.
+//! Without a pipeline all tensors are [`PlacedTensor::Everywhere`], and every op calls `Sharded<B>`.
 //!
 //! Random numbers are drawn on every stage, so that a stream does not depend on the number of stages.
 //! A program that reads a value gets it on every stage, which waits for the stage that holds it.
 //! Burn's quantized tensors are never staged.
 
 mod fused;
+mod kinds;
 mod ops;
 mod placed;
 mod site;
@@ -33,10 +34,10 @@ use deepburn_ops::MatmulOps;
 use crate::decorator::{Sharded, ZeroTensor, forward_backend};
 use crate::gradient;
 
-pub(crate) use ops::elements_to_come;
-pub use ops::{Bools, Floats, Ints};
-pub use placed::{Kind, Placed, StagedTensor};
-pub(crate) use site::Operands;
+pub(crate) use kinds::elements_to_come;
+pub use kinds::{Bools, Floats, Ints};
+pub use placed::{PlacedTensor, StagedTensor, TensorKind};
+pub(crate) use site::OperandHolders;
 
 /// A backend decorator that runs each op on the pipeline stage that holds its operands.
 #[derive(Clone, Copy, Debug, Default)]
@@ -46,11 +47,11 @@ pub struct Staged<B> {
 
 impl<B: MatmulOps> BackendTypes for Staged<B> {
     type Device = B::Device;
-    type FloatTensorPrimitive = Placed<B, Floats>;
+    type FloatTensorPrimitive = PlacedTensor<B, Floats>;
     type FloatElem = B::FloatElem;
-    type IntTensorPrimitive = Placed<B, Ints>;
+    type IntTensorPrimitive = PlacedTensor<B, Ints>;
     type IntElem = B::IntElem;
-    type BoolTensorPrimitive = Placed<B, Bools>;
+    type BoolTensorPrimitive = PlacedTensor<B, Bools>;
     type BoolElem = B::BoolElem;
     type QuantizedTensorPrimitive = B::QuantizedTensorPrimitive;
 }
@@ -83,7 +84,7 @@ impl<B: MatmulOps> DistributedBackend for Staged<B> {
         let parameter = reducer.borrow().parameter(index).clone();
         let device = parameter.device().clone();
         let passed_on = ZeroTensor::passed_on(&*slot, device, parameter.shared_path());
-        let gradient = std::mem::replace(slot, Placed::Everywhere(passed_on));
+        let gradient = std::mem::replace(slot, PlacedTensor::Everywhere(passed_on));
         if let Some(mut gradient) =
             site::gradient_at_home(gradient, parameter.path(), parameter.homes())
         {

@@ -20,6 +20,8 @@
 
 use std::collections::BTreeMap;
 
+use super::{Category, Ledger};
+
 /// The floating-point operations of one module on one rank, without its submodules.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModuleOperations {
@@ -43,8 +45,10 @@ pub struct ParameterRead {
 }
 
 /// The counts so far, and the state that determines the module of the next product.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct OperationCounter {
+    /// The ledger of the model, for the activations at each read.
+    ledger: Ledger,
     /// The path of the parameter that was read last.
     parameter: String,
     /// Whether no product has followed that read.
@@ -58,6 +62,12 @@ pub(crate) struct OperationCounter {
 }
 
 impl OperationCounter {
+    /// Returns a counter without counts, for the model with this ledger.
+    pub(crate) fn new(ledger: Ledger) -> Self {
+        let (parameter, counts, reads) = Default::default();
+        Self { ledger, parameter, fresh: false, backward: false, counts, reads }
+    }
+
     /// Counts the following products as backward.
     pub(crate) fn start_backward(&mut self) {
         self.backward = true;
@@ -68,12 +78,13 @@ impl OperationCounter {
         self.backward = false;
     }
 
-    /// Records that an op reads the parameter at this path. `activations` are the bytes in memory.
-    pub(crate) fn read(&mut self, parameter: &str, activations: usize) {
+    /// Records that an op reads the parameter at this path.
+    pub(crate) fn read(&mut self, parameter: &str) {
         parameter.clone_into(&mut self.parameter);
         self.fresh = true;
         if !self.backward {
             let path = parameter.to_owned();
+            let activations = self.ledger.usage(Category::Activations).current;
             self.reads.push(ParameterRead { path, operations: 0, activations });
         }
     }
@@ -120,14 +131,14 @@ mod tests {
 
     #[test]
     fn products_belong_to_modules() {
-        let mut counter = OperationCounter::default();
-        counter.read("h.0.attn.c_attn.bias", 0);
+        let mut counter = OperationCounter::new(Ledger::new());
+        counter.read("h.0.attn.c_attn.bias");
         counter.enter(10, true);
         counter.enter(3, false);
-        counter.read("head", 0);
+        counter.read("head");
         counter.enter(7, true);
         counter.start_backward();
-        counter.read("h.0.attn.c_proj.weight", 0);
+        counter.read("h.0.attn.c_proj.weight");
         counter.enter(20, true);
         counter.enter(21, false);
         counter.enter(6, false);

@@ -90,7 +90,7 @@ impl<B: Backend> ParameterView<B> {
 
     /// Counts a read in the operations of the current call.
     fn count_read(&self) {
-        session::count_read(self.parameter.path());
+        session::with_counter(|counter| counter.read(self.parameter.path()));
     }
 
     /// Reads the parameter for an op that is recomputed in backward. The read is

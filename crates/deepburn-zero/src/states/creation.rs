@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use burn::module::AutodiffModule;
 use burn_backend::{Backend, FloatDType};
-use deepburn_comm::CommError;
+use deepburn_comm::{CommError, Mesh, MeshAxis, MeshError};
 use deepburn_config::{
     ActivationPlan, OptimizerOffload, OptimizerPlan, Precision, PrecisionPlan, Stage, ZeroPlan,
 };
@@ -59,18 +59,21 @@ impl<B: OptimizerOps> ModelStates<B> {
         }
         let (zero, precision) = (&policy.zero, &policy.precision);
         let (stage, ledger) = (zero.stage, Ledger::new());
-        let group = stage_group(&world, policy.pipeline.as_ref())?;
+        let mesh = mesh_of(&world, policy.pipeline.as_ref())?;
+        let group = stage_group(&world, mesh)?;
         let share =
             ShardSpec { stage, rank: group.rank(), cuts_gradients: zero.shards_gradients() };
         let (module, sharded) =
-            shard_parameters(module, &policy, share, [&world, &group], &ledger)?;
+            shard_parameters(module, &policy, share, ([&world, &group], mesh), &ledger)?;
         let types = gradient_types(precision);
         let reducer = gradient_reducer(&policy, types, share, &sharded, &group, &ledger)?;
         let reducer = Rc::new(RefCell::new(reducer));
         let ShardedParameters { gatherer, table, buffers, plain_tensors, parking } = sharded;
         let ParameterTable { parameters, indices, optimizer, aliases } = table;
         let recorder = block_recorder(&policy.activations, &parameters, &group, &ledger)?;
-        let stages = place_in_pipeline(&policy, &world, &parameters);
+        let first = parameters.first().filter(|_| policy.pipeline.is_some());
+        let stages = first
+            .map(|parameter| Rc::new(Stages::new(world.clone(), mesh, parameter.device().clone())));
         let any_stages = stages.clone().map(|stages| -> Rc<dyn Any> { stages });
         let binding = Binding::new(
             reducer.clone(),
@@ -112,33 +115,26 @@ impl<B: OptimizerOps> ModelStates<B> {
     }
 }
 
-/// Returns the group of the ranks that have the parameters of this rank.
-fn stage_group<B: Backend>(
+/// Returns the arrangement of all ranks.
+///
+/// # Errors
+///
+/// Returns an error if the stages of the layout do not divide the ranks.
+fn mesh_of<B: Backend>(
     world: &Group<B>,
     layout: Option<&PipelineLayout>,
-) -> Result<Group<B>, CommError> {
-    let Some(layout) = layout else { return Ok(world.clone()) };
-    let count = world.world_size() / layout.stages();
-    let first = stage_of(world, layout) * count;
-    world.subgroup("pipeline stage", &(first..first + count).collect::<Vec<_>>())
+) -> Result<Mesh, MeshError> {
+    let (ranks, stages) = (world.world_size(), layout.map_or(1, PipelineLayout::stages));
+    Mesh::new(ranks, stages, 1, ranks.checked_div(stages).unwrap_or(0))
 }
 
-/// Returns the pipeline stage of this rank. The ranks of a stage are consecutive.
-fn stage_of<B: Backend>(world: &Group<B>, layout: &PipelineLayout) -> usize {
-    world.rank() / (world.world_size() / layout.stages())
-}
-
-/// Returns the place of this rank in the pipeline of the policy.
-fn place_in_pipeline<B: Backend>(
-    policy: &Policy,
-    world: &Group<B>,
-    parameters: &[Arc<Parameter<B>>],
-) -> Option<Rc<Stages<B>>> {
-    let layout = policy.pipeline.as_ref()?;
-    let count = world.world_size() / layout.stages();
-    let same_data = (0..layout.stages()).map(|stage| stage * count + world.rank() % count);
-    let device = parameters.first()?.device().clone();
-    Some(Rc::new(Stages::new(world.clone(), same_data.collect(), stage_of(world, layout), device)))
+/// Returns the group of the ranks that have the parameters of this rank: all ranks without a
+/// pipeline.
+fn stage_group<B: Backend>(world: &Group<B>, mesh: Mesh) -> Result<Group<B>, CommError> {
+    match mesh.size(MeshAxis::Pipeline) {
+        1 => Ok(world.clone()),
+        _ => world.subgroup("pipeline stage", &mesh.stage(world.rank())),
+    }
 }
 
 /// Checks that stages can train the model independently between two messages.
@@ -188,7 +184,7 @@ fn shard_parameters<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
     module: M,
     policy: &Policy,
     share: ShardSpec,
-    [world, group]: [&Group<B>; 2],
+    ([world, group], mesh): ([&Group<B>; 2], Mesh),
     ledger: &Ledger,
 ) -> Result<(M, ShardedParameters<B>), ZeroError> {
     let (zero, precision) = (&policy.zero, &policy.precision);
@@ -203,11 +199,11 @@ fn shard_parameters<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
     let assignment = Assignment { optimizer: &policy.optimizer, groups: &policy.param_groups };
     let quantization = policy.quantization.as_ref();
     let updates = Updates { assignment, layers: &layers, quantization };
-    let layout = policy.pipeline.as_ref().map(|layout| (layout, stage_of(world, layout)));
+    let layout = policy.pipeline.as_ref();
     if layout.is_some() {
         check_pipeline(&policy.optimizer, buffers.all())?;
     }
-    let homes = ParameterHomes::new(world, group, layout);
+    let homes = ParameterHomes::new([world, group], mesh, layout);
     let sizes = updated_sizes(&known, assignment, &homes)?;
     let bytes = swap_bytes(&sizes, zero, group.world_size(), precision);
     let parking = Parking::new::<B>(zero, gradient_bytes(precision), bytes)?;
@@ -328,7 +324,7 @@ fn persistent_copies<B: Backend>(parameters: &[Arc<Parameter<B>>], zero: &ZeroPl
     if !zero.stage.shards_parameters() {
         return Vec::new();
     }
-    let held: Vec<_> = parameters.iter().filter(|it| it.role() != Role::Elsewhere).collect();
+    let held: Vec<_> = parameters.iter().filter(|it| it.is_held_here()).collect();
     let numels = held.iter().map(|parameter| parameter.numel() as u64);
     let persistent = persistent_parameters(numels, &zero.parameters);
     let mut persistent: Vec<_> = persistent.into_iter().map(|place| held[place].index()).collect();

@@ -61,7 +61,7 @@ fn saved(shape: Shape, settings: &Value) -> TempDir {
 
 /// Loads a checkpoint, saves it again, and trains two more steps. Returns the trace of each rank and
 /// the contents of the second checkpoint.
-fn resumed(checkpoint: &Checkpoint, shape: Shape, settings: &Value) -> (Vec<Trace>, Contents) {
+fn resumed(checkpoint: &Checkpoint, shape: Shape, settings: &Value) -> (Vec<Trace>, SavedContents) {
     let again = tempfile::tempdir().unwrap();
     let traces = with_engine(shape, settings, 0.2, |engine| {
         // The engine has trained before it loads the checkpoint.
@@ -75,12 +75,12 @@ fn resumed(checkpoint: &Checkpoint, shape: Shape, settings: &Value) -> (Vec<Trac
 
 /// All arrays by name, and the state that all ranks share.
 #[derive(Debug, PartialEq)]
-struct Contents {
+struct SavedContents {
     arrays: BTreeMap<String, Values>,
     state: Value,
 }
 
-fn contents(checkpoint: &Checkpoint) -> Contents {
+fn contents(checkpoint: &Checkpoint) -> SavedContents {
     let mut arrays = BTreeMap::new();
     for (index, entry) in checkpoint.layout().entries().iter().enumerate() {
         for stored in &entry.states {
@@ -93,7 +93,7 @@ fn contents(checkpoint: &Checkpoint) -> Contents {
     // The number of ranks, and the kind of weights in the last step.
     state["batch"]["world_size"] = json!(0);
     state["loss_weights"] = json!(null);
-    Contents { arrays, state }
+    SavedContents { arrays, state }
 }
 
 /// Saves on (stages, ranks) and loads on other ones, and compares with one stage.

@@ -8,14 +8,16 @@ use crate::session;
 
 /// Counts a product of `operands`. `count` is called only while counting is on.
 pub(crate) fn count<B: Backend>(operands: &[&ZeroTensor<B>], count: impl FnOnce() -> u64) {
-    let parameter = operands.iter().find_map(|operand| match operand {
-        ZeroTensor::Parameter(view) => Some(view.parameter.path()),
-        _ => None,
+    session::with_counter(|counter| {
+        let parameter = operands.iter().find_map(|operand| match operand {
+            ZeroTensor::Parameter(view) => Some(view.parameter.path()),
+            _ => None,
+        });
+        if let Some(parameter) = parameter {
+            counter.read(parameter);
+        }
+        counter.enter(count(), parameter.is_some());
     });
-    if let Some(parameter) = parameter {
-        session::count_read(parameter);
-    }
-    session::with_counter(|counter| counter.enter(count(), parameter.is_some()));
 }
 
 /// Counts operations as backward for an op that computes gradients in forward. They are attributed

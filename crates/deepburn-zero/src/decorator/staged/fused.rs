@@ -10,13 +10,13 @@ use deepburn_meta::Meta;
 use deepburn_ops::{
     AttentionDropout, AttentionOps, AttentionOutput, AttentionSaved, CrossEntropyOps, GateFunction,
     GatedGradients, GatedOps, GeluOps, HeadGradients, HeadLoss, LayerNormGradients, LayerNormOps,
-    LayerNormOutput, LayerNormSaved, LinearGradients, LinearOps, MatmulOps, QuantizedMatrix,
-    RmsNorm, RmsNormGradients, RmsNormOps, RmsNormOutput, RmsNormSaved, RotaryOps, RotatedHeads,
+    LayerNormOutput, LayerNormSaved, LinearGradients, LinearOps, MatmulOps, RmsNorm,
+    RmsNormGradients, RmsNormOps, RmsNormOutput, RmsNormSaved, RotaryOps, RotatedHeads,
     SelfAttention,
 };
 
 use super::ops::{absent, held, stage};
-use super::{Operands, Placed, Staged};
+use super::{OperandHolders, PlacedTensor, Staged};
 use crate::decorator::Sharded;
 
 /// Runs an op whose results are an array of floats. With `maybe`, each result is optional.
@@ -30,12 +30,12 @@ macro_rules! staged {
     (@place each $results:expr, $place:expr) => { $results.map($place) };
     (@place maybe $results:expr, $place:expr) => { $results.map(|result| result.map($place)) };
     (@run $mode:ident, $($arg:ident: $kind:tt),* => $run:ident) => {{
-        let mut operands = Operands::default();
+        let mut operands = OperandHolders::default();
         $( stage!(@see operands $kind $arg); )*
         match operands.site::<B>() {
             None => {
                 $( let $arg = stage!(@open $kind $arg); )*
-                staged!(@place $mode $run::<Sharded<B>>($($arg),*), Placed::Everywhere)
+                staged!(@place $mode $run::<Sharded<B>>($($arg),*), PlacedTensor::Everywhere)
             }
             Some(site) => {
                 $( let $arg = stage!(@bring site $kind $arg); )*
@@ -195,24 +195,6 @@ impl<B: MatmulOps + LinearOps> LinearOps for Staged<B> {
         fn linear_x_gradient(grad: float, weight: float) -> float;
     }
 
-    /// Dequantizes the weight. The blocks of a quantized parameter do not come here: [`Sharded`]
-    /// reads them from its handle.
-    fn quantized_linear(
-        x: FloatTensor<Self>,
-        weight: &QuantizedMatrix<Self>,
-        bias: Option<FloatTensor<Self>>,
-    ) -> FloatTensor<Self> {
-        Self::fused_linear(x, weight.dequantized(), bias)
-    }
-
-    /// Dequantizes the weight, as in [`quantized_linear`](LinearOps::quantized_linear).
-    fn quantized_x_gradient(
-        grad: FloatTensor<Self>,
-        weight: &QuantizedMatrix<Self>,
-    ) -> FloatTensor<Self> {
-        Self::linear_x_gradient(grad, weight.dequantized())
-    }
-
     fn linear_gradients(grad: FloatTensor<Self>, x: FloatTensor<Self>) -> LinearGradients<Self> {
         fn run<O: LinearOps>(grad: FloatTensor<O>, x: FloatTensor<O>) -> [FloatTensor<O>; 2] {
             let LinearGradients { weight, bias } = O::linear_gradients(grad, x);
@@ -251,26 +233,6 @@ impl<B: MatmulOps + CrossEntropyOps> CrossEntropyOps for Staged<B> {
         );
         let Some(loss) = loss else { unreachable!("`run` returns a loss") };
         HeadLoss { loss, gradients: HeadGradients { hidden, weight } }
-    }
-
-    /// Dequantizes the weight, as in [`quantized_linear`](LinearOps::quantized_linear).
-    fn quantized_head_scores(
-        hidden: FloatTensor<Self>,
-        weight: &QuantizedMatrix<Self>,
-        targets: IntTensor<Self>,
-    ) -> FloatTensor<Self> {
-        Self::head_scores(hidden, weight.dequantized(), targets)
-    }
-
-    /// Dequantizes the weight, as in [`quantized_linear`](LinearOps::quantized_linear).
-    fn quantized_head_loss(
-        hidden: FloatTensor<Self>,
-        weight: &QuantizedMatrix<Self>,
-        targets: IntTensor<Self>,
-        wanted: bool,
-    ) -> HeadLoss<Self> {
-        let wanted = HeadGradients { hidden: wanted, weight: false };
-        Self::head_loss(hidden, weight.dequantized(), targets, wanted)
     }
 
     fn logits_loss(

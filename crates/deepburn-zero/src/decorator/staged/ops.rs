@@ -6,7 +6,7 @@
 //!  fn float_exp(tensor: float) -> float;
 //!
 //!  fn float_exp(tensor) {
-//!      let mut operands = Operands::default();
+//!      let mut operands = OperandHolders::default();
 //!      operands.see(&tensor);
 //!      let Some(site) = operands.site() else { every stage computes };
 //!      let tensor = site.bring(tensor);              a message, if the stage of the op lacks it
@@ -34,199 +34,21 @@ use burn_backend::tensor::{
 };
 use burn_backend::{
     Backend, BoolDType, DType, Distribution, ExecutionError, FloatDType, IntDType, Scalar, Shape,
-    Slice, TensorData, TensorMetadata, TensorPrimitive, read_sync,
+    Slice, TensorData, TensorMetadata, TensorPrimitive,
 };
-use deepburn_comm::{CommError, MessageTag};
 use deepburn_ops::MatmulOps;
 
 use super::site::everywhere;
-use super::{Kind, Operands, Placed, Staged};
+use super::{OperandHolders, PlacedTensor, Staged, TensorKind};
+use crate::decorator::Sharded;
 use crate::decorator::ops::activation::activation_ops;
 use crate::decorator::ops::boolean::bool_ops;
 use crate::decorator::ops::float::float_ops;
 use crate::decorator::ops::int::int_ops;
 use crate::decorator::ops::module::{counted_module_ops, module_ops};
 use crate::decorator::ops::quantized::quantized_ops;
-use crate::decorator::{Sharded, ZeroTensor};
-use crate::group::DeviceArray;
 use crate::parameter::View;
-use crate::pipeline::{Holders, Stages};
-use crate::session::Leased;
-
-/// Float tensors.
-#[derive(Debug, Clone, Copy)]
-pub struct Floats;
-
-/// Integer tensors.
-#[derive(Debug, Clone, Copy)]
-pub struct Ints;
-
-/// Bool tensors.
-#[derive(Debug, Clone, Copy)]
-pub struct Bools;
-
-impl<B: Backend> Kind<B> for Floats {
-    type Tensor = ZeroTensor<B>;
-
-    fn homes(tensor: &ZeroTensor<B>) -> Holders {
-        match tensor {
-            ZeroTensor::Parameter(view) => view.parameter.homes(),
-            _ => Holders::ALL,
-        }
-    }
-
-    fn viewed(tensor: ZeroTensor<B>, view: &View) -> ZeroTensor<B> {
-        tensor.view(view.clone())
-    }
-
-    fn send(
-        tensor: ZeroTensor<B>,
-        stages: &Stages<B>,
-        to: usize,
-        tag: MessageTag,
-    ) -> Result<(), CommError> {
-        let array = match tensor {
-            ZeroTensor::SparseRows(rows) => DeviceArray::SparseRows(rows),
-            other => DeviceArray::Dense(other.into_full()),
-        };
-        stages.world().arrays().send(stages.rank_of(to), tag, vec![array])
-    }
-
-    fn receive(
-        stages: &Stages<B>,
-        from: usize,
-        tag: MessageTag,
-        shape: &Shape,
-        dtype: DType,
-    ) -> Result<ZeroTensor<B>, CommError> {
-        let like = elements_to_come::<B>(shape.num_elements(), dtype.into(), stages.device());
-        let like = vec![DeviceArray::Dense(like)];
-        let message = stages.world().arrays().receive(stages.rank_of(from), tag, like)?;
-        Ok(match message.wait()?.swap_remove(0) {
-            DeviceArray::SparseRows(rows) => ZeroTensor::SparseRows(rows),
-            DeviceArray::Dense(tensor) => ZeroTensor::full(B::float_reshape(tensor, shape.clone())),
-        })
-    }
-}
-
-impl<B: Backend> Kind<B> for Ints {
-    type Tensor = Leased<B::IntTensorPrimitive>;
-
-    fn homes(_tensor: &Self::Tensor) -> Holders {
-        Holders::ALL
-    }
-
-    fn viewed(tensor: Self::Tensor, view: &View) -> Self::Tensor {
-        tensor.viewed(|tensor| match view {
-            View::Reshape(shape) => B::int_reshape(tensor, shape.clone()),
-            View::SwapDims(dim1, dim2) => B::int_swap_dims(tensor, *dim1, *dim2),
-            View::Permute(axes) => B::int_permute(tensor, axes),
-            View::Slice(_) | View::Expand(_) | View::Cast(_) => not_shared(),
-        })
-    }
-
-    fn send(
-        tensor: Self::Tensor,
-        stages: &Stages<B>,
-        to: usize,
-        tag: MessageTag,
-    ) -> Result<(), CommError> {
-        send_data(read_sync(B::int_into_data(tensor.into_inner())), stages, to, tag)
-    }
-
-    fn receive(
-        stages: &Stages<B>,
-        from: usize,
-        tag: MessageTag,
-        shape: &Shape,
-        dtype: DType,
-    ) -> Result<Self::Tensor, CommError> {
-        let data = receive_data(stages, from, tag, shape, dtype)?;
-        Ok(Leased::new(B::int_from_data(data, stages.device())))
-    }
-}
-
-impl<B: Backend> Kind<B> for Bools {
-    type Tensor = Leased<B::BoolTensorPrimitive>;
-
-    fn homes(_tensor: &Self::Tensor) -> Holders {
-        Holders::ALL
-    }
-
-    fn viewed(tensor: Self::Tensor, view: &View) -> Self::Tensor {
-        tensor.viewed(|tensor| match view {
-            View::Reshape(shape) => B::bool_reshape(tensor, shape.clone()),
-            View::SwapDims(dim1, dim2) => B::bool_swap_dims(tensor, *dim1, *dim2),
-            View::Permute(axes) => B::bool_permute(tensor, axes),
-            View::Slice(_) | View::Expand(_) | View::Cast(_) => not_shared(),
-        })
-    }
-
-    fn send(
-        tensor: Self::Tensor,
-        stages: &Stages<B>,
-        to: usize,
-        tag: MessageTag,
-    ) -> Result<(), CommError> {
-        send_data(read_sync(B::bool_into_data(tensor.into_inner())), stages, to, tag)
-    }
-
-    fn receive(
-        stages: &Stages<B>,
-        from: usize,
-        tag: MessageTag,
-        shape: &Shape,
-        dtype: DType,
-    ) -> Result<Self::Tensor, CommError> {
-        let data = receive_data(stages, from, tag, shape, dtype)?;
-        Ok(Leased::new(B::bool_from_data(data, stages.device())))
-    }
-}
-
-/// Only views that keep all elements share an origin.
-fn not_shared() -> ! {
-    unreachable!("a slice, an expanded tensor and a cast are ops of their own")
-}
-
-/// Sends integers or bools as bytes.
-fn send_data<B: Backend>(
-    data: Result<TensorData, ExecutionError>,
-    stages: &Stages<B>,
-    to: usize,
-    tag: MessageTag,
-) -> Result<(), CommError> {
-    let data = data.map_err(|error| stages.world().failed(format!("{error:?}")))?;
-    let bytes = vec![data.as_bytes().to_vec().into()];
-    stages.world().bytes().send(stages.rank_of(to), tag, bytes)
-}
-
-/// Receives integers or bools as bytes.
-fn receive_data<B: Backend>(
-    stages: &Stages<B>,
-    from: usize,
-    tag: MessageTag,
-    shape: &Shape,
-    dtype: DType,
-) -> Result<TensorData, CommError> {
-    let like = vec![vec![0_u8; shape.num_elements() * dtype.size()].into()];
-    let message = stages.world().bytes().receive(stages.rank_of(from), tag, like)?;
-    let bytes = message.wait()?.swap_remove(0).into_vec();
-    Ok(TensorData::from_bytes_vec(bytes, shape.clone(), dtype))
-}
-
-/// Returns a placeholder with the length, type and device of an array to receive. It is an expanded
-/// view of a single element, so it takes almost no memory.
-pub(crate) fn elements_to_come<B: Backend>(
-    numel: usize,
-    dtype: FloatDType,
-    device: &B::Device,
-) -> B::FloatTensorPrimitive {
-    let shape = |len| Shape::from(vec![len]);
-    match numel {
-        0 | 1 => B::float_zeros(shape(numel), device, dtype),
-        _ => B::float_expand(B::float_zeros(shape(1), device, dtype), shape(numel)),
-    }
-}
+use crate::pipeline::Holders;
 
 /// Runs the ops of a table on the stage that holds their operands.
 ///
@@ -307,9 +129,9 @@ macro_rules! stage {
     }};
     (@meta $other:tt $value:ident) => { $value };
 
-    (@wrap float $value:expr) => { $crate::decorator::staged::Placed::Everywhere($value) };
-    (@wrap int $value:expr) => { $crate::decorator::staged::Placed::Everywhere($value) };
-    (@wrap bool $value:expr) => { $crate::decorator::staged::Placed::Everywhere($value) };
+    (@wrap float $value:expr) => { $crate::decorator::staged::PlacedTensor::Everywhere($value) };
+    (@wrap int $value:expr) => { $crate::decorator::staged::PlacedTensor::Everywhere($value) };
+    (@wrap bool $value:expr) => { $crate::decorator::staged::PlacedTensor::Everywhere($value) };
     (@wrap $other:tt $value:expr) => { $value };
 
     ($( $(#[$rule:ident])? fn $name:ident($($arg:ident: $kind:tt),* $(,)?) -> $result:tt; )*) => { $(
@@ -318,7 +140,7 @@ macro_rules! stage {
         fn $name(
             $($arg: $crate::decorator::ops::kind!($kind)),*
         ) -> $crate::decorator::ops::kind!($result) {
-            let mut operands = $crate::decorator::staged::Operands::default();
+            let mut operands = $crate::decorator::staged::OperandHolders::default();
             $( stage!(@see operands $kind $arg); )*
             let Some(site) = operands.site::<B>() else {
                 $( let $arg = stage!(@open $kind $arg); )*
@@ -376,8 +198,8 @@ macro_rules! absent {
 pub(super) use absent;
 
 /// Returns the shape and type of an operand.
-pub(super) fn described<B: Backend, K: Kind<B>>(
-    operand: &Placed<B, K>,
+pub(super) fn described<B: Backend, K: TensorKind<B>>(
+    operand: &PlacedTensor<B, K>,
 ) -> deepburn_meta::MetaTensor {
     deepburn_meta::meta_tensor(operand.shape(), operand.dtype())
 }
@@ -390,9 +212,9 @@ macro_rules! whole {
     (@open primitive $value:ident) => { open_primitive($value) };
     (@open $other:tt $value:ident) => { $value };
 
-    (@wrap float $value:expr) => { Placed::Everywhere($value) };
-    (@wrap int $value:expr) => { Placed::Everywhere($value) };
-    (@wrap bool $value:expr) => { Placed::Everywhere($value) };
+    (@wrap float $value:expr) => { PlacedTensor::Everywhere($value) };
+    (@wrap int $value:expr) => { PlacedTensor::Everywhere($value) };
+    (@wrap bool $value:expr) => { PlacedTensor::Everywhere($value) };
     (@wrap primitive $value:expr) => { wrap_primitive($value) };
     (@wrap $other:tt $value:expr) => { $value };
 
@@ -417,7 +239,7 @@ fn open_primitive<B: MatmulOps>(tensor: TensorPrimitive<Staged<B>>) -> TensorPri
 /// Converts a float or quantized tensor of the inner backend.
 fn wrap_primitive<B: MatmulOps>(tensor: TensorPrimitive<Sharded<B>>) -> TensorPrimitive<Staged<B>> {
     match tensor {
-        TensorPrimitive::Float(float) => TensorPrimitive::Float(Placed::Everywhere(float)),
+        TensorPrimitive::Float(float) => TensorPrimitive::Float(PlacedTensor::Everywhere(float)),
         TensorPrimitive::QFloat(quantized) => TensorPrimitive::QFloat(quantized),
     }
 }
@@ -453,7 +275,7 @@ impl<B: MatmulOps> FloatTensorOps<Staged<B>> for Staged<B> {
         device: &Device<Self>,
         dtype: FloatDType,
     ) -> FloatTensor<Self> {
-        Placed::Everywhere(Sharded::<B>::float_random(shape, distribution, device, dtype))
+        PlacedTensor::Everywhere(Sharded::<B>::float_random(shape, distribution, device, dtype))
     }
 
     fn float_reshape(tensor: FloatTensor<Self>, shape: Shape) -> FloatTensor<Self> {
@@ -476,8 +298,8 @@ impl<B: MatmulOps> FloatTensorOps<Staged<B>> for Staged<B> {
     /// A slice of a parameter stays a handle, on every stage.
     fn float_slice(tensor: FloatTensor<Self>, slices: &[Slice]) -> FloatTensor<Self> {
         match tensor {
-            Placed::Everywhere(tensor) => {
-                Placed::Everywhere(Sharded::<B>::float_slice(tensor, slices))
+            PlacedTensor::Everywhere(tensor) => {
+                PlacedTensor::Everywhere(Sharded::<B>::float_slice(tensor, slices))
             }
             staged => Self::float_slice(staged, slices),
         }
@@ -485,8 +307,8 @@ impl<B: MatmulOps> FloatTensorOps<Staged<B>> for Staged<B> {
 
     fn float_expand(tensor: FloatTensor<Self>, shape: Shape) -> FloatTensor<Self> {
         match tensor {
-            Placed::Everywhere(tensor) => {
-                Placed::Everywhere(Sharded::<B>::float_expand(tensor, shape))
+            PlacedTensor::Everywhere(tensor) => {
+                PlacedTensor::Everywhere(Sharded::<B>::float_expand(tensor, shape))
             }
             staged => Self::float_expand(staged, shape),
         }
@@ -494,8 +316,8 @@ impl<B: MatmulOps> FloatTensorOps<Staged<B>> for Staged<B> {
 
     fn float_cast(tensor: FloatTensor<Self>, dtype: FloatDType) -> FloatTensor<Self> {
         match tensor {
-            Placed::Everywhere(tensor) => {
-                Placed::Everywhere(Sharded::<B>::float_cast(tensor, dtype))
+            PlacedTensor::Everywhere(tensor) => {
+                PlacedTensor::Everywhere(Sharded::<B>::float_cast(tensor, dtype))
             }
             staged if staged.dtype() == DType::from(dtype) => staged,
             staged => Self::float_cast(staged, dtype),
@@ -541,7 +363,7 @@ impl<B: MatmulOps> IntTensorOps<Staged<B>> for Staged<B> {
         device: &Device<Self>,
         dtype: IntDType,
     ) -> IntTensor<Self> {
-        Placed::Everywhere(Sharded::<B>::int_random(shape, distribution, device, dtype))
+        PlacedTensor::Everywhere(Sharded::<B>::int_random(shape, distribution, device, dtype))
     }
 
     fn int_reshape(tensor: IntTensor<Self>, shape: Shape) -> IntTensor<Self> {
@@ -582,7 +404,7 @@ impl<B: MatmulOps> BoolTensorOps<Staged<B>> for Staged<B> {
         out_dtype: IntDType,
     ) -> impl Future<Output = IntTensor<Self>> + 'static + Send {
         let found = Sharded::<B>::bool_argwhere(everywhere(tensor), out_dtype);
-        async move { Placed::Everywhere(found.await) }
+        async move { PlacedTensor::Everywhere(found.await) }
     }
 
     fn bool_device(tensor: &BoolTensor<Self>) -> Device<Self> {
@@ -627,14 +449,14 @@ impl<B: MatmulOps> ModuleOps<Staged<B>> for Staged<B> {
     ) -> FloatTensor<Self> {
         let homes = weights.holders();
         let table = match weights {
-            Placed::Everywhere(table) if homes != Holders::ALL => table,
+            PlacedTensor::Everywhere(table) if homes != Holders::ALL => table,
             computed => return Self::embedding_backward(computed, output_grad, indices),
         };
-        let mut operands = Operands::default();
+        let mut operands = OperandHolders::default();
         operands.see(&output_grad);
         operands.see(&indices);
         let Some(site) = operands.site::<B>().map(|site| site.not_after(homes.first())) else {
-            return Self::embedding_backward(Placed::Everywhere(table), output_grad, indices);
+            return Self::embedding_backward(PlacedTensor::Everywhere(table), output_grad, indices);
         };
         let (grad, indices) = (site.bring(output_grad), site.bring(indices));
         match site.is_here() {

@@ -1,6 +1,6 @@
 //! Tensors that some stages of a pipeline hold and others know by shape and type.
 //!
-//! Main type: [`Placed`]. All stages run the same program, so each of them knows which stages hold a
+//! Main type: [`PlacedTensor`]. All stages run the same program, so each of them knows which stages hold a
 //! tensor. A tensor that is moved to another stage is held by both from then on. Clones and reshaped
 //! or transposed views refer to one [`Origin`], so that a value is sent once, whatever views of it
 //! are read.
@@ -24,7 +24,7 @@ use crate::parameter::View;
 use crate::pipeline::{Holders, Stages};
 
 /// The kind of a tensor: floats, integers or bools.
-pub trait Kind<B: Backend>: Clone + Debug + Send + Sync + 'static {
+pub trait TensorKind<B: Backend>: Clone + Debug + Send + Sync + 'static {
     /// The tensor of a stage that holds the value.
     type Tensor: TensorMetadata + 'static;
 
@@ -62,7 +62,7 @@ pub trait Kind<B: Backend>: Clone + Debug + Send + Sync + 'static {
 
 /// A tensor and the stages that hold its value.
 #[derive(Debug)]
-pub enum Placed<B: Backend, K: Kind<B>> {
+pub enum PlacedTensor<B: Backend, K: TensorKind<B>> {
     /// Every stage holds the value: inputs, constants, and everything without a pipeline. A
     /// parameter is a handle, which its stages can read.
     Everywhere(K::Tensor),
@@ -70,7 +70,7 @@ pub enum Placed<B: Backend, K: Kind<B>> {
     Staged(Box<StagedTensor<B, K>>),
 }
 
-impl<B: Backend, K: Kind<B>> Clone for Placed<B, K> {
+impl<B: Backend, K: TensorKind<B>> Clone for PlacedTensor<B, K> {
     fn clone(&self) -> Self {
         match self {
             Self::Everywhere(tensor) => Self::Everywhere(tensor.clone()),
@@ -81,7 +81,7 @@ impl<B: Backend, K: Kind<B>> Clone for Placed<B, K> {
 
 /// A tensor that some stages hold.
 #[derive(Debug)]
-pub struct StagedTensor<B: Backend, K: Kind<B>> {
+pub struct StagedTensor<B: Backend, K: TensorKind<B>> {
     /// The value before the views.
     origin: Arc<Origin<B, K>>,
     /// The views since then, which keep all elements.
@@ -93,7 +93,7 @@ pub struct StagedTensor<B: Backend, K: Kind<B>> {
     device: B::Device,
 }
 
-impl<B: Backend, K: Kind<B>> Clone for StagedTensor<B, K> {
+impl<B: Backend, K: TensorKind<B>> Clone for StagedTensor<B, K> {
     fn clone(&self) -> Self {
         Self {
             origin: self.origin.clone(),
@@ -108,7 +108,7 @@ impl<B: Backend, K: Kind<B>> Clone for StagedTensor<B, K> {
 
 /// A value that all views and clones of a tensor share.
 #[derive(Debug)]
-struct Origin<B: Backend, K: Kind<B>> {
+struct Origin<B: Backend, K: TensorKind<B>> {
     /// The stages that hold it, as bits.
     holders: AtomicU64,
     shape: Shape,
@@ -116,36 +116,16 @@ struct Origin<B: Backend, K: Kind<B>> {
     received: OnceLock<K::Tensor>,
 }
 
-impl<B: Backend, K: Kind<B>> Placed<B, K> {
+impl<B: Backend, K: TensorKind<B>> PlacedTensor<B, K> {
     /// Returns the result of an op of this stage, which `holders` hold.
     pub(super) fn held(tensor: K::Tensor, holders: Holders, device: B::Device) -> Self {
         let (shape, dtype) = (tensor.shape(), tensor.dtype());
-        Self::staged(Some(tensor), shape, dtype, holders, device)
+        Self::Staged(Box::new(StagedTensor::new(Some(tensor), shape, dtype, holders, device)))
     }
 
     /// Returns the result of an op of another stage.
     pub(super) fn absent(shape: Shape, dtype: DType, holders: Holders, device: B::Device) -> Self {
-        Self::staged(None, shape, dtype, holders, device)
-    }
-
-    fn staged(
-        own: Option<K::Tensor>,
-        shape: Shape,
-        dtype: DType,
-        holders: Holders,
-        device: B::Device,
-    ) -> Self {
-        let holders = AtomicU64::new(holders.bits());
-        let origin = Origin { holders, shape: shape.clone(), received: OnceLock::new() };
-        let origin = Arc::new(origin);
-        Self::Staged(Box::new(StagedTensor {
-            origin,
-            views: Vec::new(),
-            own,
-            shape,
-            dtype,
-            device,
-        }))
+        Self::Staged(Box::new(StagedTensor::new(None, shape, dtype, holders, device)))
     }
 
     /// Returns the stages that hold the value.
@@ -183,14 +163,15 @@ impl<B: Backend, K: Kind<B>> Placed<B, K> {
 
     /// Reshapes or transposes a tensor that some stages hold.
     pub(super) fn viewed(self, view: View) -> Self {
-        let Self::Staged(mut staged) = self else {
-            let Self::Everywhere(tensor) = self else { unreachable!("a tensor has two variants") };
-            return Self::Everywhere(K::viewed(tensor, &view));
-        };
-        staged.shape = view.shape(staged.shape);
-        staged.own = staged.own.map(|own| K::viewed(own, &view));
-        staged.views.push(view);
-        Self::Staged(staged)
+        match self {
+            Self::Everywhere(tensor) => Self::Everywhere(K::viewed(tensor, &view)),
+            Self::Staged(mut staged) => {
+                staged.shape = view.shape(staged.shape);
+                staged.own = staged.own.map(|own| K::viewed(own, &view));
+                staged.views.push(view);
+                Self::Staged(staged)
+            }
+        }
     }
 
     /// Moves the value from the stage `from` to the stage `to`, which then hold it both. Every stage
@@ -214,10 +195,7 @@ impl<B: Backend, K: Kind<B>> Placed<B, K> {
                 let holders = K::homes(&tensor);
                 let own = holders.contains(stages.stage()).then_some(tensor);
                 let device = stages.device().clone();
-                match Self::staged(own, shape, dtype, holders, device) {
-                    Self::Staged(staged) => staged,
-                    Self::Everywhere(_) => unreachable!("`staged` returns a staged tensor"),
-                }
+                Box::new(StagedTensor::new(own, shape, dtype, holders, device))
             }
             Self::Staged(staged) => staged,
         };
@@ -241,7 +219,7 @@ impl<B: Backend, K: Kind<B>> Placed<B, K> {
     }
 }
 
-impl<B: Backend> Placed<B, super::Floats> {
+impl<B: Backend> PlacedTensor<B, super::Floats> {
     /// Returns true for a parameter of any sharded model, with or without views.
     pub(crate) fn is_parameter(&self) -> bool {
         match self {
@@ -261,7 +239,20 @@ impl<B: Backend> Placed<B, super::Floats> {
     }
 }
 
-impl<B: Backend, K: Kind<B>> StagedTensor<B, K> {
+impl<B: Backend, K: TensorKind<B>> StagedTensor<B, K> {
+    /// Returns a tensor without views, which `holders` hold.
+    fn new(
+        own: Option<K::Tensor>,
+        shape: Shape,
+        dtype: DType,
+        holders: Holders,
+        device: B::Device,
+    ) -> Self {
+        let holders = AtomicU64::new(holders.bits());
+        let origin = Origin { holders, shape: shape.clone(), received: OnceLock::new() };
+        Self { origin: Arc::new(origin), views: Vec::new(), own, shape, dtype, device }
+    }
+
     /// Returns the value after the views, if this stage holds it.
     fn value(self) -> Option<K::Tensor> {
         self.own.or_else(|| {
@@ -285,7 +276,7 @@ impl<B: Backend, K: Kind<B>> StagedTensor<B, K> {
     }
 }
 
-impl<B: Backend, K: Kind<B>> TensorMetadata for Placed<B, K> {
+impl<B: Backend, K: TensorKind<B>> TensorMetadata for PlacedTensor<B, K> {
     fn dtype(&self) -> DType {
         match self {
             Self::Everywhere(tensor) => tensor.dtype(),

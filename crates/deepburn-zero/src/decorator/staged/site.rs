@@ -19,13 +19,13 @@ use deepburn_meta::MetaTensor;
 use deepburn_ops::MatmulOps;
 
 use super::Staged;
-use super::placed::{Kind, Placed};
+use super::placed::{PlacedTensor, TensorKind};
 use crate::ZeroTensor;
 use crate::pipeline::{self, Holders, Stages};
 
 /// The holders of an op's operands, collected one after the other.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Operands {
+pub(crate) struct OperandHolders {
     /// The stages that hold all operands.
     pub(crate) common: Holders,
     /// The latest of the first holders of the operands.
@@ -34,19 +34,19 @@ pub(crate) struct Operands {
     pub(crate) earliest_last: usize,
 }
 
-impl Default for Operands {
+impl Default for OperandHolders {
     fn default() -> Self {
         Self { common: Holders::ALL, latest_first: 0, earliest_last: usize::MAX }
     }
 }
 
-impl Operands {
+impl OperandHolders {
     /// Adds an operand.
-    pub(crate) fn see<B: Backend, K: Kind<B>>(&mut self, operand: &Placed<B, K>) {
+    pub(crate) fn see<B: Backend, K: TensorKind<B>>(&mut self, operand: &PlacedTensor<B, K>) {
         self.add(operand.holders());
     }
 
-    /// Adds the holders of an operand. Operands that every stage holds do not count.
+    /// Adds the holders of an operand. OperandHolders that every stage holds do not count.
     pub(crate) fn add(&mut self, holders: Holders) {
         if holders == Holders::ALL {
             return;
@@ -66,8 +66,7 @@ impl Operands {
         if self.common == Holders::ALL {
             return None;
         }
-        let stages = pipeline::stages::<B>()
-            .expect("a tensor of a pipeline was used on a thread without its engine");
+        let stages = current_stages();
         let stage = stages.place(self);
         Some(Site { stages, stage })
     }
@@ -98,7 +97,10 @@ impl<B: Backend> Site<B> {
     ///
     /// Panics with a [`CommError`] if a message cannot be sent or received, because ops cannot
     /// return errors.
-    pub(crate) fn bring<K: Kind<B>>(&self, operand: Placed<B, K>) -> Placed<B, K> {
+    pub(crate) fn bring<K: TensorKind<B>>(
+        &self,
+        operand: PlacedTensor<B, K>,
+    ) -> PlacedTensor<B, K> {
         if operand.holders().contains(self.stage) {
             return operand;
         }
@@ -108,14 +110,14 @@ impl<B: Backend> Site<B> {
     }
 
     /// Places a result of the op on this stage.
-    pub(crate) fn hold<K: Kind<B>>(&self, result: K::Tensor) -> Placed<B, K> {
-        Placed::held(result, Holders::one(self.stage), self.stages.device().clone())
+    pub(crate) fn hold<K: TensorKind<B>>(&self, result: K::Tensor) -> PlacedTensor<B, K> {
+        PlacedTensor::held(result, Holders::one(self.stage), self.stages.device().clone())
     }
 
     /// Returns a result of the op on another stage.
-    pub(crate) fn absent<K: Kind<B>>(&self, result: &MetaTensor) -> Placed<B, K> {
+    pub(crate) fn absent<K: TensorKind<B>>(&self, result: &MetaTensor) -> PlacedTensor<B, K> {
         let (shape, dtype) = (result.shape(), result.dtype());
-        Placed::absent(shape, dtype, Holders::one(self.stage), self.stages.device().clone())
+        PlacedTensor::absent(shape, dtype, Holders::one(self.stage), self.stages.device().clone())
     }
 }
 
@@ -124,10 +126,13 @@ impl<B: Backend> Site<B> {
 /// # Panics
 ///
 /// Panics with a [`CommError`] if a message cannot be sent or received.
-pub(crate) fn everywhere<B: Backend, K: Kind<B>>(mut tensor: Placed<B, K>) -> K::Tensor {
-    let mut operands = Operands::default();
-    operands.see(&tensor);
-    let Some(Site { stages, .. }) = operands.site::<B>() else { return tensor.into_value() };
+pub(crate) fn everywhere<B: Backend, K: TensorKind<B>>(
+    mut tensor: PlacedTensor<B, K>,
+) -> K::Tensor {
+    if tensor.holders() == Holders::ALL {
+        return tensor.into_value();
+    }
+    let stages = current_stages::<B>();
     let from = tensor.holders().first();
     for to in 0..stages.count() {
         if !tensor.holders().contains(to) {
@@ -163,6 +168,15 @@ pub(crate) fn gradient_at_home<B: MatmulOps>(
     }
     let gradient = site.bring(gradient);
     if site.is_here() { gradient.value() } else { None }
+}
+
+/// Returns the place of the current model in its pipeline.
+///
+/// # Panics
+///
+/// Panics if tensors of a pipeline are used on a thread without it.
+fn current_stages<B: Backend>() -> Rc<Stages<B>> {
+    pipeline::stages().expect("a tensor of a pipeline was used on a thread without its engine")
 }
 
 /// Returns the value, or panics with the error.

@@ -12,7 +12,7 @@ use burn_backend::{Backend, DType, Shape, TensorMetadata};
 use deepburn_ops::{OptimizerOps, read_float};
 
 use super::{Buffer, BufferKind};
-use crate::decorator::{Kind, Placed, Training, Zero, ZeroTensor};
+use crate::decorator::{PlacedTensor, TensorKind, Training, Zero, ZeroTensor};
 use crate::session::{FullTensor, Leased};
 
 /// A visitor that collects the buffers of a module and their values.
@@ -158,7 +158,8 @@ impl<B: OptimizerOps> ModuleMapper<Training<B>> for Install<B> {
     ) -> Param<Tensor<Training<B>, D>> {
         let Some(NewValue::Statistic(full)) = self.values.get(&param.id) else { return param };
         let (id, _, mapper) = param.consume();
-        let primitive = TensorPrimitive::Float(Placed::Everywhere(ZeroTensor::Full(full.clone())));
+        let primitive =
+            TensorPrimitive::Float(PlacedTensor::Everywhere(ZeroTensor::Full(full.clone())));
         let tensor = Tensor::from_inner(Tensor::<Zero<B>, D>::from_primitive(primitive));
         Param::from_mapped_value(id, tensor, mapper)
     }
@@ -199,10 +200,10 @@ fn full_of<B: OptimizerOps, const D: usize>(
 }
 
 /// Removes the ledger entry of a constant, which is counted with the buffers.
-fn uncounted<B: Backend, K, T>(tensor: Placed<B, K>) -> Placed<B, K>
+fn uncounted<B: Backend, K, T>(tensor: PlacedTensor<B, K>) -> PlacedTensor<B, K>
 where
-    K: Kind<B, Tensor = Leased<T>>,
+    K: TensorKind<B, Tensor = Leased<T>>,
     Leased<T>: TensorMetadata,
 {
-    Placed::Everywhere(tensor.into_value().uncounted())
+    PlacedTensor::Everywhere(tensor.into_value().uncounted())
 }

@@ -1,0 +1,173 @@
+//! Floats, integers and bools: how each kind of tensor is viewed, sent and received.
+//!
+//! Floats travel as arrays of the device, whole or as the rows of a sparse gradient; integers and
+//! bools as bytes.
+
+use burn_backend::{Backend, DType, ExecutionError, FloatDType, Shape, TensorData, read_sync};
+use deepburn_comm::{CommError, MessageTag};
+
+use super::TensorKind;
+use crate::decorator::ZeroTensor;
+use crate::group::DeviceArray;
+use crate::parameter::View;
+use crate::pipeline::{Holders, Stages};
+use crate::session::Leased;
+
+/// Float tensors.
+#[derive(Debug, Clone, Copy)]
+pub struct Floats;
+
+/// Integer tensors.
+#[derive(Debug, Clone, Copy)]
+pub struct Ints;
+
+/// Bool tensors.
+#[derive(Debug, Clone, Copy)]
+pub struct Bools;
+
+impl<B: Backend> TensorKind<B> for Floats {
+    type Tensor = ZeroTensor<B>;
+
+    fn homes(tensor: &ZeroTensor<B>) -> Holders {
+        match tensor {
+            ZeroTensor::Parameter(view) => view.parameter.homes(),
+            _ => Holders::ALL,
+        }
+    }
+
+    fn viewed(tensor: ZeroTensor<B>, view: &View) -> ZeroTensor<B> {
+        tensor.view(view.clone())
+    }
+
+    fn send(
+        tensor: ZeroTensor<B>,
+        stages: &Stages<B>,
+        to: usize,
+        tag: MessageTag,
+    ) -> Result<(), CommError> {
+        let array = match tensor {
+            ZeroTensor::SparseRows(rows) => DeviceArray::SparseRows(rows),
+            other => DeviceArray::Dense(other.into_full()),
+        };
+        stages.world().arrays().send(stages.rank_of(to), tag, vec![array])
+    }
+
+    fn receive(
+        stages: &Stages<B>,
+        from: usize,
+        tag: MessageTag,
+        shape: &Shape,
+        dtype: DType,
+    ) -> Result<ZeroTensor<B>, CommError> {
+        let like = elements_to_come::<B>(shape.num_elements(), dtype.into(), stages.device());
+        let like = vec![DeviceArray::Dense(like)];
+        let message = stages.world().arrays().receive(stages.rank_of(from), tag, like)?;
+        Ok(match message.wait()?.swap_remove(0) {
+            DeviceArray::SparseRows(rows) => ZeroTensor::SparseRows(rows),
+            DeviceArray::Dense(tensor) => ZeroTensor::full(B::float_reshape(tensor, shape.clone())),
+        })
+    }
+}
+
+/// Implements [`TensorKind`] for tensors that are sent as bytes, with the ops of their kind.
+macro_rules! sent_as_bytes {
+    ($kind:ident, $tensor:ident, $reshape:ident, $swap_dims:ident, $permute:ident, $into_data:ident, $from_data:ident) => {
+        impl<B: Backend> TensorKind<B> for $kind {
+            type Tensor = Leased<B::$tensor>;
+
+            fn homes(_tensor: &Self::Tensor) -> Holders {
+                Holders::ALL
+            }
+
+            fn viewed(tensor: Self::Tensor, view: &View) -> Self::Tensor {
+                tensor.viewed(|tensor| match view {
+                    View::Reshape(shape) => B::$reshape(tensor, shape.clone()),
+                    View::SwapDims(dim1, dim2) => B::$swap_dims(tensor, *dim1, *dim2),
+                    View::Permute(axes) => B::$permute(tensor, axes),
+                    View::Slice(_) | View::Expand(_) | View::Cast(_) => {
+                        unreachable!("a slice, an expanded tensor and a cast are ops of their own")
+                    }
+                })
+            }
+
+            fn send(
+                tensor: Self::Tensor,
+                stages: &Stages<B>,
+                to: usize,
+                tag: MessageTag,
+            ) -> Result<(), CommError> {
+                send_data(read_sync(B::$into_data(tensor.into_inner())), stages, to, tag)
+            }
+
+            fn receive(
+                stages: &Stages<B>,
+                from: usize,
+                tag: MessageTag,
+                shape: &Shape,
+                dtype: DType,
+            ) -> Result<Self::Tensor, CommError> {
+                let data = receive_data(stages, from, tag, shape, dtype)?;
+                Ok(Leased::new(B::$from_data(data, stages.device())))
+            }
+        }
+    };
+}
+
+sent_as_bytes!(
+    Ints,
+    IntTensorPrimitive,
+    int_reshape,
+    int_swap_dims,
+    int_permute,
+    int_into_data,
+    int_from_data
+);
+sent_as_bytes!(
+    Bools,
+    BoolTensorPrimitive,
+    bool_reshape,
+    bool_swap_dims,
+    bool_permute,
+    bool_into_data,
+    bool_from_data
+);
+
+/// Sends integers or bools as bytes.
+fn send_data<B: Backend>(
+    data: Result<TensorData, ExecutionError>,
+    stages: &Stages<B>,
+    to: usize,
+    tag: MessageTag,
+) -> Result<(), CommError> {
+    let data = data.map_err(|error| stages.world().failed(format!("{error:?}")))?;
+    let bytes = vec![data.as_bytes().to_vec().into()];
+    stages.world().bytes().send(stages.rank_of(to), tag, bytes)
+}
+
+/// Receives integers or bools as bytes.
+fn receive_data<B: Backend>(
+    stages: &Stages<B>,
+    from: usize,
+    tag: MessageTag,
+    shape: &Shape,
+    dtype: DType,
+) -> Result<TensorData, CommError> {
+    let like = vec![vec![0_u8; shape.num_elements() * dtype.size()].into()];
+    let message = stages.world().bytes().receive(stages.rank_of(from), tag, like)?;
+    let bytes = message.wait()?.swap_remove(0).into_vec();
+    Ok(TensorData::from_bytes_vec(bytes, shape.clone(), dtype))
+}
+
+/// Returns a placeholder with the length, type and device of an array to receive. It is an expanded
+/// view of a single element, so it takes almost no memory.
+pub(crate) fn elements_to_come<B: Backend>(
+    numel: usize,
+    dtype: FloatDType,
+    device: &B::Device,
+) -> B::FloatTensorPrimitive {
+    let shape = |len| Shape::from(vec![len]);
+    match numel {
+        0 | 1 => B::float_zeros(shape(numel), device, dtype),
+        _ => B::float_expand(B::float_zeros(shape(1), device, dtype), shape(numel)),
+    }
+}

@@ -42,6 +42,9 @@ const MICRO_BATCHES: usize = 3;
 /// What one rank needs to train.
 #[derive(Debug, Clone)]
 pub struct Forecast {
+    /// The blocks of the rank's pipeline stage and their share of the operations, as text; `None`
+    /// without a pipeline.
+    pub part: Option<String>,
     /// The peaks while the model is sharded, before the first step.
     pub start: MemoryPeaks,
     /// The peaks of a training step.
@@ -156,13 +159,22 @@ pub fn forecast<M: AutodiffModule<Training<Meta>>>(
                     step = steps.take(times)?;
                 }
                 let Step { peaks, collectives, operations, timeline } = step;
-                Ok(Forecast { start, step: peaks, collectives, operations, timeline, world_size })
+                Ok(Forecast {
+                    part: None,
+                    start,
+                    step: peaks,
+                    collectives,
+                    operations,
+                    timeline,
+                    world_size,
+                })
             },
         )
     })
 }
 
-/// Forecasts a training step on the first rank of each pipeline stage, without running it.
+/// Forecasts a training step on the first rank of each pipeline stage, without running it. Without a
+/// pipeline there is one stage, and this is [`forecast`].
 ///
 /// The stages of the model are found as [`pipeline_layout`](crate::pipeline_layout) does. Stages wait
 /// for each other in a real run, so the [cost](Forecast::cost) of a stage is the time that it
@@ -176,9 +188,12 @@ pub fn forecast_stages<M: AutodiffModule<Training<Meta>>>(
     build: impl Fn(&MetaDevice) -> Result<M, BoxError> + Send + Sync,
     loss: impl Fn(&M) -> Result<Tensor<Training<Meta>, 1>, BoxError> + Send + Sync,
 ) -> Result<Vec<Forecast>, ForecastError> {
+    if plan.pipeline.is_none() {
+        return Ok(vec![forecast(plan, build, loss)?]);
+    }
     let layout = pipeline_layout(plan, &build, &loss, None)?;
     let (world_size, ranks) = (plan.mesh.world_size(), plan.mesh.data_parallel_size());
-    let forecast = |stage| {
+    let forecast_stage = |stage| {
         let recorder = Recorder::default();
         on_simulated_rank(stage * ranks, world_size, |group| {
             let observer = recorder.clone();
@@ -198,6 +213,7 @@ pub fn forecast_stages<M: AutodiffModule<Training<Meta>>>(
                     }
                     let Step { peaks, collectives, operations, timeline } = step;
                     Ok(Forecast {
+                        part: layout.descriptions().get(stage).cloned(),
                         start,
                         step: peaks,
                         collectives,
@@ -209,7 +225,7 @@ pub fn forecast_stages<M: AutodiffModule<Training<Meta>>>(
             )
         })
     };
-    (0..layout.stages()).map(forecast).collect()
+    (0..layout.stages()).map(forecast_stage).collect()
 }
 
 /// Returns the plan with at most [`MICRO_BATCHES`] micro-batches a step.

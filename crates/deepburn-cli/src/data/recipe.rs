@@ -10,8 +10,8 @@ use burn::tensor::backend::Backend;
 use deepburn::ops::{FusedOps, OptimizerOps};
 use deepburn::zero::Training;
 use deepburn::{
-    BatchSource, BoxError, Engine, EvaluationStream, Forecast, ForecastError, Interrupt,
-    MemoryPeaks, Meta, MetaDevice, Task,
+    BatchSource, BoxError, Engine, EvaluationStream, Forecast, ForecastError, Interrupt, Meta,
+    MetaDevice, Task,
 };
 use deepburn_chat::Day;
 use deepburn_config::{BatchPlan, DynamicBatchingPlan, Job, Plan};
@@ -101,8 +101,7 @@ pub(crate) trait ExampleTask<B: FusedOps + OptimizerOps, M: AutodiffModule<Train
     fn example(&self, shape: BatchShape) -> Self::Batch;
 }
 
-/// Forecasts training the model of `build` on `task` with micro-batches of this shape. In a pipeline, the
-/// memory is the mean of the stages, and everything else is of the first stage.
+/// Forecasts training the model of `build` on `task` with micro-batches of this shape, on a rank of each pipeline stage.
 ///
 /// # Errors
 /// Returns the error of `build`, or an error if the plan does not fit the model.
@@ -111,24 +110,12 @@ pub(crate) fn forecast_task<M, T>(
     plan: &Plan,
     shape: BatchShape,
     build: impl Fn(&MetaDevice) -> Result<M, BoxError> + Send + Sync,
-) -> Result<Forecast, ForecastError>
+) -> Result<Vec<Forecast>, ForecastError>
 where
     M: AutodiffModule<Training<Meta>>,
     T: ExampleTask<Meta, M>,
 {
-    let loss = |model: &M| task.loss(model, &task.example(shape));
-    if plan.pipeline.is_none() {
-        return deepburn::forecast(plan, build, loss);
-    }
-    // The ranks of a host have different stages, so the mean counts for each of them.
-    let mut stages = deepburn::forecast_stages(plan, build, loss)?;
-    let mean = |of: fn(&Forecast) -> MemoryPeaks| {
-        MemoryPeaks::mean(&stages.iter().map(of).collect::<Vec<_>>())
-    };
-    let (start, step) = (mean(|it| it.start), mean(|it| it.step));
-    let mut forecast = stages.swap_remove(0);
-    (forecast.start, forecast.step) = (start, step);
-    Ok(forecast)
+    deepburn::forecast_stages(plan, build, |model| task.loss(model, &task.example(shape)))
 }
 
 /// The part of a recipe that does not depend on the backend.

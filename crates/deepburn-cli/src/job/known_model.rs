@@ -49,15 +49,15 @@ pub(crate) trait KnownClassifier: TextClassifierConfig {
     /// Returns a user's mistake if the weights do not fit, or if a matrix cannot be encoded.
     fn open(&self, folder: &Path, held: Option<HeldType>) -> Result<Classify, Failure>;
 
-    /// Forecasts training with micro-batches of this shape.
+    /// Forecasts training with micro-batches of this shape, on a rank of each pipeline stage.
     ///
     /// # Errors
     /// Returns an error if the plan does not fit the model.
-    fn forecast(&self, plan: &Plan, shape: BatchShape) -> Result<Forecast, ForecastError>;
+    fn forecast(&self, plan: &Plan, shape: BatchShape) -> Result<Vec<Forecast>, ForecastError>;
 }
 
-/// Forecasts training a language model with micro-batches of this shape: the mean loss over all positions that predict a
-/// token.
+/// Forecasts training a language model with micro-batches of this shape, on a rank of each pipeline stage: the mean loss
+/// over all positions that predict a token.
 ///
 /// # Errors
 /// Returns an error if the plan does not fit the model.
@@ -65,7 +65,7 @@ pub(crate) fn forecast_decoder(
     config: &AnyDecoder,
     plan: &Plan,
     shape: BatchShape,
-) -> Result<Forecast, ForecastError> {
+) -> Result<Vec<Forecast>, ForecastError> {
     let objective = Objective::NextToken { label_smoothing: 0.0 };
     let task = CausalTask::new(config.clone(), MetaDevice, objective);
     forecast_task(&task, plan, shape, |device| {
@@ -112,7 +112,7 @@ where
     }
 
     /// Forecasts the mean loss over the texts.
-    fn forecast(&self, plan: &Plan, shape: BatchShape) -> Result<Forecast, ForecastError> {
+    fn forecast(&self, plan: &Plan, shape: BatchShape) -> Result<Vec<Forecast>, ForecastError> {
         let task = TextClass::new(self, MetaDevice, 0.0);
         forecast_task(&task, plan, shape, |device| {
             Ok(BuildModel::<Training<Meta>>::zeros(self, device)?)
@@ -155,7 +155,7 @@ impl KnownModel {
         models::read_saved(fields).map_err(|error| named(&error))
     }
 
-    /// Forecasts training with micro-batches of this shape.
+    /// Forecasts training with micro-batches of this shape, on a rank of each pipeline stage.
     ///
     /// # Errors
     /// Returns an error if the plan does not fit the model.
@@ -163,7 +163,7 @@ impl KnownModel {
         &self,
         plan: &Plan,
         shape: BatchShape,
-    ) -> Result<Forecast, ForecastError> {
+    ) -> Result<Vec<Forecast>, ForecastError> {
         match self {
             Self::LanguageModel(config) => forecast_decoder(config, plan, shape),
             Self::Classifier(config) => config.forecast(plan, shape),

@@ -11,13 +11,17 @@
 //! The error and the warning suggest the smallest change of the configuration that makes the run fit ([`remedy`]). Each
 //! candidate is forecast in the same way, including the resident set, before it is suggested.
 //!
-//! The forecast is logged in one line:
+//! The forecast is logged in one line, after a line for each stage of a pipeline:
 //!
 //! ```text
+//! pipeline stage 0: wte to h.1, 52 % of the operations, 0.61 MB per rank
+//! pipeline stage 1: h.2 to wte, 48 % of the operations, 0.70 MB per rank
 //! memory forecast, 2 ranks on this host: host memory 1.74 MB of model states (parameters 0.44 MB, gradients 0.15 MB,
 //! optimizer 0.29 MB per rank), 2.61 MB with buffers and activations (0.58 MB per rank); resident set of the process
 //! about 66 MB
 //! ```
+//!
+//! The ranks of a host may have different pipeline stages. Sizes *per rank* are the mean of the host's ranks then.
 
 mod fit;
 mod remedy;
@@ -44,8 +48,13 @@ use resident::Resident;
 struct HostForecast {
     /// The ZeRO stage.
     stage: Stage,
-    /// The peaks of one rank as the ledger counts them.
+    /// The peaks of a rank as the ledger counts them: the mean of the ranks of this host, which may have different
+    /// pipeline stages.
     rank: MemoryPeaks,
+    /// The peaks of the rank of this host that needs the most device memory.
+    largest_rank: MemoryPeaks,
+    /// The number of ranks of this host over which the same parameters are sharded.
+    sharing: u64,
     /// The number of elements of the largest parameter.
     largest: u64,
     /// The number of elements of the largest gradient. A frozen parameter has none.
@@ -81,7 +90,9 @@ impl Tensors {
 /// The ranks of this host.
 #[derive(Debug, Clone, Copy)]
 struct LocalRanks {
-    /// Number of ranks.
+    /// The first rank.
+    first: u64,
+    /// Number of ranks, which follow each other.
     count: u64,
     /// Whether the ranks are threads of one process. Otherwise each rank is a process.
     are_threads: bool,
@@ -89,8 +100,8 @@ struct LocalRanks {
     backend: Backend,
 }
 
-/// Forecasts training with a plan and micro-batches of a shape.
-type ForecastOf<'a> = Box<dyn Fn(&Plan, BatchShape) -> Result<Forecast, ForecastError> + 'a>;
+/// Forecasts training with a plan and micro-batches of a shape, on a rank of each pipeline stage.
+type ForecastOf<'a> = Box<dyn Fn(&Plan, BatchShape) -> Result<Vec<Forecast>, ForecastError> + 'a>;
 
 /// The model of a run and the plan of its training.
 struct TrainedModel<'a> {
@@ -115,22 +126,43 @@ impl TrainedModel<'_> {
         local: LocalRanks,
         change: PassChange,
     ) -> Result<HostForecast, ForecastError> {
+        let (plan, stages) = self.stages(zero, change)?;
+        Ok(HostForecast::new(&self.sizes, &stages, &plan, local))
+    }
+
+    /// Returns the plan with these changes, and its forecast for each pipeline stage.
+    ///
+    /// # Errors
+    /// Returns an error if the plan does not fit the model.
+    fn stages(
+        &self,
+        zero: &ZeroPlan,
+        change: PassChange,
+    ) -> Result<(Plan, Vec<Forecast>), ForecastError> {
         let mut plan = Plan { zero: zero.clone(), ..self.plan.clone() };
         plan.activations.recompute = change.policy.unwrap_or(plan.activations.recompute);
         let sequences = change.sequences.unwrap_or(self.batch.sequences);
-        let batch = BatchShape { sequences, ..self.batch };
-        Ok(HostForecast::new(&self.sizes, &(self.run)(&plan, batch)?, &plan, local))
+        let stages = (self.run)(&plan, BatchShape { sequences, ..self.batch })?;
+        Ok((plan, stages))
     }
 }
 
 impl HostForecast {
-    /// Returns the memory of the ranks of a host that train parameters of these `sizes` with `plan`. `forecast` is the
-    /// plan's forecast for one rank.
-    fn new(sizes: &[ParameterSize], forecast: &Forecast, plan: &Plan, local: LocalRanks) -> Self {
+    /// Returns the memory of the ranks of a host that train parameters of these `sizes` with `plan`. `stages` has the
+    /// plan's forecast for a rank of each pipeline stage.
+    fn new(sizes: &[ParameterSize], stages: &[Forecast], plan: &Plan, local: LocalRanks) -> Self {
         let trained = sizes.iter().filter(|size| size.is_trainable());
+        let ranks_of_stage = plan.mesh.data_parallel_size() as u64;
+        let ranks = (local.first..local.first + local.count)
+            .filter_map(|rank| stages.get((rank / ranks_of_stage) as usize))
+            .map(|stage| stage.step)
+            .collect::<Vec<_>>();
+        let largest_rank = ranks.iter().max_by_key(|rank| rank.device.total).copied();
         Self {
             stage: plan.zero.stage,
-            rank: forecast.step,
+            rank: MemoryPeaks::mean(&ranks),
+            largest_rank: largest_rank.unwrap_or_default(),
+            sharing: (plan.mesh.shard as u64).min(local.count).max(1),
             largest: sizes.iter().map(|size| size.numel).max().unwrap_or(0),
             largest_gradient: trained.map(|size| size.numel).max().unwrap_or(0),
             precision: plan.precision,
@@ -140,11 +172,12 @@ impl HostForecast {
 
     /// Returns the bytes of `tensors` on this host.
     ///
-    /// Rank threads share the initial parameters in f32, and the result of an all-gather, which is a single array. At
-    /// stages 1 and 2 these are the updated parameters, and at stage 3 the gathered parameters. Shared bytes are counted
-    /// once. Processes share no tensors.
+    /// Rank threads over which the same parameters are sharded share them: the initial ones in f32, and the result of an
+    /// all-gather, which is a single array. At stages 1 and 2 these are the updated parameters, and at stage 3 the gathered
+    /// parameters. Shared bytes are counted once. Processes share no tensors.
     fn device_memory(&self, tensors: Tensors) -> u64 {
-        let Self { stage, rank: MemoryPeaks { device, .. }, local, .. } = self;
+        let Self { stage, rank: MemoryPeaks { device, .. }, local, sharing, .. } = self;
+        let shard_groups = local.count / sharing;
         let of_rank = tensors.of(device);
         let unshared = of_rank.saturating_mul(local.count);
         if !local.are_threads {
@@ -157,18 +190,19 @@ impl HostForecast {
             (Stage::OptimizerStates | Stage::Gradients, _)
                 if self.precision.compute == Precision::Fp32 =>
             {
-                // The first rank counts the shared bytes, and each of the other ranks adds only its own bytes.
-                let others = local.count.saturating_sub(1);
-                of_rank.saturating_add(of_rank.saturating_sub(parameters).saturating_mul(others))
+                // The first rank of a group counts the shared bytes, and each of the others adds only its own bytes.
+                let others = sharing - 1;
+                let own = of_rank.saturating_sub(parameters).saturating_mul(others);
+                shard_groups.saturating_mul(of_rank.saturating_add(own))
             }
             (Stage::Parameters, Tensors::All) => {
                 // With flex, the shards of all ranks are adjacent in memory, and a gathered array is a view of them. Only
                 // offloaded shards are gathered into memory of their own.
                 let is_view = local.backend == Backend::Flex;
-                let shards = if is_view { parameters.saturating_mul(local.count) } else { 0 };
+                let shards = if is_view { parameters.saturating_mul(*sharing) } else { 0 };
                 let copied = device.of(Category::Gathered).saturating_sub(shards);
-                let shared = device.ungathered.saturating_mul(local.count).saturating_add(copied);
-                shared.min(unshared)
+                let own = device.ungathered.saturating_mul(*sharing);
+                shard_groups.saturating_mul(own.saturating_add(copied)).min(unshared)
             }
             _ => unshared,
         }
@@ -180,6 +214,13 @@ impl HostForecast {
     fn host_memory(&self, tensors: Tensors) -> u64 {
         let device = if self.local.backend.is_host() { self.device_memory(tensors) } else { 0 };
         device.saturating_add(self.rank.host.total.saturating_mul(self.local.count))
+    }
+
+    /// Returns the bytes of `tensors` in the memory of the largest process of this host, if its ranks are processes.
+    fn process_memory(&self, tensors: Tensors) -> u64 {
+        let MemoryPeaks { device, host, .. } = &self.largest_rank;
+        let device = if self.local.backend.is_host() { tensors.of(device) } else { 0 };
+        device.saturating_add(host.total)
     }
 
     /// Returns the bytes of the largest parameter while it is sharded: its initial value and its shards in f32, and in 16
@@ -219,11 +260,12 @@ impl HostForecast {
         self.largest_gradient.saturating_mul(reduced.max(rounded))
     }
 
-    /// Returns the bytes to compare with `limit`: the bytes of all ranks of this host, or of one process.
+    /// Returns the bytes to compare with `limit`: the bytes of all ranks of this host, or of its largest process.
     fn compared(&self, limit: &MemoryLimit, tensors: Tensors) -> u64 {
-        let bytes = self.host_memory(tensors);
-        let is_share = limit.of_process && !self.local.are_threads;
-        if is_share { bytes.div_ceil(self.local.count.max(1)) } else { bytes }
+        match limit.of_process && !self.local.are_threads {
+            true => self.process_memory(tensors),
+            false => self.host_memory(tensors),
+        }
     }
 
     /// Returns whether tensors alone exceed `limit`.
@@ -264,11 +306,13 @@ impl HostForecast {
 /// Returns the model of the run, and the ranks of this host.
 fn trained<'a>(preparation: &'a Preparation, ranks: &Ranks) -> (TrainedModel<'a>, LocalRanks) {
     let training = &preparation.job.training;
-    let (count, are_threads) = match ranks.placement() {
-        None => (training.ranks, true),
-        Some(placement) => (placement.local_size, false),
+    let (first, count, are_threads) = match ranks.placement() {
+        None => (0, training.ranks, true),
+        // Launchers give the processes of a host consecutive ranks.
+        Some(it) => (it.rank.saturating_sub(it.local_rank), it.local_size, false),
     };
-    let local = LocalRanks { count: count as u64, are_threads, backend: training.backend };
+    let (first, count) = (first as u64, count as u64);
+    let local = LocalRanks { first, count, are_threads, backend: training.backend };
     let Preparation { subject, plan, .. } = preparation;
     let model = TrainedModel {
         sizes: preparation.sizes.clone(),
@@ -298,8 +342,10 @@ pub(crate) fn longest(preparation: &Preparation) -> u64 {
 }
 
 /// The memory forecast of a run on this host. It is computed once, before the run starts.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) struct RunForecast {
+    /// A line for each pipeline stage; none without a pipeline.
+    stages: Vec<String>,
     /// The bytes of tensors.
     forecast: HostForecast,
     /// The resident set, which includes measured figures.
@@ -313,13 +359,19 @@ impl RunForecast {
     /// Returns a user's mistake if the plan does not fit the model.
     pub(crate) fn new(preparation: &Preparation, ranks: &Ranks) -> Result<Self, Failure> {
         let (model, local) = trained(preparation, ranks);
-        let zero = &preparation.plan.zero;
-        let forecast = model.forecast(zero, local, PassChange::default());
-        let forecast = forecast.map_err(Failure::mistake)?;
-        Ok(Self { forecast, resident: Resident::new(&forecast, preparation, model.batch) })
+        let forecast = model.stages(&preparation.plan.zero, PassChange::default());
+        let (plan, stages) = forecast.map_err(Failure::mistake)?;
+        let forecast = HostForecast::new(&model.sizes, &stages, &plan, local);
+        let resident = Resident::new(&forecast, preparation, model.batch);
+        let line = |(stage, it): (usize, &Forecast)| {
+            let bytes = readable(it.step.device.total);
+            Some(format!("pipeline stage {stage}: {}, {bytes} per rank", it.part.as_ref()?))
+        };
+        let stages = stages.iter().enumerate().filter_map(line).collect();
+        Ok(Self { stages, forecast, resident })
     }
 
-    /// Returns the entry of `job.json`, in bytes: the memory of rank 0 on each tier as the ledger counts it, and the
+    /// Returns the entry of `job.json`, in bytes: the memory of a rank on each tier as the ledger counts it, and the
     /// resident set of the process.
     pub(crate) fn record(&self) -> Value {
         let MemoryPeaks { device, host, disk } = self.forecast.rank;
@@ -342,9 +394,12 @@ impl RunForecast {
     /// # Errors
     /// Returns a user's mistake if the tensors exceed a memory limit, with the settings that make the run fit.
     pub(crate) fn check(&self, preparation: &Preparation, ranks: &Ranks) -> Result<(), Failure> {
-        let Self { forecast, resident } = self;
+        let Self { stages, forecast, resident } = self;
         let (model, local) = trained(preparation, ranks);
         if ranks.has_first() {
+            for stage in stages {
+                tracing::info!("{stage}");
+            }
             tracing::info!("{}", forecast.line(resident));
         }
         let limits = memory_limits();

@@ -61,9 +61,6 @@ impl PreparedRun {
         })?;
         let origin = selected.map(|it| it.checked(&preparation)).transpose()?;
         let layout = pipeline_layout(&preparation)?;
-        for (stage, part) in layout.iter().flat_map(|it| it.descriptions()).enumerate() {
-            tracing::info!("pipeline stage {stage}: {part}");
-        }
         let forecast = RunForecast::new(&preparation, ranks)?;
         preparation.record["memory_forecast"] = forecast.record();
         Ok(Self { purpose, preparation, origin, layout, forecast })

@@ -96,11 +96,11 @@ pub(crate) trait Subject:
     /// Returns the properties that do not depend on the backend.
     fn info(&self) -> &dyn SubjectInfo;
 
-    /// Forecasts training with micro-batches of this shape.
+    /// Forecasts training with micro-batches of this shape, on a rank of each pipeline stage.
     ///
     /// # Errors
     /// Returns an error if the plan does not fit the model.
-    fn forecast(&self, plan: &Plan, shape: BatchShape) -> Result<Forecast, ForecastError>;
+    fn forecast(&self, plan: &Plan, shape: BatchShape) -> Result<Vec<Forecast>, ForecastError>;
 
     /// Divides the model into the pipeline stages of the plan, for micro-batches of this shape.
     ///
@@ -127,7 +127,7 @@ where
         self
     }
 
-    fn forecast(&self, plan: &Plan, shape: BatchShape) -> Result<Forecast, ForecastError> {
+    fn forecast(&self, plan: &Plan, shape: BatchShape) -> Result<Vec<Forecast>, ForecastError> {
         forecast_task(&self.task(MetaDevice), plan, shape, |device| {
             self.model(InitialWeights::Zeros, device).map_err(|failure| failure.to_string().into())
         })

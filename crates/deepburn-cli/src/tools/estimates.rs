@@ -15,6 +15,8 @@
 //!   optimizer states                     949.40       237.35       237.35       237.35
 //!   model states                        1898.80      1186.75       830.73       475.16
 //! ```
+//!
+//! With `--pipeline-stages` there is a table for each ZeRO stage, with a column for each pipeline stage.
 
 use std::path::PathBuf;
 
@@ -53,6 +55,9 @@ pub(crate) struct EstimateArguments {
     /// Number of ranks.
     #[arg(long, default_value_t = 1, allow_negative_numbers = true)]
     ranks: u64,
+    /// Number of pipeline stages [default without --deepspeed: 1, with 4 micro-batches for each of several stages].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=63), allow_negative_numbers = true)]
+    pipeline_stages: Option<u8>,
     /// DeepSpeed configuration with buckets, limits, optimizer and micro-batch.
     #[arg(long)]
     deepspeed: Option<String>,
@@ -89,6 +94,9 @@ pub(crate) fn estimates(arguments: &EstimateArguments) -> Result<String, Failure
     // Errors of parameter groups name their key, and the groups are logged.
     grouped_sizes(model, &plan)?;
     let subject = EstimateInput { plan: &plan, model: &known, batch };
+    if plan.pipeline.is_some() {
+        return pipeline_estimates(arguments, &subject, &stages);
+    }
     let estimates = stages.iter().map(|stage| subject.estimate(*stage, ranks));
     let estimates = estimates.collect::<Result<Vec<_>, Failure>>()?;
     let scaling = match batch {
@@ -107,6 +115,53 @@ pub(crate) fn estimates(arguments: &EstimateArguments) -> Result<String, Failure
     let mut lines = table(&estimates, ranks);
     if let Some(scaling) = &scaling {
         lines.extend(scaling.lines(&subject, &stages, &estimates)?);
+    }
+    Ok(lines.join("\n"))
+}
+
+/// Returns a table for each ZeRO stage of a pipeline, or the JSON of all of them.
+///
+/// # Errors
+/// Returns a user's mistake if the model cannot be divided into the pipeline stages, or if step times are requested.
+fn pipeline_estimates(
+    arguments: &EstimateArguments,
+    subject: &EstimateInput<'_>,
+    stages: &[Stage],
+) -> Result<String, Failure> {
+    if arguments.scaling.is_given() {
+        return Err(Failure::mistake(
+            "--network: step times are not predicted for pipeline stages, which wait for each other; remove the option, or \
+             estimate one stage",
+        ));
+    }
+    let tables = stages.iter().map(|stage| subject.of_pipeline(*stage));
+    let tables = tables.collect::<Result<Vec<_>, Failure>>()?;
+    if arguments.json {
+        let records = tables.iter().flatten().enumerate().map(|(at, estimate)| {
+            let mut record = estimate.record();
+            record["pipeline_stage"] = json!(at % subject.plan.mesh.pipeline_stages);
+            record["blocks"] = json!(estimate.forecast.part);
+            record
+        });
+        return serde_json::to_string_pretty(&records.collect::<Vec<_>>()).map_err(Failure::run);
+    }
+    let Plan { mesh, batch, .. } = subject.plan;
+    let mut lines = vec![format!(
+        "MiB per rank, {} in {}, {} of {}",
+        counted(mesh.world_size(), "rank"),
+        counted(mesh.pipeline_stages, "pipeline stage"),
+        counted(batch.gradient_accumulation_steps, "micro-batch"),
+        counted(batch.micro_batch_size, "sample"),
+    )];
+    for (stage, estimate) in tables[0].iter().enumerate() {
+        if let Some(part) = &estimate.forecast.part {
+            lines.push(format!("  {stage}: {part}"));
+        }
+    }
+    for (stage, estimates) in stages.iter().zip(&tables) {
+        lines.push(format!("ZeRO stage {}", stage.number()));
+        let names = (0..estimates.len()).map(|stage| format!("pipeline {stage}"));
+        lines.extend(columns(estimates, names));
     }
     Ok(lines.join("\n"))
 }
@@ -132,12 +187,21 @@ fn adapted(model: KnownModel, fields: Option<&str>) -> Result<KnownModel, Failur
 /// # Errors
 /// Returns a user's mistake with all errors of the configuration.
 fn plan(arguments: &EstimateArguments, model: &dyn Architecture) -> Result<Plan, Failure> {
+    let pipeline_stages = arguments.pipeline_stages.map(usize::from);
     let written = match &arguments.deepspeed {
         Some(config) => read(config)?,
-        None => RawConfig::from_json(r#"{"train_micro_batch_size_per_gpu": "auto"}"#)
-            .map_err(Failure::run)?,
+        None => {
+            // With several micro-batches for each stage, a pipeline waits little.
+            let micro_batches = pipeline_stages.filter(|stages| *stages > 1).map_or(1, |it| 4 * it);
+            let default = json!({
+                "train_micro_batch_size_per_gpu": "auto",
+                "gradient_accumulation_steps": micro_batches,
+            });
+            RawConfig::from_json(&default.to_string()).map_err(Failure::run)?
+        }
     };
     let mut facts = arguments.open.fill(RunContext::on_host(arguments.ranks as usize));
+    facts.pipeline_stages = pipeline_stages;
     facts.hidden_size = Some(model.width());
     if arguments.deepspeed.is_none() {
         facts.micro_batch_size = facts.micro_batch_size.or(Some(1));
@@ -145,13 +209,10 @@ fn plan(arguments: &EstimateArguments, model: &dyn Architecture) -> Result<Plan,
     if let Some(fields) = &arguments.quantization {
         facts.quantization = quantization(fields, model)?;
     }
-    let plan = resolve(&written, &facts).map_err(Failure::mistake)?.plan;
-    if plan.pipeline.is_some() {
-        return Err(Failure::mistake(
-            "pipeline.stages: estimate does not divide a model into stages yet; remove the key, or start the run with \
-             finetune, which logs its memory and its stages",
-        ));
-    }
+    // The rules know the job's key, which has the meaning of the option.
+    let named = |report: String| report.replace("training.pipeline_stages", "--pipeline-stages");
+    let resolved = resolve(&written, &facts);
+    let plan = resolved.map_err(|report| Failure::mistake(named(report.to_string())))?.plan;
     arguments.open.check(&plan.batch)?;
     Ok(plan)
 }
@@ -213,8 +274,22 @@ impl EstimateInput<'_> {
         plan.zero.stage = stage;
         plan.set_data_parallel_size(ranks as usize);
         let forecast = self.model.forecast(&plan, self.batch.unwrap_or(SMALLEST));
-        let forecast = forecast.map_err(Failure::mistake)?;
+        // Without a pipeline there is one stage.
+        let forecast = forecast.map_err(Failure::mistake)?.swap_remove(0);
         Ok(Estimate { stage, ranks, forecast, has_batch: self.batch.is_some() })
+    }
+
+    /// Runs each pipeline stage without data at ZeRO stage `stage`.
+    ///
+    /// # Errors
+    /// Returns a user's mistake if the plan does not fit the model.
+    fn of_pipeline(&self, stage: Stage) -> Result<Vec<Estimate>, Failure> {
+        let mut plan = self.plan.clone();
+        plan.zero.stage = stage;
+        let forecasts = self.model.forecast(&plan, self.batch.unwrap_or(SMALLEST));
+        let forecasts = forecasts.map_err(Failure::mistake)?.into_iter();
+        let (ranks, has_batch) = (plan.mesh.world_size() as u64, self.batch.is_some());
+        Ok(forecasts.map(|forecast| Estimate { stage, ranks, forecast, has_batch }).collect())
     }
 }
 
@@ -404,15 +479,20 @@ fn stages(number: Option<u8>) -> Result<Vec<Stage>, Failure> {
     }
 }
 
-/// Returns a table with one column per stage, in MiB.
+/// Returns a table with one column per ZeRO stage, in MiB.
 ///
 /// The rows of offload are omitted if no stage offloads states.
 fn table(estimates: &[Estimate], ranks: u64) -> Vec<String> {
-    let ranks = counted(ranks as usize, "rank");
-    let mut lines = vec![format!("MiB per rank, {ranks}")];
-    let name = |estimate: &Estimate| format!("stage {}", estimate.stage.number());
-    let head: String = estimates.iter().map(|estimate| format!("{:>13}", name(estimate))).collect();
-    lines.push(format!("  {:<30}{head}", ""));
+    let names = estimates.iter().map(|estimate| format!("stage {}", estimate.stage.number()));
+    let mut lines = vec![format!("MiB per rank, {}", counted(ranks as usize, "rank"))];
+    lines.extend(columns(estimates, names));
+    lines
+}
+
+/// Returns the rows of all estimates beside each other, in MiB, below their names.
+fn columns(estimates: &[Estimate], names: impl Iterator<Item = String>) -> Vec<String> {
+    let head: String = names.map(|name| format!("{name:>13}")).collect();
+    let mut lines = vec![format!("  {:<30}{head}", "")];
     let columns: Vec<_> = estimates.iter().map(Estimate::rows).collect();
     for (at, (name, _, _)) in columns[0].iter().enumerate() {
         let bytes: Vec<_> = columns.iter().map(|column| column[at].2).collect();
@@ -453,6 +533,35 @@ mod tests {
         // The table of the book's chapter on memory.
         let rounded: Vec<_> = figures.into_iter().map(f64::round).collect();
         assert_eq!(rounded, [1899.0, 1187.0, 831.0, 475.0]);
+    }
+
+    #[test]
+    fn prints_a_column_for_each_pipeline_stage() {
+        let arguments = ["--ranks", "8", "--pipeline-stages", "4", "--sequence-length", "64"];
+        let text = run(&[&arguments[..], &["--stage", "1"]].concat()).unwrap();
+        assert!(
+            text.starts_with("MiB per rank, 8 ranks in 4 pipeline stages, 16 micro-batches of")
+        );
+        assert!(text.contains("  0: wte to h."), "{text}");
+        assert!(text.contains("pipeline 3"), "{text}");
+        let json = run(&[&arguments[..], &["--json"]].concat()).unwrap();
+        let json: Value = serde_json::from_str(&json).unwrap();
+        assert_eq!(json.as_array().unwrap().len(), 16);
+        let of = |at: usize, field: &str| json[at][field].as_u64().unwrap();
+        // At stage 0 each rank has the parameters of its blocks. The shared embedding is on two of them.
+        let sum: u64 = (0..4).map(|at| of(at, "parameters")).sum();
+        let embedding = 50_257 * 768;
+        assert_eq!(sum, 4 * (124_439_808 + embedding));
+        // The first stage has the activations of four micro-batches, the third one of two.
+        assert!(of(0, "activations") > 2 * of(2, "activations"), "{text}");
+        assert_eq!(json[5]["pipeline_stage"], json!(1));
+        let message = run(&[&arguments[..], &["--network", "100Gb"]].concat()).unwrap_err();
+        assert!(message.contains("--network"), "{message}");
+        let message = run(&["--ranks", "3", "--pipeline-stages", "2"]).unwrap_err();
+        assert!(message.contains("--pipeline-stages: 2 does not divide the 3 ranks"), "{message}");
+        let file = r#"{"train_micro_batch_size_per_gpu": 1, "pipeline": {"stages": 2}}"#;
+        let message = run(&[&arguments[..], &["--deepspeed", file]].concat()).unwrap_err();
+        assert!(message.contains("contradicts --pipeline-stages: 4"), "{message}");
     }
 
     #[test]

@@ -44,7 +44,8 @@ impl HostLimits {
         Self { memory: limits, device, disk, nvme: nvme.map(Path::to_owned) }
     }
 
-    /// Returns the memory of a run of `preparation` with this plan on rank threads, and what is missing if it does not fit.
+    /// Returns the memory of a run of `preparation` with this plan, which has no pipeline, on rank threads, and what is
+    /// missing if it does not fit.
     /// `length` is the number of tokens of a sequence, and `forecast` the plan's forecast.
     pub(crate) fn fit(
         &self,
@@ -55,8 +56,9 @@ impl HostLimits {
     ) -> (StepMemory, Option<MemoryShortage>) {
         let count = plan.mesh.world_size() as u64;
         let backend = preparation.job.training.backend;
-        let local = LocalRanks { count, are_threads: true, backend };
-        let host = HostForecast::new(&preparation.sizes, forecast, plan, local);
+        let local = LocalRanks { first: 0, count, are_threads: true, backend };
+        let stages = std::slice::from_ref(forecast);
+        let host = HostForecast::new(&preparation.sizes, stages, plan, local);
         let batch = BatchShape { sequences: plan.batch.micro_batch_size as u64, length };
         let resident = Resident::new(&host, preparation, batch);
         let memory = StepMemory { resident: Some(resident.total()), ..memory_of(&forecast.step) };
@@ -87,7 +89,7 @@ impl HostLimits {
 
     /// Compares the memory of a device with its limit.
     fn of_device(&self, host: &HostForecast) -> Option<MemoryShortage> {
-        let (needed, limit) = (host.rank.device.total, self.device?);
+        let (needed, limit) = (host.largest_rank.device.total, self.device?);
         (needed > limit && !host.local.backend.is_host()).then(|| MemoryShortage {
             reason: format!(
                 "device memory: {} of {} (--memory)",

@@ -46,7 +46,7 @@ impl ParametersOnDisk {
     fn of(forecast: &HostForecast) -> Self {
         match &forecast.local {
             _ if forecast.rank.disk.of(Category::Parameters) == 0 => Self::None,
-            LocalRanks { count: 1, are_threads: true, backend: Backend::Flex } => Self::Viewed,
+            LocalRanks { count: 1, are_threads: true, backend: Backend::Flex, .. } => Self::Viewed,
             _ => Self::Copied,
         }
     }
@@ -76,7 +76,8 @@ impl Resident {
         let parameters = ParametersOnDisk::of(forecast);
         let tensors = match parameters {
             ParametersOnDisk::Viewed => forecast.rank.device.ungathered + forecast.rank.host.total,
-            _ => of_process(forecast.host_memory(Tensors::All)),
+            _ if are_threads => forecast.host_memory(Tensors::All),
+            _ => forecast.process_memory(Tensors::All),
         };
         let logits = preparation.subject.info().architecture().logits_bytes(batch);
         let read = match parameters {

@@ -24,11 +24,11 @@ const WIDTH: usize = 10;
 const NUMEL: u64 = (10 * WIDTH * WIDTH) as u64;
 
 /// Runs the stack without data. Each sequence of the batch is a row.
-fn stack(plan: &Plan, batch: BatchShape) -> Result<Forecast, ForecastError> {
+fn stack(plan: &Plan, batch: BatchShape) -> Result<Vec<Forecast>, ForecastError> {
     let layer = |device: &MetaDevice| {
         LinearConfig::new(WIDTH, WIDTH).with_bias(false).init::<Training<Meta>>(device)
     };
-    deepburn::forecast(
+    deepburn::forecast_stages(
         plan,
         |device| Ok(Stack { layers: (0..10).map(|_| layer(device)).collect() }),
         |stack| {
@@ -61,7 +61,8 @@ fn with_forecast<T>(
         batch: BatchShape { sequences, length: 1 },
         plan: &plan,
     };
-    let local = LocalRanks { count: ranks, are_threads, backend: deepburn_config::Backend::Flex };
+    let backend = deepburn_config::Backend::Flex;
+    let local = LocalRanks { first: 0, count: ranks, are_threads, backend };
     let forecast = model.forecast(&plan.zero, local, PassChange::default()).unwrap();
     look(&model, forecast)
 }

@@ -37,10 +37,9 @@ impl Job {
 
     /// The predicted cost of a step.
     fn cost(&self, speed: RankSpeed, network: &Network) -> StepCost {
-        let forecast =
-            forecast_decoder(&AnyDecoder::new(self.config.clone()), &self.plan(), self.batch)
-                .unwrap();
-        forecast.cost(speed, network).unwrap()
+        let decoder = AnyDecoder::new(self.config.clone());
+        let stages = forecast_decoder(&decoder, &self.plan(), self.batch).unwrap();
+        stages[0].cost(speed, network).unwrap()
     }
 
     /// Trains for `steps` steps. Returns the time of each step of rank 0 in seconds.

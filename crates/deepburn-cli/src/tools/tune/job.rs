@@ -149,7 +149,8 @@ impl TunedJob {
             forecast: Box::new(|plan| {
                 let sequences = plan.batch.micro_batch_size as u64;
                 let shape = deepburn_models::BatchShape { sequences, length: self.length };
-                self.preparation.subject.forecast(plan, shape)
+                // The tuner refuses pipelines, so there is one stage.
+                Ok(self.preparation.subject.forecast(plan, shape)?.swap_remove(0))
             }),
             fit: Box::new(|plan, forecast| {
                 self.limits.fit(&self.preparation, plan, self.length, forecast)

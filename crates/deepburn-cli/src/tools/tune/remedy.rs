@@ -74,5 +74,7 @@ fn fits(
     let sequences = plan.batch.micro_batch_size as u64;
     let shape = BatchShape { sequences, length };
     let forecast = job.preparation.subject.forecast(&plan, shape);
-    forecast.is_ok_and(|forecast| job.shortage(&plan, length, &forecast).is_none())
+    forecast.is_ok_and(|stages| {
+        stages.iter().all(|forecast| job.shortage(&plan, length, forecast).is_none())
+    })
 }

@@ -49,6 +49,7 @@ impl<B: Backend> Block<B> {
 
 impl<B: Backend> Network<B> for Cnn<B> {
     const COUPLES_SAMPLES: bool = true;
+    const HAS_STATISTICS: bool = true;
 
     fn new(device: &B::Device) -> Self {
         Self {

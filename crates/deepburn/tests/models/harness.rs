@@ -42,6 +42,9 @@ pub(crate) trait Network<B: Backend>: Module<B> {
     /// Whether the loss is refused because of the values of a tensor, which a forecast does not have.
     const CHECKS_VALUES: bool = false;
 
+    /// Whether the model has running statistics, which a pipeline refuses.
+    const HAS_STATISTICS: bool = false;
+
     fn new(device: &B::Device) -> Self;
 
     fn loss(&self, samples: &Samples) -> Tensor<B, 1>;

@@ -2,8 +2,8 @@
 //!
 //! The code of the models does not depend on ranks, sharding or precision: models are generic over
 //! their backend, consist of `burn::nn` layers, and take f32 inputs. For every model, the tests check
-//! that all stages give the same bits, that fp32 agrees with plain Burn, that 16-bit training is
-//! close to fp32, and that resuming is exact.
+//! that all stages give the same bits, that a pipeline does too, that fp32 agrees with plain Burn, that
+//! 16-bit training is close to fp32, and that resuming is exact.
 #![recursion_limit = "256"]
 
 mod cnn;
@@ -15,6 +15,7 @@ mod harness;
 mod lora;
 mod operations;
 mod parameter_kinds;
+mod pipelines;
 mod properties;
 mod recurrent;
 mod samples;
@@ -28,7 +29,7 @@ macro_rules! test_model {
             use super::$model;
             use crate::harness::Precision::{Bf16, Fp16, Fp32};
             use crate::harness::{Trained, WithoutData};
-            use crate::properties;
+            use crate::{pipelines, properties};
 
             #[test]
             fn fp32_is_plain_burn() {
@@ -83,6 +84,16 @@ macro_rules! test_model {
             #[test]
             fn a_forecast_is_the_run_in_bf16() {
                 properties::a_forecast_is_the_run::<$model<Trained>, $model<WithoutData>>(Bf16);
+            }
+
+            #[test]
+            fn pipelines_agree_in_fp32() {
+                pipelines::pipelines_agree::<$model<Trained>, $model<WithoutData>>(Fp32);
+            }
+
+            #[test]
+            fn pipelines_agree_in_bf16() {
+                pipelines::pipelines_agree::<$model<Trained>, $model<WithoutData>>(Bf16);
             }
 
             #[test]

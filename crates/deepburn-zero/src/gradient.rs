@@ -50,7 +50,7 @@ use burn_backend::{Backend, TensorMetadata};
 use deepburn_comm::{CollectiveTag, CommError, Payload, Pending, ReduceOp};
 use deepburn_config::{GradientPlan, ReductionPlan};
 
-use crate::group::{DeviceArray, Group, own};
+use crate::group::{DeviceArray, MeshGroups, own};
 use crate::ledger::{Category, Ledger};
 use crate::offload::WriteBehind;
 use crate::parameter::Parameter;
@@ -69,7 +69,8 @@ pub(crate) use state::{Accumulated, GradientChecker, SumElements, SumHome};
 /// its sum, or local if synchronisation is off.
 #[derive(Debug)]
 pub(crate) struct GradientReducer<B: Backend> {
-    group: Group<B>,
+    /// Gradients are reduced in the shard group. Their mean is over the data-parallel ranks.
+    groups: MeshGroups<B>,
     /// All parameters of the model, by index.
     parameters: Arc<[Arc<Parameter<B>>]>,
     ledger: Ledger,
@@ -153,7 +154,7 @@ impl<B: Backend> GradientReducer<B> {
     /// Creates a reducer for the gradients of `parameters`. The sums are kept in `homes`. Both
     /// lists are indexed by parameter.
     pub(crate) fn new(
-        group: Group<B>,
+        groups: MeshGroups<B>,
         parameters: Arc<[Arc<Parameter<B>>]>,
         policy: ReducerPolicy<B>,
         homes: Vec<SumHome>,
@@ -162,7 +163,7 @@ impl<B: Backend> GradientReducer<B> {
         let ReducerPolicy { plan, reduction, types, shards, checker } = policy;
         let trainable = parameters.iter().filter(|parameter| parameter.is_updated_here());
         let share = trainable.map(|p| p.numel()).sum::<usize>().div_ceil(BUCKETS_PER_MODEL);
-        let scaling = Scaling::new(&reduction, group.world_size(), 1, types.communication);
+        let scaling = Scaling::new(&reduction, groups.data().world_size(), 1, types.communication);
         Self {
             reduction,
             scaling,
@@ -178,7 +179,7 @@ impl<B: Backend> GradientReducer<B> {
             synchronise: true,
             mean: true,
             watch: BackwardWatch::default(),
-            group,
+            groups,
             parameters,
             ledger,
             plan,
@@ -209,7 +210,7 @@ impl<B: Backend> GradientReducer<B> {
 
     /// Sets the number of micro-batches per step, starting with the next step.
     pub(crate) fn set_micro_batches(&mut self, count: usize) {
-        let (ranks, communication) = (self.group.world_size(), self.types.communication);
+        let (ranks, communication) = (self.groups.data().world_size(), self.types.communication);
         self.scaling = Scaling::new(&self.reduction, ranks, count, communication);
     }
 
@@ -260,7 +261,7 @@ impl<B: Backend> GradientReducer<B> {
     pub(crate) fn finish_backward(&mut self) -> Result<(), CommError> {
         self.drain()?;
         self.watch.end();
-        self.group.barrier(CollectiveTag::new("end of backward", 0))
+        self.groups.data().barrier(CollectiveTag::new("end of backward", 0))
     }
 
     /// Calls `announce` when the next backward pass begins.
@@ -350,8 +351,8 @@ impl<B: Backend> GradientReducer<B> {
     fn enter(&mut self, index: usize, array: DeviceArray<B>) -> Result<(), CommError> {
         if !self.mean {
             let array = array.in_type(self.types.accumulation);
-            let array =
-                scale(array, Scaling::of_one_rank(&self.reduction, self.group.world_size()));
+            let ranks = self.groups.data().world_size();
+            let array = scale(array, Scaling::of_one_rank(&self.reduction, ranks));
             return self.accumulate(index, array.into_flat());
         }
         let mut gradient = self.collected(array.in_type(self.types.communication));
@@ -394,7 +395,7 @@ impl<B: Backend> GradientReducer<B> {
         let leave =
             |index: &usize| self.gradients[*index].leave_bucket(|array| scale(array, before));
         let arrays = indices.iter().map(leave).collect();
-        let group = self.group.arrays();
+        let group = self.groups.shard().arrays();
         let pending = if self.shards && self.plan.reduce_scatter {
             group.reduce_scatter(tag, arrays, self.scaling.op)?
         } else {
@@ -436,7 +437,7 @@ impl<B: Backend> GradientReducer<B> {
     /// where gradients are all-reduced before they are sharded.
     fn owned(&self, index: usize, whole: DeviceArray<B>) -> DeviceArray<B> {
         let partition = self.parameters[index].partition();
-        let shard = vec![whole.part(partition.owned(self.group.rank()))];
+        let shard = vec![whole.part(partition.owned(self.groups.shard().rank()))];
         own(DeviceArray::reduce(shard, partition.shard_len(), ReduceOp::Sum, 0))
     }
 }

@@ -12,11 +12,12 @@
 //! Main type: [`Group`]. The submodules are the arrays that it exchanges:
 //! [`DeviceArray`] is dense, or a [`RowGradient`] with the rows that an
 //! embedding has looked up, and `flat` has the flat views from which both are
-//! split. Gathers (`parameter`), reductions (`gradient`) and everything that
+//! split. [`MeshGroups`] are the groups along the axes of the device mesh. Gathers (`parameter`), reductions (`gradient`) and everything that
 //! ranks compare or agree on use a group; it knows no parameters.
 
 mod array;
 pub(crate) mod flat;
+mod mesh_groups;
 mod rows;
 
 use std::sync::Arc;
@@ -26,6 +27,7 @@ use deepburn_comm::{CollectiveTag, CommError, Host, Pending, ProcessGroup, Reduc
 
 pub use array::DeviceArray;
 pub(crate) use array::{maximum, own};
+pub(crate) use mesh_groups::MeshGroups;
 pub use rows::RowGradient;
 
 /// A process group that exchanges device arrays, host numbers and bytes.

@@ -21,11 +21,11 @@ use std::fmt;
 use std::rc::Rc;
 
 use burn_backend::Backend;
-use deepburn_comm::{CollectiveTag, CommError, Mesh, MeshAxis, MessageTag, Payload, ProcessGroup};
+use deepburn_comm::{CollectiveTag, CommError, MeshAxis, MessageTag, Payload, ProcessGroup};
 
 use crate::decorator::OperandHolders;
 use crate::error::ZeroError;
-use crate::group::{DeviceArray, Group};
+use crate::group::{DeviceArray, Group, MeshGroups};
 use crate::parameter::{Phase, Role};
 use crate::session;
 
@@ -150,29 +150,21 @@ impl PipelineLayout {
 
 /// The pipeline stages of parameters while a module is sharded.
 pub(crate) struct ParameterHomes<'a, B: Backend> {
-    /// All ranks.
-    pub(crate) world: &'a Group<B>,
-    /// The ranks of this rank's stage.
-    pub(crate) group: &'a Group<B>,
-    /// The arrangement of all ranks.
-    mesh: Mesh,
+    /// The groups of this rank.
+    pub(crate) groups: &'a MeshGroups<B>,
     /// The layout; `None` without a pipeline.
     layout: Option<&'a PipelineLayout>,
 }
 
 impl<'a, B: Backend> ParameterHomes<'a, B> {
-    /// Returns the homes of `layout` for a rank whose stage has the ranks `group`.
-    pub(crate) fn new(
-        [world, group]: [&'a Group<B>; 2],
-        mesh: Mesh,
-        layout: Option<&'a PipelineLayout>,
-    ) -> Self {
-        Self { world, group, mesh, layout }
+    /// Returns the homes of `layout` for a rank with these groups.
+    pub(crate) fn new(groups: &'a MeshGroups<B>, layout: Option<&'a PipelineLayout>) -> Self {
+        Self { groups, layout }
     }
 
     /// Returns the pipeline stage of this rank.
     fn stage(&self) -> usize {
-        self.mesh.coordinate(self.world.rank(), MeshAxis::Pipeline)
+        self.groups.mesh().coordinate(self.groups.world().rank(), MeshAxis::Pipeline)
     }
 
     /// Returns the stages of the parameter at `path`, and what this rank's stage holds of it.
@@ -203,7 +195,7 @@ impl<'a, B: Backend> ParameterHomes<'a, B> {
     /// Returns true if this rank takes part in the distribution of a value to the stages `homes`:
     /// rank 0, which has the value, and the ranks of these stages.
     pub(crate) fn takes_part(&self, homes: Holders) -> bool {
-        self.world.rank() == 0 || self.is_home(homes)
+        self.groups.world().rank() == 0 || self.is_home(homes)
     }
 
     /// Distributes an array of rank 0 to the ranks of the stages `homes`. The other ranks pass an
@@ -248,19 +240,20 @@ impl<'a, B: Backend> ParameterHomes<'a, B> {
         engine: impl Fn(&Group<B>) -> &dyn ProcessGroup<T>,
     ) -> Result<T, CommError> {
         let Route { homes, tag, first } = route;
-        let (stage, stages) = (self.stage(), self.mesh.size(MeshAxis::Pipeline));
+        let (world, data, mesh) = (self.groups.world(), self.groups.data(), self.groups.mesh());
+        let (stage, stages) = (self.stage(), mesh.size(MeshAxis::Pipeline));
         let mut value = mine;
-        if self.world.rank() == 0 {
+        if world.rank() == 0 {
             for other in (1..stages).filter(|other| homes.contains(*other)) {
-                let to = self.mesh.rank_at([other, 0, 0]);
-                engine(self.world).send(to, first.clone(), vec![value.clone()])?;
+                let to = mesh.rank_at([other, 0, 0]);
+                engine(world).send(to, first.clone(), vec![value.clone()])?;
             }
-        } else if stage > 0 && self.group.rank() == 0 {
-            let message = engine(self.world).receive(0, first, vec![value])?;
+        } else if stage > 0 && data.rank() == 0 {
+            let message = engine(world).receive(0, first, vec![value])?;
             value = message.wait()?.swap_remove(0);
         }
         match homes.contains(stage) {
-            true => Ok(engine(self.group).broadcast(tag, vec![value], 0)?.wait()?.swap_remove(0)),
+            true => Ok(engine(data).broadcast(tag, vec![value], 0)?.wait()?.swap_remove(0)),
             false => Ok(value),
         }
     }
@@ -314,7 +307,8 @@ pub(crate) fn stages<B: Backend>() -> Option<Rc<Stages<B>>> {
 
 impl<B: Backend> Stages<B> {
     /// Returns the place of this rank in the mesh.
-    pub(crate) fn new(world: Group<B>, mesh: Mesh, device: B::Device) -> Self {
+    pub(crate) fn new(groups: &MeshGroups<B>, device: B::Device) -> Self {
+        let (world, mesh) = (groups.world().clone(), groups.mesh());
         let ranks = mesh.pipeline(world.rank());
         let stage = mesh.coordinate(world.rank(), MeshAxis::Pipeline);
         let position = Cell::new(Position {

@@ -50,7 +50,6 @@ use deepburn_ops::{OptimizerOps, is_without_data, shared_bytes};
 use crate::assignment::{Assignment, ModelParameter, UpdateSettings};
 use crate::decorator::{PlacedTensor, Training, Zero, ZeroTensor};
 use crate::error::ZeroError;
-use crate::group::Group;
 use crate::ledger::{Category, Ledger, Tier};
 use crate::offload::{ParkedArray, Parking, WriteBehind};
 use crate::optimizer::{Optimizer, Owned};
@@ -85,9 +84,7 @@ pub(crate) use tiers::{ShardTiers, StateTiers, gradient_bytes};
 pub(crate) struct Sharder<'a, B: Backend> {
     /// The tensors that stay unchanged in the module.
     buffers: &'a BufferTable<B>,
-    /// The ranks among which the states of this rank's parameters are sharded.
-    group: Group<B>,
-    /// All ranks, and the parameters that each pipeline stage holds.
+    /// The groups of this rank, and the parameters that each pipeline stage holds.
     homes: ParameterHomes<'a, B>,
     /// The stage and rank, which determine the slices.
     share: ShardSpec,
@@ -175,7 +172,6 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
         let working = optimizer.working();
         Self {
             buffers,
-            group: homes.group.clone(),
             homes,
             share,
             ledger,
@@ -234,7 +230,7 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
         let path = self.path.joined();
         self.check_type(&path, &value)?;
         let (index, device) = (self.parameters.len(), value.device());
-        let announced = value.announce::<D>(self.homes.world, index, &path)?;
+        let announced = value.announce::<D>(self.homes.groups.world(), index, &path)?;
         let (homes, role) = self.homes.of(&path)?;
         let shape = announced.shape().clone();
         // The shape is taken from the value, because Burn reports the transposed
@@ -251,7 +247,7 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
         let format = quantization.filter(|_| !trainable).and_then(|it| format_of(it, &described));
         let (flat, storage) = self.distribute(announced, &path, homes, format)?;
         let stored = storage.stored_len(shape.num_elements());
-        let partition = Partition::new(stored, self.group.world_size());
+        let partition = Partition::new(stored, self.homes.groups.shard().world_size());
         // At the other ZeRO stages, the parameter keeps the memory of the value.
         let is_cut = self.gatherer.is_some() && flat.is_some();
         let _cut = is_cut.then(|| self.ledger.hold(Category::Gathered, stored * DType::F32.size()));
@@ -325,7 +321,7 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
         }
         // Rank 0 holds the whole value until it is quantized.
         let bytes = announced.shape().num_elements() * DType::F32.size();
-        let holds_whole = format.is_some() && self.homes.world.rank() == 0;
+        let holds_whole = format.is_some() && self.homes.groups.world().rank() == 0;
         let _whole = holds_whole.then(|| self.ledger.hold(Category::Gathered, bytes));
         let compute = self.working.unwrap_or(FloatDType::F32);
         let index = self.parameters.len();
@@ -358,7 +354,7 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
         };
         // The shard is extracted before the cast, so that a rank never
         // holds the whole parameter in two types.
-        let shard = in_type(cut_shard::<B>(&flat, partition, self.group.rank()));
+        let shard = in_type(cut_shard::<B>(&flat, partition, self.share.rank));
         let tier = self.tiers.next(partition.shard_len());
         let shard = match self.parking {
             Some(parking) if tier != Tier::Device => {
@@ -407,7 +403,7 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
     ) -> Result<Param<Tensor<Training<B>, D>>, ZeroError> {
         // Rank 0 also initialises the later occurrences of a lazy tied
         // parameter, so that the random generator advances as in plain Burn.
-        let taken = TakenParam::<B, D>::new(param, self.homes.world.rank());
+        let taken = TakenParam::<B, D>::new(param, self.homes.groups.world().rank());
         let TakenParam { id, mapper, value } = taken
             .map_err(|reason| ZeroError::Initialisation { path: self.path.joined(), reason })?;
         if let Some((index, twin)) = self.seen.get(&id)

@@ -62,7 +62,7 @@ use deepburn_ops::{OptimizerOps, view_float};
 use crate::decorator::{Training, elements_to_come};
 use crate::error::ZeroError;
 use crate::gradient::{GradientReducer, Types};
-use crate::group::{DeviceArray, Group};
+use crate::group::{DeviceArray, Group, MeshGroups};
 use crate::ledger::{Ledger, ModuleOperations, OperationCounter, ParameterRead};
 use crate::offload::{ActivationStore, Parking, Store};
 use crate::optimizer::Optimizer;
@@ -108,13 +108,11 @@ pub struct Policy {
 /// The states of a sharded model on one rank. They must stay on the thread that
 /// created them.
 pub struct ModelStates<B: Backend> {
-    /// All ranks.
-    world: Group<B>,
-    /// The ranks among which states are sharded: all ranks, or the ranks of a pipeline stage.
-    data_group: Group<B>,
+    /// The groups along the axes of the device mesh.
+    groups: MeshGroups<B>,
     /// The place of this rank in the pipeline; `None` without one.
     stages: Option<Rc<Stages<B>>>,
-    /// The stage and the rank, which determine the slices that this rank keeps.
+    /// The stage and the rank in the shard group, which determine the slices that this rank keeps.
     share: ShardSpec,
     /// The parameters in module order. The index in this list identifies a
     /// parameter in the whole crate.
@@ -277,7 +275,7 @@ impl<B: OptimizerOps> ModelStates<B> {
             stages.await_later(pass)?;
             // No rank of the stage waits for another one while it holds the lock of its graph,
             // unless both are in backward.
-            self.data_group.barrier(CollectiveTag::new("start of backward", pass))?;
+            self.groups.data().barrier(CollectiveTag::new("start of backward", pass))?;
             stages.enter(Phase::Backward, pass);
         }
         self.binding.with_counter(OperationCounter::start_backward);
@@ -467,7 +465,7 @@ impl<B: OptimizerOps> ModelStates<B> {
     ///
     /// Returns the failure that ended the group.
     pub fn check(&self) -> Result<(), ZeroError> {
-        Ok(self.data_group.check()?)
+        Ok(self.groups.world().check()?)
     }
 
     /// Returns the I/O statistics of offloaded states and activations; `None`
@@ -485,13 +483,13 @@ impl<B: OptimizerOps> ModelStates<B> {
 
     /// Returns the group of all ranks.
     pub fn group(&self) -> &Group<B> {
-        &self.world
+        self.groups.world()
     }
 
     /// Returns the group of the ranks that have different data: all ranks, or the ranks of a
     /// pipeline stage.
     pub fn data_group(&self) -> &Group<B> {
-        &self.data_group
+        self.groups.data()
     }
 
     /// Returns the place of this rank in the pipeline; `None` without one.
@@ -594,7 +592,7 @@ impl<B: OptimizerOps> ModelStates<B> {
         let Some(stages) = &self.stages else { return read() };
         let owner = parameter.homes().first();
         let tag = MessageTag::new("whole parameter", parameter.index() as u64);
-        let arrays = self.world.arrays();
+        let arrays = self.groups.world().arrays();
         if owner != stages.stage() {
             let like = elements_to_come::<B>(parameter.numel(), dtype.into(), parameter.device());
             let like = vec![DeviceArray::Dense(like)];
@@ -652,7 +650,8 @@ impl<B: OptimizerOps> ModelStates<B> {
         shard: B::FloatTensorPrimitive,
     ) -> Result<B::FloatTensorPrimitive, CommError> {
         let (shard, numels) = (vec![DeviceArray::Dense(shard)], vec![parameter.numel()]);
-        let pending = self.data_group.arrays().all_gather(parameter.tag(what), shard, numels)?;
+        let group = self.groups.shard().arrays();
+        let pending = group.all_gather(parameter.tag(what), shard, numels)?;
         Ok(pending.wait()?.swap_remove(0).into_flat())
     }
 }
@@ -660,7 +659,8 @@ impl<B: OptimizerOps> ModelStates<B> {
 impl<B: Backend> std::fmt::Debug for ModelStates<B> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("ModelStates")
-            .field("group", &self.data_group)
+            .field("mesh", &self.groups.mesh())
+            .field("rank", &self.groups.world().rank())
             .field("stage", &self.share.stage)
             .field("parameters", &self.parameters.len())
             .finish_non_exhaustive()

@@ -88,7 +88,9 @@ impl<B: Backend> GradientReducer<B> {
     /// collectives. `what` is the operation, "read" or "write".
     fn failed(&self, what: &str, index: usize, error: SwapError) -> CommError {
         let path = self.parameters[index].path();
-        self.group.failed(format!("cannot {what} the gradient of parameter {path}: {error}"))
+        self.groups
+            .world()
+            .failed(format!("cannot {what} the gradient of parameter {path}: {error}"))
     }
 
     /// Adds a reduced flat gradient to the sum of earlier micro-batches.

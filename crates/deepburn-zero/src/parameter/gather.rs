@@ -58,6 +58,7 @@ use look_ahead::LookAhead;
 /// gathered copies.
 #[derive(Debug)]
 pub(crate) struct Gatherer<B: Backend> {
+    /// The shard group.
     group: Group<B>,
     /// The limits, in elements.
     plan: GatherPlan,

@@ -24,7 +24,7 @@ use crate::parameter::Parameter;
 
 /// All-gathers updated shards into whole parameters, many in one message.
 pub(crate) struct Publisher<'a, B: Backend> {
-    /// The ranks.
+    /// The ranks of the shard group.
     group: &'a Group<B>,
     /// The largest number of elements in a bucket, counted in whole parameters.
     bucket_size: usize,
@@ -33,7 +33,7 @@ pub(crate) struct Publisher<'a, B: Backend> {
 }
 
 impl<'a, B: Backend> Publisher<'a, B> {
-    /// Creates a publisher with an empty bucket.
+    /// Creates a publisher for the shard group, with an empty bucket.
     pub(crate) fn new(group: &'a Group<B>, bucket_size: usize) -> Self {
         Self { group, bucket_size, bucket: Vec::new() }
     }

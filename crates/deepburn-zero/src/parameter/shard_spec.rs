@@ -30,7 +30,7 @@ use deepburn_comm::Partition;
 pub(crate) struct ShardSpec {
     /// The ZeRO stage.
     pub(crate) stage: Stage,
-    /// The rank in the group.
+    /// The rank in the shard group.
     pub(crate) rank: usize,
     /// Whether a rank keeps only its shard of a reduced gradient: at stages 2
     /// and 3, and at stage 1 if optimizer states are offloaded.

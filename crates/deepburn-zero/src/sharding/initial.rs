@@ -157,7 +157,7 @@ impl<B: OptimizerOps> Announced<B> {
         let (array, storage) = match format {
             None => (self.tensor.unwrap_or_else(|| to_come(numel)), Storage::Plain),
             Some(format) => {
-                let own = self.tensor.filter(|_| route.world.rank() == 0);
+                let own = self.tensor.filter(|_| route.groups.world().rank() == 0);
                 let hash = own.clone().map_or([0; 32], |it| hash_in_type::<B>(it, compute));
                 let hash = route.distribute_bytes(stages, tag("hash of initial weights"), &hash)?;
                 let original = hash.try_into().unwrap_or([0; 32]);

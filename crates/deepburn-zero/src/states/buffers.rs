@@ -69,7 +69,7 @@ impl<B: OptimizerOps> ModelStates<B> {
         &self,
         module: &M,
     ) -> Result<Vec<OwnedArray<B>>, ZeroError> {
-        let (rank, ranks) = (self.data_group.rank(), self.data_group.world_size());
+        let (rank, ranks) = (self.groups.shard().rank(), self.groups.shard().world_size());
         let owned = self.buffers().iter().enumerate().map(|(index, buffer)| {
             let range = Partition::new(buffer.numel(), ranks).owned(rank);
             Ok(OwnedArray(match self.buffers.statistic(index) {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use burn::module::AutodiffModule;
 use burn_backend::{Backend, FloatDType};
-use deepburn_comm::{CommError, Mesh, MeshAxis, MeshError};
+use deepburn_comm::{Mesh, MeshError};
 use deepburn_config::{
     ActivationPlan, OptimizerOffload, OptimizerPlan, Precision, PrecisionPlan, Stage, ZeroPlan,
 };
@@ -18,7 +18,7 @@ use crate::assignment::{Assignment, AssignmentError, UpdateSettings};
 use crate::decorator::Training;
 use crate::error::ZeroError;
 use crate::gradient::{GradientChecker, GradientReducer, ReducerPolicy, SumHome, Types};
-use crate::group::Group;
+use crate::group::{Group, MeshGroups};
 use crate::ledger::Ledger;
 use crate::offload::{ActivationStore, Parking};
 use crate::optimizer::Optimizer;
@@ -60,26 +60,25 @@ impl<B: OptimizerOps> ModelStates<B> {
         let (zero, precision) = (&policy.zero, &policy.precision);
         let (stage, ledger) = (zero.stage, Ledger::new());
         let mesh = mesh_of(&world, policy.pipeline.as_ref())?;
-        let group = stage_group(&world, mesh)?;
-        let share =
-            ShardSpec { stage, rank: group.rank(), cuts_gradients: zero.shards_gradients() };
-        let (module, sharded) =
-            shard_parameters(module, &policy, share, ([&world, &group], mesh), &ledger)?;
+        let groups = MeshGroups::new(world, mesh)?;
+        let (rank, cuts_gradients) = (groups.shard().rank(), zero.shards_gradients());
+        let share = ShardSpec { stage, rank, cuts_gradients };
+        let (module, sharded) = shard_parameters(module, &policy, share, &groups, &ledger)?;
         let types = gradient_types(precision);
-        let reducer = gradient_reducer(&policy, types, share, &sharded, &group, &ledger)?;
+        let reducer = gradient_reducer(&policy, types, share, &sharded, &groups, &ledger)?;
         let reducer = Rc::new(RefCell::new(reducer));
         let ShardedParameters { gatherer, table, buffers, plain_tensors, parking } = sharded;
         let ParameterTable { parameters, indices, optimizer, aliases } = table;
-        let recorder = block_recorder(&policy.activations, &parameters, &group, &ledger)?;
+        let recorder = block_recorder(&policy.activations, &parameters, groups.world(), &ledger)?;
         let first = parameters.first().filter(|_| policy.pipeline.is_some());
-        let stages = first
-            .map(|parameter| Rc::new(Stages::new(world.clone(), mesh, parameter.device().clone())));
+        let stages =
+            first.map(|parameter| Rc::new(Stages::new(&groups, parameter.device().clone())));
         let any_stages = stages.clone().map(|stages| -> Rc<dyn Any> { stages });
         let binding = Binding::new(
             reducer.clone(),
             recorder.clone(),
             ledger.clone(),
-            group.clone(),
+            groups.data().clone(),
             precision.autocast.map(element_type),
             any_stages,
         );
@@ -88,8 +87,7 @@ impl<B: OptimizerOps> ModelStates<B> {
         // after each step.
         gatherer.refresh_persistent(&persistent)?;
         let states = Self {
-            world,
-            data_group: group,
+            groups,
             stages,
             share,
             errors: parameters.iter().map(|_| None).collect(),
@@ -126,15 +124,6 @@ fn mesh_of<B: Backend>(
 ) -> Result<Mesh, MeshError> {
     let (ranks, stages) = (world.world_size(), layout.map_or(1, PipelineLayout::stages));
     Mesh::new(ranks, stages, 1, ranks.checked_div(stages).unwrap_or(0))
-}
-
-/// Returns the group of the ranks that have the parameters of this rank: all ranks without a
-/// pipeline.
-fn stage_group<B: Backend>(world: &Group<B>, mesh: Mesh) -> Result<Group<B>, CommError> {
-    match mesh.size(MeshAxis::Pipeline) {
-        1 => Ok(world.clone()),
-        _ => world.subgroup("pipeline stage", &mesh.stage(world.rank())),
-    }
 }
 
 /// Checks that stages can train the model independently between two messages.
@@ -184,11 +173,11 @@ fn shard_parameters<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
     module: M,
     policy: &Policy,
     share: ShardSpec,
-    ([world, group], mesh): ([&Group<B>; 2], Mesh),
+    groups: &MeshGroups<B>,
     ledger: &Ledger,
 ) -> Result<(M, ShardedParameters<B>), ZeroError> {
-    let (zero, precision) = (&policy.zero, &policy.precision);
-    let gatherer = Arc::new(Gatherer::new(group.clone(), zero.parameters, ledger.clone()));
+    let (zero, precision, world) = (&policy.zero, &policy.precision, groups.world());
+    let gatherer = Arc::new(Gatherer::new(groups.shard().clone(), zero.parameters, ledger.clone()));
     let (module, buffers, values) = BufferTable::find(module, world, ledger)?;
     let known = parameters_of(&module, &buffers);
     let paths: Vec<_> = known.iter().map(|parameter| parameter.path.clone()).collect();
@@ -203,9 +192,9 @@ fn shard_parameters<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
     if layout.is_some() {
         check_pipeline(&policy.optimizer, buffers.all())?;
     }
-    let homes = ParameterHomes::new([world, group], mesh, layout);
+    let homes = ParameterHomes::new(groups, layout);
     let sizes = updated_sizes(&known, assignment, &homes)?;
-    let bytes = swap_bytes(&sizes, zero, group.world_size(), precision);
+    let bytes = swap_bytes(&sizes, zero, groups.shard().world_size(), precision);
     let parking = Parking::new::<B>(zero, gradient_bytes(precision), bytes)?;
     let shards = ShardHomes {
         gatherer: share.stage.shards_parameters().then(|| Arc::downgrade(&gatherer)),
@@ -247,7 +236,7 @@ fn gradient_reducer<B: OptimizerOps>(
     types: Types,
     share: ShardSpec,
     sharded: &ShardedParameters<B>,
-    group: &Group<B>,
+    groups: &MeshGroups<B>,
     ledger: &Ledger,
 ) -> Result<GradientReducer<B>, ZeroError> {
     let ParameterTable { parameters, optimizer, .. } = &sharded.table;
@@ -259,9 +248,9 @@ fn gradient_reducer<B: OptimizerOps>(
         checker: GradientChecker::new(share, element_type(policy.precision.compute)),
     };
     let homes = sum_homes(parameters, share, optimizer, sharded.parking.as_ref(), ledger)?;
-    let (group, ledger) = (group.clone(), ledger.clone());
+    let (groups, ledger) = (groups.clone(), ledger.clone());
     let mut reducer =
-        GradientReducer::new(group, parameters.clone(), reducer_policy, homes, ledger);
+        GradientReducer::new(groups, parameters.clone(), reducer_policy, homes, ledger);
     reducer.set_mean(optimizer.takes_mean_gradients());
     Ok(reducer)
 }

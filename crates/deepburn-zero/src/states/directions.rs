@@ -32,7 +32,7 @@ use deepburn_ops::{
 
 use super::compression::{ErrorFeedback, Momentum, Scales, compressed_means};
 use crate::error::ZeroError;
-use crate::group::{DeviceArray, Group};
+use crate::group::{DeviceArray, MeshGroups};
 use crate::ledger::{Category, Ledger};
 use crate::optimizer::{MatrixOwner, StepInProgress, UpdateDirection, UpdateRound, WORKSPACE};
 use crate::parameter::{Parameter, ShardSpec};
@@ -50,8 +50,8 @@ fn compression_work(elements: u64, ranks: u64) -> Work {
 
 /// The exchange of one round, with the parts of the model states that it needs.
 pub(super) struct Exchange<'a, B: Backend> {
-    /// The ranks.
-    pub(super) group: &'a Group<B>,
+    /// Norms and matrices are exchanged in the shard group, momenta among the data-parallel ranks.
+    pub(super) groups: &'a MeshGroups<B>,
     /// The slices of this rank.
     pub(super) share: ShardSpec,
     /// All parameters, by index.
@@ -120,7 +120,9 @@ impl<B: OptimizerOps> Exchange<'_, B> {
                     feedback
                 }
                 Some(feedback) => feedback,
-                None => ErrorFeedback::zeros(live(), parameter.numel(), self.group, self.ledger),
+                None => {
+                    ErrorFeedback::zeros(live(), parameter.numel(), self.groups.data(), self.ledger)
+                }
             };
             // The direction is replaced with one element, which frees its memory on the device.
             let none = B::float_zeros(Shape::from(vec![1]), parameter.device(), FloatDType::F32);
@@ -134,10 +136,11 @@ impl<B: OptimizerOps> Exchange<'_, B> {
         let paths = indices.iter().map(|index| self.parameters[*index].shared_path());
         let first = indices.first().map_or(0, |index| *index as u64);
         let tag = CollectiveTag::new("momenta", first).naming(paths);
-        compressed_means(self.group, &tag, self.ledger, &mut momenta, scales)?;
+        compressed_means(self.groups.data(), &tag, self.ledger, &mut momenta, scales)?;
         if is_without_data::<B>() {
             let elements = momenta.iter().map(|momentum| momentum.values.len() as u64).sum();
-            report_work(|| compression_work(elements, self.group.world_size() as u64));
+            let ranks = self.groups.data().world_size() as u64;
+            report_work(|| compression_work(elements, ranks));
         }
         let agreed = directions.into_iter().zip(momenta).map(|(mut direction, momentum)| {
             let Momentum { mut values, feedback } = momentum;
@@ -184,10 +187,10 @@ impl<B: OptimizerOps> Exchange<'_, B> {
             // Other ranks may have more sums. The longest message determines the size of the
             // exchange.
             own.resize(self.longest_sums(directions) * size_of::<f64>(), 0);
-            self.group.gather_bytes(tag, &own)?;
+            self.groups.shard().gather_bytes(tag, &own)?;
             return Ok(vec![[1.0; 2]; directions.len()]);
         }
-        let all = self.group.gather_bytes(tag, &own)?;
+        let all = self.groups.shard().gather_bytes(tag, &own)?;
         let mut all: Vec<_> = all
             .iter()
             .map(|bytes| bytes.as_chunks().0.iter().map(|bytes| f64::from_le_bytes(*bytes)))
@@ -216,7 +219,7 @@ impl<B: OptimizerOps> Exchange<'_, B> {
             // Each tensor has two sums: over its values and over its direction.
             partitions.iter().map(|it| 2 * TreeSum::len_of(it.owned(rank))).sum()
         };
-        (0..self.group.world_size()).map(sums_of).max().unwrap_or(0)
+        (0..self.groups.shard().world_size()).map(sums_of).max().unwrap_or(0)
     }
 
     /// Orthogonalises each matrix on its owner and broadcasts the results.
@@ -238,7 +241,7 @@ impl<B: OptimizerOps> Exchange<'_, B> {
         let whole = owners.iter().map(numel).sum::<usize>() * size_of::<f32>();
         let _whole = self.ledger.hold(Category::Buckets, whole);
         let mut wholes = self.whole(&directions)?;
-        let place = owners.iter().position(|owner| owner.rank == self.group.rank());
+        let place = owners.iter().position(|owner| owner.rank == self.groups.shard().rank());
         let own = place.map(|place| wholes.swap_remove(place).into_flat());
         // The matrices of other owners are dropped before the computation.
         drop(wholes);
@@ -253,7 +256,7 @@ impl<B: OptimizerOps> Exchange<'_, B> {
         let mut turned = Vec::with_capacity(directions.len());
         for (mut direction, owner) in directions.into_iter().zip(owners) {
             let parameter = &self.parameters[owner.index];
-            let own = result.take_if(|_| owner.rank == self.group.rank());
+            let own = result.take_if(|_| owner.rank == self.groups.shard().rank());
             let whole = self.broadcast(parameter, own, owner.rank)?;
             // The whole result is dropped at the end of the iteration. Only this rank's slice is
             // kept.
@@ -282,7 +285,7 @@ impl<B: OptimizerOps> Exchange<'_, B> {
             B::float_zeros(shape, parameter.device(), FloatDType::F32)
         });
         let (tag, array) = (parameter.tag("orthogonalised"), vec![DeviceArray::Dense(array)]);
-        let mut result = self.group.arrays().broadcast(tag, array, owner)?.wait()?;
+        let mut result = self.groups.shard().arrays().broadcast(tag, array, owner)?.wait()?;
         Ok(result.swap_remove(0).into_flat())
     }
 
@@ -303,6 +306,6 @@ impl<B: OptimizerOps> Exchange<'_, B> {
         let tag =
             CollectiveTag::new("directions", first).naming(parameters().map(|it| it.shared_path()));
         let numels = parameters().map(|parameter| parameter.numel()).collect();
-        Ok(self.group.arrays().all_gather(tag, elements, numels)?.wait()?)
+        Ok(self.groups.shard().arrays().all_gather(tag, elements, numels)?.wait()?)
     }
 }

@@ -21,7 +21,7 @@ impl<B: OptimizerOps> ModelStates<B> {
     /// Returns the arrays of compression errors of the parameter at `index`. There are none before the first exchange,
     /// and on a single rank.
     pub(super) fn error_arrays(&self, index: usize) -> impl Iterator<Item = StateArray> + use<B> {
-        let ranks = self.data_group.world_size();
+        let ranks = self.groups.data().world_size();
         let is_empty = self.parameters[index].numel() == 0;
         let has_errors = ranks > 1 && self.errors[index].is_some() && !is_empty;
         let workers = (0..ranks).map(StateArray::WorkerError);
@@ -41,7 +41,7 @@ impl<B: OptimizerOps> ModelStates<B> {
     pub fn owned_errors(&self) -> Result<Vec<Vec<OwnedState<B>>>, ZeroError> {
         let parameters = self.parameters.iter().zip(&self.errors);
         let owned = parameters.map(|(parameter, feedback)| match feedback {
-            Some(feedback) if self.data_group.world_size() > 1 && parameter.numel() > 0 => {
+            Some(feedback) if self.groups.data().world_size() > 1 && parameter.numel() > 0 => {
                 self.owned_of(parameter, feedback)
             }
             _ => Ok(Vec::new()),
@@ -55,14 +55,14 @@ impl<B: OptimizerOps> ModelStates<B> {
         parameter: &Parameter<B>,
         feedback: &ErrorFeedback,
     ) -> Result<Vec<OwnedState<B>>, ZeroError> {
-        let (ranks, rank) = (self.data_group.world_size(), self.data_group.rank());
+        let (ranks, rank) = (self.groups.data().world_size(), self.groups.data().rank());
         let workers = self.owned_of_ranks("worker errors", parameter, &feedback.worker)?;
 
         let cut = SignPartition::new(parameter.numel(), ranks);
         let served = padded_bytes(&feedback.server, cut.part_len());
         let numels = vec![ranks * served.len()];
         let tag = parameter.tag("server errors");
-        let server = self.data_group.bytes().all_gather(tag, vec![served.into()], numels)?;
+        let server = self.groups.data().bytes().all_gather(tag, vec![served.into()], numels)?;
         let server: Vec<f32> = pod_collect_to_vec(&server.wait()?.swap_remove(0)[..]);
         let own = Partition::new(parameter.numel(), ranks).owned(rank);
 
@@ -90,7 +90,7 @@ impl<B: OptimizerOps> ModelStates<B> {
         workers: impl Fn(&str) -> usize,
         mut read: impl FnMut(&StateSegment<'_>) -> Result<TensorData, E>,
     ) -> Result<(), E> {
-        let (ranks, rank) = (self.data_group.world_size(), self.data_group.rank());
+        let (ranks, rank) = (self.groups.data().world_size(), self.groups.data().rank());
         let has_errors = |parameter: &&Arc<Parameter<B>>| workers(parameter.path()) > 0;
         if !self.parameters.iter().any(|parameter| has_errors(&parameter)) {
             return Ok(());
@@ -113,7 +113,7 @@ impl<B: OptimizerOps> ModelStates<B> {
             let own = if workers == ranks { rank..rank + 1 } else { 0..workers };
             let (index, numel) = (parameter.index(), parameter.numel());
             let live = self.optimizer.live_elements(index);
-            let mut feedback = ErrorFeedback::zeros(live, numel, &self.data_group, &self.ledger);
+            let mut feedback = ErrorFeedback::zeros(live, numel, self.groups.data(), &self.ledger);
             feedback.worker = read_mean(parameter, own, StateArray::WorkerError, &mut read)?;
             let served = SignPartition::new(numel, ranks).elements(rank);
             feedback.server = read_floats(parameter, StateArray::ServerError, served, &mut read)?;

@@ -37,7 +37,7 @@ impl<B: OptimizerOps> ModelStates<B> {
         let parameter = &self.parameters[index];
         let has_elements = parameter.is_trainable() && parameter.numel() > 0;
         let has_some = self.local_rates().is_some() && has_elements;
-        let ranks = self.data_group.world_size();
+        let ranks = self.groups.data().world_size();
         let names = LOCAL_ARRAYS.into_iter().filter(move |_| has_some);
         names.flat_map(move |name| (0..ranks).map(move |rank| StateArray::Local(name, rank)))
     }
@@ -98,7 +98,7 @@ impl<B: OptimizerOps> ModelStates<B> {
         // is not local and needs the same model on all ranks.
         let is_local = self.optimizer.steps_locally();
         self.optimizer.set_local_rates(rates.filter(|_| is_local));
-        let rank = self.data_group.rank();
+        let rank = self.groups.data().rank();
         if !is_local && rank == 0 {
             tracing::warn!(
                 "the checkpoint is of a local step and the next step is not local: ranks start with the mean of their \
@@ -107,9 +107,9 @@ impl<B: OptimizerOps> ModelStates<B> {
         }
         // With the same number of ranks, each rank continues exactly. Otherwise
         // all ranks start from the mean, as after an average.
-        let keeps_own = is_local && ranks == self.data_group.world_size();
+        let keeps_own = is_local && ranks == self.groups.data().world_size();
         let own = if keeps_own { rank..rank + 1 } else { 0..ranks };
-        let mut publisher = Publisher::new(&self.data_group, self.allgather_bucket_size);
+        let mut publisher = Publisher::new(self.groups.data(), self.allgather_bucket_size);
         let has_elements =
             |parameter: &&Arc<Parameter<B>>| parameter.is_trainable() && parameter.numel() > 0;
         for parameter in self.parameters.iter().filter(has_elements) {

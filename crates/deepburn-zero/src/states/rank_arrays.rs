@@ -39,15 +39,15 @@ impl<B: OptimizerOps> ModelStates<B> {
         parameter: &Parameter<B>,
         values: &[f32],
     ) -> Result<Vec<OwnedArray<B>>, ZeroError> {
-        let ranks = self.data_group.world_size();
+        let ranks = self.groups.data().world_size();
         let partition = Partition::new(parameter.numel(), ranks);
         // The array is padded so that the partition of bytes matches the
         // partition of elements.
         let sent = padded_bytes(values, ranks * partition.shard_len());
-        let bytes = self.data_group.bytes();
+        let bytes = self.groups.data().bytes();
         let received =
             bytes.all_to_all(parameter.tag(what), vec![sent.into()])?.wait()?.swap_remove(0);
-        let owned = partition.owned(self.data_group.rank()).len() * size_of::<f32>();
+        let owned = partition.owned(self.groups.data().rank()).len() * size_of::<f32>();
         let chunks = received.chunks_exact(partition.shard_len() * size_of::<f32>());
         Ok(chunks.map(|chunk| in_host_memory(pod_collect_to_vec(&chunk[..owned]))).collect())
     }

@@ -339,7 +339,7 @@ impl<B: OptimizerOps> ModelStates<B> {
     pub fn set_random_state(&self, state: RandomState) {
         let RandomState { seed, model, position, between_calls } = state;
         self.binding.with_random(|random| {
-            *random = RandomStream::new(seed, model, self.share.rank);
+            *random = RandomStream::new(seed, model, self.groups.data().rank());
             random.seek(position);
         });
         if let Some(StreamPosition { seed, position }) = between_calls {
@@ -373,7 +373,7 @@ impl<B: OptimizerOps> ModelStates<B> {
         self.finish_pass()?;
         let stage = self.share.stage;
         let working = self.compute;
-        let mut publisher = Publisher::new(&self.data_group, self.allgather_bucket_size);
+        let mut publisher = Publisher::new(self.groups.shard(), self.allgather_bucket_size);
         let selected = || self.parameters.iter().filter(|it| selects(it.path()));
         if let Some(quantized) = selected().find(|it| it.is_quantized()) {
             let path = quantized.path().to_owned();

@@ -103,7 +103,7 @@ impl<B: OptimizerOps> ModelStates<B> {
     /// Only rank 0 counts the elements, without a collective, because the second
     /// moments of 1-bit optimizers are complete and identical on all ranks.
     fn warn_of_dead_elements(&self) {
-        if self.data_group.rank() > 0 {
+        if self.groups.data().rank() > 0 {
             return;
         }
         let trained = self.parameters.iter().filter(|parameter| parameter.is_trainable());
@@ -184,17 +184,19 @@ impl<B: OptimizerOps> ModelStates<B> {
         // The flag shares the collective. If the gradients of one rank are not
         // finite, all ranks must skip the step.
         squares[self.parameters.len()] = if first_bad.is_some() { 1.0 } else { 0.0 };
-        let mut sums = self.world.sum(CollectiveTag::new("gradient norm", 0), squares)?;
+        let world = self.groups.world();
+        let mut sums = world.sum(CollectiveTag::new("gradient norm", 0), squares)?;
         if sums.pop() == Some(0.0) {
             let sum: f64 = sums.iter().sum();
             // If ranks have their own gradients, this is the mean of their squared
             // norms.
-            let gradients = if reducer.takes_mean() { 1 } else { self.data_group.world_size() };
+            let ranks = self.groups.data().world_size();
+            let gradients = if reducer.takes_mean() { 1 } else { ranks };
             return Ok(Norm::Finite((sum / gradients as f64).sqrt()));
         }
         // The maximum of the negated indices is the smallest index over all ranks.
         let mine = first_bad.map_or(f64::NEG_INFINITY, |index| -(index as f64));
-        let first = -self.world.max(CollectiveTag::new("gradient norm", 1), vec![mine])?[0];
+        let first = -world.max(CollectiveTag::new("gradient norm", 1), vec![mine])?[0];
         Ok(Norm::NotFinite { first: first as usize })
     }
 
@@ -208,7 +210,7 @@ impl<B: OptimizerOps> ModelStates<B> {
         let Some(stages) = &self.stages else { return Ok(()) };
         for parameter in self.parameters.iter() {
             let (owner, homes) = (parameter.homes().first(), parameter.homes());
-            let arrays = self.world.arrays();
+            let arrays = self.groups.world().arrays();
             match parameter.role() {
                 Role::Owner => {
                     for to in homes.iter().filter(|stage| *stage != owner) {
@@ -247,8 +249,8 @@ impl<B: OptimizerOps> ModelStates<B> {
     ) -> Result<(), ZeroError> {
         let (share, ledger) = (self.share, &self.ledger);
         let parameters = self.parameters.clone();
-        let mut publisher = Publisher::new(&self.data_group, self.allgather_bucket_size);
-        let order = self.optimizer.order(&parameters, self.data_group.world_size(), rates.lr);
+        let mut publisher = Publisher::new(self.groups.shard(), self.allgather_bucket_size);
+        let order = self.optimizer.order(&parameters, self.groups.shard().world_size(), rates.lr);
         let operands: Vec<_> = operands(&parameters, &gradients).collect();
         let mut step = self.optimizer.start_step(rates, scale, &operands, &order)?;
         // The reads are planned, so the gradients can now be taken out of the
@@ -276,8 +278,8 @@ impl<B: OptimizerOps> ModelStates<B> {
                 let owned = share.updated_range(parameters[index].partition());
                 directions.push(step.direct(index, values, gradient, owned, ledger)?);
             }
-            let (group, errors) = (&self.data_group, &mut self.errors[..]);
-            let mut exchange = Exchange { group, share, parameters: &parameters, ledger, errors };
+            let (groups, errors) = (&self.groups, &mut self.errors[..]);
+            let mut exchange = Exchange { groups, share, parameters: &parameters, ledger, errors };
             for (direction, pass) in exchange.run(&mut step, &round, directions)? {
                 let parameter = &parameters[direction.index];
                 if let Some(updated) = step.descend(direction, &pass)? {

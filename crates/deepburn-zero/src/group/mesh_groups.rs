@@ -1,0 +1,68 @@
+//! The process groups along the axes of the device mesh.
+//!
+//! Main type: [`MeshGroups`]. Every collective of sharded training runs in one of these groups, so
+//! each use says which ranks it means:
+//!
+//! ```text
+//! world     all ranks                                    norm, flags, initial values, checkpoints
+//! data      ranks of a stage, which have different data  mean of gradients, random streams
+//! shard     ranks that divide the model states           partition, gathers, reductions
+//! ```
+
+use burn_backend::Backend;
+use deepburn_comm::{CommError, Mesh, MeshAxis};
+
+use crate::group::Group;
+
+/// The groups of one rank. Clones refer to the same members.
+#[derive(Debug, Clone)]
+pub(crate) struct MeshGroups<B: Backend> {
+    mesh: Mesh,
+    world: Group<B>,
+    data: Group<B>,
+    shard: Group<B>,
+}
+
+impl<B: Backend> MeshGroups<B> {
+    /// Creates the groups of a rank of `mesh`. Axes of size 1 create no subgroup. All ranks call this
+    /// together.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the group has ended.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the mesh does not have the ranks of `world`.
+    pub(crate) fn new(world: Group<B>, mesh: Mesh) -> Result<Self, CommError> {
+        assert_eq!(mesh.world_size(), world.world_size(), "the mesh arranges all ranks");
+        let rank = world.rank();
+        let data = match mesh.size(MeshAxis::Pipeline) {
+            1 => world.clone(),
+            _ => world.subgroup("pipeline stage", &mesh.stage(rank))?,
+        };
+        let shard = data.clone();
+        Ok(Self { mesh, world, data, shard })
+    }
+
+    /// Returns the arrangement of all ranks.
+    pub(crate) fn mesh(&self) -> Mesh {
+        self.mesh
+    }
+
+    /// Returns the group of all ranks.
+    pub(crate) fn world(&self) -> &Group<B> {
+        &self.world
+    }
+
+    /// Returns the group of the data-parallel ranks, which have different data: the ranks of this
+    /// rank's pipeline stage.
+    pub(crate) fn data(&self) -> &Group<B> {
+        &self.data
+    }
+
+    /// Returns the group of the ranks that divide the model states of the stage among them.
+    pub(crate) fn shard(&self) -> &Group<B> {
+        &self.shard
+    }
+}

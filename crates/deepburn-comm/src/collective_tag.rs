@@ -89,6 +89,14 @@ impl CollectiveTag {
         Self { details: Some(details), ..self }
     }
 
+    /// Returns the name of the subgroup in which the collective runs; `None` for the world.
+    pub(crate) fn group_name(&self) -> Option<Cow<'static, str>> {
+        match self.details.as_ref()?.group.as_ref()? {
+            GroupId::World => None,
+            GroupId::Subgroup { name, .. } => Some(name.clone()),
+        }
+    }
+
     /// Returns the purpose. [`Statistics`](crate::Statistics) counts
     /// collectives by purpose.
     pub fn purpose(&self) -> &str {

@@ -46,16 +46,34 @@ impl Sum for MessageCount {
 }
 
 /// Counts of all collectives and messages that one rank has started, in all of its groups, by
-/// operation and purpose.
+/// operation, purpose and group.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Statistics {
-    /// The counts by operation, purpose and element type.
-    counts: HashMap<(Operation, Cow<'static, str>, Cow<'static, str>), Count>,
+    counts: HashMap<CountedCollective, Count>,
     /// The counts of messages by purpose.
     messages: HashMap<(MessageDirection, Cow<'static, str>), MessageCount>,
 }
 
+/// Collectives that are counted together.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct CountedCollective {
+    operation: Operation,
+    purpose: Cow<'static, str>,
+    dtype: Cow<'static, str>,
+    /// The name of the subgroup; `None` for the world.
+    group: Option<Cow<'static, str>>,
+}
+
 impl Statistics {
+    /// Returns the counts of the collectives in the subgroup with this name, or in the world for
+    /// `None`, that `select` accepts.
+    pub fn in_group(&self, group: Option<&str>, select: impl Fn(Operation, &str) -> bool) -> Count {
+        let selected = self.counts.iter().filter(|(counted, _)| {
+            counted.group.as_deref() == group && select(counted.operation, &counted.purpose)
+        });
+        selected.map(|(_, count)| *count).sum()
+    }
+
     /// Returns the sum of the counts that `select` accepts.
     pub fn total(&self, select: impl Fn(Operation, &str) -> bool) -> Count {
         let selected = self.iter().filter(|(operation, purpose, _)| select(*operation, purpose));
@@ -78,16 +96,17 @@ impl Statistics {
         selected.map(|(_, count)| *count).sum()
     }
 
-    /// Returns the counts of all collectives in no particular order.
+    /// Returns the counts of all collectives in no particular order. A purpose may occur several
+    /// times: for each element type, and for each group.
     pub fn iter(&self) -> impl Iterator<Item = (Operation, &str, Count)> {
-        self.counts.iter().map(|((operation, purpose, _), count)| (*operation, &**purpose, *count))
+        self.counts.iter().map(|(counted, count)| (counted.operation, &*counted.purpose, *count))
     }
 
     /// Returns the sorted names of the element types that were exchanged for a
     /// purpose.
     pub fn element_types(&self, purpose: &str) -> Vec<&str> {
-        let counted = self.counts.keys().filter(|(_, counted, _)| *counted == purpose);
-        let mut types: Vec<_> = counted.map(|(_, _, dtype)| &**dtype).collect();
+        let counted = self.counts.keys().filter(|counted| counted.purpose == purpose);
+        let mut types: Vec<_> = counted.map(|counted| &*counted.dtype).collect();
         types.sort_unstable();
         types.dedup();
         types
@@ -140,7 +159,9 @@ impl Statistics {
         arrays: Option<&Signature>,
     ) {
         let dtype = arrays.and_then(|arrays| arrays.dtypes.first()).cloned().unwrap_or_default();
-        let count = self.counts.entry((operation, tag.shared_purpose(), dtype)).or_default();
+        let (purpose, group) = (tag.shared_purpose(), tag.group_name());
+        let counted = CountedCollective { operation, purpose, dtype, group };
+        let count = self.counts.entry(counted).or_default();
         count.calls += 1;
         count.elements += arrays.map_or(0, Signature::total) as u64;
     }
@@ -149,7 +170,7 @@ impl Statistics {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ReduceOp;
+    use crate::{GroupRanks, ReduceOp};
 
     #[test]
     fn counts_add_up_by_operation_and_purpose() {
@@ -170,6 +191,23 @@ mod tests {
         assert_eq!(statistics.total(|_, _| true), Count { calls: 4, elements: 18 });
         assert_eq!(statistics.purpose("absent"), Count::default());
         assert_eq!(statistics.iter().count(), 4);
+    }
+
+    #[test]
+    fn the_collectives_of_a_group_are_counted_apart() {
+        let world = GroupRanks::world(0, 4);
+        let shard = world.subgroup("shard", 0, &[0, 1]).unwrap();
+        let mut statistics = Statistics::default();
+        for (ranks, elements) in [(&world, 10), (&shard, 3), (&shard, 4)] {
+            let arrays = Signature { numels: vec![elements], dtypes: vec!["f32".into()] };
+            let tag = ranks.tagged(CollectiveTag::new("gather", 0));
+            statistics.record(Operation::AllGather, &tag, Some(&arrays));
+        }
+        let gathers = |group| statistics.in_group(group, |_, purpose| purpose == "gather");
+        assert_eq!(gathers(Some("shard")), Count { calls: 2, elements: 7 });
+        assert_eq!(gathers(None), Count { calls: 1, elements: 10 });
+        assert_eq!(gathers(Some("absent")), Count::default());
+        assert_eq!(statistics.purpose("gather"), Count { calls: 3, elements: 17 });
     }
 
     #[test]

@@ -133,7 +133,7 @@ impl Stretch {
                     clock.offload(speed.offload_seconds(&work)?);
                 }
                 RankEvent::Compute(work) => clock.compute(speed.seconds(&work)),
-                RankEvent::Start { number, collective } => {
+                RankEvent::Start { number, collective, ranks } => {
                     bytes_sent += collective.bytes_sent(ranks);
                     let seconds = network.seconds(&collective, ranks, &speed);
                     started.insert(number, clock.start(seconds));

@@ -18,6 +18,8 @@ pub(crate) enum RankEvent {
         number: u64,
         /// Its operation and size.
         collective: Collective,
+        /// The number of ranks of its group.
+        ranks: u64,
     },
     /// The rank waits for the collective with this number.
     Wait {
@@ -37,6 +39,8 @@ pub(crate) struct Collective {
     pub(crate) contributed: u64,
     /// The bytes of the complete arrays.
     pub(crate) complete: u64,
+    /// The distance between the rank numbers of neighbors in the group.
+    pub(crate) stride: u64,
 }
 
 impl Collective {
@@ -89,9 +93,21 @@ impl Recorder {
     /// Adds a call of the process group.
     pub(crate) fn collective(&self, event: CollectiveEvent<'_>) {
         self.add(match event {
-            CollectiveEvent::Start { number, operation, arrays, contributed, complete, .. } => {
-                let collective = Collective { operation, arrays, contributed, complete };
-                RankEvent::Start { number, collective }
+            CollectiveEvent::Start {
+                number,
+                operation,
+                members,
+                arrays,
+                contributed,
+                complete,
+                ..
+            } => {
+                let stride = match members {
+                    [first, second, ..] => second.abs_diff(*first) as u64,
+                    _ => 1,
+                };
+                let collective = Collective { operation, arrays, contributed, complete, stride };
+                RankEvent::Start { number, collective, ranks: members.len() as u64 }
             }
             CollectiveEvent::Wait { number } => RankEvent::Wait { number },
         });

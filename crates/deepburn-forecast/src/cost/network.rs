@@ -73,18 +73,22 @@ impl Links {
     /// Returns the seconds of a collective between processes. `speed` is the speed of the rank
     /// that adds up contributions.
     fn seconds(&self, collective: &Collective, ranks: u64, speed: &RankSpeed) -> f64 {
-        let Collective { operation, arrays, contributed, complete } = *collective;
+        let Collective { operation, arrays, contributed, complete, stride } = *collective;
         // Every rank sends a header to every other rank.
         let meeting = (ranks - 1) as f64 * self.latency;
         // The owner of a part reads the contributions of all ranks.
-        let reduction =
-            || self.exchange(arrays, contributed, ranks) + speed.transfer_seconds(contributed);
+        let reduction = || {
+            self.exchange(arrays, contributed, (ranks, stride))
+                + speed.transfer_seconds(contributed)
+        };
         meeting
             + match operation {
                 Operation::ReduceScatter(_) => reduction(),
-                Operation::AllReduce(_) => reduction() + self.exchange(arrays, complete, ranks),
+                Operation::AllReduce(_) => {
+                    reduction() + self.exchange(arrays, complete, (ranks, stride))
+                }
                 Operation::AllGather | Operation::AllToAll | Operation::Broadcast { .. } => {
-                    self.exchange(arrays, complete, ranks)
+                    self.exchange(arrays, complete, (ranks, stride))
                 }
                 Operation::Barrier => 0.0,
             }
@@ -92,15 +96,17 @@ impl Links {
 
     /// Returns the seconds for an exchange of arrays with `bytes` bytes in total. They are divided
     /// into one part per rank, and every rank sends one part to every other rank. All ranks of a
-    /// machine share the bandwidth to other machines.
-    fn exchange(&self, arrays: u64, bytes: u64, ranks: u64) -> f64 {
-        let of_machine = self.ranks_per_machine.clamp(1, ranks);
+    /// machine share the bandwidth to other machines. The rank numbers of a group have a `stride`:
+    /// between two members there are ranks of other groups, which run the same collective.
+    fn exchange(&self, arrays: u64, bytes: u64, (ranks, stride): (u64, u64)) -> f64 {
+        let senders = self.ranks_per_machine.clamp(1, ranks * stride);
+        let of_machine = (senders / stride).clamp(1, ranks);
         let (neighbours, remote) = (of_machine - 1, ranks - of_machine);
         // Each rank owns one part. It sends the other parts to their owners (reduce-scatter), or
         // its own part to all ranks (all-gather).
         let part = bytes as f64 / ranks as f64;
         let local = neighbours as f64 * part / self.local_bandwidth;
-        let outside = (remote * of_machine) as f64 * part / self.bandwidth;
+        let outside = (remote * senders) as f64 * part / self.bandwidth;
         // Both kinds of links work at the same time.
         (arrays * (ranks - 1)) as f64 * self.latency + local.max(outside)
     }

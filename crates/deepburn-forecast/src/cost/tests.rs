@@ -14,7 +14,8 @@ const LINKS: Links =
     Links { bandwidth: 1e9, latency: 1e-6, ranks_per_machine: 1, local_bandwidth: 1e9 };
 
 fn dense(operation: Operation, arrays: u64, elements: u64) -> Collective {
-    Collective { operation, arrays, contributed: 4 * elements, complete: 4 * elements }
+    let bytes = 4 * elements;
+    Collective { operation, arrays, contributed: bytes, complete: bytes, stride: 1 }
 }
 
 /// The alpha-beta model of a ring: `(n - 1) (alpha + bytes / n / bandwidth)` for a reduce-scatter
@@ -49,6 +50,20 @@ fn ranks_of_a_machine_share_its_link() {
     assert!((inside - 7.0 / 8.0 * 4.0 * f64::from(1 << 20) / 1e12).abs() < 1e-15, "{inside}");
 }
 
+/// 16 ranks on two machines. Each rank has a replica on the other machine, to which all eight ranks of
+/// a machine send at the same time. The replicas of a machine use its own links.
+#[test]
+fn replicas_share_the_link_of_their_machine() {
+    let links = Links { ranks_per_machine: 8, latency: 0.0, local_bandwidth: 1e12, ..LINKS };
+    let seconds = |stride| {
+        let gather = Collective { stride, ..dense(Operation::AllGather, 1, 1 << 20) };
+        Network::Links(links).seconds(&gather, 2, &SPEED)
+    };
+    let half = 2.0 * f64::from(1 << 20);
+    assert!((seconds(8) - 8.0 * half / links.bandwidth).abs() < 1e-12, "{}", seconds(8));
+    assert!((seconds(4) - half / 1e12).abs() < 1e-12, "{}", seconds(4));
+}
+
 #[test]
 fn a_collective_is_hidden_until_the_rank_waits() {
     let mut clock = Clock::new(true);
@@ -76,7 +91,7 @@ fn op(seconds: f64) -> RankEvent {
 #[test]
 fn a_part_is_repeated() {
     let gather = dense(Operation::AllGather, 1, 1_000_000);
-    let start = |number| RankEvent::Start { number, collective: gather };
+    let start = |number| RankEvent::Start { number, collective: gather, ranks: 2 };
     let events = vec![
         start(0),
         op(1.0),
@@ -120,14 +135,15 @@ fn threads_share_cores_for_the_overhead_of_ops() {
     assert_eq!(speed.shared_by(8, 4).flops, SPEED.flops / 8.0);
 }
 
-/// Events of a rank: ops, and collectives with the number of ops before they are awaited.
-fn events() -> impl Strategy<Value = Vec<RankEvent>> {
+/// Events of one of `ranks` ranks: ops, and collectives with the number of ops before they are awaited.
+fn events(ranks: u64) -> impl Strategy<Value = Vec<RankEvent>> {
     let step = prop_oneof![
         (0.0..2.0_f64).prop_map(|seconds| vec![op(seconds)]),
-        (1..1_000_000_u64).prop_map(|elements| {
+        (1..1_000_000_u64).prop_map(move |elements| {
             vec![RankEvent::Start {
                 number: 0,
                 collective: dense(Operation::AllGather, 1, elements),
+                ranks,
             }]
         }),
     ];
@@ -148,7 +164,8 @@ fn events() -> impl Strategy<Value = Vec<RankEvent>> {
 proptest! {
     #[test]
     fn a_step_is_computation_and_what_is_not_hidden(
-        events in events(), ranks in 1..5000_u64, has_links in any::<bool>(),
+        (ranks, events) in (1..5000_u64).prop_flat_map(|ranks| (Just(ranks), events(ranks))),
+        has_links in any::<bool>(),
     ) {
         let network = match has_links {
             true => Network::Links(LINKS),

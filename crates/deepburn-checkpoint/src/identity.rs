@@ -24,6 +24,9 @@ pub(crate) const VERSION_WITH_BASE: u64 = 2;
 /// Programs that only read earlier versions would look for arrays in the files
 /// of other ranks.
 pub(crate) const VERSION_OF_PIPELINE: u64 = 3;
+/// The version of manifests of hybrid sharding, with or without a pipeline and
+/// omitted parameters, for the same reason.
+pub(crate) const VERSION_OF_REPLICAS: u64 = 4;
 
 /// The identity that all files of a save share. It is unique even among saves
 /// with the same tag.

@@ -16,6 +16,14 @@
 //! b, of stage 1                                        chunk 0 of 2    chunk 1 of 2
 //! ```
 //!
+//! With hybrid sharding, a stage consists of replicas, each of which has all of
+//! its states. Only the ranks of the first one, which come first, store chunks:
+//!
+//! ```text
+//! 2 replicas, 4 ranks  rank 0          rank 1          rank 2          rank 3
+//! a                    chunk 0 of 2    chunk 1 of 2
+//! ```
+//!
 //! The layout determines everything in a file except the values: the header,
 //! and the offset and length of each tensor. The header of a file is therefore
 //! never trusted: a reader computes the expected header and compares the two. A
@@ -28,7 +36,9 @@ use deepburn_comm::Partition;
 use deepburn_safetensors::Header;
 use serde::{Deserialize, Serialize};
 
-use crate::identity::{Identity, VERSION, VERSION_OF_PIPELINE, VERSION_WITH_BASE};
+use crate::identity::{
+    Identity, VERSION, VERSION_OF_PIPELINE, VERSION_OF_REPLICAS, VERSION_WITH_BASE,
+};
 use crate::{CheckpointError, EntryKind, ParamEntry, StateKind};
 
 /// The largest number of ranks of a checkpoint. Larger numbers are rejected as
@@ -45,6 +55,10 @@ pub struct Layout {
     /// The number of pipeline stages; omitted in files without a pipeline.
     #[serde(rename = "pipeline_stages", skip_serializing_if = "is_one")]
     stages: usize,
+    /// The number of replicas of each stage; omitted in files without hybrid
+    /// sharding.
+    #[serde(skip_serializing_if = "is_one")]
+    replicas: usize,
     /// The entries in module order.
     #[serde(rename = "atoms")]
     entries: Vec<ParamEntry>,
@@ -60,6 +74,8 @@ struct StoredLayout {
     world_size: usize,
     #[serde(rename = "pipeline_stages", default = "one")]
     stages: usize,
+    #[serde(default = "one")]
+    replicas: usize,
     #[serde(rename = "atoms")]
     entries: Vec<ParamEntry>,
 }
@@ -68,12 +84,13 @@ impl TryFrom<StoredLayout> for Layout {
     type Error = CheckpointError;
 
     fn try_from(stored: StoredLayout) -> Result<Self, CheckpointError> {
-        Self::of_pipeline(stored.entries, stored.world_size, stored.stages)
+        let StoredLayout { world_size, stages, replicas, entries } = stored;
+        Self::of_mesh(entries, world_size, stages, replicas)
     }
 }
 
-fn is_one(stages: &usize) -> bool {
-    *stages == 1
+fn is_one(size: &usize) -> bool {
+    *size == 1
 }
 
 fn one() -> usize {
@@ -104,20 +121,37 @@ impl Layout {
     }
 
     /// Lays out `entries` for `world_size` ranks, which form `stages` pipeline
-    /// stages of consecutive ranks.
+    /// stages of consecutive ranks, without replicas.
     ///
     /// # Errors
     ///
-    /// Returns [`CheckpointError::Layout`] for a number of ranks that is 0, too
-    /// large or not a multiple of the number of stages, an entry of a stage that
-    /// does not exist, a path or array that occurs twice, a path that is empty or
-    /// contains a colon or a control character, a parameter with an integer
-    /// type, a buffer with a gradient or optimizer states, an omitted parameter
-    /// that is trainable or has stored arrays, and sizes that overflow.
+    /// Returns the errors of [`of_mesh`](Self::of_mesh).
     pub fn of_pipeline(
         entries: Vec<ParamEntry>,
         world_size: usize,
         stages: usize,
+    ) -> Result<Self, CheckpointError> {
+        Self::of_mesh(entries, world_size, stages, 1)
+    }
+
+    /// Lays out `entries` for `world_size` ranks, which form `stages` pipeline
+    /// stages of consecutive ranks. The ranks of a stage form `replicas` groups
+    /// of consecutive ranks, and the ranks of the first group store its entries.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`CheckpointError::Layout`] for a number of ranks that is 0, too
+    /// large or not a multiple of the number of stages, a number of replicas
+    /// that does not divide the ranks of a stage, an entry of a stage that
+    /// does not exist, a path or array that occurs twice, a path that is empty or
+    /// contains a colon or a control character, a parameter with an integer
+    /// type, a buffer with a gradient or optimizer states, an omitted parameter
+    /// that is trainable or has stored arrays, and sizes that overflow.
+    pub fn of_mesh(
+        entries: Vec<ParamEntry>,
+        world_size: usize,
+        stages: usize,
+        replicas: usize,
     ) -> Result<Self, CheckpointError> {
         let refuse = |reason| Err(CheckpointError::Layout { reason });
         if !(1..=MAX_WORLD_SIZE).contains(&world_size) {
@@ -126,6 +160,12 @@ impl Layout {
         if stages == 0 || !world_size.is_multiple_of(stages) {
             return refuse(format!(
                 "{stages} pipeline stages of {world_size} ranks; each must have as many"
+            ));
+        }
+        if replicas == 0 || !(world_size / stages).is_multiple_of(replicas) {
+            return refuse(format!(
+                "{replicas} replicas of {} ranks; each must have as many",
+                world_size / stages
             ));
         }
         let (mut by_path, mut bytes) = (HashMap::new(), 0_u64);
@@ -168,7 +208,7 @@ impl Layout {
                 }
             };
         }
-        Ok(Self { world_size, stages, entries, by_path })
+        Ok(Self { world_size, stages, replicas, entries, by_path })
     }
 
     /// Returns the number of ranks that write the checkpoint.
@@ -187,6 +227,16 @@ impl Layout {
         self.world_size / self.stages
     }
 
+    /// Returns the number of replicas of each stage; 1 without hybrid sharding.
+    pub fn replicas(&self) -> usize {
+        self.replicas
+    }
+
+    /// Returns the number of ranks that store the entries of a stage.
+    fn shard_ranks(&self) -> usize {
+        self.stage_ranks() / self.replicas
+    }
+
     /// Returns the entries in module order.
     pub fn entries(&self) -> &[ParamEntry] {
         &self.entries
@@ -203,9 +253,10 @@ impl Layout {
     }
 
     /// Returns the version of the manifest, which says whether entries are
-    /// omitted and whether there is a pipeline.
+    /// omitted and whether there are a pipeline and replicas.
     pub(crate) fn version(&self) -> u64 {
         match self.entries.iter().any(|entry| entry.base.is_some()) {
+            _ if self.replicas > 1 => VERSION_OF_REPLICAS,
             _ if self.stages > 1 => VERSION_OF_PIPELINE,
             true => VERSION_WITH_BASE,
             false => VERSION,
@@ -230,10 +281,10 @@ impl Layout {
 
     /// Returns the flat range of an entry that is in the file of `rank`; empty
     /// for a rank that holds only padding, and for ranks of other pipeline
-    /// stages.
+    /// stages and other replicas than the first.
     pub fn owned(&self, entry: usize, rank: usize) -> Range<usize> {
         match rank.checked_sub(self.first_rank(entry)) {
-            Some(rank) if rank < self.stage_ranks() => self.partition(entry).owned(rank),
+            Some(rank) if rank < self.shard_ranks() => self.partition(entry).owned(rank),
             _ => 0..0,
         }
     }
@@ -246,7 +297,7 @@ impl Layout {
     /// Returns the partition of an entry's flat elements, the same that
     /// training uses for shards.
     fn partition(&self, entry: usize) -> Partition {
-        Partition::new(self.numel(entry), self.stage_ranks())
+        Partition::new(self.numel(entry), self.shard_ranks())
     }
 
     /// Returns the tensors of the file of `rank` in the order in which they are
@@ -401,6 +452,26 @@ mod tests {
             assert!(error.contains("pipeline stages of 4 ranks"), "{error}");
         }
         assert!(refusal(vec![b], 4).contains("b is of pipeline stage 1, and there are 1"));
+    }
+
+    #[test]
+    fn ranks_of_the_first_replica_store_the_entries_of_a_stage() {
+        let b = ParamEntry { pipeline_stage: 1, ..parameter("b", &[3]) };
+        let entries = vec![parameter("a", &[5]), b];
+        let layout = Layout::of_mesh(entries.clone(), 8, 2, 2).unwrap();
+        let owned = |entry| [0, 1, 2, 3, 4, 5, 6, 7].map(|rank| layout.owned(entry, rank).len());
+        assert_eq!((owned(0), owned(1)), ([3, 2, 0, 0, 0, 0, 0, 0], [0, 0, 0, 0, 2, 1, 0, 0]));
+        assert_eq!([layout.owners(0, &(1..5)), layout.owners(1, &(1..3))], [0..2, 4..6]);
+        assert_eq!((layout.version(), layout.stage_ranks(), layout.replicas()), (4, 4, 2));
+        let text = serde_json::to_string(&layout).unwrap();
+        assert_eq!(serde_json::from_str::<Layout>(&text).unwrap(), layout);
+        assert!(text.starts_with(r#"{"world_size":8,"pipeline_stages":2,"replicas":2,"#), "{text}");
+        let text = serde_json::to_string(&Layout::new(vec![parameter("a", &[2])], 4).unwrap());
+        assert!(!text.unwrap().contains("replicas"));
+        for replicas in [0, 3] {
+            let error = Layout::of_mesh(entries.clone(), 8, 2, replicas).unwrap_err().to_string();
+            assert!(error.contains("replicas of 4 ranks"), "{error}");
+        }
     }
 
     #[test]

@@ -10,12 +10,14 @@
 //! ```text
 //! {
 //!   "format": "deepburn-checkpoint", "version": 1, or 2 if parameters are omitted, or 3 of a pipeline,
+//!                                             or 4 of hybrid sharding,
 //!   "writer": …,
 //!   "tag": "step-00000010", "id": 16 hexadecimal digits,
 //!   "follows": the id of the latest checkpoint at the start of the save, or null,
 //!   "saved_at": seconds since 1970,
 //!   "run": {"step": …, "stage": …, "working": "BF16", "job": …, "metric": …, "state": {…}},
 //!   "layout": {"world_size": …, "pipeline_stages": … of a pipeline,
+//!              "replicas": … of hybrid sharding,
 //!              "atoms": [{"path": …, "shape": […], "trainable": …,
 //!              "aliases": […], "slots": [{"slot": "weights", "element": "F32"}, …],
 //!              "base": {"element": "F32", "checksum": …} if the values are omitted,
@@ -33,7 +35,7 @@ use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::identity::{FORMAT, Identity, VERSION, VERSION_OF_PIPELINE};
+use crate::identity::{FORMAT, Identity, VERSION, VERSION_OF_REPLICAS};
 use crate::{CheckpointError, ElementType, Layout, Tag};
 
 /// The name of the file.
@@ -104,7 +106,7 @@ pub(crate) struct RankEntry {
 pub(crate) struct Manifest {
     /// The name of the format, [`FORMAT`].
     pub(crate) format: String,
-    /// The version of the format, from [`VERSION`] to [`VERSION_OF_PIPELINE`].
+    /// The version of the format, from [`VERSION`] to [`VERSION_OF_REPLICAS`].
     pub(crate) version: u64,
     /// The name and version of the program.
     pub(crate) writer: String,
@@ -249,8 +251,8 @@ fn check_version(path: &Path, text: &str) -> Result<(), CheckpointError> {
     }
     match serde_json::from_str(text) {
         Ok(FormatVersion { format, version }) if format == FORMAT => {
-            if !(VERSION..=VERSION_OF_PIPELINE).contains(&version) {
-                let (path, supported) = (path.to_owned(), VERSION_OF_PIPELINE);
+            if !(VERSION..=VERSION_OF_REPLICAS).contains(&version) {
+                let (path, supported) = (path.to_owned(), VERSION_OF_REPLICAS);
                 return Err(CheckpointError::Version { path, found: version, supported });
             }
             Ok(())
@@ -336,10 +338,10 @@ mod tests {
 
     #[test]
     fn other_versions_and_formats_are_distinguished_from_damage() {
-        let newer = Manifest { version: 4, ..manifest(json!(null)) };
+        let newer = Manifest { version: 5, ..manifest(json!(null)) };
         let json = serde_json::to_string(&newer).unwrap();
         let error = parse(&json).unwrap_err();
-        assert!(matches!(error, CheckpointError::Version { found: 4, supported: 3, .. }));
+        assert!(matches!(error, CheckpointError::Version { found: 5, supported: 4, .. }));
         for text in ["[]", "{}", r#"{"format":"pt","version":1}"#] {
             assert!(matches!(parse(text).unwrap_err(), CheckpointError::Foreign { .. }), "{text}");
         }

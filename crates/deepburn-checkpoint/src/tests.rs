@@ -304,7 +304,7 @@ proptest! {
     #[test]
     fn any_range_reads_as_it_was_written(
         entries in prop::collection::vec(any_entry(), 0..6),
-        (saved_by, stages) in (1_usize..6, 1_usize..4),
+        (saved_by, stages, replicas) in (1_usize..6, 1_usize..4, 1_usize..3),
         loaded_by in 1_usize..6,
         (from, to) in (0_usize..200, 0_usize..200),
     ) {
@@ -314,8 +314,9 @@ proptest! {
             ..entry
         };
         let entries: Vec<_> = entries.into_iter().enumerate().map(name).collect();
-        let world_size = saved_by * stages;
-        let layout = Arc::new(Layout::of_pipeline(entries.clone(), world_size, stages).unwrap());
+        let world_size = saved_by * stages * replicas;
+        let layout = Layout::of_mesh(entries.clone(), world_size, stages, replicas).unwrap();
+        let layout = Arc::new(layout);
         let root = TempRoot::new();
         save_layout(&root, 1, &layout, run(1));
         let checkpoint = Checkpoint::open(&root, None).unwrap();

@@ -56,9 +56,9 @@ pub(crate) fn folder(output: &Path) -> PathBuf {
 /// The checkpoint is open and verified, so that a damaged file is reported before training starts.
 pub(crate) enum Origin {
     /// A checkpoint that this program saved.
-    Own(Checkpoint),
+    Own(Box<Checkpoint>),
     /// A checkpoint that DeepSpeed saved.
-    DeepSpeed(DeepSpeedCheckpoint),
+    DeepSpeed(Box<DeepSpeedCheckpoint>),
 }
 
 impl Origin {
@@ -191,7 +191,7 @@ pub(crate) fn select(
     if restarts() > 0
         && let Some(checkpoint) = newest_of_launch(output)?
     {
-        let origin = Origin::Own(checkpoint);
+        let origin = Origin::Own(Box::new(checkpoint));
         return Ok(Some(Selected { origin, reason: SelectionReason::Restart }));
     }
     resume.map(|tag| open(output, tag.as_deref())).transpose()
@@ -263,10 +263,10 @@ fn open(output: &Path, what: Option<&str>) -> Result<Selected, Failure> {
         !is_own && (path.exists() || path.components().count() > 1)
     };
     let origin = match what.filter(is_folder) {
-        Some(path) => Origin::DeepSpeed(open_deepspeed(output, Path::new(path))?),
+        Some(path) => Origin::DeepSpeed(Box::new(open_deepspeed(output, Path::new(path))?)),
         None => {
             let tag = what.map(str::parse::<Tag>).transpose().map_err(mistake)?;
-            Origin::Own(Checkpoint::open_intact(&own, tag.as_ref()).map_err(mistake)?)
+            Origin::Own(Box::new(Checkpoint::open_intact(&own, tag.as_ref()).map_err(mistake)?))
         }
     };
     let reason = if what.is_some() { SelectionReason::Named } else { SelectionReason::Latest };

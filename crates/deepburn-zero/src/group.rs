@@ -174,7 +174,8 @@ impl<B: Backend> Group<B> {
     /// Creates the error for a failure of this rank, in the form that other
     /// ranks receive.
     pub(crate) fn failed(&self, cause: String) -> CommError {
-        CommError::PeerFailed { rank: self.rank, cause }
+        let rank = ProcessGroup::<Host<f64>>::ranks(&*self.engine).world_rank();
+        CommError::PeerFailed { rank, cause }
     }
 
     /// Returns an error if the group has ended. Runs no collective.

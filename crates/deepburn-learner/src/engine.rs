@@ -219,6 +219,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
             quantization: plan.quantization.clone(),
             activations: plan.activations.clone(),
             pipeline,
+            shard_size: (plan.mesh.replicate > 1).then_some(plan.mesh.shard),
         };
         let (module, states) = ModelStates::shard(module, policy, group)?;
         states.set_micro_batches(plan.batch.gradient_accumulation_steps);

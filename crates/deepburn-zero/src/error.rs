@@ -19,8 +19,8 @@ pub enum ZeroError {
     /// optimizer do not fit the model.
     #[error(transparent)]
     Assignment(#[from] AssignmentError),
-    /// The pipeline stages do not divide the ranks.
-    #[error("the ranks do not form the pipeline stages of the layout: {0}")]
+    /// The pipeline stages or the shard groups do not divide the ranks.
+    #[error("the ranks do not form the pipeline stages and shard groups of the plan: {0}")]
     Mesh(#[from] MeshError),
     /// The pipeline layout lacks a parameter of the module.
     #[error(

@@ -29,6 +29,10 @@
 //! save messages at stages 0 and 1. However, the additions would have another order, and results
 //! would no longer be bitwise identical at all stages.
 //!
+//! [Note: Replicas] With hybrid sharding, gradients are reduced in the shard group only. The sums of
+//! the replicas are added up once per step (`replicas.rs`), in the order of the replicas. Sums
+//! therefore nest, and their last bits depend on the mesh, at every stage in the same way.
+//!
 //! Main type: [`GradientReducer`]. The decorator passes gradients to it, which it finds through the
 //! model's context (`session`). Its sums are on the device or offloaded (`offload`), and a step
 //! (`states`) takes them. It knows parameters by their partition, and neither tensors of autodiff
@@ -36,6 +40,7 @@
 
 mod accumulation;
 mod backward_watch;
+mod replicas;
 mod scaling;
 mod state;
 

@@ -51,7 +51,7 @@ use std::time::Instant;
 
 use burn::module::{Module, ParamId};
 use burn_backend::{Backend, DType, FloatDType, TensorData};
-use deepburn_comm::{CollectiveTag, CommError, MessageTag};
+use deepburn_comm::{CollectiveTag, CommError, MeshAxis, MessageTag};
 use deepburn_config::{
     ActivationPlan, OptimizerPlan, ParamGroups, PrecisionPlan, QuantizationPlan, ReductionPlan,
     Stage, ZeroPlan,
@@ -103,6 +103,10 @@ pub struct Policy {
     pub activations: ActivationPlan,
     /// The stages of the model; `None` without a pipeline.
     pub pipeline: Option<PipelineLayout>,
+    /// The number of consecutive ranks that divide the model states among them (hybrid sharding).
+    /// It divides the number of data-parallel ranks, and every such group has all states. `None`:
+    /// all data-parallel ranks.
+    pub shard_size: Option<usize>,
 }
 
 /// The states of a sharded model on one rank. They must stay on the thread that
@@ -178,12 +182,20 @@ impl<B: OptimizerOps> ModelStates<B> {
 
     /// Prepares `module` for a forward and backward pass: gives each trainable
     /// parameter a new autodiff leaf and starts the gather schedule of a
-    /// training pass.
+    /// training pass. With hybrid sharding, it waits until all ranks call it.
     ///
     /// # Errors
     ///
-    /// Returns an error if a pending gather of an earlier pass fails.
+    /// Returns an error if a pending gather of an earlier pass or a collective fails.
     pub fn start_training_pass<M: Module<Training<B>>>(&self, module: M) -> Result<M, ZeroError> {
+        // [Note: Barrier before forward] A rank thread that is still in autodiff's clean-up of the last
+        // backward pass waits for the locks of all graphs. A rank in its next backward pass would hold
+        // such a lock while it waits for the first rank at the end. Gathers over all ranks prevent this,
+        // but with hybrid sharding a forward pass may wait for the ranks of its group only. A pipeline
+        // has a barrier before each backward pass.
+        if self.groups.replicas().is_some() && self.stages.is_none() {
+            self.groups.data().barrier(CollectiveTag::new("start of forward", 0))?;
+        }
         self.binding.with_counter(OperationCounter::start_forward);
         self.recorder.start_forward();
         self.gatherer.start_pass(Pass::Train)?;
@@ -492,6 +504,15 @@ impl<B: OptimizerOps> ModelStates<B> {
         self.groups.data()
     }
 
+    /// Returns the number of replicas: groups of data-parallel ranks that each have all model states
+    /// of the stage. It is 1 without hybrid sharding.
+    ///
+    /// With more than one replica, accumulated gradients are sums over the ranks of a replica until
+    /// the step adds the replicas up.
+    pub fn replicas(&self) -> usize {
+        self.groups.mesh().size(MeshAxis::Replicate)
+    }
+
     /// Returns the place of this rank in the pipeline; `None` without one.
     pub fn stages(&self) -> Option<&Stages<B>> {
         self.stages.as_deref()
@@ -628,6 +649,8 @@ impl<B: OptimizerOps> ModelStates<B> {
         let reducer = self.reducer.borrow();
         let Some(sum) = reducer.accumulated(parameter.index()) else { return Ok(None) };
         let sum = sum.tensor(parameter.device())?;
+        let sum = reducer.sum_of_replicas(parameter.tag("gradient data of replicas"), vec![sum])?;
+        let sum = sum.wait()?.swap_remove(0).into_flat();
         let flat = match self.share.cuts_gradients {
             true => self.gathered("gradient data", parameter, sum)?,
             false => sum,

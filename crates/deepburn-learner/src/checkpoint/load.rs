@@ -17,7 +17,8 @@
 //! 6 schedule, random streams
 //! ```
 //!
-//! In a pipeline, a rank reads what its stage holds. The ranks with the same
+//! With hybrid sharding, every replica reads the same files. In a pipeline, a rank reads what its
+//! stage holds. The ranks with the same
 //! position in their stages have the same data and therefore the same random
 //! stream, so all stages load the streams of stage 0.
 
@@ -322,6 +323,12 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
             return Err(format!(
                 "it was saved during gradient accumulation, and a pipeline runs all micro-batches of a step \
                  together: {REMEDY}"
+            ));
+        }
+        if self.states().replicas() > 1 {
+            return Err(format!(
+                "it was saved during gradient accumulation, and hybrid sharding keeps these gradients apart in every \
+                 shard group: {REMEDY}"
             ));
         }
         let (then, now) = (saved.batch, self.batch_state());

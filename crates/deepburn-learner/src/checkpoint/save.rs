@@ -10,7 +10,8 @@
 //! same sizes, so only the ticket (the temporary folder) has to be exchanged.
 //!
 //! In a pipeline, the ranks of a parameter's first stage write its arrays, and
-//! the ranks of stage 0 the buffers, which all stages have.
+//! the ranks of stage 0 the buffers, which all stages have. With hybrid
+//! sharding, only the first replica of a stage does.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -103,6 +104,11 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         if ranks > 1 && !self.states().takes_mean_gradients() && self.is_accumulating() {
             let when = "between two micro-batches of a step, whose gradients 1-bit optimizers keep apart on every rank and no \
                         checkpoint holds: save after the step's last micro-batch";
+            return Err(EngineError::Order { call: "start_save", when }.into());
+        }
+        if self.states().replicas() > 1 && self.is_accumulating() {
+            let when = "between two micro-batches of a step, whose gradients hybrid sharding keeps apart in every shard \
+                        group and no checkpoint holds: save after the step's last micro-batch";
             return Err(EngineError::Order { call: "start_save", when }.into());
         }
         // Running statistics are averaged over the ranks before they are saved.
@@ -199,7 +205,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         let entries = entries.chain(self.buffers().iter().map(buffer_entry));
         let entries = entries.collect::<Result<Vec<_>, CheckpointError>>()?;
         let stages = states.stages().map_or(1, Stages::count);
-        Ok(Layout::of_pipeline(entries, self.group().world_size(), stages)?)
+        Ok(Layout::of_mesh(entries, self.group().world_size(), stages, states.replicas())?)
     }
 
     /// Takes a snapshot of everything that this rank saves.

@@ -86,7 +86,7 @@ impl<B: Backend> GradientReducer<B> {
 
     /// Converts a disk failure to a `CommError`, because backward can only return errors of
     /// collectives. `what` is the operation, "read" or "write".
-    fn failed(&self, what: &str, index: usize, error: SwapError) -> CommError {
+    pub(super) fn failed(&self, what: &str, index: usize, error: SwapError) -> CommError {
         let path = self.parameters[index].path();
         self.groups
             .world()
@@ -120,13 +120,7 @@ impl<B: Backend> GradientReducer<B> {
             let bytes = sum.shape().num_elements() * sum.dtype().size();
             self.ledger.hold(Category::Buckets, bytes)
         });
-        let peak = self.watches_peaks(count).then(|| {
-            let magnitude = B::float_max_abs(sum.clone());
-            match peak {
-                Some(peak) => maximum::<B>(peak, magnitude),
-                None => magnitude,
-            }
-        });
+        let peak = self.peak(count, peak, &sum);
         let [sum, gradient] =
             [sum, gradient].map(|part| in_type::<B>(part, self.types.accumulation));
         // An addition overwrites its left operand if the operand is not shared. A sum in a file
@@ -137,6 +131,23 @@ impl<B: Backend> GradientReducer<B> {
             false => B::float_add(sum, gradient),
         };
         self.keep(index, sum, peak, count + 1)
+    }
+
+    /// Returns the largest magnitude of `sum`, of `count` micro-batches, and of earlier sums, before
+    /// something is added to it; `None` if no overflow can be missed.
+    pub(super) fn peak(
+        &self,
+        count: usize,
+        earlier: Option<B::FloatTensorPrimitive>,
+        sum: &B::FloatTensorPrimitive,
+    ) -> Option<B::FloatTensorPrimitive> {
+        self.watches_peaks(count).then(|| {
+            let magnitude = B::float_max_abs(sum.clone());
+            match earlier {
+                Some(earlier) => maximum::<B>(earlier, magnitude),
+                None => magnitude,
+            }
+        })
     }
 
     /// Returns true if a sum over `count` micro-batches may exceed the fp16 range although the

@@ -28,7 +28,9 @@ impl Types {
 }
 
 /// The factors before and after the sum over the ranks. The product of both factors and of the
-/// collective's own factor is `1 / W` for a mean over W ranks, and 1 for a sum.
+/// collective's own factor is `1 / W` for a mean over W ranks, and 1 for a sum. With hybrid sharding,
+/// the collective in the shard group and that over the replicas have the same operation, and a mean
+/// of means is the mean over all data-parallel ranks.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Scaling {
     /// The factor of each rank's gradient before the sum, at most 1.

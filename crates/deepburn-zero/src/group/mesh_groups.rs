@@ -7,6 +7,7 @@
 //! world     all ranks                                    norm, flags, initial values, checkpoints
 //! data      ranks of a stage, which have different data  mean of gradients, random streams
 //! shard     ranks that divide the model states           partition, gathers, reductions
+//! replicas  ranks with the same shard                    sums of gradients at the end of a step
 //! ```
 
 use burn_backend::Backend;
@@ -21,6 +22,7 @@ pub(crate) struct MeshGroups<B: Backend> {
     world: Group<B>,
     data: Group<B>,
     shard: Group<B>,
+    replicas: Option<Group<B>>,
 }
 
 impl<B: Backend> MeshGroups<B> {
@@ -41,8 +43,14 @@ impl<B: Backend> MeshGroups<B> {
             1 => world.clone(),
             _ => world.subgroup("pipeline stage", &mesh.stage(rank))?,
         };
-        let shard = data.clone();
-        Ok(Self { mesh, world, data, shard })
+        let (shard, replicas) = match mesh.size(MeshAxis::Replicate) {
+            1 => (data.clone(), None),
+            _ => (
+                world.subgroup("shard group", &mesh.shard_group(rank))?,
+                Some(world.subgroup("replicas", &mesh.replicas(rank))?),
+            ),
+        };
+        Ok(Self { mesh, world, data, shard, replicas })
     }
 
     /// Returns the arrangement of all ranks.
@@ -64,5 +72,17 @@ impl<B: Backend> MeshGroups<B> {
     /// Returns the group of the ranks that divide the model states of the stage among them.
     pub(crate) fn shard(&self) -> &Group<B> {
         &self.shard
+    }
+
+    /// Returns the group of the ranks that have the same shard of the stage; `None` if this rank is
+    /// the only one.
+    pub(crate) fn replicas(&self) -> Option<&Group<B>> {
+        self.replicas.as_ref()
+    }
+
+    /// Returns true if this rank is of the first replica, which counts and saves what all replicas
+    /// have.
+    pub(crate) fn is_first_replica(&self) -> bool {
+        self.mesh.coordinate(self.world.rank(), MeshAxis::Replicate) == 0
     }
 }

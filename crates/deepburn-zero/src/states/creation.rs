@@ -55,13 +55,16 @@ impl<B: OptimizerOps> ModelStates<B> {
         world: Group<B>,
     ) -> Result<(M, Self), ZeroError> {
         if policy.optimizer.exchanges_momentum() {
-            check_whole_states(&policy.zero)?;
+            check_whole_states(&policy)?;
         }
         let (zero, precision) = (&policy.zero, &policy.precision);
         let (stage, ledger) = (zero.stage, Ledger::new());
-        let mesh = mesh_of(&world, policy.pipeline.as_ref())?;
+        let mesh = mesh_of(&world, &policy)?;
         let groups = MeshGroups::new(world, mesh)?;
-        let (rank, cuts_gradients) = (groups.shard().rank(), zero.shards_gradients());
+        // Replicas exchange the sums of owned elements only, so no rank keeps other elements.
+        let cuts_gradients =
+            zero.shards_gradients() || groups.replicas().is_some() && stage.shards_optimizer();
+        let rank = groups.shard().rank();
         let share = ShardSpec { stage, rank, cuts_gradients };
         let (module, sharded) = shard_parameters(module, &policy, share, &groups, &ledger)?;
         let types = gradient_types(precision);
@@ -117,13 +120,13 @@ impl<B: OptimizerOps> ModelStates<B> {
 ///
 /// # Errors
 ///
-/// Returns an error if the stages of the layout do not divide the ranks.
-fn mesh_of<B: Backend>(
-    world: &Group<B>,
-    layout: Option<&PipelineLayout>,
-) -> Result<Mesh, MeshError> {
-    let (ranks, stages) = (world.world_size(), layout.map_or(1, PipelineLayout::stages));
-    Mesh::new(ranks, stages, 1, ranks.checked_div(stages).unwrap_or(0))
+/// Returns an error if the stages of the layout do not divide the ranks, or if a shard group does not
+/// divide the ranks of a stage.
+fn mesh_of<B: Backend>(world: &Group<B>, policy: &Policy) -> Result<Mesh, MeshError> {
+    let stages = policy.pipeline.as_ref().map_or(1, PipelineLayout::stages);
+    let data = world.world_size().checked_div(stages).unwrap_or(0);
+    let shard = policy.shard_size.unwrap_or(data);
+    Mesh::new(world.world_size(), stages, data.checked_div(shard).unwrap_or(0), shard)
 }
 
 /// Checks that stages can train the model independently between two messages.
@@ -149,8 +152,12 @@ fn check_pipeline(optimizer: &OptimizerPlan, buffers: &[Buffer]) -> Result<(), Z
 /// # Errors
 ///
 /// Returns [`ZeroError::MomentumExchange`] with the unsupported setting.
-fn check_whole_states(zero: &ZeroPlan) -> Result<(), ZeroError> {
+fn check_whole_states(policy: &Policy) -> Result<(), ZeroError> {
+    let zero = &policy.zero;
     let reason = match zero.stage {
+        _ if policy.shard_size.is_some() => {
+            "this plan adds up gradients in groups of ranks (hybrid sharding)".to_owned()
+        }
         Stage::Disabled if zero.optimizer_states == OptimizerOffload::Device => return Ok(()),
         Stage::Disabled => "this plan offloads them".to_owned(),
         stage => format!("ZeRO stage {} shards them", stage.number()),
@@ -177,7 +184,8 @@ fn shard_parameters<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
     ledger: &Ledger,
 ) -> Result<(M, ShardedParameters<B>), ZeroError> {
     let (zero, precision, world) = (&policy.zero, &policy.precision, groups.world());
-    let gatherer = Arc::new(Gatherer::new(groups.shard().clone(), zero.parameters, ledger.clone()));
+    let group = groups.shard().clone();
+    let gatherer = Arc::new(Gatherer::new(group, zero.parameters, ledger.clone()));
     let (module, buffers, values) = BufferTable::find(module, world, ledger)?;
     let known = parameters_of(&module, &buffers);
     let paths: Vec<_> = known.iter().map(|parameter| parameter.path.clone()).collect();

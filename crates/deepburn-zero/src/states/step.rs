@@ -2,7 +2,8 @@
 //!
 //! A step has four phases, each with the same collectives on all ranks:
 //!
-//! 1. The remaining gradients are reduced, and gathered parameters are released.
+//! 1. The remaining gradients are reduced, the sums of all replicas are added up, and gathered
+//!    parameters are released.
 //! 2. The squares of each parameter's gradient are summed over the ranks,
 //!    together with an overflow flag. If a gradient is not finite, the step ends
 //!    here and changes nothing.
@@ -134,6 +135,7 @@ impl<B: OptimizerOps> ModelStates<B> {
     /// (`ignore_unused_parameters`).
     fn take_gradients(&self) -> Result<Vec<Option<Accumulated<B>>>, ZeroError> {
         self.reducer.borrow_mut().reduce_rest()?;
+        self.reducer.borrow_mut().add_replicas()?;
         let taken = self.reducer.borrow_mut().take();
         let trainable = self.parameters.iter().filter(|parameter| parameter.is_updated_here());
         // A pipeline stage may have no parameter, or frozen ones only.
@@ -155,7 +157,10 @@ impl<B: OptimizerOps> ModelStates<B> {
     /// padding. The sums of each parameter are added in rank order, and the
     /// parameters in module order. The partition is the same at every stage, and
     /// a rank of another pipeline stage adds 0, so the norm is bitwise identical
-    /// at every ZeRO stage and with any number of pipeline stages.
+    /// at every ZeRO stage and with any number of pipeline stages. Replicas have
+    /// the same gradients, so only the ranks of the first one add theirs. The
+    /// overflow flag is of all ranks, because replicas may have had an overflow
+    /// in an earlier micro-batch that the others did not have.
     ///
     /// If each rank has its own gradients (1-bit optimizers), the result is the
     /// root mean square of the ranks' norms, which is an upper bound of the norm
@@ -173,7 +178,9 @@ impl<B: OptimizerOps> ModelStates<B> {
         for (parameter, gradient) in self.parameters.iter().zip(gradients) {
             if let Some(gradient) = gradient {
                 let check = reducer.check(gradient, parameter.partition());
-                squares[parameter.index()] = check.sum_of_squares;
+                if self.groups.is_first_replica() {
+                    squares[parameter.index()] = check.sum_of_squares;
+                }
                 if !check.fits {
                     // Parameters are visited in module order, so only the first
                     // one is stored.

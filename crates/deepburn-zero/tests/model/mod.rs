@@ -139,6 +139,7 @@ pub fn policy(stage: Stage) -> Policy {
         quantization: None,
         activations: ActivationPlan::default(),
         pipeline: None,
+        shard_size: None,
     }
 }
 

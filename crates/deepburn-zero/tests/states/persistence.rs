@@ -62,6 +62,7 @@ fn policy(plan: &Plan) -> Policy {
         param_groups: plan.param_groups.clone(),
         quantization: None,
         pipeline: None,
+        shard_size: None,
         activations: plan.activations.clone(),
     }
 }

@@ -98,6 +98,7 @@ fn policy(stage: Stage, optimizer_states: OptimizerOffload) -> Policy {
         param_groups: ParamGroups::default(),
         quantization: None,
         pipeline: None,
+        shard_size: None,
         activations: ActivationPlan::default(),
     }
 }

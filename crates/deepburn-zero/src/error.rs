@@ -22,6 +22,17 @@ pub enum ZeroError {
     /// The pipeline stages or the shard groups do not divide the ranks.
     #[error("the ranks do not form the pipeline stages and shard groups of the plan: {0}")]
     Mesh(#[from] MeshError),
+    /// The secondary shard groups of hpZ do not divide the ranks of a shard group.
+    #[error(
+        "secondary_partition_size: {size} does not divide the {ranks} ranks that shard the parameters; use a \
+         divisor, or none"
+    )]
+    SecondaryPartition {
+        /// The number of ranks of a secondary shard group.
+        size: usize,
+        /// The number of ranks of a shard group.
+        ranks: usize,
+    },
     /// The pipeline layout lacks a parameter of the module.
     #[error(
         "parameter {path} is on no pipeline stage: the layout was made for another model; make it from this one"

@@ -9,7 +9,10 @@
 //!   *parked* in host memory or on NVMe (`offload_param`). On a single rank the shard has all
 //!   elements. In addition, there may be a gathered copy. It is *fetching* while the all-gather
 //!   runs, *gathered* while the gatherer keeps it for another op, or *persistent* until the
-//!   optimizer changes the shard (`stage3_param_persistence_threshold`).
+//!   optimizer changes the shard (`stage3_param_persistence_threshold`). With hpZ there may also be
+//!   a *secondary shard*: a slice of the same values for fewer ranks, which gather inside their group
+//!   as long as the values do not change. Everything that changes the shard drops it, so it is never
+//!   outdated.
 //! - *checked out*: the optimizer has taken the values for an update.
 //!
 //! ```text
@@ -63,7 +66,7 @@ use deepburn_ops::shard_of_whole;
 use fetch::{Fetch, LiveElements};
 use state::{ParameterState, WholeCopy};
 
-pub(crate) use gather::Gatherer;
+pub(crate) use gather::{FetchSource, Gatherer, Secondary};
 pub use handle::ParameterView;
 pub(crate) use persistence::persistent_parameters;
 pub(crate) use publish::Publisher;
@@ -156,7 +159,7 @@ impl<B: Backend> Parameter<B> {
         gatherer: Weak<dyn Gather<B>>,
         ledger: Ledger,
     ) -> Self {
-        let state = Mutex::new(ParameterState::Sharded { shard, copy: WholeCopy::Absent });
+        let state = Mutex::new(ParameterState::of_shard(shard));
         Self { description, state, gatherer: Some(gatherer), ledger }
     }
 
@@ -341,11 +344,12 @@ impl<B: Backend> Parameter<B> {
     }
 
     /// Returns this rank's shard for an update in place if it is offloaded. A
-    /// gathered copy is dropped, because the update makes it outdated.
+    /// gathered copy and a secondary shard are dropped, because the update makes
+    /// them outdated.
     pub(crate) fn update_parked(&self) -> Option<Arc<ParkedArray>> {
         match &mut *self.lock() {
-            ParameterState::Sharded { shard: Shard::Parked(array), copy } => {
-                *copy = WholeCopy::Absent;
+            ParameterState::Sharded { shard: Shard::Parked(array), copy, secondary } => {
+                (*copy, *secondary) = (WholeCopy::Absent, None);
                 Some(array.clone())
             }
             _ => None,
@@ -353,7 +357,7 @@ impl<B: Backend> Parameter<B> {
     }
 
     /// Takes the stored elements for the optimizer: all elements or this rank's shard. A gathered
-    /// copy is dropped, because the update makes it outdated. The ledger entry ends, so the caller
+    /// copy and a secondary shard are dropped, because the update makes them outdated. The ledger entry ends, so the caller
     /// must count the elements elsewhere.
     ///
     /// # Panics
@@ -377,9 +381,7 @@ impl<B: Backend> Parameter<B> {
     pub(crate) fn put(&self, tensor: B::FloatTensorPrimitive) {
         let held = Leased::held(tensor, &self.ledger, Category::Parameters);
         *self.lock() = match self.gatherer {
-            Some(_) => {
-                ParameterState::Sharded { shard: Shard::Device(held), copy: WholeCopy::Absent }
-            }
+            Some(_) => ParameterState::of_shard(Shard::Device(held)),
             None => ParameterState::Whole(held),
         };
     }
@@ -489,6 +491,29 @@ impl<B: Backend> Parameter<B> {
             && let Some(shard) = shard_of_whole::<B>(whole, rank)
         {
             held.tensor = shard;
+        }
+    }
+
+    /// Returns the secondary shard.
+    pub(crate) fn secondary(&self) -> Option<B::FloatTensorPrimitive> {
+        match &*self.lock() {
+            ParameterState::Sharded { secondary: Some(shard), .. } => Some(shard.tensor.clone()),
+            _ => None,
+        }
+    }
+
+    /// Keeps a secondary shard, cut from the current values, until they change or until
+    /// [`release_secondary`](Self::release_secondary).
+    pub(crate) fn keep_secondary(&self, shard: B::FloatTensorPrimitive) {
+        if let ParameterState::Sharded { secondary, .. } = &mut *self.lock() {
+            *secondary = Some(Leased::held(shard, &self.ledger, Category::Gathered));
+        }
+    }
+
+    /// Drops the secondary shard.
+    pub(crate) fn release_secondary(&self) {
+        if let ParameterState::Sharded { secondary, .. } = &mut *self.lock() {
+            *secondary = None;
         }
     }
 

@@ -193,7 +193,8 @@ impl<B: OptimizerOps> ModelStates<B> {
         // such a lock while it waits for the first rank at the end. Gathers over all ranks prevent this,
         // but with hybrid sharding a forward pass may wait for the ranks of its group only. A pipeline
         // has a barrier before each backward pass.
-        if self.groups.replicas().is_some() && self.stages.is_none() {
+        let gathers_in_groups = self.groups.replicas().is_some() || self.gatherer.has_secondary();
+        if gathers_in_groups && self.stages.is_none() {
             self.groups.data().barrier(CollectiveTag::new("start of forward", 0))?;
         }
         self.binding.with_counter(OperationCounter::start_forward);

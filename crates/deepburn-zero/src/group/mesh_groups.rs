@@ -8,6 +8,7 @@
 //! data      ranks of a stage, which have different data  mean of gradients, random streams
 //! shard     ranks that divide the model states           partition, gathers, reductions
 //! replicas  ranks with the same shard                    sums of gradients at the end of a step
+//! secondary consecutive ranks of the shard group (hpZ)   gathers while parameters do not change
 //! ```
 
 use burn_backend::Backend;
@@ -78,6 +79,23 @@ impl<B: Backend> MeshGroups<B> {
     /// the only one.
     pub(crate) fn replicas(&self) -> Option<&Group<B>> {
         self.replicas.as_ref()
+    }
+
+    /// Creates the group of `size` consecutive ranks of the shard group, one of which is this rank.
+    /// All ranks call this together.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the group has ended.
+    ///
+    /// # Panics
+    ///
+    /// Panics if `size` is 0 or does not divide the shard group.
+    pub(crate) fn secondary(&self, size: usize) -> Result<Group<B>, CommError> {
+        assert!(self.shard.world_size().is_multiple_of(size), "the sizes were compared");
+        let first = self.shard.rank() / size * size;
+        let shard_group = self.mesh.shard_group(self.world.rank());
+        self.world.subgroup("secondary shard group", &shard_group[first..first + size])
     }
 
     /// Returns true if this rank is of the first replica, which counts and saves what all replicas

@@ -20,7 +20,7 @@ use deepburn_comm::{CollectiveTag, CommError, Pending};
 
 use crate::group::DeviceArray;
 use crate::ledger::Lease;
-use crate::parameter::ShardRead;
+use crate::parameter::{FetchSource, ShardRead};
 
 /// A pending gather. Each of its parameters refers to the fetch until the fetch
 /// is complete.
@@ -30,6 +30,8 @@ pub(crate) struct Fetch<B: Backend> {
     pub(crate) number: usize,
     /// The indices of the parameters, in the order of the exchanged arrays.
     pub(crate) indices: Vec<usize>,
+    /// The shards that are gathered.
+    pub(crate) source: FetchSource,
     /// The progress; `None` after a caller has taken it to wait for the fetch.
     progress: Mutex<Option<FetchProgress<B>>>,
     /// Counts the elements of the fetch as being gathered until it is dropped.
@@ -80,15 +82,15 @@ impl Drop for LiveElements {
 }
 
 impl<B: Backend> Fetch<B> {
-    /// Creates a fetch of the parameters `indices`. `live` counts their
-    /// elements.
+    /// Creates a fetch of the parameters `indices` from these shards. `live`
+    /// counts their elements.
     pub(crate) fn new(
         number: usize,
-        indices: Vec<usize>,
+        (indices, source): (Vec<usize>, FetchSource),
         progress: FetchProgress<B>,
         live: LiveElements,
     ) -> Self {
-        Self { number, indices, progress: Mutex::new(Some(progress)), live }
+        Self { number, indices, source, progress: Mutex::new(Some(progress)), live }
     }
 
     /// Returns the number of elements of all parameters of the fetch.

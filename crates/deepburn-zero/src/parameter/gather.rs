@@ -35,6 +35,7 @@
 
 mod exchange;
 mod look_ahead;
+mod secondary;
 
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -52,6 +53,7 @@ use crate::parameter::{Gather, Parameter, Phase, Trace};
 use crate::session::Pass;
 
 use look_ahead::LookAhead;
+pub(crate) use secondary::{FetchSource, Secondary};
 
 /// Gathers complete parameters for the ops of one rank. Parameters hold a weak
 /// reference to the gatherer, so a module that outlives its engine holds no
@@ -60,6 +62,8 @@ use look_ahead::LookAhead;
 pub(crate) struct Gatherer<B: Backend> {
     /// The shard group.
     group: Group<B>,
+    /// The secondary shards; `None` without hpZ.
+    secondary: Option<Secondary<B>>,
     /// The limits, in elements.
     plan: GatherPlan,
     /// Counts the buffers of shards that are read from host memory or NVMe.
@@ -94,11 +98,22 @@ struct Uses {
 /// The trace of backward passes that do not directly follow their forward pass.
 const SEPARATE_BACKWARD: usize = 3;
 
+/// Returns true for the trace of a pass that reads parameters again before they change.
+fn is_training(trace: usize) -> bool {
+    trace == Pass::Train as usize || trace == SEPARATE_BACKWARD
+}
+
 impl<B: Backend> Gatherer<B> {
     /// Creates a gatherer without parameters, on the rank's thread.
-    pub(crate) fn new(group: Group<B>, plan: GatherPlan, ledger: Ledger) -> Self {
+    pub(crate) fn new(
+        group: Group<B>,
+        secondary: Option<Secondary<B>>,
+        plan: GatherPlan,
+        ledger: Ledger,
+    ) -> Self {
         Self {
             group,
+            secondary,
             plan,
             ledger,
             parameters: OnceLock::new(),
@@ -163,6 +178,16 @@ impl<B: Backend> Gatherer<B> {
         self.release()
     }
 
+    /// Returns true if parameters are gathered inside smaller groups too (hpZ).
+    pub(crate) fn has_secondary(&self) -> bool {
+        self.secondary.is_some()
+    }
+
+    /// Drops all secondary shards, before an optimizer step changes the parameters.
+    pub(crate) fn release_secondary(&self) {
+        self.parameters().iter().for_each(|parameter| parameter.release_secondary());
+    }
+
     /// Gathers the persistent parameters that the optimizer has updated, in one
     /// collective.
     ///
@@ -221,7 +246,7 @@ impl<B: Backend> Gatherer<B> {
         let awaited = parameter.fetch();
         self.look_ahead(trace, phase, awaited.as_deref())?;
         if let Some(fetch) = awaited {
-            self.land(&fetch)?;
+            self.land(&fetch, is_training(pass))?;
         }
         let Some(whole) = parameter.gathered() else {
             unreachable!("parameter {index} was kept or in a fetch that just landed")
@@ -255,6 +280,11 @@ impl<B: Backend> Gatherer<B> {
             return Ok(());
         }
         let absent = trace.upcoming(phase).filter(|next| self.parameter(*next).is_absent());
+        // Parameters with and without secondary shards are gathered by different ranks.
+        let mut absent = absent.peekable();
+        let is_secondary = |index: usize| self.parameter(index).secondary().is_some();
+        let first = absent.peek().map(|next| is_secondary(*next));
+        let absent = absent.take_while(|next| Some(is_secondary(*next)) == first);
         let batch = limits.batch(absent, |index| self.numel(index));
         if batch.is_empty() {
             return Ok(());
@@ -291,11 +321,17 @@ impl<B: Backend> Gatherer<B> {
 
     /// Waits for all parameters of a fetch and stores the gathered copies. With
     /// rank threads, each shard is moved into the memory of the complete
-    /// parameter, so that later gathers need no copy.
-    fn land(&self, fetch: &Fetch<B>) -> Result<(), CommError> {
+    /// parameter, so that later gathers need no copy. In a training pass, the
+    /// secondary shards are kept for the next gathers.
+    fn land(&self, fetch: &Fetch<B>, trains: bool) -> Result<(), CommError> {
         for (index, whole) in self.finish(fetch)? {
             let (live, parameter) = (self.gathered.add(self.numel(index)), self.parameter(index));
-            parameter.move_shard(&whole, self.group.rank());
+            if fetch.source == FetchSource::Primary {
+                parameter.move_shard(&whole, self.group.rank());
+                if let Some(secondary) = self.secondary.as_ref().filter(|_| trains) {
+                    secondary.keep(parameter, &whole);
+                }
+            }
             parameter.keep_gathered(whole, live);
         }
         Ok(())

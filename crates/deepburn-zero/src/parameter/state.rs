@@ -16,12 +16,20 @@ use crate::session::FullTensor;
 pub(super) enum ParameterState<B: Backend> {
     /// All elements, in the parameter's shape.
     Whole(FullTensor<B>),
-    /// This rank's flat shard and the state of the gathered copy.
-    Sharded { shard: Shard<B>, copy: WholeCopy<B> },
+    /// This rank's flat shard, the state of the gathered copy, and the secondary shard of the same
+    /// values.
+    Sharded { shard: Shard<B>, copy: WholeCopy<B>, secondary: Option<FullTensor<B>> },
     /// No data, because the optimizer has taken the values.
     CheckedOut,
     /// No data, because other pipeline stages hold the parameter.
     Elsewhere,
+}
+
+impl<B: Backend> ParameterState<B> {
+    /// Returns the state of a shard with new values, without any copy of earlier ones.
+    pub(super) fn of_shard(shard: Shard<B>) -> Self {
+        Self::Sharded { shard, copy: WholeCopy::Absent, secondary: None }
+    }
 }
 
 /// The gathered copy of a sharded parameter.

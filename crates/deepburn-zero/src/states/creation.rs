@@ -22,7 +22,7 @@ use crate::group::{Group, MeshGroups};
 use crate::ledger::Ledger;
 use crate::offload::{ActivationStore, Parking};
 use crate::optimizer::Optimizer;
-use crate::parameter::{Gatherer, Parameter, Role, ShardSpec, persistent_parameters};
+use crate::parameter::{Gatherer, Parameter, Role, Secondary, ShardSpec, persistent_parameters};
 use crate::pipeline::{ParameterHomes, PipelineLayout, Stages};
 use crate::recompute::BlockRecorder;
 use crate::session::Binding;
@@ -184,8 +184,8 @@ fn shard_parameters<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
     ledger: &Ledger,
 ) -> Result<(M, ShardedParameters<B>), ZeroError> {
     let (zero, precision, world) = (&policy.zero, &policy.precision, groups.world());
-    let group = groups.shard().clone();
-    let gatherer = Arc::new(Gatherer::new(group, zero.parameters, ledger.clone()));
+    let (group, secondary) = (groups.shard().clone(), secondary_shards(groups, zero)?);
+    let gatherer = Arc::new(Gatherer::new(group, secondary, zero.parameters, ledger.clone()));
     let (module, buffers, values) = BufferTable::find(module, world, ledger)?;
     let known = parameters_of(&module, &buffers);
     let paths: Vec<_> = known.iter().map(|parameter| parameter.path.clone()).collect();
@@ -219,6 +219,26 @@ fn shard_parameters<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
     let plain_tensors = PlainTensor::compared::<B, M>(&module, world)?;
     gatherer.serve(table.parameters.clone());
     Ok((module, ShardedParameters { gatherer, table, buffers, plain_tensors, parking }))
+}
+
+/// Returns the secondary shards of hpZ; `None` if the plan has none, or if they would be the shards
+/// themselves or whole parameters.
+///
+/// # Errors
+///
+/// Returns an error if the ranks of a secondary shard group do not divide the shard group.
+fn secondary_shards<B: OptimizerOps>(
+    groups: &MeshGroups<B>,
+    zero: &ZeroPlan,
+) -> Result<Option<Secondary<B>>, ZeroError> {
+    let ranks = groups.shard().world_size();
+    match zero.parameters.secondary_partition_size.filter(|_| zero.stage.shards_parameters()) {
+        Some(size) if size == 0 || !ranks.is_multiple_of(size) => {
+            Err(ZeroError::SecondaryPartition { size, ranks })
+        }
+        Some(size) if size > 1 && size < ranks => Ok(Some(Secondary::new(groups.secondary(size)?))),
+        _ => Ok(None),
+    }
 }
 
 /// Returns the element type of tensors in this precision.

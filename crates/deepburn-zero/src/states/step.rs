@@ -76,6 +76,7 @@ impl<B: OptimizerOps> ModelStates<B> {
         session::close_recordings(&self.ledger)?;
         // Gathered parameters are outdated after the update.
         self.gatherer.release_all()?;
+        self.gatherer.release_secondary();
         let gradients = self.take_gradients()?;
         let scaled_norm = match self.global_norm(&gradients)? {
             Norm::Finite(norm) => norm,

@@ -4,6 +4,7 @@
 mod autocast;
 mod communication;
 mod fused;
+mod hybrid;
 mod inference;
 mod lazy;
 mod ledger;

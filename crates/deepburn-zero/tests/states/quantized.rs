@@ -189,6 +189,26 @@ fn training_equals_that_with_the_dequantized_elements() {
     }
 }
 
+/// A frozen base in 4 bits beside trained factors, in shard groups and with secondary shards.
+#[test]
+fn meshes_give_the_same_bits_at_every_stage() {
+    for compute in [Precision::Fp32, Precision::Bf16] {
+        let run = |policy: Policy| {
+            let policy = in_type(policy, compute);
+            let found = train(4, &quantized(policy, QuantizedFormat::Nf4Double, &[]), None, false);
+            Outcome { parameters: 0, ..found }
+        };
+        let grouped = |stage| run(Policy { shard_size: Some(2), ..policy(stage) });
+        let first = grouped(STAGES[0]);
+        for stage in &STAGES[1..] {
+            assert_eq!(grouped(*stage), first, "{compute:?} {stage:?}");
+        }
+        let mut secondary = policy(STAGES[3]);
+        secondary.zero.parameters.secondary_partition_size = Some(2);
+        assert_eq!(run(secondary), run(policy(STAGES[3])), "{compute:?}");
+    }
+}
+
 /// The gradient of a fused head is added in another order, panel by panel.
 #[test]
 fn a_fused_head_is_close_and_the_same_at_every_stage() {

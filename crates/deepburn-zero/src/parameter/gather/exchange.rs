@@ -6,16 +6,16 @@ use burn_backend::Backend;
 use deepburn_comm::{CollectiveTag, CommError, Pending};
 
 use super::Gatherer;
-use crate::group::DeviceArray;
+use crate::group::{DeviceArray, Group};
 use crate::ledger::Category;
-use crate::parameter::ShardRead;
 use crate::parameter::fetch::{Fetch, FetchProgress};
+use crate::parameter::{FetchSource, ShardRead};
 
 impl<B: Backend> Gatherer<B> {
     /// Starts to gather the parameters `indices` in one collective. Their
     /// elements count as live from now on. If any shard is offloaded, only the
     /// reads of the shards start, and [`finish`](Self::finish) starts the
-    /// collective.
+    /// collective. If all parameters have secondary shards, these are gathered.
     ///
     /// # Errors
     ///
@@ -28,6 +28,15 @@ impl<B: Backend> Gatherer<B> {
     ) -> Result<Fetch<B>, CommError> {
         let tag = CollectiveTag::new(purpose, indices[0] as u64)
             .naming(indices.iter().map(|index| self.parameter(*index).shared_path()));
+        let number = self.started.fetch_add(1, Relaxed);
+        let elements = indices.iter().map(|index| self.numel(*index)).sum();
+        if let Some((group, shards)) = self.secondary_shards(&indices) {
+            let numels = indices.iter().map(|index| self.numel(*index)).collect();
+            let pending = group.arrays().all_gather(tag, shards, numels)?;
+            let fetched = (indices, FetchSource::Secondary);
+            let progress = FetchProgress::Gathering(pending);
+            return Ok(Fetch::new(number, fetched, progress, self.fetching.add(elements)));
+        }
         let mut bytes = 0;
         let mut start = |index: &usize| {
             let parameter = self.parameter(*index);
@@ -44,9 +53,16 @@ impl<B: Backend> Gatherer<B> {
         } else {
             FetchProgress::Gathering(self.all_gather(tag, &indices, shards)?)
         };
-        let elements = indices.iter().map(|index| self.numel(*index)).sum();
-        let number = self.started.fetch_add(1, Relaxed);
-        Ok(Fetch::new(number, indices, progress, self.fetching.add(elements)))
+        let fetched = (indices, FetchSource::Primary);
+        Ok(Fetch::new(number, fetched, progress, self.fetching.add(elements)))
+    }
+
+    /// Returns the secondary shards of these parameters and the ranks that gather them; `None` if one
+    /// of the parameters has none.
+    fn secondary_shards(&self, indices: &[usize]) -> Option<(&Group<B>, Vec<DeviceArray<B>>)> {
+        let group = self.secondary.as_ref()?.group();
+        let shard = |index: &usize| self.parameter(*index).secondary().map(DeviceArray::Dense);
+        Some((group, indices.iter().map(shard).collect::<Option<_>>()?))
     }
 
     /// Waits for the parameters of a fetch. Returns the index of each parameter

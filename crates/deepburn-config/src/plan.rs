@@ -30,6 +30,7 @@ pub use quantization::*;
 pub use trainer_schedule::*;
 
 use crate::choice::{Choice, choices};
+use crate::counted::counted;
 
 /// All settings of a training run, resolved for one world size.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -72,10 +73,30 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Changes the number of data-parallel ranks and with it the global batch size. States are then
+    /// Describes the groups of ranks over which states are sharded, such as ` over groups of 2 ranks (4
+    /// replicas)` or `, in backward over groups of 2 ranks (hpZ)`; empty if these are all
+    /// data-parallel ranks.
+    pub fn sharding(&self) -> String {
+        let MeshPlan { replicate, shard, .. } = self.mesh;
+        match self.zero.parameters.secondary_partition_size {
+            Some(size) => format!(", in backward over groups of {} (hpZ)", counted(size, "rank")),
+            None if replicate > 1 => {
+                format!(" over groups of {} ({replicate} replicas)", counted(shard, "rank"))
+            }
+            None => String::new(),
+        }
+    }
+
+    /// Changes the number of data-parallel ranks and with it the global batch size. Shard groups and
+    /// secondary shard groups keep their size if it is a divisor of `ranks`. Otherwise states are
     /// sharded over all ranks of a stage.
     pub fn set_data_parallel_size(&mut self, ranks: usize) {
-        self.mesh = MeshPlan { replicate: 1, shard: ranks, ..self.mesh };
+        let MeshPlan { replicate, shard, .. } = self.mesh;
+        let shard = if replicate > 1 && ranks.is_multiple_of(shard) { shard } else { ranks };
+        let replicate = ranks.checked_div(shard).unwrap_or(1);
+        self.mesh = MeshPlan { replicate, shard, ..self.mesh };
+        let secondary = &mut self.zero.parameters.secondary_partition_size;
+        *secondary = secondary.filter(|size| *size < ranks && ranks.is_multiple_of(*size));
         self.batch.data_parallel_size = ranks;
         self.batch = self.batch.resized(self.batch.gradient_accumulation_steps);
     }
@@ -475,8 +496,8 @@ pub struct GatherPlan {
     pub max_live_parameters: usize,
     /// A parameter used again within this many elements is not released.
     pub max_reuse_distance: usize,
-    /// Number of consecutive ranks that together keep the 16-bit parameters between forward and the
-    /// step (hpZ); `None` if only all ranks together have them.
+    /// Number of consecutive ranks that together keep the parameters between forward and the step
+    /// (hpZ); `None` if only all ranks together have them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub secondary_partition_size: Option<usize>,
     /// Whether a 16-bit copy of the whole model may be gathered for saving.

@@ -17,7 +17,7 @@ use crate::keys::DeepSpeed;
 use crate::node::Node;
 use crate::plan::Plan;
 use crate::raw_config::RawConfig;
-use crate::rules::{plan, refuse_unavailable};
+use crate::rules::plan;
 use crate::section::{Entry, Read, Section};
 
 /// A resolved configuration.
@@ -41,15 +41,6 @@ pub struct Resolved {
 /// # Errors
 /// Returns a [`Report`] with all errors, warnings and notes if there is an error.
 pub fn resolve(config: &RawConfig, run: &RunContext) -> Result<Resolved, Report> {
-    resolve_with(config, run, refuse_unavailable)
-}
-
-/// Resolves a configuration. `refuse` reports the features of the plan that no code runs yet.
-pub(crate) fn resolve_with(
-    config: &RawConfig,
-    run: &RunContext,
-    refuse: impl Fn(&mut Context<'_>),
-) -> Result<Resolved, Report> {
     let mut findings = Findings::default();
     check(DeepSpeed::KEYS, config.node(), &mut findings);
     refuse!(if run.world_size == 0;
@@ -57,7 +48,6 @@ pub(crate) fn resolve_with(
     let top = DeepSpeed::read(&Entry::document(config.node()));
     let mut context = Context { top: &top, run, findings, autos: BTreeMap::new() };
     let plan = plan(&mut context);
-    refuse(&mut context);
     let Context { findings, mut autos, .. } = context;
     default_autos(DeepSpeed::KEYS, config.node(), "", &mut autos);
     Ok(Resolved { plan, notes: config.verdict(findings)?, autos })

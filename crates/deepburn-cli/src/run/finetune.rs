@@ -277,9 +277,10 @@ impl Run<'_> {
             Purpose::Evaluate => "evaluation without training".to_owned(),
         };
         tracing::info!(
-            "{} parameters, ZeRO stage {}, {}, {steps}",
+            "{} parameters, ZeRO stage {}{}, {}, {steps}",
             preparation.subject.info().architecture().num_parameters(),
             preparation.plan.zero.stage.number(),
+            preparation.plan.sharding(),
             counted(self.training().ranks, "rank"),
         );
         announce_swap(preparation);

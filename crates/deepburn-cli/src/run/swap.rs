@@ -137,7 +137,8 @@ fn nvme(preparation: &Preparation) -> Option<&NvmePlan> {
 /// file.
 fn file_bytes(preparation: &Preparation, zero: &ZeroPlan) -> u64 {
     let plan = &preparation.plan;
-    let ranks = preparation.job.training.ranks;
+    // Every replica has a file for each of its shards.
+    let ranks = preparation.job.training.ranks / plan.mesh.replicate;
     let sizes = &preparation.sizes;
     swap_bytes(sizes, zero, ranks, &plan.precision)
 }

@@ -298,7 +298,7 @@ fn zero(plan: &Plan) -> String {
         ParameterOffload::Host => "; parameters in host memory",
         ParameterOffload::Nvme { .. } => "; parameters on NVMe",
     };
-    format!("stage {}: {sharded}{states}{parameters}", zero.stage.number())
+    format!("stage {}: {sharded}{}{states}{parameters}", zero.stage.number(), plan.sharding())
 }
 
 /// Describes the float types of training, and the loss scale.

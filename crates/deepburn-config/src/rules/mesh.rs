@@ -1,29 +1,6 @@
 //! The device mesh: `pipeline`, `mics_shard_size` and the job's `training.pipeline_stages`.
 
-use std::fmt::Display;
-
 use super::*;
-
-/// Refuses features that the plan describes and that no code runs yet. Each is one line, which is
-/// removed when the feature is available.
-pub(crate) fn refuse_unavailable(context: &mut Context<'_>) {
-    let zero = &context.top.zero_optimization.value;
-    let (hpz, mics) = (&zero.zero_hpz_partition_size, &zero.mics_shard_size);
-    refuse_above(1, hpz.value, hpz.into(), "ZeRO++ (hierarchical partitions)", context);
-    refuse_above(-1, mics.value, mics.into(), "MiCS (sharding inside groups of ranks)", context);
-}
-
-/// Refuses a value above `off`, which requests `feature`.
-fn refuse_above<T: PartialOrd + Display>(
-    off: T,
-    value: T,
-    site: Site,
-    feature: &str,
-    context: &mut Context<'_>,
-) {
-    refuse!(if value > off; context, site =>
-        "{value} asks for {feature}, which is not available in this version"; "set it to {off}");
-}
 
 /// Returns the number of pipeline stages that the files ask for, and the key that sets it.
 fn requested_stages(context: &Context<'_>) -> (usize, Site) {
@@ -50,11 +27,13 @@ pub(super) fn pipeline_stages(context: &mut Context<'_>) -> usize {
     stages.max(1)
 }
 
-/// Resolves the mesh, in which `data_parallel_size` ranks have samples of their own.
+/// Resolves the mesh, in which `data_parallel_size` ranks have samples of their own. It is the same at
+/// all ZeRO stages, so that results are.
 pub(super) fn resolve(
     pipeline_stages: usize,
     data_parallel_size: usize,
     stage: Stage,
+    optimizer: &OptimizerPlan,
     context: &mut Context<'_>,
 ) -> MeshPlan {
     let zero = &context.top.zero_optimization.value;
@@ -62,12 +41,22 @@ pub(super) fn resolve(
     refuse!(if hierarchical.value; context, hierarchical =>
         "true is not supported: all ranks of a shard group gather a parameter together"; "set it to false");
     refuse!(if size.value == 0; context, size => "0 ranks cannot hold states"; "write -1, or the ranks of a shard group");
-    let group = usize::try_from(size.value).ok().filter(|size| *size > 0);
-    let group = group.filter(|_| stage.shards_optimizer()).unwrap_or(data_parallel_size);
+    let given = usize::try_from(size.value).ok().filter(|size| *size > 0);
+    let group = given.unwrap_or(data_parallel_size);
     refuse!(if !data_parallel_size.is_multiple_of(group); context, size =>
         "{group} does not divide the {}", counted(data_parallel_size, "data-parallel rank");
         "write a divisor, the ranks of one host for example, or -1");
     let replicate = data_parallel_size.checked_div(group).unwrap_or(1);
+    refuse!(if replicate > 1 && optimizer.exchanges_momentum(); context, size =>
+        "{} is not supported with shard groups: it exchanges momenta among all data-parallel ranks", optimizer.name();
+        "use AdamW, or write -1");
+    if given.is_some() && replicate == 1 {
+        note!(context, size => "{group} are all data-parallel ranks, so there is one shard group, as with -1");
+    } else if replicate > 1 && stage == Stage::Disabled {
+        note!(context, size =>
+            "stage 0 shards nothing: shard groups only determine the order in which gradients are added up, which is \
+             the same at stages 1 to 3");
+    }
     MeshPlan { pipeline_stages, replicate, shard: group }
 }
 
@@ -129,9 +118,8 @@ mod tests {
     use super::*;
     use crate::context::RunContext;
     use crate::raw_config::RawConfig;
-    use crate::resolve::{Resolved, resolve, resolve_with};
+    use crate::resolve::{Resolved, resolve};
 
-    /// Resolves a configuration with features that no code runs yet.
     fn resolved(more: &Value, run: &RunContext) -> Result<Resolved, String> {
         let mut config = json!({"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 3,
             "optimizer": {"type": "AdamW"}});
@@ -139,7 +127,7 @@ mod tests {
             config[key] = value.clone();
         }
         let written = RawConfig::from_value(&config).unwrap();
-        resolve_with(&written, run, |_| {}).map_err(|report| report.to_string())
+        resolve(&written, run).map_err(|report| report.to_string())
     }
 
     fn mesh(pipeline_stages: usize, replicate: usize, shard: usize) -> MeshPlan {
@@ -160,8 +148,8 @@ mod tests {
             (mics(3, 2), mesh(1, 4, 2)),
             (mics(1, 8), mesh(1, 1, 8)),
             (mics(2, 1), mesh(1, 8, 1)),
-            // Nothing is sharded.
-            (mics(0, 2), mesh(1, 1, 8)),
+            // Nothing is sharded, but gradients are added up in the same order.
+            (mics(0, 2), mesh(1, 4, 2)),
             (both, mesh(2, 2, 2)),
         ] {
             let plan = resolved(&config, &RunContext::on_host(8)).unwrap().plan;
@@ -285,6 +273,12 @@ mod tests {
                 ["mics_shard_size", "3 does not divide the 4 data-parallel ranks"],
             ),
             (
+                json!({"zero_optimization": {"stage": 0, "mics_shard_size": 2},
+                    "optimizer": {"type": "OneBitAdam", "params": {"lr": 1e-3}}}),
+                &host,
+                ["mics_shard_size", "OneBitAdam is not supported with shard groups"],
+            ),
+            (
                 zero(json!({"stage": 3, "mics_shard_size": 0})),
                 &host,
                 ["mics_shard_size", "0 ranks"],
@@ -311,6 +305,21 @@ mod tests {
     }
 
     #[test]
+    fn groups_that_change_less_than_they_seem_to_are_noted() {
+        let mics = |stage: u8, size: i64| json!({"stage": stage, "mics_shard_size": size});
+        for (zero, expected) in [
+            (mics(3, 4), "4 are all data-parallel ranks"),
+            (mics(0, 2), "stage 0 shards nothing"),
+            (json!({"stage": 3, "zero_hpz_partition_size": 4}), "4 are all data-parallel ranks"),
+        ] {
+            let resolved = resolved(&json!({"zero_optimization": zero}), &RunContext::on_host(4));
+            let notes = resolved.unwrap().notes;
+            let noted = notes.iter().any(|note| note.message.contains(expected));
+            assert!(noted, "{zero}: {notes:?}");
+        }
+    }
+
+    #[test]
     fn what_a_stage_costs_in_a_pipeline_is_noted() {
         for (stage, expected) in
             [(0, None), (1, None), (2, Some("stages 0 and 1")), (3, Some("gather its parameters"))]
@@ -321,32 +330,6 @@ mod tests {
             assert_eq!(noted.is_some(), expected.is_some(), "{stage}");
             let message = noted.map_or("", |note| &note.message);
             assert!(message.contains(expected.unwrap_or_default()), "{message}");
-        }
-    }
-
-    #[test]
-    fn what_no_code_runs_yet_is_refused() {
-        let host = RunContext::on_host(4);
-        for (more, run, key) in [
-            (
-                json!({"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 2}}),
-                &host,
-                "zero_optimization.zero_hpz_partition_size",
-            ),
-            (
-                json!({"zero_optimization": {"stage": 3, "mics_shard_size": 2}}),
-                &host,
-                "zero_optimization.mics_shard_size",
-            ),
-        ] {
-            let mut config = more.clone();
-            config["train_micro_batch_size_per_gpu"] = json!(1);
-            let report = resolve(&RawConfig::from_value(&config).unwrap(), run).unwrap_err();
-            let errors: Vec<_> = report.errors().collect();
-            let message = "which is not available in this version";
-            let is_one =
-                matches!(&errors[..], [it] if it.key == key && it.message.contains(message));
-            assert!(is_one, "{config}: {report}");
         }
     }
 }

@@ -26,7 +26,6 @@ mod zero;
 
 pub use autotuning::autotuning;
 use hyperparameters::{bounds, learning_rate, moments, warn_of_zero_eps};
-pub(crate) use mesh::refuse_unavailable;
 
 use crate::check::nearest;
 use crate::context::Context;
@@ -48,7 +47,8 @@ pub(crate) fn plan(context: &mut Context<'_>) -> Plan {
     let schedule = scheduler::resolve(&optimizer, context);
     one_bit::check_warmup(&optimizer, schedule.warmup_steps(), context);
     let zero = zero::resolve(&optimizer, batch.data_parallel_size, context);
-    let mesh = mesh::resolve(pipeline_stages, batch.data_parallel_size, zero.stage, context);
+    let ranks = batch.data_parallel_size;
+    let mesh = mesh::resolve(pipeline_stages, ranks, zero.stage, &optimizer, context);
     let pipeline = mesh::pipeline(&mesh, &optimizer, zero.stage, context);
     let activations = activations::resolve(context);
     let uses_nvme = matches!(zero.optimizer_states, OptimizerOffload::Nvme(_))

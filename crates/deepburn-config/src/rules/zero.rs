@@ -135,6 +135,10 @@ fn secondary_partition(
         "write a divisor, the ranks of one host for example, or 1");
     refuse!(if mics.value > 0; context, key =>
         "is given together with mics_shard_size, which already gathers inside groups"; "remove one of them");
+    if size == ranks {
+        note!(context, key => "{size} are all data-parallel ranks, so backward gathers over all of them, as with 1");
+        return None;
+    }
     Some(size)
 }
 

@@ -55,8 +55,8 @@ fn features_that_do_not_exist() {
             ["aio.queue_depth", "1025", "1024"],
         ),
         (
-            r#""zero_optimization": {"zero_hpz_partition_size": 8}"#,
-            ["zero_hpz_partition_size", "ZeRO++", "set it to 1"],
+            r#""zero_optimization": {"stage": 3, "zero_hpz_partition_size": 8}"#,
+            ["zero_hpz_partition_size", "8 does not divide the", "write a divisor"],
         ),
         (
             r#""zero_optimization": {"zero_quantized_gradients": true}"#,
@@ -64,7 +64,7 @@ fn features_that_do_not_exist() {
         ),
         (
             r#""zero_optimization": {"mics_shard_size": 4}"#,
-            ["mics_shard_size", "MiCS", "set it to -1"],
+            ["mics_shard_size", "4 does not divide the", "write a divisor"],
         ),
         (r#""zero_optimization": {"zenflow": {}}"#, ["zenflow", "ZenFlow", "remove it"]),
         (

@@ -21,6 +21,7 @@ mod formats;
 mod generated;
 mod generation;
 mod hub;
+mod hybrid;
 mod job;
 mod label_kinds;
 mod label_smoothing;

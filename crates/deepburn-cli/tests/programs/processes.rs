@@ -12,6 +12,7 @@ use crate::backends::backends;
 use crate::batches::budgeted;
 use crate::deepspeed;
 use crate::determinism::{dropout, fp16};
+use crate::hybrid::{replicated, secondary};
 use crate::job::{Job, STAGES, Trained, left};
 use crate::one_bit::compressed;
 use crate::program::{Ending, finetune_processes};
@@ -146,6 +147,18 @@ fn processes_and_threads_agree_with_little_memory() {
 }
 
 /// On other backends, tensors are sent through host memory.
+#[test]
+fn meshes_agree_with_threads_to_the_bit() {
+    if !can_launch() {
+        return;
+    }
+    for stage in STAGES {
+        let trained = same(&replicated(stage), &format!("groups at stage {stage}"));
+        assert!(!trained.steps.is_empty());
+    }
+    same(&secondary(), "hpZ");
+}
+
 #[test]
 fn backends_agree_to_the_bit() {
     if !can_launch() {

@@ -134,6 +134,27 @@ pub(crate) fn cases() -> Vec<Case> {
             add(zero(stage, json!({})), merged(&types[1], &with), &[2]);
         }
     }
+    // Shard groups with replicas, and secondary shards.
+    for stage in 0..4 {
+        for types in &types[..2] {
+            let accumulation = json!({"gradient_accumulation_steps": 1 + 4 * (stage % 2)});
+            let groups = zero(stage, json!({"mics_shard_size": 2}));
+            add(groups, merged(types, &accumulation), &[4, 6]);
+        }
+    }
+    let offload = json!({"mics_shard_size": 2, "offload_optimizer": nvme, "offload_param": nvme});
+    add(zero(3, offload), json!({}), &[4]);
+    for (accumulation, distance) in [(1, 0), (5, 10_000)] {
+        let secondary = json!({"zero_hpz_partition_size": 2, "stage3_max_reuse_distance": distance,
+            "stage3_param_persistence_threshold": 200});
+        let accumulation = json!({"gradient_accumulation_steps": accumulation});
+        for types in &types[..2] {
+            add(zero(3, secondary.clone()), merged(types, &accumulation), &[4]);
+        }
+    }
+    let secondary = json!({"zero_hpz_partition_size": 3, "offload_optimizer": {"device": "cpu"},
+        "offload_param": {"device": "cpu"}});
+    add(zero(3, secondary), json!({"activation_checkpointing": {"policy": "full"}}), &[6]);
     // Frozen matrices in 4 bits.
     for stage in 0..4 {
         for (types, ranks) in [(&types[0], 1), (&types[1], 3)] {
@@ -277,6 +298,10 @@ fn counts(statistics: &Statistics) -> BTreeMap<String, Count> {
         let sum = counts.entry(format!("{operation} {purpose}")).or_default();
         sum.calls += count.calls;
         sum.elements += count.elements;
+    }
+    for group in ["shard group", "replicas", "secondary shard group"] {
+        let inside = statistics.in_group(Some(group), |_, _| true);
+        counts.insert(format!("all in the group {group}"), inside);
     }
     counts
 }

@@ -1,6 +1,7 @@
 //! Pipelines of models that know nothing of them, compared bit by bit with one stage.
 
 mod checkpoints;
+mod meshes;
 
 use std::ops::Range;
 use std::time::{Duration, Instant};

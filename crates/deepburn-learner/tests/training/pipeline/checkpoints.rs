@@ -14,24 +14,24 @@ use tempfile::TempDir;
 
 use super::{Shape, Trace, Trained, Trainer, trace, with_engine, zero};
 
-const COUNT: usize = 3;
+pub(super) const COUNT: usize = 3;
 
 fn shape(stages: usize, ranks: usize) -> Shape {
     Shape { stages, ranks, micro_batches: COUNT }
 }
 
-fn merged(mut settings: Value, more: &Value) -> Value {
+pub(super) fn merged(mut settings: Value, more: &Value) -> Value {
     for (key, value) in more.as_object().unwrap() {
         settings[key] = value.clone();
     }
     settings
 }
 
-fn outside(error: TrainingCheckpointError) -> Cause {
+pub(super) fn outside(error: TrainingCheckpointError) -> Cause {
     Cause::Outside(error.into())
 }
 
-fn save(engine: &Trainer, root: &Path) -> Result<(), Cause> {
+pub(super) fn save(engine: &Trainer, root: &Path) -> Result<(), Cause> {
     let rank_state = json!({"data": engine.data_rank()});
     let request = SaveRequest { rank_state, client_state: json!(1), ..Default::default() };
     engine.save_checkpoint(root, request).map(drop).map_err(outside)
@@ -45,12 +45,12 @@ fn load(engine: &mut Trainer, checkpoint: &Checkpoint) -> Result<(), Cause> {
     Ok(())
 }
 
-fn open(root: &TempDir) -> Checkpoint {
+pub(super) fn open(root: &TempDir) -> Checkpoint {
     Checkpoint::open_intact(root.path(), None).unwrap()
 }
 
 /// Trains three steps and saves.
-fn saved(shape: Shape, settings: &Value) -> TempDir {
+pub(super) fn saved(shape: Shape, settings: &Value) -> TempDir {
     let root = tempfile::tempdir().unwrap();
     with_engine(shape, settings, 0.2, |engine| {
         trace(engine, COUNT, 0..3)?;
@@ -61,7 +61,11 @@ fn saved(shape: Shape, settings: &Value) -> TempDir {
 
 /// Loads a checkpoint, saves it again, and trains two more steps. Returns the trace of each rank and
 /// the contents of the second checkpoint.
-fn resumed(checkpoint: &Checkpoint, shape: Shape, settings: &Value) -> (Vec<Trace>, SavedContents) {
+pub(super) fn resumed(
+    checkpoint: &Checkpoint,
+    shape: Shape,
+    settings: &Value,
+) -> (Vec<Trace>, SavedContents) {
     let again = tempfile::tempdir().unwrap();
     let traces = with_engine(shape, settings, 0.2, |engine| {
         // The engine has trained before it loads the checkpoint.
@@ -75,12 +79,12 @@ fn resumed(checkpoint: &Checkpoint, shape: Shape, settings: &Value) -> (Vec<Trac
 
 /// All arrays by name, and the state that all ranks share.
 #[derive(Debug, PartialEq)]
-struct SavedContents {
+pub(super) struct SavedContents {
     arrays: BTreeMap<String, Values>,
     state: Value,
 }
 
-fn contents(checkpoint: &Checkpoint) -> SavedContents {
+pub(super) fn contents(checkpoint: &Checkpoint) -> SavedContents {
     let mut arrays = BTreeMap::new();
     for (index, entry) in checkpoint.layout().entries().iter().enumerate() {
         for stored in &entry.states {
@@ -97,7 +101,7 @@ fn contents(checkpoint: &Checkpoint) -> SavedContents {
 }
 
 /// Saves on (stages, ranks) and loads on other ones, and compares with one stage.
-fn compare(settings: &Value, from: [usize; 2], to: &[[usize; 2]]) {
+pub(super) fn compare(settings: &Value, from: [usize; 2], to: &[[usize; 2]]) {
     let what = format!("{settings}, saved by {from:?}");
     let [stages, ranks] = from;
     let (one, many) = (saved(shape(1, ranks), settings), saved(shape(stages, ranks), settings));

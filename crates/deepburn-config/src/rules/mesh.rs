@@ -50,7 +50,7 @@ pub(super) fn resolve(
     refuse!(if replicate > 1 && optimizer.exchanges_momentum(); context, size =>
         "{} is not supported with shard groups: it exchanges momenta among all data-parallel ranks", optimizer.name();
         "use AdamW, or write -1");
-    if given.is_some() && replicate == 1 {
+    if given == Some(data_parallel_size) {
         note!(context, size => "{group} are all data-parallel ranks, so there is one shard group, as with -1");
     } else if replicate > 1 && stage == Stage::Disabled {
         note!(context, size =>

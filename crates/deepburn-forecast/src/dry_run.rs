@@ -139,37 +139,19 @@ pub fn forecast<M: AutodiffModule<Training<Meta>>>(
         let largest = stages.into_iter().max_by_key(|stage| stage.step.device.total);
         return largest.ok_or_else(|| ForecastError::Model("a pipeline without stages".to_owned()));
     }
-    let recorder = Recorder::default();
     let times = plan.batch.gradient_accumulation_steps;
     let short = shortened(plan);
     let world_size = plan.mesh.world_size();
-    on_simulated_rank(0, world_size, move |group| {
-        let observer = recorder.clone();
-        let group = group.observed(move |event| observer.collective(event));
-        let observer = recorder.clone();
-        observe_work(
-            move |work| observer.compute(work),
-            || {
-                let model = build(&MetaDevice).map_err(ForecastError::Loss)?;
-                let engine = initialize(model, &short, Group::new(group.clone()))?;
-                let start = MemoryPeaks::of(engine.ledger());
-                let mut steps = Steps { engine, group, recorder, loss };
-                let mut step = steps.take(times)?;
-                for _ in 1..STEPS {
-                    step = steps.take(times)?;
-                }
-                let Step { peaks, collectives, operations, timeline } = step;
-                Ok(Forecast {
-                    part: None,
-                    start,
-                    step: peaks,
-                    collectives,
-                    operations,
-                    timeline,
-                    world_size,
-                })
-            },
-        )
+    on_recorded_rank(0, world_size, move |group, recorder| {
+        let model = build(&MetaDevice).map_err(ForecastError::Loss)?;
+        let engine = initialize(model, &short, Group::new(group.clone()))?;
+        let start = MemoryPeaks::of(engine.ledger());
+        let mut steps = Steps { engine, group, recorder, loss };
+        let mut step = steps.take(times)?;
+        for _ in 1..STEPS {
+            step = steps.take(times)?;
+        }
+        Ok(step.into_forecast(None, start, world_size))
     })
 }
 
@@ -194,35 +176,18 @@ pub fn forecast_stages<M: AutodiffModule<Training<Meta>>>(
     let layout = pipeline_layout(plan, &build, &loss, None)?;
     let (world_size, ranks) = (plan.mesh.world_size(), plan.mesh.data_parallel_size());
     let forecast_stage = |stage| {
-        let recorder = Recorder::default();
-        on_simulated_rank(stage * ranks, world_size, |group| {
-            let observer = recorder.clone();
-            let group = group.observed(move |event| observer.collective(event));
-            let observer = recorder.clone();
-            observe_work(
-                move |work| observer.compute(work),
-                || {
-                    let model = build(&MetaDevice).map_err(ForecastError::Loss)?;
-                    let member = Group::new(group.clone());
-                    let engine = initialize_pipeline(model, plan, layout.clone(), member)?;
-                    let start = MemoryPeaks::of(engine.ledger());
-                    let mut steps = Steps { engine, group, recorder, loss: &loss };
-                    let mut step = steps.take_batch()?;
-                    for _ in 1..STEPS {
-                        step = steps.take_batch()?;
-                    }
-                    let Step { peaks, collectives, operations, timeline } = step;
-                    Ok(Forecast {
-                        part: layout.descriptions().get(stage).cloned(),
-                        start,
-                        step: peaks,
-                        collectives,
-                        operations,
-                        timeline,
-                        world_size,
-                    })
-                },
-            )
+        on_recorded_rank(stage * ranks, world_size, |group, recorder| {
+            let model = build(&MetaDevice).map_err(ForecastError::Loss)?;
+            let member = Group::new(group.clone());
+            let engine = initialize_pipeline(model, plan, layout.clone(), member)?;
+            let start = MemoryPeaks::of(engine.ledger());
+            let mut steps = Steps { engine, group, recorder, loss: &loss };
+            let mut step = steps.take_batch()?;
+            for _ in 1..STEPS {
+                step = steps.take_batch()?;
+            }
+            let part = layout.descriptions().get(stage).cloned();
+            Ok(step.into_forecast(part, start, world_size))
         })
     };
     (0..layout.stages()).map(forecast_stage).collect()
@@ -232,6 +197,21 @@ pub fn forecast_stages<M: AutodiffModule<Training<Meta>>>(
 fn shortened(plan: &Plan) -> Plan {
     let micro_batches = plan.batch.gradient_accumulation_steps.min(MICRO_BATCHES);
     Plan { batch: plan.batch.resized(micro_batches), ..plan.clone() }
+}
+
+/// Calls `run` as [`on_simulated_rank`] does, with what records its ops and collectives.
+fn on_recorded_rank<R: Send>(
+    rank: usize,
+    world_size: usize,
+    run: impl FnOnce(SimulatedGroup, Recorder) -> Result<R, ForecastError> + Send,
+) -> Result<R, ForecastError> {
+    let recorder = Recorder::default();
+    on_simulated_rank(rank, world_size, move |group| {
+        let observer = recorder.clone();
+        let group = group.observed(move |event| observer.collective(event));
+        let observer = recorder.clone();
+        observe_work(move |work| observer.compute(work), || run(group, recorder))
+    })
 }
 
 /// Calls `run` as rank `rank` of a simulated group of `world_size` ranks, on a thread of its own.
@@ -273,6 +253,19 @@ struct Step {
     collectives: Statistics,
     operations: Vec<ModuleOperations>,
     timeline: Timeline,
+}
+
+impl Step {
+    /// Returns the forecast of a rank that has this step after its `start`.
+    fn into_forecast(
+        self,
+        part: Option<String>,
+        start: MemoryPeaks,
+        world_size: usize,
+    ) -> Forecast {
+        let Self { peaks: step, collectives, operations, timeline } = self;
+        Forecast { part, start, step, collectives, operations, timeline, world_size }
+    }
 }
 
 impl<M, F> Steps<M, F>

@@ -12,8 +12,9 @@
 //! Main type: [`Group`]. The submodules are the arrays that it exchanges:
 //! [`DeviceArray`] is dense, or a [`RowGradient`] with the rows that an
 //! embedding has looked up, and `flat` has the flat views from which both are
-//! split. [`MeshGroups`] are the groups along the axes of the device mesh. Gathers (`parameter`), reductions (`gradient`) and everything that
-//! ranks compare or agree on use a group; it knows no parameters.
+//! split. [`MeshGroups`] are the groups along the axes of the device mesh.
+//! Gathers (`parameter`), reductions (`gradient`) and everything that ranks
+//! compare or agree on use a group; it knows no parameters.
 
 mod array;
 pub(crate) mod flat;

@@ -182,9 +182,9 @@ impl BatchSampler for EpochSampler {
     type Position = StepPosition;
 
     fn draw(&mut self) -> (Vec<usize>, usize) {
-        let samples = self.next_batch();
-        let rows = if samples.is_empty() { 1 } else { self.rows };
-        (samples, rows)
+        // A batch without samples has all rows too: pairs use the model's head once for each row, and ranks with
+        // other numbers of rows would gather it in other orders.
+        (self.next_batch(), self.rows)
     }
 
     fn position(&self) -> StepPosition {
@@ -274,7 +274,8 @@ mod tests {
         (0..2).for_each(|_| drop(short.next_batch()));
         assert_eq!(short.step_batches(), 1);
         assert_eq!(short.next_batch().len(), 1);
-        assert_eq!(short.clone().draw(), (vec![], 1));
+        // It has as many rows as the others.
+        assert_eq!(short.clone().draw(), (vec![], 2));
         short.end_step();
         short.end_step();
         assert_eq!((short.epoch(), short.position().micro_batches), (1.0, 0));

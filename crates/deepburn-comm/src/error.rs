@@ -11,10 +11,11 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::deadlock::Circle;
 use crate::group_ranks::InGroup;
 use crate::{
     CollectiveTag, GroupId, MessageContents, MessageDirection, MessageRoute, MessageTag, Operation,
-    Signature,
+    Signature, Waiting,
 };
 
 /// The reason why a collective was not completed.
@@ -34,6 +35,18 @@ pub enum CommError {
         left: Box<Side>,
         /// The rank whose call differs.
         right: Box<Side>,
+    },
+
+    /// Ranks wait for each other in different groups, or for each other's messages.
+    #[error(
+        "{}, so that none of them can continue; all members of a group must start the same \
+         collectives in the same order, also across groups, and send what others receive: look for \
+         a branch that depends on the rank or on its data",
+        Circle(circle)
+    )]
+    Deadlock {
+        /// The ranks. Each waits for the next one, and the last one for the first.
+        circle: Vec<Waiting>,
     },
 
     /// Some ranks did not reach the collective within the time-out.
@@ -283,7 +296,7 @@ pub enum CommError {
 }
 
 /// Formats the tag and the group of a message.
-struct Tagged<'a>(&'a MessageRoute);
+pub(crate) struct Tagged<'a>(pub(crate) &'a MessageRoute);
 
 impl fmt::Display for Tagged<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -9,13 +9,14 @@
 //! A message is moved to the receiver ([`Letter`]). Subgroups share the
 //! rendezvous of the world, and with it failures, the time-out and statistics.
 //!
-//! Different collectives on two ranks, invalid arguments and use after leaving
-//! the group cause errors.
+//! Different collectives on two ranks, ranks that wait for each other (`wait`), invalid arguments and
+//! use after leaving the group cause errors.
 
 mod exchange;
 mod letter;
 mod rendezvous;
 mod round;
+mod wait;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -37,6 +38,9 @@ use rendezvous::{Rendezvous, Ticket};
 ///
 /// Clones and subgroups share one membership; dropping the last handle leaves
 /// all groups, and ranks that wait for this rank then get an error.
+///
+/// Ranks that wait for each other get [`CommError::Deadlock`]. A rank counts as waiting while its thread
+/// waits, so a second thread that acts as the rank must start a collective or a message before.
 #[derive(Debug, Clone)]
 pub struct Member {
     membership: Arc<Membership>,

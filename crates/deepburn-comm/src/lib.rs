@@ -11,8 +11,8 @@
 //! detects the rank of a process that mpirun, mpiexec or srun started. [`Mesh`] arranges ranks along
 //! the axes of parallel training, whose ranks form subgroups.
 //!
-//! If ranks start different collectives, end early or do not reach a collective, every rank gets a
-//! [`CommError`] and no rank hangs.
+//! If ranks start different collectives, wait for each other, end early or do not reach a collective,
+//! every rank gets a [`CommError`] and no rank hangs.
 //!
 //! ```
 //! use std::time::Duration;
@@ -38,6 +38,7 @@ compile_error!(
 );
 
 mod collective_tag;
+mod deadlock;
 mod error;
 mod gather;
 mod group;
@@ -60,6 +61,7 @@ mod simulated;
 mod statistics;
 
 pub use collective_tag::CollectiveTag;
+pub use deadlock::{Awaited, Waiting};
 pub use error::{Absence, Call, CommError, Side};
 pub use gather::gather_bytes;
 pub use group::{Pending, ProcessGroup, Subgroup};

@@ -101,6 +101,11 @@ impl<M> Mailbox<M> {
         self.matched.remove(&id)
     }
 
+    /// Returns true if the message of a receive has arrived.
+    pub fn is_matched(&self, id: ReceiveId) -> bool {
+        self.matched.contains_key(&id)
+    }
+
     /// Gives up a receive. Its message counts as received. Returns the message if it has arrived and
     /// was not taken.
     pub fn cancel(&mut self, route: &MessageRoute, id: ReceiveId) -> Option<M> {

@@ -8,9 +8,9 @@
 //! The n-th collective of a group on every rank is *round* n of the group. A rank never blocks when it
 //! deposits its arrays. It blocks when it needs the result and a deposit is
 //! missing. The wait ends when all deposits have been made, a rank has failed,
-//! a missing rank has left the group, or the time-out has expired. The last
-//! three cases end the group for all ranks, because a rank that misses a round
-//! can never be in step with the other ranks again.
+//! a missing rank has left the group or waits for this rank, or the time-out
+//! has expired. All but the first of these cases end the group for all ranks, because a rank that
+//! misses a round can never be in step with the other ranks again.
 //!
 //! Lock discipline: one mutex protects all state. No payload is computed,
 //! copied or dropped while the mutex is held, because payloads may run device
@@ -26,9 +26,10 @@ use std::time::{Duration, Instant};
 
 use super::letter::Letter;
 use super::round::{Completion, Deposit, Round};
+use super::wait::{Threads, Wait};
 use crate::{
     Absence, Call, CommError, GroupFailure, GroupId, GroupRanks, Mailbox, MessageContents,
-    MessageDirection, MessageRoute, ReceiveId, Side, Statistics, panic,
+    MessageDirection, MessageRoute, ReceiveId, Side, Statistics, Waiting, panic,
 };
 
 /// The rendezvous of all ranks, in the world and in its subgroups.
@@ -60,7 +61,7 @@ struct RendezvousState {
 
 /// Identifies a round: the first member of its group, the group, and the
 /// sequence number. Disjoint groups may have the same identity.
-type RoundKey = (usize, GroupId, u64);
+pub(super) type RoundKey = (usize, GroupId, u64);
 
 /// The progress of one rank.
 #[derive(Debug, Default)]
@@ -72,6 +73,10 @@ struct RankProgress {
     last: Option<Call>,
     has_left: bool,
     statistics: Statistics,
+    /// The threads that act as this rank.
+    threads: Threads,
+    /// What its sleeping thread waits for.
+    wait: Option<Wait>,
 }
 
 impl Rendezvous {
@@ -264,10 +269,11 @@ impl Rendezvous {
 
     /// Blocks rank `rank` until `poll` returns a value or an error. An error ends all groups.
     /// Until then `poll` returns the ranks for which it waits, of which `late` makes an error after
-    /// the time-out.
+    /// the time-out. `wait` describes the wait, of which other ranks learn while this one sleeps.
     fn wait_until<R>(
         &self,
         rank: usize,
+        wait: impl Fn() -> Wait,
         mut poll: impl FnMut(&mut RendezvousState) -> Result<R, Blocked>,
         late: impl Fn(&RendezvousState, Vec<usize>) -> CommError,
     ) -> Result<R, CommError> {
@@ -286,10 +292,12 @@ impl Rendezvous {
                     .is_some_and(|deadline| deadline <= Instant::now())
                     .then(|| late(&state, absent)),
             };
-            if let Some(cause) = cause {
-                return Err(self.fail(state, rank, cause));
-            }
-            state = self.sleep(state, rank, deadline);
+            let Some(cause) = cause.or_else(|| state.block(rank, wait())) else {
+                state = self.sleep(state, rank, deadline);
+                state.ranks[rank].wait = None;
+                continue;
+            };
+            return Err(self.fail(state, rank, cause));
         }
     }
 
@@ -323,7 +331,7 @@ enum Blocked {
 impl RendezvousState {
     /// Checks that a rank can still send or receive.
     fn check_message(
-        &self,
+        &mut self,
         route: &MessageRoute,
         direction: MessageDirection,
     ) -> Result<(), CommError> {
@@ -331,10 +339,49 @@ impl RendezvousState {
             return Err(failure.cause.clone());
         }
         let rank = if direction == MessageDirection::Send { route.from } else { route.to };
+        self.ranks[rank].threads.note_current();
         match self.ranks[rank].has_left {
             true => Err(route.clone().after_leave(direction)),
             false => Ok(()),
         }
+    }
+
+    /// Records that the current thread will sleep as `rank`. Returns an error if it could never be
+    /// woken, because a rank for which it waits is waiting for this rank.
+    ///
+    /// Only the last rank of a circle can find it, because the ranks for which a sleeping rank waits
+    /// become fewer, and never more.
+    fn block(&mut self, rank: usize, wait: Wait) -> Option<CommError> {
+        self.ranks[rank].threads.note_current();
+        self.ranks[rank].wait = Some(wait);
+        let mut circle = Vec::new();
+        let mut seen = vec![false; self.ranks.len()];
+        let closed = self.closes_circle(rank, rank, &mut seen, &mut circle);
+        closed.then_some(CommError::Deadlock { circle })
+    }
+
+    /// Returns true if `rank` sleeps and waits for `first`, perhaps through other sleeping ranks,
+    /// which are then in `circle`. Ranks that were `seen` do not.
+    fn closes_circle(
+        &self,
+        rank: usize,
+        first: usize,
+        seen: &mut [bool],
+        circle: &mut Vec<Waiting>,
+    ) -> bool {
+        let RankProgress { threads, wait, .. } = &self.ranks[rank];
+        // Another thread of a rank could do what its sleeping thread does not.
+        let Some(wait) = wait.as_ref().filter(|_| threads.are_one()) else { return false };
+        seen[rank] = true;
+        for absent in wait.absent(&self.rounds, &self.letters) {
+            circle.push(Waiting { rank, awaited: wait.awaited(), absent });
+            if absent == first || (!seen[absent] && self.closes_circle(absent, first, seen, circle))
+            {
+                return true;
+            }
+            circle.pop();
+        }
+        false
     }
 
     /// Returns a missing rank with the last collective that it started, for an error message.
@@ -351,6 +398,7 @@ impl RankProgress {
         if self.has_left {
             return Err(CommError::AfterLeave { rank, operation, tag });
         }
+        self.threads.note_current();
         self.statistics.record(operation, &tag, side.signature.as_ref());
         // The identity of a group is cloned only for its first collective.
         let started = match self.started.get_mut(group) {
@@ -455,7 +503,12 @@ impl Ticket {
             waited: self.rendezvous.timeout,
             absent: absent.into_iter().map(|rank| state.absence(rank)).collect(),
         };
-        self.rendezvous.wait_until(rank, poll, late)
+        let wait = || Wait::Round {
+            key: self.key.clone(),
+            ranks: self.ranks.clone(),
+            call: self.call.clone(),
+        };
+        self.rendezvous.wait_until(rank, wait, poll, late)
     }
 }
 
@@ -502,7 +555,8 @@ impl LetterTicket {
             sender: Box::new(state.absence(route.from)),
             unclaimed: state.letters.unclaimed(route),
         };
-        let letter = rendezvous.wait_until(route.to, poll, late)?;
+        let wait = || Wait::Message { route: route.clone(), id: *id };
+        let letter = rendezvous.wait_until(route.to, wait, poll, late)?;
         match letter.contents().check(route, expected) {
             Ok(()) => Ok(letter),
             Err(cause) => Err(rendezvous.fail(rendezvous.lock(), route.to, cause)),

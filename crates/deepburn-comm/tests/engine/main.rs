@@ -1,6 +1,7 @@
 //! Tests of the in-process engine with rank threads: collectives, messages, subgroups and failures.
 
 mod collectives;
+mod deadlocks;
 mod failures;
 mod memory;
 mod messages;

@@ -26,10 +26,10 @@ use std::time::{Duration, Instant};
 
 use super::letter::Letter;
 use super::round::{Completion, Deposit, Round};
-use super::wait::{Threads, Wait};
+use super::wait::{ActingThreads, WaitTarget};
 use crate::{
     Absence, Call, CommError, GroupFailure, GroupId, GroupRanks, Mailbox, MessageContents,
-    MessageDirection, MessageRoute, ReceiveId, Side, Statistics, Waiting, panic,
+    MessageDirection, MessageRoute, MessageTag, ReceiveId, Side, Statistics, Waiting, panic,
 };
 
 /// The rendezvous of all ranks, in the world and in its subgroups.
@@ -74,9 +74,9 @@ struct RankProgress {
     has_left: bool,
     statistics: Statistics,
     /// The threads that act as this rank.
-    threads: Threads,
+    threads: ActingThreads,
     /// What its sleeping thread waits for.
-    wait: Option<Wait>,
+    wait: Option<WaitTarget>,
 }
 
 impl Rendezvous {
@@ -183,11 +183,7 @@ impl Rendezvous {
         let mut state = self.lock();
         state.check_message(&route, MessageDirection::Send)?;
         let bytes = letter.sent_bytes();
-        state.ranks[route.from].statistics.record_message(
-            MessageDirection::Send,
-            &route.tag,
-            bytes,
-        );
+        state.ranks[route.from].record_message(MessageDirection::Send, &route.tag, bytes);
         let to = route.to;
         let unwanted = state.letters.deliver(route, letter);
         drop(state);
@@ -209,11 +205,7 @@ impl Rendezvous {
     ) -> Result<LetterTicket, CommError> {
         let mut state = this.lock();
         state.check_message(&route, MessageDirection::Receive)?;
-        state.ranks[route.to].statistics.record_message(
-            MessageDirection::Receive,
-            &route.tag,
-            bytes,
-        );
+        state.ranks[route.to].record_message(MessageDirection::Receive, &route.tag, bytes);
         let id = state.letters.receive(route.clone());
         Ok(LetterTicket { rendezvous: this.clone(), route, id })
     }
@@ -273,7 +265,7 @@ impl Rendezvous {
     fn wait_until<R>(
         &self,
         rank: usize,
-        wait: impl Fn() -> Wait,
+        wait: impl Fn() -> WaitTarget,
         mut poll: impl FnMut(&mut RendezvousState) -> Result<R, Blocked>,
         late: impl Fn(&RendezvousState, Vec<usize>) -> CommError,
     ) -> Result<R, CommError> {
@@ -331,7 +323,7 @@ enum Blocked {
 impl RendezvousState {
     /// Checks that a rank can still send or receive.
     fn check_message(
-        &mut self,
+        &self,
         route: &MessageRoute,
         direction: MessageDirection,
     ) -> Result<(), CommError> {
@@ -339,7 +331,6 @@ impl RendezvousState {
             return Err(failure.cause.clone());
         }
         let rank = if direction == MessageDirection::Send { route.from } else { route.to };
-        self.ranks[rank].threads.note_current();
         match self.ranks[rank].has_left {
             true => Err(route.clone().after_leave(direction)),
             false => Ok(()),
@@ -351,30 +342,37 @@ impl RendezvousState {
     ///
     /// Only the last rank of a circle can find it, because the ranks for which a sleeping rank waits
     /// become fewer, and never more.
-    fn block(&mut self, rank: usize, wait: Wait) -> Option<CommError> {
+    fn block(&mut self, rank: usize, wait: WaitTarget) -> Option<CommError> {
         self.ranks[rank].threads.note_current();
         self.ranks[rank].wait = Some(wait);
         let mut circle = Vec::new();
         let mut seen = vec![false; self.ranks.len()];
-        let closed = self.closes_circle(rank, rank, &mut seen, &mut circle);
-        closed.then_some(CommError::Deadlock { circle })
+        if !self.closes_circle(rank, rank, &mut seen, &mut circle) {
+            return None;
+        }
+        let waiting = circle.into_iter().filter_map(|(rank, absent)| {
+            let awaited = self.ranks[rank].wait.as_ref()?.awaited();
+            Some(Waiting { rank, awaited, absent })
+        });
+        Some(CommError::Deadlock { circle: waiting.collect() })
     }
 
-    /// Returns true if `rank` sleeps and waits for `first`, perhaps through other sleeping ranks,
-    /// which are then in `circle`. Ranks that were `seen` do not.
+    /// Returns true if `rank` sleeps and waits for `first`, perhaps through other sleeping ranks.
+    /// `circle` then has each of them with the rank for which it waits. Ranks that were `seen` do
+    /// not wait for `first`.
     fn closes_circle(
         &self,
         rank: usize,
         first: usize,
         seen: &mut [bool],
-        circle: &mut Vec<Waiting>,
+        circle: &mut Vec<(usize, usize)>,
     ) -> bool {
         let RankProgress { threads, wait, .. } = &self.ranks[rank];
         // Another thread of a rank could do what its sleeping thread does not.
         let Some(wait) = wait.as_ref().filter(|_| threads.are_one()) else { return false };
         seen[rank] = true;
         for absent in wait.absent(&self.rounds, &self.letters) {
-            circle.push(Waiting { rank, awaited: wait.awaited(), absent });
+            circle.push((rank, absent));
             if absent == first || (!seen[absent] && self.closes_circle(absent, first, seen, circle))
             {
                 return true;
@@ -391,6 +389,12 @@ impl RendezvousState {
 }
 
 impl RankProgress {
+    /// Counts a message that the current thread sends or receives as this rank.
+    fn record_message(&mut self, direction: MessageDirection, tag: &MessageTag, bytes: usize) {
+        self.threads.note_current();
+        self.statistics.record_message(direction, tag, bytes);
+    }
+
     /// Assigns the next sequence number of the rank in a group.
     fn start(&mut self, group: &GroupId, side: &Side) -> Result<Call, CommError> {
         let Side { rank, operation, ref tag, .. } = *side;
@@ -503,7 +507,7 @@ impl Ticket {
             waited: self.rendezvous.timeout,
             absent: absent.into_iter().map(|rank| state.absence(rank)).collect(),
         };
-        let wait = || Wait::Round {
+        let wait = || WaitTarget::Round {
             key: self.key.clone(),
             ranks: self.ranks.clone(),
             call: self.call.clone(),
@@ -555,7 +559,7 @@ impl LetterTicket {
             sender: Box::new(state.absence(route.from)),
             unclaimed: state.letters.unclaimed(route),
         };
-        let wait = || Wait::Message { route: route.clone(), id: *id };
+        let wait = || WaitTarget::Message { route: route.clone(), id: *id };
         let letter = rendezvous.wait_until(route.to, wait, poll, late)?;
         match letter.contents().check(route, expected) {
             Ok(()) => Ok(letter),

@@ -10,7 +10,7 @@ use crate::{Awaited, Call, GroupRanks, Mailbox, MessageRoute, ReceiveId};
 
 /// The threads that have started collectives and messages as one rank, or waited for them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) enum Threads {
+pub(super) enum ActingThreads {
     /// None yet.
     #[default]
     None,
@@ -20,7 +20,7 @@ pub(super) enum Threads {
     Several,
 }
 
-impl Threads {
+impl ActingThreads {
     /// Adds the current thread.
     pub(super) fn note_current(&mut self) {
         let current = thread::current().id();
@@ -39,7 +39,7 @@ impl Threads {
 
 /// What a sleeping thread waits for.
 #[derive(Debug, Clone)]
-pub(super) enum Wait {
+pub(super) enum WaitTarget {
     /// The deposits or the results of a round.
     Round {
         /// The round.
@@ -58,7 +58,7 @@ pub(super) enum Wait {
     },
 }
 
-impl Wait {
+impl WaitTarget {
     /// Returns the world ranks without whose next call the wait cannot end. They are taken from the
     /// present state, because the thread may not have noticed yet that it was woken.
     ///

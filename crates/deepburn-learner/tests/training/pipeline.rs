@@ -347,7 +347,8 @@ fn a_stage_that_fails_ends_all_of_them() {
     });
     let message = failure.unwrap_err().to_string();
     assert!(message.contains("rank 1") && message.contains("a bad batch"), "{message}");
-    assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
+    // Far below the time-out of 60 s, and long enough for a loaded machine. It takes a few milliseconds.
+    assert!(started.elapsed() < Duration::from_secs(20), "{:?}", started.elapsed());
 }
 
 #[test]

@@ -26,6 +26,7 @@ use std::io::{BufReader, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use zip::read::{ArchiveOffset, Config};
 use zip::{CompressionMethod, ZipArchive};
 
 use crate::DeepSpeedError;
@@ -240,7 +241,11 @@ fn entries(path: &Path, file: File) -> Result<HashMap<String, Entry>, DeepSpeedE
     let broken = |source: zip::result::ZipError| {
         DeepSpeedError::damaged(path, format!("no zip archive of torch.save: {source}"))
     };
-    let mut archive = ZipArchive::new(BufReader::new(file)).map_err(broken)?;
+    // `torch.save` writes nothing before the archive. If the library searches for its start, it takes the second entry of
+    // the directory for the first where that entry is 76 bytes further on: the size of the two ZIP64 records that
+    // `torch.save` adds after the directory. This is so for all names of 21 letters, such as `layer_00-model_states`.
+    let config = Config { archive_offset: ArchiveOffset::Known(0) };
+    let mut archive = ZipArchive::with_config(config, BufReader::new(file)).map_err(broken)?;
     let mut listed = HashMap::new();
     for index in 0..archive.len() {
         let entry = archive.by_index_raw(index).map_err(broken)?;

@@ -1,17 +1,11 @@
 //! The values in a file of `torch.save`, by name.
 //!
 //! Main types: [`Contents`], an open file, and [`Value`], a value in it with
-//! its dotted name for error messages. The pickle is read twice: by
-//! `pytorch-reader`, which lists the tensors, and by this crate's walker, which
-//! keeps the order of dicts and the attributes of objects. If the two readers
-//! disagree about a tensor, the file is rejected.
+//! its dotted name for error messages. The pickle is read by this crate's
+//! walker, which keeps the order of dicts and the attributes of objects.
 
-use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
-
-use deepburn_safetensors::FloatType;
-use pytorch_reader::{DType, PytorchReader};
 
 use crate::archive::Archive;
 use crate::pickle::Pickle;
@@ -25,9 +19,6 @@ pub(crate) struct Contents {
     archive: Arc<Archive>,
     /// The values, with references to storages.
     pickle: Pickle,
-    /// The type and shape of each tensor according to `pytorch-reader`, by
-    /// dotted name; `None` if a tensor exceeds its size limit.
-    listed: Option<HashMap<String, (DType, Vec<usize>)>>,
 }
 
 impl Contents {
@@ -36,8 +27,7 @@ impl Contents {
     ///
     /// # Errors
     ///
-    /// Returns an error if the archive, the pickle or a storage is damaged, or
-    /// if `pytorch-reader` cannot read the file.
+    /// Returns an error if the archive, the pickle or a storage is damaged.
     pub(crate) fn open(path: &Path) -> Result<Self, DeepSpeedError> {
         let archive = Arc::new(Archive::open(path)?);
         let pickle = Pickle::parse(&archive.pickle()?)
@@ -50,12 +40,7 @@ impl Contents {
                 return Err(DeepSpeedError::damaged(path, reason));
             }
         }
-        let within = |(_, element, len): (&str, Option<FloatType>, usize)| {
-            let size = element.map_or(8, FloatType::size);
-            len.saturating_mul(size) <= pytorch_reader::MAX_TENSOR_SIZE
-        };
-        let listed = pickle.storages().all(within).then(|| list(path)).transpose()?;
-        Ok(Self { archive, pickle, listed })
+        Ok(Self { archive, pickle })
     }
 
     /// Returns the path of the file.
@@ -67,18 +52,6 @@ impl Contents {
     pub(crate) fn root(&self) -> Value<'_> {
         Value { contents: self, id: self.pickle.root(), name: String::new() }
     }
-}
-
-/// Returns the types and shapes of a file's tensors, by dotted name.
-///
-/// # Errors
-///
-/// Returns [`DeepSpeedError::Damaged`] if the library cannot read the file.
-fn list(path: &Path) -> Result<HashMap<String, (DType, Vec<usize>)>, DeepSpeedError> {
-    let reader = PytorchReader::new(path)
-        .map_err(|error| DeepSpeedError::damaged(path, error.to_string()))?;
-    let tensors = reader.into_tensors().into_iter();
-    Ok(tensors.map(|(name, it)| (name, (it.dtype(), it.shape().to_vec()))).collect())
 }
 
 /// A value of a file.
@@ -273,14 +246,12 @@ impl<'a> Value<'a> {
         if fits { Ok(shape) } else { Err(self.refuse("a size below 2^40 elements")) }
     }
 
-    /// Returns a dense tensor with an element type of parameters, on which both
-    /// readers agree.
+    /// Returns a dense tensor with an element type of parameters.
     ///
     /// # Errors
     ///
-    /// Returns an error for another element type, a tensor that is not
-    /// contiguous, or one whose type or shape `pytorch-reader` reads
-    /// differently.
+    /// Returns an error for another element type or a tensor that is not
+    /// contiguous.
     pub(crate) fn tensor(&self) -> Result<Arc<Tensor>, DeepSpeedError> {
         let PickleNode::Tensor(node) = self.node() else { return Err(self.refuse("a tensor")) };
         let PickleNode::Storage { key, element, .. } = self.contents.pickle.node(node.storage)
@@ -290,19 +261,6 @@ impl<'a> Value<'a> {
         let (Some(element), true) = (*element, node.contiguous) else {
             return Err(self.refuse("a contiguous tensor of f32, f16 or bf16"));
         };
-        let dtype = match element {
-            FloatType::F32 => DType::F32,
-            FloatType::F16 => DType::F16,
-            FloatType::Bf16 => DType::BF16,
-        };
-        if let Some(listed) = &self.contents.listed {
-            let second = listed.get(&self.name);
-            if second.is_none_or(|(found, shape)| *found != dtype || *shape != node.shape) {
-                let shape = &node.shape;
-                let rule = format!("{dtype:?} {shape:?} to both readers, not {second:?} to one");
-                return Err(self.refuse(rule));
-            }
-        }
         Ok(Arc::new(Tensor {
             archive: self.contents.archive.clone(),
             key: self.contents.pickle.text(*key).unwrap_or_default().to_owned(),
@@ -315,7 +273,9 @@ impl<'a> Value<'a> {
 
 #[cfg(test)]
 mod tests {
+    use deepburn_safetensors::FloatType;
     use half::{bf16, f16};
+    use pytorch_reader::PytorchReader;
 
     use super::*;
 
@@ -332,9 +292,12 @@ mod tests {
     }
 
     #[test]
-    fn both_readers_read_the_same_values() {
+    fn another_reader_reads_the_same_values() {
         let mut tensors = 0;
-        for file in files() {
+        // The other reader looks for the directory of a file at another place if its name has as many letters as that of
+        // a layer (see `entries` in archive.rs).
+        let is_layer = |file: &std::path::PathBuf| file.to_string_lossy().contains("/layer_");
+        for file in files().into_iter().filter(|file| !is_layer(file)) {
             let contents = Contents::open(&file).unwrap();
             let reader = PytorchReader::new(&file).unwrap();
             for (name, second) in reader.tensors() {
@@ -384,7 +347,9 @@ mod tests {
 
     #[test]
     fn errors_name_the_value_and_the_rule() {
-        let file = files().into_iter().find(|file| file.ends_with("mp_rank_00_model_states.pt"));
+        let file = files()
+            .into_iter()
+            .find(|file| file.ends_with("s0/global_step6/mp_rank_00_model_states.pt"));
         let contents = Contents::open(&file.unwrap()).unwrap();
         let root = contents.root();
         let refused = |result: Result<i64, DeepSpeedError>| result.unwrap_err().to_string();

@@ -19,11 +19,9 @@
 //!
 //! [`DeepSpeedCheckpoint`] reads any range of any [`SavedParameter`] and of the
 //! optimizer's arrays, regardless of the ZeRO stage and the number of ranks
-//! that wrote the checkpoint. Pickles are read twice: the library
-//! `pytorch-reader` lists the tensors, and this crate's own parser of opcodes
-//! finds the order of parameters in flat groups and the attributes of objects.
-//! Both readers must agree on every tensor. If a tensor exceeds the library's
-//! limit of 10 GiB, only this crate's parser is used.
+//! that wrote the checkpoint. The parser of pickles is
+//! this crate's own, because it needs the order of dicts, which determines the
+//! positions of parameters in flat groups, and the attributes of objects.
 //!
 //! ```
 //! use std::path::Path;

@@ -9,6 +9,7 @@
 //!   contents.rs     a file: archive.rs (zip) and pickle.rs (walker.rs executes the opcodes)
 //!   model_states_file.rs, optim_states_file.rs  what DeepSpeed stores in the two kinds of files
 //!     replicated.rs, partitioned.rs, sharded.rs    stage 0; 1 and 2; 3: the position of each value
+//!     pipeline.rs   the stages of a pipeline, each of which is one of the above
 //!       stored.rs   the common form of all stages, from which values are read
 //! ```
 
@@ -17,13 +18,13 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::folder::{Folder, ModelFiles};
+use crate::folder::{Files, Folder, StageFiles};
 use crate::model_states_file::{CommonFields, ModelStatesFile};
 use crate::optim_states_file::OptimStatesFile;
-use crate::stored::{SavedState, tie};
+use crate::stored::{SavedState, Stored, tie};
 use crate::tensor::{Segments, Tensor};
 use crate::{Array, Counters, DeepSpeedError, LossScale, SavedParameter};
-use crate::{partitioned, replicated, sharded};
+use crate::{layer_names, partitioned, pipeline, replicated, sharded};
 
 /// An open DeepSpeed checkpoint, which several threads can read at once.
 ///
@@ -39,6 +40,8 @@ pub struct DeepSpeedCheckpoint {
     summary: CommonFields,
     /// The positions of all values, in the order of `parameters`.
     state: SavedState,
+    /// The number of stages of a pipeline; `None` without one.
+    stages: Option<usize>,
     /// The metadata of the parameters: trained ones first, then frozen ones.
     parameters: Vec<SavedParameter>,
     /// The float buffers of rank 0's model file.
@@ -54,17 +57,22 @@ impl DeepSpeedCheckpoint {
     ///
     /// # Errors
     ///
-    /// Returns [`DeepSpeedError::Missing`] if there is no checkpoint or a
-    /// rank's file is missing; [`DeepSpeedError::Damaged`],
+    /// Returns [`DeepSpeedError::Missing`] if there is no checkpoint or the
+    /// file of a rank, a stage or a layer is missing; [`DeepSpeedError::Damaged`],
     /// [`DeepSpeedError::Layout`] or [`DeepSpeedError::Mixed`] if the files are
     /// not from one save of DeepSpeed; [`DeepSpeedError::Unsupported`] for
-    /// model parallelism, experts, universal checkpoints and omitted frozen
+    /// tensor parallelism, experts, universal checkpoints and omitted frozen
     /// parameters; or an I/O error.
     pub fn open(path: &Path, tag: Option<&str>) -> Result<Self, DeepSpeedError> {
         let folder = Folder::find(path, tag)?;
-        let (summary, state, buffers) = match &folder.model {
-            ModelFiles::Whole(model) => of_whole_model(&folder, model)?,
-            ModelFiles::Sharded(models) => of_sharded_model(&folder, models)?,
+        let (summary, state, buffers) = match &folder.files {
+            Files::Whole(files) => of_whole_model(&folder.path, files)?,
+            Files::Sharded { model, optim } => of_sharded_model(&folder.path, model, optim)?,
+            Files::Pipeline { stages, layers } => pipeline::read(&folder.path, stages, layers)?,
+        };
+        let stages = match &folder.files {
+            Files::Pipeline { stages, .. } => Some(stages.len()),
+            Files::Whole(_) | Files::Sharded { .. } => None,
         };
         let parameters: Vec<_> = state.stored.iter().map(|it| it.parameter.clone()).collect();
         let mut places = HashMap::new();
@@ -76,7 +84,7 @@ impl DeepSpeedCheckpoint {
         for stored in &state.stored {
             stored.check(&path)?;
         }
-        Ok(Self { path, summary, state, parameters, buffers, places })
+        Ok(Self { path, summary, state, stages, parameters, buffers, places })
     }
 
     /// Returns true if a folder looks like a DeepSpeed checkpoint or names its
@@ -103,6 +111,30 @@ impl DeepSpeedCheckpoint {
     /// Returns the number of data-parallel ranks.
     pub fn world_size(&self) -> usize {
         self.summary.world_size
+    }
+
+    /// Returns the number of stages of a pipeline, which may be 1. `None` if the model was saved as a whole, with the
+    /// names that it has without a pipeline.
+    pub fn pipeline_stages(&self) -> Option<usize> {
+        self.stages
+    }
+
+    /// Returns the parameters of a pipeline by their names in the model without a pipeline.
+    ///
+    /// The parameters of a pipeline have the names of their layers, such as `2.attn.c_attn.weight` and
+    /// `tied_modules.embed.weight`. `model` has the names and shapes of the whole model in module order. A layer is the
+    /// part of the model with the same shapes, whose names end like the layer's names. If several equal layers fit
+    /// several parts that differ in a number, as blocks do, they are in order.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`DeepSpeedError::NotInside`] with the layer if it fits no part, or more than one.
+    pub fn layers_in_model<'m>(
+        &self,
+        model: &[(&'m str, &[usize])],
+    ) -> Result<HashMap<&'m str, &SavedParameter>, DeepSpeedError> {
+        let named = layer_names::in_model(&self.parameters, model);
+        named.map_err(|reason| DeepSpeedError::NotInside { path: self.path.clone(), reason })
     }
 
     /// Returns the training progress.
@@ -166,10 +198,7 @@ impl DeepSpeedCheckpoint {
     /// Returns [`DeepSpeedError::Damaged`] if a checksum is wrong, or an I/O
     /// error.
     pub fn verify(&self) -> Result<(), DeepSpeedError> {
-        self.state.stored.iter().try_for_each(|stored| {
-            let arrays = [&stored.weights].into_iter().chain(&stored.moments);
-            arrays.chain(&stored.working).try_for_each(Segments::verify)
-        })?;
+        self.state.stored.iter().flat_map(Stored::arrays).try_for_each(Segments::verify)?;
         self.buffers.iter().try_for_each(|(_, tensor)| tensor.read(0..0, &mut Vec::new()))
     }
 
@@ -203,8 +232,8 @@ impl DeepSpeedCheckpoint {
             Array::Moment(moment) => moment,
         };
         let at = self.state.moments.iter().position(|found| found == moment);
-        match at.and_then(|at| stored.moments.get(at)) {
-            Some(segments) => segments.read(range),
+        match at.filter(|at| *at < stored.moments.len()) {
+            Some(at) => stored.read_moment(at, moment, range),
             None => Err(not_inside(if *trainable {
                 let found = self.state.moments.join(", ");
                 format!("the optimizer has no {moment} of {name}; its arrays are: {found}")
@@ -216,7 +245,7 @@ impl DeepSpeedCheckpoint {
 }
 
 /// The content of a checkpoint; the last element has the float buffers.
-type Read = (CommonFields, SavedState, Vec<(String, Arc<Tensor>)>);
+pub(crate) type Read = (CommonFields, SavedState, Vec<(String, Arc<Tensor>)>);
 
 /// Assembles stages 0 to 2, whose model is in one file.
 ///
@@ -225,37 +254,57 @@ type Read = (CommonFields, SavedState, Vec<(String, Arc<Tensor>)>);
 /// Returns an error if the files are not from one save or of an unsupported
 /// kind. A model file without flat groups next to optimizer files is a mixture
 /// of two saves.
-fn of_whole_model(folder: &Folder, path: &Path) -> Result<Read, DeepSpeedError> {
-    let model = ModelStatesFile::open(path)?;
+fn of_whole_model(folder: &Path, files: &StageFiles) -> Result<Read, DeepSpeedError> {
+    let model = ModelStatesFile::open(&files.model, 1)?;
     let buffers = model.buffers()?;
-    // Only partitioned optimizers store the order of parameters in flat groups, so its presence distinguishes
-    // stages 1 and 2 from stage 0.
-    let state = match (model.groups.is_some(), folder.optim.is_empty()) {
-        (false, true) => replicated::assemble(&model)?,
-        (true, _) => {
-            let ranks = ranks(folder, &model)?;
+    let state = match partitions(folder, &model, &files.optim)? {
+        None => replicated::assemble(&model)?,
+        Some(ranks) => {
             let mut state = partitioned::assemble(&model, &ranks)?;
             tie(&model, &mut state.stored)?;
             state
-        }
-        (false, false) => {
-            let reason = "it is a stage 0 checkpoint, but its folder also has files of a partitioned optimizer";
-            return Err(DeepSpeedError::mixed(path, reason));
         }
     };
     Ok((model.summary, state, buffers))
 }
 
+/// Opens the optimizer files of stages 1 and 2; `None` at stage 0, whose
+/// optimizer is in the model file.
+///
+/// # Errors
+///
+/// Returns an error if the files are not from one save.
+pub(crate) fn partitions(
+    folder: &Path,
+    model: &ModelStatesFile,
+    optim: &[PathBuf],
+) -> Result<Option<Vec<OptimStatesFile>>, DeepSpeedError> {
+    // Only partitioned optimizers store the order of parameters in flat groups, so its presence distinguishes
+    // stages 1 and 2 from stage 0.
+    match (model.groups.is_some(), optim.is_empty()) {
+        (false, true) => Ok(None),
+        (true, _) => ranks(folder, model, optim, false).map(Some),
+        (false, false) => {
+            let reason = "it is a stage 0 checkpoint, but its folder also has files of a partitioned optimizer";
+            Err(DeepSpeedError::mixed(model.path(), reason))
+        }
+    }
+}
+
 /// Assembles stage 3, whose model is in one file per rank. The buffers are
 /// taken from the file of rank 0.
-fn of_sharded_model(folder: &Folder, paths: &[PathBuf]) -> Result<Read, DeepSpeedError> {
+fn of_sharded_model(
+    folder: &Path,
+    paths: &[PathBuf],
+    optim: &[PathBuf],
+) -> Result<Read, DeepSpeedError> {
     let models: Vec<_> =
-        paths.iter().map(|path| ModelStatesFile::open(path)).collect::<Result<_, _>>()?;
+        paths.iter().map(|path| ModelStatesFile::open(path, 1)).collect::<Result<_, _>>()?;
     let world_size = models[0].summary.world_size;
     if models.len() != world_size {
         return Err(wrong_number(folder, &models[0], models.len(), "model"));
     }
-    let ranks = ranks(folder, &models[0])?;
+    let ranks = ranks(folder, &models[0], optim, true)?;
     let mut state = sharded::assemble(&models, &ranks)?;
     tie(&models[0], &mut state.stored)?;
     let buffers = models[0].buffers()?;
@@ -263,19 +312,23 @@ fn of_sharded_model(folder: &Folder, paths: &[PathBuf]) -> Result<Read, DeepSpee
     // The list cannot be empty, because its first element was read above.
     summary
         .map(|summary| (summary, state, buffers))
-        .ok_or_else(|| DeepSpeedError::missing(&folder.path, "there is no model in it"))
+        .ok_or_else(|| DeepSpeedError::missing(folder, "there is no model in it"))
 }
 
 /// Opens the optimizer files of all ranks and checks that they are from the
-/// same save as the model.
-fn ranks(folder: &Folder, model: &ModelStatesFile) -> Result<Vec<OptimStatesFile>, DeepSpeedError> {
-    let found = folder.optim.len();
+/// same save as the model. `sharded` is true at stage 3.
+fn ranks(
+    folder: &Path,
+    model: &ModelStatesFile,
+    optim: &[PathBuf],
+    sharded: bool,
+) -> Result<Vec<OptimStatesFile>, DeepSpeedError> {
+    let found = optim.len();
     if found != model.summary.world_size || found == 0 {
         return Err(wrong_number(folder, model, found, "optim"));
     }
     let ranks: Vec<_> =
-        folder.optim.iter().map(|path| OptimStatesFile::open(path)).collect::<Result<_, _>>()?;
-    let sharded = matches!(folder.model, ModelFiles::Sharded(_));
+        optim.iter().map(|path| OptimStatesFile::open(path)).collect::<Result<_, _>>()?;
     for rank in &ranks {
         if (rank.stage == Some(3)) != sharded {
             let reason = format!(
@@ -298,7 +351,7 @@ fn ranks(folder: &Folder, model: &ModelStatesFile) -> Result<Vec<OptimStatesFile
 /// Returns the error for a number of files that differs from the number of
 /// ranks.
 fn wrong_number(
-    folder: &Folder,
+    folder: &Path,
     model: &ModelStatesFile,
     found: usize,
     kind: &str,
@@ -309,5 +362,5 @@ fn wrong_number(
         model.path().display(),
         model.summary.world_size
     );
-    DeepSpeedError::missing(&folder.path, reason)
+    DeepSpeedError::missing(folder, reason)
 }

@@ -294,8 +294,8 @@ mod tests {
     #[test]
     fn another_reader_reads_the_same_values() {
         let mut tensors = 0;
-        // The other reader looks for the directory of a file at another place if its name has as many letters as that of
-        // a layer (see `entries` in archive.rs).
+        // The other reader looks for the directory of a file at another place if its name has 21 letters, as the name
+        // of a layer has (see `entries` in archive.rs).
         let is_layer = |file: &std::path::PathBuf| file.to_string_lossy().contains("/layer_");
         for file in files().into_iter().filter(|file| !is_layer(file)) {
             let contents = Contents::open(&file).unwrap();

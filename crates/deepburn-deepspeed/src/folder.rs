@@ -1,9 +1,9 @@
 //! Finds the files of a checkpoint.
 //!
 //! Main type: [`Folder`], which lists the files of a tag by rank. Files of
-//! pipeline or tensor parallelism, experts, universal checkpoints and
-//! optimizers on NVMe are recognised by their names and rejected. A missing
-//! rank is an error.
+//! tensor parallelism, experts, universal checkpoints and optimizers on NVMe
+//! are recognised by their names and rejected. A missing rank, pipeline stage
+//! or layer is an error.
 //!
 //! Names of the files, with R the data-parallel rank:
 //!
@@ -12,9 +12,10 @@
 //! zero_pp_rank_R_mp_rank_00_model_states.pt           rank R's model file: stage 3
 //! zero_pp_rank_R_mp_rank_00_optim_states.pt           rank R's optimizer: stages 1 to 3
 //! bf16_zero_pp_rank_R_mp_rank_00_optim_states.pt      the same in bf16
+//! layer_NN-model_states.pt                            layer NN of a pipeline, whose mp_rank_SS is its stage SS
 //! ```
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -26,28 +27,38 @@ const LATEST: &str = "latest";
 const MODEL: &str = "_model_states.pt";
 /// The end of the name of an optimizer file.
 const OPTIM: &str = "_optim_states.pt";
-/// Rank 0 of the tensor-parallel dimension, the only supported one.
-const MP_RANK: &str = "mp_rank_00";
+/// The end of the name of a layer's file.
+const LAYER: &str = "-model_states.pt";
 
 /// The files of a tag.
 #[derive(Debug)]
 pub(crate) struct Folder {
     /// The folder of the tag.
     pub(crate) path: PathBuf,
-    /// One file with the complete model (stages 0 to 2), or one file per rank
-    /// (stage 3).
-    pub(crate) model: ModelFiles,
-    /// The optimizer files by rank; empty at stage 0.
-    pub(crate) optim: Vec<PathBuf>,
+    /// The files of the model and the optimizer.
+    pub(crate) files: Files,
 }
 
-/// The files `*_model_states.pt`.
+/// The files of a model and its optimizer.
 #[derive(Debug)]
-pub(crate) enum ModelFiles {
-    /// The file of rank 0, which has the complete model.
-    Whole(PathBuf),
-    /// The files by rank, without a gap.
-    Sharded(Vec<PathBuf>),
+pub(crate) enum Files {
+    /// ZeRO stages 0 to 2: the model is in one file.
+    Whole(StageFiles),
+    /// ZeRO stage 3: the model files and the optimizer files by rank, without a
+    /// gap.
+    Sharded { model: Vec<PathBuf>, optim: Vec<PathBuf> },
+    /// A pipeline at ZeRO stage 0 or 1: the stages in order, and the layers with
+    /// weights by number.
+    Pipeline { stages: Vec<StageFiles>, layers: BTreeMap<usize, PathBuf> },
+}
+
+/// The files of a pipeline stage, or of a model without a pipeline.
+#[derive(Debug)]
+pub(crate) struct StageFiles {
+    /// The file `mp_rank_SS_model_states.pt`.
+    pub(crate) model: PathBuf,
+    /// The optimizer files by rank; empty at ZeRO stage 0.
+    pub(crate) optim: Vec<PathBuf>,
 }
 
 impl Folder {
@@ -67,23 +78,36 @@ impl Folder {
         };
         let names = names(&path)?;
         refuse_foreign(&path, &names)?;
-        let whole = path.join(format!("{MP_RANK}{MODEL}"));
-        let sharded = ranks(&path, &names, MODEL)?;
-        let model = match (whole.is_file(), sharded.is_empty()) {
-            (true, true) => ModelFiles::Whole(whole),
-            (false, false) => ModelFiles::Sharded(sharded),
+        let layers = layers(&path, &names)?;
+        let pipeline = (!layers.is_empty()).then(|| stages(&path, &names)).transpose()?;
+        refuse_other_stages(&path, &names, pipeline)?;
+        let of_stage = |stage| {
+            let model = path.join(format!("{}{MODEL}", mp_rank(stage)));
+            Ok(StageFiles { model, optim: ranks(&path, &names, stage, OPTIM)? })
+        };
+        let sharded = ranks(&path, &names, 0, MODEL)?;
+        let first: StageFiles = of_stage(0)?;
+        let files = match (first.model.is_file(), sharded.is_empty()) {
+            (true, true) => match pipeline {
+                None => Files::Whole(first),
+                Some(stages) => {
+                    let stages =
+                        (0..stages).map(of_stage).collect::<Result<_, DeepSpeedError>>()?;
+                    Files::Pipeline { stages, layers }
+                }
+            },
+            (false, false) => Files::Sharded { model: sharded, optim: first.optim },
             (false, true) => {
                 let reason = "it is missing, and without it there is no checkpoint; copy the \
                               whole folder";
-                return Err(DeepSpeedError::missing(&whole, reason));
+                return Err(DeepSpeedError::missing(&first.model, reason));
             }
             (true, false) => {
                 let reason = "there are files of stage 3 beside it";
-                return Err(DeepSpeedError::mixed(&whole, reason));
+                return Err(DeepSpeedError::mixed(&first.model, reason));
             }
         };
-        let optim = ranks(&path, &names, OPTIM)?;
-        Ok(Self { path, model, optim })
+        Ok(Self { path, files })
     }
 
     /// Returns true if `path` contains or is a checkpoint.
@@ -156,17 +180,8 @@ fn refuse_foreign(path: &Path, names: &[String]) -> Result<(), DeepSpeedError> {
         Err(DeepSpeedError::unsupported(&path.join(name), found, remedy))
     };
     for name in names {
-        let states = name.ends_with(MODEL) || name.ends_with(OPTIM);
         if name.contains("expert") || name.starts_with("expp_rank") {
             return refuse(name, "it has experts (MoE)", "use a model without experts");
-        }
-        if name.starts_with("layer_") && name.ends_with(".pt") {
-            let remedy = "save it without pipeline parallelism";
-            return refuse(name, "it is a layer of a pipeline", remedy);
-        }
-        if states && !name.contains(MP_RANK) {
-            let remedy = "save it without tensor and pipeline parallelism";
-            return refuse(name, "it belongs to another model-parallel rank than 0", remedy);
         }
         if name == "offloaded_tensors" {
             let remedy = "save it with the optimizer in memory (offload_optimizer.device)";
@@ -180,8 +195,85 @@ fn refuse_foreign(path: &Path, names: &[String]) -> Result<(), DeepSpeedError> {
     Ok(())
 }
 
-/// Returns the files with the ending `suffix` in rank order. A missing rank is
-/// an error.
+/// Returns what the names of the files of a pipeline stage contain.
+fn mp_rank(stage: usize) -> String {
+    format!("mp_rank_{stage:02}")
+}
+
+/// Returns the files of a pipeline's layers by number. Layers without weights
+/// may have no file.
+///
+/// # Errors
+///
+/// Returns [`DeepSpeedError::Unsupported`] for layers of tensor parallelism,
+/// whose names have another part.
+fn layers(path: &Path, names: &[String]) -> Result<BTreeMap<usize, PathBuf>, DeepSpeedError> {
+    let mut layers = BTreeMap::new();
+    for name in names {
+        let Some(rest) = name.strip_prefix("layer_").filter(|_| name.ends_with(".pt")) else {
+            continue;
+        };
+        let number = rest.strip_suffix(LAYER).and_then(|number| number.parse().ok());
+        let number = number.ok_or_else(|| {
+            let found = "it is a part of a layer";
+            let remedy = "save it without tensor parallelism";
+            DeepSpeedError::unsupported(&path.join(name), found, remedy)
+        })?;
+        if let Some(other) = layers.insert(number, path.join(name)) {
+            let reason = format!("there is {} of the same layer", other.display());
+            return Err(DeepSpeedError::mixed(&path.join(name), reason));
+        }
+    }
+    Ok(layers)
+}
+
+/// Returns the number of pipeline stages.
+///
+/// # Errors
+///
+/// Returns [`DeepSpeedError::Missing`] for a gap in the stages.
+fn stages(path: &Path, names: &[String]) -> Result<usize, DeepSpeedError> {
+    let number = |name: &String| name.strip_prefix("mp_rank_")?.strip_suffix(MODEL)?.parse().ok();
+    let found: BTreeSet<usize> = names.iter().filter_map(number).collect();
+    match (0..found.len()).find(|stage| !found.contains(stage)) {
+        None => Ok(found.len()),
+        Some(gap) => {
+            let file = path.join(format!("{}{MODEL}", mp_rank(gap)));
+            let reason = "this pipeline stage's file is missing; copy the files of all stages into one folder";
+            Err(DeepSpeedError::missing(&file, reason))
+        }
+    }
+}
+
+/// Returns an error for a file of a rank that is not a pipeline stage. `pipeline`
+/// is the number of stages; `None` without a pipeline.
+///
+/// # Errors
+///
+/// Returns [`DeepSpeedError::Unsupported`] without a pipeline, where it is a rank of tensor parallelism, and
+/// [`DeepSpeedError::Missing`] with one, whose stage has no model file.
+fn refuse_other_stages(
+    path: &Path,
+    names: &[String],
+    pipeline: Option<usize>,
+) -> Result<(), DeepSpeedError> {
+    let own: Vec<_> = (0..pipeline.unwrap_or(1)).map(mp_rank).collect();
+    let states = |name: &&String| name.ends_with(MODEL) || name.ends_with(OPTIM);
+    let foreign = |name: &&String| !own.iter().any(|rank| name.contains(&format!("{rank}_")));
+    let Some(name) = names.iter().filter(states).find(foreign) else { return Ok(()) };
+    let file = path.join(name);
+    if pipeline.is_none() {
+        let remedy =
+            "save it without tensor parallelism; of a pipeline, copy the files layer_*.pt, too";
+        let found = "it belongs to another model-parallel rank than 0";
+        return Err(DeepSpeedError::unsupported(&file, found, remedy));
+    }
+    let reason = "its pipeline stage has no file *_model_states.pt; copy the files of all stages into one folder";
+    Err(DeepSpeedError::missing(&file, reason))
+}
+
+/// Returns the files of a pipeline stage with the ending `suffix` in rank order.
+/// A missing rank is an error.
 ///
 /// The ranks are parsed from the names, so the order of the directory entries
 /// does not matter. An empty list means that there are no such files.
@@ -191,9 +283,14 @@ fn refuse_foreign(path: &Path, names: &[String]) -> Result<(), DeepSpeedError> {
 /// Returns [`DeepSpeedError::Missing`] for a gap in the ranks,
 /// [`DeepSpeedError::Mixed`] for files of two kinds or two files of one rank,
 /// and [`DeepSpeedError::Unsupported`] for a name without a rank.
-fn ranks(path: &Path, names: &[String], suffix: &str) -> Result<Vec<PathBuf>, DeepSpeedError> {
+fn ranks(
+    path: &Path,
+    names: &[String],
+    stage: usize,
+    suffix: &str,
+) -> Result<Vec<PathBuf>, DeepSpeedError> {
     let (mut found, mut bf16) = (BTreeMap::new(), None);
-    let suffix = format!("_{MP_RANK}{suffix}");
+    let suffix = format!("_{}{suffix}", mp_rank(stage));
     for name in names {
         let Some(prefix) = name.strip_suffix(&suffix) else { continue };
         let is_bf16 = prefix.starts_with("bf16_");

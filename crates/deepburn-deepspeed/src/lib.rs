@@ -8,6 +8,7 @@
 //! ROOT/global_step6/zero_pp_rank_R_mp_rank_00_model_states.pt         stage 3: one per rank
 //! ROOT/global_step6/[bf16_]zero_pp_rank_R_mp_rank_00_optim_states.pt  stages 1 to 3: masters and
 //!                                                    the optimizer's arrays, one per rank
+//! ROOT/global_step6/layer_NN-model_states.pt         a pipeline: one per layer; its mp_rank_SS is the stage
 //! ```
 //!
 //! ```text
@@ -19,9 +20,12 @@
 //!
 //! [`DeepSpeedCheckpoint`] reads any range of any [`SavedParameter`] and of the
 //! optimizer's arrays, regardless of the ZeRO stage and the number of ranks
-//! that wrote the checkpoint. The parser of pickles is
-//! this crate's own, because it needs the order of dicts, which determines the
-//! positions of parameters in flat groups, and the attributes of objects.
+//! that wrote the checkpoint. The parameters of a pipeline have the names of their
+//! layers, and [`DeepSpeedCheckpoint::layers_in_model`] finds these in a model.
+//!
+//! The parser of pickles is this crate's own, because it needs the order of
+//! dicts, which determines the positions of parameters in flat groups, and the
+//! attributes of objects.
 //!
 //! ```
 //! use std::path::Path;
@@ -42,7 +46,7 @@
 //! Data is verified against its checksum before it is used. If a checkpoint
 //! contains both f32 master weights and the model's 16-bit weights, the masters
 //! must round to the 16-bit weights. Pickles are parsed, never executed. The
-//! following are not supported, and the error names them: model parallelism,
+//! following are not supported, and the error names them: tensor parallelism,
 //! experts, universal checkpoints, optimizers on NVMe, partitions of ZeRO++ and
 //! MiCS, and checkpoints without their frozen parameters. DeepSpeed checkpoints
 //! never contain random streams, the position of the data loader, or gradients
@@ -53,12 +57,14 @@ mod checkpoint;
 mod contents;
 mod error;
 mod folder;
+mod layer_names;
 mod metadata;
 mod model_states_file;
 mod optim_states_file;
 mod partitioned;
 mod pickle;
 mod pickle_node;
+mod pipeline;
 mod replicated;
 mod sharded;
 mod stored;

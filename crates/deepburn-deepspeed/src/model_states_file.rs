@@ -6,7 +6,7 @@
 //! parameters, are rejected.
 //!
 //! ```text
-//! module                   {name: tensor}
+//! module                   {name: tensor}; None in a pipeline, whose layers have files of their own
 //! buffer_names             [name]
 //! param_shapes             [{name: shape}], one dict per flat group; missing at stage 0
 //! frozen_param_shapes      {name: shape}, or None
@@ -61,15 +61,17 @@ pub(crate) struct CommonFields {
 }
 
 impl ModelStatesFile {
-    /// Opens a file and reads everything except tensors.
+    /// Opens a file and reads everything except tensors. `stages` is the number
+    /// of pipeline stages, or 1.
     ///
     /// # Errors
     ///
     /// Returns an error for an unsupported kind of checkpoint, a damaged file,
     /// or a missing value.
-    pub(crate) fn open(path: &Path) -> Result<Self, DeepSpeedError> {
+    pub(crate) fn open(path: &Path, stages: usize) -> Result<Self, DeepSpeedError> {
         let contents = Contents::open(path)?;
         let root = contents.root();
+        refuse_other_degrees(path, &root, stages)?;
         refuse_foreign(path, &root)?;
         let summary = CommonFields::read(&root)?;
         let groups = root.get("param_shapes").map(|groups| named_groups(&groups)).transpose()?;
@@ -87,25 +89,33 @@ impl ModelStatesFile {
         self.contents.path()
     }
 
-    /// Returns the tensor with this name in the model; `None` if there is none.
+    /// Returns the tensor with this name in the model; `None` if there is none,
+    /// as in the file of a pipeline stage.
     ///
     /// # Errors
     ///
     /// Returns an error if the value is not a dense tensor.
     pub(crate) fn in_module(&self, name: &str) -> Result<Option<Arc<Tensor>>, DeepSpeedError> {
-        let module = self.contents.root().need("module")?;
-        module.get(name).map(|value| value.tensor()).transpose()
+        let module = self.contents.root().get("module");
+        module.and_then(|module| module.get(name)).map(|value| value.tensor()).transpose()
     }
 
     /// Returns all tensors of the model except buffers, in order. They are in
-    /// module order, which the parameter numbers of optimizers follow.
+    /// module order, which the parameter numbers of optimizers follow. The file
+    /// of a pipeline stage has none.
     pub(crate) fn module(&self) -> Result<Vec<(String, Arc<Tensor>)>, DeepSpeedError> {
         let root = self.contents.root();
-        let buffers = root.need("buffer_names")?.list()?;
-        let buffers: HashSet<_> = buffers.iter().map(Value::text).collect::<Result<_, _>>()?;
-        let module = root.need("module")?.entries()?.into_iter();
+        let buffers = self.buffer_names()?;
+        let Some(module) = root.get("module") else { return Ok(Vec::new()) };
+        let module = module.entries()?.into_iter();
         let parameters = module.filter(|(name, _)| !buffers.contains(name.as_str()));
         parameters.map(|(name, value)| Ok((name, value.tensor()?))).collect()
+    }
+
+    /// Returns the names of the model's buffers.
+    pub(crate) fn buffer_names(&self) -> Result<HashSet<&str>, DeepSpeedError> {
+        let names = self.contents.root().need("buffer_names")?.list()?;
+        names.iter().map(Value::text).collect()
     }
 
     /// Returns the buffers of the model that are contiguous floats, in order.
@@ -187,21 +197,49 @@ fn named(shapes: &Value<'_>) -> Result<Vec<Named>, DeepSpeedError> {
     shapes.map(|(name, shape)| Ok((name, shape.shape()?))).collect()
 }
 
+/// Returns an error unless the file is of a run with `stages` pipeline stages and no other parallelism within the model.
+///
+/// # Errors
+///
+/// Returns [`DeepSpeedError::Missing`] for the file of a pipeline stage whose layers have no files, and
+/// [`DeepSpeedError::Unsupported`] for another degree of parallelism.
+fn refuse_other_degrees(
+    path: &Path,
+    root: &Value<'_>,
+    stages: usize,
+) -> Result<(), DeepSpeedError> {
+    let degrees = root.get("checkpoint_parallel_dimensions");
+    let degree = |name| degrees.as_ref().and_then(|it| it.get(name));
+    let expected = [
+        ("pp_degree", degree("pp_degree"), stages),
+        ("tp_degree", degree("tp_degree"), 1),
+        ("mp_world_size", root.get("mp_world_size"), stages),
+    ];
+    for (name, value, expected) in expected {
+        let Some(found) = value.map(|value| value.size()).transpose()? else { continue };
+        if found == expected {
+            continue;
+        }
+        let found = format!("its {name} is {found}");
+        if name == "pp_degree" {
+            let reason = format!(
+                "{found}, but the folder has {expected} stages with their layers; copy the whole folder"
+            );
+            return Err(DeepSpeedError::missing(path, reason));
+        }
+        let remedy = "save it without tensor parallelism";
+        return Err(DeepSpeedError::unsupported(path, found, remedy));
+    }
+    Ok(())
+}
+
 /// Returns an error for unsupported kinds of checkpoints. They are recognised
 /// by keys, because the file names do not show all of them.
 fn refuse_foreign(path: &Path, root: &Value<'_>) -> Result<(), DeepSpeedError> {
     let refuse = |found: String, remedy| Err(DeepSpeedError::unsupported(path, found, remedy));
-    let parallel = "save it without tensor and pipeline parallelism";
-    let degrees = root.get("checkpoint_parallel_dimensions");
-    let degree = |name| degrees.as_ref().and_then(|it| Some((name, it.get(name)?)));
-    let ranks = root.get("mp_world_size").map(|it| ("mp_world_size", it));
-    for (name, value) in [ranks, degree("pp_degree"), degree("tp_degree")].into_iter().flatten() {
-        if value.int()? != 1 {
-            return refuse(format!("its {name} is {}", value.int()?), parallel);
-        }
-    }
     if root.get("universal_checkpoint_info").is_some() {
-        return refuse("it has universal_checkpoint_info, so tensors are cut".into(), parallel);
+        let remedy = "save it without tensor parallelism";
+        return refuse("it has universal_checkpoint_info, so tensors are cut".into(), remedy);
     }
     for name in ["num_experts", "autoep_layers", "ds_autoep_layers"] {
         if root.get(name).is_some_and(|it| it.list().is_ok_and(|list| !list.is_empty())) {

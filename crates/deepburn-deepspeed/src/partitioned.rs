@@ -112,7 +112,7 @@ fn of_group(
         let mut stored = Stored::new(named.clone(), true, cut(&weights));
         stored.moments = moments.iter().map(cut).collect();
         // At these stages the model file contains the complete model, with which each read compares
-        // the masters.
+        // the masters. The weights of a pipeline are in the files of its layers.
         stored.working = model.in_module(&named.0)?.map(Segments::whole);
         Ok(stored)
     });

@@ -49,7 +49,20 @@ struct Item {
 /// Returns [`DeepSpeedError::Layout`] if arrays cannot be assigned to
 /// parameters or differ between parameters.
 pub(crate) fn assemble(model: &ModelStatesFile) -> Result<SavedState, DeepSpeedError> {
-    let mut stored = parameters(model)?;
+    assemble_of(model, model.module()?)
+}
+
+/// Assembles the parameters `module`, whose optimizer is in the file `model`:
+/// the whole model, or a pipeline stage of it.
+///
+/// # Errors
+///
+/// Returns the same errors as [`assemble`].
+pub(crate) fn assemble_of(
+    model: &ModelStatesFile,
+    module: Vec<(String, Arc<Tensor>)>,
+) -> Result<SavedState, DeepSpeedError> {
+    let mut stored = parameters(module);
     let root = model.contents.root();
     let Some(optimizer) = root.get("optimizer") else {
         return Ok(SavedState { stage: 0, stored, moments: vec![], steps: None, loss_scale: None });
@@ -76,13 +89,15 @@ pub(crate) fn assemble(model: &ModelStatesFile) -> Result<SavedState, DeepSpeedE
 }
 
 /// Returns the model's parameters. Names of the same tensor are tied, which
-/// means equal storage, offset and shape. The first name in the model becomes
-/// the name of the parameter.
-fn parameters(model: &ModelStatesFile) -> Result<Vec<Stored>, DeepSpeedError> {
+/// means equal file, storage, offset and shape. The first name in the model
+/// becomes the name of the parameter.
+fn parameters(module: Vec<(String, Arc<Tensor>)>) -> Vec<Stored> {
     let mut stored = vec![];
     let mut seen = HashMap::new();
-    for (name, tensor) in model.module()? {
-        let place = (tensor.key.clone(), tensor.offset, tensor.shape.clone());
+    for (name, tensor) in module {
+        // The layers of a pipeline are in several files, whose storages have the same keys.
+        let file = Arc::as_ptr(&tensor.archive);
+        let place = (file, tensor.key.clone(), tensor.offset, tensor.shape.clone());
         // Empty tensors can have equal positions without being tied.
         let first = seen.get(&place).filter(|_| tensor.numel() > 0);
         if let Some(first) = first {
@@ -93,7 +108,27 @@ fn parameters(model: &ModelStatesFile) -> Result<Vec<Stored>, DeepSpeedError> {
         seen.insert(place, stored.len());
         stored.push(Stored::new((name, tensor.shape.clone()), true, Segments::whole(tensor)));
     }
-    Ok(stored)
+    stored
+}
+
+/// Returns the shapes of the optimizer's tensors in order; `None` if the file
+/// has no optimizer, or one without arrays or with flat ones, which do not show
+/// the shapes.
+///
+/// # Errors
+///
+/// Returns the same errors as [`assemble`].
+pub(crate) fn optimizer_shapes(
+    model: &ModelStatesFile,
+) -> Result<Option<Vec<Vec<usize>>>, DeepSpeedError> {
+    let root = model.contents.root();
+    let Some(optimizer) = root.get("optimizer") else { return Ok(None) };
+    let wrapped = optimizer.get("optimizer_state_dict");
+    let items = items(&optimizer, wrapped.as_ref().unwrap_or(&optimizer))?;
+    if optimizer.get("fp32_groups_flat").is_some() {
+        return Ok(None);
+    }
+    Ok(items.iter().map(|item| item.shape().map(<[usize]>::to_vec)).collect())
 }
 
 /// Returns the optimizer's tensors in order.

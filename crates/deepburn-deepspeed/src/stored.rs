@@ -5,6 +5,7 @@
 //! segments of tensors in files.
 
 use std::collections::{HashMap, HashSet};
+use std::ops::Range;
 use std::path::Path;
 
 use deepburn_safetensors::FloatType;
@@ -27,6 +28,18 @@ pub(crate) struct Stored {
     /// The model's copy in the working type. The weights, rounded to this type,
     /// must equal it.
     pub(crate) working: Option<Segments>,
+    /// The copies in other pipeline stages, if the parameter is tied: weights
+    /// and arrays, which must be equal to those above.
+    pub(crate) replicas: Vec<Replica>,
+}
+
+/// A pipeline stage's copy of a parameter that another stage has, too.
+#[derive(Debug)]
+pub(crate) struct Replica {
+    /// As [`Stored::weights`].
+    pub(crate) weights: Segments,
+    /// As [`Stored::moments`].
+    pub(crate) moments: Vec<Segments>,
 }
 
 /// The common form of a checkpoint of any stage.
@@ -49,7 +62,14 @@ impl Stored {
     /// Returns a parameter without moments and without a working copy.
     pub(crate) fn new((name, shape): Named, trainable: bool, weights: Segments) -> Self {
         let parameter = SavedParameter { name, shape, aliases: vec![], trainable };
-        Self { parameter, weights, moments: vec![], working: None }
+        Self { parameter, weights, moments: vec![], working: None, replicas: vec![] }
+    }
+
+    /// Returns the positions of everything that is stored of the parameter.
+    pub(crate) fn arrays(&self) -> impl Iterator<Item = &Segments> {
+        let replicas = self.replicas.iter();
+        let replicas = replicas.flat_map(|it| [&it.weights].into_iter().chain(&it.moments));
+        [&self.weights].into_iter().chain(&self.moments).chain(&self.working).chain(replicas)
     }
 
     /// Checks that each array has exactly one value per element.
@@ -60,7 +80,7 @@ impl Stored {
     /// length.
     pub(crate) fn check(&self, path: &Path) -> Result<(), DeepSpeedError> {
         let numel = self.parameter.numel();
-        for segments in [&self.weights].into_iter().chain(&self.moments).chain(&self.working) {
+        for segments in self.arrays() {
             if segments.len() != numel {
                 return Err(DeepSpeedError::Layout {
                     path: segments.path().unwrap_or(path).to_owned(),
@@ -84,11 +104,11 @@ impl Stored {
     ///
     /// Returns [`DeepSpeedError::Mixed`] with the first element that does not
     /// round to the copy, or a read error.
-    pub(crate) fn read_weights(
-        &self,
-        range: std::ops::Range<usize>,
-    ) -> Result<Vec<f32>, DeepSpeedError> {
+    pub(crate) fn read_weights(&self, range: Range<usize>) -> Result<Vec<f32>, DeepSpeedError> {
         let weights = self.weights.read(range.clone())?;
+        for replica in &self.replicas {
+            self.check_replica("its weights", &weights, &replica.weights, range.clone())?;
+        }
         let Some(working) = &self.working else { return Ok(weights) };
         let rounded = working.read(range.clone())?;
         let round = |value: f32| match working.element() {
@@ -116,6 +136,51 @@ impl Stored {
                 Err(DeepSpeedError::mixed(&path(&self.weights), reason))
             }
         }
+    }
+
+    /// Reads elements `range` of the array `at` of the optimizer, whose name is `moment`.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`DeepSpeedError::Mixed`] if pipeline stages have different values, or a read error.
+    pub(crate) fn read_moment(
+        &self,
+        at: usize,
+        moment: &str,
+        range: Range<usize>,
+    ) -> Result<Vec<f32>, DeepSpeedError> {
+        let values = self.moments[at].read(range.clone())?;
+        for replica in &self.replicas {
+            self.check_replica(moment, &values, &replica.moments[at], range.clone())?;
+        }
+        Ok(values)
+    }
+
+    /// Checks that the copy of an array in another pipeline stage is equal.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`DeepSpeedError::Mixed`] with the first element that differs.
+    fn check_replica(
+        &self,
+        what: &str,
+        values: &[f32],
+        replica: &Segments,
+        range: Range<usize>,
+    ) -> Result<(), DeepSpeedError> {
+        let start = range.start;
+        let copy = replica.read(range)?;
+        let differ = |(value, copy): (&f32, &f32)| value.to_bits() != copy.to_bits();
+        let Some(at) = values.iter().zip(&copy).position(differ) else { return Ok(()) };
+        let reason = format!(
+            "{what}, element {} of the tied {}: {} here and {} in another pipeline stage",
+            start + at,
+            self.parameter.name,
+            copy[at],
+            values[at]
+        );
+        let path = replica.path().map(Path::to_owned).unwrap_or_default();
+        Err(DeepSpeedError::mixed(&path, reason))
     }
 }
 

@@ -12,6 +12,8 @@ struct Expected {
     version: String,
     stage: u8,
     world_size: usize,
+    /// Missing without a pipeline.
+    pipeline_stages: Option<usize>,
     global_steps: u64,
     skipped_steps: u64,
     global_samples: u64,
@@ -64,6 +66,7 @@ fn check(name: &str) {
         (checkpoint.stage(), checkpoint.world_size()),
         (expected.stage, expected.world_size)
     );
+    assert_eq!(checkpoint.pipeline_stages(), expected.pipeline_stages);
     let counters = checkpoint.counters();
     let (steps, skipped) = (expected.global_steps, expected.skipped_steps);
     let found = (counters.global_steps, counters.skipped_steps, counters.global_samples);
@@ -140,5 +143,5 @@ fixtures! {
     s0, s1, s2, s3, s0_fp16, s0_fp16_fused, s2_fp16, s1_bf16, s3_bf16, s2_groups, s3_groups, one_rank,
     one_rank_s3, s0_bf16, s0_groups, s0_frozen, s0_sgd, s1_bf16_f32_gradients, s1_frozen, s2_frozen,
     s3_frozen, s2_sgd, s3_adagrad, s2_adagrad, s2_lion, s2_round_robin, s2_aligned, s2_elastic,
-    s2_offload, s3_fp16,
+    s2_offload, s3_fp16, p2_s0, p2_s1, p2_s1_frozen, p3_s0_fp16, p3_s1_bf16,
 }

@@ -361,7 +361,7 @@ fn unsupported_values_are_refused() {
     let zero = |name, value| dict([("zero_optimization", dict([(name, value)]))]);
     for (key, value, found) in [
         ("mp_world_size", int(2), "its mp_world_size is 2"),
-        ("checkpoint_parallel_dimensions", dict([("pp_degree", int(4))]), "its pp_degree is 4"),
+        ("checkpoint_parallel_dimensions", dict([("tp_degree", int(4))]), "its tp_degree is 4"),
         ("universal_checkpoint_info", dict([("a", int(1))]), "universal_checkpoint_info"),
         ("num_experts", Py::List(vec![int(4)]), "num_experts"),
         ("ds_config", zero("zero_hpz_partition_size", int(8)), "zero_hpz_partition_size is 8"),
@@ -373,6 +373,13 @@ fn unsupported_values_are_refused() {
         assert!(matches!(error, DeepSpeedError::Unsupported { .. }), "{error}");
         assert!(error.to_string().contains(found), "{error}");
     }
+}
+
+#[test]
+fn a_pipeline_stage_without_the_others_is_refused() {
+    let error = with("checkpoint_parallel_dimensions", dict([("pp_degree", int(4))]));
+    assert!(matches!(error, DeepSpeedError::Missing { .. }), "{error}");
+    assert!(error.to_string().contains("its pp_degree is 4"), "{error}");
 }
 
 #[test]

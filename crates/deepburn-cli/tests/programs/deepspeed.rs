@@ -87,6 +87,35 @@ fn every_stage_and_precision_resumes_along_its_trace() {
     }
 }
 
+/// The checkpoints of pipelines have the names of their layers. They resume without a pipeline, and in one of any
+/// number of stages.
+#[test]
+fn pipelines_resume_along_their_trace() {
+    let bf16 = Nearness { loss: 5e-3, norm: 2e-2, steps: usize::MAX };
+    // At stage 0, DeepSpeed unscales gradients whose loss it has not scaled, so its later steps are others.
+    let fp16 = Nearness { loss: 3e-3, norm: 1e-2, steps: 1 };
+    for (name, nearness) in
+        [("p2_s0", &FP32), ("p2_s1", &FP32), ("p3_s0_fp16", &fp16), ("p3_s1_bf16", &bf16)]
+    {
+        let folder = small(name);
+        let replicas = trace(&folder)["world"].as_u64().unwrap();
+        for (stages, zero) in [(1, 0), (1, 3), (2, 1)] {
+            let job = small_job(&folder)
+                .zero("stage", zero)
+                .with("training.ranks", stages * replicas)
+                .with("training.pipeline_stages", stages);
+            follows(&job, &folder, nearness, &format!("{name} at stage {zero}, {stages} stages"));
+        }
+    }
+}
+
+#[test]
+fn a_pipeline_of_another_model_is_refused() {
+    let folder = small("p2_s1");
+    // The tiny model has other sizes, and four blocks.
+    resume_from(&job(&folder), &folder).failed(2, &["global_step6", "layer", "of its pipeline"]);
+}
+
 /// The checkpoints have two parameter groups, one of them without weight decay, as by default with `training.no_decay`.
 #[test]
 fn parameter_groups_resume_along_their_trace() {

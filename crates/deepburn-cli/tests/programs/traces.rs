@@ -76,7 +76,10 @@ pub(crate) fn assert_near(steps: &[StepRow], expected: &[Value], nearness: &Near
         assert_eq!(Some(row.step as f64), number("step"), "{what}");
         assert!((row.loss - number("loss").unwrap()).abs() < nearness.loss, "{what}");
         assert!((row.lr - number("lr").unwrap()).abs() < 1e-9, "{what}");
-        assert_eq!(Some(row.loss_scale), number("loss_scale"), "{what}");
+        // The engine of DeepSpeed's pipelines shows neither the loss scale nor the norm.
+        if let Some(scale) = number("loss_scale") {
+            assert_eq!(row.loss_scale, scale, "{what}");
+        }
         assert_eq!(Some(row.skipped), expected["skipped"].as_bool(), "{what}");
         assert_eq!(row.grad_norm.is_none(), row.skipped, "{what}");
         // DeepSpeed does not store the norm at stage 0.

@@ -12,6 +12,9 @@ Every variant runs in a separate torchrun process, on the CPU. A folder NAME con
     trace.json         (for variants that train the model in `mini/`) losses, learning rates, gradient norms
                        and loss scales of the whole run, and of a run that resumed from the checkpoint
 
+Variants with `pipeline` are cut into that many stages, whose number times the replicas is the number of processes.
+Their losses have no norms, because DeepSpeed's norm leaves parts of pipelines out; they are not clipped.
+
 `mini/` has the initial weights and the configuration of that model, `tokens.bin` the u16 tokens.
 Weights are read with DeepSpeed's accessors of full parameters (safe_get_full_*) and compared with the
 output of its zero_to_fp32, so that the expected values do not depend on this crate.
@@ -26,9 +29,9 @@ BF16 = {"enabled": True}
 
 
 def variant(world, stage, model="micro", save=3, steps=3, optimizer=None, groups=False, frozen=(), exclude=False,
-            client=None, tag=None, zero=None, fused=False, **ds):
+            client=None, tag=None, zero=None, fused=False, pipeline=1, **ds):
     return dict(world=world, stage=stage, model=model, save=save, steps=steps, optimizer=optimizer, groups=groups,
-                frozen=frozen, exclude=exclude, client=client, tag=tag, zero=zero or {}, fused=fused, ds=ds)
+                frozen=frozen, exclude=exclude, client=client, tag=tag, zero=zero or {}, fused=fused, pipeline=pipeline, ds=ds)
 
 
 def traced(world, stage, **more):
@@ -50,6 +53,12 @@ VARIANTS = {
     "s3_bf16": traced(2, 3, bf16=BF16),
     "s2_groups": traced(2, 2, groups=True),
     "s3_groups": traced(2, 3, groups=True, zero={"sub_group_size": 1500}),
+    # Pipelines, of `world` processes in all.
+    "p2_s0": traced(2, 0, pipeline=2, gradient_clipping=0),
+    "p2_s1": traced(4, 1, pipeline=2, gradient_clipping=0),
+    "p3_s0_fp16": traced(3, 0, pipeline=3, gradient_clipping=0, fp16={**FP16, "initial_scale_power": 10, "loss_scale_window": 100}),
+    "p3_s1_bf16": traced(3, 1, pipeline=3, gradient_clipping=0, bf16=BF16),
+    "p2_s1_frozen": variant(2, 1, model="mini", pipeline=2, gradient_clipping=0, frozen=("1.weight", "ln_1.bias")),
     # Variants of a smaller model, to cover all layouts.
     "one_rank": variant(1, 2),
     "one_rank_s3": variant(1, 3, tag="last"),
@@ -282,6 +291,141 @@ def worker(name):
         second_opinion(name, digest)
 
 
+def pipeline_worker(name):
+    """Trains GPT-2 as a pipeline of the modules of transformers, with a tied embedding."""
+    import numpy as np, torch, deepspeed
+    from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
+    from torch.nn import functional as F
+    from transformers import GPT2LMHeadModel
+    from transformers.models.gpt2.modeling_gpt2 import GPT2Block
+    v, out = VARIANTS[name], HERE / name
+    dp = v["world"] // v["pipeline"]
+    torch.use_deterministic_algorithms(True)
+    whole = GPT2LMHeadModel.from_pretrained(HERE / v["model"])
+    c, parts = whole.config, whole.transformer
+
+    class Embedding(torch.nn.Embedding):
+        def __init__(self):
+            super().__init__(c.vocab_size, c.n_embd)
+            self.load_state_dict(parts.wte.state_dict())
+
+    class Positions(torch.nn.Embedding):
+        def __init__(self):
+            super().__init__(c.n_positions, c.n_embd)
+            self.load_state_dict(parts.wpe.state_dict())
+
+        def forward(self, x):
+            return x + self.weight[:x.shape[1]]
+
+    class Block(GPT2Block):
+        def __init__(self, i):
+            super().__init__(c, layer_idx=i)
+            self.load_state_dict(parts.h[i].state_dict())
+
+        def forward(self, x):
+            y = super().forward(x)
+            return y if torch.is_tensor(y) else y[0]
+
+    class Norm(torch.nn.LayerNorm):
+        def __init__(self):
+            super().__init__(c.n_embd, eps=c.layer_norm_epsilon)
+            self.load_state_dict(parts.ln_f.state_dict())
+
+    def loss_fn(logits, labels):
+        return F.cross_entropy(logits[:, :-1].float().reshape(-1, logits.shape[-1]), labels[:, 1:].reshape(-1))
+
+    def engine():
+        layers = [TiedLayerSpec("wte", Embedding), LayerSpec(Positions), *[LayerSpec(Block, i) for i in range(c.n_layer)],
+                  LayerSpec(Norm), TiedLayerSpec("wte", Embedding, forward_fn=lambda m, x: x @ m.weight.t())]
+        model = PipelineModule(layers=layers, num_stages=v["pipeline"], loss_fn=loss_fn, partition_method="parameters")
+        for key, p in model.named_parameters():
+            p.requires_grad = not any(f in key for f in v["frozen"])
+        trained = [p for p in model.parameters() if p.requires_grad]
+        return deepspeed.initialize(model=model, model_parameters=trained, config=config(v))[:2]
+
+    toks = np.fromfile(HERE / "tokens.bin", dtype=np.uint16).astype(np.int64)
+    n = len(toks) // SEQ
+    seqs = torch.from_numpy(toks[: n * SEQ].reshape(n, SEQ))
+
+    def batches(eng, done):
+        mine, pos = list(range(eng.grid.get_data_parallel_rank(), n, dp)), done
+        mb = eng.train_micro_batch_size_per_gpu()
+        while True:
+            x = seqs[[mine[(pos + i) % len(mine)] for i in range(mb)]]
+            pos += mb
+            yield x, x
+
+    def digest(t):
+        return hashlib.sha256(t.detach().float().cpu().contiguous().numpy().tobytes()).hexdigest()
+
+    def arrays(eng, opt, p, key):
+        """Masters and moments of a parameter, of all replicas."""
+        if not p.requires_grad:
+            return p.data, {}
+        if not eng.zero_optimization() and not hasattr(opt, "round_robin_bit16_groups"):
+            base = getattr(opt, "optimizer", opt)
+            full = p
+            for group, masters in zip(getattr(opt, "fp16_groups", []), getattr(opt, "fp32_groups", [])):
+                full = next((m for q, m in zip(group, masters) if q is p), full)
+            return full.data, {k: base.state[full][k] for k in ("exp_avg", "exp_avg_sq")}
+        group = next(i for i, ps in enumerate(opt.round_robin_bit16_groups) if any(q is p for q in ps))
+        at = next(o for q, o in zip(opt.round_robin_bit16_groups[group], opt.round_robin_bit16_offsets[group]) if q is p)
+        masters = opt.single_partition_of_fp32_groups[group]
+        found = {}
+        for k, t in {"weights": masters, **{k: opt.optimizer.state[masters][k] for k in ("exp_avg", "exp_avg_sq")}}.items():
+            pieces = [torch.empty_like(t.data) for _ in range(dp)]
+            torch.distributed.all_gather(pieces, t.data.contiguous(), group=eng.grid.get_data_parallel_group())
+            found[k] = torch.cat([piece.flatten() for piece in pieces])[at:at + p.numel()]
+        return found.pop("weights"), found
+
+    def expected(eng, opt):
+        params = []
+        for key, p in eng.module.named_parameters():
+            full, moments = arrays(eng, opt, p, key)
+            # Without partitions, the files name no keys of tied layers; the layer is the first.
+            key = key.replace("tied_modules.wte", "0") if v["stage"] == 0 else key
+            params.append(dict(name=key, shape=list(p.shape), trainable=p.requires_grad, aliases=[], weights=digest(full),
+                               first=full.flatten()[:2].float().tolist(), moments={k: digest(t) for k, t in moments.items()}))
+        stages = [None] * torch.distributed.get_world_size()
+        torch.distributed.all_gather_object(stages, params)
+        params = {p["name"]: p for stage in stages for p in stage}
+        scaler = None
+        if v["ds"].get("fp16"):
+            s = opt.loss_scale_config
+            scaler = dict(scale=float(s.cur_scale), hysteresis=1, last_overflow=int(s.last_overflow_iter), iteration=int(s.cur_iter))
+        base = getattr(opt, "optimizer", opt)
+        steps = sorted({int(state["step"]) for state in base.state.values() if "step" in state})
+        return dict(version=deepspeed.__version__, stage=v["stage"], world_size=dp, pipeline_stages=v["pipeline"], global_steps=eng.global_steps,
+                    skipped_steps=eng.skipped_steps, global_samples=eng.global_samples, steps=steps,
+                    schedule=eng.lr_scheduler.last_batch_iteration, loss_scale=scaler, moments=["exp_avg", "exp_avg_sq"], parameters=list(params.values()))
+
+    def run(eng, opt, first, last, save=None):
+        per_step = eng.train_micro_batch_size_per_gpu() * eng.gradient_accumulation_steps()
+        it, rows = batches(eng, first * per_step), []
+        for s in range(first, last):
+            loss = eng.train_batch(it if eng.is_first_stage() or eng.is_last_stage() else None)
+            lr = float(opt.param_groups[0]["lr"])
+            rows.append(dict(step=s + 1, loss=float(loss), lr=lr, grad_norm=None, loss_scale=None, skipped=False))
+            if save == s + 1:
+                eng.save_checkpoint(out, tag=v["tag"])
+                known = expected(eng, opt)
+                if torch.distributed.get_rank() == 0:
+                    (out / "expected.json").write_text(json.dumps(known, indent=1) + "\n")
+        return rows
+
+    deepspeed.init_distributed("gloo")
+    eng, opt = engine()
+    rows = run(eng, opt, 0, v["steps"], v["save"])
+    if v["steps"] > v["save"]:
+        eng, opt = engine()
+        eng.load_checkpoint(out)
+        resumed = run(eng, opt, v["save"], v["steps"])
+        assert eng.skipped_steps == 0
+        if torch.distributed.get_rank() == 0:
+            trace = dict(ds=config(v), world=dp, pipeline_stages=v["pipeline"], seq=SEQ, saved_after=v["save"], rows=rows, resumed=resumed)
+            (out / "trace.json").write_text(json.dumps(trace, indent=1) + "\n")
+
+
 def second_opinion(name, digest):
     """Checks that the output of zero_to_fp32 equals the state of the engine."""
     from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
@@ -305,7 +449,7 @@ def second_opinion(name, digest):
 
 def main():
     if "RANK" in os.environ:
-        return worker(sys.argv[1])
+        return (worker if VARIANTS[sys.argv[1]]["pipeline"] == 1 else pipeline_worker)(sys.argv[1])
     prepare()
     names = sys.argv[1:] or list(VARIANTS)
     env = dict(os.environ, DS_ACCELERATOR="cpu", OMP_NUM_THREADS="1")

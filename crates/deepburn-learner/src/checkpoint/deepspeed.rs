@@ -5,17 +5,21 @@
 //! parameters to the PyTorch model, whose parameters may have other names and
 //! layouts: the weights of `torch.nn.Linear` have shape `[out, in]`. Moments
 //! have the layout of their parameter. Parameters and running statistics that
-//! are not in the map have their module paths as names.
+//! are not in the map have their module paths as names. A checkpoint of a
+//! pipeline has the names of its layers, which are found in the model first.
 //!
 //! Integer and bool buffers, random streams, the position of the data loader,
 //! and the optimizer states of 1-bit LAMB are not loaded.
 
 use std::collections::{HashMap, HashSet};
+use std::ops::Range;
 
 use burn::module::AutodiffModule;
 use burn::tensor::TensorData;
 use deepburn_config::OptimizerPlan;
-use deepburn_deepspeed::{Array, Counters, DeepSpeedCheckpoint, LossScale, SavedParameter};
+use deepburn_deepspeed::{
+    Array, Counters, DeepSpeedCheckpoint, DeepSpeedError, LossScale, SavedParameter,
+};
 use deepburn_ops::OptimizerOps;
 use deepburn_weights::{Component, Composition, WeightMap};
 use deepburn_zero::{Buffer, BufferKind, StateArray, StateSegment, Training, moments};
@@ -51,26 +55,45 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         plan: LoadPlan,
     ) -> Result<(), TrainingCheckpointError> {
         self.check_settled("load_deepspeed_checkpoint")?;
-        let stored = MappedCheckpoint::new(checkpoint, map);
+        let stored = self.fit_deepspeed(checkpoint, map, plan);
+        let fits = match &stored {
+            Ok(_) => Ok(checkpoint.path().to_owned()),
+            Err(reason) => Err(unfit(checkpoint, reason.clone())),
+        };
+        let paths = exchange(self.group(), "DeepSpeed checkpoint to load", Some(fits))?;
+        let stored = stored.map_err(|reason| unfit(checkpoint, reason))?;
+        if let Some(other) = paths.iter().find(|path| **path != paths[0]) {
+            return Err(unfit(checkpoint, format!("another rank loads {}", other.display())));
+        }
+        let (counters, schedule) = (stored.checkpoint.counters(), stored.checkpoint.schedule());
+        check_deepspeed_counters(&counters, schedule, scaler_state(stored.checkpoint))
+            .map_err(|reason| unfit(checkpoint, reason))?;
+        self.adopt_deepspeed(&stored, plan)
+    }
+
+    /// Addresses a checkpoint by the module paths of this model, and checks that
+    /// `plan` can load it.
+    ///
+    /// # Errors
+    ///
+    /// Returns the first difference as the reason in an error message.
+    fn fit_deepspeed<'a>(
+        &self,
+        checkpoint: &'a DeepSpeedCheckpoint,
+        map: &'a WeightMap,
+        plan: LoadPlan,
+    ) -> Result<MappedCheckpoint<'a>, String> {
         let own = self.parameters().iter().enumerate().map(|(index, parameter)| Own {
             path: parameter.path(),
             shape: parameter.shape(),
             optimizer: self.states().optimizer_of(index),
         });
+        let own: Vec<_> = own.collect();
+        let stored = MappedCheckpoint::new(checkpoint, map, &own)?;
         let optimizer_states = matches!(plan, LoadPlan::Training { optimizer_states: true, .. });
-        let fits = stored.check(own, optimizer_states);
-        let fits =
-            fits.and_then(|()| self.buffers().iter().try_for_each(|it| stored.check_buffer(it)));
-        let fits = fits.map(|()| checkpoint.path().to_owned());
-        let fits = fits.map_err(|reason| stored.unfit(reason));
-        let paths = exchange(self.group(), "DeepSpeed checkpoint to load", Some(fits))?;
-        if let Some(other) = paths.iter().find(|path| **path != paths[0]) {
-            return Err(stored.unfit(format!("another rank loads {}", other.display())));
-        }
-        let (counters, schedule) = (stored.checkpoint.counters(), stored.checkpoint.schedule());
-        check_deepspeed_counters(&counters, schedule, scaler_state(stored.checkpoint))
-            .map_err(|reason| stored.unfit(reason))?;
-        self.adopt_deepspeed(&stored, plan)
+        stored.check(&own, optimizer_states)?;
+        self.buffers().iter().try_for_each(|buffer| stored.check_buffer(buffer))?;
+        Ok(stored)
     }
 
     /// Loads weights, buffers and the parts of the training state that `plan`
@@ -174,9 +197,16 @@ pub fn check_deepspeed_checkpoint<'a>(
     map: &WeightMap,
     parameters: impl IntoIterator<Item = (&'a str, &'a [usize], Option<&'a OptimizerPlan>)>,
 ) -> Result<(), TrainingCheckpointError> {
-    let stored = MappedCheckpoint::new(checkpoint, map);
     let own = parameters.into_iter().map(|(path, shape, optimizer)| Own { path, shape, optimizer });
-    stored.check(own, true).map_err(|reason| stored.unfit(reason))
+    let own: Vec<_> = own.collect();
+    let stored = MappedCheckpoint::new(checkpoint, map, &own);
+    stored.and_then(|it| it.check(&own, true)).map_err(|reason| unfit(checkpoint, reason))
+}
+
+/// Returns the error for a checkpoint that does not match the model or the
+/// optimizer.
+fn unfit(checkpoint: &DeepSpeedCheckpoint, reason: String) -> TrainingCheckpointError {
+    TrainingCheckpointError::Unfit { path: checkpoint.path().to_owned(), reason }
 }
 
 /// A parameter of the Burn model.
@@ -195,37 +225,53 @@ struct MappedCheckpoint<'a> {
     checkpoint: &'a DeepSpeedCheckpoint,
     /// The names and layouts of the PyTorch model.
     map: &'a WeightMap,
-    /// The entries by PyTorch name. A tied parameter has several names.
-    by_name: HashMap<&'a str, &'a SavedParameter>,
+    /// The entries by name in the PyTorch model. A tied parameter has several
+    /// names.
+    by_name: HashMap<String, &'a SavedParameter>,
 }
 
 impl<'a> MappedCheckpoint<'a> {
-    /// Indexes the parameters by all their names.
-    fn new(checkpoint: &'a DeepSpeedCheckpoint, map: &'a WeightMap) -> Self {
-        let names = |parameter: &'a SavedParameter| {
-            let names = [&parameter.name].into_iter().chain(&parameter.aliases);
-            names.map(move |name| (name.as_str(), parameter))
-        };
-        let by_name = checkpoint.parameters().iter().flat_map(names).collect();
-        Self { checkpoint, map, by_name }
+    /// Indexes the parameters by all their names, or the layers of a pipeline by the
+    /// names that they have in the model `own` without a pipeline.
+    ///
+    /// # Errors
+    ///
+    /// Returns the layer whose place in the model is not certain as the reason
+    /// in an error message.
+    fn new(
+        checkpoint: &'a DeepSpeedCheckpoint,
+        map: &'a WeightMap,
+        own: &[Own<'_>],
+    ) -> Result<Self, String> {
+        let mut by_name = HashMap::new();
+        if checkpoint.pipeline_stages().is_some() {
+            let compositions = own.iter().map(|it| composition(map, it.path, it.shape));
+            let compositions: Vec<_> = compositions.collect::<Result<_, _>>()?;
+            let components = compositions.iter().flat_map(Composition::components);
+            let model: Vec<_> = components.map(|it| (&*it.name, &it.shape[..])).collect();
+            let layers = checkpoint.layers_in_model(&model).map_err(|error| error.to_string())?;
+            by_name.extend(layers.into_iter().map(|(name, it)| (name.to_owned(), it)));
+        } else {
+            for parameter in checkpoint.parameters() {
+                let names = [&parameter.name].into_iter().chain(&parameter.aliases);
+                by_name.extend(names.map(|name| (name.clone(), parameter)));
+            }
+        }
+        Ok(Self { checkpoint, map, by_name })
     }
 
     /// Checks that model and checkpoint have the same parameters, and, if
     /// `optimizer_states` is true, that the moments can be loaded.
-    fn check<'p>(
-        &self,
-        parameters: impl Iterator<Item = Own<'p>>,
-        optimizer_states: bool,
-    ) -> Result<(), String> {
+    fn check(&self, parameters: &[Own<'_>], optimizer_states: bool) -> Result<(), String> {
         let mut missed: Vec<&SavedParameter> = self.checkpoint.parameters().iter().collect();
         // Another model has a clearer error than its moments.
         let mut moments = Ok(());
         for own in parameters {
-            let components = self.check_parameter(&own)?;
+            let components = self.check_parameter(own)?;
             missed
                 .retain(|missed| components.iter().all(|component| component.name != missed.name));
             if optimizer_states && moments.is_ok() {
-                moments = self.check_moments(&own);
+                moments = self.check_moments(own);
             }
         }
         if let Some(SavedParameter { name, .. }) = missed.first() {
@@ -271,7 +317,7 @@ impl<'a> MappedCheckpoint<'a> {
     /// model, and returns them.
     fn check_parameter(&self, own: &Own<'_>) -> Result<Vec<&'a SavedParameter>, String> {
         let &Own { path, shape: own_shape, .. } = own;
-        let composition = self.composition(path, own_shape)?;
+        let composition = composition(self.map, path, own_shape)?;
         let mut found = Vec::new();
         for Component { name, shape, .. } in composition.components() {
             let parameter = self.find(path, name)?;
@@ -302,19 +348,6 @@ impl<'a> MappedCheckpoint<'a> {
         let weight = self.map.get(path);
         let name = weight.map_or(path, |weight| &weight.composition().components()[0].name);
         self.by_name.get(name).is_some_and(|parameter| parameter.trainable)
-    }
-
-    /// Returns the composition of the parameter at a module path.
-    ///
-    /// # Errors
-    ///
-    /// Returns the reason in an error message if the shape overflows.
-    fn composition(&self, path: &str, shape: &[usize]) -> Result<Composition, String> {
-        match self.map.get(path) {
-            Some(weight) => Ok(weight.composition().clone()),
-            None => Composition::join(0, vec![Component::whole(path, shape)])
-                .map_err(|error| error.to_string()),
-        }
     }
 
     /// Checks that the checkpoint has this running statistic with the same
@@ -395,11 +428,11 @@ impl<'a> MappedCheckpoint<'a> {
             }
         };
         let values = match self.map.get(segment.path) {
-            None => self.checkpoint.read(segment.path, array, segment.range.clone())?,
+            None => self.read_component(segment.path, array, segment.range.clone())?,
             Some(weight) => {
                 let range = segment.range.clone();
                 weight.composition().read(range, |name, range, values| {
-                    let read = self.checkpoint.read(name, array, range)?;
+                    let read = self.read_component(name, array, range)?;
                     // The first range is usually the whole segment, which is not copied.
                     match values.is_empty() {
                         true => *values = read,
@@ -413,9 +446,27 @@ impl<'a> MappedCheckpoint<'a> {
         Ok(TensorData::new(values, len))
     }
 
-    /// Returns the error for a checkpoint that does not match the model or the
-    /// optimizer.
-    fn unfit(&self, reason: String) -> TrainingCheckpointError {
-        TrainingCheckpointError::Unfit { path: self.checkpoint.path().to_owned(), reason }
+    /// Reads a range of a parameter by its name in the PyTorch model.
+    fn read_component(
+        &self,
+        name: &str,
+        array: Array<'_>,
+        range: Range<usize>,
+    ) -> Result<Vec<f32>, DeepSpeedError> {
+        let name = self.by_name.get(name).map_or(name, |parameter| &parameter.name);
+        self.checkpoint.read(name, array, range)
+    }
+}
+
+/// Returns the composition of the parameter at a module path.
+///
+/// # Errors
+///
+/// Returns the reason in an error message if the shape overflows.
+fn composition(map: &WeightMap, path: &str, shape: &[usize]) -> Result<Composition, String> {
+    match map.get(path) {
+        Some(weight) => Ok(weight.composition().clone()),
+        None => Composition::join(0, vec![Component::whole(path, shape)])
+            .map_err(|error| error.to_string()),
     }
 }

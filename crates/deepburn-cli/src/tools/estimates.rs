@@ -16,7 +16,10 @@
 //!   model states                        1898.80      1186.75       830.73       475.16
 //! ```
 //!
-//! With `--pipeline-stages` there is a table for each ZeRO stage, with a column for each pipeline stage.
+//! With `--pipeline-stages` there is a table for each ZeRO stage, with a column for each pipeline stage. With `--longest`
+//! the sequence length is what is searched ([`longest`]).
+
+mod longest;
 
 use std::path::PathBuf;
 
@@ -35,6 +38,7 @@ use crate::job::known_model::KnownModel;
 use crate::job::param_groups::grouped_sizes;
 use crate::job::quantization::quantization_plan;
 use crate::tools::check_config::{OpenValues, read};
+use crate::tools::checkpoint_tools::Size;
 use crate::tools::scaling::{self, RankWorkload, ScalingArguments, ScalingRow, Speed, rank_counts};
 
 /// Options of `deepburn estimate`.
@@ -64,6 +68,9 @@ pub(crate) struct EstimateArguments {
     /// Tokens of a sequence. Needed to predict activations [default with --network: the model's maximum].
     #[arg(long, value_name = "N")]
     sequence_length: Option<u64>,
+    /// Find the longest sequence whose training step fits into this memory of a rank, such as 24GB.
+    #[arg(long, value_name = "MEMORY", conflicts_with_all = ["sequence_length", "network"])]
+    longest: Option<Size>,
     #[command(flatten)]
     open: OpenValues,
     #[command(flatten)]
@@ -94,6 +101,9 @@ pub(crate) fn estimates(arguments: &EstimateArguments) -> Result<String, Failure
     // Errors of parameter groups name their key, and the groups are logged.
     grouped_sizes(model, &plan)?;
     let subject = EstimateInput { plan: &plan, model: &known, batch };
+    if let Some(limit) = arguments.longest {
+        return longest::longest_sequences(arguments, &subject, &stages, limit);
+    }
     if plan.pipeline.is_some() {
         return pipeline_estimates(arguments, &subject, &stages);
     }
@@ -318,6 +328,11 @@ impl Estimate {
         }
     }
 
+    /// Returns the peak on the device while sharding and in a training step.
+    fn peak_bytes(&self) -> u64 {
+        self.training_bytes().max(self.forecast.start.device.total)
+    }
+
     /// Returns the rows.
     fn rows(&self) -> Vec<EstimateRow> {
         let MemoryPeaks { device, host, disk } = self.forecast.step;
@@ -491,18 +506,23 @@ fn table(estimates: &[Estimate], ranks: u64) -> Vec<String> {
 
 /// Returns the rows of all estimates beside each other, in MiB, below their names.
 fn columns(estimates: &[Estimate], names: impl Iterator<Item = String>) -> Vec<String> {
-    let head: String = names.map(|name| format!("{name:>13}")).collect();
-    let mut lines = vec![format!("  {:<30}{head}", "")];
+    let mut lines = vec![figures("", names)];
     let columns: Vec<_> = estimates.iter().map(Estimate::rows).collect();
     for (at, (name, _, _)) in columns[0].iter().enumerate() {
         let bytes: Vec<_> = columns.iter().map(|column| column[at].2).collect();
         let is_optional = name.starts_with("offloaded");
         if !is_optional || bytes.iter().any(|bytes| *bytes > 0) {
-            let cells = bytes.iter().map(|bytes| format!("{:>13.2}", *bytes as f64 / 1_048_576.0));
-            lines.push(format!("  {name:<30}{}", cells.collect::<String>()));
+            let cells = bytes.iter().map(|bytes| format!("{:.2}", *bytes as f64 / 1_048_576.0));
+            lines.push(figures(name, cells));
         }
     }
     lines
+}
+
+/// Returns a row of a table: its name, and a cell for each column.
+fn figures(name: &str, cells: impl Iterator<Item = String>) -> String {
+    let cells: String = cells.map(|cell| format!("{cell:>13}")).collect();
+    format!("  {name:<30}{cells}")
 }
 
 #[cfg(test)]
@@ -570,6 +590,47 @@ mod tests {
         assert_eq!(json.as_array().unwrap().len(), 4);
         assert_eq!(json[0]["parameters"], json!(124_439_808_u64 * 4));
         assert_eq!(json[3]["stage"], json!(3));
+    }
+
+    #[test]
+    fn finds_the_longest_sequence() {
+        let limit = 1_500_000_000;
+        let text = run(&["--longest", "1.5GB", "--stage", "2", "--ranks", "2"]).unwrap();
+        let figure = |name: &str| {
+            let line = text.lines().find(|line| line.trim_start().starts_with(name)).unwrap();
+            line.split_whitespace().next_back().unwrap().to_owned()
+        };
+        let tokens: u64 = figure("tokens").parse().unwrap();
+        // The table for this length has the same peak, and one token more does not fit.
+        let peak = |tokens: u64| {
+            let tokens = tokens.to_string();
+            let arguments =
+                ["--sequence-length", &tokens, "--stage", "2", "--ranks", "2", "--json"];
+            let json: Value = serde_json::from_str(&run(&arguments).unwrap()).unwrap();
+            json[0]["training_step"].as_u64().unwrap().max(json[0]["starting"].as_u64().unwrap())
+        };
+        assert_eq!(figure("peak"), format!("{:.2}", peak(tokens) as f64 / 1_048_576.0));
+        assert!(peak(tokens) <= limit && peak(tokens + 1) > limit, "{text}");
+    }
+
+    #[test]
+    fn the_longest_sequence_has_limits() {
+        let text = run(&["--longest", "64GB", "--stage", "0"]).unwrap();
+        assert!(text.ends_with("The model supports at most 1024 tokens."), "{text}");
+        let small = ["--longest", "100MB", "--stage", "0"];
+        assert!(run(&small).unwrap().contains("none: not even 2 tokens fit"));
+        let json = run(&[&small[..], &["--json"]].concat()).unwrap();
+        let json: Value = serde_json::from_str(&json).unwrap();
+        assert_eq!(json[0]["longest"], Value::Null);
+        // The stage with the embedding is the larger one.
+        let pipeline = ["--ranks", "2", "--pipeline-stages", "2", "--stage", "0"];
+        let text = run(&[&pipeline[..], &["--longest", "1GB"]].concat()).unwrap();
+        assert!(text.contains("2 ranks, micro-batches of 1 sequence"), "{text}");
+        assert!(text.contains("none"), "{text}");
+        for other in [["--sequence-length", "8"], ["--network", "1Gb"]] {
+            let message = run(&[&["--longest", "1GB"], &other[..]].concat()).unwrap_err();
+            assert!(message.contains("--longest"), "{message}");
+        }
     }
 
     #[test]

@@ -46,6 +46,21 @@ fn frozen_weights_stay_and_stages_agree() {
 }
 
 #[test]
+fn groups_of_replicas_agree_at_all_stages() {
+    let trained = |stage| grouped(stage, 4).zero("mics_shard_size", 2).train();
+    let expected = trained(0);
+    let before = tensors(&fs::read(tiny_model().join("model.safetensors")).unwrap());
+    for ((name, after), (_, before)) in expected.tensors().iter().zip(&before) {
+        assert_eq!(after == before, name.contains("wte"), "{name}");
+    }
+    for stage in 1..=3 {
+        let found = trained(stage);
+        assert_eq!(found.numbers(), expected.numbers(), "stage {stage}");
+        assert_eq!(found.tensors(), expected.tensors(), "stage {stage}");
+    }
+}
+
+#[test]
 fn biases_and_norms_do_not_decay_by_default() {
     let job = Job::tiny();
     let spared = job.train();

@@ -9,12 +9,14 @@ use burn::nn::{LinearConfig, LinearLayout};
 use burn::tensor::{DType, Tensor, TensorData};
 use burn_flex::FlexDevice;
 use deepburn_checkpoint::{Checkpoint, Consolidation, ElementType, StateKind, consolidate};
+use deepburn_config::Plan;
 use deepburn_learner::{
     EngineError, HalfPrecision, LoadPlan, SaveRequest, TrainingCheckpointError, initialize,
 };
 use deepburn_zero::{BufferKind, Category, Group, ZeroError};
 use half::bf16;
 use safetensors::{Dtype, SafeTensors};
+use serde_json::json;
 
 use crate::models::{self, Net, Statistics, Trained, Trainer, on_ranks, plan};
 
@@ -68,16 +70,21 @@ fn straight_and_resumed_in(
     stages: [u8; 2],
     ranks: usize,
 ) -> [Vec<End>; 2] {
-    let plan = |stage| models::plan_in(precision, stage, ranks);
-    let straight = on_ranks(&plan(stages[0]), Net::new, |engine| {
-        run(engine, SAVED)?;
+    let plans = stages.map(|stage| models::plan_in(precision, stage, ranks));
+    straight_and_resumed_with(root, plans, SAVED)
+}
+
+/// Trains with the first plan, saves after `saved` micro-batches, and resumes with the second plan.
+fn straight_and_resumed_with(root: &Path, plans: [Plan; 2], saved: usize) -> [Vec<End>; 2] {
+    let straight = on_ranks(&plans[0], Net::new, |engine| {
+        run(engine, saved)?;
         engine.save_checkpoint(root, SaveRequest::default())?;
         let losses = run(engine, LAST)?;
         Ok(end(engine, losses)?)
     });
     let checkpoint = Checkpoint::open_intact(root, None).unwrap();
     let resumed = on_ranks(
-        &plan(stages[1]),
+        &plans[1],
         |rank| Net::new(rank + 7),
         |engine| {
             // The engine has other statistics before the load, and one of them
@@ -124,6 +131,32 @@ fn a_16_bit_run_resumes_with_f32_statistics() {
             assert_eq!(stored.element_type(), ElementType::F32);
         }
     }
+}
+
+/// The statistics are averaged over the ranks of all replicas.
+#[test]
+fn replicas_have_the_same_statistics_at_all_stages() {
+    let at = |stages: [u8; 2]| {
+        let root = tempfile::tempdir().unwrap();
+        let zero = |stage| json!({"stage": stage, "mics_shard_size": 2});
+        let plans = stages.map(|stage| models::plan_of("fp32", zero(stage), 4));
+        // Replicas save between steps only.
+        straight_and_resumed_with(root.path(), plans, SAVED - 1)
+    };
+    let [expected, _] = at([0, 0]);
+    for stages in [[0, 3], [1, 2], [2, 0], [3, 1]] {
+        let [straight, resumed] = at(stages);
+        assert_eq!((&straight, &resumed), (&expected, &expected), "stages {stages:?}");
+    }
+    for other in &expected[1..] {
+        assert_eq!(other.buffers, expected[0].buffers);
+        assert_eq!(other.evaluated, expected[0].evaluated);
+    }
+    // Without the other replica, the statistics are of other samples.
+    let root = tempfile::tempdir().unwrap();
+    let plans = [0, 0].map(|stage| models::plan(stage, 2));
+    let [alone, _] = straight_and_resumed_with(root.path(), plans, SAVED - 1);
+    assert_ne!(alone[0].buffers, expected[0].buffers);
 }
 
 #[test]

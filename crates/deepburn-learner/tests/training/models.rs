@@ -18,7 +18,7 @@ use deepburn_comm::run_ranks;
 use deepburn_config::{Plan, RawConfig, RunContext, resolve};
 use deepburn_learner::{Engine, EngineError, TrainingCheckpointError, initialize};
 use deepburn_zero::{Group, Training};
-use serde_json::json;
+use serde_json::{Value, json};
 
 pub(crate) type Trained = Training<Flex>;
 pub(crate) type Trainer = Engine<Flex, Net<Trained>>;
@@ -249,13 +249,21 @@ pub(crate) fn plan(stage: u8, ranks: usize) -> Plan {
 }
 
 pub(crate) fn plan_in(precision: &str, stage: u8, ranks: usize) -> Plan {
+    plan_of(precision, json!({ "stage": stage }), ranks)
+}
+
+/// Returns a plan with these fields of `zero_optimization`.
+pub(crate) fn plan_of(precision: &str, zero: Value, ranks: usize) -> Plan {
     let mut config = json!({
         "train_micro_batch_size_per_gpu": 2,
         "gradient_accumulation_steps": 2,
         "optimizer": {"type": "AdamW", "params": {"lr": 0.02}},
-        "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 7,
+        "zero_optimization": {"stage3_param_persistence_threshold": 7,
             "stage3_gather_16bit_weights_on_model_save": true},
     });
+    for (key, value) in zero.as_object().unwrap() {
+        config["zero_optimization"][key] = value.clone();
+    }
     if precision != "fp32" {
         config[precision] = json!({"enabled": true});
     }

@@ -124,14 +124,15 @@ impl DeepSpeedCheckpoint {
     /// The parameters of a pipeline have the names of their layers, such as `2.attn.c_attn.weight` and
     /// `tied_modules.embed.weight`. `model` has the names and shapes of the whole model in module order. A layer is the
     /// part of the model with the same shapes, whose names end like the layer's names. If several equal layers fit
-    /// several parts that differ in a number, as blocks do, they are in order.
+    /// several parts that differ in a number, as blocks do, they are in order. Otherwise, a layer lies between its
+    /// neighbours if these are in the order of the model.
     ///
     /// # Errors
     ///
     /// Returns [`DeepSpeedError::NotInside`] with the layer if it fits no part, or more than one.
     pub fn layers_in_model<'m>(
         &self,
-        model: &[(&'m str, &[usize])],
+        model: &[(&'m str, &'m [usize])],
     ) -> Result<HashMap<&'m str, &SavedParameter>, DeepSpeedError> {
         let named = layer_names::in_model(&self.parameters, model);
         named.map_err(|reason| DeepSpeedError::NotInside { path: self.path.clone(), reason })

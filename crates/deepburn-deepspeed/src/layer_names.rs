@@ -13,11 +13,15 @@
 //! 2, 3               ln_1.weight [16], attn.c_attn.weight …   transformer.h.0., transformer.h.1.
 //! 4                  weight [16], bias [16]                   transformer.ln_f., the only one that is left
 //! ```
+//!
+//! An embedding and an output layer that are not tied have the same names and
+//! shapes. If the layers found so far are in the order of the model, another
+//! layer lies between its neighbours in it, too: one before the blocks, one after
+//! them.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use crate::SavedParameter;
-use crate::pipeline::TIED;
 
 /// A layer of a pipeline.
 struct Layer<'a> {
@@ -46,32 +50,116 @@ struct Part {
 /// reason in an error message.
 pub(crate) fn in_model<'a, 'm>(
     parameters: &'a [SavedParameter],
-    model: &[(&'m str, &[usize])],
+    model: &[(&'m str, &'m [usize])],
 ) -> Result<HashMap<&'m str, &'a SavedParameter>, String> {
-    let shapes: HashMap<&'m str, &[usize]> = model.iter().copied().collect();
+    let mut assignment = Assignment::new(model);
     let mut left = layers(parameters)?;
-    let mut assigned: HashMap<&'m str, &'a SavedParameter> = HashMap::new();
     while !left.is_empty() {
-        let candidates: Vec<_> =
-            left.iter().map(|layer| candidates(layer, &shapes, &assigned)).collect();
-        let Some(chosen) = certain(&left, &candidates) else {
-            return Err(uncertain(&left[0], &candidates[0]));
-        };
+        let candidates: Vec<_> = left.iter().map(|layer| assignment.candidates(layer)).collect();
+        let chosen = certain(&left, &candidates)
+            .or_else(|| certain(&left, &assignment.between_neighbours(&left, &candidates)));
+        let Some(chosen) = chosen else { return Err(uncertain(&left[0], &candidates[0])) };
         for (at, part) in &chosen {
-            for (name, parameter) in &left[*at].parameters {
-                let name = part.name_of(name);
-                let own = shapes.get_key_value(name.as_str()).map(|(own, _)| *own);
-                // Two layers that want the same part are found when the second has no candidates.
-                if let Some(own) = own {
-                    assigned.insert(own, parameter);
-                }
-            }
+            assignment.add(&left[*at], part);
         }
         let chosen: HashSet<_> = chosen.into_iter().map(|(at, _)| at).collect();
         let mut at = 0..;
         left.retain(|_| at.next().is_none_or(|at| !chosen.contains(&at)));
     }
-    Ok(assigned)
+    Ok(assignment.found)
+}
+
+/// The layers that were found so far.
+struct Assignment<'a, 'm> {
+    /// The position in the model and the shape of each parameter.
+    model: HashMap<&'m str, (usize, &'m [usize])>,
+    /// The parameters of the pipeline by their names in the model.
+    found: HashMap<&'m str, &'a SavedParameter>,
+    /// The position in the model of each numbered layer.
+    places: BTreeMap<usize, usize>,
+}
+
+impl<'a, 'm> Assignment<'a, 'm> {
+    fn new(model: &[(&'m str, &'m [usize])]) -> Self {
+        let placed = model.iter().enumerate().map(|(at, (name, shape))| (*name, (at, *shape)));
+        Self { model: placed.collect(), found: HashMap::new(), places: BTreeMap::new() }
+    }
+
+    /// Adds a layer, which is this part of the model.
+    fn add(&mut self, layer: &Layer<'a>, part: &Part) {
+        if let Some(number) = layer.number() {
+            self.places.insert(number, self.place(layer, part));
+        }
+        for (name, parameter) in &layer.parameters {
+            // A candidate has all parameters of the layer.
+            if let Some((own, _)) = self.model.get_key_value(&*part.name_of(name)) {
+                self.found.insert(own, parameter);
+            }
+        }
+    }
+
+    /// Returns the position in the model of the first parameter of a part.
+    fn place(&self, layer: &Layer<'_>, part: &Part) -> usize {
+        let names = layer.parameters.iter().map(|(name, _)| part.name_of(name));
+        names.filter_map(|name| Some(self.model.get(&*name)?.0)).min().unwrap_or_default()
+    }
+
+    /// Returns the parts of the model that have all parameters of a layer and are
+    /// not assigned yet.
+    fn candidates(&self, layer: &Layer<'_>) -> Vec<Part> {
+        let (first, _) = layer.parameters[0];
+        let starts = [0].into_iter().chain(first.match_indices('.').map(|(at, _)| at + 1));
+        // The names of the layer may begin with a wrapper's name, so the longest ends that fit count.
+        let of_wrappers = starts.map(|start| {
+            let (wrapper, end) = first.split_at(start);
+            let prefixes = self.model.keys().filter_map(|name| name.strip_suffix(end));
+            let prefixes = prefixes.filter(|prefix| prefix.is_empty() || prefix.ends_with('.'));
+            let parts = prefixes
+                .map(|prefix| Part { prefix: prefix.to_owned(), wrapper: wrapper.to_owned() })
+                .filter(|part| self.has(layer, part));
+            let mut parts: Vec<_> = parts.collect();
+            parts.sort_by_key(|part| numbers(&part.prefix));
+            parts
+        });
+        let parts = of_wrappers.into_iter().find(|parts| !parts.is_empty()).unwrap_or_default();
+        let is_free = |part: &Part| {
+            layer.parameters.iter().all(|(name, _)| !self.found.contains_key(&*part.name_of(name)))
+        };
+        parts.into_iter().filter(is_free).collect()
+    }
+
+    /// Returns true if a part has all parameters of a layer.
+    fn has(&self, layer: &Layer<'_>, part: &Part) -> bool {
+        layer.parameters.iter().all(|(name, parameter)| {
+            let shape = self.model.get(&*part.name_of(name)).map(|(_, shape)| *shape);
+            name.starts_with(&part.wrapper) && shape == Some(&parameter.shape[..])
+        })
+    }
+
+    /// Returns the candidates that lie between the neighbours of their layer. They
+    /// are empty if the layers found so far are in another order than their
+    /// parts, or if there are none.
+    fn between_neighbours(&self, layers: &[Layer<'_>], candidates: &[Vec<Part>]) -> Vec<Vec<Part>> {
+        let in_order = self.places.values().is_sorted() && !self.places.is_empty();
+        let between = layers.iter().zip(candidates).map(|(layer, parts)| {
+            let Some(number) = layer.number().filter(|_| in_order) else { return Vec::new() };
+            let before = self.places.range(..number).next_back().map(|(_, place)| *place);
+            let after = self.places.range(number..).next().map(|(_, place)| *place);
+            let lies_between = |part: &&Part| {
+                let place = self.place(layer, part);
+                before.is_none_or(|before| before < place) && after.is_none_or(|it| place < it)
+            };
+            parts.iter().filter(lies_between).cloned().collect()
+        });
+        between.collect()
+    }
+}
+
+impl Layer<'_> {
+    /// Returns the number; `None` for a tied layer.
+    fn number(&self) -> Option<usize> {
+        self.name.parse().ok()
+    }
 }
 
 impl Part {
@@ -105,41 +193,6 @@ fn not_of_a_layer(name: &str) -> String {
     format!("its parameter {name} belongs to no layer, such as 2.{name} would")
 }
 
-/// Returns the parts of the model that have all parameters of a layer and are
-/// not assigned yet.
-fn candidates(
-    layer: &Layer<'_>,
-    shapes: &HashMap<&str, &[usize]>,
-    assigned: &HashMap<&str, &SavedParameter>,
-) -> Vec<Part> {
-    let (first, _) = layer.parameters[0];
-    let starts = [0].into_iter().chain(first.match_indices('.').map(|(at, _)| at + 1));
-    // The names of the layer may begin with a wrapper's name, so the longest ends that fit count.
-    let of_wrappers = starts.map(|start| {
-        let (wrapper, end) = first.split_at(start);
-        let prefixes = shapes.keys().filter_map(|name| name.strip_suffix(end));
-        let prefixes = prefixes.filter(|prefix| prefix.is_empty() || prefix.ends_with('.'));
-        let parts = prefixes
-            .map(|prefix| Part { prefix: prefix.to_owned(), wrapper: wrapper.to_owned() })
-            .filter(|part| {
-                layer.parameters.iter().all(|(name, parameter)| {
-                    let own = part.name_of(name);
-                    name.starts_with(wrapper)
-                        && shapes.get(own.as_str()) == Some(&&parameter.shape[..])
-                })
-            });
-        let mut parts: Vec<_> = parts.collect();
-        parts.sort_by_key(|part| numbers(&part.prefix));
-        parts
-    });
-    let mut parts = of_wrappers.into_iter().find(|parts| !parts.is_empty()).unwrap_or_default();
-    let is_free = |part: &Part| {
-        layer.parameters.iter().all(|(name, _)| !assigned.contains_key(&part.name_of(name)[..]))
-    };
-    parts.retain(is_free);
-    parts
-}
-
 /// Returns the layers, by position, whose parts are certain: a layer with one
 /// candidate, or else equal layers with one candidate each that differ in one
 /// number. `None` if there are none.
@@ -147,7 +200,7 @@ fn certain(layers: &[Layer<'_>], candidates: &[Vec<Part>]) -> Option<Vec<(usize,
     for (at, parts) in candidates.iter().enumerate() {
         let alike: Vec<_> = (0..candidates.len()).filter(|at| candidates[*at] == *parts).collect();
         // A tied layer has no number, so its place among others is not known.
-        let numbered = alike.iter().all(|at| !layers[*at].name.starts_with(TIED));
+        let numbered = alike.iter().all(|at| layers[*at].number().is_some());
         let in_order = parts.len() == 1 || numbered && differ_in_one_number(parts);
         if alike[0] == at && alike.len() == parts.len() && in_order {
             return Some(alike.into_iter().zip(parts.iter().cloned()).collect());
@@ -218,7 +271,7 @@ mod tests {
     /// Returns the names in the model and in the pipeline, in the order of the model.
     fn assigned(
         layers: &[(&str, &[usize])],
-        model: &[(&str, &[usize])],
+        model: &[(&'static str, &'static [usize])],
     ) -> Result<Vec<String>, String> {
         let saved = saved(layers);
         let found = in_model(&saved, model)?;
@@ -270,6 +323,39 @@ mod tests {
         let model: [(&str, &[usize]); 2] = [("block.q.w", &[4]), ("block.k.w", &[4])];
         let expected = ["block.q.w = 0.inner.q.w", "block.k.w = 0.inner.k.w"];
         assert_eq!(assigned(&layers, &model).unwrap(), expected);
+    }
+
+    /// An embedding and an output layer that are not tied, around two blocks.
+    const UNTIED: [(&str, &[usize]); 5] = [
+        ("0.weight", &[9, 4]),
+        ("1.q.weight", &[4, 4]),
+        ("2.q.weight", &[4, 4]),
+        ("3.weight", &[4]),
+        ("4.weight", &[9, 4]),
+    ];
+
+    #[test]
+    fn equal_layers_lie_between_their_neighbours() {
+        let model: [(&str, &[usize]); 5] = [
+            ("model.embed.weight", &[9, 4]),
+            ("model.h.0.q.weight", &[4, 4]),
+            ("model.h.1.q.weight", &[4, 4]),
+            ("model.norm.weight", &[4]),
+            ("head.weight", &[9, 4]),
+        ];
+        let expected = [
+            "model.embed.weight = 0.weight",
+            "model.h.0.q.weight = 1.q.weight",
+            "model.h.1.q.weight = 2.q.weight",
+            "model.norm.weight = 3.weight",
+            "head.weight = 4.weight",
+        ];
+        assert_eq!(assigned(&UNTIED, &model).unwrap(), expected);
+        // In other orders, the fields of the model do not show which of the two is used first.
+        for order in [[4, 0, 1, 2, 3], [0, 4, 1, 2, 3], [1, 2, 3, 0, 4], [3, 0, 1, 2, 4]] {
+            let error = assigned(&UNTIED, &order.map(|at| model[at])).unwrap_err();
+            assert!(error.contains("layer 0 of its pipeline"), "{order:?}: {error}");
+        }
     }
 
     #[test]

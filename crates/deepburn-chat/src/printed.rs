@@ -64,23 +64,28 @@ pub(crate) fn without_effect(
     for (index, document) in context.documents.iter().flatten().enumerate() {
         check(format!("documents[{index}].text"), document.get("text"));
     }
-    // Only some templates print documents, each with the fields that it knows.
-    let prints = |value: &Value| {
-        let string = value.as_str().map(str::trim);
-        string.is_some_and(|string| !string.is_empty() && text.contains(string))
-    };
-    for (index, document) in context.documents.iter().flatten().enumerate() {
-        let fields = document.as_object().into_iter().flat_map(|it| it.values());
-        if document.get("text").is_none_or(|it| !it.is_string()) && !fields.into_iter().any(prints)
-        {
-            findings.push(Finding::NotPrinted { field: format!("documents[{index}]") });
-        }
-    }
+    findings.extend(unprinted_documents(text, context));
     let empty = messages.iter().enumerate().skip(answers).filter(|(_, it)| is_empty_answer(it));
     findings.extend(empty.map(|(at, _)| Finding::EmptyAnswer { field: format!("{field}[{at}]") }));
     let unread = context.variables.keys().filter(|name| !template.mentions(name)).cloned();
     findings.extend(unread.map(|name| Finding::VariableUnread { name }));
     findings
+}
+
+/// Returns the documents without a text of which no field is printed. Only some templates print documents, each with the
+/// fields that it knows.
+fn unprinted_documents(text: &str, context: &ChatContext) -> Vec<Finding> {
+    let prints = |value: &Value| {
+        let string = value.as_str().map(str::trim);
+        string.is_some_and(|string| !string.is_empty() && text.contains(string))
+    };
+    let documents = context.documents.iter().flatten().enumerate();
+    let unprinted = documents.filter(|(_, document)| {
+        let fields = document.as_object().into_iter().flat_map(|it| it.values());
+        document.get("text").is_none_or(|it| !it.is_string()) && !fields.into_iter().any(prints)
+    });
+    let finding = |(index, _)| Finding::NotPrinted { field: format!("documents[{index}]") };
+    unprinted.map(finding).collect()
 }
 
 /// Returns whether a message of the assistant has neither text nor reasoning nor a call of a tool.

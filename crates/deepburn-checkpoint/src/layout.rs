@@ -154,19 +154,8 @@ impl Layout {
         replicas: usize,
     ) -> Result<Self, CheckpointError> {
         let refuse = |reason| Err(CheckpointError::Layout { reason });
-        if !(1..=MAX_WORLD_SIZE).contains(&world_size) {
-            return refuse(format!("{world_size} ranks; must be 1 to {MAX_WORLD_SIZE}"));
-        }
-        if stages == 0 || !world_size.is_multiple_of(stages) {
-            return refuse(format!(
-                "{stages} pipeline stages of {world_size} ranks; each must have as many"
-            ));
-        }
-        if replicas == 0 || !(world_size / stages).is_multiple_of(replicas) {
-            return refuse(format!(
-                "{replicas} replicas of {} ranks; each must have as many",
-                world_size / stages
-            ));
+        if let Some(reason) = uneven(world_size, stages, replicas) {
+            return refuse(reason);
         }
         let (mut by_path, mut bytes) = (HashMap::new(), 0_u64);
         for (index, entry) in entries.iter().enumerate() {
@@ -361,6 +350,22 @@ impl Layout {
         let text = serde_json::to_vec(self).expect("names and numbers always are JSON");
         blake3::hash(&text).to_hex().to_string()
     }
+}
+
+/// Returns the reason why these ranks cannot be divided into pipeline stages and
+/// replicas; `None` if they can.
+fn uneven(world_size: usize, stages: usize, replicas: usize) -> Option<String> {
+    if !(1..=MAX_WORLD_SIZE).contains(&world_size) {
+        return Some(format!("{world_size} ranks; must be 1 to {MAX_WORLD_SIZE}"));
+    }
+    if stages == 0 || !world_size.is_multiple_of(stages) {
+        return Some(format!(
+            "{stages} pipeline stages of {world_size} ranks; each must have as many"
+        ));
+    }
+    let ranks = world_size / stages;
+    let is_uneven = replicas == 0 || !ranks.is_multiple_of(replicas);
+    is_uneven.then(|| format!("{replicas} replicas of {ranks} ranks; each must have as many"))
 }
 
 /// Returns the reason why the element types of an entry are invalid; `None` if

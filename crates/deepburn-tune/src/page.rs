@@ -82,14 +82,51 @@ fn picture(html: &mut String, dots: &[Dot<'_>]) {
     let most_memory = largest(&mut dots.iter().map(|dot| dot.memory));
     let longest = largest(&mut dots.iter().filter_map(|dot| dot.seconds));
     let [width, height] = SIZE;
-    let x = |memory: f64| MARGIN + (width - 2.0 * MARGIN) * memory / most_memory;
-    let y = |seconds: f64| height - MARGIN - (height - 2.0 * MARGIN) * seconds / longest;
     push(
         html,
         format_args!(
             "<svg viewBox=\"0 0 {width} {height}\" role=\"img\" aria-label=\"Seconds of a step and memory of a rank\">\n"
         ),
     );
+    axes(html, most_memory, longest);
+    for Dot { trial, memory, seconds, class } in dots {
+        let (name, x) = (trial.candidate.name(), x_of(*memory, most_memory));
+        match seconds {
+            Some(seconds) => push(
+                html,
+                format_args!(
+                    "<circle class=\"{class}\" cx=\"{x:.1}\" cy=\"{:.1}\" r=\"5\"><title>{name}: {:.2} GB, {seconds:.3} s</title></circle>\n",
+                    y_of(*seconds, longest),
+                    memory / 1e9,
+                ),
+            ),
+            None => push(
+                html,
+                format_args!(
+                    "<path class=\"{class}\" d=\"M{:.1} {:.1}l8 8m0 -8l-8 8\"><title>{name}: {}</title></path>\n",
+                    x - 4.0,
+                    MARGIN / 2.0,
+                    escaped(reason(trial).as_deref().unwrap_or_default()),
+                ),
+            ),
+        }
+    }
+    html.push_str("</svg>\n");
+}
+
+/// Returns the horizontal position of bytes, where the axis ends at `most`.
+fn x_of(memory: f64, most: f64) -> f64 {
+    MARGIN + (SIZE[0] - 2.0 * MARGIN) * memory / most
+}
+
+/// Returns the vertical position of seconds, where the axis ends at `longest`.
+fn y_of(seconds: f64, longest: f64) -> f64 {
+    SIZE[1] - MARGIN - (SIZE[1] - 2.0 * MARGIN) * seconds / longest
+}
+
+/// Appends the axes, whose ends are bytes of a rank and seconds of a step.
+fn axes(html: &mut String, most_memory: f64, longest: f64) {
+    let [width, height] = SIZE;
     push(
         html,
         format_args!(
@@ -106,12 +143,12 @@ fn picture(html: &mut String, dots: &[Dot<'_>]) {
             html,
             format_args!(
                 "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{:.2}</text>\
-             <text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{seconds:.2}</text>\n",
-                x(memory),
+                 <text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{seconds:.2}</text>\n",
+                x_of(memory, most_memory),
                 height - MARGIN + 18.0,
                 memory / 1e9,
                 MARGIN - 6.0,
-                y(seconds) + 4.0,
+                y_of(seconds, longest) + 4.0,
             ),
         );
     }
@@ -123,29 +160,6 @@ fn picture(html: &mut String, dots: &[Dot<'_>]) {
             height - 10.0
         ),
     );
-    for Dot { trial, memory, seconds, class } in dots {
-        let (name, x) = (trial.candidate.name(), x(*memory));
-        match seconds {
-            Some(seconds) => push(
-                html,
-                format_args!(
-                    "<circle class=\"{class}\" cx=\"{x:.1}\" cy=\"{:.1}\" r=\"5\"><title>{name}: {:.2} GB, {seconds:.3} s</title></circle>\n",
-                    y(*seconds),
-                    memory / 1e9,
-                ),
-            ),
-            None => push(
-                html,
-                format_args!(
-                    "<path class=\"{class}\" d=\"M{:.1} {:.1}l8 8m0 -8l-8 8\"><title>{name}: {}</title></path>\n",
-                    x - 4.0,
-                    MARGIN / 2.0,
-                    escaped(reason(trial).as_deref().unwrap_or_default()),
-                ),
-            ),
-        }
-    }
-    html.push_str("</svg>\n");
 }
 
 /// Appends the table of all candidates that were forecast or are not valid.

@@ -143,8 +143,21 @@ fn compare(job: &Job, given: &Tokenizer, folder: &Path) -> Result<VocabularyOrig
             return Ok(VocabularyOrigin::SameIds);
         }
     };
-    let compared = own.compare(given);
-    let TokenizerComparison { changed, num_changed, parts } = compared.map_err(Failure::mistake)?;
+    let compared = own.compare(given).map_err(Failure::mistake)?;
+    origin(compared, is_new, folder)
+}
+
+/// Returns the origin of the vocabulary, given how the tokenizer of the job differs from the model's in `folder`. The
+/// job asks for a new vocabulary if `is_new` is true.
+///
+/// # Errors
+/// Returns a user's mistake if ids stand for other tokens, unless `is_new` is true.
+fn origin(
+    compared: TokenizerComparison,
+    is_new: bool,
+    folder: &Path,
+) -> Result<VocabularyOrigin, Failure> {
+    let TokenizerComparison { changed, num_changed, parts } = compared;
     let stand = match num_changed {
         1 => "1 id stands".to_owned(),
         _ => format!("{num_changed} ids stand"),

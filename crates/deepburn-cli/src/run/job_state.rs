@@ -235,8 +235,22 @@ impl JobState {
             ["model.config", "model.lora", "model.adapter"].iter().any(|it| path.starts_with(it))
         };
         differences.retain(|difference| !is_compared(&difference.path));
+        self.report(differences, &job_now, weights)
+    }
+
+    /// Logs the differences between the keys of two jobs that affect the numbers of later steps. `weights` is how to start
+    /// a new run from the trained weights.
+    ///
+    /// # Errors
+    /// Returns the first difference with which a run cannot resume.
+    fn report(
+        &self,
+        mut differences: Vec<Difference>,
+        job_now: &Value,
+        weights: &str,
+    ) -> Result<(), String> {
         // Errors come first, because warnings matter only if the run resumes.
-        let refuses = |path: &str| self.refuses(path, &job_now);
+        let refuses = |path: &str| self.refuses(path, job_now);
         differences.sort_by_key(|difference| !refuses(&difference.path));
         for Difference { path, then, now } in differences {
             let affects_numbers = !starts_with_any(&path, &WITHOUT_EFFECT_ON_NUMBERS);

@@ -20,11 +20,12 @@ use deepburn::zero::ParameterSize;
 use deepburn::{BatchSchedule, Interval, dtype_of};
 use deepburn_chat::Day;
 use deepburn_config::{
-    Backend, BatchPlan, Cadence, Diagnosis, DynamicBatchingPlan, Job, JobRequest, Plan, RawConfig,
-    ResolvedJob, RunContext, Severity, StepCount, TrainingJob, counted, resolve,
-    resolve_preliminary,
+    Backend, BatchPlan, Cadence, Diagnosis, DynamicBatchingPlan, Job, JobRequest, Plan,
+    QuantizationPlan, RawConfig, ResolvedJob, RunContext, Severity, StepCount, TrainingJob,
+    counted, resolve, resolve_preliminary,
 };
 use deepburn_datasets::{DataShard, Order};
+use deepburn_models::Architecture;
 use serde_json::Value;
 
 use crate::data::lengths::check_curriculum;
@@ -157,21 +158,15 @@ pub(crate) fn prepare(
     let (batch, dynamic) = (preliminary.batch, preliminary.dynamic_batching);
     let batch_sizes = batch_sizes(&job, batch, dynamic.as_ref())?;
     check_evaluation(&job, dynamic.as_ref())?;
-    let order = match job.data.shuffle {
-        true => Order::Shuffled { seed: job.training.seed },
-        false => Order::Sequential,
-    };
     // Limits on a step apply to the largest batch of the schedule.
     let (places, largest) = (Places::default(), batch_sizes.largest());
-    let pretrained = job.model.pretrained.as_ref().map(|place| places.model(place));
-    let pretrained = pretrained.transpose().map_err(Failure::mistake)?;
-    pretrained.as_deref().map_or(Ok(()), check_pretrained)?;
+    let pretrained = pretrained_folder(&job, &places)?;
     let inputs = JobInputs {
         job: &job,
         places: &places,
         pretrained: pretrained.as_deref(),
         batch: largest,
-        order,
+        order: order(&job),
         day,
     };
     let model = models::of_job(&job, inputs.pretrained)?;
@@ -179,18 +174,7 @@ pub(crate) fn prepare(
     // `job.json` names the architecture even if the job does not.
     job.model.architecture = Some(model.architecture());
     check_curriculum(&job, &preliminary, subject.info().min_tokens())?;
-    // Dynamic batching takes every sample once, and otherwise all ranks take the same number.
-    let epoch_samples = match dynamic {
-        Some(_) => subject.info().samples_per_epoch(DataShard::WHOLE),
-        None => {
-            let shard = DataShard { rank: 0, num_ranks: batch.data_parallel_size };
-            subject
-                .info()
-                .samples_per_epoch(shard)
-                .map(|samples| samples * batch.data_parallel_size)
-        }
-    };
-    let epoch_samples = epoch_samples.map_err(Failure::mistake)?;
+    let epoch_samples = epoch_samples(subject.info(), batch, dynamic.is_some())?;
     let max_steps = match &dynamic {
         Some(dynamic) => {
             steps_within_budget(&job, subject.info(), batch, dynamic, progress.as_ref())?
@@ -198,15 +182,7 @@ pub(crate) fn prepare(
         None => num_steps(&job, epoch_samples, &batch_sizes, progress.as_ref())?,
     };
     set_total_steps(&mut job, max_steps)?;
-    facts.hidden_size = Some(subject.info().architecture().width());
-    if let Some(quantization) = &job.model.quantization {
-        let freezes = !job.training.param_groups.is_empty();
-        let plan = quantization_plan(quantization, subject.info().architecture(), freezes);
-        let named = |error| Failure::mistake(format!("model.quantization_config.{error}"));
-        facts.quantization = Some(plan.map_err(named)?);
-    }
-    facts.total_steps = Some(max_steps);
-    facts.warmup_steps = job.training.warmup_steps;
+    learn(&mut facts, &job, subject.info().architecture(), max_steps)?;
     add_notes(&mut job, dynamic.as_ref(), max_steps);
     let (plan, mut record) = resolve_plan(&job, &written, &facts)?;
     record["total_steps"] = max_steps.into();
@@ -227,6 +203,73 @@ pub(crate) fn prepare(
         context: facts,
         record,
     })
+}
+
+/// Returns the folder of `model.pretrained`, if the job has one.
+///
+/// # Errors
+/// Returns a user's mistake if it is not a complete model.
+fn pretrained_folder(job: &Job, places: &Places) -> Result<Option<PathBuf>, Failure> {
+    let folder = job.model.pretrained.as_ref().map(|place| places.model(place));
+    let folder = folder.transpose().map_err(Failure::mistake)?;
+    folder.as_deref().map_or(Ok(()), check_pretrained)?;
+    Ok(folder)
+}
+
+/// Returns the order of the training samples.
+fn order(job: &Job) -> Order {
+    match job.data.shuffle {
+        true => Order::Shuffled { seed: job.training.seed },
+        false => Order::Sequential,
+    }
+}
+
+/// Adds to the facts about a run what the model and its data determine.
+///
+/// # Errors
+/// Returns a user's mistake if `model.quantization_config` does not fit the model.
+fn learn(
+    facts: &mut RunContext,
+    job: &Job,
+    architecture: &dyn Architecture,
+    max_steps: usize,
+) -> Result<(), Failure> {
+    facts.hidden_size = Some(architecture.width());
+    facts.quantization = quantization(job, architecture)?;
+    facts.total_steps = Some(max_steps);
+    facts.warmup_steps = job.training.warmup_steps;
+    Ok(())
+}
+
+/// Returns the number of samples of an epoch. Dynamic batching takes every sample once, and otherwise all ranks take the
+/// same number.
+///
+/// # Errors
+/// Returns a user's mistake if a rank has no samples.
+fn epoch_samples(
+    info: &dyn SubjectInfo,
+    batch: BatchPlan,
+    is_dynamic: bool,
+) -> Result<usize, Failure> {
+    let (shard, shards) = match (is_dynamic, batch.data_parallel_size) {
+        (true, _) => (DataShard::WHOLE, 1),
+        (false, num_ranks) => (DataShard { rank: 0, num_ranks }, num_ranks),
+    };
+    info.samples_per_epoch(shard).map(|samples| samples * shards).map_err(Failure::mistake)
+}
+
+/// Returns the plan of `model.quantization_config`, if the job has one.
+///
+/// # Errors
+/// Returns a user's mistake if it does not fit the model.
+fn quantization(
+    job: &Job,
+    architecture: &dyn Architecture,
+) -> Result<Option<QuantizationPlan>, Failure> {
+    let Some(quantization) = &job.model.quantization else { return Ok(None) };
+    let freezes = !job.training.param_groups.is_empty();
+    let plan = quantization_plan(quantization, architecture, freezes);
+    plan.map(Some).map_err(|error| Failure::mistake(format!("model.quantization_config.{error}")))
 }
 
 /// Replaces the ratios of the job with numbers of steps.

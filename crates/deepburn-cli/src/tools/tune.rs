@@ -23,7 +23,7 @@ use deepburn::tune::{
     Assessment, MeasuredSteps, Search, SearchLimits, Trial, TuneEvent, TuningFiles,
     TuningFilesError, failure, spearman, table,
 };
-use deepburn_config::counted;
+use deepburn_config::{AutotuningPlan, counted};
 
 use crate::console;
 use crate::failure::Failure;
@@ -93,13 +93,7 @@ pub(crate) fn tune(arguments: &TuneArguments) -> Result<BestConfig, Failure> {
     let job = TunedJob::read(arguments)?;
     let tuner = job.tuner()?;
     let autotuning = &job.autotuning;
-    let limits = SearchLimits {
-        measurements: arguments.trials.map_or(autotuning.trials, usize::from),
-        patience: autotuning.patience,
-        metric: autotuning.metric,
-        exhaustive: arguments.exhaustive,
-    };
-    let mut search = tuner.search(&job.space()?, limits);
+    let mut search = tuner.search(&job.space()?, limits(arguments, autotuning));
     console::eprint(&counts(&search));
     if search.next().is_none() {
         let (reason, closes) = (failure(&search), remedy(&job, &tuner, &search));
@@ -152,6 +146,16 @@ pub(crate) fn tune(arguments: &TuneArguments) -> Result<BestConfig, Failure> {
         return Err(Failure::Interrupted { signal, message });
     }
     Ok(best)
+}
+
+/// Returns the limits of the search, which are in the command line or else in the job.
+fn limits(arguments: &TuneArguments, autotuning: &AutotuningPlan) -> SearchLimits {
+    SearchLimits {
+        measurements: arguments.trials.map_or(autotuning.trials, usize::from),
+        patience: autotuning.patience,
+        metric: autotuning.metric,
+        exhaustive: arguments.exhaustive,
+    }
 }
 
 /// Returns the best configuration, whose file is `file`, and prints how to train with it.

@@ -43,6 +43,10 @@ use crate::best::LoopState;
 use crate::engine::EngineCounters;
 use crate::{Engine, EngineError};
 
+/// What to do with a checkpoint whose accumulation in progress does not fit.
+const REMEDY: &str = "finish the step there and save again, or load the module only (LoadPlan::ModuleOnly), which \
+                      starts a new run";
+
 /// The parts of a checkpoint to load. They correspond to DeepSpeed's
 /// `load_module_only`, `load_optimizer_states` and `load_lr_scheduler_states`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -317,8 +321,6 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         if saved.accumulation().is_none() {
             return Ok(());
         }
-        const REMEDY: &str = "finish the step there and save again, or load the module only \
-                              (LoadPlan::ModuleOnly), which starts a new run";
         if self.is_pipeline() {
             return Err(format!(
                 "it was saved during gradient accumulation, and a pipeline runs all micro-batches of a step \
@@ -357,6 +359,16 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
                 self.scaler.scale()
             ));
         }
+        self.check_accumulated_parameters(checkpoint)
+    }
+
+    /// Checks that the parameters with gradients in progress are those that
+    /// this engine trains.
+    ///
+    /// # Errors
+    ///
+    /// Returns the first difference, as the reason in an error message.
+    fn check_accumulated_parameters(&self, checkpoint: &Checkpoint) -> Result<(), String> {
         let layout = checkpoint.layout();
         for parameter in self.parameters() {
             let entry = layout.find(parameter.path()).map(|index| &layout.entries()[index]);

@@ -54,18 +54,12 @@ impl<B: OptimizerOps> ModelStates<B> {
         policy: Policy,
         world: Group<B>,
     ) -> Result<(M, Self), ZeroError> {
-        if policy.optimizer.exchanges_momentum() {
-            check_whole_states(&policy)?;
-        }
+        check_whole_states(&policy)?;
         let (zero, precision) = (&policy.zero, &policy.precision);
-        let (stage, ledger) = (zero.stage, Ledger::new());
+        let ledger = Ledger::new();
         let mesh = mesh_of(&world, &policy)?;
         let groups = MeshGroups::new(world, mesh)?;
-        // Replicas exchange the sums of owned elements only, so no rank keeps other elements.
-        let cuts_gradients =
-            zero.shards_gradients() || groups.replicas().is_some() && stage.shards_optimizer();
-        let rank = groups.shard().rank();
-        let share = ShardSpec { stage, rank, cuts_gradients };
+        let share = share_of(&policy, &groups);
         let (module, sharded) = shard_parameters(module, &policy, share, &groups, &ledger)?;
         let types = gradient_types(precision);
         let reducer = gradient_reducer(&policy, types, share, &sharded, &groups, &ledger)?;
@@ -129,6 +123,15 @@ fn mesh_of<B: Backend>(world: &Group<B>, policy: &Policy) -> Result<Mesh, MeshEr
     Mesh::new(world.world_size(), stages, data.checked_div(shard).unwrap_or(0), shard)
 }
 
+/// Returns the slices of the parameters that this rank keeps.
+fn share_of<B: Backend>(policy: &Policy, groups: &MeshGroups<B>) -> ShardSpec {
+    let stage = policy.zero.stage;
+    // Replicas exchange the sums of owned elements only, so no rank keeps other elements.
+    let cuts_gradients =
+        policy.zero.shards_gradients() || groups.replicas().is_some() && stage.shards_optimizer();
+    ShardSpec { stage, rank: groups.shard().rank(), cuts_gradients }
+}
+
 /// Checks that stages can train the model independently between two messages.
 ///
 /// # Errors
@@ -146,8 +149,9 @@ fn check_pipeline(optimizer: &OptimizerPlan, buffers: &[Buffer]) -> Result<(), Z
     Err(ZeroError::Pipeline { reason })
 }
 
-/// Checks that the plan neither shards nor offloads states, because a compressed
-/// exchange needs complete states on the device.
+/// Checks that the plan neither shards nor offloads states if its optimizer
+/// exchanges momenta, because a compressed exchange needs complete states on the
+/// device.
 ///
 /// # Errors
 ///
@@ -155,6 +159,7 @@ fn check_pipeline(optimizer: &OptimizerPlan, buffers: &[Buffer]) -> Result<(), Z
 fn check_whole_states(policy: &Policy) -> Result<(), ZeroError> {
     let zero = &policy.zero;
     let reason = match zero.stage {
+        _ if !policy.optimizer.exchanges_momentum() => return Ok(()),
         _ if policy.shard_size.is_some() => {
             "this plan adds up gradients in groups of ranks (hybrid sharding)".to_owned()
         }

@@ -9,7 +9,7 @@
 //!   contents.rs     a file: archive.rs (zip) and pickle.rs (walker.rs executes the opcodes)
 //!   model_states_file.rs, optim_states_file.rs  what DeepSpeed stores in the two kinds of files
 //!     replicated.rs, partitioned.rs, sharded.rs    stage 0; 1 and 2; 3: the position of each value
-//!     pipeline.rs   the stages of a pipeline, each of which is one of the above
+//!     pipeline.rs   the stages of a pipeline, each of which is of stage 0 or 1 (stage_layers.rs: its layers)
 //!       stored.rs   the common form of all stages, from which values are read
 //! ```
 
@@ -18,7 +18,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::folder::{Files, Folder, StageFiles};
+use crate::folder::{Folder, StageFiles, TagFiles};
 use crate::model_states_file::{CommonFields, ModelStatesFile};
 use crate::optim_states_file::OptimStatesFile;
 use crate::stored::{SavedState, Stored, tie};
@@ -66,13 +66,13 @@ impl DeepSpeedCheckpoint {
     pub fn open(path: &Path, tag: Option<&str>) -> Result<Self, DeepSpeedError> {
         let folder = Folder::find(path, tag)?;
         let (summary, state, buffers) = match &folder.files {
-            Files::Whole(files) => of_whole_model(&folder.path, files)?,
-            Files::Sharded { model, optim } => of_sharded_model(&folder.path, model, optim)?,
-            Files::Pipeline { stages, layers } => pipeline::read(&folder.path, stages, layers)?,
+            TagFiles::Whole(files) => of_whole_model(&folder.path, files)?,
+            TagFiles::Sharded { model, optim } => of_sharded_model(&folder.path, model, optim)?,
+            TagFiles::Pipeline { stages, layers } => pipeline::read(&folder.path, stages, layers)?,
         };
         let stages = match &folder.files {
-            Files::Pipeline { stages, .. } => Some(stages.len()),
-            Files::Whole(_) | Files::Sharded { .. } => None,
+            TagFiles::Pipeline { stages, .. } => Some(stages.len()),
+            TagFiles::Whole(_) | TagFiles::Sharded { .. } => None,
         };
         let parameters: Vec<_> = state.stored.iter().map(|it| it.parameter.clone()).collect();
         let mut places = HashMap::new();

@@ -36,12 +36,12 @@ pub(crate) struct Folder {
     /// The folder of the tag.
     pub(crate) path: PathBuf,
     /// The files of the model and the optimizer.
-    pub(crate) files: Files,
+    pub(crate) files: TagFiles,
 }
 
 /// The files of a model and its optimizer.
 #[derive(Debug)]
-pub(crate) enum Files {
+pub(crate) enum TagFiles {
     /// ZeRO stages 0 to 2: the model is in one file.
     Whole(StageFiles),
     /// ZeRO stage 3: the model files and the optimizer files by rank, without a
@@ -89,14 +89,14 @@ impl Folder {
         let first: StageFiles = of_stage(0)?;
         let files = match (first.model.is_file(), sharded.is_empty()) {
             (true, true) => match pipeline {
-                None => Files::Whole(first),
+                None => TagFiles::Whole(first),
                 Some(stages) => {
                     let stages =
                         (0..stages).map(of_stage).collect::<Result<_, DeepSpeedError>>()?;
-                    Files::Pipeline { stages, layers }
+                    TagFiles::Pipeline { stages, layers }
                 }
             },
-            (false, false) => Files::Sharded { model: sharded, optim: first.optim },
+            (false, false) => TagFiles::Sharded { model: sharded, optim: first.optim },
             (false, true) => {
                 let reason = "it is missing, and without it there is no checkpoint; copy the \
                               whole folder";

@@ -52,25 +52,25 @@ pub(crate) fn in_model<'a, 'm>(
     parameters: &'a [SavedParameter],
     model: &[(&'m str, &'m [usize])],
 ) -> Result<HashMap<&'m str, &'a SavedParameter>, String> {
-    let mut assignment = Assignment::new(model);
+    let mut placed = PlacedLayers::new(model);
     let mut left = layers(parameters)?;
     while !left.is_empty() {
-        let candidates: Vec<_> = left.iter().map(|layer| assignment.candidates(layer)).collect();
+        let candidates: Vec<_> = left.iter().map(|layer| placed.candidates(layer)).collect();
         let chosen = certain(&left, &candidates)
-            .or_else(|| certain(&left, &assignment.between_neighbours(&left, &candidates)));
+            .or_else(|| certain(&left, &placed.between_neighbours(&left, &candidates)));
         let Some(chosen) = chosen else { return Err(uncertain(&left[0], &candidates[0])) };
         for (at, part) in &chosen {
-            assignment.add(&left[*at], part);
+            placed.add(&left[*at], part);
         }
         let chosen: HashSet<_> = chosen.into_iter().map(|(at, _)| at).collect();
         let mut at = 0..;
         left.retain(|_| at.next().is_none_or(|at| !chosen.contains(&at)));
     }
-    Ok(assignment.found)
+    Ok(placed.found)
 }
 
 /// The layers that were found so far.
-struct Assignment<'a, 'm> {
+struct PlacedLayers<'a, 'm> {
     /// The position in the model and the shape of each parameter.
     model: HashMap<&'m str, (usize, &'m [usize])>,
     /// The parameters of the pipeline by their names in the model.
@@ -79,7 +79,7 @@ struct Assignment<'a, 'm> {
     places: BTreeMap<usize, usize>,
 }
 
-impl<'a, 'm> Assignment<'a, 'm> {
+impl<'a, 'm> PlacedLayers<'a, 'm> {
     fn new(model: &[(&'m str, &'m [usize])]) -> Self {
         let placed = model.iter().enumerate().map(|(at, (name, shape))| (*name, (at, *shape)));
         Self { model: placed.collect(), found: HashMap::new(), places: BTreeMap::new() }

@@ -67,6 +67,7 @@ mod pickle_node;
 mod pipeline;
 mod replicated;
 mod sharded;
+mod stage_layers;
 mod stored;
 mod tensor;
 mod walker;

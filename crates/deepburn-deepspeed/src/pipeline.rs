@@ -14,8 +14,8 @@
 //! the copies in the working type. At ZeRO stage 0 they have only the optimizer
 //! by number, so the stages follow from the shapes of its arrays. Stages that
 //! hold the same tied layer must agree on its values. A layer whose parameters
-//! are all frozen is known by its file alone; whether it is missing shows the
-//! model into which the checkpoint is loaded.
+//! are all frozen is known by its file alone. If that file is missing, the error
+//! comes when the model is loaded.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::path::{Path, PathBuf};
@@ -26,12 +26,13 @@ use crate::contents::Contents;
 use crate::folder::StageFiles;
 use crate::model_states_file::ModelStatesFile;
 use crate::optim_states_file::OptimStatesFile;
+use crate::stage_layers::layers_of_stages;
 use crate::stored::{Replica, SavedState, Stored, tie};
 use crate::tensor::Segments;
 use crate::{DeepSpeedError, Tensor, partitioned, replicated};
 
 /// What the names of parameters in tied layers begin with; their key follows.
-pub(crate) const TIED: &str = "tied_modules.";
+const TIED: &str = "tied_modules.";
 
 /// The file of a layer.
 struct Layer {
@@ -85,7 +86,7 @@ pub(crate) fn read(
         .ok_or_else(|| DeepSpeedError::missing(folder, "there is no pipeline stage in it"))
 }
 
-/// A layer's buffers, by their names in the model.
+/// The float buffers of all layers, by their names in the pipeline.
 type Buffers = Vec<(String, Arc<Tensor>)>;
 
 /// Opens the files of the layers, and divides their tensors into weights and
@@ -157,7 +158,9 @@ fn of_replicas(models: &[ModelStatesFile], layers: &[Layer]) -> Result<SavedStat
     }
     let shapes = models.iter().map(replicated::optimizer_shapes);
     let shapes: Option<Vec<_>> = shapes.collect::<Result<_, _>>()?;
-    let Some(stages) = shapes.and_then(|shapes| layers_of_stages(layers, &shapes)) else {
+    let of_layer = |layer: &Layer| layer.weights.iter().map(|(_, it)| it.shape.clone()).collect();
+    let of_layers: Vec<_> = layers.iter().map(of_layer).collect();
+    let Some(stages) = shapes.and_then(|shapes| layers_of_stages(&of_layers, &shapes)) else {
         let found = "its optimizer does not show which layers this pipeline stage has (ZeRO stage 0 \
                      stores no names)";
         let remedy = "copy the files of all layers into one folder, or save it with zero_optimization.stage 1";
@@ -301,73 +304,4 @@ fn add_working_copy(stored: &mut Stored, tensor: &Arc<Tensor>) -> Result<(), Dee
     }
     stored.working = Some(Segments::whole(tensor.clone()));
     Ok(())
-}
-
-/// Returns the layers of each stage in the order of its optimizer, as positions
-/// in `layers`, given the shapes of the optimizer's tensors. `None` unless
-/// exactly one division fits.
-///
-/// The stages have all layers in order, and one layer may be tied: each stage
-/// that uses it has it first.
-fn layers_of_stages(layers: &[Layer], shapes: &[Vec<Vec<usize>>]) -> Option<Vec<Vec<usize>>> {
-    let mut found = BTreeSet::new();
-    for tied in [None].into_iter().chain((0..layers.len()).map(Some)) {
-        let division = Division { layers, tied };
-        division.extend(shapes, 0, &mut Vec::new(), &mut found);
-    }
-    (found.len() == 1).then(|| found.pop_first()).flatten()
-}
-
-/// A search for the layers of stages.
-struct Division<'a> {
-    /// All layers in order.
-    layers: &'a [Layer],
-    /// The position of the tied layer.
-    tied: Option<usize>,
-}
-
-impl Division<'_> {
-    /// Adds all divisions to `found` that begin with the stages in `done`, whose
-    /// layers end before `start`. `shapes` is of the other stages.
-    fn extend(
-        &self,
-        shapes: &[Vec<Vec<usize>>],
-        start: usize,
-        done: &mut Vec<Vec<usize>>,
-        found: &mut BTreeSet<Vec<Vec<usize>>>,
-    ) {
-        let Some((stage, others)) = shapes.split_first() else {
-            let is_used = self.tied.is_none_or(|tied| done.iter().flatten().any(|at| *at == tied));
-            if is_used && (start..self.layers.len()).all(|at| self.tied == Some(at)) {
-                found.insert(done.clone());
-            }
-            return;
-        };
-        for first in [None, self.tied].into_iter().skip(usize::from(self.tied.is_none())) {
-            let (mut own, mut rest, mut next) = (Vec::new(), &stage[..], start);
-            for at in first.into_iter().chain(start..self.layers.len()) {
-                let is_first = own.is_empty() && first == Some(at);
-                if self.tied == Some(at) && !is_first {
-                    next = next.max(at + 1);
-                    continue;
-                }
-                let Some(left) = self.without(rest, at) else { break };
-                (rest, next) = (left, if is_first { next } else { at + 1 });
-                own.push(at);
-            }
-            if rest.is_empty() {
-                done.push(own);
-                self.extend(others, next, done, found);
-                done.pop();
-            }
-        }
-    }
-
-    /// Returns `shapes` without a layer's shapes; `None` unless they begin with
-    /// them.
-    fn without<'s>(&self, shapes: &'s [Vec<usize>], layer: usize) -> Option<&'s [Vec<usize>]> {
-        let own = &self.layers[layer].weights;
-        let (first, rest) = shapes.split_at_checked(own.len())?;
-        first.iter().zip(own).all(|(shape, (_, tensor))| *shape == tensor.shape).then_some(rest)
-    }
 }

@@ -141,7 +141,7 @@ fn every_missing_file_is_named() {
     for name in ["s0", "s2", "s3", "s1_bf16", "p2_s1", "p2_s1_frozen", "p3_s1_bf16"] {
         for file in files(&tag(name)) {
             let folder = copy(name);
-            // Only its own file tells of a frozen layer, so it is missed when the model is loaded.
+            // A frozen layer is only in its own file, so the error comes when the model is loaded.
             if name == "p2_s1_frozen" && file.ends_with("layer_01-model_states.pt") {
                 continue;
             }

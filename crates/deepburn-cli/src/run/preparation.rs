@@ -182,7 +182,7 @@ pub(crate) fn prepare(
         None => num_steps(&job, epoch_samples, &batch_sizes, progress.as_ref())?,
     };
     set_total_steps(&mut job, max_steps)?;
-    learn(&mut facts, &job, subject.info().architecture(), max_steps)?;
+    add_context(&mut facts, &job, subject.info().architecture(), max_steps)?;
     add_notes(&mut job, dynamic.as_ref(), max_steps);
     let (plan, mut record) = resolve_plan(&job, &written, &facts)?;
     record["total_steps"] = max_steps.into();
@@ -224,20 +224,20 @@ fn order(job: &Job) -> Order {
     }
 }
 
-/// Adds to the facts about a run what the model and its data determine.
+/// Adds to the context of a run what the model and its data determine.
 ///
 /// # Errors
 /// Returns a user's mistake if `model.quantization_config` does not fit the model.
-fn learn(
-    facts: &mut RunContext,
+fn add_context(
+    context: &mut RunContext,
     job: &Job,
     architecture: &dyn Architecture,
     max_steps: usize,
 ) -> Result<(), Failure> {
-    facts.hidden_size = Some(architecture.width());
-    facts.quantization = quantization(job, architecture)?;
-    facts.total_steps = Some(max_steps);
-    facts.warmup_steps = job.training.warmup_steps;
+    context.hidden_size = Some(architecture.width());
+    context.quantization = quantization(job, architecture)?;
+    context.total_steps = Some(max_steps);
+    context.warmup_steps = job.training.warmup_steps;
     Ok(())
 }
 

@@ -97,7 +97,7 @@ impl Search<'_> {
     }
 }
 
-/// Returns `shapes` without those of a layer; `None` unless they begin with them.
+/// Returns `shapes` without a layer's shapes; `None` unless they begin with them.
 fn without_first<'s>(shapes: &'s [Vec<usize>], layer: &Shapes) -> Option<&'s [Vec<usize>]> {
     shapes.strip_prefix(&layer[..])
 }

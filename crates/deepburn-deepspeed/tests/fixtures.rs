@@ -143,5 +143,25 @@ fixtures! {
     s0, s1, s2, s3, s0_fp16, s0_fp16_fused, s2_fp16, s1_bf16, s3_bf16, s2_groups, s3_groups, one_rank,
     one_rank_s3, s0_bf16, s0_groups, s0_frozen, s0_sgd, s1_bf16_f32_gradients, s1_frozen, s2_frozen,
     s3_frozen, s2_sgd, s3_adagrad, s2_adagrad, s2_lion, s2_round_robin, s2_aligned, s2_elastic,
-    s2_offload, s3_fp16, p2_s0, p2_s1, p2_s1_frozen, p3_s0_fp16, p3_s1_bf16,
+    s2_offload, s3_fp16, p2_s0, p2_s0_untied, p2_s1, p2_s1_frozen, p3_s0_fp16, p3_s1_bf16,
+}
+
+/// The embedding and the output layer have the same names and shapes.
+#[test]
+fn layers_of_an_untied_pipeline_are_found_in_the_model() {
+    let checkpoint = DeepSpeedCheckpoint::open(&data().join("p2_s0_untied"), None).unwrap();
+    let prefixes = ["wte.", "wpe.", "h.0.", "h.1.", "ln_f.", "lm_head."];
+    let in_model = |name: &str| {
+        let (layer, name) = name.split_once('.').unwrap();
+        format!("{}{name}", prefixes[layer.parse::<usize>().unwrap()])
+    };
+    let mut parameters: Vec<_> = checkpoint.parameters().iter().collect();
+    parameters.sort_by_key(|it| it.name.split_once('.').unwrap().0.to_owned());
+    let names: Vec<_> = parameters.iter().map(|it| in_model(&it.name)).collect();
+    let model: Vec<_> =
+        names.iter().zip(&parameters).map(|(name, it)| (name.as_str(), &it.shape[..])).collect();
+    let found = checkpoint.layers_in_model(&model).unwrap();
+    for (name, parameter) in names.iter().zip(parameters) {
+        assert_eq!(found[name.as_str()].name, parameter.name, "{name}");
+    }
 }

@@ -29,9 +29,9 @@ BF16 = {"enabled": True}
 
 
 def variant(world, stage, model="micro", save=3, steps=3, optimizer=None, groups=False, frozen=(), exclude=False,
-            client=None, tag=None, zero=None, fused=False, pipeline=1, **ds):
+            client=None, tag=None, zero=None, fused=False, pipeline=1, untied=False, **ds):
     return dict(world=world, stage=stage, model=model, save=save, steps=steps, optimizer=optimizer, groups=groups,
-                frozen=frozen, exclude=exclude, client=client, tag=tag, zero=zero or {}, fused=fused, pipeline=pipeline, ds=ds)
+                frozen=frozen, exclude=exclude, client=client, tag=tag, zero=zero or {}, fused=fused, pipeline=pipeline, untied=untied, ds=ds)
 
 
 def traced(world, stage, **more):
@@ -58,6 +58,7 @@ VARIANTS = {
     "p2_s1": traced(4, 1, pipeline=2, gradient_clipping=0),
     "p3_s0_fp16": traced(3, 0, pipeline=3, gradient_clipping=0, fp16={**FP16, "initial_scale_power": 10, "loss_scale_window": 100}),
     "p3_s1_bf16": traced(3, 1, pipeline=3, gradient_clipping=0, bf16=BF16),
+    "p2_s0_untied": variant(2, 0, model="mini", pipeline=2, gradient_clipping=0, untied=True),
     "p2_s1_frozen": variant(2, 1, model="mini", pipeline=2, gradient_clipping=0, frozen=("1.weight", "ln_1.bias")),
     # Variants of a smaller model, to cover all layouts.
     "one_rank": variant(1, 2),
@@ -326,6 +327,11 @@ def pipeline_worker(name):
             y = super().forward(x)
             return y if torch.is_tensor(y) else y[0]
 
+    class Head(torch.nn.Linear):
+        def __init__(self):
+            super().__init__(c.n_embd, c.vocab_size, bias=False)
+            self.load_state_dict(parts.wte.state_dict())
+
     class Norm(torch.nn.LayerNorm):
         def __init__(self):
             super().__init__(c.n_embd, eps=c.layer_norm_epsilon)
@@ -337,6 +343,8 @@ def pipeline_worker(name):
     def engine():
         layers = [TiedLayerSpec("wte", Embedding), LayerSpec(Positions), *[LayerSpec(Block, i) for i in range(c.n_layer)],
                   LayerSpec(Norm), TiedLayerSpec("wte", Embedding, forward_fn=lambda m, x: x @ m.weight.t())]
+        if v["untied"]:
+            layers[0], layers[-1] = LayerSpec(Embedding), LayerSpec(Head)
         model = PipelineModule(layers=layers, num_stages=v["pipeline"], loss_fn=loss_fn, partition_method="parameters")
         for key, p in model.named_parameters():
             p.requires_grad = not any(f in key for f in v["frozen"])

@@ -53,10 +53,8 @@ pub fn pipeline_layout<M: AutodiffModule<Training<Meta>>>(
         let paths = engine.parameters().iter().map(|parameter| parameter.path());
         let units = pipeline_units(paths.clone());
         let units = paths.map(str::to_owned).zip(units).collect::<Vec<_>>();
-        let states: usize = [Category::Parameters, Category::Optimizer]
-            .map(|category| engine.ledger().usage(category).current)
-            .iter()
-            .sum();
+        let states = [Category::Parameters, Category::Optimizer]
+            .map(|category| engine.ledger().usage(category).current as u64);
         let sizes = engine.parameters().iter().map(|it| it.numel()).collect::<Vec<_>>();
         Ok(Parts::new(&reads, activations, units, sizes, states))
     })?;
@@ -89,16 +87,18 @@ struct Parts {
 
 impl Parts {
     /// Joins reads of the same unit. `activations` are the bytes after the last read, and `states`
-    /// the bytes of all parameters and their optimizer states.
+    /// the bytes of all parameters and of their optimizer states, which only the last part that reads
+    /// a parameter has.
     fn new(
         reads: &[deepburn_zero::ParameterRead],
         activations: usize,
         units: Vec<(String, String)>,
         sizes: Vec<usize>,
-        states: usize,
+        [values, states]: [u64; 2],
     ) -> Self {
         let (mut blocks, mut parts): (Vec<Block>, Vec<Vec<usize>>) = Default::default();
         let total = sizes.iter().sum::<usize>().max(1) as u64;
+        let share = |bytes: u64, index: usize| bytes * sizes[index] as u64 / total;
         let mut before = 0;
         let index_of = |path: &str| units.iter().position(|(known, _)| known == path);
         for read in reads {
@@ -112,14 +112,22 @@ impl Parts {
                 blocks.push(Block { name: name.clone(), ..Block::default() });
                 parts.push(Vec::new());
             }
-            let (Some(block), Some(part)) = (blocks.last_mut(), parts.last_mut()) else { continue };
+            let ([earlier @ .., block], [parts_before @ .., part]) =
+                (&mut blocks[..], &mut parts[..])
+            else {
+                continue;
+            };
             block.forward_operations += read.operations;
             // The gradients of both operands take as many operations each.
             block.backward_operations += 2 * read.operations;
             if !part.contains(&index) {
                 part.push(index);
                 block.parameters += sizes[index] as u64;
-                block.state_bytes += states as u64 * sizes[index] as u64 / total;
+                block.state_bytes += share(values, index) + share(states, index);
+                let owner = parts_before.iter().rposition(|part| part.contains(&index));
+                if let Some(owner) = owner {
+                    earlier[owner].state_bytes -= share(states, index);
+                }
             }
         }
         if let Some(last) = blocks.last_mut() {
@@ -129,9 +137,8 @@ impl Parts {
         Self { blocks, reads: parts, paths }
     }
 
-    /// Divides the parts into stages, and returns the stages of each parameter, the first of which
-    /// owns it. A parameter that
-    /// forward does not read goes to the stage of the parameter before it.
+    /// Divides the parts into stages, and returns the stages of each parameter, the last of which
+    /// owns it. A parameter that forward does not read goes to the stage of the parameter before it.
     fn layout(
         self,
         stages: usize,
@@ -160,7 +167,7 @@ impl Parts {
         let descriptions = cut.iter().map(describe).collect();
         let mut last = 0;
         let placed = self.paths.into_iter().zip(homes).map(|(path, homes)| {
-            last = homes.first().copied().unwrap_or(last);
+            last = homes.last().copied().unwrap_or(last);
             (path, Holders::of(homes.into_iter().chain([last])))
         });
         Ok(PipelineLayout::new(stages, placed).described(descriptions))

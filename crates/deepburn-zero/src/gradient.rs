@@ -40,6 +40,7 @@
 
 mod accumulation;
 mod backward_watch;
+mod late;
 mod replicas;
 mod scaling;
 mod state;
@@ -62,6 +63,7 @@ use crate::parameter::Parameter;
 use crate::session;
 
 use backward_watch::BackwardWatch;
+use late::{LateGradients, LatePart};
 use scaling::Scaling;
 use state::{Collected, GradientState};
 
@@ -95,6 +97,8 @@ pub(crate) struct GradientReducer<B: Backend> {
     /// The buckets that are being reduced, oldest first. There is at most one with `overlap_comm`,
     /// and none without it.
     in_flight: VecDeque<Flight<B>>,
+    /// The gradients of which another pipeline stage sends a part.
+    late: LateGradients<B>,
     /// The gradient of each parameter, by index.
     gradients: Vec<GradientState<B>>,
     /// The location of each accumulated gradient, by parameter index.
@@ -133,6 +137,17 @@ pub(crate) fn reducer_of<B: Backend>(
 ) -> Option<(Rc<RefCell<GradientReducer<B>>>, usize)> {
     let (reducer, index) = session::reducer_of(mark)?;
     Some((reducer.downcast().ok()?, index))
+}
+
+/// Returns the reducer of the current model and the index of a trainable parameter; `None` for a
+/// parameter of another model.
+pub(crate) fn reducer_with<B: Backend>(
+    parameter: &Arc<Parameter<B>>,
+) -> Option<(Rc<RefCell<GradientReducer<B>>>, usize)> {
+    let (reducer, index) = (reducer::<B>()?, parameter.index());
+    let is_own =
+        reducer.borrow().parameters.get(index).is_some_and(|own| Arc::ptr_eq(own, parameter));
+    (is_own && parameter.is_trainable()).then_some((reducer, index))
 }
 
 /// The capacity of a bucket is at most the number of trainable elements divided by this number. A
@@ -177,6 +192,7 @@ impl<B: Backend> GradientReducer<B> {
             capacity: plan.reduce_bucket_size.min(share).max(1),
             bucket: Vec::new(),
             in_flight: VecDeque::new(),
+            late: LateGradients::default(),
             gradients: homes.iter().map(|_| GradientState::Awaited).collect(),
             homes,
             writes: WriteBehind::new(WRITES_BEHIND),
@@ -236,6 +252,11 @@ impl<B: Backend> GradientReducer<B> {
     ) -> Result<(), CommError> {
         self.watch.report();
         let array = take(self.parameters[index].shared_path());
+        if self.late.has_rows(index) {
+            let part = LatePart::Here(self.collected(array));
+            self.late.add(index, part);
+            return Ok(());
+        }
         // The local gradient of earlier `no_sync` passes is reduced together with this gradient, as
         // if both were one micro-batch.
         let array = match self.gradients[index].take_local() {
@@ -252,6 +273,40 @@ impl<B: Backend> GradientReducer<B> {
         }
     }
 
+    /// Collects the gradient of parameter `index`, which an earlier pipeline stage computes and sends.
+    pub(crate) fn collect_later(&mut self, index: usize, message: Pending<DeviceArray<B>>) {
+        self.watch.report();
+        self.late.add(index, LatePart::Coming(message));
+    }
+
+    /// Collects the rows of a lookup in table `index`, which are added to the gradient that is reported
+    /// for it later in the backward pass.
+    pub(crate) fn collect_rows(&mut self, index: usize, rows: DeviceArray<B>) {
+        let rows = self.collected(rows);
+        self.late.add_rows(index, LatePart::Here(rows));
+    }
+
+    /// Collects rows as [`collect_rows`](Self::collect_rows) does, which an earlier pipeline stage
+    /// computes and sends.
+    pub(crate) fn collect_rows_later(&mut self, index: usize, message: Pending<DeviceArray<B>>) {
+        self.late.add_rows(index, LatePart::Coming(message));
+    }
+
+    /// Waits for the late parts of the gradients of all but the last `open` backward passes, and
+    /// reduces these gradients.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a stage does not send its part, a collective fails, or a parked sum cannot
+    /// be read or written.
+    pub(crate) fn reduce_late(&mut self, open: usize) -> Result<(), CommError> {
+        for gradient in self.late.take_due(open) {
+            let index = gradient.index;
+            self.enter(index, gradient.wait(self.parameters[index].shape())?)?;
+        }
+        self.drain()
+    }
+
     /// Ends a backward pass: reduces the remaining gradients in the bucket and accumulates all
     /// results.
     ///
@@ -265,6 +320,11 @@ impl<B: Backend> GradientReducer<B> {
     /// Returns an error if a collective fails or a parked sum cannot be read or written.
     pub(crate) fn finish_backward(&mut self) -> Result<(), CommError> {
         self.drain()?;
+        if let Some(index) = self.late.end_pass() {
+            let path = self.parameters[index].path();
+            let error = format!("rows of the gradient of parameter {path} belong to no gradient");
+            return Err(self.groups.world().failed(error));
+        }
         self.watch.end();
         self.groups.data().barrier(CollectiveTag::new("end of backward", 0))
     }
@@ -289,13 +349,14 @@ impl<B: Backend> GradientReducer<B> {
         self.watch.began()
     }
 
-    /// Reduces the remaining local gradients, so that a step never uses an incomplete gradient.
+    /// Reduces the late gradients and the remaining local ones, so that a step never uses an incomplete gradient.
     /// They are reduced in the order of parameters, which is the same on all ranks.
     ///
     /// # Errors
     ///
     /// Returns an error if a collective fails or a parked sum cannot be read or written.
     pub(crate) fn reduce_rest(&mut self) -> Result<(), CommError> {
+        self.reduce_late(0)?;
         for index in 0..self.gradients.len() {
             if let Some(Collected { array, .. }) = self.gradients[index].take_local() {
                 self.enter(index, array)?;
@@ -316,7 +377,7 @@ impl<B: Backend> GradientReducer<B> {
     /// Returns true if all gradients so far are in the accumulated sums, so that a checkpoint can
     /// store them.
     pub(crate) fn is_settled(&self) -> bool {
-        self.gradients.iter().all(GradientState::is_settled)
+        self.late.is_empty() && self.gradients.iter().all(GradientState::is_settled)
     }
 
     /// Drops all gradients: sums, local gradients, and what a failed backward pass left in the
@@ -327,6 +388,7 @@ impl<B: Backend> GradientReducer<B> {
     pub(crate) fn clear(&mut self) {
         self.bucket.clear();
         self.in_flight.clear();
+        self.late.clear();
         self.gradients.iter_mut().for_each(|gradient| *gradient = GradientState::Awaited);
         self.watch.abandon();
     }

@@ -131,7 +131,7 @@ pub(crate) struct Description<B: Backend> {
 /// What a pipeline stage holds of a parameter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Role {
-    /// The values, the gradient and the optimizer states: the first home, and every rank without a
+    /// The values, the gradient and the optimizer states: the last home, and every rank without a
     /// pipeline.
     Owner,
     /// The values, which the owner sends after each step: another home of a tied parameter.
@@ -228,6 +228,12 @@ impl<B: Backend> Parameter<B> {
     /// Returns the pipeline stages that hold the parameter: all of them without a pipeline.
     pub fn homes(&self) -> Holders {
         self.description.homes
+    }
+
+    /// Returns the pipeline stage that owns the parameter: the last one that holds it, and 0 without a
+    /// pipeline.
+    pub fn owner(&self) -> usize {
+        if self.homes() == Holders::ALL { 0 } else { self.homes().last() }
     }
 
     /// Returns what this rank's pipeline stage holds of the parameter.

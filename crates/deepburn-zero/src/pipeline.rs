@@ -12,8 +12,9 @@
 //! [Note: Locks of autodiff] Backward holds the lock of its graph, and the clean-up after a backward
 //! pass takes the locks of all graphs of the process. A rank thread that waited for a message inside
 //! backward could therefore wait for a rank that waits for its lock. A pass starts its backward only
-//! when all later stages have ended theirs ([`Stages::await_later`]): gradients move to earlier
-//! stages only, so all messages have arrived.
+//! when all later stages have ended theirs ([`Stages::await_later`]): gradients of activations move to
+//! earlier stages only, so all messages have arrived. Parts of a parameter's gradient that move to a
+//! later stage are awaited between the passes (`gradient/late.rs`).
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -79,7 +80,7 @@ impl Holders {
     }
 
     /// Returns the last stage. The set is not empty.
-    pub(crate) fn last(self) -> usize {
+    pub fn last(self) -> usize {
         63 - self.0.leading_zeros() as usize
     }
 
@@ -121,7 +122,7 @@ pub struct PipelineLayout {
 
 impl PipelineLayout {
     /// Returns a layout of `stages` stages. `homes` has the stages of every parameter, by the path
-    /// of its first occurrence; a tied parameter may have several.
+    /// of its first occurrence; a tied parameter may have several, the last of which owns it.
     pub fn new(stages: usize, homes: impl IntoIterator<Item = (String, Holders)>) -> Self {
         Self { stages, homes: homes.into_iter().collect(), descriptions: Vec::new() }
     }
@@ -180,7 +181,7 @@ impl<'a, B: Backend> ParameterHomes<'a, B> {
         Ok((
             homes,
             match homes.contains(stage) {
-                true if homes.first() == stage => Role::Owner,
+                true if homes.last() == stage => Role::Owner,
                 true => Role::Copy,
                 false => Role::Elsewhere,
             },

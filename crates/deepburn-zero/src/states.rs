@@ -305,10 +305,12 @@ impl<B: OptimizerOps> ModelStates<B> {
     /// Returns an error if a fetch fails or the group has ended.
     pub fn end_separate_backward(&self, pass: u64) -> Result<(), ZeroError> {
         self.finish_pass()?;
-        match &self.stages {
-            Some(stages) => Ok(stages.announce_end(pass)?),
-            None => Ok(()),
+        if let Some(stages) = &self.stages {
+            stages.announce_end(pass)?;
+            // The first stage is at most as many backward passes behind as there are stages between.
+            self.reducer.borrow_mut().reduce_late(stages.stage())?;
         }
+        Ok(())
     }
 
     /// Starts the forward pass of micro-batch `pass` at the first stage of a pipeline. Without one it
@@ -612,7 +614,7 @@ impl<B: OptimizerOps> ModelStates<B> {
         read: impl FnOnce() -> Result<B::FloatTensorPrimitive, ZeroError>,
     ) -> Result<B::FloatTensorPrimitive, ZeroError> {
         let Some(stages) = &self.stages else { return read() };
-        let owner = parameter.homes().first();
+        let owner = parameter.owner();
         let tag = MessageTag::new("whole parameter", parameter.index() as u64);
         let arrays = self.groups.world().arrays();
         if owner != stages.stage() {

@@ -198,7 +198,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
                     None => stored.collect::<Result<_, CheckpointError>>()?,
                 },
                 base: base.cloned(),
-                pipeline_stage: parameter.homes().first(),
+                pipeline_stage: parameter.owner(),
             })
         };
         let entries = (0..self.parameters().len()).map(entry);

@@ -2,6 +2,7 @@
 
 mod checkpoints;
 mod meshes;
+mod tied;
 
 use std::ops::Range;
 use std::time::{Duration, Instant};

@@ -28,15 +28,19 @@ use burn_backend::distributed::{
     DistributedBackend, DistributedConfig, DistributedParams, TensorRef,
 };
 use burn_backend::tensor::Device;
-use burn_backend::{Backend, BackendTypes, DType, DTypeUsageSet, ExecutionError, TensorData};
+use burn_backend::{
+    Backend, BackendTypes, DType, DTypeUsageSet, ExecutionError, TensorData, TensorMetadata,
+};
 use deepburn_ops::MatmulOps;
 
 use crate::decorator::{Sharded, ZeroTensor, forward_backend};
 use crate::gradient;
 
 pub(crate) use kinds::elements_to_come;
+use kinds::floats_to_come;
 pub use kinds::{Bools, Floats, Ints};
 pub use placed::{PlacedTensor, StagedTensor, TensorKind};
+use site::GradientPart;
 pub(crate) use site::OperandHolders;
 
 /// A backend decorator that runs each op on the pipeline stage that holds its operands.
@@ -68,7 +72,7 @@ impl<B: MatmulOps> Backend for Staged<B> {
     forward_backend!();
 }
 
-/// Passes gradients on to [`Sharded`] on the first home of their parameter.
+/// Passes gradients on to [`Sharded`] on the stage that owns their parameter.
 impl<B: MatmulOps> DistributedBackend for Staged<B> {
     fn start_communication_server(_devices: &[Device<Self>], _config: DistributedConfig) {}
 
@@ -85,10 +89,14 @@ impl<B: MatmulOps> DistributedBackend for Staged<B> {
         let device = parameter.device().clone();
         let passed_on = ZeroTensor::passed_on(&*slot, device, parameter.shared_path());
         let gradient = std::mem::replace(slot, PlacedTensor::Everywhere(passed_on));
-        if let Some(mut gradient) =
-            site::gradient_at_home(gradient, parameter.path(), parameter.homes())
-        {
-            Sharded::<B>::submit_gradient_sync(TensorRef(&raw mut gradient), params);
+        let (numel, dtype) = (gradient.shape().num_elements(), gradient.dtype());
+        let like = || floats_to_come(numel, dtype, parameter.device());
+        match site::gradient_at_owner(gradient, &parameter, like) {
+            GradientPart::Here(mut gradient) => {
+                Sharded::<B>::submit_gradient_sync(TensorRef(&raw mut gradient), params);
+            }
+            GradientPart::Coming(message) => reducer.borrow_mut().collect_later(index, message),
+            GradientPart::Elsewhere => {}
         }
     }
 

@@ -166,9 +166,26 @@ impl<B: Backend> ZeroTensor<B> {
         // The marker replaces the gradient in autodiff's container, so the bucket holds the only
         // reference. Otherwise all gradients would stay in memory until the end of backward.
         let marker = Self::passed_on(&*self, self.device(), path);
-        match std::mem::replace(self, marker) {
+        std::mem::replace(self, marker).into_array()
+    }
+
+    /// Returns the array to reduce or send: sparse rows as they are, otherwise the data.
+    ///
+    /// # Panics
+    ///
+    /// Panics for the same reasons as [`into_full`](Self::into_full).
+    pub(crate) fn into_array(self) -> DeviceArray<B> {
+        match self {
             Self::SparseRows(rows) => DeviceArray::SparseRows(rows),
             other => DeviceArray::Dense(other.into_full()),
+        }
+    }
+
+    /// Returns the parameter of a handle without views.
+    pub(crate) fn whole_parameter(&self) -> Option<&Arc<Parameter<B>>> {
+        match self {
+            Self::Parameter(view) => view.whole(),
+            _ => None,
         }
     }
 

@@ -86,6 +86,12 @@ impl<B: Backend> RowGradient<B> {
         }
     }
 
+    /// Returns the gradient of a table in which nothing was looked up.
+    pub(crate) fn empty(shape: Shape, dtype: DType, device: B::Device) -> Self {
+        let range = 0..shape.num_elements();
+        Self { shape, range, dtype, device, dense: None, blocks: Vec::new() }
+    }
+
     pub(crate) fn shape(&self) -> &Shape {
         &self.shape
     }

@@ -41,6 +41,11 @@ impl<B: Backend> ParameterView<B> {
         self
     }
 
+    /// Returns the parameter if there are no views.
+    pub(crate) fn whole(&self) -> Option<&Arc<Parameter<B>>> {
+        self.views.is_empty().then_some(&self.parameter)
+    }
+
     /// Reads the parameter for an op, applies the views and counts the read. At
     /// stage 3 this gathers the parameter from all ranks unless there is a
     /// gathered copy.

@@ -217,7 +217,7 @@ impl<B: OptimizerOps> ModelStates<B> {
     pub(super) fn share_copies(&self) -> Result<(), ZeroError> {
         let Some(stages) = &self.stages else { return Ok(()) };
         for parameter in self.parameters.iter() {
-            let (owner, homes) = (parameter.homes().first(), parameter.homes());
+            let (owner, homes) = (parameter.owner(), parameter.homes());
             let arrays = self.groups.world().arrays();
             match parameter.role() {
                 Role::Owner => {

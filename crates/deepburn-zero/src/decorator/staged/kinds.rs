@@ -3,12 +3,14 @@
 //! Floats travel as arrays of the device, whole or as the rows of a sparse gradient; integers and
 //! bools as bytes.
 
-use burn_backend::{Backend, DType, ExecutionError, FloatDType, Shape, TensorData, read_sync};
+use burn_backend::{
+    Backend, DType, ExecutionError, FloatDType, IntDType, Shape, TensorData, read_sync,
+};
 use deepburn_comm::{CommError, MessageTag};
 
 use super::TensorKind;
 use crate::decorator::ZeroTensor;
-use crate::group::DeviceArray;
+use crate::group::{DeviceArray, RowGradient};
 use crate::parameter::View;
 use crate::pipeline::{Holders, Stages};
 use crate::session::Leased;
@@ -45,11 +47,7 @@ impl<B: Backend> TensorKind<B> for Floats {
         to: usize,
         tag: MessageTag,
     ) -> Result<(), CommError> {
-        let array = match tensor {
-            ZeroTensor::SparseRows(rows) => DeviceArray::SparseRows(rows),
-            other => DeviceArray::Dense(other.into_full()),
-        };
-        stages.world().arrays().send(stages.rank_of(to), tag, vec![array])
+        stages.world().arrays().send(stages.rank_of(to), tag, vec![tensor.into_array()])
     }
 
     fn receive(
@@ -59,14 +57,34 @@ impl<B: Backend> TensorKind<B> for Floats {
         shape: &Shape,
         dtype: DType,
     ) -> Result<ZeroTensor<B>, CommError> {
-        let like = elements_to_come::<B>(shape.num_elements(), dtype.into(), stages.device());
-        let like = vec![DeviceArray::Dense(like)];
+        let like = vec![floats_to_come(shape.num_elements(), dtype, stages.device())];
         let message = stages.world().arrays().receive(stages.rank_of(from), tag, like)?;
         Ok(match message.wait()?.swap_remove(0) {
             DeviceArray::SparseRows(rows) => ZeroTensor::SparseRows(rows),
             DeviceArray::Dense(tensor) => ZeroTensor::full(B::float_reshape(tensor, shape.clone())),
         })
     }
+}
+
+/// Returns a placeholder for floats to receive.
+pub(super) fn floats_to_come<B: Backend>(
+    numel: usize,
+    dtype: DType,
+    device: &B::Device,
+) -> DeviceArray<B> {
+    DeviceArray::Dense(elements_to_come::<B>(numel, dtype.into(), device))
+}
+
+/// Returns a placeholder for the rows of `count` lookups to receive.
+pub(super) fn rows_to_come<B: Backend>(
+    table: Shape,
+    count: usize,
+    dtype: DType,
+    device: &B::Device,
+) -> DeviceArray<B> {
+    let indices = B::int_zeros(Shape::from(vec![count]), device, IntDType::I64);
+    let values = elements_to_come::<B>(count * table[1], dtype.into(), device);
+    DeviceArray::SparseRows(RowGradient::new(table, indices, values))
 }
 
 /// Implements [`TensorKind`] for tensors that are sent as bytes, with the ops of their kind.

@@ -38,15 +38,18 @@ use burn_backend::{
 };
 use deepburn_ops::MatmulOps;
 
-use super::site::everywhere;
-use super::{OperandHolders, PlacedTensor, Staged, TensorKind};
-use crate::decorator::Sharded;
+use super::kinds::rows_to_come;
+use super::site::{everywhere, gradient_at_owner};
+use super::{GradientPart, OperandHolders, PlacedTensor, Staged, TensorKind};
 use crate::decorator::ops::activation::activation_ops;
 use crate::decorator::ops::boolean::bool_ops;
 use crate::decorator::ops::float::float_ops;
 use crate::decorator::ops::int::int_ops;
 use crate::decorator::ops::module::{counted_module_ops, module_ops};
 use crate::decorator::ops::quantized::quantized_ops;
+use crate::decorator::{Sharded, ZeroTensor};
+use crate::gradient;
+use crate::group::RowGradient;
 use crate::parameter::View;
 use crate::pipeline::Holders;
 
@@ -440,8 +443,12 @@ impl<B: MatmulOps> ModuleOps<Staged<B>> for Staged<B> {
     module_ops!(stage);
     counted_module_ops!(stage);
 
-    /// The gradient of a parameter needs only its shape, so the parameter is not moved. The gradient
-    /// of the output is moved to it.
+    /// The gradient of a parameter needs only its shape, so the parameter is not moved.
+    ///
+    /// The rows of a table that several stages hold go to the reducer of its owner, apart from the
+    /// gradient that autodiff sums up. The gradient for autodiff then has no rows. A sum of rows and
+    /// the gradient of the output layer would have to be on the stage of the rows, and the whole
+    /// gradient would be sent there.
     fn embedding_backward(
         weights: FloatTensor<Self>,
         output_grad: FloatTensor<Self>,
@@ -455,17 +462,31 @@ impl<B: MatmulOps> ModuleOps<Staged<B>> for Staged<B> {
         let mut operands = OperandHolders::default();
         operands.see(&output_grad);
         operands.see(&indices);
-        let Some(site) = operands.site::<B>().map(|site| site.not_after(homes.first())) else {
+        let Some(site) = operands.site::<B>().map(|site| site.not_after(homes.last())) else {
             return Self::embedding_backward(PlacedTensor::Everywhere(table), output_grad, indices);
         };
         let (grad, indices) = (site.bring(output_grad), site.bring(indices));
-        match site.is_here() {
+        let is_shared = homes.first() != homes.last();
+        let reducer =
+            table.whole_parameter().filter(|_| is_shared).and_then(gradient::reducer_with);
+        let (shape, dtype, device) = (table.shape(), table.dtype(), table.device());
+        let count = indices.shape().num_elements();
+        let rows = match site.is_here() {
             true => {
                 let (grad, indices) = (grad.into_value(), indices.into_value());
                 site.hold(Sharded::<B>::embedding_backward(table, grad, indices))
             }
-            false => site.absent(&deepburn_meta::meta_tensor(table.shape(), table.dtype())),
+            false => site.absent(&deepburn_meta::meta_tensor(shape.clone(), dtype)),
+        };
+        let Some((reducer, index)) = reducer else { return rows };
+        let parameter = reducer.borrow().parameter(index).clone();
+        let like = || rows_to_come(shape.clone(), count, dtype, &device);
+        match gradient_at_owner(rows, &parameter, like) {
+            GradientPart::Here(rows) => reducer.borrow_mut().collect_rows(index, rows.into_array()),
+            GradientPart::Coming(rows) => reducer.borrow_mut().collect_rows_later(index, rows),
+            GradientPart::Elsewhere => {}
         }
+        PlacedTensor::Everywhere(ZeroTensor::SparseRows(RowGradient::empty(shape, dtype, device)))
     }
 }
 

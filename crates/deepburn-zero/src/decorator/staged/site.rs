@@ -14,13 +14,16 @@ use std::rc::Rc;
 
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, TensorMetadata};
-use deepburn_comm::CommError;
+use deepburn_comm::{CommError, Pending};
 use deepburn_meta::MetaTensor;
 use deepburn_ops::MatmulOps;
 
 use super::Staged;
+use super::kinds::Floats;
 use super::placed::{PlacedTensor, TensorKind};
 use crate::ZeroTensor;
+use crate::group::DeviceArray;
+use crate::parameter::Parameter;
 use crate::pipeline::{self, Holders, Stages};
 
 /// The holders of an op's operands, collected one after the other.
@@ -143,31 +146,47 @@ pub(crate) fn everywhere<B: Backend, K: TensorKind<B>>(
     tensor.into_value()
 }
 
-/// Returns the gradient of a parameter on its first home, and `None` on other stages.
+/// A part of a parameter's gradient, seen from a rank.
+pub(crate) enum GradientPart<B: Backend> {
+    /// This rank's stage owns the parameter and has the part.
+    Here(ZeroTensor<B>),
+    /// This rank's stage owns the parameter, and an earlier stage sends the part.
+    Coming(Pending<DeviceArray<B>>),
+    /// Another stage owns the parameter.
+    Elsewhere,
+}
+
+/// Brings a part of the gradient of a parameter to the stage that owns it. A part of an earlier stage
+/// is not awaited: that stage is some passes behind. `like` returns an array of the size of the part.
 ///
 /// # Panics
 ///
-/// Panics with a [`CommError`] if a message cannot be sent or received, or if the gradient is
-/// computed before its home: a later stage has ended its backward pass by then.
-pub(crate) fn gradient_at_home<B: MatmulOps>(
+/// Panics with a [`CommError`] if a message cannot be sent or received.
+pub(crate) fn gradient_at_owner<B: MatmulOps>(
     gradient: FloatTensor<Staged<B>>,
-    path: &str,
-    homes: Holders,
-) -> Option<ZeroTensor<B>> {
-    let stages = (homes != Holders::ALL).then(pipeline::stages::<B>).flatten();
-    let Some(stages) = stages else { return gradient.value() };
-    let site = Site { stages, stage: homes.first() };
+    parameter: &Parameter<B>,
+    like: impl FnOnce() -> DeviceArray<B>,
+) -> GradientPart<B> {
+    let is_staged = parameter.homes() != Holders::ALL;
+    let Some(stages) = is_staged.then(pipeline::stages::<B>).flatten() else {
+        return gradient.value().map_or(GradientPart::Elsewhere, GradientPart::Here);
+    };
+    let site = Site { stages, stage: parameter.owner() };
     let holders = gradient.holders();
-    if holders.last() < site.stage {
-        std::panic::panic_any(site.stages.world().failed(format!(
-            "parameter {path} is on pipeline stage {}, and an earlier stage {holders} computes its \
-             gradient; assign it to stage {}",
-            site.stage,
-            holders.first()
-        )));
+    if holders.last() >= site.stage {
+        let gradient = site.bring(gradient);
+        let here = gradient.value().filter(|_| site.is_here());
+        return here.map_or(GradientPart::Elsewhere, GradientPart::Here);
     }
-    let gradient = site.bring(gradient);
-    if site.is_here() { gradient.value() } else { None }
+    let (stages, from, tag) = (&site.stages, holders.last(), site.stages.next_message());
+    if stages.stage() == from {
+        or_panic(Floats::send(gradient.into_value(), stages, site.stage, tag));
+    } else if site.is_here() {
+        let arrays = stages.world().arrays();
+        let message = arrays.receive(stages.rank_of(from), tag, vec![like()]);
+        return GradientPart::Coming(or_panic(message));
+    }
+    GradientPart::Elsewhere
 }
 
 /// Returns the place of the current model in its pipeline.

@@ -1,0 +1,141 @@
+//! Parameters that several stages read, whose gradients are added up on the last of them.
+
+use deepburn_comm::{MessageCount, MessageDirection};
+
+use super::*;
+
+/// A table that is looked up on two stages and is the output layer, and a matrix that two stages share.
+#[derive(Module, Debug)]
+struct Tied<B: Backend> {
+    table: Embedding<B>,
+    shared: Linear<B>,
+    middle: Linear<B>,
+    last: Linear<B>,
+}
+
+impl Tied<Trained> {
+    fn new() -> Self {
+        let device = &FlexDevice;
+        let square = |seed| LinearConfig::new(WIDTH, WIDTH).init(device).map(&mut Fill(seed));
+        Self {
+            table: EmbeddingConfig::new(3 * VOCABULARY, WIDTH).init(device).map(&mut Fill(3)),
+            shared: square(5),
+            middle: square(7),
+            last: square(9),
+        }
+    }
+}
+
+impl Loss for Tied<Trained> {
+    fn loss_of(&self, seed: usize) -> Tensor<Trained, 1> {
+        let device = &self.table.weight.val().device();
+        let tokens = |from: usize| {
+            // Each sequence has a token twice, so that rows are added up.
+            let tokens: Vec<i64> =
+                (0..6).map(|i| ((seed * 7 + from + i % 5 * 3) % 33) as i64).collect();
+            Tensor::<Trained, 2, Int>::from_data(TensorData::new(tokens, [2, 3]), device)
+        };
+        let source = self.shared.forward(self.table.forward(tokens(0))).tanh();
+        let hidden = self.middle.forward(source);
+        let target = self.table.forward(tokens(1));
+        let hidden = self.shared.forward(self.last.forward(hidden + target).tanh());
+        let logits = hidden.matmul(self.table.weight.val().transpose().unsqueeze());
+        let likely = burn::tensor::activation::log_softmax(logits, 2);
+        likely.gather(2, tokens(2).unsqueeze_dim::<3>(2)).mean().neg()
+    }
+}
+
+/// The stages of [`Tied`]: the table and the shared matrix are on the first and the last one.
+fn homes(stages: usize) -> PipelineLayout {
+    let ends = Holders::of([0, stages - 1]);
+    let middle = Holders::one(stages / 2);
+    let own =
+        [("table", ends), ("shared", ends), ("middle", middle), ("last", Holders::one(stages - 1))];
+    let mut paths = Paths::default();
+    Tied::new().visit(&mut paths);
+    PipelineLayout::new(
+        stages,
+        paths.found.into_iter().map(|path| {
+            let (_, homes) = own.iter().find(|(field, _)| path.starts_with(field)).unwrap();
+            (path, *homes)
+        }),
+    )
+}
+
+/// The results of a rank: losses, norms, values, and the messages of backward passes that it has sent.
+struct Outcome {
+    losses: Vec<Vec<f64>>,
+    norms: Vec<Option<f64>>,
+    values: Vec<Vec<u8>>,
+    sent: MessageCount,
+}
+
+fn train_tied(shape: Shape, settings: &Value, schedule: PipelineSchedule) -> Vec<Outcome> {
+    let mut plan = plan(shape, settings);
+    if shape.stages > 1 {
+        plan.pipeline = Some(PipelinePlan { schedule, partition: StagePartition::Best });
+    }
+    let ranks = run_ranks(shape.stages * shape.ranks, Duration::from_secs(60), |member| {
+        let group = Group::new(member.clone());
+        let mut engine = match shape.stages {
+            1 => initialize(Tied::new(), &plan, group),
+            stages => initialize_pipeline(Tied::new(), &plan, homes(stages), group),
+        }
+        .map_err(Cause::from)?;
+        let data = engine.states().data_group();
+        let (rank, ranks, count) = (data.rank(), data.world_size(), shape.micro_batches);
+        let (mut losses, mut norms) = (Vec::new(), Vec::new());
+        for step in 0..3 {
+            let mut batches = SeededBatches { first: step * count, ranks, rank, count };
+            let trained = engine.train_batch(&mut batches)?;
+            losses.push(trained.losses);
+            norms.push(trained.step.gradient_norm);
+        }
+        let statistics = member.statistics();
+        let sent = statistics
+            .messages(MessageDirection::Send, |purpose| purpose.contains("gradient of activation"));
+        let read = |index| {
+            let data = engine.states().parameter_data(index);
+            data.map(|data| data.as_bytes().to_vec()).map_err(deepburn_learner::EngineError::from)
+        };
+        let values = (0..engine.parameters().len()).map(read).collect::<Result<_, _>>()?;
+        Ok::<_, Cause>(Outcome { losses, norms, values, sent })
+    });
+    ranks.unwrap_or_else(|failure| panic!("{shape:?}: {failure}"))
+}
+
+#[test]
+fn gradients_of_shared_parameters_have_the_bits_of_one_stage() {
+    use PipelineSchedule::{FillDrain, OneForwardOneBackward};
+    for (micro_batches, ranks, zero_stage) in
+        [(1, 1, 0), (5, 1, 1), (3, 2, 0), (4, 2, 2), (3, 2, 3)]
+    {
+        let one = Shape { stages: 1, ranks, micro_batches };
+        let settings = zero(zero_stage);
+        let expected = train_tied(one, &settings, OneForwardOneBackward).swap_remove(0);
+        for (stages, schedule) in
+            [(2, OneForwardOneBackward), (2, FillDrain), (3, OneForwardOneBackward), (4, FillDrain)]
+        {
+            let shape = Shape { stages, ..one };
+            for found in train_tied(shape, &settings, schedule).iter().step_by(ranks) {
+                let what = format!("{shape:?}, ZeRO {zero_stage}, {schedule:?}");
+                assert_eq!(found.losses, expected.losses, "{what}");
+                assert_eq!(found.norms, expected.norms, "{what}");
+                assert_eq!(found.values, expected.values, "{what}");
+            }
+        }
+    }
+}
+
+#[test]
+fn rows_of_a_tied_table_are_sent_and_not_its_gradient() {
+    let shape = Shape { stages: 2, ranks: 1, micro_batches: 4 };
+    let ranks = train_tied(shape, &zero(0), PipelineSchedule::OneForwardOneBackward);
+    let (steps, f32) = (3 * shape.micro_batches, 4);
+    // Stage 0 sends the rows of its 6 tokens, and the gradients of the shared matrix and bias.
+    let (rows, shared) = (6 * WIDTH, WIDTH * WIDTH + WIDTH);
+    assert_eq!(ranks[0].sent.messages, 3 * steps as u64);
+    assert_eq!(ranks[0].sent.bytes, ((rows + shared) * f32 * steps) as u64);
+    // Stage 1 sends the gradient of the activations, and of the shared matrix and bias.
+    assert_eq!(ranks[1].sent.bytes, ((6 * WIDTH + shared) * f32 * steps) as u64);
+}

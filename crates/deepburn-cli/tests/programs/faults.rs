@@ -8,7 +8,13 @@
 //!     --ignored --nocapture random_kills
 //! ```
 //!
-//! With `DEEPBURN_SOAK=30` it takes 30 seconds.
+//! With `DEEPBURN_SOAK=30` it takes 30 seconds. Another one kills a random rank of 500 pipelines, or of as many as
+//! `DEEPBURN_KILLS` says, and prints how long the other ranks take to end:
+//!
+//! ```sh
+//! cargo test --release --workspace --features deepburn-cli/mpi --test programs -- \
+//!     --ignored --nocapture kills_in_pipelines
+//! ```
 
 use std::fs::{self, File};
 use std::os::unix::process::CommandExt;
@@ -426,6 +432,15 @@ fn a_mistake_is_not_restarted() {
     assert_eq!(log.matches("] error: ").count(), 1, "{log}");
 }
 
+/// Returns a generator of numbers from 0 to 1: the linear congruential one of Knuth's MMIX.
+fn random_numbers(seed: u64) -> impl FnMut() -> f64 {
+    let mut state = seed;
+    move || {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (state >> 11) as f64 / (1_u64 << 53) as f64
+    }
+}
+
 /// See the documentation of this module.
 #[test]
 #[ignore = "takes minutes"]
@@ -444,12 +459,7 @@ fn random_kills_for_minutes_change_no_bit() {
     let steps = (20.0 * seconds as f64 / probe.elapsed().as_secs_f64()).ceil() as u64;
     let job = enlarged(busy(2, steps)).with("training.save_steps", 5);
     let job = job.with("training.save_total_limit", 3);
-    // The linear congruential generator of Knuth's MMIX.
-    let mut state = 3_u64;
-    let mut draw = move || {
-        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        (state >> 11) as f64 / (1_u64 << 53) as f64
-    };
+    let mut draw = random_numbers(3);
     let end = Instant::now() + Duration::from_secs(seconds);
     let delays = std::iter::from_fn(|| {
         let delay = Duration::from_secs_f64(-20.0 * (1.0 - draw()).ln());
@@ -457,6 +467,59 @@ fn random_kills_for_minutes_change_no_bit() {
     });
     println!("{steps} steps, {}", restarted(&job, 2, delays));
     assert_same(&job, &enlarged(busy(2, steps)).train());
+}
+
+/// Kills one rank of each of `count` pipelines, at a random moment after their first step. Each job has to end with one
+/// message that names the rank. Returns the sorted times from the kill to the end of the last process.
+fn kill_in_pipelines(count: usize) -> Vec<Duration> {
+    let pipeline = |stages: usize, zero_stage: usize, schedule: &str| {
+        busy(4, 100_000)
+            .sharded(zero_stage, 4)
+            .with("model.config.n_layer", 4)
+            .with("training.pipeline_stages", stages)
+            .with("training.pipeline_schedule", schedule)
+            .with("deepspeed.gradient_accumulation_steps", 4)
+    };
+    let jobs = [pipeline(2, 3, "1f1b"), pipeline(4, 0, "1f1b"), pipeline(2, 1, "gpipe")];
+    let mut draw = random_numbers(7);
+    let mut times: Vec<_> = (0..count)
+        .map(|index| {
+            let job = &jobs[index % jobs.len()];
+            let _ = fs::remove_dir_all(output(job));
+            let (rank, delay) = ((draw() * 4.0) as usize, Duration::from_secs_f64(0.1 * draw()));
+            let mut running = LaunchedJob::mpirun(job);
+            running.wait_for_step(1);
+            sleep(delay);
+            running.signal_rank("KILL", rank);
+            let killed = Instant::now();
+            running.fails(&[&format!("the process of rank {rank} on "), " failed: step "]);
+            killed.elapsed()
+        })
+        .collect();
+    times.sort();
+    times
+}
+
+#[test]
+fn a_killed_stage_ends_its_pipeline() {
+    if has_mpirun("a_killed_stage_ends_its_pipeline") {
+        kill_in_pipelines(6);
+    }
+}
+
+/// See the documentation of this module.
+#[test]
+#[ignore = "takes minutes"]
+fn many_kills_in_pipelines_never_hang() {
+    if !has_mpirun("many_kills_in_pipelines_never_hang") {
+        return;
+    }
+    let count = std::env::var("DEEPBURN_KILLS").ok().and_then(|it| it.parse().ok()).unwrap_or(500);
+    let times = kill_in_pipelines(count);
+    let [median, largest] = [times[times.len() / 2], times[times.len() - 1]];
+    println!(
+        "{count} kills: all ranks ended after {median:.2?} in the median, {largest:.2?} at most"
+    );
 }
 
 /// Two simulated machines. They are network namespaces, which are removed when the value is dropped.

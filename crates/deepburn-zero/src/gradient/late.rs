@@ -3,7 +3,8 @@
 //! The last pipeline stage that reads a parameter owns it. An embedding that is tied to the output
 //! layer is read by the first stage, too, whose part of the gradient is computed at the end of its
 //! backward pass: when the last stage has begun with other micro-batches. The owner does not wait for
-//! it. It keeps its own part, and adds the sum to those of earlier micro-batches when it is complete:
+//! it. It keeps its own part, and when the gradient is complete, adds it to the sum of earlier
+//! micro-batches:
 //!
 //! ```text
 //!  stage 0   F0 F1    B0 ─rows─┐    F2    B1 ─rows─┐
@@ -11,8 +12,8 @@
 //! ```
 //!
 //! The rows that a micro-batch has looked up are a fraction of the gradient of the output layer, which
-//! would otherwise be sent in the other direction. The additions are those of one stage, in the same
-//! order.
+//! would otherwise be sent in the other direction. The additions are the same as on one stage, in the
+//! same order.
 
 use std::collections::VecDeque;
 

@@ -143,6 +143,7 @@ impl<B: Backend> LabelTensor<B> {
 }
 
 impl<B: FusedOps> LabelTensor<B> {
+    //= transformers 5.23.0 loss/loss_utils.py ForSequenceClassificationLoss
     /// Returns the loss summed over the texts, `[1]`, in at least f32. `label_smoothing` is the weight of the mean over
     /// the classes in the loss of one class for each text; the other losses do not have it.
     pub(crate) fn loss(&self, logits: Tensor<B, 2>, label_smoothing: f64) -> Tensor<B, 1> {

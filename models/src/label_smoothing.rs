@@ -12,6 +12,7 @@
 
 use burn::tensor::{DType, Int, Tensor, backend::Backend};
 
+//= transformers 5.23.0 trainer_pt_utils.py LabelSmoother
 /// Returns the term of an output layer, `[1]`. The logits `hidden weight^T` are not computed:
 /// `l[t] - mean(l) = hidden (weight[t] - mean of the rows of weight)`.
 ///
@@ -26,6 +27,7 @@ pub(crate) fn head_term<B: Backend>(
     (in_f32(hidden) * (chosen - weight.mean_dim(0))).sum()
 }
 
+//= transformers 5.23.0 trainer_pt_utils.py LabelSmoother
 /// Returns the term of `logits` `[rows, classes]`, `[1]`. Rows with a negative target do not count.
 pub(crate) fn logits_term<B: Backend>(
     logits: Tensor<B, 2>,
@@ -136,6 +138,7 @@ mod tests {
         assert_close(weight.grad(&gradients).unwrap().into_data(), &of_weight);
     }
 
+    //= transformers 5.23.0 trainer_pt_utils.py LabelSmoother
     #[test]
     fn the_loss_of_logits_and_its_gradient() {
         let with_ignored = [3, -100, 6, -1, 1];

@@ -91,6 +91,7 @@ impl<B: Backend> LinearAdapter<B> {
         linear(linear(x, self.a.val(), None) * self.scale, self.b.val(), bias)
     }
 
+    //= peft 0.21.2 tuners/lora/layer.py Linear.forward
     /// Adds the adapter's output for `x` to `y`, the output of the layer.
     fn added(&self, x: Tensor<B, 2>, y: Tensor<B, 2>) -> Tensor<B, 2>
     where
@@ -99,6 +100,7 @@ impl<B: Backend> LinearAdapter<B> {
         self.output(self.dropout.forward(x)) + y
     }
 
+    //= peft 0.21.2 tuners/lora/dora.py DoraLinearLayer
     /// Returns the output of a layer whose columns have trained norms.
     fn rescaled(
         &self,
@@ -129,6 +131,7 @@ impl<B: Backend> LinearAdapter<B> {
         }
     }
 
+    //= peft 0.21.2 tuners/lora/dora.py DoraLinearLayer
     /// Returns the norm of each column of the adapted weight, `[out]`, in f32 and without a gradient. A column of zeros has norm 1, so
     /// that its quotient is finite.
     fn norms(&self, weight: Tensor<B, 2>) -> Tensor<B, 1> {

@@ -108,6 +108,7 @@ impl<T: TextTokenizer> RowEncoder<T> {
                 let prompt = self.generation_prompt(prompt, context)?;
                 let (completed, lost) = self.completion_mask(&prompt, &whole)?;
                 findings.extend(lost);
+                //= trl 1.16.0 trainer/sft_trainer.py assistant_masks
                 let both = trained.iter().zip(completed).map(|(left, right)| *left && right).collect();
                 Ok(self.sample(whole, both, findings))
             }
@@ -155,6 +156,7 @@ impl<T: TextTokenizer> RowEncoder<T> {
                 ));
             }
         };
+        //= trl 1.16.0 trainer/dpo_trainer.py tokenize_fn
         let length = common_length(&prompt, &chosen).min(common_length(&prompt, &rejected));
         self.note_lost_prompt(&prompt, length, &mut findings);
         if self.starts_with_two_bos(&chosen) {
@@ -265,6 +267,7 @@ impl<T: TextTokenizer> RowEncoder<T> {
         self.tokenizer.ids(&text, Surrounding::None)
     }
 
+    //= trl 1.16.0 trainer/sft_trainer.py completion_mask
     /// Returns which tokens of `whole` are after the prompt, or all if the prompt is trained too.
     fn completion_mask(&self, prompt: &[u32], whole: &[u32]) -> Result<(Vec<bool>, Vec<Finding>)> {
         let mut findings = Vec::new();
@@ -356,6 +359,7 @@ impl<T: TextTokenizer> RowEncoder<T> {
         EncodedRow { ids, trained, findings }
     }
 
+    //= trl 1.16.0 trainer/sft_trainer.py add_eos
     fn with_eos(&self, text: &str) -> Result<String> {
         let eos = self.tokens.get("eos_token").ok_or_else(|| {
             option(

@@ -195,6 +195,7 @@ impl ChatTemplate {
         self.uses_clock
     }
 
+    //= transformers 5.23.0 utils/chat_template_utils.py render_jinja_template
     /// Renders a conversation.
     ///
     /// # Errors

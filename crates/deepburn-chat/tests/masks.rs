@@ -67,6 +67,7 @@ fn rows() -> Vec<Value> {
     serde_json::from_str(include_str!("data/masks.json")).unwrap()
 }
 
+//= transformers 5.23.0 tokenization_utils_base.py apply_chat_template return_assistant_tokens_mask
 #[test]
 fn masks_equal_transformers() {
     for row in rows() {

@@ -31,6 +31,7 @@ const REFUSED: [&str; 10] = [
     "{{ 'a b' | wordcount }}",
 ];
 
+//= transformers 5.23.0 utils/chat_template_utils.py render_jinja_template
 #[test]
 fn renders_like_jinja2() {
     let file: Value = serde_json::from_str(include_str!("data/renders.json")).unwrap();

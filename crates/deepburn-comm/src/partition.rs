@@ -38,6 +38,7 @@ impl Partition {
         self.world_size
     }
 
+    //= deepspeed 0.19.8 runtime/zero/partition_parameters.py _partition_param
     /// Returns the number of elements of every shard, including padding.
     pub fn shard_len(&self) -> usize {
         self.numel.div_ceil(self.world_size)
@@ -72,6 +73,7 @@ mod tests {
         (0, 3, 0, &[0, 0, 0]),
     ];
 
+    //= deepspeed 0.19.8 runtime/zero/partition_parameters.py _partition_param
     #[test]
     fn layouts_equal_deepspeeds() {
         for &(numel, world_size, shard_len, owned) in LAYOUTS {

@@ -117,6 +117,7 @@ fn check_alone(config: &Entry<'_>, findings: &mut Findings) {
     }
 }
 
+//= accelerate 1.15.0 utils/dataclasses.py DeepSpeedPlugin
 /// Translates the keys to a DeepSpeed configuration.
 fn deepspeed(config: &DeepSpeedConfig<'_>) -> Json {
     let given = |key: &Entry<'_>| key.given().map_or(json!("auto"), Node::to_json);
@@ -180,6 +181,7 @@ mod tests {
         assert!(error.contains("mixed_precision") && error.contains("bf16.enabled"), "{error}");
     }
 
+    //= accelerate 1.15.0 utils/dataclasses.py DeepSpeedPlugin
     #[test]
     fn what_is_left_out_is_what_accelerate_fills_in() {
         let written = read("deepspeed_config: {}\nmixed_precision: no\n").unwrap();

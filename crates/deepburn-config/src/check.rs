@@ -78,6 +78,7 @@ impl Check<'_> {
 
     /// Checks one value: its status first, then its kind, then the keys below it.
     fn value(&mut self, key: &'static Key, value: &Node, siblings: &Node, path: &str) {
+        //= deepspeed 0.19.8 runtime/config.py _reject_removed_config_keys
         note!(if key.removed; self.findings, Site::at(path, value) =>
             "DeepSpeed 0.19.8 rejects every configuration that has this key");
         let is_absent = value.is_null() && key.default == Literal::Null;

@@ -38,6 +38,7 @@ fn bf16_keeps_parameters_and_gradients_in_fp32() {
     }
 }
 
+//= torch 2.9.0 amp/grad_scaler.py GradScaler
 #[test]
 fn fp16_scales_the_loss_as_pytorch_does() {
     for name in ["float16", "fp16", "half", "torch.float16"] {

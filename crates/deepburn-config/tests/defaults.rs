@@ -28,6 +28,7 @@ fn schedule(kind: &str, params: Value) -> SchedulePlan {
     .schedule
 }
 
+//= deepspeed 0.19.8 runtime/zero/config.py DeepSpeedZeroConfig
 #[test]
 fn zero() {
     let plan = plan(&json!({"train_batch_size": 1})).zero;
@@ -45,6 +46,7 @@ fn zero() {
     assert!(!plan.parameters.gather_16bit_weights_on_model_save);
 }
 
+//= deepspeed 0.19.8 runtime/zero/config.py overlap_comm_valid
 #[test]
 fn communication_overlaps_at_stage_3_only() {
     for stage in 0..=3u8 {
@@ -54,6 +56,7 @@ fn communication_overlaps_at_stage_3_only() {
     }
 }
 
+//= deepspeed 0.19.8 runtime/constants.py GRADIENT_CLIPPING_DEFAULT
 #[test]
 fn the_rest() {
     let plan = plan(&json!({"train_batch_size": 1}));
@@ -180,6 +183,7 @@ fn muon_has_two_learning_rates() {
     assert!(!plan.decouples_decay);
 }
 
+//= deepspeed 0.19.8 runtime/engine.py _configure_basic_optimizer
 /// DeepSpeed's table: name, torch_adam, adam_w_mode, decoupled. Offload changes nothing.
 #[test]
 fn adam_decouples_unless_told_otherwise() {
@@ -323,6 +327,7 @@ fn torch_adamw_decays_by_its_own_default() {
     assert_eq!(decay(json!({})), 0.0);
 }
 
+//= deepspeed 0.19.8 runtime/lr_schedules.py __init__
 #[test]
 fn schedules() {
     let last_batch_iteration = -1;
@@ -392,6 +397,7 @@ fn schedules() {
     );
 }
 
+//= deepspeed 0.19.8 runtime/lr_schedules.py __init__
 #[test]
 fn one_cycle_mirrors_its_rise() {
     let plan = schedule(
@@ -407,6 +413,7 @@ fn one_cycle_mirrors_its_rise() {
     assert_eq!((momentum.min, momentum.max, momentum.decay_rate), (0.8, 0.9, 0.0));
 }
 
+//= deepspeed 0.19.8 runtime/lr_schedules.py WarmupLR warmup_num_steps
 #[test]
 fn a_warm_up_has_two_steps_at_least() {
     let SchedulePlan::Warmup { warmup_steps, .. } =

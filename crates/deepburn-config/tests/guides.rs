@@ -131,6 +131,7 @@ fn s3_trains_in_fp16_through_accelerate() {
     }
 }
 
+//= deepspeed 0.19.8 runtime/precision_config.py DeepSpeedFP16Config
 #[test]
 fn s4_loads_on_one_rank_and_disagrees_on_two() {
     let resolved = outcome(&guide("S4.json"), 1).unwrap();

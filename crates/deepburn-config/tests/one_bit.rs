@@ -56,6 +56,7 @@ fn one_bit_adam_never_corrects_its_moments() {
     );
 }
 
+//= deepspeed 0.19.6 runtime/fp16/onebit/lamb.py OnebitLamb defaults
 #[test]
 fn one_bit_lamb() {
     let resolved = |params: Value, total_steps| {
@@ -129,6 +130,7 @@ fn one_bit_lamb() {
     assert!(!enough.notes.iter().any(|note| note.key == key), "{:?}", enough.notes);
 }
 
+//= deepspeed 0.19.6 runtime/fp16/onebit/zoadam.py ZeroOneAdam defaults
 #[test]
 fn zero_one_adam_has_the_defaults_of_deepspeed() {
     let resolved = |params: Value, more: Value, facts: &RunContext| {

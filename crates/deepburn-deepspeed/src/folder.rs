@@ -23,10 +23,13 @@ use crate::DeepSpeedError;
 
 /// The file that names the newest tag.
 const LATEST: &str = "latest";
+//= deepspeed 0.19.8 runtime/engine.py _get_ckpt_name
 /// The end of the name of a model file.
 const MODEL: &str = "_model_states.pt";
+//= deepspeed 0.19.8 runtime/engine.py _get_rank_zero_ckpt_name
 /// The end of the name of an optimizer file.
 const OPTIM: &str = "_optim_states.pt";
+//= deepspeed 0.19.8 runtime/pipe/module.py ckpt_layer_path
 /// The end of the name of a layer's file.
 const LAYER: &str = "-model_states.pt";
 

@@ -29,6 +29,7 @@ struct Offsets {
     end: usize,
 }
 
+//= deepspeed 0.19.8 utils/zero_to_fp32.py _zero2_merge_trainable_params
 /// Assembles the parameters of a checkpoint. `ranks` has the optimizer files of
 /// all ranks in order; it is not empty.
 ///

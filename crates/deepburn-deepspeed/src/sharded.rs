@@ -21,6 +21,7 @@ use crate::partitioned::moment_names;
 use crate::stored::{SavedState, Stored};
 use crate::tensor::{Joined, Segments};
 
+//= deepspeed 0.19.8 utils/zero_to_fp32.py _zero3_merge_trainable_params
 /// Assembles the parameters of a checkpoint. `models` and `ranks` have the
 /// files of all ranks in order; neither is empty.
 ///

@@ -139,6 +139,11 @@ macro_rules! fixtures {
     };
 }
 
+//= deepspeed 0.19.8 runtime/engine.py _get_ckpt_name
+//= deepspeed 0.19.8 runtime/engine.py _get_rank_zero_ckpt_name
+//= deepspeed 0.19.8 runtime/pipe/module.py ckpt_layer_path
+//= deepspeed 0.19.8 utils/zero_to_fp32.py _zero2_merge_trainable_params
+//= deepspeed 0.19.8 utils/zero_to_fp32.py _zero3_merge_trainable_params
 fixtures! {
     s0, s1, s2, s3, s0_fp16, s0_fp16_fused, s2_fp16, s1_bf16, s3_bf16, s2_groups, s3_groups, one_rank,
     one_rank_s3, s0_bf16, s0_groups, s0_frozen, s0_sgd, s1_bf16_f32_gradients, s1_frozen, s2_frozen,
@@ -146,6 +151,7 @@ fixtures! {
     s2_offload, s3_fp16, p2_s0, p2_s0_untied, p2_s1, p2_s1_frozen, p3_s0_fp16, p3_s1_bf16,
 }
 
+//= deepspeed 0.19.8 runtime/pipe/module.py ckpt_layer_path
 /// The embedding and the output layer have the same names and shapes.
 #[test]
 fn layers_of_an_untied_pipeline_are_found_in_the_model() {

@@ -307,6 +307,7 @@ fn model() -> impl Strategy<Value = Model> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..Default::default() })]
 
+    //= deepspeed 0.19.8 utils/zero_to_fp32.py _zero2_merge_trainable_params
     #[test]
     fn flat_groups_are_assembled(model in model(), stage in 1_usize..3, at in 0_usize..100) {
         let folder = tempfile::tempdir().unwrap();
@@ -314,6 +315,7 @@ proptest! {
         model.check(folder.path(), 7, at);
     }
 
+    //= deepspeed 0.19.8 utils/zero_to_fp32.py _zero3_merge_trainable_params
     #[test]
     fn chunks_of_parameters_are_assembled(
         model in model(),

@@ -87,6 +87,7 @@ impl Elementwise<1> for AdagradStep {
     }
 }
 
+//= torch 2.9.0 optim/adagrad.py _single_tensor_adagrad
 /// Updates a tile. Each operation is rounded to f32, in the order of the reference.
 #[inline(always)]
 fn adagrad_tile(
@@ -152,6 +153,7 @@ mod tests {
     /// `torch.optim.Adagrad([p], lr=.01, eps=1e-10, weight_decay=.1, foreach=False)`.
     const TORCH_ADAGRAD: [f32; 4] = [0.9773941, -0.47753546, 0.22781955, 0.000028752082];
 
+    //= torch 2.9.0 optim/adagrad.py _single_tensor_adagrad
     #[test]
     fn fused_agrees_with_torch() {
         let (mut p, mut sum) = ([1.0_f32, -0.5, 0.25, 1e-3], [0.0; 4]);

@@ -29,6 +29,7 @@ use crate::real::Real;
 #[cfg(feature = "cube")]
 use cubecl::prelude::*;
 
+//= Loshchilov and Hutter 2019 algorithm 2 AdamW
 /// The form of the weight decay.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum WeightDecay {
@@ -57,6 +58,7 @@ pub struct Adam {
 }
 
 impl Adam {
+    //= Kingma and Ba 2015 algorithm 1 Adam
     /// Returns `1 - beta1^t` and `1 - beta2^t`, or 1 and 1 without bias correction.
     fn biases(&self, t: u64) -> (f64, f64) {
         check_time("adam", t);
@@ -68,6 +70,7 @@ impl Adam {
     }
 }
 
+//= torch 2.9.0 optim/adam.py _single_tensor_adam
 /// Runs step `t`, counted from 1, of Adam (Kingma & Ba, 2015) with L2 weight decay, or with
 /// decoupled weight decay (AdamW, Loshchilov & Hutter, 2019). As in PyTorch, the decoupled decay
 /// multiplies the parameter by `1 - lr * decay`. The gradient must already be unscaled.
@@ -176,6 +179,7 @@ impl Elementwise<2> for AdamStep {
     }
 }
 
+//= torch 2.9.0 optim/adam.py _single_tensor_adam
 /// Updates a tile. A gradient that is not finite makes only the moments and the parameter of its
 /// own element NaN or infinite.
 #[inline(always)]
@@ -315,6 +319,8 @@ mod tests {
         ]
     }
 
+    //= Kingma and Ba 2015 algorithm 1 Adam
+    //= Loshchilov and Hutter 2019 algorithm 2 AdamW
     #[test]
     fn reference_gives_the_published_numbers() {
         for golden in goldens() {
@@ -350,6 +356,7 @@ mod tests {
     /// `torch.optim.AdamW([p], lr=1e-3, betas=(.9, .95), weight_decay=.1, foreach=False)`.
     const TORCH_ADAMW: [f32; 4] = [0.990987, -0.49149328, 0.24175607, -0.00029137946];
 
+    //= torch 2.9.0 optim/adam.py _single_tensor_adam
     #[test]
     fn fused_agrees_with_torch() {
         let rule = Adam {

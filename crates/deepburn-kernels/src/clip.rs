@@ -9,10 +9,12 @@
 //! This is the rule of `torch.nn.utils.clip_grad_norm_` and of DeepSpeed's
 //! `unscale_and_clip_grads`.
 
+//= torch 2.9.0 nn/utils/clip_grad.py clip_grad_norm_
 /// Added to the norm before it is compared with the limit, as in DeepSpeed and
 /// PyTorch.
 const NORM_EPS: f64 = 1e-6;
 
+//= deepspeed 0.19.8 runtime/zero/stage_1_and_2.py unscale_and_clip_grads
 /// Returns the factor that unscales a gradient and clips it to a global norm.
 ///
 /// `scaled_norm` is the global norm of the scaled gradients, `scale` the loss
@@ -37,6 +39,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    //= deepspeed 0.19.8 runtime/zero/stage_1_and_2.py unscale_and_clip_grads
     #[test]
     fn multipliers_are_the_published_ones() {
         // [norm of the scaled gradients, scale, clip] -> multiplier
@@ -68,6 +71,7 @@ mod tests {
     }
 
     proptest! {
+        //= torch 2.9.0 nn/utils/clip_grad.py clip_grad_norm_
         #[test]
         fn a_clipped_norm_never_exceeds_the_limit(
             norm in 0.0..1e12_f64, power in 0..32_i32, clip in 1e-3..1e3_f64,

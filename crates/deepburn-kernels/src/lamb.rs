@@ -40,6 +40,7 @@ pub struct Lamb {
     pub weight_decay: f64,
 }
 
+//= deepspeed 0.19.8 ops/csrc/lamb/fused_lamb_cuda_kernel.cu lamb_cuda_kernel_part3
 /// Returns the factor that scales a direction to the size of its parameter:
 /// `weight_norm / direction_norm`, clamped to `min_coeff..=max_coeff`. Returns 1 if either norm is
 /// 0, even if 1 is outside the limits.
@@ -56,6 +57,7 @@ pub fn trust_ratio(weight_norm: f64, direction_norm: f64, min_coeff: f64, max_co
     if ratio < min_coeff { min_coeff } else { ratio }
 }
 
+//= deepspeed 0.19.8 ops/csrc/lamb/fused_lamb_cuda_kernel.cu fused_lamb_cuda
 /// Returns the step size of step `t`, counted from 1: `lr * sqrt(1 - beta2^t) / (1 - beta1^t)`, or
 /// `lr` without bias correction.
 ///
@@ -158,6 +160,7 @@ impl Elementwise<3> for LambStep {
     }
 }
 
+//= deepspeed 0.19.8 ops/csrc/lamb/fused_lamb_cuda_kernel.cu lamb_cuda_kernel_part1
 /// Updates a tile of the moments and overwrites the direction. A second moment of 0 with `eps` of 0
 /// gives NaN or an infinity, as in the reference.
 #[inline(always)]
@@ -217,6 +220,7 @@ mod tests {
     const RULE: Lamb =
         Lamb { beta1: 0.9, beta2: 0.999, eps: 1e-8, eps_inside_sqrt: false, weight_decay: 0.01 };
 
+    //= deepspeed 0.19.8 ops/csrc/lamb/fused_lamb_cuda_kernel.cu lamb_cuda_kernel_part1
     #[test]
     fn reference_by_hand() {
         // m = .1 * .5, v = .25 of .5^2: sqrt(v) = .25.
@@ -231,6 +235,7 @@ mod tests {
         assert!((direction[0] - 0.095 / 0.5).abs() < 1e-15);
     }
 
+    //= deepspeed 0.19.8 ops/csrc/lamb/fused_lamb_cuda_kernel.cu lamb_cuda_kernel_part3
     #[test]
     fn the_trust_ratio_is_the_clamped_quotient() {
         assert_eq!(trust_ratio(2.0, 4.0, 0.01, 10.0), 0.5);
@@ -241,6 +246,7 @@ mod tests {
         assert!(trust_ratio(f64::NAN, 1.0, 0.01, 10.0).is_nan());
     }
 
+    //= deepspeed 0.19.8 ops/csrc/lamb/fused_lamb_cuda_kernel.cu fused_lamb_cuda
     #[test]
     fn the_step_size_carries_the_bias_correction() {
         let betas = [0.9, 0.999];

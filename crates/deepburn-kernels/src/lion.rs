@@ -36,6 +36,7 @@ pub struct Lion {
     pub weight_decay: f64,
 }
 
+//= Chen et al. 2023 algorithm 2 Lion
 /// Runs one Lion step (Chen et al. 2023, algorithm 2). The gradient must already be unscaled.
 ///
 /// # Panics
@@ -110,6 +111,7 @@ impl Elementwise<1> for LionStep {
     }
 }
 
+//= Chen et al. 2023 algorithm 2 Lion
 /// Updates a tile. The sign is computed with two selections instead of a branch, so the loop
 /// vectorises.
 #[inline(always)]
@@ -163,6 +165,7 @@ mod tests {
 
     const RULE: Lion = Lion { lr: 0.01, beta1: 0.9, beta2: 0.99, weight_decay: 0.1 };
 
+    //= Chen et al. 2023 algorithm 2 Lion
     #[test]
     fn reference_by_hand() {
         // c = .1 * .5 > 0: p = 1 - .01 * (1 + .1); m = .01 * .5. Then c = .9 * .005 - .1 * .25 < 0.
@@ -181,6 +184,7 @@ mod tests {
         assert_eq!((p, m), ([0.999], [0.0]));
     }
 
+    //= Chen et al. 2023 algorithm 2 Lion
     #[test]
     fn fused_follows_the_f64_reference_at_every_size() {
         let step = LionStep::new(&RULE);

@@ -96,6 +96,7 @@ impl Elementwise<2> for MuonMomentumStep {
     }
 }
 
+//= torch 2.9.0 optim/_muon.py _single_tensor_muon
 /// Updates a tile of the momentum and overwrites the direction.
 ///
 /// The first interpolation is the same as `torch.lerp`, which has two forms for small and large
@@ -148,6 +149,7 @@ mod tests {
         MuonMomentum { momentum: 0.95, nesterov: false },
     ];
 
+    //= torch 2.9.0 optim/_muon.py _single_tensor_muon
     #[test]
     fn reference_by_hand() {
         // b = .95 * 1 + .05 * 3; ahead: .05 * 3 + .95 * b.

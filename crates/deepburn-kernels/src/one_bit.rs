@@ -105,6 +105,7 @@ pub fn compress_reference<R: Real>(values: &[R], error: &mut [R], live: &[bool])
     (scale, positive)
 }
 
+//= deepspeed 0.19.6 runtime/comm/nccl.py NcclBackend.compressed_allreduce
 /// Compresses `values + error` and replaces `error` by the compression error.
 ///
 /// Let `c = values + error` for the live elements. The scale is
@@ -353,6 +354,7 @@ mod tests {
         (0..len).map(|i| is_set(bits[i / BYTE], i % BYTE)).collect()
     }
 
+    //= deepspeed 0.19.6 runtime/comm/nccl.py NcclBackend.compressed_allreduce
     #[test]
     fn by_hand() {
         // c = 3, -4, (dead), -0, 0: norm 5 over 4 elements.
@@ -393,6 +395,7 @@ mod tests {
         }
     }
 
+    //= deepspeed 0.19.6 runtime/comm/nccl.py NcclBackend.compressed_allreduce
     #[test]
     fn every_size_follows_the_f64_reference() {
         for (case, len) in SIZES.into_iter().enumerate() {

@@ -52,6 +52,7 @@ pub fn local_momentum_reference<R: Real>(beta1: f64, m: &[R], grad: &[R], moment
     }
 }
 
+//= deepspeed 0.19.6 runtime/fp16/onebit/adam.py OnebitAdam.step
 /// Computes `m = beta1 * m + (1 - beta1) * momentum`, then `param -= lr * (m / (sqrt(v) + eps) +
 /// weight_decay * param)`.
 ///
@@ -110,6 +111,7 @@ impl Elementwise<3> for LocalMomentumStep {
     }
 }
 
+//= deepspeed 0.19.6 runtime/fp16/onebit/adam.py OnebitAdam.step
 /// Computes the momentum of a tile. The first moment is the averaged momentum of the previous step,
 /// which is the same on all ranks.
 #[inline(always)]
@@ -250,6 +252,7 @@ mod tests {
         strong_noise(len, 3).iter().map(|x| x * x).collect()
     }
 
+    //= deepspeed 0.19.6 runtime/fp16/onebit/adam.py OnebitAdam.step
     #[test]
     fn references_by_hand() {
         let mut momentum = [9.0_f64];

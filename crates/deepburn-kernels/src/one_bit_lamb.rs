@@ -127,6 +127,7 @@ impl Elementwise<4> for FrozenLambStep {
     }
 }
 
+//= deepspeed 0.19.6 runtime/fp16/onebit/lamb.py OnebitLamb.step
 /// Updates a tile of the moments and overwrites the direction.
 #[inline(always)]
 fn frozen_tile(
@@ -253,6 +254,7 @@ pub struct FactorRule {
 }
 
 impl FactorRule {
+    //= deepspeed 0.19.6 runtime/fp16/onebit/lamb.py OnebitLamb factor
     /// Returns the factor by which the frozen trust ratio is multiplied. `last` is the factor of
     /// the previous step.
     ///
@@ -283,6 +285,7 @@ mod tests {
         strong_noise(len, seed).iter().map(|x| x * x).collect()
     }
 
+    //= deepspeed 0.19.6 runtime/fp16/onebit/lamb.py OnebitLamb.step
     #[test]
     fn by_hand() {
         // g = (1 - .5 * 4) / .5 = -2, fresh = .75 * 4 + .25 * 4.
@@ -301,6 +304,7 @@ mod tests {
         assert_eq!(sums, expected);
     }
 
+    //= deepspeed 0.19.6 runtime/fp16/onebit/lamb.py OnebitLamb factor
     #[test]
     fn factors_are_clamped_twice() {
         let sums = |undecayed_norm, direction_norm, largest_quotient| FrozenLambSums {

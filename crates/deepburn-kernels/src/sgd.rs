@@ -47,6 +47,7 @@ impl Sgd {
         self.momentum != 0.0
     }
 
+    //= torch 2.9.0 optim/sgd.py _single_tensor_sgd
     /// Returns the factor of the gradient in the momentum at step `t`, counted from 1. The factor
     /// is 1 in the first step, as in PyTorch, where the buffer starts as a copy of the first
     /// gradient.
@@ -165,6 +166,7 @@ impl Elementwise<1> for SgdMomentumStep {
     }
 }
 
+//= torch 2.9.0 optim/sgd.py _single_tensor_sgd
 /// Updates a tile. The weights are 1 and `momentum` with Nesterov momentum and otherwise 0 and 1,
 /// so one loop without a branch computes both forms. A gradient that is not finite makes its own
 /// element NaN, because 0 times infinity is NaN.
@@ -271,6 +273,7 @@ mod tests {
         [0.14082986, -0.07041493, 0.035207465, 0.00014082987],
     ];
 
+    //= torch 2.9.0 optim/sgd.py _single_tensor_sgd
     #[test]
     fn fused_agrees_with_torch() {
         for (rule, expected) in rules().iter().zip(TORCH_SGD) {

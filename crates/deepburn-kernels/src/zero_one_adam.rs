@@ -82,6 +82,7 @@ pub fn local_adam_reference<R: Real>(
     }
 }
 
+//= deepspeed 0.19.6 runtime/fp16/onebit/zoadam.py ZeroOneAdam exchange
 /// Computes the step after an exchange. `movement` is the mean of `moved * (sqrt(v) + eps)` over
 /// all ranks: `common = keep * common + movement / (sqrt(v) + eps)`, `param = common`,
 /// `m = -movement / rates`, `moved = 0`.
@@ -523,6 +524,7 @@ mod tests {
         }
     }
 
+    //= deepspeed 0.19.6 runtime/fp16/onebit/zoadam.py ZeroOneAdam exchange
     #[test]
     fn the_agreed_movement_follows_the_f64_reference_at_every_size() {
         for len in LENGTHS {

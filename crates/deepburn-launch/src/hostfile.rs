@@ -80,6 +80,7 @@ pub fn read_hostfile(path: &Path) -> Result<Vec<HostSlots>, HostfileError> {
     parse(path, &text)
 }
 
+//= deepspeed 0.19.8 launcher/runner.py _parse_hostfile
 /// Parses the text of a hostfile. `path` is for messages.
 fn parse(path: &Path, text: &str) -> Result<Vec<HostSlots>, HostfileError> {
     let mut hosts: Vec<HostSlots> = Vec::new();
@@ -138,6 +139,7 @@ mod tests {
         parse(Path::new("hosts"), text).map_err(|error| error.to_string())
     }
 
+    //= deepspeed 0.19.8 launcher/runner.py _parse_hostfile
     #[test]
     fn hosts_come_in_the_order_of_the_file() {
         let text = "
@@ -155,6 +157,7 @@ mod tests {
         assert_eq!(parsed(text), Ok(expected.to_vec()));
     }
 
+    //= deepspeed 0.19.8 launcher/runner.py _parse_hostfile
     #[test]
     fn a_duplicate_host_is_named_with_both_lines() {
         assert_eq!(

@@ -207,6 +207,7 @@ fn excluded(hosts: &[HostSlots], list: &str) -> Result<Vec<HostSlots>, Selection
     }
 }
 
+//= deepspeed 0.19.8 launcher/runner.py parse_resource_filter
 /// Parses a list and checks it against the hosts. An entry without slots means all slots. If a host
 /// occurs several times, its slots are combined: `a:1@a:0` is the same as `a:0,1`. As in DeepSpeed,
 /// `a@a:0` is the same as `a:0`.

@@ -482,6 +482,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
             .in_scope(|| self.states.step(rates, loss_scale * divisor, self.clip));
         let outcome = self.note(outcome.map_err(EngineError::from))?;
         self.times.step += started.elapsed();
+        //= deepspeed 0.19.8 runtime/engine.py _take_model_step
         let gradient_norm = match outcome {
             StepOutcome::Applied { gradient_norm } => {
                 self.scaler.applied();

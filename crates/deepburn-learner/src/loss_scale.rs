@@ -116,6 +116,7 @@ impl LossScaler {
         self.dynamic.map(|dynamic| dynamic.hysteresis)
     }
 
+    //= deepspeed 0.19.8 runtime/fp16/loss_scaler.py DynamicLossScaler growth
     /// Records a step whose gradients were finite.
     pub fn applied(&mut self) {
         let Some(Dynamic { plan, updates, last_overflow, hysteresis }) = &mut self.dynamic else {
@@ -124,6 +125,7 @@ impl LossScaler {
         if plan.consecutive_hysteresis {
             *hysteresis = plan.hysteresis;
         }
+        //= torch 2.9.0 amp/grad_scaler.py GradScaler.update
         // The number of applied updates since the last overflow. PyTorch counts
         // the current update and DeepSpeed does not, so their first doublings
         // differ by one step.
@@ -141,6 +143,7 @@ impl LossScaler {
         *updates += 1;
     }
 
+    //= deepspeed 0.19.8 runtime/fp16/loss_scaler.py DynamicLossScaler hysteresis
     /// Records a step that was skipped for an overflow.
     ///
     /// # Errors
@@ -152,6 +155,7 @@ impl LossScaler {
             return Ok(());
         };
         if plan.hysteresis == 1 || *hysteresis == 1 {
+            //= deepspeed 0.19.8 runtime/fp16/loss_scaler.py DynamicLossScaler minimum
             if self.scale == plan.min_scale {
                 return Err(ScaleExhausted { minimum: plan.min_scale });
             }
@@ -208,6 +212,7 @@ mod tests {
 
     // The rows below were computed with the scaler of DeepSpeed 0.19.6.
 
+    //= deepspeed 0.19.8 runtime/fp16/loss_scaler.py DynamicLossScaler growth
     #[test]
     fn doubles_after_the_window_and_one() {
         let rows = [
@@ -223,6 +228,7 @@ mod tests {
         assert_eq!(follow(scaler(8, 2, 1), "gggggggg"), all(&rows));
     }
 
+    //= deepspeed 0.19.8 runtime/fp16/loss_scaler.py DynamicLossScaler minimum
     #[test]
     fn halves_down_to_its_minimum_and_gives_up_there() {
         let quarter = with(scaler(4, 2, 1), |plan| plan.min_scale = 0.25);
@@ -253,6 +259,7 @@ mod tests {
         assert_eq!(follow(scaler(8, 2, 1), "oogggo"), all(&rows));
     }
 
+    //= deepspeed 0.19.8 runtime/fp16/loss_scaler.py DynamicLossScaler hysteresis
     #[test]
     fn hysteresis_is_refilled_by_doubling_only() {
         let updates = "ogogggggo";
@@ -304,6 +311,7 @@ mod tests {
         assert_eq!(rows[33], None);
     }
 
+    //= deepspeed 0.19.8 runtime/fp16/loss_scaler.py DynamicLossScaler growth
     #[test]
     fn the_default_first_grows_on_update_1001() {
         let rows = follow(scaler(16, 1000, 2), &"g".repeat(1001));
@@ -311,6 +319,7 @@ mod tests {
         assert_eq!(rows[1000], Some([65_536.0, 131_072.0, 2.0]));
     }
 
+    //= torch 2.9.0 amp/grad_scaler.py GradScaler.update
     // The scales were computed with torch.amp.GradScaler of PyTorch 2.9.0.
     #[test]
     fn grad_scaler_doubles_with_the_last_step_of_a_window_and_halves_at_once() {

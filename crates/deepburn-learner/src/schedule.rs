@@ -81,10 +81,12 @@ impl Schedule {
         let i = self.position;
         match &self.plan {
             SchedulePlan::Constant { lr } => *lr,
+            //= deepspeed 0.19.8 runtime/lr_schedules.py WarmupLR
             SchedulePlan::Warmup { min_lr, max_lr, warmup_steps, shape, .. } => {
                 let warmup = Warmup::new(*warmup_steps, *shape);
                 min_lr + (max_lr - min_lr) * warmup.progress(i).unwrap_or(1.0)
             }
+            //= deepspeed 0.19.8 runtime/lr_schedules.py WarmupDecayLR
             SchedulePlan::WarmupDecay {
                 min_lr, max_lr, warmup_steps, total_steps, shape, ..
             } => {
@@ -93,24 +95,29 @@ impl Schedule {
                 min_lr + (max_lr - min_lr) * gamma
             }
             SchedulePlan::WarmupCosine { lr, .. } => lr * self.cosine_ratio(),
+            //= deepspeed 0.19.8 runtime/lr_schedules.py LRRangeTest
             SchedulePlan::LrRangeTest { min_lr, step_size, step_rate, staircase, .. } => {
                 let intervals = self.steps_applied() / (*step_size).max(1) as f64;
                 let intervals = if *staircase { intervals.floor() } else { intervals };
                 min_lr * (1.0 + step_rate * intervals)
             }
             SchedulePlan::OneCycle(cycle) => one_cycle::learning_rate(cycle, i),
+            //= torch 2.9.0 optim/lr_scheduler.py StepLR
             SchedulePlan::Step { lr, step_size, gamma } => {
                 lr * gamma.powf((self.steps_applied() / (*step_size).max(1) as f64).floor())
             }
+            //= torch 2.9.0 optim/lr_scheduler.py CosineAnnealingLR
             SchedulePlan::CosineAnnealing { lr, t_max, eta_min } => {
                 let phase = PI * self.steps_applied() / (*t_max).max(1) as f64;
                 eta_min + (lr - eta_min) * (1.0 + phase.cos()) / 2.0
             }
+            //= torch 2.9.0 optim/lr_scheduler.py LinearLR
             SchedulePlan::Linear { lr, start_factor, end_factor, total_iters } => {
                 let total = (*total_iters).max(1) as f64;
                 let done = self.steps_applied().min(total) / total;
                 lr * (start_factor + (end_factor - start_factor) * done)
             }
+            //= torch 2.9.0 optim/lr_scheduler.py ExponentialLR
             SchedulePlan::Exponential { lr, gamma } => lr * gamma.powf(self.steps_applied()),
             SchedulePlan::Trainer(schedule) => {
                 schedule.lr * trainer::factor(schedule, self.steps_applied())
@@ -157,6 +164,7 @@ impl Schedule {
         self.position as f64 + 1.0
     }
 
+    //= deepspeed 0.19.8 runtime/lr_schedules.py WarmupCosineLR
     /// Returns the factor of the learning rate for the cosine warm-up; 0 for
     /// the other plans.
     fn cosine_ratio(&self) -> f64 {

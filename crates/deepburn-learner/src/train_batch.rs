@@ -100,6 +100,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
             batches.check(index, value)?;
             losses.push(value);
             batches.after_phase(self.ledger());
+            //= trl 1.16.0 trainer/sft_trainer.py compute_loss
             self.backward_weighted(loss, batches.weight(index))?;
             batches.after_phase(self.ledger());
             taken = self.step()?;

@@ -68,6 +68,7 @@ impl ModuleKind {
         }
     }
 
+    //= peft 0.21.2 utils/save_and_load.py get_peft_model_state_dict
     /// Returns PEFT's names of the factors A and B, which follow the path of the module.
     #[must_use]
     pub fn factor_names(self) -> [&'static str; 2] {
@@ -247,6 +248,7 @@ impl Adapter {
         Ok(())
     }
 
+    //= peft 0.21.2 utils/other.py ModulesToSaveWrapper
     /// Marks a module that is trained as a whole.
     fn save_module(&mut self, module: &ModelModule, modules: &[ModelModule], base: &WeightMap) {
         let tied_head =
@@ -447,6 +449,7 @@ impl Adapter {
         WeightMap::new(weights).map(|map| map.like(base))
     }
 
+    //= peft 0.21.2 utils/save_and_load.py get_peft_model_state_dict
     /// Returns the map of `adapter_model.safetensors`. `extended` is the map of the adapted model. As in PEFT, a tied head
     /// that is trained with its embedding is a tensor of its own, with the same values.
     ///
@@ -553,6 +556,7 @@ impl Adapter {
 
 /// PEFT's name of the norms of columns, which follows the path of the module.
 pub const MAGNITUDE: &str = "lora_magnitude_vector";
+//= peft 0.21.2 tuners/trainable_tokens/layer.py TrainableTokensLayer
 /// PEFT's name of the trained rows, which follows the path of the module. It holds the rows, not their changes.
 pub const TOKEN_ROWS: &str = "token_adapter.trainable_tokens_delta";
 /// The field that selects rows.

@@ -391,6 +391,7 @@ impl LoraConfig {
         self
     }
 
+    //= peft 0.21.2 tuners/lora/layer.py LoraLayer.scaling
     /// Returns the scale of an adapter with this rank and alpha.
     pub(crate) fn scale(&self, rank: usize, alpha: f64) -> f64 {
         let rank = rank as f64;

@@ -23,6 +23,7 @@ pub struct Factors<'a> {
 }
 
 impl Factors<'_> {
+    //= peft 0.21.2 tuners/lora/layer.py Linear.merge
     /// Merges the adapter into `weight`, `[in, out]`.
     ///
     /// # Panics
@@ -77,6 +78,7 @@ pub fn column_norms(weight: &[f32], outputs: usize) -> Vec<f32> {
 mod tests {
     use super::*;
 
+    //= peft 0.21.2 tuners/lora/layer.py Linear.merge
     #[test]
     fn the_product_is_added() {
         let mut weight = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0];

@@ -66,6 +66,7 @@ pub(crate) fn is_named(module: &str, name: &str) -> bool {
 }
 
 impl ModulePattern {
+    //= peft 0.21.2 tuners/tuners_utils.py check_target_module_exists
     /// Returns whether the pattern, which is the value of the field `name`, selects a module.
     ///
     /// # Errors
@@ -105,6 +106,7 @@ impl<T: Copy> PatternMap<T> {
     /// # Errors
     /// Returns [`LoraError::Value`] if a key is not a regular expression.
     pub(crate) fn new(name: &str, values: Vec<(String, T)>) -> Result<Self, LoraError> {
+        //= peft 0.21.2 utils/other.py get_pattern_key
         let compile = |(key, value): (String, T)| {
             let regex = compiled(name, &key, &format!(r"\A(?:(.*\.)?({key}))\z"))?;
             Ok((key, regex, value))
@@ -112,6 +114,7 @@ impl<T: Copy> PatternMap<T> {
         Ok(Self(values.into_iter().map(compile).collect::<Result<_, _>>()?))
     }
 
+    //= peft 0.21.2 utils/other.py get_pattern_key
     /// Returns the value for a module.
     ///
     /// # Errors
@@ -159,6 +162,7 @@ impl<T: Copy + PartialEq> PartialEq for PatternMap<T> {
 mod tests {
     use super::*;
 
+    //= peft 0.21.2 tuners/tuners_utils.py check_target_module_exists
     #[test]
     fn names_are_whole_or_follow_a_dot() {
         let pattern = ModulePattern::Names(vec!["q_proj".into(), "layers.1.mlp.up".into()]);
@@ -173,6 +177,7 @@ mod tests {
         }
     }
 
+    //= peft 0.21.2 tuners/tuners_utils.py check_target_module_exists
     #[test]
     fn expressions_match_the_whole_name() {
         let regex = |text| ModuleRegex::new("target_modules", text).map(ModulePattern::Regex);
@@ -192,6 +197,7 @@ mod tests {
         assert!(error.contains("`target_modules` is \"q_(\""), "{error}");
     }
 
+    //= peft 0.21.2 utils/other.py get_pattern_key
     #[test]
     fn the_first_key_counts() {
         let values = vec![("q_proj".into(), 2), (r"layers\.1\..*".into(), 3), ("_proj".into(), 4)];

@@ -21,8 +21,10 @@ pub use saved::{RmsNormGradients, RmsNormOutput, RmsNormSaved};
 /// How the quotient `x / sqrt(mean(x^2) + epsilon)` is multiplied by the weight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RmsWeight {
+    //= transformers 5.23.0 models/llama/modeling_llama.py LlamaRMSNorm
     /// The quotient is rounded to the type of `x` before it is multiplied, as in Llama.
     Factor,
+    //= transformers 5.23.0 models/gemma2/modeling_gemma2.py Gemma2RMSNorm
     /// The quotient is multiplied by `1 + weight` and rounded once, as in Gemma.
     PlusOne,
 }

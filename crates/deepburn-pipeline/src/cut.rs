@@ -119,6 +119,7 @@ pub fn cut(
             let parameters: Vec<_> = blocks.iter().map(|block| block.parameters).collect();
             partition_balanced(&parameters, stages)
         }
+        //= deepspeed 0.19.8 runtime/pipe/module.py _partition_layers
         CutMethod::Type(pattern) => {
             let matching = |block: &Block| u64::from(pattern.is_match(&block.name));
             let weights: Vec<_> = blocks.iter().map(matching).collect();
@@ -288,6 +289,7 @@ mod tests {
         blocks
     }
 
+    //= deepspeed 0.19.8 runtime/pipe/module.py _partition_layers
     #[test]
     fn each_method_cuts_by_its_weights() {
         let step = step(PassSchedule::OneForwardOneBackward, 4, None);

@@ -2,6 +2,7 @@
 //!
 //! Both return the first item of each part, followed by the number of items.
 
+//= deepspeed 0.19.8 runtime/utils.py partition_uniform
 /// Divides `items` into `parts` of equal size. The first parts have one item more if there is a
 /// remainder, and the last ones are empty if there are fewer items than parts.
 ///
@@ -13,6 +14,7 @@ pub fn partition_uniform(items: usize, parts: usize) -> Vec<usize> {
     (0..=parts).map(|part| part * size + part.min(rest)).collect()
 }
 
+//= deepspeed 0.19.8 runtime/utils.py partition_balanced
 /// Divides weights into `parts` so that the difference between the largest and the smallest part is
 /// as small as a greedy choice from front to back makes it. As few items as parts are one part each.
 ///

@@ -23,6 +23,7 @@ pub enum PassSchedule {
 }
 
 impl PassSchedule {
+    //= deepspeed 0.19.8 runtime/pipe/schedule.py TrainSchedule
     /// Returns the passes of `stage`, which is below `stages`, in the order in which it runs them.
     ///
     /// ```
@@ -53,6 +54,7 @@ impl PassSchedule {
     pub fn in_flight(self, stage: usize, stages: usize, micro_batches: usize) -> usize {
         match self {
             Self::FillDrain => micro_batches,
+            //= deepspeed 0.19.8 runtime/pipe/schedule.py num_pipe_buffers
             Self::OneForwardOneBackward => stages.saturating_sub(stage).max(1).min(micro_batches),
         }
     }

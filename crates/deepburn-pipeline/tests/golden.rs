@@ -28,6 +28,8 @@ fn numbers(value: &Value) -> Vec<usize> {
     value.as_array().unwrap().iter().map(number).collect()
 }
 
+//= deepspeed 0.19.8 runtime/pipe/schedule.py TrainSchedule
+//= deepspeed 0.19.8 runtime/pipe/schedule.py num_pipe_buffers
 /// The order in which DeepSpeed's `TrainSchedule` runs its passes.
 #[test]
 fn passes_run_in_the_order_of_deepspeed() {
@@ -52,6 +54,8 @@ fn passes_run_in_the_order_of_deepspeed() {
     }
 }
 
+//= deepspeed 0.19.8 runtime/utils.py partition_uniform
+//= deepspeed 0.19.8 runtime/utils.py partition_balanced
 #[test]
 fn partitions_match_deepspeed() {
     let Some(schedules) = golden("schedules.json") else { return };

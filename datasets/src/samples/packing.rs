@@ -106,6 +106,7 @@ impl RowPlan {
         self.ends.push(self.segments.len());
     }
 
+    //= trl 1.16.0 data_utils.py _pack_bfd
     /// Packs pieces of at most `max_length` tokens, best fit first.
     fn fit(&mut self, mut pieces: Vec<SamplePart>, max_length: usize) {
         // A stable sort: pieces of equal length keep their order.
@@ -135,6 +136,7 @@ impl RowPlan {
         rows.into_iter().for_each(|row| self.push(row));
     }
 
+    //= trl 1.16.0 data_utils.py _pack_wrapped
     /// Cuts the samples of `group`, one after another, into rows.
     fn wrap(&mut self, lengths: &[usize], group: Range<usize>, max_length: usize) {
         let (mut row, mut space) = (Vec::new(), max_length);
@@ -192,6 +194,8 @@ mod tests {
         plan.rows().map(|row| row.iter().map(shown).collect()).collect()
     }
 
+    //= trl 1.16.0 data_utils.py _pack_bfd
+    //= trl 1.16.0 data_utils.py _pack_wrapped
     /// The example in the documentation of TRL's `pack_dataset`.
     #[test]
     fn the_example_of_trl() {

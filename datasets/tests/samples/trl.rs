@@ -38,6 +38,8 @@ fn packing(strategy: Option<&str>, is_packed: bool) -> Packing {
     }
 }
 
+//= trl 1.16.0 data_utils.py _pack_bfd
+//= trl 1.16.0 data_utils.py _pack_wrapped
 #[test]
 fn rows_are_packed_as_by_trl() {
     let cases = data("trl_packing.json");

@@ -174,6 +174,7 @@ impl<B: Backend> CausalBatch<B> {
         }
         let label =
             |index: usize| labels.map_or(i64::from(input_ids[index]), |labels| labels[index]);
+        //= transformers 5.23.0 loss/loss_utils.py ForCausalLMLoss
         let (mut positions, mut targets): (Vec<i32>, Vec<i32>) = (0..batch * length)
             .filter(|row| (row + 1) % length != 0 && label(row + 1) != IGNORED_LABEL)
             // `check_count` rejects batches of 2^31 or more tokens, and ids are below 2^24, so both casts are exact.
@@ -366,6 +367,7 @@ mod tests {
         tensor.into_data().to_vec().unwrap()
     }
 
+    //= transformers 5.23.0 loss/loss_utils.py ForCausalLMLoss
     #[test]
     fn labels_are_shifted_inside_each_sequence() {
         let batch = batch(&[1, 2, 3, 4, 5, 6], None, [2, 3]).unwrap();

@@ -76,6 +76,7 @@ impl RandomSampling {
         Ok(())
     }
 
+    //= transformers 5.23.0 generation/utils.py _get_logits_processor
     /// Returns the tokens that remain after all filters, with weights that are proportional to their probabilities. At
     /// least one remains. The order depends on the logits and the options only.
     fn candidates(&self, logits: &[f32]) -> Vec<(u32, f64)> {
@@ -90,11 +91,13 @@ impl RandomSampling {
         if self.top_p < 1.0 {
             keep_mass(&mut candidates, self.top_p);
         }
+        //= transformers 5.23.0 generation/logits_process.py MinPLogitsWarper
         candidates.retain(|(_, weight)| *weight >= self.min_p);
         candidates
     }
 }
 
+//= transformers 5.23.0 generation/logits_process.py TopKLogitsWarper
 /// Returns the lowest of the `count` highest logits, or minus infinity if there are fewer logits. `count` must be
 /// positive.
 fn limit_of(logits: &[f32], count: usize) -> f32 {
@@ -108,6 +111,7 @@ fn limit_of(logits: &[f32], count: usize) -> f32 {
 /// The number of tokens that `keep_mass` sorts first.
 const FEW_TOKENS: usize = 256;
 
+//= transformers 5.23.0 generation/logits_process.py TopPLogitsWarper
 /// Keeps the smallest set of most likely tokens whose share of all weights is at least `mass`, and at least one token,
 /// in descending order.
 ///
@@ -198,6 +202,7 @@ impl Chooser {
         }
     }
 
+    //= transformers 5.23.0 generation/logits_process.py RepetitionPenaltyLogitsProcessor
     /// Applies the repetition penalty, in f32 as in `transformers`.
     fn penalise(&self, logits: &mut [f32]) {
         for token in &self.repeated {
@@ -312,6 +317,7 @@ mod tests {
         }
     }
 
+    //= transformers 5.23.0 generation/logits_process.py RepetitionPenaltyLogitsProcessor
     #[test]
     fn the_penalty_makes_tokens_of_the_prompt_and_new_ones_less_likely() {
         let logits = [3.0, 2.5, -1.0, 2.0];
@@ -365,6 +371,10 @@ mod tests {
     }
 
     proptest! {
+        //= transformers 5.23.0 generation/utils.py _get_logits_processor
+        //= transformers 5.23.0 generation/logits_process.py TopKLogitsWarper
+        //= transformers 5.23.0 generation/logits_process.py TopPLogitsWarper
+        //= transformers 5.23.0 generation/logits_process.py MinPLogitsWarper
         /// Thousands of tokens, so that `keep_mass` sorts several times. Few different logits give ties.
         #[test]
         fn filters_agree_with_a_reference(

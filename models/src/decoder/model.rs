@@ -196,6 +196,7 @@ impl<B: Backend> Stack<B> {
         x
     }
 
+    //= transformers 5.23.0 models/gemma2/modeling_gemma2.py final_logit_softcapping
     /// Returns the logits `[rows, vocab]` of normalised rows of the residual stream.
     fn logits(&self, normalised: Tensor<B, 2>, head: Tensor<B, 2>) -> Tensor<B, 2> {
         let logits = normalised.matmul(head.transpose());

@@ -86,6 +86,7 @@ impl<B: Backend> DecoderPass<B> {
         }
     }
 
+    //= transformers 5.23.0 masking_utils.py sliding_window_overlay
     /// Returns the keys that the queries attend to in a layer with this window.
     pub(crate) fn mask(&self, window: Option<usize>) -> AttentionMask {
         match (&self.first_keys, window) {

@@ -93,7 +93,9 @@ impl Rotary {
         };
         match &self.scaling {
             RotaryScaling::Default => round(&mut own()),
+            //= transformers 5.23.0 modeling_rope_utils.py _compute_linear_scaling_rope_parameters
             RotaryScaling::Linear { factor } => round(&mut own().map(|it| it / factor)),
+            //= transformers 5.23.0 modeling_rope_utils.py _compute_dynamic_ntk_parameters
             RotaryScaling::Dynamic { factor, max_len } => {
                 let (length, max_len) = (positions.max(*max_len) as f64, *max_len as f64);
                 let growth = factor * length / max_len - (factor - 1.0);
@@ -105,6 +107,7 @@ impl Rotary {
                 let mix = |(it, kept): (f64, f64)| it / factor * (1.0 - kept) + it * kept;
                 round(&mut own().zip(ramp).map(mix))
             }
+            //= transformers 5.23.0 modeling_rope_utils.py _compute_llama3_parameters
             RotaryScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_len } => {
                 let (length, low, high) = (*original_len as f64, low_freq_factor, high_freq_factor);
                 round(&mut own().map(|frequency| {
@@ -119,6 +122,7 @@ impl Rotary {
                     }
                 }))
             }
+            //= transformers 5.23.0 modeling_rope_utils.py _compute_longrope_parameters
             RotaryScaling::LongRope { short_factor, long_factor, original_len, .. } => {
                 let factors = if positions > *original_len { long_factor } else { short_factor };
                 round(&mut own().zip(factors).map(|(frequency, factor)| frequency / factor))
@@ -126,6 +130,7 @@ impl Rotary {
         }
     }
 
+    //= transformers 5.23.0 modeling_rope_utils.py _compute_yarn_parameters
     /// Returns the share of each frequency that is kept, for [`RotaryScaling::Yarn`].
     fn yarn_ramp(&self) -> Vec<f64> {
         let RotaryScaling::Yarn { original_len, beta_fast, beta_slow, truncate, .. } = self.scaling

@@ -91,6 +91,7 @@ fn read(
     let first = fields.take("max_window_layers", 28, "an integer of at least 0", |value| {
         value.as_u64().map(|layer| layer as usize)
     })?;
+    //= transformers 5.23.0 models/qwen2/configuration_qwen2.py max_window_layers
     let types = layer_types(fields, layers, |layer| match window {
         Some(_) if layer >= first => LayerType::Sliding,
         _ => LayerType::Full,

@@ -151,6 +151,7 @@ impl Rope {
         }
     }
 
+    //= transformers 5.23.0 modeling_rope_utils.py _compute_longrope_parameters
     /// Reads two lists of divisors.
     fn longrope(
         &self,
@@ -171,6 +172,7 @@ impl Rope {
     }
 }
 
+//= transformers 5.23.0 modeling_rope_utils.py _compute_yarn_parameters
 /// Reads the parameters of [`RotaryScaling::Yarn`].
 fn yarn(
     parameters: &mut RopeParameters,

@@ -278,6 +278,7 @@ impl FamilySettings {
 
     /// Returns the parts of the model. `padding` is the padding token, which `transformers` gives to the embedding.
     pub(super) fn parts(&self, padding: Option<u32>) -> DecoderParts {
+        //= transformers 5.23.0 models/gemma2/modeling_gemma2.py Gemma2TextScaledWordEmbedding
         // `transformers` rounds the factor to the type of the embeddings.
         let scale = self.form.is_gemma().then(|| (self.hidden_size as f64).sqrt());
         DecoderParts {

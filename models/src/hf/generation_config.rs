@@ -187,6 +187,7 @@ impl GenerationConfig {
         Ok(Self { fields, eos_token_ids, values })
     }
 
+    //= transformers 5.23.0 generation/configuration_utils.py eos_token_id
     /// Returns the tokens after which generation stops; `None` if the file does not name any.
     #[must_use]
     pub fn eos_token_ids(&self) -> Option<&[u32]> {
@@ -249,6 +250,7 @@ mod tests {
         GenerationConfig::new(value.as_object().unwrap().clone())
     }
 
+    //= transformers 5.23.0 generation/configuration_utils.py eos_token_id
     #[test]
     fn end_tokens_are_one_id_or_a_list() {
         for (value, expected) in [

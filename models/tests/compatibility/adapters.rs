@@ -85,6 +85,9 @@ fn for_each_adapter(check: impl Fn(&Golden)) {
     assert!(count > 20);
 }
 
+//= peft 0.21.2 tuners/lora/layer.py LoraLayer.scaling
+//= peft 0.21.2 tuners/lora/layer.py Linear.forward
+//= peft 0.21.2 tuners/lora/dora.py DoraLinearLayer
 #[test]
 fn logits_match_peft() {
     for_each_adapter(|golden| {
@@ -107,6 +110,8 @@ fn in_peft(name: &str) -> String {
         .replace(".lora_magnitude_vector.weight", ".lora_magnitude_vector")
 }
 
+//= peft 0.21.2 tuners/lora/layer.py Linear.forward
+//= peft 0.21.2 tuners/lora/dora.py DoraLinearLayer
 #[test]
 fn losses_and_gradients_match_peft() {
     for_each_adapter(|golden| {
@@ -162,6 +167,9 @@ impl ModuleVisitor<Training<Flex>> for Values {
     }
 }
 
+//= peft 0.21.2 tuners/tuners_utils.py _maybe_include_all_linear_layers
+//= peft 0.21.2 utils/save_and_load.py get_peft_model_state_dict
+//= peft 0.21.2 tuners/trainable_tokens/layer.py TrainableTokensLayer
 #[test]
 fn files_are_written_as_peft_writes_them() {
     for_each_adapter(|golden| {
@@ -220,6 +228,7 @@ fn check_stored_values(config: &AnyDecoder, base: &Path, merged: &Path) {
     }
 }
 
+//= peft 0.21.2 tuners/lora/layer.py Linear.merge
 #[test]
 fn merged_models_match_peft() {
     for_each_adapter(|golden| {

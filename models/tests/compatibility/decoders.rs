@@ -190,6 +190,19 @@ fn check_losses<C: DecoderConfig>(folder: &Path, numbers: &Value, name: &str) {
     }
 }
 
+//= transformers 5.23.0 modeling_rope_utils.py _compute_linear_scaling_rope_parameters
+//= transformers 5.23.0 modeling_rope_utils.py _compute_dynamic_ntk_parameters
+//= transformers 5.23.0 modeling_rope_utils.py _compute_yarn_parameters
+//= transformers 5.23.0 modeling_rope_utils.py _compute_llama3_parameters
+//= transformers 5.23.0 modeling_rope_utils.py _compute_longrope_parameters
+//= transformers 5.23.0 models/llama/modeling_llama.py LlamaRMSNorm
+//= transformers 5.23.0 models/gemma2/modeling_gemma2.py Gemma2RMSNorm
+//= transformers 5.23.0 models/gemma2/modeling_gemma2.py attn_logit_softcapping
+//= transformers 5.23.0 models/gemma2/modeling_gemma2.py final_logit_softcapping
+//= transformers 5.23.0 models/gemma2/modeling_gemma2.py Gemma2TextScaledWordEmbedding
+//= transformers 5.23.0 masking_utils.py sliding_window_overlay
+//= transformers 5.23.0 models/qwen2/configuration_qwen2.py max_window_layers
+//= transformers 5.23.0 loss/loss_utils.py ForCausalLMLoss
 #[test]
 fn logits_and_losses_match_transformers() {
     for_each_model(|folder, numbers, name| {

@@ -83,6 +83,7 @@ fn assert_close(what: &str, found: &[f32], expected: &[f32]) {
     }
 }
 
+//= transformers 5.23.0 loss/loss_utils.py ForSequenceClassificationLoss
 #[test]
 fn losses_match_transformers() {
     let Recorded { texts, problems } = recorded();

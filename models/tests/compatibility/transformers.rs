@@ -125,6 +125,7 @@ fn losses() {
     }
 }
 
+//= transformers 5.23.0 trainer_pt_utils.py LabelSmoother
 /// `data/label_smoothing.py` stored the losses of `LabelSmoother`.
 #[test]
 fn losses_with_label_smoothing() {

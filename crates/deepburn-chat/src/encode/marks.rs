@@ -26,6 +26,7 @@ pub(super) fn overlapping(ranges: &[Range<usize>], spans: &[Range<usize>]) -> Ve
     ranges.iter().map(overlaps).collect()
 }
 
+//= transformers 5.23.0 tokenization_utils_base.py apply_chat_template return_assistant_tokens_mask
 /// Returns `assistant_masks` of `apply_chat_template(return_assistant_tokens_mask=True)` of `transformers` 5.23.
 ///
 /// It trains the tokens from the one of a span's first character to the one of its last character, of which it takes

@@ -57,6 +57,7 @@ impl TrlMarks {
     }
 }
 
+//= trl 1.16.0 chat_template_utils.py get_training_chat_template
 /// The hashes of the templates for which TRL 1.16 has a version with `{% generation %}` marks
 /// (`get_training_chat_template`), where it has the marks, and its names of the templates.
 const MARKED_VERSIONS: [(u64, TrlMarks); 31] = [

@@ -102,6 +102,7 @@ fn in_characters(rendered: &Rendered) -> Value {
     rendered.generated.iter().map(|it| json!([at(it.start), at(it.end)])).collect()
 }
 
+//= transformers 5.23.0 utils/chat_template_utils.py render_jinja_template
 #[test]
 fn renders_like_transformers() {
     let Some(golden) = golden() else { return };
@@ -149,6 +150,7 @@ fn tokenizer(folder: &Path) -> HfTokenizer {
         .unwrap()
 }
 
+//= transformers 5.23.0 tokenization_utils_base.py apply_chat_template return_assistant_tokens_mask
 #[test]
 fn tokenizes_and_masks_like_transformers() {
     let Some(golden) = golden() else { return };
@@ -182,6 +184,7 @@ fn tokenizes_and_masks_like_transformers() {
     assert_eq!((ids, masks), (253, 253));
 }
 
+//= trl 1.16.0 chat_template_utils.py get_training_chat_template
 /// TRL has marked versions of the templates whose names it knows.
 #[test]
 fn templates_that_trl_knows_are_recognized() {

@@ -58,6 +58,9 @@ fn labels(sample: &EncodedRow) -> Value {
     sample.labels().map(|it| it.map_or(-100, i64::from)).collect()
 }
 
+//= trl 1.16.0 trainer/sft_trainer.py completion_mask
+//= trl 1.16.0 trainer/sft_trainer.py assistant_masks
+//= trl 1.16.0 trainer/sft_trainer.py add_eos
 #[test]
 fn prepares_like_the_sft_trainer() {
     let Some(golden) = golden() else { return };
@@ -103,6 +106,7 @@ fn prepares_like_the_sft_trainer() {
     assert_eq!((traces, packed), (20, 4));
 }
 
+//= trl 1.16.0 trainer/dpo_trainer.py tokenize_fn
 #[test]
 fn prepares_like_the_dpo_trainer() {
     let Some(golden) = golden() else { return };

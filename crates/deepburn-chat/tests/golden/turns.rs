@@ -135,6 +135,7 @@ fn turns_equal_marked_templates() {
     assert_eq!(compared, 277);
 }
 
+//= trl 1.16.0 chat_template_utils.py get_training_chat_template
 /// TRL trains the same tokens of the models' own templates, whose marked versions it knows, where both print the same text.
 #[test]
 fn masks_of_known_templates_equal_marked_templates() {

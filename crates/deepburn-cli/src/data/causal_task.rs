@@ -138,7 +138,9 @@ impl<C: LanguageModelConfig, D> CausalTask<C, D> {
         };
         let differences = scores.clone().narrow(0, 0, rows) - scores.narrow(0, rows, rows);
         let losses = match loss_type {
+            //= trl 1.16.0 trainer/dpo_trainer.py sigmoid
             PreferenceLoss::Sigmoid => -log_sigmoid(differences * beta),
+            //= trl 1.16.0 trainer/dpo_trainer.py ipo
             PreferenceLoss::Ipo => (differences - 1.0 / (2.0 * beta)).powi_scalar(2),
         };
         // Missing pairs of the last batch have weight 0.

@@ -95,6 +95,7 @@ pub(crate) fn assert_near(steps: &[StepRow], expected: &[Value], what: &str) {
     }
 }
 
+//= trl 1.16.0 trainer/sft_trainer.py compute_loss
 #[test]
 fn traces_of_trl() {
     let Some(golden) = golden() else { return };

@@ -13,6 +13,7 @@ fn generate(job: &Job, model: &str, more: &[&str]) -> Ending {
     deepburn(job.folder(), &[&start[..], more].concat())
 }
 
+//= transformers 5.23.0 generation/configuration_utils.py eos_token_id
 /// As in `transformers`, whose `generate` stops at any of the tokens in `generation_config.json`.
 #[test]
 fn generation_stops_at_the_tokens_of_the_generation_config() {

@@ -57,6 +57,8 @@ fn assert_rewards_near(steps: &[StepRow], expected: &[Value], what: &str) {
     }
 }
 
+//= trl 1.16.0 trainer/dpo_trainer.py sigmoid
+//= trl 1.16.0 trainer/dpo_trainer.py ipo
 #[test]
 fn traces_of_trl() {
     let Some(golden) = golden() else { return };
@@ -113,6 +115,7 @@ fn job_on_pairs(golden: &Path) -> Job {
         .sharded(0, 1)
 }
 
+//= trl 1.16.0 trainer/dpo_trainer.py sigmoid
 #[test]
 fn the_first_step_starts_at_the_reference() {
     let Some(golden) = golden() else { return };

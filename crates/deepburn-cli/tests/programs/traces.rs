@@ -89,11 +89,13 @@ pub(crate) fn assert_near(steps: &[StepRow], expected: &[Value], nearness: &Near
     }
 }
 
+//= torch 2.9.0 optim/adam.py _single_tensor_adam
 #[test]
 fn one_rank_without_sharding() {
     reproduces("s0_n1", FP32);
 }
 
+//= torch 2.9.0 nn/utils/clip_grad.py clip_grad_norm_
 #[test]
 fn two_ranks_with_accumulation_and_clipping() {
     reproduces("s3_n2_g2_clip", FP32);

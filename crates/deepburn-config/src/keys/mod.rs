@@ -57,6 +57,7 @@ section! {
         gradient_accumulation_steps: Option<i64> = opt_integer().unit("passes").auto(),
         optimizer: Optimizer<'a> = section().auto(),
         scheduler: Scheduler<'a> = section().auto(),
+        //= deepspeed 0.19.8 runtime/constants.py GRADIENT_CLIPPING_DEFAULT
         /// Maximum global L2 norm of the gradients; larger gradients are scaled down. 0 disables
         /// clipping.
         gradient_clipping: f64 = real(NotNegative, 1.0).auto(),

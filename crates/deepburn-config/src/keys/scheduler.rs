@@ -74,6 +74,7 @@ section! {
         params: () = variants(SCHEDULES),
     }
 
+    //= deepspeed 0.19.8 runtime/lr_schedules.py __init__
     /// Warm-up, then a constant learning rate.
     pub(crate) struct WarmupLr<'a> {
         warmup_min_lr: f64 = MIN_LR,
@@ -87,6 +88,7 @@ section! {
             .refused("WarmupLR has no such parameter: it never decays", "remove it or use WarmupDecayLR"),
     }
 
+    //= deepspeed 0.19.8 runtime/lr_schedules.py __init__
     /// Warm-up, then linear decay to warmup_min_lr.
     pub(crate) struct WarmupDecayLr<'a> {
         total_num_steps: Option<usize> = TOTAL_STEPS,
@@ -99,6 +101,7 @@ section! {
         last_batch_iteration: i64 = LAST_ITERATION,
     }
 
+    //= deepspeed 0.19.8 runtime/lr_schedules.py __init__
     /// Warm-up to the optimizer's lr, then cosine decay.
     pub(crate) struct WarmupCosineLr<'a> {
         total_num_steps: Option<usize> = TOTAL_STEPS,
@@ -112,6 +115,7 @@ section! {
         last_batch_iteration: i64 = LAST_ITERATION,
     }
 
+    //= deepspeed 0.19.8 runtime/lr_schedules.py __init__
     /// Learning-rate range test: an increasing learning rate, to find its largest stable value
     /// (Smith 2017).
     pub(crate) struct LrRangeTest<'a> {
@@ -126,6 +130,7 @@ section! {
         last_batch_iteration: i64 = LAST_ITERATION,
     }
 
+    //= deepspeed 0.19.8 runtime/lr_schedules.py __init__
     /// 1-cycle policy: the learning rate rises and falls once, then decays (Smith 2018).
     pub(crate) struct OneCycle<'a> {
         /// Learning rate at the start and end of the cycle.

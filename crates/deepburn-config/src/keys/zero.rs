@@ -25,6 +25,7 @@ const fn at_stage_3(default: i64, alias: &'static str) -> Spec<usize> {
 }
 
 section! {
+    //= deepspeed 0.19.8 runtime/zero/config.py DeepSpeedZeroConfig
     /// ZeRO: sharding of optimizer states, gradients and parameters over the ranks.
     pub(crate) struct Zero<'a> {
         /// ZeRO stage: 0 shards nothing, 1 optimizer states, 2 also gradients, 3 also parameters.

@@ -9,6 +9,7 @@
 
 use super::*;
 
+//= torch 2.9.0 amp/grad_scaler.py GradScaler
 /// `torch.amp.GradScaler` with PyTorch's defaults, which DeepSpeed uses under `torch_autocast`. It
 /// has no minimum: the scale decreases until its inverse exceeds f32, and then the run ends.
 pub(super) const GRAD_SCALER: DynamicScalePlan = DynamicScalePlan {

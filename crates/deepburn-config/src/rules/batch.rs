@@ -97,6 +97,7 @@ fn supply(context: &Context<'_>) -> Triple {
     [train, micro, context.top.gradient_accumulation_steps.value]
 }
 
+//= deepspeed 0.19.8 runtime/config.py _set_batch_related_parameters
 /// Completes a triple in DeepSpeed's order of resolution; `None` when neither batch size is known.
 ///
 /// Given numbers are kept even if they contradict each other, because [`verify`] then shows the
@@ -118,6 +119,7 @@ fn complete(given: Triple, world: i64) -> Option<[i64; 3]> {
     })
 }
 
+//= deepspeed 0.19.8 runtime/config.py _batch_assertion
 /// Checks a complete triple. `given` determines which number below 1 is reported, because a derived
 /// number follows from given ones.
 fn verify(
@@ -225,6 +227,8 @@ mod tests {
         Ok(triple)
     }
 
+    //= deepspeed 0.19.8 runtime/config.py _set_batch_related_parameters
+    //= deepspeed 0.19.8 runtime/config.py _batch_assertion
     #[test]
     fn triples_resolve_as_in_deepspeed() {
         for (given, world, expected) in DEEPSPEED {

@@ -46,6 +46,7 @@ pub(super) fn resolve(
     refuse!(if !data_parallel_size.is_multiple_of(group); context, size =>
         "{group} does not divide the {}", counted(data_parallel_size, "data-parallel rank");
         "write a divisor, the ranks of one host for example, or -1");
+    //= deepspeed 0.19.6 runtime/zero/mics.py MiCS_Optimizer
     let replicate = data_parallel_size.checked_div(group).unwrap_or(1);
     refuse!(if replicate > 1 && optimizer.exchanges_momentum(); context, size =>
         "{} is not supported with shard groups: it exchanges momenta among all data-parallel ranks", optimizer.name();
@@ -96,6 +97,7 @@ fn partition(key: &Setting<'_, &str>, context: &mut Context<'_>) -> StagePartiti
     let is = |name: &str| key.value.eq_ignore_ascii_case(name);
     match key.value.split_once(':') {
         Some((name, pattern)) if name.eq_ignore_ascii_case("type") => {
+            //= deepspeed 0.19.8 runtime/pipe/module.py _partition_layers
             match PathPattern::ignoring_case(pattern) {
                 Ok(pattern) => return StagePartition::Type(pattern),
                 Err(reason) => refuse!(context, key =>
@@ -134,6 +136,7 @@ mod tests {
         MeshPlan { pipeline_stages, replicate, shard }
     }
 
+    //= deepspeed 0.19.6 runtime/zero/mics.py MiCS_Optimizer
     #[test]
     fn ranks_are_divided_along_the_axes() {
         let stages = |stages: usize| json!({"pipeline": {"stages": stages}});
@@ -162,6 +165,7 @@ mod tests {
         }
     }
 
+    //= deepspeed 0.19.8 runtime/pipe/module.py _partition_layers
     #[test]
     fn the_job_or_the_configuration_sets_the_stages() {
         let run = |pipeline_stages, pipeline_schedule| RunContext {

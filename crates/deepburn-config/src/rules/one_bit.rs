@@ -9,6 +9,7 @@ pub(super) fn adam(params: &Entry<'_>, context: &mut Context<'_>) -> OptimizerPl
     OptimizerPlan::OneBitAdam(OneBitAdamPlan { adam, freeze_step })
 }
 
+//= deepspeed 0.19.6 runtime/fp16/onebit/lamb.py OnebitLamb defaults
 /// Resolves 1-bit LAMB's part of the plan.
 pub(super) fn lamb(entry: &Entry<'_>, context: &mut Context<'_>) -> OptimizerPlan {
     let params = OneBitLamb::read(entry);
@@ -40,6 +41,7 @@ pub(super) fn lamb(entry: &Entry<'_>, context: &mut Context<'_>) -> OptimizerPla
     })
 }
 
+//= deepspeed 0.19.6 runtime/fp16/onebit/zoadam.py ZeroOneAdam defaults
 /// Resolves 0/1 Adam's part of the plan.
 pub(super) fn zero_one_adam(entry: &Entry<'_>, context: &mut Context<'_>) -> OptimizerPlan {
     let params = ZeroOneAdam::read(entry);

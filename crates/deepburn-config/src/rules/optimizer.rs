@@ -58,6 +58,7 @@ pub(crate) fn resolve(context: &mut Context<'_>) -> OptimizerPlan {
 /// Resolves Adam and AdamW, which differ in how the weight decay is applied.
 fn adam_family(name: &str, entry: &Entry<'_>, context: &mut Context<'_>) -> OptimizerPlan {
     let params = Adam::read(entry);
+    //= deepspeed 0.19.8 runtime/engine.py _configure_basic_optimizer
     let decoupled = name == "AdamW" || params.adam_w_mode.value;
     let bias_correction = params.bias_correction.value;
     let mut plan = AdamPlan { bias_correction, ..moments(entry, false, context) };

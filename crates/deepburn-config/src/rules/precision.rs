@@ -52,6 +52,7 @@ pub(crate) fn resolve(context: &mut Context<'_>) -> PrecisionPlan {
     PrecisionPlan { compute, autocast, communication, accumulation, loss_scale, overflow }
 }
 
+//= deepspeed 0.19.8 runtime/precision_config.py DeepSpeedFP16Config
 /// Returns the loss scale of fp16 parameters: static, or DeepSpeed's dynamic loss scale.
 fn loss_scale(fp16: &Fp16<'_>) -> LossScalePlan {
     let scale = fp16.loss_scale.value;

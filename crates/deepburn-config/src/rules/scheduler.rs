@@ -129,6 +129,7 @@ fn require_params(params: &Entry<'_>, variant: &Variant, context: &mut Context<'
     }
 }
 
+//= deepspeed 0.19.8 runtime/lr_schedules.py WarmupLR warmup_num_steps
 /// Returns the length of the warm-up. As in DeepSpeed, it is at least 2 steps, because log(1) is 0.
 fn warmup_steps(key: &Setting<'_, usize>, context: &mut Context<'_>) -> usize {
     let mut steps = key.value;

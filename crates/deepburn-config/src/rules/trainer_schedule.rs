@@ -30,6 +30,7 @@ pub(super) fn resolve(scheduler: &LrScheduler, lr: f64, context: &mut Context<'_
     SchedulePlan::Trainer(TrainerSchedule { lr, warmup_steps: warmup, total_steps, curve })
 }
 
+//= transformers 5.23.0 optimization.py get_scheduler
 /// Returns the curve after the warm-up, with transformers' defaults.
 fn curve(
     scheduler: &LrScheduler,

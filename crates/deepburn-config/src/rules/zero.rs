@@ -35,6 +35,7 @@ pub(crate) fn resolve(
         }
             // A bucket of one element holds one gradient, as a bucket of size 0 does in DeepSpeed.
             reduce_bucket_size: bucket.max(1),
+            //= deepspeed 0.19.8 runtime/zero/config.py overlap_comm_valid
             overlap_comm: zero.overlap_comm.value.unwrap_or(stage == Stage::Parameters),
         ),
         allgather_bucket_size: zero.allgather_bucket_size.value,

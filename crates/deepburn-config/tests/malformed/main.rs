@@ -521,6 +521,7 @@ fn switched_off_features_are_accepted() {
     assert_eq!(resolved.autos["pipeline.stages"].value, 1);
 }
 
+//= deepspeed 0.19.8 runtime/config.py _reject_removed_config_keys
 #[test]
 fn keys_that_deepspeed_rejects_have_a_note() {
     let noted = |fragment: &str, key: &str| {

@@ -41,6 +41,7 @@ fn without_options_all_slots_are_used() {
     }
 }
 
+//= deepspeed 0.19.8 launcher/runner.py parse_resource_filter
 #[test]
 fn include_and_exclude_exclude_each_other() {
     let both = Selection {
@@ -72,6 +73,7 @@ fn excluding_everything_is_an_error() {
     }
 }
 
+//= deepspeed 0.19.8 launcher/runner.py parse_resource_filter
 #[test]
 fn slots_of_two_hosts() {
     let hosts = two_hosts();

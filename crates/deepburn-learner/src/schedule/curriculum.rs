@@ -31,10 +31,12 @@ use deepburn_config::{CurriculumPlan, CurriculumSchedule};
 pub fn sequence_length(plan: &CurriculumPlan, step: usize) -> usize {
     let &CurriculumPlan { min_difficulty, max_difficulty, ref schedule } = plan;
     match schedule {
+        //= deepspeed 0.19.8 runtime/data_pipeline/curriculum_scheduler.py fixed_discrete
         CurriculumSchedule::Discrete { stages, last } => {
             let current = stages.iter().find(|stage| step <= stage.last_step);
             current.map_or(*last, |stage| stage.difficulty)
         }
+        //= deepspeed 0.19.8 runtime/data_pipeline/curriculum_scheduler.py fixed_root
         &CurriculumSchedule::Root { total_steps, difficulty_step, root_degree } => {
             let risen = (step as f64 / total_steps as f64).powf(root_degree.recip());
             let range = max_difficulty - min_difficulty;
@@ -82,6 +84,7 @@ mod tests {
         assert_eq!(lengths(&plan, FIRST), [2, 4, 4, 6, 6, 8, 8, 10, 10, 10]);
     }
 
+    //= deepspeed 0.19.8 runtime/data_pipeline/curriculum_scheduler.py fixed_root
     /// The results of DeepSpeed 0.19.8 for randomly chosen schedules:
     /// ```python
     /// s = CurriculumScheduler({"min_difficulty": lo, "max_difficulty": hi,
@@ -111,6 +114,7 @@ mod tests {
         }
     }
 
+    //= deepspeed 0.19.8 runtime/data_pipeline/curriculum_scheduler.py fixed_discrete
     /// The results of DeepSpeed 0.19.8 for `fixed_discrete` schedules.
     #[test]
     fn stages_of_deepspeed() {
@@ -126,6 +130,7 @@ mod tests {
         assert_eq!(lengths(&discrete(&[(32, 26), (296, 38)], 299), steps), expected);
     }
 
+    //= deepspeed 0.19.8 runtime/data_pipeline/curriculum_scheduler.py fixed_root
     #[test]
     fn a_start_below_the_step_is_rounded_up() {
         assert_eq!(lengths(&root([8, 64], 100, 16, 1.0), [0, 1, 50]), [16, 16, 32]);

@@ -2,6 +2,7 @@
 
 use deepburn_config::LrScaling;
 
+//= deepspeed 0.19.8 runtime/data_pipeline/data_sampling/variable_batch_size_and_lr.py scale_lr
 /// Returns the factor of the learning rate for a step of `samples` samples, if the rate was chosen
 /// for `reference` samples (at least 1). The factor is the ratio of the two (Goyal et al. 2017),
 /// the square root of the ratio (Krizhevsky 2014), or 1:
@@ -30,6 +31,7 @@ mod tests {
 
     use super::*;
 
+    //= deepspeed 0.19.8 runtime/data_pipeline/data_sampling/variable_batch_size_and_lr.py scale_lr
     /// DeepSpeed's `scale_lr(base_batch_size=8, batch_size, 1.0, method)`.
     #[test]
     fn factors_of_deepspeed() {

@@ -15,6 +15,7 @@ pub(super) const BETA2: f64 = 0.99;
 /// higher.
 pub(super) const HIGHEST_GROWN_BETA1: f64 = 0.999;
 
+//= deepspeed 0.19.8 runtime/lr_schedules.py OneCycle get_lr
 /// Returns the learning rate of the step after position `i`.
 pub(super) fn learning_rate(plan: &OneCyclePlan, i: i64) -> f64 {
     match phase(plan, i) {
@@ -23,6 +24,7 @@ pub(super) fn learning_rate(plan: &OneCyclePlan, i: i64) -> f64 {
     }
 }
 
+//= deepspeed 0.19.8 runtime/lr_schedules.py OneCycle get_mom
 /// Returns the momentum of the step after position `i`; `None` if the plan does
 /// not change it.
 pub(super) fn beta1(plan: &OneCyclePlan, i: i64) -> Option<f64> {
@@ -65,6 +67,7 @@ fn phase(plan: &OneCyclePlan, i: i64) -> CyclePhase {
     CyclePhase::Cycle { height }
 }
 
+//= deepspeed 0.19.8 runtime/lr_schedules.py OneCycle stairs
 /// Returns `step / size`, rounded down to a multiple of `1 / stairs` if there
 /// are stairs. The integer arithmetic ensures that the result at the top is
 /// exactly 1 for all sizes.

@@ -79,6 +79,7 @@ fn one_cycle(lr: [f64; 2], sizes: [usize; 2]) -> OneCyclePlan {
     }
 }
 
+//= deepspeed 0.19.8 runtime/lr_schedules.py WarmupLR
 #[test]
 fn warmup_holds_the_minimum_twice() {
     let log = [
@@ -105,6 +106,7 @@ fn warmup_holds_the_minimum_twice() {
     );
 }
 
+//= deepspeed 0.19.8 runtime/lr_schedules.py WarmupLR warmup_num_steps
 #[test]
 fn a_warmup_of_one_step_takes_two() {
     let expected = [0.0, 0.0, 0.1, 0.1, 0.1, 0.1];
@@ -112,6 +114,7 @@ fn a_warmup_of_one_step_takes_two() {
     assert_rates(&warmup(WarmupShape::Log, 0, 0.0, 0.1), &expected);
 }
 
+//= deepspeed 0.19.8 runtime/lr_schedules.py WarmupLR
 #[test]
 fn long_warmups_at_chosen_steps() {
     let thousand = warmup(WarmupShape::Log, 1000, 0.0, 1e-4);
@@ -142,6 +145,7 @@ fn long_warmups_at_chosen_steps() {
     }
 }
 
+//= deepspeed 0.19.8 runtime/lr_schedules.py WarmupDecayLR
 #[test]
 fn warmup_decay_falls_to_the_minimum() {
     assert_rates(
@@ -172,6 +176,7 @@ fn warmup_decay_falls_to_the_minimum() {
     );
 }
 
+//= deepspeed 0.19.8 runtime/lr_schedules.py WarmupCosineLR
 #[test]
 fn warmup_cosine_starts_from_a_hard_zero() {
     assert_rates(
@@ -214,6 +219,7 @@ fn warmup_cosine_starts_from_a_hard_zero() {
     );
 }
 
+//= deepspeed 0.19.8 runtime/lr_schedules.py WarmupCosineLR
 #[test]
 fn warmup_cosine_meets_its_marks() {
     for (t, n, cos_min, warmup_min) in [
@@ -243,6 +249,7 @@ fn warmup_cosine_meets_its_marks() {
     }
 }
 
+//= deepspeed 0.19.8 runtime/lr_schedules.py LRRangeTest
 #[test]
 fn range_test_rises_smoothly_or_in_stairs() {
     assert_rates(
@@ -296,6 +303,8 @@ fn range_test_is_flat_on_a_stair_and_strict_without() {
     }
 }
 
+//= deepspeed 0.19.8 runtime/lr_schedules.py OneCycle get_lr
+//= deepspeed 0.19.8 runtime/lr_schedules.py OneCycle get_mom
 #[test]
 fn one_cycle_without_decay() {
     let plan = one_cycle([0.01, 0.1], [4, 6]);
@@ -323,6 +332,7 @@ fn one_cycle_without_decay() {
     }
 }
 
+//= deepspeed 0.19.8 runtime/lr_schedules.py OneCycle get_lr
 #[test]
 fn one_cycle_with_decay_keeps_momentum_below_one() {
     let plan = OneCyclePlan {
@@ -355,6 +365,7 @@ fn one_cycle_with_decay_keeps_momentum_below_one() {
     }
 }
 
+//= deepspeed 0.19.8 runtime/lr_schedules.py OneCycle stairs
 #[test]
 fn one_cycle_in_stairs() {
     let stairs = |count| {
@@ -431,6 +442,10 @@ fn third_steps_by_hand() {
     }
 }
 
+//= torch 2.9.0 optim/lr_scheduler.py StepLR
+//= torch 2.9.0 optim/lr_scheduler.py CosineAnnealingLR
+//= torch 2.9.0 optim/lr_scheduler.py LinearLR
+//= torch 2.9.0 optim/lr_scheduler.py ExponentialLR
 /// The learning rates of `torch.optim.lr_scheduler` (PyTorch 2.9.0) for steps 1 to 8, starting from
 /// 0.1.
 #[test]

@@ -4,6 +4,7 @@ use std::f64::consts::PI;
 
 use deepburn_config::{RampShape, TrainerCurve, TrainerSchedule, WarmupStableDecay};
 
+//= transformers 5.23.0 optimization.py get_scheduler
 /// Returns the factor of the learning rate after `done` applied steps.
 pub(super) fn factor(schedule: &TrainerSchedule, done: f64) -> f64 {
     let TrainerSchedule { warmup_steps, total_steps, curve, .. } = schedule;
@@ -111,6 +112,7 @@ mod tests {
             .collect()
     }
 
+    //= transformers 5.23.0 optimization.py get_scheduler
     #[test]
     fn rates_equal_transformers() {
         let text = include_str!("../../tests/data/transformers_schedules.json");

@@ -12,12 +12,14 @@ pub(super) struct Warmup {
 }
 
 impl Warmup {
+    //= deepspeed 0.19.8 runtime/lr_schedules.py WarmupLR warmup_num_steps
     /// Returns a warm-up of at least 2 steps. With 1 step, the logarithmic
     /// shape would divide by `ln 1 = 0`.
     pub(super) fn new(steps: usize, shape: WarmupShape) -> Self {
         Self { steps: steps.max(2), shape }
     }
 
+    //= deepspeed 0.19.8 runtime/lr_schedules.py WarmupLR
     /// Returns the progress of the warm-up at position `i`, from 0 to 1; `None`
     /// after its end.
     ///
@@ -30,12 +32,14 @@ impl Warmup {
         })
     }
 
+    //= deepspeed 0.19.8 runtime/lr_schedules.py WarmupDecayLR
     /// Returns the factor of a linear decay from the end of the warm-up (1) to
     /// step `total` (0).
     pub(super) fn remaining(self, i: i64, total: usize) -> f64 {
         ((total as f64 - i as f64) / self.decay_steps(total)).max(0.0)
     }
 
+    //= deepspeed 0.19.8 runtime/lr_schedules.py WarmupCosineLR
     /// Returns the progress of a decay to step `total`, from 0 to 1. It is one
     /// step ahead of [`Self::remaining`], because DeepSpeed's cosine schedule
     /// counts steps from 1.

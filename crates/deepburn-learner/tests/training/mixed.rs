@@ -171,6 +171,7 @@ fn small_updates_are_not_lost() {
     });
 }
 
+//= deepspeed 0.19.8 runtime/engine.py _take_model_step
 #[test]
 fn an_overflow_on_one_rank_skips_the_step_on_all() {
     for stage in 0..=3 {

@@ -80,6 +80,7 @@ const VARIANTS: [&str; 6] = [
     "lamb_no_bias_correction",
 ];
 
+//= deepspeed 0.19.8 ops/csrc/lamb/fused_lamb_cuda_kernel.cu lamb_cuda_kernel_part1
 #[test]
 fn losses_match_pytorch_and_deepspeed() {
     for variant in VARIANTS {
@@ -98,6 +99,8 @@ fn losses_match_pytorch_and_deepspeed() {
     }
 }
 
+//= torch 2.9.0 optim/_muon.py _single_tensor_muon
+//= torch 2.9.0 optim/_muon.py _zeropower_via_newtonschulz
 #[test]
 fn weights_match_pytorch() {
     for variant in ["muon", "muon_match_rms", "lamb"] {

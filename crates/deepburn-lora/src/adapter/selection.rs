@@ -15,6 +15,7 @@ pub(super) fn selected<'m>(
     for module in modules {
         let is_target = match targets {
             Targets::OfFamily => false,
+            //= peft 0.21.2 tuners/tuners_utils.py _maybe_include_all_linear_layers
             Targets::AllLinear => matches!(module.kind, ModuleKind::Linear { .. }),
             Targets::Selected(pattern) => {
                 pattern.selects("target_modules", &module.name)?

@@ -60,6 +60,7 @@ fn adapted(fields: Value) -> Vec<String> {
     paths.filter(|path| adapter.module(path).is_some()).collect()
 }
 
+//= peft 0.21.2 tuners/tuners_utils.py _maybe_include_all_linear_layers
 #[test]
 fn modules_are_selected_as_in_peft() {
     let (q, up) = (["layers.0.attn.q_proj", "layers.1.attn.q_proj"], "layers.1.mlp.up_proj");
@@ -101,6 +102,7 @@ fn adapters_are_compared_by_what_they_select() {
     }
 }
 
+//= peft 0.21.2 tuners/trainable_tokens/layer.py TrainableTokensLayer
 #[test]
 fn rows_of_tokens_are_parameters_of_their_own() {
     let rows = |is_tied, fields: Value| {
@@ -186,6 +188,7 @@ fn selections_that_mean_nothing_are_refused() {
     }
 }
 
+//= peft 0.21.2 utils/save_and_load.py get_peft_model_state_dict
 #[test]
 fn the_map_has_the_adapters_behind_their_modules() {
     let fields =
@@ -218,6 +221,7 @@ fn the_map_has_the_adapters_behind_their_modules() {
     assert_eq!(tensors.len(), 8);
 }
 
+//= peft 0.21.2 utils/other.py ModulesToSaveWrapper
 #[test]
 fn tied_parameters_are_saved_once_or_become_two() {
     let fields = json!({"modules_to_save": ["embed_tokens"]});

@@ -268,6 +268,7 @@ fn products<B: Backend>(
     in_f32((queries * attention.scale).matmul(keys.swap_dims(2, 3)))
 }
 
+//= transformers 5.23.0 models/gemma2/modeling_gemma2.py attn_logit_softcapping
 /// Applies the soft cap.
 fn capped<B: Backend>(scores: Tensor<B, 4>, attention: &SelfAttention) -> Tensor<B, 4> {
     match attention.soft_cap {

@@ -149,6 +149,7 @@ fn heads_share_keys_and_values() {
     }
 }
 
+//= transformers 5.23.0 masking_utils.py sliding_window_overlay
 #[test]
 fn windows_and_documents_limit_the_keys() {
     for size in [Size(2, 7, 2, 3), Size(3, 150, 2, 4), Size(1, 300, 4, 2)] {
@@ -164,6 +165,7 @@ fn windows_and_documents_limit_the_keys() {
     }
 }
 
+//= transformers 5.23.0 models/gemma2/modeling_gemma2.py attn_logit_softcapping
 #[test]
 fn soft_caps_limit_the_scores() {
     for (size, mask) in [

@@ -85,6 +85,8 @@ fn rms_norm_of_no_rows_is_empty() {
     assert_eq!(weight, vec![0.0; 5]);
 }
 
+//= transformers 5.23.0 models/llama/modeling_llama.py LlamaRMSNorm
+//= transformers 5.23.0 models/gemma2/modeling_gemma2.py Gemma2RMSNorm
 /// Whether the quotient is rounded before it is multiplied shows in the last bit of some of 16
 /// products.
 #[test]

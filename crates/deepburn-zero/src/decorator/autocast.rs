@@ -84,6 +84,7 @@ impl<B: MatmulOps, C: CheckpointStrategy> TracksParameters for Autodiff<Staged<B
     }
 }
 
+//= torch 2.9.0 amp/autocast_mode.py autocast
 /// The rule by which an op's operands are cast. In the tables of `ops` it is the attribute before
 /// the op; the default is `Promote`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -71,6 +71,7 @@ impl Scaling {
         let factor = plan.predivide_factor;
         let sum = Self { before: 1.0, op: ReduceOp::Sum, after: 1.0 };
         match plan.op {
+            //= deepspeed 0.19.8 runtime/zero/stage_1_and_2.py gradient_reduction_w_predivide
             GradientReduction::Sum => sum,
             GradientReduction::Mean if plan.prescale => Self { before: 1.0 / world_size, ..sum },
             GradientReduction::Mean if factor != 1.0 => {
@@ -92,6 +93,7 @@ mod tests {
         ReductionPlan { op, prescale, predivide_factor }
     }
 
+    //= deepspeed 0.19.8 runtime/zero/stage_1_and_2.py gradient_reduction_w_predivide
     #[test]
     fn all_ways_to_average_divide_by_the_world_size() {
         for communication in [FloatDType::F32, FloatDType::F16, FloatDType::BF16] {

@@ -66,6 +66,7 @@ impl Default for LambScalars {
 }
 
 impl LambScalars {
+    //= deepspeed 0.19.6 runtime/fp16/onebit/lamb.py OnebitLamb lamb_coeff_freeze
     /// Adds the trust ratio of a step before the freeze to the moving average, with the decay
     /// `coeff_beta`. Resets the other scalars, because a run that was resumed with a later freeze
     /// still has the scalars of the earlier freeze.
@@ -143,6 +144,7 @@ impl<B: OptimizerOps> StepInProgress<'_, B> {
         }
         // Tensors without momentum are excluded from the mean magnitude.
         let count = scales.iter().filter(|scale| **scale > 0.0).count();
+        //= deepspeed 0.19.6 runtime/fp16/onebit/lamb.py OnebitLamb scaling_coeff
         let united = scales.iter().sum::<f64>() / count as f64;
         for (index, scale) in indices.iter().zip(scales) {
             let scaling = if scale > 0.0 { united / scale } else { 1.0 };

@@ -63,6 +63,7 @@ pub(crate) fn orthogonalize<B: OptimizerOps>(
     B::float_reshape(whole, Shape::from(vec![numel]))
 }
 
+//= torch 2.9.0 optim/_muon.py _adjust_lr
 /// Returns the factor of Muon's learning rate for a matrix that maps `inputs` values to `outputs`
 /// values, by the formulae of [`MuonScale`].
 pub(crate) fn shape_factor(scale: MuonScale, outputs: usize, inputs: usize) -> f64 {
@@ -73,6 +74,7 @@ pub(crate) fn shape_factor(scale: MuonScale, outputs: usize, inputs: usize) -> f
     }
 }
 
+//= torch 2.9.0 optim/_muon.py _zeropower_via_newtonschulz
 /// Runs the iteration on one matrix of shape `[rows, columns]` and returns one of the same shape.
 fn of_matrix<B: OptimizerOps>(
     matrix: B::FloatTensorPrimitive,
@@ -109,6 +111,7 @@ fn of_matrix<B: OptimizerOps>(
 mod tests {
     use super::*;
 
+    //= torch 2.9.0 optim/_muon.py _adjust_lr
     #[test]
     fn the_learning_rate_follows_the_shape() {
         // Layers from 256 to 1024 features and from 1024 to 256.

@@ -66,6 +66,7 @@ pub(super) fn is_local(plan: &ZeroOneAdamPlan, time: u64) -> bool {
     time > plan.var_freeze_step
 }
 
+//= deepspeed 0.19.6 runtime/fp16/onebit/zoadam.py ZeroOneAdam var_update_scaler
 /// Returns true if step `time`, counted from 1, updates the second moment. Such a step uses the
 /// exact mean gradient.
 ///
@@ -150,6 +151,7 @@ mod tests {
     }
 
     proptest! {
+        //= deepspeed 0.19.6 runtime/fp16/onebit/zoadam.py ZeroOneAdam var_update_scaler
         #[test]
         fn the_schedule_matches_deepspeeds_counters(
             freeze in 1_u64..200,
@@ -163,6 +165,7 @@ mod tests {
         }
     }
 
+    //= deepspeed 0.19.6 runtime/fp16/onebit/zoadam.py ZeroOneAdam var_update_scaler
     #[test]
     fn defaults_of_deepspeed_for_a_long_run() {
         let plan = plan([100_000, 16, 32_678, 16]);

@@ -3,6 +3,7 @@
 
 use deepburn_config::GatherPlan;
 
+//= deepspeed 0.19.8 runtime/zero/parameter_offload.py mark_persistent_parameters
 /// Returns the indices of the parameters of which every rank keeps a complete
 /// copy in addition to its shard.
 ///
@@ -48,6 +49,7 @@ mod tests {
         persistent_parameters(numels.iter().copied(), &plan)
     }
 
+    //= deepspeed 0.19.8 runtime/zero/parameter_offload.py mark_persistent_parameters
     #[test]
     fn one_that_does_not_fit_is_passed_over() {
         assert_eq!(persistent(&[10, 8, 2], 10, 13), [0, 2]);

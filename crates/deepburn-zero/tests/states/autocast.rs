@@ -252,6 +252,7 @@ fn fixture() -> Fixture {
 
 const TYPES: [(&str, DType); 2] = [("bf16", DType::BF16), ("f32", DType::F32)];
 
+//= torch 2.9.0 amp/autocast_mode.py autocast
 /// Compares each op with the fixture, with operands of one type and of two types.
 #[test]
 fn types_under_autocast_match_pytorch() {

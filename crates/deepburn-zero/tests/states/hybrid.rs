@@ -159,6 +159,7 @@ fn all_stages_of_a_mesh_agree_to_the_bit() {
     }
 }
 
+//= deepspeed 0.19.6 runtime/zero/mics.py MiCS_Optimizer
 /// The tolerance of 1e-5 is for sums of 12 samples in another order, with gradients up to about 1.
 #[test]
 fn gradients_are_the_mean_over_all_ranks() {
@@ -278,6 +279,7 @@ fn offloaded_states_of_replicas_change_nothing() {
     }
 }
 
+//= deepspeed 0.19.8 runtime/zero/partition_parameters.py _partition_param_sec
 #[test]
 fn secondary_shards_change_no_bit() {
     for (ranks, sizes) in [(4, vec![2]), (6, vec![2, 3])] {
@@ -389,6 +391,7 @@ fn without_reuse(mut policy: Policy) -> Policy {
     policy
 }
 
+//= deepspeed 0.19.8 runtime/zero/partition_parameters.py _partition_param_sec
 /// Without hpZ, a micro-batch moves 3 M elements over all ranks: two gathers and a reduction. With
 /// it, these are 2 M in the first micro-batch of a step, and M in the others.
 #[test]
@@ -444,6 +447,7 @@ fn replicas_exchange_owned_gradients_once_a_step() {
     }
 }
 
+//= deepspeed 0.19.6 runtime/zero/mics.py MiCS_Optimizer
 #[test]
 fn states_of_a_replica_are_divided_by_its_ranks() {
     for (ranks, size) in [(4, 2), (6, 2)] {

@@ -148,6 +148,7 @@ pub(crate) fn train(
     first
 }
 
+//= deepspeed 0.19.6 runtime/fp16/onebit/adam.py OnebitAdam.step
 #[test]
 fn weights_match_a_simulation_in_f64() {
     let mut worst = 0.0_f64;

@@ -113,6 +113,9 @@ fn simulated(ranks: usize, plan: OneBitLambPlan, before: &Weights) -> OneBitLamb
     simulated
 }
 
+//= deepspeed 0.19.6 runtime/fp16/onebit/lamb.py OnebitLamb.step
+//= deepspeed 0.19.6 runtime/fp16/onebit/lamb.py OnebitLamb lamb_coeff_freeze
+//= deepspeed 0.19.6 runtime/fp16/onebit/lamb.py OnebitLamb scaling_coeff
 /// The signs that are sent depend only on the gradients. In these cases, f32 rounding does not change any sign.
 #[test]
 fn weights_and_scalars_match_a_simulation_in_f64() {

@@ -513,6 +513,7 @@ fn lamb_follows_a_reference_in_f64_on_any_number_of_ranks() {
     same_everywhere(&OptimizerPlan::Lamb(LAMB));
 }
 
+//= torch 2.9.0 optim/_muon.py _zeropower_via_newtonschulz
 #[test]
 fn muon_follows_a_reference_in_f64_on_any_number_of_ranks() {
     for scale in [MuonScale::Original, MuonScale::MatchRmsAdamw] {

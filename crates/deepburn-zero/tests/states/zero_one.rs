@@ -98,6 +98,7 @@ fn gradients(step: usize, ranks: usize, start: &Weights) -> Vec<Vec<Vec<f64>>> {
     (0..ranks).map(tensors).collect()
 }
 
+//= deepspeed 0.19.6 runtime/fp16/onebit/zoadam.py ZeroOneAdam exchange
 #[test]
 fn weights_match_a_simulation_in_f64() {
     for ranks in 1..=4 {

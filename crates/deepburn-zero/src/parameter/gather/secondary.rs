@@ -50,6 +50,7 @@ impl<B: Backend> Secondary<B> {
         &self.group
     }
 
+    //= deepspeed 0.19.8 runtime/zero/partition_parameters.py _partition_param_sec
     /// Keeps the secondary shard of a parameter that was just gathered.
     pub(super) fn keep(&self, parameter: &Parameter<B>, whole: &B::FloatTensorPrimitive) {
         let partition = Partition::new(parameter.partition().numel(), self.group.world_size());

@@ -64,6 +64,7 @@ impl RawConfig {
     }
 }
 
+//= accelerate 1.15.0 utils/dataclasses.py set_mixed_precision
 /// Enables the precision `name` of the file `source`, as Accelerate does, if the DeepSpeed
 /// configuration does not set it or has `"auto"`.
 ///
@@ -160,6 +161,7 @@ mod tests {
         translate(text, "x.yaml", Path::new(""))
     }
 
+    //= accelerate 1.15.0 utils/dataclasses.py set_mixed_precision
     #[test]
     fn mixed_precision_answers_what_the_deepspeed_file_leaves_open() {
         let folder = tempfile::tempdir().unwrap();
@@ -203,6 +205,7 @@ mod tests {
         assert_eq!(written.processes(), None);
     }
 
+    //= accelerate 1.15.0 utils/dataclasses.py set_mixed_precision
     #[test]
     fn precision_and_processes_are_carried_over() {
         let written =

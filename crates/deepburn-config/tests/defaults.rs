@@ -73,6 +73,8 @@ fn the_rest() {
 const ADAM: AdamPlan =
     AdamPlan { lr: 1e-3, betas: [0.9, 0.999], eps: 1e-8, weight_decay: 0.0, bias_correction: true };
 
+//= deepspeed 0.19.8 ops/lion/fused_lion.py FusedLion
+//= deepspeed 0.19.8 ops/lamb/fused_lamb.py FusedLamb
 #[test]
 fn optimizers() {
     let named = |name: &str| with(&json!({"optimizer": {"type": name}})).optimizer;
@@ -140,6 +142,8 @@ fn an_eps_of_zero_is_warned_of() {
     }
 }
 
+//= deepspeed 0.19.8 runtime/zero/muon/original_muon.py MuonWithAuxAdam
+//= deepspeed 0.19.8 runtime/engine.py _muon_half_defaults
 #[test]
 fn muon_has_two_learning_rates() {
     let muon = |params: serde_json::Value| {
@@ -313,6 +317,7 @@ fn optimizer_states_go_to_nvme() {
     assert_eq!(given, OptimizerOffload::Nvme(NvmePlan { pipeline_read: false, ..plan }));
 }
 
+//= torch 2.9.0 optim/adamw.py AdamW weight_decay
 #[test]
 fn torch_adamw_decays_by_its_own_default() {
     let decay =

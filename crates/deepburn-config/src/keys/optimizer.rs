@@ -183,6 +183,7 @@ section! {
         max_grad_norm = MAX_GRAD_NORM,
     }
 
+    //= deepspeed 0.19.8 ops/lion/fused_lion.py FusedLion
     /// Lion: sign of an interpolated momentum, with decoupled weight decay (Chen et al. 2023).
     pub(crate) struct Lion<'a> {
         lr: f64 = LR,
@@ -213,6 +214,7 @@ section! {
         max_grad_norm = MAX_GRAD_NORM,
     }
 
+    //= deepspeed 0.19.8 ops/lamb/fused_lamb.py FusedLamb
     /// LAMB: Adam with a trust ratio for each tensor (You et al. 2020).
     pub(crate) struct Lamb<'a> {
         lr = LR,
@@ -232,6 +234,7 @@ section! {
         max_grad_norm = MAX_GRAD_NORM,
     }
 
+    //= deepspeed 0.19.8 runtime/zero/muon/original_muon.py MuonWithAuxAdam
     /// Muon: orthogonalized momentum for hidden-layer matrices, and Adam for all other parameters
     /// (Jordan et al. 2024).
     pub(crate) struct Muon<'a> {

@@ -24,6 +24,7 @@ pub(super) fn resolve(params: &Muon<'_>, context: &mut Context<'_>) -> Optimizer
     )
 }
 
+//= deepspeed 0.19.8 runtime/engine.py _muon_half_defaults
 /// Returns the learning rates of matrices and of all other parameters.
 fn rates(params: &Muon<'_>, context: &mut Context<'_>) -> (f64, f64) {
     let shared = learning_rate(&params.lr, context);

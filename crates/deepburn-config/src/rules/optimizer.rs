@@ -63,6 +63,7 @@ fn adam_family(name: &str, entry: &Entry<'_>, context: &mut Context<'_>) -> Opti
     let bias_correction = params.bias_correction.value;
     let mut plan = AdamPlan { bias_correction, ..moments(entry, false, context) };
     let decay = &params.weight_decay;
+    //= torch 2.9.0 optim/adamw.py AdamW weight_decay
     if decoupled && params.torch_adam.value && !decay.is_given() {
         plan.weight_decay = TORCH_ADAMW_DECAY;
         context.answer(decay, TORCH_ADAMW_DECAY, "PyTorch's default for AdamW");

@@ -146,6 +146,7 @@ impl ChosenValues {
     }
 }
 
+//= transformers 5.23.0 generation/configuration_utils.py _get_default_generation_params
 /// Returns how tokens are chosen.
 fn sampling(
     arguments: &SamplingArguments,
@@ -236,6 +237,7 @@ mod tests {
         random
     }
 
+    //= transformers 5.23.0 generation/configuration_utils.py _get_default_generation_params
     #[test]
     fn the_file_decides_and_options_win() {
         let none = SamplingArguments::default();

@@ -125,7 +125,6 @@ fn a_rate_that_muon_does_not_use_is_warned_of() {
     assert!(warned, "{notes:?}");
 }
 
-/// As in DeepSpeed, matrices and other parameters have separate learning rates or share one.
 #[test]
 fn an_eps_of_zero_is_warned_of() {
     for (name, eps, warned) in

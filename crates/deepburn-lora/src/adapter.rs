@@ -15,7 +15,7 @@ use serde_json::{Map, Value, json};
 
 use crate::config::{InitialFactors, LoraConfig, Targets, TrainedBiases, TrainedTokens};
 use crate::error::LoraError;
-use crate::pattern::{ModulePattern, is_named};
+use crate::pattern::{ModulePattern, is_named, layer_number};
 use selection::{modules_with_rows, no_module, selected, target_names};
 
 /// The start of all names in an adapter file.

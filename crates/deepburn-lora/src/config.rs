@@ -11,7 +11,7 @@ use std::path::Path;
 use serde_json::{Map, Value, json};
 
 use crate::LoraError;
-use crate::pattern::{ModulePattern, ModuleRegex, PatternMap};
+use crate::pattern::{ModulePattern, ModuleRegex, PatternMap, layer_number};
 use fields::Fields;
 
 /// The largest rank. No model has layers so wide that a larger rank is low.
@@ -326,6 +326,7 @@ impl LoraConfig {
             let rule = "absent without layers_to_transform";
             return Err(LoraError::value("layers_pattern", json!(self.layers_pattern), rule));
         }
+        layer_number(&self.layers_pattern, "")?;
         if self.dora && self.adapter_bias {
             return Err(LoraError::value("lora_bias", true, "false with use_dora, as in PEFT"));
         }

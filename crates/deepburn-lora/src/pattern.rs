@@ -54,10 +54,35 @@ fn compiled(name: &str, text: &str, whole: &str) -> Result<Regex, LoraError> {
 /// # Errors
 /// Returns [`LoraError::Value`] for the field `name`, whose value is `text`.
 fn matches(regex: &Regex, name: &str, text: &str, module: &str) -> Result<bool, LoraError> {
-    regex.is_match(module).map_err(|_| {
-        let rule = format!("an expression that needs fewer steps for the module `{module}`");
-        LoraError::value(name, format!("{text:?}"), rule)
-    })
+    regex.is_match(module).map_err(|_| too_slow(name, text, module))
+}
+
+/// Returns the error for an expression that takes too long.
+fn too_slow(name: &str, text: &str, module: &str) -> LoraError {
+    let rule = format!("an expression that needs fewer steps for the module `{module}`");
+    LoraError::value(name, format!("{text:?}"), rule)
+}
+
+//= peft 0.21.2 tuners/tuners_utils.py check_target_module_exists layers_to_transform
+/// Returns the number of the layer that a module is in: the first number in its name after the name of a list of layers.
+/// `patterns` are expressions for this name; the first of them that matches counts. Without them, any name that has
+/// another one before it does. A layer itself, whose name ends with the number, is in no layer.
+///
+/// # Errors
+/// Returns [`LoraError::Value`] for the field `layers_pattern` if a pattern is not a regular expression or takes too long.
+pub(crate) fn layer_number(patterns: &[String], module: &str) -> Result<Option<usize>, LoraError> {
+    const NAME: &str = "layers_pattern";
+    let any = [r"(?<=\.)[^.]*".to_owned()];
+    for pattern in if patterns.is_empty() { &any } else { patterns } {
+        let whole = format!(r"\A(?:(?:\A|.*?\.){pattern}\.(?P<number>\d+)\.)");
+        let found = compiled(NAME, pattern, &whole)?.captures(module);
+        let found = found.map_err(|_| too_slow(NAME, pattern, module))?;
+        if let Some(found) = found {
+            // An alternative of the pattern may match without a number.
+            return Ok(found.name("number").and_then(|number| number.as_str().parse().ok()));
+        }
+    }
+    Ok(None)
 }
 
 /// Returns whether `module` is `name`, or ends with a dot and `name`.
@@ -209,5 +234,59 @@ mod tests {
         ] {
             assert_eq!(map.value_for("rank_pattern", module), Ok(expected), "{module}");
         }
+    }
+
+    //= peft 0.21.2 tuners/tuners_utils.py check_target_module_exists layers_to_transform
+    /// The numbers are the layers for which PEFT 0.21.2 selects the module.
+    #[test]
+    fn layers_are_numbered_as_in_peft() {
+        let modules = [
+            "model.layers.1.q",
+            "layers.1.q",
+            "model.layers.1",
+            "a.1.q",
+            "model.layers.1.experts.0.q",
+            "h.2.x.layers.3.q",
+            "model.mylayers.4.q",
+            "transformer.h.10.attn.q",
+            "x.h.1.layers.2.q",
+            "model.layers.01.q",
+        ];
+        let cases: [(&[&str], [Option<usize>; 10]); 6] = [
+            (
+                &[],
+                [Some(1), None, None, None, Some(1), Some(3), Some(4), Some(10), Some(1), Some(1)],
+            ),
+            (
+                &["layers"],
+                [Some(1), Some(1), None, None, Some(1), Some(3), None, None, Some(2), Some(1)],
+            ),
+            (
+                &["h", "layers"],
+                [Some(1), Some(1), None, None, Some(1), Some(2), None, Some(10), Some(1), Some(1)],
+            ),
+            (
+                &["layers", "h"],
+                [Some(1), Some(1), None, None, Some(1), Some(3), None, Some(10), Some(2), Some(1)],
+            ),
+            (
+                &["l[a-z]+s"],
+                [Some(1), Some(1), None, None, Some(1), Some(3), None, None, Some(2), Some(1)],
+            ),
+            // The first alternative ends before the number.
+            (&["layers|h"], [None; 10]),
+        ];
+        for (patterns, numbers) in cases {
+            let patterns: Vec<_> = patterns.iter().map(|&it| it.to_owned()).collect();
+            for (module, number) in modules.iter().zip(numbers) {
+                assert_eq!(
+                    layer_number(&patterns, module).unwrap(),
+                    number,
+                    "{patterns:?} {module}"
+                );
+            }
+        }
+        let error = layer_number(&["(".to_owned()], "").unwrap_err().to_string();
+        assert!(error.contains("layers_pattern"), "{error}");
     }
 }

@@ -74,7 +74,8 @@ impl DecoderParts {
         parameters.filter_map(module).collect()
     }
 
-    /// Returns the names of the modules that PEFT adapts by default.
+    /// Returns the names of the modules that PEFT adapts by default: of queries and values, or of the joint projection.
+    /// PEFT has no default for Phi-3, and adapts the joint projection of GPT-2.
     pub(crate) fn default_targets(&self) -> Vec<&'static str> {
         let last = |part: ProjectionPart| part.name.rsplit('.').next().unwrap_or(part.name);
         match self.layers.first().map(|layer| layer.attention.inputs) {

@@ -19,7 +19,7 @@ pub(super) fn selected<'m>(
             Targets::AllLinear => matches!(module.kind, ModuleKind::Linear { .. }),
             Targets::Selected(pattern) => {
                 pattern.selects("target_modules", &module.name)?
-                    && is_in_layers(config, targets, &module.name)
+                    && is_in_layers(config, targets, &module.name)?
             }
         };
         let is_excluded = match &config.exclude {
@@ -108,21 +108,22 @@ pub(super) fn modules_with_rows<'m>(
 
 /// Returns whether a module is in one of the adapted layers. As in PEFT, a module that the list names in full is, whatever
 /// its layer.
-pub(super) fn is_in_layers(config: &LoraConfig, targets: &Targets, name: &str) -> bool {
-    let Some(layers) = &config.layers else { return true };
+///
+/// # Errors
+/// Returns [`LoraError::Value`] for an expression of `layers_pattern` that takes too long.
+pub(super) fn is_in_layers(
+    config: &LoraConfig,
+    targets: &Targets,
+    name: &str,
+) -> Result<bool, LoraError> {
+    let Some(layers) = &config.layers else { return Ok(true) };
     if let Targets::Selected(ModulePattern::Names(names)) = targets
         && names.iter().any(|own| own == name)
     {
-        return true;
+        return Ok(true);
     }
-    let parts: Vec<&str> = name.split('.').collect();
-    let patterns = &config.layers_pattern;
-    let mut numbers = parts.windows(2).skip(1).filter_map(|pair| {
-        let is_list = patterns.is_empty() || patterns.iter().any(|pattern| pattern == pair[0]);
-        pair[1].parse::<usize>().ok().filter(|_| is_list)
-    });
-    // The expression of PEFT is greedy, so that the last number counts.
-    numbers.next_back().is_some_and(|number| layers.contains(&number))
+    let number = layer_number(&config.layers_pattern, name)?;
+    Ok(number.is_some_and(|number| layers.contains(&number)))
 }
 
 /// Returns `target_modules` for `adapter_config.json`.

@@ -2,8 +2,8 @@
 
 use deepburn_config::{
     AdamPlan, GradientReduction, LambPlan, MuonPlan, MuonScale, NewtonSchulzPlan, NvmePlan,
-    OptimizerOffload, OptimizerPlan, ParameterOffload, Plan, RawConfig, RunContext, SchedulePlan,
-    Severity, Stage, SwapFilePlan, WarmupShape, resolve,
+    OptimizerOffload, OptimizerPlan, OverflowPlan, ParameterOffload, Plan, RawConfig, RunContext,
+    SchedulePlan, Severity, Stage, SwapFilePlan, WarmupShape, resolve,
 };
 use serde_json::{Value, json};
 
@@ -123,6 +123,21 @@ fn a_rate_that_muon_does_not_use_is_warned_of() {
             && note.message.contains("0.1 is not used: muon_lr is 0.01")
     });
     assert!(warned, "{notes:?}");
+}
+
+//= deepspeed 0.19.8 runtime/precision_config.py DeepSpeedBF16Config check_grad_overflow
+#[test]
+fn an_overflow_in_bf16_skips_the_step_by_default() {
+    for (bf16, expected) in [
+        (json!({"enabled": true}), OverflowPlan::Skip),
+        (json!({"enabled": true, "check_grad_overflow": true}), OverflowPlan::Skip),
+        (json!({"enabled": true, "check_grad_overflow": false}), OverflowPlan::End),
+    ] {
+        let json = json!({"train_batch_size": 1, "optimizer": {"type": "Adam"}, "bf16": bf16});
+        let written = RawConfig::from_value(&json).unwrap();
+        let plan = resolve(&written, &RunContext::on_host(1)).unwrap().plan;
+        assert_eq!(plan.precision.overflow, expected, "{json}");
+    }
 }
 
 #[test]

@@ -501,6 +501,7 @@ impl Adapter {
         Ok(weights)
     }
 
+    //= peft 0.21.2 tuners/lora/layer.py reset_lora_parameters
     /// Returns the initial values of the factors A and B.
     fn initial_factors(&self, inputs: usize, rank: usize, is_table: bool) -> [InitialValues; 2] {
         let uniform =

@@ -31,6 +31,7 @@ pub(crate) fn resolve(context: &mut Context<'_>) -> PrecisionPlan {
     };
     let autocast = autocast::resolve(compute, context);
     let scaled = compute == Precision::Fp16 || autocast == Some(Precision::Fp16);
+    //= deepspeed 0.19.8 runtime/precision_config.py DeepSpeedBF16Config check_grad_overflow
     // Autocast in bf16 has fp32 parameters and gradients: a non-finite value ends the run, as in
     // fp32.
     let skips = scaled || compute == Precision::Bf16 && bf16.check_grad_overflow.value;

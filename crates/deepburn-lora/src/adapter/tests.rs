@@ -77,6 +77,42 @@ fn modules_are_selected_as_in_peft() {
     assert_eq!(adapted(fields), [q[0]]);
 }
 
+//= peft 0.21.2 tuners/lora/layer.py reset_lora_parameters
+#[test]
+fn factors_have_the_initial_values_of_peft() {
+    use InitialValues::{Normal, Uniform, Zeros};
+    // Four inputs, rank 2. Tables of 9 rows are looked up, so their first factor is the one of the rows.
+    for (fields, linear, table) in [
+        (json!({}), [Uniform { bound: 0.5 }, Zeros], [Zeros, Normal { std: 1.0 }]),
+        (
+            json!({"init_lora_weights": "gaussian"}),
+            [Normal { std: 0.5 }, Zeros],
+            [Zeros, Normal { std: 1.0 }],
+        ),
+        (
+            json!({"init_lora_weights": false}),
+            [Uniform { bound: 0.5 }, Uniform { bound: 1.0 / 2_f64.sqrt() }],
+            [Normal { std: 1.0 }, Normal { std: 1.0 }],
+        ),
+    ] {
+        let mut fields = fields;
+        fields["r"] = json!(2);
+        fields["target_modules"] = json!(["up_proj", "embed_tokens"]);
+        let extended = adapter(false, fields).unwrap().extended(&base(false)).unwrap();
+        let initial = |path: &str| match extended.get(path).unwrap().origin() {
+            Origin::Fresh(initial) => *initial,
+            other => panic!("{path}: {other:?}"),
+        };
+        let of = |module: &str, leaves: [&str; 2]| {
+            leaves.map(|leaf| initial(&format!("{module}.{leaf}")))
+        };
+        let kind = |path: &str| modules(false).into_iter().find(|it| it.path == path).unwrap().kind;
+        let [up, tokens] = ["layers.1.mlp.up_proj", "embed_tokens"];
+        assert_eq!(of(up, kind(up).factor_names()), linear);
+        assert_eq!(of(tokens, kind(tokens).factor_names()), table);
+    }
+}
+
 #[test]
 fn adapters_are_compared_by_what_they_select() {
     let of = |fields| adapter(true, fields).unwrap();

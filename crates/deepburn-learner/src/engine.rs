@@ -548,7 +548,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         self.gathers_for_saving
     }
 
-    /// Returns the learning rate of the next optimizer step.
+    /// Returns the schedule's learning rate for the next optimizer step. The
+    /// record of a step ([`Step::learning_rate`]) has the rate that it used.
     pub fn learning_rate(&self) -> f64 {
         self.schedule.learning_rate()
     }

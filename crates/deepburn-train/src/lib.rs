@@ -101,7 +101,7 @@
 //!   hyper-parameters (betas, eps, weight decay, momentum, amsgrad, clipping
 //!   inside the optimizer) if they change a weight's path by at least 1 in
 //!   5,000 within sixteen steps. Clip gradients with the plan's
-//!   `gradient_clipping`.
+//!   `gradient_clipping`, which is 1.0 unless the plan's configuration sets it.
 //! - **Learning rate**: the Learner's scheduler. The plan's `lr` is not used,
 //!   and a plan with a `scheduler` is an error. The scheduler advances by one
 //!   step per update, on any number of ranks, as in DeepSpeed. Burn's own

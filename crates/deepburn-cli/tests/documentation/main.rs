@@ -3,6 +3,7 @@
 //! `deepburn-train`.
 
 mod commands;
+mod common_keys;
 mod configurations;
 mod links;
 mod markdown;

@@ -99,7 +99,8 @@ impl Page {
     }
 }
 
-fn anchor(heading: &str) -> String {
+/// Returns the anchor of a heading.
+pub(crate) fn anchor(heading: &str) -> String {
     let heading = heading.to_lowercase();
     let kept = heading.chars().filter(|c| c.is_alphanumeric() || "-_ ".contains(*c));
     kept.map(|c| if c == ' ' { '-' } else { c }).collect()

@@ -90,9 +90,14 @@ impl Holders {
         if up_to.is_empty() { self.first() } else { up_to.last() }
     }
 
+    /// Returns the stages from `stage` on.
+    fn from(self, stage: usize) -> Self {
+        Self(self.0 & (u64::MAX << stage.min(63)))
+    }
+
     /// Returns the first stage from `stage` on, or the last one before it.
     fn nearest_from(self, stage: usize) -> usize {
-        let from = Self(self.0 & (u64::MAX << stage.min(63)));
+        let from = self.from(stage);
         if from.is_empty() { self.last() } else { from.first() }
     }
 
@@ -371,7 +376,11 @@ impl<B: Backend> Stages<B> {
             _ if common.contains(position.current) => position.current,
             Phase::Forward if !common.is_empty() => common.nearest_up_to(position.current),
             Phase::Backward if !common.is_empty() => common.first(),
-            Phase::Forward => operands.latest_first,
+            Phase::Forward => match operands.parameters.from(operands.latest_first) {
+                // Activations are smaller than parameters, so they are moved.
+                later if !later.is_empty() => later.first(),
+                _ => operands.latest_first,
+            },
             Phase::Backward => operands.earliest_last,
         };
         self.position.set(position);

@@ -298,17 +298,17 @@ impl<B: OptimizerOps> ModelStates<B> {
         Ok(())
     }
 
-    /// Ends the backward pass of micro-batch `pass` in a pipeline.
+    /// Ends the backward pass of micro-batch `pass` in a pipeline. Waits for the parts of gradients that
+    /// earlier stages send, but not in the last `lag` passes, which these stages may not have ended.
     ///
     /// # Errors
     ///
-    /// Returns an error if a fetch fails or the group has ended.
-    pub fn end_separate_backward(&self, pass: u64) -> Result<(), ZeroError> {
+    /// Returns an error if a fetch fails, an earlier stage fails, or the group has ended.
+    pub fn end_separate_backward(&self, pass: u64, lag: usize) -> Result<(), ZeroError> {
         self.finish_pass()?;
         if let Some(stages) = &self.stages {
             stages.announce_end(pass)?;
-            // The first stage is at most as many backward passes behind as there are stages between.
-            self.reducer.borrow_mut().reduce_late(stages.stage())?;
+            self.reducer.borrow_mut().reduce_late(lag)?;
         }
         Ok(())
     }

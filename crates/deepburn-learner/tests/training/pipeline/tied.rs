@@ -48,9 +48,19 @@ impl Loss for Tied<Trained> {
 /// The stages of [`Tied`]: the table and the shared matrix are on the first and the last one.
 fn homes(stages: usize) -> PipelineLayout {
     let ends = Holders::of([0, stages - 1]);
+    homes_of(stages, stages - 1, ends, ends)
+}
+
+/// The last of three stages has only the table.
+fn table_alone(stages: usize) -> PipelineLayout {
+    assert_eq!(stages, 3);
+    homes_of(stages, 1, Holders::of([0, 2]), Holders::of([0, 1]))
+}
+
+fn homes_of(stages: usize, last: usize, table: Holders, shared: Holders) -> PipelineLayout {
     let middle = Holders::one(stages / 2);
     let own =
-        [("table", ends), ("shared", ends), ("middle", middle), ("last", Holders::one(stages - 1))];
+        [("table", table), ("shared", shared), ("middle", middle), ("last", Holders::one(last))];
     let mut paths = Paths::default();
     Tied::new().visit(&mut paths);
     PipelineLayout::new(
@@ -62,15 +72,22 @@ fn homes(stages: usize) -> PipelineLayout {
     )
 }
 
-/// The results of a rank: losses, norms, values, and the messages of backward passes that it has sent.
+/// The results of a rank: losses, norms and values, and the messages with activations and with their
+/// gradients that it has sent.
 struct Outcome {
     losses: Vec<Vec<f64>>,
     norms: Vec<Option<f64>>,
     values: Vec<Vec<u8>>,
-    sent: MessageCount,
+    activations: MessageCount,
+    gradients: MessageCount,
 }
 
-fn train_tied(shape: Shape, settings: &Value, schedule: PipelineSchedule) -> Vec<Outcome> {
+fn train_tied(
+    shape: Shape,
+    settings: &Value,
+    schedule: PipelineSchedule,
+    layout: impl Fn(usize) -> PipelineLayout + Sync,
+) -> Vec<Outcome> {
     let mut plan = plan(shape, settings);
     if shape.stages > 1 {
         plan.pipeline = Some(PipelinePlan { schedule, partition: StagePartition::Best });
@@ -79,7 +96,7 @@ fn train_tied(shape: Shape, settings: &Value, schedule: PipelineSchedule) -> Vec
         let group = Group::new(member.clone());
         let mut engine = match shape.stages {
             1 => initialize(Tied::new(), &plan, group),
-            stages => initialize_pipeline(Tied::new(), &plan, homes(stages), group),
+            stages => initialize_pipeline(Tied::new(), &plan, layout(stages), group),
         }
         .map_err(Cause::from)?;
         let data = engine.states().data_group();
@@ -92,14 +109,16 @@ fn train_tied(shape: Shape, settings: &Value, schedule: PipelineSchedule) -> Vec
             norms.push(trained.step.gradient_norm);
         }
         let statistics = member.statistics();
-        let sent = statistics
-            .messages(MessageDirection::Send, |purpose| purpose.contains("gradient of activation"));
+        let sent_as = |what: &str| {
+            statistics.messages(MessageDirection::Send, |purpose| purpose.starts_with(what))
+        };
+        let (activations, gradients) = (sent_as("activation"), sent_as("gradient of activation"));
         let read = |index| {
             let data = engine.states().parameter_data(index);
             data.map(|data| data.as_bytes().to_vec()).map_err(deepburn_learner::EngineError::from)
         };
         let values = (0..engine.parameters().len()).map(read).collect::<Result<_, _>>()?;
-        Ok::<_, Cause>(Outcome { losses, norms, values, sent })
+        Ok::<_, Cause>(Outcome { losses, norms, values, activations, gradients })
     });
     ranks.unwrap_or_else(|failure| panic!("{shape:?}: {failure}"))
 }
@@ -112,12 +131,12 @@ fn gradients_of_shared_parameters_have_the_bits_of_one_stage() {
     {
         let one = Shape { stages: 1, ranks, micro_batches };
         let settings = zero(zero_stage);
-        let expected = train_tied(one, &settings, OneForwardOneBackward).swap_remove(0);
+        let expected = train_tied(one, &settings, OneForwardOneBackward, homes).swap_remove(0);
         for (stages, schedule) in
             [(2, OneForwardOneBackward), (2, FillDrain), (3, OneForwardOneBackward), (4, FillDrain)]
         {
             let shape = Shape { stages, ..one };
-            for found in train_tied(shape, &settings, schedule).iter().step_by(ranks) {
+            for found in train_tied(shape, &settings, schedule, homes).iter().step_by(ranks) {
                 let what = format!("{shape:?}, ZeRO {zero_stage}, {schedule:?}");
                 assert_eq!(found.losses, expected.losses, "{what}");
                 assert_eq!(found.norms, expected.norms, "{what}");
@@ -130,12 +149,35 @@ fn gradients_of_shared_parameters_have_the_bits_of_one_stage() {
 #[test]
 fn rows_of_a_tied_table_are_sent_and_not_its_gradient() {
     let shape = Shape { stages: 2, ranks: 1, micro_batches: 4 };
-    let ranks = train_tied(shape, &zero(0), PipelineSchedule::OneForwardOneBackward);
+    let ranks = train_tied(shape, &zero(0), PipelineSchedule::OneForwardOneBackward, homes);
     let (steps, f32) = (3 * shape.micro_batches, 4);
     // Stage 0 sends the rows of its 6 tokens, and the gradients of the shared matrix and bias.
     let (rows, shared) = (6 * WIDTH, WIDTH * WIDTH + WIDTH);
-    assert_eq!(ranks[0].sent.messages, 3 * steps as u64);
-    assert_eq!(ranks[0].sent.bytes, ((rows + shared) * f32 * steps) as u64);
+    assert_eq!(ranks[0].gradients.messages, 3 * steps as u64);
+    assert_eq!(ranks[0].gradients.bytes, ((rows + shared) * f32 * steps) as u64);
     // Stage 1 sends the gradient of the activations, and of the shared matrix and bias.
-    assert_eq!(ranks[1].sent.bytes, ((6 * WIDTH + shared) * f32 * steps) as u64);
+    assert_eq!(ranks[1].gradients.bytes, ((6 * WIDTH + shared) * f32 * steps) as u64);
+}
+
+/// The output layer runs on the stage that the layout gives it, although its input is elsewhere and the
+/// first stage holds the table, too.
+#[test]
+fn a_tied_table_is_not_sent_to_its_input() {
+    let shape = Shape { stages: 3, ranks: 1, micro_batches: 4 };
+    let schedule = PipelineSchedule::OneForwardOneBackward;
+    let expected = train_tied(Shape { stages: 1, ..shape }, &zero(0), schedule, homes);
+    let ranks = train_tied(shape, &zero(0), schedule, table_alone);
+    for found in &ranks {
+        assert_eq!(found.losses, expected[0].losses);
+        assert_eq!(found.values, expected[0].values);
+    }
+    // In each micro-batch, stage 0 sends the activations of two lookups, and stage 1 the output of one layer.
+    let passes = (3 * shape.micro_batches) as u64;
+    let hidden = (6 * WIDTH * 4) as u64;
+    assert_eq!(ranks[0].activations.bytes, 2 * hidden * passes);
+    assert_eq!(ranks[1].activations.bytes, hidden * passes);
+    let table = (3 * VOCABULARY * WIDTH * 4) as u64;
+    for rank in &ranks {
+        assert!(rank.gradients.bytes < table * passes, "{:?}", rank.gradients);
+    }
 }

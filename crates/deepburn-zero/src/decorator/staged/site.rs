@@ -6,7 +6,8 @@
 //!
 //! ```text
 //!  some stage holds all operands     the current stage, or else the nearest one that holds them
-//!  no stage holds all, forward       the first stage that all operands can reach going up
+//!  no stage holds all, forward       the first stage that all operands can reach going up; a
+//!                                    parameter is not moved if one of its later stages can be reached
 //!  no stage holds all, backward      the last stage that all operands can reach going down
 //! ```
 
@@ -31,6 +32,8 @@ use crate::pipeline::{self, Holders, Stages};
 pub(crate) struct OperandHolders {
     /// The stages that hold all operands.
     pub(crate) common: Holders,
+    /// The stages that hold all parameters among the operands.
+    pub(crate) parameters: Holders,
     /// The latest of the first holders of the operands.
     pub(crate) latest_first: usize,
     /// The earliest of the last holders of the operands.
@@ -39,14 +42,20 @@ pub(crate) struct OperandHolders {
 
 impl Default for OperandHolders {
     fn default() -> Self {
-        Self { common: Holders::ALL, latest_first: 0, earliest_last: usize::MAX }
+        let (common, parameters) = (Holders::ALL, Holders::ALL);
+        Self { common, parameters, latest_first: 0, earliest_last: usize::MAX }
     }
 }
 
 impl OperandHolders {
     /// Adds an operand.
     pub(crate) fn see<B: Backend, K: TensorKind<B>>(&mut self, operand: &PlacedTensor<B, K>) {
-        self.add(operand.holders());
+        let holders = operand.holders();
+        // Only parameters are handles that some stages can read.
+        if matches!(operand, PlacedTensor::Everywhere(_)) {
+            self.parameters = self.parameters.and(holders);
+        }
+        self.add(holders);
     }
 
     /// Adds the holders of an operand. OperandHolders that every stage holds do not count.

@@ -11,12 +11,14 @@
 //!  stages    0    0    0              1      1     1        wte is on 0 and 1
 //! ```
 
+use std::ops::Range;
+
 use burn::module::AutodiffModule;
 use burn::tensor::Tensor;
 use deepburn_config::{Plan, StagePartition};
 use deepburn_learner::{BoxError, initialize, pass_schedule};
 use deepburn_meta::{Meta, MetaDevice};
-use deepburn_pipeline::{Block, CutError, CutMethod, PipelineStep, StageBlocks, cut};
+use deepburn_pipeline::{Block, CutError, CutMethod, PipelineStep, cut};
 use deepburn_zero::{Category, Group, Holders, PipelineLayout, Training, pipeline_units};
 
 use crate::dry_run::{ForecastError, on_simulated_rank};
@@ -146,16 +148,17 @@ impl Parts {
         step: PipelineStep,
     ) -> Result<PipelineLayout, CutError> {
         let cut = cut(&self.blocks, stages, method, step)?;
+        let cut = self.entered_by_own_parameters(cut.into_iter().map(|it| it.blocks).collect());
         let mut homes: Vec<Vec<usize>> = vec![Vec::new(); self.paths.len()];
-        for (stage, part) in cut.iter().enumerate() {
-            for index in self.reads[part.blocks.clone()].iter().flatten() {
+        for (stage, blocks) in cut.iter().enumerate() {
+            for index in self.reads[blocks.clone()].iter().flatten() {
                 homes[*index].push(stage);
             }
         }
         let operations = |block: &Block| block.forward_operations + block.backward_operations;
         let total = self.blocks.iter().map(operations).sum::<u64>().max(1) as f64;
-        let describe = |part: &StageBlocks| {
-            let blocks = &self.blocks[part.blocks.clone()];
+        let describe = |blocks: &Range<usize>| {
+            let blocks = &self.blocks[blocks.clone()];
             let share = 100.0 * blocks.iter().map(operations).sum::<u64>() as f64 / total;
             let [first, last] =
                 [blocks.first(), blocks.last()].map(|it| it.map_or("", |it| &it.name));
@@ -171,5 +174,73 @@ impl Parts {
             (path, Holders::of(homes.into_iter().chain([last])))
         });
         Ok(PipelineLayout::new(stages, placed).described(descriptions))
+    }
+
+    /// Gives each stage a first part with a parameter that the stage before does not have, if that stage
+    /// has a part to give.
+    ///
+    /// An op runs on the stage of its input if that stage has the parameters, too. With two stages, an
+    /// output layer that is tied to the embedding would not run on the last stage if it were the only part
+    /// there. With the norm before it, it does.
+    fn entered_by_own_parameters(&self, mut cut: Vec<Range<usize>>) -> Vec<Range<usize>> {
+        for stage in 1..cut.len() {
+            let shared = |cut: &[Range<usize>]| {
+                let before: Vec<_> = self.reads[cut[stage - 1].clone()].iter().flatten().collect();
+                self.reads[cut[stage].start].iter().all(|index| before.contains(&index))
+            };
+            while cut[stage - 1].len() > 1 && shared(&cut) {
+                cut[stage - 1].end -= 1;
+                cut[stage].start -= 1;
+            }
+        }
+        cut
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use deepburn_pipeline::PassSchedule;
+
+    use super::*;
+
+    /// Parts that read these parameters and have these operations.
+    fn parts(reads: &[&[usize]], operations: &[u64]) -> Parts {
+        let block = |(index, operations): (usize, &u64)| Block {
+            name: format!("part {index}"),
+            forward_operations: *operations,
+            ..Block::default()
+        };
+        let count = reads.iter().copied().flatten().max().unwrap() + 1;
+        Parts {
+            blocks: operations.iter().enumerate().map(block).collect(),
+            reads: reads.iter().map(|part| part.to_vec()).collect(),
+            paths: (0..count).map(|index| index.to_string()).collect(),
+        }
+    }
+
+    fn homes(parts: Parts, stages: usize) -> Vec<Vec<usize>> {
+        let count = parts.paths.len();
+        let schedule = PassSchedule::OneForwardOneBackward;
+        let step = PipelineStep { schedule, micro_batches: 4, memory_limit: None };
+        let layout = parts.layout(stages, &CutMethod::Cost, step).unwrap();
+        let homes = |index: usize| layout.homes(&index.to_string()).unwrap().iter().collect();
+        (0..count).map(homes).collect()
+    }
+
+    /// Parameter 0 is the embedding and the output layer, 3 the norm before it.
+    #[test]
+    fn a_tied_output_layer_brings_its_norm_to_the_last_stage() {
+        let (reads, operations) = ([&[0][..], &[1], &[2], &[3], &[0]], [0, 3, 3, 0, 9]);
+        let two = homes(parts(&reads, &operations), 2);
+        assert_eq!(two, [vec![0, 1], vec![0], vec![0], vec![1]]);
+        // The stage before the last one does not have the embedding.
+        let three = homes(parts(&reads, &operations), 3);
+        assert_eq!((three[0].as_slice(), three[3].len()), (&[0, 2][..], 1));
+        // Without a norm, the last layer comes along.
+        let two = homes(parts(&[&[0], &[1], &[2], &[0]], &[0, 3, 3, 9]), 2);
+        assert_eq!(two, [vec![0, 1], vec![0], vec![1]]);
+        // The first stage keeps its only part.
+        let two = homes(parts(&[&[0], &[0]], &[1, 1]), 2);
+        assert_eq!(two, [vec![0, 1]]);
     }
 }

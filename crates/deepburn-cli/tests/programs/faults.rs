@@ -472,7 +472,7 @@ fn random_kills_for_minutes_change_no_bit() {
 /// Kills one rank of each of `count` pipelines, at a random moment after their first step. Each job has to end with one
 /// message that names the rank. Returns the sorted times from the kill to the end of the last process.
 fn kill_in_pipelines(count: usize) -> Vec<Duration> {
-    let pipeline = |stages: usize, zero_stage: usize, schedule: &str| {
+    let pipeline = |stages: usize, zero_stage: u8, schedule: &str| {
         busy(4, 100_000)
             .sharded(zero_stage, 4)
             .with("model.config.n_layer", 4)

@@ -179,7 +179,10 @@ pub(crate) fn prepare(
         Some(dynamic) => {
             steps_within_budget(&job, subject.info(), batch, dynamic, progress.as_ref())?
         }
-        None => num_steps(&job, epoch_samples, &batch_sizes, progress.as_ref())?,
+        None => {
+            let num_samples = subject.info().num_samples().map_err(Failure::mistake)?;
+            num_steps(&job, epoch_samples, num_samples, &batch_sizes, progress.as_ref())?
+        }
     };
     set_total_steps(&mut job, max_steps)?;
     add_context(&mut facts, &job, subject.info().architecture(), max_steps)?;

@@ -143,11 +143,18 @@ impl Selected {
 
     /// Returns the steps and samples of the checkpoint; `None` if it does not record them.
     fn progress(&self) -> Option<Progress> {
-        let samples = match self.origin.samples() {
-            0 => return None,
-            samples => usize::try_from(samples).ok()?,
+        let (samples, position) = match &self.origin {
+            Origin::Own(checkpoint) => {
+                let states = ClientStates::read(checkpoint).ok()?;
+                // All ranks have the same position. Data without epochs of whole steps has one of another form.
+                let position = states.rank_states.into_iter().next();
+                let position = position.and_then(|it| serde_json::from_value(it).ok());
+                (states.global_samples, position)
+            }
+            Origin::DeepSpeed(checkpoint) => (checkpoint.counters().global_samples, None),
         };
-        Some(Progress { step: usize::try_from(self.origin.step()).ok()?, samples })
+        let samples = usize::try_from(samples).ok().filter(|samples| *samples > 0)?;
+        Some(Progress { step: usize::try_from(self.origin.step()).ok()?, samples, position })
     }
 
     /// Returns the checkpoint after comparing it with the job.

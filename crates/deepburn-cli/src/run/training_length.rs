@@ -8,11 +8,14 @@
 //! 160 samples, 2 epochs, 20 steps of 4 samples, then steps of 8:  20 + (320 - 80) / 8 = 50 steps
 //! ```
 //!
+//! If an epoch ends with a shorter step, this step counts as a full one, so that the samples of a checkpoint depend on its
+//! batch sizes. The position of the data loader says which of them are left.
+//!
 //! Schedules count steps. In the example, the learning rate continues at step 20 of 50.
 
 use deepburn::BatchSchedule;
 use deepburn_config::{BatchPlan, DynamicBatchingPlan, Job, counted};
-use deepburn_datasets::{BudgetSampler, StepShape};
+use deepburn_datasets::{BudgetSampler, StepPosition, StepShape};
 
 use crate::data::recipe::SubjectInfo;
 use crate::failure::Failure;
@@ -24,9 +27,26 @@ pub(crate) struct Progress {
     pub(crate) step: usize,
     /// The number of samples of these steps, over all ranks.
     pub(crate) samples: usize,
+    /// The position in an epoch, for data whose steps end with the epochs.
+    pub(crate) position: Option<StepPosition>,
 }
 
 impl Progress {
+    /// Returns the progress with the samples that the job's steps would have had: of `per_step` samples, in epochs of
+    /// `epoch_samples` with the rest of the last step, and `num_samples` without.
+    fn in_steps_of(self, per_step: usize, epoch_samples: usize, num_samples: usize) -> Self {
+        let Some(position) = self.position else { return self };
+        let count = |number: u64| usize::try_from(number).unwrap_or(usize::MAX);
+        let drawn = count(position.samples)
+            .saturating_add(count(position.micro_batches.saturating_mul(position.batch_samples)));
+        // The steps that are left of the current epoch are full steps except for the last one.
+        let left = num_samples.saturating_sub(drawn).div_ceil(per_step).saturating_mul(per_step);
+        let samples = count(position.epoch)
+            .saturating_mul(epoch_samples)
+            .saturating_add(epoch_samples.saturating_sub(left));
+        Self { samples, ..self }
+    }
+
     /// Returns the number of samples up to which the schedule `batches` has to be followed, so that training ends after
     /// `total` samples.
     fn in_schedule(&self, total: usize, batches: &BatchSchedule) -> usize {
@@ -130,25 +150,28 @@ fn planned_steps(mut sampler: BudgetSampler, samples: usize) -> usize {
 ///
 /// A fraction of an epoch is rounded up to whole samples, and these to whole steps (without `drop_last`), as in
 /// transformers. The samples of the steps before a checkpoint count as they were, not as the job's batch size would
-/// have made them.
+/// have made them. `num_samples` is the number of samples of the data.
 ///
 /// # Errors
 /// Returns a user's mistake if the epochs have too few samples for a single step, or fewer than the checkpoint.
 pub(super) fn num_steps(
     job: &Job,
     epoch_samples: usize,
+    num_samples: usize,
     batches: &BatchSchedule,
     resumed: Option<&Progress>,
 ) -> Result<usize, Failure> {
     let num_ranks = job.training.ranks;
-    if let (Some(epochs), Some(resumed)) = (job.training.epochs, resumed) {
+    let full_step = batches.at(0).train_batch_size;
+    let resumed = resumed.map(|it| it.in_steps_of(full_step, epoch_samples, num_samples));
+    if let (Some(epochs), Some(resumed)) = (job.training.epochs, &resumed) {
         resumed.check_epochs(epochs, epoch_samples)?;
     }
     let per_rank = epoch_samples / num_ranks;
-    let per_step = batches.at(0).train_batch_size / num_ranks;
+    let per_step = full_step / num_ranks;
     let by_epochs = job.training.epochs.map(|epochs| {
         let samples = (epochs * epoch_samples as f64).ceil() as usize;
-        let samples = match resumed {
+        let samples = match &resumed {
             Some(resumed) => resumed.in_schedule(samples, batches),
             None => samples,
         };
@@ -198,7 +221,7 @@ mod tests {
 
     #[test]
     fn a_resumed_run_ends_after_the_same_samples() {
-        let resumed = |step, samples| Progress { step, samples };
+        let resumed = |step, samples| Progress { step, samples, position: None };
         // An unchanged batch size, then 4 to 8 and 8 to 4.
         assert_eq!(last_step(resumed(20, 80), 320, &batches(4, &[])), 80);
         assert_eq!(last_step(resumed(20, 80), 320, &batches(8, &[])), 50);
@@ -210,9 +233,31 @@ mod tests {
         assert_eq!(last_step(resumed(20, 320), 320, &batches(8, &[])), 20);
     }
 
+    /// 9 samples in 10 epochs. In steps of 4, an epoch has 3 of them, and the last one has a single sample.
+    #[test]
+    fn a_shorter_last_step_is_not_counted_in_full() {
+        let ends = |step, epoch, samples, per_step: usize| {
+            let epoch_samples = 9_usize.next_multiple_of(per_step);
+            let position = StepPosition { epoch, samples, micro_batches: 0, batch_samples: 1 };
+            let saved = Progress { step, samples: step * 4, position: Some(position) };
+            let resumed = saved.in_steps_of(per_step, epoch_samples, 9);
+            last_step(resumed, 10 * epoch_samples, &batches(per_step, &[]))
+        };
+        // After 5 epochs.
+        assert_eq!(ends(15, 5, 0, 4), 30);
+        assert_eq!(ends(15, 5, 0, 2), 15 + 5 * 5);
+        assert_eq!(ends(15, 5, 0, 8), 15 + 5 * 2);
+        assert_eq!(ends(15, 5, 0, 12), 15 + 5);
+        // One and two steps later.
+        assert_eq!(ends(16, 5, 4, 4), 30);
+        assert_eq!(ends(16, 5, 4, 2), 16 + 3 + 4 * 5);
+        assert_eq!(ends(17, 5, 8, 2), 17 + 1 + 4 * 5);
+        assert_eq!(ends(17, 5, 8, 8), 17 + 1 + 4 * 2);
+    }
+
     #[test]
     fn epochs_before_the_checkpoint_are_refused() {
-        let resumed = Progress { step: 20, samples: 160 };
+        let resumed = Progress { step: 20, samples: 160, position: None };
         assert!(resumed.check_epochs(1.0, 160).is_ok());
         // The last of these steps has more samples than were left.
         assert!(resumed.check_epochs(1.0, 157).is_ok());

@@ -216,7 +216,8 @@ impl<B: OptimizerOps> ModelStates<B> {
     /// Returns an error if a message cannot be sent or received.
     pub(super) fn share_copies(&self) -> Result<(), ZeroError> {
         let Some(stages) = &self.stages else { return Ok(()) };
-        for parameter in self.parameters.iter() {
+        // A frozen parameter is not updated, and may be stored as blocks.
+        for parameter in self.parameters.iter().filter(|parameter| parameter.is_trainable()) {
             let (owner, homes) = (parameter.owner(), parameter.homes());
             let arrays = self.groups.world().arrays();
             match parameter.role() {

@@ -141,7 +141,7 @@ impl Adapter {
         };
         let selected = selected(&config, &targets, modules)?;
         let mut adapter = Self {
-            target_names: target_names(&targets, &selected),
+            target_names: target_names(&targets, &selected, modules)?,
             modules: HashMap::new(),
             token_rows: HashMap::new(),
             trained: HashSet::new(),

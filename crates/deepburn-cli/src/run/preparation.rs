@@ -13,7 +13,7 @@
 //! training.epochs, lower deepspeed.train_batch_size or set data.drop_last to false
 //! ```
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use deepburn::weights::WeightMap;
 use deepburn::zero::ParameterSize;
@@ -175,14 +175,10 @@ pub(crate) fn prepare(
     job.model.architecture = Some(model.architecture());
     check_curriculum(&job, &preliminary, subject.info().min_tokens())?;
     let epoch_samples = epoch_samples(subject.info(), batch, dynamic.is_some())?;
+    let (info, progress) = (subject.info(), progress.as_ref());
     let max_steps = match &dynamic {
-        Some(dynamic) => {
-            steps_within_budget(&job, subject.info(), batch, dynamic, progress.as_ref())?
-        }
-        None => {
-            let num_samples = subject.info().num_samples().map_err(Failure::mistake)?;
-            num_steps(&job, epoch_samples, num_samples, &batch_sizes, progress.as_ref())?
-        }
+        Some(dynamic) => steps_within_budget(&job, info, batch, dynamic, progress)?,
+        None => num_steps(&job, (epoch_samples, info), &batch_sizes, progress)?,
     };
     set_total_steps(&mut job, max_steps)?;
     add_context(&mut facts, &job, subject.info().architecture(), max_steps)?;
@@ -216,7 +212,24 @@ fn pretrained_folder(job: &Job, places: &Places) -> Result<Option<PathBuf>, Fail
     let folder = job.model.pretrained.as_ref().map(|place| places.model(place));
     let folder = folder.transpose().map_err(Failure::mistake)?;
     folder.as_deref().map_or(Ok(()), check_pretrained)?;
+    let output = &job.training.output_dir;
+    let folders = [("model.pretrained", &folder), ("model.adapter", &job.model.adapter)];
+    for (key, folder) in folders {
+        let same = folder.as_ref().is_some_and(|folder| is_same_folder(folder, output));
+        if same {
+            return Err(Failure::mistake(format!(
+                "training.output_dir: {} is the folder of {key}, which the results would be mixed with; give another folder",
+                output.display()
+            )));
+        }
+    }
     Ok(folder)
+}
+
+/// Returns whether two paths lead to one folder. A folder that does not exist is none.
+fn is_same_folder(one: &Path, other: &Path) -> bool {
+    let [one, other] = [one, other].map(|path| path.canonicalize().ok());
+    one.is_some() && one == other
 }
 
 /// Returns the order of the training samples.

@@ -150,19 +150,19 @@ fn planned_steps(mut sampler: BudgetSampler, samples: usize) -> usize {
 ///
 /// A fraction of an epoch is rounded up to whole samples, and these to whole steps (without `drop_last`), as in
 /// transformers. The samples of the steps before a checkpoint count as they were, not as the job's batch size would
-/// have made them. `num_samples` is the number of samples of the data.
+/// have made them. `epoch_samples` counts the last step of an epoch in full.
 ///
 /// # Errors
 /// Returns a user's mistake if the epochs have too few samples for a single step, or fewer than the checkpoint.
 pub(super) fn num_steps(
     job: &Job,
-    epoch_samples: usize,
-    num_samples: usize,
+    (epoch_samples, info): (usize, &dyn SubjectInfo),
     batches: &BatchSchedule,
     resumed: Option<&Progress>,
 ) -> Result<usize, Failure> {
     let num_ranks = job.training.ranks;
     let full_step = batches.at(0).train_batch_size;
+    let num_samples = info.num_samples().map_err(Failure::mistake)?;
     let resumed = resumed.map(|it| it.in_steps_of(full_step, epoch_samples, num_samples));
     if let (Some(epochs), Some(resumed)) = (job.training.epochs, &resumed) {
         resumed.check_epochs(epochs, epoch_samples)?;

@@ -38,23 +38,43 @@ pub(super) fn selected<'m>(
             return Err(LoraError::module("target_modules", no_module(name, modules)));
         }
     }
-    match selected.is_empty() {
-        false => Ok(selected),
-        true => Err(LoraError::module(
-            "target_modules",
-            format!(
-                "no module of the model is selected{}; it has {}",
-                match targets {
-                    // A single name is a common mistake.
-                    Targets::Selected(ModulePattern::Regex(_)) => {
-                        " by the regular expression, which has to match a whole name (a list selects by last names)"
-                    }
-                    _ => "",
-                },
-                some_names(modules.iter().filter(|it| it.kind != ModuleKind::Other))
-            ),
-        )),
+    if selected.is_empty() {
+        Err(nothing_selected(config, targets, modules)?)
+    } else {
+        Ok(selected)
     }
+}
+
+/// Returns the error for a configuration that selects no module.
+///
+/// # Errors
+/// Returns [`LoraError`] for an expression that takes too long.
+fn nothing_selected(
+    config: &LoraConfig,
+    targets: &Targets,
+    modules: &[ModelModule],
+) -> Result<LoraError, LoraError> {
+    if let (Some(layers), Targets::Selected(pattern)) = (&config.layers, targets) {
+        for module in modules {
+            if pattern.selects("target_modules", &module.name)? {
+                let reason = format!(
+                    "no module of target_modules is in {layers:?}, such as `{}`",
+                    module.name
+                );
+                return Ok(LoraError::module("layers_to_transform", reason));
+            }
+        }
+    }
+    let rule = match targets {
+        // A single name is a common mistake.
+        Targets::Selected(ModulePattern::Regex(_)) => {
+            " by the regular expression, which has to match a whole name (a list selects by last names)"
+        }
+        _ => "",
+    };
+    let names = some_names(modules.iter().filter(|it| it.kind != ModuleKind::Other));
+    let reason = format!("no module of the model is selected{rule}; it has {names}");
+    Ok(LoraError::module("target_modules", reason))
 }
 
 /// Returns the modules with trained rows, and the tokens of the rows. A tied output projection has the rows of the
@@ -126,15 +146,34 @@ pub(super) fn is_in_layers(
     Ok(number.is_some_and(|number| layers.contains(&number)))
 }
 
-/// Returns `target_modules` for `adapter_config.json`.
-pub(super) fn target_names(targets: &Targets, selected: &[&ModelModule]) -> Value {
-    match targets {
-        Targets::Selected(pattern) => pattern.to_json(),
-        // PEFT stores whole names.
-        Targets::AllLinear | Targets::OfFamily => {
-            json!(selected.iter().map(|module| &module.name).collect::<Vec<_>>())
+/// Returns `target_modules` for `adapter_config.json`: as in the configuration, or whole names. PEFT stores these for
+/// `"all-linear"`, and refuses an expression that also matches a module with modules in it, such as `model.layers.0.mlp`.
+///
+/// # Errors
+/// Returns [`LoraError`] for an expression that takes too long.
+pub(super) fn target_names(
+    targets: &Targets,
+    selected: &[&ModelModule],
+    modules: &[ModelModule],
+) -> Result<Value, LoraError> {
+    let names = || json!(selected.iter().map(|module| &module.name).collect::<Vec<_>>());
+    let pattern = match targets {
+        Targets::Selected(pattern) => pattern,
+        Targets::AllLinear | Targets::OfFamily => return Ok(names()),
+    };
+    if let ModulePattern::Regex(_) = pattern {
+        for container in modules.iter().flat_map(|module| containers(&module.name)) {
+            if pattern.selects("target_modules", container)? {
+                return Ok(names());
+            }
         }
     }
+    Ok(pattern.to_json())
+}
+
+/// Returns the names of the modules that contain a module.
+fn containers(name: &str) -> impl Iterator<Item = &str> {
+    name.match_indices('.').map(|(end, _)| &name[..end])
 }
 
 /// Returns the error message for a name that selects no module.

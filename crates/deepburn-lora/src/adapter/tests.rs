@@ -71,6 +71,19 @@ fn modules_are_selected_as_in_peft() {
     let fields = json!({"target_modules": ["q_proj", "up_proj"], "layers_to_transform": [1],
                         "layers_pattern": "layers", "exclude_modules": ["attn.q_proj"]});
     assert_eq!(adapted(fields), [up]);
+    let fields = json!({"target_modules": ["q_proj"], "layers_to_transform": [7]});
+    let error = adapter(false, fields).unwrap_err();
+    assert!(error.contains("layers_to_transform") && error.contains("[7]"), "{error}");
+    // PEFT refuses an expression that matches `model.layers.1.mlp`, too.
+    let names = |expression: &str| {
+        let adapter = adapter(false, json!({"target_modules": expression})).unwrap();
+        adapter.file_fields()["target_modules"].clone()
+    };
+    assert_eq!(
+        names(".*mlp.*"),
+        json!(["model.layers.0.mlp.up_proj", "model.layers.1.mlp.up_proj"])
+    );
+    assert_eq!(names(r".*mlp\..*"), json!(r".*mlp\..*"));
     // A whole name is adapted whatever its layer.
     let fields =
         json!({"target_modules": ["model.layers.0.attn.q_proj"], "layers_to_transform": 1});

@@ -134,7 +134,7 @@ pub(crate) fn remedy_without_model(given: &Path) -> &'static str {
     }
 }
 
-/// Refuses a run without a model as the value of `model.pretrained`. A folder of another kind is reported when its files
+/// Refuses a folder without a model as the value of `model.pretrained`. A path without a folder is reported when its files
 /// are read.
 ///
 /// # Errors
@@ -143,9 +143,7 @@ pub(crate) fn check_pretrained(folder: &Path) -> Result<(), Failure> {
     let has_adapter = [folder.to_owned(), folder.join(ADAPTER)]
         .into_iter()
         .find(|it| it.join(ADAPTER_CONFIG).is_file());
-    if folder.join("config.json").exists()
-        || has_adapter.is_none() && !folder.join("checkpoints").is_dir()
-    {
+    if folder.join("config.json").exists() || !folder.is_dir() {
         return Ok(());
     }
     let further = match has_adapter {

@@ -52,12 +52,23 @@ pub(crate) fn open_output(preparation: &Preparation) -> Result<Option<File>, Fai
         remove_earlier(&output.join(name)).map_err(Failure::run)?;
     }
     warn_of_full_disk(preparation);
-    for name in ["model", ADAPTER] {
-        if output.join(name).exists() {
-            tracing::info!(
-                "{}/{name} is from an earlier run until this run saves its own",
-                output.display()
-            );
+    let has_adapter = preparation.subject.info().adapted().is_some();
+    let saves_model = !has_adapter || preparation.job.training.save_merged;
+    for (name, is_saved) in [("model", saves_model), (ADAPTER, has_adapter)] {
+        let path = output.join(name);
+        match (path.exists(), is_saved) {
+            (false, _) => {}
+            (true, true) => {
+                tracing::info!(
+                    "{} is from an earlier run until this run saves its own",
+                    path.display()
+                );
+            }
+            (true, false) => tracing::warn!(
+                "training.output_dir: {} is from an earlier run, and this run has none of its own; remove it, or give \
+                 another folder",
+                path.display()
+            ),
         }
     }
     Ok(lock)

@@ -16,7 +16,7 @@ use deepburn_models::hf::{ADAPTER_CONFIG, GENERATION_CONFIG, GenerationConfig};
 use crate::data::companions::copy_whole;
 use crate::failure::Failure;
 use crate::job::adapted_model::AdaptedModel;
-use crate::job::model_folder::ModelRecord;
+use crate::job::model_folder::{MODEL, ModelRecord};
 use crate::run::results::ADAPTER;
 use crate::tools::checkpoint_tools::weight_type;
 
@@ -50,12 +50,12 @@ pub(crate) fn merge(arguments: &MergeArguments) -> Result<String, Failure> {
     let place = if inner.join(ADAPTER_CONFIG).is_file() { &inner } else { adapter };
     let found = AdaptedModel::find(place, base.as_deref())?;
     let Some(AdaptedModel { decoder, base, folder }) = found else {
-        let remedy = match adapter.join("checkpoints").is_dir() {
-            true => {
-                "the run has only saved checkpoints: `deepburn consolidate` exports the adapter of one, which can be \
-                 merged"
-            }
-            false => "give the folder of an adapter, or of a run with model.lora",
+        let remedy = if adapter.join(MODEL).join("config.json").is_file() {
+            "the run trained the whole model, which is in its model folder"
+        } else if adapter.join("checkpoints").is_dir() {
+            "the run has only saved checkpoints: `deepburn consolidate` exports the adapter of one, which can be merged"
+        } else {
+            "give the folder of an adapter, or of a run with model.lora"
         };
         return Err(Failure::mistake(format!(
             "{} has no adapter to merge: neither adapter_config.json nor adapter/adapter_config.json; {remedy}",

@@ -10,6 +10,7 @@ use deepburn::checkpoint::{Checkpoint, StateKind};
 use serde_json::{Value, json};
 
 use crate::batches::budgeted;
+use crate::chat::golden;
 use crate::job::{Job, STAGES, Trained, tensors};
 use crate::program::{Ending, deepburn, finetune, finetune_command};
 use crate::reviews::test_record;
@@ -508,4 +509,42 @@ fn inspect_shows_what_is_inside() {
     let path = &checkpoint.layout().entries()[0].path;
     assert_eq!(checkpoint.read(path, &StateKind::Weights, 0..numel).unwrap().len(), numel);
     deepburn(job.folder(), &["inspect", "nowhere"]).failed(2, &["nowhere", "no such folder"]);
+}
+
+/// An epoch of 9 conversations has 3 steps of 4, the last of which has a single one. A run that resumes after 2 epochs in
+/// steps of another size trains 2 more.
+#[test]
+fn a_resumed_chat_ends_after_its_epochs() {
+    let Some(golden) = golden() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let row = |i: usize| {
+        let turn = |role: &str, content: String| json!({"role": role, "content": content});
+        json!({"messages": [turn("user", format!("{i}")), turn("assistant", "one".repeat(i + 1))]})
+            .to_string()
+    };
+    let rows: Vec<_> = (0..9).map(row).collect();
+    fs::write(folder.path().join("chats.jsonl"), rows.join("\n")).unwrap();
+    let job = json!({
+        "model": {"pretrained": golden.join("models/qwen3")},
+        "data": {"kind": "chat", "path": "chats.jsonl"},
+        "training": {"epochs": 4, "save_steps": 6, "ranks": 1, "output_dir": "output"},
+        "deepspeed": {"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 4,
+            "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}},
+    });
+    fs::write(folder.path().join("job.json"), job.to_string()).unwrap();
+    let run = |more: &[&str]| {
+        finetune(folder.path(), &[&["--config", "job.json"], more].concat()).succeeded();
+        let text = fs::read_to_string(folder.path().join("output/metrics.jsonl")).unwrap();
+        let rows: Vec<Value> =
+            text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let tokens: u64 = rows.iter().filter_map(|row| row["tokens"].as_u64()).sum();
+        (rows.last().unwrap()["step"].as_u64().unwrap(), tokens)
+    };
+    let (steps, tokens) = run(&[]);
+    assert_eq!(steps, 12);
+    let one = "deepspeed.gradient_accumulation_steps=1";
+    for (change, steps) in [(["--set", one], 6 + 2 * 9), (["--ranks", "2"], 6 + 2 * 2)] {
+        let more = [&["--resume", "step-00000006"], &change[..]].concat();
+        assert_eq!(run(&more), (steps, tokens), "{change:?}");
+    }
 }

@@ -148,7 +148,11 @@ impl Parts {
         step: PipelineStep,
     ) -> Result<PipelineLayout, CutError> {
         let cut = cut(&self.blocks, stages, method, step)?;
-        let cut = self.entered_by_own_parameters(cut.into_iter().map(|it| it.blocks).collect());
+        let mut cut: Vec<_> = cut.into_iter().map(|it| it.blocks).collect();
+        // A cut that was asked for, or that has to fit into memory, stays as it is.
+        if matches!(method, CutMethod::Cost) && step.memory_limit.is_none() {
+            cut = self.entered_by_own_parameters(cut);
+        }
         let mut homes: Vec<Vec<usize>> = vec![Vec::new(); self.paths.len()];
         for (stage, blocks) in cut.iter().enumerate() {
             for index in self.reads[blocks.clone()].iter().flatten() {

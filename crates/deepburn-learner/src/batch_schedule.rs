@@ -133,6 +133,11 @@ impl BatchSchedule {
         self.changes[..past].last().map_or(self.initial, |&(_, batch)| batch)
     }
 
+    /// Returns true if the batch never changes.
+    pub fn is_constant(&self) -> bool {
+        self.changes.is_empty()
+    }
+
     /// Returns the largest batch.
     pub fn largest(&self) -> BatchPlan {
         self.batches().max_by_key(|batch| batch.train_batch_size).unwrap_or(self.initial)

@@ -195,14 +195,12 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     /// Runs the backward pass of micro-batch `index`.
     fn run_separate_backward(&mut self, open: OpenPass<B>, index: usize) -> Result<(), Cause> {
         let (started, pass) = (Instant::now(), self.pass_number(index));
-        let stage = self.states.stages().map_or(0, |stages| stages.stage());
-        let lag = self.pass_schedule.backward_lag(stage);
         self.accumulate_as("backward", LossWeights::Given)?;
         let context = self.states.enter(None);
         let result = trace_span!("backward").in_scope(|| -> Result<(), EngineError> {
             self.states.start_separate_backward(pass)?;
             guard(|| drop(open.scaled.backward()))?;
-            Ok(self.states.end_separate_backward(pass, lag)?)
+            Ok(self.states.end_separate_backward(pass)?)
         });
         drop(context);
         self.note(result)?;

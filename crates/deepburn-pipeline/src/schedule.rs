@@ -49,17 +49,6 @@ impl PassSchedule {
         (0..stages).map(|stage| self.actions(stage, stages, micro_batches)).collect()
     }
 
-    /// Returns how many backward passes `stage` runs, at full speed, until the first stage has ended a
-    /// pass that `stage` has ended. The pass moves on by a stage in the time of a backward pass, which is
-    /// two thirds of the time of a micro-batch.
-    pub fn backward_lag(self, stage: usize) -> usize {
-        match self {
-            // Only backward passes run.
-            Self::FillDrain => stage,
-            Self::OneForwardOneBackward => (2 * stage).div_ceil(3),
-        }
-    }
-
     /// Returns the maximum number of micro-batches of `stage` between forward and backward, whose
     /// activations it holds.
     pub fn in_flight(self, stage: usize, stages: usize, micro_batches: usize) -> usize {

@@ -252,7 +252,8 @@ impl<B: Backend> GradientReducer<B> {
     ) -> Result<(), CommError> {
         self.watch.report();
         let array = take(self.parameters[index].shared_path());
-        if self.late.has_rows(index) {
+        // Rows may come from other stages or on other ranks only. All ranks add them at the same point.
+        if self.parameters[index].is_shared() {
             let part = LatePart::Here(self.collected(array));
             self.late.add(index, part);
             return Ok(());

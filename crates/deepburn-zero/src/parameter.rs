@@ -230,6 +230,11 @@ impl<B: Backend> Parameter<B> {
         self.description.homes
     }
 
+    /// Returns true if several stages of a pipeline hold the parameter.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.homes() != Holders::ALL && self.homes().first() != self.homes().last()
+    }
+
     /// Returns the pipeline stage that owns the parameter: the last one that holds it, and 0 without a
     /// pipeline.
     pub fn owner(&self) -> usize {

@@ -299,16 +299,18 @@ impl<B: OptimizerOps> ModelStates<B> {
     }
 
     /// Ends the backward pass of micro-batch `pass` in a pipeline. Waits for the parts of gradients that
-    /// earlier stages send, but not in the last `lag` passes, which these stages may not have ended.
+    /// earlier stages send in passes that they have ended or can end.
     ///
     /// # Errors
     ///
     /// Returns an error if a fetch fails, an earlier stage fails, or the group has ended.
-    pub fn end_separate_backward(&self, pass: u64, lag: usize) -> Result<(), ZeroError> {
+    pub fn end_separate_backward(&self, pass: u64) -> Result<(), ZeroError> {
         self.finish_pass()?;
         if let Some(stages) = &self.stages {
             stages.announce_end(pass)?;
-            self.reducer.borrow_mut().reduce_late(lag)?;
+            // The first stage is as many passes behind as there are stages between. Waiting for a later one
+            // would be a deadlock if a forward pass reads a value: the first stage then waits for this one.
+            self.reducer.borrow_mut().reduce_late(stages.stage())?;
         }
         Ok(())
     }

@@ -163,7 +163,11 @@ pub(super) fn num_steps(
     let num_ranks = job.training.ranks;
     let full_step = batches.at(0).train_batch_size;
     let num_samples = info.num_samples().map_err(Failure::mistake)?;
-    let resumed = resumed.map(|it| it.in_steps_of(full_step, epoch_samples, num_samples));
+    // With a schedule of batch sizes, the epochs of the schedule are planned with the first of them.
+    let resumed = resumed.map(|it| match batches.is_constant() {
+        true => it.in_steps_of(full_step, epoch_samples, num_samples),
+        false => *it,
+    });
     if let (Some(epochs), Some(resumed)) = (job.training.epochs, &resumed) {
         resumed.check_epochs(epochs, epoch_samples)?;
     }

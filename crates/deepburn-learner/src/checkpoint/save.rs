@@ -9,7 +9,7 @@
 //! Steps in brackets are collectives. Every rank computes the layout from the
 //! same sizes, so only the ticket (the temporary folder) has to be exchanged.
 //!
-//! In a pipeline, the ranks of a parameter's first stage write its arrays, and
+//! In a pipeline, the ranks of a parameter's last stage write its arrays, and
 //! the ranks of stage 0 the buffers, which all stages have. With hybrid
 //! sharding, only the first replica of a stage does.
 

@@ -147,7 +147,9 @@ pub(super) fn is_in_layers(
 }
 
 /// Returns `target_modules` for `adapter_config.json`: as in the configuration, or whole names. PEFT stores these for
-/// `"all-linear"`, and refuses an expression that also matches a module with modules in it, such as `model.layers.0.mlp`.
+/// `"all-linear"`, and refuses an expression that also matches a module of another kind: one with modules in it, such as
+/// `model.layers.0.mlp`, or one without weights, such as `model.layers.0.mlp.act_fn`. These are not in `modules`, so an
+/// expression that matches any name is stored as whole names.
 ///
 /// # Errors
 /// Returns [`LoraError`] for an expression that takes too long.
@@ -163,8 +165,10 @@ pub(super) fn target_names(
     };
     if let ModulePattern::Regex(_) = pattern {
         for container in modules.iter().flat_map(|module| containers(&module.name)) {
-            if pattern.selects("target_modules", container)? {
-                return Ok(names());
+            for name in [container, &format!("{container}._"), &format!("{container}.act_fn")] {
+                if pattern.selects("target_modules", name)? {
+                    return Ok(names());
+                }
             }
         }
     }

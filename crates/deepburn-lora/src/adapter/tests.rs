@@ -83,7 +83,8 @@ fn modules_are_selected_as_in_peft() {
         names(".*mlp.*"),
         json!(["model.layers.0.mlp.up_proj", "model.layers.1.mlp.up_proj"])
     );
-    assert_eq!(names(r".*mlp\..*"), json!(r".*mlp\..*"));
+    assert_eq!(names(r".*mlp\..*"), names(".*mlp.*"));
+    assert_eq!(names(r".*mlp\.(up|down)_proj"), json!(r".*mlp\.(up|down)_proj"));
     // A whole name is adapted whatever its layer.
     let fields =
         json!({"target_modules": ["model.layers.0.attn.q_proj"], "layers_to_transform": 1});

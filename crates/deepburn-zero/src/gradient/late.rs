@@ -23,7 +23,7 @@ use deepburn_comm::{CommError, Pending};
 use super::state::Collected;
 use crate::group::DeviceArray;
 
-/// A gradient of which at least one part is late.
+/// A gradient of which a part may be late.
 #[derive(Debug)]
 pub(super) struct LateGradient<B: Backend> {
     /// The index of the parameter.
@@ -92,11 +92,6 @@ impl<B: Backend> LateGradients<B> {
     /// Adds the rows of a lookup in table `index`, before autodiff reports the gradient of the table.
     pub(super) fn add_rows(&mut self, index: usize, rows: LatePart<B>) {
         self.rows.push((index, rows));
-    }
-
-    /// Returns true if the gradient of parameter `index` in this pass has rows apart.
-    pub(super) fn has_rows(&self, index: usize) -> bool {
-        self.rows.iter().any(|(of, _)| *of == index)
     }
 
     /// Adds the gradient that autodiff has reported for parameter `index`, with the rows of its

@@ -20,7 +20,7 @@
 //! loading recomputes them from the weights with the casts and collectives of an
 //! optimizer step.
 //!
-//! In a pipeline, the ranks of a parameter's first stage own its arrays. Every
+//! In a pipeline, the ranks of a parameter's last stage own its arrays. Every
 //! stage that holds the parameter reads its weights.
 use std::ops::Range;
 use std::sync::Arc;

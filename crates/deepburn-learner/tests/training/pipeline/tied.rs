@@ -132,9 +132,13 @@ fn gradients_of_shared_parameters_have_the_bits_of_one_stage() {
         let one = Shape { stages: 1, ranks, micro_batches };
         let settings = zero(zero_stage);
         let expected = train_tied(one, &settings, OneForwardOneBackward, homes).swap_remove(0);
-        for (stages, schedule) in
-            [(2, OneForwardOneBackward), (2, FillDrain), (3, OneForwardOneBackward), (4, FillDrain)]
-        {
+        for (stages, schedule) in [
+            (2, OneForwardOneBackward),
+            (2, FillDrain),
+            (3, OneForwardOneBackward),
+            (4, OneForwardOneBackward),
+            (4, FillDrain),
+        ] {
             let shape = Shape { stages, ..one };
             for found in train_tied(shape, &settings, schedule, homes).iter().step_by(ranks) {
                 let what = format!("{shape:?}, ZeRO {zero_stage}, {schedule:?}");
@@ -179,5 +183,40 @@ fn a_tied_table_is_not_sent_to_its_input() {
     let table = (3 * VOCABULARY * WIDTH * 4) as u64;
     for rank in &ranks {
         assert!(rank.gradients.bytes < table * passes, "{:?}", rank.gradients);
+    }
+}
+
+/// A stage that waited for rows of a pass that the first stage cannot end yet would wait forever: the first
+/// stage waits for the value of a later micro-batch.
+#[test]
+fn a_loss_may_be_read_in_the_forward_pass() {
+    struct Reading(SeededBatches);
+    impl MicroBatches<Flex, Tied<Trained>> for Reading {
+        fn loss(
+            &mut self,
+            model: &Tied<Trained>,
+            index: usize,
+        ) -> Result<Tensor<Trained, 1>, Cause> {
+            let loss = self.0.loss(model, index)?;
+            assert!(loss.clone().inner().into_scalar() > 0.0);
+            Ok(loss)
+        }
+
+        fn weight(&self, _index: usize) -> f64 {
+            1.0 / 7.0
+        }
+    }
+    for schedule in [PipelineSchedule::OneForwardOneBackward, PipelineSchedule::FillDrain] {
+        let mut plan = plan(Shape { stages: 5, ranks: 1, micro_batches: 7 }, &zero(0));
+        plan.pipeline = Some(PipelinePlan { schedule, partition: StagePartition::Best });
+        let losses = run_ranks(5, Duration::from_secs(60), |member| {
+            let group = Group::new(member);
+            let engine = initialize_pipeline(Tied::new(), &plan, homes(5), group);
+            let mut engine = engine.map_err(Cause::from)?;
+            let batches = SeededBatches { first: 0, ranks: 1, rank: 0, count: 7 };
+            Ok::<_, Cause>(engine.train_batch(&mut Reading(batches))?.losses)
+        });
+        let losses = losses.unwrap_or_else(|failure| panic!("{schedule:?}: {failure}"));
+        assert!(losses.iter().all(|it| it.len() == 7 && *it == losses[0]), "{losses:?}");
     }
 }

@@ -466,9 +466,8 @@ impl<B: MatmulOps> ModuleOps<Staged<B>> for Staged<B> {
             return Self::embedding_backward(PlacedTensor::Everywhere(table), output_grad, indices);
         };
         let (grad, indices) = (site.bring(output_grad), site.bring(indices));
-        let is_shared = homes.first() != homes.last();
-        let reducer =
-            table.whole_parameter().filter(|_| is_shared).and_then(gradient::reducer_with);
+        let shared = table.whole_parameter().filter(|parameter| parameter.is_shared());
+        let reducer = shared.and_then(gradient::reducer_with);
         let (shape, dtype, device) = (table.shape(), table.dtype(), table.device());
         let count = indices.shape().num_elements();
         let rows = match site.is_here() {

@@ -83,10 +83,17 @@ fn ranks_outside_of_the_circle_are_not_named() {
 
 #[test]
 fn messages_and_collectives_form_circles() {
-    let (circle, message) = deadlock(3, |member| match member.rank() {
-        0 => receive(member, 1),
-        1 => receive(member, 2).and_then(|()| send(member, 0)),
-        _ => member.barrier(TAG).and_then(|()| send(member, 1)),
+    // Rank 1 is not in the group of the collective, so that this is the only circle.
+    let (circle, message) = deadlock(3, |member| {
+        let ends = match member.rank() {
+            1 => None,
+            _ => Some(member.subgroup("ends", &[0, 2])?),
+        };
+        match (member.rank(), ends) {
+            (2, Some(ends)) => sum(&ends, TAG, vec![1.0]).and_then(|_| send(member, 1)),
+            (1, _) => receive(member, 2).and_then(|()| send(member, 0)),
+            _ => receive(member, 1),
+        }
     });
     assert!(matches!(circle[2].awaited, Awaited::Collective(_)), "{circle:?}");
     let awaited = "rank 0 waits for activation 7 from rank 1";

@@ -44,7 +44,7 @@ pub fn reported() -> Vec<Reported> {
 /// Gives each parameter of a module a hook, for one pass.
 pub fn mark<M: Module>(module: M, device: &Device) -> M {
     let clock = tracked(Tensor::<1>::zeros([1], device).require_grad());
-    module.map(&mut Marker { clock, next: 0 })
+    module.map(&mut HookMapper { clock, next: 0 })
 }
 
 fn tracked<const D: usize>(tensor: Tensor<D>) -> Tracked {
@@ -54,12 +54,12 @@ fn tracked<const D: usize>(tensor: Tensor<D>) -> Tracked {
     tracked
 }
 
-struct Marker {
+struct HookMapper {
     clock: Tracked,
     next: usize,
 }
 
-impl ModuleMapper for Marker {
+impl ModuleMapper for HookMapper {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         let (id, tensor, mapper) = param.consume();
         self.clock = (0..OPS_PER_PARAMETER).fold(self.clock.clone(), |clock, _| tick(clock));

@@ -20,12 +20,12 @@ use probe::{Probe, products};
 
 /// A user's model, which knows nothing of the decorator.
 #[derive(Module, Debug)]
-struct Mlp {
+struct Perceptron {
     up: Linear,
     down: Linear,
 }
 
-impl Mlp {
+impl Perceptron {
     fn loss(&self, x: Tensor<2>) -> Tensor<1> {
         let y = self.down.forward(activation::relu(self.up.forward(x.clone())));
         (y - x).powf_scalar(2.0).mean()
@@ -35,7 +35,7 @@ impl Mlp {
 fn main() {
     let group = GroupDevice::new::<Probe<Flex>>(&[FlexDevice]).expect("a group of one device");
     let device = Device::from(group).autodiff();
-    let model = Mlp {
+    let model = Perceptron {
         up: LinearConfig::new(16, 64).init(&device),
         down: LinearConfig::new(64, 16).init(&device),
     };

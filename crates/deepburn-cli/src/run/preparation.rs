@@ -178,7 +178,7 @@ pub(crate) fn prepare(
     let (info, progress) = (subject.info(), progress.as_ref());
     let max_steps = match &dynamic {
         Some(dynamic) => steps_within_budget(&job, info, batch, dynamic, progress)?,
-        None => num_steps(&job, (epoch_samples, info), &batch_sizes, progress)?,
+        None => num_steps(&job, info, epoch_samples, &batch_sizes, progress)?,
     };
     set_total_steps(&mut job, max_steps)?;
     add_context(&mut facts, &job, subject.info().architecture(), max_steps)?;

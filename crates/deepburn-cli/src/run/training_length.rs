@@ -156,7 +156,8 @@ fn planned_steps(mut sampler: BudgetSampler, samples: usize) -> usize {
 /// Returns a user's mistake if the epochs have too few samples for a single step, or fewer than the checkpoint.
 pub(super) fn num_steps(
     job: &Job,
-    (epoch_samples, info): (usize, &dyn SubjectInfo),
+    info: &dyn SubjectInfo,
+    epoch_samples: usize,
     batches: &BatchSchedule,
     resumed: Option<&Progress>,
 ) -> Result<usize, Failure> {

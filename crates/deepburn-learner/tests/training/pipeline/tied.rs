@@ -6,14 +6,14 @@ use super::*;
 
 /// A table that is looked up on two stages and is the output layer, and a matrix that two stages share.
 #[derive(Module, Debug)]
-struct Tied<B: Backend> {
+struct SharedWeights<B: Backend> {
     table: Embedding<B>,
     shared: Linear<B>,
     middle: Linear<B>,
     last: Linear<B>,
 }
 
-impl Tied<Trained> {
+impl SharedWeights<Trained> {
     fn new() -> Self {
         let device = &FlexDevice;
         let square = |seed| LinearConfig::new(WIDTH, WIDTH).init(device).map(&mut Fill(seed));
@@ -26,7 +26,7 @@ impl Tied<Trained> {
     }
 }
 
-impl Loss for Tied<Trained> {
+impl Loss for SharedWeights<Trained> {
     fn loss_of(&self, seed: usize) -> Tensor<Trained, 1> {
         let device = &self.table.weight.val().device();
         let tokens = |from: usize| {
@@ -45,7 +45,7 @@ impl Loss for Tied<Trained> {
     }
 }
 
-/// The stages of [`Tied`]: the table and the shared matrix are on the first and the last one.
+/// The stages of [`SharedWeights`]: the table and the shared matrix are on the first and the last one.
 fn homes(stages: usize) -> PipelineLayout {
     let ends = Holders::of([0, stages - 1]);
     homes_of(stages, stages - 1, ends, ends)
@@ -62,7 +62,7 @@ fn homes_of(stages: usize, last: usize, table: Holders, shared: Holders) -> Pipe
     let own =
         [("table", table), ("shared", shared), ("middle", middle), ("last", Holders::one(last))];
     let mut paths = Paths::default();
-    Tied::new().visit(&mut paths);
+    SharedWeights::new().visit(&mut paths);
     PipelineLayout::new(
         stages,
         paths.found.into_iter().map(|path| {
@@ -95,8 +95,8 @@ fn train_tied(
     let ranks = run_ranks(shape.stages * shape.ranks, Duration::from_secs(60), |member| {
         let group = Group::new(member.clone());
         let mut engine = match shape.stages {
-            1 => initialize(Tied::new(), &plan, group),
-            stages => initialize_pipeline(Tied::new(), &plan, layout(stages), group),
+            1 => initialize(SharedWeights::new(), &plan, group),
+            stages => initialize_pipeline(SharedWeights::new(), &plan, layout(stages), group),
         }
         .map_err(Cause::from)?;
         let data = engine.states().data_group();
@@ -191,10 +191,10 @@ fn a_tied_table_is_not_sent_to_its_input() {
 #[test]
 fn a_loss_may_be_read_in_the_forward_pass() {
     struct Reading(SeededBatches);
-    impl MicroBatches<Flex, Tied<Trained>> for Reading {
+    impl MicroBatches<Flex, SharedWeights<Trained>> for Reading {
         fn loss(
             &mut self,
-            model: &Tied<Trained>,
+            model: &SharedWeights<Trained>,
             index: usize,
         ) -> Result<Tensor<Trained, 1>, Cause> {
             let loss = self.0.loss(model, index)?;
@@ -211,7 +211,7 @@ fn a_loss_may_be_read_in_the_forward_pass() {
         plan.pipeline = Some(PipelinePlan { schedule, partition: StagePartition::Best });
         let losses = run_ranks(5, Duration::from_secs(60), |member| {
             let group = Group::new(member);
-            let engine = initialize_pipeline(Tied::new(), &plan, homes(5), group);
+            let engine = initialize_pipeline(SharedWeights::new(), &plan, homes(5), group);
             let mut engine = engine.map_err(Cause::from)?;
             let batches = SeededBatches { first: 0, ranks: 1, rank: 0, count: 7 };
             Ok::<_, Cause>(engine.train_batch(&mut Reading(batches))?.losses)

@@ -5,6 +5,10 @@
 //! replaces. Muon updates only matrices of hidden layers. A second optimizer, Adam, updates all
 //! other parameters.
 //!
+//! A parameter is found by its module path and its number of dimensions. The optimizer stores each
+//! distinct setting once and computes the scalars of a step for each. Checkpoints store states by
+//! parameter, so they do not depend on groups.
+//!
 //! Whether groups fit a model can only be checked with the model's parameters.
 //! [`ParamGroups::check`] checks groups against the optimizer alone, when a configuration is
 //! resolved. It is called again for a model, because a program can also build a plan without a

@@ -2,8 +2,10 @@
 //!
 //! Autodiff reports the gradient of a parameter as soon as it is final, and the gradient is added
 //! to a bucket. A full bucket is reduced over all ranks while backward continues. The result is
-//! added to the accumulated gradient, and the full gradient is freed. From stage 2 on, a rank keeps
-//! only its shard of the accumulated gradient.
+//! added to the accumulated gradient, and the full gradient is freed. Stages 0 and 1 all-reduce a
+//! bucket. Stages 2 and 3 reduce-scatter it, and a rank keeps only its shard of the accumulated
+//! gradient; so does stage 1 with offloaded states or hybrid sharding, whose replicas then exchange
+//! shards only.
 //!
 //! ```text
 //!  autodiff ──collect──► bucket ──flush──► in flight ──land──► sum of micro-batches ──take──► step
@@ -17,9 +19,10 @@
 //! ranks send them. If ranks use different orders, the collective fails before data is sent,
 //! because its tag has a fingerprint of the list.
 //!
-//! At most two buckets of gradients exist at a time: one that is being filled and, with
-//! `overlap_comm`, one that is being reduced. Buckets are counted as [`Category::Buckets`] and
-//! accumulated gradients as [`Category::Gradients`].
+//! A bucket has at most `reduce_bucket_size` elements, or 1/16 of the model
+//! (`BUCKETS_PER_MODEL`). At most two buckets of gradients exist at a time: one that is being
+//! filled and, with `overlap_comm`, one that is being reduced. Buckets are counted as
+//! [`Category::Buckets`] and accumulated gradients as [`Category::Gradients`].
 //!
 //! All functions run on the thread of the rank. A reduction makes progress on other ranks' threads
 //! or on the communication thread, and `land` waits for it.

@@ -3,6 +3,11 @@
 //! Main function: [`encoded`]. It replaces matrices of a module with handles to encoded ones. Ops that can use the blocks
 //! get them, as with the quantized parameters of a trained model; all others get the elements. No model is bound to the thread,
 //! so [`Zero`] is a plain wrapper around the backend, and nothing is trained or sharded.
+//!
+//! `deepburn-kernels/src/quantized/rows.rs` has the formats. Blocks lie along the axis over which a
+//! product adds, so the weight of a linear layer, `[in, out]`, is stored column by column
+//! ([`RowOrder`]). A product with one vector reads the blocks; all other ops decode them. Models
+//! need no code for this.
 
 use std::sync::Arc;
 

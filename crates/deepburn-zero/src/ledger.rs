@@ -5,10 +5,11 @@
 //! bytes. The counts therefore stay correct without explicit calls, also if a
 //! panic unwinds.
 //!
-//! If ranks of one process share an allocation, each rank counts it. The
-//! numbers are therefore the same as for a rank in a separate process. The
-//! ledger counts the bytes of tensor elements. It does not include allocator
-//! overhead or workspaces inside kernels.
+//! If ranks of one process share an allocation, each rank counts it. The numbers are therefore the
+//! same as for a rank in a separate process. The ledger counts the bytes of tensor elements. It
+//! does not include allocator overhead or workspaces inside kernels. Buffers of a module count as
+//! parameters, directions of an optimizer step as buckets. Each tier has a peak of its own, because
+//! categories peak at different times.
 //!
 //! ```text
 //!             Parameters  Gradients  Optimizer  Gathered  Buckets  Activations │ total

@@ -1,6 +1,7 @@
 //! Parked arrays: arrays that are offloaded to host memory or to a file on NVMe.
 //!
-//! A [`ParkedArray`] is a flat array of floats that is divided into chunks:
+//! A [`ParkedArray`] is a flat array of floats that is divided into chunks of at most `CHUNK`
+//! elements:
 //!
 //! ```text
 //!  elements      0 ............ P-1 │ P ............ 2P-1 │ 2P .. n-1
@@ -22,7 +23,9 @@
 //! example, the gradient of one micro-batch is in bf16, and the sum of two is in f32. The layout
 //! therefore reserves bytes for the largest type.
 //!
-//! A failed write to a file is final: every later call on any of its arrays returns the error.
+//! A failed write to a file is final: every later call on any of its arrays returns the error, and
+//! the rank ends the job. Tensor ops and backward cannot return errors. If the disk fails there,
+//! the failure is a `CommError` that names the rank, the parameter and the folder.
 //!
 //! [`Parking`] creates the store of a rank and allocates its arrays. The users decide what is
 //! stored: shards are read by a gather (`parameter`), gradient sums by a reduction (`gradient`),

@@ -21,6 +21,10 @@
 //! shard. States are allocated when the model is sharded and freed when it is
 //! dropped. An update changes them in place, so a step needs no second copy.
 //!
+//! In fp16 and bf16, ops, gathers and autodiff use the 16-bit working copies of parameters. The f32
+//! master of the owned elements is an optimizer state. One pass updates it and rounds it to the new
+//! working copy.
+//!
 //! A step proceeds as follows. `order` sorts the parameters into single updates
 //! and rounds. `start_step` computes the scalars and starts to read offloaded
 //! states. `StepInProgress` then updates one parameter after the other in

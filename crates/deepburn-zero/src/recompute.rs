@@ -42,10 +42,11 @@
 //! its recorded position in the stream. The model's code does not run again, so
 //! running statistics are updated only once.
 //!
-//! A program may hold activations after backward, for example running
-//! statistics. They are recomputed when they are read, and at the latest before
-//! an optimizer step or a load changes the parameters that they depend on
-//! (`session::close_recordings`).
+//! A program may hold activations after backward, for example running statistics. They are
+//! recomputed when they are read, and at the latest before an optimizer step or a load changes the
+//! parameters that they depend on (`session::close_recordings`), whether these belong to the model
+//! or to another one that its passes have read. At stage 3, this gathers parameters, so all ranks
+//! have to hold and read the same activations.
 //!
 //! `tape.rs` has the [`Tape`] of a block and the tensors that refer to it. Kept
 //! values may be offloaded (`offload`). The ops of the decorator (`decorator`)

@@ -11,6 +11,11 @@
 //! (noise, the initial weights of a second model) come from a separate stream
 //! of the thread.
 //!
+//! A gradient is reduced only in a backward pass of its own model: the backward pass of a generator
+//! through a discriminator leaves the gradients of the discriminator unchanged. A parameter that is
+//! read outside of a pass of its own model is gathered for one op and not kept, so a step between
+//! two such reads cannot leave an outdated copy.
+//!
 //! On a thread without a model, [`Zero`](crate::Zero) is a plain wrapper:
 //! memory is not counted, and random numbers come from the inner backend.
 //!

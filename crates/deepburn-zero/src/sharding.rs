@@ -12,10 +12,11 @@
 //! value dropped ─► next parameter
 //! ```
 //!
-//! The peak memory is therefore the kept states plus one whole parameter in f32.
-//! The module gets handles, which are tensors of the decorated backend that
-//! refer to a parameter and have no data. A handle stays in the module for the
-//! whole run. Before each forward pass, `Marker` replaces its autodiff leaf.
+//! The peak memory is therefore the kept states plus one whole parameter in f32. A process with
+//! several ranks may hold two, because rank 0 creates the next value while other ranks still copy
+//! their shards. The module gets handles, which are tensors of the decorated backend that refer to
+//! a parameter and have no data. A handle stays in the module for the whole run. Before each
+//! forward pass, `Marker` replaces its autodiff leaf.
 //!
 //! Parameters are identified by module path and index, because Burn's parameter
 //! ids differ between processes.

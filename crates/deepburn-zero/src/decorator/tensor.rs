@@ -13,10 +13,10 @@
 //!  Reduced      the gradient hook, in autodiff's map      none
 //! ```
 //!
-//! Data has a ledger entry ([`Leased`]) that counts its bytes once, even if
-//! several views share the memory. An op that needs the data calls
-//! [`ZeroTensor::into_full`]. All variants except `Reduced` therefore behave
-//! like ordinary tensors in all ops.
+//! Data has a ledger entry ([`Leased`]) that counts its bytes once, even if several views share the
+//! memory. An op that needs the data calls [`ZeroTensor::into_full`]. All variants except `Reduced`
+//! therefore behave like ordinary tensors in all ops. Reading a `Reduced` tensor panics with the
+//! path of its parameter.
 
 use std::sync::Arc;
 

@@ -8,8 +8,11 @@
 //!  step             take                  parked elements stay readable until the next backward pass
 //! ```
 //!
-//! A sum on the device is counted as [`Category::Gradients`]. The array of a parked sum is counted on
-//! its tier. While a parked sum is in memory, it is also counted as [`Category::Buckets`].
+//! Both types are the plan's. By default, 16-bit training sends gradients in 16 bits and
+//! accumulates them in f32 as soon as there are two. A sum on the device is counted as
+//! [`Category::Gradients`]. The array of a parked sum is counted on its tier. While a parked sum is
+//! in memory, it is also counted as [`Category::Buckets`]. The additions are the same in both
+//! places. Local gradients of `no_sync` passes are never parked.
 
 use burn_backend::{Backend, DType, FloatDType, TensorMetadata};
 use deepburn_comm::{CommError, Partition};

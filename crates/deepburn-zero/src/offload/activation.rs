@@ -17,6 +17,11 @@
 //! In addition to the parked data, forward needs memory for the group that is being written, and
 //! backward needs memory for the prefetched group. Forward waits for copies from a device to host
 //! memory. Writes to a file and all fetches overlap with computation.
+//!
+//! The file grows on demand, so a full disk ends all ranks in the first steps. It reuses the space
+//! of arrays that were dropped, so an array is always written before it is read. Only a contiguous
+//! tensor whose memory nothing else holds is parked: others would free no memory, or be added in
+//! another order after a fetch.
 
 use std::sync::{Arc, Mutex, Weak};
 

@@ -3,6 +3,7 @@
 //! A checkpoint is saved on a separate thread while training continues. Copying all states at the
 //! start would need the memory that offload is meant to free. A [`ParkedCopy`] therefore reads the
 //! array in place. The elements are read into memory only before an optimizer step overwrites them.
+//! If steps are faster than the save, all states may therefore end up in memory.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex};

@@ -3,7 +3,8 @@
 //! Starting a read and waiting for it are separate calls, so a gather can start the read early and
 //! wait when the parameter is needed. On a CPU backend, the tensor uses the buffer that the file
 //! was read into. The padding between chunks is removed in place, and the buffer returns to its
-//! pool when the tensor is dropped.
+//! pool when the tensor is dropped. At the end of a pass, the pool returns idle buffers to the
+//! system.
 
 use burn_backend::{AllocationProperty, Backend, Bytes, DType, Shape, TensorData};
 use deepburn_nvme::{AlignedBuffer, PendingIo, SwapError};

@@ -10,10 +10,10 @@
 //! store    the changed chunks                        the pipeline writes them in the background
 //! ```
 //!
-//! Updates are element-wise, so the results do not depend on the chunk size and
-//! are bitwise identical to updates on the device. Only the chunks in use are
-//! in memory. With a file, the pipeline reads the next chunks and writes the
-//! previous ones at the same time.
+//! Updates are element-wise, so the results do not depend on the chunk size and are bitwise
+//! identical to updates on the device. Only the chunks in use are in memory; a 16-bit working copy
+//! is overwritten without being read. With a file, the pipeline reads the next chunks and writes
+//! the previous ones at the same time.
 //!
 //! The arrays must be read in the order of `ParkedState::reads`.
 

@@ -10,10 +10,10 @@
 //! round      p5    | direct         | one exchange | descend
 //! ```
 //!
-//! Rounds limit the memory of update directions, because only the directions of
-//! one round are in memory at a time. The order depends only on the sizes of the
-//! parameters. All ranks therefore compute the same order, and their collectives
-//! match.
+//! Rounds limit the memory of update directions, because only the directions of one round are in
+//! memory at a time. A round of matrices has one whole matrix per rank, and the workspace of one.
+//! The order depends only on the sizes of the parameters. All ranks therefore compute the same
+//! order, and their collectives match.
 
 /// The values that the update of a parameter depends on.
 ///

@@ -16,22 +16,28 @@
 //!                    └ started by the read of wte, awaited by the read of h.0.qkv
 //! ```
 //!
-//! Three limits bound the memory. Like in the configuration, they are in
-//! elements. At most `max_live_parameters` elements are kept or prefetched. A
-//! prefetch ends with the parameter that reaches `prefetch_bucket_size`. A
-//! gathered copy is kept only if it is read again within `max_reuse_distance`.
-//! A parameter that the current op reads is always gathered, so a single
-//! parameter may exceed the limits.
+//! Three limits bound the memory. Like in the configuration, they are in elements, which count from
+//! the start of their gather until the copy is released. At most `max_live_parameters` elements are
+//! kept or prefetched. A prefetch ends with the parameter that reaches `prefetch_bucket_size`. A
+//! gathered copy is kept only if it is read again within `max_reuse_distance`. A parameter that the
+//! current op reads is always gathered, so a single parameter may exceed the limits.
 //!
 //! All ranks run the same ops and therefore make the same decisions: the order
 //! of collectives depends only on the order of reads. If a decision depended on
 //! the duration of a gather or of a disk read, the ranks could start
 //! collectives in different orders.
 //!
-//! The gatherer runs on the rank's thread. The ledger counts copies as gathered
-//! memory, and persistent copies as parameters. A copy of a single rank's shard
-//! is a view, which takes no memory. At the end of a pass all copies except the
-//! persistent copies are released.
+//! The gatherer runs on the rank's thread. The ledger counts copies as gathered memory, and
+//! persistent copies as parameters. A copy of a single rank's shard is a view, which takes no
+//! memory. At the end of a pass, pending gathers are awaited in the order in which they were
+//! started, and all copies except the persistent ones are released. After an optimizer step, one
+//! all-gather refreshes the persistent copies.
+//!
+//! With rank threads, the first gather of a parameter copies all shards into one allocation
+//! (`deepburn-ops/src/shared_storage.rs`), and later gathers are views of it, which copy nothing. A
+//! step in f32 updates the shards in place. A shard that gets other memory (a 16-bit working copy,
+//! a load, an update while a save still reads the old values) leaves the allocation, and the next
+//! gather creates a new one.
 
 mod exchange;
 mod look_ahead;

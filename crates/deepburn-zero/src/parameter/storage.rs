@@ -4,6 +4,12 @@
 //! (`deepburn-ops`, [`QuantizedMatrix`]). Everything that keeps or moves a parameter handles this tensor like any other:
 //! a shard is a range of words, and a gather, a persistent copy and an offloaded array have words too. Only an op that
 //! reads the parameter knows of it ([`Weight`]): a product takes the blocks, all other ops get the elements.
+//!
+//! The stored tensor has the backend's f32 type and is only copied. Which matrices are quantized is
+//! in `Plan::quantization`; rank 0 quantizes each one and broadcasts the words. Checkpoints never
+//! contain a quantized parameter, because its values are not exact. They omit it and store the hash
+//! of its values before they were quantized, so that tools can verify it with the files of the base
+//! model.
 
 use burn_backend::{Backend, DType, Shape};
 use deepburn_kernels::{BlockFormat, RowEncoding};

@@ -14,6 +14,10 @@
 //!
 //! In a model without lists, each child of the root that has parameters is a block, such as `conv1`
 //! and `fc`. Parameters directly in the root are outside of all blocks.
+//!
+//! A block begins at an op that reads a parameter of another block, or the first parameter of its
+//! own block again, as in a shared layer. An op before that read belongs to the previous block:
+//! Burn's layer norm normalizes before it reads a parameter.
 
 use std::sync::Arc;
 

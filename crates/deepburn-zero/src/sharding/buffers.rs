@@ -6,12 +6,12 @@
 //! each rank keeps complete buffers in their original element type and starts
 //! with rank 0's values. Integer and bool buffers never change after that.
 //!
-//! Running statistics change in every training forward pass, and each rank
-//! updates them from its own micro-batch. Burn keeps the last update of a
-//! thread pending until the next update. At the end of each backward pass the
-//! ranks therefore synchronise: one all-reduce averages the pending updates of
-//! all ranks, and every rank stores the average as the new value. The sum is
-//! computed in f32 in rank order and divided by the number of ranks.
+//! Running statistics change in every training forward pass, and each rank updates them from its
+//! own micro-batch. Burn keeps the last update of a thread pending until the next update. At the
+//! end of each backward pass the ranks therefore synchronise: one all-reduce averages the pending
+//! updates of all ranks, and every rank stores the average as the new value. The same exchange runs
+//! before an evaluation and before a save, so saved values are current and equal on all ranks. The
+//! sum is computed in f32 in rank order and divided by the number of ranks.
 //!
 //! ```text
 //!  rank 0   value v ──forward──► pending u0 ─┐

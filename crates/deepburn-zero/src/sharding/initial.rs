@@ -17,9 +17,14 @@
 //!  shard    keep the owned slice, drop the rest
 //! ```
 //!
-//! Modules that are initialised on all ranks are supported too. Their shapes
-//! must be the same on all ranks, and the values of rank 0 replace the values
-//! of the other ranks.
+//! Declared shapes are not trusted, because an init mapper may change them: the shape of rank 0's
+//! value counts. A closure cannot return an error. If it panics on rank 0, all ranks end with an
+//! error that names the parameter.
+//!
+//! Modules that are initialized on all ranks are supported too, but need the memory of the whole
+//! model. Their shapes must be the same on all ranks, and the values of rank 0 replace the values
+//! of the other ranks. Parameters with a load mapper (a column-major `Linear`) are always
+//! initialized on all ranks (`TakenParam::new`).
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 

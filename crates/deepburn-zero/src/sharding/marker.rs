@@ -1,4 +1,8 @@
 //! Marks the parameters of a module for a backward pass.
+//!
+//! Autodiff reports the gradient of a marked leaf when it is final (`submit_gradient_sync`). Every
+//! training forward pass gets new leaves. Each rank has its own: a leaf that rank threads share
+//! would connect their graphs, and with them the locks of the graphs.
 
 use std::any::Any;
 use std::collections::HashMap;

@@ -1,11 +1,11 @@
 //! Plain tensors: fields of a module that are a `Tensor`, not a `Param`.
 //!
-//! Burn neither visits nor saves such a field, so DeepBurn cannot broadcast it
-//! or store it in a checkpoint. If its values are random, or differ between
-//! ranks for another reason, the ranks train different models. The ranks
-//! therefore compare their plain tensors when a model is sharded, and differing
-//! values are an error. Checkpoints store a hash of each, so that a resumed run
-//! can warn of other values.
+//! Burn neither visits nor saves such a field, so DeepBurn cannot broadcast it or store it in a
+//! checkpoint. If its values are random, or differ between ranks for another reason, the ranks
+//! train different models. The ranks therefore compare their plain tensors when a model is sharded,
+//! and differing values are an error. They do so after the parameters were taken out of the module,
+//! because the question below would initialize lazy parameters. Checkpoints store a hash of each,
+//! so that a resumed run can warn of other values.
 //!
 //! One method of Burn's `Module` reaches plain tensors: `collect_devices` asks
 //! every tensor of the module for its device, in the order of its fields. While

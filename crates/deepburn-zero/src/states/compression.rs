@@ -6,6 +6,10 @@
 //! rank averages its part of every tensor, compresses the mean in the same way with a separate error, and sends it to
 //! all ranks. The result is therefore bitwise identical on all ranks.
 //!
+//! After the freeze, ranks do not reduce gradients. Each computes its momentum from its own
+//! gradient, and this exchange replaces it with the mean over all ranks. Every rank therefore needs
+//! complete gradients and momenta: sharding and offload are not supported.
+//!
 //! An element whose second moment is 0 has never had a gradient, for example in the embedding of an unseen token. One
 //! bit cannot represent 0, and any other momentum would be divided by `sqrt(0) + eps`. Such elements are excluded:
 //! their momentum and error stay 0, and scales do not include them. In DeepSpeed, the user has to pass a mask for this

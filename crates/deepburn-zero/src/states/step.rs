@@ -13,8 +13,10 @@
 //! 4. Persistent parameters of stage 3 are gathered again, and in a pipeline the
 //!    other stages of a tied parameter receive its values.
 //!
-//! Each gradient is freed when its parameter has been updated. The memory of
-//! gradients therefore shrinks while parameters are all-gathered.
+//! All ranks release gathered parameters before the norm is summed. With rank threads, these may be
+//! views of the shards, which an update could then not change in place. Each gradient is freed when
+//! its parameter has been updated. The memory of gradients therefore shrinks while parameters are
+//! all-gathered.
 
 use std::sync::Arc;
 

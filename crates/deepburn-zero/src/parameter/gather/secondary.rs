@@ -17,8 +17,9 @@
 //! at all. The values are the same, so the bits of a run do not change.
 //!
 //! Every change of the primary shard drops the secondary one (`Parameter::put` and
-//! `Parameter::update_parked`), so no pass can read outdated values. All ranks of the shard group run
-//! the same passes, and therefore have secondary shards of the same parameters.
+//! `Parameter::update_parked`), so no pass can read outdated values. A prefetch has parameters of
+//! one kind: all with secondary shards, or all without. All ranks of the shard group run the same
+//! passes, and therefore have secondary shards of the same parameters.
 
 use burn_backend::Backend;
 use deepburn_comm::Partition;

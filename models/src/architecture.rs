@@ -7,20 +7,10 @@
 //!   to text classification. The corresponding modules implement [`LanguageModel`](crate::causal_lm::LanguageModel) and
 //!   [`TextClassifier`](crate::TextClassifier).
 //!
-//! # Adding a language model
-//!
-//! A new language model needs a folder next to [`gpt2`](crate::gpt2), and one line in the list of models of the programs.
-//! The folder contains:
-//!
-//! - a configuration that implements [`Architecture`]: the map of its weights, and `config.json`;
-//! - implementations of [`SavedConfig`], [`LanguageModelConfig`] and [`LanguageModelFamily`] for the configuration:
-//!   reading and overriding fields, and the limits on token sequences;
-//! - a Burn module that implements [`LanguageModel`](crate::causal_lm::LanguageModel): the loss, and the logits of the
-//!   next token;
-//! - an implementation of [`BuildModel`], which builds the module with random weights, with zeros, or with the weights
-//!   in a folder.
-//!
-//! Checkpoints, exports, generation, forecasts and sharded training then work without further code.
+//! A language model is a configuration of the [decoder](crate::decoder): it implements
+//! [`DecoderConfig`](crate::decoder::DecoderConfig), and these traits follow. `ARCHITECTURE.md`
+//! describes how to add one. A text classifier implements the traits itself. Checkpoints, exports,
+//! forecasts and sharded training then work without further code.
 
 use std::fmt;
 use std::path::Path;

@@ -9,6 +9,9 @@
 //! ```
 //!
 //! The norm in DoRA has no gradient, as in its section 4.3 and in PEFT.
+//!
+//! A layer takes its adapter from the initializer (`WeightInit`), like an optional bias, so parts
+//! of decoders and families do not know of adapters.
 
 use burn::module::{Module, Param};
 use burn::nn::{Dropout, DropoutConfig};

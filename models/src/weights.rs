@@ -4,6 +4,10 @@
 //! values are generated on the host, with the seed and the parameter's path as the key of the generator. They do not
 //! depend on the device, the order in which parameters are created or the number of threads. Each parameter is lazy: its values are created on first use. Sharded training relies on this, because it
 //! moves most parameters out of the module before memory is allocated for them.
+//!
+//! With an adapter, parameters of the base model come from its folder, and factors from the
+//! adapter's folder, or they are drawn. Frozen parameters are marked in the module, which the
+//! engine respects.
 
 use std::collections::HashMap;
 use std::fmt;

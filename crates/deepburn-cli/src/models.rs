@@ -3,8 +3,7 @@
 //! Main table: [`MODELS`]. `finetune` finds the model of a job in it, and the tools find the model of a `config.json`.
 //! Messages list the values of `model.architecture` and `model_type` from the table.
 //!
-//! To add a model, add a folder in `deepburn-models`, a value of `model.architecture` in `deepburn-config`, and a line
-//! here.
+//! `ARCHITECTURE.md` describes how to add a model.
 
 #[cfg(test)]
 mod toy;

@@ -23,9 +23,11 @@
 //! that wrote the checkpoint. The parameters of a pipeline have the names of their
 //! layers, and [`DeepSpeedCheckpoint::layers_in_model`] finds these in a model.
 //!
-//! The parser of pickles is this crate's own, because it needs the order of
-//! dicts, which determines the positions of parameters in flat groups, and the
-//! attributes of objects.
+//! The parser of pickles is this crate's own, because it needs the order of dicts, which determines
+//! the positions of parameters in flat groups, and the attributes of objects (the loss scaler). A
+//! test compares it with `pytorch-reader` on all fixtures, except the files of pipeline layers.
+//! Values are read in place, range by range: a flat group is one tensor, and may be larger than
+//! memory.
 //!
 //! ```
 //! use std::path::Path;

@@ -14,6 +14,16 @@
 //! A dry run has the collectives of the engine. Programs have training loops of their own, so the
 //! collectives of a loop are not included: [`deepburn_learner::train`] sums a few numbers over the
 //! ranks twice per step.
+//!
+//! There is no second description of a model, and no second implementation of gathering, buckets,
+//! recomputation, offload or updates. Offloaded arrays enter the ledger and have no bytes
+//! (`Store::Counted` of `deepburn-zero`). Fused ops return tensors of the shapes and types of the
+//! flex kernels (`deepburn-ops/src/meta`). Code that computes on the host asks `is_without_data`
+//! and does nothing: random numbers, updates of offloaded states, sums of squares. A new op family
+//! has to be implemented for [`Meta`], and new work on the host has to be skipped there.
+//!
+//! Tests in `tests/dry_run` compare a dry run with a real one: every category of every tier to the
+//! byte, every collective, and the operations of every module.
 
 use std::thread;
 

@@ -5,6 +5,12 @@
 //! `transformers` (`load_best_model_at_end`, `EarlyStoppingCallback`), with one
 //! exception: a checkpoint is saved whenever an evaluation is the best so far.
 //! Evaluation and checkpoint intervals therefore need not match.
+//!
+//! An evaluation without any target counts neither as best nor as one without improvement.
+//! Retention never deletes the checkpoint of the best model that has one. Checkpoints of an
+//! abandoned branch do not count, because the [`LoopState`] comes from the checkpoint that was
+//! resumed. A checkpoint with a pending evaluation has no metric. If it was due, or is the best so
+//! far, the resumed run saves the step again after the evaluation.
 
 use std::path::Path;
 

@@ -16,14 +16,13 @@
 //! [`Engine::omit_base`](crate::Engine::omit_base) omits the frozen parameters of
 //! a base model from checkpoints.
 //!
-//! Saving fails between forward and backward, and after `no_sync` passes whose
-//! gradients still differ between ranks. Loading fails if the model or the
-//! moments differ. In the middle of an accumulation it also fails if the batch
-//! sizes, the element type, the loss scale or the trained parameters differ,
-//! because the gradients of the micro-batches so far would not fit; this holds
-//! without optimizer states too. Parameters that were frozen when the checkpoint
-//! was saved get new moments (`optimizer_states.rs`). Everything is checked
-//! before the engine is changed.
+//! Saving fails between forward and backward, and while gradients differ between ranks, which no
+//! other number of ranks could load: after `no_sync` passes, and within a step of 1-bit optimizers
+//! or hybrid sharding. Loading fails if the model or the moments differ. In the middle of an
+//! accumulation it also fails if the batch sizes, the element type, the loss scale or the trained
+//! parameters differ, because the gradients of the micro-batches so far would not fit; this holds
+//! without optimizer states too. Parameters that were frozen when the checkpoint was saved get new
+//! moments (`optimizer_states.rs`). Everything is checked before the engine is changed.
 
 mod buffers;
 mod counters;

@@ -3,6 +3,12 @@
 //! Frameworks on top of Burn, such as burn-train with its `TrainStep`, pass a
 //! closure that computes a loss and calls `backward` on it.
 //! [`Engine::train_pass`] runs such a closure as one micro-batch.
+//!
+//! The first gradient that autodiff reports is the start of the backward pass
+//! (`deepburn-zero/src/gradient/backward_watch.rs`). The engine never sees the loss, so the step
+//! divides the accumulated gradients by the number of micro-batches.
+//! [`Engine::finish_accumulation`] ends an accumulation that stays incomplete, and divides by the
+//! number that there are.
 
 use std::time::Instant;
 

@@ -12,6 +12,10 @@
 //! - [`merge`] computes the weight of a layer whose adapter is merged.
 //!
 //! The crate has no tensors. `deepburn-models` computes adapted layers.
+//!
+//! The map of an adapted model is the model's, with the factors after the parameters of their
+//! module. Parameters that are not trained have the origin `Frozen`. For modules of other
+//! libraries, `deepburn::lora::Lora` adds the factors to the weights for each pass instead.
 
 mod adapter;
 mod config;

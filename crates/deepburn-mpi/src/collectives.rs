@@ -26,9 +26,10 @@
 //! | broadcast | `(W - 1) * n` by the root, none by others |
 //! | barrier | headers only |
 //!
-//! In addition to the arrays, memory is needed for sent and received bytes until the result is complete. A reduction
-//! needs `(W - 1) / W` of its size for each direction; a gather needs the size of the result. Sparse rows are sent in
-//! sparse form.
+//! In addition to the arrays, memory is needed for sent and received bytes until the result is
+//! complete. A reduction needs `(W - 1) / W` of its size for each direction; a gather needs the
+//! size of the result on every rank, where ranks that are threads share one. Contiguous tensors of
+//! the flex backend are sent without a copy. Sparse rows are sent in sparse form.
 //!
 //! A ring all-reduce would send the same number of bytes in `2 (W - 1)` dependent steps, and would add contributions in
 //! ring order. With direct messages, the owner of a part receives all contributions and adds them in rank order, so the

@@ -3,7 +3,9 @@
 //! [`MpiGroup`] implements the collectives of `deepburn_comm`. Starting a collective checks its
 //! arguments on the calling thread, counts it, and queues it for the communication thread. The
 //! communication thread runs queued collectives one at a time, in the order in which they were
-//! started. All ranks must start the same collectives in this common order.
+//! started. All ranks must start the same collectives in this common order. The thread runs the
+//! collectives of all groups one after the other, so ranks that share several groups must start
+//! theirs in consistent orders.
 //!
 //! ```text
 //! rank's thread           start gather 1 | compute | start gather 2 | compute | wait 1 | wait 2

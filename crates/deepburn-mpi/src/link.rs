@@ -24,6 +24,16 @@
 //! another failure, each of them waits for a time that increases with its rank number. The report of
 //! the lowest rank thus arrives before the other ranks would send theirs.
 //!
+//! mpirun ends all processes as soon as the first one has exited, so the other ranks stay alive for
+//! a moment until the reporter has printed. Only mpirun notices the death of a process on another
+//! host, and then ends all ranks with SIGTERM. Each rank prints the collective and the ranks that
+//! it waits for, from its own thread, because Open MPI may block the communication thread in a call
+//! on the broken connection.
+//!
+//! If headers disagree, all ranks find the same first pair and return the same error as rank
+//! threads. Subgroups need no communicators: headers go to the members only, and each rank
+//! announces its subgroups, so that different lists of members are found.
+//!
 //! | Failure | Noticed by | Error |
 //! |---|---|---|
 //! | a rank's own error or panic | the rank, which sends `Failed` | the rank's error |

@@ -1,8 +1,8 @@
 //! The connection of this process to its MPI job, and the communication thread.
 //!
-//! MPI can be initialised only once per process. It is finalised when the process exits, even if
-//! there are several runs in between. [`Process::connect`] therefore always returns the same
-//! [`Process`].
+//! MPI can be initialised only once per process. It is finalized when the process exits and all
+//! ranks have signed off, even if there are several runs in between. A process that exits during a
+//! run notifies the others. [`Process::connect`] therefore always returns the same [`Process`].
 //!
 //! ```text
 //! rank's thread                         communication thread "communication"

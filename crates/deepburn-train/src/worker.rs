@@ -12,9 +12,10 @@
 //! end        ─► update with the micro-batches of an incomplete accumulation [norm, parameters]
 //! ```
 //!
-//! The metrics are computed by Burn's event processor, which only rank 0 calls.
-//! Outputs of a micro-batch are complete once the ranks have agreed on the next
-//! one, so they are reported one micro-batch late.
+//! The metrics are computed by Burn's event processor, which only rank 0 calls. It is another
+//! thread, where reading a sharded parameter is an error instead of a hang. Outputs of a
+//! micro-batch are complete once the ranks have agreed on the next one, so they are reported one
+//! micro-batch late.
 //!
 //! The engine trains, and the Learner's scheduler and strategies control it: the
 //! scheduler takes one step per update, and its learning rate is set before the

@@ -35,6 +35,9 @@
 //! ```
 //!
 //! A stored tensor can only be divided along one axis, and only matrices can be transposed.
+//!
+//! Training checkpoints store parameters as in the module, with the optimizer states in the same
+//! layout. They do not depend on the map, which they have for exports.
 
 mod blocks;
 mod composition;

@@ -1,6 +1,7 @@
 //! The model that a fine-tuned model was trained from, whose frozen parameters did not change.
 //!
-//! Main type: [`BaseModel`].
+//! Main type: [`BaseModel`]. It reads single parameters, and gives frozen ones the origin
+//! [`Origin::Frozen`], so that checkpoints may omit them.
 
 use std::path::Path;
 

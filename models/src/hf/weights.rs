@@ -10,6 +10,9 @@
 //! [`Weights::check_shapes`] compares names, shapes and types with the map of the model. Values are checked while they
 //! are read. Methods that require *checked* tensors rely on the second check. The supported types are F32, F16 and BF16; all
 //! values are converted to f32.
+//!
+//! The origins in a map say which parameters are read, and which are new or have new rows. A folder
+//! may repeat a tied parameter under its other names.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

@@ -1,6 +1,7 @@
 //! The weights of a GGUF file, by the module paths of the model.
 //!
-//! Main type: [`GgufWeights`]. Blocks that a product can read stay as they are in the file; only rows are moved:
+//! Main type: [`GgufWeights`]. Rows are found through the weight map. Blocks that a product can
+//! read stay as they are in the file; only rows are moved:
 //!
 //! ```text
 //! file             rows [out, in] of each stored tensor       llama.cpp's order of the rows of a head

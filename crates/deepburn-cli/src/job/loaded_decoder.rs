@@ -1,6 +1,8 @@
 //! A language model in memory, which continues texts.
 //!
-//! Main type: [`LoadedDecoder`]. Models are on the plain CPU backend, because generation is not sharded.
+//! Main type: [`LoadedDecoder`]. Models are on the plain CPU backend, because generation is not
+//! sharded. Weights are read from a folder or a GGUF file, and matrices are in f32 or encoded.
+//! `Architecture::matrix_use` says along which axis a matrix is encoded.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -9,8 +9,9 @@
 //!   checkpoint's ([`JobState::compare`]). Other settings may change. A change that affects later steps, such as
 //!   another learning rate, is logged as a warning. DeepSpeed checkpoints do not record the job, so only the model
 //!   and the optimizer states are compared.
-//! - A restart by the launcher resumes from the newest intact checkpoint of the same launch. Checkpoints of earlier
-//!   runs in the folder are only used if `--resume` names them ([`select`]).
+//! - A restart by the launcher resumes from the newest intact checkpoint of the same launch, whose
+//!   start time is in the checkpoint. Checkpoints of earlier runs in the folder may belong to a
+//!   branch that the user has abandoned. They are only used if `--resume` names them ([`select`]).
 //!
 //! | Command | Checkpoint |
 //! |---|---|

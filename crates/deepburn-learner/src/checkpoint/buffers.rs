@@ -1,8 +1,8 @@
 //! Describes, compares and reads buffers in checkpoints.
 //!
-//! A buffer is an entry of kind `Buffer`, which has only values, in the
-//! buffer's own element type. Checkpoints of early versions lack such entries.
-//! They still load, with a warning for each value that they cannot restore.
+//! A buffer is an entry of kind `Buffer`, which has only values, in the buffer's own element type.
+//! Each rank writes the elements that it would own of a parameter. Checkpoints of early versions
+//! lack such entries. They still load, with a warning for each value that they cannot restore.
 
 use burn::tensor::TensorData;
 use deepburn_checkpoint::{

@@ -8,6 +8,11 @@
 //!
 //! The writer thread does not take part in collectives. The ranks communicate
 //! only in `finish`, which all of them call between the same two steps.
+//!
+//! A save holds handles to arrays and copies nothing at its start. Burn's tensors are values: a
+//! step that finds a handle still in use updates a copy. An array that is written before its next
+//! update is therefore never copied. A synchronous save is the same, but waits for the thread at
+//! once. If any rank fails, all ranks abandon the save and continue training.
 
 use std::io;
 use std::path::PathBuf;

@@ -1,10 +1,10 @@
 //! Where the optimizer states of each parameter come from when a run resumes.
 //!
-//! Main function: [`states_source`]. A trained parameter has its states in the
-//! checkpoint, unless it was frozen when the checkpoint was saved: then its
-//! states are new, as for a parameter without state in PyTorch. The
-//! moments are zero, and bias correction counts the parameter's own steps. The
-//! states of a parameter that is frozen now are not used. Both are logged.
+//! Main function: [`states_source`]. A trained parameter has its states in the checkpoint, unless
+//! it was frozen when the checkpoint was saved: then its states are new, as for a parameter without
+//! state in PyTorch. The moments are zero, and bias correction counts the parameter's own steps;
+//! later checkpoints store by path how many steps came before them. The states of a parameter that
+//! is frozen now are not used. Both are logged. `finetune` makes the same check before it starts.
 //!
 //! Optimizers that compress exchanges (1-bit Adam, 1-bit LAMB, 0/1 Adam) have
 //! one schedule for all parameters. After their freeze, second moments no longer

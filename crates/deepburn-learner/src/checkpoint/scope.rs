@@ -1,19 +1,19 @@
 //! The scope of checkpoints: the parameters that they contain.
 //!
-//! By default, a checkpoint contains all parameters. [`Engine::omit_base`] limits
-//! the scope to those that cannot be read again from a base model. An omitted
-//! parameter is frozen and has the values of the base model. Its entry has a
-//! hash of these values ([`BaseValues`]).
+//! By default, a checkpoint contains all parameters. [`Engine::omit_base`] limits the scope to
+//! those that cannot be read again from a base model. An omitted parameter is frozen and has the
+//! values of the base model. Its entry has a hash of these values in the type in which they are
+//! held ([`BaseValues`]), which does not depend on ranks, stage and offload.
 //!
 //! The values decide, and not the history of a run: a parameter that was trained
 //! before it was frozen differs from the base model, so it is contained. Frozen
 //! parameters only change when a checkpoint is loaded, so they are hashed once
 //! and after a load.
 //!
-//! A checkpoint with omitted parameters is loaded into an engine that was built
-//! with the weights of the base model. It is refused if a hash differs, before
-//! anything is changed. Each parameter is gathered separately, and one rank
-//! (of its first pipeline stage) hashes it.
+//! A checkpoint with omitted parameters is loaded into an engine that was built with the weights of
+//! the base model; `finetune` builds it from the pretrained folder, and `deepburn consolidate`
+//! reads the parameters from there. It is refused if a hash differs, before anything is changed.
+//! Each parameter is gathered separately, and one rank (of its first pipeline stage) hashes it.
 
 use std::collections::BTreeMap;
 

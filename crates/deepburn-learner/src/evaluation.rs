@@ -1,10 +1,10 @@
 //! Evaluation: computes the mean loss over a data set, batch by batch.
 //!
 //! Each rank holds only one batch in memory, regardless of the size of the data set. The ranks
-//! exchange flags before each batch. If a rank was interrupted or cannot read its data, all ranks
-//! stop at the same batch. The run then saves a checkpoint whose `LoopState` marks the evaluation
-//! as pending. The resumed run evaluates before its next step, so `metrics.jsonl` has the same
-//! rows.
+//! exchange flags before each batch and after the last one. If a rank was interrupted or cannot
+//! read its data, all ranks stop at the same batch. The run then saves a checkpoint whose
+//! `LoopState` marks the evaluation as pending. The resumed run evaluates before its next step, so
+//! `metrics.jsonl` has the same rows.
 
 use std::path::PathBuf;
 

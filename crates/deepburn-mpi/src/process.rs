@@ -1,6 +1,6 @@
 //! The connection of this process to its MPI job, and the communication thread.
 //!
-//! MPI can be initialised only once per process. It is finalized when the process exits and all
+//! MPI can be initialized only once per process. It is finalized when the process exits and all
 //! ranks have signed off, even if there are several runs in between. A process that exits during a
 //! run notifies the others. [`Process::connect`] therefore always returns the same [`Process`].
 //!

@@ -1,9 +1,8 @@
 //! Agreement between the processes of a job on whether all of them are ready for the next phase.
 //!
 //! A process that fails before training must not leave the others waiting in a collective. So all
-//! processes exchange their exit statuses after each phase. One rank of each host prepares the job
-//! before the others, which then find its caches. If ranks are threads, there is only one process,
-//! and nothing is exchanged.
+//! processes exchange their exit statuses after each phase. If ranks are threads, there is only one
+//! process, and nothing is exchanged.
 //!
 //! Messages are printed once. The process of the first failed rank prints its failure, and the others exit with the
 //! same status and without a message ([`Failure::Elsewhere`]).

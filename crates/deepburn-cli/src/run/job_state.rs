@@ -16,6 +16,10 @@
 //! ```text
 //! WARN deepspeed.optimizer.params.weight_decay changes from 0.1 in the checkpoint to 0.2
 //! ```
+//!
+//! The weight map of the model is part of the state, so that checkpoints are exported without the
+//! model. When a run resumes, the exported configurations are compared too. `changes.rs` lists the
+//! keys whose changes are errors and the keys whose changes have no effect.
 
 mod changes;
 

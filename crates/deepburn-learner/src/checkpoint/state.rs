@@ -1,7 +1,8 @@
 //! The JSON states of a checkpoint: one for the engine, and one for each rank.
 //!
-//! Names of fields are part of the file format and never change. Fields that
-//! were added later have a default for older checkpoints.
+//! Names of fields are part of the file format and never change. Fields that were added later have
+//! a default for older checkpoints. The record of a gradient within a step includes the largest
+//! magnitude of its fp16 sum so far, which decides whether the step is skipped.
 
 use std::collections::BTreeMap;
 

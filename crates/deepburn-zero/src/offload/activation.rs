@@ -19,9 +19,7 @@
 //! memory. Writes to a file and all fetches overlap with computation.
 //!
 //! The file grows on demand, so a full disk ends all ranks in the first steps. It reuses the space
-//! of arrays that were dropped, so an array is always written before it is read. Only a contiguous
-//! tensor whose memory nothing else holds is parked: others would free no memory, or be added in
-//! another order after a fetch.
+//! of arrays that were dropped, so an array is always written before it is read.
 
 use std::sync::{Arc, Mutex, Weak};
 

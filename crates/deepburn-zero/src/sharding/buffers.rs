@@ -8,7 +8,7 @@
 //!
 //! Running statistics change in every training forward pass, and each rank updates them from its
 //! own micro-batch. Burn keeps the last update of a thread pending until the next update. At the
-//! end of each backward pass the ranks therefore synchronise: one all-reduce averages the pending
+//! end of each backward pass the ranks therefore synchronize: one all-reduce averages the pending
 //! updates of all ranks, and every rank stores the average as the new value. The same exchange runs
 //! before an evaluation and before a save, so saved values are current and equal on all ranks. The
 //! sum is computed in f32 in rank order and divided by the number of ranks.

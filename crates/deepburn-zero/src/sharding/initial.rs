@@ -5,7 +5,7 @@
 //! that creates the value. Rank 0 runs these closures one after the other while
 //! it shards the parameters, so at stage 3 no rank ever holds the complete
 //! model. While rank 0 computes a value, the other ranks wait. On these ranks a
-//! lazy parameter is removed from the module without being initialised. Main
+//! lazy parameter is removed from the module without being initialized. Main
 //! type: [`InitialValue`].
 //!
 //! ```text

@@ -46,3 +46,12 @@ impl Fingerprint {
         hexadecimal(&self.0.finalize()[..16])
     }
 }
+
+/// Returns `chosen` of the indices below `count`, evenly spaced from the first
+/// to the last one. There are at least as many indices as are chosen.
+pub(crate) fn evenly_spaced(count: usize, chosen: usize) -> impl Iterator<Item = usize> {
+    (0..chosen).map(move |number| match chosen {
+        1 => 0,
+        _ => number * (count - 1) / (chosen - 1),
+    })
+}

@@ -57,7 +57,7 @@ pub use formats::labelled::{
     read_labelled_as, read_texts,
 };
 pub use formats::labels::{LabelKind, TextLabel};
-pub use formats::rows::{FileRow, Row};
+pub use formats::rows::{DataRow, FileRow};
 pub use formats::table::{is_number_label, whole_number};
 pub use formats::text::{
     TEXT_FIELD, is_plain_text, read_documents, skipped_files, text_files, unread_texts,

@@ -4,7 +4,7 @@
 use std::io::{self, Read};
 use std::path::Path;
 
-use ::csv::{Error, ErrorKind, ReaderBuilder, StringRecord};
+use ::csv::{Error, ErrorKind, Reader, ReaderBuilder, StringRecord};
 
 use crate::formats::compression::{TextReader, read_error};
 use crate::formats::table::{Cell, RowVisitor, TableRow, no_column};
@@ -13,12 +13,7 @@ use crate::{DataError, Result};
 /// Reads rows as [`crate::formats::format::read_rows`] does. Row 1 is the first
 /// row below the column names.
 pub(crate) fn read_rows(path: &Path, columns: &[&str], visit: RowVisitor<'_>) -> Result<()> {
-    let quotes = QuoteChecker::new(TextReader::open(path)?);
-    let mut reader = ReaderBuilder::new().from_reader(quotes);
-    let names = reader.headers().cloned();
-    // A quote that is not closed explains the other errors.
-    reader.get_ref().check(path)?;
-    let names = names.map_err(|error| unreadable(path, error))?;
+    let (mut reader, names) = open(path)?;
     // A file without a line has no rows, like an empty file of another format.
     if names.is_empty() {
         return Ok(());
@@ -63,12 +58,19 @@ pub(crate) fn read_rows(path: &Path, columns: &[&str], visit: RowVisitor<'_>) ->
 /// # Errors
 /// Returns an error if the first line cannot be read.
 pub(crate) fn column_names(path: &Path) -> Result<Vec<String>> {
+    let (_, names) = open(path)?;
+    Ok(names.iter().map(str::to_owned).collect())
+}
+
+/// Opens a file, and returns its reader with the names of its columns.
+fn open(path: &Path) -> Result<(Reader<QuoteChecker<TextReader>>, StringRecord)> {
     let quotes = QuoteChecker::new(TextReader::open(path)?);
     let mut reader = ReaderBuilder::new().from_reader(quotes);
     let names = reader.headers().cloned();
+    // A quote that is not closed explains the other errors.
     reader.get_ref().check(path)?;
     let names = names.map_err(|error| unreadable(path, error))?;
-    Ok(names.iter().map(str::to_owned).collect())
+    Ok((reader, names))
 }
 
 /// Returns the error of a file that breaks the rules of CSV.
@@ -101,9 +103,9 @@ fn other_separator(names: &StringRecord, column: &str) -> Option<&'static str> {
     separators.into_iter().find(|(separator, _)| has_column(*separator)).map(|(_, name)| name)
 }
 
-/// Where a byte of a CSV file is.
+/// The state of a reader of CSV: where the next byte is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Position {
+enum CsvState {
     /// At the beginning of a record.
     Record,
     /// At the beginning of another field.
@@ -125,8 +127,8 @@ enum Position {
 struct QuoteChecker<R> {
     /// The bytes.
     bytes: R,
-    /// Where the next byte is.
-    place: Position,
+    /// The state before the next byte.
+    state: CsvState,
     /// The number of bytes so far, at most 3.
     start: usize,
     /// The row of the next byte; 0 is the line with the names.
@@ -139,8 +141,8 @@ struct QuoteChecker<R> {
 
 impl<R> QuoteChecker<R> {
     fn new(bytes: R) -> Self {
-        let place = Position::Record;
-        Self { bytes, place, start: 0, row: None, has_break: false, open: None }
+        let state = CsvState::Record;
+        Self { bytes, state, start: 0, row: None, has_break: false, open: None }
     }
 
     /// Returns an error if a quote in the bytes so far is not closed.
@@ -163,38 +165,38 @@ impl<R> QuoteChecker<R> {
         let start = self.start;
         self.start = (start + 1).min(3);
         let is_break = matches!(byte, b'\r' | b'\n');
-        let before = self.place;
-        self.place = match (before, byte) {
+        let before = self.state;
+        self.state = match (before, byte) {
             // A byte-order mark.
-            (Position::Record, 0xEF | 0xBB | 0xBF) if b"\xef\xbb\xbf".get(start) == Some(&byte) => {
+            (CsvState::Record, 0xEF | 0xBB | 0xBF) if b"\xef\xbb\xbf".get(start) == Some(&byte) => {
                 return;
             }
             // An empty line is not a record.
-            (Position::Record, _) if is_break => return,
-            (Position::Record | Position::Field, b'"') => {
+            (CsvState::Record, _) if is_break => return,
+            (CsvState::Record | CsvState::Field, b'"') => {
                 self.has_break = false;
-                Position::Quoted
+                CsvState::Quoted
             }
-            (Position::Quoted, b'"') => Position::Quote,
-            (Position::Quote, b'"') => Position::Quoted,
-            (Position::Quoted, _) => {
+            (CsvState::Quoted, b'"') => CsvState::Quote,
+            (CsvState::Quote, b'"') => CsvState::Quoted,
+            (CsvState::Quoted, _) => {
                 self.has_break |= is_break;
                 return;
             }
-            (_, b',') => Position::Field,
-            _ if is_break => Position::Record,
-            (Position::Quote, b' ' | b'\t') => Position::Unquoted,
-            (Position::Quote, _) => {
+            (_, b',') => CsvState::Field,
+            _ if is_break => CsvState::Record,
+            (CsvState::Quote, b' ' | b'\t') => CsvState::Unquoted,
+            (CsvState::Quote, _) => {
                 // Text after a quote is usually harmless. After a line break
                 // within the quotes, another quote was probably not closed.
                 if self.has_break {
                     self.open = self.open.or(self.row);
                 }
-                Position::Unquoted
+                CsvState::Unquoted
             }
-            _ => Position::Unquoted,
+            _ => CsvState::Unquoted,
         };
-        if before == Position::Record {
+        if before == CsvState::Record {
             self.row = Some(self.row.map_or(0, |row| row + 1));
         }
     }
@@ -204,7 +206,7 @@ impl<R: Read> Read for QuoteChecker<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let read = self.bytes.read(buffer)?;
         buffer[..read].iter().for_each(|byte| self.pass(*byte));
-        if read == 0 && !buffer.is_empty() && self.place == Position::Quoted {
+        if read == 0 && !buffer.is_empty() && self.state == CsvState::Quoted {
             self.open = self.open.or(self.row);
         }
         Ok(read)

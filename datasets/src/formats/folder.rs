@@ -52,6 +52,15 @@ pub(crate) fn full_listing(folder: &Path) -> Result<Vec<String>> {
     Ok(names)
 }
 
+/// Returns the name of a list of files for messages.
+pub(crate) fn described(files: &[PathBuf]) -> String {
+    match files {
+        [] => "no files".to_owned(),
+        [only] => only.display().to_string(),
+        [first, rest @ ..] => format!("{} and {} more", first.display(), rest.len()),
+    }
+}
+
 /// Opens a regular file for reading. Devices and pipes are an error, because
 /// reading them may never end.
 ///

@@ -19,7 +19,7 @@ const BYTE_ORDER_MARK: [u8; 3] = [0xef, 0xbb, 0xbf];
 
 /// How the objects of a file follow each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Layout {
+enum JsonFraming {
     /// Elements of an array, which are numbered.
     Array,
     /// Objects one after another, which are identified by their first line.
@@ -50,26 +50,26 @@ pub(crate) fn visit_objects(path: &Path, visit: ObjectVisitor<'_>) -> Result<()>
     let reader = BufReader::new(TextReader::open(path)?);
     let mut scanner = Scanner { path, reader, line: 1, offset: 0 };
     scanner.skip_byte_order_mark()?;
-    let layout = match scanner.next_visible()? {
+    let framing = match scanner.next_visible()? {
         None => return Ok(()),
-        Some(b'[') => Layout::Array,
-        Some(b'{') => Layout::Sequence,
+        Some(b'[') => JsonFraming::Array,
+        Some(b'{') => JsonFraming::Sequence,
         Some(byte) if !byte.is_ascii() => return Err(not_utf8(path, scanner.offset)),
         Some(_) => {
             let reason = "it must start with `[` or `{`".to_owned();
             return Err(scanner.invalid("line 1", &reason));
         }
     };
-    if layout == Layout::Array {
+    if framing == JsonFraming::Array {
         scanner.skip(1);
     }
     let mut row = Vec::new();
     for number in 1.. {
-        if !scanner.has_row(layout, number)? {
+        if !scanner.has_row(framing, number)? {
             break;
         }
         let (start, line) = (scanner.offset, scanner.line);
-        let place = if layout == Layout::Array { ("row", number) } else { ("line", line) };
+        let place = if framing == JsonFraming::Array { ("row", number) } else { ("line", line) };
         scanner.take_value(&mut row, &format!("{} {}", place.0, place.1))?;
         let text = std::str::from_utf8(&row)
             .map_err(|error| not_utf8(path, start + error.valid_up_to()))?;
@@ -137,9 +137,9 @@ impl Scanner<'_> {
 
     /// Moves to the value of row `number`. Returns false at the end of the
     /// array or the file.
-    fn has_row(&mut self, layout: Layout, number: usize) -> Result<bool> {
+    fn has_row(&mut self, framing: JsonFraming, number: usize) -> Result<bool> {
         let found = self.next_visible()?;
-        if layout == Layout::Sequence {
+        if framing == JsonFraming::Sequence {
             return match found {
                 None => Ok(false),
                 Some(b'{') => Ok(true),

@@ -71,14 +71,17 @@ fn parse(text: &str, wanted: Wanted<'_>) -> serde_json::Result<Map<String, Value
 /// Returns the first marked number within `value`.
 fn not_finite(value: &Value) -> Option<&'static str> {
     match value {
-        Value::String(text) => {
-            let name = text.strip_prefix(MARK)?;
-            NOT_FINITE.into_iter().find(|number| *number == name)
-        }
+        Value::String(text) => marked_number(text),
         Value::Array(values) => values.iter().find_map(not_finite),
         Value::Object(fields) => fields.values().find_map(not_finite),
         Value::Null | Value::Bool(_) | Value::Number(_) => None,
     }
+}
+
+/// Returns the number that a marked string stands for; `None` for other strings.
+fn marked_number(text: &str) -> Option<&'static str> {
+    let name = text.strip_prefix(MARK)?;
+    NOT_FINITE.into_iter().find(|number| *number == name)
 }
 
 /// Describes why `text` is not an object. For valid JSON that is not an object,
@@ -136,11 +139,7 @@ fn kind(value: &Value) -> &'static str {
 pub(crate) fn cell(value: Value) -> Cell {
     match value {
         Value::Null => Cell::Null,
-        Value::String(text) => {
-            let name = text.strip_prefix(MARK);
-            let not_finite = NOT_FINITE.into_iter().find(|number| Some(*number) == name);
-            not_finite.map_or(Cell::Text(text), Cell::Other)
-        }
+        Value::String(text) => marked_number(&text).map_or(Cell::Text(text), Cell::Other),
         Value::Bool(flag) => Cell::Integer(flag.into()),
         Value::Number(number) => match number.as_i64() {
             Some(integer) => Cell::Integer(integer),

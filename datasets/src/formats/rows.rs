@@ -18,7 +18,7 @@ use crate::{DataError, Result};
 
 /// A row of a file, with values of any depth.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Row {
+pub struct DataRow {
     /// The fields of the row.
     pub fields: Map<String, Value>,
     /// Where the row is.

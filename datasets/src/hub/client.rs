@@ -63,10 +63,9 @@ impl HubRepo {
     /// ```
     pub fn is_id(text: &str) -> bool {
         let is_part = |part: &str| {
-            let is_allowed = |char: char| char.is_ascii_alphanumeric() || "-_.".contains(char);
             let is_start = |char: char| char.is_ascii_alphanumeric() || char == '_';
             part.starts_with(is_start)
-                && part.chars().all(is_allowed)
+                && part.chars().all(is_name_char)
                 && part.len() <= 96
                 && !part.ends_with(['-', '.'])
                 && !part.contains("--")
@@ -86,8 +85,7 @@ impl HubRepo {
     /// ```
     pub fn is_revision(text: &str) -> bool {
         let is_part = |part: &str| {
-            let is_allowed = |char: char| char.is_ascii_alphanumeric() || "-_.".contains(char);
-            !part.is_empty() && part.chars().all(is_allowed) && !part.starts_with('.')
+            !part.is_empty() && part.chars().all(is_name_char) && !part.starts_with('.')
         };
         text.len() <= 256 && text.split('/').all(is_part)
     }
@@ -101,6 +99,11 @@ impl HubRepo {
         };
         format!("{kind}/{}", self.id)
     }
+}
+
+/// Returns whether an id or a revision may contain a character.
+fn is_name_char(char: char) -> bool {
+    char.is_ascii_alphanumeric() || "-_.".contains(char)
 }
 
 /// The location of the Hub, and how it is used.
@@ -189,7 +192,7 @@ struct Sibling {
 
 /// Files of a repository in the cache.
 #[derive(Debug)]
-struct Snapshot {
+struct RepoSnapshot {
     /// The folder of the commit.
     folder: PathBuf,
     /// The selected files, sorted.
@@ -255,7 +258,7 @@ impl Hub {
 
     /// Returns the selected files of `repo`, and downloads those that are not
     /// cached.
-    fn snapshot(&self, repo: &HubRepo, selection: FileSelection<'_>) -> Result<Snapshot> {
+    fn snapshot(&self, repo: &HubRepo, selection: FileSelection<'_>) -> Result<RepoSnapshot> {
         if self.settings.offline {
             return self.cached(repo, selection);
         }
@@ -280,7 +283,7 @@ impl Hub {
         fs::create_dir_all(branch.parent().unwrap_or(&branch))
             .and_then(|()| fs::write(&branch, &commit))
             .map_err(DataError::unwritable(&branch))?;
-        Ok(Snapshot { folder: self.snapshot_folder(repo, &commit), files })
+        Ok(RepoSnapshot { folder: self.snapshot_folder(repo, &commit), files })
     }
 
     /// Returns the commit and the files of `repo`, as the Hub lists them.
@@ -381,7 +384,7 @@ impl Hub {
     }
 
     /// Returns the selected files of `repo` from the cache alone.
-    fn cached(&self, repo: &HubRepo, selection: FileSelection<'_>) -> Result<Snapshot> {
+    fn cached(&self, repo: &HubRepo, selection: FileSelection<'_>) -> Result<RepoSnapshot> {
         let missing = |looked: PathBuf, reason: String| DataError::Offline {
             id: repo.id.clone(),
             wanted: selection.described(),
@@ -401,7 +404,7 @@ impl Hub {
         match selection.select(&listing) {
             Ok(names) => {
                 let files = names.into_iter().map(|name| folder.join(name)).collect();
-                Ok(Snapshot { folder, files })
+                Ok(RepoSnapshot { folder, files })
             }
             Err(reason) => Err(missing(folder, reason)),
         }

@@ -19,21 +19,21 @@ use rayon::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use sha2::{Digest, Sha256};
 
-use crate::formats::folder::open_file;
+use crate::formats::folder::{described, open_file};
 use crate::formats::format::Format;
 use crate::formats::rows::{RawRow, in_row, visit_rows};
 use crate::formats::text::text_files;
 use crate::guard::panic_message;
 use crate::hash::digest;
-use crate::samples::index::{InvalidRow, SampleIndex, Summary};
+use crate::samples::index::{IndexSummary, InvalidRow, SampleIndex};
 use crate::samples::rows::Samples;
 use crate::samples::sample::{Span, spans};
-use crate::samples::stored::{StoredSamples, described};
+use crate::samples::stored::StoredSamples;
 use crate::splits::try_map;
 use crate::tokens::cache::key_of;
 use crate::tokens::encoder::TokenSink;
 use crate::{
-    DataError, FileRow, InvalidRows, NotedSample, Result, Row, RowNote, Splits, TokenCache,
+    DataError, DataRow, FileRow, InvalidRows, NotedSample, Result, RowNote, Splits, TokenCache,
     TokenWidth,
 };
 
@@ -116,9 +116,9 @@ pub struct SampleSplits {
 /// error of `encode` names its own remedy, because the row may not be at fault.
 pub fn open_samples<S: Into<NotedSample>, E: Display>(
     source: &SampleSource<'_>,
-    encode: impl Fn(Row) -> Result<S, E> + Sync,
+    encode: impl Fn(DataRow) -> Result<S, E> + Sync,
 ) -> Result<SampleSplits> {
-    let encode = |row: Row| encode(row).map(Into::into).map_err(|error| error.to_string());
+    let encode = |row: DataRow| encode(row).map(Into::into).map_err(|error| error.to_string());
     let read = |paths: &Vec<PathBuf>| {
         let files = paths.iter().map(|path| text_files(path)).collect::<Result<Vec<_>>>()?;
         let samples = Samples::new(Arc::new(stored(source, &files.concat(), &encode)?));
@@ -139,7 +139,7 @@ pub fn open_samples<S: Into<NotedSample>, E: Display>(
 }
 
 /// Turns a row into a sample, or returns the problem.
-type Encode<'a> = &'a (dyn Fn(Row) -> Result<NotedSample, String> + Sync);
+type Encode<'a> = &'a (dyn Fn(DataRow) -> Result<NotedSample, String> + Sync);
 
 /// Returns the samples of `files`.
 fn stored(
@@ -240,7 +240,7 @@ fn encode_files(
 /// Returns the error of files without a valid row.
 fn without_samples(files: &[PathBuf], index: SampleIndex) -> DataError {
     let what = described(files);
-    let Summary { files: read, num_invalid: rows, invalid, .. } = index.summary;
+    let IndexSummary { files: read, num_invalid: rows, invalid, .. } = index.summary;
     let Some(InvalidRow { file, number, reason }) = invalid.into_iter().next() else {
         return DataError::Empty { what };
     };
@@ -290,7 +290,7 @@ fn add_batch(
         let (unit, number) = row.place;
         let place = FileRow { file: path.clone(), unit, number };
         let sample = row.parse(source.fields).and_then(|fields| {
-            let NotedSample { sample, notes } = encode(Row { fields, place: place.clone() })?;
+            let NotedSample { sample, notes } = encode(DataRow { fields, place: place.clone() })?;
             sample.check(source.vocab_size).map_err(|reason| in_row(&reason))?;
             let spans = spans(&sample.trained);
             Ok((sample.ids, spans, notes))

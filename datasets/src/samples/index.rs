@@ -39,12 +39,12 @@ pub(crate) struct SampleIndex {
     /// The trained spans of all samples, relative to their first token.
     spans: Vec<Span>,
     /// Everything else.
-    pub(crate) summary: Summary,
+    pub(crate) summary: IndexSummary,
 }
 
 /// Where the samples come from.
 #[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Summary {
+pub(crate) struct IndexSummary {
     /// The files, in order.
     pub(crate) files: Vec<FileSummary>,
     /// The number of invalid rows.

@@ -8,7 +8,7 @@
 use std::ops::Range;
 
 use crate::error::check_positive;
-use crate::hash::Fingerprint;
+use crate::hash::{Fingerprint, evenly_spaced};
 use crate::samples::rows::Samples;
 use crate::samples::statistics::SampleStatistics;
 use crate::tokens::packing::check_sequence_length;
@@ -152,9 +152,7 @@ impl PairRows {
         let mut fingerprint = Fingerprint::new(count);
         fingerprint.add(self.max_length.min(u32::MAX as usize) as u32);
         self.kept.iter().for_each(|pair| fingerprint.add(self.samples.length(*pair) as u32));
-        let chosen = count.min(FINGERPRINT_PAIRS);
-        for number in 0..chosen {
-            let pair = if chosen < 2 { 0 } else { number * (count - 1) / (chosen - 1) };
+        for pair in evenly_spaced(count, count.min(FINGERPRINT_PAIRS)) {
             let sample = self.samples.get(self.kept[pair])?;
             sample.ids.iter().for_each(|id| fingerprint.add(*id));
             sample.trained.iter().for_each(|trained| fingerprint.add(u32::from(*trained)));

@@ -9,14 +9,14 @@ use std::sync::Arc;
 
 use crate::error::check_positive;
 use crate::formats::rows::visit_rows;
-use crate::hash::Fingerprint;
+use crate::hash::{Fingerprint, evenly_spaced};
 use crate::samples::packing::{Packing, RowPlan, SamplePart};
 use crate::samples::statistics::SampleStatistics;
 use crate::samples::stored::StoredSamples;
 use crate::splits::{Fractions, try_map};
 use crate::tokens::packing::check_sequence_length;
 use crate::{
-    Collate, DataError, FileRow, IGNORE_INDEX, MicroBatch, Result, Row, RowDocuments, Sample,
+    Collate, DataError, DataRow, FileRow, IGNORE_INDEX, MicroBatch, Result, RowDocuments, Sample,
 };
 
 /// Maximum number of tokens for which a fingerprint covers all tokens.
@@ -98,7 +98,7 @@ impl Samples {
     pub fn visit_rows(
         &self,
         wanted: Option<&[String]>,
-        visit: &mut dyn FnMut(Row) -> bool,
+        visit: &mut dyn FnMut(DataRow) -> bool,
     ) -> Result<()> {
         let mut next = 0;
         let mut continues = true;
@@ -111,7 +111,7 @@ impl Samples {
                 }
                 let fields = raw.parse(wanted).map_err(|reason| place.invalid(&reason))?;
                 next += 1;
-                continues = visit(Row { fields, place });
+                continues = visit(DataRow { fields, place });
                 match continues && next < self.len() && self.place(next).file == file {
                     true => Ok(()),
                     // The rest of the file is not read.
@@ -371,8 +371,7 @@ impl SampleRows {
         }
         let is_small = self.statistics.tokens <= FINGERPRINT_TOKENS;
         let chosen = if is_small { count } else { count.min(FINGERPRINT_ROWS) };
-        for number in 0..chosen {
-            let index = if chosen < 2 { 0 } else { number * (count - 1) / (chosen - 1) };
+        for index in evenly_spaced(count, chosen) {
             let row = self.row(index)?;
             row.ids.iter().for_each(|id| fingerprint.add(*id as u32));
             row.labels.iter().for_each(|label| fingerprint.add(*label as u32));

@@ -5,6 +5,7 @@ use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::formats::folder::described;
 use crate::samples::index::{FOOTER_BYTES, SampleIndex};
 use crate::tokens::cache::ByteSink;
 use crate::tokens::encoder::TokenSink;
@@ -177,14 +178,5 @@ fn extension(width: TokenWidth) -> &'static str {
     match width {
         TokenWidth::U16 => ".samples.bin",
         TokenWidth::U32 => ".u32.samples.bin",
-    }
-}
-
-/// Returns the name of a list of files for messages.
-pub(crate) fn described(files: &[PathBuf]) -> String {
-    match files {
-        [] => "no files".to_owned(),
-        [only] => only.display().to_string(),
-        [first, rest @ ..] => format!("{} and {} more", first.display(), rest.len()),
     }
 }

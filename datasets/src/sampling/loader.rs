@@ -38,7 +38,7 @@ pub struct BatchLoader<D: Collate, S: BatchSampler = DistributedSampler> {
     /// The number of batches that are prefetched.
     depth: usize,
     /// The thread that assembles batches.
-    worker: Worker<D::Batch, S::Position>,
+    prefetch: PrefetchThread<D::Batch, S::Position>,
 }
 
 /// A batch and the position after it.
@@ -72,8 +72,8 @@ impl<D: Collate, S: BatchSampler> BatchLoader<D, S> {
     pub fn drawing(data: impl Into<Arc<D>>, sampler: S, depth: usize) -> Result<Self> {
         check_positive("prefetch depth", depth)?;
         let data = data.into();
-        let worker = Worker::start(data.clone(), sampler.clone(), depth)?;
-        Ok(Self { data, sampler, depth, worker })
+        let prefetch = PrefetchThread::start(data.clone(), sampler.clone(), depth)?;
+        Ok(Self { data, sampler, depth, prefetch })
     }
 
     /// Returns the sampler, positioned at the next batch that the loader
@@ -88,7 +88,7 @@ impl<D: Collate, S: BatchSampler> BatchLoader<D, S> {
     /// Returns the error that stopped the thread once, and
     /// [`DataError::LoaderStopped`] afterwards.
     pub fn next_batch(&mut self) -> Result<D::Batch> {
-        let (batch, position) = self.worker.receive()?;
+        let (batch, position) = self.prefetch.receive()?;
         self.sampler.seek(position)?;
         Ok(batch)
     }
@@ -111,22 +111,22 @@ impl<D: Collate, S: BatchSampler> BatchLoader<D, S> {
     /// [`DataError::LoaderThread`] if the thread cannot be started.
     pub fn seek(&mut self, position: S::Position) -> Result<()> {
         self.sampler.seek(position)?;
-        self.worker = Worker::start(self.data.clone(), self.sampler.clone(), self.depth)?;
+        self.prefetch = PrefetchThread::start(self.data.clone(), self.sampler.clone(), self.depth)?;
         Ok(())
     }
 }
 
-/// The thread and the receiver of its channel. Both are `Some` until the worker
-/// is dropped.
+/// The thread and the receiver of its channel. Both are `Some` until this is
+/// dropped.
 #[derive(Debug)]
-struct Worker<B, P> {
+struct PrefetchThread<B, P> {
     /// The receiver of the batches.
     receiver: Option<Receiver<Sent<B, P>>>,
     /// The thread that sends the batches.
     thread: Option<JoinHandle<()>>,
 }
 
-impl<B: Send + 'static, P: Send + 'static> Worker<B, P> {
+impl<B: Send + 'static, P: Send + 'static> PrefetchThread<B, P> {
     /// Starts the thread at the position of `sampler`.
     fn start<D: Collate<Batch = B>>(
         data: Arc<D>,
@@ -157,7 +157,7 @@ impl<B: Send + 'static, P: Send + 'static> Worker<B, P> {
     }
 }
 
-impl<B, P> Drop for Worker<B, P> {
+impl<B, P> Drop for PrefetchThread<B, P> {
     fn drop(&mut self) {
         // The channel has to be closed first, because the thread may be blocked
         // on a full channel.

@@ -11,6 +11,7 @@ use std::path::PathBuf;
 
 use sha2::{Digest, Sha256};
 
+use crate::formats::folder::described;
 use crate::formats::text::{DocumentEvent, EventSink, text_files, visit_documents};
 use crate::hash::hexadecimal;
 use crate::{DataError, Join, Result};
@@ -76,11 +77,7 @@ impl Documents<'_> {
     pub(crate) fn described(&self) -> String {
         match self {
             Self::Memory { .. } => "the synthetic corpus".to_owned(),
-            Self::Files { files: [], .. } => "no files".to_owned(),
-            Self::Files { files: [only], .. } => only.display().to_string(),
-            Self::Files { files: [first, rest @ ..], .. } => {
-                format!("{} and {} more", first.display(), rest.len())
-            }
+            Self::Files { files, .. } => described(files),
         }
     }
 

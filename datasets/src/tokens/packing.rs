@@ -11,7 +11,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::hash::Fingerprint;
+use crate::hash::{Fingerprint, evenly_spaced};
 use crate::splits::{Fractions, try_map};
 use crate::{DataError, Result, TokenFile};
 
@@ -169,9 +169,7 @@ impl Sequences {
         let is_small = count.saturating_mul(self.sequence_length) <= FINGERPRINT_TOKENS;
         let chosen = if is_small { count } else { count.min(FINGERPRINT_SEQUENCES) };
         let mut fingerprint = Fingerprint::new(count);
-        for number in 0..chosen {
-            // Spread from the first to the last sequence.
-            let index = if chosen < 2 { 0 } else { number * (count - 1) / (chosen - 1) };
+        for index in evenly_spaced(count, chosen) {
             self.get(index)?.iter().for_each(|token| fingerprint.add(*token as u32));
         }
         Ok(fingerprint.digits())

@@ -65,8 +65,7 @@ impl TokenizerFiles {
         let (config, older) = (self.json(CONFIG)?, self.json(ADDED_TOKENS)?);
         let mut tokens = BTreeMap::new();
         for (content, id) in older.as_object().into_iter().flatten() {
-            let id = id.as_u64().and_then(|id| u32::try_from(id).ok());
-            let id = id.ok_or_else(|| {
+            let id = token_id(id).ok_or_else(|| {
                 format!("{ADDED_TOKENS}: the id of `{content}` is not a token id")
             })?;
             tokens.insert(id, AddedToken::from(content.clone(), self.is_special(content)?));
@@ -123,6 +122,11 @@ fn text_of(token: &Value) -> Option<&str> {
     token.get("content").unwrap_or(token).as_str()
 }
 
+/// Returns the token id that a value is.
+fn token_id(value: &Value) -> Option<u32> {
+    value.as_u64().and_then(|id| u32::try_from(id).ok())
+}
+
 /// Returns the token that the file `file` calls `name`; `None` if it is missing or null.
 ///
 /// # Errors
@@ -153,10 +157,9 @@ pub(crate) fn eos_token_ids(folder: &Path) -> Vec<u32> {
     let ids = |name: &str| {
         let contents = read_small(&folder.join(name), MAX_CONFIG).ok()?;
         let mut fields: Map<String, Value> = serde_json::from_slice(&contents).ok()?;
-        let id = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok());
         let ids: Vec<u32> = match fields.remove("eos_token_id")? {
-            Value::Array(ids) => ids.iter().filter_map(id).collect(),
-            value => id(&value).into_iter().collect(),
+            Value::Array(ids) => ids.iter().filter_map(token_id).collect(),
+            value => token_id(&value).into_iter().collect(),
         };
         Some(ids).filter(|ids| !ids.is_empty())
     };

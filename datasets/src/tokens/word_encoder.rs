@@ -58,7 +58,7 @@ struct EncoderMemory {
 }
 
 /// Where a section is in the text.
-struct Origin {
+struct SectionOffset {
     /// Its first byte.
     start: usize,
     /// Bytes of its first character, if a space was put before it.
@@ -136,17 +136,17 @@ impl WordEncoder {
                 encoded.push(&[token], [range].into_iter());
                 continue;
             }
-            let mut origin = Origin { start: range.start, prefixed: None };
+            let mut offset = SectionOffset { start: range.start, prefixed: None };
             let mut content = &text[range];
-            if self.pipeline.prefix.applies(content, origin.start) {
-                origin.prefixed = content.chars().next().map(char::len_utf8);
+            if self.pipeline.prefix.applies(content, offset.start) {
+                offset.prefixed = content.chars().next().map(char::len_utf8);
                 prefixed.clear();
                 prefixed.extend([" ", content]);
                 content = &prefixed;
             }
             let mut add_word = |word: Range<usize>| {
                 let (at, word) = (word.start, &content[word]);
-                let range = |start, end| origin.range(at + start..at + end);
+                let range = |start, end| offset.range(at + start..at + end);
                 if let Some((ids, ranges)) = words.get(word) {
                     let ranges = ranges.iter().map(|it| it.map(usize::from));
                     encoded.push(ids, ranges.map(|[start, end]| range(start, end)));
@@ -193,7 +193,7 @@ impl EncoderMemory {
     }
 }
 
-impl Origin {
+impl SectionOffset {
     /// Returns the bytes of the text for bytes of the section. The library
     /// gives a space that it put before the section the range of the first
     /// character.

@@ -10,8 +10,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use deepburn_datasets::{
-    DataError, Fractions, InvalidRows, Packing, Padding, Row, Sample, SampleLayout, SampleSource,
-    Splits, TokenCache, open_samples,
+    DataError, DataRow, Fractions, InvalidRows, Packing, Padding, Sample, SampleLayout,
+    SampleSource, Splits, TokenCache, open_samples,
 };
 use serde_json::Value;
 
@@ -30,7 +30,7 @@ fn write_lines(folder: &Path, name: &str, rows: &[Value]) -> PathBuf {
 }
 
 /// Encodes rows of the fields `ids` and `labels`, in which -100 marks tokens that are not trained.
-fn encode(row: Row) -> Result<Sample, String> {
+fn encode(row: DataRow) -> Result<Sample, String> {
     let numbers = |name: &str| -> Result<Vec<i64>, String> {
         let field = row.fields.get(name).and_then(Value::as_array);
         let field = field.ok_or_else(|| format!("field `{name}` is not an array"))?;

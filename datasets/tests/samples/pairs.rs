@@ -17,7 +17,7 @@ fn samples(pairs: &[[Vec<u32>; 3]]) -> Samples {
     let folder = tempdir().unwrap();
     let rows: Vec<_> = pairs.iter().map(|pair| json!({ "parts": pair })).collect();
     let file = write_lines(folder.path(), "pairs.jsonl", &rows);
-    let encode = |row: deepburn_datasets::Row| {
+    let encode = |row: deepburn_datasets::DataRow| {
         let parts: [Vec<u32>; 3] = serde_json::from_value(row.fields["parts"].clone()).unwrap();
         pair_sample(&parts[0], &parts[1], &parts[2])
     };

@@ -92,7 +92,7 @@ fn nested_columns_of_parquet_are_json() {
     let fields = ["messages", "tools", "options", "large", "count"].map(str::to_owned);
     let wanted = SampleSource { fields: Some(&fields), ..source(&splits) };
     let rows = std::sync::Mutex::new(Vec::new());
-    let keep = |row: Row| {
+    let keep = |row: DataRow| {
         rows.lock().unwrap().push((row.place.number, Value::Object(row.fields)));
         Ok::<_, String>(Sample::all_trained(vec![1]))
     };

@@ -17,9 +17,8 @@ use deepburn_chat::{
 };
 use deepburn_config::{ChatPlan, Job, PackingPlan, PackingStrategy, TemplateSource, counted};
 use deepburn_datasets::{
-    DataError, InvalidRows, NotedSample, Packing, Padding, Row as DataRow, RowNote, Sample,
-    SampleLayout, SampleRows, SampleSource, SampleSplits, Samples, Splits, Tokenizer, open_samples,
-    pair_sample,
+    DataError, DataRow, InvalidRows, NotedSample, Packing, Padding, RowNote, Sample, SampleLayout,
+    SampleRows, SampleSource, SampleSplits, Samples, Splits, Tokenizer, open_samples, pair_sample,
 };
 use serde_json::{Map, Value};
 

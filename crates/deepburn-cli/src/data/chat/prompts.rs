@@ -2,7 +2,7 @@
 
 use deepburn_chat::{ChatError, EncodedPrompt, ReadRow};
 use deepburn_config::{SamplePlan, counted};
-use deepburn_datasets::{Row as DataRow, Samples};
+use deepburn_datasets::{DataRow, Samples};
 
 use super::ChatEncoder;
 use crate::data::sample_prompts::SamplePrompt;

@@ -5,6 +5,8 @@
 use burn::tensor::{Tensor, activation};
 use deepburn_ops::{GateFunction, GatedOps, GeluOps, gated, gated_joint, gelu_tanh};
 
+use crate::hf::{ConfigFields, ModelConfigError};
+
 /// The non-linearity between the two projections of a block's MLP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activation {
@@ -24,7 +26,7 @@ pub enum Activation {
 
 impl Activation {
     /// All functions, in the order in which messages list them.
-    pub(crate) const ALL: [Self; 6] =
+    const ALL: [Self; 6] =
         [Self::GeluNew, Self::GeluPytorchTanh, Self::Gelu, Self::Relu, Self::Silu, Self::Tanh];
 
     /// Returns the name in `config.json`.
@@ -47,6 +49,19 @@ impl Activation {
             return Some(Self::Silu);
         }
         Self::ALL.into_iter().find(|function| function.name() == name)
+    }
+
+    /// Reads the function that a field of `config.json` names.
+    ///
+    /// # Errors
+    /// Returns [`ModelConfigError::Value`] if it is not the name of a function.
+    pub(crate) fn read(
+        fields: &mut ConfigFields,
+        name: &'static str,
+        default: Self,
+    ) -> Result<Self, ModelConfigError> {
+        let rule = format!("one of {}", Self::ALL.map(Self::name).join(", "));
+        fields.take(name, default, &rule, |value| value.as_str().and_then(Self::from_name))
     }
 
     /// Applies the function to each element.

@@ -8,11 +8,11 @@
 //! Regression    squared error, mean over the targets of a text
 //! ```
 
-use burn::tensor::{DType, Int, Tensor, TensorData, backend::Backend};
+use burn::tensor::{Int, Tensor, TensorData, backend::Backend};
 use deepburn_ops::{FusedOps, cross_entropy};
 
-use crate::label_smoothing::logits_term;
-use crate::texts::TextBatchError;
+use crate::label_smoothing::{in_f32, logits_term};
+use crate::text_error::TextBatchError;
 
 /// The labels of a batch of texts in host memory. Rows without a text complete a batch and have no label.
 #[derive(Clone, Copy, Debug)]
@@ -164,10 +164,7 @@ impl<B: FusedOps> LabelTensor<B> {
                 cross_entropy(pairs, flags.clone()) / outputs as f64
             }
             Self::Regression { targets, counted } => {
-                let logits = match logits.dtype() {
-                    DType::F16 | DType::BF16 => logits.cast(DType::F32),
-                    _ => logits,
-                };
+                let logits = in_f32(logits);
                 let [targets, counted] =
                     [targets, counted].map(|it| it.clone().cast(logits.dtype()));
                 let deviation = (logits - targets) * counted;

@@ -41,7 +41,7 @@ pub(crate) fn logits_term<B: Backend>(
 }
 
 /// Converts a 16-bit tensor to f32; returns other tensors unchanged.
-fn in_f32<B: Backend>(x: Tensor<B, 2>) -> Tensor<B, 2> {
+pub(crate) fn in_f32<B: Backend>(x: Tensor<B, 2>) -> Tensor<B, 2> {
     match x.dtype() {
         DType::F16 | DType::BF16 => x.cast(DType::F32),
         _ => x,

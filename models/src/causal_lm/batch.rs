@@ -283,17 +283,7 @@ fn check_ids(
     [batch, length]: [usize; 2],
 ) -> Result<(), InputError> {
     check_count("input ids", input_ids.len(), [batch, length])?;
-    let vocab_size = limits.vocab_size;
-    match input_ids.iter().position(|id| *id as usize >= vocab_size) {
-        None => Ok(()),
-        Some(index) => Err(InputError::Token {
-            what: "input id",
-            value: input_ids[index].into(),
-            sequence: index / length,
-            position: index % length,
-            vocab_size,
-        }),
-    }
+    check_known("input id", input_ids.iter().map(|id| i64::from(*id)), limits, length)
 }
 
 /// Checks labels against the model's vocabulary. [`IGNORED_LABEL`] is the only accepted value outside the vocabulary.
@@ -306,19 +296,25 @@ fn check_labels(
     [batch, length]: [usize; 2],
 ) -> Result<(), InputError> {
     check_count("labels", labels.len(), [batch, length])?;
-    let vocab_size = limits.vocab_size;
-    let fits = |label: i64| {
-        label == IGNORED_LABEL || usize::try_from(label).is_ok_and(|label| label < vocab_size)
+    check_known("label", labels.iter().copied(), limits, length)
+}
+
+/// Checks that values are tokens of the model's vocabulary, or [`IGNORED_LABEL`], which no input id is.
+fn check_known(
+    what: &'static str,
+    values: impl Iterator<Item = i64>,
+    TokenLimits { vocab_size, .. }: TokenLimits,
+    length: usize,
+) -> Result<(), InputError> {
+    let is_known = |value: i64| {
+        value == IGNORED_LABEL || usize::try_from(value).is_ok_and(|id| id < vocab_size)
     };
-    match labels.iter().position(|label| !fits(*label)) {
+    match values.enumerate().find(|(_, value)| !is_known(*value)) {
         None => Ok(()),
-        Some(index) => Err(InputError::Token {
-            what: "label",
-            value: labels[index],
-            sequence: index / length,
-            position: index % length,
-            vocab_size,
-        }),
+        Some((index, value)) => {
+            let (sequence, position) = (index / length, index % length);
+            Err(InputError::Token { what, value, sequence, position, vocab_size })
+        }
     }
 }
 

@@ -8,93 +8,16 @@
 //! A longer text need not be processed from its start: [`SeenTokens`] are what a generation has processed, and another one
 //! continues from them if its prompt begins with the same tokens.
 //!
-//! [`Sampling`] describes how tokens are chosen. To stop at a text, stop the iteration.
+//! [`Sampling`](super::Sampling) describes how tokens are chosen. To stop at a text, stop the iteration.
 
 use deepburn_ops::FusedOps;
-use thiserror::Error;
 
 use super::LanguageModel;
-use super::batch::{InputError, check_tokens, id_tensor};
-use super::sampling::{Chooser, Sampling};
+use super::batch::{check_tokens, id_tensor};
+use super::generate_error::GenerateError;
+use super::options::GenerateOptions;
+use super::sampling::Chooser;
 use crate::architecture::TokenLimits;
-
-/// Options for text generation.
-#[derive(Clone, Debug, PartialEq)]
-pub struct GenerateOptions {
-    /// The maximum number of tokens to generate.
-    pub max_new_tokens: usize,
-    /// How the next token is chosen.
-    pub sampling: Sampling,
-    /// The divisor of the positive logits of tokens that are in the prompt or were generated, and the factor of the
-    /// negative ones. A positive number; values above 1 make repetitions less likely (Keskar et al. 2019).
-    pub repetition_penalty: f64,
-    /// Tokens after which generation stops. The stop token itself is returned. `config.eos_token_ids()` returns the
-    /// model's end-of-sequence tokens.
-    pub stop: Vec<u32>,
-    /// The number of tokens of the tokenizer. Further rows of the output layer are padding and are never chosen. `None`
-    /// allows all rows.
-    pub num_tokens: Option<usize>,
-}
-
-impl GenerateOptions {
-    /// Returns options for greedy decoding of `max_new_tokens` tokens, which nothing else ends.
-    #[must_use]
-    pub fn greedy(max_new_tokens: usize) -> Self {
-        Self {
-            max_new_tokens,
-            sampling: Sampling::Greedy,
-            repetition_penalty: 1.0,
-            stop: Vec::new(),
-            num_tokens: None,
-        }
-    }
-}
-
-/// The reason why a prompt cannot be continued, or why generation ended early.
-#[derive(Clone, Debug, PartialEq, Error)]
-pub enum GenerateError {
-    /// The prompt is invalid.
-    #[error("the prompt cannot be used: {0}")]
-    Prompt(#[from] InputError),
-    /// The prompt and the new tokens together exceed the model's maximum length.
-    #[error(
-        "the prompt's length {prompt} plus {max_new_tokens} new tokens is more than the model's \
-         `{field}` = {max_len}; shorten the prompt or ask for fewer"
-    )]
-    TooLong {
-        /// The number of tokens in the prompt.
-        prompt: usize,
-        /// The number of requested tokens.
-        max_new_tokens: usize,
-        /// The maximum sequence length of the model.
-        max_len: usize,
-        /// The field of `config.json` that contains `max_len`.
-        field: &'static str,
-    },
-    /// A sampling option is out of range.
-    #[error("`{name}` is {value}, but it must be {rule}")]
-    Option {
-        /// The option.
-        name: &'static str,
-        /// Its value.
-        value: f64,
-        /// The accepted values.
-        rule: &'static str,
-    },
-    /// The logits of a token are not numbers, so that no token is the most likely one.
-    #[error(
-        "{count} of {total} logits of the token at position {position} are infinite or NaN, so no token can be chosen; \
-         the model's weights or activations are not finite: train it again, with a lower learning rate if it diverged"
-    )]
-    NotFinite {
-        /// The position of the token in the sequence, from 0, including the prompt.
-        position: usize,
-        /// The number of logits that are infinite or NaN.
-        count: usize,
-        /// The number of logits.
-        total: usize,
-    },
-}
 
 /// An iterator over generated tokens. It ends after a stop token, at the token limit or after an error.
 #[derive(Debug)]
@@ -230,8 +153,8 @@ impl<B: FusedOps, M: LanguageModel<B>> Iterator for Generation<'_, B, M> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::causal_lm::RandomSampling;
     use crate::causal_lm::sampling::most_likely;
+    use crate::causal_lm::{RandomSampling, Sampling};
     use crate::gpt2::{Gpt2, Gpt2Config};
     use burn::module::{Module, ModuleMapper, Param};
     use burn::tensor::Tensor;

@@ -6,7 +6,9 @@
 
 mod batch;
 mod generate;
+mod generate_error;
 mod loss;
+mod options;
 mod sampling;
 
 use std::fmt;
@@ -18,9 +20,10 @@ use deepburn_ops::FusedOps;
 use crate::architecture::TokenLimits;
 
 pub use batch::{CausalBatch, IGNORED_LABEL, InputError};
-pub use generate::{GenerateError, GenerateOptions, Generation, SeenTokens};
+pub use generate::{Generation, SeenTokens};
+pub use generate_error::GenerateError;
 pub use loss::CausalLoss;
-pub use sampling::{RandomSampling, Sampling};
+pub use options::{GenerateOptions, RandomSampling, Sampling};
 
 /// A module that predicts the next token.
 pub trait LanguageModel<B: FusedOps>: Module<B> {

@@ -1,6 +1,6 @@
 //! The choice of the next token from logits.
 //!
-//! Main type: [`Sampling`]. `transformers` 5 has the same steps in the same order:
+//! Main type: [`Chooser`]. `transformers` 5 has the same steps in the same order:
 //!
 //! ```text
 //! repetition penalty      logits of earlier tokens: divided if positive, else multiplied
@@ -17,65 +17,10 @@
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 
-use super::generate::{GenerateError, GenerateOptions};
-
-/// The method that chooses the next token.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Sampling {
-    /// The most likely token. Ties are resolved in favour of the lower id.
-    Greedy,
-    /// A random token, sampled from the model's probabilities.
-    Random(RandomSampling),
-}
-
-/// Options for random sampling. The default keeps all tokens and their probabilities.
-#[derive(Clone, Debug, PartialEq)]
-pub struct RandomSampling {
-    /// The seed of the random number generator.
-    pub seed: u64,
-    /// The number of the generator's stream. Streams of the same seed are independent, so that several sequences with the
-    /// same seed differ and are reproducible one by one.
-    pub stream: u64,
-    /// The divisor of the logits, a positive number. Values below 1 sharpen the distribution, values above 1 flatten it.
-    pub temperature: f64,
-    /// The number of most likely tokens to keep. `None` keeps all.
-    pub top_k: Option<usize>,
-    /// The total probability of the most likely tokens to keep, in (0, 1]. 1 keeps all.
-    pub top_p: f64,
-    /// The smallest probability of the tokens to keep, relative to the most likely token, in [0, 1]. 0 keeps all.
-    pub min_p: f64,
-}
-
-impl Default for RandomSampling {
-    fn default() -> Self {
-        Self { seed: 0, stream: 0, temperature: 1.0, top_k: None, top_p: 1.0, min_p: 0.0 }
-    }
-}
+use super::generate_error::GenerateError;
+use super::options::{GenerateOptions, RandomSampling, Sampling};
 
 impl RandomSampling {
-    /// Checks the ranges of the options.
-    ///
-    /// # Errors
-    /// Returns [`GenerateError::Option`] if a value is out of range.
-    fn check(&self) -> Result<(), GenerateError> {
-        let &Self { temperature, top_k, top_p, min_p, .. } = self;
-        let refuse = |name, value, rule| Err(GenerateError::Option { name, value, rule });
-        if !(temperature.is_finite() && temperature > 0.0) {
-            let rule = "positive (greedy choice is its limit at 0)";
-            return refuse("temperature", temperature, rule);
-        }
-        if top_k == Some(0) {
-            return refuse("top_k", 0.0, "at least 1, or absent to keep all tokens");
-        }
-        if !(top_p > 0.0 && top_p <= 1.0) {
-            return refuse("top_p", top_p, "in (0, 1]");
-        }
-        if !(0.0..=1.0).contains(&min_p) {
-            return refuse("min_p", min_p, "in [0, 1]");
-        }
-        Ok(())
-    }
-
     //= transformers 5.23.0 generation/utils.py _get_logits_processor
     /// Returns the tokens that remain after all filters, with weights that are proportional to their probabilities. At
     /// least one remains. The order depends on the logits and the options only.

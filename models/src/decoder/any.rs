@@ -14,17 +14,15 @@ use deepburn_weights::WeightMap;
 use serde_json::{Map, Value};
 
 use super::config::DecoderConfig;
-use super::merge::Merge;
-use super::model::Decoder;
 use super::parts::DecoderParts;
 use super::pretrained::{DecoderFiles, PretrainedDecoder};
-use crate::architecture::{Architecture, BuildModel, LanguageModelConfig, MatrixUse, TokenLimits};
+use crate::architecture::{Architecture, LanguageModelConfig, MatrixUse, TokenLimits};
 use crate::batch_shape::BatchShape;
 use crate::hf::{
-    AdapterFolder, BaseModel, CONFIG, ExtraFields, JsonFiles, ModelConfigError, ModelFolderError,
+    AdapterFolder, BaseModel, ExtraFields, JsonFiles, ModelConfigError, ModelFolderError,
     TensorProblem, Weights,
 };
-use crate::weights::{Paths, ReadWeights, WeightInit};
+use crate::weights::{Paths, WeightInit};
 
 /// The relative difference between a parameter and its copy in an adapter that rounding to bf16 causes.
 const COPY_ERROR: f32 = 1.0 / 128.0;
@@ -184,7 +182,15 @@ impl AnyDecoder {
     /// # Errors
     /// Returns an error if a file is missing, unreadable or malformed, or if the vocabulary is smaller.
     pub fn new_rows(&self, folder: &Path) -> Result<usize, ModelFolderError> {
-        self.config.open(folder)?.new_rows(&self.config.parts()).map(|(new_rows, _)| new_rows)
+        self.open(folder)?.new_rows(&self.config.parts()).map(|(new_rows, _)| new_rows)
+    }
+
+    /// Opens the files of a model of the same family.
+    ///
+    /// # Errors
+    /// Returns an error if a file is missing, unreadable or malformed.
+    pub(super) fn open(&self, folder: &Path) -> Result<DecoderFiles, ModelFolderError> {
+        self.config.open(folder)
     }
 
     /// Returns a hash of the values of the base model in `folder`, as [`BaseModel::fingerprint`] computes it.
@@ -275,7 +281,7 @@ impl AnyDecoder {
     ///
     /// # Errors
     /// Returns [`ModelFolderError::Tensors`] if the weights of a trained adapter do not fit.
-    fn adapted<'a, B: Backend>(
+    pub(super) fn adapted<'a, B: Backend>(
         &self,
         mut init: WeightInit<'a, B>,
         seed: u64,
@@ -328,30 +334,6 @@ impl AnyDecoder {
             }
         }
         Ok(())
-    }
-
-    /// Returns the model without its adapter. `read` is called with the path of a parameter when it is first used, and returns its
-    /// values in row-major order. The first use panics with the error of `read`, because Burn's lazy parameters cannot return
-    /// errors.
-    ///
-    /// # Errors
-    /// Returns [`ModelConfigError`] if the configuration is inconsistent.
-    pub fn reading<B: Backend>(
-        &self,
-        read: impl Fn(&str) -> Result<Vec<f32>, String> + Send + Sync + 'static,
-        device: &B::Device,
-    ) -> Result<Decoder<B>, ModelConfigError> {
-        let read: Arc<ReadWeights> =
-            Arc::new(move |path: &str| read(path).unwrap_or_else(|error| panic!("{error}")));
-        let base = self.base();
-        Decoder::with(&base, WeightInit::reading(base.weight_map(), read, device))
-    }
-
-    /// Opens the files of a model of the same family, and logs a prefix of the names in them.
-    fn open(&self, folder: &Path) -> Result<DecoderFiles, ModelFolderError> {
-        let files = self.config.open(folder)?;
-        files.weights.log_prefix();
-        Ok(files)
     }
 }
 
@@ -421,86 +403,5 @@ impl LanguageModelConfig for AnyDecoder {
 
     fn extra(&self) -> &ExtraFields {
         self.config.extra()
-    }
-}
-
-/// Returns the error for a trained adapter whose files cannot be used.
-fn unusable(error: &ModelFolderError) -> ModelConfigError {
-    ModelConfigError::Syntax(error.to_string())
-}
-
-/// Modules with random, zero or stored weights.
-impl<B: Backend> BuildModel<B> for AnyDecoder {
-    type Model = Decoder<B>;
-
-    fn init(&self, seed: u64, device: &B::Device) -> Result<Decoder<B>, ModelConfigError> {
-        let init = WeightInit::new(self.parts().weight_map(), seed, device);
-        let init = self.adapted(init, seed).map_err(|error| unusable(&error))?;
-        Decoder::with(self, init)
-    }
-
-    fn zeros(&self, device: &B::Device) -> Result<Decoder<B>, ModelConfigError> {
-        let init = WeightInit::zeros(self.parts().weight_map(), device);
-        let init = self.adapted(init, 0).map_err(|error| unusable(&error))?;
-        Decoder::with(self, init)
-    }
-
-    fn load(&self, folder: &Path, device: &B::Device) -> Result<Decoder<B>, ModelFolderError> {
-        if self.adapter.is_none() {
-            return self.open(folder)?.load(self, device);
-        }
-        self.check_weights(folder)?;
-        let is_trained = self.trained_adapter().is_some();
-        if !is_trained || B::ad_enabled(device) || self.check_mergeable().is_err() {
-            return self.load_lazily(folder, 0, device);
-        }
-        // Nothing is trained, so the adapter is merged while the weights are read.
-        let path = folder.join(CONFIG);
-        let named = |source| ModelFolderError::Config { path: path.clone(), source };
-        let merge = Merge::open(self, folder)?;
-        let config = merge.config().map_err(named)?;
-        let read = merge.into_reader(config.weight_map());
-        Decoder::with(&config, WeightInit::reading(config.weight_map(), read, device))
-            .map_err(named)
-    }
-
-    /// Reads each weight when it is first used. The seed is used for an adapter that is not trained yet, because a
-    /// language-model folder contains all other weights.
-    fn load_lazily(
-        &self,
-        folder: &Path,
-        seed: u64,
-        device: &B::Device,
-    ) -> Result<Decoder<B>, ModelFolderError> {
-        let init = self.config.open(folder)?.reading(&self.base(), device)?;
-        let path = folder.join(CONFIG);
-        Decoder::with(self, self.adapted(init, seed)?)
-            .map_err(|source| ModelFolderError::Config { path, source })
-    }
-}
-
-/// Modules of a family, which do not depend on its type.
-impl<B: Backend, C: DecoderConfig> BuildModel<B> for C {
-    type Model = Decoder<B>;
-
-    fn init(&self, seed: u64, device: &B::Device) -> Result<Decoder<B>, ModelConfigError> {
-        AnyDecoder::new(self.clone()).init(seed, device)
-    }
-
-    fn zeros(&self, device: &B::Device) -> Result<Decoder<B>, ModelConfigError> {
-        AnyDecoder::new(self.clone()).zeros(device)
-    }
-
-    fn load(&self, folder: &Path, device: &B::Device) -> Result<Decoder<B>, ModelFolderError> {
-        AnyDecoder::new(self.clone()).load(folder, device)
-    }
-
-    fn load_lazily(
-        &self,
-        folder: &Path,
-        seed: u64,
-        device: &B::Device,
-    ) -> Result<Decoder<B>, ModelFolderError> {
-        AnyDecoder::new(self.clone()).load_lazily(folder, seed, device)
     }
 }

@@ -1,26 +1,17 @@
 //! The configuration of a decoder.
 //!
 //! Main trait: [`DecoderConfig`]. A configuration says how its `config.json` is read and written, and what parts the model
-//! consists of. The interface to programs ([`Architecture`], [`SavedConfig`], [`LanguageModelConfig`] and
-//! [`LanguageModelFamily`]) follows from that. [`AnyDecoder`](super::AnyDecoder) builds the module.
+//! consists of. The model traits are implemented for all configurations at once. [`AnyDecoder`](super::AnyDecoder) builds
+//! the module.
 
 use std::fmt;
-use std::path::Path;
 
 use deepburn_safetensors::FloatType;
-use deepburn_weights::WeightMap;
 use serde_json::{Map, Value, json};
 
 use super::parts::DecoderParts;
-use super::pretrained::PretrainedDecoder;
-use crate::architecture::{
-    Architecture, LanguageModelConfig, LanguageModelFamily, MatrixUse, SavedConfig, TokenLimits,
-};
-use crate::batch_shape::BatchShape;
-use crate::hf::{
-    CONFIG, ExtraFields, FieldNames, GENERATION_CONFIG, JsonFiles, ModelConfigError,
-    ModelFolderError,
-};
+use crate::architecture::TokenLimits;
+use crate::hf::{ExtraFields, FieldNames, ModelConfigError};
 
 /// The configuration of a decoder.
 pub trait DecoderConfig: Clone + fmt::Debug + Send + Sync + 'static {
@@ -114,91 +105,4 @@ pub(crate) fn document(
     }
     fields.sort_keys();
     fields
-}
-
-impl<C: DecoderConfig> Architecture for C {
-    fn name(&self) -> &'static str {
-        C::NAME
-    }
-
-    /// Maps all parameters to the names of `transformers`. Files without the prefix can also be read.
-    fn weight_map(&self) -> WeightMap {
-        self.parts().weight_map()
-    }
-
-    fn matrix_use(&self, path: &str) -> MatrixUse {
-        self.parts().matrix_use(path)
-    }
-
-    fn width(&self) -> usize {
-        self.parts().width
-    }
-
-    fn max_len(&self) -> usize {
-        self.parts().max_len
-    }
-
-    /// Returns `config.json`, and `generation_config.json` with the special tokens.
-    fn documents(&self, float: FloatType) -> JsonFiles {
-        vec![
-            (CONFIG, document(self.to_fields(), C::CLASS, float)),
-            (GENERATION_CONFIG, self.extra().generation_config()),
-        ]
-    }
-
-    /// Reads every tensor in blocks, using at most 8 MiB of memory.
-    fn check_weights(&self, folder: &Path) -> Result<(), ModelFolderError> {
-        PretrainedDecoder::open(folder)?.check_values(self)
-    }
-
-    /// Returns the size of one chunk of logits. The fused loss computes f32 logits for a chunk of rows and frees them
-    /// before it computes the next chunk.
-    fn logits_bytes(&self, batch: BatchShape) -> u64 {
-        batch.logits_bytes(self.parts().vocab_size)
-    }
-}
-
-impl<C: DecoderConfig> SavedConfig for C {
-    const MODEL_TYPE: &'static str = C::MODEL_TYPE;
-
-    fn from_fields(fields: Map<String, Value>) -> Result<Self, ModelConfigError> {
-        C::try_from_fields(fields)
-    }
-}
-
-impl<C: DecoderConfig> LanguageModelFamily for C {
-    fn default_size() -> Self {
-        C::default_size()
-    }
-
-    /// Reads `config.json` and the headers of the weight files. Weights are not kept.
-    fn open(folder: &Path) -> Result<Self, ModelFolderError> {
-        let checkpoint = PretrainedDecoder::<C>::open(folder)?;
-        checkpoint.files.weights.log_prefix();
-        Ok(checkpoint.config().clone())
-    }
-}
-
-impl<C: DecoderConfig> LanguageModelConfig for C {
-    fn with_overrides(&self, overrides: &Map<String, Value>) -> Result<Self, ModelConfigError> {
-        DecoderConfig::with_overrides(self, overrides)
-    }
-
-    fn validate(&self) -> Result<(), ModelConfigError> {
-        DecoderConfig::validate(self)
-    }
-
-    fn limits(&self) -> TokenLimits {
-        DecoderConfig::limits(self)
-    }
-
-    /// Sets the number of rows of the embedding and the head. If stored weights have fewer rows, the new rows are the
-    /// mean of the stored ones; weights with more rows can no longer be loaded.
-    fn set_vocab_size(&mut self, vocab_size: usize) {
-        DecoderConfig::set_vocab_size(self, vocab_size);
-    }
-
-    fn extra(&self) -> &ExtraFields {
-        DecoderConfig::extra(self)
-    }
 }

@@ -20,7 +20,7 @@ pub(super) struct Embedding<B: Backend> {
     /// The adapter of looked-up rows. A tied head does not have it.
     adapter: Option<TableAdapter<B>>,
     /// The trained rows.
-    tokens: Option<TokenRows<B>>,
+    tokens: Option<TrainedRows<B>>,
 }
 
 /// An output projection of its own, separate from the token embedding.
@@ -29,12 +29,12 @@ pub(super) struct Head<B: Backend> {
     /// The projection, `[vocab, width]`.
     weight: Param<Tensor<B, 2>>,
     /// The trained rows.
-    tokens: Option<TokenRows<B>>,
+    tokens: Option<TrainedRows<B>>,
 }
 
 /// Rows that replace the rows of some tokens in a frozen table.
 #[derive(Module, Debug)]
-struct TokenRows<B: Backend> {
+struct TrainedRows<B: Backend> {
     /// `[tokens, width]`.
     rows: Param<Tensor<B, 2>>,
     /// The different tokens.
@@ -60,7 +60,7 @@ impl<B: Backend> TableAdapter<B> {
     }
 }
 
-impl<B: Backend> TokenRows<B> {
+impl<B: Backend> TrainedRows<B> {
     /// Returns the trained rows of the table at module path `path`, if it has any.
     fn new(init: &WeightInit<B>, path: &str) -> Option<Self> {
         let tokens = init.trained_tokens(path)?.iter().map(|token| *token as i64).collect();
@@ -100,7 +100,10 @@ impl<B: Backend> TokenRows<B> {
 }
 
 /// Returns the values of a table with its trained rows, `[vocab, width]`.
-fn whole<B: Backend>(weight: &Param<Tensor<B, 2>>, tokens: Option<&TokenRows<B>>) -> Tensor<B, 2> {
+fn whole<B: Backend>(
+    weight: &Param<Tensor<B, 2>>,
+    tokens: Option<&TrainedRows<B>>,
+) -> Tensor<B, 2> {
     match tokens {
         Some(tokens) => tokens.replaced_in_table(weight.val()),
         None => weight.val(),
@@ -111,7 +114,11 @@ impl<B: Backend> Embedding<B> {
     /// Returns the embedding at module path `path`.
     pub(super) fn new(init: &WeightInit<B>, path: &str) -> Self {
         let weight = init.param(&format!("{path}.weight"));
-        Self { weight, adapter: TableAdapter::new(init, path), tokens: TokenRows::new(init, path) }
+        Self {
+            weight,
+            adapter: TableAdapter::new(init, path),
+            tokens: TrainedRows::new(init, path),
+        }
     }
 
     /// Returns the output projection of a tied head, `[vocab, width]`.
@@ -139,7 +146,7 @@ impl<B: Backend> Head<B> {
     /// Returns the head at module path `path`; `None` if it is tied to the embedding.
     pub(super) fn new(init: &WeightInit<B>, path: &str) -> Option<Self> {
         let weight = init.optional_param(&format!("{path}.weight"))?;
-        Some(Self { weight, tokens: TokenRows::new(init, path) })
+        Some(Self { weight, tokens: TrainedRows::new(init, path) })
     }
 
     /// Returns the projection, `[vocab, width]`.

@@ -12,9 +12,7 @@ use serde_json::{Map, json};
 
 use super::any::AnyDecoder;
 use crate::architecture::{Architecture, LanguageModelConfig};
-use crate::hf::{
-    BaseModel, CONFIG, ModelConfigError, ModelFolderError, ModelFolderWriter, Weights,
-};
+use crate::hf::{BaseModel, ModelConfigError, ModelFolderError, ModelFolderWriter, Weights};
 use crate::weights::ReadWeights;
 
 /// A decoder and its trained adapter, which are merged one parameter at a time.
@@ -173,8 +171,7 @@ impl AnyDecoder {
     ) -> Result<ModelFolderWriter, ModelFolderError> {
         let merge = Merge::open(self, base)?;
         self.check_adapter(base)?;
-        let path = base.join(CONFIG);
-        let config = merge.config().map_err(|source| ModelFolderError::Config { path, source })?;
+        let config = merge.config().map_err(|source| ModelFolderError::config(base, source))?;
         let mut writer = config.folder_writer(out, float)?;
         merge.write(&config, &mut writer)?;
         Ok(writer)

@@ -21,7 +21,9 @@
 //! ```
 
 mod any;
+mod architecture;
 mod attention;
+mod build;
 mod config;
 mod embedding;
 mod feed_forward;
@@ -34,6 +36,7 @@ mod parts;
 mod pass;
 mod pretrained;
 mod rotary;
+mod save;
 mod stored_values;
 mod unlearned;
 

@@ -1,24 +1,17 @@
-//! Reads and writes decoders in the layout of `transformers`.
+//! Folders with a pretrained decoder in the layout of `transformers`.
 //!
 //! Main type: [`PretrainedDecoder`].
 
 use std::path::Path;
 
-use burn::module::{Module, ModuleVisitor, Param};
-use burn::tensor::{Tensor, backend::Backend};
-use deepburn_safetensors::FloatType;
 use deepburn_weights::Origin;
 
-use super::any::AnyDecoder;
 use super::config::DecoderConfig;
-use super::model::Decoder;
 use super::parts::DecoderParts;
-use crate::architecture::{Architecture, BuildModel, LanguageModelConfig};
 use crate::hf::{
-    CONFIG, ModelConfigError, ModelFolderError, ModelFolderWriter, TensorProblem, Weights,
-    read_fields, read_small_file, refuse_adapter,
+    CONFIG, ModelConfigError, ModelFolderError, TensorProblem, Weights, read_fields,
+    read_small_file, refuse_adapter,
 };
-use crate::weights::WeightInit;
 
 /// The classification head of `transformers`, which files of classifiers contain.
 pub(crate) const SCORE: &str = "score.weight";
@@ -48,9 +41,10 @@ impl<C: DecoderConfig> PretrainedDecoder<C> {
         let config = read_fields(&text).and_then(C::from_known);
         let config = config
             .and_then(|config| config.check_values().map(|()| config))
-            .map_err(|source| ModelFolderError::Config { path, source })?;
-        let weights = Weights::open(folder, config.weight_map(), &[SCORE])?;
-        let files = DecoderFiles { own: config.parts(), weights };
+            .map_err(|source| ModelFolderError::config(folder, source))?;
+        let own = config.parts();
+        let weights = Weights::open(folder, own.weight_map(), &[SCORE])?;
+        let files = DecoderFiles { own, weights };
         Ok(Self { config, files })
     }
 
@@ -60,46 +54,14 @@ impl<C: DecoderConfig> PretrainedDecoder<C> {
         &self.config
     }
 
-    /// Returns a model with the given `config` and the checkpoint's weights, converted to f32. `config` is the
-    /// checkpoint's config or derived from it. If its vocabulary is larger than the checkpoint's, the new rows of the
-    /// embedding and of an untied head are the mean of the existing rows. In addition to the model, one tensor is in
-    /// memory at a time.
-    ///
-    /// # Errors
-    /// Returns [`ModelFolderError::Tensors`] naming every tensor that does not fit,
-    /// [`ModelFolderError::SmallerVocabulary`], or an I/O error.
-    pub fn load<B: Backend>(
-        self,
-        config: &C,
-        device: &B::Device,
-    ) -> Result<Decoder<B>, ModelFolderError> {
-        self.files.load(&AnyDecoder::new(config.clone()), device)
-    }
-
-    /// Loads the same model as [`load`](Self::load), but reads each weight when it is first used. Names, shapes and
-    /// types are checked immediately. [`check_values`](Self::check_values) checks the values.
-    ///
-    /// If a weight cannot be read later or is not finite, the first use panics with the error message, because Burn's
-    /// lazy parameters cannot return errors. Sharded training converts the panic to an error.
-    ///
-    /// # Errors
-    /// Returns [`ModelFolderError::Tensors`] naming every tensor that does not fit, or
-    /// [`ModelFolderError::SmallerVocabulary`].
-    pub fn load_lazily<B: Backend>(
-        self,
-        config: &C,
-        device: &B::Device,
-    ) -> Result<Decoder<B>, ModelFolderError> {
-        self.files.load_lazily(&AnyDecoder::new(config.clone()), device)
-    }
-
     /// Reads and checks all weights once, without keeping them in memory. Afterwards only a disk error can make
     /// [`load_lazily`](Self::load_lazily) fail. Uses 8 MiB of memory.
     ///
     /// # Errors
     /// Returns the errors of [`load`](Self::load).
     pub fn check_values(&mut self, config: &C) -> Result<(), ModelFolderError> {
-        self.files.check_values(&AnyDecoder::new(config.clone()))
+        config.validate().map_err(|source| self.files.misconfigured(source))?;
+        self.files.check_values(&config.parts())
     }
 }
 
@@ -112,52 +74,22 @@ pub(crate) struct DecoderFiles {
     pub(crate) weights: Weights,
 }
 
-/// [`PretrainedDecoder`]'s methods, without its type.
 impl DecoderFiles {
-    pub(crate) fn load<B: Backend>(
-        mut self,
-        decoder: &AnyDecoder,
-        device: &B::Device,
-    ) -> Result<Decoder<B>, ModelFolderError> {
-        let model = decoder.zeros(device).map_err(|source| self.misconfigured(source))?;
-        let parts = decoder.parts();
-        self.check_shapes(&parts)?;
-        self.check_repeated_head(&parts)?;
-        self.weights.fill(model)
-    }
-
-    pub(crate) fn load_lazily<B: Backend>(
-        self,
-        decoder: &AnyDecoder,
-        device: &B::Device,
-    ) -> Result<Decoder<B>, ModelFolderError> {
-        let path = self.weights.folder().join(CONFIG);
-        let init = self.reading(decoder, device)?;
-        Decoder::with(decoder, init).map_err(|source| ModelFolderError::Config { path, source })
-    }
-
-    /// Returns an initialiser that reads each weight when it is first used.
-    pub(crate) fn reading<'d, B: Backend>(
-        mut self,
-        decoder: &AnyDecoder,
-        device: &'d B::Device,
-    ) -> Result<WeightInit<'d, B>, ModelFolderError> {
-        decoder.validate().map_err(|source| self.misconfigured(source))?;
-        self.check_shapes(&decoder.parts())?;
-        Ok(WeightInit::reading(decoder.weight_map(), self.weights.into_reader(), device))
-    }
-
-    pub(crate) fn check_values(&mut self, decoder: &AnyDecoder) -> Result<(), ModelFolderError> {
-        decoder.validate().map_err(|source| self.misconfigured(source))?;
-        let parts = decoder.parts();
-        self.check_shapes(&parts)?;
-        self.check_repeated_head(&parts)?;
+    /// Checks all weights of a model with these parts, which were checked.
+    fn check_values(&mut self, parts: &DecoderParts) -> Result<(), ModelFolderError> {
+        self.check_fit(parts)?;
         self.weights.check_values()
     }
 
+    /// Returns an error if tensors do not fit, or if a tied head has other values than the embedding.
+    pub(super) fn check_fit(&mut self, parts: &DecoderParts) -> Result<(), ModelFolderError> {
+        self.check_shapes(parts)?;
+        self.check_repeated_head(parts)
+    }
+
     /// Returns the error for an inconsistent configuration.
-    fn misconfigured(&self, source: ModelConfigError) -> ModelFolderError {
-        ModelFolderError::Config { path: self.weights.folder().join(CONFIG), source }
+    pub(super) fn misconfigured(&self, source: ModelConfigError) -> ModelFolderError {
+        ModelFolderError::config(self.weights.folder(), source)
     }
 
     /// Returns the number of rows that the vocabulary of `wanted` adds to the checkpoint's, and the number of rows in the
@@ -186,7 +118,7 @@ impl DecoderFiles {
     /// Returns an error if tensors are missing, unknown, or have the wrong shape or type. The file of a tied model may
     /// contain a copy of the head. If the vocabulary of `wanted` is larger than the checkpoint's, the embedding and an
     /// untied head get new rows.
-    fn check_shapes(&mut self, wanted: &DecoderParts) -> Result<(), ModelFolderError> {
+    pub(super) fn check_shapes(&mut self, wanted: &DecoderParts) -> Result<(), ModelFolderError> {
         let (new_rows, vocab_size) = self.new_rows(wanted)?;
         let parts = DecoderParts { vocab_size, ..wanted.clone() };
         let rows = [parts.embedding_path(), parts.head_path()];
@@ -224,44 +156,4 @@ impl DecoderFiles {
 /// Returns the name of the token embedding in files.
 fn stored_embedding(parts: &DecoderParts) -> String {
     format!("{}{}", parts.files.prefix, parts.embedding_path())
-}
-
-impl<B: Backend> Decoder<B> {
-    /// Writes the model as a checkpoint that [`PretrainedDecoder`] and `transformers` can load.
-    ///
-    /// # Errors
-    /// Returns [`ModelFolderError::Io`] if a file cannot be written.
-    pub fn save(&self, folder: impl AsRef<Path>, float: FloatType) -> Result<(), ModelFolderError> {
-        let writer = self.config.folder_writer(folder.as_ref(), float)?;
-        let mut saver = ParameterWriter { writer, path: Vec::new(), outcome: Ok(()) };
-        self.visit(&mut saver);
-        saver.outcome?;
-        saver.writer.finish()
-    }
-}
-
-/// Writes a module's parameters as it visits them.
-struct ParameterWriter {
-    /// The folder that is written.
-    writer: ModelFolderWriter,
-    /// The names of the modules on the path to the visited parameter.
-    path: Vec<String>,
-    /// The first error. Nothing is written after it, because a visitor cannot stop.
-    outcome: Result<(), ModelFolderError>,
-}
-
-impl<B: Backend> ModuleVisitor<B> for ParameterWriter {
-    fn enter_module(&mut self, name: &str, _container: &str) {
-        self.path.push(name.to_owned());
-    }
-
-    fn exit_module(&mut self, _name: &str, _container: &str) {
-        self.path.pop();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-        if self.outcome.is_ok() {
-            self.outcome = self.writer.write(&self.path.join("."), param.val().into_data());
-        }
-    }
 }

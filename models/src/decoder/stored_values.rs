@@ -9,7 +9,7 @@ use deepburn_weights::StoredTensor;
 use super::any::AnyDecoder;
 use super::merge::Merge;
 use crate::architecture::Architecture;
-use crate::hf::{BaseModel, CONFIG, ModelFolderError};
+use crate::hf::{BaseModel, ModelFolderError};
 
 /// The values of a model under the names of its Hugging Face files.
 pub struct StoredValues {
@@ -42,8 +42,8 @@ impl AnyDecoder {
                 self.check_adapter(base)?;
                 let merge = Merge::open(self, base)?;
                 let config = merge.config();
-                let of_file = |source| ModelFolderError::Config { path: base.join(CONFIG), source };
-                (config.map_err(of_file)?, Source::Merged(Box::new(merge)))
+                let config = config.map_err(|source| ModelFolderError::config(base, source))?;
+                (config, Source::Merged(Box::new(merge)))
             }
             None => {
                 let model = BaseModel::open(base, self.base().weight_map())?;

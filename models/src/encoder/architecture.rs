@@ -127,7 +127,7 @@ impl<B: Backend> BuildModel<B> for EncoderConfig {
     ) -> Result<Encoder<B>, ModelFolderError> {
         let reader = open(self, folder)?.into_reader();
         Encoder::with(self, &WeightInit::reading(weight_map(self), reader, device))
-            .map_err(|source| misconfigured(folder, source))
+            .map_err(|source| ModelFolderError::config(folder, source))
     }
 }
 
@@ -143,7 +143,8 @@ impl<B: Backend> Encoder<B> {
         config: &EncoderConfig,
         device: &B::Device,
     ) -> Result<Self, ModelFolderError> {
-        let model = Self::zeros(config, device).map_err(|source| misconfigured(folder, source))?;
+        let model = Self::zeros(config, device)
+            .map_err(|source| ModelFolderError::config(folder, source))?;
         let mut weights = open(config, folder)?;
         weights.log_prefix();
         weights.fill(model)
@@ -160,9 +161,4 @@ fn open(config: &EncoderConfig, folder: &Path) -> Result<Weights, ModelFolderErr
     let mut weights = Weights::open(folder, map.clone(), &[])?;
     weights.check_shapes(map)?;
     Ok(weights)
-}
-
-/// Returns the error for an inconsistent configuration.
-fn misconfigured(folder: &Path, source: ModelConfigError) -> ModelFolderError {
-    ModelFolderError::Config { path: folder.join(CONFIG), source }
 }

@@ -142,11 +142,10 @@ impl EncoderConfig {
         let names = config.class_names().map_err(wrong)?;
         let count = names.map_or(0, |names| names.as_slice().len());
         match count > config.num_classes {
-            true => Err(ModelConfigError::Value {
-                name: "num_classes",
-                value: config.num_classes.to_string(),
-                rule: format!("at least {count}, for the names in `id2label`"),
-            }),
+            true => {
+                let rule = format!("at least {count}, for the names in `id2label`");
+                Err(ModelConfigError::value("num_classes", config.num_classes, rule))
+            }
             false => Ok(config),
         }
     }
@@ -185,8 +184,6 @@ impl EncoderConfig {
     /// # Errors
     /// Returns [`ModelConfigError::Value`] for the first invalid field.
     pub fn validate(&self) -> Result<(), ModelConfigError> {
-        let wrong =
-            |name, value: String, rule: String| Err(ModelConfigError::Value { name, value, rule });
         for (name, value, range) in [
             ("vocab_size", self.vocab_size, 1..=MAX_SIZE),
             ("embed_dim", self.embed_dim, 1..=MAX_SIZE),
@@ -198,31 +195,28 @@ impl EncoderConfig {
         ] {
             if !range.contains(&value) {
                 let rule = format!("from {} to {}", range.start(), range.end());
-                return wrong(name, value.to_string(), rule);
+                return Err(ModelConfigError::value(name, value, rule));
             }
         }
         let (width, heads) = (self.embed_dim, self.num_heads);
         // Position encodings have a sine and a cosine for each frequency.
         if !width.is_multiple_of(2) {
-            return wrong("embed_dim", width.to_string(), "even".to_owned());
+            return Err(ModelConfigError::value("embed_dim", width, "even"));
         }
         if !width.is_multiple_of(heads) {
-            return wrong(
-                "num_heads",
-                heads.to_string(),
-                format!("a divisor of embed_dim {width}"),
-            );
+            let rule = format!("a divisor of embed_dim {width}");
+            return Err(ModelConfigError::value("num_heads", heads, rule));
         }
         if !(0.0..1.0).contains(&self.dropout) {
-            return wrong("dropout", self.dropout.to_string(), "at least 0 and below 1".to_owned());
+            return Err(ModelConfigError::value("dropout", self.dropout, "at least 0 and below 1"));
         }
-        if !(self.layer_norm_epsilon > 0.0 && self.layer_norm_epsilon.is_finite()) {
-            let value = self.layer_norm_epsilon.to_string();
-            return wrong("layer_norm_epsilon", value, "above 0".to_owned());
-        }
-        if !(self.initializer_range > 0.0 && self.initializer_range.is_finite()) {
-            let value = self.initializer_range.to_string();
-            return wrong("initializer_range", value, "above 0".to_owned());
+        for (name, value) in [
+            ("layer_norm_epsilon", self.layer_norm_epsilon),
+            ("initializer_range", self.initializer_range),
+        ] {
+            if !(value > 0.0 && value.is_finite()) {
+                return Err(ModelConfigError::value(name, value, "above 0"));
+            }
         }
         Ok(())
     }

@@ -4,8 +4,11 @@ use serde_json::Value;
 
 use super::config::Family;
 use super::rope::Rope;
-use super::settings::{Biases, Defaults, FamilySettings, LayerForm, LayerSettings, with_common};
-use super::windows::{LayerType, layer_types, num_layers, window};
+use super::settings::{
+    AttentionSettings, Biases, Defaults, FamilySettings, HeadSettings, LayerForm, LayerSettings,
+    joined, with_common,
+};
+use super::windows::{LayerType, layer_types, num_layers, positive_or_null, window};
 use crate::activation::Activation;
 use crate::decoder::Rotary;
 use crate::hf::{Accepted, ConfigFields, FieldNames, FixedField, ModelConfigError};
@@ -22,18 +25,10 @@ const READ_GEMMA2: [&str; 22] = with_common([
 ]);
 
 /// The fields that Gemma 3 reads.
-const READ_GEMMA3: [&str; 25] = with_common([
-    "attention_bias",
-    "attn_logit_softcapping",
-    "final_logit_softcapping",
-    "hidden_activation",
-    "layer_types",
-    "query_pre_attn_scalar",
-    "sliding_window",
-    "_sliding_window_pattern",
-    "rope_local_base_freq",
-    "sliding_window_pattern",
-]);
+const READ_GEMMA3: [&str; 25] = joined(
+    READ_GEMMA2,
+    ["_sliding_window_pattern", "rope_local_base_freq", "sliding_window_pattern"],
+);
 
 /// Gemma 1 had the function of the gate under another name, and published files of Gemma 2 have both.
 const ALIASES: [(&str, &str); 1] = [("hidden_act", "hidden_activation")];
@@ -85,16 +80,10 @@ impl Family for Gemma3 {
         let sizes = Sizes { vocab_size: 262_208, max_len: 131_072, form: LayerForm::Gemma3 };
         let settings = sizes.read(fields, [None, None])?;
         let rotations = Rope::new(&settings, 1e6).read_by_layer_type(fields)?;
-        let pattern = |fields: &mut ConfigFields, name| {
-            fields.take(name, None, "a positive integer or null", |value| match value {
-                Value::Null => Some(None),
-                value => value.as_u64().filter(|layers| *layers > 0).map(Some),
-            })
-        };
         // Version 5 writes the older name with an underscore.
-        let older = pattern(fields, "sliding_window_pattern")?;
-        let own = pattern(fields, "_sliding_window_pattern")?;
-        let pattern = own.or(older).unwrap_or(6) as usize;
+        let older = positive_or_null(fields, "sliding_window_pattern", None)?;
+        let own = positive_or_null(fields, "_sliding_window_pattern", None)?;
+        let pattern = own.or(older).unwrap_or(6);
         let types = |layer: usize| match (layer + 1).is_multiple_of(pattern) {
             true => LayerType::Full,
             false => LayerType::Sliding,
@@ -133,16 +122,20 @@ impl Sizes {
         let settings = FamilySettings::read(fields, self.form, default)?;
         let bias = fields.flag("attention_bias", false)?;
         let cap = |fields: &mut ConfigFields, name, default| {
-            fields.take(name, default, "a positive number or null", |value| match value {
-                Value::Null => Some(None),
-                value => value.as_f64().map(Some),
-            })
+            fields.take_nullable(name, default, "a positive number or null", Value::as_f64)
+        };
+        let attention = AttentionSettings {
+            query_scalar: fields.number("query_pre_attn_scalar", 256.0)?,
+            soft_cap: cap(fields, "attn_logit_softcapping", caps[0])?,
+            ..settings.attention
         };
         Ok(FamilySettings {
             biases: Biases { inputs: bias, output: bias, feed_forward: false },
-            query_scalar: fields.number("query_pre_attn_scalar", 256.0)?,
-            attention_soft_cap: cap(fields, "attn_logit_softcapping", caps[0])?,
-            logit_soft_cap: cap(fields, "final_logit_softcapping", caps[1])?,
+            attention,
+            head: HeadSettings {
+                soft_cap: cap(fields, "final_logit_softcapping", caps[1])?,
+                ..settings.head
+            },
             ..settings
         })
     }

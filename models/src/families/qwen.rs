@@ -2,28 +2,21 @@
 
 use super::config::Family;
 use super::rope::Rope;
-use super::settings::{Biases, Defaults, FamilySettings, LayerForm, LayerSettings, with_common};
+use super::settings::{
+    Biases, Defaults, FamilySettings, LayerForm, LayerSettings, joined, with_common,
+};
 use super::windows::{LayerType, layer_types, num_layers, window};
 use crate::hf::{Accepted, ConfigFields, FieldNames, FixedField, ModelConfigError};
 
-/// The fields that both read. Qwen 3 also reads `attention_bias`.
-const READ: [&str; 20] = with_common([
-    "hidden_act",
-    "layer_types",
-    "max_window_layers",
-    "sliding_window",
-    "use_sliding_window",
-]);
+/// The fields that both read, beside the common ones.
+const BOTH: [&str; 5] =
+    ["hidden_act", "layer_types", "max_window_layers", "sliding_window", "use_sliding_window"];
+
+/// The fields that Qwen 2 reads.
+const READ_QWEN2: [&str; 20] = with_common(BOTH);
 
 /// The fields that Qwen 3 reads.
-const READ_QWEN3: [&str; 21] = with_common([
-    "attention_bias",
-    "hidden_act",
-    "layer_types",
-    "max_window_layers",
-    "sliding_window",
-    "use_sliding_window",
-]);
+const READ_QWEN3: [&str; 21] = with_common::<6, 21>(joined(["attention_bias"], BOTH));
 
 /// Fields of other models of the family.
 const FIXED: [FixedField; 1] = [FixedField {
@@ -45,7 +38,7 @@ impl Family for Qwen2 {
     const NAME: &'static str = "Qwen2";
     const CLASS: &'static str = "Qwen2ForCausalLM";
     const FIELDS: FieldNames =
-        FieldNames { read: &READ, aliases: &[], harmless: &[], fixed: &FIXED };
+        FieldNames { read: &READ_QWEN2, aliases: &[], harmless: &[], fixed: &FIXED };
 
     /// Queries, keys and values always have biases.
     fn settings(fields: &mut ConfigFields) -> Result<FamilySettings, ModelConfigError> {

@@ -29,7 +29,7 @@ struct RopeParameters {
 impl Rope {
     /// Returns the reader for a model with these sizes, and with this base if none is given.
     pub(super) fn new(settings: &FamilySettings, theta: f64) -> Self {
-        let FamilySettings { head_width, max_len, .. } = *settings;
+        let (head_width, max_len) = (settings.attention.head_width, settings.max_len);
         Self { head_width, max_len, theta, is_phi3: false }
     }
 
@@ -202,11 +202,7 @@ fn scaling(
     fields: &mut ConfigFields,
 ) -> Result<(&'static str, Map<String, Value>), ModelConfigError> {
     let mut object = |name| {
-        fields.take(name, None, "an object or null", |value| match value {
-            Value::Null => Some(None),
-            Value::Object(values) => Some(Some(values.clone())),
-            _ => None,
-        })
+        fields.take_nullable(name, None, "an object or null", |value| value.as_object().cloned())
     };
     match (object("rope_parameters")?, object("rope_scaling")?) {
         (Some(new), Some(older)) if new != older => Err(ModelConfigError::Conflict {
@@ -225,10 +221,7 @@ fn optional_number(
     fields: &mut ConfigFields,
     name: &'static str,
 ) -> Result<Option<f64>, ModelConfigError> {
-    fields.take(name, None, "a number or null", |value| match value {
-        Value::Null => Some(None),
-        value => value.as_f64().map(Some),
-    })
+    fields.take_nullable(name, None, "a number or null", Value::as_f64)
 }
 
 /// Returns the value of a parameter that may also be a field outside of the parameters.

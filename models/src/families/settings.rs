@@ -8,7 +8,10 @@ use crate::decoder::{
     FeedForwardPart, FileLayout, HeadPart, LayerPart, NormKind, NormPart, ProjectionLayout,
     ProjectionPart, Rotary,
 };
-use crate::hf::{ConfigFields, MAX_LAYERS, MAX_SIZE, ModelConfigError, check_size};
+use crate::hf::{
+    ConfigFields, MAX_LAYERS, MAX_SIZE, ModelConfigError, check_deviation, check_positive,
+    check_probability, check_size,
+};
 
 /// A tensor that older files contain, with the frequencies of the rotation.
 const FREQUENCIES: [&str; 1] = ["model.layers.*.self_attn.rotary_emb.inv_freq"];
@@ -20,38 +23,59 @@ pub struct FamilySettings {
     pub vocab_size: usize,
     /// Width of the residual stream.
     pub hidden_size: usize,
-    /// Hidden width of the feed-forward network.
-    pub intermediate_size: usize,
-    /// Number of heads of queries.
-    pub heads: usize,
-    /// Number of heads of keys and values.
-    pub key_value_heads: usize,
-    /// Width of a head.
-    pub head_width: usize,
     /// The longest sequence.
     pub max_len: usize,
     /// Added to the mean of squares in norms.
     pub epsilon: f64,
     /// Standard deviation of initial weights.
     pub initializer_range: f64,
-    /// Whether the embedding is also the head.
-    pub is_tied: bool,
-    /// The function of the gate.
-    pub activation: Activation,
     /// The form of the layers.
     pub form: LayerForm,
     /// Biases of the projections.
     pub biases: Biases,
     /// Dropout of attention weights, embeddings and outputs.
     pub dropout: Dropouts,
+    /// What attention is like in all layers.
+    pub attention: AttentionSettings,
+    /// The feed-forward networks.
+    pub feed_forward: FeedForwardSettings,
+    /// The output projection.
+    pub head: HeadSettings,
+    /// The window and the rotation of each layer.
+    pub layers: Vec<LayerSettings>,
+}
+
+/// The settings of attention that all layers share.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AttentionSettings {
+    /// Number of heads of queries.
+    pub heads: usize,
+    /// Number of heads of keys and values.
+    pub key_value_heads: usize,
+    /// Width of a head.
+    pub head_width: usize,
     /// The square of the divisor of the scores.
     pub query_scalar: f64,
     /// The limit of the scores.
-    pub attention_soft_cap: Option<f64>,
+    pub soft_cap: Option<f64>,
+}
+
+/// The settings of the feed-forward networks.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct FeedForwardSettings {
+    /// Hidden width.
+    pub intermediate_size: usize,
+    /// The function of the gate.
+    pub activation: Activation,
+}
+
+/// The settings of the output projection.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct HeadSettings {
+    /// Whether the embedding is also the head.
+    pub is_tied: bool,
     /// The limit of the logits.
-    pub logit_soft_cap: Option<f64>,
-    /// The window and the rotation of each layer.
-    pub layers: Vec<LayerSettings>,
+    pub soft_cap: Option<f64>,
 }
 
 /// The form of the layers of a family.
@@ -157,11 +181,19 @@ const COMMON: [&str; 15] = [
 pub(super) const fn with_common<const OWN: usize, const ALL: usize>(
     own: [&'static str; OWN],
 ) -> [&'static str; ALL] {
-    assert!(ALL == COMMON.len() + OWN);
+    joined(COMMON, own)
+}
+
+/// Returns two lists of fields as one.
+pub(super) const fn joined<const A: usize, const B: usize, const ALL: usize>(
+    first: [&'static str; A],
+    second: [&'static str; B],
+) -> [&'static str; ALL] {
+    assert!(ALL == A + B);
     let mut all = [""; ALL];
     let mut index = 0;
     while index < ALL {
-        all[index] = if index < COMMON.len() { COMMON[index] } else { own[index - COMMON.len()] };
+        all[index] = if index < A { first[index] } else { second[index - A] };
         index += 1;
     }
     all
@@ -198,31 +230,36 @@ impl FamilySettings {
                 return Err(ModelConfigError::value("num_attention_heads", heads, rule));
             }
         };
+        let vocab_size = fields.count("vocab_size", default.vocab_size)?;
+        let intermediate_size = fields.count("intermediate_size", default.intermediate_size)?;
         let (name, function) = default.activation;
-        let functions = format!("one of {}", Activation::ALL.map(Activation::name).join(", "));
         Ok(Self {
-            vocab_size: fields.count("vocab_size", default.vocab_size)?,
+            vocab_size,
             hidden_size,
-            intermediate_size: fields.count("intermediate_size", default.intermediate_size)?,
-            heads,
-            key_value_heads: key_value_heads.unwrap_or(heads),
-            head_width,
+            attention: AttentionSettings {
+                heads,
+                key_value_heads: key_value_heads.unwrap_or(heads),
+                head_width,
+                query_scalar: head_width as f64,
+                soft_cap: None,
+            },
             max_len: fields.count("max_position_embeddings", default.max_len)?,
             epsilon: fields.number("rms_norm_eps", default.epsilon)?,
             initializer_range: fields.number("initializer_range", 0.02)?,
-            is_tied: fields.flag("tie_word_embeddings", default.is_tied)?,
-            activation: fields.take(name, function, &functions, |value| {
-                value.as_str().and_then(Activation::from_name)
-            })?,
+            head: HeadSettings {
+                is_tied: fields.flag("tie_word_embeddings", default.is_tied)?,
+                soft_cap: None,
+            },
+            feed_forward: FeedForwardSettings {
+                intermediate_size,
+                activation: Activation::read(fields, name, function)?,
+            },
             form,
             biases: Biases::default(),
             dropout: Dropouts {
                 attention: fields.number("attention_dropout", 0.0)?,
                 ..Dropouts::default()
             },
-            query_scalar: head_width as f64,
-            attention_soft_cap: None,
-            logit_soft_cap: None,
             layers: Vec::new(),
         })
     }
@@ -232,48 +269,35 @@ impl FamilySettings {
     /// # Errors
     /// Returns [`ModelConfigError`] for the first invalid field.
     pub(super) fn check(&self) -> Result<(), ModelConfigError> {
+        let AttentionSettings { heads, key_value_heads, head_width, query_scalar, soft_cap } =
+            self.attention;
         for (name, value) in [
             ("vocab_size", self.vocab_size),
             ("hidden_size", self.hidden_size),
-            ("intermediate_size", self.intermediate_size),
-            ("num_key_value_heads", self.key_value_heads),
-            ("head_dim", self.head_width),
+            ("intermediate_size", self.feed_forward.intermediate_size),
+            ("num_key_value_heads", key_value_heads),
+            ("head_dim", head_width),
             ("max_position_embeddings", self.max_len),
         ] {
             check_size(name, value, MAX_SIZE)?;
         }
         check_size("num_hidden_layers", self.layers.len(), MAX_LAYERS)?;
-        if !self.heads.is_multiple_of(self.key_value_heads) {
-            let rule = format!("a divisor of `num_attention_heads` = {}", self.heads);
-            return Err(ModelConfigError::value("num_key_value_heads", self.key_value_heads, rule));
+        if !heads.is_multiple_of(key_value_heads) {
+            let rule = format!("a divisor of `num_attention_heads` = {heads}");
+            return Err(ModelConfigError::value("num_key_value_heads", key_value_heads, rule));
         }
+        check_probability("attention_dropout", self.dropout.attention)?;
+        check_probability("embd_pdrop", self.dropout.embedding)?;
+        check_probability("resid_pdrop", self.dropout.residual)?;
         for (name, value) in [
-            ("attention_dropout", self.dropout.attention),
-            ("embd_pdrop", self.dropout.embedding),
-            ("resid_pdrop", self.dropout.residual),
-        ] {
-            if !(0.0..1.0).contains(&value) {
-                return Err(ModelConfigError::value(name, value, "a probability in [0, 1)"));
-            }
-        }
-        let positive = [
             ("rms_norm_eps", Some(self.epsilon)),
-            ("query_pre_attn_scalar", Some(self.query_scalar)),
-            ("attn_logit_softcapping", self.attention_soft_cap),
-            ("final_logit_softcapping", self.logit_soft_cap),
-        ];
-        for (name, value) in positive.into_iter().filter_map(|(name, value)| Some((name, value?))) {
-            // The values are used as f32, in which they must not underflow or overflow.
-            if !(value as f32).is_normal() || value < 0.0 {
-                let rule = "a positive number that f32 can hold";
-                return Err(ModelConfigError::value(name, value, rule));
-            }
+            ("query_pre_attn_scalar", Some(query_scalar)),
+            ("attn_logit_softcapping", soft_cap),
+            ("final_logit_softcapping", self.head.soft_cap),
+        ] {
+            value.map_or(Ok(()), |value| check_positive(name, value))?;
         }
-        if !(0.0..1e3).contains(&self.initializer_range) {
-            let value = self.initializer_range;
-            return Err(ModelConfigError::value("initializer_range", value, "in [0, 1000)"));
-        }
-        Ok(())
+        check_deviation("initializer_range", self.initializer_range)
     }
 
     /// Returns the parts of the model. `padding` is the padding token, which `transformers` gives to the embedding.
@@ -304,8 +328,8 @@ impl FamilySettings {
             norm: self.norm("norm"),
             head: HeadPart {
                 name: "lm_head",
-                is_tied: self.is_tied,
-                soft_cap: self.logit_soft_cap,
+                is_tied: self.head.is_tied,
+                soft_cap: self.head.soft_cap,
             },
         }
     }
@@ -330,10 +354,12 @@ impl FamilySettings {
     fn attention(&self, layer: &LayerSettings) -> AttentionPart {
         let input = |name| ProjectionPart { name, has_bias: self.biases.inputs };
         let has_head_norms = matches!(self.form, LayerForm::HeadNorms | LayerForm::Gemma3);
+        let AttentionSettings { heads, key_value_heads, head_width, query_scalar, soft_cap } =
+            self.attention;
         AttentionPart {
-            heads: self.heads,
-            key_value_heads: self.key_value_heads,
-            head_width: self.head_width,
+            heads,
+            key_value_heads,
+            head_width,
             inputs: match self.form {
                 LayerForm::Joint => AttentionInputs::Joint(input("self_attn.qkv_proj")),
                 _ => AttentionInputs::Separate(
@@ -344,8 +370,8 @@ impl FamilySettings {
                 .then(|| ["self_attn.q_norm", "self_attn.k_norm"].map(|name| self.norm(name))),
             rotary: Some(layer.rotary.clone()),
             output: ProjectionPart { name: "self_attn.o_proj", has_bias: self.biases.output },
-            scale: 1.0 / self.query_scalar.sqrt(),
-            soft_cap: self.attention_soft_cap,
+            scale: 1.0 / query_scalar.sqrt(),
+            soft_cap,
             window: layer.window,
             upcast: false,
             dropout: self.dropout.attention,
@@ -355,8 +381,8 @@ impl FamilySettings {
     fn feed_forward(&self) -> FeedForwardPart {
         let part = |name| ProjectionPart { name, has_bias: self.biases.feed_forward };
         FeedForwardPart {
-            inner: self.intermediate_size,
-            activation: self.activation,
+            inner: self.feed_forward.intermediate_size,
+            activation: self.feed_forward.activation,
             inputs: match self.form {
                 LayerForm::Joint => FeedForwardInputs::GatedJoint(part("mlp.gate_up_proj")),
                 _ => FeedForwardInputs::Gated(["mlp.gate_proj", "mlp.up_proj"].map(part)),

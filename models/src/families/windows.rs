@@ -37,15 +37,14 @@ pub(super) fn layer_types(
     older: impl Fn(usize) -> LayerType,
 ) -> Result<Vec<LayerType>, ModelConfigError> {
     let rule = format!("a list of {layers} names, full_attention or sliding_attention");
-    let given = fields.take("layer_types", None, &rule, |value| match value {
-        Value::Null => Some(None),
+    let given = fields.take_nullable("layer_types", None, &rule, |value| match value {
         Value::Array(names) if names.len() == layers => {
             let types = names.iter().map(|name| match name.as_str()? {
                 "full_attention" => Some(LayerType::Full),
                 "sliding_attention" => Some(LayerType::Sliding),
                 _ => None,
             });
-            types.collect::<Option<Vec<_>>>().map(Some)
+            types.collect::<Option<Vec<_>>>()
         }
         _ => None,
     })?;
@@ -60,9 +59,19 @@ pub(super) fn window(
     fields: &mut ConfigFields,
     default: Option<usize>,
 ) -> Result<Option<usize>, ModelConfigError> {
-    let rule = "a positive integer or null";
-    fields.take("sliding_window", default, rule, |value| match value {
-        Value::Null => Some(None),
-        value => value.as_u64().filter(|window| *window > 0).map(|window| Some(window as usize)),
+    positive_or_null(fields, "sliding_window", default)
+}
+
+/// Reads a field that is a positive integer or null.
+///
+/// # Errors
+/// Returns [`ModelConfigError::Value`] if it is neither.
+pub(super) fn positive_or_null(
+    fields: &mut ConfigFields,
+    name: &'static str,
+    default: Option<usize>,
+) -> Result<Option<usize>, ModelConfigError> {
+    fields.take_nullable(name, default, "a positive integer or null", |value| {
+        value.as_u64().filter(|it| *it > 0).map(|it| it as usize)
     })
 }

@@ -8,7 +8,8 @@ use serde_json::{Map, Value};
 
 use crate::activation::Activation;
 use crate::hf::{
-    ClassNames, ClassNamesError, ExtraFields, MAX_LAYERS, MAX_SIZE, ModelConfigError, check_size,
+    ClassNames, ClassNamesError, ExtraFields, MAX_LAYERS, MAX_SIZE, ModelConfigError,
+    check_deviation, check_positive, check_probability, check_size,
 };
 
 /// The configuration of a GPT-2 model: architecture, dropout and initialisation. Fields are named as in `config.json`.
@@ -116,32 +117,11 @@ impl Gpt2Config {
             let rule = format!("a divisor of `n_embd` = {}", self.n_embd);
             return Err(ModelConfigError::value("n_head", self.n_head, rule));
         }
-        for (name, value) in [
-            ("resid_pdrop", self.resid_pdrop),
-            ("embd_pdrop", self.embd_pdrop),
-            ("attn_pdrop", self.attn_pdrop),
-        ] {
-            if !(0.0..1.0).contains(&value) {
-                return Err(ModelConfigError::value(name, value, "a probability in [0, 1)"));
-            }
-        }
-        // The value is used as f32, in which it must not underflow or overflow.
-        if !(self.layer_norm_epsilon as f32).is_normal() || self.layer_norm_epsilon < 0.0 {
-            let rule = "a positive number that f32 can hold";
-            return Err(ModelConfigError::value(
-                "layer_norm_epsilon",
-                self.layer_norm_epsilon,
-                rule,
-            ));
-        }
-        if !(0.0..1e3).contains(&self.initializer_range) {
-            return Err(ModelConfigError::value(
-                "initializer_range",
-                self.initializer_range,
-                "in [0, 1000)",
-            ));
-        }
-        Ok(())
+        check_probability("resid_pdrop", self.resid_pdrop)?;
+        check_probability("embd_pdrop", self.embd_pdrop)?;
+        check_probability("attn_pdrop", self.attn_pdrop)?;
+        check_positive("layer_norm_epsilon", self.layer_norm_epsilon)?;
+        check_deviation("initializer_range", self.initializer_range)
     }
 }
 

@@ -88,8 +88,6 @@ impl DecoderConfig for Gpt2Config {
     fn from_known(fields: Map<String, Value>) -> Result<Self, ModelConfigError> {
         let mut fields = ConfigFields::new(fields, NAMES, "gpt2")?;
         let default = Self::small();
-        let functions = format!("one of {}", Activation::ALL.map(Activation::name).join(", "));
-        let function = |value: &Value| value.as_str().and_then(Activation::from_name);
         Ok(Self {
             vocab_size: fields.count("vocab_size", default.vocab_size)?,
             n_positions: fields.count("n_positions", default.n_positions)?,
@@ -97,11 +95,10 @@ impl DecoderConfig for Gpt2Config {
             n_layer: fields.count("n_layer", default.n_layer)?,
             n_head: fields.count("n_head", default.n_head)?,
             n_inner: fields.optional_count("n_inner")?,
-            activation_function: fields.take(
+            activation_function: Activation::read(
+                &mut fields,
                 "activation_function",
                 default.activation_function,
-                &functions,
-                function,
             )?,
             resid_pdrop: fields.number("resid_pdrop", default.resid_pdrop)?,
             embd_pdrop: fields.number("embd_pdrop", default.embd_pdrop)?,

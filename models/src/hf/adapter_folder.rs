@@ -14,13 +14,12 @@ use deepburn_safetensors::FloatType;
 use deepburn_weights::{Origin, WeightMap};
 use serde_json::{Map, Value};
 
+use super::ADAPTER_CONFIG;
 use super::error::ModelFolderError;
 use super::small_file::read_small_file;
 use super::weights::Weights;
 use super::writer::ModelFolderWriter;
 
-/// The configuration of an adapter.
-pub const ADAPTER_CONFIG: &str = "adapter_config.json";
 /// The weights of an adapter.
 pub(crate) const ADAPTER_WEIGHTS: &str = "adapter_model.safetensors";
 

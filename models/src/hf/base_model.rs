@@ -10,6 +10,7 @@ use deepburn_weights::{Origin, Weight, WeightMap};
 
 use super::error::{ModelFolderError, TensorProblem};
 use super::weights::Weights;
+use crate::fnv::{FNV_OFFSET, fnv1a};
 
 /// The number of elements of a slice of a tensor that a fingerprint hashes.
 const HASHED_SLICE: usize = 256;
@@ -67,13 +68,8 @@ impl BaseModel {
     /// # Errors
     /// Returns [`ModelFolderError::Tensors`] if a tensor is missing or has another shape, or an I/O error.
     pub fn fingerprint(&mut self) -> Result<String, ModelFolderError> {
-        // FNV-1a in 64 bits.
-        let mut hash = 0xcbf2_9ce4_8422_2325_u64;
-        let mut add = |bytes: &[u8]| {
-            for byte in bytes {
-                hash = (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
-            }
-        };
+        let mut hash = FNV_OFFSET;
+        let mut add = |bytes: &[u8]| hash = fnv1a(hash, bytes);
         for tensor in self.map.stored_tensors() {
             add(tensor.name().as_bytes());
             let count = tensor.composition().num_elements();

@@ -18,9 +18,9 @@
 //! Reading a file only keeps the fields. [`FieldNames::check`] refuses them after the overrides were applied.
 
 use serde_json::{Map, Value};
-use thiserror::Error;
 
 use super::class_names::{ClassNames, ClassNamesError, ID2LABEL};
+use super::config_error::ModelConfigError;
 use super::known_fields::{FIXED, FixedField, HARMLESS, LISTS_OF_TOKENS};
 use super::problem_type::ProblemType;
 
@@ -28,105 +28,6 @@ use super::problem_type::ProblemType;
 pub(crate) const MAX_SIZE: usize = 1 << 24;
 /// The maximum number of layers. Each layer has a dozen parameters, and all of them are listed before any is read.
 pub(crate) const MAX_LAYERS: usize = 1 << 12;
-
-/// The reason why a configuration is rejected.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub enum ModelConfigError {
-    /// The text is not a JSON object.
-    #[error("the config is not a JSON object: {0}")]
-    Syntax(String),
-    /// A field has the wrong type.
-    #[error("{0}")]
-    Field(String),
-    /// The model does not have this field.
-    #[error("unknown field `{name}` (value {value}){hint}")]
-    Unknown {
-        /// The field.
-        name: String,
-        /// Its value, as JSON.
-        value: String,
-        /// "; did you mean ..?" with the nearest known name, or the list of all names that the model reads.
-        hint: String,
-    },
-    /// The model does not read this field, which may change what the model computes.
-    #[error(
-        "`{name}` is {value}, but the model does not read this field, so its outputs may be wrong; set it to null to use \
-         the model without it"
-    )]
-    Unread {
-        /// The field.
-        name: String,
-        /// Its value, as JSON.
-        value: String,
-    },
-    /// A value is out of range or has the wrong type.
-    #[error("`{name}` is {value}, but it must be {rule}")]
-    Value {
-        /// The field.
-        name: &'static str,
-        /// What was found.
-        value: String,
-        /// The accepted values.
-        rule: String,
-    },
-    /// `transformers` supports this value, but this implementation does not.
-    #[error("`{name}` = {value} is not supported: {remedy}")]
-    Unsupported {
-        /// The field.
-        name: &'static str,
-        /// What was found.
-        value: String,
-        /// How to fix the problem.
-        remedy: &'static str,
-    },
-    /// A field is given under two names with different values.
-    #[error(
-        "`{alias}` is {alias_value} and `{name}` is {value}, but they name the same field; keep one"
-    )]
-    Conflict {
-        /// The alias.
-        alias: &'static str,
-        /// Its value, as JSON.
-        alias_value: String,
-        /// The field.
-        name: &'static str,
-        /// Its value, as JSON.
-        value: String,
-    },
-}
-
-/// Constructors that are shared by the models, and the field of an error.
-impl ModelConfigError {
-    /// Returns the field that the model does not read or support, and that an override can therefore remove or replace;
-    /// `None` for an error of another kind.
-    #[must_use]
-    pub fn unsupported_field(&self) -> Option<&str> {
-        match self {
-            Self::Unread { name, .. } => Some(name),
-            Self::Unsupported { name, .. } => Some(name),
-            _ => None,
-        }
-    }
-
-    /// Returns the error for a value that violates `rule`, the end of a sentence that starts with "it must be".
-    pub(crate) fn value(name: &'static str, value: impl ToString, rule: impl Into<String>) -> Self {
-        Self::Value { name, value: value.to_string(), rule: rule.into() }
-    }
-
-    /// Returns the error for a value that `accepts` rejects, like [`value`](Self::value). It proposes a number or a
-    /// boolean in quotes without them, if `accepts` accepts it then.
-    fn mistyped(
-        name: &'static str,
-        value: &Value,
-        rule: &str,
-        accepts: impl Fn(&Value) -> bool,
-    ) -> Self {
-        match unquoted(value).filter(accepts) {
-            Some(meant) => Self::value(name, value, format!("{rule}; write {meant}")),
-            None => Self::value(name, value, rule),
-        }
-    }
-}
 
 /// Fields of a `config.json` that the model does not use. They are written back unchanged.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -420,6 +321,23 @@ impl ConfigFields {
         read(&value).ok_or_else(|| ModelConfigError::mistyped(name, &value, rule, accepts))
     }
 
+    /// Takes the value of a field that may be null, or returns `default` if the field is missing.
+    ///
+    /// # Errors
+    /// Returns [`ModelConfigError::Value`] if the value is not null and `read` rejects it.
+    pub(crate) fn take_nullable<T>(
+        &mut self,
+        name: &'static str,
+        default: Option<T>,
+        rule: &str,
+        read: impl Fn(&Value) -> Option<T>,
+    ) -> Result<Option<T>, ModelConfigError> {
+        self.take(name, default, rule, |value| match value {
+            Value::Null => Some(None),
+            value => read(value).map(Some),
+        })
+    }
+
     /// Takes a non-negative integer. Its range is not checked.
     ///
     /// # Errors
@@ -436,10 +354,7 @@ impl ConfigFields {
         &mut self,
         name: &'static str,
     ) -> Result<Option<usize>, ModelConfigError> {
-        self.take(name, None, "a positive integer or null", |value| match value {
-            Value::Null => Some(None),
-            value => as_count(value).map(Some),
-        })
+        self.take_nullable(name, None, "a positive integer or null", as_count)
     }
 
     /// Takes a number.
@@ -472,12 +387,6 @@ impl ConfigFields {
     }
 }
 
-/// Returns the number or boolean that a string contains.
-pub(crate) fn unquoted(value: &Value) -> Option<Value> {
-    let text = value.as_str()?.trim().to_ascii_lowercase();
-    serde_json::from_str(&text).ok().filter(|inner: &Value| inner.is_number() || inner.is_boolean())
-}
-
 /// Returns the value if it is a non-negative integer that fits in a `usize`.
 fn as_count(value: &Value) -> Option<usize> {
     value.as_u64().and_then(|count| usize::try_from(count).ok())
@@ -496,6 +405,39 @@ pub(crate) fn check_size(
         return Ok(());
     }
     Err(ModelConfigError::value(name, value, format!("an integer from 1 to {max}")))
+}
+
+/// Checks a dropout probability.
+///
+/// # Errors
+/// Returns [`ModelConfigError::Value`] if it is not in [0, 1).
+pub(crate) fn check_probability(name: &'static str, value: f64) -> Result<(), ModelConfigError> {
+    if (0.0..1.0).contains(&value) {
+        return Ok(());
+    }
+    Err(ModelConfigError::value(name, value, "a probability in [0, 1)"))
+}
+
+/// Checks a number that models use as f32, in which it must not underflow or overflow.
+///
+/// # Errors
+/// Returns [`ModelConfigError::Value`] if it is not positive, or if f32 cannot hold it.
+pub(crate) fn check_positive(name: &'static str, value: f64) -> Result<(), ModelConfigError> {
+    if (value as f32).is_normal() && value > 0.0 {
+        return Ok(());
+    }
+    Err(ModelConfigError::value(name, value, "a positive number that f32 can hold"))
+}
+
+/// Checks the standard deviation of initial weights.
+///
+/// # Errors
+/// Returns [`ModelConfigError::Value`] if it is not in [0, 1000).
+pub(crate) fn check_deviation(name: &'static str, value: f64) -> Result<(), ModelConfigError> {
+    if (0.0..1e3).contains(&value) {
+        return Ok(());
+    }
+    Err(ModelConfigError::value(name, value, "in [0, 1000)"))
 }
 
 #[cfg(test)]

@@ -9,7 +9,8 @@ use std::path::{Path, PathBuf};
 use deepburn_safetensors::FloatType;
 use thiserror::Error;
 
-use super::config::ModelConfigError;
+use super::CONFIG;
+use super::config_error::ModelConfigError;
 
 /// The file of weights that are not sharded.
 pub(crate) const WEIGHTS: &str = "model.safetensors";
@@ -143,5 +144,10 @@ impl ModelFolderError {
     /// Returns the error for a failed `action` on `path`.
     pub(crate) fn io(action: &'static str, path: &Path, source: io::Error) -> Self {
         Self::Io { action, path: path.to_owned(), source }
+    }
+
+    /// Returns the error for the `config.json` in `folder`.
+    pub(crate) fn config(folder: &Path, source: ModelConfigError) -> Self {
+        Self::Config { path: folder.join(CONFIG), source }
     }
 }

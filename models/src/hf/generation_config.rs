@@ -8,7 +8,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
-use super::config::ModelConfigError;
+use super::config_error::ModelConfigError;
 use super::error::ModelFolderError;
 use super::small_file::{read_fields, read_small_file};
 

@@ -15,8 +15,7 @@ mod adapter_folder;
 mod base_model;
 mod class_names;
 mod config;
-#[cfg(test)]
-mod decoder_layouts;
+mod config_error;
 mod error;
 mod export;
 mod generation_config;
@@ -27,20 +26,28 @@ mod parameter_shape;
 mod problem_type;
 mod small_file;
 mod tensor_file;
+#[cfg(test)]
+mod tests;
 mod weights;
 mod writer;
 
 /// The file with the configuration of a model.
 pub(crate) const CONFIG: &str = "config.json";
+/// The file with the configuration of an adapter.
+pub const ADAPTER_CONFIG: &str = "adapter_config.json";
 
 pub(crate) use class_names::{ID2LABEL, LABEL2ID};
-pub(crate) use config::{MAX_LAYERS, MAX_SIZE, check_size, unquoted};
+pub(crate) use config::{
+    MAX_LAYERS, MAX_SIZE, check_deviation, check_positive, check_probability, check_size,
+};
+pub(crate) use config_error::unquoted;
 pub(crate) use weights::{Weights, refuse_adapter};
 
-pub use adapter_folder::{ADAPTER_CONFIG, AdapterFolder};
+pub use adapter_folder::AdapterFolder;
 pub use base_model::BaseModel;
 pub use class_names::{ClassNames, ClassNamesError};
-pub use config::{ConfigFields, ExtraFields, FieldNames, ModelConfigError, is_sequence_classifier};
+pub use config::{ConfigFields, ExtraFields, FieldNames, is_sequence_classifier};
+pub use config_error::ModelConfigError;
 pub use error::{ModelFolderError, TensorProblem};
 pub use export::HfExport;
 pub use generation_config::{DEFAULT_TOP_K, GENERATION_CONFIG, GenerationConfig, GenerationValues};

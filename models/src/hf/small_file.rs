@@ -8,7 +8,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
-use super::config::ModelConfigError;
+use super::config_error::ModelConfigError;
 
 /// The maximum file size in bytes. The index of a model with a thousand layers has a tenth of this size.
 const MAX_BYTES: u64 = 16 << 20;

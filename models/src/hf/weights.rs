@@ -25,13 +25,12 @@ use deepburn_weights::{StoredTensor, Weight, WeightMap};
 use safetensors::tensor::TensorInfo;
 use serde::Deserialize;
 
-use super::CONFIG;
-use super::adapter_folder::ADAPTER_CONFIG;
 use super::error::{INDEX, ModelFolderError, TensorProblem, WEIGHTS};
 use super::mean_rows::append_mean_rows;
 use super::name_prefix::{MERGE, adapter_in, find_prefix, without_layer_wrappers};
 use super::small_file::read_small_file;
 use super::tensor_file::{TensorFile, float_type};
+use super::{ADAPTER_CONFIG, CONFIG};
 use crate::weights::ReadWeights;
 
 /// The weights of a model folder. The headers of all files have been checked.

@@ -153,8 +153,10 @@ fn text_of_splits<'a>(
             let files = [Some(("train", train)), named("eval", eval), named("test", test)];
             try_map(files, |(name, files)| {
                 let documents = Documents::Files { files, field, join };
+                // Only the train split trains a tokenizer.
                 let sample = if name == "train" { sample_bytes(choice) } else { 0 };
                 let scan = Arc::new(documents.scan(sample)?);
+                // The whole text, however many characters the scan has found.
                 Ok(SplitText { name, documents, scan, range: 0..usize::MAX })
             })
         }
@@ -182,6 +184,7 @@ fn open_tokens(
             ));
         };
         let file = TokenFile::open(path, limit)?;
+        // With a limit, `open` has already checked all ids against it.
         if limit.is_none() {
             largest = largest.max(file.largest_id()?);
         }
@@ -230,6 +233,7 @@ fn divide<'a>(
 /// Returns the training sample of the tokenizer: the kept documents up to the
 /// end of the train split.
 fn sample<'t>(train: &'t SplitText<'_>) -> Vec<&'t str> {
+    // The train split begins with the text, so its length is also its end.
     let mut rest = train.range.len();
     let documents = train.scan.sample.iter().map(|document| {
         let end = document.char_indices().nth(rest).map_or(document.len(), |(at, _)| at);
@@ -319,6 +323,7 @@ fn finish(
     vocab_size: usize,
     source: &DataSource,
 ) -> Result<Corpus> {
+    // For token files, which were not checked before. Text was, before it was tokenized.
     check_vocabulary(vocab_size, source)?;
     let train = train.ok_or_else(|| DataError::Empty { what: "the train split".into() })?;
     let sequences = |part: &Option<Sequences>| part.as_ref().map_or(0, Sequences::len);

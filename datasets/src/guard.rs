@@ -54,6 +54,8 @@ pub(crate) fn guarded_call<T, E: Display>(
 fn silence_guarded_threads() {
     static INSTALL: Once = Once::new();
     INSTALL.call_once(|| {
+        // The hook belongs to the process, so it has to ask whether this thread is guarded: other
+        // threads may panic at the same time.
         let previous = panic::take_hook();
         panic::set_hook(Box::new(move |info| {
             if !GUARDED.get() {

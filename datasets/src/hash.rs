@@ -13,6 +13,7 @@ pub(crate) fn digest<H: Digest>(mut hasher: H, mut reader: impl Read) -> io::Res
         match reader.read(&mut buffer) {
             Ok(0) => return Ok(hexadecimal(&hasher.finalize())),
             Ok(read) => hasher.update(&buffer[..read]),
+            // A signal arrived before any byte was read, so the read is repeated.
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => return Err(error),
         }

@@ -80,6 +80,7 @@ impl Fractions {
         let (mut sum, mut start) = (0.0, 0);
         Ok(self.validate()?.named().map(|(name, fraction)| {
             sum += fraction;
+            // The tolerance makes 0.7 + 0.2 + 0.1 reach the end, and the clamp stops it there.
             let end = ((len as f64 * (sum + TOLERANCE)) as usize).clamp(start, len);
             let part = (fraction > 0.0).then_some((name, start..end));
             start = end;

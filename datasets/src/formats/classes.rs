@@ -125,6 +125,8 @@ impl<'a> ClassReader<'a> {
     pub(crate) fn class_of(&mut self, label: Label, row: &TableRow<'_>, at: usize) -> Result<u32> {
         if let Mapping::Undecided { names } = &mut self.mapping {
             self.mapping = match (&label, names.take()) {
+                // The first label decides. If it is a number, known names only tell how many
+                // classes there are.
                 (Label::Number(_), names) => Mapping::Numbers { count: names.map(|it| it.len()) },
                 (Label::Name(_), Some(names)) => Mapping::Names(numbered(&names)),
                 (Label::Name(_), None) => Mapping::Collected(BTreeMap::new()),
@@ -157,6 +159,7 @@ impl<'a> ClassReader<'a> {
             (Mapping::Collected(classes), Label::Name(name)) => {
                 let next = classes.len() as u32;
                 let class = *classes.entry(name).or_insert(next);
+                // The name is already counted here, so that exactly `MAX_NAMES` are allowed.
                 if classes.len() <= MAX_NAMES {
                     return Ok(class);
                 }
@@ -195,6 +198,7 @@ impl<'a> ClassReader<'a> {
             Mapping::Numbers { count } => Classes::Numbers { count },
             Mapping::NumbersBelow { count } => Classes::NumbersBelow { count },
             Mapping::Names(classes) => {
+                // The map is sorted by name, but known names may have classes in any order.
                 let mut names: Vec<_> = classes.into_iter().collect();
                 names.sort_by_key(|(_, class)| *class);
                 Classes::Names(names.into_iter().map(|(name, _)| name).collect())

@@ -103,6 +103,7 @@ impl<R: BufRead> Read for GzipMembers<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         while let Some(member) = &mut self.member {
             let read = member.read(buffer)?;
+            // At the end of a member, another one may follow its padding.
             if read > 0 || buffer.is_empty() || !skip_zeros(member.get_mut())? {
                 return Ok(read);
             }

@@ -39,6 +39,7 @@ pub(crate) fn read_rows(path: &Path, columns: &[&str], visit: RowVisitor<'_>) ->
     let mut record = StringRecord::new();
     let mut number = 0;
     loop {
+        // As with the names, a quote that is not closed explains the error of a record.
         let outcome = reader.read_record(&mut record);
         reader.get_ref().check(path)?;
         if !outcome.map_err(|error| unreadable(path, error))? {
@@ -163,6 +164,7 @@ impl<R> QuoteChecker<R> {
     /// Moves past `byte`, by the rules of the `csv` crate.
     fn pass(&mut self, byte: u8) {
         let start = self.start;
+        // Only the first three bytes can be a byte-order mark.
         self.start = (start + 1).min(3);
         let is_break = matches!(byte, b'\r' | b'\n');
         let before = self.state;
@@ -196,6 +198,7 @@ impl<R> QuoteChecker<R> {
             }
             _ => CsvState::Unquoted,
         };
+        // A record begins with this byte; the other bytes of the record come in other states.
         if before == CsvState::Record {
             self.row = Some(self.row.map_or(0, |row| row + 1));
         }
@@ -206,6 +209,7 @@ impl<R: Read> Read for QuoteChecker<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let read = self.bytes.read(buffer)?;
         buffer[..read].iter().for_each(|byte| self.pass(*byte));
+        // The file ends within a field with quotes.
         if read == 0 && !buffer.is_empty() && self.state == CsvState::Quoted {
             self.open = self.open.or(self.row);
         }

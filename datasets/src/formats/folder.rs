@@ -16,6 +16,7 @@ pub(crate) fn entries_below(folder: &Path) -> Result<Vec<PathBuf>> {
     while let Some(folder) = folders.pop() {
         for entry in fs::read_dir(&folder).map_err(DataError::unreadable(&folder))? {
             let entry = entry.map_err(DataError::unreadable(&folder))?;
+            // The type of the entry itself: a link to a folder is not a folder here.
             let kind = entry.file_type().map_err(DataError::unreadable(entry.path()))?;
             let list = if kind.is_dir() { &mut folders } else { &mut files };
             list.push(entry.path());
@@ -68,6 +69,7 @@ pub(crate) fn described(files: &[PathBuf]) -> String {
 /// Returns [`DataError::Unreadable`] if the file is not regular or cannot be
 /// opened.
 pub(crate) fn open_file(path: &Path) -> Result<File> {
+    // Checked first, because opening a pipe blocks until it has a writer.
     let open = || match fs::metadata(path)?.is_file() {
         true => File::open(path),
         false => Err(io::Error::other("it is not a regular file")),
@@ -81,6 +83,7 @@ pub(crate) fn open_file(path: &Path) -> Result<File> {
 /// Returns [`DataError::Unreadable`] if the file cannot be read or is larger.
 pub(crate) fn read_small(path: &Path, limit: u64) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
+    // One more byte than allowed tells that the file is larger.
     let read = open_file(path)?.take(limit + 1).read_to_end(&mut bytes);
     let checked = read.and_then(|read| match read as u64 > limit {
         true => Err(io::Error::other(format!("it has more than {limit} bytes"))),

@@ -54,6 +54,7 @@ pub(crate) fn visit_objects(path: &Path, visit: ObjectVisitor<'_>) -> Result<()>
         None => return Ok(()),
         Some(b'[') => JsonFraming::Array,
         Some(b'{') => JsonFraming::Sequence,
+        // Text in another encoding, about which the message below would mislead.
         Some(byte) if !byte.is_ascii() => return Err(not_utf8(path, scanner.offset)),
         Some(_) => {
             let reason = "it must start with `[` or `{`".to_owned();
@@ -111,6 +112,7 @@ impl Scanner<'_> {
         if self.peek()? != Some(BYTE_ORDER_MARK[0]) {
             return Ok(());
         }
+        // A file of one or two bytes leaves zeros in the mark, and is refused like another mark.
         let mut mark = [0; 3];
         match self.reader.read_exact(&mut mark) {
             Err(cause) if cause.kind() != io::ErrorKind::UnexpectedEof => {
@@ -155,6 +157,7 @@ impl Scanner<'_> {
                 };
             }
             Some(b',') if number > 1 => self.skip(1),
+            // If this is not an object, the parser will name its type.
             Some(_) if number == 1 => return Ok(true),
             _ => return Err(self.unexpected("`,` or `]` after the object")),
         }
@@ -168,9 +171,11 @@ impl Scanner<'_> {
     /// these are all bytes up to its closing bracket.
     fn take_value(&mut self, value: &mut Vec<u8>, place: &str) -> Result<()> {
         value.clear();
+        // The state outlives a buffer, because a value may span several buffers.
         let (mut depth, mut in_string, mut is_escaped) = (0_usize, false, false);
         loop {
             let bytes = self.reader.fill_buf().map_err(read_error(self.path))?;
+            // A number or a word ends with the file. The parser decides whether it is valid.
             if bytes.is_empty() && depth == 0 && !in_string {
                 return Ok(());
             } else if bytes.is_empty() {

@@ -50,6 +50,7 @@ pub(crate) fn object(text: &str, wanted: Wanted<'_>) -> Result<Map<String, Value
 fn fields(text: &str, wanted: Wanted<'_>) -> Result<(Map<String, Value>, bool), String> {
     match parse(text, wanted) {
         Ok(object) => Ok((object, false)),
+        // Nearly all rows are plain JSON, so other numbers are only searched for after an error.
         Err(error) => match with_marks(text) {
             Cow::Borrowed(_) => Err(problem(text, &error)),
             Cow::Owned(marked) => match parse(&marked, wanted) {
@@ -88,6 +89,7 @@ fn marked_number(text: &str) -> Option<&'static str> {
 /// the message names its type instead of the parser's error.
 fn problem(text: &str, error: &serde_json::Error) -> String {
     match serde_json::from_str(text) {
+        // A valid object has a field twice, which only `FieldsSeed` refuses.
         Ok(Value::Object(_)) | Err(_) => format!("not valid JSON ({error})"),
         Ok(other) => format!("found {}, not an object", kind(&other)),
     }
@@ -101,6 +103,7 @@ fn with_marks(text: &str) -> Cow<'_, str> {
     let bytes = text.as_bytes();
     while at < bytes.len() {
         match bytes[at] {
+            // The escaped character may be a quote, which does not end the string.
             b'\\' if in_string => at += 1,
             b'"' => in_string = !in_string,
             b'N' | b'I' | b'-' if !in_string => {
@@ -175,6 +178,7 @@ impl<'de> Visitor<'de> for FieldsSeed<'_> {
     fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<Self::Value, A::Error> {
         let mut object = Map::new();
         while let Some(name) = fields.next_key::<String>()? {
+            // Skipped without building the value, which may be most of the row.
             if self.0.is_some_and(|wanted| !wanted.contains(&name)) {
                 fields.next_value::<IgnoredAny>()?;
                 continue;

@@ -154,6 +154,7 @@ pub fn read_texts(
     let TextColumns { text, label, kind, copied } = columns;
     let names = [text].into_iter().chain(label).chain(copied);
     let names: Vec<&str> = names.map(String::as_str).collect();
+    // Column 0 is the text. Column 1 is the label, if one is wanted.
     let first_copied = names.len() - copied.len();
     let origin = ClassesOrigin::TRAIN_SPLIT;
     let mut sets = LabelReader::deciding(LabelKind::Classes, None, origin);
@@ -169,6 +170,7 @@ pub fn read_texts(
         stopped = !visit(TableText { text: row.text(0)?, label, copied });
         if stopped { Err(end_of_reading()) } else { Ok(()) }
     });
+    // Then the outcome is `end_of_reading`, which is not an error of the file.
     if stopped {
         return Ok(());
     }
@@ -179,6 +181,7 @@ pub fn read_texts(
 /// first line is checked. Returns false if the table cannot be read.
 pub fn has_column(path: &Path, column: &str) -> bool {
     let mut found = false;
+    // The error only tells that the column was found, or that it was not.
     let _ = read_rows(path, &[column], &mut |_| {
         found = true;
         Err(end_of_reading())

@@ -138,6 +138,8 @@ impl<'a> LabelReader<'a> {
             Self::Class(classes) => classes.class(row, at).map(TextLabel::Class),
             Self::Classes { classes, only_flags, rows } => {
                 let found = class_set(classes, row, at)?;
+                // The classes are sorted, so this is [0, 1] or [1, 0] in the file: what flags would
+                // be.
                 *only_flags &= found == [0, 1] && classes.has_numbers();
                 *rows += 1;
                 Ok(TextLabel::Classes(found))
@@ -170,6 +172,7 @@ impl<'a> LabelReader<'a> {
                 TextLabel::Class(class) => Some(class),
                 TextLabel::Classes(_) | TextLabel::Values(_) => None,
             }))),
+            // A single row may really have both classes.
             Self::Classes { only_flags: true, rows, .. } if rows > 1 => Err(DataError::invalid(
                 path,
                 "every label is [0, 1] or [1, 0], which gives each text both classes; a label lists the classes of its \
@@ -275,6 +278,7 @@ fn values(row: &TableRow<'_>, at: usize) -> Result<Vec<f32>> {
 fn number(cell: &Cell) -> Option<f32> {
     let number = match cell {
         Cell::Integer(integer) => *integer as f32,
+        // A number beyond f32 becomes infinite, and is refused below.
         Cell::Decimal(text) | Cell::Text(text) => text.trim().parse::<f64>().ok()? as f32,
         Cell::Null | Cell::List(_) | Cell::Other(_) => return None,
     };

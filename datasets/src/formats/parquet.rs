@@ -173,6 +173,7 @@ fn json(field: Field) -> Result<Value, &'static str> {
     };
     Ok(match field {
         Field::Bool(flag) => flag.into(),
+        // JSON has all of these numbers, while a cell only has 64-bit integers with a sign.
         Field::ULong(value) => value.into(),
         Field::Float16(value) => return number(value.to_f64()),
         // As Python prints it: 0.1, not 0.10000000149011612.

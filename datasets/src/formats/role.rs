@@ -55,6 +55,8 @@ impl FileRole {
         let name = file.file_name().unwrap_or_default().to_string_lossy().to_ascii_lowercase();
         let format = Format::of(file);
         if is_hidden(file) {
+            // A warning names hidden texts, which may be copies. `.gitattributes` and the like are
+            // not worth one.
             return if format.is_some() { Self::Other } else { Self::Description };
         } else if DESCRIPTIONS.contains(&name.as_str()) || name.starts_with('_') {
             // Spark writes files such as `_SUCCESS` and `_committed_123`.
@@ -66,6 +68,7 @@ impl FileRole {
         if ["readme", "license", "licence", "notice", "copying"].into_iter().any(is_about) {
             return Self::Description;
         }
+        // An archive may contain anything, although compressed shards have the same last ending.
         let is_archive = [".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst"].into_iter();
         let ending = Path::new(&name).extension().and_then(OsStr::to_str).unwrap_or_default();
         if is_archive.into_iter().any(|end| name.ends_with(end)) {

@@ -156,6 +156,7 @@ fn visit_csv(path: &Path, wanted: Wanted<'_>, visit: RawVisitor<'_>) -> Result<(
     csv::read_rows(path, &columns, &mut |row| {
         let value = |(name, cell): (&&str, Cell)| match cell {
             Cell::Text(text) => Some(((*name).to_owned(), text.into())),
+            // Cells of CSV are always text.
             _ => None,
         };
         let fields = row.columns.iter().zip(row.cells).filter_map(value).collect();

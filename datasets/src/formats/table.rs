@@ -89,6 +89,7 @@ pub(crate) struct TableRow<'a> {
 impl TableRow<'_> {
     /// Moves the text out of column `at`.
     pub(crate) fn text(&mut self, at: usize) -> Result<String> {
+        // Texts may be long, so they are moved and not copied.
         match std::mem::replace(&mut self.cells[at], Cell::Other("taken")) {
             Cell::Text(text) => Ok(text),
             other => Err(self.invalid(at, format!("{}, not a string", other.kind()))),
@@ -121,6 +122,7 @@ impl TableRow<'_> {
     fn text_label(&self, at: usize, text: &str) -> Result<Label> {
         // A column of scores would otherwise turn every fraction into a class.
         if is_number_label(text) {
+            // `parse` does not take 1.0 or 1e0 for an integer.
             return match text.parse().ok().or_else(|| whole_number(text)) {
                 Some(integer) => self.class_number(at, integer),
                 None => Err(self.no_class_number(at, text)),

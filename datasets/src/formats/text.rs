@@ -97,6 +97,7 @@ pub fn text_files(path: &Path) -> Result<Vec<PathBuf>> {
     let files = roles_below(path)?;
     let of_role =
         |role| files.iter().filter(move |(_, found)| *found == role).map(|(file, _)| file);
+    // Before any text is read: data that cannot be read must not be left out silently.
     if let Some(file) = of_role(FileRole::Unsupported).next() {
         let reason = format!(
             "is in a folder of data, but its format is not supported; supported are {ENDINGS}; convert it, or move it out of the folder"
@@ -123,6 +124,7 @@ pub fn text_files(path: &Path) -> Result<Vec<PathBuf>> {
 pub(crate) fn copies<F: AsRef<Path>>(files: &[F], key: fn(&str) -> &str) -> Option<String> {
     let mut names: Vec<_> =
         files.iter().map(|file| file.as_ref().to_string_lossy().into_owned()).collect();
+    // By the key, so that files with the same key are neighbours.
     names.sort_by(|a, b| key(a).cmp(key(b)));
     let pair = names.windows(2).find(|pair| key(&pair[0]) == key(&pair[1]))?;
     Some(listed(pair.iter().map(String::as_str)))
@@ -176,6 +178,7 @@ fn roles_below(folder: &Path) -> Result<Vec<(PathBuf, FileRole)>> {
 /// mark.
 fn visit_utf8(path: &Path, sink: &mut dyn FnMut(&str) -> Result<()>) -> Result<()> {
     let mut file = TextReader::open(path)?;
+    // Up to three bytes of an unfinished character are kept from one read to the next.
     let (mut bytes, mut offset) = (Vec::with_capacity(READ_BYTES + 4), 0);
     loop {
         let kept = bytes.len();

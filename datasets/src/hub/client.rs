@@ -62,6 +62,7 @@ impl HubRepo {
     /// assert!(!HubRepo::is_id("../gpt2") && !HubRepo::is_id("data/texts/train"));
     /// ```
     pub fn is_id(text: &str) -> bool {
+        // Follows `validate_repo_id` of the Python library.
         let is_part = |part: &str| {
             let is_start = |char: char| char.is_ascii_alphanumeric() || char == '_';
             part.starts_with(is_start)
@@ -153,6 +154,7 @@ impl HubSettings {
             Some(home) => PathBuf::from(home),
             None => std::env::home_dir().ok_or(DataError::NoHome)?.join(".cache/huggingface"),
         };
+        // A stored token that cannot be read counts as none: public repositories need no token.
         let stored = || fs::read_to_string(home.join("token")).ok();
         let token = set("HF_TOKEN").or_else(|| stored().filter(|it| !it.trim().is_empty()));
         let endpoint = set("HF_ENDPOINT").unwrap_or_else(|| "https://huggingface.co".to_owned());
@@ -278,6 +280,7 @@ impl Hub {
         for name in selection.companions(&listing) {
             self.fetch_companion(repo, &commit, name);
         }
+        // Last, so that the cache never names a commit whose files are incomplete.
         let branch = self.folder(repo).join("refs").join(&repo.revision);
         // A revision such as `refs/pr/1` contains folders.
         fs::create_dir_all(branch.parent().unwrap_or(&branch))
@@ -437,6 +440,8 @@ fn link_blob(link: &Path, blob: &Path, name: &str) -> std::io::Result<()> {
     #[cfg(not(unix))]
     {
         let _ = name;
+        // Windows reserves symbolic links for privileged users, and not every file system has hard
+        // links.
         fs::hard_link(blob, link).or_else(|_| fs::copy(blob, link).map(drop))
     }
 }

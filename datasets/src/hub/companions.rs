@@ -122,6 +122,8 @@ pub(crate) fn companion_kind(name: &str) -> Option<CompanionKind> {
     if file.starts_with('.') || !is_companion_folder(folder) {
         return None;
     }
+    // Beginnings and endings are compared in lower case, and whole names as other programs write
+    // them.
     let lower = file.to_ascii_lowercase();
     let ending = lower.rsplit_once('.').map_or("", |(_, ending)| ending);
     if folder == CHAT_TEMPLATES {

@@ -220,6 +220,7 @@ impl Downloader {
     /// Returns the errors of [`Downloader::document`], and an error if the
     /// server does not announce a hash or a size.
     pub(crate) fn announced(&self, url: &str) -> Result<RemoteFile> {
+        // One byte only, because a server without a redirect would send the contents.
         let first_byte = Some((0, Some(0)));
         let response = self.retry(url, || self.get(url, first_byte, Redirects::ToAnnouncement))?;
         let refused = |reason: String| DataError::Hub { url: url.to_owned(), reason };
@@ -268,6 +269,8 @@ impl Downloader {
             let found = file.hash.of_same_kind(part).map_err(DataError::unreadable(part))?;
             if found == file.hash {
                 let place = || {
+                    // The contents reach the disk before the name, so that a power failure leaves
+                    // no empty blob.
                     File::open(part)?.sync_all()?;
                     fs::rename(part, blob)
                 };
@@ -290,6 +293,7 @@ impl Downloader {
         let mut reached = length(&out, part)?;
         while let Err(error) = self.resume(file, part, &mut out, &bar) {
             let length = length(&out, part)?;
+            // A connection that delivered bytes has not failed, however often it is lost.
             if length > reached {
                 attempts.progressed();
                 reached = length;
@@ -481,6 +485,7 @@ fn redirect(response: &Response<Body>, at: &str) -> Result<Option<String>, Reque
     let to = header(response, "location").unwrap_or_default();
     let to = match to {
         _ if to.starts_with("https://") || to.starts_with("http://") => to.to_owned(),
+        // An address that begins with `//` names another host.
         _ if to.starts_with('/') && !to.starts_with("//") => format!("{}{to}", origin(at)),
         _ => {
             let reason = format!("it redirects to the invalid address `{}`", to.escape_debug());

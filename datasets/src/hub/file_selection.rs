@@ -107,6 +107,8 @@ fn select_model<'f>(files: &[&'f str]) -> Result<Vec<&'f str>, String> {
         false => file.starts_with("model-") && file.ends_with(".safetensors"),
     };
     let mut selected: Vec<&str> = files.iter().copied().filter(is_weight).collect();
+    // The index has not been downloaded yet, so missing shards are found by the names of the
+    // others.
     check_shards(&selected)?;
     let is_other = |file: &&str| match *file {
         "config.json" | "generation_config.json" => true,

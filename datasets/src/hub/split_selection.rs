@@ -36,6 +36,7 @@ pub(crate) fn select_split<'f>(
     if let Some(name) = chosen_configuration(&texts, name, split)? {
         texts.retain(|file| is_of_configuration(file, name, split));
     }
+    // Unsupported files of other configurations do not matter.
     if let Some(name) = name {
         others.retain(|(file, _)| is_of_configuration(file, name, split));
     }
@@ -84,6 +85,7 @@ fn chosen_configuration<'f>(
         Some(name) if texts.iter().any(|file| is_of_configuration(file, name, split)) => {
             Ok(Some(name))
         }
+        // There are no files at all, which the caller reports.
         Some(_) if names.is_empty() => Ok(None),
         Some(name) if names.len() == 1 && names.contains("") => {
             Err(format!("it has no configurations, but data.name is `{name}`: remove data.name"))

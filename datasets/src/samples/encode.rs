@@ -150,6 +150,7 @@ fn stored(
     let produce = |sink: TokenSink<'_>| encode_files(source, files, encode, sink);
     let Some(cache) = source.cache else { return StoredSamples::in_memory(files, &produce) };
     let identities = files.iter().map(|file| identity(file)).collect::<Result<Vec<_>>>()?;
+    // Part of the key, because fields that are not read cannot make a row invalid.
     let fields = format!("{:?}", source.fields);
     let settings = [FORMAT, &fields, &format!("{:?} {}", source.invalid, source.vocab_size)];
     let encoder = source.encoder.iter().copied();
@@ -181,6 +182,7 @@ type Stamp = (u64, Option<SystemTime>);
 /// Returns the hash of the format and the contents of a file, and the stamp that
 /// it had before.
 fn identity(path: &Path) -> Result<(String, Stamp)> {
+    // Before the contents are hashed, so that a change during the hash is noticed later.
     let stamp = stamp(path)?;
     let format = format!("{:?}", Format::of(path));
     let hasher = Sha256::new_with_prefix(format);
@@ -213,6 +215,7 @@ fn encode_files(
     sink: TokenSink<'_>,
 ) -> Result<SampleIndex> {
     let paths: Vec<Arc<Path>> = files.iter().map(|file| Arc::from(file.as_path())).collect();
+    // One batch waits while another one is encoded.
     let (sender, receiver) = sync_channel::<RowChunk>(1);
     let threads = ThreadPoolBuilder::new().num_threads(rayon::current_num_threads());
     // Without these threads, the ones of the caller encode.
@@ -222,6 +225,7 @@ fn encode_files(
         let reader = scope.spawn(|| read_batches(files, source.fields, sender));
         for batch in receiver {
             let path = &paths[batch.file];
+            // An error drops the receiver, which ends the reader at its next batch.
             add_batch(source, path, batch, encode, threads.as_ref(), &mut index, sink)?;
         }
         reader.join().unwrap_or_else(|panic| {

@@ -136,6 +136,7 @@ impl SampleIndex {
     pub(crate) fn start_file(&mut self, file: usize, has_lines: bool) {
         let end = self.len();
         let files = &mut self.summary.files;
+        // Files without rows in between end where they begin.
         files.resize(files.len().max(file + 1), FileSummary { has_lines, end });
         files[file].has_lines = has_lines;
     }
@@ -206,6 +207,8 @@ impl SampleIndex {
             return None;
         }
         let [tokens, ends, numbers, span_ends, spans, summary] = lengths(footer)?;
+        // The lengths add up to the bytes of the index, so neither this nor the product below
+        // overflows.
         let (numbers_bytes, summary) = index.split_at_checked(index.len() - summary as usize)?;
         let mut all = numbers_bytes.chunks_exact(8).filter_map(u64_of);
         let mut take = |count: u64| -> Vec<u64> { all.by_ref().take(count as usize).collect() };
@@ -220,6 +223,7 @@ impl SampleIndex {
 
     /// Returns whether the parts of the index agree.
     fn is_sound(&self) -> bool {
+        // Everything that later indexing relies on, because a damaged cache must not cause a panic.
         let count = self.len();
         let files = &self.summary.files;
         self.numbers.len() == count

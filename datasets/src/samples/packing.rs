@@ -116,6 +116,7 @@ impl RowPlan {
         let mut by_space: BTreeMap<usize, VecDeque<usize>> = BTreeMap::new();
         for piece in pieces {
             let length = piece.tokens.len();
+            // The least space that suffices.
             let found = by_space.range_mut(length..).next();
             let (row, space) =
                 match found.and_then(|(space, rows)| Some((rows.pop_front()?, *space))) {
@@ -125,6 +126,8 @@ impl RowPlan {
                         (rows.len() - 1, max_length)
                     }
                 };
+            // An empty queue would be found by the next search, and a new row begun instead of the
+            // best fit.
             if by_space.get(&space).is_some_and(VecDeque::is_empty) {
                 by_space.remove(&space);
             }

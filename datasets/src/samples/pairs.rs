@@ -92,6 +92,8 @@ impl PairRows {
             let lengths = halves.map(|half| half.len());
             let statistics = &mut rows.statistics;
             lengths.iter().for_each(|length| statistics.sample_lengths.add(*length));
+            // No token of a completion would be left. Otherwise, the prompt is shorter than each
+            // of the lengths below.
             if prompt >= max_length {
                 statistics.dropped.push(pair);
                 continue;
@@ -189,6 +191,7 @@ impl Collate for PairRows {
                 found.push((ids[half.start..end].to_vec(), prompt));
             }
         }
+        // Without pairs, the batch has one column of padding, because a tensor cannot have none.
         let longest = found.iter().flatten().map(|(ids, _)| ids.len()).max().unwrap_or(1);
         let mut sequences = MicroBatch {
             input_ids: Vec::with_capacity(2 * rows * longest),

@@ -106,6 +106,7 @@ impl Samples {
             let file = self.place(next).file;
             let read = visit_rows(&file, wanted, &mut |raw| {
                 let place = self.place(next);
+                // An invalid row, or one of another split.
                 if raw.place.1 != place.number {
                     return Ok(());
                 }
@@ -275,6 +276,7 @@ impl SampleRows {
         }
         let mut plan = RowPlan::pack(&lengths, max_length, layout.packing);
         let limit = if is_split { usize::MAX } else { max_length };
+        // From token 1: nothing precedes the first token that could predict it.
         let is_trained = |sample: usize| samples.spans(sample, 1..limit).next().is_some();
         let untrained = (0..samples.len()).filter(|sample| !is_trained(*sample));
         match layout.packing {
@@ -440,6 +442,7 @@ impl Collate for SampleRows {
         let mut found = indices.iter().map(|index| self.row(*index)).collect::<Result<Vec<_>>>()?;
         let mut rows = rows;
         if let Padding::Free { .. } = self.layout.padding {
+            // All rows become documents of a single row.
             rows = 1;
             found = found
                 .into_iter()
@@ -462,6 +465,7 @@ impl Collate for SampleRows {
             labels.resize((index + 1) * length, IGNORE_INDEX);
             documents.push(row.documents);
         }
+        // Missing samples become rows of padding, so that all ranks have batches of the same form.
         input_ids.resize(rows * length, self.layout.pad_id as i32);
         labels.resize(rows * length, IGNORE_INDEX);
         documents.resize(rows, Vec::new());

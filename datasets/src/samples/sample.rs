@@ -78,6 +78,7 @@ pub(crate) type Span = Range<u32>;
 /// Returns the spans of trained tokens.
 pub(crate) fn spans(trained: &[bool]) -> Vec<Span> {
     let mut at = 0;
+    // Runs of equal flags, none of which is empty.
     let runs = trained.chunk_by(|a, b| a == b).filter_map(|run| {
         let start = at;
         at += run.len() as u32;

@@ -17,6 +17,7 @@ pub struct LengthHistogram {
 impl LengthHistogram {
     /// Counts a row of `length` tokens.
     pub(crate) fn add(&mut self, length: usize) {
+        // The number of binary digits: 0 for 0, 1 for 1, 2 for 2 and 3, and so on.
         let at = (usize::BITS - length.leading_zeros()) as usize;
         self.counts.resize(self.counts.len().max(at + 1), 0);
         self.counts[at] += 1;

@@ -55,6 +55,7 @@ impl StoredSamples {
                 width.encode(tokens, &mut buffer);
                 sink(&buffer)
             })?;
+            // The index is complete only after the last token, so it follows the tokens.
             index = Some(produced);
             write_index(index.as_ref(), sink)
         })?;
@@ -101,6 +102,7 @@ impl StoredSamples {
         let mut index = Vec::with_capacity(bytes as usize);
         file.read_to_end(&mut index).ok()?;
         let index = SampleIndex::decode(&index)?;
+        // Tokens, index and footer have to be the whole file.
         let is_whole = index.num_tokens() as u64 * width.bytes() as u64 == start;
         if !is_whole || index.summary.files.len() != files.len() {
             return None;

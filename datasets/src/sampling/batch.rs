@@ -152,6 +152,7 @@ impl Collate for Sequences {
         for &index in indices {
             input_ids.extend(self.get(index)?);
         }
+        // Before the padding, which has other labels.
         let mut labels = input_ids.clone();
         input_ids.resize(rows * length, 0);
         labels.resize(rows * length, IGNORE_INDEX);

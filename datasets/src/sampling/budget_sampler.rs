@@ -170,6 +170,8 @@ impl BatchSampler for BudgetSampler {
         let (samples, batches) = counts.ok_or_else(error)?;
         let StepShape { num_ranks: ranks, accumulation: micro_batches } = self.shape;
         if (num_ranks, accumulation) == (ranks as u64, micro_batches as u64) {
+            // The end of an epoch is never saved: after its last batch, the position is in the next
+            // one.
             if batches >= plan.num_batches() || plan.samples_before(batches) != samples {
                 return Err(error());
             }

@@ -92,6 +92,7 @@ impl EpochSampler {
         if num_samples == 0 {
             return Err(DataError::Empty { what: "the set of samples".into() });
         }
+        // The end of a step, `step_start + full_step`, must not overflow.
         let per_step = shape.micro_batches()?.checked_mul(rows);
         per_step.and_then(|step| step.checked_add(num_samples)).ok_or_else(|| {
             let rule = "a step would have too many samples to count; lower it";

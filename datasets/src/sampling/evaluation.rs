@@ -40,6 +40,7 @@ impl<'a, D: Collate> EvaluationBatches<'a, D> {
     /// Limits the evaluation to the first `limit` samples, counted over all
     /// ranks; `None` for no limit.
     pub fn take_samples(self, limit: Option<usize>) -> Self {
+        // Without a sample, an evaluation would have no result.
         let samples = limit.map_or(self.samples, |limit| self.samples.min(limit.max(1)));
         Self { samples, ..self }
     }

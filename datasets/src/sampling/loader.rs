@@ -89,6 +89,7 @@ impl<D: Collate, S: BatchSampler> BatchLoader<D, S> {
     /// [`DataError::LoaderStopped`] afterwards.
     pub fn next_batch(&mut self) -> Result<D::Batch> {
         let (batch, position) = self.prefetch.receive()?;
+        // The sampler of the thread is ahead by the batches that wait in the channel.
         self.sampler.seek(position)?;
         Ok(batch)
     }

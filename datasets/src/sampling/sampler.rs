@@ -227,6 +227,7 @@ impl BatchSampler for DistributedSampler {
     fn seek(&mut self, position: Position) -> Result<()> {
         let Position { drawn, num_ranks } = position;
         let now = self.shard.num_ranks as u64;
+        // Positions count the samples of one rank, so another number of ranks scales them.
         let moved = match num_ranks {
             0 => None,
             then if then == now => Some(drawn),

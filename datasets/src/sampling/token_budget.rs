@@ -210,6 +210,7 @@ impl TokenBudget {
                     }
                 }
                 let batches = self.cut(order, lengths);
+                // From the same stream, which the permutation of the samples has advanced.
                 let order = rng.permutation(batches.len());
                 batches.reordered(&order)
             }
@@ -252,6 +253,7 @@ impl TokenBudget {
     /// no step is empty.
     fn equalise(&self, mut batches: Batches, per_step: usize) -> Batches {
         let mut missing = batches.len().next_multiple_of(per_step) - batches.len();
+        // The batch with the most rows comes first, and the first one among equals.
         let mut by_rows: BinaryHeap<(usize, Reverse<usize>)> =
             batches.bounds.windows(2).map(|at| (at[1] - at[0], Reverse(at[0]))).collect();
         while let Some((rows, Reverse(start))) = by_rows.pop().filter(|_| missing > 0) {
@@ -266,6 +268,7 @@ impl TokenBudget {
             by_rows.push((rows - half, Reverse(start + half)));
             missing -= 1;
         }
+        // Halving has appended its bounds at the end.
         batches.bounds.sort_unstable();
         let end = batches.samples.len();
         batches.bounds.extend(std::iter::repeat_n(end, missing));

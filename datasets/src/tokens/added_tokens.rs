@@ -69,6 +69,7 @@ impl AddedTokens {
     /// Returns the sections of a text. None is empty.
     pub(crate) fn sections(&self, text: &str) -> Vec<TextSection> {
         let mut sections = Vec::new();
+        // The tokens of the first pass end the sections in which the second pass searches.
         for section in self.passes[0].sections(text, 0) {
             match section.token {
                 Some(_) => sections.push(section),
@@ -86,6 +87,7 @@ impl TokenSearch {
     /// Creates a search. `None` if the automaton is too large.
     fn new(tokens: Vec<(u32, AddedToken)>) -> Option<Self> {
         let search = AhoCorasick::builder()
+            // As in the library: of tokens that begin at the same place, the longest one is found.
             .match_kind(MatchKind::LeftmostLongest)
             .build(tokens.iter().map(|(_, it)| &it.content));
         Some(Self { search: search.ok()?, tokens })

@@ -57,6 +57,7 @@ impl Alphabet {
                 }
                 Self::Replaced(space) => mapped.text.push(if char == ' ' { *space } else { char }),
             }
+            // One entry for each byte that this character has added.
             mapped.origins.resize(mapped.text.len(), (start, end));
         }
     }

@@ -175,6 +175,7 @@ impl TokenCache {
                     return Ok(TokenStream::File(file));
                 }
             }
+            // There are no tokens, for which no file is written.
             Ok(None) => return Ok(TokenStream::Owned(Vec::new())),
             Err(error) => {
                 let folder = self.folder.display();
@@ -318,6 +319,7 @@ fn extension(width: TokenWidth) -> &'static str {
 /// Returns a hash of everything that determines the tokens.
 fn key(tokenizer: &Tokenizer, text: &str, setting: &str) -> Result<String> {
     let definition = tokenizer.definition()?;
+    // It separates documents, and is not a part of the definition.
     let end_of_text = format!("{:?}", tokenizer.end_of_text());
     Ok(key_of([FORMAT, &definition, &end_of_text, setting, text]))
 }

@@ -94,6 +94,7 @@ pub(crate) fn entries(folder: &Path) -> io::Result<Vec<CacheEntry>> {
     let mut entries = Vec::new();
     for file in listing.flatten() {
         let path = file.path();
+        // The files with the sources of entries, for example, are not counted as entries.
         let is_entry = path.extension().is_some_and(|name| name == "bin") || is_partial(&path);
         // Another process may have removed the file since.
         let Some(metadata) = file.metadata().ok().filter(|it| it.is_file() && is_entry) else {

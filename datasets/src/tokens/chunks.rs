@@ -53,7 +53,9 @@ fn end_of_run(text: &str, limit: usize) -> Option<usize> {
 
 /// Returns the first space at or after byte `from` that follows a non-space.
 pub(crate) fn safe_cut(text: &str, from: usize) -> Option<usize> {
+    // `from` may be within a character.
     let from = (from..=text.len()).find(|&at| text.is_char_boundary(at))?;
+    // The start of the text counts as a space: a cut there would give an empty chunk.
     let mut follows_space = text[..from].chars().next_back().is_none_or(char::is_whitespace);
     text[from..].char_indices().find_map(|(offset, char)| {
         let is_cut = char.is_whitespace() && !follows_space;

@@ -93,6 +93,7 @@ impl Documents<'_> {
         let is_one = self.join() == Join::BlankLine;
         let (mut begins, mut is_first, mut has_text) = (true, true, false);
         let mut joined = |event: DocumentEvent<'_>| {
+            // A blank line before each document except the first.
             if is_one && take(&mut begins) && !take(&mut is_first) {
                 sink(DocumentEvent::Text("\n\n"))?;
             }
@@ -201,6 +202,7 @@ impl Documents<'_> {
             sink(DocumentEvent::Text(within))
         })?;
         let (what, reason) = (self.described(), "changed while it was read".to_owned());
+        // All of the text was hashed again, so that a change outside of the range is noticed too.
         match hasher.finish() == scan.hash {
             true => Ok(()),
             false => Err(DataError::Modified { what, reason }),

@@ -97,6 +97,7 @@ impl StreamingEncoder<'_> {
         // follows the last document.
         self.batch.extend(self.separator.take().map(Chunk::Separator));
         self.pending.push_str(text);
+        // The document is encoded as a whole when it ends.
         if !self.tokenizer.cuts_at_spaces() {
             return Ok(());
         }
@@ -107,6 +108,7 @@ impl StreamingEncoder<'_> {
             self.add(chunk)?;
         }
         self.pending.drain(..start);
+        // The next search looks at the character before this place, so it misses no cut.
         self.scanned = self.pending.len();
         Ok(())
     }

@@ -31,6 +31,7 @@ fn is_ambiguous(pattern: &str) -> bool {
     // An escaped backslash starts no class.
     let pattern = pattern.replace(r"\\", "");
     let ignores_case_of_class = |group: &str| {
+        // `(?i)` applies to the rest of the pattern, and `(?i:` to its group.
         let end = if group.starts_with(')') { None } else { group.find(')') };
         group[..end.unwrap_or(group.len())].contains(r"\p")
     };

@@ -149,10 +149,12 @@ fn split_by_pattern(
         };
         let is_spaces = found.is_some_and(|it| has_look_ahead && it.pattern().as_usize() == SPACES);
         let is_long = has_look_ahead && gap.len() > MAX_GAP || is_spaces && word.len() > MAX_SPACES;
+        // The search would not move on after an empty match.
         if is_long || (word.is_empty() && word.start < text.len()) {
             return Err(Stop::Unsupported);
         }
         if is_spaces && word.end < text.len() {
+            // The last character belongs to the next word, unless it is the only one.
             let last = text[word.clone()].chars().next_back().map_or(0, char::len_utf8);
             word.end = if last < word.len() { word.end - last } else { word.end };
         }

@@ -128,6 +128,7 @@ impl TokenFile {
         let named = TokenWidth::of(path)?;
         let file = open_file(path)?;
         let bytes = file.metadata().map_err(DataError::unreadable(path))?.len();
+        // A shorter file has no header.
         let mut start = vec![0; HEADER_BYTES.min(bytes as usize)];
         read_exact_at(&file, &mut start, 0).map_err(DataError::unreadable(path))?;
         match TokenHeader::of(path, &start, bytes)? {

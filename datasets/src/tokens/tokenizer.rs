@@ -102,6 +102,7 @@ impl Tokenizer {
             }
         }
         let tokenizer = Self::new(inner, eos.as_deref(), files, Some(path))?;
+        // A file with another name need not belong to the model in its folder.
         let is_complete = path.is_dir() || path.file_name() == Some("tokenizer.json".as_ref());
         let folder = if path.is_dir() { Some(path) } else { path.parent() };
         Ok(match folder.filter(|_| is_complete) {
@@ -185,6 +186,7 @@ impl Tokenizer {
         Ok(Self {
             words: words.map(Arc::new),
             end_of_text,
+            // Ids may have gaps, so the number of tokens would be too small.
             vocab_size: largest_id.map_or(0, |id| id as usize + 1),
             cuts_at_spaces: cuts_at_spaces(&inner),
             inner,

@@ -143,6 +143,7 @@ impl TokenizerFiles {
         folder: &Path,
     ) -> Result<()> {
         fs::create_dir_all(folder).map_err(DataError::unwritable(folder))?;
+        // Files that were read win over generated ones.
         generated.extend(self.0.clone());
         for (name, contents) in generated {
             write_whole(folder, name, &contents)
@@ -246,6 +247,7 @@ fn build_gpt2(
         if has_end_of_text {
             tokenizer.add_special_tokens(&[AddedToken::from(END_OF_TEXT, true)]);
         }
+        // In the order of their ids, because the library assigns ids one after another.
         for (id, token) in added {
             match token.special {
                 true => tokenizer.add_special_tokens(std::slice::from_ref(token)),

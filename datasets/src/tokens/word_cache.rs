@@ -102,6 +102,8 @@ impl WordCache {
             *kept = [start as u8, end as u8];
         }
         self.added += 1;
+        // Words that were replaced are counted too: what matters is whether more slots would be
+        // used.
         if self.added > self.slots.len() / 2 && self.slots.len() * 2 <= self.limit {
             let larger = vec![CachedWord::EMPTY; self.slots.len() * 2];
             let words = replace(&mut self.slots, larger);
@@ -121,6 +123,8 @@ impl WordCache {
     fn slots_of(&mut self, word: &[u8]) -> &mut [CachedWord] {
         let mut hasher = self.hash.build_hasher();
         hasher.write(word);
+        // Both numbers are powers of two, so this is a multiple of `WAYS` below the number of
+        // slots.
         let first = hasher.finish() as usize & (self.slots.len() - WAYS);
         &mut self.slots[first..][..WAYS]
     }

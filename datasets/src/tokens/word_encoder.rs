@@ -102,9 +102,11 @@ impl WordEncoder {
         let mut encoded = EncodedText { ids: Vec::new(), ranges: has_ranges.then(Vec::new) };
         let [before, after] = &self.surroundings[usize::from(is_surrounded)];
         encoded.push(before, before.iter().map(|_| 0..0));
+        // The lock is released at the end of this statement, not after the text was encoded.
         let idle = self.idle().pop();
         let mut memory = idle.unwrap_or_else(|| EncoderMemory::new(&self.pipeline.splitters));
         let outcome = self.add_text(model, text, &mut memory, &mut encoded);
+        // Also after an error, which leaves the memory valid.
         self.idle().push(memory);
         match outcome {
             Ok(()) => {

@@ -63,6 +63,7 @@ impl WordPipeline {
     /// word by word.
     pub(crate) fn new(library: &tokenizers::Tokenizer) -> Option<Self> {
         let ModelWrapper::BPE(bpe) = library.get_model() else { return None };
+        // With dropout, merges are left out at random, and a cache would repeat the first choice.
         if bpe.dropout.is_some_and(|it| it != 0.0) {
             return None;
         }

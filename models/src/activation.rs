@@ -45,6 +45,7 @@ impl Activation {
     /// Returns the function with the given name, or `None` if it is not supported.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
+        // Another name of SiLU in `ACT2FN` of `transformers`.
         if name == "swish" {
             return Some(Self::Silu);
         }
@@ -103,6 +104,8 @@ impl Activation {
         match self {
             Self::Silu => Some(GateFunction::Silu),
             Self::GeluNew | Self::GeluPytorchTanh => Some(GateFunction::GeluTanh),
+            // The gated families have SiLU or the tanh approximation. The others are computed op by
+            // op.
             Self::Gelu | Self::Relu | Self::Tanh => None,
         }
     }

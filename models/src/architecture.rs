@@ -69,6 +69,7 @@ pub trait Architecture: fmt::Debug + Send + Sync {
     /// Returns the size in bytes of the logits that the loss holds at any one time inside a fused op, in addition to the
     /// tensors of the model.
     fn logits_bytes(&self, batch: BatchShape) -> u64 {
+        // The logits of a classifier, one row for each text, are ordinary tensors of the model.
         _ = batch;
         0
     }

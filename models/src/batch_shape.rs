@@ -15,6 +15,9 @@ impl BatchShape {
     /// Returns the number of positions that predict a next token, at least 1.
     #[must_use]
     pub fn targets(self) -> u64 {
+        // The last position of a sequence predicts nothing. A batch without targets still computes
+        // one row, with weight 0. Absurd sizes saturate, because a small wrapped estimate would
+        // look feasible.
         self.sequences.saturating_mul(self.length.saturating_sub(1)).max(1)
     }
 

@@ -73,6 +73,7 @@ impl TextLabels<'_> {
                     }
                 }
             }
+            // `num_texts` has refused incomplete rows, and 0 classes, for which `chunks` panics.
             Self::MultiLabel(flags) => {
                 for (text, (row, &own)) in flags.chunks(num_classes).zip(lengths).enumerate() {
                     let known =
@@ -164,6 +165,7 @@ impl<B: FusedOps> LabelTensor<B> {
                 cross_entropy(pairs, flags.clone()) / outputs as f64
             }
             Self::Regression { targets, counted } => {
+                // Squares of 16-bit values can overflow.
                 let logits = in_f32(logits);
                 let [targets, counted] =
                     [targets, counted].map(|it| it.clone().cast(logits.dtype()));

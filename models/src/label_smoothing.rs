@@ -36,6 +36,7 @@ pub(crate) fn logits_term<B: Backend>(
     let logits = in_f32(logits);
     let targets: Tensor<B, 2, Int> = targets.unsqueeze_dim(1);
     let masked = targets.clone().lower_elem(0);
+    // `gather` needs valid indices. The rows without a target are masked afterwards.
     let chosen = logits.clone().gather(1, targets.clamp_min(0));
     (chosen - logits.mean_dim(1)).mask_fill(masked, 0.0).sum()
 }

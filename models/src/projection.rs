@@ -114,9 +114,11 @@ impl<B: Backend> LinearAdapter<B> {
     where
         B: LinearOps,
     {
+        // Not reached, because `project` only calls this for adapters with norms.
         let Some(magnitude) = &self.magnitude else {
             return self.added(x.clone(), linear(x, weight, bias));
         };
+        // In f32, because the ratio is near 1, where 16 bits leave few digits for its difference.
         let factor = magnitude.val().cast(DType::F32) / self.norms(weight.clone());
         let factor = factor.cast(x.dtype()).unsqueeze::<2>();
         let has_dropout = self.dropout.prob > 0.0 && B::ad_enabled(&x.device());

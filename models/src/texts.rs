@@ -104,6 +104,7 @@ fn check(
 ) -> Result<usize, TextBatchError> {
     let texts = lengths.len();
     let labelled = labels.num_texts(limits.num_classes);
+    // First, because the other checks divide by the number of texts.
     if texts == 0
         || input_ids.is_empty()
         || labelled != Some(texts)

@@ -118,6 +118,7 @@ impl<'a, B: Backend> WeightInit<'a, B> {
         read: Option<Arc<ReadWeights>>,
     ) -> Self {
         let source = match (&self.source, read) {
+            // The values of a checkpoint replace all zeros, including the adapter's.
             (WeightSource::Zeros, _) => WeightSource::Zeros,
             (_, Some(read)) => WeightSource::File(read),
             (_, None) => WeightSource::Seed(seed),
@@ -213,11 +214,13 @@ impl<'a, B: Backend> WeightInit<'a, B> {
         };
         let Some(AdapterInit { adapter, map, source, .. }) = &self.adapter else { return base() };
         let is_drawn = matches!(source, WeightSource::Seed(_));
+        // `B` starts as 0, so with the norms of the base weight DoRA changes nothing at first.
         if let Some(layer) = adapter.magnitude_of(path).filter(|_| is_drawn) {
             let weight = format!("{layer}.weight");
             let count = self.weight(&weight).map_or(0, Weight::num_elements);
             return ParameterValues::ColumnNorms { matrix: Box::new(self.values(&weight)), count };
         }
+        // Trained rows start as the rows of the base model.
         if let Some(module) = adapter.table_of(path).filter(|_| is_drawn) {
             let table = format!("{module}.weight");
             let count = self.weight(&table).map_or(0, Weight::num_elements);
@@ -228,6 +231,8 @@ impl<'a, B: Backend> WeightInit<'a, B> {
                 tokens,
             };
         }
+        // The file of a trained adapter also has the parameters that are trained as a whole. In a
+        // new adapter, these start with the values of the base model.
         match adapter.contains(path) || adapter.trains(path) && !is_drawn {
             true => ParameterValues::Of {
                 source: source.clone(),
@@ -302,6 +307,7 @@ fn draw(seed: u64, path: &str, count: usize, values: InitialValues) -> Vec<f32> 
         InitialValues::Ones => vec![1.0; count],
         InitialValues::Uniform { bound } => {
             let values = StandardUniform.sample_iter(stream(seed, path)).take(count);
+            // From [0, 1) to [-bound, bound).
             values.map(|value: f64| ((2.0 * value - 1.0) * bound) as f32).collect()
         }
         InitialValues::Normal { std } => {

@@ -154,6 +154,9 @@ impl<B: Backend> CausalBatch<B> {
     ) -> Result<Self, InputError> {
         let limits = config.limits();
         check_count("document starts", starts.len(), [batch, length])?;
+        // Positions restart with each document, so only the longest one has to fit the model. A
+        // batch without tokens has no starts, so nothing is divided by a length of 0 before
+        // `check_length` refuses it.
         let longest = longest_document(&starts, length)?;
         check_length(limits, [batch, longest])?;
         check_ids(limits, input_ids, [batch, length])?;
@@ -216,6 +219,7 @@ impl<B: Backend> CausalBatch<B> {
 
     /// Returns the number of positions with a target in each sequence.
     pub fn tokens_of_sequences(&self) -> impl Iterator<Item = usize> {
+        // `rows_of_sequences` also counts the row with weight 0, which has no target.
         let none = self.tokens == 0;
         self.rows_of_sequences.iter().map(move |rows| if none { 0 } else { *rows })
     }

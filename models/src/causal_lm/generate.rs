@@ -59,8 +59,11 @@ impl<'a, B: FusedOps, M: LanguageModel<B>> Generation<'a, B, M> {
             let prompt = prompt.len();
             return Err(GenerateError::TooLong { prompt, max_new_tokens, max_len, field });
         }
+        // A cache that is continued may expect fewer positions than this text has; it grows then.
         let fresh =
             || SeenTokens { tokens: Vec::new(), cache: model.cache(prompt.len() + max_new_tokens) };
+        // A cache of the whole prompt cannot be used: the logits of the last prompt token choose
+        // the first new one, so this token has to be processed.
         let seen = seen.filter(|seen| seen.begins(prompt)).unwrap_or_else(fresh);
         Ok(Self {
             model,
@@ -122,6 +125,7 @@ fn check_logits(logits: &[f32], position: usize) -> Result<(), GenerateError> {
     let is_wrong = |logit: &&f32| logit.is_nan() || **logit == f32::INFINITY;
     let total = logits.len();
     let count = match logits.iter().filter(is_wrong).count() {
+        // Softmax would be 0/0, and greedy decoding would return token 0 as if it were likely.
         0 if logits.iter().all(|logit| *logit == f32::NEG_INFINITY) => total,
         0 => return Ok(()),
         count => count,
@@ -138,6 +142,7 @@ impl<B: FusedOps, M: LanguageModel<B>> Iterator for Generation<'_, B, M> {
         }
         // The first pass sees the whole prompt, later ones the last token.
         let logits = self.advance();
+        // The token to choose has as many tokens before it as the model has seen.
         if let Err(error) = check_logits(&logits, self.seen.tokens.len()) {
             self.left = 0;
             return Some(Err(error));

@@ -49,6 +49,7 @@ pub trait LanguageModel<B: FusedOps>: Module<B> {
 
     /// Returns an empty cache for a sequence of about `positions` positions.
     fn cache(&self, positions: usize) -> Self::Cache {
+        // An empty cache reserves no room.
         let _ = positions;
         Self::Cache::default()
     }

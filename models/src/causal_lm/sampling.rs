@@ -25,6 +25,8 @@ impl RandomSampling {
     /// Returns the tokens that remain after all filters, with weights that are proportional to their probabilities. At
     /// least one remains. The order depends on the logits and the options only.
     fn candidates(&self, logits: &[f32]) -> Vec<(u32, f64)> {
+        // `transformers` divides by the temperature first, which keeps the order of the logits, so
+        // the same tokens remain.
         let kept = self.top_k.map_or(f32::NEG_INFINITY, |count| limit_of(logits, count));
         let highest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         // The highest logit is subtracted, so that no exponential overflows. Its weight is 1.
@@ -37,6 +39,7 @@ impl RandomSampling {
             keep_mass(&mut candidates, self.top_p);
         }
         //= transformers 5.23.0 generation/logits_process.py MinPLogitsWarper
+        // The likeliest token has weight 1, so weights are already relative to it.
         candidates.retain(|(_, weight)| *weight >= self.min_p);
         candidates
     }
@@ -63,12 +66,14 @@ const FEW_TOKENS: usize = 256;
 /// Only as many tokens are sorted as are needed, because a vocabulary is large and the mass is usually in a few tokens.
 /// All tokens are kept if their share stays below `mass` because of rounding.
 fn keep_mass(candidates: &mut Vec<(u32, f64)>, mass: f64) {
+    // The weights do not add up to 1. Scaling the limit once is cheaper than scaling all weights.
     let limit = mass * candidates.iter().map(|(_, weight)| weight).sum::<f64>();
     // Equal weights are ordered by id, so that there is one order.
     let better = |a: &(u32, f64), b: &(u32, f64)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
     let mut sorted = FEW_TOKENS;
     loop {
         if sorted < candidates.len() {
+            // In linear time, the best tokens are moved to the front, still unsorted.
             candidates.select_nth_unstable_by(sorted, better);
         }
         let count = sorted.min(candidates.len());
@@ -84,6 +89,7 @@ fn keep_mass(candidates: &mut Vec<(u32, f64)>, mass: f64) {
         if reached.is_some() || count == candidates.len() {
             return;
         }
+        // 256, 2,048, 16,384, …: a flat distribution over a large vocabulary takes few rounds.
         sorted *= 8;
     }
 }
@@ -128,6 +134,7 @@ impl Chooser {
                 Some((random.clone(), generator))
             }
         };
+        // Checked in f32, in which it is applied: 1e-60 would be a penalty of 0.
         let (value, penalty) = (options.repetition_penalty, options.repetition_penalty as f32);
         if !(penalty.is_finite() && penalty > 0.0) {
             let (name, rule) = ("repetition_penalty", "positive (1 has no effect)");
@@ -154,6 +161,7 @@ impl Chooser {
             // The logits of padding are cut off, and an infinite logit has no other value.
             let logit = logits.get_mut(*token as usize).filter(|logit| logit.is_finite());
             if let Some(logit) = logit {
+                // An overflow would make a finite logit infinite, which `choose` does not accept.
                 let changed =
                     if *logit < 0.0 { *logit * self.penalty } else { *logit / self.penalty };
                 *logit = changed.clamp(f32::MIN, f32::MAX);

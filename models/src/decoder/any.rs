@@ -116,6 +116,7 @@ impl AnyDecoder {
     /// # Errors
     /// Returns [`LoraError`] if a field of the adapter does not fit the model.
     pub fn with_adapter(self, config: LoraConfig) -> Result<Self, LoraError> {
+        // The parts of the base model: `Self::parts` already takes the adapter into account.
         let parts = self.config.parts();
         let adapter =
             Adapter::new(config, &parts.modules(), &parts.default_targets(), &parts.weight_map())?;
@@ -149,6 +150,7 @@ impl AnyDecoder {
     fn reattached(&self, config: Arc<dyn ErasedConfig>) -> Result<Self, LoraError> {
         let other = Self { config, adapter: None, has_dropout: self.has_dropout };
         let Some(DecoderAdapter { adapter, folder }) = &self.adapter else { return Ok(other) };
+        // The shapes of an adapter follow from the model, so it is made again from its fields.
         let mut other = other.with_adapter(adapter.config().clone())?;
         if let Some(new) = &mut other.adapter {
             new.folder.clone_from(folder);
@@ -219,6 +221,7 @@ impl AnyDecoder {
 
     /// Returns whether the output projection may be trained, alone or with the embedding that it is tied to.
     pub(super) fn trains_head(&self) -> bool {
+        // Without an adapter, the whole model is trained.
         let Some(adapter) = self.adapter() else { return true };
         let parts = self.parts();
         let is_tied_to = parts.head.is_tied.then(|| parts.embedding_path());
@@ -244,6 +247,7 @@ impl AnyDecoder {
         if self.adapter().is_some_and(Adapter::unties) {
             parts.head.is_tied = false;
         }
+        // The dropout of the adapter's input is removed in `adapted`.
         if !self.has_dropout {
             parts.embedding.dropout = 0.0;
             for layer in &mut parts.layers {
@@ -289,8 +293,10 @@ impl AnyDecoder {
         let Some(DecoderAdapter { adapter, folder }) = &self.adapter else { return Ok(init) };
         let parts = self.parts();
         if adapter.unties() {
+            // The base model has no separate head. Trained apart, it starts as the embedding.
             init = init.with_copy(parts.head_path(), parts.embedding_path());
         }
+        // Without a folder the adapter is new, and its factors are drawn from the seed.
         let weights = folder.as_ref().zip(self.adapter_map()).map(|(it, map)| it.weights(&map));
         let read = weights.transpose()?.map(Weights::into_reader);
         let init = init.with_adapter(adapter.clone(), self.weight_map(), seed, read);
@@ -306,6 +312,8 @@ impl AnyDecoder {
         let trained = (self.adapter(), self.trained_adapter(), self.adapter_map());
         let (Some(adapter), Some(own), Some(map)) = trained else { return Ok(()) };
         let mut weights = own.weights(&map)?;
+        // First, because this error names every tensor that is not finite. The comparison below
+        // ends at the first copy that differs.
         weights.check_values()?;
         let mut base = BaseModel::open(folder, self.config.weight_map())?;
         let parts = self.config.parts();
@@ -317,11 +325,13 @@ impl AnyDecoder {
             let is_head = copy.path() == parts.head_path();
             let values = match (twin, adapter.trains(copy.path())) {
                 (Some(twin), _) if is_head => weights.read_required(twin)?,
+                // It was trained as a whole, so it differs from the base model on purpose.
                 (_, true) => continue,
                 (_, false) => base.read(copy.path())?,
             };
             let copied = weights.read_required(copy)?;
             // A copy may have been rounded to another type.
+            // A relative bound alone would refuse subnormal values that were rounded to 0.
             let bound = |value: &f32| (value.abs() * COPY_ERROR).max(f32::MIN_POSITIVE);
             let differ = copied.iter().zip(&values).filter(|(a, b)| (*a - *b).abs() > bound(b));
             let count = differ.count();

@@ -51,6 +51,7 @@ impl<C: DecoderConfig> Architecture for C {
 
     /// Reads every tensor in blocks, using at most 8 MiB of memory.
     fn check_weights(&self, folder: &Path) -> Result<(), ModelFolderError> {
+        // The folder is read by its own configuration, because `self` may have more tokens.
         PretrainedDecoder::open(folder)?.check_values(self)
     }
 

@@ -60,6 +60,7 @@ impl<B: Backend> Attention<B> {
     ) -> Self {
         let linear = |leaf: &str| projection(init, &format!("{path}.{leaf}"));
         let inputs = match part.inputs {
+            // Burn puts the name of an enum's variant into the paths of its parameters.
             AttentionInputs::Joint(_) => QkvProjections::Joint(linear("inputs.Joint")),
             AttentionInputs::Separate(_) => QkvProjections::Separate(SeparateProjections {
                 queries: linear("inputs.Separate.queries"),
@@ -108,6 +109,8 @@ impl<B: Backend> Attention<B> {
         let merged = match cache {
             Some(cache) => {
                 let [queries, keys, values] = self.split_heads(projected.clone(), pass);
+                // Taken out of the cache, so that the tensors have one owner and are extended in
+                // place.
                 let all =
                     KeyValues::extend(cache.take(), [keys, values], part.window, pass.expected);
                 let all = cache.insert(all);
@@ -154,6 +157,7 @@ impl<B: Backend> Attention<B> {
     where
         B: FusedOps,
     {
+        // Most models have no such norms, and their columns need not be copied.
         if self.query_norm.is_none() && self.key_norm.is_none() {
             return joint;
         }
@@ -181,6 +185,7 @@ impl<B: Backend> Attention<B> {
     {
         let ([rows, columns], width) = (x.dims(), self.part.head_width);
         match norm {
+            // Each head becomes a row, because the norm is taken over one head.
             Some(norm) => {
                 norm.forward(x.reshape([rows * columns / width, width])).reshape([rows, columns])
             }

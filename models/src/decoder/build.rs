@@ -36,8 +36,11 @@ impl<B: Backend> BuildModel<B> for AnyDecoder {
             files.weights.log_prefix();
             return files.load(self, device);
         }
+        // The values of an adapted model are read when they are first used, when an error could
+        // only be a panic.
         self.check_weights(folder)?;
         let is_trained = self.trained_adapter().is_some();
+        // With autodiff, the adapter may be trained further, so it has to stay separate.
         if !is_trained || B::ad_enabled(device) || self.check_mergeable().is_err() {
             return self.load_lazily(folder, 0, device);
         }
@@ -154,6 +157,7 @@ impl DecoderFiles {
         decoder: &AnyDecoder,
         device: &B::Device,
     ) -> Result<Decoder<B>, ModelFolderError> {
+        // The zeros are lazy, so they take no memory before `fill` replaces them.
         let model = decoder.zeros(device).map_err(|source| self.misconfigured(source))?;
         self.check_fit(&decoder.parts())?;
         self.weights.fill(model)
@@ -166,6 +170,7 @@ impl DecoderFiles {
         seed: u64,
         device: &B::Device,
     ) -> Result<Decoder<B>, ModelFolderError> {
+        // The folder has the weights of the base model. A trained adapter has a folder of its own.
         let base = decoder.base();
         base.validate().map_err(|source| self.misconfigured(source))?;
         self.check_shapes(&base.parts())?;

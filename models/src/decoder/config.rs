@@ -75,6 +75,8 @@ pub trait DecoderConfig: Clone + fmt::Debug + Send + Sync + 'static {
     /// Returns the errors of reading a config: an unknown field name (the message suggests the nearest known one), a
     /// wrong type, a value out of range, or an unsupported feature.
     fn with_overrides(&self, overrides: &Map<String, Value>) -> Result<Self, ModelConfigError> {
+        // Only the result is validated: the override may remove a field for which `self` is
+        // refused.
         Self::try_from_fields(Self::FIELDS.overridden(self.to_fields(), overrides)?)
     }
 

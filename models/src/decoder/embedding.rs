@@ -76,6 +76,7 @@ impl<B: Backend> TrainedRows<B> {
     fn replaced_in(&self, embedded: Tensor<B, 3>, ids: Tensor<B, 2, Int>) -> Tensor<B, 3> {
         let ([batch, length, width], count) = (embedded.dims(), self.tokens.len());
         let tokens = self.tokens(&embedded.device()).reshape([1, count]);
+        // Compares each token of the batch with each trained token.
         let ids = ids.reshape([batch * length, 1]).expand([batch * length, count]);
         // A row has at most one 1, so that the product is an exact copy.
         let one_hot = ids.equal(tokens.expand([batch * length, count])).float();
@@ -94,6 +95,7 @@ impl<B: Backend> TrainedRows<B> {
         // Rows are added to zeros, which is exact.
         let add = IndexingUpdateOp::Add;
         let count = self.tokens.len();
+        // The old rows are cleared first, by a factor of 1 - 1.
         let keep = ones(vocab).select_assign(0, tokens.clone(), ones(count).neg(), add);
         (table * keep).select_assign(0, tokens, self.rows.val().cast(dtype), add)
     }
@@ -130,6 +132,7 @@ impl<B: Backend> Embedding<B> {
     pub(super) fn forward(&self, ids: Tensor<B, 2, Int>) -> Tensor<B, 3> {
         let rows =
             |table: &Param<Tensor<B, 2>>, ids| burn::tensor::module::embedding(table.val(), ids);
+        // A table has trained rows or factors; `Adapter` refuses both, as PEFT does.
         if let Some(tokens) = &self.tokens {
             return tokens.replaced_in(rows(&self.weight, ids.clone()), ids);
         }

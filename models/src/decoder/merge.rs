@@ -94,6 +94,7 @@ impl Merge {
     pub(super) fn into_reader(self, map: WeightMap) -> Arc<ReadWeights> {
         let merge = Mutex::new(self);
         Arc::new(move |path: &str| {
+            // As in `Weights::into_reader`, the panic of an earlier read leaves the files usable.
             let mut merge = merge.lock().unwrap_or_else(PoisonError::into_inner);
             let weight = map.get(path).unwrap_or_else(|| panic!("there is no parameter {path}"));
             merge.values(weight).unwrap_or_else(|error| panic!("{error}"))
@@ -108,6 +109,8 @@ impl Merge {
             return self.adapter.read_required(weight);
         }
         let parts = self.decoder.base().parts();
+        // A head that the adapter has untied starts as the embedding, which the base model has
+        // once.
         match parts.head.is_tied && path == parts.head_path() {
             true => self.base.read(&parts.embedding_path()),
             false => self.base.read(path),
@@ -117,6 +120,8 @@ impl Merge {
     /// Merges the adapter of a parameter into its values.
     fn merge(&mut self, weight: &Weight, values: &mut [f32]) -> Result<(), ModelFolderError> {
         let Some((path, leaf)) = weight.path().rsplit_once('.') else { return Ok(()) };
+        // Trained rows replace rows of the base model. Such a table has no factors, so that nothing
+        // is left to merge afterwards.
         if leaf == "weight"
             && let Some(rows) = self.factor(path, TOKEN_ROWS)?
         {
@@ -128,6 +133,7 @@ impl Merge {
             let bias = self.factor(path, ADAPTER_BIAS)?;
             let bias = bias.unwrap_or_default();
             values.iter_mut().zip(&bias).for_each(|(sum, own)| {
+                // The bias of an adapter is scaled like its product. The sum is rounded once.
                 *sum = (f64::from(*sum) + scale * f64::from(*own)) as f32;
             });
             return Ok(());
@@ -145,6 +151,7 @@ impl Merge {
         let tokens = self.decoder.adapter().and_then(|adapter| adapter.trained_tokens(path));
         let tokens = tokens.unwrap_or_default();
         let width = rows.len() / tokens.len().max(1);
+        // Without rows the width is 0, for which `chunks_exact` panics.
         for (token, row) in tokens.iter().zip(rows.chunks_exact(width.max(1))) {
             values[token * width..][..width].copy_from_slice(row);
         }
@@ -182,6 +189,7 @@ impl AnyDecoder {
     /// # Errors
     /// Returns [`LoraError::Module`] naming a layer without a bias.
     pub fn check_mergeable(&self) -> Result<(), LoraError> {
+        // An adapter without biases can always be added to the weights.
         let Some(adapter) = self.adapter().filter(|it| it.config().adapter_bias) else {
             return Ok(());
         };

@@ -144,6 +144,8 @@ impl<B: Backend> Stack<B> {
         let SeqDims { batch, past, queries } = pass.dims;
         let mut tokens = self.embed_tokens.forward(input_ids.clone());
         let width = tokens.dims()[2];
+        // Like `padding_idx` of PyTorch: the values stay, but no gradient reaches the row. A tied
+        // head still trains it.
         if let Some(padding) = self.padding.filter(|_| B::ad_enabled(&tokens.device())) {
             let is_padding: Tensor<B, 3, Bool> = input_ids.equal_elem(padding).unsqueeze_dim(2);
             let untracked = tokens.clone().detach();
@@ -185,6 +187,7 @@ impl<B: Backend> Stack<B> {
     {
         let positions = pass.longest;
         let TokenLimits { max_len, max_len_field, .. } = self.limits;
+        // Token sequences of users were checked on the host, so this is a mistake of the caller.
         assert!(
             positions <= max_len,
             "sequences of {positions} tokens are longer than {max_len_field} = {max_len}"
@@ -277,6 +280,7 @@ impl<B: Backend> Stack<B> {
         let term = smoothing_term(&normalised, &head, &targets, smoothing);
         let scores = linear_scores(normalised, head, targets);
         match term {
+            // The second element counts predictions, which smoothing does not change.
             Some(term) => scores + Tensor::cat(vec![term.clone(), term.zeros_like()], 0),
             None => scores,
         }
@@ -417,12 +421,16 @@ impl<B: FusedOps> LanguageModel<B> for Decoder<B> {
             }
             _ => (input_ids, past),
         };
+        // Empty at the first pass, and after outdated keys were discarded.
         cache.layers.resize(self.stack.layers.len(), None);
         let [batch, queries] = input_ids.dims();
         let dims = SeqDims { batch, past, queries };
         let mut pass = DecoderPass::new(rotations, dims, &input_ids.device());
+        // Room for the whole text instead of the positions so far, so that tensors are not moved
+        // again.
         pass.expected = cache.expected;
         let hidden = self.stack.hidden(input_ids, &pass, Some(cache.layers.as_mut_slice()));
+        // Generation has one sequence, so the last row is its last position.
         self.stack.logits(self.norm(hidden.narrow(0, queries - 1, 1)), self.stack.head())
     }
 }

@@ -103,6 +103,8 @@ impl<'a, T> Renamed<'a, T> {
         let own: Vec<&str> = self.entered.iter().map(|(name, _)| name.as_str()).collect();
         let own = own.join(".");
         let public = self.paths.get(&own).unwrap_or(&own);
+        // A public path may have fewer or more parts than the path in the module. Only the
+        // container of the parameter itself is known for all of them.
         let container = self.entered.last().map(|(_, container)| container.clone());
         let container = container.unwrap_or_default();
         public.split('.').map(|name| (name.to_owned(), container.clone())).collect()
@@ -113,6 +115,8 @@ impl<'a, T> Renamed<'a, T> {
 macro_rules! at_public_path {
     ($self:ident, $method:ident($param:ident)) => {{
         let path = $self.public();
+        // Public paths do not nest like the module's fields, so they are entered for each
+        // parameter.
         path.iter().for_each(|(name, container)| $self.inner.enter_module(name, container));
         let result = $self.inner.$method($param);
         path.iter().rev().for_each(|(name, container)| $self.inner.exit_module(name, container));

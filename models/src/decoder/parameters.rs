@@ -56,6 +56,7 @@ impl DecoderParts {
             }
             let [a, b] = kind.factor_names();
             let leaves = [["a", a], ["b", b], ["bias", ADAPTER_BIAS], ["magnitude", MAGNITUDE]];
+            // Paths of fields that an adapter lacks do no harm: they are never looked up.
             for [field, leaf] in leaves {
                 paths.insert(format!("{own}.adapter.{field}"), format!("{public}.{leaf}"));
             }
@@ -105,6 +106,7 @@ impl DecoderParts {
         list.norm("norm", &self.norm, width);
         let mut found = list.found;
         let head = self.head_path();
+        // In files, the head has no prefix.
         let composition = Composition::whole(&head, &[self.vocab_size, width]);
         let origin = match self.head.is_tied {
             true => Origin::Tied { to: self.embedding_path() },
@@ -131,6 +133,7 @@ impl List<'_> {
     fn layer(&mut self, layer: &LayerPart) {
         let (width, attention, feed) = (self.parts.width, &layer.attention, &layer.feed_forward);
         let (std, residual_std) = (self.parts.std, self.parts.residual_std);
+        // In the order of the fields of `Layer`, `Attention` and `FeedForward`.
         self.norm("attention_norm", &layer.attention_norm, width);
         let columns = attention.columns();
         let head = attention.head_width;

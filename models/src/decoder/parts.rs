@@ -206,6 +206,7 @@ impl DecoderParts {
         match path {
             _ if path == self.embedding_path() || path == self.head_path() => MatrixUse::TokenTable,
             _ if self.learned_positions.is_some_and(is_position) => MatrixUse::Other,
+            // Only matrices are asked for, and all others are projections.
             _ => MatrixUse::Linear,
         }
     }
@@ -220,6 +221,7 @@ impl DecoderParts {
     pub(crate) fn rotations(&self) -> Vec<Rotary> {
         let mut all: Vec<Rotary> = Vec::new();
         for rotary in self.layers.iter().filter_map(|layer| layer.attention.rotary.as_ref()) {
+            // There are two at most in published models, so a search is cheap.
             if !all.contains(rotary) {
                 all.push(rotary.clone());
             }

@@ -71,6 +71,7 @@ impl<B: Backend> DecoderPass<B> {
     ) -> Self {
         let rows = starts.iter().enumerate();
         let positions: Vec<usize> =
+            // `CausalBatch` has checked that no document starts after its tokens.
             rows.map(|(row, start)| (row % dims.queries).saturating_sub(*start)).collect();
         // As in `transformers`, all documents of a batch share the frequencies of the longest one.
         let length = positions.iter().max().map_or(0, |last| last + 1);
@@ -79,6 +80,7 @@ impl<B: Backend> DecoderPass<B> {
         Self {
             dims,
             rotations,
+            // Not used, because documents are never cached.
             expected: dims.queries,
             longest: length,
             document_positions: Some(positions),
@@ -97,6 +99,8 @@ impl<B: Backend> DecoderPass<B> {
                 let rows = first.iter().enumerate();
                 let queries = self.dims.queries;
                 let since = |(row, first): (usize, &usize)| {
+                    // A window counts the query itself, so its first key is `window - 1` positions
+                    // earlier.
                     (*first).max((row % queries + 1).saturating_sub(window))
                 };
                 AttentionMask::Since(rows.map(since).collect())
@@ -155,6 +159,7 @@ impl<B: FusedOps> KeyValues<B> {
         let past = match cache {
             Some(past) if past.filled + count <= past.keys.dims()[2] => past,
             Some(past) => {
+                // The first new query sees itself and `window - 1` earlier positions.
                 let kept = window.map_or(past.filled, |window| past.filled.min(window - 1));
                 let room = room(kept, count, window, expected);
                 let first = past.filled - kept;
@@ -188,9 +193,11 @@ impl<B: FusedOps> KeyValues<B> {
 /// Returns a number of positions for a cache that keeps `kept` positions and gets `count` new ones.
 fn room(kept: usize, count: usize, window: Option<usize>, expected: usize) -> usize {
     let needed = kept + count;
+    // More positions than announced: nothing is known about the end any more.
     let expected = if needed <= expected { expected } else { usize::MAX };
     // With twice the window, the kept positions are moved once per window.
     let most = window.map_or(expected, |window| expected.min(2 * window));
+    // Doubling makes the cost of all moves proportional to the number of positions.
     needed.max((2 * kept).max(needed + SMALLEST_ROOM).min(most))
 }
 

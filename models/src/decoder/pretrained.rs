@@ -35,6 +35,8 @@ impl<C: DecoderConfig> PretrainedDecoder<C> {
     /// have an unknown prefix, or the folder has a LoRA adapter.
     pub fn open(folder: impl AsRef<Path>) -> Result<Self, ModelFolderError> {
         let folder = folder.as_ref();
+        // First, because the error about a missing config.json would not tell that this is an
+        // adapter.
         refuse_adapter(folder)?;
         let path = folder.join(CONFIG);
         let text = read_small_file(&path).map_err(|e| ModelFolderError::io("read", &path, e))?;
@@ -103,11 +105,13 @@ impl DecoderFiles {
     ) -> Result<(usize, usize), ModelFolderError> {
         let own = &self.own;
         let unchanged = Ok((0, wanted.vocab_size));
+        // A missing embedding is reported by `check_shapes`.
         let Some(rows) = self.weights.num_rows(&stored_embedding(own)) else { return unchanged };
         // A file with fewer rows than its own `config.json` is damaged, which `check_shapes` reports.
         if wanted.vocab_size == own.vocab_size || rows < own.vocab_size {
             return unchanged;
         }
+        // Files may have more rows than their configuration says, and all of them are kept.
         let Some(new_rows) = wanted.vocab_size.checked_sub(rows) else {
             let (folder, vocab_size) = (self.weights.folder().to_owned(), wanted.vocab_size);
             return Err(ModelFolderError::SmallerVocabulary { folder, rows, vocab_size });
@@ -140,6 +144,7 @@ impl DecoderFiles {
             return Ok(());
         }
         // Only the rows of the file are compared. Both tensors get the same new rows.
+        // The shapes were checked before, so both tensors have this number of elements.
         let numel = self.weights.num_rows(&embedding).unwrap_or(0) * parts.width;
         let count = self.weights.count_differences([&embedding, &head], numel)?;
         let problem = (count > 0).then(|| TensorProblem {

@@ -98,8 +98,11 @@ impl Rotary {
             //= transformers 5.23.0 modeling_rope_utils.py _compute_dynamic_ntk_parameters
             RotaryScaling::Dynamic { factor, max_len } => {
                 let (length, max_len) = (positions.max(*max_len) as f64, *max_len as f64);
+                // 1 up to `max_len`, then growing in proportion to the length.
                 let growth = factor * length / max_len - (factor - 1.0);
                 let width = self.width as f64;
+                // With this exponent, the lowest frequency is divided by `growth`, and the highest
+                // is kept.
                 round(&mut powers(self.theta * growth.powf(width / (width - 2.0))))
             }
             RotaryScaling::Yarn { factor, .. } => {
@@ -117,6 +120,7 @@ impl Rotary {
                     } else if wavelength < length / high {
                         frequency
                     } else {
+                        // From 0 at the longest of these wavelengths to 1 at the shortest.
                         let kept = (length / wavelength - low) / (high - low);
                         (1.0 - kept) * frequency / factor + kept * frequency
                     }
@@ -144,6 +148,7 @@ impl Rotary {
         };
         let (low, high) = (pair_of(beta_fast), pair_of(beta_slow));
         let (low, high) = if truncate { (low.floor(), high.ceil()) } else { (low, high) };
+        // `transformers` clamps to the width too, although there are half as many pairs.
         let (low, mut high) = (low.max(0.0), high.min((self.width - 1) as f64));
         if low == high {
             // `transformers` avoids the division by 0 in the same way.

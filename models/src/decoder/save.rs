@@ -18,6 +18,7 @@ impl<B: Backend> Decoder<B> {
     pub fn save(&self, folder: impl AsRef<Path>, float: FloatType) -> Result<(), ModelFolderError> {
         let writer = self.config.folder_writer(folder.as_ref(), float)?;
         let mut saver = ParameterWriter { writer, path: Vec::new(), outcome: Ok(()) };
+        // The module shows visitors the public paths, which the writer expects.
         self.visit(&mut saver);
         saver.outcome?;
         saver.writer.finish()

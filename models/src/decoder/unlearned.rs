@@ -42,6 +42,7 @@ impl AnyDecoder {
         let mut base = BaseModel::open(folder, self.base().weight_map())?;
         for path in paths.into_iter().flatten() {
             let module = path.strip_suffix(".weight").unwrap_or(&path);
+            // Then all rows can learn.
             if adapter.trains(&path) || adapter.adapts(module) {
                 continue;
             }
@@ -69,6 +70,7 @@ fn unlearned_rows(
     (tokens, others): (&[u32], &[u32]),
     rows: u32,
 ) -> Result<Vec<u32>, ModelFolderError> {
+    // Embeddings and heads are stored as in the module, so there always is a row.
     let mut row = |token: u32| Ok(base.read_row(path, token as usize)?.unwrap_or_default());
     let norm = |values: &[f32]| values.iter().map(|it| it * it).sum::<f32>().sqrt();
     let step = (rows as usize).div_ceil(COMPARED).max(1);
@@ -77,6 +79,7 @@ fn unlearned_rows(
         norms.push(norm(&row(token)?));
     }
     norms.sort_by(f32::total_cmp);
+    // The median does not depend on the rows that were not learned, as long as they are few.
     let smallest = norms.get(norms.len() / 2).map_or(0.0, |median| median * SMALLEST_NORM);
     let mut candidates = Vec::new();
     for token in tokens {
@@ -97,6 +100,7 @@ fn unlearned_rows(
         let equal = candidates.iter().filter(|(token, own)| token != other && is_equal(own));
         found.extend(equal.map(|(token, _)| *token));
     }
+    // A row may be small, and equal to several others.
     found.sort_unstable();
     found.dedup();
     Ok(found)

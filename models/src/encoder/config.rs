@@ -134,6 +134,7 @@ impl EncoderConfig {
             fields.remove(name);
         }
         // As in files of other models, null means that a field is not set.
+        // A field that always has a value keeps its null, which is then reported as a wrong type.
         let own = serde_json::to_value(Self::guide()).unwrap_or_default();
         fields.retain(|name, value| !value.is_null() || own.get(name).is_some());
         let config = Self::guide().with_overrides(&fields)?;

@@ -9,6 +9,7 @@ use super::config::EncoderConfig;
 /// Returns the standard deviation of the initial weights of a linear layer with `inputs` input features. PyTorch
 /// samples them uniformly between `-1 / sqrt(inputs)` and `1 / sqrt(inputs)`.
 fn default_std(inputs: usize) -> f64 {
+    // A uniform distribution over [-b, b] has the standard deviation b / sqrt(3).
     1.0 / (3.0 * inputs as f64).sqrt()
 }
 

@@ -63,6 +63,7 @@ impl<F: Family> DecoderConfig for FamilyConfig<F> {
 
     fn from_known(fields: Map<String, Value>) -> Result<Self, ModelConfigError> {
         let mut all = fields.clone();
+        // Old files lack it, but readers of the exported file need it.
         all.insert("model_type".into(), json!(F::MODEL_TYPE));
         let mut fields = ConfigFields::new(fields, F::FIELDS, F::MODEL_TYPE)?;
         let settings = F::settings(&mut fields)?;
@@ -86,6 +87,7 @@ impl<F: Family> DecoderConfig for FamilyConfig<F> {
 
     fn set_vocab_size(&mut self, vocab_size: usize) {
         self.settings.vocab_size = vocab_size;
+        // The fields are what is written, so both have to change.
         self.fields.insert("vocab_size".into(), json!(vocab_size));
     }
 

@@ -21,6 +21,7 @@ impl Family for Mistral {
 
     /// All layers have the window.
     fn settings(fields: &mut ConfigFields) -> Result<FamilySettings, ModelConfigError> {
+        // The defaults of `MistralConfig`, which describe Mistral 7B.
         let default = Defaults {
             intermediate_size: 14_336,
             key_value_heads: Some(8),

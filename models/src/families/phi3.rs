@@ -44,6 +44,7 @@ impl Family for Phi3 {
         };
         let settings = FamilySettings::read(fields, LayerForm::Joint, default)?;
         let dropout = Dropouts { residual: fields.number("resid_pdrop", 0.0)?, ..settings.dropout };
+        // Read only to check its type.
         fields.number("embd_pdrop", 0.0)?;
         let rotary = Rope::new(&settings, 1e4).of_phi3().read(fields)?;
         let layer = LayerSettings { window: window(fields, None)?, rotary };

@@ -68,6 +68,7 @@ fn read(
     form: LayerForm,
     head_width: Option<usize>,
 ) -> Result<FamilySettings, ModelConfigError> {
+    // The defaults of both classes of `transformers`. Published models give all sizes.
     let default = Defaults {
         vocab_size: 151_936,
         intermediate_size: 22_016,
@@ -80,6 +81,7 @@ fn read(
     let rotary = Rope::new(&settings, 1e4).read(fields)?;
     let layers = num_layers(fields, 32)?;
     let is_used = fields.flag("use_sliding_window", false)?;
+    // As in `transformers`, a window is only a number until windows are switched on.
     let window = window(fields, Some(4096))?.filter(|_| is_used);
     let first = fields.take("max_window_layers", 28, "an integer of at least 0", |value| {
         value.as_u64().map(|layer| layer as usize)

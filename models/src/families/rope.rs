@@ -57,6 +57,8 @@ impl Rope {
         fields: &mut ConfigFields,
     ) -> Result<[Rotary; 2], ModelConfigError> {
         let (field, mut given) = scaling(fields)?;
+        // Version 5 has an object for each type of layer. Parameters of one rotation are never
+        // objects.
         let is_by_type = given.values().any(Value::is_object);
         let mut take = |name: &str| match given.remove(name) {
             Some(Value::Object(values)) => Ok(RopeParameters { field, values }),
@@ -90,6 +92,7 @@ impl Rope {
         let older = optional_number(fields, theta_name)?;
         let own = parameters.number("rope_theta", 1.0)?;
         let theta = agreed(parameters, "rope_theta", own, older)?.unwrap_or(theta);
+        // Such a base has frequencies that are normal numbers of f32.
         if !(1.0..1e30).contains(&theta) {
             return Err(ModelConfigError::value(theta_name, theta, "a number above 1"));
         }
@@ -126,12 +129,14 @@ impl Rope {
         match kind.as_str() {
             "default" => Ok(RotaryScaling::Default),
             "linear" => Ok(RotaryScaling::Linear { factor: parameters.factor("factor")? }),
+            // The exponent of its base divides by `width - 2`.
             "dynamic" if width > 2 => Ok(RotaryScaling::Dynamic {
                 factor: parameters.factor("factor")?,
                 max_len: self.max_len,
             }),
             "llama3" => {
                 let low_freq_factor = parameters.required("low_freq_factor", 0.0)?;
+                // A smaller factor would reverse the ramp between the two bounds.
                 let high_freq_factor = parameters.required("high_freq_factor", low_freq_factor)?;
                 let factor = parameters.factor("factor")?;
                 Ok(RotaryScaling::Llama3 {
@@ -143,6 +148,7 @@ impl Rope {
             }
             "longrope" => self.longrope(parameters, width, original_len),
             "su" | "yarn" if self.is_phi3 => self.longrope(parameters, width, original_len),
+            // Its ramp divides by the logarithm of the base.
             "yarn" if theta > 1.0 => yarn(parameters, original_len),
             _ => {
                 let rule = "one of default, linear, dynamic, llama3, longrope, yarn";
@@ -162,6 +168,7 @@ impl Rope {
         let short_factor = parameters.list("short_factor", width / 2)?;
         let long_factor = parameters.list("long_factor", width / 2)?;
         let growth = parameters.number("factor", 0.0)?;
+        // Files of Phi 3 do not have `factor`, which is the ratio of the two lengths.
         let growth = growth.unwrap_or(self.max_len as f64 / original_len as f64);
         let given = parameters.number("attention_factor", 0.0)?;
         let attention_factor = given.unwrap_or(match growth <= 1.0 {

@@ -192,6 +192,7 @@ pub(super) const fn joined<const A: usize, const B: usize, const ALL: usize>(
     assert!(ALL == A + B);
     let mut all = [""; ALL];
     let mut index = 0;
+    // Constant functions cannot use iterators.
     while index < ALL {
         all[index] = if index < A { first[index] } else { second[index - A] };
         index += 1;
@@ -211,6 +212,7 @@ impl FamilySettings {
     ) -> Result<Self, ModelConfigError> {
         let hidden_size = fields.count("hidden_size", default.hidden_size)?;
         let heads = fields.count("num_attention_heads", default.heads)?;
+        // Before a width is divided by it.
         check_size("num_attention_heads", heads, MAX_SIZE)?;
         // Null means the default of a model without the field: as many heads as queries have.
         let key_value_heads = match fields.has("num_key_value_heads") {
@@ -310,6 +312,7 @@ impl FamilySettings {
             width: self.hidden_size,
             max_len: self.max_len,
             std: self.initializer_range,
+            // Unlike GPT-2, these models do not scale the outputs of layers down.
             residual_std: self.initializer_range,
             files: FileLayout {
                 prefix: "model.",
@@ -341,6 +344,8 @@ impl FamilySettings {
             attention_norm: self.norm("input_layernorm"),
             attention: self.attention(layer),
             attention_output_norm: output_norm("post_attention_layernorm"),
+            // The name is misleading: in Llama, the norm "after attention" is the one before the
+            // feed-forward network; in Gemma, it really normalises the output of attention.
             feed_forward_norm: self.norm(match is_gemma {
                 true => "pre_feedforward_layernorm",
                 false => "post_attention_layernorm",

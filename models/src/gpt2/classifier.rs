@@ -84,6 +84,7 @@ impl ClassifierConfig {
     /// # Errors
     /// Returns [`ModelFolderError::Tensors`] naming every tensor that does not fit, or an I/O error.
     pub fn check_values(&self, mut checkpoint: PretrainedGpt2) -> Result<(), ModelFolderError> {
+        // Without both heads, what is left are the weights of a headless language model.
         checkpoint.files.weights.take(&self.score())?;
         checkpoint.files.weights.remove(HEAD);
         checkpoint.check_values(&self.headless())

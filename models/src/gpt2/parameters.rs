@@ -25,6 +25,8 @@ pub(crate) fn classifier_map(headless: &Gpt2Config, num_classes: usize) -> Weigh
     let body = headless.decoder_parts().weight_map();
     let body = body.parameters().map(|weight| {
         let path = format!("{PREFIX}{}", weight.path());
+        // GPT-2's files have the layout of the module (`Conv1D`), so each tensor is stored as it
+        // is.
         let composition = Composition::whole(&path, weight.composition().shape());
         Weight::new(path, composition).with_origin(weight.origin().clone())
     });

@@ -84,6 +84,7 @@ impl AdapterFolder {
     /// # Errors
     /// Returns [`ModelFolderError::Tensors`] naming all tensors that do not match, or the error of opening the file.
     pub(crate) fn weights(&self, map: &WeightMap) -> Result<Weights, ModelFolderError> {
+        // Copies of tied parameters may be in the file. Everything else has to be.
         let mut weights = Weights::of_file(&self.path.join(ADAPTER_WEIGHTS), map.clone())?;
         weights.check_shapes(
             map.clone()

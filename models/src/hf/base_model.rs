@@ -71,6 +71,7 @@ impl BaseModel {
         let mut hash = FNV_OFFSET;
         let mut add = |bytes: &[u8]| hash = fnv1a(hash, bytes);
         for tensor in self.map.stored_tensors() {
+            // The values alone would not tell two norms of ones apart.
             add(tensor.name().as_bytes());
             let count = tensor.composition().num_elements();
             let last = count.saturating_sub(HASHED_SLICE);
@@ -116,6 +117,7 @@ impl BaseModel {
         }
         let [expected, found] =
             ["a parameter of the fine-tuned model", "nothing"].map(str::to_owned);
+        // A parameter of another model, so this always is an error.
         let problem = TensorProblem { name: path.to_owned(), expected, found };
         self.weights.refuse(vec![problem]).map(|()| Vec::new())
     }

@@ -154,6 +154,7 @@ fn in_order(
 ) -> Result<Vec<String>, ClassNamesError> {
     let pairs: Option<Vec<_>> = pairs.collect();
     let sorted = pairs.map(|mut pairs| {
+        // As texts, 10 comes before 2.
         pairs.sort();
         pairs
     });

@@ -39,6 +39,7 @@ impl ExtraFields {
     pub fn eos_token_ids(&self) -> Vec<u32> {
         let id = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok());
         match self.0.get("eos_token_id") {
+            // Nothing is lost here: `check_token_ids` has refused anything but ids.
             Some(Value::Array(ids)) => ids.iter().filter_map(id).collect(),
             Some(value) => id(value).into_iter().collect(),
             None => Vec::new(),
@@ -94,6 +95,7 @@ impl ExtraFields {
     /// Returns the fields of `generation_config.json`, which holds the special tokens for generation.
     pub(crate) fn generation_config(&self) -> Map<String, Value> {
         let mut fields = Map::new();
+        // `transformers` marks files that it derives from config.json in this way.
         fields.insert("_from_model_config".into(), true.into());
         for name in ["bos_token_id", "eos_token_id", "pad_token_id", "transformers_version"] {
             if let Some(value) = self.0.get(name).filter(|value| !value.is_null()) {

@@ -69,6 +69,7 @@ impl HfExport {
     #[must_use]
     pub fn with_dtype(mut self, float: FloatType) -> Self {
         for fields in self.documents.values_mut() {
+            // The second name is from older versions of `transformers`.
             for name in ["dtype", "torch_dtype"] {
                 if let Some(dtype) = fields.get_mut(name) {
                     *dtype = json!(float.torch_name());

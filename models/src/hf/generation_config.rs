@@ -214,6 +214,7 @@ impl GenerationConfig {
     #[must_use]
     pub fn unapplied(&self, given: &[&str], samples: bool) -> Vec<&str> {
         let changes = |name: &str, value: &Value| {
+            // 0 does not turn them off: `typical_p`, for example, is neutral at 1.
             if let Some((_, neutral)) = SAMPLING.iter().find(|(field, _)| *field == name) {
                 return samples && value.as_f64() != Some(*neutral);
             }

@@ -52,6 +52,7 @@ pub(crate) fn find_prefix<'n>(
     // Each prefix with the number of its tensors and an example.
     let mut found: BTreeMap<&str, (usize, &str)> = BTreeMap::new();
     for name in names {
+        // The name may begin after any dot. The first match leaves the shortest prefix.
         let mut starts = [0].into_iter().chain(name.match_indices('.').map(|(at, _)| at + 1));
         if let Some(start) = starts.find(|start| is_own(&name[*start..])) {
             found.entry(&name[..start]).or_insert((0, name)).0 += 1;

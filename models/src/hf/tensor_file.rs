@@ -70,6 +70,8 @@ impl TensorFile {
         // The cast is exact, because the length is at most `MAX_HEADER`.
         let mut header = vec![0; length as usize];
         file.read_exact(&mut header).map_err(io)?;
+        // Reading it also checks that shapes fit offsets, and that tensors neither overlap nor
+        // leave gaps.
         let header: Metadata = serde_json::from_slice(&header)
             .map_err(|error| format(format!("its header is wrong: {error}")))?;
         let (data, expected) = (size - 8 - length, header.data_len() as u64);

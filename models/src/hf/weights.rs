@@ -83,6 +83,7 @@ impl Weights {
         let is_own = |name: &str| {
             own_name(name).is_some_and(|own| map.has_tensor(&own) || others.contains(&&*own))
         };
+        // First, because otherwise every tensor of the model would be reported as missing.
         let prefix = match adapter_in(all()) {
             Some(reason) => Err(reason),
             None => find_prefix(all(), is_own).map(str::to_owned),
@@ -93,6 +94,7 @@ impl Weights {
         for (file, (content, in_file)) in files.iter().zip(in_files).enumerate() {
             for name in in_file {
                 let own = name.strip_prefix(&prefix).unwrap_or(&name);
+                // Buffers, such as causal masks, have no name in the map.
                 let Some(own) = own_name(own) else { continue };
                 let location = TensorLocation { file, name: name.clone() };
                 if let Some(TensorLocation { name: first, .. }) = tensors.insert(own, location) {
@@ -203,6 +205,7 @@ impl Weights {
             let copies = copies.filter(|component| self.contains(&component.name));
             expected.extend(copies.map(|it| (weight.path(), it.name.as_str(), &it.shape[..])));
         }
+        // So that messages list the problems in the order of the paths.
         expected.sort();
         let misfits = expected.iter().filter_map(|(_, name, shape)| self.misfit(name, shape));
         let mut problems: Vec<_> = misfits.collect();
@@ -251,6 +254,7 @@ impl Weights {
             Filler { weights: self, path: Vec::new(), problems: Vec::new(), error: None };
         let module = module.map(&mut filler);
         let (problems, error) = (filler.problems, filler.error);
+        // A read error wins: nothing was read after it, so the list of problems is incomplete.
         error.map_or(Ok(()), Err)?;
         self.refuse(problems)?;
         Ok(module)
@@ -460,6 +464,7 @@ fn adapter_hint() -> String {
 /// Returns [`ModelFolderError::NoWeights`] if there are none, or the error of opening a file.
 fn open_files(folder: &Path) -> Result<Vec<TensorFile>, ModelFolderError> {
     let (single, index) = (folder.join(WEIGHTS), folder.join(INDEX));
+    // A single file wins over an index beside it, as in `transformers`.
     if single.exists() {
         return Ok(vec![TensorFile::open(&single)?]);
     }

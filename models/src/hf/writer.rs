@@ -108,6 +108,7 @@ impl ModelFolderWriter {
         };
         let (name, shape) = (weight.stored_name(), weight.shape());
         let same_shape = data.shape.iter().eq(&shape);
+        // Before the conversion to f32, in which such values are infinite.
         let wide = wide_overflow(&data);
         let data = if data.dtype.is_float() { data.convert::<f32>() } else { data };
         let (true, Ok(values)) = (same_shape, data.as_slice::<f32>()) else {
@@ -132,6 +133,7 @@ impl ModelFolderWriter {
             write_values(file, float, values)
         });
         written.map_err(io)?;
+        // Only now, so that a parameter whose write failed counts as missing.
         self.pending.remove(path);
         Ok(())
     }
@@ -154,6 +156,7 @@ impl ModelFolderWriter {
             let finished = file.finish();
             finished.map_err(|e| ModelFolderError::io("write", &self.weights, e))?;
         }
+        // After the weights, because programs take a folder with config.json for a complete one.
         for (name, fields) in &self.documents {
             write_json(&self.folder.join(name), fields)?;
         }

@@ -395,7 +395,7 @@ impl Architecture for AnyDecoder {
 impl LanguageModelConfig for AnyDecoder {
     fn with_overrides(&self, overrides: &Map<String, Value>) -> Result<Self, ModelConfigError> {
         let config = self.config.with_overrides(overrides)?;
-        self.reattached(config).map_err(|error| ModelConfigError::Syntax(error.to_string()))
+        self.reattached(config).map_err(|error| ModelConfigError::Field(error.to_string()))
     }
 
     fn validate(&self) -> Result<(), ModelConfigError> {

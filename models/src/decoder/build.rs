@@ -93,7 +93,7 @@ impl<B: Backend, C: DecoderConfig> BuildModel<B> for C {
 
 /// Returns the error for a trained adapter whose files cannot be used.
 fn unusable(error: &ModelFolderError) -> ModelConfigError {
-    ModelConfigError::Syntax(error.to_string())
+    ModelConfigError::Field(error.to_string())
 }
 
 impl AnyDecoder {

@@ -1,9 +1,12 @@
 //! Tests of `config.json` files: exports of this and of earlier versions, and of published models.
 
+use deepburn_models::decoder::{AnyDecoder, DecoderConfig};
 use deepburn_models::encoder::EncoderConfig;
+use deepburn_models::families::LlamaConfig;
 use deepburn_models::gpt2::{ClassifierConfig, Gpt2Config};
 use deepburn_models::hf::{ProblemType, is_sequence_classifier};
-use deepburn_models::{Architecture, FloatType, SavedConfig};
+use deepburn_models::lora::LoraConfig;
+use deepburn_models::{Architecture, FloatType, LanguageModelConfig, SavedConfig};
 use serde_json::{Map, Value, json};
 
 fn fields(value: Value) -> Map<String, Value> {
@@ -111,4 +114,20 @@ fn other_decoders_are_refused() {
         "rope_theta",
     ];
     assert_eq!(refused, expected);
+}
+
+/// The message is the adapter's, and does not blame the syntax of the config.
+#[test]
+fn overrides_that_do_not_fit_an_adapter_are_refused() {
+    let config = fields(json!({
+        "vocab_size": 40, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1,
+        "num_attention_heads": 2, "tie_word_embeddings": true,
+    }));
+    let decoder = AnyDecoder::new(LlamaConfig::try_from_fields(config).unwrap());
+    let lora = fields(json!({"trainable_token_indices": [39]}));
+    let decoder = decoder.with_adapter(LoraConfig::of_job(&lora).unwrap()).unwrap();
+    let error = decoder.with_overrides(&fields(json!({"vocab_size": 39}))).unwrap_err();
+    let message = error.to_string();
+    assert!(message.contains("token 39 has no row"), "{message}");
+    assert!(!message.contains("JSON"), "{message}");
 }

@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 
 use super::settings::FamilySettings;
 use crate::decoder::{Rotary, RotaryScaling};
-use crate::hf::{ConfigFields, ModelConfigError};
+use crate::hf::{ConfigFields, MAX_SIZE, ModelConfigError, check_size};
 
 /// What the rotation depends on besides its own fields.
 pub(super) struct Rope {
@@ -123,6 +123,9 @@ impl Rope {
     ) -> Result<RotaryScaling, ModelConfigError> {
         let kind = parameters.kind()?;
         let older = fields.optional_count("original_max_position_embeddings")?;
+        // Lengths are divided by it.
+        older
+            .map_or(Ok(()), |len| check_size("original_max_position_embeddings", len, MAX_SIZE))?;
         let own = parameters.number("original_max_position_embeddings", 1.0)?;
         // Phi 3 has the length outside of the parameters, where it wins.
         let original_len = older.or(own.map(|length| length as usize)).unwrap_or(self.max_len);

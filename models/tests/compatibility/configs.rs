@@ -2,7 +2,7 @@
 
 use deepburn_models::decoder::{AnyDecoder, DecoderConfig};
 use deepburn_models::encoder::EncoderConfig;
-use deepburn_models::families::LlamaConfig;
+use deepburn_models::families::{LlamaConfig, Phi3Config};
 use deepburn_models::gpt2::{ClassifierConfig, Gpt2Config};
 use deepburn_models::hf::{ProblemType, is_sequence_classifier};
 use deepburn_models::lora::LoraConfig;
@@ -130,4 +130,20 @@ fn overrides_that_do_not_fit_an_adapter_are_refused() {
     let message = error.to_string();
     assert!(message.contains("token 39 has no row"), "{message}");
     assert!(!message.contains("JSON"), "{message}");
+}
+
+/// With an original length of 0, all sines and cosines would be NaN.
+#[test]
+fn an_original_length_of_0_is_refused() {
+    let scaling = json!({
+        "type": "longrope", "short_factor": vec![1.0; 48], "long_factor": vec![2.0; 48],
+    });
+    let phi3 = |original_len: usize| {
+        Phi3Config::try_from_fields(fields(json!({
+            "rope_scaling": scaling, "original_max_position_embeddings": original_len,
+        })))
+    };
+    assert!(phi3(4096).is_ok());
+    let message = phi3(0).unwrap_err().to_string();
+    assert!(message.contains("`original_max_position_embeddings` is 0"), "{message}");
 }

@@ -34,8 +34,8 @@ pub use architecture::{
     TextClassifierConfig, TokenLimits,
 };
 pub use batch_shape::BatchShape;
+pub use deepburn_files::safetensors::FloatType;
 pub use deepburn_lora as lora;
-pub use deepburn_safetensors::FloatType;
 pub use label_loss::TextLabels;
 pub use text_error::TextBatchError;
 pub use texts::{TextBatch, TextClassifier, TextLimits};

@@ -7,7 +7,7 @@
 use std::error::Error;
 use std::fmt;
 
-use deepburn_safetensors::FloatType;
+use deepburn_files::safetensors::FloatType;
 
 use crate::{BaseValues, CheckpointError, ParamEntry};
 

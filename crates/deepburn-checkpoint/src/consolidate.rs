@@ -28,7 +28,7 @@ use std::fs;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use deepburn_safetensors::{FloatType, Header, TensorFileWriter};
+use deepburn_files::safetensors::{FloatType, Header, TensorFileWriter};
 use deepburn_weights::{Component, Composition, Origin, Weight, WeightMap};
 use serde_json::{Map, json};
 

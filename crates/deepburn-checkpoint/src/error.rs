@@ -3,7 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use deepburn_safetensors::FloatType;
+use deepburn_files::safetensors::FloatType;
 use deepburn_weights::WeightMapError;
 
 use crate::TagError;

@@ -33,7 +33,7 @@ use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
 use deepburn_comm::Partition;
-use deepburn_safetensors::Header;
+use deepburn_files::safetensors::Header;
 use serde::{Deserialize, Serialize};
 
 use crate::identity::{

@@ -5,7 +5,7 @@
 //! contains, so nothing is converted when values are written or read.
 
 use bytemuck::{Pod, Zeroable};
-pub use deepburn_safetensors::ElementType;
+pub use deepburn_files::safetensors::ElementType;
 use half::{bf16, f16};
 
 // Files hold little-endian values, and slices are written and read without

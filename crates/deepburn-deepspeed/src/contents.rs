@@ -273,7 +273,7 @@ impl<'a> Value<'a> {
 
 #[cfg(test)]
 mod tests {
-    use deepburn_safetensors::FloatType;
+    use deepburn_files::safetensors::FloatType;
     use half::{bf16, f16};
     use pytorch_reader::PytorchReader;
 

@@ -7,7 +7,7 @@
 //! other by index. A value that occurs several times is therefore stored once,
 //! and a value that contains itself is harmless.
 
-use deepburn_safetensors::FloatType;
+use deepburn_files::safetensors::FloatType;
 
 use crate::pickle_node::{NodeId, PickleNode};
 use crate::walker::Walker;

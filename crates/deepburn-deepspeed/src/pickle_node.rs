@@ -1,6 +1,6 @@
 //! The nodes of a parsed pickle.
 
-use deepburn_safetensors::FloatType;
+use deepburn_files::safetensors::FloatType;
 
 /// The index of a node.
 pub(crate) type NodeId = u32;

@@ -8,7 +8,7 @@ use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::path::Path;
 
-use deepburn_safetensors::FloatType;
+use deepburn_files::safetensors::FloatType;
 use half::{bf16, f16};
 
 use crate::model_states_file::{ModelStatesFile, Named};

@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-use deepburn_safetensors::FloatType;
+use deepburn_files::safetensors::FloatType;
 
 use crate::DeepSpeedError;
 use crate::archive::Archive;

@@ -533,7 +533,7 @@ fn name(opcode: u8) -> String {
 mod tests {
     use proptest::prelude::*;
 
-    use deepburn_safetensors::FloatType;
+    use deepburn_files::safetensors::FloatType;
 
     use super::*;
     use crate::pickle::Pickle;

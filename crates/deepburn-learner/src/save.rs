@@ -14,8 +14,8 @@ mod tensor;
 use std::path::{Path, PathBuf};
 
 use burn::module::AutodiffModule;
+use deepburn_files::safetensors::FloatType;
 use deepburn_ops::OptimizerOps;
-use deepburn_safetensors::FloatType;
 use deepburn_weights::WeightMap;
 use deepburn_zero::Training;
 

@@ -8,8 +8,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use burn::tensor::backend::Backend;
+use deepburn_files::safetensors::FloatType;
 use deepburn_lora::{Adapter, LoraConfig, LoraError};
-use deepburn_safetensors::FloatType;
 use deepburn_weights::WeightMap;
 use serde_json::{Map, Value};
 

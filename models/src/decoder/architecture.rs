@@ -5,7 +5,7 @@
 
 use std::path::Path;
 
-use deepburn_safetensors::FloatType;
+use deepburn_files::safetensors::FloatType;
 use deepburn_weights::WeightMap;
 use serde_json::{Map, Value};
 

@@ -6,7 +6,7 @@
 
 use std::fmt;
 
-use deepburn_safetensors::FloatType;
+use deepburn_files::safetensors::FloatType;
 use serde_json::{Map, Value, json};
 
 use super::parts::DecoderParts;

@@ -4,9 +4,9 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::tensor::TensorData;
+use deepburn_files::safetensors::FloatType;
 use deepburn_lora::merge::Factors;
 use deepburn_lora::{ADAPTER_BIAS, AdaptedModule, LoraError, MAGNITUDE, TOKEN_ROWS};
-use deepburn_safetensors::FloatType;
 use deepburn_weights::{Weight, WeightMap};
 use serde_json::{Map, json};
 

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Tensor, backend::Backend};
-use deepburn_safetensors::FloatType;
+use deepburn_files::safetensors::FloatType;
 
 use super::model::Decoder;
 use crate::architecture::Architecture;

@@ -109,8 +109,8 @@ fn unlearned_rows(
 #[cfg(test)]
 mod tests {
     use burn_flex::{Flex, FlexDevice};
+    use deepburn_files::safetensors::FloatType;
     use deepburn_lora::LoraConfig;
-    use deepburn_safetensors::FloatType;
     use serde_json::{Map, Value, json};
 
     use super::*;

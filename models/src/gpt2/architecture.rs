@@ -19,7 +19,7 @@
 use std::path::Path;
 
 use burn::tensor::backend::Backend;
-use deepburn_safetensors::FloatType;
+use deepburn_files::safetensors::FloatType;
 use deepburn_weights::WeightMap;
 use serde_json::{Map, Value, json};
 

@@ -9,8 +9,8 @@
 
 use std::path::{Path, PathBuf};
 
+use deepburn_files::safetensors::FloatType;
 use deepburn_lora::{LoraConfig, LoraError};
-use deepburn_safetensors::FloatType;
 use deepburn_weights::{Origin, WeightMap};
 use serde_json::{Map, Value};
 

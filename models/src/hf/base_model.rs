@@ -130,7 +130,7 @@ mod tests {
     use crate::gpt2::{ClassifierConfig, Gpt2Config, PretrainedGpt2};
     use crate::hf::ProblemType;
     use burn::tensor::TensorData;
-    use deepburn_safetensors::FloatType;
+    use deepburn_files::safetensors::FloatType;
 
     fn tiny() -> &'static Path {
         Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/tiny"))

@@ -6,7 +6,7 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use deepburn_safetensors::FloatType;
+use deepburn_files::safetensors::FloatType;
 use thiserror::Error;
 
 use super::CONFIG;

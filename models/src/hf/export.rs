@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use deepburn_safetensors::FloatType;
+use deepburn_files::safetensors::FloatType;
 use deepburn_weights::{Origin, WeightMap, WeightMapError};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};

@@ -15,7 +15,7 @@ use std::io::{Read, Seek, SeekFrom};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use deepburn_safetensors::FloatType;
+use deepburn_files::safetensors::FloatType;
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 

@@ -8,7 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use burn::tensor::TensorData;
-use deepburn_safetensors::FloatType;
+use deepburn_files::safetensors::FloatType;
 use deepburn_weights::{Component, Composition, Origin, Weight, WeightMap};
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use serde_json::{Value, json};

@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 
 use burn::tensor::TensorData;
 use deepburn_files::PartialFile;
-use deepburn_safetensors::{FloatType, Header, TensorFileWriter};
+use deepburn_files::safetensors::{FloatType, Header, TensorFileWriter};
 use deepburn_weights::{Weight, WeightMap};
 use serde_json::{Map, Value};
 

@@ -9,8 +9,8 @@ use std::io;
 use std::path::Path;
 
 use deepburn_checkpoint::ElementType;
+use deepburn_files::safetensors::{Header, TensorFileWriter};
 use deepburn_ops::OptimizerOps;
-use deepburn_safetensors::{Header, TensorFileWriter};
 use deepburn_weights::{Composition, Origin, WeightMap};
 
 use super::{SaveError, SavedTensor};

@@ -8,8 +8,8 @@ use burn::tensor::{Bool, DType, Int, Tensor, TensorData, TensorPrimitive};
 use burn_backend::ops::FloatTensorOps;
 use burn_backend::tensor::FloatTensor;
 use deepburn_checkpoint::ElementType;
+use deepburn_files::safetensors::FloatType;
 use deepburn_ops::OptimizerOps;
-use deepburn_safetensors::FloatType;
 use deepburn_zero::{Buffer, Training, Zero};
 
 use super::{HalfPrecision, SaveError};

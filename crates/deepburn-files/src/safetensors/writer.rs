@@ -3,9 +3,8 @@
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-use deepburn_files::PartialFile;
-
-use crate::Header;
+use super::header::Header;
+use crate::partial_file::PartialFile;
 
 /// The size of the write buffer in bytes. Larger writes bypass the buffer.
 const BUFFER: usize = 1 << 20;
@@ -63,7 +62,7 @@ impl TensorFileWriter {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::FloatType;
+    use crate::safetensors::FloatType;
 
     #[test]
     fn tensors_come_in_any_order_and_the_name_comes_last() {

@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 
-use crate::ElementType;
+use super::element_type::ElementType;
 
 /// The float type of the tensors in a saved checkpoint.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

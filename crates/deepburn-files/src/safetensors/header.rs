@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::ElementType;
+use super::element_type::ElementType;
 
 /// The list of tensors in a file, in file order and without gaps.
 #[derive(Debug, Clone)]

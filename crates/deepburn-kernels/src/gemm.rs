@@ -44,7 +44,7 @@ pub use matrix::{Matrix, MatrixMut, Target};
 
 use detected::Detected;
 use kernel::Kernel;
-use result::{RowMut, Rule};
+use result::{Epilogue, RowMut};
 use tracing::trace_span;
 
 /// The precision of the multiplications in a product. Sums are in `f32` in both cases.
@@ -155,32 +155,38 @@ impl<'a> Product<'a> {
         // Only large products get a span in profiles. The others would add thousands of spans per step.
         let _span = is_large.then(|| trace_span!("matrix product", rows, depth, columns).entered());
         let threads = if is_large { rayon::current_num_threads() } else { 1 };
-        let rule = Rule { factor: self.factor, bias: self.bias, accumulate };
+        let epilogue = Epilogue { factor: self.factor, bias: self.bias, accumulate };
         match kernel {
             #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-            Detected::Amx(kernel) => self.multiply(kernel, out, rule, threads),
+            Detected::Amx(kernel) => self.multiply(kernel, out, epilogue, threads),
             #[cfg(target_arch = "x86_64")]
-            Detected::Avx512Bf16(kernel) => self.multiply(kernel, out, rule, threads),
+            Detected::Avx512Bf16(kernel) => self.multiply(kernel, out, epilogue, threads),
             #[cfg(target_arch = "x86_64")]
-            Detected::Avx512(kernel) => self.multiply(kernel, out, rule, threads),
+            Detected::Avx512(kernel) => self.multiply(kernel, out, epilogue, threads),
             #[cfg(target_arch = "x86_64")]
-            Detected::Avx2(kernel) => self.multiply(kernel, out, rule, threads),
-            Detected::Portable(kernel) => self.multiply(kernel, out, rule, threads),
+            Detected::Avx2(kernel) => self.multiply(kernel, out, epilogue, threads),
+            Detected::Portable(kernel) => self.multiply(kernel, out, epilogue, threads),
         }
     }
 
-    fn multiply<K: Kernel>(&self, kernel: K, out: &MatrixMut<'_>, rule: Rule<'_>, threads: usize) {
+    fn multiply<K: Kernel>(
+        &self,
+        kernel: K,
+        out: &MatrixMut<'_>,
+        epilogue: Epilogue<'_>,
+        threads: usize,
+    ) {
         if self.left.columns == 0 {
             let sums = vec![0.0; out.columns];
             for row in 0..out.rows {
                 // SAFETY: the row is in the result, and no other thread uses it.
-                kernel.finish(&sums, unsafe { RowMut::new(out, row, 0, rule) });
+                kernel.finish(&sums, unsafe { RowMut::new(out, row, 0, epilogue) });
             }
             return;
         }
         let all = if self.threads == Threads::All { rayon::current_num_threads() } else { 1 };
-        if !one_row::multiply(kernel, self, out, rule, all) {
-            blocking::multiply(kernel, self, out, rule, threads);
+        if !one_row::multiply(kernel, self, out, epilogue, all) {
+            blocking::multiply(kernel, self, out, epilogue, threads);
         }
     }
 }

@@ -15,10 +15,10 @@ use std::sync::OnceLock;
 
 use half::bf16;
 
-use super::avx512::Avx512Bf16;
+use super::avx512::{Avx512Bf16, finish};
 use super::kernel::{Kernel, LeftRows, Tile};
 use super::pack::{Pair, Strip};
-use super::result::{RowMut, Rule};
+use super::result::{Epilogue, RowMut};
 use super::{Arithmetic, Matrix, MatrixMut, Product, blocking};
 
 pub(super) mod pack;
@@ -68,9 +68,9 @@ pub(super) fn agree(kernel: impl Kernel, other: impl Kernel) -> bool {
     let mut results = [vec![f32::NAN; rows * columns], vec![f32::NAN; rows * columns]];
     let [result, expected] =
         results.each_mut().map(|out| MatrixMut::new(out, rows, columns, columns));
-    let rule = Rule { factor: 1.0, bias: None, accumulate: false };
-    blocking::multiply(kernel, &product, &result, rule, 1);
-    blocking::multiply(other, &product, &expected, rule, 1);
+    let epilogue = Epilogue { factor: 1.0, bias: None, accumulate: false };
+    blocking::multiply(kernel, &product, &result, epilogue, 1);
+    blocking::multiply(other, &product, &expected, epilogue, 1);
     results[0] == results[1]
 }
 
@@ -101,12 +101,8 @@ impl Kernel for Amx {
     }
 
     fn finish(self, sums: &[f32], row: RowMut<'_>) {
-        #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
-        fn compiled(sums: &[f32], row: RowMut<'_>) {
-            row.write(sums);
-        }
         // SAFETY: the kernel exists only where the processor can run it.
-        unsafe { compiled(sums, row) }
+        unsafe { finish(sums, row) }
     }
 
     fn run(self, work: impl FnOnce()) {

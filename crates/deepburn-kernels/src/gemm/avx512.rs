@@ -44,6 +44,12 @@ impl Avx512 {
     }
 }
 
+/// Writes finished sums to a row of the result.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+pub(super) fn finish(sums: &[f32], row: RowMut<'_>) {
+    row.write(sums);
+}
+
 /// Rows and columns of a tile of pairs: 24 registers hold sums, four hold a row of the right panel, and one holds a
 /// pair of the left operand. A row of a right panel consists of 128 bytes from each of two rows of the operand, which
 /// are complete cache lines.
@@ -118,12 +124,8 @@ impl Kernel for Avx512Bf16 {
     }
 
     fn finish(self, sums: &[f32], row: RowMut<'_>) {
-        #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
-        fn compiled(sums: &[f32], row: RowMut<'_>) {
-            row.write(sums);
-        }
         // SAFETY: the kernel exists only where the processor can run it.
-        unsafe { compiled(sums, row) }
+        unsafe { finish(sums, row) }
     }
 }
 
@@ -234,12 +236,8 @@ impl Kernel for Avx512 {
     }
 
     fn finish(self, sums: &[f32], row: RowMut<'_>) {
-        #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-        fn compiled(sums: &[f32], row: RowMut<'_>) {
-            row.write(sums);
-        }
         // SAFETY: the kernel exists only where the processor can run it.
-        unsafe { compiled(sums, row) }
+        unsafe { finish(sums, row) }
     }
 }
 

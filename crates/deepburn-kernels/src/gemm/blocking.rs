@@ -21,7 +21,7 @@ use super::Product;
 use super::kernel::{Kernel, LEFT_LIMIT, Left, LeftRows, Tile};
 use super::matrix::MatrixMut;
 use super::pack::Strip;
-use super::result::{RowMut, Rule};
+use super::result::{Epilogue, RowMut};
 use super::scratch::{Scratch, ScratchKind};
 
 /// The size in bytes, per thread, of the sums that a product keeps from one block of depths to the next. With few
@@ -47,12 +47,12 @@ pub(super) fn multiply<K: Kernel>(
     kernel: K,
     product: &Product<'_>,
     out: &MatrixMut<'_>,
-    rule: Rule<'_>,
+    epilogue: Epilogue<'_>,
     threads: usize,
 ) {
     let shape = [out.rows, product.left.columns(), out.columns];
     let sizes = BlockSizes::new::<K>(shape, threads);
-    multiply_in_blocks(kernel, product, out, rule, threads, sizes);
+    multiply_in_blocks(kernel, product, out, epilogue, threads, sizes);
 }
 
 /// Computes a product in blocks of the given sizes.
@@ -60,7 +60,7 @@ pub(super) fn multiply_in_blocks<K: Kernel>(
     kernel: K,
     product: &Product<'_>,
     out: &MatrixMut<'_>,
-    rule: Rule<'_>,
+    epilogue: Epilogue<'_>,
     threads: usize,
     sizes: BlockSizes,
 ) {
@@ -93,8 +93,17 @@ pub(super) fn multiply_in_blocks<K: Kernel>(
                         None => Left { first: packed, row_bytes: K::left_row_bytes(depths.len()) },
                     };
                     let sums = (sizes.depths < shape[1]).then_some(sums);
-                    let block =
-                        Block { kernel, product, out, rule, rows, columns, depths, left, sums };
+                    let block = ProductBlock {
+                        kernel,
+                        product,
+                        out,
+                        epilogue,
+                        rows,
+                        columns,
+                        depths,
+                        left,
+                        sums,
+                    };
                     if in_place.is_none() {
                         block.pack_left(threads);
                     }
@@ -173,11 +182,11 @@ impl BlockSizes {
 }
 
 /// A range of rows and columns of the result over a range of depths.
-struct Block<'a, K: Kernel> {
+struct ProductBlock<'a, K: Kernel> {
     kernel: K,
     product: &'a Product<'a>,
     out: &'a MatrixMut<'a>,
-    rule: Rule<'a>,
+    epilogue: Epilogue<'a>,
     rows: Range<usize>,
     columns: Range<usize>,
     depths: Range<usize>,
@@ -189,11 +198,11 @@ struct Block<'a, K: Kernel> {
 
 // SAFETY: while `left` is packed, each panel is written by exactly one thread; afterwards all threads only read it. The
 // sums of a task are accessed only by the thread that runs it.
-unsafe impl<K: Kernel> Sync for Block<'_, K> {}
+unsafe impl<K: Kernel> Sync for ProductBlock<'_, K> {}
 
 /// The rows and columns of a block that one task computes.
 #[derive(Clone, Copy)]
-struct Task {
+struct PanelTask {
     /// The first row, relative to the block. A multiple of the kernel's rows.
     row: usize,
     rows: usize,
@@ -211,7 +220,7 @@ struct TaskScratch<P> {
     sums: *mut f32,
 }
 
-impl<K: Kernel> Block<'_, K> {
+impl<K: Kernel> ProductBlock<'_, K> {
     /// Returns the number of depths of the product.
     fn depth(&self) -> usize {
         self.product.left.columns()
@@ -251,7 +260,7 @@ impl<K: Kernel> Block<'_, K> {
         let parts = all_rows.div_ceil(rows);
         let task = |number: usize| {
             let (row, column) = (number % parts * rows, number / parts * K::COLUMNS);
-            Task {
+            PanelTask {
                 row,
                 rows: rows.min(all_rows - row),
                 column,
@@ -261,7 +270,7 @@ impl<K: Kernel> Block<'_, K> {
         each(parts * panels, threads, |number, next| self.run(task(number), next.map(task)));
     }
 
-    fn run(&self, task: Task, next: Option<Task>) {
+    fn run(&self, task: PanelTask, next: Option<PanelTask>) {
         let panel_depth = self.depth().min(K::PANEL_DEPTH).next_multiple_of(K::DEPTH_STEP);
         let panel_bytes = panel_depth / K::DEPTH * K::COLUMNS * size_of::<K::Packed>();
         let panel_bytes = panel_bytes.next_multiple_of(64);
@@ -298,7 +307,7 @@ impl<K: Kernel> Block<'_, K> {
     /// afterwards, is prefetched.
     fn add_depths(
         &self,
-        task: Task,
+        task: PanelTask,
         depth: usize,
         scratch: TaskScratch<K::Packed>,
         next: Option<Strip<'_>>,
@@ -345,18 +354,24 @@ impl<K: Kernel> Block<'_, K> {
 
     /// Calls `work` for each of `rows` rows of a task from row `first` on, with the index of the row and its elements
     /// of the result.
-    fn each_row(&self, task: Task, first: usize, rows: usize, work: impl Fn(usize, RowMut<'_>)) {
+    fn each_row(
+        &self,
+        task: PanelTask,
+        first: usize,
+        rows: usize,
+        work: impl Fn(usize, RowMut<'_>),
+    ) {
         let column = self.columns.start + task.column;
-        let rule = self.rule.columns(column, task.columns);
+        let epilogue = self.epilogue.columns(column, task.columns);
         for index in 0..rows {
             let row = self.rows.start + task.row + first + index;
             // SAFETY: the elements are in the result, and this thread alone uses them.
-            work(index, unsafe { RowMut::new(self.out, row, column, rule) });
+            work(index, unsafe { RowMut::new(self.out, row, column, epilogue) });
         }
     }
 
     /// Returns the task's columns of the right operand over the depths of one panel, from `depth` on.
-    fn right(&self, task: Task, depth: usize) -> Strip<'_> {
+    fn right(&self, task: PanelTask, depth: usize) -> Strip<'_> {
         let depths = (self.depths.end - depth).min(K::PANEL_DEPTH);
         let columns = [self.columns.start + task.column, task.columns];
         Strip::columns(self.product.right, columns, [depth, depths])
@@ -386,4 +401,27 @@ pub(super) fn each(count: usize, threads: usize, work: impl Fn(usize, Option<usi
         }
         take_all();
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_are_even_and_as_few_as_possible() {
+        for (step, most) in [(1, 1), (1, 7), (6, 48), (32, 32), (32, 512)] {
+            for count in 1..1200 {
+                let size = evenly(count, most, step);
+                assert!(
+                    size == count || size.is_multiple_of(step),
+                    "{count} {most} {step}: {size}"
+                );
+                assert!(size <= most, "{count} {most} {step}: {size}");
+                assert_eq!(count.div_ceil(size), count.div_ceil(most));
+                let parts: Vec<_> = cut(count, size).collect();
+                assert!(parts.windows(2).all(|pair| pair[0].end == pair[1].start));
+                assert_eq!((parts[0].start, parts[parts.len() - 1].end), (0, count));
+            }
+        }
+    }
 }

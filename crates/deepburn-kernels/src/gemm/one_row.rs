@@ -15,9 +15,9 @@ use super::Product;
 use super::blocking::each;
 use super::kernel::Kernel;
 use super::matrix::{Matrix, MatrixMut};
-use super::result::{RowMut, Rule};
-use crate::FloatSlice;
+use super::result::{Epilogue, RowMut};
 use crate::element::Element;
+use crate::float_slice::with_elements;
 
 /// The number of columns of a task. Their sums take 2 KiB of the first-level cache.
 const COLUMNS: usize = 512;
@@ -37,7 +37,7 @@ pub(super) fn multiply<K: Kernel>(
     kernel: K,
     product: &Product<'_>,
     out: &MatrixMut<'_>,
-    rule: Rule<'_>,
+    epilogue: Epilogue<'_>,
     threads: usize,
 ) -> bool {
     if !K::MULTIPLIES_ROWS || out.rows != 1 || product.right.column_stride != 1 {
@@ -54,7 +54,7 @@ pub(super) fn multiply<K: Kernel>(
         let sums = &mut sums[..count];
         kernel.multiply_row(&left, product.right.columns_from(first, count), sums);
         // SAFETY: the elements are in the result, and each belongs to one task.
-        kernel.finish(sums, unsafe { RowMut::new(out, 0, first, rule.columns(first, count)) });
+        kernel.finish(sums, unsafe { RowMut::new(out, 0, first, epilogue.columns(first, count)) });
     });
     true
 }
@@ -62,11 +62,7 @@ pub(super) fn multiply<K: Kernel>(
 /// Returns the elements of a matrix of one row.
 fn values(row: Matrix<'_>) -> Vec<f32> {
     let stride = row.column_stride;
-    match row.elements {
-        FloatSlice::F32(elements) => widened(elements, row.columns, stride),
-        FloatSlice::F16(elements) => widened(elements, row.columns, stride),
-        FloatSlice::Bf16(elements) => widened(elements, row.columns, stride),
-    }
+    with_elements!(row.elements, elements => widened(elements, row.columns, stride))
 }
 
 fn widened<E: Element>(elements: &[E], count: usize, stride: usize) -> Vec<f32> {
@@ -83,17 +79,9 @@ pub(super) fn add_product(
     panel: usize,
     add: impl Fn(f32, f32, f32) -> f32 + Copy,
 ) {
-    match right.elements {
-        FloatSlice::F32(elements) => {
-            add_panels(left, elements, right.row_stride, sums, panel, add);
-        }
-        FloatSlice::F16(elements) => {
-            add_panels(left, elements, right.row_stride, sums, panel, add);
-        }
-        FloatSlice::Bf16(elements) => {
-            add_panels(left, elements, right.row_stride, sums, panel, add);
-        }
-    }
+    with_elements!(right.elements, elements => {
+        add_panels(left, elements, right.row_stride, sums, panel, add);
+    });
 }
 
 #[inline(always)]

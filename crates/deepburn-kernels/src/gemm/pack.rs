@@ -8,6 +8,7 @@ use half::bf16;
 use super::matrix::Matrix;
 use crate::FloatSlice;
 use crate::element::Element;
+use crate::float_slice::with_elements;
 
 /// A range of lanes of an operand over a range of depths. Lanes are rows of the left operand or columns of the right
 /// operand.
@@ -48,11 +49,7 @@ impl<'a> Strip<'a> {
     /// rows that are a page apart as a sequence, so each of them would cause a cache miss.
     #[inline(always)]
     pub(super) fn prefetch(&self, part: usize, parts: usize) {
-        match self.elements {
-            FloatSlice::F32(elements) => self.prefetch_elements(elements, part, parts),
-            FloatSlice::F16(elements) => self.prefetch_elements(elements, part, parts),
-            FloatSlice::Bf16(elements) => self.prefetch_elements(elements, part, parts),
-        }
+        with_elements!(self.elements, elements => self.prefetch_elements(elements, part, parts));
     }
 
     #[inline(always)]
@@ -157,11 +154,7 @@ impl Packed for Pair {
 pub(super) unsafe fn pack<P: Packed>(strip: Strip<'_>, width: usize, padded: usize, panel: *mut P) {
     // SAFETY: as the caller promises.
     unsafe {
-        match strip.elements {
-            FloatSlice::F32(elements) => pack_elements(elements, strip, width, padded, panel),
-            FloatSlice::F16(elements) => pack_elements(elements, strip, width, padded, panel),
-            FloatSlice::Bf16(elements) => pack_elements(elements, strip, width, padded, panel),
-        }
+        with_elements!(strip.elements, elements => pack_elements(elements, strip, width, padded, panel))
     }
 }
 
@@ -206,5 +199,23 @@ unsafe fn pack_elements<E: Element, P: Packed>(
     }
     if whole * P::DEPTH < depth {
         (0..lanes).for_each(|lane| store(whole, lane, P::pack_last(read(lane, depth - 1))));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_cache_line_of_a_range_has_one_address() {
+        let first = std::ptr::without_provenance::<u8>(640);
+        for (start, end) in (0..140).flat_map(|start| (start..200).map(move |end| (start, end))) {
+            let found: Vec<_> = lines(first.wrapping_add(start)..first.wrapping_add(end))
+                .map(|line| line.addr())
+                .collect();
+            // An empty range has no line if it starts at one.
+            let expected = (start / 64..end.div_ceil(64)).map(|line| 640 + 64 * line);
+            assert!(found.into_iter().eq(expected), "{start}..{end}");
+        }
     }
 }

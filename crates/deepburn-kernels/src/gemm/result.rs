@@ -5,18 +5,18 @@ use half::{bf16, f16};
 use super::matrix::{MatrixMut, Target};
 use crate::element::Element;
 
-/// The conversion of sums to elements of the result: `element = factor * sum + bias`, or
+/// The epilogue of a product, the conversion of its sums to elements of the result: `element = factor * sum + bias`, or
 /// `element += factor * sum + bias` if `accumulate` is true.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Rule<'a> {
+pub(super) struct Epilogue<'a> {
     pub(super) factor: f32,
     /// One number per column.
     pub(super) bias: Option<&'a [f32]>,
     pub(super) accumulate: bool,
 }
 
-impl<'a> Rule<'a> {
-    /// Returns the rule for a range of the columns.
+impl<'a> Epilogue<'a> {
+    /// Returns the epilogue for a range of the columns.
     pub(super) fn columns(self, start: usize, columns: usize) -> Self {
         Self { bias: self.bias.map(|bias| &bias[start..start + columns]), ..self }
     }
@@ -26,7 +26,7 @@ impl<'a> Rule<'a> {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RowMut<'a> {
     target: Target,
-    rule: Rule<'a>,
+    epilogue: Epilogue<'a>,
 }
 
 impl<'a> RowMut<'a> {
@@ -38,11 +38,11 @@ impl<'a> RowMut<'a> {
         out: &MatrixMut<'_>,
         row: usize,
         column: usize,
-        rule: Rule<'a>,
+        epilogue: Epilogue<'a>,
     ) -> Self {
         // SAFETY: in the matrix, as the caller promises.
         let target = unsafe { out.target.add(row * out.row_stride + column) };
-        Self { target, rule }
+        Self { target, epilogue }
     }
 
     /// Returns the address range of the first `columns` elements.
@@ -62,22 +62,26 @@ impl<'a> RowMut<'a> {
         unsafe {
             match self.target {
                 Target::F32(row) => {
-                    write(sums, std::slice::from_raw_parts_mut(row, sums.len()), self.rule)
+                    write(sums, std::slice::from_raw_parts_mut(row, sums.len()), self.epilogue)
                 }
-                Target::F16(row) => {
-                    write::<f16>(sums, std::slice::from_raw_parts_mut(row, sums.len()), self.rule)
-                }
-                Target::Bf16(row) => {
-                    write::<bf16>(sums, std::slice::from_raw_parts_mut(row, sums.len()), self.rule)
-                }
+                Target::F16(row) => write::<f16>(
+                    sums,
+                    std::slice::from_raw_parts_mut(row, sums.len()),
+                    self.epilogue,
+                ),
+                Target::Bf16(row) => write::<bf16>(
+                    sums,
+                    std::slice::from_raw_parts_mut(row, sums.len()),
+                    self.epilogue,
+                ),
             }
         }
     }
 }
 
 #[inline(always)]
-fn write<E: Element>(sums: &[f32], row: &mut [E], rule: Rule<'_>) {
-    let Rule { factor, bias, accumulate } = rule;
+fn write<E: Element>(sums: &[f32], row: &mut [E], epilogue: Epilogue<'_>) {
+    let Epilogue { factor, bias, accumulate } = epilogue;
     match (bias, accumulate) {
         (None, false) => {
             for (element, sum) in row.iter_mut().zip(sums) {

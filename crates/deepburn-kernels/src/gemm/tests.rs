@@ -460,9 +460,9 @@ fn check_blocks_of<K: Kernel>(kernel: K, case: &Case) {
     let product = case.product(&operands);
     let run = |sizes: BlockSizes, accumulate: bool, threads: usize| {
         let mut out: Vec<f32> = numbers(4).take(m * n).collect();
-        let rule = Rule { factor: 0.5, bias: Some(&bias), accumulate };
+        let epilogue = Epilogue { factor: 0.5, bias: Some(&bias), accumulate };
         let result = MatrixMut::new(&mut out, m, n, n);
-        blocking::multiply_in_blocks(kernel, &product, &result, rule, threads, sizes);
+        blocking::multiply_in_blocks(kernel, &product, &result, epilogue, threads, sizes);
         out.into_iter().map(f32::to_bits).collect::<Vec<_>>()
     };
     let whole = BlockSizes { rows: m, columns: n, depths: k };

@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 
 use super::{COLUMNS, DEPTH_STEP, PAIRS, ROWS};
 use crate::FloatSlice;
-use crate::gemm::avx512::pack::{Bf16Pairs, F32Pairs, Load, pack_pairs, transposed};
+use crate::gemm::avx512::pack::{Bf16Pairs, F32Pairs, Load512, pack_pairs, transposed};
 use crate::gemm::pack::{Pair, Strip};
 
 /// Packs a right panel, as `[pair][32 columns]`.
@@ -58,7 +58,7 @@ pub(in crate::gemm) unsafe fn pack_left(strip: Strip<'_>, panel: *mut Pair) {
 /// The processor has the features of [`pack_pairs`]. The strip has at most `ROWS` lanes and `2 * PAIRS` depths, and
 /// `out` is valid for writes of `ROWS * PAIRS` pairs.
 #[inline(always)]
-unsafe fn pack_along<L: Load>(elements: &[L::Element], strip: Strip<'_>, out: *mut Pair) {
+unsafe fn pack_along<L: Load512>(elements: &[L::Element], strip: Strip<'_>, out: *mut Pair) {
     let Strip { lanes, depth, lane_stride, .. } = strip;
     assert!(lanes > 0 && (lanes - 1) * lane_stride + depth <= elements.len());
     for lane in 0..ROWS {

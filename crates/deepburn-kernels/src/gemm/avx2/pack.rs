@@ -5,12 +5,12 @@ use std::arch::x86_64::*;
 use half::{bf16, f16};
 
 use super::LANES;
-use crate::FloatSlice;
 use crate::element::Element;
+use crate::float_slice::with_elements;
 use crate::gemm::pack::{Strip, pack};
 
 /// Reads a register of numbers.
-trait Load: Element {
+trait Load256: Element {
     /// Returns eight numbers, widened.
     ///
     /// # Safety
@@ -20,7 +20,7 @@ trait Load: Element {
 
 macro_rules! load {
     ($Element:ty, $read:expr) => {
-        impl Load for $Element {
+        impl Load256 for $Element {
             #[inline]
             #[target_feature(enable = "avx2,f16c")]
             unsafe fn load(numbers: &[Self; LANES]) -> __m256 {
@@ -45,11 +45,7 @@ load!(bf16, |at: *const bf16| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256
 pub(super) unsafe fn pack_singles<const WIDTH: usize>(strip: Strip<'_>, panels: *mut f32) {
     // SAFETY: as the caller promises.
     unsafe {
-        match strip.elements {
-            FloatSlice::F32(elements) => pack_strip::<_, WIDTH>(elements, strip, panels),
-            FloatSlice::F16(elements) => pack_strip::<_, WIDTH>(elements, strip, panels),
-            FloatSlice::Bf16(elements) => pack_strip::<_, WIDTH>(elements, strip, panels),
-        }
+        with_elements!(strip.elements, elements => pack_strip::<_, WIDTH>(elements, strip, panels))
     }
 }
 
@@ -59,7 +55,7 @@ pub(super) unsafe fn pack_singles<const WIDTH: usize>(strip: Strip<'_>, panels: 
 /// # Safety
 /// The same conditions as for [`pack_singles`].
 #[inline(always)]
-unsafe fn pack_strip<E: Load, const WIDTH: usize>(
+unsafe fn pack_strip<E: Load256, const WIDTH: usize>(
     elements: &[E],
     strip: Strip<'_>,
     panels: *mut f32,
@@ -97,7 +93,7 @@ unsafe fn pack_strip<E: Load, const WIDTH: usize>(
 /// The processor has AVX2 and F16C, and `panels` is valid for writes of `count` micro-panels of
 /// this depth.
 #[inline(always)]
-unsafe fn pack_across<E: Load, const WIDTH: usize>(
+unsafe fn pack_across<E: Load256, const WIDTH: usize>(
     elements: &[E],
     count: usize,
     [depth, depth_stride]: [usize; 2],
@@ -126,7 +122,7 @@ unsafe fn pack_across<E: Load, const WIDTH: usize>(
 /// micro-panel of this depth.
 #[inline(always)]
 #[allow(clippy::needless_range_loop)]
-unsafe fn pack_along<E: Load, const WIDTH: usize>(
+unsafe fn pack_along<E: Load256, const WIDTH: usize>(
     elements: &[E],
     [depth, lane_stride]: [usize; 2],
     panel: *mut f32,
@@ -160,7 +156,7 @@ unsafe fn pack_along<E: Load, const WIDTH: usize>(
 
 /// Returns the eight elements from `from` on. Elements beyond the end are zero.
 #[inline(always)]
-fn eight<E: Load>(elements: &[E], from: usize) -> [E; LANES] {
+fn eight<E: Load256>(elements: &[E], from: usize) -> [E; LANES] {
     let rest = elements.get(from..).unwrap_or_default();
     match rest.first_chunk() {
         Some(numbers) => *numbers,

@@ -9,7 +9,7 @@ use crate::FloatSlice;
 use crate::gemm::pack::{Pair, Strip, pack};
 
 /// Reads a register of numbers.
-pub(in crate::gemm) trait Load: Copy {
+pub(in crate::gemm) trait Load512: Copy {
     /// The element type of the operand.
     type Element: Copy;
     /// The number of elements in a packed element of 32 bits.
@@ -47,7 +47,7 @@ struct Bf16Singles;
 #[derive(Clone, Copy)]
 struct F16Singles;
 
-impl Load for Bf16Pairs {
+impl Load512 for Bf16Pairs {
     type Element = bf16;
     const DEPTH: usize = 2;
 
@@ -59,7 +59,7 @@ impl Load for Bf16Pairs {
     }
 }
 
-impl Load for F32Pairs {
+impl Load512 for F32Pairs {
     type Element = f32;
     const DEPTH: usize = 2;
 
@@ -78,7 +78,7 @@ impl Load for F32Pairs {
 
 macro_rules! singles {
     ($load:ident, $element:ty, $read:expr) => {
-        impl Load for $load {
+        impl Load512 for $load {
             type Element = $element;
             const DEPTH: usize = 1;
 
@@ -144,7 +144,7 @@ pub(super) unsafe fn pack_pair_rows(strip: Strip<'_>, rows: *mut Pair, row_bytes
 /// # Safety
 /// The same conditions as for [`pack_pair_rows`], with one lane every `row_pairs` pairs.
 #[inline(always)]
-unsafe fn pack_rows<L: Load>(
+unsafe fn pack_rows<L: Load512>(
     elements: &[L::Element],
     strip: Strip<'_>,
     rows: *mut Pair,
@@ -201,7 +201,7 @@ unsafe fn pack_each_row(strip: Strip<'_>, rows: *mut Pair, row_pairs: usize) {
 /// read from `first` on, every `lane_stride` elements, and `depth.div_ceil(2)` pairs can be written from `rows` on,
 /// every `row_pairs` pairs.
 #[inline(always)]
-unsafe fn copy_rows<L: Load>(
+unsafe fn copy_rows<L: Load512>(
     first: *const L::Element,
     [lanes, depth]: [usize; 2],
     lane_stride: usize,
@@ -225,7 +225,7 @@ unsafe fn copy_rows<L: Load>(
 /// elements, for each depth.
 #[inline(always)]
 #[allow(clippy::needless_range_loop)]
-unsafe fn transpose_rows<L: Load>(
+unsafe fn transpose_rows<L: Load512>(
     first: *const L::Element,
     [lanes, depth]: [usize; 2],
     depth_stride: usize,
@@ -258,7 +258,7 @@ unsafe fn transpose_rows<L: Load>(
 /// The caller has the features of [`pack_pairs`]. From `first` on, `lanes` elements can be read every `depth_stride`
 /// elements, for each depth.
 #[inline(always)]
-unsafe fn load_pairs<L: Load>(
+unsafe fn load_pairs<L: Load512>(
     first: *const L::Element,
     [lanes, depth]: [usize; 2],
     at: usize,
@@ -316,7 +316,7 @@ pub(super) unsafe fn pack_singles(strip: Strip<'_>, width: usize, panel: *mut f3
 /// # Safety
 /// The same conditions as for [`pack_pairs`] (pairs) or [`pack_singles`] (single precision).
 #[inline(always)]
-unsafe fn pack_strip<L: Load, P: crate::gemm::pack::Packed>(
+unsafe fn pack_strip<L: Load512, P: crate::gemm::pack::Packed>(
     elements: &[L::Element],
     strip: Strip<'_>,
     width: usize,
@@ -355,7 +355,7 @@ unsafe fn pack_strip<L: Load, P: crate::gemm::pack::Packed>(
 /// elements, for each depth. `width` is a multiple of 16, and `panel` is valid for writes of `width` numbers for each
 /// depth.
 #[inline(always)]
-unsafe fn pack_across<L: Load>(
+unsafe fn pack_across<L: Load512>(
     first: *const L::Element,
     [lanes, depth]: [usize; 2],
     depth_stride: usize,
@@ -382,7 +382,7 @@ unsafe fn pack_across<L: Load>(
 /// elements, for each depth. `width` is a multiple of 32, and `panel` is valid for writes of `depth.div_ceil(2)` rows
 /// of `width` pairs.
 #[inline(always)]
-unsafe fn pack_pairs_across<L: Load>(
+unsafe fn pack_pairs_across<L: Load512>(
     first: *const L::Element,
     [lanes, depth]: [usize; 2],
     depth_stride: usize,
@@ -415,7 +415,7 @@ unsafe fn pack_pairs_across<L: Load>(
 /// `depth` elements can be read every `lane_stride` elements, for each of at most sixteen `lanes`. `panel` is valid for
 /// writes of sixteen packed elements every `width` elements, for each packed depth.
 #[inline(always)]
-unsafe fn pack_along<L: Load>(
+unsafe fn pack_along<L: Load512>(
     first: *const L::Element,
     [lanes, depth]: [usize; 2],
     lane_stride: usize,
@@ -445,7 +445,7 @@ unsafe fn pack_along<L: Load>(
 /// The same conditions as for [`pack_along`].
 #[inline(always)]
 #[allow(clippy::needless_range_loop)]
-unsafe fn transpose_panel<L: Load>(
+unsafe fn transpose_panel<L: Load512>(
     first: *const L::Element,
     [lanes, depth]: [usize; 2],
     lane_stride: usize,

@@ -95,9 +95,9 @@ fn check(case: &Case, operands: &[Numbers; 2]) {
 fn check_with(kernel: impl Kernel, case: &Case, operands: &[Numbers; 2]) {
     let [m, k, n] = case.shape;
     let mut out = vec![f32::NAN; m * n];
-    let rule = Rule { factor: 1.0, bias: None, accumulate: false };
+    let epilogue = Epilogue { factor: 1.0, bias: None, accumulate: false };
     let product = case.product(operands);
-    blocking::multiply(kernel, &product, &MatrixMut::new(&mut out, m, n, n), rule, 2);
+    blocking::multiply(kernel, &product, &MatrixMut::new(&mut out, m, n, n), epilogue, 2);
     let [[row, left_depth], [right_depth, column]] = case.strides;
     let lanes = |operand: &Numbers, lanes: usize, lane_stride: usize, depth_stride: usize| {
         let number = |lane, depth| {

@@ -19,7 +19,7 @@
 use crate::blocks::check_lengths;
 #[cfg(feature = "cube")]
 use crate::cube::{ElementKernel, write};
-use crate::elementwise::Elementwise;
+use crate::elementwise::elementwise;
 use crate::real::Real;
 #[cfg(feature = "cube")]
 use cubecl::prelude::*;
@@ -70,20 +70,12 @@ impl AdagradStep {
     }
 }
 
-impl Elementwise<1> for AdagradStep {
-    const NAME: &'static str = "adagrad";
-    const ARRAYS: [&'static str; 1] = ["sum"];
-
-    #[inline(always)]
-    fn tile(self, grad_scale: f32, param: &mut [f32], grad: &[f32], [sum]: [&mut [f32]; 1]) {
-        adagrad_tile((self, grad_scale), param, grad, sum);
-    }
-
-    /// Returns the scalars in the order in which the device function indexes them.
-    #[cfg(feature = "cube")]
-    fn scalars(&self) -> Vec<f32> {
-        let Self { lr, eps, l2 } = *self;
-        vec![lr, eps, l2]
+elementwise! {
+    impl Elementwise<1> for AdagradStep {
+        name: "adagrad",
+        arrays: [sum],
+        scalars: [lr, eps, l2],
+        tile: adagrad_tile,
     }
 }
 
@@ -130,11 +122,7 @@ impl ElementKernel for AdagradStep {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::blocks::{BLOCK, PARALLEL_FROM};
-    use crate::testing::{
-        assert_close, in_pool, noise, strong_noise, update, with_values_anywhere,
-    };
-    use proptest::prelude::*;
+    use crate::testing::{LENGTHS, assert_close, follow, strong_noise, update};
 
     const RULE: Adagrad = Adagrad { lr: 0.01, eps: 1e-10, weight_decay: 0.1 };
 
@@ -167,53 +155,16 @@ mod tests {
 
     #[test]
     fn fused_follows_the_f64_reference_at_every_size() {
-        for len in [0, 1, 7, 33, BLOCK + 1, PARALLEL_FROM, 1_000_007] {
-            let (mut p, mut sum) = (noise(len, 1), vec![0.0; len]);
-            let mut p64 = p.iter().map(|x| f64::from(*x)).collect::<Vec<_>>();
-            let mut sum64 = vec![0.0; len];
-            for t in 1..=3 {
-                let g = strong_noise(len, 10 + t);
-                let g64 = g.iter().map(|x| f64::from(*x) * 0.25).collect::<Vec<_>>();
-                update(AdagradStep::new(&RULE), 0.25, &mut p, &g, &mut [&mut sum]);
-                adagrad_reference(&RULE, &mut p64, &g64, &mut sum64);
-            }
-            let narrowed = p64.iter().map(|x| *x as f32).collect::<Vec<_>>();
+        for len in LENGTHS {
+            let (param, _) = follow(
+                [vec![0.0; len]],
+                (0.25, [11, 12, 13].map(|seed| strong_noise(len, seed))),
+                |_| AdagradStep::new(&RULE),
+                |_, param, grad, [sum]| adagrad_reference(&RULE, param, grad, sum),
+            );
             // Three updates of at most lr 1e-2 with a relative error of some 1e-6, and the rounding
             // of p itself.
-            assert_close(&p, &narrowed, 3e-7, 5e-8);
-        }
-    }
-
-    #[test]
-    fn the_number_of_threads_changes_no_bit() {
-        let len = 2 * PARALLEL_FROM + 5;
-        let run = |threads| {
-            in_pool(threads, || {
-                let (mut p, mut sum) = (noise(len, 1), vec![0.5; len]);
-                update(AdagradStep::new(&RULE), 0.5, &mut p, &noise(len, 3), &mut [&mut sum]);
-                (p, sum)
-            })
-        };
-        let one = run(1);
-        assert!(one == run(2) && one == run(3));
-    }
-
-    #[test]
-    fn padding_stays_zero() {
-        let (mut p, mut sum) = ([0.0; 3], [0.0; 3]);
-        update(AdagradStep::new(&RULE), 1.0, &mut p, &[0.0; 3], &mut [&mut sum]);
-        assert_eq!((p, sum), ([0.0; 3], [0.0; 3]));
-    }
-
-    proptest! {
-        #[test]
-        fn a_bad_gradient_stays_alone((grad, bad) in with_values_anywhere(200)) {
-            let (mut p, mut sum) = (noise(grad.len(), 1), vec![0.0; grad.len()]);
-            update(AdagradStep::new(&RULE), 1.0, &mut p, &grad, &mut [&mut sum]);
-            for i in 0..grad.len() {
-                prop_assert_eq!(sum[i].is_finite(), !bad.contains(&i));
-                prop_assert!(p[i].is_finite() || bad.contains(&i));
-            }
+            param.is_close(3e-7, 5e-8);
         }
     }
 }

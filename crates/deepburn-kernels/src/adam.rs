@@ -24,7 +24,7 @@
 use crate::blocks::{check_lengths, check_time};
 #[cfg(feature = "cube")]
 use crate::cube::{self, ElementKernel, write};
-use crate::elementwise::Elementwise;
+use crate::elementwise::elementwise;
 use crate::real::Real;
 #[cfg(feature = "cube")]
 use cubecl::prelude::*;
@@ -160,28 +160,19 @@ impl AdamStep {
     }
 }
 
-impl Elementwise<2> for AdamStep {
-    const NAME: &'static str = "adam";
-    const ARRAYS: [&'static str; 2] = ["m", "v"];
-
-    /// Updates a tile. The operations and their order are the same as in PyTorch's single-tensor
-    /// `AdamW` in fp32.
-    #[inline(always)]
-    fn tile(self, grad_scale: f32, param: &mut [f32], grad: &[f32], [m, v]: [&mut [f32]; 2]) {
-        adam_tile((self, grad_scale), param, grad, m, v);
-    }
-
-    /// Returns the scalars in the order in which the device function indexes them.
-    #[cfg(feature = "cube")]
-    fn scalars(&self) -> Vec<f32> {
-        let Self { gain1, beta2, gain2, eps, step_size, sqrt_bias2, keep, l2 } = *self;
-        vec![gain1, beta2, gain2, eps, step_size, sqrt_bias2, keep, l2]
+elementwise! {
+    impl Elementwise<2> for AdamStep {
+        name: "adam",
+        arrays: [m, v],
+        scalars: [gain1, beta2, gain2, eps, step_size, sqrt_bias2, keep, l2],
+        tile: adam_tile,
     }
 }
 
 //= torch 2.9.0 optim/adam.py _single_tensor_adam
-/// Updates a tile. A gradient that is not finite makes only the moments and the parameter of its
-/// own element NaN or infinite.
+/// Updates a tile. The operations and their order are the same as in PyTorch's single-tensor `AdamW`
+/// in fp32. A gradient that is not finite makes only the moments and the parameter of its own
+/// element NaN or infinite.
 #[inline(always)]
 fn adam_tile(
     (step, grad_scale): (AdamStep, f32),
@@ -243,11 +234,9 @@ impl ElementKernel for AdamStep {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::blocks::{PARALLEL_FROM, TILE};
+    use crate::blocks::TILE;
     use crate::elementwise::{Slices, update_tiles};
-    use crate::testing::{
-        Held, SIZES, assert_close, in_pool, noise, strong_noise, with_values_anywhere,
-    };
+    use crate::testing::{Held, SIZES, assert_close, noise, strong_noise};
     use crate::{ElementwiseStep, FloatSlice, OwnedSlice, WorkingCopy};
     use proptest::prelude::*;
     use std::ops::Range;
@@ -425,29 +414,6 @@ mod tests {
     }
 
     #[test]
-    fn the_number_of_threads_changes_no_bit() {
-        let len = 3 * PARALLEL_FROM + 5;
-        let step = AdamStep::new(&rule(WeightDecay::Decoupled(0.1), true), 3);
-        for grad in Held::all(&noise(len, 3)) {
-            let run = |threads| {
-                let (mut param, mut m, mut v) = (noise(len, 1), noise(len, 2), vec![0.5; len]);
-                let mut working = grad.clone();
-                let slice = OwnedSlice {
-                    param: &mut param,
-                    states: &mut [&mut m, &mut v],
-                    working: working.working_copy(),
-                };
-                in_pool(threads, || {
-                    ElementwiseStep::from(step).update(0.5, grad.gradient(), slice)
-                });
-                (param, m, v, working)
-            };
-            let one = run(1);
-            assert!(one == run(2) && one == run(3));
-        }
-    }
-
-    #[test]
     fn the_instruction_set_changes_no_bit() {
         let len = 3 * TILE + 5;
         let step = AdamStep::new(&rule(WeightDecay::L2(0.1), true), 3);
@@ -465,44 +431,6 @@ mod tests {
         let slice = OwnedSlice { param: &mut param, states: &mut [&mut m, &mut v], working };
         ElementwiseStep::from(step).update(0.3, FloatSlice::Bf16(&grad), slice);
         assert!((param, m, v, w) == baseline);
-    }
-
-    #[test]
-    fn a_gradient_in_16_bits_does_what_the_same_numbers_in_32_do() {
-        let step = AdamStep::new(&rule(WeightDecay::L2(0.1), true), 2);
-        for held in Held::all(&noise(1000, 4)) {
-            let mut widened = vec![0.0; 1000];
-            crate::widen(held.gradient(), &mut widened);
-            let run = |grad| {
-                let (mut param, mut m, mut v) = (noise(1000, 1), noise(1000, 2), vec![0.5; 1000]);
-                let slice =
-                    OwnedSlice { param: &mut param, states: &mut [&mut m, &mut v], working: None };
-                ElementwiseStep::from(step).update(0.5, grad, slice);
-                (param, m, v)
-            };
-            assert!(run(held.gradient()) == run(FloatSlice::F32(&widened)));
-        }
-    }
-
-    #[test]
-    fn padding_stays_zero() {
-        for weight_decay in [WeightDecay::Decoupled(0.1), WeightDecay::L2(0.1)] {
-            for grad in Held::all(&[0.0; 5]) {
-                let (mut param, mut m, mut v) = ([0.0; 5], [0.0; 5], [0.0; 5]);
-                let mut working = grad.clone();
-                for t in 1..=3 {
-                    let step = AdamStep::new(&rule(weight_decay, true), t);
-                    let slice = OwnedSlice {
-                        param: &mut param,
-                        states: &mut [&mut m, &mut v],
-                        working: working.working_copy(),
-                    };
-                    ElementwiseStep::from(step).update(0.5, grad.gradient(), slice);
-                }
-                assert_eq!((param, m, v), ([0.0; 5], [0.0; 5], [0.0; 5]));
-                assert_eq!(working, grad);
-            }
-        }
     }
 
     #[test]
@@ -533,24 +461,6 @@ mod tests {
     }
 
     proptest! {
-        #[test]
-        fn a_bad_gradient_stays_alone((grad, bad) in with_values_anywhere(200)) {
-            let len = grad.len();
-            let step = AdamStep::new(&rule(WeightDecay::Decoupled(0.1), true), 1);
-            for grad in Held::all(&grad) {
-                let (mut param, mut m, mut v) = (noise(len, 1), vec![0.0; len], vec![0.0; len]);
-                let mut working = grad.clone();
-                let slice = OwnedSlice { param: &mut param, states: &mut [&mut m, &mut v], working: working.working_copy() };
-                ElementwiseStep::from(step).update(1.0, grad.gradient(), slice);
-                for i in 0..len {
-                    prop_assert_eq!(m[i].is_finite() && v[i].is_finite(), !bad.contains(&i));
-                    prop_assert!(param[i].is_finite() || bad.contains(&i));
-                    let copied = working.gradient().get(i);
-                    prop_assert!(copied.is_finite() || bad.contains(&i));
-                }
-            }
-        }
-
         #[test]
         fn cutting_a_slice_changes_no_bit(len in 1_usize..300, cut in 0.0..1.0) {
             let cut = (len as f64 * cut) as usize;

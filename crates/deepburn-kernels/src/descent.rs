@@ -12,7 +12,7 @@
 use crate::blocks::check_lengths;
 #[cfg(feature = "cube")]
 use crate::cube::ElementKernel;
-use crate::elementwise::Elementwise;
+use crate::elementwise::elementwise;
 use crate::real::Real;
 #[cfg(feature = "cube")]
 use cubecl::prelude::*;
@@ -49,23 +49,20 @@ impl DescentStep {
     }
 }
 
-impl Elementwise<0> for DescentStep {
-    const NAME: &'static str = "descent";
-    const ARRAYS: [&'static str; 0] = [];
-
-    /// Moves a tile of the parameter against the direction and updates no other array.
-    #[inline(always)]
-    fn tile(self, grad_scale: f32, param: &mut [f32], direction: &[f32], []: [&mut [f32]; 0]) {
-        let Self { keep, rate } = self;
-        for (p, d) in param.iter_mut().zip(direction) {
-            *p = *p * keep - rate * (*d * grad_scale);
-        }
+elementwise! {
+    impl Elementwise<0> for DescentStep {
+        name: "descent",
+        arrays: [],
+        scalars: [keep, rate],
+        tile: descent_tile,
     }
+}
 
-    /// Returns the scalars in the order in which the device function indexes them.
-    #[cfg(feature = "cube")]
-    fn scalars(&self) -> Vec<f32> {
-        vec![self.keep, self.rate]
+/// Moves a tile of the parameter against the direction.
+#[inline(always)]
+fn descent_tile((step, grad_scale): (DescentStep, f32), param: &mut [f32], direction: &[f32]) {
+    for (p, d) in param.iter_mut().zip(direction) {
+        *p = *p * step.keep - step.rate * (*d * grad_scale);
     }
 }
 
@@ -87,8 +84,7 @@ impl ElementKernel for DescentStep {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::blocks::{BLOCK, PARALLEL_FROM};
-    use crate::testing::{assert_close, noise, update};
+    use crate::testing::{LENGTHS, follow, noise};
 
     #[test]
     fn reference_by_hand() {
@@ -99,15 +95,15 @@ mod tests {
 
     #[test]
     fn fused_follows_the_f64_reference_at_every_size() {
-        for len in [0, 1, 7, 33, BLOCK + 1, PARALLEL_FROM, 1_000_007] {
-            let (mut p, direction) = (noise(len, 1), noise(len, 2));
-            let mut p64 = p.iter().map(|x| f64::from(*x)).collect::<Vec<_>>();
-            let direction64 = direction.iter().map(|x| f64::from(*x) * 0.5).collect::<Vec<_>>();
-            update(DescentStep::new(0.999, 0.02), 0.5, &mut p, &direction, &mut []);
-            descent_reference(0.999, 0.02, &mut p64, &direction64);
-            let narrowed = p64.iter().map(|x| *x as f32).collect::<Vec<_>>();
+        for len in LENGTHS {
+            let (param, []) = follow(
+                [],
+                (0.5, [noise(len, 2)]),
+                |_| DescentStep::new(0.999, 0.02),
+                |_, param, direction, []| descent_reference(0.999, 0.02, param, direction),
+            );
             // Four roundings of 2^-24 of numbers below 1: `keep`, its product, the sum and the reference.
-            assert_close(&p, &narrowed, 0.0, 2.4e-7);
+            param.is_close(0.0, 2.4e-7);
         }
     }
 }

@@ -32,16 +32,49 @@ pub(crate) trait Elementwise<const STATES: usize>: Copy + Send + Sync + 'static 
 
     /// Updates the elements of a tile. All slices have the same length, and the gradient is
     /// multiplied by `grad_scale` when it is read.
-    ///
-    /// Implementations are marked `#[inline(always)]`, so that their loop is
-    /// compiled for each instruction set. The loop takes each slice as a
-    /// separate argument, which tells the compiler that they do not overlap.
     fn tile(self, grad_scale: f32, param: &mut [f32], grad: &[f32], states: [&mut [f32]; STATES]);
 
     /// Returns the scalars for [`ElementKernel`](crate::cube::ElementKernel), without `grad_scale`.
     #[cfg(feature = "cube")]
     fn scalars(&self) -> Vec<f32>;
 }
+
+/// Implements [`Elementwise`] for a step: the name of the optimizer and of its arrays in messages,
+/// the scalars in the order in which the device function indexes them, and the loop over a tile.
+///
+/// The loop is a function that is marked `#[inline(always)]`, so that it is compiled for each
+/// instruction set. It takes each slice as a separate argument, which tells the compiler that they
+/// do not overlap.
+macro_rules! elementwise {
+    (impl Elementwise<$count:literal> for $step:ty {
+        name: $name:literal,
+        arrays: [$($array:ident),*],
+        scalars: [$($($scalar:tt).+),*],
+        tile: $tile:ident,
+    }) => {
+        impl crate::elementwise::Elementwise<$count> for $step {
+            const NAME: &'static str = $name;
+            const ARRAYS: [&'static str; $count] = [$(stringify!($array)),*];
+
+            #[inline(always)]
+            fn tile(
+                self,
+                grad_scale: f32,
+                param: &mut [f32],
+                grad: &[f32],
+                [$($array),*]: [&mut [f32]; $count],
+            ) {
+                $tile((self, grad_scale), param, grad, $($array),*);
+            }
+
+            #[cfg(feature = "cube")]
+            fn scalars(&self) -> Vec<f32> {
+                vec![$(self.$($scalar).+),*]
+            }
+        }
+    };
+}
+pub(crate) use elementwise;
 
 /// The slices that one step updates, all of equal length.
 #[derive(Debug)]

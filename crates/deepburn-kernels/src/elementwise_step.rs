@@ -123,10 +123,11 @@ impl Sgd {
 mod tests {
     use super::*;
     use crate::blocks::{PARALLEL_FROM, TILE};
-    use crate::testing::{Held, in_pool, noise, strong_noise};
+    use crate::testing::{Held, in_pool, noise, strong_noise, with_values_anywhere};
     use crate::{
         Adagrad, Adam, FrozenAdam, FrozenLamb, Lamb, Lion, MuonMomentum, Sgd, WeightDecay,
     };
+    use proptest::prelude::*;
 
     /// Returns every step, with settings that use all scalars of the step.
     fn steps() -> Vec<ElementwiseStep> {
@@ -148,6 +149,7 @@ mod tests {
         let frozen = FrozenAdam { lr: 0.1, beta1: 0.9, eps: 1e-8, weight_decay: 0.1 };
         vec![
             AdamStep::new(&adam, 2).into(),
+            AdamStep::new(&Adam { weight_decay: WeightDecay::Decoupled(0.1), ..adam }, 3).into(),
             sgd.step(2),
             Sgd { momentum: 0.9, dampening: 0.5, ..sgd }.step(2),
             Sgd { momentum: 0.9, nesterov: true, ..sgd }.step(2),
@@ -243,6 +245,22 @@ mod tests {
             let slice = OwnedSlice { param: &mut param, states: &mut slices, working: None };
             step.update(1.0, FloatSlice::F32(&[1.0]), slice);
             assert_eq!(unused, [3.0]);
+        }
+    }
+
+    proptest! {
+        /// The NaN or infinity stays visible in an array of its own element.
+        #[test]
+        fn a_bad_gradient_stays_alone((grad, bad) in with_values_anywhere(200)) {
+            for (step, grad) in steps().into_iter().flat_map(|step| Held::all(&grad).map(|grad| (step, grad))) {
+                let (arrays, working) = run(step, &grad);
+                for i in 0..arrays[0].len() {
+                    let is_finite = arrays.iter().all(|array| array[i].is_finite());
+                    prop_assert_eq!(is_finite, !bad.contains(&i), "{:?}", step);
+                    // Without a working copy, this is the gradient itself.
+                    prop_assert!(working.gradient().get(i).is_finite() || bad.contains(&i));
+                }
+            }
         }
     }
 

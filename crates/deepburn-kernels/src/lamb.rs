@@ -20,7 +20,7 @@
 use crate::blocks::{check_lengths, check_time};
 #[cfg(feature = "cube")]
 use crate::cube::{ElementKernel, write};
-use crate::elementwise::Elementwise;
+use crate::elementwise::elementwise;
 use crate::real::Real;
 #[cfg(feature = "cube")]
 use cubecl::prelude::*;
@@ -137,26 +137,12 @@ impl LambStep {
     }
 }
 
-impl Elementwise<3> for LambStep {
-    const NAME: &'static str = "lamb";
-    const ARRAYS: [&'static str; 3] = ["m", "v", "direction"];
-
-    #[inline(always)]
-    fn tile(
-        self,
-        grad_scale: f32,
-        param: &mut [f32],
-        grad: &[f32],
-        [m, v, direction]: [&mut [f32]; 3],
-    ) {
-        lamb_tile((self, grad_scale), (param, grad), m, v, direction);
-    }
-
-    /// Returns the scalars in the order in which the device function indexes them.
-    #[cfg(feature = "cube")]
-    fn scalars(&self) -> Vec<f32> {
-        let Self { beta1, gain1, beta2, gain2, inner_eps, outer_eps, decay } = *self;
-        vec![beta1, gain1, beta2, gain2, inner_eps, outer_eps, decay]
+elementwise! {
+    impl Elementwise<3> for LambStep {
+        name: "lamb",
+        arrays: [m, v, direction],
+        scalars: [beta1, gain1, beta2, gain2, inner_eps, outer_eps, decay],
+        tile: lamb_tile,
     }
 }
 
@@ -166,7 +152,8 @@ impl Elementwise<3> for LambStep {
 #[inline(always)]
 fn lamb_tile(
     (step, grad_scale): (LambStep, f32),
-    (param, grad): (&[f32], &[f32]),
+    param: &[f32],
+    grad: &[f32],
     m: &mut [f32],
     v: &mut [f32],
     direction: &mut [f32],
@@ -214,8 +201,7 @@ impl ElementKernel for LambStep {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::blocks::{BLOCK, PARALLEL_FROM};
-    use crate::testing::{assert_close, noise, strong_noise, update};
+    use crate::testing::{LENGTHS, follow, noise, strong_noise};
 
     const RULE: Lamb =
         Lamb { beta1: 0.9, beta2: 0.999, eps: 1e-8, eps_inside_sqrt: false, weight_decay: 0.01 };
@@ -265,33 +251,19 @@ mod tests {
 
     #[test]
     fn fused_follows_the_f64_reference_at_every_size() {
-        for len in [0, 1, 7, 33, BLOCK + 1, PARALLEL_FROM, 1_000_007] {
-            for eps_inside_sqrt in [false, true] {
-                follows_the_f64_reference(&Lamb { eps_inside_sqrt, ..RULE }, len);
-            }
-        }
-    }
-
-    fn follows_the_f64_reference(rule: &Lamb, len: usize) {
-        let mut param = noise(len, 1);
-        let param64 = param.iter().map(|x| f64::from(*x)).collect::<Vec<_>>();
-        let mut states = vec![vec![0.0; len]; 3];
-        let mut states64 = vec![vec![0.0; len]; 3];
-        for t in 1..=3 {
-            let grad = strong_noise(len, 10 + t);
-            let grad64 = grad.iter().map(|x| f64::from(*x) * 0.25).collect::<Vec<_>>();
-            let [m, v, direction] = &mut states[..] else { unreachable!() };
-            update(LambStep::new(rule), 0.25, &mut param, &grad, &mut [m, v, direction]);
-            let [m, v, direction] = &mut states64[..] else { unreachable!() };
-            lamb_reference(rule, &param64, &grad64, [m, v, direction]);
-        }
-        assert!(param == noise(len, 1), "the parameter stays");
-        for (state, state64) in states.iter().zip(&states64) {
-            let narrowed = state64.iter().map(|x| *x as f32).collect::<Vec<_>>();
+        let rules = [false, true].map(|eps_inside_sqrt| Lamb { eps_inside_sqrt, ..RULE });
+        for (len, rule) in LENGTHS.into_iter().flat_map(|len| rules.map(|rule| (len, rule))) {
+            let (param, states) = follow(
+                [vec![0.0; len], vec![0.0; len], vec![0.0; len]],
+                (0.25, [11, 12, 13].map(|seed| strong_noise(len, seed))),
+                |_| LambStep::new(&rule),
+                |_, param, grad, states| lamb_reference(&rule, param, grad, states),
+            );
+            assert!(param.found == noise(len, 1), "the parameter stays");
             // Relative: three steps of four roundings of 6e-8, in both moments and their quotient. Absolute: if the
             // terms of a momentum, up to .04, nearly cancel, their rounding errors of some 1e-8 remain. The root is .02
             // for such terms, so the error of the direction is 5e-7.
-            assert_close(state, &narrowed, 1e-6, 1e-6);
+            states.iter().for_each(|state| state.is_close(1e-6, 1e-6));
         }
     }
 }

@@ -17,7 +17,7 @@ use crate::adam::lerp;
 use crate::blocks::check_lengths;
 #[cfg(feature = "cube")]
 use crate::cube::{self, ElementKernel, write};
-use crate::elementwise::Elementwise;
+use crate::elementwise::elementwise;
 use crate::real::Real;
 #[cfg(feature = "cube")]
 use cubecl::prelude::*;
@@ -74,25 +74,12 @@ impl MuonMomentumStep {
     }
 }
 
-impl Elementwise<2> for MuonMomentumStep {
-    const NAME: &'static str = "muon";
-    const ARRAYS: [&'static str; 2] = ["momentum", "direction"];
-
-    #[inline(always)]
-    fn tile(
-        self,
-        grad_scale: f32,
-        _: &mut [f32],
-        grad: &[f32],
-        [momentum, direction]: [&mut [f32]; 2],
-    ) {
-        muon_tile((self, grad_scale), grad, momentum, direction);
-    }
-
-    /// Returns the scalars in the order in which the device function indexes them.
-    #[cfg(feature = "cube")]
-    fn scalars(&self) -> Vec<f32> {
-        vec![self.gain, self.along]
+elementwise! {
+    impl Elementwise<2> for MuonMomentumStep {
+        name: "muon",
+        arrays: [momentum, direction],
+        scalars: [gain, along],
+        tile: muon_tile,
     }
 }
 
@@ -104,6 +91,7 @@ impl Elementwise<2> for MuonMomentumStep {
 #[inline(always)]
 fn muon_tile(
     (step, grad_scale): (MuonMomentumStep, f32),
+    _param: &[f32],
     grad: &[f32],
     momentum: &mut [f32],
     direction: &mut [f32],
@@ -141,8 +129,7 @@ impl ElementKernel for MuonMomentumStep {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::blocks::{BLOCK, PARALLEL_FROM};
-    use crate::testing::{assert_close, noise, update};
+    use crate::testing::{LENGTHS, follow, noise, update};
 
     const RULES: [MuonMomentum; 2] = [
         MuonMomentum { momentum: 0.95, nesterov: true },
@@ -170,25 +157,18 @@ mod tests {
 
     #[test]
     fn fused_follows_the_f64_reference_at_every_size() {
-        for len in [0, 1, 7, 33, BLOCK + 1, PARALLEL_FROM, 1_000_007] {
-            for rule in RULES {
-                let (mut param, mut b, mut direction) =
-                    (noise(len, 1), vec![0.0; len], vec![0.0; len]);
-                let (mut b64, mut direction64) = (vec![0.0; len], vec![0.0; len]);
-                for t in 1..=3 {
-                    let g = noise(len, 10 + t);
-                    let g64 = g.iter().map(|x| f64::from(*x) * 0.25).collect::<Vec<_>>();
-                    let states = &mut [&mut b[..], &mut direction];
-                    update(MuonMomentumStep::new(&rule), 0.25, &mut param, &g, states);
-                    muon_momentum_reference(&rule, &g64, &mut b64, &mut direction64);
-                }
-                assert!(param == noise(len, 1), "the parameter stays");
-                for (found, expected) in [(&b, &b64), (&direction, &direction64)] {
-                    let narrowed = expected.iter().map(|x| *x as f32).collect::<Vec<_>>();
-                    // Three steps of six roundings of 2^-24 of numbers up to a quarter.
-                    assert_close(found, &narrowed, 0.0, 2e-7);
-                }
-            }
+        for (len, rule) in LENGTHS.into_iter().flat_map(|len| RULES.map(|rule| (len, rule))) {
+            let (param, states) = follow(
+                [vec![0.0; len], vec![0.0; len]],
+                (0.25, [11, 12, 13].map(|seed| noise(len, seed))),
+                |_| MuonMomentumStep::new(&rule),
+                |_, _, grad, [momentum, direction]| {
+                    muon_momentum_reference(&rule, grad, momentum, direction);
+                },
+            );
+            assert!(param.found == noise(len, 1), "the parameter stays");
+            // Three steps of six roundings of 2^-24 of numbers up to a quarter.
+            states.iter().for_each(|state| state.is_close(0.0, 2e-7));
         }
     }
 }

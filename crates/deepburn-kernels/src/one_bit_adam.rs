@@ -18,7 +18,7 @@
 use crate::blocks::check_lengths;
 #[cfg(feature = "cube")]
 use crate::cube::{ElementKernel, write};
-use crate::elementwise::Elementwise;
+use crate::elementwise::elementwise;
 use crate::real::Real;
 #[cfg(feature = "cube")]
 use cubecl::prelude::*;
@@ -95,19 +95,12 @@ impl LocalMomentumStep {
     }
 }
 
-impl Elementwise<3> for LocalMomentumStep {
-    const NAME: &'static str = "1-bit adam";
-    const ARRAYS: [&'static str; 3] = ["m", "v", "momentum"];
-
-    #[inline(always)]
-    fn tile(self, grad_scale: f32, _: &mut [f32], grad: &[f32], [m, _, momentum]: [&mut [f32]; 3]) {
-        local_momentum_tile((self, grad_scale), grad, m, momentum);
-    }
-
-    /// Returns the scalars in the order in which the device function indexes them.
-    #[cfg(feature = "cube")]
-    fn scalars(&self) -> Vec<f32> {
-        vec![self.beta1, self.gain]
+elementwise! {
+    impl Elementwise<3> for LocalMomentumStep {
+        name: "1-bit adam",
+        arrays: [m, v, momentum],
+        scalars: [beta1, gain],
+        tile: local_momentum_tile,
     }
 }
 
@@ -117,8 +110,10 @@ impl Elementwise<3> for LocalMomentumStep {
 #[inline(always)]
 fn local_momentum_tile(
     (step, grad_scale): (LocalMomentumStep, f32),
+    _param: &[f32],
     grad: &[f32],
     m: &[f32],
+    _v: &[f32],
     momentum: &mut [f32],
 ) {
     for ((g, m), momentum) in grad.iter().zip(m).zip(momentum) {
@@ -172,19 +167,12 @@ impl FrozenAdamStep {
     }
 }
 
-impl Elementwise<2> for FrozenAdamStep {
-    const NAME: &'static str = "1-bit adam";
-    const ARRAYS: [&'static str; 2] = ["m", "v"];
-
-    #[inline(always)]
-    fn tile(self, grad_scale: f32, param: &mut [f32], momentum: &[f32], [m, v]: [&mut [f32]; 2]) {
-        frozen_tile((self, grad_scale), param, momentum, m, v);
-    }
-
-    /// Returns the scalars in the order in which the device function indexes them.
-    #[cfg(feature = "cube")]
-    fn scalars(&self) -> Vec<f32> {
-        vec![self.lr, self.eps, self.decay, self.beta1, self.gain]
+elementwise! {
+    impl Elementwise<2> for FrozenAdamStep {
+        name: "1-bit adam",
+        arrays: [m, v],
+        scalars: [lr, eps, decay, beta1, gain],
+        tile: frozen_tile,
     }
 }
 
@@ -233,24 +221,9 @@ impl ElementKernel for FrozenAdamStep {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::blocks::{BLOCK, PARALLEL_FROM};
-    use crate::testing::{assert_close, in_pool, noise, strong_noise, update};
+    use crate::testing::{LENGTHS, follow, noise, squares, update};
 
     const RULE: FrozenAdam = FrozenAdam { lr: 0.01, beta1: 0.0, eps: 1e-8, weight_decay: 0.1 };
-    const LENGTHS: [usize; 7] = [0, 1, 7, 33, BLOCK + 1, PARALLEL_FROM, 1_000_007];
-
-    fn widened(values: &[f32], scale: f64) -> Vec<f64> {
-        values.iter().map(|x| f64::from(*x) * scale).collect()
-    }
-
-    fn narrowed(values: &[f64]) -> Vec<f32> {
-        values.iter().map(|x| *x as f32).collect()
-    }
-
-    /// Returns squares of numbers of magnitude 0.5 to 1.5.
-    fn squares(len: usize) -> Vec<f32> {
-        strong_noise(len, 3).iter().map(|x| x * x).collect()
-    }
 
     //= deepspeed 0.19.6 runtime/fp16/onebit/adam.py OnebitAdam.step
     #[test]
@@ -272,51 +245,34 @@ mod tests {
     #[test]
     fn the_local_momentum_follows_the_f64_reference_at_every_size() {
         for len in LENGTHS {
-            let (mut param, mut m, mut v) = (noise(len, 1), noise(len, 2), noise(len, 3));
-            let (mut momentum, mut momentum64) = (vec![f32::NAN; len], vec![f64::NAN; len]);
-            let grad = noise(len, 4);
-            let states = &mut [&mut m[..], &mut v, &mut momentum];
-            update(LocalMomentumStep::new(0.9), 0.25, &mut param, &grad, states);
-            local_momentum_reference(
-                0.9,
-                &widened(&m, 1.0),
-                &widened(&grad, 0.25),
-                &mut momentum64,
+            let (param, [m, v, momentum]) = follow(
+                [noise(len, 2), noise(len, 3), vec![f32::NAN; len]],
+                (0.25, [noise(len, 4)]),
+                |_| LocalMomentumStep::new(0.9),
+                |_, _, grad, [m, _, momentum]| local_momentum_reference(0.9, m, grad, momentum),
             );
-            assert!(param == noise(len, 1) && m == noise(len, 2) && v == noise(len, 3));
+            assert!(param.found == noise(len, 1), "the parameter stays");
+            assert!(m.found == noise(len, 2) && v.found == noise(len, 3), "the moments stay");
             // Five roundings of 2^-24 of numbers below 1: two scalars, two products and the sum.
-            assert_close(&momentum, &narrowed(&momentum64), 0.0, 3e-7);
+            momentum.is_close(0.0, 3e-7);
         }
     }
 
     #[test]
     fn the_update_follows_the_f64_reference_at_every_size() {
         for len in LENGTHS {
-            let (mut param, mut m, mut v) = (noise(len, 1), noise(len, 2), squares(len));
-            let (mut param64, mut m64) = (widened(&param, 1.0), widened(&m, 1.0));
-            for t in 0..3 {
-                let momentum = noise(len, 5 + t);
-                update(
-                    FrozenAdamStep::new(&RULE),
-                    0.25,
-                    &mut param,
-                    &momentum,
-                    &mut [&mut m, &mut v],
-                );
-                let momentum64 = widened(&momentum, 0.25);
-                frozen_adam_reference(
-                    &RULE,
-                    &mut param64,
-                    &momentum64,
-                    &mut m64,
-                    &widened(&v, 1.0),
-                );
-            }
-            assert!(v == squares(len), "the second moment stays");
-            assert!(m == narrowed(&m64), "a quarter of a number is exact");
+            let (param, [m, v]) = follow(
+                [noise(len, 2), squares(len, 3)],
+                (0.25, [5, 6, 7].map(|seed| noise(len, seed))),
+                |_| FrozenAdamStep::new(&RULE),
+                |_, param, momentum, [m, v]| frozen_adam_reference(&RULE, param, momentum, m, v),
+            );
+            assert!(v.found == squares(len, 3), "the second moment stays");
+            // A quarter of a number is exact.
+            m.is_close(0.0, 0.0);
             // Three updates below .01, with a dozen roundings each, and three roundings of a parameter
             // below 1.1.
-            assert_close(&param, &narrowed(&param64), 2e-7, 1e-7);
+            param.is_close(2e-7, 1e-7);
         }
     }
 
@@ -324,16 +280,15 @@ mod tests {
     fn a_gradient_is_averaged_into_the_first_moment() {
         let rule = FrozenAdam { beta1: 0.9, ..RULE };
         for len in LENGTHS {
-            let (mut param, mut m, mut v) = (noise(len, 1), noise(len, 2), squares(len));
-            let (mut param64, mut m64) = (widened(&param, 1.0), widened(&m, 1.0));
-            let gradient = noise(len, 5);
-            let states = &mut [&mut m[..], &mut v];
-            update(FrozenAdamStep::new(&rule), 0.25, &mut param, &gradient, states);
-            let gradient = widened(&gradient, 0.25);
-            frozen_adam_reference(&rule, &mut param64, &gradient, &mut m64, &widened(&v, 1.0));
+            let (param, [m, _]) = follow(
+                [noise(len, 2), squares(len, 3)],
+                (0.25, [noise(len, 5)]),
+                |_| FrozenAdamStep::new(&rule),
+                |_, param, gradient, [m, v]| frozen_adam_reference(&rule, param, gradient, m, v),
+            );
             // Five roundings of 2^-24 of numbers below 1, as for a local momentum.
-            assert_close(&m, &narrowed(&m64), 0.0, 3e-7);
-            assert_close(&param, &narrowed(&param64), 2e-7, 1e-7);
+            m.is_close(0.0, 3e-7);
+            param.is_close(2e-7, 1e-7);
         }
     }
 
@@ -343,22 +298,5 @@ mod tests {
         let rule = FrozenAdam { lr: 0.5, beta1: 0.0, eps: 1e-8, weight_decay: 0.25 };
         update(FrozenAdamStep::new(&rule), 1.0, &mut p, &[0.0], &mut [&mut m, &mut v]);
         assert_eq!((p, m, v), ([1.75], [0.0], [0.0]));
-    }
-
-    #[test]
-    fn the_number_of_threads_changes_no_bit() {
-        let len = 2 * PARALLEL_FROM + 5;
-        let run = |threads| {
-            in_pool(threads, || {
-                let (mut p, mut m, mut v) = (noise(len, 1), noise(len, 2), squares(len));
-                let mut momentum = vec![0.0; len];
-                let states = &mut [&mut m[..], &mut v, &mut momentum];
-                update(LocalMomentumStep::new(0.9), 0.5, &mut p, &noise(len, 3), states);
-                update(FrozenAdamStep::new(&RULE), 1.0, &mut p, &momentum, &mut [&mut m, &mut v]);
-                (p, m, momentum)
-            })
-        };
-        let one = run(1);
-        assert!(one == run(2) && one == run(3));
     }
 }

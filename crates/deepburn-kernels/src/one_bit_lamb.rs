@@ -20,7 +20,7 @@
 use crate::blocks::{BLOCK, PARALLEL_FROM, check_lengths, vectorized};
 #[cfg(feature = "cube")]
 use crate::cube::{ElementKernel, write};
-use crate::elementwise::Elementwise;
+use crate::elementwise::elementwise;
 use crate::norm::pairwise;
 use crate::real::Real;
 #[cfg(feature = "cube")]
@@ -104,26 +104,12 @@ impl FrozenLambStep {
     }
 }
 
-impl Elementwise<4> for FrozenLambStep {
-    const NAME: &'static str = "1-bit lamb";
-    const ARRAYS: [&'static str; 4] = ["m", "v", "fresh", "direction"];
-
-    #[inline(always)]
-    fn tile(
-        self,
-        grad_scale: f32,
-        param: &mut [f32],
-        momentum: &[f32],
-        [m, v, fresh, direction]: [&mut [f32]; 4],
-    ) {
-        frozen_tile((self, grad_scale), (param, momentum), (m, v), fresh, direction);
-    }
-
-    /// Returns the scalars in the order in which the device function indexes them.
-    #[cfg(feature = "cube")]
-    fn scalars(&self) -> Vec<f32> {
-        let Self { beta1, gain1, beta2, gain2, eps, decay } = *self;
-        vec![beta1, gain1, beta2, gain2, eps, decay]
+elementwise! {
+    impl Elementwise<4> for FrozenLambStep {
+        name: "1-bit lamb",
+        arrays: [m, v, fresh, direction],
+        scalars: [beta1, gain1, beta2, gain2, eps, decay],
+        tile: frozen_tile,
     }
 }
 
@@ -132,8 +118,10 @@ impl Elementwise<4> for FrozenLambStep {
 #[inline(always)]
 fn frozen_tile(
     (step, grad_scale): (FrozenLambStep, f32),
-    (param, momentum): (&[f32], &[f32]),
-    (m, v): (&mut [f32], &[f32]),
+    param: &[f32],
+    momentum: &[f32],
+    m: &mut [f32],
+    v: &[f32],
     fresh: &mut [f32],
     direction: &mut [f32],
 ) {
@@ -276,14 +264,9 @@ impl FactorRule {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{assert_close, in_pool, noise, strong_noise, update};
+    use crate::testing::{LENGTHS, follow, in_pool, noise, squares, strong_noise, update};
 
     const RULE: FrozenLamb = FrozenLamb { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.1 };
-    const LENGTHS: [usize; 7] = [0, 1, 7, 33, BLOCK + 1, PARALLEL_FROM, 1_000_007];
-
-    fn squares(len: usize, seed: u64) -> Vec<f32> {
-        strong_noise(len, seed).iter().map(|x| x * x).collect()
-    }
 
     //= deepspeed 0.19.6 runtime/fp16/onebit/lamb.py OnebitLamb.step
     #[test]
@@ -328,32 +311,20 @@ mod tests {
     #[test]
     fn fused_follows_the_f64_reference_at_every_size() {
         for len in LENGTHS {
-            let widened = |it: &[f32]| it.iter().map(|x| f64::from(*x)).collect::<Vec<_>>();
-            let (mut param, mut v) = (noise(len, 1), squares(len, 2));
-            let mut states = [noise(len, 3), squares(len, 4), vec![0.0; len]];
-            let mut states64 = states.each_ref().map(|state| widened(state));
-            let (param64, v64) = (widened(&param), widened(&v));
-            for t in 1..=3 {
-                let momentum = strong_noise(len, 10 + t);
-                let [m, fresh, direction] = &mut states;
-                update(
-                    FrozenLambStep::new(&RULE),
-                    1.0,
-                    &mut param,
-                    &momentum,
-                    &mut [m, &mut v, fresh, direction],
-                );
-                let states64 = states64.each_mut().map(|state| &mut state[..]);
-                frozen_lamb_reference(&RULE, &param64, &widened(&momentum), states64, &v64);
-            }
-            assert!(param == noise(len, 1) && v == squares(len, 2), "they stay");
-            for (state, state64) in states.iter().zip(&states64) {
-                let narrowed: Vec<_> = state64.iter().map(|x| *x as f32).collect();
-                // Absolute: a gradient of up to 20 has an error of ten times a rounding of the momentum, 1e-6. Its
-                // square has an error of 4e-5, which is multiplied by 1e-3. The direction is a quotient of numbers near
-                // 1.
-                assert_close(state, &narrowed, 2e-6, 1e-6);
-            }
+            let (param, states) = follow(
+                [noise(len, 3), squares(len, 2), squares(len, 4), vec![0.0; len]],
+                (1.0, [11, 12, 13].map(|seed| strong_noise(len, seed))),
+                |_| FrozenLambStep::new(&RULE),
+                |_, param, momentum, [m, v, fresh, direction]| {
+                    frozen_lamb_reference(&RULE, param, momentum, [m, fresh, direction], v);
+                },
+            );
+            assert!(param.found == noise(len, 1), "the parameter stays");
+            assert!(states[1].found == squares(len, 2), "the frozen second moment stays");
+            // Absolute: a gradient of up to 20 has an error of ten times a rounding of the momentum, 1e-6. Its
+            // square has an error of 4e-5, which is multiplied by 1e-3. The direction is a quotient of numbers near
+            // 1.
+            states.iter().for_each(|state| state.is_close(2e-6, 1e-6));
         }
     }
 

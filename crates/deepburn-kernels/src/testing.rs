@@ -11,6 +11,9 @@ use std::collections::BTreeSet;
 pub(crate) const SIZES: [usize; 10] =
     [0, 1, 7, 33, BLOCK - 1, BLOCK + 1, PARALLEL_FROM - 1, PARALLEL_FROM, 1_000_007, 10_000_000];
 
+/// The sizes without the ones next to a limit, and without the longest one.
+pub(crate) const LENGTHS: [usize; 7] = [0, 1, 7, 33, BLOCK + 1, PARALLEL_FROM, 1_000_007];
+
 /// Numbers rounded to one of the formats of a gradient or of a working copy. Tests run a kernel
 /// with each format.
 #[derive(Debug, Clone, PartialEq)]
@@ -86,6 +89,56 @@ pub(crate) fn update(
 ) {
     let slice = OwnedSlice { param, states, working: None };
     step.into().update(grad_scale, FloatSlice::F32(grad), slice);
+}
+
+/// An array after some steps, and what the reference in f64 made of the same array.
+pub(crate) struct Followed {
+    pub(crate) found: Vec<f32>,
+    expected: Vec<f32>,
+}
+
+impl Followed {
+    /// Asserts that both are equal up to these relative and absolute errors ([`assert_close`]).
+    pub(crate) fn is_close(&self, relative: f32, absolute: f32) {
+        assert_close(&self.found, &self.expected, relative, absolute);
+    }
+}
+
+/// Runs a step for each of `grads`, whose elements are multiplied by `grad_scale`, and the same
+/// steps with a reference in f64. `step` and `reference` get the number of the step, from 1. The
+/// parameter starts as `noise(len, 1)`, the states as `states`.
+pub(crate) fn follow<S: Into<ElementwiseStep>, const N: usize, const T: usize>(
+    mut states: [Vec<f32>; N],
+    (grad_scale, grads): (f32, [Vec<f32>; T]),
+    step: impl Fn(u64) -> S,
+    reference: impl Fn(u64, &mut [f64], &[f64], [&mut [f64]; N]),
+) -> (Followed, [Followed; N]) {
+    let mut param = noise(grads[0].len(), 1);
+    let mut param64 = widened(&param, 1.0);
+    let mut states64 = states.each_ref().map(|state| widened(state, 1.0));
+    for (t, grad) in (1..).zip(&grads) {
+        let mut slices = states.each_mut().map(Vec::as_mut_slice);
+        update(step(t), grad_scale, &mut param, grad, &mut slices);
+        let grad64 = widened(grad, f64::from(grad_scale));
+        reference(t, &mut param64, &grad64, states64.each_mut().map(Vec::as_mut_slice));
+    }
+    let followed = |(found, expected): (Vec<f32>, &Vec<f64>)| Followed {
+        found,
+        expected: expected.iter().map(|x| *x as f32).collect(),
+    };
+    let mut expected = states64.iter();
+    let states = states.map(|state| followed((state, expected.next().expect("one for each"))));
+    (followed((param, &param64)), states)
+}
+
+/// Returns values multiplied by `scale`, in f64.
+pub(crate) fn widened(values: &[f32], scale: f64) -> Vec<f64> {
+    values.iter().map(|x| f64::from(*x) * scale).collect()
+}
+
+/// Returns squares of numbers of magnitude 0.5 to 1.5, as a second moment has them.
+pub(crate) fn squares(len: usize, seed: u64) -> Vec<f32> {
+    strong_noise(len, seed).iter().map(|x| x * x).collect()
 }
 
 /// Runs `work` on a pool of exactly `threads` threads.

@@ -41,7 +41,7 @@
 use crate::blocks::check_lengths;
 #[cfg(feature = "cube")]
 use crate::cube::{ElementKernel, write};
-use crate::elementwise::Elementwise;
+use crate::elementwise::elementwise;
 use crate::one_bit_adam::FrozenAdam;
 use crate::real::Real;
 #[cfg(feature = "cube")]
@@ -157,12 +157,6 @@ impl Local {
     fn moved(self, m: f32, v: f32, moved: f32) -> f32 {
         moved * self.keep - self.lr * (m / (v.sqrt() + self.eps))
     }
-
-    /// Returns the scalars in the order in which the device functions index them.
-    #[cfg(feature = "cube")]
-    fn scalars(self) -> Vec<f32> {
-        vec![self.beta1, self.gain, self.lr, self.eps, self.keep]
-    }
 }
 
 /// Computes [`Local::momentum`] for element `i` on a device.
@@ -198,32 +192,21 @@ impl LocalAdamStep {
     }
 }
 
-impl Elementwise<4> for LocalAdamStep {
-    const NAME: &'static str = "0/1 adam";
-    const ARRAYS: [&'static str; 4] = ["m", "v", "moved", "common"];
-
-    #[inline(always)]
-    fn tile(
-        self,
-        grad_scale: f32,
-        param: &mut [f32],
-        grad: &[f32],
-        [m, v, moved, common]: [&mut [f32]; 4],
-    ) {
-        local_tile((self.0, grad_scale), (param, grad), m, v, moved, common);
-    }
-
-    #[cfg(feature = "cube")]
-    fn scalars(&self) -> Vec<f32> {
-        self.0.scalars()
+elementwise! {
+    impl Elementwise<4> for LocalAdamStep {
+        name: "0/1 adam",
+        arrays: [m, v, moved, common],
+        scalars: [0.beta1, 0.gain, 0.lr, 0.eps, 0.keep],
+        tile: local_tile,
     }
 }
 
 /// Updates a tile.
 #[inline(always)]
 fn local_tile(
-    (step, grad_scale): (Local, f32),
-    (param, grad): (&mut [f32], &[f32]),
+    (LocalAdamStep(step), grad_scale): (LocalAdamStep, f32),
+    param: &mut [f32],
+    grad: &[f32],
     m: &mut [f32],
     v: &[f32],
     moved: &mut [f32],
@@ -285,24 +268,12 @@ impl LocalMovementStep {
     }
 }
 
-impl Elementwise<4> for LocalMovementStep {
-    const NAME: &'static str = "0/1 adam";
-    const ARRAYS: [&'static str; 4] = ["m", "v", "moved", "movement"];
-
-    #[inline(always)]
-    fn tile(
-        self,
-        grad_scale: f32,
-        _param: &mut [f32],
-        grad: &[f32],
-        [m, v, moved, movement]: [&mut [f32]; 4],
-    ) {
-        movement_tile((self.0, grad_scale), grad, m, v, moved, movement);
-    }
-
-    #[cfg(feature = "cube")]
-    fn scalars(&self) -> Vec<f32> {
-        self.0.scalars()
+elementwise! {
+    impl Elementwise<4> for LocalMovementStep {
+        name: "0/1 adam",
+        arrays: [m, v, moved, movement],
+        scalars: [0.beta1, 0.gain, 0.lr, 0.eps, 0.keep],
+        tile: movement_tile,
     }
 }
 
@@ -312,7 +283,8 @@ impl Elementwise<4> for LocalMovementStep {
 /// [`AgreedMovementStep`] needs the states from before the step.
 #[inline(always)]
 fn movement_tile(
-    (step, grad_scale): (Local, f32),
+    (LocalMovementStep(step), grad_scale): (LocalMovementStep, f32),
+    _param: &[f32],
     grad: &[f32],
     m: &[f32],
     v: &[f32],
@@ -369,24 +341,12 @@ impl AgreedMovementStep {
     }
 }
 
-impl Elementwise<4> for AgreedMovementStep {
-    const NAME: &'static str = "0/1 adam";
-    const ARRAYS: [&'static str; 4] = ["m", "v", "moved", "common"];
-
-    #[inline(always)]
-    fn tile(
-        self,
-        grad_scale: f32,
-        param: &mut [f32],
-        movement: &[f32],
-        [m, v, moved, common]: [&mut [f32]; 4],
-    ) {
-        agreed_tile((self, grad_scale), (param, movement), m, v, moved, common);
-    }
-
-    #[cfg(feature = "cube")]
-    fn scalars(&self) -> Vec<f32> {
-        vec![self.eps, self.rates, self.keep]
+elementwise! {
+    impl Elementwise<4> for AgreedMovementStep {
+        name: "0/1 adam",
+        arrays: [m, v, moved, common],
+        scalars: [eps, rates, keep],
+        tile: agreed_tile,
     }
 }
 
@@ -394,7 +354,8 @@ impl Elementwise<4> for AgreedMovementStep {
 #[inline(always)]
 fn agreed_tile(
     (step, grad_scale): (AgreedMovementStep, f32),
-    (param, movement): (&mut [f32], &[f32]),
+    param: &mut [f32],
+    movement: &[f32],
     m: &mut [f32],
     v: &[f32],
     moved: &mut [f32],
@@ -434,24 +395,14 @@ impl ElementKernel for AgreedMovementStep {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::blocks::{BLOCK, PARALLEL_FROM};
-    use crate::testing::{assert_close, noise, strong_noise, update};
+    use crate::testing::{LENGTHS, follow, noise, squares, update};
 
     const RULE: FrozenAdam = FrozenAdam { lr: 0.01, beta1: 0.9, eps: 1e-8, weight_decay: 0.1 };
-    const LENGTHS: [usize; 7] = [0, 1, 7, 33, BLOCK + 1, PARALLEL_FROM, 1_000_007];
 
-    fn widened(values: &[f32], scale: f64) -> Vec<f64> {
-        values.iter().map(|x| f64::from(*x) * scale).collect()
-    }
-
-    fn narrowed(values: &[f64]) -> Vec<f32> {
-        values.iter().map(|x| *x as f32).collect()
-    }
-
-    /// Returns squares of numbers of magnitude 0.5 to 1.5. Every fifth square is 0.
-    fn squares(len: usize) -> Vec<f32> {
-        let square = |(i, x): (usize, f32)| if i % 5 == 4 { 0.0 } else { x * x };
-        strong_noise(len, 3).into_iter().enumerate().map(square).collect()
+    /// Returns a second moment in which every fifth element is 0.
+    fn moments(len: usize) -> Vec<f32> {
+        let kept = |(i, x)| if i % 5 == 4 { 0.0 } else { x };
+        squares(len, 3).into_iter().enumerate().map(kept).collect()
     }
 
     #[test]
@@ -473,35 +424,24 @@ mod tests {
     #[test]
     fn local_steps_follow_the_f64_reference_at_every_size() {
         for len in LENGTHS {
-            let common = noise(len, 1);
-            let (mut param, mut m, mut v) = (common.clone(), noise(len, 2), squares(len));
-            let mut moved = vec![0.0; len];
-            let (mut param64, mut m64) = (widened(&param, 1.0), widened(&m, 1.0));
-            let (v64, mut common64) = (widened(&v, 1.0), widened(&common, 1.0));
-            let mut moved64 = vec![0.0; len];
-            let mut kept = common.clone();
-            for t in 0..3 {
-                let grad = noise(len, 5 + t);
-                let states = &mut [&mut m[..], &mut v, &mut moved, &mut kept];
-                update(LocalAdamStep::new(&RULE), 0.25, &mut param, &grad, states);
-                local_adam_reference(
-                    &RULE,
-                    &mut param64,
-                    &widened(&grad, 0.25),
-                    [&mut m64, &mut moved64, &mut common64],
-                    &v64,
-                );
-            }
-            assert!(v == squares(len), "the second moment stays");
-            assert!((0..len).all(|i| param[i] == kept[i] + moved[i]));
-            assert!(m.iter().zip(&v).all(|(m, v)| *v != 0.0 || *m == 0.0));
+            let (param, [m, v, moved, common]) = follow(
+                [noise(len, 2), moments(len), vec![0.0; len], noise(len, 1)],
+                (0.25, [5, 6, 7].map(|seed| noise(len, seed))),
+                |_| LocalAdamStep::new(&RULE),
+                |_, param, grad, [m, v, moved, common]| {
+                    local_adam_reference(&RULE, param, grad, [m, moved, common], v);
+                },
+            );
+            assert!(v.found == moments(len), "the second moment stays");
+            assert!((0..len).all(|i| param.found[i] == common.found[i] + moved.found[i]));
+            assert!(m.found.iter().zip(&v.found).all(|(m, v)| *v != 0.0 || *m == 0.0));
             // Three times five roundings of 2^-24 of numbers below 1.
-            assert_close(&m, &narrowed(&m64), 0.0, 6e-7);
+            m.is_close(0.0, 6e-7);
             // Three updates below .02 with a dozen roundings each, and one rounding of a parameter.
-            assert_close(&moved, &narrowed(&moved64), 1e-6, 2e-8);
-            assert_close(&param, &narrowed(&param64), 2e-7, 1e-7);
+            moved.is_close(1e-6, 2e-8);
+            param.is_close(2e-7, 1e-7);
             // Three roundings of a factor and of three products.
-            assert_close(&kept, &narrowed(&common64), 4e-7, 0.0);
+            common.is_close(4e-7, 0.0);
         }
     }
 
@@ -510,7 +450,7 @@ mod tests {
     #[test]
     fn the_movement_equals_a_local_step() {
         for len in LENGTHS {
-            let (mut param, mut m, mut v) = (noise(len, 1), noise(len, 2), squares(len));
+            let (mut param, mut m, mut v) = (noise(len, 1), noise(len, 2), moments(len));
             let (mut moved, mut common) = (noise(len, 4), noise(len, 5));
             let (grad, mut movement) = (noise(len, 6), vec![f32::NAN; len]);
             let states = &mut [&mut m[..], &mut v, &mut moved, &mut movement];
@@ -528,25 +468,24 @@ mod tests {
     #[test]
     fn the_agreed_movement_follows_the_f64_reference_at_every_size() {
         for len in LENGTHS {
-            let (mut param, mut m, mut v) = (noise(len, 1), noise(len, 2), squares(len));
-            let (mut moved, mut common) = (noise(len, 4), noise(len, 5));
             let mut movement = noise(len, 6);
-            movement.iter_mut().zip(&v).for_each(|(c, v)| *c = if *v == 0.0 { 0.0 } else { *c });
-            let (mut param64, mut m64) = (widened(&param, 1.0), widened(&m, 1.0));
-            let (mut moved64, mut common64) = (widened(&moved, 1.0), widened(&common, 1.0));
-            let states = &mut [&mut m[..], &mut v, &mut moved, &mut common];
-            update(AgreedMovementStep::new(&RULE, 0.5), 1.0, &mut param, &movement, states);
-            agreed_movement_reference(
-                [1e-8, 0.5, 0.999],
-                &mut param64,
-                &widened(&movement, 1.0),
-                [&mut m64, &mut moved64, &mut common64],
-                &widened(&v, 1.0),
+            movement
+                .iter_mut()
+                .zip(moments(len))
+                .for_each(|(c, v)| *c = if v == 0.0 { 0.0 } else { *c });
+            let (param, [m, _, moved, common]) = follow(
+                [noise(len, 2), moments(len), noise(len, 4), noise(len, 5)],
+                (1.0, [movement]),
+                |_| AgreedMovementStep::new(&RULE, 0.5),
+                |_, param, movement, [m, v, moved, common]| {
+                    let scalars = [1e-8, 0.5, 0.999];
+                    agreed_movement_reference(scalars, param, movement, [m, moved, common], v);
+                },
             );
-            assert!(param == common && moved.iter().all(|x| *x == 0.0));
+            assert!(param.found == common.found && moved.found.iter().all(|x| *x == 0.0));
             // Two and four roundings of 2^-24 of numbers up to 3.
-            assert_close(&m, &narrowed(&m64), 2e-7, 0.0);
-            assert_close(&param, &narrowed(&param64), 2e-7, 4e-7);
+            m.is_close(2e-7, 0.0);
+            param.is_close(2e-7, 4e-7);
         }
     }
 

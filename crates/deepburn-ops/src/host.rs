@@ -54,7 +54,9 @@ pub fn view_float<B: Backend>(tensor: B::FloatTensorPrimitive) -> TensorData {
 ///
 /// A contiguous flex tensor is already in host memory. Its bytes are shared
 /// instead of copied and do not change, because an op copies shared memory
-/// before it writes. Other tensors are read from their device.
+/// before it writes. Other tensors are read from their device, and the call
+/// waits for the copy. The copy must not stay pending while the device runs
+/// other ops, because CubeCL's wgpu runtime may reuse the mapped staging buffer.
 ///
 /// # Panics
 ///
@@ -74,7 +76,7 @@ pub fn shared_bytes<B: Backend>(tensor: &B::FloatTensorPrimitive) -> Option<Byte
 
 /// The data of a tensor that was read into host memory, as the owner of shared
 /// [`Bytes`].
-pub(crate) struct HostBytes(pub(crate) TensorData);
+struct HostBytes(TensorData);
 
 impl AsRef<[u8]> for HostBytes {
     fn as_ref(&self) -> &[u8] {

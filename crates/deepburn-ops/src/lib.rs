@@ -35,7 +35,6 @@ mod cross_entropy;
 mod gated;
 mod gelu;
 mod host;
-mod host_read;
 mod layout;
 mod linear;
 mod matmul;
@@ -72,7 +71,6 @@ pub use host::{
     float_bytes, float_from_host, float_into_host, int_from_host, int_into_host, read_float,
     shared_bytes, view_float,
 };
-pub use host_read::read_to_host;
 pub use layout::LayoutOps;
 pub use linear::{LinearGradients, LinearOps, linear};
 pub use matmul::MatmulOps;

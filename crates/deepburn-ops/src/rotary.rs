@@ -136,3 +136,25 @@ pub fn rotate_heads<B: RotaryOps>(
     let [x, cos, sin] = [x, cos, sin].map(portable::primitive);
     portable::tensor(B::rotate_heads(x, cos, sin, heads))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn heads_and_positions_have_to_fit() {
+        let heads = RotatedHeads { heads: 2, width: 4 };
+        for (shape, table, fits) in [
+            ([6, 8], [3, 2], true),
+            ([6, 9], [6, 1], true),
+            ([0, 8], [0, 2], true),
+            ([6, 7], [3, 2], false),
+            ([6, 8], [3, 3], false),
+            ([6, 8], [4, 2], false),
+            ([6, 8], [0, 2], false),
+        ] {
+            let checked = std::panic::catch_unwind(|| heads.check(shape, table));
+            assert_eq!(checked.is_ok(), fits, "{shape:?} {table:?}");
+        }
+    }
+}

@@ -103,3 +103,71 @@ impl SelfAttention {
         [self.heads, self.heads + self.key_value_heads]
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const POSITIONS: usize = 10;
+
+    /// Returns masks for two sequences of [`POSITIONS`] positions.
+    fn masks() -> [AttentionMask; 6] {
+        let first: Vec<usize> = (0..2 * POSITIONS).map(|row| row % POSITIONS / 4 * 4).collect();
+        [
+            AttentionMask::Causal,
+            AttentionMask::Window(0),
+            AttentionMask::Window(3),
+            AttentionMask::Window(2 * POSITIONS),
+            AttentionMask::Since(first.into()),
+            AttentionMask::Lengths([0, 7].into()),
+        ]
+    }
+
+    #[test]
+    fn every_query_sees_a_key() {
+        for mask in masks() {
+            for (sequence, query) in (0..2).flat_map(|it| (0..POSITIONS).map(move |row| (it, row)))
+            {
+                let seen = mask.seen(sequence, query, POSITIONS);
+                assert!(!seen.is_empty() && seen.end <= POSITIONS, "{mask:?} {sequence} {query}");
+                let is_causal = !matches!(mask, AttentionMask::Lengths(_));
+                assert!(!is_causal || seen.end == query + 1, "{mask:?} {query}");
+            }
+        }
+        // A first position behind the query, as in padding before a sequence.
+        let mask = AttentionMask::Since([5; 6].into());
+        assert_eq!(mask.seen(0, 2, 6), 2..3);
+    }
+
+    #[test]
+    fn the_keys_of_a_block_contain_the_keys_of_its_queries() {
+        for mask in masks() {
+            for (start, end) in
+                (0..POSITIONS).flat_map(|a| (a + 1..=POSITIONS).map(move |b| (a, b)))
+            {
+                for sequence in 0..2 {
+                    let keys = mask.keys(sequence, &(start..end), POSITIONS);
+                    let seen = (start..end).map(|query| mask.seen(sequence, query, POSITIONS));
+                    for seen in seen {
+                        assert!(keys.start <= seen.start && seen.end <= keys.end, "{mask:?}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn heads_of_keys_and_values_follow_the_heads_of_queries() {
+        let attention = SelfAttention {
+            batch: 1,
+            heads: 6,
+            key_value_heads: 2,
+            scale: 1.0,
+            soft_cap: None,
+            upcast: false,
+            mask: AttentionMask::Causal,
+        };
+        assert_eq!((attention.projected_heads(), attention.first_heads()), (10, [6, 8]));
+        assert_eq!(attention.output_width(10 * 16), 6 * 16);
+    }
+}

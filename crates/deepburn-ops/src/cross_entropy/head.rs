@@ -32,3 +32,22 @@ pub fn logits_chunk_rows(tokens: usize, vocab: usize) -> usize {
     let most = (CHUNK_BYTES / (4 * vocab.max(1))).max(1);
     tokens.div_ceil(tokens.div_ceil(most).max(1)).max(1)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chunks_fit_into_their_memory_and_have_about_equal_sizes() {
+        for tokens in [0, 1, 7, 1000, 4096, 100_000] {
+            for vocab in [0, 1, 256, 50_257, 250_000, 20_000_000] {
+                let rows = logits_chunk_rows(tokens, vocab);
+                assert!(rows >= 1 && rows <= tokens.max(1));
+                assert!(rows == 1 || 4 * rows * vocab <= CHUNK_BYTES, "{tokens} {vocab}: {rows}");
+                // With the same number of chunks, no smaller size covers all tokens.
+                let chunks = tokens.div_ceil(rows);
+                assert!(rows == 1 || (rows - 1) * chunks < tokens, "{tokens} {vocab}: {rows}");
+            }
+        }
+    }
+}

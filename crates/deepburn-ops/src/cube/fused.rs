@@ -1,4 +1,5 @@
-//! The op families with a forward and a backward pass, implemented with ops of the backend.
+//! Matrix products and the op families with a forward and a backward pass, implemented with ops of
+//! the backend.
 //!
 //! The provided methods limit memory use: scores and logits are computed one block at a time, and
 //! only the values that the backward pass needs are saved. burn-cubecl's matrix products use tensor
@@ -7,8 +8,8 @@
 use burn_cubecl::{BoolElement, CubeBackend, CubeRuntime, FloatElement, IntElement};
 
 use crate::{
-    AttentionOps, CrossEntropyOps, GatedOps, GeluOps, LayerNormOps, LinearOps, RmsNormOps,
-    RotaryOps,
+    AttentionOps, CrossEntropyOps, GatedOps, GeluOps, LayerNormOps, LinearOps, MatmulOps,
+    RmsNormOps, RotaryOps,
 };
 
 /// Implements families with their provided methods for every CubeCL runtime.
@@ -26,6 +27,7 @@ macro_rules! as_provided {
 }
 
 as_provided!(
+    MatmulOps,
     LayerNormOps,
     RmsNormOps,
     GeluOps,

@@ -1,11 +1,10 @@
-//! A device stream that all ranks of a process share, and the device's matrix products and layouts.
+//! A device stream that all ranks of a process share, and the layouts of the device's tensors.
 
 use burn_cubecl::tensor::CubeTensor;
 use burn_cubecl::{BoolElement, CubeBackend, CubeRuntime, FloatElement, IntElement};
 use cubecl::stream_id::StreamId;
 
 use crate::layout::LayoutOps;
-use crate::matmul::MatmulOps;
 use crate::stream::StreamOps;
 
 /// Kernels of all ranks run in the order in which they were submitted.
@@ -24,16 +23,6 @@ where
     fn in_shared_stream<T>(run: impl FnOnce() -> T) -> T {
         StreamId { value: 0 }.executes(run)
     }
-}
-
-/// Uses burn-cubecl's matrix product.
-impl<R, F, I, BT> MatmulOps for CubeBackend<R, F, I, BT>
-where
-    R: CubeRuntime,
-    F: FloatElement,
-    I: IntElement,
-    BT: BoolElement,
-{
 }
 
 /// The layout is known on the host, although the elements may not be computed yet.

@@ -1,6 +1,6 @@
 //! Flex tensors as arrays of f32, f16 or bf16 elements, which kernels access as f32.
 //!
-//! Kernels compute in f32. [`read`], [`Output::write`] and [`Output::update`] convert a block of
+//! Kernels compute in f32. [`read`], [`OutputArray::write`] and [`OutputArray::update`] convert a block of
 //! 16-bit elements in a scratch vector of the calling thread, so the f32 copy stays in the cache
 //! and no tensor is widened as a whole. f32 elements are accessed in place.
 //!
@@ -12,7 +12,7 @@
 //! scratch        | f32 x 16,384  |                       one per thread, 64 KiB
 //! ```
 //!
-//! Loops over elements take their blocks from [`blocks`]. Matrix products get a [`Matrix`] view of
+//! Loops over elements are in `blockwise`. Matrix products get a [`Matrix`] view of
 //! the tensor with its strides, so a transposed operand is not copied.
 
 use std::borrow::Cow;
@@ -27,14 +27,14 @@ use rayon::prelude::*;
 
 /// The number of elements that a thread takes at a time in loops over elements: 64 KiB of f32,
 /// which fit in a second-level cache together with the operands of the loop.
-const BLOCK: usize = 16 * 1024;
+pub(crate) const BLOCK: usize = 16 * 1024;
 
-/// Returns the ranges of the blocks of an array of `len` elements, as a parallel iterator. The last
-/// block may be shorter than [`BLOCK`].
-pub(crate) fn blocks(len: usize) -> impl IndexedParallelIterator<Item = Range<usize>> {
-    (0..len.div_ceil(BLOCK))
+/// Returns the ranges of the blocks of `size` elements of an array of `len` elements, as a parallel
+/// iterator. The last block may be shorter. An empty array may have blocks of size 0.
+pub(crate) fn blocks(len: usize, size: usize) -> impl IndexedParallelIterator<Item = Range<usize>> {
+    (0..len.div_ceil(size.max(1)))
         .into_par_iter()
-        .map(move |block| block * BLOCK..len.min((block + 1) * BLOCK))
+        .map(move |block| block * size..len.min((block + 1) * size))
 }
 
 /// Returns the indices of the rows of a matrix, as a parallel iterator. A thread takes so many
@@ -196,7 +196,7 @@ pub(crate) fn round(values: &mut [f32], dtype: DType) {
 /// an attention head owns some columns of every row. The borrow checker cannot express such ranges,
 /// so callers must ensure that the ranges of different threads do not overlap.
 #[derive(Clone, Copy)]
-pub(crate) struct Output {
+pub(crate) struct OutputArray {
     /// The first element and its type.
     target: Target,
     /// The number of elements.
@@ -204,11 +204,11 @@ pub(crate) struct Output {
 }
 
 // SAFETY: a caller that accesses a range promises that no other thread uses it.
-unsafe impl Send for Output {}
+unsafe impl Send for OutputArray {}
 // SAFETY: as above.
-unsafe impl Sync for Output {}
+unsafe impl Sync for OutputArray {}
 
-impl Output {
+impl OutputArray {
     /// Wraps the array of `len` elements at `target`.
     ///
     /// # Safety
@@ -230,8 +230,8 @@ impl Output {
         unsafe { self.target.add(index) }
     }
 
-    /// Calls `work` with a slice for the elements in `range`, which must be written completely. The
-    /// initial content of the slice is arbitrary.
+    /// Calls `work` with a slice for the elements in `range`, which must be written completely, and
+    /// returns its result. The initial content of the slice is arbitrary.
     ///
     /// f32 elements are written in place. 16-bit elements are written to `room` and rounded to
     /// nearest even afterwards.
@@ -244,12 +244,12 @@ impl Output {
     /// # Panics
     ///
     /// Panics if `range` reaches beyond the end.
-    pub(crate) unsafe fn write(
+    pub(crate) unsafe fn write<R>(
         self,
         range: Range<usize>,
         room: &mut Vec<f32>,
-        work: impl FnOnce(&mut [f32]),
-    ) {
+        work: impl FnOnce(&mut [f32]) -> R,
+    ) -> R {
         let len = range.len();
         assert!(range.start <= range.end && range.end <= self.len);
         // SAFETY: the range is inside the array, and the caller promises that no other thread
@@ -259,19 +259,22 @@ impl Output {
                 Target::F32(first) => work(std::slice::from_raw_parts_mut(first, len)),
                 Target::F16(first) => {
                     room.resize(len, 0.0);
-                    work(room);
+                    let result = work(room);
                     kernels::cast(room, std::slice::from_raw_parts_mut(first, len).into());
+                    result
                 }
                 Target::Bf16(first) => {
                     room.resize(len, 0.0);
-                    work(room);
+                    let result = work(room);
                     kernels::cast(room, std::slice::from_raw_parts_mut(first, len).into());
+                    result
                 }
             }
         }
     }
 
-    /// Calls `work` with the current elements in `range` as f32 and stores the updated values.
+    /// Calls `work` with the current elements in `range` as f32, stores the updated values and
+    /// returns the result of `work`.
     ///
     /// # Safety
     ///
@@ -280,12 +283,12 @@ impl Output {
     /// # Panics
     ///
     /// Panics if `range` reaches beyond the end.
-    pub(crate) unsafe fn update(
+    pub(crate) unsafe fn update<R>(
         self,
         range: Range<usize>,
         room: &mut Vec<f32>,
-        work: impl FnOnce(&mut [f32]),
-    ) {
+        work: impl FnOnce(&mut [f32]) -> R,
+    ) -> R {
         let len = range.len();
         assert!(range.start <= range.end && range.end <= self.len);
         // SAFETY: the range is inside the array, and the caller promises that it was written and
@@ -303,7 +306,7 @@ impl Output {
                     kernels::widen(std::slice::from_raw_parts(first, len).into(), room);
                 }
             }
-            self.write(range, room, work);
+            self.write(range, room, work)
         }
     }
 }
@@ -317,12 +320,12 @@ impl Output {
 pub(crate) fn written(
     shape: impl Into<Shape>,
     dtype: DType,
-    fill: impl FnOnce(Output),
+    fill: impl FnOnce(OutputArray),
 ) -> FlexTensor {
     /// Creates the tensor for one element type.
     fn filled<E: burn_backend::Element + bytemuck::Pod>(
         shape: Shape,
-        fill: impl FnOnce(Output),
+        fill: impl FnOnce(OutputArray),
     ) -> FlexTensor
     where
         *mut E: Into<Target>,
@@ -330,7 +333,7 @@ pub(crate) fn written(
         let len = shape.num_elements();
         let mut values = unwritten::<E>(len);
         // SAFETY: the vector is alive until `fill` has returned, and no other code uses it.
-        fill(unsafe { Output::new(values.as_mut_ptr(), len) });
+        fill(unsafe { OutputArray::new(values.as_mut_ptr(), len) });
         FlexTensor::from_data(TensorData::new(values, shape))
     }
     let shape = shape.into();
@@ -349,7 +352,7 @@ pub(crate) fn written(
 /// # Panics
 ///
 /// Panics if the type is not [supported](is_supported).
-pub(crate) fn changed(tensor: FlexTensor, work: impl FnOnce(Output)) -> FlexTensor {
+pub(crate) fn changed(tensor: FlexTensor, work: impl FnOnce(OutputArray)) -> FlexTensor {
     /// Returns a pointer to element `start` of the storage, which is copied first if it is shared.
     fn target<E: burn_backend::Element + bytemuck::Pod>(
         tensor: &mut FlexTensor,
@@ -370,7 +373,7 @@ pub(crate) fn changed(tensor: FlexTensor, work: impl FnOnce(Output)) -> FlexTens
     };
     // SAFETY: after `storage_mut`, only this tensor owns the storage, and the tensor is alive until `work` has
     // returned.
-    work(unsafe { Output::new(target, end - start) });
+    work(unsafe { OutputArray::new(target, end - start) });
     tensor
 }
 

@@ -38,6 +38,8 @@
 //! Keys that no query of a block attends to are not read, so the work of a causal mask is about half
 //! of all pairs, and the work of a window or of documents grows in proportion to the length too.
 
+mod score_rows;
+
 use std::ops::Range;
 
 use burn_backend::tensor::FloatTensor;
@@ -48,134 +50,23 @@ use deepburn_kernels::gemm::{Arithmetic, Matrix, MatrixMut, Product, Threads};
 use rayon::prelude::*;
 
 use super::array::{
-    Output, arithmetic, contiguous, elements, from_values, is_supported, read, unwritten, widen,
-    written,
+    OutputArray, arithmetic, contiguous, elements, from_values, is_supported, read, unwritten,
+    widen, written,
 };
 use super::cache;
-use super::vector::{combine, dot, exp, max, tanh, vectorised};
 use crate::attention::dimensions::QUERY_BLOCK;
-use crate::attention::dropout::DropoutRow;
 use crate::attention::{
     AttentionDropout, AttentionMask, AttentionOps, AttentionOutput, AttentionSaved, SelfAttention,
 };
 use crate::portable;
-
-vectorised! {
-    /// Turns the scores of a block of queries into attention weights in place, and stores the
-    /// log-sum-exp of each row in `log_sums`.
-    ///
-    /// `scores` has rows of `keys` elements. Each query attends to the keys in its element of
-    /// `visible`. The weights of the other keys are 0.
-    fn softmax_rows(
-        scores: &mut [f32],
-        keys: usize,
-        visible: &[Range<usize>],
-        log_sums: &mut [f32],
-    ) {
-        let rows = scores.chunks_exact_mut(keys).zip(log_sums).zip(visible);
-        for ((row, log_sum), visible) in rows {
-            let (row, after) = row.split_at_mut(visible.end);
-            let (before, seen) = row.split_at_mut(visible.start);
-            let largest = max(seen);
-            for score in seen.iter_mut() {
-                *score = exp(*score - largest);
-            }
-            let sum = combine(seen.len(), 0.0, |i| seen[i], |a, b| a + b);
-            // One division per row instead of one per key.
-            let factor = 1.0 / sum;
-            for weight in seen.iter_mut() {
-                *weight *= factor;
-            }
-            before.fill(0.0);
-            after.fill(0.0);
-            *log_sum = largest + sum.ln();
-        }
-    }
-}
-
-vectorised! {
-    /// Recomputes the attention weights of the forward pass from the scores and the saved log-sums:
-    /// `exp(score - log_sum)`.
-    ///
-    /// The backward pass therefore does not compute the maximum and the sum of a row again. The
-    /// arguments are the same as for [`softmax_rows`].
-    fn weighted_rows(
-        scores: &mut [f32],
-        keys: usize,
-        visible: &[Range<usize>],
-        log_sums: &[f32],
-    ) {
-        let rows = scores.chunks_exact_mut(keys).zip(log_sums).zip(visible);
-        for ((row, log_sum), visible) in rows {
-            let (row, after) = row.split_at_mut(visible.end);
-            let (before, seen) = row.split_at_mut(visible.start);
-            for score in seen {
-                *score = exp(*score - log_sum);
-            }
-            before.fill(0.0);
-            after.fill(0.0);
-        }
-    }
-}
-
-vectorised! {
-    /// Turns the gradients with respect to the weights into gradients with respect to the scores:
-    /// `p (g - c)`, with the correction `c` of the row (Dao et al. 2022, appendix B.2). A weight of
-    /// 0 gives 0 if the gradient is finite, so masked keys get no gradient.
-    fn score_gradient(grad: &mut [f32], weights: &[f32], keys: usize, corrections: &[f32]) {
-        let rows = grad.chunks_exact_mut(keys).zip(weights.chunks_exact(keys)).zip(corrections);
-        for ((grad, weights), correction) in rows {
-            for (grad, weight) in grad.iter_mut().zip(weights) {
-                *grad = weight * (*grad - correction);
-            }
-        }
-    }
-}
-
-vectorised! {
-    /// Limits scores to `cap`, in place: `cap tanh(score / cap)`.
-    fn cap_scores(scores: &mut [f32], cap: f32) {
-        for score in scores {
-            *score = cap * tanh(*score / cap);
-        }
-    }
-}
-
-vectorised! {
-    /// Does the same, and stores the derivative of each limited score, `1 - tanh^2`.
-    fn cap_with_slopes(scores: &mut [f32], cap: f32, slopes: &mut [f32]) {
-        for (score, slope) in scores.iter_mut().zip(slopes) {
-            let tanh = tanh(*score / cap);
-            *score = cap * tanh;
-            *slope = 1.0 - tanh * tanh;
-        }
-    }
-}
-
-vectorised! {
-    /// Multiplies the gradients of scores by the slopes of the limit. A masked score has no slope: it
-    /// may be NaN, and its gradient stays unchanged.
-    fn scale_by_slopes(grad: &mut [f32], slopes: &[f32], keys: usize, visible: &[Range<usize>]) {
-        let rows = grad.chunks_exact_mut(keys).zip(slopes.chunks_exact(keys)).zip(visible);
-        for ((grad, slopes), visible) in rows {
-            let seen = grad[visible.clone()].iter_mut().zip(&slopes[visible.clone()]);
-            for (grad, slope) in seen {
-                *grad *= slope;
-            }
-        }
-    }
-}
-
-vectorised! {
-    /// Returns the dot product of two rows, compiled for the widest vectors.
-    fn row_product(left: &[f32], right: &[f32]) -> f32 {
-        dot(left, right)
-    }
-}
+use score_rows::{
+    cap_scores, cap_with_slopes, drop_row, row_product, scale_by_slopes, score_gradient,
+    softmax_rows, weighted_rows,
+};
 
 /// The columns of the projected matrix.
 #[derive(Clone, Copy)]
-enum Part {
+enum AttentionOperand {
     Queries,
     Keys,
     Values,
@@ -246,13 +137,13 @@ impl AttentionDims {
 
     /// Returns the offset of the first element of the rows `rows` in the projected matrix: of the
     /// queries of a head, or of the keys or values that this head attends to.
-    fn place_in(self, part: Part, head: usize, rows: &Range<usize>) -> usize {
+    fn place_in(self, operand: AttentionOperand, head: usize, rows: &Range<usize>) -> usize {
         let row = head / self.heads * self.positions + rows.start;
         let (own, shared) = (head % self.heads, head % self.heads / self.group());
-        let column = match part {
-            Part::Queries => own,
-            Part::Keys => self.heads + shared,
-            Part::Values => self.heads + self.key_value_heads + shared,
+        let column = match operand {
+            AttentionOperand::Queries => own,
+            AttentionOperand::Keys => self.heads + shared,
+            AttentionOperand::Values => self.heads + self.key_value_heads + shared,
         };
         row * self.projected_row() + column * self.width
     }
@@ -263,10 +154,10 @@ impl AttentionDims {
         all: FloatSlice<'a>,
         head: usize,
         rows: &Range<usize>,
-        part: Part,
+        operand: AttentionOperand,
     ) -> Matrix<'a> {
         Matrix::new(
-            all.starting_at(self.place_in(part, head, rows)),
+            all.starting_at(self.place_in(operand, head, rows)),
             rows.len(),
             self.width,
             self.projected_row(),
@@ -276,16 +167,6 @@ impl AttentionDims {
     /// Returns the rows `rows` of a head in the result or in its gradient.
     fn merged<'a>(self, all: FloatSlice<'a>, head: usize, rows: &Range<usize>) -> Matrix<'a> {
         Matrix::new(all.starting_at(self.place(head, rows)), rows.len(), self.width, self.row())
-    }
-}
-
-vectorised! {
-    /// Multiplies the weights of a query by 0 where they are dropped, and otherwise by `kept`,
-    /// which is `1 / (1 - probability)`. `first` is the position of the first key.
-    fn drop_row(weights: &mut [f32], first: usize, row: DropoutRow, kept: f32) {
-        for (key, weight) in weights.iter_mut().enumerate() {
-            *weight *= if row.drops((first + key) as u32) { 0.0 } else { kept };
-        }
     }
 }
 
@@ -339,14 +220,14 @@ impl Inputs<'_> {
     /// keys within the block have scores too, which softmax ignores.
     fn scores(&self, out: &mut [f32], head: usize, rows: &Range<usize>, keys: &Range<usize>) {
         let all = keys.len();
-        let [queries, keys] = [(rows, Part::Queries), (keys, Part::Keys)]
-            .map(|(rows, part)| self.dims.projected(self.projected, head, rows, part));
+        let [queries, keys] = [(rows, AttentionOperand::Queries), (keys, AttentionOperand::Keys)]
+            .map(|(rows, operand)| self.dims.projected(self.projected, head, rows, operand));
         let out = MatrixMut::new(out, rows.len(), all, all);
         self.product(queries, keys.transposed()).scaled(self.dims.scale).write_to(out);
     }
 
     /// Computes one head: writes its columns of `output` and its row of `log_sums`.
-    fn forward_head(&self, head: usize, output: Output, log_sums: &mut [f32]) {
+    fn forward_head(&self, head: usize, output: OutputArray, log_sums: &mut [f32]) {
         let dims = self.dims;
         let mut scratch = unwritten(QUERY_BLOCK.min(dims.positions) * dims.positions);
         for rows in dims.blocks() {
@@ -360,7 +241,7 @@ impl Inputs<'_> {
             let visible = self.seen(head, &rows, &seen);
             softmax_rows(weights, keys, &visible, &mut log_sums[rows.clone()]);
             self.drop(weights, head, &rows, &seen);
-            let values = dims.projected(self.projected, head, &seen, Part::Values);
+            let values = dims.projected(self.projected, head, &seen, AttentionOperand::Values);
             let out = output.at(dims.place(head, &rows));
             // SAFETY: no other thread accesses these rows of this head's columns.
             let out = unsafe { MatrixMut::from_pointer(out, rows.len(), dims.width, dims.row()) };
@@ -370,13 +251,35 @@ impl Inputs<'_> {
 
     /// Computes the gradients of the heads that share the keys and values number `shared`, an index
     /// over all sequences: writes their columns of queries, keys and values in `gradient`.
-    fn backward_group(&self, shared: usize, given: &Given<'_>, gradient: Output) {
+    fn backward_group(&self, shared: usize, given: &Given<'_>, gradient: OutputArray) {
         let group = self.dims.group();
         let mut scratch = BackwardScratch::new(self.dims, self.soft_cap);
         for head in shared * group..(shared + 1) * group {
             self.backward_head(head, given, gradient, &mut scratch);
         }
         scratch.store(self.dims, shared * group, gradient);
+    }
+
+    /// Recomputes the weights of the queries `rows`, before dropout, and the slopes of a soft cap.
+    /// Returns the keys that each query attends to.
+    fn recompute_weights(
+        &self,
+        head: usize,
+        rows: &Range<usize>,
+        keys: &Range<usize>,
+        given: &Given<'_>,
+        scratch: &mut BackwardScratch,
+    ) -> Vec<Range<usize>> {
+        let len = rows.len() * keys.len();
+        let weights = &mut scratch.weights[..len];
+        self.scores(weights, head, rows, keys);
+        if let Some(cap) = self.soft_cap {
+            cap_with_slopes(weights, cap, &mut scratch.slopes[..len]);
+        }
+        let log_sums = &given.log_sums[head * self.dims.positions..][rows.clone()];
+        let visible = self.seen(head, rows, keys);
+        weighted_rows(weights, keys.len(), &visible, log_sums);
+        visible
     }
 
     /// Computes the gradients of one head: writes its columns of queries in `gradient`, and adds to
@@ -398,13 +301,14 @@ impl Inputs<'_> {
         &self,
         head: usize,
         given: &Given<'_>,
-        gradient: Output,
+        gradient: OutputArray,
         scratch: &mut BackwardScratch,
     ) {
         let dims = self.dims;
         for rows in dims.blocks().rev() {
             let seen = self.keys(head, &rows);
             let keys = seen.len();
+            let visible = self.recompute_weights(head, &rows, &seen, given, scratch);
             let BackwardScratch {
                 weights,
                 scores_grad,
@@ -416,15 +320,7 @@ impl Inputs<'_> {
             let weights = &mut weights[..rows.len() * keys];
             let scores_grad = &mut scores_grad[..rows.len() * keys];
             let grad = dims.merged(given.grad, head, &rows);
-            let values = dims.projected(self.projected, head, &seen, Part::Values);
-            self.scores(weights, head, &rows, &seen);
-            if let Some(cap) = self.soft_cap {
-                cap_with_slopes(weights, cap, &mut slopes[..rows.len() * keys]);
-            }
-            let log_sums = &given.log_sums[head * dims.positions..][rows.clone()];
-            let visible = self.seen(head, &rows, &seen);
-            weighted_rows(weights, keys, &visible, log_sums);
-
+            let values = dims.projected(self.projected, head, &seen, AttentionOperand::Values);
             let out = MatrixMut::new(scores_grad, rows.len(), keys, keys);
             self.product(grad, values.transposed()).write_to(out);
             self.drop(scores_grad, head, &rows, &seen);
@@ -438,9 +334,10 @@ impl Inputs<'_> {
             self.drop(weights, head, &rows, &seen);
             let matrix = |values| Matrix::new(values, rows.len(), keys, keys);
             let [weights, scores_grad] = [&weights[..], &scores_grad[..]].map(matrix);
-            let [queries, key_rows] = [(&rows, Part::Queries), (&seen, Part::Keys)]
-                .map(|(rows, part)| dims.projected(self.projected, head, rows, part));
-            let queries_grad = gradient.at(dims.place_in(Part::Queries, head, &rows));
+            let [queries, key_rows] =
+                [(&rows, AttentionOperand::Queries), (&seen, AttentionOperand::Keys)]
+                    .map(|(rows, operand)| dims.projected(self.projected, head, rows, operand));
+            let queries_grad = gradient.at(dims.place_in(AttentionOperand::Queries, head, &rows));
             let (width, row) = (dims.width, dims.projected_row());
             // SAFETY: no other thread accesses these rows of this head's columns.
             let out = unsafe { MatrixMut::from_pointer(queries_grad, rows.len(), width, row) };
@@ -517,11 +414,14 @@ impl BackwardScratch {
 
     /// Rounds the finished sums to the type of the gradient and writes them to this head's columns
     /// of keys and values.
-    fn store(&self, dims: AttentionDims, head: usize, gradient: Output) {
+    fn store(&self, dims: AttentionDims, head: usize, gradient: OutputArray) {
         let mut room = Vec::new();
-        for (part, sums) in [(Part::Keys, &self.keys_grad), (Part::Values, &self.values_grad)] {
+        for (operand, sums) in [
+            (AttentionOperand::Keys, &self.keys_grad),
+            (AttentionOperand::Values, &self.values_grad),
+        ] {
             for (position, sums) in sums.values.chunks_exact(dims.width.max(1)).enumerate() {
-                let start = dims.place_in(part, head, &(position..position + 1));
+                let start = dims.place_in(operand, head, &(position..position + 1));
                 // SAFETY: no other thread accesses this head's columns.
                 unsafe {
                     gradient.write(start..start + dims.width, &mut room, |row| {

@@ -22,7 +22,7 @@ use deepburn_kernels::FloatSlice;
 use half::{bf16, f16};
 use rayon::prelude::*;
 
-use super::array::{Output, contiguous, elements, is_supported, owned, read, written};
+use super::array::{OutputArray, contiguous, elements, is_supported, owned, read, written};
 use super::vector::{combine, dot, exp, max, vectorised};
 use crate::attention::dimensions::{AttentionMask, SelfAttention};
 use crate::portable;
@@ -164,7 +164,7 @@ struct Cached<'a> {
 impl Cached<'_> {
     /// Computes the heads of a sequence that share keys and values. Consecutive heads form group
     /// after group, in sequence after sequence, so the group is also an index of the cache.
-    fn attend(&self, group: usize, output: Output) {
+    fn attend(&self, group: usize, output: OutputArray) {
         let &SelfAttention { heads, key_value_heads, scale, soft_cap, .. } = self.attention;
         let (size, width) = (heads / key_value_heads, self.width);
         let first = (group * self.room + self.seen.start) * width;

@@ -25,17 +25,19 @@
 //! Products use all threads. Rows of logits are distributed over the threads, and their losses are
 //! added in the order of the tokens.
 
+use std::ops::Range;
+
 use burn_backend::tensor::{FloatTensor, IntTensor};
 use burn_backend::{DType, TensorMetadata};
-use burn_flex::Flex;
+use burn_flex::{Flex, FlexTensor};
 use deepburn_kernels::FloatSlice;
 use deepburn_kernels::gemm::{Arithmetic, Matrix, MatrixMut, Product};
 use rayon::prelude::*;
 
 use super::array::{
-    arithmetic, blocks, changed, contiguous, elements, from_values, is_supported, read, unwritten,
-    widen, written,
+    arithmetic, changed, contiguous, elements, from_values, is_supported, unwritten, widen,
 };
+use super::blockwise;
 use super::quantized::HostMatrix;
 use super::vector::{combine, exp, max, vectorised};
 use crate::cross_entropy::{CrossEntropyOps, HeadGradients, HeadLoss, logits_chunk_rows};
@@ -172,49 +174,90 @@ impl HeadWeight<'_> {
     }
 }
 
-/// A loss head, except for its two matrices.
-struct Head<'a> {
+/// A language-model head and its targets.
+struct LossHead<'a> {
     /// The numbers of tokens, of hidden states of each, and of logits.
     shape: [usize; 3],
-    targets: &'a [i64],
+    /// The hidden states in row-major order.
+    hidden: FloatSlice<'a>,
+    weight: HeadWeight<'a>,
+    targets: Vec<i64>,
     arithmetic: Arithmetic,
 }
 
-impl Head<'_> {
-    /// Computes the loss and the wanted gradients, one chunk of rows at a time. `hidden` has the hidden states in row-major
-    /// order. The weight gradient, which only a dense weight has, is summed over the chunks in their order.
-    fn loss(
-        &self,
-        hidden: FloatSlice<'_>,
-        weight: &HeadWeight<'_>,
-        wanted: HeadGradients<bool>,
-    ) -> HeadLoss<Flex> {
-        let Self { shape: [tokens, width, vocab], targets, arithmetic } = *self;
+/// Calls `work` with the head of `hidden` `[tokens, width]` and `weight` `[vocab, width]`.
+fn with_head<R>(
+    [hidden, weight]: [&FlexTensor; 2],
+    targets: IntTensor<Flex>,
+    work: impl FnOnce(LossHead<'_>) -> R,
+) -> R {
+    let [hidden, weight] = [hidden, weight].map(contiguous);
+    let (vocab, width) = (weight.shape()[0], hidden.shape()[1]);
+    work(LossHead {
+        shape: [hidden.shape()[0], width, vocab],
+        hidden: elements(&hidden),
+        weight: HeadWeight::Dense(Matrix::new(elements(&weight), vocab, width, width)),
+        targets: int_into_host::<Flex>(targets),
+        arithmetic: arithmetic([hidden.dtype(), weight.dtype()]),
+    })
+}
+
+/// Calls `work` with the head of a quantized weight.
+fn with_quantized_head<R>(
+    hidden: &FlexTensor,
+    weight: &QuantizedMatrix<Flex>,
+    targets: IntTensor<Flex>,
+    work: impl FnOnce(LossHead<'_>) -> R,
+) -> R {
+    let hidden = contiguous(hidden);
+    work(LossHead {
+        shape: [hidden.shape()[0], hidden.shape()[1], weight.shape()[0]],
+        hidden: elements(&hidden),
+        weight: HeadWeight::Quantized(HostMatrix::of(weight)),
+        targets: int_into_host::<Flex>(targets),
+        arithmetic: arithmetic([hidden.dtype(), weight.dtype()]),
+    })
+}
+
+impl LossHead<'_> {
+    /// Calls `work` with each chunk of tokens: their range, their hidden states and their logits.
+    fn each_chunk(&self, mut work: impl FnMut(Range<usize>, Matrix<'_>, &mut [f32])) {
+        let [tokens, width, vocab] = self.shape;
         let step = logits_chunk_rows(tokens, vocab);
         // The chunk's buffer is used again for every chunk; the last one may be shorter.
         let mut logits = unwritten::<f32>(step * vocab);
+        for start in (0..tokens).step_by(step) {
+            let rows = start..tokens.min(start + step);
+            let hidden = self.hidden.starting_at(start * width);
+            let hidden = Matrix::new(hidden, rows.len(), width, width);
+            let logits = &mut logits[..rows.len() * vocab];
+            self.weight.logits(hidden, self.arithmetic, logits);
+            work(rows, hidden, logits);
+        }
+    }
+
+    /// Computes the loss and the wanted gradients, one chunk of rows at a time. The weight gradient,
+    /// which only a dense weight has, is summed over the chunks in their order.
+    fn loss(&self, wanted: HeadGradients<bool>) -> HeadLoss<Flex> {
+        let [tokens, width, vocab] = self.shape;
         let mut hidden_grad = wanted.hidden.then(|| unwritten(tokens * width));
         let mut weight_grad = wanted.weight.then(|| unwritten(vocab * width));
         let mut loss = 0.0;
-        for start in (0..tokens).step_by(step) {
-            let rows = start..tokens.min(start + step);
-            let hidden = Matrix::new(hidden.starting_at(start * width), rows.len(), width, width);
-            let logits = &mut logits[..rows.len() * vocab];
-            weight.logits(hidden, arithmetic, logits);
+        self.each_chunk(|rows, hidden, logits| {
             let any = wanted.hidden || wanted.weight;
-            loss += rows_loss(logits, vocab, &targets[rows.clone()], any);
+            loss += rows_loss(logits, vocab, &self.targets[rows.clone()], any);
             let grad = Matrix::new(&logits[..], rows.len(), vocab, vocab);
             if let Some(all) = &mut hidden_grad {
                 let part = &mut all[rows.start * width..rows.end * width];
-                weight.hidden_gradient(grad, arithmetic, part);
+                self.weight.hidden_gradient(grad, self.arithmetic, part);
             }
             if let Some(sum) = &mut weight_grad {
-                let product = Product::new(grad.transposed(), hidden, arithmetic);
+                let product = Product::new(grad.transposed(), hidden, self.arithmetic);
                 let out = MatrixMut::new(sum, vocab, width, width);
                 // The first chunk writes the sum, so it need not be zeroed.
-                if start == 0 { product.write_to(out) } else { product.add_to(out) }
+                if rows.start == 0 { product.write_to(out) } else { product.add_to(out) }
             }
-        }
+        });
         let tensor = |rows| move |values| from_values(values, [rows, width], DType::F32);
         HeadLoss {
             loss: from_values(vec![loss as f32], [1], DType::F32),
@@ -224,46 +267,24 @@ impl Head<'_> {
             },
         }
     }
+
+    /// Computes the loss and the number of predicted targets, `[2]`, one chunk of rows at a time.
+    fn scores(&self) -> FloatTensor<Flex> {
+        let [_, _, vocab] = self.shape;
+        let (mut loss, mut predicted) = (0.0, 0);
+        self.each_chunk(|rows, _, logits| {
+            let targets = &self.targets[rows];
+            loss += rows_loss(logits, vocab, targets, false);
+            predicted += rows_predicted(logits, vocab, targets);
+        });
+        from_values(vec![loss as f32, predicted as f32], [2], DType::F32)
+    }
 }
 
 /// Returns whether the panels of a quantized weight are decoded into the products, instead of the whole weight before.
 fn can_decode(hidden: &FloatTensor<Flex>, weight: &QuantizedMatrix<Flex>) -> bool {
     let is_float = matches!(weight.dtype(), DType::F32 | DType::F16 | DType::BF16);
     is_supported(hidden) && is_float && !weight.is_transposed() && hidden.shape()[0] > 0
-}
-
-impl<'a> Head<'a> {
-    /// Returns the head of `hidden` `[tokens, width]` with a weight of `vocab` rows and this type.
-    fn new(hidden: &FloatTensor<Flex>, (vocab, dtype): (usize, DType), targets: &'a [i64]) -> Self {
-        Self {
-            shape: [hidden.shape()[0], hidden.shape()[1], vocab],
-            targets,
-            arithmetic: arithmetic([hidden.dtype(), dtype]),
-        }
-    }
-
-    /// Returns a weight `[vocab, width]` whose rows are contiguous.
-    fn dense_weight<'w>(&self, weight: &'w FloatTensor<Flex>) -> HeadWeight<'w> {
-        let [_, width, vocab] = self.shape;
-        HeadWeight::Dense(Matrix::new(elements(weight), vocab, width, width))
-    }
-
-    /// Computes the loss and the number of predicted targets, `[2]`, one chunk of rows at a time.
-    fn scores(&self, hidden: FloatSlice<'_>, weight: &HeadWeight<'_>) -> FloatTensor<Flex> {
-        let Self { shape: [tokens, width, vocab], targets, arithmetic } = *self;
-        let step = logits_chunk_rows(tokens, vocab);
-        let mut logits = unwritten::<f32>(step * vocab);
-        let (mut loss, mut predicted) = (0.0, 0);
-        for start in (0..tokens).step_by(step) {
-            let rows = start..tokens.min(start + step);
-            let hidden = Matrix::new(hidden.starting_at(start * width), rows.len(), width, width);
-            let logits = &mut logits[..rows.len() * vocab];
-            weight.logits(hidden, arithmetic, logits);
-            loss += rows_loss(logits, vocab, &targets[rows.clone()], false);
-            predicted += rows_predicted(logits, vocab, &targets[rows]);
-        }
-        from_values(vec![loss as f32, predicted as f32], [2], DType::F32)
-    }
 }
 
 /// Targets are copied to host memory as 64-bit integers once per call. Hidden states and weights
@@ -283,11 +304,7 @@ impl CrossEntropyOps for Flex {
         if !is_supported(&hidden) || !is_supported(&weight) || hidden.shape()[0] == 0 {
             return portable::cross_entropy::head_loss::<Self>(hidden, weight, targets, wanted);
         }
-        let targets = int_into_host::<Self>(targets);
-        let head = Head::new(&hidden, (weight.shape()[0], weight.dtype()), &targets);
-        let [hidden, weight] = [&hidden, &weight].map(contiguous);
-        let weight = head.dense_weight(&weight);
-        head.loss(elements(&hidden), &weight, wanted)
+        with_head([&hidden, &weight], targets, |head| head.loss(wanted))
     }
 
     /// Decodes the weight a panel at a time, twice for each chunk of logits if the gradient is wanted. The gradient of
@@ -302,10 +319,7 @@ impl CrossEntropyOps for Flex {
         if !can_decode(&hidden, weight) {
             return Self::head_loss(hidden, weight.dequantized(), targets, wanted);
         }
-        let targets = int_into_host::<Self>(targets);
-        let head = Head::new(&hidden, (weight.shape()[0], weight.dtype()), &targets);
-        let hidden = contiguous(&hidden);
-        head.loss(elements(&hidden), &HeadWeight::Quantized(HostMatrix::of(weight)), wanted)
+        with_quantized_head(&hidden, weight, targets, |head| head.loss(wanted))
     }
 
     /// Computes the loss of [`head_loss`](Self::head_loss), with the same bits, and counts while the logits of a chunk are in
@@ -318,11 +332,7 @@ impl CrossEntropyOps for Flex {
         if !is_supported(&hidden) || !is_supported(&weight) || hidden.shape()[0] == 0 {
             return portable::cross_entropy::head_scores::<Self>(hidden, weight, targets);
         }
-        let targets = int_into_host::<Self>(targets);
-        let head = Head::new(&hidden, (weight.shape()[0], weight.dtype()), &targets);
-        let [hidden, weight] = [&hidden, &weight].map(contiguous);
-        let weight = head.dense_weight(&weight);
-        head.scores(elements(&hidden), &weight)
+        with_head([&hidden, &weight], targets, |head| head.scores())
     }
 
     /// Decodes the weight a panel at a time, once for each chunk of logits.
@@ -334,10 +344,7 @@ impl CrossEntropyOps for Flex {
         if !can_decode(&hidden, weight) {
             return Self::head_scores(hidden, weight.dequantized(), targets);
         }
-        let targets = int_into_host::<Self>(targets);
-        let head = Head::new(&hidden, (weight.shape()[0], weight.dtype()), &targets);
-        let hidden = contiguous(&hidden);
-        head.scores(elements(&hidden), &HeadWeight::Quantized(HostMatrix::of(weight)))
+        with_quantized_head(&hidden, weight, targets, |head| head.scores())
     }
 
     /// Overwrites f32 logits with their gradient in place if their memory is not shared; other logits
@@ -387,31 +394,13 @@ impl CrossEntropyOps for Flex {
             return portable::cross_entropy::scale_gradient::<Self>(gradient, factor, dtype);
         }
         let factor = widen(&factor)[0];
-        let shape = gradient.shape();
-        let blocks = blocks(shape.num_elements());
-        if dtype == DType::F32 && factor == 1.0 {
-            return gradient;
+        match dtype {
+            DType::F32 if factor == 1.0 => gradient,
+            DType::F32 => blockwise::update(gradient, [], |[], part| scale(part, factor)),
+            _ => blockwise::map([&gradient], dtype, |[part], out| {
+                out.copy_from_slice(part);
+                scale(out, factor);
+            }),
         }
-        if dtype == DType::F32 {
-            return changed(gradient, |all| {
-                blocks.for_each(|block| {
-                    // SAFETY: blocks are disjoint, and all elements of a gradient are written.
-                    unsafe { all.update(block, &mut Vec::new(), |part| scale(part, factor)) };
-                });
-            });
-        }
-        let gradient = contiguous(&gradient);
-        let values = elements(&gradient);
-        written(shape, dtype, |out| {
-            blocks.for_each_init(<[Vec<f32>; 2]>::default, |[room, out_room], block| {
-                let part = read(values, block.clone(), room);
-                let write = |out: &mut [f32]| {
-                    out.copy_from_slice(part);
-                    scale(out, factor);
-                };
-                // SAFETY: blocks are disjoint.
-                unsafe { out.write(block, out_room, write) };
-            });
-        })
     }
 }

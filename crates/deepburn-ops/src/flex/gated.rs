@@ -10,8 +10,9 @@ use burn_flex::{Flex, FlexTensor};
 use rayon::prelude::*;
 
 use super::array::{
-    block_rows, blocks, changed, contiguous, elements, is_supported, read, written,
+    BLOCK, block_rows, blocks, changed, contiguous, elements, is_supported, read, written,
 };
+use super::blockwise;
 use super::gelu::{self, gelu_slope};
 use super::vector::{exp, vectorised};
 use crate::gated::{GateFunction, GatedGradients, GatedOps};
@@ -90,17 +91,7 @@ impl GatedOps for Flex {
         if !are_supported([&gate, &up]) {
             return portable::gated::forward::<Self>(gate, up, function);
         }
-        let [gate, up] = [contiguous(&gate), contiguous(&up)];
-        let inputs = [&gate, &up].map(elements);
-        written(gate.shape(), gate.dtype(), |y| {
-            let rooms = <[Vec<f32>; 3]>::default;
-            blocks(inputs[0].len()).for_each_init(rooms, |[gate_room, up_room, room], block| {
-                let gate = read(inputs[0], block.clone(), gate_room);
-                let up = read(inputs[1], block.clone(), up_room);
-                // SAFETY: blocks are disjoint.
-                unsafe { y.write(block, room, |y| forward(gate, up, y, function)) };
-            });
-        })
+        blockwise::map([&gate, &up], gate.dtype(), |[gate, up], y| forward(gate, up, y, function))
     }
 
     /// Allocates the gradient of the gate. The gradient of `up` takes the memory of `grad` if it is
@@ -120,7 +111,7 @@ impl GatedOps for Flex {
         let gate_grad = written(gate.shape(), gate.dtype(), |gate_grad| {
             up_grad = Some(changed(grad, |grad| {
                 let rooms = <[Vec<f32>; 4]>::default;
-                blocks(inputs[0].len()).for_each_init(rooms, |rooms, block| {
+                blocks(inputs[0].len(), BLOCK).for_each_init(rooms, |rooms, block| {
                     let [gate_room, up_room, grad_room, room] = rooms;
                     let gate = read(inputs[0], block.clone(), gate_room);
                     let up = read(inputs[1], block.clone(), up_room);

@@ -4,12 +4,11 @@
 //! gradient in place. NaN gives NaN. Minus infinity gives NaN too, because it is multiplied by a
 //! gate of 0. From about 1e19 on, where `x^2` overflows, the derivative is NaN.
 
-use burn_backend::TensorMetadata;
 use burn_backend::tensor::FloatTensor;
 use burn_flex::Flex;
-use rayon::prelude::*;
 
-use super::array::{blocks, changed, contiguous, elements, is_supported, read, written};
+use super::array::is_supported;
+use super::blockwise;
 use super::vector::{exp, vectorised};
 use crate::gelu::GeluOps;
 use crate::portable;
@@ -67,18 +66,7 @@ impl GeluOps for Flex {
         if !is_supported(&x) {
             return portable::gelu::forward::<Self>(x);
         }
-        let x = contiguous(&x);
-        let values = elements(&x);
-        written(x.shape(), x.dtype(), |y| {
-            blocks(x.shape().num_elements()).for_each_init(
-                <[Vec<f32>; 2]>::default,
-                |[x_room, y_room], block| {
-                    let x = read(values, block.clone(), x_room);
-                    // SAFETY: blocks are disjoint.
-                    unsafe { y.write(block, y_room, |y| forward(x, y)) };
-                },
-            );
-        })
+        blockwise::map([&x], x.dtype(), |[x], y| forward(x, y))
     }
 
     /// Updates `grad` in place if its memory is not shared. Gradients of another type than `x` use the
@@ -87,17 +75,6 @@ impl GeluOps for Flex {
         if !is_supported(&x) || grad.dtype() != x.dtype() {
             return portable::gelu::backward::<Self>(grad, x);
         }
-        let x = contiguous(&x);
-        let values = elements(&x);
-        changed(grad, |grad| {
-            blocks(x.shape().num_elements()).for_each_init(
-                <[Vec<f32>; 2]>::default,
-                |[x_room, room], block| {
-                    let x = read(values, block.clone(), x_room);
-                    // SAFETY: blocks are disjoint, and all elements of a gradient are written.
-                    unsafe { grad.update(block, room, |grad| backward(x, grad)) };
-                },
-            );
-        })
+        blockwise::update(grad, [&x], |[x], grad| backward(x, grad))
     }
 }

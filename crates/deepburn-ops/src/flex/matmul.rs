@@ -21,7 +21,7 @@ use burn_flex::{Flex, FlexTensor};
 use deepburn_kernels::gemm::{MatrixMut, Product, Threads};
 use rayon::prelude::*;
 
-use super::array::{Output, arithmetic, is_supported, matrix_at, written};
+use super::array::{OutputArray, arithmetic, is_supported, matrix_at, written};
 use crate::linear::LinearOps;
 use crate::matmul::MatmulOps;
 use crate::quantized::QuantizedMatrix;
@@ -109,7 +109,7 @@ struct Products<'a> {
 
 impl Products<'_> {
     /// Computes all products. A product writes `rows * columns` consecutive elements of `out`.
-    fn compute(&self, out: Output) {
+    fn compute(&self, out: OutputArray) {
         let count: usize = self.batch.iter().product();
         let multiplications: usize = self.shape.iter().product();
         if count >= ENOUGH_PRODUCTS && count.saturating_mul(multiplications) >= WORTH_THREADS {
@@ -120,7 +120,7 @@ impl Products<'_> {
     }
 
     /// Computes product `index` of the flattened batch.
-    fn compute_one(&self, index: usize, out: Output, threads: Threads) {
+    fn compute_one(&self, index: usize, out: OutputArray, threads: Threads) {
         let [rows, _, columns] = self.shape;
         let operand = |tensor: &'_ FlexTensor| offset(tensor, self.batch, index);
         let [left, right] = [self.lhs, self.rhs].map(|tensor| (tensor, operand(tensor)));
@@ -156,4 +156,25 @@ fn offset(tensor: &FlexTensor, batch: &[usize], index: usize) -> usize {
         }
     }
     offset
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn leading_axes_are_broadcast_as_in_numpy() {
+        for (left, right, expected) in [
+            (&[][..], &[][..], Some(vec![])),
+            (&[2, 1], &[1, 3], Some(vec![2, 3])),
+            (&[], &[4, 5], Some(vec![4, 5])),
+            (&[5], &[4, 5], Some(vec![4, 5])),
+            (&[1, 0], &[7, 1], Some(vec![7, 0])),
+            (&[2], &[3], None),
+            (&[4, 5], &[4], None),
+        ] {
+            assert_eq!(broadcast(left, right), expected, "{left:?} {right:?}");
+            assert_eq!(broadcast(right, left), expected, "{right:?} {left:?}");
+        }
+    }
 }

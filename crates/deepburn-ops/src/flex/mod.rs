@@ -24,6 +24,7 @@
 
 mod array;
 mod attention;
+mod blockwise;
 mod cache;
 mod cross_entropy;
 mod gated;

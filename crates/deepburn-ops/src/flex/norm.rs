@@ -20,11 +20,9 @@
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{DType, TensorMetadata};
 use burn_flex::Flex;
-use rayon::prelude::*;
 
-use super::array::{
-    changed, contiguous, elements, from_values, is_supported, read, widen, written,
-};
+use super::array::{from_values, is_supported, widen};
+use super::blockwise::{map_blocks, update_blocks};
 use super::vector::{combine, sum, vectorised};
 use crate::norm::{LayerNormGradients, LayerNormOps, LayerNormOutput, LayerNormSaved};
 use crate::portable;
@@ -122,25 +120,15 @@ impl LayerNormOps for Flex {
             return portable::norm::forward::<Self>(x, gamma, beta, epsilon);
         }
         let (rows, width) = (x.shape()[0], x.shape()[1]);
-        let x = contiguous(&x);
-        let (values, gamma, beta) = (elements(&x), widen(&gamma), widen(&beta));
-        let mut statistics = vec![[0.0; 2]; rows];
-        let output = written(x.shape(), x.dtype(), |y| {
-            // Rows without elements have no statistics to compute.
-            let blocks =
-                statistics[..if width == 0 { 0 } else { rows }].par_chunks_mut(ROWS).enumerate();
-            blocks.for_each_init(
-                <[Vec<f32>; 2]>::default,
-                |[x_room, y_room], (block, statistics)| {
-                    let block = block * ROWS * width..(block * ROWS + statistics.len()) * width;
-                    let x = read(values, block.clone(), x_room);
-                    let write =
-                        |y: &mut [f32]| forward(x, [&gamma, &beta], epsilon as f32, y, statistics);
-                    // SAFETY: blocks are disjoint.
-                    unsafe { y.write(block, y_room, write) };
-                },
-            );
+        let (gamma, beta) = (widen(&gamma), widen(&beta));
+        let (output, statistics) = map_blocks([&x], x.dtype(), ROWS * width, |_, [x], y| {
+            let mut statistics = vec![[0.0; 2]; x.len() / width];
+            forward(x, [&gamma, &beta], epsilon as f32, y, &mut statistics);
+            statistics
         });
+        let mut statistics = statistics.concat();
+        // Rows without elements are in no block, and have no statistics to compute.
+        statistics.resize(rows, [0.0; 2]);
         let [mean, reciprocal_deviation] = [0, 1].map(|which| {
             let column = statistics.iter().map(|row| row[which]).collect();
             from_values(column, [rows, 1], DType::F32)
@@ -158,30 +146,17 @@ impl LayerNormOps for Flex {
             return portable::norm::backward::<Self>(grad, saved);
         }
         let weight_dtype = saved.gamma.dtype();
-        let (x, gamma) = (contiguous(&saved.x), widen(&saved.gamma));
-        let values = elements(&x);
-        let (mean, reciprocal) = (widen(&saved.mean), widen(&saved.reciprocal_deviation));
+        let (gamma, statistics) =
+            (widen(&saved.gamma), [&saved.mean, &saved.reciprocal_deviation].map(widen));
         let width = gamma.len();
-        let mut partial = Vec::new();
-        let grad = changed(grad, |grad| {
-            // Chunks of length 0 are an error, and there is nothing to compute.
-            if width == 0 {
-                return;
-            }
-            let blocks = mean.par_chunks(ROWS).zip(reciprocal.par_chunks(ROWS)).enumerate();
-            let rooms = <[Vec<f32>; 2]>::default;
-            let sums = blocks.map_init(rooms, |[x_room, room], (block, (mean, reciprocal))| {
-                let block = block * ROWS * width..(block * ROWS + mean.len()) * width;
-                let x = read(values, block.clone(), x_room);
-                let [mut gamma_sum, mut beta_sum] = [vec![0.0; width], vec![0.0; width]];
-                let sums = [&mut gamma_sum[..], &mut beta_sum[..]];
-                let update = |grad: &mut [f32]| backward(grad, x, &gamma, [mean, reciprocal], sums);
-                // SAFETY: blocks are disjoint, and all elements of a gradient are written.
-                unsafe { grad.update(block, room, update) };
-                [gamma_sum, beta_sum]
-            });
-            partial = sums.collect::<Vec<_>>();
-        });
+        let update = |block: usize, [x]: [&[f32]; 1], grad: &mut [f32]| {
+            let rows = block * ROWS..block * ROWS + x.len() / width;
+            let statistics = statistics.each_ref().map(|all| &all[rows.clone()]);
+            let mut sums = [vec![0.0; width], vec![0.0; width]];
+            backward(grad, x, &gamma, statistics, sums.each_mut().map(Vec::as_mut_slice));
+            sums
+        };
+        let (grad, partial) = update_blocks(grad, [&saved.x], ROWS * width, update);
         let [gamma, beta] = [0, 1].map(|which| {
             let total = column_total(partial.iter().map(|sums| &sums[which][..]), gamma.len());
             from_values(total, [gamma.len()], weight_dtype)

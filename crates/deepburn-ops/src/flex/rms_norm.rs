@@ -9,11 +9,9 @@
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{DType, TensorMetadata};
 use burn_flex::Flex;
-use rayon::prelude::*;
 
-use super::array::{
-    changed, contiguous, elements, from_values, is_supported, read, round, widen, written,
-};
+use super::array::{from_values, is_supported, round, widen};
+use super::blockwise::{map_blocks, update_blocks};
 use super::norm::{ROWS, column_total};
 use super::vector::{combine, dot, vectorised};
 use crate::portable;
@@ -97,29 +95,19 @@ impl RmsNormOps for Flex {
             return portable::rms_norm::forward::<Self>(x, weight, norm);
         }
         let (rows, width, dtype) = (x.shape()[0], x.shape()[1], x.dtype());
-        let x = contiguous(&x);
-        let (values, factor) = (elements(&x), factor(&weight, norm));
-        let mut roots = vec![0.0; rows];
-        let output = written(x.shape(), dtype, |y| {
-            // Rows without elements have no root to compute.
-            let blocks = roots[..if width == 0 { 0 } else { rows }].par_chunks_mut(ROWS);
-            blocks.enumerate().for_each_init(
-                <[Vec<f32>; 2]>::default,
-                |[x_room, y_room], (block, roots)| {
-                    let block = block * ROWS * width..(block * ROWS + roots.len()) * width;
-                    let x = read(values, block.clone(), x_room);
-                    let write = |y: &mut [f32]| {
-                        quotients(x, width, norm.epsilon as f32, y, roots);
-                        if norm.weight == RmsWeight::Factor {
-                            round(y, dtype);
-                        }
-                        scale_rows(y, &factor);
-                    };
-                    // SAFETY: blocks are disjoint.
-                    unsafe { y.write(block, y_room, write) };
-                },
-            );
+        let factor = factor(&weight, norm);
+        let (output, roots) = map_blocks([&x], dtype, ROWS * width, |_, [x], y| {
+            let mut roots = vec![0.0; x.len() / width];
+            quotients(x, width, norm.epsilon as f32, y, &mut roots);
+            if norm.weight == RmsWeight::Factor {
+                round(y, dtype);
+            }
+            scale_rows(y, &factor);
+            roots
         });
+        let mut roots = roots.concat();
+        // Rows without elements are in no block, and have no root to compute.
+        roots.resize(rows, 0.0);
         RmsNormOutput { output, reciprocal_root: from_values(roots, [rows, 1], DType::F32) }
     }
 
@@ -134,28 +122,15 @@ impl RmsNormOps for Flex {
             return portable::rms_norm::backward::<Self>(grad, saved, norm);
         }
         let weight_dtype = saved.weight.dtype();
-        let (x, factor) = (contiguous(&saved.x), factor(&saved.weight, norm));
-        let (values, roots) = (elements(&x), widen(&saved.reciprocal_root));
+        let (factor, roots) = (factor(&saved.weight, norm), widen(&saved.reciprocal_root));
         let width = factor.len();
-        let mut partial = Vec::new();
-        let grad = changed(grad, |grad| {
-            // Chunks of length 0 are an error, and there is nothing to compute.
-            if width == 0 {
-                return;
-            }
-            let rooms = <[Vec<f32>; 2]>::default;
-            let blocks = roots.par_chunks(ROWS).enumerate();
-            let sums = blocks.map_init(rooms, |[x_room, room], (block, roots)| {
-                let block = block * ROWS * width..(block * ROWS + roots.len()) * width;
-                let x = read(values, block.clone(), x_room);
-                let mut weight_sum = vec![0.0; width];
-                let update = |grad: &mut [f32]| backward(grad, x, &factor, roots, &mut weight_sum);
-                // SAFETY: blocks are disjoint, and all elements of a gradient are written.
-                unsafe { grad.update(block, room, update) };
-                weight_sum
-            });
-            partial = sums.collect::<Vec<_>>();
-        });
+        let update = |block: usize, [x]: [&[f32]; 1], grad: &mut [f32]| {
+            let roots = &roots[block * ROWS..block * ROWS + x.len() / width];
+            let mut weight_sum = vec![0.0; width];
+            backward(grad, x, &factor, roots, &mut weight_sum);
+            weight_sum
+        };
+        let (grad, partial) = update_blocks(grad, [&saved.x], ROWS * width, update);
         let total = column_total(partial.iter().map(Vec::as_slice), width);
         RmsNormGradients { x: grad, weight: from_values(total, [width], weight_dtype) }
     }

@@ -66,7 +66,7 @@ impl<B: FusionBackend + OptimizerOps> OptimizerOps for Fusion<B> {
 }
 
 /// A kernel of the inner backend that is queued until its inputs are computed.
-trait Kernel<B: FusionBackend>: Debug + Send + Sync + 'static {
+trait InnerKernel<B: FusionBackend>: Debug + Send + Sync + 'static {
     /// The name of the custom op in the queue's intermediate representation.
     const NAME: &'static str;
 
@@ -86,7 +86,7 @@ struct OptimizerUpdate {
     working: Option<FloatDType>,
 }
 
-impl<B: FusionBackend + OptimizerOps> Kernel<B> for OptimizerUpdate {
+impl<B: FusionBackend + OptimizerOps> InnerKernel<B> for OptimizerUpdate {
     const NAME: &'static str = "deepburn optimizer update";
 
     fn run(&self, inputs: Vec<FloatTensor<B>>) -> Vec<FloatTensor<B>> {
@@ -106,7 +106,7 @@ struct Flatten {
     len: usize,
 }
 
-impl<B: FusionBackend + OptimizerOps> Kernel<B> for Flatten {
+impl<B: FusionBackend + OptimizerOps> InnerKernel<B> for Flatten {
     const NAME: &'static str = "deepburn flatten";
 
     fn run(&self, inputs: Vec<FloatTensor<B>>) -> Vec<FloatTensor<B>> {
@@ -120,7 +120,7 @@ impl<B: FusionBackend + OptimizerOps> Kernel<B> for Flatten {
 /// # Panics
 ///
 /// Panics if there is no input.
-fn queue<B: FusionBackend, K: Kernel<B>>(
+fn queue<B: FusionBackend, K: InnerKernel<B>>(
     kernel: K,
     inputs: Vec<FusionTensor<B::FusionRuntime>>,
     results: Vec<(Shape, DType)>,
@@ -150,7 +150,7 @@ struct Queued<B, K> {
     backend: PhantomData<B>,
 }
 
-impl<B: FusionBackend, K: Kernel<B>> Operation<B::FusionRuntime> for Queued<B, K> {
+impl<B: FusionBackend, K: InnerKernel<B>> Operation<B::FusionRuntime> for Queued<B, K> {
     /// Takes the inputs out of the container of handles, runs the kernel and stores its results
     /// under their ids.
     fn execute(&self, handles: &mut HandleContainer<B::Handle>) {

@@ -27,7 +27,7 @@ use burn_backend::{Backend, DType, Shape, TensorMetadata};
 use deepburn_comm::CommError;
 use deepburn_config::ActivationOffload;
 use deepburn_nvme::{SwapError, SwapFile};
-use deepburn_ops::{is_without_data, read_to_host};
+use deepburn_ops::{float_bytes, is_without_data};
 
 use super::{
     ChunkLayout, ParkedArray, ParkedRead, ParkedTensor, Store, WriteBehind, io_policy, lock,
@@ -181,7 +181,7 @@ impl<B: Backend> ActivationStore<B> {
         let device = B::float_device(&tensor.tensor);
         let bytes = match is_without_data::<B>() {
             true => bytes::Bytes::new(),
-            false => read_to_host::<B>(tensor.tensor.clone()),
+            false => float_bytes::<B>(tensor.tensor.clone()),
         };
         let array = self
             .write(&bytes, shape.num_elements(), dtype)

@@ -130,4 +130,14 @@ mod tests {
         assert!(types.is_sorted_by(|left, right| dtype(left) > dtype(right)));
         assert!(types.is_sorted_by(|left, right| left.size() >= right.size()));
     }
+
+    #[test]
+    fn a_type_is_written_and_read_by_its_name() {
+        for element in ElementType::ALL {
+            let name = serde_json::to_value(element).unwrap();
+            assert_eq!(name, element.name());
+            assert_eq!(serde_json::from_value::<ElementType>(name).unwrap(), element);
+        }
+        assert!(serde_json::from_str::<ElementType>("\"F8_E4M3\"").is_err());
+    }
 }

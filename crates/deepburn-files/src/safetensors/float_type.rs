@@ -134,6 +134,26 @@ mod tests {
         assert!(FloatType::Bf16.overflow(&[FloatType::Bf16.largest() + 0.5 * step]).is_some());
     }
 
+    #[test]
+    fn only_float_types_of_weights_convert() {
+        for element in ElementType::ALL {
+            match FloatType::try_from(element) {
+                Ok(float) => assert!(element.is_trainable() && float.element() == element),
+                Err(other) => assert!(!element.is_trainable() && other == element),
+            }
+        }
+    }
+
+    #[test]
+    fn an_incomplete_element_at_the_end_is_ignored() {
+        for float in FloatType::ALL {
+            let (mut bytes, mut back) = (Vec::new(), vec![7.0]);
+            float.encode(&[1.0, 2.0], &mut bytes);
+            float.decode(&bytes[..bytes.len() - 1], &mut back);
+            assert_eq!(back, [7.0, 1.0], "{float:?}");
+        }
+    }
+
     trait Bits {
         fn map_bits(&self) -> Vec<u32>;
     }

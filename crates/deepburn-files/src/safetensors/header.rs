@@ -69,6 +69,18 @@ mod tests {
     use super::*;
 
     #[test]
+    fn values_start_at_a_multiple_of_8_for_every_length_of_the_text() {
+        for len in 0..20 {
+            let mut header = Header::pytorch();
+            header.push(&"n".repeat(len), ElementType::U8, &[3]);
+            let bytes = header.to_bytes();
+            assert!(bytes.len().is_multiple_of(8) && header.file_len() == bytes.len() as u64 + 3);
+            let text = std::str::from_utf8(&bytes[8..]).unwrap();
+            assert!(serde_json::from_str::<Value>(text).is_ok(), "padding keeps the JSON valid");
+        }
+    }
+
+    #[test]
     fn the_bytes_match_the_safetensors_crate() {
         use safetensors::tensor::{Dtype, Metadata, TensorInfo};
         let mut header = Header::pytorch();

@@ -31,6 +31,7 @@ impl PartialFile {
     /// Returns an error if the file cannot be created.
     pub fn create(path: impl Into<PathBuf>, partial: impl Into<PathBuf>) -> io::Result<Self> {
         let (path, partial) = (path.into(), partial.into());
+        // Truncates a file that a killed program left: its end would follow a shorter content.
         Ok(Self { file: File::create(&partial)?, path, partial: Some(partial) })
     }
 
@@ -67,8 +68,10 @@ impl PartialFile {
     /// Returns an error if the file cannot be renamed, for example because a folder has that name.
     pub fn finish(mut self) -> io::Result<()> {
         if let Some(partial) = &self.partial {
+            // On an error, `partial` is still set, and dropping `self` removes the file.
             fs::rename(partial, &self.path)?;
         }
+        // The temporary name is free again, and another writer may already use it.
         self.partial = None;
         Ok(())
     }

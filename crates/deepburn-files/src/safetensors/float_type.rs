@@ -60,10 +60,15 @@ impl FloatType {
     /// Returns `None` if all finite values stay finite.
     #[must_use]
     pub fn overflow(self, values: &[f32]) -> Option<f32> {
+        // Values that are not finite already are not the conversion's fault, and are stored as they
+        // are.
         let finite = values.iter().map(|v| v.abs()).filter(|v| v.is_finite());
         let largest = finite.fold(0.0, f32::max);
         let is_infinite = match self {
             Self::F32 => false,
+            // Rounding is monotonic, so no smaller value overflows either. The value is rounded and
+            // not compared with `largest`, because numbers up to half a step above it round down to
+            // it.
             Self::F16 => f16::from_f32(largest).is_infinite(),
             Self::Bf16 => bf16::from_f32(largest).is_infinite(),
         };

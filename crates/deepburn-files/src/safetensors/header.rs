@@ -38,6 +38,8 @@ impl Header {
             "shape": shape,
             "data_offsets": [start, self.data_len],
         });
+        // The map keeps the order of insertion (`preserve_order` of `serde_json`), which is file
+        // order.
         self.fields.insert(name.to_owned(), info);
         start
     }

@@ -30,6 +30,7 @@ impl TensorFileWriter {
         let writer = BufWriter::with_capacity(BUFFER, PartialFile::create(path, partial)?);
         let bytes = header.to_bytes();
         let mut file = Self { writer, data_start: bytes.len() as u64 };
+        // On an error, dropping `file` removes the temporary file.
         file.write(&bytes)?;
         Ok(file)
     }
@@ -55,6 +56,7 @@ impl TensorFileWriter {
     /// # Errors
     /// Returns an error if the remaining bytes cannot be written or the file cannot be renamed.
     pub fn finish(self) -> io::Result<()> {
+        // Returns the error of the last buffered bytes, which dropping a `BufWriter` would ignore.
         self.writer.into_inner()?.finish_synced()
     }
 }

@@ -26,6 +26,7 @@ pub fn measured_bandwidth(folder: &Path) -> Result<f64, SwapError> {
     let writes = chunks().zip(buffers).map(|(start, buffer)| file.write(&region, start, buffer));
     let writes = writes.collect::<Result<Vec<_>, _>>()?;
     let written = writes.into_iter().map(|write| write.wait()).collect::<Result<Vec<_>, _>>()?;
+    // The reads take their buffers from the pool, to which these return.
     drop(written);
     let reads = chunks().map(|start| file.read(&region, start..start + CHUNK));
     let reads = reads.collect::<Result<Vec<_>, _>>()?;

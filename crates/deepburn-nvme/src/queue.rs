@@ -224,6 +224,8 @@ impl QueueState {
         let mut blocked_by = 0;
         for earlier in self.active.values_mut() {
             if earlier.transfer.conflicts_with(&transfer) {
+                // The order of submission decides, so a read that follows a write gets what was
+                // written, and two writes of a range end with the later one.
                 earlier.dependents.push(id);
                 blocked_by += 1;
             }
@@ -292,6 +294,7 @@ impl QueueState {
                 Direction::Write => self.statistics.bytes_written += block.len() as u64,
             },
             Err(error) => {
+                // A failed read changes nothing on the disk, so only its own transfer fails.
                 if block.direction == Direction::Write && self.failure.is_none() {
                     tracing::error!("{error}");
                     self.failure = Some(error.clone());

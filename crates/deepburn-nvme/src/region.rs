@@ -145,6 +145,7 @@ impl Space {
     /// returns their offset.
     fn take_released(&mut self, needed: u64) -> Option<u64> {
         let fitting = self.released.iter().filter(|(_, bytes)| **bytes >= needed);
+        // An empty region takes no released part: it would only split the list.
         let (&offset, &bytes) = fitting.min_by_key(|(_, bytes)| **bytes).filter(|_| needed > 0)?;
         self.released.remove(&offset);
         if bytes > needed {
@@ -167,6 +168,8 @@ impl Space {
         if let Some(length) = self.released.remove(&(offset + bytes)) {
             bytes += length;
         }
+        // The end of the file is not kept as a released part, so that the next region can have any
+        // size there.
         if offset + bytes == self.next {
             self.next = offset;
         } else {

@@ -77,6 +77,7 @@ impl TransferBlock {
             };
             let transferred = match outcome {
                 Ok(transferred) => transferred,
+                // A signal came before any byte was transferred.
                 Err(Errno::INTR) => continue,
                 Err(errno) => {
                     let span = (offset, rest.len() as u64);

@@ -28,6 +28,7 @@ pub(crate) fn start_worker(
 ) -> io::Result<JoinHandle<()>> {
     Builder::new().name(format!("swap-{index}")).spawn(move || {
         let mut finished = None;
+        // Handing a block back and taking the next one needs the lock of the queue once.
         while let Some(mut block) = queue.next(finished.take()) {
             let started = Instant::now();
             let outcome = block.run(&*file, &folder);

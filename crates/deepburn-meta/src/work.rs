@@ -46,6 +46,7 @@ impl Drop for Observing {
 
 /// Calls `run`, and `observer` with the work of each op that `run` executes on this thread.
 pub fn observe_work<R>(observer: impl FnMut(Work) + 'static, run: impl FnOnce() -> R) -> R {
+    // An observer that was set before is replaced, not restored: observations do not nest.
     OBSERVER.set(Some(Box::new(observer)));
     let _observing = Observing;
     run()
@@ -119,6 +120,7 @@ fn operations(op: &OperationIr) -> u64 {
 fn moved_bytes(op: &OperationIr) -> u64 {
     use BaseOperationIr as Base;
     let base = match op {
+        // Copying data from the host is not an op; a program reports it with [`report_work`].
         OperationIr::Drop(_) | OperationIr::Init(_) => return 0,
         OperationIr::Module(ModuleOperationIr::Embedding(op)) => return 2 * bytes(&op.out),
         OperationIr::BaseFloat(base) | OperationIr::BaseInt(base) | OperationIr::BaseBool(base) => {
@@ -136,6 +138,8 @@ fn moved_bytes(op: &OperationIr) -> u64 {
             | Base::Slice(_)
             | Base::Empty(_),
         ) => 0,
+        // The rows that are returned are read and written. The indices are small in comparison, and
+        // the other rows are not touched.
         Some(Base::Gather(_) | Base::Select(_)) => 2 * op.outputs().map(bytes).sum::<u64>(),
         _ => op.inputs().chain(op.outputs()).map(bytes).sum(),
     }

@@ -43,6 +43,8 @@ impl CountingAllocator {
             });
             return false;
         }
+        // Many small requests are not refused here. The loop compares their peak with the limit
+        // after the input, when it can still name the input in a panic.
         let live = LIVE.fetch_add(bytes, Relaxed) + bytes;
         PEAK.fetch_max(live, Relaxed);
         true

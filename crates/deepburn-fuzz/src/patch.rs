@@ -18,6 +18,8 @@ pub fn patched(sound: &[u8], patch: &[u8]) -> Vec<u8> {
     let mut value = serde_json::from_slice(sound).expect("the sound text is JSON");
     apply(&mut value, serde_json::from_slice(patch).expect("a patch is JSON"));
     let text = serde_json::to_string_pretty(&value).expect("a value is writable");
+    // The writer has put the marked texts in quotation marks and escaped the ones inside. Both are
+    // undone, which makes text that no JSON writer would produce.
     let mut parts = text.split("\"<<");
     let mut out = parts.next().unwrap_or_default().to_owned();
     for part in parts {
@@ -41,6 +43,7 @@ fn apply(value: &mut Value, patch: Value) {
         } else if change.is_null() {
             value.as_object_mut().map(|fields| fields.remove(&name));
         } else {
+            // A patch may go deeper than the valid text does.
             if !value.is_object() {
                 *value = Value::Object(Default::default());
             }

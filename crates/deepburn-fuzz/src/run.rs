@@ -68,6 +68,8 @@ fn limited<I>(
             let started = Instant::now();
             let mut outcome = Ok(());
             let memory = peak_of(|| {
+                // The check is not used again after a panic: the assertion below ends the loop,
+                // with the seed in its message.
                 outcome = catch_unwind(AssertUnwindSafe(|| check(input)));
             });
             let time = started.elapsed();

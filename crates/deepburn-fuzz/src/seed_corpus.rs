@@ -54,6 +54,8 @@ impl SeedCorpus {
                 SeedFile { name, bytes }
             })
             .collect();
+        // The order of a folder's entries depends on the file system, and seeds pick files by
+        // index.
         files.sort_by(|left, right| left.name.cmp(&right.name));
         assert!(!files.is_empty(), "{} has no file", corpus.display());
         Self(files)

@@ -62,7 +62,12 @@ struct HookMapper {
 impl ModuleMapper for HookMapper {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         let (id, tensor, mapper) = param.consume();
+        // Each parameter gets a later time than the one before it. Modules are visited in the order
+        // in which this model uses them, so its last parameter is the deepest and its gradient is
+        // taken first.
         self.clock = (0..OPS_PER_PARAMETER).fold(self.clock.clone(), |clock, _| tick(clock));
+        // The hook replaces the parameter in the module, so every use of the parameter goes through
+        // it.
         let hooked = hooked(tracked(tensor), &self.clock, self.next);
         self.next += 1;
         let tensor = Tensor::from_primitive::<Autodiff<GroupBackend>>(hooked);
@@ -82,6 +87,7 @@ impl Backward<GroupBackend, 1> for Tick {
 
 fn tick(clock: Tracked) -> Tracked {
     let (value, node) = clock.into_parts();
+    // The value is passed on without a copy; only the depth of the node matters.
     match Tick.prepare::<NoCheckpointing>([node]).compute_bound().stateful() {
         OpsKind::Tracked(prepared) => prepared.finish((), value),
         OpsKind::UnTracked(prepared) => prepared.finish(value),
@@ -96,6 +102,8 @@ impl Backward<GroupBackend, 2> for TakeGradient {
     type State = usize;
 
     fn backward(self, ops: Ops<usize, 2>, gradients: &mut Gradients, _: &mut Checkpointer) {
+        // A real hook would start the reduction of this gradient here. The gradient is complete:
+        // all steps that add to it are deeper than the hook, so they have run.
         drop(gradients.consume::<GroupBackend>(&ops.node));
         let reported = Reported { parameter: ops.state, products: products() };
         REPORTED.with_borrow_mut(|all| all.push(reported));
@@ -104,6 +112,7 @@ impl Backward<GroupBackend, 2> for TakeGradient {
 
 fn hooked(leaf: Tracked, clock: &Tracked, parameter: usize) -> Tracked {
     let (value, node) = leaf.into_parts();
+    // The clock is the second parent, which gives the hook its depth. It has no gradient.
     let hook = TakeGradient.prepare::<NoCheckpointing>([node, clock.node()]);
     match hook.compute_bound().stateful() {
         OpsKind::Tracked(prepared) => prepared.finish(parameter, value),

@@ -34,6 +34,7 @@ impl Perceptron {
 
 fn main() {
     let group = GroupDevice::new::<Probe<Flex>>(&[FlexDevice]).expect("a group of one device");
+    // A model sees a device like any other; nothing in its types names the decorator.
     let device = Device::from(group).autodiff();
     let model = Perceptron {
         up: LinearConfig::new(16, 64).init(&device),
@@ -54,12 +55,16 @@ fn main() {
     }
     // The input of the model needs no gradient.
     assert_eq!((forward, all), (2, 5), "the products do not pass through the decorator");
+    // Two weights and two biases.
     assert_eq!(gradients.len(), 4, "a gradient was not reported");
+    // Overlap of communication and backward needs gradients before the last product.
     let early = gradients.iter().filter(|reported| reported.products < all).count();
     assert!(early > 0, "all gradients come at the end of backward");
 
+    // A tiny tensor, so that the time is the group's overhead and not arithmetic.
     let (started, count) = (Instant::now(), 10_000);
     let y = (0..count).fold(x.without_autodiff(), |y, _| y + 1.0);
     println!("{:.1?} per small op through the group", started.elapsed() / count);
+    // The result is read, so that an op that failed is noticed.
     drop(y.into_data());
 }

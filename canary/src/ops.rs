@@ -15,6 +15,7 @@ use burn_ir::BackendIr;
 
 use crate::probe::{Probe, count_product};
 
+// One line for each method, so that a change of a trait in the next Burn is a change of one line.
 macro_rules! forward {
     ($( fn $name:ident($($arg:ident: $type:ty),* $(,)?) -> $result:ty; )*) => { $(
         fn $name($($arg: $type),*) -> $result {
@@ -107,6 +108,7 @@ impl<B: BackendIr> FloatTensorOps<Self> for Probe<B> {
     }
 
     fn float_matmul(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self> {
+        // The only op that the decorator observes. If it is bypassed, the count in `main` is wrong.
         count_product();
         B::float_matmul(lhs, rhs)
     }
@@ -247,6 +249,8 @@ impl<B: BackendIr> ModuleOps<Self> for Probe<B> {
         output_grad: FloatTensor<Self>,
         options: DeformConvOptions<2>,
     ) -> DeformConv2dBackward<Self> {
+        // The result types name the backend, so the tensors are moved from the inner backend's to
+        // the decorator's.
         let r = B::deform_conv2d_backward(x, offset, weight, mask, bias, output_grad, options);
         DeformConv2dBackward::new(r.x_grad, r.offset_grad, r.weight_grad, r.mask_grad, r.bias_grad)
     }

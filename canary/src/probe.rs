@@ -24,6 +24,7 @@ pub fn count_product() {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Probe<B>(PhantomData<B>);
 
+// The inner backend stores the tensors; the decorator adds no state of its own.
 impl<B: BackendIr> BackendTypes for Probe<B> {
     type Device = B::Device;
     type FloatTensorPrimitive = B::FloatTensorPrimitive;
@@ -51,6 +52,8 @@ impl<B: BackendIr> Backend for Probe<B> {
     }
 }
 
+// A group accepts any backend whose tensors can be stored as handles of the intermediate
+// representation.
 impl<B: BackendIr> BackendIr for Probe<B> {
     type Handle = B::Handle;
     fn float_tensor(handle: TensorHandle<Self::Handle>) -> FloatTensor<Self> {

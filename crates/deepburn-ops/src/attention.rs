@@ -115,12 +115,15 @@ impl<B: AttentionOps, C: CheckpointStrategy> AttentionOps for Autodiff<B, C> {
         match AttentionStep.prepare::<C>([projected.node]).compute_bound().stateful() {
             OpsKind::Tracked(step) => {
                 let projected = projected.primitive;
+                // The backward pass computes the corrections of softmax's derivative from the
+                // output. Its clone is a handle, as the one of the input.
                 let AttentionOutput { output, log_sums } =
                     B::attention_forward(projected.clone(), attention, dropout);
                 let saved = AttentionSaved { projected, output: output.clone(), log_sums, dropout };
                 step.finish((saved, attention.clone()), output)
             }
             OpsKind::UnTracked(step) => {
+                // Without a backward pass, a backend need not return the log-sums.
                 step.finish(B::self_attention(projected.primitive, attention, dropout))
             }
         }

@@ -127,6 +127,7 @@ pub fn int_into_host<B: Backend>(tensor: B::IntTensorPrimitive) -> Vec<i64> {
 /// Returns an index tensor of shape `[k]` in the integer type of `device`.
 pub fn int_from_host<B: Backend>(indices: Vec<i64>, device: &B::Device) -> B::IntTensorPrimitive {
     let len = indices.len();
+    // Backends differ in their default integer type.
     let dtype = burn_backend::get_device_settings::<B>(device).int_dtype;
     B::int_from_data(TensorData::new(indices, vec![len]).convert_dtype(dtype.into()), device)
 }

@@ -18,6 +18,7 @@ pub trait MatmulOps: Backend {
     /// Multiplies `lhs` `[..., rows, depth]` by a quantized matrix `[depth, columns]`. The result
     /// equals [`matmul`](Self::matmul) with the dequantized matrix.
     fn quantized_matmul(lhs: FloatTensor<Self>, rhs: &QuantizedMatrix<Self>) -> FloatTensor<Self> {
+        // The one matrix is broadcast along the leading axes of `lhs`.
         let mut shape = vec![1; lhs.shape().num_dims().saturating_sub(2)];
         shape.extend(rhs.shape());
         Self::matmul(lhs, Self::float_reshape(rhs.dequantized(), Shape::from(shape)))

@@ -141,6 +141,7 @@ impl HostBlocks {
         let mut values = vec![E::zeroed(); rows.len() * width];
         let matrix = self.matrix();
         let parts = values.par_chunks_mut(width.max(1)).zip(rows);
+        // The caller has checked that the rows are not negative.
         parts.for_each(|(out, row)| matrix.decode(*row as usize * width, out));
         values
     }
@@ -175,6 +176,7 @@ pub(crate) use with_element;
 pub fn quantize<B: Backend>(tensor: FloatTensor<B>, format: BlockFormat) -> FloatTensor<B> {
     let device = B::float_device(&tensor);
     let len = format.words(tensor.shape().num_elements());
+    // There are no elements to encode, only the size of their encoding to show.
     if is_without_data::<B>() {
         return B::float_empty(Shape::from(vec![len]), &device, FloatDType::F32);
     }

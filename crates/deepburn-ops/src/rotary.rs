@@ -39,6 +39,7 @@ impl RotatedHeads {
     /// Panics if a row has fewer columns than the heads, a head fewer than the rotated elements, or
     /// the table another number of positions than sequences of the rows can have.
     pub(crate) fn check(self, [rows, columns]: [usize; 2], [positions, half]: [usize; 2]) {
+        // Without rows there is nothing to rotate, so a table may have any number of positions.
         let fits = self.heads * self.width <= columns
             && 2 * half <= self.width
             && (rows == 0 || positions > 0 && rows % positions == 0);

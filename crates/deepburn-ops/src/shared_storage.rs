@@ -67,6 +67,7 @@ pub fn join_shards<B: Backend>(
         return None;
     }
     let storage = SharedStorage::of(&parts).unwrap_or_else(|| SharedStorage::new(&parts));
+    // The last shard may end with padding.
     let whole = storage.read().slice(..numel * dtype.size());
     let whole = Bytes::from_shared(whole, AllocationProperty::Native);
     let data = TensorData::from_bytes(whole, [numel], dtype);
@@ -160,6 +161,7 @@ impl SharedStorage {
     /// Returns the storage that begins at `start`. Returns `None` for any other address, also for
     /// the address of a shard other than the first.
     fn at(start: *const u8) -> Option<Arc<Self>> {
+        // A storage that another thread is dropping is still registered, but cannot be upgraded.
         storages().get(&(start as usize)).and_then(Weak::upgrade)
     }
 
@@ -188,6 +190,8 @@ impl SharedStorage {
     /// Returns all bytes as a full array. No shard is modified in place until the array and all its
     /// slices are dropped.
     fn read(self: Arc<Self>) -> bytes::Bytes {
+        // Relaxed is enough: a later modification is ordered after this by flex's reference count:
+        // [Note: No write while a full array exists].
         self.readers.fetch_add(1, Ordering::Relaxed);
         bytes::Bytes::from_owner(Whole(self))
     }
@@ -246,6 +250,7 @@ impl StorageShard {
     /// Takes ownership of shard `index` and returns its bytes; `None` if the shard is owned already
     /// or does not exist.
     fn take(storage: Arc<SharedStorage>, index: usize, dtype: DType) -> Option<Bytes> {
+        // Pairs with the release in `leave`: the new owner sees what the previous one wrote.
         if storage.owned.get(index)?.swap(true, Ordering::Acquire) {
             return None;
         }

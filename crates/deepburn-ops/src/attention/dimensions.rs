@@ -34,6 +34,7 @@ impl AttentionMask {
         let end = query + 1;
         match self {
             Self::Causal => 0..end,
+            // A window of 0 counts as 1: softmax needs a key.
             Self::Window(window) => end.saturating_sub(*window).min(query)..end,
             Self::Since(first) => first[sequence * positions + query].min(query)..end,
             Self::Lengths(lengths) => 0..lengths[sequence].clamp(1, positions.max(1)),
@@ -56,6 +57,8 @@ impl AttentionMask {
             Self::Causal => 0..rows.end,
             Self::Window(_) => self.seen(sequence, rows.start, positions).start..rows.end,
             Self::Since(_) => {
+                // A block may contain the end of one document and the start of the next, so no
+                // single query has the first key of all.
                 let first = rows.clone().map(|row| self.seen(sequence, row, positions).start);
                 first.min().unwrap_or(rows.start)..rows.end
             }

@@ -31,6 +31,7 @@ impl AttentionDropout {
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         z ^= z >> 31;
+        // Below 2^32, because the probability is below 1.
         let threshold = (self.probability * 2_f64.powi(32)) as u32;
         DropoutRow { low: z as u32, high: (z >> 32) as u32, threshold }
     }

@@ -43,6 +43,7 @@ where
         let unused = states.split_off(step.states().min(states.len()));
         let master = exclusive(master);
         let mut states: Vec<_> = states.into_iter().map(exclusive).collect();
+        // Only read, so it may be shared.
         let gradient = known::<Self, R>(gradient);
         let len = master.shape().num_elements();
         let copy = working

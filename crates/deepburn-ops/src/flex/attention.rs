@@ -229,6 +229,7 @@ impl Inputs<'_> {
     /// Computes one head: writes its columns of `output` and its row of `log_sums`.
     fn forward_head(&self, head: usize, output: OutputArray, log_sums: &mut [f32]) {
         let dims = self.dims;
+        // Enough for the block that sees the most keys.
         let mut scratch = unwritten(QUERY_BLOCK.min(dims.positions) * dims.positions);
         for rows in dims.blocks() {
             let seen = self.keys(head, &rows);
@@ -240,6 +241,8 @@ impl Inputs<'_> {
             }
             let visible = self.seen(head, &rows, &seen);
             softmax_rows(weights, keys, &visible, &mut log_sums[rows.clone()]);
+            // After the log-sums, from which the backward pass recomputes the weights before
+            // dropout.
             self.drop(weights, head, &rows, &seen);
             let values = dims.projected(self.projected, head, &seen, AttentionOperand::Values);
             let out = output.at(dims.place(head, &rows));
@@ -254,6 +257,7 @@ impl Inputs<'_> {
     fn backward_group(&self, shared: usize, given: &Given<'_>, gradient: OutputArray) {
         let group = self.dims.group();
         let mut scratch = BackwardScratch::new(self.dims, self.soft_cap);
+        // One after the other, so that the sums of keys and values have a fixed order.
         for head in shared * group..(shared + 1) * group {
             self.backward_head(head, given, gradient, &mut scratch);
         }
@@ -321,6 +325,8 @@ impl Inputs<'_> {
             let scores_grad = &mut scores_grad[..rows.len() * keys];
             let grad = dims.merged(given.grad, head, &rows);
             let values = dims.projected(self.projected, head, &seen, AttentionOperand::Values);
+            // The gradient with respect to the weights, `dp`, then with respect to the scores,
+            // `ds`.
             let out = MatrixMut::new(scores_grad, rows.len(), keys, keys);
             self.product(grad, values.transposed()).write_to(out);
             self.drop(scores_grad, head, &rows, &seen);
@@ -331,6 +337,8 @@ impl Inputs<'_> {
                 scale_by_slopes(scores_grad, slopes, keys, &visible);
             }
 
+            // `score_gradient` needed the weights before dropout. The gradient of the values needs
+            // them after it, `q`.
             self.drop(weights, head, &rows, &seen);
             let matrix = |values| Matrix::new(values, rows.len(), keys, keys);
             let [weights, scores_grad] = [&weights[..], &scores_grad[..]].map(matrix);
@@ -420,6 +428,7 @@ impl BackwardScratch {
             (AttentionOperand::Keys, &self.keys_grad),
             (AttentionOperand::Values, &self.values_grad),
         ] {
+            // The rows of a head are apart in the gradient, so they are written one at a time.
             for (position, sums) in sums.values.chunks_exact(dims.width.max(1)).enumerate() {
                 let start = dims.place_in(operand, head, &(position..position + 1));
                 // SAFETY: no other thread accesses this head's columns.

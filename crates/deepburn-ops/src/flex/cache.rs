@@ -63,6 +63,8 @@ vectorised! {
                 *sum += weight * value;
             }
         }
+        // The sum of the values is divided instead of the weights: `width` divisions instead of one
+        // per key.
         let factor = 1.0 / sum;
         for value in output.iter_mut() {
             *value *= factor;
@@ -170,6 +172,7 @@ impl Cached<'_> {
         let first = (group * self.room + self.seen.start) * width;
         let rows = first..first + self.seen.len() * width;
         let [mut key_room, mut value_room] = [Vec::new(), Vec::new()];
+        // Widened once for all queries of the group.
         let keys = read(self.keys, rows.clone(), &mut key_room);
         let values = read(self.values, rows, &mut value_room);
         let mut scores = vec![0.0; self.seen.len()];

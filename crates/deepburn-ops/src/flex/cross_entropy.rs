@@ -59,6 +59,7 @@ vectorised! {
     /// Without `gradient` the logits stay unchanged and the exponentials are not stored.
     fn row_loss(logits: &mut [f32], target: usize, gradient: bool) -> f64 {
         let largest = max(logits);
+        // Read before the logits are overwritten.
         let shifted_target = logits[target] - largest;
         let add = |a: f32, b: f32| a + b;
         let mut sum = 0.0;
@@ -79,6 +80,7 @@ vectorised! {
             }
             logits[target] -= 1.0;
         }
+        // Both terms are shifted by the largest logit, which cancels.
         sum.ln() - f64::from(shifted_target)
     }
 }
@@ -240,6 +242,8 @@ impl LossHead<'_> {
     /// which only a dense weight has, is summed over the chunks in their order.
     fn loss(&self, wanted: HeadGradients<bool>) -> HeadLoss<Flex> {
         let [tokens, width, vocab] = self.shape;
+        // Not zeroed: each chunk writes its rows, and the first chunk writes all of the weight
+        // gradient.
         let mut hidden_grad = wanted.hidden.then(|| unwritten(tokens * width));
         let mut weight_grad = wanted.weight.then(|| unwritten(vocab * width));
         let mut loss = 0.0;
@@ -283,6 +287,8 @@ impl LossHead<'_> {
 
 /// Returns whether the panels of a quantized weight are decoded into the products, instead of the whole weight before.
 fn can_decode(hidden: &FloatTensor<Flex>, weight: &QuantizedMatrix<Flex>) -> bool {
+    // A panel consists of stored rows, and a transposed weight has its logits in the stored
+    // columns.
     let is_float = matches!(weight.dtype(), DType::F32 | DType::F16 | DType::BF16);
     is_supported(hidden) && is_float && !weight.is_transposed() && hidden.shape()[0] > 0
 }

@@ -87,6 +87,7 @@ impl GatedOps for Flex {
         up: FloatTensor<Self>,
         function: GateFunction,
     ) -> FloatTensor<Self> {
+        // The kernel pairs the elements by their flat index, which would also accept other shapes.
         assert_eq!(gate.shape(), up.shape(), "a gate and its values have the same shape");
         if !are_supported([&gate, &up]) {
             return portable::gated::forward::<Self>(gate, up, function);
@@ -134,6 +135,8 @@ impl GatedOps for Flex {
         if !is_supported(&joint) {
             return portable::gated::joint_forward::<Self>(joint, function);
         }
+        // By rows: a row of `joint` is twice as long as a row of the result, so their blocks
+        // differ.
         let (rows, width) = (joint.shape()[0], joint.shape()[1] / 2);
         let joint = contiguous(&joint);
         let values = elements(&joint);
@@ -169,6 +172,8 @@ impl GatedOps for Flex {
                 let grad = read(grads, width * row..width * (row + 1), grad_room);
                 let write = |out: &mut [f32]| {
                     let (gate_grad, up_grad) = out.split_at_mut(width);
+                    // `backward` works in place: it turns the gradient of the output into the one
+                    // of `up`.
                     up_grad.copy_from_slice(grad);
                     backward([gate, up], up_grad, gate_grad, function);
                 };

@@ -135,6 +135,7 @@ impl LinearOps for Flex {
             return portable::linear::gradients::<Self>(grad, x);
         }
         let arithmetic = arithmetic([x.dtype(), dtype]);
+        // The products read any strides, but the bias gradient adds whole rows.
         let grad = contiguous(&grad);
         let weight = with_matrix(&x, |x| {
             with_matrix(&grad, |grad| product(x.transposed(), grad, dtype, arithmetic))

@@ -46,6 +46,8 @@ impl MatmulOps for Flex {
             return Self::float_matmul(lhs, rhs);
         }
         // A flipped axis has a negative stride, which the kernels do not support.
+        // Other strides are read as they are, so transposed operands and heads of an attention are
+        // not copied.
         let [lhs, rhs] = [lhs, rhs].map(forwards);
         let (left, right) = (lhs.shape(), rhs.shape());
         let [rows, depth] = [left[ranks[0] - 2], left[ranks[0] - 1]];
@@ -115,6 +117,7 @@ impl Products<'_> {
         if count >= ENOUGH_PRODUCTS && count.saturating_mul(multiplications) >= WORTH_THREADS {
             (0..count).into_par_iter().for_each(|index| self.compute_one(index, out, Threads::One));
         } else {
+            // Each product is divided among all threads if it is large enough.
             (0..count).for_each(|index| self.compute_one(index, out, Threads::All));
         }
     }

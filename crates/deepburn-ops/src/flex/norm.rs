@@ -152,6 +152,8 @@ impl LayerNormOps for Flex {
         let update = |block: usize, [x]: [&[f32]; 1], grad: &mut [f32]| {
             let rows = block * ROWS..block * ROWS + x.len() / width;
             let statistics = statistics.each_ref().map(|all| &all[rows.clone()]);
+            // Each block has its own sums, because blocks run on several threads. They are added in
+            // the order of the blocks below.
             let mut sums = [vec![0.0; width], vec![0.0; width]];
             backward(grad, x, &gamma, statistics, sums.each_mut().map(Vec::as_mut_slice));
             sums

@@ -50,6 +50,7 @@ impl OptimizerOps for Flex {
         let copy = match working {
             Some(FloatDType::F16) => Some(filled::<f16>(len, |copy| update(Some(copy.into())))),
             Some(FloatDType::BF16) => Some(filled::<bf16>(len, |copy| update(Some(copy.into())))),
+            // An f32 copy would equal the master weights.
             _ => {
                 update(None);
                 None

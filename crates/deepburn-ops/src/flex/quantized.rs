@@ -117,6 +117,8 @@ impl HostMatrix {
         self.each_rows(|first, panel| {
             let product = Product::new(grad.columns_from(first, panel.rows()), panel, arithmetic);
             let out = MatrixMut::new(out, rows, self.columns, self.columns);
+            // Panels of rows divide the depth of this product, so each adds to the sums of the ones
+            // before.
             if first == 0 { product.write_to(out) } else { product.add_to(out) }
         });
     }
@@ -157,6 +159,7 @@ fn decode_rows<E: Element + Pod>(
     if room.len() < count * len {
         *room = unwritten(count * len);
     }
+    // The last panel is shorter. The content of the vector stays, because all of it is overwritten.
     room.truncate(count * len);
     let rows = room.par_chunks_mut(len.max(1)).enumerate().with_min_len(16);
     rows.for_each(|(index, out)| matrix.decode((row + index) * width + column, out));
@@ -175,6 +178,7 @@ pub(super) fn product(
     }
     let (rows, [_, columns]) = (left.shape()[0], matrix.shape());
     let (blocks, bias) = (HostMatrix::of(matrix), bias.map(widen));
+    // A new token of generation: with one row, decoding a panel would take longer than its product.
     if let (1, true, EncodedSlice::ByRow(encoded)) =
         (rows, matrix.is_transposed(), blocks.blocks.matrix())
     {

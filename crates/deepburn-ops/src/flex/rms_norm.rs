@@ -100,6 +100,8 @@ impl RmsNormOps for Flex {
             let mut roots = vec![0.0; x.len() / width];
             quotients(x, width, norm.epsilon as f32, y, &mut roots);
             if norm.weight == RmsWeight::Factor {
+                // The reference rounds the quotient to the type of `x` before the product with the
+                // weight.
                 round(y, dtype);
             }
             scale_rows(y, &factor);

@@ -48,6 +48,7 @@ fn rotated(
     let ([rows, columns], dtype) = ([x.shape()[0], x.shape()[1]], x.dtype());
     let (positions, half) = (cos.shape()[0], cos.shape()[1]);
     heads.check([rows, columns], [positions, half]);
+    // The negative angle has the same cosine and the negative sine.
     let (cos, sin) = (table(cos, dtype, 1.0), table(sin, dtype, sign));
     let width = heads.heads * heads.width;
     changed(x, |x| {

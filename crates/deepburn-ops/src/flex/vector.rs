@@ -169,6 +169,7 @@ pub(crate) fn tanh(x: f32) -> f32 {
     p = p * square + 1.333_144_2e-1;
     p = p * square - 3.333_328e-1;
     let near = p * square * x + x;
+    // For large `x` the exponential is infinite, and the quotient 0.
     let far = (1.0 - 2.0 / (exp(2.0 * x.abs()) + 1.0)).copysign(x);
     if x.abs() < 0.625 { near } else { far }
 }

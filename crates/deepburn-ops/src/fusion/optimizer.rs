@@ -126,6 +126,7 @@ fn queue<B: FusionBackend, K: InnerKernel<B>>(
     results: Vec<(Shape, DType)>,
 ) -> Vec<FusionTensor<B::FusionRuntime>> {
     let client = inputs[0].client.clone();
+    // Taken before the inputs become descriptions, which do not know their streams.
     let streams = OperationStreams::with_inputs(&inputs);
     // `into_ir` marks the last use of a tensor without other owners. Reading the tensor then
     // removes it from the container, and the kernel can update its memory in place.

@@ -24,6 +24,7 @@ impl LayerNormOps for Meta {
     ) -> LayerNormOutput<Self> {
         let (rows, dtype) = (x.shape()[0], accumulated(x.dtype()));
         let [mean, reciprocal_deviation] = [(); 2].map(|()| meta_tensor([rows, 1], dtype));
+        // Read once and written once; weights and statistics are small in comparison.
         report(0, [&x, &x]);
         LayerNormOutput { output: x, mean, reciprocal_deviation }
     }
@@ -54,6 +55,7 @@ impl RmsNormOps for Meta {
         saved: RmsNormSaved<Self>,
         _norm: RmsNorm,
     ) -> RmsNormGradients<Self> {
+        // The gradient of `x` is as large as `x`.
         report(0, [&grad, &saved.x, &saved.x]);
         RmsNormGradients { x: saved.x, weight: saved.weight }
     }
@@ -124,6 +126,7 @@ impl RotaryOps for Meta {
         _sin: FloatTensor<Self>,
         _heads: RotatedHeads,
     ) -> FloatTensor<Self> {
+        // In place in the flex kernel: read once and written once.
         report(0, [&grad, &grad]);
         grad
     }

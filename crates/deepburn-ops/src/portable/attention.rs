@@ -74,6 +74,7 @@ fn attend<B: Backend>(
     dropout: Option<AttentionDropout>,
 ) -> (Heads<B>, Tensor<B, 2>) {
     let [batch, heads, rows, _] = queries.dims();
+    // The queries are the last of the positions that have keys.
     let past = keys.dims()[2] - rows;
     let blocks = (0..rows).step_by(QUERY_BLOCK).map(|start| {
         let block = start..rows.min(start + QUERY_BLOCK);
@@ -141,6 +142,7 @@ pub fn backward<B: Backend>(
         let dropped = drop_weights(weights.clone(), saved.dropout, &block, &seen, rows);
         let value_part = cast(dropped, dtype).swap_dims(2, 3).matmul(grad.clone());
         let weights_grad = in_f32(grad.matmul(values.swap_dims(2, 3)));
+        // The derivative of dropout is the same mask and factor.
         let weights_grad = drop_weights(weights_grad, saved.dropout, &block, &seen, rows);
         let scores_grad = weights * (weights_grad - rows_of(&corrections, block.clone()));
         let scores_grad = match slope {
@@ -161,6 +163,7 @@ pub fn backward<B: Backend>(
     }
     let query_grad = in_f32(Tensor::cat(query_grads, 2));
     let [key_grad, value_grad] = [key_grad, value_grad].map(|grad| sum_heads(grad, attention));
+    // The column order of `projected`: queries, keys, values.
     let packed = Tensor::cat(vec![query_grad, key_grad, value_grad], 1);
     primitive(cast(merge_heads(packed), dtype))
 }

@@ -84,6 +84,7 @@ pub fn head_loss<B: Backend>(
         let any = wanted.hidden || wanted.weight;
         let (sum, gradient) = chunk(logits, targets.clone().slice([rows]), any);
         loss = loss + sum;
+        // Rounded once for both products.
         let Some(gradient) = gradient.map(|gradient| cast(gradient, dtype)) else { continue };
         if wanted.hidden {
             hidden_grads.push(in_f32(gradient.clone().matmul(weight.clone())));
@@ -129,6 +130,7 @@ pub fn head_scores<B: Backend>(
         let hidden = hidden.clone().slice([rows.clone(), 0..width]);
         let logits = in_f32(hidden.matmul(weight.clone().transpose()));
         let targets = targets.clone().slice([rows]);
+        // Counted while the logits of the chunk are in memory.
         let predicted = num_predicted(logits.clone(), targets.clone());
         scores = scores + Tensor::cat(vec![chunk(logits, targets, false).0, predicted], 0);
     }

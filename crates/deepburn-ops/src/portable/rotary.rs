@@ -44,6 +44,8 @@ fn rotated<B: Backend>(
     let by_head = x.clone().narrow(1, 0, heads * width);
     let by_head = in_f32(by_head.reshape([rows / positions, positions, heads, width]));
     let [first, second] = [0, half].map(|start| by_head.clone().narrow(3, start, half));
+    // Pairs are one half of the rotated elements apart, as in `transformers`, and not adjacent as
+    // in the paper.
     let mut parts = vec![
         first.clone() * cos.clone() - second.clone() * sin.clone(),
         second * cos + first * sin,

@@ -79,6 +79,7 @@ impl<E: TchElement> OptimizerOps for LibTorch<E> {
             return flatten_on_host::<Self>(parts, len);
         }
         let kind = parts[0].tensor.kind();
+        // Zeros, because the elements after the parts are padding.
         let flat = Tensor::zeros([len as i64], (kind, Device::Cpu));
         let mut start = 0;
         for part in parts {

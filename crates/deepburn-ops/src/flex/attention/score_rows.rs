@@ -21,6 +21,8 @@ vectorised! {
         for ((row, log_sum), visible) in rows {
             let (row, after) = row.split_at_mut(visible.end);
             let (before, seen) = row.split_at_mut(visible.start);
+            // A query sees at least one key, whose exponential is 1 after the shift, so the sum is
+            // not 0.
             let largest = max(seen);
             for score in seen.iter_mut() {
                 *score = exp(*score - largest);
@@ -31,6 +33,7 @@ vectorised! {
             for weight in seen.iter_mut() {
                 *weight *= factor;
             }
+            // The product with the values runs over all keys of the block.
             before.fill(0.0);
             after.fill(0.0);
             *log_sum = largest + sum.ln();

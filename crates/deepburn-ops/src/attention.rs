@@ -12,13 +12,12 @@ pub(crate) mod saved;
 
 use burn::tensor::{Distribution, Tensor};
 use burn_autodiff::Autodiff;
-use burn_autodiff::checkpoint::base::Checkpointer;
 use burn_autodiff::checkpoint::strategy::CheckpointStrategy;
-use burn_autodiff::grads::Gradients;
-use burn_autodiff::ops::{Backward, Ops, OpsKind, unary};
+use burn_autodiff::ops::Backward;
 use burn_backend::Backend;
 use burn_backend::tensor::FloatTensor;
 
+use crate::autodiff_step::{backward_step, record};
 use crate::portable;
 pub use dimensions::{AttentionMask, SelfAttention};
 pub use dropout::AttentionDropout;
@@ -86,23 +85,11 @@ pub trait AttentionOps: Backend {
     }
 }
 
-/// The autodiff step. Its parent is the projected matrix.
-#[derive(Debug)]
-struct AttentionStep;
-
-impl<B: AttentionOps> Backward<B, 1> for AttentionStep {
-    type State = (AttentionSaved<B>, SelfAttention);
-
-    fn backward(
-        self,
-        ops: Ops<Self::State, 1>,
-        grads: &mut Gradients,
-        _checkpointer: &mut Checkpointer,
-    ) {
-        let (saved, attention) = ops.state;
-        unary::<B, _>(ops.parents, ops.node, grads, |grad| {
-            B::attention_backward(grad, saved, &attention)
-        });
+backward_step! {
+    /// The autodiff step. Its parent is the projected matrix.
+    AttentionStep<1>: AttentionOps,
+    |grad, (saved, attention): (AttentionSaved<B>, SelfAttention)| {
+        [B::attention_backward(grad, saved, &attention)]
     }
 }
 
@@ -112,21 +99,20 @@ impl<B: AttentionOps, C: CheckpointStrategy> AttentionOps for Autodiff<B, C> {
         attention: &SelfAttention,
         dropout: Option<AttentionDropout>,
     ) -> FloatTensor<Self> {
-        match AttentionStep.prepare::<C>([projected.node]).compute_bound().stateful() {
-            OpsKind::Tracked(step) => {
-                let projected = projected.primitive;
+        record(
+            AttentionStep.prepare::<C>([projected.node]),
+            projected.primitive,
+            |projected| {
                 // The backward pass computes the corrections of softmax's derivative from the
                 // output. Its clone is a handle, as the one of the input.
                 let AttentionOutput { output, log_sums } =
                     B::attention_forward(projected.clone(), attention, dropout);
                 let saved = AttentionSaved { projected, output: output.clone(), log_sums, dropout };
-                step.finish((saved, attention.clone()), output)
-            }
-            OpsKind::UnTracked(step) => {
-                // Without a backward pass, a backend need not return the log-sums.
-                step.finish(B::self_attention(projected.primitive, attention, dropout))
-            }
-        }
+                ((saved, attention.clone()), output)
+            },
+            // Without a backward pass, a backend need not return the log-sums.
+            |projected| B::self_attention(projected, attention, dropout),
+        )
     }
 }
 

@@ -8,13 +8,12 @@ pub(crate) mod gradients;
 
 use burn::tensor::Tensor;
 use burn_autodiff::Autodiff;
-use burn_autodiff::checkpoint::base::Checkpointer;
 use burn_autodiff::checkpoint::strategy::CheckpointStrategy;
-use burn_autodiff::grads::Gradients;
-use burn_autodiff::ops::{Backward, Ops, OpsKind, unary};
+use burn_autodiff::ops::Backward;
 use burn_backend::Backend;
 use burn_backend::tensor::FloatTensor;
 
+use crate::autodiff_step::{backward_step, record};
 use crate::norm::on_rows;
 use crate::portable;
 pub use gradients::GatedGradients;
@@ -68,79 +67,46 @@ pub trait GatedOps: Backend {
     }
 }
 
-/// The autodiff step of two matrices. Its parents are the gate and `up`.
-#[derive(Debug)]
-struct GatedStep;
-
-/// Both gradients are computed in one pass. The gradient of a parent that is not tracked is dropped.
-impl<B: GatedOps> Backward<B, 2> for GatedStep {
-    type State = (FloatTensor<B>, FloatTensor<B>, GateFunction);
-
-    fn backward(
-        self,
-        ops: Ops<Self::State, 2>,
-        grads: &mut Gradients,
-        _checkpointer: &mut Checkpointer,
-    ) {
-        let grad = grads.consume::<B>(&ops.node);
-        let (gate, up, function) = ops.state;
-        let gradients = B::gated_backward(grad, gate, up, function);
-        let [gate, up] = ops.parents;
-        for (node, gradient) in [(gate, gradients.gate), (up, gradients.up)] {
-            if let Some(node) = node {
-                grads.register::<B>(node.id, gradient);
-            }
-        }
+backward_step! {
+    /// The autodiff step of two matrices. Its parents are the gate and `up`.
+    GatedStep<2>: GatedOps,
+    |grad, (gate, up, function): (FloatTensor<B>, FloatTensor<B>, GateFunction)| {
+        let GatedGradients { gate, up } = B::gated_backward(grad, gate, up, function);
+        [gate, up]
     }
 }
 
-/// The autodiff step of a joint matrix, which is its state.
-#[derive(Debug)]
-struct GatedJointStep;
-
-impl<B: GatedOps> Backward<B, 1> for GatedJointStep {
-    type State = (FloatTensor<B>, GateFunction);
-
-    fn backward(
-        self,
-        ops: Ops<Self::State, 1>,
-        grads: &mut Gradients,
-        _checkpointer: &mut Checkpointer,
-    ) {
-        let (joint, function) = ops.state;
-        unary::<B, _>(ops.parents, ops.node, grads, |grad| {
-            B::gated_joint_backward(grad, joint, function)
-        });
+backward_step! {
+    /// The autodiff step of a joint matrix, which is its state.
+    GatedJointStep<1>: GatedOps, |grad, (joint, function): (FloatTensor<B>, GateFunction)| {
+        [B::gated_joint_backward(grad, joint, function)]
     }
 }
 
-/// Recorded as compute-bound: Burn's own activation checkpointing keeps the output instead of
-/// computing it again.
 impl<B: GatedOps, C: CheckpointStrategy> GatedOps for Autodiff<B, C> {
     fn gated(
         gate: FloatTensor<Self>,
         up: FloatTensor<Self>,
         function: GateFunction,
     ) -> FloatTensor<Self> {
-        let step = GatedStep.prepare::<C>([gate.node, up.node]).compute_bound().stateful();
-        let (gate, up) = (gate.primitive, up.primitive);
-        match step {
-            OpsKind::Tracked(step) => {
+        record(
+            GatedStep.prepare::<C>([gate.node, up.node]),
+            (gate.primitive, up.primitive),
+            |(gate, up)| {
                 let output = B::gated(gate.clone(), up.clone(), function);
-                step.finish((gate, up, function), output)
-            }
-            OpsKind::UnTracked(step) => step.finish(B::gated(gate, up, function)),
-        }
+                ((gate, up, function), output)
+            },
+            |(gate, up)| B::gated(gate, up, function),
+        )
     }
 
     fn gated_joint(joint: FloatTensor<Self>, function: GateFunction) -> FloatTensor<Self> {
-        match GatedJointStep.prepare::<C>([joint.node]).compute_bound().stateful() {
-            OpsKind::Tracked(step) => {
-                let output = B::gated_joint(joint.primitive.clone(), function);
-                step.finish((joint.primitive, function), output)
-            }
-            OpsKind::UnTracked(step) => step.finish(B::gated_joint(joint.primitive, function)),
-        }
+        record(
+            GatedJointStep.prepare::<C>([joint.node]),
+            joint.primitive,
+            |joint| ((joint.clone(), function), B::gated_joint(joint, function)),
+            |joint| B::gated_joint(joint, function),
+        )
     }
 }
 

@@ -6,13 +6,12 @@
 
 use burn::tensor::Tensor;
 use burn_autodiff::Autodiff;
-use burn_autodiff::checkpoint::base::Checkpointer;
 use burn_autodiff::checkpoint::strategy::CheckpointStrategy;
-use burn_autodiff::grads::Gradients;
-use burn_autodiff::ops::{Backward, Ops, OpsKind, unary};
+use burn_autodiff::ops::Backward;
 use burn_backend::Backend;
 use burn_backend::tensor::FloatTensor;
 
+use crate::autodiff_step::{backward_step, record};
 use crate::norm::on_rows;
 use crate::portable;
 
@@ -30,34 +29,15 @@ pub trait GeluOps: Backend {
     }
 }
 
-/// The autodiff step. Its state is the input.
-#[derive(Debug)]
-struct GeluStep;
-
-impl<B: GeluOps> Backward<B, 1> for GeluStep {
-    type State = FloatTensor<B>;
-
-    fn backward(
-        self,
-        ops: Ops<Self::State, 1>,
-        grads: &mut Gradients,
-        _checkpointer: &mut Checkpointer,
-    ) {
-        unary::<B, _>(ops.parents, ops.node, grads, |grad| B::gelu_tanh_backward(grad, ops.state));
-    }
+backward_step! {
+    /// The autodiff step. Its state is the input.
+    GeluStep<1>: GeluOps, |grad, x: FloatTensor<B>| [B::gelu_tanh_backward(grad, x)]
 }
 
-/// Recorded as compute-bound: Burn's own activation checkpointing keeps the output instead of
-/// computing it again.
 impl<B: GeluOps, C: CheckpointStrategy> GeluOps for Autodiff<B, C> {
     fn gelu_tanh(x: FloatTensor<Self>) -> FloatTensor<Self> {
-        match GeluStep.prepare::<C>([x.node]).compute_bound().stateful() {
-            OpsKind::Tracked(step) => {
-                let output = B::gelu_tanh(x.primitive.clone());
-                step.finish(x.primitive, output)
-            }
-            OpsKind::UnTracked(step) => step.finish(B::gelu_tanh(x.primitive)),
-        }
+        let output = |x: FloatTensor<B>| (x.clone(), B::gelu_tanh(x));
+        record(GeluStep.prepare::<C>([x.node]), x.primitive, output, B::gelu_tanh)
     }
 }
 

@@ -31,6 +31,7 @@
 //! [`linear_cross_entropy`], [`cross_entropy`].
 
 mod attention;
+mod autodiff_step;
 mod cross_entropy;
 mod gated;
 mod gelu;

@@ -9,13 +9,12 @@ pub(crate) mod saved;
 
 use burn::tensor::{Tensor, TensorPrimitive};
 use burn_autodiff::Autodiff;
-use burn_autodiff::checkpoint::base::Checkpointer;
 use burn_autodiff::checkpoint::strategy::CheckpointStrategy;
-use burn_autodiff::grads::Gradients;
-use burn_autodiff::ops::{Backward, Ops, OpsKind};
+use burn_autodiff::ops::Backward;
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, TensorMetadata};
 
+use crate::autodiff_step::{backward_step, record};
 use crate::portable;
 pub use saved::{LayerNormGradients, LayerNormOutput, LayerNormSaved};
 
@@ -60,35 +59,14 @@ pub trait LayerNormOps: Backend {
     }
 }
 
-/// The autodiff step. Its parents are `x`, `gamma` and `beta`.
-#[derive(Debug)]
-struct LayerNormStep;
-
-/// All three gradients are computed together, because they need the same pass over the rows.
-/// Gradients of parents that are not tracked are dropped.
-impl<B: LayerNormOps> Backward<B, 3> for LayerNormStep {
-    type State = LayerNormSaved<B>;
-
-    fn backward(
-        self,
-        ops: Ops<Self::State, 3>,
-        grads: &mut Gradients,
-        _checkpointer: &mut Checkpointer,
-    ) {
-        let grad = grads.consume::<B>(&ops.node);
-        let gradients = B::layer_norm_backward(grad, ops.state);
-        let [x, gamma, beta] = ops.parents;
-        for (node, gradient) in [(x, gradients.x), (gamma, gradients.gamma), (beta, gradients.beta)]
-        {
-            if let Some(node) = node {
-                grads.register::<B>(node.id, gradient);
-            }
-        }
+backward_step! {
+    /// The autodiff step. Its parents are `x`, `gamma` and `beta`.
+    LayerNormStep<3>: LayerNormOps, |grad, saved: LayerNormSaved<B>| {
+        let LayerNormGradients { x, gamma, beta } = B::layer_norm_backward(grad, saved);
+        [x, gamma, beta]
     }
 }
 
-/// Recorded as compute-bound: Burn's own activation checkpointing keeps the output instead of
-/// computing it again.
 impl<B: LayerNormOps, C: CheckpointStrategy> LayerNormOps for Autodiff<B, C> {
     fn fused_layer_norm(
         x: FloatTensor<Self>,
@@ -96,16 +74,16 @@ impl<B: LayerNormOps, C: CheckpointStrategy> LayerNormOps for Autodiff<B, C> {
         beta: FloatTensor<Self>,
         epsilon: f64,
     ) -> FloatTensor<Self> {
-        let step = LayerNormStep.prepare::<C>([x.node, gamma.node, beta.node]);
-        let (x, gamma, beta) = (x.primitive, gamma.primitive, beta.primitive);
-        match step.compute_bound().stateful() {
-            OpsKind::Tracked(step) => {
+        record(
+            LayerNormStep.prepare::<C>([x.node, gamma.node, beta.node]),
+            (x.primitive, gamma.primitive, beta.primitive),
+            |(x, gamma, beta)| {
                 let LayerNormOutput { output, mean, reciprocal_deviation } =
                     B::layer_norm_forward(x.clone(), gamma.clone(), beta, epsilon);
-                step.finish(LayerNormSaved { x, gamma, mean, reciprocal_deviation }, output)
-            }
-            OpsKind::UnTracked(step) => step.finish(B::fused_layer_norm(x, gamma, beta, epsilon)),
-        }
+                (LayerNormSaved { x, gamma, mean, reciprocal_deviation }, output)
+            },
+            |(x, gamma, beta)| B::fused_layer_norm(x, gamma, beta, epsilon),
+        )
     }
 }
 

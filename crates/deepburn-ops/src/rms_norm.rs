@@ -7,13 +7,12 @@ pub(crate) mod saved;
 
 use burn::tensor::Tensor;
 use burn_autodiff::Autodiff;
-use burn_autodiff::checkpoint::base::Checkpointer;
 use burn_autodiff::checkpoint::strategy::CheckpointStrategy;
-use burn_autodiff::grads::Gradients;
-use burn_autodiff::ops::{Backward, Ops, OpsKind};
+use burn_autodiff::ops::Backward;
 use burn_backend::Backend;
 use burn_backend::tensor::FloatTensor;
 
+use crate::autodiff_step::{backward_step, record};
 use crate::norm::on_rows;
 use crate::portable;
 pub use saved::{RmsNormGradients, RmsNormOutput, RmsNormSaved};
@@ -76,51 +75,30 @@ pub trait RmsNormOps: Backend {
     }
 }
 
-/// The autodiff step. Its parents are `x` and the weight.
-#[derive(Debug)]
-struct RmsNormStep;
-
-/// Both gradients are computed together, because they need the same pass over the rows. Gradients
-/// of parents that are not tracked are dropped.
-impl<B: RmsNormOps> Backward<B, 2> for RmsNormStep {
-    type State = (RmsNormSaved<B>, RmsNorm);
-
-    fn backward(
-        self,
-        ops: Ops<Self::State, 2>,
-        grads: &mut Gradients,
-        _checkpointer: &mut Checkpointer,
-    ) {
-        let grad = grads.consume::<B>(&ops.node);
-        let (saved, norm) = ops.state;
-        let gradients = B::rms_norm_backward(grad, saved, norm);
-        let [x, weight] = ops.parents;
-        for (node, gradient) in [(x, gradients.x), (weight, gradients.weight)] {
-            if let Some(node) = node {
-                grads.register::<B>(node.id, gradient);
-            }
-        }
+backward_step! {
+    /// The autodiff step. Its parents are `x` and the weight.
+    RmsNormStep<2>: RmsNormOps, |grad, (saved, norm): (RmsNormSaved<B>, RmsNorm)| {
+        let RmsNormGradients { x, weight } = B::rms_norm_backward(grad, saved, norm);
+        [x, weight]
     }
 }
 
-/// Recorded as compute-bound: Burn's own activation checkpointing keeps the output instead of
-/// computing it again.
 impl<B: RmsNormOps, C: CheckpointStrategy> RmsNormOps for Autodiff<B, C> {
     fn fused_rms_norm(
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
         norm: RmsNorm,
     ) -> FloatTensor<Self> {
-        let step = RmsNormStep.prepare::<C>([x.node, weight.node]).compute_bound().stateful();
-        let (x, weight) = (x.primitive, weight.primitive);
-        match step {
-            OpsKind::Tracked(step) => {
+        record(
+            RmsNormStep.prepare::<C>([x.node, weight.node]),
+            (x.primitive, weight.primitive),
+            |(x, weight)| {
                 let RmsNormOutput { output, reciprocal_root } =
                     B::rms_norm_forward(x.clone(), weight.clone(), norm);
-                step.finish((RmsNormSaved { x, weight, reciprocal_root }, norm), output)
-            }
-            OpsKind::UnTracked(step) => step.finish(B::fused_rms_norm(x, weight, norm)),
-        }
+                ((RmsNormSaved { x, weight, reciprocal_root }, norm), output)
+            },
+            |(x, weight)| B::fused_rms_norm(x, weight, norm),
+        )
     }
 }
 

@@ -13,13 +13,12 @@
 
 use burn::tensor::Tensor;
 use burn_autodiff::Autodiff;
-use burn_autodiff::checkpoint::base::Checkpointer;
 use burn_autodiff::checkpoint::strategy::CheckpointStrategy;
-use burn_autodiff::grads::Gradients;
-use burn_autodiff::ops::{Backward, Ops, OpsKind, unary};
+use burn_autodiff::ops::Backward;
 use burn_backend::Backend;
 use burn_backend::tensor::FloatTensor;
 
+use crate::autodiff_step::{backward_step, record};
 use crate::portable;
 
 /// The heads of a row that are rotated: its first columns.
@@ -80,28 +79,15 @@ pub trait RotaryOps: Backend {
     }
 }
 
-/// The autodiff step. Its parent is `x`.
-#[derive(Debug)]
-struct RotaryStep;
-
-impl<B: RotaryOps> Backward<B, 1> for RotaryStep {
-    type State = (FloatTensor<B>, FloatTensor<B>, RotatedHeads);
-
-    fn backward(
-        self,
-        ops: Ops<Self::State, 1>,
-        grads: &mut Gradients,
-        _checkpointer: &mut Checkpointer,
-    ) {
-        let (cos, sin, heads) = ops.state;
-        unary::<B, _>(ops.parents, ops.node, grads, |grad| {
-            B::rotate_heads_back(grad, cos, sin, heads)
-        });
+backward_step! {
+    /// The autodiff step. Its parent is `x`.
+    RotaryStep<1>: RotaryOps,
+    |grad, (cos, sin, heads): (FloatTensor<B>, FloatTensor<B>, RotatedHeads)| {
+        [B::rotate_heads_back(grad, cos, sin, heads)]
     }
 }
 
-/// Recorded as compute-bound: Burn's own activation checkpointing keeps the output instead of
-/// computing it again. The table is a constant.
+/// The table is a constant.
 impl<B: RotaryOps, C: CheckpointStrategy> RotaryOps for Autodiff<B, C> {
     fn rotate_heads(
         x: FloatTensor<Self>,
@@ -109,14 +95,15 @@ impl<B: RotaryOps, C: CheckpointStrategy> RotaryOps for Autodiff<B, C> {
         sin: FloatTensor<Self>,
         heads: RotatedHeads,
     ) -> FloatTensor<Self> {
-        let (cos, sin) = (cos.primitive, sin.primitive);
-        match RotaryStep.prepare::<C>([x.node]).compute_bound().stateful() {
-            OpsKind::Tracked(step) => {
-                let output = B::rotate_heads(x.primitive, cos.clone(), sin.clone(), heads);
-                step.finish((cos, sin, heads), output)
-            }
-            OpsKind::UnTracked(step) => step.finish(B::rotate_heads(x.primitive, cos, sin, heads)),
-        }
+        record(
+            RotaryStep.prepare::<C>([x.node]),
+            (x.primitive, cos.primitive, sin.primitive),
+            |(x, cos, sin)| {
+                let output = B::rotate_heads(x, cos.clone(), sin.clone(), heads);
+                ((cos, sin, heads), output)
+            },
+            |(x, cos, sin)| B::rotate_heads(x, cos, sin, heads),
+        )
     }
 }
 

@@ -96,6 +96,9 @@ fn read_all<'a, const N: usize>(
     range: &Range<usize>,
     rooms: &'a mut [Vec<f32>; N],
 ) -> [&'a [f32]; N] {
-    let mut rooms = rooms.iter_mut();
-    inputs.map(|input| read(input, range.clone(), rooms.next().expect("one for each input")))
+    let mut index = 0;
+    rooms.each_mut().map(|room| {
+        index += 1;
+        read(inputs[index - 1], range.clone(), room)
+    })
 }

@@ -122,13 +122,12 @@ pub(crate) fn follow<S: Into<ElementwiseStep>, const N: usize, const T: usize>(
         let grad64 = widened(grad, f64::from(grad_scale));
         reference(t, &mut param64, &grad64, states64.each_mut().map(Vec::as_mut_slice));
     }
-    let followed = |(found, expected): (Vec<f32>, &Vec<f64>)| Followed {
-        found,
+    let followed = |found: &mut Vec<f32>, expected: &[f64]| Followed {
+        found: std::mem::take(found),
         expected: expected.iter().map(|x| *x as f32).collect(),
     };
-    let mut expected = states64.iter();
-    let states = states.map(|state| followed((state, expected.next().expect("one for each"))));
-    (followed((param, &param64)), states)
+    let states = std::array::from_fn(|i| followed(&mut states[i], &states64[i]));
+    (followed(&mut param, &param64), states)
 }
 
 /// Returns values multiplied by `scale`, in f64.

@@ -3,50 +3,23 @@
 use std::arch::x86_64::*;
 
 use super::block_vector::BlockVector;
-use super::lanes::Lanes;
+use super::lanes::{Lanes, instructions};
 use super::nibbles::{LANES, Numbers};
 use super::{BLOCK, SCALE};
 
 impl Lanes for __m256 {
     const COUNT: usize = 8;
 
-    #[inline(always)]
-    unsafe fn zero() -> Self {
-        // SAFETY: as the caller promises.
-        unsafe { _mm256_setzero_ps() }
-    }
-
-    #[inline(always)]
-    unsafe fn load(from: *const f32) -> Self {
-        // SAFETY: as the caller promises.
-        unsafe { _mm256_loadu_ps(from) }
-    }
-
-    #[inline(always)]
-    unsafe fn load_f16(from: *const u8) -> Self {
-        // SAFETY: as the caller promises.
-        unsafe { _mm256_cvtph_ps(_mm_loadu_si128(from.cast())) }
-    }
-
-    #[inline(always)]
-    unsafe fn load_bf16(from: *const u8) -> Self {
-        // SAFETY: as the caller promises.
-        unsafe {
+    instructions! {
+        fn zero() -> Self { _mm256_setzero_ps() }
+        fn load(from: *const f32) -> Self { _mm256_loadu_ps(from) }
+        fn load_f16(from: *const u8) -> Self { _mm256_cvtph_ps(_mm_loadu_si128(from.cast())) }
+        fn load_bf16(from: *const u8) -> Self {
             let halves = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.cast()));
             _mm256_castsi256_ps(_mm256_slli_epi32::<16>(halves))
         }
-    }
-
-    #[inline(always)]
-    unsafe fn times_plus(self, other: Self, sum: Self) -> Self {
-        // SAFETY: as the caller promises.
-        unsafe { _mm256_fmadd_ps(self, other, sum) }
-    }
-
-    #[inline(always)]
-    unsafe fn total(self) -> f32 {
-        // SAFETY: as the caller promises.
-        unsafe {
+        fn times_plus(self, other: Self, sum: Self) -> Self { _mm256_fmadd_ps(self, other, sum) }
+        fn total(self) -> f32 {
             let four = _mm_add_ps(_mm256_castps256_ps128(self), _mm256_extractf128_ps::<1>(self));
             let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
             _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
@@ -165,70 +138,32 @@ unsafe fn block_sums<M: Multiply>(codes: *const u8, x: &BlockVector, block: usiz
 impl Numbers for __m256i {
     type Floats = __m256;
 
-    #[inline(always)]
-    unsafe fn load(from: *const u8) -> Self {
-        // SAFETY: as the caller promises.
-        unsafe { _mm256_loadu_si256(from.cast()) }
-    }
-
-    #[inline(always)]
-    unsafe fn load_first(from: *const u8, bytes: usize) -> Self {
-        let mut all = [0; 32];
-        // SAFETY: the caller promises `bytes` bytes, which are at most 32.
-        unsafe {
+    instructions! {
+        fn load(from: *const u8) -> Self { _mm256_loadu_si256(from.cast()) }
+        fn load_first(from: *const u8, bytes: usize) -> Self {
+            let mut all = [0; 32];
             all[..bytes].copy_from_slice(std::slice::from_raw_parts(from, bytes));
             Self::load(all.as_ptr())
         }
-    }
-
-    #[inline(always)]
-    unsafe fn and(self, mask: i16) -> Self {
-        // SAFETY: as the caller promises.
-        unsafe { _mm256_and_si256(self, _mm256_set1_epi16(mask)) }
-    }
-
-    #[inline(always)]
-    unsafe fn shift_right<const BITS: i32>(self) -> Self {
-        // SAFETY: as the caller promises.
-        unsafe { _mm256_srli_epi16::<BITS>(self) }
-    }
-
-    #[inline(always)]
-    unsafe fn add_products(sum: Self, left: Self, right: Self) -> Self {
-        // SAFETY: as the caller promises.
-        unsafe { _mm256_add_epi32(sum, _mm256_madd_epi16(left, right)) }
-    }
-
-    #[inline(always)]
-    unsafe fn floats(self) -> __m256 {
-        // SAFETY: as the caller promises.
-        unsafe { _mm256_cvtepi32_ps(self) }
-    }
-
-    #[inline(always)]
-    unsafe fn scales(from: *const u8, count: usize, x: *const f32) -> __m256 {
-        // SAFETY: as the caller promises.
-        unsafe {
+        fn and(self, mask: i16) -> Self { _mm256_and_si256(self, _mm256_set1_epi16(mask)) }
+        fn shift_right<const BITS: i32>(self) -> Self { _mm256_srli_epi16::<BITS>(self) }
+        fn add_products(sum: Self, left: Self, right: Self) -> Self {
+            _mm256_add_epi32(sum, _mm256_madd_epi16(left, right))
+        }
+        fn floats(self) -> __m256 { _mm256_cvtepi32_ps(self) }
+        fn scales(from: *const u8, count: usize, x: *const f32) -> __m256 {
             let halves = match count {
                 8.. => _mm_loadu_si128(from.cast()),
                 _ => _mm256_castsi256_si128(Self::load_first(from, 2 * count)),
             };
             _mm256_mul_ps(_mm256_cvtph_ps(halves), _mm256_loadu_ps(x))
         }
-    }
-
-    #[inline(always)]
-    unsafe fn places(first: usize) -> Self {
-        let lanes: [i32; 8] = std::array::from_fn(|lane| (lane / LANES) as i32);
-        // SAFETY: as the caller promises.
-        unsafe {
+        fn places(first: usize) -> Self {
+            let lanes: [i32; 8] = std::array::from_fn(|lane| (lane / LANES) as i32);
             _mm256_add_epi32(Self::load(lanes.as_ptr().cast()), _mm256_set1_epi32(first as i32))
         }
-    }
-
-    #[inline(always)]
-    unsafe fn spread(floats: __m256, places: Self) -> __m256 {
-        // SAFETY: as the caller promises.
-        unsafe { _mm256_permutevar8x32_ps(floats, places) }
+        fn spread(floats: __m256, places: Self) -> __m256 {
+            _mm256_permutevar8x32_ps(floats, places)
+        }
     }
 }

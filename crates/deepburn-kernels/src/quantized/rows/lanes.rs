@@ -23,6 +23,18 @@ pub(super) trait Lanes: Copy {
     unsafe fn total(self) -> f32;
 }
 
+/// Implements methods of a vector by instructions of its set: inlined, and with the conditions of the trait.
+macro_rules! instructions {
+    ($(fn $name:ident$(<const $bits:ident: i32>)?($($args:tt)*) -> $result:ty { $($body:tt)* })*) => {$(
+        #[inline(always)]
+        unsafe fn $name$(<const $bits: i32>)?($($args)*) -> $result {
+            // SAFETY: as the caller promises.
+            unsafe { $($body)* }
+        }
+    )*};
+}
+pub(super) use instructions;
+
 /// The number of lanes of the portable vector, which compilers map to the registers of most processors.
 const PORTABLE: usize = 8;
 

@@ -153,6 +153,7 @@ impl BlockSizes {
         if most_rows >= rows.min(BLOCK_ROWS / K::LEFT_LANES * K::LEFT_LANES) {
             return Self { rows: evenly(rows, most_rows, K::LEFT_LANES), columns, depths: depth };
         }
+        // Too deep for all depths at once: blocks of rows, with as many panels of depths as fit.
         let most_rows = BLOCK_ROWS.next_multiple_of(K::LEFT_LANES);
         let rows = evenly(rows, most_rows, K::LEFT_LANES);
         let padded_rows = rows.next_multiple_of(K::LEFT_LANES);
@@ -160,6 +161,7 @@ impl BlockSizes {
         let panels = depth.div_ceil(K::PANEL_DEPTH);
         let blocks = panels.div_ceil(most_panels.max(1));
         let depths = panels.div_ceil(blocks) * K::PANEL_DEPTH;
+        // The sums of a block stay in memory until all depths were added, which limits its columns.
         let most_sums = SUM_BYTES.saturating_mul(threads) / size_of::<f32>();
         let most_columns = (most_sums / padded_rows / K::COLUMNS).max(1) * K::COLUMNS;
         Self { rows, columns: evenly(columns, most_columns, K::COLUMNS), depths }
@@ -259,6 +261,8 @@ impl<K: Kernel> ProductBlock<'_, K> {
         let rows = rows.next_multiple_of(K::ROWS);
         let parts = all_rows.div_ceil(rows);
         let task = |number: usize| {
+            // Tasks of the same columns follow each other, so threads read the same part of the
+            // right operand at about the same time.
             let (row, column) = (number % parts * rows, number / parts * K::COLUMNS);
             PanelTask {
                 row,
@@ -291,6 +295,8 @@ impl<K: Kernel> ProductBlock<'_, K> {
             let task_scratch = TaskScratch { right: scratch.as_ptr().cast(), sums };
             self.kernel.run(|| {
                 for depth in self.depths.clone().step_by(K::PANEL_DEPTH) {
+                    // What this thread packs next: the following depths, or the first ones of its
+                    // next task.
                     let next_depth = depth + K::PANEL_DEPTH;
                     let next = match next_depth < self.depths.end {
                         true => Some(self.right(task, next_depth)),
@@ -335,6 +341,7 @@ impl<K: Kernel> ProductBlock<'_, K> {
                     self.kernel.prefetch_result(result, task.columns);
                 });
             }
+            // Depth 0 overwrites the sums, which are not initialised.
             let tile = Tile { values, accumulate: depth > 0, columns: task.columns };
             let padded = depths.next_multiple_of(K::DEPTH_STEP);
             // SAFETY: both operands contain these depths, and the scratch memory contains this tile. The caller runs

@@ -43,6 +43,7 @@ pub(super) fn multiply<K: Kernel>(
     if !K::MULTIPLIES_ROWS || out.rows != 1 || product.right.column_stride != 1 {
         return false;
     }
+    // Widened once for all tasks; the row is small in comparison with the right operand.
     let left = values(product.left);
     let columns = out.columns;
     let threads = if columns * left.len() >= WORTH_THREADS { threads } else { 1 };

@@ -82,6 +82,7 @@ impl<'a> RowMut<'a> {
 #[inline(always)]
 fn write<E: Element>(sums: &[f32], row: &mut [E], epilogue: Epilogue<'_>) {
     let Epilogue { factor, bias, accumulate } = epilogue;
+    // Each case is a loop of its own, without a branch for each element.
     match (bias, accumulate) {
         (None, false) => {
             for (element, sum) in row.iter_mut().zip(sums) {

@@ -240,6 +240,7 @@ impl<'a> EncodedRows<'a> {
     /// Returns the elements of a block.
     #[inline(always)]
     fn block(&self, block: usize) -> [f32; BLOCK] {
+        // Rows are whole blocks, so blocks are numbered over the whole matrix.
         let size = self.format.code_bytes(BLOCK);
         let codes = &self.codes[block * size..][..size];
         let scale = f16::from_le_bytes(self.scales[block]).widen();

@@ -142,6 +142,7 @@ impl Numbers for __m256i {
         fn load(from: *const u8) -> Self { _mm256_loadu_si256(from.cast()) }
         fn load_first(from: *const u8, bytes: usize) -> Self {
             let mut all = [0; 32];
+            // AVX2 has no masked load of bytes, and a whole register may reach beyond the end.
             all[..bytes].copy_from_slice(std::slice::from_raw_parts(from, bytes));
             Self::load(all.as_ptr())
         }

@@ -12,11 +12,12 @@
 //! held_matrices.rs   the types in which its matrices are held
 //! param_groups.rs    sizes of parameters, and the optimizer settings of each
 //! quantization.rs    parameters that are not quantized
-//! activations.rs     activations that a training pass saves for backward
 //! memory.rs          memory limits of the machine
 //! devices.rs         the device of each rank
+//! gguf_file.rs       paths of GGUF files
 //! gguf_folder.rs     the files of a model folder that a GGUF file stands for
-//! model_folder.rs    the folder of a saved model
+//! model_folder.rs    the folder of a saved model or adapter
+//! saved_model.rs     reads the model of a config.json
 //! model_sources.rs   a language model with its tokenizer, for tools
 //! made_folders.rs    folders that are created to check that they can be written to
 //! ```
@@ -24,6 +25,7 @@
 pub(crate) mod adapted_model;
 pub(crate) mod adapter_base;
 pub(crate) mod devices;
+pub(crate) mod gguf_file;
 pub(crate) mod gguf_folder;
 pub(crate) mod gguf_weights;
 pub(crate) mod held_matrices;
@@ -35,3 +37,4 @@ pub(crate) mod model_folder;
 pub(crate) mod model_sources;
 pub(crate) mod param_groups;
 pub(crate) mod quantization;
+pub(crate) mod saved_model;

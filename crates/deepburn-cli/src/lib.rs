@@ -39,6 +39,7 @@ mod job;
 mod models;
 mod run;
 mod tools;
+mod whole_file;
 
 pub use allocator::{HugePageAllocator, set_block_thresholds};
 pub use failure::Failure;

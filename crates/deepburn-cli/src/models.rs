@@ -21,12 +21,13 @@ use deepburn_models::gpt2::{ClassifierConfig, Gpt2Config};
 use deepburn_models::hf::{ModelConfigError, is_sequence_classifier, read_fields, read_small_file};
 use serde_json::{Map, Value};
 
-use crate::data::causal::{Causal, model_config};
+use crate::data::causal::Causal;
 use crate::data::classification::{Classification, ClassifierRecipe};
+use crate::data::model_config::model_config;
 use crate::data::recipe::JobInputs;
+use crate::data::subject::Subject;
 use crate::failure::Failure;
 use crate::job::known_model::{KnownClassifier, KnownModel};
-use crate::run::subject::Subject;
 
 /// The supported models. If several models have the same `model_type`, the first one reads files whose `architectures`
 /// do not name a classifier.
@@ -57,16 +58,16 @@ pub(crate) struct ModelEntry {
     /// The value of `model_type` in `config.json`.
     model_type: &'static str,
     /// The task of the model's head.
-    task: Task,
+    task: ModelTask,
     /// Reads the fields of a `config.json`.
     read: fn(Map<String, Value>) -> Result<KnownModel, ModelConfigError>,
     /// Reads and checks the model and the data of a job.
-    prepare: fn(&JobInputs<'_>) -> Result<Box<dyn Subject>, Failure>,
+    prepare: fn(&JobInputs<'_>) -> Result<Subject, Failure>,
 }
 
 /// The task of a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Task {
+enum ModelTask {
     /// Next-token prediction.
     LanguageModelling,
     /// Classification of texts, and regression.
@@ -78,11 +79,11 @@ const fn language_model<C: DecoderConfig>(architecture: Architecture) -> ModelEn
     ModelEntry {
         architecture,
         model_type: <C as DecoderConfig>::MODEL_TYPE,
-        task: Task::LanguageModelling,
+        task: ModelTask::LanguageModelling,
         read: |fields| Ok(KnownModel::LanguageModel(AnyDecoder::new(C::from_fields(fields)?))),
         prepare: |inputs| {
             let config: C = model_config(inputs.job, inputs.pretrained)?;
-            Ok(Box::new(Causal::prepare(AnyDecoder::new(config), inputs)?))
+            Ok(Subject::Causal(Box::new(Causal::prepare(AnyDecoder::new(config), inputs)?)))
         },
     }
 }
@@ -91,14 +92,14 @@ const fn language_model<C: DecoderConfig>(architecture: Architecture) -> ModelEn
 const fn classifier<C>(architecture: Architecture) -> ModelEntry
 where
     C: SavedConfig + KnownClassifier + 'static,
-    Classification<C>: ClassifierRecipe + Subject,
+    Classification<C>: ClassifierRecipe + Into<Subject>,
 {
     ModelEntry {
         architecture,
         model_type: C::MODEL_TYPE,
-        task: Task::Classification,
+        task: ModelTask::Classification,
         read: |fields| Ok(KnownModel::Classifier(Box::new(C::from_fields(fields)?))),
-        prepare: |inputs| Ok(Box::new(Classification::<C>::prepare(inputs)?)),
+        prepare: |inputs| Ok(Classification::<C>::prepare(inputs)?.into()),
     }
 }
 
@@ -112,7 +113,7 @@ impl ModelEntry {
     ///
     /// # Errors
     /// Returns a user's mistake if the model or the data is invalid, or if they do not match.
-    pub(crate) fn prepare(&self, inputs: &JobInputs<'_>) -> Result<Box<dyn Subject>, Failure> {
+    pub(crate) fn prepare(&self, inputs: &JobInputs<'_>) -> Result<Subject, Failure> {
         (self.prepare)(inputs)
     }
 }
@@ -123,8 +124,8 @@ impl ModelEntry {
 /// Returns a user's mistake if the pretrained model is not supported, or contradicts the job.
 pub(crate) fn of_job(job: &Job, pretrained: Option<&Path>) -> Result<&'static ModelEntry, Failure> {
     let task = match job.data.kind {
-        DataKind::Classification { .. } => Task::Classification,
-        _ => Task::LanguageModelling,
+        DataKind::Classification { .. } => ModelTask::Classification,
+        _ => ModelTask::LanguageModelling,
     };
     let architecture = architecture_of(job, pretrained)?;
     let model = MODELS.iter().find(|it| it.architecture == architecture && it.task == task);
@@ -194,8 +195,8 @@ pub(crate) fn read_saved(fields: Map<String, Value>) -> Result<KnownModel, Model
     let model_type = given.map_or(Some(FIRST_MODEL_TYPE), Value::as_str);
     let of_type = MODELS.iter().filter(|model| Some(model.model_type) == model_type);
     let task = match is_sequence_classifier(&fields) {
-        true => Task::Classification,
-        false => Task::LanguageModelling,
+        true => ModelTask::Classification,
+        false => ModelTask::LanguageModelling,
     };
     let model = of_type.clone().find(|model| model.task == task).or(of_type.clone().next());
     match model {
@@ -254,7 +255,7 @@ mod tests {
             for given in [None, Some("gpt2")] {
                 let model = of_folder(given, &config).unwrap();
                 assert_eq!(model.architecture, Architecture::Gpt2);
-                assert_eq!(model.task, Task::LanguageModelling);
+                assert_eq!(model.task, ModelTask::LanguageModelling);
             }
         }
         for (given, model_type, expected) in [

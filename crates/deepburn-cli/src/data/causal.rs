@@ -11,26 +11,15 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use burn::tensor::backend::Backend;
 use deepburn::ops::{FusedOps, OptimizerOps};
 use deepburn::zero::Training;
-use deepburn::{Batch, BoxError, Engine, EvaluationStream, Interrupt};
+use deepburn::{BoxError, Engine, EvaluationStream, Interrupt};
 use deepburn_chat::Day;
-use deepburn_config::{BatchPlan, DataKind, DynamicBatchingPlan, Job, Plan, counted};
-use deepburn_datasets::{
-    BudgetSampler, Corpus, DataError, DataShard, IGNORE_INDEX, MicroBatch, Order, RowDocuments,
-    StepShape, Tokenizer,
-};
-use deepburn_models::causal_lm::{CausalBatch, IGNORED_LABEL, InputError};
+use deepburn_config::{BatchPlan, DataKind, DynamicBatchingPlan, Job, Plan};
+use deepburn_datasets::{BudgetSampler, Corpus, DataError, DataShard, StepShape, Tokenizer};
 use deepburn_models::decoder::{AnyDecoder, Decoder};
-use deepburn_models::hf::{
-    ADAPTER_CONFIG, AdapterFolder, GENERATION_CONFIG, HfExport, ModelConfigError, ModelFolderError,
-    ModelFolderWriter,
-};
-use deepburn_models::lora::{InitialFactors, LoraConfig};
-use deepburn_models::{
-    Architecture, FloatType, LanguageModelConfig, LanguageModelFamily, TokenLimits,
-};
+use deepburn_models::hf::{ADAPTER_CONFIG, GENERATION_CONFIG, HfExport, ModelFolderError};
+use deepburn_models::{Architecture, LanguageModelConfig, TokenLimits};
 use serde_json::{Map, Value};
 
 use crate::data::causal_data::{CausalData, CausalSource};
@@ -38,21 +27,19 @@ use crate::data::causal_task::{CausalTask, Objective};
 use crate::data::chat::{ChatCorpus, SampleLimits, TEMPLATE_FILE, TEMPLATE_FOLDER};
 use crate::data::companions::{Companions, kept_generation_config};
 use crate::data::corpus::open_corpus;
+use crate::data::job_adapter::{LARGER_BASE, refuse_random_adapter, with_adapter};
 use crate::data::job_tokenizer::{JobTokenizer, VocabularyOrigin};
 use crate::data::lengths::check_length;
 use crate::data::places::Places;
-use crate::data::preference::{PreferenceBatch, PreferenceCorpus};
-use crate::data::recipe::{
-    EvaluationSettings, InitialWeights, JobInputs, Recipe, SubjectInfo, WeightOrigin,
-};
-use crate::data::sample_prompts::TextSampler;
+use crate::data::preference::PreferenceCorpus;
+use crate::data::recipe::{JobInputs, Recipe, RecipeSettings, SubjectInfo, WeightOrigin};
+use crate::data::text_sampler::TextSampler;
+use crate::data::token_batch::TokenBatch;
 use crate::data::unlearned_tokens::warn_of_unlearned_tokens;
 use crate::data::vocabulary::{
     check_special_tokens, is_vocabulary_given, with_special_tokens, with_vocabulary,
 };
 use crate::failure::Failure;
-use crate::job::adapted_model::adapter_in;
-use crate::job::adapter_base::{base_name, check_base};
 use crate::job::memory::check_step;
 
 /// A language model and its data.
@@ -63,16 +50,10 @@ pub(crate) struct Causal {
     data: CausalData,
     /// The largest batch of the run.
     batch: BatchPlan,
-    /// The order of training sequences.
-    order: Order,
-    /// The source of the initial weights.
-    origin: WeightOrigin,
-    /// The files that are exported unchanged.
-    companions: Companions,
+    /// Order, initial weights, exported files and evaluation.
+    settings: RecipeSettings,
     /// The `generation_config.json` of the pretrained model, if it is exported unchanged.
     generation_config: Option<Map<String, Value>>,
-    /// How the job evaluates.
-    evaluation: EvaluationSettings,
     /// What is optimized.
     objective: Objective,
     /// What is generated after each evaluation.
@@ -88,7 +69,7 @@ impl Causal {
     /// # Errors
     /// Returns a user's mistake if the model or the data is invalid, or if they do not match.
     pub(crate) fn prepare(config: AnyDecoder, inputs: &JobInputs<'_>) -> Result<Self, Failure> {
-        let JobInputs { job, places, pretrained, batch, order, day } = *inputs;
+        let JobInputs { job, places, pretrained, batch, day, .. } = *inputs;
         let limits = config.limits();
         // Samples are shortened to the model's limit if they exceed it, and this is said.
         if job.data.kind.samples().is_none() {
@@ -126,22 +107,18 @@ impl Causal {
         }
         let sampler = TextSampler::of_job(job, &data, &config, generation_config.as_ref())?;
         Ok(Self {
-            companions: companions(&data, pretrained)?,
+            settings: RecipeSettings::new(inputs, companions(&data, pretrained)?),
             sampler: sampler.map(Arc::new),
             generation_config,
             config,
             data,
             batch,
-            order,
-            origin: WeightOrigin::of(inputs),
-            evaluation: EvaluationSettings::of(job),
             objective,
         })
     }
 }
 
 impl SubjectInfo for Causal {
-    /// Returns the configuration, which determines parameters and activations.
     fn architecture(&self) -> &dyn Architecture {
         &self.config
     }
@@ -163,8 +140,12 @@ impl SubjectInfo for Causal {
         export
     }
 
-    fn companions(&self) -> &Companions {
-        &self.companions
+    fn settings(&self) -> &RecipeSettings {
+        &self.settings
+    }
+
+    fn tokenizer(&self) -> Option<&Tokenizer> {
+        self.data.tokenizer()
     }
 
     fn longest(&self, limit: usize) -> usize {
@@ -173,9 +154,10 @@ impl SubjectInfo for Causal {
 
     fn reference_fingerprint(&self) -> Result<Option<String>, ModelFolderError> {
         let CausalData::Pairs(_) = self.data else { return Ok(None) };
-        let base = match &self.origin.pretrained {
+        let WeightOrigin { pretrained, seed } = &self.settings.origin;
+        let base = match pretrained {
             Some(folder) => self.config.base_fingerprint(folder)?,
-            None => format!("seed {}", self.origin.seed),
+            None => format!("seed {seed}"),
         };
         let adapter = self.config.adapter_fingerprint()?;
         Ok(Some(adapter.map_or(base.clone(), |adapter| format!("{base} {adapter}"))))
@@ -186,21 +168,18 @@ impl SubjectInfo for Causal {
         2
     }
 
-    /// Returns the number of sequences of a rank in an epoch, which is the same on all ranks.
     fn samples_per_epoch(&self, shard: DataShard) -> Result<usize, DataError> {
-        self.data.samples_per_epoch(shard, self.order, self.batch)
+        self.data.samples_per_epoch(shard, self.settings.order, self.batch)
     }
 
     fn num_samples(&self) -> Result<usize, DataError> {
         Ok(self.data.num_samples())
     }
 
-    /// Returns a hash of the training tokens.
     fn data_fingerprint(&self) -> Result<String, DataError> {
         self.data.fingerprint()
     }
 
-    /// Returns a hash of the evaluation tokens; `None` without an evaluation split.
     fn evaluation_fingerprint(&self) -> Result<Option<String>, DataError> {
         self.data.evaluation_fingerprint()
     }
@@ -230,21 +209,14 @@ impl SubjectInfo for Causal {
 }
 
 impl<B: FusedOps + OptimizerOps> Recipe<B> for Causal {
-    /// The language model on the training backend.
+    type Config = AnyDecoder;
     type Model = Decoder<Training<B>>;
     /// Next-token prediction, or preference optimization.
     type Task = CausalTask<AnyDecoder, B::Device>;
-    /// Sequences of one rank.
     type Source = CausalSource;
 
-    /// Builds the model. Its weights are initialized or read when they are first used.
-    fn model(&self, weights: InitialWeights, device: &B::Device) -> Result<Self::Model, Failure> {
-        self.origin.model(&self.config, weights, device)
-    }
-
-    /// Reads and checks the pretrained weights, if there are some.
-    fn check_weights(&self) -> Result<(), Failure> {
-        self.origin.check(&self.config)
+    fn config(&self) -> &AnyDecoder {
+        &self.config
     }
 
     fn task(&self, device: B::Device) -> Self::Task {
@@ -252,18 +224,16 @@ impl<B: FusedOps + OptimizerOps> Recipe<B> for Causal {
         task.with_sampler(self.sampler.clone())
     }
 
-    /// Starts the data loader, with the evaluation settings of the job.
     fn source(&self, shard: DataShard, plan: &Plan) -> Result<CausalSource, DataError> {
-        self.data.source(shard, self.order, plan, self.evaluation)
+        self.data.source(shard, plan, &self.settings)
     }
 
-    /// Returns the batches of the whole test split. `eval_max_samples` does not limit it.
     fn test(
         &self,
         shard: DataShard,
         plan: &Plan,
     ) -> Result<Option<EvaluationStream<'_, TokenBatch>>, DataError> {
-        self.data.test(shard, self.evaluation.batch_size(plan))
+        self.data.test(shard, self.settings.evaluation.batch_size(plan))
     }
 
     fn measure_reference(
@@ -274,22 +244,8 @@ impl<B: FusedOps + OptimizerOps> Recipe<B> for Causal {
         interrupt: &Interrupt,
     ) -> Result<bool, BoxError> {
         let CausalData::Pairs(corpus) = &self.data else { return Ok(true) };
-        let rows = self.evaluation.batch_size(plan);
+        let rows = self.settings.evaluation.batch_size(plan);
         corpus.measure_reference(engine, (&self.config, device), rows, interrupt)
-    }
-
-    /// Starts the export, with weights in f32.
-    fn writer(&self, folder: &Path) -> Result<ModelFolderWriter, ModelFolderError> {
-        let mut writer = self.config.folder_writer(folder, FloatType::F32)?;
-        if let Some(fields) = &self.generation_config {
-            writer.set_document(GENERATION_CONFIG, fields.clone());
-        }
-        Ok(writer)
-    }
-
-    /// Returns the tokenizer; `None` for token files without one.
-    fn tokenizer(&self) -> Option<&Tokenizer> {
-        self.data.tokenizer()
     }
 }
 
@@ -306,96 +262,6 @@ fn of_corpus(error: DataError, job: &Job, rows: usize) -> Failure {
             ))
         }
         error => Failure::mistake(error),
-    }
-}
-
-/// Returns the model with the adapter of the job, if it has one.
-///
-/// # Errors
-/// Returns a user's mistake if the adapter does not fit the model, or if the vocabulary is larger than the pretrained
-/// model's.
-fn with_adapter(
-    config: AnyDecoder,
-    job: &Job,
-    pretrained: Option<&Path>,
-) -> Result<AnyDecoder, Failure> {
-    let Some(folder) = pretrained.filter(|_| job.model.has_adapter()) else { return Ok(config) };
-    refuse_changes(&job.model.config)?;
-    refuse_new_rows(&config, folder)?;
-    let place = job.model.pretrained.as_ref();
-    let base = base_name(place, folder);
-    let (key, config) = match (&job.model.lora, &job.model.adapter) {
-        (Some(fields), _) => {
-            let of_key = |error| Failure::mistake(format!("model.lora: {error}"));
-            let lora = LoraConfig::of_job(fields).map_err(of_key)?.with_base_model(&base);
-            let config = config.with_adapter(lora).map_err(of_key)?;
-            for setting in config.unused_settings().map_err(of_key)? {
-                tracing::warn!("model.lora.{setting} has no effect: it selects nothing; remove it");
-            }
-            ("model.lora", config)
-        }
-        (None, Some(given)) => {
-            let of_key = |error| Failure::mistake(format!("model.adapter: {error}"));
-            // A run has its adapter in a subfolder.
-            let adapter = adapter_in(given).unwrap_or_else(|| given.clone());
-            let adapter = AdapterFolder::open(&adapter).map_err(of_key)?;
-            check_base("model.pretrained", &adapter, &config, (place, folder))?;
-            let adapter = adapter.with_base_model(&base);
-            ("model.adapter", config.with_trained_adapter(adapter).map_err(of_key)?)
-        }
-        (None, None) => return Ok(config),
-    };
-    if job.training.save_merged {
-        let of_key = |error| Failure::mistake(format!("training.save_merged: {key}: {error}"));
-        config.check_mergeable().map_err(of_key)?;
-    }
-    if let Some(adapter) = config.adapter() {
-        let trained = config.parameters().into_iter().filter(|it| !it.is_frozen);
-        let trained: usize = trained.map(|it| it.num_elements()).sum();
-        let (modules, all) = (counted(adapter.num_modules(), "module"), config.num_parameters());
-        tracing::info!("{key}: adapters in {modules}; {trained} of {all} parameters are trained");
-    }
-    Ok(config)
-}
-
-/// Refuses a vocabulary that is larger than the pretrained model's. PEFT's files name the base model, whose embeddings lack
-/// the new rows.
-///
-/// # Errors
-/// Returns a user's mistake with the remedy.
-fn refuse_new_rows(config: &AnyDecoder, folder: &Path) -> Result<(), Failure> {
-    match config.new_rows(folder).map_err(Failure::mistake)? {
-        0 => Ok(()),
-        new_rows => Err(Failure::mistake(format!(
-            "model.config.vocab_size: adds {new_rows} rows to the embeddings of {}, which is not supported with an adapter: \
-             its files would belong to a base model without these rows; {LARGER_BASE}",
-            folder.display()
-        ))),
-    }
-}
-
-/// The remedy if a job with an adapter needs a larger vocabulary.
-const LARGER_BASE: &str = "resize the base model first (transformers: resize_token_embeddings, save_pretrained), give the \
-     result as model.pretrained, and train its new rows with trainable_token_indices or modules_to_save; or train the whole \
-     model";
-
-/// Refuses overrides of the model's configuration that change what it computes. An adapter names its base model and has
-/// no place for them, so programs that read it would compute something else.
-///
-/// # Errors
-/// Returns a user's mistake that names the field.
-fn refuse_changes(overrides: &Map<String, Value>) -> Result<(), Failure> {
-    // Dropout is only used in training, the vocabulary is checked with the files, and token ids do not belong to the model.
-    let is_harmless = |name: &str| {
-        ["dropout", "pdrop", "_token_id", "dtype"].iter().any(|part| name.contains(part))
-            || name == "vocab_size"
-    };
-    match overrides.iter().find(|(name, value)| !is_harmless(name) && !value.is_null()) {
-        None => Ok(()),
-        Some((name, _)) => Err(Failure::mistake(format!(
-            "model.config.{name}: cannot be changed with an adapter, whose files name the base model but not this change; \
-             change the config.json of the base model, or remove it"
-        ))),
     }
 }
 
@@ -437,22 +303,6 @@ fn open_data(
     })
 }
 
-/// Refuses an adapter with random factors for preference optimization: the reference is the model at the start of the
-/// run, and has to be the base model.
-///
-/// # Errors
-/// Returns a user's mistake.
-fn refuse_random_adapter(config: &AnyDecoder) -> Result<(), Failure> {
-    let is_new = config.trained_adapter().is_none();
-    match config.adapter().filter(|_| is_new).map(|adapter| adapter.config().initial) {
-        Some(InitialFactors::Nonzero) => Err(Failure::mistake(
-            "model.lora.init_lora_weights: false starts with another model than the base model, which preference \
-             optimization compares with; write true or \"gaussian\"",
-        )),
-        _ => Ok(()),
-    }
-}
-
 /// Returns the files that are exported unchanged. A template of the job replaces the tokenizer's: a model has to be
 /// used with the template that it was trained with.
 ///
@@ -478,187 +328,4 @@ fn log_separator(corpus: &Corpus) {
     if let (Some(id), Some(token)) = (corpus.separator, token) {
         tracing::info!("documents are separated by the end-of-text token `{token}`, id {id}");
     }
-}
-
-/// Returns the configuration of the pretrained model, or the default one, with the overrides of the job. Logs an
-/// enlarged vocabulary, because the weights then have new rows.
-///
-/// # Errors
-/// Returns a user's mistake if the folder has no model, or if a field is unknown, out of range, or not read although it
-/// may change what the model computes.
-pub(crate) fn model_config<C: LanguageModelFamily>(
-    job: &Job,
-    pretrained: Option<&Path>,
-) -> Result<C, Failure> {
-    let base = match pretrained {
-        Some(folder) => C::open(folder).map_err(Failure::mistake)?,
-        None => C::default_size(),
-    };
-    let named = |error| invalid_field(job, pretrained, &error);
-    let config = base.with_overrides(&without_dtype(&job.model.config)).map_err(named)?;
-    config.validate().map_err(named)?;
-    let (old, new) = (base.limits().vocab_size, config.limits().vocab_size);
-    if pretrained.is_some() {
-        warn_of_other_computation(&base, &config);
-    }
-    if pretrained.is_some() && new > old {
-        tracing::info!(
-            "model.config.vocab_size: the pretrained model has {old} tokens and gets {new}: each new row of its embedding \
-             and output layer is the mean of the existing rows"
-        );
-    }
-    Ok(config)
-}
-
-/// Returns the overrides of a model's configuration without the type of its weights, which has no effect. Logs a warning
-/// if it is given.
-///
-/// Training follows the `deepspeed` section, and the exported weights are in fp32. A type in `config.json` would only
-/// contradict them.
-pub(crate) fn without_dtype(overrides: &Map<String, Value>) -> Map<String, Value> {
-    let mut fields = overrides.clone();
-    for name in ["dtype", "torch_dtype"] {
-        if let Some(value) = fields.remove(name).filter(|value| !value.is_null()) {
-            tracing::warn!(
-                "model.config.{name}: {value} has no effect: deepspeed.bf16.enabled and deepspeed.fp16.enabled set the type \
-                 of training, and the model is exported in fp32; remove it"
-            );
-        }
-    }
-    fields
-}
-
-/// Fields that change what pretrained weights compute, but not their shapes.
-const COMPUTING: [&str; 6] = [
-    "activation_function",
-    "layer_norm_epsilon",
-    "n_head",
-    "scale_attn_by_inverse_layer_idx",
-    "scale_attn_weights",
-    "tie_word_embeddings",
-];
-
-/// Warns of overrides with which pretrained weights compute something else than they were trained for.
-fn warn_of_other_computation<C: LanguageModelConfig>(base: &C, config: &C) {
-    let fields = |config: &C| config.hf_export().documents.remove("config.json");
-    let Some((base, config)) = fields(base).zip(fields(config)) else { return };
-    for name in COMPUTING {
-        if let Some((own, given)) = base.get(name).zip(config.get(name))
-            && own != given
-        {
-            tracing::warn!(
-                "model.config.{name}: {given} instead of the pretrained model's {own} changes what its weights compute; \
-                 remove it to keep the model's"
-            );
-        }
-    }
-}
-
-/// Returns the failure for an invalid field of the model's configuration. It names the file of a field that only the
-/// pretrained model has, and the key that can remove the field.
-fn invalid_field(job: &Job, pretrained: Option<&Path>, error: &ModelConfigError) -> Failure {
-    let of_file = |field: &str| pretrained.filter(|_| !job.model.config.contains_key(field));
-    let file = |folder: &Path| folder.join("config.json").display().to_string();
-    if let ModelConfigError::Unknown { name, .. } = error
-        && let Some(folder) = of_file(name)
-    {
-        return Failure::mistake(format!("{}: {error}", file(folder)));
-    }
-    if let Some(field) = error.unsupported_field()
-        && let Some(folder) = of_file(field)
-    {
-        let key = format!("model.config.{field}");
-        return Failure::mistake(format!("{}: {error} ({key} in the job)", file(folder)));
-    }
-    Failure::mistake(format!("model.config: {error}"))
-}
-
-/// A micro-batch of token sequences.
-#[derive(Debug)]
-pub(crate) enum TokenBatch {
-    /// Sequences. The labels are the input tokens, or ignored. The loss shifts them by one position.
-    Sequences(MicroBatch),
-    /// Pairs of completions.
-    Pairs(PreferenceBatch),
-}
-
-impl From<MicroBatch> for TokenBatch {
-    fn from(batch: MicroBatch) -> Self {
-        Self::Sequences(batch)
-    }
-}
-
-impl TokenBatch {
-    /// Returns the sequences.
-    fn sequences(&self) -> &MicroBatch {
-        match self {
-            Self::Sequences(batch) => batch,
-            Self::Pairs(pairs) => &pairs.batch.sequences,
-        }
-    }
-
-    /// Truncates every sequence to its first `length` tokens, at least 1.
-    pub(crate) fn truncate(&mut self, length: usize) {
-        match self {
-            Self::Sequences(batch) => batch.truncate(length),
-            Self::Pairs(pairs) => pairs.batch.sequences.truncate(length),
-        }
-    }
-}
-
-impl Batch for TokenBatch {
-    /// Returns the tokens of all sequences, without padding.
-    fn num_tokens(&self) -> usize {
-        self.sequences().num_tokens()
-    }
-
-    /// Counts the positions that predict a token, or the pairs. The loss of a batch is weighted by this number.
-    fn num_targets(&self) -> usize {
-        match self {
-            Self::Sequences(batch) => batch.num_targets(),
-            Self::Pairs(pairs) => pairs.batch.pairs.len(),
-        }
-    }
-}
-
-/// Copies a batch to a device and checks it against the vocabulary size and the maximum length of the model.
-///
-/// # Errors
-/// Returns [`InputError`] for a token outside the vocabulary or a sequence that is too long.
-pub(crate) fn causal_batch<B: Backend>(
-    batch: &MicroBatch,
-    config: &impl LanguageModelConfig,
-    device: &B::Device,
-) -> Result<CausalBatch<B>, InputError> {
-    let MicroBatch { input_ids, labels, shape, .. } = batch;
-    // Token ids are never negative. The only negative label is the one of padding.
-    let ids: Vec<u32> = input_ids.iter().map(|id| *id as u32).collect();
-    let label = |label: &i32| if *label == IGNORE_INDEX { IGNORED_LABEL } else { (*label).into() };
-    let labels: Vec<i64> = labels.iter().map(label).collect();
-    match document_starts(batch) {
-        Some(starts) => {
-            CausalBatch::of_documents(config, &ids, Some(&labels), starts, *shape, device)
-        }
-        None => CausalBatch::new(config, &ids, Some(&labels), *shape, device),
-    }
-}
-
-/// Returns the position of the first token of the document of each token; `None` if each row is one document. Padding
-/// follows a document, so that no token attends to it, and it starts a document where there are several.
-fn document_starts(batch: &MicroBatch) -> Option<Arc<[usize]>> {
-    let RowDocuments::Separate(rows) = &batch.documents else { return None };
-    if rows.iter().all(|documents| documents.len() < 2) {
-        return None;
-    }
-    let length = batch.shape[1];
-    let mut starts = Vec::with_capacity(rows.len() * length);
-    for documents in rows {
-        let mut start = 0;
-        for document in documents {
-            starts.resize(starts.len() + document, start);
-            start += document;
-        }
-        starts.resize(starts.len() + length - start, start);
-    }
-    Some(starts.into())
 }

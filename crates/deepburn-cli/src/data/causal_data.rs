@@ -17,11 +17,11 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use crate::data::causal::TokenBatch;
-use crate::data::chat::ChatCorpus;
+use crate::data::chat::{ChatCorpus, SampleCorpus};
 use crate::data::lengths::{PREFETCH, longest};
-use crate::data::preference::{PreferenceCorpus, PreferenceRows};
-use crate::data::recipe::EvaluationSettings;
+use crate::data::preference::PreferenceCorpus;
+use crate::data::recipe::{EvaluationSettings, RecipeSettings};
+use crate::data::token_batch::TokenBatch;
 
 /// The data of all splits.
 pub(crate) enum CausalData {
@@ -119,31 +119,19 @@ impl CausalData {
     pub(crate) fn source(
         &self,
         shard: DataShard,
-        order: Order,
         plan: &Plan,
-        evaluation: EvaluationSettings,
+        settings: &RecipeSettings,
     ) -> Result<CausalSource, DataError> {
         match self {
             Self::Stream(corpus) => {
                 let (train, eval) = (corpus.train.clone(), corpus.eval.clone());
-                let sampler = DistributedSampler::new(train.len(), shard, order)?;
+                let sampler = DistributedSampler::new(train.len(), shard, settings.order)?;
                 let loader =
                     BatchLoader::start(train, sampler, plan.batch.micro_batch_size, PREFETCH)?;
-                let source = TokenSource::new(loader, eval, shard, plan, evaluation);
-                Ok(CausalSource::Stream(Box::new(source)))
+                Ok(CausalSource::new(loader, eval, shard, plan, settings.evaluation))
             }
-            Self::Samples(corpus) => {
-                let sampler = epoch_sampler(corpus.train.len(), shard, order, plan.batch)?;
-                let loader = BatchLoader::drawing(corpus.train.clone(), sampler, PREFETCH)?;
-                let source = TokenSource::new(loader, corpus.eval.clone(), shard, plan, evaluation);
-                Ok(CausalSource::Samples(Box::new(source)))
-            }
-            Self::Pairs(corpus) => {
-                let sampler = epoch_sampler(corpus.train.pairs.len(), shard, order, plan.batch)?;
-                let loader = BatchLoader::drawing(corpus.train.clone(), sampler, PREFETCH)?;
-                let source = TokenSource::new(loader, corpus.eval.clone(), shard, plan, evaluation);
-                Ok(CausalSource::Pairs(Box::new(source)))
-            }
+            Self::Samples(corpus) => sample_source(corpus, shard, plan, settings),
+            Self::Pairs(corpus) => sample_source(corpus, shard, plan, settings),
         }
     }
 
@@ -156,17 +144,16 @@ impl CausalData {
         shard: DataShard,
         rows: usize,
     ) -> Result<Option<EvaluationStream<'_, TokenBatch>>, DataError> {
-        match self {
+        let batches = match self {
             Self::Stream(corpus) => {
-                corpus.test.as_ref().map(|test| evaluation(test, shard, rows, None)).transpose()
+                corpus.test.as_ref().map(|it| evaluation(it, shard, rows, None))
             }
             Self::Samples(corpus) => {
-                corpus.test.as_ref().map(|test| evaluation(test, shard, rows, None)).transpose()
+                corpus.test.as_ref().map(|it| evaluation(it, shard, rows, None))
             }
-            Self::Pairs(corpus) => {
-                corpus.test.as_ref().map(|test| evaluation(test, shard, rows, None)).transpose()
-            }
-        }
+            Self::Pairs(corpus) => corpus.test.as_ref().map(|it| evaluation(it, shard, rows, None)),
+        };
+        batches.transpose()
     }
 }
 
@@ -185,47 +172,62 @@ fn epoch_sampler(
     EpochSampler::new(num_samples, shard.rank, shape, batch.micro_batch_size, order)
 }
 
-/// The data loader of one rank.
-pub(crate) enum CausalSource {
-    /// Sequences of one length.
-    Stream(Box<TokenSource<Sequences, DistributedSampler>>),
-    /// Samples.
-    Samples(Box<TokenSource<SampleRows, EpochSampler>>),
-    /// Pairs of completions.
-    Pairs(Box<TokenSource<PreferenceRows, EpochSampler>>),
+/// Starts the data loader of `shard` for samples or pairs of them.
+///
+/// # Errors
+/// Returns an error if the thread cannot be started.
+fn sample_source<D>(
+    corpus: &SampleCorpus<D>,
+    shard: DataShard,
+    plan: &Plan,
+    settings: &RecipeSettings,
+) -> Result<CausalSource, DataError>
+where
+    D: Collate<Batch: Into<TokenBatch>> + Clone + 'static,
+{
+    let (train, eval) = (corpus.train.clone(), corpus.eval.clone());
+    let sampler = epoch_sampler(train.num_samples(), shard, settings.order, plan.batch)?;
+    let loader = BatchLoader::drawing(train, sampler, PREFETCH)?;
+    Ok(CausalSource::new(loader, eval, shard, plan, settings.evaluation))
+}
+
+/// The data loader of one rank, for any kind of data.
+pub(crate) struct CausalSource(Box<dyn BatchSource<TokenBatch>>);
+
+impl CausalSource {
+    /// Returns a source with the micro-batches of `loader` and the evaluations of `eval`.
+    fn new<D, S>(
+        loader: BatchLoader<D, S>,
+        eval: Option<D>,
+        shard: DataShard,
+        plan: &Plan,
+        evaluation: EvaluationSettings,
+    ) -> Self
+    where
+        D: Collate<Batch: Into<TokenBatch>> + 'static,
+        S: BatchSampler<Position: Serialize + DeserializeOwned> + 'static,
+    {
+        let (rows, eval_max_samples) = (evaluation.batch_size(plan), evaluation.max_samples);
+        let curriculum = plan.curriculum.clone();
+        Self(Box::new(TokenSource { loader, eval, shard, rows, eval_max_samples, curriculum }))
+    }
 }
 
 impl BatchSource<TokenBatch> for CausalSource {
     fn next_step(&mut self, next: NextStep) -> Result<StepBatches<TokenBatch>, BoxError> {
-        match self {
-            Self::Stream(source) => source.next_step(next),
-            Self::Samples(source) => source.next_step(next),
-            Self::Pairs(source) => source.next_step(next),
-        }
+        self.0.next_step(next)
     }
 
     fn evaluation(&mut self) -> Result<Option<EvaluationStream<'_, TokenBatch>>, BoxError> {
-        match self {
-            Self::Stream(source) => source.evaluation(),
-            Self::Samples(source) => source.evaluation(),
-            Self::Pairs(source) => source.evaluation(),
-        }
+        self.0.evaluation()
     }
 
     fn position(&self) -> Value {
-        match self {
-            Self::Stream(source) => source.position(),
-            Self::Samples(source) => source.position(),
-            Self::Pairs(source) => source.position(),
-        }
+        self.0.position()
     }
 
     fn seek(&mut self, position: &Value) -> Result<(), BoxError> {
-        match self {
-            Self::Stream(source) => source.seek(position),
-            Self::Samples(source) => source.seek(position),
-            Self::Pairs(source) => source.seek(position),
-        }
+        self.0.seek(position)
     }
 }
 
@@ -233,7 +235,7 @@ impl BatchSource<TokenBatch> for CausalSource {
 ///
 /// It assembles micro-batches in advance on its own thread. Rank r of W takes the sequences r, r + W, r + 2W and so on,
 /// as PyTorch's `DistributedSampler` does.
-pub(crate) struct TokenSource<D: Collate, S: BatchSampler> {
+struct TokenSource<D: Collate, S: BatchSampler> {
     /// Micro-batches for training.
     loader: BatchLoader<D, S>,
     /// The sequences of an evaluation.
@@ -248,20 +250,11 @@ pub(crate) struct TokenSource<D: Collate, S: BatchSampler> {
     curriculum: Option<CurriculumPlan>,
 }
 
-impl<D: Collate<Batch: Into<TokenBatch>>, S: BatchSampler> TokenSource<D, S> {
-    /// Returns a source with these micro-batches and evaluations.
-    fn new(
-        loader: BatchLoader<D, S>,
-        eval: Option<D>,
-        shard: DataShard,
-        plan: &Plan,
-        evaluation: EvaluationSettings,
-    ) -> Self {
-        let (rows, limit) = (evaluation.batch_size(plan), evaluation.max_samples);
-        let curriculum = plan.curriculum.clone();
-        Self { loader, eval, shard, rows, eval_max_samples: limit, curriculum }
-    }
-
+impl<D, S> BatchSource<TokenBatch> for TokenSource<D, S>
+where
+    D: Collate<Batch: Into<TokenBatch>>,
+    S: BatchSampler<Position: Serialize + DeserializeOwned>,
+{
     /// Returns the batches of a step. A curriculum truncates sequences after they have been loaded, so data-loader
     /// positions do not depend on it.
     fn next_step(&mut self, next: NextStep) -> Result<StepBatches<TokenBatch>, BoxError> {
@@ -280,13 +273,7 @@ impl<D: Collate<Batch: Into<TokenBatch>>, S: BatchSampler> TokenSource<D, S> {
         let eval = self.eval.as_ref();
         Ok(eval.map(|eval| evaluation(eval, shard, rows, limit)).transpose()?)
     }
-}
 
-impl<D, S> TokenSource<D, S>
-where
-    D: Collate,
-    S: BatchSampler<Position: Serialize + DeserializeOwned>,
-{
     /// Returns the data-loader position as JSON, for the checkpoint.
     fn position(&self) -> Value {
         json!(self.loader.position())

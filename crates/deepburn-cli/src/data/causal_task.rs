@@ -28,10 +28,10 @@ use deepburn_datasets::{MicroBatch, PairBatch, RowDocuments};
 use deepburn_models::causal_lm::{CausalBatch, InputError, LanguageModel};
 use deepburn_models::{BatchShape, LanguageModelConfig};
 
-use crate::data::causal::{TokenBatch, causal_batch};
-use crate::data::preference::{PreferenceBatch, ReferenceLogProbs};
+use crate::data::preference_batch::{PreferenceBatch, ReferenceLogProbs};
 use crate::data::recipe::ExampleTask;
-use crate::data::sample_prompts::TextSampler;
+use crate::data::text_sampler::TextSampler;
+use crate::data::token_batch::{TokenBatch, causal_batch};
 
 /// What is optimized.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -14,8 +14,6 @@
 //! The data determines the vocabulary size and the number of outputs of a new model. Class names come from the job or
 //! the pretrained model, or else from the labels. Labels that are numbers are class numbers.
 
-use std::path::Path;
-
 use burn::module::AutodiffModule;
 use burn::tensor::backend::Backend;
 use burn::tensor::{ElementConversion, Tensor};
@@ -25,30 +23,28 @@ use deepburn::{Answers, Batch, BoxError, ConfusionMatrix, Evaluation, Evaluation
 use deepburn_config::{DynamicBatchingPlan, Job, Plan, counted};
 use deepburn_datasets::{
     BudgetSampler, Classes, ClassesOrigin, DataError, DataShard, DistributedSampler, LabelledBatch,
-    Order, StepShape, TextLabel, Tokenizer, is_number_label,
+    StepShape, TextLabel, Tokenizer, is_number_label,
 };
 use deepburn_models::encoder::EncoderConfig;
 use deepburn_models::gpt2::{ClassifierConfig, Gpt2Config};
-use deepburn_models::hf::{ClassNames, ModelFolderError, ModelFolderWriter, ProblemType};
+use deepburn_models::hf::{ClassNames, ProblemType};
 use deepburn_models::{
-    Architecture, BatchShape, BuildModel, FloatType, TextBatch, TextBatchError, TextClassifier,
+    Architecture, BatchShape, BuildModel, TextBatch, TextBatchError, TextClassifier,
     TextClassifierConfig, TextLimits,
 };
 
 use serde_json::Value;
 
-use crate::data::causal::{model_config, without_dtype};
 use crate::data::companions::Companions;
 use crate::data::job_tokenizer::JobTokenizer;
 use crate::data::label_batch::{LabelBatch, count_label_sets, sum_errors};
 use crate::data::lengths::check_length;
+use crate::data::model_config::{model_config, without_dtype};
 use crate::data::pretrained_classes::PretrainedClasses;
-use crate::data::problem::{
-    Problem, check_loss_and_metric, config_in, named_config, names_classes, names_key,
+use crate::data::problem_type::{
+    ChosenProblemType, check_loss_and_metric, config_in, named_config, names_classes, names_key,
 };
-use crate::data::recipe::{
-    EvaluationSettings, ExampleTask, InitialWeights, JobInputs, Recipe, SubjectInfo, WeightOrigin,
-};
+use crate::data::recipe::{ExampleTask, JobInputs, Recipe, RecipeSettings, SubjectInfo};
 use crate::data::text_source::{Labelled, TextSource, budget, evaluation, evaluation_budget};
 use crate::data::texts::{KnownClasses, Texts, open_texts};
 use crate::data::vocabulary::{check_special_tokens, with_special_tokens, with_vocabulary};
@@ -61,16 +57,24 @@ pub(crate) struct Classification<C> {
     config: C,
     /// Tokenized texts of all splits, and the tokenizer.
     texts: Texts,
-    /// The order of training texts.
-    order: Order,
-    /// The source of the initial weights. An encoder is always randomly initialized.
-    origin: WeightOrigin,
-    /// The files that are exported unchanged.
-    companions: Companions,
-    /// How the job evaluates.
-    evaluation: EvaluationSettings,
+    /// Order, initial weights, exported files and evaluation.
+    settings: RecipeSettings,
     /// The factor of label smoothing.
     label_smoothing: f64,
+}
+
+impl<C> Classification<C> {
+    /// Returns the recipe of a job with this model and these texts.
+    ///
+    /// # Errors
+    /// Returns a user's mistake if a folder of exported files cannot be read.
+    fn new(config: C, texts: Texts, inputs: &JobInputs<'_>) -> Result<Self, Failure> {
+        // An encoder has no pretrained model, neither its weights nor its files.
+        let companions = Companions::find(inputs.pretrained, Some(&texts.tokenizer))?;
+        let settings = RecipeSettings::new(inputs, companions);
+        let label_smoothing = inputs.job.training.label_smoothing_factor;
+        Ok(Self { config, texts, settings, label_smoothing })
+    }
 }
 
 /// A recipe for text classification that is prepared from a job. Each model derives its sizes from the data in its own
@@ -86,14 +90,14 @@ pub(crate) trait ClassifierRecipe: Sized {
 /// An encoder has no pretrained weights, so the data determines the sizes that the job does not set.
 impl ClassifierRecipe for Classification<EncoderConfig> {
     fn prepare(inputs: &JobInputs<'_>) -> Result<Self, Failure> {
-        let JobInputs { job, places, batch, order, .. } = *inputs;
+        let JobInputs { job, places, batch, .. } = *inputs;
         let named = |error| Failure::mistake(format!("model.config: {error}"));
         let overrides = without_dtype(&job.model.config);
         let config = EncoderConfig::guide().with_overrides(&overrides).map_err(named)?;
         config.validate().map_err(named)?;
         check_length(job, config.max_len, "max_len")?;
         check_step(batch, job.data.sequence_length)?;
-        let problem = Problem::of_encoder(config.problem_type, job);
+        let problem = ChosenProblemType::of_encoder(config.problem_type, job);
         check_loss_and_metric(job, &problem)?;
         let names = config.class_names().map_err(|error| named_config(&error))?;
         let tokenizer = JobTokenizer::of(job, places, None)?.tokenizer;
@@ -108,12 +112,7 @@ impl ClassifierRecipe for Classification<EncoderConfig> {
             num_classes: outputs_by_data(job, outputs, &problem)?,
             ..config
         };
-        let config = config.with_class_names(names.as_ref());
-        let origin = WeightOrigin::of(inputs);
-        let companions = Companions::find(None, Some(&texts.tokenizer))?;
-        let evaluation = EvaluationSettings::of(job);
-        let label_smoothing = job.training.label_smoothing_factor;
-        Ok(Self { config, texts, order, origin, companions, evaluation, label_smoothing })
+        Self::new(config.with_class_names(names.as_ref()), texts, inputs)
     }
 }
 
@@ -121,10 +120,11 @@ impl ClassifierRecipe for Classification<EncoderConfig> {
 /// have to match the classes of the data.
 impl ClassifierRecipe for Classification<ClassifierConfig> {
     fn prepare(inputs: &JobInputs<'_>) -> Result<Self, Failure> {
-        let JobInputs { job, places, pretrained, batch, order, .. } = *inputs;
+        let JobInputs { job, places, pretrained, batch, .. } = *inputs;
         let body: Gpt2Config = model_config(job, pretrained)?;
         let classes = pretrained.map(PretrainedClasses::read).transpose()?.flatten();
-        let problem = Problem::of_gpt2(&body, inputs, classes.as_ref())?;
+        let problem =
+            ChosenProblemType::of_gpt2(&body, inputs, classes.as_ref().map(|it| it.count))?;
         let problem_type = problem.kind;
         check_loss_and_metric(job, &problem)?;
         check_length(job, body.n_positions, "n_positions")?;
@@ -164,12 +164,7 @@ impl ClassifierRecipe for Classification<ClassifierConfig> {
             None => outputs_by_data(job, outputs, &problem)?,
         };
         let config = ClassifierConfig { body, num_classes, problem_type };
-        let config = config.with_class_names(names.as_ref());
-        let companions = Companions::find(pretrained, Some(&texts.tokenizer))?;
-        let origin = WeightOrigin::of(inputs);
-        let evaluation = EvaluationSettings::of(job);
-        let label_smoothing = job.training.label_smoothing_factor;
-        Ok(Self { config, texts, order, origin, companions, evaluation, label_smoothing })
+        Self::new(config.with_class_names(names.as_ref()), texts, inputs)
     }
 }
 
@@ -182,7 +177,7 @@ fn open_named_texts(
     inputs: &JobInputs<'_>,
     tokenizer: Option<Tokenizer>,
     (names, has_count): (Option<&ClassNames>, bool),
-    problem: &Problem,
+    problem: &ChosenProblemType,
 ) -> Result<Texts, Failure> {
     let JobInputs { job, places, pretrained, .. } = *inputs;
     let names = names.map(ClassNames::as_slice);
@@ -260,13 +255,16 @@ fn num_outputs(names: Option<&ClassNames>, texts: &Texts) -> usize {
 }
 
 impl<C: TextClassifierConfig> SubjectInfo for Classification<C> {
-    /// Returns the configuration, which determines parameters and activations.
     fn architecture(&self) -> &dyn Architecture {
         &self.config
     }
 
-    fn companions(&self) -> &Companions {
-        &self.companions
+    fn settings(&self) -> &RecipeSettings {
+        &self.settings
+    }
+
+    fn tokenizer(&self) -> Option<&Tokenizer> {
+        Some(&self.texts.tokenizer)
     }
 
     /// Returns the length of the longest training text, or the limit if that is less.
@@ -274,18 +272,15 @@ impl<C: TextClassifierConfig> SubjectInfo for Classification<C> {
         self.texts.train.lengths().into_iter().max().unwrap_or(0).min(limit)
     }
 
-    /// Returns the number of texts of a rank in an epoch, which is the same on all ranks.
     fn samples_per_epoch(&self, shard: DataShard) -> Result<usize, DataError> {
-        let sampler = DistributedSampler::new(self.texts.train.len(), shard, self.order)?;
+        let sampler = DistributedSampler::new(self.texts.train.len(), shard, self.settings.order)?;
         Ok(sampler.samples_per_epoch())
     }
 
-    /// Returns a hash of the training tokens and labels.
     fn data_fingerprint(&self) -> Result<String, DataError> {
         Ok(self.texts.train.fingerprint())
     }
 
-    /// Returns a hash of the evaluation tokens and labels; `None` without an evaluation split.
     fn evaluation_fingerprint(&self) -> Result<Option<String>, DataError> {
         Ok(self.texts.eval.as_ref().map(|texts| texts.fingerprint()))
     }
@@ -340,7 +335,7 @@ fn sized_by_data(
 fn outputs_by_data(
     job: &Job,
     field: (&str, usize, usize),
-    problem: &Problem,
+    problem: &ChosenProblemType,
 ) -> Result<usize, Failure> {
     let (name, size, needed) = field;
     let given = job.model.config.contains_key(name);
@@ -381,54 +376,36 @@ where
     C::Model: TextClassifier<Training<B>>
         + AutodiffModule<Training<B>, InnerModule: TextClassifier<Zero<B>>>,
 {
-    /// The classifier on the training backend.
+    type Config = C;
     type Model = C::Model;
-    /// Text classification.
     type Task = TextClass<B::Device>;
-    /// Texts of one rank.
     type Source = TextSource;
 
-    /// Builds the model. Its weights are initialized or read when they are first used.
-    fn model(&self, weights: InitialWeights, device: &B::Device) -> Result<Self::Model, Failure> {
-        self.origin.model(&self.config, weights, device)
-    }
-
-    /// Reads and checks the pretrained weights, if there are some.
-    fn check_weights(&self) -> Result<(), Failure> {
-        self.origin.check(&self.config)
+    fn config(&self) -> &C {
+        &self.config
     }
 
     fn task(&self, device: B::Device) -> Self::Task {
         TextClass::new(&self.config, device, self.label_smoothing)
     }
 
-    /// Starts the data loader, with the evaluation settings of the job.
     fn source(&self, shard: DataShard, plan: &Plan) -> Result<TextSource, DataError> {
         let Texts { train, eval, .. } = self.texts.clone();
-        let mut source = TextSource::new(train, eval, shard, self.order, plan)?;
-        source.budget = evaluation_budget(plan, self.evaluation.batch_size(plan));
-        source.eval_max_samples = self.evaluation.max_samples;
+        let RecipeSettings { order, evaluation, .. } = &self.settings;
+        let mut source = TextSource::new(train, eval, shard, *order, plan)?;
+        source.budget = evaluation_budget(plan, evaluation.batch_size(plan));
+        source.eval_max_samples = evaluation.max_samples;
         Ok(source)
     }
 
-    /// Returns the batches of the whole test split. `eval_max_samples` does not limit it.
     fn test(
         &self,
         shard: DataShard,
         plan: &Plan,
     ) -> Result<Option<EvaluationStream<'_, Labelled>>, DataError> {
         let test = self.texts.test.as_ref();
-        let budget = evaluation_budget(plan, self.evaluation.batch_size(plan));
+        let budget = evaluation_budget(plan, self.settings.evaluation.batch_size(plan));
         test.map(|test| evaluation(test, shard, budget, None)).transpose()
-    }
-
-    /// Starts the export, with weights in f32.
-    fn writer(&self, folder: &Path) -> Result<ModelFolderWriter, ModelFolderError> {
-        self.config.folder_writer(folder, FloatType::F32)
-    }
-
-    fn tokenizer(&self) -> Option<&Tokenizer> {
-        Some(&self.texts.tokenizer)
     }
 }
 

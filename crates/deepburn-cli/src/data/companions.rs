@@ -10,18 +10,16 @@
 //! saved its model.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
-use std::io;
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use deepburn_datasets::{CompanionFile, CompanionKind, Tokenizer, companion_files};
-use deepburn_files::PartialFile;
 use deepburn_models::hf::GenerationConfig;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::failure::Failure;
-use crate::run::results::write_whole;
+use crate::whole_file::{copy_whole, write_whole};
 
 /// The tokenizer that is exported with a model.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -183,23 +181,6 @@ pub(crate) fn kept_generation_config(
     Ok(None)
 }
 
-/// Copies a file under a temporary name and renames it. Folders in the path of `target` are created.
-///
-/// # Errors
-/// Returns the error of the operating system.
-pub(crate) fn copy_whole(source: &Path, target: &Path) -> io::Result<()> {
-    // The output of a job may be its pretrained model.
-    if fs::canonicalize(source).ok().is_some_and(|it| fs::canonicalize(target).ok() == Some(it)) {
-        return Ok(());
-    }
-    fs::create_dir_all(target.parent().unwrap_or(target))?;
-    let name = target.file_name().unwrap_or_default().to_string_lossy();
-    let partial = target.with_file_name(format!(".{name}.{}.unfinished", std::process::id()));
-    let mut file = PartialFile::create(target, partial)?;
-    io::copy(&mut File::open(source)?, &mut file)?;
-    file.finish()
-}
-
 /// Adds files to the list. Too large files are left out with a warning.
 fn insert(files: &mut BTreeMap<String, CompanionSource>, found: Vec<CompanionFile>) {
     for CompanionFile { name, path, bytes, .. } in found {
@@ -227,6 +208,8 @@ fn names<'a>(names: impl Iterator<Item = &'a String>) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
+
     use serde_json::json;
 
     use super::*;

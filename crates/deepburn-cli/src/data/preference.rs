@@ -1,12 +1,10 @@
 //! Pairs of completions for preference optimization, and the log-probabilities of the reference.
 //!
-//! Main types: [`PreferenceRows`], the pairs of a split, and [`ReferenceLogProbs`]. The reference is the model at the start
+//! Main type: [`PreferenceRows`], the pairs of a split. The reference is the model at the start
 //! of the run: the pretrained model, also with a new adapter, which changes nothing yet, or the model with the adapter
 //! that is trained further. A checkpoint has its hash. Its log-probabilities are measured once, before the first step, with the weights that are
 //! sharded for training, so that no second model is ever in memory. A run that resumes measures them again, before the
 //! weights of its checkpoint are loaded.
-
-use std::sync::{Arc, OnceLock};
 
 use burn::module::AutodiffModule;
 use deepburn::comm::CollectiveTag;
@@ -20,10 +18,11 @@ use deepburn_datasets::{
 use deepburn_models::causal_lm::LanguageModel;
 use deepburn_models::decoder::AnyDecoder;
 
-use crate::data::causal::{TokenBatch, causal_batch};
 use crate::data::chat::{
     RowSizes, RowsOfSplit, SampleCorpus, SampleForm, log_truncated, untrained,
 };
+use crate::data::preference_batch::{PreferenceBatch, ReferenceLogProbs};
+use crate::data::token_batch::{TokenBatch, causal_batch};
 use crate::failure::Failure;
 use crate::run::progress_hook::with_progress;
 
@@ -37,43 +36,6 @@ pub(crate) struct PreferenceRows {
     pub(crate) pairs: PairRows,
     /// Their log-probabilities under the reference.
     reference: ReferenceLogProbs,
-}
-
-/// The log-probability of both completions of each pair of a split under the reference, which all ranks of a process
-/// share.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct ReferenceLogProbs(Arc<OnceLock<Vec<[f32; 2]>>>);
-
-/// A batch of pairs, with the reference of their split.
-#[derive(Debug)]
-pub(crate) struct PreferenceBatch {
-    /// The pairs.
-    pub(crate) batch: PairBatch,
-    /// The reference.
-    pub(crate) reference: ReferenceLogProbs,
-}
-
-impl ReferenceLogProbs {
-    /// Returns the log-probabilities of the sequences of a batch: of the better completions, then of the worse ones, and
-    /// 0 for missing pairs.
-    ///
-    /// # Errors
-    /// Returns an error if the reference was not measured.
-    pub(crate) fn of(&self, batch: &PairBatch) -> Result<Vec<f32>, BoxError> {
-        let all = self.0.get().ok_or("the reference was not measured; this is a bug: report it")?;
-        let rows = batch.sequences.shape[0] / 2;
-        let mut found = vec![0.0; 2 * rows];
-        for (row, pair) in batch.pairs.iter().enumerate() {
-            let [chosen, rejected] = all[*pair];
-            (found[row], found[rows + row]) = (chosen, rejected);
-        }
-        Ok(found)
-    }
-
-    /// Returns a reference for made-up pairs.
-    pub(crate) fn zeros(pairs: usize) -> Self {
-        Self(Arc::new(OnceLock::from(vec![[0.0; 2]; pairs])))
-    }
 }
 
 impl RowsOfSplit for PreferenceRows {
@@ -142,8 +104,7 @@ impl PreferenceCorpus {
             else {
                 return Ok(false);
             };
-            // All ranks of a process have the same values, and the first one sets them.
-            split.reference.0.get_or_init(|| found);
+            split.reference.set(found);
         }
         Ok(true)
     }

@@ -10,7 +10,9 @@ use deepburn_models::gpt2::Gpt2Config;
 use deepburn_models::hf::{ClassNames, ProblemType};
 use serde_json::{Map, Value};
 
-use crate::data::problem::{Problem, config_in, named_config, names_classes, names_key};
+use crate::data::problem_type::{
+    ChosenProblemType, config_in, named_config, names_classes, names_key,
+};
 use crate::failure::Failure;
 
 /// The number of classes in `transformers` if a `config.json` does not say it.
@@ -52,7 +54,7 @@ impl<'a> PretrainedClasses<'a> {
         job: &Job,
         (names, are_known): (Option<&ClassNames>, bool),
         needed: usize,
-        problem: &Problem,
+        problem: &ChosenProblemType,
     ) -> Result<usize, Failure> {
         self.check_count(job, needed, are_known && names_classes(job), problem)?;
         if let Some(names) = names {
@@ -92,7 +94,7 @@ impl<'a> PretrainedClasses<'a> {
         job: &Job,
         needed: usize,
         is_named: bool,
-        problem: &Problem,
+        problem: &ChosenProblemType,
     ) -> Result<(), Failure> {
         let (count, is_regression) = (self.count, problem.kind == ProblemType::Regression);
         let fits = if is_regression { needed == count } else { needed <= count };

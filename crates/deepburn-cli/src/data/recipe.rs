@@ -17,7 +17,7 @@ use deepburn_chat::Day;
 use deepburn_config::{BatchPlan, DynamicBatchingPlan, Job, Plan};
 use deepburn_datasets::{BudgetSampler, DataError, DataShard, Order, StepShape, Tokenizer};
 use deepburn_models::decoder::AnyDecoder;
-use deepburn_models::hf::{HfExport, ModelFolderError, ModelFolderWriter, TensorProblem};
+use deepburn_models::hf::{HfExport, ModelFolderError, TensorProblem};
 use deepburn_models::{Architecture, BatchShape, BuildModel};
 
 use crate::data::companions::Companions;
@@ -38,6 +38,8 @@ pub(crate) enum InitialWeights {
 
 /// The model, the data and the task of a job on backend `B`. All ranks of a process share it.
 pub(crate) trait Recipe<B: FusedOps + OptimizerOps>: SubjectInfo + Sync {
+    /// The configuration of the model.
+    type Config: BuildModel<Training<B>, Model = Self::Model>;
     /// The model.
     type Model: AutodiffModule<Training<B>>;
     /// The training task.
@@ -45,25 +47,24 @@ pub(crate) trait Recipe<B: FusedOps + OptimizerOps>: SubjectInfo + Sync {
     /// The data loader of one rank.
     type Source: BatchSource<BatchOf<B, Self>>;
 
+    /// Returns the configuration of the model.
+    fn config(&self) -> &Self::Config;
+
     /// Builds the model. Its weights are initialized or read when they are first used.
     ///
     /// # Errors
     /// Returns a user's mistake if the weights do not fit the configuration.
-    fn model(&self, weights: InitialWeights, device: &B::Device) -> Result<Self::Model, Failure>;
-
-    /// Reads and checks the pretrained weights, so that an invalid file is reported before anything is written.
-    ///
-    /// # Errors
-    /// Returns a user's mistake if the weights do not fit the configuration or are not finite.
-    fn check_weights(&self) -> Result<(), Failure>;
+    fn model(&self, weights: InitialWeights, device: &B::Device) -> Result<Self::Model, Failure> {
+        self.settings().origin.model(self.config(), weights, device)
+    }
 
     /// Returns the task of a rank whose tensors are on `device`.
     fn task(&self, device: B::Device) -> Self::Task;
 
-    /// Starts the data loader of `shard` with the batches of `plan`.
+    /// Starts the data loader of `shard` with the batches of `plan`, and with the evaluation settings of the job.
     fn source(&self, shard: DataShard, plan: &Plan) -> Result<Self::Source, DataError>;
 
-    /// Returns the batches of `shard` in the test split; `None` without one.
+    /// Returns the batches of `shard` in the whole test split, which `eval_max_samples` does not limit; `None` without one.
     fn test(
         &self,
         shard: DataShard,
@@ -85,12 +86,6 @@ pub(crate) trait Recipe<B: FusedOps + OptimizerOps>: SubjectInfo + Sync {
         let _ = (engine, device, plan, interrupt);
         Ok(true)
     }
-
-    /// Starts the export of the model to `folder`.
-    fn writer(&self, folder: &Path) -> Result<ModelFolderWriter, ModelFolderError>;
-
-    /// Returns the tokenizer to export with the model.
-    fn tokenizer(&self) -> Option<&Tokenizer>;
 }
 
 /// A task that can be run without data, on made-up micro-batches: in forecasts, and in measurements of a step.
@@ -133,8 +128,11 @@ pub(crate) trait SubjectInfo {
         self.architecture().hf_export()
     }
 
-    /// Returns the files that are exported unchanged.
-    fn companions(&self) -> &Companions;
+    /// Returns what recipes have in common.
+    fn settings(&self) -> &RecipeSettings;
+
+    /// Returns the tokenizer to export with the model; `None` for token files without one.
+    fn tokenizer(&self) -> Option<&Tokenizer>;
 
     /// Returns a hash of the initial weights, if preference optimization compares the model with them. A run that resumes
     /// has to start from the same ones. `None` for other data.
@@ -195,6 +193,30 @@ pub(crate) struct JobInputs<'a> {
     pub(crate) day: Day,
 }
 
+/// What the recipes of language models and of classifiers have in common.
+pub(crate) struct RecipeSettings {
+    /// The order of training samples.
+    pub(crate) order: Order,
+    /// The source of the initial weights.
+    pub(crate) origin: WeightOrigin,
+    /// The files that are exported unchanged.
+    pub(crate) companions: Companions,
+    /// How the job evaluates.
+    pub(crate) evaluation: EvaluationSettings,
+}
+
+impl RecipeSettings {
+    /// Returns the settings of a job, whose model is exported with these files.
+    pub(crate) fn new(inputs: &JobInputs<'_>, companions: Companions) -> Self {
+        Self {
+            order: inputs.order,
+            origin: WeightOrigin::of(inputs),
+            companions,
+            evaluation: EvaluationSettings::of(inputs.job),
+        }
+    }
+}
+
 /// How a job evaluates: the samples of an evaluation and of its batches.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct EvaluationSettings {
@@ -206,7 +228,7 @@ pub(crate) struct EvaluationSettings {
 
 impl EvaluationSettings {
     /// Returns the settings of a job.
-    pub(crate) fn of(job: &Job) -> Self {
+    fn of(job: &Job) -> Self {
         let training = &job.training;
         Self {
             max_samples: training.eval_max_samples,
@@ -230,7 +252,7 @@ pub(crate) struct WeightOrigin {
 
 impl WeightOrigin {
     /// Returns the origin of the weights of a job.
-    pub(crate) fn of(inputs: &JobInputs<'_>) -> Self {
+    fn of(inputs: &JobInputs<'_>) -> Self {
         let pretrained = inputs.pretrained.map(Path::to_owned);
         Self { pretrained, seed: inputs.job.training.seed }
     }
@@ -239,7 +261,7 @@ impl WeightOrigin {
     ///
     /// # Errors
     /// Returns a user's mistake if the weights do not fit the configuration.
-    pub(crate) fn model<B: Backend, C: BuildModel<B>>(
+    fn model<B: Backend, C: BuildModel<B>>(
         &self,
         config: &C,
         weights: InitialWeights,
@@ -256,7 +278,7 @@ impl WeightOrigin {
         }
     }
 
-    /// Reads and checks the pretrained weights.
+    /// Reads and checks the pretrained weights, if there are some, so that an invalid file is reported before anything is written.
     ///
     /// # Errors
     /// Returns a user's mistake if the weights do not fit the configuration or are not finite.

@@ -17,7 +17,7 @@ use deepburn_models::hf::ProblemType;
 
 use crate::data::corpus::{files, token_cache};
 use crate::data::places::Places;
-use crate::data::problem::Problem;
+use crate::data::problem_type::ChosenProblemType;
 
 /// Tokenized splits, shared by all ranks of a process.
 ///
@@ -84,13 +84,13 @@ pub(crate) fn open_texts(
     places: &Places,
     tokenizer: Option<Tokenizer>,
     known: KnownClasses<'_>,
-    problem: &Problem,
+    problem: &ChosenProblemType,
 ) -> Result<Texts, DataError> {
     let (splits, classes) = read_splits(job, places, known, problem)?;
     let [Some(train), eval, test] = splits else {
         return Err(DataError::Empty { what: "the train split".to_owned() });
     };
-    let Problem { kind, origin } = problem;
+    let ChosenProblemType { kind, origin } = problem;
     tracing::info!("problem_type is {}, {origin}: {}", kind.name(), described(&train, &classes));
     // Log warnings before the tokenization, which may take minutes.
     match kind {
@@ -258,7 +258,7 @@ fn read_splits(
     job: &Job,
     places: &Places,
     KnownClasses { names, origin, has_count }: KnownClasses<'_>,
-    problem: &Problem,
+    problem: &ChosenProblemType,
 ) -> Result<(LabelledSplits, Classes), DataError> {
     let (data, seed) = (&job.data, job.training.seed);
     let (kind, reason) = (label_kind(problem.kind), problem.to_string());

@@ -4,21 +4,19 @@
 //! adapter in its folder `adapter`. The base model is the one that `adapter_config.json` names, unless another folder is
 //! given.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use deepburn_config::Place;
 use deepburn_models::decoder::AnyDecoder;
 use deepburn_models::hf::{ADAPTER_CONFIG, AdapterFolder};
 use deepburn_models::lora::LoraConfig;
-use serde_json::Value;
 
 use crate::data::places::Places;
 use crate::failure::Failure;
 use crate::job::adapter_base::{check_base, named_folder};
 use crate::job::known_model::KnownModel;
-use crate::job::model_folder::{ModelFolder, model_in};
-use crate::run::results::ADAPTER;
+use crate::job::model_folder::{ModelFolder, adapter_in};
+use crate::job::saved_model::read_model_as;
 
 /// A trained adapter and the folder of its base model.
 #[derive(Debug)]
@@ -46,7 +44,7 @@ impl AdaptedModel {
                 (format!("{file}: base_model_name_or_path"), base_of(&file, adapter.config())?)
             }
         };
-        let KnownModel::LanguageModel(decoder) = KnownModel::read_as(&option, &base)? else {
+        let KnownModel::LanguageModel(decoder) = read_model_as(&option, &base)? else {
             return Err(Failure::mistake(format!(
                 "{}: its base model {} is a classifier; adapters are supported for language models only",
                 folder.display(),
@@ -57,26 +55,6 @@ impl AdaptedModel {
         let decoder = decoder.with_trained_adapter(adapter).map_err(Failure::mistake)?;
         Ok(Some(Self { decoder, base, folder }))
     }
-}
-
-/// Returns the folder of the adapter in `given`; `None` if it has none, or a model that the same run saved.
-pub(crate) fn adapter_in(given: &Path) -> Option<PathBuf> {
-    if given.join(ADAPTER_CONFIG).is_file() {
-        return Some(given.to_owned());
-    }
-    let inner = given.join(ADAPTER);
-    let has_adapter = inner.join(ADAPTER_CONFIG).is_file() && !given.join("config.json").exists();
-    let is_merged = model_in(given) != given && saves_model(given);
-    (has_adapter && !is_merged).then_some(inner)
-}
-
-/// Returns whether the last run in a folder saves a whole model. A model of an earlier run may still be there.
-fn saves_model(run: &Path) -> bool {
-    let text = fs::read_to_string(run.join("job.json")).ok();
-    let job: Option<Value> = text.and_then(|text| serde_json::from_str(&text).ok());
-    let Some(job) = job else { return true };
-    let has_adapter = !job["model"]["lora"].is_null() || !job["model"]["adapter"].is_null();
-    !has_adapter || job["training"]["save_merged"] == true
 }
 
 /// Returns the folder of the base model that an adapter names. `file` is the path of its configuration.

@@ -75,6 +75,13 @@ pub(crate) fn check_base(
     }
 }
 
+/// Returns the hash of the base model that the record of an adapter contains. Logs a warning if its files cannot be read any
+/// more, because the adapter is worth more than the hash.
+pub(crate) fn base_hash(adapted: &AnyDecoder, base: &Path) -> Option<String> {
+    let hash = adapted.base_fingerprint(base);
+    hash.map_err(|error| tracing::warn!("the adapter has no hash of its base model: {error}")).ok()
+}
+
 /// Returns the folder that an adapter names as its base model, if it exists. A relative path is relative to the folder of
 /// the program that wrote it. It is tried from here and from the adapter.
 pub(crate) fn named_folder(adapter: &Path, name: &str) -> Option<PathBuf> {

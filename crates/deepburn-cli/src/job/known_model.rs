@@ -1,6 +1,6 @@
 //! The model of a `config.json`. Its parameters and memory can be computed from the configuration alone.
 //!
-//! Main type: [`KnownModel`]. [`models`] lists the supported models.
+//! Main type: [`KnownModel`]. [`models`](crate::models) lists the supported models.
 
 use std::path::Path;
 
@@ -11,8 +11,6 @@ use deepburn::zero::{Training, Zero};
 use deepburn::{Forecast, ForecastError, Meta, MetaDevice};
 use deepburn_config::Plan;
 use deepburn_models::decoder::AnyDecoder;
-use deepburn_models::gpt2::Gpt2Config;
-use deepburn_models::hf::{read_fields, read_small_file};
 use deepburn_models::{
     Architecture, BatchShape, BuildModel, TextBatch, TextBatchError, TextClassifier,
     TextClassifierConfig, TextLimits,
@@ -22,11 +20,7 @@ use crate::data::causal_task::{CausalTask, Objective};
 use crate::data::classification::TextClass;
 use crate::data::recipe::forecast_task;
 use crate::failure::Failure;
-use crate::job::gguf_folder::UnpackedGguf;
 use crate::job::held_matrices::HeldType;
-use crate::job::model_folder::model_in;
-use crate::job::model_sources::is_gguf;
-use crate::models;
 
 /// A trained classifier. It maps padded token ids and the lengths of texts to their logits, text by text.
 pub(crate) type Classify = Box<dyn Fn(&[u32], &[usize]) -> Result<Vec<f32>, TextBatchError>>;
@@ -121,40 +115,6 @@ where
 }
 
 impl KnownModel {
-    /// Reads the model in `path`, which is a `config.json`, its folder or a GGUF file. Without a path, returns GPT-2 small.
-    ///
-    /// # Errors
-    /// Returns a user's mistake if the file cannot be read, or if the model is not supported.
-    pub(crate) fn read(path: Option<&Path>) -> Result<Self, Failure> {
-        match path {
-            Some(path) if is_gguf(path) => {
-                let file = UnpackedGguf::open(path)?;
-                Self::read_as("--model", file.folder())
-            }
-            Some(path) => Self::read_as("--model", path),
-            None => Ok(Self::LanguageModel(AnyDecoder::new(Gpt2Config::small()))),
-        }
-    }
-
-    /// Reads the model in `path`, which is a `config.json` or its folder. Errors start with `option`, which names the path.
-    ///
-    /// # Errors
-    /// Returns a user's mistake if the file cannot be read, or if the model is not supported.
-    pub(crate) fn read_as(option: &str, path: &Path) -> Result<Self, Failure> {
-        let file = if path.is_dir() { model_in(path).join("config.json") } else { path.to_owned() };
-        let named = |error: &dyn std::fmt::Display| {
-            Failure::mistake(format!("{option}: {}: {error}", file.display()))
-        };
-        if !file.exists() {
-            return Err(named(
-                &"no such file; give a config.json, or the folder of a model or of a completed run",
-            ));
-        }
-        let text = read_small_file(&file).map_err(|error| named(&error))?;
-        let fields = read_fields(&text).map_err(|error| named(&error))?;
-        models::read_saved(fields).map_err(|error| named(&error))
-    }
-
     /// Forecasts training with micro-batches of this shape, on a rank of each pipeline stage.
     ///
     /// # Errors

@@ -15,11 +15,13 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::failure::Failure;
-use crate::job::model_sources::{is_gguf, not_a_folder};
-use crate::run::results::ADAPTER;
+use crate::job::gguf_file::{is_gguf, not_a_folder};
 
 /// The folder of the model in the output folder of a run.
 pub(crate) const MODEL: &str = "model";
+
+/// The folder of the adapter in the output folder of a run.
+pub(crate) const ADAPTER: &str = "adapter";
 
 /// The data that a model was trained on, which is stored in the folder of the model.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -165,6 +167,26 @@ pub(crate) fn model_in(given: &Path) -> PathBuf {
     let inner = given.join(MODEL);
     let is_run = !given.join("config.json").exists() && inner.join("config.json").is_file();
     if is_run { inner } else { given.to_owned() }
+}
+
+/// Returns the folder of the adapter in `given`; `None` if it has none, or a model that the same run saved.
+pub(crate) fn adapter_in(given: &Path) -> Option<PathBuf> {
+    if given.join(ADAPTER_CONFIG).is_file() {
+        return Some(given.to_owned());
+    }
+    let inner = given.join(ADAPTER);
+    let has_adapter = inner.join(ADAPTER_CONFIG).is_file() && !given.join("config.json").exists();
+    let is_merged = model_in(given) != given && saves_model(given);
+    (has_adapter && !is_merged).then_some(inner)
+}
+
+/// Returns whether the last run in a folder saves a whole model. A model of an earlier run may still be there.
+fn saves_model(run: &Path) -> bool {
+    let text = fs::read_to_string(run.join("job.json")).ok();
+    let job: Option<Value> = text.and_then(|text| serde_json::from_str(&text).ok());
+    let Some(job) = job else { return true };
+    let has_adapter = !job["model"]["lora"].is_null() || !job["model"]["adapter"].is_null();
+    !has_adapter || job["training"]["save_merged"] == true
 }
 
 /// Reads `job.json` in the parent folder of a run's model. It is missing if the model was copied, or if another program

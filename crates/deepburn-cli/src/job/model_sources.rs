@@ -3,8 +3,6 @@
 //! Main type: [`ModelSources`]. Tools accept the folder of a model, of an adapter, or the output folder of a run, and some a
 //! GGUF file.
 
-use std::fs::File;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use deepburn_models::decoder::AnyDecoder;
@@ -12,9 +10,11 @@ use deepburn_models::hf::GENERATION_CONFIG;
 
 use crate::failure::Failure;
 use crate::job::adapted_model::AdaptedModel;
+use crate::job::gguf_file::{has_gguf_ending, is_gguf, not_a_folder};
 use crate::job::gguf_folder::UnpackedGguf;
 use crate::job::known_model::KnownModel;
 use crate::job::model_folder::ModelFolder;
+use crate::job::saved_model::read_model_as;
 
 /// A language model, and the folders of its files.
 pub(crate) struct ModelSources {
@@ -35,34 +35,6 @@ pub(crate) enum WeightFiles {
     /// A GGUF file.
     Gguf(Box<UnpackedGguf>),
 }
-
-/// Returns whether `given` is a GGUF file, or has its name.
-pub(crate) fn is_gguf(given: &Path) -> bool {
-    given.is_file() && (has_gguf_ending(given) || begins_with_magic(given))
-}
-
-fn has_gguf_ending(given: &Path) -> bool {
-    given.extension().is_some_and(|it| it.eq_ignore_ascii_case(GGUF))
-}
-
-/// Returns the error about a GGUF file where `option` takes a folder.
-pub(crate) fn not_a_folder(option: &str, file: &Path) -> Failure {
-    Failure::mistake(format!(
-        "{option}: {} is a GGUF file; give the folder of the model that it was made from. `deepburn generate`, `chat` and \
-         `estimate` take GGUF files as their model",
-        file.display()
-    ))
-}
-
-/// Returns whether a file begins like a GGUF file.
-fn begins_with_magic(path: &Path) -> bool {
-    let mut start = [0; 4];
-    let read = File::open(path).and_then(|mut file| file.read_exact(&mut start));
-    read.is_ok() && &start == b"GGUF"
-}
-
-/// The ending of a GGUF file.
-const GGUF: &str = "gguf";
 
 impl ModelSources {
     /// Returns the folder of the weights. `option` is the argument that errors name.
@@ -87,7 +59,7 @@ impl ModelSources {
     fn of_file(option: &str, path: &Path) -> Result<Self, Failure> {
         let file = UnpackedGguf::open(path)?;
         let folder = file.folder().to_owned();
-        match KnownModel::read_as(option, &folder)? {
+        match read_model_as(option, &folder)? {
             KnownModel::LanguageModel(model) => Ok(Self {
                 model,
                 tokenizer: folder.clone(),
@@ -127,7 +99,7 @@ impl ModelSources {
             )));
         }
         let folder = ModelFolder::find(given, option)?.path;
-        match KnownModel::read_as(option, &folder)? {
+        match read_model_as(option, &folder)? {
             KnownModel::LanguageModel(model) => {
                 let [tokenizer, texts] = [&folder, &folder].map(PathBuf::clone);
                 let weights = WeightFiles::Folder(folder);

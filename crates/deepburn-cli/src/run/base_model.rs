@@ -7,15 +7,15 @@
 use std::collections::HashSet;
 use std::path::Path;
 
-use deepburn::checkpoint::{BaseValues, Checkpoint, ElementType};
+use deepburn::checkpoint::Checkpoint;
 use deepburn::weights::{Origin, WeightMap};
-use deepburn_config::{CheckpointScope, Job, Plan, Precision, counted};
+use deepburn_config::{CheckpointScope, Job, Plan, counted};
 use deepburn_models::Architecture;
 use deepburn_models::hf::{BaseModel, ModelFolderError};
 
 use crate::failure::Failure;
+use crate::job::model_folder::model_in;
 use crate::job::param_groups::parameter_updates;
-use crate::run::preparation::Preparation;
 
 /// Returns the map of the model in which the parameters that checkpoints omit have the origin `Frozen`; `None` if
 /// checkpoints contain all parameters. Logs how many they omit.
@@ -68,31 +68,34 @@ pub(crate) fn set_base(
     Ok(())
 }
 
-/// Checks that the pretrained model of the job has the parameters that `checkpoint` omits, with the same values.
+/// Sets the base model of a checkpoint that omits parameters. `given` is the option `--base`, and `recorded` the folder
+/// that the run read. `map` has the names of the parameters in files.
 ///
 /// # Errors
-/// Returns the first difference, as the reason in an error message.
-pub(crate) fn check_base(
-    preparation: &Preparation,
+/// Returns a user's mistake if there is no such folder, or if the option has no effect.
+pub(crate) fn find_base(
     checkpoint: &mut Checkpoint,
-) -> Result<(), String> {
-    let Some((entry, base)) = checkpoint.omitted().next() else { return Ok(()) };
-    let Some(folder) = &preparation.pretrained else {
-        return Err(format!(
-            "it omits the frozen parameter {}, which is in the pretrained model of the run; set model.pretrained to this \
-             model",
-            entry.path
-        ));
+    given: Option<&Path>,
+    recorded: Option<&Path>,
+    map: &WeightMap,
+) -> Result<(), Failure> {
+    let Some((entry, _)) = checkpoint.omitted().next() else {
+        return match given {
+            Some(_) => Err(Failure::mistake(
+                "--base: has no effect: the checkpoint contains all parameters; remove it",
+            )),
+            None => Ok(()),
+        };
     };
-    let element = match preparation.plan.precision.compute {
-        Precision::Fp32 => ElementType::F32,
-        Precision::Fp16 => ElementType::F16,
-        Precision::Bf16 => ElementType::Bf16,
+    let Some(folder) = given.or(recorded.filter(|folder| folder.is_dir())) else {
+        let place = recorded.map(|it| format!(" in {}, which is not there", it.display()));
+        return Err(Failure::mistake(format!(
+            "--base: the checkpoint omits frozen parameters such as {}, which are in the pretrained model of the run{}; give \
+             the folder of this model",
+            entry.path,
+            place.unwrap_or_default()
+        )));
     };
-    let held = BaseValues { element, ..base.clone() };
-    base.check(&entry.path, &held).map_err(|error| error.to_string())?;
-    let map = preparation.subject.info().architecture().weight_map();
-    let of_key = |reason: String| format!("{reason} (model.pretrained is {})", folder.display());
-    set_base(checkpoint, folder, map).map_err(|error| of_key(error.to_string()))?;
-    checkpoint.verify_base().map_err(|error| of_key(error.to_string()))
+    set_base(checkpoint, &model_in(folder), map.clone())
+        .map_err(|error| Failure::mistake(format!("--base: {error}")))
 }

@@ -37,6 +37,7 @@ use deepburn_monitor::Profiler;
 
 use crate::console;
 use crate::data::recipe::{InitialWeights, Recipe};
+use crate::data::subject::with_recipe;
 use crate::failure::Failure;
 use crate::job::devices::Devices;
 #[cfg(feature = "cuda")]
@@ -50,9 +51,8 @@ use crate::run::preparation::check_types;
 use crate::run::prepared::{PreparedRun, Purpose};
 use crate::run::rank::{RankOutcome, RankRun, train_rank};
 use crate::run::results::{save_merged, write_report};
-use crate::run::resume::{Origin, folder};
+use crate::run::resume::{ResumedCheckpoint, folder};
 use crate::run::signals::Signals;
-use crate::run::subject::{Subject, TrainableOn};
 use crate::run::swap::{announce_swap, check_swap};
 use crate::tools::tune::TuneArguments;
 
@@ -208,7 +208,7 @@ impl Arguments {
 }
 
 /// A prepared run and the ranks of this process that execute it.
-pub(crate) struct Run<'a> {
+struct Run<'a> {
     /// Job, checkpoint and forecast.
     prepared: PreparedRun,
     /// All ranks of the job, of which this process runs one or all.
@@ -245,22 +245,18 @@ impl Run<'_> {
 
     /// Trains on backend `B`. Ranks use the `visible` devices that the job selects.
     ///
-    /// The subject calls [`train_recipe`](Self::train_recipe) with its recipe. All functions below are generic over it,
-    /// so that each kind of job is compiled for each backend.
+    /// All functions below are generic over the recipe, so that each kind of job is compiled for each backend.
     ///
     /// # Errors
     /// Returns a user's mistake before training, or a failure while running.
-    fn train<B: FusedOps + OptimizerOps>(&self, visible: &[B::Device]) -> Result<(), Failure>
-    where
-        dyn Subject: TrainableOn<B>,
-    {
-        let subject = &*self.prepared.preparation.subject;
-        TrainableOn::<B>::train(subject, self, visible)
+    fn train<B: FusedOps + OptimizerOps>(&self, visible: &[B::Device]) -> Result<(), Failure> {
+        let subject = &self.prepared.preparation.subject;
+        with_recipe!(subject, recipe => self.train_recipe::<B, _>(recipe, visible))
     }
 
     /// Trains the model of `recipe` on backend `B`: builds the models, locks the output folder, trains, and returns how
     /// the run ended.
-    pub(crate) fn train_recipe<B: FusedOps + OptimizerOps, R: Recipe<B>>(
+    fn train_recipe<B: FusedOps + OptimizerOps, R: Recipe<B>>(
         &self,
         recipe: &R,
         visible: &[B::Device],
@@ -273,7 +269,7 @@ impl Run<'_> {
         let _lock = agree(ranks, "output", lock)?;
         check_shared(ranks, &self.training().output_dir)?;
         let steps = match self.prepared.purpose {
-            Purpose::Train { .. } => counted(preparation.max_steps as usize, "step"),
+            Purpose::Train { .. } => counted(preparation.length.max_steps as usize, "step"),
             Purpose::Evaluate => "evaluation without training".to_owned(),
         };
         tracing::info!(
@@ -289,7 +285,7 @@ impl Run<'_> {
         // All ranks have the same outcome, so the first one is enough.
         let Some(outcome) = outcomes.into_iter().next() else { return Ok(()) };
         if ranks.has_first() && outcome.has_model() {
-            save_merged(recipe, preparation).map_err(|cause| {
+            save_merged(preparation).map_err(|cause| {
                 Failure::run(format!(
                     "the adapter is saved, and merging it failed: {cause}; merge it with `deepburn merge`"
                 ))
@@ -351,11 +347,11 @@ impl Run<'_> {
     ) -> Result<Vec<Option<R::Model>>, Failure> {
         // The checkpoint replaces all weights, so the job's initial weights are not read. If it or a later one omits
         // parameters of the pretrained model, they are.
-        let PreparedRun { preparation, origin, .. } = &self.prepared;
-        let weights = match origin {
-            Some(origin)
+        let PreparedRun { preparation, checkpoint, .. } = &self.prepared;
+        let weights = match checkpoint {
+            Some(checkpoint)
                 if preparation.omitted.is_none()
-                    && !origin.omits_parameters()
+                    && !checkpoint.omits_parameters()
                     && preparation.data.reference.is_none() =>
             {
                 InitialWeights::Zeros
@@ -363,7 +359,7 @@ impl Run<'_> {
             _ => InitialWeights::OfJob,
         };
         if self.ranks.has_first() && weights == InitialWeights::OfJob {
-            recipe.check_weights()?;
+            recipe.settings().origin.check(recipe.architecture())?;
         }
         B::in_shared_stream(|| {
             devices.iter().map(|device| recipe.model(weights, device).map(Some)).collect()
@@ -443,8 +439,8 @@ impl Run<'_> {
 
     /// Returns the option with which the same command resumes from the checkpoints of this run.
     fn resuming(&self) -> &'static str {
-        match self.prepared.origin {
-            Some(Origin::DeepSpeed(_)) => "--resume alone, without DeepSpeed's folder,",
+        match self.prepared.checkpoint {
+            Some(ResumedCheckpoint::DeepSpeed(_)) => "--resume alone, without DeepSpeed's folder,",
             _ => "--resume",
         }
     }

@@ -331,7 +331,7 @@ pub(super) fn largest_batch(preparation: &Preparation) -> BatchShape {
     let length = longest(preparation);
     let sequences = match &preparation.plan.dynamic_batching {
         Some(dynamic) => (dynamic.max_tokens as u64 / length).max(1),
-        None => preparation.batch_sizes.largest().micro_batch_size as u64,
+        None => preparation.length.batch_sizes.largest().micro_batch_size as u64,
     };
     BatchShape { sequences, length }
 }

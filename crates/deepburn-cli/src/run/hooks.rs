@@ -30,7 +30,6 @@
 //! ```
 
 use std::cell::RefCell;
-use std::fmt::Display;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -49,12 +48,13 @@ use deepburn_monitor::{
 };
 
 use crate::console;
-use crate::run::output_folder::remove_earlier;
+use crate::run::full_disk::FullDisk;
+use crate::run::output_folder::{GENERATED, remove_earlier};
 use crate::run::prepared::PreparedRun;
 use crate::run::progress_hook::ProgressHook;
-use crate::run::results::{GENERATED, write_whole};
-use crate::run::resume::Origin;
+use crate::run::resume::ResumedCheckpoint;
 use crate::run::wandb::WandbRecord;
+use crate::whole_file::write_whole;
 
 /// The hooks of a rank, and the file of metrics that one of them writes.
 pub(super) struct RankHooks {
@@ -96,7 +96,7 @@ pub(super) fn hooks(
     rank: usize,
     profiler: &Profiler,
 ) -> Result<RankHooks, BoxError> {
-    let PreparedRun { preparation, origin, .. } = run;
+    let PreparedRun { preparation, checkpoint, .. } = run;
     let (job, plan) = (&preparation.job, &preparation.plan);
     let output = &job.training.output_dir;
     let mut hooks: Vec<Box<dyn Hook>> = Vec::new();
@@ -107,7 +107,7 @@ pub(super) fn hooks(
         return Ok(RankHooks { hooks, metrics: None, wandb: None });
     }
     let metrics = output.join("metrics.jsonl");
-    let writer = match own_step(origin.as_ref()) {
+    let writer = match own_step(checkpoint.as_ref()) {
         Some(step) => MetricsWriter::resume(&metrics, step)?,
         None => MetricsWriter::create(&metrics)?,
     };
@@ -118,7 +118,7 @@ pub(super) fn hooks(
     let (metrics, disk) = (Some(writer.clone()), FullDisk::default());
     hooks.push(Box::new(MetricsHook { writer, job_file, disk }));
     if let Some(writer) = generated_writer(run)? {
-        let (path, resumed) = (output.join(GENERATED), own_step(origin.as_ref()));
+        let (path, resumed) = (output.join(GENERATED), own_step(checkpoint.as_ref()));
         hooks.push(Box::new(GeneratedHook { writer, path, resumed, disk: FullDisk::default() }));
     }
     let under = |folder: &MonitorFolder| folder.under(output);
@@ -126,7 +126,7 @@ pub(super) fn hooks(
         tensorboard: plan.monitor.tensorboard.as_ref().map(under),
         csv: plan.monitor.csv.as_ref().map(under),
         loss_scale: plan.precision.uses_fp16(),
-        resumed_after: origin.as_ref().map_or(0, Origin::samples),
+        resumed_after: checkpoint.as_ref().map_or(0, ResumedCheckpoint::samples),
     })?;
     hooks.push(Box::new(MonitorHook { monitors, disk: FullDisk::default() }));
     let wandb = WandbRecord::create(run)?;
@@ -141,16 +141,16 @@ pub(super) fn hooks(
         }));
     }
     let logging = job.training.logging_steps.or(plan.report.steps_per_print.map(StepCount::Steps));
-    let every = logging.map(|steps| steps.of(preparation.max_steps as usize) as u64);
+    let every = logging.map(|steps| preparation.length.steps_of(steps));
     let breakdown = plan.report.wall_clock_breakdown;
-    hooks.push(Box::new(ProgressHook::new(preparation.max_steps, every, breakdown)));
+    hooks.push(Box::new(ProgressHook::new(preparation.length.max_steps, every, breakdown)));
     Ok(RankHooks { hooks, metrics, wandb })
 }
 
 /// Returns the step after which a run resumes from its own checkpoint.
-fn own_step(origin: Option<&Origin>) -> Option<u64> {
-    match origin {
-        Some(Origin::Own(checkpoint)) => Some(checkpoint.run().step),
+fn own_step(checkpoint: Option<&ResumedCheckpoint>) -> Option<u64> {
+    match checkpoint {
+        Some(ResumedCheckpoint::Own(checkpoint)) => Some(checkpoint.run().step),
         _ => None,
     }
 }
@@ -161,10 +161,10 @@ fn own_step(origin: Option<&Origin>) -> Option<u64> {
 /// # Errors
 /// Returns an error if the file cannot be created or removed.
 fn generated_writer(run: &PreparedRun) -> Result<Option<GeneratedWriter>, BoxError> {
-    let PreparedRun { preparation, origin, .. } = run;
+    let PreparedRun { preparation, checkpoint, .. } = run;
     let path = preparation.job.training.output_dir.join(GENERATED);
     let is_wanted = preparation.job.training.samples.is_some();
-    Ok(match own_step(origin.as_ref()) {
+    Ok(match own_step(checkpoint.as_ref()) {
         Some(step) if is_wanted || path.exists() => {
             let writer = GeneratedWriter::resume(&path, step)?;
             is_wanted.then_some(writer)
@@ -202,40 +202,6 @@ impl Hook for StepCounter {
     fn before_step(&mut self, step: u64) -> Result<(), BoxError> {
         self.0.store(step, Relaxed);
         Ok(())
-    }
-}
-
-/// Whether the last write of a hook failed because the disk was full.
-#[derive(Debug, Default)]
-pub(super) struct FullDisk(bool);
-
-impl FullDisk {
-    /// Replaces the error of a full disk with a warning, so that training continues. There is one warning until a write
-    /// succeeds again.
-    ///
-    /// `consequence` is the part of the warning that explains what happens to the data.
-    ///
-    /// # Errors
-    /// Returns the error of `written`, unless the disk is full.
-    pub(super) fn handle<E: Display + Into<BoxError>>(
-        &mut self,
-        written: Result<(), E>,
-        is_disk_full: fn(&E) -> bool,
-        consequence: &str,
-    ) -> Result<(), BoxError> {
-        match written {
-            Err(error) if is_disk_full(&error) => {
-                if !self.0 {
-                    tracing::warn!("{consequence}: {error}");
-                }
-                self.0 = true;
-                Ok(())
-            }
-            written => {
-                self.0 = false;
-                written.map_err(Into::into)
-            }
-        }
     }
 }
 

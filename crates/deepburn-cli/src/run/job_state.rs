@@ -101,7 +101,7 @@ impl JobState {
             samples: preparation.data.samples,
             data: Some(preparation.data.training.clone()),
             hf_export: preparation.subject.info().hf_export(),
-            companions: Some(preparation.subject.info().companions().clone()),
+            companions: Some(preparation.subject.info().settings().companions.clone()),
             base: preparation
                 .omitted
                 .as_ref()

@@ -11,7 +11,7 @@ use deepburn_config::{MonitorPlan, WandbPlan};
 
 use crate::failure::Failure;
 use crate::job::made_folders::MadeFolders;
-use crate::run::results::GENERATED;
+use crate::run::output_folder::GENERATED;
 
 /// Files and folders that the run itself writes to its output folder.
 const OWN: [&str; 7] = [

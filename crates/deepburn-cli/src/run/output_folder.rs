@@ -13,9 +13,13 @@ use std::path::Path;
 
 use crate::failure::Failure;
 use crate::job::made_folders::MadeFolders;
+use crate::job::model_folder::ADAPTER;
 use crate::run::forecast::readable;
 use crate::run::preparation::Preparation;
-use crate::run::results::{ADAPTER, GENERATED, write_whole};
+use crate::whole_file::write_whole;
+
+/// The file with the texts that the model generated after evaluations.
+pub(crate) const GENERATED: &str = "generated.jsonl";
 
 /// Files that a run writes.
 const FILES: [&str; 11] = [

@@ -31,6 +31,7 @@ use serde_json::Value;
 use crate::data::lengths::check_curriculum;
 use crate::data::places::Places;
 use crate::data::recipe::{JobInputs, SubjectInfo};
+use crate::data::subject::Subject;
 use crate::failure::Failure;
 use crate::job::memory::check_tokens;
 use crate::job::model_folder::check_pretrained;
@@ -39,8 +40,7 @@ use crate::job::quantization::quantization_plan;
 use crate::models;
 use crate::run::base_model::omitted_parameters;
 use crate::run::effects::add_notes;
-use crate::run::subject::Subject;
-use crate::run::training_length::{Progress, num_steps, steps_within_budget};
+use crate::run::training_length::{Progress, TrainingLength, num_steps, steps_within_budget};
 
 /// A job that is ready to run.
 pub(crate) struct Preparation {
@@ -56,13 +56,9 @@ pub(crate) struct Preparation {
     /// Sizes of all parameters. Parameters of a frozen group are not trainable.
     pub(crate) sizes: Vec<ParameterSize>,
     /// Model and data.
-    pub(crate) subject: Box<dyn Subject>,
-    /// Number of samples of each step.
-    pub(crate) batch_sizes: BatchSchedule,
-    /// Optimizer steps after which training ends.
-    pub(crate) max_steps: u64,
-    /// Samples of an epoch, over all ranks.
-    pub(crate) epoch_samples: u64,
+    pub(crate) subject: Subject,
+    /// Steps and samples of the run.
+    pub(crate) length: TrainingLength,
     /// The day that chat templates print as the current one.
     pub(crate) day: Day,
     /// The identity of the data, which has to match the checkpoint's.
@@ -77,8 +73,8 @@ impl Preparation {
     /// Returns the interval of the training loop for a cadence of the job.
     pub(crate) fn interval(&self, cadence: Option<Cadence>) -> Option<Interval> {
         Some(match cadence? {
-            Cadence::Epoch => Interval::Epochs { samples: self.epoch_samples },
-            Cadence::Every(steps) => Interval::Steps(steps.of(self.max_steps as usize) as u64),
+            Cadence::Epoch => Interval::Epochs { samples: self.length.epoch_samples },
+            Cadence::Every(steps) => Interval::Steps(self.length.steps_of(steps)),
         })
     }
 }
@@ -192,13 +188,15 @@ pub(crate) fn prepare(
         pretrained,
         sizes: grouped_sizes(architecture, &plan)?,
         data: DataIdentity::new(subject.info(), &job.training)?,
-        max_steps: max_steps as u64,
-        epoch_samples: epoch_samples as u64,
+        length: TrainingLength {
+            batch_sizes,
+            max_steps: max_steps as u64,
+            epoch_samples: epoch_samples as u64,
+        },
         day,
         job,
         plan,
         subject,
-        batch_sizes,
         context: facts,
         record,
     })

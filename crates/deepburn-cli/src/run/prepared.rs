@@ -12,7 +12,7 @@ use crate::run::launcher_env::restarts;
 use crate::run::monitoring::check_monitors;
 use crate::run::output_folder::refuse_running;
 use crate::run::preparation::{Preparation, Resumed, prepare};
-use crate::run::resume::{self, Origin};
+use crate::run::resume::{self, ResumedCheckpoint};
 
 /// What a run does with the model of its job.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,7 +33,7 @@ pub(super) struct PreparedRun {
     /// Job, plan, model and data.
     pub(super) preparation: Preparation,
     /// The checkpoint that the run resumes from.
-    pub(super) origin: Option<Origin>,
+    pub(super) checkpoint: Option<ResumedCheckpoint>,
     /// The pipeline stages of the model; `None` without a pipeline.
     pub(super) layout: Option<PipelineLayout>,
     /// The memory that the run will need.
@@ -59,11 +59,11 @@ impl PreparedRun {
             check_monitors(&job.training.output_dir, &plan.monitor, &request.config)?;
             selected.as_ref().map_or(Ok(Resumed::default()), resume::Selected::resumed)
         })?;
-        let origin = selected.map(|it| it.checked(&preparation)).transpose()?;
+        let checkpoint = selected.map(|it| it.checked(&preparation)).transpose()?;
         let layout = pipeline_layout(&preparation)?;
         let forecast = RunForecast::new(&preparation, ranks)?;
         preparation.record["memory_forecast"] = forecast.record();
-        Ok(Self { purpose, preparation, origin, layout, forecast })
+        Ok(Self { purpose, preparation, checkpoint, layout, forecast })
     }
 }
 

@@ -8,8 +8,9 @@
 
 use std::path::PathBuf;
 
+use burn::module::AutodiffModule;
 use deepburn::ops::{FusedOps, OptimizerOps};
-use deepburn::zero::Group;
+use deepburn::zero::{Group, Training};
 use deepburn::{
     BestEvaluation, BestMetric, BestPlan, BoxError, EarlyStopping, Engine, EvaluationEnd,
     FinalModel, Interrupt, LoopState, Outcome, TrainError, TrainPlan, TrainingEnd,
@@ -132,8 +133,10 @@ fn train_and_test<B: FusedOps + OptimizerOps, R: Recipe<B>>(
     if !recipe.measure_reference(&engine, &device, plan, &signals.interrupt())? {
         return Ok(RankOutcome::WithoutSteps);
     }
-    let resumed = match &run.origin {
-        Some(origin) => resume::restore(&mut engine, origin, &mut source, &run.preparation)?,
+    let resumed = match &run.checkpoint {
+        Some(checkpoint) => {
+            resume::restore(&mut engine, checkpoint, &mut source, &run.preparation)?
+        }
         None => LoopState::default(),
     };
 
@@ -155,7 +158,7 @@ fn train_and_test<B: FusedOps + OptimizerOps, R: Recipe<B>>(
         }
     };
     let step = end.step;
-    save_results(run, recipe, &engine, end, hooks)?;
+    save_results(run, &engine, end, hooks)?;
     let interrupt = signals.interrupt();
     test(&run.preparation, recipe, &engine, &task, (step, &interrupt), wandb)
 }
@@ -164,10 +167,9 @@ fn train_and_test<B: FusedOps + OptimizerOps, R: Recipe<B>>(
 ///
 /// # Errors
 /// Returns an error if the model or the last rows of metrics cannot be written, or if the last evaluation failed.
-fn save_results<B: FusedOps + OptimizerOps, R: Recipe<B>>(
+fn save_results<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
     run: &PreparedRun,
-    recipe: &R,
-    engine: &Engine<B, R::Model>,
+    engine: &Engine<B, M>,
     end: TrainingEnd,
     hooks: RankHooks,
 ) -> Result<(), BoxError> {
@@ -181,7 +183,7 @@ fn save_results<B: FusedOps + OptimizerOps, R: Recipe<B>>(
 
     // The model is saved before anything else that may fail: the last rows of metrics and the test. So neither a full
     // disk nor a signal nor unreadable data loses it. A signal that arrives while the model is written stops the test.
-    save_model(engine, recipe, &run.preparation)
+    save_model(engine, &run.preparation)
         .map_err(|cause| format!("step {step}: saving the model: {cause}"))?;
     if engine.rank() == 0 {
         record_model(&run.preparation, &end);
@@ -281,8 +283,8 @@ fn test<B: FusedOps + OptimizerOps, R: Recipe<B>>(
 fn train_plan(preparation: &Preparation, signals: &Signals, resumed: LoopState) -> TrainPlan {
     let Preparation { job, plan, .. } = preparation;
     TrainPlan {
-        max_steps: preparation.max_steps,
-        batch_sizes: Some(preparation.batch_sizes.clone()),
+        max_steps: preparation.length.max_steps,
+        batch_sizes: Some(preparation.length.batch_sizes.clone()),
         eval_steps: preparation.interval(job.training.eval_steps),
         counted_step: plan.monitor.flops.as_ref().map(|flops| flops.profile_step),
         checkpoints: Some(resume::plan(preparation)),
@@ -319,7 +321,7 @@ fn best_plan(preparation: &Preparation) -> BestPlan {
 /// Without early stopping and without `load_best_model_at_end` it prints nothing.
 fn report_end(preparation: &Preparation, end: &TrainingEnd) {
     let training = &preparation.job.training;
-    if end.step < preparation.max_steps
+    if end.step < preparation.length.max_steps
         && let Some(patience) = training.early_stopping_patience
     {
         console::eprint(&format!(

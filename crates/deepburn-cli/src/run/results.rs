@@ -24,25 +24,27 @@ use std::fs;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use burn::module::AutodiffModule;
 use burn::tensor::{Shape, TensorData};
 use deepburn::metrics::{Quality, Row, read_metrics};
-use deepburn::ops::{FusedOps, OptimizerOps};
+use deepburn::ops::OptimizerOps;
+use deepburn::zero::Training;
 use deepburn::{Answers, BoxError, Engine, FinalModel, Measured, TrainingEnd};
 use deepburn_config::{JobRequest, counted};
-use deepburn_files::PartialFile;
 use deepburn_models::FloatType;
-use deepburn_models::decoder::AnyDecoder;
 use deepburn_models::hf::{AdapterFolder, BaseModel, GENERATION_CONFIG, ModelFolderWriter};
 use deepburn_models::lora::Adapter;
 use deepburn_monitor::{Environment, Report, read_generated};
 use serde_json::{Value, json};
 
 use crate::console;
-use crate::data::recipe::Recipe;
 use crate::failure::Failure;
-use crate::job::model_folder::ModelRecord;
+use crate::job::adapter_base::base_hash;
+use crate::job::model_folder::{ADAPTER, MODEL, ModelRecord};
 use crate::run::launcher_env::{launch_seconds, restarts};
+use crate::run::output_folder::GENERATED;
 use crate::run::preparation::Preparation;
+use crate::whole_file::write_whole;
 
 /// Writes `test.json` with the loss and the metrics of the task or the perplexity on the test split, and prints them.
 ///
@@ -88,20 +90,19 @@ pub(crate) fn record_test(measured: &Measured, output: &Path) -> Result<(), BoxE
 /// # Errors
 /// Returns an error if a parameter is not finite, if a collective fails, or if a file cannot be written. No incomplete
 /// model is left in the folder then.
-pub(crate) fn save_model<B: FusedOps + OptimizerOps, R: Recipe<B>>(
-    engine: &Engine<B, R::Model>,
-    recipe: &R,
+pub(crate) fn save_model<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
+    engine: &Engine<B, M>,
     preparation: &Preparation,
 ) -> Result<(), BoxError> {
-    let output = &preparation.job.training.output_dir;
-    let adapter = recipe.adapted().and_then(|adapted| Some((adapted, adapted.adapter_map()?)));
+    let (info, output) = (preparation.subject.info(), &preparation.job.training.output_dir);
+    let adapter = info.adapted().and_then(|adapted| Some((adapted, adapted.adapter_map()?)));
     let folder = output.join(if adapter.is_some() { ADAPTER } else { MODEL });
     let mut writer = match (engine.rank(), &adapter) {
         (0, Some((adapted, map))) => {
             let fields = adapted.adapter().map(Adapter::file_fields).unwrap_or_default();
             Some(AdapterFolder::create(&folder, map, fields)?)
         }
-        (0, None) => Some(recipe.writer(&folder)?),
+        (0, None) => Some(info.architecture().folder_writer(&folder, FloatType::F32)?),
         _ => None,
     };
     let is_exported = |path: &str| match &adapter {
@@ -140,14 +141,7 @@ pub(crate) fn save_model<B: FusedOps + OptimizerOps, R: Recipe<B>>(
     let Some(writer) = writer else { return Ok(()) };
     let base = adapter.zip(preparation.pretrained.as_deref());
     let hash = base.and_then(|((adapted, _), base)| base_hash(adapted, base));
-    finish_folder(writer, &folder, recipe, preparation, hash)
-}
-
-/// Returns the hash of the base model that the record of an adapter contains. Logs a warning if its files cannot be read any
-/// more, because the adapter is worth more than the hash.
-pub(crate) fn base_hash(adapted: &AnyDecoder, base: &Path) -> Option<String> {
-    let hash = adapted.base_fingerprint(base);
-    hash.map_err(|error| tracing::warn!("the adapter has no hash of its base model: {error}")).ok()
+    finish_folder(writer, &folder, preparation, hash)
 }
 
 /// Reads a quantized parameter from the pretrained model.
@@ -168,35 +162,28 @@ fn original_values(
     Ok(TensorData::new(BaseModel::open(folder, map)?.read(path)?, shape.clone()))
 }
 
-/// The folder of the exported model in the output folder.
-const MODEL: &str = "model";
-/// The file with the texts that the model generated after evaluations.
-pub(crate) const GENERATED: &str = "generated.jsonl";
-/// The folder of the exported adapter.
-pub(crate) const ADAPTER: &str = "adapter";
-
 /// Writes the files that accompany exported weights, and finishes the folder. `base_model_hash` identifies the base model
 /// of an adapter.
 ///
 /// # Errors
 /// Returns an error if a file cannot be written.
-fn finish_folder<B: FusedOps + OptimizerOps, R: Recipe<B>>(
+fn finish_folder(
     mut writer: ModelFolderWriter,
     folder: &Path,
-    recipe: &R,
     preparation: &Preparation,
     base_model_hash: Option<String>,
 ) -> Result<(), BoxError> {
-    if let Some(tokenizer) = recipe.tokenizer() {
+    let info = preparation.subject.info();
+    if let Some(tokenizer) = info.tokenizer() {
         tokenizer.save(folder)?;
     }
-    recipe.companions().copy_to(folder);
+    info.settings().companions.copy_to(folder);
     let training_data = Some(preparation.data.training.as_str());
     let mut record = ModelRecord::of_job(&preparation.record, training_data);
     record.base_model_hash = base_model_hash;
     writer.set_document(ModelRecord::FILE, record.fields());
     // With an adapter, it has the end of text that the adapter was trained with.
-    if let Some(fields) = recipe.hf_export().documents.remove(GENERATION_CONFIG) {
+    if let Some(fields) = info.hf_export().documents.remove(GENERATION_CONFIG) {
         writer.set_document(GENERATION_CONFIG, fields);
     }
     Ok(writer.finish()?)
@@ -207,13 +194,10 @@ fn finish_folder<B: FusedOps + OptimizerOps, R: Recipe<B>>(
 ///
 /// # Errors
 /// Returns an error if a file cannot be read or written. No incomplete model is left then.
-pub(crate) fn save_merged<B: FusedOps + OptimizerOps, R: Recipe<B>>(
-    recipe: &R,
-    preparation: &Preparation,
-) -> Result<(), BoxError> {
-    let Preparation { job, pretrained, .. } = preparation;
+pub(crate) fn save_merged(preparation: &Preparation) -> Result<(), BoxError> {
+    let Preparation { job, pretrained, subject, .. } = preparation;
     let (Some(adapted), Some(base), true) =
-        (recipe.adapted(), pretrained, job.training.save_merged)
+        (subject.info().adapted(), pretrained, job.training.save_merged)
     else {
         return Ok(());
     };
@@ -222,7 +206,7 @@ pub(crate) fn save_merged<B: FusedOps + OptimizerOps, R: Recipe<B>>(
     let trained = adapted.base().with_trained_adapter(adapter)?;
     let folder = output.join(MODEL);
     let writer = trained.merge_into(base, &folder, FloatType::F32)?;
-    finish_folder(writer, &folder, recipe, preparation, None)
+    finish_folder(writer, &folder, preparation, None)
 }
 
 /// Records in `job.json` which model is saved, if the job asks for the best one: the step of the saved model, the step
@@ -318,36 +302,4 @@ fn goodput(rows: &[Row]) -> Option<String> {
         100.0 * useful / total,
         counted(restarts() as usize, "restart")
     ))
-}
-
-/// Writes a file under a temporary name and renames it, so that readers never see an incomplete file.
-///
-/// # Errors
-/// Returns an error that names the path and the remedy.
-pub(crate) fn write_whole(path: &Path, text: &str) -> Result<(), String> {
-    // The temporary file is in the same folder, because a rename works only within a file system.
-    let partial = path.with_extension("partial");
-    PartialFile::replace(path, partial, text).map_err(|error| {
-        format!(
-            "{} cannot be written: {error}; check that its folder still exists, its permissions and the free space there",
-            path.display()
-        )
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_file_of_a_removed_folder_is_named_with_a_remedy() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("removed/job.json");
-        let message = write_whole(&path, "{}").unwrap_err();
-        assert!(
-            message.starts_with(&format!("{} cannot be written: ", path.display())),
-            "{message}"
-        );
-        assert!(message.contains("check that its folder still exists"), "{message}");
-    }
 }

@@ -25,7 +25,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use burn::module::AutodiffModule;
-use deepburn::checkpoint::{Checkpoint, Retention, Tag};
+use deepburn::checkpoint::{BaseValues, Checkpoint, ElementType, Retention, Tag};
 use deepburn::deepspeed::DeepSpeedCheckpoint;
 use deepburn::metrics::{Row, read_metrics};
 use deepburn::ops::OptimizerOps;
@@ -35,12 +35,12 @@ use deepburn::{
     check_deepspeed_checkpoint, check_optimizer_states,
 };
 use deepburn_chat::Day;
-use deepburn_config::Job;
+use deepburn_config::{Job, Precision};
 use serde_json::json;
 
 use crate::failure::Failure;
 use crate::job::param_groups::parameter_updates;
-use crate::run::base_model::check_base;
+use crate::run::base_model::set_base;
 use crate::run::job_state::JobState;
 use crate::run::launcher_env::restarts;
 use crate::run::output_folder::refuse_running;
@@ -55,14 +55,14 @@ pub(crate) fn folder(output: &Path) -> PathBuf {
 /// A checkpoint that a run resumes from.
 ///
 /// The checkpoint is open and verified, so that a damaged file is reported before training starts.
-pub(crate) enum Origin {
+pub(crate) enum ResumedCheckpoint {
     /// A checkpoint that this program saved.
     Own(Box<Checkpoint>),
     /// A checkpoint that DeepSpeed saved.
     DeepSpeed(Box<DeepSpeedCheckpoint>),
 }
 
-impl Origin {
+impl ResumedCheckpoint {
     /// Returns the number of optimizer steps up to the checkpoint.
     pub(crate) fn step(&self) -> u64 {
         match self {
@@ -110,7 +110,7 @@ pub(crate) fn plan(preparation: &Preparation) -> CheckpointPlan {
 /// A checkpoint that a run resumes from, before it is compared with the job.
 pub(crate) struct Selected {
     /// The checkpoint.
-    origin: Origin,
+    checkpoint: ResumedCheckpoint,
     /// Why it was selected.
     reason: SelectionReason,
 }
@@ -132,53 +132,55 @@ impl Selected {
     /// # Errors
     /// Returns a user's mistake if the checkpoint does not identify its job.
     pub(crate) fn resumed(&self) -> Result<Resumed, Failure> {
-        let day = match &self.origin {
-            Origin::Own(checkpoint) => {
+        let day = match &self.checkpoint {
+            ResumedCheckpoint::Own(checkpoint) => {
                 let day = JobState::read(checkpoint).and_then(|state| state.day());
                 day.map_err(|error| mistake(format!("{}: {error}", checkpoint.path().display())))?
             }
-            Origin::DeepSpeed(_) => None,
+            ResumedCheckpoint::DeepSpeed(_) => None,
         };
         Ok(Resumed { progress: self.progress(), day })
     }
 
     /// Returns the steps and samples of the checkpoint; `None` if it does not record them.
     fn progress(&self) -> Option<Progress> {
-        let (samples, position) = match &self.origin {
-            Origin::Own(checkpoint) => {
+        let (samples, position) = match &self.checkpoint {
+            ResumedCheckpoint::Own(checkpoint) => {
                 let states = ClientStates::read(checkpoint).ok()?;
                 // All ranks have the same position. Data without epochs of whole steps has one of another form.
                 let position = states.rank_states.into_iter().next();
                 let position = position.and_then(|it| serde_json::from_value(it).ok());
                 (states.global_samples, position)
             }
-            Origin::DeepSpeed(checkpoint) => (checkpoint.counters().global_samples, None),
+            ResumedCheckpoint::DeepSpeed(checkpoint) => {
+                (checkpoint.counters().global_samples, None)
+            }
         };
         let samples = usize::try_from(samples).ok().filter(|samples| *samples > 0)?;
-        Some(Progress { step: usize::try_from(self.origin.step()).ok()?, samples, position })
+        Some(Progress { step: usize::try_from(self.checkpoint.step()).ok()?, samples, position })
     }
 
     /// Returns the checkpoint after comparing it with the job.
     ///
     /// # Errors
     /// Returns a user's mistake if another job saved the checkpoint, or if its step is beyond the end of the job.
-    pub(crate) fn checked(self, preparation: &Preparation) -> Result<Origin, Failure> {
-        let Self { mut origin, reason } = self;
-        match &mut origin {
-            _ if reason == SelectionReason::Restart => return Ok(origin),
-            Origin::Own(checkpoint) => check_own(preparation, checkpoint, reason)?,
-            Origin::DeepSpeed(checkpoint) => check_deepspeed(preparation, checkpoint)?,
+    pub(crate) fn checked(self, preparation: &Preparation) -> Result<ResumedCheckpoint, Failure> {
+        let Self { mut checkpoint, reason } = self;
+        match &mut checkpoint {
+            _ if reason == SelectionReason::Restart => return Ok(checkpoint),
+            ResumedCheckpoint::Own(checkpoint) => check_own(preparation, checkpoint, reason)?,
+            ResumedCheckpoint::DeepSpeed(checkpoint) => check_deepspeed(preparation, checkpoint)?,
         }
         // A checkpoint beyond the end of the job is an error. A run without steps would export a model that the job
         // file does not describe.
-        let (step, max_steps) = (origin.step(), preparation.max_steps);
+        let (step, max_steps) = (checkpoint.step(), preparation.length.max_steps);
         if step > max_steps {
             return Err(mistake(format!(
                 "the checkpoint is from step {step}, but the job ends after step {max_steps}; raise \
                  training.max_steps or training.epochs"
             )));
         }
-        Ok(origin)
+        Ok(checkpoint)
     }
 }
 
@@ -199,8 +201,8 @@ pub(crate) fn select(
     if restarts() > 0
         && let Some(checkpoint) = newest_of_launch(output)?
     {
-        let origin = Origin::Own(Box::new(checkpoint));
-        return Ok(Some(Selected { origin, reason: SelectionReason::Restart }));
+        let checkpoint = ResumedCheckpoint::Own(Box::new(checkpoint));
+        return Ok(Some(Selected { checkpoint, reason: SelectionReason::Restart }));
     }
     resume.map(|tag| open(output, tag.as_deref())).transpose()
 }
@@ -270,15 +272,19 @@ fn open(output: &Path, what: Option<&str>) -> Result<Selected, Failure> {
         let is_own = what.parse::<Tag>().is_ok() && own.join(what).is_dir();
         !is_own && (path.exists() || path.components().count() > 1)
     };
-    let origin = match what.filter(is_folder) {
-        Some(path) => Origin::DeepSpeed(Box::new(open_deepspeed(output, Path::new(path))?)),
+    let checkpoint = match what.filter(is_folder) {
+        Some(path) => {
+            ResumedCheckpoint::DeepSpeed(Box::new(open_deepspeed(output, Path::new(path))?))
+        }
         None => {
             let tag = what.map(str::parse::<Tag>).transpose().map_err(mistake)?;
-            Origin::Own(Box::new(Checkpoint::open_intact(&own, tag.as_ref()).map_err(mistake)?))
+            ResumedCheckpoint::Own(Box::new(
+                Checkpoint::open_intact(&own, tag.as_ref()).map_err(mistake)?,
+            ))
         }
     };
     let reason = if what.is_some() { SelectionReason::Named } else { SelectionReason::Latest };
-    Ok(Selected { origin, reason })
+    Ok(Selected { checkpoint, reason })
 }
 
 /// Returns the tag if `path` is a checkpoint in the folder `own`. Messages show checkpoints as paths, which users copy.
@@ -366,6 +372,32 @@ fn check_states(preparation: &Preparation, checkpoint: &Checkpoint) -> Result<()
     check_optimizer_states(checkpoint, known).map_err(mistake)
 }
 
+/// Checks that the pretrained model of the job has the parameters that `checkpoint` omits, with the same values.
+///
+/// # Errors
+/// Returns the first difference, as the reason in an error message.
+fn check_base(preparation: &Preparation, checkpoint: &mut Checkpoint) -> Result<(), String> {
+    let Some((entry, base)) = checkpoint.omitted().next() else { return Ok(()) };
+    let Some(folder) = &preparation.pretrained else {
+        return Err(format!(
+            "it omits the frozen parameter {}, which is in the pretrained model of the run; set model.pretrained to this \
+             model",
+            entry.path
+        ));
+    };
+    let element = match preparation.plan.precision.compute {
+        Precision::Fp32 => ElementType::F32,
+        Precision::Fp16 => ElementType::F16,
+        Precision::Bf16 => ElementType::Bf16,
+    };
+    let held = BaseValues { element, ..base.clone() };
+    base.check(&entry.path, &held).map_err(|error| error.to_string())?;
+    let map = preparation.subject.info().architecture().weight_map();
+    let of_key = |reason: String| format!("{reason} (model.pretrained is {})", folder.display());
+    set_base(checkpoint, folder, map).map_err(|error| of_key(error.to_string()))?;
+    checkpoint.verify_base().map_err(|error| of_key(error.to_string()))
+}
+
 /// Refuses the latest checkpoint if `metrics.jsonl` ends before its step.
 ///
 /// A run that resumes from an older checkpoint removes later rows from `metrics.jsonl`. If it is killed before it
@@ -396,7 +428,7 @@ fn mistake(error: impl Display) -> Failure {
     Failure::mistake(format!("--resume: {error}"))
 }
 
-/// Restores the engine and the data loader of a rank from `origin`, and returns the state of its training loop.
+/// Restores the engine and the data loader of a rank from `checkpoint`, and returns the state of its training loop.
 ///
 /// All ranks call it together. Each of them restores its own shard of the states.
 ///
@@ -405,13 +437,13 @@ fn mistake(error: impl Display) -> Failure {
 /// data.
 pub(crate) fn restore<B: OptimizerOps, M: AutodiffModule<Training<B>>, T>(
     engine: &mut Engine<B, M>,
-    origin: &Origin,
+    checkpoint: &ResumedCheckpoint,
     source: &mut impl BatchSource<T>,
     preparation: &Preparation,
 ) -> Result<LoopState, BoxError> {
-    match origin {
-        Origin::Own(checkpoint) => restore_own(engine, checkpoint, source),
-        Origin::DeepSpeed(checkpoint) => {
+    match checkpoint {
+        ResumedCheckpoint::Own(checkpoint) => restore_own(engine, checkpoint, source),
+        ResumedCheckpoint::DeepSpeed(checkpoint) => {
             restore_deepspeed(engine, checkpoint, source, preparation)?;
             Ok(LoopState::default())
         }
@@ -453,7 +485,7 @@ fn restore_deepspeed<B: OptimizerOps, M: AutodiffModule<Training<B>>, T>(
     engine.load_deepspeed_checkpoint(checkpoint, &map, LoadPlan::ALL)?;
     let micro_batch = preparation.plan.batch.micro_batch_size * engine.data_ranks();
     for step in 0..engine.global_steps() {
-        let samples = preparation.batch_sizes.at(step as usize).train_batch_size;
+        let samples = preparation.length.batch_sizes.at(step as usize).train_batch_size;
         let next = NextStep { micro_batches: samples / micro_batch, applied_steps: step };
         source.next_step(next).map_err(at_position)?;
     }

@@ -1,6 +1,6 @@
 //! The length of training in optimizer steps.
 //!
-//! Main functions: [`num_steps`], and [`steps_within_budget`] for dynamic batching. Epochs are counted by samples. A run
+//! Main type: [`TrainingLength`]. Main functions: [`num_steps`], and [`steps_within_budget`] for dynamic batching. Epochs are counted by samples. A run
 //! that resumes with another batch size or another number of ranks counts the samples of its checkpoint, so that it ends
 //! after the same number of samples:
 //!
@@ -14,11 +14,28 @@
 //! Schedules count steps. In the example, the learning rate continues at step 20 of 50.
 
 use deepburn::BatchSchedule;
-use deepburn_config::{BatchPlan, DynamicBatchingPlan, Job, counted};
+use deepburn_config::{BatchPlan, DynamicBatchingPlan, Job, StepCount, counted};
 use deepburn_datasets::{BudgetSampler, StepPosition, StepShape};
 
 use crate::data::recipe::SubjectInfo;
 use crate::failure::Failure;
+
+/// The length of a run.
+pub(crate) struct TrainingLength {
+    /// Number of samples of each step.
+    pub(crate) batch_sizes: BatchSchedule,
+    /// Optimizer steps after which training ends.
+    pub(crate) max_steps: u64,
+    /// Samples of an epoch, over all ranks.
+    pub(crate) epoch_samples: u64,
+}
+
+impl TrainingLength {
+    /// Returns a number of steps, which may be a ratio of the steps of the run.
+    pub(crate) fn steps_of(&self, count: StepCount) -> u64 {
+        count.of(self.max_steps as usize) as u64
+    }
+}
 
 /// The progress of a checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -16,9 +16,9 @@ use deepburn_launch::quoted;
 use deepburn_monitor::{MonitorError, WandbOptions, WandbRun};
 
 use crate::console;
-use crate::run::hooks::FullDisk;
+use crate::run::full_disk::FullDisk;
 use crate::run::prepared::PreparedRun;
-use crate::run::resume::Origin;
+use crate::run::resume::ResumedCheckpoint;
 
 /// A run that its hook and the rank share. Both are used on the thread of the rank.
 type SharedRun = Rc<RefCell<WandbRun>>;
@@ -43,7 +43,7 @@ impl WandbRecord {
     /// # Errors
     /// Returns an error if a file cannot be created, or if files of the earlier run cannot be read or shortened.
     pub(super) fn create(run: &PreparedRun) -> Result<Option<Self>, BoxError> {
-        let PreparedRun { preparation, origin, .. } = run;
+        let PreparedRun { preparation, checkpoint, .. } = run;
         let Some(WandbPlan { project, group, team }) = &preparation.plan.monitor.wandb else {
             return Ok(None);
         };
@@ -57,8 +57,8 @@ impl WandbRecord {
             producer: concat!("deepburn-", env!("CARGO_PKG_VERSION")).to_owned(),
             config: preparation.record.clone(),
             loss_scale: preparation.plan.precision.uses_fp16(),
-            resumed_after: origin.as_ref().map_or(0, Origin::step),
-            continues: matches!(origin, Some(Origin::Own(_))),
+            resumed_after: checkpoint.as_ref().map_or(0, ResumedCheckpoint::step),
+            continues: matches!(checkpoint, Some(ResumedCheckpoint::Own(_))),
         };
         let run = WandbRun::create(&output.join(WandbPlan::FOLDER), &options)?;
         if run.repeats_uploaded_steps() {

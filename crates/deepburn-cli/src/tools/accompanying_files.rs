@@ -19,7 +19,7 @@ use crate::data::companions::{CompanionSource, Companions, ExportedTokenizer};
 use crate::failure::Failure;
 use crate::job::model_folder::ModelRecord;
 use crate::run::job_state::JobState;
-use crate::run::results::write_whole;
+use crate::whole_file::write_whole;
 
 /// Files to write next to consolidated weights.
 pub(crate) struct AccompanyingFiles {

@@ -18,12 +18,11 @@ use serde_json::Value;
 
 use crate::console;
 use crate::failure::Failure;
+use crate::job::adapter_base::base_hash;
 use crate::job::model_folder::{ModelRecord, model_in};
-use crate::run::base_model::set_base;
+use crate::run::base_model::{find_base, set_base};
 use crate::run::job_state::JobState;
-use crate::run::results::base_hash;
 use crate::tools::accompanying_files::AccompanyingFiles;
-use crate::tools::checkpoint_tools::find_base;
 
 /// The adapter of a checkpoint.
 pub(crate) struct AdapterExport<'a> {

@@ -28,8 +28,7 @@ use deepburn_models::FloatType;
 use deepburn_models::decoder::AnyDecoder;
 
 use crate::failure::Failure;
-use crate::job::model_folder::model_in;
-use crate::run::base_model::set_base;
+use crate::run::base_model::find_base;
 use crate::run::job_state::JobState;
 use crate::tools::accompanying_files::AccompanyingFiles;
 use crate::tools::adapter_export::AdapterExport;
@@ -201,38 +200,6 @@ pub(crate) fn consolidate(
     let mut files = write(checkpoint, out, &what, &map)?;
     files.extend(others.write(out)?);
     Ok(files)
-}
-
-/// Sets the base model of a checkpoint that omits parameters. `given` is the option `--base`, and `recorded` the folder
-/// that the run read. `map` has the names of the parameters in files.
-///
-/// # Errors
-/// Returns a user's mistake if there is no such folder, or if the option has no effect.
-pub(crate) fn find_base(
-    checkpoint: &mut Checkpoint,
-    given: Option<&Path>,
-    recorded: Option<&Path>,
-    map: &WeightMap,
-) -> Result<(), Failure> {
-    let Some((entry, _)) = checkpoint.omitted().next() else {
-        return match given {
-            Some(_) => Err(Failure::mistake(
-                "--base: has no effect: the checkpoint contains all parameters; remove it",
-            )),
-            None => Ok(()),
-        };
-    };
-    let Some(folder) = given.or(recorded.filter(|folder| folder.is_dir())) else {
-        let place = recorded.map(|it| format!(" in {}, which is not there", it.display()));
-        return Err(Failure::mistake(format!(
-            "--base: the checkpoint omits frozen parameters such as {}, which are in the pretrained model of the run{}; give \
-             the folder of this model",
-            entry.path,
-            place.unwrap_or_default()
-        )));
-    };
-    set_base(checkpoint, &model_in(folder), map.clone())
-        .map_err(|error| Failure::mistake(format!("--base: {error}")))
 }
 
 /// Checks the output folder. It must not be inside the folder of checkpoints, where the export could be mistaken for a

@@ -37,6 +37,7 @@ use crate::failure::Failure;
 use crate::job::known_model::KnownModel;
 use crate::job::param_groups::grouped_sizes;
 use crate::job::quantization::quantization_plan;
+use crate::job::saved_model::read_model;
 use crate::tools::check_config::{OpenValues, read};
 use crate::tools::checkpoint_tools::Size;
 use crate::tools::scaling::{self, RankWorkload, ScalingArguments, ScalingRow, Speed, rank_counts};
@@ -85,7 +86,7 @@ pub(crate) struct EstimateArguments {
 /// # Errors
 /// Returns a user's mistake if an option, the model or the configuration is invalid.
 pub(crate) fn estimates(arguments: &EstimateArguments) -> Result<String, Failure> {
-    let known = adapted(KnownModel::read(arguments.model.as_deref())?, arguments.lora.as_deref())?;
+    let known = adapted(read_model(arguments.model.as_deref())?, arguments.lora.as_deref())?;
     let model = known.architecture();
     let ranks = match arguments.ranks {
         0 => return Err(Failure::mistake("--ranks: too few: 0; use at least 1")),
@@ -109,22 +110,22 @@ pub(crate) fn estimates(arguments: &EstimateArguments) -> Result<String, Failure
     }
     let estimates = stages.iter().map(|stage| subject.estimate(*stage, ranks));
     let estimates = estimates.collect::<Result<Vec<_>, Failure>>()?;
-    let scaling = match batch {
-        Some(batch) => Scaling::new(arguments, &subject, batch, model.width() as u64)?,
+    let times = match batch {
+        Some(batch) => StepTimes::new(arguments, &subject, batch, model.width() as u64)?,
         None => None,
     };
     if arguments.json {
         let mut list: Vec<_> = estimates.iter().map(Estimate::record).collect();
-        if let Some(scaling) = &scaling {
+        if let Some(times) = &times {
             for (record, stage) in list.iter_mut().zip(&stages) {
-                scaling.enter(record, &subject, *stage)?;
+                times.enter(record, &subject, *stage)?;
             }
         }
         return serde_json::to_string_pretty(&list).map_err(Failure::run);
     }
     let mut lines = table(&estimates, ranks);
-    if let Some(scaling) = &scaling {
-        lines.extend(scaling.lines(&subject, &stages, &estimates)?);
+    if let Some(times) = &times {
+        lines.extend(times.lines(&subject, &stages, &estimates)?);
     }
     Ok(lines.join("\n"))
 }
@@ -373,7 +374,7 @@ impl Estimate {
 }
 
 /// The requested step times.
-struct Scaling {
+struct StepTimes {
     /// Maximum number of ranks in the tables.
     ranks: u64,
     /// The work of a rank in a step.
@@ -382,7 +383,7 @@ struct Scaling {
     speed: Speed,
 }
 
-impl Scaling {
+impl StepTimes {
     /// Returns the requested step times; `None` without `--network`.
     ///
     /// # Errors

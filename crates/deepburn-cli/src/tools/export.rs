@@ -28,10 +28,9 @@ use deepburn_models::decoder::StoredValues;
 
 use crate::console;
 use crate::failure::Failure;
-use crate::job::model_folder::MODEL;
+use crate::job::model_folder::{ADAPTER, MODEL};
 use crate::job::model_sources::ModelSources;
 use crate::run::forecast::readable;
-use crate::run::results::ADAPTER;
 use crate::run::signals::Signals;
 use crate::tools::export::hyperparameters::hyperparameters;
 use crate::tools::export::text_metadata::TextMetadata;

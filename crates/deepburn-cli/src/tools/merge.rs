@@ -13,12 +13,11 @@ use deepburn_datasets::{CompanionFile, CompanionKind, companion_files};
 use deepburn_models::FloatType;
 use deepburn_models::hf::{ADAPTER_CONFIG, GENERATION_CONFIG, GenerationConfig};
 
-use crate::data::companions::copy_whole;
 use crate::failure::Failure;
 use crate::job::adapted_model::AdaptedModel;
-use crate::job::model_folder::{MODEL, ModelRecord};
-use crate::run::results::ADAPTER;
+use crate::job::model_folder::{ADAPTER, MODEL, ModelRecord};
 use crate::tools::checkpoint_tools::weight_type;
+use crate::whole_file::copy_whole;
 
 /// Options of `deepburn merge`.
 #[derive(Debug, Args)]

@@ -32,6 +32,7 @@ use crate::data::preference::PreferenceCorpus;
 use crate::failure::Failure;
 use crate::job::known_model::KnownModel;
 use crate::job::model_folder::check_pretrained;
+use crate::job::saved_model::read_model;
 use crate::run::resume::day_of_latest;
 
 /// Options of `deepburn show-data`.
@@ -77,7 +78,8 @@ pub(crate) fn show_data(arguments: &ShowDataArguments) -> Result<String, Failure
     let limits = limits(&job, pretrained.as_deref(), tokenizer.vocab_size())?;
     // A run prints the day on which it started, also when it resumes.
     let day = day_of_latest(&job.training.output_dir).unwrap_or_else(Day::today);
-    let marks = if std::io::stdout().is_terminal() { Marks::COLORS } else { Marks::BRACKETS };
+    let marks =
+        if std::io::stdout().is_terminal() { TokenMarks::COLORS } else { TokenMarks::BRACKETS };
     if matches!(job.data.kind, DataKind::Preference(_)) {
         let corpus = PreferenceCorpus::open(&job, chat, &places, tokenizer, limits, day)?;
         let count = arguments.rows.min(corpus.train.pairs.len());
@@ -109,7 +111,7 @@ fn limits(
     pretrained: Option<&Path>,
     vocab_size: usize,
 ) -> Result<SampleLimits, Failure> {
-    let known = match pretrained.map(|folder| KnownModel::read(Some(folder))).transpose()? {
+    let known = match pretrained.map(|folder| read_model(Some(folder))).transpose()? {
         None => [vocab_size, usize::MAX],
         Some(KnownModel::LanguageModel(model)) => [model.limits().vocab_size, model.max_len()],
         Some(KnownModel::Classifier(_)) => {
@@ -130,12 +132,12 @@ fn limits(
 
 /// What encloses trained and other tokens.
 #[derive(Debug, Clone, Copy)]
-struct Marks {
+struct TokenMarks {
     trained: [&'static str; 2],
     other: [&'static str; 2],
 }
 
-impl Marks {
+impl TokenMarks {
     /// Green and dim text of terminals.
     const COLORS: Self =
         Self { trained: ["\u{1b}[32m", "\u{1b}[0m"], other: ["\u{1b}[2m", "\u{1b}[0m"] };
@@ -151,7 +153,7 @@ fn sequence(
     rows: &SampleRows,
     index: usize,
     tokenizer: &Tokenizer,
-    marks: Marks,
+    marks: TokenMarks,
 ) -> Result<String, Failure> {
     let batch = rows.collate(&[index], 1).map_err(Failure::run)?;
     let places = rows.samples_of(index).into_iter().map(|sample| rows.samples().place(sample));
@@ -180,7 +182,7 @@ fn push_tokens(
     text: &mut String,
     tokens: &[(i32, i32)],
     tokenizer: &Tokenizer,
-    marks: Marks,
+    marks: TokenMarks,
 ) -> Result<(), Failure> {
     for run in tokens.chunk_by(|a, b| is_trained(*a) == is_trained(*b)) {
         let ids: Vec<u32> = run.iter().map(|(id, _)| *id as u32).collect();
@@ -199,7 +201,7 @@ fn pair(
     pairs: &PairRows,
     index: usize,
     tokenizer: &Tokenizer,
-    marks: Marks,
+    marks: TokenMarks,
 ) -> Result<String, Failure> {
     let batch = pairs.collate(&[index], 1).map_err(Failure::run)?.sequences;
     let place = pairs.samples().place(pairs.sample_of(index));

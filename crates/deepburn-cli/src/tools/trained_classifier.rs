@@ -14,6 +14,7 @@ use deepburn_models::hf::{ClassNames, ProblemType};
 use crate::failure::Failure;
 use crate::job::held_matrices::HeldType;
 use crate::job::known_model::{Classify, KnownModel};
+use crate::job::saved_model::read_model;
 
 /// Maximum number of texts in a batch.
 const BATCH_TEXTS: usize = 64;
@@ -50,7 +51,7 @@ impl TrainedClassifier {
         max_length: Option<usize>,
         held: Option<HeldType>,
     ) -> Result<Self, Failure> {
-        let KnownModel::Classifier(config) = KnownModel::read(Some(folder))? else {
+        let KnownModel::Classifier(config) = read_model(Some(folder))? else {
             return Err(Failure::mistake(format!(
                 "--model: {} is a language model; give a classifier, or continue texts with `deepburn generate`",
                 folder.display()

@@ -56,15 +56,8 @@ pub(crate) struct TuneArguments {
     /// Tensor backend: flex, or wgpu, cuda or tch if compiled in.
     #[arg(long, value_name = "NAME")]
     pub(crate) backend: Option<String>,
-    /// Memory of a device, or of this host on a CPU backend, such as 24GB [default: what is there].
-    #[arg(long, value_name = "SIZE")]
-    pub(crate) memory: Option<Size>,
-    /// Space on the disk of --nvme [default: what is free].
-    #[arg(long, value_name = "SIZE")]
-    pub(crate) disk: Option<Size>,
-    /// Folder on a local disk, to try offload to NVMe [default: nvme_path of the configuration].
-    #[arg(long, value_name = "DIR")]
-    pub(crate) nvme: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) memory: MemoryArguments,
     /// Folder of the results [default: autotuning.results_dir].
     #[arg(long, value_name = "DIR")]
     pub(crate) results_dir: Option<PathBuf>,
@@ -74,6 +67,20 @@ pub(crate) struct TuneArguments {
     /// Measure every configuration that fits, and compare forecasts with measurements.
     #[arg(long, conflicts_with = "trials")]
     pub(crate) exhaustive: bool,
+}
+
+/// Options for the memory and the disk that a configuration may use.
+#[derive(Debug, Clone, Default, Args)]
+pub(crate) struct MemoryArguments {
+    /// Memory of a device, or of this host on a CPU backend, such as 24GB [default: what is there].
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) memory: Option<Size>,
+    /// Space on the disk of --nvme [default: what is free].
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) disk: Option<Size>,
+    /// Folder on a local disk, to try offload to NVMe [default: nvme_path of the configuration].
+    #[arg(long, value_name = "DIR")]
+    pub(crate) nvme: Option<PathBuf>,
 }
 
 /// The best configuration of a search.

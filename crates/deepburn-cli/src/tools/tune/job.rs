@@ -28,8 +28,8 @@ use crate::job::devices::cuda_devices;
 use crate::job::devices::wgpu_devices;
 use crate::run::forecast::{HostLimits, longest};
 use crate::run::preparation::{Preparation, Resumed, prepare};
-use crate::run::subject::{Subject, TrainableOn};
-use crate::tools::tune::TuneArguments;
+use crate::tools::checkpoint_tools::Size;
+use crate::tools::tune::{MemoryArguments, TuneArguments};
 
 /// A job whose DeepSpeed configuration is searched for.
 pub(crate) struct TunedJob {
@@ -84,14 +84,14 @@ impl TunedJob {
             ));
         }
         let config = without_autos(&preparation.record);
-        let nvme = arguments.nvme.clone().or_else(|| nvme_path(&config));
+        let MemoryArguments { memory, disk, nvme } = &arguments.memory;
+        let nvme = nvme.clone().or_else(|| nvme_path(&config));
         if let Some(folder) = &nvme {
             check_folder(folder, 0)
                 .map_err(|error| Failure::mistake(format!("--nvme: {error}")))?;
         }
         let on_host = preparation.job.training.backend.is_host();
-        let [memory, disk] =
-            [arguments.memory, arguments.disk].map(|size| size.map(|it| it.bytes()));
+        let [memory, disk] = [memory, disk].map(|size| size.map(Size::bytes));
         let ranks = match arguments.ranks.is_empty() {
             true => vec![preparation.job.training.ranks],
             false => arguments.ranks.iter().copied().map(usize::from).collect(),
@@ -244,16 +244,12 @@ impl TunedJob {
         plan: &Plan,
         visible: &[B::Device],
         steps: MeasuredSteps,
-    ) -> Result<Measurement, String>
-    where
-        dyn Subject: TrainableOn<B>,
-    {
+    ) -> Result<Measurement, String> {
         let ranks = plan.mesh.world_size();
         let devices = Devices::choose(visible, &self.preparation.job.training, ranks);
         let devices = devices.map_err(|failure| failure.to_string())?;
         let devices: Vec<_> = (0..ranks).map(|rank| devices.of(rank).clone()).collect();
-        let subject = &*self.preparation.subject;
-        TrainableOn::<B>::measure(subject, plan, self.length, &devices, steps)
+        self.preparation.subject.measure::<B>(plan, self.length, &devices, steps)
     }
 
     /// Returns the command that trains a candidate whose configuration is in `file`.

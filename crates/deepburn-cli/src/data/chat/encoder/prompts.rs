@@ -13,7 +13,7 @@ impl ChatEncoder<'_> {
     ///
     /// # Errors
     /// Returns a user's mistake if a prompt cannot be encoded, if a file cannot be read, or if no sample has a prompt.
-    pub(super) fn prompts(
+    pub(in crate::data::chat) fn prompts(
         &self,
         plan: &SamplePlan,
         eval: Option<&Samples>,

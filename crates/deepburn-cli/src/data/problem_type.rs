@@ -1,6 +1,6 @@
 //! What a text classifier predicts: its `problem_type`, and the losses and metrics that go with it.
 //!
-//! Main type: [`Problem`], which also knows where the type is set, for the log.
+//! Main type: [`ChosenProblemType`], which also knows where the type is set, for the log.
 
 use std::fmt;
 use std::path::Path;
@@ -9,13 +9,12 @@ use deepburn_config::Job;
 use deepburn_models::gpt2::Gpt2Config;
 use deepburn_models::hf::ProblemType;
 
-use crate::data::pretrained_classes::PretrainedClasses;
 use crate::data::recipe::JobInputs;
 use crate::failure::Failure;
 
 /// What a classifier predicts, and where this is set.
 #[derive(Debug, Clone)]
-pub(crate) struct Problem {
+pub(crate) struct ChosenProblemType {
     /// What it predicts.
     pub(crate) kind: ProblemType,
     /// The origin of the kind, for the log: "from" a key or a file, or "the default".
@@ -27,14 +26,15 @@ const OF_KEY: &str = "from model.config.problem_type";
 /// The origin of a `problem_type` that nothing sets.
 const DEFAULT: &str = "the default";
 
-impl Problem {
+impl ChosenProblemType {
     /// Returns what an encoder predicts. Only the job can set it.
     pub(crate) fn of_encoder(kind: ProblemType, job: &Job) -> Self {
         let origin = if is_set_by(job) { OF_KEY } else { DEFAULT };
         Self { kind, origin: origin.to_owned() }
     }
 
-    /// Returns what a GPT-2 classifier predicts, from the job or the pretrained model.
+    /// Returns what a GPT-2 classifier predicts, from the job or the pretrained model. `pretrained` is the number of outputs of
+    /// a pretrained classifier.
     ///
     /// # Errors
     /// Returns a user's mistake if the value is unknown, or if a pretrained classifier has one output and does not say
@@ -42,7 +42,7 @@ impl Problem {
     pub(crate) fn of_gpt2(
         body: &Gpt2Config,
         inputs: &JobInputs<'_>,
-        pretrained: Option<&PretrainedClasses<'_>>,
+        pretrained: Option<usize>,
     ) -> Result<Self, Failure> {
         let given = body.extra.problem_type().map_err(|error| named_config(&error))?;
         if let Some(kind) = given {
@@ -53,7 +53,7 @@ impl Problem {
             return Ok(Self { kind, origin });
         }
         // Language models may inherit one placeholder label. It has no effect on them.
-        if pretrained.is_some_and(|it| it.count == 1) {
+        if pretrained == Some(1) {
             return Err(Failure::mistake(
                 "model.config.problem_type: missing: the pretrained classifier has one output and no problem_type, which \
                  `transformers` takes for a regression; set it to \"regression\", or use another model",
@@ -64,7 +64,7 @@ impl Problem {
 }
 
 /// Formats the kind and its origin, for errors.
-impl fmt::Display for Problem {
+impl fmt::Display for ChosenProblemType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "problem_type is \"{}\", {}", self.kind.name(), self.origin)
     }
@@ -92,7 +92,7 @@ fn is_set_by(job: &Job) -> bool {
 ///
 /// # Errors
 /// Returns a user's mistake if they do not.
-pub(crate) fn check_loss_and_metric(job: &Job, problem: &Problem) -> Result<(), Failure> {
+pub(crate) fn check_loss_and_metric(job: &Job, problem: &ChosenProblemType) -> Result<(), Failure> {
     let factor = job.training.label_smoothing_factor;
     if factor != 0.0 && problem.kind != ProblemType::SingleLabelClassification {
         return Err(Failure::mistake(format!(

@@ -1,0 +1,103 @@
+//! Micro-batches of language models, and their copies on a device.
+//!
+//! Main type: [`TokenBatch`].
+
+use std::sync::Arc;
+
+use burn::tensor::backend::Backend;
+use deepburn::Batch;
+use deepburn_datasets::{IGNORE_INDEX, MicroBatch, RowDocuments};
+use deepburn_models::LanguageModelConfig;
+use deepburn_models::causal_lm::{CausalBatch, IGNORED_LABEL, InputError};
+
+use crate::data::preference_batch::PreferenceBatch;
+
+/// A micro-batch of token sequences.
+#[derive(Debug)]
+pub(crate) enum TokenBatch {
+    /// Sequences. The labels are the input tokens, or ignored. The loss shifts them by one position.
+    Sequences(MicroBatch),
+    /// Pairs of completions.
+    Pairs(PreferenceBatch),
+}
+
+impl From<MicroBatch> for TokenBatch {
+    fn from(batch: MicroBatch) -> Self {
+        Self::Sequences(batch)
+    }
+}
+
+impl TokenBatch {
+    /// Returns the sequences.
+    fn sequences(&self) -> &MicroBatch {
+        match self {
+            Self::Sequences(batch) => batch,
+            Self::Pairs(pairs) => &pairs.batch.sequences,
+        }
+    }
+
+    /// Truncates every sequence to its first `length` tokens, at least 1.
+    pub(crate) fn truncate(&mut self, length: usize) {
+        match self {
+            Self::Sequences(batch) => batch.truncate(length),
+            Self::Pairs(pairs) => pairs.batch.sequences.truncate(length),
+        }
+    }
+}
+
+impl Batch for TokenBatch {
+    /// Returns the tokens of all sequences, without padding.
+    fn num_tokens(&self) -> usize {
+        self.sequences().num_tokens()
+    }
+
+    /// Counts the positions that predict a token, or the pairs. The loss of a batch is weighted by this number.
+    fn num_targets(&self) -> usize {
+        match self {
+            Self::Sequences(batch) => batch.num_targets(),
+            Self::Pairs(pairs) => pairs.batch.pairs.len(),
+        }
+    }
+}
+
+/// Copies a batch to a device and checks it against the vocabulary size and the maximum length of the model.
+///
+/// # Errors
+/// Returns [`InputError`] for a token outside the vocabulary or a sequence that is too long.
+pub(crate) fn causal_batch<B: Backend>(
+    batch: &MicroBatch,
+    config: &impl LanguageModelConfig,
+    device: &B::Device,
+) -> Result<CausalBatch<B>, InputError> {
+    let MicroBatch { input_ids, labels, shape, .. } = batch;
+    // Token ids are never negative. The only negative label is the one of padding.
+    let ids: Vec<u32> = input_ids.iter().map(|id| *id as u32).collect();
+    let label = |label: &i32| if *label == IGNORE_INDEX { IGNORED_LABEL } else { (*label).into() };
+    let labels: Vec<i64> = labels.iter().map(label).collect();
+    match document_starts(batch) {
+        Some(starts) => {
+            CausalBatch::of_documents(config, &ids, Some(&labels), starts, *shape, device)
+        }
+        None => CausalBatch::new(config, &ids, Some(&labels), *shape, device),
+    }
+}
+
+/// Returns the position of the first token of the document of each token; `None` if each row is one document. Padding
+/// follows a document, so that no token attends to it, and it starts a document where there are several.
+fn document_starts(batch: &MicroBatch) -> Option<Arc<[usize]>> {
+    let RowDocuments::Separate(rows) = &batch.documents else { return None };
+    if rows.iter().all(|documents| documents.len() < 2) {
+        return None;
+    }
+    let length = batch.shape[1];
+    let mut starts = Vec::with_capacity(rows.len() * length);
+    for documents in rows {
+        let mut start = 0;
+        for document in documents {
+            starts.resize(starts.len() + document, start);
+            start += document;
+        }
+        starts.resize(starts.len() + length - start, start);
+    }
+    Some(starts.into())
+}

@@ -1,0 +1,56 @@
+//! Files that are written at once or not at all: under a temporary name, which is then renamed.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::Path;
+
+use deepburn_files::PartialFile;
+
+/// Writes a file under a temporary name and renames it, so that readers never see an incomplete file.
+///
+/// # Errors
+/// Returns an error that names the path and the remedy.
+pub(crate) fn write_whole(path: &Path, text: &str) -> Result<(), String> {
+    // The temporary file is in the same folder, because a rename works only within a file system.
+    let partial = path.with_extension("partial");
+    PartialFile::replace(path, partial, text).map_err(|error| {
+        format!(
+            "{} cannot be written: {error}; check that its folder still exists, its permissions and the free space there",
+            path.display()
+        )
+    })
+}
+
+/// Copies a file under a temporary name and renames it. Folders in the path of `target` are created.
+///
+/// # Errors
+/// Returns the error of the operating system.
+pub(crate) fn copy_whole(source: &Path, target: &Path) -> io::Result<()> {
+    // The output of a job may be its pretrained model.
+    if fs::canonicalize(source).ok().is_some_and(|it| fs::canonicalize(target).ok() == Some(it)) {
+        return Ok(());
+    }
+    fs::create_dir_all(target.parent().unwrap_or(target))?;
+    let name = target.file_name().unwrap_or_default().to_string_lossy();
+    let partial = target.with_file_name(format!(".{name}.{}.unfinished", std::process::id()));
+    let mut file = PartialFile::create(target, partial)?;
+    io::copy(&mut File::open(source)?, &mut file)?;
+    file.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_of_a_removed_folder_is_named_with_a_remedy() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("removed/job.json");
+        let message = write_whole(&path, "{}").unwrap_err();
+        assert!(
+            message.starts_with(&format!("{} cannot be written: ", path.display())),
+            "{message}"
+        );
+        assert!(message.contains("check that its folder still exists"), "{message}");
+    }
+}

@@ -40,7 +40,7 @@ pub(super) enum Memory {
 
 /// Consecutive free pages that are all clean or all dirty.
 #[derive(Debug, Clone, Copy)]
-struct Run {
+struct PageRun {
     count: usize,
     memory: Memory,
 }
@@ -71,7 +71,7 @@ pub(super) struct Allocated {
 pub(super) struct PageHeap {
     /// Free runs by the number of their first page. If two runs are adjacent, one is clean and the
     /// other dirty.
-    free: BTreeMap<usize, Run>,
+    free: BTreeMap<usize, PageRun>,
     used: usize,
     dirty: usize,
     /// Maximum of `used` since the start, or since the peak was forgotten.
@@ -150,7 +150,7 @@ impl PageHeap {
         self.free.remove(&start);
         for kept in [start..taken.start, taken.end..start + count] {
             if !kept.is_empty() {
-                self.free.insert(kept.start, Run { count: kept.len(), memory: Memory::Dirty });
+                self.free.insert(kept.start, PageRun { count: kept.len(), memory: Memory::Dirty });
             }
         }
         self.dirty -= taken.len();
@@ -177,7 +177,7 @@ impl PageHeap {
             self.free.remove(&end);
             end += after;
         }
-        self.free.insert(start, Run { count: end - start, memory });
+        self.free.insert(start, PageRun { count: end - start, memory });
     }
 
     /// Returns the best gap for a block of `count` pages: the gap with the most dirty pages, up to
@@ -228,7 +228,7 @@ impl PageHeap {
             dirty += if run.memory == Memory::Dirty { taken } else { 0 };
             next += taken;
             if taken < run.count {
-                self.free.insert(next, Run { count: run.count - taken, ..run });
+                self.free.insert(next, PageRun { count: run.count - taken, ..run });
             }
         }
         self.dirty -= dirty;
@@ -438,7 +438,7 @@ mod tests {
                             taken_out.push(pages);
                         }
                         let used: usize = blocks.iter().map(Range::len).sum();
-                        let is_whole = |(start, run): (&usize, &Run)| {
+                        let is_whole = |(start, run): (&usize, &PageRun)| {
                             let first = start.next_multiple_of(group);
                             run.memory == Memory::Dirty && first + group <= start + run.count
                         };

@@ -27,32 +27,8 @@ use crate::tools::tune::{BestConfig, tune};
 /// Options of `deepburn launch`.
 #[derive(Debug, Args)]
 pub(crate) struct LaunchArguments {
-    /// Hostfile with a line `HOST slots=N` for each host [default: this machine alone].
-    #[arg(short = 'H', long, value_name = "FILE")]
-    hostfile: Option<PathBuf>,
-    /// Use only these hosts and slots: `HOST[:SLOT,...][@HOST...]`.
-    #[arg(short, long, value_name = "LIST")]
-    include: Option<String>,
-    /// Use all hosts and slots except these: `HOST[:SLOT,...][@HOST...]`.
-    #[arg(short, long, value_name = "LIST")]
-    exclude: Option<String>,
-    /// Use the first N hosts of the hostfile.
-    #[arg(
-        long = "num_nodes",
-        alias = "num-nodes",
-        value_name = "N",
-        allow_negative_numbers = true
-    )]
-    num_nodes: Option<usize>,
-    /// Ranks per host, on its devices 0 to N - 1 [default: one per slot; without a hostfile one per
-    /// NVIDIA GPU, or 1].
-    #[arg(
-        long = "num_gpus",
-        aliases = ["num-gpus", "num_accelerators"],
-        value_name = "N",
-        allow_negative_numbers = true
-    )]
-    num_gpus: Option<usize>,
+    #[command(flatten)]
+    hosts: HostArguments,
     /// Restart a failed job up to N times.
     #[arg(long, value_name = "N", default_value_t = 0, allow_negative_numbers = true)]
     max_restarts: u32,
@@ -82,6 +58,37 @@ pub(crate) struct LaunchArguments {
     command: Vec<String>,
     #[command(flatten)]
     unsupported: Unsupported,
+}
+
+/// Options that select hosts and their slots.
+#[derive(Debug, Args)]
+struct HostArguments {
+    /// Hostfile with a line `HOST slots=N` for each host [default: this machine alone].
+    #[arg(short = 'H', long, value_name = "FILE")]
+    hostfile: Option<PathBuf>,
+    /// Use only these hosts and slots: `HOST[:SLOT,...][@HOST...]`.
+    #[arg(short, long, value_name = "LIST")]
+    include: Option<String>,
+    /// Use all hosts and slots except these: `HOST[:SLOT,...][@HOST...]`.
+    #[arg(short, long, value_name = "LIST")]
+    exclude: Option<String>,
+    /// Use the first N hosts of the hostfile.
+    #[arg(
+        long = "num_nodes",
+        alias = "num-nodes",
+        value_name = "N",
+        allow_negative_numbers = true
+    )]
+    num_nodes: Option<usize>,
+    /// Ranks per host, on its devices 0 to N - 1 [default: one per slot; without a hostfile one per
+    /// NVIDIA GPU, or 1].
+    #[arg(
+        long = "num_gpus",
+        aliases = ["num-gpus", "num_accelerators"],
+        value_name = "N",
+        allow_negative_numbers = true
+    )]
+    num_gpus: Option<usize>,
 }
 
 /// What happens after a search.
@@ -176,7 +183,7 @@ pub(crate) fn launch(mut arguments: LaunchArguments) -> Result<(), Failure> {
 /// # Errors
 /// Returns a user's mistake if the job cannot be tuned, or an error of the search.
 fn tuned_command(arguments: &LaunchArguments) -> Result<Vec<String>, Failure> {
-    let hosts = selected_hosts(arguments)?;
+    let hosts = selected_hosts(&arguments.hosts)?;
     let [host] = &hosts[..] else {
         return Err(Failure::mistake(format!(
             "--autotuning: {} hosts are selected, and configurations are measured on one; select one host with --include \
@@ -203,7 +210,7 @@ fn tuned_command(arguments: &LaunchArguments) -> Result<Vec<String>, Failure> {
 /// Returns a user's mistake. No host has been contacted then.
 fn planned(arguments: LaunchArguments) -> Result<Launch, Failure> {
     arguments.unsupported.refuse()?;
-    let hosts = selected_hosts(&arguments)?;
+    let hosts = selected_hosts(&arguments.hosts)?;
     // If `finetune` is not on PATH, it is searched in the folder of this program.
     let own = env::current_exe().ok();
     let beside = own.as_deref().and_then(|file| file.parent());
@@ -230,7 +237,7 @@ fn planned(arguments: LaunchArguments) -> Result<Launch, Failure> {
 /// # Errors
 /// Returns a user's mistake if the hostfile cannot be read, if a host or slot is unknown, or if options exclude each
 /// other.
-fn selected_hosts(arguments: &LaunchArguments) -> Result<Vec<HostSlots>, Failure> {
+fn selected_hosts(arguments: &HostArguments) -> Result<Vec<HostSlots>, Failure> {
     let selection = Selection {
         include: arguments.include.clone(),
         exclude: arguments.exclude.clone(),

@@ -29,3 +29,25 @@ pub(crate) fn eprint(text: &str) {
     // A single write, so that lines of several ranks on one terminal are not mixed.
     let _ = io::stderr().write_all(format!("{text}\n").as_bytes());
 }
+
+/// Returns a text without control characters other than line breaks and tabs. Data and models could change the terminal
+/// with them.
+pub(crate) fn printable(text: &str) -> String {
+    let is_control = |it: char| it.is_control() && !matches!(it, '\n' | '\t');
+    text.replace(is_control, "\u{fffd}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn control_characters_do_not_reach_the_terminal() {
+        for (text, shown) in [
+            ("a\u{1b}[31m\tb\n", "a\u{fffd}[31m\tb\n"),
+            ("a\n\tb\u{1b}[2Jc\r", "a\n\tb\u{fffd}[2Jc\u{fffd}"),
+        ] {
+            assert_eq!(printable(text), shown);
+        }
+    }
+}

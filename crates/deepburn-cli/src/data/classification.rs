@@ -391,11 +391,7 @@ where
 
     fn source(&self, shard: DataShard, plan: &Plan) -> Result<TextSource, DataError> {
         let Texts { train, eval, .. } = self.texts.clone();
-        let RecipeSettings { order, evaluation, .. } = &self.settings;
-        let mut source = TextSource::new(train, eval, shard, *order, plan)?;
-        source.budget = evaluation_budget(plan, evaluation.batch_size(plan));
-        source.eval_max_samples = evaluation.max_samples;
-        Ok(source)
+        TextSource::new(train, eval, shard, plan, &self.settings)
     }
 
     fn test(

@@ -9,10 +9,11 @@
 use std::cell::OnceCell;
 use std::path::{Path, PathBuf};
 
-use deepburn_config::{Place, counted};
+use deepburn_config::{Job, Place, counted};
 use deepburn_datasets::{DataError, Hub, Location, RepoKind, unread_texts};
 
-use crate::job::model_folder::model_in;
+use crate::failure::Failure;
+use crate::job::model_folder::{check_pretrained, model_in};
 
 /// Resolves paths and repository names to local files.
 #[derive(Debug, Default)]
@@ -26,7 +27,18 @@ pub(crate) struct Places {
 pub(crate) const TRAIN: &str = "train";
 
 impl Places {
-    /// Returns the folder of a pretrained model.
+    /// Returns the folder of `model.pretrained`, if the job has one.
+    ///
+    /// # Errors
+    /// Returns a user's mistake if the folder has no model, or if the model cannot be downloaded from the Hub.
+    pub(crate) fn pretrained(&self, job: &Job) -> Result<Option<PathBuf>, Failure> {
+        let Some(place) = &job.model.pretrained else { return Ok(None) };
+        let folder = self.model(place).map_err(Failure::mistake)?;
+        check_pretrained(&folder)?;
+        Ok(Some(folder))
+    }
+
+    /// Returns the folder of a model.
     ///
     /// # Errors
     /// Returns an error if the model cannot be downloaded from the Hub.

@@ -208,11 +208,16 @@ pub(crate) struct RecipeSettings {
 impl RecipeSettings {
     /// Returns the settings of a job, whose model is exported with these files.
     pub(crate) fn new(inputs: &JobInputs<'_>, companions: Companions) -> Self {
+        let training = &inputs.job.training;
+        let pretrained = inputs.pretrained.map(Path::to_owned);
         Self {
             order: inputs.order,
-            origin: WeightOrigin::of(inputs),
+            origin: WeightOrigin { pretrained, seed: training.seed },
             companions,
-            evaluation: EvaluationSettings::of(inputs.job),
+            evaluation: EvaluationSettings {
+                max_samples: training.eval_max_samples,
+                batch_size: training.per_device_eval_batch_size,
+            },
         }
     }
 }
@@ -227,15 +232,6 @@ pub(crate) struct EvaluationSettings {
 }
 
 impl EvaluationSettings {
-    /// Returns the settings of a job.
-    fn of(job: &Job) -> Self {
-        let training = &job.training;
-        Self {
-            max_samples: training.eval_max_samples,
-            batch_size: training.per_device_eval_batch_size,
-        }
-    }
-
     /// Returns the number of samples of a batch on each rank.
     pub(crate) fn batch_size(&self, plan: &Plan) -> usize {
         self.batch_size.unwrap_or(plan.batch.micro_batch_size)
@@ -251,12 +247,6 @@ pub(crate) struct WeightOrigin {
 }
 
 impl WeightOrigin {
-    /// Returns the origin of the weights of a job.
-    fn of(inputs: &JobInputs<'_>) -> Self {
-        let pretrained = inputs.pretrained.map(Path::to_owned);
-        Self { pretrained, seed: inputs.job.training.seed }
-    }
-
     /// Builds the model of `config`.
     ///
     /// # Errors

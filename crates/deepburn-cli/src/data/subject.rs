@@ -43,17 +43,18 @@ impl From<Classification<ClassifierConfig>> for Subject {
 /// Evaluates an expression that is generic over the recipe, a reference, for the recipe of a [`Subject`].
 macro_rules! with_recipe {
     ($subject:expr, $recipe:ident => $body:expr) => {
+        // Each arm has another type, so the expression is compiled three times.
         match $subject {
-            $crate::data::subject::Subject::Causal($recipe) => {
-                let $recipe = &**$recipe;
+            $crate::data::subject::Subject::Causal(boxed) => {
+                let $recipe = &**boxed;
                 $body
             }
-            $crate::data::subject::Subject::Encoder($recipe) => {
-                let $recipe = &**$recipe;
+            $crate::data::subject::Subject::Encoder(boxed) => {
+                let $recipe = &**boxed;
                 $body
             }
-            $crate::data::subject::Subject::Gpt2Classifier($recipe) => {
-                let $recipe = &**$recipe;
+            $crate::data::subject::Subject::Gpt2Classifier(boxed) => {
+                let $recipe = &**boxed;
                 $body
             }
         }

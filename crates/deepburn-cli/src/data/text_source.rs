@@ -11,12 +11,13 @@ use deepburn::{
 use deepburn_config::{CurriculumPlan, DynamicBatchingPlan, LrScaling, PickingOrderPlan, Plan};
 use deepburn_datasets::{
     BatchLoader, BudgetSampler, Collate, DataError, DataShard, DistributedSampler, EpochPosition,
-    LabelledBatch, LabelledTexts, Order, PickingOrder, Position, StepShape, TokenBudget,
+    LabelledBatch, LabelledTexts, PickingOrder, Position, StepShape, TokenBudget,
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::data::lengths::{PREFETCH, longest};
+use crate::data::recipe::RecipeSettings;
 
 /// A micro-batch of texts.
 pub(crate) struct Labelled(pub(crate) LabelledBatch);
@@ -45,9 +46,9 @@ pub(crate) struct TextSource {
     /// The rank and the number of ranks.
     shard: DataShard,
     /// The budget of an evaluation batch.
-    pub(crate) budget: TokenBudget,
+    budget: TokenBudget,
     /// The maximum number of texts of an evaluation.
-    pub(crate) eval_max_samples: Option<usize>,
+    eval_max_samples: Option<usize>,
     /// The maximum length of texts by step.
     curriculum: Option<CurriculumPlan>,
 }
@@ -77,8 +78,8 @@ impl TextSource {
         train: Arc<LabelledTexts>,
         eval: Option<Arc<LabelledTexts>>,
         shard: DataShard,
-        order: Order,
         plan: &Plan,
+        settings: &RecipeSettings,
     ) -> Result<Self, DataError> {
         let rows = plan.batch.micro_batch_size;
         let loader = match &plan.dynamic_batching {
@@ -93,13 +94,14 @@ impl TextSource {
                 }
             }
             None => {
-                let sampler = DistributedSampler::new(train.len(), shard, order)?;
+                let sampler = DistributedSampler::new(train.len(), shard, settings.order)?;
                 Loader::Fixed(BatchLoader::start(train, sampler, rows, PREFETCH)?)
             }
         };
-        let budget = evaluation_budget(plan, rows);
-        let curriculum = plan.curriculum.clone();
-        Ok(Self { loader, eval, shard, budget, eval_max_samples: None, curriculum })
+        let evaluation = settings.evaluation;
+        let budget = evaluation_budget(plan, evaluation.batch_size(plan));
+        let (eval_max_samples, curriculum) = (evaluation.max_samples, plan.curriculum.clone());
+        Ok(Self { loader, eval, shard, budget, eval_max_samples, curriculum })
     }
 }
 

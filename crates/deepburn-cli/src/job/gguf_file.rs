@@ -33,3 +33,27 @@ fn begins_with_magic(path: &Path) -> bool {
 
 /// The ending of a GGUF file.
 const GGUF: &str = "gguf";
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn gguf_files_have_their_ending_or_their_first_bytes() {
+        let folder = tempfile::tempdir().unwrap();
+        for (name, content, expected) in [
+            ("a.gguf", "", true),
+            ("a.GGUF", "text", true),
+            ("blob", "GGUF and more", true),
+            ("model.safetensors", "GGU", false),
+        ] {
+            let path = folder.path().join(name);
+            fs::write(&path, content).unwrap();
+            assert_eq!(is_gguf(&path), expected, "{name}");
+        }
+        assert!(!is_gguf(folder.path()) && !is_gguf(&folder.path().join("missing.gguf")));
+        assert!(has_gguf_ending(&folder.path().join("missing.gguf")));
+    }
+}

@@ -34,7 +34,6 @@ use crate::data::recipe::{JobInputs, SubjectInfo};
 use crate::data::subject::Subject;
 use crate::failure::Failure;
 use crate::job::memory::check_tokens;
-use crate::job::model_folder::check_pretrained;
 use crate::job::param_groups::grouped_sizes;
 use crate::job::quantization::quantization_plan;
 use crate::models;
@@ -207,9 +206,7 @@ pub(crate) fn prepare(
 /// # Errors
 /// Returns a user's mistake if it is not a complete model.
 fn pretrained_folder(job: &Job, places: &Places) -> Result<Option<PathBuf>, Failure> {
-    let folder = job.model.pretrained.as_ref().map(|place| places.model(place));
-    let folder = folder.transpose().map_err(Failure::mistake)?;
-    folder.as_deref().map_or(Ok(()), check_pretrained)?;
+    let folder = places.pretrained(job)?;
     let output = &job.training.output_dir;
     let folders = [("model.pretrained", &folder), ("model.adapter", &job.model.adapter)];
     for (key, folder) in folders {

@@ -147,13 +147,8 @@ impl Conversation {
             GenerationSettings::new(&arguments.sampling, config.as_ref(), [1, positions], most)?;
         let unapplied = config.as_ref().and_then(|it| unapplied_note(it, &[], &settings.sampling));
         settings.notes.iter().chain(&unapplied).for_each(|note| console::eprint(note));
-        let options = GenerateOptions {
-            max_new_tokens: settings.max_new_tokens,
-            sampling: settings.sampling,
-            repetition_penalty: settings.repetition_penalty,
-            stop: end_tokens(&sources.model, config.as_ref(), tokenizer.vocab_size()),
-            num_tokens: Some(tokenizer.vocab_size()),
-        };
+        let ends = end_tokens(&sources.model, config.as_ref(), tokenizer.vocab_size());
+        let options = settings.options(ends, &tokenizer);
         sources.forget_texts();
         let model = LoadedDecoder::read(&sources, arguments.quantize)?;
         let system = arguments.system.as_ref().map(|text| Message::text("system", text));

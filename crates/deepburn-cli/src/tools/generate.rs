@@ -99,14 +99,8 @@ pub(crate) fn generate(arguments: &GenerateArguments) -> Result<String, Failure>
     settings.notes.extend(unapplied(arguments, config.as_ref(), &settings.sampling));
     settings.notes.iter().for_each(|note| console::eprint(note));
     let context = last_tokens(&tokens, settings.max_new_tokens, model.max_len())?;
-    let options = GenerateOptions {
-        max_new_tokens: settings.max_new_tokens,
-        sampling: settings.sampling,
-        repetition_penalty: settings.repetition_penalty,
-        stop: end_tokens(model, config.as_ref(), tokenizer.vocab_size()),
-        // An embedding may have more rows than the tokenizer has tokens.
-        num_tokens: Some(tokenizer.vocab_size()),
-    };
+    let ends = end_tokens(model, config.as_ref(), tokenizer.vocab_size());
+    let options = settings.options(ends, &tokenizer);
     let stop = StopTexts { texts: &arguments.stop, tokenizer: &tokenizer };
     let sequences = sequences(&options, arguments.num_return_sequences.unwrap_or(1));
     sources.forget_texts();

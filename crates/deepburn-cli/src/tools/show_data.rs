@@ -25,13 +25,13 @@ use deepburn_datasets::{
 };
 use deepburn_models::{Architecture, LanguageModelConfig};
 
+use crate::console::printable;
 use crate::data::chat::{ChatCorpus, SampleLimits};
 use crate::data::job_tokenizer::JobTokenizer;
 use crate::data::places::Places;
 use crate::data::preference::PreferenceCorpus;
 use crate::failure::Failure;
 use crate::job::known_model::KnownModel;
-use crate::job::model_folder::check_pretrained;
 use crate::job::saved_model::read_model;
 use crate::run::resume::day_of_latest;
 
@@ -68,9 +68,7 @@ pub(crate) fn show_data(arguments: &ShowDataArguments) -> Result<String, Failure
         ));
     };
     let places = Places::default();
-    let pretrained = job.model.pretrained.as_ref().map(|place| places.model(place));
-    let pretrained = pretrained.transpose().map_err(Failure::mistake)?;
-    pretrained.as_deref().map_or(Ok(()), check_pretrained)?;
+    let pretrained = places.pretrained(&job)?;
     let tokenizer = JobTokenizer::of(&job, &places, pretrained.as_deref())?.tokenizer;
     let tokenizer = tokenizer.ok_or_else(|| {
         Failure::mistake("data.tokenizer: is missing; give it, or model.pretrained")
@@ -232,16 +230,6 @@ fn documents(batch: &MicroBatch) -> Vec<usize> {
     }
 }
 
-/// Returns a text without control characters other than line breaks and tabs, which data could use to draw on the
-/// terminal.
-fn printable(text: &str) -> String {
-    let shown = |c: char| match c.is_control() && !matches!(c, '\n' | '\t') {
-        true => '\u{fffd}',
-        false => c,
-    };
-    text.chars().map(shown).collect()
-}
-
 /// Returns the counts of a split of samples or pairs.
 fn counts(statistics: &SampleStatistics, noun: &str) -> String {
     let SampleStatistics { samples, truncated, dropped, untrained, rows, tokens, .. } = statistics;
@@ -276,11 +264,6 @@ fn counts(statistics: &SampleStatistics, noun: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn control_characters_do_not_reach_the_terminal() {
-        assert_eq!(printable("a\u{1b}[31m\tb\n"), "a\u{fffd}[31m\tb\n");
-    }
 
     #[test]
     fn documents_are_the_parts_of_a_sequence() {

@@ -11,8 +11,7 @@ use std::fs;
 use deepburn::metrics::StepRow;
 use serde_json::json;
 
-use crate::chat::golden;
-use crate::job::{Job, STAGES, Trained, tensors};
+use crate::job::{Job, STAGES, Trained, golden, tensors};
 use crate::resume::{long, same_in_pieces};
 
 /// Names of all backends.
@@ -112,7 +111,7 @@ fn near(row: &StepRow, expected: &StepRow, what: &str) {
 #[test]
 fn packed_documents_train_as_if_alone() {
     const RATE: f64 = 1000.0;
-    let Some(golden) = golden() else { return };
+    let Some(golden) = golden("llm") else { return };
     // Mistral has windows that are shorter than the documents.
     let models = ["qwen2", "mistral_window"];
     for (backend, model) in backends().flat_map(|it| models.map(|model| (it, model))) {

@@ -1,13 +1,13 @@
 //! Tests of conversations: `data.kind` "chat".
 
-use std::path::{Path, PathBuf};
-use std::{env, fs};
+use std::fs;
+use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
 use deepburn::metrics::StepRow;
 
-use crate::job::{Job, STAGES, Trained};
+use crate::job::{Job, STAGES, Trained, golden};
 use crate::program::deepburn;
 use crate::resume::{assert_same, resume};
 
@@ -15,17 +15,6 @@ use crate::resume::{assert_same, resume};
 const LOSS: f64 = 1e-4;
 /// Relative, of the norm of all gradients. Repeated in float64, they stay within 6e-5.
 const NORM: f64 = 1e-3;
-
-/// Returns `golden/llm`, which is beside the folder that `DEEPBURN_TEST_DATA` names.
-pub(crate) fn golden() -> Option<PathBuf> {
-    let data = PathBuf::from(env::var_os("DEEPBURN_TEST_DATA")?);
-    let golden = data.parent()?.join("golden/llm");
-    let found = golden.is_dir().then_some(golden);
-    if found.is_none() {
-        eprintln!("skipped: DEEPBURN_TEST_DATA does not name a folder beside golden/llm");
-    }
-    found
-}
 
 pub(crate) fn read(file: &Path) -> Value {
     serde_json::from_str(&fs::read_to_string(file).unwrap()).unwrap()
@@ -98,7 +87,7 @@ pub(crate) fn assert_near(steps: &[StepRow], expected: &[Value], what: &str) {
 //= trl 1.16.0 trainer/sft_trainer.py compute_loss
 #[test]
 fn traces_of_trl() {
-    let Some(golden) = golden() else { return };
+    let Some(golden) = golden("llm") else { return };
     let mut count = 0;
     for file in fs::read_dir(golden.join("sft/traces")).unwrap() {
         let file = file.unwrap().path();
@@ -157,7 +146,7 @@ fn job_on_answers(golden: &Path) -> Job {
 /// Before the value "turns", `true` meant the same.
 #[test]
 fn runs_on_answers_continue_with_turns() {
-    let Some(golden) = golden() else { return };
+    let Some(golden) = golden("llm") else { return };
     let expected = job_on_answers(&golden).train();
     let parts = job_on_answers(&golden).with("training.max_steps", 4);
     parts.run().succeeded();
@@ -168,7 +157,7 @@ fn runs_on_answers_continue_with_turns() {
 
 #[test]
 fn shown_data_says_how_answers_are_found() {
-    let Some(golden) = golden() else { return };
+    let Some(golden) = golden("llm") else { return };
     let template = json!(golden.join("sft/templates/cpp_HuggingFaceTB-SmolLM3-3B.jinja"));
     let unmarked = job_on_answers(&golden)
         .with("data.assistant_only_loss", "turns")
@@ -187,7 +176,7 @@ fn shown_data_says_how_answers_are_found() {
 /// Steps 3, 6 and so on have the last two samples of an epoch.
 #[test]
 fn interrupted_runs_continue_with_the_same_samples() {
-    let Some(golden) = golden() else { return };
+    let Some(golden) = golden("llm") else { return };
     for data in [
         json!({}),
         json!({ "packing": true, "sequence_length": 96 }),
@@ -225,7 +214,7 @@ fn interrupted_runs_continue_with_the_same_samples() {
 
 #[test]
 fn stages_agree_to_the_bit_with_a_rank_without_data() {
-    let Some(golden) = golden() else { return };
+    let Some(golden) = golden("llm") else { return };
     // Twelve samples on three ranks: in the last step of an epoch, one rank has none.
     let run = |stage| {
         let job = job_on_answers(&golden).with("deepspeed.train_micro_batch_size_per_gpu", 2);
@@ -239,7 +228,7 @@ fn stages_agree_to_the_bit_with_a_rank_without_data() {
 
 #[test]
 fn the_template_of_the_job_is_saved_and_shown() {
-    let Some(golden) = golden() else { return };
+    let Some(golden) = golden("llm") else { return };
     let template = "{% for m in messages %}<|im_start|>{{ m.role }}: {% generation %}{{ m.content }}<|im_end|>\
                     {% endgeneration %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant: {% endif %}";
     let job = job_on_answers(&golden).with("data.chat_template", template);
@@ -257,7 +246,7 @@ fn the_template_of_the_job_is_saved_and_shown() {
 
 #[test]
 fn variables_of_templates_beside_texts_are_named() {
-    let Some(golden) = golden() else { return };
+    let Some(golden) = golden("llm") else { return };
     let job = job_on_answers(&golden);
     let row = r#"{"text": "a b c", "chat_template_kwargs": {"enable_thinking": false}}"#;
     fs::write(job.folder().join("rows.jsonl"), row).unwrap();
@@ -270,7 +259,7 @@ fn variables_of_templates_beside_texts_are_named() {
 
 #[test]
 fn rows_and_settings_that_cannot_be_trained_are_refused() {
-    let Some(golden) = golden() else { return };
+    let Some(golden) = golden("llm") else { return };
     let job = job_on_answers(&golden);
     let on = |rows: &str| {
         fs::write(job.folder().join("rows.jsonl"), rows).unwrap();
@@ -308,7 +297,7 @@ fn rows_and_settings_that_cannot_be_trained_are_refused() {
 /// The row is not at fault if the template is.
 #[test]
 fn errors_of_templates_have_their_own_remedy() {
-    let Some(golden) = golden() else { return };
+    let Some(golden) = golden("llm") else { return };
     for (template, parts) in [
         ("{{ messages + 3 }}", ["line 1: the chat template failed", "correct the template"]),
         ("{{ raise_exception('no') }}", ["rejects the messages", "use another template"]),
@@ -323,7 +312,7 @@ fn errors_of_templates_have_their_own_remedy() {
 
 #[test]
 fn a_row_of_two_forms_is_a_warning() {
-    let Some(golden) = golden() else { return };
+    let Some(golden) = golden("llm") else { return };
     let rows = r#"{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}],
         "prompt": "a", "completion": "b"}"#;
     let job = job_on_answers(&golden);

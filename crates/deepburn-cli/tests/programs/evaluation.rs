@@ -2,7 +2,7 @@
 
 use std::fs;
 #[cfg(unix)]
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 use serde_json::{Value, json};
 
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::job::Trained;
 use crate::job::{Job, data};
 #[cfg(unix)]
-use crate::program::{Ending, finetune, finetune_command};
+use crate::program::{Ending, finetune, finetune_command, terminate};
 
 /// Mean cross-entropy of the small model over its tokens in sequences of 32, computed with
 /// `transformers` 5 and torch 2.9 in f64.
@@ -62,8 +62,7 @@ fn a_signal_in_an_evaluation_is_answered() {
         assert!(running.try_wait().unwrap().is_none(), "it ended before its first step");
         std::thread::yield_now();
     }
-    let number = running.id().to_string();
-    assert!(Command::new("kill").args(["-s", "TERM", &number]).status().unwrap().success());
+    terminate(&running);
     let ending = Ending::of(running.wait_with_output().unwrap());
     assert_eq!(ending.status, Some(143), "{}", ending.stderr);
     assert!(ending.stderr.contains("stopped by SIGTERM"), "{}", ending.stderr);
@@ -107,8 +106,7 @@ fn a_signal_in_the_test_is_answered_with_the_checkpoint() {
             assert!(running.try_wait().unwrap().is_none(), "it ended before its test");
             std::thread::yield_now();
         }
-        let number = running.id().to_string();
-        assert!(Command::new("kill").args(["-s", "TERM", &number]).status().unwrap().success());
+        terminate(&running);
         let ending = Ending::of(running.wait_with_output().unwrap());
         assert_eq!(ending.status, Some(143), "{}", ending.stderr);
         assert!(ending.stderr.contains("stopped by SIGTERM in the test"), "{}", ending.stderr);

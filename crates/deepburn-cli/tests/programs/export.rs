@@ -9,8 +9,7 @@ use std::process::Command;
 use deepburn_gguf::{GgufReader, Value as GgufValue};
 use serde_json::json;
 
-use crate::chat::golden;
-use crate::job::{Job, tensors};
+use crate::job::{Job, golden, tensors};
 use crate::outputs::{read_json, text_model};
 use crate::program::{Ending, deepburn};
 use crate::reviews::reviews;
@@ -121,7 +120,7 @@ fn published(file: &[u8]) -> Vec<(String, Vec<f32>)> {
 /// Models that `transformers` saved. Queries and keys of Llama are interleaved in the file.
 #[test]
 fn the_values_of_published_families_are_in_the_file() {
-    let Some(golden) = golden() else { return };
+    let Some(golden) = golden("llm") else { return };
     let job = Job::tiny();
     for name in ["llama3_tied", "llama_untied_sharded", "smollm2", "qwen2", "qwen3", "phi4"] {
         let model = golden.join("models").join(name);

@@ -5,15 +5,15 @@ use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 #[cfg(unix)]
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 use serde_json::{Value, json};
 
-use crate::chat::{golden, read};
-use crate::job::{Job, STAGES, Trained};
+use crate::chat::read;
+use crate::job::{Job, STAGES, Trained, golden};
 use crate::program::deepburn;
 #[cfg(unix)]
-use crate::program::finetune_command;
+use crate::program::{finetune_command, terminate};
 use crate::resume::{assert_same, resume};
 
 /// Returns a job on conversations: 6 steps of two, and evaluations on four others.
@@ -49,7 +49,7 @@ fn generated(job: &Job) -> Vec<Value> {
 
 #[test]
 fn what_the_model_says_is_recorded_after_each_evaluation() {
-    let Some(golden) = golden() else { return };
+    let Some(golden) = golden("llm") else { return };
     let plain = job_on_chats(&golden).train();
     let job = with_texts(job_on_chats(&golden));
     let ending = job.run().succeeded();
@@ -92,7 +92,7 @@ fn what_the_model_says_is_recorded_after_each_evaluation() {
 
 #[test]
 fn stages_ranks_and_resumed_runs_say_the_same() {
-    let Some(golden) = golden() else { return };
+    let Some(golden) = golden("llm") else { return };
     let run = |stage, ranks| {
         let job = with_texts(job_on_chats(&golden)).sharded(stage, ranks);
         let job = job.with("deepspeed.train_micro_batch_size_per_gpu", 1);
@@ -120,7 +120,7 @@ fn stages_ranks_and_resumed_runs_say_the_same() {
 
 #[test]
 fn adapters_pairs_and_plain_text_have_prompts_too() {
-    let Some(golden) = golden() else { return };
+    let Some(golden) = golden("llm") else { return };
     let job = with_texts(job_on_chats(&golden)).with("model.lora", json!({"r": 2})).sharded(3, 2);
     job.with("deepspeed.train_micro_batch_size_per_gpu", 1).run().succeeded();
     let job = Job::tiny();
@@ -155,7 +155,7 @@ fn adapters_pairs_and_plain_text_have_prompts_too() {
 
 #[test]
 fn prompts_that_cannot_be_continued_are_refused() {
-    let Some(golden) = golden() else { return };
+    let Some(golden) = golden("llm") else { return };
     for (key, value, parts) in [
         (
             "training.sample_prompts",
@@ -184,7 +184,7 @@ fn prompts_that_cannot_be_continued_are_refused() {
 
 #[test]
 fn schedules_of_batches_and_lengths_say_what_chats_have_instead() {
-    let Some(golden) = golden() else { return };
+    let Some(golden) = golden("llm") else { return };
     let dynamic = json!({"enabled": true, "max_tokens": 1024});
     let curriculum = json!({
         "enabled": true, "min_difficulty": 8, "max_difficulty": 64, "schedule_type": "fixed_linear",
@@ -211,7 +211,7 @@ fn schedules_of_batches_and_lengths_say_what_chats_have_instead() {
 /// seventh and the eighth.
 #[test]
 fn the_accuracy_of_tokens_is_trls() {
-    let Some(golden) = golden() else { return };
+    let Some(golden) = golden("llm") else { return };
     let log = &read(&golden.join("sft/traces/messages.json"))["log"];
     let rows = fs::read_to_string(golden.join("sft/data/messages.jsonl")).unwrap();
     let lines: Vec<&str> = rows.lines().collect();
@@ -247,7 +247,7 @@ fn the_accuracy_of_tokens_is_trls() {
 
 #[test]
 fn invalid_rows_are_left_out_where_that_is_asked_for() {
-    let Some(golden) = golden() else { return };
+    let Some(golden) = golden("llm") else { return };
     let expected = job_on_chats(&golden).train();
     let job = job_on_chats(&golden);
     let rows = fs::read_to_string(job.folder().join("train.jsonl")).unwrap();
@@ -270,7 +270,7 @@ fn invalid_rows_are_left_out_where_that_is_asked_for() {
 /// JSON has no NaN, and Python's `json` writes it.
 #[test]
 fn columns_that_are_not_read_may_have_any_values() {
-    let Some(golden) = golden() else { return };
+    let Some(golden) = golden("llm") else { return };
     let expected = with_texts(job_on_chats(&golden)).train();
     let job = with_texts(job_on_chats(&golden));
     for file in ["train.jsonl", "eval.jsonl"] {
@@ -291,7 +291,7 @@ fn columns_that_are_not_read_may_have_any_values() {
 /// The row of `<|im_end|>` in the embedding is set to 0.
 #[test]
 fn turn_tokens_that_nothing_learns_are_named() {
-    let Some(golden) = golden() else { return };
+    let Some(golden) = golden("llm") else { return };
     let model = tempfile::tempdir().unwrap();
     for file in fs::read_dir(golden.join("models/qwen2")).unwrap() {
         let file = file.unwrap();
@@ -326,7 +326,7 @@ fn turn_tokens_that_nothing_learns_are_named() {
 #[cfg(unix)]
 #[test]
 fn texts_of_an_interrupted_evaluation_are_generated_when_the_run_resumes() {
-    let Some(golden) = golden() else { return };
+    let Some(golden) = golden("llm") else { return };
     let job = || {
         let prompts: Vec<_> = (0..100).map(|line| format!("Line {line}?")).collect();
         with_texts(job_on_chats(&golden))
@@ -374,8 +374,7 @@ fn stopped_while_generating(job: &Job, step: u64, more: &[&str]) -> String {
     while !printed.last().is_some_and(is_begin) {
         printed.push(lines.next().expect("it ended before its texts").unwrap());
     }
-    let number = running.id().to_string();
-    assert!(Command::new("kill").args(["-s", "TERM", &number]).status().unwrap().success());
+    terminate(&running);
     printed.extend(lines.map(Result::unwrap));
     assert_eq!(running.wait().unwrap().code(), Some(143), "{printed:?}");
     printed.join("\n")

@@ -19,6 +19,17 @@ pub(crate) fn tiny_model() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tests/data/tiny")
 }
 
+/// Returns the folder `name` of `golden`, which is beside the folder that `DEEPBURN_TEST_DATA` names.
+pub(crate) fn golden(name: &str) -> Option<PathBuf> {
+    let data = std::env::var_os("DEEPBURN_TEST_DATA").map(PathBuf::from);
+    let golden = data.and_then(|data| Some(data.parent()?.join("golden").join(name)));
+    let found = golden.filter(|folder| folder.is_dir());
+    if found.is_none() {
+        eprintln!("skipped: DEEPBURN_TEST_DATA does not name a folder beside golden/{name}");
+    }
+    found
+}
+
 /// The stages at which every invariant is tested.
 pub(crate) const STAGES: [u8; 4] = [0, 1, 2, 3];
 
@@ -84,6 +95,14 @@ impl Job {
     /// Sets the stage and the number of ranks.
     pub(crate) fn sharded(self, stage: u8, ranks: usize) -> Self {
         self.zero("stage", stage).with("training.ranks", ranks)
+    }
+
+    /// Sets the precision, which is "fp32" by default.
+    pub(crate) fn in_precision(self, precision: &str) -> Self {
+        match precision {
+            "fp32" => self,
+            _ => self.with(&format!("deepspeed.{precision}.enabled"), true),
+        }
     }
 
     fn at(&mut self, path: &str) -> &mut Value {

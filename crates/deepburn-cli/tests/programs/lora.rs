@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use deepburn::checkpoint::Checkpoint;
 use serde_json::{Value, json};
 
-use crate::job::{Job, STAGES, Trained, tensors, tiny_model};
+use crate::job::{Job, STAGES, Trained, golden, tensors, tiny_model};
 use crate::outputs::text_model;
 use crate::program::deepburn;
 use crate::resume::{assert_same, checkpoints, resume};
@@ -26,12 +26,7 @@ fn adapter(job: &Job) -> PathBuf {
 /// which is beside the folder that `DEEPBURN_TEST_DATA` names.
 #[test]
 fn traces_of_peft() {
-    let data = std::env::var_os("DEEPBURN_TEST_DATA").map(PathBuf::from);
-    let golden = data.and_then(|data| Some(data.parent()?.join("golden/llm")));
-    let Some(golden) = golden.filter(|golden| golden.is_dir()) else {
-        eprintln!("skipped: DEEPBURN_TEST_DATA does not name a folder beside golden/llm");
-        return;
-    };
+    let Some(golden) = golden("llm") else { return };
     let mut count = 0;
     for folder in fs::read_dir(golden.join("lora")).unwrap() {
         let folder = folder.unwrap().path();
@@ -68,7 +63,7 @@ fn reproduces(golden: &Path, folder: &Path, main: &Value, trace: &Value, stage: 
         .with("data.path", tokens.display().to_string())
         .with("training.ranks", trace["world"].as_u64().unwrap_or(1))
         .zero("stage", stage);
-    let job = if is_bf16 { job.with("deepspeed.bf16.enabled", true) } else { job };
+    let job = job.in_precision(if is_bf16 { "bf16" } else { "fp32" });
     let what = format!("{} at stage {stage}", folder.display());
     let trained = job.train();
     let nearness = if is_bf16 { BF16 } else { FP32 };
@@ -95,11 +90,10 @@ fn reproduces(golden: &Path, folder: &Path, main: &Value, trace: &Value, stage: 
 
 #[test]
 fn stages_and_ranks_agree_to_the_bit() {
-    for (ranks, bf16) in [(1, false), (2, true), (3, false)] {
+    for (ranks, precision) in [(1, "fp32"), (2, "bf16"), (3, "fp32")] {
         let run = |stage| {
             let job = job().sharded(stage, ranks);
-            let job = if bf16 { job.with("deepspeed.bf16.enabled", true) } else { job };
-            job.train()
+            job.in_precision(precision).train()
         };
         let first = run(0);
         let trained = first.tensors();
@@ -118,12 +112,11 @@ fn stages_and_ranks_agree_to_the_bit() {
 /// The first tokens of the data are 3 and 486, so that both rows are looked up.
 #[test]
 fn rows_of_tokens_are_trained_at_every_stage() {
-    for (ranks, bf16) in [(1, false), (2, false), (2, true)] {
+    for (ranks, precision) in [(1, "fp32"), (2, "fp32"), (2, "bf16")] {
         let run = |stage| {
             let lora = json!({ "r": 4, "trainable_token_indices": [3, 486, 300] });
             let job = Job::tiny().with("model.lora", lora).sharded(stage, ranks);
-            let job = if bf16 { job.with("deepspeed.bf16.enabled", true) } else { job };
-            job.train()
+            job.in_precision(precision).train()
         };
         let first = run(0);
         let trained = first.tensors();

@@ -96,14 +96,12 @@ fn the_estimate_matches_the_ledger_to_the_byte() {
         (json!({"type": "Muon"}), "fp32", 2, 200),
     ] {
         for stage in STAGES {
-            let mut job = job()
+            let job = job()
                 .with("deepspeed.optimizer", optimizer.clone())
                 .with("deepspeed.gradient_accumulation_steps", micro_batches)
                 .zero("stage3_param_persistence_threshold", threshold)
+                .in_precision(precision)
                 .sharded(stage, RANKS as usize);
-            if precision != "fp32" {
-                job = job.with(&format!("deepspeed.{precision}"), json!({"enabled": true}));
-            }
             let predicted = predicted(&job, stage);
             let ledger = job.train().steps[1].memory;
             assert_eq!(
@@ -118,23 +116,20 @@ fn the_estimate_matches_the_ledger_to_the_byte() {
 /// Offloaded states take no memory on the device.
 #[test]
 fn the_estimate_accounts_for_offload() {
-    for (stage, precision) in [(1, None), (2, Some("bf16")), (3, None), (3, Some("bf16"))] {
-        let job = job().sharded(stage, RANKS as usize);
+    for (stage, precision) in [(1, "fp32"), (2, "bf16"), (3, "fp32"), (3, "bf16")] {
+        let job = job().in_precision(precision).sharded(stage, RANKS as usize);
         let nvme = json!({"device": "nvme", "nvme_path": job.folder(), "max_in_cpu": 5000});
         let states = json!({"device": "nvme", "nvme_path": job.folder()});
         let mut job = job.zero("offload_optimizer", states);
         if stage == 3 {
             job = job.zero("offload_param", nvme).zero("stage3_param_persistence_threshold", 200);
         }
-        if let Some(precision) = precision {
-            job = job.with(&format!("deepspeed.{precision}"), json!({"enabled": true}));
-        }
         let predicted = predicted(&job, stage);
         let ledger = job.train().steps[1].memory;
         assert_eq!(
             reported(&ledger),
             ROWS.map(|row| predicted[row].as_u64().unwrap()),
-            "{precision:?} at stage {stage}"
+            "{precision} at stage {stage}"
         );
         assert_eq!([ledger.gradients, ledger.optimizer], [0, 0]);
         assert!(predicted["disk"].as_u64().unwrap() > 0);

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use crate::chat::golden;
+use crate::job::golden;
 use crate::program::{deepburn, finetune};
 
 /// Trains a small model, and returns its losses, norms, evaluations and weights.
@@ -89,7 +89,7 @@ fn stages_are_described_and_too_many_are_refused() {
 
 #[test]
 fn stages_of_preferences_do_not_change_losses() {
-    let Some(golden) = golden() else { return };
+    let Some(golden) = golden("llm") else { return };
     let folder = tempfile::tempdir().unwrap();
     let rows = (0..30).map(|i| {
         json!({"prompt": format!("a {i}"), "chosen": format!(" yes {i}"), "rejected": " no"})
@@ -129,7 +129,7 @@ fn stages_of_a_llama_do_not_change_bits() {
 /// the first stage only. In fp32 only the order of additions differs. bfloat16 has 8 bits of precision.
 #[test]
 fn traces_of_deepspeed_are_reproduced() {
-    let Some(golden) = golden() else { return };
+    let Some(golden) = golden("llm") else { return };
     let golden = golden.parent().unwrap().to_owned();
     let read = |name: &str| -> Value {
         let path = golden.join(format!("pipeline/{name}.json"));

@@ -6,8 +6,8 @@ use std::path::Path;
 use deepburn::metrics::StepRow;
 use serde_json::{Value, json};
 
-use crate::chat::{assert_near, golden, read};
-use crate::job::{Job, STAGES, Trained, data};
+use crate::chat::{assert_near, read};
+use crate::job::{Job, STAGES, Trained, data, golden};
 use crate::program::{deepburn, finetune};
 use crate::resume::{assert_same, resume};
 
@@ -61,7 +61,7 @@ fn assert_rewards_near(steps: &[StepRow], expected: &[Value], what: &str) {
 //= trl 1.16.0 trainer/dpo_trainer.py ipo
 #[test]
 fn traces_of_trl() {
-    let Some(golden) = golden() else { return };
+    let Some(golden) = golden("llm") else { return };
     for name in ["dpo", "dpo_chat", "dpo_ipo", "dpo_smoothed"] {
         let trace = read(&golden.join(format!("sft/traces/{name}.json")));
         let rows = trace["log"].as_array().unwrap();
@@ -82,7 +82,7 @@ fn traces_of_trl() {
 /// The reference of an adapter that is trained further is a copy of it.
 #[test]
 fn a_trace_of_trl_with_an_adapter() {
-    let Some(golden) = golden() else { return };
+    let Some(golden) = golden("llm") else { return };
     let trace = read(&data("dpo_lora.json"));
     let rows = trace["log"].as_array().unwrap();
     let job = job_of_trl(&golden, &trace)
@@ -118,7 +118,7 @@ fn job_on_pairs(golden: &Path) -> Job {
 //= trl 1.16.0 trainer/dpo_trainer.py sigmoid
 #[test]
 fn the_first_step_starts_at_the_reference() {
-    let Some(golden) = golden() else { return };
+    let Some(golden) = golden("llm") else { return };
     let lora = json!({ "r": 4, "target_modules": "all-linear", "lora_dropout": 0.5 });
     let half = |job: Job| job.with("deepspeed.bf16.enabled", true);
     for job in [
@@ -138,7 +138,7 @@ fn the_first_step_starts_at_the_reference() {
 
 #[test]
 fn stages_agree_to_the_bit_with_a_rank_without_pairs() {
-    let Some(golden) = golden() else { return };
+    let Some(golden) = golden("llm") else { return };
     // Twelve pairs on five ranks: in the last step of an epoch, some ranks have none. Each row of a batch reads the
     // head, which no rank keeps here.
     for pairs in [1, 2] {
@@ -157,7 +157,7 @@ fn stages_agree_to_the_bit_with_a_rank_without_pairs() {
 
 #[test]
 fn a_run_that_resumes_has_the_same_reference() {
-    let Some(golden) = golden() else { return };
+    let Some(golden) = golden("llm") else { return };
     let lora = json!({ "r": 4, "target_modules": "all-linear" });
     for lora in [Value::Null, lora.clone()] {
         let job = || job_on_pairs(&golden).with("model.lora", lora.clone());
@@ -194,7 +194,7 @@ fn a_run_that_resumes_has_the_same_reference() {
 
 #[test]
 fn evaluations_have_rewards() {
-    let Some(golden) = golden() else { return };
+    let Some(golden) = golden("llm") else { return };
     let file = golden.join("sft/data/preference_chat.jsonl");
     let job = job_on_pairs(&golden)
         .with("data.splits", json!({ "train": file, "eval": file, "test": file }))
@@ -214,7 +214,7 @@ fn evaluations_have_rewards() {
 
 #[test]
 fn pairs_are_shown() {
-    let Some(golden) = golden() else { return };
+    let Some(golden) = golden("llm") else { return };
     let job = job_on_pairs(&golden);
     job.run().succeeded();
     let shown = deepburn(job.folder(), &["show-data", "--config", "job.json", "--rows", "1"]);
@@ -226,7 +226,7 @@ fn pairs_are_shown() {
 
 #[test]
 fn rows_and_settings_that_have_no_preference_are_refused() {
-    let Some(golden) = golden() else { return };
+    let Some(golden) = golden("llm") else { return };
     let job = job_on_pairs(&golden);
     let rows = job.folder().join("rows.jsonl");
     for (row, part) in [

@@ -1,6 +1,8 @@
 //! Runs a program under test and checks how it ended.
 
 use std::path::Path;
+#[cfg(unix)]
+use std::process::Child;
 use std::process::{Command, Output};
 
 /// How a program ended.
@@ -57,6 +59,13 @@ pub(crate) fn command<S: AsRef<str>>(program: &str, folder: &Path, arguments: &[
         // Without it, the search for GPUs reports a missing desktop as an error.
         .env("XDG_RUNTIME_DIR", folder);
     command
+}
+
+/// Asks a program to end, as launchers and schedulers do.
+#[cfg(unix)]
+pub(crate) fn terminate(running: &Child) {
+    let number = running.id().to_string();
+    assert!(Command::new("kill").args(["-s", "TERM", &number]).status().unwrap().success());
 }
 
 impl Ending {

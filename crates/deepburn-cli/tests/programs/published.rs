@@ -5,10 +5,11 @@
 //! of each.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde_json::{Value, json};
 
+use crate::job::golden;
 use crate::program::{Ending, deepburn, finetune};
 
 /// Returns the rows of a file in the test data of `deepburn-config`.
@@ -181,13 +182,7 @@ fn restated_files_load_or_are_refused() {
 #[test]
 fn shared_guides_have_the_results_of_the_projects_copies() {
     let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs/guides");
-    let data = std::env::var_os("DEEPBURN_TEST_DATA").map(PathBuf::from);
-    let shared = data.and_then(|data| Some(data.parent()?.join("golden/guides")));
-    let Some(shared) = shared.filter(|folder| folder.is_dir()) else {
-        return eprintln!(
-            "skipped: DEEPBURN_TEST_DATA does not name a folder beside golden/guides"
-        );
-    };
+    let Some(shared) = golden("guides") else { return };
     for file in ["S0.json", "S1.json", "S2.json", "S3.yaml", "S4.json"] {
         for ranks in [1, 2] {
             let options = if file == "S3.yaml" { OPEN } else { &[] };

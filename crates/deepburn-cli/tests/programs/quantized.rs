@@ -7,8 +7,7 @@ use std::process::Stdio;
 
 use serde_json::Value;
 
-use crate::chat::golden;
-use crate::job::Job;
+use crate::job::{Job, golden};
 use crate::outputs::text_model;
 use crate::program::{Ending, command, deepburn};
 
@@ -32,7 +31,7 @@ fn chat(folder: &Path, model: &str, more: &[&str], lines: &str) -> Ending {
 
 #[test]
 fn a_file_generates_what_its_folder_generates() {
-    let Some(golden) = golden() else { return };
+    let Some(golden) = golden("llm") else { return };
     for name in MODELS {
         let (job, folder) = (Job::tiny(), golden.join("models").join(name));
         let model = folder.to_str().unwrap();
@@ -113,7 +112,7 @@ fn rows_that_are_not_whole_blocks_are_halves() {
 
 #[test]
 fn a_conversation_in_a_pipe() {
-    let Some(golden) = golden() else { return };
+    let Some(golden) = golden("llm") else { return };
     let (job, folder) = (Job::tiny(), golden.join("models/qwen3"));
     let model = folder.to_str().unwrap();
     let few = ["--max-new-tokens", "12", "--greedy"];
@@ -141,7 +140,7 @@ fn a_conversation_in_a_pipe() {
 
 #[test]
 fn a_long_conversation_forgets_its_beginning() {
-    let Some(golden) = golden() else { return };
+    let Some(golden) = golden("llm") else { return };
     let (job, folder) = (Job::tiny(), golden.join("models/llama3_tied"));
     let model = folder.to_str().unwrap();
     let config = fs::read_to_string(folder.join("config.json")).unwrap();

@@ -10,8 +10,7 @@ use deepburn::checkpoint::{Checkpoint, StateKind};
 use serde_json::{Value, json};
 
 use crate::batches::budgeted;
-use crate::chat::golden;
-use crate::job::{Job, STAGES, Trained, tensors};
+use crate::job::{Job, STAGES, Trained, golden, tensors};
 use crate::program::{Ending, deepburn, finetune, finetune_command};
 use crate::reviews::test_record;
 
@@ -515,7 +514,7 @@ fn inspect_shows_what_is_inside() {
 /// steps of another size trains 2 more.
 #[test]
 fn a_resumed_chat_ends_after_its_epochs() {
-    let Some(golden) = golden() else { return };
+    let Some(golden) = golden("llm") else { return };
     let folder = tempfile::tempdir().unwrap();
     let row = |i: usize| {
         let turn = |role: &str, content: String| json!({"role": role, "content": content});

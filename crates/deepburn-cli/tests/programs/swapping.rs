@@ -29,19 +29,12 @@ pub(crate) fn all_swapped(job: Job, max_in_cpu: u64) -> Job {
 /// The job also evaluates between steps.
 #[test]
 fn parameters_on_nvme_change_no_bit() {
-    for (ranks, precision) in
-        [(1, None), (2, None), (3, Some("bf16")), (2, Some("fp16")), (1, Some("fp16"))]
-    {
-        let job = || match precision {
-            Some(precision) => {
-                long().with(&format!("deepspeed.{precision}"), json!({"enabled": true}))
-            }
-            None => long(),
-        };
+    for (ranks, precision) in [(1, "fp32"), (2, "fp32"), (3, "bf16"), (2, "fp16"), (1, "fp16")] {
+        let job = || long().in_precision(precision);
         let plain = job().sharded(3, ranks).train();
         for max_in_cpu in [0, 3000] {
             let swapped = all_swapped(job().sharded(3, ranks), max_in_cpu);
-            let what = format!("{ranks} ranks, {precision:?}, {max_in_cpu} in memory");
+            let what = format!("{ranks} ranks, {precision}, {max_in_cpu} in memory");
             assert_same(&swapped.train(), &plain, &what);
         }
     }
@@ -70,18 +63,13 @@ fn runs_change_the_place_of_their_parameters() {
 
 #[test]
 fn states_on_nvme_change_no_bit() {
-    let precisions = [None, Some("bf16"), Some("fp16")];
+    let precisions = ["fp32", "bf16", "fp16"];
     for (index, stage) in STAGES.into_iter().skip(1).enumerate() {
         for (ranks, precision) in [1, 2, 3].into_iter().zip(precisions) {
-            let job = || match precision {
-                Some(precision) => {
-                    long().with(&format!("deepspeed.{precision}"), json!({"enabled": true}))
-                }
-                None => long(),
-            };
+            let job = || long().in_precision(precision);
             let plain = job().sharded(stage, ranks).train();
             let swapped = swapped(job().sharded(stage, ranks), index != 1);
-            let what = format!("stage {stage}, {ranks} ranks, {precision:?}");
+            let what = format!("stage {stage}, {ranks} ranks, {precision}");
             assert_same(&swapped.train(), &plain, &what);
             let left = fs::read_dir(swapped.folder().join("swap")).unwrap().count();
             assert_eq!(left, 0, "{what}");

@@ -1,13 +1,12 @@
 //! Compares runs with traces of PyTorch and DeepSpeed on the same model, data and configuration.
 
 use std::fs;
-use std::path::PathBuf;
 
 use deepburn::metrics::StepRow;
 use serde_json::{Value, json};
 
 use crate::backends::backends;
-use crate::job::{Job, STAGES, Trained, data};
+use crate::job::{Job, STAGES, Trained, data, golden};
 
 /// Returns the job that must reproduce `trace`.
 pub(crate) fn job(trace: &Value) -> Job {
@@ -135,12 +134,7 @@ fn optimizers_that_look_at_whole_tensors() {
 /// `DEEPBURN_TEST_DATA` names. All stages and numbers of ranks have the same trace.
 #[test]
 fn decoders_of_transformers() {
-    let data = std::env::var_os("DEEPBURN_TEST_DATA").map(PathBuf::from);
-    let golden = data.and_then(|data| Some(data.parent()?.join("golden/llm")));
-    let Some(golden) = golden.filter(|golden| golden.is_dir()) else {
-        eprintln!("skipped: DEEPBURN_TEST_DATA does not name a folder beside golden/llm");
-        return;
-    };
+    let Some(golden) = golden("llm") else { return };
     for file in fs::read_dir(golden.join("traces")).unwrap() {
         let file = file.unwrap().path();
         let trace: Value = serde_json::from_str(&fs::read_to_string(&file).unwrap()).unwrap();

@@ -4,6 +4,7 @@ use std::io::{self, ErrorKind, IsTerminal, Write};
 
 use deepburn_datasets::Tokenizer;
 
+use crate::console::printable;
 use crate::failure::Failure;
 
 /// Prints the text of new tokens as far as it is complete.
@@ -66,17 +67,11 @@ impl<'a> Answer<'a> {
         let Some(added) = text.get(self.printed..end) else { return Ok(()) };
         self.printed = end.max(self.printed);
         self.is_read &= match self.is_terminal {
-            true => written(&harmless(added))?,
+            true => written(&printable(added))?,
             false => written(added)?,
         };
         Ok(())
     }
-}
-
-/// Returns the text without control characters, with which a model could change the terminal.
-fn harmless(text: &str) -> String {
-    let is_control = |it: char| it.is_control() && it != '\n' && it != '\t';
-    text.replace(is_control, "\u{fffd}")
 }
 
 /// Writes to standard output at once. Returns false if it is a closed pipe.
@@ -87,15 +82,5 @@ fn written(text: &str) -> Result<bool, Failure> {
             Err(Failure::run(format!("standard output cannot be written: {error}")))
         }
         result => Ok(result.is_ok()),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::harmless;
-
-    #[test]
-    fn control_characters_are_replaced() {
-        assert_eq!(harmless("a\n\tb\u{1b}[2Jc\r"), "a\n\tb\u{fffd}[2Jc\u{fffd}");
     }
 }

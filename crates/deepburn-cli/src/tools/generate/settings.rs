@@ -6,7 +6,8 @@
 use std::fmt::Display;
 
 use clap::Args;
-use deepburn_models::causal_lm::{RandomSampling, Sampling};
+use deepburn_datasets::Tokenizer;
+use deepburn_models::causal_lm::{GenerateOptions, RandomSampling, Sampling};
 use deepburn_models::hf::{DEFAULT_TOP_K, GenerationConfig, GenerationValues};
 
 use crate::failure::Failure;
@@ -85,6 +86,14 @@ impl GenerationSettings {
             );
         }
         Ok(Self { sampling, repetition_penalty, max_new_tokens, notes })
+    }
+
+    /// Returns the options of generation. `stop` are the tokens that end a text.
+    pub(crate) fn options(self, stop: Vec<u32>, tokenizer: &Tokenizer) -> GenerateOptions {
+        let Self { sampling, repetition_penalty, max_new_tokens, notes: _ } = self;
+        // An embedding may have more rows than the tokenizer has tokens.
+        let num_tokens = Some(tokenizer.vocab_size());
+        GenerateOptions { max_new_tokens, sampling, repetition_penalty, stop, num_tokens }
     }
 
     /// Checks that `count` sequences would differ.

@@ -53,16 +53,16 @@ const FIRST_ARCHITECTURE: Architecture = Architecture::Gpt2;
 
 /// A supported model.
 pub(crate) struct ModelEntry {
-    /// The value of `model.architecture` in a job.
-    architecture: Architecture,
+    /// The value of `model.architecture` in a job, which a job may leave open.
+    pub(crate) architecture: Architecture,
     /// The value of `model_type` in `config.json`.
     model_type: &'static str,
     /// The task of the model's head.
     task: ModelTask,
     /// Reads the fields of a `config.json`.
     read: fn(Map<String, Value>) -> Result<KnownModel, ModelConfigError>,
-    /// Reads and checks the model and the data of a job.
-    prepare: fn(&JobInputs<'_>) -> Result<Subject, Failure>,
+    /// Reads and checks the model and the data of a job. Its errors are a user's mistakes.
+    pub(crate) prepare: fn(&JobInputs<'_>) -> Result<Subject, Failure>,
 }
 
 /// The task of a model.
@@ -103,21 +103,6 @@ where
     }
 }
 
-impl ModelEntry {
-    /// Returns the architecture, which a job may leave open.
-    pub(crate) fn architecture(&self) -> Architecture {
-        self.architecture
-    }
-
-    /// Reads and checks the model and the data of a job.
-    ///
-    /// # Errors
-    /// Returns a user's mistake if the model or the data is invalid, or if they do not match.
-    pub(crate) fn prepare(&self, inputs: &JobInputs<'_>) -> Result<Subject, Failure> {
-        (self.prepare)(inputs)
-    }
-}
-
 /// Returns the model of a job. `pretrained` is the folder of its pretrained model.
 ///
 /// # Errors
@@ -146,6 +131,7 @@ fn architecture_of(job: &Job, pretrained: Option<&Path>) -> Result<Architecture,
     let Some((file, model_type)) = pretrained.and_then(saved_type) else {
         return Ok(given.unwrap_or(FIRST_ARCHITECTURE));
     };
+    // Any entry of the type will do, because all of them have the same architecture.
     let found = MODELS.iter().find(|model| model.model_type == model_type);
     let found = found.map(|model| model.architecture);
     let file = file.display();
@@ -193,11 +179,13 @@ fn saved_type(folder: &Path) -> Option<(PathBuf, String)> {
 pub(crate) fn read_saved(fields: Map<String, Value>) -> Result<KnownModel, ModelConfigError> {
     let given = fields.get("model_type");
     let model_type = given.map_or(Some(FIRST_MODEL_TYPE), Value::as_str);
+    // A `model_type` that is not a text is an unknown one, unlike a missing one.
     let of_type = MODELS.iter().filter(|model| Some(model.model_type) == model_type);
     let task = match is_sequence_classifier(&fields) {
         true => ModelTask::Classification,
         false => ModelTask::LanguageModelling,
     };
+    // A model with a single head does not need `architectures` to select it.
     let model = of_type.clone().find(|model| model.task == task).or(of_type.clone().next());
     match model {
         Some(model) => (model.read)(fields),
@@ -212,6 +200,7 @@ pub(crate) fn read_saved(fields: Map<String, Value>) -> Result<KnownModel, Model
 /// Returns a list of the `model_type` of these models.
 fn model_types<'a>(models: impl Iterator<Item = &'a ModelEntry>) -> String {
     let mut types: Vec<_> = models.map(|model| model.model_type).collect();
+    // Entries of one type are neighbors in the table.
     types.dedup();
     types.join(", ")
 }

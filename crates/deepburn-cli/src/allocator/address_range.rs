@@ -70,7 +70,9 @@ impl AddressRange {
         if address_space_is_limited() || !PAGE.is_multiple_of(kernel_page()?) {
             return None;
         }
+        // One huge page more, so that the start can be aligned to one.
         let bytes = pages.checked_mul(PAGE)?.checked_add(HUGE_PAGE)?;
+        // Without a reservation of swap space, the range may be larger than the memory.
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         let access = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: a new mapping at an address that the kernel chooses touches no other memory.

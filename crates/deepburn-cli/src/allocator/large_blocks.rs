@@ -48,6 +48,7 @@ impl LargeBlocks {
             return None;
         }
         let Allocated { start, is_zero } = self.pages().allocate(layout.size().div_ceil(PAGE))?;
+        // Clean pages may have been taken while dirty ones are left elsewhere.
         self.discard_excess();
         Some((self.addresses.address(start), is_zero))
     }
@@ -82,6 +83,7 @@ impl LargeBlocks {
     /// The block must have been allocated by this heap with `old` bytes. If it shrinks, the bytes
     /// beyond `new` must not be used after the call.
     pub(super) unsafe fn resize(&self, block: *mut u8, old: usize, new: usize) -> bool {
+        // The last page has room beyond `old`, so small changes need no page at all.
         let held = self.pages_of(block, old);
         let end = held.start + new.div_ceil(PAGE);
         if end > held.end && !self.pages().allocate_at(held.end, end - held.end) {

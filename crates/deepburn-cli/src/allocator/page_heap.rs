@@ -96,6 +96,7 @@ impl PageHeap {
     ///
     /// Returns `None` if no gap is large enough, or if the limit would be exceeded.
     pub(super) fn allocate(&mut self, count: usize) -> Option<Allocated> {
+        // `used` is at most `limit`, so this does not underflow.
         if count > self.limit - self.used {
             return None;
         }
@@ -112,6 +113,7 @@ impl PageHeap {
         }
         let mut end = start;
         while end < start + count {
+            // A block may cover clean and dirty runs, which are entries of their own.
             let Some(run) = self.free.get(&end) else { return false };
             end += run.count;
         }
@@ -140,6 +142,7 @@ impl PageHeap {
         let excess = (self.used + self.dirty).saturating_sub(self.peak) / group * group;
         let groups_of = |start: usize, count: usize| {
             let end = (start + count) / group * group;
+            // The excess is whole groups, so its first page is aligned.
             let first = start.next_multiple_of(group).max(end.saturating_sub(excess));
             (first < end).then_some(first..end)
         };
@@ -191,6 +194,7 @@ impl PageHeap {
     /// The search ends early if a gap fits exactly. A training step of two ranks has some hundred
     /// gaps.
     fn best_gap(&self, count: usize) -> Option<Gap> {
+        // Clean pages that would get memory, then pages of the gap that would be left over.
         let cost = |gap: &Gap| (count - gap.dirty.min(count), gap.count - count);
         let mut best: Option<Gap> = None;
         for gap in self.gaps().filter(|gap| gap.count >= count) {
@@ -227,6 +231,7 @@ impl PageHeap {
             let taken = run.count.min(end - next);
             dirty += if run.memory == Memory::Dirty { taken } else { 0 };
             next += taken;
+            // Only the last run can be longer than what is left of the block.
             if taken < run.count {
                 self.free.insert(next, PageRun { count: run.count - taken, ..run });
             }

@@ -81,9 +81,12 @@ impl Causal {
         // Token ids are checked against the vocabulary size of the model, if the job or a pretrained model sets it, or
         // if there is no tokenizer. Otherwise the tokenizer determines the size.
         let rows = (is_vocabulary_given(job) || is_bare).then_some(limits.vocab_size);
+        // Now the data, with the tokenizer of the job. What follows depends on both.
         let JobTokenizer { tokenizer, vocabulary } = JobTokenizer::of(job, places, pretrained)?;
         let data = open_data(job, places, tokenizer, rows, limits, day)?;
+        // Read before the ids of the tokenizer replace them.
         let own_ends = config.extra().eos_token_ids();
+        // From here on the tokenizer is the one of the data, which may have been trained on it.
         let mut config = with_vocabulary(config, job, data.tokenizer())?;
         // Token files of a model without pretrained weights and without a tokenizer have no known special tokens.
         if data.tokenizer().is_some() || pretrained.is_some() {
@@ -97,6 +100,8 @@ impl Causal {
         let is_other_end = end.is_some_and(|end| end.is_none_or(|end| !own_ends.contains(&end)));
         let is_new = vocabulary == VocabularyOrigin::New || is_other_end;
         let generation_config = kept_generation_config(pretrained, !is_new, &job.model.config)?;
+        // The adapter selects modules and rows of the final model, so the vocabulary has its size
+        // by now.
         let mut config = with_adapter(config, job, pretrained)?;
         warn_of_unlearned_tokens(&config, &data, pretrained)?;
         let objective = Objective::of(job);
@@ -105,6 +110,7 @@ impl Causal {
             // Dropout would make the log-probabilities noisy; TRL disables it too.
             config = config.without_dropout();
         }
+        // Last, because texts end at the tokens with which the model is exported.
         let sampler = TextSampler::of_job(job, &data, &config, generation_config.as_ref())?;
         Ok(Self {
             settings: RecipeSettings::new(inputs, companions(&data, pretrained)?),
@@ -132,6 +138,7 @@ impl SubjectInfo for Causal {
     fn hf_export(&self) -> HfExport {
         let mut export = self.config.hf_export();
         if let Some(adapter) = self.config.adapter() {
+            // Checkpoints contain this document, from which tools build the adapted model again.
             export.set_document(ADAPTER_CONFIG, adapter.file_fields());
         }
         if let Some(fields) = &self.generation_config {
@@ -153,12 +160,14 @@ impl SubjectInfo for Causal {
     }
 
     fn reference_fingerprint(&self) -> Result<Option<String>, ModelFolderError> {
+        // Only preferences are compared with the model at the start of the run.
         let CausalData::Pairs(_) = self.data else { return Ok(None) };
         let WeightOrigin { pretrained, seed } = &self.settings.origin;
         let base = match pretrained {
             Some(folder) => self.config.base_fingerprint(folder)?,
             None => format!("seed {seed}"),
         };
+        // `None` for a new adapter, which does not change what the base model computes.
         let adapter = self.config.adapter_fingerprint()?;
         Ok(Some(adapter.map_or(base.clone(), |adapter| format!("{base} {adapter}"))))
     }
@@ -243,6 +252,7 @@ impl<B: FusedOps + OptimizerOps> Recipe<B> for Causal {
         plan: &Plan,
         interrupt: &Interrupt,
     ) -> Result<bool, BoxError> {
+        // Other data has no reference. The answer is the same on all ranks, so none of them waits.
         let CausalData::Pairs(corpus) = &self.data else { return Ok(true) };
         let rows = self.settings.evaluation.batch_size(plan);
         corpus.measure_reference(engine, (&self.config, device), rows, interrupt)
@@ -289,6 +299,7 @@ fn open_data(
             job.data.kind.name()
         ))
     })?;
+    // A new model without a size of its own gets the one of the tokenizer.
     let vocab_size = rows.unwrap_or_else(|| tokenizer.vocab_size());
     let limits = SampleLimits { vocab_size, max_len: limits.max_len };
     Ok(match job.data.kind {
@@ -316,6 +327,7 @@ fn companions(data: &CausalData, pretrained: Option<&Path>) -> Result<Companions
         CausalData::Pairs(corpus) => corpus.template.as_ref(),
     };
     if let Some(template) = template {
+        // Templates for other purposes, such as tools, belong to the template that is replaced.
         companions.files.retain(|name, _| !name.starts_with(TEMPLATE_FOLDER));
         companions.replace(TEMPLATE_FILE, template);
     }

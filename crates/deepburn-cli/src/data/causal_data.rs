@@ -57,6 +57,8 @@ impl CausalData {
         match self {
             // Sequences are cut to this length.
             Self::Stream(_) => limit,
+            // Rows, not samples: packing makes rows longer, and they determine the memory of a
+            // step.
             Self::Samples(corpus) => corpus.train.statistics().row_lengths.longest().min(limit),
             Self::Pairs(corpus) => corpus.train.pairs.statistics().row_lengths.longest().min(limit),
         }
@@ -77,6 +79,7 @@ impl CausalData {
             }
             Self::Samples(_) | Self::Pairs(_) => {
                 let sampler = epoch_sampler(self.num_samples(), shard, order, batch)?;
+                // The epoch ends with a step, so that its last micro-batches may be partly empty.
                 let micro_batches = sampler.steps_per_epoch() * batch.gradient_accumulation_steps;
                 Ok(micro_batches * batch.micro_batch_size)
             }
@@ -186,6 +189,7 @@ where
     D: Collate<Batch: Into<TokenBatch>> + Clone + 'static,
 {
     let (train, eval) = (corpus.train.clone(), corpus.eval.clone());
+    // Ranks draw from one order, which depends on the seed and the epoch only.
     let sampler = epoch_sampler(train.num_samples(), shard, settings.order, plan.batch)?;
     let loader = BatchLoader::drawing(train, sampler, PREFETCH)?;
     Ok(CausalSource::new(loader, eval, shard, plan, settings.evaluation))
@@ -295,6 +299,7 @@ fn evaluation<D: Collate<Batch: Into<TokenBatch>>>(
     rows: usize,
     limit: Option<usize>,
 ) -> Result<EvaluationStream<'_, TokenBatch>, DataError> {
+    // Ranks without a sample get batches of padding, because evaluating gathers parameters.
     let batches = EvaluationBatches::new(data, shard, rows)?.take_samples(limit);
     Ok(Box::new(batches.map(|batch| Ok(batch?.into()))))
 }

@@ -124,14 +124,17 @@ impl<C: LanguageModelConfig, D> CausalTask<C, D> {
         };
         // Negated losses are log-probabilities.
         let ratios = -model.sequence_losses(&sequences) - vector(reference.of(batch)?);
+        // Rewards are for the log, so they are read from the device without a gradient.
         let values: Vec<f64> = ratios.clone().into_data().iter::<f64>().collect();
         let mut rewards = RewardSums::default();
         for row in 0..pairs {
+            // The implicit rewards of DPO, which TRL logs with every type of loss.
             rewards.add(beta * values[row], beta * values[rows + row]);
         }
         let scores = match loss_type {
             PreferenceLoss::Sigmoid => ratios,
             PreferenceLoss::Ipo => {
+                // The missing rows of the last batch have no tokens.
                 let tokens = sequences.tokens_of_sequences().map(|it| 1.0 / it.max(1) as f32);
                 ratios * vector(tokens.collect())
             }
@@ -165,6 +168,7 @@ where
             TokenBatch::Pairs(batch) => {
                 let PairLosses { sum, rewards } = self.compare(model, batch)?;
                 self.rewards.lock().unwrap_or_else(PoisonError::into_inner).extend(rewards);
+                // A rank without a pair in the last step has the sum 0, which must not become NaN.
                 Ok(sum / batch.batch.pairs.len().max(1) as f64)
             }
         }
@@ -176,6 +180,7 @@ where
             TokenBatch::Sequences(batch) => {
                 // One tensor, so that a device is waited for once.
                 let scores = model.scores(&self.batch(batch)?).into_data();
+                // The summed loss, and the number of targets whose token is the most likely one.
                 let [loss_sum, predicted] = [0, 1].map(|at| scores.iter::<f64>().nth(at));
                 let answers = predicted.map(|count| Answers::Tokens { predicted: count as u64 });
                 Ok(Evaluation { loss_sum: loss_sum.unwrap_or(f64::NAN), answers })
@@ -200,6 +205,7 @@ where
     }
 
     fn take_rewards(&self) -> Option<RewardSums> {
+        // `None` leaves the columns of rewards out of the metrics.
         let Objective::Preferences(_) = self.objective else { return None };
         Some(std::mem::take(&mut *self.rewards.lock().unwrap_or_else(PoisonError::into_inner)))
     }
@@ -219,6 +225,7 @@ where
             let vocabulary = self.config.limits().vocab_size.max(1);
             let ids: Vec<i32> = (0..rows * length).map(|at| spread(at, vocabulary)).collect();
             let (shape, documents) = ([rows, length], RowDocuments::Stream);
+            // Every position has a label, so that no sequence has less work than a real one.
             MicroBatch { input_ids: ids.clone(), labels: ids, shape, samples: rows, documents }
         };
         match self.objective {

@@ -86,6 +86,7 @@ impl RowSizes {
     /// Returns how rows can be longer.
     fn longer(self) -> &'static str {
         match self.limit < self.max_len {
+            // The limit of the job is the lower one.
             true => "raise data.sequence_length",
             false => "the model allows no more: use a model with more positions",
         }
@@ -108,6 +109,8 @@ impl<R: RowsOfSplit> SampleCorpus<R> {
         check_batches(job)?;
         let splits = files(&job.data, places).map_err(Failure::mistake)?;
         let template = given_template(chat)?;
+        // The template is compiled before the rows are read, so that its mistakes are found at
+        // once.
         let encoder = ChatEncoder::new(chat, R::FORM, &tokenizer, template.as_deref(), day)?;
         let samples = encoder.samples(job, &splits, limits.vocab_size)?;
         let max_len = limits.max_len;
@@ -119,7 +122,9 @@ impl<R: RowsOfSplit> SampleCorpus<R> {
         }
         let sizes = RowSizes { limit, max_len, pad_id: encoder.pad_id };
         let rows = |samples: Samples, what: &str| R::new(samples, chat, sizes, what);
+        // Before the rows are made, because their errors often follow from what these notes say.
         log_notes(&splits, &samples);
+        // Held-out prompts come from the samples, which become rows below.
         let prompts = match &job.training.samples {
             Some(plan) => encoder.prompts(plan, samples.eval.as_ref(), max_len)?,
             None => Vec::new(),
@@ -129,6 +134,7 @@ impl<R: RowsOfSplit> SampleCorpus<R> {
         let test = test.map(|test| rows(test, "the test split")).transpose()?;
         let train = rows(train, "the train split")?;
         let answers = encoder.answers;
+        // It borrows the tokenizer, which moves into the result.
         drop(encoder);
         Ok(Self { train, eval, test, tokenizer, template, answers, prompts })
     }
@@ -190,6 +196,7 @@ fn layout(chat: &ChatPlan, sizes: RowSizes) -> SampleLayout {
         PackingPlan::PaddingFree => (Packing::None, joined),
         PackingPlan::Packed(PackingStrategy::Bfd) => (Packing::BestFit, joined),
         PackingPlan::Packed(PackingStrategy::BfdSplit) => (Packing::BestFitSplit, joined),
+        // Rows are cut to one length, so that only the last one is padded.
         PackingPlan::Packed(PackingStrategy::Wrapped) => (Packing::Wrapped, padded),
     };
     SampleLayout { max_length: Some(sizes.limit), packing, padding, pad_id: sizes.pad_id }

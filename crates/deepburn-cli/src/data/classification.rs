@@ -97,10 +97,13 @@ impl ClassifierRecipe for Classification<EncoderConfig> {
         config.validate().map_err(named)?;
         check_length(job, config.max_len, "max_len")?;
         check_step(batch, job.data.sequence_length)?;
+        // The kind of the labels decides how the data is read, so it comes before the data.
         let problem = ChosenProblemType::of_encoder(config.problem_type, job);
         check_loss_and_metric(job, &problem)?;
         let names = config.class_names().map_err(|error| named_config(&error))?;
         let tokenizer = JobTokenizer::of(job, places, None)?.tokenizer;
+        // If nothing sets the number of classes, the train split does, and other splits must not
+        // add one.
         let has_count = job.model.config.contains_key("num_classes") || names_classes(job);
         let known = (names.as_ref(), has_count);
         let texts = open_named_texts(inputs, tokenizer, known, &problem)?;
@@ -122,6 +125,7 @@ impl ClassifierRecipe for Classification<ClassifierConfig> {
     fn prepare(inputs: &JobInputs<'_>) -> Result<Self, Failure> {
         let JobInputs { job, places, pretrained, batch, .. } = *inputs;
         let body: Gpt2Config = model_config(job, pretrained)?;
+        // `None` for a language model, whose new head has the classes of the data.
         let classes = pretrained.map(PretrainedClasses::read).transpose()?.flatten();
         let problem =
             ChosenProblemType::of_gpt2(&body, inputs, classes.as_ref().map(|it| it.count))?;
@@ -142,6 +146,7 @@ impl ClassifierRecipe for Classification<ClassifierConfig> {
         let known = (names.as_ref(), has_count);
         let texts = open_named_texts(inputs, tokenizer, known, &problem)?;
         let body = with_vocabulary(body, job, Some(&texts.tokenizer))?;
+        // A token beyond the embedding would fail in the first step that has it.
         let tokens = texts.tokenizer.vocab_size();
         if tokens > body.vocab_size {
             return Err(Failure::mistake(format!(
@@ -151,10 +156,12 @@ impl ClassifierRecipe for Classification<ClassifierConfig> {
                 body.vocab_size
             )));
         }
+        // What the job gives. The configuration itself always has a number, if only a default.
         let given = job.model.config.get("num_labels").and_then(Value::as_u64);
         let special = ["bos_token_id", "eos_token_id", "pad_token_id"];
         let body = with_special_tokens(body, job, Some(&texts.tokenizer), vocabulary, &special)?;
         check_special_tokens(job, body.vocab_size)?;
+        // Before the names in the labels join them.
         let is_known = names.is_some();
         let names = all_names(names, job, &texts)?;
         let needed = num_outputs(names.as_ref(), &texts);
@@ -191,6 +198,7 @@ fn open_named_texts(
             names_key(job)
         )));
     }
+    // The job's names replace the model's, and then messages name the job's key.
     let of_model = pretrained.filter(|_| !names_classes(job));
     let file = of_model.map(|folder| format!("model.pretrained ({})", config_in(folder)));
     let origin = match (names, &file) {
@@ -217,6 +225,7 @@ fn all_names(
     job: &Job,
     texts: &Texts,
 ) -> Result<Option<ClassNames>, Failure> {
+    // A regression: the names are of numbers, which the labels do not mention.
     if let (Some(names), Classes::Values { count }) = (&given, &texts.classes) {
         let named = names.as_slice().len();
         return match named == *count {
@@ -313,10 +322,12 @@ fn sized_by_data(
     least: usize,
 ) -> Result<usize, Failure> {
     let given = job.model.config.contains_key(name);
+    // A larger size is fine: the model then has rows or classes that the data does not use.
     if given && size < needed.max(least) {
         let (source, lower) = match name {
             "vocab_size" if job.data.tokenizer.is_none() => ("data", ", or lower data.vocab_size"),
             "vocab_size" => ("tokenizer", ""),
+            // The larger of both, so either of them may be what does not fit.
             _ if names_classes(job) => ("class names or data", ""),
             _ => ("data", ""),
         };
@@ -458,6 +469,7 @@ impl<D> TextClass<D> {
     ) -> Answers {
         let outputs = self.limits.num_classes;
         let numbers = |logits: Tensor<B, 2>| -> Vec<f32> {
+            // Logits may be in 16 bits, and answers are compared in f32.
             logits.into_data().convert::<f32>().iter::<f32>().collect()
         };
         match labels {
@@ -515,6 +527,7 @@ where
 {
     fn example(&self, shape: BatchShape) -> Labelled {
         let [texts, length] = [shape.sequences, shape.length].map(|size| size as usize);
+        // Any label will do, because the work of a step does not depend on its value.
         let label = match self.problem_type {
             ProblemType::SingleLabelClassification => TextLabel::Class(0),
             ProblemType::MultiLabelClassification => TextLabel::Classes(vec![0]),

@@ -96,6 +96,8 @@ impl Companions {
                 let list = if is_wanted { &mut kept } else { &mut left };
                 list.push(file);
             }
+            // The files that define a tokenizer are written for the job's own, so they are not
+            // missing.
             left.retain(|file| file.kind == CompanionKind::Tokenizer);
             if !left.is_empty() {
                 tracing::warn!(
@@ -107,6 +109,7 @@ impl Companions {
             insert(&mut files, kept);
         }
         let path = tokenizer.and_then(Tokenizer::path).map(absolute);
+        // The files of the model's own tokenizer were found above.
         if let Some(folder) = path.as_deref().filter(|path| path.is_dir() && !is_own) {
             let mut own = companion_files(folder).map_err(Failure::mistake)?;
             own.retain(|file| file.kind == CompanionKind::Tokenizer);
@@ -165,6 +168,7 @@ pub(crate) fn kept_generation_config(
     let named = |error| Failure::mistake(format!("model.pretrained: {error}; mend or remove it"));
     let Some(config) = GenerationConfig::read(folder).map_err(named)? else { return Ok(None) };
     let fields = config.fields();
+    // A job may repeat an id, or set a missing one to null, without changing anything.
     let changed = ["bos_token_id", "eos_token_id", "pad_token_id"].into_iter().find(|name| {
         overrides.get(*name).is_some_and(|id| fields.get(*name).unwrap_or(&Value::Null) != id)
     });

@@ -77,6 +77,7 @@ pub(crate) fn open_corpus(
 /// Returns the token cache of this job. Synthetic text is not cached, because reading it would take as long as
 /// generating it again.
 pub(crate) fn token_cache(data: &DataJob) -> Option<TokenCache> {
+    // `None` also if the user has no home folder.
     let kept = data.token_cache && !data.splits.is_embedded();
     kept.then(TokenCache::of_user).flatten()
 }
@@ -111,6 +112,7 @@ pub(crate) fn files(data: &DataJob, places: &Places) -> Result<Splits, DataError
             Splits::Paths { train: vec![train.clone()], eval: files(eval), test: files(test) }
         }
     };
+    // None of the notes apply to token files.
     if !matches!(data.kind, DataKind::Tokens) {
         note_files(&data.kind, &splits)?;
     }

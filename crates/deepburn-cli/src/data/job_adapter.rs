@@ -23,6 +23,7 @@ pub(crate) fn with_adapter(
     job: &Job,
     pretrained: Option<&Path>,
 ) -> Result<AnyDecoder, Failure> {
+    // The parser of the job refuses an adapter without a pretrained model.
     let Some(folder) = pretrained.filter(|_| job.model.has_adapter()) else { return Ok(config) };
     refuse_changes(&job.model.config)?;
     refuse_new_rows(&config, folder)?;
@@ -50,10 +51,12 @@ pub(crate) fn with_adapter(
         (None, None) => return Ok(config),
     };
     if job.training.save_merged {
+        // Checked before training: the merge comes after its last step, and would fail there.
         let of_key = |error| Failure::mistake(format!("training.save_merged: {key}: {error}"));
         config.check_mergeable().map_err(of_key)?;
     }
     if let Some(adapter) = config.adapter() {
+        // The base model is frozen, apart from what `modules_to_save` names.
         let trained = config.parameters().into_iter().filter(|it| !it.is_frozen);
         let trained: usize = trained.map(|it| it.num_elements()).sum();
         let (modules, all) = (counted(adapter.num_modules(), "module"), config.num_parameters());
@@ -68,6 +71,7 @@ pub(crate) fn with_adapter(
 /// # Errors
 /// Returns a user's mistake with the remedy.
 fn refuse_new_rows(config: &AnyDecoder, folder: &Path) -> Result<(), Failure> {
+    // Rows that the file lacks would be the mean of the others here, and missing in PEFT.
     match config.new_rows(folder).map_err(Failure::mistake)? {
         0 => Ok(()),
         new_rows => Err(Failure::mistake(format!(
@@ -111,6 +115,7 @@ fn refuse_changes(overrides: &Map<String, Value>) -> Result<(), Failure> {
 pub(crate) fn refuse_random_adapter(config: &AnyDecoder) -> Result<(), Failure> {
     let is_new = config.trained_adapter().is_none();
     match config.adapter().filter(|_| is_new).map(|adapter| adapter.config().initial) {
+        // PEFT then draws both factors, so that their product is not 0.
         Some(InitialFactors::Nonzero) => Err(Failure::mistake(
             "model.lora.init_lora_weights: false starts with another model than the base model, which preference \
              optimization compares with; write true or \"gaussian\"",

@@ -54,6 +54,8 @@ impl JobTokenizer {
         let (tokenizer, vocabulary) = match (given, pretrained) {
             (Some(given), Some(folder)) => {
                 let vocabulary = compare(job, &given, folder)?;
+                // With the same ids, the end of text of the model is a token of the given tokenizer
+                // as well.
                 let keeps_ids = vocabulary == VocabularyOrigin::SameIds;
                 let tokenizer = if keeps_ids { given.or_end_of_text_of(folder) } else { given };
                 (Some(tokenizer), vocabulary)
@@ -64,9 +66,11 @@ impl JobTokenizer {
             (None, Some(folder)) if !is_new && data.kind != DataKind::Tokens => {
                 return Err(no_tokenizer(job, folder));
             }
+            // Token files whose model has no tokenizer: their ids are taken for the model's.
             (None, Some(_)) if !is_new => (None, VocabularyOrigin::Pretrained),
             (given, _) => (given, VocabularyOrigin::New),
         };
+        // Last, so that the job's token takes precedence over the model's.
         let tokenizer = with_eos_token(job, tokenizer)?;
         let added = tokenizer.as_ref().map_or(0, Tokenizer::num_surrounding_tokens);
         // Samples have them, as in TRL.

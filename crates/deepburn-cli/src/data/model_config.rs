@@ -24,10 +24,13 @@ pub(crate) fn model_config<C: LanguageModelFamily>(
         None => C::default_size(),
     };
     let named = |error| invalid_field(job, pretrained, &error);
+    // Overrides first, so that fields are validated together: a width that is valid alone may not
+    // be divisible by the number of heads.
     let config = base.with_overrides(&without_dtype(&job.model.config)).map_err(named)?;
     config.validate().map_err(named)?;
     let (old, new) = (base.limits().vocab_size, config.limits().vocab_size);
     if pretrained.is_some() {
+        // A model with random weights learns whatever it computes.
         warn_of_other_computation(&base, &config);
     }
     if pretrained.is_some() && new > old {
@@ -69,6 +72,8 @@ const COMPUTING: [&str; 6] = [
 
 /// Warns of overrides with which pretrained weights compute something else than they were trained for.
 fn warn_of_other_computation<C: LanguageModelConfig>(base: &C, config: &C) {
+    // The exported fields, in which defaults are filled in: a field that the file leaves out may be
+    // given with its default.
     let fields = |config: &C| config.hf_export().documents.remove("config.json");
     let Some((base, config)) = fields(base).zip(fields(config)) else { return };
     for name in COMPUTING {
@@ -88,11 +93,13 @@ fn warn_of_other_computation<C: LanguageModelConfig>(base: &C, config: &C) {
 fn invalid_field(job: &Job, pretrained: Option<&Path>, error: &ModelConfigError) -> Failure {
     let of_file = |field: &str| pretrained.filter(|_| !job.model.config.contains_key(field));
     let file = |folder: &Path| folder.join("config.json").display().to_string();
+    // No key of the job can remove a field of the file, so the message names the file alone.
     if let ModelConfigError::Unknown { name, .. } = error
         && let Some(folder) = of_file(name)
     {
         return Failure::mistake(format!("{}: {error}", file(folder)));
     }
+    // A known field with an unsupported value can be overridden in the job.
     if let Some(field) = error.unsupported_field()
         && let Some(folder) = of_file(field)
     {

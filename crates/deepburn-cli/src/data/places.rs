@@ -107,6 +107,7 @@ impl Places {
                 Ok(files)
             }
             (Place::Local(path), None) => Ok(vec![path.clone()]),
+            // Repositories, and configurations of a data set, always have splits.
             _ => self.split(place, name, TRAIN),
         }
     }
@@ -119,6 +120,7 @@ impl Places {
         if let Some(hub) = self.hub.get() {
             return Ok(hub);
         }
+        // `get_or_init` alone could not return this error.
         let hub = Hub::from_env()?;
         Ok(self.hub.get_or_init(|| hub))
     }

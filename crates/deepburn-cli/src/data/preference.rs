@@ -99,6 +99,7 @@ impl PreferenceCorpus {
             ("eval", self.eval.as_ref()),
             ("test", self.test.as_ref()),
         ] {
+            // Evaluations and the test compare with the reference too, so all splits are measured.
             let Some(split) = split else { continue };
             let Some(found) = split.measured(engine, (config, device), rows, (name, interrupt))?
             else {
@@ -135,6 +136,8 @@ impl PreferenceRows {
         }
         let mut found = vec![0.0; 2 * self.pairs.len()];
         for batch in batches {
+            // Every rank has as many batches, some of padding only, so all of them ask in the same
+            // rounds and leave in the same one.
             let mine = vec![f64::from(interrupt.is_asked())];
             if group.sum(CollectiveTag::new("reference continues", 0), mine)?[0] > 0.0 {
                 return Ok(None);
@@ -145,6 +148,8 @@ impl PreferenceRows {
             let losses: Vec<f64> = losses.iter::<f64>().collect();
             for (row, pair) in batch.pairs.iter().enumerate() {
                 for (half, loss) in [losses[row], losses[rows + row]].into_iter().enumerate() {
+                    // A batch has all better completions first, and the result has both of a pair
+                    // side by side.
                     found[2 * pair + half] = -loss;
                 }
             }

@@ -30,9 +30,11 @@ impl ReferenceLogProbs {
     pub(crate) fn of(&self, batch: &PairBatch) -> Result<Vec<f32>, BoxError> {
         let all = self.0.get().ok_or("the reference was not measured; this is a bug: report it")?;
         let rows = batch.sequences.shape[0] / 2;
+        // The last batch may have fewer pairs than rows. The loss gives its missing rows no weight.
         let mut found = vec![0.0; 2 * rows];
         for (row, pair) in batch.pairs.iter().enumerate() {
             let [chosen, rejected] = all[*pair];
+            // In the order of the sequences: all better completions, then all worse ones.
             (found[row], found[rows + row]) = (chosen, rejected);
         }
         Ok(found)
@@ -40,6 +42,7 @@ impl ReferenceLogProbs {
 
     /// Sets the log-probabilities. All ranks of a process have the same ones, and the first rank sets them.
     pub(crate) fn set(&self, found: Vec<[f32; 2]>) {
+        // Later ranks have summed the same values in the same collective.
         self.0.get_or_init(|| found);
     }
 

@@ -57,6 +57,7 @@ impl<'a> PretrainedClasses<'a> {
         problem: &ChosenProblemType,
     ) -> Result<usize, Failure> {
         self.check_count(job, needed, are_known && names_classes(job), problem)?;
+        // Labels without names are the class numbers of the model.
         if let Some(names) = names {
             if !are_known && self.names.is_none() {
                 return Err(unnamed(names));
@@ -71,6 +72,7 @@ impl<'a> PretrainedClasses<'a> {
     /// # Errors
     /// Returns a user's mistake if a class gets the name of another one, whose outputs it would not have.
     fn check_order(&self, names: &ClassNames, job: &Job) -> Result<(), Failure> {
+        // Without names of its own, the model takes any.
         let own = self.names.as_ref().map_or(&[][..], ClassNames::as_slice);
         let moved = names.as_slice().iter().enumerate().find_map(|(class, name)| {
             let before = own.iter().position(|it| it == name)?;
@@ -96,6 +98,8 @@ impl<'a> PretrainedClasses<'a> {
         is_named: bool,
         problem: &ChosenProblemType,
     ) -> Result<(), Failure> {
+        // A classifier may have classes that the data lacks, but a regression predicts every
+        // number.
         let (count, is_regression) = (self.count, problem.kind == ProblemType::Regression);
         let fits = if is_regression { needed == count } else { needed <= count };
         let given = job.model.config.get("num_labels").and_then(Value::as_u64);

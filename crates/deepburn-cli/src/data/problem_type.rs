@@ -44,6 +44,7 @@ impl ChosenProblemType {
         inputs: &JobInputs<'_>,
         pretrained: Option<usize>,
     ) -> Result<Self, Failure> {
+        // The fields of the pretrained model, with the overrides of the job.
         let given = body.extra.problem_type().map_err(|error| named_config(&error))?;
         if let Some(kind) = given {
             let origin = match inputs.pretrained.filter(|_| !is_set_by(inputs.job)) {
@@ -100,6 +101,7 @@ pub(crate) fn check_loss_and_metric(job: &Job, problem: &ChosenProblemType) -> R
              remove it"
         )));
     }
+    // Without the metric, no checkpoint would ever be the best one.
     let metric = job.training.metric_for_best_model;
     if !metric.is_of(problem.kind.name()) {
         return Err(Failure::mistake(format!(

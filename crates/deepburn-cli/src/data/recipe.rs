@@ -83,6 +83,7 @@ pub(crate) trait Recipe<B: FusedOps + OptimizerOps>: SubjectInfo + Sync {
         plan: &Plan,
         interrupt: &Interrupt,
     ) -> Result<bool, BoxError> {
+        // Without preferences there is no reference.
         let _ = (engine, device, plan, interrupt);
         Ok(true)
     }
@@ -260,6 +261,7 @@ impl WeightOrigin {
         match (weights, &self.pretrained) {
             (InitialWeights::Zeros, _) => config.zeros(device).map_err(Failure::mistake),
             (InitialWeights::OfJob, Some(folder)) => {
+                // Each weight is read when it is sharded, so that no rank ever holds all of them.
                 config.load_lazily(folder, self.seed, device).map_err(Failure::mistake)
             }
             (InitialWeights::OfJob, None) => {
@@ -286,6 +288,7 @@ fn remedy_of_misfit(error: &ModelFolderError) -> &'static str {
     let ModelFolderError::Tensors { problems, .. } = error else { return "" };
     // Other problems are tensors that the model does not have, and values that are not finite.
     let is_size = |problem: &TensorProblem| problem.expected.starts_with('[');
+    // Wrong sizes first: they explain a head that does not fit, too.
     match problems.iter().find(|problem| problem.name == HEAD) {
         _ if problems.iter().any(is_size) => {
             "; remove the fields of model.config that set other sizes, or use other weights"

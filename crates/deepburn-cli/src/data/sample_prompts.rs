@@ -27,6 +27,7 @@ impl SamplePrompt {
         plan: &SamplePlan,
         tokenizer: Option<&Tokenizer>,
     ) -> Result<Vec<Self>, Failure> {
+        // Token files need no tokenizer for training, but a prompt is text.
         let Some(tokenizer) = tokenizer else {
             return Err(Failure::mistake(
                 "training.sample_prompts: the tokens of the data have no tokenizer; give data.tokenizer, or remove it",

@@ -50,6 +50,7 @@ impl TextSampler {
         let Some(tokenizer) = data.tokenizer() else { return Ok(None) };
         let of_file = generation_config.map(|fields| GenerationConfig::new(fields.clone()));
         let of_file = of_file.transpose().map_err(Failure::mistake)?;
+        // As `deepburn generate` does it with the exported folder.
         let stop = match of_file.as_ref().and_then(GenerationConfig::eos_token_ids) {
             Some(ids) => ids.to_vec(),
             None => config.extra().eos_token_ids(),
@@ -76,6 +77,7 @@ impl TextSampler {
                  {max_len}; ask for fewer tokens"
             )));
         }
+        // Held-out prompts were chosen to fit, so this is about the prompts of the job.
         let does_not_fit = |it: &&SamplePrompt| it.ids.is_empty() || it.ids.len() > room;
         if let Some(SamplePrompt { text, ids, .. }) = prompts.iter().find(does_not_fit) {
             let (count, text) =
@@ -86,6 +88,7 @@ impl TextSampler {
                  fewer tokens"
             )));
         }
+        // The embedding may have more rows than there are tokens, and padding rows have no text.
         let num_tokens = Some(tokenizer.vocab_size());
         let options = GenerateOptions { stop, num_tokens, ..GenerateOptions::greedy(new) };
         Ok(Self { prompts, options, tokenizer: tokenizer.clone() })
@@ -108,6 +111,7 @@ impl TextSampler {
         for prompt in &self.prompts {
             let found =
                 engine.evaluate(|model| self.continued(engine, model, prompt, interrupt))??;
+            // The texts so far are kept. A run that resumes generates all of them again.
             let Some(text) = found else { return Ok(GeneratedTexts::Part(texts)) };
             texts.push(GeneratedText {
                 step: engine.global_steps(),
@@ -152,9 +156,11 @@ impl TextSampler {
             };
             let mine = vec![f64::from(ended), f64::from(interrupt.is_asked())];
             let all = engine.group().sum(CollectiveTag::new("text continues", 0), mine)?;
+            // The sums are the same on all ranks, so either all of them leave here or none.
             if all[1] > 0.0 {
                 return Ok(None);
             }
+            // One rank that has ended is enough. On equal machines, all of them end together.
             if all[0] > 0.0 {
                 let text = self.tokenizer.decode(&new, true)?;
                 return Ok(Some(failure.map_or(text.clone(), |failure| text + &failure)));

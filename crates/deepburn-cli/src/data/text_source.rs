@@ -90,6 +90,8 @@ impl TextSource {
                 Loader::Budget {
                     loader: BatchLoader::drawing(train, sampler, PREFETCH)?,
                     lr_scaling: dynamic.lr_scaling,
+                    // As in DeepSpeed, the configured learning rate is the one of a step with this
+                    // many samples.
                     reference: plan.batch.train_batch_size,
                 }
             }
@@ -136,6 +138,7 @@ impl BatchSource<Labelled> for TextSource {
                 Some(StepSize { samples: samples as u64, lr_factor })
             }
         };
+        // Ranks have as many micro-batches each, but not as many texts.
         let batches = (0..next.micro_batches).map(|_| {
             let mut batch = match &mut self.loader {
                 Loader::Fixed(loader) => loader.next_batch()?,

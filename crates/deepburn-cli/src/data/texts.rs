@@ -149,6 +149,7 @@ const MANY_CLASSES: usize = 20;
 /// Describes the labels of the train split.
 fn described(train: &[LabelledText], classes: &Classes) -> String {
     if let Some(names) = classes.names() {
+        // Data sets may have thousands of classes.
         let shown: Vec<_> = names.iter().take(8).map(String::as_str).collect();
         let rest = if names.len() > shown.len() { ", ..." } else { "" };
         return format!("{} by name: {}{rest}", counted(names.len(), "class"), shown.join(", "));
@@ -196,6 +197,7 @@ fn warn_of_label_sets(train: &[LabelledText], named: &Classes) {
     let names = named.names().unwrap_or_default();
     let found: BTreeSet<u32> =
         train.iter().flat_map(|text| text.label.classes()).copied().collect();
+    // Named classes end with the last name, and numbered ones with the highest number.
     let count = names.len().max(found.last().map_or(0, |class| *class as usize + 1));
     if found.len() < count {
         tracing::warn!(
@@ -232,6 +234,7 @@ fn value_range(train: &[LabelledText]) -> (f32, f32) {
 
 /// Warns if the first `limit` texts of the eval split all have the same class, as in a file that is sorted by label.
 fn warn_of_first_texts(eval: &[LabelledText], limit: usize, classes: &Classes) {
+    // `None` for sets of labels and for numbers, which are not sorted in this way.
     let Some(class) = eval.first().and_then(|text| text.label.class()) else { return };
     let Some(same) = eval.iter().position(|text| text.label.class() != Some(class)) else { return };
     if limit > same {
@@ -286,6 +289,8 @@ fn read_splits(
         }
         Splits::Paths { train, eval, test } => {
             let (all, classes) = read_labelled(&train, columns, names)?;
+            // Numbers do not say how many classes there are. A higher one in another file is
+            // refused, because the model would not have it.
             let allowed = match classes {
                 Classes::Numbers { count: None } if !has_count => {
                     Classes::NumbersBelow { count: num_classes(&all, kind) }

@@ -55,6 +55,7 @@ impl Batch for TokenBatch {
     fn num_targets(&self) -> usize {
         match self {
             Self::Sequences(batch) => batch.num_targets(),
+            // As in TRL, every pair has the same weight, however many tokens its completions have.
             Self::Pairs(pairs) => pairs.batch.pairs.len(),
         }
     }
@@ -85,7 +86,9 @@ pub(crate) fn causal_batch<B: Backend>(
 /// Returns the position of the first token of the document of each token; `None` if each row is one document. Padding
 /// follows a document, so that no token attends to it, and it starts a document where there are several.
 fn document_starts(batch: &MicroBatch) -> Option<Arc<[usize]>> {
+    // The tokens of a stream see all tokens before them in the row, as is usual in pretraining.
     let RowDocuments::Separate(rows) = &batch.documents else { return None };
+    // The causal mask alone keeps the padding after a single document out of sight.
     if rows.iter().all(|documents| documents.len() < 2) {
         return None;
     }
@@ -97,6 +100,7 @@ fn document_starts(batch: &MicroBatch) -> Option<Arc<[usize]>> {
             starts.resize(starts.len() + document, start);
             start += document;
         }
+        // What is left of the row is padding, which is like one more document.
         starts.resize(starts.len() + length - start, start);
     }
     Some(starts.into())

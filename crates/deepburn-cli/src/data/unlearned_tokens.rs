@@ -29,10 +29,12 @@ pub(crate) fn warn_of_unlearned_tokens(
     data: &CausalData,
     pretrained: Option<&Path>,
 ) -> Result<(), Failure> {
+    // `None` for a stream of text, which has no turns.
     let Some((folder, samples)) = pretrained.zip(data.train_samples()) else { return Ok(()) };
     let Some(tokenizer) = data.tokenizer().filter(|_| config.adapter().is_some()) else {
         return Ok(());
     };
+    // Unused tokens are compared too: rows that nobody trained are often equal to each other.
     let (used, all) = added_tokens(tokenizer, samples)?;
     let found = config.unlearned_tokens(folder, &used, &all).map_err(Failure::mistake)?;
     let ids: HashSet<u32> = found.values().flatten().copied().collect();
@@ -41,6 +43,7 @@ pub(crate) fn warn_of_unlearned_tokens(
     }
     let added = tokenizer.extra_tokens().into_iter().filter(|it| ids.contains(&it.id));
     let texts: Vec<String> = added.map(|it| format!("{:?}", it.text)).collect();
+    // The rows of an existing adapter are fixed by its configuration.
     let is_new = config.trained_adapter().is_none();
     tracing::warn!(
         "the base model has not learned {} of the data (rows of its embedding or output layer are 0, or equal to others), and \
@@ -59,6 +62,7 @@ pub(crate) fn warn_of_unlearned_tokens(
 /// Returns a user's mistake if a sample cannot be read.
 fn added_tokens(tokenizer: &Tokenizer, samples: &Samples) -> Result<(Vec<u32>, Vec<u32>), Failure> {
     let mut in_data = HashSet::new();
+    // A split has at least one sample, so the step is not 0.
     for index in (0..samples.len()).step_by(samples.len().div_ceil(INSPECTED)) {
         in_data.extend(samples.get(index).map_err(Failure::mistake)?.ids);
     }

@@ -35,6 +35,7 @@ pub(crate) fn with_vocabulary<C: LanguageModelConfig>(
     let Some(tokenizer) = tokenizer else { return Ok(model) };
     let tokens = tokenizer.vocab_size();
     if is_vocabulary_given(job) {
+        // Rounding up adds fewer rows than this.
         if job.model.pretrained.is_none() && model.limits().vocab_size >= tokens + ROWS {
             tracing::info!(
                 "model.config.vocab_size: the model has {} tokens, but the tokenizer {tokens}; without this key both have \
@@ -72,6 +73,7 @@ pub(crate) fn with_special_tokens<C: LanguageModelConfig>(
     let is_new = vocabulary == VocabularyOrigin::New;
     let is_inherited =
         |name: &&str| is_new && job.model.pretrained.is_some() && !names.contains(name);
+    // Fields for tokens that the caller does not name, such as a decoder's start.
     let inherited = model.extra().token_fields().filter(is_inherited);
     let all = names.iter().copied().chain(inherited);
     for name in all.filter(|name| !job.model.config.contains_key(*name)) {
@@ -80,11 +82,14 @@ pub(crate) fn with_special_tokens<C: LanguageModelConfig>(
         let chosen = tokenizer.and_then(Tokenizer::end_of_text).filter(|_| is_chosen);
         let named = || tokenizer?.special_token(token);
         let default = || default_id(tokenizer?, token).filter(|_| names.contains(&name));
+        // The model's own tokenizer changes no id; one with the same ids may name further tokens; a
+        // new one is the only source.
         let id = match vocabulary {
             VocabularyOrigin::Pretrained => chosen,
             VocabularyOrigin::SameIds => chosen.or_else(named),
             VocabularyOrigin::New => chosen.or_else(named).or_else(default),
         };
+        // A null removes an id, which would stand for another token of a new vocabulary.
         if id.is_some() || is_new {
             ids.insert(name.to_owned(), id.map_or(Value::Null, Value::from));
         }

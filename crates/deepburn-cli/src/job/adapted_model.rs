@@ -71,12 +71,14 @@ fn base_of(file: &str, config: &LoraConfig) -> Result<PathBuf, Failure> {
     let adapter = Path::new(file).parent().unwrap_or(Path::new(""));
     match named_folder(adapter, name) {
         Some(path) => Ok(path),
+        // A repository is OWNER/NAME. Any other name was a path where the adapter was trained.
         None if Path::new(name).is_absolute() || name.matches('/').count() != 1 => {
             Err(Failure::mistake(format!(
                 "{file}: base_model_name_or_path is {name:?}, which does not exist; {remedy}"
             )))
         }
         None => {
+            // PEFT stores the revision beside the name.
             let revision = config.revision.as_ref().map(|revision| format!("@{revision}"));
             let place = Place::Hub(format!("{name}{}", revision.unwrap_or_default()));
             Places::default().model(&place).map_err(|error| {

@@ -45,6 +45,7 @@ pub(crate) fn check_base(
     let recorded = ModelRecord::read(adapter.path()).and_then(|record| record.base_model_hash);
     let name = adapter.config().base_model.as_deref().unwrap_or_default();
     let (expected, source) = match recorded {
+        // The hash was taken in training. A folder that a name leads to may have changed since.
         Some(hash) => (Some(hash), ModelRecord::FILE),
         // A folder that does not fit the model says nothing about the adapter, which does.
         None => {
@@ -55,6 +56,7 @@ pub(crate) fn check_base(
     };
     let given = base_name(place, folder);
     match expected {
+        // The given folder is only hashed if there is something to compare with.
         Some(expected) if expected == model.base_fingerprint(folder).map_err(of_option)? => Ok(()),
         Some(_) => Err(Failure::mistake(format!(
             "{option}: the weights in {given} are not those that the adapter in {} was trained on, according to {source}; it \
@@ -98,7 +100,9 @@ fn last_part(name: &str) -> String {
         Component::Normal(part) => part.to_str(),
         _ => None,
     });
+    // The model of a run is in its folder `model`, and the run has the name.
     let parts: Vec<&str> = parts.filter(|part| *part != "model").collect();
+    // A snapshot of the Hub's cache ends with a commit, and its repository is further up.
     let cached = parts.iter().find_map(|part| part.strip_prefix("models--")?.rsplit("--").next());
     let last = cached.or(parts.last().copied()).unwrap_or(name);
     last.split('@').next().unwrap_or(last).to_lowercase()

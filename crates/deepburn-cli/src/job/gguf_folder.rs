@@ -43,6 +43,8 @@ impl UnpackedGguf {
         let metadata = file.header().metadata();
         let tokenizer =
             GgufTokenizer::from_metadata(metadata, model.vocab_size).map_err(refused)?;
+        // Everything is read and checked before the folder is made, so that a mistake leaves
+        // nothing.
         let special = GgufSpecialTokens::from_metadata(metadata, &tokenizer).map_err(refused)?;
         let mut config = model.config_fields();
         config.extend(special.id_fields());
@@ -88,6 +90,7 @@ impl UnpackedGguf {
 
 fn generation_config(special: &GgufSpecialTokens) -> Value {
     let mut fields: Map<_, _> = special.id_fields();
+    // In a `config.json` null removes a token, but `generation_config.json` has ids only.
     fields.retain(|_, id| !id.is_null());
     Value::Object(fields)
 }

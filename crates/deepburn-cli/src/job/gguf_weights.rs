@@ -45,6 +45,7 @@ impl GgufWeights {
             .map_err(|error| Failure::mistake(format!("{}: {error}", path.display())))?;
         let (hyperparameters, map) = (file.hyperparameters().clone(), config.weight_map());
         let weights = Self { path, reader, hyperparameters, map };
+        // Before any weight is read, so that a wrong file is refused at once.
         weights.check()?;
         Ok(weights)
     }
@@ -136,6 +137,7 @@ impl GgufWeights {
         };
         let (mut whole, mut bytes) = (Vec::new(), Vec::new());
         for stored in tensors {
+            // llama.cpp permutes the rows of some heads, which moves whole blocks.
             let rows = self.num_rows(&stored.name);
             let read = self.reader.read_bytes(&stored.name, &mut bytes);
             let read = read.and_then(|()| stored.restore_rows(&mut bytes, rows));
@@ -157,9 +159,13 @@ impl GgufWeights {
         let (mut formats, mut tensors) = (Vec::new(), Vec::new());
         for component in components {
             let stored = self.stored(&component.name)?;
+            // Either file may store the transpose of the parameter, and two transposes cancel.
             let is_transposed = component.transposed != (stored.layout == TensorLayout::Transposed);
             let found = if is_transposed { RowOrder::ByColumn } else { RowOrder::ByRow };
+            // Encoded blocks can be neither cut into slices nor scaled.
             let is_whole = component.slice.is_none() && stored.factor == 1.0;
+            // Rows of parts follow each other only if the parameter joins its parts along the
+            // columns.
             if found != order || !is_whole || found == RowOrder::ByColumn && !joins_columns {
                 return Ok(None);
             }

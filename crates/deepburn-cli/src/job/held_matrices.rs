@@ -128,6 +128,7 @@ impl MatrixForms {
         used: MatrixUse,
     ) -> Option<MatrixForm> {
         let [rows, columns] = candidate.shape;
+        // A row is what a product reads at a time: the weights of one output, or a token.
         let (order, row_len) = match used {
             MatrixUse::Linear => (RowOrder::ByColumn, rows),
             MatrixUse::TokenTable => (RowOrder::ByRow, columns),
@@ -135,6 +136,7 @@ impl MatrixForms {
         };
         let held = self.held.of_matrix(used, row_len);
         self.count += 1;
+        // A type with blocks was asked for, and this matrix does not get it.
         if held == HeldType::F16 && self.held.format().block_len() > 1 {
             self.without_blocks.push((candidate.path.to_owned(), row_len));
         }
@@ -183,6 +185,7 @@ impl MatrixForm {
         let values = candidate.values().map_err(Failure::mistake)?;
         let values = match self.order {
             RowOrder::ByRow => values,
+            // Blocks run along the inputs, down the columns of `[in, out]`.
             RowOrder::ByColumn => transposed(&values, candidate.shape[1]),
         };
         let words = encode(self.held, &values).map_err(|problem| {

@@ -60,6 +60,7 @@ pub(crate) fn forecast_decoder(
     plan: &Plan,
     shape: BatchShape,
 ) -> Result<Vec<Forecast>, ForecastError> {
+    // A configuration alone has no label smoothing.
     let objective = Objective::NextToken { label_smoothing: 0.0 };
     let task = CausalTask::new(config.clone(), MetaDevice, objective);
     forecast_task(&task, plan, shape, |device| {
@@ -99,6 +100,8 @@ where
             let model = model.map_err(Failure::mistake)?;
             return Ok(logits_of(model, self.limits()));
         };
+        // All problems at once. Below, weights are read one after the other, and the first problem
+        // would be the only one.
         self.check_weights(folder).map_err(Failure::mistake)?;
         let model = BuildModel::<Zero<Flex>>::load_lazily(self, folder, 0, &FlexDevice);
         let model = held.hold(self, model.map_err(Failure::mistake)?)?;
@@ -107,6 +110,7 @@ where
 
     /// Forecasts the mean loss over the texts.
     fn forecast(&self, plan: &Plan, shape: BatchShape) -> Result<Vec<Forecast>, ForecastError> {
+        // A configuration alone has no label smoothing.
         let task = TextClass::new(self, MetaDevice, 0.0);
         forecast_task(&task, plan, shape, |device| {
             Ok(BuildModel::<Training<Meta>>::zeros(self, device)?)

@@ -141,16 +141,19 @@ fn of_gguf(
     let source = weights.clone();
     let read = move |path: &str| locked(&source).values(path).map_err(|error| error.to_string());
     let model = config.reading::<Zero<Flex>>(read, &FlexDevice).map_err(Failure::mistake)?;
+    // Without a wanted type, only types that products cannot read are encoded again.
     let mut forms = MatrixForms::new(held.unwrap_or(HeldType::Q8_0));
     let mut coarser = 0;
     let model = encoded(model, |candidate| {
         let used = config.matrix_use(candidate.path);
         let form = held.and_then(|_| forms.form(candidate, used));
         let wanted = form.map(MatrixForm::format);
+        // The blocks of the file are used as they are, which keeps the quality of its quantization.
         if let Some(blocks) = locked(&weights).blocks(candidate.path, used, wanted)? {
             return Ok(Some(blocks));
         }
         if held.is_none() {
+            // Floats of the file stay floats unless a type is asked for.
             if !locked(&weights).is_quantized(candidate.path)? {
                 return Ok(None);
             }
@@ -187,6 +190,7 @@ impl<B: FusedOps> CachedDecoder<B> {
         continues: &mut (dyn FnMut() -> bool + Send),
     ) -> Result<bool, Failure> {
         let seen = self.seen.as_ref().filter(|seen| seen.begins(prompt));
+        // The first tokens may be in the cache from an earlier message.
         let start = seen.map_or(0, SeenTokens::count);
         for end in (start + BLOCK..prompt.len()).step_by(BLOCK) {
             if !continues() {
@@ -231,6 +235,7 @@ impl<B: FusedOps> CachedDecoder<B> {
                 break;
             }
         }
+        // Kept after a break too, so that the next prompt continues from these tokens.
         self.seen = Some(generation.into_seen());
         Ok(tokens)
     }

@@ -38,6 +38,7 @@ pub(crate) fn memory_limits() -> Vec<MemoryLimit> {
     let swap = kibibytes(&info, "SwapFree").unwrap_or(0);
     // Free swap space is included, because the kernel moves idle pages there before it kills a process.
     let available = kibibytes(&info, "MemAvailable").map(|free| free.saturating_add(swap) << 10);
+    // Missing files read as empty texts, so that other systems have no limits.
     let groups = read("/proc/self/cgroup");
     let limits = [
         (available, "available on this machine, swap included", false),
@@ -58,6 +59,7 @@ fn cgroup_limit(groups: &str, read: impl Fn(&str) -> String) -> Option<u64> {
         let (controllers, path) = (fields.next().unwrap_or(""), fields.next().unwrap_or("/"));
         let (root, file) = match controllers.split(',').any(|it| it == "memory") {
             true => ("/sys/fs/cgroup/memory", "memory.limit_in_bytes"),
+            // An empty list of controllers marks version 2.
             false if controllers.is_empty() => ("/sys/fs/cgroup", "memory.max"),
             false => return Vec::new(),
         };

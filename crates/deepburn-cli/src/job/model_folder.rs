@@ -66,6 +66,7 @@ impl ModelRecord {
     pub(crate) fn fields(&self) -> Map<String, Value> {
         match serde_json::to_value(self) {
             Ok(Value::Object(mut fields)) => {
+                // Unknown values are left out, as in the files of versions that did not have them.
                 fields.retain(|_, value| !value.is_null());
                 fields
             }
@@ -164,6 +165,7 @@ pub(crate) fn check_pretrained(folder: &Path) -> Result<(), Failure> {
 
 /// Returns the model folder of the run `given`, or `given` itself.
 pub(crate) fn model_in(given: &Path) -> PathBuf {
+    // A model in the folder itself comes first: people may have copied it there.
     let inner = given.join(MODEL);
     let is_run = !given.join("config.json").exists() && inner.join("config.json").is_file();
     if is_run { inner } else { given.to_owned() }
@@ -176,6 +178,7 @@ pub(crate) fn adapter_in(given: &Path) -> Option<PathBuf> {
     }
     let inner = given.join(ADAPTER);
     let has_adapter = inner.join(ADAPTER_CONFIG).is_file() && !given.join("config.json").exists();
+    // A run with `save_merged` has both. Its model contains the adapter already.
     let is_merged = model_in(given) != given && saves_model(given);
     (has_adapter && !is_merged).then_some(inner)
 }
@@ -184,6 +187,7 @@ pub(crate) fn adapter_in(given: &Path) -> Option<PathBuf> {
 fn saves_model(run: &Path) -> bool {
     let text = fs::read_to_string(run.join("job.json")).ok();
     let job: Option<Value> = text.and_then(|text| serde_json::from_str(&text).ok());
+    // Without a readable job.json, the model in the folder counts.
     let Some(job) = job else { return true };
     let has_adapter = !job["model"]["lora"].is_null() || !job["model"]["adapter"].is_null();
     !has_adapter || job["training"]["save_merged"] == true
@@ -192,6 +196,7 @@ fn saves_model(run: &Path) -> bool {
 /// Reads `job.json` in the parent folder of a run's model. It is missing if the model was copied, or if another program
 /// saved it.
 fn read_job(model: &Path) -> Option<Value> {
+    // The path may be a link, and only the real folder is beside the job.json of its run.
     let model = fs::canonicalize(model).ok().filter(|path| path.ends_with(MODEL))?;
     let text = fs::read_to_string(model.parent()?.join("job.json")).ok()?;
     serde_json::from_str(&text).ok()

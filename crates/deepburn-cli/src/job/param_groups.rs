@@ -22,6 +22,7 @@ pub(crate) fn grouped_sizes(
     plan: &Plan,
 ) -> Result<Vec<ParameterSize>, Failure> {
     let (parameters, updates) = (model.parameters(), parameter_updates(model, plan)?);
+    // Saturating: the sizes may come from a `config.json` that nobody has checked.
     let size = |(parameter, update): (&ParameterShape, &Option<UpdateSettings>)| {
         let lens = parameter.shape.iter();
         let numel = lens.fold(1, |numel: u64, len| numel.saturating_mul(*len as u64));
@@ -62,6 +63,7 @@ pub(crate) fn parameter_updates(
         _ => Failure::mistake(format!("training.{error}")),
     })?;
     let updates = updates.into_iter().zip(&parameters);
+    // Groups do not know which parameters an adapter freezes.
     let updates: Vec<_> = updates.map(|(update, it)| update.filter(|_| !it.is_frozen)).collect();
     match updates.iter().any(Option::is_some) {
         true => Ok(updates),

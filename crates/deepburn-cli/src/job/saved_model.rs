@@ -33,6 +33,7 @@ pub(crate) fn read_model(path: Option<&Path>) -> Result<KnownModel, Failure> {
 /// # Errors
 /// Returns a user's mistake if the file cannot be read, or if the model is not supported.
 pub(crate) fn read_model_as(option: &str, path: &Path) -> Result<KnownModel, Failure> {
+    // The output folder of a run has the model in a subfolder.
     let file = if path.is_dir() { model_in(path).join("config.json") } else { path.to_owned() };
     let named = |error: &dyn std::fmt::Display| {
         Failure::mistake(format!("{option}: {}: {error}", file.display()))
@@ -42,6 +43,7 @@ pub(crate) fn read_model_as(option: &str, path: &Path) -> Result<KnownModel, Fai
             &"no such file; give a config.json, or the folder of a model or of a completed run",
         ));
     }
+    // A file that is given by mistake, such as weights, is not read whole.
     let text = read_small_file(&file).map_err(|error| named(&error))?;
     let fields = read_fields(&text).map_err(|error| named(&error))?;
     models::read_saved(fields).map_err(|error| named(&error))

@@ -80,10 +80,12 @@ pub(crate) fn one_per_host_first<T>(
 pub(crate) fn check_shared(ranks: &Ranks, folder: &Path) -> Result<(), Failure> {
     let Some(placement) = ranks.placement() else { return Ok(()) };
     let probe = ranks.has_first().then(|| write_probe(folder)).transpose();
+    // All processes wait until the file is written.
     let probe = agree(ranks, "probe of the output folder", probe)?;
     let name = probe.as_ref().and_then(|probe| probe.file_name()).unwrap_or_default();
     let names = ranks.gather_bytes("name of the probe", name.as_encoded_bytes());
     let names = names.map_err(|failure| failure_of_rank(ranks, failure))?;
+    // Rank 0 wrote the file; the other ranks sent empty names.
     let name = String::from_utf8_lossy(&names[0]).into_owned();
     let host = ranks.host(placement.rank);
     let seen = match folder.join(&name).exists() {

@@ -34,6 +34,7 @@ pub(crate) fn omitted_parameters(
     };
     let parameters = architecture.parameters().into_iter();
     let updates = parameter_updates(architecture, plan)?;
+    // `None` is a frozen parameter, by a group or by an adapter.
     let frozen = parameters.zip(updates).filter(|(_, update)| update.is_none());
     let frozen: HashSet<String> = frozen.map(|(parameter, _)| parameter.path).collect();
     if frozen.is_empty() {

@@ -104,6 +104,7 @@ pub fn finetune(arguments: Arguments, profiler: &Profiler) -> Result<(), Failure
     let request = arguments.request(&ranks);
 
     let prepare = || PreparedRun::new(&request, purpose.clone(), &ranks);
+    // Every process prepares the job on its own, so that nothing has to be sent.
     let prepared = one_per_host_first(&ranks, prepare)?;
     let run = Run { prepared, ranks: &ranks, signals: &signals, profiler };
     run.start_profiler();
@@ -117,6 +118,7 @@ pub fn finetune(arguments: Arguments, profiler: &Profiler) -> Result<(), Failure
         }
         #[cfg(feature = "wgpu")]
         deepburn_config::Backend::Wgpu => run.train::<burn_wgpu::Wgpu<f32, i32>>(&wgpu_devices()),
+        // Backends that are not compiled in were refused in the preparation.
         _ => run.train::<burn_flex::Flex>(&[burn_flex::FlexDevice]),
     }?;
 
@@ -267,6 +269,7 @@ impl Run<'_> {
         // From here on files are written. The lock is held until all ranks have ended.
         let lock = ranks.has_first().then(|| open_output(preparation)).transpose();
         let _lock = agree(ranks, "output", lock)?;
+        // Only now, because the folder may have been made by rank 0 just before.
         check_shared(ranks, &self.training().output_dir)?;
         let steps = match self.prepared.purpose {
             Purpose::Train { .. } => counted(preparation.length.max_steps as usize, "step"),
@@ -308,6 +311,7 @@ impl Run<'_> {
         for device in &devices {
             check_types::<B>(preparation, device)?;
         }
+        // Before the models are built: a run that does not fit would be killed without a message.
         forecast.check(preparation, self.ranks)?;
         check_swap(preparation, self.ranks_on_host(), forecast.offloaded_activations())?;
         let models = Mutex::new(self.models(recipe, &devices)?);
@@ -390,6 +394,7 @@ impl Run<'_> {
             let model = placed.models.lock().unwrap_or_else(PoisonError::into_inner)[index].take();
             let Some(model) = model else { unreachable!("every rank has a model") };
             let mut hooks = hooks(&self.prepared, group.rank(), self.profiler)?;
+            // First, so that the step is known if a later hook fails.
             hooks.hooks.insert(0, Box::new(steps.clone()));
             let device = placed.devices[index].clone();
             train_rank(&self.prepared, RankRun { recipe, model, group, device, hooks, signals })
@@ -451,6 +456,7 @@ impl Run<'_> {
     /// none if saving it failed.
     fn interrupted_in_test(&self, signal: &str, step: u64) -> String {
         let how = self.resuming();
+        // The folder is read again: saves may have failed, and retention deletes older checkpoints.
         let latest = Checkpoint::open(&folder(&self.training().output_dir), None);
         let remedy = match latest.map(|checkpoint| checkpoint.run().step) {
             Ok(latest) if latest == step => {

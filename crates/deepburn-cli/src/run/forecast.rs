@@ -154,6 +154,7 @@ impl HostForecast {
         let trained = sizes.iter().filter(|size| size.is_trainable());
         let ranks_of_stage = plan.mesh.data_parallel_size() as u64;
         let ranks = (local.first..local.first + local.count)
+            // The ranks of a pipeline stage follow each other.
             .filter_map(|rank| stages.get((rank / ranks_of_stage) as usize))
             .map(|stage| stage.step)
             .collect::<Vec<_>>();
@@ -162,8 +163,10 @@ impl HostForecast {
             stage: plan.zero.stage,
             rank: MemoryPeaks::mean(&ranks),
             largest_rank: largest_rank.unwrap_or_default(),
+            // A shard group may span hosts, and only ranks of one process share arrays.
             sharing: (plan.mesh.shard as u64).min(local.count).max(1),
             largest: sizes.iter().map(|size| size.numel).max().unwrap_or(0),
+            // Buffers of a reduction depend on the largest gradient, not on the sum.
             largest_gradient: trained.map(|size| size.numel).max().unwrap_or(0),
             precision: plan.precision,
             local,
@@ -201,6 +204,7 @@ impl HostForecast {
                 let is_view = local.backend == Backend::Flex;
                 let shards = if is_view { parameters.saturating_mul(*sharing) } else { 0 };
                 let copied = device.of(Category::Gathered).saturating_sub(shards);
+                // What each rank has beside the gathered parameters.
                 let own = device.ungathered.saturating_mul(*sharing);
                 shard_groups.saturating_mul(own.saturating_add(copied)).min(unshared)
             }
@@ -415,6 +419,7 @@ impl RunForecast {
         // If several limits are exceeded, the lowest one is reported. The suggested change satisfies all of them.
         let exceeded = limits.iter().filter(|limit| forecast.exceeds(limit));
         if let Some(limit) = exceeded.min_by_key(|limit| limit.bytes) {
+            // Fewer activations help only if the model states leave room for some.
             let states_fit = forecast.compared(limit, Tensors::ModelStates) <= limit.bytes;
             let remedy = remedy(model.plan, model.batch.sequences, states_fit, fits);
             return Err(refusal(forecast, limit, remedy));
@@ -423,6 +428,7 @@ impl RunForecast {
         if ranks.has_first()
             && let Some(limit) = scarce.min_by_key(|limit| limit.bytes)
         {
+            // Tensors alone fit here, so the model states do.
             let remedy = remedy(model.plan, model.batch.sequences, true, fits);
             tracing::warn!(
                 "memory may run out: the run needs about {} of {} ({}); {}",

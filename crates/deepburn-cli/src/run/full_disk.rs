@@ -30,6 +30,8 @@ impl FullDisk {
                 self.0 = true;
                 Ok(())
             }
+            // Any other outcome, also another error, ends the state: the next full disk is worth a
+            // warning again.
             written => {
                 self.0 = false;
                 written.map_err(Into::into)

@@ -107,6 +107,7 @@ pub(super) fn hooks(
         return Ok(RankHooks { hooks, metrics: None, wandb: None });
     }
     let metrics = output.join("metrics.jsonl");
+    // Steps after the checkpoint are repeated, and their rows must not appear twice.
     let writer = match own_step(checkpoint.as_ref()) {
         Some(step) => MetricsWriter::resume(&metrics, step)?,
         None => MetricsWriter::create(&metrics)?,
@@ -115,6 +116,7 @@ pub(super) fn hooks(
         .map_err(|error| format!("job.json: {error}"))?;
     let job_file = (output.join("job.json"), job_text);
     let writer = Rc::new(RefCell::new(writer));
+    // Two owners: the hook writes rows, and the rank flushes them when the model is saved.
     let (metrics, disk) = (Some(writer.clone()), FullDisk::default());
     hooks.push(Box::new(MetricsHook { writer, job_file, disk }));
     if let Some(writer) = generated_writer(run)? {
@@ -130,6 +132,7 @@ pub(super) fn hooks(
     })?;
     hooks.push(Box::new(MonitorHook { monitors, disk: FullDisk::default() }));
     let wandb = WandbRecord::create(run)?;
+    // The record stays with the rank, which adds the result of the test.
     hooks.extend(wandb.as_ref().map(WandbRecord::hook));
     if let Some(flops) = &plan.monitor.flops {
         let architecture = preparation.subject.info().architecture();
@@ -140,9 +143,11 @@ pub(super) fn hooks(
             ranks: job.training.ranks,
         }));
     }
+    // The key of `transformers`, or else DeepSpeed's.
     let logging = job.training.logging_steps.or(plan.report.steps_per_print.map(StepCount::Steps));
     let every = logging.map(|steps| preparation.length.steps_of(steps));
     let breakdown = plan.report.wall_clock_breakdown;
+    // Last, so that a step is shown after its rows were written.
     hooks.push(Box::new(ProgressHook::new(preparation.length.max_steps, every, breakdown)));
     Ok(RankHooks { hooks, metrics, wandb })
 }
@@ -264,6 +269,7 @@ impl Hook for GeneratedHook {
     fn after_generation(&mut self, texts: &[GeneratedText]) -> Result<(), BoxError> {
         // The hook of metrics warns if the folder was removed.
         self.writer.restore_if_removed()?;
+        // All texts of a call belong to one evaluation.
         let step = texts.first().map(|text| text.step);
         if let Some(step) = self.resumed.take_if(|resumed| step == Some(*resumed)) {
             self.writer = GeneratedWriter::resume(&self.path, step.saturating_sub(1))?;
@@ -375,6 +381,7 @@ impl FlopsHook {
     /// entries with the same path. The module of a parameter is its path without the last part.
     fn modules(&self, operations: &[ModuleOperations]) -> Vec<ModuleFlops> {
         let parameters = self.parameters.iter().map(|parameter| ModuleFlops {
+            // Modules without matrix products have parameters too.
             path: parameter.path.rsplit_once('.').map_or("", |(module, _)| module).to_owned(),
             parameters: parameter.shape.iter().product::<usize>() as u64,
             forward: 0,

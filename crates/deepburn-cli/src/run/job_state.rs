@@ -168,6 +168,7 @@ impl JobState {
 
     /// Parses the state that a checkpoint contains.
     fn parse(state: &Value) -> Result<Self, String> {
+        // The engine stores any client state, and only `finetune` has a job in it.
         if state.get("job").is_none() {
             let remedy = "load it with Engine::load_checkpoint";
             return Err(format!("it was not saved by finetune; {remedy}"));
@@ -205,11 +206,14 @@ impl JobState {
             Some("encoder" | Architecture::FORMER_ENCODER) => "",
             _ => " from its weights with model.pretrained",
         };
+        // The tokens may differ because of a key, which is easier to set back than the files.
         if self.samples != now.samples || self.data != now.data {
             self.compare_tokens(now, weights)?;
         }
+        // If no key explains it, the number of samples does.
         self.compare_samples(now)?;
         self.compare_models(now)?;
+        // Neither a key nor a size nor the model explains it, so the files have other contents.
         if let (Some(then), Some(now)) = (&self.data, &now.data)
             && then != now
         {
@@ -428,6 +432,7 @@ impl JobState {
                     .to_owned(),
             ),
             (Some(then), Some(now_fields)) => {
+                // Patterns and lists of names may select the same modules.
                 let models = (self.adapted(), now.adapted());
                 if let (Ok(Some(then)), Ok(Some(now))) = models
                     && let Some((then, now)) = then.adapter().zip(now.adapter())

@@ -93,6 +93,7 @@ fn check_file(file: &PathBuf, output: &Path, config: &Path) -> Result<(), Failur
         )));
     }
     let folder = file.parent().unwrap_or(Path::new(""));
+    // New folders are removed when the check ends.
     let _made = MadeFolders::make(folder).map_err(|error| refused(KEY, file, &error))?;
     // Permissions alone do not show whether a file can be written, so it is opened. A new file is removed again.
     let existed = file.exists();

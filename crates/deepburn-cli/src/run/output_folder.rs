@@ -48,6 +48,7 @@ const FOLDERS: [&str; 3] = ["model", "adapter", "checkpoints"];
 /// an old result cannot be removed.
 pub(crate) fn open_output(preparation: &Preparation) -> Result<Option<File>, Failure> {
     let output = &preparation.job.training.output_dir;
+    // First, because another run may be writing the files below.
     let lock = claim(output)?;
     let record = serde_json::to_string_pretty(&preparation.record).map_err(Failure::run)?;
     let path = output.join("job.json");
@@ -55,6 +56,7 @@ pub(crate) fn open_output(preparation: &Preparation) -> Result<Option<File>, Fai
     for name in ["report.html", "test.json"] {
         remove_earlier(&output.join(name)).map_err(Failure::run)?;
     }
+    // After the first writes, so that the folder exists and its file system can be asked.
     warn_of_full_disk(preparation);
     let has_adapter = preparation.subject.info().adapted().is_some();
     let saves_model = !has_adapter || preparation.job.training.save_merged;
@@ -96,6 +98,7 @@ pub(crate) fn remove_earlier(path: &Path) -> Result<(), String> {
 fn warn_of_full_disk(preparation: &Preparation) {
     let output = &preparation.job.training.output_dir;
     let info = preparation.subject.info();
+    // An adapter alone is a small part of the model.
     let is_whole = info.adapted().is_none() || preparation.job.training.save_merged;
     let saved = info.architecture().parameters().into_iter();
     let saved = saved.filter(|parameter| is_whole || !parameter.is_frozen);
@@ -158,8 +161,10 @@ fn claim(folder: &Path) -> Result<Option<File>, Failure> {
     }
     let lock = match File::open(folder) {
         Ok(handle) => locked(folder, handle.try_lock())?.then_some(handle),
+        // Not every system opens folders as files. Such a run has no lock.
         Err(_) => None,
     };
+    // Until here, new folders are removed again when `made` is dropped.
     made.keep();
     Ok(lock)
 }

@@ -118,11 +118,13 @@ impl DataIdentity {
             // Without a limit and without label smoothing, it is the hash of the data.
             evaluation: hash
                 .unwrap_or(0)
+                // Every default adds 0, so that checkpoints from before these keys keep their hash.
                 .wrapping_add(training.eval_max_samples.unwrap_or(0) as u64)
                 .wrapping_add(training.label_smoothing_factor.abs().to_bits())
                 .wrapping_add(
                     training
                         .dpo
+                        // The rotation tells the types of loss apart.
                         .map_or(0, |dpo| dpo.beta.to_bits().rotate_left(dpo.loss_type as u32 + 1)),
                 ),
         })
@@ -145,6 +147,7 @@ pub(crate) fn prepare(
     check: impl FnOnce(&Job, &Plan) -> Result<Resumed, Failure>,
 ) -> Result<Preparation, Failure> {
     let (mut job, written) = Job::load(request).map_err(Failure::mistake)?;
+    // What the files alone decide: milliseconds.
     check_backend(job.training.backend)?;
     let mut facts = job.run_context();
     let preliminary = resolve_preliminary(&written, &facts).map_err(Failure::mistake)?;
@@ -155,6 +158,7 @@ pub(crate) fn prepare(
     check_evaluation(&job, dynamic.as_ref())?;
     // Limits on a step apply to the largest batch of the schedule.
     let (places, largest) = (Places::default(), batch_sizes.largest());
+    // Model and data, which may be downloaded and tokenized: minutes.
     let pretrained = pretrained_folder(&job, &places)?;
     let inputs = JobInputs {
         job: &job,
@@ -165,9 +169,10 @@ pub(crate) fn prepare(
         day,
     };
     let model = models::of_job(&job, inputs.pretrained)?;
-    let subject = model.prepare(&inputs)?;
+    let subject = (model.prepare)(&inputs)?;
     // `job.json` names the architecture even if the job does not.
-    job.model.architecture = Some(model.architecture());
+    job.model.architecture = Some(model.architecture);
+    // What depends on the data: lengths, steps, and with them the final plan.
     check_curriculum(&job, &preliminary, subject.info().min_tokens())?;
     let epoch_samples = epoch_samples(subject.info(), batch, dynamic.is_some())?;
     let (info, progress) = (subject.info(), progress.as_ref());
@@ -175,6 +180,7 @@ pub(crate) fn prepare(
         Some(dynamic) => steps_within_budget(&job, info, batch, dynamic, progress)?,
         None => num_steps(&job, info, epoch_samples, &batch_sizes, progress)?,
     };
+    // Ratios become steps before the notes, which compare them with the length of the run.
     set_total_steps(&mut job, max_steps)?;
     add_context(&mut facts, &job, subject.info().architecture(), max_steps)?;
     add_notes(&mut job, dynamic.as_ref(), max_steps);
@@ -187,11 +193,7 @@ pub(crate) fn prepare(
         pretrained,
         sizes: grouped_sizes(architecture, &plan)?,
         data: DataIdentity::new(subject.info(), &job.training)?,
-        length: TrainingLength {
-            batch_sizes,
-            max_steps: max_steps as u64,
-            epoch_samples: epoch_samples as u64,
-        },
+        length: TrainingLength::new(batch_sizes, max_steps, epoch_samples),
         day,
         job,
         plan,
@@ -223,6 +225,7 @@ fn pretrained_folder(job: &Job, places: &Places) -> Result<Option<PathBuf>, Fail
 
 /// Returns whether two paths lead to one folder. A folder that does not exist is none.
 fn is_same_folder(one: &Path, other: &Path) -> bool {
+    // Links and relative paths may lead to the same folder.
     let [one, other] = [one, other].map(|path| path.canonicalize().ok());
     one.is_some() && one == other
 }
@@ -262,6 +265,8 @@ fn epoch_samples(
     batch: BatchPlan,
     is_dynamic: bool,
 ) -> Result<usize, Failure> {
+    // Without dynamic batching, ranks take equal shares, which may count samples twice or drop
+    // some.
     let (shard, shards) = match (is_dynamic, batch.data_parallel_size) {
         (true, _) => (DataShard::WHOLE, 1),
         (false, num_ranks) => (DataShard { rank: 0, num_ranks }, num_ranks),
@@ -290,6 +295,7 @@ fn quantization(
 fn set_total_steps(job: &mut Job, max_steps: usize) -> Result<(), Failure> {
     let training = &mut job.training;
     training.set_total_steps(max_steps);
+    // `None` means that the intervals cannot be compared before the run.
     if training.save_best_limit.is_none() || training.evaluates_checkpoints() != Some(false) {
         return Ok(());
     }

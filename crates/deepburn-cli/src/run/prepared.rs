@@ -50,12 +50,15 @@ impl PreparedRun {
         purpose: Purpose,
         ranks: &Ranks,
     ) -> Result<Self, Failure> {
+        // Selected in the middle of the preparation: the job has to be known, and the data depends
+        // on it.
         let mut selected = None;
         let mut preparation = prepare(request, |job, plan| {
             match &purpose {
                 Purpose::Train { resume } => selected = resume::select(job, resume.as_ref())?,
                 Purpose::Evaluate => check_evaluation(job)?,
             }
+            // All paths are checked before the data is read.
             check_monitors(&job.training.output_dir, &plan.monitor, &request.config)?;
             selected.as_ref().map_or(Ok(Resumed::default()), resume::Selected::resumed)
         })?;

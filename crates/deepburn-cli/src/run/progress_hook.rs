@@ -55,6 +55,7 @@ impl EvaluationLines {
     fn line(&mut self, what: &str, progress: EvaluationProgress) -> Option<String> {
         let EvaluationProgress { done, total } = progress;
         let now = Instant::now();
+        // The clock starts with the first batch, so that short evaluations print nothing.
         let last = *self.last.get_or_insert(now);
         if done == total {
             self.last = None;
@@ -96,6 +97,7 @@ impl ProgressHook {
         bar.set_message("first step");
         // Show the bar before the first step, which may take much longer than the others.
         bar.tick();
+        // Somebody who asks for lines gets them beside a bar, too.
         let lines = every.is_some() || breakdown;
         let every = every.unwrap_or(if breakdown { 1 } else { total.div_ceil(20) }).max(1);
         let evaluation = EvaluationLines::default();

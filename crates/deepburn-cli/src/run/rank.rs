@@ -120,13 +120,17 @@ fn train_and_test<B: FusedOps + OptimizerOps, R: Recipe<B>>(
     let mesh = plan.mesh;
     let shard =
         DataShard { rank: mesh.data_rank(group.rank()), num_ranks: mesh.data_parallel_size() };
+    // Its thread loads the first batches while the model is sharded.
     let mut source = recipe.source(shard, plan)?;
     let mut engine = match &run.layout {
         Some(layout) => deepburn::initialize_pipeline(model, plan, layout.clone(), group)?,
         None => deepburn::initialize(model, plan, group)?,
     };
+    // A checkpoint replaces these random streams by its own.
     engine.seed(job.training.seed);
     if let Some(map) = &run.preparation.omitted {
+        // Also before a checkpoint is loaded, while the engine has the values of the pretrained
+        // model.
         engine.omit_base(map)?;
     }
     // The reference is the model at the start of the job, so it is measured before a checkpoint is loaded.
@@ -225,6 +229,7 @@ impl<B: FusedOps + OptimizerOps, R: Recipe<B>> RankEvaluation<'_, B, R> {
         let resumed = LoopState { evaluation_pending: true, ..LoopState::default() };
         let plan = TrainPlan { interrupt: interrupt.clone(), resumed, ..TrainPlan::default() };
         let outcome = deepburn::train(engine, &task, &mut source, &plan, &mut hooks.hooks)?;
+        // End the threads of the data loader before the test starts its own.
         drop(source);
         hooks.close()?;
         match outcome {
@@ -255,10 +260,12 @@ fn test<B: FusedOps + OptimizerOps, R: Recipe<B>>(
     wandb: Option<&WandbRecord>,
 ) -> Result<RankOutcome, BoxError> {
     let Preparation { job, plan, .. } = preparation;
+    // The stages of a pipeline evaluate the same samples together.
     let shard = DataShard { rank: engine.data_rank(), num_ranks: engine.data_ranks() };
     let Some(mut batches) = recipe.test(shard, plan)? else { return Ok(RankOutcome::Finished) };
     let is_first = engine.rank() == 0;
     if is_first {
+        // One rank is enough, because all of them have as many batches.
         batches = with_progress("evaluating the test split", batches);
     }
     let failed = |cause| TrainError { step, cause };
@@ -330,6 +337,7 @@ fn report_end(preparation: &Preparation, end: &TrainingEnd) {
             counted(patience, "evaluation")
         ));
     }
+    // `None` if nothing was evaluated.
     let Some(BestEvaluation { step, metric, by, .. }) = end.best else { return };
     let best = format!("step {step}, {}", metric_text(by, metric));
     match &end.model {

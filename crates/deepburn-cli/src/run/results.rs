@@ -131,6 +131,8 @@ pub(crate) fn save_model<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
             .into());
         }
         if let Some(writer) = &mut writer {
+            // A head that is tied to an adapted embedding is stored by PEFT, but has no parameter
+            // here.
             let twin = adapter.as_ref().and_then(|(adapted, _)| adapted.twin_of(parameter.path()));
             if let Some(twin) = twin {
                 writer.write(&twin, data.clone())?;
@@ -138,6 +140,7 @@ pub(crate) fn save_model<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
             writer.write(parameter.path(), data)?;
         }
     }
+    // Other ranks have only taken part in the gathers.
     let Some(writer) = writer else { return Ok(()) };
     let base = adapter.zip(preparation.pretrained.as_deref());
     let hash = base.and_then(|((adapted, _), base)| base_hash(adapted, base));
@@ -215,6 +218,7 @@ pub(crate) fn save_merged(preparation: &Preparation) -> Result<(), BoxError> {
 /// A failure is only logged, because the model is already saved.
 pub(crate) fn record_model(preparation: &Preparation, end: &TrainingEnd) {
     let training = &preparation.job.training;
+    // Without `load_best_model_at_end`, the last model is always the saved one.
     let Some(best) = end.best.filter(|_| training.load_best_model_at_end) else { return };
     let mut record = preparation.record.clone();
     record[SAVED_MODEL] = match &end.model {
@@ -236,6 +240,7 @@ const SAVED_MODEL: &str = "saved_model";
 /// Returns the record of the job with the section that [`record_model`] added.
 fn complete_record(preparation: &Preparation) -> Value {
     let mut record = preparation.record.clone();
+    // Ranks share the record in memory, so rank 0 added the section to the file alone.
     let text = fs::read_to_string(preparation.job.training.output_dir.join("job.json"));
     let written = text.ok().and_then(|text| serde_json::from_str::<Value>(&text).ok());
     if let Some(saved) = written.as_ref().and_then(|written| written.get(SAVED_MODEL)) {
@@ -254,6 +259,7 @@ pub(crate) fn write_report(request: &JobRequest, preparation: &Preparation) -> R
     let rows = read_metrics(&output.join("metrics.jsonl")).map_err(Failure::run)?;
     let test = match fs::read_to_string(output.join("test.json")) {
         Ok(text) => Some(serde_json::from_str(&text).map_err(Failure::run)?),
+        // There is no test split, or the test was stopped.
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
         Err(error) => return Err(Failure::run(error)),
     };
@@ -292,6 +298,7 @@ pub(crate) fn write_report(request: &JobRequest, preparation: &Preparation) -> R
 fn goodput(rows: &[Row]) -> Option<String> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).ok()?.as_secs_f64();
     let total = (now - launch_seconds()?).max(f64::MIN_POSITIVE);
+    // `metrics.jsonl` has each step once, because a resumed run removes the rows that it repeats.
     let steps = rows.iter().filter_map(|row| match row {
         Row::Step(step) => Some(step.step_seconds),
         _ => None,

@@ -167,6 +167,7 @@ impl Selected {
     pub(crate) fn checked(self, preparation: &Preparation) -> Result<ResumedCheckpoint, Failure> {
         let Self { mut checkpoint, reason } = self;
         match &mut checkpoint {
+            // This launch saved it, so it is of the same job.
             _ if reason == SelectionReason::Restart => return Ok(checkpoint),
             ResumedCheckpoint::Own(checkpoint) => check_own(preparation, checkpoint, reason)?,
             ResumedCheckpoint::DeepSpeed(checkpoint) => check_deepspeed(preparation, checkpoint)?,
@@ -236,6 +237,7 @@ fn newest_of_launch(output: &Path) -> Result<Option<Checkpoint>, Failure> {
         return Ok(None);
     }
     for checkpoint in Checkpoint::all(&root).map_err(mistake)?.into_iter().rev() {
+        // A checkpoint of another program is of no launch.
         let Ok(saved) = JobState::read(&checkpoint) else { continue };
         if !saved.is_of_this_launch() {
             continue;
@@ -263,6 +265,7 @@ pub(crate) fn day_of_latest(output: &Path) -> Option<Day> {
 /// # Errors
 /// Returns a user's mistake if there is no such checkpoint, or if it is damaged.
 fn open(output: &Path, what: Option<&str>) -> Result<Selected, Failure> {
+    // Users of DeepSpeed may name its file.
     let what = what.filter(|tag| *tag != "latest");
     let own = folder(output);
     let what = what.map(|what| tag_of_path(what, &own).unwrap_or(what).trim_end_matches('/'));
@@ -277,6 +280,7 @@ fn open(output: &Path, what: Option<&str>) -> Result<Selected, Failure> {
             ResumedCheckpoint::DeepSpeed(Box::new(open_deepspeed(output, Path::new(path))?))
         }
         None => {
+            // `None` is the latest one.
             let tag = what.map(str::parse::<Tag>).transpose().map_err(mistake)?;
             ResumedCheckpoint::Own(Box::new(
                 Checkpoint::open_intact(&own, tag.as_ref()).map_err(mistake)?,
@@ -315,8 +319,10 @@ fn open_deepspeed(output: &Path, path: &Path) -> Result<DeepSpeedCheckpoint, Fai
             path.display()
         )));
     }
+    // A folder with checkpoints of its own resumes from these.
     refuse_earlier(output)?;
     let checkpoint = DeepSpeedCheckpoint::open(path, None).map_err(mistake)?;
+    // All files are read once now, because a rank that failed later would end the run.
     checkpoint.verify().map_err(mistake)?;
     Ok(checkpoint)
 }
@@ -345,6 +351,7 @@ fn check_own(
     let path = checkpoint.path().to_owned();
     let in_checkpoint = |reason| mistake(format!("{}: {reason}", path.display()));
     let saved = JobState::read(checkpoint).map_err(in_checkpoint)?;
+    // First, because other data or another model explains all further differences.
     saved.compare(&JobState::of(preparation)).map_err(in_checkpoint)?;
     check_states(preparation, checkpoint)?;
     check_base(preparation, checkpoint).map_err(in_checkpoint)?;
@@ -390,6 +397,7 @@ fn check_base(preparation: &Preparation, checkpoint: &mut Checkpoint) -> Result<
         Precision::Fp16 => ElementType::F16,
         Precision::Bf16 => ElementType::Bf16,
     };
+    // Hashes are of the values as a run holds them, which depends on its precision.
     let held = BaseValues { element, ..base.clone() };
     base.check(&entry.path, &held).map_err(|error| error.to_string())?;
     let map = preparation.subject.info().architecture().weight_map();
@@ -483,6 +491,7 @@ fn restore_deepspeed<B: OptimizerOps, M: AutodiffModule<Training<B>>, T>(
 ) -> Result<(), BoxError> {
     let map = preparation.subject.info().architecture().weight_map();
     engine.load_deepspeed_checkpoint(checkpoint, &map, LoadPlan::ALL)?;
+    // A schedule of batch sizes gives steps different numbers of micro-batches.
     let micro_batch = preparation.plan.batch.micro_batch_size * engine.data_ranks();
     for step in 0..engine.global_steps() {
         let samples = preparation.length.batch_sizes.at(step as usize).train_batch_size;
@@ -526,6 +535,7 @@ fn refuse_earlier(output: &Path) -> Result<(), Failure> {
 /// Warns of checkpoints that are newer than the one to resume from. They are kept.
 fn warn_of_newer(root: &Path, checkpoint: &Checkpoint) {
     let step = checkpoint.run().step;
+    // Only a warning depends on it, so an unreadable folder is not an error here.
     let newer = Checkpoint::all(root).unwrap_or_default();
     let newer = newer.iter().filter(|other| other.run().step > step).map(|it| it.tag().as_str());
     let newer: Vec<_> = newer.collect();

@@ -49,6 +49,7 @@ pub(crate) fn announce_swap(preparation: &Preparation) {
     let Some(nvme) = nvme(preparation) else { return };
     let zero = &preparation.plan.zero;
     let bytes = file_bytes(preparation, zero);
+    // `max_in_cpu` may keep every parameter in memory, which shows as the same size of the file.
     let on_device = ZeroPlan { parameter_shards: ParameterOffload::Device, ..zero.clone() };
     let has_parameters = bytes > file_bytes(preparation, &on_device);
     let what = match has_parameters {

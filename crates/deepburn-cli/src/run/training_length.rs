@@ -31,6 +31,11 @@ pub(crate) struct TrainingLength {
 }
 
 impl TrainingLength {
+    /// Returns the length of a run with these steps and samples.
+    pub(crate) fn new(batch_sizes: BatchSchedule, max_steps: usize, epoch_samples: usize) -> Self {
+        Self { batch_sizes, max_steps: max_steps as u64, epoch_samples: epoch_samples as u64 }
+    }
+
     /// Returns a number of steps, which may be a ratio of the steps of the run.
     pub(crate) fn steps_of(&self, count: StepCount) -> u64 {
         count.of(self.max_steps as usize) as u64
@@ -130,6 +135,7 @@ pub(super) fn steps_within_budget(
     };
     let mut steps = 0;
     for epoch in 0..epochs.ceil() as usize {
+        // Every epoch has its own order, and so its own number of steps.
         let plan = sampler.plan();
         if dynamic.verbose && epoch < 10 {
             tracing::info!(
@@ -189,6 +195,7 @@ pub(super) fn num_steps(
     if let (Some(epochs), Some(resumed)) = (job.training.epochs, &resumed) {
         resumed.check_epochs(epochs, epoch_samples)?;
     }
+    // Ranks take equal shares of an epoch.
     let per_rank = epoch_samples / num_ranks;
     let per_step = full_step / num_ranks;
     let by_epochs = job.training.epochs.map(|epochs| {
@@ -202,6 +209,7 @@ pub(super) fn num_steps(
         let rest = !job.data.drop_last && batches.samples_before(whole) < samples;
         whole + usize::from(rest)
     });
+    // The job has at least one of them.
     let steps = [job.training.max_steps, by_epochs].into_iter().flatten().min().unwrap_or(0);
     // A checkpoint beyond the last step is an error of `--resume`.
     if steps == 0 && resumed.is_none() {

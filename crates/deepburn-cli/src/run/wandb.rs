@@ -90,6 +90,7 @@ impl WandbRecord {
 
     /// Writes the exit status once. A failure is a warning, because the results of the run are saved.
     fn end(&mut self, status: u8) {
+        // `drop` follows `finish`, and must not record a failure after it.
         if std::mem::replace(&mut self.is_finished, true) {
             return;
         }

@@ -43,6 +43,7 @@ impl AccompanyingFiles {
     ) -> Result<Self, Failure> {
         let record = state.model_record();
         let JobState { hf_export, companions, .. } = state;
+        // OUTPUT/checkpoints/TAG is the path of a checkpoint.
         let model = checkpoint.path().ancestors().nth(2).map(|output| output.join("model"));
         // Another run may have saved its model there. Older checkpoints do not record other places.
         let model = model.filter(|it| it.is_dir());
@@ -113,6 +114,7 @@ impl AccompanyingFiles {
 /// its tokenizer may be another one.
 fn has_data(folder: &Path, record: &ModelRecord) -> bool {
     let known = ModelRecord::read(folder).and_then(|model| model.training_data);
+    // Files and checkpoints of older versions have no hash.
     known.is_none() || record.training_data.is_none() || known == record.training_data
 }
 

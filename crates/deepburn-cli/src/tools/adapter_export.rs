@@ -57,6 +57,7 @@ impl AdapterExport<'_> {
         // It would be the configuration of a whole model.
         others.hf_export.documents.remove("config.json");
         others.refuse_existing(out)?;
+        // All checks come before the first file.
         refuse_weights(out)?;
         let folder = self.verified_base(checkpoint, recorded)?;
         if let Some(record) = others.hf_export.documents.get_mut(ModelRecord::FILE)
@@ -90,6 +91,7 @@ impl AdapterExport<'_> {
         if checkpoint.omitted().next().is_none() {
             return Ok(None);
         }
+        // A given folder has to fit, while the recorded one may have changed since.
         let given = self.base.map(model_in);
         let Some(folder) = given.clone().or(recorded.filter(|folder| folder.is_dir())) else {
             return Ok(None);

@@ -36,6 +36,7 @@ pub(crate) fn cache(action: Option<CacheAction>) -> Result<String, Failure> {
         None => Ok(listing(&cache, &cache.entries().map_err(Failure::mistake)?)),
         Some(CacheAction::Clear) => {
             let removed = cache.clear().map_err(Failure::mistake)?;
+            // Other programs may use the cache meanwhile, so this counts what was removed.
             let (entries, bytes) = (removed.len(), size(total(&removed)));
             Ok(format!("{}: removed entries: {entries} ({bytes})", cache.folder().display()))
         }

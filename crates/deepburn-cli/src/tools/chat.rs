@@ -142,6 +142,7 @@ impl Conversation {
         let special_tokens = SpecialTokens::of_folder(&folder).map_err(of_chat)?;
         let config = GenerationConfig::read(&sources.texts).map_err(Failure::mistake)?;
         let positions = sources.model.max_len();
+        // Half of a small model's positions are left for the conversation.
         let most = MAX_ANSWER.min(positions / 2);
         let settings =
             GenerationSettings::new(&arguments.sampling, config.as_ref(), [1, positions], most)?;
@@ -149,6 +150,8 @@ impl Conversation {
         settings.notes.iter().chain(&unapplied).for_each(|note| console::eprint(note));
         let ends = end_tokens(&sources.model, config.as_ref(), tokenizer.vocab_size());
         let options = settings.options(ends, &tokenizer);
+        // Reading the weights takes long, and a signal in it would leave the temporary folder
+        // behind.
         sources.forget_texts();
         let model = LoadedDecoder::read(&sources, arguments.quantize)?;
         let system = arguments.system.as_ref().map(|text| Message::text("system", text));

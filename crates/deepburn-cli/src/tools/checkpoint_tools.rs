@@ -75,6 +75,7 @@ impl FromStr for Size {
         let number = &text[..text.len() - unit.len()];
         let bytes = factor.and_then(|factor| match number.parse::<u64>() {
             Ok(whole) => whole.checked_mul(factor),
+            // There are no fractions of a byte.
             Err(_) if factor > 1 => {
                 let bytes = number.parse::<f64>().ok()? * factor as f64;
                 (bytes < u64::MAX as f64).then_some(bytes as u64)
@@ -103,6 +104,7 @@ impl Size {
 /// Returns a user's mistake if there is no checkpoint, or if it is damaged.
 pub(crate) fn open(path: &Path, tag: Option<&str>) -> Result<Checkpoint, Failure> {
     let tag = tag.map(str::parse::<Tag>).transpose().map_err(Failure::mistake)?;
+    // The output folder of a run, or else a folder of checkpoints or a checkpoint.
     let below = crate::run::resume::folder(path);
     let place = if below.is_dir() { &below } else { path };
     Checkpoint::open(place, tag.as_ref()).map_err(Failure::mistake)
@@ -142,6 +144,7 @@ pub(crate) fn inspect(path: &Path, tag: Option<&str>) -> Result<String, Failure>
     // Checkpoints of other programs, and of later versions, are described without their model.
     let state = JobState::read(&checkpoint).ok();
     let adapter = state.and_then(|state| Some(adapter_line(&state.adapted().ok()??)));
+    // The line joins the first paragraph of the description.
     let Some((adapter, (head, rest))) = adapter.zip(text.split_once("\n\n")) else {
         return Ok(text);
     };
@@ -192,6 +195,7 @@ pub(crate) fn consolidate(
         let export = AdapterExport { model, base };
         return export.write(checkpoint, state, out, float);
     }
+    // Taken out first, because the state is consumed below.
     let recorded = state.base.clone();
     let others = AccompanyingFiles::find(checkpoint, state, float)?;
     others.refuse_existing(out)?;

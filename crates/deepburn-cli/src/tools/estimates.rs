@@ -94,6 +94,7 @@ pub(crate) fn estimates(arguments: &EstimateArguments) -> Result<String, Failure
     };
     let plan = plan(arguments, model)?;
     let stages = stages(stage_number(arguments, &plan)?)?;
+    // Step times need a length, while memory without one is printed without activations.
     let length = match arguments.scaling.is_given() {
         true => arguments.sequence_length.or(Some(model.max_len() as u64)),
         false => arguments.sequence_length,
@@ -283,6 +284,7 @@ impl EstimateInput<'_> {
     fn estimate(&self, stage: Stage, ranks: u64) -> Result<Estimate, Failure> {
         let mut plan = self.plan.clone();
         plan.zero.stage = stage;
+        // The table of step times has other numbers of ranks than the plan.
         plan.set_data_parallel_size(ranks as usize);
         let forecast = self.model.forecast(&plan, self.batch.unwrap_or(SMALLEST));
         // Without a pipeline there is one stage.
@@ -337,6 +339,7 @@ impl Estimate {
     /// Returns the rows.
     fn rows(&self) -> Vec<EstimateRow> {
         let MemoryPeaks { device, host, disk } = self.forecast.step;
+        // Activations that are offloaded are of a made-up micro-batch if no length is given.
         let without_activations = |peaks: deepburn::Peaks| {
             peaks.total - if self.has_batch { 0 } else { peaks.of(Category::Activations) }
         };

@@ -99,6 +99,7 @@ pub(crate) fn export(arguments: &ExportArguments) -> Result<String, Failure> {
         sources.model.stored_values(sources.folder("MODEL")?).map_err(Failure::mistake)?;
     let hyperparameters = hyperparameters(values.config())?;
     let texts = TextMetadata::read(&sources, hyperparameters.vocab_size)?;
+    // Started before the weights, which take minutes to write.
     let modelfile = file.start_modelfile(&texts)?;
     let notes = hyperparameters.notes();
     notes
@@ -121,6 +122,7 @@ pub(crate) fn export(arguments: &ExportArguments) -> Result<String, Failure> {
 fn model_name(given: &Path) -> String {
     let path = fs::canonicalize(given).unwrap_or_else(|_| given.to_owned());
     let of_run = |folder: &&Path| folder.ends_with(MODEL) || folder.ends_with(ADAPTER);
+    // The folders `model` and `adapter` of a run say nothing about the model.
     let run = Some(&*path).filter(of_run).and_then(Path::parent);
     let name = run.and_then(Path::file_name).or(path.file_name());
     name.map_or_else(|| MODEL.to_owned(), |name| name.to_string_lossy().into_owned())
@@ -293,6 +295,7 @@ impl ExportedFile {
 
     /// Describes a file with this header, and how to run it.
     fn description(&self, header: &GgufHeader) -> String {
+        // Mixed types differ from tensor to tensor.
         let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
         for tensor in header.tensors() {
             *counts.entry(tensor.tensor_type().name()).or_default() += 1;

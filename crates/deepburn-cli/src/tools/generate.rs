@@ -103,6 +103,7 @@ pub(crate) fn generate(arguments: &GenerateArguments) -> Result<String, Failure>
     let options = settings.options(ends, &tokenizer);
     let stop = StopTexts { texts: &arguments.stop, tokenizer: &tokenizer };
     let sequences = sequences(&options, arguments.num_return_sequences.unwrap_or(1));
+    // Reading the weights takes long, and a signal in it would leave the temporary folder behind.
     sources.forget_texts();
     let mut model = LoadedDecoder::read(&sources, arguments.quantize)?;
     let continued = |options: &GenerateOptions| {
@@ -139,6 +140,7 @@ fn conversation(arguments: &GenerateArguments, tokenizer: &Tokenizer) -> Result<
     let tokens = SpecialTokens::of_folder(folder).map_err(of_chat)?;
     let system = arguments.system.iter().map(|text| Message::text("system", text));
     let messages: Vec<_> = system.chain([Message::text("user", &arguments.prompt)]).collect();
+    // The template without tools.
     let template = templates.select(false).map_err(of_chat)?;
     let context = ChatContext::default();
     let rendered = template.render(&messages, &context, &tokens, Ending::GenerationPrompt);

@@ -38,6 +38,7 @@ pub(crate) fn key_chapter() -> String {
     let mut sections: Vec<(&str, Vec<&KeyEntry>)> = vec![];
     for entry in &entries {
         let (section, _) = split(&entry.path);
+        // A list keeps the order of the declarations, and there are few sections.
         match sections.iter_mut().find(|(path, _)| *path == section) {
             Some((_, members)) => members.push(entry),
             None => sections.push((section, vec![entry])),

@@ -191,6 +191,7 @@ fn tuned_command(arguments: &LaunchArguments) -> Result<Vec<String>, Failure> {
             hosts.len()
         )));
     };
+    // A program of the user has no job file to tune.
     let program = arguments.command.first().map(PathBuf::from);
     if program.as_deref().and_then(|program| program.file_stem()) != Some("finetune".as_ref()) {
         return Err(Failure::mistake(
@@ -247,6 +248,7 @@ fn selected_hosts(arguments: &HostArguments) -> Result<Vec<HostSlots>, Failure> 
     let hosts = match &arguments.hostfile {
         Some(file) => read_hostfile(file).map_err(Failure::mistake)?,
         None => {
+            // Without a hostfile, the slots are the devices that the user has made visible.
             let visible = env::var("CUDA_VISIBLE_DEVICES").ok();
             vec![this_machine(&selection, visible.as_deref()).map_err(Failure::mistake)?]
         }

@@ -61,6 +61,7 @@ pub(crate) fn merge(arguments: &MergeArguments) -> Result<String, Failure> {
             adapter.display()
         )));
     };
+    // Checked before the merge, which reads the whole model.
     if let Some(name) = OWN.into_iter().find(|name| out.join(name).exists()) {
         return Err(Failure::mistake(format!(
             "{} exists and is not overwritten; give another folder",
@@ -76,6 +77,7 @@ pub(crate) fn merge(arguments: &MergeArguments) -> Result<String, Failure> {
     if let Some(record) = ModelRecord::read(&folder) {
         writer.set_document(ModelRecord::FILE, record.fields());
     }
+    // `config.json` is written last, so that an incomplete folder is not taken for a model.
     copy_others(&base, &folder, out)?;
     writer.finish().map_err(Failure::run)?;
     Ok(format!("the merged model is in {}", out.display()))

@@ -75,6 +75,7 @@ pub(crate) struct PredictArguments {
 /// file is created then.
 pub(crate) fn predict(arguments: &PredictArguments) -> Result<(), Failure> {
     deepburn::start_threads().map_err(Failure::run)?;
+    // All inputs are checked before the output is made.
     let folder = ModelFolder::find(&arguments.model, "--model")?;
     check_places(arguments)?;
     let length = arguments.max_length.or(folder.sequence_length());

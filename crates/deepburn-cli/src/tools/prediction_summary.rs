@@ -41,6 +41,7 @@ impl PredictionSummary {
         classifier: &TrainedClassifier,
     ) {
         self.texts += 1;
+        // A table may have labels for some of its texts.
         let Some(label) = label.filter(|label| !label.trim().is_empty()) else { return };
         let is_known = match self.problem_type {
             ProblemType::SingleLabelClassification => {
@@ -114,6 +115,7 @@ fn label_set(label: &str, classifier: &TrainedClassifier) -> Option<Vec<usize>> 
         _ => None,
     };
     let mut classes = elements.iter().map(class).collect::<Option<Vec<_>>>()?;
+    // Predicted classes are in this order.
     classes.sort_unstable();
     Some(classes)
 }

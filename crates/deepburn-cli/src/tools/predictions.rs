@@ -99,6 +99,7 @@ impl PredictionWriter {
     /// Returns a user's mistake if the format is not supported, if the path cannot be written to, or if two columns
     /// have the same name.
     pub(crate) fn start(output: Option<&Path>, columns: OutputColumns) -> Result<Self, Failure> {
+        // Before the file is made, so that a mistake leaves nothing.
         columns.check()?;
         let Some(path) = output else {
             return Ok(Self { columns, sink: OutputSink::Screen(io::stdout()), file: None });
@@ -280,6 +281,7 @@ impl OutputColumns {
             ProblemType::MultiLabelClassification => cells.push(self.labels(outputs).to_string()),
             ProblemType::Regression => {
                 cells.extend(outputs.iter().map(|it| (*it as f32).to_string()));
+                // A regression has no probabilities.
                 return cells;
             }
         }

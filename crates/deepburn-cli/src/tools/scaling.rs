@@ -172,6 +172,7 @@ impl ScalingArguments {
             None if is_threads => (thread_latency(ranks as usize).map_err(Failure::run)?, MEASURED),
             None => (ASSUMED_LATENCY, "assumed"),
         };
+        // With one rank per machine, the local bandwidth is never used.
         let network = match kind {
             NetworkKind::Threads => Network::Threads { latency },
             NetworkKind::Links { bandwidth } => Network::Links(Links {
@@ -337,6 +338,7 @@ pub(crate) fn table(
 /// Returns the rows of a stage as JSON, in bytes and seconds.
 pub(crate) fn records(rows: &[ScalingRow], speed: &Speed, workload: &RankWorkload) -> Value {
     let record = |ScalingRow { memory, cost, collectives }: &ScalingRow| {
+        // A purpose occurs once for each operation, element type and group.
         let mut counts = BTreeMap::<&str, Count>::new();
         for (_, purpose, count) in collectives.iter() {
             let sum = counts.entry(purpose).or_default();

@@ -73,6 +73,7 @@ pub(crate) fn show_data(arguments: &ShowDataArguments) -> Result<String, Failure
     let tokenizer = tokenizer.ok_or_else(|| {
         Failure::mistake("data.tokenizer: is missing; give it, or model.pretrained")
     })?;
+    // The model is not built, so its limits come from its configuration.
     let limits = limits(&job, pretrained.as_deref(), tokenizer.vocab_size())?;
     // A run prints the day on which it started, also when it resumes.
     let day = day_of_latest(&job.training.output_dir).unwrap_or_else(Day::today);
@@ -163,6 +164,7 @@ fn sequence(
         batch.num_targets(),
         places.join(", ")
     );
+    // Documents of a packed sequence follow each other, and padding comes last.
     let mut tokens = batch.input_ids.iter().copied().zip(batch.labels.iter().copied());
     for (number, length) in documents(&batch).into_iter().enumerate() {
         text.push_str(if number == 0 { "\n" } else { "\n────────\n" });

@@ -61,6 +61,7 @@ impl TrainedClassifier {
         let (classify, limits) = (config.open(folder, held)?, config.limits());
         let problem_type = config.problem_type();
         let tokenizer = Tokenizer::load(folder).map_err(Failure::mistake)?;
+        // A token beyond the embedding would fail in the middle of the input.
         if tokenizer.vocab_size() > limits.vocab_size {
             return Err(Failure::mistake(format!(
                 "--model: the tokenizer in {} has {} tokens, but the model {}; give a model with its own tokenizer",
@@ -136,6 +137,7 @@ impl TrainedClassifier {
             let batch = texts.collate(rows, rows.len()).map_err(Failure::run)?;
             let logits = (self.classify)(&batch.input_ids, &batch.lengths);
             let logits = logits.map_err(Failure::run)?;
+            // Back to the order of the input.
             for (row, logits) in rows.iter().zip(logits.chunks(self.num_classes())) {
                 found[*row] = outputs(self.problem_type, logits)?;
             }

@@ -98,8 +98,7 @@ pub(crate) fn tune(arguments: &TuneArguments) -> Result<BestConfig, Failure> {
     let started = Instant::now();
     let signals = Signals::prepare().map_err(Failure::run)?;
     let job = TunedJob::read(arguments)?;
-    let tuner = job.tuner()?;
-    let autotuning = &job.autotuning;
+    let (tuner, autotuning) = (job.tuner()?, &job.autotuning);
     let mut search = tuner.search(&job.space()?, limits(arguments, autotuning));
     console::eprint(&counts(&search));
     if search.next().is_none() {
@@ -116,6 +115,7 @@ pub(crate) fn tune(arguments: &TuneArguments) -> Result<BestConfig, Failure> {
         command: &command,
     };
     results.open(autotuning.overwrite).map_err(Failure::mistake)?;
+    // Until here a signal ends the program at once, because there is no result to keep.
     signals.listen(true).map_err(Failure::run)?;
 
     let steps =
@@ -211,6 +211,7 @@ fn progress(search: &Search, index: usize, again: bool, steps: MeasuredSteps) ->
         );
     }
     let number = search.measured().len() + 1;
+    // As if all others were as slow as this one.
     let left = (most + 1).saturating_sub(number) as f64 * seconds * steps;
     format!("measuring {name}, {number} of at most {most}; about {left:.0} s left")
 }

@@ -13,7 +13,7 @@ use deepburn_chat::{
 };
 use deepburn_config::{ChatPlan, Job};
 use deepburn_datasets::{
-    InvalidRows, NotedSample, Row as DataRow, RowNote, Sample, SampleSource, SampleSplits, Splits,
+    DataRow, InvalidRows, NotedSample, RowNote, Sample, SampleSource, SampleSplits, Splits,
     Tokenizer, open_samples, pair_sample,
 };
 use serde_json::{Map, Value};
@@ -67,9 +67,11 @@ impl<'a> ChatEncoder<'a> {
         template: Option<&str>,
         day: Day,
     ) -> Result<Self, Failure> {
+        // A tokenizer.json alone has neither special tokens nor a template beside it.
         let folder = tokenizer.path().filter(|path| path.is_dir());
         let tokens = special_tokens(tokenizer, folder)?;
         let (templates, no_template) = templates(template, folder, day)?;
+        // Without a clock, the samples are the same on every day, and so is the key of the cache.
         let day = Some(day).filter(|_| templates.as_ref().is_some_and(ChatTemplates::uses_clock));
         if let Some(day) = day {
             tracing::info!(
@@ -85,6 +87,8 @@ impl<'a> ChatEncoder<'a> {
         let answers = templates.as_ref().and_then(|it| answers(chat.assistant_only_loss, it));
         let sources = templates.as_ref().map(ChatTemplates::sources);
         let fields = (&chat.text_field, &chat.messages_field);
+        // Everything that changes the samples of the same files. If something were missing, the
+        // cache would return the samples of another job.
         let key = [
             tokenizer.definition().map_err(Failure::mistake)?,
             format!("{sources:?} {:?}", day.map(|it| it.to_string())),
@@ -92,8 +96,10 @@ impl<'a> ChatEncoder<'a> {
             format!("{ENCODING} {form:?} {options:?} {fields:?}"),
         ];
         let pad_id = pad_id(chat, tokenizer, &tokens)?;
+        // Tokens such as tool tags are added to the vocabulary without being special.
         let added = tokenizer.extra_tokens().into_iter();
         let control_tokens = added.filter(|it| it.is_special).map(|it| it.text).collect();
+        // Other columns of a table are not read.
         let named = chat.messages_field.iter().chain([&chat.text_field]).cloned();
         let columns = RowFormat::COLUMNS.map(str::to_owned).into_iter().chain(named).collect();
         let own = ChatTokenizer::new(tokenizer);
@@ -147,6 +153,7 @@ impl<'a> ChatEncoder<'a> {
     /// # Errors
     /// Returns an error if the row has no known format, a field has a wrong value, or the template refuses it.
     fn encode(&self, row: DataRow) -> Result<NotedSample, ChatError> {
+        // The fields still have their names in the file here. Below, some are renamed or removed.
         let other_form = unread_completion(&row.fields, self.chat, self.form);
         let ReadRow { row, notes } = self.read(row)?;
         let (sample, findings) = self.sample(&row)?;
@@ -174,6 +181,8 @@ impl<'a> ChatEncoder<'a> {
         });
         let mut reader = reader_of(&fields, self.form)?;
         if is_table {
+            // A column of structs has every field in every row, as null where a row has none. A
+            // template would print these.
             reader.nested_nulls = NestedNulls::Remove;
         }
         let read = reader.read(&fields)?;
@@ -241,6 +250,7 @@ impl<'a> ChatEncoder<'a> {
                     "has no column `{name}`, which data.messages_field names"
                 )));
             };
+            // ShareGPT has `from` and `value` in place of `role` and `content`.
             let is_sharegpt = messages.get(0).is_some_and(|first| first.get("from").is_some());
             // The column is the one to read, whatever others there are.
             let context = ["tools", "documents", "chat_template_kwargs", "system"];
@@ -254,6 +264,7 @@ impl<'a> ChatEncoder<'a> {
                     "has no column `{name}`, which data.text_field names"
                 )));
             };
+            // The named column decides alone, even if others would form a conversation.
             fields.clear();
             fields.insert("text".to_owned(), text);
         }
@@ -275,6 +286,7 @@ fn reader_of(fields: &Value, form: SampleForm) -> Result<RowReader, ChatError> {
     ];
     let has = |column: &str| fields.get(column).is_some_and(|value| !value.is_null());
     if form == SampleForm::Preference {
+        // The prompt is not required: without it, both completions begin with it.
         let missing = RowFormat::Preference.required_columns().iter().find(|it| !has(it));
         let Some(missing) = missing else { return Ok(RowReader::new(RowFormat::Preference)) };
         let fault = match fields.get(missing) {
@@ -329,6 +341,7 @@ fn special_tokens(tokenizer: &Tokenizer, folder: Option<&Path>) -> Result<Specia
             .map_err(|error| Failure::mistake(format!("data.tokenizer: {error}")))?,
         None => SpecialTokens::default(),
     };
+    // `data.eos_token` is a part of the tokenizer by now.
     Ok(match tokenizer.end_of_text_token() {
         Some(end) => tokens.with("eos_token", &end),
         None => tokens,
@@ -357,6 +370,7 @@ fn templates(
     };
     Ok(match own {
         Ok(templates) => (Some(templates), None),
+        // Kept for later: texts and plain completions need no template.
         Err(error) => (None, Some(error)),
     })
 }

@@ -56,6 +56,7 @@ impl HostLimits {
     ) -> (StepMemory, Option<MemoryShortage>) {
         let count = plan.mesh.world_size() as u64;
         let backend = preparation.job.training.backend;
+        // The tuner measures on rank threads of its own process.
         let local = LocalRanks { first: 0, count, are_threads: true, backend };
         let stages = std::slice::from_ref(forecast);
         let host = HostForecast::new(&preparation.sizes, stages, plan, local);
@@ -72,6 +73,7 @@ impl HostLimits {
         let limit = short.min_by_key(|limit| limit.bytes)?;
         let (needed, margined) =
             (resident.compared(limit, &host.local), resident.with_margin(limit, &host.local));
+        // With the margin, so that the run is not refused when it starts.
         let missing = margined.saturating_sub(limit.bytes);
         Some(MemoryShortage {
             reason: format!(

@@ -85,6 +85,7 @@ pub(super) fn remedy(
     // If the states fit, reducing activations may be enough.
     if states_fit {
         let halves = std::iter::successors(Some(sequences / 2), |half| Some(half / 2));
+        // The largest smaller micro-batch is tried first.
         let smaller = halves.take_while(|half| *half > 0);
         let smaller: Vec<_> =
             smaller.map(|half| PassChange::default().of_sequences(half)).collect();
@@ -95,6 +96,7 @@ pub(super) fn remedy(
     }
     // Changes of the model states come last, and are combined with as few changes of activations as possible.
     for pass in [PassChange::default(), full, full.of_sequences(1)] {
+        // Smaller buffers cost throughput, so they come after the same change without them.
         let small = with_small_buffers(zero);
         let found = sharding(zero, &|zero| fits(zero, pass)).or_else(|| {
             if fits(&small, pass) {

@@ -71,6 +71,7 @@ impl Resident {
         batch: BatchShape,
     ) -> Self {
         let LocalRanks { count, are_threads, .. } = forecast.local;
+        // Ranks in this process.
         let ranks = if are_threads { count } else { 1 };
         let of_process = |bytes: u64| if are_threads { bytes } else { bytes / count.max(1) };
         let parameters = ParametersOnDisk::of(forecast);
@@ -113,6 +114,7 @@ impl Resident {
 
     /// Returns the bytes to compare with `limit`: the bytes of all processes of this host, or of this process.
     pub(super) fn compared(&self, limit: &MemoryLimit, local: &LocalRanks) -> u64 {
+        // The limit is of one process, or all ranks are threads of this process.
         let is_share = limit.of_process || local.are_threads;
         if is_share { self.total() } else { self.total().saturating_mul(local.count) }
     }

@@ -25,6 +25,7 @@ pub(super) fn differ(
 ) {
     // Sections are compared key by key. All other values, including lists, are compared as a whole.
     if let (Some(Value::Object(left)), Some(Value::Object(right))) = (then, now) {
+        // Keys of both sides in one list, the checkpoint's first.
         let added = right.keys().filter(|name| !left.contains_key(*name));
         for name in left.keys().chain(added) {
             differ(&format!("{path}.{name}"), left.get(name), right.get(name), found);
@@ -89,6 +90,7 @@ pub(super) fn with_deepspeed_defaults(then: &Value, now: &Value) -> (Value, Valu
         remove_nulls(&mut section);
         section
     };
+    // Both are taken as written, so that a default of one is only added for a key of the other.
     let (written_then, written_now) = (section(then), section(now));
     let completed = |job: &Value, own: &Map<String, Value>, other: &Map<String, Value>| {
         let mut section = own.clone();
@@ -257,6 +259,7 @@ pub(super) fn changed_places(then: &Value, now: &Value) -> Vec<Difference> {
 /// Returns `data.splits` as it is in a job file: fractions are percentages.
 fn written_splits(job: &Value) -> Option<Value> {
     let splits = job.pointer("/data/splits")?;
+    // A share of 0 is how a missing split is stored.
     let share = |name: &str| splits.get(name).and_then(Value::as_f64).filter(|it| *it > 0.0);
     let percent = |share: f64| Value::from(format!("{}%", (share * 1e9).round() / 1e7));
     let written = |name: &str| {
@@ -314,6 +317,7 @@ pub(super) const WITHOUT_EFFECT_ON_NUMBERS: [&str; 16] = [
 
 /// Returns whether the key `path` is one of the [`DECISIVE`] ones, apart from the exceptions.
 pub(super) fn is_refused(path: &str) -> bool {
+    // Files may be at another path now. Their contents are compared.
     let is_file = path.starts_with("data.") && path.ends_with(".path");
     !is_file && !starts_with_any(path, &MAY_DIFFER) && starts_with_any(path, &DECISIVE)
 }

@@ -54,6 +54,7 @@ impl Messages {
         if is_terminal {
             flag::register(SIGINT, interrupted.clone()).map_err(Failure::run)?;
         }
+        // The thread blocks in `read`, so it is never joined and ends with the program.
         let (sender, lines) = sync_channel(1);
         thread::spawn(move || {
             for line in io::stdin().lock().lines() {

@@ -22,6 +22,7 @@ pub(super) fn hyperparameters(config: &AnyDecoder) -> Result<Hyperparameters, Fa
         unreachable!("the number of layers was checked when the configuration was read")
     };
     let attentions = || parts.layers.iter().map(|layer| &layer.attention);
+    // A GGUF file has one scale for all layers.
     if attentions().any(|it| it.scale != first.attention.scale) {
         return Err(Failure::mistake(
             "`scale_attn_by_inverse_layer_idx` is true; llama.cpp supports false; keep the model as safetensors",
@@ -31,6 +32,7 @@ pub(super) fn hyperparameters(config: &AnyDecoder) -> Result<Hyperparameters, Fa
         attentions().find(|it| it.window.is_some() == has_window).and_then(|it| it.rotary.as_ref())
     };
     let windowed = rotary(true);
+    // If all layers have a window, they share one rotary embedding.
     let full = rotary(false).or(windowed);
     let (NormKind::Layer { epsilon }
     | NormKind::Rms { epsilon }
@@ -49,6 +51,7 @@ pub(super) fn hyperparameters(config: &AnyDecoder) -> Result<Hyperparameters, Fa
         is_tied: parts.head.is_tied,
         has_output_bias: first.attention.output.has_bias,
         has_feed_forward_bias: first.feed_forward.output.has_bias,
+        // Gemma's query_pre_attn_scalar: the scale is 1 / sqrt of it.
         query_scalar: first.attention.scale.powi(-2),
         attention_soft_cap: first.attention.soft_cap,
         logit_soft_cap: parts.head.soft_cap,

@@ -44,6 +44,7 @@ impl TextMetadata {
         let values = generation.as_ref().map(|it| *it.values()).unwrap_or_default();
         let sampling = sampling_parameters(&values);
         sampling_note(&sampling).iter().for_each(|note| console::eprint(note));
+        // The tokenizer's own end comes first, because a file has places for the first few only.
         let ends = end_tokens(sources, &tokenizer, generation.as_ref());
         let mut special_tokens = GgufSpecialTokens {
             bos: tokenizer.special_token("bos_token"),

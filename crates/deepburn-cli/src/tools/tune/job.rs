@@ -68,6 +68,7 @@ impl TunedJob {
             ..JobRequest::default()
         };
         let (_, written) = Job::load(&request).map_err(Failure::mistake)?;
+        // The section is read here and then removed for the preparation.
         let (_, autotuning) = split(&written).map_err(Failure::mistake)?;
         // A run refuses the section.
         if written.to_json().get("autotuning").is_some() {
@@ -174,6 +175,7 @@ impl TunedJob {
         let most = self.ranks.iter().copied().max().unwrap_or(1);
         let samples =
             (plan.batch.train_batch_size / plan.batch.gradient_accumulation_steps.max(1)) as u64;
+        // A product of a step has about as many rows, over all ranks.
         let rows = samples.saturating_mul(self.length);
         let width = self.preparation.subject.info().architecture().width() as u64;
         let sizes = MeasuredSizes { rows, width, dtype: dtype_of(plan.precision.of_products()) };
@@ -248,6 +250,7 @@ impl TunedJob {
         let ranks = plan.mesh.world_size();
         let devices = Devices::choose(visible, &self.preparation.job.training, ranks);
         let devices = devices.map_err(|failure| failure.to_string())?;
+        // Ranks share devices if there are fewer of them.
         let devices: Vec<_> = (0..ranks).map(|rank| devices.of(rank).clone()).collect();
         self.preparation.subject.measure::<B>(plan, self.length, &devices, steps)
     }

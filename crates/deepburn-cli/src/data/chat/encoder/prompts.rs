@@ -49,9 +49,11 @@ impl ChatEncoder<'_> {
                 Ok(Some(EncodedPrompt { ids, expected })) if ids.len() <= room => {
                     found.push((ids, expected));
                 }
+                // No prompt, as in a row of text, or one that leaves no room for an answer.
                 Ok(_) => {}
                 Err(error) => failure = Some(error),
             }
+            // Reading ends with `false`.
             failure.is_none() && found.len() < plan.rows
         })
         .map_err(Failure::mistake)?;
@@ -71,6 +73,7 @@ impl ChatEncoder<'_> {
             );
         }
         let prompt = |(ids, expected): (Vec<u32>, String)| {
+            // As the template renders it, but without special tokens, which say little to people.
             let text = self.tokenizer.decode(&ids, true).map_err(Failure::mistake)?;
             Ok(SamplePrompt { text, ids, expected: Some(expected) })
         };

@@ -16,27 +16,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use burn::module::AutodiffModule;
 use deepburn_ops::OptimizerOps;
 use deepburn_zero::Training;
-use serde::{Deserialize, Serialize};
 use tracing::warn;
 
 use crate::batch_schedule::with_train_batch_size;
 use crate::engine::Step;
 use crate::source::StepSize;
+use crate::step_state::{LossWeights, StepState};
 use crate::{Engine, EngineError};
-
-/// The weights of the losses in an accumulation.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum LossWeights {
-    /// `backward` divided each loss by the number of micro-batches per step.
-    #[default]
-    Equal,
-    /// At least one weight was passed to `backward_weighted`.
-    Given,
-    /// `train_pass` does not see the losses, so the step divides the gradients
-    /// by the number of micro-batches.
-    Undivided,
-}
 
 /// With one micro-batch per step, the warning about missing calls of `step` is
 /// logged at this number of backward passes, because a micro-batch rarely has
@@ -51,30 +37,27 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     /// They also occur in a loop that calls `step` only after every
     /// `gradient_accumulation_steps` micro-batches, as in PyTorch, or never.
     pub(crate) fn count_backward(&mut self) {
-        self.backward_passes += 1;
+        self.step_state.count_backward();
+        let passes = self.step_state.passes();
         let steps = self.batch.gradient_accumulation_steps;
         let suspicious = if steps > 1 { steps } else { MANY_LOSSES };
-        if self.backward_passes >= suspicious && self.boundary.is_none() && !self.warned_of_excess {
-            self.warned_of_excess = true;
+        if passes >= suspicious
+            && self.overrides.boundary.is_none()
+            && !self.reports.warned_of_excess
+        {
+            self.reports.warned_of_excess = true;
             warn!(
-                "{} backward passes without a call of Engine::step count as one micro-batch, and \
+                "{passes} backward passes without a call of Engine::step count as one micro-batch, and \
                  gradient_accumulation_steps is {steps}: if they are several micro-batches, call Engine::step \
-                 after each of them; it updates the parameters at the accumulation boundary",
-                self.backward_passes
+                 after each of them; it updates the parameters at the accumulation boundary"
             );
         }
-    }
-
-    /// Returns true if there are gradients for the next optimizer step.
-    pub(crate) fn is_accumulating(&self) -> bool {
-        self.progress.accumulated > 0 || self.backward_passes > 0
     }
 
     /// Ends the current micro-batch.
     pub(crate) fn end_micro_batch(&mut self) {
         self.progress.micro_steps += 1;
-        self.progress.accumulated += 1;
-        self.backward_passes = 0;
+        self.step_state.end_micro_batch();
     }
 
     /// Updates the parameters with the micro-batches since the last optimizer
@@ -94,15 +77,15 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     pub fn finish_accumulation(&mut self) -> Result<Option<Step>, EngineError> {
         self.check_group()?;
         self.check_passes("finish_accumulation")?;
-        if self.backward_passes > 0 {
+        if self.step_state.passes() > 0 {
             self.end_micro_batch();
         }
-        let present = self.progress.accumulated;
+        let present = self.step_state.ended();
         if present == 0 {
             return Ok(None);
         }
         let planned = self.batch.gradient_accumulation_steps;
-        let divisor = match self.loss_weights {
+        let divisor = match self.step_state.weights() {
             // The losses were divided by the planned number.
             LossWeights::Equal => present as f64 / planned as f64,
             LossWeights::Given => 1.0,
@@ -115,7 +98,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     /// Returns the number of micro-batches that [`step`](Self::step) has ended
     /// since the last optimizer step.
     pub fn accumulated_micro_batches(&self) -> usize {
-        self.progress.accumulated
+        self.step_state.ended()
     }
 
     /// Drops the accumulated gradients, gradients that a failed backward pass
@@ -126,17 +109,15 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     pub fn zero_grad(&mut self) {
         self.states.zero_grad();
         self.states.close_training_pass();
-        self.progress.accumulated = 0;
-        self.backward_passes = 0;
-        self.loss_weights = LossWeights::default();
+        self.step_state = StepState::default();
     }
 
     /// Returns true if the call of [`step`](Self::step) that ends the current
     /// micro-batch updates the parameters. After a call of `step`, the current
     /// micro-batch is the next one.
     pub fn is_gradient_accumulation_boundary(&self) -> bool {
-        let micro_batches = self.progress.accumulated + 1;
-        self.boundary.unwrap_or(micro_batches >= self.batch.gradient_accumulation_steps)
+        let micro_batches = self.step_state.ended() + 1;
+        self.overrides.boundary.unwrap_or(micro_batches >= self.batch.gradient_accumulation_steps)
     }
 
     /// Sets whether the next calls of [`step`](Self::step) are accumulation
@@ -147,7 +128,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     /// [`finish_accumulation`](Self::finish_accumulation) takes the mean over
     /// the micro-batches instead.
     pub fn set_gradient_accumulation_boundary(&mut self, boundary: Option<bool>) {
-        self.boundary = boundary;
+        self.overrides.boundary = boundary;
     }
 
     /// Changes the number of samples per optimizer step by changing the number
@@ -158,7 +139,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     /// Returns an error if the size is not a multiple of the micro-batch size
     /// times the number of ranks, or in the middle of an accumulation.
     pub fn set_train_batch_size(&mut self, train_batch_size: usize) -> Result<(), EngineError> {
-        if self.is_accumulating() {
+        if self.step_state.is_accumulating() {
             let (call, when) = ("set_train_batch_size", "in the middle of an accumulation");
             return Err(EngineError::Order { call, when });
         }
@@ -171,7 +152,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     /// and multiplies its learning rate by `lr_factor`. Both apply to that step
     /// only. All ranks must pass the same values.
     pub fn size_next_step(&mut self, samples: u64, lr_factor: f64) {
-        self.next_size = Some(StepSize { samples, lr_factor });
+        self.overrides.size = Some(StepSize { samples, lr_factor });
     }
 
     /// Runs forward and backward passes without reducing their gradients.
@@ -205,30 +186,24 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     /// # Errors
     ///
     /// Returns an error after a failed backward pass, and if divided and
-    /// undivided gradients would be added: no single divisor would be correct
-    /// for the sum.
+    /// undivided gradients would be added.
     pub(crate) fn accumulate_as(
         &mut self,
         call: &'static str,
         weights: LossWeights,
     ) -> Result<(), EngineError> {
         self.check_backward(call)?;
-        let earlier = if self.is_accumulating() { self.loss_weights } else { weights };
-        self.loss_weights = match (earlier, weights) {
-            (earlier, weights) if earlier == weights => weights,
-            (LossWeights::Undivided, _) | (_, LossWeights::Undivided) => {
-                let when = "in an accumulation that mixes backward and train_pass";
-                return Err(EngineError::Order { call, when });
-            }
-            _ => LossWeights::Given,
-        };
+        if !self.step_state.admit(weights) {
+            let when = "in an accumulation that mixes backward and train_pass";
+            return Err(EngineError::Order { call, when });
+        }
         Ok(())
     }
 
     /// Returns the divisor of the gradients of a complete accumulation, apart
     /// from the loss scale.
     pub(crate) fn divisor(&self) -> f64 {
-        match self.loss_weights {
+        match self.step_state.weights() {
             LossWeights::Equal | LossWeights::Given => 1.0,
             LossWeights::Undivided => self.batch.gradient_accumulation_steps as f64,
         }

@@ -2,7 +2,7 @@
 //!
 //! Main type: [`Answers`]. All of them are sums, so ranks add them.
 
-use crate::task::ConfusionMatrix;
+use crate::confusion_matrix::ConfusionMatrix;
 
 /// The answers to the targets of an evaluation.
 #[derive(Debug, Clone, PartialEq)]

@@ -32,6 +32,7 @@ mod in_progress;
 mod load;
 mod optimizer_states;
 mod save;
+mod saved_states;
 mod scope;
 mod state;
 
@@ -41,16 +42,17 @@ use deepburn_ops::OptimizerOps;
 use deepburn_zero::Group;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::EngineError;
 use crate::exchange::SharedFailure;
 
 pub use deepspeed::check_deepspeed_checkpoint;
 pub use in_progress::SaveInProgress;
-pub use load::{ClientStates, LoadPlan};
+pub use load::LoadPlan;
 pub use optimizer_states::check_optimizer_states;
 pub use save::SaveRequest;
+pub use saved_states::ClientStates;
 
 /// The reason why a training checkpoint was not saved or loaded. All ranks
 /// return an error together.
@@ -95,6 +97,11 @@ impl SharedFailure for TrainingCheckpointError {
     fn elsewhere(rank: usize, message: String) -> Self {
         Self::Elsewhere { rank, message }
     }
+}
+
+/// Returns the error for a checkpoint that does not match the engine or the model.
+fn unfit(path: &Path, reason: String) -> TrainingCheckpointError {
+    TrainingCheckpointError::Unfit { path: path.to_owned(), reason }
 }
 
 /// Sends a value of some ranks to all ranks. If one of these ranks failed, all

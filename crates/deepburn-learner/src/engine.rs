@@ -28,21 +28,19 @@ use deepburn_checkpoint::BaseValues;
 use deepburn_comm::CommError;
 use deepburn_config::{BatchPlan, OverflowPlan, Plan};
 use deepburn_ops::OptimizerOps;
-use deepburn_pipeline::PassSchedule;
 use deepburn_zero::assignment::AssignmentError;
 use deepburn_zero::{
     Buffer, Group, Ledger, ModelStates, Parameter, Pass, PipelineLayout, Policy, Rates,
     StepOutcome, Training, ZeroError,
 };
-use serde::{Deserialize, Serialize};
 use tracing::trace_span;
 
 use crate::EngineError;
-use crate::accumulation::LossWeights;
 use crate::loss_scale::LossScaler;
 use crate::schedule::Schedule;
+use crate::settings::EngineSettings;
 use crate::source::StepSize;
-use crate::train_batch::pass_schedule;
+use crate::step_state::{LossWeights, StepOverrides, StepState};
 
 /// Shards `module` over `group` according to `plan` and returns its engine.
 ///
@@ -91,41 +89,21 @@ pub struct Engine<B: OptimizerOps, M: AutodiffModule<Training<B>>> {
     pub(crate) schedule: Schedule,
     /// The loss scale.
     pub(crate) scaler: LossScaler,
-    /// Whether the step is skipped or the run ends if a gradient is not finite.
-    overflow: OverflowPlan,
+    /// The settings that do not change.
+    pub(crate) settings: EngineSettings,
     /// The batch sizes, which `set_train_batch_size` changes.
     pub(crate) batch: BatchPlan,
-    /// The largest global gradient norm; `None` does not clip.
-    clip: Option<f64>,
-    /// Whether stage 3 may gather all parameters to save them in 16 bits.
-    gathers_for_saving: bool,
+    /// The micro-batches since the last optimizer step.
+    pub(crate) step_state: StepState,
+    /// What the caller has set for the next calls.
+    pub(crate) overrides: StepOverrides,
     /// The counters of the run, which checkpoints store.
     pub(crate) progress: EngineCounters,
-    /// The time per phase since the last call of `take_times`.
-    pub(crate) times: PhaseTimes,
-    /// Overrides whether the current micro-batch is the last one of an
-    /// accumulation.
-    pub(crate) boundary: Option<bool>,
-    /// The number of samples and the learning-rate factor of the current
-    /// optimizer step, if they differ from the configuration.
-    pub(crate) next_size: Option<StepSize>,
-    /// The learning rate of the next optimizer step, which overrides the
-    /// schedule.
-    pub(crate) next_rate: Option<f64>,
-    /// Backward passes since the last call of `step`. They belong to the current
-    /// micro-batch.
-    pub(crate) backward_passes: usize,
-    /// The weights of the losses since the last optimizer step.
-    pub(crate) loss_weights: LossWeights,
-    /// Whether the warning about missing calls of `step` was given.
-    pub(crate) warned_of_excess: bool,
+    /// What the caller can read or was told.
+    pub(crate) reports: EngineReports,
     /// The parameters that checkpoints omit, by index: the frozen ones that still
     /// have the values of a base model.
     pub(crate) omitted: BTreeMap<usize, BaseValues>,
-    /// The order of the passes of a pipeline stage.
-    pub(crate) pass_schedule: PassSchedule,
-    /// The record of the last optimizer step of this run.
-    last_step: Option<Step>,
     /// The first failed collective. Every later call returns it.
     failure: OnceCell<EngineError>,
 }
@@ -136,14 +114,10 @@ pub struct Engine<B: OptimizerOps, M: AutodiffModule<Training<B>>> {
 const MAX_SKIPS_IN_A_ROW: u64 = 100;
 
 /// The counters of an engine.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-// Errors about malformed checkpoints say `struct Progress`.
-#[serde(rename = "Progress", deny_unknown_fields)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct EngineCounters {
     /// Micro-batches since the start of the run: calls of `step`.
     pub(crate) micro_steps: u64,
-    /// Calls of `step` since the last optimizer step.
-    pub(crate) accumulated: usize,
     /// Optimizer steps, including skipped ones.
     pub(crate) global_steps: u64,
     /// Optimizer steps that were skipped because a gradient was not finite or
@@ -156,6 +130,17 @@ pub(crate) struct EngineCounters {
     pub(crate) global_samples: u64,
     /// Tokens processed on all ranks, if the caller counts them.
     pub(crate) global_tokens: u64,
+}
+
+/// What an engine measures and logs for its caller.
+#[derive(Debug, Default)]
+pub(crate) struct EngineReports {
+    /// The time per phase since the last call of `take_times`.
+    pub(crate) times: PhaseTimes,
+    /// The record of the last optimizer step of this run.
+    pub(crate) last_step: Option<Step>,
+    /// Whether the warning about missing calls of `step` was given.
+    pub(crate) warned_of_excess: bool,
 }
 
 /// Wall-clock time by phase, since the last call of [`Engine::take_times`].
@@ -228,21 +213,13 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
             states,
             schedule: Schedule::new(&plan.schedule),
             scaler: LossScaler::new(&plan.precision.loss_scale),
-            overflow: plan.precision.overflow,
+            settings: EngineSettings::new(plan),
             batch: plan.batch,
-            clip: plan.gradient_clipping,
-            gathers_for_saving: plan.zero.parameters.gather_16bit_weights_on_model_save,
+            step_state: StepState::default(),
+            overrides: StepOverrides::default(),
             progress: EngineCounters::default(),
-            times: PhaseTimes::default(),
-            boundary: None,
-            next_size: None,
-            next_rate: None,
-            backward_passes: 0,
-            loss_weights: LossWeights::default(),
-            warned_of_excess: false,
+            reports: EngineReports::default(),
             omitted: BTreeMap::new(),
-            pass_schedule: pass_schedule(plan),
-            last_step: None,
             failure: OnceCell::new(),
         })
     }
@@ -302,7 +279,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         let _context = self.states.enter(Some(Pass::Train));
         let started = Instant::now();
         let result = trace_span!("forward").in_scope(|| guard(|| run(self.module())));
-        self.times.forward += started.elapsed();
+        self.reports.times.forward += started.elapsed();
         if result.is_err() {
             self.states.close_training_pass();
         }
@@ -422,7 +399,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         // recomputed here. The recomputation may panic in a collective, hence
         // the `guard`.
         self.note(guard(|| self.agree_buffers()).and_then(|agreed| agreed))?;
-        self.times.backward += started.elapsed();
+        self.reports.times.backward += started.elapsed();
         self.count_backward();
         Ok(())
     }
@@ -449,7 +426,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     pub fn step(&mut self) -> Result<Option<Step>, EngineError> {
         self.check_group()?;
         self.check_passes("step")?;
-        if !self.is_accumulating() {
+        if !self.step_state.is_accumulating() {
             let when = "before any backward of this engine";
             return Err(EngineError::Order { call: "step", when });
         }
@@ -468,20 +445,15 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     pub(crate) fn update(&mut self, divisor: f64, samples: u64) -> Result<Step, EngineError> {
         // The gradients of this accumulation are consumed even if the step is
         // skipped.
-        self.progress.accumulated = 0;
-        let StepSize { samples, lr_factor } =
-            self.next_size.take().unwrap_or(StepSize { samples, lr_factor: 1.0 });
-        let scheduled = lr_factor * self.schedule.learning_rate();
-        // A learning rate that the caller has set applies to one step, even if
-        // the step is skipped.
-        let lr = self.next_rate.take().unwrap_or(scheduled);
+        self.step_state.end_step();
+        let (samples, lr) = self.take_size_and_rate(samples);
         let rates = Rates { lr, betas: self.schedule.betas() };
         let loss_scale = self.scaler.scale();
         let started = Instant::now();
         let outcome = trace_span!("optimizer step")
-            .in_scope(|| self.states.step(rates, loss_scale * divisor, self.clip));
+            .in_scope(|| self.states.step(rates, loss_scale * divisor, self.settings.clip));
         let outcome = self.note(outcome.map_err(EngineError::from))?;
-        self.times.step += started.elapsed();
+        self.reports.times.step += started.elapsed();
         //= deepspeed 0.19.8 runtime/engine.py _take_model_step
         let gradient_norm = match outcome {
             StepOutcome::Applied { gradient_norm } => {
@@ -502,14 +474,20 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     /// run. Parameters, optimizer states, schedule and loss scale stay
     /// unchanged; the step counts as skipped.
     pub(crate) fn skip_step(&mut self) -> Step {
-        let samples = self.batch.train_batch_size as u64;
-        let StepSize { samples, lr_factor } =
-            self.next_size.take().unwrap_or(StepSize { samples, lr_factor: 1.0 });
-        let scheduled = lr_factor * self.schedule.learning_rate();
-        let lr = self.next_rate.take().unwrap_or(scheduled);
+        let (samples, lr) = self.take_size_and_rate(self.batch.train_batch_size as u64);
         self.progress.micro_steps += self.batch.gradient_accumulation_steps as u64;
         self.progress.skipped_steps += 1;
         self.record_step(samples, lr, self.scaler.scale(), None)
+    }
+
+    /// Returns the number of samples and the learning rate of an optimizer step: what the caller has
+    /// set for it, or else `samples` and the schedule's rate.
+    fn take_size_and_rate(&mut self, samples: u64) -> (u64, f64) {
+        // Both apply to one step, even if the step is skipped.
+        let size = self.overrides.size.take();
+        let StepSize { samples, lr_factor } = size.unwrap_or(StepSize { samples, lr_factor: 1.0 });
+        let scheduled = lr_factor * self.schedule.learning_rate();
+        (samples, self.overrides.rate.take().unwrap_or(scheduled))
     }
 
     /// Counts an optimizer step, applied or skipped, and returns its record.
@@ -524,14 +502,14 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         self.progress.global_samples += samples;
         let number = self.progress.global_steps;
         let step = Step { number, learning_rate, loss_scale, gradient_norm };
-        self.last_step = Some(step);
+        self.reports.last_step = Some(step);
         step
     }
 
     /// Handles an overflow. The optimizer and the schedule stay unchanged, so
     /// that the next step repeats the same learning rate.
     fn skip(&mut self, parameter: String) -> Result<(), EngineError> {
-        if self.overflow == OverflowPlan::End {
+        if self.settings.overflow == OverflowPlan::End {
             return Err(ZeroError::GradientNotFinite { path: parameter }.into());
         }
         self.progress.skipped_steps += 1;
@@ -542,12 +520,6 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         self.scaler.overflowed().map_err(|cause| EngineError::LossScale { path: parameter, cause })
     }
 
-    /// Returns whether stage 3 may gather all parameters to save them in 16
-    /// bits.
-    pub(crate) fn gathers_for_saving(&self) -> bool {
-        self.gathers_for_saving
-    }
-
     /// Returns the schedule's learning rate for the next optimizer step. The
     /// record of a step ([`Step::learning_rate`]) has the rate that it used.
     pub fn learning_rate(&self) -> f64 {
@@ -556,14 +528,14 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
 
     /// Returns the record of the last optimizer step; `None` before the first.
     pub fn last_step(&self) -> Option<Step> {
-        self.last_step
+        self.reports.last_step
     }
 
     /// Returns the global L2 norm of the unscaled gradients of the last
     /// optimizer step, before clipping. `None` before the first step and after
     /// a skipped one.
     pub fn global_gradient_norm(&self) -> Option<f64> {
-        self.last_step.and_then(|step| step.gradient_norm)
+        self.reports.last_step.and_then(|step| step.gradient_norm)
     }
 
     /// Returns the factor by which the loss of the next optimizer step is
@@ -575,7 +547,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     /// Returns true if the last call of [`step`](Self::step) at a boundary
     /// changed the parameters.
     pub fn was_step_applied(&self) -> bool {
-        self.last_step.is_some_and(|step| !step.is_skipped())
+        self.reports.last_step.is_some_and(|step| !step.is_skipped())
     }
 
     /// Returns the number of optimizer steps so far, including skipped ones.
@@ -614,7 +586,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
 
     /// Returns the time spent in each phase since the last call, and resets it.
     pub fn take_times(&mut self) -> PhaseTimes {
-        std::mem::take(&mut self.times)
+        std::mem::take(&mut self.reports.times)
     }
 
     /// Returns the current batch sizes.

@@ -23,17 +23,21 @@ mod answers;
 mod batch_schedule;
 mod best;
 mod checkpoint;
+mod confusion_matrix;
 mod engine;
 mod error;
 mod evaluation;
 mod exchange;
 mod final_model;
+mod hook;
 mod interval;
 mod loss_scale;
 mod save;
 mod saving;
 pub mod schedule;
+mod settings;
 mod source;
+mod step_state;
 mod task;
 mod train;
 mod train_batch;
@@ -47,6 +51,7 @@ pub use checkpoint::{
     ClientStates, LoadPlan, SaveInProgress, SaveRequest, TrainingCheckpointError,
     check_deepspeed_checkpoint, check_optimizer_states,
 };
+pub use confusion_matrix::ConfusionMatrix;
 pub use deepburn_monitor::{GeneratedText, metrics};
 pub use engine::{Engine, PhaseTimes, Step, initialize, initialize_pipeline};
 pub use error::{BoxError, Cause, EngineError, TrainError};
@@ -54,11 +59,13 @@ pub use evaluation::{
     EvaluationEnd, EvaluationProgress, Measured, data_failure, evaluate, evaluate_until,
 };
 pub use final_model::{FinalModel, TrainingEnd};
+pub use hook::Hook;
 pub use interval::Interval;
 pub use loss_scale::{LossScaler, ScaleExhausted, ScalerState};
 pub use save::{HalfPrecision, SaveError};
 pub use saving::{CheckpointPlan, Interrupt, Outcome};
+pub use settings::pass_schedule;
 pub use source::{BatchSource, EvaluationStream, NextStep, StepBatches, StepSize};
-pub use task::{Batch, ConfusionMatrix, Evaluation, GeneratedTexts, Task};
-pub use train::{Hook, TrainPlan, train};
-pub use train_batch::{MicroBatches, TrainedBatch, pass_schedule};
+pub use task::{Batch, Evaluation, GeneratedTexts, Task};
+pub use train::{TrainPlan, train};
+pub use train_batch::{MicroBatches, TrainedBatch};

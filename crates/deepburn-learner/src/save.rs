@@ -169,7 +169,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         map: Option<&WeightMap>,
     ) -> Result<bool, SaveError> {
         self.check_group()?;
-        if self.states().stage().shards_parameters() && !self.gathers_for_saving() {
+        if self.states().stage().shards_parameters() && !self.settings.gathers_for_saving {
             tracing::warn!(
                 "the model was not saved: stage 3 gathers it only with \
                  zero_optimization.stage3_gather_16bit_weights_on_model_save = true"

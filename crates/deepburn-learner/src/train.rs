@@ -28,94 +28,22 @@ use std::time::Instant;
 
 use burn::module::AutodiffModule;
 use deepburn_comm::CollectiveTag;
-use deepburn_monitor::GeneratedText;
 use deepburn_ops::OptimizerOps;
-use deepburn_zero::{Ledger, ModuleOperations, Training};
+use deepburn_zero::Training;
 use serde_json::Value;
 use tracing::{trace_span, warn};
 
 use crate::batch_schedule::BatchSchedule;
 use crate::best::{BestPlan, LoopState};
-use crate::evaluation::{EvaluationEnd, EvaluationProgress, data_failure, evaluate_until};
+use crate::evaluation::{EvaluationEnd, data_failure, evaluate_until};
 use crate::final_model::{FinalModel, TrainingEnd, load_best};
+use crate::hook::{Hook, finish};
 use crate::interval::Interval;
-use crate::metrics::{EvalRow, StepRow};
 use crate::saving::{CheckpointPlan, Interrupt, Outcome, Saver};
 use crate::source::{BatchSource, EvaluationStream, NextStep, StepBatches, StepSize};
 use crate::task::{Batch, GeneratedTexts, Task};
 use crate::{BoxError, Cause, Engine, EngineError, TrainError};
 use step::{RankFlags, StepData, Totals, complete, train_step};
-
-/// An observer of a run. Every rank has its own hooks and calls them at the
-/// same steps, in the order in which they were passed.
-pub trait Hook {
-    /// Called before each optimizer step.
-    ///
-    /// # Errors
-    ///
-    /// If it returns an error, the run ends on all ranks.
-    fn before_step(&mut self, _step: u64) -> Result<(), BoxError> {
-        Ok(())
-    }
-
-    /// Called after the step in which floating-point operations were counted.
-    ///
-    /// # Errors
-    ///
-    /// If it returns an error, the run ends on all ranks.
-    fn after_count(
-        &mut self,
-        _operations: &[ModuleOperations],
-        _row: &StepRow,
-    ) -> Result<(), BoxError> {
-        Ok(())
-    }
-
-    /// Called after each forward pass, backward pass and update, with the
-    /// memory ledger of this rank.
-    fn after_phase(&mut self, _ledger: &Ledger) {}
-
-    /// Called after each optimizer step, with its record and the number of
-    /// samples so far on all ranks.
-    ///
-    /// # Errors
-    ///
-    /// If it returns an error, the run ends on all ranks.
-    fn after_step(&mut self, _row: &StepRow, _samples: u64) -> Result<(), BoxError> {
-        Ok(())
-    }
-
-    /// Called after each batch of an evaluation.
-    fn after_evaluation_batch(&mut self, _progress: EvaluationProgress) {}
-
-    /// Called at the end of training, after the last step or an interruption.
-    ///
-    /// # Errors
-    ///
-    /// If it returns an error, the run ends on all ranks.
-    fn finish(&mut self) -> Result<(), BoxError> {
-        Ok(())
-    }
-
-    /// Called after each evaluation.
-    ///
-    /// # Errors
-    ///
-    /// If it returns an error, the run ends on all ranks.
-    fn after_evaluation(&mut self, _row: &EvalRow, _samples: u64) -> Result<(), BoxError> {
-        Ok(())
-    }
-
-    /// Called after each evaluation with the texts of [`Task::generate`], if
-    /// there are some.
-    ///
-    /// # Errors
-    ///
-    /// If it returns an error, the run ends on all ranks.
-    fn after_generation(&mut self, _texts: &[GeneratedText]) -> Result<(), BoxError> {
-        Ok(())
-    }
-}
 
 /// The settings of a training loop: steps, batch sizes, evaluation and
 /// checkpoints.
@@ -189,7 +117,7 @@ where
     }
     run.warn_of_missing_best(engine);
     let step = engine.global_steps();
-    if engine.is_accumulating() {
+    if engine.step_state.is_accumulating() {
         let when = "in the middle of an accumulation (finish_accumulation or zero_grad ends it)";
         let cause = EngineError::Order { call: "train", when }.into();
         return Err(TrainError { step: step + 1, cause });
@@ -687,9 +615,4 @@ impl TrainLoop<'_, '_> {
         let root = self.plan.checkpoints.as_ref().map(|checkpoints| checkpoints.root.as_path());
         load_best(engine, best, root, self.saver.metric_of(engine.global_steps()))
     }
-}
-
-/// Calls [`Hook::finish`] of all hooks.
-fn finish(hooks: &mut [Box<dyn Hook + '_>]) -> Result<(), Cause> {
-    hooks.iter_mut().try_for_each(|hook| hook.finish()).map_err(Cause::Outside)
 }

@@ -9,14 +9,13 @@ use std::time::Instant;
 
 use burn::module::AutodiffModule;
 use burn::tensor::{DType, ElementConversion, Tensor};
-use deepburn_config::{PipelineSchedule, Plan};
 use deepburn_ops::OptimizerOps;
-use deepburn_pipeline::{Action, PassSchedule};
+use deepburn_pipeline::Action;
 use deepburn_zero::{Ledger, Pass, Training};
 use tracing::trace_span;
 
-use crate::accumulation::LossWeights;
 use crate::engine::{Step, guard};
+use crate::step_state::LossWeights;
 use crate::{Cause, Engine, EngineError};
 
 /// The micro-batches of an optimizer step.
@@ -79,7 +78,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     ) -> Result<TrainedBatch, Cause> {
         let actions = self.states.stages().map(|stages| {
             let count = self.batch.gradient_accumulation_steps;
-            self.pass_schedule.actions(stages.stage(), stages.count(), count)
+            self.settings.pass_schedule.actions(stages.stage(), stages.count(), count)
         });
         match actions {
             Some(actions) => self.run_schedule(batches, actions),
@@ -188,7 +187,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         }
         let ended = self.states.end_separate_forward();
         self.note(ended.map_err(EngineError::from))?;
-        self.times.forward += started.elapsed();
+        self.reports.times.forward += started.elapsed();
         Ok(loss)
     }
 
@@ -204,8 +203,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         });
         drop(context);
         self.note(result)?;
-        self.backward_passes = 1;
-        self.times.backward += started.elapsed();
+        self.step_state.count_backward();
+        self.reports.times.backward += started.elapsed();
         Ok(())
     }
 
@@ -222,14 +221,6 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     fn pass_number(&self, index: usize) -> u64 {
         // One number of each step is left for the losses.
         self.progress.micro_steps + self.progress.global_steps + index as u64
-    }
-}
-
-/// Returns the order of the passes of a pipeline stage under `plan`.
-pub fn pass_schedule(plan: &Plan) -> PassSchedule {
-    match plan.pipeline.as_ref().map(|it| it.schedule).unwrap_or_default() {
-        PipelineSchedule::FillDrain => PassSchedule::FillDrain,
-        PipelineSchedule::OneForwardOneBackward => PassSchedule::OneForwardOneBackward,
     }
 }
 

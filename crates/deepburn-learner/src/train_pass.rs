@@ -17,8 +17,8 @@ use deepburn_ops::OptimizerOps;
 use deepburn_zero::{Pass, Training};
 use tracing::trace_span;
 
-use crate::accumulation::LossWeights;
 use crate::engine::guard;
+use crate::step_state::LossWeights;
 use crate::{Engine, EngineError};
 
 impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
@@ -72,8 +72,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         // The start of the backward pass is noticed when it reports its first
         // gradient. The time before counts as forward time.
         let backward = self.states.backward_began().map_or(started, |began| began.max(started));
-        self.times.forward += backward - started;
-        self.times.backward += backward.elapsed();
+        self.reports.times.forward += backward - started;
+        self.reports.times.backward += backward.elapsed();
         self.count_backward();
         Ok(result)
     }
@@ -94,7 +94,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         if !rate.is_finite() || rate < 0.0 {
             return Err(EngineError::LearningRate { rate });
         }
-        self.next_rate = Some(rate);
+        self.overrides.rate = Some(rate);
         Ok(())
     }
 }

@@ -3,8 +3,7 @@
 
 use deepburn_deepspeed::Counters;
 
-use super::state::EngineState;
-use crate::engine::EngineCounters;
+use super::state::{EngineState, SavedCounters};
 use crate::loss_scale::ScalerState;
 
 /// The largest accepted counter. No real run reaches it, and products with
@@ -29,9 +28,9 @@ const REMEDY: &str = "load a checkpoint that a run saved";
 /// Returns the name, the value and the limit of the first counter that is out
 /// of range.
 pub(super) fn check_counters(state: &EngineState) -> Result<(), String> {
-    let EngineCounters { micro_steps, accumulated, global_steps, skipped_steps, .. } =
+    let SavedCounters { micro_steps, accumulated, global_steps, skipped_steps, .. } =
         state.progress;
-    let EngineCounters { skipped_in_a_row, global_samples, global_tokens, .. } = state.progress;
+    let SavedCounters { skipped_in_a_row, global_samples, global_tokens, .. } = state.progress;
     check(&[
         ("optimizer_steps", state.optimizer_steps, LARGEST),
         ("progress.micro_steps", micro_steps, LARGEST),

@@ -27,7 +27,7 @@ use deepburn_zero::{Buffer, BufferKind, StateArray, StateSegment, Training, mome
 use super::counters::check_deepspeed_counters;
 use super::load::{LoadPlan, zeros};
 use super::optimizer_states::{listed, log_changes, new_states};
-use super::{TrainingCheckpointError, exchange};
+use super::{TrainingCheckpointError, exchange, unfit};
 use crate::engine::EngineCounters;
 use crate::{Engine, ScalerState};
 
@@ -58,16 +58,19 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         let stored = self.fit_deepspeed(checkpoint, map, plan);
         let fits = match &stored {
             Ok(_) => Ok(checkpoint.path().to_owned()),
-            Err(reason) => Err(unfit(checkpoint, reason.clone())),
+            Err(reason) => Err(unfit(checkpoint.path(), reason.clone())),
         };
         let paths = exchange(self.group(), "DeepSpeed checkpoint to load", Some(fits))?;
-        let stored = stored.map_err(|reason| unfit(checkpoint, reason))?;
+        let stored = stored.map_err(|reason| unfit(checkpoint.path(), reason))?;
         if let Some(other) = paths.iter().find(|path| **path != paths[0]) {
-            return Err(unfit(checkpoint, format!("another rank loads {}", other.display())));
+            return Err(unfit(
+                checkpoint.path(),
+                format!("another rank loads {}", other.display()),
+            ));
         }
         let (counters, schedule) = (stored.checkpoint.counters(), stored.checkpoint.schedule());
         check_deepspeed_counters(&counters, schedule, scaler_state(stored.checkpoint))
-            .map_err(|reason| unfit(checkpoint, reason))?;
+            .map_err(|reason| unfit(checkpoint.path(), reason))?;
         self.adopt_deepspeed(&stored, plan)
     }
 
@@ -200,13 +203,7 @@ pub fn check_deepspeed_checkpoint<'a>(
     let own = parameters.into_iter().map(|(path, shape, optimizer)| Own { path, shape, optimizer });
     let own: Vec<_> = own.collect();
     let stored = MappedCheckpoint::new(checkpoint, map, &own);
-    stored.and_then(|it| it.check(&own, true)).map_err(|reason| unfit(checkpoint, reason))
-}
-
-/// Returns the error for a checkpoint that does not match the model or the
-/// optimizer.
-fn unfit(checkpoint: &DeepSpeedCheckpoint, reason: String) -> TrainingCheckpointError {
-    TrainingCheckpointError::Unfit { path: checkpoint.path().to_owned(), reason }
+    stored.and_then(|it| it.check(&own, true)).map_err(|reason| unfit(checkpoint.path(), reason))
 }
 
 /// A parameter of the Burn model.

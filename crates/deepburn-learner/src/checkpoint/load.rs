@@ -29,18 +29,14 @@ use burn::tensor::TensorData;
 use deepburn_checkpoint::{Checkpoint, EntryKind, ParamEntry, StateKind};
 use deepburn_ops::OptimizerOps;
 use deepburn_zero::{GradientSum, RandomState, StateSegment, StreamPosition, Training, ZeroError};
-use serde::de::DeserializeOwned;
-use serde_json::Value;
 
 use super::buffers::{check_buffer, read_buffer, warn_of_missing};
-use super::counters::check_counters;
 use super::element::{data_of, dtype_of};
 use super::optimizer_states::{is_local_momentum, is_worker_error, log_changes, states_source};
 use super::save::state_kind;
-use super::state::{Accumulation, EngineState, GradientRecord, Random, RankState, Stream};
-use super::{TrainingCheckpointError, exchange};
-use crate::best::LoopState;
-use crate::engine::EngineCounters;
+use super::saved_states::{ClientStates, Saved};
+use super::state::{EngineState, GradientRecord, Random, RankState, Stream};
+use super::{TrainingCheckpointError, exchange, unfit};
 use crate::{Engine, EngineError};
 
 /// What to do with a checkpoint whose accumulation in progress does not fit.
@@ -73,65 +69,6 @@ impl LoadPlan {
 impl Default for LoadPlan {
     fn default() -> Self {
         Self::ALL
-    }
-}
-
-/// The state that callers added to a checkpoint, and the progress of the run.
-#[derive(Debug, Clone, PartialEq)]
-pub struct ClientStates {
-    /// Samples processed so far on all ranks.
-    pub global_samples: u64,
-    /// The client state, which is the same for all ranks.
-    pub client_state: Value,
-    /// One state per rank of the run that saved the checkpoint; of a pipeline,
-    /// per rank of stage 0. Ranks of other stages have the same data.
-    pub rank_states: Vec<Value>,
-    /// The state of the training loop, for
-    /// [`TrainPlan::resumed`](crate::TrainPlan::resumed).
-    pub loop_state: LoopState,
-}
-
-impl ClientStates {
-    /// Reads the client states of a checkpoint without an engine.
-    ///
-    /// # Errors
-    ///
-    /// Returns [`TrainingCheckpointError::Unfit`] if a state cannot be parsed
-    /// or a counter is out of range.
-    pub fn read(checkpoint: &Checkpoint) -> Result<Self, TrainingCheckpointError> {
-        Ok(Saved::read(checkpoint)?.into())
-    }
-}
-
-impl From<Saved> for ClientStates {
-    fn from(Saved { engine, ranks }: Saved) -> Self {
-        let rank_states = ranks.into_iter().map(|state| state.client).collect();
-        let global_samples = engine.progress.global_samples;
-        let EngineState { client: client_state, training_loop: loop_state, .. } = engine;
-        Self { global_samples, client_state, rank_states, loop_state }
-    }
-}
-
-/// The JSON states of a checkpoint.
-struct Saved {
-    /// The state that all ranks share.
-    engine: EngineState,
-    /// The state of each rank that saved the checkpoint; of a pipeline, of each
-    /// rank of stage 0.
-    ranks: Vec<RankState>,
-}
-
-impl Saved {
-    /// Parses the states of all ranks and checks the counters.
-    fn read(checkpoint: &Checkpoint) -> Result<Self, TrainingCheckpointError> {
-        let ranks = 0..checkpoint.layout().stage_ranks();
-        let ranks = ranks.filter_map(|rank| checkpoint.rank_state(rank));
-        let engine = parse(checkpoint, &checkpoint.run().state)?;
-        check_counters(&engine).map_err(|reason| unfit(checkpoint, reason))?;
-        Ok(Self {
-            engine,
-            ranks: ranks.map(|state| parse(checkpoint, state)).collect::<Result<_, _>>()?,
-        })
     }
 }
 
@@ -199,7 +136,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         let Some(checked) = own else { unreachable!("a rank that failed has returned") };
         if let Some(other) = tags.iter().find(|tag| **tag != tags[0]) {
             let reason = format!("rank 0 loads {}, another rank {}", tags[0].0, other.0);
-            return Err(unfit(checked.checkpoint, reason));
+            return Err(unfit(checked.checkpoint.path(), reason));
         }
         self.check_base(checked.checkpoint)?;
         Ok(checked)
@@ -243,7 +180,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
             }
             LoadPlan::ModuleOnly => Ok(()),
         });
-        fits.map_err(|reason| unfit(checkpoint, reason))?;
+        fits.map_err(|reason| unfit(checkpoint.path(), reason))?;
         Ok(saved)
     }
 
@@ -318,7 +255,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         checkpoint: &Checkpoint,
         saved: &EngineState,
     ) -> Result<(), String> {
-        if saved.accumulation().is_none() {
+        if !saved.step_state().is_accumulating() {
             return Ok(());
         }
         if self.is_pipeline() {
@@ -418,13 +355,13 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         let LoadPlan::Training { optimizer_states, lr_scheduler_states } = plan else {
             return Ok(());
         };
-        self.progress = EngineCounters { accumulated: 0, ..saved.engine.progress };
-        self.next_size = saved.engine.next_size;
+        self.progress = saved.engine.progress.of_engine();
+        self.overrides.size = saved.engine.next_size;
         if optimizer_states {
             self.adopt_optimizer_states(checkpoint, saved)?;
         }
-        if let Some(accumulation) = saved.engine.accumulation() {
-            self.adopt_accumulation(checkpoint, saved, accumulation)?;
+        if saved.engine.step_state().is_accumulating() {
+            self.adopt_accumulation(checkpoint, saved)?;
         }
         if lr_scheduler_states {
             self.schedule.seek(saved.engine.schedule);
@@ -492,14 +429,11 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         &mut self,
         checkpoint: &Checkpoint,
         saved: &Saved,
-        accumulation: Accumulation,
     ) -> Result<(), TrainingCheckpointError> {
         let sums = self.gradient_sums(checkpoint, &saved.ranks);
         let read = |segment: &StateSegment<'_>| read(checkpoint, segment);
         self.states.load_gradients(&sums, read)?;
-        self.progress.accumulated = accumulation.micro_batches;
-        self.backward_passes = accumulation.backward_passes;
-        self.loss_weights = saved.engine.loss_weights;
+        self.step_state = saved.engine.step_state();
         if let Some(state) = saved.engine.loss_scale {
             self.scaler.restore(state);
         }
@@ -632,24 +566,6 @@ fn read(
     segment: &StateSegment<'_>,
 ) -> Result<TensorData, TrainingCheckpointError> {
     Ok(data_of(checkpoint.read(segment.path, &state_kind(segment.array), segment.range.clone())?))
-}
-
-/// Parses a JSON state of the checkpoint.
-fn parse<T: DeserializeOwned>(
-    checkpoint: &Checkpoint,
-    state: &Value,
-) -> Result<T, TrainingCheckpointError> {
-    T::deserialize(state).map_err(|error| {
-        let reason = format!(
-            "it was not saved by an engine of this version ({error}); use the program that wrote it"
-        );
-        unfit(checkpoint, reason)
-    })
-}
-
-/// Returns the error for a checkpoint that does not match this engine.
-pub(super) fn unfit(checkpoint: &Checkpoint, reason: String) -> TrainingCheckpointError {
-    TrainingCheckpointError::Unfit { path: checkpoint.path().to_owned(), reason }
 }
 
 impl From<ZeroError> for TrainingCheckpointError {

@@ -31,10 +31,12 @@ use serde_json::{Value, json};
 use super::buffers::buffer_entry;
 use super::element::element_type;
 use super::in_progress::{SaveInProgress, Snapshot};
-use super::state::{BatchSizes, EngineState, GradientRecord, Random, RankState, Stream};
+use super::state::{
+    BatchSizes, EngineState, GradientRecord, Random, RankState, SavedCounters, Stream,
+};
 use super::{TrainingCheckpointError, exchange};
-use crate::accumulation::LossWeights;
 use crate::best::LoopState;
+use crate::step_state::LossWeights;
 use crate::{Engine, EngineError};
 
 /// Options of a checkpoint and the state that the caller adds to it.
@@ -96,17 +98,17 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         request: SaveRequest,
     ) -> Result<SaveInProgress, TrainingCheckpointError> {
         self.check_settled("start_save")?;
-        if self.is_pipeline() && self.is_accumulating() {
+        if self.is_pipeline() && self.step_state.is_accumulating() {
             let when = "after a step of a pipeline that failed half-way: call zero_grad before";
             return Err(EngineError::Order { call: "start_save", when }.into());
         }
         let ranks = self.group().world_size();
-        if ranks > 1 && !self.states().takes_mean_gradients() && self.is_accumulating() {
+        if ranks > 1 && !self.states().takes_mean_gradients() && self.step_state.is_accumulating() {
             let when = "between two micro-batches of a step, whose gradients 1-bit optimizers keep apart on every rank and no \
                         checkpoint holds: save after the step's last micro-batch";
             return Err(EngineError::Order { call: "start_save", when }.into());
         }
-        if self.states().replicas() > 1 && self.is_accumulating() {
+        if self.states().replicas() > 1 && self.step_state.is_accumulating() {
             let when = "between two micro-batches of a step, whose gradients hybrid sharding keeps apart in every shard \
                         group and no checkpoint holds: save after the step's last micro-batch";
             return Err(EngineError::Order { call: "start_save", when }.into());
@@ -157,7 +159,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
             return Err(EngineError::Order { call, when: "between forward and backward" });
         }
         self.check_backward(call)?;
-        if self.loss_weights == LossWeights::Undivided && self.is_accumulating() {
+        if self.step_state.weights() == LossWeights::Undivided && self.step_state.is_accumulating()
+        {
             let when = "during gradient accumulation with train_pass, whose sums are not part of a checkpoint";
             return Err(EngineError::Order { call, when });
         }
@@ -241,7 +244,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     /// Returns the state that all ranks share.
     fn engine_state(&self, client: Value, training_loop: LoopState) -> EngineState {
         EngineState {
-            progress: self.progress,
+            progress: SavedCounters::new(self.progress, self.step_state.ended()),
             optimizer_steps: self.states().optimizer_steps(),
             compressed_quantity: self
                 .states()
@@ -251,10 +254,10 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
             loss_scale: self.scaler.state(),
             schedule: self.schedule.position(),
             batch: self.batch_state(),
-            backward_passes: Some(self.backward_passes),
+            backward_passes: Some(self.step_state.passes()),
             gradient_scale_bits: Some(self.scaler.scale().to_bits()),
-            loss_weights: self.loss_weights,
-            next_size: self.next_size,
+            loss_weights: self.step_state.weights(),
+            next_size: self.overrides.size,
             scalars: self.scalars(),
             state_starts: self.state_starts(),
             plain_tensors: self.plain_tensors(),

@@ -24,8 +24,7 @@ use deepburn_weights::{Origin, WeightMap};
 use deepburn_zero::Training;
 
 use super::element::element_type;
-use super::load::unfit;
-use super::{TrainingCheckpointError, exchange};
+use super::{TrainingCheckpointError, exchange, unfit};
 use crate::{Engine, EngineError};
 
 impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
@@ -75,7 +74,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         for (index, base) in expected {
             let found = self.omitted.get(&index).unwrap_or_else(|| &hashed[&index]);
             base.check(self.parameters()[index].path(), found)
-                .map_err(|error| unfit(checkpoint, error.to_string()))?;
+                .map_err(|error| unfit(checkpoint.path(), error.to_string()))?;
         }
         Ok(())
     }

@@ -9,18 +9,18 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::accumulation::LossWeights;
 use crate::best::LoopState;
 use crate::engine::EngineCounters;
 use crate::loss_scale::ScalerState;
 use crate::source::StepSize;
+use crate::step_state::{LossWeights, StepState};
 
 /// The state that all ranks share.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct EngineState {
     /// The counters of the engine.
-    pub(super) progress: EngineCounters,
+    pub(super) progress: SavedCounters,
     /// Optimizer steps that were applied; bias correction of the moments
     /// depends on it.
     pub(super) optimizer_steps: u64,
@@ -75,13 +75,49 @@ pub(super) struct EngineState {
     pub(super) client: Value,
 }
 
-/// The progress of an optimizer step that is not complete.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Accumulation {
-    /// Complete micro-batches since the last optimizer step.
-    pub(super) micro_batches: usize,
-    /// Backward passes of the micro-batch in progress.
-    pub(super) backward_passes: usize,
+/// The counters of the engine ([`EngineCounters`]), and of the step in progress.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+// Errors about malformed checkpoints say `struct Progress`.
+#[serde(rename = "Progress", deny_unknown_fields)]
+pub(super) struct SavedCounters {
+    pub(super) micro_steps: u64,
+    /// Calls of `step` since the last optimizer step.
+    pub(super) accumulated: usize,
+    pub(super) global_steps: u64,
+    pub(super) skipped_steps: u64,
+    pub(super) skipped_in_a_row: u64,
+    pub(super) global_samples: u64,
+    pub(super) global_tokens: u64,
+}
+
+impl SavedCounters {
+    /// Returns the counters in the order in which they are stored.
+    pub(super) fn new(counters: EngineCounters, accumulated: usize) -> Self {
+        let EngineCounters { micro_steps, global_steps, skipped_steps, skipped_in_a_row, .. } =
+            counters;
+        let EngineCounters { global_samples, global_tokens, .. } = counters;
+        Self {
+            micro_steps,
+            accumulated,
+            global_steps,
+            skipped_steps,
+            skipped_in_a_row,
+            global_samples,
+            global_tokens,
+        }
+    }
+
+    /// Returns the counters of the engine.
+    pub(super) fn of_engine(self) -> EngineCounters {
+        EngineCounters {
+            micro_steps: self.micro_steps,
+            global_steps: self.global_steps,
+            skipped_steps: self.skipped_steps,
+            skipped_in_a_row: self.skipped_in_a_row,
+            global_samples: self.global_samples,
+            global_tokens: self.global_tokens,
+        }
+    }
 }
 
 impl EngineState {
@@ -92,8 +128,7 @@ impl EngineState {
         self.gradient_scale_bits.map(f64::from_bits).or(dynamic)
     }
 
-    /// Returns the progress of the optimizer step; `None` if the checkpoint was
-    /// saved after a complete step.
+    /// Returns the state of the optimizer step in progress.
     ///
     /// In an older checkpoint that was saved between backward and step,
     /// `accumulated` includes the micro-batch in progress, and `micro_steps`
@@ -101,8 +136,8 @@ impl EngineState {
     /// the same number of micro-batches with one backward pass each. Other
     /// older checkpoints were saved after a call of `step`, where both counters
     /// have the same meaning as today.
-    pub(super) fn accumulation(&self) -> Option<Accumulation> {
-        let EngineCounters { micro_steps, accumulated, global_steps, .. } = self.progress;
+    pub(super) fn step_state(&self) -> StepState {
+        let SavedCounters { micro_steps, accumulated, global_steps, .. } = self.progress;
         let steps = self.batch.gradient_accumulation_steps as u64;
         let of_complete_steps = global_steps.saturating_mul(steps);
         let (micro_batches, backward_passes) = match self.backward_passes {
@@ -114,8 +149,7 @@ impl EngineState {
             }
             None => (accumulated, 0),
         };
-        let accumulation = Accumulation { micro_batches, backward_passes };
-        (micro_batches > 0 || backward_passes > 0).then_some(accumulation)
+        StepState::new(micro_batches, backward_passes, self.loss_weights)
     }
 }
 
@@ -225,18 +259,17 @@ mod tests {
 
     #[test]
     fn counters_of_older_checkpoints_keep_their_meaning() {
-        let accumulation =
-            |micro_batches, backward_passes| Some(Accumulation { micro_batches, backward_passes });
+        let state = |ended, passes| StepState::new(ended, passes, LossWeights::Equal);
         // After a call of `step`.
-        assert_eq!(older(8, 0).accumulation(), None);
-        assert_eq!(older(9, 1).accumulation(), accumulation(1, 0));
-        assert_eq!(older(11, 3).accumulation(), accumulation(3, 0));
+        assert_eq!(older(8, 0).step_state(), state(0, 0));
+        assert_eq!(older(9, 1).step_state(), state(1, 0));
+        assert_eq!(older(11, 3).step_state(), state(3, 0));
         // Between backward and step, when the backward pass was already counted.
-        assert_eq!(older(8, 1).accumulation(), accumulation(0, 1));
-        assert_eq!(older(10, 3).accumulation(), accumulation(2, 1));
+        assert_eq!(older(8, 1).step_state(), state(0, 1));
+        assert_eq!(older(10, 3).step_state(), state(2, 1));
         // After a change of the batch size, the difference says nothing.
-        assert_eq!(older(3, 1).accumulation(), accumulation(1, 0));
+        assert_eq!(older(3, 1).step_state(), state(1, 0));
         let newer = EngineState { backward_passes: Some(2), ..older(9, 1) };
-        assert_eq!(newer.accumulation(), accumulation(1, 2));
+        assert_eq!(newer.step_state(), state(1, 2));
     }
 }

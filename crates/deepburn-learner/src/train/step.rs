@@ -9,9 +9,9 @@ use deepburn_comm::CollectiveTag;
 use deepburn_ops::OptimizerOps;
 use deepburn_zero::{Category, Ledger, Tier, Training};
 
-use super::Hook;
 use crate::answers::{RewardSums, Rewards};
 use crate::engine::{PhaseTimes, Step};
+use crate::hook::Hook;
 use crate::metrics::{MemoryRow, PhaseSeconds, StepRow};
 use crate::source::{NextStep, StepBatches};
 use crate::task::{Batch, Task};

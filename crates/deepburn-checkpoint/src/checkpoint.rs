@@ -67,7 +67,9 @@ impl Checkpoint {
             return Self::in_folder(path.to_owned());
         }
         match store::latest(path)? {
-            Some(entry) => Ok(Self::new(path.join(entry.tag.as_str()), entry.manifest)),
+            Some(checkpoint) => {
+                Ok(Self::new(path.join(checkpoint.tag.as_str()), checkpoint.manifest))
+            }
             None => Err(without_manifest(path)),
         }
     }
@@ -113,18 +115,18 @@ impl Checkpoint {
     ///
     /// Returns an error if the folder cannot be read.
     pub fn intact_before(root: &Path, tag: Option<&Tag>) -> Result<Option<Self>, CheckpointError> {
-        let mut entries = store::entries(root)?;
+        let mut checkpoints = store::checkpoints(root)?;
         let step = tag.and_then(|tag| {
-            let entry = entries.iter().find(|entry| entry.tag == *tag);
-            entry.map(|entry| entry.manifest.run.step).or_else(|| tag.step())
+            let listed = checkpoints.iter().find(|listed| listed.tag == *tag);
+            listed.map(|listed| listed.manifest.run.step).or_else(|| tag.step())
         });
-        entries.retain(|entry| {
-            Some(&entry.tag) != tag && step.is_none_or(|step| entry.manifest.run.step < step)
+        checkpoints.retain(|listed| {
+            Some(&listed.tag) != tag && step.is_none_or(|step| listed.manifest.run.step < step)
         });
-        let checkpoints = entries
+        let checkpoints = checkpoints
             .into_iter()
             .rev()
-            .map(|entry| Self::new(root.join(entry.tag.as_str()), entry.manifest));
+            .map(|listed| Self::new(root.join(listed.tag.as_str()), listed.manifest));
         Ok(checkpoints.into_iter().find(|checkpoint| checkpoint.verify().is_ok()))
     }
 
@@ -135,8 +137,10 @@ impl Checkpoint {
     ///
     /// Returns an error if the folder cannot be read.
     pub fn all(root: &Path) -> Result<Vec<Self>, CheckpointError> {
-        let open = |entry: store::Entry| Self::new(root.join(entry.tag.as_str()), entry.manifest);
-        Ok(store::entries(root)?.into_iter().map(open).collect())
+        let open = |listed: store::ListedCheckpoint| {
+            Self::new(root.join(listed.tag.as_str()), listed.manifest)
+        };
+        Ok(store::checkpoints(root)?.into_iter().map(open).collect())
     }
 
     /// Opens the checkpoint whose manifest is in the folder `path`.
@@ -446,8 +450,8 @@ fn without_manifest(folder: &Path) -> CheckpointError {
 
 /// Describes the checkpoints that are in a folder, for an error message.
 fn available(root: &Path) -> String {
-    let entries = store::entries(root).unwrap_or_default();
-    let tags: Vec<_> = entries.iter().map(|entry| entry.tag.as_str()).collect();
+    let checkpoints = store::checkpoints(root).unwrap_or_default();
+    let tags: Vec<_> = checkpoints.iter().map(|it| it.tag.as_str()).collect();
     match &tags[..] {
         [] => "give the output folder of a run that saved one (training.save_steps)".to_owned(),
         tags => format!("choose one of {}", tags.join(", ")),

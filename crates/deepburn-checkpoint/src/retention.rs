@@ -4,7 +4,7 @@ use std::fs;
 use std::num::NonZeroUsize;
 use std::path::Path;
 
-use crate::store::{self, Entry, Lock};
+use crate::store::{self, ListedCheckpoint, Lock};
 use crate::{CheckpointError, Tag, disk};
 
 /// The number of checkpoints that are kept. Checkpoints with a name that a user
@@ -40,23 +40,28 @@ impl Retention {
     ) -> Result<Vec<Tag>, CheckpointError> {
         let Some(keep_last) = self.keep_last else { return Ok(Vec::new()) };
         let _lock = Lock::take(root)?;
-        let mut entries = store::entries(root)?;
-        entries.retain(|entry| entry.tag.step().is_some());
-        let kept = entries.len().saturating_sub(keep_last.get());
-        let old = entries.drain(..kept);
+        let mut checkpoints = store::checkpoints(root)?;
+        checkpoints.retain(|checkpoint| checkpoint.tag.step().is_some());
+        let kept = checkpoints.len().saturating_sub(keep_last.get());
+        let old = checkpoints.drain(..kept);
         let mut old: Vec<_> = old.collect();
-        let best = self.best(&old, &entries);
-        let latest = [store::named_latest(root), store::latest(root)?.map(|entry| entry.tag)];
-        old.retain(|Entry { tag, manifest, .. }| {
+        let best = self.best(&old, &checkpoints);
+        let latest =
+            [store::named_latest(root), store::latest(root)?.map(|checkpoint| checkpoint.tag)];
+        old.retain(|ListedCheckpoint { tag, manifest, .. }| {
             let is_protected = Some(manifest.run.step) == protected_step;
             !is_protected && !best.contains(tag) && !latest.contains(&Some(tag.clone()))
         });
-        old.into_iter().map(|Entry { tag, .. }| delete(root, &tag).map(|()| tag)).collect()
+        old.into_iter()
+            .map(|ListedCheckpoint { tag, .. }| delete(root, &tag).map(|()| tag))
+            .collect()
     }
 
     /// Returns the tags of the best checkpoints.
-    fn best(&self, old: &[Entry], kept: &[Entry]) -> Vec<Tag> {
-        let metric = |entry: &Entry| Some((entry.manifest.run.metric?, entry.tag.clone()));
+    fn best(&self, old: &[ListedCheckpoint], kept: &[ListedCheckpoint]) -> Vec<Tag> {
+        let metric = |checkpoint: &ListedCheckpoint| {
+            Some((checkpoint.manifest.run.metric?, checkpoint.tag.clone()))
+        };
         // The list is sorted newest first, and the sort keeps this order among
         // equal metrics.
         let mut best: Vec<_> =

@@ -34,7 +34,7 @@ const DELETED: &str = ".deleted";
 
 /// A checkpoint with an intact manifest.
 #[derive(Debug)]
-pub(crate) struct Entry {
+pub(crate) struct ListedCheckpoint {
     /// The name of its folder.
     pub(crate) tag: Tag,
     /// The manifest, whose checksum was verified.
@@ -43,7 +43,7 @@ pub(crate) struct Entry {
     pub(crate) checksum: String,
 }
 
-impl Entry {
+impl ListedCheckpoint {
     /// Reads the manifest of the checkpoint `tag`. Its rank files are not read.
     fn read(root: &Path, tag: Tag) -> Result<Self, CheckpointError> {
         let (manifest, checksum) = Manifest::read(&root.join(tag.as_str()))?;
@@ -87,17 +87,18 @@ pub(crate) fn remove_leftovers(root: &Path) -> Result<(), CheckpointError> {
 
 /// Returns the checkpoints whose manifest is intact, sorted by step and then by
 /// age. Others are skipped.
-pub(crate) fn entries(root: &Path) -> Result<Vec<Entry>, CheckpointError> {
+pub(crate) fn checkpoints(root: &Path) -> Result<Vec<ListedCheckpoint>, CheckpointError> {
     let tags = names(root)?.into_iter().filter_map(|name| name.parse::<Tag>().ok());
-    let mut entries: Vec<_> = tags.filter_map(|tag| Entry::read(root, tag).ok()).collect();
-    entries.sort_by(|left, right| order(left).cmp(&order(right)));
-    Ok(entries)
+    let mut checkpoints: Vec<_> =
+        tags.filter_map(|tag| ListedCheckpoint::read(root, tag).ok()).collect();
+    checkpoints.sort_by(|left, right| order(left).cmp(&order(right)));
+    Ok(checkpoints)
 }
 
 /// Returns the key by which checkpoints are ordered: step, time of the save,
 /// tag.
-fn order(entry: &Entry) -> (u64, u64, &Tag) {
-    (entry.manifest.run.step, entry.manifest.saved_at, &entry.tag)
+fn order(checkpoint: &ListedCheckpoint) -> (u64, u64, &Tag) {
+    (checkpoint.manifest.run.step, checkpoint.manifest.saved_at, &checkpoint.tag)
 }
 
 /// Returns the checkpoint to resume from: the one that `latest` names, or a
@@ -107,16 +108,17 @@ fn order(entry: &Entry) -> (u64, u64, &Tag) {
 ///
 /// Returns an error if `latest` is damaged, or if the checkpoint that it names
 /// is missing or different.
-pub(crate) fn latest(root: &Path) -> Result<Option<Entry>, CheckpointError> {
+pub(crate) fn latest(root: &Path) -> Result<Option<ListedCheckpoint>, CheckpointError> {
     let mut current = match read_pointer(root)? {
         Some(pointer) => Some(follow(root, pointer)?),
         None => None,
     };
     // A checkpoint is removed from the list when the chain reaches it, so the
     // loop ends even if the chain is circular.
-    let mut others = entries(root)?;
-    while let Some(next) = others.iter().rposition(|entry| {
-        entry.manifest.follows.as_ref() == current.as_ref().map(|entry| &entry.manifest.id)
+    let mut others = checkpoints(root)?;
+    while let Some(next) = others.iter().rposition(|checkpoint| {
+        checkpoint.manifest.follows.as_ref()
+            == current.as_ref().map(|checkpoint| &checkpoint.manifest.id)
     }) {
         current = Some(others.swap_remove(next));
     }
@@ -136,13 +138,13 @@ pub(crate) fn set_latest(root: &Path, tag: &Tag, checksum: &str) -> Result<(), C
 
 /// Completes a save that was killed before it updated `latest`, and returns the
 /// latest checkpoint. A damaged `latest` is not changed.
-pub(crate) fn recover(root: &Path) -> Result<Option<Entry>, CheckpointError> {
-    let Ok(Some(entry)) = latest(root) else { return Ok(None) };
-    let pointer = Pointer { tag: entry.tag.clone(), checksum: entry.checksum.clone() };
+pub(crate) fn recover(root: &Path) -> Result<Option<ListedCheckpoint>, CheckpointError> {
+    let Ok(Some(checkpoint)) = latest(root) else { return Ok(None) };
+    let pointer = Pointer { tag: checkpoint.tag.clone(), checksum: checkpoint.checksum.clone() };
     if read_pointer(root)? != Some(pointer) {
-        set_latest(root, &entry.tag, &entry.checksum)?;
+        set_latest(root, &checkpoint.tag, &checkpoint.checksum)?;
     }
-    Ok(Some(entry))
+    Ok(Some(checkpoint))
 }
 
 /// Returns the checkpoint that `latest` names.
@@ -153,20 +155,23 @@ pub(crate) fn recover(root: &Path) -> Result<Option<Entry>, CheckpointError> {
 /// folder has no manifest, the errors of [`Manifest::read`], or
 /// [`CheckpointError::Mixed`] if a folder of the same tag contains another
 /// save.
-fn follow(root: &Path, Pointer { tag, checksum }: Pointer) -> Result<Entry, CheckpointError> {
+fn follow(
+    root: &Path,
+    Pointer { tag, checksum }: Pointer,
+) -> Result<ListedCheckpoint, CheckpointError> {
     let folder = root.join(tag.as_str());
     if !folder.join(MANIFEST).exists() {
         return Err(foreign::explain(&folder)
             .unwrap_or_else(|| CheckpointError::missing(&folder, "`latest` names it")));
     }
-    let entry = Entry::read(root, tag)?;
-    if entry.checksum != checksum {
+    let checkpoint = ListedCheckpoint::read(root, tag)?;
+    if checkpoint.checksum != checksum {
         return Err(CheckpointError::Mixed {
             path: root.join(LATEST),
-            found: format!("a {} that was there before", entry.tag),
+            found: format!("a {} that was there before", checkpoint.tag),
         });
     }
-    Ok(entry)
+    Ok(checkpoint)
 }
 
 /// Reads `latest`; `None` if the file does not exist.

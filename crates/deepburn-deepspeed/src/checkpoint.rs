@@ -8,6 +8,7 @@
 //! folder.rs         the files by rank
 //!   contents.rs     a file: archive.rs (zip) and pickle.rs (walker.rs executes the opcodes)
 //!   model_states_file.rs, optim_states_file.rs  what DeepSpeed stores in the two kinds of files
+//!   rank_files.rs   the optimizer files of all ranks, which have to be from one save
 //!     replicated.rs, partitioned.rs, sharded.rs    stage 0; 1 and 2; 3: the position of each value
 //!     pipeline.rs   the stages of a pipeline, each of which is of stage 0 or 1 (stage_layers.rs: its layers)
 //!       stored.rs   the common form of all stages, from which values are read
@@ -16,13 +17,12 @@
 use std::collections::HashMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use crate::folder::{Folder, StageFiles, TagFiles};
 use crate::model_states_file::{CommonFields, ModelStatesFile};
-use crate::optim_states_file::OptimStatesFile;
-use crate::stored::{SavedState, Stored, tie};
-use crate::tensor::{Segments, Tensor};
+use crate::rank_files::{open_ranks, partitions, wrong_number};
+use crate::stored::{Assembled, SavedState, Stored, tie};
+use crate::tensor::{NamedTensors, Segments};
 use crate::{Array, Counters, DeepSpeedError, LossScale, SavedParameter};
 use crate::{layer_names, partitioned, pipeline, replicated, sharded};
 
@@ -45,7 +45,7 @@ pub struct DeepSpeedCheckpoint {
     /// The metadata of the parameters: trained ones first, then frozen ones.
     parameters: Vec<SavedParameter>,
     /// The float buffers of rank 0's model file.
-    buffers: Vec<(String, Arc<Tensor>)>,
+    buffers: NamedTensors,
     /// The indices in `parameters`, by name and tied name.
     places: HashMap<String, usize>,
 }
@@ -245,9 +245,6 @@ impl DeepSpeedCheckpoint {
     }
 }
 
-/// The content of a checkpoint; the last element has the float buffers.
-pub(crate) type Read = (CommonFields, SavedState, Vec<(String, Arc<Tensor>)>);
-
 /// Assembles stages 0 to 2, whose model is in one file.
 ///
 /// # Errors
@@ -255,7 +252,7 @@ pub(crate) type Read = (CommonFields, SavedState, Vec<(String, Arc<Tensor>)>);
 /// Returns an error if the files are not from one save or of an unsupported
 /// kind. A model file without flat groups next to optimizer files is a mixture
 /// of two saves.
-fn of_whole_model(folder: &Path, files: &StageFiles) -> Result<Read, DeepSpeedError> {
+fn of_whole_model(folder: &Path, files: &StageFiles) -> Result<Assembled, DeepSpeedError> {
     let model = ModelStatesFile::open(&files.model, 1)?;
     let buffers = model.buffers()?;
     let state = match partitions(folder, &model, &files.optim)? {
@@ -269,43 +266,20 @@ fn of_whole_model(folder: &Path, files: &StageFiles) -> Result<Read, DeepSpeedEr
     Ok((model.summary, state, buffers))
 }
 
-/// Opens the optimizer files of stages 1 and 2; `None` at stage 0, whose
-/// optimizer is in the model file.
-///
-/// # Errors
-///
-/// Returns an error if the files are not from one save.
-pub(crate) fn partitions(
-    folder: &Path,
-    model: &ModelStatesFile,
-    optim: &[PathBuf],
-) -> Result<Option<Vec<OptimStatesFile>>, DeepSpeedError> {
-    // Only partitioned optimizers store the order of parameters in flat groups, so its presence distinguishes
-    // stages 1 and 2 from stage 0.
-    match (model.groups.is_some(), optim.is_empty()) {
-        (false, true) => Ok(None),
-        (true, _) => ranks(folder, model, optim, false).map(Some),
-        (false, false) => {
-            let reason = "it is a stage 0 checkpoint, but its folder also has files of a partitioned optimizer";
-            Err(DeepSpeedError::mixed(model.path(), reason))
-        }
-    }
-}
-
 /// Assembles stage 3, whose model is in one file per rank. The buffers are
 /// taken from the file of rank 0.
 fn of_sharded_model(
     folder: &Path,
     paths: &[PathBuf],
     optim: &[PathBuf],
-) -> Result<Read, DeepSpeedError> {
+) -> Result<Assembled, DeepSpeedError> {
     let models: Vec<_> =
         paths.iter().map(|path| ModelStatesFile::open(path, 1)).collect::<Result<_, _>>()?;
     let world_size = models[0].summary.world_size;
     if models.len() != world_size {
         return Err(wrong_number(folder, &models[0], models.len(), "model"));
     }
-    let ranks = ranks(folder, &models[0], optim, true)?;
+    let ranks = open_ranks(folder, &models[0], optim, true)?;
     let mut state = sharded::assemble(&models, &ranks)?;
     tie(&models[0], &mut state.stored)?;
     let buffers = models[0].buffers()?;
@@ -314,54 +288,4 @@ fn of_sharded_model(
     summary
         .map(|summary| (summary, state, buffers))
         .ok_or_else(|| DeepSpeedError::missing(folder, "there is no model in it"))
-}
-
-/// Opens the optimizer files of all ranks and checks that they are from the
-/// same save as the model. `sharded` is true at stage 3.
-fn ranks(
-    folder: &Path,
-    model: &ModelStatesFile,
-    optim: &[PathBuf],
-    sharded: bool,
-) -> Result<Vec<OptimStatesFile>, DeepSpeedError> {
-    let found = optim.len();
-    if found != model.summary.world_size || found == 0 {
-        return Err(wrong_number(folder, model, found, "optim"));
-    }
-    let ranks: Vec<_> =
-        optim.iter().map(|path| OptimStatesFile::open(path)).collect::<Result<_, _>>()?;
-    for rank in &ranks {
-        if (rank.stage == Some(3)) != sharded {
-            let reason = format!(
-                "its zero_stage is {}, which differs from {}",
-                rank.stage.map_or("missing".to_owned(), |stage| stage.to_string()),
-                model.path().display()
-            );
-            return Err(DeepSpeedError::mixed(rank.path(), reason));
-        }
-        let version = rank.contents.root().get("ds_version");
-        let version = version.map(|version| version.text()).transpose()?;
-        if version.is_some_and(|version| version != model.summary.version) {
-            let reason = format!("it is of another version than {}", model.path().display());
-            return Err(DeepSpeedError::mixed(rank.path(), reason));
-        }
-    }
-    Ok(ranks)
-}
-
-/// Returns the error for a number of files that differs from the number of
-/// ranks.
-fn wrong_number(
-    folder: &Path,
-    model: &ModelStatesFile,
-    found: usize,
-    kind: &str,
-) -> DeepSpeedError {
-    let reason = format!(
-        "the number of files *_{kind}_states.pt is {found}, and the number of ranks in {} is {}; copy the \
-         files of all ranks of one save into one folder",
-        model.path().display(),
-        model.summary.world_size
-    );
-    DeepSpeedError::missing(folder, reason)
 }

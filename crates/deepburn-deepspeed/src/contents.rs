@@ -1,6 +1,6 @@
 //! The values in a file of `torch.save`, by name.
 //!
-//! Main types: [`Contents`], an open file, and [`Value`], a value in it with
+//! Main types: [`Contents`], an open file, and [`PickleValue`], a value in it with
 //! its dotted name for error messages. The pickle is read by this crate's
 //! walker, which keeps the order of dicts and the attributes of objects.
 
@@ -49,14 +49,14 @@ impl Contents {
     }
 
     /// Returns the root of the pickle, a dict.
-    pub(crate) fn root(&self) -> Value<'_> {
-        Value { contents: self, id: self.pickle.root(), name: String::new() }
+    pub(crate) fn root(&self) -> PickleValue<'_> {
+        PickleValue { contents: self, id: self.pickle.root(), name: String::new() }
     }
 }
 
 /// A value of a file.
 #[derive(Debug, Clone)]
-pub(crate) struct Value<'a> {
+pub(crate) struct PickleValue<'a> {
     /// The file.
     contents: &'a Contents,
     /// The node in the pickle.
@@ -66,7 +66,7 @@ pub(crate) struct Value<'a> {
     name: String,
 }
 
-impl<'a> Value<'a> {
+impl<'a> PickleValue<'a> {
     /// Returns the node of the value.
     fn node(&self) -> &'a PickleNode {
         self.contents.pickle.node(self.id)
@@ -326,7 +326,7 @@ mod tests {
     }
 
     /// Returns the value of a dotted name, whose keys may contain dots.
-    fn find<'a>(value: &Value<'a>, name: &str) -> Option<Value<'a>> {
+    fn find<'a>(value: &PickleValue<'a>, name: &str) -> Option<PickleValue<'a>> {
         if name.is_empty() {
             return Some(value.clone());
         }

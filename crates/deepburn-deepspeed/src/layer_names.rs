@@ -24,7 +24,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use crate::SavedParameter;
 
 /// A layer of a pipeline.
-struct Layer<'a> {
+struct NamedLayer<'a> {
     /// The number, or `tied_modules` and the key.
     name: &'a str,
     /// The parameters with their names in the layer.
@@ -33,7 +33,7 @@ struct Layer<'a> {
 
 /// A part of the model that a layer may be.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Part {
+struct Submodule {
     /// What the names of its parameters in the model begin with.
     prefix: String,
     /// What the layer's names begin with, and the model's do not: the name of a
@@ -86,7 +86,7 @@ impl<'a, 'm> PlacedLayers<'a, 'm> {
     }
 
     /// Adds a layer, which is this part of the model.
-    fn add(&mut self, layer: &Layer<'a>, part: &Part) {
+    fn add(&mut self, layer: &NamedLayer<'a>, part: &Submodule) {
         if let Some(number) = layer.number() {
             self.places.insert(number, self.place(layer, part));
         }
@@ -99,14 +99,14 @@ impl<'a, 'm> PlacedLayers<'a, 'm> {
     }
 
     /// Returns the position in the model of the first parameter of a part.
-    fn place(&self, layer: &Layer<'_>, part: &Part) -> usize {
+    fn place(&self, layer: &NamedLayer<'_>, part: &Submodule) -> usize {
         let names = layer.parameters.iter().map(|(name, _)| part.name_of(name));
         names.filter_map(|name| Some(self.model.get(&*name)?.0)).min().unwrap_or_default()
     }
 
     /// Returns the parts of the model that have all parameters of a layer and are
     /// not assigned yet.
-    fn candidates(&self, layer: &Layer<'_>) -> Vec<Part> {
+    fn candidates(&self, layer: &NamedLayer<'_>) -> Vec<Submodule> {
         let (first, _) = layer.parameters[0];
         let starts = [0].into_iter().chain(first.match_indices('.').map(|(at, _)| at + 1));
         // The names of the layer may begin with a wrapper's name, so the longest ends that fit count.
@@ -115,21 +115,21 @@ impl<'a, 'm> PlacedLayers<'a, 'm> {
             let prefixes = self.model.keys().filter_map(|name| name.strip_suffix(end));
             let prefixes = prefixes.filter(|prefix| prefix.is_empty() || prefix.ends_with('.'));
             let parts = prefixes
-                .map(|prefix| Part { prefix: prefix.to_owned(), wrapper: wrapper.to_owned() })
+                .map(|prefix| Submodule { prefix: prefix.to_owned(), wrapper: wrapper.to_owned() })
                 .filter(|part| self.has(layer, part));
             let mut parts: Vec<_> = parts.collect();
             parts.sort_by_key(|part| numbers(&part.prefix));
             parts
         });
         let parts = of_wrappers.into_iter().find(|parts| !parts.is_empty()).unwrap_or_default();
-        let is_free = |part: &Part| {
+        let is_free = |part: &Submodule| {
             layer.parameters.iter().all(|(name, _)| !self.found.contains_key(&*part.name_of(name)))
         };
         parts.into_iter().filter(is_free).collect()
     }
 
     /// Returns true if a part has all parameters of a layer.
-    fn has(&self, layer: &Layer<'_>, part: &Part) -> bool {
+    fn has(&self, layer: &NamedLayer<'_>, part: &Submodule) -> bool {
         layer.parameters.iter().all(|(name, parameter)| {
             let shape = self.model.get(&*part.name_of(name)).map(|(_, shape)| *shape);
             name.starts_with(&part.wrapper) && shape == Some(&parameter.shape[..])
@@ -139,13 +139,17 @@ impl<'a, 'm> PlacedLayers<'a, 'm> {
     /// Returns the candidates that lie between the neighbours of their layer. They
     /// are empty if the layers found so far are in another order than their
     /// parts, or if there are none.
-    fn between_neighbours(&self, layers: &[Layer<'_>], candidates: &[Vec<Part>]) -> Vec<Vec<Part>> {
+    fn between_neighbours(
+        &self,
+        layers: &[NamedLayer<'_>],
+        candidates: &[Vec<Submodule>],
+    ) -> Vec<Vec<Submodule>> {
         let in_order = self.places.values().is_sorted() && !self.places.is_empty();
         let between = layers.iter().zip(candidates).map(|(layer, parts)| {
             let Some(number) = layer.number().filter(|_| in_order) else { return Vec::new() };
             let before = self.places.range(..number).next_back().map(|(_, place)| *place);
             let after = self.places.range(number..).next().map(|(_, place)| *place);
-            let lies_between = |part: &&Part| {
+            let lies_between = |part: &&Submodule| {
                 let place = self.place(layer, part);
                 before.is_none_or(|before| before < place) && after.is_none_or(|it| place < it)
             };
@@ -155,14 +159,14 @@ impl<'a, 'm> PlacedLayers<'a, 'm> {
     }
 }
 
-impl Layer<'_> {
+impl NamedLayer<'_> {
     /// Returns the number; `None` for a tied layer.
     fn number(&self) -> Option<usize> {
         self.name.parse().ok()
     }
 }
 
-impl Part {
+impl Submodule {
     /// Returns the name in the model of a parameter in the layer.
     fn name_of(&self, in_layer: &str) -> String {
         format!("{}{}", self.prefix, in_layer.strip_prefix(&self.wrapper).unwrap_or(in_layer))
@@ -170,18 +174,18 @@ impl Part {
 }
 
 /// Divides the parameters into layers, in order: first the numbered ones.
-fn layers(parameters: &[SavedParameter]) -> Result<Vec<Layer<'_>>, String> {
+fn layers(parameters: &[SavedParameter]) -> Result<Vec<NamedLayer<'_>>, String> {
     let (mut numbered, mut tied) = (BTreeMap::new(), BTreeMap::new());
     for parameter in parameters {
         let name = parameter.name.as_str();
         let (first, rest) = name.split_once('.').ok_or_else(|| not_of_a_layer(name))?;
         if let Ok(number) = first.parse::<usize>() {
-            let layer = Layer { name: first, parameters: Vec::new() };
+            let layer = NamedLayer { name: first, parameters: Vec::new() };
             numbered.entry(number).or_insert(layer).parameters.push((rest, parameter));
         } else {
             let (key, in_layer) = rest.split_once('.').ok_or_else(|| not_of_a_layer(name))?;
             let name = &name[..first.len() + 1 + key.len()];
-            let layer = Layer { name, parameters: Vec::new() };
+            let layer = NamedLayer { name, parameters: Vec::new() };
             tied.entry(key).or_insert(layer).parameters.push((in_layer, parameter));
         }
     }
@@ -196,7 +200,10 @@ fn not_of_a_layer(name: &str) -> String {
 /// Returns the layers, by position, whose parts are certain: a layer with one
 /// candidate, or else equal layers with one candidate each that differ in one
 /// number. `None` if there are none.
-fn certain(layers: &[Layer<'_>], candidates: &[Vec<Part>]) -> Option<Vec<(usize, Part)>> {
+fn certain(
+    layers: &[NamedLayer<'_>],
+    candidates: &[Vec<Submodule>],
+) -> Option<Vec<(usize, Submodule)>> {
     for (at, parts) in candidates.iter().enumerate() {
         let alike: Vec<_> = (0..candidates.len()).filter(|at| candidates[*at] == *parts).collect();
         // A tied layer has no number, so its place among others is not known.
@@ -215,7 +222,7 @@ fn numbers(name: &str) -> Vec<usize> {
 }
 
 /// Returns true if the parts are the same but for one number in their prefixes.
-fn differ_in_one_number(parts: &[Part]) -> bool {
+fn differ_in_one_number(parts: &[Submodule]) -> bool {
     let components: Vec<Vec<&str>> =
         parts.iter().map(|part| part.prefix.split('.').collect()).collect();
     let Some((first, others)) = components.split_first() else { return false };
@@ -231,7 +238,7 @@ fn differ_in_one_number(parts: &[Part]) -> bool {
 }
 
 /// Returns the reason why the part of a layer is not certain.
-fn uncertain(layer: &Layer<'_>, parts: &[Part]) -> String {
+fn uncertain(layer: &NamedLayer<'_>, parts: &[Submodule]) -> String {
     let names = layer.parameters.iter().map(|(name, it)| format!("{name} {:?}", it.shape));
     let names: Vec<_> = names.take(4).collect();
     let more = if layer.parameters.len() > names.len() { ", …" } else { "" };
@@ -304,7 +311,7 @@ mod tests {
             ("norm.weight", &[4]),
             ("head.weight", &[7, 4]),
         ];
-        // Layer 1 fits `norm` below `block` or at the top; layer 2 fits both norms. The longest end that fits counts.
+        // NamedLayer 1 fits `norm` below `block` or at the top; layer 2 fits both norms. The longest end that fits counts.
         let error = assigned(&layers, &model).unwrap_err();
         assert!(error.contains("layer 1") || error.contains("layer 2"), "{error}");
         let model = [model[0], model[1], ("end.weight", &[4][..]), model[3]];

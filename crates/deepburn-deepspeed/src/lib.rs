@@ -67,6 +67,7 @@ mod partitioned;
 mod pickle;
 mod pickle_node;
 mod pipeline;
+mod rank_files;
 mod replicated;
 mod sharded;
 mod stage_layers;

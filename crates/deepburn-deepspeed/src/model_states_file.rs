@@ -21,7 +21,8 @@ use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::contents::{Contents, Value};
+use crate::contents::{Contents, PickleValue};
+use crate::tensor::NamedTensors;
 use crate::{DeepSpeedError, Tensor};
 
 /// The name and shape of a parameter.
@@ -103,7 +104,7 @@ impl ModelStatesFile {
     /// Returns all tensors of the model except buffers, in order. They are in
     /// module order, which the parameter numbers of optimizers follow. The file
     /// of a pipeline stage has none.
-    pub(crate) fn module(&self) -> Result<Vec<(String, Arc<Tensor>)>, DeepSpeedError> {
+    pub(crate) fn module(&self) -> Result<NamedTensors, DeepSpeedError> {
         let root = self.contents.root();
         let buffers = self.buffer_names()?;
         let Some(module) = root.get("module") else { return Ok(Vec::new()) };
@@ -115,17 +116,17 @@ impl ModelStatesFile {
     /// Returns the names of the model's buffers.
     pub(crate) fn buffer_names(&self) -> Result<HashSet<&str>, DeepSpeedError> {
         let names = self.contents.root().need("buffer_names")?.list()?;
-        names.iter().map(Value::text).collect()
+        names.iter().map(PickleValue::text).collect()
     }
 
     /// Returns the buffers of the model that are contiguous floats, in order.
     /// Others, such as the integer `num_batches_tracked` of a batch norm, are
     /// omitted.
-    pub(crate) fn buffers(&self) -> Result<Vec<(String, Arc<Tensor>)>, DeepSpeedError> {
+    pub(crate) fn buffers(&self) -> Result<NamedTensors, DeepSpeedError> {
         let root = self.contents.root();
         let Some(names) = root.get("buffer_names") else { return Ok(Vec::new()) };
         let names = names.list()?;
-        let names: HashSet<_> = names.iter().map(Value::text).collect::<Result<_, _>>()?;
+        let names: HashSet<_> = names.iter().map(PickleValue::text).collect::<Result<_, _>>()?;
         let module = root.need("module")?.entries()?.into_iter();
         let buffers = module.filter(|(name, _)| names.contains(name.as_str()));
         Ok(buffers.filter_map(|(name, value)| Some((name, value.tensor().ok()?))).collect())
@@ -156,7 +157,7 @@ impl CommonFields {
     ///
     /// Returns [`DeepSpeedError::Layout`] for a value that is missing or of
     /// another kind.
-    fn read(root: &Value<'_>) -> Result<Self, DeepSpeedError> {
+    fn read(root: &PickleValue<'_>) -> Result<Self, DeepSpeedError> {
         Ok(Self {
             version: root.need("ds_version")?.text()?.to_owned(),
             world_size: root.need("dp_world_size")?.size()?,
@@ -174,7 +175,7 @@ impl CommonFields {
 /// # Errors
 ///
 /// Returns [`DeepSpeedError::Layout`] for a schedule with neither.
-fn schedule(state: &Value<'_>) -> Result<i64, DeepSpeedError> {
+fn schedule(state: &PickleValue<'_>) -> Result<i64, DeepSpeedError> {
     if let Some(last) = state.get("last_batch_iteration") {
         return last.int();
     }
@@ -186,13 +187,13 @@ fn schedule(state: &Value<'_>) -> Result<i64, DeepSpeedError> {
 
 /// Returns the parameters of all flat groups. The order of the groups and of
 /// the parameters in them is the order in the flat tensors.
-fn named_groups(groups: &Value<'_>) -> Result<Vec<Vec<Named>>, DeepSpeedError> {
+fn named_groups(groups: &PickleValue<'_>) -> Result<Vec<Vec<Named>>, DeepSpeedError> {
     let groups: Vec<_> = groups.list()?.iter().map(named).collect::<Result<_, _>>()?;
     Ok(groups)
 }
 
 /// Returns names and shapes from a dict.
-fn named(shapes: &Value<'_>) -> Result<Vec<Named>, DeepSpeedError> {
+fn named(shapes: &PickleValue<'_>) -> Result<Vec<Named>, DeepSpeedError> {
     let shapes = shapes.entries()?.into_iter();
     shapes.map(|(name, shape)| Ok((name, shape.shape()?))).collect()
 }
@@ -205,7 +206,7 @@ fn named(shapes: &Value<'_>) -> Result<Vec<Named>, DeepSpeedError> {
 /// [`DeepSpeedError::Unsupported`] for another degree of parallelism.
 fn refuse_other_degrees(
     path: &Path,
-    root: &Value<'_>,
+    root: &PickleValue<'_>,
     stages: usize,
 ) -> Result<(), DeepSpeedError> {
     let degrees = root.get("checkpoint_parallel_dimensions");
@@ -235,7 +236,7 @@ fn refuse_other_degrees(
 
 /// Returns an error for unsupported kinds of checkpoints. They are recognised
 /// by keys, because the file names do not show all of them.
-fn refuse_foreign(path: &Path, root: &Value<'_>) -> Result<(), DeepSpeedError> {
+fn refuse_foreign(path: &Path, root: &PickleValue<'_>) -> Result<(), DeepSpeedError> {
     let refuse = |found: String, remedy| Err(DeepSpeedError::unsupported(path, found, remedy));
     if root.get("universal_checkpoint_info").is_some() {
         let remedy = "save it without tensor parallelism";

@@ -24,7 +24,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::contents::{Contents, Value};
+use crate::contents::{Contents, PickleValue};
 use crate::{DeepSpeedError, LossScale, Tensor};
 
 /// The content of a file `*_optim_states.pt`.
@@ -110,7 +110,7 @@ impl OptimStatesFile {
     }
 
     /// Returns the root dict of the optimizer.
-    pub(crate) fn root(&self) -> Result<Value<'_>, DeepSpeedError> {
+    pub(crate) fn root(&self) -> Result<PickleValue<'_>, DeepSpeedError> {
         self.contents.root().need("optimizer_state_dict")
     }
 
@@ -172,7 +172,7 @@ impl OptimizerState {
     ///
     /// Returns an error for a tensor that is not dense, or a step that is not a
     /// whole number.
-    pub(crate) fn read(state: &Value<'_>) -> Result<Self, DeepSpeedError> {
+    pub(crate) fn read(state: &PickleValue<'_>) -> Result<Self, DeepSpeedError> {
         let mut read = Self::default();
         for (name, value) in state.entries()? {
             if name == "step" {
@@ -198,7 +198,10 @@ impl OptimizerState {
 ///
 /// Returns [`DeepSpeedError::Layout`] if there is not exactly one state per
 /// group, in their order.
-fn group_states(base: &Value<'_>, groups: usize) -> Result<Vec<OptimizerState>, DeepSpeedError> {
+fn group_states(
+    base: &PickleValue<'_>,
+    groups: usize,
+) -> Result<Vec<OptimizerState>, DeepSpeedError> {
     let states = if base.is_list() {
         let list = base.list()?;
         if list.len() != groups {
@@ -222,17 +225,17 @@ fn group_states(base: &Value<'_>, groups: usize) -> Result<Vec<OptimizerState>, 
 }
 
 /// Returns the numbers of an optimizer's tensors, by group.
-pub(crate) fn group_numbers(base: &Value<'_>) -> Result<Vec<Vec<usize>>, DeepSpeedError> {
+pub(crate) fn group_numbers(base: &PickleValue<'_>) -> Result<Vec<Vec<usize>>, DeepSpeedError> {
     let groups = base.need("param_groups")?.list()?;
     let numbers = groups.iter().map(|group| {
         let numbers = group.need("params")?.list()?;
-        numbers.iter().map(Value::size).collect()
+        numbers.iter().map(PickleValue::size).collect()
     });
     numbers.collect()
 }
 
 /// Returns the step count of optimizers that store it in their groups.
-pub(crate) fn counted_in_groups(base: &Value<'_>) -> Result<Option<u64>, DeepSpeedError> {
+pub(crate) fn counted_in_groups(base: &PickleValue<'_>) -> Result<Option<u64>, DeepSpeedError> {
     let Some(groups) = base.get("param_groups") else { return Ok(None) };
     let steps = groups.list()?.into_iter().filter_map(|group| group.get("step"));
     let steps: Vec<_> = steps.map(|step| count(&step)).collect::<Result<_, _>>()?;
@@ -245,7 +248,7 @@ pub(crate) fn counted_in_groups(base: &Value<'_>) -> Result<Option<u64>, DeepSpe
 ///
 /// Returns [`DeepSpeedError::Layout`] for a number that is negative, fractional
 /// or too large for its type.
-fn count(value: &Value<'_>) -> Result<u64, DeepSpeedError> {
+fn count(value: &PickleValue<'_>) -> Result<u64, DeepSpeedError> {
     if !value.is_tensor() {
         return value.count();
     }
@@ -265,7 +268,7 @@ fn count(value: &Value<'_>) -> Result<u64, DeepSpeedError> {
 }
 
 /// Returns the state of a `DynamicLossScaler`; `None` for a static scale.
-fn loss_scale(scaler: &Value<'_>) -> Result<Option<LossScale>, DeepSpeedError> {
+fn loss_scale(scaler: &PickleValue<'_>) -> Result<Option<LossScale>, DeepSpeedError> {
     if !scaler.need("dynamic")?.bool()? {
         return Ok(None);
     }

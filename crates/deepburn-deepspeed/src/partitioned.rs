@@ -15,7 +15,7 @@
 //! group by `round_robin_gradients`, which `param_shapes` reflects.
 
 use crate::DeepSpeedError;
-use crate::contents::Value;
+use crate::contents::PickleValue;
 use crate::model_states_file::{ModelStatesFile, Named};
 use crate::optim_states_file::{OptimStatesFile, RankGroup};
 use crate::stored::{SavedState, Stored};
@@ -137,7 +137,7 @@ fn join(
     let mut moments: Vec<_> = moments.iter().map(|_| Joined::default()).collect();
     let mut partition = None;
     for rank in ranks {
-        let Part { used, whole } = Part::new(rank, group)?;
+        let RankPartition { used, whole } = RankPartition::new(rank, group)?;
         // All ranks have parts of equal size, and all parts before the end of
         // the group are full.
         let partition = *partition.get_or_insert(whole);
@@ -180,7 +180,7 @@ impl Offsets {
                 if paddings.len() != shapes.len() {
                     return Err(group.refuse(format!("a list of {}", shapes.len())));
                 }
-                paddings.iter().map(Value::size).collect::<Result<_, _>>()?
+                paddings.iter().map(PickleValue::size).collect::<Result<_, _>>()?
             }
         };
         let (mut starts, mut end) = (vec![], 0_usize);
@@ -194,7 +194,7 @@ impl Offsets {
 }
 
 /// The used and total number of elements in a rank's part of a group.
-struct Part {
+struct RankPartition {
     /// The number of elements for which masters are stored.
     used: usize,
     /// The number of elements including padding, which is the same on all
@@ -202,7 +202,7 @@ struct Part {
     whole: usize,
 }
 
-impl Part {
+impl RankPartition {
     /// Returns the size of a rank's part and checks the lengths of its arrays.
     ///
     /// # Errors

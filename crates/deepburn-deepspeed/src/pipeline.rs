@@ -21,26 +21,26 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::checkpoint::{Read, partitions};
 use crate::contents::Contents;
 use crate::folder::StageFiles;
 use crate::model_states_file::ModelStatesFile;
 use crate::optim_states_file::OptimStatesFile;
+use crate::rank_files::partitions;
 use crate::stage_layers::layers_of_stages;
-use crate::stored::{Replica, SavedState, Stored, tie};
-use crate::tensor::Segments;
+use crate::stored::{Assembled, Replica, SavedState, Stored, tie};
+use crate::tensor::{NamedTensors, Segments};
 use crate::{DeepSpeedError, Tensor, partitioned, replicated};
 
 /// What the names of parameters in tied layers begin with; their key follows.
 const TIED: &str = "tied_modules.";
 
 /// The file of a layer.
-struct Layer {
+struct LayerFile {
     /// The position among all layers, which the names of its parameters begin
     /// with.
     number: usize,
     /// The weights by their names in the layer, without buffers.
-    weights: Vec<(String, Arc<Tensor>)>,
+    weights: NamedTensors,
 }
 
 /// Reads a pipeline: its stages and the layers with weights, by number.
@@ -53,7 +53,7 @@ pub(crate) fn read(
     folder: &Path,
     stages: &[StageFiles],
     layers: &BTreeMap<usize, PathBuf>,
-) -> Result<Read, DeepSpeedError> {
+) -> Result<Assembled, DeepSpeedError> {
     let open = |stage: &StageFiles| ModelStatesFile::open(&stage.model, stages.len());
     let models: Vec<_> = stages.iter().map(open).collect::<Result<_, _>>()?;
     if let Some(whole) = models.iter().find(|model| model.contents.root().get("module").is_some()) {
@@ -86,15 +86,12 @@ pub(crate) fn read(
         .ok_or_else(|| DeepSpeedError::missing(folder, "there is no pipeline stage in it"))
 }
 
-/// The float buffers of all layers, by their names in the pipeline.
-type Buffers = Vec<(String, Arc<Tensor>)>;
-
 /// Opens the files of the layers, and divides their tensors into weights and
-/// float buffers.
+/// float buffers, which have their names in the pipeline.
 fn open_layers(
     paths: &BTreeMap<usize, PathBuf>,
     models: &[ModelStatesFile],
-) -> Result<(Vec<Layer>, Buffers), DeepSpeedError> {
+) -> Result<(Vec<LayerFile>, NamedTensors), DeepSpeedError> {
     let mut buffer_names = HashSet::new();
     for model in models {
         buffer_names.extend(model.buffer_names()?);
@@ -113,7 +110,7 @@ fn open_layers(
         }
         // Layers without weights, such as dropout, are in no stage's list.
         if !weights.is_empty() {
-            layers.push(Layer { number, weights });
+            layers.push(LayerFile { number, weights });
         }
     }
     Ok((layers, buffers))
@@ -125,7 +122,7 @@ fn of_partitions(
     folder: &Path,
     models: &[ModelStatesFile],
     ranks: &[Vec<OptimStatesFile>],
-    layers: &[Layer],
+    layers: &[LayerFile],
 ) -> Result<SavedState, DeepSpeedError> {
     let states = models.iter().zip(ranks).map(|(model, ranks)| {
         let mut state = partitioned::assemble(model, ranks)?;
@@ -143,8 +140,11 @@ fn of_partitions(
 ///
 /// Returns [`DeepSpeedError::Unsupported`] if the shapes of the optimizer's
 /// arrays do not show which layers a stage has.
-fn of_replicas(models: &[ModelStatesFile], layers: &[Layer]) -> Result<SavedState, DeepSpeedError> {
-    let module = |layers: &mut dyn Iterator<Item = &Layer>| {
+fn of_replicas(
+    models: &[ModelStatesFile],
+    layers: &[LayerFile],
+) -> Result<SavedState, DeepSpeedError> {
+    let module = |layers: &mut dyn Iterator<Item = &LayerFile>| {
         let weights = layers.flat_map(|layer| {
             let named = |(name, tensor): &(String, Arc<Tensor>)| {
                 (format!("{}.{name}", layer.number), tensor.clone())
@@ -158,7 +158,8 @@ fn of_replicas(models: &[ModelStatesFile], layers: &[Layer]) -> Result<SavedStat
     }
     let shapes = models.iter().map(replicated::optimizer_shapes);
     let shapes: Option<Vec<_>> = shapes.collect::<Result<_, _>>()?;
-    let of_layer = |layer: &Layer| layer.weights.iter().map(|(_, it)| it.shape.clone()).collect();
+    let of_layer =
+        |layer: &LayerFile| layer.weights.iter().map(|(_, it)| it.shape.clone()).collect();
     let of_layers: Vec<_> = layers.iter().map(of_layer).collect();
     let Some(stages) = shapes.and_then(|shapes| layers_of_stages(&of_layers, &shapes)) else {
         let found = "its optimizer does not show which layers this pipeline stage has (ZeRO stage 0 \
@@ -223,9 +224,9 @@ fn merge(
 fn add_working_copies(
     folder: &Path,
     stored: &mut Vec<Stored>,
-    layers: &[Layer],
+    layers: &[LayerFile],
 ) -> Result<(), DeepSpeedError> {
-    let named = |layer: &Layer| {
+    let named = |layer: &LayerFile| {
         let weights = layer.weights.clone().into_iter();
         let number = layer.number;
         weights.map(move |(name, tensor)| ((number, name), tensor))
@@ -282,7 +283,7 @@ fn without_layer(folder: &Path, name: &str) -> DeepSpeedError {
 
 /// Returns true if a layer has exactly the parameters of a tied layer, whose
 /// names begin with `prefix`.
-fn holds(layer: &Layer, prefix: &str, tied: &[&mut Stored]) -> bool {
+fn holds(layer: &LayerFile, prefix: &str, tied: &[&mut Stored]) -> bool {
     layer.weights.len() == tied.len()
         && layer.weights.iter().all(|(name, tensor)| {
             let fits = |it: &&mut Stored| {

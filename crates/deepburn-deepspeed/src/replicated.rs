@@ -23,15 +23,15 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use crate::contents::Value;
+use crate::contents::PickleValue;
 use crate::model_states_file::ModelStatesFile;
 use crate::optim_states_file::{OptimizerState, counted_in_groups, group_numbers};
 use crate::stored::{SavedState, Stored};
-use crate::tensor::{Joined, Segments};
+use crate::tensor::{Joined, NamedTensors, Segments};
 use crate::{DeepSpeedError, LossScale, Tensor};
 
 /// The optimizer's data for one of its tensors.
-struct Item {
+struct OptimizerTensor {
     /// The index of its parameter group.
     group: usize,
     /// The f32 master, if the weights are in 16 bits.
@@ -60,7 +60,7 @@ pub(crate) fn assemble(model: &ModelStatesFile) -> Result<SavedState, DeepSpeedE
 /// Returns the same errors as [`assemble`].
 pub(crate) fn assemble_of(
     model: &ModelStatesFile,
-    module: Vec<(String, Arc<Tensor>)>,
+    module: NamedTensors,
 ) -> Result<SavedState, DeepSpeedError> {
     let mut stored = parameters(module);
     let root = model.contents.root();
@@ -70,20 +70,22 @@ pub(crate) fn assemble_of(
     let loss_scale = loss_scale(&optimizer)?;
     let wrapped = optimizer.get("optimizer_state_dict");
     let base = wrapped.as_ref().unwrap_or(&optimizer);
-    let items = items(&optimizer, base)?;
-    let steps = items.iter().filter_map(|item| item.state.steps).max();
+    let tensors = optimizer_tensors(&optimizer, base)?;
+    let steps = tensors.iter().filter_map(|tensor| tensor.state.steps).max();
     let steps = steps.map_or_else(|| counted_in_groups(base), |steps| Ok(Some(steps)))?;
-    // Frozen parameters have no arrays, so the names are taken from the first item with arrays.
-    let full = items.iter().map(|item| item.state.names()).find(|names| !names.is_empty());
+    // Frozen parameters have no arrays, so the names are taken from the first tensor with arrays.
+    let full = tensors.iter().map(|tensor| tensor.state.names()).find(|names| !names.is_empty());
     let moments: Vec<_> = full.unwrap_or_default().into_iter().map(str::to_owned).collect();
-    let uneven = |item: &Item| !item.state.moments.is_empty() && item.state.names() != moments;
-    if items.iter().any(uneven) {
+    let uneven = |tensor: &OptimizerTensor| {
+        !tensor.state.moments.is_empty() && tensor.state.names() != moments
+    };
+    if tensors.iter().any(uneven) {
         return Err(base.refuse("an optimizer with the same arrays for all parameters"));
     }
     if optimizer.get("fp32_groups_flat").is_some() {
-        flat(&optimizer, &items, &mut stored)?;
+        flat(&optimizer, &tensors, &mut stored)?;
     } else {
-        by_parameter(base, items, &mut stored)?;
+        by_parameter(base, tensors, &mut stored)?;
     }
     Ok(SavedState { stage: 0, stored, moments, steps, loss_scale })
 }
@@ -91,7 +93,7 @@ pub(crate) fn assemble_of(
 /// Returns the model's parameters. Names of the same tensor are tied, which
 /// means equal file, storage, offset and shape. The first name in the model
 /// becomes the name of the parameter.
-fn parameters(module: Vec<(String, Arc<Tensor>)>) -> Vec<Stored> {
+fn parameters(module: NamedTensors) -> Vec<Stored> {
     let mut stored = vec![];
     let mut seen = HashMap::new();
     for (name, tensor) in module {
@@ -124,11 +126,11 @@ pub(crate) fn optimizer_shapes(
     let root = model.contents.root();
     let Some(optimizer) = root.get("optimizer") else { return Ok(None) };
     let wrapped = optimizer.get("optimizer_state_dict");
-    let items = items(&optimizer, wrapped.as_ref().unwrap_or(&optimizer))?;
+    let tensors = optimizer_tensors(&optimizer, wrapped.as_ref().unwrap_or(&optimizer))?;
     if optimizer.get("fp32_groups_flat").is_some() {
         return Ok(None);
     }
-    Ok(items.iter().map(|item| item.shape().map(<[usize]>::to_vec)).collect())
+    Ok(tensors.iter().map(|tensor| tensor.shape().map(<[usize]>::to_vec)).collect())
 }
 
 /// Returns the optimizer's tensors in order.
@@ -136,14 +138,17 @@ pub(crate) fn optimizer_shapes(
 /// # Errors
 ///
 /// Returns [`DeepSpeedError::Layout`] if the masters do not match the numbers.
-fn items(optimizer: &Value<'_>, base: &Value<'_>) -> Result<Vec<Item>, DeepSpeedError> {
+fn optimizer_tensors(
+    optimizer: &PickleValue<'_>,
+    base: &PickleValue<'_>,
+) -> Result<Vec<OptimizerTensor>, DeepSpeedError> {
     let masters = optimizer.get("fp32_groups").map(|groups| {
         let groups = groups.list()?;
-        groups.iter().map(Value::list).collect::<Result<Vec<_>, _>>()
+        groups.iter().map(PickleValue::list).collect::<Result<Vec<_>, _>>()
     });
     let masters = masters.transpose()?;
     let state = base.need("state")?;
-    let mut items = vec![];
+    let mut tensors = vec![];
     for (group, numbers) in group_numbers(base)?.into_iter().enumerate() {
         let masters = masters.as_ref().map(|masters| masters.get(group));
         if masters.is_some_and(|it| it.is_none_or(|it| it.len() != numbers.len())) {
@@ -154,13 +159,13 @@ fn items(optimizer: &Value<'_>, base: &Value<'_>) -> Result<Vec<Item>, DeepSpeed
             let master = masters.flatten().map(|masters| masters[at].tensor()).transpose()?;
             let state = state.get(&number.to_string());
             let state = state.map(|state| OptimizerState::read(&state)).transpose()?;
-            items.push(Item { group, master, state: state.unwrap_or_default() });
+            tensors.push(OptimizerTensor { group, master, state: state.unwrap_or_default() });
         }
     }
-    Ok(items)
+    Ok(tensors)
 }
 
-impl Item {
+impl OptimizerTensor {
     /// Returns the shape of the tensor, from its master or its first array.
     fn shape(&self) -> Option<&[usize]> {
         let moment = self.state.moments.first().map(|(_, tensor)| tensor);
@@ -185,24 +190,25 @@ impl Item {
 ///
 /// Returns [`DeepSpeedError::Layout`] if the assignment is not unique.
 fn by_parameter(
-    base: &Value<'_>,
-    items: Vec<Item>,
+    base: &PickleValue<'_>,
+    tensors: Vec<OptimizerTensor>,
     stored: &mut [Stored],
 ) -> Result<(), DeepSpeedError> {
-    let Some(order) = order(&items, stored) else {
+    let Some(order) = order(&tensors, stored) else {
         return Err(base.need("param_groups")?.refuse(format!(
             "of groups that tell by order or shape which of the {} parameters they have (with \
              frozen parameters or groups of mixed shapes, save at stage 1 or higher)",
             stored.len()
         )));
     };
-    let any = items.iter().any(|item| item.master.is_some() || !item.state.moments.is_empty());
-    for (item, at) in items.into_iter().zip(order) {
+    let any =
+        tensors.iter().any(|tensor| tensor.master.is_some() || !tensor.state.moments.is_empty());
+    for (tensor, at) in tensors.into_iter().zip(order) {
         let stored = &mut stored[at];
-        stored.parameter.trainable = !any || item.shape().is_some();
-        let moments = item.state.moments.into_iter();
+        stored.parameter.trainable = !any || tensor.shape().is_some();
+        let moments = tensor.state.moments.into_iter();
         stored.moments = moments.map(|(_, tensor)| Segments::whole(tensor)).collect();
-        if let Some(master) = item.master {
+        if let Some(master) = tensor.master {
             let working = std::mem::replace(&mut stored.weights, Segments::whole(master));
             stored.working = Some(working);
         }
@@ -210,15 +216,15 @@ fn by_parameter(
     Ok(())
 }
 
-/// Returns the parameter of each item: by model order if there is one group, or
+/// Returns the parameter of each tensor: by model order if there is one group, or
 /// by the order among parameters of equal shape if no two groups share a shape.
 /// `None` if neither is unambiguous.
-fn order(items: &[Item], stored: &[Stored]) -> Option<Vec<usize>> {
-    if items.len() != stored.len() {
+fn order(tensors: &[OptimizerTensor], stored: &[Stored]) -> Option<Vec<usize>> {
+    if tensors.len() != stored.len() {
         return None;
     }
-    if items.iter().all(|item| item.group == 0) {
-        let fit = items.iter().zip(stored).all(|(item, stored)| item.fits(stored));
+    if tensors.iter().all(|tensor| tensor.group == 0) {
+        let fit = tensors.iter().zip(stored).all(|(tensor, stored)| tensor.fits(stored));
         return fit.then(|| (0..stored.len()).collect());
     }
     let mut by_shape: HashMap<&[usize], std::collections::VecDeque<usize>> = HashMap::new();
@@ -226,11 +232,11 @@ fn order(items: &[Item], stored: &[Stored]) -> Option<Vec<usize>> {
         by_shape.entry(&stored.parameter.shape).or_default().push_back(at);
     }
     let mut groups: HashMap<&[usize], usize> = HashMap::new();
-    let order = items.iter().map(|item| {
-        let shape = item.shape()?;
-        let group = *groups.entry(shape).or_insert(item.group);
+    let order = tensors.iter().map(|tensor| {
+        let shape = tensor.shape()?;
+        let group = *groups.entry(shape).or_insert(tensor.group);
         let at = by_shape.get_mut(shape)?.pop_front()?;
-        (group == item.group && item.fits(&stored[at])).then_some(at)
+        (group == tensor.group && tensor.fits(&stored[at])).then_some(at)
     });
     order.collect()
 }
@@ -243,8 +249,8 @@ fn order(items: &[Item], stored: &[Stored]) -> Option<Vec<usize>> {
 /// Returns [`DeepSpeedError::Layout`] unless the only group has all parameters
 /// of the model, because neither names nor shapes are stored.
 fn flat(
-    optimizer: &Value<'_>,
-    items: &[Item],
+    optimizer: &PickleValue<'_>,
+    tensors: &[OptimizerTensor],
     stored: &mut [Stored],
 ) -> Result<(), DeepSpeedError> {
     let groups = optimizer.need("fp32_groups_flat")?;
@@ -254,10 +260,10 @@ fn flat(
         "one flat group of the {numel} elements of all parameters (with frozen parameters or \
          several groups, save at stage 1 or higher)"
     );
-    let ([master], [item]) = (&masters[..], items) else { return Err(groups.refuse(rule)) };
+    let ([master], [tensor]) = (&masters[..], tensors) else { return Err(groups.refuse(rule)) };
     let master = master.tensor()?;
-    let tensors: Vec<_> = item.state.moments.iter().map(|(_, tensor)| tensor.clone()).collect();
-    if master.shape != [numel] || tensors.iter().any(|tensor| tensor.shape != [numel]) {
+    let moments: Vec<_> = tensor.state.moments.iter().map(|(_, tensor)| tensor.clone()).collect();
+    if master.shape != [numel] || moments.iter().any(|moment| moment.shape != [numel]) {
         return Err(groups.refuse(rule));
     }
     let mut start = 0;
@@ -270,7 +276,7 @@ fn flat(
             segments
         };
         stored.working = Some(std::mem::replace(&mut stored.weights, cut(&master)));
-        stored.moments = tensors.iter().map(cut).collect();
+        stored.moments = moments.iter().map(cut).collect();
         start = end;
     }
     Ok(())
@@ -278,7 +284,7 @@ fn flat(
 
 /// Returns the loss scaler of a wrapped optimizer, which has no hysteresis. Its
 /// state is stored next to the masters.
-fn loss_scale(optimizer: &Value<'_>) -> Result<Option<LossScale>, DeepSpeedError> {
+fn loss_scale(optimizer: &PickleValue<'_>) -> Result<Option<LossScale>, DeepSpeedError> {
     let dynamic = optimizer.get("dynamic_loss_scale").map(|it| it.bool()).transpose()?;
     if dynamic != Some(true) {
         return Ok(None);

@@ -15,14 +15,14 @@ pub(crate) type Shapes = Vec<Vec<usize>>;
 pub(crate) fn layers_of_stages(layers: &[Shapes], stages: &[Shapes]) -> Option<Vec<Vec<usize>>> {
     let mut found = Vec::new();
     for tied in [None].into_iter().chain((0..layers.len()).map(Some)) {
-        let mut search = Search { layers, stages, tied, dead_ends: HashSet::new() };
+        let mut search = DivisionSearch { layers, stages, tied, dead_ends: HashSet::new() };
         search.extend(0, 0, &mut Vec::new(), &mut found);
     }
     (found.len() == 1).then(|| found.pop()).flatten()
 }
 
 /// A search for the divisions in which a layer is tied, or none.
-struct Search<'a> {
+struct DivisionSearch<'a> {
     layers: &'a [Shapes],
     stages: &'a [Shapes],
     /// The position of the tied layer.
@@ -32,7 +32,7 @@ struct Search<'a> {
     dead_ends: HashSet<(usize, usize, usize)>,
 }
 
-impl Search<'_> {
+impl DivisionSearch<'_> {
     /// Adds divisions to `found` that begin with the stages in `done`, whose layers
     /// end before `start`, until there are two. `uses` stages have the tied layer.
     fn extend(

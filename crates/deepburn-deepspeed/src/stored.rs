@@ -11,9 +11,12 @@ use std::path::Path;
 use deepburn_files::safetensors::FloatType;
 use half::{bf16, f16};
 
-use crate::model_states_file::{ModelStatesFile, Named};
-use crate::tensor::Segments;
+use crate::model_states_file::{CommonFields, ModelStatesFile, Named};
+use crate::tensor::{NamedTensors, Segments};
 use crate::{DeepSpeedError, LossScale, SavedParameter};
+
+/// The content of a checkpoint. The last element has the float buffers.
+pub(crate) type Assembled = (CommonFields, SavedState, NamedTensors);
 
 /// A parameter with the positions of its values.
 #[derive(Debug)]

@@ -15,6 +15,9 @@ use deepburn_files::safetensors::FloatType;
 use crate::DeepSpeedError;
 use crate::archive::Archive;
 
+/// Tensors with their names in the model, in order.
+pub(crate) type NamedTensors = Vec<(String, Arc<Tensor>)>;
+
 /// A dense tensor in an open file.
 #[derive(Debug)]
 pub(crate) struct Tensor {

@@ -32,7 +32,7 @@ const MAX_DIMS: usize = 64;
 
 /// An item of the stack: a value, or the mark at the start of a group.
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Item {
+enum StackItem {
     /// The start of a group of values.
     Mark,
     /// A value: the index of its node.
@@ -48,7 +48,7 @@ pub(crate) struct Walker<'a> {
     /// All nodes so far. Nodes are never removed, so an index stays valid.
     nodes: Vec<PickleNode>,
     /// The machine's stack.
-    stack: Vec<Item>,
+    stack: Vec<StackItem>,
     /// The values that the pickle can refer to again, by their number.
     memo: HashMap<u32, NodeId>,
 }
@@ -84,12 +84,12 @@ impl<'a> Walker<'a> {
     /// whose operands are missing on the stack.
     fn step(&mut self, opcode: u8) -> Result<(), String> {
         match opcode {
-            0x80 => drop(self.byte()?),                        // PROTO
-            0x95 => drop(self.take(8)?),                       // FRAME
-            b'(' => self.stack.push(Item::Mark),               // MARK
-            b'0' => drop(self.pop()?),                         // POP
-            b'1' => drop(self.pop_to_mark()?),                 // POP_MARK
-            b'2' => self.stack.push(Item::Value(self.top()?)), // DUP
+            0x80 => drop(self.byte()?),                             // PROTO
+            0x95 => drop(self.take(8)?),                            // FRAME
+            b'(' => self.stack.push(StackItem::Mark),               // MARK
+            b'0' => drop(self.pop()?),                              // POP
+            b'1' => drop(self.pop_to_mark()?),                      // POP_MARK
+            b'2' => self.stack.push(StackItem::Value(self.top()?)), // DUP
             b'q' | b'r' | 0x94 => self.memoize(opcode)?,
             b'h' | b'j' => self.recall(opcode)?,
             b'N' | 0x88 | 0x89 | b'J' | b'K' | b'M' | 0x8a | 0x8b | b'G' => self.scalar(opcode)?,
@@ -159,7 +159,7 @@ impl<'a> Walker<'a> {
     fn push(&mut self, node: PickleNode) -> Result<(), String> {
         let id = NodeId::try_from(self.nodes.len()).map_err(|_| "there are too many values")?;
         self.nodes.push(node);
-        self.stack.push(Item::Value(id));
+        self.stack.push(StackItem::Value(id));
         Ok(())
     }
 
@@ -177,8 +177,8 @@ impl<'a> Walker<'a> {
     /// Returns the top value.
     fn top(&self) -> Result<NodeId, String> {
         match self.stack.last() {
-            Some(Item::Value(id)) => Ok(*id),
-            Some(Item::Mark) | None => Err("a value is missing".to_owned()),
+            Some(StackItem::Value(id)) => Ok(*id),
+            Some(StackItem::Mark) | None => Err("a value is missing".to_owned()),
         }
     }
 
@@ -188,11 +188,11 @@ impl<'a> Walker<'a> {
     ///
     /// Returns an error if there is no mark.
     fn pop_to_mark(&mut self) -> Result<Vec<NodeId>, String> {
-        let mark = self.stack.iter().rposition(|item| *item == Item::Mark);
+        let mark = self.stack.iter().rposition(|item| *item == StackItem::Mark);
         let group = self.stack.split_off(mark.ok_or("a mark is missing")?);
         let values = group.into_iter().filter_map(|item| match item {
-            Item::Value(id) => Some(id),
-            Item::Mark => None,
+            StackItem::Value(id) => Some(id),
+            StackItem::Mark => None,
         });
         Ok(values.collect())
     }
@@ -214,7 +214,7 @@ impl<'a> Walker<'a> {
     fn recall(&mut self, opcode: u8) -> Result<(), String> {
         let index = self.number(if opcode == b'h' { 1 } else { 4 })? as u32;
         let id = *self.memo.get(&index).ok_or_else(|| format!("memo {index} is empty"))?;
-        self.stack.push(Item::Value(id));
+        self.stack.push(StackItem::Value(id));
         Ok(())
     }
 
@@ -352,7 +352,7 @@ impl<'a> Walker<'a> {
                 // A size is represented by its tuple, a parameter by its
                 // tensor.
                 let inner = *list.first().ok_or("a size or parameter has no value")?;
-                self.stack.push(Item::Value(inner));
+                self.stack.push(StackItem::Value(inner));
                 return Ok(());
             }
             ("torch._utils", "_rebuild_tensor" | "_rebuild_tensor_v2") => {

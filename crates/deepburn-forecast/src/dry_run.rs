@@ -25,21 +25,18 @@
 //! Tests in `tests/dry_run` compare a dry run with a real one: every category of every tier to the
 //! byte, every collective, and the operations of every module.
 
-use std::thread;
-
 use burn::module::AutodiffModule;
 use burn::tensor::Tensor;
-use deepburn_comm::{CommError, SimulatedGroup, Statistics, panic_message};
+use deepburn_comm::{SimulatedGroup, Statistics};
 use deepburn_config::Plan;
-use deepburn_learner::{
-    BoxError, Cause, Engine, EngineError, MicroBatches, initialize, initialize_pipeline,
-};
+use deepburn_learner::{BoxError, Cause, Engine, MicroBatches, initialize, initialize_pipeline};
 use deepburn_meta::{Meta, MetaDevice, observe_work};
 use deepburn_zero::{Group, ModuleOperations, Training};
 
 use crate::cost::{Network, RankSpeed, StepCost, UnknownBandwidth};
 use crate::layout::pipeline_layout;
 use crate::memory::MemoryPeaks;
+use crate::simulated_rank::{ForecastError, on_simulated_rank};
 use crate::timeline::{Recorder, Stretch, Timeline};
 
 /// Optimizer steps of a dry run.
@@ -83,23 +80,6 @@ impl Forecast {
     pub fn cost(&self, speed: RankSpeed, network: &Network) -> Result<StepCost, UnknownBandwidth> {
         self.timeline.cost(self.world_size as u64, speed, network)
     }
-}
-
-/// The reason why a dry run did not complete.
-#[derive(Debug, thiserror::Error)]
-pub enum ForecastError {
-    /// The engine returned an error, which a real run would return too.
-    #[error(transparent)]
-    Engine(#[from] EngineError),
-    /// The model cannot be divided into the pipeline stages of the plan.
-    #[error("pipeline stages: {0}")]
-    Cut(#[from] deepburn_pipeline::CutError),
-    /// The model could not be built, or its loss could not be computed.
-    #[error(transparent)]
-    Loss(BoxError),
-    /// The model cannot be run without data, or panics with data too.
-    #[error("the model panicked without data, where every tensor reads as zeros: {0}")]
-    Model(String),
 }
 
 /// Forecasts the memory, the collectives and the operations of a training step on rank 0, without
@@ -224,30 +204,6 @@ fn on_recorded_rank<R: Send>(
     })
 }
 
-/// Calls `run` as rank `rank` of a simulated group of `world_size` ranks, on a thread of its own.
-///
-/// Programs with several engines, or with training loops of their own, can be run in this way.
-///
-/// # Errors
-///
-/// Returns the error of `run`, or its panic.
-pub fn on_simulated_rank<R: Send>(
-    rank: usize,
-    world_size: usize,
-    run: impl FnOnce(SimulatedGroup) -> Result<R, ForecastError> + Send,
-) -> Result<R, ForecastError> {
-    let group = SimulatedGroup::new(rank, world_size).map_err(EngineError::from)?;
-    // A model is bound to its thread, and the caller's thread may have other models.
-    let result = thread::scope(|scope| scope.spawn(|| run(group)).join());
-    result.unwrap_or_else(|panic| {
-        let message = match panic.downcast_ref::<CommError>() {
-            Some(error) => error.to_string(),
-            None => panic_message(&*panic),
-        };
-        Err(ForecastError::Model(message))
-    })
-}
-
 /// The steps of a dry run.
 struct Steps<M: AutodiffModule<Training<Meta>>, F> {
     engine: Engine<Meta, M>,
@@ -257,15 +213,15 @@ struct Steps<M: AutodiffModule<Training<Meta>>, F> {
     loss: F,
 }
 
-/// The report of a step.
-struct Step {
+/// What a step took.
+struct StepReport {
     peaks: MemoryPeaks,
     collectives: Statistics,
     operations: Vec<ModuleOperations>,
     timeline: Timeline,
 }
 
-impl Step {
+impl StepReport {
     /// Returns the forecast of a rank that has this step after its `start`.
     fn into_forecast(
         self,
@@ -284,7 +240,7 @@ where
     F: Fn(&M) -> Result<Tensor<Training<Meta>, 1>, BoxError>,
 {
     /// Takes an optimizer step, and reports it as one of `micro_batches` micro-batches.
-    fn take(&mut self, micro_batches: usize) -> Result<Step, ForecastError> {
+    fn take(&mut self, micro_batches: usize) -> Result<StepReport, ForecastError> {
         let run = micro_batches.min(MICRO_BATCHES);
         let omitted = (micro_batches - run) as u64;
         self.engine.ledger().reset_peaks();
@@ -305,7 +261,7 @@ where
             timeline.parts.push(Stretch { events: self.recorder.take(), times });
         }
         let peaks = MemoryPeaks::of(self.engine.ledger());
-        Ok(Step { peaks, collectives, operations, timeline })
+        Ok(StepReport { peaks, collectives, operations, timeline })
     }
 }
 
@@ -315,7 +271,7 @@ where
     F: Fn(&M) -> Result<Tensor<Training<Meta>, 1>, BoxError>,
 {
     /// Takes an optimizer step of a pipeline stage.
-    fn take_batch(&mut self) -> Result<Step, ForecastError> {
+    fn take_batch(&mut self) -> Result<StepReport, ForecastError> {
         self.engine.ledger().reset_peaks();
         self.recorder.take();
         let before = self.group.statistics();
@@ -330,7 +286,12 @@ where
         let collectives = self.group.statistics().since(&before);
         let mut timeline = Timeline::default();
         timeline.parts.push(Stretch { events: self.recorder.take(), times: 1 });
-        Ok(Step { peaks: MemoryPeaks::of(self.engine.ledger()), collectives, operations, timeline })
+        Ok(StepReport {
+            peaks: MemoryPeaks::of(self.engine.ledger()),
+            collectives,
+            operations,
+            timeline,
+        })
     }
 }
 

@@ -21,7 +21,7 @@ use deepburn_meta::{Meta, MetaDevice};
 use deepburn_pipeline::{Block, CutError, CutMethod, PipelineStep, cut};
 use deepburn_zero::{Category, Group, Holders, PipelineLayout, Training, pipeline_units};
 
-use crate::dry_run::{ForecastError, on_simulated_rank};
+use crate::simulated_rank::{ForecastError, on_simulated_rank};
 
 /// Divides a model into the pipeline stages of `plan`.
 ///

@@ -10,9 +10,11 @@ pub mod cost;
 mod dry_run;
 mod layout;
 mod memory;
+mod simulated_rank;
 mod timeline;
 
 pub use deepburn_meta::{Meta, MetaDevice};
-pub use dry_run::{Forecast, ForecastError, forecast, forecast_stages, on_simulated_rank};
+pub use dry_run::{Forecast, forecast, forecast_stages};
 pub use layout::pipeline_layout;
 pub use memory::{MemoryPeaks, Peaks};
+pub use simulated_rank::{ForecastError, on_simulated_rank};

@@ -128,9 +128,9 @@ fn difference<LC: LearningComponentsTypes>(
         probe.optimizer_step(gradients.gradients);
         expected.step(&gradient);
     }
-    let mut read = Read { id, values: Vec::new() };
-    probe.model().visit(&mut read);
-    let at = expected.differs(&read.values)?;
+    let mut reader = ParameterReader { id, values: Vec::new() };
+    probe.model().visit(&mut reader);
+    let at = expected.differs(&reader.values)?;
     Some(format!(
         "At learning rate {}, {} steps take a weight from {} to {} with the plan's and to {} with the \
          Learner's.",
@@ -138,7 +138,7 @@ fn difference<LC: LearningComponentsTypes>(
         FACTORS.len(),
         start[at],
         expected.values[at] as f32,
-        read.values[at] as f32
+        reader.values[at] as f32
     ))
 }
 
@@ -361,14 +361,14 @@ impl<B: AutodiffBackend> ModuleVisitor<B> for Gradient<'_> {
 }
 
 /// A visitor that reads one parameter.
-struct Read {
+struct ParameterReader {
     /// The parameter.
     id: ParamId,
     /// Receives its values.
     values: Vec<f64>,
 }
 
-impl<B: AutodiffBackend> ModuleVisitor<B> for Read {
+impl<B: AutodiffBackend> ModuleVisitor<B> for ParameterReader {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
         if param.id == self.id {
             self.values = param.val().into_data().iter::<f64>().collect();

@@ -53,7 +53,7 @@ impl<T> Outputs<T> {
 
 /// Converts the outputs of an epoch to the items that Burn's event processor
 /// expects.
-pub(crate) struct Round<'a, T> {
+pub(crate) struct EpochItems<'a, T> {
     /// The outputs of all ranks.
     outputs: &'a Outputs<T>,
     /// The number of this epoch and of the last one.
@@ -64,7 +64,7 @@ pub(crate) struct Round<'a, T> {
     ranks: Vec<Progress>,
 }
 
-impl<'a, T> Round<'a, T> {
+impl<'a, T> EpochItems<'a, T> {
     /// Creates the state at the start of an epoch.
     pub(crate) fn new(outputs: &'a Outputs<T>, epoch: Progress, ranks: usize) -> Self {
         let ranks = vec![Progress::new(0, 0); ranks];
@@ -108,7 +108,7 @@ mod tests {
         outputs.deposit(1, None);
         outputs.deposit(0, output(0, 3));
         outputs.deposit(0, output(1, 5));
-        let mut round = Round::new(&outputs, Progress::new(1, 1), 2);
+        let mut epoch = EpochItems::new(&outputs, Progress::new(1, 1), 2);
         let seen = |items: Vec<TrainingItem<u32>>| -> Vec<_> {
             let item = |item: TrainingItem<u32>| {
                 let Progress { items_processed, items_total } = item.progress;
@@ -116,7 +116,7 @@ mod tests {
             };
             items.into_iter().map(item).collect()
         };
-        assert_eq!(seen(round.next_items()), [(0, 3, 10, Some(1)), (10, 6, 10, Some(2))]);
-        assert_eq!(seen(round.next_items()), [(1, 8, 10, Some(3))]);
+        assert_eq!(seen(epoch.next_items()), [(0, 3, 10, Some(1)), (10, 6, 10, Some(2))]);
+        assert_eq!(seen(epoch.next_items()), [(1, 8, 10, Some(3))]);
     }
 }

@@ -45,7 +45,7 @@ use crate::loaders::{training_slices, validation_slices};
 use crate::optimizer::check_optimizer;
 use crate::outputs::Outputs;
 use crate::refusal::{Refusal, check_plan, check_settings};
-use crate::worker::{InitialStates, LearnerRun, Parts, Worker};
+use crate::worker::{Epochs, InitialState, InitialStates, LearnerRun, Worker};
 
 /// A strategy that trains a `Learner` sharded over the ranks of a plan. See the
 /// [crate's documentation](crate).
@@ -206,19 +206,21 @@ where
         let ShardedStrategy { plan, seed, folder, keep, .. } = self.0;
         let ranks = plan.mesh.world_size();
         let devices = self.0.rank_devices(&learner.model().devices());
-        let parts = split(&mut learner, &train, &valid, &devices);
+        let states = split(&mut learner, &train, &valid, &devices);
         // Every rank has its own copy, so these values would only occupy memory.
         drop((learner, train, valid));
-        let places = InitialStates::new(parts);
+        let states = InitialStates::new(states);
         // All ranks borrow the processor, and the caller gets it back after the
         // run.
         let processor = Mutex::new(settings.event_processor);
         let run = LearnerRun {
             plan,
             seed: *seed,
-            num_epochs: settings.num_epochs,
-            starting_epoch,
-            resume: settings.checkpoint,
+            epochs: Epochs {
+                first: starting_epoch,
+                last: settings.num_epochs,
+                resume: settings.checkpoint,
+            },
             interrupter: &settings.interrupter,
             processor: &processor,
             store: &settings.event_store,
@@ -230,10 +232,10 @@ where
         };
         let trained = deepburn::Ranks::threads().run::<B, _>(ranks, COLLECTIVE_TIMEOUT, |group| {
             let rank = group.rank();
-            let Some(parts) = places.take(rank) else {
+            let Some(initial) = states.take(rank) else {
                 return Err(BoxError::from("a rank ran twice"));
             };
-            Worker::<B, LC>::new(&run, parts, devices[rank].clone(), group)?.fit()
+            Worker::<B, LC>::new(&run, initial, devices[rank].clone(), group)?.fit()
         });
         drop(run);
         let processor = processor.into_inner().unwrap_or_else(PoisonError::into_inner);
@@ -294,7 +296,7 @@ fn split<B, LC>(
     train: &TrainLoader<LC>,
     valid: &ValidLoader<LC>,
     devices: &[B::Device],
-) -> Vec<Parts<LC>>
+) -> Vec<InitialState<LC>>
 where
     B: OptimizerOps,
     LC: LearningComponentsTypes<Backend = Training<B>>,
@@ -313,9 +315,9 @@ where
     // One item is enough, because its result is discarded.
     let filler = valid.slice(0, valid.num_items().min(1));
     let loaders = trains.into_iter().zip(valids);
-    let parts = models.into_iter().zip(loaders).zip(devices);
-    parts
-        .map(|((model, (train, valid)), device)| Parts {
+    let states = models.into_iter().zip(loaders).zip(devices);
+    states
+        .map(|((model, (train, valid)), device)| InitialState {
             model,
             learner: learner.clone(),
             train,

@@ -40,7 +40,7 @@ use deepburn::{BoxError, Engine};
 
 use crate::checkpoints::{self, LearnerState};
 use crate::gradients::check_gradients;
-use crate::outputs::{Output, Outputs, Round};
+use crate::outputs::{EpochItems, Output, Outputs};
 
 /// The output of a training step, for metrics.
 type TrainItem<LC> = <<LC as LearningComponentsTypes>::TrainingModel as TrainStep>::Output;
@@ -56,12 +56,8 @@ pub(crate) struct LearnerRun<'a, LC: LearningComponentsTypes> {
     pub(crate) plan: &'a Plan,
     /// The seed of the random streams; `None` for the default.
     pub(crate) seed: Option<u64>,
-    /// The number of the last epoch, from 1.
-    pub(crate) num_epochs: usize,
-    /// The number of the first epoch of this run.
-    pub(crate) starting_epoch: usize,
-    /// The epoch after which to resume; `None` for a new run.
-    pub(crate) resume: Option<usize>,
+    /// The epochs of the run.
+    pub(crate) epochs: Epochs,
     /// Requests the end of training, from any thread.
     pub(crate) interrupter: &'a Interrupter,
     /// Burn's event processor, which updates metrics and the renderer.
@@ -80,8 +76,19 @@ pub(crate) struct LearnerRun<'a, LC: LearningComponentsTypes> {
     pub(crate) valid_outputs: Outputs<ValidItem<LC>>,
 }
 
+/// The epochs of a run.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Epochs {
+    /// The number of the first epoch.
+    pub(crate) first: usize,
+    /// The number of the last epoch, from 1.
+    pub(crate) last: usize,
+    /// The epoch after which to resume; `None` for a new run.
+    pub(crate) resume: Option<usize>,
+}
+
 /// The initial state of a rank.
-pub(crate) struct Parts<LC: LearningComponentsTypes> {
+pub(crate) struct InitialState<LC: LearningComponentsTypes> {
     /// The model, which the engine shards.
     pub(crate) model: LC::TrainingModel,
     /// Used for its scheduler; its model holds no parameters.
@@ -144,18 +151,18 @@ where
     /// Shards the model and, if requested, loads a checkpoint.
     pub(crate) fn new(
         run: &'a LearnerRun<'a, LC>,
-        parts: Parts<LC>,
+        initial: InitialState<LC>,
         device: B::Device,
         group: Group<B>,
     ) -> Result<Self, BoxError> {
-        let Parts { model, learner, train, valid, filler } = parts;
+        let InitialState { model, learner, train, valid, filler } = initial;
         let mut engine = deepburn::initialize(model, run.plan, group)?;
         if let Some(seed) = run.seed {
             engine.seed(seed);
         }
         let mut worker =
             Self { run, engine, learner, train, valid, filler, device, scheduler_steps: 0 };
-        if let (Some(epoch), Some(folder)) = (run.resume, run.folder) {
+        if let (Some(epoch), Some(folder)) = (run.epochs.resume, run.folder) {
             worker.resume(folder, epoch)?;
         }
         Ok(worker)
@@ -167,8 +174,9 @@ where
     ///
     /// Returns the first failure of this rank.
     pub(crate) fn fit(mut self) -> Result<Option<LC::TrainingModel>, BoxError> {
-        for epoch in self.run.starting_epoch..=self.run.num_epochs {
-            let progress = Progress::new(epoch, self.run.num_epochs);
+        let Epochs { first, last, .. } = self.run.epochs;
+        for epoch in first..=last {
+            let progress = Progress::new(epoch, last);
             if self.train_epoch(&progress)? {
                 let reason = self.run.interrupter.get_message();
                 let reason = reason.as_deref().unwrap_or("no reason given");
@@ -221,7 +229,7 @@ where
     /// collective.
     fn train_epoch(&mut self, epoch: &Progress) -> Result<bool, BoxError> {
         let run = self.run;
-        let mut round = Round::new(&run.train_outputs, epoch.clone(), self.ranks());
+        let mut reports = EpochItems::new(&run.train_outputs, epoch.clone(), self.ranks());
         let loader = self.train.clone();
         let mut batches = loader.iter();
         let (mut micro_batch, mut items) = (0, 0);
@@ -230,7 +238,7 @@ where
             let agreed = self.agree(micro_batch, batch.is_some(), found)?;
             if micro_batch > 0 {
                 self.report(|processor| {
-                    each(round.next_items(), |item| processor.process_train(item));
+                    each(reports.next_items(), |item| processor.process_train(item));
                 });
             }
             if micro_batch == 0 {
@@ -336,7 +344,7 @@ where
     /// Returns a failure of the engine or of a collective.
     fn validate(&mut self, epoch: &Progress) -> Result<bool, BoxError> {
         let run = self.run;
-        let mut round = Round::new(&run.valid_outputs, epoch.clone(), self.ranks());
+        let mut reports = EpochItems::new(&run.valid_outputs, epoch.clone(), self.ranks());
         let loader = self.valid.clone();
         let mut batches = loader.iter();
         let mut micro_batch = 0;
@@ -345,7 +353,7 @@ where
             let agreed = self.agree(micro_batch, batch.is_some(), found)?;
             if micro_batch > 0 {
                 self.report(|processor| {
-                    each(round.next_items(), |item| processor.process_valid(item));
+                    each(reports.next_items(), |item| processor.process_valid(item));
                 });
             }
             if agreed.with_batch == 0 || agreed.stop {
@@ -527,8 +535,8 @@ pub(crate) struct InitialStates<T>(Vec<Mutex<Option<T>>>);
 
 impl<T> InitialStates<T> {
     /// Stores one state per rank.
-    pub(crate) fn new(parts: Vec<T>) -> Arc<Self> {
-        Arc::new(Self(parts.into_iter().map(|part| Mutex::new(Some(part))).collect()))
+    pub(crate) fn new(states: Vec<T>) -> Arc<Self> {
+        Arc::new(Self(states.into_iter().map(|state| Mutex::new(Some(state))).collect()))
     }
 
     /// Takes the state of a rank; `None` if it was taken before.

@@ -41,6 +41,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         let passes = self.step_state.passes();
         let steps = self.batch.gradient_accumulation_steps;
         let suspicious = if steps > 1 { steps } else { MANY_LOSSES };
+        // A caller that sets boundaries by hand counts its micro-batches itself.
         if passes >= suspicious
             && self.overrides.boundary.is_none()
             && !self.reports.warned_of_excess
@@ -77,6 +78,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     pub fn finish_accumulation(&mut self) -> Result<Option<Step>, EngineError> {
         self.check_group()?;
         self.check_passes("finish_accumulation")?;
+        // `step` was not called for the last micro-batch, which has gradients nevertheless.
         if self.step_state.passes() > 0 {
             self.end_micro_batch();
         }
@@ -91,6 +93,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
             LossWeights::Given => 1.0,
             LossWeights::Undivided => present as f64,
         };
+        // Full micro-batches are assumed. If the last one is smaller, the caller sets the number
+        // with `size_next_step`.
         let samples = present * self.batch.micro_batch_size * self.batch.data_parallel_size;
         self.update(divisor, samples as u64).map(Some)
     }
@@ -139,6 +143,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     /// Returns an error if the size is not a multiple of the micro-batch size
     /// times the number of ranks, or in the middle of an accumulation.
     pub fn set_train_batch_size(&mut self, train_batch_size: usize) -> Result<(), EngineError> {
+        // The losses so far were divided by the old number of micro-batches.
         if self.step_state.is_accumulating() {
             let (call, when) = ("set_train_batch_size", "in the middle of an accumulation");
             return Err(EngineError::Order { call, when });

@@ -183,6 +183,7 @@ impl Answers {
         match self {
             Self::Classes(_) => Self::Classes(ConfusionMatrix::from_counts(sums)),
             Self::LabelSets(_) => Self::LabelSets(LabelSetCounts {
+                // Counts are summed as f64, which is exact up to 2^53.
                 exact: at(0) as u64,
                 true_positives: at(1) as u64,
                 false_positives: at(2) as u64,

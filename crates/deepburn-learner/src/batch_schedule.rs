@@ -69,6 +69,8 @@ pub(crate) fn with_train_batch_size(
     let Some(pass) = pass else { return error(None, None) };
     let (steps, rest) = (size / pass, size % pass);
     if steps == 0 || rest > 0 {
+        // Below one pass, there is no smaller size: a step has at least one micro-batch on each
+        // rank.
         let above = (steps + 1).checked_mul(pass);
         return error((steps > 0).then_some(steps * pass), above);
     }
@@ -166,6 +168,8 @@ impl BatchSchedule {
     pub fn samples_before(&self, step: usize) -> usize {
         let starts = self.changes.iter().map(|&(from_step, _)| from_step);
         let ends = starts.clone().chain([step]).map(|end| end.min(step));
+        // Each batch is used from its own first step to the next batch's. Batches that begin
+        // after `step` have an empty span.
         let spans = [0].into_iter().chain(starts).zip(ends).zip(self.batches());
         spans.fold(0, |samples: usize, ((start, end), batch)| {
             let steps = end.saturating_sub(start);

@@ -124,6 +124,8 @@ impl LoopState {
         match self.best.is_none_or(is_comparable) {
             true => self,
             false => {
+                // The counter of early stopping starts again too, because it counts from the best
+                // evaluation.
                 let Self { evaluation_pending, texts_pending, save_pending, .. } = self;
                 Self { evaluation_pending, texts_pending, save_pending, ..Self::default() }
             }

@@ -57,6 +57,7 @@ impl ConfusionMatrix {
         let counts: Vec<u64> = counts.iter().map(|count| *count as u64).collect();
         let (num_correct, matrix) =
             counts.split_first().map_or((0, &[][..]), |(n, rest)| (*n, rest));
+        // The matrix is square. Without one, `chunks` still needs a size, and returns no rows.
         let rows = matrix.chunks(matrix.len().isqrt().max(1)).map(<[u64]>::to_vec).collect();
         Self { num_correct, rows }
     }

@@ -204,6 +204,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
             quantization: plan.quantization.clone(),
             activations: plan.activations.clone(),
             pipeline,
+            // Without replicas, the shard is the whole group, for which `None` stands.
             shard_size: (plan.mesh.replicate > 1).then_some(plan.mesh.shard),
         };
         let (module, states) = ModelStates::shard(module, policy, group)?;
@@ -280,6 +281,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         let started = Instant::now();
         let result = trace_span!("forward").in_scope(|| guard(|| run(self.module())));
         self.reports.times.forward += started.elapsed();
+        // Other engines on this thread would wait for the backward pass of an open pass.
         if result.is_err() {
             self.states.close_training_pass();
         }
@@ -430,6 +432,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
             let when = "before any backward of this engine";
             return Err(EngineError::Order { call: "step", when });
         }
+        // The question is about the current micro-batch, so it comes before the micro-batch ends.
         let boundary = self.is_gradient_accumulation_boundary();
         self.end_micro_batch();
         if !boundary {
@@ -475,6 +478,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     /// unchanged; the step counts as skipped.
     pub(crate) fn skip_step(&mut self) -> Step {
         let (samples, lr) = self.take_size_and_rate(self.batch.train_batch_size as u64);
+        // The data of these micro-batches was taken, so they count as if they had been run.
         self.progress.micro_steps += self.batch.gradient_accumulation_steps as u64;
         self.progress.skipped_steps += 1;
         self.record_step(samples, lr, self.scaler.scale(), None)
@@ -517,6 +521,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         if !self.scaler.is_dynamic() && self.progress.skipped_in_a_row == MAX_SKIPS_IN_A_ROW {
             return Err(EngineError::Stuck { path: parameter, steps: MAX_SKIPS_IN_A_ROW });
         }
+        // A static scaler ignores the overflow, and the next step has the same scale.
         self.scaler.overflowed().map_err(|cause| EngineError::LossScale { path: parameter, cause })
     }
 

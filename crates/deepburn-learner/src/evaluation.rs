@@ -135,6 +135,7 @@ where
         let mine = vec![f64::from(interrupt.is_asked()), f64::from(failure.is_some())];
         let tag = CollectiveTag::new("evaluation continues", 0);
         let all = engine.group().sum(tag, mine).map_err(EngineError::from)?;
+        // If both happened, the run must not end as one that can simply be resumed.
         if all[1] > 0.0 {
             return Ok(EvaluationEnd::Unreadable(failure));
         }
@@ -182,6 +183,8 @@ impl Sums {
     {
         let measured = engine.evaluate(|model| task.evaluate(model, batch))?;
         let Evaluation { loss_sum, answers } = measured.map_err(Cause::Outside)?;
+        // All numbers are summed in f64, so that one collective is enough; counts stay exact up to
+        // 2^53.
         let counts = answers.iter().flat_map(Answers::sums);
         let found: Vec<f64> =
             [loss_sum, batch.num_targets() as f64].into_iter().chain(counts).collect();

@@ -50,9 +50,12 @@ pub(crate) fn exchange<B: OptimizerOps, T: Serialize + DeserializeOwned, E: Shar
         Some(Ok(value)) => (Some(Said::Done(value)), None),
         Some(Err(error)) => (Some(Said::Failed(error.to_string())), Some(error)),
     };
+    // A value that JSON cannot represent gives an empty message, which no rank can parse. All of
+    // them then return an error, instead of one of them before the collective.
     let bytes = serde_json::to_vec(&said).unwrap_or_default();
     let all =
         group.gather_bytes(CollectiveTag::new(purpose, 0), &bytes).map_err(EngineError::from)?;
+    // The failed rank returns its error with its type and source; the others only have its message.
     if let Some(error) = own_failure {
         return Err(error);
     }

@@ -87,6 +87,8 @@ where
         Some(Ok(None)) => Err(unlisted(root, step)),
         None => Err(no_checkpoint(root, "the run has no checkpoint plan".to_owned())),
     };
+    // A rank that found no checkpoint takes part too, because others may have found one and wait in
+    // the exchange.
     let error = match engine.check_together(found, LoadPlan::ModuleOnly) {
         Ok(checked) => {
             let adopted = engine.adopt_checked(&checked);

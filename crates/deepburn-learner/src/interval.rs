@@ -23,6 +23,7 @@ impl Interval {
         match self {
             Self::Steps(every) => step.is_multiple_of(every.max(1)),
             Self::Epochs { samples: epoch } => {
+                // A step may contain the ends of several epochs, which are due once.
                 let [before, after] = samples.map(|samples| samples / epoch.max(1));
                 before < after
             }

@@ -136,6 +136,8 @@ impl LossScaler {
         if good > 0 && (good as u64).is_multiple_of(plan.window) {
             *hysteresis = plan.hysteresis;
             let doubled = self.scale * 2.0;
+            // PyTorch keeps its scale in an f32 and does not let it grow to infinity. DeepSpeed has
+            // no limit.
             if plan.growth == ScaleGrowth::AfterWindow || doubled <= f64::from(f32::MAX) {
                 self.scale = doubled;
             }
@@ -154,6 +156,7 @@ impl LossScaler {
         let Some(Dynamic { plan, updates, last_overflow, hysteresis }) = &mut self.dynamic else {
             return Ok(());
         };
+        // The two differ only if the state is from a checkpoint of a run with another hysteresis.
         if plan.hysteresis == 1 || *hysteresis == 1 {
             //= deepspeed 0.19.8 runtime/fp16/loss_scaler.py DynamicLossScaler minimum
             if self.scale == plan.min_scale {

@@ -203,6 +203,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         let written = if self.rank() == 0 {
             Some(write(path, &plan)?)
         } else {
+            // Only rank 0 keeps the values. The others take part in the gathers, in the same order.
             guard(|| plan.tensors().for_each(SavedTensor::gather))?;
             None
         };

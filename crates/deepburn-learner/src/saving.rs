@@ -183,6 +183,8 @@ impl<'a> Saver<'a> {
     ) -> Result<(), EngineError> {
         let step = engine.global_steps();
         let Some(plan) = self.plan else { return Ok(()) };
+        // `is_due` and `is_best` are the same on all ranks: they depend on the step and on metrics
+        // that were summed over the ranks.
         let reason = match (is_due, self.is_best(step)) {
             (true, true) => SaveReason::DueAndBest,
             (true, false) => SaveReason::Due,
@@ -207,6 +209,7 @@ impl<'a> Saver<'a> {
         &mut self,
         engine: &Engine<B, M>,
     ) -> Result<(), EngineError> {
+        // The save is taken before it can fail, so that a failed one is not finished again.
         let Some((plan, running)) = self.plan.zip(self.in_progress.take()) else {
             return Ok(());
         };
@@ -245,6 +248,7 @@ impl<'a> Saver<'a> {
         self.finish(engine)?;
         let Some(plan) = self.plan else { return Ok(None) };
         let step = engine.global_steps();
+        // An interrupted run may have saved this step because it was due.
         if let Some((_, path)) = self.saved.take_if(|(saved, _)| *saved == step) {
             return Ok(Some(path));
         }
@@ -299,6 +303,7 @@ fn drop_superseded<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
         return;
     }
     let name = previous.file_name().and_then(|name| name.to_str());
+    // The folder was named after a step by this saver, so its name is a tag.
     let Some(Ok(tag)) = name.map(str::parse) else { return };
     if let Err(error) = delete_checkpoint(&plan.root, &tag) {
         warn!("the checkpoint of the previous best model was not deleted: {error}");

@@ -97,6 +97,7 @@ impl Schedule {
             SchedulePlan::WarmupCosine { lr, .. } => lr * self.cosine_ratio(),
             //= deepspeed 0.19.8 runtime/lr_schedules.py LRRangeTest
             SchedulePlan::LrRangeTest { min_lr, step_size, step_rate, staircase, .. } => {
+                // Sizes are at least 1 here and below, because 0 / 0 would be a rate of NaN.
                 let intervals = self.steps_applied() / (*step_size).max(1) as f64;
                 let intervals = if *staircase { intervals.floor() } else { intervals };
                 min_lr * (1.0 + step_rate * intervals)
@@ -179,6 +180,7 @@ impl Schedule {
         else {
             return 0.0;
         };
+        // DeepSpeed returns 0 before its first step, whatever the minimal ratio.
         if self.position < 0 {
             return 0.0;
         }

@@ -30,6 +30,7 @@ impl EngineSettings {
 
 /// Returns the order of the passes of a pipeline stage under `plan`.
 pub fn pass_schedule(plan: &Plan) -> PassSchedule {
+    // Without a pipeline, the order is never asked for.
     match plan.pipeline.as_ref().map(|it| it.schedule).unwrap_or_default() {
         PipelineSchedule::FillDrain => PassSchedule::FillDrain,
         PipelineSchedule::OneForwardOneBackward => PassSchedule::OneForwardOneBackward,

@@ -228,6 +228,8 @@ impl TrainLoop<'_, '_> {
     {
         let plan = self.plan;
         let step = engine.global_steps() + 1;
+        // Intervals of epochs end with a sample, so they need the numbers before and after the
+        // step.
         let samples_before = engine.global_samples();
         if let Some(sizes) = &plan.batch_sizes {
             // The schedule counts steps from 0, the loop from 1.
@@ -264,6 +266,8 @@ impl TrainLoop<'_, '_> {
             |every: Option<Interval>| every.is_some_and(|every| every.is_due(step, samples));
         self.state.evaluation_pending = is_due(plan.eval_steps) || step == plan.max_steps;
         self.state.save_pending = is_due(plan.checkpoints.as_ref().and_then(|it| it.save_steps));
+        // The flags above stay set and are saved with the checkpoint, so the resumed run starts
+        // with this evaluation.
         if all.interrupted {
             return Ok(true);
         }
@@ -297,6 +301,8 @@ impl TrainLoop<'_, '_> {
             match self.evaluate(engine, task, source)? {
                 Evaluated::Completed => {}
                 Evaluated::Interrupted => return Ok(false),
+                // A run with steps left cannot go on: the best model and early stopping depend on
+                // this evaluation.
                 Evaluated::Unreadable(cause) if engine.global_steps() < self.plan.max_steps => {
                     return Err(self.stop_without_data(engine, position, cause));
                 }
@@ -334,6 +340,7 @@ impl TrainLoop<'_, '_> {
     {
         let own = cause.map(|cause| cause.to_string()).unwrap_or_default();
         let tag = CollectiveTag::new("failed evaluation", 0);
+        // Every rank sends its error, so that the outcome is the same on all ranks.
         let all = engine.group().gather_bytes(tag, own.as_bytes()).map_err(EngineError::from)?;
         let failed = all.iter().enumerate().find(|(_, message)| !message.is_empty());
         let reason = failed

@@ -95,6 +95,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         let (mut losses, mut taken) = (Vec::with_capacity(count), None);
         for index in 0..count {
             let loss = self.forward(|model| batches.loss(model, index))??;
+            // The value is read before the backward pass, so that an invalid loss leaves no
+            // gradients behind.
             let value = loss.clone().into_scalar().elem::<f64>();
             batches.check(index, value)?;
             losses.push(value);
@@ -139,8 +141,11 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
             }
             batches.after_phase(self.ledger());
         }
+        // The losses are read once per step: a stage that waits for the last one at every micro-
+        // batch could not work ahead.
         let losses = self.read_losses(values)?;
         losses.iter().enumerate().try_for_each(|(index, loss)| batches.check(index, *loss))?;
+        // All passes have run. `step` ends the last micro-batch and updates the parameters.
         (1..count).for_each(|_| self.end_micro_batch());
         let step = self.step()?.ok_or(EngineError::Order {
             call: "train_batch",
@@ -203,6 +208,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         });
         drop(context);
         self.note(result)?;
+        // The state is changed directly: `Engine::count_backward` warns of backward passes between
+        // which `step` was not called, which is how a pipeline runs.
         self.step_state.count_backward();
         self.reports.times.backward += started.elapsed();
         Ok(())

@@ -58,12 +58,16 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         let prepared = self.states.start_training_pass(self.module.clone());
         self.module = self.note(prepared.map_err(EngineError::from))?;
         let _context = self.states.enter(Some(Pass::Train));
+        // The engine cannot tell when the closure calls `backward`, so the first gradient that is
+        // reported announces the pass.
         self.states.watch_for_backward();
         let passes = self.states.backward_passes();
         let started = Instant::now();
         let result = trace_span!("train pass").in_scope(|| guard(|| run(self.module())));
         self.states.close_training_pass();
         let result = self.note(result)?;
+        // Only passes that report gradients of this model are counted, so `backward` on a detached
+        // loss, or on one of another model, counts as none.
         match self.states.backward_passes() - passes {
             1 => self.note(self.states.finish_pass().map_err(EngineError::from))?,
             passes => return Err(EngineError::BackwardPasses { passes }),

@@ -50,6 +50,8 @@ pub(super) fn check_counters(state: &EngineState) -> Result<(), String> {
         ("schedule", state.schedule.unsigned_abs(), LARGEST),
     ])?;
     for (path, start) in &state.state_starts {
+        // A parameter cannot have started after the last step: the difference is its own step
+        // count.
         let limit = state.optimizer_steps;
         check(&[(&format!("state_starts.{path}"), *start, limit)])?;
     }

@@ -56,6 +56,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     ) -> Result<(), TrainingCheckpointError> {
         self.check_settled("load_deepspeed_checkpoint")?;
         let stored = self.fit_deepspeed(checkpoint, map, plan);
+        // A rank whose checkpoint does not fit takes part in the exchange, in which the others
+        // learn of it.
         let fits = match &stored {
             Ok(_) => Ok(checkpoint.path().to_owned()),
             Err(reason) => Err(unfit(checkpoint.path(), reason.clone())),
@@ -68,6 +70,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
                 format!("another rank loads {}", other.display()),
             ));
         }
+        // All ranks read the same files and find the same error here, so no exchange is needed.
         let (counters, schedule) = (stored.checkpoint.counters(), stored.checkpoint.schedule());
         check_deepspeed_counters(&counters, schedule, scaler_state(stored.checkpoint))
             .map_err(|reason| unfit(checkpoint.path(), reason))?;
@@ -343,6 +346,8 @@ impl<'a> MappedCheckpoint<'a> {
     /// checked parameter.
     fn was_trained(&self, path: &str) -> bool {
         let weight = self.map.get(path);
+        // One component is enough: `check_parameter` refuses parameters of which only a part was
+        // trained.
         let name = weight.map_or(path, |weight| &weight.composition().components()[0].name);
         self.by_name.get(name).is_some_and(|parameter| parameter.trainable)
     }
@@ -450,6 +455,7 @@ impl<'a> MappedCheckpoint<'a> {
         array: Array<'_>,
         range: Range<usize>,
     ) -> Result<Vec<f32>, DeepSpeedError> {
+        // The name in the model may be a tied one, or a pipeline's layer has another one.
         let name = self.by_name.get(name).map_or(name, |parameter| &parameter.name);
         self.checkpoint.read(name, array, range)
     }

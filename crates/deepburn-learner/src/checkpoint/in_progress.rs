@@ -91,6 +91,7 @@ impl SaveInProgress {
         group: &Group<B>,
     ) -> Result<PathBuf, TrainingCheckpointError> {
         let written = self.writing.wait().map_err(Into::into);
+        // The commit needs the records of all ranks: the manifest has the checksums of their files.
         let records: Vec<RankRecord> = exchange(group, "checkpoint written", Some(written))?;
         let committed = self.commit.take().map(|(save, run)| save.commit(records, run));
         let committed = committed.map(|folder| folder.map_err(Into::into));

@@ -132,6 +132,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
             own = Some(checked);
             (checkpoint.tag().clone(), checkpoint.run().step)
         });
+        // Each rank has opened the checkpoint itself, and `latest` may have changed in between.
         let tags = exchange(self.group(), "checkpoint to load", Some(tag))?;
         let Some(checked) = own else { unreachable!("a rank that failed has returned") };
         if let Some(other) = tags.iter().find(|tag| **tag != tags[0]) {
@@ -169,6 +170,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         checkpoint: &Checkpoint,
         plan: LoadPlan,
     ) -> Result<Saved, TrainingCheckpointError> {
+        // Checksums come first: a damaged file must not be reported as a model that differs.
         checkpoint.verify()?;
         let saved = Saved::read(checkpoint)?;
         let fits = self.check_model(checkpoint).and_then(|()| match plan {
@@ -356,6 +358,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
             return Ok(());
         };
         self.progress = saved.engine.progress.of_engine();
+        // It was set for the step in progress, whose other micro-batches come after the load.
         self.overrides.size = saved.engine.next_size;
         if optimizer_states {
             self.adopt_optimizer_states(checkpoint, saved)?;
@@ -399,6 +402,9 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
             let path = &layout.entries()[layout.find(path)?].path;
             Some(f64::from_bits(*saved.engine.scalars.get(path)?.get(name)?))
         });
+        // The stored errors are of what the last step compressed. The next step may compress
+        // something else: 0/1 Adam changes from gradients to updates, and the run may have another
+        // optimizer.
         let quantity = self.states.compressed_quantity(*optimizer_steps + 1);
         let is_same = saved.engine.compressed_quantity.as_deref() == quantity;
         let has_errors = ranks_with(checkpoint, is_worker_error) > 0;
@@ -462,6 +468,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
                 _ => {}
             }
             let stored = entry.and_then(|entry| saved.engine.state_starts.get(&entry.path));
+            // New moments are corrected for their bias as in a first step, so the parameter starts
+            // now.
             starts.push(if was_frozen { steps } else { stored.copied().unwrap_or(0) });
         }
         if self.rank() == 0 {
@@ -511,6 +519,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     ) -> Vec<Option<GradientSum>> {
         let mut records = BTreeMap::<&str, GradientRecord>::new();
         for (path, record) in ranks.iter().flat_map(|state| &state.gradients) {
+            // The number of micro-batches is the same on all ranks; only the peaks differ.
             let known = records.entry(path).or_insert(*record);
             let peaks = [known.peak_bits, record.peak_bits].map(|bits| bits.map(f32::from_bits));
             let peak = peaks.into_iter().flatten().reduce(larger);

@@ -119,6 +119,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         let step = self.global_steps();
         let layout = Arc::new(self.layout()?);
         let buffers = self.states().owned_buffers(self.module()).map_err(EngineError::from)?;
+        // Compression errors and states of local steps are alike for the file: arrays of a rank,
+        // with its number in their names.
         let mut errors = self.states().owned_errors().map_err(EngineError::from)?;
         let local = self.states().owned_local().map_err(EngineError::from)?;
         errors.iter_mut().zip(local).for_each(|(errors, local)| errors.extend(local));
@@ -204,6 +206,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
                 pipeline_stage: parameter.owner(),
             })
         };
+        // Parameters come first, so that an entry's index is the parameter's (`snapshot`).
         let entries = (0..self.parameters().len()).map(entry);
         let entries = entries.chain(self.buffers().iter().map(buffer_entry));
         let entries = entries.collect::<Result<Vec<_>, CheckpointError>>()?;

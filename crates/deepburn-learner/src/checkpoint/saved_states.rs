@@ -58,6 +58,7 @@ pub(super) struct Saved {
 impl Saved {
     /// Parses the states of all ranks and checks the counters.
     pub(super) fn read(checkpoint: &Checkpoint) -> Result<Self, TrainingCheckpointError> {
+        // The ranks of stage 0 come first, because the ranks of a stage are consecutive.
         let ranks = 0..checkpoint.layout().stage_ranks();
         let ranks = ranks.filter_map(|rank| checkpoint.rank_state(rank));
         let engine = parse(checkpoint, &checkpoint.run().state)?;

@@ -114,6 +114,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
             if !parameter.is_owned_here() {
                 continue;
             }
+            // The parameters are divided among the ranks, each of which hashes only a part of the
+            // model.
             let is_own = place % group.world_size() == group.rank();
             if let Some(original) = parameter.original_hash() {
                 if is_own {

@@ -64,6 +64,8 @@ impl<B: OptimizerOps> FilePlan<B> {
                 return refuse(format!("{path} has shape {shape:?}, not {:?}", weight.shape()));
             }
             for component in weight.composition().components() {
+                // A tensor of the file may join several parameters, such as fused projections, and
+                // has one type.
                 let first = *elements.entry(component.name.clone()).or_insert(tensor.element);
                 if first != tensor.element {
                     let (name, path) = (&component.name, &tensor.path);

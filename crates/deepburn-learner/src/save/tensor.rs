@@ -178,6 +178,8 @@ impl<B: OptimizerOps> ModuleVisitor<Training<B>> for Visitor<'_, B> {
         let value = param.val().inner();
         let shape = value.dims().to_vec();
         let path = self.path.join(".");
+        // Running statistics are float parameters to Burn, and rounding them would change
+        // evaluations.
         if self.buffers.iter().any(|buffer| buffer.path() == path) {
             return self.enter_exact(value.dtype(), shape, move || value.to_data());
         }

@@ -49,6 +49,7 @@ enum CyclePhase {
 
 /// Returns the phase of the step after position `i`.
 fn phase(plan: &OneCyclePlan, i: i64) -> CyclePhase {
+    // Positions are at least -1 (`Schedule::seek`), so the number of applied steps is not negative.
     let step = usize::try_from(i.saturating_add(1)).unwrap_or(0);
     let (first, second) = (plan.first_step_size, plan.second_step_size);
     let total = first.saturating_add(second);
@@ -62,6 +63,7 @@ fn phase(plan: &OneCyclePlan, i: i64) -> CyclePhase {
     let height = if step <= first {
         stair(step, first, plan.first_stair_count)
     } else {
+        // The way down mirrors the way up: it is counted from the end of the cycle.
         stair(total - step, second, plan.second_stair_count)
     };
     CyclePhase::Cycle { height }

@@ -12,6 +12,8 @@ pub(super) fn factor(schedule: &TrainerSchedule, done: f64) -> f64 {
     if done < warmup {
         return match curve {
             TrainerCurve::CosineWarmupWithMinLr { warmup_lr_rate: None, .. } => {
+                // This warm-up is one step ahead of the others: it starts at 1 / warmup and not at
+                // 0.
                 (done + 1.0) / warmup
             }
             TrainerCurve::CosineWarmupWithMinLr { warmup_lr_rate: Some(start), .. } => {
@@ -37,6 +39,7 @@ pub(super) fn factor(schedule: &TrainerSchedule, done: f64) -> f64 {
             ((schedule.lr - lr_end) * remaining.powf(*power) + lr_end) / schedule.lr
         }
         TrainerCurve::InverseSqrt { timescale } => {
+            // The root is shifted by the warm-up, so that the factor is 1 where the warm-up ends.
             let timescale = *timescale as f64;
             1.0 / ((done + timescale - warmup) / timescale).sqrt()
         }
@@ -44,6 +47,7 @@ pub(super) fn factor(schedule: &TrainerSchedule, done: f64) -> f64 {
             cosine(*num_cycles, progress, *min_lr_rate)
         }
         TrainerCurve::CosineWarmupWithMinLr { num_cycles, min_lr_rate, .. } => {
+            // The decay of this curve is one step ahead of the others.
             cosine(*num_cycles, (done - warmup + 1.0) / decay_steps, *min_lr_rate)
         }
         TrainerCurve::WarmupStableDecay(parts) => stable_decay(parts, done - warmup),

@@ -78,6 +78,7 @@ where
     engine.count_tokens(totals.tokens as u64);
     let row = step_row(engine, step, sums[0] / totals.targets, totals.tokens, started);
     let seconds = Some(PhaseSeconds { data, forward, backward, optimizer });
+    // The task of a run either has rewards on all ranks, four sums, or none.
     let rewards = sums[3..].try_into().ok().and_then(|sums| RewardSums::from_sums(sums).means());
     Ok((with_rewards(StepRow { seconds, ..row }, rewards), all))
 }

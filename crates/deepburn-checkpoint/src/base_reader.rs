@@ -45,6 +45,8 @@ impl BaseReader {
         let path = &entry.path;
         let other = |reason| CheckpointError::OtherBase { path: path.clone(), reason };
         let values = (self.read)(path).map_err(|error| other(error.to_string()))?;
+        // Omitted parameters are frozen floats, but the type is from the manifest, which is not
+        // trusted.
         let Ok(float) = FloatType::try_from(base.element) else {
             return Err(other(format!("the base model has no {}", base.element)));
         };
@@ -53,6 +55,8 @@ impl BaseReader {
             return Err(other(format!("{found} values are not of shape {shape:?}")));
         }
         let mut bytes = Vec::with_capacity(values.len() * float.size());
+        // The hash is of the values in the stored type, so they are rounded before they are
+        // compared.
         float.encode(&values, &mut bytes);
         base.check(path, &BaseValues::of(base.element, &bytes))?;
         Ok(bytes)

@@ -165,6 +165,8 @@ impl Checkpoint {
     /// Returns [`CheckpointError::Damaged`] or [`CheckpointError::Mixed`] for
     /// the first file that differs from the manifest, or an I/O error.
     pub fn verify(&self) -> Result<(), CheckpointError> {
+        // The outcomes are collected in rank order, so that the error is the same whichever file is
+        // read first.
         let outcomes: Vec<_> =
             (0..self.files.len()).into_par_iter().map(|rank| self.file(rank).map(drop)).collect();
         outcomes.into_iter().collect()
@@ -247,6 +249,8 @@ impl Checkpoint {
         let mut weights = vec![];
         for entry in self.layout().entries() {
             for path in [&entry.path].into_iter().chain(&entry.aliases) {
+                // A tied parameter has its values under its first path, and every other path refers
+                // to it.
                 let composition = Composition::join(0, vec![Component::whole(path, &entry.shape)]);
                 let weight = Weight::new(path, composition.map_err(CheckpointError::map)?);
                 weights.push(match *path == entry.path {
@@ -320,6 +324,7 @@ impl Checkpoint {
         let mut reader = self.base_of(entry)?;
         let (bytes, size) = (reader.values(entry, base)?, base.element.size());
         let mut values = Values::zeros(base.element, range.len());
+        // The range was checked against the shape, and the reader against the number of values.
         values.bytes_mut().copy_from_slice(&bytes[range.start * size..range.end * size]);
         Ok(values)
     }

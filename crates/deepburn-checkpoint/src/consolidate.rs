@@ -127,6 +127,7 @@ pub fn consolidate(
     fs::create_dir_all(out).map_err(CheckpointError::io("create", out))?;
     refuse_weights(out)?;
     let total: u64 = tensors.iter().map(|tensor| tensor.bytes).sum();
+    // The headers are small, so the values alone are counted.
     disk::check_free(out, total)?;
 
     // The temporary folder is inside `out`, so that files can be renamed to
@@ -205,6 +206,7 @@ fn plan(
         let element = if is_buffer { own } else { element };
         for component in weight.composition().components() {
             let Some(tensor) =
+                // A tensor that joins several parameters is planned with the first of them.
                 stored.get(&*component.name).filter(|_| names.insert(&*component.name))
             else {
                 continue;
@@ -214,6 +216,7 @@ fn plan(
         }
     }
     let layout = checkpoint.layout();
+    // An alias is not enough: it has no values, which the map expects at this path.
     let has = |path: &str| layout.entry(path).is_some_and(|entry| entry.path == path);
     if let Some(weight) = map.parameters().find(|it| !has(it.path())) {
         let (path, folder) = (weight.path(), checkpoint.path().display());
@@ -321,6 +324,7 @@ fn aliases(
 fn pack(tensors: &[Planned], limit: u64) -> Vec<&[Planned]> {
     let (mut shards, mut start, mut bytes) = (vec![], 0, 0_u64);
     for (index, tensor) in tensors.iter().enumerate() {
+        // The first tensor of a file always fits, so that no file is empty.
         if bytes + tensor.bytes > limit && index > start {
             shards.push(&tensors[start..index]);
             (start, bytes) = (index, 0);
@@ -392,6 +396,7 @@ fn write_shard(
             append_weights(checkpoint, path, range, values)
         })?;
         let path = tensor.path().to_owned();
+        // Only finite values count: an infinite weight is the model's own and is reported below.
         if let Some(found) = float.overflow(&values) {
             return Err(CheckpointError::Overflow { path, found, float });
         }

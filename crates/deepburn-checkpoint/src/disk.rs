@@ -62,6 +62,7 @@ pub(crate) fn write_error(path: &Path, needed: u64) -> impl FnOnce(io::Error) ->
     move |source| match source.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
             let folder = path.parent().unwrap_or(path);
+            // An exceeded quota may leave space on the disk, which this number then shows.
             let free = fs4::available_space(folder).unwrap_or(0);
             CheckpointError::DiskFull { path: path.to_owned(), needed, free }
         }

@@ -30,6 +30,7 @@ impl Flusher {
             return Ok(Self { wake: None, thread: None, pending: 0 });
         }
         let file = file.try_clone()?;
+        // One message waits at most: a flush covers everything that was written before it.
         let (wake, woken) = mpsc::sync_channel(1);
         let thread = thread::Builder::new()
             .name("checkpoint flush".into())

@@ -8,6 +8,7 @@ use crate::{CheckpointError, disk};
 /// Returns an error that names the program that wrote the folder; `None` if it
 /// is not recognised.
 pub(crate) fn explain(folder: &Path) -> Option<CheckpointError> {
+    // A folder that cannot be read belongs to nobody; the caller has an error of its own for it.
     let names = disk::names(folder).ok()?;
     let found = looks_like(&names)?;
     Some(CheckpointError::Foreign { path: folder.to_owned(), found: found.to_owned() })

@@ -50,6 +50,7 @@ impl Identity {
     pub(crate) fn of_file(&self, rank: usize, world_size: usize) -> Map<String, Value> {
         [
             ("format", FORMAT.to_owned()),
+            // The files of ranks are the same in all versions, which differ in their manifests.
             ("version", VERSION.to_string()),
             ("tag", self.tag.to_string()),
             ("id", self.id.clone()),

@@ -150,6 +150,7 @@ fn describe_entry(entry: &ParamEntry, width: usize, text: &mut String) -> fmt::R
     let base = base.map(|it| format!("in the base model, {}, blake3 {}", it.element, it.checksum));
     let states: Vec<_> = states.chain(base).collect();
     let frozen = match (entry.kind, entry.trainable) {
+        // A buffer is never trained, so "frozen" would say nothing.
         (EntryKind::Buffer, _) => ", buffer",
         (EntryKind::Parameter, true) => "",
         (EntryKind::Parameter, false) => ", frozen",

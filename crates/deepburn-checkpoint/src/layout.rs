@@ -176,6 +176,7 @@ impl Layout {
                     "{path} is of pipeline stage {stage}, and there are {stages}"
                 ));
             }
+            // The names of tensors in a file consist of path and kind, and have to be unique.
             let mut kinds = HashSet::new();
             if let Some(twice) = entry.states.iter().find(|stored| !kinds.insert(&stored.kind)) {
                 let (path, kind) = (&entry.path, &twice.kind);
@@ -245,6 +246,7 @@ impl Layout {
     /// omitted and whether there are a pipeline and replicas.
     pub(crate) fn version(&self) -> u64 {
         match self.entries.iter().any(|entry| entry.base.is_some()) {
+            // Each version includes those before it, so the newest feature decides.
             _ if self.replicas > 1 => VERSION_OF_REPLICAS,
             _ if self.stages > 1 => VERSION_OF_PIPELINE,
             true => VERSION_WITH_BASE,
@@ -263,6 +265,7 @@ impl Layout {
         if range.is_empty() {
             return 0..0;
         }
+        // A chunk without elements belongs to an entry without any, whose ranges are all empty.
         let chunk = self.partition(entry).shard_len().max(1);
         let first = self.first_rank(entry);
         first + range.start / chunk..first + (range.end - 1) / chunk + 1
@@ -339,6 +342,7 @@ impl Layout {
         for segment in segments {
             let element = self.entries[segment.entry].states[segment.state].element;
             let start = header.push(&self.name(segment), element, &[segment.range.len()]);
+            // Readers compute offsets from the segments alone, so the two must agree.
             debug_assert_eq!(start, segment.offset);
         }
         header

@@ -199,11 +199,14 @@ impl Manifest {
         if blake3::hash(fields.as_bytes()).to_hex().as_str() != checksum {
             return Err(CheckpointError::damaged(path, "its checksum does not match its contents"));
         }
+        // The checksum is computed in the same way in all versions, so a newer one is not taken for
+        // damage.
         check_version(path, text)?;
         let sound = |fields: &str| -> serde_json::Result<Self> {
             serde_json::from_str(&format!("{fields}\n}}"))
         };
         // The checksum is correct, so the file was written in this form.
+        // The fields are parsed without the checksum, which is not one of them.
         let manifest = sound(fields).map_err(|error| {
             CheckpointError::damaged(path, format!("it was written wrong: {error}"))
         })?;

@@ -53,6 +53,7 @@ impl FromStr for StateKind {
         match name {
             "weights" => Ok(Self::Weights),
             "gradient" => Ok(Self::Gradient),
+            // The name becomes part of a tensor's name, in which a colon follows the path.
             _ if !name.is_empty() && name.len() <= 100 && name.chars().all(allowed) => {
                 Ok(Self::moment(name))
             }

@@ -83,6 +83,7 @@ impl RankFile {
         let file = File::open(&path).map_err(io)?;
         let entry = &manifest.ranks[rank];
         let expected = identity.of_file(rank, layout.world_size());
+        // The length comes first: a file that was cut short need not be hashed.
         if metadata.len() != entry.length {
             let reason = format!("it has {} bytes instead of {}", metadata.len(), entry.length);
             return Err(mixed(&path, &file, &expected)
@@ -142,6 +143,7 @@ fn hash(mut file: &File) -> io::Result<blake3::Hash> {
         match file.read(&mut buffer) {
             Ok(0) => return Ok(hasher.finalize()),
             Ok(read) => _ = hasher.update(&buffer[..read]),
+            // A signal, for example of a resized terminal, must not end the read.
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => return Err(error),
         }

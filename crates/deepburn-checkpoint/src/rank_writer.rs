@@ -74,6 +74,8 @@ impl RankWriter {
         }
         let path = ticket.folder.join(rank_file_name(rank));
         let length = layout.file_len(rank, &ticket.identity);
+        // A file that exists was written by another process with this rank, and must not be
+        // replaced.
         let file = File::create_new(&path).map_err(disk::write_error(&path, length))?;
         let flusher = Flusher::start(&file, length).map_err(CheckpointError::io("flush", &path))?;
         let segments = layout.segments(rank);

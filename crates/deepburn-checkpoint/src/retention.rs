@@ -41,6 +41,7 @@ impl Retention {
         let Some(keep_last) = self.keep_last else { return Ok(Vec::new()) };
         let _lock = Lock::take(root)?;
         let mut checkpoints = store::checkpoints(root)?;
+        // Checkpoints that users have named are theirs to delete.
         checkpoints.retain(|checkpoint| checkpoint.tag.step().is_some());
         let kept = checkpoints.len().saturating_sub(keep_last.get());
         let old = checkpoints.drain(..kept);

@@ -81,7 +81,9 @@ impl Save {
     /// [`CheckpointError::Busy`]; or an I/O error.
     pub fn begin(root: &Path, tag: Tag, layout: Arc<Layout>) -> Result<Self, CheckpointError> {
         fs::create_dir_all(root).map_err(CheckpointError::io("create", root))?;
+        // The lock comes first, because the leftovers could belong to a save that is still running.
         let lock = Lock::take(root)?;
+        // Leftovers are removed before the free space is measured, of which they take a part.
         store::remove_leftovers(root)?;
         let follows = store::recover(root)?.map(|latest| latest.manifest.id);
         vacate(root, &tag)?;
@@ -185,6 +187,7 @@ impl Save {
     /// Checks the records and returns the manifest entries in rank order.
     fn in_order(&self, mut records: Vec<RankRecord>) -> Result<Vec<RankEntry>, CheckpointError> {
         let refuse = |reason| Err(CheckpointError::Records { reason });
+        // Ranks finish in any order.
         records.sort_by_key(|record| record.rank);
         let digest = self.layout.digest();
         let found: Vec<_> = records.iter().map(|record| record.rank).collect();
@@ -200,6 +203,7 @@ impl Save {
                 return refuse(format!("rank {rank} has other parameters than rank 0"));
             }
             let path = self.ticket.folder.join(rank_file_name(*rank));
+            // On a shared file system, this rank may see less of a file than its writer does.
             let length = fs::metadata(&path).map(|metadata| metadata.len());
             let length = length.map_err(CheckpointError::io("find", &path))?;
             if length != file.length {

@@ -139,6 +139,8 @@ pub(crate) fn set_latest(root: &Path, tag: &Tag, checksum: &str) -> Result<(), C
 /// Completes a save that was killed before it updated `latest`, and returns the
 /// latest checkpoint. A damaged `latest` is not changed.
 pub(crate) fn recover(root: &Path) -> Result<Option<ListedCheckpoint>, CheckpointError> {
+    // A save must not fail because an older checkpoint is damaged. The new one then starts a chain
+    // of its own.
     let Ok(Some(checkpoint)) = latest(root) else { return Ok(None) };
     let pointer = Pointer { tag: checkpoint.tag.clone(), checksum: checkpoint.checksum.clone() };
     if read_pointer(root)? != Some(pointer) {

@@ -47,6 +47,7 @@ impl Tag {
         let name = self.0.strip_prefix("step-")?;
         let (step, visit) = name.split_once('.').unwrap_or((name, "1"));
         let (step, visit) = (step.parse().ok()?, visit.parse().ok()?);
+        // Names such as `step-1` and `step-00000001.1` parse too, but are users' names.
         (Self::numbered(step, visit) == *self).then_some(step)
     }
 

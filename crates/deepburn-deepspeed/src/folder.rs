@@ -16,13 +16,16 @@
 //! ```
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
+use std::fs::{self, File};
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use crate::DeepSpeedError;
 
 /// The file that names the newest tag.
 const LATEST: &str = "latest";
+/// The largest size of this file in bytes. Names of folders are shorter.
+const MAX_LATEST: u64 = 4095;
 //= deepspeed 0.19.8 runtime/engine.py _get_ckpt_name
 /// The end of the name of a model file.
 const MODEL: &str = "_model_states.pt";
@@ -88,6 +91,7 @@ impl Folder {
             let model = path.join(format!("{}{MODEL}", mp_rank(stage)));
             Ok(StageFiles { model, optim: ranks(&path, &names, stage, OPTIM)? })
         };
+        // Only stage 3 has a model file for each rank.
         let sharded = ranks(&path, &names, 0, MODEL)?;
         let first: StageFiles = of_stage(0)?;
         let files = match (first.model.is_file(), sharded.is_empty()) {
@@ -153,9 +157,12 @@ fn latest(path: &Path) -> Result<String, DeepSpeedError> {
     if !file.is_file() {
         return Err(DeepSpeedError::missing(&file, reason));
     }
-    let size = fs::metadata(&file).map_err(DeepSpeedError::io("read it", &file))?.len();
-    let text = fs::read(&file).map_err(DeepSpeedError::io("read it", &file))?;
-    let text = String::from_utf8(text).ok().filter(|_| size < 4096);
+    let mut text = Vec::new();
+    // The file may be of another program and of any size.
+    File::open(&file)
+        .and_then(|file| file.take(MAX_LATEST + 1).read_to_end(&mut text))
+        .map_err(DeepSpeedError::io("read it", &file))?;
+    let text = String::from_utf8(text).ok().filter(|text| text.len() as u64 <= MAX_LATEST);
     let text = text.map(|text| text.trim().to_owned()).filter(|text| !text.is_empty());
     text.ok_or_else(|| DeepSpeedError::damaged(&file, "it does not name a tag"))
 }

@@ -248,6 +248,18 @@ fn two_files_of_one_rank_are_refused() {
     assert!(matches!(refused(folder.path()), DeepSpeedError::Mixed { .. }));
 }
 
+/// The folder may be of another program, whose `latest` is not read into memory: this file would
+/// take a terabyte.
+#[test]
+fn a_latest_that_is_too_large_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = fs::File::create(folder.path().join("latest")).unwrap();
+    file.set_len(1 << 40).unwrap();
+    assert!(!DeepSpeedCheckpoint::is_one(folder.path()));
+    let error = refused(folder.path()).to_string();
+    assert!(error.contains("it does not name a tag"), "{error}");
+}
+
 #[test]
 fn checkpoints_are_found_by_tag_by_latest_and_by_folder() {
     let root = data("one_rank_s3");

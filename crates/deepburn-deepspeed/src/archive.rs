@@ -74,6 +74,8 @@ impl Archive {
     /// little-endian values.
     pub(crate) fn open(path: &Path) -> Result<Self, DeepSpeedError> {
         let file = File::open(path).map_err(DeepSpeedError::io("open it", path))?;
+        // The clone shares the position in the file, but the directory is read before anything else
+        // is.
         let reader = file.try_clone().map_err(DeepSpeedError::io("open it", path))?;
         let entries = entries(path, reader)?;
         let file = Mutex::new(file);

@@ -81,6 +81,7 @@ impl DeepSpeedCheckpoint {
             places.extend(names.map(|name| (name.clone(), place)));
         }
         let path = folder.path;
+        // With this check, every range of a parameter lies within its arrays, so reads need none.
         for stored in &state.stored {
             stored.check(&path)?;
         }
@@ -141,6 +142,7 @@ impl DeepSpeedCheckpoint {
     /// Returns the training progress.
     pub fn counters(&self) -> Counters {
         let CommonFields { global_steps, skipped_steps, global_samples, .. } = self.summary;
+        // An optimizer without a count, such as SGD, has applied every step that was not skipped.
         let applied = global_steps.saturating_sub(skipped_steps);
         let optimizer_steps = self.state.steps.unwrap_or(applied);
         Counters { global_steps, skipped_steps, global_samples, optimizer_steps }

@@ -209,6 +209,8 @@ fn certain(
         // A tied layer has no number, so its place among others is not known.
         let numbered = alike.iter().all(|at| layers[*at].number().is_some());
         let in_order = parts.len() == 1 || numbered && differ_in_one_number(parts);
+        // Equal layers are considered once, at the first of them, and have to fill all the parts
+        // that fit.
         if alike[0] == at && alike.len() == parts.len() && in_order {
             return Some(alike.into_iter().zip(parts.iter().cloned()).collect());
         }

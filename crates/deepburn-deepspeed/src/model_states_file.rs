@@ -214,6 +214,7 @@ fn refuse_other_degrees(
     let expected = [
         ("pp_degree", degree("pp_degree"), stages),
         ("tp_degree", degree("tp_degree"), 1),
+        // DeepSpeed counts the stages of a pipeline as model parallelism.
         ("mp_world_size", root.get("mp_world_size"), stages),
     ];
     for (name, value, expected) in expected {

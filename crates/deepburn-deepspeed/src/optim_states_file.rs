@@ -219,6 +219,7 @@ fn group_states(
     };
     let states = states.iter().map(|state| match state {
         Some(state) => OptimizerState::read(state),
+        // An optimizer that keeps no arrays, such as SGD without momentum, has no states.
         None => Ok(OptimizerState::default()),
     });
     states.collect()

@@ -43,6 +43,7 @@ pub(crate) fn assemble(
     ranks: &[OptimStatesFile],
 ) -> Result<SavedState, DeepSpeedError> {
     let first = &ranks[0];
+    // The optimizer for bf16 does not store a stage, and partitions its states as stage 1 does.
     let stage = first.stage.unwrap_or(1);
     if stage == 2 {
         model.refuse_excluded()?;
@@ -187,6 +188,8 @@ impl Offsets {
         for ((_, shape), padding) in shapes.iter().zip(paddings) {
             starts.push(end);
             let numel = shape.iter().product::<usize>();
+            // The paddings are not trusted. A sum beyond memory differs from the lengths of all
+            // arrays.
             end = end.saturating_add(numel).saturating_add(padding);
         }
         Ok(Self { starts, end })
@@ -255,6 +258,7 @@ fn frozen(model: &ModelStatesFile, trained: &[Stored]) -> Result<Vec<Stored>, De
         return frozen.collect();
     }
     let tied: Vec<_> = model.tied.iter().flatten().map(|(alias, _)| alias).collect();
+    // Tied names refer to parameters that are listed, so they are not frozen ones.
     let known: std::collections::HashSet<_> =
         trained.iter().map(|stored| &stored.parameter.name).chain(tied).collect();
     let module = model.module()?.into_iter();

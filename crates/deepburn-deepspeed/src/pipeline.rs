@@ -56,6 +56,7 @@ pub(crate) fn read(
 ) -> Result<Assembled, DeepSpeedError> {
     let open = |stage: &StageFiles| ModelStatesFile::open(&stage.model, stages.len());
     let models: Vec<_> = stages.iter().map(open).collect::<Result<_, _>>()?;
+    // A stage of a pipeline stores its weights in the files of its layers alone.
     if let Some(whole) = models.iter().find(|model| model.contents.root().get("module").is_some()) {
         let reason = "it has a whole model, but its folder also has files of a pipeline's layers";
         return Err(DeepSpeedError::mixed(whole.path(), reason));
@@ -251,6 +252,8 @@ fn add_working_copies(
     }
     for (key, mut parameters) in tied {
         let prefix = format!("{TIED}{key}.");
+        // The file of a tied layer has the number of the layer, and the stages know only its key,
+        // so it is found by its names and shapes.
         let others = layers.iter().filter(|layer| !untied.contains(&layer.number));
         let of_key: Vec<_> = others.filter(|layer| holds(layer, &prefix, &parameters)).collect();
         for layer in of_key {

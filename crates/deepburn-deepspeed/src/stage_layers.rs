@@ -42,7 +42,10 @@ impl DivisionSearch<'_> {
         done: &mut Vec<Vec<usize>>,
         found: &mut Vec<Vec<Vec<usize>>>,
     ) {
+        // What follows depends only on these three numbers, and not on how earlier layers were
+        // divided.
         let place = (done.len(), start, uses);
+        // Two divisions already show that none is certain.
         if found.len() > 1 || self.dead_ends.contains(&place) {
             return;
         }

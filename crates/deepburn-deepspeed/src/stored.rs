@@ -112,6 +112,7 @@ impl Stored {
         for replica in &self.replicas {
             self.check_replica("its weights", &weights, &replica.weights, range.clone())?;
         }
+        // Stage 3 and frozen parameters have no second copy to compare.
         let Some(working) = &self.working else { return Ok(weights) };
         let rounded = working.read(range.clone())?;
         let round = |value: f32| match working.element() {

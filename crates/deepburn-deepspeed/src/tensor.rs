@@ -85,6 +85,8 @@ impl Joined {
     pub(crate) fn cut(&self, range: Range<usize>, segments: &mut Segments) {
         let mut start = 0;
         for (tensor, len) in &self.parts {
+            // Where a tensor does not overlap the range, this range ends before it starts and
+            // counts as empty.
             let part = range.start.max(start)..range.end.min(start + len);
             if !part.is_empty() {
                 let local = part.start - start..part.end - start;

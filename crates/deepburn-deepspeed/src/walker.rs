@@ -83,6 +83,8 @@ impl<'a> Walker<'a> {
     /// Returns an error for an opcode that `torch.save` does not write, or one
     /// whose operands are missing on the stack.
     fn step(&mut self, opcode: u8) -> Result<(), String> {
+        // The protocol and the length of a frame do not matter: opcodes follow one another in any
+        // case.
         match opcode {
             0x80 => drop(self.byte()?),                             // PROTO
             0x95 => drop(self.take(8)?),                            // FRAME
@@ -203,6 +205,7 @@ impl<'a> Walker<'a> {
         let index = match opcode {
             b'q' => self.number(1)? as u32,
             b'r' => self.number(4)? as u32,
+            // As in Python, MEMOIZE counts the values in the memo.
             _ => u32::try_from(self.memo.len()).map_err(|_| "the memo is too long")?,
         };
         let top = self.top()?;
@@ -324,6 +327,7 @@ impl<'a> Walker<'a> {
     /// not a tuple of the expected form. An unknown class is not an error: the
     /// call becomes an object.
     fn call(&mut self, opcode: u8) -> Result<(), String> {
+        // NEWOBJ_EX also has a dict of keyword arguments, on top of the others.
         if opcode == 0x92 {
             self.pop()?;
         }
@@ -347,6 +351,7 @@ impl<'a> Walker<'a> {
         };
         let node = match class {
             ("collections", "OrderedDict") if list.is_empty() => PickleNode::Dict(vec![]),
+            // The argument is the factory of missing values. The items are set by later opcodes.
             ("collections", "defaultdict") => PickleNode::Dict(vec![]),
             ("torch", "Size") | ("torch._utils", "_rebuild_parameter") => {
                 // A size is represented by its tuple, a parameter by its
@@ -414,6 +419,7 @@ impl<'a> Walker<'a> {
         if kind != "storage" {
             return Err("a persistent identifier is not a storage identifier".to_owned());
         }
+        // Storages of other types are kept, too: DeepSpeed's files also have integers and bools.
         let element = float_of_storage(class);
         self.push(PickleNode::Storage { key, element, len })
     }

@@ -141,8 +141,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
             }
             batches.after_phase(self.ledger());
         }
-        // The losses are read once per step: a stage that waits for the last one at every micro-
-        // batch could not work ahead.
+        // The losses are read once per step: a stage that waits for the last one at every
+        // micro-batch could not work ahead.
         let losses = self.read_losses(values)?;
         losses.iter().enumerate().try_for_each(|(index, loss)| batches.check(index, *loss))?;
         // All passes have run. `step` ends the last micro-batch and updates the parameters.

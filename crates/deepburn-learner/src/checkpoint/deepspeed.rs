@@ -11,7 +11,7 @@
 //! Integer and bool buffers, random streams, the position of the data loader,
 //! and the optimizer states of 1-bit LAMB are not loaded.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::ops::Range;
 
 use burn::module::AutodiffModule;
@@ -25,8 +25,8 @@ use deepburn_weights::{Component, Composition, WeightMap};
 use deepburn_zero::{Buffer, BufferKind, StateArray, StateSegment, Training, moments};
 
 use super::counters::check_deepspeed_counters;
-use super::load::{LoadPlan, zeros};
-use super::optimizer_states::{listed, log_changes, new_states};
+use super::load::{LoadPlan, StoredMoments};
+use super::optimizer_states::{listed, new_states};
 use super::{TrainingCheckpointError, exchange, unfit};
 use crate::engine::EngineCounters;
 use crate::{Engine, ScalerState};
@@ -136,47 +136,19 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
             ..EngineCounters::default()
         };
         if optimizer_states {
-            self.adopt_deepspeed_moments(stored, optimizer_steps)?;
+            let stored_moments = |path: &str| StoredMoments {
+                was_frozen: !stored.was_trained(path),
+                is_empty: stored.checkpoint.moments().is_empty(),
+                // DeepSpeed has one step count for all parameters.
+                start: 0,
+            };
+            self.load_moments(optimizer_steps, stored_moments, read)?;
             if let Some(state) = scaler_state(stored.checkpoint) {
                 self.scaler.restore(state);
             }
         }
         if let Some(position) = stored.checkpoint.schedule().filter(|_| lr_scheduler_states) {
             self.schedule.seek(position);
-        }
-        Ok(())
-    }
-
-    /// Loads the moments. Parameters that were frozen when the checkpoint was
-    /// saved get new ones.
-    fn adopt_deepspeed_moments(
-        &mut self,
-        stored: &MappedCheckpoint<'_>,
-        steps: u64,
-    ) -> Result<(), TrainingCheckpointError> {
-        let (mut new, mut unused, mut starts) = (Vec::new(), Vec::new(), Vec::new());
-        for (index, parameter) in self.parameters().iter().enumerate() {
-            let sized = (parameter.path(), parameter.numel());
-            let was_trained = stored.was_trained(parameter.path());
-            match (parameter.is_trainable(), was_trained) {
-                (true, false) if !self.states().moments(index).is_empty() => new.push(sized),
-                (false, true) if !stored.checkpoint.moments().is_empty() => unused.push(sized),
-                _ => {}
-            }
-            starts.push(if was_trained { 0 } else { steps });
-        }
-        if self.rank() == 0 {
-            log_changes(&new, &unused);
-        }
-        let new: HashSet<String> = new.into_iter().map(|(path, _)| path.to_owned()).collect();
-        self.states.load_moments(steps, |segment: &StateSegment<'_>| {
-            match new.contains(segment.path) {
-                true => Ok(zeros(segment.range.len())),
-                false => stored.read(segment),
-            }
-        })?;
-        for (index, start) in starts.into_iter().enumerate() {
-            self.states.set_states_start(index, start);
         }
         Ok(())
     }

@@ -72,6 +72,16 @@ impl Default for LoadPlan {
     }
 }
 
+/// What a checkpoint has of the moments of a parameter.
+pub(super) struct StoredMoments {
+    /// Whether the parameter was frozen, so that it had none.
+    pub(super) was_frozen: bool,
+    /// Whether there are none, for this or another reason.
+    pub(super) is_empty: bool,
+    /// The number of applied steps before the first step of the parameter.
+    pub(super) start: u64,
+}
+
 /// A checkpoint that all ranks have verified, and the parts of it to load.
 pub(crate) struct CheckedCheckpoint<'c> {
     checkpoint: &'c Checkpoint,
@@ -446,41 +456,57 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         Ok(())
     }
 
-    /// Loads the moments. Parameters that were frozen when the checkpoint was
-    /// saved get new ones.
+    /// Loads the moments of a checkpoint of this format.
     fn adopt_moments(
         &mut self,
         checkpoint: &Checkpoint,
         saved: &Saved,
     ) -> Result<(), TrainingCheckpointError> {
-        let steps = saved.engine.optimizer_steps;
+        let stored = |path: &str| {
+            let layout = checkpoint.layout();
+            let entry = layout.find(path).map(|entry| &layout.entries()[entry]);
+            let start = entry.and_then(|entry| saved.engine.state_starts.get(&entry.path));
+            StoredMoments {
+                was_frozen: entry.is_some_and(|it| !it.trainable),
+                is_empty: !entry.is_some_and(has_moments),
+                start: start.copied().unwrap_or(0),
+            }
+        };
+        let read = |segment: &StateSegment<'_>| read(checkpoint, segment);
+        self.load_moments(saved.engine.optimizer_steps, stored, read)
+    }
+
+    /// Loads the moments of a checkpoint after `steps` applied steps. Parameters
+    /// that were frozen when it was saved get new ones. `stored` returns what it
+    /// has of the parameter at a module path.
+    pub(super) fn load_moments(
+        &mut self,
+        steps: u64,
+        stored: impl Fn(&str) -> StoredMoments,
+        read: impl Fn(&StateSegment<'_>) -> Result<TensorData, TrainingCheckpointError>,
+    ) -> Result<(), TrainingCheckpointError> {
         let (mut new, mut unused, mut starts) = (Vec::new(), Vec::new(), Vec::new());
         for (index, parameter) in self.parameters().iter().enumerate() {
-            let path = parameter.path();
-            let entry = checkpoint.layout().find(path);
-            let entry = entry.map(|entry| &checkpoint.layout().entries()[entry]);
-            let (was_frozen, sized) =
-                (entry.is_some_and(|it| !it.trainable), (path, parameter.numel()));
-            let has_states = entry.is_some_and(has_moments);
+            let StoredMoments { was_frozen, is_empty, start } = stored(parameter.path());
+            let sized = (parameter.path(), parameter.numel());
             match (parameter.is_trainable(), was_frozen) {
                 (true, true) if !self.states().moments(index).is_empty() => new.push(sized),
-                (false, false) if has_states => unused.push(sized),
+                (false, false) if !is_empty => unused.push(sized),
                 _ => {}
             }
-            let stored = entry.and_then(|entry| saved.engine.state_starts.get(&entry.path));
             // New moments are corrected for their bias as in a first step, so the parameter starts
             // now.
-            starts.push(if was_frozen { steps } else { stored.copied().unwrap_or(0) });
+            starts.push(if was_frozen { steps } else { start });
         }
         if self.rank() == 0 {
             log_changes(&new, &unused);
         }
         let new: HashSet<String> = new.into_iter().map(|(path, _)| path.to_owned()).collect();
         self.states.load_moments(steps, |segment: &StateSegment<'_>| {
-            if new.contains(segment.path) {
-                return Ok(zeros(segment.range.len()));
+            match new.contains(segment.path) {
+                true => Ok(zeros(segment.range.len())),
+                false => read(segment),
             }
-            read(checkpoint, segment)
         })?;
         for (index, start) in starts.into_iter().enumerate() {
             self.states.set_states_start(index, start);
@@ -556,7 +582,7 @@ fn has_moments(entry: &ParamEntry) -> bool {
 }
 
 /// Returns the moments of a parameter without an update.
-pub(super) fn zeros(len: usize) -> TensorData {
+fn zeros(len: usize) -> TensorData {
     TensorData::new(vec![0.0_f32; len], [len])
 }
 

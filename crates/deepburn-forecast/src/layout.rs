@@ -100,7 +100,10 @@ impl Parts {
     ) -> Self {
         let (mut blocks, mut parts): (Vec<Block>, Vec<Vec<usize>>) = Default::default();
         let total = sizes.iter().sum::<usize>().max(1) as u64;
-        let share = |bytes: u64, index: usize| bytes * sizes[index] as u64 / total;
+        // The product of bytes and elements exceeds 64 bits for models of a few billion parameters.
+        let share = |bytes: u64, index: usize| {
+            (u128::from(bytes) * sizes[index] as u128 / u128::from(total)) as u64
+        };
         let mut before = 0;
         let index_of = |path: &str| units.iter().position(|(known, _)| known == path);
         for read in reads {
@@ -204,6 +207,7 @@ impl Parts {
 #[cfg(test)]
 mod tests {
     use deepburn_pipeline::PassSchedule;
+    use deepburn_zero::ParameterRead;
 
     use super::*;
 
@@ -229,6 +233,21 @@ mod tests {
         let layout = parts.layout(stages, &CutMethod::Cost, step).unwrap();
         let homes = |index: usize| layout.homes(&index.to_string()).unwrap().iter().collect();
         (0..count).map(homes).collect()
+    }
+
+    /// The embedding and the output layer of Llama 3 (8B), and the other parameters as one.
+    #[test]
+    fn states_of_large_models_are_counted() {
+        let sizes = vec![128_256 * 4096, 7_000_000_000, 128_256 * 4096];
+        let names = ["embed", "blocks", "head"];
+        let read =
+            |name| ParameterRead { path: format!("{name}.weight"), operations: 1, activations: 0 };
+        let units = names.map(|name| (format!("{name}.weight"), name.to_owned()));
+        let total = sizes.iter().sum::<usize>() as u64;
+        let states = [4 * total, 12 * total];
+        let parts = Parts::new(&names.map(read), 0, units.to_vec(), sizes.clone(), states);
+        let found = parts.blocks.iter().map(|block| block.state_bytes);
+        assert!(found.eq(sizes.iter().map(|size| 16 * *size as u64)));
     }
 
     /// Parameter 0 is the embedding and the output layer, 3 the norm before it.

@@ -128,6 +128,8 @@ impl Stretch {
         let (mut started, mut bytes_sent) = (HashMap::new(), 0);
         for event in &self.events {
             match *event {
+                // Transfers between tiers are recorded as work of their own, which computes
+                // nothing.
                 RankEvent::Compute(Work { operations: 0, bytes: 0, copied, swapped }) => {
                     let work = Work { copied, swapped, ..Work::default() };
                     clock.offload(speed.offload_seconds(&work)?);
@@ -151,6 +153,8 @@ impl Stretch {
             compute: times * clock.compute,
             offload: times * clock.offload,
             communication: times * clock.communication,
+            // Both are sums of the same times in another order, so the difference may be rounded
+            // below 0.
             hidden: times * (clock.communication - clock.exposed).max(0.0),
             seconds: times * clock.now,
             bytes_sent: bytes_sent.saturating_mul(self.times),

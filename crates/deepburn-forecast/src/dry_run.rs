@@ -130,6 +130,7 @@ pub fn forecast<M: AutodiffModule<Training<Meta>>>(
         return largest.ok_or_else(|| ForecastError::Model("a pipeline without stages".to_owned()));
     }
     let times = plan.batch.gradient_accumulation_steps;
+    // The engine runs the shortened step, and `take` reports it as one of `times` micro-batches.
     let short = shortened(plan);
     let world_size = plan.mesh.world_size();
     on_recorded_rank(0, world_size, move |group, recorder| {
@@ -195,6 +196,8 @@ fn on_recorded_rank<R: Send>(
     world_size: usize,
     run: impl FnOnce(SimulatedGroup, Recorder) -> Result<R, ForecastError> + Send,
 ) -> Result<R, ForecastError> {
+    // Both the group and the backend report to the recorder, on the thread of the rank, so its
+    // events are in order.
     let recorder = Recorder::default();
     on_simulated_rank(rank, world_size, move |group| {
         let observer = recorder.clone();
@@ -276,6 +279,8 @@ where
         self.recorder.take();
         let before = self.group.statistics();
         self.engine.states().start_counting();
+        // All micro-batches are run: in a pipeline their passes interleave, and the number of open
+        // ones decides on the memory.
         let count = self.engine.batch().gradient_accumulation_steps;
         let trained = self.engine.train_batch(&mut Alike { loss: self.loss, count });
         trained.map_err(|cause| match cause {

@@ -43,12 +43,14 @@ pub fn pipeline_layout<M: AutodiffModule<Training<Meta>>>(
 ) -> Result<PipelineLayout, ForecastError> {
     let stages = plan.mesh.pipeline_stages;
     let mut whole = plan.clone();
+    // The model is measured as a whole, because the stages are what is to be found.
     (whole.mesh.pipeline_stages, whole.pipeline) = (1, None);
     let parts = on_simulated_rank(0, whole.mesh.world_size(), move |group| {
         let model = build(&MetaDevice).map_err(ForecastError::Loss)?;
         let mut engine = initialize(model, &whole, Group::new(group))?;
         engine.states().start_counting();
         let loss = engine.forward(loss)?.map_err(ForecastError::Loss)?;
+        // The activations are counted while the loss exists, which keeps them for backward.
         let activations = engine.ledger().usage(Category::Activations).current;
         let reads = engine.states().parameter_reads();
         drop(loss);

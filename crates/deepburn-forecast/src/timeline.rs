@@ -56,6 +56,8 @@ impl Collective {
             }
             Operation::Barrier => 0,
         };
+        // Of `p` parts, a rank sends those that belong to others, or its own part to all others.
+        // Both are (p - 1) / p of the whole.
         (whole as f64 * (ranks - 1) as f64 / ranks as f64).round() as u64
     }
 }
@@ -102,6 +104,8 @@ impl Recorder {
                 complete,
                 ..
             } => {
+                // The members of a group are evenly spaced: 1 apart if they are neighbours, and
+                // more if the group has one rank of each machine or stage.
                 let stride = match members {
                     [first, second, ..] => second.abs_diff(*first) as u64,
                     _ => 1,

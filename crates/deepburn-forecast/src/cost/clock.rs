@@ -77,6 +77,7 @@ impl Clock {
     pub(super) fn wait(&mut self, started: Started) {
         let waited = match self.overlaps {
             true => (started.end - self.now).max(0.0),
+            // Rank threads move the data themselves, while they wait.
             false => started.seconds,
         };
         self.now += waited;

@@ -66,7 +66,9 @@ impl HostCores {
     /// other ranks and gets the equal share.
     pub fn share(self, local_rank: usize, local_size: usize) -> usize {
         let local_size = local_size.max(1);
+        // The first ranks get the cores that are left over, one each.
         let remainder = usize::from(local_rank < self.shared % local_size);
+        // A rank that the launcher has bound cannot use more than its own cores.
         (self.shared / local_size + remainder).min(self.available).max(1)
     }
 }
@@ -159,6 +161,8 @@ pub(crate) fn compute_on_own_thread(world_size: usize) {
     if is_chosen || world_size < cores {
         return;
     }
+    // The thread of the rank becomes the only one of a pool, so that parallel loops of the rank run
+    // on it.
     let pool = rayon::ThreadPoolBuilder::new().num_threads(1).use_current_thread().build();
     if let Err(error) = pool {
         tracing::debug!("the rank computes on the shared threads: {error}");

@@ -170,6 +170,8 @@ fn initial<B: Backend>(
         Origin::Fresh(InitialValues::Normal { std }) => {
             Tensor::random(shape, Distribution::Normal(0.0, *std), device)
         }
+        // The remaining initial values are zeros: of B, so that the adapted model starts as the
+        // base model.
         _ => Tensor::zeros(shape, device),
     })
 }
@@ -198,6 +200,7 @@ impl<B: Backend> ModuleVisitor<B> for Finder {
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+        // The shape is read without creating the values, which the engine may do on one rank only.
         let (path, shape) = (joined(&self.path), param.lazy_shape().to_vec());
         // Burn passes `Struct:Linear` for a field of its linear layer.
         let container = self.path.last().map_or("", |(_, container)| container.as_str());
@@ -255,6 +258,8 @@ impl<B: Backend> ModuleMapper<B> for Adder<'_, B> {
         else {
             return param;
         };
+        // The sum has the id of the weight, so that the module stays the same for its record and
+        // for the engine.
         let (id, weight, mapper) = param.consume();
         let shape = weight.dims();
         let added = (a.val() * *scale).matmul(b.val());

@@ -236,6 +236,8 @@ impl Ranks {
         match &self.execution {
             Execution::Threads => deepburn_comm::run_ranks(world_size, timeout, |member| {
                 compute_on_own_thread(world_size);
+                // Ranks of a process read each other's tensors, so they use one queue of a shared
+                // device.
                 B::in_shared_stream(|| run(Group::new(member)))
             }),
             #[cfg(feature = "mpi")]
@@ -271,6 +273,7 @@ impl Ranks {
             #[cfg(feature = "mpi")]
             Execution::Process { process, .. } => {
                 let settings = Settings { timeout: Duration::MAX, ..Settings::default() };
+                // Bytes are in host memory, so the communication thread needs no device queue.
                 let group: MpiGroup = process.group(settings, |work| work());
                 let tag = CollectiveTag::new(purpose, 0);
                 self.named(run_rank(&group, || deepburn_comm::gather_bytes(&group, tag, bytes)))

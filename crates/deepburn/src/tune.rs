@@ -282,6 +282,7 @@ fn measured_speed<B: OptimizerOps>(
     if let Some(folder) = &options.nvme {
         speed.disk_bandwidth = Some(deepburn_zero::disk_bandwidth(folder)?);
     }
+    // The link between device and host is not measured. Copies are at most as fast as the memory.
     speed.host_bandwidth = Some(speed.memory_bandwidth);
     let most = options.ranks.iter().copied().max().unwrap_or(1);
     let latency =
@@ -296,6 +297,7 @@ fn fit(
     limit: Option<u64>,
 ) -> (StepMemory, Option<MemoryShortage>) {
     let memory = memory_of(&forecast.step);
+    // All ranks are threads of this process and share its memory.
     let needed = (memory.device + memory.host).saturating_mul(plan.mesh.world_size() as u64);
     let shortage = limit.filter(|limit| needed > *limit).map(|limit| MemoryShortage {
         reason: format!("the tensors of all ranks need {needed} bytes, and the limit is {limit}"),
@@ -306,6 +308,7 @@ fn fit(
 
 /// Returns why a search has no best candidate.
 pub fn failure(search: &Search) -> TuneError {
+    // The reasons come in the order of how far a candidate got: measured, forecast, resolved.
     let failed = search.trials().iter().find_map(|trial| match &trial.measured {
         Some(Err(reason)) => Some(reason.clone()),
         _ => None,

@@ -133,6 +133,7 @@ impl Tuner<'_> {
         let cost = forecast.cost(speed, &network).map_err(|error| error.to_string())?;
         Ok(PredictedStep {
             compute: cost.compute,
+            // Hidden communication takes no time of its own, because the rank computes meanwhile.
             exchange: (cost.communication - cost.hidden).max(0.0),
             offload: cost.offload,
         })
@@ -185,6 +186,8 @@ impl Tuner<'_> {
         };
         let batch = plan.batch.resized(MICRO_BATCHES);
         let short = Plan { batch, ..plan.clone() };
+        // The optimizer step takes the same time in both, so the number of micro-batches alone
+        // would give too large a factor.
         let factor = seconds(&plan)? / seconds(&short)?;
         let mut measured = measure(&short)?;
         measured.seconds.iter_mut().for_each(|seconds| *seconds *= factor);

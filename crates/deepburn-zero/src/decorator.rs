@@ -41,7 +41,6 @@ use crate::{gradient, session};
 pub use autocast::{Autocast, TracksParameters};
 pub(crate) use observer::{ObservedTensor, Observer, portable};
 pub use staged::{Bools, Floats, Ints, PlacedTensor, Staged, StagedTensor, TensorKind};
-pub(crate) use staged::{OperandHolders, elements_to_come};
 pub use tensor::{ReducedGradient, ZeroTensor};
 pub use training::{Training, Zero};
 

@@ -84,32 +84,15 @@ pub(crate) struct GradientReducer<B: Backend> {
     /// All parameters of the model, by index.
     parameters: Arc<[Arc<Parameter<B>>]>,
     ledger: Ledger,
-    plan: GradientPlan,
-    /// How the gradients of the ranks are combined.
-    reduction: ReductionPlan,
+    policy: ReducerPolicy<B>,
     /// The factors before and after the sum over ranks, for the current number of micro-batches.
     scaling: Scaling,
-    /// The element types of communication and accumulation.
-    types: Types,
-    /// Whether only the owned shard of a reduced gradient is kept (stages 2 and 3).
-    shards: bool,
-    /// The number of elements at which the bucket is reduced, at least 1.
-    capacity: usize,
-    /// The parameters whose gradients are in the bucket. A parameter may occur more than once.
-    bucket: Vec<usize>,
-    /// The buckets that are being reduced, oldest first. There is at most one with `overlap_comm`,
-    /// and none without it.
-    in_flight: VecDeque<Flight<B>>,
+    buckets: Buckets<B>,
     /// The gradients of which another pipeline stage sends a part.
     late: LateGradients<B>,
     /// The gradient of each parameter, by index.
     gradients: Vec<GradientState<B>>,
-    /// The location of each accumulated gradient, by parameter index.
-    homes: Vec<SumHome>,
-    /// The pending writes of parked sums.
-    writes: WriteBehind,
-    /// Computes squares and finiteness of sums for the step.
-    checker: GradientChecker<B>,
+    sums: SumStore,
     /// Whether gradients are reduced during backward; false inside the engine's `no_sync`.
     synchronise: bool,
     /// Whether gradients are averaged over ranks. Otherwise each rank accumulates its own
@@ -117,6 +100,27 @@ pub(crate) struct GradientReducer<B: Backend> {
     mean: bool,
     /// Detects the start of backward passes.
     watch: BackwardWatch,
+}
+
+/// The gradients on their way to their sums.
+#[derive(Debug)]
+struct Buckets<B: Backend> {
+    /// The number of elements at which the bucket is reduced, at least 1.
+    capacity: usize,
+    /// The parameters whose gradients are in the bucket. A parameter may occur more than once.
+    filling: Vec<usize>,
+    /// The buckets that are being reduced, oldest first. There is at most one with `overlap_comm`,
+    /// and none without it.
+    in_flight: VecDeque<Flight<B>>,
+}
+
+/// Where accumulated gradients are kept.
+#[derive(Debug)]
+struct SumStore {
+    /// The location of each accumulated gradient, by parameter index.
+    homes: Vec<SumHome>,
+    /// The pending writes of parked sums.
+    writes: WriteBehind,
 }
 
 /// A bucket that is being reduced.
@@ -163,13 +167,18 @@ pub(crate) const BUCKETS_PER_MODEL: usize = 16;
 /// The number of bytes of gradients that may wait to be written to a file during backward.
 const WRITES_BEHIND: usize = 32 << 20;
 
-/// The settings of a [`GradientReducer`], which has fields with the same names.
+/// The settings of a [`GradientReducer`].
+#[derive(Debug)]
 pub(crate) struct ReducerPolicy<B: Backend> {
+    /// The sizes of buckets, and when they are reduced.
     pub(crate) plan: GradientPlan,
+    /// How the gradients of the ranks are combined.
     pub(crate) reduction: ReductionPlan,
+    /// The element types of communication and accumulation.
     pub(crate) types: Types,
     /// Whether only the owned shard of a reduced gradient is kept (stages 2 and 3).
     pub(crate) shards: bool,
+    /// Computes squares and finiteness of sums for the step.
     pub(crate) checker: GradientChecker<B>,
 }
 
@@ -183,30 +192,24 @@ impl<B: Backend> GradientReducer<B> {
         homes: Vec<SumHome>,
         ledger: Ledger,
     ) -> Self {
-        let ReducerPolicy { plan, reduction, types, shards, checker } = policy;
+        let ReducerPolicy { plan, reduction, types, .. } = &policy;
         let trainable = parameters.iter().filter(|parameter| parameter.is_updated_here());
         let share = trainable.map(|p| p.numel()).sum::<usize>().div_ceil(BUCKETS_PER_MODEL);
-        let scaling = Scaling::new(&reduction, groups.data().world_size(), 1, types.communication);
+        let scaling = Scaling::new(reduction, groups.data().world_size(), 1, types.communication);
+        let capacity = plan.reduce_bucket_size.min(share).max(1);
         Self {
-            reduction,
             scaling,
-            types,
-            shards,
-            capacity: plan.reduce_bucket_size.min(share).max(1),
-            bucket: Vec::new(),
-            in_flight: VecDeque::new(),
+            policy,
+            buckets: Buckets { capacity, filling: Vec::new(), in_flight: VecDeque::new() },
             late: LateGradients::default(),
             gradients: homes.iter().map(|_| GradientState::Awaited).collect(),
-            homes,
-            writes: WriteBehind::new(WRITES_BEHIND),
-            checker,
+            sums: SumStore { homes, writes: WriteBehind::new(WRITES_BEHIND) },
             synchronise: true,
             mean: true,
             watch: BackwardWatch::default(),
             groups,
             parameters,
             ledger,
-            plan,
         }
     }
 
@@ -234,8 +237,9 @@ impl<B: Backend> GradientReducer<B> {
 
     /// Sets the number of micro-batches per step, starting with the next step.
     pub(crate) fn set_micro_batches(&mut self, count: usize) {
-        let (ranks, communication) = (self.groups.data().world_size(), self.types.communication);
-        self.scaling = Scaling::new(&self.reduction, ranks, count, communication);
+        let (ranks, communication) =
+            (self.groups.data().world_size(), self.policy.types.communication);
+        self.scaling = Scaling::new(&self.policy.reduction, ranks, count, communication);
     }
 
     /// Collects the final gradient of parameter `index`. `take` is called with the path of the
@@ -264,13 +268,13 @@ impl<B: Backend> GradientReducer<B> {
         // The local gradient of earlier `no_sync` passes is reduced together with this gradient, as
         // if both were one micro-batch.
         let array = match self.gradients[index].take_local() {
-            Some(earlier) => add(earlier.array, array.in_type(self.types.accumulation)),
+            Some(earlier) => add(earlier.array, array.in_type(self.policy.types.accumulation)),
             None => array,
         };
         if self.synchronise {
             self.enter(index, array)
         } else {
-            let array = array.in_type(self.types.accumulation);
+            let array = array.in_type(self.policy.types.accumulation);
             let local = self.collected(array);
             self.gradients[index].keep_local(local);
             Ok(())
@@ -372,7 +376,7 @@ impl<B: Backend> GradientReducer<B> {
     /// Reduces the bucket and waits for everything in flight.
     fn drain(&mut self) -> Result<(), CommError> {
         self.flush()?;
-        while let Some(flight) = self.in_flight.pop_front() {
+        while let Some(flight) = self.buckets.in_flight.pop_front() {
             self.land(flight)?;
         }
         Ok(())
@@ -390,8 +394,8 @@ impl<B: Backend> GradientReducer<B> {
     /// The results of reductions in flight are dropped without waiting for them. Other ranks do not
     /// need this rank to receive its result, and the collective keeps the sent arrays.
     pub(crate) fn clear(&mut self) {
-        self.bucket.clear();
-        self.in_flight.clear();
+        self.buckets.filling.clear();
+        self.buckets.in_flight.clear();
         self.late.clear();
         self.gradients.iter_mut().for_each(|gradient| *gradient = GradientState::Awaited);
         self.watch.abandon();
@@ -421,25 +425,25 @@ impl<B: Backend> GradientReducer<B> {
     /// is accumulated immediately.
     fn enter(&mut self, index: usize, array: DeviceArray<B>) -> Result<(), CommError> {
         if !self.mean {
-            let array = array.in_type(self.types.accumulation);
+            let array = array.in_type(self.policy.types.accumulation);
             let ranks = self.groups.data().world_size();
-            let array = scale(array, Scaling::of_one_rank(&self.reduction, ranks));
+            let array = scale(array, Scaling::of_one_rank(&self.policy.reduction, ranks));
             return self.accumulate(index, array.into_flat());
         }
-        let mut gradient = self.collected(array.in_type(self.types.communication));
+        let mut gradient = self.collected(array.in_type(self.policy.types.communication));
         let numel = gradient.array.numel();
-        if !self.bucket.is_empty() && self.bucket_numel() + numel > self.capacity {
+        if !self.buckets.filling.is_empty() && self.bucket_numel() + numel > self.buckets.capacity {
             self.flush()?;
         }
         // A gradient that is reduced alone is always flattened. Otherwise each rank would copy the
         // rows of its shard.
-        if self.plan.contiguous_gradients || numel >= self.capacity {
+        if self.policy.plan.contiguous_gradients || numel >= self.buckets.capacity {
             gradient.array = gradient.array.flattened();
         }
         self.gradients[index].enter_bucket(gradient);
-        self.bucket.push(index);
+        self.buckets.filling.push(index);
         // The elements are counted again, because the bucket may have been flushed above.
-        if self.bucket_numel() >= self.capacity {
+        if self.bucket_numel() >= self.buckets.capacity {
             self.flush()?;
         }
         Ok(())
@@ -447,7 +451,7 @@ impl<B: Backend> GradientReducer<B> {
 
     /// Returns the number of elements of the parameters whose gradients are in the bucket.
     fn bucket_numel(&self) -> usize {
-        self.bucket.iter().map(|index| self.parameters[*index].numel()).sum()
+        self.buckets.filling.iter().map(|index| self.parameters[*index].numel()).sum()
     }
 
     /// Starts the reduction of the bucket: a reduce-scatter at stages 2 and 3, otherwise an
@@ -456,10 +460,10 @@ impl<B: Backend> GradientReducer<B> {
     /// With `overlap_comm`, the call waits for the previous bucket and returns while this bucket is
     /// in flight. Without it, the call waits for this bucket.
     fn flush(&mut self) -> Result<(), CommError> {
-        if self.bucket.is_empty() {
+        if self.buckets.filling.is_empty() {
             return Ok(());
         }
-        let indices = std::mem::take(&mut self.bucket);
+        let indices = std::mem::take(&mut self.buckets.filling);
         let tag = CollectiveTag::new("gradients", fingerprint(indices.iter().copied()))
             .naming(indices.iter().map(|index| self.parameters[*index].shared_path()));
         let before = self.scaling.before;
@@ -467,15 +471,15 @@ impl<B: Backend> GradientReducer<B> {
             |index: &usize| self.gradients[*index].leave_bucket(|array| scale(array, before));
         let arrays = indices.iter().map(leave).collect();
         let group = self.groups.shard().arrays();
-        let pending = if self.shards && self.plan.reduce_scatter {
+        let pending = if self.policy.shards && self.policy.plan.reduce_scatter {
             group.reduce_scatter(tag, arrays, self.scaling.op)?
         } else {
             group.all_reduce(tag, arrays, self.scaling.op)?
         };
-        self.in_flight.push_back(Flight { indices, pending });
-        let allowed = if self.plan.overlap_comm { 1 } else { 0 };
-        while self.in_flight.len() > allowed {
-            if let Some(flight) = self.in_flight.pop_front() {
+        self.buckets.in_flight.push_back(Flight { indices, pending });
+        let allowed = if self.policy.plan.overlap_comm { 1 } else { 0 };
+        while self.buckets.in_flight.len() > allowed {
+            if let Some(flight) = self.buckets.in_flight.pop_front() {
                 self.land(flight)?;
             }
         }
@@ -491,13 +495,13 @@ impl<B: Backend> GradientReducer<B> {
         // memory.
         indices.iter().for_each(|index| self.gradients[*index].finish_reduction());
         for (index, mut result) in indices.into_iter().zip(results) {
-            if self.shards && !self.plan.reduce_scatter {
+            if self.policy.shards && !self.policy.plan.reduce_scatter {
                 result = self.owned(index, result);
             }
             // A result that needs no factor stays in the communication type until a second
             // micro-batch is added, if the accumulation type represents the same values.
-            if self.scaling.after != 1.0 || !self.types.widens() {
-                result = scale(result.in_type(self.types.accumulation), self.scaling.after);
+            if self.scaling.after != 1.0 || !self.policy.types.widens() {
+                result = scale(result.in_type(self.policy.types.accumulation), self.scaling.after);
             }
             self.accumulate(index, result.into_flat())?;
         }

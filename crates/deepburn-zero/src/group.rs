@@ -28,6 +28,7 @@ use deepburn_comm::{CollectiveTag, CommError, Host, Pending, ProcessGroup, Reduc
 
 pub use array::DeviceArray;
 pub(crate) use array::{maximum, own};
+pub(crate) use flat::elements_to_come;
 pub(crate) use mesh_groups::MeshGroups;
 pub use rows::RowGradient;
 

@@ -11,8 +11,6 @@
 
 use std::sync::Arc;
 
-use burn::module::{Module, ModuleMapper, Param};
-use burn::tensor::{Tensor, TensorPrimitive};
 use burn_backend::{Bytes, DType, Shape, TensorData};
 use bytemuck::cast_slice;
 use deepburn_comm::Partition;
@@ -20,10 +18,11 @@ use deepburn_kernels::RowEncoding;
 use deepburn_ops::{OptimizerOps, float_bytes, float_from_host};
 
 use crate::decorator::{PlacedTensor, Zero, ZeroTensor};
+use crate::holders::Holders;
 use crate::ledger::Ledger;
+use crate::module::{Module, ModuleMapper, ModulePath, Param, Tensor, TensorPrimitive, keep_path};
 use crate::parameter::{Description, Parameter, Role, RowOrder, Storage};
-use crate::pipeline::Holders;
-use crate::sharding::{ModulePath, caught};
+use crate::sharding::caught;
 
 /// The elements of a matrix in blocks.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -95,13 +94,7 @@ where
     B: OptimizerOps,
     F: FnMut(&Candidate<'_>) -> Result<Option<EncodedMatrix>, E>,
 {
-    fn enter_module(&mut self, name: &str, container: &str) {
-        self.path.enter(name, container);
-    }
-
-    fn exit_module(&mut self, _name: &str, _container: &str) {
-        self.path.exit();
-    }
+    keep_path!();
 
     fn map_float<const D: usize>(
         &mut self,

@@ -33,15 +33,17 @@
 //! | `sharding` | replaces the parameters of a module; initial values, [buffers](Buffer), plain tensors, tiers |
 //! | [`inference`] | modules whose matrices are in the formats of GGUF files |
 //! | `decorator` | [`Sharded`], [`ZeroTensor`] and all ops; [`Staged`], [`PlacedTensor`]; [`Autocast`] |
+//! | `pipeline` | [`PipelineLayout`], and the place of a rank in a pipeline, [`Stages`] |
 //! | `optimizer` | optimizer states and updates of the owned elements |
 //! | `gradient` | buckets, reduction and accumulation of gradients |
 //! | `recompute` | activation checkpointing: blocks and tapes |
 //! | `parameter` | [`Parameter`], shards, gathering and prefetching |
 //! | `offload` | arrays in host memory or on NVMe |
-//! | `pipeline` | [`PipelineLayout`], and the place of a rank in a pipeline, [`Stages`] |
 //! | `session` | the context of a model on its thread; random streams, counted tensors |
 //! | `group` | [`Group`] and the arrays that it exchanges, [`DeviceArray`] and [`RowGradient`] |
 //! | `ledger` | [`Ledger`]: memory and operations of a rank |
+//! | `module` | Burn's modules, and the path of a position in one |
+//! | `holders` | sets of pipeline stages, [`Holders`] |
 //! | [`assignment`] | the optimizer and settings of each parameter |
 //!
 //! The model states that a rank holds between two passes, without offload:
@@ -75,8 +77,10 @@ mod decorator;
 mod error;
 mod gradient;
 mod group;
+mod holders;
 pub mod inference;
 mod ledger;
+mod module;
 mod offload;
 mod optimizer;
 mod parameter;
@@ -96,10 +100,11 @@ pub use deepburn_nvme::{
 };
 pub use error::ZeroError;
 pub use group::{DeviceArray, Group, RowGradient, ZeroGroup};
+pub use holders::{Holders, MAX_STAGES};
 pub use ledger::{Category, Lease, Ledger, ModuleOperations, ParameterRead, Tier, Usage};
 pub use optimizer::{Rates, moments};
 pub use parameter::{Parameter, ParameterView, RowOrder};
-pub use pipeline::{Holders, MAX_STAGES, PipelineLayout, Stages};
+pub use pipeline::{PipelineLayout, Stages};
 pub use recompute::activation_checkpoint;
 pub use recompute::blocks::pipeline_units;
 pub use recompute::tape::RecordedTensor;

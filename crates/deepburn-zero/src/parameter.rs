@@ -55,10 +55,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use burn_backend::{Backend, DType, Shape};
 
-use crate::decorator::elements_to_come;
+use crate::group::elements_to_come;
+use crate::holders::Holders;
 use crate::ledger::{Category, Ledger};
 use crate::offload::{ParkedArray, WriteBehind};
-use crate::pipeline::Holders;
 use crate::session::Leased;
 use deepburn_comm::{CollectiveTag, Partition};
 use deepburn_nvme::SwapError;
@@ -73,7 +73,7 @@ pub(crate) use publish::Publisher;
 pub(crate) use shard::{Shard, ShardRead};
 pub(crate) use shard_spec::{ShardSpec, cut_shard};
 pub use storage::RowOrder;
-pub(crate) use storage::{Storage, Weight};
+pub(crate) use storage::{Storage, WeightOperand};
 pub(crate) use trace::{Phase, Trace};
 pub(crate) use view::View;
 

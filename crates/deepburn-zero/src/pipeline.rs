@@ -2,7 +2,7 @@
 //!
 //! Every rank runs the whole model. An op computes on the stage that holds its operands
 //! (`decorator/staged`), and is a shape on the other stages. Main type: [`Stages`], a rank's place
-//! in the pipeline and in the program. [`Holders`] is a set of stages.
+//! in the pipeline and in the program.
 //!
 //! ```text
 //!  stage 0   F0 F1 B0 F2 B1 …    each rank runs its passes in the order of a schedule
@@ -24,95 +24,11 @@ use std::rc::Rc;
 use burn_backend::Backend;
 use deepburn_comm::{CollectiveTag, CommError, MeshAxis, MessageTag, Payload, ProcessGroup};
 
-use crate::decorator::OperandHolders;
 use crate::error::ZeroError;
 use crate::group::{DeviceArray, Group, MeshGroups};
+use crate::holders::Holders;
 use crate::parameter::{Phase, Role};
 use crate::session;
-
-/// The largest number of stages: one bit each.
-pub const MAX_STAGES: usize = 63;
-
-/// A set of pipeline stages.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Holders(u64);
-
-impl Holders {
-    /// All stages, however many there are.
-    pub const ALL: Self = Self(u64::MAX);
-
-    /// Returns one stage.
-    pub fn one(stage: usize) -> Self {
-        Self(1 << stage)
-    }
-
-    /// Returns the set of these stages.
-    pub fn of(stages: impl IntoIterator<Item = usize>) -> Self {
-        Self(stages.into_iter().fold(0, |bits, stage| bits | 1 << stage))
-    }
-
-    pub(crate) fn of_bits(bits: u64) -> Self {
-        Self(bits)
-    }
-
-    pub(crate) fn bits(self) -> u64 {
-        self.0
-    }
-
-    /// Returns true if the stage is in the set.
-    pub fn contains(self, stage: usize) -> bool {
-        self.0 & 1 << stage != 0
-    }
-
-    /// Returns the stages in both sets.
-    pub(crate) fn and(self, other: Self) -> Self {
-        Self(self.0 & other.0)
-    }
-
-    /// Returns true if there is no stage.
-    pub(crate) fn is_empty(self) -> bool {
-        self.0 == 0
-    }
-
-    /// Returns the first stage. The set is not empty.
-    pub fn first(self) -> usize {
-        self.0.trailing_zeros() as usize
-    }
-
-    /// Returns the last stage. The set is not empty.
-    pub fn last(self) -> usize {
-        63 - self.0.leading_zeros() as usize
-    }
-
-    /// Returns the last stage up to `stage`, or the first one after it.
-    fn nearest_up_to(self, stage: usize) -> usize {
-        let up_to = Self(self.0 & (u64::MAX >> (63 - stage.min(63))));
-        if up_to.is_empty() { self.first() } else { up_to.last() }
-    }
-
-    /// Returns the stages from `stage` on.
-    fn from(self, stage: usize) -> Self {
-        Self(self.0 & (u64::MAX << stage.min(63)))
-    }
-
-    /// Returns the first stage from `stage` on, or the last one before it.
-    fn nearest_from(self, stage: usize) -> usize {
-        let from = self.from(stage);
-        if from.is_empty() { self.last() } else { from.first() }
-    }
-
-    /// Returns the stages in order.
-    pub fn iter(self) -> impl Iterator<Item = usize> {
-        (0..=MAX_STAGES).filter(move |stage| self.contains(*stage))
-    }
-}
-
-impl fmt::Display for Holders {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let stages: Vec<_> = self.iter().map(|stage| stage.to_string()).collect();
-        f.write_str(&stages.join(", "))
-    }
-}
 
 /// The stages of a pipeline, and the parameters that each of them holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -274,6 +190,38 @@ struct Route {
     first: MessageTag,
 }
 
+/// The holders of an op's operands, collected one after the other.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct OperandHolders {
+    /// The stages that hold all operands.
+    pub(crate) common: Holders,
+    /// The stages that hold all parameters among the operands.
+    pub(crate) parameters: Holders,
+    /// The latest of the first holders of the operands.
+    pub(crate) latest_first: usize,
+    /// The earliest of the last holders of the operands.
+    pub(crate) earliest_last: usize,
+}
+
+impl Default for OperandHolders {
+    fn default() -> Self {
+        let (common, parameters) = (Holders::ALL, Holders::ALL);
+        Self { common, parameters, latest_first: 0, earliest_last: usize::MAX }
+    }
+}
+
+impl OperandHolders {
+    /// Adds the holders of an operand. An operand that every stage holds does not count.
+    pub(crate) fn add(&mut self, holders: Holders) {
+        if holders == Holders::ALL {
+            return;
+        }
+        self.common = self.common.and(holders);
+        self.latest_first = self.latest_first.max(holders.first());
+        self.earliest_last = self.earliest_last.min(holders.last());
+    }
+}
+
 /// The purpose of a pass that trains.
 const MICRO_BATCH: &str = "micro-batch";
 /// The purpose of all other passes.
@@ -287,14 +235,14 @@ pub struct Stages<B: Backend> {
     /// The stage of this rank.
     stage: usize,
     device: B::Device,
-    position: Cell<Position>,
+    progress: Cell<PassProgress>,
     /// The number of passes so far that were not of a micro-batch.
     other_passes: Cell<u64>,
 }
 
-/// The position of the program.
+/// How far the program is in a pass.
 #[derive(Debug, Clone, Copy)]
-struct Position {
+struct PassProgress {
     phase: Phase,
     /// What the pass computes.
     purpose: &'static str,
@@ -317,14 +265,14 @@ impl<B: Backend> Stages<B> {
         let (world, mesh) = (groups.world().clone(), groups.mesh());
         let ranks = mesh.pipeline(world.rank());
         let stage = mesh.coordinate(world.rank(), MeshAxis::Pipeline);
-        let position = Cell::new(Position {
+        let progress = Cell::new(PassProgress {
             phase: Phase::Forward,
             purpose: OTHER,
             pass: 0,
             current: 0,
             messages: 0,
         });
-        Self { world, ranks, stage, device, position, other_passes: Cell::new(0) }
+        Self { world, ranks, stage, device, progress, other_passes: Cell::new(0) }
     }
 
     /// Returns the stage of this rank.
@@ -356,7 +304,7 @@ impl<B: Backend> Stages<B> {
             Phase::Forward => 0,
             Phase::Backward => self.count() - 1,
         };
-        self.position.set(Position { phase, purpose: MICRO_BATCH, pass, current, messages: 0 });
+        self.progress.set(PassProgress { phase, purpose: MICRO_BATCH, pass, current, messages: 0 });
     }
 
     /// Starts a forward pass other than of a micro-batch: to evaluate or save the model. All stages
@@ -365,16 +313,16 @@ impl<B: Backend> Stages<B> {
         let pass = self.other_passes.get() + 1;
         self.other_passes.set(pass);
         let phase = Phase::Forward;
-        self.position.set(Position { phase, purpose: OTHER, pass, current: 0, messages: 0 });
+        self.progress.set(PassProgress { phase, purpose: OTHER, pass, current: 0, messages: 0 });
     }
 
     /// Returns the stage that runs an op with these operands, and makes it the current one.
     pub(crate) fn place(&self, operands: &OperandHolders) -> usize {
-        let mut position = self.position.get();
+        let mut progress = self.progress.get();
         let common = operands.common;
-        position.current = match position.phase {
-            _ if common.contains(position.current) => position.current,
-            Phase::Forward if !common.is_empty() => common.nearest_up_to(position.current),
+        progress.current = match progress.phase {
+            _ if common.contains(progress.current) => progress.current,
+            Phase::Forward if !common.is_empty() => common.nearest_up_to(progress.current),
             Phase::Backward if !common.is_empty() => common.first(),
             Phase::Forward => match operands.parameters.from(operands.latest_first) {
                 // Activations are smaller than parameters, so they are moved.
@@ -383,14 +331,14 @@ impl<B: Backend> Stages<B> {
             },
             Phase::Backward => operands.earliest_last,
         };
-        self.position.set(position);
-        position.current
+        self.progress.set(progress);
+        progress.current
     }
 
     /// Returns the holder that sends a value to the stage `to`: the nearest one in the direction of
     /// the pass. A stage on the other side may have ended the pass, or may not have begun it.
     pub(crate) fn sender(&self, holders: Holders, to: usize) -> usize {
-        match self.position.get().phase {
+        match self.progress.get().phase {
             Phase::Forward => holders.nearest_up_to(to),
             Phase::Backward => holders.nearest_from(to),
         }
@@ -398,20 +346,20 @@ impl<B: Backend> Stages<B> {
 
     /// Makes `stage` the current one.
     pub(crate) fn move_to(&self, stage: usize) {
-        self.position.set(Position { current: stage, ..self.position.get() });
+        self.progress.set(PassProgress { current: stage, ..self.progress.get() });
     }
 
     /// Returns the tag of the next message of the pass. Every stage counts all messages.
     pub(crate) fn next_message(&self) -> MessageTag {
-        let mut position = self.position.get();
-        let purpose = match position.phase {
+        let mut progress = self.progress.get();
+        let purpose = match progress.phase {
             Phase::Forward => "activation",
             Phase::Backward => "gradient of activation",
         };
         let tag =
-            MessageTag::new(purpose, position.messages).within(position.purpose, position.pass);
-        position.messages += 1;
-        self.position.set(position);
+            MessageTag::new(purpose, progress.messages).within(progress.purpose, progress.pass);
+        progress.messages += 1;
+        self.progress.set(progress);
         tag
     }
 

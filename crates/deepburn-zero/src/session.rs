@@ -63,7 +63,7 @@ struct Session {
     models: BoundModels,
     /// The active calls, innermost last. A call may outlive the binding of its
     /// model.
-    entered: Vec<Entry>,
+    entered: Vec<ActiveCall>,
 }
 
 /// The models of a thread.
@@ -122,13 +122,13 @@ impl BoundModels {
 }
 
 /// An active call of a model.
-struct Entry {
+struct ActiveCall {
     context: Rc<ModelContext>,
     /// The kind of pass; `None` for calls that do not run a forward pass.
     pass: Option<Pass>,
 }
 
-impl Entry {
+impl ActiveCall {
     /// Returns the element type of products under autocast.
     ///
     /// Only forward passes have an autocast type. Backward enters without a
@@ -151,7 +151,7 @@ const BETWEEN_CALLS: u32 = u32::MAX;
 impl Session {
     /// Returns the context of the innermost call, or else of the oldest model.
     fn current(&self) -> Option<&Rc<ModelContext>> {
-        let entered = self.entered.last().map(|entry| &entry.context);
+        let entered = self.entered.last().map(|call| &call.context);
         entered.or_else(|| self.models.contexts().first())
     }
 }
@@ -265,6 +265,11 @@ impl Binding {
         enter(&self.context, pass)
     }
 
+    /// Returns the memory ledger of the model.
+    pub(crate) fn ledger(&self) -> &Ledger {
+        &self.context.ledger
+    }
+
     /// Returns the mark with which autodiff reports the gradient of parameter
     /// `index` of this model.
     pub(crate) fn mark(&self, index: usize) -> DistributedParamId {
@@ -367,11 +372,11 @@ impl Drop for ContextGuard {
     fn drop(&mut self) {
         let _ = SESSION.try_with(|session| {
             let mut session = session.borrow_mut();
-            let own = session.entered.iter().rposition(|entry| entry.context.model == self.model);
+            let own = session.entered.iter().rposition(|call| call.context.model == self.model);
             let Some(own) = own else { return };
             // Guards of different models may be dropped out of order, so the
             // innermost call of this model is searched for.
-            let Entry { context, .. } = session.entered.remove(own);
+            let ActiveCall { context, .. } = session.entered.remove(own);
             if std::thread::panicking() {
                 // A forward pass that panicked has no loss for a backward pass.
                 context.open_pass.take();
@@ -418,8 +423,8 @@ pub(crate) fn autocast() -> Option<FloatDType> {
 
 /// Pushes a call and returns its guard.
 fn enter(context: &Rc<ModelContext>, pass: Option<Pass>) -> ContextGuard {
-    let entry = Entry { context: context.clone(), pass };
-    SESSION.with_borrow_mut(|session| session.entered.push(entry));
+    let call = ActiveCall { context: context.clone(), pass };
+    SESSION.with_borrow_mut(|session| session.entered.push(call));
     refresh_recording();
     ContextGuard { model: context.model, thread: PhantomData }
 }
@@ -488,7 +493,7 @@ pub(crate) fn hold_activation(bytes: usize) -> Option<Arc<Lease>> {
 /// model.
 pub(crate) fn with_random<T>(draw: impl FnOnce(&mut RandomStream) -> T) -> Option<T> {
     SESSION.with_borrow_mut(|session| match session.entered.last() {
-        Some(entry) => Some(draw(&mut entry.context.random.borrow_mut())),
+        Some(call) => Some(draw(&mut call.context.random.borrow_mut())),
         None => session.models.between_calls().map(draw),
     })
 }
@@ -513,7 +518,7 @@ pub(crate) fn reseed(seed: u64) -> bool {
 /// this ledger. Reads of the call's own model are ignored.
 pub(crate) fn note_read(ledger: &Ledger) {
     SESSION.with_borrow(|session| {
-        let Some(Entry { context, .. }) = session.entered.last() else { return };
+        let Some(ActiveCall { context, .. }) = session.entered.last() else { return };
         // Reads of the model's own parameters are not recorded, because its own
         // step always closes its recordings.
         if context.ledger.is(ledger) {

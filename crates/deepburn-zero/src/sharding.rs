@@ -41,8 +41,6 @@ use std::any::Any;
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
-use burn::module::{Module, ModuleMapper, Param, ParamId};
-use burn::tensor::{Tensor, TensorPrimitive};
 use burn_backend::{Backend, DType, FloatDType, Shape, TensorMetadata};
 use deepburn_config::{QuantizationPlan, QuantizedFormat};
 use deepburn_kernels::BlockFormat;
@@ -51,13 +49,17 @@ use deepburn_ops::{OptimizerOps, is_without_data, shared_bytes};
 use crate::assignment::{Assignment, ModelParameter, UpdateSettings};
 use crate::decorator::{PlacedTensor, Training, Zero, ZeroTensor};
 use crate::error::ZeroError;
+use crate::holders::Holders;
 use crate::ledger::{Category, Ledger, Tier};
+use crate::module::{
+    Module, ModuleMapper, ModulePath, Param, ParamId, Tensor, TensorPrimitive, keep_path,
+};
 use crate::offload::{ParkedArray, Parking, WriteBehind};
 use crate::optimizer::{Optimizer, Owned};
 use crate::parameter::{
     Description, Gatherer, Parameter, Role, Shard, ShardSpec, Storage, cut_shard,
 };
-use crate::pipeline::{Holders, ParameterHomes};
+use crate::pipeline::ParameterHomes;
 use crate::session::Leased;
 use deepburn_comm::Partition;
 
@@ -67,7 +69,7 @@ pub(crate) use buffers::BufferTable;
 pub use buffers::{Buffer, BufferKind};
 pub(crate) use initial::caught;
 pub(crate) use marker::Marker;
-pub(crate) use module_parameters::{ModuleParameter, ModulePath, parameters_of};
+pub(crate) use module_parameters::{ModuleParameter, parameters_of};
 pub use parameter_size::ParameterSize;
 pub use plain_tensors::PlainTensor;
 pub(crate) use same_module::check_module;
@@ -92,18 +94,10 @@ pub(crate) struct Sharder<'a, B: Backend> {
     /// Counts the memory of shards and states, and of the value that is being
     /// sharded.
     ledger: Ledger,
-    /// Gathers sharded parameters; `None` if parameters are not sharded.
-    gatherer: Option<Weak<Gatherer<B>>>,
-    /// The host memory or NVMe file of offloaded shards.
-    parking: Option<&'a Parking>,
-    /// The tiers of the shards, which are assigned in module order.
-    tiers: ShardTiers,
-    /// The tiers of the optimizer states, which are assigned in module order.
-    state_tiers: StateTiers,
+    /// Where shards and optimizer states are kept.
+    shards: ShardHomes<'a, B>,
     /// The optimizer settings of each parameter.
     updates: Updates<'a>,
-    /// The type in which ops compute, if it is not f32.
-    working: Option<FloatDType>,
     /// The path of the current module or parameter.
     path: ModulePath,
     /// The parameters so far.
@@ -133,13 +127,13 @@ pub(crate) struct Updates<'a> {
 
 /// The tiers and stores of shards and optimizer states, and the gatherer.
 pub(crate) struct ShardHomes<'a, B: Backend> {
-    /// Without a gatherer, parameters are replicated on every rank.
+    /// Gathers sharded parameters; `None` if parameters are replicated on every rank.
     pub(crate) gatherer: Option<Weak<Gatherer<B>>>,
     /// The host memory or NVMe file of offloaded shards.
     pub(crate) parking: Option<&'a Parking>,
-    /// The tiers of parameter shards.
+    /// The tiers of parameter shards, which are assigned in module order.
     pub(crate) tiers: ShardTiers,
-    /// The tiers of optimizer states.
+    /// The tiers of optimizer states, which are assigned in module order.
     pub(crate) state_tiers: StateTiers,
 }
 
@@ -169,19 +163,13 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
         ledger: Ledger,
         buffers: &'a BufferTable<B>,
     ) -> Self {
-        let ShardHomes { gatherer, parking, tiers, state_tiers } = shards;
-        let working = optimizer.working();
         Self {
             buffers,
             homes,
             share,
             ledger,
-            gatherer,
-            parking,
-            tiers,
-            state_tiers,
+            shards,
             updates,
-            working,
             path: ModulePath::default(),
             parameters: Vec::new(),
             optimizer,
@@ -250,11 +238,11 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
         let stored = storage.stored_len(shape.num_elements());
         let partition = Partition::new(stored, self.homes.groups.shard().world_size());
         // At the other ZeRO stages, the parameter keeps the memory of the value.
-        let is_cut = self.gatherer.is_some() && flat.is_some();
+        let is_cut = self.shards.gatherer.is_some() && flat.is_some();
         let _cut = is_cut.then(|| self.ledger.hold(Category::Gathered, stored * DType::F32.size()));
         let updated = flat.as_ref().filter(|_| trainable && role == Role::Owner);
         self.adopt_states(updated, settings, partition, &device)?;
-        let dtype = self.working.map_or(DType::F32, DType::from);
+        let dtype = self.optimizer.working().map_or(DType::F32, DType::from);
         let path = path.into();
         let description = Description {
             index,
@@ -289,13 +277,13 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
     ) -> Result<(), ZeroError> {
         // The layout matches a gathered parameter, so that every stage runs the
         // same kernels.
-        let owned = updated.map(|flat| match self.working {
+        let owned = updated.map(|flat| match self.optimizer.working() {
             Some(_) => Owned::Masters(self.share.of_whole::<B>(flat, partition)),
             None => Owned::Elements(self.share.len(partition), device.clone()),
         });
         let is_parked =
-            updated.is_some() && self.state_tiers.next(partition.numel()) != Tier::Device;
-        let parking = self.parking.filter(|_| is_parked);
+            updated.is_some() && self.shards.state_tiers.next(partition.numel()) != Tier::Device;
+        let parking = self.shards.parking.filter(|_| is_parked);
         Ok(self.optimizer.adopt(owned, settings, parking, &self.ledger)?)
     }
 
@@ -324,7 +312,7 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
         let bytes = announced.shape().num_elements() * DType::F32.size();
         let holds_whole = format.is_some() && self.homes.groups.world().rank() == 0;
         let _whole = holds_whole.then(|| self.ledger.hold(Category::Gathered, bytes));
-        let compute = self.working.unwrap_or(FloatDType::F32);
+        let compute = self.optimizer.working().unwrap_or(FloatDType::F32);
         let index = self.parameters.len();
         let (flat, storage) =
             announced.distribute((&self.homes, homes), index, path, (format, compute))?;
@@ -348,7 +336,7 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
             Storage::Blocks { .. } | Storage::Encoded { .. } => tensor,
         };
         let ledger = self.ledger.clone();
-        let Some(gatherer) = &self.gatherer else {
+        let Some(gatherer) = &self.shards.gatherer else {
             let shape = storage.stored_shape(&description.shape);
             let whole = B::float_reshape(in_type(flat), shape);
             return Ok(Parameter::whole(description, whole, ledger));
@@ -356,8 +344,8 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
         // The shard is extracted before the cast, so that a rank never
         // holds the whole parameter in two types.
         let shard = in_type(cut_shard::<B>(&flat, partition, self.share.rank));
-        let tier = self.tiers.next(partition.shard_len());
-        let shard = match self.parking {
+        let tier = self.shards.tiers.next(partition.shard_len());
+        let shard = match self.shards.parking {
             Some(parking) if tier != Tier::Device => {
                 Shard::Parked(park::<B>(parking, tier, shard, &ledger)?)
             }
@@ -381,7 +369,7 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
         }
         let device = value.device();
         let missing = |dtype: &FloatDType| !B::supports_dtype(&device, (*dtype).into());
-        match self.working.filter(missing) {
+        match self.optimizer.working().filter(missing) {
             Some(working) => Err(ZeroError::UnsupportedType {
                 backend: B::name(&device),
                 dtype: DType::from(working).name(),
@@ -423,13 +411,7 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
 }
 
 impl<B: OptimizerOps> ModuleMapper<Training<B>> for Sharder<'_, B> {
-    fn enter_module(&mut self, name: &str, container: &str) {
-        self.path.enter(name, container);
-    }
-
-    fn exit_module(&mut self, _name: &str, _container: &str) {
-        self.path.exit();
-    }
+    keep_path!();
 
     fn map_float<const D: usize>(
         &mut self,

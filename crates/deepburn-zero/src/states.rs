@@ -49,7 +49,6 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
 
-use burn::module::{Module, ParamId};
 use burn_backend::{Backend, DType, FloatDType, TensorData};
 use deepburn_comm::{CollectiveTag, CommError, MeshAxis, MessageTag};
 use deepburn_config::{
@@ -59,11 +58,12 @@ use deepburn_config::{
 use deepburn_nvme::IoStatistics;
 use deepburn_ops::{OptimizerOps, view_float};
 
-use crate::decorator::{Training, elements_to_come};
+use crate::decorator::Training;
 use crate::error::ZeroError;
 use crate::gradient::{GradientReducer, Types};
-use crate::group::{DeviceArray, Group, MeshGroups};
+use crate::group::{DeviceArray, Group, MeshGroups, elements_to_come};
 use crate::ledger::{Ledger, ModuleOperations, OperationCounter, ParameterRead};
+use crate::module::{Module, ParamId};
 use crate::offload::{ActivationStore, Parking, Store};
 use crate::optimizer::Optimizer;
 use crate::parameter::{Gatherer, Parameter, Phase, ShardSpec};
@@ -116,25 +116,13 @@ pub struct ModelStates<B: Backend> {
     groups: MeshGroups<B>,
     /// The place of this rank in the pipeline; `None` without one.
     stages: Option<Rc<Stages<B>>>,
-    /// The stage and the rank in the shard group, which determine the slices that this rank keeps.
-    share: ShardSpec,
+    settings: StateSettings,
     /// The parameters in module order. The index in this list identifies a
     /// parameter in the whole crate.
     parameters: Arc<[Arc<Parameter<B>>]>,
-    /// Running statistics, integer and bool parameters, which stay in the
-    /// module.
-    buffers: BufferTable<B>,
-    /// Tensor fields that are not parameters, in module order.
-    plain_tensors: Vec<PlainTensor>,
-    /// Additional paths of tied parameters, by parameter index.
-    aliases: Vec<Vec<String>>,
-    /// The parameter index of each of Burn's parameter ids. Tied parameters have
-    /// the same id.
-    indices: HashMap<ParamId, usize>,
+    module: ModuleContents<B>,
     /// Gathers sharded parameters for ops; idle below stage 3.
     gatherer: Arc<Gatherer<B>>,
-    /// Parameters of which every rank keeps a complete copy at stage 3.
-    persistent: Vec<usize>,
     /// Reduces and accumulates gradients. It is shared, because the backward
     /// pass accesses it through `binding`.
     reducer: Rc<RefCell<GradientReducer<B>>>,
@@ -147,6 +135,15 @@ pub struct ModelStates<B: Backend> {
     /// The host memory or NVMe file of offloaded states; `None` without
     /// offload.
     parking: Option<Parking>,
+    /// The registration on this thread, which ends when the states are dropped. It has the ledger.
+    binding: Binding,
+}
+
+/// The settings of the states on this rank.
+#[derive(Debug, Clone, Copy)]
+struct StateSettings {
+    /// The stage and the rank in the shard group, which determine the slices that this rank keeps.
+    share: ShardSpec,
     /// The element type in which ops compute.
     compute: FloatDType,
     /// The element types of gradient communication and accumulation.
@@ -155,10 +152,20 @@ pub struct ModelStates<B: Backend> {
     allgather_bucket_size: usize,
     /// Whether a step accepts trainable parameters without a gradient.
     ignore_unused: bool,
-    /// The memory of this model on this rank.
-    ledger: Ledger,
-    /// The registration on this thread, which ends when the states are dropped.
-    binding: Binding,
+}
+
+/// The tensors of the module other than parameters, and its names of the parameters.
+struct ModuleContents<B: Backend> {
+    /// Running statistics, integer and bool parameters, which stay in the
+    /// module.
+    buffers: BufferTable<B>,
+    /// Tensor fields that are not parameters, in module order.
+    plain_tensors: Vec<PlainTensor>,
+    /// Additional paths of tied parameters, by parameter index.
+    aliases: Vec<Vec<String>>,
+    /// The parameter index of each of Burn's parameter ids. Tied parameters have
+    /// the same id.
+    indices: HashMap<ParamId, usize>,
 }
 
 impl<B: OptimizerOps> ModelStates<B> {
@@ -201,7 +208,7 @@ impl<B: OptimizerOps> ModelStates<B> {
         self.recorder.start_forward();
         self.gatherer.start_pass(Pass::Train)?;
         self.binding.open_pass();
-        Ok(module.map(&mut Marker::new(&self.indices, |index| self.binding.mark(index))))
+        Ok(module.map(&mut Marker::new(&self.module.indices, |index| self.binding.mark(index))))
     }
 
     /// Returns true if the backward pass of a training pass has not started
@@ -221,7 +228,7 @@ impl<B: OptimizerOps> ModelStates<B> {
     /// training pass whose backward pass has not run yet. An optimizer step of
     /// this model would change the values that the backward pass needs.
     pub fn is_read_by_open_pass(&self) -> bool {
-        session::open_pass_reads(&self.ledger)
+        session::open_pass_reads(self.binding.ledger())
     }
 
     /// Prepares for a forward pass without a backward pass.
@@ -358,7 +365,7 @@ impl<B: OptimizerOps> ModelStates<B> {
     /// Returns the index of the parameter with this id; `None` for a parameter
     /// of another module.
     pub fn parameter_index(&self, id: ParamId) -> Option<usize> {
-        self.indices.get(&id).copied()
+        self.module.indices.get(&id).copied()
     }
 
     /// Starts to count the floating-point operations of forward and backward.
@@ -468,7 +475,7 @@ impl<B: OptimizerOps> ModelStates<B> {
     /// Returns the tensor fields of the module that are not a `Param`, with a
     /// hash of their values. They are the same on all ranks.
     pub fn plain_tensors(&self) -> &[PlainTensor] {
-        &self.plain_tensors
+        &self.module.plain_tensors
     }
 
     /// Returns the parameters in module order.
@@ -525,12 +532,12 @@ impl<B: OptimizerOps> ModelStates<B> {
 
     /// Returns the ZeRO stage.
     pub fn stage(&self) -> Stage {
-        self.share.stage
+        self.settings.share.stage
     }
 
     /// Returns the memory ledger of this rank.
     pub fn ledger(&self) -> &Ledger {
-        &self.ledger
+        self.binding.ledger()
     }
 
     /// Returns the complete values of parameter `index` in the type in which
@@ -587,14 +594,14 @@ impl<B: OptimizerOps> ModelStates<B> {
     /// Returns an error if the all-gather or the disk fails.
     pub fn master_data(&self, index: usize) -> Result<TensorData, ZeroError> {
         let parameter = &self.parameters[index];
-        if !parameter.is_trainable() || DType::from(self.compute) == DType::F32 {
+        if !parameter.is_trainable() || DType::from(self.settings.compute) == DType::F32 {
             return self.parameter_data(index);
         }
         let whole = self.read_at_owner(parameter, DType::F32, || {
             let Some(master) = self.optimizer.master(index)? else {
                 unreachable!("a trained 16-bit parameter has a master")
             };
-            let flat = match self.share.stage.shards_optimizer() {
+            let flat = match self.settings.share.stage.shards_optimizer() {
                 true => self.gathered("masters", parameter, master)?,
                 false => master,
             };
@@ -656,12 +663,12 @@ impl<B: OptimizerOps> ModelStates<B> {
         let sum = sum.tensor(parameter.device())?;
         let sum = reducer.sum_of_replicas(parameter.tag("gradient data of replicas"), vec![sum])?;
         let sum = sum.wait()?.swap_remove(0).into_flat();
-        let flat = match self.share.cuts_gradients {
+        let flat = match self.settings.share.cuts_gradients {
             true => self.gathered("gradient data", parameter, sum)?,
             false => sum,
         };
         // The type does not depend on the number of micro-batches.
-        let flat = B::cast(flat, self.types.accumulation);
+        let flat = B::cast(flat, self.settings.types.accumulation);
         Ok(Some(view_float::<B>(B::float_reshape(flat, parameter.shape().clone()))))
     }
 
@@ -689,7 +696,7 @@ impl<B: Backend> std::fmt::Debug for ModelStates<B> {
         f.debug_struct("ModelStates")
             .field("mesh", &self.groups.mesh())
             .field("rank", &self.groups.world().rank())
-            .field("stage", &self.share.stage)
+            .field("stage", &self.settings.share.stage)
             .field("parameters", &self.parameters.len())
             .finish_non_exhaustive()
     }

@@ -6,7 +6,7 @@
 //! op runs. Like PyTorch's autocast it works above autodiff. Every cast is therefore recorded, and
 //! its backward pass returns the gradient in the type of the operand.
 //!
-//! There are two sets of rules. [`Rule`] selects the rule of each op:
+//! There are two sets of rules. [`CastRule`] selects the rule of each op:
 //!
 //! - Always: operands of different types are promoted to f32, or to f64 if an operand is f64. In a
 //!   product (matrix product, convolution, linear layer, attention) with a 16-bit parameter, f32
@@ -18,7 +18,7 @@
 //!   package", op reference). Here a mean counts as a reduction, because Burn's normalisations are
 //!   built from means.
 //!
-//! | Operands | Rule | Without autocast | Autocast to bf16 |
+//! | Operands | CastRule | Without autocast | Autocast to bf16 |
 //! |---|---|---|---|
 //! | f32, f32 | `Product` | f32 | bf16 |
 //! | f32, bf16 parameter | `Product` | bf16 | bf16 |
@@ -88,7 +88,7 @@ impl<B: MatmulOps, C: CheckpointStrategy> TracksParameters for Autodiff<Staged<B
 /// The rule by which an op's operands are cast. In the tables of `ops` it is the attribute before
 /// the op; the default is `Promote`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Rule {
+pub(crate) enum CastRule {
     /// Operands of different types are promoted.
     Promote,
     /// A product. It runs in 16 bits under autocast, and with a 16-bit parameter.
@@ -118,11 +118,11 @@ impl Operands {
     }
 
     /// Returns the type in which the op runs, or `None` to leave the operands unchanged. Only
-    /// [`Rule::Product`] and [`Rule::Full`] look up the thread's autocast type.
-    pub(crate) fn common(&self, rule: Rule) -> Option<FloatDType> {
+    /// [`CastRule::Product`] and [`CastRule::Full`] look up the thread's autocast type.
+    pub(crate) fn common(&self, rule: CastRule) -> Option<FloatDType> {
         let autocast = match rule {
-            Rule::Promote => None,
-            Rule::Product | Rule::Full => session::autocast(),
+            CastRule::Promote => None,
+            CastRule::Product | CastRule::Full => session::autocast(),
         };
         self.choose(rule, autocast)
     }
@@ -131,12 +131,12 @@ impl Operands {
     ///
     /// The first rule that applies decides: autocast, then operands of one type (unchanged), then a
     /// product with a 16-bit parameter, then promotion.
-    fn choose(&self, rule: Rule, autocast: Option<FloatDType>) -> Option<FloatDType> {
+    fn choose(&self, rule: CastRule, autocast: Option<FloatDType>) -> Option<FloatDType> {
         // Like in PyTorch, autocast does not change ops with f64 operands.
         let autocast = autocast.filter(|_| self.types & bit(DType::F64) == 0 && self.types != 0);
         match (rule, autocast) {
-            (Rule::Product, Some(dtype)) => return Some(dtype),
-            (Rule::Full, Some(_)) => return Some(FloatDType::F32),
+            (CastRule::Product, Some(dtype)) => return Some(dtype),
+            (CastRule::Full, Some(_)) => return Some(FloatDType::F32),
             _ => {}
         }
         // Operands of one type need no promotion, so the results of a model with explicit casts do
@@ -144,7 +144,7 @@ impl Operands {
         if self.types.count_ones() < 2 {
             return None;
         }
-        if let (Rule::Product, Some(parameter)) = (rule, self.parameter) {
+        if let (CastRule::Product, Some(parameter)) = (rule, self.parameter) {
             // Operands in f64 or in the other 16-bit type are not cast to the parameter's type,
             // because the cast would lose range or precision that the model has requested.
             let castable = bit(parameter) | bit(DType::F32) | bit(DType::Flex32);
@@ -223,7 +223,7 @@ mod tests {
     #[test]
     fn operands_of_one_type_stay() {
         for dtype in [F16, BF16, F32, F64] {
-            for rule in [Rule::Promote, Rule::Product, Rule::Full] {
+            for rule in [CastRule::Promote, CastRule::Product, CastRule::Full] {
                 assert_eq!(operands(&[dtype], None).choose(rule, None), None);
             }
         }
@@ -231,18 +231,18 @@ mod tests {
 
     #[test]
     fn mixed_operands_are_promoted() {
-        for rule in [Rule::Promote, Rule::Product, Rule::Full] {
+        for rule in [CastRule::Promote, CastRule::Product, CastRule::Full] {
             assert_eq!(operands(&[BF16, F32], None).choose(rule, None), Some(F32));
             assert_eq!(operands(&[BF16, F16], None).choose(rule, None), Some(F32));
             assert_eq!(operands(&[BF16, F64], None).choose(rule, None), Some(F64));
         }
-        assert_eq!(operands(&[BF16, F32], Some(BF16)).choose(Rule::Promote, None), Some(F32));
+        assert_eq!(operands(&[BF16, F32], Some(BF16)).choose(CastRule::Promote, None), Some(F32));
     }
 
     #[test]
     fn a_product_takes_the_type_of_a_16_bit_parameter() {
         let product = |types: &[FloatDType], parameter| {
-            operands(types, Some(parameter)).choose(Rule::Product, None)
+            operands(types, Some(parameter)).choose(CastRule::Product, None)
         };
         assert_eq!(product(&[F32, BF16], BF16), Some(BF16));
         assert_eq!(product(&[F32, F16], F16), Some(F16));
@@ -253,10 +253,10 @@ mod tests {
 
     #[test]
     fn autocast_lists() {
-        assert_eq!(operands(&[F32], None).choose(Rule::Product, Some(BF16)), Some(BF16));
-        assert_eq!(operands(&[BF16], None).choose(Rule::Full, Some(BF16)), Some(F32));
-        assert_eq!(operands(&[BF16], None).choose(Rule::Promote, Some(BF16)), None);
-        assert_eq!(operands(&[F64], None).choose(Rule::Product, Some(BF16)), None);
-        assert_eq!(operands(&[], None).choose(Rule::Full, Some(BF16)), None);
+        assert_eq!(operands(&[F32], None).choose(CastRule::Product, Some(BF16)), Some(BF16));
+        assert_eq!(operands(&[BF16], None).choose(CastRule::Full, Some(BF16)), Some(F32));
+        assert_eq!(operands(&[BF16], None).choose(CastRule::Promote, Some(BF16)), None);
+        assert_eq!(operands(&[F64], None).choose(CastRule::Product, Some(BF16)), None);
+        assert_eq!(operands(&[], None).choose(CastRule::Full, Some(BF16)), None);
     }
 }

@@ -4,7 +4,7 @@
 //! expands it with `forward!`: float arguments are converted to data of the inner backend, and
 //! results enter the ledger. [`Autocast`](crate::Autocast) expands the same table with `cast!`,
 //! which casts float arguments to a common element type. `#[product]` and `#[full]` before a line
-//! select its rule (see [`Rule`](crate::decorator::autocast::Rule)). A line without one of these
+//! select its rule (see [`CastRule`](crate::decorator::autocast::CastRule)). A line without one of these
 //! attributes promotes mixed types.
 //!
 //! ```text

@@ -36,12 +36,10 @@ use deepburn_ops::MatmulOps;
 use crate::decorator::{Sharded, ZeroTensor, forward_backend};
 use crate::gradient;
 
-pub(crate) use kinds::elements_to_come;
 use kinds::floats_to_come;
 pub use kinds::{Bools, Floats, Ints};
 pub use placed::{PlacedTensor, StagedTensor, TensorKind};
 use site::GradientPart;
-pub(crate) use site::OperandHolders;
 
 /// A backend decorator that runs each op on the pipeline stage that holds its operands.
 #[derive(Clone, Copy, Debug, Default)]

@@ -23,7 +23,7 @@ use std::sync::Arc;
 use burn_backend::{Backend, DType, Shape, TensorMetadata};
 
 use crate::group::{DeviceArray, RowGradient};
-use crate::parameter::{Parameter, ParameterView, View, Weight};
+use crate::parameter::{Parameter, ParameterView, View, WeightOperand};
 use crate::recompute::tape::{Operand, RecordedTensor};
 use crate::recompute::{BlockRecorder, Cost, note_read, recorder};
 use crate::session::{FullTensor, Leased};
@@ -102,10 +102,10 @@ impl<B: Backend> ZeroTensor<B> {
     /// # Panics
     ///
     /// Panics for the same reasons as [`into_full`](Self::into_full).
-    pub(crate) fn into_weight(self) -> Weight<B> {
+    pub(crate) fn into_weight(self) -> WeightOperand<B> {
         match self {
             Self::Parameter(view) => view.read_weight(),
-            other => Weight::Dense(other.into_full()),
+            other => WeightOperand::Dense(other.into_full()),
         }
     }
 

@@ -42,14 +42,18 @@ impl<B: Backend> GradientReducer<B> {
     /// Checks an accumulated gradient. If gradients are averaged, only the elements that this rank
     /// owns are checked. Otherwise (1-bit optimizers) all elements are checked.
     pub(crate) fn check(&self, sum: &Accumulated<B>, partition: Partition) -> GradientCheck {
-        if self.mean { self.checker.check(sum, partition) } else { self.checker.check_whole(sum) }
+        if self.mean {
+            self.policy.checker.check(sum, partition)
+        } else {
+            self.policy.checker.check_whole(sum)
+        }
     }
 
     /// Returns true if an accumulated gradient of `count` micro-batches has type `dtype`. A
     /// checkpoint in the middle of a step can only be resumed with the same types.
     pub(crate) fn accumulates_in(&self, dtype: DType, count: usize) -> bool {
-        let Types { communication, accumulation } = self.types;
-        let scaled = self.scaling.after != 1.0 || !self.types.widens();
+        let Types { communication, accumulation } = self.policy.types;
+        let scaled = self.scaling.after != 1.0 || !self.policy.types.widens();
         let kept = if count > 1 || scaled { accumulation } else { communication };
         DType::from(kept) == dtype
     }
@@ -67,7 +71,7 @@ impl<B: Backend> GradientReducer<B> {
         peak: Option<B::FloatTensorPrimitive>,
         count: usize,
     ) -> Result<(), CommError> {
-        let elements = match self.homes[index].clone() {
+        let elements = match self.sums.homes[index].clone() {
             SumHome::Device => {
                 SumElements::Device(Leased::held(tensor, &self.ledger, Category::Gradients))
             }
@@ -76,9 +80,9 @@ impl<B: Backend> GradientReducer<B> {
                 let Leased { tensor, lease: _lease } =
                     Leased::held(tensor, &self.ledger, Category::Buckets);
                 let partition = self.parameters[index].partition();
-                let check = self.checker.check_tensor(&tensor, peak.as_ref(), partition);
+                let check = self.policy.checker.check_tensor(&tensor, peak.as_ref(), partition);
                 let dtype = tensor.dtype();
-                let written = array.write_tensor::<B>(tensor, &mut self.writes);
+                let written = array.write_tensor::<B>(tensor, &mut self.sums.writes);
                 written.map_err(|error| self.failed("write", index, error))?;
                 SumElements::Parked { array, dtype, check }
             }
@@ -125,7 +129,7 @@ impl<B: Backend> GradientReducer<B> {
         });
         let peak = self.peak(count, peak, &sum);
         let [sum, gradient] =
-            [sum, gradient].map(|part| in_type::<B>(part, self.types.accumulation));
+            [sum, gradient].map(|part| in_type::<B>(part, self.policy.types.accumulation));
         // An addition overwrites its left operand if the operand is not shared. A sum in a file
         // buffer is shared, so the gradient becomes the left operand. Addition is commutative, so
         // the result is the same.
@@ -156,7 +160,7 @@ impl<B: Backend> GradientReducer<B> {
     /// Returns true if a sum over `count` micro-batches may exceed the fp16 range although the
     /// communicated gradients do not. With one micro-batch, the sum is the gradient itself.
     fn watches_peaks(&self, count: usize) -> bool {
-        let Types { communication, accumulation } = self.types;
+        let Types { communication, accumulation } = self.policy.types;
         count > 1 && communication == FloatDType::F16 && accumulation == FloatDType::F32
     }
 }

@@ -46,8 +46,8 @@ impl<B: Backend> GradientReducer<B> {
                 continue;
             }
             let partition = self.parameters[index].partition();
-            let kept = if self.shards { partition.shard_len() } else { partition.numel() };
-            if elements > 0 && elements + kept > self.capacity {
+            let kept = if self.policy.shards { partition.shard_len() } else { partition.numel() };
+            if elements > 0 && elements + kept > self.buckets.capacity {
                 self.add_bucket(&std::mem::take(&mut bucket))?;
                 elements = 0;
             }

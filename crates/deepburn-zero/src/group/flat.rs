@@ -86,3 +86,17 @@ pub(crate) fn pad<B: Backend>(
         B::float_zeros(Shape::from(vec![missing]), &B::float_device(&flat), flat.dtype().into());
     B::float_cat(vec![flat, zeros], 0)
 }
+
+/// Returns a placeholder with the length, type and device of an array to receive. It is an expanded
+/// view of a single element, so it takes almost no memory.
+pub(crate) fn elements_to_come<B: Backend>(
+    numel: usize,
+    dtype: FloatDType,
+    device: &B::Device,
+) -> B::FloatTensorPrimitive {
+    let shape = |len| Shape::from(vec![len]);
+    match numel {
+        0 | 1 => B::float_zeros(shape(numel), device, dtype),
+        _ => B::float_expand(B::float_zeros(shape(1), device, dtype), shape(numel)),
+    }
+}

@@ -77,6 +77,8 @@ pub(crate) struct Gatherer<B: Backend> {
     /// All parameters of the model. Set once, after the parameters are created,
     /// because they refer to the gatherer.
     parameters: OnceLock<Arc<[Arc<Parameter<B>>]>>,
+    /// The parameters of which every rank keeps a complete copy. Set with `parameters`.
+    persistent: OnceLock<Vec<usize>>,
     /// The recorded order of reads, and the current position in it.
     uses: Mutex<Uses>,
     /// The number of fetches that were started.
@@ -123,6 +125,7 @@ impl<B: Backend> Gatherer<B> {
             plan,
             ledger,
             parameters: OnceLock::new(),
+            persistent: OnceLock::new(),
             uses: Mutex::default(),
             started: AtomicUsize::new(0),
             fetching: LiveCount::default(),
@@ -131,10 +134,11 @@ impl<B: Backend> Gatherer<B> {
         }
     }
 
-    /// Sets the parameters of the gatherer.
-    pub(crate) fn serve(&self, parameters: Arc<[Arc<Parameter<B>>]>) {
+    /// Sets the parameters of the gatherer, and the indices of the persistent ones.
+    pub(crate) fn serve(&self, parameters: Arc<[Arc<Parameter<B>>]>, persistent: Vec<usize>) {
         // A gatherer has one model, so a second call has no effect.
         let _ = self.parameters.set(parameters);
+        let _ = self.persistent.set(persistent);
     }
 
     /// Starts a pass: releases the copies of an earlier pass and moves to the
@@ -204,9 +208,9 @@ impl<B: Backend> Gatherer<B> {
     ///
     /// Returns an error if the collective fails or an offloaded shard cannot be
     /// read.
-    pub(crate) fn refresh_persistent(&self, persistent: &[usize]) -> Result<(), CommError> {
-        let stale: Vec<usize> =
-            persistent.iter().copied().filter(|i| !self.parameter(*i).is_persistent()).collect();
+    pub(crate) fn refresh_persistent(&self) -> Result<(), CommError> {
+        let persistent = self.persistent.get().into_iter().flatten().copied();
+        let stale: Vec<_> = persistent.filter(|i| !self.parameter(*i).is_persistent()).collect();
         if stale.is_empty() {
             return Ok(());
         }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use burn_backend::{Backend, DType, Shape, TensorMetadata};
 
 use super::Parameter;
-use crate::parameter::{Storage, View, Weight};
+use crate::parameter::{Storage, View, WeightOperand};
 use crate::session;
 
 /// A handle to a parameter with recorded views.
@@ -65,7 +65,7 @@ impl<B: Backend> ParameterView<B> {
     /// # Panics
     ///
     /// Panics for the same reasons as [`read`](Self::read).
-    pub(crate) fn read_weight(self) -> Weight<B> {
+    pub(crate) fn read_weight(self) -> WeightOperand<B> {
         self.count_read();
         self.read_weight_again()
     }
@@ -76,20 +76,20 @@ impl<B: Backend> ParameterView<B> {
     /// # Panics
     ///
     /// Panics for the same reasons as [`read`](Self::read).
-    pub(crate) fn read_weight_again(self) -> Weight<B> {
+    pub(crate) fn read_weight_again(self) -> WeightOperand<B> {
         let storage = self.parameter.storage();
         if storage == Storage::Plain {
-            return Weight::Dense(self.read_again());
+            return WeightOperand::Dense(self.read_again());
         }
         let Some(is_transposed) = View::transpositions(&self.views, self.parameter.shape()) else {
-            return Weight::Dense(self.read_again());
+            return WeightOperand::Dense(self.read_again());
         };
         session::note_read(self.parameter.ledger());
         let stored = self.parameter.read_stored();
         match storage.matrix::<B>(&stored, self.parameter.shape(), self.dtype) {
-            Some(matrix) if is_transposed => Weight::Quantized(matrix.transposed()),
-            Some(matrix) => Weight::Quantized(matrix),
-            None => Weight::Dense(self.parameter.elements(stored)),
+            Some(matrix) if is_transposed => WeightOperand::Quantized(matrix.transposed()),
+            Some(matrix) => WeightOperand::Quantized(matrix),
+            None => WeightOperand::Dense(self.parameter.elements(stored)),
         }
     }
 

@@ -3,7 +3,7 @@
 //! Main type: [`Storage`]. A matrix that is not trained may be stored in blocks of few bits, as a flat tensor of 32-bit words
 //! (`deepburn-ops`, [`QuantizedMatrix`]). Everything that keeps or moves a parameter handles this tensor like any other:
 //! a shard is a range of words, and a gather, a persistent copy and an offloaded array have words too. Only an op that
-//! reads the parameter knows of it ([`Weight`]): a product takes the blocks, all other ops get the elements.
+//! reads the parameter knows of it ([`WeightOperand`]): a product takes the blocks, all other ops get the elements.
 //!
 //! The stored tensor has the backend's f32 type and is only copied. Which matrices are quantized is
 //! in `Plan::quantization`; rank 0 quantizes each one and broadcasts the words. Checkpoints never
@@ -116,7 +116,7 @@ impl Storage {
 
 /// The operand of an op that can use quantized blocks.
 #[derive(Debug, Clone)]
-pub(crate) enum Weight<B: Backend> {
+pub(crate) enum WeightOperand<B: Backend> {
     /// All elements.
     Dense(B::FloatTensorPrimitive),
     /// The blocks of a matrix.

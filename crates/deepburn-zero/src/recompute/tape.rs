@@ -37,7 +37,7 @@ use burn_backend::{Backend, DType, Shape, TensorMetadata};
 
 use crate::group::RowGradient;
 use crate::offload::{ActivationStore, ParkedActivation};
-use crate::parameter::{ParameterView, Weight};
+use crate::parameter::{ParameterView, WeightOperand};
 use crate::session::{FullTensor, Leased};
 
 /// The recorded ops of one block. Handles keep the tape alive, and ops of other blocks refer to it
@@ -264,11 +264,11 @@ impl<B: Backend> OperandReader<'_, B> {
     /// # Panics
     ///
     /// Panics for the same reasons as [`read`](Self::read).
-    pub(crate) fn read_weight(&mut self, operand: &Operand<B>) -> Weight<B> {
+    pub(crate) fn read_weight(&mut self, operand: &Operand<B>) -> WeightOperand<B> {
         match (operand, &self.reads) {
             (Operand::Parameter(view), Reads::First { .. }) => view.clone().read_weight(),
             (Operand::Parameter(view), Reads::Again { .. }) => view.clone().read_weight_again(),
-            _ => Weight::Dense(self.read(operand).tensor),
+            _ => WeightOperand::Dense(self.read(operand).tensor),
         }
     }
 }

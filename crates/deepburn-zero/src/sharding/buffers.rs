@@ -38,7 +38,6 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use burn::module::{AutodiffModule, ParamId};
 use burn_backend::{Backend, DType, Shape, TensorData, TensorMetadata};
 use deepburn_comm::{CollectiveTag, ReduceOp};
 use deepburn_ops::{OptimizerOps, float_from_host, float_into_host, read_float};
@@ -48,6 +47,7 @@ use crate::error::ZeroError;
 use crate::group::flat::in_type;
 use crate::group::{DeviceArray, Group};
 use crate::ledger::{Category, Lease, Ledger};
+use crate::module::{AutodiffModule, ParamId};
 use crate::session::{FullTensor, Leased};
 
 use walk::{FoundBuffers, Install, Live, NewValue};

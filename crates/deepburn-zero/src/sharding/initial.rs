@@ -28,8 +28,6 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId, ParamMapper};
-use burn::tensor::{Bool, Int, Tensor};
 use burn_backend::{Backend, FloatDType, Shape, TensorMetadata};
 use bytemuck::{Pod, cast_slice};
 use deepburn_comm::{CollectiveTag, CommError, panic_message};
@@ -37,11 +35,15 @@ use deepburn_kernels::{BlockFormat, Element};
 use deepburn_ops::{OptimizerOps, float_bytes, is_without_data, quantize};
 use half::{bf16, f16};
 
-use crate::decorator::{Training, elements_to_come};
+use crate::decorator::Training;
 use crate::error::ZeroError;
-use crate::group::{DeviceArray, Group};
+use crate::group::{DeviceArray, Group, elements_to_come};
+use crate::holders::Holders;
+use crate::module::{
+    Bool, Int, Module, ModuleMapper, ModuleVisitor, Param, ParamId, ParamMapper, Tensor,
+};
 use crate::parameter::Storage;
-use crate::pipeline::{Holders, ParameterHomes};
+use crate::pipeline::ParameterHomes;
 
 /// The state of a parameter on one rank before it is sharded.
 pub(crate) enum InitialValue<B: Backend> {

@@ -7,12 +7,11 @@
 use std::any::Any;
 use std::collections::HashMap;
 
-use burn::module::{ModuleMapper, Param, ParamId};
-use burn::tensor::Tensor;
 use burn_backend::distributed::DistributedParamId;
 use deepburn_ops::OptimizerOps;
 
 use crate::decorator::Training;
+use crate::module::{ModuleMapper, Param, ParamId, Tensor};
 
 /// Gives each trainable parameter a new leaf and marks it, so that autodiff
 /// reports its gradient.

@@ -5,49 +5,13 @@
 
 use std::collections::HashMap;
 
-use burn::module::{Module, ModuleVisitor, Param, ParamId};
-use burn::tensor::Tensor;
 use burn_backend::Backend;
 use deepburn_ops::OptimizerOps;
 
 use super::BufferTable;
 use crate::assignment::ModelParameter;
 use crate::decorator::Training;
-
-/// The path of a parameter in a module.
-#[derive(Debug, Default)]
-pub(crate) struct ModulePath {
-    /// The field names and the types of their containers.
-    names: Vec<(String, String)>,
-}
-
-impl ModulePath {
-    /// Enters the field `name` of a container. `container` is Burn's name of its
-    /// type.
-    pub(crate) fn enter(&mut self, name: &str, container: &str) {
-        self.names.push((name.to_owned(), container.to_owned()));
-    }
-
-    /// Leaves the field that was entered last.
-    pub(crate) fn exit(&mut self) {
-        self.names.pop();
-    }
-
-    /// Returns the names, joined by dots.
-    pub(crate) fn joined(&self) -> String {
-        let names: Vec<_> = self.names.iter().map(|(name, _)| name.as_str()).collect();
-        names.join(".")
-    }
-
-    /// Returns the type name of the layer that contains the parameter; empty if
-    /// there is none.
-    pub(super) fn layer(&self) -> &str {
-        // Burn passes `Struct:Embedding` for a field of its embedding.
-        let container =
-            self.names.last().and_then(|(_, container)| container.strip_prefix("Struct:"));
-        container.unwrap_or_default()
-    }
-}
+use crate::module::{Module, ModulePath, ModuleVisitor, Param, ParamId, Tensor, keep_path};
 
 /// The type name of Burn's embedding layer.
 const EMBEDDING: &str = "Embedding";
@@ -101,13 +65,7 @@ struct Parameters<'a, B: Backend> {
 }
 
 impl<B: OptimizerOps> ModuleVisitor<Training<B>> for Parameters<'_, B> {
-    fn enter_module(&mut self, name: &str, container: &str) {
-        self.path.enter(name, container);
-    }
-
-    fn exit_module(&mut self, _name: &str, _container: &str) {
-        self.path.exit();
-    }
+    keep_path!();
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<Training<B>, D>>) {
         if self.buffers.contains(param.id) {

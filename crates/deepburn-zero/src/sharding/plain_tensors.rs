@@ -23,14 +23,13 @@
 
 use std::cmp::Ordering;
 
-use burn::module::{AutodiffModule, ModuleVisitor, Param};
-use burn::tensor::{Bool, Int, Tensor};
 use deepburn_comm::CollectiveTag;
 use deepburn_ops::OptimizerOps;
 
 use crate::decorator::{ObservedTensor, Observer, Training};
 use crate::error::ZeroError;
 use crate::group::Group;
+use crate::module::{AutodiffModule, Bool, Int, ModulePath, ModuleVisitor, Param, Tensor};
 
 /// A tensor of a module that is not a `Param`: its name, its shape and a hash of
 /// its values.
@@ -131,9 +130,9 @@ impl PlainTensor {
 /// the fields without any.
 #[derive(Default)]
 struct EmptyFields {
-    /// The names of the modules around the current position, and whether they
-    /// are empty so far.
-    entered: Vec<(String, bool)>,
+    path: ModulePath,
+    /// For each module around the current position, whether it is empty so far.
+    are_empty: Vec<bool>,
     /// The paths of the empty fields, each with the number of parameters before
     /// it.
     found: Vec<(usize, String)>,
@@ -142,24 +141,24 @@ struct EmptyFields {
 impl EmptyFields {
     /// Notes that the current module is not empty.
     fn note_content(&mut self) {
-        if let Some((_, is_empty)) = self.entered.last_mut() {
+        if let Some(is_empty) = self.are_empty.last_mut() {
             *is_empty = false;
         }
     }
 }
 
 impl<B: OptimizerOps> ModuleVisitor<Training<B>> for EmptyFields {
-    fn enter_module(&mut self, name: &str, _container: &str) {
+    fn enter_module(&mut self, name: &str, container: &str) {
         self.note_content();
-        self.entered.push((name.to_owned(), true));
+        self.path.enter(name, container);
+        self.are_empty.push(true);
     }
 
     fn exit_module(&mut self, _name: &str, _container: &str) {
-        let names: Vec<_> = self.entered.iter().map(|(name, _)| name.as_str()).collect();
-        let path = names.join(".");
-        if let Some((_, true)) = self.entered.pop() {
-            self.found.push((Observer::parameters(), path));
+        if self.are_empty.pop() == Some(true) {
+            self.found.push((Observer::parameters(), self.path.joined()));
         }
+        self.path.exit();
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<Training<B>, D>>) {

@@ -1,6 +1,5 @@
 //! Access to the buffers of a sharded module, for evaluation and checkpoints.
 
-use burn::module::AutodiffModule;
 use burn_backend::TensorData;
 use deepburn_ops::OptimizerOps;
 
@@ -9,6 +8,7 @@ use super::segments::{Elements, OwnedArray, host_range};
 use crate::decorator::Training;
 use crate::error::ZeroError;
 use crate::group::flat::flat_range;
+use crate::module::AutodiffModule;
 use crate::sharding::Buffer;
 use deepburn_comm::Partition;
 
@@ -18,7 +18,7 @@ impl<B: OptimizerOps> ModelStates<B> {
     /// Returns the buffers in module order: running statistics, integer and
     /// bool parameters.
     pub fn buffers(&self) -> &[Buffer] {
-        self.buffers.all()
+        self.module.buffers.all()
     }
 
     /// Averages running statistics over the ranks. All ranks call this together
@@ -36,7 +36,7 @@ impl<B: OptimizerOps> ModelStates<B> {
         &self,
         module: &M,
     ) -> Result<(), ZeroError> {
-        self.buffers.agree(module)
+        self.module.buffers.agree(module)
     }
 
     /// Returns the values of the buffer at `path` in the type of the buffer; a
@@ -54,7 +54,7 @@ impl<B: OptimizerOps> ModelStates<B> {
     ) -> Result<TensorData, ZeroError> {
         let index = self.buffers().iter().position(|buffer| buffer.path() == path);
         let index = index.ok_or_else(|| ZeroError::UnknownBuffer { path: path.to_owned() })?;
-        self.buffers.data(module, index)
+        self.module.buffers.data(module, index)
     }
 
     /// Returns the flat elements of each buffer that this rank saves. Buffers
@@ -72,9 +72,11 @@ impl<B: OptimizerOps> ModelStates<B> {
         let (rank, ranks) = (self.groups.shard().rank(), self.groups.shard().world_size());
         let owned = self.buffers().iter().enumerate().map(|(index, buffer)| {
             let range = Partition::new(buffer.numel(), ranks).owned(rank);
-            Ok(OwnedArray(match self.buffers.statistic(index) {
+            Ok(OwnedArray(match self.module.buffers.statistic(index) {
                 Some(tensor) => Elements::Float(flat_range::<B>(&tensor, range)),
-                None => Elements::Host(host_range(&self.buffers.data(module, index)?, range)),
+                None => {
+                    Elements::Host(host_range(&self.module.buffers.data(module, index)?, range))
+                }
             }))
         });
         owned.collect()
@@ -103,6 +105,6 @@ impl<B: OptimizerOps> ModelStates<B> {
             Ok(Some(data.convert_dtype(buffer.dtype())))
         });
         let values = values.collect::<Result<_, E>>()?;
-        Ok(self.buffers.install(module.clone(), values))
+        Ok(self.module.buffers.install(module.clone(), values))
     }
 }

@@ -5,7 +5,6 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use burn::module::AutodiffModule;
 use burn_backend::{Backend, FloatDType};
 use deepburn_comm::{Mesh, MeshError};
 use deepburn_config::{
@@ -13,13 +12,14 @@ use deepburn_config::{
 };
 use deepburn_ops::OptimizerOps;
 
-use super::{ModelStates, Policy};
+use super::{ModelStates, ModuleContents, Policy, StateSettings};
 use crate::assignment::{Assignment, AssignmentError, UpdateSettings};
 use crate::decorator::Training;
 use crate::error::ZeroError;
 use crate::gradient::{GradientChecker, GradientReducer, ReducerPolicy, SumHome, Types};
 use crate::group::{Group, MeshGroups};
 use crate::ledger::Ledger;
+use crate::module::AutodiffModule;
 use crate::offload::{ActivationStore, Parking};
 use crate::optimizer::Optimizer;
 use crate::parameter::{Gatherer, Parameter, Role, Secondary, ShardSpec, persistent_parameters};
@@ -74,36 +74,33 @@ impl<B: OptimizerOps> ModelStates<B> {
         let binding = Binding::new(
             reducer.clone(),
             recorder.clone(),
-            ledger.clone(),
+            ledger,
             groups.data().clone(),
             precision.autocast.map(element_type),
             any_stages,
         );
-        let persistent = persistent_copies(&parameters, zero);
         // Persistent copies are created by the same all-gather that updates them
         // after each step.
-        gatherer.refresh_persistent(&persistent)?;
-        let states = Self {
-            groups,
-            stages,
+        gatherer.refresh_persistent()?;
+        let settings = StateSettings {
             share,
-            errors: parameters.iter().map(|_| None).collect(),
-            parameters,
-            buffers,
-            plain_tensors,
-            aliases,
-            indices,
-            gatherer,
-            persistent,
-            reducer,
-            recorder,
-            optimizer,
-            parking,
             compute: element_type(precision.compute),
             types,
             allgather_bucket_size: zero.allgather_bucket_size,
             ignore_unused: zero.gradients.ignore_unused_parameters,
-            ledger,
+        };
+        let states = Self {
+            groups,
+            stages,
+            settings,
+            errors: parameters.iter().map(|_| None).collect(),
+            parameters,
+            module: ModuleContents { buffers, plain_tensors, aliases, indices },
+            gatherer,
+            reducer,
+            recorder,
+            optimizer,
+            parking,
             binding,
         };
         Ok((module, states))
@@ -222,7 +219,7 @@ fn shard_parameters<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
     // Only now is every parameter a handle, which can be asked for its device
     // without initializing it.
     let plain_tensors = PlainTensor::compared::<B, M>(&module, world)?;
-    gatherer.serve(table.parameters.clone());
+    gatherer.serve(table.parameters.clone(), persistent_copies(&table.parameters, zero));
     Ok((module, ShardedParameters { gatherer, table, buffers, plain_tensors, parking }))
 }
 

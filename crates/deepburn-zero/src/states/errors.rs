@@ -113,7 +113,8 @@ impl<B: OptimizerOps> ModelStates<B> {
             let own = if workers == ranks { rank..rank + 1 } else { 0..workers };
             let (index, numel) = (parameter.index(), parameter.numel());
             let live = self.optimizer.live_elements(index);
-            let mut feedback = ErrorFeedback::zeros(live, numel, self.groups.data(), &self.ledger);
+            let mut feedback =
+                ErrorFeedback::zeros(live, numel, self.groups.data(), self.binding.ledger());
             feedback.worker = read_mean(parameter, own, StateArray::WorkerError, &mut read)?;
             let served = SignPartition::new(numel, ranks).elements(rank);
             feedback.server = read_floats(parameter, StateArray::ServerError, served, &mut read)?;

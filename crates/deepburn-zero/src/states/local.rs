@@ -109,7 +109,7 @@ impl<B: OptimizerOps> ModelStates<B> {
         // all ranks start from the mean, as after an average.
         let keeps_own = is_local && ranks == self.groups.data().world_size();
         let own = if keeps_own { rank..rank + 1 } else { 0..ranks };
-        let mut publisher = Publisher::new(self.groups.data(), self.allgather_bucket_size);
+        let mut publisher = Publisher::new(self.groups.data(), self.settings.allgather_bucket_size);
         let has_elements =
             |parameter: &&Arc<Parameter<B>>| parameter.is_trainable() && parameter.numel() > 0;
         for parameter in self.parameters.iter().filter(has_elements) {
@@ -125,9 +125,9 @@ impl<B: OptimizerOps> ModelStates<B> {
             if !is_local {
                 self.optimizer.set_common(index, values.clone());
             }
-            let stored = B::cast(values.clone(), self.compute);
+            let stored = B::cast(values.clone(), self.settings.compute);
             self.optimizer.set_master(index, values).map_err(ZeroError::from)?;
-            let stored = publisher.store(self.share.stage, parameter, stored);
+            let stored = publisher.store(self.settings.share.stage, parameter, stored);
             stored.map_err(ZeroError::from)?;
         }
         publisher.flush().map_err(ZeroError::from)?;

@@ -173,7 +173,7 @@ pub struct StreamPosition {
 impl<B: OptimizerOps> ModelStates<B> {
     /// Returns the additional module paths of the tied parameter at `index`.
     pub fn aliases(&self, index: usize) -> &[String] {
-        &self.aliases[index]
+        &self.module.aliases[index]
     }
 
     /// Returns the arrays of the parameter at `index` and their types. All
@@ -207,7 +207,7 @@ impl<B: OptimizerOps> ModelStates<B> {
     /// between ranks, and for the weights of a quantized parameter. Use [`owned_errors`](Self::owned_errors) and
     /// [`owned_local`](Self::owned_local) for such arrays.
     pub fn owned(&self, index: usize, array: StateArray) -> Option<OwnedArray<B>> {
-        let (parameter, share) = (&self.parameters[index], self.share);
+        let (parameter, share) = (&self.parameters[index], self.settings.share);
         let is_quantized = array == StateArray::Weights && parameter.is_quantized();
         if is_quantized || !parameter.is_owned_here() {
             return None;
@@ -318,7 +318,7 @@ impl<B: OptimizerOps> ModelStates<B> {
 
     /// Returns the element type in which ops compute.
     pub fn compute_type(&self) -> DType {
-        self.compute.into()
+        self.settings.compute.into()
     }
 
     /// Returns the position of this rank's random streams.
@@ -368,12 +368,13 @@ impl<B: OptimizerOps> ModelStates<B> {
         selects: impl Fn(&str) -> bool,
         mut read: impl FnMut(&StateSegment<'_>) -> Result<TensorData, E>,
     ) -> Result<(), E> {
-        session::close_recordings(&self.ledger).map_err(ZeroError::from)?;
+        session::close_recordings(self.binding.ledger()).map_err(ZeroError::from)?;
         // Gathered copies have the old values.
         self.finish_pass()?;
-        let stage = self.share.stage;
-        let working = self.compute;
-        let mut publisher = Publisher::new(self.groups.shard(), self.allgather_bucket_size);
+        let stage = self.settings.share.stage;
+        let working = self.settings.compute;
+        let mut publisher =
+            Publisher::new(self.groups.shard(), self.settings.allgather_bucket_size);
         let selected = || self.parameters.iter().filter(|it| selects(it.path()));
         if let Some(quantized) = selected().find(|it| it.is_quantized()) {
             let path = quantized.path().to_owned();
@@ -411,7 +412,7 @@ impl<B: OptimizerOps> ModelStates<B> {
         // The momenta of the ranks may still differ.
         let apart = self.local_rates().map(|_| 0.0);
         self.optimizer.set_local_rates(apart);
-        self.gatherer.refresh_persistent(&self.persistent).map_err(ZeroError::from)?;
+        self.gatherer.refresh_persistent().map_err(ZeroError::from)?;
         Ok(())
     }
 
@@ -428,7 +429,7 @@ impl<B: OptimizerOps> ModelStates<B> {
         steps: u64,
         mut read: impl FnMut(&StateSegment<'_>) -> Result<TensorData, E>,
     ) -> Result<(), E> {
-        let cut = self.share.stage.shards_optimizer();
+        let cut = self.settings.share.stage.shards_optimizer();
         for index in 0..self.parameters.len() {
             let parameter = &self.parameters[index];
             if !parameter.is_updated_here() {
@@ -469,7 +470,7 @@ impl<B: OptimizerOps> ModelStates<B> {
                 let (path, dtype) = (parameter.path().to_owned(), dtype.name());
                 return Err(ZeroError::GradientType { path, dtype }.into());
             }
-            let cut = self.share.cuts_gradients;
+            let cut = self.settings.share.cuts_gradients;
             let values = self.read_array(parameter, StateArray::Gradient, cut, &mut read)?;
             let values = B::cast(values, FloatDType::from(dtype));
             let peak = peak.map(|peak| {
@@ -493,7 +494,7 @@ impl<B: OptimizerOps> ModelStates<B> {
     ) -> Result<B::FloatTensorPrimitive, E> {
         let partition = parameter.partition();
         let (range, len) = match cut {
-            true => (partition.owned(self.share.rank), partition.shard_len()),
+            true => (partition.owned(self.settings.share.rank), partition.shard_len()),
             false => (0..partition.numel(), partition.numel()),
         };
         let mut values = read_floats(parameter, array, range, read)?;

@@ -75,7 +75,7 @@ impl<B: OptimizerOps> ModelStates<B> {
     ) -> Result<StepOutcome, ZeroError> {
         // Freed activations that are still held depend on the current
         // parameters, so they are recomputed before the parameters change.
-        session::close_recordings(&self.ledger)?;
+        session::close_recordings(self.binding.ledger())?;
         // Gathered parameters are outdated after the update.
         self.gatherer.release_all()?;
         self.gatherer.release_secondary();
@@ -96,7 +96,7 @@ impl<B: OptimizerOps> ModelStates<B> {
         }
         self.reducer.borrow_mut().set_mean(self.optimizer.takes_mean_gradients());
         self.share_copies()?;
-        self.gatherer.refresh_persistent(&self.persistent)?;
+        self.gatherer.refresh_persistent()?;
         Ok(StepOutcome::Applied { gradient_norm: scaled_norm / loss_scale })
     }
 
@@ -148,7 +148,7 @@ impl<B: OptimizerOps> ModelStates<B> {
         }
         let unused = trainable.filter(|parameter| taken[parameter.index()].is_none());
         let paths: Vec<String> = unused.map(|parameter| parameter.path().to_owned()).collect();
-        if !paths.is_empty() && !self.ignore_unused {
+        if !paths.is_empty() && !self.settings.ignore_unused {
             return Err(ZeroError::UnusedParameters { paths });
         }
         Ok(taken)
@@ -258,9 +258,10 @@ impl<B: OptimizerOps> ModelStates<B> {
         rates: Rates,
         scale: f32,
     ) -> Result<(), ZeroError> {
-        let (share, ledger) = (self.share, &self.ledger);
+        let (share, ledger) = (self.settings.share, self.binding.ledger());
         let parameters = self.parameters.clone();
-        let mut publisher = Publisher::new(self.groups.shard(), self.allgather_bucket_size);
+        let mut publisher =
+            Publisher::new(self.groups.shard(), self.settings.allgather_bucket_size);
         let order = self.optimizer.order(&parameters, self.groups.shard().world_size(), rates.lr);
         let operands: Vec<_> = operands(&parameters, &gradients).collect();
         let mut step = self.optimizer.start_step(rates, scale, &operands, &order)?;

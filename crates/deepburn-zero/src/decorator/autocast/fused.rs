@@ -15,7 +15,7 @@ use deepburn_ops::{
 };
 
 use super::ops::cast;
-use super::{Autocast, Operands, Rule, TracksParameters, in_type};
+use super::{Autocast, CastRule, Operands, TracksParameters, in_type};
 
 /// Only the op that a model calls casts its operands. The autodiff node of this op calls
 /// `layer_norm_forward` and `layer_norm_backward` of the inner backend, with operands that already
@@ -150,7 +150,7 @@ impl<B: TracksParameters + CrossEntropyOps> CrossEntropyOps for Autocast<B> {
     ) -> HeadLoss<Self> {
         let mut operands = Operands::default();
         [&hidden, &weight].into_iter().for_each(|tensor| operands.see::<B>(tensor));
-        let dtype = operands.common(Rule::Product);
+        let dtype = operands.common(CastRule::Product);
         let [hidden, weight] = [hidden, weight].map(|tensor| in_type::<B>(tensor, dtype));
         let HeadLoss { loss, gradients: HeadGradients { hidden, weight } } =
             B::head_loss(hidden, weight, targets, wanted);
@@ -219,5 +219,5 @@ impl<B: TracksParameters + AttentionOps> AttentionOps for Autocast<B> {
 fn product_operand<B: TracksParameters>(tensor: FloatTensor<B>) -> FloatTensor<B> {
     let mut operands = Operands::default();
     operands.see::<B>(&tensor);
-    in_type::<B>(tensor, operands.common(Rule::Product))
+    in_type::<B>(tensor, operands.common(CastRule::Product))
 }

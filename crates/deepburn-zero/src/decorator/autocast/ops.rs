@@ -32,7 +32,7 @@ use crate::decorator::ops::quantized::quantized_ops;
 
 /// Forwards the ops of a table to the inner backend `B`, with float operands cast to one type.
 ///
-/// `@rule` turns the attribute of a line into a [`Rule`](crate::decorator::autocast::Rule), `@see`
+/// `@rule` turns the attribute of a line into a [`CastRule`](crate::decorator::autocast::CastRule), `@see`
 /// collects the types of the operands, and `@cast` casts them:
 ///
 /// ```text
@@ -41,15 +41,15 @@ use crate::decorator::ops::quantized::quantized_ops;
 ///  fn float_matmul(lhs, rhs) {
 ///      let mut operands = Operands::default();
 ///      operands.see(&lhs); operands.see(&rhs);
-///      let dtype = operands.common(Rule::Product);
+///      let dtype = operands.common(CastRule::Product);
 ///      let lhs = in_type(lhs, dtype); let rhs = in_type(rhs, dtype);
 ///      B::float_matmul(lhs, rhs)
 ///  }
 /// ```
 macro_rules! cast {
-    (@rule) => { $crate::decorator::autocast::Rule::Promote };
-    (@rule product) => { $crate::decorator::autocast::Rule::Product };
-    (@rule full) => { $crate::decorator::autocast::Rule::Full };
+    (@rule) => { $crate::decorator::autocast::CastRule::Promote };
+    (@rule product) => { $crate::decorator::autocast::CastRule::Product };
+    (@rule full) => { $crate::decorator::autocast::CastRule::Full };
 
     (@see $operands:ident float $value:ident) => { $operands.see::<B>(&$value) };
     (@see $operands:ident maybe_float $value:ident) => {

@@ -7,36 +7,36 @@ use deepburn_ops::{
     CrossEntropyOps, HeadGradients, HeadLoss, LinearOps, MatmulOps, quantized_rows,
 };
 
-use crate::parameter::Weight;
+use crate::parameter::WeightOperand;
 
 /// Returns `lhs [.., rows, depth]` times `rhs`.
-pub(super) fn matmul<B: MatmulOps>(lhs: FloatTensor<B>, rhs: Weight<B>) -> FloatTensor<B> {
+pub(super) fn matmul<B: MatmulOps>(lhs: FloatTensor<B>, rhs: WeightOperand<B>) -> FloatTensor<B> {
     match rhs {
-        Weight::Dense(rhs) => B::matmul(lhs, rhs),
-        Weight::Quantized(rhs) => B::quantized_matmul(lhs, &rhs),
+        WeightOperand::Dense(rhs) => B::matmul(lhs, rhs),
+        WeightOperand::Quantized(rhs) => B::quantized_matmul(lhs, &rhs),
     }
 }
 
 /// Returns `x weight + bias`.
 pub(super) fn linear<B: LinearOps>(
     x: FloatTensor<B>,
-    weight: Weight<B>,
+    weight: WeightOperand<B>,
     bias: Option<FloatTensor<B>>,
 ) -> FloatTensor<B> {
     match weight {
-        Weight::Dense(weight) => B::fused_linear(x, weight, bias),
-        Weight::Quantized(weight) => B::quantized_linear(x, &weight, bias),
+        WeightOperand::Dense(weight) => B::fused_linear(x, weight, bias),
+        WeightOperand::Quantized(weight) => B::quantized_linear(x, &weight, bias),
     }
 }
 
 /// Returns the gradient of the input of a linear layer.
 pub(super) fn linear_x_gradient<B: LinearOps>(
     grad: FloatTensor<B>,
-    weight: Weight<B>,
+    weight: WeightOperand<B>,
 ) -> FloatTensor<B> {
     match weight {
-        Weight::Dense(weight) => B::linear_x_gradient(grad, weight),
-        Weight::Quantized(weight) => B::quantized_x_gradient(grad, &weight),
+        WeightOperand::Dense(weight) => B::linear_x_gradient(grad, weight),
+        WeightOperand::Quantized(weight) => B::quantized_x_gradient(grad, &weight),
     }
 }
 
@@ -45,16 +45,16 @@ pub(super) fn linear_x_gradient<B: LinearOps>(
 /// A quantized weight is frozen, so its gradient is never wanted.
 pub(super) fn head_loss<B: CrossEntropyOps>(
     hidden: FloatTensor<B>,
-    weight: Weight<B>,
+    weight: WeightOperand<B>,
     targets: IntTensor<B>,
     wanted: HeadGradients<bool>,
 ) -> HeadLoss<B> {
     match weight {
-        Weight::Dense(weight) => B::head_loss(hidden, weight, targets, wanted),
-        Weight::Quantized(weight) if wanted.weight => {
+        WeightOperand::Dense(weight) => B::head_loss(hidden, weight, targets, wanted),
+        WeightOperand::Quantized(weight) if wanted.weight => {
             B::head_loss(hidden, weight.dequantized(), targets, wanted)
         }
-        Weight::Quantized(weight) => {
+        WeightOperand::Quantized(weight) => {
             B::quantized_head_loss(hidden, &weight, targets, wanted.hidden)
         }
     }
@@ -63,31 +63,36 @@ pub(super) fn head_loss<B: CrossEntropyOps>(
 /// Returns the loss of a head without gradients.
 pub(super) fn linear_cross_entropy<B: CrossEntropyOps>(
     hidden: FloatTensor<B>,
-    weight: Weight<B>,
+    weight: WeightOperand<B>,
     targets: IntTensor<B>,
 ) -> FloatTensor<B> {
     match weight {
-        Weight::Dense(weight) => B::linear_cross_entropy(hidden, weight, targets),
-        Weight::Quantized(weight) => B::quantized_head_loss(hidden, &weight, targets, false).loss,
+        WeightOperand::Dense(weight) => B::linear_cross_entropy(hidden, weight, targets),
+        WeightOperand::Quantized(weight) => {
+            B::quantized_head_loss(hidden, &weight, targets, false).loss
+        }
     }
 }
 
 /// Returns the loss of a head and the number of predicted targets.
 pub(super) fn head_scores<B: CrossEntropyOps>(
     hidden: FloatTensor<B>,
-    weight: Weight<B>,
+    weight: WeightOperand<B>,
     targets: IntTensor<B>,
 ) -> FloatTensor<B> {
     match weight {
-        Weight::Dense(weight) => B::head_scores(hidden, weight, targets),
-        Weight::Quantized(weight) => B::quantized_head_scores(hidden, &weight, targets),
+        WeightOperand::Dense(weight) => B::head_scores(hidden, weight, targets),
+        WeightOperand::Quantized(weight) => B::quantized_head_scores(hidden, &weight, targets),
     }
 }
 
 /// Returns the rows `indices` of a table.
-pub(super) fn embedding<B: MatmulOps>(table: Weight<B>, indices: IntTensor<B>) -> FloatTensor<B> {
+pub(super) fn embedding<B: MatmulOps>(
+    table: WeightOperand<B>,
+    indices: IntTensor<B>,
+) -> FloatTensor<B> {
     match table {
-        Weight::Dense(table) => B::embedding(table, indices),
-        Weight::Quantized(table) => quantized_rows(&table, indices),
+        WeightOperand::Dense(table) => B::embedding(table, indices),
+        WeightOperand::Quantized(table) => quantized_rows(&table, indices),
     }
 }

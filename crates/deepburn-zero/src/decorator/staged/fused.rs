@@ -16,8 +16,9 @@ use deepburn_ops::{
 };
 
 use super::ops::{absent, held, stage};
-use super::{OperandHolders, PlacedTensor, Staged};
+use super::{PlacedTensor, Staged};
 use crate::decorator::Sharded;
+use crate::pipeline::OperandHolders;
 
 /// Runs an op whose results are an array of floats. With `maybe`, each result is optional.
 macro_rules! staged {

@@ -3,16 +3,15 @@
 //! Floats travel as arrays of the device, whole or as the rows of a sparse gradient; integers and
 //! bools as bytes.
 
-use burn_backend::{
-    Backend, DType, ExecutionError, FloatDType, IntDType, Shape, TensorData, read_sync,
-};
+use burn_backend::{Backend, DType, ExecutionError, IntDType, Shape, TensorData, read_sync};
 use deepburn_comm::{CommError, MessageTag};
 
 use super::TensorKind;
 use crate::decorator::ZeroTensor;
-use crate::group::{DeviceArray, RowGradient};
+use crate::group::{DeviceArray, RowGradient, elements_to_come};
+use crate::holders::Holders;
 use crate::parameter::View;
-use crate::pipeline::{Holders, Stages};
+use crate::pipeline::Stages;
 use crate::session::Leased;
 
 /// Float tensors.
@@ -174,18 +173,4 @@ fn receive_data<B: Backend>(
     let message = stages.world().bytes().receive(stages.rank_of(from), tag, like)?;
     let bytes = message.wait()?.swap_remove(0).into_vec();
     Ok(TensorData::from_bytes_vec(bytes, shape.clone(), dtype))
-}
-
-/// Returns a placeholder with the length, type and device of an array to receive. It is an expanded
-/// view of a single element, so it takes almost no memory.
-pub(crate) fn elements_to_come<B: Backend>(
-    numel: usize,
-    dtype: FloatDType,
-    device: &B::Device,
-) -> B::FloatTensorPrimitive {
-    let shape = |len| Shape::from(vec![len]);
-    match numel {
-        0 | 1 => B::float_zeros(shape(numel), device, dtype),
-        _ => B::float_expand(B::float_zeros(shape(1), device, dtype), shape(numel)),
-    }
 }

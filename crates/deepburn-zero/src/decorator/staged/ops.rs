@@ -40,7 +40,7 @@ use deepburn_ops::MatmulOps;
 
 use super::kinds::rows_to_come;
 use super::site::{everywhere, gradient_at_owner};
-use super::{GradientPart, OperandHolders, PlacedTensor, Staged, TensorKind};
+use super::{GradientPart, PlacedTensor, Staged, TensorKind};
 use crate::decorator::ops::activation::activation_ops;
 use crate::decorator::ops::boolean::bool_ops;
 use crate::decorator::ops::float::float_ops;
@@ -50,8 +50,9 @@ use crate::decorator::ops::quantized::quantized_ops;
 use crate::decorator::{Sharded, ZeroTensor};
 use crate::gradient;
 use crate::group::RowGradient;
+use crate::holders::Holders;
 use crate::parameter::View;
-use crate::pipeline::Holders;
+use crate::pipeline::OperandHolders;
 
 /// Runs the ops of a table on the stage that holds their operands.
 ///
@@ -143,7 +144,7 @@ macro_rules! stage {
         fn $name(
             $($arg: $crate::decorator::ops::kind!($kind)),*
         ) -> $crate::decorator::ops::kind!($result) {
-            let mut operands = $crate::decorator::staged::OperandHolders::default();
+            let mut operands = $crate::pipeline::OperandHolders::default();
             $( stage!(@see operands $kind $arg); )*
             let Some(site) = operands.site::<B>() else {
                 $( let $arg = stage!(@open $kind $arg); )*

@@ -2,7 +2,7 @@
 //!
 //! Main type: [`PlacedTensor`]. All stages run the same program, so each of them knows which stages hold a
 //! tensor. A tensor that is moved to another stage is held by both from then on. Clones and reshaped
-//! or transposed views refer to one [`Origin`], so that a value is sent once, whatever views of it
+//! or transposed views refer to one [`SharedValue`], so that a value is sent once, whatever views of it
 //! are read.
 //!
 //! ```text
@@ -20,8 +20,9 @@ use std::sync::{Arc, OnceLock};
 use burn_backend::{Backend, DType, Shape, TensorMetadata};
 use deepburn_comm::{CommError, MessageTag};
 
+use crate::holders::Holders;
 use crate::parameter::View;
-use crate::pipeline::{Holders, Stages};
+use crate::pipeline::Stages;
 
 /// The kind of a tensor: floats, integers or bools.
 pub trait TensorKind<B: Backend>: Clone + Debug + Send + Sync + 'static {
@@ -83,7 +84,7 @@ impl<B: Backend, K: TensorKind<B>> Clone for PlacedTensor<B, K> {
 #[derive(Debug)]
 pub struct StagedTensor<B: Backend, K: TensorKind<B>> {
     /// The value before the views.
-    origin: Arc<Origin<B, K>>,
+    shared: Arc<SharedValue<B, K>>,
     /// The views since then, which keep all elements.
     views: Vec<View>,
     /// The value after the views, if an op of this stage computed it.
@@ -96,7 +97,7 @@ pub struct StagedTensor<B: Backend, K: TensorKind<B>> {
 impl<B: Backend, K: TensorKind<B>> Clone for StagedTensor<B, K> {
     fn clone(&self) -> Self {
         Self {
-            origin: self.origin.clone(),
+            shared: self.shared.clone(),
             views: self.views.clone(),
             own: self.own.clone(),
             shape: self.shape.clone(),
@@ -108,7 +109,7 @@ impl<B: Backend, K: TensorKind<B>> Clone for StagedTensor<B, K> {
 
 /// A value that all views and clones of a tensor share.
 #[derive(Debug)]
-struct Origin<B: Backend, K: TensorKind<B>> {
+struct SharedValue<B: Backend, K: TensorKind<B>> {
     /// The stages that hold it, as bits.
     holders: AtomicU64,
     shape: Shape,
@@ -132,7 +133,7 @@ impl<B: Backend, K: TensorKind<B>> PlacedTensor<B, K> {
     pub(crate) fn holders(&self) -> Holders {
         match self {
             Self::Everywhere(tensor) => K::homes(tensor),
-            Self::Staged(staged) => Holders::of_bits(staged.origin.holders.load(Relaxed)),
+            Self::Staged(staged) => Holders::of_bits(staged.shared.holders.load(Relaxed)),
         }
     }
 
@@ -202,11 +203,11 @@ impl<B: Backend, K: TensorKind<B>> PlacedTensor<B, K> {
         if is_sender {
             K::send(staged.base(), stages, to, tag)?;
         } else if is_receiver {
-            let value = K::receive(stages, from, tag, &staged.origin.shape, staged.dtype)?;
+            let value = K::receive(stages, from, tag, &staged.shared.shape, staged.dtype)?;
             // A value is moved to a stage at most once.
-            let _ = staged.origin.received.set(value);
+            let _ = staged.shared.received.set(value);
         }
-        staged.origin.holders.fetch_or(Holders::one(to).bits(), Relaxed);
+        staged.shared.holders.fetch_or(Holders::one(to).bits(), Relaxed);
         Ok(Self::Staged(staged))
     }
 
@@ -249,25 +250,25 @@ impl<B: Backend, K: TensorKind<B>> StagedTensor<B, K> {
         device: B::Device,
     ) -> Self {
         let holders = AtomicU64::new(holders.bits());
-        let origin = Origin { holders, shape: shape.clone(), received: OnceLock::new() };
-        Self { origin: Arc::new(origin), views: Vec::new(), own, shape, dtype, device }
+        let shared = SharedValue { holders, shape: shape.clone(), received: OnceLock::new() };
+        Self { shared: Arc::new(shared), views: Vec::new(), own, shape, dtype, device }
     }
 
     /// Returns the value after the views, if this stage holds it.
     fn value(self) -> Option<K::Tensor> {
         self.own.or_else(|| {
-            let received = self.origin.received.get()?.clone();
+            let received = self.shared.received.get()?.clone();
             Some(self.views.iter().fold(received, |tensor, view| K::viewed(tensor, view)))
         })
     }
 
     /// Returns the value before the views. Only called on a stage that holds it.
     fn base(&self) -> K::Tensor {
-        if let Some(received) = self.origin.received.get() {
+        if let Some(received) = self.shared.received.get() {
             return received.clone();
         }
         let own = self.own.clone().expect("a stage that sends a value holds it");
-        let mut shapes = vec![self.origin.shape.clone()];
+        let mut shapes = vec![self.shared.shape.clone()];
         for view in &self.views {
             shapes.push(view.shape(shapes[shapes.len() - 1].clone()));
         }

@@ -24,29 +24,11 @@ use super::kinds::Floats;
 use super::placed::{PlacedTensor, TensorKind};
 use crate::ZeroTensor;
 use crate::group::DeviceArray;
+use crate::holders::Holders;
 use crate::parameter::Parameter;
-use crate::pipeline::{self, Holders, Stages};
+use crate::pipeline::{self, OperandHolders, Stages};
 
-/// The holders of an op's operands, collected one after the other.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct OperandHolders {
-    /// The stages that hold all operands.
-    pub(crate) common: Holders,
-    /// The stages that hold all parameters among the operands.
-    pub(crate) parameters: Holders,
-    /// The latest of the first holders of the operands.
-    pub(crate) latest_first: usize,
-    /// The earliest of the last holders of the operands.
-    pub(crate) earliest_last: usize,
-}
-
-impl Default for OperandHolders {
-    fn default() -> Self {
-        let (common, parameters) = (Holders::ALL, Holders::ALL);
-        Self { common, parameters, latest_first: 0, earliest_last: usize::MAX }
-    }
-}
-
+/// Ops of the decorator see their operands, and run where the pipeline places them.
 impl OperandHolders {
     /// Adds an operand.
     pub(crate) fn see<B: Backend, K: TensorKind<B>>(&mut self, operand: &PlacedTensor<B, K>) {
@@ -56,16 +38,6 @@ impl OperandHolders {
             self.parameters = self.parameters.and(holders);
         }
         self.add(holders);
-    }
-
-    /// Adds the holders of an operand. OperandHolders that every stage holds do not count.
-    pub(crate) fn add(&mut self, holders: Holders) {
-        if holders == Holders::ALL {
-            return;
-        }
-        self.common = self.common.and(holders);
-        self.latest_first = self.latest_first.max(holders.first());
-        self.earliest_last = self.earliest_last.min(holders.last());
     }
 
     /// Returns where the op runs; `None` if every stage runs it, because all of them hold all

@@ -29,12 +29,14 @@ use std::any::Any;
 use std::collections::{HashMap, HashSet};
 use std::marker::PhantomData;
 
-use burn::module::{AutodiffModule, ModuleMapper, ModuleVisitor, Param, ParamId};
-use burn::tensor::{Bool, Int, Tensor};
 use deepburn_ops::OptimizerOps;
 
 use crate::decorator::Training;
 use crate::error::ZeroError;
+use crate::module::{
+    AutodiffModule, Bool, Int, ModuleMapper, ModulePath, ModuleVisitor, Param, ParamId, Tensor,
+    keep_path,
+};
 use crate::sharding::initial::{initialise_constants, without_lazy_values};
 
 /// Returns the module with independent running statistics, and the ids of these
@@ -56,7 +58,7 @@ pub(super) fn take_apart<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
     }
     let mut originals = Originals::<B> {
         statistics,
-        path: Vec::new(),
+        path: ModulePath::default(),
         params: HashMap::new(),
         backend: PhantomData,
     };
@@ -72,17 +74,17 @@ fn find<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
     module: &M,
 ) -> Result<HashSet<ParamId>, ZeroError> {
     let copy = M::from_inner(without_lazy_values(module).valid());
-    let marks = |module: &M| {
-        let mut marks = Marks { path: Vec::new(), found: Vec::new() };
-        module.visit(&mut marks);
-        marks.found
+    let flags = |module: &M| {
+        let mut flags = GradientFlags { path: ModulePath::default(), found: Vec::new() };
+        module.visit(&mut flags);
+        flags.found
     };
     // The flags are toggled in a clone of the copy. Afterwards only the floats
     // that both share have changed in the copy.
-    let before = marks(&copy);
+    let before = flags(&copy);
     drop(copy.clone().map(&mut Toggle));
     let mut paths = HashMap::<ParamId, String>::new();
-    for (old, new) in before.into_iter().zip(marks(&copy)) {
+    for (old, new) in before.into_iter().zip(flags(&copy)) {
         // A shared float that requires a gradient is a tied parameter.
         if old.required || !new.required {
             continue;
@@ -96,7 +98,7 @@ fn find<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
 }
 
 /// A float of a module with its `require_grad` flag.
-struct Mark {
+struct GradientFlag {
     path: String,
     id: ParamId,
     /// Whether it requires a gradient.
@@ -104,25 +106,19 @@ struct Mark {
 }
 
 /// A visitor that lists all floats.
-struct Marks {
+struct GradientFlags {
     /// The names of the modules around the current position.
-    path: Vec<String>,
+    path: ModulePath,
     /// All floats in module order.
-    found: Vec<Mark>,
+    found: Vec<GradientFlag>,
 }
 
-impl<B: OptimizerOps> ModuleVisitor<Training<B>> for Marks {
-    fn enter_module(&mut self, name: &str, _container: &str) {
-        self.path.push(name.to_owned());
-    }
-
-    fn exit_module(&mut self, _name: &str, _container: &str) {
-        self.path.pop();
-    }
+impl<B: OptimizerOps> ModuleVisitor<Training<B>> for GradientFlags {
+    keep_path!();
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<Training<B>, D>>) {
-        let (path, id) = (self.path.join("."), param.id);
-        self.found.push(Mark { path, id, required: param.val().is_require_grad() });
+        let (path, id) = (self.path.joined(), param.id);
+        self.found.push(GradientFlag { path, id, required: param.val().is_require_grad() });
     }
 }
 
@@ -144,7 +140,7 @@ impl<B: OptimizerOps> ModuleMapper<Training<B>> for Toggle {
 struct Originals<B: OptimizerOps> {
     /// The ids of running statistics, which are not restored.
     statistics: HashSet<ParamId>,
-    path: Vec<String>,
+    path: ModulePath,
     /// `Param`s of any rank and kind, by module path.
     params: HashMap<String, Box<dyn Any>>,
     backend: PhantomData<B>,
@@ -153,13 +149,13 @@ struct Originals<B: OptimizerOps> {
 impl<B: OptimizerOps> Originals<B> {
     /// Stores the parameter at the current path.
     fn keep<P: Clone + 'static>(&mut self, param: &P) {
-        self.params.insert(self.path.join("."), Box::new(param.clone()));
+        self.params.insert(self.path.joined(), Box::new(param.clone()));
     }
 
     /// Returns the stored parameter of the current path, or `param` if there is
     /// none.
     fn restore<P: 'static>(&mut self, param: P) -> P {
-        let original = self.params.remove(&self.path.join("."));
+        let original = self.params.remove(&self.path.joined());
         match original.and_then(|original| original.downcast().ok()) {
             Some(original) => *original,
             None => param,
@@ -168,13 +164,7 @@ impl<B: OptimizerOps> Originals<B> {
 }
 
 impl<B: OptimizerOps> ModuleVisitor<Training<B>> for Originals<B> {
-    fn enter_module(&mut self, name: &str, _container: &str) {
-        self.path.push(name.to_owned());
-    }
-
-    fn exit_module(&mut self, _name: &str, _container: &str) {
-        self.path.pop();
-    }
+    keep_path!();
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<Training<B>, D>>) {
         if !self.statistics.contains(&param.id) {
@@ -192,13 +182,7 @@ impl<B: OptimizerOps> ModuleVisitor<Training<B>> for Originals<B> {
 }
 
 impl<B: OptimizerOps> ModuleMapper<Training<B>> for Originals<B> {
-    fn enter_module(&mut self, name: &str, _container: &str) {
-        self.path.push(name.to_owned());
-    }
-
-    fn exit_module(&mut self, _name: &str, _container: &str) {
-        self.path.pop();
-    }
+    keep_path!();
 
     fn map_float<const D: usize>(
         &mut self,

@@ -6,13 +6,15 @@
 
 use std::collections::{HashMap, HashSet};
 
-use burn::module::{ModuleMapper, ModuleVisitor, Param, ParamId};
-use burn::tensor::{Bool, Int, Tensor, TensorData, TensorPrimitive};
-use burn_backend::{Backend, DType, Shape, TensorMetadata};
+use burn_backend::{Backend, DType, Shape, TensorData, TensorMetadata};
 use deepburn_ops::{OptimizerOps, read_float};
 
 use super::{Buffer, BufferKind};
 use crate::decorator::{PlacedTensor, TensorKind, Training, Zero, ZeroTensor};
+use crate::module::{
+    Bool, Int, ModuleMapper, ModulePath, ModuleVisitor, Param, ParamId, Tensor, TensorPrimitive,
+    keep_path,
+};
 use crate::session::{FullTensor, Leased};
 
 /// A visitor that collects the buffers of a module and their values.
@@ -22,7 +24,7 @@ pub(super) struct FoundBuffers<B: Backend> {
     /// The ids of the floats that are running statistics.
     statistics: HashSet<ParamId>,
     /// The names of the modules around the current position.
-    path: Vec<String>,
+    path: ModulePath,
     pub(super) buffers: Vec<Buffer>,
     /// The index of each buffer by the id of its parameter.
     pub(super) ids: HashMap<ParamId, usize>,
@@ -36,7 +38,7 @@ impl<B: Backend> FoundBuffers<B> {
     pub(super) fn new(statistics: HashSet<ParamId>) -> Self {
         Self {
             statistics,
-            path: Vec::new(),
+            path: ModulePath::default(),
             buffers: Vec::new(),
             ids: HashMap::new(),
             values: Vec::new(),
@@ -47,7 +49,7 @@ impl<B: Backend> FoundBuffers<B> {
     /// Records a buffer. If it was already found, adds the current path to its
     /// aliases.
     fn note(&mut self, id: ParamId, kind: BufferKind, data: impl FnOnce() -> TensorData) {
-        let path = self.path.join(".");
+        let path = self.path.joined();
         if let Some(index) = self.ids.get(&id) {
             self.buffers[*index].aliases.push(path);
             return;
@@ -61,13 +63,7 @@ impl<B: Backend> FoundBuffers<B> {
 }
 
 impl<B: OptimizerOps> ModuleVisitor<Training<B>> for FoundBuffers<B> {
-    fn enter_module(&mut self, name: &str, _container: &str) {
-        self.path.push(name.to_owned());
-    }
-
-    fn exit_module(&mut self, _name: &str, _container: &str) {
-        self.path.pop();
-    }
+    keep_path!();
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<Training<B>, D>>) {
         if self.statistics.contains(&param.id) {

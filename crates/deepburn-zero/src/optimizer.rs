@@ -40,6 +40,7 @@ mod arrays;
 mod frozen_lamb;
 mod moments;
 mod newton_schulz;
+mod one_bit_adam;
 mod parked;
 mod rounds;
 mod rule;
@@ -64,16 +65,15 @@ use crate::parameter::Parameter;
 
 use frozen_lamb::LambScalars;
 use rounds::{PlannedUpdate, UpdateScope};
-use rule::UpdateStep;
+use rule::{CompressedOptimizer, UpdateStep};
 use tiered_state::{DeviceState, ParkedState, TieredState};
 
 pub(crate) use arrays::KeptArray;
 pub use moments::moments;
+pub(crate) use moments::state_count;
 pub(crate) use newton_schulz::WORKSPACE;
 pub(crate) use rounds::{MatrixOwner, StepOrder, UpdateRound};
-pub(crate) use rule::state_arrays;
 pub(crate) use step::{StepInProgress, UpdateDirection};
-pub(crate) use zero_one::{COMMON, LOCAL_ARRAYS};
 
 /// The optimizer states of one rank and the settings of their updates.
 ///
@@ -205,7 +205,7 @@ impl<B: OptimizerOps> Optimizer<B> {
     ) -> Result<(), SwapError> {
         // A frozen parameter also gets an entry in each list, so that the
         // lists keep the same indices.
-        let moments = settings.as_ref().map_or(0, |it| state_arrays(&it.optimizer).len());
+        let moments = settings.as_ref().map_or(0, |it| state_count(&it.optimizer));
         let settings = settings.map(|settings| self.index_of(settings, 0));
         self.settings_of.push(settings);
         self.lamb_scalars.push(LambScalars::default());
@@ -263,9 +263,14 @@ impl<B: OptimizerOps> Optimizer<B> {
         self.settings(index).map_or(&[], |settings| moments(&settings.optimizer))
     }
 
-    /// Returns the names of all arrays of a parameter; empty for a frozen one.
-    fn state_arrays(&self, index: usize) -> &'static [&'static str] {
-        self.settings(index).map_or(&[], |settings| state_arrays(&settings.optimizer))
+    /// Returns the definition of a parameter's optimizer, if it has compressed exchanges.
+    fn compressed(&self, index: usize) -> Option<&dyn CompressedOptimizer> {
+        self.settings(index).and_then(|settings| rule::compressed(&settings.optimizer))
+    }
+
+    /// Returns the definitions of all optimizers with compressed exchanges.
+    fn all_compressed(&self) -> impl Iterator<Item = &dyn CompressedOptimizer> {
+        self.settings.iter().filter_map(|settings| rule::compressed(&settings.optimizer))
     }
 
     /// Returns the optimizer of a parameter; `None` for a frozen one.
@@ -327,37 +332,35 @@ impl<B: OptimizerOps> Optimizer<B> {
     /// Returns true if the optimizer has local steps, in which each rank
     /// updates its parameters without an exchange (0/1 Adam).
     pub(crate) fn takes_local_steps(&self) -> bool {
-        let is_zero_one =
-            |it: &UpdateSettings| matches!(it.optimizer, OptimizerPlan::ZeroOneAdam(_));
-        self.settings.iter().any(is_zero_one)
+        self.all_compressed().any(|it| it.local_states().is_some())
     }
 
     /// Returns true if the next step is local.
     pub(crate) fn steps_locally(&self) -> bool {
-        self.settings.iter().any(|it| rule::is_local(&it.optimizer, self.time + 1))
+        self.all_compressed().any(|it| it.is_local(self.time + 1))
     }
 
     /// Returns the name of the quantity that step `time` compresses; `None`
     /// without compression.
     pub(crate) fn compressed_quantity(&self, time: u64) -> Option<&'static str> {
-        self.settings.iter().find_map(|it| rule::compressed_quantity(&it.optimizer, time))
+        self.all_compressed().next().map(|it| it.compressed_quantity(time))
     }
 
     /// Returns true if the next step uses the compression errors of earlier
     /// steps.
     pub(crate) fn keeps_errors(&self) -> bool {
-        self.settings.iter().any(|it| rule::keeps_errors(&it.optimizer, self.time + 1))
+        self.all_compressed().any(|it| it.keeps_errors(self.time + 1))
     }
 
     /// Returns true if the last step was the last one that changed second
     /// moments.
     pub(crate) fn has_just_frozen(&self) -> bool {
-        self.settings.iter().any(|it| rule::freezes_after(&it.optimizer, self.time))
+        self.all_compressed().any(|it| it.freeze_step() == self.time)
     }
 
     /// Returns whether compression errors are reset after the last step.
     pub(crate) fn forgets_errors(&self) -> bool {
-        self.settings.iter().any(|it| rule::forgets_errors(&it.optimizer, self.time))
+        self.all_compressed().any(|it| it.forgets_errors(self.time))
     }
 
     /// Returns true if the optimizer has steps in which ranks exchange momenta
@@ -370,8 +373,7 @@ impl<B: OptimizerOps> Optimizer<B> {
     /// Otherwise each rank uses its own gradient, and ranks either average
     /// momenta in the step or exchange nothing.
     pub(crate) fn takes_mean_gradients(&self) -> bool {
-        let mut settings = self.settings.iter();
-        !settings.any(|it| rule::takes_own_gradients(&it.optimizer, self.time + 1))
+        !self.all_compressed().any(|it| it.takes_own_gradients(self.time + 1))
     }
 
     /// Returns the number of applied steps.
@@ -417,9 +419,8 @@ impl<B: OptimizerOps> Optimizer<B> {
         let (reads, largest) = self.reads(&steps, operands, order);
         self.pipeline.start(reads, largest)?;
         self.time = time;
-        let apart =
-            |it: &UpdateSettings| rule::leaves_ranks_apart(&it.optimizer, time, local_rates);
-        self.local_rates = self.settings.iter().any(apart).then_some(local_rates);
+        let is_apart = self.all_compressed().any(|it| it.leaves_ranks_apart(time, local_rates));
+        self.local_rates = is_apart.then_some(local_rates);
         Ok(StepInProgress { optimizer: self, steps, scale })
     }
 

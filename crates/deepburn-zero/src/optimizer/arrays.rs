@@ -12,8 +12,8 @@ use deepburn_ops::{OptimizerOps, float_bytes};
 
 use super::Optimizer;
 use super::moments::SECOND_MOMENT;
+use super::rule::LocalStates;
 use super::tiered_state::{DeviceState, TieredState, zeros};
-use super::zero_one::{COMMON, MOVED};
 use crate::offload::{ParkedCopy, ParkedTensor};
 
 /// Elements of an f32 array, for a checkpoint.
@@ -74,6 +74,30 @@ impl<B: OptimizerOps> Optimizer<B> {
         }
     }
 
+    /// Returns the states of a parameter with which ranks leave each other between two averages.
+    fn local_states(&self, index: usize) -> Option<&'static LocalStates> {
+        self.compressed(index)?.local_states()
+    }
+
+    /// Returns the names of the arrays of a parameter that differ between ranks after a local step;
+    /// empty for optimizers without such steps and for a frozen parameter.
+    pub(crate) fn arrays_of_rank(&self, index: usize) -> &'static [&'static str] {
+        self.local_states(index).map_or(&[], |local| &local.of_rank)
+    }
+
+    /// Returns elements `range` of the values that all ranks had after the last average, as
+    /// [`kept_moment`](Self::kept_moment) does; `None` without local steps.
+    pub(crate) fn kept_common(&self, index: usize, range: Range<usize>) -> Option<KeptArray<B>> {
+        self.kept_moment(index, self.local_states(index)?.common, range)
+    }
+
+    /// Returns the position of an array in the state's list: the moments, then the derived states.
+    fn place(&self, index: usize, name: &str) -> Option<usize> {
+        let local = self.local_states(index);
+        let derived = local.into_iter().flat_map(|local| &local.derived);
+        self.moments(index).iter().chain(derived).position(|array| *array == name)
+    }
+
     /// Returns elements `range` of the array `name` of a parameter; `None` for
     /// a frozen parameter and for an unknown name.
     ///
@@ -85,7 +109,7 @@ impl<B: OptimizerOps> Optimizer<B> {
         name: &str,
         range: Range<usize>,
     ) -> Option<KeptArray<B>> {
-        let place = self.state_arrays(index).iter().position(|array| *array == name)?;
+        let place = self.place(index, name)?;
         let masters = usize::from(self.working.is_some());
         match self.states[index].as_ref()? {
             TieredState::Device(state) => state.moments.get(place).cloned().map(KeptArray::Device),
@@ -146,7 +170,7 @@ impl<B: OptimizerOps> Optimizer<B> {
     /// Replaces the array `name` of a parameter on the device with one of the
     /// same length.
     pub(crate) fn set_moment(&mut self, index: usize, name: &str, values: B::FloatTensorPrimitive) {
-        let place = self.state_arrays(index).iter().position(|array| *array == name);
+        let place = self.place(index, name);
         if let (Some(place), Some(TieredState::Device(state))) = (place, &mut self.states[index]) {
             state.moments[place] = values;
         }
@@ -156,14 +180,12 @@ impl<B: OptimizerOps> Optimizer<B> {
     /// and resets the accumulated updates of this rank to 0. This rank's values
     /// are then the common values. Has no effect without local steps.
     pub(crate) fn set_common(&mut self, index: usize, values: B::FloatTensorPrimitive) {
-        if !self.state_arrays(index).contains(&COMMON) {
-            return;
-        }
+        let Some(local) = self.local_states(index) else { return };
         if let Some(TieredState::Device(state)) = &self.states[index] {
             // The accumulated updates since the last average are 0.
             let still = zeros::<B>(state.len, &state.device);
-            self.set_moment(index, MOVED, still);
-            self.set_moment(index, COMMON, values);
+            self.set_moment(index, local.moved, still);
+            self.set_moment(index, local.common, values);
         }
     }
 
@@ -174,7 +196,10 @@ impl<B: OptimizerOps> Optimizer<B> {
             Some(KeptArray::Device(array)) => array,
             _ => unreachable!("an optimizer with local steps keeps its states on the device"),
         };
-        B::float_add(array(COMMON), array(MOVED))
+        let Some(local) = self.local_states(index) else {
+            unreachable!("only an optimizer with local steps moves values")
+        };
+        B::float_add(array(local.common), array(local.moved))
     }
 
     /// Returns one bit per element of a parameter: whether it has ever had a

@@ -27,17 +27,62 @@
 use burn_backend::{FloatDType, Shape};
 use bytemuck::cast_slice;
 use bytes::Bytes;
+use deepburn_config::{LambPlan, OneBitLambPlan};
+use deepburn_kernels as kernels;
 use deepburn_kernels::{
     DescentStep, ElementwiseStep, FactorRule, add_error, frozen_lamb_sums, live_elements,
 };
 use deepburn_nvme::SwapError;
 use deepburn_ops::{OptimizerOps, float_bytes};
 
-use super::moments::{FRESH_SECOND_MOMENT, SECOND_MOMENT};
-use super::rule::UpdateStep;
+use super::moments::{FIRST_MOMENT, FRESH_SECOND_MOMENT, SECOND_MOMENT};
+use super::rounds::UpdateScope;
+use super::rule::{self, CompressedOptimizer, UpdateStep};
 use super::step::{StepInProgress, UpdateDirection};
 use super::tiered_state::{DeviceState, TieredState, tensor};
-use super::{Optimizer, UpdateValues};
+use super::{Optimizer, Rates, UpdateValues};
+
+impl CompressedOptimizer for OneBitLambPlan {
+    fn moments(&self) -> &'static [&'static str] {
+        &[FIRST_MOMENT, SECOND_MOMENT, FRESH_SECOND_MOMENT]
+    }
+
+    fn freeze_step(&self) -> u64 {
+        self.freeze_step
+    }
+
+    fn compressed_quantity(&self, _time: u64) -> &'static str {
+        "scaled momentum"
+    }
+
+    fn scope(&self, time: u64, _local_rates: f64) -> UpdateScope {
+        match time > self.freeze_step {
+            true => UpdateScope::FusedMomentum,
+            false => UpdateScope::Norms,
+        }
+    }
+
+    fn step(&self, rates: Rates, time: u64, _local_rates: f64) -> UpdateStep {
+        match time > self.freeze_step {
+            true => frozen_lamb(self, rates),
+            false => rule::lamb(&self.lamb, rates, time, Some(self.coeff_beta)),
+        }
+    }
+}
+
+/// Returns the scalars of 1-bit LAMB after the freeze (Li et al. 2021, and
+/// `deepspeed/runtime/fp16/onebit/lamb.py`). As in DeepSpeed, there is no bias correction.
+fn frozen_lamb(plan: &OneBitLambPlan, Rates { lr, betas }: Rates) -> UpdateStep {
+    let LambPlan { betas: own, eps, weight_decay, .. } = plan.lamb;
+    let [beta1, beta2] = betas.unwrap_or(own);
+    let rule = kernels::FrozenLamb { beta1, beta2, eps, weight_decay };
+    UpdateStep::FrozenLamb {
+        local: kernels::LocalMomentumStep::new(beta1).into(),
+        direction: kernels::FrozenLambStep::new(&rule).into(),
+        lr,
+        plan: *plan,
+    }
+}
 
 /// The scalars of one tensor, the same on all ranks.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -216,7 +261,7 @@ impl<B: OptimizerOps> StepInProgress<'_, B> {
 
     /// Returns the current moments of a parameter in host memory.
     fn host_moments(&mut self, index: usize) -> HostMoments {
-        let places = ["exp_avg", SECOND_MOMENT, FRESH_SECOND_MOMENT];
+        let places = [FIRST_MOMENT, SECOND_MOMENT, FRESH_SECOND_MOMENT];
         let places = places.map(|name| self.place(index, name));
         let state = self.device_state(index);
         let [first, second, fresh] =

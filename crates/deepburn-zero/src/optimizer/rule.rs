@@ -1,9 +1,10 @@
 //! The definition of each optimizer: its states, the scope of its updates and the scalars of its
 //! steps.
 //!
-//! Only this module distinguishes optimizers. Checkpoints, offload and ledger use
-//! `state_arrays`, the order of a step uses `scope`, and `step` computes the scalars of the kernels
-//! in f64.
+//! Only this module and `moments.rs` distinguish optimizers. Checkpoints, offload and ledger use
+//! `moments`, the order of a step uses `scope`, and `step` computes the scalars of the kernels
+//! in f64. An optimizer with compressed exchanges defines all of this in a file of its own, as a
+//! [`CompressedOptimizer`].
 //!
 //! ```text
 //! optimizer        arrays                                    update depends on
@@ -22,16 +23,12 @@
 //! All functions about a step depend only on `time` and the plan, so a resumed run needs no further
 //! state.
 
-use deepburn_config::{
-    AdamPlan, LambPlan, MuonPlan, OneBitAdamPlan, OneBitLambPlan, OptimizerPlan, ZeroOneAdamPlan,
-};
+use deepburn_config::{AdamPlan, LambPlan, MuonPlan, OneBitLambPlan, OptimizerPlan};
 use deepburn_kernels as kernels;
 use deepburn_kernels::ElementwiseStep;
 
 use super::Rates;
-use super::moments::moments;
 use super::rounds::UpdateScope;
-use super::zero_one::{self, StepKind};
 use crate::assignment::{Matrices, UpdateSettings};
 
 /// The scalars of one step, which are the same for all parameters with the same settings. The
@@ -66,100 +63,96 @@ pub(super) enum UpdateStep {
     FrozenLamb { local: ElementwiseStep, direction: ElementwiseStep, lr: f64, plan: OneBitLambPlan },
 }
 
-/// Returns the names of all arrays that an optimizer keeps for each parameter. The moments come
-/// first; checkpoints store them. The additional arrays of 0/1 Adam follow. Loading a checkpoint
-/// derives them from the stored arrays.
-pub(crate) fn state_arrays(plan: &OptimizerPlan) -> &'static [&'static str] {
-    match plan {
-        OptimizerPlan::ZeroOneAdam(_) => &zero_one::ARRAYS,
-        _ => moments(plan),
+/// The definition of an optimizer whose ranks exchange compressed values in some steps: 1-bit Adam,
+/// 1-bit LAMB and 0/1 Adam.
+///
+/// By default, the ranks average gradients until the freeze, and exchange compressed values after it.
+pub(super) trait CompressedOptimizer {
+    /// Returns the names of the moments, in the order of the states.
+    fn moments(&self) -> &'static [&'static str];
+
+    /// Returns the states with which ranks leave each other between two averages; `None` if all ranks
+    /// have the same parameters after every step.
+    fn local_states(&self) -> Option<&'static LocalStates> {
+        None
     }
-}
 
-/// Returns true if ranks average momenta in step `time`. Each rank then uses its own gradient,
-/// because averaging gradients would cost the communication that the compression saves.
-pub(super) fn agrees_on_momentum(plan: &OptimizerPlan, time: u64) -> bool {
-    match plan {
-        OptimizerPlan::OneBitAdam(plan) => time > plan.freeze_step,
-        OptimizerPlan::OneBitLamb(plan) => time > plan.freeze_step,
-        _ => false,
+    /// Returns the last step that changes the second moment.
+    fn freeze_step(&self) -> u64;
+
+    /// Returns true if each rank uses its own gradient in step `time`, so that the reducer must not
+    /// average gradients. Averaging them would cost the communication that the compression saves.
+    fn takes_own_gradients(&self, time: u64) -> bool {
+        time > self.freeze_step()
     }
-}
 
-/// Returns true if each rank uses its own gradient in step `time`, so that the reducer must not
-/// average gradients.
-pub(super) fn takes_own_gradients(plan: &OptimizerPlan, time: u64) -> bool {
-    match plan {
-        OptimizerPlan::ZeroOneAdam(plan) => !zero_one::updates_variance(plan, time),
-        plan => agrees_on_momentum(plan, time),
+    /// Returns true if the step before step `time` has changed a second moment. Only elements with a
+    /// nonzero second moment take part in exchanges, so this set must then be computed again.
+    fn second_moment_has_changed(&self, _time: u64) -> bool {
+        false
     }
-}
 
-/// Returns true if the step before step `time` has changed a second moment. Only elements with a
-/// nonzero second moment take part in exchanges, so this set must then be computed again.
-pub(super) fn second_moment_has_changed(plan: &OptimizerPlan, time: u64) -> bool {
-    match plan {
-        OptimizerPlan::ZeroOneAdam(plan) => time > 1 && zero_one::updates_variance(plan, time - 1),
-        _ => false,
+    /// Returns true if step `time` uses the compression errors of earlier steps (error feedback). By
+    /// default, this holds only after the freeze: earlier steps are uncompressed, and the set of
+    /// elements to compress still grows, because an element joins it with its first gradient.
+    fn keeps_errors(&self, time: u64) -> bool {
+        time > self.freeze_step()
     }
-}
 
-/// Returns true if step `time` uses the compression errors of earlier steps (error feedback). For
-/// 1-bit Adam and 1-bit LAMB, this holds only after `freeze_step`: earlier steps are uncompressed,
-/// and the set of elements to compress still grows, because an element joins it with its first
-/// gradient.
-pub(super) fn keeps_errors(plan: &OptimizerPlan, time: u64) -> bool {
-    matches!(plan, OptimizerPlan::ZeroOneAdam(_)) || agrees_on_momentum(plan, time)
-}
-
-/// Returns true if step `time` is the last one that changes the second moment.
-pub(super) fn freezes_after(plan: &OptimizerPlan, time: u64) -> bool {
-    match plan {
-        OptimizerPlan::OneBitAdam(plan) => time == plan.freeze_step,
-        OptimizerPlan::OneBitLamb(plan) => time == plan.freeze_step,
-        OptimizerPlan::ZeroOneAdam(plan) => time == plan.var_freeze_step,
-        _ => false,
+    /// Returns true if compression errors must be reset after step `time`, because later steps
+    /// compress another quantity.
+    fn forgets_errors(&self, _time: u64) -> bool {
+        false
     }
+
+    /// Returns true if step `time` is local: each rank updates its parameters with its own gradient.
+    fn is_local(&self, _time: u64) -> bool {
+        false
+    }
+
+    /// Returns true if ranks have different parameters after step `time`. `local_rates` is the sum of
+    /// learning rates since all ranks last had the same parameters, including this step.
+    fn leaves_ranks_apart(&self, _time: u64, _local_rates: f64) -> bool {
+        false
+    }
+
+    /// Returns the name of the quantity that step `time` compresses, or would compress. The
+    /// compression errors of one quantity cannot be used for another, so checkpoints store the name
+    /// together with the errors.
+    fn compressed_quantity(&self, time: u64) -> &'static str;
+
+    /// Returns the scope of an update in step `time`. `local_rates` is the sum of the parameter's
+    /// learning rates since all ranks last had the same parameters, including this step.
+    fn scope(&self, time: u64, local_rates: f64) -> UpdateScope;
+
+    /// Returns the scalars of step `time`, with the same arguments as [`scope`](Self::scope).
+    fn step(&self, rates: Rates, time: u64, local_rates: f64) -> UpdateStep;
 }
 
-/// Returns true if compression errors must be reset after step `time`, because 0/1 Adam exchanges
-/// updates instead of gradients in later steps.
-pub(super) fn forgets_errors(plan: &OptimizerPlan, time: u64) -> bool {
-    matches!(plan, OptimizerPlan::ZeroOneAdam(plan) if time == plan.var_freeze_step)
+/// The states of an optimizer with local steps, which all ranks have after the moments.
+#[derive(Debug)]
+pub(super) struct LocalStates {
+    /// The arrays that differ between ranks after a local step. Checkpoints store each of them once
+    /// per rank.
+    pub(super) of_rank: [&'static str; 2],
+    /// The sum of this rank's updates since the last average, one of the arrays above.
+    pub(super) moved: &'static str,
+    /// The values that all ranks had after the last average, which checkpoints store as the weights.
+    /// The current values of a rank are these values plus its updates.
+    pub(super) common: &'static str,
+    /// The arrays that follow the moments in the list of states. Loading a checkpoint derives them
+    /// from the stored arrays.
+    pub(super) derived: [&'static str; 2],
 }
 
-/// Returns true if step `time` is the first local step. The common parameters must be stored before
-/// this step.
-pub(super) fn is_first_local(plan: &OptimizerPlan, time: u64) -> bool {
-    matches!(plan, OptimizerPlan::ZeroOneAdam(plan) if time == plan.var_freeze_step + 1)
-}
-
-/// Returns true if step `time` is local: each rank updates its parameters with its own gradient.
-pub(super) fn is_local(plan: &OptimizerPlan, time: u64) -> bool {
-    matches!(plan, OptimizerPlan::ZeroOneAdam(plan) if zero_one::is_local(plan, time))
-}
-
-/// Returns the name of the quantity that step `time` compresses, or would compress; `None` for an
-/// optimizer without compression. The compression errors of one quantity cannot be used for
-/// another, so checkpoints store the name together with the errors.
-pub(super) fn compressed_quantity(plan: &OptimizerPlan, time: u64) -> Option<&'static str> {
+/// Returns the definition of an optimizer with compressed exchanges; `None` for others. This is the
+/// only place that names them.
+pub(super) fn compressed(plan: &OptimizerPlan) -> Option<&dyn CompressedOptimizer> {
     match plan {
-        OptimizerPlan::OneBitAdam(_) => Some("momentum"),
-        OptimizerPlan::OneBitLamb(_) => Some("scaled momentum"),
-        OptimizerPlan::ZeroOneAdam(_) if is_local(plan, time) => Some("update"),
-        OptimizerPlan::ZeroOneAdam(_) => Some("gradient"),
+        OptimizerPlan::OneBitAdam(plan) => Some(plan),
+        OptimizerPlan::OneBitLamb(plan) => Some(plan),
+        OptimizerPlan::ZeroOneAdam(plan) => Some(plan),
         _ => None,
-    }
-}
-
-/// Returns true if ranks have different parameters after step `time`. `local_rates` is the sum of
-/// learning rates since all ranks last had the same parameters, including this step.
-pub(super) fn leaves_ranks_apart(plan: &OptimizerPlan, time: u64, local_rates: f64) -> bool {
-    match plan {
-        OptimizerPlan::ZeroOneAdam(plan) => {
-            StepKind::at(plan, time, local_rates) == StepKind::Local
-        }
-        _ => false,
     }
 }
 
@@ -183,18 +176,9 @@ pub(super) fn scope(
             UpdateScope::Matrix { cost: cost.saturating_mul(matrices.count as u64) }
         }
         (OptimizerPlan::Lamb(_), _) => UpdateScope::Norms,
-        (plan @ OptimizerPlan::OneBitLamb(_), _) => match agrees_on_momentum(plan, time) {
-            true => UpdateScope::FusedMomentum,
-            false => UpdateScope::Norms,
-        },
-        (OptimizerPlan::ZeroOneAdam(plan), _) => {
-            match StepKind::at(plan, time, settings.lr_factor * local_rates) {
-                StepKind::ExactGradient | StepKind::Local => UpdateScope::Elements,
-                StepKind::CompressedGradient | StepKind::Exchange => UpdateScope::Momentum,
-            }
-        }
-        (plan, _) if agrees_on_momentum(plan, time) => UpdateScope::Momentum,
-        _ => UpdateScope::Elements,
+        (plan, _) => compressed(plan).map_or(UpdateScope::Elements, |plan| {
+            plan.scope(time, settings.lr_factor * local_rates)
+        }),
     }
 }
 
@@ -215,27 +199,16 @@ pub(super) fn step(
             UpdateStep::Matrix { direction, lr: rates.lr, plan: *plan, matrices }
         }
         (OptimizerPlan::Lamb(plan), _) => lamb(plan, rates, time, None),
-        (OptimizerPlan::OneBitLamb(plan), _) => {
-            match agrees_on_momentum(&settings.optimizer, time) {
-                true => frozen_lamb(plan, rates),
-                false => lamb(&plan.lamb, rates, time, Some(plan.coeff_beta)),
-            }
-        }
-        (OptimizerPlan::OneBitAdam(one_bit), _)
-            if agrees_on_momentum(&settings.optimizer, time) =>
-        {
-            momentum(one_bit, rates)
-        }
-        (OptimizerPlan::ZeroOneAdam(plan), _) => {
-            zero_one_step(plan, rates, time, settings.lr_factor * local_rates)
-        }
-        (plan, _) => UpdateStep::Elements(elementwise(plan, rates, time)),
+        (plan, _) => match compressed(plan) {
+            Some(plan) => plan.step(rates, time, settings.lr_factor * local_rates),
+            None => UpdateStep::Elements(elementwise(plan, rates, time)),
+        },
     }
 }
 
 /// Returns the scalars of LAMB (You et al. 2020). `coeff_beta` is set for 1-bit LAMB, which
 /// averages trust ratios until its freeze.
-fn lamb(
+pub(super) fn lamb(
     plan: &LambPlan,
     Rates { lr, betas }: Rates,
     time: u64,
@@ -253,66 +226,18 @@ fn lamb(
     }
 }
 
-/// Returns the scalars of 1-bit LAMB after the freeze (Li et al. 2021, and
-/// `deepspeed/runtime/fp16/onebit/lamb.py`). As in DeepSpeed, there is no bias correction.
-fn frozen_lamb(plan: &OneBitLambPlan, Rates { lr, betas }: Rates) -> UpdateStep {
-    let LambPlan { betas: own, eps, weight_decay, .. } = plan.lamb;
-    let [beta1, beta2] = betas.unwrap_or(own);
-    let rule = kernels::FrozenLamb { beta1, beta2, eps, weight_decay };
-    UpdateStep::FrozenLamb {
-        local: kernels::LocalMomentumStep::new(beta1).into(),
-        direction: kernels::FrozenLambStep::new(&rule).into(),
-        lr,
-        plan: *plan,
-    }
-}
-
-/// Returns the scalars of 1-bit Adam after the freeze (Tang et al. 2021). They are not
-/// bias-corrected, because the second moment no longer changes.
-fn momentum(plan: &OneBitAdamPlan, Rates { lr, betas }: Rates) -> UpdateStep {
-    let AdamPlan { betas: own, eps, weight_decay, .. } = plan.adam;
-    let [beta1, _] = betas.unwrap_or(own);
-    // `beta1` is 0 in the second pass: the mean momentum already contains the gradient and replaces
-    // the momentum of this rank.
-    let agreed = kernels::FrozenAdam { lr, beta1: 0.0, eps, weight_decay };
-    UpdateStep::Momentum {
-        local: kernels::LocalMomentumStep::new(beta1).into(),
-        agreed: kernels::FrozenAdamStep::new(&agreed).into(),
-    }
-}
-
-/// Returns the scalars of 0/1 Adam (Lu et al. 2022) for the kind of this step. `local_rates`
-/// already contains the factor of the parameter group.
-fn zero_one_step(plan: &ZeroOneAdamPlan, rates: Rates, time: u64, local_rates: f64) -> UpdateStep {
-    let AdamPlan { betas: own, eps, weight_decay, .. } = plan.adam;
-    let [beta1, _] = rates.betas.unwrap_or(own);
-    let frozen = kernels::FrozenAdam { lr: rates.lr, beta1, eps, weight_decay };
-    match StepKind::at(plan, time, local_rates) {
-        StepKind::ExactGradient => {
-            UpdateStep::Elements(elementwise(&OptimizerPlan::AdamW(plan.adam), rates, time))
-        }
-        // A momentum with `beta1 = 0` is the gradient itself, so the exchange compresses the
-        // gradient.
-        StepKind::CompressedGradient => UpdateStep::Momentum {
-            local: kernels::LocalMomentumStep::new(0.0).into(),
-            agreed: kernels::FrozenAdamStep::new(&frozen).into(),
-        },
-        StepKind::Local => UpdateStep::Elements(kernels::LocalAdamStep::new(&frozen).into()),
-        StepKind::Exchange => UpdateStep::Momentum {
-            local: kernels::LocalMovementStep::new(&frozen).into(),
-            agreed: kernels::AgreedMovementStep::new(&frozen, local_rates).into(),
-        },
-    }
-}
-
 /// Returns the scalars of an optimizer with element-wise updates. The `betas` of the schedule
 /// replace the betas of the plan; SGD uses the first beta as its momentum.
 ///
 /// # Panics
 ///
-/// Panics for LAMB, Muon, 1-bit LAMB and 0/1 Adam, whose steps are not element-wise or have several
-/// kinds.
-fn elementwise(plan: &OptimizerPlan, Rates { lr, betas }: Rates, time: u64) -> ElementwiseStep {
+/// Panics for LAMB and Muon, whose steps are not element-wise, and for optimizers with compressed
+/// exchanges, which have several kinds of steps.
+pub(super) fn elementwise(
+    plan: &OptimizerPlan,
+    Rates { lr, betas }: Rates,
+    time: u64,
+) -> ElementwiseStep {
     let adam = |plan: &AdamPlan, weight_decay| {
         let [beta1, beta2] = betas.unwrap_or(plan.betas);
         let AdamPlan { eps, bias_correction, .. } = *plan;
@@ -324,10 +249,6 @@ fn elementwise(plan: &OptimizerPlan, Rates { lr, betas }: Rates, time: u64) -> E
             adam(plan, kernels::WeightDecay::Decoupled(plan.weight_decay))
         }
         OptimizerPlan::Adam(ref plan) => adam(plan, kernels::WeightDecay::L2(plan.weight_decay)),
-        // 1-bit Adam before the freeze is AdamW.
-        OptimizerPlan::OneBitAdam(OneBitAdamPlan { adam: ref plan, .. }) => {
-            adam(plan, kernels::WeightDecay::Decoupled(plan.weight_decay))
-        }
         OptimizerPlan::Sgd { momentum, dampening, weight_decay, nesterov, .. } => {
             let cycled = betas.map(|[beta1, _]| beta1).filter(|_| momentum != 0.0);
             let momentum = cycled.unwrap_or(momentum);
@@ -341,9 +262,11 @@ fn elementwise(plan: &OptimizerPlan, Rates { lr, betas }: Rates, time: u64) -> E
         OptimizerPlan::Adagrad { eps, weight_decay, .. } => {
             kernels::AdagradStep::new(&kernels::Adagrad { lr, eps, weight_decay }).into()
         }
-        OptimizerPlan::Lamb(_) | OptimizerPlan::Muon(_) | OptimizerPlan::OneBitLamb(_) => {
+        OptimizerPlan::Lamb(_) | OptimizerPlan::Muon(_) => {
             unreachable!("they look at more than one element")
         }
-        OptimizerPlan::ZeroOneAdam(_) => unreachable!("its steps are of several kinds"),
+        OptimizerPlan::OneBitAdam(_)
+        | OptimizerPlan::OneBitLamb(_)
+        | OptimizerPlan::ZeroOneAdam(_) => unreachable!("their steps are of several kinds"),
     }
 }

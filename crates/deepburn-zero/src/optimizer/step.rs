@@ -24,7 +24,7 @@ use deepburn_nvme::SwapError;
 use deepburn_ops::OptimizerOps;
 
 use super::parked::HostUpdate;
-use super::rule::{self, UpdateStep};
+use super::rule::UpdateStep;
 use super::tiered_state::{DeviceState, ReadValues, TieredState, zeros};
 use super::{Optimizer, Squares, UpdateGradient, UpdateValues, newton_schulz};
 use crate::assignment::Matrices;
@@ -224,15 +224,15 @@ impl<B: OptimizerOps> StepInProgress<'_, B> {
     /// Returns true if the set of elements that take part in exchanges may have grown since the
     /// last step.
     pub(crate) fn second_moment_has_changed(&self, index: usize) -> bool {
-        let settings = self.optimizer.settings(index);
-        settings
-            .is_some_and(|it| rule::second_moment_has_changed(&it.optimizer, self.optimizer.time))
+        let compressed = self.optimizer.compressed(index);
+        compressed.is_some_and(|it| it.second_moment_has_changed(self.optimizer.time))
     }
 
-    /// Returns true if this step is the first local step.
+    /// Returns true if this step is the first local step. The common values must be stored before it.
     fn is_first_local(&self, index: usize) -> bool {
-        let settings = self.optimizer.settings(index);
-        settings.is_some_and(|it| rule::is_first_local(&it.optimizer, self.optimizer.time))
+        let time = self.optimizer.time;
+        let compressed = self.optimizer.compressed(index);
+        compressed.is_some_and(|it| it.is_local(time) && !it.is_local(time - 1))
     }
 
     /// Returns one bit per element of a parameter; see `Optimizer::live_elements`.

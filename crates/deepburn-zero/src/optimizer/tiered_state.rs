@@ -57,7 +57,7 @@ pub(super) struct ParkedState<B: Backend> {
 pub(super) struct DeviceState<B: Backend> {
     /// The f32 master of the owned elements; `None` if the parameter itself is f32.
     pub(super) master: Option<B::FloatTensorPrimitive>,
-    /// The moments, in the order of `rule::state_arrays`.
+    /// The moments, followed by the derived states of an optimizer with local steps.
     pub(super) moments: Vec<B::FloatTensorPrimitive>,
     /// The number of elements of each array, padding included.
     pub(super) len: usize,

@@ -17,26 +17,105 @@
 //! E exact gradient, C compressed gradient, L local step, X local step with exchange
 //! ```
 
-use deepburn_config::ZeroOneAdamPlan;
+use deepburn_config::{AdamPlan, OptimizerPlan, ZeroOneAdamPlan};
+use deepburn_kernels as kernels;
 
-/// The names of the arrays that a rank keeps for each parameter. The last two are allocated from
-/// the start but unused until `var_freeze_step`.
-pub(super) const ARRAYS: [&str; 4] = ["exp_avg", super::moments::SECOND_MOMENT, MOVED, COMMON];
-
-/// The arrays that differ between ranks after a local step. Checkpoints store each of them once per
-/// rank.
-pub(crate) const LOCAL_ARRAYS: [&str; 2] = ["exp_avg", MOVED];
+use super::Rates;
+use super::moments::{FIRST_MOMENT, SECOND_MOMENT};
+use super::rounds::UpdateScope;
+use super::rule::{CompressedOptimizer, LocalStates, UpdateStep, elementwise};
 
 /// The sum of this rank's updates since the last average. The name is DeepSpeed's.
-pub(crate) const MOVED: &str = "momentum_accumulator";
+const MOVED: &str = "momentum_accumulator";
 
-/// The values that all ranks had after the last average. The current values of a rank are `common`
-/// plus its `momentum_accumulator`.
-pub(crate) const COMMON: &str = "common";
+/// The values that all ranks had after the last average.
+const COMMON: &str = "common";
+
+/// The states of local steps. `MOVED` and `COMMON` are allocated from the start but unused until
+/// `var_freeze_step`.
+const LOCAL: LocalStates = LocalStates {
+    of_rank: [FIRST_MOMENT, MOVED],
+    moved: MOVED,
+    common: COMMON,
+    derived: [MOVED, COMMON],
+};
+
+impl CompressedOptimizer for ZeroOneAdamPlan {
+    fn moments(&self) -> &'static [&'static str] {
+        &[FIRST_MOMENT, SECOND_MOMENT]
+    }
+
+    fn local_states(&self) -> Option<&'static LocalStates> {
+        Some(&LOCAL)
+    }
+
+    fn freeze_step(&self) -> u64 {
+        self.var_freeze_step
+    }
+
+    fn takes_own_gradients(&self, time: u64) -> bool {
+        !updates_variance(self, time)
+    }
+
+    fn second_moment_has_changed(&self, time: u64) -> bool {
+        time > 1 && updates_variance(self, time - 1)
+    }
+
+    fn keeps_errors(&self, _time: u64) -> bool {
+        true
+    }
+
+    fn forgets_errors(&self, time: u64) -> bool {
+        time == self.var_freeze_step
+    }
+
+    fn is_local(&self, time: u64) -> bool {
+        is_local(self, time)
+    }
+
+    fn leaves_ranks_apart(&self, time: u64, local_rates: f64) -> bool {
+        StepKind::at(self, time, local_rates) == StepKind::Local
+    }
+
+    fn compressed_quantity(&self, time: u64) -> &'static str {
+        if is_local(self, time) { "update" } else { "gradient" }
+    }
+
+    fn scope(&self, time: u64, local_rates: f64) -> UpdateScope {
+        match StepKind::at(self, time, local_rates) {
+            StepKind::ExactGradient | StepKind::Local => UpdateScope::Elements,
+            StepKind::CompressedGradient | StepKind::Exchange => UpdateScope::Momentum,
+        }
+    }
+
+    /// Returns the scalars of 0/1 Adam (Lu et al. 2022) for the kind of this step. `local_rates`
+    /// already contains the factor of the parameter group.
+    fn step(&self, rates: Rates, time: u64, local_rates: f64) -> UpdateStep {
+        let AdamPlan { betas: own, eps, weight_decay, .. } = self.adam;
+        let [beta1, _] = rates.betas.unwrap_or(own);
+        let frozen = kernels::FrozenAdam { lr: rates.lr, beta1, eps, weight_decay };
+        match StepKind::at(self, time, local_rates) {
+            StepKind::ExactGradient => {
+                UpdateStep::Elements(elementwise(&OptimizerPlan::AdamW(self.adam), rates, time))
+            }
+            // A momentum with `beta1 = 0` is the gradient itself, so the exchange compresses the
+            // gradient.
+            StepKind::CompressedGradient => UpdateStep::Momentum {
+                local: kernels::LocalMomentumStep::new(0.0).into(),
+                agreed: kernels::FrozenAdamStep::new(&frozen).into(),
+            },
+            StepKind::Local => UpdateStep::Elements(kernels::LocalAdamStep::new(&frozen).into()),
+            StepKind::Exchange => UpdateStep::Momentum {
+                local: kernels::LocalMovementStep::new(&frozen).into(),
+                agreed: kernels::AgreedMovementStep::new(&frozen, local_rates).into(),
+            },
+        }
+    }
+}
 
 /// The kind of a step, the same on all ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum StepKind {
+enum StepKind {
     /// A step of Adam with the mean gradient.
     ExactGradient,
     /// A step with the mean of compressed gradients. The second moment stays unchanged.
@@ -51,7 +130,7 @@ impl StepKind {
     /// Returns the kind of step `time`, counted from 1. `rates` is the sum of learning rates since
     /// the last exchange, including this step. The momentum after an exchange is divided by this
     /// sum, so ranks exchange nothing as long as it is 0.
-    pub(super) fn at(plan: &ZeroOneAdamPlan, time: u64, rates: f64) -> Self {
+    fn at(plan: &ZeroOneAdamPlan, time: u64, rates: f64) -> Self {
         match is_local(plan, time) {
             false if updates_variance(plan, time) => Self::ExactGradient,
             false => Self::CompressedGradient,
@@ -62,7 +141,7 @@ impl StepKind {
 }
 
 /// Returns true if step `time` is local: each rank updates its parameters with its own gradient.
-pub(super) fn is_local(plan: &ZeroOneAdamPlan, time: u64) -> bool {
+fn is_local(plan: &ZeroOneAdamPlan, time: u64) -> bool {
     time > plan.var_freeze_step
 }
 
@@ -73,7 +152,7 @@ pub(super) fn is_local(plan: &ZeroOneAdamPlan, time: u64) -> bool {
 /// With each interval there are `var_update_scaler` updates, at consecutive multiples of the
 /// interval. The interval then doubles. The loop runs once per interval, at most about `log2(time)`
 /// times.
-pub(super) fn updates_variance(plan: &ZeroOneAdamPlan, time: u64) -> bool {
+fn updates_variance(plan: &ZeroOneAdamPlan, time: u64) -> bool {
     let (mut last, mut interval) = (0_u64, 1_u64);
     while !is_local(plan, time) {
         // The first multiple of this interval after the last update with the previous one.
@@ -101,7 +180,6 @@ fn exchanges(plan: &ZeroOneAdamPlan, time: u64) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use deepburn_config::AdamPlan;
     use proptest::prelude::*;
 
     use super::*;

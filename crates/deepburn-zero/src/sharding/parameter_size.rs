@@ -2,7 +2,7 @@
 
 use deepburn_config::OptimizerPlan;
 
-use crate::optimizer::state_arrays;
+use crate::optimizer::state_count;
 
 /// The size of a parameter. Tied parameters are listed once.
 ///
@@ -21,7 +21,7 @@ impl ParameterSize {
     /// Returns the size of a parameter that `optimizer` updates. `None` means
     /// that the parameter is frozen.
     pub fn new(numel: u64, optimizer: Option<&OptimizerPlan>) -> Self {
-        let moments = optimizer.map(|plan| state_arrays(plan).len());
+        let moments = optimizer.map(state_count);
         Self { numel, moments }
     }
 

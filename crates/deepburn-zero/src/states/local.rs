@@ -20,7 +20,7 @@ use super::ModelStates;
 use super::rank_arrays::{OwnedState, read_mean};
 use super::segments::{StateArray, StateSegment};
 use crate::error::ZeroError;
-use crate::optimizer::{KeptArray, LOCAL_ARRAYS};
+use crate::optimizer::KeptArray;
 use crate::parameter::{Parameter, Publisher};
 
 impl<B: OptimizerOps> ModelStates<B> {
@@ -38,7 +38,7 @@ impl<B: OptimizerOps> ModelStates<B> {
         let has_elements = parameter.is_trainable() && parameter.numel() > 0;
         let has_some = self.local_rates().is_some() && has_elements;
         let ranks = self.groups.data().world_size();
-        let names = LOCAL_ARRAYS.into_iter().filter(move |_| has_some);
+        let names = self.optimizer.arrays_of_rank(index).iter().filter(move |_| has_some);
         names.flat_map(move |name| (0..ranks).map(move |rank| StateArray::Local(name, rank)))
     }
 
@@ -59,7 +59,7 @@ impl<B: OptimizerOps> ModelStates<B> {
                 return Ok(Vec::new());
             }
             let mut all = Vec::new();
-            for name in LOCAL_ARRAYS {
+            for name in self.optimizer.arrays_of_rank(parameter.index()) {
                 let kept =
                     self.optimizer.kept_moment(parameter.index(), name, 0..parameter.numel());
                 let Some(KeptArray::Device(array)) = kept else {
@@ -114,7 +114,7 @@ impl<B: OptimizerOps> ModelStates<B> {
             |parameter: &&Arc<Parameter<B>>| parameter.is_trainable() && parameter.numel() > 0;
         for parameter in self.parameters.iter().filter(has_elements) {
             let (index, numel) = (parameter.index(), parameter.numel());
-            for name in LOCAL_ARRAYS {
+            for name in self.optimizer.arrays_of_rank(index) {
                 let of_rank = |rank| StateArray::Local(name, rank);
                 let mean = read_mean(parameter, own.clone(), of_rank, &mut read)?;
                 let data = TensorData::new(mean, [numel]);

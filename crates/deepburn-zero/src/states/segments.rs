@@ -34,7 +34,7 @@ use crate::error::ZeroError;
 use crate::gradient::SumElements;
 use crate::group::flat::{flat_range, narrow};
 use crate::offload::{ParkedCopy, WriteBehind};
-use crate::optimizer::{COMMON, KeptArray};
+use crate::optimizer::KeptArray;
 use crate::parameter::{Parameter, Publisher, Shard};
 use crate::session;
 use crate::session::RandomStream;
@@ -219,7 +219,7 @@ impl<B: OptimizerOps> ModelStates<B> {
         // The optimizer stores masters and moments, but no other arrays.
         let kept = match array {
             StateArray::Weights if self.local_rates().is_some() && parameter.is_trainable() => {
-                self.optimizer.kept_moment(index, COMMON, range.clone())
+                self.optimizer.kept_common(index, range.clone())
             }
             StateArray::Weights => self.optimizer.kept_master(index, range.clone()),
             StateArray::Moment(name) => {

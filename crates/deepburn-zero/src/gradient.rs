@@ -152,6 +152,7 @@ pub(crate) fn reducer_with<B: Backend>(
     parameter: &Arc<Parameter<B>>,
 ) -> Option<(Rc<RefCell<GradientReducer<B>>>, usize)> {
     let (reducer, index) = (reducer::<B>()?, parameter.index());
+    // Indices are only unique within a model, so the parameter itself is compared.
     let is_own =
         reducer.borrow().parameters.get(index).is_some_and(|own| Arc::ptr_eq(own, parameter));
     (is_own && parameter.is_trainable()).then_some((reducer, index))
@@ -193,6 +194,8 @@ impl<B: Backend> GradientReducer<B> {
         ledger: Ledger,
     ) -> Self {
         let ReducerPolicy { plan, reduction, types, .. } = &policy;
+        // Frozen parameters and those that another stage updates have no gradient here, so they do
+        // not fill buckets.
         let trainable = parameters.iter().filter(|parameter| parameter.is_updated_here());
         let share = trainable.map(|p| p.numel()).sum::<usize>().div_ceil(BUCKETS_PER_MODEL);
         let scaling = Scaling::new(reduction, groups.data().world_size(), 1, types.communication);
@@ -284,6 +287,8 @@ impl<B: Backend> GradientReducer<B> {
     /// Collects the gradient of parameter `index`, which an earlier pipeline stage computes and sends.
     pub(crate) fn collect_later(&mut self, index: usize, message: Pending<DeviceArray<B>>) {
         self.watch.report();
+        // The message is not awaited here, because the stage that sends it may be some passes
+        // behind.
         self.late.add(index, LatePart::Coming(message));
     }
 
@@ -308,6 +313,7 @@ impl<B: Backend> GradientReducer<B> {
     /// Returns an error if a stage does not send its part, a collective fails, or a parked sum cannot
     /// be read or written.
     pub(crate) fn reduce_late(&mut self, open: usize) -> Result<(), CommError> {
+        // Oldest first, so that micro-batches are added in the same order as without a pipeline.
         for gradient in self.late.take_due(open) {
             let index = gradient.index;
             self.enter(index, gradient.wait(self.parameters[index].shape())?)?;
@@ -328,6 +334,8 @@ impl<B: Backend> GradientReducer<B> {
     /// Returns an error if a collective fails or a parked sum cannot be read or written.
     pub(crate) fn finish_backward(&mut self) -> Result<(), CommError> {
         self.drain()?;
+        // Rows are added to a gradient of the same pass. Without this check, they would be lost
+        // silently.
         if let Some(index) = self.late.end_pass() {
             let path = self.parameters[index].path();
             let error = format!("rows of the gradient of parameter {path} belong to no gradient");
@@ -364,6 +372,7 @@ impl<B: Backend> GradientReducer<B> {
     ///
     /// Returns an error if a collective fails or a parked sum cannot be read or written.
     pub(crate) fn reduce_rest(&mut self) -> Result<(), CommError> {
+        // No pass stays open, because the step needs the gradients of all micro-batches.
         self.reduce_late(0)?;
         for index in 0..self.gradients.len() {
             if let Some(Collected { array, .. }) = self.gradients[index].take_local() {
@@ -427,6 +436,8 @@ impl<B: Backend> GradientReducer<B> {
         if !self.mean {
             let array = array.in_type(self.policy.types.accumulation);
             let ranks = self.groups.data().world_size();
+            // The step averages over the ranks later. If the plan asks for a sum, the factor
+            // compensates the division.
             let array = scale(array, Scaling::of_one_rank(&self.policy.reduction, ranks));
             return self.accumulate(index, array.into_flat());
         }
@@ -471,12 +482,15 @@ impl<B: Backend> GradientReducer<B> {
             |index: &usize| self.gradients[*index].leave_bucket(|array| scale(array, before));
         let arrays = indices.iter().map(leave).collect();
         let group = self.groups.shard().arrays();
+        // Both collectives add parts in rank order, so an owned element has the same bits with
+        // either of them.
         let pending = if self.policy.shards && self.policy.plan.reduce_scatter {
             group.reduce_scatter(tag, arrays, self.scaling.op)?
         } else {
             group.all_reduce(tag, arrays, self.scaling.op)?
         };
         self.buckets.in_flight.push_back(Flight { indices, pending });
+        // One bucket in flight hides most of the communication, and limits memory to two buckets.
         let allowed = if self.policy.plan.overlap_comm { 1 } else { 0 };
         while self.buckets.in_flight.len() > allowed {
             if let Some(flight) = self.buckets.in_flight.pop_front() {
@@ -495,6 +509,7 @@ impl<B: Backend> GradientReducer<B> {
         // memory.
         indices.iter().for_each(|index| self.gradients[*index].finish_reduction());
         for (index, mut result) in indices.into_iter().zip(results) {
+            // The all-reduce returns whole gradients, of which only the shard is kept.
             if self.policy.shards && !self.policy.plan.reduce_scatter {
                 result = self.owned(index, result);
             }
@@ -513,6 +528,8 @@ impl<B: Backend> GradientReducer<B> {
     fn owned(&self, index: usize, whole: DeviceArray<B>) -> DeviceArray<B> {
         let partition = self.parameters[index].partition();
         let shard = vec![whole.part(partition.owned(self.groups.shard().rank()))];
+        // A reduction of a single part pads it to the shard length. It may return a view, which
+        // would keep the whole gradient alive.
         own(DeviceArray::reduce(shard, partition.shard_len(), ReduceOp::Sum, 0))
     }
 }
@@ -548,6 +565,7 @@ fn scale<B: Backend>(array: DeviceArray<B>, factor: f64) -> DeviceArray<B> {
 /// Returns an order-dependent hash (FNV-1a) of a list of parameters. Ranks compare it before they
 /// exchange a bucket.
 fn fingerprint(indices: impl Iterator<Item = usize>) -> u64 {
+    // The offset basis and the prime of the 64-bit FNV hash.
     indices.fold(0xcbf2_9ce4_8422_2325, |hash, index| {
         (hash ^ index as u64).wrapping_mul(0x0100_0000_01b3)
     })

@@ -91,6 +91,7 @@ impl<B: Backend> std::fmt::Debug for Group<B> {
 impl<B: Backend> Group<B> {
     /// Wraps the member of a process group.
     pub fn new(member: impl ZeroGroup<B> + 'static) -> Self {
+        // The three payloads have the same ranks, so any of them can be asked.
         let rank = ProcessGroup::<Host<f64>>::rank(&member);
         let world_size = ProcessGroup::<Host<f64>>::world_size(&member);
         Self { engine: Arc::new(member), rank, world_size }
@@ -176,6 +177,7 @@ impl<B: Backend> Group<B> {
     /// Creates the error for a failure of this rank, in the form that other
     /// ranks receive.
     pub(crate) fn failed(&self, cause: String) -> CommError {
+        // Ranks of a subgroup are numbered from 0, but an error names the rank of the world.
         let rank = ProcessGroup::<Host<f64>>::ranks(&*self.engine).world_rank();
         CommError::PeerFailed { rank, cause }
     }

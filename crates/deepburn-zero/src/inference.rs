@@ -101,6 +101,7 @@ where
         param: Param<Tensor<Zero<B>, D>>,
     ) -> Param<Tensor<Zero<B>, D>> {
         let shape = param.lazy_shape();
+        // Only matrices have encoded forms. After a failure, the module is dropped.
         let (Ok(shape), None) = (<[usize; 2]>::try_from(shape.as_slice()), &self.failure) else {
             return param;
         };

@@ -148,6 +148,7 @@ impl Store {
 impl Drop for ParkedArray {
     fn drop(&mut self) {
         if let ParkedData::Disk { file, region } = &self.data
+            // A file of model states has a fixed size, and its arrays exist for the whole run.
             && file.grows()
         {
             file.release(region);
@@ -374,6 +375,8 @@ impl ParkedArray {
     pub(crate) fn copy(self: &Arc<Self>, range: Range<usize>, dtype: DType) -> Arc<ParkedCopy> {
         let copy = Arc::new(ParkedCopy::new(self.clone(), range, dtype));
         let mut copies = lock(&self.copies);
+        // An array that is never written is copied by each checkpoint, so dropped copies are
+        // removed here.
         copies.retain(|copy| copy.strong_count() > 0);
         copies.push(Arc::downgrade(&copy));
         copy

@@ -172,6 +172,7 @@ impl<B: OptimizerOps> Optimizer<B> {
     /// Creates an optimizer without parameters. `working` is the type in which
     /// ops compute, if it is not f32.
     pub(crate) fn new(working: Option<FloatDType>, parking: Option<&Parking>) -> Self {
+        // Without offload nothing is transferred, so this policy is never applied.
         let idle = PipelinePolicy { reads_ahead: false, writes_behind: false };
         let pipeline = Pipeline::new(parking.map_or(idle, |parking| parking.policy));
         Self {
@@ -209,6 +210,7 @@ impl<B: OptimizerOps> Optimizer<B> {
         let settings = settings.map(|settings| self.index_of(settings, 0));
         self.settings_of.push(settings);
         self.lamb_scalars.push(LambScalars::default());
+        // The master is the first of the parked arrays. On the device it is not one of the moments.
         let arrays = moments + usize::from(self.working.is_some());
         self.states.push(match (owned, parking) {
             (None, _) => None,
@@ -411,6 +413,7 @@ impl<B: OptimizerOps> Optimizer<B> {
         let time = self.time + 1;
         let local_rates = self.local_rates_with(rates.lr);
         let step = |(settings, start): (&UpdateSettings, &u64)| {
+            // Bias correction counts the steps that a parameter has taken with its current states.
             rule::step(settings, rates, time - start, local_rates)
         };
         let steps: Vec<_> = self.settings.iter().zip(&self.starts).map(step).collect();

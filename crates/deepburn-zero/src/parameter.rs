@@ -232,6 +232,7 @@ impl<B: Backend> Parameter<B> {
 
     /// Returns true if several stages of a pipeline hold the parameter.
     pub(crate) fn is_shared(&self) -> bool {
+        // Without a pipeline, all stages count as homes, although there is only one.
         self.homes() != Holders::ALL && self.homes().first() != self.homes().last()
     }
 
@@ -326,6 +327,8 @@ impl<B: Backend> Parameter<B> {
                 self.homes()
             ),
         }
+        // The lock of the state is released, because a gather is a collective and changes the
+        // state.
         match self.gatherer.as_ref().and_then(Weak::upgrade) {
             Some(gatherer) => gatherer.gather(self.index()),
             None => panic!(
@@ -429,6 +432,7 @@ impl<B: Backend> Parameter<B> {
         if let Some(shard) = self.update_parked() {
             return shard.write_tensor::<B>(flat, &mut WriteBehind::default());
         }
+        // This also drops a gathered copy and a secondary shard of the old values.
         drop(self.take());
         match self.gatherer {
             Some(_) => self.put(flat),

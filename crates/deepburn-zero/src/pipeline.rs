@@ -102,6 +102,8 @@ impl<'a, B: Backend> ParameterHomes<'a, B> {
         Ok((
             homes,
             match homes.contains(stage) {
+                // Parts of a gradient are sent to later stages as the rows of lookups, which are
+                // small (`gradient/late.rs`).
                 true if homes.last() == stage => Role::Owner,
                 true => Role::Copy,
                 false => Role::Elsewhere,
@@ -166,6 +168,8 @@ impl<'a, B: Backend> ParameterHomes<'a, B> {
         let (stage, stages) = (self.stage(), mesh.size(MeshAxis::Pipeline));
         let mut value = mine;
         if world.rank() == 0 {
+            // The ranks of the first stage get the value in the broadcast below, which rank 0
+            // starts.
             for other in (1..stages).filter(|other| homes.contains(*other)) {
                 let to = mesh.rank_at([other, 0, 0]);
                 engine(world).send(to, first.clone(), vec![value.clone()])?;
@@ -321,6 +325,7 @@ impl<B: Backend> Stages<B> {
         let mut progress = self.progress.get();
         let common = operands.common;
         progress.current = match progress.phase {
+            // No message is needed as long as the current stage holds everything.
             _ if common.contains(progress.current) => progress.current,
             Phase::Forward if !common.is_empty() => common.nearest_up_to(progress.current),
             Phase::Backward if !common.is_empty() => common.first(),
@@ -383,6 +388,7 @@ impl<B: Backend> Stages<B> {
     pub(crate) fn await_later(&self, pass: u64) -> Result<(), CommError> {
         let tag = MessageTag::new("end of backward", pass);
         (self.stage + 1..self.count()).rev().try_for_each(|later| {
+            // The byte has no meaning. Only its arrival matters.
             let like = vec![vec![0_u8].into()];
             let end = self.world.bytes().receive(self.ranks[later], tag.clone(), like)?;
             end.wait().map(drop)

@@ -235,6 +235,7 @@ impl<B: Backend> BlockRecorder<B> {
     pub(crate) fn start_forward(&self) {
         self.end_forward();
         let mut pass = self.pass.borrow_mut();
+        // A program may still hold activations of earlier passes, so their tapes are not forgotten.
         let ended = std::mem::take(&mut pass.tapes);
         pass.earlier.extend(ended);
         pass.earlier.retain(|tape| tape.strong_count() > 0);
@@ -272,6 +273,7 @@ impl<B: Backend> BlockRecorder<B> {
     fn end_forward(&self) {
         let mut pass = self.pass.borrow_mut();
         pass.phase = Some(Phase::Backward);
+        // The last block was not freed, so nothing has to be recomputed from its ops.
         let open = pass.block.take().and_then(|block| block.tape);
         let last = std::mem::take(&mut pass.over);
         pass.freed = None;
@@ -300,6 +302,7 @@ impl<B: Backend> BlockRecorder<B> {
         }
         let (index, number) = (parameter.index(), self.blocks.of_parameter(parameter.index()));
         let mut pass = self.pass.borrow_mut();
+        // A named block contains everything up to its end.
         if pass.named > 0 {
             return;
         }
@@ -369,6 +372,8 @@ impl<B: Backend> BlockRecorder<B> {
         let before = self.pass.borrow_mut().freed.replace(Arc::downgrade(tape));
         if let (Some(store), Some(before)) = (&self.store, before.as_ref().and_then(Weak::upgrade))
         {
+            // The kept values of the tape that was just freed stay, because the next block reads
+            // them.
             before.park(store);
         }
     }
@@ -394,6 +399,7 @@ impl<B: Backend> AnyRecorder for BlockRecorder<B> {
 
     fn end_named(&self) {
         let mut pass = self.pass.borrow_mut();
+        // A new pass may have reset the number while the block was still open.
         pass.named = pass.named.saturating_sub(1);
         if pass.named == 0 {
             pass.end_block();

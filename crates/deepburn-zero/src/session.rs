@@ -238,6 +238,7 @@ impl Binding {
         let context = SESSION.with_borrow_mut(|session| {
             let contexts = session.models.contexts();
             let taken = |place: &u32| contexts.iter().any(|other| other.place == *place);
+            // A thread has fewer models than there are numbers, so the search always finds one.
             let place = (0..).find(|place| !taken(place)).unwrap_or_default();
             let context = Rc::new(ModelContext {
                 model,
@@ -273,6 +274,8 @@ impl Binding {
     /// Returns the mark with which autodiff reports the gradient of parameter
     /// `index` of this model.
     pub(crate) fn mark(&self, index: usize) -> DistributedParamId {
+        // Several models may be in one graph, so a mark has the number of the model in its upper
+        // half.
         let mark = DistributedParamId::from((u64::from(self.context.model) << 32) | index as u64);
         self.context.marks.borrow_mut().insert(mark, index);
         mark
@@ -389,6 +392,7 @@ impl Drop for ContextGuard {
 /// Returns the context of the innermost call, or of the oldest model outside of
 /// calls.
 fn current() -> Option<Rc<ModelContext>> {
+    // The context is cloned, because the caller may run ops, which borrow the session again.
     SESSION.with_borrow(|session| session.current().cloned())
 }
 

@@ -219,6 +219,7 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
         let path = self.path.joined();
         self.check_type(&path, &value)?;
         let (index, device) = (self.parameters.len(), value.device());
+        // The shape comes first, because ranks without a value need it to receive the elements.
         let announced = value.announce::<D>(self.homes.groups.world(), index, &path)?;
         let (homes, role) = self.homes.of(&path)?;
         let shape = announced.shape().clone();
@@ -240,6 +241,7 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
         // At the other ZeRO stages, the parameter keeps the memory of the value.
         let is_cut = self.shards.gatherer.is_some() && flat.is_some();
         let _cut = is_cut.then(|| self.ledger.hold(Category::Gathered, stored * DType::F32.size()));
+        // The other stages of a tied parameter receive its updated values, so they have no states.
         let updated = flat.as_ref().filter(|_| trainable && role == Role::Owner);
         self.adopt_states(updated, settings, partition, &device)?;
         let dtype = self.optimizer.working().map_or(DType::F32, DType::from);
@@ -282,6 +284,7 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
             None => Owned::Elements(self.share.len(partition), device.clone()),
         });
         let is_parked =
+            // `next` counts elements, so it is only called for parameters that this rank updates.
             updated.is_some() && self.shards.state_tiers.next(partition.numel()) != Tier::Device;
         let parking = self.shards.parking.filter(|_| is_parked);
         Ok(self.optimizer.adopt(owned, settings, parking, &self.ledger)?)
@@ -344,6 +347,7 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
         // The shard is extracted before the cast, so that a rank never
         // holds the whole parameter in two types.
         let shard = in_type(cut_shard::<B>(&flat, partition, self.share.rank));
+        // `next` is called for every shard, also without a store, as in `swap_bytes`.
         let tier = self.shards.tiers.next(partition.shard_len());
         let shard = match self.shards.parking {
             Some(parking) if tier != Tier::Device => {
@@ -439,6 +443,7 @@ fn holds_words<B: Backend>(device: &B::Device) -> bool {
 /// Returns the format of a frozen parameter; `None` if it is not quantized.
 fn format_of(plan: &QuantizationPlan, parameter: &ModelParameter<'_>) -> Option<BlockFormat> {
     let is_skipped = plan.skipped.iter().any(|path| path == parameter.path);
+    // Vectors stay as they are: they are small, and their blocks would save next to nothing.
     if is_skipped || parameter.shape.len() != 2 {
         return None;
     }

@@ -623,6 +623,7 @@ impl<B: OptimizerOps> ModelStates<B> {
         read: impl FnOnce() -> Result<B::FloatTensorPrimitive, ZeroError>,
     ) -> Result<B::FloatTensorPrimitive, ZeroError> {
         let Some(stages) = &self.stages else { return read() };
+        // Every stage takes part, so that a program can read any parameter on any rank.
         let owner = parameter.owner();
         let tag = MessageTag::new("whole parameter", parameter.index() as u64);
         let arrays = self.groups.world().arrays();
@@ -661,6 +662,7 @@ impl<B: OptimizerOps> ModelStates<B> {
         let reducer = self.reducer.borrow();
         let Some(sum) = reducer.accumulated(parameter.index()) else { return Ok(None) };
         let sum = sum.tensor(parameter.device())?;
+        // Before the step, a sum only has the ranks of one replica.
         let sum = reducer.sum_of_replicas(parameter.tag("gradient data of replicas"), vec![sum])?;
         let sum = sum.wait()?.swap_remove(0).into_flat();
         let flat = match self.settings.share.cuts_gradients {

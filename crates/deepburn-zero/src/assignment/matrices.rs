@@ -70,6 +70,8 @@ impl Matrices {
             )),
             Some(count) => Ok(Some(Self { count, layout })),
             None if !is_matrix || is_left_to_adam(parameter) => Ok(None),
+            // With fewer keys than queries, the three parts have different sizes and cannot be told
+            // apart.
             None if is_fused(path) && outputs == 3 * inputs => Ok(Some(Self { count: 3, layout })),
             None => Ok(Some(whole)),
         }

@@ -4,8 +4,8 @@
 //! expands it with `forward!`: float arguments are converted to data of the inner backend, and
 //! results enter the ledger. [`Autocast`](crate::Autocast) expands the same table with `cast!`,
 //! which casts float arguments to a common element type. `#[product]` and `#[full]` before a line
-//! select its rule (see [`CastRule`](crate::decorator::autocast::CastRule)). A line without one of these
-//! attributes promotes mixed types.
+//! select its rule (see [`CastRule`](crate::decorator::autocast::CastRule)). A line without one of
+//! these attributes promotes mixed types.
 //!
 //! ```text
 //!  model                              fn float_matmul(lhs: float, rhs: float) -> float

@@ -85,6 +85,7 @@ impl<B: MatmulOps> DistributedBackend for Staged<B> {
         let Some((reducer, index)) = gradient::reducer_of::<B>(params.param_id) else { return };
         let parameter = reducer.borrow().parameter(index).clone();
         let device = parameter.device().clone();
+        // On every stage, so that autodiff's container keeps no gradient alive that was passed on.
         let passed_on = ZeroTensor::passed_on(&*slot, device, parameter.shared_path());
         let gradient = std::mem::replace(slot, PlacedTensor::Everywhere(passed_on));
         let (numel, dtype) = (gradient.shape().num_elements(), gradient.dtype());

@@ -53,6 +53,8 @@ impl<B: Backend> GradientReducer<B> {
     /// checkpoint in the middle of a step can only be resumed with the same types.
     pub(crate) fn accumulates_in(&self, dtype: DType, count: usize) -> bool {
         let Types { communication, accumulation } = self.policy.types;
+        // These are the conditions of `land`: only an unscaled gradient of a single micro-batch
+        // stays in the communication type.
         let scaled = self.scaling.after != 1.0 || !self.policy.types.widens();
         let kept = if count > 1 || scaled { accumulation } else { communication };
         DType::from(kept) == dtype
@@ -127,6 +129,7 @@ impl<B: Backend> GradientReducer<B> {
             let bytes = sum.shape().num_elements() * sum.dtype().size();
             self.ledger.hold(Category::Buckets, bytes)
         });
+        // This comes before the addition, which may cancel an overflow of the sum so far.
         let peak = self.peak(count, peak, &sum);
         let [sum, gradient] =
             [sum, gradient].map(|part| in_type::<B>(part, self.policy.types.accumulation));

@@ -45,6 +45,7 @@ impl BackwardWatch {
     pub(crate) fn report(&mut self) {
         self.reporting = true;
         self.reported += 1;
+        // Every gradient comes here, but only the first one announces the pass.
         if let Some(announce) = self.announce.take() {
             self.began = Some(Instant::now());
             announce();
@@ -66,6 +67,7 @@ impl BackwardWatch {
     /// Forgets a pass that failed before its end.
     pub(crate) fn abandon(&mut self) {
         self.reporting = false;
+        // The callback belongs to the pass that failed and must not announce a later one.
         self.announce = None;
     }
 

@@ -60,6 +60,7 @@ impl<B: Backend> LateGradient<B> {
     ///
     /// Returns an error if a stage that sends a part fails or does not send it in time.
     pub(super) fn wait(self, shape: &Shape) -> Result<DeviceArray<B>, CommError> {
+        // A part that was sent may be flat, but rows are added to a table of the parameter's shape.
         let reported = match self.reported.wait()? {
             DeviceArray::Dense(tensor) => {
                 DeviceArray::Dense(B::float_reshape(tensor, shape.clone()))
@@ -106,6 +107,7 @@ impl<B: Backend> LateGradients<B> {
     /// reported, if there is one.
     #[must_use]
     pub(super) fn end_pass(&mut self) -> Option<usize> {
+        // A pass without late gradients gets an entry too, because `take_due` counts passes.
         self.passes.push_back(std::mem::take(&mut self.pass));
         self.rows.first().map(|(index, _)| *index)
     }

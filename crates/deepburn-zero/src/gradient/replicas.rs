@@ -47,6 +47,7 @@ impl<B: Backend> GradientReducer<B> {
             }
             let partition = self.parameters[index].partition();
             let kept = if self.policy.shards { partition.shard_len() } else { partition.numel() };
+            // A sum that is larger than the capacity is exchanged alone, as in backward.
             if elements > 0 && elements + kept > self.buckets.capacity {
                 self.add_bucket(&std::mem::take(&mut bucket))?;
                 elements = 0;

@@ -66,6 +66,7 @@ impl Scaling {
         micro_batches: usize,
         communication: FloatDType,
     ) -> Self {
+        // The part of the division that follows the sum in fp16 (see the note).
         let later = world_size.min(micro_batches) as f64;
         let world_size = world_size as f64;
         let factor = plan.predivide_factor;
@@ -73,13 +74,16 @@ impl Scaling {
         match plan.op {
             //= deepspeed 0.19.8 runtime/zero/stage_1_and_2.py gradient_reduction_w_predivide
             GradientReduction::Sum => sum,
+            // `prescale_gradients`: the whole division precedes the sum.
             GradientReduction::Mean if plan.prescale => Self { before: 1.0 / world_size, ..sum },
+            // `gradient_predivide_factor`: a part of the division precedes the sum.
             GradientReduction::Mean if factor != 1.0 => {
                 Self { before: 1.0 / factor, after: factor / world_size, ..sum }
             }
             GradientReduction::Mean if communication == FloatDType::F16 => {
                 Self { before: later / world_size, after: 1.0 / later, ..sum }
             }
+            // The collective adds and divides in f32 before it rounds, so no factor is needed.
             GradientReduction::Mean => Self { op: ReduceOp::Mean, ..sum },
         }
     }

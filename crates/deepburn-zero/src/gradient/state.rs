@@ -133,6 +133,7 @@ impl<B: Backend> GradientState<B> {
             return;
         }
         let sum = self.take_sum();
+        // The caller has added a local gradient to this one, so only the sum is left.
         let gradients = InReduction { in_bucket: [gradient].into(), reducing: VecDeque::new() };
         *self = Self::InReduction { gradients, sum };
     }
@@ -304,6 +305,8 @@ impl<B: Backend> GradientChecker<B> {
         peak: Option<&B::FloatTensorPrimitive>,
     ) -> GradientCheck {
         let stats = (self.stats)(elements.clone());
+        // Most overflows are infinite in the sum itself, so the other checks rarely run for a
+        // skipped step.
         let fits = stats.finite && self.fits(elements, peak);
         GradientCheck { sum_of_squares: stats.sum_of_squares, fits }
     }
@@ -319,6 +322,8 @@ impl<B: Backend> GradientChecker<B> {
         gradient: B::FloatTensorPrimitive,
         peak: Option<&B::FloatTensorPrimitive>,
     ) -> bool {
+        // An overflow of a sum in f16 is an infinity, which the caller has found. bf16 has the
+        // range of f32.
         if self.compute != FloatDType::F16 || gradient.dtype() == DType::F16 {
             return true;
         }

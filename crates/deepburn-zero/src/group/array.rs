@@ -160,9 +160,11 @@ impl<B: Backend> Payload for DeviceArray<B> {
             return rows.map(Self::SparseRows);
         }
         let found = received.bytes().len();
+        // The bytes come from another process, so they are checked before they become a tensor.
         if found != numel * dtype.size() {
             return Err(format!("{found} bytes instead of {numel} elements of {}", dtype.name()));
         }
+        // The memory is aligned for the elements, so the tensor uses it without a copy.
         let bytes = match received {
             Received::One(elements) => burn_backend::Bytes::from_elems(elements),
             Received::Two(elements) => burn_backend::Bytes::from_elems(elements),
@@ -202,6 +204,7 @@ impl<B: Backend> Payload for DeviceArray<B> {
             }
         }
         let mean_of = (op == ReduceOp::Mean).then_some(count);
+        // `HostSum` only adds. It returns `None` for arrays that are not in host memory.
         if op != ReduceOp::Max
             && let Some(sum) = HostSum::new(&dense, &rows, numel, dtype, mean_of)
         {
@@ -229,6 +232,7 @@ impl<B: Backend> SharedPayload for DeviceArray<B> {
         let mut missing = numel;
         let parts: Vec<_> = chunks
             .iter()
+            // The shards after the last element are padding, so the first empty one ends the list.
             .map_while(|chunk| {
                 let len = chunk.numel().min(missing);
                 missing -= len;
@@ -238,6 +242,7 @@ impl<B: Backend> SharedPayload for DeviceArray<B> {
             .collect();
         match <[_; 1]>::try_from(parts) {
             Ok([whole]) => Self::Dense(whole),
+            // The array has no elements, but the result needs a device and a type.
             Err(parts) if parts.is_empty() => Self::Dense(chunks[home].clone().into_flat()),
             Err(parts) => Self::Dense(B::float_cat(parts, 0)),
         }

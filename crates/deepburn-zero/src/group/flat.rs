@@ -47,6 +47,7 @@ pub(crate) fn flat_range<B: Backend>(
     if shape.num_dims() == 1 {
         return narrow::<B>(tensor.clone(), range);
     }
+    // At least 1, so that an empty axis does not lead to a division by 0.
     let row_len = shape.iter().skip(1).product::<usize>().max(1);
     let rows = range.start / row_len..range.end.div_ceil(row_len);
     let skipped = rows.start * row_len;
@@ -96,6 +97,7 @@ pub(crate) fn elements_to_come<B: Backend>(
 ) -> B::FloatTensorPrimitive {
     let shape = |len| Shape::from(vec![len]);
     match numel {
+        // An expanded view needs more than one element to save memory.
         0 | 1 => B::float_zeros(shape(numel), device, dtype),
         _ => B::float_expand(B::float_zeros(shape(1), device, dtype), shape(numel)),
     }

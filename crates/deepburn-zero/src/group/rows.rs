@@ -181,6 +181,7 @@ impl<B: Backend> RowGradient<B> {
     /// the whole table. It is used by stages that keep a whole gradient, and when a gradient is
     /// read.
     pub(crate) fn into_dense(self) -> B::FloatTensorPrimitive {
+        // The dense part first, then rows in the order of lookups, as when a shard is reduced.
         let start = match self.dense {
             Some(dense) => B::float_reshape(dense, self.shape.clone()),
             None => B::float_zeros(self.shape.clone(), &self.device, self.dtype.into()),
@@ -242,6 +243,7 @@ impl<B: Backend> RowGradient<B> {
         let counts: Vec<usize> = counts.map(|word| u64::from_ne_bytes(word) as usize).collect();
         let [rows, row_len, dense_len, start] = counts[..] else { return Err(wrong()) };
         let size = dtype.size();
+        // Each length of the header is compared with the bytes before memory is allocated for it.
         let values_len = rows.checked_mul(row_len).ok_or_else(wrong)?;
         let (indices, rest) = rest.split_at_checked(rows.saturating_mul(8)).ok_or_else(wrong)?;
         let (values, dense) =

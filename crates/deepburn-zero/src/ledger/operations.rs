@@ -97,6 +97,8 @@ impl OperationCounter {
     /// Adds the operations of a product. `owned` is true if one operand is a parameter.
     pub(crate) fn enter(&mut self, operations: u64, owned: bool) {
         let module = parent(&self.parameter);
+        // In backward, a read is followed by two products: one with the parameter, and one of a
+        // gradient and an activation, which is the parameter's gradient. Both belong to its module.
         let own = owned || (self.backward && self.fresh);
         if !owned {
             self.fresh = false;

@@ -140,6 +140,7 @@ impl<B: Backend> ActivationStore<B> {
     /// Starts backward, and prefetches the group that was parked last.
     pub(crate) fn start_backward(&self) {
         let mut pass = lock(&self.pass);
+        // A second call must not prefetch again, because the last group may already be in use.
         if std::mem::replace(&mut pass.is_backward, true) {
             return;
         }
@@ -179,6 +180,7 @@ impl<B: Backend> ActivationStore<B> {
     pub(crate) fn park(self: &Arc<Self>, tensor: FullTensor<B>) -> Arc<ParkedActivation<B>> {
         let (shape, dtype) = (tensor.shape(), tensor.dtype());
         let device = B::float_device(&tensor.tensor);
+        // The copy to the host ends here, so the device memory is free when the call returns.
         let bytes = match is_without_data::<B>() {
             true => bytes::Bytes::new(),
             false => float_bytes::<B>(tensor.tensor.clone()),

@@ -113,6 +113,7 @@ impl Parking {
     ) -> Result<Arc<ParkedArray>, SwapError> {
         let store = match (tier, &self.store) {
             (Tier::Host, Store::Counted(_)) => Store::Counted(tier),
+            // With `max_in_cpu`, some shards are in host memory although the store is a file.
             (Tier::Host, _) => Store::Host,
             (_, store) => store.clone(),
         };

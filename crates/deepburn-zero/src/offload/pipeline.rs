@@ -94,6 +94,7 @@ impl WriteBehind {
     ) -> Result<(), SwapError> {
         let (bytes, start) = (buffer.len(), chunk.bytes.start);
         self.writes.push_back((bytes, chunk.file.write(&chunk.region, start, buffer)?));
+        // The new write counts too, so with a limit of 0 the call waits for it.
         while self.writes.iter().map(|(bytes, _)| bytes).sum::<usize>() > self.limit {
             if let Some((_, pending)) = self.writes.pop_front() {
                 // Dropping the buffer returns it to the pool.

@@ -219,6 +219,7 @@ impl<B: OptimizerOps> Optimizer<B> {
                 "an optimizer whose ranks agree on momenta keeps second moments on the device"
             )
         };
+        // Bits are computed on the CPU, where the compression uses them.
         let squares = float_bytes::<B>(state.moments[place].clone());
         deepburn_kernels::live_elements(bytemuck::cast_slice(&squares))
     }

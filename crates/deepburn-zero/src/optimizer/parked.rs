@@ -100,6 +100,7 @@ impl HostUpdate<'_> {
         mut values: HostValues<'_>,
         gradient: &HostGradient,
     ) -> Result<(), SwapError> {
+        // Values in memory are temporary, so no checkpoint has a copy of them.
         let values_array = match &values {
             HostValues::Parked(array) | HostValues::RoundedMaster(array, _) => Some(*array),
             HostValues::Own(_) | HostValues::OfMaster(_) => None,
@@ -178,6 +179,7 @@ impl HostUpdate<'_> {
         direction: &mut [f32],
         mut squares: Option<&mut Squares>,
     ) -> Result<(), SwapError> {
+        // The values are only read, so copies of them stay valid.
         self.keep_copies(None)?;
         for range in self.layout.chunks() {
             let direction = &mut direction[range.clone()];

@@ -96,9 +96,11 @@ impl StepOrder {
         let elements = elements.map(|it| it.index).collect();
         let norms = rounds_of(updates, UpdateScope::Norms).map(UpdateRound::Norms);
         let momenta = rounds_of(updates, UpdateScope::Momentum).map(UpdateRound::Momenta);
+        // All momenta share their scales, so they are exchanged in one round, whatever its size.
         let fused = updates.iter().filter(|it| it.scope == UpdateScope::FusedMomentum);
         let fused: Vec<_> = fused.map(|it| it.index).collect();
         let fused = (!fused.is_empty()).then_some(UpdateRound::FusedMomenta(fused));
+        // The order of the scopes is fixed, so that the collectives of all ranks match.
         let rounds = norms.chain(momenta).chain(fused);
         let rounds = rounds.chain(matrix_rounds(updates, ranks)).collect();
         Self { elements, rounds }
@@ -160,6 +162,7 @@ fn matrix_rounds(updates: &[PlannedUpdate], ranks: usize) -> impl Iterator<Item 
     matrices.sort_by_key(|(cost, index)| (std::cmp::Reverse(*cost), *index));
     let mut owners = vec![(0_u64, Vec::new()); ranks];
     for (cost, index) in matrices {
+        // `min_by_key` returns the first of equal loads, so all ranks choose the same owner.
         if let Some((load, owned)) = owners.iter_mut().min_by_key(|(load, _)| *load) {
             *load = load.saturating_add(cost);
             owned.push(index);

@@ -66,13 +66,14 @@ pub(super) enum UpdateStep {
 /// The definition of an optimizer whose ranks exchange compressed values in some steps: 1-bit Adam,
 /// 1-bit LAMB and 0/1 Adam.
 ///
-/// By default, the ranks average gradients until the freeze, and exchange compressed values after it.
+/// By default, the ranks average gradients until the freeze, and exchange compressed values after
+/// it.
 pub(super) trait CompressedOptimizer {
     /// Returns the names of the moments, in the order of the states.
     fn moments(&self) -> &'static [&'static str];
 
-    /// Returns the states with which ranks leave each other between two averages; `None` if all ranks
-    /// have the same parameters after every step.
+    /// Returns the states with which ranks leave each other between two averages; `None` if all
+    /// ranks have the same parameters after every step.
     fn local_states(&self) -> Option<&'static LocalStates> {
         None
     }
@@ -86,14 +87,14 @@ pub(super) trait CompressedOptimizer {
         time > self.freeze_step()
     }
 
-    /// Returns true if the step before step `time` has changed a second moment. Only elements with a
-    /// nonzero second moment take part in exchanges, so this set must then be computed again.
+    /// Returns true if the step before step `time` has changed a second moment. Only elements with
+    /// a nonzero second moment take part in exchanges, so this set must then be computed again.
     fn second_moment_has_changed(&self, _time: u64) -> bool {
         false
     }
 
-    /// Returns true if step `time` uses the compression errors of earlier steps (error feedback). By
-    /// default, this holds only after the freeze: earlier steps are uncompressed, and the set of
+    /// Returns true if step `time` uses the compression errors of earlier steps (error feedback).
+    /// By default, this holds only after the freeze: earlier steps are uncompressed, and the set of
     /// elements to compress still grows, because an element joins it with its first gradient.
     fn keeps_errors(&self, time: u64) -> bool {
         time > self.freeze_step()
@@ -105,13 +106,14 @@ pub(super) trait CompressedOptimizer {
         false
     }
 
-    /// Returns true if step `time` is local: each rank updates its parameters with its own gradient.
+    /// Returns true if step `time` is local: each rank updates its parameters with its own
+    /// gradient.
     fn is_local(&self, _time: u64) -> bool {
         false
     }
 
-    /// Returns true if ranks have different parameters after step `time`. `local_rates` is the sum of
-    /// learning rates since all ranks last had the same parameters, including this step.
+    /// Returns true if ranks have different parameters after step `time`. `local_rates` is the sum
+    /// of learning rates since all ranks last had the same parameters, including this step.
     fn leaves_ranks_apart(&self, _time: u64, _local_rates: f64) -> bool {
         false
     }
@@ -137,8 +139,8 @@ pub(super) struct LocalStates {
     pub(super) of_rank: [&'static str; 2],
     /// The sum of this rank's updates since the last average, one of the arrays above.
     pub(super) moved: &'static str,
-    /// The values that all ranks had after the last average, which checkpoints store as the weights.
-    /// The current values of a rank are these values plus its updates.
+    /// The values that all ranks had after the last average, which checkpoints store as the
+    /// weights. The current values of a rank are these values plus its updates.
     pub(super) common: &'static str,
     /// The arrays that follow the moments in the list of states. Loading a checkpoint derives them
     /// from the stored arrays.
@@ -190,6 +192,7 @@ pub(super) fn step(
     time: u64,
     local_rates: f64,
 ) -> UpdateStep {
+    // From here on, the rate is the one of the parameter group.
     let rates = Rates { lr: settings.lr_factor * rates.lr, ..rates };
     match (&settings.optimizer, settings.matrices) {
         (OptimizerPlan::Muon(plan), Some(matrices)) => {
@@ -250,6 +253,8 @@ pub(super) fn elementwise(
         }
         OptimizerPlan::Adam(ref plan) => adam(plan, kernels::WeightDecay::L2(plan.weight_decay)),
         OptimizerPlan::Sgd { momentum, dampening, weight_decay, nesterov, .. } => {
+            // A schedule that cycles momentum must not add momentum to SGD without a momentum
+            // buffer.
             let cycled = betas.map(|[beta1, _]| beta1).filter(|_| momentum != 0.0);
             let momentum = cycled.unwrap_or(momentum);
             let rule = kernels::Sgd { lr, momentum, dampening, weight_decay, nesterov };

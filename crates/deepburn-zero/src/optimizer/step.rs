@@ -228,7 +228,8 @@ impl<B: OptimizerOps> StepInProgress<'_, B> {
         compressed.is_some_and(|it| it.second_moment_has_changed(self.optimizer.time))
     }
 
-    /// Returns true if this step is the first local step. The common values must be stored before it.
+    /// Returns true if this step is the first local step. The common values must be stored before
+    /// it.
     fn is_first_local(&self, index: usize) -> bool {
         let time = self.optimizer.time;
         let compressed = self.optimizer.compressed(index);
@@ -277,6 +278,8 @@ impl<B: OptimizerOps> StepInProgress<'_, B> {
                 }
                 let gradient = on_device(gradient, state);
                 let updated = state.update(step, scale, values, gradient, *working);
+                // With a partial offload (`ratio`), a shard may be parked although its states are
+                // on the device.
                 let Some(array) = parked else { return Ok(Some(updated)) };
                 store::<B>(&array, updated)?;
                 Ok(None)

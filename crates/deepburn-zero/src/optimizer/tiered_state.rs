@@ -130,6 +130,8 @@ impl<B: OptimizerOps> ParkedState<B> {
         if is_without_data::<B>() {
             report_transfers(update, Some(&values), &gradient, working);
             let dtype = working.unwrap_or(FloatDType::F32);
+            // The result has the same place as in a run with data, so that the caller takes the
+            // same path.
             let on_device = matches!(values, UpdateValues::Device(_));
             return Ok(on_device.then(|| B::float_empty(self.shape(), &self.device, dtype)));
         }
@@ -295,6 +297,7 @@ impl<B: OptimizerOps> DeviceState<B> {
         if keeps_master {
             self.master = Some(master.clone());
         }
+        // Without a 16-bit type, the updated values themselves are stored.
         copy.unwrap_or(master)
     }
 

@@ -54,6 +54,7 @@ impl CompressedOptimizer for ZeroOneAdamPlan {
     }
 
     fn takes_own_gradients(&self, time: u64) -> bool {
+        // A step that compresses gradients is one of them: each rank compresses its own gradient.
         !updates_variance(self, time)
     }
 
@@ -62,10 +63,12 @@ impl CompressedOptimizer for ZeroOneAdamPlan {
     }
 
     fn keeps_errors(&self, _time: u64) -> bool {
+        // Gradients are compressed from the beginning, not only after the freeze.
         true
     }
 
     fn forgets_errors(&self, time: u64) -> bool {
+        // Until the freeze gradients are compressed, and afterwards accumulated updates.
         time == self.var_freeze_step
     }
 

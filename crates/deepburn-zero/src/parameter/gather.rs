@@ -159,6 +159,7 @@ impl<B: Backend> Gatherer<B> {
     ///
     /// From here on, prefetches follow the order of backward.
     pub(crate) fn start_backward(&self) {
+        // Without a pass, no order is followed. Each read is then a collective of its own.
         if let Some((_, phase)) = &mut self.lock().current {
             *phase = Phase::Backward;
         }
@@ -214,6 +215,7 @@ impl<B: Backend> Gatherer<B> {
         if stale.is_empty() {
             return Ok(());
         }
+        // One collective for all of them, because they are small and its fixed cost would dominate.
         let fetch = self.start("persistent", stale)?;
         for (index, whole) in self.finish(&fetch)? {
             self.parameter(index).make_persistent(whole);

@@ -81,6 +81,7 @@ impl<B: Backend> ParameterView<B> {
         if storage == Storage::Plain {
             return WeightOperand::Dense(self.read_again());
         }
+        // A product can use the blocks of a transposed matrix. Any other view needs the elements.
         let Some(is_transposed) = View::transpositions(&self.views, self.parameter.shape()) else {
             return WeightOperand::Dense(self.read_again());
         };

@@ -52,6 +52,7 @@ impl<'a, B: Backend> Publisher<'a, B> {
         updated: B::FloatTensorPrimitive,
     ) -> Result<(), CommError> {
         match stage {
+            // At stage 0, every rank has updated all elements, so nothing is gathered.
             Stage::Disabled => parameter.put(B::float_reshape(updated, parameter.shape().clone())),
             Stage::Parameters => parameter.put(updated),
             Stage::OptimizerStates | Stage::Gradients => self.enter(parameter, updated)?,

@@ -130,6 +130,7 @@ pub(crate) fn cut_shard<B: OptimizerOps>(
     partition: Partition,
     rank: usize,
 ) -> B::FloatTensorPrimitive {
+    // `flatten` allocates the shard with its padding and copies the view into it.
     let owned = flat_range::<B>(whole, partition.owned(rank));
     B::flatten(vec![owned], partition.shard_len())
 }

@@ -60,6 +60,8 @@ impl Storage {
     pub(crate) fn stored_type(self, dtype: DType) -> DType {
         match self {
             Self::Plain => dtype,
+            // Words are stored as the bits of f32 elements, because parameters are float tensors
+            // everywhere.
             Self::Blocks { .. } | Self::Encoded { .. } => DType::F32,
         }
     }
@@ -107,6 +109,7 @@ impl Storage {
             Self::Encoded { format, order: RowOrder::ByRow } => {
                 QuantizedMatrix::new(words, format, [rows, columns], dtype)
             }
+            // The blocks of a column are the blocks of a row of the transposed matrix.
             Self::Encoded { format, order: RowOrder::ByColumn } => {
                 QuantizedMatrix::new(words, format, [columns, rows], dtype).transposed()
             }

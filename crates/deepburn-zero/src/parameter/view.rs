@@ -69,9 +69,11 @@ impl View {
         let mut is_transposed = false;
         for view in views {
             let viewed = view.shape(shape.clone());
+            // The matrix has the last two axes. A view with fewer axes is not a matrix.
             let last = viewed.num_dims().checked_sub(2)?;
             let is_same = match view {
                 Self::Cast(_) => true,
+                // Even a slice of all elements may reverse an axis.
                 Self::Slice(_) => false,
                 Self::Reshape(_) | Self::Expand(_) => {
                     let axes = viewed.as_slice();

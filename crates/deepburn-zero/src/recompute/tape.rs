@@ -416,6 +416,7 @@ impl<B: Backend> Tape<B> {
     /// again.
     pub(crate) fn restore(&self) {
         self.compute(|_, value| value.has_handle);
+        // What is left is read by backward or held by the program, so it is not freed again.
         self.forget_ops();
     }
 
@@ -485,6 +486,8 @@ impl<B: Backend> TapeState<B> {
             values().map(|(index, value)| value.data.is_freed() && stays[index]).collect();
         let mut uses = vec![0; self.values.len()];
         let mut ops = Vec::new();
+        // Operands have smaller numbers than results, so one walk in reverse finds all
+        // dependencies.
         for op in self.ops.iter().rev() {
             if !missing[op.first..op.first + op.count].contains(&true) {
                 continue;
@@ -552,6 +555,8 @@ impl<B: Backend> RecordedTensor<B> {
 
     /// Returns the data; `None` if it was freed. If this is the only handle, the data is taken.
     fn data(&self) -> Option<FullTensor<B>> {
+        // Without another handle, nobody can read the value later, so the caller may change it in
+        // place.
         let is_only = Arc::strong_count(&self.handle) == 1;
         let mut state = self.handle.tape.lock();
         let may_take = is_only && state.replays == 0;

@@ -195,6 +195,7 @@ impl<B: OptimizerOps> BufferTable<B> {
         if self.buffers.is_empty() {
             return Ok(module);
         }
+        // Before the module is mapped, because a mapper must not run collectives.
         let values = self.values_of_rank_0(own)?;
         // Statistics that were just separated have no pending updates.
         Ok(self.install_data(module, values.into_iter().map(Some).collect()))
@@ -229,6 +230,7 @@ impl<B: OptimizerOps> BufferTable<B> {
         module: &M,
     ) -> Result<(), ZeroError> {
         let Some(statistics) = self.updates(module)? else { return Ok(()) };
+        // On one rank, the updates already are the new values.
         let changed = match self.group.world_size() {
             1 => statistics,
             _ => self.average(statistics)?,
@@ -254,6 +256,8 @@ impl<B: OptimizerOps> BufferTable<B> {
         if self.agreed.borrow().iter().all(Option::is_none) {
             return Ok(None);
         }
+        // Burn keeps the last update of a thread pending, so the module would still have the value
+        // before it.
         synchronise::<B, M>(module);
         let mut live = Live::<B>::new(&self.ids, self.buffers.len());
         module.visit(&mut live);

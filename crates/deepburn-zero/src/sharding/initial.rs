@@ -83,6 +83,7 @@ impl<B: OptimizerOps, const D: usize> TakenParam<B, D> {
         if receives && !param.is_initialized() && !has_load_mapper(&param) {
             return Ok(Self::without_value(param));
         }
+        // The shape is read before the closure runs, which makes the parameter an initialized one.
         let declared = (!param.is_initialized()).then(|| param.lazy_shape());
         let (id, tensor, mapper) = caught(|| param.consume())?;
         let trainable = tensor.is_require_grad();
@@ -164,8 +165,11 @@ impl<B: OptimizerOps> Announced<B> {
         let (array, storage) = match format {
             None => (self.tensor.unwrap_or_else(|| to_come(numel)), Storage::Plain),
             Some(format) => {
+                // Other ranks may have values too, but only the ones of rank 0 are used.
                 let own = self.tensor.filter(|_| route.groups.world().rank() == 0);
                 let hash = own.clone().map_or([0; 32], |it| hash_in_type::<B>(it, compute));
+                // The other ranks cannot compute the hash, because they receive blocks and not the
+                // elements.
                 let hash = route.distribute_bytes(stages, tag("hash of initial weights"), &hash)?;
                 let original = hash.try_into().unwrap_or([0; 32]);
                 let words = own.map(|it| quantize::<B>(it, format));
@@ -188,6 +192,7 @@ fn hash_in_type<B: Backend>(tensor: B::FloatTensorPrimitive, dtype: FloatDType) 
     /// Hashes elements in a 16-bit type.
     fn rounded<E: Element + Pod>(values: &[f32], hasher: &mut blake3::Hasher) {
         let mut room = vec![E::zeroed(); HASHED_AT_A_TIME.min(values.len())];
+        // The rounded elements exist in pieces, so that there is no second copy of a whole matrix.
         for values in values.chunks(HASHED_AT_A_TIME) {
             let room = &mut room[..values.len()];
             E::narrow_all(values, room);

@@ -44,6 +44,7 @@ impl<B: OptimizerOps, F: Fn(usize) -> DistributedParamId> ModuleMapper<Training<
         param: Param<Tensor<Training<B>, D>>,
     ) -> Param<Tensor<Training<B>, D>> {
         let (id, tensor, mapper) = param.consume();
+        // Buffers, and parameters that are frozen in the module, keep their tensors.
         let Some(index) = self.indices.get(&id).filter(|_| tensor.is_require_grad()) else {
             return Param::from_mapped_value(id, tensor, mapper);
         };

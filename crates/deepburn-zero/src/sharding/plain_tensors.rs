@@ -88,6 +88,7 @@ impl PlainTensor {
     /// Returns the plain tensors of a sharded module in the order of its fields.
     fn all_of<B: OptimizerOps, M: AutodiffModule<Training<B>>>(module: &M) -> Vec<Self> {
         let mut fields = EmptyFields::default();
+        // The visitor reaches parameters and buffers only. `collect_devices` reaches all tensors.
         let buffers = Observer::observe(|| module.visit(&mut fields));
         let mut plain = Observer::observe(|| drop(module.collect_devices(Vec::new())));
         for buffer in buffers {
@@ -155,6 +156,7 @@ impl<B: OptimizerOps> ModuleVisitor<Training<B>> for EmptyFields {
     }
 
     fn exit_module(&mut self, _name: &str, _container: &str) {
+        // The field of a plain tensor, or a module without tensors such as dropout.
         if self.are_empty.pop() == Some(true) {
             self.found.push((Observer::parameters(), self.path.joined()));
         }

@@ -24,6 +24,7 @@ pub(crate) fn check_module<B: OptimizerOps>(
     parameters: &[String],
     buffers: &[String],
 ) -> Result<(), ZeroError> {
+    // Paths are sent as text, because the error has to name the first difference.
     let own = [parameters, buffers].map(|lines| lines.join("\n")).join(LISTS);
     let texts = group.gather_bytes(CollectiveTag::new("module", 0), own.as_bytes())?;
     let texts: Vec<_> = texts.iter().map(|text| String::from_utf8_lossy(text)).collect();

@@ -124,6 +124,7 @@ pub fn swap_bytes(
     let OptimizerOffload::Nvme(nvme) = &zero.optimizer_states else { return 0 };
     let masters = usize::from(precision.compute != Precision::Fp32);
     let chunk = CHUNK.min(nvme.sub_group_size);
+    // The same rule as while sharding. It depends on the order, so all parameters are passed to it.
     let mut tiers = ShardTiers::new(zero);
     let of_one = |parameter: &ParameterSize| {
         let shards = if zero.stage.shards_optimizer() { ranks } else { 1 };

@@ -104,6 +104,7 @@ impl<B: OptimizerOps> ModelStates<B> {
             let data = TensorData { shape: buffer.shape().clone(), ..data };
             Ok(Some(data.convert_dtype(buffer.dtype())))
         });
+        // All values are read before the first buffer changes.
         let values = values.collect::<Result<_, E>>()?;
         Ok(self.module.buffers.install(module.clone(), values))
     }

@@ -112,6 +112,7 @@ impl SignPartition {
     /// be empty.
     pub(super) fn elements(&self, rank: usize) -> Range<usize> {
         let Range { start, end } = self.bytes.owned(rank);
+        // The last byte may have fewer than eight elements.
         (8 * start).min(self.numel)..(8 * end).min(self.numel)
     }
 
@@ -151,6 +152,7 @@ impl ErrorFeedback {
         let ranks = group.world_size();
         let bytes = error_bytes(numel as u64, ranks as u64) as usize;
         let lease = ledger.hold_on(Tier::Host, Category::Optimizer, bytes);
+        // A single rank compresses nothing, so it has no errors.
         let zeros = |len| vec![0.0; if ranks == 1 { 0 } else { len }];
         let served = SignPartition::new(numel, ranks).elements(group.rank()).len();
         Self { live, worker: zeros(numel), server: zeros(served), _lease: lease }

@@ -54,6 +54,7 @@ impl<B: OptimizerOps> ModelStates<B> {
         policy: Policy,
         world: Group<B>,
     ) -> Result<(M, Self), ZeroError> {
+        // Before the first collective, so that no rank waits for one that has returned an error.
         check_whole_states(&policy)?;
         let (zero, precision) = (&policy.zero, &policy.precision);
         let ledger = Ledger::new();
@@ -67,6 +68,7 @@ impl<B: OptimizerOps> ModelStates<B> {
         let ShardedParameters { gatherer, table, buffers, plain_tensors, parking } = sharded;
         let ParameterTable { parameters, indices, optimizer, aliases } = table;
         let recorder = block_recorder(&policy.activations, &parameters, groups.world(), &ledger)?;
+        // All parameters are on the device of the rank, so the first one knows it.
         let first = parameters.first().filter(|_| policy.pipeline.is_some());
         let stages =
             first.map(|parameter| Rc::new(Stages::new(&groups, parameter.device().clone())));
@@ -115,6 +117,8 @@ impl<B: OptimizerOps> ModelStates<B> {
 /// divide the ranks of a stage.
 fn mesh_of<B: Backend>(world: &Group<B>, policy: &Policy) -> Result<Mesh, MeshError> {
     let stages = policy.pipeline.as_ref().map_or(1, PipelineLayout::stages);
+    // Sizes of 0 and sizes that do not divide the ranks are left to `Mesh::new`, which reports
+    // them.
     let data = world.world_size().checked_div(stages).unwrap_or(0);
     let shard = policy.shard_size.unwrap_or(data);
     Mesh::new(world.world_size(), stages, data.checked_div(shard).unwrap_or(0), shard)
@@ -188,6 +192,7 @@ fn shard_parameters<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
     let (zero, precision, world) = (&policy.zero, &policy.precision, groups.world());
     let (group, secondary) = (groups.shard().clone(), secondary_shards(groups, zero)?);
     let gatherer = Arc::new(Gatherer::new(group, secondary, zero.parameters, ledger.clone()));
+    // Buffers are found first, because a running statistic looks like a frozen parameter.
     let (module, buffers, values) = BufferTable::find(module, world, ledger)?;
     let known = parameters_of(&module, &buffers);
     let paths: Vec<_> = known.iter().map(|parameter| parameter.path.clone()).collect();
@@ -203,8 +208,10 @@ fn shard_parameters<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
         check_pipeline(&policy.optimizer, buffers.all())?;
     }
     let homes = ParameterHomes::new(groups, layout);
+    // Groups that do not fit the model are an error before any memory is allocated.
     let sizes = updated_sizes(&known, assignment, &homes)?;
     let bytes = swap_bytes(&sizes, zero, groups.shard().world_size(), precision);
+    // The file is allocated now, so that a full disk is an error before any value is created.
     let parking = Parking::new::<B>(zero, gradient_bytes(precision), bytes)?;
     let shards = ShardHomes {
         gatherer: share.stage.shards_parameters().then(|| Arc::downgrade(&gatherer)),
@@ -343,10 +350,12 @@ fn persistent_copies<B: Backend>(parameters: &[Arc<Parameter<B>>], zero: &ZeroPl
     if !zero.stage.shards_parameters() {
         return Vec::new();
     }
+    // Each pipeline stage applies the thresholds to the parameters that it holds.
     let held: Vec<_> = parameters.iter().filter(|it| it.is_held_here()).collect();
     let numels = held.iter().map(|parameter| parameter.numel() as u64);
     let persistent = persistent_parameters(numels, &zero.parameters);
     let mut persistent: Vec<_> = persistent.into_iter().map(|place| held[place].index()).collect();
+    // The only shard of a single rank is the whole parameter, unless it is offloaded.
     persistent.retain(|index| parameters[*index].is_copied_by_gather());
     persistent
 }

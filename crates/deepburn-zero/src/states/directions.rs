@@ -242,6 +242,7 @@ impl<B: OptimizerOps> Exchange<'_, B> {
         let _whole = self.ledger.hold(Category::Buckets, whole);
         let mut wholes = self.whole(&directions)?;
         let place = owners.iter().position(|owner| owner.rank == self.groups.shard().rank());
+        // The order of the others does not matter, because they are dropped.
         let own = place.map(|place| wholes.swap_remove(place).into_flat());
         // The matrices of other owners are dropped before the computation.
         drop(wholes);

@@ -59,6 +59,7 @@ impl<B: OptimizerOps> ModelStates<B> {
         let workers = self.owned_of_ranks("worker errors", parameter, &feedback.worker)?;
 
         let cut = SignPartition::new(parameter.numel(), ranks);
+        // The last ranks have shorter parts, and all messages of a collective have the same length.
         let served = padded_bytes(&feedback.server, cut.part_len());
         let numels = vec![ranks * served.len()];
         let tag = parameter.tag("server errors");
@@ -110,6 +111,7 @@ impl<B: OptimizerOps> ModelStates<B> {
         let trained = self.parameters.iter().filter(|parameter| parameter.is_trainable());
         for parameter in trained.filter(has_errors) {
             let workers = workers(parameter.path());
+            // With the same ranks as before, each one continues with its own error.
             let own = if workers == ranks { rank..rank + 1 } else { 0..workers };
             let (index, numel) = (parameter.index(), parameter.numel());
             let live = self.optimizer.live_elements(index);

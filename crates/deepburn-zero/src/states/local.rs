@@ -122,6 +122,7 @@ impl<B: OptimizerOps> ModelStates<B> {
                 self.optimizer.set_moment(index, name, array);
             }
             let values = self.optimizer.moved_values(index);
+            // All ranks continue from the mean, so it becomes their common value.
             if !is_local {
                 self.optimizer.set_common(index, values.clone());
             }

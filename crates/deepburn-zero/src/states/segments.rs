@@ -375,6 +375,7 @@ impl<B: OptimizerOps> ModelStates<B> {
         let working = self.settings.compute;
         let mut publisher =
             Publisher::new(self.groups.shard(), self.settings.allgather_bucket_size);
+        // Quantized parameters are refused before the first one is changed.
         let selected = || self.parameters.iter().filter(|it| selects(it.path()));
         if let Some(quantized) = selected().find(|it| it.is_quantized()) {
             let path = quantized.path().to_owned();
@@ -442,6 +443,7 @@ impl<B: OptimizerOps> ModelStates<B> {
             self.optimizer.set_moments(index, moments).map_err(ZeroError::from)?;
         }
         self.optimizer.set_time(steps);
+        // The loaded moments are equal on all ranks. `load_local` replaces the ones that are not.
         self.optimizer.set_local_rates(None);
         // The number of steps decides whether the next step averages gradients.
         self.reducer.borrow_mut().set_mean(self.optimizer.takes_mean_gradients());

@@ -79,6 +79,7 @@ impl<B: OptimizerOps> ModelStates<B> {
         // Gathered parameters are outdated after the update.
         self.gatherer.release_all()?;
         self.gatherer.release_secondary();
+        // From here on, an overflow also ends the accumulation, because the gradients are taken.
         let gradients = self.take_gradients()?;
         let scaled_norm = match self.global_norm(&gradients)? {
             Norm::Finite(norm) => norm,
@@ -91,6 +92,7 @@ impl<B: OptimizerOps> ModelStates<B> {
         // in one factor.
         let scale = unscale_and_clip(scaled_norm, loss_scale, clip) as f32;
         self.update(gradients, rates, scale)?;
+        // Only once: later steps have the same set of elements.
         if self.optimizer.has_just_frozen() {
             self.warn_of_dead_elements();
         }
@@ -262,6 +264,8 @@ impl<B: OptimizerOps> ModelStates<B> {
         let parameters = self.parameters.clone();
         let mut publisher =
             Publisher::new(self.groups.shard(), self.settings.allgather_bucket_size);
+        // The order is computed before the step starts, because the pipeline plans its reads from
+        // it.
         let order = self.optimizer.order(&parameters, self.groups.shard().world_size(), rates.lr);
         let operands: Vec<_> = operands(&parameters, &gradients).collect();
         let mut step = self.optimizer.start_step(rates, scale, &operands, &order)?;

@@ -32,8 +32,8 @@ use crate::decorator::ops::quantized::quantized_ops;
 
 /// Forwards the ops of a table to the inner backend `B`, with float operands cast to one type.
 ///
-/// `@rule` turns the attribute of a line into a [`CastRule`](crate::decorator::autocast::CastRule), `@see`
-/// collects the types of the operands, and `@cast` casts them:
+/// `@rule` turns the attribute of a line into a [`CastRule`](crate::decorator::autocast::CastRule),
+/// `@see` collects the types of the operands, and `@cast` casts them:
 ///
 /// ```text
 ///  #[product] fn float_matmul(lhs: float, rhs: float) -> float;

@@ -119,6 +119,8 @@ macro_rules! convolutions {
             bias: Option<FloatTensor<Self>>,
             options: ConvOptions<$axes>,
         ) -> FloatTensor<Self> {
+            // A handle for the count, which follows the op because it needs the shape of the
+            // output.
             let kernel = weight.clone();
             let terms = kernel.shape().num_elements() / kernel.shape().as_slice()[0].max(1);
             let [output] = recorded!(

@@ -81,6 +81,7 @@ pub(super) fn rows_to_come<B: Backend>(
     dtype: DType,
     device: &B::Device,
 ) -> DeviceArray<B> {
+    // Only the sizes, the type and the device of a placeholder are used, never its values.
     let indices = B::int_zeros(Shape::from(vec![count]), device, IntDType::I64);
     let values = elements_to_come::<B>(count * table[1], dtype.into(), device);
     DeviceArray::SparseRows(RowGradient::new(table, indices, values))

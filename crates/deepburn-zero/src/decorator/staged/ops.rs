@@ -323,6 +323,7 @@ impl<B: MatmulOps> FloatTensorOps<Staged<B>> for Staged<B> {
             PlacedTensor::Everywhere(tensor) => {
                 PlacedTensor::Everywhere(Sharded::<B>::float_cast(tensor, dtype))
             }
+            // The result of an op is a new value, which could be sent a second time.
             staged if staged.dtype() == DType::from(dtype) => staged,
             staged => Self::float_cast(staged, dtype),
         }
@@ -463,6 +464,8 @@ impl<B: MatmulOps> ModuleOps<Staged<B>> for Staged<B> {
         let mut operands = OperandHolders::default();
         operands.see(&output_grad);
         operands.see(&indices);
+        // Gradients move to earlier stages within a pass, so the rows of a later stage are computed
+        // at the owner.
         let Some(site) = operands.site::<B>().map(|site| site.not_after(homes.last())) else {
             return Self::embedding_backward(PlacedTensor::Everywhere(table), output_grad, indices);
         };

@@ -1,9 +1,9 @@
 //! Tensors that some stages of a pipeline hold and others know by shape and type.
 //!
-//! Main type: [`PlacedTensor`]. All stages run the same program, so each of them knows which stages hold a
-//! tensor. A tensor that is moved to another stage is held by both from then on. Clones and reshaped
-//! or transposed views refer to one [`SharedValue`], so that a value is sent once, whatever views of it
-//! are read.
+//! Main type: [`PlacedTensor`]. All stages run the same program, so each of them knows which stages
+//! hold a tensor. A tensor that is moved to another stage is held by both from then on. Clones and
+//! reshaped or transposed views refer to one [`SharedValue`], so that a value is sent once,
+//! whatever views of it are read.
 //!
 //! ```text
 //!                    stage 0           stage 1
@@ -207,6 +207,7 @@ impl<B: Backend, K: TensorKind<B>> PlacedTensor<B, K> {
             // A value is moved to a stage at most once.
             let _ = staged.shared.received.set(value);
         }
+        // Every stage records the new holder, also if it neither sends nor receives.
         staged.shared.holders.fetch_or(Holders::one(to).bits(), Relaxed);
         Ok(Self::Staged(staged))
     }
@@ -256,6 +257,7 @@ impl<B: Backend, K: TensorKind<B>> StagedTensor<B, K> {
 
     /// Returns the value after the views, if this stage holds it.
     fn value(self) -> Option<K::Tensor> {
+        // A result of this stage already has the views. A received value gets them here.
         self.own.or_else(|| {
             let received = self.shared.received.get()?.clone();
             Some(self.views.iter().fold(received, |tensor, view| K::viewed(tensor, view)))
@@ -264,6 +266,7 @@ impl<B: Backend, K: TensorKind<B>> StagedTensor<B, K> {
 
     /// Returns the value before the views. Only called on a stage that holds it.
     fn base(&self) -> K::Tensor {
+        // A stage may pass on a value that it has received itself.
         if let Some(received) = self.shared.received.get() {
             return received.clone();
         }
@@ -272,6 +275,7 @@ impl<B: Backend, K: TensorKind<B>> StagedTensor<B, K> {
         for view in &self.views {
             shapes.push(view.shape(shapes[shapes.len() - 1].clone()));
         }
+        // The receiver applies its own views, so the value is sent in its original shape and order.
         let undo = self.views.iter().zip(&shapes).rev();
         undo.fold(own, |tensor, (view, before)| K::viewed(tensor, &view.inverse(before)))
     }

@@ -66,6 +66,7 @@ impl<B: Backend> Site<B> {
     /// Returns the site at an earlier stage, if `stage` is one.
     pub(crate) fn not_after(self, stage: usize) -> Self {
         let stage = stage.min(self.stage);
+        // The rule for the next op starts from this stage.
         self.stages.move_to(stage);
         Self { stage, ..self }
     }
@@ -89,6 +90,7 @@ impl<B: Backend> Site<B> {
             return operand;
         }
         let from = self.stages.sender(operand.holders(), self.stage);
+        // Stages that neither send nor receive take a number too, so that all of them count alike.
         let tag = self.stages.next_message();
         or_panic(operand.carry(&self.stages, from, self.stage, tag))
     }
@@ -117,6 +119,7 @@ pub(crate) fn everywhere<B: Backend, K: TensorKind<B>>(
         return tensor.into_value();
     }
     let stages = current_stages::<B>();
+    // Any holder has the value, but all stages must choose the same one.
     let from = tensor.holders().first();
     for to in 0..stages.count() {
         if !tensor.holders().contains(to) {
@@ -154,6 +157,8 @@ pub(crate) fn gradient_at_owner<B: MatmulOps>(
     };
     let site = Site { stages, stage: parameter.owner() };
     let holders = gradient.holders();
+    // In backward, the owner and the stages after it are not behind this pass, so the part can be
+    // awaited.
     if holders.last() >= site.stage {
         let gradient = site.bring(gradient);
         let here = gradient.value().filter(|_| site.is_here());

@@ -47,6 +47,7 @@ impl<B: Backend> Gatherer<B> {
             shard.start_read(parameter.stored_type()).map_err(|error| self.failed(*index, &error))
         };
         let shards = indices.iter().map(&mut start).collect::<Result<Vec<_>, CommError>>()?;
+        // A single offloaded shard defers the collective, which needs all shards of the fetch.
         let progress = if bytes > 0 {
             let _lease = self.ledger.hold(Category::Gathered, bytes);
             FetchProgress::Reading { tag, shards, _lease }

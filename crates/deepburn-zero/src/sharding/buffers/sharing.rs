@@ -63,6 +63,7 @@ pub(super) fn take_apart<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
         backend: PhantomData,
     };
     module.visit(&mut originals);
+    // Only this conversion makes statistics that no clone shares.
     let apart = M::from_inner(without_lazy_values(&module).valid());
     drop(module);
     let apart = apart.map(&mut originals);

@@ -389,7 +389,15 @@ impl<B: OptimizerOps> Optimizer<B> {
         // The step counts from here on, so `StepInProgress` sees its own number
         // in `time`.
         self.time = time;
-        (0..self.settings_of.len()).for_each(|index| self.set_start(index, 0));
+        // States that were loaded before may have a start after `time`. No parameter uses these
+        // settings any more, but a step would compute their scalars with a negative step number.
+        let known = std::mem::take(&mut self.settings);
+        self.starts.clear();
+        for index in 0..self.settings_of.len() {
+            if let Some(settings) = self.settings_of[index] {
+                self.settings_of[index] = Some(self.index_of(known[settings].clone(), 0));
+            }
+        }
     }
 
     /// Starts an optimizer step that updates the parameters in the sequence of
@@ -498,5 +506,31 @@ impl<B: OptimizerOps> Owned<B> {
             Self::Elements(len, device) => (*len, device.clone()),
             Self::Masters(masters) => (masters.shape().num_elements(), B::float_device(masters)),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn_flex::{Flex, FlexDevice};
+    use deepburn_config::AdamPlan;
+
+    use super::*;
+
+    #[test]
+    fn states_of_an_earlier_step_leave_no_later_start() {
+        let (lr, betas) = (1e-3, [0.9, 0.999]);
+        let adam = AdamPlan { lr, betas, eps: 1e-8, weight_decay: 0.0, bias_correction: true };
+        let optimizer = OptimizerPlan::AdamW(adam);
+        let settings = UpdateSettings { optimizer, lr_factor: 1.0, matrices: None };
+        let mut optimizer = Optimizer::<Flex>::new(None, None);
+        let owned = Some(Owned::Elements(2, FlexDevice));
+        optimizer.adopt(owned, Some(settings), None, &Ledger::new()).unwrap();
+        optimizer.set_time(100);
+        optimizer.set_start(0, 100);
+        assert_eq!(optimizer.start(0), 100);
+        optimizer.set_time(50);
+        assert_eq!((optimizer.start(0), &optimizer.starts[..]), (0, &[0][..]));
+        let rates = Rates { lr, betas: None };
+        assert!(optimizer.start_step(rates, 1.0, &[], &StepOrder::default()).is_ok());
     }
 }

@@ -14,7 +14,7 @@ use crate::keys::accelerate::{Accelerate, DeepSpeedConfig};
 use crate::node::{Node, Value};
 use crate::place::find;
 use crate::raw_config::RawConfig;
-use crate::section::{Entry, Read, Section, Setting};
+use crate::section::{ConfigEntry, FromEntry, Section, Setting};
 use crate::source::{parse_yaml, read_text};
 
 /// The key that names a separate DeepSpeed configuration file.
@@ -26,7 +26,7 @@ impl RawConfig {
     ///
     /// # Errors
     /// Returns an error if the syntax is invalid, or all problems of the keys in one
-    /// [`crate::Report`].
+    /// [`crate::ConfigReport`].
     pub(crate) fn from_accelerate(
         text: &str,
         name: &str,
@@ -35,7 +35,7 @@ impl RawConfig {
         let root = parse_yaml(text, name)?;
         let mut findings = Findings::default();
         check(Accelerate::KEYS, &root, &mut findings);
-        let top = Accelerate::read(&Entry::document(&root));
+        let top = Accelerate::read(&ConfigEntry::document(&root));
         let kind = top.distributed_type.value;
         refuse!(if !kind.eq_ignore_ascii_case("deepspeed");
             findings, "distributed_type" => "\"{kind}\" is not a DeepSpeed configuration";
@@ -109,7 +109,7 @@ fn precision(top: &Accelerate<'_>, findings: &mut Findings) -> Option<&'static s
 
 /// Reports keys that contradict a DeepSpeed file. As in Accelerate, the file and the keys exclude
 /// each other.
-fn check_alone(config: &Entry<'_>, findings: &mut Findings) {
+fn check_alone(config: &ConfigEntry<'_>, findings: &mut Findings) {
     let translated = |key: &&Key| matches!(key.status, Status::Honoured) && key.name != FILE;
     let keys = DeepSpeedConfig::KEYS.iter().filter(translated).map(|key| config.child(key));
     for key in keys.filter(|key| key.is_given()) {
@@ -121,8 +121,8 @@ fn check_alone(config: &Entry<'_>, findings: &mut Findings) {
 //= accelerate 1.15.0 utils/dataclasses.py DeepSpeedPlugin
 /// Translates the keys to a DeepSpeed configuration.
 fn deepspeed(config: &DeepSpeedConfig<'_>) -> Json {
-    let given = |key: &Entry<'_>| key.given().map_or(json!("auto"), Node::to_json);
-    let offload = |device: &Setting<'_, &str>, nvme_path: &Entry<'_>| {
+    let given = |key: &ConfigEntry<'_>| key.given().map_or(json!("auto"), Node::to_json);
+    let offload = |device: &Setting<'_, &str>, nvme_path: &ConfigEntry<'_>| {
         let mut section = json!({"device": device.value});
         if let Some(path) = nvme_path.given() {
             section["nvme_path"] = path.to_json();

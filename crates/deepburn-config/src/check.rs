@@ -6,15 +6,12 @@
 //! a disabled section are accepted. Rules that involve several keys are checked by the rules of the
 //! sections.
 
-use crate::diagnosis::{Findings, Severity, Site, note, refuse, report, warning};
-use crate::foreign::foreign_name;
-use crate::key::{Key, KeyEntry, Kind, Literal, Status, Trigger, Variant, entries};
+use crate::diagnosis::{Findings, KeyLocation, Severity, note, refuse, report, warning};
+use crate::key::{Key, KeyEntry, Kind, Literal, SectionVariant, Status, Trigger, entries};
 use crate::key_path::{is_at_or_below, join, without_brackets};
 use crate::node::{Node, Value};
 use crate::remedy::{converted, remedy};
-
-/// Minimum similarity of a known name that is suggested instead of an unknown name.
-const SIMILAR: f64 = 0.7;
+use crate::suggestion::suggestion;
 
 /// Maximum number of keys of a section that are listed if no name is similar.
 const LISTED: usize = 16;
@@ -57,7 +54,7 @@ impl Check<'_> {
                 self.unknown(keys, name, value, &full);
                 continue;
             };
-            warning!(if key.outdated == name; self.findings, Site::at(&full, value) =>
+            warning!(if key.outdated == name; self.findings, KeyLocation::at(&full, value) =>
                 "is taken as {}", key.name; "rename it to {}", key.name);
             self.value(key, value, node, &full);
         }
@@ -67,7 +64,7 @@ impl Check<'_> {
             if let [(first, value), (second, other), ..] = given[..] {
                 let same = value.means(other);
                 let severity = if same { Severity::Warning } else { Severity::Error };
-                report!(severity, self.findings, Site::at(&join(path, first), value) =>
+                report!(severity, self.findings, KeyLocation::at(&join(path, first), value) =>
                     "{value} and {second}: {other} are two names of one key";
                     "keep {} and remove the other", key.name);
             }
@@ -79,7 +76,7 @@ impl Check<'_> {
     /// Checks one value: its status first, then its kind, then the keys below it.
     fn value(&mut self, key: &'static Key, value: &Node, siblings: &Node, path: &str) {
         //= deepspeed 0.19.8 runtime/config.py _reject_removed_config_keys
-        note!(if key.removed; self.findings, Site::at(path, value) =>
+        note!(if key.removed; self.findings, KeyLocation::at(path, value) =>
             "DeepSpeed 0.19.8 rejects every configuration that has this key");
         let is_absent = value.is_null() && key.default == Literal::Null;
         if self.by_status(key, value, path) || value.is_auto() && key.auto || is_absent {
@@ -87,7 +84,7 @@ impl Check<'_> {
         }
         if let Err(rule) = key.kind.accepts(value) {
             let quotes = if quoted(key, value) { ", without quotes" } else { "" };
-            refuse!(self.findings, Site::at(path, value) =>
+            refuse!(self.findings, KeyLocation::at(path, value) =>
                 "{value} is {}; must be {rule}{quotes}", fault(key, value); "{}", remedy(key, value, siblings));
             return;
         }
@@ -105,8 +102,8 @@ impl Check<'_> {
             }
             // An unknown or missing type is reported by the section's own rule.
             Kind::Variants(variants) => {
-                let variant = Variant::named_in(siblings, variants);
-                if let Some(Variant { keys, status: Status::Honoured, .. }) = variant {
+                let variant = SectionVariant::named_in(siblings, variants);
+                if let Some(SectionVariant { keys, status: Status::Honoured, .. }) = variant {
                     self.section(keys, value, path);
                 }
             }
@@ -122,20 +119,20 @@ impl Check<'_> {
         if is_reported || !key.asks(Trigger::Differs, value) {
             return;
         }
-        let site = Site::at(path, value);
+        let site = KeyLocation::at(path, value);
         note!(if *is_given; self.findings, site => "has no effect: {switch} is false");
         let remedy = match is_available {
             true => format!("set {switch} to true, or remove it"),
             false => "remove it".to_owned(),
         };
-        warning!(if !is_given; self.findings, Site::at(path, value) =>
+        warning!(if !is_given; self.findings, KeyLocation::at(path, value) =>
             "has no effect: {switch} is false by default"; "{remedy}");
     }
 
     /// Reports a value according to the status of its key. Returns whether no further check is
     /// needed.
     fn by_status(&mut self, key: &Key, value: &Node, path: &str) -> bool {
-        let site = Site::at(path, value);
+        let site = KeyLocation::at(path, value);
         match key.status {
             Status::Honoured => false,
             Status::Inert(why) => {
@@ -162,7 +159,9 @@ impl Check<'_> {
                 let asked = key.kind.accepts(value).is_ok() && key.asks(trigger, value);
                 if asked {
                     let (site, shown) = match trigger {
-                        Trigger::Enabled => (Site::at(&join(path, "enabled"), value), "true"),
+                        Trigger::Enabled => {
+                            (KeyLocation::at(&join(path, "enabled"), value), "true")
+                        }
                         Trigger::AnyEnabled => (site, "true"),
                         _ => (site, &*value.to_string()),
                     };
@@ -202,7 +201,7 @@ impl Check<'_> {
             }
             false => "remove it".to_owned(),
         });
-        refuse!(self.findings, Site::at(path, value) => "unknown key"; "{remedy}");
+        refuse!(self.findings, KeyLocation::at(path, value) => "unknown key"; "{remedy}");
     }
 
     /// Returns the path of the first supported key of the file format with this name, as users
@@ -268,27 +267,6 @@ fn quoted(key: &Key, value: &Node) -> bool {
     unquoted && value.as_text().is_some()
 }
 
-/// Returns what to write instead of an unknown `name`: the equivalent of another program's name, or
-/// the most similar known name.
-pub(crate) fn suggestion(known: impl Iterator<Item = &'static str>, name: &str) -> Option<String> {
-    let similar = || nearest(known, name).map(|nearest| format!("did you mean {nearest}?"));
-    foreign_name(name).map(str::to_owned).or_else(similar)
-}
-
-/// Returns the known name that is most similar to `name`, if it is similar enough for a typing
-/// error.
-pub(crate) fn nearest(all: impl Iterator<Item = &'static str>, name: &str) -> Option<&'static str> {
-    // The time to compute the distance is proportional to the product of the lengths, and no key is
-    // this long.
-    if name.len() > 100 {
-        return None;
-    }
-    all.map(|known| (strsim::normalized_damerau_levenshtein(known, name), known))
-        .filter(|(similarity, _)| *similarity >= SIMILAR)
-        .max_by(|a, b| a.0.total_cmp(&b.0))
-        .map(|(_, known)| known)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -318,7 +296,7 @@ mod tests {
     }
 
     fn findings(json: &str) -> Vec<String> {
-        let origin = crate::source::Origin { document: "test", name: "test" };
+        let origin = crate::source::SourceName { document: "test", name: "test" };
         let node = crate::source::parse_json(json, origin).unwrap();
         let mut findings = Findings::default();
         check(Top::KEYS, &node, &mut findings);

@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 use serde_json::Value as Json;
 
-use crate::diagnosis::{Findings, Severity, Site};
+use crate::diagnosis::{Findings, KeyLocation, Severity};
 use crate::keys::DeepSpeed;
 use crate::plan::{LrScheduler, ParamGroups, PipelineSchedule, QuantizationPlan};
-use crate::section::Entry;
+use crate::section::ConfigEntry;
 use crate::step_count::StepCount;
 
 /// The properties of the run for which a configuration is resolved.
@@ -99,7 +99,7 @@ pub(crate) struct Context<'a> {
 
 impl Context<'_> {
     /// Records the resolved value of a key, if the key is `"auto"`.
-    pub(crate) fn answer(&mut self, key: &Entry<'_>, value: impl Into<Json>, from: &str) {
+    pub(crate) fn answer(&mut self, key: &ConfigEntry<'_>, value: impl Into<Json>, from: &str) {
         if key.is_auto() {
             let answer = AutoAnswer { value: value.into(), from: from.to_owned() };
             self.autos.insert(key.path.clone(), answer);
@@ -107,7 +107,13 @@ impl Context<'_> {
     }
 
     /// Adds a finding.
-    pub(crate) fn add(&mut self, severity: Severity, site: Site, message: String, remedy: String) {
+    pub(crate) fn add(
+        &mut self,
+        severity: Severity,
+        site: KeyLocation,
+        message: String,
+        remedy: String,
+    ) {
         self.findings.add(severity, site, message, remedy);
     }
 }

@@ -1,7 +1,7 @@
 //! Errors, warnings and notes about a configuration.
 //!
-//! A [`Diagnosis`] names the key, the value, the rule and the remedy. A [`Report`] contains all
-//! diagnoses of one file. All values are checked before an error is returned, so that a user can
+//! A [`Diagnosis`] names the key, the value, the rule and the remedy. A [`ConfigReport`] contains
+//! all diagnoses of one file. All values are checked before an error is returned, so that a user can
 //! fix all problems at once. [`ConfigError`] also covers errors that occur before any value can be
 //! checked.
 
@@ -13,7 +13,7 @@ use serde::{Serialize, Serializer};
 
 use crate::counted::counted;
 use crate::key_path::{is_at_or_below, join};
-use crate::node::{Node, Position};
+use crate::node::{LineColumn, Node};
 
 /// The severity of a diagnosis.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -49,7 +49,7 @@ pub struct Diagnosis {
     pub key: String,
     /// Line and column of the value, if it was read from a text.
     #[serde(serialize_with = "position", skip_serializing_if = "Option::is_none")]
-    pub at: Option<Position>,
+    pub at: Option<LineColumn>,
     /// The command-line option that set the value, `--set training.max_steps=0` for example.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub given: Option<String>,
@@ -61,7 +61,7 @@ pub struct Diagnosis {
 }
 
 /// Serializes a position as `[line, column]`.
-fn position<S: Serializer>(at: &Option<Position>, serializer: S) -> Result<S::Ok, S::Error> {
+fn position<S: Serializer>(at: &Option<LineColumn>, serializer: S) -> Result<S::Ok, S::Error> {
     at.map(|at| [at.line, at.column]).serialize(serializer)
 }
 
@@ -115,21 +115,21 @@ impl fmt::Display for Diagnosis {
 /// # Ok::<(), deepburn_config::ConfigError>(())
 /// ```
 #[derive(Clone, PartialEq)]
-pub struct Report {
+pub struct ConfigReport {
     /// The source of the configuration: a path, or `inline configuration`.
     pub source: String,
     /// The findings.
     pub diagnoses: Vec<Diagnosis>,
 }
 
-impl Report {
+impl ConfigReport {
     /// Returns the findings that are errors.
     pub fn errors(&self) -> impl Iterator<Item = &Diagnosis> {
         self.diagnoses.iter().filter(|diagnosis| diagnosis.severity == Severity::Error)
     }
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for ConfigReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let problems = self.errors().count();
         write!(f, "{}: {}", self.source, counted(problems, "problem"))?;
@@ -141,13 +141,13 @@ impl fmt::Display for Report {
 }
 
 /// Prints the message, because a program whose `main` returns the error prints this form.
-impl fmt::Debug for Report {
+impl fmt::Debug for ConfigReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
 }
 
-impl std::error::Error for Report {}
+impl std::error::Error for ConfigReport {}
 
 /// A key whose value came from the command line.
 #[derive(Debug, Clone)]
@@ -168,12 +168,12 @@ impl TypedKey {
 /// The subject of a finding: the path of a key and, if the key was given, the position of its
 /// value.
 #[derive(Debug)]
-pub(crate) struct Site {
+pub(crate) struct KeyLocation {
     pub(crate) key: String,
-    pub(crate) at: Option<Position>,
+    pub(crate) at: Option<LineColumn>,
 }
 
-impl Site {
+impl KeyLocation {
     /// Creates the site of `node`, whose path is `key`.
     pub(crate) fn at(key: &str, node: &Node) -> Self {
         Self { key: key.to_owned(), at: node.at }
@@ -181,7 +181,7 @@ impl Site {
 }
 
 /// Creates a site without a position.
-impl<T: Into<String>> From<T> for Site {
+impl<T: Into<String>> From<T> for KeyLocation {
     fn from(key: T) -> Self {
         Self { key: key.into(), at: None }
     }
@@ -193,8 +193,14 @@ pub(crate) struct Findings(Vec<Diagnosis>);
 
 impl Findings {
     /// Adds a finding; [`refuse!`], [`warning!`] and [`note!`] format its message and remedy.
-    pub(crate) fn add(&mut self, severity: Severity, site: Site, message: String, remedy: String) {
-        let Site { key, at } = site;
+    pub(crate) fn add(
+        &mut self,
+        severity: Severity,
+        site: KeyLocation,
+        message: String,
+        remedy: String,
+    ) {
+        let KeyLocation { key, at } = site;
         self.0.push(Diagnosis { at, ..Diagnosis::new(severity, key, message, remedy) });
     }
 
@@ -229,13 +235,13 @@ impl Findings {
 
     /// Returns the warnings and notes, warnings first, or a report of all findings, errors last, if
     /// there is an error.
-    pub(crate) fn verdict(mut self, source: &str) -> Result<Vec<Diagnosis>, Report> {
+    pub(crate) fn verdict(mut self, source: &str) -> Result<Vec<Diagnosis>, ConfigReport> {
         if self.0.iter().all(|diagnosis| diagnosis.severity != Severity::Error) {
             self.0.sort_by_key(|diagnosis| diagnosis.severity);
             return Ok(self.0);
         }
         self.0.sort_by_key(|diagnosis| Reverse(diagnosis.severity));
-        Err(Report { source: source.into(), diagnoses: self.0 })
+        Err(ConfigReport { source: source.into(), diagnoses: self.0 })
     }
 }
 
@@ -252,7 +258,7 @@ macro_rules! report {
     };
     ($severity:expr, $findings:expr, $site:expr => $message:literal $(, $arg:expr)*;
         $remedy:literal $(, $part:expr)*) => {{
-        let site = $crate::diagnosis::Site::from($site);
+        let site = $crate::diagnosis::KeyLocation::from($site);
         let (message, remedy) = (format!($message $(, $arg)*), format!($remedy $(, $part)*));
         $findings.add($severity, site, message, remedy)
     }};
@@ -346,10 +352,10 @@ pub enum ConfigError {
     },
     /// Values are invalid. The report contains all problems.
     #[error(transparent)]
-    Invalid(#[from] Report),
+    Invalid(#[from] ConfigReport),
 }
 
-/// Prints the message, like the form of [`Report`].
+/// Prints the message, like the form of [`ConfigReport`].
 impl fmt::Debug for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)

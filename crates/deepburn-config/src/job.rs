@@ -14,7 +14,8 @@
 use std::path::{Path, PathBuf};
 
 use crate::check::check;
-use crate::diagnosis::{ConfigError, Findings, Site, note, refuse};
+use crate::context::RunContext;
+use crate::diagnosis::{ConfigError, Findings, KeyLocation, note, refuse};
 use crate::job_plan::{Cadence, DataKind, Job};
 use crate::job_rules::JobReader;
 use crate::key::Key;
@@ -24,11 +25,12 @@ use crate::lightning::looks_like_a_strategy;
 use crate::node::{Node, Value};
 use crate::overrides::Override;
 use crate::place::find;
+use crate::plan::{LrScheduler, ParamGroups, QuantizationPlan};
 use crate::raw_config::RawConfig;
 use crate::remedy::free_section;
 use crate::reporter::Reporter;
-use crate::section::{Entry, Read, Section};
-use crate::source::{Origin, parse_json, read_text};
+use crate::section::{ConfigEntry, FromEntry, Section};
+use crate::source::{SourceName, parse_json, read_text};
 
 /// The folder in which configurations are searched for after the given location.
 pub const CONFIG_FOLDER: &str = "configs";
@@ -63,10 +65,10 @@ impl Job {
             return false;
         }
         let name = path.display().to_string();
-        let origin = Origin { document: "job file", name: &name };
+        let origin = SourceName { document: "job file", name: &name };
         let root = read_text(path).and_then(|text| parse_json(&text, origin));
         root.is_ok_and(|root| {
-            let top = JobFile::read(&Entry::document(&root));
+            let top = JobFile::read(&ConfigEntry::document(&root));
             top.model.is_given() || top.data.is_given() || top.training.is_given()
         })
     }
@@ -74,8 +76,8 @@ impl Job {
     /// Reads a job file and applies the values of `--set` and the other options.
     ///
     /// # Errors
-    /// Returns a [`ConfigError`]; all invalid values of the job file are in one [`crate::Report`].
-    /// The DeepSpeed configuration is only parsed here, and checked by [`crate::resolve()`].
+    /// Returns a [`ConfigError`]; all invalid values of the job file are in one
+    /// [`crate::ConfigReport`]. The DeepSpeed configuration is only parsed here, and checked by [`crate::resolve()`].
     pub fn load(request: &JobRequest) -> Result<(Self, RawConfig), ConfigError> {
         let configs = [PathBuf::new(), PathBuf::from(CONFIG_FOLDER)];
         let path = find(&request.config, &configs, "file")?;
@@ -111,7 +113,7 @@ impl Job {
         folder: &Path,
         request: &JobRequest,
     ) -> Result<(Self, RawConfig), ConfigError> {
-        let mut root = parse_json(text, Origin { document: "job file", name })?;
+        let mut root = parse_json(text, SourceName { document: "job file", name })?;
         refuse_deepspeed(&root, name)?;
         let overrides = overrides(request)?;
         let of_job = overrides.iter().filter(|set| set.inside("deepspeed").is_none());
@@ -135,7 +137,7 @@ impl Job {
         }
         use_typed_rate(&overrides, &mut written.root);
         Reporter::enable_sections(&root, &mut written.root);
-        let deepspeed = DeepSpeed::read(&Entry::document(&written.root));
+        let deepspeed = DeepSpeed::read(&ConfigEntry::document(&written.root));
         let findings = Findings::default();
         let ranks = [written.processes(), request.launched];
         let deepspeed = &deepspeed;
@@ -146,11 +148,41 @@ impl Job {
         Ok((job, written))
     }
 
+    /// Returns the run context for [`crate::resolve()`]. The caller adds the hidden size of the
+    /// model and the number of steps once the model and the data are known. Until then,
+    /// `total_steps` is `max_steps`.
+    pub fn run_context(&self) -> RunContext {
+        let training = &self.training;
+        let groups = training.param_groups.clone();
+        let scheduler = training.lr_scheduler_type.zip(training.lr_scheduler_kwargs);
+        let lr_scheduler = scheduler.map(|(kind, parameters)| LrScheduler { kind, parameters });
+        RunContext {
+            world_size: training.ranks,
+            pipeline_stages: training.pipeline_stages,
+            pipeline_schedule: training.pipeline_schedule,
+            host_device: training.backend.is_host(),
+            total_steps: training.max_steps,
+            warmup_steps: training.warmup_steps,
+            lr_scheduler,
+            learning_rate: training.learning_rate,
+            micro_batch_size: training.micro_batch_size,
+            gradient_checkpointing: training.gradient_checkpointing,
+            param_groups: ParamGroups { groups, no_decay: training.no_decay },
+            // Names of modules become paths of parameters when the model is known.
+            quantization: self
+                .model
+                .quantization
+                .as_ref()
+                .map(|it| QuantizationPlan { format: it.format, skipped: Vec::new() }),
+            ..RunContext::default()
+        }
+    }
+
     /// Reads and checks all sections, then checks the rules that involve several sections.
     fn read(root: &Node, reader: &mut JobReader<'_>) -> Self {
         check(JobFile::KEYS, root, &mut reader.findings);
         reader.is_misread = reader.findings.have_error_in("data");
-        let top = JobFile::read(&Entry::document(root));
+        let top = JobFile::read(&ConfigEntry::document(root));
         let model = &top.model.value;
         let has_adapter = model.lora.is_given() || model.adapter.is_given();
         let mut job = Self {
@@ -275,7 +307,7 @@ fn take_deepspeed(
     if let Some(node) = &part
         && node.as_text().is_some_and(|text| text.trim_start().starts_with('{'))
     {
-        refuse!(findings, Site::at("deepspeed", node) =>
+        refuse!(findings, KeyLocation::at("deepspeed", node) =>
             "{node} is a string; must be a section, {{ ... }}, or the path of a file";
             "{}", free_section(node, "{ \"train_micro_batch_size_per_gpu\": 1 }"));
     }

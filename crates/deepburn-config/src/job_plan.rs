@@ -6,16 +6,12 @@ use serde::{Serialize, Serializer};
 use serde_json::{Map, Value as Json};
 
 use crate::choice::{Choice, choices};
-use crate::context::RunContext;
 use crate::diagnosis::Diagnosis;
 use crate::place::Place;
 use crate::plan::{
-    LrScheduler, LrSchedulerParameters, LrSchedulerType, NoDecay, ParamGroup, ParamGroups,
-    PipelineSchedule, QuantizationPlan, QuantizedFormat,
+    LrSchedulerParameters, LrSchedulerType, NoDecay, ParamGroup, PipelineSchedule, QuantizedFormat,
 };
-use crate::raw_config::RawConfig;
 use crate::reporter::Reporter;
-use crate::resolve::Resolved;
 use crate::splits::SplitPlan;
 use crate::step_count::StepCount;
 
@@ -545,56 +541,5 @@ impl Backend {
     /// Returns whether tensors are in host memory.
     pub fn is_host(self) -> bool {
         matches!(self, Self::Flex | Self::Tch)
-    }
-}
-
-impl Job {
-    /// Returns the run context for [`crate::resolve()`]. The caller adds the hidden size of the
-    /// model and the number of steps once the model and the data are known. Until then,
-    /// `total_steps` is `max_steps`.
-    pub fn run_context(&self) -> RunContext {
-        let training = &self.training;
-        let groups = training.param_groups.clone();
-        let scheduler = training.lr_scheduler_type.zip(training.lr_scheduler_kwargs);
-        let lr_scheduler = scheduler.map(|(kind, parameters)| LrScheduler { kind, parameters });
-        RunContext {
-            world_size: training.ranks,
-            pipeline_stages: training.pipeline_stages,
-            pipeline_schedule: training.pipeline_schedule,
-            host_device: training.backend.is_host(),
-            total_steps: training.max_steps,
-            warmup_steps: training.warmup_steps,
-            lr_scheduler,
-            learning_rate: training.learning_rate,
-            micro_batch_size: training.micro_batch_size,
-            gradient_checkpointing: training.gradient_checkpointing,
-            param_groups: ParamGroups { groups, no_decay: training.no_decay },
-            // Names of modules become paths of parameters when the model is known.
-            quantization: self
-                .model
-                .quantization
-                .as_ref()
-                .map(|it| QuantizationPlan { format: it.format, skipped: Vec::new() }),
-            ..RunContext::default()
-        }
-    }
-}
-
-/// A job with its plan: the content of `job.json`.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct ResolvedJob {
-    /// The job.
-    #[serde(flatten)]
-    pub job: Job,
-    /// The DeepSpeed configuration as written, with the values of the command line.
-    pub deepspeed: Json,
-    /// The resolved plan, the value of every `"auto"`, and the notes.
-    pub resolved: Resolved,
-}
-
-impl ResolvedJob {
-    /// Creates a resolved job.
-    pub fn new(job: Job, written: &RawConfig, resolved: Resolved) -> Self {
-        Self { job, deepspeed: written.to_json(), resolved }
     }
 }

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value as Json};
 
 use crate::counted::counted;
-use crate::diagnosis::{Findings, Severity, Site, note, refuse, report, warning};
+use crate::diagnosis::{Findings, KeyLocation, Severity, note, refuse, report, warning};
 use crate::job_plan::{
     Architecture, Backend, CheckpointScope, DataJob, DataKind, DpoPlan, Job, ModelJob, ModelMetric,
     TrainingJob,
@@ -28,7 +28,7 @@ use crate::node::Node;
 use crate::place::{Place, find};
 use crate::plan::{GroupRate, GroupUpdate, ParamGroup, PathPattern};
 use crate::remedy::free_section;
-use crate::section::{Entry, Section, Setting, filled};
+use crate::section::{ConfigEntry, Section, Setting, filled};
 use crate::splits::SplitPlan;
 use crate::step_count::StepCount;
 
@@ -68,7 +68,7 @@ impl JobReader<'_> {
 
     /// Returns the file or folder `given` as the value of a key. Reports a path that does not
     /// exist.
-    pub(crate) fn existing(&mut self, given: &str, key: &Entry<'_>) -> Option<PathBuf> {
+    pub(crate) fn existing(&mut self, given: &str, key: &ConfigEntry<'_>) -> Option<PathBuf> {
         let found = find(Path::new(given), &self.folders(), "file or folder");
         let found = found.ok().filter(|_| !given.is_empty());
         refuse!(if found.is_none(); self.findings, &*key.path =>
@@ -321,7 +321,7 @@ impl JobReader<'_> {
                 }
             }
         }
-        let settings: [&Entry<'_>; 5] = [lr, lr_factor, weight_decay, betas, muon_matrices];
+        let settings: [&ConfigEntry<'_>; 5] = [lr, lr_factor, weight_decay, betas, muon_matrices];
         let given = settings.into_iter().find(|setting| setting.is_given());
         if let Some(setting) = given.filter(|_| frozen.value) {
             refuse!(self.findings, setting => "has no effect in a frozen group"; "remove it, or remove frozen");

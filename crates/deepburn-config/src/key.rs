@@ -16,7 +16,6 @@ use std::fmt;
 use crate::key_path::join;
 use crate::node::{Node, Value};
 use crate::range::{Integers, Reals};
-use crate::remedy::converted;
 
 /// A key of a section.
 #[derive(Debug, Clone, Copy)]
@@ -192,7 +191,7 @@ pub enum Kind {
     /// A list of sections, each with these keys.
     Sections(&'static [Key]),
     /// A section whose keys depend on the key `type` next to it.
-    Variants(&'static [Variant]),
+    Variants(&'static [SectionVariant]),
     /// A section, or the path of a file that contains it.
     SectionOrPath(&'static [Key]),
     /// Any value, which is passed on unchanged.
@@ -201,7 +200,7 @@ pub enum Kind {
 
 /// A named choice with parameters, such as an optimizer or a schedule.
 #[derive(Debug, Clone, Copy)]
-pub struct Variant {
+pub struct SectionVariant {
     /// Value of `type`; compared without regard to case.
     pub name: &'static str,
     /// Description for users.
@@ -212,7 +211,7 @@ pub struct Variant {
     pub keys: &'static [Key],
 }
 
-impl Variant {
+impl SectionVariant {
     /// Creates a supported variant.
     pub(crate) const fn of(name: &'static str, doc: &'static str, keys: &'static [Key]) -> Self {
         Self { name, doc, status: Status::Honoured, keys }
@@ -240,6 +239,25 @@ impl Variant {
 }
 
 impl Key {
+    /// Creates a supported key of this kind, without a name.
+    pub(crate) const fn new(kind: Kind, default: Literal) -> Self {
+        Self {
+            name: "",
+            alias: "",
+            outdated: "",
+            kind,
+            default,
+            other_default: "",
+            unit: "",
+            doc: "",
+            status: Status::Honoured,
+            auto: false,
+            required: false,
+            stages: (0, 3),
+            removed: false,
+        }
+    }
+
     /// Returns whether `name` is a name of this key.
     ///
     /// ```
@@ -283,42 +301,12 @@ impl Key {
     pub(crate) fn keys_in(&self, section: &Node) -> Option<&'static [Self]> {
         match self.kind {
             Kind::Free => None,
-            Kind::Variants(variants) => Variant::named_in(section, variants).map(|it| it.keys),
+            Kind::Variants(variants) => {
+                SectionVariant::named_in(section, variants).map(|it| it.keys)
+            }
             _ => Some(self.keys()),
         }
     }
-
-    /// Returns whether a value requests the feature of this key.
-    pub(crate) fn asks(&self, trigger: Trigger, node: &Node) -> bool {
-        let is_default = node.is_null() || node.means(&self.default.node());
-        match trigger {
-            Trigger::Differs => !is_default,
-            Trigger::NotOneOf(names) => {
-                let known = |text: &str| names.iter().any(|name| name.eq_ignore_ascii_case(text));
-                !is_default && !node.as_text().is_some_and(known)
-            }
-            Trigger::Enabled => node.get("enabled").is_some_and(is_on),
-            Trigger::AnyEnabled => any_enabled(node),
-            Trigger::Present => !node.is_null() && node.as_flag() != Some(false),
-            Trigger::NotEmpty => {
-                let is_empty = matches!(&node.value, Value::Map(entries) if entries.is_empty());
-                !is_empty && self.asks(Trigger::Present, node)
-            }
-        }
-    }
-}
-
-/// Returns whether a section or a nested section has `enabled: true`.
-fn any_enabled(node: &Node) -> bool {
-    node.entries()
-        .iter()
-        .any(|(name, node)| (name == "enabled" && is_on(node)) || any_enabled(node))
-}
-
-/// Returns whether a value is `true`, or another spelling of it such as `"true"`.
-fn is_on(node: &Node) -> bool {
-    let meant = converted(&Kind::Flag, node);
-    node.as_flag().or(meant.and_then(|meant| meant.as_flag())) == Some(true)
 }
 
 impl Kind {
@@ -474,10 +462,9 @@ fn list_section(keys: &'static [Key], path: &str, inherited: Status, list: &mut 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::spec;
 
     fn node(json: &str) -> Node {
-        let origin = crate::source::Origin { document: "test", name: "test" };
+        let origin = crate::source::SourceName { document: "test", name: "test" };
         crate::source::parse_json(json, origin).unwrap()
     }
 
@@ -518,27 +505,5 @@ mod tests {
                 assert!(kind.accepts(&node(bad)).is_err(), "{kind}: {bad}");
             }
         }
-    }
-
-    #[test]
-    fn only_values_that_ask_for_a_feature_do() {
-        let size = spec::positive(1).named("zero_hpz_partition_size", "");
-        assert!(!size.asks(Trigger::Differs, &node("1.0")));
-        assert!(size.asks(Trigger::Differs, &node("8")));
-        let dtype = spec::opt_text().named("communication_data_type", "");
-        let other = Trigger::NotOneOf(&["fp32"]);
-        assert!(!dtype.asks(other, &node("\"FP32\"")) && !dtype.asks(other, &node("null")));
-        assert!(dtype.asks(other, &node("\"fp16\"")));
-        let section = spec::Spec::<()>::of(Kind::Section(&[])).named("s", "");
-        assert!(!section.asks(Trigger::Enabled, &node("{\"enabled\": false}")));
-        assert!(section.asks(Trigger::Enabled, &node("{\"enabled\": true}")));
-        assert!(!section.asks(Trigger::Enabled, &node("{\"x\": {\"enabled\": true}}")));
-        assert!(section.asks(Trigger::AnyEnabled, &node("{\"x\": {\"enabled\": true}}")));
-        assert!(
-            !section.asks(Trigger::Present, &node("false"))
-                && section.asks(Trigger::Present, &node("{}"))
-        );
-        assert!(!section.asks(Trigger::NotEmpty, &node("{}")));
-        assert!(section.asks(Trigger::NotEmpty, &node("{\"a\": 1}")));
     }
 }

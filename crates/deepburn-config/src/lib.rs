@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! text ── RawConfig ─┬─ resolve(RawConfig, RunContext) ──► Resolved { plan, notes, autos }
-//! job file ─► Job ─┘                        └──► Report: all problems in one message
+//! job file ─► Job ─┘                        └──► ConfigReport: all problems in one message
 //! ```
 //!
 //! - [`RawConfig`] is a parsed DeepSpeed configuration, from JSON with comments, a value in memory,
@@ -54,7 +54,9 @@ mod range;
 mod raw_config;
 mod remedy;
 mod reporter;
+mod request;
 mod resolve;
+mod resolved_job;
 mod rules;
 mod schema;
 mod section;
@@ -62,24 +64,26 @@ mod source;
 mod spec;
 mod splits;
 mod step_count;
+mod suggestion;
 
 pub use context::{AutoAnswer, RunContext};
 pub use counted::counted;
-pub use diagnosis::{ConfigError, Diagnosis, Report, Severity};
+pub use diagnosis::{ConfigError, ConfigReport, Diagnosis, Severity};
 pub use foreign::foreign_name;
 pub use job::{CONFIG_FOLDER, JobRequest};
 pub use job_plan::*;
-pub use key::{Key, KeyEntry, Kind, Literal, Status, Trigger, Variant, entries};
+pub use key::{Key, KeyEntry, Kind, Literal, SectionVariant, Status, Trigger, entries};
 use keys::DeepSpeed;
 use keys::job::JobFile;
 pub use listing::find_keys;
-pub use node::{MAX_DEPTH, Node, Position, Value};
+pub use node::{LineColumn, MAX_DEPTH, Node, Value};
 pub use place::{Place, find};
 pub use plan::*;
 pub use range::{Integers, Reals};
 pub use raw_config::RawConfig;
 pub use reporter::Reporter;
 pub use resolve::{Resolved, resolve, resolve_preliminary};
+pub use resolved_job::ResolvedJob;
 pub use rules::autotuning;
 pub use schema::schema;
 use section::Section;

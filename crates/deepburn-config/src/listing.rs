@@ -2,11 +2,11 @@
 //!
 //! Main function: [`find_keys`]. A path may omit `deepspeed.` and the type of a variant.
 
-use crate::check::suggestion;
 use crate::diagnosis::ConfigError;
 use crate::job_keys;
 use crate::key::KeyEntry;
 use crate::key_path::{is_at_or_below, without_brackets};
+use crate::suggestion::suggestion;
 
 /// Returns the key at `path` and the keys below it. If there is none, returns the keys of this name
 /// in all sections.

@@ -11,7 +11,7 @@ pub const MAX_DEPTH: usize = 64;
 
 /// Line and column of a value, both counted from 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Position {
+pub struct LineColumn {
     /// Line, from 1.
     pub line: usize,
     /// Column in characters, from 1.
@@ -24,7 +24,7 @@ pub struct Node {
     /// The value.
     pub value: Value,
     /// The position in the text.
-    pub at: Option<Position>,
+    pub at: Option<LineColumn>,
 }
 
 /// The value of a [`Node`].

@@ -5,11 +5,11 @@
 //! string if it is not valid JSON. The value is checked together with the rest of the file, and
 //! findings about it name the option ([`TypedKey`]).
 
-use crate::check::suggestion;
 use crate::diagnosis::{ConfigError, TypedKey};
 use crate::key::{Key, Kind};
 use crate::node::{Node, Value, shortened};
-use crate::source::{Origin, parse_json};
+use crate::source::{SourceName, parse_json};
+use crate::suggestion::suggestion;
 
 /// Maximum number of characters of an option that a message shows in full.
 const SHOWN: usize = 80;
@@ -37,7 +37,7 @@ impl Override {
             return Err(malformed());
         }
         let option = format!("--set {}", shortened(given, SHOWN));
-        let value = match parse_json(value, Origin { document: "--set", name: &option }) {
+        let value = match parse_json(value, SourceName { document: "--set", name: &option }) {
             Ok(node) => node,
             // A syntax error in a list or a section is reported; the value is not taken as a
             // string, unless the key takes only strings: a chat template starts with a brace too.
@@ -173,7 +173,7 @@ mod tests {
     use crate::section::Section;
 
     fn set(json: &str, given: &str) -> Result<serde_json::Value, String> {
-        let mut root = parse_json(json, Origin { document: "job file", name: "test" }).unwrap();
+        let mut root = parse_json(json, SourceName { document: "job file", name: "test" }).unwrap();
         let applied = Override::parse(given, JobFile::KEYS)
             .and_then(|set| set.apply(JobFile::KEYS, &mut root));
         applied.map(|()| root.to_json()).map_err(|error| error.to_string())

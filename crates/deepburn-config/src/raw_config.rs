@@ -6,10 +6,10 @@
 
 use std::path::Path;
 
-use crate::diagnosis::{ConfigError, Diagnosis, Findings, Report, TypedKey};
+use crate::diagnosis::{ConfigError, ConfigReport, Diagnosis, Findings, TypedKey};
 use crate::lightning::{self, STRATEGIES, looks_like_a_strategy};
 use crate::node::Node;
-use crate::source::{Origin, decode_base64, from_value, parse_json, read_text};
+use crate::source::{SourceName, decode_base64, from_value, parse_json, read_text};
 
 /// A DeepSpeed configuration, parsed and not yet checked.
 ///
@@ -39,8 +39,8 @@ impl RawConfig {
     ///
     /// # Errors
     /// Returns a [`ConfigError`] if the file cannot be read, is not valid JSON or YAML, has
-    /// duplicate keys, or is nested too deeply. Returns a [`crate::Report`] if a YAML file is not a
-    /// valid Accelerate configuration.
+    /// duplicate keys, or is nested too deeply. Returns a [`crate::ConfigReport`] if a YAML file is
+    /// not a valid Accelerate configuration.
     pub fn from_file(path: &Path) -> Result<Self, ConfigError> {
         let text = read_text(path)?;
         let name = path.display().to_string();
@@ -132,7 +132,7 @@ impl RawConfig {
 
     /// Returns the warnings and notes among the findings, or a report of all findings if there is
     /// an error. Keys have the paths at which users write them.
-    pub(crate) fn verdict(&self, mut findings: Findings) -> Result<Vec<Diagnosis>, Report> {
+    pub(crate) fn verdict(&self, mut findings: Findings) -> Result<Vec<Diagnosis>, ConfigReport> {
         findings.attribute(&self.typed);
         findings.nest(self.under);
         findings.verdict(&self.source)
@@ -154,12 +154,12 @@ impl RawConfig {
 
     /// Converts a value that was read from `name`.
     pub(crate) fn of(value: &serde_json::Value, name: &str) -> Result<Self, ConfigError> {
-        Ok(Self::new(from_value(value, Origin { document: DOCUMENT, name })?, name))
+        Ok(Self::new(from_value(value, SourceName { document: DOCUMENT, name })?, name))
     }
 
     /// Parses JSON that was read from `name`.
     pub(crate) fn parse(text: &str, name: &str) -> Result<Self, ConfigError> {
-        Ok(Self::new(parse_json(text, Origin { document: DOCUMENT, name })?, name))
+        Ok(Self::new(parse_json(text, SourceName { document: DOCUMENT, name })?, name))
     }
 
     /// Returns the path of the configuration, or a description of its source.

@@ -5,10 +5,10 @@
 //! value cannot be converted without loss, no other value is proposed: the default, for example,
 //! would change what the job means.
 
-use crate::check::nearest;
-use crate::key::{Key, Kind, Literal, Status, Variant};
+use crate::key::{Key, Kind, Literal, SectionVariant, Status};
 use crate::node::{Node, Value};
-use crate::source::{Origin, parse_json};
+use crate::source::{SourceName, parse_json};
+use crate::suggestion::nearest;
 
 /// Maximum number of characters of a value that a remedy shows. A truncated value would not be a
 /// remedy.
@@ -148,7 +148,7 @@ fn readings(value: &Node) -> Vec<Node> {
 
 /// Parses a text as a JSON value other than a string, and its elements if it is a list.
 fn parsed(text: &str) -> Option<Node> {
-    let origin = Origin { document: "value", name: "value" };
+    let origin = SourceName { document: "value", name: "value" };
     let node = parse_json(text.trim(), origin).ok()?;
     let value = match node.value {
         Value::List(nodes) => Value::List(nodes.iter().map(unquoted).collect()),
@@ -192,10 +192,10 @@ fn section_of(kind: &Kind, value: &Node) -> Option<Node> {
 }
 
 /// Returns the variant whose name is given instead of a section, as in `"optimizer": "AdamW"`.
-fn named_variant(kind: &Kind, value: &Node) -> Option<&'static Variant> {
+fn named_variant(kind: &Kind, value: &Node) -> Option<&'static SectionVariant> {
     let (Kind::Section(keys), Some(name)) = (*kind, value.as_text()) else { return None };
     let Kind::Variants(variants) = Key::find(keys, "params")?.kind else { return None };
-    Variant::find(variants, name)
+    SectionVariant::find(variants, name)
 }
 
 /// Returns the value as it is written in a file; `None` if it is too long for a message.
@@ -226,7 +226,7 @@ mod tests {
     use crate::spec::*;
 
     fn node(json: &str) -> Node {
-        parse_json(json, Origin { document: "test", name: "test" }).unwrap()
+        parse_json(json, SourceName { document: "test", name: "test" }).unwrap()
     }
 
     /// The remedy for the only key of a section.

@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use crate::check::check;
 use crate::context::{AutoAnswer, Context, RunContext};
-use crate::diagnosis::{Diagnosis, Findings, Report, refuse};
+use crate::diagnosis::{ConfigReport, Diagnosis, Findings, refuse};
 use crate::key::Key;
 use crate::key_path::join;
 use crate::keys::DeepSpeed;
@@ -18,7 +18,7 @@ use crate::node::Node;
 use crate::plan::Plan;
 use crate::raw_config::RawConfig;
 use crate::rules::plan;
-use crate::section::{Entry, Read, Section};
+use crate::section::{ConfigEntry, FromEntry, Section};
 
 /// A resolved configuration.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -39,13 +39,13 @@ pub struct Resolved {
 /// finds all problems.
 ///
 /// # Errors
-/// Returns a [`Report`] with all errors, warnings and notes if there is an error.
-pub fn resolve(config: &RawConfig, run: &RunContext) -> Result<Resolved, Report> {
+/// Returns a [`ConfigReport`] with all errors, warnings and notes if there is an error.
+pub fn resolve(config: &RawConfig, run: &RunContext) -> Result<Resolved, ConfigReport> {
     let mut findings = Findings::default();
     check(DeepSpeed::KEYS, config.node(), &mut findings);
     refuse!(if run.world_size == 0;
         findings, "" => "0 ranks cannot train: the world size must be 1 or more"; "use 1 rank or more");
-    let top = DeepSpeed::read(&Entry::document(config.node()));
+    let top = DeepSpeed::read(&ConfigEntry::document(config.node()));
     let mut context = Context { top: &top, run, findings, autos: BTreeMap::new() };
     let plan = plan(&mut context);
     let Context { findings, mut autos, .. } = context;
@@ -62,7 +62,7 @@ pub fn resolve(config: &RawConfig, run: &RunContext) -> Result<Resolved, Report>
 ///
 /// # Errors
 /// Returns the errors of [`resolve`].
-pub fn resolve_preliminary(config: &RawConfig, run: &RunContext) -> Result<Plan, Report> {
+pub fn resolve_preliminary(config: &RawConfig, run: &RunContext) -> Result<Plan, ConfigReport> {
     let total_steps = run.total_steps.or(Some(usize::MAX));
     Ok(resolve(config, &RunContext { total_steps, ..run.clone() })?.plan)
 }

@@ -5,7 +5,7 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::key::{Key, Kind, Literal, Status, Variant};
+use crate::key::{Key, Kind, Literal, SectionVariant, Status};
 use crate::keys::DeepSpeed;
 use crate::keys::job::JobFile;
 use crate::range::{Integers, Reals};
@@ -169,7 +169,7 @@ fn real(range: Reals) -> Value {
 
 /// Returns the schema of the parameters of all variants. The parameters of a particular `type` are
 /// only checked when a file is read.
-fn parameters(variants: &'static [Variant]) -> Value {
+fn parameters(variants: &'static [SectionVariant]) -> Value {
     let mut properties: Map<String, Value> = Map::new();
     for key in variants.iter().flat_map(|variant| variant.keys) {
         let of_one = property(key);

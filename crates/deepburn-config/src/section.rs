@@ -31,7 +31,7 @@
 use std::ops::Deref;
 
 use crate::choice::Choice;
-use crate::diagnosis::Site;
+use crate::diagnosis::KeyLocation;
 use crate::job_plan::AssistantOnlyLoss;
 use crate::key::{Key, Kind, Literal};
 use crate::key_path::join;
@@ -47,14 +47,14 @@ pub(crate) trait Section {
 }
 
 /// A type that the value of a key can be read as.
-pub(crate) trait Read<'a>: Sized {
+pub(crate) trait FromEntry<'a>: Sized {
     /// Returns the value that was given, or the default of the key.
-    fn read(entry: &Entry<'a>) -> Self;
+    fn read(entry: &ConfigEntry<'a>) -> Self;
 }
 
 /// A key and its value in a document.
 #[derive(Debug, Clone)]
-pub(crate) struct Entry<'a> {
+pub(crate) struct ConfigEntry<'a> {
     /// The key.
     pub(crate) key: &'static Key,
     /// Its full path.
@@ -63,9 +63,9 @@ pub(crate) struct Entry<'a> {
 }
 
 /// The key of a whole document.
-static DOCUMENT: Key = crate::spec::free().named("", "");
+static DOCUMENT: Key = Key::new(Kind::Free, Literal::Null);
 
-impl<'a> Entry<'a> {
+impl<'a> ConfigEntry<'a> {
     /// Creates the entry of a whole document.
     pub(crate) fn document(node: &'a Node) -> Self {
         Self { key: &DOCUMENT, path: String::new(), written: Some(node) }
@@ -99,44 +99,44 @@ impl<'a> Entry<'a> {
     }
 }
 
-/// The value of a key, with its [`Entry`], to which it dereferences.
+/// The value of a key, with its [`ConfigEntry`], to which it dereferences.
 #[derive(Debug, Clone)]
 pub(crate) struct Setting<'a, T> {
     /// The given value, or the default.
     pub(crate) value: T,
-    entry: Entry<'a>,
+    entry: ConfigEntry<'a>,
 }
 
-impl<'a, T: Read<'a>> Setting<'a, T> {
+impl<'a, T: FromEntry<'a>> Setting<'a, T> {
     /// Reads `key` of a section.
-    pub(crate) fn read(section: &Entry<'a>, key: &'static Key) -> Self {
+    pub(crate) fn read(section: &ConfigEntry<'a>, key: &'static Key) -> Self {
         let entry = section.child(key);
         Self { value: T::read(&entry), entry }
     }
 }
 
 impl<'a, T> Deref for Setting<'a, T> {
-    type Target = Entry<'a>;
+    type Target = ConfigEntry<'a>;
 
-    fn deref(&self) -> &Entry<'a> {
+    fn deref(&self) -> &ConfigEntry<'a> {
         &self.entry
     }
 }
 
-impl From<&Entry<'_>> for Site {
-    fn from(entry: &Entry<'_>) -> Self {
+impl From<&ConfigEntry<'_>> for KeyLocation {
+    fn from(entry: &ConfigEntry<'_>) -> Self {
         Self { key: entry.path.clone(), at: entry.written.and_then(|node| node.at) }
     }
 }
 
-impl<T> From<&Setting<'_, T>> for Site {
+impl<T> From<&Setting<'_, T>> for KeyLocation {
     fn from(setting: &Setting<'_, T>) -> Self {
         Self::from(&setting.entry)
     }
 }
 
 /// A value that is read from a single node.
-pub(crate) trait Scalar<'a>: Sized {
+pub(crate) trait FromNode<'a>: Sized {
     /// Returns the value of a node that `kind` accepts.
     fn parse(node: &'a Node, kind: &Kind) -> Option<Self>;
 
@@ -144,24 +144,24 @@ pub(crate) trait Scalar<'a>: Sized {
     fn of(default: Literal) -> Option<Self>;
 }
 
-impl<'a, T: Scalar<'a>> Read<'a> for Option<T> {
-    fn read(entry: &Entry<'a>) -> Self {
+impl<'a, T: FromNode<'a>> FromEntry<'a> for Option<T> {
+    fn read(entry: &ConfigEntry<'a>) -> Self {
         entry.valid().and_then(|node| T::parse(node, &entry.key.kind))
     }
 }
 
-impl<'a, T: Scalar<'a>> Read<'a> for T {
-    fn read(entry: &Entry<'a>) -> Self {
+impl<'a, T: FromNode<'a>> FromEntry<'a> for T {
+    fn read(entry: &ConfigEntry<'a>) -> Self {
         let value = Option::read(entry).or_else(|| T::of(entry.key.default));
         // The constructors in `spec` ensure that a key that is read as T has a default of type T.
         value.unwrap_or_else(|| unreachable!("{} has no default", entry.path))
     }
 }
 
-/// Implements [`Scalar`]: `[generics] Type: parse, default => value;`.
+/// Implements [`FromNode`]: `[generics] Type: parse, default => value;`.
 macro_rules! scalars {
     ($([$($generics:tt)*] $Scalar:ty: $parse:expr, $default:pat => $of:expr;)+) => {
-        $(impl<'a, $($generics)*> Scalar<'a> for $Scalar {
+        $(impl<'a, $($generics)*> FromNode<'a> for $Scalar {
             fn parse(node: &'a Node, kind: &Kind) -> Option<Self> {
                 let parse: fn(&'a Node, &Kind) -> Option<Self> = $parse;
                 parse(node, kind)
@@ -202,21 +202,21 @@ scalars! {
     [T: Choice] T: |node, _| T::named(node.as_text()?), Literal::Text(name) => T::named(name);
 }
 
-/// A value that only a rule reads, with [`Entry::given`].
-impl Read<'_> for () {
-    fn read(_: &Entry<'_>) -> Self {}
+/// A value that only a rule reads, with [`ConfigEntry::given`].
+impl FromEntry<'_> for () {
+    fn read(_: &ConfigEntry<'_>) -> Self {}
 }
 
 /// A list of integers, which are not negative because of the key's kind.
-impl Read<'_> for Option<Vec<usize>> {
-    fn read(entry: &Entry<'_>) -> Self {
+impl FromEntry<'_> for Option<Vec<usize>> {
+    fn read(entry: &ConfigEntry<'_>) -> Self {
         entry.valid()?.as_list()?.iter().map(as_count).collect()
     }
 }
 
 /// A string or a list of strings.
-impl<'a> Read<'a> for Vec<&'a str> {
-    fn read(entry: &Entry<'a>) -> Self {
+impl<'a> FromEntry<'a> for Vec<&'a str> {
+    fn read(entry: &ConfigEntry<'a>) -> Self {
         let Some(node) = entry.valid() else { return Vec::new() };
         let nodes = node.as_list().unwrap_or(std::slice::from_ref(node));
         nodes.iter().filter_map(Node::as_text).collect()
@@ -224,9 +224,9 @@ impl<'a> Read<'a> for Vec<&'a str> {
 }
 
 /// A list of sections.
-impl<'a, S: Section + Read<'a>> Read<'a> for Vec<S> {
-    fn read(entry: &Entry<'a>) -> Self {
-        let section = |(place, node)| Entry {
+impl<'a, S: Section + FromEntry<'a>> FromEntry<'a> for Vec<S> {
+    fn read(entry: &ConfigEntry<'a>) -> Self {
+        let section = |(place, node)| ConfigEntry {
             key: entry.key,
             path: format!("{}[{place}]", entry.path),
             written: Some(node),
@@ -269,9 +269,9 @@ macro_rules! section {
             const DOC: &'static str = concat!($($about),+).trim_ascii_start();
         }
 
-        impl<$a> $crate::section::Read<$a> for $Section<$a> {
+        impl<$a> $crate::section::FromEntry<$a> for $Section<$a> {
             #[allow(unused_variables)]
-            fn read(entry: &$crate::section::Entry<$a>) -> Self {
+            fn read(entry: &$crate::section::ConfigEntry<$a>) -> Self {
                 // A key without a type also has a variable, which is not used, because a repetition
                 // over types alone could not refer to the docs.
                 $(let $name = const { &$crate::section::key!(
@@ -358,9 +358,9 @@ mod tests {
     }
 
     fn read<T>(json: &str, read: impl FnOnce(Sizes<'_>) -> T) -> T {
-        let origin = crate::source::Origin { document: "test", name: "test" };
+        let origin = crate::source::SourceName { document: "test", name: "test" };
         let node = crate::source::parse_json(json, origin).unwrap();
-        read(Sizes::read(&Entry::document(&node)))
+        read(Sizes::read(&ConfigEntry::document(&node)))
     }
 
     #[test]

@@ -18,7 +18,7 @@ use jsonc_parser::{CollectOptions, ParseOptions, ast, parse_to_ast};
 
 use crate::diagnosis::ConfigError;
 use crate::key_path::join;
-use crate::node::{MAX_DEPTH, Node, Position, Value};
+use crate::node::{LineColumn, MAX_DEPTH, Node, Value};
 
 /// Maximum size of a configuration file, in bytes.
 pub const MAX_BYTES: u64 = 4 << 20;
@@ -41,7 +41,7 @@ const JSON_WITH_COMMENTS: ParseOptions = ParseOptions {
 
 /// The kind of a text and its name in messages.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Origin<'a> {
+pub(crate) struct SourceName<'a> {
     /// `DeepSpeed config` or `job file`.
     pub(crate) document: &'static str,
     /// A path, or `inline configuration`.
@@ -66,13 +66,13 @@ pub(crate) fn read_text(path: &Path) -> Result<String, ConfigError> {
 ///
 /// # Errors
 /// Returns an error for invalid syntax, for duplicate keys, and for nesting that is too deep.
-pub(crate) fn parse_json(text: &str, origin: Origin<'_>) -> Result<Node, ConfigError> {
+pub(crate) fn parse_json(text: &str, origin: SourceName<'_>) -> Result<Node, ConfigError> {
     parse(text, origin, true)
 }
 
 /// Parses JSON with comments. With `has_places`, values store their positions in the text, which
 /// users can see.
-fn parse(text: &str, origin: Origin<'_>, has_places: bool) -> Result<Node, ConfigError> {
+fn parse(text: &str, origin: SourceName<'_>, has_places: bool) -> Result<Node, ConfigError> {
     let syntax = |line, column, reason: String| {
         let remedy = "write JSON; comments and trailing commas are allowed";
         ConfigError::Syntax { source_name: origin.name.into(), line, column, reason, remedy }
@@ -89,14 +89,14 @@ fn parse(text: &str, origin: Origin<'_>, has_places: bool) -> Result<Node, Confi
     if builder.repeated.is_empty() {
         return Ok(node);
     }
-    let Origin { document, name } = origin;
+    let SourceName { document, name } = origin;
     let (keys, places): (Vec<_>, Vec<_>) = builder.repeated.into_iter().unzip();
     let (keys, places) = (keys.join(", "), places.join(", "));
     Err(ConfigError::DuplicateKeys { document, source_name: name.into(), keys, places })
 }
 
 /// Returns the error for a text that is nested too deeply.
-fn too_deep(origin: Origin<'_>) -> ConfigError {
+fn too_deep(origin: SourceName<'_>) -> ConfigError {
     let reason = format!("sections are nested deeper than {MAX_DEPTH} levels");
     ConfigError::Argument { given: origin.name.into(), reason, remedy: "flatten the file".into() }
 }
@@ -107,7 +107,7 @@ struct Builder<'a> {
     has_places: bool,
     /// Path and position of each duplicate key.
     repeated: Vec<(String, String)>,
-    origin: Origin<'a>,
+    origin: SourceName<'a>,
     /// Number of lists and sections that contain the current value.
     depth: usize,
 }
@@ -136,7 +136,7 @@ impl Builder<'_> {
                     let name = property.name.as_str();
                     let full = join(path, name);
                     if !seen.insert(name) {
-                        let Position { line, column } = self.lines.position(property.start());
+                        let LineColumn { line, column } = self.lines.position(property.start());
                         self.repeated.push((full.clone(), format!("line {line}, column {column}")));
                     }
                     entries.push((name.to_owned(), self.node(&property.value, &full)?));
@@ -164,11 +164,11 @@ impl<'a> LineStarts<'a> {
     }
 
     /// Returns the line and column of a byte.
-    fn position(&self, byte: usize) -> Position {
+    fn position(&self, byte: usize) -> LineColumn {
         let line = self.starts.partition_point(|&start| start <= byte);
         let start = self.starts[line - 1];
         let column = self.text.get(start..byte).map_or(0, |before| before.chars().count());
-        Position { line, column: column + 1 }
+        LineColumn { line, column: column + 1 }
     }
 }
 
@@ -185,7 +185,7 @@ pub(crate) fn parse_yaml(text: &str, name: &str) -> Result<Node, ConfigError> {
         let remedy = "write YAML as `accelerate config` does";
         ConfigError::Syntax { source_name: name.into(), line, column, reason, remedy }
     })?;
-    from_value(&value, Origin { document: "Accelerate config", name })
+    from_value(&value, SourceName { document: "Accelerate config", name })
 }
 
 /// Converts a value that is already in memory.
@@ -194,7 +194,7 @@ pub(crate) fn parse_yaml(text: &str, name: &str) -> Result<Node, ConfigError> {
 /// Returns [`ConfigError::Argument`] if sections or lists are nested too deeply.
 pub(crate) fn from_value(
     value: &serde_json::Value,
-    origin: Origin<'_>,
+    origin: SourceName<'_>,
 ) -> Result<Node, ConfigError> {
     // Printing is recursive, so the depth is checked first.
     if is_deeper_than(value, MAX_DEPTH + 1) {
@@ -228,7 +228,8 @@ pub(crate) fn decode_base64(encoded: &str) -> Result<String, String> {
 mod tests {
     use super::*;
 
-    const ORIGIN: Origin<'static> = Origin { document: "DeepSpeed config", name: "ds.json" };
+    const ORIGIN: SourceName<'static> =
+        SourceName { document: "DeepSpeed config", name: "ds.json" };
 
     fn json(text: &str) -> Result<Node, ConfigError> {
         parse_json(text, ORIGIN)
@@ -243,7 +244,7 @@ mod tests {
     #[test]
     fn values_know_their_place() {
         let node = json("{\n  \"\u{e9}\": 1, \"b\": 2\n}").unwrap();
-        assert_eq!(node.get("b").unwrap().at, Some(Position { line: 2, column: 16 }));
+        assert_eq!(node.get("b").unwrap().at, Some(LineColumn { line: 2, column: 16 }));
     }
 
     #[test]

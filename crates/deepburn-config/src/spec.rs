@@ -15,7 +15,7 @@ use crate::choice::Choice;
 use crate::job_plan::AssistantOnlyLoss;
 pub(crate) use crate::key::Trigger::{AnyEnabled, Differs, Enabled, NotEmpty, NotOneOf, Present};
 use crate::key::{Key, Status, Trigger};
-pub(crate) use crate::key::{Kind, Literal, Variant};
+pub(crate) use crate::key::{Kind, Literal, SectionVariant};
 pub(crate) use crate::range::Reals::{Any, Decay, Fraction, NotNegative, Positive};
 use crate::range::{Integers, Reals};
 pub(crate) use crate::section::{Section, section};
@@ -115,7 +115,7 @@ constructors! {
     /// One of several strings, without a default.
     opt_one_of['a](names: &'static [&'static str]): Option<&'a str> = Kind::Choice(names), Literal::Null;
     /// A section whose keys depend on the key `type` next to it. The variant's section reads it.
-    variants(variants: &'static [Variant]): () = Kind::Variants(variants), Literal::Null;
+    variants(variants: &'static [SectionVariant]): () = Kind::Variants(variants), Literal::Null;
     /// A list of any values, which a rule reads.
     list(): () = Kind::List, Literal::Null;
     /// A list of strings, which a rule reads.
@@ -177,24 +177,9 @@ pub(crate) const fn sections<S: Section>() -> Spec<Vec<S>> {
 }
 
 impl<T> Spec<T> {
-    /// Creates a supported key of this kind, without a name.
+    /// Creates the specification of a supported key.
     const fn new(kind: Kind, default: Literal) -> Self {
-        let key = Key {
-            name: "",
-            alias: "",
-            outdated: "",
-            kind,
-            default,
-            other_default: "",
-            unit: "",
-            doc: "",
-            status: Status::Honoured,
-            auto: false,
-            required: false,
-            stages: (0, 3),
-            removed: false,
-        };
-        Self { key, value: PhantomData }
+        Self { key: Key::new(kind, default), value: PhantomData }
     }
 
     /// Creates a key of this kind without a default, which no section reads.

@@ -18,7 +18,7 @@ struct Axis {
 
 /// A matrix of elements. Its rows are contiguous in the component's array.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Block {
+pub(crate) struct MatrixBlock {
     /// The first element in the component's array.
     pub(crate) from: usize,
     /// The first element in the composed array.
@@ -78,7 +78,7 @@ impl ComponentBlocks {
     }
 
     /// Returns the blocks, in order of the component's array.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = Block> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = MatrixBlock> {
         let one = Axis { size: 1, from: 1, to: 1 };
         // The last axis may have been a single column of a wider array.
         let (axes, columns) = match self.axes.split_last() {
@@ -93,7 +93,7 @@ impl ComponentBlocks {
             };
             starts = starts.into_iter().flat_map(positions).collect();
         }
-        let block = move |(from, to)| Block {
+        let block = move |(from, to)| MatrixBlock {
             from,
             to,
             rows: rows.size,

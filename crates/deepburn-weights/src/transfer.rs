@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use crate::blocks::{Block, ComponentBlocks};
+use crate::blocks::{ComponentBlocks, MatrixBlock};
 use crate::composition::Composition;
 
 /// The number of elements that are copied at a time.
@@ -122,7 +122,7 @@ impl Composition {
 /// Returns all blocks with the name of their array.
 fn blocks<'a>(
     located: &'a [(&'a String, ComponentBlocks)],
-) -> impl Iterator<Item = (&'a str, Block)> {
+) -> impl Iterator<Item = (&'a str, MatrixBlock)> {
     let blocks = |(name, blocks): &'a (&'a String, ComponentBlocks)| {
         blocks.iter().map(|block| (name.as_str(), block))
     };
@@ -144,7 +144,7 @@ impl<T: Copy + Default> RangeReader<'_, T> {
     /// Reads the elements of a band that are in the range. `source` reads a range of the band's array.
     fn read<E>(
         &mut self,
-        band: &Block,
+        band: &MatrixBlock,
         mut source: impl FnMut(Range<usize>, &mut Vec<T>) -> Result<(), E>,
     ) -> Result<(), E> {
         let mut band = *band;
@@ -185,7 +185,7 @@ fn first_at_least(bound: usize, start: usize, step: usize) -> usize {
 
 /// Divides a block into bands: whole rows that are contiguous in the component's array, with at most [`BLOCK`]
 /// elements, or a part of one row.
-fn bands(block: Block) -> impl Iterator<Item = Block> {
+fn bands(block: MatrixBlock) -> impl Iterator<Item = MatrixBlock> {
     let is_dense = block.from_row == block.columns;
     let (rows, columns) = match (BLOCK / block.columns.max(1)).max(1) {
         rows if is_dense => (rows, block.columns.min(BLOCK)),
@@ -194,7 +194,7 @@ fn bands(block: Block) -> impl Iterator<Item = Block> {
     // A row that is longer than a band is divided.
     let rows = if columns < block.columns { 1 } else { rows };
     (0..block.rows).step_by(rows).flat_map(move |row| {
-        (0..block.columns).step_by(columns.max(1)).map(move |column| Block {
+        (0..block.columns).step_by(columns.max(1)).map(move |column| MatrixBlock {
             from: block.from + row * block.from_row + column,
             to: block.to + row * block.to_row + column * block.to_column,
             rows: rows.min(block.rows - row),
@@ -206,8 +206,8 @@ fn bands(block: Block) -> impl Iterator<Item = Block> {
 
 /// Calls `copy` with the position of each element in the band and in the composed array, for the elements whose
 /// position in the composed array is in `range`.
-fn each_element_run(band: &Block, range: &Range<usize>, mut copy: impl FnMut(usize, usize)) {
-    let Block { rows, columns, to, to_row, to_column, .. } = *band;
+fn each_element_run(band: &MatrixBlock, range: &Range<usize>, mut copy: impl FnMut(usize, usize)) {
+    let MatrixBlock { rows, columns, to, to_row, to_column, .. } = *band;
     let from_row = columns;
     if to_column == 1 {
         for row in 0..rows {

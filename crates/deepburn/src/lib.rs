@@ -92,7 +92,7 @@ pub use tune::tune;
 
 use std::fmt;
 
-use deepburn_config::{ConfigError, Plan, RawConfig, Report, RunContext, Severity, resolve};
+use deepburn_config::{ConfigError, ConfigReport, Plan, RawConfig, RunContext, Severity, resolve};
 
 /// The names that most programs need.
 pub mod prelude {
@@ -130,7 +130,7 @@ pub enum PlanError {
     /// The configuration is readable, but has unknown keys, wrong values or
     /// unsupported settings.
     #[error(transparent)]
-    Refused(#[from] Report),
+    Refused(#[from] ConfigReport),
 }
 
 /// Prints the message, because a program whose `main` returns the error prints

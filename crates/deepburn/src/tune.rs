@@ -19,7 +19,7 @@ use std::path::PathBuf;
 
 use burn::module::AutodiffModule;
 use burn::tensor::Tensor;
-use deepburn_config::{Plan, RawConfig, Report, RunContext, resolve};
+use deepburn_config::{ConfigReport, Plan, RawConfig, RunContext, resolve};
 use deepburn_forecast::cost::{Network, RankSpeed};
 use deepburn_forecast::{Forecast, ForecastError, Meta, forecast};
 use deepburn_learner::{BoxError, Interrupt};
@@ -140,7 +140,7 @@ pub struct Tuned {
 pub enum TuneError {
     /// The configuration has invalid values.
     #[error(transparent)]
-    Config(#[from] Report),
+    Config(#[from] ConfigReport),
     /// The configuration is not valid JSON.
     #[error(transparent)]
     Unreadable(#[from] deepburn_config::ConfigError),

@@ -44,7 +44,7 @@ impl JobReader<'_> {
         refuse!(if training.objective.is_given(); self.findings, &*training.objective =>
             "\"dpo\" learns from a better and a worse completion of each prompt, which data of kind \"{}\" does not have",
             data.kind.name(); "set data.kind to \"preference\", or remove it");
-        let others: [&Entry<'_>; 2] = [&section.beta, &section.loss_type];
+        let others: [&ConfigEntry<'_>; 2] = [&section.beta, &section.loss_type];
         for key in others {
             self.report_unused(key, true, "only data of kind \"preference\" reads it");
         }
@@ -58,7 +58,7 @@ impl JobReader<'_> {
         data: &DataJob,
     ) -> Option<SamplePlan> {
         let Training { sample_prompts, sample_rows, sample_max_new_tokens, .. } = training;
-        let both: [&Entry<'_>; 2] = [sample_prompts, sample_rows];
+        let both: [&ConfigEntry<'_>; 2] = [sample_prompts, sample_rows];
         let is_classified = matches!(data.kind, DataKind::Classification { .. });
         for key in both {
             self.report_unused(key, is_classified, "a classifier generates no text");
@@ -101,9 +101,9 @@ impl JobReader<'_> {
 
     /// Reports the keys about conversations that have no effect on data of this kind.
     pub(super) fn check_chat(&mut self, data: &Data<'_>, kind: &DataKind) {
-        let shared: [&Entry<'_>; 3] =
+        let shared: [&ConfigEntry<'_>; 3] =
             [&data.chat_template, &data.pad_token, &data.skip_invalid_rows];
-        let own: [&Entry<'_>; 6] = [
+        let own: [&ConfigEntry<'_>; 6] = [
             &data.messages_field,
             &data.assistant_only_loss,
             &data.completion_only_loss,

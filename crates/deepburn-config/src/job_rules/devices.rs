@@ -14,7 +14,11 @@ const INDICES: Kind = Kind::Integers(Integers { min: 0, max: LARGEST_INDEX });
 impl JobReader<'_> {
     /// Reads the list of indices. Returns `None` if it is not given or is `"auto"`, or if an error
     /// was reported. The number of existing devices is not known here.
-    pub(crate) fn devices(&mut self, devices: &Entry<'_>, backend: Backend) -> Option<Vec<usize>> {
+    pub(crate) fn devices(
+        &mut self,
+        devices: &ConfigEntry<'_>,
+        backend: Backend,
+    ) -> Option<Vec<usize>> {
         let list = devices.given()?;
         let meant = converted(&INDICES, list);
         let example = meant.as_ref().map_or("[0, 1] for example".to_owned(), Node::to_string);

@@ -127,7 +127,7 @@ impl JobReader<'_> {
     /// Reports `key` if it is given and `is_unused`. `why` is the reason.
     ///
     /// A key may seem unused only because a key of `data` has an invalid value.
-    pub(super) fn report_unused(&mut self, key: &Entry<'_>, is_unused: bool, why: &str) {
+    pub(super) fn report_unused(&mut self, key: &ConfigEntry<'_>, is_unused: bool, why: &str) {
         let is_certain = is_unused && !self.is_misread;
         let Some(node) = key.given().filter(|_| is_certain) else { return };
         let (severity, remedy) = match key.key.asks(Trigger::Differs, node) {

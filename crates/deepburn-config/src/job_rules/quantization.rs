@@ -6,8 +6,8 @@ use crate::job_plan::{Backend, Job, QuantizationJob};
 use crate::job_rules::JobReader;
 use crate::keys::job::QuantizationConfig;
 use crate::plan::QuantizedFormat;
-use crate::section::{Entry, Read, Section, Setting};
-use crate::source::{Origin, parse_json};
+use crate::section::{ConfigEntry, FromEntry, Section, Setting};
+use crate::source::{SourceName, parse_json};
 
 /// Reads the section; `None` if it selects no format.
 pub(super) fn read(
@@ -27,10 +27,10 @@ impl QuantizationJob {
     /// Returns a [`ConfigError`] with all invalid fields.
     pub fn parse(fields: &str) -> Result<Option<Self>, ConfigError> {
         let name = "quantization_config";
-        let root = parse_json(fields, Origin { document: name, name: "inline" })?;
+        let root = parse_json(fields, SourceName { document: name, name: "inline" })?;
         let mut findings = Findings::default();
         check(QuantizationConfig::KEYS, &root, &mut findings);
-        let job = read(&QuantizationConfig::read(&Entry::document(&root)), &mut findings);
+        let job = read(&QuantizationConfig::read(&ConfigEntry::document(&root)), &mut findings);
         findings.verdict(name)?;
         Ok(job)
     }

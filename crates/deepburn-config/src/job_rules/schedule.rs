@@ -39,7 +39,7 @@ impl JobReader<'_> {
                 [] => "remove it: it has no parameters".to_owned(),
                 known => format!("remove it; \"{}\" has {}", kind.name(), known.join(", ")),
             };
-            refuse!(if is_other && !value.is_null(); self.findings, Site::at(&join(&kwargs.path, name), value) =>
+            refuse!(if is_other && !value.is_null(); self.findings, KeyLocation::at(&join(&kwargs.path, name), value) =>
                 "is not a parameter of \"{}\"", kind.name(); "{remedy}");
         }
         // A value of another kind has already been reported.

@@ -93,26 +93,26 @@ shared! {
 }
 
 /// Declares an unsupported optimizer.
-const fn missing(name: &'static str, feature: &'static str) -> Variant {
-    Variant::missing(name, feature, "use AdamW")
+const fn missing(name: &'static str, feature: &'static str) -> SectionVariant {
+    SectionVariant::missing(name, feature, "use AdamW")
 }
 
 /// The optimizers.
-pub(crate) const OPTIMIZERS: &[Variant] = &[
-    Variant::of("AdamW", "Adam with decoupled weight decay.", Adam::KEYS),
-    Variant::of(
+pub(crate) const OPTIMIZERS: &[SectionVariant] = &[
+    SectionVariant::of("AdamW", "Adam with decoupled weight decay.", Adam::KEYS),
+    SectionVariant::of(
         "Adam",
         "AdamW, or Adam with L2 regularization if adam_w_mode is false.",
         Adam::KEYS,
     ),
-    Variant::of("SGD", Sgd::DOC, Sgd::KEYS),
-    Variant::of("Lion", Lion::DOC, Lion::KEYS),
-    Variant::of("Adagrad", Adagrad::DOC, Adagrad::KEYS),
-    Variant::of("Lamb", Lamb::DOC, Lamb::KEYS),
-    Variant::of("Muon", Muon::DOC, Muon::KEYS),
-    Variant::of("OneBitAdam", OneBitAdam::DOC, OneBitAdam::KEYS),
-    Variant::of("OneBitLamb", OneBitLamb::DOC, OneBitLamb::KEYS),
-    Variant::of("ZeroOneAdam", ZeroOneAdam::DOC, ZeroOneAdam::KEYS),
+    SectionVariant::of("SGD", Sgd::DOC, Sgd::KEYS),
+    SectionVariant::of("Lion", Lion::DOC, Lion::KEYS),
+    SectionVariant::of("Adagrad", Adagrad::DOC, Adagrad::KEYS),
+    SectionVariant::of("Lamb", Lamb::DOC, Lamb::KEYS),
+    SectionVariant::of("Muon", Muon::DOC, Muon::KEYS),
+    SectionVariant::of("OneBitAdam", OneBitAdam::DOC, OneBitAdam::KEYS),
+    SectionVariant::of("OneBitLamb", OneBitLamb::DOC, OneBitLamb::KEYS),
+    SectionVariant::of("ZeroOneAdam", ZeroOneAdam::DOC, ZeroOneAdam::KEYS),
     missing("MuAdam", "Adam with maximal update parametrization"),
     missing("MuAdamW", "AdamW with maximal update parametrization"),
     missing("MuSGD", "SGD with maximal update parametrization"),

@@ -39,22 +39,22 @@ shared! {
 }
 
 /// Declares an unsupported schedule.
-const fn missing(name: &'static str, feature: &'static str) -> Variant {
+const fn missing(name: &'static str, feature: &'static str) -> SectionVariant {
     let remedy = "use a supported schedule, such as WarmupLR";
-    Variant::missing(name, feature, remedy)
+    SectionVariant::missing(name, feature, remedy)
 }
 
 /// The schedules.
-pub(crate) const SCHEDULES: &[Variant] = &[
-    Variant::of("WarmupLR", WarmupLr::DOC, WarmupLr::KEYS),
-    Variant::of("WarmupDecayLR", WarmupDecayLr::DOC, WarmupDecayLr::KEYS),
-    Variant::of("WarmupCosineLR", WarmupCosineLr::DOC, WarmupCosineLr::KEYS),
-    Variant::of("LRRangeTest", LrRangeTest::DOC, LrRangeTest::KEYS),
-    Variant::of("OneCycle", OneCycle::DOC, OneCycle::KEYS),
-    Variant::of("StepLR", StepLr::DOC, StepLr::KEYS),
-    Variant::of("CosineAnnealingLR", CosineAnnealingLr::DOC, CosineAnnealingLr::KEYS),
-    Variant::of("LinearLR", LinearLr::DOC, LinearLr::KEYS),
-    Variant::of("ExponentialLR", ExponentialLr::DOC, ExponentialLr::KEYS),
+pub(crate) const SCHEDULES: &[SectionVariant] = &[
+    SectionVariant::of("WarmupLR", WarmupLr::DOC, WarmupLr::KEYS),
+    SectionVariant::of("WarmupDecayLR", WarmupDecayLr::DOC, WarmupDecayLr::KEYS),
+    SectionVariant::of("WarmupCosineLR", WarmupCosineLr::DOC, WarmupCosineLr::KEYS),
+    SectionVariant::of("LRRangeTest", LrRangeTest::DOC, LrRangeTest::KEYS),
+    SectionVariant::of("OneCycle", OneCycle::DOC, OneCycle::KEYS),
+    SectionVariant::of("StepLR", StepLr::DOC, StepLr::KEYS),
+    SectionVariant::of("CosineAnnealingLR", CosineAnnealingLr::DOC, CosineAnnealingLr::KEYS),
+    SectionVariant::of("LinearLR", LinearLr::DOC, LinearLr::KEYS),
+    SectionVariant::of("ExponentialLR", ExponentialLr::DOC, ExponentialLr::KEYS),
     missing("ReduceLROnPlateau", "learning-rate reduction on a plateau"),
     missing("MultiStepLR", "decay at given steps"),
     missing("ConstantLR", "a constant factor"),

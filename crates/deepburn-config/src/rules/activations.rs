@@ -28,7 +28,7 @@ pub(crate) fn resolve(context: &mut Context<'_>) -> ActivationPlan {
 
 /// Returns the first key that requests checkpointing. Adds a note for each of DeepSpeed's keys that
 /// has no other effect.
-fn asking_key<'a>(context: &mut Context<'a>) -> Option<&'a Entry<'a>> {
+fn asking_key<'a>(context: &mut Context<'a>) -> Option<&'a ConfigEntry<'a>> {
     let section = &context.top.activation_checkpointing.value;
     let flags = [
         (
@@ -45,7 +45,7 @@ fn asking_key<'a>(context: &mut Context<'a>) -> Option<&'a Entry<'a>> {
     let has_number = number.value.is_some_and(|count| count > 0);
     note!(if has_number;
         context, number => "turns checkpointing on: every block is a checkpoint, whatever their number");
-    let asking: [(&Entry<'_>, bool); 4] = [
+    let asking: [(&ConfigEntry<'_>, bool); 4] = [
         (&section.cpu_checkpointing, section.cpu_checkpointing.value),
         (&section.nvme_path, offload::folder(&section.nvme_path).is_some()),
         (number, has_number),
@@ -57,7 +57,7 @@ fn asking_key<'a>(context: &mut Context<'a>) -> Option<&'a Entry<'a>> {
 
 /// Resolves the recomputation policy: the key `policy` first, then DeepSpeed's keys, of which one is `asking`, then
 /// `training.gradient_checkpointing`.
-fn resolve_policy(asking: Option<&Entry<'_>>, context: &mut Context<'_>) -> RecomputePolicy {
+fn resolve_policy(asking: Option<&ConfigEntry<'_>>, context: &mut Context<'_>) -> RecomputePolicy {
     let section = &context.top.activation_checkpointing.value;
     let nth = &section.every_nth_block;
     let wanted = context.run.gradient_checkpointing;

@@ -5,7 +5,7 @@
 
 use super::*;
 use crate::check::check;
-use crate::diagnosis::{Diagnosis, Findings, Report};
+use crate::diagnosis::{ConfigReport, Diagnosis, Findings};
 use crate::keys::{Autotuning, DeepSpeed};
 use crate::raw_config::RawConfig;
 
@@ -21,11 +21,11 @@ pub(super) fn refuse_run(context: &mut Context<'_>) {
 /// A section that is missing or disabled asks for nothing.
 ///
 /// # Errors
-/// Returns a [`Report`] if the section has invalid values or limits that exclude each other.
-pub fn autotuning(config: &RawConfig) -> Result<(AutotuningPlan, Vec<Diagnosis>), Report> {
+/// Returns a [`ConfigReport`] if the section has invalid values or limits that exclude each other.
+pub fn autotuning(config: &RawConfig) -> Result<(AutotuningPlan, Vec<Diagnosis>), ConfigReport> {
     let mut findings = Findings::default();
     check(DeepSpeed::KEYS, config.node(), &mut findings);
-    let top = DeepSpeed::read(&Entry::document(config.node()));
+    let top = DeepSpeed::read(&ConfigEntry::document(config.node()));
     let section = &top.autotuning.value;
     let plan = match section.enabled.value {
         true => resolve(section, &mut findings),
@@ -89,7 +89,7 @@ mod tests {
     use super::*;
     use crate::{RunContext, resolve as resolve_run};
 
-    fn read(section: Value) -> Result<(AutotuningPlan, Vec<Diagnosis>), Report> {
+    fn read(section: Value) -> Result<(AutotuningPlan, Vec<Diagnosis>), ConfigReport> {
         let config = json!({"train_batch_size": 8, "autotuning": section});
         autotuning(&RawConfig::from_value(&config).unwrap())
     }

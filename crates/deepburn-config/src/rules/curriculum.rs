@@ -40,7 +40,7 @@ pub(crate) fn resolve(context: &mut Context<'_>) -> Option<CurriculumPlan> {
 fn root(is_linear: bool, context: &mut Context<'_>) -> Option<CurriculumSchedule> {
     let config = &context.top.curriculum_learning.value.schedule_config.value;
     let degree = &config.root_degree;
-    let unused: [&Entry<'_>; 3] = [&config.difficulty, &config.max_step, degree];
+    let unused: [&ConfigEntry<'_>; 3] = [&config.difficulty, &config.max_step, degree];
     warn_unused(&unused[..if is_linear { 3 } else { 2 }], context);
     let total_steps = require(&config.total_curriculum_step, context);
     let difficulty_step = require(&config.difficulty_step, context);
@@ -90,7 +90,7 @@ fn require<T: Clone>(key: &Setting<'_, Option<T>>, context: &mut Context<'_>) ->
 }
 
 /// Warns about keys of another schedule.
-fn warn_unused(keys: &[&Entry<'_>], context: &mut Context<'_>) {
+fn warn_unused(keys: &[&ConfigEntry<'_>], context: &mut Context<'_>) {
     for key in keys.iter().filter(|key| key.is_given()) {
         warning!(context, *key => "changes nothing: it belongs to another schedule_type"; "remove it");
     }

@@ -27,7 +27,11 @@ pub(super) fn learning_rate(key: &Setting<'_, f64>, context: &mut Context<'_>) -
 /// Returns the settings of Adam from the keys that the Adam family shares, without bias correction.
 /// If `divides` is true, elements whose second moment is 0 are divided by eps, so an eps that is 0
 /// in f32 is an error.
-pub(super) fn moments(params: &Entry<'_>, divides: bool, context: &mut Context<'_>) -> AdamPlan {
+pub(super) fn moments(
+    params: &ConfigEntry<'_>,
+    divides: bool,
+    context: &mut Context<'_>,
+) -> AdamPlan {
     let keys = Moments::read(params);
     let lr = learning_rate(&keys.lr, context);
     let eps = keys.eps.value;

@@ -3,7 +3,7 @@
 use super::*;
 
 /// Returns the number of pipeline stages that the files ask for, and the key that sets it.
-fn requested_stages(context: &Context<'_>) -> (usize, Site) {
+fn requested_stages(context: &Context<'_>) -> (usize, KeyLocation) {
     let key = &context.top.pipeline.value.stages;
     match context.run.pipeline_stages.filter(|_| !key.is_given()) {
         Some(stages) => (stages, "training.pipeline_stages".into()),

@@ -27,15 +27,15 @@ mod zero;
 pub use autotuning::autotuning;
 use hyperparameters::{bounds, learning_rate, moments, warn_of_zero_eps};
 
-use crate::check::nearest;
 use crate::context::Context;
 use crate::counted::counted;
-use crate::diagnosis::{Severity, Site, note, refuse, report, warning};
-use crate::key::{Status, Trigger, Variant};
+use crate::diagnosis::{KeyLocation, Severity, note, refuse, report, warning};
+use crate::key::{SectionVariant, Status, Trigger};
 use crate::keys::*;
 use crate::node::Node;
 use crate::plan::*;
-use crate::section::{Entry, Read, Section, Setting, filled};
+use crate::section::{ConfigEntry, FromEntry, Section, Setting, filled};
+use crate::suggestion::nearest;
 
 /// Applies the rule of each section.
 pub(crate) fn plan(context: &mut Context<'_>) -> Plan {
@@ -99,7 +99,7 @@ fn check_optimizer(optimizer: &OptimizerPlan, schedule: &SchedulePlan, context: 
 
 /// Reports `key` if it is given and `is_unused`: a warning, or a note if it has its default, as in
 /// many files. `why` is the reason.
-fn report_unused(key: &Entry<'_>, is_unused: bool, why: &str, context: &mut Context<'_>) {
+fn report_unused(key: &ConfigEntry<'_>, is_unused: bool, why: &str, context: &mut Context<'_>) {
     let Some(node) = key.given().filter(|_| is_unused) else { return };
     let (severity, remedy) = match key.key.asks(Trigger::Differs, node) {
         true => (Severity::Warning, "remove it"),
@@ -113,12 +113,12 @@ fn report_unused(key: &Entry<'_>, is_unused: bool, why: &str, context: &mut Cont
 /// has already been reported.
 fn choose(
     name: &Setting<'_, Option<&str>>,
-    variants: &'static [Variant],
+    variants: &'static [SectionVariant],
     noun: &str,
     context: &mut Context<'_>,
-) -> Option<&'static Variant> {
+) -> Option<&'static SectionVariant> {
     let given = name.value?;
-    let Some(variant) = Variant::find(variants, given) else {
+    let Some(variant) = SectionVariant::find(variants, given) else {
         let available = variants.iter().filter(|v| matches!(v.status, Status::Honoured));
         let available: Vec<_> = available.map(|variant| variant.name).collect();
         let remedy = match nearest(variants.iter().map(|variant| variant.name), given) {

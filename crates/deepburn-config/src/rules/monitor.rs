@@ -148,7 +148,7 @@ fn flops(section: &FlopsProfiler<'_>, context: &mut Context<'_>) -> Option<Flops
 }
 
 /// Warns if a run of known length ends before the requested step.
-fn warn_if_never(key: &Entry<'_>, step: u64, context: &mut Context<'_>) {
+fn warn_if_never(key: &ConfigEntry<'_>, step: u64, context: &mut Context<'_>) {
     let total = context.run.total_steps.map_or(u64::MAX, |total| total as u64);
     warning!(if step > total; context, key => "step {step} is never reached: the run has {}", counted(total as usize, "step");
         "name steps from 1 to {total}");

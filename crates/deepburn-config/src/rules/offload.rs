@@ -18,7 +18,7 @@ pub(super) fn resolve(
     context: &mut Context<'_>,
 ) -> (OptimizerOffload, ParameterOffload) {
     let zero = &context.top.zero_optimization.value;
-    let target = Target {
+    let target = OffloadedStates {
         what: "parameters",
         name: "offload_param",
         device: &zero.offload_param.value.device,
@@ -27,7 +27,7 @@ pub(super) fn resolve(
         needs: "use stage 3 or remove it",
     };
     let parameters = target.check(optimizer, context);
-    let target = Target {
+    let target = OffloadedStates {
         what: "optimizer states",
         name: "offload_optimizer",
         device: &zero.offload_optimizer.value.device,
@@ -113,7 +113,7 @@ fn resolve_parameters(
 }
 
 /// Adds a note for each of `keys` that is given without an effect.
-fn note_unused(keys: &[&Entry<'_>], context: &mut Context<'_>) {
+fn note_unused(keys: &[&ConfigEntry<'_>], context: &mut Context<'_>) {
     for key in keys.iter().filter(|key| key.is_given()) {
         note!(context, *key => "has no effect without offload");
     }
@@ -176,7 +176,7 @@ pub(super) fn swap_file(folder: &str, top: &DeepSpeed<'_>) -> SwapFilePlan {
 }
 
 /// Model states that can be offloaded.
-struct Target<'a> {
+struct OffloadedStates<'a> {
     what: &'static str,
     /// Name of the section.
     name: &'static str,
@@ -191,12 +191,12 @@ struct Target<'a> {
     needs: &'static str,
 }
 
-impl<'a> Target<'a> {
+impl<'a> OffloadedStates<'a> {
     /// Returns the device that the section or the outdated flag sets. Reports a device that is not
     /// supported or has no effect.
     fn check(&self, optimizer: &OptimizerPlan, context: &mut Context<'_>) -> &'a str {
-        let Target { what, device, outdated, name, is_sharded, needs } = *self;
-        let (mut at, mut place): (&Entry<'_>, _) = (device, device.value);
+        let OffloadedStates { what, device, outdated, name, is_sharded, needs } = *self;
+        let (mut at, mut place): (&ConfigEntry<'_>, _) = (device, device.value);
         if let Some(flag) = outdated.value {
             let other = if flag { "cpu" } else { "none" };
             if device.is_given() && place != other {

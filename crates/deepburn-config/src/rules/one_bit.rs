@@ -3,7 +3,7 @@
 use super::*;
 
 /// Resolves 1-bit Adam's part of the plan.
-pub(super) fn adam(params: &Entry<'_>, context: &mut Context<'_>) -> OptimizerPlan {
+pub(super) fn adam(params: &ConfigEntry<'_>, context: &mut Context<'_>) -> OptimizerPlan {
     let adam = moments(params, true, context);
     let freeze_step = freeze_step(&OneBitAdam::read(params).freeze_step, context);
     OptimizerPlan::OneBitAdam(OneBitAdamPlan { adam, freeze_step })
@@ -11,7 +11,7 @@ pub(super) fn adam(params: &Entry<'_>, context: &mut Context<'_>) -> OptimizerPl
 
 //= deepspeed 0.19.6 runtime/fp16/onebit/lamb.py OnebitLamb defaults
 /// Resolves 1-bit LAMB's part of the plan.
-pub(super) fn lamb(entry: &Entry<'_>, context: &mut Context<'_>) -> OptimizerPlan {
+pub(super) fn lamb(entry: &ConfigEntry<'_>, context: &mut Context<'_>) -> OptimizerPlan {
     let params = OneBitLamb::read(entry);
     let freeze_step = freeze_step(&params.freeze_step, context);
     let coeff_beta = params.coeff_beta.value;
@@ -43,7 +43,7 @@ pub(super) fn lamb(entry: &Entry<'_>, context: &mut Context<'_>) -> OptimizerPla
 
 //= deepspeed 0.19.6 runtime/fp16/onebit/zoadam.py ZeroOneAdam defaults
 /// Resolves 0/1 Adam's part of the plan.
-pub(super) fn zero_one_adam(entry: &Entry<'_>, context: &mut Context<'_>) -> OptimizerPlan {
+pub(super) fn zero_one_adam(entry: &ConfigEntry<'_>, context: &mut Context<'_>) -> OptimizerPlan {
     let params = ZeroOneAdam::read(entry);
     let steps = |key: &Setting<'_, usize>| key.value.max(1) as u64;
     let var_freeze_step = steps(&params.var_freeze_step);

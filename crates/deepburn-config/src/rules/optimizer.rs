@@ -12,7 +12,7 @@ const TORCH_ADAMW_DECAY: f64 = 0.01;
 /// Returns AdamW with the default of every key.
 fn default() -> AdamPlan {
     let nothing = Node::map(Vec::new());
-    let keys = Moments::read(&Entry::document(&nothing));
+    let keys = Moments::read(&ConfigEntry::document(&nothing));
     filled!(AdamPlan, keys { lr, betas, eps, weight_decay } bias_correction: true)
 }
 
@@ -56,7 +56,7 @@ pub(crate) fn resolve(context: &mut Context<'_>) -> OptimizerPlan {
 }
 
 /// Resolves Adam and AdamW, which differ in how the weight decay is applied.
-fn adam_family(name: &str, entry: &Entry<'_>, context: &mut Context<'_>) -> OptimizerPlan {
+fn adam_family(name: &str, entry: &ConfigEntry<'_>, context: &mut Context<'_>) -> OptimizerPlan {
     let params = Adam::read(entry);
     //= deepspeed 0.19.8 runtime/engine.py _configure_basic_optimizer
     let decoupled = name == "AdamW" || params.adam_w_mode.value;
@@ -81,7 +81,7 @@ fn adam_family(name: &str, entry: &Entry<'_>, context: &mut Context<'_>) -> Opti
 }
 
 /// Resolves LAMB, with the bounds of its trust ratio.
-fn lamb(entry: &Entry<'_>, context: &mut Context<'_>) -> OptimizerPlan {
+fn lamb(entry: &ConfigEntry<'_>, context: &mut Context<'_>) -> OptimizerPlan {
     let params = Lamb::read(entry);
     let trust_ratio = bounds(&params.min_coeff, &params.max_coeff, context);
     let AdamPlan { lr, betas, eps, weight_decay, .. } = moments(entry, true, context);

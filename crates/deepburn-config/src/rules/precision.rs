@@ -85,7 +85,7 @@ fn check_scale(fp16: &Fp16<'_>, context: &mut Context<'_>) {
         min_loss_scale,
         ..
     } = fp16;
-    let of_dynamic: [&Entry<'_>; 5] = [
+    let of_dynamic: [&ConfigEntry<'_>; 5] = [
         initial_scale_power,
         loss_scale_window,
         hysteresis,

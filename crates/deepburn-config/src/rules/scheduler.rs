@@ -43,7 +43,7 @@ fn check_lr(schedule: &SchedulePlan, optimizer: &OptimizerPlan, context: &mut Co
     let written = top.optimizer.value.params.given().and_then(|params| params.get("lr"));
     let from_job = context.run.learning_rate.is_some();
     if let Some(node) = written.filter(|node| !(node.is_auto() && from_job)) {
-        warning!(context, Site::at("optimizer.params.lr", node) =>
+        warning!(context, KeyLocation::at("optimizer.params.lr", node) =>
             "{lr:?} has no effect: the schedule sets the learning rate, {own:?} at its peak"; "{remedy}");
     } else if from_job && !has_peak {
         warning!(context, "training.learning_rate" =>
@@ -100,7 +100,7 @@ fn check_warmup(context: &mut Context<'_>) {
     let Some(wanted) = context.run.warmup_steps.filter(|wanted| !wanted.is_zero()) else { return };
     let scheduler = &context.top.scheduler;
     let name = scheduler.value.name.value.unwrap_or_default();
-    let variant = Variant::find(SCHEDULES, name);
+    let variant = SectionVariant::find(SCHEDULES, name);
     let has_warmup =
         variant.is_some_and(|it| it.keys.iter().any(|key| key.name == "warmup_num_steps"));
     // An unknown schedule is reported by the rule of its name.
@@ -121,7 +121,7 @@ fn check_warmup(context: &mut Context<'_>) {
 }
 
 /// Reports the required keys of a schedule whose section `params` is missing.
-fn require_params(params: &Entry<'_>, variant: &Variant, context: &mut Context<'_>) {
+fn require_params(params: &ConfigEntry<'_>, variant: &SectionVariant, context: &mut Context<'_>) {
     let required = variant.keys.iter().filter(|key| key.required && !params.is_given());
     for key in required {
         refuse!(context, &params.child(key) =>
@@ -173,7 +173,7 @@ fn length(key: &Setting<'_, Option<usize>>, warmup: usize, context: &mut Context
 
 /// Resolves the peak of a schedule, if the section sets it; `"auto"` is the optimizer's learning
 /// rate. Warns if the job sets another learning rate.
-fn max_lr(key: &Entry<'_>, lr: f64, context: &mut Context<'_>) -> Option<f64> {
+fn max_lr(key: &ConfigEntry<'_>, lr: f64, context: &mut Context<'_>) -> Option<f64> {
     if key.is_auto() {
         context.answer(key, lr, "the optimizer's lr");
         return Some(lr);
@@ -259,7 +259,7 @@ fn one_cycle(params: &OneCycle<'_>, has_betas: bool, context: &mut Context<'_>) 
 
 /// Resolves a schedule of PyTorch. A missing required key has already been reported, and is read as
 /// 1.
-fn torch_schedule(name: &str, params: &Entry<'_>, lr: f64) -> SchedulePlan {
+fn torch_schedule(name: &str, params: &ConfigEntry<'_>, lr: f64) -> SchedulePlan {
     match name {
         "StepLR" => {
             let params = StepLr::read(params);

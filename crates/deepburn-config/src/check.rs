@@ -7,7 +7,7 @@
 //! sections.
 
 use crate::diagnosis::{Findings, KeyLocation, Severity, note, refuse, report, warning};
-use crate::key::{Key, KeyEntry, Kind, Literal, SectionVariant, Status, Trigger, entries};
+use crate::key::{Key, KeyEntry, Kind, SectionVariant, Status, Trigger, entries};
 use crate::key_path::{is_at_or_below, join, without_brackets};
 use crate::node::{Node, Value};
 use crate::remedy::{converted, remedy};
@@ -68,7 +68,7 @@ impl Check<'_> {
                     "{value} and {second}: {other} are two names of one key";
                     "keep {} and remove the other", key.name);
             }
-            refuse!(if key.required && given.iter().all(|(_, value)| value.is_null());
+            refuse!(if key.is_required() && given.iter().all(|(_, value)| value.is_null());
                 self.findings, join(path, key.name) => "is missing and has no default"; "add it: {}", key.kind);
         }
     }
@@ -78,7 +78,7 @@ impl Check<'_> {
         //= deepspeed 0.19.8 runtime/config.py _reject_removed_config_keys
         note!(if key.removed; self.findings, KeyLocation::at(path, value) =>
             "DeepSpeed 0.19.8 rejects every configuration that has this key");
-        let is_absent = value.is_null() && key.default == Literal::Null;
+        let is_absent = value.is_null() && key.default.node().is_null();
         if self.by_status(key, value, path) || value.is_auto() && key.auto || is_absent {
             return;
         }

@@ -6,8 +6,9 @@ use serde::Serialize;
 use serde_json::Value as Json;
 
 use crate::diagnosis::{Findings, KeyLocation, Severity};
+use crate::job_plan::PipelineRequest;
 use crate::keys::DeepSpeed;
-use crate::plan::{LrScheduler, ParamGroups, PipelineSchedule, QuantizationPlan};
+use crate::plan::{LrScheduler, ParamGroups, QuantizationPlan};
 use crate::section::ConfigEntry;
 use crate::step_count::StepCount;
 
@@ -16,10 +17,8 @@ use crate::step_count::StepCount;
 pub struct RunContext {
     /// Number of ranks, at least 1.
     pub world_size: usize,
-    /// Number of pipeline stages if the job file sets it.
-    pub pipeline_stages: Option<usize>,
-    /// The order of the passes of a pipeline stage.
-    pub pipeline_schedule: PipelineSchedule,
+    /// The pipeline that the job file asks for.
+    pub pipeline: PipelineRequest,
     /// Whether tensors are in host memory anyway, so that an offload to host memory changes
     /// nothing.
     pub host_device: bool,

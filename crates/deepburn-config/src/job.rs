@@ -100,7 +100,7 @@ impl Job {
     /// // The command line takes precedence.
     /// let request = JobRequest { sets: vec!["training.max_steps=10".into()], ..Default::default() };
     /// let (job, deepspeed) = Job::parse(text, "job.json", Path::new(""), &request)?;
-    /// assert_eq!((job.training.max_steps, job.training.ranks), (Some(10), 2));
+    /// assert_eq!((job.training.length.max_steps, job.training.placement.ranks), (Some(10), 2));
     /// assert_eq!(deepspeed.to_json()["train_micro_batch_size_per_gpu"], 4);
     /// # Ok::<(), deepburn_config::ConfigError>(())
     /// ```
@@ -153,20 +153,20 @@ impl Job {
     /// `total_steps` is `max_steps`.
     pub fn run_context(&self) -> RunContext {
         let training = &self.training;
+        let (placement, defaults) = (&training.placement, &training.deepspeed_defaults);
         let groups = training.param_groups.clone();
-        let scheduler = training.lr_scheduler_type.zip(training.lr_scheduler_kwargs);
+        let scheduler = defaults.lr_scheduler_type.zip(defaults.lr_scheduler_kwargs);
         let lr_scheduler = scheduler.map(|(kind, parameters)| LrScheduler { kind, parameters });
         RunContext {
-            world_size: training.ranks,
-            pipeline_stages: training.pipeline_stages,
-            pipeline_schedule: training.pipeline_schedule,
-            host_device: training.backend.is_host(),
-            total_steps: training.max_steps,
-            warmup_steps: training.warmup_steps,
+            world_size: placement.ranks,
+            pipeline: placement.pipeline,
+            host_device: placement.backend.is_host(),
+            total_steps: training.length.max_steps,
+            warmup_steps: defaults.warmup_steps,
             lr_scheduler,
-            learning_rate: training.learning_rate,
-            micro_batch_size: training.micro_batch_size,
-            gradient_checkpointing: training.gradient_checkpointing,
+            learning_rate: defaults.learning_rate,
+            micro_batch_size: defaults.micro_batch_size,
+            gradient_checkpointing: defaults.gradient_checkpointing,
             param_groups: ParamGroups { groups, no_decay: training.no_decay },
             // Names of modules become paths of parameters when the model is known.
             quantization: self
@@ -191,25 +191,25 @@ impl Job {
             training: reader.training(&top.training.value, has_adapter),
             notes: Vec::new(),
         };
-        job.training.dpo = reader.dpo(&top.training.value, &job.data);
-        job.training.samples = reader.samples(&top.training.value, &job.data);
+        job.training.objective.dpo = reader.dpo(&top.training.value, &job.data);
+        job.training.evaluation.samples = reader.samples(&top.training.value, &job.data);
         reader.check_pair(&job.model, &job.data);
         reader.check_quantization(&model.quantization_config, &job);
         // An invalid split has already been reported.
         let asks_for_eval = top.data.value.splits.value.eval.is_given();
         let has_eval = asks_for_eval || job.data.splits.has_eval();
-        let key = match job.training.eval_steps {
+        let key = match job.training.evaluation.eval_steps {
             Some(Cadence::Epoch) => "training.eval_strategy",
             _ => "training.eval_steps",
         };
-        refuse!(if job.training.eval_steps.is_some() && !has_eval; reader.findings, key =>
+        refuse!(if job.training.evaluation.eval_steps.is_some() && !has_eval; reader.findings, key =>
             "there is nothing to evaluate: data.splits.eval is missing";
             "add data.splits, for example {{\"train\": \"90%\", \"eval\": \"10%\"}}, or remove it");
         reader.check_saving(&job.training);
         reader.check_best(&job, top.training.value.eval_strategy.value, has_eval);
         let has_perplexity =
             !matches!(job.data.kind, DataKind::Classification { .. } | DataKind::Preference(_));
-        note!(if job.training.label_smoothing_factor > 0.0 && has_perplexity;
+        note!(if job.training.objective.label_smoothing_factor > 0.0 && has_perplexity;
             reader.findings, "training.label_smoothing_factor" =>
             "also applies to evaluations, as in transformers' Trainer: their perplexity is the exponential of the \
              smoothed loss");

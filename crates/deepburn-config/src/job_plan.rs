@@ -287,31 +287,84 @@ pub enum Join {
 }
 
 /// The training settings of a job.
+///
+/// The fields of the groups are keys of the section `training`, in which `job.json` has them in the
+/// order of declaration.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct TrainingJob {
+    /// When training ends.
+    #[serde(flatten)]
+    pub length: TrainingLength,
+    /// Seed for weights, sample order and dropout.
+    pub seed: u64,
+    /// The ranks, and the devices that they run on.
+    #[serde(flatten)]
+    pub placement: PlacementPlan,
+    /// Folder for all outputs.
+    pub output_dir: PathBuf,
+    /// Evaluations during training.
+    #[serde(flatten)]
+    pub evaluation: EvaluationPlan,
+    /// Checkpoints.
+    #[serde(flatten)]
+    pub saving: SavingPlan,
+    /// First step and `train_batch_size` of each change of the batch size, in the order given.
+    pub batch_size_schedule: Vec<(usize, usize)>,
+    /// Reports of metrics.
+    #[serde(flatten)]
+    pub logging: LoggingPlan,
+    /// Values of settings that the DeepSpeed configuration leaves to the job.
+    #[serde(flatten)]
+    pub deepspeed_defaults: DeepSpeedDefaults,
+    /// The objective.
+    #[serde(flatten)]
+    pub objective: ObjectivePlan,
+    /// The parameters without weight decay.
+    pub no_decay: NoDecay,
+    /// Parameter groups, whose settings differ from the optimizer's.
+    pub param_groups: Vec<ParamGroup>,
+}
+
+/// How long a job trains.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct TrainingLength {
     /// Passes over the train split; `None` if only `max_steps` ends training.
     #[serde(serialize_with = "number_of_epochs")]
     pub epochs: Option<f64>,
     /// Optimizer steps after which training ends; `None` if only `epochs` ends it.
     pub max_steps: Option<usize>,
-    /// Seed for weights, sample order and dropout.
-    pub seed: u64,
+}
+
+/// The ranks of a job, and the devices that they run on.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct PlacementPlan {
     /// Number of ranks.
     pub ranks: usize,
-    /// Number of pipeline stages, if the DeepSpeed configuration does not set it.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub pipeline_stages: Option<usize>,
-    /// The order of the passes of a pipeline stage.
-    #[serde(skip_serializing_if = "PipelineSchedule::is_default")]
-    pub pipeline_schedule: PipelineSchedule,
+    /// The pipeline, if the DeepSpeed configuration does not set it.
+    #[serde(flatten)]
+    pub pipeline: PipelineRequest,
     /// The backend, which determines where tensors are stored and computed.
     pub backend: Backend,
     /// Indices of the devices for the ranks; `None` for all visible devices.
     pub devices: Option<Vec<usize>>,
     /// Seconds that a rank waits for the other ranks in a collective operation.
     pub collective_timeout: usize,
-    /// Folder for all outputs.
-    pub output_dir: PathBuf,
+}
+
+/// The pipeline that a job asks for.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct PipelineRequest {
+    /// Number of stages, if the DeepSpeed configuration does not set it.
+    #[serde(rename = "pipeline_stages", skip_serializing_if = "Option::is_none")]
+    pub stages: Option<usize>,
+    /// The order of the passes of a stage.
+    #[serde(rename = "pipeline_schedule", skip_serializing_if = "PipelineSchedule::is_default")]
+    pub schedule: PipelineSchedule,
+}
+
+/// Evaluations during training, and what they decide.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct EvaluationPlan {
     /// How often the model is evaluated; `None` for no evaluation during training.
     pub eval_steps: Option<Cadence>,
     /// Number of samples in an evaluation during training, over all ranks.
@@ -329,6 +382,11 @@ pub struct TrainingJob {
     pub early_stopping_patience: Option<usize>,
     /// Minimum change that counts as an improvement, in units of the metric.
     pub early_stopping_threshold: f64,
+}
+
+/// The checkpoints of a job, and what they contain.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct SavingPlan {
     /// How often a checkpoint is saved; `None` for no regular checkpoints.
     pub save_steps: Option<Cadence>,
     /// Whether training continues while a checkpoint is written.
@@ -341,12 +399,20 @@ pub struct TrainingJob {
     pub save_merged: bool,
     /// The parameters that checkpoints contain.
     pub checkpoint_scope: CheckpointScope,
-    /// First step and `train_batch_size` of each change of the batch size, in the order given.
-    pub batch_size_schedule: Vec<(usize, usize)>,
+}
+
+/// The metrics that a job shows.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct LoggingPlan {
     /// The programs for which `report_to` asks; empty for none.
     pub report_to: Vec<Reporter>,
     /// Optimizer steps between two printed lines.
     pub logging_steps: Option<StepCount>,
+}
+
+/// Values of settings that the DeepSpeed configuration leaves to the job.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct DeepSpeedDefaults {
     /// Learning rate, if the DeepSpeed configuration does not set it.
     pub learning_rate: Option<f64>,
     /// Samples per micro-batch, if the DeepSpeed configuration does not set it.
@@ -359,15 +425,16 @@ pub struct TrainingJob {
     pub lr_scheduler_type: Option<LrSchedulerType>,
     /// The parameters of this schedule; `None` without one.
     pub lr_scheduler_kwargs: Option<LrSchedulerParameters>,
+}
+
+/// What training minimizes.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ObjectivePlan {
     /// Weight of the mean over all classes in the loss; 0 without label smoothing.
     pub label_smoothing_factor: f64,
     /// Preference optimization; `None` for other data than [`DataKind::Preference`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dpo: Option<DpoPlan>,
-    /// The parameters without weight decay.
-    pub no_decay: NoDecay,
-    /// Parameter groups, whose settings differ from the optimizer's.
-    pub param_groups: Vec<ParamGroup>,
 }
 
 /// Texts that a language model generates after each evaluation.
@@ -416,18 +483,21 @@ impl TrainingJob {
     /// Replaces ratios with numbers of steps, once the number of steps of the run is known.
     pub fn set_total_steps(&mut self, total_steps: usize) {
         let steps = |count: &mut StepCount| *count = StepCount::Steps(count.of(total_steps));
-        for cadence in [&mut self.eval_steps, &mut self.save_steps].into_iter().flatten() {
+        for cadence in
+            [&mut self.evaluation.eval_steps, &mut self.saving.save_steps].into_iter().flatten()
+        {
             if let Cadence::Every(count) = cadence {
                 steps(count);
             }
         }
-        self.logging_steps.iter_mut().chain(&mut self.warmup_steps).for_each(steps);
+        let warmup_steps = &mut self.deepspeed_defaults.warmup_steps;
+        self.logging.logging_steps.iter_mut().chain(warmup_steps).for_each(steps);
     }
 
     /// Returns whether every checkpoint of `save_steps` has an evaluation in its step; `None` if
     /// this depends on the number of steps of the run.
     pub fn evaluates_checkpoints(&self) -> Option<bool> {
-        match (self.save_steps, self.eval_steps) {
+        match (self.saving.save_steps, self.evaluation.eval_steps) {
             (Some(Cadence::Epoch), Some(Cadence::Epoch)) => Some(true),
             (Some(Cadence::Every(save)), Some(Cadence::Every(eval))) => match (save, eval) {
                 (StepCount::Steps(save), StepCount::Steps(eval)) => Some(save.is_multiple_of(eval)),

@@ -15,12 +15,12 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value as Json};
 
 use crate::counted::counted;
-use crate::diagnosis::{Findings, KeyLocation, Severity, note, refuse, report, warning};
+use crate::diagnosis::{Findings, KeyLocation, note, refuse, report, warning};
 use crate::job_plan::{
-    Architecture, Backend, CheckpointScope, DataJob, DataKind, DpoPlan, Job, ModelJob, ModelMetric,
-    TrainingJob,
+    Architecture, Backend, CheckpointScope, DataJob, DataKind, DpoPlan, EvaluationPlan, Job,
+    LoggingPlan, ModelJob, ModelMetric, ObjectivePlan, PipelineRequest, PlacementPlan, TrainingJob,
+    TrainingLength,
 };
-use crate::key::Trigger;
 use crate::key_path::join;
 use crate::keys::DeepSpeed;
 use crate::keys::job::{Data, JobFile, Model, ParamGroup as Group, Splits, Training};
@@ -278,33 +278,42 @@ impl JobReader<'_> {
         let output_dir = training.output_dir.value;
         refuse!(if output_dir.trim().is_empty(); self.findings, "training.output_dir" =>
             "\"\" names no folder"; "give a folder, output for example");
-        filled!(TrainingJob, training {
-            max_steps, pipeline_stages, pipeline_schedule, backend, collective_timeout, eval_max_samples, load_best_model_at_end,
-            metric_for_best_model, early_stopping_patience, early_stopping_threshold, async_save,
-            save_total_limit, save_best_limit, save_merged, learning_rate, micro_batch_size, gradient_checkpointing, no_decay,
-            per_device_eval_batch_size, label_smoothing_factor,
-        }
-            dpo: None,
-            samples: None,
-            checkpoint_scope: match has_adapter && !training.checkpoint_scope.is_given() {
-                true => CheckpointScope::Trained,
-                false => training.checkpoint_scope.value,
-            },
-            epochs: epochs.value.or(if max_steps.value.is_none() { Some(1.0) } else { None }),
-            seed: training.seed.value as u64,
+        let placement = filled!(PlacementPlan, training { backend, collective_timeout }
             ranks: self.ranks(training.ranks.value),
+            pipeline: PipelineRequest {
+                stages: training.pipeline_stages.value,
+                schedule: training.pipeline_schedule.value,
+            },
             devices: self.devices(&training.devices, training.backend.value),
+        );
+        TrainingJob {
+            length: TrainingLength {
+                epochs: epochs.value.or(if max_steps.value.is_none() { Some(1.0) } else { None }),
+                max_steps: max_steps.value,
+            },
+            seed: training.seed.value as u64,
+            placement,
             output_dir: PathBuf::from(output_dir),
             batch_size_schedule: self.batch_size_schedule(training),
-            eval_steps: self.cadence(&training.eval_strategy, &training.eval_steps),
-            save_steps: self.cadence(&training.save_strategy, &training.save_steps),
-            report_to: self.reporters(&training.report_to),
-            logging_steps: training.logging_steps.value.or(steps_per_print.map(StepCount::Steps)),
-            warmup_steps: self.warmup_steps(training),
-            lr_scheduler_type: training.lr_scheduler_type.value,
-            lr_scheduler_kwargs: self.lr_scheduler_kwargs(training),
-            param_groups: training.param_groups.value.iter().map(|group| self.param_group(group)).collect(),
-        )
+            evaluation: self.evaluation(training),
+            saving: self.saving(training, has_adapter),
+            logging: LoggingPlan {
+                report_to: self.reporters(&training.report_to),
+                logging_steps: training
+                    .logging_steps
+                    .value
+                    .or(steps_per_print.map(StepCount::Steps)),
+            },
+            deepspeed_defaults: self.deepspeed_defaults(training),
+            objective: filled!(ObjectivePlan, training { label_smoothing_factor } dpo: None),
+            no_decay: training.no_decay.value,
+            param_groups: training
+                .param_groups
+                .value
+                .iter()
+                .map(|group| self.param_group(group))
+                .collect(),
+        }
     }
 
     /// Reads a parameter group. Rules that depend on the optimizer or the model are checked later.
@@ -357,23 +366,25 @@ impl JobReader<'_> {
     ///
     /// `has_eval` is true if an eval split is given, even if it is invalid.
     pub(crate) fn check_best(&mut self, job: &Job, strategy: Option<&str>, has_eval: bool) {
-        let Job { training, data, model, .. } = job;
-        let asks = match training {
-            TrainingJob { load_best_model_at_end: true, .. } => Some("load_best_model_at_end"),
-            TrainingJob { early_stopping_patience: Some(_), .. } => Some("early_stopping_patience"),
+        let Job { training: TrainingJob { evaluation, .. }, data, model, .. } = job;
+        let asks = match evaluation {
+            EvaluationPlan { load_best_model_at_end: true, .. } => Some("load_best_model_at_end"),
+            EvaluationPlan { early_stopping_patience: Some(_), .. } => {
+                Some("early_stopping_patience")
+            }
             _ => None,
         };
         // An invalid split has already been reported.
         let has_split = has_eval || data.splits.has_eval();
-        let evaluation = match strategy {
+        let cadence = match strategy {
             Some("no") => "training.eval_strategy \"steps\" or \"epoch\"",
             _ => "training.eval_steps",
         };
-        let both = format!("{evaluation} and data.splits.eval");
-        let missing = match (training.eval_steps, has_split) {
+        let both = format!("{cadence} and data.splits.eval");
+        let missing = match (evaluation.eval_steps, has_split) {
             (Some(_), true) => None,
             (Some(_), false) => Some("data.splits.eval"),
-            (None, true) => Some(evaluation),
+            (None, true) => Some(cadence),
             (None, false) => Some(both.as_str()),
         };
         if let Some((key, missing)) = asks.zip(missing) {
@@ -383,12 +394,12 @@ impl JobReader<'_> {
         }
         // The last step and the test are evaluated without `eval_steps` too.
         let splits = &data.splits;
-        let measures = training.eval_steps.is_some() || splits.has_eval() || splits.has_test();
-        warning!(if training.per_device_eval_batch_size.is_some() && !measures;
+        let measures = evaluation.eval_steps.is_some() || splits.has_eval() || splits.has_test();
+        warning!(if evaluation.per_device_eval_batch_size.is_some() && !measures;
             self.findings, "training.per_device_eval_batch_size" =>
             "has no effect: this job evaluates nothing"; "add data.splits.eval or data.splits.test, or remove it");
         let classifies = matches!(data.kind, DataKind::Classification { .. });
-        let metric = training.metric_for_best_model;
+        let metric = evaluation.metric_for_best_model;
         refuse!(if metric != ModelMetric::Loss && !classifies;
             self.findings, "training.metric_for_best_model" =>
             "is \"{}\", which only a classifier has", metric.name(); "write \"loss\"");

@@ -40,8 +40,6 @@ pub struct Key {
     pub status: Status,
     /// Whether the value `"auto"` is allowed and resolved.
     pub auto: bool,
-    /// Whether the key must be given.
-    pub required: bool,
     /// First and last ZeRO stage at which the key has an effect.
     pub stages: (u8, u8),
     /// Whether DeepSpeed 0.19.8 rejects every file that has the key, whatever its value.
@@ -51,6 +49,8 @@ pub struct Key {
 /// A default value in a key table.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Literal {
+    /// No value: the key must be given.
+    Required,
     /// No value: the key is absent, or its default depends on other keys.
     Null,
     /// A flag.
@@ -69,7 +69,7 @@ impl Literal {
     /// Returns the default as a parsed value.
     pub fn node(self) -> Node {
         Node::new(match self {
-            Self::Null => Value::Null,
+            Self::Required | Self::Null => Value::Null,
             Self::Flag(flag) => Value::Flag(flag),
             Self::Integer(integer) => Value::Number(integer.to_string()),
             Self::Real(real) => real_node(real),
@@ -252,7 +252,6 @@ impl Key {
             doc: "",
             status: Status::Honoured,
             auto: false,
-            required: false,
             stages: (0, 3),
             removed: false,
         }
@@ -280,6 +279,11 @@ impl Key {
             "" => self.default.to_string(),
             other => format!("{} ({other})", self.default),
         }
+    }
+
+    /// Returns whether the key must be given.
+    pub fn is_required(&self) -> bool {
+        self.default == Literal::Required
     }
 
     /// Returns all names of this key.

@@ -34,7 +34,7 @@ pub(crate) fn remedy(key: &Key, value: &Node, siblings: &Node) -> String {
         kind => converted(&kind, value),
     };
     // A number in quotes is not a type or another name that has to be given.
-    let meant = meant.filter(|_| !key.required || value.as_text().is_some());
+    let meant = meant.filter(|_| !key.is_required() || value.as_text().is_some());
     if let Some(remedy) = meant.as_ref().and_then(rewriting) {
         return remedy;
     }
@@ -43,7 +43,7 @@ pub(crate) fn remedy(key: &Key, value: &Node, siblings: &Node) -> String {
         _ => None,
     };
     match key.default {
-        Literal::Null if key.required => format!("give {}", key.kind),
+        Literal::Required => format!("give {}", key.kind),
         Literal::Text(_) if matches!(key.kind, Kind::Choice(_)) => {
             let choice = similar.map_or("choose one of them".to_owned(), |name| {
                 format!("did you mean \"{name}\"? Choose one of them")

@@ -1,5 +1,6 @@
 //! Requests for features: the values of a key that turn its feature on.
 
+use crate::diagnosis::Severity;
 use crate::key::{Key, Kind, Trigger};
 use crate::node::{Node, Value};
 use crate::remedy::converted;
@@ -21,6 +22,14 @@ impl Key {
                 let is_empty = matches!(&node.value, Value::Map(entries) if entries.is_empty());
                 !is_empty && self.asks(Trigger::Present, node)
             }
+        }
+    }
+    /// Returns the severity and the remedy of a finding about a value without an effect: a warning,
+    /// or a note for the default, which many files contain.
+    pub(crate) fn unused(&self, node: &Node) -> (Severity, &'static str) {
+        match self.asks(Trigger::Differs, node) {
+            true => (Severity::Warning, "remove it"),
+            false => (Severity::Note, ""),
         }
     }
 }

@@ -45,7 +45,8 @@ fn section(keys: &'static [Key]) -> Value {
     }
     let mut schema =
         json!({ "type": "object", "properties": properties, "additionalProperties": false });
-    let required: Vec<_> = keys.iter().filter(|key| key.required).map(|key| key.name).collect();
+    let required: Vec<_> =
+        keys.iter().filter(|key| key.is_required()).map(|key| key.name).collect();
     if !required.is_empty() {
         schema["required"] = json!(required);
     }
@@ -61,7 +62,7 @@ fn property(key: &Key) -> Value {
         status => format!(" {status}."),
     };
     schema["description"] = json!(format!("{}{unit}{status}", key.doc));
-    if key.default != Literal::Null {
+    if !key.default.node().is_null() {
         schema["default"] = key.default.node().to_json();
     }
     schema
@@ -83,7 +84,7 @@ fn values(key: &Key) -> Value {
     if key.auto {
         choices.push(json!({ "const": "auto" }));
     }
-    if key.default == Literal::Null && !key.required {
+    if key.default == Literal::Null {
         choices.push(json!({ "type": "null" }));
     }
     match choices.len() {

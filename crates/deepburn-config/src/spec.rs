@@ -203,7 +203,7 @@ impl<T> Spec<T> {
 impl<T> Spec<Option<T>> {
     /// Makes the key required.
     pub(crate) const fn required(mut self) -> Self {
-        self.key.required = true;
+        self.key.default = Literal::Required;
         self
     }
 }

@@ -5,7 +5,7 @@
 use std::fs;
 use std::path::Path;
 
-use deepburn_config::{Job, JobRequest, RawConfig, RunContext, resolve};
+use deepburn_config::{Job, JobRequest, PipelineRequest, RawConfig, RunContext, resolve};
 use deepburn_fuzz::{JSON_TOKENS, Mutator, SeedCorpus, SeedFile, fuzz, replay, scratch_folder};
 
 /// Texts to start from: the published configurations, the guides and the job files.
@@ -72,7 +72,10 @@ fn fuzzed_configurations_end_in_an_answer_or_a_message() {
     fuzz(2000, |mutator| {
         let facts = RunContext {
             host_device: mutator.below(2) == 0,
-            pipeline_stages: Some(mutator.below(4)).filter(|stages| *stages < 3),
+            pipeline: PipelineRequest {
+                stages: Some(mutator.below(4)).filter(|stages| *stages < 3),
+                ..PipelineRequest::default()
+            },
             ..RunContext { world_size: mutator.below(5), ..known.clone() }
         };
         if let Some(file) = corpus.sometimes(mutator) {

@@ -29,13 +29,16 @@ fn everything_has_a_default() {
     assert_eq!(job.data.splits, SplitPlan::Shares { path: None, train: 1.0, eval: 0.0, test: 0.0 });
     assert_eq!((job.data.sequence_length, job.data.vocab_size), (128, 512));
     assert!(job.data.shuffle && !job.data.drop_last);
-    assert_eq!((job.training.epochs, job.training.max_steps), (Some(1.0), None));
+    assert_eq!((job.training.length.epochs, job.training.length.max_steps), (Some(1.0), None));
     assert_eq!(
-        (job.training.seed, job.training.ranks, job.training.backend),
+        (job.training.seed, job.training.placement.ranks, job.training.placement.backend),
         (42, 1, Backend::Flex)
     );
     assert_eq!(job.training.output_dir, PathBuf::from("output"));
-    assert_eq!((job.training.eval_steps, job.training.logging_steps), (None, None));
+    assert_eq!(
+        (job.training.evaluation.eval_steps, job.training.logging.logging_steps),
+        (None, None)
+    );
 }
 
 #[test]
@@ -112,8 +115,8 @@ fn the_command_line_wins_and_options_come_last() {
         output_dir: Some("runs/a".into()),
     };
     let (job, written) = Job::load(&request).unwrap();
-    assert_eq!((job.training.ranks, job.training.backend), (2, Backend::Tch));
-    assert_eq!((job.training.max_steps, job.training.epochs), (Some(100), None));
+    assert_eq!((job.training.placement.ranks, job.training.placement.backend), (2, Backend::Tch));
+    assert_eq!((job.training.length.max_steps, job.training.length.epochs), (Some(100), None));
     assert_eq!(job.training.output_dir, PathBuf::from("runs/a"));
     assert_eq!(
         written.to_json(),
@@ -128,7 +131,7 @@ fn a_launcher_says_how_many_ranks_there_are() {
     let parse = |text: &str, ranks: Option<usize>| {
         let request = JobRequest { ranks, launched: Some(4), ..JobRequest::default() };
         Job::parse(text, "job.json", std::path::Path::new(""), &request)
-            .map(|(job, _)| job.training.ranks)
+            .map(|(job, _)| job.training.placement.ranks)
             .map_err(|error| error.to_string())
     };
     assert_eq!(parse("{}", None), Ok(4));
@@ -151,12 +154,12 @@ fn deepspeed_files_are_found_beside_the_job() {
     fs::write(folder.path().join("acc.yaml"), "num_processes: 3\ndeepspeed_config: {}\n").unwrap();
     let (job, _) = parse("{\"deepspeed\": \"ds.json\"}", folder.path(), &[]).unwrap();
     assert!(job.data.drop_last);
-    assert_eq!(job.training.logging_steps, Some(StepCount::Steps(7)));
+    assert_eq!(job.training.logging.logging_steps, Some(StepCount::Steps(7)));
     let (job, _) = parse("{\"deepspeed\": \"acc.yaml\"}", folder.path(), &[]).unwrap();
-    assert_eq!(job.training.ranks, 3);
+    assert_eq!(job.training.placement.ranks, 3);
     let (job, _) =
         parse("{\"deepspeed\": \"acc.yaml\"}", folder.path(), &["training.ranks=2"]).unwrap();
-    assert_eq!(job.training.ranks, 2);
+    assert_eq!(job.training.placement.ranks, 2);
 }
 
 #[test]
@@ -203,16 +206,16 @@ fn splits_are_shares_or_paths() {
 fn devices_are_auto_or_a_list_of_indices() {
     let devices = |value: &str, backend: &str| {
         let text = format!(r#"{{"training": {{"devices": {value}, "backend": "{backend}"}}}}"#);
-        job(&text, &[]).training.devices
+        job(&text, &[]).training.placement.devices
     };
     for auto in ["null", "\"auto\""] {
         assert_eq!(devices(auto, "cuda"), None);
     }
-    assert_eq!(job("{}", &[]).training.devices, None);
+    assert_eq!(job("{}", &[]).training.placement.devices, None);
     assert_eq!(devices("[2, 0]", "cuda"), Some(vec![2, 0]));
     assert_eq!(devices("[0]", "flex"), Some(vec![0]));
     let set = ["training.backend=wgpu", "training.devices=[1]"];
-    assert_eq!(job("{}", &set).training.devices, Some(vec![1]));
+    assert_eq!(job("{}", &set).training.placement.devices, Some(vec![1]));
 }
 
 #[test]
@@ -233,7 +236,7 @@ fn trainer_defaults_mean_not_given() {
     }
     assert_eq!(job("{}", &["training.max_steps=-1"]), plain);
     let trained = job(r#"{"training": {"max_steps": -1, "num_train_epochs": 3}}"#, &[]).training;
-    assert_eq!((trained.max_steps, trained.epochs), (None, Some(3.0)));
+    assert_eq!((trained.length.max_steps, trained.length.epochs), (None, Some(3.0)));
     for training in [
         r#"{"max_steps": -2}"#,
         r#"{"report_to": ["none", "wandb"]}"#,
@@ -727,4 +730,21 @@ fn keys_of_a_vocabulary_that_change_nothing_are_warnings() {
     assert!(has(&format!("{{\"data\": {{{tokens}}}}}"), key));
     assert!(!has(&format!("{{\"data\": {{{tokens}, \"tokenizer\": \"owner/name\"}}}}"), key));
     assert!(!has(r#"{"data": {"eos_token": "</s>"}}"#, key));
+}
+
+#[test]
+fn records_have_the_keys_of_the_section_in_one_order() {
+    let text = r#"{"data": {"kind": "preference", "path": "owner/pairs"},
+        "model": {"pretrained": "owner/model"},
+        "training": {"pipeline_stages": 2, "ranks": 4, "pipeline_schedule": "gpipe"}}"#;
+    let record = serde_json::to_value(job(text, &[]).training).unwrap();
+    let keys: Vec<_> = record.as_object().unwrap().keys().map(String::as_str).collect();
+    let expected = "epochs max_steps seed ranks pipeline_stages pipeline_schedule backend devices \
+        collective_timeout output_dir eval_steps eval_max_samples per_device_eval_batch_size \
+        load_best_model_at_end metric_for_best_model early_stopping_patience \
+        early_stopping_threshold save_steps async_save save_total_limit save_best_limit \
+        save_merged checkpoint_scope batch_size_schedule report_to logging_steps learning_rate \
+        micro_batch_size gradient_checkpointing warmup_steps lr_scheduler_type \
+        lr_scheduler_kwargs label_smoothing_factor dpo no_decay param_groups";
+    assert_eq!(keys, expected.split_whitespace().collect::<Vec<_>>());
 }

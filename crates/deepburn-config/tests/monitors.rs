@@ -106,7 +106,7 @@ fn report_to_enables_the_sections_of_its_programs() {
             ["", r#", "wandb": {"enabled": false}"#, r#", "wandb": null"#, r#", "wandb": "auto""#]
         {
             let (job, monitor) = job(&format!(r#""report_to": {report_to}"#), section);
-            assert_eq!(job.training.report_to, [Reporter::Wandb]);
+            assert_eq!(job.training.logging.report_to, [Reporter::Wandb]);
             assert_eq!(monitor, of_section, "{report_to}, {section}");
         }
     }
@@ -118,7 +118,11 @@ fn report_to_enables_the_sections_of_its_programs() {
     assert_eq!(both.tensorboard.unwrap().job_name, "n");
     for none in [r#""none""#, r#"["none"]"#, "[]", "null"] {
         let (job, monitor) = job(&format!(r#""report_to": {none}"#), "");
-        assert_eq!((job.training.report_to, monitor), (vec![], MonitorPlan::default()), "{none}");
+        assert_eq!(
+            (job.training.logging.report_to, monitor),
+            (vec![], MonitorPlan::default()),
+            "{none}"
+        );
     }
 }
 

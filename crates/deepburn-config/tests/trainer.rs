@@ -15,7 +15,7 @@ fn resolved(training: Value, deepspeed: Value) -> Result<(Job, Resolved), String
     let (job, written) = Job::parse(&text, "job", Path::new(""), &JobRequest::default())
         .map_err(|error| error.to_string())?;
     let context =
-        RunContext { total_steps: job.training.max_steps.or(Some(95)), ..job.run_context() };
+        RunContext { total_steps: job.training.length.max_steps.or(Some(95)), ..job.run_context() };
     let resolved = resolve(&written, &context).map_err(|error| error.to_string())?;
     Ok((job, resolved))
 }
@@ -215,18 +215,18 @@ fn evaluations_and_checkpoints_are_due_by_steps_ratios_or_epochs() {
         let training = json!({ "eval_strategy": strategy, "eval_steps": steps,
             "save_strategy": strategy, "save_steps": steps, "max_steps": 45 });
         let mut job = evaluated(&training).unwrap();
-        assert_eq!(job.training.eval_steps, expected, "{training}");
-        assert_eq!(job.training.save_steps, expected, "{training}");
+        assert_eq!(job.training.evaluation.eval_steps, expected, "{training}");
+        assert_eq!(job.training.saving.save_steps, expected, "{training}");
         let unused = strategy.is_string() && strategy != "steps" && steps.is_number();
         let said = job.notes.iter().filter(|note| note.message.contains("has no effect"));
         assert_eq!(said.count(), 2 * usize::from(unused), "{training}: {:?}", job.notes);
         // ceil(0.1 * 45)
         job.training.set_total_steps(45);
         let resolved = if steps == json!(0.1) { every(5) } else { expected };
-        assert_eq!(job.training.eval_steps, resolved);
+        assert_eq!(job.training.evaluation.eval_steps, resolved);
     }
     let old = evaluated(&json!({ "evaluation_strategy": "epoch" })).unwrap();
-    assert_eq!(old.training.eval_steps, Some(Cadence::Epoch));
+    assert_eq!(old.training.evaluation.eval_steps, Some(Cadence::Epoch));
 }
 
 #[test]
@@ -284,13 +284,13 @@ fn invalid_cadences_are_errors() {
         evaluated(&training).unwrap();
     }
     let job = evaluated(&json!({ "label_smoothing_factor": 0.1 })).unwrap();
-    assert_eq!(job.training.label_smoothing_factor, 0.1);
+    assert_eq!(job.training.objective.label_smoothing_factor, 0.1);
     let notes = job.notes.iter().filter(|note| note.key == "training.label_smoothing_factor");
     let notes: Vec<_> = notes.map(ToString::to_string).collect();
     assert!(notes.len() == 1 && notes[0].contains("exponential of the smoothed loss"), "{notes:?}");
     let job = evaluated(&json!({ "num_train_epochs": 0.5 })).unwrap();
-    assert_eq!(job.training.label_smoothing_factor, 0.0);
-    assert_eq!(job.training.epochs, Some(0.5));
+    assert_eq!(job.training.objective.label_smoothing_factor, 0.0);
+    assert_eq!(job.training.length.epochs, Some(0.5));
 }
 
 #[test]

@@ -198,6 +198,10 @@ const DESCRIPTIVE: [&str; 9] = [
     "runtime_config",
 ];
 
+/// The consequence of a field for the initial values of the factors.
+const OTHER_FACTORS: &str =
+    "the factors would have other initial values; use init_lora_weights true or \"gaussian\"";
+
 /// Fields of PEFT that are not supported, and what would be computed wrongly without them.
 const UNSUPPORTED: [(&str, &str); 14] = [
     (
@@ -212,19 +216,10 @@ const UNSUPPORTED: [(&str, &str); 14] = [
     ("megatron_config", "the layers of Megatron are not split here"),
     ("alora_invocation_tokens", "the adapter would also change tokens before its invocation"),
     ("arrow_config", "the adapters would not be routed"),
-    (
-        "eva_config",
-        "the factors would have other initial values; use init_lora_weights true or \"gaussian\"",
-    ),
-    (
-        "corda_config",
-        "the factors would have other initial values; use init_lora_weights true or \"gaussian\"",
-    ),
+    ("eva_config", OTHER_FACTORS),
+    ("corda_config", OTHER_FACTORS),
     ("kasa_config", "the base weights would not be truncated"),
-    (
-        "lora_ga_config",
-        "the factors would have other initial values; use init_lora_weights true or \"gaussian\"",
-    ),
+    ("lora_ga_config", OTHER_FACTORS),
     ("velora_config", "the inputs would not be projected"),
     ("monteclora_config", "the factors would not be sampled"),
 ];

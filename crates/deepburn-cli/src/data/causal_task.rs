@@ -48,8 +48,8 @@ pub(crate) enum Objective {
 impl Objective {
     /// Returns the objective of a job.
     pub(crate) fn of(job: &Job) -> Self {
-        let label_smoothing = job.training.label_smoothing_factor;
-        job.training.dpo.map_or(Self::NextToken { label_smoothing }, Self::Preferences)
+        let label_smoothing = job.training.objective.label_smoothing_factor;
+        job.training.objective.dpo.map_or(Self::NextToken { label_smoothing }, Self::Preferences)
     }
 }
 

@@ -125,7 +125,7 @@ impl<R: RowsOfSplit> SampleCorpus<R> {
         // Before the rows are made, because their errors often follow from what these notes say.
         log_notes(&splits, &samples);
         // Held-out prompts come from the samples, which become rows below.
-        let prompts = match &job.training.samples {
+        let prompts = match &job.training.evaluation.samples {
             Some(plan) => encoder.prompts(plan, samples.eval.as_ref(), max_len)?,
             None => Vec::new(),
         };

@@ -72,7 +72,7 @@ impl<C> Classification<C> {
         // An encoder has no pretrained model, neither its weights nor its files.
         let companions = Companions::find(inputs.pretrained, Some(&texts.tokenizer))?;
         let settings = RecipeSettings::new(inputs, companions);
-        let label_smoothing = inputs.job.training.label_smoothing_factor;
+        let label_smoothing = inputs.job.training.objective.label_smoothing_factor;
         Ok(Self { config, texts, settings, label_smoothing })
     }
 }

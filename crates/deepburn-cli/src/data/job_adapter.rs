@@ -50,7 +50,7 @@ pub(crate) fn with_adapter(
         }
         (None, None) => return Ok(config),
     };
-    if job.training.save_merged {
+    if job.training.saving.save_merged {
         // Checked before training: the merge comes after its last step, and would fail there.
         let of_key = |error| Failure::mistake(format!("training.save_merged: {key}: {error}"));
         config.check_mergeable().map_err(of_key)?;

@@ -94,7 +94,7 @@ fn is_set_by(job: &Job) -> bool {
 /// # Errors
 /// Returns a user's mistake if they do not.
 pub(crate) fn check_loss_and_metric(job: &Job, problem: &ChosenProblemType) -> Result<(), Failure> {
-    let factor = job.training.label_smoothing_factor;
+    let factor = job.training.objective.label_smoothing_factor;
     if factor != 0.0 && problem.kind != ProblemType::SingleLabelClassification {
         return Err(Failure::mistake(format!(
             "training.label_smoothing_factor: is {factor}, but it only applies to one class for each text, and {problem}; \
@@ -102,7 +102,7 @@ pub(crate) fn check_loss_and_metric(job: &Job, problem: &ChosenProblemType) -> R
         )));
     }
     // Without the metric, no checkpoint would ever be the best one.
-    let metric = job.training.metric_for_best_model;
+    let metric = job.training.evaluation.metric_for_best_model;
     if !metric.is_of(problem.kind.name()) {
         return Err(Failure::mistake(format!(
             "training.metric_for_best_model: is \"{}\", which this classifier does not have: {problem}; write \"loss\"",

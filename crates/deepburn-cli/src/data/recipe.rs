@@ -216,8 +216,8 @@ impl RecipeSettings {
             origin: WeightOrigin { pretrained, seed: training.seed },
             companions,
             evaluation: EvaluationSettings {
-                max_samples: training.eval_max_samples,
-                batch_size: training.per_device_eval_batch_size,
+                max_samples: training.evaluation.eval_max_samples,
+                batch_size: training.evaluation.per_device_eval_batch_size,
             },
         }
     }

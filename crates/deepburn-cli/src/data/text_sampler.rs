@@ -41,7 +41,7 @@ impl TextSampler {
         config: &AnyDecoder,
         generation_config: Option<&Map<String, Value>>,
     ) -> Result<Option<Self>, Failure> {
-        let Some(plan) = &job.training.samples else { return Ok(None) };
+        let Some(plan) = &job.training.evaluation.samples else { return Ok(None) };
         let prompts = match data {
             CausalData::Stream(corpus) => SamplePrompt::of_texts(plan, corpus.tokenizer.as_ref())?,
             CausalData::Samples(corpus) => corpus.prompts.clone(),

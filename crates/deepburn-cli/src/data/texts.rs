@@ -102,7 +102,7 @@ pub(crate) fn open_texts(
     {
         warn_of_empty_texts(name, texts.map_or(&[][..], Vec::as_slice));
     }
-    if let (Some(limit), Some(eval)) = (job.training.eval_max_samples, &eval) {
+    if let (Some(limit), Some(eval)) = (job.training.evaluation.eval_max_samples, &eval) {
         warn_of_first_texts(eval, limit, &classes);
     }
     let tokenizer = match tokenizer {

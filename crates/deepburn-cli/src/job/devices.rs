@@ -31,7 +31,7 @@ impl<D: Clone> Devices<D> {
         job: &TrainingJob,
         local_ranks: usize,
     ) -> Result<Self, Failure> {
-        let (backend, num_visible) = (job.backend.name(), visible.len());
+        let (backend, num_visible) = (job.placement.backend.name(), visible.len());
         if num_visible == 0 {
             return Err(Failure::mistake(format!(
                 "training.backend: \"{backend}\" sees no device; check the driver and CUDA_VISIBLE_DEVICES, or use \
@@ -39,7 +39,7 @@ impl<D: Clone> Devices<D> {
             )));
         }
         let all: Vec<_> = (0..num_visible).collect();
-        let chosen = job.devices.as_deref().unwrap_or(&all).iter().map(|&index| {
+        let chosen = job.placement.devices.as_deref().unwrap_or(&all).iter().map(|&index| {
             visible.get(index).cloned().ok_or_else(|| {
                 Failure::mistake(format!(
                     "training.devices: {index} is not visible: \"{backend}\" sees {num_visible} on this host; use indices \
@@ -50,7 +50,7 @@ impl<D: Clone> Devices<D> {
         });
         let devices = Self { chosen: chosen.collect::<Result<_, _>>()? };
         let num_devices = devices.chosen.len();
-        if local_ranks > num_devices && !job.backend.is_host() {
+        if local_ranks > num_devices && !job.placement.backend.is_host() {
             let devices = counted(num_devices, "device");
             tracing::info!("training.devices: {local_ranks} ranks share {devices}");
         }

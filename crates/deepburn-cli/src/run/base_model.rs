@@ -28,7 +28,8 @@ pub(crate) fn omitted_parameters(
     architecture: &dyn Architecture,
     pretrained: Option<&Path>,
 ) -> Result<Option<WeightMap>, Failure> {
-    let (CheckpointScope::Trained, Some(folder)) = (job.training.checkpoint_scope, pretrained)
+    let (CheckpointScope::Trained, Some(folder)) =
+        (job.training.saving.checkpoint_scope, pretrained)
     else {
         return Ok(None);
     };

@@ -45,8 +45,8 @@ fn late_keys(training: &TrainingJob, max_steps: usize) -> Vec<(&'static str, Str
     let ends = counted(max_steps, "step");
     let mut keys = Vec::new();
     for (key, cadence, done) in [
-        ("training.eval_steps", training.eval_steps, "evaluated"),
-        ("training.save_steps", training.save_steps, "saved"),
+        ("training.eval_steps", training.evaluation.eval_steps, "evaluated"),
+        ("training.save_steps", training.saving.save_steps, "saved"),
     ] {
         if let Some(steps) = interval(cadence).filter(|steps| *steps > max_steps) {
             let message = format!(
@@ -56,7 +56,7 @@ fn late_keys(training: &TrainingJob, max_steps: usize) -> Vec<(&'static str, Str
         }
     }
     if let (Some(patience), Some(steps)) =
-        (training.early_stopping_patience, interval(training.eval_steps))
+        (training.evaluation.early_stopping_patience, interval(training.evaluation.eval_steps))
     {
         let evaluations = max_steps.div_ceil(steps.max(1));
         // The first evaluation is always the best so far.

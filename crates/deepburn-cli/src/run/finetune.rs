@@ -109,7 +109,7 @@ pub fn finetune(arguments: Arguments, profiler: &Profiler) -> Result<(), Failure
     let run = Run { prepared, ranks: &ranks, signals: &signals, profiler };
     run.start_profiler();
 
-    match run.training().backend {
+    match run.training().placement.backend {
         #[cfg(feature = "cuda")]
         deepburn_config::Backend::Cuda => run.train::<burn_cuda::Cuda<f32, i32>>(&cuda_devices()),
         #[cfg(feature = "tch")]
@@ -280,7 +280,7 @@ impl Run<'_> {
             preparation.subject.info().architecture().num_parameters(),
             preparation.plan.zero.stage.number(),
             preparation.plan.sharding(),
-            counted(self.training().ranks, "rank"),
+            counted(self.training().placement.ranks, "rank"),
         );
         announce_swap(preparation);
 
@@ -322,7 +322,9 @@ impl Run<'_> {
     ///
     /// All of them share its memory and its disks.
     fn ranks_on_host(&self) -> usize {
-        self.ranks.placement().map_or(self.training().ranks, |placement| placement.local_size)
+        self.ranks
+            .placement()
+            .map_or(self.training().placement.ranks, |placement| placement.local_size)
     }
 
     /// Returns the device of each rank of this process.
@@ -333,7 +335,7 @@ impl Run<'_> {
         let devices = Devices::choose(visible, self.training(), self.ranks_on_host())?;
         let local_ranks = match self.ranks.placement() {
             // Threads are all on this host.
-            None => 0..self.training().ranks,
+            None => 0..self.training().placement.ranks,
             Some(placement) => placement.local_rank..placement.local_rank + 1,
         };
         Ok(local_ranks.map(|rank| devices.of(rank).clone()).collect())
@@ -386,8 +388,8 @@ impl Run<'_> {
         let steps = StepCounter::default();
         ranks.count_steps(steps.0.clone());
         ranks.watch_termination(signals.terminated());
-        let timeout = Duration::from_secs(self.training().collective_timeout as u64);
-        let outcomes = ranks.run(self.training().ranks, timeout, |group: Group<B>| {
+        let timeout = Duration::from_secs(self.training().placement.collective_timeout as u64);
+        let outcomes = ranks.run(self.training().placement.ranks, timeout, |group: Group<B>| {
             // Models and devices are indexed from the first rank of this process.
             let index = group.rank() - first;
             // A rank takes its model out, so that it is freed as soon as the rank has sharded it.

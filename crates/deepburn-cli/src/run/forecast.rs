@@ -311,12 +311,12 @@ impl HostForecast {
 fn trained<'a>(preparation: &'a Preparation, ranks: &Ranks) -> (TrainedModel<'a>, LocalRanks) {
     let training = &preparation.job.training;
     let (first, count, are_threads) = match ranks.placement() {
-        None => (0, training.ranks, true),
+        None => (0, training.placement.ranks, true),
         // Launchers give the processes of a host consecutive ranks.
         Some(it) => (it.rank.saturating_sub(it.local_rank), it.local_size, false),
     };
     let (first, count) = (first as u64, count as u64);
-    let local = LocalRanks { first, count, are_threads, backend: training.backend };
+    let local = LocalRanks { first, count, are_threads, backend: training.placement.backend };
     let Preparation { subject, plan, .. } = preparation;
     let model = TrainedModel {
         sizes: preparation.sizes.clone(),

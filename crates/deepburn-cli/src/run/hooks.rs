@@ -140,11 +140,12 @@ pub(super) fn hooks(
             plan: flops.clone(),
             name: architecture.name(),
             parameters: architecture.parameters(),
-            ranks: job.training.ranks,
+            ranks: job.training.placement.ranks,
         }));
     }
     // The key of `transformers`, or else DeepSpeed's.
-    let logging = job.training.logging_steps.or(plan.report.steps_per_print.map(StepCount::Steps));
+    let logging =
+        job.training.logging.logging_steps.or(plan.report.steps_per_print.map(StepCount::Steps));
     let every = logging.map(|steps| preparation.length.steps_of(steps));
     let breakdown = plan.report.wall_clock_breakdown;
     // Last, so that a step is shown after its rows were written.
@@ -168,7 +169,7 @@ fn own_step(checkpoint: Option<&ResumedCheckpoint>) -> Option<u64> {
 fn generated_writer(run: &PreparedRun) -> Result<Option<GeneratedWriter>, BoxError> {
     let PreparedRun { preparation, checkpoint, .. } = run;
     let path = preparation.job.training.output_dir.join(GENERATED);
-    let is_wanted = preparation.job.training.samples.is_some();
+    let is_wanted = preparation.job.training.evaluation.samples.is_some();
     Ok(match own_step(checkpoint.as_ref()) {
         Some(step) if is_wanted || path.exists() => {
             let writer = GeneratedWriter::resume(&path, step)?;

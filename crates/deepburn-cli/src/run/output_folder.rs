@@ -59,7 +59,7 @@ pub(crate) fn open_output(preparation: &Preparation) -> Result<Option<File>, Fai
     // After the first writes, so that the folder exists and its file system can be asked.
     warn_of_full_disk(preparation);
     let has_adapter = preparation.subject.info().adapted().is_some();
-    let saves_model = !has_adapter || preparation.job.training.save_merged;
+    let saves_model = !has_adapter || preparation.job.training.saving.save_merged;
     for (name, is_saved) in [("model", saves_model), (ADAPTER, has_adapter)] {
         let path = output.join(name);
         match (path.exists(), is_saved) {
@@ -99,7 +99,7 @@ fn warn_of_full_disk(preparation: &Preparation) {
     let output = &preparation.job.training.output_dir;
     let info = preparation.subject.info();
     // An adapter alone is a small part of the model.
-    let is_whole = info.adapted().is_none() || preparation.job.training.save_merged;
+    let is_whole = info.adapted().is_none() || preparation.job.training.saving.save_merged;
     let saved = info.architecture().parameters().into_iter();
     let saved = saved.filter(|parameter| is_whole || !parameter.is_frozen);
     let parameters: usize = saved.map(|parameter| parameter.num_elements()).sum();

@@ -119,10 +119,11 @@ impl DataIdentity {
             evaluation: hash
                 .unwrap_or(0)
                 // Every default adds 0, so that checkpoints from before these keys keep their hash.
-                .wrapping_add(training.eval_max_samples.unwrap_or(0) as u64)
-                .wrapping_add(training.label_smoothing_factor.abs().to_bits())
+                .wrapping_add(training.evaluation.eval_max_samples.unwrap_or(0) as u64)
+                .wrapping_add(training.objective.label_smoothing_factor.abs().to_bits())
                 .wrapping_add(
                     training
+                        .objective
                         .dpo
                         // The rotation tells the types of loss apart.
                         .map_or(0, |dpo| dpo.beta.to_bits().rotate_left(dpo.loss_type as u32 + 1)),
@@ -148,7 +149,7 @@ pub(crate) fn prepare(
 ) -> Result<Preparation, Failure> {
     let (mut job, written) = Job::load(request).map_err(Failure::mistake)?;
     // What the files alone decide: milliseconds.
-    check_backend(job.training.backend)?;
+    check_backend(job.training.placement.backend)?;
     let mut facts = job.run_context();
     let preliminary = resolve_preliminary(&written, &facts).map_err(Failure::mistake)?;
     let Resumed { progress, day } = check(&job, &preliminary)?;
@@ -251,7 +252,7 @@ fn add_context(
     context.hidden_size = Some(architecture.width());
     context.quantization = quantization(job, architecture)?;
     context.total_steps = Some(max_steps);
-    context.warmup_steps = job.training.warmup_steps;
+    context.warmup_steps = job.training.deepspeed_defaults.warmup_steps;
     Ok(())
 }
 
@@ -296,7 +297,8 @@ fn set_total_steps(job: &mut Job, max_steps: usize) -> Result<(), Failure> {
     let training = &mut job.training;
     training.set_total_steps(max_steps);
     // `None` means that the intervals cannot be compared before the run.
-    if training.save_best_limit.is_none() || training.evaluates_checkpoints() != Some(false) {
+    if training.saving.save_best_limit.is_none() || training.evaluates_checkpoints() != Some(false)
+    {
         return Ok(());
     }
     let steps = |cadence| match cadence {
@@ -307,8 +309,8 @@ fn set_total_steps(job: &mut Job, max_steps: usize) -> Result<(), Failure> {
         "training.save_best_limit: checkpoints are judged by an evaluation in the step that they are saved in; of the \
          {}, training.save_steps is every {} and training.eval_steps every {}; make save_steps a multiple",
         counted(max_steps, "step"),
-        steps(training.save_steps),
-        steps(training.eval_steps)
+        steps(training.saving.save_steps),
+        steps(training.evaluation.eval_steps)
     )))
 }
 
@@ -352,7 +354,7 @@ pub(crate) fn check_types<B: burn::tensor::backend::Backend>(
                 "{}: the device of training.backend \"{}\" does not support {2}; use \
                  another type or \"flex\"",
                 key.replace("{}", wanted.name()),
-                preparation.job.training.backend.name(),
+                preparation.job.training.placement.backend.name(),
                 wanted.name()
             )));
         }
@@ -367,7 +369,7 @@ pub(crate) fn check_types<B: burn::tensor::backend::Backend>(
 /// Returns a user's mistake.
 fn check_evaluation(job: &Job, dynamic: Option<&DynamicBatchingPlan>) -> Result<(), Failure> {
     let key = "training.per_device_eval_batch_size";
-    let Some(rows) = job.training.per_device_eval_batch_size else { return Ok(()) };
+    let Some(rows) = job.training.evaluation.per_device_eval_batch_size else { return Ok(()) };
     if dynamic.is_some() {
         return Err(Failure::mistake(format!(
             "{key}: not supported with dynamic batching, whose token budget sets the batches of evaluations too; remove it"

@@ -292,7 +292,7 @@ fn train_plan(preparation: &Preparation, signals: &Signals, resumed: LoopState) 
     TrainPlan {
         max_steps: preparation.length.max_steps,
         batch_sizes: Some(preparation.length.batch_sizes.clone()),
-        eval_steps: preparation.interval(job.training.eval_steps),
+        eval_steps: preparation.interval(job.training.evaluation.eval_steps),
         counted_step: plan.monitor.flops.as_ref().map(|flops| flops.profile_step),
         checkpoints: Some(resume::plan(preparation)),
         interrupt: signals.interrupt(),
@@ -309,16 +309,16 @@ fn best_plan(preparation: &Preparation) -> BestPlan {
     let training = &preparation.job.training;
     BestPlan {
         evaluation_data: preparation.data.evaluation,
-        metric: match training.metric_for_best_model {
+        metric: match training.evaluation.metric_for_best_model {
             ModelMetric::Loss => BestMetric::Loss,
             ModelMetric::Accuracy => BestMetric::Accuracy,
             ModelMetric::F1 => BestMetric::F1,
             ModelMetric::Mae => BestMetric::Mae,
         },
-        load_at_end: training.load_best_model_at_end,
-        early_stopping: training.early_stopping_patience.map(|patience| EarlyStopping {
+        load_at_end: training.evaluation.load_best_model_at_end,
+        early_stopping: training.evaluation.early_stopping_patience.map(|patience| EarlyStopping {
             patience: patience as u64,
-            threshold: training.early_stopping_threshold,
+            threshold: training.evaluation.early_stopping_threshold,
         }),
     }
 }
@@ -329,7 +329,7 @@ fn best_plan(preparation: &Preparation) -> BestPlan {
 fn report_end(preparation: &Preparation, end: &TrainingEnd) {
     let training = &preparation.job.training;
     if end.step < preparation.length.max_steps
-        && let Some(patience) = training.early_stopping_patience
+        && let Some(patience) = training.evaluation.early_stopping_patience
     {
         console::eprint(&format!(
             "stopped early after step {}: {} without a better one",

@@ -200,7 +200,7 @@ fn finish_folder(
 pub(crate) fn save_merged(preparation: &Preparation) -> Result<(), BoxError> {
     let Preparation { job, pretrained, subject, .. } = preparation;
     let (Some(adapted), Some(base), true) =
-        (subject.info().adapted(), pretrained, job.training.save_merged)
+        (subject.info().adapted(), pretrained, job.training.saving.save_merged)
     else {
         return Ok(());
     };
@@ -219,7 +219,9 @@ pub(crate) fn save_merged(preparation: &Preparation) -> Result<(), BoxError> {
 pub(crate) fn record_model(preparation: &Preparation, end: &TrainingEnd) {
     let training = &preparation.job.training;
     // Without `load_best_model_at_end`, the last model is always the saved one.
-    let Some(best) = end.best.filter(|_| training.load_best_model_at_end) else { return };
+    let Some(best) = end.best.filter(|_| training.evaluation.load_best_model_at_end) else {
+        return;
+    };
     let mut record = preparation.record.clone();
     record[SAVED_MODEL] = match &end.model {
         FinalModel::Best => json!({ "step": best.step, "is_best": true }),
@@ -282,7 +284,7 @@ pub(crate) fn write_report(request: &JobRequest, preparation: &Preparation) -> R
         console::eprint(&line);
     }
     let trained = match preparation.job.model.has_adapter() {
-        true if preparation.job.training.save_merged => "adapter, model",
+        true if preparation.job.training.saving.save_merged => "adapter, model",
         true => "adapter",
         false => "model",
     };

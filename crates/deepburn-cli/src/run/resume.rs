@@ -96,11 +96,11 @@ pub(crate) fn plan(preparation: &Preparation) -> CheckpointPlan {
     let training = &preparation.job.training;
     CheckpointPlan {
         root: folder(&training.output_dir),
-        save_steps: preparation.interval(training.save_steps),
-        asynchronous: training.async_save,
+        save_steps: preparation.interval(training.saving.save_steps),
+        asynchronous: training.saving.async_save,
         retention: Retention {
-            keep_last: training.save_total_limit.and_then(|limit| limit.try_into().ok()),
-            keep_best: training.save_best_limit.unwrap_or(0),
+            keep_last: training.saving.save_total_limit.and_then(|limit| limit.try_into().ok()),
+            keep_best: training.saving.save_best_limit.unwrap_or(0),
         },
         job: preparation.subject.info().architecture().name().to_owned(),
         client_state: json!(JobState::of(preparation)),

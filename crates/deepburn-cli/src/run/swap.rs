@@ -139,7 +139,7 @@ fn nvme(preparation: &Preparation) -> Option<&NvmePlan> {
 fn file_bytes(preparation: &Preparation, zero: &ZeroPlan) -> u64 {
     let plan = &preparation.plan;
     // Every replica has a file for each of its shards.
-    let ranks = preparation.job.training.ranks / plan.mesh.replicate;
+    let ranks = preparation.job.training.placement.ranks / plan.mesh.replicate;
     let sizes = &preparation.sizes;
     swap_bytes(sizes, zero, ranks, &plan.precision)
 }

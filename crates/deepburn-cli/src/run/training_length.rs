@@ -120,8 +120,8 @@ pub(super) fn steps_within_budget(
         accumulation: batch.gradient_accumulation_steps,
     };
     let mut sampler = subject.budget_sampler(shape, dynamic)?;
-    let epochs = job.training.epochs.unwrap_or(f64::INFINITY);
-    let max_steps = job.training.max_steps.unwrap_or(usize::MAX);
+    let epochs = job.training.length.epochs.unwrap_or(f64::INFINITY);
+    let max_steps = job.training.length.max_steps.unwrap_or(usize::MAX);
     if epochs > MAX_PLANNED_EPOCHS as f64 && max_steps == usize::MAX {
         return Err(Failure::mistake(format!(
             "training.epochs: {epochs} is too many for dynamic batching, whose steps are counted in advance; use at \
@@ -184,7 +184,7 @@ pub(super) fn num_steps(
     batches: &BatchSchedule,
     resumed: Option<&Progress>,
 ) -> Result<usize, Failure> {
-    let num_ranks = job.training.ranks;
+    let num_ranks = job.training.placement.ranks;
     let full_step = batches.at(0).train_batch_size;
     let num_samples = info.num_samples().map_err(Failure::mistake)?;
     // With a schedule of batch sizes, the epochs of the schedule are planned with the first of them.
@@ -192,13 +192,13 @@ pub(super) fn num_steps(
         true => it.in_steps_of(full_step, epoch_samples, num_samples),
         false => *it,
     });
-    if let (Some(epochs), Some(resumed)) = (job.training.epochs, &resumed) {
+    if let (Some(epochs), Some(resumed)) = (job.training.length.epochs, &resumed) {
         resumed.check_epochs(epochs, epoch_samples)?;
     }
     // Ranks take equal shares of an epoch.
     let per_rank = epoch_samples / num_ranks;
     let per_step = full_step / num_ranks;
-    let by_epochs = job.training.epochs.map(|epochs| {
+    let by_epochs = job.training.length.epochs.map(|epochs| {
         let samples = (epochs * epoch_samples as f64).ceil() as usize;
         let samples = match &resumed {
             Some(resumed) => resumed.in_schedule(samples, batches),
@@ -210,10 +210,10 @@ pub(super) fn num_steps(
         whole + usize::from(rest)
     });
     // The job has at least one of them.
-    let steps = [job.training.max_steps, by_epochs].into_iter().flatten().min().unwrap_or(0);
+    let steps = [job.training.length.max_steps, by_epochs].into_iter().flatten().min().unwrap_or(0);
     // A checkpoint beyond the last step is an error of `--resume`.
     if steps == 0 && resumed.is_none() {
-        let epochs = job.training.epochs.unwrap_or(1.0);
+        let epochs = job.training.length.epochs.unwrap_or(1.0);
         return Err(Failure::mistake(format!(
             "training.epochs: {epochs}: a rank has {} in all, but a step takes {per_step}, so that no step is \
              complete; raise training.epochs, lower deepspeed.train_batch_size or set data.drop_last to false",

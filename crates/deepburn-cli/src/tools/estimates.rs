@@ -213,7 +213,7 @@ fn plan(arguments: &EstimateArguments, model: &dyn Architecture) -> Result<Plan,
         }
     };
     let mut facts = arguments.open.fill(RunContext::on_host(arguments.ranks as usize));
-    facts.pipeline_stages = pipeline_stages;
+    facts.pipeline.stages = pipeline_stages;
     facts.hidden_size = Some(model.width());
     if arguments.deepspeed.is_none() {
         facts.micro_batch_size = facts.micro_batch_size.or(Some(1));

@@ -78,7 +78,7 @@ fn row(entry: &KeyEntry, titles: &[&str]) -> String {
         false => format!("`{name}`"),
     };
     let default = key.default.to_string();
-    let default = match (key.required, default.as_str()) {
+    let default = match (key.is_required(), default.as_str()) {
         (true, _) => "required".to_owned(),
         (false, "null") => String::new(),
         (false, value) => format!("`{value}`"),

@@ -41,7 +41,7 @@ pub(crate) fn keys(path: Option<&str>, as_schema: bool) -> Result<String, Failur
 fn entry(entry: &KeyEntry) -> String {
     let KeyEntry { path, key, status } = entry;
     let mut lines = vec![path.clone(), format!("    {}", key.doc)];
-    let default = match key.required {
+    let default = match key.is_required() {
         true => "required".to_owned(),
         false => key.default.to_string(),
     };

@@ -61,7 +61,7 @@ pub(crate) fn show_data(arguments: &ShowDataArguments) -> Result<String, Failure
     };
     let (mut job, _) = Job::load(&request).map_err(Failure::mistake)?;
     // No text is generated here, so the prompts need not fit.
-    job.training.samples = None;
+    job.training.evaluation.samples = None;
     let Some(chat) = job.data.kind.samples() else {
         return Err(Failure::mistake(
             "data.kind: show-data shows data of kind \"chat\" or \"preference\"; other text is one stream without masks",

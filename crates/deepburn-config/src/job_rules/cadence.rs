@@ -2,7 +2,7 @@
 //! `save_steps`.
 
 use super::*;
-use crate::job_plan::Cadence;
+use crate::job_plan::{Cadence, SavingPlan};
 use crate::step_count::StepCount;
 
 impl JobReader<'_> {
@@ -33,12 +33,35 @@ impl JobReader<'_> {
         }
     }
 
+    /// Reads the keys about evaluations.
+    pub(super) fn evaluation(&mut self, training: &Training<'_>) -> EvaluationPlan {
+        filled!(EvaluationPlan, training {
+            eval_max_samples, per_device_eval_batch_size, load_best_model_at_end,
+            metric_for_best_model, early_stopping_patience, early_stopping_threshold,
+        }
+            eval_steps: self.cadence(&training.eval_strategy, &training.eval_steps),
+            samples: None,
+        )
+    }
+
+    /// Reads the keys about checkpoints.
+    pub(super) fn saving(&mut self, training: &Training<'_>, has_adapter: bool) -> SavingPlan {
+        filled!(SavingPlan, training { async_save, save_total_limit, save_best_limit, save_merged }
+            save_steps: self.cadence(&training.save_strategy, &training.save_steps),
+            checkpoint_scope: match has_adapter && !training.checkpoint_scope.is_given() {
+                true => CheckpointScope::Trained,
+                false => training.checkpoint_scope.value,
+            },
+        )
+    }
+
     /// Checks that limits on checkpoints have checkpoints and evaluations to apply to.
     pub(crate) fn check_saving(&mut self, training: &TrainingJob) {
-        let saves = training.save_steps.is_some() || training.load_best_model_at_end;
-        let limits = training.save_total_limit.is_some();
-        let best = training.save_best_limit.is_some();
-        for (key, is_given) in [("save_total_limit", limits), ("async_save", training.async_save)] {
+        let saving = &training.saving;
+        let saves = saving.save_steps.is_some() || training.evaluation.load_best_model_at_end;
+        let limits = saving.save_total_limit.is_some();
+        let best = saving.save_best_limit.is_some();
+        for (key, is_given) in [("save_total_limit", limits), ("async_save", saving.async_save)] {
             refuse!(if is_given && !saves; self.findings, format!("training.{key}") =>
                 "no checkpoints are saved"; "add training.save_steps, or remove it");
         }

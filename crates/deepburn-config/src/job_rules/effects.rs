@@ -47,7 +47,7 @@ impl JobReader<'_> {
         let has_tokenizer = !is_tokens && has_tokenizer(job);
         let given = "the given tokenizer or the pretrained model's is used, and none is trained";
         self.report_unused(&data.vocab_size, has_tokenizer, given);
-        let by_steps = job.training.epochs.is_none();
+        let by_steps = job.training.length.epochs.is_none();
         let dropped = "training ends after training.max_steps, and not with an epoch";
         self.report_unused(&data.drop_last, by_steps, dropped);
         let whole = "an epoch of samples ends with a step of the samples that are left";
@@ -65,7 +65,8 @@ impl JobReader<'_> {
     /// Checks the section `training`.
     fn check_training(&mut self, training: &Training<'_>, job: &Job) {
         let plan = &job.training;
-        let compares_pairs = plan.dpo.is_some();
+        let evaluation = &plan.evaluation;
+        let compares_pairs = plan.objective.dpo.is_some();
         let unsmoothed =
             "preference optimization compares completions, and predicts no single token";
         self.report_unused(&training.label_smoothing_factor, compares_pairs, unsmoothed);
@@ -74,15 +75,15 @@ impl JobReader<'_> {
         self.report_unused(&training.eval_max_samples, !evaluates, unevaluated);
         note!(if training.eval_strategy.value == Some("no") && evaluates; self.findings, &*training.eval_strategy =>
             "the model is still evaluated after the last step, because data.splits.eval is given");
-        let compares = plan.load_best_model_at_end
-            || plan.early_stopping_patience.is_some()
-            || plan.save_best_limit.is_some();
+        let compares = evaluation.load_best_model_at_end
+            || evaluation.early_stopping_patience.is_some()
+            || plan.saving.save_best_limit.is_some();
         let uncompared = "models are only compared for load_best_model_at_end, early_stopping_patience and \
                           save_best_limit";
         self.report_unused(&training.metric_for_best_model, !compares, uncompared);
         let lasting = "training only stops early with training.early_stopping_patience";
         let threshold = &training.early_stopping_threshold;
-        self.report_unused(threshold, plan.early_stopping_patience.is_none(), lasting);
+        self.report_unused(threshold, evaluation.early_stopping_patience.is_none(), lasting);
         let undecayed = "no parameter has a weight decay: optimizer.params.weight_decay is 0";
         self.report_unused(&training.no_decay, !self.decays(plan), undecayed);
         let is_frozen = |group: &ParamGroup| group.update == GroupUpdate::Frozen;
@@ -90,22 +91,22 @@ impl JobReader<'_> {
         let freezes = freezes || job.model.has_adapter();
         let trained = "no parameter is frozen: training.param_groups has no frozen group";
         self.report_unused(&training.checkpoint_scope, !freezes, trained);
-        refuse!(if job.model.has_adapter() && plan.checkpoint_scope == CheckpointScope::All; self.findings, &*training.checkpoint_scope =>
+        refuse!(if job.model.has_adapter() && plan.saving.checkpoint_scope == CheckpointScope::All; self.findings, &*training.checkpoint_scope =>
             "\"all\" would let a run resume with another base model than the one that its adapter names";
             "write \"trained\", or remove it");
         let whole = "there is no adapter: neither model.lora nor model.adapter is given";
         self.report_unused(&training.save_merged, !job.model.has_adapter(), whole);
         let is_new = job.model.pretrained.is_none() && freezes && !job.model.has_adapter();
-        refuse!(if is_new && plan.checkpoint_scope == CheckpointScope::Trained; self.findings, &*training.checkpoint_scope =>
+        refuse!(if is_new && plan.saving.checkpoint_scope == CheckpointScope::Trained; self.findings, &*training.checkpoint_scope =>
             "\"trained\" omits the frozen parameters that model.pretrained has, and this job has no pretrained model";
             "write \"all\", or give model.pretrained");
         let of_deepspeed = &self.deepspeed.pipeline.value.stages;
-        let stages = plan.pipeline_stages.filter(|_| !of_deepspeed.is_given());
+        let stages = plan.placement.pipeline.stages.filter(|_| !of_deepspeed.is_given());
         let is_one = stages.unwrap_or(of_deepspeed.value) == 1;
         let unordered = "there is one pipeline stage";
         self.report_unused(&training.pipeline_schedule, is_one, unordered);
         let alone = "one rank does not wait for others";
-        self.report_unused(&training.collective_timeout, plan.ranks == 1, alone);
+        self.report_unused(&training.collective_timeout, plan.placement.ranks == 1, alone);
         let (own, other) = (training.logging_steps.value, &self.deepspeed.steps_per_print);
         note!(if own.is_some() && other.is_given() && own != other.value.map(StepCount::Steps);
             self.findings, "deepspeed.steps_per_print" => "has no effect: training.logging_steps takes precedence");
@@ -130,10 +131,7 @@ impl JobReader<'_> {
     pub(super) fn report_unused(&mut self, key: &ConfigEntry<'_>, is_unused: bool, why: &str) {
         let is_certain = is_unused && !self.is_misread;
         let Some(node) = key.given().filter(|_| is_certain) else { return };
-        let (severity, remedy) = match key.key.asks(Trigger::Differs, node) {
-            true => (Severity::Warning, "remove it"),
-            false => (Severity::Note, ""),
-        };
+        let (severity, remedy) = key.key.unused(node);
         report!(severity, self.findings, key => "has no effect: {why}"; "{remedy}");
     }
 

@@ -78,7 +78,7 @@ impl JobReader<'_> {
         refuse!(if !job.model.has_adapter(); self.findings, &*flag.path =>
             "quantizes a frozen base model, and all weights are trained: neither model.lora nor model.adapter is given";
             "give model.lora, or remove it");
-        let backend = job.training.backend;
+        let backend = job.training.placement.backend;
         refuse!(if backend != Backend::Flex; self.findings, &*section.path =>
             "is not supported by training.backend \"{}\"", backend.name();
             "use \"flex\", or remove it");

@@ -2,14 +2,25 @@
 //! Rules that depend on the optimizer or on the number of steps are checked later.
 
 use super::*;
+use crate::job_plan::DeepSpeedDefaults;
 use crate::keys::job::SchedulerKwargs;
 use crate::plan::{LrSchedulerParameters, LrSchedulerType};
 use crate::step_count::StepCount;
 
 impl JobReader<'_> {
+    /// Reads the settings that take effect where the DeepSpeed configuration does not set them.
+    pub(super) fn deepspeed_defaults(&mut self, training: &Training<'_>) -> DeepSpeedDefaults {
+        filled!(DeepSpeedDefaults, training {
+            learning_rate, micro_batch_size, gradient_checkpointing, lr_scheduler_type,
+        }
+            warmup_steps: self.warmup_steps(training),
+            lr_scheduler_kwargs: self.lr_scheduler_kwargs(training),
+        )
+    }
+
     /// Reads the length of the warm-up. 0 in one of the keys leaves the other one in effect, as in
     /// transformers.
-    pub(crate) fn warmup_steps(&mut self, training: &Training<'_>) -> Option<StepCount> {
+    fn warmup_steps(&mut self, training: &Training<'_>) -> Option<StepCount> {
         let (steps, ratio) = (training.warmup_steps.value, training.warmup_ratio.value);
         let ratio = ratio.map(StepCount::Ratio);
         let both = [steps, ratio].into_iter().flatten().filter(|length| !length.is_zero()).count();
@@ -19,10 +30,7 @@ impl JobReader<'_> {
     }
 
     /// Reads the parameters of `lr_scheduler_type`, and reports those that it does not have.
-    pub(crate) fn lr_scheduler_kwargs(
-        &mut self,
-        training: &Training<'_>,
-    ) -> Option<LrSchedulerParameters> {
+    fn lr_scheduler_kwargs(&mut self, training: &Training<'_>) -> Option<LrSchedulerParameters> {
         let (kind, kwargs) = (&training.lr_scheduler_type, &training.lr_scheduler_kwargs);
         // An invalid name has already been reported.
         let is_missing = kind.value.is_none() && !kind.is_given();

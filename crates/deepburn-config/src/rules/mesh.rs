@@ -5,7 +5,7 @@ use super::*;
 /// Returns the number of pipeline stages that the files ask for, and the key that sets it.
 fn requested_stages(context: &Context<'_>) -> (usize, KeyLocation) {
     let key = &context.top.pipeline.value.stages;
-    match context.run.pipeline_stages.filter(|_| !key.is_given()) {
+    match context.run.pipeline.stages.filter(|_| !key.is_given()) {
         Some(stages) => (stages, "training.pipeline_stages".into()),
         None => (key.value, key.into()),
     }
@@ -15,7 +15,7 @@ fn requested_stages(context: &Context<'_>) -> (usize, KeyLocation) {
 pub(super) fn pipeline_stages(context: &mut Context<'_>) -> usize {
     let key = &context.top.pipeline.value.stages;
     let (stages, site) = requested_stages(context);
-    if let Some(of_job) = context.run.pipeline_stages {
+    if let Some(of_job) = context.run.pipeline.stages {
         refuse!(if of_job != stages; context, key =>
             "{stages} contradicts training.pipeline_stages: {of_job}"; "remove one of them");
         context.answer(key, stages, "training.pipeline_stages");
@@ -89,7 +89,7 @@ pub(super) fn pipeline(
         note!(context, &top.zero_optimization.value.stage =>
             "DeepSpeed supports pipeline stages with ZeRO stages 0 and 1 only{cost}");
     }
-    Some(PipelinePlan { schedule: context.run.pipeline_schedule, partition })
+    Some(PipelinePlan { schedule: context.run.pipeline.schedule, partition })
 }
 
 /// Reads the partition into stages.
@@ -119,6 +119,7 @@ mod tests {
 
     use super::*;
     use crate::context::RunContext;
+    use crate::job_plan::PipelineRequest;
     use crate::raw_config::RawConfig;
     use crate::resolve::{Resolved, resolve};
 
@@ -168,12 +169,10 @@ mod tests {
     //= deepspeed 0.19.8 runtime/pipe/module.py _partition_layers
     #[test]
     fn the_job_or_the_configuration_sets_the_stages() {
-        let run = |pipeline_stages, pipeline_schedule| RunContext {
-            pipeline_stages,
-            pipeline_schedule,
+        let gpipe = RunContext {
+            pipeline: PipelineRequest { stages: Some(2), schedule: PipelineSchedule::FillDrain },
             ..RunContext::on_host(4)
         };
-        let gpipe = run(Some(2), PipelineSchedule::FillDrain);
         for (config, partition) in [
             (json!({}), StagePartition::Best),
             (json!({"stages": 2, "partition": "BEST"}), StagePartition::Best),
@@ -214,8 +213,11 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_is_an_error_with_the_numbers() {
-        let job = RunContext { pipeline_stages: Some(3), ..RunContext::on_host(4) };
-        let none = RunContext { pipeline_stages: Some(0), ..RunContext::on_host(4) };
+        let of_job = |stages| RunContext {
+            pipeline: PipelineRequest { stages: Some(stages), ..PipelineRequest::default() },
+            ..RunContext::on_host(4)
+        };
+        let (job, none) = (of_job(3), of_job(0));
         let host = RunContext::on_host(4);
         let zero = |section: Value| json!({"zero_optimization": section});
         for (config, run, parts) in [

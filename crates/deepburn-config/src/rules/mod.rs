@@ -101,10 +101,7 @@ fn check_optimizer(optimizer: &OptimizerPlan, schedule: &SchedulePlan, context: 
 /// many files. `why` is the reason.
 fn report_unused(key: &ConfigEntry<'_>, is_unused: bool, why: &str, context: &mut Context<'_>) {
     let Some(node) = key.given().filter(|_| is_unused) else { return };
-    let (severity, remedy) = match key.key.asks(Trigger::Differs, node) {
-        true => (Severity::Warning, "remove it"),
-        false => (Severity::Note, ""),
-    };
+    let (severity, remedy) = key.key.unused(node);
     report!(severity, context, key => "{node} has no effect: {why}"; "{remedy}");
 }
 

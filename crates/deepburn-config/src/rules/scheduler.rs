@@ -122,7 +122,7 @@ fn check_warmup(context: &mut Context<'_>) {
 
 /// Reports the required keys of a schedule whose section `params` is missing.
 fn require_params(params: &ConfigEntry<'_>, variant: &SectionVariant, context: &mut Context<'_>) {
-    let required = variant.keys.iter().filter(|key| key.required && !params.is_given());
+    let required = variant.keys.iter().filter(|key| key.is_required() && !params.is_given());
     for key in required {
         refuse!(context, &params.child(key) =>
             "is missing, and {} needs it", variant.name; "add it: {}", key.kind);

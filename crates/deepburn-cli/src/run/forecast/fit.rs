@@ -55,7 +55,7 @@ impl HostLimits {
         forecast: &Forecast,
     ) -> (StepMemory, Option<MemoryShortage>) {
         let count = plan.mesh.world_size() as u64;
-        let backend = preparation.job.training.backend;
+        let backend = preparation.job.training.placement.backend;
         // The tuner measures on rank threads of its own process.
         let local = LocalRanks { first: 0, count, are_threads: true, backend };
         let stages = std::slice::from_ref(forecast);

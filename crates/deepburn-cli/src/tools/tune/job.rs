@@ -91,10 +91,10 @@ impl TunedJob {
             check_folder(folder, 0)
                 .map_err(|error| Failure::mistake(format!("--nvme: {error}")))?;
         }
-        let on_host = preparation.job.training.backend.is_host();
+        let on_host = preparation.job.training.placement.backend.is_host();
         let [memory, disk] = [memory, disk].map(|size| size.map(Size::bytes));
         let ranks = match arguments.ranks.is_empty() {
-            true => vec![preparation.job.training.ranks],
+            true => vec![preparation.job.training.placement.ranks],
             false => arguments.ranks.iter().copied().map(usize::from).collect(),
         };
         Ok(Self {
@@ -197,7 +197,7 @@ impl TunedJob {
 
     /// Returns the measured speed of the job's backend, and the number of its devices if they are not the host.
     fn machine_speed(&self, sizes: MeasuredSizes) -> (RankSpeed, Option<usize>) {
-        match self.preparation.job.training.backend {
+        match self.preparation.job.training.placement.backend {
             #[cfg(feature = "cuda")]
             deepburn_config::Backend::Cuda => {
                 of_devices::<burn_cuda::Cuda<f32, i32>>(&cuda_devices(), sizes)
@@ -222,7 +222,7 @@ impl TunedJob {
     pub(crate) fn measure(&self, plan: &Plan, steps: MeasuredSteps) -> Result<Measurement, String> {
         // This candidate does not use the memory that an earlier one needed.
         release_free_memory();
-        match self.preparation.job.training.backend {
+        match self.preparation.job.training.placement.backend {
             #[cfg(feature = "cuda")]
             deepburn_config::Backend::Cuda => {
                 self.measure_on::<burn_cuda::Cuda<f32, i32>>(plan, &cuda_devices(), steps)
@@ -271,7 +271,7 @@ impl TunedJob {
         // Values of the DeepSpeed configuration are in its file.
         let of_job = self.arguments.sets.iter().filter(|set| !set.starts_with("deepspeed"));
         options.extend(of_job.flat_map(|set| ["--set".to_owned(), set.clone()]));
-        if self.preparation.job.training.gradient_checkpointing.is_some() {
+        if self.preparation.job.training.deepspeed_defaults.gradient_checkpointing.is_some() {
             options.extend(["--set", "training.gradient_checkpointing=null"].map(str::to_owned));
         }
         if let Some(backend) = &self.arguments.backend {

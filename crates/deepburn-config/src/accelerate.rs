@@ -83,6 +83,7 @@ fn enable_precision(name: &str, deepspeed: &mut Node, source: &str) -> Result<()
             *enabled = on("enabled").1;
         }
     } else if let Some(top) = deepspeed.entries_mut() {
+        // Accelerate writes `auto_cast` for fp16 only.
         let keys = if name == "fp16" { &["enabled", "auto_cast"][..] } else { &["enabled"] };
         top.push((name.to_owned(), Node::map(keys.iter().copied().map(on).collect())));
     }

@@ -18,6 +18,7 @@ const LISTED: usize = 16;
 
 /// Checks a file against the table of its top level.
 pub(crate) fn check(keys: &'static [Key], node: &Node, findings: &mut Findings) {
+    // Without a section at the top, all other findings would follow from this one.
     if let Value::Map(_) = node.value {
         Check { known: entries(keys), findings, off: None }.section(keys, node, "");
     } else {
@@ -50,6 +51,7 @@ impl Check<'_> {
     fn section(&mut self, keys: &'static [Key], node: &Node, path: &str) {
         for (name, value) in node.entries() {
             let full = join(path, name);
+            // The name of a key may have the mark of a comment, as `_load_in_4bit` has.
             let Some(key) = Key::find(keys, name).or_else(|| comment(keys, name)) else {
                 self.unknown(keys, name, value, &full);
                 continue;
@@ -59,6 +61,7 @@ impl Check<'_> {
             self.value(key, value, node, &full);
         }
         for key in keys {
+            // Two names with the same value do no harm, so only different values are an error.
             let given = key.names().filter_map(|name| Some((name, node.get(name)?)));
             let given: Vec<_> = given.collect();
             if let [(first, value), (second, other), ..] = given[..] {
@@ -68,6 +71,7 @@ impl Check<'_> {
                     "{value} and {second}: {other} are two names of one key";
                     "keep {} and remove the other", key.name);
             }
+            // `null` counts as absent: it is not a value for a key without a default.
             refuse!(if key.is_required() && given.iter().all(|(_, value)| value.is_null());
                 self.findings, join(path, key.name) => "is missing and has no default"; "add it: {}", key.kind);
         }
@@ -78,6 +82,8 @@ impl Check<'_> {
         //= deepspeed 0.19.8 runtime/config.py _reject_removed_config_keys
         note!(if key.removed; self.findings, KeyLocation::at(path, value) =>
             "DeepSpeed 0.19.8 rejects every configuration that has this key");
+        // Where there is a default, `null` is not another way to ask for it, but a value of the
+        // wrong kind.
         let is_absent = value.is_null() && key.default.node().is_null();
         if self.by_status(key, value, path) || value.is_auto() && key.auto || is_absent {
             return;
@@ -90,6 +96,8 @@ impl Check<'_> {
         }
         match key.kind {
             Kind::Section(keys) | Kind::SectionOrPath(keys) => {
+                // The outermost switch counts: an inner one does nothing while the outer one is
+                // off.
                 let around = self.off.clone();
                 self.off = around.clone().or_else(|| disabled(key, value, path));
                 self.section(keys, value, path);
@@ -107,6 +115,7 @@ impl Check<'_> {
                     self.section(keys, value, path);
                 }
             }
+            // Sections are not reported, but each value in them, so that the switch is not.
             _ => self.without_effect(key, value, path),
         }
     }
@@ -115,6 +124,7 @@ impl Check<'_> {
     /// disables the section, and a warning if it does not mention `enabled`.
     fn without_effect(&mut self, key: &Key, value: &Node, path: &str) {
         let Some(Disabled { switch, is_given, is_available }) = &self.off else { return };
+        // An inert key has a note of its own, and `enabled` is the reason, not a consequence.
         let is_reported = matches!(key.status, Status::Inert(_)) || key.name == "enabled";
         if is_reported || !key.asks(Trigger::Differs, value) {
             return;
@@ -140,6 +150,7 @@ impl Check<'_> {
                 false
             }
             Status::Ignored(why) => {
+                // The default asks for nothing, so a note is enough.
                 let chosen = key.asks(Trigger::Differs, value);
                 let severity = if chosen { Severity::Warning } else { Severity::Note };
                 report!(severity, self.findings, site => "is ignored: {why}"; "remove it");
@@ -149,6 +160,7 @@ impl Check<'_> {
                 refuse!(self.findings, site => "{why}"; "{remedy}");
                 true
             }
+            // `"auto"` is resolved to the default, with which the feature is off.
             Status::Unavailable { .. } if value.is_auto() && key.auto => false,
             Status::Unavailable { feature, trigger, remedy } => {
                 // The remedy for `"true"` is `true`, which must not lead to a second error.
@@ -222,6 +234,7 @@ fn disabled(key: &Key, section: &Node, path: &str) -> Option<Disabled> {
     let is_inert = matches!(key.status, Status::Inert(_));
     Key::find(key.keys(), "enabled").filter(|_| !is_inert)?;
     let given = section.get("enabled").filter(|node| !node.is_null());
+    // Only an explicit `true` turns a section on.
     let is_off = given.is_none_or(|node| node.is_auto() || node.as_flag() == Some(false));
     is_off.then(|| Disabled {
         switch: join(path, "enabled"),
@@ -242,6 +255,8 @@ fn fault(key: &Key, value: &Node) -> &'static str {
     let is_number =
         matches!(key.kind, Kind::Integer(_) | Kind::Steps(_) | Kind::Real(_) | Kind::PerGroup(_));
     let is_integral = value.as_integer().is_some();
+    // From the most to the least specific fault, because NaN is a number, too, and a number out of
+    // range may also have a fraction.
     match (key.kind, value.as_real()) {
         (_, Some(real)) if is_number && real.is_nan() => "not a number",
         (_, Some(real)) if is_number && real.is_infinite() => "not finite",

@@ -29,6 +29,7 @@ pub enum Severity {
 
 impl fmt::Display for Severity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // The names are in the order of the variants.
         f.write_str(["error", "warning", "note"][*self as usize])
     }
 }
@@ -81,6 +82,7 @@ impl Diagnosis {
     /// severity separately.
     pub fn finding(&self) -> String {
         let place = match (&self.given, self.at) {
+            // The position is in the option then, not in the file.
             (Some(given), _) => format!(" ({given})"),
             (None, Some(at)) => format!(" (line {}, column {})", at.line, at.column),
             (None, None) => String::new(),
@@ -207,6 +209,7 @@ impl Findings {
     /// Adds the command-line option that set a value to the findings about this value.
     pub(crate) fn attribute(&mut self, typed: &[TypedKey]) {
         for diagnosis in &mut self.0 {
+            // The last option that sets a key, or a section around it, decides.
             let last = typed.iter().rev().find(|typed| typed.covers(&diagnosis.key));
             diagnosis.given = last.map(|typed| typed.given.clone());
         }
@@ -236,6 +239,7 @@ impl Findings {
     /// Returns the warnings and notes, warnings first, or a report of all findings, errors last, if
     /// there is an error.
     pub(crate) fn verdict(mut self, source: &str) -> Result<Vec<Diagnosis>, ConfigReport> {
+        // Both sorts are stable: findings of one severity stay in the order of the checks.
         if self.0.iter().all(|diagnosis| diagnosis.severity != Severity::Error) {
             self.0.sort_by_key(|diagnosis| diagnosis.severity);
             return Ok(self.0);

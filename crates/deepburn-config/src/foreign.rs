@@ -18,6 +18,7 @@ use std::str::SplitWhitespace;
 /// assert_eq!(foreign_name("epochs"), None);
 /// ```
 pub fn foreign_name(name: &str) -> Option<&'static str> {
+    // `any` consumes an iterator, and `find` only lends it.
     entries().find(|(names, _)| names.clone().any(|known| known == name)).map(|(_, remedy)| remedy)
 }
 

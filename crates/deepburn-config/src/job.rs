@@ -114,14 +114,17 @@ impl Job {
         request: &JobRequest,
     ) -> Result<(Self, RawConfig), ConfigError> {
         let mut root = parse_json(text, SourceName { document: "job file", name })?;
+        // Before the options are applied: they would add keys of a job to the other kind of file.
         refuse_deepspeed(&root, name)?;
         let overrides = overrides(request)?;
+        // Values inside of `deepspeed` have to wait until the file that it may name has been read.
         let of_job = overrides.iter().filter(|set| set.inside("deepspeed").is_none());
         let mut typed = Vec::new();
         for set in of_job.clone() {
             set.apply(JobFile::KEYS, &mut root)?;
             typed.push(set.typed(JobFile::KEYS));
         }
+        // After the options, which may set such a default too.
         remove_trainer_defaults(&mut root);
         let (here, configs) = (PathBuf::new(), PathBuf::from(CONFIG_FOLDER));
         // A path on the command line is relative to the current folder.
@@ -136,6 +139,7 @@ impl Job {
             written.typed.push(set.typed(DeepSpeed::KEYS));
         }
         use_typed_rate(&overrides, &mut written.root);
+        // After the options, which may name the programs or change their sections.
         Reporter::enable_sections(&root, &mut written.root);
         let deepspeed = DeepSpeed::read(&ConfigEntry::document(&written.root));
         let findings = Findings::default();
@@ -155,6 +159,7 @@ impl Job {
         let training = &self.training;
         let (placement, defaults) = (&training.placement, &training.deepspeed_defaults);
         let groups = training.param_groups.clone();
+        // Parameters are read for a given type only, so that there are both or none.
         let scheduler = defaults.lr_scheduler_type.zip(defaults.lr_scheduler_kwargs);
         let lr_scheduler = scheduler.map(|(kind, parameters)| LrScheduler { kind, parameters });
         RunContext {
@@ -191,6 +196,7 @@ impl Job {
             training: reader.training(&top.training.value, has_adapter),
             notes: Vec::new(),
         };
+        // These need the kind of the data, which is only known now.
         job.training.objective.dpo = reader.dpo(&top.training.value, &job.data);
         job.training.evaluation.samples = reader.samples(&top.training.value, &job.data);
         reader.check_pair(&job.model, &job.data);
@@ -198,6 +204,7 @@ impl Job {
         // An invalid split has already been reported.
         let asks_for_eval = top.data.value.splits.value.eval.is_given();
         let has_eval = asks_for_eval || job.data.splits.has_eval();
+        // The finding names the key that asked for evaluations.
         let key = match job.training.evaluation.eval_steps {
             Some(Cadence::Epoch) => "training.eval_strategy",
             _ => "training.eval_steps",
@@ -255,6 +262,7 @@ fn overrides(request: &JobRequest) -> Result<Vec<Override>, ConfigError> {
         .map(|set| Override::parse(set, JobFile::KEYS))
         .collect::<Result<_, _>>()?;
     let number = |ranks: usize| Node::new(Value::Number(ranks.to_string()));
+    // Options come last and so take precedence over `--set`.
     let options = [
         ("--ranks", "training.ranks", request.ranks.map(number)),
         ("--backend", "training.backend", request.backend.as_deref().map(Node::text)),

@@ -174,10 +174,12 @@ impl JobReader<'_> {
             "give the folder of a tokenizer, a tokenizer.json, or a repository that has one";
         let drop_last = &self.deepspeed.dataloader_drop_last;
         filled!(DataJob, data { token_cache, vocab_size, shuffle, new_vocabulary }
+            // The table has the default of text. Without the key, samples have TRL's.
             sequence_length: match kind {
                 _ if kind.samples().is_some() && !data.sequence_length.is_given() => CHAT_LENGTH,
                 _ => data.sequence_length.value,
             },
+            // The record of a run says that its text is the embedded one.
             kind: match kind {
                 DataKind::Text { .. } if splits.is_embedded() => DataKind::Synthetic,
                 kind => kind,
@@ -278,6 +280,7 @@ impl JobReader<'_> {
         let output_dir = training.output_dir.value;
         refuse!(if output_dir.trim().is_empty(); self.findings, "training.output_dir" =>
             "\"\" names no folder"; "give a folder, output for example");
+        // Parts are read in the order in which their findings are shown.
         let placement = filled!(PlacementPlan, training { backend, collective_timeout }
             ranks: self.ranks(training.ranks.value),
             pipeline: PipelineRequest {
@@ -288,6 +291,7 @@ impl JobReader<'_> {
         );
         TrainingJob {
             length: TrainingLength {
+                // Without both keys, training would not end.
                 epochs: epochs.value.or(if max_steps.value.is_none() { Some(1.0) } else { None }),
                 max_steps: max_steps.value,
             },
@@ -339,6 +343,7 @@ impl JobReader<'_> {
                 "remove one of them");
         }
         self.check_group(section);
+        // Without either key, this is the factor 1.
         let rate = lr.value.map_or(GroupRate::Factor(lr_factor.value), GroupRate::Own);
         let trained =
             filled!(GroupUpdate::Trained, section { weight_decay, betas, muon_matrices } rate);
@@ -351,6 +356,7 @@ impl JobReader<'_> {
     /// started. Both must be equal.
     fn ranks(&mut self, given: Option<usize>) -> usize {
         let [processes, launched] = self.ranks;
+        // What the job says comes before Accelerate's file, and both before the launcher.
         let ranks = given.or(processes).or(launched).unwrap_or(1);
         let other = processes.unwrap_or(ranks);
         note!(if ranks != other; self.findings, "training.ranks" =>

@@ -342,6 +342,8 @@ impl Kind {
             }
             Self::Integer(range) => integer_in(node, range),
             Self::Steps(range) => {
+                // 1.0 is one step and not the whole run, as in transformers, where a ratio is below
+                // 1.
                 let is_ratio = node.as_real().is_some_and(|ratio| 0.0 < ratio && ratio < 1.0);
                 integer_in(node, range) || is_ratio
             }
@@ -370,6 +372,7 @@ impl Kind {
     /// Returns the name of the kind, for listings, and its rule, for a sentence that starts with
     /// "must be".
     fn words(&self) -> (String, String) {
+        // The name may be shorter than the rule, because a listing shows it in one line.
         let words = |noun: &str, rule: &str| (noun.to_owned(), rule.to_owned());
         let one_for_both = |words: String| (words.clone(), words);
         match self {
@@ -450,6 +453,7 @@ fn list_section(keys: &'static [Key], path: &str, inherited: Status, list: &mut 
         let path = join(path, key.name);
         let status = if matches!(key.status, Status::Honoured) { inherited } else { key.status };
         list.push(KeyEntry { path: path.clone(), key: *key, status });
+        // The brackets say that the section may occur several times, each with an index of its own.
         let inner = match key.kind {
             Kind::Sections(_) => format!("{path}[]"),
             _ => path.clone(),
@@ -457,6 +461,8 @@ fn list_section(keys: &'static [Key], path: &str, inherited: Status, list: &mut 
         list_section(key.keys(), &inner, status, list);
         let Kind::Variants(variants) = key.kind else { continue };
         for variant in variants {
+            // Each variant has a status of its own: a supported `params` may have unsupported
+            // types.
             let path = format!("{path}[{}]", variant.name);
             list_section(variant.keys, &path, variant.status, list);
         }

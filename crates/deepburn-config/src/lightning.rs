@@ -40,6 +40,7 @@ pub(crate) fn configuration(name: &str) -> Option<Value> {
             true => json!({"device": "nvme", "nvme_path": NVME_PATH}),
             false => json!({"device": "cpu"}),
         };
+        // Lightning's default, which is larger than any model.
         zero["sub_group_size"] = json!(1_000_000_000_000_u64);
         zero["offload_optimizer"] = section.clone();
         if stage == 3 {

@@ -31,6 +31,7 @@ use crate::suggestion::suggestion;
 pub fn find_keys(path: &str) -> Result<Vec<KeyEntry>, ConfigError> {
     let keys = job_keys();
     let inside = format!("deepspeed.{path}");
+    // From the narrowest to the widest meaning of the path; the first one that finds a key counts.
     let ways: [&dyn Fn(&KeyEntry) -> bool; 3] =
         [&|entry| is_below(&entry.path, path), &|entry| is_below(&entry.path, &inside), &|entry| {
             entry.key.is_called(path)
@@ -52,6 +53,7 @@ fn unknown(keys: &[KeyEntry], path: &str) -> ConfigError {
     let section = path.strip_suffix(name).unwrap_or_default();
     let beside = |entry: &&KeyEntry| entry.path.strip_suffix(entry.key.name) == Some(section);
     let anywhere = || suggestion(keys.iter().flat_map(|entry| entry.key.names()), name);
+    // A name in the same section is more likely than a similar one elsewhere.
     let near = suggestion(keys.iter().filter(beside).flat_map(|entry| entry.key.names()), name);
     let remedy = near.or_else(anywhere);
     let remedy = remedy.unwrap_or("run deepburn keys without a path to see all of them".into());

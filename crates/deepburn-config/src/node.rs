@@ -128,6 +128,7 @@ impl Node {
     /// ```
     pub fn as_integer(&self) -> Option<i64> {
         let Value::Number(text) = &self.value else { return None };
+        // A double holds integers up to 2^53 only, so they are parsed as such where possible.
         if let Ok(integer) = text.parse() {
             return Some(integer);
         }
@@ -158,6 +159,7 @@ impl Node {
     /// Returns whether both values are equal, as `5e8` and `500000000.0` are.
     pub(crate) fn means(&self, other: &Self) -> bool {
         match (self.as_real(), other.as_real()) {
+            // As JSON, `5e8` and `500000000.0` would differ.
             (Some(number), Some(other)) => number == other,
             _ => self.to_json() == other.to_json(),
         }
@@ -199,6 +201,7 @@ const SHOWN: usize = 60;
 impl fmt::Display for Node {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let full = match &self.value {
+            // JSON would have another spelling than the file.
             Value::Number(text) => text.clone(),
             Value::Map(entries) if entries.len() == 1 => "a section of 1 key".to_owned(),
             Value::Map(entries) => format!("a section of {} keys", entries.len()),

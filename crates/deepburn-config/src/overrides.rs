@@ -108,6 +108,8 @@ impl Override {
         let find = |keys| Key::find(keys, name).ok_or_else(|| self.unknown(keys, depth));
         let key = keys.map(find).transpose()?;
         let is_it = |old: &str| old == name || key.is_some_and(|key| key.is_called(old));
+        // Before the node is borrowed for changes: the keys of `params` depend on the type next to
+        // it.
         let inner = key.and_then(|key| key.keys_in(node));
         let found = node.noun();
         let Some(entries) = node.entries_mut() else { return Err(self.no_section(depth, found)) };
@@ -119,6 +121,7 @@ impl Override {
             return Ok(());
         }
         let is_section = key.is_none_or(|key| matches!(key.kind, Kind::Section(_)));
+        // A value has no keys below it. A section without keys reports the name as unknown instead.
         if inner.is_some_and(|keys| keys.is_empty()) && !is_section {
             return Err(self.no_section(depth + 1, "a single value"));
         }
@@ -127,6 +130,7 @@ impl Override {
             entries.len() - 1
         });
         let child = &mut entries[at].1;
+        // `null` is an absent section.
         if child.is_null() {
             child.value = Value::Map(Vec::new());
         }

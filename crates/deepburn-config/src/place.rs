@@ -30,6 +30,7 @@ impl Place {
     /// Searches for `text` in `folders`. Returns `None` if it does not exist and does not have the
     /// form of a repository.
     pub(crate) fn find(text: &str, folders: &[PathBuf]) -> Option<Self> {
+        // An empty path would be found: it is the folder itself.
         if text.is_empty() {
             return None;
         }
@@ -89,6 +90,7 @@ pub fn find(path: &Path, folders: &[PathBuf], what: &'static str) -> Result<Path
         if candidate.exists() {
             return Ok(candidate);
         }
+        // The job file may be in the current folder, which is then searched twice.
         let shown = candidate.display().to_string();
         if !tried.contains(&shown) {
             tried.push(shown);

@@ -95,6 +95,7 @@ impl Plan {
         let shard = if replicate > 1 && ranks.is_multiple_of(shard) { shard } else { ranks };
         let replicate = ranks.checked_div(shard).unwrap_or(1);
         self.mesh = MeshPlan { replicate, shard, ..self.mesh };
+        // A secondary group of all ranks is the same as none.
         let secondary = &mut self.zero.parameters.secondary_partition_size;
         *secondary = secondary.filter(|size| *size < ranks && ranks.is_multiple_of(*size));
         self.batch.data_parallel_size = ranks;
@@ -363,6 +364,7 @@ impl Stage {
 
     /// Returns the number of the stage, 0 to 3.
     pub fn number(self) -> u8 {
+        // The variants are declared in the order of their numbers.
         self as u8
     }
     /// Returns whether each rank keeps only its shard of the gradients.

@@ -133,6 +133,7 @@ impl RawConfig {
     /// Returns the warnings and notes among the findings, or a report of all findings if there is
     /// an error. Keys have the paths at which users write them.
     pub(crate) fn verdict(&self, mut findings: Findings) -> Result<Vec<Diagnosis>, ConfigReport> {
+        // Options have paths inside of the section, so they are matched before its name is added.
         findings.attribute(&self.typed);
         findings.nest(self.under);
         findings.verdict(&self.source)

@@ -23,6 +23,7 @@ const MAIN_KEYS: [&str; 4] = ["enabled", "stage", "device", "architecture"];
 /// `siblings` is the section of the key. The size of a split depends on the other splits.
 pub(crate) fn remedy(key: &Key, value: &Node, siblings: &Node) -> String {
     let is_nearly_auto = |text: &str| nearest(["auto"].into_iter(), &text.to_lowercase()).is_some();
+    // Checked first: the conversions below would take a misspelt `"auto"` for any other text.
     if key.auto && value.as_text().is_some_and(is_nearly_auto) {
         return "write \"auto\"".to_owned();
     }
@@ -83,9 +84,12 @@ pub(crate) fn converted(kind: &Kind, value: &Node) -> Option<Node> {
     let only = if let [only] = list { Some(only) } else { None };
     let alone = only.into_iter().flat_map(|only| std::iter::once(only.clone()).chain(inside(only)));
     let listed = |node: Node| Node::new(Value::List(vec![node]));
+    // The order of preference: the first reading that the key accepts is proposed.
     let mut all: Vec<_> = inside(value).chain(alone).collect();
     match value.value {
+        // `["0.9", "0.95"]`: only the elements are in quotes.
         Value::List(_) => all.push(Node::new(Value::List(elements))),
+        // `8` for a key that takes a list.
         Value::Text(_) | Value::Number(_) => {
             let single = std::iter::once(value.clone()).chain(inside(value));
             all.extend(single.map(listed).collect::<Vec<_>>());
@@ -93,6 +97,7 @@ pub(crate) fn converted(kind: &Kind, value: &Node) -> Option<Node> {
         Value::Null | Value::Flag(_) | Value::Map(_) => {}
     }
     all.extend(section_of(kind, value));
+    // Only what the key accepts is proposed, so that a remedy does not lead to another error.
     all.into_iter().find(|meant| kind.accepts(meant).is_ok() && !is_named_by_number(kind, meant))
 }
 
@@ -115,7 +120,9 @@ fn percentage(value: &Node, siblings: &Node) -> Option<Node> {
     let written: f64 = splits().filter_map(share).sum();
     let rest = |unit: f64| 100.0 - (sum * unit + written);
     let fits = |unit: &f64| rest(*unit) >= -1e-9;
+    // Fractions come first: numbers that add up to at most 1 are not meant as per cent.
     let unit = [100.0, 1.0].into_iter().find(fits)?;
+    // 0.5 next to 10 may be a half or half a per cent, and only a complete sum decides.
     if unit < 100.0 && number < 1.0 && rest(unit) > 1e-9 {
         return None;
     }
@@ -154,6 +161,7 @@ fn parsed(text: &str) -> Option<Node> {
         Value::List(nodes) => Value::List(nodes.iter().map(unquoted).collect()),
         scalar @ (Value::Number(_) | Value::Flag(_)) => scalar,
         section @ Value::Map(_) => section,
+        // A text in quotes, or `null` in quotes, is not closer to what was meant.
         Value::Null | Value::Text(_) => return None,
     };
     Some(Node::new(value))
@@ -183,6 +191,7 @@ fn bit(number: &Node) -> Option<Node> {
 fn section_of(kind: &Kind, value: &Node) -> Option<Node> {
     let (Kind::Section(keys) | Kind::SectionOrPath(keys)) = *kind else { return None };
     let main = MAIN_KEYS.into_iter().find_map(|name| Key::find(keys, name))?;
+    // A remedy must not name a key that is then refused.
     if !matches!(main.status, Status::Honoured) {
         return None;
     }

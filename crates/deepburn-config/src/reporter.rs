@@ -56,6 +56,7 @@ impl Reporter {
             *section = Node::map(Vec::new());
         }
         let Some(keys) = section.entries_mut() else { return };
+        // Also over `false`, because the job asks for this program.
         keys.retain(|(name, _)| name != "enabled");
         keys.push(("enabled".to_owned(), Node::new(Value::Flag(true))));
     }

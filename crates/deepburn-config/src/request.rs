@@ -8,6 +8,7 @@ use crate::remedy::converted;
 impl Key {
     /// Returns whether a value requests the feature of this key.
     pub(crate) fn asks(&self, trigger: Trigger, node: &Node) -> bool {
+        // `null` asks for nothing, whatever the default is.
         let is_default = node.is_null() || node.means(&self.default.node());
         match trigger {
             Trigger::Differs => !is_default,
@@ -36,6 +37,7 @@ impl Key {
 
 /// Returns whether a section or a nested section has `enabled: true`.
 fn any_enabled(node: &Node) -> bool {
+    // Sections such as `compression_training` have their switches at several depths.
     node.entries()
         .iter()
         .any(|(name, node)| (name == "enabled" && is_on(node)) || any_enabled(node))
@@ -43,6 +45,8 @@ fn any_enabled(node: &Node) -> bool {
 
 /// Returns whether a value is `true`, or another spelling of it such as `"true"`.
 fn is_on(node: &Node) -> bool {
+    // A switch in quotes asks for the feature too. If only its quotes were reported, the remedy
+    // would lead to a second error.
     let meant = converted(&Kind::Flag, node);
     node.as_flag().or(meant.and_then(|meant| meant.as_flag())) == Some(true)
 }

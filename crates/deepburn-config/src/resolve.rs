@@ -45,10 +45,12 @@ pub fn resolve(config: &RawConfig, run: &RunContext) -> Result<Resolved, ConfigR
     check(DeepSpeed::KEYS, config.node(), &mut findings);
     refuse!(if run.world_size == 0;
         findings, "" => "0 ranks cannot train: the world size must be 1 or more"; "use 1 rank or more");
+    // Reading takes invalid values for absent ones, which is only right once they are reported.
     let top = DeepSpeed::read(&ConfigEntry::document(config.node()));
     let mut context = Context { top: &top, run, findings, autos: BTreeMap::new() };
     let plan = plan(&mut context);
     let Context { findings, mut autos, .. } = context;
+    // After the rules, whose answers depend on the run and take precedence.
     default_autos(DeepSpeed::KEYS, config.node(), "", &mut autos);
     Ok(Resolved { plan, notes: config.verdict(findings)?, autos })
 }

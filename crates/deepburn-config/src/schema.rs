@@ -39,6 +39,7 @@ fn section(keys: &'static [Key]) -> Value {
     let mut properties = Map::new();
     for key in keys {
         let schema = property(key);
+        // A schema cannot give a property two names, so each name is a property.
         for name in key.names() {
             properties.insert(name.to_owned(), schema.clone());
         }
@@ -70,9 +71,11 @@ fn property(key: &Key) -> Value {
 
 /// Returns the schema of the values of a key, including `null` and `"auto"` if they are allowed.
 fn values(key: &Key) -> Value {
+    // No value is valid.
     if matches!(key.status, Status::Refused { .. }) {
         return json!({ "not": {} });
     }
+    // The value is not checked, as in DeepSpeed.
     if matches!(key.status, Status::Ignored(_)) {
         return json!({});
     }
@@ -175,6 +178,7 @@ fn parameters(variants: &'static [SectionVariant]) -> Value {
     for key in variants.iter().flat_map(|variant| variant.keys) {
         let of_one = property(key);
         let entry = properties.entry(key.name).or_insert_with(|| of_one.clone());
+        // A key that one type refuses may be a parameter of another type.
         if *entry != of_one && entry.get("not").is_some() {
             *entry = of_one;
         }

@@ -63,6 +63,7 @@ pub(crate) struct ConfigEntry<'a> {
 }
 
 /// The key of a whole document.
+// It accepts any value, because the check of a document has a message of its own.
 static DOCUMENT: Key = Key::new(Kind::Free, Literal::Null);
 
 impl<'a> ConfigEntry<'a> {

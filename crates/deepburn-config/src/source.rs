@@ -53,12 +53,15 @@ pub(crate) fn read_text(path: &Path) -> Result<String, ConfigError> {
     let unreadable = |reason: String| ConfigError::Unreadable { path: path.to_path_buf(), reason };
     let mut bytes = Vec::new();
     File::open(path)
+        // One byte more than allowed tells a file that is too large from one that just fits, also
+        // for pipes, whose size is not known before.
         .and_then(|file| file.take(MAX_BYTES + 1).read_to_end(&mut bytes))
         .map_err(|error| unreadable(error.to_string()))?;
     if bytes.len() as u64 > MAX_BYTES {
         return Err(unreadable(format!("it is larger than {MAX_BYTES} bytes")));
     }
     let text = String::from_utf8(bytes).map_err(|error| unreadable(error.to_string()))?;
+    // Editors on Windows write the mark, which JSON does not allow.
     Ok(text.strip_prefix('\u{feff}').map(str::to_owned).unwrap_or(text))
 }
 
@@ -79,6 +82,8 @@ fn parse(text: &str, origin: SourceName<'_>, has_places: bool) -> Result<Node, C
     };
     let parsed = parse_to_ast(text, &CollectOptions::default(), &JSON_WITH_COMMENTS);
     let parsed = parsed.map_err(|error| match error.kind() {
+        // The parser's limit protects the stack, and the builder's is the documented one. Both have
+        // the same message.
         ParseErrorKind::NestingDepthExceeded => too_deep(origin),
         kind => syntax(error.line_display(), error.column_display(), kind.to_string()),
     })?;
@@ -86,6 +91,7 @@ fn parse(text: &str, origin: SourceName<'_>, has_places: bool) -> Result<Node, C
     let lines = LineStarts::of(text);
     let mut builder = Builder { lines, has_places, repeated: Vec::new(), origin, depth: 0 };
     let node = builder.node(&root, "")?;
+    // Duplicates do not end the conversion, so that all of them are in one message.
     if builder.repeated.is_empty() {
         return Ok(node);
     }
@@ -165,6 +171,7 @@ impl<'a> LineStarts<'a> {
 
     /// Returns the line and column of a byte.
     fn position(&self, byte: usize) -> LineColumn {
+        // At least 1, because the first line starts at 0.
         let line = self.starts.partition_point(|&start| start <= byte);
         let start = self.starts[line - 1];
         let column = self.text.get(start..byte).map_or(0, |before| before.chars().count());
@@ -200,6 +207,8 @@ pub(crate) fn from_value(
     if is_deeper_than(value, MAX_DEPTH + 1) {
         return Err(too_deep(origin));
     }
+    // All sources have the same conversion, in which numbers keep their spelling. Positions in this
+    // text would mean nothing to users.
     parse(&value.to_string(), origin, false)
 }
 
@@ -218,6 +227,8 @@ fn is_deeper_than(value: &serde_json::Value, levels: usize) -> bool {
 pub(crate) fn decode_base64(encoded: &str) -> Result<String, String> {
     let encoded = encoded.trim();
     let bytes = URL_SAFE
+        // DeepSpeed decodes the URL-safe alphabet, and the command `base64` encodes the standard
+        // one.
         .decode(encoded)
         .or_else(|_| STANDARD.decode(encoded))
         .map_err(|error| error.to_string())?;

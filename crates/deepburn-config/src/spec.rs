@@ -151,6 +151,7 @@ pub(crate) const fn absent(feature: &'static str) -> Spec<()> {
 /// Returns the keys, each of which takes `"auto"`.
 pub(crate) const fn all_auto<const N: usize>(mut keys: [Key; N]) -> [Key; N] {
     let mut at = 0;
+    // Constant functions cannot use iterators.
     while at < N {
         keys[at].auto = true;
         at += 1;
@@ -195,6 +196,7 @@ impl<T> Spec<T> {
 
     /// Returns the key with this name. If `doc` is empty, the text of [`Spec::doc`] is kept.
     pub(crate) const fn named(self, name: &'static str, doc: &'static str) -> Key {
+        // The text of a doc comment starts with the space after `///`.
         let doc = if doc.is_empty() { self.key.doc } else { doc.trim_ascii_start() };
         Key { name, doc, ..self.key }
     }

@@ -25,6 +25,8 @@ impl StepCount {
     pub fn of(self, total_steps: usize) -> usize {
         match self {
             Self::Steps(steps) => steps,
+            // The product is not corrected for rounding, so 0.07 of 100 steps are 8, as in
+            // transformers.
             Self::Ratio(ratio) => (total_steps as f64 * ratio).ceil() as usize,
         }
     }

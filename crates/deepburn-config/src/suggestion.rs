@@ -8,6 +8,7 @@ const SIMILAR: f64 = 0.7;
 /// Returns what to write instead of an unknown `name`: the equivalent of another program's name, or
 /// the most similar known name.
 pub(crate) fn suggestion(known: impl Iterator<Item = &'static str>, name: &str) -> Option<String> {
+    // A known name of another program is not a typing error, even if a key here is similar.
     let similar = || nearest(known, name).map(|nearest| format!("did you mean {nearest}?"));
     foreign_name(name).map(str::to_owned).or_else(similar)
 }

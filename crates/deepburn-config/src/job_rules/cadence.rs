@@ -58,6 +58,7 @@ impl JobReader<'_> {
     /// Checks that limits on checkpoints have checkpoints and evaluations to apply to.
     pub(crate) fn check_saving(&mut self, training: &TrainingJob) {
         let saving = &training.saving;
+        // The best model is kept as a checkpoint, which the keys apply to as well.
         let saves = saving.save_steps.is_some() || training.evaluation.load_best_model_at_end;
         let limits = saving.save_total_limit.is_some();
         let best = saving.save_best_limit.is_some();

@@ -42,6 +42,7 @@ impl JobReader<'_> {
             }
             indices.push(index);
         }
+        // A host is one device, number 0.
         let beyond = indices.iter().find(|index| **index != 0 && backend.is_host());
         if indices.is_empty() {
             refuse!(self.findings, devices => "[] lists no device"; "list at least one, or write \"auto\"");

@@ -88,6 +88,7 @@ impl JobReader<'_> {
         self.report_unused(&training.no_decay, !self.decays(plan), undecayed);
         let is_frozen = |group: &ParamGroup| group.update == GroupUpdate::Frozen;
         let freezes = plan.param_groups.iter().any(is_frozen);
+        // The weights under an adapter are frozen without a group.
         let freezes = freezes || job.model.has_adapter();
         let trained = "no parameter is frozen: training.param_groups has no frozen group";
         self.report_unused(&training.checkpoint_scope, !freezes, trained);
@@ -129,6 +130,7 @@ impl JobReader<'_> {
     ///
     /// A key may seem unused only because a key of `data` has an invalid value.
     pub(super) fn report_unused(&mut self, key: &ConfigEntry<'_>, is_unused: bool, why: &str) {
+        // An invalid key was read as its default, which may be the only reason.
         let is_certain = is_unused && !self.is_misread;
         let Some(node) = key.given().filter(|_| is_certain) else { return };
         let (severity, remedy) = key.key.unused(node);

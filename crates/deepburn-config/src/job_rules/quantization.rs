@@ -73,6 +73,7 @@ impl JobReader<'_> {
             return;
         }
         let config = &section.value;
+        // The finding names the flag that asked for the format.
         let flag =
             if config.load_in_4bit.value { &config.load_in_4bit } else { &config.load_in_8bit };
         refuse!(if !job.model.has_adapter(); self.findings, &*flag.path =>

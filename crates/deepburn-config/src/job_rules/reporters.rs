@@ -24,6 +24,7 @@ impl JobReader<'_> {
         }
         refuse!(if has_none && !reporters.is_empty(); self.findings, key =>
             "\"none\" contradicts the other names"; "{REMEDY}");
+        // DeepSpeed's sections are another way to ask, which `report_to` only adds to.
         let monitors = [
             ("tensorboard", self.deepspeed.tensorboard.value.enabled.value),
             ("csv_monitor", self.deepspeed.csv_monitor.value.enabled.value),

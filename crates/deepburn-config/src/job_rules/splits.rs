@@ -28,6 +28,7 @@ impl JobReader<'_> {
         if shares == values.len() {
             return self.shares(section, path);
         }
+        // Only `eval` may be held out of a split with a name or path of its own.
         let held_out = given[1].filter(|text| text.ends_with('%') && shares == 1);
         let is_file = path.as_ref().is_some_and(Place::is_file);
         if (shares > 0 && held_out.is_none()) || is_file {
@@ -50,10 +51,12 @@ impl JobReader<'_> {
         }
         if let (Some(path), Some(train)) = (path, train) {
             let eval_share = self.share(&section.eval, held_out).unwrap_or_default();
+            // Whether the data set has these splits is known when it is read.
             let [eval, test] = [eval, test].map(|name| name.map(str::to_owned));
             return SplitPlan::Named { path, train: train.to_owned(), eval, eval_share, test };
         }
         let mut find = |name: Option<&str>, at: usize| self.existing(name?, keys[at]);
+        // All three are looked up, so that each missing file has a finding.
         let (train_path, test, eval) = (find(train, 0), find(test, 2), find(eval, 1));
         let eval_share = self.share(&section.eval, held_out).unwrap_or_default();
         refuse!(if train.is_none(); self.findings, &section.train => "is missing: nothing would train"; "{EXAMPLE}");

@@ -237,6 +237,7 @@ section! {
         /// Maximum number of optimizer steps. If epochs is set too, training ends at whichever
         /// comes first. -1 means unset, as in transformers.
         max_steps: Option<usize> = opt_positive().unit("steps"),
+        // The default is transformers'.
         /// Random seed of weight initialization, sample order and dropout.
         seed: usize = count(42),
         /// Number of ranks: threads of one process, or one process each under mpirun or srun. Unset: num_processes of an Accelerate file, the launcher's number of processes,
@@ -257,6 +258,7 @@ section! {
         devices: () = free().auto(),
         /// Output folder, created if missing.
         output_dir: &'a str = text("output"),
+        // 30 minutes are the default of `torch.distributed`.
         /// Timeout of collectives. If a rank waits longer for the others, the run fails and names
         /// the missing ranks.
         collective_timeout: usize = positive(1800).unit("s"),

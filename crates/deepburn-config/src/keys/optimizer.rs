@@ -254,6 +254,8 @@ section! {
         /// Number of Newton-Schulz iterations. More iterations orthogonalize more precisely and
         /// take longer.
         ns_steps: usize = count_in(1, 99, 5),
+        // Jordan et al. chose them for the largest slope at 0. Singular values end near 1, and not
+        // at it.
         /// Coefficients a, b and c of the Newton-Schulz iteration X <- a X + (b A + c A A) X with A
         /// = X X^T.
         ns_coefficients: [f64; 3] = triple(Any, &[3.4445, -4.775, 2.0315]),
@@ -337,6 +339,7 @@ compressed! {
         /// Number of second-moment updates after which the interval between them doubles. Smaller
         /// values communicate less.
         var_update_scaler: usize = positive(16).unit("steps"),
+        // DeepSpeed's default is 32,678, and not the power 32,768.
         /// Number of local steps after which the interval between averages doubles. Smaller values
         /// communicate less.
         local_step_scaler: usize = positive(32_678).unit("steps"),

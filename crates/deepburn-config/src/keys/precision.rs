@@ -35,9 +35,12 @@ section! {
         auto_cast: bool = flag(false),
         /// Static loss scale. 0 selects dynamic loss scaling.
         loss_scale: f64 = real(NotNegative, 0.0),
+        // 2^127 is the largest power that an f32 holds.
         /// Initial dynamic loss scale, as a power of 2. Values above 16 usually skip steps until
         /// the scale has fallen.
         initial_scale_power: i64 = integer_in(0, 127, 16),
+        // The ranges of this key and min_loss_scale only matter for a dynamic scale, so that a rule
+        // checks them.
         /// Number of steps without overflow before the dynamic loss scale doubles.
         loss_scale_window: i64 = integer(1000).unit("steps"),
         /// Number of overflows before the dynamic loss scale is halved; it is restored when the

@@ -188,6 +188,7 @@ section! {
 
     /// Linear change from start_factor to end_factor times lr, then constant.
     pub(crate) struct LinearLr<'a> {
+        // PyTorch's default is 1/3.
         /// Factor of lr in the first step.
         start_factor: f64 = real(Fraction, 0.3333333333333333),
         /// Factor of lr after total_iters steps.

@@ -226,6 +226,7 @@ impl OptimizerPlan {
 
     /// Returns the `optimizer.type` that selects it.
     pub fn name(&self) -> &'static str {
+        // A copy is small, and saves a second match for shared references.
         self.clone().settings().0
     }
 

@@ -26,6 +26,7 @@ pub(super) fn resolve(compute: Precision, context: &mut Context<'_>) -> Option<P
     let top = context.top;
     let (section, auto_cast) = (&top.torch_autocast.value, &top.fp16.value.auto_cast);
     if !section.enabled.value {
+        // `auto_cast` applies to fp16 parameters only, and asks for nothing without them.
         return (auto_cast.value && compute == Precision::Fp16).then_some(Precision::Fp16);
     }
     let dtype = dtype(section, context)?;

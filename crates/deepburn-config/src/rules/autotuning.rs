@@ -56,10 +56,13 @@ fn resolve(section: &Autotuning<'_>, findings: &mut Findings) -> AutotuningPlan 
         results_dir: section.results_dir.value.into(),
         exps_dir: section.exps_dir.value.into(),
         overwrite: section.overwrite.value,
+        // DeepSpeed's default of true would leave offload and recomputation untuned. Forecasts make
+        // the larger search cheap.
         fast: section.fast.is_given() && section.fast.value,
         warmup_steps,
         measured_steps,
         metric: section.metric.value,
+        // DeepSpeed's defaults of these keys suit a search that measures every candidate.
         trials: if trials.is_given() { trials.value } else { default.trials },
         patience: patience.is_given().then_some(patience.value),
         batch_sizes: (batches != SizeLimits::default()).then_some(batches),

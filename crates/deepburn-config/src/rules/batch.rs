@@ -48,6 +48,7 @@ pub(crate) fn resolve(pipeline_stages: usize, context: &mut Context<'_>) -> Batc
     for (setting, value) in settings.into_iter().zip(triple.into_iter().flatten()) {
         context.answer(setting, value, "the other batch sizes and the world size");
     }
+    // An invalid triple has been reported, and the plan is discarded.
     let sizes = triple.unwrap_or_default().map(|value| usize::try_from(value).unwrap_or(0));
     let [train_batch_size, micro_batch_size, gradient_accumulation_steps] = sizes;
     BatchPlan {
@@ -90,6 +91,8 @@ fn supply(context: &Context<'_>) -> Triple {
     let key = &context.top.train_micro_batch_size_per_gpu;
     let train = context.top.train_batch_size.value;
     let mut micro = key.value;
+    // Without `"auto"`, the job's size only fills a gap: a global batch size alone determines the
+    // micro-batch, as in DeepSpeed.
     if !key.is_given() && (key.is_auto() || train.is_none()) {
         let size = context.run.micro_batch_size;
         micro = size.map(|size| i64::try_from(size).unwrap_or(i64::MAX));
@@ -166,6 +169,7 @@ fn mend(
     pipeline_stages: usize,
 ) -> String {
     let mut fixes = vec![format!("train_batch_size {product}")];
+    // A user sets the ranks of all stages, and `world` only counts one stage.
     for (name, one, other, factor) in [
         ("gradient_accumulation_steps", micro, world, 1),
         ("train_micro_batch_size_per_gpu", steps, world, 1),

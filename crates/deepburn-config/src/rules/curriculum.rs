@@ -41,6 +41,7 @@ fn root(is_linear: bool, context: &mut Context<'_>) -> Option<CurriculumSchedule
     let config = &context.top.curriculum_learning.value.schedule_config.value;
     let degree = &config.root_degree;
     let unused: [&ConfigEntry<'_>; 3] = [&config.difficulty, &config.max_step, degree];
+    // A line is a root of degree 1, so it has no use for a degree.
     warn_unused(&unused[..if is_linear { 3 } else { 2 }], context);
     let total_steps = require(&config.total_curriculum_step, context);
     let difficulty_step = require(&config.difficulty_step, context);

@@ -16,6 +16,7 @@ pub(super) fn learning_rate(key: &Setting<'_, f64>, context: &mut Context<'_>) -
     }
     let lr = key.value;
     let wanted = wanted.unwrap_or(lr);
+    // A section without a rate takes the job's, and DeepSpeed's default only without both.
     if !key.is_given() {
         return wanted;
     }

@@ -21,6 +21,7 @@ pub(super) fn pipeline_stages(context: &mut Context<'_>) -> usize {
         context.answer(key, stages, "training.pipeline_stages");
     }
     let ranks = context.run.world_size;
+    // 0 stages are reported here too: no number of ranks but 0 is a multiple of 0.
     refuse!(if !ranks.is_multiple_of(stages); context, site =>
         "{stages} does not divide the {}: each stage has the same number of ranks", counted(ranks, "rank");
         "use a multiple of {stages} ranks, or a number of stages that divides {ranks}");
@@ -41,12 +42,14 @@ pub(super) fn resolve(
     refuse!(if hierarchical.value; context, hierarchical =>
         "true is not supported: all ranks of a shard group gather a parameter together"; "set it to false");
     refuse!(if size.value == 0; context, size => "0 ranks cannot hold states"; "write -1, or the ranks of a shard group");
+    // -1 is DeepSpeed's value for one group of all ranks.
     let given = usize::try_from(size.value).ok().filter(|size| *size > 0);
     let group = given.unwrap_or(data_parallel_size);
     refuse!(if !data_parallel_size.is_multiple_of(group); context, size =>
         "{group} does not divide the {}", counted(data_parallel_size, "data-parallel rank");
         "write a divisor, the ranks of one host for example, or -1");
     //= deepspeed 0.19.6 runtime/zero/mics.py MiCS_Optimizer
+    // The group is 0 only without ranks, which has been reported.
     let replicate = data_parallel_size.checked_div(group).unwrap_or(1);
     refuse!(if replicate > 1 && optimizer.exchanges_momentum(); context, size =>
         "{} is not supported with shard groups: it exchanges momenta among all data-parallel ranks", optimizer.name();
@@ -70,6 +73,7 @@ pub(super) fn pipeline(
 ) -> Option<PipelinePlan> {
     let top = context.top;
     let key = &top.pipeline.value.partition;
+    // Read even for one stage, so that an invalid partition is always an error.
     let partition = partition(key, context);
     let is_one = mesh.pipeline_stages == 1;
     report_unused(key, is_one, "there is one pipeline stage", context);

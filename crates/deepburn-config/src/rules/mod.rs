@@ -40,10 +40,12 @@ use crate::suggestion::nearest;
 /// Applies the rule of each section.
 pub(crate) fn plan(context: &mut Context<'_>) -> Plan {
     let top = context.top;
+    // The stages come first: they divide the ranks, and only the ranks of a stage share a batch.
     let pipeline_stages = mesh::pipeline_stages(context);
     let batch = batch::resolve(pipeline_stages, context);
     let precision = precision::resolve(context);
     let optimizer = optimizer::resolve(context);
+    // A schedule starts at the optimizer's learning rate, and a freeze must come after its warm-up.
     let schedule = scheduler::resolve(&optimizer, context);
     one_bit::check_warmup(&optimizer, schedule.warmup_steps(), context);
     let zero = zero::resolve(&optimizer, batch.data_parallel_size, context);
@@ -51,6 +53,7 @@ pub(crate) fn plan(context: &mut Context<'_>) -> Plan {
     let mesh = mesh::resolve(pipeline_stages, ranks, zero.stage, &optimizer, context);
     let pipeline = mesh::pipeline(&mesh, &optimizer, zero.stage, context);
     let activations = activations::resolve(context);
+    // `aio` has an effect if anything is on NVMe, so it comes after all that may be.
     let uses_nvme = matches!(zero.optimizer_states, OptimizerOffload::Nvme(_))
         || activations.offload.swap_file().is_some();
     offload::check_aio(uses_nvme, context);
@@ -68,6 +71,7 @@ pub(crate) fn plan(context: &mut Context<'_>) -> Plan {
         curriculum,
         schedule,
         precision,
+        // 0 disables clipping in DeepSpeed.
         gradient_clipping: Some(top.gradient_clipping.value).filter(|clip| *clip > 0.0),
         reduction: reduction::resolve(&optimizer, zero.stage, context),
         optimizer,

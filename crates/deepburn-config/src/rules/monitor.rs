@@ -141,6 +141,7 @@ fn flops(section: &FlopsProfiler<'_>, context: &mut Context<'_>) -> Option<Flops
     warn_if_never(&section.profile_step, profile_step, context);
     Some(filled!(FlopsPlan, section { recompute_fwd_factor, top_modules, detailed }
         profile_step,
+        // -1, DeepSpeed's default, is every depth.
         module_depth: usize::try_from(section.module_depth.value).ok(),
         output_file: path(section.output_file.value),
         peak_flops: section.peak_tflops.value.map(|peak| peak * 1e12),
@@ -149,6 +150,7 @@ fn flops(section: &FlopsProfiler<'_>, context: &mut Context<'_>) -> Option<Flops
 
 /// Warns if a run of known length ends before the requested step.
 fn warn_if_never(key: &ConfigEntry<'_>, step: u64, context: &mut Context<'_>) {
+    // An unknown length is as long as possible, so that there is no warning.
     let total = context.run.total_steps.map_or(u64::MAX, |total| total as u64);
     warning!(if step > total; context, key => "step {step} is never reached: the run has {}", counted(total as usize, "step");
         "name steps from 1 to {total}");

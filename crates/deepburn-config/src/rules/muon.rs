@@ -30,6 +30,8 @@ fn rates(params: &Muon<'_>, context: &mut Context<'_>) -> (f64, f64) {
     let shared = learning_rate(&params.lr, context);
     let asks = params.lr.is_given() || context.run.learning_rate.is_some();
     let is_given = asks || params.lr.is_auto();
+    // As in DeepSpeed, a given rate is for both halves, and each has a default of its own
+    // otherwise.
     let adam_default = if is_given { shared } else { MUON_ADAM_LR };
     let lr = params.muon_lr.value.unwrap_or(shared);
     let adam_lr = params.adam_lr.value.unwrap_or(adam_default);

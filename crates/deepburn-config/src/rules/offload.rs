@@ -211,8 +211,11 @@ impl<'a> OffloadedStates<'a> {
         let is_excluded = optimizer.exchanges_momentum();
         match place {
             "none" => {}
+            // Optimizers that exchange momenta shard nothing at any stage, so that another stage
+            // would not help: they have an error of their own.
             _ if !is_sharded && !is_excluded => warning!(context, at =>
                 "\"{place}\" is ignored: {what} are not sharded at this stage"; "{needs}"),
+            // Before the error about momenta, because nothing is moved on such a device.
             "cpu" if context.run.host_device => {
                 note!(context, at => "{what} are already in host memory");
             }

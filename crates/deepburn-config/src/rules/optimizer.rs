@@ -11,6 +11,7 @@ const TORCH_ADAMW_DECAY: f64 = 0.01;
 
 /// Returns AdamW with the default of every key.
 fn default() -> AdamPlan {
+    // Read from an empty section, so that the key table is the only place with the defaults.
     let nothing = Node::map(Vec::new());
     let keys = Moments::read(&ConfigEntry::document(&nothing));
     filled!(AdamPlan, keys { lr, betas, eps, weight_decay } bias_correction: true)
@@ -30,6 +31,7 @@ pub(crate) fn resolve(context: &mut Context<'_>) -> OptimizerPlan {
         return OptimizerPlan::AdamW(AdamPlan { lr, ..default() });
     }
     let Some(variant) = choose(&section.name, OPTIMIZERS, "optimizer", context) else {
+        // The error has been reported. The rules that follow need some optimizer.
         return OptimizerPlan::AdamW(default());
     };
     let entry = &*section.params;

@@ -36,7 +36,10 @@ pub(crate) fn resolve(context: &mut Context<'_>) -> PrecisionPlan {
     // fp32.
     let skips = scaled || compute == Precision::Bf16 && bf16.check_grad_overflow.value;
     let dtypes = [&top.communication_data_type, &top.data_types.value.grad_accum_dtype];
+    // As in DeepSpeed, gradients have the type of the parameters if nothing else is asked for.
     let communication = dtypes[0].value.unwrap_or(compute);
+    // Unlike in DeepSpeed, not the model's type by default: a long sum in 16 bits loses small
+    // gradients.
     let accumulation = dtypes[1].value.unwrap_or(Precision::Fp32);
     for (key, gradients) in dtypes.into_iter().zip([communication, accumulation]) {
         warning!(if !scaled && gradients == Precision::Fp16; context, key =>

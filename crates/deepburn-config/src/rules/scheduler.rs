@@ -64,6 +64,7 @@ fn resolve_section(optimizer: &OptimizerPlan, context: &mut Context<'_>) -> Sche
              learning rate"; "remove training.lr_scheduler_type or deepspeed.scheduler");
         return trainer_schedule::resolve(scheduler, lr, context);
     }
+    // `"auto"` in place of the section leaves the schedule to the job, which has none here.
     context.answer(&top.scheduler, "constant", "no schedule is given");
     check_warmup(context);
     if !top.scheduler.is_given() {

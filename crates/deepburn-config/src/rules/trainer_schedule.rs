@@ -22,6 +22,7 @@ pub(super) fn resolve(scheduler: &LrScheduler, lr: f64, context: &mut Context<'_
     let total = context.run.total_steps;
     refuse!(if total.is_none() && needs_total; context, "training.lr_scheduler_type" =>
         "\"{name}\" needs the number of optimizer steps, which is not known"; "give training.max_steps");
+    // Unknown totals are errors for all curves that depend on them, so any number does.
     let total_steps = total.unwrap_or(warmup);
     warning!(if warmup > total_steps; context, scheduler::WARMUP =>
         "{warmup} is more than the {} of the run: the warm-up is never finished", counted(total_steps, "step");
@@ -58,6 +59,7 @@ fn curve(
             TrainerCurve::Polynomial { lr_end, power: parameters.power.unwrap_or(1.0) }
         }
         LrSchedulerType::InverseSqrt => {
+            // transformers takes the warm-up for the timescale, and 10,000 steps without one.
             let default = if warmup == 0 { 10_000 } else { warmup };
             TrainerCurve::InverseSqrt { timescale: parameters.timescale.unwrap_or(default) }
         }
@@ -79,6 +81,7 @@ fn curve(
 /// Returns the lowest learning rate as a fraction of `lr`. A missing parameter has been reported.
 fn min_lr_rate(parameters: &LrSchedulerParameters, lr: f64, context: &mut Context<'_>) -> f64 {
     let Some(min_lr) = parameters.min_lr else { return parameters.min_lr_rate.unwrap_or(0.0) };
+    // The ratio to a learning rate of 0 is not defined.
     refuse!(if min_lr > lr || lr == 0.0; context, format!("{KWARGS}.min_lr") =>
         "{min_lr:?} is not below the learning rate {lr:?}, from which the schedule falls";
         "give a smaller min_lr");
@@ -93,6 +96,7 @@ fn stable_decay(
     context: &mut Context<'_>,
 ) -> WarmupStableDecay {
     let num_decay_steps = parameters.num_decay_steps.unwrap_or(0);
+    // What is left for the constant part may be negative, as in transformers.
     let signed = |steps: usize| i64::try_from(steps).unwrap_or(i64::MAX);
     let moving = signed(warmup).saturating_add(signed(num_decay_steps));
     let given = parameters.num_stable_steps.map(signed);

@@ -14,6 +14,7 @@ pub(crate) fn resolve(
 ) -> ZeroPlan {
     let zero = &context.top.zero_optimization.value;
     let stage = resolve_stage(optimizer, context);
+    // With the resolved stage, because keys of the requested one have no effect if it is lowered.
     check_effects(stage.number(), context);
     check_allgather_bucket(zero, stage, context);
     let (optimizer_states, parameter_shards) = offload::resolve(optimizer, stage.number(), context);

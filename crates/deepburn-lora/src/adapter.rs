@@ -131,6 +131,7 @@ impl Adapter {
         family_targets: &[&str],
         base: &WeightMap,
     ) -> Result<Self, LoraError> {
+        // Programs can build a configuration field by field, without the checks of reading it.
         config.check()?;
         let targets = match &config.targets {
             Targets::OfFamily => {
@@ -149,6 +150,7 @@ impl Adapter {
             unties: false,
             config,
         };
+        // Factors first: the steps below refuse modules that have some.
         for module in selected {
             let adapted = adapter.adapted(module)?;
             adapter.modules.insert(module.path.clone(), adapted);
@@ -187,6 +189,7 @@ impl Adapter {
             }
             _ => {}
         }
+        // The patterns see the names of `transformers`, which PEFT matches as well.
         let rank = config.rank_pattern.value_for("rank_pattern", name)?.unwrap_or(config.rank);
         let alpha = config.alpha_pattern.value_for("alpha_pattern", name)?.unwrap_or(config.alpha);
         Ok(AdaptedModule { module: module.clone(), rank, scale: config.scale(rank, alpha) })
@@ -256,6 +259,8 @@ impl Adapter {
         let embedding = modules.iter().find(|it| matches!(it.kind, ModuleKind::Embedding { .. }));
         let is_of_tie = |it: Option<&ModelModule>| it.is_some_and(|it| it.path == module.path);
         let mut saved = vec![module];
+        // Such a head has no parameter of its own: it is untied, or saved together with the
+        // embedding.
         if let (Some(head), Some(embedding)) = (tied_head, embedding)
             && (is_of_tie(tied_head) || is_of_tie(Some(embedding)))
         {
@@ -267,6 +272,7 @@ impl Adapter {
         for module in saved {
             for leaf in ["weight", "bias"] {
                 let path = format!("{}.{leaf}", module.path);
+                // A module may be selected by several names, and a linear layer may have no bias.
                 if base.get(&path).is_some() && self.trained.insert(path.clone()) {
                     self.stored.push((path, format!("{FILE_PREFIX}{}.{leaf}", module.name)));
                 }
@@ -296,6 +302,7 @@ impl Adapter {
             if self.modules.contains_key(path) {
                 return refuse(format!("`{name}` is adapted; remove it from target_modules"));
             }
+            // Two fields would train the same rows, or rows of a head that becomes another array.
             if self.trained.contains(&weight) || self.unties {
                 return refuse(format!(
                     "modules_to_save trains all rows of `{name}`, or unties it; use one of the two fields"
@@ -318,6 +325,7 @@ impl Adapter {
             };
             let path = format!("{}.bias", module.path);
             if trains && base.get(&path).is_some() && self.trained.insert(path.clone()) {
+                // PEFT wraps an adapted module, whose own parameters are then below `base_layer`.
                 let inner = if is_adapted { ".base_layer" } else { "" };
                 self.stored.push((path, format!("{FILE_PREFIX}{}{inner}.bias", module.name)));
             }
@@ -399,6 +407,7 @@ impl Adapter {
     /// Returns whether the parameter at `path` is a part of an adapter.
     #[must_use]
     pub fn contains(&self, path: &str) -> bool {
+        // Rows are not below a name with `lora_`.
         if self.table_of(path).is_some() {
             return true;
         }
@@ -427,6 +436,7 @@ impl Adapter {
         let mut weights = Vec::new();
         let mut all = base.weights().iter().peekable();
         while let Some(weight) = all.next() {
+            // A tied parameter keeps its origin, which is its only link to the other one.
             let is_tied = matches!(weight.origin(), Origin::Tied { .. });
             weights.push(match is_tied || self.trains(weight.path()) {
                 true => weight.clone(),
@@ -508,8 +518,10 @@ impl Adapter {
             |inputs: usize| InitialValues::Uniform { bound: 1.0 / (inputs as f64).sqrt() };
         let normal = |std| InitialValues::Normal { std };
         let zeros = InitialValues::Zeros;
+        // Except for `Nonzero`, one factor is zero, so that training starts at the base model.
         match (self.config.initial, is_table) {
             (InitialFactors::Nonzero, true) => [normal(1.0), normal(1.0)],
+            // For embeddings, PEFT sets A to zero instead of B.
             (_, true) => [zeros, normal(1.0)],
             (InitialFactors::Uniform, false) => [uniform(inputs), zeros],
             (InitialFactors::Gaussian, false) => [normal(1.0 / rank as f64), zeros],
@@ -541,6 +553,7 @@ impl Adapter {
                 unused.push("exclude_modules".to_owned());
             }
         }
+        // Models such as Llama have no biases at all.
         let has_bias = self.trained.iter().any(|path| path.ends_with(".bias"));
         if *biases != TrainedBiases::None && !has_bias {
             unused.push("bias".to_owned());

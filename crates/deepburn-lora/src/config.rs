@@ -263,6 +263,7 @@ impl LoraConfig {
 
     fn read(fields: &Map<String, Value>, source: FieldSource) -> Result<Self, LoraError> {
         check_names(fields, source)?;
+        // Names are checked before values, so that a misspelt field is not taken for a missing one.
         let reader = Fields(fields);
         if let Some(kind) = reader.given("peft_type").filter(|kind| **kind != json!("LORA")) {
             return Err(LoraError::value("peft_type", kind, "\"LORA\""));
@@ -321,6 +322,7 @@ impl LoraConfig {
             let rule = "absent without layers_to_transform";
             return Err(LoraError::value("layers_pattern", json!(self.layers_pattern), rule));
         }
+        // Compiles the expressions. An empty name is in no layer.
         layer_number(&self.layers_pattern, "")?;
         if self.dora && self.adapter_bias {
             return Err(LoraError::value("lora_bias", true, "false with use_dora, as in PEFT"));
@@ -349,6 +351,7 @@ impl LoraConfig {
             "ensure_weight_tying": self.keeps_tie,
             "exclude_modules": self.exclude.as_ref().map(ModulePattern::to_json),
             "fan_in_fan_out": false,
+            // PEFT saves this value too: a loaded adapter is not trained unless asked for.
             "inference_mode": true,
             "init_lora_weights": initial,
             "layers_pattern": or_null(&self.layers_pattern),
@@ -379,6 +382,7 @@ impl LoraConfig {
     #[must_use]
     pub fn with_base_model(mut self, name: &str) -> Self {
         let is_path = Path::new(name).is_absolute();
+        // A path may contain the character.
         let (name, revision) = match name.split_once('@').filter(|_| !is_path) {
             Some((name, revision)) => (name, Some(revision.to_owned())),
             None => (name, None),
@@ -397,6 +401,7 @@ impl LoraConfig {
 
 /// Returns a number as JSON, without a fraction if it is an integer, as PEFT writes it.
 fn number(value: f64) -> Value {
+    // Above 1e15, not every integer is a double, and the cast could saturate.
     match value.fract() == 0.0 && value.abs() < 1e15 {
         true => json!(value as i64),
         false => json!(value),
@@ -420,10 +425,12 @@ fn check_names(fields: &Map<String, Value>, source: FieldSource) -> Result<(), L
                 "it may change what the adapter computes; remove it if it does not".to_owned()
             }
             (None, FieldSource::Job) => {
+                // Up to three edits count as a typing error.
                 let near = |known: &&&str| strsim::damerau_levenshtein(known, name);
                 let nearest = READ.iter().min_by_key(near).filter(|known| near(known) <= 3);
                 let hint = match nearest {
                     Some(known) => format!("did you mean `{known}`?"),
+                    // The last three fields are for files, not for jobs.
                     None => format!("its fields are {}", READ[..17].join(", ")),
                 };
                 return Err(LoraError::Unknown { name: name.to_owned(), hint });

@@ -34,6 +34,7 @@ impl Factors<'_> {
         assert_eq!((a.len() / rank) * outputs, weight.len(), "the sizes fit");
         let mut squares = vec![0.0_f64; outputs];
         let mut row = vec![0.0_f64; outputs];
+        // A row at a time: the product is never in memory as a whole.
         for (weights, factors) in weight.chunks_exact_mut(outputs).zip(a.chunks_exact(rank)) {
             row.iter_mut().zip(&*weights).for_each(|(sum, weight)| *sum = f64::from(*weight));
             for (factor, b) in factors.iter().zip(b.chunks_exact(outputs)) {
@@ -42,6 +43,7 @@ impl Factors<'_> {
             }
             for ((weight, sum), squares) in weights.iter_mut().zip(&row).zip(&mut squares) {
                 *weight = *sum as f32;
+                // From the sum before rounding, as the norms belong to the exact matrix.
                 *squares += sum * sum;
             }
         }

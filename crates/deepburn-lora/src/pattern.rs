@@ -32,6 +32,8 @@ impl ModuleRegex {
     /// # Errors
     /// Returns [`LoraError::Value`] if it is not a regular expression.
     pub(crate) fn new(name: &str, text: &str) -> Result<Self, LoraError> {
+        // `re.fullmatch` of Python: alternatives need the group, or the anchors would belong to
+        // single ones.
         let compiled = compiled(name, text, &format!(r"\A(?:{text})\z"))?;
         Ok(Self { text: text.to_owned(), compiled })
     }
@@ -44,6 +46,8 @@ impl ModuleRegex {
 fn compiled(name: &str, text: &str, whole: &str) -> Result<Regex, LoraError> {
     let mut builder = fancy_regex::RegexBuilder::new(whole);
     builder.backtrack_limit(BACKTRACKING_LIMIT).build().map_err(|error| {
+        // The lines before show the position in an expression that the user did not write in this
+        // form.
         let reason = error.to_string().lines().last().unwrap_or_default().to_owned();
         LoraError::value(name, format!("{text:?}"), format!("a regular expression ({reason})"))
     })

@@ -14,6 +14,7 @@ pub(super) fn selected<'m>(
     let mut selected = Vec::new();
     for module in modules {
         let is_target = match targets {
+            // `Adapter::new` has replaced it with the names of the family.
             Targets::OfFamily => false,
             //= peft 0.21.2 tuners/tuners_utils.py _maybe_include_all_linear_layers
             Targets::AllLinear => matches!(module.kind, ModuleKind::Linear { .. }),
@@ -22,6 +23,7 @@ pub(super) fn selected<'m>(
                     && is_in_layers(config, targets, &module.name)?
             }
         };
+        // An exclusion wins over a target, as in PEFT.
         let is_excluded = match &config.exclude {
             Some(pattern) => pattern.selects("exclude_modules", &module.name)?,
             None => false,
@@ -165,6 +167,8 @@ pub(super) fn target_names(
     };
     if let ModulePattern::Regex(_) = pattern {
         for container in modules.iter().flat_map(|module| containers(&module.name)) {
+            // PEFT also sees modules without parameters, which `modules` lacks. The last two names
+            // stand for them.
             for name in [container, &format!("{container}._"), &format!("{container}.act_fn")] {
                 if pattern.selects("target_modules", name)? {
                     return Ok(names());

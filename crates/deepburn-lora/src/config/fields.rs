@@ -72,9 +72,11 @@ impl Fields<'_> {
     pub(super) fn targets(&self) -> Result<Targets, LoraError> {
         let name = "target_modules";
         if let Some(value) = self.given(name) {
+            // PEFT compares this name without regard to case.
             if value.as_str().is_some_and(|text| text.eq_ignore_ascii_case("all-linear")) {
                 return Ok(Targets::AllLinear);
             }
+            // A list without names is a mistake, and not a request for the names of the family.
             if *value == json!([]) {
                 return Err(LoraError::value(name, value, "absent or not empty"));
             }

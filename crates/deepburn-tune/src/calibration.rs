@@ -62,6 +62,7 @@ impl Calibration {
     /// Fits the factors to measured steps: predictions, and seconds.
     pub fn fit(measured: &[(PredictedStep, f64)]) -> Self {
         let usable = |(prediction, seconds): &&(PredictedStep, f64)| {
+            // A forecast of 0 seconds, as of an empty model, says nothing about factors.
             let ratio = seconds / prediction.seconds();
             ratio.is_finite() && ratio > 0.0
         };
@@ -71,14 +72,18 @@ impl Calibration {
         }
         let ratios =
             measured.iter().map(|(prediction, seconds)| (seconds / prediction.seconds()).ln());
+        // The geometric mean, because errors are ratios: twice and half as long cancel.
         let scale = (ratios.sum::<f64>() / measured.len() as f64).exp();
         // The normal equations of the factors' differences to 1.
         let mut matrix = [[0.0; PARTS]; PARTS];
         let mut right = [0.0; PARTS];
         for (at, row) in matrix.iter_mut().enumerate() {
+            // The ridge makes the matrix positive definite, also with fewer measurements than
+            // parts.
             row[at] = WEIGHT;
         }
         for (prediction, seconds) in measured {
+            // Relative to the measurement, so that slow candidates do not outweigh fast ones.
             let shares = prediction.parts().map(|part| scale * part / seconds);
             let missing = 1.0 - shares.iter().sum::<f64>();
             for (row, share) in shares.iter().enumerate() {
@@ -89,6 +94,7 @@ impl Calibration {
             }
         }
         let differences = solve(matrix, right);
+        // A part that is small in all measurements could otherwise get a negative factor.
         Self { factors: differences.map(|difference| scale * (1.0 + difference).max(LEAST)) }
     }
 

@@ -154,6 +154,7 @@ impl CandidateConfig {
     /// Returns whether a step of this candidate takes no longer than one of `other` whatever the machine: both are the same
     /// except that this one transfers no more states, repeats no more work, and exchanges its data in no smaller parts.
     pub(crate) fn is_never_slower(&self, other: &Self) -> bool {
+        // Equal in all other settings, which are compared through a copy of `other`.
         let same = Self {
             states: self.states,
             recompute: self.recompute,
@@ -171,7 +172,9 @@ impl CandidateConfig {
     /// The section `autotuning` is left out, so the result is a configuration of a training run.
     pub fn apply(&self, base: &Value, nvme: Option<&Path>) -> Value {
         let mut config = base.as_object().cloned().unwrap_or_default();
+        // A training run refuses the section.
         config.remove("autotuning");
+        // All three, because any of the user's would contradict the two others.
         config.insert("train_batch_size".to_owned(), json!(self.batch_size()));
         config.insert("train_micro_batch_size_per_gpu".to_owned(), json!(self.micro_batch));
         config.insert("gradient_accumulation_steps".to_owned(), json!(self.accumulation));
@@ -209,6 +212,7 @@ impl CandidateConfig {
         }
         if self.buffers == Buffers::Small {
             for key in Buffers::KEYS {
+                // A size of the user that is smaller already is kept.
                 let smaller = zero
                     .get(key)
                     .and_then(Value::as_f64)
@@ -229,8 +233,10 @@ impl CandidateConfig {
             return;
         }
         let written = section(config, SECTION);
+        // The interval of the user's policy would turn this one into another.
         written.remove("every_nth_block");
         let policy = match self.recompute {
+            // Every nth block is a full policy with an interval, which follows.
             RecomputePolicy::Selective => "selective",
             _ => "full",
         };
@@ -244,6 +250,7 @@ impl CandidateConfig {
 /// Returns the section `key`, which is created if it is missing.
 fn section<'a>(parent: &'a mut Map<String, Value>, key: &str) -> &'a mut Map<String, Value> {
     let value = parent.entry(key).or_insert_with(|| json!({}));
+    // A value of another kind, such as `null`, is replaced.
     if !value.is_object() {
         *value = json!({});
     }

@@ -112,6 +112,7 @@ impl TuningFiles<'_> {
         let (name, config) = (trial.candidate.name(), (self.config)(&trial.candidate));
         let folder = self.results.join(&name);
         create(&folder)?;
+        // DeepSpeed's tuner writes files with the same names and fields.
         let file = folder.join("ds_config.json");
         let experiment = json!({
             "name": name,
@@ -177,6 +178,7 @@ fn summary(search: &Search, elapsed: Duration) -> String {
         let mut measured: Vec<(f64, &Trial)> = trials
             .filter_map(|trial| Some((trial.metric(metric, trial.measurement()?.fastest()), trial)))
             .collect();
+        // The value is shown, so the best one is the smallest latency or the largest of the others.
         measured.sort_by(|one, other| match metric {
             TuningMetric::Latency => one.0.total_cmp(&other.0),
             _ => other.0.total_cmp(&one.0),
@@ -270,6 +272,7 @@ fn create(folder: &Path) -> Result<(), TuningFilesError> {
 /// Writes a file whole or not at all.
 fn write(path: &Path, content: &str) -> Result<(), TuningFilesError> {
     let mut partial = path.as_os_str().to_owned();
+    // In the same folder, because a file can only be renamed within a file system.
     partial.push(".partial");
     PartialFile::replace(path, PathBuf::from(partial), content)
         .map_err(|reason| TuningFilesError::Unwritable { path: path.to_owned(), reason })

@@ -77,6 +77,7 @@ fn dots(search: &Search) -> Vec<Dot<'_>> {
 
 /// Appends the picture.
 fn picture(html: &mut String, dots: &[Dot<'_>]) {
+    // A margin of 5 % keeps the largest dot inside, and an empty picture has axes too.
     let largest =
         |values: &mut dyn Iterator<Item = f64>| values.fold(0.0, f64::max).max(1e-9) * 1.05;
     let most_memory = largest(&mut dots.iter().map(|dot| dot.memory));
@@ -170,6 +171,7 @@ fn rows(html: &mut String, search: &Search) {
     );
     let calibration = search.calibration();
     for trial in search.trials() {
+        // They are never measured, and would hide the others.
         if matches!(trial.assessment, Assessment::Dominated { .. }) {
             continue;
         }

@@ -143,6 +143,7 @@ impl Trial {
     pub fn metric(&self, metric: TuningMetric, seconds: f64) -> f64 {
         match (metric, &self.assessment) {
             (TuningMetric::Latency, _) => seconds,
+            // Only the assessment of a candidate that fits has its operations.
             (TuningMetric::Flops, Assessment::Fits { operations, .. }) => {
                 *operations as f64 / seconds
             }
@@ -154,6 +155,8 @@ impl Trial {
     fn cost(&self, metric: TuningMetric, seconds: f64) -> f64 {
         match metric {
             TuningMetric::Latency => seconds,
+            // The operations of a sample are the same for all candidates, so that both metrics have
+            // one order.
             TuningMetric::Throughput | TuningMetric::Flops => {
                 seconds / self.candidate.batch_size() as f64
             }
@@ -171,6 +174,8 @@ impl Search {
     ) -> Self {
         let mut trials: Vec<Trial> = Vec::with_capacity(candidates.len());
         for candidate in candidates {
+            // Candidates come in the order of their costs, so whatever dominates one has been
+            // assessed before it. An exhaustive search forecasts all.
             let fits = |trial: &Trial| matches!(trial.assessment, Assessment::Fits { .. });
             let faster = |trial: &Trial| fits(trial) && trial.candidate.is_never_slower(&candidate);
             let by = trials.iter().position(faster).filter(|_| !limits.exhaustive);
@@ -206,12 +211,14 @@ impl Search {
 
     /// Records the measurement of a candidate, or the reason why it failed. A further measurement adds its steps.
     pub fn record(&mut self, index: usize, measured: Result<Measurement, String>) {
+        // A rival is measured again, and keeps its place in the order.
         if !self.order.contains(&index) {
             self.order.push(index);
         }
         let trial = &mut self.trials[index];
         match (&mut trial.measured, measured) {
             (Some(Ok(before)), Ok(again)) => before.seconds.extend(again.seconds),
+            // A candidate that fails is not recommended, even if it ran before.
             (measured, result) => *measured = Some(result),
         }
     }
@@ -227,6 +234,7 @@ impl Search {
 
     /// Returns the best measured candidate.
     pub fn best(&self) -> Option<usize> {
+        // Failed candidates have no cost.
         let cost = |index: &usize| self.measured_cost(*index).unwrap_or(f64::INFINITY);
         let measured =
             self.order.iter().copied().filter(|index| self.measured_cost(*index).is_some());
@@ -235,6 +243,7 @@ impl Search {
 
     /// Returns the candidate to measure next; `None` if the search has ended.
     pub fn next(&self) -> Option<usize> {
+        // Fitted again for each choice, because every measurement changes the order of the rest.
         let calibration = self.calibration();
         let unmeasured =
             self.trials.iter().enumerate().filter(|(_, trial)| trial.measured.is_none());
@@ -253,6 +262,7 @@ impl Search {
         if self.order.len() >= measurements {
             return false;
         }
+        // Attempts count, failed ones too.
         let since_best = best.and_then(|best| {
             let place = self.order.iter().position(|index| *index == best)?;
             Some(self.order.len() - 1 - place)
@@ -262,6 +272,7 @@ impl Search {
         }
         let succeeded =
             self.order.iter().filter(|index| self.trials[**index].measurement().is_some());
+        // Fewer measurements say too little about the forecasts to rule a candidate out by one.
         succeeded.count() < LEAST_MEASURED || best.is_none_or(|best| self.comes_close(cost, best))
     }
 
@@ -307,6 +318,7 @@ impl Search {
 pub fn spearman(one: &[f64], other: &[f64]) -> f64 {
     let [one, other] = [ranks(one), ranks(other)];
     let mean = (one.len() as f64 + 1.0) / 2.0;
+    // The factors 1 / n of covariance and variances cancel in the quotient.
     let covariance = |left: &[f64], right: &[f64]| -> f64 {
         left.iter().zip(right).map(|(left, right)| (left - mean) * (right - mean)).sum()
     };
@@ -315,6 +327,7 @@ pub fn spearman(one: &[f64], other: &[f64]) -> f64 {
 
 /// Returns the ranks of values, from 1. Equal values have the mean of their ranks.
 fn ranks(values: &[f64]) -> Vec<f64> {
+    // Quadratic, for lists of some hundred candidates.
     let below = |value: f64| values.iter().filter(|other| **other < value).count();
     let equal = |value: f64| values.iter().filter(|other| **other == value).count();
     values.iter().map(|value| below(*value) as f64 + (equal(*value) as f64 + 1.0) / 2.0).collect()

@@ -56,11 +56,14 @@ impl SearchSpace {
     /// does not support.
     pub fn candidates(&self) -> Vec<CandidateConfig> {
         let mut candidates = Vec::new();
+        // In this lexicographic order, a candidate follows all that are no more expensive in any of
+        // the three outer settings.
         for &buffers in &self.buffers {
             for &states in &self.states {
                 for &recompute in &self.recompute {
                     for &stage in self.stages.iter().filter(|stage| states.fits(**stage)) {
                         for (ranks, micro_batch, accumulation) in self.batches() {
+                            // At another stage, one rank would do the same work again.
                             if ranks == 1 && !self.is_lowest(stage, states) {
                                 continue;
                             }

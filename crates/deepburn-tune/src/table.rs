@@ -18,12 +18,14 @@ pub fn table(search: &Search) -> Vec<String> {
         let predicted = trial.prediction().map(|it| calibration.seconds(it));
         match (trial.measurement(), &trial.measured, predicted) {
             (Some(measured), ..) => rows.push((measured.fastest(), true, trial)),
+            // A failed measurement has a line of its own below the table.
             (None, None, Some(predicted)) => rows.push((predicted, false, trial)),
             _ => {}
         }
     }
     let order = |(seconds, measured, trial): &(f64, bool, &Trial)| {
         let value = trial.metric(metric, *seconds);
+        // Measured candidates first, then by value: only a latency is better the smaller it is.
         (!measured, if metric == TuningMetric::Latency { value } else { -value })
     };
     rows.sort_by(|one, other| {

@@ -50,6 +50,7 @@ impl ComponentBlocks {
     pub(crate) fn new(whole: &Composition, component: &Component, start: usize) -> Self {
         let (from, mut to) = (strides(&component.shape), strides(whole.shape()));
         let first = to.get(whole.axis()).map_or(0, |stride| stride * start);
+        // Then the axes of the component run across the composed array in the opposite order.
         if component.transposed {
             to.reverse();
         }
@@ -60,6 +61,8 @@ impl ComponentBlocks {
         let mut merged: Vec<Axis> = Vec::new();
         for axis in axes.filter(|axis| axis.size != 1) {
             match merged.last_mut() {
+                // One step of the outer axis is all steps of the inner one in both arrays, so the
+                // two are one axis.
                 Some(outer)
                     if outer.from == axis.size * axis.from && outer.to == axis.size * axis.to =>
                 {
@@ -68,6 +71,7 @@ impl ComponentBlocks {
                 _ => merged.push(axis),
             }
         }
+        // The strides are the whole array's, and a slice begins inside of it.
         let skipped = component.slice.as_ref().map_or(0, |it| it.range.start * from[it.axis]);
         Self { from: skipped, to: first, axes: merged }
     }
@@ -85,6 +89,7 @@ impl ComponentBlocks {
             Some((columns, axes)) if columns.from == 1 => (axes, *columns),
             _ => (&self.axes[..], one),
         };
+        // A block has two axes. Each position along the others starts a block of its own.
         let (rows, outer) = axes.split_last().map_or((one, axes), |(rows, outer)| (*rows, outer));
         let mut starts = vec![(self.from, self.to)];
         for axis in outer {
@@ -114,6 +119,7 @@ fn strides(shape: &[usize]) -> Vec<usize> {
         .rev()
         .map(|size| {
             let own = stride;
+            // An empty axis must not make the strides of the others 0.
             stride *= size.max(&1);
             own
         })

@@ -137,6 +137,7 @@ impl Composition {
             return Err(WeightMapError::shape("a composition", "it has no components"));
         };
         let mut shape = first.part_shape();
+        // The axis of a single component has no meaning, and equal compositions have equal axes.
         if components.len() == 1 {
             return Ok(Self { shape, axis: 0, components });
         }
@@ -148,6 +149,7 @@ impl Composition {
             let mut part = component.part_shape();
             let size = part.get(axis).copied().unwrap_or(0);
             if let Some(own) = part.get_mut(axis) {
+                // The parts may differ in this axis, so it is left out of the comparison.
                 *own = shape[axis];
             }
             if part != shape {
@@ -157,6 +159,7 @@ impl Composition {
                 );
                 return Err(WeightMapError::shape(&component.name, reason));
             }
+            // The product is checked below, and a sum that saturates fails the check.
             shape[axis] = shape[axis].saturating_add(size);
         }
         if checked_numel(&shape).is_none() {
@@ -211,6 +214,7 @@ impl Composition {
         let mut next = 0;
         self.components.iter().map(move |component| {
             let start = next;
+            // A scalar has no axis, and takes one position.
             next += component.part_shape().get(self.axis).copied().unwrap_or(1);
             (component, start)
         })

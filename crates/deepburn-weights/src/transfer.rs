@@ -67,6 +67,7 @@ impl Composition {
                 let part = overlap(&(block.to..block.to + block.columns), &range);
                 if !part.is_empty() {
                     let first = block.from + part.start - block.to;
+                    // Straight into the result, without a block in between.
                     source(name, first..first + part.len(), values)?;
                     values.reserve_exact((start + range.len()).saturating_sub(values.len()));
                 }
@@ -102,6 +103,7 @@ impl Composition {
         for (component, start) in self.placed() {
             let blocks = ComponentBlocks::new(self, component, start);
             for block in blocks.iter() {
+                // A run needs no copy, because it is in order already.
                 if block.rows == 1 && block.to_column == 1 {
                     sink(&component.name, block.from, &values[block.to..block.to + block.columns])?;
                     continue;
@@ -157,6 +159,8 @@ impl<T: Copy + Default> RangeReader<'_, T> {
             band.to += first * band.to_row;
             band.rows = end - first;
         } else if band.rows > 0 {
+            // A transposed band is spread over the composed array, so only a band that is wholly
+            // outside can be skipped.
             let last = band.to + (band.rows - 1) * band.to_row;
             let is_after = band.to >= self.range.end;
             let is_before = last + (band.columns - 1) * band.to_column < self.range.start;
@@ -171,6 +175,7 @@ impl<T: Copy + Default> RangeReader<'_, T> {
         self.buffer.clear();
         source(band.from..band.from + len, &mut self.buffer)?;
         assert_eq!(self.buffer.len(), len, "the source appended another number");
+        // After the first read: a damaged file fails there before its alleged size is allocated.
         self.values.resize(self.start + self.range.len(), T::default());
         let (values, buffer) = (&mut self.values[self.start..], &self.buffer);
         each_element_run(&band, &self.range, |at, to| values[to - self.range.start] = buffer[at]);
@@ -186,6 +191,7 @@ fn first_at_least(bound: usize, start: usize, step: usize) -> usize {
 /// Divides a block into bands: whole rows that are contiguous in the component's array, with at most [`BLOCK`]
 /// elements, or a part of one row.
 fn bands(block: MatrixBlock) -> impl Iterator<Item = MatrixBlock> {
+    // Only rows without gaps between them can be read at once.
     let is_dense = block.from_row == block.columns;
     let (rows, columns) = match (BLOCK / block.columns.max(1)).max(1) {
         rows if is_dense => (rows, block.columns.min(BLOCK)),
@@ -218,6 +224,7 @@ fn each_element_run(band: &MatrixBlock, range: &Range<usize>, mut copy: impl FnM
         }
         return;
     }
+    // Column by column in the band, and so contiguous in the composed array.
     for tile in (0..columns).step_by(TILE) {
         for column in tile..columns.min(tile + TILE) {
             let start = to + column * to_column;

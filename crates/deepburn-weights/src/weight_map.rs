@@ -217,10 +217,12 @@ impl WeightMap {
             }
         }
         for weight in &weights {
+            // After all paths are known: a parameter may be tied to a later one.
             check_origin(weight, &weights, &by_path)?;
         }
         let tensors = stored_tensors(&weights)?;
         let components = weights.iter().flat_map(|weight| weight.composition.components());
+        // With the names of tied parameters, of which files may have copies.
         let names = components.map(|component| component.name.clone()).collect();
         let (optional_prefix, ignored) = (String::new(), Vec::new());
         Ok(Self { weights, by_path, tensors, names, optional_prefix, ignored })
@@ -365,6 +367,7 @@ impl WeightMap {
     #[must_use]
     pub fn tensor_name(&self, in_file: &str) -> Option<String> {
         let with_prefix = format!("{}{in_file}", self.optional_prefix);
+        // The exact name has precedence over the name with the prefix.
         let names = [in_file, &with_prefix];
         if names.iter().any(|name| self.ignored.iter().any(|it| matches_pattern(it, name))) {
             return None;
@@ -402,6 +405,7 @@ fn check_origin(
     let Weight { path, composition, origin } = weight;
     match origin {
         Origin::Tied { to } => match by_path.get(to).map(|index| &weights[*index]) {
+            // With chains of ties, values would depend on the order in which they are copied.
             Some(Weight { origin: Origin::Tied { .. }, .. }) | None => {
                 Err(WeightMapError::Tied { path: path.clone(), to: to.clone() })
             }
@@ -433,6 +437,7 @@ struct PlacedComponent<'a> {
 fn stored_tensors(weights: &[Weight]) -> Result<Vec<StoredTensor>, WeightMapError> {
     let mut order: BTreeMap<&str, usize> = BTreeMap::new();
     let mut found: Vec<Vec<PlacedComponent<'_>>> = Vec::new();
+    // Tied parameters are left out, or each shared tensor would be covered twice.
     for weight in weights.iter().filter(|it| !matches!(it.origin, Origin::Tied { .. })) {
         for (component, start) in weight.composition.placed() {
             let index = *order.entry(&component.name).or_insert(found.len());
@@ -458,6 +463,7 @@ fn stored_tensor(mut parts: Vec<PlacedComponent<'_>>) -> Result<StoredTensor, We
             second_path: other.weight.path.clone(),
         });
     }
+    // Parts of one tensor are slices along one axis. A part without a slice is all of it.
     let axis = parts.iter().find_map(|part| part.component.slice.as_ref()).map_or(0, |it| it.axis);
     if parts.iter().any(|part| part.component.slice.as_ref().is_some_and(|it| it.axis != axis)) {
         return Err(WeightMapError::Axes { name });
@@ -467,6 +473,7 @@ fn stored_tensor(mut parts: Vec<PlacedComponent<'_>>) -> Result<StoredTensor, We
         Some(Slice { range, .. }) => range.clone(),
         None => 0..size,
     };
+    // In the order of the tensor, gaps and overlaps are between neighbours.
     parts.sort_by_key(|part| range(part).start);
     let covered =
         |range, left: &PlacedComponent<'_>, right: &PlacedComponent<'_>| WeightMapError::Covered {
@@ -500,6 +507,7 @@ fn inverse(part: &PlacedComponent<'_>) -> Component {
     let PlacedComponent { weight, component, start } = part;
     let composition = &weight.composition;
     let mut inverse = Component::whole(&weight.path, composition.shape());
+    // A parameter of one component is stored as a whole.
     if composition.components().len() > 1 {
         let len = component.part_shape()[composition.axis()];
         inverse = inverse.sliced(composition.axis(), *start..start + len);

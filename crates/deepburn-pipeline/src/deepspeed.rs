@@ -10,6 +10,7 @@
 /// assert_eq!(deepburn_pipeline::partition_uniform(7, 3), [0, 3, 5, 7]);
 /// ```
 pub fn partition_uniform(items: usize, parts: usize) -> Vec<usize> {
+    // No parts are one part without items, and not a division by 0.
     let (size, rest) = (items / parts.max(1), items % parts.max(1));
     (0..=parts).map(|part| part * size + part.min(rest)).collect()
 }

@@ -34,6 +34,7 @@ impl PassSchedule {
     /// assert_eq!(first, [Forward(0), Forward(1), Backward(0), Forward(2), Backward(1), Backward(2)]);
     /// ```
     pub fn actions(self, stage: usize, stages: usize, micro_batches: usize) -> Vec<Action> {
+        // What a stage may hold, it runs ahead, so later stages have work as early as possible.
         let ahead = self.in_flight(stage, stages, micro_batches);
         let warmup = (0..ahead).map(Action::Forward);
         let steady = (0..micro_batches).flat_map(|k| {

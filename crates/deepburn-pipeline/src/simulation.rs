@@ -58,6 +58,7 @@ pub fn simulate(orders: &[Vec<Action>], times: &[StageTime], message: f64) -> Op
                 progress = true;
             }
         }
+        // Either all passes have run, or the next pass of every stage waits for another stage.
         if !progress {
             break;
         }
@@ -80,6 +81,7 @@ fn ready(
 ) -> Option<f64> {
     let arrival = |sender: usize| Some(ends.get(&(sender, action))? + message);
     match action {
+        // The samples of the first stage are there from the start.
         Action::Forward(_) if stage == 0 => Some(0.0),
         Action::Forward(_) => arrival(stage - 1),
         Action::Backward(k) => {

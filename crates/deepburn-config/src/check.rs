@@ -7,7 +7,7 @@
 //! sections.
 
 use crate::diagnosis::{Findings, KeyLocation, Severity, note, refuse, report, warning};
-use crate::key::{Key, KeyEntry, Kind, SectionVariant, Status, Trigger, entries};
+use crate::key::{Key, KeyEntry, Kind, Literal, SectionVariant, Status, Trigger, entries};
 use crate::key_path::{is_at_or_below, join, without_brackets};
 use crate::node::{Node, Value};
 use crate::remedy::{converted, remedy};
@@ -232,10 +232,14 @@ impl Check<'_> {
 fn disabled(key: &Key, section: &Node, path: &str) -> Option<Disabled> {
     // A section without any effect has its own finding.
     let is_inert = matches!(key.status, Status::Inert(_));
-    Key::find(key.keys(), "enabled").filter(|_| !is_inert)?;
+    let switch = Key::find(key.keys(), "enabled").filter(|_| !is_inert)?;
     let given = section.get("enabled").filter(|node| !node.is_null());
-    // Only an explicit `true` turns a section on.
-    let is_off = given.is_none_or(|node| node.is_auto() || node.as_flag() == Some(false));
+    // `"auto"` is resolved to the default, which is true for few switches.
+    let flag = given.filter(|node| !node.is_auto()).map(Node::as_flag);
+    let is_off = match flag {
+        Some(flag) => flag == Some(false),
+        None => switch.default != Literal::Flag(true),
+    };
     is_off.then(|| Disabled {
         switch: join(path, "enabled"),
         is_given: given.is_some(),
@@ -311,10 +315,14 @@ mod tests {
     }
 
     fn findings(json: &str) -> Vec<String> {
+        findings_of(Top::KEYS, json)
+    }
+
+    fn findings_of(keys: &'static [Key], json: &str) -> Vec<String> {
         let origin = crate::source::SourceName { document: "test", name: "test" };
         let node = crate::source::parse_json(json, origin).unwrap();
         let mut findings = Findings::default();
-        check(Top::KEYS, &node, &mut findings);
+        check(keys, &node, &mut findings);
         let list = match findings.verdict("test") {
             Ok(notes) => notes,
             Err(report) => report.diagnoses,
@@ -385,6 +393,21 @@ mod tests {
             ]
         );
         assert_eq!(findings("{\"wandb\": {\"enabled\": false}}"), [""; 0]);
+    }
+
+    #[test]
+    fn a_switch_that_is_on_by_default_is_not_missing() {
+        let found = |section: &str| {
+            let json = format!("{{\"timers\": {{\"throughput\": {section}}}}}");
+            findings_of(crate::keys::DeepSpeed::KEYS, &json)
+        };
+        let note = "note: timers: changes nothing here: throughput is always measured";
+        for on in ["{\"synchronized\": false}", "{\"enabled\": \"auto\", \"synchronized\": false}"]
+        {
+            assert_eq!(found(on), [note], "{on}");
+        }
+        let off = "note: timers.throughput.synchronized: has no effect: timers.throughput.enabled is false";
+        assert_eq!(found("{\"enabled\": false, \"synchronized\": false}"), [note, off]);
     }
 
     #[test]

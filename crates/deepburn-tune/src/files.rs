@@ -23,7 +23,7 @@ use serde_json::{Value, json};
 
 use crate::candidate::{CandidateConfig, policy_name};
 use crate::page::page;
-use crate::search::{Assessment, Search, StepMemory, Trial};
+use crate::search::{Assessment, Search, StepMemory, Trial, best_first};
 
 /// The folders of a search, and what its files say of the job.
 pub struct TuningFiles<'a> {
@@ -178,11 +178,7 @@ fn summary(search: &Search, elapsed: Duration) -> String {
         let mut measured: Vec<(f64, &Trial)> = trials
             .filter_map(|trial| Some((trial.metric(metric, trial.measurement()?.fastest()), trial)))
             .collect();
-        // The value is shown, so the best one is the smallest latency or the largest of the others.
-        measured.sort_by(|one, other| match metric {
-            TuningMetric::Latency => one.0.total_cmp(&other.0),
-            _ => other.0.total_cmp(&one.0),
-        });
+        measured.sort_by(|one, other| best_first(metric, one.0, other.0));
         if let Some((value, trial)) = measured.first() {
             let count = measured.len();
             lines.push(format!("| {name} | {count} | {value:.6} | {} |", trial.candidate.name()));

@@ -3,6 +3,8 @@
 //! A measurement takes seconds to minutes, and a forecast milliseconds. Every candidate is therefore forecast, and the
 //! most promising ones are measured until no other one is predicted to come close to the best.
 
+use std::cmp::Ordering;
+
 use deepburn_config::TuningMetric;
 
 use crate::calibration::{Calibration, PredictedStep};
@@ -310,6 +312,15 @@ impl Search {
     fn measured_cost(&self, index: usize) -> Option<f64> {
         let trial = &self.trials[index];
         Some(trial.cost(self.limits.metric, trial.measurement()?.fastest()))
+    }
+}
+
+/// Compares two values of a metric, of which the better one comes first.
+pub(crate) fn best_first(metric: TuningMetric, one: f64, other: f64) -> Ordering {
+    match metric {
+        // DeepSpeed keeps the largest latency as the best one.
+        TuningMetric::Latency => one.total_cmp(&other),
+        TuningMetric::Throughput | TuningMetric::Flops => other.total_cmp(&one),
     }
 }
 

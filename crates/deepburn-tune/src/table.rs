@@ -3,7 +3,7 @@
 use deepburn_config::{RecomputePolicy, TuningMetric};
 
 use crate::candidate::{CandidateConfig, StatePlacement, policy_name};
-use crate::search::{Assessment, Search, Trial};
+use crate::search::{Assessment, Search, Trial, best_first};
 
 /// The largest number of candidates in a table that were forecast and not measured.
 const UNMEASURED: usize = 5;
@@ -23,14 +23,10 @@ pub fn table(search: &Search) -> Vec<String> {
             _ => {}
         }
     }
-    let order = |(seconds, measured, trial): &(f64, bool, &Trial)| {
-        let value = trial.metric(metric, *seconds);
-        // Measured candidates first, then by value: only a latency is better the smaller it is.
-        (!measured, if metric == TuningMetric::Latency { value } else { -value })
-    };
+    let value = |(seconds, _, trial): &(f64, bool, &Trial)| trial.metric(metric, *seconds);
+    // Measured candidates come before the others, however good their forecasts are.
     rows.sort_by(|one, other| {
-        let (one, other) = (order(one), order(other));
-        one.0.cmp(&other.0).then(one.1.total_cmp(&other.1))
+        other.1.cmp(&one.1).then(best_first(metric, value(one), value(other)))
     });
     let measured = rows.iter().filter(|row| row.1).count();
     let mut lines = vec![head(metric)];

@@ -277,6 +277,8 @@ impl JobReader<'_> {
         note!(if !epochs.is_given() && !max_steps.is_given();
             self.findings, "training.epochs" => "is 1: neither epochs nor max_steps is given");
         let steps_per_print = self.deepspeed.steps_per_print.value;
+        let logging_steps = training.logging_steps.value;
+        let groups = training.param_groups.value.iter();
         let output_dir = training.output_dir.value;
         refuse!(if output_dir.trim().is_empty(); self.findings, "training.output_dir" =>
             "\"\" names no folder"; "give a folder, output for example");
@@ -303,20 +305,12 @@ impl JobReader<'_> {
             saving: self.saving(training, has_adapter),
             logging: LoggingPlan {
                 report_to: self.reporters(&training.report_to),
-                logging_steps: training
-                    .logging_steps
-                    .value
-                    .or(steps_per_print.map(StepCount::Steps)),
+                logging_steps: logging_steps.or(steps_per_print.map(StepCount::Steps)),
             },
             deepspeed_defaults: self.deepspeed_defaults(training),
             objective: filled!(ObjectivePlan, training { label_smoothing_factor } dpo: None),
             no_decay: training.no_decay.value,
-            param_groups: training
-                .param_groups
-                .value
-                .iter()
-                .map(|group| self.param_group(group))
-                .collect(),
+            param_groups: groups.map(|group| self.param_group(group)).collect(),
         }
     }
 

@@ -64,11 +64,8 @@ impl JobReader<'_> {
         for key in both {
             self.report_unused(key, is_classified, "a classifier generates no text");
             let has_eval = is_classified || data.splits.has_eval();
-            self.report_unused(
-                key,
-                !has_eval,
-                "there is no evaluation: data.splits.eval is not given",
-            );
+            let unevaluated = "there is no evaluation: data.splits.eval is not given";
+            self.report_unused(key, !has_eval, unevaluated);
         }
         let is_stream = data.kind.samples().is_none() && !is_classified;
         refuse!(if is_stream && sample_rows.value > 0; self.findings, &**sample_rows =>
@@ -112,13 +109,9 @@ impl JobReader<'_> {
             &data.packing_strategy,
             &data.padding_free,
         ];
+        let of_samples = "only data of kind \"chat\" or \"preference\" reads it";
         for key in shared {
-            let is_unused = kind.samples().is_none();
-            self.report_unused(
-                key,
-                is_unused,
-                "only data of kind \"chat\" or \"preference\" reads it",
-            );
+            self.report_unused(key, kind.samples().is_none(), of_samples);
         }
         let DataKind::Chat(plan) = kind else {
             for key in own {
@@ -127,11 +120,8 @@ impl JobReader<'_> {
             return;
         };
         let is_packed = matches!(plan.packing, PackingPlan::Packed(_));
-        self.report_unused(
-            &data.packing_strategy,
-            !is_packed,
-            "samples are not packed without data.packing",
-        );
+        let unpacked = "samples are not packed without data.packing";
+        self.report_unused(&data.packing_strategy, !is_packed, unpacked);
         let wraps = plan.packing == PackingPlan::Packed(PackingStrategy::Wrapped);
         let joined = "packed samples are always joined without padding";
         self.report_unused(&data.padding_free, is_packed && !wraps, joined);

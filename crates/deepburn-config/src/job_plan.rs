@@ -294,7 +294,7 @@ pub enum Join {
 pub struct TrainingJob {
     /// When training ends.
     #[serde(flatten)]
-    pub length: TrainingLength,
+    pub length: LengthPlan,
     /// Seed for weights, sample order and dropout.
     pub seed: u64,
     /// The ranks, and the devices that they run on.
@@ -327,7 +327,7 @@ pub struct TrainingJob {
 
 /// How long a job trains.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct TrainingLength {
+pub struct LengthPlan {
     /// Passes over the train split; `None` if only `max_steps` ends training.
     #[serde(serialize_with = "number_of_epochs")]
     pub epochs: Option<f64>,

@@ -18,8 +18,8 @@ use crate::counted::counted;
 use crate::diagnosis::{Findings, KeyLocation, note, refuse, report, warning};
 use crate::job_plan::{
     Architecture, Backend, CheckpointScope, DataJob, DataKind, DpoPlan, EvaluationPlan, Job,
-    LoggingPlan, ModelJob, ModelMetric, ObjectivePlan, PipelineRequest, PlacementPlan, TrainingJob,
-    TrainingLength,
+    LengthPlan, LoggingPlan, ModelJob, ModelMetric, ObjectivePlan, PipelineRequest, PlacementPlan,
+    TrainingJob,
 };
 use crate::key_path::join;
 use crate::keys::DeepSpeed;
@@ -292,7 +292,7 @@ impl JobReader<'_> {
             devices: self.devices(&training.devices, training.backend.value),
         );
         TrainingJob {
-            length: TrainingLength {
+            length: LengthPlan {
                 // Without both keys, training would not end.
                 epochs: epochs.value.or(if max_steps.value.is_none() { Some(1.0) } else { None }),
                 max_steps: max_steps.value,

@@ -50,6 +50,7 @@ use deepburn_monitor::{
 use crate::console;
 use crate::run::full_disk::FullDisk;
 use crate::run::output_folder::{GENERATED, remove_earlier};
+use crate::run::preparation::Preparation;
 use crate::run::prepared::PreparedRun;
 use crate::run::progress_hook::ProgressHook;
 use crate::run::resume::ResumedCheckpoint;
@@ -134,15 +135,7 @@ pub(super) fn hooks(
     let wandb = WandbRecord::create(run)?;
     // The record stays with the rank, which adds the result of the test.
     hooks.extend(wandb.as_ref().map(WandbRecord::hook));
-    if let Some(flops) = &plan.monitor.flops {
-        let architecture = preparation.subject.info().architecture();
-        hooks.push(Box::new(FlopsHook {
-            plan: flops.clone(),
-            name: architecture.name(),
-            parameters: architecture.parameters(),
-            ranks: job.training.placement.ranks,
-        }));
-    }
+    hooks.extend(flops_hook(preparation));
     // The key of `transformers`, or else DeepSpeed's.
     let logging =
         job.training.logging.logging_steps.or(plan.report.steps_per_print.map(StepCount::Steps));
@@ -151,6 +144,18 @@ pub(super) fn hooks(
     // Last, so that a step is shown after its rows were written.
     hooks.push(Box::new(ProgressHook::new(preparation.length.max_steps, every, breakdown)));
     Ok(RankHooks { hooks, metrics, wandb })
+}
+
+/// Returns the hook of the FLOPS profiler, if it is on.
+fn flops_hook(preparation: &Preparation) -> Option<Box<dyn Hook>> {
+    let plan = preparation.plan.monitor.flops.clone()?;
+    let architecture = preparation.subject.info().architecture();
+    Some(Box::new(FlopsHook {
+        plan,
+        name: architecture.name(),
+        parameters: architecture.parameters(),
+        ranks: preparation.job.training.placement.ranks,
+    }))
 }
 
 /// Returns the step after which a run resumes from its own checkpoint.

@@ -84,33 +84,33 @@ pub struct Usage {
     pub peak: usize,
 }
 
-/// The counters of one category or of a complete tier.
+/// The counters of one category.
 #[derive(Debug, Default)]
 struct Counter {
     current: AtomicUsize,
-    peak: AtomicUsize,
+    peak: Peak,
 }
 
-impl Counter {
-    // Relaxed ordering is enough: no other memory is published through these
-    // counters.
-    /// Adds bytes and raises the peak.
-    fn add(&self, bytes: usize) {
-        let now = self.current.fetch_add(bytes, Relaxed) + bytes;
+/// The largest value that was reported since the last reset.
+#[derive(Debug, Default)]
+struct Peak(AtomicUsize);
+
+impl Peak {
+    fn raise_to(&self, bytes: usize) {
         // Every tensor op calls this function, and few calls reach a new peak.
         // The load is cheaper than the `fetch_max`, so the peak is written only
         // if it is exceeded.
-        if now > self.peak.load(Relaxed) {
-            self.peak.fetch_max(now, Relaxed);
+        if bytes > self.get() {
+            self.0.fetch_max(bytes, Relaxed);
         }
     }
 
-    fn remove(&self, bytes: usize) {
-        self.current.fetch_sub(bytes, Relaxed);
+    fn get(&self) -> usize {
+        self.0.load(Relaxed)
     }
 
-    fn usage(&self) -> Usage {
-        Usage { current: self.current.load(Relaxed), peak: self.peak.load(Relaxed) }
+    fn reset(&self, bytes: usize) {
+        self.0.store(bytes, Relaxed);
     }
 }
 
@@ -121,20 +121,55 @@ pub struct Ledger {
 }
 
 /// The counters of one tier.
+///
+/// The totals are sums of the categories, and only their peaks are stored. Adding and removing
+/// bytes therefore changes one shared number each, where a stored total would cost every tensor op
+/// two more. The thread of the rank sees exact sums. If another thread drops a lease in between (a
+/// write to NVMe ends, a message was sent), a sum counts its bytes either still or no longer.
 #[derive(Debug, Default)]
 struct TierCounters {
-    categories: [Counter; 6],
-    /// The total of all categories, with a separate peak.
-    total: Counter,
-    /// The total without [`Category::Gathered`], with a separate peak.
-    ungathered: Counter,
+    categories: [Counter; Category::ALL.len()],
+    /// The peak of the total of all categories.
+    total_peak: Peak,
+    /// The peak of the total without [`Category::Gathered`].
+    ungathered_peak: Peak,
 }
 
 impl TierCounters {
-    /// Returns the totals that include a category.
-    fn totals(&self, category: Category) -> impl Iterator<Item = &Counter> {
-        let ungathered = (category != Category::Gathered).then_some(&self.ungathered);
-        [&self.total].into_iter().chain(ungathered)
+    /// Adds bytes and raises the peaks.
+    fn add(&self, category: Category, bytes: usize) {
+        let Counter { current, peak } = &self.categories[category as usize];
+        // Relaxed ordering is enough: no other memory is published through these counters.
+        peak.raise_to(current.fetch_add(bytes, Relaxed) + bytes);
+        let (total, ungathered) = self.totals();
+        self.total_peak.raise_to(total);
+        self.ungathered_peak.raise_to(ungathered);
+    }
+
+    fn remove(&self, category: Category, bytes: usize) {
+        self.categories[category as usize].current.fetch_sub(bytes, Relaxed);
+    }
+
+    /// Returns the current bytes of a category.
+    fn current(&self, category: Category) -> usize {
+        self.categories[category as usize].current.load(Relaxed)
+    }
+
+    /// Returns the current bytes of all categories, with and without [`Category::Gathered`].
+    fn totals(&self) -> (usize, usize) {
+        let gathered = self.current(Category::Gathered);
+        let others = Category::ALL.into_iter().filter(|category| *category != Category::Gathered);
+        let ungathered: usize = others.map(|category| self.current(category)).sum();
+        (ungathered + gathered, ungathered)
+    }
+
+    fn reset_peaks(&self) {
+        for Counter { current, peak } in &self.categories {
+            peak.reset(current.load(Relaxed));
+        }
+        let (total, ungathered) = self.totals();
+        self.total_peak.reset(total);
+        self.ungathered_peak.reset(ungathered);
     }
 }
 
@@ -157,8 +192,7 @@ impl Ledger {
 
     /// Counts `bytes` on `tier` in `category` until the lease is dropped.
     pub fn hold_on(&self, tier: Tier, category: Category, bytes: usize) -> Lease {
-        self.counter(tier, category).add(bytes);
-        self.counters[tier as usize].totals(category).for_each(|total| total.add(bytes));
+        self.tier(tier).add(category, bytes);
         Lease { ledger: self.clone(), tier, category, bytes }
     }
 
@@ -169,35 +203,33 @@ impl Ledger {
 
     /// Returns the memory in `category` on `tier`.
     pub fn usage_on(&self, tier: Tier, category: Category) -> Usage {
-        self.counter(tier, category).usage()
+        let Counter { current, peak } = &self.tier(tier).categories[category as usize];
+        Usage { current: current.load(Relaxed), peak: peak.get() }
     }
 
     /// Returns the total memory of all categories on `tier`. Categories peak at
     /// different times, so the peak of the total can be smaller than the sum of
     /// the categories' peaks.
     pub fn total_on(&self, tier: Tier) -> Usage {
-        self.counters[tier as usize].total.usage()
+        let tier = self.tier(tier);
+        Usage { current: tier.totals().0, peak: tier.total_peak.get() }
     }
 
     /// Returns the total memory of all categories on `tier` except gathered
     /// parameters. Rank threads share gathered parameters, so the peak of a
     /// process depends on the peak of everything else.
     pub fn ungathered_on(&self, tier: Tier) -> Usage {
-        self.counters[tier as usize].ungathered.usage()
+        let tier = self.tier(tier);
+        Usage { current: tier.totals().1, peak: tier.ungathered_peak.get() }
     }
 
-    /// Returns the counter of a category on a tier.
-    fn counter(&self, tier: Tier, category: Category) -> &Counter {
-        &self.counters[tier as usize].categories[category as usize]
+    fn tier(&self, tier: Tier) -> &TierCounters {
+        &self.counters[tier as usize]
     }
 
     /// Resets every peak to the current value.
     pub fn reset_peaks(&self) {
-        for TierCounters { categories, total, ungathered } in self.counters.iter() {
-            for counter in categories.iter().chain([total, ungathered]) {
-                counter.peak.store(counter.current.load(Relaxed), Relaxed);
-            }
-        }
+        self.counters.iter().for_each(TierCounters::reset_peaks);
     }
 }
 
@@ -213,9 +245,7 @@ pub struct Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        self.ledger.counter(self.tier, self.category).remove(self.bytes);
-        let tier = &self.ledger.counters[self.tier as usize];
-        tier.totals(self.category).for_each(|total| total.remove(self.bytes));
+        self.ledger.tier(self.tier).remove(self.category, self.bytes);
     }
 }
 

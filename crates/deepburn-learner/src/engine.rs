@@ -105,7 +105,7 @@ pub struct Engine<B: OptimizerOps, M: AutodiffModule<Training<B>>> {
     /// have the values of a base model.
     pub(crate) omitted: BTreeMap<usize, BaseValues>,
     /// The first failed collective. Every later call returns it.
-    failure: OnceCell<EngineError>,
+    pub(crate) failure: OnceCell<EngineError>,
 }
 
 /// A run with a static loss scale fails after this many consecutive skipped

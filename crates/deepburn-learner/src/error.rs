@@ -115,6 +115,15 @@ pub enum EngineError {
         /// The situation in which it was called, as in the error message.
         when: &'static str,
     },
+    /// An earlier call of `train_batch` failed between the passes of a pipeline.
+    #[error(
+        "a pass of an earlier train_batch failed, and the pipeline stages are now at different passes: start \
+         again from a checkpoint. It failed with: {cause}"
+    )]
+    BrokenSchedule {
+        /// The message of the error that the call returned.
+        cause: String,
+    },
     /// The loss has several elements. Autodiff would differentiate the sum of the
     /// elements.
     #[error(

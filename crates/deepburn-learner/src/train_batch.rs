@@ -76,6 +76,11 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         &mut self,
         batches: &mut impl MicroBatches<B, M>,
     ) -> Result<TrainedBatch, Cause> {
+        // A call that failed may have left gradients, to which this step would add its own.
+        if self.step_state.is_accumulating() {
+            let when = "with gradients of an incomplete step (zero_grad drops them)";
+            return Err(EngineError::Order { call: "train_batch", when }.into());
+        }
         let actions = self.states.stages().map(|stages| {
             let count = self.batch.gradient_accumulation_steps;
             self.settings.pass_schedule.actions(stages.stage(), stages.count(), count)
@@ -123,8 +128,33 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         self.check_group()?;
         self.check_passes("train_batch")?;
         let count = self.batch.gradient_accumulation_steps;
+        let losses = match self.run_passes(batches, actions) {
+            Ok(losses) => losses,
+            Err(cause) => {
+                // Stages are at different passes, and messages of some are on their way, so that no
+                // call can continue. An error of the group was recorded as the first failure.
+                let _ = self.failure.set(EngineError::BrokenSchedule { cause: cause.to_string() });
+                return Err(cause);
+            }
+        };
+        // All passes have run. `step` ends the last micro-batch and updates the parameters.
+        (1..count).for_each(|_| self.end_micro_batch());
+        let step = self.step()?.ok_or(EngineError::Order {
+            call: "train_batch",
+            when: "with accumulation boundaries set by hand",
+        })?;
+        batches.after_phase(self.ledger());
+        Ok(TrainedBatch { losses, step })
+    }
+
+    /// Runs the forward and backward passes of a schedule, and returns the checked losses.
+    fn run_passes(
+        &mut self,
+        batches: &mut impl MicroBatches<B, M>,
+        actions: Vec<Action>,
+    ) -> Result<Vec<f64>, Cause> {
         // Schedules run forward passes, and backward passes, in the order of micro-batches.
-        let (mut open, mut values) = (VecDeque::new(), Vec::with_capacity(count));
+        let (mut open, mut values) = (VecDeque::new(), Vec::new());
         for action in actions {
             match action {
                 Action::Forward(index) => {
@@ -145,14 +175,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         // micro-batch could not work ahead.
         let losses = self.read_losses(values)?;
         losses.iter().enumerate().try_for_each(|(index, loss)| batches.check(index, *loss))?;
-        // All passes have run. `step` ends the last micro-batch and updates the parameters.
-        (1..count).for_each(|_| self.end_micro_batch());
-        let step = self.step()?.ok_or(EngineError::Order {
-            call: "train_batch",
-            when: "with accumulation boundaries set by hand",
-        })?;
-        batches.after_phase(self.ledger());
-        Ok(TrainedBatch { losses, step })
+        Ok(losses)
     }
 
     /// Runs the forward pass of micro-batch `index`, whose backward pass comes after other passes.

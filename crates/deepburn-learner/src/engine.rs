@@ -257,7 +257,12 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
 
     /// Records the first unrecoverable failure, which all later calls return.
     pub(crate) fn note<T>(&self, result: Result<T, EngineError>) -> Result<T, EngineError> {
-        if let Err(error @ EngineError::Zero(ZeroError::Comm(_))) = &result {
+        let is_final = |error: &ZeroError| {
+            matches!(error, ZeroError::Comm(_) | ZeroError::Disagreement { .. })
+        };
+        if let Err(error @ EngineError::Zero(cause)) = &result
+            && is_final(cause)
+        {
             // `OnceCell::set` keeps the first failure and rejects later ones.
             let _ = self.failure.set(error.clone());
         }

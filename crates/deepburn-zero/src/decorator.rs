@@ -39,7 +39,7 @@ use crate::session::Leased;
 use crate::{gradient, session};
 
 pub use autocast::{Autocast, TracksParameters};
-pub(crate) use observer::{ObservedTensor, Observer, portable};
+pub(crate) use observer::{ObservedTensor, Observer, hash_of, portable};
 pub use staged::{Bools, Floats, Ints, PlacedTensor, Staged, StagedTensor, TensorKind};
 pub use tensor::{ReducedGradient, ZeroTensor};
 pub use training::{Training, Zero};

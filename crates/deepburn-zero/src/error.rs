@@ -33,6 +33,19 @@ pub enum ZeroError {
         /// The number of ranks of a shard group.
         ranks: usize,
     },
+    /// Ranks that update the same parameter hold different values of it.
+    #[error(
+        "parameter {path} has other values on ranks {ranks:?} than on rank {first}, so the ranks train different \
+         models: change parameters on all ranks or on none, and start again from a checkpoint"
+    )]
+    Disagreement {
+        /// The path of the parameter.
+        path: String,
+        /// The first rank that holds the parameter.
+        first: usize,
+        /// The ranks whose values differ from the values of that rank.
+        ranks: Vec<usize>,
+    },
     /// The pipeline layout lacks a parameter of the module.
     #[error(
         "parameter {path} is on no pipeline stage: the layout was made for another model; make it from this one"

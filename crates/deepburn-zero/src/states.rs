@@ -33,6 +33,7 @@
 //! recorder (`recompute`) and optimizer (`optimizer`) with the context of the
 //! model (`session`). No other module depends on it.
 
+mod agreement;
 mod buffers;
 mod compression;
 mod creation;

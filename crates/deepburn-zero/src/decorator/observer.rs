@@ -99,7 +99,7 @@ fn note_constant(read: impl FnOnce() -> Result<TensorData, ExecutionError>) {
 
 /// Returns a hash (FNV-1a, in words of 64 bits) of the shape, the element type
 /// and the values.
-fn hash_of(data: &TensorData) -> u64 {
+pub(crate) fn hash_of(data: &TensorData) -> u64 {
     // A product with this prime only moves information to higher bits. The rotation brings it back
     // to the lower ones.
     let add = |hash: u64, word: u64| (hash ^ word).wrapping_mul(0x0100_0000_01b3).rotate_left(29);

@@ -5,7 +5,7 @@
 //! 1. The remaining gradients are reduced, the sums of all replicas are added up, and gathered
 //!    parameters are released.
 //! 2. The squares of each parameter's gradient are summed over the ranks,
-//!    together with an overflow flag. If a gradient is not finite, the step ends
+//!    together with an overflow flag and checksums (`agreement.rs`). If a gradient is not finite, the step ends
 //!    here and changes nothing.
 //! 3. Parameters are updated one by one and then in rounds
 //!    (`optimizer/rounds.rs`). At stages 1 and 2, updated slices are collected
@@ -176,7 +176,7 @@ impl<B: OptimizerOps> ModelStates<B> {
     ///
     /// # Errors
     ///
-    /// Returns an error if a collective fails.
+    /// Returns an error if a collective fails, or if the ranks hold different parameters.
     fn global_norm(&self, gradients: &[Option<Accumulated<B>>]) -> Result<Norm, ZeroError> {
         let (mut squares, mut first_bad) = (vec![0.0; self.parameters.len() + 1], None);
         let reducer = self.reducer.borrow();
@@ -196,8 +196,10 @@ impl<B: OptimizerOps> ModelStates<B> {
         // The flag shares the collective. If the gradients of one rank are not
         // finite, all ranks must skip the step.
         squares[self.parameters.len()] = if first_bad.is_some() { 1.0 } else { 0.0 };
+        squares.extend(self.agreement());
         let world = self.groups.world();
         let mut sums = world.sum(CollectiveTag::new("gradient norm", 0), squares)?;
+        self.check_agreement(&sums.split_off(self.parameters.len() + 1))?;
         if sums.pop() == Some(0.0) {
             let sum: f64 = sums.iter().sum();
             // If ranks have their own gradients, this is the mean of their squared

@@ -1,6 +1,7 @@
 //! Tests of model states: sharding, reduction, updates and memory counters. They are one test program, because each
 //! program compiles the tensor stack again.
 
+mod agreement;
 mod autocast;
 mod communication;
 mod fused;

@@ -1,0 +1,100 @@
+//! Checks that ranks agree on the parameters that each of them holds whole (stages 0 to 2).
+//!
+//! Such ranks update a parameter with the same gradient, so their values have the same bits. If
+//! they have not (a program changed a parameter on one rank, a device computed wrongly), the ranks
+//! train different models, and neither losses nor gradients show it, because both are averages.
+//!
+//! Each step checks a part of one parameter, at most [`PART`] elements, and the next step the
+//! following parameter. The cost of a step therefore does not depend on the size of the model. The
+//! checksums travel with the gradient norm, as sums over the ranks that hold the parameter:
+//!
+//! ```text
+//! n = Σ 1,  s = Σ c,  q = Σ c²:   all c are equal  ⇔  s² = n · q     (Cauchy and Schwarz)
+//! ```
+//!
+//! Shards of stage 3 exist once (or once per replica) and are not checked. Neither are parameters
+//! between the exchanges of an optimizer with local steps, where ranks are apart on purpose.
+
+use burn_backend::{Shape, Slice, TensorMetadata};
+use deepburn_comm::CollectiveTag;
+use deepburn_ops::{OptimizerOps, is_without_data, read_float};
+
+use super::ModelStates;
+use crate::decorator::hash_of;
+use crate::error::ZeroError;
+use crate::parameter::Parameter;
+
+/// The largest number of elements that a step checks.
+const PART: usize = 1 << 16;
+
+/// The bits of a checksum. The sums of squares of 2^13 ranks are then exact in f64. Values that
+/// differ have the same checksum once in a million cases.
+const BITS: u32 = 20;
+
+/// The number of sums that [`ModelStates::agreement`] returns.
+pub(super) const SUMS: usize = 3;
+
+impl<B: OptimizerOps> ModelStates<B> {
+    /// Returns this rank's contributions to the sums of the check: `n`, `s` and `q`.
+    pub(super) fn agreement(&self) -> [f64; SUMS] {
+        match self.checksum() {
+            Some(checksum) => [1.0, checksum, checksum * checksum],
+            None => [0.0; SUMS],
+        }
+    }
+
+    /// Checks the sums over all ranks. If the ranks disagree, they exchange their checksums.
+    ///
+    /// # Errors
+    /// Returns an error with the parameter and the ranks if they disagree, or if the exchange fails.
+    pub(super) fn check_agreement(&self, sums: &[f64]) -> Result<(), ZeroError> {
+        // The sums are integers below 2^53, and their products fit u128.
+        let [ranks, sum, squares] = [sums[0], sums[1], sums[2]].map(|it| it as u128);
+        if sum * sum == ranks * squares {
+            return Ok(());
+        }
+        let world = self.groups.world();
+        // A rank that does not hold the parameter contributes -1, which is not a checksum.
+        let mut checksums = vec![0.0; world.world_size()];
+        checksums[world.rank()] = self.checksum().unwrap_or(-1.0);
+        let checksums = world.sum(CollectiveTag::new("parameter agreement", 0), checksums)?;
+        let holders = || checksums.iter().enumerate().filter(|(_, checksum)| **checksum >= 0.0);
+        let first = holders().next();
+        let differs = |(rank, checksum): (usize, &f64)| {
+            first.is_some_and(|(_, first)| checksum != first).then_some(rank)
+        };
+        Err(ZeroError::Disagreement {
+            path: self.checked_parameter().map_or_else(String::new, |it| it.path().to_owned()),
+            first: first.map_or(0, |(rank, _)| rank),
+            ranks: holders().filter_map(differs).collect(),
+        })
+    }
+
+    /// Returns the parameter that this step checks; `None` if the module has none.
+    fn checked_parameter(&self) -> Option<&Parameter<B>> {
+        // The time counts applied steps and is the same on all ranks, also after a resume.
+        let at = self.optimizer.time().checked_rem(self.parameters.len() as u64)?;
+        Some(&self.parameters[at as usize])
+    }
+
+    /// Returns the checksum of the part that this step checks; `None` if this rank does not hold
+    /// it, or if there is nothing to compare.
+    fn checksum(&self) -> Option<f64> {
+        let are_apart = self.optimizer.local_rates().is_some();
+        if self.groups.world().world_size() == 1 || are_apart || is_without_data::<B>() {
+            return None;
+        }
+        let parameter = self.checked_parameter()?;
+        if !parameter.is_held_here() || parameter.shard().is_some() {
+            return None;
+        }
+        let stored = parameter.read_stored();
+        let numel = stored.shape().num_elements();
+        let round = self.optimizer.time() / self.parameters.len() as u64;
+        let start = (round % numel.div_ceil(PART).max(1) as u64) as usize * PART;
+        let part = Slice::from(start..numel.min(start + PART));
+        let flat = B::float_reshape(stored, Shape::from(vec![numel]));
+        let hash = hash_of(&read_float::<B>(B::float_slice(flat, &[part])));
+        Some((hash >> (u64::BITS - BITS)) as f64)
+    }
+}

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::GroupId;
-use crate::group_ranks::InGroup;
+use crate::group_id::InGroup;
 
 /// The name of an exchange: a purpose and a number, such as `gather#12`, and
 /// optionally the names of its arrays.

@@ -8,7 +8,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::Tagged;
+use crate::message::Tagged;
 use crate::{Call, MessageRoute};
 
 /// A rank that waits for another rank.

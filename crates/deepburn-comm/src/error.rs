@@ -12,10 +12,11 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::deadlock::Circle;
-use crate::group_ranks::InGroup;
+use crate::group_id::InGroup;
+use crate::message::Tagged;
 use crate::{
-    CollectiveTag, GroupId, MessageContents, MessageDirection, MessageRoute, MessageTag, Operation,
-    Signature, Waiting,
+    Call, CollectiveTag, GroupId, MessageContents, MessageDirection, MessageRoute, MessageTag,
+    Operation, Signature, Waiting,
 };
 
 /// The reason why a collective was not completed.
@@ -295,16 +296,6 @@ pub enum CommError {
     NoRanks,
 }
 
-/// Formats the tag and the group of a message.
-pub(crate) struct Tagged<'a>(pub(crate) &'a MessageRoute);
-
-impl fmt::Display for Tagged<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let MessageRoute { tag, group, .. } = self.0;
-        write!(f, "{tag}{}", InGroup(group.name()))
-    }
-}
-
 /// Formats the tags of messages that were not received.
 struct Unclaimed<'a>(&'a [MessageTag]);
 
@@ -314,23 +305,6 @@ impl fmt::Display for Unclaimed<'_> {
             write!(f, "{}{tag}", if i == 0 { "; not received from it: " } else { ", " })?;
         }
         Ok(())
-    }
-}
-
-/// A collective at its position in the common order of its group.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Call {
-    /// The number of the collective. Every rank counts from 0.
-    pub sequence: u64,
-    /// The kind of collective.
-    pub operation: Operation,
-    /// The tag of the exchange.
-    pub tag: CollectiveTag,
-}
-
-impl fmt::Display for Call {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "collective {} ({} of {})", self.sequence, self.operation, self.tag)
     }
 }
 
@@ -460,24 +434,24 @@ impl Arrays<'_> {
     }
 
     /// Returns the name and size of array `index`; `None` if neither is known.
-    fn array(&self, index: usize) -> Option<Array<'_>> {
+    fn array(&self, index: usize) -> Option<KnownArray<'_>> {
         let name = self.names.get(index).map(|name| &**name);
         let size = self.signature.and_then(|signature| {
             Some((*signature.numels.get(index)?, &**signature.dtypes.get(index)?))
         });
-        (name.is_some() || size.is_some()).then_some(Array { name, size })
+        (name.is_some() || size.is_some()).then_some(KnownArray { name, size })
     }
 }
 
 /// The known properties of an array.
 #[derive(PartialEq)]
-struct Array<'a> {
+struct KnownArray<'a> {
     name: Option<&'a str>,
     /// The number of elements and the element type.
     size: Option<(usize, &'a str)>,
 }
 
-impl fmt::Display for Array<'_> {
+impl fmt::Display for KnownArray<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self.name, self.size) {
             (Some(name), Some((numel, dtype))) => write!(f, "{name} of {numel} x {dtype}"),

@@ -37,11 +37,13 @@ compile_error!(
      workspace's Cargo.toml (or -Cpanic=abort from RUSTFLAGS)"
 );
 
+mod call;
 mod collective_tag;
 mod deadlock;
 mod error;
 mod gather;
 mod group;
+mod group_id;
 mod group_ranks;
 mod host;
 mod in_process;
@@ -60,12 +62,14 @@ mod side;
 mod simulated;
 mod statistics;
 
+pub use call::Call;
 pub use collective_tag::CollectiveTag;
 pub use deadlock::{Awaited, Waiting};
-pub use error::{Absence, Call, CommError, Side};
+pub use error::{Absence, CommError, Side};
 pub use gather::gather_bytes;
 pub use group::{Pending, ProcessGroup, Subgroup};
-pub use group_ranks::{GroupId, GroupRanks};
+pub use group_id::GroupId;
+pub use group_ranks::GroupRanks;
 pub use host::{Host, HostElement};
 pub use in_process::Member;
 pub use mailbox::{Mailbox, ReceiveId};

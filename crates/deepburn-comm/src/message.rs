@@ -6,7 +6,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use tracing::{Span, trace_span};
 
-use crate::group_ranks::InGroup;
+use crate::group_id::InGroup;
 use crate::{CommError, GroupId, GroupRanks, MessageTag, Payload, Signature};
 
 /// One of the two calls that exchange a message.
@@ -92,6 +92,16 @@ impl MessageRoute {
 impl fmt::Display for MessageRoute {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} from rank {}{}", self.tag, self.from, InGroup(self.group.name()))
+    }
+}
+
+/// Formats the tag and the group of a message.
+pub(crate) struct Tagged<'a>(pub(crate) &'a MessageRoute);
+
+impl fmt::Display for Tagged<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let MessageRoute { tag, group, .. } = self.0;
+        write!(f, "{tag}{}", InGroup(group.name()))
     }
 }
 

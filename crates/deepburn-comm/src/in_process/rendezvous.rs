@@ -25,7 +25,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::letter::Letter;
-use super::round::{Completion, Deposit, Round};
+use super::round::{Completion, Deposit, Round, RoundKey};
 use super::wait::{ActingThreads, WaitTarget};
 use crate::{
     Absence, Call, CommError, GroupFailure, GroupId, GroupRanks, Mailbox, MessageContents,
@@ -58,10 +58,6 @@ struct RendezvousState {
     letters: Mailbox<Letter>,
     failure: Option<GroupFailure>,
 }
-
-/// Identifies a round: the first member of its group, the group, and the
-/// sequence number. Disjoint groups may have the same identity.
-pub(super) type RoundKey = (usize, GroupId, u64);
 
 /// The progress of one rank.
 #[derive(Debug, Default)]

@@ -3,10 +3,14 @@
 use std::any::Any;
 use std::sync::Arc;
 
-use crate::Side;
+use crate::{GroupId, Side};
 
 /// The type-erased arrays or results of one rank.
 pub(crate) type Deposit = Arc<dyn Any + Send + Sync>;
+
+/// Identifies a round: the first member of its group, the group, and the
+/// sequence number. Disjoint groups may have the same identity.
+pub(crate) type RoundKey = (usize, GroupId, u64);
 
 /// Whether all ranks have completed a phase of a round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

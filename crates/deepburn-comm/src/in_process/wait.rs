@@ -4,8 +4,7 @@ use std::collections::HashMap;
 use std::thread::{self, ThreadId};
 
 use super::letter::Letter;
-use super::rendezvous::RoundKey;
-use super::round::Round;
+use super::round::{Round, RoundKey};
 use crate::{Awaited, Call, GroupRanks, Mailbox, MessageRoute, ReceiveId};
 
 /// The threads that have started collectives and messages as one rank, or waited for them.

@@ -83,7 +83,7 @@ fn reduce_scatter<T: Payload>(
     arrays: &[T],
     op: ReduceOp,
 ) -> Result<Vec<T>, CommError> {
-    let (rank, world_size, world_rank) = (link.rank(), link.world_size(), link.world_rank());
+    let (rank, world_size) = (link.rank(), link.world_size());
     let cut = |array: &T| Partition::new(array.numel(), world_size);
     let part = |array: &T, rank| array.part(cut(array).owned(rank));
     let outgoing: Vec<Vec<Encoded>> = (0..world_size)
@@ -115,7 +115,7 @@ fn reduce_scatter<T: Payload>(
                 false => {
                     let numel = cut(array).owned(rank).len();
                     decode(array, numel, header, index, received.next())
-                        .map_err(|reason| CommError::Transport { rank: world_rank, reason })?
+                        .map_err(|reason| link.undecodable(reason))?
                 }
             });
         }
@@ -166,7 +166,7 @@ fn all_to_all<T: Payload>(
     arrays: &[T],
 ) -> Result<Vec<T>, CommError> {
     link.meet(side, |_| Vec::new())?;
-    let (rank, world_size, world_rank) = (link.rank(), link.world_size(), link.world_rank());
+    let (rank, world_size) = (link.rank(), link.world_size());
     let (mut outgoing, mut incoming, mut numels) = (Vec::new(), Vec::new(), Vec::new());
     for array in arrays {
         let (partition, size) = (Partition::new(array.numel(), world_size), array.element_size());
@@ -188,9 +188,7 @@ fn all_to_all<T: Payload>(
     let arrays = arrays.iter().zip(received).zip(numels);
     let decoded =
         arrays.map(|((array, received), numel)| array.decode(Form::Dense, received, numel));
-    decoded
-        .collect::<Result<_, _>>()
-        .map_err(|reason| CommError::Transport { rank: world_rank, reason })
+    decoded.collect::<Result<_, _>>().map_err(|reason| link.undecodable(reason))
 }
 
 /// Returns the arrays of `root`. The arrays of the other ranks only define sizes and types.
@@ -205,7 +203,7 @@ fn broadcast<T: Payload>(
     arrays: Vec<T>,
     root: usize,
 ) -> Result<Vec<T>, CommError> {
-    let (rank, world_rank) = (link.rank(), link.world_rank());
+    let rank = link.rank();
     let encoded: Vec<Encoded> = match rank == root {
         true => arrays.iter().map(Payload::encode).collect(),
         false => Vec::new(),
@@ -226,9 +224,7 @@ fn broadcast<T: Payload>(
         .iter()
         .enumerate()
         .map(|(index, home)| decode(home, home.numel(), header, index, received.next()));
-    decoded
-        .collect::<Result<_, _>>()
-        .map_err(|reason| CommError::Transport { rank: world_rank, reason })
+    decoded.collect::<Result<_, _>>().map_err(|reason| link.undecodable(reason))
 }
 
 /// Sends this rank's shard of each array to all ranks and returns the complete arrays. Padding is
@@ -241,7 +237,7 @@ fn spread<T: Payload>(
     shards: &[T],
     numels: &[usize],
 ) -> Result<Vec<T>, CommError> {
-    let (rank, world_size, world_rank) = (link.rank(), link.world_size(), link.world_rank());
+    let (rank, world_size) = (link.rank(), link.world_size());
     let (mut outgoing, mut incoming) = (Vec::new(), Vec::new());
     for (shard, &numel) in shards.iter().zip(numels) {
         let (partition, size) = (Partition::new(numel, world_size), shard.element_size());
@@ -265,9 +261,7 @@ fn spread<T: Payload>(
     let arrays = shards.iter().zip(whole).zip(numels);
     let decoded =
         arrays.map(|((shard, received), numel)| shard.decode(Form::Dense, received, *numel));
-    decoded
-        .collect::<Result<_, _>>()
-        .map_err(|reason| CommError::Transport { rank: world_rank, reason })
+    decoded.collect::<Result<_, _>>().map_err(|reason| link.undecodable(reason))
 }
 
 /// Returns form and length in bytes of each encoded array, as headers describe them.

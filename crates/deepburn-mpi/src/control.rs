@@ -11,11 +11,12 @@ use serde::{Deserialize, Serialize};
 pub(crate) struct Envelope {
     /// The number of the run, from 1.
     pub(crate) run: u32,
-    pub(crate) message: Message,
+    pub(crate) message: ControlMessage,
 }
 
+/// What a rank tells another one beside data.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) enum Message {
+pub(crate) enum ControlMessage {
     /// The identity of the rank. Sent once, before anything else.
     Hello(Hello),
     /// The arguments of the sender's next collective.

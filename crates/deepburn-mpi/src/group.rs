@@ -28,7 +28,7 @@ use crate::collectives;
 use crate::deadline::Deadline;
 use crate::letters::{EncodedArray, Outgoing, Receipt, ReceivedLetter};
 use crate::link::{GroupLink, turn};
-use crate::process::{Process, Work};
+use crate::process::{Process, QueuedWork};
 use crate::settings::Settings;
 use crate::status::Wait;
 
@@ -86,7 +86,7 @@ impl Membership {
         if self.has_left.swap(true, Ordering::Relaxed) {
             return;
         }
-        self.process.submit(Work::Run(Box::new(|link| {
+        self.process.submit(QueuedWork::Run(Box::new(|link| {
             // The error can be ignored: the other ranks are informed of failures separately.
             let _ = link.leave();
         })));
@@ -217,7 +217,7 @@ impl LetterClaim {
         let Self { membership, route, id } = self;
         let process = &membership.process;
         process.letters().begin_wait(route);
-        process.submit(Work::Wake);
+        process.submit(QueuedWork::Wake);
         let received = membership.wait_for_letter(route, *id);
         process.letters().end_wait(route);
         let ReceivedLetter { contents, arrays } = received?;
@@ -296,7 +296,7 @@ impl MpiGroup {
         let Ok(route) = route else { return false };
         let process = &self.membership.process;
         process.letters().has_arrived(&route).unwrap_or_else(|| {
-            process.submit(Work::Wake);
+            process.submit(QueuedWork::Wake);
             false
         })
     }
@@ -345,7 +345,7 @@ impl Subgroup for MpiGroup {
         *index += 1;
         process.letters().submit(Outgoing::Subgroup(ranks.clone()));
         drop(created);
-        process.submit(Work::Wake);
+        process.submit(QueuedWork::Wake);
         Ok(Self { membership: self.membership.clone(), ranks })
     }
 }
@@ -382,7 +382,7 @@ impl<T: Payload> ProcessGroup<T> for MpiGroup {
 
         let (answer, answered) = mpsc::sync_channel(1);
         let (on_device, ranks) = (self.membership.on_device, self.ranks.clone());
-        self.membership.process.submit(Work::Run(Box::new(move |link| {
+        self.membership.process.submit(QueuedWork::Run(Box::new(move |link| {
             // `on_device` takes an `FnMut`, but the collective can run only once.
             let mut arrays = Some(arrays);
             on_device(&mut || {
@@ -416,7 +416,7 @@ impl<T: Payload> ProcessGroup<T> for MpiGroup {
         let encode = Box::new(encode);
         let process = &self.membership.process;
         process.letters().submit(Outgoing::Letter { route, contents, encode });
-        process.submit(Work::Wake);
+        process.submit(QueuedWork::Wake);
         Ok(())
     }
 

@@ -43,17 +43,21 @@
 //! | a rank does not arrive in time | the waiting ranks | `CommError::Timeout` |
 //! | a process hangs, without a time-out | the waiting ranks, by `Ping` | `CommError::Timeout` |
 
+mod current_run;
+mod group_link;
 mod letters;
+mod liveness;
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt::Display;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use deepburn_comm::{Absence, Call, CommError, Form, GroupId, GroupRanks, Received, Side};
 
 use crate::backoff::Backoff;
-use crate::control::{CallHeader, Envelope, Hello, Message, disagreement};
+use crate::control::{CallHeader, ControlMessage, Envelope, Hello, disagreement};
 use crate::deadline::Deadline;
 use crate::letters::Letters;
 use crate::library::{MessageKind, Mpi, MpiError, Posted};
@@ -61,22 +65,15 @@ use crate::neighbours::Neighbours;
 use crate::settings::Settings;
 use crate::status::{RunStatus, Wait};
 use crate::transfer::{Incoming, Transfer};
+use current_run::CurrentRun;
+pub(crate) use group_link::GroupLink;
 use letters::LetterTransfers;
+use liveness::ProcessWatch;
 
-/// The interval at which the processes on this host are checked.
-const LOOK_INTERVAL: Duration = Duration::from_millis(5);
 /// The time between the reports of consecutive ranks that detect the same failure. It is long
 /// enough for the report of the first rank to reach the others before they would send theirs, and
 /// for the last messages of a process that has died.
 const REPORT_DELAY: Duration = Duration::from_millis(40);
-/// The interval of pings in a run without a time-out.
-///
-/// In such a run a rank may download or compile something for hours, so a late rank is not a
-/// failure. The communication thread of a working rank answers within milliseconds. A process that
-/// is stopped or hangs does not answer.
-const PING_INTERVAL: Duration = Duration::from_secs(2);
-/// The time within which a rank must answer a ping.
-const PING_TIMEOUT: Duration = Duration::from_secs(30);
 /// The time that ranks with different collectives wait for the names of each other's arrays, which
 /// are only used to improve the error message.
 const NAMES_TIMEOUT: Duration = Duration::from_secs(5);
@@ -84,13 +81,6 @@ const NAMES_TIMEOUT: Duration = Duration::from_secs(5);
 /// The maximum delay of a report. Without this limit, the last rank of a large job would wait for
 /// minutes.
 const LAST_TURN: Duration = Duration::from_secs(1);
-/// The number of polls after which a message that is in shared memory has been received. A poll of
-/// Open MPI without a result moves such messages into the queue that the next poll searches.
-const POLLS: usize = 16;
-/// The number of recent collectives of this rank whose array names are kept for messages about late
-/// ranks.
-const REMEMBERED: usize = 4;
-
 /// Returns the time that a rank waits for lower ranks to report a failure that all of them detect
 /// at the same time.
 pub(crate) fn turn(rank: usize) -> Duration {
@@ -107,98 +97,20 @@ pub(crate) struct Link {
     letters: Arc<Letters>,
     /// The messages that are under way.
     transfers: LetterTransfers,
-    /// The subgroups that this rank has created in this run.
-    subgroups: HashMap<GroupId, GroupRanks>,
     /// The state of all ranks, by rank number. The entry of this rank only contains its greeting.
     peers: Vec<Peer>,
-    /// The processes of this host.
-    neighbours: Neighbours,
-    /// The time of the last check of the processes of this host.
-    last_look: Instant,
-    /// The time of the last round of pings.
-    last_ping: Instant,
+    /// What detects processes that have died or hang.
+    watch: ProcessWatch,
     /// Control messages that are being sent, with their receivers. MPI reads their memory until
     /// they are complete.
     outbox: Vec<(usize, Posted)>,
     /// Messages of a run that has not started on this rank yet.
     early: Vec<(usize, Envelope)>,
-    /// The number of the current run, from 1; 0 before the first one.
-    run: u32,
-    /// The time-out and the message size of the current run.
-    settings: Settings,
-    /// The number of this rank's next collective in the common order of each group.
-    next_sequence: HashMap<GroupId, u64>,
-    /// The collective that this rank has reached, if any.
-    current: Option<Call>,
-    /// This rank's last collectives, newest first, with the names of their arrays, which headers do
-    /// not contain.
-    recent: VecDeque<Call>,
+    /// The state of the current run.
+    run: CurrentRun,
     /// Whether this rank has announced the failure of the run, or has been informed by the rank
     /// that reports it.
     announced: bool,
-}
-
-/// The connection to the members of a group, for one collective. Its ranks are ranks of the group.
-pub(crate) struct GroupLink<'a> {
-    link: &'a mut Link,
-    ranks: &'a GroupRanks,
-}
-
-impl<'a> GroupLink<'a> {
-    /// Returns the connection to the members of a group.
-    pub(crate) fn new(link: &'a mut Link, ranks: &'a GroupRanks) -> Self {
-        Self { link, ranks }
-    }
-
-    /// Returns the rank in the group, from 0.
-    pub(crate) fn rank(&self) -> usize {
-        self.ranks.rank()
-    }
-
-    /// Returns the number of ranks in the group.
-    pub(crate) fn world_size(&self) -> usize {
-        self.ranks.len()
-    }
-
-    /// Returns the rank in the world, which errors name.
-    pub(crate) fn world_rank(&self) -> usize {
-        self.ranks.world_rank()
-    }
-
-    /// Returns the rank in the group of a member with this rank in the world.
-    pub(crate) fn position(&self, world_rank: usize) -> usize {
-        self.ranks.position(world_rank).unwrap_or_default()
-    }
-
-    /// Exchanges headers with the members; see [`Link::meet`].
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if ranks disagree, fail, have left or do not arrive in time.
-    pub(crate) fn meet(
-        &mut self,
-        side: &Side,
-        parts: impl Fn(usize) -> Vec<(Form, u64)>,
-    ) -> Result<Vec<CallHeader>, CommError> {
-        self.link.meet(self.ranks, side, parts)
-    }
-
-    /// Exchanges data with the members; see [`Link::exchange`].
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if a rank fails or at the time-out.
-    pub(crate) fn exchange(
-        &mut self,
-        mut outgoing: Vec<(usize, bytes::Bytes)>,
-        mut incoming: Vec<Incoming>,
-    ) -> Result<Vec<Received>, CommError> {
-        let members = self.ranks.members();
-        let segments = incoming.iter_mut().flat_map(|array| &mut array.segments);
-        let ranks = outgoing.iter_mut().map(|(to, _)| to).chain(segments.map(|(from, _)| from));
-        ranks.for_each(|rank| *rank = members[*rank]);
-        self.link.exchange(self.ranks, outgoing, incoming)
-    }
 }
 
 /// The known state of a rank.
@@ -253,21 +165,14 @@ impl Link {
             status,
             letters,
             transfers: LetterTransfers::default(),
-            subgroups: HashMap::new(),
-            neighbours: Neighbours::default(),
-            last_look: Instant::now(),
-            last_ping: Instant::now(),
+            watch: ProcessWatch::default(),
             outbox: Vec::new(),
             early: Vec::new(),
-            run: 0,
-            settings: Settings::default(),
-            next_sequence: HashMap::new(),
-            current: None,
-            recent: VecDeque::new(),
+            run: CurrentRun::new(0, Settings::default()),
             announced: false,
         };
         link.peers[rank].hello = Some(own.clone());
-        link.post_all(|_| Message::Hello(own.clone()))?;
+        link.post_all(|_| ControlMessage::Hello(own.clone()))?;
         link.wait_until(|link| {
             let missing = |peer: &Peer| peer.hello.is_none();
             Ok(if link.peers.iter().any(missing) { Err(link.ranks(missing)) } else { Ok(()) })
@@ -282,7 +187,7 @@ impl Link {
             return Err(CommError::Transport { rank, reason });
         }
         let others = hellos.iter().enumerate().filter(|(other, _)| *other != rank);
-        link.neighbours = Neighbours::new(&own, &others.collect::<Vec<_>>());
+        link.watch.neighbours = Neighbours::new(&own, &others.collect::<Vec<_>>());
         Ok(link)
     }
 
@@ -307,11 +212,8 @@ impl Link {
     pub(crate) fn begin(&mut self, run: u32, settings: Settings) {
         // What was sent in the run that ends keeps its number. A failure is in the status.
         let _ = self.send_letters();
-        (self.run, self.settings, self.current) = (run, settings, None);
-        self.next_sequence.clear();
+        self.run = CurrentRun::new(run, settings);
         self.transfers.begin();
-        self.subgroups.clear();
-        self.recent.clear();
         for peer in &mut self.peers {
             peer.headers.clear();
             peer.subgroups.clear();
@@ -332,7 +234,7 @@ impl Link {
     pub(crate) fn leave(&mut self) -> Result<(), CommError> {
         // Messages that were sent before are announced before.
         self.send_letters()?;
-        self.post_all(|_| Message::Leave)
+        self.post_all(|_| ControlMessage::Leave)
     }
 
     /// Exchanges headers with all members of a group at its next collective and checks that they
@@ -353,22 +255,17 @@ impl Link {
         parts: impl Fn(usize) -> Vec<(Form, u64)>,
     ) -> Result<Vec<CallHeader>, CommError> {
         let (group, rank) = (ranks.id(), self.rank());
-        let next = self.next_sequence.entry(group.clone()).or_default();
-        let sequence = *next;
-        *next += 1;
-        let (operation, tag) = (side.operation, side.tag.clone());
-        let call = Call { sequence, operation, tag };
-        self.recent.push_front(call.clone());
-        self.recent.truncate(REMEMBERED);
-        self.current = Some(call.clone());
+        let call = self.run.reach(group, side);
         self.note_wait(&self.remote_ranks(ranks, |peer| peer.is_missing(group)));
         self.listen()?;
         let header = |position| {
             let (group, side) = (group.clone(), side.clone());
-            CallHeader { group, sequence, side, parts: parts(position) }
+            CallHeader { group, sequence: call.sequence, side, parts: parts(position) }
         };
         let others = || ranks.members().iter().copied().enumerate().filter(|it| it.1 != rank);
-        others().try_for_each(|(position, to)| self.post(to, Message::Header(header(position))))?;
+        others().try_for_each(|(position, to)| {
+            self.post(to, ControlMessage::Header(header(position)))
+        })?;
         self.wait_until(|link| {
             let missing = others().map(|(_, other)| other);
             let missing: Vec<_> =
@@ -402,11 +299,11 @@ impl Link {
     pub(crate) fn exchange(
         &mut self,
         ranks: &GroupRanks,
-        outgoing: Vec<(usize, bytes::Bytes)>,
+        outgoing: Vec<(usize, Bytes)>,
         incoming: Vec<Incoming>,
     ) -> Result<Vec<Received>, CommError> {
         self.note_wait(&self.remote_ranks(ranks, |_| true));
-        let (kind, piece) = (MessageKind::Data, self.settings.piece);
+        let (kind, piece) = (MessageKind::Data, self.run.settings.piece);
         let started = Transfer::start(&self.mpi, kind, outgoing, incoming, piece);
         let mut transfer = started.map_err(|error| self.broken(error))?;
         self.wait_until(|link| {
@@ -444,7 +341,7 @@ impl Link {
     ///
     /// Returns an error if a rank does not arrive or MPI fails.
     pub(crate) fn finalize(mut self) -> Result<(), CommError> {
-        self.post_all(|_| Message::Goodbye)?;
+        self.post_all(|_| ControlMessage::Goodbye)?;
         self.wait_until(|link| {
             let missing = |peer: &Peer| !peer.said_goodbye;
             let mut missing = link.ranks(missing);
@@ -508,75 +405,36 @@ impl Link {
         let peer = &mut self.peers[from];
         peer.asked = None;
         match message {
-            Message::Hello(hello) => peer.hello = Some(hello),
-            Message::Goodbye => {
+            ControlMessage::Hello(hello) => peer.hello = Some(hello),
+            ControlMessage::Goodbye => {
                 peer.said_goodbye = true;
                 peer.left.get_or_insert_with(Instant::now);
                 self.transfers.leave(from, true);
             }
-            Message::Ping => {
+            ControlMessage::Ping => {
                 // A lost answer is harmless, because the other rank will send another ping.
-                let _ = self.post(from, Message::Pong);
+                let _ = self.post(from, ControlMessage::Pong);
             }
             // The arrays of all runs are received, because the channel keeps their order.
-            Message::Letter(header) => self.transfers.announce(run, header),
-            message if run > self.run => self.early.push((from, Envelope { run, message })),
-            _ if run < self.run => {}
-            Message::Header(header) => {
+            ControlMessage::Letter(header) => self.transfers.announce(run, header),
+            message if run > self.run.number => self.early.push((from, Envelope { run, message })),
+            _ if run < self.run.number => {}
+            ControlMessage::Header(header) => {
                 let (operation, tag) = (header.side.operation, header.side.tag.clone());
                 let call = Call { sequence: header.sequence, operation, tag };
                 self.letters.set_last(run, from, &call);
                 peer.last = Some(call);
                 peer.headers.entry(header.group.clone()).or_default().push_back(header);
             }
-            Message::Subgroup { id, members } => self.note_subgroup(from, id, members),
-            Message::Names(names) => peer.names = Some(names),
-            Message::Leave => {
+            ControlMessage::Subgroup { id, members } => self.note_subgroup(from, id, members),
+            ControlMessage::Names(names) => peer.names = Some(names),
+            ControlMessage::Leave => {
                 peer.left = Some(Instant::now());
                 self.transfers.leave(from, false);
             }
-            Message::Failed(cause) => self.status.fail(from, cause),
-            Message::Pong => {}
+            ControlMessage::Failed(cause) => self.status.fail(from, cause),
+            ControlMessage::Pong => {}
         }
-    }
-
-    /// Checks the processes of this host at intervals. Ends the run if one of them has ended
-    /// although other ranks still needed it.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if MPI fails or a message cannot be decoded.
-    fn look(&mut self) -> Result<(), MpiError> {
-        if self.last_look.elapsed() < LOOK_INTERVAL {
-            return Ok(());
-        }
-        self.last_look = Instant::now();
-        while let Some(rank) = self.neighbours.ended() {
-            self.peers[rank].ended = Some(Instant::now());
-        }
-        let is_dead = |peer: &Peer| peer.ended.is_some() && peer.left.is_none();
-        let Some(&rank) = self.ranks(is_dead).first() else { return Ok(()) };
-        let since = self.peers[rank].ended.map(|ended| ended.elapsed()).unwrap_or_default();
-        // The last message of the process may still be in flight.
-        if since < REPORT_DELAY || self.status.cause().is_some() || !self.neighbours.claim_report()
-        {
-            return Ok(());
-        }
-        // A process that held the claim before, and has exited, has sent its report.
-        for _ in 0..POLLS {
-            self.receive()?;
-        }
-        let Peer { hello, last, .. } = &self.peers[rank];
-        let host = hello.as_ref().map(|hello| hello.host.clone()).unwrap_or_default();
-        let cause = CommError::Died {
-            rank,
-            host,
-            last: last.clone().map(|call| Box::new(self.with_names(call))),
-            reporter: self.rank(),
-            call: self.current.clone().map(Box::new),
-        };
-        self.status.fail(self.rank(), cause);
-        Ok(())
     }
 
     /// Sends the failure of the run to the other ranks, once, if this rank is its reporter.
@@ -585,7 +443,7 @@ impl Link {
             return;
         }
         // Ranks that do not receive this message detect the failure themselves.
-        let _ = self.post_all(|_| Message::Failed(cause.clone()));
+        let _ = self.post_all(|_| ControlMessage::Failed(cause.clone()));
     }
 
     /// Returns the error for two ranks that started different collectives, with the names of the
@@ -607,9 +465,10 @@ impl Link {
         let (rank, sequence) = (self.rank(), headers[left].sequence);
         let own = names(&headers[ranks.rank()]);
         self.peers[rank].names = Some(own.clone());
-        let timeout = std::mem::replace(&mut self.settings.timeout, NAMES_TIMEOUT);
+        let timeout = std::mem::replace(&mut self.run.settings.timeout, NAMES_TIMEOUT);
         let mut others = ranks.members().iter().copied().filter(|other| *other != rank);
-        let told = others.try_for_each(|other| self.post(other, Message::Names(own.clone())));
+        let told =
+            others.try_for_each(|other| self.post(other, ControlMessage::Names(own.clone())));
         let told = told.and_then(|()| {
             self.wait_until(|link| {
                 let is_member = |other: &usize| ranks.position(*other).is_some();
@@ -618,7 +477,7 @@ impl Link {
                 Ok(if missing.is_empty() { Ok(()) } else { Err(missing) })
             })
         });
-        self.settings.timeout = timeout;
+        self.run.settings.timeout = timeout;
         if let Err(failure) = told {
             tracing::debug!(%failure, "ranks that disagree could not exchange the names of arrays");
         }
@@ -651,7 +510,7 @@ impl Link {
         mut poll: impl FnMut(&mut Self) -> Result<Result<R, Vec<usize>>, CommError>,
     ) -> Result<R, CommError> {
         let rank = self.rank();
-        let limit = self.settings.timeout.saturating_add(turn(rank));
+        let limit = self.run.settings.timeout.saturating_add(turn(rank));
         let mut deadline = Deadline::after(limit);
         let mut backoff = Backoff::default();
         loop {
@@ -665,7 +524,7 @@ impl Link {
                 Err(cause) => return Err(self.failed(cause)),
             };
             if deadline.has_passed() {
-                return Err(self.late(&absent, self.settings.timeout));
+                return Err(self.late(&absent, self.run.settings.timeout));
             }
             self.ping(&absent)?;
             if backoff.is_long() {
@@ -675,40 +534,12 @@ impl Link {
         }
     }
 
-    /// Pings missing ranks in a run without a time-out. Returns a rank that does not answer within
-    /// [`PING_TIMEOUT`]. The communication thread of a busy rank answers.
-    fn find_silent(&mut self, absent: &[usize]) -> Option<usize> {
-        if self.last_ping.elapsed() < PING_INTERVAL {
-            return None;
-        }
-        // If this process was stopped, it could not receive the answers, so the time is restarted.
-        let heard = self.last_ping.elapsed() < 2 * PING_INTERVAL;
-        self.last_ping = Instant::now();
-        for &rank in absent {
-            if !heard {
-                self.peers[rank].asked = None;
-            }
-            let asked = *self.peers[rank].asked.get_or_insert_with(Instant::now);
-            if asked.elapsed() > PING_TIMEOUT {
-                return Some(rank);
-            }
-            let _ = self.post(rank, Message::Ping);
-        }
-        None
-    }
-
     /// Stores the collective and the missing ranks in the run's status, from which the rank's own
     /// thread reads them. This is necessary because the next MPI call may block for seconds if the
     /// process of a peer has died.
     fn note_wait(&self, absent: &[usize]) {
-        let (call, absent) = (self.current.clone(), self.absences(absent));
+        let (call, absent) = (self.run.current.clone(), self.absences(absent));
         self.status.set_wait(Some(Wait { call, absent }));
-    }
-
-    /// Returns the same collective with the names of its arrays, if this rank has reached it
-    /// recently.
-    fn with_names(&self, call: Call) -> Call {
-        self.recent.iter().find(|own| **own == call).cloned().unwrap_or(call)
     }
 
     /// Returns the host and the last known collective of missing ranks, for an error message.
@@ -716,7 +547,7 @@ impl Link {
         let seen = |&rank: &usize| {
             let Peer { hello, last, .. } = &self.peers[rank];
             let host = hello.as_ref().map(|hello| hello.host.clone());
-            Absence { rank, host, last: last.clone().map(|call| self.with_names(call)) }
+            Absence { rank, host, last: last.clone().map(|call| self.run.with_names(call)) }
         };
         ranks.iter().map(seen).collect()
     }
@@ -725,7 +556,7 @@ impl Link {
     fn late(&mut self, absent: &[usize], waited: Duration) -> CommError {
         let rank = self.rank();
         let absent = self.absences(absent);
-        self.failed(match self.current.clone() {
+        self.failed(match self.run.current.clone() {
             Some(call) => CommError::Timeout { rank, call: Box::new(call), waited, absent },
             None => CommError::Unconnected { rank, waited, absent },
         })
@@ -752,7 +583,7 @@ impl Link {
     /// # Errors
     ///
     /// Returns an error if MPI fails.
-    fn post_all(&mut self, message: impl Fn(usize) -> Message) -> Result<(), CommError> {
+    fn post_all(&mut self, message: impl Fn(usize) -> ControlMessage) -> Result<(), CommError> {
         let own = self.rank();
         (0..self.world_size())
             .filter(|rank| *rank != own)
@@ -765,8 +596,8 @@ impl Link {
     /// # Errors
     ///
     /// Returns an error if MPI fails.
-    fn post(&mut self, to: usize, message: Message) -> Result<(), CommError> {
-        let envelope = Envelope { run: self.run, message };
+    fn post(&mut self, to: usize, message: ControlMessage) -> Result<(), CommError> {
+        let envelope = Envelope { run: self.run.number, message };
         let bytes = envelope.encode().map_err(|error| self.broken(error))?;
         let posted = Posted::send(&self.mpi, bytes, to).map_err(|error| self.broken(error))?;
         self.outbox.push((to, posted));

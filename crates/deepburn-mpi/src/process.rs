@@ -7,10 +7,10 @@
 //! ```text
 //! rank's thread                         communication thread "communication"
 //!   Process::connect  ----------------->  MPI_Init, greetings
-//!   group.all_gather  -- Work::Run ---->  meets the other ranks, exchanges bytes
+//!   group.all_gather  -- QueuedWork::Run ---->  meets the other ranks, exchanges bytes
 //!   computes                              ...
 //!   pending.wait      <-- result -------
-//!   exit              -- Work::Finalize ->  goodbyes, MPI_Finalize
+//!   exit              -- QueuedWork::Finalize ->  goodbyes, MPI_Finalize
 //!             RunStatus: failure, current wait, step
 //! ```
 //!
@@ -58,13 +58,13 @@ struct Connection {
     /// The messages of the rank, shared with the communication thread.
     letters: Arc<Letters>,
     /// The queue of the communication thread.
-    work: Sender<Work>,
+    work: Sender<QueuedWork>,
     /// The number of runs so far.
     runs: AtomicU32,
 }
 
-/// Work for the communication thread.
-pub(crate) enum Work {
+/// QueuedWork for the communication thread.
+pub(crate) enum QueuedWork {
     /// Nothing: the thread looks for messages.
     Wake,
     /// The next operation in the common order.
@@ -154,7 +154,7 @@ impl Process {
         self.connection.letters.begin(run);
         // MPI counts bytes in a C `int`, so messages must be smaller than 2 GiB.
         let settings = Settings { piece: settings.piece.clamp(1, 1 << 30), ..settings };
-        self.submit(Work::Run(Box::new(move |link| link.begin(run, settings))));
+        self.submit(QueuedWork::Run(Box::new(move |link| link.begin(run, settings))));
     }
 
     /// Sets the step counter of this rank. It is used to name the step in failures that the rank
@@ -181,7 +181,7 @@ impl Process {
 
     /// Queues work for the communication thread. If the thread ends first, the work is dropped,
     /// which closes the result channel.
-    pub(crate) fn submit(&self, work: Work) {
+    pub(crate) fn submit(&self, work: QueuedWork) {
         if self.connection.work.send(work).is_err() {
             let reason = "the communication thread has ended".to_owned();
             let rank = self.connection.rank;
@@ -212,15 +212,15 @@ fn greet(status: &Arc<RunStatus>, letters: Arc<Letters>) -> Result<Link, CommErr
 /// Runs the main loop of the communication thread until the process exits. While there is no work,
 /// it handles messages every [`IDLE_INTERVAL`], so that pings are answered and failures are
 /// detected while the rank computes. While messages between ranks are under way, it looks more often.
-fn communicate(mut link: Link, requests: &Receiver<Work>, status: &RunStatus) {
+fn communicate(mut link: Link, requests: &Receiver<QueuedWork>, status: &RunStatus) {
     let mut backoff = Backoff::default();
     loop {
         if link.take_progress() {
             backoff = Backoff::default();
         }
         match next_work(&link, requests, &mut backoff) {
-            Ok(Work::Wake) => backoff = Backoff::default(),
-            Ok(Work::Run(work)) => {
+            Ok(QueuedWork::Wake) => backoff = Backoff::default(),
+            Ok(QueuedWork::Run(work)) => {
                 let run = catch_unwind(AssertUnwindSafe(|| work(&mut link)));
                 if let Err(payload) = run {
                     let cause = format!(
@@ -231,7 +231,7 @@ fn communicate(mut link: Link, requests: &Receiver<Work>, status: &RunStatus) {
                     status.fail(rank, CommError::PeerFailed { rank, cause });
                 }
             }
-            Ok(Work::Finalize(answer)) => {
+            Ok(QueuedWork::Finalize(answer)) => {
                 let _ = answer.send(link.finalize());
                 return;
             }
@@ -250,9 +250,9 @@ fn communicate(mut link: Link, requests: &Receiver<Work>, status: &RunStatus) {
 /// Returns the next work, or an error if there is none after a pause.
 fn next_work(
     link: &Link,
-    requests: &Receiver<Work>,
+    requests: &Receiver<QueuedWork>,
     backoff: &mut Backoff,
-) -> Result<Work, RecvTimeoutError> {
+) -> Result<QueuedWork, RecvTimeoutError> {
     if !link.is_busy() {
         return requests.recv_timeout(IDLE_INTERVAL);
     }
@@ -285,7 +285,7 @@ extern "C" fn end_of_process() {
             return;
         }
         let (answer, answered) = mpsc::sync_channel(1);
-        process.submit(Work::Finalize(answer));
+        process.submit(QueuedWork::Finalize(answer));
         if let Ok(Err(error)) = answered.recv() {
             // Only the rank that detected the failure reports it.
             if status.is_reporter(rank) {

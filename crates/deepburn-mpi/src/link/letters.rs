@@ -15,8 +15,8 @@ use deepburn_comm::{
     CommError, Form, GroupId, GroupRanks, MessageContents, MessageRoute, panic_message,
 };
 
-use super::{Link, PING_TIMEOUT};
-use crate::control::{LetterHeader, LetterPart, Message};
+use super::Link;
+use crate::control::{ControlMessage, LetterHeader, LetterPart};
 use crate::letters::{EncodedArray, Outgoing, ReceivedLetter};
 use crate::library::{MessageKind, MpiError};
 use crate::transfer::{Incoming, Transfer};
@@ -107,7 +107,7 @@ impl Link {
         self.receive_letters().map_err(|error| self.broken(error))?;
         for (rank, said_goodbye) in std::mem::take(&mut self.transfers.leaving) {
             match self.transfers.has_all_from(rank) {
-                true => self.letters.set_left(self.run, rank, said_goodbye),
+                true => self.letters.set_left(self.run.number, rank, said_goodbye),
                 false => self.transfers.leaving.push((rank, said_goodbye)),
             }
         }
@@ -121,7 +121,7 @@ impl Link {
     /// Returns an error if MPI fails, or if another rank has created a subgroup of this rank with
     /// other members.
     pub(super) fn send_letters(&mut self) -> Result<(), CommError> {
-        while let Some(outgoing) = self.letters.next_outgoing(self.run) {
+        while let Some(outgoing) = self.letters.next_outgoing(self.run.number) {
             self.transfers.progressed = true;
             match outgoing {
                 Outgoing::Subgroup(ranks) => self.create_subgroup(ranks)?,
@@ -146,7 +146,7 @@ impl Link {
         contents: MessageContents,
         arrays: Vec<EncodedArray>,
     ) -> Result<(), CommError> {
-        let (to, piece) = (route.to, self.settings.piece);
+        let (to, piece) = (route.to, self.run.settings.piece);
         let part = |(encoded, element_size): &EncodedArray| LetterPart {
             form: encoded.form,
             len: encoded.bytes.len() as u64,
@@ -155,7 +155,7 @@ impl Link {
         let parts = arrays.iter().map(part).collect();
         self.post(
             to,
-            Message::Letter(LetterHeader { route, contents, parts, piece: piece as u64 }),
+            ControlMessage::Letter(LetterHeader { route, contents, parts, piece: piece as u64 }),
         )?;
         let outgoing = arrays.into_iter().map(|(encoded, _)| (to, encoded.bytes)).collect();
         let started = Transfer::start(&self.mpi, MessageKind::Letter, outgoing, Vec::new(), piece);
@@ -205,18 +205,18 @@ impl Link {
     /// Announces a subgroup of this rank and compares it with what its members have announced.
     fn create_subgroup(&mut self, ranks: GroupRanks) -> Result<(), CommError> {
         let (id, members) = (ranks.id().clone(), ranks.members().to_vec());
-        self.post_all(|_| Message::Subgroup { id: id.clone(), members: members.clone() })?;
+        self.post_all(|_| ControlMessage::Subgroup { id: id.clone(), members: members.clone() })?;
         let compare = |(other, peer): (usize, &super::Peer)| {
             ranks.disagreement(other, peer.subgroups.get(&id)?)
         };
         let disagreement = self.peers.iter().enumerate().find_map(compare);
-        self.subgroups.insert(id, ranks);
+        self.run.subgroups.insert(id, ranks);
         disagreement.map_or(Ok(()), |cause| Err(self.disagree(cause)))
     }
 
     /// Stores the subgroup of another rank and compares it with the group of this rank.
     pub(super) fn note_subgroup(&mut self, from: usize, id: GroupId, members: Vec<usize>) {
-        let own = self.subgroups.get(&id);
+        let own = self.run.subgroups.get(&id);
         if let Some(cause) = own.and_then(|ranks| ranks.disagreement(from, &members)) {
             self.disagree(cause);
         }
@@ -232,33 +232,5 @@ impl Link {
         };
         self.status.fail(reporter, cause.clone());
         cause
-    }
-
-    /// Looks for a rank that does not answer pings, in a run without a time-out, among the ranks
-    /// `absent` that the current collective waits for and the senders of messages that the rank
-    /// waits for.
-    ///
-    /// # Errors
-    ///
-    /// Returns the failure that ends the run.
-    pub(crate) fn ping(&mut self, absent: &[usize]) -> Result<(), CommError> {
-        if self.settings.timeout != std::time::Duration::MAX {
-            return Ok(());
-        }
-        let waits = self.letters.waits();
-        let mut ranks: Vec<_> = absent.to_vec();
-        ranks.extend(waits.iter().map(|route| route.from));
-        let Some(silent) = self.find_silent(&ranks) else { return Ok(()) };
-        let Some(route) = waits.into_iter().find(|route| route.from == silent) else {
-            return Err(self.late(&[silent], PING_TIMEOUT));
-        };
-        let sender = self.absences(&[silent]).remove(0);
-        let unclaimed = self.letters.unclaimed(&route);
-        Err(self.failed(CommError::MessageTimeout {
-            route: Box::new(route),
-            waited: PING_TIMEOUT,
-            sender: Box::new(sender),
-            unclaimed,
-        }))
     }
 }

@@ -2,7 +2,7 @@
 
 use std::io::{ErrorKind, Read};
 
-use crate::value::{ARRAY, BOOL, STRING};
+use crate::value::{ARRAY, BOOL, STRING, with_number_types};
 use crate::{Array, GgufError, Value};
 
 /// The longest header in bytes. The header of a model with 262,144 tokens and 514,000 merges has less than 20 MB.
@@ -84,58 +84,6 @@ impl<R: Read> FieldReader<R> {
             .map_err(|error| GgufError::field(field, format!("is not UTF-8: {error}")))
     }
 
-    /// Reads a value and, before it, its type.
-    pub(crate) fn value(&mut self, field: &str) -> Result<Value, GgufError> {
-        let id = self.u32(field)?;
-        Ok(match id {
-            0 => Value::U8(self.bytes(field).map(u8::from_le_bytes)?),
-            1 => Value::I8(self.bytes(field).map(i8::from_le_bytes)?),
-            2 => Value::U16(self.bytes(field).map(u16::from_le_bytes)?),
-            3 => Value::I16(self.bytes(field).map(i16::from_le_bytes)?),
-            4 => Value::U32(self.bytes(field).map(u32::from_le_bytes)?),
-            5 => Value::I32(self.bytes(field).map(i32::from_le_bytes)?),
-            6 => Value::F32(self.bytes(field).map(f32::from_le_bytes)?),
-            10 => Value::U64(self.bytes(field).map(u64::from_le_bytes)?),
-            11 => Value::I64(self.bytes(field).map(i64::from_le_bytes)?),
-            12 => Value::F64(self.bytes(field).map(f64::from_le_bytes)?),
-            BOOL => Value::Bool(self.bool(field)?),
-            STRING => Value::String(self.string(field)?),
-            ARRAY => Value::Array(self.array(field)?),
-            _ => return Err(unknown_type(field, id)),
-        })
-    }
-
-    /// Reads an array and, before it, the type and number of its elements.
-    fn array(&mut self, field: &str) -> Result<Array, GgufError> {
-        let id = self.u32(field)?;
-        let len = self.u64(field)?;
-        Ok(match id {
-            0 => Array::U8(self.numbers(field, len, u8::from_le_bytes)?),
-            1 => Array::I8(self.numbers(field, len, i8::from_le_bytes)?),
-            2 => Array::U16(self.numbers(field, len, u16::from_le_bytes)?),
-            3 => Array::I16(self.numbers(field, len, i16::from_le_bytes)?),
-            4 => Array::U32(self.numbers(field, len, u32::from_le_bytes)?),
-            5 => Array::I32(self.numbers(field, len, i32::from_le_bytes)?),
-            6 => Array::F32(self.numbers(field, len, f32::from_le_bytes)?),
-            10 => Array::U64(self.numbers(field, len, u64::from_le_bytes)?),
-            11 => Array::I64(self.numbers(field, len, i64::from_le_bytes)?),
-            12 => Array::F64(self.numbers(field, len, f64::from_le_bytes)?),
-            BOOL => {
-                let len = self.check(field, len, 1)?;
-                Array::Bool((0..len).map(|_| self.bool(field)).collect::<Result<_, _>>()?)
-            }
-            STRING => {
-                let len = self.check(field, len, 8)?;
-                Array::String((0..len).map(|_| self.string(field)).collect::<Result<_, _>>()?)
-            }
-            ARRAY => {
-                let problem = "is an array of arrays, which is not supported";
-                return Err(GgufError::field(field, problem));
-            }
-            _ => return Err(unknown_type(field, id)),
-        })
-    }
-
     /// Reads `len` numbers of `N` bytes.
     fn numbers<const N: usize, T>(
         &mut self,
@@ -172,6 +120,50 @@ impl<R: Read> FieldReader<R> {
         Ok(())
     }
 }
+
+/// Defines the functions that read a value of any type.
+macro_rules! value_readers {
+    ($($variant:ident, $type:ty, $id:literal, $doc:literal;)*) => {
+        impl<R: Read> FieldReader<R> {
+            /// Reads a value and, before it, its type.
+            pub(crate) fn value(&mut self, field: &str) -> Result<Value, GgufError> {
+                let id = self.u32(field)?;
+                Ok(match id {
+                    $($id => Value::$variant(self.bytes(field).map(<$type>::from_le_bytes)?),)*
+                    BOOL => Value::Bool(self.bool(field)?),
+                    STRING => Value::String(self.string(field)?),
+                    ARRAY => Value::Array(self.array(field)?),
+                    _ => return Err(unknown_type(field, id)),
+                })
+            }
+
+            /// Reads an array and, before it, the type and number of its elements.
+            fn array(&mut self, field: &str) -> Result<Array, GgufError> {
+                let id = self.u32(field)?;
+                let len = self.u64(field)?;
+                Ok(match id {
+                    $($id => Array::$variant(self.numbers(field, len, <$type>::from_le_bytes)?),)*
+                    BOOL => {
+                        let len = self.check(field, len, 1)?;
+                        Array::Bool((0..len).map(|_| self.bool(field)).collect::<Result<_, _>>()?)
+                    }
+                    STRING => {
+                        let len = self.check(field, len, 8)?;
+                        let texts = (0..len).map(|_| self.string(field));
+                        Array::String(texts.collect::<Result<_, _>>()?)
+                    }
+                    ARRAY => {
+                        let problem = "is an array of arrays, which is not supported";
+                        return Err(GgufError::field(field, problem));
+                    }
+                    _ => return Err(unknown_type(field, id)),
+                })
+            }
+        }
+    };
+}
+
+with_number_types!(value_readers);
 
 /// Returns the error about a type number.
 fn unknown_type(field: &str, id: u32) -> GgufError {

@@ -52,7 +52,10 @@ pub use error::GgufError;
 pub use file_type::{FileType, TypeSelector};
 pub use header::GgufHeader;
 pub use metadata::Metadata;
-pub use model::{Architecture, GgufRope, GgufTensor, Hyperparameters, RopeScaling, TensorLayout};
+pub use model::{
+    Architecture, GgufAttention, GgufFeedForward, GgufRope, GgufTensor, Hyperparameters,
+    RopeScaling, TensorLayout,
+};
 pub use modelfile::modelfile;
 pub use reader::GgufReader;
 pub use tensor_info::TensorInfo;

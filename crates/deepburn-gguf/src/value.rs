@@ -5,7 +5,26 @@
 
 use crate::error::shortened;
 
-/// Defines [`Value`] and [`Array`] from the list of number types: variant, Rust type and number in files.
+/// Expands a macro with the list of number types: variant, Rust type and number in files.
+macro_rules! with_number_types {
+    ($expand:ident) => {
+        $expand! {
+            U8, u8, 0, "Unsigned, 8 bits.";
+            I8, i8, 1, "Signed, 8 bits.";
+            U16, u16, 2, "Unsigned, 16 bits.";
+            I16, i16, 3, "Signed, 16 bits.";
+            U32, u32, 4, "Unsigned, 32 bits.";
+            I32, i32, 5, "Signed, 32 bits.";
+            F32, f32, 6, "Single precision.";
+            U64, u64, 10, "Unsigned, 64 bits.";
+            I64, i64, 11, "Signed, 64 bits.";
+            F64, f64, 12, "Double precision.";
+        }
+    };
+}
+pub(crate) use with_number_types;
+
+/// Defines [`Value`] and [`Array`].
 macro_rules! values {
     ($($variant:ident, $type:ty, $id:literal, $doc:literal;)*) => {
         /// A value of metadata.
@@ -120,18 +139,7 @@ macro_rules! values {
     };
 }
 
-values! {
-    U8, u8, 0, "Unsigned, 8 bits.";
-    I8, i8, 1, "Signed, 8 bits.";
-    U16, u16, 2, "Unsigned, 16 bits.";
-    I16, i16, 3, "Signed, 16 bits.";
-    U32, u32, 4, "Unsigned, 32 bits.";
-    I32, i32, 5, "Signed, 32 bits.";
-    F32, f32, 6, "Single precision.";
-    U64, u64, 10, "Unsigned, 64 bits.";
-    I64, i64, 11, "Signed, 64 bits.";
-    F64, f64, 12, "Double precision.";
-}
+with_number_types!(values);
 
 /// The number of the type of truth values, which take one byte.
 pub(crate) const BOOL: u32 = 7;

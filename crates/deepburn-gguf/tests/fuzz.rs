@@ -144,8 +144,8 @@ fn models() -> Vec<Vec<u8>> {
     };
     let rope = GgufRope { width: 16, theta: 5e5, scaling: llama3 };
     let llama = Hyperparameters { rope: Some(rope), ..model(Architecture::Llama) };
-    let windows = vec![Some(5), None];
-    let gemma = Hyperparameters { windows, vocab_size: 264, ..model(Architecture::Gemma3) };
+    let mut gemma = Hyperparameters { vocab_size: 264, ..model(Architecture::Gemma3) };
+    gemma.attention.windows = vec![Some(5), None];
     let texts = |texts: &[&str]| texts.iter().map(|it| (*it).to_owned()).collect::<Vec<_>>();
     let mut byte_level = metadata(&llama);
     let mut tokens: Vec<_> = (0..99).map(|id| format!("[PAD{id}]")).collect();

@@ -74,6 +74,14 @@ impl Architecture {
         }
     }
 
+    /// Returns the key of the number that norms add to the variance, without the architecture.
+    pub(crate) const fn epsilon_key(self) -> &'static str {
+        match self {
+            Self::Gpt2 => "attention.layer_norm_epsilon",
+            _ => "attention.layer_norm_rms_epsilon",
+        }
+    }
+
     /// Returns the activation that llama.cpp computes, as named in `config.json`.
     pub(crate) const fn activation(self) -> &'static str {
         match self {

@@ -42,9 +42,9 @@ impl Hyperparameters {
             ("n_positions", json!(self.context_length)),
             ("n_embd", json!(self.width)),
             ("n_layer", json!(self.num_layers())),
-            ("n_head", json!(self.heads)),
-            ("n_inner", json!(self.feed_forward)),
-            ("activation_function", json!(self.activation)),
+            ("n_head", json!(self.attention.heads)),
+            ("n_inner", json!(self.feed_forward.width)),
+            ("activation_function", json!(self.feed_forward.activation)),
             ("layer_norm_epsilon", json!(self.epsilon)),
         ])
     }
@@ -53,22 +53,22 @@ impl Hyperparameters {
     fn family_fields(&self) -> Map<String, Json> {
         let mut fields = object([
             ("hidden_size", json!(self.width)),
-            ("intermediate_size", json!(self.feed_forward)),
+            ("intermediate_size", json!(self.feed_forward.width)),
             ("num_hidden_layers", json!(self.num_layers())),
-            ("num_attention_heads", json!(self.heads)),
-            ("num_key_value_heads", json!(self.key_value_heads)),
-            ("head_dim", json!(self.head_width)),
+            ("num_attention_heads", json!(self.attention.heads)),
+            ("num_key_value_heads", json!(self.attention.key_value_heads)),
+            ("head_dim", json!(self.attention.head_width)),
             ("max_position_embeddings", json!(self.context_length)),
             ("rms_norm_eps", json!(self.epsilon)),
             ("rope_parameters", self.rope_parameters()),
         ]);
         let activation =
             if self.architecture.is_gemma() { "hidden_activation" } else { "hidden_act" };
-        fields.insert(activation.to_owned(), json!(self.activation));
+        fields.insert(activation.to_owned(), json!(self.feed_forward.activation));
         fields.extend(match self.architecture {
             Architecture::Llama if self.window().is_none() => object([
-                ("attention_bias", json!(self.has_output_bias)),
-                ("mlp_bias", json!(self.has_feed_forward_bias)),
+                ("attention_bias", json!(self.attention.has_output_bias)),
+                ("mlp_bias", json!(self.feed_forward.has_bias)),
             ]),
             Architecture::Gpt2 | Architecture::Llama | Architecture::Phi3 => {
                 object([("sliding_window", json!(self.window()))])
@@ -76,14 +76,14 @@ impl Hyperparameters {
             Architecture::Qwen2 => self.window_fields(true),
             Architecture::Qwen3 => {
                 let mut fields = self.window_fields(true);
-                fields.insert("attention_bias".to_owned(), json!(self.has_output_bias));
+                fields.insert("attention_bias".to_owned(), json!(self.attention.has_output_bias));
                 fields
             }
             Architecture::Gemma2 | Architecture::Gemma3 => {
                 let mut fields = self.window_fields(false);
                 fields.extend(object([
-                    ("query_pre_attn_scalar", json!(self.query_scalar)),
-                    ("attn_logit_softcapping", json!(self.attention_soft_cap)),
+                    ("query_pre_attn_scalar", json!(self.attention.query_scalar)),
+                    ("attn_logit_softcapping", json!(self.attention.soft_cap)),
                     ("final_logit_softcapping", json!(self.logit_soft_cap)),
                 ]));
                 fields
@@ -98,7 +98,7 @@ impl Hyperparameters {
             Some(_) => "sliding_attention",
             None => "full_attention",
         };
-        let types: Vec<_> = self.windows.iter().map(name).collect();
+        let types: Vec<_> = self.attention.windows.iter().map(name).collect();
         let mut fields =
             object([("sliding_window", json!(self.window())), ("layer_types", json!(types))]);
         if has_switch {
@@ -109,11 +109,11 @@ impl Hyperparameters {
 
     fn rope_parameters(&self) -> Json {
         let Some(rope) = &self.rope else { return Json::Null };
-        let full = rope.parameters(self.head_width);
+        let full = rope.parameters(self.attention.head_width);
         match self.architecture {
             Architecture::Gemma3 => {
                 let sliding = self.window_rope.as_ref().unwrap_or(rope);
-                json!({"full_attention": full, "sliding_attention": sliding.parameters(self.head_width)})
+                json!({"full_attention": full, "sliding_attention": sliding.parameters(self.attention.head_width)})
             }
             _ => Json::Object(full),
         }

@@ -23,44 +23,58 @@ pub struct Hyperparameters {
     pub context_length: usize,
     /// Width of the residual stream: `hidden_size`, `n_embd`.
     pub width: usize,
-    /// Hidden width of the feed-forward network: `intermediate_size`, `n_inner`.
-    pub feed_forward: usize,
-    /// Heads of queries: `num_attention_heads`, `n_head`.
-    pub heads: usize,
-    /// Heads of keys and values: `num_key_value_heads`; GPT-2 has as many as heads of queries.
-    pub key_value_heads: usize,
-    /// Width of a head: `head_dim`.
-    pub head_width: usize,
     /// Added to the variance in norms: `rms_norm_eps`, `layer_norm_epsilon`.
     pub epsilon: f64,
-    /// The activation, as named in `config.json`.
-    pub activation: String,
     /// Whether the embedding is also the output: `tie_word_embeddings`.
     pub is_tied: bool,
-    /// Whether attention's output has a bias: `attention_bias`; GPT-2 always has one.
-    pub has_output_bias: bool,
-    /// Whether the feed-forward network has biases: `mlp_bias`; GPT-2 always has them.
-    pub has_feed_forward_bias: bool,
-    /// Scores are divided by the root of this: `query_pre_attn_scalar`; `head_width` elsewhere. llama.cpp has one value for
-    /// each Gemma, so that the queries of others are multiplied by a factor.
-    pub query_scalar: f64,
-    /// The limit of the scores: `attn_logit_softcapping`.
-    pub attention_soft_cap: Option<f64>,
     /// The limit of the logits: `final_logit_softcapping`.
     pub logit_soft_cap: Option<f64>,
-    /// The window of each layer, in positions; `None` for all earlier positions.
-    pub windows: Vec<Option<usize>>,
+    /// Attention.
+    pub attention: GgufAttention,
+    /// The feed-forward networks.
+    pub feed_forward: GgufFeedForward,
     /// The rotation of layers without a window, or of all layers. `None` for GPT-2.
     pub rope: Option<GgufRope>,
     /// The rotation of layers with a window, if Gemma 3 has another one for them. `None` means the same rotation.
     pub window_rope: Option<GgufRope>,
 }
 
+/// Attention, which is the same in all layers apart from its window.
+#[derive(Debug, Clone, PartialEq)]
+pub struct GgufAttention {
+    /// Heads of queries: `num_attention_heads`, `n_head`.
+    pub heads: usize,
+    /// Heads of keys and values: `num_key_value_heads`; GPT-2 has as many as heads of queries.
+    pub key_value_heads: usize,
+    /// Width of a head: `head_dim`.
+    pub head_width: usize,
+    /// Whether the output has a bias: `attention_bias`; GPT-2 always has one.
+    pub has_output_bias: bool,
+    /// Scores are divided by the root of this: `query_pre_attn_scalar`; `head_width` elsewhere. llama.cpp has one value for
+    /// each Gemma, so that the queries of others are multiplied by a factor.
+    pub query_scalar: f64,
+    /// The limit of the scores: `attn_logit_softcapping`.
+    pub soft_cap: Option<f64>,
+    /// The window of each layer, in positions; `None` for all earlier positions.
+    pub windows: Vec<Option<usize>>,
+}
+
+/// The feed-forward network of a layer.
+#[derive(Debug, Clone, PartialEq)]
+pub struct GgufFeedForward {
+    /// Hidden width: `intermediate_size`, `n_inner`.
+    pub width: usize,
+    /// The activation, as named in `config.json`.
+    pub activation: String,
+    /// Whether it has biases: `mlp_bias`; GPT-2 always has them.
+    pub has_bias: bool,
+}
+
 impl Hyperparameters {
     /// Returns the number of layers.
     #[must_use]
     pub fn num_layers(&self) -> usize {
-        self.windows.len()
+        self.attention.windows.len()
     }
 
     /// Returns the rules for the types of the tensors.
@@ -68,7 +82,7 @@ impl Hyperparameters {
     pub fn type_selector(&self, file_type: FileType) -> TypeSelector {
         let is_70b = self.num_layers() == 80
             && match self.architecture {
-                Architecture::Llama => self.heads != self.key_value_heads,
+                Architecture::Llama => self.attention.heads != self.attention.key_value_heads,
                 Architecture::Qwen2 => true,
                 _ => false,
             };
@@ -84,26 +98,26 @@ impl Hyperparameters {
         let activation = architecture.activation();
         // Other names of the same function.
         let is_same = matches!(
-            (activation, self.activation.as_str()),
+            (activation, self.feed_forward.activation.as_str()),
             ("gelu_new", "gelu_pytorch_tanh")
                 | ("gelu_pytorch_tanh", "gelu_new")
                 | ("silu", "swish")
         );
-        if self.activation != activation && !is_same {
-            return Err(self.unsupported("hidden_act", &self.activation, activation));
+        if self.feed_forward.activation != activation && !is_same {
+            return Err(self.unsupported("hidden_act", &self.feed_forward.activation, activation));
         }
         let has_biases = matches!(architecture, Architecture::Gpt2 | Architecture::Llama);
-        if self.has_output_bias && !has_biases {
+        if self.attention.has_output_bias && !has_biases {
             return Err(self.unsupported("attention_bias", true, false));
         }
-        if self.has_feed_forward_bias && !has_biases {
+        if self.feed_forward.has_bias && !has_biases {
             return Err(self.unsupported("mlp_bias", true, false));
         }
         let is_square =
             matches!(architecture, Architecture::Gpt2 | Architecture::Qwen2 | Architecture::Phi3);
-        if is_square && self.heads * self.head_width != self.width {
+        if is_square && self.attention.heads * self.attention.head_width != self.width {
             let rule = "the width divided by the heads";
-            return Err(self.unsupported("head_dim", self.head_width, rule));
+            return Err(self.unsupported("head_dim", self.attention.head_width, rule));
         }
         if architecture == Architecture::Gemma2 && !self.is_tied {
             return Err(self.unsupported("tie_word_embeddings", false, true));
@@ -128,12 +142,12 @@ impl Hyperparameters {
             (self.architecture, self.num_layers()),
             (Architecture::Gemma2, 46) | (Architecture::Gemma3, 62)
         );
-        if is_27b { self.width / self.heads.max(1) } else { self.head_width }
+        if is_27b { self.width / self.attention.heads.max(1) } else { self.attention.head_width }
     }
 
-    /// Returns the factor of queries that makes up for another [`query_scalar`](Self::query_scalar) than llama.cpp's.
+    /// Returns the factor of queries that makes up for another [`query_scalar`](GgufAttention::query_scalar) than llama.cpp's.
     pub(super) fn query_factor(&self) -> f64 {
-        let quotient = self.supported_query_scalar() as f64 / self.query_scalar;
+        let quotient = self.supported_query_scalar() as f64 / self.attention.query_scalar;
         // The scale may have been computed as a root and squared again.
         if (quotient - 1.0).abs() <= 1e-9 { 1.0 } else { quotient.sqrt() }
     }
@@ -144,12 +158,16 @@ impl Hyperparameters {
         let factor = self.query_factor();
         if !factor.is_finite() || factor != 1.0 && !architecture.is_gemma() {
             let scalar = self.supported_query_scalar();
-            return Err(self.unsupported("query_pre_attn_scalar", self.query_scalar, scalar));
+            return Err(self.unsupported(
+                "query_pre_attn_scalar",
+                self.attention.query_scalar,
+                scalar,
+            ));
         }
         let needs_caps = architecture == Architecture::Gemma2;
         let allows_logit_cap = architecture.is_gemma();
         for (field, cap, is_allowed) in [
-            ("attn_logit_softcapping", self.attention_soft_cap, needs_caps),
+            ("attn_logit_softcapping", self.attention.soft_cap, needs_caps),
             ("final_logit_softcapping", self.logit_soft_cap, allows_logit_cap),
         ] {
             match cap {
@@ -170,8 +188,8 @@ impl Hyperparameters {
             };
         };
         rope.scaling.check(self.architecture)?;
-        if self.architecture == Architecture::Llama && rope.width != self.head_width {
-            let rotated = format!("for {} of {} elements", rope.width, self.head_width);
+        if self.architecture == Architecture::Llama && rope.width != self.attention.head_width {
+            let rotated = format!("for {} of {} elements", rope.width, self.attention.head_width);
             return Err(self.unsupported("partial_rotary_factor", rotated, "all elements"));
         }
         let window = self.rope_of_windows().unwrap_or(rope);
@@ -189,7 +207,7 @@ impl Hyperparameters {
 
     /// Returns the rotation of layers with a window, if llama.cpp has a key for it or the model has another one.
     fn rope_of_windows(&self) -> Option<&GgufRope> {
-        let has_windows = self.windows.iter().any(Option::is_some);
+        let has_windows = self.attention.windows.iter().any(Option::is_some);
         let shared = self.rope.as_ref();
         let shared = shared.filter(|_| has_windows && self.architecture == Architecture::Gemma3);
         self.window_rope.as_ref().or(shared)
@@ -198,7 +216,7 @@ impl Hyperparameters {
     /// Returns differences from llama.cpp that a user should know, as whole sentences.
     #[must_use]
     pub fn notes(&self) -> Vec<String> {
-        let shortest = self.windows.iter().flatten().min();
+        let shortest = self.attention.windows.iter().flatten().min();
         let mut notes = Vec::new();
         let matters =
             |window: &&usize| **window < self.context_length && !self.architecture.is_gemma();
@@ -242,22 +260,18 @@ impl Hyperparameters {
             ("context_length", self.context_length),
             ("embedding_length", self.width),
             ("block_count", self.num_layers()),
-            ("feed_forward_length", self.feed_forward),
-            ("attention.head_count", self.heads),
-            ("attention.head_count_kv", self.key_value_heads),
+            ("feed_forward_length", self.feed_forward.width),
+            ("attention.head_count", self.attention.heads),
+            ("attention.head_count_kv", self.attention.key_value_heads),
         ] {
             metadata.push(key(name), size(value)?)?;
         }
-        let epsilon = match architecture {
-            Architecture::Gpt2 => "attention.layer_norm_epsilon",
-            _ => "attention.layer_norm_rms_epsilon",
-        };
-        metadata.push(key(epsilon), self.epsilon as f32)?;
+        metadata.push(key(architecture.epsilon_key()), self.epsilon as f32)?;
         if architecture != Architecture::Gpt2 {
-            metadata.push(key("attention.key_length"), size(self.head_width)?)?;
-            metadata.push(key("attention.value_length"), size(self.head_width)?)?;
+            metadata.push(key("attention.key_length"), size(self.attention.head_width)?)?;
+            metadata.push(key("attention.value_length"), size(self.attention.head_width)?)?;
         }
-        if let Some(cap) = self.attention_soft_cap {
+        if let Some(cap) = self.attention.soft_cap {
             metadata.push(key("attn_logit_softcapping"), cap as f32)?;
         }
         if let Some(cap) = self.logit_soft_cap {
@@ -282,8 +296,8 @@ impl Hyperparameters {
         let is_usual = |(layer, window): (usize, &Option<usize>)| {
             period.is_some_and(|period| window.is_some() == has_window(layer, period))
         };
-        if !self.windows.iter().enumerate().all(is_usual) {
-            let pattern: Vec<bool> = self.windows.iter().map(Option::is_some).collect();
+        if !self.attention.windows.iter().enumerate().all(is_usual) {
+            let pattern: Vec<bool> = self.attention.windows.iter().map(Option::is_some).collect();
             metadata.push(format!("{architecture}.attention.sliding_window_pattern"), pattern)?;
         }
         Ok(())
@@ -291,7 +305,7 @@ impl Hyperparameters {
 
     /// Returns the window of the layers that have one.
     pub(super) fn window(&self) -> Option<usize> {
-        self.windows.iter().flatten().next().copied()
+        self.attention.windows.iter().flatten().next().copied()
     }
 
     /// Appends the keys of rotations.
@@ -317,7 +331,7 @@ impl Hyperparameters {
     pub(super) fn heads_layout(&self, is_key: bool) -> TensorLayout {
         match self.architecture {
             Architecture::Llama => TensorLayout::Interleaved {
-                heads: if is_key { self.key_value_heads } else { self.heads },
+                heads: if is_key { self.attention.key_value_heads } else { self.attention.heads },
             },
             _ => TensorLayout::Same,
         }

@@ -15,7 +15,7 @@ mod tensor_layout;
 mod tensor_name;
 
 pub use architecture::Architecture;
-pub use hyperparameters::Hyperparameters;
+pub use hyperparameters::{GgufAttention, GgufFeedForward, Hyperparameters};
 pub use rope::{GgufRope, RopeScaling};
 pub use tensor_layout::TensorLayout;
 pub use tensor_name::GgufTensor;

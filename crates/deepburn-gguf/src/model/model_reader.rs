@@ -5,7 +5,7 @@ use std::io::{Read, Seek};
 use super::hyperparameters::has_window;
 use super::model_keys::{ModelKeys, REMEDY, numbers};
 use super::rope_reader::RopeReader;
-use super::{Architecture, Hyperparameters};
+use super::{Architecture, GgufAttention, GgufFeedForward, Hyperparameters};
 use crate::{GgufError, GgufHeader, GgufReader, Value};
 
 /// The window of Gemma 2 in files without the key, as in llama.cpp.
@@ -18,7 +18,7 @@ impl Hyperparameters {
     /// llama.cpp's converter. What llama.cpp decides by the tensors is decided by them here: a tied head, biases, the size
     /// of the vocabulary and the divisors of frequencies.
     ///
-    /// Gemma's [`query_scalar`](Self::query_scalar) is llama.cpp's, because the file does not have it. Queries of a model
+    /// Gemma's [`query_scalar`](GgufAttention::query_scalar) is llama.cpp's, because the file does not have it. Queries of a model
     /// with another one were multiplied by a factor when the file was written.
     ///
     /// # Errors
@@ -27,7 +27,7 @@ impl Hyperparameters {
     pub fn read<R: Read + Seek>(file: &mut GgufReader<R>) -> Result<Self, GgufError> {
         let header = file.header();
         let keys = ModelKeys::new(header.metadata())?;
-        let model = Self::of_header(&keys, header)?;
+        let mut model = Self::of_header(&keys, header)?;
         let is_biased = |name: &str| header.tensor(&format!("blk.0.{name}.bias")).is_some();
         // Models with a bias of the output have biases of all inputs, and the other way round.
         let is_any_biased = is_biased("attn_output") || is_biased("attn_q");
@@ -36,10 +36,8 @@ impl Hyperparameters {
             Architecture::Llama | Architecture::Qwen3 => is_any_biased,
             _ => false,
         };
-        let model = Self {
-            has_output_bias: has_input_biases && model.architecture != Architecture::Qwen2,
-            ..model
-        };
+        model.attention.has_output_bias =
+            has_input_biases && model.architecture != Architecture::Qwen2;
         model.check_tensors(header, has_input_biases)?;
         let (rope, window_rope) = RopeReader::new(&keys, &model)?.read(file)?;
         Ok(Self { rope, window_rope, ..model })
@@ -51,38 +49,41 @@ impl Hyperparameters {
         let is_gpt2 = architecture == Architecture::Gpt2;
         let width = keys.size("embedding_length")?;
         let heads = keys.size("attention.head_count")?;
-        let epsilon = match architecture {
-            Architecture::Gpt2 => "attention.layer_norm_epsilon",
-            _ => "attention.layer_norm_rms_epsilon",
-        };
-        let Some(epsilon_value) = keys.positive(epsilon)? else {
-            return Err(keys.error(epsilon, "must be a number"));
+        let Some(epsilon) = keys.positive(architecture.epsilon_key())? else {
+            return Err(keys.error(architecture.epsilon_key(), "must be a number"));
         };
         let [attention_soft_cap, logit_soft_cap] = soft_caps(keys)?;
+        let vocab_size = vocab_size(header)?;
+        let context_length = keys.size("context_length")?;
+        let feed_forward = keys.size("feed_forward_length")?;
         let mut model = Self {
             architecture,
-            vocab_size: vocab_size(header)?,
-            context_length: keys.size("context_length")?,
+            vocab_size,
+            context_length,
             width,
-            feed_forward: keys.size("feed_forward_length")?,
-            heads,
-            key_value_heads: key_value_heads(keys, heads)?,
-            head_width: head_width(keys, width, heads)?,
-            epsilon: epsilon_value,
-            activation: architecture.activation().to_owned(),
+            epsilon,
             is_tied: header.tensor("output.weight").is_none(),
-            has_output_bias: false,
-            has_feed_forward_bias: is_gpt2
-                || architecture == Architecture::Llama
-                    && header.tensor("blk.0.ffn_up.bias").is_some(),
-            query_scalar: 1.0,
-            attention_soft_cap,
             logit_soft_cap,
-            windows: windows(keys, num_layers(keys, header)?)?,
+            attention: GgufAttention {
+                heads,
+                key_value_heads: key_value_heads(keys, heads)?,
+                head_width: head_width(keys, width, heads)?,
+                has_output_bias: false,
+                query_scalar: 1.0,
+                soft_cap: attention_soft_cap,
+                windows: windows(keys, num_layers(keys, header)?)?,
+            },
+            feed_forward: GgufFeedForward {
+                width: feed_forward,
+                activation: architecture.activation().to_owned(),
+                has_bias: is_gpt2
+                    || architecture == Architecture::Llama
+                        && header.tensor("blk.0.ffn_up.bias").is_some(),
+            },
             rope: None,
             window_rope: None,
         };
-        model.query_scalar = model.supported_query_scalar() as f64;
+        model.attention.query_scalar = model.supported_query_scalar() as f64;
         Ok(model)
     }
 }

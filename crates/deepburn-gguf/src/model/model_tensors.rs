@@ -84,9 +84,9 @@ impl Hyperparameters {
         }
         for (projection, shape) in self.projections() {
             let has_bias = match projection {
-                "attn_output" => self.has_output_bias,
+                "attn_output" => self.attention.has_output_bias,
                 _ if projection.starts_with("attn") => has_input_biases,
-                _ => self.has_feed_forward_bias,
+                _ => self.feed_forward.has_bias,
             };
             push(projection, shape.to_vec(), has_bias);
         }
@@ -95,7 +95,7 @@ impl Hyperparameters {
 
     /// Returns the norms of a layer and their widths.
     fn norms(&self) -> Vec<(&'static str, u64)> {
-        let (width, head) = (self.width as u64, self.head_width as u64);
+        let (width, head) = (self.width as u64, self.attention.head_width as u64);
         let mut norms = vec![("attn_norm", width), ("ffn_norm", width)];
         if matches!(self.architecture, Architecture::Qwen3 | Architecture::Gemma3) {
             norms.extend([("attn_q_norm", head), ("attn_k_norm", head)]);
@@ -108,9 +108,9 @@ impl Hyperparameters {
 
     /// Returns the projections of a layer, with rows and row length.
     fn projections(&self) -> Vec<(&'static str, [u64; 2])> {
-        let (width, inner) = (self.width as u64, self.feed_forward as u64);
-        let queries = (self.heads * self.head_width) as u64;
-        let keys = (self.key_value_heads * self.head_width) as u64;
+        let (width, inner) = (self.width as u64, self.feed_forward.width as u64);
+        let queries = (self.attention.heads * self.attention.head_width) as u64;
+        let keys = (self.attention.key_value_heads * self.attention.head_width) as u64;
         let has_gate = self.architecture != Architecture::Gpt2;
         let mut all = vec![("attn_output", [width, queries]), ("ffn_down", [width, inner])];
         if matches!(self.architecture, Architecture::Gpt2 | Architecture::Phi3) {

@@ -133,7 +133,7 @@ impl RopeScaling {
                 metadata.push(key("factor"), factor as f32)?;
                 metadata.push(key("original_context_length"), size(original_len)?)?;
                 // llama.cpp multiplies sines and cosines by this default already.
-                let default = if factor <= 1.0 { 1.0 } else { 0.1 * factor.ln() + 1.0 };
+                let default = yarn_attention_factor(factor);
                 if (attention_factor / default - 1.0).abs() > 1e-6 {
                     metadata.push(key("attn_factor"), (attention_factor / default) as f32)?;
                 }
@@ -161,7 +161,7 @@ impl RopeScaling {
             Self::Llama3 { factor, low_freq_factor, high_freq_factor, original_len } => {
                 let divisor = |pair: usize| {
                     let length = *original_len as f64;
-                    let wavelength = TAU * theta.powf(2.0 * pair as f64 / width as f64);
+                    let wavelength = wavelength(pair, width, theta);
                     if wavelength < length / high_freq_factor {
                         return 1.0;
                     }
@@ -178,6 +178,16 @@ impl RopeScaling {
             _ => Vec::new(),
         }
     }
+}
+
+/// Returns the factor of sines and cosines that follows from the divisor of frequencies (Peng et al. 2023).
+pub(super) fn yarn_attention_factor(factor: f64) -> f64 {
+    if factor <= 1.0 { 1.0 } else { 0.1 * factor.ln() + 1.0 }
+}
+
+/// Returns the number of positions after which a pair of elements has made a full turn.
+pub(super) fn wavelength(pair: usize, width: usize, theta: f64) -> f64 {
+    TAU * theta.powf(2.0 * pair as f64 / width as f64)
 }
 
 /// Returns a size as the type that metadata has.

@@ -1,9 +1,9 @@
 //! Reading of rotations from a file.
 
-use std::f64::consts::TAU;
 use std::io::{Read, Seek};
 
 use super::model_keys::{ModelKeys, REMEDY, decimal};
+use super::rope::{wavelength, yarn_attention_factor};
 use super::{Architecture, GgufRope, Hyperparameters, RopeScaling};
 use crate::{GgufError, GgufReader};
 
@@ -53,10 +53,10 @@ impl RopeReader {
         const WIDTH: &str = "rope.dimension_count";
         const WINDOW_THETA: &str = "rope.freq_base_swa";
         let architecture = keys.architecture;
-        let width = keys.optional_size(WIDTH)?.unwrap_or(model.head_width);
+        let width = keys.optional_size(WIDTH)?.unwrap_or(model.attention.head_width);
         // llama.cpp rotates whole heads only in the architecture llama.
-        let is_whole = architecture != Architecture::Llama || width == model.head_width;
-        if !width.is_multiple_of(2) || width > model.head_width || !is_whole {
+        let is_whole = architecture != Architecture::Llama || width == model.attention.head_width;
+        if !width.is_multiple_of(2) || width > model.attention.head_width || !is_whole {
             let rule = format!("must be even, and at most the length of keys; {REMEDY}");
             return Err(keys.error(WIDTH, rule));
         }
@@ -74,7 +74,7 @@ impl RopeReader {
             }
             _ => theta,
         };
-        let has_windows = model.windows.iter().any(Option::is_some);
+        let has_windows = model.attention.windows.iter().any(Option::is_some);
         let scaling = ScalingKeys::read(keys, model.context_length)?;
         Ok(Self { architecture, width, theta, window_theta, has_windows, scaling })
     }
@@ -154,9 +154,9 @@ impl RopeReader {
         // A pair between both bounds determines the original length.
         let between = divisors.iter().enumerate().find(|(_, it)| 1.0 < **it && **it < factor);
         let original_len = between.map_or(8192.0, |(pair, divisor)| {
-            let wavelength = TAU * self.theta.powf(2.0 * pair as f64 / self.width as f64);
             let smooth = (1.0 / divisor - 1.0 / factor) / (1.0 - 1.0 / factor);
-            wavelength * (smooth * (high_freq_factor - low_freq_factor) + low_freq_factor)
+            wavelength(pair, self.width, self.theta)
+                * (smooth * (high_freq_factor - low_freq_factor) + low_freq_factor)
         });
         let original_len = original_len.round() as usize;
         let found = RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_len };
@@ -214,7 +214,7 @@ impl ScalingKeys {
                 return Err(self.unsupported(architecture, "without tensors of divisors"));
             }
             ScalingKind::Yarn => {
-                let grown = if self.factor <= 1.0 { 1.0 } else { 0.1 * self.factor.ln() + 1.0 };
+                let grown = yarn_attention_factor(self.factor);
                 return Ok(RopeScaling::Yarn {
                     factor: self.factor,
                     original_len: self.original_len,

@@ -9,6 +9,9 @@
 
 mod byte_level;
 mod definition;
+mod gguf_tokenizer;
+mod json_reader;
+mod keys;
 mod pre_tokenizer;
 mod sentence_piece;
 mod space_prefix;
@@ -19,5 +22,5 @@ mod tokenizer_json;
 mod tokenizer_reader;
 mod vocabulary;
 
+pub use gguf_tokenizer::GgufTokenizer;
 pub use special_tokens::GgufSpecialTokens;
-pub use vocabulary::GgufTokenizer;

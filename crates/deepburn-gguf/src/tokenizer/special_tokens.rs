@@ -1,5 +1,6 @@
 //! Tokens with a meaning.
 
+use super::keys::{CHAT_TEMPLATE, added_key, id_key};
 use crate::{GgufError, Metadata};
 
 /// The ids of special tokens, and what is added to texts.
@@ -73,7 +74,7 @@ impl GgufSpecialTokens {
             ("padding", self.pad),
         ] {
             let Some(id) = id else { continue };
-            let key = format!("tokenizer.ggml.{name}_token_id");
+            let key = id_key(name);
             if id as usize >= vocab_size {
                 let problem = format!("is {id}; it must be below `vocab_size`, {vocab_size}");
                 return Err(GgufError::metadata(&key, problem));
@@ -84,7 +85,7 @@ impl GgufSpecialTokens {
         for (name, id, is_added) in
             [("bos", self.bos, self.add_bos), ("eos", self.eos, self.add_eos)]
         {
-            let key = format!("tokenizer.ggml.add_{name}_token");
+            let key = added_key(name);
             if is_added && id.is_none() {
                 let problem = format!("is true without a token; name the {name} token");
                 return Err(GgufError::metadata(&key, problem));
@@ -92,7 +93,7 @@ impl GgufSpecialTokens {
             metadata.push(key, is_added)?;
         }
         if let Some(template) = &self.chat_template {
-            metadata.push("tokenizer.chat_template", template.as_str())?;
+            metadata.push(CHAT_TEMPLATE, template.as_str())?;
         }
         Ok(())
     }

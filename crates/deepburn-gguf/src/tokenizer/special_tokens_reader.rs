@@ -2,6 +2,7 @@
 
 use serde_json::{Map, Value as Json, json};
 
+use super::keys::{CHAT_TEMPLATE, added_key, id_key};
 use super::pre_tokenizer::PreTokenizer;
 use super::vocabulary::TokenType;
 use super::{GgufSpecialTokens, GgufTokenizer};
@@ -10,8 +11,6 @@ use crate::{GgufError, Metadata, Value};
 /// The tokens that end a turn. llama.cpp knows them by their texts, because its converter often writes the end of a text
 /// only.
 const TURN_ENDS: [&str; 4] = ["<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>"];
-
-const CHAT_TEMPLATE: &str = "tokenizer.chat_template";
 
 impl GgufSpecialTokens {
     /// Reads the special tokens of a file with this tokenizer. Missing keys have llama.cpp's defaults.
@@ -117,10 +116,6 @@ impl GgufSpecialTokens {
     }
 }
 
-fn id_key(name: &str) -> String {
-    format!("tokenizer.ggml.{name}_token_id")
-}
-
 /// Reads an id. A `default` that does not exist is omitted.
 fn special_id(
     metadata: &Metadata,
@@ -141,7 +136,7 @@ fn special_id(
 
 /// Reads whether a token is added.
 fn flag(metadata: &Metadata, name: &str) -> Result<Option<bool>, GgufError> {
-    let key = format!("tokenizer.ggml.add_{name}_token");
+    let key = added_key(name);
     let Some(value) = metadata.get(&key) else { return Ok(None) };
     let problem = || format!("is {}; must be true or false", value.shown());
     value.as_bool().map(Some).ok_or_else(|| GgufError::metadata(&key, problem()))

@@ -4,11 +4,12 @@ use std::collections::{HashMap, HashSet};
 
 use serde_json::{Map, Value as Json, json};
 
+use super::gguf_tokenizer::is_phi3;
 use super::pre_tokenizer::PreTokenizer;
 use super::sentence_piece::SPACE;
 use super::space_prefix::SpacePrefix;
 use super::tokenizer_reader::split_merge;
-use super::vocabulary::{TokenType, is_phi3};
+use super::vocabulary::TokenType;
 use super::{GgufSpecialTokens, GgufTokenizer};
 
 /// The added tokens of Phi 3 that do not take the spaces after them, as in llama.cpp.

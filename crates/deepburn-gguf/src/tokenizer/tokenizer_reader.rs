@@ -3,17 +3,11 @@
 use std::collections::HashMap;
 
 use super::GgufTokenizer;
+use super::keys::{ADD_SPACE_PREFIX, MERGES, MODEL, PRE, PREPEND_SCHEME, SCORES, TOKENS, TYPES};
 use super::pre_tokenizer::PreTokenizer;
 use super::space_prefix::SpacePrefix;
-use super::vocabulary::{ADD_SPACE_PREFIX, PREPEND_SCHEME, TokenType};
+use super::vocabulary::TokenType;
 use crate::{Array, GgufError, Metadata, Value};
-
-const MODEL: &str = "tokenizer.ggml.model";
-const PRE: &str = "tokenizer.ggml.pre";
-const TOKENS: &str = "tokenizer.ggml.tokens";
-const TYPES: &str = "tokenizer.ggml.token_type";
-const SCORES: &str = "tokenizer.ggml.scores";
-const MERGES: &str = "tokenizer.ggml.merges";
 
 /// The longest part of a text in bytes, without added tokens. The longest of published models are runs of 31 spaces, which
 /// have 93 bytes. The time of finding merges is quadratic in it.

@@ -1,8 +1,8 @@
 //! Files of small models with all tensors, whose values are 0.
 
 use deepburn_gguf::{
-    Architecture, FileType, GgufHeader, GgufRope, Hyperparameters, Metadata, RopeScaling,
-    TensorType,
+    Architecture, FileType, GgufAttention, GgufFeedForward, GgufHeader, GgufRope, Hyperparameters,
+    Metadata, RopeScaling, TensorType,
 };
 
 /// Returns a model of an architecture with two layers.
@@ -15,23 +15,27 @@ pub(crate) fn model(architecture: Architecture) -> Hyperparameters {
         vocab_size: 99,
         context_length: 128,
         width: 64,
-        feed_forward: 96,
-        heads: 4,
-        key_value_heads: if is_gpt2 { 4 } else { 2 },
-        head_width: 16,
         epsilon: 1e-5,
-        activation: match architecture {
-            Architecture::Gpt2 => "gelu_new".to_owned(),
-            _ if is_gemma => "gelu_pytorch_tanh".to_owned(),
-            _ => "silu".to_owned(),
-        },
         is_tied: true,
-        has_output_bias: is_gpt2,
-        has_feed_forward_bias: is_gpt2,
-        query_scalar: 16.0,
-        attention_soft_cap: (architecture == Architecture::Gemma2).then_some(50.0),
         logit_soft_cap: (architecture == Architecture::Gemma2).then_some(30.0),
-        windows: vec![None; 2],
+        attention: GgufAttention {
+            heads: 4,
+            key_value_heads: if is_gpt2 { 4 } else { 2 },
+            head_width: 16,
+            has_output_bias: is_gpt2,
+            query_scalar: 16.0,
+            soft_cap: (architecture == Architecture::Gemma2).then_some(50.0),
+            windows: vec![None; 2],
+        },
+        feed_forward: GgufFeedForward {
+            width: 96,
+            activation: match architecture {
+                Architecture::Gpt2 => "gelu_new".to_owned(),
+                _ if is_gemma => "gelu_pytorch_tanh".to_owned(),
+                _ => "silu".to_owned(),
+            },
+            has_bias: is_gpt2,
+        },
         rope: (!is_gpt2).then_some(rope),
         window_rope: None,
     }
@@ -39,12 +43,12 @@ pub(crate) fn model(architecture: Architecture) -> Hyperparameters {
 
 /// Returns the parameters of a model in a Hugging Face file.
 fn parameters(model: &Hyperparameters) -> Vec<(String, Vec<usize>)> {
-    let (width, inner) = (model.width, model.feed_forward);
-    let queries = model.heads * model.head_width;
-    let keys = model.key_value_heads * model.head_width;
+    let (width, inner) = (model.width, model.feed_forward.width);
+    let queries = model.attention.heads * model.attention.head_width;
+    let keys = model.attention.key_value_heads * model.attention.head_width;
     let is_llama = model.architecture == Architecture::Llama;
     let has_input_biases =
-        model.architecture == Architecture::Qwen2 || is_llama && model.has_output_bias;
+        model.architecture == Architecture::Qwen2 || is_llama && model.attention.has_output_bias;
     let mut all = Vec::new();
     let mut push = |name: String, shape: &[usize], bias: Option<usize>| {
         all.push((format!("{name}.weight"), shape.to_vec()));
@@ -76,8 +80,8 @@ fn parameters(model: &Hyperparameters) -> Vec<(String, Vec<usize>)> {
             push(name(norm), &[width], None);
         }
         if matches!(model.architecture, Architecture::Qwen3 | Architecture::Gemma3) {
-            push(name("self_attn.q_norm"), &[model.head_width], None);
-            push(name("self_attn.k_norm"), &[model.head_width], None);
+            push(name("self_attn.q_norm"), &[model.attention.head_width], None);
+            push(name("self_attn.k_norm"), &[model.attention.head_width], None);
         }
         let bias = |rows: usize, has: bool| has.then_some(rows);
         let attention = |part: &str| name(&format!("self_attn.{part}_proj"));
@@ -90,11 +94,11 @@ fn parameters(model: &Hyperparameters) -> Vec<(String, Vec<usize>)> {
                 push(attention(part), &[rows, width], bias(rows, has_input_biases));
             }
             for part in ["gate", "up"] {
-                push(mlp(part), &[inner, width], bias(inner, model.has_feed_forward_bias));
+                push(mlp(part), &[inner, width], bias(inner, model.feed_forward.has_bias));
             }
         }
-        push(attention("o"), &[width, queries], bias(width, model.has_output_bias));
-        push(mlp("down"), &[width, inner], bias(width, model.has_feed_forward_bias));
+        push(attention("o"), &[width, queries], bias(width, model.attention.has_output_bias));
+        push(mlp("down"), &[width, inner], bias(width, model.feed_forward.has_bias));
     }
     push("model.norm".to_owned(), &[width], None);
     if !model.is_tied {

@@ -45,12 +45,8 @@ fn long_rope(attention_factor: f64) -> RopeScaling {
 fn models_are_read_as_they_were_written() {
     use Architecture::{Gemma2, Gemma3, Llama, Phi3, Qwen2, Qwen3};
 
-    let biased = Hyperparameters {
-        has_output_bias: true,
-        has_feed_forward_bias: true,
-        is_tied: false,
-        ..model(Llama)
-    };
+    let mut biased = Hyperparameters { is_tied: false, ..model(Llama) };
+    (biased.attention.has_output_bias, biased.feed_forward.has_bias) = (true, true);
     let llama3 = RopeScaling::Llama3 {
         factor: 8.0,
         low_freq_factor: 1.0,
@@ -65,18 +61,19 @@ fn models_are_read_as_they_were_written() {
         truncate: true,
         attention_factor: 0.1 * 4_f64.ln() + 1.0,
     };
-    let windows = |architecture, windows: &[Option<usize>]| Hyperparameters {
-        windows: windows.to_vec(),
-        ..model(architecture)
+    let windows = |architecture, windows: &[Option<usize>]| {
+        let mut model = model(architecture);
+        model.attention.windows = windows.to_vec();
+        model
     };
     let of_windows = GgufRope { width: 16, theta: 1e4, scaling: RopeScaling::Default };
-    let gemma3 = Hyperparameters {
-        windows: (0..7).map(|layer| (layer != 5).then_some(6)).collect(),
+    let mut gemma3 = Hyperparameters {
         window_rope: Some(of_windows),
         logit_soft_cap: Some(3.0),
         epsilon: 1e-6,
         ..scaled(Gemma3, RopeScaling::Linear { factor: 2.5 })
     };
+    gemma3.attention.windows = (0..7).map(|layer| (layer != 5).then_some(6)).collect();
     let half = GgufRope { width: 8, theta: 1e4, scaling: RopeScaling::Default };
     let growth = (1.0 + 4_f64.ln() / 32_f64.ln()).sqrt();
     let mut models: Vec<_> = Architecture::ALL.map(model).into();
@@ -98,7 +95,7 @@ fn models_are_read_as_they_were_written() {
     ]);
     for written in models {
         // Gemma 2 has a window if the file does not say otherwise.
-        let has_windows = written.windows.iter().any(Option::is_some);
+        let has_windows = written.attention.windows.iter().any(Option::is_some);
         let mut metadata = metadata(&written);
         if written.architecture == Gemma2 && !has_windows {
             metadata.push("gemma2.attention.sliding_window", 0_u32).unwrap();
@@ -112,7 +109,7 @@ fn models_are_read_as_they_were_written() {
 fn missing_keys_have_the_defaults_of_llama_cpp() {
     for architecture in Architecture::ALL {
         let mut written = model(architecture);
-        written.windows = vec![Some(4096), None];
+        written.attention.windows = vec![Some(4096), None];
         let mut all = metadata(&written);
         for key in [
             "vocab_size",
@@ -128,7 +125,7 @@ fn missing_keys_have_the_defaults_of_llama_cpp() {
             all = with(&all, &format!("{architecture}.{key}"), None);
         }
         if architecture != Architecture::Gemma2 {
-            written.windows = vec![None; 2];
+            written.attention.windows = vec![None; 2];
         }
         assert_eq!(read(file(&written, all, |_| {})), Ok(written));
     }
@@ -276,15 +273,17 @@ fn fields_of_the_configuration_follow_the_architecture() {
             "tie_word_embeddings": true, "vocab_size": 99,
         })
     );
-    let mistral = Hyperparameters { windows: vec![Some(5); 2], ..model(Architecture::Llama) };
+    let mut mistral = model(Architecture::Llama);
+    mistral.attention.windows = vec![Some(5); 2];
     let mistral = fields(mistral);
     assert_eq!(
         (&mistral["model_type"], &mistral["sliding_window"]),
         (&json!("mistral"), &json!(5))
     );
     assert_eq!(mistral.get("attention_bias"), None);
-    let windows = vec![None, Some(6)];
-    let qwen = fields(Hyperparameters { windows, ..model(Architecture::Qwen2) });
+    let mut qwen = model(Architecture::Qwen2);
+    qwen.attention.windows = vec![None, Some(6)];
+    let qwen = fields(qwen);
     assert_eq!(qwen["layer_types"], json!(["full_attention", "sliding_attention"]));
     assert_eq!(qwen["use_sliding_window"], json!(true));
     let rope = GgufRope { width: 12, theta: 1e4, scaling: long_rope(1.5) };

@@ -117,20 +117,29 @@ fn models_that_llama_cpp_computes_in_another_way_are_errors() {
         attention_factor: 1.0,
     };
     for (text, expected) in [
-        (change(Architecture::Gpt2, |it| it.activation = "gelu".to_owned()), "`hidden_act`"),
-        (change(Architecture::Qwen3, |it| it.has_output_bias = true), "`attention_bias`"),
         (
-            change(Architecture::Gemma2, |it| it.attention_soft_cap = None),
+            change(Architecture::Gpt2, |it| it.feed_forward.activation = "gelu".to_owned()),
+            "`hidden_act`",
+        ),
+        (change(Architecture::Qwen3, |it| it.attention.has_output_bias = true), "`attention_bias`"),
+        (
+            change(Architecture::Gemma2, |it| it.attention.soft_cap = None),
             "`attn_logit_softcapping`",
         ),
         (
-            change(Architecture::Gemma3, |it| it.attention_soft_cap = Some(50.0)),
+            change(Architecture::Gemma3, |it| it.attention.soft_cap = Some(50.0)),
             "`attn_logit_softcapping`",
         ),
-        (change(Architecture::Gemma2, |it| it.query_scalar = 0.0), "`query_pre_attn_scalar`"),
-        (change(Architecture::Qwen3, |it| it.query_scalar = 24.0), "`query_pre_attn_scalar`"),
+        (
+            change(Architecture::Gemma2, |it| it.attention.query_scalar = 0.0),
+            "`query_pre_attn_scalar`",
+        ),
+        (
+            change(Architecture::Qwen3, |it| it.attention.query_scalar = 24.0),
+            "`query_pre_attn_scalar`",
+        ),
         (change(Architecture::Gemma2, |it| it.is_tied = false), "`tie_word_embeddings`"),
-        (change(Architecture::Qwen2, |it| it.head_width = 32), "`head_dim`"),
+        (change(Architecture::Qwen2, |it| it.attention.head_width = 32), "`head_dim`"),
         (change(Architecture::Qwen2, |it| it.rope = None), "`rope_parameters`"),
         (scaled(Architecture::Llama, RopeScaling::Dynamic), "dynamic"),
         (scaled(Architecture::Llama, yarn), "yarn"),
@@ -166,20 +175,20 @@ fn divisors_of_llama_3_follow_its_formula() {
 #[test]
 fn windows_of_gemma_have_a_pattern_if_they_are_unusual() {
     let mut model = model(Architecture::Gemma2);
-    model.windows = vec![Some(32), None];
+    model.attention.windows = vec![Some(32), None];
     assert!(metadata(&model).get("gemma2.attention.sliding_window_pattern").is_none());
-    model.windows = vec![None, Some(32)];
+    model.attention.windows = vec![None, Some(32)];
     let pattern = metadata(&model).get("gemma2.attention.sliding_window_pattern").cloned();
     assert_eq!(pattern, Some(Value::from(vec![false, true])));
     assert!(model.notes().is_empty());
     // Others have a pattern in any case, because llama.cpp gives them no windows.
     model.architecture = Architecture::Llama;
-    (model.attention_soft_cap, model.logit_soft_cap) = (None, None);
-    model.activation = "silu".to_owned();
+    (model.attention.soft_cap, model.logit_soft_cap) = (None, None);
+    model.feed_forward.activation = "silu".to_owned();
     assert!(model.notes()[0].contains("32 tokens"));
     let pattern = metadata(&model).get("llama.attention.sliding_window_pattern").cloned();
     assert_eq!(pattern, Some(Value::from(vec![false, true])));
-    model.windows = vec![Some(32); 2];
+    model.attention.windows = vec![Some(32); 2];
     assert_eq!(metadata(&model).get("llama.attention.sliding_window"), Some(&Value::U32(32)));
     let pattern = metadata(&model).get("llama.attention.sliding_window_pattern").cloned();
     assert_eq!(pattern, Some(Value::from(vec![true; 2])));
@@ -205,7 +214,8 @@ fn queries_of_gemma_make_up_for_another_scale() {
         // 1 is added to the weights of norms first.
         (Architecture::Gemma3, "self_attn.q_norm", "self_attn.q_proj", 1.5),
     ] {
-        let model = Hyperparameters { query_scalar: 64.0, ..model(architecture) };
+        let mut model = model(architecture);
+        model.attention.query_scalar = 64.0;
         model.check().unwrap();
         let converted = |path: &str, shape: &[u64]| {
             let stored = model.stored_tensor(&format!("layers.1.{path}.weight")).unwrap();

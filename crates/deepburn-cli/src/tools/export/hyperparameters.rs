@@ -1,6 +1,8 @@
 //! Describes a decoder as llama.cpp does.
 
-use deepburn_gguf::{Architecture, GgufRope, Hyperparameters, RopeScaling};
+use deepburn_gguf::{
+    Architecture, GgufAttention, GgufFeedForward, GgufRope, Hyperparameters, RopeScaling,
+};
 use deepburn_models::decoder::{AnyDecoder, NormKind, Rotary, RotaryScaling};
 
 use crate::failure::Failure;
@@ -42,20 +44,24 @@ pub(super) fn hyperparameters(config: &AnyDecoder) -> Result<Hyperparameters, Fa
         vocab_size: parts.vocab_size,
         context_length: parts.max_len,
         width: parts.width,
-        feed_forward: first.feed_forward.inner,
-        heads: first.attention.heads,
-        key_value_heads: first.attention.key_value_heads,
-        head_width: first.attention.head_width,
         epsilon,
-        activation: first.feed_forward.activation.name().to_owned(),
         is_tied: parts.head.is_tied,
-        has_output_bias: first.attention.output.has_bias,
-        has_feed_forward_bias: first.feed_forward.output.has_bias,
-        // Gemma's query_pre_attn_scalar: the scale is 1 / sqrt of it.
-        query_scalar: first.attention.scale.powi(-2),
-        attention_soft_cap: first.attention.soft_cap,
         logit_soft_cap: parts.head.soft_cap,
-        windows: attentions().map(|it| it.window).collect(),
+        attention: GgufAttention {
+            heads: first.attention.heads,
+            key_value_heads: first.attention.key_value_heads,
+            head_width: first.attention.head_width,
+            has_output_bias: first.attention.output.has_bias,
+            // Gemma's query_pre_attn_scalar: the scale is 1 / sqrt of it.
+            query_scalar: first.attention.scale.powi(-2),
+            soft_cap: first.attention.soft_cap,
+            windows: attentions().map(|it| it.window).collect(),
+        },
+        feed_forward: GgufFeedForward {
+            width: first.feed_forward.inner,
+            activation: first.feed_forward.activation.name().to_owned(),
+            has_bias: first.feed_forward.output.has_bias,
+        },
         rope: full.map(rope),
         window_rope: windowed.filter(|it| Some(*it) != full).map(rope),
     };

@@ -6,9 +6,9 @@ mod prompt;
 use crate::printed::without_effect;
 use crate::turns::render_with_turns;
 use crate::{
-    AssistantOnlyLoss, ChatContext, ChatError, ChatTemplate, ChatTemplates, EncodedPreference,
-    EncodedRow, Ending, Finding, Message, Notes, Result, Row, SpecialTokens, Surrounding,
-    TextTokenizer, Tokens,
+    AssistantOnlyLoss, ChatContext, ChatError, ChatTemplate, ChatTemplates, ConversationEnd,
+    EncodedPreference, EncodedRow, Finding, Message, Notes, Result, Row, SpecialTokens,
+    Surrounding, TextTokenizer, Tokens,
 };
 
 use marks::{overlapping, trained_tokens};
@@ -137,7 +137,9 @@ impl<T: TextTokenizer> RowEncoder<T> {
                 let mut completed = |completion: &[Message], name: &str| -> Result<Vec<u32>> {
                     let all = [prompt.as_slice(), completion].concat();
                     let template = self.template(context)?;
-                    let text = template.render(&all, context, &self.tokens, Ending::Complete)?.text;
+                    let text = template
+                        .render(&all, context, &self.tokens, ConversationEnd::Complete)?
+                        .text;
                     let field = format!("prompt + {name}");
                     // A rejected answer is not learned.
                     let answers = if name == "chosen" { prompt.len() } else { all.len() };
@@ -209,7 +211,7 @@ impl<T: TextTokenizer> RowEncoder<T> {
         }
         let rendered = match answers_only {
             AssistantOnlyLoss::Off => {
-                template.render(messages, context, &self.tokens, Ending::Complete)?
+                template.render(messages, context, &self.tokens, ConversationEnd::Complete)?
             }
             AssistantOnlyLoss::Turns => {
                 render_with_turns(template, messages, context, &self.tokens)?
@@ -263,7 +265,8 @@ impl<T: TextTokenizer> RowEncoder<T> {
     /// Returns the tokens of a prompt of messages.
     fn generation_prompt(&self, prompt: &[Message], context: &ChatContext) -> Result<Vec<u32>> {
         let template = self.template(context)?;
-        let text = template.render(prompt, context, &self.tokens, Ending::GenerationPrompt)?.text;
+        let text =
+            template.render(prompt, context, &self.tokens, ConversationEnd::GenerationPrompt)?.text;
         self.tokenizer.ids(&text, Surrounding::None)
     }
 

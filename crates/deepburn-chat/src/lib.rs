@@ -61,7 +61,7 @@ pub use error::{ChatError, Result};
 pub use message::Message;
 pub use row::{NestedNulls, Notes, ReadRow, Row, RowFormat, RowReader};
 pub use template::{
-    ChatContext, ChatTemplate, ChatTemplates, Day, Ending, Rendered, SpecialTokens,
+    ChatContext, ChatTemplate, ChatTemplates, ConversationEnd, Day, Rendered, SpecialTokens,
 };
 pub use tokenizer::{Surrounding, TextTokenizer, Tokens};
 pub use turns::render_with_turns;

@@ -20,12 +20,14 @@ use crate::{ChatContext, ChatError, Message, Result};
 
 mod columns;
 mod messages;
+mod notes;
 mod preference;
 mod reader;
 #[cfg(test)]
 mod tests;
 
-pub use reader::{NestedNulls, Notes, ReadRow, RowReader};
+pub use notes::Notes;
+pub use reader::{NestedNulls, ReadRow, RowReader};
 
 /// How the columns of a file are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

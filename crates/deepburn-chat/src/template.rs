@@ -16,6 +16,7 @@
 //!
 //! The work and the memory of a template are limited (`work.rs`), so a loop without an end is an error.
 
+use std::borrow::Cow;
 use std::collections::HashSet;
 
 use chrono::NaiveDateTime;
@@ -45,8 +46,9 @@ pub(crate) use stack::on_large_stack;
 pub(crate) use trl::TrlMarks;
 
 use counted::counted;
-use environment::{MARKERS, MAX_STEPS, RAISED, environment};
+use environment::{MARKERS, RAISED, environment};
 use expression::{LAZY_WEIGHT, MAX_LIGHT_NAME};
+use work::MAX_STEPS;
 
 /// The name of the template in its environment.
 const NAME: &str = "chat_template";
@@ -108,7 +110,7 @@ pub struct ChatContext {
 
 /// How a conversation ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ending {
+pub enum ConversationEnd {
     /// After the last message.
     Complete,
     /// With the header of the assistant's next message (`add_generation_prompt`).
@@ -206,7 +208,7 @@ impl ChatTemplate {
         messages: &[Message],
         context: &ChatContext,
         tokens: &SpecialTokens,
-        ending: Ending,
+        ending: ConversationEnd,
     ) -> Result<Rendered> {
         if messages.is_empty() {
             return Err(ChatError::field("messages", "empty", "a list with at least one message"));
@@ -227,7 +229,7 @@ impl ChatTemplate {
         variables.insert("tools".to_owned(), list(&context.tools));
         variables.insert(
             "add_generation_prompt".to_owned(),
-            (ending == Ending::GenerationPrompt).into(),
+            (ending == ConversationEnd::GenerationPrompt).into(),
         );
         let variables = Value::Object(variables);
         if !is_shallow(&variables, MAX_DEPTH) {
@@ -300,6 +302,11 @@ fn misplaced_generation() -> ChatError {
         reason: "its {% generation %} blocks are nested or part of an expression; put them around the assistant's text"
             .to_owned(),
     }
+}
+
+/// Returns the error of an operation that a template asks for.
+fn invalid(reason: impl Into<Cow<'static, str>>) -> minijinja::Error {
+    minijinja::Error::new(ErrorKind::InvalidOperation, reason)
 }
 
 /// Returns the words of a text.

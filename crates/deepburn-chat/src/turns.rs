@@ -23,7 +23,7 @@ use serde_json::{Map, Value};
 
 use crate::template::{on_large_stack, unused_characters};
 use crate::{
-    ChatContext, ChatError, ChatTemplate, Ending, Message, Rendered, Result, SpecialTokens,
+    ChatContext, ChatError, ChatTemplate, ConversationEnd, Message, Rendered, Result, SpecialTokens,
 };
 
 /// The start of reasoning in a generation prompt.
@@ -43,7 +43,7 @@ pub fn render_with_turns(
     tokens: &SpecialTokens,
 ) -> Result<Rendered> {
     match template.marks_generation() {
-        true => template.render(messages, context, tokens, Ending::Complete),
+        true => template.render(messages, context, tokens, ConversationEnd::Complete),
         // One stack for all renders.
         false => on_large_stack(|| find_turns(template, messages, context, tokens))?,
     }
@@ -56,7 +56,7 @@ fn find_turns(
     context: &ChatContext,
     tokens: &SpecialTokens,
 ) -> Result<Rendered> {
-    let mut rendered = template.render(messages, context, tokens, Ending::Complete)?;
+    let mut rendered = template.render(messages, context, tokens, ConversationEnd::Complete)?;
     let turns = Turns { template, messages, context, tokens, whole: &rendered.text };
     let mut generated: Vec<Range<usize>> = Vec::new();
     for (index, _) in messages.iter().enumerate().filter(|(_, it)| it.is_assistant()) {
@@ -94,12 +94,17 @@ struct Anchor {
 }
 
 impl Turns<'_> {
-    fn render(&self, messages: &[Message], ending: Ending) -> Result<String> {
+    fn render(&self, messages: &[Message], ending: ConversationEnd) -> Result<String> {
         self.template.render(messages, self.context, self.tokens, ending).map(|it| it.text)
     }
 
     /// Renders a part of the conversation for message `index`.
-    fn render_part(&self, index: usize, messages: &[Message], ending: Ending) -> Result<String> {
+    fn render_part(
+        &self,
+        index: usize,
+        messages: &[Message],
+        ending: ConversationEnd,
+    ) -> Result<String> {
         self.render(messages, ending).map_err(|cause| {
             error(index, format!("the messages up to it cannot be rendered alone ({cause})"))
         })
@@ -116,13 +121,18 @@ impl Turns<'_> {
         let is_last = index + 1 == self.messages.len();
         let partial = match is_last {
             true => self.whole.to_owned(),
-            false => self.render_part(index, &self.messages[..=index], Ending::Complete)?,
+            false => {
+                self.render_part(index, &self.messages[..=index], ConversationEnd::Complete)?
+            }
         };
         let start = match index {
             0 => None,
             _ => {
-                let prompt =
-                    self.render_part(index, &self.messages[..index], Ending::GenerationPrompt)?;
+                let prompt = self.render_part(
+                    index,
+                    &self.messages[..index],
+                    ConversationEnd::GenerationPrompt,
+                )?;
                 self.whole.starts_with(&prompt).then_some(prompt.len())
             }
         };
@@ -194,8 +204,8 @@ impl Turns<'_> {
     fn header(&self, index: usize) -> Result<String> {
         let question = [Message::text("user", "?")];
         let messages = if index == 0 { &question } else { &self.messages[..index] };
-        let complete = self.render_part(index, messages, Ending::Complete)?;
-        let prompt = self.render_part(index, messages, Ending::GenerationPrompt)?;
+        let complete = self.render_part(index, messages, ConversationEnd::Complete)?;
+        let prompt = self.render_part(index, messages, ConversationEnd::GenerationPrompt)?;
         let start = self.printed_length(&complete, &prompt);
         Ok(start.map_or(String::new(), |start| prompt[start..].to_owned()))
     }
@@ -207,7 +217,7 @@ impl Turns<'_> {
             let mut messages = self.messages.to_vec();
             messages[index] = message;
             let located = |messages: &[Message], plain: &str| {
-                located(&self.render(messages, Ending::Complete).ok()?, marks, plain)
+                located(&self.render(messages, ConversationEnd::Complete).ok()?, marks, plain)
             };
             let found = located(&messages, self.whole).zip(located(&messages[..=index], partial));
             if let Some((whole, partial)) = found {

@@ -1,8 +1,8 @@
 //! Fuzzes rows and chat templates. They are refused, or they are rendered, and each byte of a mask is in the text.
 
 use deepburn_chat::{
-    ChatContext, ChatError, ChatTemplate, Ending, Message, NestedNulls, Row, RowFormat, RowReader,
-    SpecialTokens, render_with_turns,
+    ChatContext, ChatError, ChatTemplate, ConversationEnd, Message, NestedNulls, Row, RowFormat,
+    RowReader, SpecialTokens, render_with_turns,
 };
 use deepburn_fuzz::fuzz;
 use serde_json::json;
@@ -31,7 +31,7 @@ fn render(template: &ChatTemplate, messages: &[Message], context: &ChatContext) 
         assert!(rendered.text.get(range.clone()).is_some());
         last = range.end;
     }
-    _ = template.render(messages, context, &tokens, Ending::GenerationPrompt);
+    _ = template.render(messages, context, &tokens, ConversationEnd::GenerationPrompt);
     true
 }
 
@@ -198,7 +198,7 @@ fn assert_refused(source: &str) {
     let messages = [Message::text("user", "a")];
     let (context, tokens) = (ChatContext::default(), SpecialTokens::default());
     let rendered = ChatTemplate::compile(source)
-        .and_then(|it| it.render(&messages, &context, &tokens, Ending::Complete));
+        .and_then(|it| it.render(&messages, &context, &tokens, ConversationEnd::Complete));
     assert!(rendered.is_err(), "{}", &source[..source.len().min(120)]);
 }
 
@@ -510,7 +510,7 @@ fn long_texts_are_not_read_without_end() {
         let template = ChatTemplate::compile(&source).unwrap();
         let messages = [Message::text("user", "a")];
         let (context, tokens) = (ChatContext::default(), SpecialTokens::default());
-        let rendered = template.render(&messages, &context, &tokens, Ending::Complete);
+        let rendered = template.render(&messages, &context, &tokens, ConversationEnd::Complete);
         let is_refused = matches!(rendered, Err(ChatError::TooMuchWork { .. }));
         assert!(is_refused, "{operation}: {rendered:?}");
     }
@@ -530,7 +530,7 @@ fn long_names_and_formats_are_refused() {
         let messages = [Message::text("user", "a")];
         let (context, tokens) = (ChatContext::default(), SpecialTokens::default());
         let rendered = ChatTemplate::compile(&source)
-            .and_then(|it| it.render(&messages, &context, &tokens, Ending::Complete));
+            .and_then(|it| it.render(&messages, &context, &tokens, ConversationEnd::Complete));
         let error = rendered.unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
     }
@@ -591,7 +591,7 @@ fn stored_values_stay_the_same() {
         let messages = [Message::text("user", "a")];
         let (context, tokens) = (ChatContext::default(), SpecialTokens::default());
         let template = ChatTemplate::compile(source).unwrap();
-        let rendered = template.render(&messages, &context, &tokens, Ending::Complete);
+        let rendered = template.render(&messages, &context, &tokens, ConversationEnd::Complete);
         assert_eq!(rendered.map(|it| it.text), Ok(expected.to_owned()), "{source}");
     }
 }

@@ -1,7 +1,7 @@
 //! Compares small templates with `tests/data/renders.json`, which `make_renders.py` wrote with transformers and Jinja2.
 
 use chrono::NaiveDate;
-use deepburn_chat::{ChatContext, ChatTemplate, Ending, Message, SpecialTokens};
+use deepburn_chat::{ChatContext, ChatTemplate, ConversationEnd, Message, SpecialTokens};
 use serde_json::Value;
 
 /// Templates whose text differs, with our text. They are the documented differences of `ChatTemplate`.
@@ -43,7 +43,7 @@ fn renders_like_jinja2() {
         let source = row[0].as_str().unwrap();
         let rendered = ChatTemplate::at(source, now).and_then(|it| {
             let messages = [Message::text("user", "a")];
-            it.render(&messages, &context, &SpecialTokens::default(), Ending::Complete)
+            it.render(&messages, &context, &SpecialTokens::default(), ConversationEnd::Complete)
         });
         let text = rendered.as_ref().ok().map(|it| it.text.as_str());
         if let Some((_, expected)) = OTHER_TEXTS.iter().find(|(it, _)| *it == source) {

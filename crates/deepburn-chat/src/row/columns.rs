@@ -22,6 +22,11 @@ pub(super) fn found(value: &Value) -> String {
     }
 }
 
+/// Describes a value that may be missing.
+pub(super) fn found_or_missing(value: Option<&Value>) -> String {
+    value.map_or("missing".to_owned(), found)
+}
+
 /// Returns a column that is not null.
 pub(super) fn column<'a>(row: &'a Map<String, Value>, name: &str) -> Option<&'a Value> {
     row.get(name).filter(|it| !it.is_null())

@@ -2,8 +2,8 @@
 
 use serde_json::{Map, Value, json};
 
-use super::columns::{found, parsed};
-use super::reader::Notes;
+use super::columns::{found, found_or_missing, parsed};
+use super::notes::Notes;
 use crate::message::ASSISTANT;
 use crate::{ChatError, Message, Result};
 
@@ -71,8 +71,8 @@ fn message(value: &Value, field: &str, extra: &[String], notes: &mut Notes) -> R
     check_names(&fields, field, extra)?;
     let role = match fields.get("role") {
         Some(Value::String(role)) if ROLES.contains(&role.as_str()) => role.clone(),
-        found_role => {
-            let found = found_role.map_or("missing".to_owned(), found);
+        role => {
+            let found = found_or_missing(role);
             let roles = format!("one of {}", ROLES.map(|it| format!("`{it}`")).join(", "));
             return Err(ChatError::field(format!("{field}.role"), found, roles));
         }
@@ -118,13 +118,7 @@ fn rename(fields: &mut Map<String, Value>, field: &str) -> Result<()> {
         let path = format!("{field}.value");
         let call = match value {
             Some(Value::String(text)) => parsed(&text, &path, rule)?,
-            value => {
-                return Err(ChatError::field(
-                    path,
-                    value.as_ref().map_or("missing".into(), found),
-                    rule,
-                ));
-            }
+            value => return Err(ChatError::field(path, found_or_missing(value.as_ref()), rule)),
         };
         let calls = match call {
             Value::Array(calls) => calls,
@@ -211,7 +205,7 @@ fn check_calls(calls: &mut Value, field: &str, notes: &mut Notes) -> Result<()> 
             ));
         };
         if !function.get("name").is_some_and(Value::is_string) {
-            let found = function.get("name").map_or("missing".to_owned(), found);
+            let found = found_or_missing(function.get("name"));
             return Err(ChatError::field(format!("{field}.name"), found, "a text"));
         }
         let path = format!("{field}.arguments");

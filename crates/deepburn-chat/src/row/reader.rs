@@ -4,6 +4,7 @@ use serde_json::{Map, Value};
 
 use super::columns::{absent, column, found, objects, optional_text, text, without_nulls};
 use super::messages::messages;
+use super::notes::Notes;
 use super::preference::{common_messages, common_text};
 use super::{Row, RowFormat};
 use crate::message::ASSISTANT;
@@ -37,20 +38,6 @@ pub struct ReadRow {
     pub row: Row,
     /// Changes of the values.
     pub notes: Notes,
-}
-
-/// Changes that are made while a row is read.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Notes {
-    /// Arguments of tool calls were JSON text, as in OpenAI's format, and were parsed. Templates would quote the text
-    /// again.
-    pub parsed_arguments: bool,
-    /// The messages are not in the columns and fields that TRL reads, but in the form of ShareGPT or Alpaca.
-    pub converted_messages: bool,
-    /// A column that only chat templates read, in a row of texts, which have no template.
-    pub unread_column: Option<&'static str>,
-    /// The prompt was taken from the common start of `chosen` and `rejected`.
-    pub implicit_prompt: bool,
 }
 
 impl RowReader {

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use minijinja::value::{
     DynObject, Enumerator, Kwargs, Object, ObjectRepr, Tuple, Value, ValueKind, ValueOrKwargs,
 };
-use minijinja::{Error, ErrorKind, State};
+use minijinja::{Error, State};
 
-use super::work;
+use super::{invalid, work};
 
 /// The maximum nesting of tuples in tuples.
 const MAX_TUPLES: usize = 8;
@@ -236,8 +236,4 @@ pub(super) fn namespace(defaults: Option<ValueOrKwargs>) -> Result<Value, Error>
 
 fn is_namespace(object: &DynObject) -> bool {
     object.type_name().ends_with("::Namespace")
-}
-
-fn invalid(reason: impl Into<std::borrow::Cow<'static, str>>) -> Error {
-    Error::new(ErrorKind::InvalidOperation, reason)
 }

@@ -6,17 +6,15 @@ use chrono::NaiveDateTime;
 use chrono::format::{Item, StrftimeItems};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{DynObject, Value, ValueKind, from_args};
-use minijinja::{AutoEscape, Environment, Error, ErrorKind, State, UndefinedBehavior, tests};
+use minijinja::{AutoEscape, Environment, Error, State, UndefinedBehavior, tests};
 use minijinja_contrib::pycompat;
 
 use super::counted::{attribute, counted, dict, factor, iterable, namespace, range};
+use super::invalid;
 use super::python_json::tojson;
 use super::python_text::text_of;
 use super::tags::{COUNTED, COUNTED_ATTRIBUTE, FACTOR, GENERATION, ITERABLE};
-
-/// The maximum work of a template, in steps of minijinja: an instruction, or 64 bytes of text. A chat of a million
-/// tokens needs less.
-pub(super) const MAX_STEPS: u64 = 2_000_000;
+use super::work::{MAX_STEPS, steps};
 
 /// The maximum number of digits of a width or a precision in `str.format`.
 const MAX_WIDTH_DIGITS: usize = 6;
@@ -61,7 +59,7 @@ pub(super) fn environment(now: NaiveDateTime) -> Result<Environment<'static>, Er
     environment.add_function("range", range);
     environment.add_function("raise_exception", |state: &State, message: &Value| {
         let message = format!("{RAISED}{}", text_of(state, message)?);
-        Err::<Value, _>(Error::new(ErrorKind::InvalidOperation, message))
+        Err::<Value, _>(invalid(message))
     });
     environment.add_function("strftime_now", move |format: &str| strftime(now, format));
     Ok(environment)
@@ -213,11 +211,6 @@ fn method_steps(text: &str, name: &str, args: &[Value]) -> Result<u64, Error> {
     })
 }
 
-/// Returns the steps of reading or writing a text.
-fn steps(bytes: usize) -> u64 {
-    bytes as u64 / 64
-}
-
 /// Returns the steps of a list of texts. A short text needs more memory than its bytes.
 fn part_steps(parts: usize) -> u64 {
     2 * parts as u64
@@ -239,7 +232,7 @@ fn largest_width(format: &str) -> Result<usize, Error> {
             let reason = format!(
                 "the format `{format}` has a number of more than {MAX_WIDTH_DIGITS} digits"
             );
-            return Err(Error::new(ErrorKind::InvalidOperation, reason));
+            return Err(invalid(reason));
         }
         largest = largest.max(digits.parse().unwrap_or(0));
     }
@@ -258,7 +251,7 @@ fn strftime(now: NaiveDateTime, format: &str) -> Result<String, Error> {
             "strftime_now has a format of {} bytes; the maximum is {MAX_TIME_FORMAT}; shorten it",
             format.len()
         );
-        return Err(Error::new(ErrorKind::InvalidOperation, reason));
+        return Err(invalid(reason));
     }
     let mut chars = format.chars();
     while let Some(char) = chars.next() {
@@ -271,16 +264,13 @@ fn strftime(now: NaiveDateTime, format: &str) -> Result<String, Error> {
         };
         if !directive.is_some_and(|it| DIRECTIVES.contains(it)) {
             let reason = format!("strftime_now does not support the format `{format}`");
-            return Err(Error::new(ErrorKind::InvalidOperation, reason));
+            return Err(invalid(reason));
         }
     }
     let items: Vec<Item> = StrftimeItems::new(format).collect();
     let mut text = String::new();
     match write!(text, "{}", now.format_with_items(items.iter())) {
         Ok(()) => Ok(text),
-        Err(_) => Err(Error::new(
-            ErrorKind::InvalidOperation,
-            format!("strftime_now does not support the format `{format}`"),
-        )),
+        Err(_) => Err(invalid(format!("strftime_now does not support the format `{format}`"))),
     }
 }

@@ -61,7 +61,7 @@ struct Bracket {
 
 /// The last part of a value.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Part {
+enum ValuePart {
     /// A variable, an attribute, an item, or a long literal.
     Load,
     /// A result, which the engine has charged.
@@ -296,13 +296,13 @@ impl<'a> TagTokens<'a> {
     ) {
         let token = &self.tokens[start];
         let mut part = match token.kind {
-            _ if self.is_load(start) => Part::Load,
-            TokenKind::Text => Part::Literal,
-            TokenKind::Open if !self.is_postfix(start) => Part::Group,
+            _ if self.is_load(start) => ValuePart::Load,
+            TokenKind::Text => ValuePart::Literal,
+            TokenKind::Open if !self.is_postfix(start) => ValuePart::Group,
             _ => return,
         };
         let first = insertions.len();
-        let mut last = if part == Part::Group { self.brackets[start].close } else { start };
+        let mut last = if part == ValuePart::Group { self.brackets[start].close } else { start };
         while let Some(next) = self.tokens.get(last + 1).filter(|_| last + 1 < self.end) {
             let is_attribute = next.text == "." && last + 2 < self.end;
             let is_item = is_attribute && self.is_digits(last + 2);
@@ -310,20 +310,20 @@ impl<'a> TagTokens<'a> {
                 "[" => !self.is_cheap(last + 1),
                 _ => is_item && self.tokens[last + 2].text.len() > 3,
             };
-            if is_expensive && matches!(part, Part::Load | Part::Group) {
+            if is_expensive && matches!(part, ValuePart::Load | ValuePart::Group) {
                 insertions.push((token.start, "(".to_owned()));
                 insertions.push((self.tokens[last].end(), format!("|{filter})")));
             }
             (part, last) = match next.text {
-                "(" => (Part::Call, self.brackets[last + 1].close),
-                "[" => (Part::Load, self.brackets[last + 1].close),
-                _ if is_attribute => (Part::Load, last + 2),
+                "(" => (ValuePart::Call, self.brackets[last + 1].close),
+                "[" => (ValuePart::Load, self.brackets[last + 1].close),
+                _ if is_attribute => (ValuePart::Load, last + 2),
                 _ => break,
             };
         }
         let Some(end) = self.tokens.get(last).map(Token::end) else { return };
         let is_filtered = self.text(Some(last + 2)) == filter;
-        if is_charged && part == Part::Load && !is_filtered {
+        if is_charged && part == ValuePart::Load && !is_filtered {
             insertions.push((end, format!("|{filter}")));
         }
         // A filter would follow the test instead of its argument, which cannot start with a bracket either.

@@ -3,6 +3,9 @@
 use minijinja::value::{Kwargs, Rest, Value, ValueKind};
 use minijinja::{Error, ErrorKind, State};
 
+use super::invalid;
+use super::work::steps;
+
 /// The maximum nesting of a value. It is Rust's limit for JSON text too (`serde_json`).
 const MAX_DEPTH: usize = 128;
 
@@ -59,10 +62,6 @@ fn separators(pair: &Value) -> Result<(String, String), Error> {
     }
 }
 
-fn invalid(reason: impl Into<std::borrow::Cow<'static, str>>) -> Error {
-    Error::new(ErrorKind::InvalidOperation, reason)
-}
-
 /// The arguments of `json.dumps`.
 struct Style {
     ascii: bool,
@@ -114,7 +113,7 @@ impl Style {
                 for (index, key) in keys.iter().enumerate() {
                     self.separate(state, index == 0, depth + 1, text)?;
                     self.key(key, text)?;
-                    state.consume_fuel(self.separators.1.len() as u64 / 64)?;
+                    state.consume_fuel(steps(self.separators.1.len()))?;
                     text.push_str(&self.separators.1);
                     self.write(state, &value.get_item(key)?, depth + 1, text)?;
                 }
@@ -150,7 +149,7 @@ impl Style {
         text: &mut String,
     ) -> Result<(), Error> {
         if !is_first {
-            state.consume_fuel(self.separators.0.len() as u64 / 64)?;
+            state.consume_fuel(steps(self.separators.0.len()))?;
             text.push_str(&self.separators.0);
         }
         self.break_line(state, depth, text)
@@ -173,7 +172,7 @@ impl Style {
 
     fn break_line(&self, state: &State, depth: usize, text: &mut String) -> Result<(), Error> {
         if let Some(indent) = &self.indent {
-            state.consume_fuel((indent.len() * depth) as u64 / 64)?;
+            state.consume_fuel(steps(indent.len() * depth))?;
             text.push('\n');
             (0..depth).for_each(|_| text.push_str(indent));
         }

@@ -1,9 +1,11 @@
 //! Values as Python prints them: `str` and `repr`.
 
 use minijinja::value::{Value, ValueKind};
-use minijinja::{Error, ErrorKind, State};
+use minijinja::{Error, State};
 
+use super::invalid;
 use super::python_json::float_repr;
+use super::work::steps;
 
 /// The maximum nesting of a printed value.
 const MAX_DEPTH: usize = 128;
@@ -29,7 +31,7 @@ fn write_repr(state: &State, value: &Value, depth: usize, text: &mut String) -> 
     state.consume_fuel(1)?;
     if depth > MAX_DEPTH {
         let reason = format!("a value that is nested more than {MAX_DEPTH} times is not printed");
-        return Err(Error::new(ErrorKind::InvalidOperation, reason));
+        return Err(invalid(reason));
     }
     match value.kind() {
         ValueKind::Number if !value.is_integer() => match f64::try_from(value.clone()) {
@@ -58,7 +60,7 @@ fn write_repr(state: &State, value: &Value, depth: usize, text: &mut String) -> 
         }
         ValueKind::String => {
             let string = value.as_str().unwrap_or_default();
-            state.consume_fuel(string.len() as u64 / 64)?;
+            state.consume_fuel(steps(string.len()))?;
             write_string(string, text);
         }
         _ => text.push_str(&format!("{value:?}")),

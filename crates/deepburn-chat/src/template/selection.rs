@@ -239,13 +239,13 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::{ChatContext, Ending, Message};
+    use crate::{ChatContext, ConversationEnd, Message};
 
     fn rendered(templates: &ChatTemplates, has_tools: bool) -> String {
         let (context, tokens) = (ChatContext::default(), SpecialTokens::default());
         let template = templates.select(has_tools).unwrap();
         let messages = [Message::text("user", "a")];
-        template.render(&messages, &context, &tokens, Ending::Complete).unwrap().text
+        template.render(&messages, &context, &tokens, ConversationEnd::Complete).unwrap().text
     }
 
     #[test]

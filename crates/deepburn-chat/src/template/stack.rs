@@ -2,8 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use super::environment::MAX_STEPS;
-use super::work::UsedUp;
+use super::work::{MAX_STEPS, UsedUp};
 use crate::{ChatError, Result};
 
 /// The size of the stack. The deepest value that [`MAX_STEPS`](super::MAX_STEPS) allow needs less than half of it.

@@ -8,7 +8,9 @@
 
 use std::cell::Cell;
 
-use super::environment::MAX_STEPS;
+/// The maximum work of a template, in steps of minijinja: an instruction, or 64 bytes of text. A chat of a million
+/// tokens needs less.
+pub(super) const MAX_STEPS: u64 = 2_000_000;
 
 /// The units of a step, which are bytes of text, as in minijinja.
 const STEP: u64 = 64;
@@ -26,6 +28,11 @@ thread_local! {
 
 /// What a stack is unwound with when the work of a template is used up.
 pub(super) struct UsedUp;
+
+/// Returns the steps of reading or writing a text.
+pub(super) fn steps(bytes: usize) -> u64 {
+    bytes as u64 / STEP
+}
 
 /// Starts the work of a template on this thread.
 pub(super) fn start() {

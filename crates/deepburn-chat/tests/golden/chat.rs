@@ -6,8 +6,9 @@ use std::path::Path;
 
 use chrono::NaiveDate;
 use deepburn_chat::{
-    AssistantOnlyLoss, ChatContext, ChatTemplate, ChatTemplates, Day, EncodeOptions, EncodedRow,
-    Ending, Message, Rendered, Row, RowEncoder, SpecialTokens, Surrounding, TextTokenizer,
+    AssistantOnlyLoss, ChatContext, ChatTemplate, ChatTemplates, ConversationEnd, Day,
+    EncodeOptions, EncodedRow, Message, Rendered, Row, RowEncoder, SpecialTokens, Surrounding,
+    TextTokenizer,
 };
 use serde_json::{Value, json};
 
@@ -64,7 +65,7 @@ impl Case {
         &self,
         conversation: &Value,
         kwargs: &Value,
-        ending: Ending,
+        ending: ConversationEnd,
     ) -> deepburn_chat::Result<Rendered> {
         let (messages, context) = self.inputs(conversation, kwargs);
         self.template.render(&messages, &context, &self.tokens, ending)
@@ -117,9 +118,9 @@ fn renders_like_transformers() {
         for row in file["rows"].as_array().unwrap() {
             let name = format!("{} {} {}", file["template"], row["conversation"], row["kwargs"]);
             let conversation = &conversations[row["conversation"].as_str().unwrap()];
-            let rendered = case.render(conversation, &row["kwargs"], Ending::Complete);
+            let rendered = case.render(conversation, &row["kwargs"], ConversationEnd::Complete);
             let prompt = case
-                .render(conversation, &row["kwargs"], Ending::GenerationPrompt)
+                .render(conversation, &row["kwargs"], ConversationEnd::GenerationPrompt)
                 .map(|it| it.text);
             match row["text"].as_str() {
                 Some(text) => {
@@ -164,7 +165,8 @@ fn tokenizes_and_masks_like_transformers() {
         for row in file["rows"].as_array().unwrap() {
             let (Some(expected), name) = (row.get("ids"), &row["conversation"]) else { continue };
             let conversation = conversations.iter().find(|it| it["name"] == *name).unwrap();
-            let rendered = case.render(conversation, &row["kwargs"], Ending::Complete).unwrap();
+            let rendered =
+                case.render(conversation, &row["kwargs"], ConversationEnd::Complete).unwrap();
             let tokens = tokenizer.encode(&rendered.text, Surrounding::None).unwrap();
             assert_eq!(json!(tokens.ids), *expected, "{} {name}", file["template"]);
             ids += 1;

@@ -20,7 +20,9 @@ use std::path::PathBuf;
 use std::sync::atomic::Ordering::Relaxed;
 
 use clap::Args;
-use deepburn_chat::{ChatContext, ChatError, ChatTemplates, Day, Ending, Message, SpecialTokens};
+use deepburn_chat::{
+    ChatContext, ChatError, ChatTemplates, ConversationEnd, Day, Message, SpecialTokens,
+};
 use deepburn_datasets::Tokenizer;
 use deepburn_models::Architecture;
 use deepburn_models::causal_lm::GenerateOptions;
@@ -226,7 +228,7 @@ impl Conversation {
     fn tokens_after(&self, forgotten: usize) -> Result<Vec<u32>, Failure> {
         let messages: Vec<_> =
             self.system.iter().chain(&self.messages[forgotten..]).cloned().collect();
-        let (context, ending) = (ChatContext::default(), Ending::GenerationPrompt);
+        let (context, ending) = (ChatContext::default(), ConversationEnd::GenerationPrompt);
         let template = self.templates.select(false).map_err(Failure::mistake)?;
         let rendered = template.render(&messages, &context, &self.special_tokens, ending);
         let text = rendered.map_err(Failure::mistake)?.text;

@@ -19,7 +19,9 @@ use std::path::PathBuf;
 
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
-use deepburn_chat::{ChatContext, ChatError, ChatTemplates, Day, Ending, Message, SpecialTokens};
+use deepburn_chat::{
+    ChatContext, ChatError, ChatTemplates, ConversationEnd, Day, Message, SpecialTokens,
+};
 use deepburn_datasets::Tokenizer;
 use deepburn_models::causal_lm::{GenerateOptions, RandomSampling, Sampling};
 use deepburn_models::decoder::AnyDecoder;
@@ -143,7 +145,7 @@ fn conversation(arguments: &GenerateArguments, tokenizer: &Tokenizer) -> Result<
     // The template without tools.
     let template = templates.select(false).map_err(of_chat)?;
     let context = ChatContext::default();
-    let rendered = template.render(&messages, &context, &tokens, Ending::GenerationPrompt);
+    let rendered = template.render(&messages, &context, &tokens, ConversationEnd::GenerationPrompt);
     let text = rendered.map_err(of_chat)?.text;
     tokenizer.encode(&text).map_err(Failure::mistake)
 }

@@ -55,6 +55,10 @@ pub(crate) const MAX_SERIES: usize = 12;
 /// The number of solid lines; further lines are dashed.
 const UNBROKEN: usize = 6;
 
+/// The note above curves over optimizer steps.
+pub(crate) const GAPS_NOTE: &str = "Curves over optimizer steps; a gap is a skipped step or a \
+                                    value that is not finite.";
+
 /// A named line.
 #[derive(Debug, Clone)]
 pub(crate) struct Series {
@@ -289,6 +293,24 @@ impl Chart {
         let x = if first < last { first..last } else { first - 0.5..last + 0.5 };
         (x, y)
     }
+}
+
+/// Appends a note and a section with charts.
+///
+/// # Errors
+///
+/// Returns an error if the drawing library fails.
+pub(crate) fn push_charts(
+    html: &mut String,
+    note: &str,
+    charts: impl IntoIterator<Item = Chart>,
+) -> Result<(), ReportError> {
+    push(html, format_args!("<p class=\"note\">{note}</p>\n<section class=\"charts\">\n"));
+    for chart in charts {
+        html.push_str(&chart.to_figure()?);
+    }
+    html.push_str("</section>\n");
+    Ok(())
 }
 
 /// Appends a legend entry: a sample of the line of series `index`, and `name`.

@@ -11,6 +11,7 @@ mod tree;
 
 use std::fmt::{self, Write};
 
+use crate::html::percent;
 use tree::ModuleNode;
 
 /// The counts of one module, on one rank in one step. Operations of submodules
@@ -219,10 +220,6 @@ fn rate(flops: f64, seconds: f64) -> f64 {
 /// Formats `part / whole` in per cent; 0 if `whole` is 0.
 fn share(part: f64, whole: f64) -> String {
     percent(if whole > 0.0 { part / whole } else { 0.0 })
-}
-
-fn percent(share: f64) -> String {
-    format!("{:.2} %", 100.0 * share)
 }
 
 /// Formats a number with a decimal prefix: `124.44 M`, `1.5 TFLOP`.

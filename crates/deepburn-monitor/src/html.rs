@@ -115,6 +115,11 @@ pub(crate) fn grouped(number: u64) -> String {
     text
 }
 
+/// Formats a share of 1 in per cent.
+pub(crate) fn percent(share: f64) -> String {
+    format!("{:.2} %", 100.0 * share)
+}
+
 /// Writes a file atomically: it contains either the old or the new text.
 ///
 /// The text is written to `PATH.partial`, which is then renamed. The file is not

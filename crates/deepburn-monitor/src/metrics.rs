@@ -8,6 +8,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Deserializer, Serialize};
 
+use crate::html::percent;
 use crate::rows_file::read_rows;
 pub use crate::rows_file::{JsonRow, MetricsError, RowsWriter};
 
@@ -194,7 +195,6 @@ impl Quality {
 
     /// Returns the name and the value of each metric, for people.
     pub fn figures(self) -> Vec<(&'static str, String)> {
-        let percent = |share: f64| format!("{:.2} %", 100.0 * share);
         match self {
             Self::Perplexity(value) => vec![("perplexity", format!("{value:.2}"))],
             Self::Tokens { perplexity, accuracy } => vec![
@@ -230,7 +230,7 @@ impl EvalRow {
 
 /// A line of `metrics.jsonl`.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Row {
+pub enum MetricsRow {
     /// An optimizer step.
     Step(StepRow),
     /// An evaluation.
@@ -238,9 +238,9 @@ pub enum Row {
 }
 
 /// Writes `metrics.jsonl`.
-pub type MetricsWriter = RowsWriter<Row>;
+pub type MetricsWriter = RowsWriter<MetricsRow>;
 
-impl Row {
+impl MetricsRow {
     /// Returns the step of the row.
     pub fn step(&self) -> u64 {
         match self {
@@ -250,7 +250,7 @@ impl Row {
     }
 }
 
-impl JsonRow for Row {
+impl JsonRow for MetricsRow {
     fn step(&self) -> u64 {
         self.step()
     }
@@ -274,13 +274,13 @@ impl JsonRow for Row {
     }
 }
 
-impl From<StepRow> for Row {
+impl From<StepRow> for MetricsRow {
     fn from(row: StepRow) -> Self {
         Self::Step(row)
     }
 }
 
-impl From<EvalRow> for Row {
+impl From<EvalRow> for MetricsRow {
     fn from(row: EvalRow) -> Self {
         Self::Eval(row)
     }
@@ -296,17 +296,17 @@ fn null_is_nan<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Err
 ///
 /// Returns an error if the file cannot be read, or if a complete line is not a
 /// row.
-pub fn read_metrics(path: &Path) -> Result<Vec<Row>, MetricsError> {
+pub fn read_metrics(path: &Path) -> Result<Vec<MetricsRow>, MetricsError> {
     read_rows(path)
 }
 
 /// Separates steps and evaluations.
-pub(crate) fn split(rows: &[Row]) -> (Vec<StepRow>, Vec<EvalRow>) {
+pub(crate) fn split(rows: &[MetricsRow]) -> (Vec<StepRow>, Vec<EvalRow>) {
     let (mut steps, mut evals) = (Vec::new(), Vec::new());
     for row in rows {
         match row {
-            Row::Step(row) => steps.push(*row),
-            Row::Eval(row) => evals.push(*row),
+            MetricsRow::Step(row) => steps.push(*row),
+            MetricsRow::Eval(row) => evals.push(*row),
         }
     }
     (steps, evals)
@@ -347,7 +347,7 @@ mod tests {
         }
     }
 
-    fn written(rows: &[Row]) -> (tempfile::TempDir, PathBuf) {
+    fn written(rows: &[MetricsRow]) -> (tempfile::TempDir, PathBuf) {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("metrics.jsonl");
         let mut writer = MetricsWriter::create(&path).unwrap();
@@ -401,7 +401,9 @@ mod tests {
         let text = fs::read_to_string(&path).unwrap();
         let written = r#""seconds":{"data":0.5,"forward":1.0,"backward":2.0,"optimizer":null}}"#;
         assert!(text.trim_end().ends_with(written), "{text}");
-        let [Row::Step(read)] = read_metrics(&path).unwrap()[..] else { panic!("one step row") };
+        let [MetricsRow::Step(read)] = read_metrics(&path).unwrap()[..] else {
+            panic!("one step row")
+        };
         let read = read.seconds.unwrap();
         assert!(read.backward == 2.0 && read.optimizer.is_nan());
     }
@@ -418,7 +420,9 @@ mod tests {
         let (_folder, path) = written(&[row.into()]);
         let text = fs::read_to_string(&path).unwrap();
         assert!(text.contains(r#""loss":null,"lr":null,"grad_norm":null"#), "{text}");
-        let [Row::Step(read)] = read_metrics(&path).unwrap()[..] else { panic!("one step row") };
+        let [MetricsRow::Step(read)] = read_metrics(&path).unwrap()[..] else {
+            panic!("one step row")
+        };
         assert!(read.loss.is_nan() && read.lr.is_nan() && read.skipped);
         assert_eq!(read.grad_norm, None);
     }
@@ -448,7 +452,7 @@ mod tests {
 
     #[test]
     fn resuming_drops_what_will_be_made_again() {
-        let eval = |step| Row::from(EvalRow { step, eval_loss: 1.0, ..EvalRow::default() });
+        let eval = |step| MetricsRow::from(EvalRow { step, eval_loss: 1.0, ..EvalRow::default() });
         let (folder, path) = written(&[
             step_row(1).into(),
             step_row(2).into(),
@@ -491,8 +495,8 @@ mod tests {
             prop_assume!(loss.is_finite() && norm.is_finite());
             let memory = MemoryRow { rss, ..MemoryRow::default() };
             let row = StepRow { loss, grad_norm: Some(norm.into()), memory, ..step_row(step) };
-            let line = Row::from(row).to_json().unwrap();
-            let Row::Step(read) = Row::parse(&line).unwrap() else { panic!("a step row") };
+            let line = MetricsRow::from(row).to_json().unwrap();
+            let MetricsRow::Step(read) = MetricsRow::parse(&line).unwrap() else { panic!("a step row") };
             // The JSON parser may round the last bits of a double, but never of a float.
             prop_assert!((read.loss - loss).abs() <= 1e-14 * loss.abs() + f64::MIN_POSITIVE);
             prop_assert_eq!(read.grad_norm.map(|norm| norm as f32), Some(norm));
@@ -501,7 +505,7 @@ mod tests {
 
         #[test]
         fn no_line_panics(line in ".{0,80}") {
-            let _ = Row::parse(&line);
+            let _ = MetricsRow::parse(&line);
         }
     }
 }

@@ -16,10 +16,6 @@ use std::path::{Component, Path, PathBuf};
 /// The largest number of runs in a comparison.
 pub const MAX_RUNS: usize = chart::MAX_SERIES;
 
-/// The note above the curves.
-const NOTE: &str = "Curves over optimizer steps; a gap is a skipped step or a value that is not \
-                    finite.";
-
 /// The reason why runs cannot be compared.
 #[derive(Debug, thiserror::Error)]
 pub enum PlotError {
@@ -129,14 +125,7 @@ impl Comparison {
         let head = HEAD.map(str::to_owned);
         let rows: Vec<_> = self.runs.iter().map(PlottedRun::results).collect();
         html::grid(&mut body, "Results", &head, &rows);
-        html::push(
-            &mut body,
-            format_args!("<p class=\"note\">{NOTE}</p>\n<section class=\"charts\">\n"),
-        );
-        for chart in self.charts() {
-            body.push_str(&chart.to_figure()?);
-        }
-        body.push_str("</section>\n");
+        chart::push_charts(&mut body, chart::GAPS_NOTE, self.charts())?;
         Ok(html::page(&title, &body))
     }
 
@@ -223,7 +212,7 @@ impl PlottedRun {
             or_dash(last.map(|row| row.step.to_string())),
             or_dash(last.map(|row| format!("{:.4}", row.loss))),
             or_dash(loss.min_by(f64::total_cmp).map(|loss| format!("{loss:.4}"))),
-            or_dash(accuracy.max_by(f64::total_cmp).map(|share| format!("{:.2} %", 100.0 * share))),
+            or_dash(accuracy.max_by(f64::total_cmp).map(html::percent)),
             or_dash((seconds > 0.0).then(|| format!("{:.1}", tokens / seconds))),
             or_dash(peak.map(|bytes| format!("{:.2} GiB", bytes as f64 / (1_u64 << 30) as f64))),
         ]

@@ -13,16 +13,13 @@ mod summary;
 mod tested;
 
 use crate::GeneratedText;
+use crate::chart;
 use crate::html::{self, Escaped};
-use crate::metrics::{Row, split};
+use crate::metrics::{MetricsRow, split};
 use crate::report_error::ReportError;
 pub use environment::Environment;
 use serde_json::Value;
 use std::path::Path;
-
-/// The note above the curves, and the start of their section.
-const CURVES: &str = "<p class=\"note\">Curves over optimizer steps; a gap is a skipped step or a \
-                      value that is not finite.</p>\n<section class=\"charts\">\n";
 
 /// A page about one run.
 #[derive(Debug, Clone, Copy)]
@@ -32,7 +29,7 @@ pub struct Report<'a> {
     /// The resolved job.
     pub job: &'a Value,
     /// The rows of `metrics.jsonl`; may be empty.
-    pub rows: &'a [Row],
+    pub rows: &'a [MetricsRow],
     /// The content of `test.json`, if there was a test. Missing fields are
     /// omitted.
     pub test: Option<&'a Value>,
@@ -71,11 +68,7 @@ impl Report<'_> {
         if let Some(test) = self.test {
             tested::push(&mut body, test);
         }
-        body.push_str(CURVES);
-        for chart in curves::charts(&steps, &evals) {
-            body.push_str(&chart.to_figure()?);
-        }
-        body.push_str("</section>\n");
+        chart::push_charts(&mut body, chart::GAPS_NOTE, curves::charts(&steps, &evals))?;
         generated::push(&mut body, self.generated);
         html::table(&mut body, "Time by phase", &summary::phases(&steps));
         html::table(&mut body, "Job", &job_rows(self.job));

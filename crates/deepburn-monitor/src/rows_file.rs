@@ -204,7 +204,7 @@ fn file_error(action: &'static str, path: &Path, source: io::Error) -> MetricsEr
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::metrics::{EvalRow, Row, read_metrics};
+    use crate::metrics::{EvalRow, MetricsRow, read_metrics};
 
     fn row(step: u64) -> EvalRow {
         EvalRow { step, eval_loss: 1.5, ..EvalRow::default() }
@@ -216,7 +216,7 @@ mod tests {
     fn rows_that_have_no_room_wait_for_it() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("metrics.jsonl");
-        let mut writer = RowsWriter::<Row>::create(&path).unwrap();
+        let mut writer = RowsWriter::<MetricsRow>::create(&path).unwrap();
         writer.write(row(1)).unwrap();
         let full = fs::OpenOptions::new().append(true).open("/dev/full").unwrap();
         let file = writer.file.swap(full);
@@ -225,7 +225,7 @@ mod tests {
         }
         writer.file.swap(file);
         writer.write(row(4)).unwrap();
-        let steps = |rows: Vec<Row>| rows.iter().map(Row::step).collect::<Vec<_>>();
+        let steps = |rows: Vec<MetricsRow>| rows.iter().map(MetricsRow::step).collect::<Vec<_>>();
         assert_eq!(steps(read_metrics(&path).unwrap()), [1, 2, 3, 4]);
     }
 }

@@ -33,8 +33,8 @@ use serde_json::Value;
 
 use self::earlier_run::{EarlierRun, folder_name, log_name};
 use self::record::{
-    ConfigRecord, ExitRecord, HeaderRecord, HistoryRecord, HistoryStep, Item, RecordKind,
-    RunRecord, SummaryRecord, Timestamp, VersionInfo,
+    ConfigRecord, ExitRecord, HeaderRecord, HistoryRecord, HistoryStep, RecordKind, RunRecord,
+    SummaryRecord, Timestamp, VersionInfo, WandbItem,
 };
 use self::transaction_log::TransactionLog;
 use crate::error::MonitorError;
@@ -173,13 +173,13 @@ impl WandbRun {
     /// the disk are kept and written with the next one.
     pub fn step(&mut self, samples: u64, row: &StepRow) -> Result<(), MonitorError> {
         let mut items = vec![
-            Item::number("train/loss", row.loss),
-            Item::number("train/learning_rate", row.lr),
-            Item::number("train/tokens_per_second", row.tokens_per_second),
-            Item::count("train/samples", samples),
+            WandbItem::number("train/loss", row.loss),
+            WandbItem::number("train/learning_rate", row.lr),
+            WandbItem::number("train/tokens_per_second", row.tokens_per_second),
+            WandbItem::count("train/samples", samples),
         ];
         if self.loss_scale {
-            items.push(Item::number("train/loss_scale", row.loss_scale));
+            items.push(WandbItem::number("train/loss_scale", row.loss_scale));
         }
         push_known(
             &mut items,
@@ -227,7 +227,7 @@ impl WandbRun {
         self.is_finished = true;
         let held = self.held.take().map(row_records).unwrap_or_default();
         let runtime = self.seconds() as i32;
-        let duration = Item {
+        let duration = WandbItem {
             key: String::new(),
             nested_key: vec!["_wandb".to_owned(), "runtime".to_owned()],
             value_json: runtime.to_string(),
@@ -240,12 +240,13 @@ impl WandbRun {
     }
 
     /// Adds values to the row of a step. A later step begins a new row.
-    fn add(&mut self, step: u64, items: Vec<Item>) -> Result<(), MonitorError> {
+    fn add(&mut self, step: u64, items: Vec<WandbItem>) -> Result<(), MonitorError> {
         let is_new = self.held.as_ref().is_none_or(|held| held.step() < step);
         let written = if is_new { self.write_held() } else { Ok(()) };
-        let times = [Item::number(TIMESTAMP, now()), Item::number(RUNTIME, self.seconds())];
+        let times =
+            [WandbItem::number(TIMESTAMP, now()), WandbItem::number(RUNTIME, self.seconds())];
         let held = self.held.get_or_insert_with(|| HistoryRecord {
-            item: vec![Item::count(STEP, step)],
+            item: vec![WandbItem::count(STEP, step)],
             // No run reaches more steps than the field can hold.
             step: Some(HistoryStep { num: i64::try_from(step).unwrap_or(i64::MAX) }),
         });
@@ -310,7 +311,7 @@ fn run_record(
         entity: options.team.clone().unwrap_or_default(),
         project: options.project.clone(),
         config: Some(ConfigRecord {
-            update: config.map(|(key, value)| Item::json(key, value)).collect(),
+            update: config.map(|(key, value)| WandbItem::json(key, value)).collect(),
         }),
         run_group: options.group.clone().unwrap_or_default(),
         display_name: options.name.clone(),
@@ -330,7 +331,7 @@ fn run_record(
 
 /// Returns the values of an evaluation, with names that begin with the name of
 /// its split.
-fn evaluation_items(split: &str, row: &EvalRow) -> Vec<Item> {
+fn evaluation_items(split: &str, row: &EvalRow) -> Vec<WandbItem> {
     // Without `..`, so that no metric of evaluations is forgotten here.
     let &EvalRow {
         step: _,
@@ -355,14 +356,15 @@ fn evaluation_items(split: &str, row: &EvalRow) -> Vec<Item> {
         ("rewards/margins", rewards_margins),
         ("rewards/accuracies", rewards_accuracies),
     ];
-    let item =
-        |(name, value): (&str, Option<f64>)| Some(Item::number(&format!("{split}/{name}"), value?));
+    let item = |(name, value): (&str, Option<f64>)| {
+        Some(WandbItem::number(&format!("{split}/{name}"), value?))
+    };
     values.into_iter().filter_map(item).collect()
 }
 
 /// Appends the values that a row has.
-fn push_known(items: &mut Vec<Item>, values: &[(&str, Option<f64>)]) {
-    items.extend(values.iter().filter_map(|(key, value)| Some(Item::number(key, (*value)?))));
+fn push_known(items: &mut Vec<WandbItem>, values: &[(&str, Option<f64>)]) {
+    items.extend(values.iter().filter_map(|(key, value)| Some(WandbItem::number(key, (*value)?))));
 }
 
 /// Creates the folder of a run. A run that is resumed within a second gets a

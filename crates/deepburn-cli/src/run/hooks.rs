@@ -37,7 +37,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use deepburn::comm::{FailureCause, RankFailure};
-use deepburn::metrics::{EvalRow, MetricsWriter, Row, StepRow};
+use deepburn::metrics::{EvalRow, MetricsRow, MetricsWriter, StepRow};
 use deepburn::zero::{Category, Ledger, ModuleOperations, Tier};
 use deepburn::{BoxError, Hook};
 use deepburn_config::{FlopsPlan, MonitorFolder, StepCount};
@@ -230,7 +230,7 @@ struct MetricsHook {
 
 impl MetricsHook {
     /// Writes a row. If the disk is full, the writer keeps the row, so that none is lost.
-    fn write(&mut self, row: impl Into<Row>) -> Result<(), BoxError> {
+    fn write(&mut self, row: impl Into<MetricsRow>) -> Result<(), BoxError> {
         // Clean-up jobs remove old folders, and sometimes the folder of a running job.
         let mut writer = self.writer.borrow_mut();
         if writer.restore_if_removed()? {

@@ -26,7 +26,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use burn::module::AutodiffModule;
 use burn::tensor::{Shape, TensorData};
-use deepburn::metrics::{Quality, Row, read_metrics};
+use deepburn::metrics::{MetricsRow, Quality, read_metrics};
 use deepburn::ops::OptimizerOps;
 use deepburn::zero::Training;
 use deepburn::{Answers, BoxError, Engine, FinalModel, Measured, TrainingEnd};
@@ -297,12 +297,12 @@ pub(crate) fn write_report(request: &JobRequest, preparation: &Preparation) -> R
 ///
 /// A step that was repeated after a restart counts once. The rest of the time was spent on start-up, checkpoints and
 /// lost steps. Returns `None` without a launcher, because the start time is unknown then.
-fn goodput(rows: &[Row]) -> Option<String> {
+fn goodput(rows: &[MetricsRow]) -> Option<String> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).ok()?.as_secs_f64();
     let total = (now - launch_seconds()?).max(f64::MIN_POSITIVE);
     // `metrics.jsonl` has each step once, because a resumed run removes the rows that it repeats.
     let steps = rows.iter().filter_map(|row| match row {
-        Row::Step(step) => Some(step.step_seconds),
+        MetricsRow::Step(step) => Some(step.step_seconds),
         _ => None,
     });
     let useful: f64 = steps.sum();

@@ -27,7 +27,7 @@ use std::path::{Path, PathBuf};
 use burn::module::AutodiffModule;
 use deepburn::checkpoint::{BaseValues, Checkpoint, ElementType, Retention, Tag};
 use deepburn::deepspeed::DeepSpeedCheckpoint;
-use deepburn::metrics::{Row, read_metrics};
+use deepburn::metrics::{MetricsRow, read_metrics};
 use deepburn::ops::OptimizerOps;
 use deepburn::zero::Training;
 use deepburn::{
@@ -415,7 +415,8 @@ fn check_record(preparation: &Preparation, checkpoint: &Checkpoint) -> Result<()
     if !path.exists() {
         return Ok(());
     }
-    let last = read_metrics(&path).map_err(mistake)?.iter().map(Row::step).max().unwrap_or(0);
+    let last =
+        read_metrics(&path).map_err(mistake)?.iter().map(MetricsRow::step).max().unwrap_or(0);
     let step = checkpoint.run().step;
     if last >= step {
         return Ok(());

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use deepburn::metrics::{EvalRow, Row, StepRow, read_metrics};
+use deepburn::metrics::{EvalRow, MetricsRow, StepRow, read_metrics};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -166,8 +166,8 @@ impl Trained {
         };
         for row in read_metrics(&output.join("metrics.jsonl")).unwrap() {
             match row {
-                Row::Step(row) => trained.steps.push(row),
-                Row::Eval(row) => trained.evaluations.push(row),
+                MetricsRow::Step(row) => trained.steps.push(row),
+                MetricsRow::Eval(row) => trained.evaluations.push(row),
             }
         }
         trained

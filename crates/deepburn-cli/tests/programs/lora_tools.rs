@@ -206,7 +206,7 @@ fn models_are_evaluated_without_training() {
         assert!(!output.join("checkpoints").exists());
         finetune(job.folder(), &arguments).failed(2, &["--evaluate: ", "is from an earlier run"]);
         let rows = deepburn::metrics::read_metrics(&output.join("metrics.jsonl")).unwrap();
-        let [deepburn::metrics::Row::Eval(row)] = &rows[..] else { panic!("{rows:?}") };
+        let [deepburn::metrics::MetricsRow::Eval(row)] = &rows[..] else { panic!("{rows:?}") };
         assert_eq!(row.step, 0);
         (row.eval_loss, read_json(&output.join("test.json")))
     };

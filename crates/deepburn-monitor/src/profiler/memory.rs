@@ -4,7 +4,7 @@
 //! per step. The table contains all samples. A chart has at most 300 points and
 //! at most 12 bands; further categories are summed as *other*.
 
-use crate::chart::{Chart, MAX_SERIES, stacked};
+use crate::chart::{Chart, MAX_SERIES, push_charts, stacked};
 use crate::html;
 use crate::report_error::ReportError;
 use std::io;
@@ -64,15 +64,13 @@ pub(super) fn to_html(samples: &[MemorySample]) -> Result<String, ReportError> {
     let mut ranks: Vec<usize> = samples.iter().map(|sample| sample.rank).collect();
     ranks.sort_unstable();
     ranks.dedup();
-    let mut body = format!(
-        "<h1>{TITLE}</h1>\n<p class=\"note\">MiB over milliseconds, by category, one upon the \
-         other.</p>\n<section class=\"charts\">\n"
-    );
-    for rank in ranks {
+    let of_rank = |rank| {
         let samples: Vec<_> = samples.iter().filter(|sample| sample.rank == rank).collect();
-        body.push_str(&chart(rank, &samples).to_figure()?);
-    }
-    body.push_str("</section>\n");
+        chart(rank, &samples)
+    };
+    let mut body = format!("<h1>{TITLE}</h1>\n");
+    let note = "MiB over milliseconds, by category, one upon the other.";
+    push_charts(&mut body, note, ranks.into_iter().map(of_rank))?;
     Ok(html::page(TITLE, &body))
 }
 

@@ -45,7 +45,7 @@ impl<S: tracing::Subscriber + for<'span> LookupSpan<'span>> Layer<S> for Spans {
     fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, context: Context<'_, S>) {
         if let Some(span) = context.span(id) {
             let mut timing = Timing::default();
-            attributes.record(&mut Fields(&mut timing.args));
+            attributes.record(&mut FieldVisitor(&mut timing.args));
             span.extensions_mut().insert(timing);
         }
     }
@@ -55,7 +55,7 @@ impl<S: tracing::Subscriber + for<'span> LookupSpan<'span>> Layer<S> for Spans {
         if let Some(span) = context.span(id)
             && let Some(timing) = span.extensions_mut().get_mut::<Timing>()
         {
-            values.record(&mut Fields(&mut timing.args));
+            values.record(&mut FieldVisitor(&mut timing.args));
         }
     }
 
@@ -84,16 +84,16 @@ impl<S: tracing::Subscriber + for<'span> LookupSpan<'span>> Layer<S> for Spans {
 }
 
 /// A visitor that collects fields as JSON.
-struct Fields<'a>(&'a mut Map<String, Value>);
+struct FieldVisitor<'a>(&'a mut Map<String, Value>);
 
-impl Fields<'_> {
+impl FieldVisitor<'_> {
     /// Sets a field.
     fn insert(&mut self, field: &Field, value: impl Into<Value>) {
         self.0.insert(field.name().to_owned(), value.into());
     }
 }
 
-impl Visit for Fields<'_> {
+impl Visit for FieldVisitor<'_> {
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
         self.insert(field, format!("{value:?}"));
     }

@@ -28,34 +28,22 @@ pub(super) fn push(html: &mut String, test: &Value) {
 /// of targets.
 fn figures(test: &Value) -> Vec<(String, String)> {
     let number = |name: &str| test.get(name).and_then(Value::as_f64);
+    let decimal = |value: f64| format!("{value:.4}");
     let mut rows = Vec::new();
-    let mut add = |name: &str, value: String| rows.push((name.to_owned(), value));
-    if let Some(loss) = number("test_loss") {
-        add("Loss", format!("{loss:.4}"));
-    }
-    if let Some(accuracy) = number("test_accuracy") {
-        add("Accuracy", format!("{:.2} %", 100.0 * accuracy));
-    } else if let Some(perplexity) = number("perplexity") {
-        add("Perplexity", format!("{perplexity:.2}"));
-    }
-    if let Some(accuracy) = number("test_mean_token_accuracy") {
-        add("Token accuracy", format!("{:.2} %", 100.0 * accuracy));
-    }
-    if let Some(f1) = number("test_f1") {
-        add("F1", format!("{:.2} %", 100.0 * f1));
-    }
-    if let Some(error) = number("test_mae") {
-        add("Mean absolute error", format!("{error:.4}"));
-    }
-    if let Some(share) = number("test_rewards/accuracies") {
-        add("Pairs in the right order", format!("{:.2} %", 100.0 * share));
-    }
-    if let Some(margin) = number("test_rewards/margins") {
-        add("Reward margin", format!("{margin:.4}"));
-    }
-    if let Some(targets) = test.get("targets").and_then(Value::as_u64) {
-        add("Targets", html::grouped(targets));
-    }
+    let mut add = |name: &str, value: Option<String>| {
+        rows.extend(value.map(|value| (name.to_owned(), value)));
+    };
+    let accuracy = number("test_accuracy");
+    let perplexity = number("perplexity").filter(|_| accuracy.is_none());
+    add("Loss", number("test_loss").map(decimal));
+    add("Accuracy", accuracy.map(html::percent));
+    add("Perplexity", perplexity.map(|perplexity| format!("{perplexity:.2}")));
+    add("Token accuracy", number("test_mean_token_accuracy").map(html::percent));
+    add("F1", number("test_f1").map(html::percent));
+    add("Mean absolute error", number("test_mae").map(decimal));
+    add("Pairs in the right order", number("test_rewards/accuracies").map(html::percent));
+    add("Reward margin", number("test_rewards/margins").map(decimal));
+    add("Targets", test.get("targets").and_then(Value::as_u64).map(html::grouped));
     rows
 }
 

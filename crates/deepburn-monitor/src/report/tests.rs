@@ -5,8 +5,8 @@ use crate::metrics::{EvalRow, MemoryRow, PhaseSeconds, StepRow};
 use serde_json::json;
 use std::fs;
 
-fn step(step: u64, loss: f64) -> Row {
-    Row::Step(StepRow {
+fn step(step: u64, loss: f64) -> MetricsRow {
+    MetricsRow::Step(StepRow {
         step,
         loss,
         lr: 1e-4 * (step as f64 / 100.0).min(1.0),
@@ -37,8 +37,8 @@ fn step(step: u64, loss: f64) -> Row {
     })
 }
 
-fn eval(step: u64) -> Row {
-    Row::Eval(EvalRow {
+fn eval(step: u64) -> MetricsRow {
+    MetricsRow::Eval(EvalRow {
         step,
         eval_loss: 4.0 + 6.0 / step as f64,
         eval_accuracy: Some(1.0 - 1.0 / step as f64),
@@ -46,7 +46,7 @@ fn eval(step: u64) -> Row {
     })
 }
 
-fn page(rows: &[Row]) -> String {
+fn page(rows: &[MetricsRow]) -> String {
     let job = json!({
         "model": {"architecture": "gpt2", "pretrained": null, "config": {"n_layer": 12}},
         "data": {"kind": "text", "path": "corpus/<script>alert(1)</script>.txt"},
@@ -67,7 +67,7 @@ fn page(rows: &[Row]) -> String {
 }
 
 /// Returns a run of 3,000 steps with evaluations, a diverged range and skipped steps.
-fn long_run() -> Vec<Row> {
+fn long_run() -> Vec<MetricsRow> {
     (1..=3000)
         .flat_map(|k| {
             let loss = 4.0 + 6.5 / (k as f64).sqrt() + ((k * 7919) % 100) as f64 / 400.0;
@@ -169,7 +169,7 @@ fn a_loss_scale_is_drawn_only_where_the_loss_is_scaled() {
     let chart = "<figcaption>Loss scale</figcaption>";
     assert!(page(&[step(1, 4.0), step(2, 3.0)]).contains(chart));
     let unscaled = |number| match step(number, 4.0) {
-        Row::Step(row) => Row::Step(StepRow { loss_scale: 1.0, ..row }),
+        MetricsRow::Step(row) => MetricsRow::Step(StepRow { loss_scale: 1.0, ..row }),
         row => row,
     };
     assert!(!page(&[unscaled(1), unscaled(2)]).contains(chart));

@@ -94,7 +94,7 @@ impl EarlierRun {
 
 /// A folder of a run: one start of it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-struct Part {
+struct RunPart {
     /// The time of the start, in an order in which text sorts by time.
     time: String,
     id: String,
@@ -102,7 +102,7 @@ struct Part {
 }
 
 /// Returns the folders of all runs.
-fn parts(folder: &Path) -> Result<Vec<Part>, MonitorError> {
+fn parts(folder: &Path) -> Result<Vec<RunPart>, MonitorError> {
     let failed = |source| MonitorError::new("read", folder, source);
     let entries = match fs::read_dir(folder) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
@@ -113,7 +113,7 @@ fn parts(folder: &Path) -> Result<Vec<Part>, MonitorError> {
         let (time, id) = name.split_at_checked(TIME_LENGTH)?;
         let id = id.strip_prefix('-').filter(|id| !id.is_empty())?.to_owned();
         let log = path.join(log_name(&id));
-        log.is_file().then(|| Part { time: time.to_owned(), id, log })
+        log.is_file().then(|| RunPart { time: time.to_owned(), id, log })
     };
     Ok(entries.into_iter().filter_map(|entry| part(entry.path())).collect())
 }

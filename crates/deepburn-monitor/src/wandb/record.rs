@@ -94,14 +94,14 @@ pub(super) struct Timestamp {
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct ConfigRecord {
     #[prost(message, repeated, tag = "1")]
-    pub(super) update: Vec<Item>,
+    pub(super) update: Vec<WandbItem>,
 }
 
 /// `HistoryRecord`: the row of a step.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct HistoryRecord {
     #[prost(message, repeated, tag = "1")]
-    pub(super) item: Vec<Item>,
+    pub(super) item: Vec<WandbItem>,
     #[prost(message, optional, tag = "2")]
     pub(super) step: Option<HistoryStep>,
 }
@@ -125,7 +125,7 @@ pub(super) struct HistoryStep {
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct SummaryRecord {
     #[prost(message, repeated, tag = "1")]
-    pub(super) update: Vec<Item>,
+    pub(super) update: Vec<WandbItem>,
 }
 
 /// `RunExitRecord`: the end of a run.
@@ -142,7 +142,7 @@ pub(super) struct ExitRecord {
 /// `HistoryItem`, `SummaryItem` and `ConfigItem`, which are alike: a value and
 /// its key.
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Item {
+pub(super) struct WandbItem {
     /// The key; empty if `nested_key` is given.
     #[prost(string, tag = "1")]
     pub(super) key: String,
@@ -153,7 +153,7 @@ pub(super) struct Item {
     pub(super) value_json: String,
 }
 
-impl Item {
+impl WandbItem {
     /// Returns an item with a number, which may be NaN or infinite.
     pub(super) fn number(key: &str, value: f64) -> Self {
         let value_json = match value {

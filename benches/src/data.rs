@@ -42,9 +42,9 @@ const REVIEW_SIGMA: f64 = 0.75;
 ///
 /// The field is its state. It is implemented here, so that the files do not change with the version of a
 /// dependency.
-struct Random(u64);
+struct SplitMix64(u64);
 
-impl Random {
+impl SplitMix64 {
     /// Returns the next 64 random bits. The state is increased by the golden-ratio constant and mixed by two rounds
     /// of xor-shift and multiplication.
     fn next(&mut self) -> u64 {
@@ -83,7 +83,7 @@ impl Random {
 /// # Errors
 /// Returns an error if the file cannot be written.
 pub(crate) fn write_tokens(path: &Path, vocabulary: u16, count: usize) -> Outcome<()> {
-    let mut random = Random(SEED);
+    let mut random = SplitMix64(SEED);
     let bytes: Vec<u8> = (0..count)
         .flat_map(|_| ((random.next() % u64::from(vocabulary)) as u16).to_le_bytes())
         .collect();
@@ -95,7 +95,7 @@ pub(crate) fn write_tokens(path: &Path, vocabulary: u16, count: usize) -> Outcom
 /// # Errors
 /// Returns an error if the file cannot be written.
 pub(crate) fn write_text(path: &Path, words: usize) -> Outcome<()> {
-    Ok(fs::write(path, text(&mut Random(SEED), words))?)
+    Ok(fs::write(path, text(&mut SplitMix64(SEED), words))?)
 }
 
 /// Writes `count` labelled texts as JSON lines, for data of kind `classification`.
@@ -107,7 +107,7 @@ pub(crate) fn write_text(path: &Path, words: usize) -> Outcome<()> {
 /// # Errors
 /// Returns an error if the file cannot be written.
 pub(crate) fn write_reviews(path: &Path, count: usize) -> Outcome<()> {
-    let mut random = Random(SEED);
+    let mut random = SplitMix64(SEED);
     let mut lines = String::new();
     for number in 0..count {
         // The exponential of a normally distributed number has a log-normal distribution.
@@ -122,7 +122,7 @@ pub(crate) fn write_reviews(path: &Path, count: usize) -> Outcome<()> {
 ///
 /// The spelling of a word is its number in base 70, beginning with the least significant digit. A digit is a
 /// syllable of one of 14 consonants and one of 5 vowels. So the most frequent words have one syllable.
-fn text(random: &mut Random, words: usize) -> String {
+fn text(random: &mut SplitMix64, words: usize) -> String {
     let mut text = String::new();
     for number in 1..=words {
         let mut word = random.word();

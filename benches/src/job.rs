@@ -1,8 +1,8 @@
 //! The training jobs of the suite.
 //!
-//! Main type: [`Job`], a job file for `finetune` and the way in which its ranks are started. A [`Workload`] is the
+//! Main type: [`BenchJob`], a job file for `finetune` and the way in which its ranks are started. A [`Workload`] is the
 //! model and the batch, which are the same for DeepBurn and its peers: `finetune` gets them in the job file, and the
-//! script of a peer in its arguments. A benchmark starts from [`Job::new`], whose settings match the peers', and
+//! script of a peer in its arguments. A benchmark starts from [`BenchJob::new`], whose settings match the peers', and
 //! changes single keys by their dotted path. Only `finetune` checks the file.
 
 use std::path::Path;
@@ -11,14 +11,14 @@ use serde_json::{Map, Value, json};
 
 /// Element type of a run's tensors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Precision {
+pub(crate) enum RunPrecision {
     /// f32 parameters, gradients and optimizer states.
     Fp32,
     /// bf16 parameters and activations. DeepBurn keeps f32 master weights.
     Bf16,
 }
 
-impl Precision {
+impl RunPrecision {
     /// Both precisions, in the order of the rows.
     pub(crate) const ALL: [Self; 2] = [Self::Fp32, Self::Bf16];
 
@@ -129,7 +129,7 @@ impl Workload {
 
 /// A job file, the cargo features of the program that runs it, and the way in which its ranks are started.
 #[derive(Debug, Clone)]
-pub(crate) struct Job {
+pub(crate) struct BenchJob {
     /// The job file as JSON, with the model, data, training and DeepSpeed sections.
     pub(crate) file: Value,
     /// The cargo features of the `finetune` that runs the job.
@@ -138,7 +138,7 @@ pub(crate) struct Job {
     pub(crate) processes: bool,
 }
 
-impl Job {
+impl BenchJob {
     /// Returns a job of `steps` optimizer steps with the same settings as the peers.
     ///
     /// It runs on one rank at stage 0 in f32, with AdamW at a constant learning rate of 1e-4, and clips gradients to a
@@ -164,6 +164,11 @@ impl Job {
                 "zero_optimization": { "stage": 0 },
             },
         });
+        Self::of_file(file)
+    }
+
+    /// Returns a job of rank threads on the CPU backend.
+    pub(crate) fn of_file(file: Value) -> Self {
         Self { file, features: Features::Default, processes: false }
     }
 
@@ -195,10 +200,10 @@ impl Job {
     }
 
     /// Returns the job in a precision. The default is f32.
-    pub(crate) fn precision(self, precision: Precision) -> Self {
+    pub(crate) fn precision(self, precision: RunPrecision) -> Self {
         match precision {
-            Precision::Fp32 => self,
-            Precision::Bf16 => self.set("deepspeed.bf16.enabled", true),
+            RunPrecision::Fp32 => self,
+            RunPrecision::Bf16 => self.set("deepspeed.bf16.enabled", true),
         }
     }
 
@@ -225,10 +230,10 @@ mod tests {
     #[test]
     fn values_are_set_by_dotted_paths() {
         let workload = Workload::gpt2("tiny", 64, 2, 2, 16);
-        let job = Job::new(&workload, Path::new("tokens.bin"), 3)
+        let job = BenchJob::new(&workload, Path::new("tokens.bin"), 3)
             .ranks(4)
             .stage(3)
-            .precision(Precision::Bf16);
+            .precision(RunPrecision::Bf16);
         assert_eq!(job.rank_count(), 4);
         assert_eq!(job.file["deepspeed"]["zero_optimization"]["stage"], 3);
         assert_eq!(job.file["deepspeed"]["bf16"], json!({ "enabled": true }));

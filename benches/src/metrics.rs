@@ -1,6 +1,6 @@
 //! Parses the output of runs: `metrics.jsonl` of `finetune`, and the lines that peers print.
 //!
-//! Main types: [`StepRow`] and [`PeerLine`]. Only the fields that the suite needs are read.
+//! Main types: [`ObservedStep`] and [`PeerLine`]. Only the fields that the suite needs are read.
 //!
 //! ```text
 //! metrics.jsonl   {"loss": …, "tokens": …, "step_seconds": …, "memory": {…}, "seconds": {…}, …}   for each step
@@ -18,7 +18,7 @@ use crate::quantity::{Observations, Quantity};
 
 /// The row of an optimizer step in `metrics.jsonl`.
 #[derive(Debug, Clone, Deserialize)]
-pub(crate) struct StepRow {
+pub(crate) struct ObservedStep {
     /// Mean loss of the step over all ranks and micro-batches.
     pub(crate) loss: f64,
     /// Tokens of the step over all ranks, without padding.
@@ -26,15 +26,15 @@ pub(crate) struct StepRow {
     /// Wall-clock seconds of the whole step, including the wait for data.
     pub(crate) step_seconds: f64,
     /// The memory ledger of rank 0.
-    pub(crate) memory: MemoryRow,
+    pub(crate) memory: LedgerBytes,
     /// The time of each phase of the step.
-    pub(crate) seconds: PhaseSeconds,
+    pub(crate) seconds: PhaseDurations,
 }
 
 /// Bytes of rank 0, by category of its memory ledger. A field with `_peak` is the maximum during the step. The other
 /// fields are the values after the step.
 #[derive(Debug, Clone, Deserialize)]
-pub(crate) struct MemoryRow {
+pub(crate) struct LedgerBytes {
     /// Parameters that the rank keeps: shards, persistent parameters, or full parameters.
     pub(crate) parameters: f64,
     /// Accumulated gradients.
@@ -53,7 +53,7 @@ pub(crate) struct MemoryRow {
 
 /// Wall-clock seconds of rank 0, summed over the micro-batches of a step.
 #[derive(Debug, Clone, Deserialize)]
-pub(crate) struct PhaseSeconds {
+pub(crate) struct PhaseDurations {
     /// Waiting for the next batch.
     pub(crate) data: f64,
     /// Forward passes, including the time that they wait for all-gathers.
@@ -68,7 +68,7 @@ pub(crate) struct PhaseSeconds {
 ///
 /// # Errors
 /// Returns an error if a line is not a row.
-pub(crate) fn parse_steps(text: &str) -> Outcome<Vec<StepRow>> {
+pub(crate) fn parse_steps(text: &str) -> Outcome<Vec<ObservedStep>> {
     let steps = text.lines().enumerate().filter(|(_, line)| !line.contains("\"eval_loss\""));
     steps
         .map(|(index, line)| {
@@ -86,7 +86,7 @@ pub(crate) fn parse_steps(text: &str) -> Outcome<Vec<StepRow>> {
 ///
 /// # Errors
 /// Returns an error if there are at most `uncounted` steps.
-pub(crate) fn observe(rows: &[StepRow], uncounted: usize) -> Outcome<Observations> {
+pub(crate) fn observe(rows: &[ObservedStep], uncounted: usize) -> Outcome<Observations> {
     let counted = rows.get(uncounted..).filter(|rows| !rows.is_empty());
     let counted = counted.ok_or_else(|| {
         format!("{} steps were made, of which {uncounted} do not count", rows.len())
@@ -100,7 +100,7 @@ pub(crate) fn observe(rows: &[StepRow], uncounted: usize) -> Outcome<Observation
     }
     // The maximum includes uncounted steps.
     let most =
-        |of: fn(&MemoryRow) -> f64| rows.iter().map(|row| of(&row.memory)).fold(0.0, f64::max);
+        |of: fn(&LedgerBytes) -> f64| rows.iter().map(|row| of(&row.memory)).fold(0.0, f64::max);
     found.push(Quantity::Parameters, most(|memory| memory.parameters));
     found.push(Quantity::Gradients, most(|memory| memory.gradients));
     found.push(Quantity::Optimizer, most(|memory| memory.optimizer));

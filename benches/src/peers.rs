@@ -15,10 +15,10 @@ use std::process::Command;
 use serde::Deserialize;
 
 use crate::Outcome;
-use crate::job::{Precision, Workload};
+use crate::job::{RunPrecision, Workload};
 use crate::machine::output_of;
 use crate::metrics::{PeerLine, observe_peer};
-use crate::process::{Run, Watched};
+use crate::process::{ProgramRun, Watched};
 use crate::quantity::{Observations, Quantity};
 
 /// A script that prints the versions of packages and the folder of PyTorch's libraries as a JSON object with the fields
@@ -65,7 +65,7 @@ pub(crate) struct PeerRun<'a> {
     /// Model and micro-batch of each rank.
     pub(crate) workload: &'a Workload,
     /// Element type of the run. The text of a benchmark describes which tensors of a peer have this type.
-    pub(crate) precision: Precision,
+    pub(crate) precision: RunPrecision,
     /// Number of optimizer steps, including uncounted steps.
     pub(crate) steps: usize,
     /// Further options of the script.
@@ -120,7 +120,12 @@ impl Peers {
     ///
     /// # Errors
     /// Returns an error if the script fails.
-    pub(crate) fn run(&self, script: &str, ranks: usize, arguments: &[String]) -> Outcome<Run> {
+    pub(crate) fn run(
+        &self,
+        script: &str,
+        ranks: usize,
+        arguments: &[String],
+    ) -> Outcome<ProgramRun> {
         let mut command = Command::new(self.environment.join("bin/python"));
         command.arg(self.scripts.join(format!("{script}.py"))).args(arguments);
         command.env("PATH", self.search_path()?).env("DS_ACCELERATOR", "cpu");

@@ -1,6 +1,6 @@
 //! Runs a program and records its output, its peak memory, and the times at which it writes lines to a file.
 //!
-//! Main types: [`Watched`] and [`Run`]. If a program fails or takes too long, the error quotes the end of its output.
+//! Main types: [`Watched`] and [`ProgramRun`]. If a program fails or takes too long, the error quotes the end of its output.
 //!
 //! The calling thread polls every 10 ms whether the program has ended and how many lines the file has. It samples the
 //! memory at every fifth poll. Two other threads read standard output and standard error, because a program blocks on a
@@ -45,7 +45,7 @@ pub(crate) struct Watched {
 
 /// The output and the measurements of a program that succeeded.
 #[derive(Debug)]
-pub(crate) struct Run {
+pub(crate) struct ProgramRun {
     /// Wall-clock seconds from the start to the end of the program.
     pub(crate) seconds: f64,
     /// Peak memory of all its processes together, in bytes.
@@ -56,7 +56,7 @@ pub(crate) struct Run {
     pub(crate) arrivals: Vec<f64>,
 }
 
-impl Run {
+impl ProgramRun {
     /// Returns standard output as one text.
     pub(crate) fn output(&self) -> String {
         self.lines.iter().map(|(_, line)| format!("{line}\n")).collect()
@@ -87,7 +87,7 @@ impl Watched {
     /// # Errors
     /// Returns an error if the program cannot be started, if its exit status is not 0, or if it takes longer than the
     /// time limit. The error quotes the end of its standard error.
-    pub(crate) fn run(mut self) -> Outcome<Run> {
+    pub(crate) fn run(mut self) -> Outcome<ProgramRun> {
         let start = Instant::now();
         let program = self.command.get_program().to_string_lossy().into_owned();
         let mut child = self
@@ -115,7 +115,7 @@ impl Watched {
         let errors = errors.join().map_err(|_| "the thread that reads the errors panicked")?;
         match status {
             Some(status) if status.success() => {
-                Ok(Run { seconds, peak_bytes: peak.bytes(), lines, arrivals })
+                Ok(ProgramRun { seconds, peak_bytes: peak.bytes(), lines, arrivals })
             }
             Some(status) => Err(format!("{program}: {status}\n{}", end_of(&errors)).into()),
             None => Err(format!(

@@ -147,6 +147,11 @@ impl Quantity {
 pub(crate) struct Observations(BTreeMap<Quantity, Vec<f64>>);
 
 impl Observations {
+    /// Returns a single observed value.
+    pub(crate) fn of(quantity: Quantity, value: f64) -> Self {
+        Self::default().with(quantity, value)
+    }
+
     /// Adds an observed value in the unit of the quantity.
     pub(crate) fn push(&mut self, quantity: Quantity, value: f64) {
         self.0.entry(quantity).or_default().push(value);

@@ -27,7 +27,7 @@ use serde::{Deserialize, Serialize};
 use crate::Outcome;
 use crate::machine::{Commit, Machine};
 use crate::quantity::Quantity;
-use crate::statistics::Summary;
+use crate::statistics::RoundSummary;
 
 /// Version of the files' layout. A file with another version is an error.
 pub(crate) const SCHEMA: u32 = 1;
@@ -71,9 +71,9 @@ pub(crate) struct Table {
     /// Quantities of the rows, in the order in which they are shown.
     pub(crate) columns: Vec<Quantity>,
     /// The rows, in the order in which they were first measured.
-    pub(crate) rows: Vec<Row>,
+    pub(crate) rows: Vec<MeasuredRow>,
     /// Ratios of rows and checks of bounds.
-    pub(crate) comparisons: Vec<Comparison>,
+    pub(crate) comparisons: Vec<RowComparison>,
     /// The plot of the rows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) plot: Option<Plot>,
@@ -92,20 +92,20 @@ pub(crate) enum Plot {
 /// The results of one variant.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Row {
+pub(crate) struct MeasuredRow {
     /// Name of the row, which is unique in the table. Comparisons refer to it.
     pub(crate) name: String,
     /// Whether the row is a peer and not DeepBurn.
     #[serde(default)]
     pub(crate) is_peer: bool,
     /// The measured quantities that are columns of the table.
-    pub(crate) measures: BTreeMap<Quantity, Summary>,
+    pub(crate) measures: BTreeMap<Quantity, RoundSummary>,
 }
 
 /// A quantity of a row, or its ratio to the same quantity of another row, with an optional bound.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Comparison {
+pub(crate) struct RowComparison {
     /// The quantity that is compared.
     pub(crate) quantity: Quantity,
     /// Name of the row.
@@ -114,7 +114,7 @@ pub(crate) struct Comparison {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) against: Option<String>,
     /// The quantity, or the ratio to `against`; `None` if a row was not measured.
-    pub(crate) value: Option<Summary>,
+    pub(crate) value: Option<RoundSummary>,
     /// The bound on the median of `value`; `None` if there is no bound, and in quick runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) bound: Option<Bound>,
@@ -145,13 +145,13 @@ impl Bound {
 
 impl Table {
     /// Returns the row of this name.
-    pub(crate) fn row(&self, name: &str) -> Option<&Row> {
+    pub(crate) fn row(&self, name: &str) -> Option<&MeasuredRow> {
         self.rows.iter().find(|row| row.name == name)
     }
 
     /// Adds the ratio of `row` to `against` with an optional bound. Both are rows of this table.
     ///
-    /// The ratio is computed by [`Summary::over`], with medians over the same rounds.
+    /// The ratio is computed by [`RoundSummary::over`], with medians over the same rounds.
     pub(crate) fn compare(
         &mut self,
         quantity: Quantity,
@@ -179,7 +179,7 @@ impl Table {
         quantity: Quantity,
         row: &str,
         against: Option<&str>,
-        value: Option<Summary>,
+        value: Option<RoundSummary>,
         bound: Option<Bound>,
     ) {
         // A comparison without a bound and without a measurement has nothing to show.
@@ -188,7 +188,7 @@ impl Table {
         }
         let reached = value.as_ref().zip(bound).map(|(value, bound)| bound.holds(value.median));
         let (row, against) = (row.to_owned(), against.map(str::to_owned));
-        self.comparisons.push(Comparison { quantity, row, against, value, bound, reached });
+        self.comparisons.push(RowComparison { quantity, row, against, value, bound, reached });
     }
 }
 
@@ -229,9 +229,13 @@ impl Results {
 pub(crate) mod tests {
     use super::*;
 
-    fn row(name: &str, is_peer: bool, seconds: &[f64]) -> Row {
-        let step = Summary::of(seconds.to_vec()).expect("rounds");
-        Row { name: name.into(), is_peer, measures: BTreeMap::from([(Quantity::Step, step)]) }
+    fn row(name: &str, is_peer: bool, seconds: &[f64]) -> MeasuredRow {
+        let step = RoundSummary::of(seconds.to_vec()).expect("rounds");
+        MeasuredRow {
+            name: name.into(),
+            is_peer,
+            measures: BTreeMap::from([(Quantity::Step, step)]),
+        }
     }
 
     /// Returns results with a bound that is reached, a bound that is not, and one that was not measured.

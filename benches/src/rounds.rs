@@ -11,16 +11,17 @@
 //! table      a row for each variant: median, minimum and maximum over rounds
 //! ```
 //!
-//! Benchmarks that get several rows from one run use [`Recorder`] directly. Each run is a separate process, so runs do
+//! Benchmarks that get several rows from one run use [`RoundRecorder`] directly. Each run is a separate process, so runs do
 //! not share memory or caches, except for the page cache of the kernel.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use crate::Outcome;
+use crate::peers::Peers;
 use crate::quantity::{Observations, Quantity};
-use crate::results::{Results, Row, Table};
-use crate::statistics::Summary;
+use crate::results::{MeasuredRow, Results, Table};
+use crate::statistics::RoundSummary;
 
 /// A program that is run once in every round, which gives a row of the table.
 pub(crate) struct Variant<'a> {
@@ -50,9 +51,24 @@ impl<'a> Variant<'a> {
     }
 }
 
+/// Adds the variant of a peer, or records what it lacks as missing.
+pub(crate) fn add_peer<'a>(
+    variants: &mut Vec<Variant<'a>>,
+    results: &mut Results,
+    name: impl Into<String>,
+    peers: Result<&'a Peers, String>,
+    run: impl Fn(&'a Peers) -> Outcome<Observations> + 'a,
+) {
+    let name = name.into();
+    match peers {
+        Ok(peers) => variants.push(Variant::peer(name, move || run(peers))),
+        Err(lacks) => results.missing.push(format!("{name}: {lacks}")),
+    }
+}
+
 /// Collects a number per round for each row and quantity.
 #[derive(Debug, Default)]
-pub(crate) struct Recorder(Vec<Recorded>);
+pub(crate) struct RoundRecorder(Vec<Recorded>);
 
 /// The rounds of one row so far.
 #[derive(Debug)]
@@ -65,7 +81,7 @@ struct Recorded {
     rounds: BTreeMap<Quantity, Vec<f64>>,
 }
 
-impl Recorder {
+impl RoundRecorder {
     /// Adds a round of the row `name`, with the median of each observed quantity.
     ///
     /// Rows are in the order in which they were first recorded.
@@ -82,9 +98,9 @@ impl Recorder {
     /// Returns the table of all rows, with the quantities `columns`. Other quantities are dropped.
     pub(crate) fn table(self, title: &str, columns: &[Quantity]) -> Table {
         let row = |Recorded { name, is_peer, rounds }| {
-            let summary = |(quantity, rounds)| Some((quantity, Summary::of(rounds)?));
+            let summary = |(quantity, rounds)| Some((quantity, RoundSummary::of(rounds)?));
             let shown = rounds.into_iter().filter(|(quantity, _)| columns.contains(quantity));
-            Row { name, is_peer, measures: shown.filter_map(summary).collect() }
+            MeasuredRow { name, is_peer, measures: shown.filter_map(summary).collect() }
         };
         let rows = self.0.into_iter().map(row).collect();
         Table {
@@ -109,7 +125,7 @@ pub(crate) fn measure(
     columns: &[Quantity],
     variants: &[Variant<'_>],
 ) -> Table {
-    let mut recorder = Recorder::default();
+    let mut recorder = RoundRecorder::default();
     let mut failed = vec![false; variants.len()];
     let start = Instant::now();
     for round in 1..=rounds {
@@ -168,9 +184,9 @@ mod tests {
         let turn = Cell::new(0.0);
         let next = || turn.replace(turn.get() + 1.0);
         let variants = [
-            Variant::new("own", || Ok(Observations::default().with(Quantity::Step, next()))),
+            Variant::new("own", || Ok(Observations::of(Quantity::Step, next()))),
             Variant::peer("peer", || match next() {
-                1.0 => Ok(Observations::default().with(Quantity::Step, 1.0)),
+                1.0 => Ok(Observations::of(Quantity::Step, 1.0)),
                 _ => Err("no memory".into()),
             }),
         ];

@@ -1,6 +1,6 @@
 //! Medians, ranges and ratios over interleaved rounds.
 //!
-//! Main type: [`Summary`]. The result of a round is a number, the median of its observations, such as the steps of a
+//! Main type: [`RoundSummary`]. The result of a round is a number, the median of its observations, such as the steps of a
 //! run. A summary has the median, the minimum and the maximum of these numbers over rounds.
 //!
 //! A ratio compares two summaries. The two runs of a round follow each other, so that load on the machine affects both
@@ -24,7 +24,7 @@ pub(crate) fn median(values: &[f64]) -> Option<f64> {
 
 /// Median and range over rounds.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Summary {
+pub(crate) struct RoundSummary {
     /// Median of the rounds.
     pub(crate) median: f64,
     /// Smallest round.
@@ -35,7 +35,7 @@ pub(crate) struct Summary {
     pub(crate) rounds: Vec<f64>,
 }
 
-impl Summary {
+impl RoundSummary {
     /// Summarizes the numbers of all rounds. Returns `None` if there is no round.
     pub(crate) fn of(rounds: Vec<f64>) -> Option<Self> {
         let median = median(&rounds)?;
@@ -70,8 +70,8 @@ mod tests {
     #[test]
     fn a_ratio_compares_medians() {
         // The machine is twice as slow in the second round, for both.
-        let own = Summary::of(vec![1.0, 2.2, 1.2]).expect("three rounds");
-        let base = Summary::of(vec![2.0, 4.0, 2.0]).expect("three rounds");
+        let own = RoundSummary::of(vec![1.0, 2.2, 1.2]).expect("three rounds");
+        let base = RoundSummary::of(vec![2.0, 4.0, 2.0]).expect("three rounds");
         let ratio = own.over(&base).expect("three pairs");
         assert_eq!(ratio.rounds, [0.5, 0.55, 0.6]);
         assert_eq!((ratio.median, ratio.min, ratio.max), (0.6, 0.5, 0.6));
@@ -79,9 +79,9 @@ mod tests {
 
     #[test]
     fn rounds_without_a_partner_do_not_count() {
-        let own = Summary::of(vec![1.0, 5.0]).expect("two rounds");
-        let base = Summary::of(vec![2.0]).expect("one round");
+        let own = RoundSummary::of(vec![1.0, 5.0]).expect("two rounds");
+        let base = RoundSummary::of(vec![2.0]).expect("one round");
         assert_eq!(own.over(&base).expect("one pair").rounds, [0.5]);
-        assert_eq!(Summary::of(vec![]), None);
+        assert_eq!(RoundSummary::of(vec![]), None);
     }
 }

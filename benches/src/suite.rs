@@ -1,6 +1,6 @@
 //! The environment of all benchmarks: options, programs, peers, data and the scratch folder.
 //!
-//! Main types: [`Suite`] and [`Trained`]. Runs use a scratch folder in cargo's target folder, which is removed at the
+//! Main types: [`Suite`] and [`TrainingRun`]. Runs use a scratch folder in cargo's target folder, which is removed at the
 //! end:
 //!
 //! ```text
@@ -25,11 +25,11 @@ use tempfile::TempDir;
 
 use crate::Outcome;
 use crate::data;
-use crate::job::{Features, Job, Workload};
+use crate::job::{BenchJob, Features, Workload};
 use crate::machine::output_of;
-use crate::metrics::{StepRow, observe, parse_steps};
+use crate::metrics::{ObservedStep, observe, parse_steps};
 use crate::peers::Peers;
-use crate::process::{Run, Watched};
+use crate::process::{ProgramRun, Watched};
 use crate::programs::Programs;
 use crate::quantity::{Observations, Quantity};
 use crate::results::Bound;
@@ -60,11 +60,11 @@ pub(crate) struct Suite {
 
 /// The output of a run of `finetune`.
 #[derive(Debug)]
-pub(crate) struct Trained {
+pub(crate) struct TrainingRun {
     /// All steps in `metrics.jsonl`. If the run was resumed, they include the steps before the checkpoint.
-    pub(crate) rows: Vec<StepRow>,
+    pub(crate) rows: Vec<ObservedStep>,
     /// The time and peak memory of the process, and the arrival time of each row.
-    pub(crate) run: Run,
+    pub(crate) run: ProgramRun,
     /// The folder with the output folder of the run. It is removed when this value is dropped.
     pub(crate) output: TempDir,
 }
@@ -190,7 +190,7 @@ impl Suite {
     ///
     /// # Errors
     /// Returns an error if the program cannot be built.
-    pub(crate) fn command(&self, name: &str, job: &Job) -> Outcome<Command> {
+    pub(crate) fn command(&self, name: &str, job: &BenchJob) -> Outcome<Command> {
         let program = self.programs.path(name, job.features, self.peers.as_ref())?;
         let mut command =
             if job.processes { mpirun(job.rank_count()) } else { Command::new(&program) };
@@ -214,7 +214,12 @@ impl Suite {
     ///
     /// # Errors
     /// Returns an error if the program cannot be built or fails.
-    pub(crate) fn train(&self, job: &Job, output: TempDir, options: &[&str]) -> Outcome<Trained> {
+    pub(crate) fn train(
+        &self,
+        job: &BenchJob,
+        output: TempDir,
+        options: &[&str],
+    ) -> Outcome<TrainingRun> {
         let file = output.path().join("job.suite.json");
         fs::write(&file, serde_json::to_string_pretty(&job.file)?)?;
         let mut command = self.command("finetune", job)?;
@@ -227,7 +232,7 @@ impl Suite {
         let metrics = output.path().join("run/metrics.jsonl");
         let run = Watched::from(command).with_file(metrics.clone()).run()?;
         let rows = parse_steps(&fs::read_to_string(metrics)?)?;
-        Ok(Trained { rows, run, output })
+        Ok(TrainingRun { rows, run, output })
     }
 
     /// Creates an empty folder for the output of a run. It is removed when the value is dropped.
@@ -242,14 +247,14 @@ impl Suite {
     ///
     /// # Errors
     /// Returns an error if the run fails.
-    pub(crate) fn observe(&self, job: &Job, uncounted: usize) -> Outcome<Observations> {
+    pub(crate) fn observe(&self, job: &BenchJob, uncounted: usize) -> Outcome<Observations> {
         let trained = self.train(job, self.output()?, &[])?;
         let found = observe(&trained.rows, uncounted)?;
         Ok(found.with(Quantity::Peak, trained.run.peak_bytes as f64))
     }
 }
 
-impl Trained {
+impl TrainingRun {
     /// Returns the time from the start of the program to the start of its first step, in seconds.
     ///
     /// It is the arrival time of the first row minus the duration of its step. The arrival time is late by up to 10 ms.

@@ -9,8 +9,8 @@
 use std::fmt::{self, Display, Write as _};
 
 use crate::quantity::Quantity;
-use crate::results::{Bound, Comparison, Results, Row, Table};
-use crate::statistics::Summary;
+use crate::results::{Bound, MeasuredRow, Results, RowComparison, Table};
+use crate::statistics::RoundSummary;
 use crate::tables::{BENCHES, Bench};
 
 /// The plot of a table, as links for a light and a dark background.
@@ -96,13 +96,15 @@ fn push_bounds(text: &mut String, results: &[Results]) {
         format_args!("| Work | Quantity | Measured | Bound | Reached |\n|---|---|---|---|---|"),
     );
     for (table, comparison) in bounds {
-        let Comparison { quantity, value, .. } = comparison;
+        let RowComparison { quantity, value, .. } = comparison;
         let is_ratio = comparison.against.is_some();
         let value = value
             .as_ref()
             .map_or_else(|| "not measured".into(), |value| spread(*quantity, is_ratio, value));
-        let (work, bound) =
-            (Work(comparison), comparison.bound.map(|bound| shown(*quantity, is_ratio, bound)));
+        let (work, bound) = (
+            ComparedRows(comparison),
+            comparison.bound.map(|bound| shown(*quantity, is_ratio, bound)),
+        );
         line(
             text,
             format_args!(
@@ -180,7 +182,7 @@ fn push_rows(text: &mut String, table: &Table) {
 }
 
 /// Returns the name of a row, in italics for a peer.
-fn name(row: &Row) -> String {
+fn name(row: &MeasuredRow) -> String {
     if row.is_peer { format!("*{}*", row.name) } else { row.name.clone() }
 }
 
@@ -205,7 +207,7 @@ fn push_comparisons(text: &mut String, table: &Table) {
             None if has_bounds => "  |  |".into(),
             None => String::new(),
         };
-        let work = Work(comparison);
+        let work = ComparedRows(comparison);
         line(text, format_args!("| {work} | {} | {value} |{promised}", quantity.label()));
     }
 }
@@ -246,9 +248,9 @@ pub(super) fn short(hash: &str) -> &str {
 }
 
 /// Displays the rows of a comparison: a row, or `row / row` for a ratio.
-struct Work<'a>(&'a Comparison);
+struct ComparedRows<'a>(&'a RowComparison);
 
-impl Display for Work<'_> {
+impl Display for ComparedRows<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0.against {
             Some(against) => write!(f, "{} / {against}", self.0.row),
@@ -259,9 +261,9 @@ impl Display for Work<'_> {
 
 /// Formats a median with its range in parentheses. The range is omitted if its ends have the same text, for example if
 /// there is only one round.
-fn measured(quantity: Quantity, value: &Summary) -> String {
+fn measured(quantity: Quantity, value: &RoundSummary) -> String {
     let format = |value| quantity.format(value);
-    let Summary { median, min, max, .. } = value;
+    let RoundSummary { median, min, max, .. } = value;
     if format(*min) == format(*max) {
         return format(*median);
     }
@@ -269,11 +271,11 @@ fn measured(quantity: Quantity, value: &Summary) -> String {
 }
 
 /// Formats the value of a comparison with its range. Ratios have no unit.
-fn spread(quantity: Quantity, is_ratio: bool, value: &Summary) -> String {
+fn spread(quantity: Quantity, is_ratio: bool, value: &RoundSummary) -> String {
     if !is_ratio {
         return measured(quantity, value);
     }
-    let Summary { median, min, max, rounds } = value;
+    let RoundSummary { median, min, max, rounds } = value;
     if rounds.len() == 1 {
         format!("{median:.2}")
     } else {

@@ -10,8 +10,8 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use crate::Outcome;
 use crate::quantity::Quantity;
-use crate::results::{Plot, Row, Table};
-use crate::statistics::Summary;
+use crate::results::{MeasuredRow, Plot, Table};
+use crate::statistics::RoundSummary;
 
 /// Width of every plot. All lengths are in pixels.
 const WIDTH: u32 = 840;
@@ -83,7 +83,7 @@ type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 pub(super) fn draw(table: &Table, theme: Theme) -> Outcome<Option<String>> {
     let Some(plot) = table.plot else { return Ok(None) };
     let (Plot::Bars(quantity) | Plot::Ranks(quantity)) = plot;
-    let value = |row: &'_ Row| row.measures.get(&quantity).cloned();
+    let value = |row: &'_ MeasuredRow| row.measures.get(&quantity).cloned();
     let rows: Vec<_> = table.rows.iter().filter_map(|row| Some((row, value(row)?))).collect();
     if rows.is_empty() {
         return Ok(None);
@@ -109,7 +109,7 @@ pub(super) fn draw(table: &Table, theme: Theme) -> Outcome<Option<String>> {
 /// All bars have the same scale, in which the largest round of all rows ends left of the values.
 fn draw_bars(
     area: &Area<'_>,
-    rows: &[(&Row, Summary)],
+    rows: &[(&MeasuredRow, RoundSummary)],
     quantity: Quantity,
     theme: Theme,
 ) -> Outcome<()> {
@@ -140,7 +140,7 @@ fn draw_bars(
 /// Ranges are not drawn.
 fn draw_ranks(
     area: &Area<'_>,
-    rows: &[(&Row, Summary)],
+    rows: &[(&MeasuredRow, RoundSummary)],
     quantity: Quantity,
     theme: Theme,
 ) -> Outcome<()> {
@@ -183,7 +183,7 @@ fn draw_ranks(
 }
 
 /// Returns the group, the number of ranks and the median of a row called `GROUP, N ranks`, or `None` for other names.
-fn point<'a>(row: &'a Row, value: &Summary) -> Option<(&'a str, f64, f64)> {
+fn point<'a>(row: &'a MeasuredRow, value: &RoundSummary) -> Option<(&'a str, f64, f64)> {
     let (group, ranks) = row.name.rsplit_once(", ")?;
     Some((group, ranks.split_once(' ')?.0.parse().ok()?, value.median))
 }

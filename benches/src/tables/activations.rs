@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 use super::Bench;
 use crate::Outcome;
-use crate::job::{Job, Workload};
+use crate::job::{BenchJob, Workload};
 use crate::metrics::observe;
 use crate::quantity::{Observations, Quantity};
 use crate::results::{Plot, Results};
@@ -55,7 +55,7 @@ fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
     ];
     let loss = Cell::new(None);
     let variant = |(name, section): &(&'static str, Value)| {
-        let job = Job::new(&workload, &tokens, STEPS).stage(3);
+        let job = BenchJob::new(&workload, &tokens, STEPS).stage(3);
         let job = job.set("deepspeed.activation_checkpointing", section.clone());
         let loss = &loss;
         Variant::new(*name, move || same_loss(suite, &job, loss))
@@ -78,7 +78,7 @@ fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
 ///
 /// # Errors
 /// Returns an error if the run fails or its loss has other bits.
-fn same_loss(suite: &Suite, job: &Job, expected: &Cell<Option<f64>>) -> Outcome<Observations> {
+fn same_loss(suite: &Suite, job: &BenchJob, expected: &Cell<Option<f64>>) -> Outcome<Observations> {
     let trained = suite.train(job, suite.output()?, &[])?;
     let loss = trained.rows.last().map(|row| row.loss).ok_or("the run made no step")?;
     let before = expected.replace(expected.get().or(Some(loss)));

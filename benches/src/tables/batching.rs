@@ -15,7 +15,7 @@ use serde_json::json;
 use super::Bench;
 use crate::Outcome;
 use crate::data::write_reviews;
-use crate::job::{Features, Job};
+use crate::job::BenchJob;
 use crate::quantity::Quantity;
 use crate::results::{Plot, Results};
 use crate::rounds::{Variant, measure};
@@ -72,7 +72,7 @@ fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
 ///
 /// It has two ranks at stage 2 and micro-batches of `rows` texts, which are truncated to `length` tokens. A tokenizer
 /// with 8,192 tokens is trained at the start of the run.
-pub(super) fn classifier(texts: &Path, length: usize, rows: usize, steps: usize) -> Job {
+pub(super) fn classifier(texts: &Path, length: usize, rows: usize, steps: usize) -> BenchJob {
     let file = json!({
         "model": {
             "architecture": "encoder",
@@ -90,5 +90,5 @@ pub(super) fn classifier(texts: &Path, length: usize, rows: usize, steps: usize)
             "zero_optimization": { "stage": 2 },
         },
     });
-    Job { file, features: Features::Default, processes: false }
+    BenchJob::of_file(file)
 }

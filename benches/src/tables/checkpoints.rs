@@ -25,12 +25,12 @@ use std::time::Instant;
 
 use super::Bench;
 use crate::Outcome;
-use crate::job::{Job, Workload};
+use crate::job::{BenchJob, Workload};
 use crate::process::Watched;
 use crate::quantity::{Observations, Quantity};
 use crate::results::Results;
 use crate::rounds::{Variant, measure};
-use crate::suite::{Suite, Trained};
+use crate::suite::{Suite, TrainingRun};
 
 pub(super) const BENCH: Bench = Bench {
     name: "checkpoints",
@@ -48,11 +48,11 @@ const RANKS: usize = 2;
 
 /// The data that later variants of a round need from earlier ones. The first variant of a round resets it.
 #[derive(Debug, Default)]
-struct Round {
+struct CheckpointRound {
     /// Seconds of the run without checkpoints, from its first row of metrics to its end; `None` if it failed.
     seconds: Option<f64>,
     /// The run with checkpoints and its output folder. [`resume`] takes it and removes the folder afterwards.
-    saved: Option<Trained>,
+    saved: Option<TrainingRun>,
 }
 
 /// Measures the variants. Their order matters, because later ones use files of earlier ones.
@@ -63,17 +63,17 @@ fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
     let workload =
         suite.pick(Workload::gpt2_small(1, 128), Workload::gpt2("GPT-2 2M", 128, 2, 1, 32));
     let tokens = suite.tokens(&workload)?;
-    let plain = Job::new(&workload, &tokens, STEPS).ranks(RANKS).stage(3);
+    let plain = BenchJob::new(&workload, &tokens, STEPS).ranks(RANKS).stage(3);
     let saving = plain.clone().set("training.save_steps", 2).set("training.save_total_limit", 1);
     let beside = saving.clone().set("training.async_save", true);
-    let round = RefCell::new(Round::default());
+    let round = RefCell::new(CheckpointRound::default());
     let saves = STEPS / 2;
     let variants = [
         Variant::new("no checkpoints", || {
             let trained = suite.train(&plain, suite.output()?, &[])?;
             let seconds = after_first_step(&trained)?;
-            *round.borrow_mut() = Round { seconds: Some(seconds), saved: None };
-            Ok(Observations::default().with(Quantity::Program, seconds))
+            *round.borrow_mut() = CheckpointRound { seconds: Some(seconds), saved: None };
+            Ok(Observations::of(Quantity::Program, seconds))
         }),
         Variant::new("save", || {
             let trained = suite.train(&saving, suite.output()?, &[])?;
@@ -105,7 +105,7 @@ fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
 ///
 /// # Errors
 /// Returns an error if the run ended before its first row was seen.
-fn after_first_step(trained: &Trained) -> Outcome<f64> {
+fn after_first_step(trained: &TrainingRun) -> Outcome<f64> {
     let first =
         trained.run.arrivals.first().ok_or("the run ended before its first step was seen")?;
     Ok(trained.run.seconds - first)
@@ -116,15 +116,15 @@ fn after_first_step(trained: &Trained) -> Outcome<f64> {
 ///
 /// # Errors
 /// Returns an error if the run without checkpoints failed in this round.
-fn longer(trained: &Trained, without: Option<f64>, saves: usize) -> Outcome<Observations> {
+fn longer(trained: &TrainingRun, without: Option<f64>, saves: usize) -> Outcome<Observations> {
     let without = without.ok_or("the run without checkpoints failed")?;
     let seconds = after_first_step(trained)?;
     let save = (seconds - without) / saves as f64;
-    Ok(Observations::default().with(Quantity::Program, seconds).with(Quantity::Save, save))
+    Ok(Observations::of(Quantity::Program, seconds).with(Quantity::Save, save))
 }
 
 /// Returns the folder of the round's newest checkpoint, `step-00000006`.
-fn checkpoint(round: &Round) -> Outcome<PathBuf> {
+fn checkpoint(round: &CheckpointRound) -> Outcome<PathBuf> {
     let saved = round.saved.as_ref().ok_or("the run with checkpoints failed")?;
     Ok(saved.output.path().join(format!("run/checkpoints/step-{STEPS:08}")))
 }
@@ -145,14 +145,14 @@ fn copy(suite: &Suite, folder: &Path) -> Outcome<Observations> {
         dd.arg(format!("of={}", target.path().join(entry.file_name()).display()));
         Watched::from(dd).run()?;
     }
-    Ok(Observations::default().with(Quantity::Save, start.elapsed().as_secs_f64()))
+    Ok(Observations::of(Quantity::Save, start.elapsed().as_secs_f64()))
 }
 
 /// Exports the round's newest checkpoint as safetensors and returns the run time of the program.
 ///
 /// # Errors
 /// Returns an error if the run with checkpoints or the export failed.
-fn consolidate(suite: &Suite, job: &Job, round: &Round) -> Outcome<Observations> {
+fn consolidate(suite: &Suite, job: &BenchJob, round: &CheckpointRound) -> Outcome<Observations> {
     let saved = round.saved.as_ref().ok_or("the run with checkpoints failed")?;
     let target = suite.output()?;
     let mut command = suite.command("deepburn", job)?;
@@ -160,7 +160,7 @@ fn consolidate(suite: &Suite, job: &Job, round: &Round) -> Outcome<Observations>
         .arg("consolidate")
         .arg(saved.output.path().join("run"))
         .arg(target.path().join("weights"));
-    Ok(Observations::default().with(Quantity::Program, Watched::from(command).run()?.seconds))
+    Ok(Observations::of(Quantity::Program, Watched::from(command).run()?.seconds))
 }
 
 /// Resumes from the checkpoint, trains for one more step, and returns the time until this step begins.
@@ -169,7 +169,7 @@ fn consolidate(suite: &Suite, job: &Job, round: &Round) -> Outcome<Observations>
 ///
 /// # Errors
 /// Returns an error if the run with checkpoints failed or the resumed run makes no step.
-fn resume(suite: &Suite, job: &Job, saved: Option<Trained>) -> Outcome<Observations> {
+fn resume(suite: &Suite, job: &BenchJob, saved: Option<TrainingRun>) -> Outcome<Observations> {
     let output = saved.ok_or("the run with checkpoints failed")?.output;
     let metrics = output.path().join("run/metrics.jsonl");
     let before = fs::read_to_string(&metrics)?.lines().count();
@@ -181,5 +181,5 @@ fn resume(suite: &Suite, job: &Job, saved: Option<Trained>) -> Outcome<Observati
         .arrivals
         .get(before)
         .ok_or("the resumed run ended before its first step was seen")?;
-    Ok(Observations::default().with(Quantity::Startup, arrived - row.step_seconds))
+    Ok(Observations::of(Quantity::Startup, arrived - row.step_seconds))
 }

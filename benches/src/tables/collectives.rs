@@ -7,10 +7,11 @@
 //! Measurement errors: limit and collective are measured one after the other, and both depend on the memory bandwidth,
 //! which other programs use too.
 
+use super::score::ScoreTable;
 use super::{Bench, score};
 use crate::Outcome;
 use crate::programs::CargoBench;
-use crate::quantity::{Observations, Quantity};
+use crate::quantity::Quantity;
 use crate::results::Bound::AtLeast;
 use crate::results::{Plot, Results};
 use crate::suite::Suite;
@@ -36,17 +37,12 @@ const RANK_THREADS: CargoBench = CargoBench {
 /// Returns an error if the cargo benchmark does not build or fails, or if its output is invalid.
 fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
     let arguments: &[&str] = suite.pick(&[], &["--rounds", "1", "--elements", "1000000"]);
-    let of_limit = |value| Observations::default().with(Quantity::OfLimit, value);
-    let Some(recorder) = score::record(suite, results, &RANK_THREADS, arguments, of_limit)? else {
-        return Ok(());
+    let scores = ScoreTable {
+        title: suite.pick("100 million floats", "1 million floats"),
+        quantity: Quantity::OfLimit,
+        convert: |share| share,
+        bound: AtLeast(0.70),
+        plot: Some(Plot::Bars(Quantity::OfLimit)),
     };
-    let mut table =
-        recorder.table(suite.pick("100 million floats", "1 million floats"), &[Quantity::OfLimit]);
-    let names: Vec<_> = table.rows.iter().map(|row| row.name.clone()).collect();
-    for name in names {
-        table.check(Quantity::OfLimit, &name, suite.bound(AtLeast(0.70)));
-    }
-    table.plot = Some(Plot::Bars(Quantity::OfLimit));
-    results.tables.push(table);
-    Ok(())
+    score::run(suite, results, &RANK_THREADS, arguments, &scores)
 }

@@ -19,13 +19,13 @@ use std::path::{Path, PathBuf};
 
 use super::{Bench, TRAINING};
 use crate::Outcome;
-use crate::job::{Job, Precision, Workload};
-use crate::peers::PeerRun;
-use crate::process::{Run, Watched};
+use crate::job::{BenchJob, RunPrecision, Workload};
+use crate::peers::{PeerRun, Peers};
+use crate::process::{ProgramRun, Watched};
 use crate::quantity::{Observations, Quantity};
 use crate::results::Bound::AtMost;
 use crate::results::{Plot, Results, Table};
-use crate::rounds::{Variant, measure};
+use crate::rounds::{Variant, add_peer, measure};
 use crate::suite::Suite;
 
 pub(super) const BENCH: Bench = Bench {
@@ -48,17 +48,17 @@ const TOKENS: &str = "128";
 
 /// What is trained.
 #[derive(Debug, Clone, Copy)]
-enum Trained {
+enum TrainedPart {
     /// All weights.
-    Whole(Precision),
+    Whole(RunPrecision),
     /// An adapter of a frozen model in fp32.
     Adapter,
 }
 
-impl Trained {
+impl TrainedPart {
     /// All rows, in the order of the table.
     const ALL: [Self; 3] =
-        [Self::Whole(Precision::Fp32), Self::Whole(Precision::Bf16), Self::Adapter];
+        [Self::Whole(RunPrecision::Fp32), Self::Whole(RunPrecision::Bf16), Self::Adapter];
 
     /// Returns the first part of the name of a row.
     fn name(self) -> &'static str {
@@ -69,10 +69,18 @@ impl Trained {
     }
 
     /// Returns the precision of the weights.
-    fn precision(self) -> Precision {
+    fn precision(self) -> RunPrecision {
         match self {
             Self::Whole(precision) => precision,
-            Self::Adapter => Precision::Fp32,
+            Self::Adapter => RunPrecision::Fp32,
+        }
+    }
+
+    /// Returns the packages that a peer needs.
+    fn packages(self) -> &'static [&'static str] {
+        match self {
+            Self::Whole(_) => &["torch", "transformers"],
+            Self::Adapter => &["torch", "transformers", "peft"],
         }
     }
 }
@@ -98,7 +106,7 @@ fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
 /// Returns an error if the run fails.
 pub(super) fn make_model(suite: &Suite, workload: &Workload, path: &Path) -> Outcome<()> {
     // The synthetic text has a tokenizer, which generation needs.
-    let job = Job::new(&workload.with_sequences(1), Path::new(""), 1)
+    let job = BenchJob::new(&workload.with_sequences(1), Path::new(""), 1)
         .set("data", serde_json::json!({ "kind": "synthetic", "sequence_length": 16 }));
     let trained = suite.train(&job, suite.output()?, &[])?;
     Ok(fs::rename(trained.output.path().join("run/model"), path)?)
@@ -115,12 +123,12 @@ fn training(
     folder: &Path,
 ) -> Outcome<Table> {
     let mut variants = Vec::new();
-    for trained in Trained::ALL {
+    for trained in TrainedPart::ALL {
         let job =
-            Job::new(workload, &suite.tokens(workload)?, STEPS).precision(trained.precision());
+            BenchJob::new(workload, &suite.tokens(workload)?, STEPS).precision(trained.precision());
         let job = match trained {
-            Trained::Whole(_) => job,
-            Trained::Adapter => job.set(
+            TrainedPart::Whole(_) => job,
+            TrainedPart::Adapter => job.set(
                 "model",
                 serde_json::json!({
                     "pretrained": folder,
@@ -133,10 +141,10 @@ fn training(
         variants.push(Variant::new(name, move || suite.observe(&job, UNCOUNTED)));
         for (mode, options) in [("eager", &[][..]), ("compiled", &["--compile"][..])] {
             let name = format!("{}, PyTorch {mode}", trained.name());
-            match peer(suite, &name, (workload, trained), folder, options) {
-                Ok(variant) => variants.push(variant),
-                Err(lacks) => results.missing.push(format!("{name}: {lacks}")),
-            }
+            let peers = suite.peers_with(trained.packages());
+            add_peer(&mut variants, results, name, peers, move |peers| {
+                train_peer(peers, workload, trained, folder, options)
+            });
         }
     }
     let title = workload.title(1);
@@ -153,38 +161,31 @@ fn training(
     Ok(table)
 }
 
-/// Returns the variant of a peer. The tuple has the workload and what is trained.
+/// Trains with a peer.
 ///
 /// # Errors
-/// Returns a message that names the missing package.
-fn peer<'a>(
-    suite: &'a Suite,
-    name: &str,
-    (workload, trained): (&'a Workload, Trained),
-    folder: &'a Path,
-    options: &'static [&'static str],
-) -> Result<Variant<'a>, String> {
-    let peers = suite.peers_with(match trained {
-        Trained::Whole(_) => &["torch", "transformers"],
-        Trained::Adapter => &["torch", "transformers", "peft"],
-    })?;
+/// Returns an error if the script fails.
+fn train_peer(
+    peers: &Peers,
+    workload: &Workload,
+    trained: TrainedPart,
+    folder: &Path,
+    options: &[&str],
+) -> Outcome<Observations> {
     let folder = folder.display().to_string();
-    Ok(Variant::peer(name, move || {
-        let mut options = options.to_vec();
-        if let Trained::Adapter = trained {
-            options.extend(["--lora", "--folder", folder.as_str()]);
-        }
-        let precision = trained.precision();
-        let run = PeerRun {
-            script: "decoder",
-            ranks: None,
-            workload,
-            precision,
-            steps: STEPS,
-            options: &options,
-        };
-        peers.train(&run, UNCOUNTED)
-    }))
+    let mut options = options.to_vec();
+    if let TrainedPart::Adapter = trained {
+        options.extend(["--lora", "--folder", folder.as_str()]);
+    }
+    let run = PeerRun {
+        script: "decoder",
+        ranks: None,
+        workload,
+        precision: trained.precision(),
+        steps: STEPS,
+        options: &options,
+    };
+    peers.train(&run, UNCOUNTED)
 }
 
 /// Measures the generation of text.
@@ -212,7 +213,7 @@ fn generation(suite: &Suite, results: &mut Results, workload: &Workload, folder:
 /// # Errors
 /// Returns an error if the program cannot be built or fails.
 fn generate(suite: &Suite, workload: &Workload, folder: &Path) -> Outcome<Observations> {
-    let job = Job::new(workload, &PathBuf::new(), 1);
+    let job = BenchJob::new(workload, &PathBuf::new(), 1);
     let mut command = suite.command("deepburn", &job)?;
     command.arg("generate").arg("--model").arg(folder);
     command.args(["--prompt", "It was a dark and stormy night", "--greedy"]);
@@ -221,7 +222,7 @@ fn generate(suite: &Suite, workload: &Workload, folder: &Path) -> Outcome<Observ
 }
 
 /// Returns the time and the memory of a program.
-fn observed(run: &Run) -> Observations {
-    let found = Observations::default().with(Quantity::Program, run.seconds);
+fn observed(run: &ProgramRun) -> Observations {
+    let found = Observations::of(Quantity::Program, run.seconds);
     found.with(Quantity::Peak, run.peak_bytes as f64)
 }

@@ -7,10 +7,11 @@
 //! Measurement errors: the overhead is a small difference of two times. Its range over rounds may be larger than the
 //! overhead, which may be negative.
 
+use super::score::ScoreTable;
 use super::{Bench, score};
 use crate::Outcome;
 use crate::programs::CargoBench;
-use crate::quantity::{Observations, Quantity};
+use crate::quantity::Quantity;
 use crate::results::Bound::AtMost;
 use crate::results::Results;
 use crate::suite::Suite;
@@ -36,16 +37,12 @@ const DECORATOR_STEP: CargoBench = CargoBench {
 /// Returns an error if the cargo benchmark does not build or fails, or if its output is invalid.
 fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
     let arguments: &[&str] = suite.pick(&[], &["--rounds", "5"]);
-    let overhead = |ratio: f64| Observations::default().with(Quantity::Overhead, ratio - 1.0);
-    let Some(recorder) = score::record(suite, results, &DECORATOR_STEP, arguments, overhead)?
-    else {
-        return Ok(());
+    let scores = ScoreTable {
+        title: "Perceptron",
+        quantity: Quantity::Overhead,
+        convert: |ratio| ratio - 1.0,
+        bound: AtMost(0.02),
+        plot: None,
     };
-    let mut table = recorder.table("Perceptron", &[Quantity::Overhead]);
-    let names: Vec<_> = table.rows.iter().map(|row| row.name.clone()).collect();
-    for name in names {
-        table.check(Quantity::Overhead, &name, suite.bound(AtMost(0.02)));
-    }
-    results.tables.push(table);
-    Ok(())
+    score::run(suite, results, &DECORATOR_STEP, arguments, &scores)
 }

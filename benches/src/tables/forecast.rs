@@ -19,12 +19,12 @@ use serde_json::{Value, json};
 use super::Bench;
 use crate::Outcome;
 use crate::data::{write_reviews, write_text};
-use crate::job::{Features, Job};
-use crate::metrics::MemoryRow;
+use crate::job::BenchJob;
+use crate::metrics::LedgerBytes;
 use crate::quantity::{Observations, Quantity};
 use crate::results::Results;
 use crate::rounds::{Variant, measure};
-use crate::suite::{Suite, Trained};
+use crate::suite::{Suite, TrainingRun};
 
 pub(super) const BENCH: Bench = Bench {
     name: "forecast",
@@ -129,7 +129,7 @@ fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
 }
 
 /// Returns the job of a case: a GPT-2 with 8 layers of `width` on `text`, or a classifier on `passages`.
-fn job(case: &Case, text: &Path, passages: &Path, width: usize) -> Job {
+fn job(case: &Case, text: &Path, passages: &Path, width: usize) -> BenchJob {
     // Dropout is part of some cases, because its masks are activations.
     let dropout = if case.name.contains("dropout") { 0.1 } else { 0.0 };
     let is_classifier = case.name.contains("classifier");
@@ -151,7 +151,7 @@ fn job(case: &Case, text: &Path, passages: &Path, width: usize) -> Job {
             "optimizer": { "type": "AdamW", "params": { "lr": 1e-4 } },
         },
     });
-    let mut job = Job { file, features: Features::Default, processes: false };
+    let mut job = BenchJob::of_file(file);
     for (key, value) in case.deepspeed.as_object().into_iter().flatten() {
         job = job.set(&format!("deepspeed.{key}"), value.clone());
     }
@@ -165,10 +165,10 @@ fn job(case: &Case, text: &Path, passages: &Path, width: usize) -> Job {
 ///
 /// # Errors
 /// Returns an error if `job.json` cannot be read or lacks a forecast.
-fn compare(trained: &Trained) -> Outcome<Observations> {
+fn compare(trained: &TrainingRun) -> Outcome<Observations> {
     let job = fs::read_to_string(trained.output.path().join("run/job.json"))?;
     let forecast = serde_json::from_str::<Value>(&job)?["memory_forecast"].clone();
-    let most = |of: fn(&MemoryRow) -> f64| {
+    let most = |of: fn(&LedgerBytes) -> f64| {
         trained.rows.iter().map(|row| of(&row.memory)).fold(0.0, f64::max)
     };
     let tiers = [

@@ -14,8 +14,8 @@ use std::path::Path;
 use super::Bench;
 use super::decoders::make_model;
 use crate::Outcome;
-use crate::job::{Job, Workload};
-use crate::process::{Run, Watched};
+use crate::job::{BenchJob, Workload};
+use crate::process::{ProgramRun, Watched};
 use crate::quantity::{Observations, Quantity};
 use crate::results::Bound::AtLeast;
 use crate::results::{Plot, Results};
@@ -92,7 +92,7 @@ fn speed(
     options: &[&str],
 ) -> Outcome<Observations> {
     let generate = |tokens: usize| {
-        let mut command = suite.command("deepburn", &Job::new(workload, Path::new(""), 1))?;
+        let mut command = suite.command("deepburn", &BenchJob::new(workload, Path::new(""), 1))?;
         command.arg("generate").arg("--model").arg(folder).args(options);
         command.args(["--prompt", "It was a dark and stormy night", "--greedy"]);
         command.args(["--max-new-tokens", &tokens.to_string()]);
@@ -104,7 +104,7 @@ fn speed(
         return Err("the start of the program took longer than the tokens; measure again".into());
     }
     let rate = TOKENS as f64 / seconds;
-    let found = Observations::default().with(Quantity::Throughput, rate);
+    let found = Observations::of(Quantity::Throughput, rate);
     Ok(found.with(Quantity::Peak, all.peak_bytes as f64))
 }
 
@@ -119,7 +119,7 @@ fn export(
     file_type: &str,
     path: &Path,
 ) -> Outcome<()> {
-    let mut command = suite.command("deepburn", &Job::new(workload, Path::new(""), 1))?;
+    let mut command = suite.command("deepburn", &BenchJob::new(workload, Path::new(""), 1))?;
     command.arg("export").arg(folder).args(["--type", file_type]).arg("--out").arg(path);
     Watched::from(command).run().map(drop)
 }
@@ -128,11 +128,11 @@ fn export(
 ///
 /// # Errors
 /// Returns an error if it reports none.
-fn reported(run: &Run) -> Outcome<Observations> {
+fn reported(run: &ProgramRun) -> Outcome<Observations> {
     let output = run.output();
     let rate = output.lines().find_map(|line| line.strip_prefix("tokens per second: "));
     let rate: f64 =
         rate.ok_or_else(|| format!("the peer reported no speed:\n{output}"))?.parse()?;
-    let found = Observations::default().with(Quantity::Throughput, rate);
+    let found = Observations::of(Quantity::Throughput, rate);
     Ok(found.with(Quantity::Peak, run.peak_bytes as f64))
 }

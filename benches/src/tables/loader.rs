@@ -16,7 +16,7 @@ use super::Bench;
 use super::batching::classifier;
 use crate::Outcome;
 use crate::data::{write_reviews, write_text};
-use crate::job::{Job, Workload};
+use crate::job::{BenchJob, Workload};
 use crate::quantity::Quantity;
 use crate::results::Bound::AtMost;
 use crate::results::Results;
@@ -51,13 +51,13 @@ fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
         suite.pick(Workload::gpt2_small(2, 128), Workload::gpt2("GPT-2 2M", 128, 2, 2, 64));
     let text = suite.file("text.txt", |path| write_text(path, suite.pick(400_000, 40_000)))?;
     let reviews = suite.file("loader.jsonl", |path| write_reviews(path, suite.pick(4_000, 400)))?;
-    let tokens = Job::new(&workload, &suite.tokens(&workload)?, STEPS).ranks(RANKS).stage(3);
+    let tokens = BenchJob::new(&workload, &suite.tokens(&workload)?, STEPS).ranks(RANKS).stage(3);
     let jobs = [
         ("GPT-2, tokens", tokens.clone()),
         ("GPT-2, text", on_text(tokens, &text)),
         ("encoder, texts with a class", classifier(&reviews, TEXT_LENGTH, TEXTS, STEPS)),
     ];
-    let variant = |(name, job): &(&str, Job)| {
+    let variant = |(name, job): &(&str, BenchJob)| {
         let job = job.clone();
         Variant::new(*name, move || suite.observe(&job, UNCOUNTED))
     };
@@ -76,7 +76,7 @@ fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
 }
 
 /// Returns the job with a text instead of tokens, and a tokenizer with 4,096 tokens that is trained on it.
-fn on_text(job: Job, text: &Path) -> Job {
+fn on_text(job: BenchJob, text: &Path) -> BenchJob {
     let length = job.file["data"]["sequence_length"].clone();
     job.set(
         "data",

@@ -14,11 +14,11 @@ use serde_json::{Value, json};
 
 use super::Bench;
 use crate::Outcome;
-use crate::job::{Job, Precision, Workload};
+use crate::job::{BenchJob, RunPrecision, Workload};
 use crate::peers::PeerRun;
 use crate::quantity::Quantity;
 use crate::results::{Plot, Results};
-use crate::rounds::{Variant, measure};
+use crate::rounds::{Variant, add_peer, measure};
 use crate::suite::Suite;
 
 pub(super) const BENCH: Bench = Bench {
@@ -53,29 +53,26 @@ fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
     let mut variants: Vec<_> = sections
         .iter()
         .map(|(name, zero)| {
-            let job = Job::new(&workload, &tokens, STEPS)
+            let job = BenchJob::new(&workload, &tokens, STEPS)
                 .set("deepspeed.zero_optimization", zero.clone());
             Variant::new(*name, move || suite.observe(&job, UNCOUNTED))
         })
         .collect();
     let libaio =
         if Path::new(LIBAIO).exists() { Ok(()) } else { Err(format!("{LIBAIO} is not installed")) };
-    match libaio.and_then(|()| suite.peers_with(&["torch", "transformers", "deepspeed"])) {
-        Err(lacks) => results.missing.push(format!("{DEEPSPEED}: {lacks}")),
-        Ok(peers) => variants.push(Variant::peer(DEEPSPEED, || {
-            let (script, ranks, precision) = ("deepspeed_zero", Some(1), Precision::Fp32);
-            let options = ["--stage", "3", "--nvme", &nvme];
-            let run = PeerRun {
-                script,
-                ranks,
-                workload: &workload,
-                precision,
-                steps: STEPS,
-                options: &options,
-            };
-            peers.train(&run, UNCOUNTED)
-        })),
-    }
+    let peers = libaio.and_then(|()| suite.peers_with(&["torch", "transformers", "deepspeed"]));
+    add_peer(&mut variants, results, DEEPSPEED, peers, |peers| {
+        let options = ["--stage", "3", "--nvme", &nvme];
+        let run = PeerRun {
+            script: "deepspeed_zero",
+            ranks: Some(1),
+            workload: &workload,
+            precision: RunPrecision::Fp32,
+            steps: STEPS,
+            options: &options,
+        };
+        peers.train(&run, UNCOUNTED)
+    });
     let columns =
         [Quantity::Step, Quantity::Peak, Quantity::Optimizer, Quantity::Parameters, Quantity::Disk];
     let mut table = measure(results, &workload.title(1), suite.rounds(2), &columns, &variants);

@@ -15,11 +15,11 @@ use serde_json::{Value, json};
 
 use super::Bench;
 use crate::Outcome;
-use crate::job::{Job, Precision, Workload};
+use crate::job::{BenchJob, RunPrecision, Workload};
 use crate::peers::PeerRun;
 use crate::quantity::Quantity;
 use crate::results::{Plot, Results};
-use crate::rounds::{Variant, measure};
+use crate::rounds::{Variant, add_peer, measure};
 use crate::suite::Suite;
 
 pub(super) const BENCH: Bench = Bench {
@@ -63,7 +63,7 @@ fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
     let mut variants = Vec::new();
     for (kind, parameters, stage) in optimizers() {
         let optimizer = json!({ "type": kind, "params": parameters });
-        let job = Job::new(&workload, &tokens, STEPS)
+        let job = BenchJob::new(&workload, &tokens, STEPS)
             .ranks(2)
             .stage(stage)
             .set("deepspeed.optimizer", optimizer);
@@ -73,25 +73,19 @@ fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
             continue;
         }
         let name = format!("{kind}, PyTorch eager");
-        match suite.peers_with(&["torch", "transformers"]) {
-            Err(lacks) => results.missing.push(format!("{name}: {lacks}")),
-            Ok(peers) => {
-                let workload = &workload;
-                variants.push(Variant::peer(name, move || {
-                    let (script, precision, options) =
-                        ("eager", Precision::Fp32, ["--optimizer", kind]);
-                    let run = PeerRun {
-                        script,
-                        ranks: None,
-                        workload,
-                        precision,
-                        steps: STEPS,
-                        options: &options,
-                    };
-                    peers.train(&run, UNCOUNTED)
-                }));
-            }
-        }
+        let (peers, workload) = (suite.peers_with(&["torch", "transformers"]), &workload);
+        add_peer(&mut variants, results, name, peers, move |peers| {
+            let options = ["--optimizer", kind];
+            let run = PeerRun {
+                script: "eager",
+                ranks: None,
+                workload,
+                precision: RunPrecision::Fp32,
+                steps: STEPS,
+                options: &options,
+            };
+            peers.train(&run, UNCOUNTED)
+        });
     }
     let columns = [Quantity::OptimizerStep, Quantity::Step, Quantity::Peak, Quantity::Optimizer];
     let mut table = measure(results, &workload.title(2), suite.rounds(2), &columns, &variants);

@@ -26,12 +26,12 @@ use serde_json::{Value, json};
 
 use super::Bench;
 use crate::Outcome;
-use crate::job::{Job, Workload};
+use crate::job::{BenchJob, Workload};
 use crate::programs::CargoBench;
 use crate::quantity::{Observations, Quantity};
 use crate::results::Bound::AtLeast;
 use crate::results::{Plot, Results, Table};
-use crate::rounds::Recorder;
+use crate::rounds::RoundRecorder;
 use crate::statistics::median;
 use crate::suite::Suite;
 
@@ -83,7 +83,7 @@ const TRANSPOSED: [(&str, &str); 6] = [
 
 /// A line of the benchmark `gemm` or of `matmul.py`. Lines of `matmul.py` have no name and no limit.
 #[derive(Debug, Clone, Deserialize)]
-struct Product {
+struct MeasuredProduct {
     /// The part of a step: forward, one of the gradients, or the loss head.
     #[serde(default)]
     name: String,
@@ -99,7 +99,7 @@ struct Product {
     limit_gflops: Option<f64>,
 }
 
-impl Product {
+impl MeasuredProduct {
     /// Returns the name of the product's row.
     fn row(&self) -> String {
         let [m, k, n] = self.shape;
@@ -144,7 +144,7 @@ impl Product {
 fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
     let rounds = suite.rounds(3);
     // A table for each number of threads.
-    let mut recorders: BTreeMap<usize, Recorder> = BTreeMap::new();
+    let mut recorders: BTreeMap<usize, RoundRecorder> = BTreeMap::new();
     let mut products = Vec::new();
     let lacks = suite.peers_with(&["torch"]).err();
     // Failed rows are not run again.
@@ -182,8 +182,8 @@ fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
 fn push_tables(
     suite: &Suite,
     results: &mut Results,
-    recorders: BTreeMap<usize, Recorder>,
-    products: &[Product],
+    recorders: BTreeMap<usize, RoundRecorder>,
+    products: &[MeasuredProduct],
 ) {
     let most = by_threads(products).into_keys().max();
     for (threads, recorder) in recorders {
@@ -202,7 +202,7 @@ fn push_tables(
 fn compare<'a>(
     suite: &Suite,
     table: &mut Table,
-    products: impl Iterator<Item = &'a Product>,
+    products: impl Iterator<Item = &'a MeasuredProduct>,
     has_all_cores: bool,
 ) {
     for product in products {
@@ -223,8 +223,8 @@ fn compare<'a>(
 }
 
 /// Groups products by their number of threads, in the order of the bench.
-fn by_threads(products: &[Product]) -> BTreeMap<usize, Vec<Product>> {
-    let mut all: BTreeMap<usize, Vec<Product>> = BTreeMap::new();
+fn by_threads(products: &[MeasuredProduct]) -> BTreeMap<usize, Vec<MeasuredProduct>> {
+    let mut all: BTreeMap<usize, Vec<MeasuredProduct>> = BTreeMap::new();
     for product in products {
         all.entry(product.threads).or_default().push(product.clone());
     }
@@ -235,7 +235,7 @@ fn by_threads(products: &[Product]) -> BTreeMap<usize, Vec<Product>> {
 ///
 /// # Errors
 /// Returns an error that quotes the line if a field is missing or invalid.
-fn parse(lines: &[Value]) -> Outcome<Vec<Product>> {
+fn parse(lines: &[Value]) -> Outcome<Vec<MeasuredProduct>> {
     let product = |line: &Value| {
         let problem = |error| format!("invalid product: {line}: {error}");
         Ok(serde_json::from_value(line.clone()).map_err(problem)?)
@@ -245,16 +245,16 @@ fn parse(lines: &[Value]) -> Outcome<Vec<Product>> {
 
 /// Records a round of DeepBurn's products: the rate and the fraction of the limit of each, and the weighted rate of all
 /// f32 products.
-fn record(recorder: &mut Recorder, products: &[Product]) {
+fn record(recorder: &mut RoundRecorder, products: &[MeasuredProduct]) {
     for product in products {
-        let mut found = Observations::default().with(Quantity::Arithmetic, product.gflops_median);
+        let mut found = Observations::of(Quantity::Arithmetic, product.gflops_median);
         if let Some(limit) = product.limit_gflops {
             found.push(Quantity::OfLimit, product.gflops_median / limit);
         }
         recorder.record(&product.row(), false, &found);
     }
     if let Some(rate) = rate_of_all(products) {
-        recorder.record(ALL_F32, false, &Observations::default().with(Quantity::Arithmetic, rate));
+        recorder.record(ALL_F32, false, &Observations::of(Quantity::Arithmetic, rate));
     }
 }
 
@@ -263,11 +263,11 @@ fn record(recorder: &mut Recorder, products: &[Product]) {
 /// It is the weighted harmonic mean of the rates, Σ share / Σ (share / rate), because the times of the products add up.
 /// The loss head has `LOSS_HEAD_SHARE` of the operations, which are divided equally among its products. The other
 /// operations are divided equally among the other products.
-fn rate_of_all(products: &[Product]) -> Option<f64> {
+fn rate_of_all(products: &[MeasuredProduct]) -> Option<f64> {
     let f32 = || products.iter().filter(|product| product.dtype == "f32");
     let of_head = f32().filter(|product| product.is_of_loss_head()).count() as f64;
     let others = f32().count() as f64 - of_head;
-    let share = |product: &Product| match product.is_of_loss_head() {
+    let share = |product: &MeasuredProduct| match product.is_of_loss_head() {
         true => LOSS_HEAD_SHARE / of_head,
         false => (1.0 - LOSS_HEAD_SHARE) / others,
     };
@@ -283,13 +283,13 @@ fn rate_of_all(products: &[Product]) -> Option<f64> {
 /// Returns an error if the script fails, or prints another number of products.
 fn record_peer(
     suite: &Suite,
-    recorder: &mut Recorder,
+    recorder: &mut RoundRecorder,
     threads: usize,
-    products: &[Product],
+    products: &[MeasuredProduct],
 ) -> Outcome<()> {
     let mut arguments = vec!["--threads".to_owned(), threads.to_string()];
     arguments.extend(["--repeats".to_owned(), suite.pick("10", "1").to_owned()]);
-    arguments.extend(products.iter().map(Product::argument));
+    arguments.extend(products.iter().map(MeasuredProduct::argument));
     let output = suite.peers_with(&["torch"])?.run("matmul", 1, &arguments)?.output();
     let lines: Vec<Value> =
         output.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
@@ -299,11 +299,11 @@ fn record_peer(
     }
     for (product, theirs) in products.iter().zip(&mut peers) {
         theirs.name.clone_from(&product.name);
-        let found = Observations::default().with(Quantity::Arithmetic, theirs.gflops_median);
+        let found = Observations::of(Quantity::Arithmetic, theirs.gflops_median);
         recorder.record(&product.peer_row(), true, &found);
     }
     if let Some(rate) = rate_of_all(&peers) {
-        let rate = Observations::default().with(Quantity::Arithmetic, rate);
+        let rate = Observations::of(Quantity::Arithmetic, rate);
         recorder.record(PEER_ALL_F32, true, &rate);
     }
     Ok(())
@@ -316,10 +316,10 @@ fn record_peer(
 ///
 /// # Errors
 /// Returns an error if the run fails or has too few steps, or if its profile has no products.
-fn record_step(suite: &Suite, recorder: &mut Recorder) -> Outcome<()> {
+fn record_step(suite: &Suite, recorder: &mut RoundRecorder) -> Outcome<()> {
     let (sequences, length) = (4, 128);
     let workload = Workload::gpt2_small(sequences, length);
-    let job = Job::new(&workload, &suite.tokens(&workload)?, 5)
+    let job = BenchJob::new(&workload, &suite.tokens(&workload)?, 5)
         .set("deepspeed.profiling", json!({ "enabled": true, "profile_steps": [3, 5] }));
     let trained = suite.train(&job, suite.output()?, &[])?;
     let passes: Vec<_> =
@@ -331,7 +331,7 @@ fn record_step(suite: &Suite, recorder: &mut Recorder) -> Outcome<()> {
         (PASS, step_gflop(sequences * length, length) / seconds),
     ];
     for (row, rate) in rates {
-        recorder.record(row, false, &Observations::default().with(Quantity::Arithmetic, rate));
+        recorder.record(row, false, &Observations::of(Quantity::Arithmetic, rate));
     }
     Ok(())
 }
@@ -414,7 +414,7 @@ mod tests {
         assert_eq!(products[2].argument(), "bf16:768x3072x512:nn");
         assert_eq!(products[4].argument(), "bf16:256x768x50257:nt");
         assert_eq!(products[6].argument(), "f32:50257x256x768:tn");
-        let bound = products.iter().map(Product::is_bound).collect::<Vec<_>>();
+        let bound = products.iter().map(MeasuredProduct::is_bound).collect::<Vec<_>>();
         assert_eq!(bound, [false, false, true, false, true, false, false]);
         // The rate of the same work at 100 and at 50 GFLOP/s.
         let rate = rate_of_all(&products[..2]).expect("two in f32");

@@ -13,7 +13,7 @@
 
 use super::Bench;
 use crate::Outcome;
-use crate::job::{Job, Workload};
+use crate::job::{BenchJob, Workload};
 use crate::quantity::Quantity;
 use crate::results::Bound::AtMost;
 use crate::results::{Plot, Results};
@@ -50,7 +50,7 @@ fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
     for &ranks in counts {
         for stage in [0, 3] {
             let share = workload.with_sequences(BATCH / ranks);
-            let job = Job::new(&share, &tokens, STEPS).ranks(ranks).stage(stage);
+            let job = BenchJob::new(&share, &tokens, STEPS).ranks(ranks).stage(stage);
             variants.push(Variant::new(name(stage, ranks), move || suite.observe(&job, UNCOUNTED)));
         }
     }

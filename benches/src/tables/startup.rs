@@ -10,11 +10,11 @@
 
 use super::Bench;
 use crate::Outcome;
-use crate::job::{Job, Precision, Workload};
+use crate::job::{BenchJob, RunPrecision, Workload};
 use crate::peers::PeerRun;
 use crate::quantity::{Observations, Quantity};
 use crate::results::{Plot, Results};
-use crate::rounds::{Variant, measure};
+use crate::rounds::{Variant, add_peer, measure};
 use crate::suite::Suite;
 
 pub(super) const BENCH: Bench = Bench {
@@ -40,7 +40,7 @@ fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
         ("stage 3, 2 ranks", 2, 3),
         ("stage 3, 8 ranks", 8, 3),
     ] {
-        let job = Job::new(&workload, &tokens, 1).ranks(ranks).stage(stage);
+        let job = BenchJob::new(&workload, &tokens, 1).ranks(ranks).stage(stage);
         variants.push(Variant::new(name, move || start(suite, &job)));
     }
     let peers: [(_, _, _, &[&str], _); 3] = [
@@ -49,19 +49,12 @@ fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
         ("DeepSpeed stage 3, 2 ranks", "deepspeed_zero", Some(2), &["--stage", "3"], "deepspeed"),
     ];
     for (name, script, ranks, options, package) in peers {
-        match suite.peers_with(&["torch", package]) {
-            Err(lacks) => results.missing.push(format!("{name}: {lacks}")),
-            Ok(peers) => {
-                let workload = &workload;
-                variants.push(Variant::peer(name, move || {
-                    let precision = Precision::Fp32;
-                    peers.train(
-                        &PeerRun { script, ranks, workload, precision, steps: 1, options },
-                        0,
-                    )
-                }));
-            }
-        }
+        let (peers, workload) = (suite.peers_with(&["torch", package]), &workload);
+        add_peer(&mut variants, results, name, peers, move |peers| {
+            let precision = RunPrecision::Fp32;
+            let run = PeerRun { script, ranks, workload, precision, steps: 1, options };
+            peers.train(&run, 0)
+        });
     }
     let columns = [Quantity::Startup];
     let mut table = measure(results, workload.name, suite.rounds(3), &columns, &variants);
@@ -77,8 +70,8 @@ fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
 ///
 /// # Errors
 /// Returns an error if the run fails, or ends before its first row was seen.
-fn start(suite: &Suite, job: &Job) -> Outcome<Observations> {
+fn start(suite: &Suite, job: &BenchJob) -> Outcome<Observations> {
     let trained = suite.train(job, suite.output()?, &[])?;
     let startup = trained.startup().ok_or("the run ended before its first step was seen")?;
-    Ok(Observations::default().with(Quantity::Startup, startup))
+    Ok(Observations::of(Quantity::Startup, startup))
 }

@@ -16,7 +16,7 @@
 
 use super::{Bench, TRAINING};
 use crate::Outcome;
-use crate::job::{Job, Precision, Workload};
+use crate::job::{BenchJob, RunPrecision, Workload};
 use crate::peers::PeerRun;
 use crate::quantity::Quantity;
 use crate::results::Bound::AtMost;
@@ -66,7 +66,7 @@ use Contestant::{Ddp, DeepSpeed, Eager, Flex, Fsdp2, Processes, Tch};
 
 impl Contestant {
     /// Returns the name of the row. DeepBurn's rows have the stage in their name if there are several ranks.
-    fn name(self, precision: Precision, ranks: usize) -> String {
+    fn name(self, precision: RunPrecision, ranks: usize) -> String {
         let precision = precision.name();
         let stage =
             |stage: usize| if ranks == 1 { String::new() } else { format!(", stage {stage}") };
@@ -82,7 +82,7 @@ impl Contestant {
     }
 
     /// Returns DeepBurn's job, which is based on `base`, or `None` for a peer.
-    fn job(self, base: Job) -> Option<Job> {
+    fn job(self, base: BenchJob) -> Option<BenchJob> {
         match self {
             Flex { stage } => Some(base.stage(stage)),
             Tch { stage } => Some(base.stage(stage).on_tch()),
@@ -112,11 +112,11 @@ fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
         suite.pick(Workload::gpt2_small(4, 128), Workload::gpt2("GPT-2 2M", 128, 2, 4, 64));
     let one = [Flex { stage: 0 }, Eager, Tch { stage: 0 }];
     let mut table =
-        table(suite, results, &workload, 1, &one.map(|it| (it, Precision::ALL.to_vec())))?;
+        table(suite, results, &workload, 1, &one.map(|it| (it, RunPrecision::ALL.to_vec())))?;
     compare_one(suite, &mut table);
     results.tables.push(table);
 
-    let both = Precision::ALL.to_vec();
+    let both = RunPrecision::ALL.to_vec();
     let two = [
         (Flex { stage: 0 }, both.clone()),
         (Ddp, both.clone()),
@@ -125,7 +125,7 @@ fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
         (Fsdp2, both.clone()),
         (DeepSpeed { stage: 3 }, both.clone()),
         (Tch { stage: 3 }, both),
-        (Processes { stage: 3 }, vec![Precision::Fp32]),
+        (Processes { stage: 3 }, vec![RunPrecision::Fp32]),
     ];
     let mut table = self::table(suite, results, &workload.with_sequences(2), RANKS, &two)?;
     compare_stage_0(suite, &mut table);
@@ -145,15 +145,15 @@ fn table(
     results: &mut Results,
     workload: &Workload,
     ranks: usize,
-    contestants: &[(Contestant, Vec<Precision>)],
+    contestants: &[(Contestant, Vec<RunPrecision>)],
 ) -> Outcome<Table> {
     let mut variants = Vec::new();
-    for precision in Precision::ALL {
+    for precision in RunPrecision::ALL {
         for (contestant, _) in
             contestants.iter().filter(|(_, precisions)| precisions.contains(&precision))
         {
             let name = contestant.name(precision, ranks);
-            let base = Job::new(workload, &suite.tokens(workload)?, STEPS)
+            let base = BenchJob::new(workload, &suite.tokens(workload)?, STEPS)
                 .ranks(ranks)
                 .precision(precision);
             let variant = match contestant.job(base) {
@@ -185,7 +185,7 @@ fn peer<'a>(
     suite: &'a Suite,
     contestant: Contestant,
     (workload, ranks): (&'a Workload, usize),
-    precision: Precision,
+    precision: RunPrecision,
 ) -> Result<Variant<'a>, String> {
     let (script, package, options) = contestant.script();
     let peers = suite.peers_with(&["torch", package])?;

@@ -52,6 +52,8 @@ mod group_only {
         details: &Option<Arc<TagDetails>>,
         serializer: S,
     ) -> Result<S::Ok, S::Error> {
+        // Array names stay on their rank. The MPI engine exchanges them only if calls disagree,
+        // because they would make up most of a header.
         details.as_ref().and_then(|details| details.group.as_ref()).serialize(serializer)
     }
 
@@ -74,6 +76,7 @@ impl CollectiveTag {
     /// Returns the tag with array names, such as parameter paths. Messages then
     /// show the names instead of the number.
     pub fn naming(self, names: impl IntoIterator<Item = Arc<str>>) -> Self {
+        // The group may have been set before the names, and must survive them.
         let group = self.details.as_ref().and_then(|details| details.group.clone());
         let details = TagDetails { names: names.into_iter().collect(), group };
         Self { details: Some(Arc::new(details)), ..self }
@@ -83,6 +86,8 @@ impl CollectiveTag {
     /// the details of the group.
     pub(crate) fn in_group(self, group: &Arc<TagDetails>) -> Self {
         let details = match self.names() {
+            // The usual case only counts a reference, as every collective of a subgroup passes
+            // here.
             [] => group.clone(),
             names => Arc::new(TagDetails { names: names.to_vec(), ..(**group).clone() }),
         };
@@ -92,6 +97,8 @@ impl CollectiveTag {
     /// Returns the name of the subgroup in which the collective runs; `None` for the world.
     pub(crate) fn group_name(&self) -> Option<Cow<'static, str>> {
         match self.details.as_ref()?.group.as_ref()? {
+            // Statistics count the world's collectives under `None`, whether a tag has details or
+            // not.
             GroupId::World => None,
             GroupId::Subgroup { name, .. } => Some(name.clone()),
         }
@@ -122,6 +129,7 @@ impl CollectiveTag {
 
 impl PartialEq for CollectiveTag {
     fn eq(&self, other: &Self) -> bool {
+        // Details are left out, so that a rank that names its arrays agrees with one that does not.
         (&self.purpose, self.id) == (&other.purpose, other.id)
     }
 }

@@ -50,6 +50,7 @@ pub(crate) struct Circle<'a>(pub(crate) &'a [Waiting]);
 impl fmt::Display for Circle<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (i, waiting) in self.0.iter().enumerate() {
+            // A circle has at least two ranks, because no rank waits for itself.
             let separator = match i {
                 0 => "",
                 _ if i + 1 == self.0.len() => ", and ",

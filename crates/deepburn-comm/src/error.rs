@@ -365,6 +365,7 @@ impl Side {
     pub fn agrees_with(&self, other: &Self) -> bool {
         let same_arrays = match (&self.signature, &other.signature) {
             (Some(mine), Some(theirs)) => mine == theirs,
+            // A rank without arrays, as in a barrier, has none that could differ.
             _ => true,
         };
         self.operation == other.operation
@@ -413,8 +414,10 @@ impl Arrays<'_> {
         if self.payload != other.payload {
             return format!(" (payloads {} and {})", self.payload, other.payload);
         }
+        // One side may have more arrays. Positions that only it has count as differences too.
         let len = self.len().max(other.len());
         let differs = |i: &usize| self.array(*i) != other.array(*i);
+        // Calls may differ in operation or tag only, which the message shows before.
         let Some(first) = (0..len).find(differs) else { return String::new() };
         let count = (0..len).filter(differs).count();
         let described = |side: &Self| {
@@ -423,6 +426,7 @@ impl Arrays<'_> {
         let (left, right) = (described(self), described(other));
         let of_all = match len {
             1 => String::new(),
+            // The number tells one wrong shape from two lists that are shifted against each other.
             _ => format!("; {count} of {len} arrays differ"),
         };
         format!(" (array {first}: {left} and {right}{of_all})")
@@ -430,6 +434,7 @@ impl Arrays<'_> {
 
     /// Returns the number of arrays whose name or size is known.
     fn len(&self) -> usize {
+        // Names may be known without sizes, and sizes without names.
         self.signature.map_or(0, |signature| signature.numels.len()).max(self.names.len())
     }
 

@@ -16,10 +16,12 @@ pub fn gather_bytes(
     tag: CollectiveTag,
     bytes: &[u8],
 ) -> Result<Vec<Vec<u8>>, CommError> {
+    // All processes of a job have the same byte order, which the greetings of the MPI engine check.
     let size = (bytes.len() as u64).to_ne_bytes();
     let sizes = gather_equal(group, tag.clone(), size.to_vec())?;
     let sizes = sizes.chunks_exact(size.len()).filter_map(|size| size.try_into().ok());
     let sizes: Vec<usize> = sizes.map(|size| u64::from_ne_bytes(size) as usize).collect();
+    // At least one byte, because a list cannot be divided into chunks of length 0.
     let len = sizes.iter().copied().max().unwrap_or(0).max(1);
     let mut padded = bytes.to_vec();
     padded.resize(len, 0);
@@ -34,6 +36,7 @@ fn gather_equal(
     tag: CollectiveTag,
     bytes: Vec<u8>,
 ) -> Result<Vec<u8>, CommError> {
+    // The size of the result is a multiple of the chunk, so no rank's chunk is cut.
     let numel = group.world_size() * bytes.len();
     let all = group.all_gather(tag, vec![bytes.into()], vec![numel])?;
     Ok(all.wait()?.swap_remove(0).into_vec())

@@ -104,6 +104,7 @@ pub trait ProcessGroup<T: Payload>: Send + Sync {
 
     /// Waits until every rank has called this function.
     fn barrier(&self, tag: CollectiveTag) -> Result<(), CommError> {
+        // A barrier has no result that could be awaited later.
         self.start(Side::barrier(self.ranks(), tag), Vec::new())?.wait().map(drop)
     }
 

@@ -54,10 +54,12 @@ impl GroupRanks {
         index: u32,
         members: &[usize],
     ) -> Result<Self, CommError> {
+        // `self` may be a subgroup itself, but arguments and errors have ranks of the world.
         let own = self.world_rank();
         let invalid = |reason| CommError::InvalidSubgroup { rank: own, name: name.into(), reason };
         let rank = self.check(name, members).map_err(invalid)?;
         let id = GroupId::Subgroup { name: name.into(), index };
+        // Built once, so that tags of its collectives only count a reference.
         let tag_details = Some(Arc::new(TagDetails::of_group(id.clone())));
         let (world_size, members) = (self.world_size, members.into());
         Ok(Self { id, tag_details, rank, world_size, members })
@@ -78,6 +80,7 @@ impl GroupRanks {
                      to {last}"
                 ));
             }
+            // Groups have few members and are created once, so a quadratic search does.
             if members[..i].contains(rank) {
                 return Err(format!("rank {rank} is twice in {members:?}; list every rank once"));
             }
@@ -141,11 +144,13 @@ impl GroupRanks {
     /// stage has its own group `shard`.
     pub fn disagreement(&self, other: usize, theirs: &[usize]) -> Option<CommError> {
         let own = self.world_rank();
+        // Either list may be the wrong one, so it is enough that one of them has both ranks.
         let concerned = self.members.contains(&other) || theirs.contains(&own);
         if !concerned || *self.members == *theirs {
             return None;
         }
         let mut sides = [(own, Box::from(&*self.members)), (other, Box::from(theirs))];
+        // Both ranks detect the disagreement. In the same order, their errors are equal.
         sides.sort();
         let [(left, left_members), (right, right_members)] = sides;
         let name = self.id.name().unwrap_or_default().to_owned().into();

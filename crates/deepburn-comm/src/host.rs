@@ -29,6 +29,7 @@ impl<E: Clone> Host<E> {
     /// Returns the elements as a vector. Copies them only if they are shared or a part of a larger
     /// array.
     pub fn into_vec(self) -> Vec<E> {
+        // A part cannot give its vector away, which has more elements.
         if self.range != (0..self.elements.len()) {
             return self.to_vec();
         }
@@ -108,6 +109,8 @@ macro_rules! integer_elements {
             const REDUCTIONS: &'static [ReduceOp] = $reductions;
 
             fn plus(self, other: Self) -> Self {
+                // A count that overflows must stay large. A wrapped sum would look like a small
+                // one.
                 self.saturating_add(other)
             }
 
@@ -148,11 +151,13 @@ impl<E: HostElement> Payload for Host<E> {
     }
 
     fn part(&self, range: Range<usize>) -> Self {
+        // The range is relative to this array, which may be a part already.
         let start = self.range.start;
         Self { range: start + range.start..start + range.end, ..self.clone() }
     }
 
     fn encode(&self) -> Encoded {
+        // The bytes borrow the array, so sending needs no copy.
         let bytes = Bytes::from_owner(ArrayBytes(self.clone()));
         Encoded { form: Form::Dense, bytes }
     }
@@ -166,6 +171,8 @@ impl<E: HostElement> Payload for Host<E> {
             ));
         }
         fn elements<T: Pod, E: Pod>(received: Vec<T>) -> Vec<E> {
+            // A vector can be reused if its alignment and capacity fit the new element type, as
+            // MPI's receive buffers do.
             let cast = bytemuck::allocation::try_cast_vec(received);
             cast.unwrap_or_else(|(_, received)| bytemuck::pod_collect_to_vec(&received))
         }
@@ -181,9 +188,12 @@ impl<E: HostElement> Payload for Host<E> {
     fn reduce(parts: Vec<Self>, padded_len: usize, op: ReduceOp, _home: usize) -> Self {
         let mut result = Vec::with_capacity(padded_len);
         if let Some((first, others)) = parts.split_first() {
+            // The first part starts the sum instead of zeros, so that a sum of -0 stays -0.
             result.extend_from_slice(first);
             for other in others {
                 match op {
+                    // One part after the other, so that the additions are in rank order for every
+                    // element.
                     ReduceOp::Sum | ReduceOp::Mean => fold(&mut result, other, E::plus),
                     ReduceOp::Max => fold(&mut result, other, E::larger),
                 }
@@ -192,6 +202,7 @@ impl<E: HostElement> Payload for Host<E> {
         if op == ReduceOp::Mean {
             result.iter_mut().for_each(|sum| *sum = sum.divided_by(parts.len()));
         }
+        // Padding is added last, so that it is zero also after a maximum of negative values.
         result.resize(padded_len, E::default());
         result.into()
     }
@@ -203,6 +214,7 @@ impl<E: HostElement> SharedPayload for Host<E> {
     }
 
     fn concat(chunks: &[Self], numel: usize, _home: usize) -> Self {
+        // On one rank, the gathered array is the shard itself.
         if let [whole] = chunks
             && whole.len() == numel
         {
@@ -210,6 +222,7 @@ impl<E: HostElement> SharedPayload for Host<E> {
         }
         let mut result = Vec::with_capacity(numel);
         for chunk in chunks {
+            // The last chunks may have padding, of which nothing is copied.
             let missing = numel - result.len();
             result.extend_from_slice(&chunk[..chunk.len().min(missing)]);
         }

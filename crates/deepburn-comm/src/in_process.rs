@@ -108,6 +108,7 @@ impl Member {
     pub fn barrier(&self, tag: CollectiveTag) -> Result<(), CommError> {
         let side = Side::barrier(&self.ranks, tag);
         let span = side.span();
+        // Nobody reads the deposits of a barrier, so their type is arbitrary.
         let ticket = self.post(side, Vec::<()>::new())?;
         span.in_scope(|| exchange::barrier(&ticket))
     }
@@ -179,15 +180,20 @@ impl<T: SharedPayload> ProcessGroup<T> for Member {
     }
 
     fn start(&self, side: Side, arrays: Vec<T>) -> Result<Pending<T>, CommError> {
+        // Taken before `side` is moved. The result may be computed much later.
         let (operation, numels, span) = (side.operation, side.numels().to_vec(), side.span());
         let ranks = self.ranks.clone();
         let ticket = self.post(side, arrays)?;
+        // The arithmetic runs on the thread that waits, so nobody pays for a result that is
+        // dropped.
         let result = move || match operation {
             Operation::AllReduce(op) => exchange::all_reduce(&ticket, op),
             Operation::ReduceScatter(op) => exchange::reduce_scatter(&ticket, op),
             Operation::AllGather => exchange::all_gather(&ticket, &numels),
             Operation::AllToAll => exchange::all_to_all(&ticket),
             Operation::Broadcast { root } => {
+                // A `Side` names world ranks, and deposits are numbered within the group. The root
+                // is a member, which was checked when the side was made.
                 exchange::broadcast(&ticket, ranks.position(root).unwrap_or_default())
             }
             Operation::Barrier => exchange::barrier(&ticket).map(|()| Vec::new()),
@@ -203,8 +209,11 @@ impl<T: SharedPayload> ProcessGroup<T> for Member {
     fn receive(&self, from: usize, tag: MessageTag, like: Vec<T>) -> Result<Pending<T>, CommError> {
         let route = MessageRoute::new(&self.ranks, MessageDirection::Receive, from, tag)?;
         let (span, expected) = (route.span(), MessageContents::of(&like));
+        // The sender's bytes are not known yet: a receive may be started before the message is
+        // sent.
         let bytes = like.iter().map(|array| array.numel() * array.element_size()).sum();
         let ticket = Rendezvous::receive(&self.membership.rendezvous, route, bytes)?;
+        // `like` is kept until then, because its memory is where the arrays go.
         let receive = move || Ok(ticket.wait(&expected)?.open(&like));
         Ok(Pending::new(move || span.in_scope(receive)))
     }

@@ -47,6 +47,8 @@ impl<M> Default for Mailbox<M> {
 impl<M> Mailbox<M> {
     /// Removes everything and returns it. Receives that were started before stay unknown.
     pub fn reset(&mut self) -> Self {
+        // Numbers go on, so that a receive of an earlier run can never take a message of a later
+        // one.
         let fresh = Self { num_receives: self.num_receives, ..Self::default() };
         std::mem::replace(self, fresh)
     }
@@ -64,6 +66,8 @@ impl<M> Mailbox<M> {
                 None
             }
             Some(Queue::Receives(receives)) => {
+                // A receive that was given up still takes its turn, and its message is dropped.
+                // Otherwise later receives would get messages that were meant for it.
                 let receive = receives.pop_front().flatten();
                 if receives.is_empty() {
                     self.queues.remove(&route);
@@ -90,6 +94,7 @@ impl<M> Mailbox<M> {
                 if messages.is_empty() {
                     self.queues.remove(&route);
                 }
+                // There is a message, because empty queues are removed.
                 self.matched.extend(message.map(|message| (id, message)));
             }
         }
@@ -112,6 +117,7 @@ impl<M> Mailbox<M> {
         if let Some(Queue::Receives(receives)) = self.queues.get_mut(route)
             && let Some(receive) = receives.iter_mut().find(|receive| **receive == Some(id))
         {
+            // Its place in the queue is kept, as `deliver` counts receives.
             *receive = None;
         }
         self.take(id)
@@ -125,6 +131,7 @@ impl<M> Mailbox<M> {
     /// Returns some tags of messages that no receive has claimed, from the sender of `route` in its
     /// group. Errors show them, because the tag of a missing message is often wrong on one side.
     pub fn unclaimed(&self, route: &MessageRoute) -> Vec<MessageTag> {
+        // Messages of other senders or groups would not explain what is missing.
         let like = |other: &MessageRoute| {
             (other.from, other.to, &other.group) == (route.from, route.to, &route.group)
         };
@@ -132,6 +139,7 @@ impl<M> Mailbox<M> {
         let unclaimed =
             queues.filter(|(other, queue)| matches!(queue, Queue::Messages(_)) && like(other));
         let mut tags: Vec<_> = unclaimed.map(|(other, _)| other.tag.clone()).collect();
+        // Sorted before the cut, so that the message of an error does not depend on hashing.
         tags.sort();
         tags.truncate(MAX_UNCLAIMED);
         tags

@@ -99,6 +99,7 @@ impl Mesh {
         if let Some(axis) = MeshAxis::ALL.into_iter().find(|axis| sizes[*axis as usize] == 0) {
             return Err(MeshError::EmptyAxis { axis });
         }
+        // Sizes come from a job file, so their product may overflow.
         let product = sizes.iter().try_fold(1_usize, |product, size| product.checked_mul(*size));
         match product == Some(world_size) {
             true => Ok(Self { sizes }),
@@ -133,6 +134,7 @@ impl Mesh {
     pub fn coordinate(&self, rank: usize, axis: MeshAxis) -> usize {
         let world_size = self.world_size();
         assert!(rank < world_size, "rank {rank} is not one of the {world_size} ranks of the mesh");
+        // Row by row, like the digits of a number whose last digit is the innermost axis.
         rank / self.stride(axis) % self.size(axis)
     }
 
@@ -161,6 +163,7 @@ impl Mesh {
         let fixed: Vec<_> = MeshAxis::ALL.into_iter().filter(fixed).collect();
         let same =
             |axis: &MeshAxis, other| self.coordinate(other, *axis) == self.coordinate(rank, *axis);
+        // A search of all ranks is obviously right, and runs once per group.
         let all = 0..self.world_size();
         all.filter(|other| fixed.iter().all(|axis| same(axis, *other))).collect()
     }

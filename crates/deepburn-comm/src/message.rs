@@ -126,6 +126,7 @@ impl MessageContents {
     ///
     /// Returns an error that names both sides.
     pub fn check(&self, route: &MessageRoute, expected: &Self) -> Result<(), CommError> {
+        // The payload type is compared too, because the receiver casts the arrays to it.
         if self == expected {
             return Ok(());
         }

@@ -41,6 +41,7 @@ thread_local! {
 /// Marks the current thread as a rank thread and installs the hook once.
 pub(crate) fn watch_this_thread() {
     static INSTALL: Once = Once::new();
+    // Hooks are global, so several runs of a process must not wrap each other's.
     INSTALL.call_once(|| {
         let previous = panic::take_hook();
         panic::set_hook(Box::new(move |info| {
@@ -58,6 +59,7 @@ pub(crate) fn take_record() -> PanicRecord {
     WATCH.with_borrow_mut(|watch| match watch {
         Watch::Recorded(record) => {
             let record = record.clone();
+            // The thread may run another rank, as in tests, whose panic is a new one.
             *watch = Watch::Armed;
             record
         }

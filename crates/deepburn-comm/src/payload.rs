@@ -168,6 +168,7 @@ pub trait SharedPayload: Payload {
     /// Reduces `count` parts that are all equal to `self`, like [`reduce`](Payload::reduce). A
     /// [`SimulatedGroup`](crate::SimulatedGroup) calls it.
     fn reduce_alike(&self, count: usize, padded_len: usize, op: ReduceOp) -> Self {
+        // Clones are cheap, so all parts share one array.
         Self::reduce(vec![self.clone(); count], padded_len, op, 0)
     }
 

@@ -156,10 +156,13 @@ impl Start {
         variables: &Variables<'_>,
     ) -> Result<Option<Self>, PlacementError> {
         let all = [names.rank, names.world_size, names.local_rank, names.local_size];
+        // One variable is enough to expect the others. Their absence is an error instead of a
+        // single process.
         let Some(present) = all.into_iter().find(|name| variables.text(name).is_some()) else {
             return Ok(None);
         };
         let number = |name| variables.required(name, present, launcher);
+        // Checked as pairs, so that an error names the rank and the size that do not fit.
         let world = World::new(number(names.rank)?, number(names.world_size)?)?;
         let local = World::new(number(names.local_rank)?, number(names.local_size)?)?;
         Ok(Some(Self { launcher, world, local }))
@@ -202,6 +205,7 @@ fn detected(variables: &Variables<'_>) -> Result<Option<Placement>, PlacementErr
         (None, Some(torch)) if torch.size.value > 1 => {
             Err(PlacementError::Torch { rank: torch.rank.value, world_size: torch.size.value })
         }
+        // A single process that torchrun started trains alone anyway.
         (None, _) => Ok(None),
     }
 }
@@ -209,6 +213,7 @@ fn detected(variables: &Variables<'_>) -> Result<Option<Placement>, PlacementErr
 /// Reads the variables of mpirun or mpiexec.
 fn mpirun(variables: &Variables<'_>) -> Result<Option<Start>, PlacementError> {
     let open_mpi = Start::read(Launcher::OpenMpi, &OPEN_MPI, variables)?;
+    // These PMI variables describe tasks of Slurm, which `srun` reads with its own.
     let mpich = match pmi_of_srun(variables) {
         true => None,
         false => Start::read(Launcher::Mpich, &MPICH, variables)?,
@@ -247,6 +252,7 @@ fn srun(variables: &Variables<'_>) -> Result<Option<Start>, PlacementError> {
 
 /// Reads the task that Slurm's variables describe; `None` outside Slurm jobs.
 fn slurm_task(variables: &Variables<'_>) -> Result<Option<Start>, PlacementError> {
+    // srun sets both. A step may have fewer tasks than the job in which it runs.
     let of_step_or_job = |step, job| if variables.text(step).is_some() { step } else { job };
     let present = match variables.text(STEP_ID) {
         Some(_) => STEP_ID,
@@ -258,6 +264,7 @@ fn slurm_task(variables: &Variables<'_>) -> Result<Option<Start>, PlacementError
     let world = World::new(number("SLURM_PROCID")?, size)?;
 
     let tasks = of_step_or_job("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE");
+    // Slurm gives the numbers of tasks as a list over all nodes.
     let list = variables.required_text(tasks, present, Launcher::Slurm)?;
     let local_size = tasks_of_node(tasks, &list, number("SLURM_NODEID")?)?;
     let local = World::new(number("SLURM_LOCALID")?, Number { name: tasks, value: local_size })?;
@@ -277,6 +284,7 @@ fn tasks_of_node(name: &'static str, list: &str, node: Number) -> Result<usize, 
         let (Ok(tasks), Some(repeated)) = (tasks.parse(), repeated) else {
             return Err(malformed("must be the tasks of each node, such as 2(x3),1".to_owned()));
         };
+        // A malformed list may repeat an entry more often than a number can hold.
         nodes = nodes.saturating_add(repeated);
         if node.value < nodes {
             return Ok(tasks);

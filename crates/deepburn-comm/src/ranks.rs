@@ -110,6 +110,7 @@ where
         host: None,
         cause: FailureCause::Comm(error),
     })?;
+    // Scoped threads may borrow `body`, and cannot outlive this call, whichever rank fails.
     let endings = thread::scope(|scope| {
         let start = |member: &Member| {
             let (own, body) = (member.clone(), &body);
@@ -189,6 +190,7 @@ fn end_of<R, E: Display>(
             return Ok(result);
         }
         Ok(Err(error)) => Ending { at: Instant::now(), cause: FailureCause::Error(error) },
+        // Taken on the thread of the panic, where the hook has stored its location.
         Err(payload) => Ending::panic(payload),
     };
     member.abort(match &ending.cause {
@@ -218,6 +220,7 @@ fn results_or_failure<R, E>(
     for (rank, ending) in endings.into_iter().enumerate() {
         match ending {
             Ok(result) => results.push(result),
+            // By time and not by rank: the cause comes first, and its consequences have any rank.
             Err(Ending { at, cause }) if first.as_ref().is_none_or(|(first, _)| at < *first) => {
                 first = Some((at, RankFailure { rank, host: None, cause }));
             }
@@ -233,6 +236,7 @@ fn results_or_failure<R, E>(
 /// Returns the rank's failure, or the group's failure if it occurred earlier.
 fn first_of<E>(handle: &impl RankHandle, at: Instant, failure: RankFailure<E>) -> RankFailure<E> {
     match handle.failure() {
+        // The group failed before this rank did, so the rank's error only reports that failure.
         Some(group) if group.at < at => {
             RankFailure { rank: group.reporter, host: None, cause: FailureCause::Comm(group.cause) }
         }

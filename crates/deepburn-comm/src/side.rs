@@ -69,6 +69,7 @@ impl Side {
         root: usize,
     ) -> Result<Self, CommError> {
         let signature = check_root(root, ranks.len()).map(|()| Signature::of(arrays));
+        // An invalid root stays as it was passed, for the error.
         let root = ranks.members().get(root).copied().unwrap_or(root);
         Self::checked::<T>(ranks, Operation::Broadcast { root }, tag, signature)
     }
@@ -106,6 +107,7 @@ impl Side {
         tag: CollectiveTag,
         signature: Result<Signature, String>,
     ) -> Result<Self, CommError> {
+        // Sides are only compared and shown, so they have world ranks and the name of the group.
         let (rank, tag) = (ranks.world_rank(), ranks.tagged(tag));
         let payload = std::any::type_name::<T>().into();
         match signature {

@@ -86,6 +86,7 @@ impl SimulatedGroup {
         }
         assert!(rank < world_size, "rank {rank} does not exist in a group of {world_size}");
         Ok(Self {
+            // Nothing runs for the other ranks, so a dry run may have thousands of them.
             ranks: GroupRanks::world(rank, world_size),
             shared: Arc::default(),
             observer: EventHandler(Arc::new(|_| {})),
@@ -133,6 +134,7 @@ impl SimulatedGroup {
         let partition = Partition::new(numel, world_size);
         let part = || array.part(partition.owned(rank));
         match operation {
+            // A part is flat, as are the results of the other engines.
             Operation::AllReduce(op) => array.part(0..numel).reduce_alike(world_size, numel, op),
             Operation::ReduceScatter(op) => {
                 part().reduce_alike(world_size, partition.shard_len(), op)
@@ -181,6 +183,7 @@ impl<T: SharedPayload> ProcessGroup<T> for SimulatedGroup {
         shared.statistics.record(operation, &side.tag, side.signature.as_ref());
         let number = shared.started;
         shared.started += 1;
+        // Released before the observer runs, which may use the group.
         drop(shared);
         let numels = side.numels();
         // Arrays of one collective may have different types.

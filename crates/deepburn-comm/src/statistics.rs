@@ -120,6 +120,7 @@ impl Statistics {
             let calls = count.calls - before.calls;
             (key.clone(), Count { calls, elements: count.elements - before.elements })
         });
+        // Entries without calls are left out, so that equal work gives equal statistics.
         let counts = added.filter(|(_, count)| count.calls > 0).collect();
         let sent = self.messages.iter().map(|(key, count)| {
             let before = earlier.messages.get(key).copied().unwrap_or_default();
@@ -145,6 +146,7 @@ impl Statistics {
 
     /// Counts a message of `bytes`.
     pub fn record_message(&mut self, direction: MessageDirection, tag: &MessageTag, bytes: usize) {
+        // Numbers and scopes of tags are not counted, because they may grow without bound.
         let count = self.messages.entry((direction, tag.shared_purpose())).or_default();
         count.messages += 1;
         count.bytes += bytes as u64;
@@ -158,6 +160,7 @@ impl Statistics {
         tag: &CollectiveTag,
         arrays: Option<&Signature>,
     ) {
+        // The first array stands for all. A barrier is counted under an empty type.
         let dtype = arrays.and_then(|arrays| arrays.dtypes.first()).cloned().unwrap_or_default();
         let (purpose, group) = (tag.shared_purpose(), tag.group_name());
         let counted = CountedCollective { operation, purpose, dtype, group };

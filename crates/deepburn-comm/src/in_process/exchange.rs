@@ -38,6 +38,7 @@ impl<T: SharedPayload> Contributions<T> {
     /// Returns the part of array `index` that `rank` owns, from the arrays of
     /// all ranks, and the partition of the array.
     fn parts(&self, index: usize, rank: usize) -> (Vec<T>, Partition) {
+        // The arrays of all ranks have the same sizes, which was checked when they were deposited.
         let partition = Partition::new(self.by_rank[0][index].numel(), self.world_size());
         let part = |arrays: &Arc<Vec<T>>| arrays[index].part(partition.owned(rank));
         (self.by_rank.iter().map(part).collect(), partition)
@@ -50,6 +51,7 @@ impl<T: SharedPayload> Contributions<T> {
             let (parts, partition) = self.parts(index, rank);
             T::reduce(parts, partition.shard_len(), op, rank)
         };
+        // Each array on its own, because arrays of a collective may have different sizes and types.
         (0..self.num_arrays()).map(reduce).collect()
     }
 
@@ -58,6 +60,7 @@ impl<T: SharedPayload> Contributions<T> {
     fn first_at_home_of(&self, rank: usize) -> usize {
         let mine = &self.by_rank[rank];
         let shares = |other: &Arc<Vec<T>>| {
+            // All arrays of a collective are usually on one device, but nothing enforces that.
             other.iter().zip(mine.iter()).all(|(theirs, own)| theirs.shares_home(own))
         };
         self.by_rank[..rank].iter().position(shares).unwrap_or(rank)
@@ -88,6 +91,7 @@ pub(crate) fn all_reduce<T: SharedPayload>(
     let wanted: Vec<_> = (0..world_size).map(|i| (ticket.rank() + i) % world_size).collect();
     let reduce = |rank| -> Deposit { Arc::new(contributions.reduce_chunk(rank, op)) };
     let mut chunks = ticket.results(&wanted, reduce)?;
+    // Results are in the order in which they were wanted. Chunk r has to be at index r again.
     chunks.rotate_right(ticket.rank());
     let chunks = Contributions::<T> { by_rank: chunks.into_iter().map(arrays).collect() };
     let numels = contributions.by_rank[0].iter().map(T::numel);
@@ -104,6 +108,7 @@ pub(crate) fn all_gather<T: SharedPayload>(
     numels: &[usize],
 ) -> Result<Vec<T>, CommError> {
     let contributions = Contributions::<T>::wait(ticket)?;
+    // The slot of the first rank at this memory has the result that all ranks there share.
     let home = contributions.first_at_home_of(ticket.rank());
     let gather = |home| -> Deposit {
         let join = |(i, numel): (usize, &usize)| T::gather(&contributions.array(i), *numel, home);
@@ -135,6 +140,7 @@ pub(crate) fn broadcast<T: SharedPayload>(
     let mine = &contributions.by_rank[ticket.rank()];
     let receive = |(i, array): (usize, &T)| match mine.get(i) {
         Some(home) => array.to_home_of(home),
+        // A rank without arrays takes them where they are.
         None => array.clone(),
     };
     Ok(ticket.compute(|| contributions.by_rank[root].iter().enumerate().map(receive).collect()))

@@ -18,6 +18,7 @@ impl Letter {
     pub(crate) fn new<T: SharedPayload>(arrays: Vec<T>) -> Self {
         Self {
             contents: MessageContents::of(&arrays),
+            // Computed now, because the erased arrays do not tell their size.
             sent_bytes: arrays.iter().map(T::contributed_bytes).sum(),
             arrays: Box::new(arrays),
         }
@@ -36,6 +37,7 @@ impl Letter {
     pub(crate) fn open<T: SharedPayload>(self, like: &[T]) -> Vec<T> {
         let arrays: Box<Vec<T>> =
             self.arrays.downcast().expect("the receiver has compared the payload type");
+        // On the same device, the receiver gets the sender's arrays themselves.
         let receive = |(array, home): (T, &T)| match array.shares_home(home) {
             true => array,
             false => array.to_home_of(home),

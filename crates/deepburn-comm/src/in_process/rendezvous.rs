@@ -127,6 +127,8 @@ impl Rendezvous {
         let index = created.len();
         let group = ranks.subgroup(name, index as u32, members)?;
         created.push(group.clone());
+        // Only members that have created their n-th group of this name are compared. Later ones
+        // compare themselves with this one.
         let disagreement = state.ranks.iter().enumerate().find_map(|(other, progress)| {
             let theirs = progress.subgroups.get(name)?.get(index)?;
             group.disagreement(other, theirs.members())
@@ -151,11 +153,13 @@ impl Rendezvous {
         deposit: Deposit,
     ) -> Result<Ticket, CommError> {
         let mut guard = this.lock();
+        // One borrow of the guard, so that ranks and rounds can be borrowed separately.
         let state = &mut *guard;
         if let Some(failure) = &state.failure {
             return Err(failure.cause.clone());
         }
         let call = state.ranks[side.rank].start(ranks.id(), &side)?;
+        // Disjoint groups may have the same identity, but never the same first member.
         let key = (ranks.members()[0], ranks.id().clone(), call.sequence);
         let round = state.rounds.entry(key.clone()).or_insert_with(|| Round::new(ranks.len()));
         if let Some(other) = round.disagreement(&side) {
@@ -164,6 +168,7 @@ impl Rendezvous {
                 CommError::Mismatch { sequence: call.sequence, left, right: Box::new(side) };
             return Err(this.fail(guard, rank, cause));
         }
+        // An incomplete round wakes nobody, because no wait can end with it.
         if round.deposit(ranks.rank(), side, deposit) == Completion::Complete {
             this.wake(ranks.members());
         }
@@ -216,6 +221,7 @@ impl Rendezvous {
     }
 
     pub(crate) fn leave(&self, rank: usize) {
+        // Any rank may wait for this one, in any group, so all are woken below.
         self.lock().ranks[rank].has_left = true;
         self.wake_all();
     }
@@ -229,7 +235,10 @@ impl Rendezvous {
         cause: CommError,
     ) -> CommError {
         let failure = GroupFailure { reporter, at: Instant::now(), cause };
+        // Later failures are consequences of the first one, which every rank returns.
         let GroupFailure { reporter, cause, .. } = state.failure.get_or_insert(failure).clone();
+        // Set after the failure, under the lock, so that a rank that sees the flag also finds the
+        // failure.
         self.has_failed.store(true, Ordering::Relaxed);
         let abandoned = (std::mem::take(&mut state.rounds), state.letters.reset());
         drop(state);
@@ -265,6 +274,7 @@ impl Rendezvous {
         mut poll: impl FnMut(&mut RendezvousState) -> Result<R, Blocked>,
         late: impl Fn(&RendezvousState, Vec<usize>) -> CommError,
     ) -> Result<R, CommError> {
+        // The time-out counts from the start of the wait and not from the last change.
         let deadline = Instant::now().checked_add(self.timeout);
         let mut state = self.lock();
         loop {
@@ -280,8 +290,11 @@ impl Rendezvous {
                     .is_some_and(|deadline| deadline <= Instant::now())
                     .then(|| late(&state, absent)),
             };
+            // The search for a circle comes last, because it is the most expensive check and is
+            // only needed before sleeping.
             let Some(cause) = cause.or_else(|| state.block(rank, wait())) else {
                 state = self.sleep(state, rank, deadline);
+                // From here on the rank runs, and other ranks must not count it as waiting.
                 state.ranks[rank].wait = None;
                 continue;
             };
@@ -298,6 +311,8 @@ impl Rendezvous {
     ) -> MutexGuard<'a, RendezvousState> {
         let changed = &self.changed[rank];
         match deadline {
+            // There is no deadline if the time-out is longer than an `Instant` can count, as
+            // `Duration::MAX` is.
             None => changed.wait(state).unwrap_or_else(PoisonError::into_inner),
             Some(deadline) => {
                 let rest = deadline.saturating_duration_since(Instant::now());
@@ -369,6 +384,8 @@ impl RendezvousState {
         seen[rank] = true;
         for absent in wait.absent(&self.rounds, &self.letters) {
             circle.push((rank, absent));
+            // A depth-first search in which each rank is visited once, so its cost is bounded by
+            // the ranks and their waits.
             if absent == first || (!seen[absent] && self.closes_circle(absent, first, seen, circle))
             {
                 return true;
@@ -443,9 +460,13 @@ impl Ticket {
         wanted: &[usize],
         compute: impl Fn(usize) -> Deposit,
     ) -> Result<Vec<Deposit>, CommError> {
+        // The lock is not held while a result is computed. The claim keeps other ranks from
+        // computing it too.
         while let Some(index) = self.wait_until(|round| round.claim(wanted, self.rank()))? {
             let result = self.compute(|| compute(index));
             let mut state = self.rendezvous.lock();
+            // The round is gone if the groups have failed meanwhile, and the next wait returns that
+            // failure.
             if let Some(round) = state.rounds.get_mut(&self.key) {
                 round.finish(index, result.clone());
             }
@@ -474,6 +495,7 @@ impl Ticket {
         poll: impl Fn(&mut Round) -> Result<R, Vec<usize>>,
     ) -> Result<R, CommError> {
         let (rank, members) = (self.ranks.world_rank(), self.ranks.members());
+        // Rounds number ranks within the group, and failures name ranks of the world.
         let in_world =
             |ranks: Vec<usize>| ranks.into_iter().map(|rank| members[rank]).collect::<Vec<_>>();
         let poll = |state: &mut RendezvousState| {
@@ -516,6 +538,8 @@ impl Drop for Ticket {
     fn drop(&mut self) {
         let mut state = self.rendezvous.lock();
         let finished = match state.rounds.get_mut(&self.key).map(Round::release) {
+            // The last of the tickets ends the round. After a failure, there is no round to
+            // release.
             Some(Completion::Complete) => state.rounds.remove(&self.key),
             _ => None,
         };
@@ -538,6 +562,8 @@ impl LetterTicket {
     pub(crate) fn wait(&self, expected: &MessageContents) -> Result<Letter, CommError> {
         let Self { rendezvous, route, id } = self;
         let poll = |state: &mut RendezvousState| {
+            // Looked for before the sender's state, because a rank may leave right after its last
+            // message.
             if let Some(letter) = state.letters.take(*id) {
                 return Ok(letter);
             }
@@ -559,6 +585,7 @@ impl LetterTicket {
         let letter = rendezvous.wait_until(route.to, wait, poll, late)?;
         match letter.contents().check(route, expected) {
             Ok(()) => Ok(letter),
+            // The contents are only known now. The sender has gone on, so all ranks have to end.
             Err(cause) => Err(rendezvous.fail(rendezvous.lock(), route.to, cause)),
         }
     }

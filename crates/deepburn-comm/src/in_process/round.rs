@@ -68,6 +68,8 @@ impl Round {
     /// Adds the deposit of the member with this rank in the group.
     pub(crate) fn deposit(&mut self, rank: usize, side: Side, deposit: Deposit) -> Completion {
         self.deposits[rank] = Some(deposit);
+        // A call without arrays agrees with any arrays, so it would not reveal two later calls that
+        // differ.
         if self.reference.as_ref().is_none_or(|reference| reference.signature.is_none()) {
             self.reference = Some(side);
         }
@@ -114,6 +116,7 @@ impl Round {
         for &index in wanted {
             match &self.results[index] {
                 ResultState::Ready(result) => ready.push(result.clone()),
+                // A rank may compute several of the results, and is named once.
                 ResultState::Claimed { by } if !computing.contains(by) => computing.push(*by),
                 ResultState::Claimed { .. } | ResultState::Unclaimed => {}
             }

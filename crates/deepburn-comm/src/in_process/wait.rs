@@ -26,6 +26,7 @@ impl ActingThreads {
         *self = match *self {
             Self::None => Self::One(current),
             Self::One(other) if other == current => return,
+            // A thread that has acted once may act again at any time, so threads are never removed.
             Self::One(_) | Self::Several => Self::Several,
         };
     }
@@ -69,6 +70,7 @@ impl WaitTarget {
     ) -> Vec<usize> {
         match self {
             Self::Round { key, ranks, .. } => {
+                // A round that is gone has ended, so nothing is missing in it.
                 let missing = rounds.get(key).map(Round::missing).unwrap_or_default();
                 missing.into_iter().map(|rank| ranks.members()[rank]).collect()
             }

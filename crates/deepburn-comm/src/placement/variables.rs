@@ -83,6 +83,7 @@ pub(super) struct World {
 
 impl World {
     pub(super) fn new(rank: Number, size: Number) -> Result<Self, PlacementError> {
+        // Checked first, because no rank is below a size of 0.
         if size.value == 0 {
             return Err(PlacementError::Malformed {
                 name: size.name,
@@ -102,6 +103,7 @@ impl World {
 
     /// Returns an error unless `other` has the same rank and number of ranks.
     pub(super) fn agree(&self, other: &Self, remedy: &'static str) -> Result<(), PlacementError> {
+        // Sizes first: if they differ, different ranks are only a consequence.
         for (mine, others) in [(self.size, other.size), (self.rank, other.rank)] {
             if mine.value != others.value {
                 return Err(PlacementError::Contradiction {

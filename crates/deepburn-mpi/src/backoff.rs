@@ -27,6 +27,7 @@ impl Backoff {
     pub(crate) fn pause(&mut self) {
         self.pauses = self.pauses.saturating_add(1);
         match self.pauses.saturating_sub(Self::YIELDS) {
+            // A message from this host arrives within microseconds, before a sleep would end.
             0 => thread::yield_now(),
             pauses => {
                 let micros = pauses.saturating_mul(10).min(Self::LONGEST);

@@ -138,6 +138,7 @@ fn all_reduce<T: Payload>(
 ) -> Result<Vec<T>, CommError> {
     let shards = reduce_scatter(link, side, arrays, op)?;
     let numels: Vec<usize> = arrays.iter().map(Payload::numel).collect();
+    // No headers in between: all sizes follow from the arrays, on which the ranks agree already.
     spread(link, &shards, &numels)
 }
 
@@ -256,6 +257,7 @@ fn spread<T: Payload>(
         outgoing.push(own);
     }
     let others = (0..world_size).filter(|other| *other != rank);
+    // Between two ranks, messages are in the order of the arrays on both sides.
     let to_all = |other| outgoing.iter().map(move |bytes: &Bytes| (other, bytes.clone()));
     let whole = link.exchange(others.flat_map(to_all).collect(), incoming)?;
     let arrays = shards.iter().zip(whole).zip(numels);

@@ -20,6 +20,7 @@ impl Deadline {
     /// Returns the end of a wait that may last `limit` from now.
     pub(crate) fn after(limit: Duration) -> Self {
         let last = Instant::now();
+        // `Duration::MAX` gives no end.
         Self { last, end: last.checked_add(limit) }
     }
 

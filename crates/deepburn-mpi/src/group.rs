@@ -343,6 +343,7 @@ impl Subgroup for MpiGroup {
         let index = created.entry(name).or_default();
         let ranks = self.ranks.subgroup(name, *index, ranks)?;
         *index += 1;
+        // Under the lock, so that groups of one name are announced in the order of their numbers.
         process.letters().submit(Outgoing::Subgroup(ranks.clone()));
         drop(created);
         process.submit(QueuedWork::Wake);

@@ -152,6 +152,7 @@ impl Letters {
     pub(crate) fn deliver(&self, run: u32, route: MessageRoute, letter: ReceivedLetter) {
         let mut state = self.lock();
         let unwanted = match run.cmp(&state.run) {
+            // The run of the message has ended on this rank.
             std::cmp::Ordering::Less => Some(letter),
             std::cmp::Ordering::Equal => state.mailbox.deliver(route, letter),
             std::cmp::Ordering::Greater => {
@@ -222,6 +223,8 @@ impl Letters {
         let until = Instant::now() + limit;
         let mut state = self.lock();
         loop {
+            // Looked for before the sender's state, because a rank may leave right after its last
+            // message.
             if let Some(letter) = state.mailbox.take(id) {
                 return Receipt::Arrived(letter);
             }

@@ -283,6 +283,7 @@ impl Link {
         let mut headers: Vec<_> = others()
             .filter_map(|(_, other)| self.peers[other].headers.get_mut(group)?.pop_front())
             .collect();
+        // In the order of the group, in which all ranks compare the calls.
         headers.insert(ranks.rank(), header(ranks.rank()));
         match disagreement(&headers) {
             None => Ok(headers),

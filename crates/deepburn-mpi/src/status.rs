@@ -128,6 +128,7 @@ impl RunStatus {
             let is_terminated = terminated.load(Ordering::Relaxed);
             let wait = own.or_else(|| state.wait.clone());
             let wait = wait.filter(|it| is_terminated && !it.absent.is_empty())?;
+            // Nobody has to be informed: the launcher ends the other ranks too.
             state.announced = true;
             wait
         };

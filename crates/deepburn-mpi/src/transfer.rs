@@ -192,6 +192,7 @@ impl Transfer {
         self.requests.retain_mut(|(_, request)| match mpi.is_complete(request) {
             Ok(complete) => !complete,
             Err(error) => {
+                // The request is kept, so that its memory is not freed while MPI may use it.
                 failure.get_or_insert(error);
                 true
             }

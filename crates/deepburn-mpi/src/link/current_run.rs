@@ -45,6 +45,7 @@ impl CurrentRun {
         let (operation, tag) = (side.operation, side.tag.clone());
         let call = Call { sequence: *next, operation, tag };
         *next += 1;
+        // Only a few are kept, because another rank that is late is rarely further behind.
         self.recent.push_front(call.clone());
         self.recent.truncate(REMEMBERED);
         self.current = Some(call.clone());
@@ -54,6 +55,7 @@ impl CurrentRun {
     /// Returns the same collective with the names of its arrays, if this rank has reached it
     /// recently.
     pub(super) fn with_names(&self, call: Call) -> Call {
+        // Names are not compared, so a call from a header finds the own one, which has them.
         self.recent.iter().find(|own| **own == call).cloned().unwrap_or(call)
     }
 }

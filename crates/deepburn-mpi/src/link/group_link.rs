@@ -57,6 +57,7 @@ impl<'a> GroupLink<'a> {
         mut outgoing: Vec<(usize, Bytes)>,
         mut incoming: Vec<Incoming>,
     ) -> Result<Vec<Received>, CommError> {
+        // There is one communicator, the world's, so messages are addressed to world ranks.
         let members = self.ranks.members();
         let segments = incoming.iter_mut().flat_map(|array| &mut array.segments);
         let ranks = outgoing.iter_mut().map(|(to, _)| to).chain(segments.map(|(from, _)| from));

@@ -209,6 +209,7 @@ impl Link {
         let compare = |(other, peer): (usize, &super::Peer)| {
             ranks.disagreement(other, peer.subgroups.get(&id)?)
         };
+        // A member that has not announced its group yet is compared when it does.
         let disagreement = self.peers.iter().enumerate().find_map(compare);
         self.run.subgroups.insert(id, ranks);
         disagreement.map_or(Ok(()), |cause| Err(self.disagree(cause)))

@@ -56,6 +56,7 @@ impl Link {
         while let Some(rank) = self.watch.neighbours.ended() {
             self.peers[rank].ended = Some(Instant::now());
         }
+        // A process may exit after its rank has left the run.
         let is_dead = |peer: &Peer| peer.ended.is_some() && peer.left.is_none();
         let Some(&rank) = self.ranks(is_dead).first() else { return Ok(()) };
         let since = self.peers[rank].ended.map(|ended| ended.elapsed()).unwrap_or_default();
@@ -91,6 +92,7 @@ impl Link {
     ///
     /// Returns the failure that ends the run.
     pub(crate) fn ping(&mut self, absent: &[usize]) -> Result<(), CommError> {
+        // With a time-out, a rank that hangs is late soon enough.
         if self.run.settings.timeout != Duration::MAX {
             return Ok(());
         }

@@ -39,6 +39,7 @@ impl GgufError {
 /// Returns the first characters of a name from a file, so that a malformed file cannot fill the terminal.
 pub(crate) fn shortened(name: &str) -> String {
     const LIMIT: usize = 100;
+    // Control characters of a file must not reach the terminal.
     let escaped: String = name.chars().take(LIMIT).flat_map(char::escape_debug).collect();
     match name.chars().nth(LIMIT) {
         Some(_) => escaped + "…",

@@ -78,6 +78,7 @@ impl<R: Read> FieldReader<R> {
     /// Reads a text.
     pub(crate) fn string(&mut self, field: &str) -> Result<String, GgufError> {
         let len = self.u64(field)?;
+        // A damaged length must not allocate more than the file has.
         let mut bytes = vec![0; self.check(field, len, 1)?];
         self.fill(field, &mut bytes)?;
         String::from_utf8(bytes)
@@ -110,8 +111,10 @@ impl<R: Read> FieldReader<R> {
 
     /// Fills `bytes`.
     fn fill(&mut self, field: &str, bytes: &mut [u8]) -> Result<(), GgufError> {
+        // Fields of a fixed size count towards the limit too.
         self.check(field, bytes.len() as u64, 1)?;
         self.input.read_exact(bytes).map_err(|error| match error.kind() {
+            // The file has become shorter since its size was determined.
             ErrorKind::UnexpectedEof => GgufError::field(field, "the file ends here"),
             _ => error.into(),
         })?;
@@ -148,10 +151,12 @@ macro_rules! value_readers {
                         Array::Bool((0..len).map(|_| self.bool(field)).collect::<Result<_, _>>()?)
                     }
                     STRING => {
+                        // Even an empty text takes the 8 bytes of its length.
                         let len = self.check(field, len, 8)?;
                         let texts = (0..len).map(|_| self.string(field));
                         Array::String(texts.collect::<Result<_, _>>()?)
                     }
+                    // llama.cpp does not read them either.
                     ARRAY => {
                         let problem = "is an array of arrays, which is not supported";
                         return Err(GgufError::field(field, problem));

@@ -116,6 +116,7 @@ impl TypeSelector {
     /// # Errors
     /// Returns an error that names the tensor if its layer is not below `num_layers`.
     pub fn select(&self, name: &str, shape: &[u64]) -> Result<TensorType, GgufError> {
+        // Vectors and norms take little memory, and the model is sensitive to their rounding.
         if shape.len() < 2 || !is_matrix(name) {
             return Ok(TensorType::F32);
         }
@@ -131,7 +132,9 @@ impl TypeSelector {
             return Ok(default);
         }
         if name == "output.weight" || !self.has_output && name == "token_embd.weight" {
+            // The output gets more bits than other matrices, unless all of them have 8.
             let keeps = default == TensorType::Q8_0;
+            // llama.cpp checks the block length of the file's type here, and not q6_k's.
             let divides = row_len.is_multiple_of(default.block_len() as u64);
             return Ok(if keeps || !divides { TensorType::Q8_0 } else { TensorType::Q6K });
         }
@@ -176,6 +179,7 @@ fn fallback(tensor_type: TensorType, row_len: u64) -> TensorType {
         TensorType::Q6K => TensorType::Q8_0,
         other => other,
     };
+    // Floats have blocks of one element, so they fit any row.
     [tensor_type, smaller].into_iter().find(fits).unwrap_or(TensorType::F16)
 }
 

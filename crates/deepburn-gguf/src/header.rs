@@ -76,6 +76,7 @@ impl GgufHeader {
         tensor_type: TensorType,
         shape: &[u64],
     ) -> Result<(), GgufError> {
+        // The values begin where the padded values before end: files have no gaps.
         let info = TensorInfo::new(name.into(), tensor_type, shape.to_vec(), self.data_len)?;
         let name = info.name();
         if self.positions.contains_key(name) {
@@ -143,6 +144,8 @@ impl GgufHeader {
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = MAGIC.to_vec();
         bytes.extend(VERSION.to_le_bytes());
+        // The number of tensors comes before the number of pairs, although the tensors'
+        // descriptions come after the pairs.
         bytes.extend((self.tensors.len() as u64).to_le_bytes());
         bytes.extend((self.metadata.len() as u64).to_le_bytes());
         self.metadata.encode(&mut bytes);

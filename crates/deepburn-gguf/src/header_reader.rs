@@ -33,6 +33,7 @@ impl GgufHeader {
         for index in 0..num_tensors {
             let (name, tensor_type, shape, offset) = read_tensor_info(&mut fields, index)?;
             header.push(name.as_str(), tensor_type, &shape)?;
+            // The header has computed the only offset that is allowed.
             let expected = header.tensor(&name).map_or(0, TensorInfo::offset);
             if offset != expected {
                 let problem = format!(
@@ -56,6 +57,7 @@ fn read_start(fields: &mut FieldReader<impl Read>) -> Result<(usize, usize), Ggu
         return Err(GgufError::field("start of the file", problem));
     }
     let version = fields.u32("version")?;
+    // A big-endian file has the same first bytes. Only its version shows the byte order.
     if version == VERSION.swap_bytes() {
         return Err(GgufError::field("version", "the file is big-endian; convert it first"));
     }
@@ -82,12 +84,14 @@ fn read_tensor_info(
     let name = fields.string(&format!("name of tensor {index}"))?;
     let field = field_name("tensor", &name);
     let num_dims = fields.u32(&field)? as usize;
+    // Before the dimensions are read: a damaged number could be billions.
     if num_dims > TensorInfo::MAX_DIMS {
         let problem =
             format!("{num_dims} dimensions; at most {} are allowed", TensorInfo::MAX_DIMS);
         return Err(GgufError::tensor(&name, problem));
     }
     let mut shape = (0..num_dims).map(|_| fields.u64(&field)).collect::<Result<Vec<_>, _>>()?;
+    // Files have the row length first.
     shape.reverse();
     let id = fields.u32(&field)?;
     let Some(tensor_type) = TensorType::from_id(id) else {
@@ -111,6 +115,7 @@ fn check_len(header: &GgufHeader, start: u64, file_len: u64) -> Result<(), GgufE
         );
         return Err(GgufError::field("size of the file", problem));
     }
+    // They may belong to a tensor that a damaged header does not list.
     if file_len > padded {
         let problem = format!("is {file_len}; the last tensor ends at byte {padded}");
         return Err(GgufError::field("size of the file", problem));

@@ -73,7 +73,9 @@ impl<R: Read + Seek> GgufReader<R> {
             let problem = format!("has {num_rows} rows; rows {rows:?} cannot be read");
             return Err(GgufError::tensor(name, problem));
         }
+        // Exact, because a row is whole blocks.
         let row_size = info.size() / num_rows;
+        // Taken out of `self`, which `fill` borrows, and put back even after an error.
         let mut bytes = std::mem::take(&mut self.bytes);
         let range = rows.start * row_size..rows.end * row_size;
         let result = self.fill(&info, range, &mut bytes);

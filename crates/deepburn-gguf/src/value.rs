@@ -16,6 +16,7 @@ macro_rules! with_number_types {
             U32, u32, 4, "Unsigned, 32 bits.";
             I32, i32, 5, "Signed, 32 bits.";
             F32, f32, 6, "Single precision.";
+            // 7 to 9 are truth values, texts and arrays: `BOOL`, `STRING` and `ARRAY`.
             U64, u64, 10, "Unsigned, 64 bits.";
             I64, i64, 11, "Signed, 64 bits.";
             F64, f64, 12, "Double precision.";

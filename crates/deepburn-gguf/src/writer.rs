@@ -42,6 +42,7 @@ impl GgufWriter {
         let start = header.to_bytes();
         file.write_all(&start)?;
         let start = start.len() as u64;
+        // Padding is never written. In a file of this size, it reads as zeros.
         file.file().set_len(start + header.data_len())?;
         let written = vec![0; header.tensors().len()];
         Ok(Self { file, header, start, written, bytes: Vec::new() })
@@ -64,6 +65,7 @@ impl GgufWriter {
         let info = &self.header.tensors()[index];
         // The length of `values` is a multiple of it.
         let row_len = info.row_len() as usize;
+        // Whole rows, which are whole blocks too.
         let batch_len = (BATCH_LEN / row_len).max(1) * row_len;
         let row_size = info.size() / (info.num_elements() / info.row_len());
         let first = self.written[index] / row_size;

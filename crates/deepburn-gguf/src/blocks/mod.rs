@@ -85,6 +85,7 @@ impl TensorType {
             return Err(EncodeError::Len { len: values.len(), tensor_type: self });
         }
         let start = into.len();
+        // Resized once, so that each task writes to its part of the final buffer.
         into.resize(start + values.len() / self.block_len() * self.block_size(), 0);
         let task_bytes = TASK_LEN / self.block_len() * self.block_size();
         let tasks = values.par_chunks(TASK_LEN).zip(into[start..].par_chunks_mut(task_bytes));
@@ -110,7 +111,10 @@ impl TensorType {
         let num_blocks = bytes.len() / self.block_size();
         let start = into.len();
         into.resize(start + num_blocks * self.block_len(), 0.0);
+        // Tasks begin at whole blocks on both sides, because their length is a multiple of all
+        // block lengths.
         let task_bytes = TASK_LEN / self.block_len() * self.block_size();
+        // The incomplete block is cut off here, so that no decoder sees it.
         let bytes = &bytes[..num_blocks * self.block_size()];
         let tasks = bytes.par_chunks(task_bytes).zip(into[start..].par_chunks_mut(TASK_LEN));
         tasks.for_each(|(bytes, values)| match self {
@@ -128,6 +132,7 @@ impl TensorType {
 
     /// Encodes the blocks of a task and checks the result.
     fn encode_task(self, values: &[f32], bytes: &mut [u8]) -> Result<(), EncodeError> {
+        // Checked first, because the quantizers would turn NaN into arbitrary levels.
         if let Some(index) = values.iter().position(|value| !value.is_finite()) {
             return Err(EncodeError::NotFinite { index, value: values[index] });
         }
@@ -143,6 +148,7 @@ impl TensorType {
             Self::Q6K => q6_k::encode(values, bytes),
         }
         let mut blocks = bytes.chunks_exact(self.block_size());
+        // Finite values may still overflow when they or their scale are rounded to 16 bits.
         let Some(block) = blocks.position(|block| !self.is_finite(block)) else { return Ok(()) };
         let index = block * self.block_len();
         let largest = values[index..index + self.block_len()].iter().map(|value| value.abs());
@@ -157,6 +163,7 @@ impl TensorType {
     fn is_finite(self, block: &[u8]) -> bool {
         let half = |at: usize| f16_at(block, at).is_finite();
         match self {
+            // The values themselves were checked before.
             Self::F32 => true,
             Self::F16 | Self::Q4_0 | Self::Q5_0 | Self::Q8_0 => half(0),
             Self::Bf16 => floats::bf16_is_finite(block),

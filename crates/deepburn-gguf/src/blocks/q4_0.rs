@@ -19,8 +19,11 @@ const SIZE: usize = 18;
 pub(super) fn encode(values: &[f32], bytes: &mut [u8]) {
     for (values, bytes) in values.as_chunks::<LEN>().0.iter().zip(bytes.as_chunks_mut::<SIZE>().0) {
         let scale = extreme(values) / -8.0;
+        // A block of zeros has no inverse. Its levels become 8, which stands for zero.
         let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
         bytes[..2].copy_from_slice(&f16::from_f32(scale).to_le_bytes());
+        // Adding 8.5 and cutting the fraction rounds to the nearest level. The largest magnitude
+        // with the other sign would give level 16, which does not exist.
         let bits = |value: f32| to_i8(value * inverse + 8.5).min(15) as u8;
         let (low, high) = values.split_at(LEN / 2);
         for ((low, high), byte) in low.iter().zip(high).zip(&mut bytes[2..]) {

@@ -65,6 +65,7 @@ pub(super) fn encode_levels(
     for (j, (values, levels)) in subs.enumerate() {
         // The levels are computed again with the scales as they are stored.
         let scale = scale.to_f32() * f32::from(scales[j]);
+        // The levels of the search stay, as in the source. They do not matter to the values.
         if scale == 0.0 {
             continue;
         }

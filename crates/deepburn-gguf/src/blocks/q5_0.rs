@@ -20,6 +20,7 @@ pub(super) fn encode(values: &[f32], bytes: &mut [u8]) {
         let scale = extreme(values) / -16.0;
         let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
         bytes[..2].copy_from_slice(&f16::from_f32(scale).to_le_bytes());
+        // Rounded and limited as in q4_0.
         let bits = values.map(|value| to_i8(value * inverse + 16.5).min(31) as u8);
         let mut fifth = 0_u32;
         for (index, bits) in bits.iter().enumerate() {

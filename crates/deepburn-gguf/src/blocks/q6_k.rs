@@ -35,6 +35,7 @@ pub(super) fn encode(values: &[f32], bytes: &mut [u8]) {
 
 fn encode_block(values: &[f32; LEN], bytes: &mut [u8; SIZE]) {
     let (mut scales, mut levels) = ([0.0; NUM_SUBS], [0; LEN]);
+    // A search has eight lanes, so the sixteen sub-blocks take two.
     for half in 0..2 {
         let from = half * LANES * SUB_LEN;
         let fit = symmetric(&transposed::<SUB_LEN>(&values[from..]), ZERO_LEVEL);
@@ -48,11 +49,13 @@ fn encode_block(values: &[f32; LEN], bytes: &mut [u8; SIZE]) {
     }
     let extreme = super::q4_0::extreme(&scales);
     if extreme.abs() < ALL_ZERO {
+        // All levels decode to zero with a scale of 0, whatever they are.
         return bytes.fill(0);
     }
     // The largest scale becomes -128 times the common factor.
     let inverse = -128.0 / extreme;
     let scale = f16::from_f32(1.0 / inverse);
+    // A scale of the same size with the other sign would become 128.
     let scales = scales.map(|scale| nearest_int(inverse * scale).min(127) as i8);
     let subs = values.as_chunks::<SUB_LEN>().0.iter().zip(levels.as_chunks_mut::<SUB_LEN>().0);
     for (j, (values, levels)) in subs.enumerate() {
@@ -92,6 +95,7 @@ pub(super) fn decode(bytes: &[u8], values: &mut [f32]) {
         let scale = f16_at(bytes, SCALE_AT).to_f32();
         for (j, values) in values.as_chunks_mut::<SUB_LEN>().0.iter_mut().enumerate() {
             let scale = scale * f32::from(bytes[SCALES_AT + j] as i8);
+            // A group of 32 elements is two sub-blocks.
             let (half, group, from) = (j / 8, j / 2 % 4, j % 2 * SUB_LEN);
             let low = &bytes[half * 64 + group % 2 * 32 + from..][..SUB_LEN];
             let high = &bytes[HIGH_AT + half * 32 + from..][..SUB_LEN];

@@ -20,6 +20,8 @@ pub(super) fn encode(values: &[f32], bytes: &mut [u8]) {
         let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
         bytes[..2].copy_from_slice(&f16::from_f32(scale).to_le_bytes());
         for (value, byte) in values.iter().zip(&mut bytes[2..]) {
+            // Ties are rounded away from zero, as by C's `roundf`, and not to even as by
+            // `nearest_int`.
             *byte = to_i8((value * inverse).round()) as u8;
         }
     }

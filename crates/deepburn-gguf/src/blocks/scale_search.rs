@@ -45,6 +45,8 @@ pub(super) fn affine<const N: usize>(
     candidates: &Candidates,
 ) -> AffineFit<N> {
     let (mut min, mut max) = (values[0], values[0]);
+    // All sums are in the order of the elements, as in the source, because their last bits depend
+    // on it.
     let (mut sum_w, mut sum_x) = ([0.0; LANES], [0.0; LANES]);
     for (x, w) in values.iter().zip(weights) {
         for j in 0..LANES {
@@ -54,6 +56,7 @@ pub(super) fn affine<const N: usize>(
             sum_x[j] += w[j] * x[j];
         }
     }
+    // A stored minimum is a distance below zero, so it cannot be positive.
     min = min.map(|min| if min > 0.0 { 0.0 } else { min });
     // Levels that represent a constant: the minimum alone.
     let is_flat: Lanes<bool> = std::array::from_fn(|j| max[j] == min[j]);
@@ -63,6 +66,7 @@ pub(super) fn affine<const N: usize>(
         let count = candidates.step * f32::from(i) + candidates.first + candidates.max_level;
         try_candidate(values, weights, (sum_w, sum_x), max, count, candidates.max_level, &mut best);
     }
+    // These lanes were divided by an empty range. What they computed does not affect the others.
     for j in (0..LANES).filter(|j| is_flat[*j]) {
         (best.scale[j], best.min[j]) = (0.0, flat_min[j]);
         best.levels.iter_mut().for_each(|levels| levels[j] = 0);
@@ -123,6 +127,7 @@ fn try_candidate<const N: usize>(
         is_solved[j] = determinant > 0.0;
         scale[j] = (sum_w[j] * sum_xl[j] - sum_x[j] * sum_l[j]) / determinant;
         min[j] = (sum_l2[j] * sum_x[j] - sum_l[j] * sum_xl[j]) / determinant;
+        // The best fit has a minimum that cannot be stored, so the best scale without one is taken.
         if min[j] > 0.0 {
             (scale[j], min[j]) = (sum_xl[j] / sum_l2[j], 0.0);
         }
@@ -135,6 +140,7 @@ fn try_candidate<const N: usize>(
         }
     }
     for j in 0..LANES {
+        // A candidate may be better in some sub-blocks only.
         if !is_solved[j] || error[j] >= best.error[j] || error[j].is_nan() {
             continue;
         }
@@ -163,11 +169,14 @@ pub(super) fn symmetric<const N: usize>(
             extreme[j] = if x[j].abs() > extreme[j].abs() { x[j] } else { extreme[j] };
         }
     }
+    // The value of the largest magnitude gets the lowest level, because there is one more negative
+    // level than positive ones.
     let inverse = extreme.map(|extreme| -(max_level as f32) / extreme);
     let (mut levels, sum_lx, sum_l2) = levels_of(values, inverse, max_level);
     let mut scales: Lanes<f32> =
         std::array::from_fn(|j| if sum_l2[j] == 0.0 { 0.0 } else { sum_lx[j] / sum_l2[j] });
     let mut best: Lanes<f32> = std::array::from_fn(|j| scales[j] * sum_lx[j]);
+    // The candidate 0 was the first one, above.
     for i in (-9_i8..=9).filter(|i| *i != 0) {
         let inverse = extreme.map(|extreme| -(max_level as f32 + 0.1 * f32::from(i)) / extreme);
         let (candidate, sum_lx, sum_l2) = levels_of(values, inverse, max_level);
@@ -181,6 +190,7 @@ pub(super) fn symmetric<const N: usize>(
         }
     }
     let is_zero = extreme.map(|extreme| extreme.abs() < ALL_ZERO);
+    // Their inverse scales were infinite or close to it.
     for j in (0..LANES).filter(|j| is_zero[*j]) {
         scales[j] = 0.0;
         levels.iter_mut().for_each(|levels| levels[j] = 0);

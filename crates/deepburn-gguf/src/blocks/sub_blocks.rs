@@ -14,6 +14,7 @@ pub(super) type Lanes<T> = [T; LANES];
 /// sub-block.
 pub(super) fn transposed<const N: usize>(values: &[f32]) -> [Lanes<f32>; N] {
     let mut columns = [[0.0; LANES]; N];
+    // Further values belong to another search.
     for (lane, values) in values.as_chunks::<N>().0.iter().enumerate().take(LANES) {
         for (column, value) in columns.iter_mut().zip(values) {
             column[lane] = *value;

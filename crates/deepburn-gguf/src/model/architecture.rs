@@ -33,6 +33,7 @@ impl Architecture {
     pub fn from_model_type(model_type: &str) -> Option<Self> {
         Some(match model_type {
             "gpt2" => Self::Gpt2,
+            // Mistral differs in its window only, and has no architecture of its own.
             "llama" | "mistral" => Self::Llama,
             "qwen2" => Self::Qwen2,
             "qwen3" => Self::Qwen3,

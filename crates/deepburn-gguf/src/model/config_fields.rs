@@ -66,6 +66,7 @@ impl Hyperparameters {
             if self.architecture.is_gemma() { "hidden_activation" } else { "hidden_act" };
         fields.insert(activation.to_owned(), json!(self.feed_forward.activation));
         fields.extend(match self.architecture {
+            // Mistral's configuration has no biases, and Llama's has no window.
             Architecture::Llama if self.window().is_none() => object([
                 ("attention_bias", json!(self.attention.has_output_bias)),
                 ("mlp_bias", json!(self.feed_forward.has_bias)),
@@ -112,6 +113,7 @@ impl Hyperparameters {
         let full = rope.parameters(self.attention.head_width);
         match self.architecture {
             Architecture::Gemma3 => {
+                // Both rotations are named, even if they are equal.
                 let sliding = self.window_rope.as_ref().unwrap_or(rope);
                 json!({"full_attention": full, "sliding_attention": sliding.parameters(self.attention.head_width)})
             }

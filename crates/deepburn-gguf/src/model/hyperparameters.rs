@@ -80,6 +80,7 @@ impl Hyperparameters {
     /// Returns the rules for the types of the tensors.
     #[must_use]
     pub fn type_selector(&self, file_type: FileType) -> TypeSelector {
+        // llama.cpp recognizes the models by nothing but these numbers.
         let is_70b = self.num_layers() == 80
             && match self.architecture {
                 Architecture::Llama => self.attention.heads != self.attention.key_value_heads,
@@ -106,6 +107,7 @@ impl Hyperparameters {
         if self.feed_forward.activation != activation && !is_same {
             return Err(self.unsupported("hidden_act", &self.feed_forward.activation, activation));
         }
+        // llama.cpp adds these biases in no other of the supported architectures.
         let has_biases = matches!(architecture, Architecture::Gpt2 | Architecture::Llama);
         if self.attention.has_output_bias && !has_biases {
             return Err(self.unsupported("attention_bias", true, false));
@@ -113,12 +115,14 @@ impl Hyperparameters {
         if self.feed_forward.has_bias && !has_biases {
             return Err(self.unsupported("mlp_bias", true, false));
         }
+        // llama.cpp expects queries as wide as the residual stream in these.
         let is_square =
             matches!(architecture, Architecture::Gpt2 | Architecture::Qwen2 | Architecture::Phi3);
         if is_square && self.attention.heads * self.attention.head_width != self.width {
             let rule = "the width divided by the heads";
             return Err(self.unsupported("head_dim", self.attention.head_width, rule));
         }
+        // llama.cpp always takes the embedding as the output of Gemma 2.
         if architecture == Architecture::Gemma2 && !self.is_tied {
             return Err(self.unsupported("tie_word_embeddings", false, true));
         }
@@ -156,6 +160,7 @@ impl Hyperparameters {
     fn check_scores(&self) -> Result<(), GgufError> {
         let architecture = self.architecture;
         let factor = self.query_factor();
+        // A `query_scalar` of 0 gives an infinite factor.
         if !factor.is_finite() || factor != 1.0 && !architecture.is_gemma() {
             let scalar = self.supported_query_scalar();
             return Err(self.unsupported(
@@ -172,6 +177,8 @@ impl Hyperparameters {
         ] {
             match cap {
                 Some(cap) if !is_allowed => return Err(self.unsupported(field, cap, "null")),
+                // A file cannot say that there is no limit: without the keys, llama.cpp takes its
+                // defaults.
                 None if needs_caps => return Err(self.unsupported(field, "null", "a number")),
                 _ => {}
             }
@@ -197,6 +204,7 @@ impl Hyperparameters {
             let value = "another one for layers with a window";
             return Err(self.unsupported("rope_parameters", value, "one rotation"));
         }
+        // The file has no key for windows but the base, `rope.freq_base_swa`.
         let has_own = self.rope_of_windows().is_some();
         if has_own && (window.scaling != RopeScaling::Default || window.width != rope.width) {
             let field = "rope_parameters.sliding_attention.rope_type";
@@ -218,6 +226,7 @@ impl Hyperparameters {
     pub fn notes(&self) -> Vec<String> {
         let shortest = self.attention.windows.iter().flatten().min();
         let mut notes = Vec::new();
+        // A window as long as the context hides nothing, and for Gemma llama.cpp has windows.
         let matters =
             |window: &&usize| **window < self.context_length && !self.architecture.is_gemma();
         if let Some(window) = shortest.filter(matters) {
@@ -247,6 +256,7 @@ impl Hyperparameters {
         file_type: FileType,
         metadata: &mut Metadata,
     ) -> Result<(), GgufError> {
+        // First of all, because llama.cpp would load the file without a message.
         self.check()?;
         let architecture = self.architecture;
         metadata.push("general.architecture", architecture.name())?;
@@ -267,6 +277,7 @@ impl Hyperparameters {
             metadata.push(key(name), size(value)?)?;
         }
         metadata.push(key(architecture.epsilon_key()), self.epsilon as f32)?;
+        // The heads of GPT-2 always divide its width.
         if architecture != Architecture::Gpt2 {
             metadata.push(key("attention.key_length"), size(self.attention.head_width)?)?;
             metadata.push(key("attention.value_length"), size(self.attention.head_width)?)?;
@@ -298,6 +309,7 @@ impl Hyperparameters {
         };
         if !self.attention.windows.iter().enumerate().all(is_usual) {
             let pattern: Vec<bool> = self.attention.windows.iter().map(Option::is_some).collect();
+            // Usual patterns follow from the architecture when the file is read.
             metadata.push(format!("{architecture}.attention.sliding_window_pattern"), pattern)?;
         }
         Ok(())

@@ -55,6 +55,7 @@ impl<'a> ModelKeys<'a> {
         let refuse = |key: &str, value: &Value, rule: &str| {
             Err(GgufError::metadata(key, format!("is {}; {rule}", value.shown())))
         };
+        // Adapters and projectors of images name the architecture of their model too.
         match metadata.get("general.type") {
             Some(value) if value.as_str() != Some("model") => {
                 return refuse("general.type", value, "must be model; give the file of a model");
@@ -71,6 +72,7 @@ impl<'a> ModelKeys<'a> {
         let keys = Self { metadata, architecture };
         for (name, allowed) in FIXED {
             let is_allowed = |value: &Value| {
+                // A list has a value for each layer, and each of them must change nothing.
                 numbers(value).is_some_and(|all| all.iter().all(|it| allowed.contains(it)))
             };
             if keys.get(name).is_some_and(|value| !is_allowed(value)) {
@@ -114,6 +116,8 @@ impl<'a> ModelKeys<'a> {
         let Some(value) = self.get(name) else { return Ok(None) };
         let integer = match (value, numbers(value).as_deref()) {
             (Value::Array(_), Some([first, rest @ ..])) => {
+                // Pruned models have layers of different sizes, which the decoders here do not
+                // have.
                 if let Some(other) = rest.iter().find(|it| *it != first) {
                     let rule =
                         format!("layers with {first} and {other} are not supported; {REMEDY}");

@@ -39,6 +39,7 @@ impl Hyperparameters {
         model.attention.has_output_bias =
             has_input_biases && model.architecture != Architecture::Qwen2;
         model.check_tensors(header, has_input_biases)?;
+        // Last, because it reads values of tensors and not only the header.
         let (rope, window_rope) = RopeReader::new(&keys, &model)?.read(file)?;
         Ok(Self { rope, window_rope, ..model })
     }
@@ -68,7 +69,9 @@ impl Hyperparameters {
                 heads,
                 key_value_heads: key_value_heads(keys, heads)?,
                 head_width: head_width(keys, width, heads)?,
+                // Set by the caller, who looks at the tensors.
                 has_output_bias: false,
+                // Replaced below, because it follows from the other sizes.
                 query_scalar: 1.0,
                 soft_cap: attention_soft_cap,
                 windows: windows(keys, num_layers(keys, header)?)?,
@@ -91,6 +94,7 @@ impl Hyperparameters {
 /// Returns the number of layers, of which each has a tensor.
 fn num_layers(keys: &ModelKeys<'_>, header: &GgufHeader) -> Result<usize, GgufError> {
     let layers = keys.size("block_count")?;
+    // A damaged number would allocate memory for layers that do not exist.
     let tensors = header.tensors().len();
     match layers <= tensors {
         true => Ok(layers),
@@ -132,6 +136,7 @@ fn head_width(keys: &ModelKeys<'_>, width: usize, heads: usize) -> Result<usize,
     if keys.architecture == Architecture::Gpt2 && head_width * heads != width {
         return Err(keys.error(KEY, format!("must be {width} divided by {heads}; {REMEDY}")));
     }
+    // llama.cpp allows other lengths here, but the decoders have one.
     for name in ["attention.value_length", "attention.key_length_swa", "attention.value_length_swa"]
     {
         if keys.optional_size(name)?.is_some_and(|other| other != head_width) {
@@ -165,6 +170,7 @@ fn windows(keys: &ModelKeys<'_>, layers: usize) -> Result<Vec<Option<usize>>, Gg
     let window = keys.size_or_zero("attention.sliding_window")?.or(default).filter(|it| *it > 0);
     let Some(window) = window else { return Ok(vec![None; layers]) };
     let windowed: Vec<bool> = match keys.get(PATTERN) {
+        // A flag for each layer. A number is a period.
         Some(value @ Value::Array(_)) => {
             let flags = numbers(value).filter(|flags| flags.len() == layers);
             let rule =

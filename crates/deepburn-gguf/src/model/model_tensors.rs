@@ -30,6 +30,7 @@ impl Hyperparameters {
             }
             known.insert(name);
         }
+        // Their shapes are checked where they are read.
         let optional = self.frequency_tensors();
         let is_known = |name: &str| known.contains(name) || optional.contains(&name);
         match header.tensors().iter().find(|tensor| !is_known(tensor.name())) {
@@ -114,6 +115,7 @@ impl Hyperparameters {
         let has_gate = self.architecture != Architecture::Gpt2;
         let mut all = vec![("attn_output", [width, queries]), ("ffn_down", [width, inner])];
         if matches!(self.architecture, Architecture::Gpt2 | Architecture::Phi3) {
+            // Phi 3 has the gate and the values in one matrix.
             let rows = if has_gate { 2 * inner } else { inner };
             all.extend([("attn_qkv", [queries + 2 * keys, width]), ("ffn_up", [rows, width])]);
         } else {

@@ -123,6 +123,7 @@ impl RopeScaling {
     ) -> Result<(), GgufError> {
         let key = |name: &str| format!("{architecture}.rope.scaling.{name}");
         match *self {
+            // The divisors of Llama 3 are a tensor. Dynamic scaling was refused before.
             Self::Default | Self::Dynamic | Self::Llama3 { .. } => {}
             Self::Linear { factor } => {
                 metadata.push(key("type"), "linear")?;
@@ -159,6 +160,8 @@ impl RopeScaling {
                 ("rope_factors_short.weight", floats(short_factor)),
             ],
             Self::Llama3 { factor, low_freq_factor, high_freq_factor, original_len } => {
+                // The rule of `_compute_llama3_parameters` in `transformers`, for divisors instead
+                // of frequencies.
                 let divisor = |pair: usize| {
                     let length = *original_len as f64;
                     let wavelength = wavelength(pair, width, theta);

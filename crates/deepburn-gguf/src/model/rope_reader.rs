@@ -84,6 +84,7 @@ impl RopeReader {
         self,
         file: &mut GgufReader<R>,
     ) -> Result<(Option<GgufRope>, Option<GgufRope>), GgufError> {
+        // GPT-2 has learned positions instead.
         if self.architecture == Architecture::Gpt2 {
             return Ok((None, None));
         }
@@ -149,11 +150,15 @@ impl RopeReader {
     /// Returns the scaling of Llama 3 that has these divisors, with the bounds 1 and 4 that all published models have. If
     /// there is none, the divisors are used for all lengths.
     fn of_llama3(&self, divisors: Vec<f64>) -> RopeScaling {
+        // Long wavelengths are divided by the whole factor, so it is the largest divisor.
         let factor = divisors.iter().copied().fold(1.0, f64::max);
         let (low_freq_factor, high_freq_factor) = (1.0, 4.0);
         // A pair between both bounds determines the original length.
         let between = divisors.iter().enumerate().find(|(_, it)| 1.0 < **it && **it < factor);
+        // Without such a pair, a range of lengths gives the same divisors. 8192 is the length of
+        // Llama 3.
         let original_len = between.map_or(8192.0, |(pair, divisor)| {
+            // The rule of the divisors, solved for the length.
             let smooth = (1.0 / divisor - 1.0 / factor) / (1.0 - 1.0 / factor);
             wavelength(pair, self.width, self.theta)
                 * (smooth * (high_freq_factor - low_freq_factor) + low_freq_factor)
@@ -162,6 +167,7 @@ impl RopeReader {
         let found = RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_len };
         let is_close =
             |(own, other): (&f32, &f64)| (f64::from(*own) / other - 1.0).abs() <= ROUNDING;
+        // The divisors may follow another rule, so they are computed again and compared.
         let tensors = found.tensors(self.width, self.theta);
         let is_same = tensors.iter().all(|(_, own)| own.iter().zip(&divisors).all(is_close));
         match is_same && factor > 1.0 {
@@ -192,11 +198,13 @@ impl ScalingKeys {
         };
         let factor = match keys.number("rope.scaling.factor")? {
             Some(factor) => Some(factor),
+            // The key of older files.
             None => keys.number("rope.scale_linear")?,
         };
         let original_len = keys.optional_size("rope.scaling.original_context_length")?;
         Ok(Self {
             kind,
+            // 0 stands for no factor, as in llama.cpp.
             factor: factor.filter(|it| *it != 0.0).unwrap_or(1.0),
             max_len,
             original_len: original_len.unwrap_or(max_len),
@@ -241,6 +249,7 @@ impl ScalingKeys {
         let growth = self.max_len as f64 / self.original_len as f64;
         let grown = match growth <= 1.0 {
             true => 1.0,
+            // The rule of `_compute_longrope_parameters` in `transformers`.
             false => (1.0 + growth.ln() / (self.original_len as f64).ln()).sqrt(),
         };
         let given = self.attention_factor.unwrap_or(1.0);

@@ -33,6 +33,7 @@ impl TensorLayout {
     /// Converts a whole tensor, `values` in row-major order with `rows` rows. Returns `None`, and changes nothing, if
     /// the values are not whole rows, or the rows not whole heads with even widths.
     pub(super) fn apply(self, values: &mut Vec<f32>, rows: usize) -> Option<()> {
+        // Without rows, there is no row length.
         let row_len = values.len().checked_div(rows)?;
         if row_len == 0 || values.len() != rows * row_len {
             return None;
@@ -92,6 +93,7 @@ fn transposed(values: &[f32], row_len: usize) -> Vec<f32> {
 /// Moves the rows with even numbers to the first half of a head, and the others to the second half.
 fn deinterleave<T: Copy>(head: &mut [T], row_len: usize) {
     let before = head.to_vec();
+    // Rows move in both directions, so one head is copied.
     let (first, second) = head.split_at_mut(before.len() / 2);
     let halves = first.chunks_exact_mut(row_len).zip(second.chunks_exact_mut(row_len));
     for (pair, (first, second)) in before.chunks_exact(2 * row_len).zip(halves) {

@@ -29,6 +29,7 @@ impl GgufTensor {
     /// Returns an error that names the tensor if the values do not have the shape, or if the rows are not whole heads
     /// with even widths. The values are then unchanged.
     pub fn convert(&self, values: &mut Vec<f32>, shape: &[u64]) -> Result<(), GgufError> {
+        // Shapes come from files, so their product may overflow.
         let numel = shape.iter().try_fold(1_u64, |product, dim| product.checked_mul(*dim));
         let rows = shape.first().and_then(|rows| usize::try_from(*rows).ok());
         let is_whole = numel == Some(values.len() as u64);
@@ -42,6 +43,7 @@ impl GgufTensor {
             GgufError::tensor(&self.name, problem)
         })?;
         if self.factor != 1.0 {
+            // In f64, so that the product is rounded once.
             let scale = |value: &mut f32| *value = (f64::from(*value) * self.factor) as f32;
             values.iter_mut().for_each(scale);
         }
@@ -124,6 +126,7 @@ impl Hyperparameters {
         let name =
             name.strip_prefix("model.").or(name.strip_prefix("transformer.")).unwrap_or(name);
         let (path, kind) = name.rsplit_once('.')?;
+        // Buffers, such as the causal mask of GPT-2, are not parameters.
         if kind != "weight" && kind != "bias" {
             return None;
         }

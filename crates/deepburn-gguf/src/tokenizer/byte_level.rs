@@ -22,6 +22,7 @@ pub(super) fn tokenizer(
         return Err(invalid("model.byte_fallback", problem));
     }
     let pre = pre_tokenizer(json)?;
+    // No other normalizer has passed the check of the pre-tokenizer.
     let is_nfc = !steps(&json["normalizer"], "normalizers").is_empty();
     let (tokens, types) = tokens_by_id(definition, vocab_size)?;
     // A space in a part would end it. Byte-level vocabularies write it as U+0120, and so does llama.cpp's converter.

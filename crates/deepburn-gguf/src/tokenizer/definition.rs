@@ -62,6 +62,7 @@ impl Definition {
             ("end_of_word_suffix", Json::Null),
         ] {
             let value = &model[field];
+            // Some files have an empty text or 0 instead of null.
             if *value != default && *value != "" && *value != 0.0 {
                 let problem = format!("is {value}; llama.cpp does not support it");
                 return Err(invalid(&format!("model.{field}"), problem));
@@ -72,6 +73,7 @@ impl Definition {
         let vocabulary = vocabulary.iter().map(|(text, id)| Ok((text.clone(), read_id(id)?)));
         let merges = model["merges"].as_array();
         let merges = merges.ok_or_else(|| invalid("model.merges", "must be a list"))?;
+        // The list may be missing if there are none.
         let added = tokenizer["added_tokens"].as_array().map_or(&[][..], Vec::as_slice);
         Ok(Self {
             vocabulary: vocabulary.collect::<Result<_, GgufError>>()?,

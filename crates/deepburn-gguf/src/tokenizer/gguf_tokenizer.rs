@@ -61,6 +61,7 @@ impl GgufTokenizer {
     #[must_use]
     pub fn supported_name(&self, name: &str) -> String {
         let mut name = name.to_owned();
+        // Each turn removes one of the texts by which llama.cpp knows Phi 3, so the loop ends.
         while self.missing_token(&name).is_some() {
             let lowercase = name.to_ascii_lowercase();
             for found in ["phi-3", "phi3"] {

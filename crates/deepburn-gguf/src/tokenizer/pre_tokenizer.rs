@@ -95,6 +95,7 @@ impl PreTokenizer {
             })
         };
         let (first, use_regex) = match self.pattern {
+            // `ByteLevel` has this pattern built in.
             Some(GPT2) => return byte_level(true),
             Some(pattern) => {
                 let pattern = json!({"Regex": pattern});
@@ -127,6 +128,7 @@ pub(super) fn pre_tokenizer(json: &Json) -> Result<&'static str, GgufError> {
     let byte_level = |step: &Json, use_regex: bool| {
         kind(step) == "ByteLevel"
             && step["add_prefix_space"] == false
+            // `tokenizers` takes true if the field is missing.
             && step["use_regex"].as_bool().unwrap_or(true) == use_regex
     };
     let name = match all.as_slice() {

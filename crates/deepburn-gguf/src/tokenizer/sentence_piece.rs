@@ -37,6 +37,7 @@ pub(super) fn tokenizer(
             num_bytes += 1;
         }
     }
+    // Characters without a token become bytes, so each byte needs a token.
     if num_bytes != 256 {
         let problem = format!("has {num_bytes} of the 256 tokens <0x00> to <0xFF>");
         return Err(invalid("model.vocab", problem));
@@ -130,6 +131,7 @@ fn scores(
         let Some(id) = merged.copied().filter(|id| types[*id] == TokenType::Normal) else {
             continue;
         };
+        // Several merges may make one token, and the first one counts.
         if !has_score[id] {
             (scores[id], has_score[id]) = (-(rank as f32), true);
         }
@@ -137,6 +139,7 @@ fn scores(
     let is_normal =
         |text: &str| by_text.get(text).is_some_and(|id| types[*id] == TokenType::Normal);
     for text in tokens.iter().filter(|text| is_normal(text)) {
+        // Both parts have at least one character.
         for (at, _) in text.char_indices().skip(1) {
             let (left, right) = text.split_at(at);
             if is_normal(left) && is_normal(right) && !pairs.contains(&(left, right)) {

@@ -36,6 +36,8 @@ impl GgufSpecialTokens {
             // llama.cpp ignores ids of these two that do not exist, which many files have.
             unk: optional("unknown").unwrap_or(None),
             pad: optional("padding").unwrap_or(None),
+            // Without the key, llama.cpp adds the token for SentencePiece and for some
+            // pre-tokenizers.
             add_bos: flag(metadata, "bos")?.unwrap_or_else(|| {
                 is_sentence_piece
                     || PreTokenizer::of_name(tokenizer.pre()).is_some_and(|pre| pre.adds_bos())
@@ -110,6 +112,7 @@ impl GgufSpecialTokens {
         }
         fields.insert("add_bos_token".to_owned(), self.add_bos.into());
         fields.insert("add_eos_token".to_owned(), self.add_eos.into());
+        // Otherwise, `transformers` may remove spaces of a decoded text.
         fields.insert("clean_up_tokenization_spaces".to_owned(), false.into());
         fields.insert("tokenizer_class".to_owned(), "PreTrainedTokenizerFast".into());
         fields

@@ -36,11 +36,13 @@ impl GgufSpecialTokens {
         let mut is_after = false;
         for item in step["single"].as_array().map_or(&[][..], Vec::as_slice) {
             let Some(token) = item["SpecialToken"]["id"].as_str() else {
+                // This item is the text itself.
                 is_after = true;
                 continue;
             };
             let ids = step["special_tokens"][token]["ids"].as_array();
             let id = match ids.map(Vec::as_slice) {
+                // llama.cpp adds a single token on each side.
                 Some([id]) => id.as_u64().and_then(|id| u32::try_from(id).ok()),
                 _ => None,
             };

@@ -31,6 +31,7 @@ impl GgufTokenizer {
             "unk_token": self.unknown_token(special).filter(|_| pre.is_none()),
             "continuing_subword_prefix": null,
             "end_of_word_suffix": null,
+            // SentencePiece makes one token of neighbouring characters without a token.
             "fuse_unk": pre.is_none(),
             "byte_fallback": pre.is_none(),
             "ignore_merges": pre.as_ref().is_some_and(|pre| pre.ignores_merges),

@@ -35,6 +35,8 @@ impl GgufTokenizer {
             _ => return Err(refused(MODEL, "supported are gpt2 and llama")),
         };
         let pre = match text(PRE).and_then(PreTokenizer::of_name) {
+            // The name that llama.cpp's converter writes for SentencePiece, which has no
+            // pre-tokenizer.
             _ if !is_byte_level => "default",
             Some(pre) => pre.name,
             None => {
@@ -48,6 +50,7 @@ impl GgufTokenizer {
         let merges = read_merges(metadata, &by_text, &types)?;
         let scores = match (is_byte_level, &merges) {
             (true, None) => return Err(refused(MERGES, "gpt2 needs merges")),
+            // Only the order of merges counts in BPE, so scores in the file do not matter.
             (true, Some(_)) => None,
             (false, merges) => read_scores(metadata, &tokens, &types, merges.is_none())?,
         };
@@ -56,6 +59,7 @@ impl GgufTokenizer {
             false => Some(read_space_prefix(metadata)?),
         };
         let model = if is_byte_level { "gpt2" } else { "llama" };
+        // Notes compare llama.cpp with a `tokenizer.json`, which does not exist here.
         let notes = Vec::new();
         Ok(Self { model, pre, tokens, types, scores, merges, space_prefix, notes })
     }
@@ -66,6 +70,7 @@ fn read_space_prefix(metadata: &Metadata) -> Result<SpacePrefix, GgufError> {
     let refused = |key: &str, value: &Value, rule: &str| {
         Err(GgufError::metadata(key, format!("is {}; must be {rule}", value.shown())))
     };
+    // DeepBurn's own key tells more than llama.cpp's, so it has precedence.
     if let Some(value) = metadata.get(PREPEND_SCHEME) {
         return match value.as_str().and_then(SpacePrefix::of_scheme) {
             Some(prefix) => Ok(prefix),
@@ -99,6 +104,7 @@ fn read_tokens(metadata: &Metadata, vocab_size: usize) -> Result<Vec<String>, Gg
 /// Reads the type of each token.
 fn read_types(metadata: &Metadata, len: usize) -> Result<Vec<TokenType>, GgufError> {
     let types: Option<Vec<_>> = match metadata.get(TYPES) {
+        // As in llama.cpp.
         None => return Ok(vec![TokenType::Normal; len]),
         Some(Value::Array(Array::I32(ids))) => {
             ids.iter().map(|id| TokenType::from_id(*id)).collect()

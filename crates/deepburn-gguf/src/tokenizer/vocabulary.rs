@@ -66,6 +66,7 @@ pub(super) fn tokens_by_id(
     for (text, id) in &definition.vocabulary {
         set(*id, text.clone(), TokenType::Normal)?;
     }
+    // After the vocabulary, which may have the same tokens as normal ones.
     for token in &definition.added {
         let is_control = token.is_special || looks_special(&token.text);
         let (text, token_type) = match is_control {

@@ -85,11 +85,14 @@ impl<T: TextTokenizer> RowEncoder<T> {
                 self.check_no_assistant_only()?;
                 self.check_completion_only(false)?;
                 let ids = self.tokenizer.ids(&self.with_eos(text)?, Surrounding::Added)?;
+                // TRL trains every token of a text, also those that the tokenizer adds.
                 let trained = vec![true; ids.len()];
                 Ok(self.sample(ids, trained, Vec::new()))
             }
             Row::Completion { prompt, completion } => {
                 self.check_no_assistant_only()?;
+                // Encoded as one text, as TRL does, because a token may cross the border. The mask
+                // is found by comparing ids.
                 let whole = self.with_eos(&format!("{prompt}{completion}"))?;
                 let whole = self.tokenizer.ids(&whole, Surrounding::Added)?;
                 let prompt = self.tokenizer.ids(prompt, Surrounding::Added)?;
@@ -131,6 +134,7 @@ impl<T: TextTokenizer> RowEncoder<T> {
                 let encode = |text: &str| self.tokenizer.ids(text, Surrounding::Added);
                 let completed = |text: &str| encode(&self.with_eos(&format!("{prompt}{text}"))?);
                 findings.extend(empty_answer(chosen, "chosen"));
+                // Only completed prompts end with the end-of-text token.
                 (encode(prompt)?, completed(chosen)?, completed(rejected)?)
             }
             Row::ChatPreference { prompt, chosen, rejected, context } => {
@@ -175,6 +179,7 @@ impl<T: TextTokenizer> RowEncoder<T> {
             } else if kept < ids.len() {
                 findings.push(Finding::Truncated { length: ids.len() });
             }
+            // A limit within the prompt leaves no completion.
             ids[length.min(kept)..kept].to_vec()
         };
         let (chosen_ids, rejected_ids) = (completion(&chosen), completion(&rejected));
@@ -209,6 +214,8 @@ impl<T: TextTokenizer> RowEncoder<T> {
                  assistant's text, or set it to \"turns\", which finds the answers in the text",
             ));
         }
+        // Turns are only searched if they matter, because that renders many parts of the
+        // conversation.
         let rendered = match answers_only {
             AssistantOnlyLoss::Off => {
                 template.render(messages, context, &self.tokens, ConversationEnd::Complete)?
@@ -218,6 +225,8 @@ impl<T: TextTokenizer> RowEncoder<T> {
             }
             AssistantOnlyLoss::Marked => {
                 let mut rendered = render_with_turns(template, messages, context, &self.tokens)?;
+                // TRL trains with its own version of the template. The spans of that version are
+                // found in the text of the model's template.
                 if let Some(marks) = template.trl_marks() {
                     rendered.generated = marks.spans(&rendered.text, &rendered.generated);
                 }
@@ -226,6 +235,7 @@ impl<T: TextTokenizer> RowEncoder<T> {
         };
         let mut findings =
             without_effect(template, &rendered.text, messages, context, field, answers);
+        // The ranges of tokens take time and are not needed.
         if answers_only == AssistantOnlyLoss::Off {
             let ids = self.tokenizer.ids(&rendered.text, Surrounding::None)?;
             let trained = vec![true; ids.len()];
@@ -242,12 +252,8 @@ impl<T: TextTokenizer> RowEncoder<T> {
         if !trained.contains(&true) {
             return Err(self.no_assistant(messages));
         }
-        self.note_other_tokens(
-            &ids,
-            &trained,
-            &overlapping(&ranges, &rendered.generated),
-            &mut findings,
-        );
+        let overlapped = overlapping(&ranges, &rendered.generated);
+        self.note_other_tokens(&ids, &trained, &overlapped, &mut findings);
         self.note_untrained_ends(&ids, &trained, &mut findings);
         Ok((ids, trained, findings))
     }
@@ -300,6 +306,7 @@ impl<T: TextTokenizer> RowEncoder<T> {
             if !run[0] {
                 continue;
             }
+            // Many templates print a line break after the token that ends a turn.
             let last = ids[start..end]
                 .iter()
                 .rev()
@@ -307,6 +314,7 @@ impl<T: TextTokenizer> RowEncoder<T> {
             if let Some(last) = last.filter(|id| !self.tokenizer.is_added(**id)) {
                 findings
                     .push(Finding::EndOfTurnUntrained { last: self.tokenizer.token_text(*last) });
+                // One example is enough for a user to look at the template.
                 return;
             }
         }
@@ -345,6 +353,7 @@ impl<T: TextTokenizer> RowEncoder<T> {
         if self.starts_with_two_bos(&ids) {
             findings.push(Finding::BosTwice);
         }
+        // Before the end is removed, to tell why nothing is trained.
         let had_labels = trained.contains(&true);
         let length = ids.len();
         if let Some(limit) = self.options.max_length.filter(|it| *it < length) {

@@ -25,9 +25,11 @@ pub(crate) fn without_effect(
     let mut check = |field: String, value: Option<&Value>| {
         let Some(string) = value.and_then(Value::as_str).map(str::trim) else { return };
         if let Some(after) = printed_next(rest, string) {
+            // The next text is looked for behind this one.
             rest = after;
             return;
         }
+        // Templates print nested values with `tojson`, which escapes quotes and line ends.
         let as_json = || {
             let json = Value::from(string).to_string();
             json.len() > 2 && text.contains(&json[1..json.len() - 1])
@@ -53,13 +55,11 @@ pub(crate) fn without_effect(
         for (call, value) in
             fields.get("tool_calls").and_then(Value::as_array).into_iter().flatten().enumerate()
         {
-            let function = value.get("function").unwrap_or(value);
-            check(format!("{path}.tool_calls[{call}]"), function.get("name"));
+            check(format!("{path}.tool_calls[{call}]"), function(value).get("name"));
         }
     }
     for (index, tool) in context.tools.iter().flatten().enumerate() {
-        let function = tool.get("function").unwrap_or(tool);
-        check(format!("tools[{index}]"), function.get("name"));
+        check(format!("tools[{index}]"), function(tool).get("name"));
     }
     for (index, document) in context.documents.iter().flatten().enumerate() {
         check(format!("documents[{index}].text"), document.get("text"));
@@ -67,9 +67,16 @@ pub(crate) fn without_effect(
     findings.extend(unprinted_documents(text, context));
     let empty = messages.iter().enumerate().skip(answers).filter(|(_, it)| is_empty_answer(it));
     findings.extend(empty.map(|(at, _)| Finding::EmptyAnswer { field: format!("{field}[{at}]") }));
+    // A misspelled name would have no effect, and no error.
     let unread = context.variables.keys().filter(|name| !template.mentions(name)).cloned();
     findings.extend(unread.map(|name| Finding::VariableUnread { name }));
     findings
+}
+
+/// Returns the function of a tool, or of a call.
+fn function(value: &Value) -> &Value {
+    // Both may be wrapped in an object with a type, as in OpenAI's format.
+    value.get("function").unwrap_or(value)
 }
 
 /// Returns the documents without a text of which no field is printed. Only some templates print documents, each with the

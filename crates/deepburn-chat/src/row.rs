@@ -93,6 +93,7 @@ impl RowFormat {
     /// # Errors
     /// Returns [`ChatError::Format`] if no format fits, or more than one.
     pub fn detect(row: &Map<String, Value>) -> Result<Self> {
+        // Files with a schema, such as Parquet, have every column in every row.
         let has = |column: &&str| row.get(*column).is_some_and(|it| !it.is_null());
         let fitting: Vec<Self> =
             Self::ALL.into_iter().filter(|it| it.required_columns().iter().all(&has)).collect();

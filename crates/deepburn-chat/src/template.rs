@@ -148,6 +148,7 @@ impl ChatTemplate {
             let reason = format!("it has more than {MAX_SOURCE_BYTES} bytes; shorten it");
             return Err(ChatError::Syntax { line: 1, reason });
         }
+        // Weighed before it is compiled, which takes the time that the limit bounds.
         let rewritten = tags::rewrite(&with_line_feeds(source));
         if rewritten.heaviest > MAX_TAG_WEIGHT {
             let reason = format!(
@@ -217,6 +218,7 @@ impl ChatTemplate {
             messages.iter().map(|it| Value::Object(with_reasoning(it.fields()))).collect();
         let mut variables = tokens.variables().clone();
         let list = |items: &Option<Vec<Value>>| items.clone().map_or(Value::Null, Value::Array);
+        // Before the variables of the row, which may replace the documents, but nothing reserved.
         variables.insert("documents".to_owned(), list(&context.documents));
         for (name, value) in &context.variables {
             if RESERVED.contains(&name.as_str()) {
@@ -232,6 +234,7 @@ impl ChatTemplate {
             (ending == ConversationEnd::GenerationPrompt).into(),
         );
         let variables = Value::Object(variables);
+        // Values are walked and dropped recursively.
         if !is_shallow(&variables, MAX_DEPTH) {
             let found = format!("nested more than {MAX_DEPTH} times");
             return Err(ChatError::field("messages", found, "flatter, as are tools and variables"));
@@ -256,6 +259,7 @@ impl ChatTemplate {
             at = found + mark.len();
             let here = rendered.text.len();
             let is_misplaced = match mark.starts_with(open) {
+                // A block within a block.
                 true => start.replace(here).is_some(),
                 false => match start.take() {
                     Some(start) => {
@@ -333,6 +337,7 @@ fn with_reasoning(message: &Map<String, Value>) -> Map<String, Value> {
     let reasoning = REASONING.iter().find_map(|name| message.get(*name).filter(|it| !it.is_null()));
     let Some(reasoning) = reasoning else { return message.clone() };
     let mut fields = Map::new();
+    // First, so that the message's own field of this name replaces it.
     fields.insert("thinking".to_owned(), reasoning.clone());
     fields.extend(message.iter().map(|(name, value)| (name.clone(), value.clone())));
     fields.insert(REASONING[0].to_owned(), reasoning.clone());
@@ -341,6 +346,7 @@ fn with_reasoning(message: &Map<String, Value>) -> Map<String, Value> {
 
 /// Returns two characters of Unicode's noncharacters that occur in no text of `variables`.
 pub(crate) fn unused_characters(variables: &Map<String, Value>) -> Result<[char; 2]> {
+    // Unicode reserves these 32 for use inside of programs, so they occur in no ordinary text.
     const FIRST: u32 = 0xFDD0;
     fn used_in_text(text: &str) -> u32 {
         // The encoding of a noncharacter starts with this byte.

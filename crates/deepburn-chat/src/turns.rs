@@ -120,12 +120,14 @@ impl Turns<'_> {
     fn find(&self, index: usize, last_end: usize) -> Result<Range<usize>> {
         let is_last = index + 1 == self.messages.len();
         let partial = match is_last {
+            // The last message ends the whole conversation, which was rendered before.
             true => self.whole.to_owned(),
             false => {
                 self.render_part(index, &self.messages[..=index], ConversationEnd::Complete)?
             }
         };
         let start = match index {
+            // Templates cannot render an empty conversation.
             0 => None,
             _ => {
                 let prompt = self.render_part(
@@ -173,6 +175,7 @@ impl Turns<'_> {
 
     /// Returns the length of `partial`, with or without an end-of-sequence token, if `whole` starts with it.
     fn printed_length(&self, partial: &str, whole: &str) -> Option<usize> {
+        // The longer one first, because the token may be part of the turn.
         let candidates = [partial, self.without_eos(partial)];
         candidates.into_iter().find(|it| whole.starts_with(it)).map(str::len)
     }
@@ -187,6 +190,7 @@ impl Turns<'_> {
         let fields = Value::Object(self.messages[index].fields().clone());
         let short = header.find(START_OF_REASONING).map_or(header.as_str(), |end| &header[..end]);
         for header in [header.as_str(), short] {
+            // A message that quotes the header would be divided there.
             let found =
                 before.rfind(header).filter(|_| !header.is_empty() && !contains(&fields, header));
             if let Some(found) = found {
@@ -202,6 +206,7 @@ impl Turns<'_> {
 
     /// Returns the generation prompt before message `index`.
     fn header(&self, index: usize) -> Result<String> {
+        // Any text will do, because only what follows it is kept.
         let question = [Message::text("user", "?")];
         let messages = if index == 0 { &question } else { &self.messages[..index] };
         let complete = self.render_part(index, messages, ConversationEnd::Complete)?;
@@ -216,6 +221,8 @@ impl Turns<'_> {
         for message in anchored(&self.messages[index], marks) {
             let mut messages = self.messages.to_vec();
             messages[index] = message;
+            // An error is not reported here: with marks, a template may reject a message that it
+            // accepts without.
             let located = |messages: &[Message], plain: &str| {
                 located(&self.render(messages, ConversationEnd::Complete).ok()?, marks, plain)
             };
@@ -251,6 +258,7 @@ fn located(marked: &str, [open, close]: [char; 2], plain: &str) -> Option<Range<
     let (inside, after) = rest.split_once(close)?;
     let start = before.len();
     let end = start + inside.len();
+    // Some templates print another text if a message is longer or has other characters.
     let is_same = plain.len() == end + after.len()
         && plain.starts_with(before)
         && plain[start..].starts_with(inside)

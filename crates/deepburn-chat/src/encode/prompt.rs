@@ -27,6 +27,7 @@ impl<T: TextTokenizer> RowEncoder<T> {
             | Row::Preference { prompt, chosen: expected, .. } => {
                 let ids = self.tokenizer.ids(prompt, Surrounding::Added)?;
                 let expected = expected.clone();
+                // A model needs at least one token to continue.
                 Ok((!ids.is_empty()).then_some(EncodedPrompt { ids, expected }))
             }
             Row::Chat { messages, context } => self.prompt_before_answer(messages, context),

@@ -15,6 +15,7 @@ pub(super) fn found(value: &Value) -> String {
         Value::Object(_) => "an object",
     };
     match value {
+        // A long text would hide the rule that follows it.
         Value::String(text) if text.len() <= 40 => format!("`{text}`"),
         Value::Bool(_) | Value::Number(_) => value.to_string(),
         Value::Array(items) if items.is_empty() => "empty".to_owned(),
@@ -56,6 +57,7 @@ pub(super) fn objects(row: &Map<String, Value>, name: &str) -> Result<Option<Vec
     const RULE: &str = "a list of objects, or its JSON text";
     let items = match column(row, name) {
         None => return Ok(None),
+        // Files of plain texts, such as CSV, have an empty one where a list is missing.
         Some(Value::String(text)) if text.trim().is_empty() => return Ok(None),
         Some(Value::String(text)) => match parsed(text, name, RULE)? {
             Value::Array(items) => items,

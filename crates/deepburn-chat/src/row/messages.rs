@@ -63,6 +63,8 @@ fn message(value: &Value, field: &str, extra: &[String], notes: &mut Notes) -> R
         return Err(ChatError::field(field, found(value), "an object with `role` and `content`"));
     };
     let mut fields: Map<String, Value> = fields.clone();
+    // As `transformers` does. Files with a schema have a null for each field that only other
+    // messages have.
     fields.retain(|_, value| !value.is_null());
     if fields.contains_key("from") && !fields.contains_key("role") {
         rename(&mut fields, field)?;
@@ -103,6 +105,7 @@ fn rename(fields: &mut Map<String, Value>, field: &str) -> Result<()> {
             "a text, such as `human`",
         ));
     };
+    // Roles are allowed as names of senders, too.
     let role =
         SENDERS.iter().find(|(name, _)| *name == sender).map_or(sender.as_str(), |(_, role)| role);
     if !ROLES.contains(&role) {
@@ -120,6 +123,7 @@ fn rename(fields: &mut Map<String, Value>, field: &str) -> Result<()> {
             Some(Value::String(text)) => parsed(&text, &path, rule)?,
             value => return Err(ChatError::field(path, found_or_missing(value.as_ref()), rule)),
         };
+        // A model may call several tools at once.
         let calls = match call {
             Value::Array(calls) => calls,
             call => vec![call],
@@ -131,6 +135,7 @@ fn rename(fields: &mut Map<String, Value>, field: &str) -> Result<()> {
     } else if let Some(value) = value {
         renamed.insert("content".to_owned(), value);
     }
+    // In this order, because a template may print a message with all of its fields.
     renamed.extend(std::mem::take(fields));
     *fields = renamed;
     Ok(())
@@ -141,6 +146,7 @@ fn check_names(fields: &Map<String, Value>, field: &str, extra: &[String]) -> Re
         if FIELDS.contains(&name.as_str()) || extra.iter().any(|it| it == name) {
             continue;
         }
+        // Ignoring such a field would train messages that the user excluded.
         let rule = match SELECTORS.contains(&name.as_str()) {
             true => "absent: the trained messages are selected by role, not one by one; split the conversation into \
                      `prompt` and `completion`"
@@ -211,6 +217,7 @@ fn check_calls(calls: &mut Value, field: &str, notes: &mut Notes) -> Result<()> 
         let path = format!("{field}.arguments");
         let rule = "an object, or its JSON text";
         match function.get_mut("arguments") {
+            // Most templates read the arguments of every call.
             None | Some(Value::Null) => _ = function.insert("arguments".to_owned(), json!({})),
             Some(Value::Object(_)) => {}
             Some(arguments) => {

@@ -19,6 +19,7 @@ pub(super) fn common_messages(
 
 /// Divides a common start off two texts. A space before the difference belongs to the completions.
 pub(super) fn common_text(chosen: &str, rejected: &str) -> Result<(String, String, String)> {
+    // By characters, as Python compares texts.
     let (left, right): (Vec<char>, Vec<char>) =
         (chosen.chars().collect(), rejected.chars().collect());
     let mut common = common(&left, &right);

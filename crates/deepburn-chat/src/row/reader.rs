@@ -114,6 +114,7 @@ impl RowReader {
                 let rule = format!("empty, because `{name}` already starts with a system message");
                 return Err(ChatError::field("system", "a text", rule));
             }
+            // Some data sets of ShareGPT's format have the system message in a column of its own.
             messages.insert(0, Message::text("system", &system));
         }
         Ok(Row::Chat { messages, context: context(row)? })

@@ -118,6 +118,7 @@ pub(super) fn counted(value: Value) -> Result<Value, Error> {
     if object.downcast_ref::<Counted>().is_some() {
         return Ok(value);
     }
+    // A namespace is changed in place, so a counted copy would not see the changes.
     if is_namespace(object) {
         object
             .try_iter_pairs()
@@ -130,6 +131,7 @@ pub(super) fn counted(value: Value) -> Result<Value, Error> {
         ObjectRepr::Plain => Ok(value),
         _ if value.is_tuple() => tuple(&value, 0),
         ObjectRepr::Iterable => {
+            // Stored as items, because computing them again in each walk would not be charged.
             let mut items = Vec::new();
             for item in value.try_iter()?.checked() {
                 work::item(0);
@@ -235,5 +237,6 @@ pub(super) fn namespace(defaults: Option<ValueOrKwargs>) -> Result<Value, Error>
 }
 
 fn is_namespace(object: &DynObject) -> bool {
+    // The engine does not export the type.
     object.type_name().ends_with("::Namespace")
 }

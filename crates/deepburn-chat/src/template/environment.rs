@@ -29,10 +29,13 @@ pub(super) const RAISED: &str = "raise_exception: ";
 pub(super) fn environment(now: NaiveDateTime) -> Result<Environment<'static>, Error> {
     let mut environment = Environment::new();
     environment.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?);
+    // A chat is not HTML.
     environment.set_auto_escape_callback(|_| AutoEscape::None);
+    // As in Jinja2: undefined values are printed as nothing, but have no attributes.
     environment.set_undefined_behavior(UndefinedBehavior::Lenient);
     environment.set_fuel(Some(MAX_STEPS));
     environment.set_debug(false);
+    // Values other than texts are printed as Python prints them.
     environment.set_formatter(|out, state, value| match value.as_str() {
         Some(_) => minijinja::escape_formatter(out, state, value),
         None => Ok(out.write_str(&text_of(state, value)?)?),
@@ -154,6 +157,7 @@ fn trim(state: &State, value: &Value, chars: Option<&str>) -> Result<String, Err
 
 /// Methods of Python's `str` and `dict`.
 fn method(state: &mut State, value: &Value, name: &str, args: &[Value]) -> Result<Value, Error> {
+    // Without arguments, Python strips its own white space, which has more characters than Rust's.
     let is_plain = args.iter().all(Value::is_none) && args.len() <= 1;
     if let Some(text) = value.as_str().filter(|_| is_plain) {
         match name {

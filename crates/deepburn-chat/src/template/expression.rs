@@ -80,7 +80,9 @@ pub(super) fn tokens(body: &str) -> Vec<Token<'_>> {
                 (TokenKind::Close, 0)
             }
             it if is_word(*it) => (TokenKind::Word, while_word()),
+            // `**` and `//` are operators of their own.
             b'*' | b'/' => (TokenKind::Symbol, usize::from(rest.first() == Some(byte))),
+            // Comparisons have two characters.
             _ => (TokenKind::Symbol, usize::from(rest.first() == Some(&b'='))),
         };
         let text = &body[start..=start + length];
@@ -102,6 +104,7 @@ fn text_length(quote: u8, rest: &[u8]) -> usize {
 }
 
 fn is_word(byte: u8) -> bool {
+    // All bytes beyond ASCII, so that no token ends within a character.
     byte.is_ascii_alphanumeric() || byte == b'_' || !byte.is_ascii()
 }
 

@@ -31,6 +31,7 @@ pub(super) fn tojson(
     let indent = argument(1)?.map(|it| indentation(&it)).transpose()?;
     let separators = match argument(2)? {
         Some(pair) => separators(&pair)?,
+        // A line that ends with a comma has no space after it.
         None if indent.is_some() => (",".to_owned(), ": ".to_owned()),
         None => (", ".to_owned(), ": ".to_owned()),
     };
@@ -47,6 +48,7 @@ fn indentation(value: &Value) -> Result<String, Error> {
         return Ok(text.to_owned());
     }
     let width = i64::try_from(value.clone())?;
+    // A negative width breaks lines without indenting them, as in Python.
     let width = usize::try_from(width).unwrap_or(0);
     if width > 64 {
         return Err(invalid(format!("tojson indents by at most 64 spaces, not {width}")));
@@ -191,6 +193,7 @@ impl Style {
                 '\u{8}' => text.push_str("\\b"),
                 '\u{c}' => text.push_str("\\f"),
                 ' '..='~' => text.push(char),
+                // Python escapes UTF-16, so other planes take two escapes.
                 _ if self.ascii || char < ' ' => {
                     for unit in char.encode_utf16(&mut [0; 2]) {
                         text.push_str(&format!("\\u{unit:04x}"));

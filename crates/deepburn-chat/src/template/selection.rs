@@ -159,6 +159,7 @@ fn read(path: &Path) -> Result<Option<String>> {
     match std::fs::metadata(path) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(failed(error.to_string())),
+        // Before the file is in memory.
         Ok(metadata) if metadata.len() > MAX_BYTES => {
             return Err(failed(format!("the file has more than {MAX_BYTES} bytes")));
         }
@@ -190,6 +191,7 @@ impl SpecialTokens {
     /// Returns an error if a file is not valid, or if a token is not a text.
     pub fn of_folder(folder: &Path) -> Result<Self> {
         let mut tokens = Map::new();
+        // The configuration is last, so that its tokens replace the older file's.
         for name in ["special_tokens_map.json", CONFIG] {
             let Value::Object(fields) = read_json(&folder.join(name))? else { continue };
             for (field, value) in

@@ -15,6 +15,7 @@ const STACK_BYTES: usize = 256 << 20;
 /// Returns [`ChatError::TooMuchWork`] if a template uses up its work, and [`ChatError::Render`] if `work` panics, or if
 /// the stack cannot be allocated.
 pub(crate) fn on_large_stack<T>(work: impl FnOnce() -> T) -> Result<T> {
+    // With half of the stack left, a nested call needs no other one.
     let on_stack = || stacker::maybe_grow(STACK_BYTES / 2, STACK_BYTES, work);
     catch_unwind(AssertUnwindSafe(on_stack)).map_err(|payload| match payload.is::<UsedUp>() {
         true => ChatError::TooMuchWork { line: 0, limit: MAX_STEPS },

@@ -88,6 +88,7 @@ fn with_counted_values(body: &str) -> Option<(String, Vec<&str>)> {
         "for" => {
             let keyword = tokens.iter().position(|it| it.is_word("in"))?;
             let value = iterated(body, &tokens[keyword..])?;
+            // Calls of a recursive loop bring values that the filter of the tag has not seen.
             let is_recursive = tokens.iter().any(|it| it.is_word("recursive"));
             let targets =
                 tokens[1..keyword].iter().filter(|it| it.kind == TokenKind::Word && is_recursive);
@@ -101,6 +102,7 @@ fn with_counted_values(body: &str) -> Option<(String, Vec<&str>)> {
             (!body[value.clone()].trim().is_empty()).then(|| (filtered(value, filter), Vec::new()))
         }
         "with" => {
+            // Counted after the tag, because the end of each value is not known.
             let names = tokens.windows(2).filter(|it| it[1].is_symbol("="));
             Some((body.to_owned(), names.map(|it| it[0].text).collect()))
         }
@@ -136,8 +138,10 @@ fn with_tags(source: &str, mut replace: impl FnMut(&TemplateTag<'_>) -> Option<S
         written.push_str(&rest[..start]);
         rest = &rest[start..];
         let length = match &rest[..2] {
+            // Quotes and brackets mean nothing in a comment.
             "{#" => rest.find("#}").map(|end| end + 2),
             "{{" => tag_length(rest, "}}"),
+            // A `raw` block is passed as a whole, because tags in it are text.
             _ => raw_length(rest).or_else(|| tag_length(rest, "%}")),
         };
         // An unclosed tag is reported by the parser.

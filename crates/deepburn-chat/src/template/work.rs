@@ -55,6 +55,7 @@ fn charge(units: u64) {
     let (remaining, free) = BUDGET.get();
     match remaining.checked_sub(units) {
         Some(remaining) => BUDGET.set((remaining, free)),
+        // Unlike `panic!`, this does not print a message.
         None => std::panic::resume_unwind(Box::new(UsedUp)),
     }
 }

@@ -90,6 +90,7 @@ impl AppendFile {
             fs::create_dir_all(folder)?;
         }
         self.file = OpenOptions::new().create(true).append(true).open(&self.path)?;
+        // Another program may have created the file first, and written to it.
         self.len = self.file.metadata()?.len();
         Ok(true)
     }
@@ -100,6 +101,7 @@ impl AppendFile {
         let identity = |metadata: fs::Metadata| (metadata.dev(), metadata.ino());
         match (fs::metadata(&self.path), self.file.metadata()) {
             (Ok(there), Ok(own)) => identity(there) == identity(own),
+            // Any other error, such as a missing permission, does not show that the file is gone.
             (Err(error), _) => error.kind() != io::ErrorKind::NotFound,
             (Ok(_), Err(_)) => true,
         }

@@ -202,6 +202,7 @@ impl Chart {
         let mut svg = String::new();
         self.draw(&mut svg)
             .map_err(|reason| ReportError::Chart { chart: self.title.clone(), reason })?;
+        // plotters cannot set attributes of the image.
         let svg = svg.replacen("<svg ", &format!("<svg role=\"img\" aria-label=\"{title}\" "), 1);
         html.push_str(&svg);
         html.push_str("</figure>\n");
@@ -232,6 +233,7 @@ impl Chart {
         let (x, y) = self.ranges();
         let mut chart = ChartBuilder::on(&area)
             .margin(6)
+            // Half of the last label of the step axis is outside of the plot.
             .margin_right(18)
             .x_label_area_size(26)
             .y_label_area_size(54)
@@ -246,6 +248,7 @@ impl Chart {
             .label_style(("sans-serif", 14))
             .axis_style(LINES)
             .bold_line_style(LINES)
+            // Only the lines at labels are drawn.
             .light_line_style(TRANSPARENT)
             .draw()
             .map_err(says)?;
@@ -332,6 +335,7 @@ pub(crate) fn push_key_entry(html: &mut String, index: usize, name: &str) {
 /// is widened, because an axis needs ticks that floats can distinguish.
 fn padded(low: f64, high: f64) -> Range<f64> {
     let size = low.abs().max(high.abs());
+    // All values are zero, for which any range will do.
     let margin = if size < 1e-30 {
         1.0
     } else if high - low < 1e-9 * size {

@@ -46,12 +46,15 @@ impl CsvFiles {
         let path = self.path_of(tag);
         let failed = |source| MonitorError::new("write", &path, source);
         if !self.files.contains_key(tag) {
+            // Read before the file is replaced.
             let kept = match self.kept {
                 0 => Vec::new(),
                 kept => lines_until(&path, kept).map_err(failed)?,
             };
             let file = AppendFile::create(&path)
                 .map_err(|source| MonitorError::new("open", &path, source))?;
+            // Inserted before anything is written, so that lines that do not fit on the disk are
+            // kept.
             let file = self.files.entry(tag.to_owned()).or_insert(file);
             let head = csv::StringRecord::from(vec!["step", tag.rsplit('/').next().unwrap_or(tag)]);
             for line in [head].into_iter().chain(kept) {
@@ -67,6 +70,7 @@ impl CsvFiles {
 
     /// Returns the file of a tag.
     pub fn path_of(&self, tag: &str) -> PathBuf {
+        // The names of DeepSpeed's files.
         self.folder.join(format!("{}.csv", tag.replace(['/', ' '], "_")))
     }
 }
@@ -96,6 +100,7 @@ fn lines_until(path: &Path, samples: u64) -> io::Result<Vec<csv::StringRecord>> 
 /// Formats the shortest text that is read as the same number, with Python's
 /// names for NaN and infinity.
 fn number(value: f64) -> String {
+    // Rust and Python agree on `inf` and `-inf`.
     if value.is_nan() { "nan".to_owned() } else { format!("{value:?}") }
 }
 

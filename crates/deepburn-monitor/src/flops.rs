@@ -189,6 +189,7 @@ fn write_top(
     unit: &str,
 ) -> fmt::Result {
     let mut sizes: Vec<_> = modules.iter().map(|(name, totals)| (name, size(totals))).collect();
+    // A stable sort: modules of the same size stay in the order of the model.
     sizes.sort_by(|a, b| b.1.total_cmp(&a.1));
     let shown: Vec<_> = sizes
         .iter()
@@ -226,9 +227,11 @@ fn share(part: f64, whole: f64) -> String {
 fn quantity(value: f64, unit: &str) -> String {
     const PREFIXES: [(f64, &str); 5] =
         [(1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")];
+    // From the largest one, so that the first that fits is the right one.
     let prefix = PREFIXES.iter().find(|(size, _)| value.abs() >= *size);
     let (number, prefix) = match prefix {
         Some((size, prefix)) => (format!("{:.2}", value / size), *prefix),
+        // Small counts are whole numbers.
         None if value.fract() == 0.0 => (format!("{value:.0}"), ""),
         None => (format!("{value:.2}"), ""),
     };

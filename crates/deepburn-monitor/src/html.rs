@@ -129,6 +129,7 @@ pub(crate) fn percent(share: f64) -> String {
 ///
 /// Returns the error of the operating system.
 pub(crate) fn write(path: &Path, text: &str) -> io::Result<()> {
+    // In the same folder, because a rename cannot cross file systems.
     let mut partial = path.as_os_str().to_owned();
     partial.push(".partial");
     PartialFile::replace(path, partial, text)

@@ -186,6 +186,7 @@ impl Quality {
     /// Returns the quality of a model with these metrics.
     pub fn of(loss: f64, accuracy: Option<f64>, f1: Option<f64>, mae: Option<f64>) -> Self {
         match (accuracy, f1, mae) {
+            // A regression has no classes, whatever else is known.
             (_, _, Some(mae)) => Self::MeanAbsoluteError(mae),
             (Some(accuracy), Some(f1), None) => Self::LabelSets { accuracy, f1 },
             (Some(accuracy), None, None) => Self::Accuracy(accuracy),
@@ -218,6 +219,8 @@ impl Quality {
 impl EvalRow {
     /// Returns the quality of the model besides its loss.
     pub fn quality(&self) -> Quality {
+        // Tasks with metrics of their own come first, because the others are recognized by what is
+        // missing.
         if let (Some(accuracy), Some(margin)) = (self.rewards_accuracies, self.rewards_margins) {
             return Quality::Preferences { accuracy, margin };
         }
@@ -268,6 +271,7 @@ impl JsonRow for MetricsRow {
 
     fn to_json(&self) -> Result<String, serde_json::Error> {
         match self {
+            // `serde_json` writes NaN and infinity as null.
             Self::Step(row) => serde_json::to_string(row),
             Self::Eval(row) => serde_json::to_string(row),
         }

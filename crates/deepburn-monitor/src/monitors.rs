@@ -87,6 +87,7 @@ impl Monitors {
     pub fn step(&mut self, samples: u64, row: &StepRow) -> Result<(), MonitorError> {
         self.scalar(LOSS, samples, row.loss)?;
         self.scalar(LEARNING_RATE, samples, row.lr)?;
+        // In other precisions it is always 1, and DeepSpeed does not write it.
         if self.loss_scale {
             self.scalar(LOSS_SCALE, samples, row.loss_scale)?;
         }

@@ -74,6 +74,7 @@ impl Comparison {
         }
         // Folders are resolved to files first, so a run that is given as folder and as file is detected.
         let files: Vec<PathBuf> = paths.iter().map(|path| record_of(path.as_ref())).collect();
+        // Two curves of one run would hide each other.
         if let Some(twice) = files.iter().enumerate().find(|(i, file)| files[..*i].contains(file)) {
             return Err(PlotError::Twice(twice.1.clone()));
         }
@@ -232,6 +233,7 @@ fn record_of(path: &Path) -> PathBuf {
 /// `out/b/run` are named `a` and `b`.
 fn names(files: &[PathBuf]) -> Vec<String> {
     let parts: Vec<Vec<String>> = files.iter().map(|file| parts_of(file)).collect();
+    // Counted from the end, because runs usually differ in a folder above.
     let from_end = |parts: &'_ [String], index: usize| {
         parts.len().checked_sub(index + 1).map(|place| parts[place].clone())
     };
@@ -247,6 +249,7 @@ fn names(files: &[PathBuf]) -> Vec<String> {
         ends.windows(2).all(|pair| pair[0] != pair[1])
     };
     let longest = parts.iter().map(Vec::len).max().unwrap_or(1);
+    // Different files differ at the whole depth at the latest.
     let depth = (1..=longest).find(|depth| distinct(*depth)).unwrap_or(longest);
     parts.iter().map(|parts| end(parts, skipped, depth).join("/")).collect()
 }

@@ -140,6 +140,7 @@ impl Profiler {
     ///
     /// A step of this thread that was not ended is ended now.
     pub fn begin_step(&self, step: u64) {
+        // An error may have left the step before without its end.
         self.end_current();
         // A profile that was not requested has no windows, so nothing is recorded.
         let windows = self.shared.wanted.get().map_or(&[][..], |wanted| &wanted.windows);
@@ -184,6 +185,7 @@ impl Profiler {
     /// Returns an error if the folder or a file cannot be written.
     pub fn finish(&self) -> Result<bool, ProfileError> {
         self.end_current();
+        // Locked until the files are written, so that all of them show the same records.
         let recording = self.recording();
         let Some(Wanted { folder, .. }) = self.shared.wanted.get() else { return Ok(false) };
         if recording.spans.is_empty() && recording.memory.is_empty() {

@@ -108,7 +108,10 @@ impl<R: JsonRow> RowsWriter<R> {
                 }
             }
         }
+        // Written beside the file and renamed, so that a killed program leaves either file
+        // complete.
         let rewritten = path.with_extension("jsonl.partial");
+        // If a later write fails, the file is cut to this length.
         let len = kept.len() as u64;
         let written = PartialFile::create(path, &rewritten).and_then(|mut file| {
             file.write_all(kept.as_bytes())?;

@@ -76,10 +76,12 @@ impl EventWriter {
         static FILES: AtomicU32 = AtomicU32::new(0);
         fs::create_dir_all(folder).map_err(|source| MonitorError::new("create", folder, source))?;
         let seconds = now() as u64;
+        // A process may begin several runs within a second.
         let number = FILES.fetch_add(1, Ordering::Relaxed);
         let host = host_name();
         let process = std::process::id();
         let path = folder.join(format!("events.out.tfevents.{seconds}.{host}.{process}.{number}"));
+        // A file of an earlier run must not be continued, because its first event names the format.
         let file = File::create_new(&path).and_then(|_| AppendFile::open(&path, 0));
         let file = file.map_err(|source| MonitorError::new("create", &path, source))?;
         let mut writer = Self { file };

@@ -125,6 +125,7 @@ impl WandbRun {
             held: None,
             is_finished: false,
             is_continued,
+            // Without an uploaded folder, this compares `None`, which is less than any step.
             repeats_uploaded_steps: earlier.uploaded_step > Some(options.resumed_after),
         };
         let header = VersionInfo {
@@ -224,7 +225,9 @@ impl WandbRun {
         if self.is_finished {
             return Ok(());
         }
+        // Set first, so that `drop` does not write a second exit status after an error.
         self.is_finished = true;
+        // Written together with the end, so that a run that has ended has its last row.
         let held = self.held.take().map(row_records).unwrap_or_default();
         let runtime = self.seconds() as i32;
         let duration = WandbItem {
@@ -242,6 +245,7 @@ impl WandbRun {
     /// Adds values to the row of a step. A later step begins a new row.
     fn add(&mut self, step: u64, items: Vec<WandbItem>) -> Result<(), MonitorError> {
         let is_new = self.held.as_ref().is_none_or(|held| held.step() < step);
+        // The error is returned at the end, so that the new values are held in any case.
         let written = if is_new { self.write_held() } else { Ok(()) };
         let times =
             [WandbItem::number(TIMESTAMP, now()), WandbItem::number(RUNTIME, self.seconds())];
@@ -301,6 +305,7 @@ fn run_record(
     time: DateTime<Utc>,
 ) -> RunRecord {
     let config = options.config.as_object().into_iter().flatten();
+    // The row of the resumed step is in this folder if it could be moved here.
     let next = match (options.resumed_after, &earlier.last_row) {
         (0, _) => 0,
         (step, Some(_)) => step,

@@ -26,6 +26,7 @@ impl ModuleNode {
 
     /// Returns the submodule `name`, which is created if it does not exist.
     pub(super) fn child(&mut self, name: &str) -> &mut Self {
+        // A module has few children, and their order is the order of the model.
         let place = self.children.iter().position(|child| child.name == name);
         let place = place.unwrap_or_else(|| {
             self.children.push(Self::new(name));

@@ -62,6 +62,7 @@ pub(super) fn to_csv(samples: &[MemorySample]) -> io::Result<String> {
 pub(super) fn to_html(samples: &[MemorySample]) -> Result<String, ReportError> {
     const TITLE: &str = "Memory over time";
     let mut ranks: Vec<usize> = samples.iter().map(|sample| sample.rank).collect();
+    // Ranks report in any order, and the page has them by number.
     ranks.sort_unstable();
     ranks.dedup();
     let of_rank = |rank| {

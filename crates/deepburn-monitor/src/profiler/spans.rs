@@ -74,6 +74,7 @@ impl<S: tracing::Subscriber + for<'span> LookupSpan<'span>> Layer<S> for Spans {
     fn on_exit(&self, id: &Id, context: Context<'_, S>) {
         let Some(span) = context.span(id) else { return };
         let left = span.extensions_mut().get_mut::<Timing>().and_then(|timing| {
+            // A span may be exited in a profiled step that was entered before it.
             let begun = timing.begun.take()?;
             Some((begun, timing.args.clone()))
         });

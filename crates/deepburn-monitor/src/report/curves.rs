@@ -21,6 +21,7 @@ pub(super) fn charts(steps: &[StepRow], evals: &[EvalRow]) -> Vec<Chart> {
     }
     let mut charts = vec![Chart::new("Loss", loss)];
     charts.extend(quality(evals));
+    // Only preference optimization has rewards.
     if steps.iter().any(|row| row.rewards_margins.is_some()) {
         let margin = by_step("margin", |row| row.rewards_margins.unwrap_or(f64::NAN));
         let chosen = by_step("chosen", |row| row.rewards_chosen.unwrap_or(f64::NAN));
@@ -44,6 +45,7 @@ pub(super) fn charts(steps: &[StepRow], evals: &[EvalRow]) -> Vec<Chart> {
         Chart::new("Tokens per second", vec![by_step("tokens/s", |row| row.tokens_per_second)])
             .starting_at_zero(),
     );
+    // Steps without measured phases are left out, and do not count as 0.
     let times: Vec<_> =
         steps.iter().filter_map(|row| Some((row.step as f64, phases(row)?.to_vec()))).collect();
     if !times.is_empty() {

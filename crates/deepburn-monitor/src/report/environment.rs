@@ -52,6 +52,7 @@ impl Environment {
             version: version.to_owned(),
             date: date(SystemTime::now().into()),
             host: Some(host.trim().to_owned()).filter(|name| !name.is_empty()),
+            // An unknown release leaves two spaces.
             system: system.replace("  ", " "),
             processor: processor(&fs::read_to_string("/proc/cpuinfo").unwrap_or_default()),
             cores: thread::available_parallelism().map_or(1, usize::from),

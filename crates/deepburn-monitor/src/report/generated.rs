@@ -11,14 +11,17 @@ const MOST_EVALUATIONS: usize = 6;
 pub(super) fn push(html: &mut String, texts: &[GeneratedText]) {
     let Some(last) = texts.last().map(|text| text.step) else { return };
     let mut steps: Vec<u64> = texts.iter().map(|text| text.step).collect();
+    // The texts are in the order of their steps.
     steps.dedup();
     if steps.len() > MOST_EVALUATIONS {
+        // The first evaluation stays, so that the table shows what training has changed.
         steps.drain(1..=steps.len() - MOST_EVALUATIONS);
     }
     let of = |step: u64| texts.iter().filter(move |text| text.step == step);
     for (number, GeneratedText { prompt, expected, .. }) in of(last).enumerate() {
         let mut rows = vec![("Prompt".to_owned(), prompt.clone())];
         rows.extend(expected.iter().map(|text| ("Data".to_owned(), text.clone())));
+        // Every evaluation has the same prompts in the same order.
         let row = |step: &u64| Some((format!("Step {step}"), of(*step).nth(number)?.text.clone()));
         rows.extend(steps.iter().filter_map(row));
         html::table(html, &format!("Generated text {}", number + 1), &rows);

@@ -33,6 +33,7 @@ pub(super) fn rows(steps: &[StepRow], evals: &[EvalRow]) -> Vec<(String, String)
         }
     }
     let tokens = steps.iter().fold(0_u64, |sum, row| sum.saturating_add(row.tokens));
+    // A single row without a time must not make the sum NaN.
     let seconds: f64 = steps.iter().map(|row| row.step_seconds).filter(|s| s.is_finite()).sum();
     add("Tokens", grouped(tokens));
     add("Time in steps", duration(seconds));

@@ -34,6 +34,7 @@ fn figures(test: &Value) -> Vec<(String, String)> {
         rows.extend(value.map(|value| (name.to_owned(), value)));
     };
     let accuracy = number("test_accuracy");
+    // The perplexity says little about a task that has an accuracy.
     let perplexity = number("perplexity").filter(|_| accuracy.is_none());
     add("Loss", number("test_loss").map(decimal));
     add("Accuracy", accuracy.map(html::percent));

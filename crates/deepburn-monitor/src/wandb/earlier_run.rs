@@ -50,6 +50,7 @@ impl EarlierRun {
     /// be shortened.
     pub(super) fn rewind(folder: &Path, step: u64) -> Result<Option<Self>, MonitorError> {
         let mut parts = parts(folder)?;
+        // By time, which is the first field.
         parts.sort();
         let Some(id) = parts.last().map(|part| part.id.clone()) else { return Ok(None) };
         let mut earlier = Self { id, ..Self::default() };
@@ -66,6 +67,8 @@ impl EarlierRun {
         let is_uploaded = sibling(log, UPLOADED).exists();
         // A killed run may have left a part of a record.
         let mut end = 0;
+        // Rows are in ascending order of steps, so everything from the first later one on is cut
+        // off.
         for stored in StoredRecords::new(&bytes) {
             if let Some(RecordKind::History(row)) = stored.record.kind {
                 if row.step() < step || is_uploaded {
@@ -84,6 +87,7 @@ impl EarlierRun {
             }
             end = stored.end;
         }
+        // A file without a readable record is left as it is.
         if is_uploaded || end == 0 || end == bytes.len() as u64 {
             return Ok(());
         }

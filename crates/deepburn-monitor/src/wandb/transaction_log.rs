@@ -76,6 +76,7 @@ impl TransactionLog {
     /// written with the next ones.
     pub(super) fn append(&mut self, kinds: Vec<RecordKind>) -> io::Result<()> {
         let mut bytes = Vec::new();
+        // With the first records, so that a file never has a header alone.
         if self.position == 0 {
             bytes.extend(HEADER);
         }
@@ -183,6 +184,7 @@ impl<'a> StoredRecords<'a> {
         let (mut data, mut is_first) = (Vec::new(), true);
         loop {
             let (kind, part) = self.chunk()?;
+            // A part without its beginning, or a second beginning.
             if is_first != matches!(kind, FULL | FIRST) {
                 return None;
             }

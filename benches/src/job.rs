@@ -146,10 +146,12 @@ impl BenchJob {
     /// 42, and `tokens` is a file of [`crate::data::write_tokens`].
     pub(crate) fn new(workload: &Workload, tokens: &Path, steps: usize) -> Self {
         let mut model = match workload.architecture {
+            // Of these models, only GPT-2 has dropout by default.
             "gpt2" => json!({ "embd_pdrop": 0.0, "resid_pdrop": 0.0, "attn_pdrop": 0.0 }),
             _ => json!({}),
         };
         if let (Value::Object(all), Value::Object(given)) = (&mut model, &workload.model) {
+            // The workload comes last, so that it may set any field.
             all.extend(given.clone());
         }
         let file = json!({
@@ -180,6 +182,7 @@ impl BenchJob {
         // Indexing by a name creates a missing field.
         for name in path.split('.') {
             if !place.is_object() {
+                // A value in the way, such as null, becomes a section.
                 *place = Value::Object(Map::new());
             }
             place = &mut place[name];
@@ -209,6 +212,7 @@ impl BenchJob {
 
     /// Returns the job with LibTorch's kernels, which need a program with the feature `tch`.
     pub(crate) fn on_tch(self) -> Self {
+        // A program without the feature refuses the backend.
         Self { features: Features::Tch, ..self.set("training.backend", "tch") }
     }
 
@@ -219,6 +223,7 @@ impl BenchJob {
 
     /// Returns the number of ranks in the file.
     pub(crate) fn rank_count(&self) -> usize {
+        // `finetune` has one rank by default.
         self.file["training"]["ranks"].as_u64().and_then(|ranks| ranks.try_into().ok()).unwrap_or(1)
     }
 }

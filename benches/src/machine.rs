@@ -80,6 +80,7 @@ impl Machine {
             line.and_then(|line| line.split_once(':')).map(|(_, value)| value.trim().to_owned())
         };
         let flags = field("flags").or_else(|| field("Features")).unwrap_or_default();
+        // Whole words, because one name may begin with another.
         let has = |name: &&str| flags.split_whitespace().any(|flag| flag == *name);
         Self {
             cpu: field("model name").unwrap_or_else(|| "unknown".into()),
@@ -109,6 +110,7 @@ impl Commit {
     /// # Errors
     /// Returns an error if git cannot be started, or if the folder is not a repository.
     pub(crate) fn of(root: &Path) -> Outcome<Self> {
+        // The full hash, because a short one may become ambiguous.
         let hash = output_of(Command::new("git").current_dir(root).args(["rev-parse", "HEAD"]))?;
         let arguments =
             ["status", "--porcelain", "--untracked-files=no", "--", ".", ":!benches/results"];

@@ -123,6 +123,7 @@ fn run(options: &Options) -> Outcome<Vec<String>> {
     let folder = results_folder(&suite);
     fs::create_dir_all(&folder)?;
     let mut failures = Vec::new();
+    // `report` alone needs no build.
     if benches.is_empty() {
         write_report(&suite, &folder)?;
         return Ok(failures);
@@ -220,6 +221,7 @@ fn run_bench(
         eprintln!("{}: FAILED: {error}", bench.name);
         results.failures.push(error.to_string());
     }
+    // Measured after an error too, because complete tables are kept.
     results.seconds = start.elapsed().as_secs_f64();
     eprintln!("{}: {:.0} s", bench.name, results.seconds);
     for missing in &results.missing {

@@ -49,6 +49,7 @@ impl PeakMemory {
         if resident as f64 > self.resident_pages as f64 * GROWTH {
             self.resident_pages = resident;
             let bytes = self.processes.iter().filter_map(|id| proportional_bytes(*id)).sum();
+            // With more shared pages, the PSS may be lower although the resident sets are larger.
             self.bytes = self.bytes.max(bytes);
         }
     }
@@ -61,6 +62,7 @@ impl PeakMemory {
 
 /// Returns the process `root` and all its descendants in breadth-first order.
 pub(crate) fn descendants(root: u32) -> Vec<u32> {
+    // The list grows while it is walked, until no process has further children.
     let mut found = vec![root];
     let mut next = 0;
     while let Some(&id) = found.get(next) {

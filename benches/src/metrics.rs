@@ -69,6 +69,7 @@ pub(crate) struct PhaseDurations {
 /// # Errors
 /// Returns an error if a line is not a row.
 pub(crate) fn parse_steps(text: &str) -> Outcome<Vec<ObservedStep>> {
+    // Evaluations have other fields. The numbers of lines count them, for errors.
     let steps = text.lines().enumerate().filter(|(_, line)| !line.contains("\"eval_loss\""));
     steps
         .map(|(index, line)| {
@@ -94,6 +95,7 @@ pub(crate) fn observe(rows: &[ObservedStep], uncounted: usize) -> Outcome<Observ
     let mut found = Observations::default();
     for row in counted {
         found.push(Quantity::Step, row.step_seconds);
+        // A rate for each step, because steps may have different numbers of tokens.
         found.push(Quantity::Throughput, row.tokens / row.step_seconds);
         found.push(Quantity::OptimizerStep, row.seconds.optimizer);
         found.push(Quantity::DataWait, row.seconds.data / row.step_seconds);
@@ -133,6 +135,7 @@ pub(crate) enum PeerLine {
 impl PeerLine {
     /// Parses a line. Returns `None` for other lines, such as messages of libraries.
     pub(crate) fn parse(line: &str) -> Option<Self> {
+        // Libraries print messages between the lines, some of which would be valid JSON.
         line.starts_with('{').then(|| serde_json::from_str(line).ok()).flatten()
     }
 }

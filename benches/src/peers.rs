@@ -78,6 +78,8 @@ impl Peers {
     /// # Errors
     /// Returns an error if the environment has no Python.
     pub(crate) fn new(environment: &Path, root: &Path) -> Outcome<Self> {
+        // Programs with LibTorch run in the scratch folder, where a relative path would mean
+        // another one.
         let environment = std::path::absolute(environment)?;
         let mut probe = Command::new(environment.join("bin/python"));
         let found = output_of(probe.args(["-c", PROBE])).map_err(|error| {
@@ -169,6 +171,7 @@ impl Peers {
             .find(|(_, line)| matches!(PeerLine::parse(line), Some(PeerLine::Ready { .. })));
         let (startup, _) =
             ready.ok_or_else(|| format!("the peer printed no line `ready`:\n{}", run.output()))?;
+        // The script measures its steps itself, as DeepBurn does for its metrics.
         let found = observe_peer(&run.output(), uncounted)?;
         Ok(found.with(Quantity::Startup, *startup).with(Quantity::Peak, run.peak_bytes as f64))
     }

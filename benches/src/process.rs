@@ -104,7 +104,9 @@ impl Watched {
         let errors = collect_errors(&mut child);
         let mut peak = PeakMemory::default();
         let mut arrivals = Vec::new();
+        // This thread samples, so that the readers of the pipes do not delay a sample.
         let status = self.wait(&mut child, start, &mut peak, &mut arrivals)?;
+        // Before the threads are joined, which may take longer than the program.
         let seconds = start.elapsed().as_secs_f64();
         let mut lines = lines.join().map_err(|_| "the thread that reads the output panicked")?;
         // A program has written its lines before it ends. On a loaded machine, the thread that reads them may come to
@@ -146,6 +148,7 @@ impl Watched {
                 && let Ok(metadata) = file.metadata()
                 && metadata.len() > seen
             {
+                // The size is compared first, because the lines are counted in the whole file.
                 seen = metadata.len();
                 let rows = std::fs::read_to_string(file).unwrap_or_default().matches('\n').count();
                 arrivals.resize(rows.max(arrivals.len()), start.elapsed().as_secs_f64());
@@ -170,6 +173,7 @@ impl Watched {
 ///
 /// If only a launcher such as `mpirun` were killed, its ranks would continue to run.
 fn kill(child: &mut Child) -> Outcome<()> {
+    // All of them are found before the first is killed, because orphans get another parent.
     for id in descendants(child.id()) {
         if let Some(id) = i32::try_from(id).ok().and_then(rustix::process::Pid::from_raw) {
             // A process that has already ended is not an error.

@@ -102,6 +102,7 @@ impl Programs {
         features: Features,
         peers: Option<&Peers>,
     ) -> Outcome<PathBuf> {
+        // Borrowed for the whole build. Builds do not ask for other programs.
         let mut built = self.built.borrow_mut();
         let folder = built.entry(features).or_insert_with(|| {
             self.build(features, peers)
@@ -121,6 +122,8 @@ impl Programs {
         let mut build = Command::new(cargo());
         build.current_dir(&self.root).args(["build", "--release", "--locked", "--workspace"]);
         build.args(NAMES.iter().flat_map(|name| ["--bin", name])).args(features.arguments());
+        // Only messages about artifacts are JSON. Diagnostics stay readable, for the error of a
+        // failed build.
         build.arg("--message-format=json-render-diagnostics");
         // The build script of LibTorch's bindings asks the Python of the environment for the library.
         if features == Features::Tch
@@ -128,6 +131,7 @@ impl Programs {
         {
             build.env("LIBTORCH_USE_PYTORCH", "1").env("PATH", peers.search_path()?);
         }
+        // The paths are read from cargo's messages, because a configuration may change them.
         let output = Watched::build(build).run()?.output();
         let folder = self.folder().join(features.folder());
         fs::create_dir_all(&folder)?;

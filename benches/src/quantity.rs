@@ -128,9 +128,11 @@ impl Quantity {
     /// Formats a value with its unit.
     pub(crate) fn format(self, value: f64) -> String {
         match self.unit() {
+            // Differences of runs may be negative, and are shown in milliseconds too.
             Unit::Seconds if value != 0.0 && value < 0.1 => format!("{:.2} ms", value * 1e3),
             Unit::Seconds => format!("{value:.2} s"),
             Unit::TokensPerSecond | Unit::Gflops => format!("{value:.0}"),
+            // With one decimal, such a fraction would have one digit at most.
             Unit::Fraction if value.abs() < 0.01 => format!("{:.3} %", value * 100.0),
             Unit::Fraction => format!("{:.1} %", value * 100.0),
             Unit::Bytes if value < 1e9 => format!("{:.0} MB", value / 1e6),

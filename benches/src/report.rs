@@ -32,6 +32,7 @@ use plot::{Theme, draw};
 /// Returns an error if results cannot be read or a file cannot be written.
 pub(crate) fn write(folder: &Path, report_file: &Path, readme: Option<&Path>) -> Outcome<()> {
     let results = read_all(folder)?;
+    // Plots are drawn first, because the report links only those that exist.
     let mut pictures = Vec::new();
     for results in &results {
         for (index, table) in results.tables.iter().enumerate() {

@@ -205,6 +205,7 @@ impl Results {
             |problem: String| format!("{}: {problem}; measure this bench again", path.display());
         let text = fs::read_to_string(path).map_err(|error| says(error.to_string()))?;
         let results: Self = serde_json::from_str(&text).map_err(|error| says(error.to_string()))?;
+        // A layout with the same fields may still have another meaning.
         if results.schema != SCHEMA {
             return Err(
                 says(format!("schema {}, this suite reads {SCHEMA}", results.schema)).into()

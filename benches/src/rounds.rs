@@ -90,6 +90,7 @@ impl RoundRecorder {
             self.0.push(Recorded { name: name.into(), is_peer, rounds: BTreeMap::new() });
             self.0.len() - 1
         });
+        // The steps of a run depend on each other, so a round counts as one number.
         for (quantity, value) in found.medians() {
             self.0[index].rounds.entry(quantity).or_default().push(value);
         }
@@ -99,6 +100,7 @@ impl RoundRecorder {
     pub(crate) fn table(self, title: &str, columns: &[Quantity]) -> Table {
         let row = |Recorded { name, is_peer, rounds }| {
             let summary = |(quantity, rounds)| Some((quantity, RoundSummary::of(rounds)?));
+            // All runs observe the same quantities, of which a benchmark selects its own.
             let shown = rounds.into_iter().filter(|(quantity, _)| columns.contains(quantity));
             MeasuredRow { name, is_peer, measures: shown.filter_map(summary).collect() }
         };
@@ -107,6 +109,7 @@ impl RoundRecorder {
             title: title.into(),
             columns: columns.to_vec(),
             rows,
+            // The benchmark sets both, because it knows which rows belong together.
             comparisons: vec![],
             plot: None,
         }
@@ -142,6 +145,7 @@ pub(crate) fn measure(
                 Err(error) => {
                     eprintln!("FAILED: {error}");
                     results.failures.push(format!("{title}: {}: {error}", variant.name));
+                    // A second failure would take as long as the first one, and tell nothing new.
                     *has_failed = true;
                 }
             }
@@ -166,6 +170,7 @@ fn report_remaining(start: Instant, round: usize, rounds: usize) {
         let left = start.elapsed().div_f64(round as f64).mul_f64((rounds - round) as f64);
         eprintln!(
             "about {} min left of this table",
+            // At least one, because the line must not say 0.
             left.max(Duration::from_secs(60)).as_secs().div_ceil(60)
         );
     }

@@ -84,6 +84,7 @@ impl Suite {
         let programs = Programs::new(root)?;
         fs::create_dir_all(programs.folder())?;
         remove_stale(&programs.folder())?;
+        // The ID shows later suites whether this one is still running.
         let prefix = format!("work-{}-", std::process::id());
         let mpirun = output_of(Command::new("mpirun").arg("--version"));
         Ok(Self {
@@ -96,6 +97,7 @@ impl Suite {
             programs,
             rounds,
             without: without.into(),
+            // Other implementations have other options.
             has_mpirun: mpirun.is_ok_and(|version| version.contains("Open MPI")),
         })
     }
@@ -168,6 +170,7 @@ impl Suite {
     pub(crate) fn supports(&self, features: Features) -> Result<(), String> {
         match features {
             Features::Default => Ok(()),
+            // After the default programs, which every benchmark needs.
             left_out if self.without.contains(&left_out) => Err("left out with --without".into()),
             Features::Tch => self.peers_with(&["torch"]).map(|_| ()),
             Features::Mpi if self.has_mpirun => Ok(()),
@@ -206,6 +209,7 @@ impl Suite {
         }
         // With the caches of the user, runs would depend on earlier runs.
         command.current_dir(self.scratch()).env("XDG_CACHE_HOME", self.scratch().join("cache"));
+        // A missing file is an error at once, instead of a download.
         command.env("HF_HUB_OFFLINE", "1");
         Ok(command)
     }
@@ -229,6 +233,7 @@ impl Suite {
             .arg("--output-dir")
             .arg(output.path().join("run"))
             .args(options);
+        // The file does not exist yet. It is watched from the moment when the program creates it.
         let metrics = output.path().join("run/metrics.jsonl");
         let run = Watched::from(command).with_file(metrics.clone()).run()?;
         let rows = parse_steps(&fs::read_to_string(metrics)?)?;

@@ -39,7 +39,9 @@ pub(super) fn highlights(results: &[Results]) -> String {
     let mut text = String::from("| GPT-2 124M | DeepBurn | Peer | Ratio |\n|---|---|---|---|\n");
     for (what, quantity, own, peer) in LINES {
         let peer_name = peer.split_once(", ").map_or(peer, |(_, name)| name);
+        // Both tables of the benchmark have rows of different names.
         let table = results.tables.iter().find(|table| table.row(own).is_some());
+        // A line stays in the README if it was not measured, so that nobody misses it.
         let cells = table.map(|table| cells(table, quantity, own, peer)).unwrap_or_default();
         let [own, peer, ratio] = cells.map(|cell| cell.unwrap_or_else(|| "not measured".into()));
         // Writing to a string cannot fail.

@@ -70,6 +70,7 @@ pub(super) fn report(results: &[Results], pictures: &[Picture]) -> String {
     }
     push_bounds(&mut text, results);
     for results in results {
+        // The texts of a section are in the program, and not in the results.
         if let Some(bench) = BENCHES.iter().find(|bench| bench.name == results.bench) {
             push_bench(&mut text, bench, results, pictures);
         }
@@ -204,6 +205,7 @@ fn push_comparisons(text: &mut String, table: &Table) {
         let bound = comparison.bound.map(|bound| shown(quantity, is_ratio, bound));
         let promised = match bound {
             Some(bound) => format!(" {bound} | {} |", verdict(comparison.reached)),
+            // All rows of a table need the same number of cells.
             None if has_bounds => "  |  |".into(),
             None => String::new(),
         };
@@ -276,6 +278,7 @@ fn spread(quantity: Quantity, is_ratio: bool, value: &RoundSummary) -> String {
         return measured(quantity, value);
     }
     let RoundSummary { median, min, max, rounds } = value;
+    // A single round has no range.
     if rounds.len() == 1 {
         format!("{median:.2}")
     } else {

@@ -115,6 +115,7 @@ fn draw_bars(
 ) -> Outcome<()> {
     // The smallest positive number avoids a division by 0 if all values are 0.
     let most = rows.iter().map(|(_, value)| value.max).fold(f64::MIN_POSITIVE, f64::max);
+    // The value is written right of the largest round, so it needs room beside the longest bar.
     let room = f64::from(WIDTH as i32 - LABELS - VALUES);
     let at = |value: f64| LABELS + (value / most * room).round() as i32;
     for (index, (row, value)) in rows.iter().enumerate() {
@@ -152,6 +153,7 @@ fn draw_ranks(
         .margin_right(120)
         .x_label_area_size(36)
         .y_label_area_size(70)
+        // The logarithm is drawn on a linear axis. The labels convert it back.
         .build_cartesian_2d(0.0..most_ranks.log2(), 0.0..most * 1.1)?;
     chart
         .configure_mesh()

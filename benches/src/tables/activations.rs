@@ -64,6 +64,7 @@ fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
     let columns = [Quantity::Step, Quantity::Activations, Quantity::Peak, Quantity::Disk];
     let mut table = measure(results, &workload.title(1), suite.rounds(2), &columns, &variants);
     for (name, _) in &policies[1..] {
+        // Without the bytes on NVMe, of which `off` has none.
         for quantity in [Quantity::Step, Quantity::Activations, Quantity::Peak] {
             table.compare(quantity, name, "off", None);
         }
@@ -81,6 +82,7 @@ fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
 fn same_loss(suite: &Suite, job: &BenchJob, expected: &Cell<Option<f64>>) -> Outcome<Observations> {
     let trained = suite.train(job, suite.output()?, &[])?;
     let loss = trained.rows.last().map(|row| row.loss).ok_or("the run made no step")?;
+    // The first loss stays the expected one.
     let before = expected.replace(expected.get().or(Some(loss)));
     if before.is_some_and(|before| before.to_bits() != loss.to_bits()) {
         return Err(format!(

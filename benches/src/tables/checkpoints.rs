@@ -64,6 +64,7 @@ fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
         suite.pick(Workload::gpt2_small(1, 128), Workload::gpt2("GPT-2 2M", 128, 2, 1, 32));
     let tokens = suite.tokens(&workload)?;
     let plain = BenchJob::new(&workload, &tokens, STEPS).ranks(RANKS).stage(3);
+    // Older checkpoints are removed, so that the disk needs room for one.
     let saving = plain.clone().set("training.save_steps", 2).set("training.save_total_limit", 1);
     let beside = saving.clone().set("training.async_save", true);
     let round = RefCell::new(CheckpointRound::default());
@@ -88,6 +89,7 @@ fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
         Variant::new("export by `deepburn consolidate`", || {
             consolidate(suite, &plain, &round.borrow())
         }),
+        // Taken out of the round, because the resumed run writes to this folder.
         Variant::new("resume", || resume(suite, &saving, round.borrow_mut().saved.take())),
     ];
     let columns = [Quantity::Save, Quantity::Startup, Quantity::Program];
@@ -172,6 +174,7 @@ fn consolidate(suite: &Suite, job: &BenchJob, round: &CheckpointRound) -> Outcom
 fn resume(suite: &Suite, job: &BenchJob, saved: Option<TrainingRun>) -> Outcome<Observations> {
     let output = saved.ok_or("the run with checkpoints failed")?.output;
     let metrics = output.path().join("run/metrics.jsonl");
+    // The resumed run continues the file, so its own rows begin after these.
     let before = fs::read_to_string(&metrics)?.lines().count();
     let job = job.clone().set("training.max_steps", STEPS + 1);
     let trained = suite.train(&job, output, &["--resume"])?;

@@ -36,10 +36,12 @@ const RANK_THREADS: CargoBench = CargoBench {
 /// # Errors
 /// Returns an error if the cargo benchmark does not build or fails, or if its output is invalid.
 fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
+    // These rounds are within a round of the suite.
     let arguments: &[&str] = suite.pick(&[], &["--rounds", "1", "--elements", "1000000"]);
     let scores = ScoreTable {
         title: suite.pick("100 million floats", "1 million floats"),
         quantity: Quantity::OfLimit,
+        // The benchmark prints shares of the limit.
         convert: |share| share,
         bound: AtLeast(0.70),
         plot: Some(Plot::Bars(Quantity::OfLimit)),

@@ -136,6 +136,7 @@ fn training(
                 }),
             ),
         };
+        // Before the rounds, which are timed. The first run returns the error of a build.
         let _ = suite.build(job.features);
         let name = format!("{}, flex", trained.name());
         variants.push(Variant::new(name, move || suite.observe(&job, UNCOUNTED)));

@@ -40,6 +40,7 @@ fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
     let scores = ScoreTable {
         title: "Perceptron",
         quantity: Quantity::Overhead,
+        // The benchmark prints the time on `Zero<Flex>` divided by the time on `Flex`.
         convert: |ratio| ratio - 1.0,
         bound: AtMost(0.02),
         plot: None,

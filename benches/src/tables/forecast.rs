@@ -105,6 +105,7 @@ fn cases(nvme: &Path) -> Vec<Case> {
 /// Returns an error if the data cannot be written. Failed runs are recorded in `results`.
 fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
     let text = suite.file("text.txt", |path| write_text(path, 200_000))?;
+    // Two steps need few texts.
     let passages = suite.file("passages.jsonl", |path| write_reviews(path, 300))?;
     let mut cases = cases(suite.scratch());
     cases.truncate(suite.pick(cases.len(), 3));

@@ -46,6 +46,7 @@ fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
     let workload = suite.pick(Workload::gpt2_small(1, 128), small);
     let folder = suite.file("gpt2", |path| make_model(suite, &workload, path))?;
     let (workload, folder) = (&workload, folder.as_path());
+    // Without an option, the weights stay as they are in the folder.
     let mut variants = vec![Variant::new("f32", move || speed(suite, workload, folder, &[]))];
     for held in TYPES {
         let options = ["--quantize", held];
@@ -56,6 +57,7 @@ fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
         match suite.peers_with(&["xllamacpp"]) {
             Err(lacks) => results.missing.push(format!("{name}: {lacks}")),
             Ok(peers) => {
+                // Exported only if llama.cpp can run it.
                 let file = suite.file(&format!("gpt2-{file_type}.gguf"), |path| {
                     export(suite, workload, folder, file_type, path)
                 })?;
@@ -100,6 +102,7 @@ fn speed(
     };
     let (one, all) = (generate(1)?, generate(1 + TOKENS)?);
     let seconds = all.seconds - one.seconds;
+    // On a loaded machine, the difference of two runs may be negative.
     if seconds <= 0.0 {
         return Err("the start of the program took longer than the tokens; measure again".into());
     }

@@ -77,6 +77,7 @@ fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
 
 /// Returns the job with a text instead of tokens, and a tokenizer with 4,096 tokens that is trained on it.
 fn on_text(job: BenchJob, text: &Path) -> BenchJob {
+    // The section is replaced as a whole, but sequences keep their length.
     let length = job.file["data"]["sequence_length"].clone();
     job.set(
         "data",

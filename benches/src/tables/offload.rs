@@ -58,6 +58,7 @@ fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
             Variant::new(*name, move || suite.observe(&job, UNCOUNTED))
         })
         .collect();
+    // Checked here, because DeepSpeed fails only when it compiles the operators in its first run.
     let libaio =
         if Path::new(LIBAIO).exists() { Ok(()) } else { Err(format!("{LIBAIO} is not installed")) };
     let peers = libaio.and_then(|()| suite.peers_with(&["torch", "transformers", "deepspeed"]));
@@ -104,6 +105,7 @@ fn sections(nvme: &Path) -> [(&'static str, Value); 4] {
             ALL_ON_NVME,
             json!({
                 "stage": 3, "offload_optimizer": disk, "offload_param": parameters,
+                // Low limits, so that gathered parameters do not hide what offload saves.
                 "stage3_max_live_parameters": 2e7, "stage3_prefetch_bucket_size": 1e7,
             }),
         ),

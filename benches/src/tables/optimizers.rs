@@ -42,10 +42,12 @@ fn optimizers() -> Vec<(&'static str, Value, usize)> {
         ("AdamW", json!({ "lr": 1e-4 }), 1),
         ("Adam", json!({ "lr": 1e-4 }), 1),
         ("SGD", json!({ "lr": 1e-4, "momentum": 0.9 }), 1),
+        // Updates of Lion have a larger norm, so its paper advises a smaller learning rate.
         ("Lion", json!({ "lr": 1e-5 }), 1),
         ("Adagrad", json!({ "lr": 1e-4 }), 1),
         ("Lamb", json!({ "lr": 1e-4 }), 1),
         ("Muon", json!({ "muon_lr": 1e-3, "adam_lr": 1e-4 }), 1),
+        // The 1-bit optimizers compress after two steps, which are not counted.
         ("OneBitAdam", json!({ "lr": 1e-5, "freeze_step": 2 }), 0),
         ("OneBitLamb", json!({ "lr": 1e-5, "freeze_step": 2 }), 0),
         ("ZeroOneAdam", json!({ "lr": 1e-5, "var_freeze_step": 2 }), 0),

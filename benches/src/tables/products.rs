@@ -146,6 +146,8 @@ fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
     // A table for each number of threads.
     let mut recorders: BTreeMap<usize, RoundRecorder> = BTreeMap::new();
     let mut products = Vec::new();
+    // Quick runs have no training run, because the share of the loss head is only valid for the
+    // full model.
     let lacks = suite.peers_with(&["torch"]).err();
     // Failed rows are not run again.
     let (mut has_peer, mut has_step) = (lacks.is_none(), !suite.quick);
@@ -156,6 +158,7 @@ fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
             results.missing.push(format!("the bench {}", GEMM.source));
             return Ok(());
         };
+        // All rounds have the same products, so the last round may name the rows.
         products = parse(&lines)?;
         for (threads, products) in by_threads(&products) {
             let recorder = recorders.entry(threads).or_default();

@@ -49,6 +49,7 @@ fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
     let mut variants = Vec::new();
     for &ranks in counts {
         for stage in [0, 3] {
+            // All numbers of ranks divide the batch.
             let share = workload.with_sequences(BATCH / ranks);
             let job = BenchJob::new(&share, &tokens, STEPS).ranks(ranks).stage(stage);
             variants.push(Variant::new(name(stage, ranks), move || suite.observe(&job, UNCOUNTED)));
@@ -57,6 +58,7 @@ fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
     let title = format!("{}, {BATCH} × {} tokens a step", workload.name, workload.length);
     let columns = [Quantity::Step, Quantity::Throughput, Quantity::Peak];
     let mut table = measure(results, &title, suite.rounds(3), &columns, &variants);
+    // Stage 3 first, because it has the bound.
     for stage in [3, 0] {
         for &ranks in counts.iter().filter(|ranks| **ranks > 1) {
             let bound = (ranks == 64 && stage == 3)

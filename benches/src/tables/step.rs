@@ -97,6 +97,7 @@ impl Contestant {
             Ddp => ("ddp", "transformers", &[]),
             Fsdp2 => ("fsdp2", "transformers", &[]),
             DeepSpeed { stage: 0 } => ("deepspeed_zero", "deepspeed", &["--stage", "0"]),
+            // No other stages are measured.
             DeepSpeed { .. } => ("deepspeed_zero", "deepspeed", &["--stage", "3"]),
             Eager | Flex { .. } | Tch { .. } | Processes { .. } => ("eager", "transformers", &[]),
         }
@@ -190,6 +191,7 @@ fn peer<'a>(
     let (script, package, options) = contestant.script();
     let peers = suite.peers_with(&["torch", package])?;
     Ok(Variant::peer(contestant.name(precision, ranks), move || {
+        // A script for one rank runs without `ranks.py`.
         let ranks = (ranks > 1).then_some(ranks);
         peers.train(
             &PeerRun { script, ranks, workload, precision, steps: STEPS, options },

@@ -1,7 +1,7 @@
-//! Generates deterministic data: token files, texts and labelled texts.
+//! Generates deterministic data: token files, texts and labeled texts.
 //!
-//! Nothing is downloaded, and every run of the suite trains on the same bytes. There are three kinds, as in the
-//! `data` section of a job:
+//! Nothing is downloaded, and every run of the suite trains on the same bytes. There are three
+//! kinds, as in the `data` section of a job:
 //!
 //! ```text
 //! tokens          a little-endian u16 per token, without a header        (`write_tokens`)
@@ -9,10 +9,10 @@
 //! classification  an object per line: {"text": …, "label": 0 or 1}       (`write_reviews`)
 //! ```
 //!
-//! Tokens are uniformly distributed. A model cannot learn anything from them, but they are sufficient to measure
-//! time and memory. The word frequency of texts follows Zipf's law, so that a tokenizer can learn merges. The
-//! lengths of reviews are distributed like the lengths of IMDB reviews, so that padding and dynamic batching are
-//! realistic.
+//! Tokens are uniformly distributed. A model cannot learn anything from them, but they are
+//! sufficient to measure time and memory. The word frequency of texts follows Zipf's law, so that a
+//! tokenizer can learn merges. The lengths of reviews are distributed like the lengths of IMDB
+//! reviews, so that padding and dynamic batching are realistic.
 
 use std::f64::consts::TAU;
 use std::fmt::Write as _;
@@ -23,30 +23,30 @@ use serde_json::json;
 
 use crate::Outcome;
 
-/// Seed of every file. Each file has its own generator, so that it does not depend on the order in which files
-/// are created.
+/// Seed of every file. Each file has its own generator, so that it does not depend on the order in
+/// which files are created.
 const SEED: u64 = 42;
 /// Number of different words in the texts.
 const WORDS: u64 = 20_000;
 /// Number of words in a sentence.
 const SENTENCE: usize = 12;
-/// Median length of IMDB reviews in words. Their mean is 231. A log-normal distribution with the parameters mu
-/// and sigma has the median exp(mu) and the mean exp(mu + sigma^2 / 2).
+/// Median length of IMDB reviews in words. Their mean is 231. A log-normal distribution with the
+/// parameters mu and sigma has the median exp(mu) and the mean exp(mu + sigma^2 / 2).
 const REVIEW_MEDIAN: f64 = 174.0;
-/// Standard deviation of the logarithm of a review's length. With this value the mean is
-/// 174 × exp(0.75² / 2) = 231 words.
+/// Standard deviation of the logarithm of a review's length. With this value the mean is 174 ×
+/// exp(0.75² / 2) = 231 words.
 const REVIEW_SIGMA: f64 = 0.75;
 
-/// The pseudo-random generator SplitMix64 (Steele, Lea and Flood, "Fast Splittable Pseudorandom Number
-/// Generators", 2014).
+/// The pseudo-random generator SplitMix64 (Steele, Lea and Flood, "Fast Splittable Pseudorandom
+/// Number Generators", 2014).
 ///
-/// The field is its state. It is implemented here, so that the files do not change with the version of a
-/// dependency.
+/// The field is its state. It is implemented here, so that the files do not change with the version
+/// of a dependency.
 struct SplitMix64(u64);
 
 impl SplitMix64 {
-    /// Returns the next 64 random bits. The state is increased by the golden-ratio constant and mixed by two rounds
-    /// of xor-shift and multiplication.
+    /// Returns the next 64 random bits. The state is increased by the golden-ratio constant and
+    /// mixed by two rounds of xor-shift and multiplication.
     fn next(&mut self) -> u64 {
         // The publication of SplitMix64 has the same constants.
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
@@ -63,24 +63,25 @@ impl SplitMix64 {
         ((self.next() >> 11) + 1) as f64 / (1_u64 << 53) as f64
     }
 
-    /// Returns a number from the standard normal distribution, by the Box-Muller transform. The second number of
-    /// the transform is discarded.
+    /// Returns a number from the standard normal distribution, by the Box-Muller transform. The
+    /// second number of the transform is discarded.
     fn normal(&mut self) -> f64 {
         (-2.0 * self.uniform().ln()).sqrt() * (TAU * self.uniform()).cos()
     }
 
     /// Returns the number of a word, from 1 to `WORDS`.
     ///
-    /// As in a natural language, the frequency of the n-th word is proportional to 1/n (Zipf's law). The cumulative
-    /// distribution is ln(n) / ln(`WORDS`), and its inverse is a power of `WORDS`.
+    /// As in a natural language, the frequency of the n-th word is proportional to 1/n (Zipf's
+    /// law). The cumulative distribution is ln(n) / ln(`WORDS`), and its inverse is a power of
+    /// `WORDS`.
     fn word(&mut self) -> u64 {
         // Cut to a whole number, so that word n has the numbers from n to n + 1.
         (WORDS as f64).powf(self.uniform()) as u64
     }
 }
 
-/// Writes `count` uniformly distributed tokens below `vocabulary`. Each token is a little-endian u16, as in data
-/// of kind `tokens`.
+/// Writes `count` uniformly distributed tokens below `vocabulary`. Each token is a little-endian
+/// u16, as in data of kind `tokens`.
 ///
 /// # Errors
 /// Returns an error if the file cannot be written.
@@ -102,11 +103,11 @@ pub(crate) fn write_text(path: &Path, words: usize) -> Outcome<()> {
     Ok(fs::write(path, text(&mut SplitMix64(SEED), words))?)
 }
 
-/// Writes `count` labelled texts as JSON lines, for data of kind `classification`.
+/// Writes `count` labeled texts as JSON lines, for data of kind `classification`.
 ///
-/// Texts have at least 4 words, and their lengths have a log-normal distribution with the median and the mean of
-/// IMDB reviews. The classes 0 and 1 alternate and do not depend on the text, so the accuracy on this file is
-/// meaningless.
+/// Texts have at least 4 words, and their lengths have a log-normal distribution with the median
+/// and the mean of IMDB reviews. The classes 0 and 1 alternate and do not depend on the text, so
+/// the accuracy on this file is meaningless.
 ///
 /// # Errors
 /// Returns an error if the file cannot be written.
@@ -124,8 +125,9 @@ pub(crate) fn write_reviews(path: &Path, count: usize) -> Outcome<()> {
 
 /// Returns a text of `words` random words, in sentences of `SENTENCE` words.
 ///
-/// The spelling of a word is its number in base 70, beginning with the least significant digit. A digit is a
-/// syllable of one of 14 consonants and one of 5 vowels. So the most frequent words have one syllable.
+/// The spelling of a word is its number in base 70, beginning with the least significant digit. A
+/// digit is a syllable of one of 14 consonants and one of 5 vowels. So the most frequent words have
+/// one syllable.
 fn text(random: &mut SplitMix64, words: usize) -> String {
     let mut text = String::new();
     for number in 1..=words {
@@ -166,8 +168,8 @@ mod tests {
         let words: Vec<f64> =
             text.lines().map(|line| line.split_whitespace().count() as f64).collect();
         let mean = words.iter().sum::<f64>() / words.len() as f64;
-        // The tolerance is six standard errors of the mean of 2,000 lengths, whose standard deviation is 0.87 times
-        // their mean.
+        // The tolerance is six standard errors of the mean of 2,000 lengths, whose standard
+        // deviation is 0.87 times their mean.
         assert!((mean - 231.0).abs() < 231.0 * 6.0 * 0.87 / 2_000_f64.sqrt(), "{mean}");
     }
 }

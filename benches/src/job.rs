@@ -1,9 +1,10 @@
 //! The training jobs of the suite.
 //!
-//! Main type: [`BenchJob`], a job file for `finetune` and the way in which its ranks are started. A [`Workload`] is the
-//! model and the batch, which are the same for DeepBurn and its peers: `finetune` gets them in the job file, and the
-//! script of a peer in its arguments. A benchmark starts from [`BenchJob::new`], whose settings match the peers', and
-//! changes single keys by their dotted path. Only `finetune` checks the file.
+//! Main type: [`BenchJob`], a job file for `finetune` and the way in which its ranks are started. A
+//! [`Workload`] is the model and the batch, which are the same for DeepBurn and its peers:
+//! `finetune` gets them in the job file, and the script of a peer in its arguments. A benchmark
+//! starts from [`BenchJob::new`], whose settings match the peers', and changes single keys by their
+//! dotted path. Only `finetune` checks the file.
 
 use std::path::Path;
 
@@ -60,21 +61,23 @@ pub(crate) struct Workload {
 impl Workload {
     /// Returns GPT-2 small, which has 124 million parameters.
     ///
-    /// A micro-batch of a rank has `sequences` sequences of `length` tokens. All other fields of the model have the
-    /// defaults of GPT-2: 12 layers of width 768 with 12 heads.
+    /// A micro-batch of a rank has `sequences` sequences of `length` tokens. All other fields of
+    /// the model have the defaults of GPT-2: 12 layers of width 768 with 12 heads.
     pub(crate) fn gpt2_small(sequences: usize, length: usize) -> Self {
         let model = json!({ "vocab_size": 50257 });
         Self { architecture: "gpt2", model, name: "GPT-2 124M", sequences, length }
     }
 
-    /// Returns a model of the sizes of SmolLM2 135M, in the family of Llama: 30 layers of width 576 with 9 query heads
-    /// and 3 key heads, gated feed-forward networks of width 1,536, and a tied head.
+    /// Returns a model of the sizes of SmolLM2 135M, in the family of Llama: 30 layers of width 576
+    /// with 9 query heads and 3 key heads, gated feed-forward networks of width 1,536, and a tied
+    /// head.
     pub(crate) fn smollm2(sequences: usize, length: usize) -> Self {
         Self::llama("SmolLM2 135M", [49_152, 576, 1536, 30, 9, 3], sequences, length)
     }
 
-    /// Returns a model of the family of Llama with a tied head. The sizes are the vocabulary, the layers' width and
-    /// the feed-forward networks' width, and the numbers of layers, query heads and key heads.
+    /// Returns a model of the family of Llama with a tied head. The sizes are the vocabulary, the
+    /// layers' width and the feed-forward networks' width, and the numbers of layers, query heads
+    /// and key heads.
     pub(crate) fn llama(
         name: &'static str,
         [vocabulary, width, inner, layers, heads, key_heads]: [usize; 6],
@@ -90,11 +93,11 @@ impl Workload {
         Self { architecture: "llama", model, name, sequences, length }
     }
 
-    /// Returns a small GPT-2 with heads of width 32 and a vocabulary of 4,096 tokens. `width` has to be a multiple of
-    /// 32.
+    /// Returns a small GPT-2 with heads of width 32 and a vocabulary of 4,096 tokens. `width` has
+    /// to be a multiple of 32.
     ///
-    /// These models train in seconds. They are used for quick runs and runs of many ranks, in which a vocabulary of
-    /// 50,257 tokens would take most of the time.
+    /// These models train in seconds. They are used for quick runs and runs of many ranks, in which
+    /// a vocabulary of 50,257 tokens would take most of the time.
     pub(crate) fn gpt2(
         name: &'static str,
         width: usize,
@@ -114,20 +117,22 @@ impl Workload {
 
     /// Returns the vocabulary size, which bounds the tokens of the data.
     ///
-    /// If the model has no size, or one that does not fit u16, returns the largest u16, because token files store u16.
+    /// If the model has no size, or one that does not fit u16, returns the largest u16, because
+    /// token files store u16.
     pub(crate) fn vocabulary(&self) -> u16 {
         self.model["vocab_size"].as_u64().and_then(|size| size.try_into().ok()).unwrap_or(u16::MAX)
     }
 
-    /// Returns the title of a table, such as `GPT-2 124M, 2 ranks × 2 × 128 tokens`: the model, the number of ranks,
-    /// the sequences of a micro-batch, and the tokens of a sequence.
+    /// Returns the title of a table, such as `GPT-2 124M, 2 ranks × 2 × 128 tokens`: the model, the
+    /// number of ranks, the sequences of a micro-batch, and the tokens of a sequence.
     pub(crate) fn title(&self, ranks: usize) -> String {
         let plural = if ranks == 1 { "" } else { "s" };
         format!("{}, {ranks} rank{plural} × {} × {} tokens", self.name, self.sequences, self.length)
     }
 }
 
-/// A job file, the cargo features of the program that runs it, and the way in which its ranks are started.
+/// A job file, the cargo features of the program that runs it, and the way in which its ranks are
+/// started.
 #[derive(Debug, Clone)]
 pub(crate) struct BenchJob {
     /// The job file as JSON, with the model, data, training and DeepSpeed sections.
@@ -141,9 +146,10 @@ pub(crate) struct BenchJob {
 impl BenchJob {
     /// Returns a job of `steps` optimizer steps with the same settings as the peers.
     ///
-    /// It runs on one rank at stage 0 in f32, with AdamW at a constant learning rate of 1e-4, and clips gradients to a
-    /// norm of 1. Dropout is disabled, because its cost is not compared. The model is randomly initialized with seed
-    /// 42, and `tokens` is a file of [`crate::data::write_tokens`].
+    /// It runs on one rank at stage 0 in f32, with AdamW at a constant learning rate of 1e-4, and
+    /// clips gradients to a norm of 1. Dropout is disabled, because its cost is not compared. The
+    /// model is randomly initialized with seed 42, and `tokens` is a file of
+    /// [`crate::data::write_tokens`].
     pub(crate) fn new(workload: &Workload, tokens: &Path, steps: usize) -> Self {
         let mut model = match workload.architecture {
             // Of these models, only GPT-2 has dropout by default.
@@ -191,8 +197,8 @@ impl BenchJob {
         self
     }
 
-    /// Returns the job on `ranks` ranks. The micro-batch size is per rank, so the global batch size grows with the
-    /// number of ranks.
+    /// Returns the job on `ranks` ranks. The micro-batch size is per rank, so the global batch size
+    /// grows with the number of ranks.
     pub(crate) fn ranks(self, ranks: usize) -> Self {
         self.set("training.ranks", ranks)
     }

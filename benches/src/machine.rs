@@ -1,8 +1,8 @@
 //! Records the machine, the commit and the time of a measurement.
 //!
-//! Main types: [`Machine`] and [`Commit`]. Both are stored in each file of results and printed below each benchmark in
-//! the report, so that every figure has its machine and its source. The machine is read from `/proc`, which needs
-//! Linux.
+//! Main types: [`Machine`] and [`Commit`]. Both are stored in each file of results and printed
+//! below each benchmark in the report, so that every figure has its machine and its source. The
+//! machine is read from `/proc`, which needs Linux.
 
 use std::fs;
 use std::path::Path;
@@ -14,8 +14,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::Outcome;
 
-/// The recorded instruction sets, with their names in `/proc/cpuinfo`. The speed of matrix products and casts depends
-/// on them.
+/// The recorded instruction sets, with their names in `/proc/cpuinfo`. The speed of matrix products
+/// and casts depends on them.
 const INSTRUCTIONS: [&str; 9] = [
     "avx2",
     "fma",
@@ -50,12 +50,14 @@ pub(crate) struct Machine {
 pub(crate) struct Commit {
     /// The full hash of `HEAD`.
     pub(crate) hash: String,
-    /// Whether tracked files differ from the commit, except for results and files that are generated from them.
+    /// Whether tracked files differ from the commit, except for results and files that are
+    /// generated from them.
     pub(crate) dirty: bool,
 }
 
 impl Machine {
-    /// Reads `/proc` and `uname`. Missing values are `unknown`, 0 or empty, so that they do not end a measurement.
+    /// Reads `/proc` and `uname`. Missing values are `unknown`, 0 or empty, so that they do not end
+    /// a measurement.
     pub(crate) fn new() -> Self {
         let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
         let system = rustix::system::uname();
@@ -68,8 +70,8 @@ impl Machine {
         }
     }
 
-    /// Returns the model and the instruction sets of the first processor in `/proc/cpuinfo`. The other fields are
-    /// empty.
+    /// Returns the model and the instruction sets of the first processor in `/proc/cpuinfo`. The
+    /// other fields are empty.
     ///
     /// Instruction sets are in the field `flags` on x86 and `Features` on ARM.
     fn of(cpuinfo: &str) -> Self {
@@ -105,7 +107,8 @@ fn memory_bytes(meminfo: &str) -> Option<u64> {
 impl Commit {
     /// Gets the commit of the work tree `root` from git, and whether tracked files differ from it.
     ///
-    /// Untracked files, results, and files that are generated from results are ignored, because the suite writes them.
+    /// Untracked files, results, and files that are generated from results are ignored, because the
+    /// suite writes them.
     ///
     /// # Errors
     /// Returns an error if git cannot be started, or if the folder is not a repository.
@@ -114,8 +117,8 @@ impl Commit {
         let hash = output_of(Command::new("git").current_dir(root).args(["rev-parse", "HEAD"]))?;
         let arguments =
             ["status", "--porcelain", "--untracked-files=no", "--", ".", ":!benches/results"];
-        // The suite writes these files after each benchmark. If they were not excluded, the tree would always be dirty
-        // in the second benchmark.
+        // The suite writes these files after each benchmark. If they were not excluded, the tree
+        // would always be dirty in the second benchmark.
         let generated = [":!benches/README.md", ":!README.md"];
         let changes =
             output_of(Command::new("git").current_dir(root).args(arguments).args(generated))?;

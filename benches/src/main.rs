@@ -1,4 +1,5 @@
-//! The benchmark suite. It compares DeepBurn's programs with PyTorch and DeepSpeed and writes the report.
+//! The benchmark suite. It compares DeepBurn's programs with PyTorch and DeepSpeed and writes the
+//! report.
 //!
 //! ```sh
 //! cargo run --release -p deepburn-benches -- all --peers VENV
@@ -6,9 +7,9 @@
 //! cargo run --release -p deepburn-benches -- report
 //! ```
 //!
-//! Results are written to `benches/results/`. `benches/README.md` and five lines of the README are generated
-//! from them. Results of `--quick` are written to `target/benches/quick/`. See `benches/README.md` for the
-//! method.
+//! Results are written to `benches/results/`. `benches/README.md` and five lines of the README are
+//! generated from them. Results of `--quick` are written to `target/benches/quick/`. See
+//! `benches/README.md` for the method.
 //!
 //! # Flow of data
 //!
@@ -22,20 +23,20 @@
 //! report.rs        all results → Markdown and SVG
 //! ```
 //!
-//! The suite starts the programs as a user does and does not call the training libraries, so a benchmark cannot
-//! measure anything that users do not run.
+//! The suite starts the programs as a user does and does not call the training libraries, so a
+//! benchmark cannot measure anything that users do not run.
 //!
 //! # Measurement errors
 //!
-//! The machine should be idle apart from the suite. The variants of a round run one after the other, so that
-//! other load affects all of them in the same way. The spread over rounds shows the remaining effect. The error
-//! of each quantity is described in the module that measures it: arrival times in `process`, memory in
-//! `memory`, differences of runs in `tables/checkpoints.rs`.
+//! The machine should be idle apart from the suite. The variants of a round run one after the
+//! other, so that other load affects all of them in the same way. The spread over rounds shows the
+//! remaining effect. The error of each quantity is described in the module that measures it:
+//! arrival times in `process`, memory in `memory`, differences of runs in `tables/checkpoints.rs`.
 //!
 //! # Exit status
 //!
-//! 0 if everything ran, 1 if a run failed, and 2 if the suite could not start or the report could not be
-//! written. Missing peers or a missing `mpirun` are reported and are not a failure.
+//! 0 if everything ran, 1 if a run failed, and 2 if the suite could not start or the report could
+//! not be written. Missing peers or a missing `mpirun` are reported and are not a failure.
 
 mod data;
 mod job;
@@ -76,7 +77,8 @@ type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
 #[derive(Debug, Parser)]
 #[command(name = "deepburn-benches")]
 struct Options {
-    /// Benchmarks to run, `all` for all of them, or `report` to only write the report from existing results.
+    /// Benchmarks to run, `all` for all of them, or `report` to only write the report from existing
+    /// results.
     #[arg(required = true, value_name = "NAME")]
     names: Vec<String>,
     /// Python virtual environment with the packages of benches/peers/requirements.txt.
@@ -108,11 +110,12 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs the benchmarks in `options` and writes the report after each of them. Returns the runs that failed.
+/// Runs the benchmarks in `options` and writes the report after each of them. Returns the runs that
+/// failed.
 ///
 /// # Errors
-/// Returns an error if a name is unknown, if the workspace does not build, if git is missing, or if results or
-/// the report cannot be read or written.
+/// Returns an error if a name is unknown, if the workspace does not build, if git is missing, or if
+/// results or the report cannot be read or written.
 fn run(options: &Options) -> Outcome<Vec<String>> {
     let root =
         Path::new(env!("CARGO_MANIFEST_DIR")).parent().ok_or("benches/ lies in no workspace")?;
@@ -145,8 +148,8 @@ fn run(options: &Options) -> Outcome<Vec<String>> {
     Ok(failures)
 }
 
-/// Writes the report to the repository. For quick runs it is written to the folder of results instead, and the
-/// README is not changed, because the figures of quick runs are not meaningful.
+/// Writes the report to the repository. For quick runs it is written to the folder of results
+/// instead, and the README is not changed, because the figures of quick runs are not meaningful.
 fn write_report(suite: &Suite, folder: &Path) -> Outcome<()> {
     if suite.quick {
         return report::write(folder, &folder.join("README.md"), None);
@@ -158,8 +161,8 @@ fn write_report(suite: &Suite, folder: &Path) -> Outcome<()> {
     )
 }
 
-/// Returns the folder of results: `benches/results`, or `benches/quick` in cargo's target folder for quick
-/// runs.
+/// Returns the folder of results: `benches/results`, or `benches/quick` in cargo's target folder
+/// for quick runs.
 fn results_folder(suite: &Suite) -> PathBuf {
     if suite.quick {
         suite.programs.folder().join("quick")
@@ -168,8 +171,8 @@ fn results_folder(suite: &Suite) -> PathBuf {
     }
 }
 
-/// Returns the benchmarks with these names, without duplicates and in the order of the suite. The list is empty
-/// if `report` is the only name.
+/// Returns the benchmarks with these names, without duplicates and in the order of the suite. The
+/// list is empty if `report` is the only name.
 ///
 /// # Errors
 /// Returns an error if a name is unknown.
@@ -189,7 +192,8 @@ fn selected(names: &[String]) -> Outcome<Vec<&'static Bench>> {
 
 /// Runs one benchmark and returns its results, with machine, commit and versions.
 ///
-/// Failed runs are recorded in the results, so that the completed tables of a benchmark are kept if it fails.
+/// Failed runs are recorded in the results, so that the completed tables of a benchmark are kept if
+/// it fails.
 ///
 /// # Errors
 /// Returns an error if `rustc --version` cannot be run.
@@ -230,7 +234,8 @@ fn run_bench(
     Ok(results)
 }
 
-/// Returns the command line for the report, in which the path of the peers' environment is replaced by `VENV`.
+/// Returns the command line for the report, in which the path of the peers' environment is replaced
+/// by `VENV`.
 fn command_line(peers: Option<&Path>) -> String {
     let peers = peers.map(Path::to_string_lossy);
     let arguments = env::args().skip(1).map(|argument| match &peers {

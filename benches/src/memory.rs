@@ -1,15 +1,17 @@
 //! Measures the peak memory of a program and of all processes that it has started.
 //!
-//! Main type: [`PeakMemory`]. It is the maximum of the sum of proportional set sizes (PSS), in which a page that is
-//! shared by several processes is counted once. To compute a PSS, the kernel walks page tables, which would slow the
-//! program down. So it is only read if the sum of resident sets, which is cheap to read, has a new maximum.
+//! Main type: [`PeakMemory`]. It is the maximum of the sum of proportional set sizes (PSS), in
+//! which a page that is shared by several processes is counted once. To compute a PSS, the kernel
+//! walks page tables, which would slow the program down. So it is only read if the sum of resident
+//! sets, which is cheap to read, has a new maximum.
 //!
 //! # Measurement errors
 //!
 //! - A peak between two samples is missed. Samples are 50 ms apart.
-//! - A new process is only included after the next search for processes, at most 0.4 s after its start.
-//! - The resident set counts shared pages once for each process. If processes share fewer pages than before and the
-//!   resident sets stay below their maximum, a larger PSS is missed.
+//! - A new process is only included after the next search for processes, at most 0.4 s after its
+//!   start.
+//! - The resident set counts shared pages once for each process. If processes share fewer pages
+//!   than before and the resident sets stay below their maximum, a larger PSS is missed.
 //! - Page cache that no process maps, memory of the kernel and swapped-out pages are not counted.
 
 use std::fs;
@@ -19,7 +21,8 @@ use std::fs;
 /// A peak that exceeds the last one by less than 0.5 % is missed, so that the PSS is read rarely.
 const GROWTH: f64 = 1.005;
 
-/// Number of samples between two searches for new processes. A search reads all threads of all processes.
+/// Number of samples between two searches for new processes. A search reads all threads of all
+/// processes.
 const SAMPLES_A_LOOK: u64 = 8;
 
 /// The peak memory of a process tree so far.
@@ -77,14 +80,14 @@ pub(crate) fn descendants(root: u32) -> Vec<u32> {
     found
 }
 
-/// Returns the resident set of a process in pages, from the second number in `/proc/<id>/statm`. Returns `None` if the
-/// process has ended.
+/// Returns the resident set of a process in pages, from the second number in `/proc/<id>/statm`.
+/// Returns `None` if the process has ended.
 fn resident_pages(id: u32) -> Option<u64> {
     fs::read_to_string(format!("/proc/{id}/statm")).ok()?.split_whitespace().nth(1)?.parse().ok()
 }
 
-/// Returns the proportional set size of a process in bytes. Returns `None` if the process has ended or belongs to
-/// another user.
+/// Returns the proportional set size of a process in bytes. Returns `None` if the process has ended
+/// or belongs to another user.
 fn proportional_bytes(id: u32) -> Option<u64> {
     proportional_set_size(&fs::read_to_string(format!("/proc/{id}/smaps_rollup")).ok()?)
 }

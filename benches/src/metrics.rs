@@ -31,8 +31,8 @@ pub(crate) struct ObservedStep {
     pub(crate) seconds: PhaseDurations,
 }
 
-/// Bytes of rank 0, by category of its memory ledger. A field with `_peak` is the maximum during the step. The other
-/// fields are the values after the step.
+/// Bytes of rank 0, by category of its memory ledger. A field with `_peak` is the maximum during
+/// the step. The other fields are the values after the step.
 #[derive(Debug, Clone, Deserialize)]
 pub(crate) struct LedgerBytes {
     /// Parameters that the rank keeps: shards, persistent parameters, or full parameters.
@@ -81,9 +81,9 @@ pub(crate) fn parse_steps(text: &str) -> Outcome<Vec<ObservedStep>> {
 
 /// Returns the observations of the steps after the first `uncounted` ones.
 ///
-/// There is an observation of each time for every counted step, of which the median is computed later. Memory has a
-/// single observation, the maximum over all steps. It includes uncounted steps, because the machine has to have enough
-/// memory for them, too.
+/// There is an observation of each time for every counted step, of which the median is computed
+/// later. Memory has a single observation, the maximum over all steps. It includes uncounted steps,
+/// because the machine has to have enough memory for them, too.
 ///
 /// # Errors
 /// Returns an error if there are at most `uncounted` steps.
@@ -140,8 +140,8 @@ impl PeerLine {
     }
 }
 
-/// Returns the observations of a peer's steps after the first `uncounted` ones. `output` is the standard output of the
-/// script, in which only rank 0 prints steps.
+/// Returns the observations of a peer's steps after the first `uncounted` ones. `output` is the
+/// standard output of the script, in which only rank 0 prints steps.
 ///
 /// # Errors
 /// Returns an error that quotes the output if there are at most `uncounted` steps.

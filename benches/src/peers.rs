@@ -1,8 +1,10 @@
-//! Runs the peers, PyTorch and DeepSpeed, with the scripts in `benches/peers` in a Python environment.
+//! Runs the peers, PyTorch and DeepSpeed, with the scripts in `benches/peers` in a Python
+//! environment.
 //!
-//! Main type: [`Peers`]. A script gets the workload in its arguments, builds the same GPT-2 with `transformers`, and
-//! prints a JSON line for each step (see [`PeerLine`]). `ranks.py` starts a process of a distributed script for each
-//! rank. The cores are divided equally among the ranks, so that a peer uses as many cores as DeepBurn.
+//! Main type: [`Peers`]. A script gets the workload in its arguments, builds the same GPT-2 with
+//! `transformers`, and prints a JSON line for each step (see [`PeerLine`]). `ranks.py` starts a
+//! process of a distributed script for each rank. The cores are divided equally among the ranks, so
+//! that a peer uses as many cores as DeepBurn.
 //!
 //! Versions are read without importing the packages, because importing PyTorch takes seconds.
 
@@ -21,8 +23,8 @@ use crate::metrics::{PeerLine, observe_peer};
 use crate::process::{ProgramRun, Watched};
 use crate::quantity::{Observations, Quantity};
 
-/// A script that prints the versions of packages and the folder of PyTorch's libraries as a JSON object with the fields
-/// of `Found`. It does not import the packages.
+/// A script that prints the versions of packages and the folder of PyTorch's libraries as a JSON
+/// object with the fields of `Found`. It does not import the packages.
 const PROBE: &str = "
 import importlib.metadata, importlib.util, json, os
 versions = {}
@@ -38,7 +40,8 @@ print(json.dumps({'versions': versions, 'library': library}))";
 /// The output of the probe.
 #[derive(Debug, Deserialize)]
 struct Found {
-    /// Versions of torch, transformers, peft, deepspeed and xllamacpp, as far as they are installed.
+    /// Versions of torch, transformers, peft, deepspeed and xllamacpp, as far as they are
+    /// installed.
     versions: BTreeMap<String, String>,
     /// The folder of LibTorch's shared libraries, if PyTorch is installed.
     library: Option<PathBuf>,
@@ -64,7 +67,8 @@ pub(crate) struct PeerRun<'a> {
     pub(crate) ranks: Option<usize>,
     /// Model and micro-batch of each rank.
     pub(crate) workload: &'a Workload,
-    /// Element type of the run. The text of a benchmark describes which tensors of a peer have this type.
+    /// Element type of the run. The text of a benchmark describes which tensors of a peer have this
+    /// type.
     pub(crate) precision: RunPrecision,
     /// Number of optimizer steps, including uncounted steps.
     pub(crate) steps: usize,
@@ -99,13 +103,14 @@ impl Peers {
         self.found.versions.contains_key(package)
     }
 
-    /// Returns the folder of LibTorch's shared libraries, which programs with the feature `tch` load.
+    /// Returns the folder of LibTorch's shared libraries, which programs with the feature `tch`
+    /// load.
     pub(crate) fn libtorch(&self) -> Option<&Path> {
         self.found.library.as_deref()
     }
 
-    /// Returns `PATH` with the folder of the environment's programs first, such as its Python, and ninja, with which
-    /// DeepSpeed builds its operators.
+    /// Returns `PATH` with the folder of the environment's programs first, such as its Python, and
+    /// ninja, with which DeepSpeed builds its operators.
     ///
     /// # Errors
     /// Returns an error if `PATH` cannot be extended.
@@ -116,7 +121,8 @@ impl Peers {
         )?)
     }
 
-    /// Runs a script with arguments. `OMP_NUM_THREADS` is the number of cores divided by `ranks`, and at least 1.
+    /// Runs a script with arguments. `OMP_NUM_THREADS` is the number of cores divided by `ranks`,
+    /// and at least 1.
     ///
     /// The Hub is offline, and DeepSpeed uses its CPU accelerator.
     ///
@@ -131,7 +137,8 @@ impl Peers {
         let mut command = Command::new(self.environment.join("bin/python"));
         command.arg(self.scripts.join(format!("{script}.py"))).args(arguments);
         command.env("PATH", self.search_path()?).env("DS_ACCELERATOR", "cpu");
-        // PyTorch would start a thread for each core in every rank, and the ranks would slow each other down.
+        // PyTorch would start a thread for each core in every rank, and the ranks would slow each
+        // other down.
         let threads = std::thread::available_parallelism().map_or(1, usize::from) / ranks;
         command.env("OMP_NUM_THREADS", threads.max(1).to_string());
         // Python must not write compiled scripts to the repository.
@@ -141,13 +148,15 @@ impl Peers {
 
     /// Trains with a peer and returns its observations without the first `uncounted` steps.
     ///
-    /// The start-up time is the arrival of the line `ready`, which the script prints right before the first step, when
-    /// its model has been wrapped. Peak memory includes all processes of the run.
+    /// The start-up time is the arrival of the line `ready`, which the script prints right before
+    /// the first step, when its model has been wrapped. Peak memory includes all processes of the
+    /// run.
     ///
     /// # Errors
     /// Returns an error if the script fails or prints no step.
     pub(crate) fn train(&self, run: &PeerRun<'_>, uncounted: usize) -> Outcome<Observations> {
-        // The arguments of `ranks.py` are the number of ranks, the script, and the arguments of the script.
+        // The arguments of `ranks.py` are the number of ranks, the script, and the arguments of the
+        // script.
         let (script, mut arguments) = match run.ranks {
             Some(ranks) => {
                 let script = self.scripts.join(format!("{}.py", run.script));

@@ -1,16 +1,18 @@
-//! Runs a program and records its output, its peak memory, and the times at which it writes lines to a file.
+//! Runs a program and records its output, its peak memory, and the times at which it writes lines
+//! to a file.
 //!
-//! Main types: [`Watched`] and [`ProgramRun`]. If a program fails or takes too long, the error quotes the end of its output.
+//! Main types: [`Watched`] and [`ProgramRun`]. If a program fails or takes too long, the error
+//! quotes the end of its output.
 //!
-//! The calling thread polls every 10 ms whether the program has ended and how many lines the file has. It samples the
-//! memory at every fifth poll. Two other threads read standard output and standard error, because a program blocks on a
-//! full pipe.
+//! The calling thread polls every 10 ms whether the program has ended and how many lines the file
+//! has. It samples the memory at every fifth poll. Two other threads read standard output and
+//! standard error, because a program blocks on a full pipe.
 //!
 //! # Measurement errors
 //!
 //! - The arrival time of a line in the file is late by up to 10 ms, the time between two polls.
-//! - The arrival time of a line on standard output is the time at which it was read. If a program buffers its output,
-//!   it is too late. The scripts of peers flush each line.
+//! - The arrival time of a line on standard output is the time at which it was read. If a program
+//!   buffers its output, it is too late. The scripts of peers flush each line.
 //! - The time of a run includes the start of the process and up to 10 ms after its end.
 
 use std::io::{BufRead, BufReader, Read};
@@ -28,7 +30,8 @@ const TICK: Duration = Duration::from_millis(10);
 const TICKS_A_SAMPLE: u32 = 5;
 /// Maximum number of bytes of the standard error that an error quotes.
 const QUOTED: usize = 2_000;
-/// Time limit of a run. The slowest run takes a few minutes. If a program hangs, the suite continues after this time.
+/// Time limit of a run. The slowest run takes a few minutes. If a program hangs, the suite
+/// continues after this time.
 const LIMIT: Duration = Duration::from_secs(1_800);
 /// Time limit of a build, which may compile all dependencies.
 const BUILD_LIMIT: Duration = Duration::from_secs(3 * 3_600);
@@ -85,8 +88,8 @@ impl Watched {
     /// Standard input is empty. The output is kept in memory.
     ///
     /// # Errors
-    /// Returns an error if the program cannot be started, if its exit status is not 0, or if it takes longer than the
-    /// time limit. The error quotes the end of its standard error.
+    /// Returns an error if the program cannot be started, if its exit status is not 0, or if it
+    /// takes longer than the time limit. The error quotes the end of its standard error.
     pub(crate) fn run(mut self) -> Outcome<ProgramRun> {
         let start = Instant::now();
         let program = self.command.get_program().to_string_lossy().into_owned();
@@ -99,7 +102,8 @@ impl Watched {
             .map_err(|error| {
                 format!("cannot start {program}: {error}; check that it is installed")
             })?;
-        // Both pipes are read while the program runs. A full pipe would block it and change its time.
+        // Both pipes are read while the program runs. A full pipe would block it and change its
+        // time.
         let lines = collect_lines(&mut child, start);
         let errors = collect_errors(&mut child);
         let mut peak = PeakMemory::default();
@@ -109,8 +113,8 @@ impl Watched {
         // Before the threads are joined, which may take longer than the program.
         let seconds = start.elapsed().as_secs_f64();
         let mut lines = lines.join().map_err(|_| "the thread that reads the output panicked")?;
-        // A program has written its lines before it ends. On a loaded machine, the thread that reads them may come to
-        // the last ones after the end was seen.
+        // A program has written its lines before it ends. On a loaded machine, the thread that
+        // reads them may come to the last ones after the end was seen.
         for (arrival, _) in &mut lines {
             *arrival = arrival.min(seconds);
         }
@@ -129,10 +133,11 @@ impl Watched {
         }
     }
 
-    /// Polls the program until its end. Returns `None` if the time limit was reached and the program was killed.
+    /// Polls the program until its end. Returns `None` if the time limit was reached and the
+    /// program was killed.
     ///
-    /// All lines that were added since the last poll get the same arrival time. If the file shrinks, the arrival times
-    /// are kept.
+    /// All lines that were added since the last poll get the same arrival time. If the file
+    /// shrinks, the arrival times are kept.
     fn wait(
         &self,
         child: &mut Child,
@@ -208,7 +213,8 @@ fn collect_errors(child: &mut Child) -> JoinHandle<String> {
     })
 }
 
-/// Returns about the last `QUOTED` bytes of a text, from a character boundary on, without surrounding white space.
+/// Returns about the last `QUOTED` bytes of a text, from a character boundary on, without
+/// surrounding white space.
 fn end_of(text: &str) -> &str {
     let start = text.len().saturating_sub(QUOTED);
     // Slicing in the middle of a character would panic.

@@ -1,7 +1,7 @@
 //! Builds the measured programs, once for each set of cargo features.
 //!
-//! Main type: [`Programs`]. In cargo's target folder, each build replaces the programs of the previous one, so they are
-//! copied to `target/benches/<features>/`:
+//! Main type: [`Programs`]. In cargo's target folder, each build replaces the programs of the
+//! previous one, so they are copied to `target/benches/<features>/`:
 //!
 //! ```text
 //! target/release/finetune            the last build, with any features
@@ -11,8 +11,8 @@
 //! target/benches/work-<pid>-*/       scratch folders of running suites (see `suite`)
 //! ```
 //!
-//! The feature set `tch` is linked against the LibTorch of the peers' environment, so that DeepBurn and PyTorch use the
-//! same kernels.
+//! The feature set `tch` is linked against the LibTorch of the peers' environment, so that DeepBurn
+//! and PyTorch use the same kernels.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -60,8 +60,8 @@ pub(crate) struct Programs {
     root: PathBuf,
     /// Cargo's target folder, which an environment variable or a configuration may change.
     target: PathBuf,
-    /// The folder of each feature set that was built, or the error of its build. Errors are stored too, because a
-    /// second build would take minutes to fail again.
+    /// The folder of each feature set that was built, or the error of its build. Errors are stored
+    /// too, because a second build would take minutes to fail again.
     built: RefCell<HashMap<Features, Result<PathBuf, String>>>,
 }
 
@@ -90,12 +90,14 @@ impl Programs {
         self.target.join("benches")
     }
 
-    /// Returns the path of a program with these features. The first call for a feature set builds its programs.
+    /// Returns the path of a program with these features. The first call for a feature set builds
+    /// its programs.
     ///
     /// `peers` provides LibTorch for the feature `tch`. Other feature sets do not need it.
     ///
     /// # Errors
-    /// Returns an error if the build fails. A second call returns the same error without another build.
+    /// Returns an error if the build fails. A second call returns the same error without another
+    /// build.
     pub(crate) fn path(
         &self,
         name: &str,
@@ -113,7 +115,8 @@ impl Programs {
 
     /// Builds the programs and returns the folder that they are copied to.
     ///
-    /// The paths of executables are in cargo's JSON messages. A later build does not change the copies.
+    /// The paths of executables are in cargo's JSON messages. A later build does not change the
+    /// copies.
     ///
     /// # Errors
     /// Returns an error if cargo fails, or reports no such program.
@@ -125,7 +128,8 @@ impl Programs {
         // Only messages about artifacts are JSON. Diagnostics stay readable, for the error of a
         // failed build.
         build.arg("--message-format=json-render-diagnostics");
-        // The build script of LibTorch's bindings asks the Python of the environment for the library.
+        // The build script of LibTorch's bindings asks the Python of the environment for the
+        // library.
         if features == Features::Tch
             && let Some(peers) = peers
         {
@@ -146,8 +150,8 @@ impl Programs {
         Ok(folder)
     }
 
-    /// Runs a cargo benchmark of a crate and returns its lines of JSON. Other output is ignored. Returns `None` if the
-    /// crate has no such benchmark.
+    /// Runs a cargo benchmark of a crate and returns its lines of JSON. Other output is ignored.
+    /// Returns `None` if the crate has no such benchmark.
     ///
     /// # Errors
     /// Returns an error if the benchmark does not build or fails.
@@ -175,7 +179,8 @@ pub(crate) struct CargoBench {
     pub(crate) selection: &'static [&'static str],
 }
 
-/// Returns the path of the cargo that runs the suite, or `cargo` if the suite was started without cargo.
+/// Returns the path of the cargo that runs the suite, or `cargo` if the suite was started without
+/// cargo.
 fn cargo() -> OsString {
     env::var_os("CARGO").unwrap_or_else(|| "cargo".into())
 }

@@ -1,8 +1,8 @@
 //! The measured quantities and their formatting.
 //!
-//! Main types: [`Quantity`], [`Unit`] and [`Observations`]. A quantity is a column of a table. Its name in snake case
-//! is its key in the files of results, so older results cannot be read after a variant has been renamed. Values are
-//! stored in SI units and scaled only when they are printed.
+//! Main types: [`Quantity`], [`Unit`] and [`Observations`]. A quantity is a column of a table. Its
+//! name in snake case is its key in the files of results, so older results cannot be read after a
+//! variant has been renamed. Values are stored in SI units and scaled only when they are printed.
 
 use std::collections::BTreeMap;
 
@@ -66,7 +66,8 @@ pub(crate) enum Unit {
     TokensPerSecond,
     /// A fraction of 1, printed in per cent.
     Fraction,
-    /// 1e9 floating-point operations per second. A multiplication and an addition are two operations.
+    /// 1e9 floating-point operations per second. A multiplication and an addition are two
+    /// operations.
     Gflops,
     /// Bytes, printed in decimal MB or GB.
     Bytes,

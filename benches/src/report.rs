@@ -1,6 +1,8 @@
-//! Generates the report from results: `benches/README.md` with its plots, and some lines of the README.
+//! Generates the report from results: `benches/README.md` with its plots, and some lines of the
+//! README.
 //!
-//! The same results always give the same files, and a test checks that the committed files are up to date.
+//! The same results always give the same files, and a test checks that the committed files are up
+//! to date.
 //!
 //! ```text
 //! benches/results/step.json              results of the benchmark `step`         (`results`)
@@ -25,8 +27,8 @@ use highlights::{highlights, replace_highlights};
 use markdown::{Picture, report};
 use plot::{Theme, draw};
 
-/// Writes the report of the results in `folder` to `report_file`, the plots to `folder`, and the generated lines to
-/// `readme`, if it is given.
+/// Writes the report of the results in `folder` to `report_file`, the plots to `folder`, and the
+/// generated lines to `readme`, if it is given.
 ///
 /// # Errors
 /// Returns an error if results cannot be read or a file cannot be written.
@@ -50,15 +52,15 @@ pub(crate) fn write(folder: &Path, report_file: &Path, readme: Option<&Path>) ->
 /// Reads the results of all benchmarks that have results, in the order of the suite.
 ///
 /// # Errors
-/// Returns an error if a file cannot be read or has another schema, because a report without its results would look
-/// complete.
+/// Returns an error if a file cannot be read or has another schema, because a report without its
+/// results would look complete.
 fn read_all(folder: &Path) -> Outcome<Vec<Results>> {
     let read = |name: &str| Results::read(&folder.join(format!("{name}.json"))).transpose();
     BENCHES.iter().filter_map(|bench| read(bench.name)).collect()
 }
 
-/// Draws the plot of a table for both backgrounds and writes the files to `folder`. `index` is the index of the table
-/// in the benchmark.
+/// Draws the plot of a table for both backgrounds and writes the files to `folder`. `index` is the
+/// index of the table in the benchmark.
 ///
 /// Returns the links for the report, or `None` if the table has no plot or no values.
 ///
@@ -88,8 +90,8 @@ fn write_plots(
     }))
 }
 
-/// Returns the path of a file relative to the folder of the report. If the file is not in this folder, the path is
-/// returned unchanged.
+/// Returns the path of a file relative to the folder of the report. If the file is not in this
+/// folder, the path is returned unchanged.
 fn relative(path: &Path, report_file: &Path) -> String {
     let folder = report_file.parent().map(Path::to_path_buf).unwrap_or_default();
     path.strip_prefix(folder).unwrap_or(path).display().to_string()

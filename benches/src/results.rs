@@ -1,7 +1,8 @@
-//! The results of a benchmark: tables with rows and comparisons, and the machine, versions, commit and command.
+//! The results of a benchmark: tables with rows and comparisons, and the machine, versions, commit
+//! and command.
 //!
-//! Main type: [`Results`], which is written to `benches/results/<bench>.json`. Values are in seconds, bytes, tokens per
-//! second and GFLOP/s. Fractions and ratios are numbers without a unit.
+//! Main type: [`Results`], which is written to `benches/results/<bench>.json`. Values are in
+//! seconds, bytes, tokens per second and GFLOP/s. Fractions and ratios are numbers without a unit.
 //!
 //! ```text
 //! { "schema": 1, "bench": "step", "quick": false, "date": …, "command": …, "commit": {…}, "machine": {…},
@@ -14,8 +15,9 @@
 //!   "missing": [ … ], "failures": [ … ] }
 //! ```
 //!
-//! All rounds are stored, so that the report can be changed without measuring again. A file replaces all earlier
-//! results of its benchmark, so that results of different runs are never mixed.
+//! All rounds are stored, so that the report can be changed without measuring again. A file
+//! replaces all earlier results of its benchmark, so that results of different runs are never
+//! mixed.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -173,7 +175,8 @@ impl Table {
         }
     }
 
-    /// Adds a comparison and checks its bound. `reached` is `None` without a bound or without a value.
+    /// Adds a comparison and checks its bound. `reached` is `None` without a bound or without a
+    /// value.
     fn add(
         &mut self,
         quantity: Quantity,
@@ -220,7 +223,8 @@ impl Results {
     /// Returns an error if the folder cannot be written to.
     pub(crate) fn write(&self, path: &Path) -> Outcome<()> {
         let text = serde_json::to_string_pretty(self)? + "\n";
-        // The temporary file is in the same folder, because a rename is only atomic within a file system.
+        // The temporary file is in the same folder, because a rename is only atomic within a file
+        // system.
         let partial = path.with_extension("json.partial");
         Ok(PartialFile::replace(path, partial, text)?)
     }
@@ -239,7 +243,8 @@ pub(crate) mod tests {
         }
     }
 
-    /// Returns results with a bound that is reached, a bound that is not, and one that was not measured.
+    /// Returns results with a bound that is reached, a bound that is not, and one that was not
+    /// measured.
     pub(crate) fn sample() -> Results {
         let mut table = Table {
             title: "GPT-2 124M, 1 rank x 4 x 128 tokens".into(),

@@ -1,5 +1,5 @@
-//! Runs variants in interleaved rounds, A B A B, so that load and temperature of the machine affect all of them in the
-//! same way.
+//! Runs variants in interleaved rounds, A B A B, so that load and temperature of the machine affect
+//! all of them in the same way.
 //!
 //! Main type: [`Variant`]. Most benchmarks call [`measure`]:
 //!
@@ -11,8 +11,9 @@
 //! table      a row for each variant: median, minimum and maximum over rounds
 //! ```
 //!
-//! Benchmarks that get several rows from one run use [`RoundRecorder`] directly. Each run is a separate process, so runs do
-//! not share memory or caches, except for the page cache of the kernel.
+//! Benchmarks that get several rows from one run use [`RoundRecorder`] directly. Each run is a
+//! separate process, so runs do not share memory or caches, except for the page cache of the
+//! kernel.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -116,11 +117,12 @@ impl RoundRecorder {
     }
 }
 
-/// Runs all variants `rounds` times in interleaved rounds and returns their table, with the quantities `columns`.
+/// Runs all variants `rounds` times in interleaved rounds and returns their table, with the
+/// quantities `columns`.
 ///
-/// If a variant fails, the failure is recorded in `results`, and the variant is not run again. Its earlier rounds are
-/// kept. They are compared with the same rounds of other variants. The progress is printed to standard error, with the
-/// first columns of each run.
+/// If a variant fails, the failure is recorded in `results`, and the variant is not run again. Its
+/// earlier rounds are kept. They are compared with the same rounds of other variants. The progress
+/// is printed to standard error, with the first columns of each run.
 pub(crate) fn measure(
     results: &mut Results,
     title: &str,

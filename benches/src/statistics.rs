@@ -1,16 +1,17 @@
 //! Medians, ranges and ratios over interleaved rounds.
 //!
-//! Main type: [`RoundSummary`]. The result of a round is a number, the median of its observations, such as the steps of a
-//! run. A summary has the median, the minimum and the maximum of these numbers over rounds.
+//! Main type: [`RoundSummary`]. The result of a round is a number, the median of its observations,
+//! such as the steps of a run. A summary has the median, the minimum and the maximum of these
+//! numbers over rounds.
 //!
-//! A ratio compares two summaries. The two runs of a round follow each other, so that load on the machine affects both
-//! in the same way. The ratio is computed from the medians over the common rounds, and its range from the ratios within
-//! each round.
+//! A ratio compares two summaries. The two runs of a round follow each other, so that load on the
+//! machine affects both in the same way. The ratio is computed from the medians over the common
+//! rounds, and its range from the ratios within each round.
 
 use serde::{Deserialize, Serialize};
 
-/// Returns the median of `values`, or `None` if there are none. For an even number of values it is the mean of the two
-/// middle ones.
+/// Returns the median of `values`, or `None` if there are none. For an even number of values it is
+/// the mean of the two middle ones.
 pub(crate) fn median(values: &[f64]) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -45,10 +46,11 @@ impl RoundSummary {
         Some(Self { median, min, max, rounds })
     }
 
-    /// Returns the ratio of this summary to `base`: the ratio of the medians, and the ratio of each round. Rounds that
-    /// are missing on one side, because its run failed, are omitted.
+    /// Returns the ratio of this summary to `base`: the ratio of the medians, and the ratio of each
+    /// round. Rounds that are missing on one side, because its run failed, are omitted.
     pub(crate) fn over(&self, base: &Self) -> Option<Self> {
-        // A failed variant is not run again, so the shorter list has the first rounds of the longer one.
+        // A failed variant is not run again, so the shorter list has the first rounds of the longer
+        // one.
         let pairs = self.rounds.len().min(base.rounds.len());
         let [own, theirs] = [median(&self.rounds[..pairs])?, median(&base.rounds[..pairs])?];
         let rounds = self.rounds.iter().zip(&base.rounds).map(|(own, base)| own / base).collect();

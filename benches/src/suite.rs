@@ -1,7 +1,7 @@
 //! The environment of all benchmarks: options, programs, peers, data and the scratch folder.
 //!
-//! Main types: [`Suite`] and [`TrainingRun`]. Runs use a scratch folder in cargo's target folder, which is removed at the
-//! end:
+//! Main types: [`Suite`] and [`TrainingRun`]. Runs use a scratch folder in cargo's target folder,
+//! which is removed at the end:
 //!
 //! ```text
 //! target/benches/work-<pid>-<random>/
@@ -11,8 +11,8 @@
 //!   <random>/run/                    the output folder of the run, removed afterwards
 //! ```
 //!
-//! If the suite was killed, its folder still exists. The next suite removes it if there is no process with the ID in
-//! its name.
+//! If the suite was killed, its folder still exists. The next suite removes it if there is no
+//! process with the ID in its name.
 
 use std::env;
 use std::fs;
@@ -61,7 +61,8 @@ pub(crate) struct Suite {
 /// The output of a run of `finetune`.
 #[derive(Debug)]
 pub(crate) struct TrainingRun {
-    /// All steps in `metrics.jsonl`. If the run was resumed, they include the steps before the checkpoint.
+    /// All steps in `metrics.jsonl`. If the run was resumed, they include the steps before the
+    /// checkpoint.
     pub(crate) rows: Vec<ObservedStep>,
     /// The time and peak memory of the process, and the arrival time of each row.
     pub(crate) run: ProgramRun,
@@ -91,8 +92,8 @@ impl Suite {
             root: root.into(),
             quick,
             peers: peers.map(|environment| Peers::new(environment, root)).transpose()?,
-            // The scratch folder is next to the programs, on a disk. /tmp may be in memory, which is an error for NVMe
-            // offload.
+            // The scratch folder is next to the programs, on a disk. /tmp may be in memory, which
+            // is an error for NVMe offload.
             scratch: tempfile::Builder::new().prefix(&prefix).tempdir_in(programs.folder())?,
             programs,
             rounds,
@@ -102,7 +103,8 @@ impl Suite {
         })
     }
 
-    /// Returns the number of rounds: the value of `--rounds`, or else 1 in a quick run and `usual` in a full one.
+    /// Returns the number of rounds: the value of `--rounds`, or else 1 in a quick run and `usual`
+    /// in a full one.
     pub(crate) fn rounds(&self, usual: usize) -> usize {
         self.rounds.unwrap_or(if self.quick { 1 } else { usual })
     }
@@ -112,7 +114,8 @@ impl Suite {
         if self.quick { quick } else { full }
     }
 
-    /// Returns the bound in a full measurement. Bounds do not apply to the small models of quick runs.
+    /// Returns the bound in a full measurement. Bounds do not apply to the small models of quick
+    /// runs.
     pub(crate) fn bound(&self, bound: Bound) -> Option<Bound> {
         (!self.quick).then_some(bound)
     }
@@ -122,7 +125,8 @@ impl Suite {
         self.scratch.path()
     }
 
-    /// Returns the path of a file with random tokens for a workload: 1 Mi tokens below its vocabulary size.
+    /// Returns the path of a file with random tokens for a workload: 1 Mi tokens below its
+    /// vocabulary size.
     ///
     /// # Errors
     /// Returns an error if the file cannot be written.
@@ -163,7 +167,8 @@ impl Suite {
         }
     }
 
-    /// Checks that programs with these features can be built and run on this machine. Nothing is compiled.
+    /// Checks that programs with these features can be built and run on this machine. Nothing is
+    /// compiled.
     ///
     /// # Errors
     /// Returns a message for the report that names what is missing.
@@ -186,10 +191,11 @@ impl Suite {
         self.programs.path("finetune", features, self.peers.as_ref()).map(|_| ())
     }
 
-    /// Returns the command of a program for a job. It runs in the scratch folder, which also has its caches.
+    /// Returns the command of a program for a job. It runs in the scratch folder, which also has
+    /// its caches.
     ///
-    /// Rank processes are started by `mpirun`. Programs with LibTorch load its libraries from the peers' environment.
-    /// The Hub is offline, so that a run does not wait for the network.
+    /// Rank processes are started by `mpirun`. Programs with LibTorch load its libraries from the
+    /// peers' environment. The Hub is offline, so that a run does not wait for the network.
     ///
     /// # Errors
     /// Returns an error if the program cannot be built.
@@ -214,7 +220,8 @@ impl Suite {
         Ok(command)
     }
 
-    /// Trains a job to its end in the folder `output`. `options` are additional arguments of `finetune`.
+    /// Trains a job to its end in the folder `output`. `options` are additional arguments of
+    /// `finetune`.
     ///
     /// # Errors
     /// Returns an error if the program cannot be built or fails.
@@ -248,7 +255,8 @@ impl Suite {
         Ok(tempfile::tempdir_in(self.scratch())?)
     }
 
-    /// Trains a job and returns the observations of the steps after the first `uncounted` ones, with the peak memory.
+    /// Trains a job and returns the observations of the steps after the first `uncounted` ones,
+    /// with the peak memory.
     ///
     /// # Errors
     /// Returns an error if the run fails.
@@ -262,8 +270,8 @@ impl Suite {
 impl TrainingRun {
     /// Returns the time from the start of the program to the start of its first step, in seconds.
     ///
-    /// It is the arrival time of the first row minus the duration of its step. The arrival time is late by up to 10 ms.
-    /// Returns `None` if the run ended before its first row was seen.
+    /// It is the arrival time of the first row minus the duration of its step. The arrival time is
+    /// late by up to 10 ms. Returns `None` if the run ended before its first row was seen.
     pub(crate) fn startup(&self) -> Option<f64> {
         Some(self.run.arrivals.first()? - self.rows.first()?.step_seconds)
     }
@@ -284,16 +292,18 @@ fn remove_stale(folder: &Path) -> Outcome<()> {
     Ok(())
 }
 
-/// Returns the ID of the process that created the scratch folder `work-<pid>-<random>`, or `None` for other names.
+/// Returns the ID of the process that created the scratch folder `work-<pid>-<random>`, or `None`
+/// for other names.
 fn process_of(name: &str) -> Option<Pid> {
     let (process, _) = name.strip_prefix("work-")?.split_once('-')?;
     Pid::from_raw(process.parse().ok()?)
 }
 
-/// Returns the `mpirun` command that starts `ranks` processes on this machine, which may have fewer cores.
+/// Returns the `mpirun` command that starts `ranks` processes on this machine, which may have fewer
+/// cores.
 ///
-/// Processes are not bound to cores and yield while they wait, because busy-waiting ranks would slow down ranks that
-/// compute. As root, Open MPI needs an additional option.
+/// Processes are not bound to cores and yield while they wait, because busy-waiting ranks would
+/// slow down ranks that compute. As root, Open MPI needs an additional option.
 fn mpirun(ranks: usize) -> Command {
     let mut command = Command::new("mpirun");
     command.args(["--oversubscribe", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"]);

@@ -1,8 +1,9 @@
 //! The benchmarks, each in its own file.
 //!
-//! Main type: [`Bench`]. A benchmark creates variants, passes them to [`crate::rounds::measure`], adds comparisons with
-//! bounds, and adds the tables to the results. The module documentation of each benchmark describes how its quantities
-//! are measured and their measurement errors. The field `about` is a shorter description for the report.
+//! Main type: [`Bench`]. A benchmark creates variants, passes them to [`crate::rounds::measure`],
+//! adds comparisons with bounds, and adds the tables to the results. The module documentation of
+//! each benchmark describes how its quantities are measured and their measurement errors. The field
+//! `about` is a shorter description for the report.
 //!
 //! To add a benchmark, add a file and an entry in [`BENCHES`].
 
@@ -28,7 +29,8 @@ use crate::quantity::Quantity;
 use crate::results::Results;
 use crate::suite::Suite;
 
-/// Columns of tables about training: time, memory of all processes, and memory of rank 0 by category.
+/// Columns of tables about training: time, memory of all processes, and memory of rank 0 by
+/// category.
 const TRAINING: [Quantity; 8] = [
     Quantity::Step,
     Quantity::Throughput,
@@ -49,8 +51,8 @@ pub(crate) struct Bench {
     pub(crate) title: &'static str,
     /// Description of the measurement in the report.
     pub(crate) about: &'static str,
-    /// Runs the benchmark and adds tables, missing programs and failures to the results. An error only ends this
-    /// benchmark.
+    /// Runs the benchmark and adds tables, missing programs and failures to the results. An error
+    /// only ends this benchmark.
     pub(crate) run: fn(&Suite, &mut Results) -> Outcome<()>,
 }
 

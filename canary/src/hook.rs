@@ -1,8 +1,9 @@
 //! A hook for the final gradient of a parameter, made of custom ops of burn-autodiff.
 //!
-//! Backward runs the steps of the graph by their depth, the deepest first. The hook of a parameter is an op between the
-//! parameter and its first use. On its own it would be the shallowest op of the graph and run last. A chain of empty ops,
-//! the clock, gives it the depth of the parameter's first use, so that it runs right after the last gradient was added.
+//! Backward runs the steps of the graph by their depth, the deepest first. The hook of a parameter
+//! is an op between the parameter and its first use. On its own it would be the shallowest op of
+//! the graph and run last. A chain of empty ops, the clock, gives it the depth of the parameter's
+//! first use, so that it runs right after the last gradient was added.
 
 use std::cell::RefCell;
 
@@ -94,7 +95,8 @@ fn tick(clock: Tracked) -> Tracked {
     }
 }
 
-/// Takes the gradient of the parameter with the number `State`. The leaf gets none, so that it is freed.
+/// Takes the gradient of the parameter with the number `State`. The leaf gets none, so that it is
+/// freed.
 #[derive(Debug)]
 struct TakeGradient;
 

@@ -1,5 +1,5 @@
-//! Checks that a backend decorator of another crate runs below an unchanged model of Burn 0.23, and gets each gradient as
-//! soon as it is final. `README.md` says why.
+//! Checks that a backend decorator of another crate runs below an unchanged model of Burn 0.23, and
+//! gets each gradient as soon as it is final. `README.md` says why.
 
 mod hook;
 mod ops;

@@ -1,5 +1,5 @@
-//! The ops of [`Probe`], which pass on to the inner backend. The traits of burn-backend 0.23.0-pre.1, with the
-//! methods that have no default.
+//! The ops of [`Probe`], which pass on to the inner backend. The traits of burn-backend
+//! 0.23.0-pre.1, with the methods that have no default.
 #![allow(clippy::too_many_arguments)]
 
 use std::future::Future;

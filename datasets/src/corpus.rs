@@ -1,10 +1,9 @@
 //! Opens a described data source as sequences for training ([`open`]).
 //!
-//! A [`DataSource`] describes the data and how it is cut. A [`Corpus`] contains
-//! the splits, the tokenizer and the vocabulary size that an embedding needs.
-//! Cheap checks run first, so that a wrong sequence length is reported before a
-//! large corpus is read. The tokenizer is trained only on the train split,
-//! because the evaluation text must not influence the evaluated model.
+//! A [`DataSource`] describes the data and how it is cut. A [`Corpus`] contains the splits, the
+//! tokenizer and the vocabulary size that an embedding needs. Cheap checks run first, so that a
+//! wrong sequence length is reported before a large corpus is read. The tokenizer is trained only
+//! on the train split, because the evaluation text must not influence the evaluated model.
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -29,8 +28,7 @@ pub enum Content {
     Tokens {
         /// The files of the splits.
         splits: Splits,
-        /// The tokenizer that produced the tokens, if it should be saved with
-        /// the model.
+        /// The tokenizer that produced the tokens, if it should be saved with the model.
         tokenizer: Option<Box<Tokenizer>>,
     },
     /// Text files.
@@ -72,11 +70,9 @@ pub enum TokenizerChoice {
 pub struct DataSource {
     /// The data.
     pub content: Content,
-    /// Tokens per sequence, at least 2. Tokens after the last full sequence are
-    /// dropped.
+    /// Tokens per sequence, at least 2. Tokens after the last full sequence are dropped.
     pub sequence_length: usize,
-    /// The vocabulary size of the model if it is already known. All ids must be
-    /// below it.
+    /// The vocabulary size of the model if it is already known. All ids must be below it.
     pub vocab_size: Option<usize>,
     /// The cache for the tokens of text; `None` for no cache.
     pub token_cache: Option<TokenCache>,
@@ -96,9 +92,9 @@ pub struct Corpus {
     /// The id of the token between documents, if there are several documents and
     /// [`Join::EndOfText`] joins them.
     pub separator: Option<u32>,
-    /// The number of embeddings that a model needs: the vocabulary size of the
-    /// tokenizer. For tokens without a tokenizer, it is the `vocab_size` of the
-    /// source or, if that is unknown, the largest id of all splits plus one.
+    /// The number of embeddings that a model needs: the vocabulary size of the tokenizer. For
+    /// tokens without a tokenizer, it is the `vocab_size` of the source or, if that is unknown, the
+    /// largest id of all splits plus one.
     pub vocab_size: usize,
 }
 
@@ -114,8 +110,8 @@ struct SplitText<'a> {
     range: Range<usize>,
 }
 
-/// Reads, tokenizes and cuts the data of `source`. The result depends only on
-/// the source and its files.
+/// Reads, tokenizes and cuts the data of `source`. The result depends only on the source and its
+/// files.
 ///
 /// # Errors
 /// Returns an error if a setting or the data is invalid; see [`DataError`].
@@ -170,8 +166,8 @@ fn open_tokens(
     source: &DataSource,
 ) -> Result<Corpus> {
     let entries = tokenizer.map(Tokenizer::vocab_size);
-    // A model may have more embeddings than the tokenizer has tokens. Ids must
-    // be below both limits.
+    // A model may have more embeddings than the tokenizer has tokens. Ids must be below both
+    // limits.
     let limit = entries.into_iter().chain(source.vocab_size).min();
     let mut largest = 0;
     let mut pack = |files: &Vec<PathBuf>| {
@@ -209,14 +205,13 @@ fn open_tokens(
 fn sample_bytes(choice: &TokenizerChoice) -> usize {
     match choice {
         TokenizerChoice::Loaded(_) => 0,
-        // Training uses the whole chunk in which it reaches its limit, so it
-        // needs slightly more text than the limit.
+        // Training uses the whole chunk in which it reaches its limit, so it needs slightly more
+        // text than the limit.
         TokenizerChoice::Train { .. } => TRAINING_BYTES + (1 << 20),
     }
 }
 
-/// Cuts documents by fractions of their characters. A document that straddles a
-/// cut is divided.
+/// Cuts documents by fractions of their characters. A document that straddles a cut is divided.
 fn divide<'a>(
     documents: Documents<'a>,
     fractions: Fractions,
@@ -230,8 +225,8 @@ fn divide<'a>(
     }))
 }
 
-/// Returns the training sample of the tokenizer: the kept documents up to the
-/// end of the train split.
+/// Returns the training sample of the tokenizer: the kept documents up to the end of the train
+/// split.
 fn sample<'t>(train: &'t SplitText<'_>) -> Vec<&'t str> {
     // The train split begins with the text, so its length is also its end.
     let mut rest = train.range.len();
@@ -287,8 +282,8 @@ fn check_vocabulary(vocab_size: usize, source: &DataSource) -> Result<()> {
     Err(DataError::setting("model.config.vocab_size", model, rule))
 }
 
-/// Returns the token that [`Join::EndOfText`] puts between documents. A single
-/// document needs no separator.
+/// Returns the token that [`Join::EndOfText`] puts between documents. A single document needs no
+/// separator.
 ///
 /// # Errors
 /// Returns [`DataError::Setting`] if the tokenizer does not have the token.
@@ -315,8 +310,8 @@ fn separator<'t>(
 /// Checks the finished splits and reports their sizes.
 ///
 /// # Errors
-/// Returns [`DataError::Setting`] if the vocabulary is larger than the model's,
-/// and [`DataError::Empty`] if there is no train split.
+/// Returns [`DataError::Setting`] if the vocabulary is larger than the model's, and
+/// [`DataError::Empty`] if there is no train split.
 fn finish(
     [train, eval, test]: [Option<Sequences>; 3],
     tokenizer: Option<Tokenizer>,

@@ -1,8 +1,7 @@
 //! Errors in data and in the settings that describe it.
 //!
-//! Each message names the problem, the allowed values and the remedy, so that a
-//! program can print it as it is. Settings are named by their key in a job file
-//! (`data.sequence_length`).
+//! Each message names the problem, the allowed values and the remedy, so that a program can print
+//! it as it is. Settings are named by their key in a job file (`data.sequence_length`).
 
 use std::fmt::Display;
 use std::io;
@@ -11,8 +10,7 @@ use std::path::{Path, PathBuf};
 /// The result of reading data.
 pub type Result<T, E = DataError> = std::result::Result<T, E>;
 
-/// An error in the data, in a setting that describes it, or in the thread that
-/// reads it.
+/// An error in the data, in a setting that describes it, or in the thread that reads it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DataError {
@@ -32,14 +30,13 @@ pub enum DataError {
         /// The error of the operating system.
         cause: io::Error,
     },
-    /// A path that does not exist in the required form, or a file whose name or
-    /// contents are not valid.
+    /// A path that does not exist in the required form, or a file whose name or contents are not
+    /// valid.
     #[error("`{}` {reason}", path.display())]
     InvalidFile {
         /// The file or folder.
         path: PathBuf,
-        /// The problem, what is allowed and the remedy, with the row or line
-        /// where one is known.
+        /// The problem, what is allowed and the remedy, with the row or line where one is known.
         reason: String,
     },
     /// A file or text that was modified while it was in use.
@@ -86,8 +83,7 @@ pub enum DataError {
         /// The first sample.
         first: String,
     },
-    /// A setting with a value that is not allowed, or that does not fit the
-    /// data.
+    /// A setting with a value that is not allowed, or that does not fit the data.
     #[error("{name} = {value}: {rule}")]
     Setting {
         /// The key of the setting in a job file, if it has one.
@@ -125,8 +121,8 @@ pub enum DataError {
         /// A description of the response.
         reason: String,
     },
-    /// A download whose hash differs from the hash that the Hub announced. The
-    /// downloaded file is deleted.
+    /// A download whose hash differs from the hash that the Hub announced. The downloaded file is
+    /// deleted.
     #[error(
         "`{url}` is damaged: its contents have {found}, announced is {expected}; fetch it again later, from another HF_ENDPOINT, or give the path of a local copy"
     )]
@@ -162,15 +158,13 @@ pub enum DataError {
         /// The contents of the repository or folder.
         reason: String,
     },
-    /// The folder of the Hub's cache is unknown because there is no home
-    /// folder.
+    /// The folder of the Hub's cache is unknown because there is no home folder.
     #[error("there is no home folder for the Hub's cache; set HF_HOME to a folder")]
     NoHome,
     /// A tokenizer that could not be trained, used or serialized.
     #[error("{} failed while {doing}: {reason}; {}set data.tokenizer to another one", tokenizer_name(path.as_deref()), if path.is_some() { "fetch its files again, or " } else { "" })]
     Tokenizer {
-        /// The file or folder that it was loaded from; `None` for a trained
-        /// one.
+        /// The file or folder that it was loaded from; `None` for a trained one.
         path: Option<PathBuf>,
         /// The operation that failed.
         doing: &'static str,
@@ -199,22 +193,20 @@ pub enum DataError {
 }
 
 impl DataError {
-    /// Returns a function for `map_err` that wraps an I/O error while reading
-    /// `path`.
+    /// Returns a function for `map_err` that wraps an I/O error while reading `path`.
     pub(crate) fn unreadable(path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
         let path = path.into();
         move |cause| Self::Unreadable { path, cause }
     }
 
-    /// Returns a function for `map_err` that wraps an I/O error while writing
-    /// `path`.
+    /// Returns a function for `map_err` that wraps an I/O error while writing `path`.
     pub(crate) fn unwritable(path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
         let path = path.into();
         move |cause| Self::Unwritable { path, cause }
     }
 
-    /// Returns the error of an invalid file or folder. Its message is the path,
-    /// followed by `reason`.
+    /// Returns the error of an invalid file or folder. Its message is the path, followed by
+    /// `reason`.
     pub(crate) fn invalid(path: &Path, reason: impl Into<String>) -> Self {
         Self::InvalidFile { path: path.to_owned(), reason: reason.into() }
     }

@@ -4,7 +4,7 @@
 //! - [`compression`]: text files that are decompressed while they are read.
 //! - [`table`]: cells, rows and labels, independent of the format.
 //! - [`text`]: documents for language models.
-//! - [`labelled`], [`labels`] and [`classes`]: texts with their labels.
+//! - [`labeled`], [`labels`] and [`classes`]: texts with their labels.
 //! - [`folder`]: listings and regular files.
 //! - [`role`]: what a file in a folder of data is.
 //! - [`rows`]: whole rows as JSON.
@@ -17,7 +17,7 @@ pub(crate) mod format;
 mod json;
 mod json_lines;
 mod json_row;
-pub(crate) mod labelled;
+pub(crate) mod labeled;
 pub(crate) mod labels;
 mod parquet;
 pub(crate) mod role;

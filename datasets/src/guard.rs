@@ -1,8 +1,8 @@
 //! Converts panics of libraries to errors.
 //!
-//! Some libraries assert the contents of a file instead of checking them, so a
-//! damaged file makes them panic. [`guarded`] catches such a panic. The panic
-//! message becomes part of an error, and the panic hook does not print it.
+//! Some libraries assert the contents of a file instead of checking them, so a damaged file makes
+//! them panic. [`guarded`] catches such a panic. The panic message becomes part of an error, and
+//! the panic hook does not print it.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -31,8 +31,8 @@ impl Drop for Restore {
 pub(crate) fn guarded<T>(work: impl FnOnce() -> T) -> Result<T, String> {
     silence_guarded_threads();
     let _restore = Restore(GUARDED.replace(true));
-    // Unwind safety is asserted because callers drop the state that a panic may
-    // have left inconsistent, or only read it.
+    // Unwind safety is asserted because callers drop the state that a panic may have left
+    // inconsistent, or only read it.
     catch_unwind(AssertUnwindSafe(work)).map_err(|panic| panic_message(&*panic).replace('\n', " "))
 }
 
@@ -49,8 +49,8 @@ pub(crate) fn guarded_call<T, E: Display>(
     }
 }
 
-/// Installs a panic hook that prints nothing for guarded calls, and that calls
-/// the previous hook for all other panics.
+/// Installs a panic hook that prints nothing for guarded calls, and that calls the previous hook
+/// for all other panics.
 fn silence_guarded_threads() {
     static INSTALL: Once = Once::new();
     INSTALL.call_once(|| {

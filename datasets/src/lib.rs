@@ -7,32 +7,25 @@
 //!                          +-- EvaluationBatches -----------------> every sample once
 //! ```
 //!
-//! - [`Location`] finds files: in a folder, or on the Hub ([`Hub`]) through its
-//!   cache.
-//! - [`open`] reads a [`DataSource`]: raw token files, text, or a synthetic
-//!   corpus.
-//! - [`read_labelled`] reads texts and their classes, [`read_texts`] texts to
-//!   classify.
+//! - [`Location`] finds files: in a folder, or on the Hub ([`Hub`]) through its cache.
+//! - [`open`] reads a [`DataSource`]: raw token files, text, or a synthetic corpus.
+//! - [`read_labeled`] reads texts and their classes, [`read_texts`] texts to classify.
 //! - [`TokenCache`] keeps tokens on disk, so that a corpus is tokenized once.
-//! - [`open_samples`] encodes the rows of files, such as conversations, as
-//!   [`Samples`]; [`SampleRows`] packs them, and [`PairRows`] has pairs of
-//!   completions of the same prompt.
+//! - [`open_samples`] encodes the rows of files, such as conversations, as [`Samples`];
+//!   [`SampleRows`] packs them, and [`PairRows`] has pairs of completions of the same prompt.
 //! - [`Sequences`] is a token stream cut into training samples of one length.
-//! - [`DistributedSampler`] assigns samples to ranks and determines their
-//!   order.
+//! - [`DistributedSampler`] assigns samples to ranks and determines their order.
 //! - [`EpochSampler`] does so with every sample once per epoch.
-//! - [`TokenBudget`] packs samples of different length into batches of about
-//!   equal cost, and [`BudgetSampler`] distributes the batches to ranks.
-//! - [`BatchLoader`] assembles micro-batches in the background, and resumes at
-//!   a saved position.
+//! - [`TokenBudget`] packs samples of different length into batches of about equal cost, and
+//!   [`BudgetSampler`] distributes the batches to ranks.
+//! - [`BatchLoader`] assembles micro-batches in the background, and resumes at a saved position.
 //!
-//! Nothing here depends on a tensor library: batches are plain vectors.
-//! Problems in the data are reported as a [`DataError`] that names the
-//! location, the rule and the remedy. Invalid input never causes a panic.
+//! Nothing here depends on a tensor library: batches are plain vectors. Problems in the data are
+//! reported as a [`DataError`] that names the location, the rule and the remedy. Invalid input
+//! never causes a panic.
 //!
-//! The modules depend on each other in one direction: `formats` on nothing,
-//! `tokens` on `formats`, `hub`, `sampling` and `samples` on both, and `corpus`
-//! on all.
+//! The modules depend on each other in one direction: `formats` on nothing, `tokens` on `formats`,
+//! `hub`, `sampling` and `samples` on both, and `corpus` on all.
 
 mod corpus;
 mod error;
@@ -52,9 +45,9 @@ mod tokens;
 pub use corpus::{Content, Corpus, DataSource, TokenizerChoice, open};
 pub use error::{DataError, Result};
 pub use formats::classes::{Classes, ClassesOrigin};
-pub use formats::labelled::{
-    LABEL_FIELD, LabelledColumns, LabelledText, TableText, TextColumns, has_column, read_labelled,
-    read_labelled_as, read_texts,
+pub use formats::labeled::{
+    LABEL_FIELD, LabeledColumns, LabeledText, TableText, TextColumns, has_column, read_labeled,
+    read_labeled_as, read_texts,
 };
 pub use formats::labels::{LabelKind, TextLabel};
 pub use formats::rows::{DataRow, FileRow};
@@ -77,7 +70,7 @@ pub use sampling::batch::{Collate, IGNORE_INDEX, MicroBatch, RowDocuments};
 pub use sampling::budget_sampler::{BudgetSampler, EpochPosition};
 pub use sampling::epoch_sampler::{EpochSampler, StepPosition};
 pub use sampling::evaluation::EvaluationBatches;
-pub use sampling::labelled_texts::{LabelledBatch, LabelledTexts};
+pub use sampling::labeled_texts::{LabeledBatch, LabeledTexts};
 pub use sampling::loader::BatchLoader;
 pub use sampling::sampler::{BatchSampler, DataShard, DistributedSampler, Order, Position};
 pub use sampling::token_budget::{EpochPlan, PickingOrder, StepShape, TokenBudget};

@@ -1,8 +1,7 @@
 //! Train, evaluation and test splits of the data.
 //!
-//! One corpus can be cut by [`Fractions`], in order and without shuffling, so
-//! that consecutive text stays in one split. Alternatively, each split has
-//! separate files.
+//! One corpus can be cut by [`Fractions`], in order and without shuffling, so that consecutive text
+//! stays in one split. Alternatively, each split has separate files.
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -10,8 +9,8 @@ use std::path::PathBuf;
 use crate::stable_rng::StableRng;
 use crate::{DataError, Result};
 
-/// The fraction of a corpus for each split. If the sum is below 1, the rest of
-/// the corpus is not used.
+/// The fraction of a corpus for each split. If the sum is below 1, the rest of the corpus is not
+/// used.
 ///
 /// ```
 /// use deepburn_datasets::Fractions;
@@ -33,12 +32,12 @@ pub struct Fractions {
 /// The name of a split and its items.
 pub(crate) type Part = (&'static str, Range<usize>);
 
-/// The random stream of shuffled splits. Epochs use their number as the stream,
-/// so no epoch uses this one.
+/// The random stream of shuffled splits. Epochs use their number as the stream, so no epoch uses
+/// this one.
 const SPLIT_STREAM: u64 = u64::MAX;
 
-/// Tolerance for the rounding errors of decimal fractions: 0.7 + 0.2 + 0.1 is
-/// 0.9999999999999999, but means the whole corpus.
+/// Tolerance for the rounding errors of decimal fractions: 0.7 + 0.2 + 0.1 is 0.9999999999999999,
+/// but means the whole corpus.
 const TOLERANCE: f64 = 1e-9;
 
 impl Fractions {
@@ -48,8 +47,8 @@ impl Fractions {
     /// Checks the fractions, and returns them.
     ///
     /// # Errors
-    /// Returns [`DataError::Setting`] if a fraction is not in `[0, 1]`, if
-    /// `train` is zero, or if the sum is above 1.
+    /// Returns [`DataError::Setting`] if a fraction is not in `[0, 1]`, if `train` is zero, or if
+    /// the sum is above 1.
     pub fn validate(self) -> Result<Self> {
         let wrong = |name: &str, value: f64, rule: &str| {
             Err(DataError::setting(&format!("data.splits: {name}"), value, rule))
@@ -73,9 +72,8 @@ impl Fractions {
         Ok(self)
     }
 
-    /// Cuts `len` items into parts. Part k ends at
-    /// `floor(len * (fraction_1 + .. + fraction_k))`. A fraction of zero gives
-    /// `None`.
+    /// Cuts `len` items into parts. Part k ends at `floor(len * (fraction_1 + .. + fraction_k))`. A
+    /// fraction of zero gives `None`.
     pub(crate) fn cut(self, len: usize) -> Result<[Option<Part>; 3]> {
         let (mut sum, mut start) = (0.0, 0);
         Ok(self.validate()?.named().map(|(name, fraction)| {
@@ -88,10 +86,9 @@ impl Fractions {
         }))
     }
 
-    /// Divides `items` at random; `seed` determines the result. Each part
-    /// resembles the whole data set even if the items are sorted, for example
-    /// by class. Within a part, the items keep their order. A fraction of zero
-    /// gives `None`.
+    /// Divides `items` at random; `seed` determines the result. Each part resembles the whole data
+    /// set even if the items are sorted, for example by class. Within a part, the items keep their
+    /// order. A fraction of zero gives `None`.
     ///
     /// # Errors
     /// Returns the errors of [`Fractions::validate`].
@@ -128,8 +125,7 @@ pub(crate) fn try_map<T, U>(
 /// The sources of the splits.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Splits {
-    /// One corpus, cut by fraction: text between characters, tokens between
-    /// sequences.
+    /// One corpus, cut by fraction: text between characters, tokens between sequences.
     Shares {
         /// Its files or folders, in order.
         files: Vec<PathBuf>,

@@ -1,9 +1,8 @@
 //! Random numbers that are the same on every machine and in every version.
 //!
-//! [`StableRng`] is ChaCha8 with a key of two numbers. The `rand` crate may
-//! change its distributions between releases, which would change the sample
-//! order of a resumed job. The few distributions that are needed are therefore
-//! implemented here.
+//! [`StableRng`] is ChaCha8 with a key of two numbers. The `rand` crate may change its
+//! distributions between releases, which would change the sample order of a resumed job. The few
+//! distributions that are needed are therefore implemented here.
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
@@ -12,8 +11,8 @@ use rand_chacha::rand_core::{RngCore, SeedableRng};
 pub(crate) struct StableRng(ChaCha8Rng);
 
 impl StableRng {
-    /// Creates a generator whose ChaCha key is `seed` and `stream` as
-    /// little-endian u64, followed by sixteen zero bytes.
+    /// Creates a generator whose ChaCha key is `seed` and `stream` as little-endian u64, followed
+    /// by sixteen zero bytes.
     pub(crate) fn new(seed: u64, stream: u64) -> Self {
         let mut key = [0; 32];
         key[..8].copy_from_slice(&seed.to_le_bytes());
@@ -21,10 +20,9 @@ impl StableRng {
         Self(ChaCha8Rng::from_seed(key))
     }
 
-    /// Returns a random integer in `0..bound`: the high word of a 64-by-64-bit
-    /// product. This is the method of Lemire, "Fast Random Integer Generation
-    /// in an Interval" (2019), without the rejection step. The bias is below
-    /// `bound / 2^64`.
+    /// Returns a random integer in `0..bound`: the high word of a 64-by-64-bit product. This is the
+    /// method of Lemire, "Fast Random Integer Generation in an Interval" (2019), without the
+    /// rejection step. The bias is below `bound / 2^64`.
     pub(crate) fn below(&mut self, bound: usize) -> usize {
         debug_assert!(bound > 0);
         ((u128::from(self.0.next_u64()) * bound as u128) >> 64) as usize
@@ -35,9 +33,8 @@ impl StableRng {
         items[self.below(items.len())]
     }
 
-    /// Returns a random permutation of `0..len` by the Fisher-Yates shuffle,
-    /// from the last index to the first: index `i` is swapped with index
-    /// `below(i + 1)`.
+    /// Returns a random permutation of `0..len` by the Fisher-Yates shuffle, from the last index to
+    /// the first: index `i` is swapped with index `below(i + 1)`.
     pub(crate) fn permutation(&mut self, len: usize) -> Vec<usize> {
         let mut order: Vec<usize> = (0..len).collect();
         for i in (1..len).rev() {

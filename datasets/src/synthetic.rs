@@ -1,11 +1,10 @@
 //! Generated text, for runs without a data set.
 //!
-//! [`SyntheticCorpus`] writes short English stories from a grammar. Each
-//! document has its own people, place and things, which occur repeatedly, so a
-//! model can learn at every distance: which letters follow each other, which
-//! sentences exist, and who the story is about. The loss of a language model
-//! decreases within a few tens of steps. The text is the same on every machine.
-//! It does not replace real data in an evaluation.
+//! [`SyntheticCorpus`] writes short English stories from a grammar. Each document has its own
+//! people, place and things, which occur repeatedly, so a model can learn at every distance: which
+//! letters follow each other, which sentences exist, and who the story is about. The loss of a
+//! language model decreases within a few tens of steps. The text is the same on every machine. It
+//! does not replace real data in an evaluation.
 
 pub(crate) mod reviews;
 
@@ -15,8 +14,8 @@ use crate::stable_rng::StableRng;
 
 /// English-like documents in ASCII.
 ///
-/// A first run needs no download. The text can be learned, because each story
-/// keeps its people, place and thing.
+/// A first run needs no download. The text can be learned, because each story keeps its people,
+/// place and thing.
 ///
 /// ```
 /// use deepburn_datasets::SyntheticCorpus;
@@ -29,11 +28,10 @@ use crate::stable_rng::StableRng;
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SyntheticCorpus {
-    /// Determines every word. Document `i` depends only on the seed and `i`, so
-    /// that a larger corpus continues a smaller one.
+    /// Determines every word. Document `i` depends only on the seed and `i`, so that a larger
+    /// corpus continues a smaller one.
     pub seed: u64,
-    /// Total bytes of all documents, at least 1. The last document is truncated
-    /// to fit.
+    /// Total bytes of all documents, at least 1. The last document is truncated to fit.
     pub bytes: usize,
 }
 
@@ -41,8 +39,7 @@ impl SyntheticCorpus {
     /// Generates the documents.
     ///
     /// # Errors
-    /// Returns [`DataError::Setting`](crate::DataError::Setting) if `bytes` is
-    /// 0.
+    /// Returns [`DataError::Setting`](crate::DataError::Setting) if `bytes` is 0.
     pub fn documents(&self) -> Result<Vec<String>> {
         check_positive("data.bytes", self.bytes)?;
         let mut documents = Vec::new();
@@ -87,9 +84,8 @@ const TIMES: [&str; 6] =
 /// Moods of people and animals, drawn for each slot.
 const MOODS: [&str; 6] = ["happy", "tired", "afraid", "proud", "curious", "silent"];
 
-/// The slots `{name}`, `{friend}`, `{role}`, `{place}`, `{thing}` and
-/// `{animal}` keep their word throughout a story; the other slots are drawn
-/// each time.
+/// The slots `{name}`, `{friend}`, `{role}`, `{place}`, `{thing}` and `{animal}` keep their word
+/// throughout a story; the other slots are drawn each time.
 const OPENINGS: [&str; 3] = [
     "Once there was a {role} called {name}, who lived near the {place} with a {quality} {animal}.",
     "In the {place} lived a {role}. The name of the {role} was {name}.",
@@ -166,8 +162,8 @@ impl Cast {
     }
 }
 
-/// Writes a title, then two to four paragraphs, each on a line, and an ending.
-/// A sentence of the middle repeats only after all others have been used.
+/// Writes a title, then two to four paragraphs, each on a line, and an ending. A sentence of the
+/// middle repeats only after all others have been used.
 fn write_story(rng: &mut StableRng) -> String {
     let cast = Cast::draw(rng);
     let mut story = cast.fill("The {role} and the {thing}\n\n", rng);
@@ -176,8 +172,7 @@ fn write_story(rng: &mut StableRng) -> String {
     let mut middles = rng.permutation(MIDDLES.len()).into_iter().cycle();
     for paragraph in 0..2 + rng.below(3) {
         story.push(if paragraph == 0 { ' ' } else { '\n' });
-        // Drawn before their slots are filled, because the order of draws
-        // determines the text.
+        // Drawn before their slots are filled, because the order of draws determines the text.
         let chosen: Vec<usize> = middles.by_ref().take(3 + rng.below(3)).collect();
         let sentences = chosen.into_iter().map(|middle| cast.fill(MIDDLES[middle], rng));
         story.push_str(&sentences.collect::<Vec<_>>().join(" "));

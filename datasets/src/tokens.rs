@@ -3,10 +3,9 @@
 //! - [`tokenizer`] and [`tokenizer_files`]: text to ids and back;
 //!   [`special_tokens`]: the tokens that its files name; [`comparison`]: whether
 //!   two tokenizers have the same ids.
-//! - [`word_encoder`]: encoding with a cache of words, from [`added_tokens`],
-//!   [`alphabet`], [`pipeline`], [`splitter`] and [`word_cache`].
-//! - [`documents`], [`join`] and [`encoder`]: tokenization of text that does
-//!   not fit into memory.
+//! - [`word_encoder`]: encoding with a cache of words, from [`added_tokens`], [`alphabet`],
+//!   [`pipeline`], [`splitter`] and [`word_cache`].
+//! - [`documents`], [`join`] and [`encoder`]: tokenization of text that does not fit into memory.
 //! - [`token_file`] and [`cache`]: tokens on disk.
 //! - [`packing`]: sequences of one length for training.
 

@@ -9,9 +9,9 @@ use std::io::Write;
 use std::path::Path;
 
 use deepburn_datasets::{
-    ClassesOrigin, Content, DataSource, InvalidRows, LABEL_FIELD, LabelKind, LabelledColumns,
+    ClassesOrigin, Content, DataSource, InvalidRows, LABEL_FIELD, LabelKind, LabeledColumns,
     Sample, SampleSource, Splits, TEXT_FIELD, Tokenizer, open, open_samples, read_documents,
-    read_labelled,
+    read_labeled,
 };
 use deepburn_fuzz::{SeedCorpus, fuzz, replay, scratch_folder};
 
@@ -140,14 +140,14 @@ fn read(path: &Path) {
         let _ = read_documents(path, TEXT_FIELD);
         for kind in [LabelKind::Class, LabelKind::Classes, LabelKind::Values] {
             let origin = ClassesOrigin::TRAIN_SPLIT;
-            let columns = LabelledColumns {
+            let columns = LabeledColumns {
                 text: TEXT_FIELD,
                 label: LABEL_FIELD,
                 kind,
                 kind_reason: "",
                 origin,
             };
-            let _ = read_labelled(&[path.to_owned()], columns, None);
+            let _ = read_labeled(&[path.to_owned()], columns, None);
         }
         for invalid in [InvalidRows::Fail, InvalidRows::Skip] {
             let source = SampleSource {

@@ -1,10 +1,12 @@
 //! The interface between models and training programs.
 //!
-//! - [`Architecture`] describes everything that the configuration alone determines: parameters and files.
+//! - [`Architecture`] describes everything that the configuration alone determines: parameters and
+//!   files.
 //! - [`SavedConfig`] reads a configuration from its `config.json`.
 //! - [`BuildModel`] builds the Burn module for a configuration on a backend.
-//! - [`LanguageModelConfig`] and [`TextClassifierConfig`] add the methods that are specific to language modelling and
-//!   to text classification. The corresponding modules implement [`LanguageModel`](crate::causal_lm::LanguageModel) and
+//! - [`LanguageModelConfig`] and [`TextClassifierConfig`] add the methods that are specific to
+//!   language modeling and to text classification. The corresponding modules implement
+//!   [`LanguageModel`](crate::causal_lm::LanguageModel) and
 //!   [`TextClassifier`](crate::TextClassifier).
 //!
 //! A language model is a configuration of the [decoder](crate::decoder): it implements
@@ -33,11 +35,12 @@ pub trait Architecture: fmt::Debug + Send + Sync {
     /// Returns the name of the model in logs and reports.
     fn name(&self) -> &'static str;
 
-    /// Returns the map of all parameters, in the order in which the module holds them: their paths, shapes, initial
-    /// values, and the tensors that store them in files.
+    /// Returns the map of all parameters, in the order in which the module holds them: their paths,
+    /// shapes, initial values, and the tensors that store them in files.
     fn weight_map(&self) -> WeightMap;
 
-    /// Returns all parameters, in the order in which the module holds them. Tied parameters are not included.
+    /// Returns all parameters, in the order in which the module holds them. Tied parameters are not
+    /// included.
     fn parameters(&self) -> Vec<ParameterShape> {
         self.weight_map().parameters().map(ParameterShape::from).collect()
     }
@@ -56,25 +59,27 @@ pub trait Architecture: fmt::Debug + Send + Sync {
     /// Returns the number of tokens of the longest sequence that the model supports.
     fn max_len(&self) -> usize;
 
-    /// Returns the JSON files that are stored next to weights of type `float`: `config.json`, and any other file that
-    /// readers need.
+    /// Returns the JSON files that are stored next to weights of type `float`: `config.json`, and
+    /// any other file that readers need.
     fn documents(&self, float: FloatType) -> JsonFiles;
 
     /// Reads all initial weights in `folder` once and checks them, without keeping them in memory.
     ///
     /// # Errors
-    /// Returns [`ModelFolderError::Tensors`] naming every tensor that does not fit or is not finite, or an I/O error.
+    /// Returns [`ModelFolderError::Tensors`] naming every tensor that does not fit or is not
+    /// finite, or an I/O error.
     fn check_weights(&self, folder: &Path) -> Result<(), ModelFolderError>;
 
-    /// Returns the size in bytes of the logits that the loss holds at any one time inside a fused op, in addition to the
-    /// tensors of the model.
+    /// Returns the size in bytes of the logits that the loss holds at any one time inside a fused
+    /// op, in addition to the tensors of the model.
     fn logits_bytes(&self, batch: BatchShape) -> u64 {
         // The logits of a classifier, one row for each text, are ordinary tensors of the model.
         _ = batch;
         0
     }
 
-    /// Returns the contents of the model's Hugging Face folder except the weights, and the map of the weights.
+    /// Returns the contents of the model's Hugging Face folder except the weights, and the map of
+    /// the weights.
     fn hf_export(&self) -> HfExport {
         HfExport::new(self.weight_map(), self.documents(FloatType::F32))
     }
@@ -109,8 +114,8 @@ pub trait BuildModel<B: Backend>: Architecture {
     /// The module.
     type Model: Module<B>;
 
-    /// Returns a model with random initial weights. The values of a parameter depend only on `seed` and its path, and
-    /// are generated when the parameter is first used.
+    /// Returns a model with random initial weights. The values of a parameter depend only on `seed`
+    /// and its path, and are generated when the parameter is first used.
     ///
     /// # Errors
     /// Returns [`ModelConfigError`] if the configuration is inconsistent.
@@ -125,14 +130,17 @@ pub trait BuildModel<B: Backend>: Architecture {
     /// Returns a trained model, with the weights in `folder`.
     ///
     /// # Errors
-    /// Returns [`ModelFolderError::Tensors`] naming every tensor that does not fit or is not finite, or an I/O error.
+    /// Returns [`ModelFolderError::Tensors`] naming every tensor that does not fit or is not
+    /// finite, or an I/O error.
     fn load(&self, folder: &Path, device: &B::Device) -> Result<Self::Model, ModelFolderError>;
 
-    /// Returns a model for fine-tuning with the weights in `folder`. Each weight is read when it is first used. Weights
-    /// of a new task, which the folder does not contain, are initialised randomly from `seed`.
+    /// Returns a model for fine-tuning with the weights in `folder`. Each weight is read when it is
+    /// first used. Weights of a new task, which the folder does not contain, are initialized
+    /// randomly from `seed`.
     ///
     /// # Errors
-    /// Returns [`ModelFolderError::Tensors`] naming every tensor that does not fit, or an I/O error.
+    /// Returns [`ModelFolderError::Tensors`] naming every tensor that does not fit, or an I/O
+    /// error.
     fn load_lazily(
         &self,
         folder: &Path,
@@ -160,7 +168,8 @@ pub trait SavedConfig: Architecture + Sized {
     /// Reads the fields of the file.
     ///
     /// # Errors
-    /// Returns [`ModelConfigError`] if a field belongs to another model, has the wrong type or is out of range.
+    /// Returns [`ModelConfigError`] if a field belongs to another model, has the wrong type or is
+    /// out of range.
     fn from_fields(fields: Map<String, Value>) -> Result<Self, ModelConfigError>;
 }
 
@@ -169,8 +178,9 @@ pub trait LanguageModelFamily: LanguageModelConfig + SavedConfig {
     /// Returns the configuration for a job that specifies neither a pretrained model nor sizes.
     fn default_size() -> Self;
 
-    /// Reads the configuration in a folder and checks the headers of its weight files. Fields that the model does not
-    /// read are kept until [`validate`](LanguageModelConfig::validate), so that overrides can remove them.
+    /// Reads the configuration in a folder and checks the headers of its weight files. Fields that
+    /// the model does not read are kept until [`validate`](LanguageModelConfig::validate), so that
+    /// overrides can remove them.
     ///
     /// # Errors
     /// Returns an error if a file is missing, unreadable or malformed.
@@ -179,15 +189,16 @@ pub trait LanguageModelFamily: LanguageModelConfig + SavedConfig {
 
 /// The configuration of a language model.
 pub trait LanguageModelConfig: Architecture + Clone {
-    /// Returns the configuration with the given `config.json` fields overridden. Null removes a field that the model does
-    /// not read.
+    /// Returns the configuration with the given `config.json` fields overridden. Null removes a
+    /// field that the model does not read.
     ///
     /// # Errors
-    /// Returns the errors of [`from_fields`](SavedConfig::from_fields), and an error if a field is unknown.
+    /// Returns the errors of [`from_fields`](SavedConfig::from_fields), and an error if a field is
+    /// unknown.
     fn with_overrides(&self, overrides: &Map<String, Value>) -> Result<Self, ModelConfigError>;
 
-    /// Checks the range of every value, the consistency of related values, and that no field that the model does not read
-    /// may change what it computes.
+    /// Checks the range of every value, the consistency of related values, and that no field that
+    /// the model does not read may change what it computes.
     ///
     /// # Errors
     /// Returns [`ModelConfigError`] for the first invalid field.

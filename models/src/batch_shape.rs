@@ -21,8 +21,8 @@ impl BatchShape {
         self.sequences.saturating_mul(self.length.saturating_sub(1)).max(1)
     }
 
-    /// Returns the size in bytes of one chunk of f32 logits. The language-model loss computes the logits in such
-    /// chunks.
+    /// Returns the size in bytes of one chunk of f32 logits. The language-model loss computes the
+    /// logits in such chunks.
     pub(crate) fn logits_bytes(self, vocab_size: usize) -> u64 {
         let rows = logits_chunk_rows(self.targets() as usize, vocab_size) as u64;
         rows.saturating_mul(4 * vocab_size.max(1) as u64)

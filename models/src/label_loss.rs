@@ -1,6 +1,7 @@
 //! The labels of a batch of texts, and the losses of classifiers.
 //!
-//! Main type: [`TextLabels`]. Losses are as in `transformers`, but summed over the texts instead of averaged:
+//! Main type: [`TextLabels`]. Losses are as in `transformers`, but summed over the texts instead of
+//! averaged:
 //!
 //! ```text
 //! Class         cross-entropy of the softmax over the classes
@@ -14,14 +15,17 @@ use deepburn_ops::{FusedOps, cross_entropy};
 use crate::label_smoothing::{in_f32, logits_term};
 use crate::text_error::TextBatchError;
 
-/// The labels of a batch of texts in host memory. Rows without a text complete a batch and have no label.
+/// The labels of a batch of texts in host memory. Rows without a text complete a batch and have no
+/// label.
 #[derive(Clone, Copy, Debug)]
 pub enum TextLabels<'a> {
     /// The class of each text; negative for a row without a text.
     Class(&'a [i64]),
-    /// For each text and class, row by row: 1 if the text has the class, or else 0; negative for a row without a text.
+    /// For each text and class, row by row: 1 if the text has the class, or else 0; negative for a
+    /// row without a text.
     MultiLabel(&'a [i64]),
-    /// For each text and target, row by row: the number to predict. Values for a row without a text are ignored.
+    /// For each text and target, row by row: the number to predict. Values for a row without a text
+    /// are ignored.
     Regression(&'a [f32]),
 }
 
@@ -47,8 +51,8 @@ impl<'a> From<&'a Vec<i64>> for TextLabels<'a> {
 }
 
 impl TextLabels<'_> {
-    /// Returns the number of texts that the labels are for, in a model with `outputs` outputs; `None` if the number of
-    /// labels is not a multiple of the outputs.
+    /// Returns the number of texts that the labels are for, in a model with `outputs` outputs;
+    /// `None` if the number of labels is not a multiple of the outputs.
     pub(crate) fn num_texts(self, outputs: usize) -> Option<usize> {
         let (labels, each) = match self {
             Self::Class(labels) => (labels.len(), 1),
@@ -145,8 +149,9 @@ impl<B: Backend> LabelTensor<B> {
 
 impl<B: FusedOps> LabelTensor<B> {
     //= transformers 5.23.0 loss/loss_utils.py ForSequenceClassificationLoss
-    /// Returns the loss summed over the texts, `[1]`, in at least f32. `label_smoothing` is the weight of the mean over
-    /// the classes in the loss of one class for each text; the other losses do not have it.
+    /// Returns the loss summed over the texts, `[1]`, in at least f32. `label_smoothing` is the
+    /// weight of the mean over the classes in the loss of one class for each text; the other losses
+    /// do not have it.
     pub(crate) fn loss(&self, logits: Tensor<B, 2>, label_smoothing: f64) -> Tensor<B, 1> {
         let [texts, outputs] = logits.dims();
         match self {
@@ -157,8 +162,8 @@ impl<B: FusedOps> LabelTensor<B> {
                 let term = logits_term(logits.clone(), classes.clone());
                 cross_entropy(logits, classes.clone()) + term * label_smoothing
             }
-            // sigmoid(x) = softmax([0, x])[1], so the binary cross-entropy is the cross-entropy of the logits [0, x].
-            // Its gradient, sigmoid(x) - label, is exact for every x.
+            // sigmoid(x) = softmax([0, x])[1], so the binary cross-entropy is the cross-entropy of
+            // the logits [0, x]. Its gradient, sigmoid(x) - label, is exact for every x.
             Self::MultiLabel(flags) => {
                 let logits = logits.reshape([texts * outputs, 1]);
                 let pairs = Tensor::cat(vec![logits.zeros_like(), logits], 1);
@@ -191,7 +196,8 @@ mod tests {
         f64::from(loss.into_scalar())
     }
 
-    /// Against the formula in f64, with logits of any size, a text without labels and a row without a text.
+    /// Against the formula in f64, with logits of any size, a text without labels and a row without
+    /// a text.
     #[test]
     fn binary_cross_entropy_is_stable() {
         let logits = [0.0, 1e-3, -2.5, 80.0, -80.0, 30.0, 0.0, -1.0, 1e4, 7.0, 7.0, 7.0];

@@ -1,7 +1,8 @@
 //! Label smoothing of the cross-entropy loss, as `LabelSmoother` of `transformers` computes it.
 //!
-//! For logits `l` and a target `t`, the smoothed loss is a weighted mean of the negative log-likelihood and of the mean
-//! of `-log(p)` over all `n` classes. With `-log(p[j]) = log(sum(exp(l))) - l[j]`, the smoothing only adds a linear term:
+//! For logits `l` and a target `t`, the smoothed loss is a weighted mean of the negative
+//! log-likelihood and of the mean of `-log(p)` over all `n` classes. With
+//! `-log(p[j]) = log(sum(exp(l))) - l[j]`, the smoothing only adds a linear term:
 //!
 //! ```text
 //! loss = (1 - factor) * -log(p[t]) + factor * mean over j of -log(p[j])
@@ -16,7 +17,8 @@ use burn::tensor::{DType, Int, Tensor, backend::Backend};
 /// Returns the term of an output layer, `[1]`. The logits `hidden weight^T` are not computed:
 /// `l[t] - mean(l) = hidden (weight[t] - mean of the rows of weight)`.
 ///
-/// `hidden` is `[tokens, width]`, `weight` is `[vocab, width]`, and `targets` `[tokens]` are at least 0.
+/// `hidden` is `[tokens, width]`, `weight` is `[vocab, width]`, and `targets` `[tokens]` are at
+/// least 0.
 pub(crate) fn head_term<B: Backend>(
     hidden: Tensor<B, 2>,
     weight: Tensor<B, 2>,
@@ -79,7 +81,8 @@ mod tests {
         Tensor::from_data(TensorData::from(targets), &Default::default())
     }
 
-    /// Returns the smoothed loss of rows of logits, with the formula of `transformers`, and its gradient.
+    /// Returns the smoothed loss of rows of logits, with the formula of `transformers`, and its
+    /// gradient.
     fn reference(logits: &[f64], targets: &[i32]) -> (f64, Vec<f64>) {
         let mut loss = 0.0;
         let mut gradient = vec![0.0; logits.len()];
@@ -97,7 +100,8 @@ mod tests {
         (loss, gradient)
     }
 
-    /// Returns the product of `left` `[rows, inner]` and `right` `[inner, columns]`, given by their elements.
+    /// Returns the product of `left` `[rows, inner]` and `right` `[inner, columns]`, given by their
+    /// elements.
     fn product(
         [rows, inner, columns]: [usize; 3],
         left: impl Fn(usize, usize) -> f64,

@@ -1,11 +1,12 @@
 //! Model architectures for DeepBurn, written as plain Burn modules.
 //!
-//! Models do not depend on ranks, shards or DeepSpeed. They are generic over the backend, and sharding is applied from
-//! outside.
+//! Models do not depend on ranks, shards or DeepSpeed. They are generic over the backend, and
+//! sharding is applied from outside.
 //!
-//! - [`gpt2`] reimplements GPT-2 of the `transformers` library with matching logits, and adds a text classifier.
-//!   [`encoder`] is a transformer encoder for text classification.
-//! - [`causal_lm`] provides batches, loss and generation for all language models. Text classifiers use [`TextBatch`].
+//! - [`gpt2`] reimplements GPT-2 of the `transformers` library with matching logits, and adds a
+//!   text classifier. [`encoder`] is a transformer encoder for text classification.
+//! - [`causal_lm`] provides batches, loss and generation for all language models. Text classifiers
+//!   use [`TextBatch`].
 //! - [`hf`] reads and writes model folders in the layout of Hugging Face.
 //! - [`Architecture`] is the interface between models and programs.
 

@@ -1,8 +1,8 @@
-//! Normalisation of rows, with the parameter names of `transformers`.
+//! Normalization of rows, with the parameter names of `transformers`.
 //!
-//! Burn's own modules name their parameters `gamma` and `beta` and compute in the dtype of their input. This module names
-//! them `weight` and `bias`, and always computes in at least f32, because squares of half-precision values can
-//! overflow.
+//! Burn's own modules name their parameters `gamma` and `beta` and compute in the dtype of their
+//! input. This module names them `weight` and `bias`, and always computes in at least f32, because
+//! squares of half-precision values can overflow.
 
 use burn::module::{Module, Param};
 use burn::tensor::{Tensor, backend::Backend};
@@ -10,21 +10,23 @@ use deepburn_ops::{LayerNormOps, RmsNorm, RmsNormOps, RmsWeight, layer_norm, rms
 
 use crate::weights::WeightInit;
 
-/// The formula of a normalisation of rows `x`.
+/// The formula of a normalization of rows `x`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum NormKind {
-    /// `(x - mean) / sqrt(var + epsilon) * weight + bias`, with the biased variance (Ba, Kiros and Hinton 2016).
+    /// `(x - mean) / sqrt(var + epsilon) * weight + bias`, with the biased variance (Ba, Kiros and
+    /// Hinton 2016).
     Layer {
         /// Added to the variance.
         epsilon: f64,
     },
-    /// `x / sqrt(mean(x^2) + epsilon) * weight` (Zhang and Sennrich 2019). The quotient is computed in f32 and rounded
-    /// to the type of `x` before it is multiplied.
+    /// `x / sqrt(mean(x^2) + epsilon) * weight` (Zhang and Sennrich 2019). The quotient is computed
+    /// in f32 and rounded to the type of `x` before it is multiplied.
     Rms {
         /// Added to the mean.
         epsilon: f64,
     },
-    /// `x / sqrt(mean(x^2) + epsilon) * (1 + weight)`, computed in f32 and rounded once, as in Gemma.
+    /// `x / sqrt(mean(x^2) + epsilon) * (1 + weight)`, computed in f32 and rounded once, as in
+    /// Gemma.
     RmsPlusOne {
         /// Added to the mean.
         epsilon: f64,
@@ -38,7 +40,7 @@ impl NormKind {
     }
 }
 
-/// A normalisation over the last axis.
+/// A normalization over the last axis.
 #[derive(Module, Debug)]
 pub(crate) struct Normalization<B: Backend> {
     /// The scale of each element.
@@ -51,7 +53,7 @@ pub(crate) struct Normalization<B: Backend> {
 }
 
 impl<B: Backend> Normalization<B> {
-    /// Returns the normalisation at module path `path`.
+    /// Returns the normalization at module path `path`.
     pub(crate) fn new(init: &WeightInit<B>, path: &str, kind: NormKind) -> Self {
         Self {
             weight: init.param(&format!("{path}.weight")),
@@ -60,7 +62,7 @@ impl<B: Backend> Normalization<B> {
         }
     }
 
-    /// Normalises `x` of shape `[.., width]`. The result has the same shape and dtype.
+    /// Normalizes `x` of shape `[.., width]`. The result has the same shape and dtype.
     pub(crate) fn forward<const D: usize>(&self, x: Tensor<B, D>) -> Tensor<B, D>
     where
         B: LayerNormOps + RmsNormOps,

@@ -1,6 +1,7 @@
 //! Linear layers, applied to rows, and their adapters.
 //!
-//! Weights have shape `[in, out]`, as in Burn and in the `Conv1D` layers of GPT-2 in `transformers`.
+//! Weights have shape `[in, out]`, as in Burn and in the `Conv1D` layers of GPT-2 in
+//! `transformers`.
 //!
 //! ```text
 //! y = x W + b                                                     a plain layer
@@ -60,8 +61,8 @@ pub(crate) fn project<B: LinearOps>(projection: &Linear<B>, x: Tensor<B, 2>) -> 
     }
 }
 
-/// Returns the linear layer at module path `path`, with a weight of shape `[in, out]`, and with a bias and an adapter if
-/// the model has them there.
+/// Returns the linear layer at module path `path`, with a weight of shape `[in, out]`, and with a
+/// bias and an adapter if the model has them there.
 pub(crate) fn projection<B: Backend>(init: &WeightInit<B>, path: &str) -> Linear<B> {
     Linear {
         weight: init.param(&format!("{path}.weight")),
@@ -137,8 +138,8 @@ impl<B: Backend> LinearAdapter<B> {
     }
 
     //= peft 0.21.2 tuners/lora/dora.py DoraLinearLayer
-    /// Returns the norm of each column of the adapted weight, `[out]`, in f32 and without a gradient. A column of zeros has norm 1, so
-    /// that its quotient is finite.
+    /// Returns the norm of each column of the adapted weight, `[out]`, in f32 and without a
+    /// gradient. A column of zeros has norm 1, so that its quotient is finite.
     fn norms(&self, weight: Tensor<B, 2>) -> Tensor<B, 1> {
         let [a, b] = [&self.a, &self.b].map(|factor| factor.val().detach());
         let adapted = a.matmul(b) * self.scale + weight.detach();

@@ -1,7 +1,7 @@
 //! Text classification: validated batches of texts, and the classifier trait.
 //!
-//! Main types: [`TextBatch`] and [`TextClassifier`]. Reading values back from a device tensor is slow, so ids, lengths
-//! and labels are checked here on the host, before any tensor is created.
+//! Main types: [`TextBatch`] and [`TextClassifier`]. Reading values back from a device tensor is
+//! slow, so ids, lengths and labels are checked here on the host, before any tensor is created.
 
 use std::sync::Arc;
 
@@ -43,8 +43,8 @@ pub trait TextClassifier<B: FusedOps>: Module<B> {
     /// Returns the logits `[texts, num_classes]`.
     fn forward(&self, batch: &TextBatch<B>) -> Tensor<B, 2>;
 
-    /// Returns the loss summed over the texts, `[1]`, at least f32, and the logits. The kind of the labels determines
-    /// the loss, and the batch its label smoothing.
+    /// Returns the loss summed over the texts, `[1]`, at least f32, and the logits. The kind of the
+    /// labels determines the loss, and the batch its label smoothing.
     fn loss(&self, batch: &TextBatch<B>) -> (Tensor<B, 1>, Tensor<B, 2>) {
         let logits = self.forward(batch);
         (batch.labels.loss(logits.clone(), batch.label_smoothing), logits)
@@ -52,9 +52,9 @@ pub trait TextClassifier<B: FusedOps>: Module<B> {
 }
 
 impl<B: Backend> TextBatch<B> {
-    /// Returns a batch of `lengths.len()` texts. `input_ids` contains one row per text, padded with any token id. A row
-    /// of length 0 has no label and does not affect the loss. Such rows complete the last batches, so that all
-    /// ranks have the same number of batches.
+    /// Returns a batch of `lengths.len()` texts. `input_ids` contains one row per text, padded with
+    /// any token id. A row of length 0 has no label and does not affect the loss. Such rows
+    /// complete the last batches, so that all ranks have the same number of batches.
     ///
     /// # Errors
     /// Returns [`TextBatchError`] if a count, a length, a token or a label is invalid.
@@ -87,8 +87,9 @@ impl<B: Backend> TextBatch<B> {
         })
     }
 
-    /// Returns the batch with label smoothing: the loss of a text is `1 - factor` times its negative log-likelihood,
-    /// plus `factor` times the mean of `-log(p)` over the classes. `factor` is from 0 to below 1; 0 changes nothing.
+    /// Returns the batch with label smoothing: the loss of a text is `1 - factor` times its
+    /// negative log-likelihood, plus `factor` times the mean of `-log(p)` over the classes.
+    /// `factor` is from 0 to below 1; 0 changes nothing.
     #[must_use]
     pub fn with_label_smoothing(self, factor: f64) -> Self {
         Self { label_smoothing: factor, ..self }
@@ -103,17 +104,17 @@ fn check(
     labels: TextLabels<'_>,
 ) -> Result<usize, TextBatchError> {
     let texts = lengths.len();
-    let labelled = labels.num_texts(limits.num_classes);
+    let labeled = labels.num_texts(limits.num_classes);
     // First, because the other checks divide by the number of texts.
     if texts == 0
         || input_ids.is_empty()
-        || labelled != Some(texts)
+        || labeled != Some(texts)
         || !input_ids.len().is_multiple_of(texts)
     {
         return Err(TextBatchError::Counts {
             ids: input_ids.len(),
             lengths: texts,
-            labels: labelled.unwrap_or(0),
+            labels: labeled.unwrap_or(0),
         });
     }
     let length = input_ids.len() / texts;

@@ -1,9 +1,11 @@
 //! Initial weights: random values, values from a file, or zeros.
 //!
-//! Main type: [`WeightInit`]. Shapes and the distributions of random values are in the model's [`WeightMap`]. Random
-//! values are generated on the host, with the seed and the parameter's path as the key of the generator. They do not
-//! depend on the device, the order in which parameters are created or the number of threads. Each parameter is lazy: its values are created on first use. Sharded training relies on this, because it
-//! moves most parameters out of the module before memory is allocated for them.
+//! Main type: [`WeightInit`]. Shapes and the distributions of random values are in the model's
+//! [`WeightMap`]. Random values are generated on the host, with the seed and the parameter's path
+//! as the key of the generator. They do not depend on the device, the order in which parameters are
+//! created or the number of threads. Each parameter is lazy: its values are created on first use.
+//! Sharded training relies on this, because it moves most parameters out of the module before
+//! memory is allocated for them.
 //!
 //! With an adapter, parameters of the base model come from its folder, and factors from the
 //! adapter's folder, or they are drawn. Frozen parameters are marked in the module, which the
@@ -24,11 +26,12 @@ use rand_distr::{Distribution, StandardNormal, StandardUniform};
 
 use crate::fnv::{FNV_OFFSET, fnv1a};
 
-/// A function that reads the values of the parameter at a module path. It panics with the error message if they cannot
-/// be read.
+/// A function that reads the values of the parameter at a module path. It panics with the error
+/// message if they cannot be read.
 pub(crate) type ReadWeights = dyn Fn(&str) -> Vec<f32> + Send + Sync;
 
-/// The public path of each parameter, by its path in the module. Parameters that are not listed have one path.
+/// The public path of each parameter, by its path in the module. Parameters that are not listed
+/// have one path.
 pub(crate) type Paths = Arc<HashMap<String, String>>;
 
 /// The source of a model's initial values.
@@ -48,8 +51,8 @@ struct AdapterInit {
     adapter: Arc<Adapter>,
     /// The map of the model with the parameters of the adapter.
     map: WeightMap,
-    /// The source of the parameters that are trained. With [`WeightSource::Seed`], parameters of the base model keep
-    /// their values.
+    /// The source of the parameters that are trained. With [`WeightSource::Seed`], parameters of
+    /// the base model keep their values.
     source: WeightSource,
     /// The dropout probability of the adapter's input.
     dropout: f64,
@@ -82,17 +85,17 @@ pub(crate) struct WeightInit<'a, B: Backend> {
 }
 
 impl<'a, B: Backend> WeightInit<'a, B> {
-    /// Returns an initialiser with random values.
+    /// Returns an initializer with random values.
     pub(crate) fn new(map: WeightMap, seed: u64, device: &'a B::Device) -> Self {
         Self::from_source(WeightSource::Seed(seed), map, device)
     }
 
-    /// Returns an initialiser that reads values from weight files.
+    /// Returns an initializer that reads values from weight files.
     pub(crate) fn reading(map: WeightMap, read: Arc<ReadWeights>, device: &'a B::Device) -> Self {
         Self::from_source(WeightSource::File(read), map, device)
     }
 
-    /// Returns an initialiser with zeros, for a model whose weights will be overwritten.
+    /// Returns an initializer with zeros, for a model whose weights will be overwritten.
     pub(crate) fn zeros(map: WeightMap, device: &'a B::Device) -> Self {
         Self::from_source(WeightSource::Zeros, map, device)
     }
@@ -102,14 +105,15 @@ impl<'a, B: Backend> WeightInit<'a, B> {
         Self { source, map, adapter: None, copied, paths, device }
     }
 
-    /// Returns the initialiser of a module whose parameters have the keys of `paths` as their module paths.
+    /// Returns the initializer of a module whose parameters have the keys of `paths` as their
+    /// module paths.
     pub(crate) fn with_paths(self, paths: Paths) -> Self {
         Self { paths, ..self }
     }
 
-    /// Returns the initialiser of a model with an adapter. `map` is the map of the adapted model. The trained parameters
-    /// are read with `read`; without it, the factors are drawn from `seed`, and other parameters keep the values of the
-    /// base model.
+    /// Returns the initializer of a model with an adapter. `map` is the map of the adapted model.
+    /// The trained parameters are read with `read`; without it, the factors are drawn from `seed`,
+    /// and other parameters keep the values of the base model.
     pub(crate) fn with_adapter(
         self,
         adapter: Arc<Adapter>,
@@ -127,13 +131,14 @@ impl<'a, B: Backend> WeightInit<'a, B> {
         Self { adapter: Some(AdapterInit { adapter, map, source, dropout }), ..self }
     }
 
-    /// Returns the initialiser of a model whose adapter has no dropout.
+    /// Returns the initializer of a model whose adapter has no dropout.
     pub(crate) fn without_dropout(mut self) -> Self {
         self.adapter.iter_mut().for_each(|adapter| adapter.dropout = 0.0);
         self
     }
 
-    /// Returns the initialiser of a model in which the parameter at `path` starts with the values of the one at `of`.
+    /// Returns the initializer of a model in which the parameter at `path` starts with the values
+    /// of the one at `of`.
     pub(crate) fn with_copy(mut self, path: String, of: String) -> Self {
         self.copied.insert(path, of);
         self
@@ -148,14 +153,16 @@ impl<'a, B: Backend> WeightInit<'a, B> {
         Some(AdapterOptions { scale, dropout: *dropout })
     }
 
-    /// Returns the tokens whose rows of the table at module path `path` are trained; `None` if the table has no such rows.
+    /// Returns the tokens whose rows of the table at module path `path` are trained; `None` if the
+    /// table has no such rows.
     pub(crate) fn trained_tokens(&self, path: &str) -> Option<&[usize]> {
         let AdapterInit { adapter, .. } = self.adapter.as_ref()?;
         let weight = format!("{path}.weight");
         adapter.trained_tokens(self.path_in_map(&weight).strip_suffix(".weight")?)
     }
 
-    /// Returns the parameter at module path `path`; `None` if the map has none, or if it is tied to another parameter.
+    /// Returns the parameter at module path `path`; `None` if the map has none, or if it is tied to
+    /// another parameter.
     ///
     /// # Panics
     /// Panics if the parameter does not have `D` dimensions.
@@ -175,10 +182,10 @@ impl<'a, B: Backend> WeightInit<'a, B> {
         self.adapter.as_ref().map_or(&self.map, |adapter| &adapter.map).get(path)
     }
 
-    /// Returns the parameter at module path `path`. It is initialised when it is first used.
+    /// Returns the parameter at module path `path`. It is initialized when it is first used.
     ///
-    /// The parameter is trainable, unless it is frozen next to an adapter, and its shape is known before it is
-    /// initialised.
+    /// The parameter is trainable, unless it is frozen next to an adapter, and its shape is known
+    /// before it is initialized.
     ///
     /// # Panics
     /// Panics if the map has no such parameter of `D` dimensions.
@@ -256,7 +263,8 @@ enum ParameterValues {
 }
 
 impl ParameterValues {
-    /// Returns the parameter. Zeros are created on the device, because a forecast has no memory for them.
+    /// Returns the parameter. Zeros are created on the device, because a forecast has no memory for
+    /// them.
     fn tensor<B: Backend, const D: usize>(
         &self,
         shape: [usize; D],
@@ -300,7 +308,8 @@ impl fmt::Debug for WeightSource {
 
 /// Generates `count` values for the parameter at `path`, with one ChaCha stream per path.
 ///
-/// The stream number is the hash of the path. ParameterValues are generated and scaled in f64, then rounded to f32.
+/// The stream number is the hash of the path. ParameterValues are generated and scaled in f64, then
+/// rounded to f32.
 fn draw(seed: u64, path: &str, count: usize, values: InitialValues) -> Vec<f32> {
     match values {
         InitialValues::Zeros => vec![0.0; count],
@@ -317,8 +326,8 @@ fn draw(seed: u64, path: &str, count: usize, values: InitialValues) -> Vec<f32> 
     }
 }
 
-/// Returns the generator of the parameter at `path`. Streams with the same seed are independent, so the values of a
-/// parameter do not depend on other parameters.
+/// Returns the generator of the parameter at `path`. Streams with the same seed are independent, so
+/// the values of a parameter do not depend on other parameters.
 fn stream(seed: u64, path: &str) -> ChaCha8Rng {
     let mut generator = ChaCha8Rng::seed_from_u64(seed);
     generator.set_stream(fnv1a(FNV_OFFSET, path.as_bytes()));

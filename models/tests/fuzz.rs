@@ -1,7 +1,8 @@
-//! Fuzzes folders of pretrained weights and of adapters. Loading must return a model or an error, and never panic.
+//! Fuzzes folders of pretrained weights and of adapters. Loading must return a model or an error,
+//! and never panic.
 //!
-//! Each input mutates `config.json`, the index of shards or a weight file. Most mutations of weight files keep the
-//! header length consistent. CONTRIBUTING.md contains the command for a long run.
+//! Each input mutates `config.json`, the index of shards or a weight file. Most mutations of weight
+//! files keep the header length consistent. CONTRIBUTING.md contains the command for a long run.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -97,8 +98,8 @@ impl Folder {
     }
 }
 
-/// Valid folders: language models of every float type, tied and untied, sharded and unsharded, a classifier and an
-/// encoder.
+/// Valid folders: language models of every float type, tied and untied, sharded and unsharded, a
+/// classifier and an encoder.
 fn sound(root: &Path) -> Vec<Folder> {
     use FloatType::{Bf16, F16, F32};
     let kinds = [("f32", F32, true), ("f16", F16, false), ("bf16", Bf16, true)];
@@ -192,7 +193,8 @@ fn load_language_model(folder: &Path) -> Result<(), ModelFolderError> {
     match (at_once, lazily) {
         (Ok(model), Ok(lazy)) => {
             let [left, right] = [model, lazy].map(|model| model.forward(ids()).into_data());
-            // The comparison is bitwise, because huge weights give infinite or NaN logits in both models.
+            // The comparison is bitwise, because huge weights give infinite or NaN logits in both
+            // models.
             assert_eq!(left.as_bytes(), right.as_bytes());
             let _ = (config.eos_token_ids(), config.class_names(), config.num_parameters());
             Ok(())
@@ -245,8 +247,8 @@ fn mutated((path, contents): &(PathBuf, Vec<u8>), mutator: &mut Mutator) -> Vec<
     contents
 }
 
-/// Returns the file in `folder` that a corpus file replaces, and its new contents; `None` if the folder has no such
-/// file. Corpus files in `config` and `index` are patches to the folder's file.
+/// Returns the file in `folder` that a corpus file replaces, and its new contents; `None` if the
+/// folder has no such file. Corpus files in `config` and `index` are patches to the folder's file.
 fn kept_in(folder: &Folder, kept: &SeedFile) -> Option<(PathBuf, Vec<u8>)> {
     let name = match kept.format() {
         "config" => "config.json",

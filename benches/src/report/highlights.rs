@@ -14,7 +14,8 @@ const START: &str = "<!-- benches -->\n";
 /// The marker after the lines.
 const END: &str = "<!-- /benches -->";
 
-/// The lines: the description, the quantity, and the rows of DeepBurn and the peer in a table of the benchmark `step`.
+/// The lines: the description, the quantity, and the rows of DeepBurn and the peer in a table of
+/// the benchmark `step`.
 const LINES: [(&str, Quantity, &str, &str); 5] = [
     ("fp32 step, 1 rank", Quantity::Step, "fp32, flex", "fp32, PyTorch eager"),
     ("bf16 step, 1 rank", Quantity::Step, "bf16, flex", "bf16, PyTorch eager"),
@@ -30,8 +31,8 @@ const LINES: [(&str, Quantity, &str, &str); 5] = [
 
 /// Returns the lines as a Markdown table, with the machine and the commit below it.
 ///
-/// Values that were not measured are marked. Without results of the benchmark `step`, the text has the command that
-/// measures them.
+/// Values that were not measured are marked. Without results of the benchmark `step`, the text has
+/// the command that measures them.
 pub(super) fn highlights(results: &[Results]) -> String {
     let Some(results) = results.iter().find(|results| results.bench == "step") else {
         return "Not measured yet: `cargo run --release -p deepburn-benches -- all --peers VENV`.\n".into();
@@ -58,7 +59,8 @@ pub(super) fn highlights(results: &[Results]) -> String {
     text
 }
 
-/// Returns DeepBurn's median, the peer's median and their ratio, formatted. A value that was not measured is `None`.
+/// Returns DeepBurn's median, the peer's median and their ratio, formatted. A value that was not
+/// measured is `None`.
 ///
 /// The ratio is computed over the same rounds of both (see [`crate::statistics`]).
 fn cells(table: &Table, quantity: Quantity, own: &str, peer: &str) -> [Option<String>; 3] {

@@ -1,10 +1,11 @@
 //! Formats results as Markdown.
 //!
-//! The report has three parts: the introduction with the method, a table of all bounds, and a section for each
-//! benchmark. A section has its tables (plot, rows, comparisons), a list of missing and failed runs, and a line with
-//! command, machine, versions, commit and time.
+//! The report has three parts: the introduction with the method, a table of all bounds, and a
+//! section for each benchmark. A section has its tables (plot, rows, comparisons), a list of
+//! missing and failed runs, and a line with command, machine, versions, commit and time.
 //!
-//! Functions named `push_…` append to the text. Columns without values are omitted. A missing value is a dash.
+//! Functions named `push_…` append to the text. Columns without values are omitted. A missing value
+//! is a dash.
 
 use std::fmt::{self, Display, Write as _};
 
@@ -26,8 +27,8 @@ pub(super) struct Picture {
     pub(super) dark: String,
 }
 
-/// The introduction of the report, with the commands and the method. The method is implemented in `rounds`,
-/// `statistics` and `memory`.
+/// The introduction of the report, with the commands and the method. The method is implemented in
+/// `rounds`, `statistics` and `memory`.
 const INTRODUCTION: &str = "\
 <!-- Generated from benches/results by `cargo run --release -p deepburn-benches -- report`. -->
 
@@ -121,8 +122,8 @@ fn push_bounds(text: &mut String, results: &[Results]) {
 
 /// Appends the section of a benchmark.
 ///
-/// For a missing program or a failure, the list has the first line of the message. The complete message is in the file
-/// of results.
+/// For a missing program or a failure, the list has the first line of the message. The complete
+/// message is in the file of results.
 fn push_bench(text: &mut String, bench: &Bench, results: &Results, pictures: &[Picture]) {
     line(text, format_args!("\n## {}\n\n{}", bench.title, bench.about));
     if results.quick {
@@ -152,7 +153,7 @@ fn push_bench(text: &mut String, bench: &Bench, results: &Results, pictures: &[P
     push_source(text, results);
 }
 
-/// Appends a plot whose file is selected by the reader's colour scheme, for example on GitHub.
+/// Appends a plot whose file is selected by the reader's color scheme, for example on GitHub.
 fn push_picture(text: &mut String, picture: &Picture) {
     let Picture { light, dark, title, .. } = picture;
     line(
@@ -187,7 +188,8 @@ fn name(row: &MeasuredRow) -> String {
     if row.is_peer { format!("*{}*", row.name) } else { row.name.clone() }
 }
 
-/// Appends the comparisons of a table. The columns of bounds are omitted if no comparison has a bound.
+/// Appends the comparisons of a table. The columns of bounds are omitted if no comparison has a
+/// bound.
 fn push_comparisons(text: &mut String, table: &Table) {
     if table.comparisons.is_empty() {
         return;
@@ -214,8 +216,8 @@ fn push_comparisons(text: &mut String, table: &Table) {
     }
 }
 
-/// Appends the command, the machine, the versions, the commit and the time in small print, so that the measurement can
-/// be repeated.
+/// Appends the command, the machine, the versions, the commit and the time in small print, so that
+/// the measurement can be repeated.
 fn push_source(text: &mut String, results: &Results) {
     let Results { machine, commit, .. } = results;
     let versions: Vec<_> =
@@ -261,8 +263,8 @@ impl Display for ComparedRows<'_> {
     }
 }
 
-/// Formats a median with its range in parentheses. The range is omitted if its ends have the same text, for example if
-/// there is only one round.
+/// Formats a median with its range in parentheses. The range is omitted if its ends have the same
+/// text, for example if there is only one round.
 fn measured(quantity: Quantity, value: &RoundSummary) -> String {
     let format = |value| quantity.format(value);
     let RoundSummary { median, min, max, .. } = value;

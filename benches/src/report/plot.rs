@@ -1,8 +1,8 @@
 //! Plots tables as SVG, for a light and a dark background.
 //!
-//! There are two kinds of plots (see [`Plot`]): a bar for each row, and lines over the number of ranks. A plot shows
-//! the medians of one quantity. The background is transparent. Only text and axes depend on the theme, and the other
-//! colours have enough contrast on both backgrounds.
+//! There are two kinds of plots (see [`Plot`]): a bar for each row, and lines over the number of
+//! ranks. A plot shows the medians of one quantity. The background is transparent. Only text and
+//! axes depend on the theme, and the other colors have enough contrast on both backgrounds.
 
 use plotters::coord::Shift;
 use plotters::prelude::*;
@@ -25,11 +25,11 @@ const BAR: i32 = 26;
 const MARGIN: i32 = 8;
 /// Height of a plot with lines. The height of a plot with bars depends on the number of rows.
 const LINES_HEIGHT: u32 = 320;
-/// Colour of DeepBurn's bars.
+/// Color of DeepBurn's bars.
 const OWN: RGBColor = RGBColor(0x3B, 0x82, 0xF6);
-/// Colour of peers' bars, and of grid lines.
+/// Color of peers' bars, and of grid lines.
 const PEER: RGBColor = RGBColor(0x9A, 0xA4, 0xB2);
-/// Colours of the lines, for groups in alphabetical order. More groups than colours are not drawn.
+/// Colors of the lines, for groups in alphabetical order. More groups than colors are not drawn.
 const SERIES: [RGBColor; 4] =
     [OWN, RGBColor(0xF9, 0x73, 0x16), RGBColor(0x16, 0xA3, 0x4A), RGBColor(0xA8, 0x55, 0xF7)];
 
@@ -51,7 +51,7 @@ impl Theme {
         }
     }
 
-    /// Returns the colour of text and axes.
+    /// Returns the color of text and axes.
     fn ink(self) -> RGBColor {
         match self {
             Self::Light => RGBColor(0x1C, 0x23, 0x30),
@@ -59,15 +59,16 @@ impl Theme {
         }
     }
 
-    /// Returns the style of text in the theme's colour, anchored at `horizontal` and centred vertically.
+    /// Returns the style of text in the theme's color, anchored at `horizontal` and centred
+    /// vertically.
     fn text(self, horizontal: HPos) -> TextStyle<'static> {
         self.text_in(self.ink(), horizontal)
     }
 
-    /// Returns the style of text in another colour, such as the colour of a line.
-    fn text_in(self, colour: RGBColor, horizontal: HPos) -> TextStyle<'static> {
+    /// Returns the style of text in another color, such as the color of a line.
+    fn text_in(self, color: RGBColor, horizontal: HPos) -> TextStyle<'static> {
         let mut style = TextStyle::from(("sans-serif", 17).into_font());
-        style.color = colour.to_backend_color();
+        style.color = color.to_backend_color();
         style.pos(Pos::new(horizontal, VPos::Center))
     }
 }
@@ -75,8 +76,8 @@ impl Theme {
 /// The drawing area of plotters for an SVG.
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
-/// Returns the plot of a table as the text of an SVG file, or `None` if the table has no plot or no row has the
-/// quantity.
+/// Returns the plot of a table as the text of an SVG file, or `None` if the table has no plot or no
+/// row has the quantity.
 ///
 /// # Errors
 /// Returns an error if the plot cannot be drawn.
@@ -104,7 +105,8 @@ pub(super) fn draw(table: &Table, theme: Theme) -> Outcome<Option<String>> {
     Ok(Some(svg))
 }
 
-/// Draws a bar from 0 to the median for each row, and a line from the smallest to the largest round over it.
+/// Draws a bar from 0 to the median for each row, and a line from the smallest to the largest round
+/// over it.
 ///
 /// All bars have the same scale, in which the largest round of all rows ends left of the values.
 fn draw_bars(
@@ -121,9 +123,9 @@ fn draw_bars(
     for (index, (row, value)) in rows.iter().enumerate() {
         let top = MARGIN + index as i32 * BAR;
         let middle = top + BAR / 2;
-        let colour = if row.is_peer { PEER } else { OWN };
+        let color = if row.is_peer { PEER } else { OWN };
         let corners = [(LABELS, top + 4), (at(value.median), top + BAR - 4)];
-        area.draw(&Rectangle::new(corners, colour.filled()))?;
+        area.draw(&Rectangle::new(corners, color.filled()))?;
         area.draw(&PathElement::new(
             [(at(value.min), middle), (at(value.max), middle)],
             theme.ink(),
@@ -137,8 +139,8 @@ fn draw_bars(
 
 /// Draws a line over the number of ranks for each group of rows, with a label at its end.
 ///
-/// The axis of ranks is logarithmic with base 2. The axis of values is linear, from 0 to 10 % above the largest median.
-/// Ranges are not drawn.
+/// The axis of ranks is logarithmic with base 2. The axis of values is linear, from 0 to 10 % above
+/// the largest median. Ranges are not drawn.
 fn draw_ranks(
     area: &Area<'_>,
     rows: &[(&MeasuredRow, RoundSummary)],
@@ -166,16 +168,17 @@ fn draw_ranks(
         .light_line_style(TRANSPARENT)
         .draw()?;
     let mut groups: Vec<&str> = points.iter().map(|(group, ..)| *group).collect();
-    // Colours are assigned by name, so that the colour of a group does not depend on the order of rows.
+    // Colors are assigned by name, so that the color of a group does not depend on the order of
+    // rows.
     groups.sort_unstable();
     groups.dedup();
-    for (group, colour) in groups.into_iter().zip(SERIES) {
+    for (group, color) in groups.into_iter().zip(SERIES) {
         let own = points.iter().filter(|(name, ..)| *name == group);
         let line: Vec<_> = own.map(|(_, ranks, value)| (ranks.log2(), *value)).collect();
-        chart.draw_series(LineSeries::new(line.clone(), colour.stroke_width(2)))?;
-        chart.draw_series(line.iter().map(|point| Circle::new(*point, 3, colour.filled())))?;
+        chart.draw_series(LineSeries::new(line.clone(), color.stroke_width(2)))?;
+        chart.draw_series(line.iter().map(|point| Circle::new(*point, 3, color.filled())))?;
         if let Some(end) = line.last() {
-            let style = theme.text_in(colour, HPos::Left);
+            let style = theme.text_in(color, HPos::Left);
             chart.draw_series([
                 EmptyElement::at(*end) + Text::new(group.to_owned(), (8, 0), style)
             ])?;
@@ -184,7 +187,8 @@ fn draw_ranks(
     Ok(area.present()?)
 }
 
-/// Returns the group, the number of ranks and the median of a row called `GROUP, N ranks`, or `None` for other names.
+/// Returns the group, the number of ranks and the median of a row called `GROUP, N ranks`, or
+/// `None` for other names.
 fn point<'a>(row: &'a MeasuredRow, value: &RoundSummary) -> Option<(&'a str, f64, f64)> {
     let (group, ranks) = row.name.rsplit_once(", ")?;
     Some((group, ranks.split_once(' ')?.0.parse().ok()?, value.median))

@@ -1,14 +1,15 @@
 //! Compares activation checkpointing and activation offload with keeping all activations.
 //!
 //! GPT-2 124M is trained for three steps at stage 3 on one rank, with each policy of
-//! `deepspeed.activation_checkpointing`. Recomputation reduces memory but takes time, so the columns are the time of a
-//! step, the peak of *activations* in rank 0's ledger, the peak memory of the process, and the bytes on NVMe.
+//! `deepspeed.activation_checkpointing`. Recomputation reduces memory but takes time, so the
+//! columns are the time of a step, the peak of *activations* in rank 0's ledger, the peak memory of
+//! the process, and the bytes on NVMe.
 //!
-//! Neither recomputation nor offload may change the bits of activations. So the last losses of all runs are compared. A
-//! run whose loss differs is recorded as a failure.
+//! Neither recomputation nor offload may change the bits of activations. So the last losses of all
+//! runs are compared. A run whose loss differs is recorded as a failure.
 //!
-//! Measurement errors: NVMe is the disk of cargo's target folder, which may be another kind of disk. Only two steps of
-//! a run are counted.
+//! Measurement errors: NVMe is the disk of cargo's target folder, which may be another kind of
+//! disk. Only two steps of a run are counted.
 
 use std::cell::Cell;
 
@@ -33,8 +34,8 @@ pub(super) const BENCH: Bench = Bench {
 
 /// Optimizer steps of a run.
 const STEPS: usize = 3;
-/// Number of first steps that are not counted, in which buffers are allocated and, at stage 3, the order of parameters
-/// is recorded.
+/// Number of first steps that are not counted, in which buffers are allocated and, at stage 3, the
+/// order of parameters is recorded.
 const UNCOUNTED: usize = 1;
 
 /// Measures five policies on the same tokens and compares each of them with `off`.
@@ -74,8 +75,8 @@ fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
     Ok(())
 }
 
-/// Trains and compares the last loss with the loss of earlier runs. `expected` is the loss of the first run that
-/// succeeded.
+/// Trains and compares the last loss with the loss of earlier runs. `expected` is the loss of the
+/// first run that succeeded.
 ///
 /// # Errors
 /// Returns an error if the run fails or its loss has other bits.

@@ -1,12 +1,13 @@
 //! Compares dynamic batching with fixed micro-batches.
 //!
-//! A small encoder classifies generated texts whose lengths are distributed like the lengths of IMDB reviews. A fixed
-//! micro-batch has a fixed number of texts and is padded to the longest one. A dynamic micro-batch has as many texts as
-//! fit in a budget of `rows × length` tokens, including padding.
+//! A small encoder classifies generated texts whose lengths are distributed like the lengths of
+//! IMDB reviews. A fixed micro-batch has a fixed number of texts and is padded to the longest one.
+//! A dynamic micro-batch has as many texts as fit in a budget of `rows × length` tokens, including
+//! padding.
 //!
-//! The compared quantity is tokens per second without padding, as in `metrics.jsonl`, which is the useful work. Step
-//! times are not comparable, because a dynamic step has more texts. The lengths of texts vary between steps, so a run
-//! has more steps than in other benchmarks.
+//! The compared quantity is tokens per second without padding, as in `metrics.jsonl`, which is the
+//! useful work. Step times are not comparable, because a dynamic step has more texts. The lengths
+//! of texts vary between steps, so a run has more steps than in other benchmarks.
 
 use std::path::Path;
 
@@ -48,8 +49,8 @@ fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
     let reviews =
         suite.file("reviews.jsonl", |path| write_reviews(path, suite.pick(6_000, 600)))?;
     let fixed = classifier(&reviews, length, rows, suite.pick(STEPS, STEPS / 2));
-    // With a random order, a batch has texts of any length, like a fixed batch. Picking texts by length would need less
-    // padding, but the batches would not be comparable.
+    // With a random order, a batch has texts of any length, like a fixed batch. Picking texts by
+    // length would need less padding, but the batches would not be comparable.
     let batching =
         json!({ "enabled": true, "max_tokens": rows * length, "sequence_picking_order": "random" });
     let sampling = json!({ "enabled": true, "dynamic_batching": batching });
@@ -69,10 +70,11 @@ fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
     Ok(())
 }
 
-/// Returns a job that trains an encoder on the labelled texts `texts`, similar to `configs/imdb_cpu.json`.
+/// Returns a job that trains an encoder on the labeled texts `texts`, similar to
+/// `configs/imdb_cpu.json`.
 ///
-/// It has two ranks at stage 2 and micro-batches of `rows` texts, which are truncated to `length` tokens. A tokenizer
-/// with 8,192 tokens is trained at the start of the run.
+/// It has two ranks at stage 2 and micro-batches of `rows` texts, which are truncated to `length`
+/// tokens. A tokenizer with 8,192 tokens is trained at the start of the run.
 pub(super) fn classifier(texts: &Path, length: usize, rows: usize, steps: usize) -> BenchJob {
     let file = json!({
         "model": {

@@ -1,7 +1,7 @@
 //! Measures saving, resuming and exporting training checkpoints.
 //!
-//! GPT-2 124M is trained for six steps on two ranks at stage 3. A round has these runs, of which later ones use files
-//! of earlier ones:
+//! GPT-2 124M is trained for six steps on two ranks at stage 3. A round has these runs, of which
+//! later ones use files of earlier ones:
 //!
 //! ```text
 //! no checkpoints          T₀: seconds from the first row of metrics to the end of the program
@@ -12,10 +12,11 @@
 //! resume                  seconds until the first step with `--resume`, which reads and verifies the checkpoint
 //! ```
 //!
-//! Measurement errors: the time of a save is the difference of two much longer runs, divided by the number of saves. So
-//! it includes noise of the steps, and may be negative on a loaded machine. `dd` reads from the page cache, copies
-//! files one after the other, and computes no checksums. Its time is a lower bound for these bytes. With `async_save`,
-//! a run also waits for its last checkpoint at the end, so the time of that save is only partly hidden.
+//! Measurement errors: the time of a save is the difference of two much longer runs, divided by the
+//! number of saves. So it includes noise of the steps, and may be negative on a loaded machine.
+//! `dd` reads from the page cache, copies files one after the other, and computes no checksums. Its
+//! time is a lower bound for these bytes. With `async_save`, a run also waits for its last
+//! checkpoint at the end, so the time of that save is only partly hidden.
 
 use std::cell::RefCell;
 use std::fs;
@@ -46,12 +47,15 @@ const STEPS: usize = 6;
 /// Rank threads, each of which writes a file of its shards.
 const RANKS: usize = 2;
 
-/// The data that later variants of a round need from earlier ones. The first variant of a round resets it.
+/// The data that later variants of a round need from earlier ones. The first variant of a round
+/// resets it.
 #[derive(Debug, Default)]
 struct CheckpointRound {
-    /// Seconds of the run without checkpoints, from its first row of metrics to its end; `None` if it failed.
+    /// Seconds of the run without checkpoints, from its first row of metrics to its end; `None` if
+    /// it failed.
     seconds: Option<f64>,
-    /// The run with checkpoints and its output folder. [`resume`] takes it and removes the folder afterwards.
+    /// The run with checkpoints and its output folder. [`resume`] takes it and removes the folder
+    /// afterwards.
     saved: Option<TrainingRun>,
 }
 
@@ -102,8 +106,8 @@ fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
 
 /// Returns the seconds from the first row of metrics to the end of the program.
 ///
-/// The start-up and the first step, which is slower, are excluded. They are the same in all variants and would add
-/// noise.
+/// The start-up and the first step, which is slower, are excluded. They are the same in all
+/// variants and would add noise.
 ///
 /// # Errors
 /// Returns an error if the run ended before its first row was seen.
@@ -113,8 +117,8 @@ fn after_first_step(trained: &TrainingRun) -> Outcome<f64> {
     Ok(trained.run.seconds - first)
 }
 
-/// Returns the time of a run with `saves` checkpoints, and the time of one save. `without` is the time of the run
-/// without checkpoints.
+/// Returns the time of a run with `saves` checkpoints, and the time of one save. `without` is the
+/// time of the run without checkpoints.
 ///
 /// # Errors
 /// Returns an error if the run without checkpoints failed in this round.
@@ -131,8 +135,8 @@ fn checkpoint(round: &CheckpointRound) -> Outcome<PathBuf> {
     Ok(saved.output.path().join(format!("run/checkpoints/step-{STEPS:08}")))
 }
 
-/// Copies the files of a folder with `dd`, one after the other, and waits until each of them is on the disk. Returns
-/// the time in seconds.
+/// Copies the files of a folder with `dd`, one after the other, and waits until each of them is on
+/// the disk. Returns the time in seconds.
 ///
 /// # Errors
 /// Returns an error if `dd` cannot be started or fails, for example because the disk is full.
@@ -165,9 +169,11 @@ fn consolidate(suite: &Suite, job: &BenchJob, round: &CheckpointRound) -> Outcom
     Ok(Observations::of(Quantity::Program, Watched::from(command).run()?.seconds))
 }
 
-/// Resumes from the checkpoint, trains for one more step, and returns the time until this step begins.
+/// Resumes from the checkpoint, trains for one more step, and returns the time until this step
+/// begins.
 ///
-/// The rows of the first run are kept in `metrics.jsonl`, and the row of the resumed step follows them.
+/// The rows of the first run are kept in `metrics.jsonl`, and the row of the resumed step follows
+/// them.
 ///
 /// # Errors
 /// Returns an error if the run with checkpoints failed or the resumed run makes no step.

@@ -1,11 +1,12 @@
 //! Compares reduce-scatter and all-gather between threads with plain copies and additions.
 //!
-//! The cargo benchmark `rank_threads` of `deepburn-zero` measures collectives inside one process. It prints the rate of
-//! each collective as a fraction of its limit, which is the rate of plain loops with the same copies and additions.
-//! This benchmark runs it in rounds and stores the fractions.
+//! The cargo benchmark `rank_threads` of `deepburn-zero` measures collectives inside one process.
+//! It prints the rate of each collective as a fraction of its limit, which is the rate of plain
+//! loops with the same copies and additions. This benchmark runs it in rounds and stores the
+//! fractions.
 //!
-//! Measurement errors: limit and collective are measured one after the other, and both depend on the memory bandwidth,
-//! which other programs use too.
+//! Measurement errors: limit and collective are measured one after the other, and both depend on
+//! the memory bandwidth, which other programs use too.
 
 use super::score::ScoreTable;
 use super::{Bench, score};
@@ -25,7 +26,8 @@ pub(super) const BENCH: Bench = Bench {
     run,
 };
 
-/// The cargo benchmark of `deepburn-zero`, which prints a JSON line for each collective and number of ranks.
+/// The cargo benchmark of `deepburn-zero`, which prints a JSON line for each collective and number
+/// of ranks.
 const RANK_THREADS: CargoBench = CargoBench {
     source: "crates/deepburn-zero/benches/rank_threads.rs",
     selection: &["--workspace", "--bench", "rank_threads"],

@@ -1,16 +1,18 @@
-//! Measures what people do with a small decoder of the family of Llama: training it, training a LoRA adapter of it, and
-//! generating text, each beside `transformers` and PEFT.
+//! Measures what people do with a small decoder of the family of Llama: training it, training a
+//! LoRA adapter of it, and generating text, each beside `transformers` and PEFT.
 //!
-//! The model has the sizes of SmolLM2 135M and random weights. The suite makes its folder once, with a run of one short
-//! step, and DeepBurn and the peers read it for adapters and generation. Full training starts from random weights in
-//! both.
+//! The model has the sizes of SmolLM2 135M and random weights. The suite makes its folder once,
+//! with a run of one short step, and DeepBurn and the peers read it for adapters and generation.
+//! Full training starts from random weights in both.
 //!
-//! Each training run has five steps on random tokens, of which the last three are counted. The adapter has rank 16 in
-//! all linear layers. In bf16, the peer has weights and optimizer states in bf16, and DeepBurn has f32 master weights.
-//! The peer is measured in eager mode and with `torch.compile`, whose first step compiles and is not counted.
+//! Each training run has five steps on random tokens, of which the last three are counted. The
+//! adapter has rank 16 in all linear layers. In bf16, the peer has weights and optimizer states in
+//! bf16, and DeepBurn has f32 master weights. The peer is measured in eager mode and with
+//! `torch.compile`, whose first step compiles and is not counted.
 //!
-//! Generation is the run time of the whole program for 128 tokens, greedily, with loading the weights. DeepBurn may stop
-//! earlier only at the end-of-text token, which random weights hardly choose; the peer always generates all.
+//! Generation is the run time of the whole program for 128 tokens, greedily, with loading the
+//! weights. DeepBurn may stop earlier only at the end-of-text token, which random weights hardly
+//! choose; the peer always generates all.
 //!
 //! The bounds apply to ratios on the machine of the report, in full runs.
 
@@ -88,7 +90,8 @@ impl TrainedPart {
 /// Measures training and generation.
 ///
 /// # Errors
-/// Returns an error if the tokens or the model cannot be written. Failed runs are recorded in `results`.
+/// Returns an error if the tokens or the model cannot be written. Failed runs are recorded in
+/// `results`.
 fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
     let small = Workload::llama("Llama 2M", [4096, 96, 256, 4, 3, 1], 4, 64);
     let workload = suite.pick(Workload::smollm2(4, 512), small);

@@ -1,11 +1,12 @@
 //! Measures the overhead of the backend decorator `Zero`, which shards parameters.
 //!
-//! The cargo benchmark `decorator_step` of `deepburn-zero` trains the same perceptron on `Flex` and on `Zero<Flex>` and
-//! prints the ratio of their times. The overhead is this ratio minus 1. It comes from bookkeeping in each op (entries
-//! of the ledger, states of parameters, casts that are not needed), so it is largest for small inputs.
+//! The cargo benchmark `decorator_step` of `deepburn-zero` trains the same perceptron on `Flex` and
+//! on `Zero<Flex>` and prints the ratio of their times. The overhead is this ratio minus 1. It
+//! comes from bookkeeping in each op (entries of the ledger, states of parameters, casts that are
+//! not needed), so it is largest for small inputs.
 //!
-//! Measurement errors: the overhead is a small difference of two times. Its range over rounds may be larger than the
-//! overhead, which may be negative.
+//! Measurement errors: the overhead is a small difference of two times. Its range over rounds may
+//! be larger than the overhead, which may be negative.
 
 use super::score::ScoreTable;
 use super::{Bench, score};

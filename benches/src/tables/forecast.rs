@@ -1,15 +1,17 @@
 //! Compares the memory forecast of `finetune` with the memory of its runs.
 //!
-//! Each case is a job of two steps. `finetune` writes its forecast to `job.json` before it trains, and the peaks of its
-//! ledger to `metrics.jsonl`. The row has the forecast divided by the measurement for each tier that the run uses. If
-//! the ratio is below 1, the forecast is too low, and a job may run out of memory.
+//! Each case is a job of two steps. `finetune` writes its forecast to `job.json` before it trains,
+//! and the peaks of its ledger to `metrics.jsonl`. The row has the forecast divided by the
+//! measurement for each tier that the run uses. If the ratio is below 1, the forecast is too low,
+//! and a job may run out of memory.
 //!
-//! Cases differ in stage, precision, ranks, activation checkpointing, dropout, gradient accumulation, offload and task,
-//! because each of these has its own formula.
+//! Cases differ in stage, precision, ranks, activation checkpointing, dropout, gradient
+//! accumulation, offload and task, because each of these has its own formula.
 //!
-//! Measurement errors: activations, device and NVMe are compared with the ledger of rank 0, which is exact, so these
-//! ratios are the same in each run. The resident set is compared with the largest sampled PSS of the process. It
-//! includes free memory of the allocator and all memory that the ledger does not count, and may miss a short peak.
+//! Measurement errors: activations, device and NVMe are compared with the ledger of rank 0, which
+//! is exact, so these ratios are the same in each run. The resident set is compared with the
+//! largest sampled PSS of the process. It includes free memory of the allocator and all memory that
+//! the ledger does not count, and may miss a short peak.
 
 use std::fs;
 use std::path::Path;
@@ -42,7 +44,8 @@ struct Case {
     ranks: usize,
     /// Sequences or texts of a micro-batch on each rank.
     sequences: usize,
-    /// ZeRO stage, 0 to 3. It is set last, so that a `zero_optimization` section of the case keeps its other keys.
+    /// ZeRO stage, 0 to 3. It is set last, so that a `zero_optimization` section of the case keeps
+    /// its other keys.
     stage: usize,
     /// Additional keys of the DeepSpeed section.
     deepspeed: Value,
@@ -99,7 +102,8 @@ fn cases(nvme: &Path) -> Vec<Case> {
     ]
 }
 
-/// Runs all cases on a generated text and generated reviews. A quick run has only the first three cases.
+/// Runs all cases on a generated text and generated reviews. A quick run has only the first three
+/// cases.
 ///
 /// # Errors
 /// Returns an error if the data cannot be written. Failed runs are recorded in `results`.
@@ -129,7 +133,8 @@ fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
     Ok(())
 }
 
-/// Returns the job of a case: a GPT-2 with 8 layers of `width` on `text`, or a classifier on `passages`.
+/// Returns the job of a case: a GPT-2 with 8 layers of `width` on `text`, or a classifier on
+/// `passages`.
 fn job(case: &Case, text: &Path, passages: &Path, width: usize) -> BenchJob {
     // Dropout is part of some cases, because its masks are activations.
     let dropout = if case.name.contains("dropout") { 0.1 } else { 0.0 };
@@ -156,7 +161,8 @@ fn job(case: &Case, text: &Path, passages: &Path, width: usize) -> BenchJob {
     for (key, value) in case.deepspeed.as_object().into_iter().flatten() {
         job = job.set(&format!("deepspeed.{key}"), value.clone());
     }
-    // The section of a case may replace `zero_optimization` as a whole, so the stage is set afterwards.
+    // The section of a case may replace `zero_optimization` as a whole, so the stage is set
+    // afterwards.
     job.stage(case.stage)
 }
 

@@ -1,13 +1,16 @@
 //! Measures the generation of text with matrices in fewer bits, beside llama.cpp on the same files.
 //!
-//! The model has the sizes of GPT-2 small and random weights. The suite makes its folder once, with a run of one short step, and
-//! exports it to GGUF files. Each variant generates greedily after a short prompt, on all cores.
+//! The model has the sizes of GPT-2 small and random weights. The suite makes its folder once, with
+//! a run of one short step, and exports it to GGUF files. Each variant generates greedily after a
+//! short prompt, on all cores.
 //!
-//! For DeepBurn, the tokens per second are those between two runs of the program, with 1 and with 1 + [`TOKENS`] new tokens, so that
-//! the start and the reading of the weights do not count. llama.cpp, in the package xllamacpp, reports the speed of its own loop.
-//! A run with random weights may end at the end-of-text token; the seed of the suite's model does not.
+//! For DeepBurn, the tokens per second are those between two runs of the program, with 1 and with
+//! 1 + [`TOKENS`] new tokens, so that the start and the reading of the weights do not count.
+//! llama.cpp, in the package xllamacpp, reports the speed of its own loop. A run with random
+//! weights may end at the end-of-text token; the seed of the suite's model does not.
 //!
-//! Measurement error: of the start of the program, a few hundredths of a second, in about a second and a half.
+//! Measurement error: of the start of the program, a few hundredths of a second, in about a second
+//! and a half.
 
 use std::path::Path;
 
@@ -40,7 +43,8 @@ const TYPES: [&str; 3] = ["bf16", "q8_0", "q4_0"];
 /// Measures all types.
 ///
 /// # Errors
-/// Returns an error if the model or a file cannot be written. Failed runs are recorded in `results`.
+/// Returns an error if the model or a file cannot be written. Failed runs are recorded in
+/// `results`.
 fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
     let small = Workload::gpt2("GPT-2 2M", 128, 2, 1, 32);
     let workload = suite.pick(Workload::gpt2_small(1, 128), small);

@@ -1,12 +1,13 @@
 //! Measures the time for which a step waits for the data loader.
 //!
-//! A thread assembles batches while the previous step computes, so a step should not have to wait. The quantity is
-//! `seconds.data` of rank 0 as a fraction of `step_seconds`. There are three kinds of data: raw tokens, which are only
-//! copied, a text, which is tokenized, and labelled texts of different lengths, which are padded.
+//! A thread assembles batches while the previous step computes, so a step should not have to wait.
+//! The quantity is `seconds.data` of rank 0 as a fraction of `step_seconds`. There are three kinds
+//! of data: raw tokens, which are only copied, a text, which is tokenized, and labeled texts of
+//! different lengths, which are padded.
 //!
-//! The tokenizer is trained and the text is tokenized before the first step, which is not measured. Steps of GPT-2 124M
-//! take more than a second on the CPU of the report. On a faster device, the fraction would be larger with the same
-//! loader.
+//! The tokenizer is trained and the text is tokenized before the first step, which is not measured.
+//! Steps of GPT-2 124M take more than a second on the CPU of the report. On a faster device, the
+//! fraction would be larger with the same loader.
 
 use std::path::Path;
 
@@ -27,13 +28,14 @@ pub(super) const BENCH: Bench = Bench {
     name: "loader",
     title: "Data loader",
     about: "Fraction of a step for which rank 0 waits for its batch, on two ranks. The data is raw tokens, a text with \
-        a tokenizer that is trained on it, or labelled texts, which are padded to the longest text of a batch.",
+        a tokenizer that is trained on it, or labeled texts, which are padded to the longest text of a batch.",
     run,
 };
 
 /// Optimizer steps of a run.
 const STEPS: usize = 8;
-/// Number of first steps that are not counted, in which the loader has not yet assembled batches in advance.
+/// Number of first steps that are not counted, in which the loader has not yet assembled batches in
+/// advance.
 const UNCOUNTED: usize = 2;
 /// Number of ranks. Each of them has its own loader.
 const RANKS: usize = 2;
@@ -75,7 +77,8 @@ fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
     Ok(())
 }
 
-/// Returns the job with a text instead of tokens, and a tokenizer with 4,096 tokens that is trained on it.
+/// Returns the job with a text instead of tokens, and a tokenizer with 4,096 tokens that is trained
+/// on it.
 fn on_text(job: BenchJob, text: &Path) -> BenchJob {
     // The section is replaced as a whole, but sequences keep their length.
     let length = job.file["data"]["sequence_length"].clone();

@@ -1,12 +1,14 @@
 //! Measures offload of optimizer states and parameters to host memory and NVMe.
 //!
-//! GPT-2 124M is trained at stage 3 on one rank in f32, and each row offloads more of its states. The last row has
-//! optimizer states and parameters on NVMe, with low limits on gathered parameters, as in DeepSpeed's row. The columns
-//! are the time of a step, the peak memory, and the categories of rank 0's ledger.
+//! GPT-2 124M is trained at stage 3 on one rank in f32, and each row offloads more of its states.
+//! The last row has optimizer states and parameters on NVMe, with low limits on gathered
+//! parameters, as in DeepSpeed's row. The columns are the time of a step, the peak memory, and the
+//! categories of rank 0's ledger.
 //!
-//! Measurement errors: the disk of cargo's target folder is used with direct I/O. Its speed determines the times. If
-//! the disk becomes slower when its cache is full, later rounds are slower. With the CPU backend, offload to `cpu` does
-//! not move anything, because device memory is host memory. The row then measures the bookkeeping.
+//! Measurement errors: the disk of cargo's target folder is used with direct I/O. Its speed
+//! determines the times. If the disk becomes slower when its cache is full, later rounds are
+//! slower. With the CPU backend, offload to `cpu` does not move anything, because device memory is
+//! host memory. The row then measures the bookkeeping.
 
 use std::path::Path;
 
@@ -89,8 +91,8 @@ fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
     Ok(())
 }
 
-/// Returns the names of rows with their `zero_optimization` sections. The first one has no offload, and the others are
-/// compared with it.
+/// Returns the names of rows with their `zero_optimization` sections. The first one has no offload,
+/// and the others are compared with it.
 fn sections(nvme: &Path) -> [(&'static str, Value); 4] {
     let disk = json!({ "device": "nvme", "nvme_path": nvme });
     let parameters = json!({ "device": "nvme", "nvme_path": nvme, "max_in_cpu": 0 });

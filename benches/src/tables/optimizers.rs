@@ -1,15 +1,16 @@
 //! Measures the update time and the memory of the states of every optimizer.
 //!
-//! GPT-2 124M is trained on two ranks with each optimizer, at stage 1, so that states are sharded. The 1-bit optimizers
-//! do not support sharding and are trained at stage 0. Their warm-up stage ends after two steps, and only compressed
-//! steps after it are counted.
+//! GPT-2 124M is trained on two ranks with each optimizer, at stage 1, so that states are sharded.
+//! The 1-bit optimizers do not support sharding and are trained at stage 0. Their warm-up stage
+//! ends after two steps, and only compressed steps after it are counted.
 //!
-//! The column *optimizer* is `seconds.optimizer` of rank 0: the norm, clipping, the update, and their communication.
-//! PyTorch's optimizers run on one rank with all cores and without communication. Each of DeepBurn's two ranks updates
-//! half of the elements, and both share the same cores.
+//! The column *optimizer* is `seconds.optimizer` of rank 0: the norm, clipping, the update, and
+//! their communication. PyTorch's optimizers run on one rank with all cores and without
+//! communication. Each of DeepBurn's two ranks updates half of the elements, and both share the
+//! same cores.
 //!
-//! Measurement errors: micro-batches are small (one sequence of 128 tokens), so the update is a large part of a step.
-//! Ratios of whole steps would differ for larger batches.
+//! Measurement errors: micro-batches are small (one sequence of 128 tokens), so the update is a
+//! large part of a step. Ratios of whole steps would differ for larger batches.
 
 use serde_json::{Value, json};
 
@@ -33,7 +34,8 @@ pub(super) const BENCH: Bench = Bench {
 
 /// Optimizer steps of a run.
 const STEPS: usize = 6;
-/// Number of first steps that are not counted. The warm-up stage of the 1-bit optimizers ends in them, after two steps.
+/// Number of first steps that are not counted. The warm-up stage of the 1-bit optimizers ends in
+/// them, after two steps.
 const UNCOUNTED: usize = 3;
 
 /// Returns the optimizers: the type and parameters in the DeepSpeed section, and the ZeRO stage.

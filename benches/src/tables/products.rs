@@ -1,22 +1,27 @@
-//! Compares matrix products with `torch.matmul`, with the limit of the machine, and with their rate in a training step.
+//! Compares matrix products with `torch.matmul`, with the limit of the machine, and with their rate
+//! in a training step.
 //!
 //! The table for a number of threads has three measurements:
 //!
-//! - The cargo benchmark `gemm` of `deepburn-kernels` measures the products of GPT-2 124M. Next to each product it
-//!   measures a loop that executes the same multiply-add instruction on registers. Its rate is the limit of the
-//!   machine. The rate of a product as a fraction of this limit is independent of the machine's speed.
+//! - The cargo benchmark `gemm` of `deepburn-kernels` measures the products of GPT-2 124M. Next to
+//!   each product it measures a loop that executes the same multiply-add instruction on registers.
+//!   Its rate is the limit of the machine. The rate of a product as a fraction of this limit is
+//!   independent of the machine's speed.
 //! - `matmul.py` measures `torch.matmul` with the same shapes and layouts.
-//! - A run of `finetune` measures the rate of the products within training steps, from the operations and times of the
-//!   spans of large products in its profile. It is compared with the rate of the separate f32 products, weighted by
-//!   their share of a step. The difference is caused by cold caches and by newly allocated memory for results. The
-//!   products of attention, which are 2 % of the operations, have no spans, because each of them runs on one thread. A
-//!   second row divides the operations of all products by the time of forward and backward, which includes all other
-//!   ops (norms, softmax, GELU). Its ratio is the fraction of a pass that products would take at full speed.
+//! - A run of `finetune` measures the rate of the products within training steps, from the
+//!   operations and times of the spans of large products in its profile. It is compared with the
+//!   rate of the separate f32 products, weighted by their share of a step. The difference is caused
+//!   by cold caches and by newly allocated memory for results. The products of attention, which are
+//!   2 % of the operations, have no spans, because each of them runs on one thread. A second row
+//!   divides the operations of all products by the time of forward and backward, which includes all
+//!   other ops (norms, softmax, GELU). Its ratio is the fraction of a pass that products would take
+//!   at full speed.
 //!
 //! Rates are in GFLOP/s. A product `[m, k] × [k, n]` has 2·m·k·n operations.
 //!
-//! Measurement errors: limit and product are measured one after the other, and clock rates depend on the temperature
-//! and on the use of wide vectors. Operands that fit in the cache are already there, unlike in a training step.
+//! Measurement errors: limit and product are measured one after the other, and clock rates depend
+//! on the temperature and on the use of wide vectors. Operands that fit in the cache are already
+//! there, unlike in a training step.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -61,8 +66,8 @@ const ALL_F32: &str = "f32 products together";
 /// Row of `torch.matmul`'s f32 products, weighted as in a step.
 const PEER_ALL_F32: &str = "f32 products together, torch.matmul";
 
-/// Name of the loss head's product in the benchmark `gemm`: hidden states times the transposed embedding. The names of
-/// its gradients begin with it.
+/// Name of the loss head's product in the benchmark `gemm`: hidden states times the transposed
+/// embedding. The names of its gradients begin with it.
 const LOSS_HEAD: &str = "loss head";
 
 /// Share of the loss head in the operations of a step of GPT-2 124M on sequences of 128 tokens.
@@ -70,8 +75,8 @@ const LOSS_HEAD: &str = "loss head";
 /// A test checks it against `step_gflop`.
 const LOSS_HEAD_SHARE: f64 = 0.31;
 
-/// Layouts of the left and the right operand, as in the arguments of `matmul.py`. `t` means that the transpose is
-/// stored.
+/// Layouts of the left and the right operand, as in the arguments of `matmul.py`. `t` means that
+/// the transpose is stored.
 const TRANSPOSED: [(&str, &str); 6] = [
     ("forward", "nn"),
     ("input gradient", "nt"),
@@ -81,7 +86,8 @@ const TRANSPOSED: [(&str, &str); 6] = [
     ("loss head, weight gradient", "tn"),
 ];
 
-/// A line of the benchmark `gemm` or of `matmul.py`. Lines of `matmul.py` have no name and no limit.
+/// A line of the benchmark `gemm` or of `matmul.py`. Lines of `matmul.py` have no name and no
+/// limit.
 #[derive(Debug, Clone, Deserialize)]
 struct MeasuredProduct {
     /// The part of a step: forward, one of the gradients, or the loss head.
@@ -127,8 +133,8 @@ impl MeasuredProduct {
         self.name.starts_with(LOSS_HEAD)
     }
 
-    /// Returns whether the product has a bound. These are a product of the MLP and the logits of the loss head, in
-    /// bf16.
+    /// Returns whether the product has a bound. These are a product of the MLP and the logits of
+    /// the loss head, in bf16.
     fn is_bound(&self) -> bool {
         let is_mlp = self.name == "forward" && self.shape == [768, 3072, 512];
         self.dtype == "bf16" && (self.name == LOSS_HEAD || is_mlp)
@@ -181,7 +187,8 @@ fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
     Ok(())
 }
 
-/// Adds a table with comparisons for each number of threads. `products` are the products of the last round.
+/// Adds a table with comparisons for each number of threads. `products` are the products of the
+/// last round.
 fn push_tables(
     suite: &Suite,
     results: &mut Results,
@@ -201,7 +208,8 @@ fn push_tables(
 
 /// Adds the fraction of the limit and the ratio to `torch.matmul` for each product.
 ///
-/// Only the table with all cores has bounds and the comparisons of the training step, because training uses all cores.
+/// Only the table with all cores has bounds and the comparisons of the training step, because
+/// training uses all cores.
 fn compare<'a>(
     suite: &Suite,
     table: &mut Table,
@@ -246,8 +254,8 @@ fn parse(lines: &[Value]) -> Outcome<Vec<MeasuredProduct>> {
     lines.iter().map(product).collect()
 }
 
-/// Records a round of DeepBurn's products: the rate and the fraction of the limit of each, and the weighted rate of all
-/// f32 products.
+/// Records a round of DeepBurn's products: the rate and the fraction of the limit of each, and the
+/// weighted rate of all f32 products.
 fn record(recorder: &mut RoundRecorder, products: &[MeasuredProduct]) {
     for product in products {
         let mut found = Observations::of(Quantity::Arithmetic, product.gflops_median);
@@ -261,11 +269,12 @@ fn record(recorder: &mut RoundRecorder, products: &[MeasuredProduct]) {
     }
 }
 
-/// Returns the rate of all f32 products in GFLOP/s, weighted as in a step. Returns `None` if there are none.
+/// Returns the rate of all f32 products in GFLOP/s, weighted as in a step. Returns `None` if there
+/// are none.
 ///
-/// It is the weighted harmonic mean of the rates, Σ share / Σ (share / rate), because the times of the products add up.
-/// The loss head has `LOSS_HEAD_SHARE` of the operations, which are divided equally among its products. The other
-/// operations are divided equally among the other products.
+/// It is the weighted harmonic mean of the rates, Σ share / Σ (share / rate), because the times of
+/// the products add up. The loss head has `LOSS_HEAD_SHARE` of the operations, which are divided
+/// equally among its products. The other operations are divided equally among the other products.
 fn rate_of_all(products: &[MeasuredProduct]) -> Option<f64> {
     let f32 = || products.iter().filter(|product| product.dtype == "f32");
     let of_head = f32().filter(|product| product.is_of_loss_head()).count() as f64;
@@ -312,10 +321,11 @@ fn record_peer(
     Ok(())
 }
 
-/// Records a round of a training run: the rate of its products, and the rate of forward and backward.
+/// Records a round of a training run: the rate of its products, and the rate of forward and
+/// backward.
 ///
-/// The first two of five steps are not counted. Micro-batches have 4 sequences of 128 tokens, for which
-/// `LOSS_HEAD_SHARE` is valid.
+/// The first two of five steps are not counted. Micro-batches have 4 sequences of 128 tokens, for
+/// which `LOSS_HEAD_SHARE` is valid.
 ///
 /// # Errors
 /// Returns an error if the run fails or has too few steps, or if its profile has no products.
@@ -379,14 +389,14 @@ fn rate_of_spans(profile: &Value) -> Outcome<f64> {
 
 /// Returns the operations of the products in forward and backward of GPT-2 124M, in units of 1e9.
 ///
-/// `tokens` is the number of tokens of a micro-batch, and `length` the number of tokens of a sequence. A product in
-/// forward has 2 operations per weight and token. For each of them, backward has two products, the gradients of the
-/// input and of the weight. So there are 6 operations per weight and token, plus attention. Activation checkpointing is
-/// disabled.
+/// `tokens` is the number of tokens of a micro-batch, and `length` the number of tokens of a
+/// sequence. A product in forward has 2 operations per weight and token. For each of them, backward
+/// has two products, the gradients of the input and of the weight. So there are 6 operations per
+/// weight and token, plus attention. Activation checkpointing is disabled.
 fn step_gflop(tokens: usize, length: usize) -> f64 {
     let (layers, width, vocabulary) = (12.0, 768.0, 50257.0);
-    // Query, key and value, the projection of attention, and the two layers of the MLP have 3 + 1 + 4 + 4 times the
-    // square of the width in weights.
+    // Query, key and value, the projection of attention, and the two layers of the MLP have 3 + 1 +
+    // 4 + 4 times the square of the width in weights.
     let block = 12.0 * width * width;
     // The attention scores, and their product with the values.
     let attention = 2.0 * length as f64 * width;
@@ -445,7 +455,8 @@ mod tests {
 
     #[test]
     fn a_step_has_six_operations_for_each_weight_and_token() {
-        // 124M weights without 0.8M for positions, norms and biases, plus 2 % for attention over 128 tokens.
+        // 124M weights without 0.8M for positions, norms and biases, plus 2 % for attention over
+        // 128 tokens.
         let gflop = step_gflop(512, 128);
         assert!((gflop / (6e-9 * 512.0 * 123.5e6) - 1.02).abs() < 0.01, "{gflop}");
         let loss_head = 6e-9 * 512.0 * 50257.0 * 768.0;

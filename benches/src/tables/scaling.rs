@@ -1,15 +1,16 @@
 //! Measures the overhead of ranks, with the same work on 1 to 64 ranks of one machine.
 //!
-//! The global batch of 64 sequences is divided among the ranks, which are threads and share the cores of the machine.
-//! The number of operations is the same in each row. So the step time relative to one rank is the overhead of ranks:
-//! smaller products, collectives, and barriers at which threads wait for each other. This is strong scaling on constant
-//! hardware, not the speedup of more machines.
+//! The global batch of 64 sequences is divided among the ranks, which are threads and share the
+//! cores of the machine. The number of operations is the same in each row. So the step time
+//! relative to one rank is the overhead of ranks: smaller products, collectives, and barriers at
+//! which threads wait for each other. This is strong scaling on constant hardware, not the speedup
+//! of more machines.
 //!
-//! Stage 0 all-reduces gradients. Stage 3 all-gathers parameters and reduce-scatters gradients, and all ranks together
-//! have one copy of the model states.
+//! Stage 0 all-reduces gradients. Stage 3 all-gathers parameters and reduce-scatters gradients, and
+//! all ranks together have one copy of the model states.
 //!
-//! Measurement errors: with more threads than cores, the kernel's scheduler decides which thread waits, and the range
-//! over rounds grows with the number of ranks.
+//! Measurement errors: with more threads than cores, the kernel's scheduler decides which thread
+//! waits, and the range over rounds grows with the number of ranks.
 
 use super::Bench;
 use crate::Outcome;
@@ -32,12 +33,12 @@ pub(super) const BENCH: Bench = Bench {
 const BATCH: usize = 64;
 /// Optimizer steps of a run.
 const STEPS: usize = 5;
-/// Number of first steps that are not counted, in which buffers are allocated and, at stage 3, the order of parameters
-/// is recorded.
+/// Number of first steps that are not counted, in which buffers are allocated and, at stage 3, the
+/// order of parameters is recorded.
 const UNCOUNTED: usize = 2;
 
-/// Measures stages 0 and 3 at each number of ranks. At stage 3, a step on 64 ranks may take at most 1.3 times as long
-/// as on one rank.
+/// Measures stages 0 and 3 at each number of ranks. At stage 3, a step on 64 ranks may take at most
+/// 1.3 times as long as on one rank.
 ///
 /// # Errors
 /// Returns an error if the tokens cannot be written. Failed runs are recorded in `results`.

@@ -1,12 +1,14 @@
 //! Measures the time from the start of a program to its first training step.
 //!
-//! For DeepBurn, the job has one step, and the time until it begins is the arrival time of the first row of metrics
-//! minus the duration of the step. A peer prints a line when its model has been wrapped. Both times include the start
-//! of the process, loading libraries, reading the job, initializing the weights, and sharding or wrapping the model.
-//! DeepBurn's time also includes reading the token file.
+//! For DeepBurn, the job has one step, and the time until it begins is the arrival time of the
+//! first row of metrics minus the duration of the step. A peer prints a line when its model has
+//! been wrapped. Both times include the start of the process, loading libraries, reading the job,
+//! initializing the weights, and sharding or wrapping the model. DeepBurn's time also includes
+//! reading the token file.
 //!
-//! Measurement errors: the arrival time is late by up to 10 ms. After the first round, programs and libraries are in
-//! the page cache. A cold start of PyTorch takes longer. The first round is included in the range over rounds.
+//! Measurement errors: the arrival time is late by up to 10 ms. After the first round, programs and
+//! libraries are in the page cache. A cold start of PyTorch takes longer. The first round is
+//! included in the range over rounds.
 
 use super::Bench;
 use crate::Outcome;

@@ -1,16 +1,18 @@
-//! Measures the time and the memory of a training step with different precisions, ZeRO stages, ranks and backends, and
-//! compares them with peers.
+//! Measures the time and the memory of a training step with different precisions, ZeRO stages,
+//! ranks and backends, and compares them with peers.
 //!
-//! There are two tables: one rank with 4 sequences of 128 tokens, and two ranks with 2 sequences each, so that both
-//! have the same global batch. Each run has five steps on random tokens, of which the last three are counted. The
-//! columns are `TRAINING`: step time and tokens per second are medians over the counted steps, peak memory is the PSS
-//! of all processes, and the categories are from rank 0's ledger, which peers do not have.
+//! There are two tables: one rank with 4 sequences of 128 tokens, and two ranks with 2 sequences
+//! each, so that both have the same global batch. Each run has five steps on random tokens, of
+//! which the last three are counted. The columns are `TRAINING`: step time and tokens per second
+//! are medians over the counted steps, peak memory is the PSS of all processes, and the categories
+//! are from rank 0's ledger, which peers do not have.
 //!
-//! DeepBurn and the peers have the same model, AdamW, clipping by the global norm, precision, global batch, and total
-//! number of cores. There are two differences. In bf16, PyTorch eager and DDP have weights and optimizer states in
-//! bf16, while DeepBurn, FSDP2 and DeepSpeed have f32 master weights, which take more memory. DeepBurn's ranks are
-//! threads of one process, which share gathered parameters, while the ranks of peers are processes over gloo. One row
-//! has rank processes for DeepBurn, too.
+//! DeepBurn and the peers have the same model, AdamW, clipping by the global norm, precision,
+//! global batch, and total number of cores. There are two differences. In bf16, PyTorch eager and
+//! DDP have weights and optimizer states in bf16, while DeepBurn, FSDP2 and DeepSpeed have f32
+//! master weights, which take more memory. DeepBurn's ranks are threads of one process, which share
+//! gathered parameters, while the ranks of peers are processes over gloo. One row has rank
+//! processes for DeepBurn, too.
 //!
 //! The bounds apply to ratios on the machine of the report, in full runs.
 
@@ -36,7 +38,8 @@ pub(super) const BENCH: Bench = Bench {
 
 /// Optimizer steps of a run.
 const STEPS: usize = 5;
-/// Number of first steps that are not counted, in which buffers are allocated and caches are filled.
+/// Number of first steps that are not counted, in which buffers are allocated and caches are
+/// filled.
 const UNCOUNTED: usize = 2;
 /// Number of rounds without `--rounds`.
 const ROUNDS: usize = 3;
@@ -65,7 +68,8 @@ enum Contestant {
 use Contestant::{Ddp, DeepSpeed, Eager, Flex, Fsdp2, Processes, Tch};
 
 impl Contestant {
-    /// Returns the name of the row. DeepBurn's rows have the stage in their name if there are several ranks.
+    /// Returns the name of the row. DeepBurn's rows have the stage in their name if there are
+    /// several ranks.
     fn name(self, precision: RunPrecision, ranks: usize) -> String {
         let precision = precision.name();
         let stage =
@@ -91,7 +95,8 @@ impl Contestant {
         }
     }
 
-    /// Returns the script of a peer, the package that it needs in addition to PyTorch, and its options.
+    /// Returns the script of a peer, the package that it needs in addition to PyTorch, and its
+    /// options.
     fn script(self) -> (&'static str, &'static str, &'static [&'static str]) {
         match self {
             Ddp => ("ddp", "transformers", &[]),
@@ -135,7 +140,8 @@ fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
     Ok(())
 }
 
-/// Measures contestants in their precisions and returns the table, in which rows are grouped by precision.
+/// Measures contestants in their precisions and returns the table, in which rows are grouped by
+/// precision.
 ///
 /// If a contestant cannot be run on this machine, it is recorded as missing.
 ///
@@ -159,8 +165,8 @@ fn table(
                 .precision(precision);
             let variant = match contestant.job(base) {
                 Some(job) => suite.supports(job.features).map(|()| {
-                    // Build the program before the rounds, which are timed. If the build fails, the first run returns
-                    // the error.
+                    // Build the program before the rounds, which are timed. If the build fails, the
+                    // first run returns the error.
                     let _ = suite.build(job.features);
                     Variant::new(&name, move || suite.observe(&job, UNCOUNTED))
                 }),
@@ -223,7 +229,8 @@ fn compare_stage_0(suite: &Suite, table: &mut Table) {
     table.compare(step, "bf16, stage 0, flex", "bf16, DeepSpeed stage 0", None);
 }
 
-/// Adds the comparisons of two ranks at stage 3 with FSDP2, DeepSpeed's stage 3, and DeepBurn's stage 0.
+/// Adds the comparisons of two ranks at stage 3 with FSDP2, DeepSpeed's stage 3, and DeepBurn's
+/// stage 0.
 fn compare_stage_3(suite: &Suite, table: &mut Table) {
     let (step, peak) = (Quantity::Step, Quantity::Peak);
     let fp32 = "fp32, stage 3, flex";

@@ -22,7 +22,8 @@ pub struct EncodeOptions {
     pub completion_only_loss: Option<bool>,
     /// Train the turns of the assistant only.
     pub assistant_only_loss: AssistantOnlyLoss,
-    /// The maximum number of tokens; the end is removed. For preferences, of the prompt with each completion.
+    /// The maximum number of tokens; the end is removed. For preferences, of the prompt with each
+    /// completion.
     pub max_length: Option<usize>,
 }
 
@@ -36,7 +37,8 @@ pub struct RowEncoder<T> {
 }
 
 impl<T: TextTokenizer> RowEncoder<T> {
-    /// Returns an encoder. Rows of messages need `templates`, rows of text the `eos_token` of `tokens`.
+    /// Returns an encoder. Rows of messages need `templates`, rows of text the `eos_token` of
+    /// `tokens`.
     ///
     /// # Errors
     /// Returns [`ChatError::Option`] if `max_length` is 0.
@@ -55,7 +57,8 @@ impl<T: TextTokenizer> RowEncoder<T> {
     /// Checks that the encoder takes rows of this form.
     ///
     /// # Errors
-    /// Returns [`ChatError::Option`] for rows whose messages TRL does not read, with [`AssistantOnlyLoss::Marked`].
+    /// Returns [`ChatError::Option`] for rows whose messages TRL does not read, with
+    /// [`AssistantOnlyLoss::Marked`].
     pub fn check_form(&self, notes: Notes) -> Result<()> {
         match self.options.assistant_only_loss == AssistantOnlyLoss::Marked
             && notes.converted_messages
@@ -72,13 +75,15 @@ impl<T: TextTokenizer> RowEncoder<T> {
 
     /// Encodes a text or a conversation.
     ///
-    /// - `eos_token` is appended to a text, unless the text ends with it. The tokenizer adds its own tokens.
+    /// - `eos_token` is appended to a text, unless the text ends with it. The tokenizer adds its
+    ///   own tokens.
     /// - A conversation is encoded as its template prints it, without additions.
-    /// - The prompt's tokens are the ones that it has alone (with a generation prompt) as well as with its completion.
+    /// - The prompt's tokens are the ones that it has alone (with a generation prompt) as well as
+    ///   with its completion.
     ///
     /// # Errors
-    /// Returns an error if the row is a preference, if an option does not fit it, or if its template or tokenizer
-    /// fails.
+    /// Returns an error if the row is a preference, if an option does not fit it, or if its
+    /// template or tokenizer fails.
     pub fn encode(&self, row: &Row) -> Result<EncodedRow> {
         match row {
             Row::Text(text) => {
@@ -123,7 +128,8 @@ impl<T: TextTokenizer> RowEncoder<T> {
         }
     }
 
-    /// Encodes a preference. The prompt is the common start of its own tokens and both completed prompts.
+    /// Encodes a preference. The prompt is the common start of its own tokens and both completed
+    /// prompts.
     ///
     /// # Errors
     /// Returns an error if the row is not a preference, or if its template or tokenizer fails.
@@ -196,8 +202,8 @@ impl<T: TextTokenizer> RowEncoder<T> {
         templates.select(context.tools.is_some())
     }
 
-    /// Encodes a conversation, and masks all but the assistant's turns if they alone are trained. The messages before
-    /// number `answers` are a prompt.
+    /// Encodes a conversation, and masks all but the assistant's turns if they alone are trained.
+    /// The messages before number `answers` are a prompt.
     fn chat(
         &self,
         messages: &[Message],
@@ -320,7 +326,8 @@ impl<T: TextTokenizer> RowEncoder<T> {
         }
     }
 
-    /// Notes tokens that are trained outside of the answers, and tokens of answers that are not trained.
+    /// Notes tokens that are trained outside of the answers, and tokens of answers that are not
+    /// trained.
     fn note_other_tokens(
         &self,
         ids: &[u32],

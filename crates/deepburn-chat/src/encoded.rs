@@ -7,7 +7,8 @@ use std::fmt;
 pub struct EncodedRow {
     /// The token ids.
     pub ids: Vec<u32>,
-    /// For each token, whether its prediction is trained: whether its label counts. As long as `ids`.
+    /// For each token, whether its prediction is trained: whether its label counts. As long as
+    /// `ids`.
     pub trained: Vec<bool>,
     /// What may be unintended.
     pub findings: Vec<Finding>,
@@ -19,7 +20,8 @@ impl EncodedRow {
         self.ids.iter().zip(&self.trained).map(|(id, trained)| trained.then_some(*id))
     }
 
-    /// Returns whether a token is trained. TRL drops other examples. The first token is never predicted.
+    /// Returns whether a token is trained. TRL drops other examples. The first token is never
+    /// predicted.
     pub fn has_labels(&self) -> bool {
         self.trained.iter().any(|it| *it)
     }
@@ -85,7 +87,8 @@ pub enum Finding {
         /// The path of the answer, such as `messages[1]`.
         field: String,
     },
-    /// The prompt is encoded differently without the completion, so the model reads other tokens when it generates.
+    /// The prompt is encoded differently without the completion, so the model reads other tokens
+    /// when it generates.
     PromptDiffers {
         /// The end of the prompt that is not part of the example.
         lost: String,

@@ -8,11 +8,13 @@
 //! ```
 //!
 //! - [`RowReader`] reads the formats of TRL, ShareGPT and Alpaca as one type, [`Row`].
-//! - [`ChatTemplates`] reads the templates of a model folder, and [`ChatTemplate`] renders them like `transformers` 5.
-//! - [`render_with_turns`] finds the assistant's turns. It needs no `{% generation %}` marks in the template.
-//! - [`RowEncoder`] makes an [`EncodedRow`] or an [`EncodedPreference`] with the rules of TRL's trainers, and notes what may
-//!   be unintended as a [`Finding`]: nothing trained, an end of turn that is not trained, texts that the template
-//!   does not print.
+//! - [`ChatTemplates`] reads the templates of a model folder, and [`ChatTemplate`] renders them
+//!   like `transformers` 5.
+//! - [`render_with_turns`] finds the assistant's turns. It needs no `{% generation %}` marks in the
+//!   template.
+//! - [`RowEncoder`] makes an [`EncodedRow`] or an [`EncodedPreference`] with the rules of TRL's
+//!   trainers, and notes what may be unintended as a [`Finding`]: nothing trained, an end of turn
+//!   that is not trained, texts that the template does not print.
 //!
 //! ```
 //! use deepburn_chat::{ChatTemplate, Row, SpecialTokens, render_with_turns};
@@ -32,17 +34,20 @@
 //!
 //! Differences from TRL 1.16:
 //!
-//! - TRL replaces 31 known templates by versions with marks under `assistant_only_loss`, which may print other text
-//!   than the model's template (Qwen3: reasoning in all turns). Here, the template stays, and the turns are found in its
-//!   text, with the borders of TRL's marks ([`AssistantOnlyLoss::Marked`]). Other templates without marks are errors, as in TRL.
-//! - [`AssistantOnlyLoss::Turns`] finds the turns in the text of any template, and also takes rows of ShareGPT and
-//!   Alpaca.
+//! - TRL replaces 31 known templates by versions with marks under `assistant_only_loss`, which may
+//!   print other text than the model's template (Qwen3: reasoning in all turns). Here, the template
+//!   stays, and the turns are found in its text, with the borders of TRL's marks
+//!   ([`AssistantOnlyLoss::Marked`]). Other templates without marks are errors, as in TRL.
+//! - [`AssistantOnlyLoss::Turns`] finds the turns in the text of any template, and also takes rows
+//!   of ShareGPT and Alpaca.
 //! - `completion_only_loss` is an error for rows without a completion, instead of being ignored.
-//! - Arguments of tool calls that are JSON text are parsed, because most templates would quote them again.
+//! - Arguments of tool calls that are JSON text are parsed, because most templates would quote them
+//!   again.
 //! - Unknown fields and roles of messages, and images, are errors.
 //!
-//! Text that looks like a special token becomes one, as in `transformers` by default. The crate does not read files
-//! except templates, and does not know ranks or tensors. Errors name the field; callers add the file and the row.
+//! Text that looks like a special token becomes one, as in `transformers` by default. The crate
+//! does not read files except templates, and does not know ranks or tensors. Errors name the field;
+//! callers add the file and the row.
 
 mod encode;
 mod encoded;

@@ -5,7 +5,8 @@ use serde_json::{Map, Value};
 /// The role of the messages that a model writes.
 pub(crate) const ASSISTANT: &str = "assistant";
 
-/// A message: its role, its content, and more fields that templates read, such as `tool_calls`. No field is null.
+/// A message: its role, its content, and more fields that templates read, such as `tool_calls`. No
+/// field is null.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Message(Map<String, Value>);
 
@@ -19,8 +20,9 @@ impl Message {
         )
     }
 
-    /// Returns a message with these fields, as a template reads them. Removes null fields, as `transformers` does.
-    /// Other values are not checked: rows are checked by [`Row::read`](crate::Row::read).
+    /// Returns a message with these fields, as a template reads them. Removes null fields, as
+    /// `transformers` does. Other values are not checked: rows are checked by
+    /// [`Row::read`](crate::Row::read).
     pub fn from_fields(fields: Map<String, Value>) -> Self {
         Self(fields.into_iter().filter(|(_, value)| !value.is_null()).collect())
     }

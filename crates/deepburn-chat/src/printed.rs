@@ -1,4 +1,5 @@
-//! Finds parts of a conversation that do not become text: what its template does not print or read, and empty answers.
+//! Finds parts of a conversation that do not become text: what its template does not print or read,
+//! and empty answers.
 
 use serde_json::Value;
 
@@ -8,8 +9,9 @@ use crate::{ChatContext, ChatTemplate, Finding, Message};
 /// The bytes between two texts in which the second one is looked for first.
 const MAX_HEADER: usize = 128;
 
-/// Returns the fields of `messages` and `context` whose text is not part of `text`, which `template` printed, the
-/// variables that it does not read, and empty answers. Only the messages from number `answers` on are learned.
+/// Returns the fields of `messages` and `context` whose text is not part of `text`, which
+/// `template` printed, the variables that it does not read, and empty answers. Only the messages
+/// from number `answers` on are learned.
 ///
 /// White space around a text does not count, and a text may be printed as JSON.
 pub(crate) fn without_effect(
@@ -79,8 +81,8 @@ fn function(value: &Value) -> &Value {
     value.get("function").unwrap_or(value)
 }
 
-/// Returns the documents without a text of which no field is printed. Only some templates print documents, each with the
-/// fields that it knows.
+/// Returns the documents without a text of which no field is printed. Only some templates print
+/// documents, each with the fields that it knows.
 fn unprinted_documents(text: &str, context: &ChatContext) -> Vec<Finding> {
     let prints = |value: &Value| {
         let string = value.as_str().map(str::trim);
@@ -109,8 +111,9 @@ fn is_empty_answer(message: &Message) -> bool {
     message.is_assistant() && !fields.any(|name| message.fields().get(name).is_some_and(has_text))
 }
 
-/// Returns the text after `string`, if it starts within a few bytes. Templates print most texts in their order, shortly
-/// after each other, and searching a whole conversation for each of its texts takes longer than rendering it.
+/// Returns the text after `string`, if it starts within a few bytes. Templates print most texts in
+/// their order, shortly after each other, and searching a whole conversation for each of its texts
+/// takes longer than rendering it.
 fn printed_next<'t>(text: &'t str, string: &str) -> Option<&'t str> {
     let mut starts = text.char_indices().map(|(at, _)| at).take_while(|at| *at < MAX_HEADER);
     starts.find_map(|at| text[at..].strip_prefix(string))

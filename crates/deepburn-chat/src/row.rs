@@ -9,8 +9,9 @@
 //! | [`Alpaca`](RowFormat::Alpaca) | `instruction`, `input`, `output`, `system`, `history` | [`Row::ChatCompletion`] |
 //! | [`Preference`](RowFormat::Preference) | `prompt` (optional), `chosen`, `rejected` | [`Row::Preference`], [`Row::ChatPreference`] |
 //!
-//! Rows of chats may have `tools`, `documents` and `chat_template_kwargs`. Other columns are ignored, as TRL does.
-//! Fields of messages are not ignored, because they may change what is trained: unknown ones are errors.
+//! Rows of chats may have `tools`, `documents` and `chat_template_kwargs`. Other columns are
+//! ignored, as TRL does. Fields of messages are not ignored, because they may change what is
+//! trained: unknown ones are errors.
 
 use std::fmt;
 
@@ -183,7 +184,8 @@ pub enum Row {
 }
 
 impl Row {
-    /// Reads a row of JSON lines, in the format of its columns. Use a [`RowReader`] for all rows of a file.
+    /// Reads a row of JSON lines, in the format of its columns. Use a [`RowReader`] for all rows of
+    /// a file.
     ///
     /// # Errors
     /// Returns an error that names the field, if the format is unknown or a value is not accepted.

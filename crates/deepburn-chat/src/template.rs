@@ -1,20 +1,24 @@
 //! Chat templates: Jinja templates that write a conversation as the text that a model reads.
 //!
-//! [`ChatTemplate`] renders like `apply_chat_template` of `transformers` 5: the same variables, functions and filters,
-//! Python's methods, JSON and numbers. Known differences:
+//! [`ChatTemplate`] renders like `apply_chat_template` of `transformers` 5: the same variables,
+//! functions and filters, Python's methods, JSON and numbers. Known differences:
 //!
-//! - The time of `strftime_now` is fixed ([`ChatTemplate::at`]) and in UTC, so that all ranks and epochs render the
-//!   same text.
+//! - The time of `strftime_now` is fixed ([`ChatTemplate::at`]) and in UTC, so that all ranks and
+//!   epochs render the same text.
 //! - Some methods and filters of Python do not exist (`zfill`, `partition`, `%`). They are errors.
-//! - `none[1:]` is an empty list, and values of different types can be compared with `<` and `>`. Python fails.
-//! - Floats that are joined with `~` or the filter `join` have Rust's digits (`100000000000000000000.0` instead of `1e+20`).
+//! - `none[1:]` is an empty list, and values of different types can be compared with `<` and `>`.
+//!   Python fails.
+//! - Floats that are joined with `~` or the filter `join` have Rust's digits
+//!   (`100000000000000000000.0` instead of `1e+20`).
 //! - JSON integers beyond 64 bits are read as floats.
 //!
 //! - Namespaces cannot be attributes of namespaces, and tuples are nested at most 8 times.
 //!
-//! - A tuple with a long text cannot be repeated with `*`, and the format of `strftime_now` is short.
+//! - A tuple with a long text cannot be repeated with `*`, and the format of `strftime_now` is
+//!   short.
 //!
-//! The work and the memory of a template are limited (`work.rs`), so a loop without an end is an error.
+//! The work and the memory of a template are limited (`work.rs`), so a loop without an end is an
+//! error.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -53,8 +57,8 @@ use work::MAX_STEPS;
 /// The name of the template in its environment.
 const NAME: &str = "chat_template";
 
-/// Names of a template's variables that `chat_template_kwargs` cannot set: they are the arguments of
-/// `apply_chat_template`.
+/// Names of a template's variables that `chat_template_kwargs` cannot set: they are the arguments
+/// of `apply_chat_template`.
 const RESERVED: [&str; 14] = [
     "add_generation_prompt",
     "chat_template",
@@ -75,12 +79,12 @@ const RESERVED: [&str; 14] = [
 /// The fields that a message may have its reasoning in. The first one is the standard.
 pub(crate) const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 
-/// The maximum bytes of a template. The largest known template has 30 kB. The work of a single expression depends on its
-/// length.
+/// The maximum bytes of a template. The largest known template has 30 kB. The work of a single
+/// expression depends on its length.
 const MAX_SOURCE_BYTES: usize = 256 << 10;
 
-/// The maximum [weight](expression::weight) of a tag. The time to compile an expression grows with the square of its
-/// length.
+/// The maximum [weight](expression::weight) of a tag. The time to compile an expression grows with
+/// the square of its length.
 const MAX_TAG_WEIGHT: usize = 3000;
 
 /// The maximum nesting of values that a template reads.
@@ -176,8 +180,8 @@ impl ChatTemplate {
         self.marks_generation
     }
 
-    /// Returns whether TRL trains the answers of the template's conversations: those with marks, and those for which it
-    /// has a marked version.
+    /// Returns whether TRL trains the answers of the template's conversations: those with marks,
+    /// and those for which it has a marked version.
     pub fn is_trained_by_trl(&self) -> bool {
         self.marks_generation || self.trl_marks.is_some()
     }
@@ -202,8 +206,8 @@ impl ChatTemplate {
     /// Renders a conversation.
     ///
     /// # Errors
-    /// Returns an error if there are no messages, if `context` sets a reserved variable, or if the template fails,
-    /// rejects the messages, or needs too much work.
+    /// Returns an error if there are no messages, if `context` sets a reserved variable, or if the
+    /// template fails, rejects the messages, or needs too much work.
     pub fn render(
         &self,
         messages: &[Message],
@@ -280,8 +284,9 @@ impl ChatTemplate {
         }
     }
 
-    /// Renders on a large stack. Templates can nest lists, which are dropped recursively, as deep as [`MAX_STEPS`]
-    /// allows. Starting a thread with such a stack for each text would take more time than encoding it.
+    /// Renders on a large stack. Templates can nest lists, which are dropped recursively, as deep
+    /// as [`MAX_STEPS`] allows. Starting a thread with such a stack for each text would take more
+    /// time than encoding it.
     fn render_text(&self, variables: Value) -> Result<String> {
         let render = || {
             work::start();

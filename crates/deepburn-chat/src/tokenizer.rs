@@ -9,7 +9,8 @@ use crate::Result;
 pub struct Tokens {
     /// The token ids.
     pub ids: Vec<u32>,
-    /// For each token, the bytes of the text that it stands for. Empty for tokens that the tokenizer adds.
+    /// For each token, the bytes of the text that it stands for. Empty for tokens that the
+    /// tokenizer adds.
     pub ranges: Vec<Range<usize>>,
 }
 

@@ -1,7 +1,7 @@
 //! Finds the text of assistant turns that a template does not mark.
 //!
-//! A turn is what the model has to generate: the text after the generation prompt, up to and including the end of the
-//! turn. It is determined by rendering parts of the conversation:
+//! A turn is what the model has to generate: the text after the generation prompt, up to and
+//! including the end of the turn. It is determined by rendering parts of the conversation:
 //!
 //! ```text
 //! prompt    messages[..i] with a generation prompt      <user>Hi<end><assistant>
@@ -10,12 +10,13 @@
 //! turn i                                                                     [Hello<end>]
 //! ```
 //!
-//! If `prompt` and `partial` are prefixes of `whole`, the turn is between their ends. Some templates append the
-//! end-of-sequence token to the last message only, which is not part of earlier turns. Others print earlier turns
-//! differently, such as without their reasoning. Then two unused characters are put around a text of the message,
-//! which shows where it is printed, and the text around it is compared with `partial`. All renders with these
-//! characters are compared with the ones without them, so a template that changes its output is noticed. If a turn
-//! cannot be determined, the conversation is an error.
+//! If `prompt` and `partial` are prefixes of `whole`, the turn is between their ends. Some
+//! templates append the end-of-sequence token to the last message only, which is not part of
+//! earlier turns. Others print earlier turns differently, such as without their reasoning. Then two
+//! unused characters are put around a text of the message, which shows where it is printed, and the
+//! text around it is compared with `partial`. All renders with these characters are compared with
+//! the ones without them, so a template that changes its output is noticed. If a turn cannot be
+//! determined, the conversation is an error.
 
 use std::ops::Range;
 
@@ -32,10 +33,12 @@ const START_OF_REASONING: &str = "<think>";
 /// The end of reasoning that is part of a content.
 const END_OF_REASONING: &str = "</think>";
 
-/// Renders a conversation, and finds the text of the assistant's turns, with or without marks in the template.
+/// Renders a conversation, and finds the text of the assistant's turns, with or without marks in
+/// the template.
 ///
 /// # Errors
-/// Returns the errors of [`ChatTemplate::render`], and [`ChatError::Turn`] if a turn cannot be determined.
+/// Returns the errors of [`ChatTemplate::render`], and [`ChatError::Turn`] if a turn cannot be
+/// determined.
 pub fn render_with_turns(
     template: &ChatTemplate,
     messages: &[Message],
@@ -173,7 +176,8 @@ impl Turns<'_> {
         Ok(start..end)
     }
 
-    /// Returns the length of `partial`, with or without an end-of-sequence token, if `whole` starts with it.
+    /// Returns the length of `partial`, with or without an end-of-sequence token, if `whole` starts
+    /// with it.
     fn printed_length(&self, partial: &str, whole: &str) -> Option<usize> {
         // The longer one first, because the token may be part of the turn.
         let candidates = [partial, self.without_eos(partial)];
@@ -182,8 +186,8 @@ impl Turns<'_> {
 
     /// Returns the end of the last generation prompt before `anchor`.
     ///
-    /// A prompt may start or skip reasoning that templates do not print in earlier messages. Then only the part before
-    /// the reasoning counts.
+    /// A prompt may start or skip reasoning that templates do not print in earlier messages. Then
+    /// only the part before the reasoning counts.
     fn start_by_header(&self, index: usize, last_end: usize, anchor: usize) -> Result<usize> {
         let header = self.header(index)?;
         let before = self.whole.get(last_end..anchor).unwrap_or_default();

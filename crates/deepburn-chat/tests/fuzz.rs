@@ -1,4 +1,5 @@
-//! Fuzzes rows and chat templates. They are refused, or they are rendered, and each byte of a mask is in the text.
+//! Fuzzes rows and chat templates. They are refused, or they are rendered, and each byte of a mask
+//! is in the text.
 
 use deepburn_chat::{
     ChatContext, ChatError, ChatTemplate, ConversationEnd, Message, NestedNulls, Row, RowFormat,
@@ -202,7 +203,8 @@ fn assert_refused(source: &str) {
     assert!(rendered.is_err(), "{}", &source[..source.len().min(120)]);
 }
 
-/// A list that is twice as long after each step has no end, but it needs no memory until it is walked.
+/// A list that is twice as long after each step has no end, but it needs no memory until it is
+/// walked.
 #[test]
 fn lists_without_an_end_are_refused() {
     let values = [
@@ -495,8 +497,9 @@ const STATEMENTS: [&str; 15] = [
     "{% do loop.changed(x) %}",
 ];
 
-/// Every operator, subscript, test, filter, method, function and statement that reads a text, on a text that is too long
-/// to be read in each of 90,000 iterations. Without a charge, an operation takes minutes.
+/// Every operator, subscript, test, filter, method, function and statement that reads a text, on a
+/// text that is too long to be read in each of 90,000 iterations. Without a charge, an operation
+/// takes minutes.
 #[test]
 fn long_texts_are_not_read_without_end() {
     let expressions = OPERATIONS.map(|it| format!("{{% if ({it}) is none %}}{{% endif %}}"));

@@ -1,4 +1,5 @@
-//! Compares masks of marked answers with `tests/data/masks.json`, which `make_masks.py` wrote with transformers.
+//! Compares masks of marked answers with `tests/data/masks.json`, which `make_masks.py` wrote with
+//! transformers.
 
 use std::ops::Range;
 
@@ -75,7 +76,8 @@ fn masks_equal_transformers() {
         let ours = encode(&row, AssistantOnlyLoss::Marked);
         match row["mask"].as_str().filter(|it| it.contains('1')) {
             Some(expected) => assert_eq!(mask(&ours.unwrap()), expected, "{name}"),
-            // TRL refuses conversations without a trained token, and transformers a first answer without text.
+            // TRL refuses conversations without a trained token, and transformers a first answer
+            // without text.
             None => {
                 let error = ours.unwrap_err().to_string();
                 assert!(error.contains("assistant_only_loss"), "{name}: {error}");
@@ -84,7 +86,8 @@ fn masks_equal_transformers() {
     }
 }
 
-/// Where transformers does not train the answers exactly, `true` has a finding, and turns train them.
+/// Where transformers does not train the answers exactly, `true` has a finding, and turns train
+/// them.
 #[test]
 fn tokens_of_other_texts_are_noticed() {
     let other = |finding: &Finding| {

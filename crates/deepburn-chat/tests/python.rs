@@ -1,10 +1,12 @@
-//! Compares small templates with `tests/data/renders.json`, which `make_renders.py` wrote with transformers and Jinja2.
+//! Compares small templates with `tests/data/renders.json`, which `make_renders.py` wrote with
+//! transformers and Jinja2.
 
 use chrono::NaiveDate;
 use deepburn_chat::{ChatContext, ChatTemplate, ConversationEnd, Message, SpecialTokens};
 use serde_json::Value;
 
-/// Templates whose text differs, with our text. They are the documented differences of `ChatTemplate`.
+/// Templates whose text differs, with our text. They are the documented differences of
+/// `ChatTemplate`.
 const OTHER_TEXTS: [(&str, &str); 7] = [
     ("{% if n[1:] %}a{% endif %}b", "b"),
     ("{{ i > n }}", "True"),

@@ -1,23 +1,22 @@
-//! The throughput of checkpoints of GPT-2 124M: writing, verifying and reading,
-//! compared with `dd conv=fsync` of the same bytes.
+//! The throughput of checkpoints of GPT-2 124M: writing, verifying and reading, compared with
+//! `dd conv=fsync` of the same bytes.
 //!
 //! ```text
 //! cargo bench -p deepburn-checkpoint [-- FOLDER]
 //! ```
 //!
-//! The benchmark runs with one and with two ranks, which are threads here.
-//! Rounds alternate between `dd` and the crate, so load on the machine affects
-//! both; the median over the rounds is printed together with the values of all
-//! rounds.
+//! The benchmark runs with one and with two ranks, which are threads here. Rounds alternate between
+//! `dd` and the crate, so load on the machine affects both; the median over the rounds is printed
+//! together with the values of all rounds.
 //!
-//! - *save*: all ranks write at the same time, and the checkpoint is published.
-//!   The time includes hashing and waiting for the disk.
-//! - *verify*: every byte is read and hashed. The files were just written and
-//!   are usually in the page cache, so the time is mostly spent hashing.
+//! - *save*: all ranks write at the same time, and the checkpoint is published. The time includes
+//!   hashing and waiting for the disk.
+//! - *verify*: every byte is read and hashed. The files were just written and are usually in the
+//!   page cache, so the time is mostly spent hashing.
 //! - *verify and load*: the same, and then every tensor is read.
 //!
-//! The values are not random. On a file system that compresses, both `dd`
-//! (zeros) and the save are faster than with trained weights.
+//! The values are not random. On a file system that compresses, both `dd` (zeros) and the save are
+//! faster than with trained weights.
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
@@ -32,8 +31,7 @@ use deepburn_checkpoint::{
 };
 use serde_json::json;
 
-/// The number of rounds of each measurement. It is odd, so that the median is
-/// one of the values.
+/// The number of rounds of each measurement. It is odd, so that the median is one of the values.
 const ROUNDS: usize = 5;
 
 /// A result, or the error that ends the bench.
@@ -83,8 +81,7 @@ fn time(work: impl FnOnce() -> Outcome<()>) -> Outcome<f64> {
     Ok(start.elapsed().as_secs_f64())
 }
 
-/// Writes `bytes` zeros to a file and flushes them, as a lower bound for the
-/// time of a save.
+/// Writes `bytes` zeros to a file and flushes them, as a lower bound for the time of a save.
 fn dd(path: &Path, bytes: usize) -> Outcome<()> {
     let status = Command::new("dd")
         .args(["if=/dev/zero", "bs=1M", "conv=fsync", "status=none", "iflag=count_bytes"])
@@ -94,8 +91,8 @@ fn dd(path: &Path, bytes: usize) -> Outcome<()> {
     if status.success() { Ok(()) } else { Err("dd failed".into()) }
 }
 
-/// Writes a checkpoint with one thread per rank. The values of all tensors are
-/// prefixes of `values`.
+/// Writes a checkpoint with one thread per rank. The values of all tensors are prefixes of
+/// `values`.
 fn save(root: &Path, layout: &Arc<Layout>, values: &[f32]) -> Outcome<()> {
     let save = Save::begin(root, Tag::of_step(1), layout.clone())?;
     let write = |rank| -> Outcome<_> {
@@ -125,8 +122,7 @@ fn save(root: &Path, layout: &Arc<Layout>, values: &[f32]) -> Outcome<()> {
     Ok(())
 }
 
-/// Verifies a checkpoint and reads every tensor, one at a time, into one
-/// buffer.
+/// Verifies a checkpoint and reads every tensor, one at a time, into one buffer.
 fn load(root: &Path) -> Outcome<()> {
     let checkpoint = Checkpoint::open(root, None)?;
     checkpoint.verify()?;
@@ -141,8 +137,8 @@ fn load(root: &Path) -> Outcome<()> {
     Ok(())
 }
 
-/// Returns the parameters of GPT-2 124M with masters and Adam's two moments,
-/// all in f32: 12 bytes an element.
+/// Returns the parameters of GPT-2 124M with masters and Adam's two moments, all in f32: 12 bytes
+/// an element.
 fn gpt2() -> Vec<ParamEntry> {
     let mut shapes = vec![("wte.weight".to_owned(), vec![50257, 768])];
     shapes.push(("wpe.weight".into(), vec![1024, 768]));

@@ -1,8 +1,7 @@
 //! Reads the parameters that a checkpoint omits from their base model.
 //!
-//! Main type: [`BaseReader`]. Every parameter is verified with the hash in the
-//! checkpoint when it is read. Exports read a parameter in several ranges, so
-//! the last parameter is kept.
+//! Main type: [`BaseReader`]. Every parameter is verified with the hash in the checkpoint when it
+//! is read. Exports read a parameter in several ranges, so the last parameter is kept.
 
 use std::error::Error;
 use std::fmt;
@@ -11,16 +10,14 @@ use deepburn_files::safetensors::FloatType;
 
 use crate::{BaseValues, CheckpointError, ParamEntry};
 
-/// A function that returns all values of the parameter at a module path of the
-/// base model.
+/// A function that returns all values of the parameter at a module path of the base model.
 pub(crate) type ReadBase = dyn FnMut(&str) -> Result<Vec<f32>, Box<dyn Error + Send + Sync>> + Send;
 
 /// The base model of a checkpoint.
 pub(crate) struct BaseReader {
     /// Reads a parameter.
     read: Box<ReadBase>,
-    /// The path and the verified values of the last parameter, in the
-    /// checkpoint's type.
+    /// The path and the verified values of the last parameter, in the checkpoint's type.
     last: Option<(String, Vec<u8>)>,
 }
 
@@ -30,13 +27,12 @@ impl BaseReader {
         Self { read, last: None }
     }
 
-    /// Reads a parameter and verifies it. Returns its values as little-endian
-    /// bytes, converted to the type that the checkpoint names.
+    /// Reads a parameter and verifies it. Returns its values as little-endian bytes, converted to
+    /// the type that the checkpoint names.
     ///
     /// # Errors
-    ///
-    /// Returns [`CheckpointError::OtherBase`] if the base model does not have
-    /// the parameter, or has other values.
+    /// Returns [`CheckpointError::OtherBase`] if the base model does not have the parameter, or has
+    /// other values.
     pub(crate) fn read(
         &mut self,
         entry: &ParamEntry,
@@ -62,11 +58,9 @@ impl BaseReader {
         Ok(bytes)
     }
 
-    /// Returns the same values, which are read again only if another parameter
-    /// was read in between.
+    /// Returns the same values, which are read again only if another parameter was read in between.
     ///
     /// # Errors
-    ///
     /// Returns the errors of [`read`](Self::read).
     pub(crate) fn values(
         &mut self,

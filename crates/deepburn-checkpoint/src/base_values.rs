@@ -1,28 +1,27 @@
 //! The values of a parameter that a checkpoint omits.
 //!
-//! Main type: [`BaseValues`]. A frozen parameter has the same values in every
-//! checkpoint of a run: the base model's. A checkpoint that omits it stores a
-//! hash of these values, with which other values are refused.
+//! Main type: [`BaseValues`]. A frozen parameter has the same values in every checkpoint of a run:
+//! the base model's. A checkpoint that omits it stores a hash of these values, with which other
+//! values are refused.
 
 use serde::{Deserialize, Serialize};
 
 use crate::{CheckpointError, ElementType};
 
-/// The element type and a hash of a frozen parameter's values. A base model has
-/// the values themselves.
+/// The element type and a hash of a frozen parameter's values. A base model has the values
+/// themselves.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BaseValues {
     /// The type in which the run held the parameter.
     pub element: ElementType,
-    /// The BLAKE3 hash of all values in this type, as hexadecimal digits. It
-    /// does not depend on ranks and shards.
+    /// The BLAKE3 hash of all values in this type, as hexadecimal digits. It does not depend on
+    /// ranks and shards.
     pub checksum: String,
 }
 
 impl BaseValues {
-    /// Hashes all values of a parameter, which are given in row-major order and
-    /// little-endian.
+    /// Hashes all values of a parameter, which are given in row-major order and little-endian.
     pub fn of(element: ElementType, values: &[u8]) -> Self {
         Self::with_hash(element, *blake3::hash(values).as_bytes())
     }
@@ -35,7 +34,6 @@ impl BaseValues {
     /// Checks that `found` are these values of the parameter `path`.
     ///
     /// # Errors
-    ///
     /// Returns [`CheckpointError::OtherBase`] for another type or other values.
     pub fn check(&self, path: &str, found: &Self) -> Result<(), CheckpointError> {
         let Self { element, checksum } = self;

@@ -1,11 +1,10 @@
 //! Reads checkpoints at any number of ranks and any ZeRO stage.
 //!
-//! Main type: [`Checkpoint`]. Opening a checkpoint verifies its manifest. The
-//! file of a rank is verified before its first value is used, so a reader that
-//! needs one file does not read the others. [`Checkpoint::verify`] checks all
-//! files. Any range of any array can be read, regardless of the number of ranks
-//! that wrote the checkpoint. A damaged file, a file of another save or a file
-//! in another format is reported as an error that names the file.
+//! Main type: [`Checkpoint`]. Opening a checkpoint verifies its manifest. The file of a rank is
+//! verified before its first value is used, so a reader that needs one file does not read the
+//! others. [`Checkpoint::verify`] checks all files. Any range of any array can be read, regardless
+//! of the number of ranks that wrote the checkpoint. A damaged file, a file of another save or a
+//! file in another format is reported as an error that names the file.
 
 use std::error::Error;
 use std::ops::Range;
@@ -24,8 +23,7 @@ use crate::{
     Tag, Values, disk, foreign, store,
 };
 
-/// A checkpoint with a verified manifest. Threads can share it; every file is
-/// verified once.
+/// A checkpoint with a verified manifest. Threads can share it; every file is verified once.
 #[derive(Debug)]
 pub struct Checkpoint {
     /// The folder of the checkpoint.
@@ -39,15 +37,13 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// Opens the checkpoint `tag` in the folder `path`. Without a tag, opens
-    /// the latest checkpoint there, or `path` itself if it is a checkpoint.
+    /// Opens the checkpoint `tag` in the folder `path`. Without a tag, opens the latest checkpoint
+    /// there, or `path` itself if it is a checkpoint.
     ///
     /// # Errors
-    ///
     /// Returns [`CheckpointError::Missing`], [`CheckpointError::Foreign`],
-    /// [`CheckpointError::Version`] or [`CheckpointError::Damaged`];
-    /// [`CheckpointError::Mixed`] if `latest` refers to a different checkpoint
-    /// than the one with its tag; or an I/O error.
+    /// [`CheckpointError::Version`] or [`CheckpointError::Damaged`]; [`CheckpointError::Mixed`] if
+    /// `latest` refers to a different checkpoint than the one with its tag; or an I/O error.
     pub fn open(path: &Path, tag: Option<&Tag>) -> Result<Self, CheckpointError> {
         if let Some(tag) = tag {
             let folder = path.join(tag.as_str());
@@ -74,11 +70,10 @@ impl Checkpoint {
         }
     }
 
-    /// Opens a checkpoint like [`Self::open`] and verifies all files. If that
-    /// fails and an older checkpoint is intact, the error names it.
+    /// Opens a checkpoint like [`Self::open`] and verifies all files. If that fails and an older
+    /// checkpoint is intact, the error names it.
     ///
     /// # Errors
-    ///
     /// Returns the errors of [`Self::open`] and [`Self::verify`], or
     /// [`CheckpointError::Superseded`].
     pub fn open_intact(path: &Path, tag: Option<&Tag>) -> Result<Self, CheckpointError> {
@@ -88,8 +83,8 @@ impl Checkpoint {
             Ok(checkpoint) => return Ok(checkpoint),
             Err(error) => error,
         };
-        // `path` is either one checkpoint, whose sibling folders are the alternatives, or the folder
-        // that contains all checkpoints.
+        // `path` is either one checkpoint, whose sibling folders are the alternatives, or the
+        // folder that contains all checkpoints.
         let is_checkpoint = tag.is_none() && path.join(MANIFEST).exists();
         let (root, name) = match (is_checkpoint, path.parent()) {
             (true, Some(parent)) => {
@@ -106,13 +101,11 @@ impl Checkpoint {
         }
     }
 
-    /// Returns the newest intact checkpoint in the folder `root` that is older
-    /// than `tag`. The checkpoint `tag` itself may be unreadable. Without a
-    /// tag, or if the step of `tag` is unknown, returns the newest intact
-    /// checkpoint other than `tag`.
+    /// Returns the newest intact checkpoint in the folder `root` that is older than `tag`. The
+    /// checkpoint `tag` itself may be unreadable. Without a tag, or if the step of `tag` is
+    /// unknown, returns the newest intact checkpoint other than `tag`.
     ///
     /// # Errors
-    ///
     /// Returns an error if the folder cannot be read.
     pub fn intact_before(root: &Path, tag: Option<&Tag>) -> Result<Option<Self>, CheckpointError> {
         let mut checkpoints = store::checkpoints(root)?;
@@ -130,11 +123,9 @@ impl Checkpoint {
         Ok(checkpoints.into_iter().find(|checkpoint| checkpoint.verify().is_ok()))
     }
 
-    /// Returns the checkpoints in the folder `root` whose manifests are intact,
-    /// sorted by step.
+    /// Returns the checkpoints in the folder `root` whose manifests are intact, sorted by step.
     ///
     /// # Errors
-    ///
     /// Returns an error if the folder cannot be read.
     pub fn all(root: &Path) -> Result<Vec<Self>, CheckpointError> {
         let open = |listed: store::ListedCheckpoint| {
@@ -161,9 +152,8 @@ impl Checkpoint {
     /// Verifies every byte of every rank's file, several files in parallel.
     ///
     /// # Errors
-    ///
-    /// Returns [`CheckpointError::Damaged`] or [`CheckpointError::Mixed`] for
-    /// the first file that differs from the manifest, or an I/O error.
+    /// Returns [`CheckpointError::Damaged`] or [`CheckpointError::Mixed`] for the first file that
+    /// differs from the manifest, or an I/O error.
     pub fn verify(&self) -> Result<(), CheckpointError> {
         // The outcomes are collected in rank order, so that the error is the same whichever file is
         // read first.
@@ -172,9 +162,9 @@ impl Checkpoint {
         outcomes.into_iter().collect()
     }
 
-    /// Sets the base model, from which [`read`](Self::read) returns the values of
-    /// omitted parameters. `read` gets a module path and returns all values of
-    /// this parameter. They are verified whenever they are read.
+    /// Sets the base model, from which [`read`](Self::read) returns the values of omitted
+    /// parameters. `read` gets a module path and returns all values of this parameter. They are
+    /// verified whenever they are read.
     pub fn set_base(
         &mut self,
         read: impl FnMut(&str) -> Result<Vec<f32>, Box<dyn Error + Send + Sync>> + Send + 'static,
@@ -182,8 +172,7 @@ impl Checkpoint {
         self.base = Some(Mutex::new(BaseReader::new(Box::new(read))));
     }
 
-    /// Returns the parameters that the checkpoint omits, with the hashes of their
-    /// values.
+    /// Returns the parameters that the checkpoint omits, with the hashes of their values.
     pub fn omitted(&self) -> impl Iterator<Item = (&ParamEntry, &BaseValues)> {
         let entries = self.layout().entries().iter();
         entries.filter_map(|entry| Some((entry, entry.base.as_ref()?)))
@@ -192,9 +181,8 @@ impl Checkpoint {
     /// Reads all omitted parameters from the base model and verifies them.
     ///
     /// # Errors
-    ///
-    /// Returns [`CheckpointError::OtherBase`] for the first parameter that the
-    /// base model does not have, or has with other values.
+    /// Returns [`CheckpointError::OtherBase`] for the first parameter that the base model does not
+    /// have, or has with other values.
     pub fn verify_base(&self) -> Result<(), CheckpointError> {
         self.omitted()
             .try_for_each(|(entry, base)| self.base_of(entry)?.read(entry, base).map(drop))
@@ -203,7 +191,6 @@ impl Checkpoint {
     /// Returns the base model, which has the parameter `entry`.
     ///
     /// # Errors
-    ///
     /// Returns [`CheckpointError::OtherBase`] if it is not set.
     pub(crate) fn base_of(
         &self,
@@ -233,17 +220,15 @@ impl Checkpoint {
         &self.manifest.run
     }
 
-    /// Returns the layout: the parameters and the number of ranks that wrote
-    /// them.
+    /// Returns the layout: the parameters and the number of ranks that wrote them.
     pub fn layout(&self) -> &Layout {
         &self.manifest.layout
     }
 
-    /// Returns the map in which parameters and buffers are stored as they were
-    /// trained, under their module paths. Aliases are tied to their parameters.
+    /// Returns the map in which parameters and buffers are stored as they were trained, under their
+    /// module paths. Aliases are tied to their parameters.
     ///
     /// # Errors
-    ///
     /// Returns [`CheckpointError::Layout`] if a shape overflows.
     pub fn weight_map(&self) -> Result<WeightMap, CheckpointError> {
         let mut weights = vec![];
@@ -262,8 +247,7 @@ impl Checkpoint {
         WeightMap::new(weights).map_err(CheckpointError::map)
     }
 
-    /// Returns the state of one rank; `None` if no such rank wrote the
-    /// checkpoint.
+    /// Returns the state of one rank; `None` if no such rank wrote the checkpoint.
     pub fn rank_state(&self, rank: usize) -> Option<&Value> {
         Some(&self.manifest.ranks.get(rank)?.state)
     }
@@ -273,15 +257,13 @@ impl Checkpoint {
         &self.manifest
     }
 
-    /// Reads elements `range` of the flat parameter at `path` (or at an alias
-    /// of it), in the stored type.
+    /// Reads elements `range` of the flat parameter at `path` (or at an alias of it), in the stored
+    /// type.
     ///
     /// # Errors
-    ///
-    /// Returns [`CheckpointError::NotInside`] for a parameter, array or range
-    /// that the checkpoint does not have; [`CheckpointError::OtherBase`] for an
-    /// omitted parameter that the base model does not have;
-    /// [`CheckpointError::Damaged`] or [`CheckpointError::Mixed`] for a file that
+    /// Returns [`CheckpointError::NotInside`] for a parameter, array or range that the checkpoint
+    /// does not have; [`CheckpointError::OtherBase`] for an omitted parameter that the base model
+    /// does not have; [`CheckpointError::Damaged`] or [`CheckpointError::Mixed`] for a file that
     /// differs from the manifest; or an I/O error.
     pub fn read(
         &self,
@@ -295,9 +277,9 @@ impl Checkpoint {
             return self.read_base(index, base, range);
         }
         let place = self.find(path, kind, &range)?;
-        // Files are verified before memory is allocated for their values. The
-        // verification checks that each file is as large as the manifest says,
-        // so a forged size cannot allocate more memory than there is on disk.
+        // Files are verified before memory is allocated for their values. The verification checks
+        // that each file is as large as the manifest says, so a forged size cannot allocate more
+        // memory than there is on disk.
         self.verify_owners(place.0, &range)?;
         let mut values = Values::zeros(self.element(place), range.len());
         self.fill(place, range.start, values.bytes_mut())?;
@@ -311,7 +293,6 @@ impl Checkpoint {
     /// Reads elements `range` of an omitted parameter from the base model.
     ///
     /// # Errors
-    ///
     /// Returns the errors of [`read`](Self::read).
     fn read_base(
         &self,
@@ -329,13 +310,11 @@ impl Checkpoint {
         Ok(values)
     }
 
-    /// Fills `values` with the elements of an array from `start` on, which must
-    /// be stored in type `T`.
+    /// Fills `values` with the elements of an array from `start` on, which must be stored in type
+    /// `T`.
     ///
     /// # Errors
-    ///
-    /// Returns the errors of [`Self::read`], and an error if the array has
-    /// another type.
+    /// Returns the errors of [`Self::read`], and an error if the array has another type.
     pub fn read_into<T: StoredElement>(
         &self,
         path: &str,
@@ -355,8 +334,8 @@ impl Checkpoint {
         self.fill(place, start, bytemuck::cast_slice_mut(values))
     }
 
-    /// Returns the index of the entry at `path` and the index of its array of
-    /// this kind, after checking the range.
+    /// Returns the index of the entry at `path` and the index of its array of this kind, after
+    /// checking the range.
     fn find(
         &self,
         path: &str,
@@ -408,8 +387,8 @@ impl Checkpoint {
         let size = self.element(place).size();
         let range = start..start + bytes.len() / size;
         self.verify_owners(place.0, &range)?;
-        // Chunks of consecutive ranks are consecutive in the parameter, so the buffer is filled from
-        // front to back.
+        // Chunks of consecutive ranks are consecutive in the parameter, so the buffer is filled
+        // from front to back.
         let mut rest = bytes;
         for rank in self.layout().owners(place.0, &range) {
             let owned = self.layout().owned(place.0, rank);
@@ -422,11 +401,10 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// Returns the file of `rank` and verifies it on first use. Other threads
-    /// that need the file wait.
+    /// Returns the file of `rank` and verifies it on first use. Other threads that need the file
+    /// wait.
     fn file(&self, rank: usize) -> Result<Arc<RankFile>, CheckpointError> {
-        // A panic cannot leave the value in an intermediate state, so a
-        // poisoned lock is usable.
+        // A panic cannot leave the value in an intermediate state, so a poisoned lock is usable.
         let mut file = self.files[rank].lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(file) = &*file {
             return Ok(file.clone());

@@ -1,13 +1,11 @@
 //! Exports the weights of a checkpoint for other programs.
 //!
-//! Main function: [`consolidate`]. It reads one tensor at a time, so memory
-//! holds one tensor and a buffer. The output is in Hugging Face's
-//! safetensors layout: either one `model.safetensors`, or shards of a given
-//! size with `model.safetensors.index.json`. A [`WeightMap`] defines the names
-//! and the layout of the tensors. Buffers keep their element type, because
-//! rounding running statistics to 16 bits would change the model's outputs.
-//! Tied weights are written once, and their other names are recorded in the
-//! metadata. Existing weights are never overwritten.
+//! Main function: [`consolidate`]. It reads one tensor at a time, so memory holds one tensor and a
+//! buffer. The output is in Hugging Face's safetensors layout: either one `model.safetensors`, or
+//! shards of a given size with `model.safetensors.index.json`. A [`WeightMap`] defines the names
+//! and the layout of the tensors. Buffers keep their element type, because rounding running
+//! statistics to 16 bits would change the model's outputs. Tied weights are written once, and their
+//! other names are recorded in the metadata. Existing weights are never overwritten.
 //!
 //! ```text
 //! OUT/.unfinished-XXXXXX/               files until all of them are complete
@@ -18,10 +16,9 @@
 //!                                        "weight_map": {NAME: FILE, …}}
 //! ```
 //!
-//! A file is an 8-byte little-endian header length, a JSON header, and the
-//! values. Its `__metadata__` has `"format": "pt"`, which `transformers`
-//! requires, and for each tied weight an entry from its other name to the name
-//! of the tensor.
+//! A file is an 8-byte little-endian header length, a JSON header, and the values. Its
+//! `__metadata__` has `"format": "pt"`, which `transformers` requires, and for each tied weight an
+//! entry from its other name to the name of the tensor.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs;
@@ -42,11 +39,10 @@ const CHUNK: usize = 256 << 10;
 /// Options of [`consolidate`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Consolidation {
-    /// The type of the weights: F32, F16 or BF16. Values are rounded to the
-    /// nearest, ties to even. Values that are not finite are written as they are.
+    /// The type of the weights: F32, F16 or BF16. Values are rounded to the nearest, ties to even.
+    /// Values that are not finite are written as they are.
     pub element: ElementType,
-    /// The largest number of tensor bytes in a file. A larger tensor gets its
-    /// own file.
+    /// The largest number of tensor bytes in a file. A larger tensor gets its own file.
     pub max_shard_bytes: u64,
 }
 
@@ -62,8 +58,7 @@ pub struct Consolidated {
 /// A tensor with values that are not finite, which were written as they are.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NotFinite {
-    /// The path of the parameter, or the name of a tensor that stores several
-    /// parameters.
+    /// The path of the parameter, or the name of a tensor that stores several parameters.
     pub path: String,
     /// The number of these values.
     pub count: usize,
@@ -75,8 +70,7 @@ pub struct NotFinite {
 struct Planned {
     /// The exported name, unique in the export.
     name: String,
-    /// The parameters that form it, or a buffer. The names of the components are
-    /// module paths.
+    /// The parameters that form it, or a buffer. The names of the components are module paths.
     composition: Composition,
     /// The exported type: the requested one, or a buffer's own.
     element: ElementType,
@@ -87,8 +81,8 @@ struct Planned {
 }
 
 impl Planned {
-    /// Returns the path of the parameter that the tensor stores, or its name if
-    /// it stores several parameters.
+    /// Returns the path of the parameter that the tensor stores, or its name if it stores several
+    /// parameters.
     fn path(&self) -> &str {
         match self.composition.components() {
             [component] => &component.name,
@@ -97,22 +91,19 @@ impl Planned {
     }
 }
 
-/// Writes the weights of a checkpoint to the folder `out`, as the tensors of
-/// `map`. Buffers that are not in the map are stored under their paths.
+/// Writes the weights of a checkpoint to the folder `out`, as the tensors of `map`. Buffers that
+/// are not in the map are stored under their paths.
 ///
-/// Parameters that the checkpoint omits are read from its base model
-/// ([`Checkpoint::set_base`]).
+/// Parameters that the checkpoint omits are read from its base model ([`Checkpoint::set_base`]).
 ///
-/// The folder is created if it does not exist. The complete checkpoint is
-/// verified first. `out` gets all files or, after an error, none.
+/// The folder is created if it does not exist. The complete checkpoint is verified first. `out`
+/// gets all files or, after an error, none.
 ///
 /// # Errors
-///
-/// Returns the errors of [`Checkpoint::verify`]; [`CheckpointError::NotInside`]
-/// for a parameter without weights; [`CheckpointError::OtherBase`] if omitted
-/// parameters cannot be read; [`CheckpointError::Layout`] if checkpoint and map
-/// differ in a parameter, or if two tensors would have the same name;
-/// [`CheckpointError::Overflow`]; [`CheckpointError::Io`] if `out` already
+/// Returns the errors of [`Checkpoint::verify`]; [`CheckpointError::NotInside`] for a parameter
+/// without weights; [`CheckpointError::OtherBase`] if omitted parameters cannot be read;
+/// [`CheckpointError::Layout`] if checkpoint and map differ in a parameter, or if two tensors would
+/// have the same name; [`CheckpointError::Overflow`]; [`CheckpointError::Io`] if `out` already
 /// contains weights; [`CheckpointError::DiskFull`] or another I/O error.
 pub fn consolidate(
     checkpoint: &Checkpoint,
@@ -130,8 +121,8 @@ pub fn consolidate(
     // The headers are small, so the values alone are counted.
     disk::check_free(out, total)?;
 
-    // The temporary folder is inside `out`, so that files can be renamed to
-    // their final names. Dropping it removes all remaining files.
+    // The temporary folder is inside `out`, so that files can be renamed to their final names.
+    // Dropping it removes all remaining files.
     let unfinished = tempfile::Builder::new()
         .prefix(".unfinished-")
         .tempdir_in(out)
@@ -158,8 +149,8 @@ pub fn consolidate(
         })
         .collect();
     if moved.is_err() {
-        // Some files were already moved. All of them are from this export,
-        // because there were no weights before.
+        // Some files were already moved. All of them are from this export, because there were no
+        // weights before.
         names.iter().for_each(|name| _ = fs::remove_file(out.join(name)));
     }
     let files = moved.map_err(CheckpointError::io("move files into", out))?;
@@ -167,16 +158,13 @@ pub fn consolidate(
     Ok(Consolidated { files, not_finite })
 }
 
-/// Plans the tensors to write, without reading any. Wide element types come
-/// first.
+/// Plans the tensors to write, without reading any. Wide element types come first.
 ///
 /// # Errors
-///
 /// Returns [`CheckpointError::NotInside`] for a parameter without weights,
-/// [`CheckpointError::OtherBase`] for an omitted parameter without a base model,
-/// and [`CheckpointError::Layout`] for an export type that weights do not have, a
-/// name that occurs twice, or a parameter that the map does not have or that
-/// has another shape there.
+/// [`CheckpointError::OtherBase`] for an omitted parameter without a base model, and
+/// [`CheckpointError::Layout`] for an export type that weights do not have, a name that occurs
+/// twice, or a parameter that the map does not have or that has another shape there.
 fn plan(
     checkpoint: &Checkpoint,
     element: ElementType,
@@ -225,17 +213,16 @@ fn plan(
     if let Some(twice) = duplicate(&tensors) {
         return refuse(format!("two parameters are called {twice}"));
     }
-    // Wide types come first, so that each tensor is aligned to its element
-    // size, as readers require.
+    // Wide types come first, so that each tensor is aligned to its element size, as readers
+    // require.
     tensors.sort_by_key(|tensor| std::cmp::Reverse(tensor.element.size()));
     Ok(tensors)
 }
 
-/// Returns the parameter of the map that describes an entry; `None` for a buffer
-/// that is not in the map.
+/// Returns the parameter of the map that describes an entry; `None` for a buffer that is not in the
+/// map.
 ///
 /// # Errors
-///
 /// Returns [`CheckpointError::Layout`] if the map does not fit the entry.
 fn weight_of<'m>(
     entry: &ParamEntry,
@@ -275,7 +262,6 @@ fn planned(
 /// Returns the composition of a tensor that equals the parameter at `path`.
 ///
 /// # Errors
-///
 /// Returns [`CheckpointError::Layout`] if the shape overflows.
 fn whole(path: &str, shape: &[usize]) -> Result<Composition, CheckpointError> {
     Composition::join(0, vec![Component::whole(path, shape)]).map_err(CheckpointError::map)
@@ -287,13 +273,12 @@ fn duplicate(tensors: &[Planned]) -> Option<&str> {
     tensors.iter().map(|tensor| &*tensor.name).find(|name| !names.insert(*name))
 }
 
-/// Maps the other names of tied weights to the name under which they are
-/// written. An alias that is exported under the same name needs no entry.
+/// Maps the other names of tied weights to the name under which they are written. An alias that is
+/// exported under the same name needs no entry.
 ///
 /// # Errors
-///
-/// Returns [`CheckpointError::Layout`] if an alias would hide another tensor,
-/// another alias, or the metadata's own key `format`.
+/// Returns [`CheckpointError::Layout`] if an alias would hide another tensor, another alias, or the
+/// metadata's own key `format`.
 fn aliases(
     checkpoint: &Checkpoint,
     tensors: &[Planned],
@@ -318,9 +303,9 @@ fn aliases(
     Ok(aliases)
 }
 
-/// Divides the tensors into files of at most `limit` bytes of values, in order.
-/// A tensor above the limit gets its own file. At least one file is returned,
-/// which is empty for a model without tensors.
+/// Divides the tensors into files of at most `limit` bytes of values, in order. A tensor above the
+/// limit gets its own file. At least one file is returned, which is empty for a model without
+/// tensors.
 fn pack(tensors: &[Planned], limit: u64) -> Vec<&[Planned]> {
     let (mut shards, mut start, mut bytes) = (vec![], 0, 0_u64);
     for (index, tensor) in tensors.iter().enumerate() {
@@ -345,8 +330,8 @@ fn shard_name(index: usize, count: usize) -> String {
 
 /// Returns an error if the folder already has weights.
 ///
-/// Shards of an earlier export with another number of files would otherwise
-/// stay next to the new ones, and a reader could mix both.
+/// Shards of an earlier export with another number of files would otherwise stay next to the new
+/// ones, and a reader could mix both.
 fn refuse_weights(out: &Path) -> Result<(), CheckpointError> {
     let is_weights = |name: &String| {
         name == INDEX || name.starts_with("model") && name.ends_with(".safetensors")
@@ -356,22 +341,19 @@ fn refuse_weights(out: &Path) -> Result<(), CheckpointError> {
     Err(CheckpointError::Io { action: "replace weights", path: out.join(name), source })
 }
 
-/// A file to be written: its path, its tensors, and the aliases of the whole
-/// export.
+/// A file to be written: its path, its tensors, and the aliases of the whole export.
 struct ShardFile<'a> {
     path: PathBuf,
     tensors: &'a [Planned],
     aliases: &'a BTreeMap<String, String>,
 }
 
-/// Writes one file, tensor by tensor. Memory holds one tensor, converted to
-/// f32, and a buffer of encoded values. Returns the tensors with values that
-/// are not finite.
+/// Writes one file, tensor by tensor. Memory holds one tensor, converted to f32, and a buffer of
+/// encoded values. Returns the tensors with values that are not finite.
 ///
 /// # Errors
-///
-/// Returns the errors of [`Checkpoint::read`], [`CheckpointError::Overflow`]
-/// for a finite value that would become infinite, or a write error.
+/// Returns the errors of [`Checkpoint::read`], [`CheckpointError::Overflow`] for a finite value
+/// that would become infinite, or a write error.
 fn write_shard(
     shard: &ShardFile<'_>,
     checkpoint: &Checkpoint,
@@ -417,7 +399,6 @@ fn write_shard(
 /// Appends a range of a parameter's weights to `values`, converted to f32.
 ///
 /// # Errors
-///
 /// Returns the errors of [`Checkpoint::read`].
 fn append_weights(
     checkpoint: &Checkpoint,
@@ -437,8 +418,8 @@ fn append_weights(
     checkpoint.read_into(path, &kind, range.start, &mut values[start..])
 }
 
-/// Returns the safetensors header of a file. Aliases are recorded in the
-/// metadata of the file that contains their tensor.
+/// Returns the safetensors header of a file. Aliases are recorded in the metadata of the file that
+/// contains their tensor.
 fn header(shard: &ShardFile<'_>) -> Header {
     // `transformers` requires the key `format`. Tied weights are recorded like in
     // `safetensors.torch.save_model`, from alias to name.
@@ -455,8 +436,8 @@ fn header(shard: &ShardFile<'_>) -> Header {
     header
 }
 
-/// Returns the text of the index: the total size of all tensors in bytes, and
-/// the file that contains each tensor.
+/// Returns the text of the index: the total size of all tensors in bytes, and the file that
+/// contains each tensor.
 fn index(shards: &[&[Planned]], names: &[String], total: u64) -> String {
     let files: BTreeMap<_, _> = shards
         .iter()

@@ -1,11 +1,9 @@
-//! File-system operations: durability of folders, free space, and atomic
-//! replacement.
+//! File-system operations: durability of folders, free space, and atomic replacement.
 //!
-//! A file is durable after `fsync` on the file and on the folder that contains
-//! its entry. Both are needed: a file that is flushed, but whose folder is not,
-//! may be gone after a power failure. An atomic replacement writes a hidden
-//! file next to the target, flushes it, and renames it, so readers see the old
-//! or the new content and never a part.
+//! A file is durable after `fsync` on the file and on the folder that contains its entry. Both are
+//! needed: a file that is flushed, but whose folder is not, may be gone after a power failure. An
+//! atomic replacement writes a hidden file next to the target, flushes it, and renames it, so
+//! readers see the old or the new content and never a part.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -15,8 +13,7 @@ use deepburn_files::PartialFile;
 
 use crate::CheckpointError;
 
-/// Flushes a folder, so that created, renamed and removed entries survive a
-/// power failure.
+/// Flushes a folder, so that created, renamed and removed entries survive a power failure.
 pub(crate) fn sync_folder(path: &Path) -> Result<(), CheckpointError> {
     // On Windows a folder cannot be opened, and its entries are journalled.
     if cfg!(not(unix)) {
@@ -27,8 +24,8 @@ pub(crate) fn sync_folder(path: &Path) -> Result<(), CheckpointError> {
         .map_err(CheckpointError::io("flush", path))
 }
 
-/// Returns the sorted names in a folder. Names that are not UTF-8 are skipped,
-/// because this crate never writes them.
+/// Returns the sorted names in a folder. Names that are not UTF-8 are skipped, because this crate
+/// never writes them.
 pub(crate) fn names(folder: &Path) -> Result<Vec<String>, CheckpointError> {
     let io = CheckpointError::io("read", folder);
     let names: io::Result<Vec<_>> = fs::read_dir(folder)
@@ -41,9 +38,8 @@ pub(crate) fn names(folder: &Path) -> Result<Vec<String>, CheckpointError> {
 
 /// Returns an error if fewer than `needed` bytes are free in the folder.
 ///
-/// The number is a snapshot: another program may use the space afterwards. The
-/// check exists so that a save that cannot succeed fails before it writes
-/// gigabytes.
+/// The number is a snapshot: another program may use the space afterwards. The check exists so that
+/// a save that cannot succeed fails before it writes gigabytes.
 pub(crate) fn check_free(folder: &Path, needed: u64) -> Result<(), CheckpointError> {
     let free = fs4::available_space(folder)
         .map_err(CheckpointError::io("find out how much space is free", folder))?;
@@ -53,11 +49,10 @@ pub(crate) fn check_free(folder: &Path, needed: u64) -> Result<(), CheckpointErr
     Ok(())
 }
 
-/// Converts the error of a failed write of `path`, which needs `needed` bytes
-/// in total.
+/// Converts the error of a failed write of `path`, which needs `needed` bytes in total.
 ///
-/// A full disk and an exceeded quota become [`CheckpointError::DiskFull`] with
-/// the space that is free now, so that the message can say how to fix them.
+/// A full disk and an exceeded quota become [`CheckpointError::DiskFull`] with the space that is
+/// free now, so that the message can say how to fix them.
 pub(crate) fn write_error(path: &Path, needed: u64) -> impl FnOnce(io::Error) -> CheckpointError {
     move |source| match source.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
@@ -82,8 +77,8 @@ pub(crate) fn write_new(path: &Path, text: &[u8]) -> Result<(), CheckpointError>
         .map_err(write_error(path, text.len() as u64))
 }
 
-/// Replaces the small file at `path` atomically: at any moment it has the old
-/// or the new content. The caller has to flush the folder.
+/// Replaces the small file at `path` atomically: at any moment it has the old or the new content.
+/// The caller has to flush the folder.
 pub(crate) fn replace(path: &Path, text: &[u8]) -> Result<(), CheckpointError> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let partial = path.with_file_name(format!(".{name}.partial"));
@@ -108,8 +103,8 @@ pub(crate) fn remove_file_if_there(path: &Path) -> Result<(), CheckpointError> {
     }
 }
 
-/// Fills `buffer` from the bytes at `offset`. Independent of the file position,
-/// so threads can read the same file.
+/// Fills `buffer` from the bytes at `offset`. Independent of the file position, so threads can read
+/// the same file.
 pub(crate) fn read_exact_at(file: &File, buffer: &mut [u8], offset: u64) -> io::Result<()> {
     #[cfg(unix)]
     return std::os::unix::fs::FileExt::read_exact_at(file, buffer, offset);

@@ -138,8 +138,7 @@ pub enum CheckpointError {
         /// The requested data and what is available.
         reason: String,
     },
-    /// A base model does not have the values of a parameter that the checkpoint
-    /// omits.
+    /// A base model does not have the values of a parameter that the checkpoint omits.
     #[error(
         "the checkpoint omits the frozen parameter {path}, which is read from the base model: {reason}"
     )]
@@ -165,8 +164,7 @@ pub enum CheckpointError {
 }
 
 impl CheckpointError {
-    /// Returns a function that wraps the error of a failed `action` on `path`,
-    /// for `map_err`.
+    /// Returns a function that wraps the error of a failed `action` on `path`, for `map_err`.
     pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         let path = path.to_owned();
         move |source| Self::Io { action, path, source }

@@ -1,10 +1,9 @@
 //! Small checkpoints for tests, whose values identify their position.
 //!
-//! The fixture layout has three parameters: `a` with the alias `head`, `b`, and
-//! `frozen`, with arrays in F32, F16 and BF16. Each value is computed from
-//! path, array, step and index, so a test that reads an element at the wrong
-//! offset or from the wrong save gets a different number. All values are small
-//! integers, which every element type represents exactly.
+//! The fixture layout has three parameters: `a` with the alias `head`, `b`, and `frozen`, with
+//! arrays in F32, F16 and BF16. Each value is computed from path, array, step and index, so a test
+//! that reads an element at the wrong offset or from the wrong save gets a different number. All
+//! values are small integers, which every element type represents exactly.
 
 use std::ops::{Deref, Range};
 use std::path::{Path, PathBuf};
@@ -95,8 +94,8 @@ pub(crate) fn run(step: u64) -> Run {
     }
 }
 
-/// Returns the values of a range of an array after `step` steps: integers from
-/// -64 to 63, exact in every type.
+/// Returns the values of a range of an array after `step` steps: integers from -64 to 63, exact in
+/// every type.
 pub(crate) fn values(path: &str, kind: &StateKind, step: u64, range: Range<usize>) -> Vec<f32> {
     let salt = path.bytes().chain(kind.as_str().bytes()).map(usize::from).sum::<usize>();
     range.map(|i| ((salt + i * 7 + step as usize) % 128) as f32 - 64.0).collect()
@@ -105,9 +104,7 @@ pub(crate) fn values(path: &str, kind: &StateKind, step: u64, range: Range<usize
 /// Writes the file of one rank and returns its record, like a rank of a save.
 ///
 /// # Panics
-///
-/// Panics if the writer rejects a tensor, or for an element type that no test
-/// uses.
+/// Panics if the writer rejects a tensor, or for an element type that no test uses.
 pub(crate) fn write_rank(
     ticket: &SaveTicket,
     layout: &Arc<Layout>,
@@ -150,8 +147,7 @@ pub(crate) fn write_rank(
     writer.finish(json!({ "rank": rank })).unwrap()
 }
 
-/// Saves a checkpoint of this layout and returns its folder. All ranks write
-/// one after the other.
+/// Saves a checkpoint of this layout and returns its folder. All ranks write one after the other.
 pub(crate) fn save_layout(root: &Path, step: u64, layout: &Arc<Layout>, run: Run) -> PathBuf {
     let save = Save::begin(root, Tag::of_step(step), layout.clone()).unwrap();
     let records = (0..layout.world_size())

@@ -1,8 +1,8 @@
 //! Flushes a file to the disk while it is still being written.
 //!
-//! The operating system keeps written data in memory until it is flushed or
-//! there is too much of it. With a single flush at the end, the disk would be
-//! idle during most of the write. Main type: [`Flusher`].
+//! The operating system keeps written data in memory until it is flushed or there is too much of
+//! it. With a single flush at the end, the disk would be idle during most of the write. Main type:
+//! [`Flusher`].
 
 use std::fs::File;
 use std::io;
@@ -42,17 +42,15 @@ impl Flusher {
     pub(crate) fn wrote(&mut self, bytes: usize) {
         self.pending += bytes as u64;
         if let Some(wake) = self.wake.as_ref().filter(|_| self.pending >= INTERVAL) {
-            // A thread that is still flushing includes these bytes in its next
-            // flush.
+            // A thread that is still flushing includes these bytes in its next flush.
             if wake.try_send(()).is_ok() {
                 self.pending = 0;
             }
         }
     }
 
-    /// Waits until the thread has ended. The operating system reports a disk
-    /// error only to the first flush after it, so the thread's error has to be
-    /// returned.
+    /// Waits until the thread has ended. The operating system reports a disk error only to the
+    /// first flush after it, so the thread's error has to be returned.
     pub(crate) fn finish(&mut self) -> io::Result<()> {
         drop(self.wake.take());
         match self.thread.take().map(JoinHandle::join) {
@@ -70,9 +68,8 @@ impl Drop for Flusher {
     }
 }
 
-/// Flushes the file each time it is woken, until the sender is dropped or a
-/// flush fails. Only the data is flushed; the writer flushes the metadata at
-/// the end.
+/// Flushes the file each time it is woken, until the sender is dropped or a flush fails. Only the
+/// data is flushed; the writer flushes the metadata at the end.
 fn flush_when_woken(file: &File, woken: &Receiver<()>) -> io::Result<()> {
     woken.iter().try_for_each(|()| file.sync_data())
 }

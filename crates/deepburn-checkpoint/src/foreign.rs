@@ -1,12 +1,10 @@
-//! Recognises folders of other programs, so that the error can say what to do
-//! with them.
+//! Recognizes folders of other programs, so that the error can say what to do with them.
 
 use std::path::Path;
 
 use crate::{CheckpointError, disk};
 
-/// Returns an error that names the program that wrote the folder; `None` if it
-/// is not recognised.
+/// Returns an error that names the program that wrote the folder; `None` if it is not recognized.
 pub(crate) fn explain(folder: &Path) -> Option<CheckpointError> {
     // A folder that cannot be read belongs to nobody; the caller has an error of its own for it.
     let names = disk::names(folder).ok()?;
@@ -14,9 +12,8 @@ pub(crate) fn explain(folder: &Path) -> Option<CheckpointError> {
     Some(CheckpointError::Foreign { path: folder.to_owned(), found: found.to_owned() })
 }
 
-/// Returns what the files look like and what to do with them, for the end of an
-/// error message; `None` if no name is recognised. Names are enough: the
-/// content is not read.
+/// Returns what the files look like and what to do with them, for the end of an error message;
+/// `None` if no name is recognized. Names are enough: the content is not read.
 fn looks_like(names: &[String]) -> Option<&'static str> {
     let any = |test: fn(&str) -> bool| names.iter().any(|name| test(name));
     if any(|name| name.ends_with("_model_states.pt") || name.ends_with("_optim_states.pt"))

@@ -1,10 +1,9 @@
 //! The identity of the save that a file belongs to.
 //!
-//! Files of different saves may have equal tags, for example when a run is
-//! repeated in another folder. If files of two saves are mixed, the checksums
-//! differ, but the error could only report a damaged file. The random id, which
-//! is stored in the manifest and in the metadata of each rank's file, lets the
-//! error report that files were mixed.
+//! Files of different saves may have equal tags, for example when a run is repeated in another
+//! folder. If files of two saves are mixed, the checksums differ, but the error could only report a
+//! damaged file. The random id, which is stored in the manifest and in the metadata of each rank's
+//! file, lets the error report that files were mixed.
 
 use std::hash::{BuildHasher, RandomState};
 
@@ -17,19 +16,17 @@ use crate::Tag;
 pub(crate) const FORMAT: &str = "deepburn-checkpoint";
 /// The version of the format.
 pub(crate) const VERSION: u64 = 1;
-/// The version of manifests that omit parameters. Programs that only read
-/// [`VERSION`] refuse them. Everything else is the same.
+/// The version of manifests that omit parameters. Programs that only read [`VERSION`] refuse them.
+/// Everything else is the same.
 pub(crate) const VERSION_WITH_BASE: u64 = 2;
-/// The version of manifests of pipelines, with or without omitted parameters.
-/// Programs that only read earlier versions would look for arrays in the files
-/// of other ranks.
+/// The version of manifests of pipelines, with or without omitted parameters. Programs that only
+/// read earlier versions would look for arrays in the files of other ranks.
 pub(crate) const VERSION_OF_PIPELINE: u64 = 3;
-/// The version of manifests of hybrid sharding, with or without a pipeline and
-/// omitted parameters, for the same reason.
+/// The version of manifests of hybrid sharding, with or without a pipeline and omitted parameters,
+/// for the same reason.
 pub(crate) const VERSION_OF_REPLICAS: u64 = 4;
 
-/// The identity that all files of a save share. It is unique even among saves
-/// with the same tag.
+/// The identity that all files of a save share. It is unique even among saves with the same tag.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Identity {
     /// The tag of the checkpoint.
@@ -41,8 +38,7 @@ pub(crate) struct Identity {
 impl Identity {
     /// Returns an identity with a new id.
     pub(crate) fn new(tag: Tag) -> Self {
-        // The keys of hash tables are the standard library's only source of
-        // random numbers.
+        // The keys of hash tables are the standard library's only source of random numbers.
         Self { tag, id: format!("{:016x}", RandomState::new().hash_one(0)) }
     }
 

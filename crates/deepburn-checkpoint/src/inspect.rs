@@ -38,8 +38,8 @@ const WIDEST: usize = 60;
 const LONGEST: usize = 300;
 
 impl Checkpoint {
-    /// Verifies the checkpoint and describes its contents: run, sizes by kind,
-    /// states, files, parameters.
+    /// Verifies the checkpoint and describes its contents: run, sizes by kind, states, files,
+    /// parameters.
     pub fn describe(&self) -> String {
         let mut text = String::new();
         // Writing to a string cannot fail.
@@ -47,8 +47,8 @@ impl Checkpoint {
         text
     }
 
-    /// Writes the description. A damaged checkpoint is described too, because
-    /// its manifest is intact.
+    /// Writes the description. A damaged checkpoint is described too, because its manifest is
+    /// intact.
     fn describe_to(&self, text: &mut String) -> fmt::Result {
         let Manifest { writer, tag, run, layout, ranks, saved_at, .. } = self.manifest();
         let state = match self.verify() {
@@ -92,9 +92,8 @@ impl Checkpoint {
         layout.entries().iter().try_for_each(|entry| describe_entry(entry, width, text))
     }
 
-    /// Writes the number of elements, and the number of bytes of each kind of
-    /// array, summed over all ranks without padding. Only checkpoints in the
-    /// middle of a step contain gradients.
+    /// Writes the number of elements, and the number of bytes of each kind of array, summed over
+    /// all ranks without padding. Only checkpoints in the middle of a step contain gradients.
     fn describe_sizes(&self, text: &mut String) -> fmt::Result {
         let layout = self.layout();
         let mut sizes = BTreeMap::<&StateKind, u64>::new();
@@ -127,8 +126,7 @@ impl Checkpoint {
     }
 }
 
-/// Writes the fields of a state, one per line; a long value is replaced by its
-/// length.
+/// Writes the fields of a state, one per line; a long value is replaced by its length.
 fn describe_state(title: &str, state: &Value, text: &mut String) -> fmt::Result {
     let Some(fields) = state.as_object() else { return Ok(()) };
     writeln!(text, "\n{title}")?;
@@ -142,8 +140,8 @@ fn describe_state(title: &str, state: &Value, text: &mut String) -> fmt::Result 
     Ok(())
 }
 
-/// Writes the line of one parameter or buffer: path, shape, stored arrays, and
-/// whether it is frozen, a buffer or tied. `width` aligns the shapes.
+/// Writes the line of one parameter or buffer: path, shape, stored arrays, and whether it is
+/// frozen, a buffer or tied. `width` aligns the shapes.
 fn describe_entry(entry: &ParamEntry, width: usize, text: &mut String) -> fmt::Result {
     let states = entry.states.iter().map(|stored| format!("{} {}", stored.kind, stored.element));
     let base = entry.base.iter();
@@ -176,11 +174,11 @@ fn size(bytes: u64) -> String {
     }
 }
 
-/// Formats seconds since 1970 as date and time. The calendar repeats every 400
-/// years, and years that start in March have the leap day at their end.
+/// Formats seconds since 1970 as date and time. The calendar repeats every 400 years, and years
+/// that start in March have the leap day at their end.
 ///
-/// The algorithm is the inverse of counting days in the proleptic Gregorian
-/// calendar (Hinnant, "chrono-compatible low-level date algorithms").
+/// The algorithm is the inverse of counting days in the proleptic Gregorian calendar (Hinnant,
+/// "chrono-compatible low-level date algorithms").
 fn date(seconds: u64) -> String {
     let (days, time) = (seconds / 86_400, seconds % 86_400);
     // Days since the first of March of the year 0.

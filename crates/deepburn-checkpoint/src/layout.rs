@@ -1,14 +1,13 @@
-//! The layout of a checkpoint: its tensors, and the segment of each tensor that
-//! each rank's file contains.
+//! The layout of a checkpoint: its tensors, and the segment of each tensor that each rank's file
+//! contains.
 //!
-//! Main type: [`Layout`]. Every parameter is flattened and divided into
-//! `world_size` chunks of `ceil(numel / world_size)` elements, the same shards
-//! that training uses. The padding of the last chunks is not stored. The file
-//! of rank r contains chunk r of every array at every ZeRO stage, so files do
-//! not depend on the stage.
+//! Main type: [`Layout`]. Every parameter is flattened and divided into `world_size` chunks of
+//! `ceil(numel / world_size)` elements, the same shards that training uses. The padding of the last
+//! chunks is not stored. The file of rank r contains chunk r of every array at every ZeRO stage, so
+//! files do not depend on the stage.
 //!
-//! In a pipeline, consecutive ranks form a stage, and only the ranks of an
-//! entry's stage store its chunks:
+//! In a pipeline, consecutive ranks form a stage, and only the ranks of an entry's stage store its
+//! chunks:
 //!
 //! ```text
 //! 2 stages, 4 ranks    rank 0          rank 1          rank 2          rank 3
@@ -16,18 +15,17 @@
 //! b, of stage 1                                        chunk 0 of 2    chunk 1 of 2
 //! ```
 //!
-//! With hybrid sharding, a stage consists of replicas, each of which has all of
-//! its states. Only the ranks of the first one, which come first, store chunks:
+//! With hybrid sharding, a stage consists of replicas, each of which has all of its states. Only
+//! the ranks of the first one, which come first, store chunks:
 //!
 //! ```text
 //! 2 replicas, 4 ranks  rank 0          rank 1          rank 2          rank 3
 //! a                    chunk 0 of 2    chunk 1 of 2
 //! ```
 //!
-//! The layout determines everything in a file except the values: the header,
-//! and the offset and length of each tensor. The header of a file is therefore
-//! never trusted: a reader computes the expected header and compares the two. A
-//! layout whose sizes overflow is an error.
+//! The layout determines everything in a file except the values: the header, and the offset and
+//! length of each tensor. The header of a file is therefore never trusted: a reader computes the
+//! expected header and compares the two. A layout whose sizes overflow is an error.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -41,22 +39,19 @@ use crate::identity::{
 };
 use crate::{CheckpointError, EntryKind, ParamEntry, StateKind};
 
-/// The largest number of ranks of a checkpoint. Larger numbers are rejected as
-/// mistakes.
+/// The largest number of ranks of a checkpoint. Larger numbers are rejected as mistakes.
 const MAX_WORLD_SIZE: usize = 1 << 20;
 
 /// The entries of a checkpoint and the number of ranks that write it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "StoredLayout")]
 pub struct Layout {
-    /// The number of ranks that write the checkpoint. Each rank writes one
-    /// file.
+    /// The number of ranks that write the checkpoint. Each rank writes one file.
     world_size: usize,
     /// The number of pipeline stages; omitted in files without a pipeline.
     #[serde(rename = "pipeline_stages", skip_serializing_if = "is_one")]
     stages: usize,
-    /// The number of replicas of each stage; omitted in files without hybrid
-    /// sharding.
+    /// The number of replicas of each stage; omitted in files without hybrid sharding.
     #[serde(skip_serializing_if = "is_one")]
     replicas: usize,
     /// The entries in module order.
@@ -114,17 +109,15 @@ impl Layout {
     /// Lays out `entries` for `world_size` ranks without a pipeline.
     ///
     /// # Errors
-    ///
     /// Returns the errors of [`of_pipeline`](Self::of_pipeline).
     pub fn new(entries: Vec<ParamEntry>, world_size: usize) -> Result<Self, CheckpointError> {
         Self::of_pipeline(entries, world_size, 1)
     }
 
-    /// Lays out `entries` for `world_size` ranks, which form `stages` pipeline
-    /// stages of consecutive ranks, without replicas.
+    /// Lays out `entries` for `world_size` ranks, which form `stages` pipeline stages of
+    /// consecutive ranks, without replicas.
     ///
     /// # Errors
-    ///
     /// Returns the errors of [`of_mesh`](Self::of_mesh).
     pub fn of_pipeline(
         entries: Vec<ParamEntry>,
@@ -134,19 +127,17 @@ impl Layout {
         Self::of_mesh(entries, world_size, stages, 1)
     }
 
-    /// Lays out `entries` for `world_size` ranks, which form `stages` pipeline
-    /// stages of consecutive ranks. The ranks of a stage form `replicas` groups
-    /// of consecutive ranks, and the ranks of the first group store its entries.
+    /// Lays out `entries` for `world_size` ranks, which form `stages` pipeline stages of
+    /// consecutive ranks. The ranks of a stage form `replicas` groups of consecutive ranks, and the
+    /// ranks of the first group store its entries.
     ///
     /// # Errors
-    ///
-    /// Returns [`CheckpointError::Layout`] for a number of ranks that is 0, too
-    /// large or not a multiple of the number of stages, a number of replicas
-    /// that does not divide the ranks of a stage, an entry of a stage that
-    /// does not exist, a path or array that occurs twice, a path that is empty or
-    /// contains a colon or a control character, a parameter with an integer
-    /// type, a buffer with a gradient or optimizer states, an omitted parameter
-    /// that is trainable or has stored arrays, and sizes that overflow.
+    /// Returns [`CheckpointError::Layout`] for a number of ranks that is 0, too large or not a
+    /// multiple of the number of stages, a number of replicas that does not divide the ranks of a
+    /// stage, an entry of a stage that does not exist, a path or array that occurs twice, a path
+    /// that is empty or contains a colon or a control character, a parameter with an integer type,
+    /// a buffer with a gradient or optimizer states, an omitted parameter that is trainable or has
+    /// stored arrays, and sizes that overflow.
     pub fn of_mesh(
         entries: Vec<ParamEntry>,
         world_size: usize,
@@ -185,8 +176,8 @@ impl Layout {
             if let Some(reason) = mistyped(entry) {
                 return refuse(reason);
             }
-            // The limit is half the range of a u64, because the headers are
-            // added to the size of the values.
+            // The limit is half the range of a u64, because the headers are added to the size of
+            // the values.
             let total = stored_bytes(entry).and_then(|stored| bytes.checked_add(stored));
             bytes = match total.filter(|&total| total <= u64::MAX >> 1) {
                 Some(total) => total,
@@ -211,8 +202,7 @@ impl Layout {
         self.stages
     }
 
-    /// Returns the number of ranks of each pipeline stage. All of them have
-    /// different data.
+    /// Returns the number of ranks of each pipeline stage. All of them have different data.
     pub fn stage_ranks(&self) -> usize {
         self.world_size / self.stages
     }
@@ -242,8 +232,8 @@ impl Layout {
         self.find(path).map(|index| &self.entries[index])
     }
 
-    /// Returns the version of the manifest, which says whether entries are
-    /// omitted and whether there are a pipeline and replicas.
+    /// Returns the version of the manifest, which says whether entries are omitted and whether
+    /// there are a pipeline and replicas.
     pub(crate) fn version(&self) -> u64 {
         match self.entries.iter().any(|entry| entry.base.is_some()) {
             // Each version includes those before it, so the newest feature decides.
@@ -271,9 +261,9 @@ impl Layout {
         first + range.start / chunk..first + (range.end - 1) / chunk + 1
     }
 
-    /// Returns the flat range of an entry that is in the file of `rank`; empty
-    /// for a rank that holds only padding, and for ranks of other pipeline
-    /// stages and other replicas than the first.
+    /// Returns the flat range of an entry that is in the file of `rank`; empty for a rank that
+    /// holds only padding, and for ranks of other pipeline stages and other replicas than the
+    /// first.
     pub fn owned(&self, entry: usize, rank: usize) -> Range<usize> {
         match rank.checked_sub(self.first_rank(entry)) {
             Some(rank) if rank < self.shard_ranks() => self.partition(entry).owned(rank),
@@ -286,15 +276,13 @@ impl Layout {
         self.entries[entry].pipeline_stage * self.stage_ranks()
     }
 
-    /// Returns the partition of an entry's flat elements, the same that
-    /// training uses for shards.
+    /// Returns the partition of an entry's flat elements, the same that training uses for shards.
     fn partition(&self, entry: usize) -> Partition {
         Partition::new(self.numel(entry), self.shard_ranks())
     }
 
-    /// Returns the tensors of the file of `rank` in the order in which they are
-    /// written. Wide types come first, so that each tensor is aligned to its
-    /// element size. Empty tensors are omitted.
+    /// Returns the tensors of the file of `rank` in the order in which they are written. Wide types
+    /// come first, so that each tensor is aligned to its element size. Empty tensors are omitted.
     pub fn segments(&self, rank: usize) -> Vec<Segment> {
         let mut segments = Vec::new();
         for (entry, ParamEntry { states, .. }) in self.entries.iter().enumerate() {
@@ -335,8 +323,8 @@ impl Layout {
         self.entries[segment.entry].states[segment.state].element.size()
     }
 
-    /// Returns the header of the file of `rank`. `segments` is the result of
-    /// [`Self::segments`] for this rank; the header has the same offsets.
+    /// Returns the header of the file of `rank`. `segments` is the result of [`Self::segments`] for
+    /// this rank; the header has the same offsets.
     pub(crate) fn header(&self, rank: usize, segments: &[Segment], identity: &Identity) -> Header {
         let mut header = Header::new(identity.of_file(rank, self.world_size));
         for segment in segments {
@@ -348,16 +336,16 @@ impl Layout {
         header
     }
 
-    /// Returns a hash of the layout. Rank 0 compares the hashes of all ranks to
-    /// check that they use the same layout.
+    /// Returns a hash of the layout. Rank 0 compares the hashes of all ranks to check that they use
+    /// the same layout.
     pub(crate) fn digest(&self) -> String {
         let text = serde_json::to_vec(self).expect("names and numbers always are JSON");
         blake3::hash(&text).to_hex().to_string()
     }
 }
 
-/// Returns the reason why these ranks cannot be divided into pipeline stages and
-/// replicas; `None` if they can.
+/// Returns the reason why these ranks cannot be divided into pipeline stages and replicas; `None`
+/// if they can.
 fn uneven(world_size: usize, stages: usize, replicas: usize) -> Option<String> {
     if !(1..=MAX_WORLD_SIZE).contains(&world_size) {
         return Some(format!("{world_size} ranks; must be 1 to {MAX_WORLD_SIZE}"));
@@ -372,8 +360,7 @@ fn uneven(world_size: usize, stages: usize, replicas: usize) -> Option<String> {
     is_uneven.then(|| format!("{replicas} replicas of {ranks} ranks; each must have as many"))
 }
 
-/// Returns the reason why the element types of an entry are invalid; `None` if
-/// they are valid.
+/// Returns the reason why the element types of an entry are invalid; `None` if they are valid.
 fn mistyped(entry: &ParamEntry) -> Option<String> {
     let ParamEntry { path, kind, trainable, states, base, .. } = entry;
     if base.is_some() && (*trainable || !states.is_empty() || *kind == EntryKind::Buffer) {
@@ -394,10 +381,9 @@ fn mistyped(entry: &ParamEntry) -> Option<String> {
     }
 }
 
-/// Returns the number of bytes of all arrays of an entry; `None` if it
-/// overflows. An omitted entry counts as if it were stored, because exports
-/// contain it. An entry without arrays counts as one byte per element, so that
-/// sums of element counts cannot overflow either.
+/// Returns the number of bytes of all arrays of an entry; `None` if it overflows. An omitted entry
+/// counts as if it were stored, because exports contain it. An entry without arrays counts as one
+/// byte per element, so that sums of element counts cannot overflow either.
 fn stored_bytes(entry: &ParamEntry) -> Option<u64> {
     let sizes = entry.states.iter().map(|stored| stored.element.size());
     let base = entry.base.iter().map(|base| base.element.size());

@@ -9,14 +9,12 @@
 //! ROOT/step-00000010.damaged-1/         a damaged checkpoint whose step was saved again
 //! ```
 //!
-//! A [`ParamEntry`] describes a parameter and all arrays that are stored for
-//! it, or a buffer (a running statistic, an integer or bool parameter).
-//! [`Layout`] partitions the entries over the ranks. [`Save`] and
-//! [`RankWriter`] write a checkpoint atomically: it is either complete or does
-//! not exist. [`Checkpoint`] reads any range of any parameter and verifies each
-//! file before using it. [`Retention`] deletes old checkpoints,
-//! [`consolidate()`] exports weights for other programs, and
-//! [`Checkpoint::describe`] prints the contents.
+//! A [`ParamEntry`] describes a parameter and all arrays that are stored for it, or a buffer (a
+//! running statistic, an integer or bool parameter). [`Layout`] partitions the entries over the
+//! ranks. [`Save`] and [`RankWriter`] write a checkpoint atomically: it is either complete or does
+//! not exist. [`Checkpoint`] reads any range of any parameter and verifies each file before using
+//! it. [`Retention`] deletes old checkpoints, [`consolidate()`] exports weights for other programs,
+//! and [`Checkpoint::describe`] prints the contents.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -52,19 +50,18 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! A checkpoint may omit frozen parameters, whose values are in a base model. Its
-//! entry then has the hash of the values ([`BaseValues`]), and
-//! [`Checkpoint::set_base`] gives the checkpoint the model to read them from.
+//! A checkpoint may omit frozen parameters, whose values are in a base model. Its entry then has
+//! the hash of the values ([`BaseValues`]), and [`Checkpoint::set_base`] gives the checkpoint the
+//! model to read them from.
 //!
-//! Files are verified with BLAKE3. It is collision-resistant and, unlike
-//! SHA-256, fast enough that a single core hashes faster than a disk writes.
-//! The command-line tool `b3sum` computes the same checksums.
+//! Files are verified with BLAKE3. It is collision-resistant and, unlike SHA-256, fast enough that
+//! a single core hashes faster than a disk writes. The command-line tool `b3sum` computes the same
+//! checksums.
 //!
-//! The crate stores tensors as flat slices and does not communicate between
-//! ranks. The values that ranks have to exchange ([`SaveTicket`] and
-//! [`RankRecord`]) are serializable, and the caller sends them. All ranks must
-//! access the same folder, so a run on several machines needs a shared file
-//! system.
+//! The crate stores tensors as flat slices and does not communicate between ranks. The values that
+//! ranks have to exchange ([`SaveTicket`] and [`RankRecord`]) are serializable, and the caller
+//! sends them. All ranks must access the same folder, so a run on several machines needs a shared
+//! file system.
 
 mod base_reader;
 mod base_values;

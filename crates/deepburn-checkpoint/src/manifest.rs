@@ -1,11 +1,9 @@
-//! `manifest.json`: the contents of a checkpoint and the checksums of its
-//! files.
+//! `manifest.json`: the contents of a checkpoint and the checksums of its files.
 //!
-//! Main type: [`Manifest`]. The manifest contains the BLAKE3 hash of every
-//! rank's file and, as its last field, the hash of all its bytes before that
-//! field. A changed byte in any file is therefore detected, while the manifest
-//! remains plain JSON. Files with a correct hash but another format or version
-//! are distinguished from damaged ones.
+//! Main type: [`Manifest`]. The manifest contains the BLAKE3 hash of every rank's file and, as its
+//! last field, the hash of all its bytes before that field. A changed byte in any file is therefore
+//! detected, while the manifest remains plain JSON. Files with a correct hash but another format or
+//! version are distinguished from damaged ones.
 //!
 //! ```text
 //! {
@@ -40,8 +38,8 @@ use crate::{CheckpointError, ElementType, Layout, Tag};
 
 /// The name of the file.
 pub(crate) const MANIFEST: &str = "manifest.json";
-/// The largest size of a manifest in bytes. A manifest with thousands of ranks
-/// and parameters has a few million bytes.
+/// The largest size of a manifest in bytes. A manifest with thousands of ranks and parameters has a
+/// few million bytes.
 const MAX_LEN: u64 = 1 << 28;
 /// The text between the hashed part and the checksum.
 const BEFORE_CHECKSUM: &str = ",\n  \"checksum\": \"";
@@ -62,18 +60,15 @@ pub struct Run {
     pub working: ElementType,
     /// The name of the run.
     pub job: String,
-    /// The number by which [`Retention`](crate::Retention) compares
-    /// checkpoints, such as the evaluation loss. Lower is better. A number that
-    /// is not finite is stored as `None`.
+    /// The number by which [`Retention`](crate::Retention) compares checkpoints, such as the
+    /// evaluation loss. Lower is better. A number that is not finite is stored as `None`.
     pub metric: Option<f64>,
-    /// Everything else that the trainer needs to resume: counters, loss scale,
-    /// schedule, versions. This crate does not interpret it. Integers and
-    /// floating-point numbers are restored exactly.
+    /// Everything else that the trainer needs to resume: counters, loss scale, schedule, versions.
+    /// This crate does not interpret it. Integers and floating-point numbers are restored exactly.
     pub state: Value,
 }
 
-/// The record of a rank whose file is complete; see
-/// [`Save::commit`](crate::Save::commit).
+/// The record of a rank whose file is complete; see [`Save::commit`](crate::Save::commit).
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RankRecord {
@@ -95,8 +90,7 @@ pub(crate) struct RankEntry {
     pub(crate) length: u64,
     /// The BLAKE3 hash of its file as hexadecimal digits.
     pub(crate) checksum: String,
-    /// The state of this rank only, such as its random stream and the position
-    /// of its data loader.
+    /// The state of this rank only, such as its random stream and the position of its data loader.
     pub(crate) state: Value,
 }
 
@@ -110,8 +104,7 @@ pub(crate) struct Manifest {
     pub(crate) version: u64,
     /// The name and version of the program.
     pub(crate) writer: String,
-    /// The tag under which it was saved. The folder may have been renamed
-    /// since.
+    /// The tag under which it was saved. The folder may have been renamed since.
     pub(crate) tag: Tag,
     /// The random id of the save, which all its files have.
     pub(crate) id: String,
@@ -121,8 +114,7 @@ pub(crate) struct Manifest {
     pub(crate) saved_at: u64,
     /// The state on which all ranks agree.
     pub(crate) run: Run,
-    /// The entries and the number of ranks, from which headers and offsets of
-    /// all files follow.
+    /// The entries and the number of ranks, from which headers and offsets of all files follow.
     pub(crate) layout: Layout,
     /// The file of each rank, in rank order.
     pub(crate) ranks: Vec<RankEntry>,
@@ -137,9 +129,8 @@ impl Manifest {
     /// Returns the text of the file and its checksum.
     ///
     /// # Errors
-    ///
-    /// Returns [`CheckpointError::Records`] if a state would not be restored
-    /// unchanged because it is nested too deeply or too large.
+    /// Returns [`CheckpointError::Records`] if a state would not be restored unchanged because it
+    /// is nested too deeply or too large.
     pub(crate) fn to_text(&self, path: &Path) -> Result<(String, String), CheckpointError> {
         let refuse = |reason: String| CheckpointError::Records { reason };
         let json = serde_json::to_string_pretty(self)
@@ -164,13 +155,12 @@ impl Manifest {
         }
     }
 
-    /// Reads and checks the manifest of the checkpoint in `folder`. Also
-    /// returns its checksum.
+    /// Reads and checks the manifest of the checkpoint in `folder`. Also returns its checksum.
     pub(crate) fn read(folder: &Path) -> Result<(Self, String), CheckpointError> {
         let path = folder.join(MANIFEST);
         let io = |source| CheckpointError::io("read", &path)(source);
-        // The type is checked before the file is opened, because opening a pipe
-        // would wait for its writer.
+        // The type is checked before the file is opened, because opening a pipe would wait for its
+        // writer.
         let metadata = fs::metadata(&path).map_err(io)?;
         if !metadata.is_file() || metadata.len() > MAX_LEN {
             let reason = format!("it is not a regular file of at most {MAX_LEN} bytes");
@@ -186,12 +176,11 @@ impl Manifest {
         Self::parse(&path, &text)
     }
 
-    /// Checks a manifest's text and returns it with its checksum. `path` is for
-    /// messages.
+    /// Checks a manifest's text and returns it with its checksum. `path` is for messages.
     ///
-    /// The checksum is verified first, so everything that is parsed afterwards
-    /// is exactly what was written. A mismatch that is found then is reported
-    /// as an error of the writer, not as damage on the disk.
+    /// The checksum is verified first, so everything that is parsed afterwards is exactly what was
+    /// written. A mismatch that is found then is reported as an error of the writer, not as damage
+    /// on the disk.
     fn parse(path: &Path, text: &str) -> Result<(Self, String), CheckpointError> {
         let Some((fields, checksum)) = split(text) else {
             return Err(without_checksum(path, text));
@@ -205,8 +194,8 @@ impl Manifest {
         let sound = |fields: &str| -> serde_json::Result<Self> {
             serde_json::from_str(&format!("{fields}\n}}"))
         };
-        // The checksum is correct, so the file was written in this form.
-        // The fields are parsed without the checksum, which is not one of them.
+        // The checksum is correct, so the file was written in this form. The fields are parsed
+        // without the checksum, which is not one of them.
         let manifest = sound(fields).map_err(|error| {
             CheckpointError::damaged(path, format!("it was written wrong: {error}"))
         })?;
@@ -222,8 +211,7 @@ impl Manifest {
     }
 }
 
-/// Returns the fields of a manifest without the closing brace, and the checksum
-/// that follows them.
+/// Returns the fields of a manifest without the closing brace, and the checksum that follows them.
 fn split(text: &str) -> Option<(&str, &str)> {
     let text = text.strip_suffix(AFTER_CHECKSUM)?;
     let (before, checksum) = text.split_at_checked(text.len().checked_sub(DIGITS)?)?;
@@ -234,8 +222,8 @@ fn split(text: &str) -> Option<(&str, &str)> {
 fn without_checksum(path: &Path, text: &str) -> CheckpointError {
     match check_version(path, text) {
         Err(error @ CheckpointError::Version { .. }) => error,
-        // Valid JSON without the name of the format belongs to another program. A truncated manifest
-        // is not valid JSON.
+        // Valid JSON without the name of the format belongs to another program. A truncated
+        // manifest is not valid JSON.
         Err(error)
             if serde_json::from_str::<IgnoredAny>(text).is_ok() && !text.contains(FORMAT) =>
         {

@@ -1,11 +1,10 @@
 //! The entry of one parameter or buffer in a checkpoint.
 //!
-//! An entry describes a parameter, which is identified by its module path, and
-//! all arrays that are stored for it: the full-precision values, the
-//! optimizer's moments, and a gradient that is still being accumulated. The
-//! entry of a buffer (a running statistic, an integer or bool parameter) has
-//! only values. Entries describe complete parameters; the number of ranks that
-//! wrote a checkpoint is visible only in its files.
+//! An entry describes a parameter, which is identified by its module path, and all arrays that are
+//! stored for it: the full-precision values, the optimizer's moments, and a gradient that is still
+//! being accumulated. The entry of a buffer (a running statistic, an integer or bool parameter) has
+//! only values. Entries describe complete parameters; the number of ranks that wrote a checkpoint
+//! is visible only in its files.
 
 use std::fmt;
 use std::str::FromStr;
@@ -14,18 +13,17 @@ use serde::{Deserialize, Serialize};
 
 use crate::{BaseValues, CheckpointError, ElementType};
 
-/// The kind of an array that belongs to a parameter. Each array has as many
-/// elements as the parameter.
+/// The kind of an array that belongs to a parameter. Each array has as many elements as the
+/// parameter.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum StateKind {
-    /// The values of the parameter, from the f32 master weights if there are
-    /// any.
+    /// The values of the parameter, from the f32 master weights if there are any.
     Weights,
     /// The gradient that was accumulated so far in the current step.
     Gradient,
-    /// An optimizer state with a name such as `exp_avg`, `exp_avg_sq` or
-    /// `momentum`. Names consist of lower-case letters, digits and `_`.
+    /// An optimizer state with a name such as `exp_avg`, `exp_avg_sq` or `momentum`. Names consist
+    /// of lower-case letters, digits and `_`.
     Moment(String),
 }
 
@@ -102,12 +100,12 @@ pub struct StoredState {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum EntryKind {
-    /// A float parameter, trained or frozen. The default for old checkpoints,
-    /// which do not store the kind.
+    /// A float parameter, trained or frozen. The default for old checkpoints, which do not store
+    /// the kind.
     #[default]
     Parameter,
-    /// A running statistic, or an integer or bool parameter. It has only
-    /// values, in any element type, which exports keep.
+    /// A running statistic, or an integer or bool parameter. It has only values, in any element
+    /// type, which exports keep.
     Buffer,
 }
 
@@ -135,12 +133,11 @@ pub struct ParamEntry {
     /// The stored arrays, in the order in which they are written.
     #[serde(rename = "slots")]
     pub states: Vec<StoredState>,
-    /// The values in the base model, if the checkpoint omits them. Such an entry
-    /// is a frozen parameter without stored arrays.
+    /// The values in the base model, if the checkpoint omits them. Such an entry is a frozen
+    /// parameter without stored arrays.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base: Option<BaseValues>,
-    /// The pipeline stage whose ranks store the arrays, from 0; omitted in files
-    /// for stage 0.
+    /// The pipeline stage whose ranks store the arrays, from 0; omitted in files for stage 0.
     #[serde(default, skip_serializing_if = "is_first")]
     pub pipeline_stage: usize,
 }
@@ -160,8 +157,8 @@ impl ParamEntry {
         self.states.iter().find(|stored| stored.kind == *kind).map(|stored| stored.element)
     }
 
-    /// Returns the element type of the weights, which are stored or in the base
-    /// model; `None` if there are none.
+    /// Returns the element type of the weights, which are stored or in the base model; `None` if
+    /// there are none.
     pub(crate) fn weights_element(&self) -> Option<ElementType> {
         let base = self.base.as_ref().map(|base| base.element);
         self.element_of(&StateKind::Weights).or(base)

@@ -1,11 +1,10 @@
 //! The file of one rank, verified and open for reading.
 //!
-//! Main type: [`RankFile`]. The content of the file is not trusted. The
-//! manifest has its length and hash, and the layout determines its header, with
-//! which the header in the file is compared. The offsets of tensors are
-//! therefore known before the file is opened. Values are read with positioned
-//! reads instead of a memory map, because truncating a mapped file would end
-//! the process.
+//! Main type: [`RankFile`]. The content of the file is not trusted. The manifest has its length and
+//! hash, and the layout determines its header, with which the header in the file is compared. The
+//! offsets of tensors are therefore known before the file is opened. Values are read with
+//! positioned reads instead of a memory map, because truncating a mapped file would end the
+//! process.
 //!
 //! ```text
 //! 8 bytes           length of the header, little-endian, u64
@@ -16,9 +15,8 @@
 //! values            this rank's chunk of each array, wide element types first
 //! ```
 //!
-//! The file is an ordinary safetensors file, so other tools can read it.
-//! Tensors are flat. Their names consist of the module path and the kind of the
-//! array, separated by a colon.
+//! The file is an ordinary safetensors file, so other tools can read it. Tensors are flat. Their
+//! names consist of the module path and the kind of the array, separated by a colon.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -51,14 +49,13 @@ pub(crate) struct RankFile {
 }
 
 impl RankFile {
-    /// Opens and verifies the file of `rank` in the checkpoint in `folder`. The
-    /// complete file is read once to hash it.
+    /// Opens and verifies the file of `rank` in the checkpoint in `folder`. The complete file is
+    /// read once to hash it.
     ///
     /// # Errors
-    ///
-    /// Returns [`CheckpointError::Mixed`] if the file's metadata names another
-    /// save or another rank, [`CheckpointError::Damaged`] if it is missing or
-    /// differs from the manifest in another way, or an I/O error.
+    /// Returns [`CheckpointError::Mixed`] if the file's metadata names another save or another
+    /// rank, [`CheckpointError::Damaged`] if it is missing or differs from the manifest in another
+    /// way, or an I/O error.
     pub(crate) fn open(
         folder: &Path,
         manifest: &Manifest,
@@ -74,8 +71,8 @@ impl RankFile {
             }
             source => CheckpointError::io("read", &path)(source),
         };
-        // The type is checked before the file is opened, because opening a pipe
-        // would wait for its writer.
+        // The type is checked before the file is opened, because opening a pipe would wait for its
+        // writer.
         let metadata = fs::metadata(&path).map_err(io)?;
         if !metadata.is_file() {
             return Err(CheckpointError::damaged(&path, "it is not a regular file"));
@@ -110,13 +107,11 @@ impl RankFile {
         Ok(Self { path, file, starts })
     }
 
-    /// Fills `bytes` with the values of an array from byte `offset` of its
-    /// tensor on.
+    /// Fills `bytes` with the values of an array from byte `offset` of its tensor on.
     ///
     /// # Errors
-    ///
-    /// Returns [`CheckpointError::Damaged`] if the file was truncated after it
-    /// was verified, or an I/O error.
+    /// Returns [`CheckpointError::Damaged`] if the file was truncated after it was verified, or an
+    /// I/O error.
     pub(crate) fn read(
         &self,
         (entry, state): (usize, usize),
@@ -150,9 +145,9 @@ fn hash(mut file: &File) -> io::Result<blake3::Hash> {
     }
 }
 
-/// Returns the error for a file whose metadata names another save; `None` if it
-/// has no such metadata. The metadata is looked for in the first bytes only,
-/// because the header of a damaged file cannot be trusted.
+/// Returns the error for a file whose metadata names another save; `None` if it has no such
+/// metadata. The metadata is looked for in the first bytes only, because the header of a damaged
+/// file cannot be trusted.
 fn mixed(path: &Path, file: &File, expected: &Map<String, Value>) -> Option<CheckpointError> {
     let range = metadata_range(file.metadata().ok()?.len())?;
     let mut bytes = vec![0; usize::try_from(range.end - range.start).ok()?];
@@ -174,8 +169,7 @@ fn mixed(path: &Path, file: &File, expected: &Map<String, Value>) -> Option<Chec
     Some(CheckpointError::Mixed { path: path.to_owned(), found })
 }
 
-/// Returns the range of bytes in which a file of `length` bytes has its
-/// metadata.
+/// Returns the range of bytes in which a file of `length` bytes has its metadata.
 fn metadata_range(length: u64) -> Option<Range<u64>> {
     (length > 8).then(|| 8..length.min(METADATA_ROOM))
 }
@@ -227,8 +221,7 @@ mod tests {
         assert!(open(&folder, 0).unwrap_err().to_string().contains("it is not a regular file"));
     }
 
-    /// An attacker who can forge checksums cannot read beyond the end of the
-    /// file.
+    /// An attacker who can forge checksums cannot read beyond the end of the file.
     #[test]
     fn a_forged_file_is_not_read_out_of_bounds() {
         let root = TempRoot::new();

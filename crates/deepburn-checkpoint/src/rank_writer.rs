@@ -1,9 +1,9 @@
 //! Writes the file of one rank, tensor by tensor.
 //!
-//! Main type: [`RankWriter`]. The layout is known from the start, so the header
-//! is written first, and memory holds only the tensor (or the part of a tensor)
-//! that the caller passes. The file is hashed while it is written. A tensor
-//! that is out of order or has another type or length is an error.
+//! Main type: [`RankWriter`]. The layout is known from the start, so the header is written first,
+//! and memory holds only the tensor (or the part of a tensor) that the caller passes. The file is
+//! hashed while it is written. A tensor that is out of order or has another type or length is an
+//! error.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -20,8 +20,8 @@ use crate::{
     CheckpointError, ElementType, Layout, RankRecord, Segment, StateKind, StoredElement, disk,
 };
 
-/// The number of bytes that are hashed and then written at a time. A chunk
-/// stays in the cache of the core between the two.
+/// The number of bytes that are hashed and then written at a time. A chunk stays in the cache of
+/// the core between the two.
 const CHUNK: usize = 256 << 10;
 
 /// A rank's file that is being written. Dropping it removes the file.
@@ -55,14 +55,11 @@ pub struct RankWriter {
 }
 
 impl RankWriter {
-    /// Creates the file of `rank` in the save of `ticket`. All ranks use the
-    /// same layout.
+    /// Creates the file of `rank` in the save of `ticket`. All ranks use the same layout.
     ///
     /// # Errors
-    ///
-    /// Returns [`CheckpointError::Layout`] for a rank that is not in the
-    /// layout; [`CheckpointError::DiskFull`] or an I/O error if the file cannot
-    /// be created.
+    /// Returns [`CheckpointError::Layout`] for a rank that is not in the layout;
+    /// [`CheckpointError::DiskFull`] or an I/O error if the file cannot be created.
     pub fn create(
         ticket: &SaveTicket,
         layout: Arc<Layout>,
@@ -98,19 +95,17 @@ impl RankWriter {
         Ok(writer)
     }
 
-    /// Returns the tensor that has to be written next or continued; `None` when
-    /// all are written.
+    /// Returns the tensor that has to be written next or continued; `None` when all are written.
     pub fn next_segment(&self) -> Option<&Segment> {
         self.segments.get(self.written)
     }
 
-    /// Writes the next tensor or the next part of it. `values` are elements of
-    /// the array that this rank owns, without padding.
+    /// Writes the next tensor or the next part of it. `values` are elements of the array that this
+    /// rank owns, without padding.
     ///
     /// # Errors
-    ///
-    /// Returns [`CheckpointError::OutOfPlan`] for another tensor, another type
-    /// or too many elements; [`CheckpointError::DiskFull`] or an I/O error.
+    /// Returns [`CheckpointError::OutOfPlan`] for another tensor, another type or too many
+    /// elements; [`CheckpointError::DiskFull`] or an I/O error.
     pub fn write<T: StoredElement>(
         &mut self,
         path: &str,
@@ -120,14 +115,12 @@ impl RankWriter {
         self.write_bytes(path, kind, T::TYPE, bytemuck::cast_slice(values))
     }
 
-    /// Writes like [`write`](Self::write), with a type that is known only at
-    /// run time. `bytes` are little-endian values; bools are bytes that are 0
-    /// or 1.
+    /// Writes like [`write`](Self::write), with a type that is known only at run time. `bytes` are
+    /// little-endian values; bools are bytes that are 0 or 1.
     ///
     /// # Errors
-    ///
-    /// Returns the errors of [`write`](Self::write), and an error if the length
-    /// is not a multiple of the element size or a bool is neither 0 nor 1.
+    /// Returns the errors of [`write`](Self::write), and an error if the length is not a multiple
+    /// of the element size or a bool is neither 0 nor 1.
     pub fn write_bytes(
         &mut self,
         path: &str,
@@ -164,14 +157,12 @@ impl RankWriter {
         self.append(bytes)
     }
 
-    /// Waits until the file is on the disk and returns the record of the rank.
-    /// `state` is the state of this rank only, such as its random stream and
-    /// the position of its data loader.
+    /// Waits until the file is on the disk and returns the record of the rank. `state` is the state
+    /// of this rank only, such as its random stream and the position of its data loader.
     ///
     /// # Errors
-    ///
-    /// Returns [`CheckpointError::OutOfPlan`] if tensors are missing;
-    /// [`CheckpointError::DiskFull`] or an I/O error.
+    /// Returns [`CheckpointError::OutOfPlan`] if tensors are missing; [`CheckpointError::DiskFull`]
+    /// or an I/O error.
     pub fn finish(mut self, state: Value) -> Result<RankRecord, CheckpointError> {
         if self.written < self.segments.len() {
             return Err(self.out_of_plan("the end".into()));
@@ -190,8 +181,8 @@ impl RankWriter {
         })
     }
 
-    /// Hashes and writes bytes in chunks, so that each chunk is still in the
-    /// cache when it is written.
+    /// Hashes and writes bytes in chunks, so that each chunk is still in the cache when it is
+    /// written.
     fn append(&mut self, bytes: &[u8]) -> Result<(), CheckpointError> {
         for chunk in bytes.chunks(CHUNK) {
             self.hasher.update(chunk);
@@ -201,8 +192,8 @@ impl RankWriter {
         Ok(())
     }
 
-    /// Returns the error for a tensor that is not the next one. `found`
-    /// describes what the caller passed.
+    /// Returns the error for a tensor that is not the next one. `found` describes what the caller
+    /// passed.
     fn out_of_plan(&self, found: String) -> CheckpointError {
         let expected = self.next_segment().map_or_else(
             || "nothing more".to_owned(),

@@ -7,32 +7,29 @@ use std::path::Path;
 use crate::store::{self, ListedCheckpoint, Lock};
 use crate::{CheckpointError, Tag, disk};
 
-/// The number of checkpoints that are kept. Checkpoints with a name that a user
-/// chose ([`Tag::step`] is `None`) are neither counted nor deleted. The latest
-/// checkpoint is never deleted.
+/// The number of checkpoints that are kept. Checkpoints with a name that a user chose
+/// ([`Tag::step`] is `None`) are neither counted nor deleted. The latest checkpoint is never
+/// deleted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Retention {
     /// The number of newest checkpoints, by step. `None` keeps all.
     pub keep_last: Option<NonZeroUsize>,
-    /// The number of additional checkpoints with the lowest
-    /// [`Run::metric`](crate::Run::metric); among equal ones, the newer are
-    /// kept.
+    /// The number of additional checkpoints with the lowest [`Run::metric`](crate::Run::metric);
+    /// among equal ones, the newer are kept.
     pub keep_best: usize,
 }
 
 impl Retention {
-    /// Deletes the checkpoints in the folder `root` that are not to be kept,
-    /// and returns their tags.
+    /// Deletes the checkpoints in the folder `root` that are not to be kept, and returns their
+    /// tags.
     ///
-    /// Checkpoints of `protected_step`, for example of the best model, are
-    /// always kept. Each checkpoint is renamed before it is deleted, so a
-    /// partly deleted one is never mistaken for a checkpoint. Folders with
-    /// damaged manifests are not touched, because their content is unknown.
+    /// Checkpoints of `protected_step`, for example of the best model, are always kept. Each
+    /// checkpoint is renamed before it is deleted, so a partly deleted one is never mistaken for a
+    /// checkpoint. Folders with damaged manifests are not touched, because their content is
+    /// unknown.
     ///
     /// # Errors
-    ///
-    /// Returns [`CheckpointError::Busy`] while a save is in progress, or an I/O
-    /// error.
+    /// Returns [`CheckpointError::Busy`] while a save is in progress, or an I/O error.
     pub fn apply(
         &self,
         root: &Path,
@@ -63,8 +60,7 @@ impl Retention {
         let metric = |checkpoint: &ListedCheckpoint| {
             Some((checkpoint.manifest.run.metric?, checkpoint.tag.clone()))
         };
-        // The list is sorted newest first, and the sort keeps this order among
-        // equal metrics.
+        // The list is sorted newest first, and the sort keeps this order among equal metrics.
         let mut best: Vec<_> =
             kept.iter().rev().chain(old.iter().rev()).filter_map(metric).collect();
         best.sort_by(|(left, _), (right, _)| left.total_cmp(right));
@@ -72,22 +68,19 @@ impl Retention {
     }
 }
 
-/// Deletes the checkpoint `tag` in the folder `root`, even if it is the latest
-/// one. Like [`Retention::apply`], it never leaves a partial checkpoint under
-/// its name.
+/// Deletes the checkpoint `tag` in the folder `root`, even if it is the latest one. Like
+/// [`Retention::apply`], it never leaves a partial checkpoint under its name.
 ///
 /// # Errors
-///
-/// Returns [`CheckpointError::Busy`] while a save is in progress, or an I/O
-/// error, for example if the checkpoint does not exist.
+/// Returns [`CheckpointError::Busy`] while a save is in progress, or an I/O error, for example if
+/// the checkpoint does not exist.
 pub fn delete_checkpoint(root: &Path, tag: &Tag) -> Result<(), CheckpointError> {
     let _lock = Lock::take(root)?;
     delete(root, tag)
 }
 
-/// Deletes a checkpoint's folder. It is renamed first, and the rename is
-/// flushed, so after a power failure the folder is either complete under its
-/// name or hidden. The caller holds the lock.
+/// Deletes a checkpoint's folder. It is renamed first, and the rename is flushed, so after a power
+/// failure the folder is either complete under its name or hidden. The caller holds the lock.
 fn delete(root: &Path, tag: &Tag) -> Result<(), CheckpointError> {
     let (path, hidden) = (root.join(tag.as_str()), store::deleted_folder(root, tag));
     if hidden.symlink_metadata().is_ok() {
@@ -128,8 +121,8 @@ mod tests {
         }
         assert_eq!(keep(0, 1).apply(&root, None).unwrap(), []);
         assert_eq!(keep(2, 3).apply(&root, None).unwrap(), [Tag::of_step(3)]);
-        // Of two equally good checkpoints the newer one is kept, in this case
-        // as one of the last two.
+        // Of two equally good checkpoints the newer one is kept, in this case as one of the last
+        // two.
         assert_eq!(keep(2, 1).apply(&root, None).unwrap(), [1, 2].map(Tag::of_step));
         assert_eq!(keep(1, 1).apply(&root, None).unwrap(), []);
         assert_eq!(keep(1, 0).apply(&root, None).unwrap(), [Tag::of_step(4)]);
@@ -144,8 +137,7 @@ mod tests {
         fs::rename(root.join("step-00000009"), root.join("best")).unwrap();
         fs::remove_file(root.join("latest")).unwrap();
         save(&root, 8, 1);
-        // The run resumed from an older checkpoint, so `latest` is not the
-        // newest step.
+        // The run resumed from an older checkpoint, so `latest` is not the newest step.
         for step in [5, 6] {
             save(&root, step, 1);
         }

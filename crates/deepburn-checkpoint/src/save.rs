@@ -1,22 +1,21 @@
 //! Writes a checkpoint atomically: it is either complete or does not exist.
 //!
-//! Main type: [`Save`], which only rank 0 has. All ranks write into a hidden
-//! folder:
+//! Main type: [`Save`], which only rank 0 has. All ranks write into a hidden folder:
 //!
-//! 1. Rank 0: [`Save::begin`] creates the folder. The caller sends its
-//!    [`SaveTicket`] to the other ranks.
-//! 2. Every rank: [`RankWriter`](crate::RankWriter) writes its file and flushes
-//!    it to the disk. The caller sends the [`RankRecord`]s to rank 0.
-//! 3. Rank 0: [`Save::commit`] writes the manifest, renames the folder, and
-//!    finally updates `latest`.
+//! 1. Rank 0: [`Save::begin`] creates the folder. The caller sends its [`SaveTicket`] to the other
+//!    ranks.
+//! 2. Every rank: [`RankWriter`](crate::RankWriter) writes its file and flushes it to the disk. The
+//!    caller sends the [`RankRecord`]s to rank 0.
+//! 3. Rank 0: [`Save::commit`] writes the manifest, renames the folder, and finally updates
+//!    `latest`.
 //!
-//! Dropping a [`Save`] removes its files. If the process is killed, the next
-//! save removes them. Earlier checkpoints are never changed.
+//! Dropping a [`Save`] removes its files. If the process is killed, the next save removes them.
+//! Earlier checkpoints are never changed.
 //!
 //! **Existing tags.** [`Save::begin`] returns an error if the tag is taken, and
-//! [`Save::begin_step`] uses another tag. Damaged checkpoints are an exception:
-//! the run has resumed from an older checkpoint and now reaches the same step
-//! again. The damaged checkpoint is then renamed to `TAG.damaged-N` and kept.
+//! [`Save::begin_step`] uses another tag. Damaged checkpoints are an exception: the run has resumed
+//! from an older checkpoint and now reaches the same step again. The damaged checkpoint is then
+//! renamed to `TAG.damaged-N` and kept.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -71,14 +70,12 @@ impl SaveTicket {
 }
 
 impl Save {
-    /// Starts a checkpoint named `tag` in the folder `root`, which is created
-    /// if it does not exist. First completes or removes saves that were killed.
+    /// Starts a checkpoint named `tag` in the folder `root`, which is created if it does not exist.
+    /// First completes or removes saves that were killed.
     ///
     /// # Errors
-    ///
-    /// Returns [`CheckpointError::TagTaken`]; [`CheckpointError::DiskFull`]
-    /// before anything is written if the files of all ranks do not fit;
-    /// [`CheckpointError::Busy`]; or an I/O error.
+    /// Returns [`CheckpointError::TagTaken`]; [`CheckpointError::DiskFull`] before anything is
+    /// written if the files of all ranks do not fit; [`CheckpointError::Busy`]; or an I/O error.
     pub fn begin(root: &Path, tag: Tag, layout: Arc<Layout>) -> Result<Self, CheckpointError> {
         fs::create_dir_all(root).map_err(CheckpointError::io("create", root))?;
         // The lock comes first, because the leftovers could belong to a save that is still running.
@@ -97,11 +94,10 @@ impl Save {
         Ok(Self { root: root.to_owned(), layout, ticket, follows, unfinished: true, _lock: lock })
     }
 
-    /// Starts the checkpoint of `step` under the first free name of that step.
-    /// A name may be taken if the run was resumed from an older checkpoint.
+    /// Starts the checkpoint of `step` under the first free name of that step. A name may be taken
+    /// if the run was resumed from an older checkpoint.
     ///
     /// # Errors
-    ///
     /// Returns the errors of [`begin`](Self::begin).
     pub fn begin_step(
         root: &Path,
@@ -117,21 +113,18 @@ impl Save {
         }
     }
 
-    /// Returns the ticket from which every rank creates its
-    /// [`RankWriter`](crate::RankWriter).
+    /// Returns the ticket from which every rank creates its [`RankWriter`](crate::RankWriter).
     pub fn ticket(&self) -> &SaveTicket {
         &self.ticket
     }
 
-    /// Completes the checkpoint after all ranks have written, and returns its
-    /// folder. `records` may be in any order.
+    /// Completes the checkpoint after all ranks have written, and returns its folder. `records` may
+    /// be in any order.
     ///
     /// # Errors
-    ///
-    /// Returns [`CheckpointError::Records`] if a record is missing, belongs to
-    /// another save or another layout, or has a state that would not be
-    /// restored unchanged; [`CheckpointError::DiskFull`]; or an I/O error.
-    /// `latest` is then unchanged.
+    /// Returns [`CheckpointError::Records`] if a record is missing, belongs to another save or
+    /// another layout, or has a state that would not be restored unchanged;
+    /// [`CheckpointError::DiskFull`]; or an I/O error. `latest` is then unchanged.
     pub fn commit(
         mut self,
         records: Vec<RankRecord>,
@@ -227,8 +220,8 @@ impl Drop for Save {
     }
 }
 
-/// Makes the tag available. A damaged checkpoint is renamed; anything else of
-/// this name is an error.
+/// Makes the tag available. A damaged checkpoint is renamed; anything else of this name is an
+/// error.
 fn vacate(root: &Path, tag: &Tag) -> Result<(), CheckpointError> {
     let path = root.join(tag.as_str());
     if path.symlink_metadata().is_err() {
@@ -259,8 +252,7 @@ mod tests {
         Some(checkpoint.run().step)
     }
 
-    /// Leaves a save as if the process had been killed: its files stay, and the
-    /// lock is released.
+    /// Leaves a save as if the process had been killed: its files stay, and the lock is released.
     fn kill(mut save: Save) {
         save.unfinished = false;
     }
@@ -376,8 +368,7 @@ mod tests {
         fs::create_dir(root.join("mine")).unwrap();
         let error = Save::begin(&root, "mine".parse().unwrap(), layout(2)).unwrap_err();
         assert!(matches!(error, CheckpointError::TagTaken { .. }), "{error}");
-        // The same applies to a folder that appears while the save is in
-        // progress.
+        // The same applies to a folder that appears while the save is in progress.
         let second = Save::begin(&root, Tag::of_step(2), layout(1)).unwrap();
         let record = write_rank(second.ticket(), &layout(1), 0, 2);
         fs::create_dir(root.join("step-00000002")).unwrap();

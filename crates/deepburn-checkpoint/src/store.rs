@@ -1,21 +1,19 @@
 //! The folder of checkpoints and the choice of the latest one.
 //!
-//! The file `latest` contains a tag and the checksum of that checkpoint's
-//! manifest, so a damaged `latest` never selects another checkpoint. A save
-//! writes `latest` last. If the save is killed just before, it leaves a
-//! complete checkpoint that `latest` does not name yet. The manifest of this
-//! checkpoint has the id of the checkpoint that was the latest when the save
-//! started, and the checkpoint is found by this id.
+//! The file `latest` contains a tag and the checksum of that checkpoint's manifest, so a damaged
+//! `latest` never selects another checkpoint. A save writes `latest` last. If the save is killed
+//! just before, it leaves a complete checkpoint that `latest` does not name yet. The manifest of
+//! this checkpoint has the id of the checkpoint that was the latest when the save started, and the
+//! checkpoint is found by this id.
 //!
 //! ```text
 //! latest        step-00000010\n
 //!               <64 hexadecimal digits>\n       BLAKE3 of that checkpoint's manifest
 //! ```
 //!
-//! The field `follows` of the manifests forms a chain. The latest checkpoint is
-//! the end of the chain that starts at the checkpoint in `latest`. In practice
-//! the chain has at most one more link. Checkpoints of an abandoned branch are
-//! not part of the chain.
+//! The field `follows` of the manifests forms a chain. The latest checkpoint is the end of the
+//! chain that starts at the checkpoint in `latest`. In practice the chain has at most one more
+//! link. Checkpoints of an abandoned branch are not part of the chain.
 
 use std::fs::{self, File, TryLockError};
 use std::io::{ErrorKind, Read};
@@ -85,8 +83,8 @@ pub(crate) fn remove_leftovers(root: &Path) -> Result<(), CheckpointError> {
     Ok(())
 }
 
-/// Returns the checkpoints whose manifest is intact, sorted by step and then by
-/// age. Others are skipped.
+/// Returns the checkpoints whose manifest is intact, sorted by step and then by age. Others are
+/// skipped.
 pub(crate) fn checkpoints(root: &Path) -> Result<Vec<ListedCheckpoint>, CheckpointError> {
     let tags = names(root)?.into_iter().filter_map(|name| name.parse::<Tag>().ok());
     let mut checkpoints: Vec<_> =
@@ -95,26 +93,24 @@ pub(crate) fn checkpoints(root: &Path) -> Result<Vec<ListedCheckpoint>, Checkpoi
     Ok(checkpoints)
 }
 
-/// Returns the key by which checkpoints are ordered: step, time of the save,
-/// tag.
+/// Returns the key by which checkpoints are ordered: step, time of the save, tag.
 fn order(checkpoint: &ListedCheckpoint) -> (u64, u64, &Tag) {
     (checkpoint.manifest.run.step, checkpoint.manifest.saved_at, &checkpoint.tag)
 }
 
-/// Returns the checkpoint to resume from: the one that `latest` names, or a
-/// checkpoint that was completed after it. `None` if there is no checkpoint.
+/// Returns the checkpoint to resume from: the one that `latest` names, or a checkpoint that was
+/// completed after it. `None` if there is no checkpoint.
 ///
 /// # Errors
-///
-/// Returns an error if `latest` is damaged, or if the checkpoint that it names
-/// is missing or different.
+/// Returns an error if `latest` is damaged, or if the checkpoint that it names is missing or
+/// different.
 pub(crate) fn latest(root: &Path) -> Result<Option<ListedCheckpoint>, CheckpointError> {
     let mut current = match read_pointer(root)? {
         Some(pointer) => Some(follow(root, pointer)?),
         None => None,
     };
-    // A checkpoint is removed from the list when the chain reaches it, so the
-    // loop ends even if the chain is circular.
+    // A checkpoint is removed from the list when the chain reaches it, so the loop ends even if the
+    // chain is circular.
     let mut others = checkpoints(root)?;
     while let Some(next) = others.iter().rposition(|checkpoint| {
         checkpoint.manifest.follows.as_ref()
@@ -136,8 +132,8 @@ pub(crate) fn set_latest(root: &Path, tag: &Tag, checksum: &str) -> Result<(), C
     disk::sync_folder(root)
 }
 
-/// Completes a save that was killed before it updated `latest`, and returns the
-/// latest checkpoint. A damaged `latest` is not changed.
+/// Completes a save that was killed before it updated `latest`, and returns the latest checkpoint.
+/// A damaged `latest` is not changed.
 pub(crate) fn recover(root: &Path) -> Result<Option<ListedCheckpoint>, CheckpointError> {
     // A save must not fail because an older checkpoint is damaged. The new one then starts a chain
     // of its own.
@@ -152,11 +148,9 @@ pub(crate) fn recover(root: &Path) -> Result<Option<ListedCheckpoint>, Checkpoin
 /// Returns the checkpoint that `latest` names.
 ///
 /// # Errors
-///
-/// Returns [`CheckpointError::Missing`] or [`CheckpointError::Foreign`] if its
-/// folder has no manifest, the errors of [`Manifest::read`], or
-/// [`CheckpointError::Mixed`] if a folder of the same tag contains another
-/// save.
+/// Returns [`CheckpointError::Missing`] or [`CheckpointError::Foreign`] if its folder has no
+/// manifest, the errors of [`Manifest::read`], or [`CheckpointError::Mixed`] if a folder of the
+/// same tag contains another save.
 fn follow(
     root: &Path,
     Pointer { tag, checksum }: Pointer,
@@ -179,10 +173,8 @@ fn follow(
 /// Reads `latest`; `None` if the file does not exist.
 ///
 /// # Errors
-///
-/// Returns [`CheckpointError::Damaged`] for any other content,
-/// [`CheckpointError::Foreign`] if the folder belongs to another program that
-/// also writes a `latest` (DeepSpeed does), or an I/O error.
+/// Returns [`CheckpointError::Damaged`] for any other content, [`CheckpointError::Foreign`] if the
+/// folder belongs to another program that also writes a `latest` (DeepSpeed does), or an I/O error.
 fn read_pointer(root: &Path) -> Result<Option<Pointer>, CheckpointError> {
     let path = root.join(LATEST);
     match fs::metadata(&path) {
@@ -208,16 +200,15 @@ fn read_pointer(root: &Path) -> Result<Option<Pointer>, CheckpointError> {
     }))
 }
 
-/// Parses the content of `latest`; `None` if it is not a tag and a hash on one
-/// line each.
+/// Parses the content of `latest`; `None` if it is not a tag and a hash on one line each.
 fn parse_pointer(text: &str) -> Option<Pointer> {
     let (tag, checksum) = text.strip_suffix('\n')?.split_once('\n')?;
     let is_hash = checksum.len() == 64 && checksum.bytes().all(|byte| byte.is_ascii_hexdigit());
     is_hash.then_some(Pointer { tag: tag.parse().ok()?, checksum: checksum.to_owned() })
 }
 
-/// A lock that excludes other saves and deletions in the same folder. It is
-/// released when it is dropped or when the process ends for any reason.
+/// A lock that excludes other saves and deletions in the same folder. It is released when it is
+/// dropped or when the process ends for any reason.
 #[derive(Debug)]
 pub(crate) struct Lock {
     /// The open folder; `None` if the operating system cannot open or lock it.
@@ -228,12 +219,11 @@ impl Lock {
     /// Takes the lock of the folder `root`.
     ///
     /// # Errors
-    ///
-    /// Returns [`CheckpointError::Busy`] if another process, or another save of
-    /// this process, holds the lock.
+    /// Returns [`CheckpointError::Busy`] if another process, or another save of this process, holds
+    /// the lock.
     pub(crate) fn take(root: &Path) -> Result<Self, CheckpointError> {
-        // Best effort: not every file system supports locks, and not every
-        // operating system can open folders.
+        // Best effort: not every file system supports locks, and not every operating system can
+        // open folders.
         let Ok(folder) = File::open(root) else { return Ok(Self { folder: None }) };
         match folder.try_lock() {
             Err(TryLockError::WouldBlock) => Err(CheckpointError::Busy { root: root.to_owned() }),
@@ -245,8 +235,8 @@ impl Lock {
 impl Drop for Lock {
     fn drop(&mut self) {
         if let Some(folder) = &self.folder {
-            // Closing the file is not enough: a process that was forked in the
-            // meantime also has it open until it executes another program.
+            // Closing the file is not enough: a process that was forked in the meantime also has it
+            // open until it executes another program.
             _ = folder.unlock();
         }
     }

@@ -8,8 +8,7 @@ use bytemuck::{Pod, Zeroable};
 pub use deepburn_files::safetensors::ElementType;
 use half::{bf16, f16};
 
-// Files hold little-endian values, and slices are written and read without
-// conversion.
+// Files hold little-endian values, and slices are written and read without conversion.
 #[cfg(target_endian = "big")]
 compile_error!("checkpoints are read and written on little-endian machines only");
 
@@ -56,9 +55,8 @@ pub enum Values {
     Bool(Vec<u8>),
 }
 
-/// Implements [`StoredElement`] for each type, and the methods of [`Values`] that
-/// have an arm for each of them. Bools are stored as bytes and have separate
-/// arms.
+/// Implements [`StoredElement`] for each type, and the methods of [`Values`] that have an arm for
+/// each of them. Bools are stored as bytes and have separate arms.
 macro_rules! elements {
     ($($variant:ident: $type:ty),*) => {
         $(
@@ -78,8 +76,8 @@ macro_rules! elements {
                 }
             }
 
-            /// Returns the values as bytes to be filled from a file. For bools,
-            /// the caller has to check [`is_sound`](Self::is_sound) afterwards.
+            /// Returns the values as bytes to be filled from a file. For bools, the caller has to
+            /// check [`is_sound`](Self::is_sound) afterwards.
             pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
                 match self {
                     $(Self::$variant(values) => bytemuck::cast_slice_mut(values),)*
@@ -122,8 +120,8 @@ impl Values {
         self.bytes().is_empty()
     }
 
-    /// Converts the values to f32. Floats of 16 and 32 bits are converted
-    /// exactly, other types are rounded.
+    /// Converts the values to f32. Floats of 16 and 32 bits are converted exactly, other types are
+    /// rounded.
     pub fn into_f32(self) -> Vec<f32> {
         match self {
             Self::F32(values) => values,

@@ -1,22 +1,20 @@
 //! The name of a checkpoint, which is the name of its folder.
 //!
-//! A name starts with an ASCII letter or digit, so it can be neither a hidden
-//! folder nor a command-line option. It has no separators, so it cannot name a
-//! path outside the folder of checkpoints. Tags from users and tags from files
-//! are validated by the same rule.
+//! A name starts with an ASCII letter or digit, so it can be neither a hidden folder nor a
+//! command-line option. It has no separators, so it cannot name a path outside the folder of
+//! checkpoints. Tags from users and tags from files are validated by the same rule.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// The names of other files in a folder of checkpoints, which tags must not
-/// have.
+/// The names of other files in a folder of checkpoints, which tags must not have.
 const RESERVED: &[&str] = &["latest", "manifest.json"];
 
-/// The name of a checkpoint: a folder name that is safe on every file system.
-/// The trainer names checkpoints after their step. Other names are chosen by
-/// users, and [`Retention`](crate::Retention) does not touch them.
+/// The name of a checkpoint: a folder name that is safe on every file system. The trainer names
+/// checkpoints after their step. Other names are chosen by users, and
+/// [`Retention`](crate::Retention) does not touch them.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Tag(String);
@@ -25,15 +23,13 @@ impl Tag {
     /// The largest number of characters.
     pub const MAX_LEN: usize = 100;
 
-    /// Returns the tag of the checkpoint after `step` optimizer steps, such as
-    /// `step-00000010`.
+    /// Returns the tag of the checkpoint after `step` optimizer steps, such as `step-00000010`.
     pub fn of_step(step: u64) -> Self {
         Self(format!("step-{step:08}"))
     }
 
-    /// Returns the tag of the checkpoint that the `visit`-th run to reach
-    /// `step` saves if earlier ones exist: `step-00000010`, then
-    /// `step-00000010.2`.
+    /// Returns the tag of the checkpoint that the `visit`-th run to reach `step` saves if earlier
+    /// ones exist: `step-00000010`, then `step-00000010.2`.
     pub fn numbered(step: u64, visit: u32) -> Self {
         match visit {
             0 | 1 => Self::of_step(step),
@@ -41,8 +37,8 @@ impl Tag {
         }
     }
 
-    /// Returns the step of a tag that [`Self::of_step`] or [`Self::numbered`]
-    /// created; `None` for other names.
+    /// Returns the step of a tag that [`Self::of_step`] or [`Self::numbered`] created; `None` for
+    /// other names.
     pub fn step(&self) -> Option<u64> {
         let name = self.0.strip_prefix("step-")?;
         let (step, visit) = name.split_once('.').unwrap_or((name, "1"));

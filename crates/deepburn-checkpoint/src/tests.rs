@@ -160,8 +160,7 @@ fn a_refusal_names_the_file_and_the_newest_older_intact_checkpoint() {
         assert!(error.contains("intact checkpoint is"), "{error}");
         assert!(error.ends_with("step-00000002"), "{error}");
     }
-    // Without a manifest, the step in the tag determines which checkpoints are
-    // older.
+    // Without a manifest, the step in the tag determines which checkpoints are older.
     fs::remove_file(folders[1].join("manifest.json")).unwrap();
     let error = message(&root, Some(&Tag::of_step(2)));
     assert!(error.contains("step-00000002/manifest.json: damaged"), "{error}");
@@ -218,8 +217,8 @@ fn threads_share_a_checkpoint() {
     });
 }
 
-/// An attacker who can forge checksums also gets an error, before memory is
-/// allocated for the announced sizes.
+/// An attacker who can forge checksums also gets an error, before memory is allocated for the
+/// announced sizes.
 #[test]
 fn a_forged_manifest_is_refused() {
     let huge = |path: &str, states: usize| {

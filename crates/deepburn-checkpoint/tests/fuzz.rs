@@ -1,5 +1,5 @@
-//! Fuzzing of checkpoints: reading a mutated checkpoint returns values or an
-//! error, and never panics.
+//! Fuzzing of checkpoints: reading a mutated checkpoint returns values or an error, and never
+//! panics.
 //!
 //! Checksums detect random damage, so the checksums of most inputs are corrected after the
 //! mutation. This tests the code behind the checksums. CONTRIBUTING.md has the command of the long

@@ -76,8 +76,7 @@ fn save(root: &Path, step: u64) -> Result<(), CheckpointError> {
     keep.apply(root, None).map(drop)
 }
 
-/// The loop of the child process. Does nothing if the environment variable is
-/// not set.
+/// The loop of the child process. Does nothing if the environment variable is not set.
 #[test]
 fn saves_until_it_is_killed() {
     let Some(root) = env::var_os(ROOT).map(PathBuf::from) else { return };
@@ -106,8 +105,7 @@ fn killed_at_random_moments_nothing_is_lost() {
         while kill == 0 && !root.path().join("latest").exists() {
             std::thread::sleep(Duration::from_millis(1));
         }
-        // Each kill happens after another delay, and all within the first few
-        // saves.
+        // Each kill happens after another delay, and all within the first few saves.
         std::thread::sleep(Duration::from_micros(3_000 + kill * 1_237 % 40_000));
         assert!(process.try_wait().unwrap().is_none(), "it ended without being killed");
         process.kill().unwrap();
@@ -116,8 +114,7 @@ fn killed_at_random_moments_nothing_is_lost() {
         assert!(resumed >= step, "step {resumed} after {step}");
         step = resumed;
     }
-    // The folder has two checkpoints and `latest`; leftovers of the last kill
-    // are removed.
+    // The folder has two checkpoints and `latest`; leftovers of the last kill are removed.
     save(root.path(), step + 1).unwrap();
     let left = std::fs::read_dir(root.path()).unwrap().count();
     assert!(step > 0 && left == 3, "step {step}, {left} entries");

@@ -1,5 +1,5 @@
-//! Measures the time of saving the training state of GPT-2 124M, with a blocking and an asynchronous save,
-//! compared with `dd conv=fsync` of the same bytes:
+//! Measures the time of saving the training state of GPT-2 124M, with a blocking and an
+//! asynchronous save, compared with `dd conv=fsync` of the same bytes:
 //!
 //! ```sh
 //! cargo bench -p deepburn-cli --bench checkpoint [-- FOLDER]
@@ -15,13 +15,13 @@
 //! start and finish    the part of these seconds in which the save blocks the training loop
 //! ```
 //!
-//! The results are medians over rounds. Three ratios to `dd` are printed: the blocking save, the time for which
-//! an asynchronous save blocks the training loop, and the time by which it lengthens the steps. The last ratio
-//! includes the second.
+//! The results are medians over rounds. Three ratios to `dd` are printed: the blocking save, the
+//! time for which an asynchronous save blocks the training loop, and the time by which it lengthens
+//! the steps. The last ratio includes the second.
 //!
-//! Measurement errors: steps are short (256 tokens, one rank), so a save takes several steps, and the difference
-//! of two such times is noisy. `dd` reads from the page cache. Checkpoints are removed after each round, so that
-//! the disk does not become full.
+//! Measurement errors: steps are short (256 tokens, one rank), so a save takes several steps, and
+//! the difference of two such times is noisy. `dd` reads from the page cache. Checkpoints are
+//! removed after each round, so that the disk does not become full.
 
 use std::env;
 use std::error::Error;
@@ -65,7 +65,8 @@ fn main() -> Outcome<()> {
     Ok(())
 }
 
-/// Trains for two steps, so that optimizer states exist, and measures all rounds on the rank of `group`.
+/// Trains for two steps, so that optimizer states exist, and measures all rounds on the rank of
+/// `group`.
 fn measure(root: &Path, group: Group<Flex>) -> Outcome<()> {
     let mut engine = trainer(group)?;
     train(&mut engine, 2)?;
@@ -122,7 +123,8 @@ fn report(names: &[&str], seconds: &[Vec<f64>], bytes: u64) {
     println!("steps longer / dd: {:.2}", ratio(&|round| slower(round) / dd(round)));
 }
 
-/// Returns an engine for GPT-2 124M with AdamW in f32, whose checkpoint has weights and two moments.
+/// Returns an engine for GPT-2 124M with AdamW in f32, whose checkpoint has weights and two
+/// moments.
 fn trainer(group: Group<Flex>) -> Outcome<Trainer> {
     let deepspeed = json!({
         "train_micro_batch_size_per_gpu": 1,

@@ -64,7 +64,8 @@ pub fn set_block_thresholds() {
     }
 }
 
-/// Returns free memory to the system, which the allocator keeps for a next step. The next one may be of another model.
+/// Returns free memory to the system, which the allocator keeps for a next step. The next one may
+/// be of another model.
 pub(crate) fn release_free_memory() {
     #[cfg(target_os = "linux")]
     if let Some(blocks) = large_blocks::LargeBlocks::get() {

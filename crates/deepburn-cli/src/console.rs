@@ -1,9 +1,10 @@
 //! Output to the terminal: results on standard output, messages on standard error.
 //!
-//! Only results are written to standard output, so that it can be piped. Progress, messages and logs are written to
-//! standard error.
+//! Only results are written to standard output, so that it can be piped. Progress, messages and
+//! logs are written to standard error.
 //!
-//! A closed pipe (`| head`) is not an error. Messages that cannot be written to standard error are dropped.
+//! A closed pipe (`| head`) is not an error. Messages that cannot be written to standard error are
+//! dropped.
 
 use std::io::{self, ErrorKind, Write};
 
@@ -12,8 +13,8 @@ use crate::failure::Failure;
 /// Prints a result and a newline to standard output.
 ///
 /// # Errors
-/// Returns a failure while running if standard output cannot be written, for example because it is a file on a full
-/// disk.
+/// Returns a failure while running if standard output cannot be written, for example because it is
+/// a file on a full disk.
 pub(crate) fn print(text: &str) -> Result<(), Failure> {
     let mut output = io::stdout();
     match output.write_all(format!("{text}\n").as_bytes()).and_then(|()| output.flush()) {
@@ -30,8 +31,8 @@ pub(crate) fn eprint(text: &str) {
     let _ = io::stderr().write_all(format!("{text}\n").as_bytes());
 }
 
-/// Returns a text without control characters other than line breaks and tabs. Data and models could change the terminal
-/// with them.
+/// Returns a text without control characters other than line breaks and tabs. Data and models could
+/// change the terminal with them.
 pub(crate) fn printable(text: &str) -> String {
     let is_control = |it: char| it.is_control() && !matches!(it, '\n' | '\t');
     text.replace(is_control, "\u{fffd}")

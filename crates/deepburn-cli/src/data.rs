@@ -1,9 +1,10 @@
-//! The data of a job: reads data sets, assembles batches, and combines model, data and task in a recipe.
+//! The data of a job: reads data sets, assembles batches, and combines model, data and task in a
+//! recipe.
 //!
 //! ```text
 //! places.rs                        a path or a repository on the Hub → local files
-//! corpus.rs                        files → tokenized, packed sequences of one length      (language modelling)
-//! chat.rs, chat_tokenizer.rs       files → samples with trained tokens, packed or padded  (language modelling)
+//! corpus.rs                        files → tokenized, packed sequences of one length      (language modeling)
+//! chat.rs, chat_tokenizer.rs       files → samples with trained tokens, packed or padded  (language modeling)
 //! texts.rs                         files → tokenized texts with labels                    (text classification)
 //! problem_type.rs                  what a classifier predicts, and where this is set      (text classification)
 //! model_config.rs                  the configuration of the model
@@ -22,8 +23,8 @@
 //! text_source.rs                   batches of texts, of a fixed size or with a token budget
 //! ```
 //!
-//! All ranks of a process share the data. Each rank has its own data loader, whose thread assembles the next batches
-//! while the rank computes.
+//! All ranks of a process share the data. Each rank has its own data loader, whose thread assembles
+//! the next batches while the rank computes.
 
 pub(crate) mod causal;
 pub(crate) mod causal_data;

@@ -1,13 +1,14 @@
 //! Failures of a command: the exit status and one message on standard error.
 //!
-//! A message has the form `what is wrong: value; what is allowed; what to do`, so that users can fix a job with it:
+//! A message has the form `what is wrong: value; what is allowed; what to do`, so that users can
+//! fix a job with it:
 //!
 //! ```text
 //! error: training.devices: 4 is not visible: "cuda" sees 2 on this host; use indices from 0 to 1, or "auto"
 //! ```
 //!
-//! [`Failure::mistake`] is for errors that depend on the input alone. [`Failure::run`] is for errors that can also
-//! happen to a correct job.
+//! [`Failure::mistake`] is for errors that depend on the input alone. [`Failure::run`] is for
+//! errors that can also happen to a correct job.
 
 use std::fmt;
 
@@ -79,8 +80,9 @@ impl fmt::Display for Failure {
     }
 }
 
-/// Returns a hint for errors of the operating system that are caused by a process limit, or an empty text. The error
-/// code is searched in the message, because failures of other ranks are received as text.
+/// Returns a hint for errors of the operating system that are caused by a process limit, or an
+/// empty text. The error code is searched in the message, because failures of other ranks are
+/// received as text.
 fn exceeded_limit(message: &str) -> &'static str {
     if message.contains("(os error 27)") {
         "; a limit on the size of files is set: raise it with ulimit -f"

@@ -1,7 +1,7 @@
 //! The model, the memory and the devices of a job, before any data is read.
 //!
-//! `finetune` and the tools share these modules, so that `deepburn estimate` and the forecast of a run use the same
-//! formulas.
+//! `finetune` and the tools share these modules, so that `deepburn estimate` and the forecast of a
+//! run use the same formulas.
 //!
 //! ```text
 //! adapted_model.rs   an adapter and its base model

@@ -1,7 +1,8 @@
 //! The supported models, one line each.
 //!
-//! Main table: [`MODELS`]. `finetune` finds the model of a job in it, and the tools find the model of a `config.json`.
-//! Messages list the values of `model.architecture` and `model_type` from the table.
+//! Main table: [`MODELS`]. `finetune` finds the model of a job in it, and the tools find the model
+//! of a `config.json`. Messages list the values of `model.architecture` and `model_type` from the
+//! table.
 //!
 //! `ARCHITECTURE.md` describes how to add a model.
 
@@ -29,8 +30,8 @@ use crate::data::subject::Subject;
 use crate::failure::Failure;
 use crate::job::known_model::{KnownClassifier, KnownModel};
 
-/// The supported models. If several models have the same `model_type`, the first one reads files whose `architectures`
-/// do not name a classifier.
+/// The supported models. If several models have the same `model_type`, the first one reads files
+/// whose `architectures` do not name a classifier.
 static MODELS: [ModelEntry; 10] = [
     language_model::<Gpt2Config>(Architecture::Gpt2),
     classifier::<ClassifierConfig>(Architecture::Gpt2),
@@ -44,8 +45,8 @@ static MODELS: [ModelEntry; 10] = [
     classifier::<EncoderConfig>(Architecture::Encoder),
 ];
 
-/// The `model_type` of files that do not have this field: only the first versions of `transformers` omitted it, and GPT-2
-/// is the only supported model that they have.
+/// The `model_type` of files that do not have this field: only the first versions of `transformers`
+/// omitted it, and GPT-2 is the only supported model that they have.
 const FIRST_MODEL_TYPE: &str = <Gpt2Config as SavedConfig>::MODEL_TYPE;
 
 /// The architecture of these files.
@@ -69,7 +70,7 @@ pub(crate) struct ModelEntry {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ModelTask {
     /// Next-token prediction.
-    LanguageModelling,
+    LanguageModeling,
     /// Classification of texts, and regression.
     Classification,
 }
@@ -79,7 +80,7 @@ const fn language_model<C: DecoderConfig>(architecture: Architecture) -> ModelEn
     ModelEntry {
         architecture,
         model_type: <C as DecoderConfig>::MODEL_TYPE,
-        task: ModelTask::LanguageModelling,
+        task: ModelTask::LanguageModeling,
         read: |fields| Ok(KnownModel::LanguageModel(AnyDecoder::new(C::from_fields(fields)?))),
         prepare: |inputs| {
             let config: C = model_config(inputs.job, inputs.pretrained)?;
@@ -110,7 +111,7 @@ where
 pub(crate) fn of_job(job: &Job, pretrained: Option<&Path>) -> Result<&'static ModelEntry, Failure> {
     let task = match job.data.kind {
         DataKind::Classification { .. } => ModelTask::Classification,
-        _ => ModelTask::LanguageModelling,
+        _ => ModelTask::LanguageModeling,
     };
     let architecture = architecture_of(job, pretrained)?;
     let model = MODELS.iter().find(|it| it.architecture == architecture && it.task == task);
@@ -123,8 +124,8 @@ pub(crate) fn of_job(job: &Job, pretrained: Option<&Path>) -> Result<&'static Mo
 /// Returns the architecture of a job. It is the pretrained model's, which the job may also name.
 ///
 /// # Errors
-/// Returns a user's mistake if the pretrained model has another architecture than the job names, or one whose weights
-/// are not supported.
+/// Returns a user's mistake if the pretrained model has another architecture than the job names, or
+/// one whose weights are not supported.
 fn architecture_of(job: &Job, pretrained: Option<&Path>) -> Result<Architecture, Failure> {
     let given = job.model.architecture;
     // A folder whose `config.json` is missing or damaged is reported when the model is opened.
@@ -163,8 +164,8 @@ fn architecture_of(job: &Job, pretrained: Option<&Path>) -> Result<Architecture,
     }
 }
 
-/// Returns the path of the `config.json` in a folder, and its `model_type`; `None` if the file cannot be read or does
-/// not have this field.
+/// Returns the path of the `config.json` in a folder, and its `model_type`; `None` if the file
+/// cannot be read or does not have this field.
 fn saved_type(folder: &Path) -> Option<(PathBuf, String)> {
     let file = folder.join("config.json");
     let fields = read_fields(&read_small_file(&file).ok()?).ok()?;
@@ -175,7 +176,8 @@ fn saved_type(folder: &Path) -> Option<(PathBuf, String)> {
 /// Reads the fields of a `config.json`.
 ///
 /// # Errors
-/// Returns [`ModelConfigError`] if the model is not supported, or if a field has the wrong type or is out of range.
+/// Returns [`ModelConfigError`] if the model is not supported, or if a field has the wrong type or
+/// is out of range.
 pub(crate) fn read_saved(fields: Map<String, Value>) -> Result<KnownModel, ModelConfigError> {
     let given = fields.get("model_type");
     let model_type = given.map_or(Some(FIRST_MODEL_TYPE), Value::as_str);
@@ -183,7 +185,7 @@ pub(crate) fn read_saved(fields: Map<String, Value>) -> Result<KnownModel, Model
     let of_type = MODELS.iter().filter(|model| Some(model.model_type) == model_type);
     let task = match is_sequence_classifier(&fields) {
         true => ModelTask::Classification,
-        false => ModelTask::LanguageModelling,
+        false => ModelTask::LanguageModeling,
     };
     // A model with a single head does not need `architectures` to select it.
     let model = of_type.clone().find(|model| model.task == task).or(of_type.clone().next());
@@ -244,7 +246,7 @@ mod tests {
             for given in [None, Some("gpt2")] {
                 let model = of_folder(given, &config).unwrap();
                 assert_eq!(model.architecture, Architecture::Gpt2);
-                assert_eq!(model.task, ModelTask::LanguageModelling);
+                assert_eq!(model.task, ModelTask::LanguageModeling);
             }
         }
         for (given, model_type, expected) in [

@@ -1,7 +1,7 @@
 //! A run: preparation, training, checkpoints and results.
 //!
-//! `finetune.rs` runs the phases in order and has a table of the modules of each phase. The phases before training
-//! write nothing.
+//! `finetune.rs` runs the phases in order and has a table of the modules of each phase. The phases
+//! before training write nothing.
 //!
 //! The output folder of a run:
 //!

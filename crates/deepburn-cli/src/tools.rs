@@ -1,7 +1,9 @@
-//! `deepburn`: tools for configurations, memory estimates, checkpoints, trained models and launching.
+//! `deepburn`: tools for configurations, memory estimates, checkpoints, trained models and
+//! launching.
 //!
-//! Every tool except `chat`, `predict`, `tune` and `launch` returns a text, which [`run`] prints to standard output. Other messages are
-//! printed to standard error, so that the output of a tool can be piped.
+//! Every tool except `chat`, `predict`, `tune` and `launch` returns a text, which [`run`] prints to
+//! standard output. Other messages are printed to standard error, so that the output of a tool can
+//! be piped.
 
 pub(crate) mod accompanying_files;
 pub(crate) mod adapter_export;
@@ -50,7 +52,8 @@ use crate::tools::predict::{PredictArguments, predict};
 use crate::tools::show_data::{ShowDataArguments, show_data};
 use crate::tools::tune::{TuneArguments, tune};
 
-/// Tools of DeepBurn for configurations, memory estimates, checkpoints, trained models and jobs on several machines.
+/// Tools of DeepBurn for configurations, memory estimates, checkpoints, trained models and jobs on
+/// several machines.
 #[derive(Debug, Parser)]
 #[command(name = "deepburn", version)]
 pub struct Tools {
@@ -61,7 +64,8 @@ pub struct Tools {
 /// One tool.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Explain a DeepSpeed (JSON) or Accelerate (YAML) configuration or a job file, or report what is wrong with it.
+    /// Explain a DeepSpeed (JSON) or Accelerate (YAML) configuration or a job file, or report what
+    /// is wrong with it.
     CheckConfig {
         /// File, its base64, inline JSON, or the name of a Lightning strategy.
         config: String,
@@ -108,7 +112,8 @@ pub(crate) enum Command {
         /// Export the checkpoint with the best evaluation.
         #[arg(long, conflicts_with = "tag")]
         best: bool,
-        /// Folder of the pretrained model, for a checkpoint without its frozen parameters [default: where the run read it].
+        /// Folder of the pretrained model, for a checkpoint without its frozen parameters [default:
+        /// where the run read it].
         #[arg(long, value_name = "DIR")]
         base: Option<PathBuf>,
         /// Type of the weights.

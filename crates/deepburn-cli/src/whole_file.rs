@@ -6,7 +6,8 @@ use std::path::Path;
 
 use deepburn_files::PartialFile;
 
-/// Writes a file under a temporary name and renames it, so that readers never see an incomplete file.
+/// Writes a file under a temporary name and renames it, so that readers never see an incomplete
+/// file.
 ///
 /// # Errors
 /// Returns an error that names the path and the remedy.
@@ -21,7 +22,8 @@ pub(crate) fn write_whole(path: &Path, text: &str) -> Result<(), String> {
     })
 }
 
-/// Copies a file under a temporary name and renames it. Folders in the path of `target` are created.
+/// Copies a file under a temporary name and renames it. Folders in the path of `target` are
+/// created.
 ///
 /// # Errors
 /// Returns the error of the operating system.

@@ -43,7 +43,8 @@ type Model = Gpt2<Training<Flex>>;
 
 const RANKS: usize = 4;
 
-/// A model with 20 MB of parameters, none of them larger than 1 MiB. The output layer is tied to the embedding.
+/// A model with 20 MB of parameters, none of them larger than 1 MiB. The output layer is tied to
+/// the embedding.
 fn config() -> Gpt2Config {
     let sizes = json!({
         "n_layer": 6, "n_embd": 256, "n_head": 4, "n_positions": 64, "vocab_size": 1024,
@@ -57,8 +58,8 @@ fn bytes(config: &Gpt2Config) -> (usize, usize) {
     (bytes().sum(), bytes().max().unwrap_or(0))
 }
 
-/// Returns the peak of allocated bytes while four ranks of this process shard their models, minus the bytes that
-/// were allocated before.
+/// Returns the peak of allocated bytes while four ranks of this process shard their models, minus
+/// the bytes that were allocated before.
 fn peak(stage: u8, new: impl Fn() -> Model + Sync) -> usize {
     let plan = json!({
         "train_micro_batch_size_per_gpu": 1,
@@ -90,9 +91,10 @@ fn ranks_hold_their_shards_and_two_parameters() {
     };
     // A first run allocates everything that is set up once per process.
     peak(3, drawn);
-    // At stage 3 the shards of all ranks together are the model. Rank 0 creates a parameter, of which it may have
-    // two copies for a moment, while other ranks still shard the previous one. These are three parameters. Modules,
-    // descriptions of parameters and threads take the remaining bytes.
+    // At stage 3 the shards of all ranks together are the model. Rank 0 creates a parameter, of
+    // which it may have two copies for a moment, while other ranks still shard the previous one.
+    // These are three parameters. Modules, descriptions of parameters and threads take the
+    // remaining bytes.
     let (model, largest) = bytes(&config);
     let most = model + 3 * largest + (2 << 20);
     // Without sharding, rank threads share the full parameters.

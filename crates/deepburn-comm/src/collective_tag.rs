@@ -9,19 +9,19 @@ use serde::{Deserialize, Serialize};
 use crate::GroupId;
 use crate::group_id::InGroup;
 
-/// The name of an exchange: a purpose and a number, such as `gather#12`, and
-/// optionally the names of its arrays.
+/// The name of an exchange: a purpose and a number, such as `gather#12`, and optionally the names
+/// of its arrays.
 ///
-/// All ranks pass the same tag to the same collective. Tags do not route data,
-/// because collectives are matched by the order of calls. Tags detect ranks
-/// that are out of step and identify the collective in error messages. Purpose
-/// and number are compared; array names and the group are only shown in messages.
+/// All ranks pass the same tag to the same collective. Tags do not route data, because collectives
+/// are matched by the order of calls. Tags detect ranks that are out of step and identify the
+/// collective in error messages. Purpose and number are compared; array names and the group are
+/// only shown in messages.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct CollectiveTag {
     purpose: Cow<'static, str>,
     id: u64,
-    /// What messages show in addition. A thin pointer keeps errors small, because every error contains
-    /// a tag.
+    /// What messages show in addition. A thin pointer keeps errors small, because every error
+    /// contains a tag.
     #[serde(with = "group_only")]
     details: Option<Arc<TagDetails>>,
 }
@@ -66,15 +66,14 @@ mod group_only {
 }
 
 impl CollectiveTag {
-    /// Returns a tag. `id` distinguishes the exchanges of a purpose: the index
-    /// of a parameter, the number of a bucket, or a hash of a list of
-    /// parameters.
+    /// Returns a tag. `id` distinguishes the exchanges of a purpose: the index of a parameter, the
+    /// number of a bucket, or a hash of a list of parameters.
     pub const fn new(purpose: &'static str, id: u64) -> Self {
         Self { purpose: Cow::Borrowed(purpose), id, details: None }
     }
 
-    /// Returns the tag with array names, such as parameter paths. Messages then
-    /// show the names instead of the number.
+    /// Returns the tag with array names, such as parameter paths. Messages then show the names
+    /// instead of the number.
     pub fn naming(self, names: impl IntoIterator<Item = Arc<str>>) -> Self {
         // The group may have been set before the names, and must survive them.
         let group = self.details.as_ref().and_then(|details| details.group.clone());
@@ -104,14 +103,12 @@ impl CollectiveTag {
         }
     }
 
-    /// Returns the purpose. [`Statistics`](crate::Statistics) counts
-    /// collectives by purpose.
+    /// Returns the purpose. [`Statistics`](crate::Statistics) counts collectives by purpose.
     pub fn purpose(&self) -> &str {
         &self.purpose
     }
 
-    /// Returns the purpose as a `Cow`, without allocating for a string
-    /// constant.
+    /// Returns the purpose as a `Cow`, without allocating for a string constant.
     pub(crate) fn shared_purpose(&self) -> Cow<'static, str> {
         self.purpose.clone()
     }

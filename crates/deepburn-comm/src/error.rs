@@ -1,8 +1,8 @@
 //! Errors of collectives.
 //!
-//! The first failure ends the group. All pending and later calls return this
-//! failure, so every rank gets an equal [`CommError`]. Messages name the ranks
-//! and the exchange, and suggest how to fix the problem.
+//! The first failure ends the group. All pending and later calls return this failure, so every rank
+//! gets an equal [`CommError`]. Messages name the ranks and the exchange, and suggest how to fix
+//! the problem.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -22,8 +22,7 @@ use crate::{
 /// The reason why a collective was not completed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 pub enum CommError {
-    /// Two ranks started different collectives at the same position of the
-    /// common order.
+    /// Two ranks started different collectives at the same position of the common order.
     #[error(
         "collective {sequence}: {left}, but {right}{}; all ranks must start the same collectives \
          in the same order: look for a branch that depends on the rank or on its data",
@@ -76,8 +75,7 @@ pub enum CommError {
         cause: String,
     },
 
-    /// A rank finished successfully while other ranks were still waiting for
-    /// it.
+    /// A rank finished successfully while other ranks were still waiting for it.
     #[error(
         "rank {waiting} waits in {call} for rank {rank}, which has ended; all ranks must run the \
          same number of collectives: compare the number of steps of both"
@@ -114,8 +112,7 @@ pub enum CommError {
         operation: Operation,
         /// The tag of the exchange.
         tag: CollectiveTag,
-        /// The invalid argument, its value, the rule and how to fix the
-        /// problem.
+        /// The invalid argument, its value, the rule and how to fix the problem.
         reason: String,
     },
 
@@ -215,8 +212,8 @@ pub enum CommError {
         unclaimed: Vec<MessageTag>,
     },
 
-    /// The process of a rank ended without sending a message, for example
-    /// because it was killed or ran out of memory.
+    /// The process of a rank ended without sending a message, for example because it was killed or
+    /// ran out of memory.
     #[error(
         "the process of rank {rank} on {host} has died{}; rank {reporter} detected this {}; look for its \
          last messages in its output and in the system's log (out of memory, a signal, a crash)",
@@ -266,8 +263,8 @@ pub enum CommError {
         absent: Vec<Absence>,
     },
 
-    /// The launcher ended the job while a rank was waiting. The usual cause is
-    /// the death of another rank.
+    /// The launcher ended the job while a rank was waiting. The usual cause is the death of another
+    /// rank.
     #[error(
         "the launcher ended the job while rank {rank} waited{} for {}; look for the first failure in the \
          output of the launcher and of the ranks that did not come",
@@ -355,8 +352,8 @@ pub struct Side {
     pub tag: CollectiveTag,
     /// The Rust type of the arrays; `()` for a barrier.
     pub payload: Cow<'static, str>,
-    /// The sizes and element types of the arrays; `None` if the rank passed no
-    /// arrays (a barrier, or the receiver of a broadcast).
+    /// The sizes and element types of the arrays; `None` if the rank passed no arrays (a barrier,
+    /// or the receiver of a broadcast).
     pub signature: Option<Signature>,
 }
 
@@ -404,12 +401,10 @@ impl<'a> From<&'a MessageContents> for Arrays<'a> {
 }
 
 impl Arrays<'_> {
-    /// Describes the first difference between the arrays of both sides, as a
-    /// phrase for the error message. Returns an empty string if the arrays are
-    /// equal.
+    /// Describes the first difference between the arrays of both sides, as a phrase for the error
+    /// message. Returns an empty string if the arrays are equal.
     ///
-    /// Buckets can contain hundreds of arrays, so a complete list would obscure
-    /// the difference.
+    /// Buckets can contain hundreds of arrays, so a complete list would obscure the difference.
     fn difference(&self, other: &Self) -> String {
         if self.payload != other.payload {
             return format!(" (payloads {} and {})", self.payload, other.payload);

@@ -2,14 +2,12 @@
 
 use crate::{CollectiveTag, CommError, Host, ProcessGroup};
 
-/// Gathers the bytes of every rank, in rank order. A rank may pass an empty
-/// slice.
+/// Gathers the bytes of every rank, in rank order. A rank may pass an empty slice.
 ///
-/// This takes two collectives: one gathers the lengths, and one gathers the
-/// bytes, padded to the longest length.
+/// This takes two collectives: one gathers the lengths, and one gathers the bytes, padded to the
+/// longest length.
 ///
 /// # Errors
-///
 /// Returns an error if a collective fails.
 pub fn gather_bytes(
     group: &(impl ProcessGroup<Host<u8>> + ?Sized),

@@ -21,7 +21,6 @@ use crate::{CollectiveTag, CommError, GroupRanks, MessageTag, Operation, Payload
 /// ranks, not on timing.
 ///
 /// # Errors
-///
 /// A collective returns an error immediately if its arguments are invalid or the group has ended.
 /// Other failures are returned by [`Pending::wait`].
 pub trait ProcessGroup<T: Payload>: Send + Sync {
@@ -44,8 +43,7 @@ pub trait ProcessGroup<T: Payload>: Send + Sync {
     /// programs do not call it.
     fn start(&self, side: Side, arrays: Vec<T>) -> Result<Pending<T>, CommError>;
 
-    /// Reduces each array over all ranks. Every rank gets its own flat copy of
-    /// the complete result.
+    /// Reduces each array over all ranks. Every rank gets its own flat copy of the complete result.
     fn all_reduce(
         &self,
         tag: CollectiveTag,
@@ -81,8 +79,8 @@ pub trait ProcessGroup<T: Payload>: Send + Sync {
         self.start(side, chunks)
     }
 
-    /// Sends the r-th part of each array to rank r: elements `[r * c, (r + 1) * c)` with `c =
-    /// ceil(numel / world_size)`. The last parts may be shorter.
+    /// Sends the r-th part of each array to rank r: elements `[r * c, (r + 1) * c)` with
+    /// `c = ceil(numel / world_size)`. The last parts may be shorter.
     ///
     /// Each rank gets one flat result per array: its parts from all ranks, concatenated in rank
     /// order without padding.
@@ -116,7 +114,6 @@ pub trait ProcessGroup<T: Payload>: Send + Sync {
     /// tag are received in the order in which they were sent.
     ///
     /// # Errors
-    ///
     /// Returns an error if `to` is this rank or not a rank of the group, or if the group has ended.
     fn send(&self, to: usize, tag: MessageTag, arrays: Vec<T>) -> Result<(), CommError>;
 
@@ -129,10 +126,9 @@ pub trait ProcessGroup<T: Payload>: Send + Sync {
     /// message.
     ///
     /// # Errors
-    ///
     /// Returns an error if `from` is this rank or not a rank of the group, or if the group has
-    /// ended. [`Pending::wait`] returns an error if the message does not have the sizes and types of
-    /// `like`; this ends the group.
+    /// ended. [`Pending::wait`] returns an error if the message does not have the sizes and types
+    /// of `like`; this ends the group.
     fn receive(&self, from: usize, tag: MessageTag, like: Vec<T>) -> Result<Pending<T>, CommError>;
 
     /// Returns true if a message from rank `from` with this tag has arrived and no receive has
@@ -145,7 +141,6 @@ pub trait ProcessGroup<T: Payload>: Send + Sync {
     /// time between two collectives should call this function.
     ///
     /// # Errors
-    ///
     /// Returns the failure that ended the group.
     fn check(&self) -> Result<(), CommError>;
 
@@ -156,28 +151,27 @@ pub trait ProcessGroup<T: Payload>: Send + Sync {
 
 /// A process group of which subgroups can be made.
 ///
-/// A subgroup has its own ranks, its own common order of collectives and its own messages. It shares
-/// everything else with the world: the failure that ends all groups of all ranks at once, the
-/// time-out, the end of a rank, and the [`Statistics`](crate::Statistics) of the rank.
+/// A subgroup has its own ranks, its own common order of collectives and its own messages. It
+/// shares everything else with the world: the failure that ends all groups of all ranks at once,
+/// the time-out, the end of a rank, and the [`Statistics`](crate::Statistics) of the rank.
 ///
 /// Groups of rank threads run independently. Between processes, a rank runs the collectives of all
-/// its groups one after the other, in the order in which it starts them. Ranks that share two groups
-/// must therefore start the collectives of both in an order that is consistent on all ranks, as they
-/// do if all run the same program. Messages are not part of this order.
+/// its groups one after the other, in the order in which it starts them. Ranks that share two
+/// groups must therefore start the collectives of both in an order that is consistent on all ranks,
+/// as they do if all run the same program. Messages are not part of this order.
 pub trait Subgroup: Sized {
     /// Returns this rank's member of the subgroup of the world ranks `ranks`, one of which is this
     /// rank. Their order, which is usually ascending, is the order of the subgroup. Also if `self`
     /// is a subgroup, `ranks` are ranks of the world, and need not be in it.
     ///
     /// Every member makes the same call. There is no communication to wait for. Groups of the same
-    /// name are counted on each rank, and the n-th must be the same for all of its members. Disjoint
-    /// groups, such as the shard groups of all stages, may have one name; groups that overlap need
-    /// different names.
+    /// name are counted on each rank, and the n-th must be the same for all of its members.
+    /// Disjoint groups, such as the shard groups of all stages, may have one name; groups that
+    /// overlap need different names.
     ///
     /// # Errors
-    ///
-    /// Returns an error if a rank does not exist, is listed twice or is missing although it
-    /// calls, or if the group has ended. If members disagree about the ranks, all groups end.
+    /// Returns an error if a rank does not exist, is listed twice or is missing although it calls,
+    /// or if the group has ended. If members disagree about the ranks, all groups end.
     fn subgroup(&self, name: &'static str, ranks: &[usize]) -> Result<Self, CommError>;
 }
 
@@ -209,9 +203,8 @@ impl<T: Payload> Pending<T> {
     /// Blocks until the result is available.
     ///
     /// # Errors
-    ///
-    /// Returns an error that names the rank that failed, started a different
-    /// collective, or did not arrive in time.
+    /// Returns an error that names the rank that failed, started a different collective, or did not
+    /// arrive in time.
     pub fn wait(self) -> Result<Vec<T>, CommError> {
         (self.finish)()
     }

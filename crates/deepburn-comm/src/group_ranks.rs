@@ -2,8 +2,8 @@
 //!
 //! A process group is the *world*, which has all ranks, or a subgroup, which has some of them. A
 //! rank has a number in the world and another one in each of its subgroups. Functions of a group
-//! take numbers of this group. Errors and subgroups name ranks of the world, because a number inside
-//! a subgroup is ambiguous outside of it:
+//! take numbers of this group. Errors and subgroups name ranks of the world, because a number
+//! inside a subgroup is ambiguous outside of it:
 //!
 //! ```text
 //! world               0  1  2  3  4  5
@@ -41,11 +41,10 @@ impl GroupRanks {
         }
     }
 
-    /// Returns this rank in a subgroup of the world ranks `members`. Their order is the order of the
-    /// subgroup. `index` is the number of groups with this name that this rank created before.
+    /// Returns this rank in a subgroup of the world ranks `members`. Their order is the order of
+    /// the subgroup. `index` is the number of groups with this name that this rank created before.
     ///
     /// # Errors
-    ///
     /// Returns an error if a member is missing in the world or listed twice, if this rank is not a
     /// member, or if the name is empty.
     pub fn subgroup(

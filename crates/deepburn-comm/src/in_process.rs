@@ -1,16 +1,15 @@
 //! The process group for rank threads of one process.
 //!
-//! [`Member`] is the handle of one rank. To start a collective, a rank deposits
-//! its arrays at a [`Rendezvous`] and returns. The ranks that wait for the
-//! result compute it on their own threads (`exchange`); there is no background
-//! thread. `in_process/README.md` describes the states of an exchange and
-//! possible race conditions.
+//! [`Member`] is the handle of one rank. To start a collective, a rank deposits its arrays at a
+//! [`Rendezvous`] and returns. The ranks that wait for the result compute it on their own threads
+//! (`exchange`); there is no background thread. `in_process/README.md` describes the states of an
+//! exchange and possible race conditions.
 //!
-//! A message is moved to the receiver ([`Letter`]). Subgroups share the
-//! rendezvous of the world, and with it failures, the time-out and statistics.
+//! A message is moved to the receiver ([`Letter`]). Subgroups share the rendezvous of the world,
+//! and with it failures, the time-out and statistics.
 //!
-//! Different collectives on two ranks, ranks that wait for each other (`wait`), invalid arguments and
-//! use after leaving the group cause errors.
+//! Different collectives on two ranks, ranks that wait for each other (`wait`), invalid arguments
+//! and use after leaving the group cause errors.
 
 mod exchange;
 mod letter;
@@ -31,24 +30,23 @@ use rendezvous::{Rendezvous, Ticket};
 
 /// The handle of one rank to a process group of threads: the world or a [`Subgroup`].
 ///
-/// All ranks must start the same collectives in the same order, across all
-/// [`SharedPayload`] types: collectives of device tensors, host arrays and
-/// bytes may be mixed, and the group detects ranks that start them in a
-/// different order.
+/// All ranks must start the same collectives in the same order, across all [`SharedPayload`] types:
+/// collectives of device tensors, host arrays and bytes may be mixed, and the group detects ranks
+/// that start them in a different order.
 ///
-/// Clones and subgroups share one membership; dropping the last handle leaves
-/// all groups, and ranks that wait for this rank then get an error.
+/// Clones and subgroups share one membership; dropping the last handle leaves all groups, and ranks
+/// that wait for this rank then get an error.
 ///
-/// Ranks that wait for each other get [`CommError::Deadlock`]. A rank counts as waiting while its thread
-/// waits, so a second thread that acts as the rank must start a collective or a message before.
+/// Ranks that wait for each other get [`CommError::Deadlock`]. A rank counts as waiting while its
+/// thread waits, so a second thread that acts as the rank must start a collective or a message
+/// before.
 #[derive(Debug, Clone)]
 pub struct Member {
     membership: Arc<Membership>,
     ranks: GroupRanks,
 }
 
-/// The state that is shared by the clones and subgroups of a member. Dropping
-/// it leaves all groups.
+/// The state that is shared by the clones and subgroups of a member. Dropping it leaves all groups.
 #[derive(Debug)]
 struct Membership {
     /// The rank in the world.
@@ -65,11 +63,10 @@ impl Drop for Membership {
 impl Member {
     /// Creates a group and returns its members by rank.
     ///
-    /// If a rank waits longer than `timeout` for other ranks, the group ends
-    /// with an error. With `Duration::MAX` ranks wait forever.
+    /// If a rank waits longer than `timeout` for other ranks, the group ends with an error. With
+    /// `Duration::MAX` ranks wait forever.
     ///
     /// # Errors
-    ///
     /// Returns an error if `world_size` is 0.
     pub fn group(world_size: usize, timeout: Duration) -> Result<Vec<Self>, CommError> {
         if world_size == 0 {
@@ -98,13 +95,12 @@ impl Member {
         self.ranks.len()
     }
 
-    /// Waits until every rank has called this function. Unlike
-    /// [`ProcessGroup::barrier`], it does not require a payload type.
+    /// Waits until every rank has called this function. Unlike [`ProcessGroup::barrier`], it does
+    /// not require a payload type.
     ///
     /// # Errors
-    ///
-    /// Returns an error if a rank failed, started a different collective or did
-    /// not reach the barrier in time.
+    /// Returns an error if a rank failed, started a different collective or did not reach the
+    /// barrier in time.
     pub fn barrier(&self, tag: CollectiveTag) -> Result<(), CommError> {
         let side = Side::barrier(&self.ranks, tag);
         let span = side.span();
@@ -113,20 +109,20 @@ impl Member {
         span.in_scope(|| exchange::barrier(&ticket))
     }
 
-    /// Ends the world and all subgroups: every pending and later call of any
-    /// rank fails with the cause of the first `abort`.
+    /// Ends the world and all subgroups: every pending and later call of any rank fails with the
+    /// cause of the first `abort`.
     pub fn abort(&self, cause: CommError) {
         self.membership.rendezvous.abort(self.membership.rank, cause);
     }
 
-    /// Declares that this rank starts no more collectives and messages, in any
-    /// group; see [`RankHandle::leave`].
+    /// Declares that this rank starts no more collectives and messages, in any group; see
+    /// [`RankHandle::leave`].
     pub fn leave(&self) {
         self.membership.rendezvous.leave(self.membership.rank);
     }
 
-    /// Returns the counts of the collectives and messages that this rank has
-    /// started, in all groups.
+    /// Returns the counts of the collectives and messages that this rank has started, in all
+    /// groups.
     pub fn statistics(&self) -> Statistics {
         self.membership.rendezvous.statistics(self.membership.rank)
     }

@@ -1,18 +1,18 @@
 //! Collectives between the ranks of a sharded training job.
 //!
 //! [`ProcessGroup`] is the interface of a rank: reductions, gathers, broadcasts and barriers that
-//! start immediately and are completed through a [`Pending`] handle, and messages between two ranks,
-//! which are matched by sender and [`MessageTag`]. A [`Subgroup`] has some of the ranks. A [`Payload`] is an array that
-//! ranks exchange. This crate defines host arrays ([`Host`]). Device tensors are defined in other
-//! crates, so this crate does not depend on a tensor library.
+//! start immediately and are completed through a [`Pending`] handle, and messages between two
+//! ranks, which are matched by sender and [`MessageTag`]. A [`Subgroup`] has some of the ranks. A
+//! [`Payload`] is an array that ranks exchange. This crate defines host arrays ([`Host`]). Device
+//! tensors are defined in other crates, so this crate does not depend on a tensor library.
 //!
-//! [`Member`] is the engine for rank threads of one process. [`run_ranks`] runs
-//! a function on every rank and returns the first failure. [`Placement`]
-//! detects the rank of a process that mpirun, mpiexec or srun started. [`Mesh`] arranges ranks along
-//! the axes of parallel training, whose ranks form subgroups.
+//! [`Member`] is the engine for rank threads of one process. [`run_ranks`] runs a function on every
+//! rank and returns the first failure. [`Placement`] detects the rank of a process that mpirun,
+//! mpiexec or srun started. [`Mesh`] arranges ranks along the axes of parallel training, whose
+//! ranks form subgroups.
 //!
-//! If ranks start different collectives, wait for each other, end early or do not reach a collective,
-//! every rank gets a [`CommError`] and no rank hangs.
+//! If ranks start different collectives, wait for each other, end early or do not reach a
+//! collective, every rank gets a [`CommError`] and no rank hangs.
 //!
 //! ```
 //! use std::time::Duration;

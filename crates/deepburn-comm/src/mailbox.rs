@@ -12,12 +12,12 @@ const MAX_UNCLAIMED: usize = 3;
 
 /// Messages that have arrived and receives that wait, by route.
 ///
-/// The n-th receive of a route gets the n-th message of that route, whichever comes first, also if the
-/// receives are completed in another order or given up.
+/// The n-th receive of a route gets the n-th message of that route, whichever comes first, also if
+/// the receives are completed in another order or given up.
 #[derive(Debug)]
 pub struct Mailbox<M> {
-    /// The unmatched messages or receives of each route. Routes without any are removed, because tags
-    /// may be used once.
+    /// The unmatched messages or receives of each route. Routes without any are removed, because
+    /// tags may be used once.
     queues: HashMap<MessageRoute, Queue<M>>,
     /// The messages of receives that have not taken them yet.
     matched: HashMap<ReceiveId, M>,
@@ -111,8 +111,8 @@ impl<M> Mailbox<M> {
         self.matched.contains_key(&id)
     }
 
-    /// Gives up a receive. Its message counts as received. Returns the message if it has arrived and
-    /// was not taken.
+    /// Gives up a receive. Its message counts as received. Returns the message if it has arrived
+    /// and was not taken.
     pub fn cancel(&mut self, route: &MessageRoute, id: ReceiveId) -> Option<M> {
         if let Some(Queue::Receives(receives)) = self.queues.get_mut(route)
             && let Some(receive) = receives.iter_mut().find(|receive| **receive == Some(id))
@@ -199,7 +199,8 @@ mod tests {
     }
 
     proptest! {
-        /// Sends and receives of a few tags in any order: the n-th of one meets the n-th of the other.
+        /// Sends and receives of a few tags in any order: the n-th of one meets the n-th of the
+        /// other.
         #[test]
         fn the_nth_receive_gets_the_nth_message(
             calls in prop::collection::vec((0_usize..3, any::<bool>()), 0..60),

@@ -1,7 +1,7 @@
 //! The device mesh: the arrangement of all ranks along the axes of parallel training.
 //!
-//! A [`Mesh`] has three axes. World ranks are numbered row by row, with [`MeshAxis::Pipeline`] outermost
-//! and [`MeshAxis::Shard`] innermost, as in DeepSpeed, torchtitan and Megatron:
+//! A [`Mesh`] has three axes. World ranks are numbered row by row, with [`MeshAxis::Pipeline`]
+//! outermost and [`MeshAxis::Shard`] innermost, as in DeepSpeed, torchtitan and Megatron:
 //!
 //! ```text
 //! 8 ranks, pipeline 2 x replicate 2 x shard 2
@@ -76,7 +76,8 @@ pub enum MeshError {
     },
 }
 
-/// The arrangement of all ranks along the [axes](MeshAxis), row by row. Copies are independent values.
+/// The arrangement of all ranks along the [axes](MeshAxis), row by row. Copies are independent
+/// values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Mesh {
     /// The size of each axis, outermost first.
@@ -87,7 +88,6 @@ impl Mesh {
     /// Arranges `world_size` ranks. Every axis has a size of at least 1.
     ///
     /// # Errors
-    ///
     /// Returns an error if a size is 0, or if the product of the sizes is not `world_size`.
     pub fn new(
         world_size: usize,
@@ -110,7 +110,6 @@ impl Mesh {
     /// Arranges all ranks along the shard axis: plain data parallelism, without a pipeline.
     ///
     /// # Errors
-    ///
     /// Returns an error if there are no ranks.
     pub fn data_parallel(world_size: usize) -> Result<Self, MeshError> {
         Self::new(world_size, 1, 1, world_size)
@@ -129,7 +128,6 @@ impl Mesh {
     /// Returns the position of `rank` along an axis, for example its pipeline stage.
     ///
     /// # Panics
-    ///
     /// Panics if `rank` is not a rank of the mesh.
     pub fn coordinate(&self, rank: usize, axis: MeshAxis) -> usize {
         let world_size = self.world_size();
@@ -141,7 +139,6 @@ impl Mesh {
     /// Returns the rank at these coordinates, outermost axis first.
     ///
     /// # Panics
-    ///
     /// Panics if a coordinate is not below the size of its axis.
     pub fn rank_at(&self, coordinates: [usize; 3]) -> usize {
         let offset = |axis: MeshAxis| {
@@ -156,7 +153,6 @@ impl Mesh {
     /// ascending order. `rank` is one of them.
     ///
     /// # Panics
-    ///
     /// Panics if `rank` is not a rank of the mesh.
     pub fn ranks(&self, rank: usize, axes: &[MeshAxis]) -> Vec<usize> {
         let fixed = |axis: &MeshAxis| !axes.contains(axis);
@@ -171,7 +167,6 @@ impl Mesh {
     /// Returns the ranks of the pipeline stage of `rank`, which are consecutive.
     ///
     /// # Panics
-    ///
     /// Panics if `rank` is not a rank of the mesh.
     pub fn stage(&self, rank: usize) -> Vec<usize> {
         self.ranks(rank, &[MeshAxis::Replicate, MeshAxis::Shard])
@@ -180,7 +175,6 @@ impl Mesh {
     /// Returns the ranks that divide the model states of the stage of `rank` among them.
     ///
     /// # Panics
-    ///
     /// Panics if `rank` is not a rank of the mesh.
     pub fn shard_group(&self, rank: usize) -> Vec<usize> {
         self.ranks(rank, &[MeshAxis::Shard])
@@ -189,7 +183,6 @@ impl Mesh {
     /// Returns the ranks that have the same shard of the same stage as `rank`.
     ///
     /// # Panics
-    ///
     /// Panics if `rank` is not a rank of the mesh.
     pub fn replicas(&self, rank: usize) -> Vec<usize> {
         self.ranks(rank, &[MeshAxis::Replicate])
@@ -199,7 +192,6 @@ impl Mesh {
     /// `rank` on all stages.
     ///
     /// # Panics
-    ///
     /// Panics if `rank` is not a rank of the mesh.
     pub fn model_group(&self, rank: usize) -> Vec<usize> {
         self.ranks(rank, &[MeshAxis::Pipeline, MeshAxis::Shard])
@@ -208,7 +200,6 @@ impl Mesh {
     /// Returns one rank per stage, in the order of the stages: those at the position of `rank`.
     ///
     /// # Panics
-    ///
     /// Panics if `rank` is not a rank of the mesh.
     pub fn pipeline(&self, rank: usize) -> Vec<usize> {
         self.ranks(rank, &[MeshAxis::Pipeline])

@@ -45,7 +45,6 @@ impl MessageRoute {
     /// Returns the route of a message between this rank of the group `ranks` and its rank `peer`.
     ///
     /// # Errors
-    ///
     /// Returns an error if `peer` is this rank or not a rank of the group.
     pub fn new(
         ranks: &GroupRanks,
@@ -123,7 +122,6 @@ impl MessageContents {
     /// Checks that a message with these contents fits the arrays `expected` of its receiver.
     ///
     /// # Errors
-    ///
     /// Returns an error that names both sides.
     pub fn check(&self, route: &MessageRoute, expected: &Self) -> Result<(), CommError> {
         // The payload type is compared too, because the receiver casts the arrays to it.

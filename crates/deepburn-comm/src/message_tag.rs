@@ -30,8 +30,8 @@ impl MessageTag {
         Self { purpose: Cow::Borrowed(purpose), id, scope: None }
     }
 
-    /// Returns the tag within part `id` of the computation, for example a micro-batch. A second call
-    /// replaces the part.
+    /// Returns the tag within part `id` of the computation, for example a micro-batch. A second
+    /// call replaces the part.
     #[must_use]
     pub fn within(self, scope: &'static str, id: u64) -> Self {
         Self { scope: Some((scope.into(), id)), ..self }

@@ -22,7 +22,7 @@ pub enum Operation {
         /// The rank whose arrays are copied.
         root: usize,
     },
-    /// A synchronisation without data.
+    /// A synchronization without data.
     Barrier,
 }
 

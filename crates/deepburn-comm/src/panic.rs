@@ -1,11 +1,10 @@
 //! Records panics of rank threads.
 //!
-//! The location of a panic is only available in the panic hook, which runs
-//! before the stack unwinds. This module therefore installs a hook that wraps
-//! the previous hook of the process. On rank threads, the hook records the
-//! location and time of the panic and prints nothing, because
-//! [`run_ranks`](crate::run_ranks) reports the first failure and the other
-//! failures are its consequences. On other threads, it calls the previous hook.
+//! The location of a panic is only available in the panic hook, which runs before the stack
+//! unwinds. This module therefore installs a hook that wraps the previous hook of the process. On
+//! rank threads, the hook records the location and time of the panic and prints nothing, because
+//! [`run_ranks`](crate::run_ranks) reports the first failure and the other failures are its
+//! consequences. On other threads, it calls the previous hook.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -19,8 +18,8 @@ use crate::CommError;
 #[derive(Debug, Clone)]
 pub(crate) struct PanicRecord {
     pub(crate) location: Option<String>,
-    /// The time before unwinding. With this time, a panic is ordered before the
-    /// panics that it causes on other threads through a poisoned lock.
+    /// The time before unwinding. With this time, a panic is ordered before the panics that it
+    /// causes on other threads through a poisoned lock.
     pub(crate) at: Instant,
 }
 
@@ -53,8 +52,8 @@ pub(crate) fn watch_this_thread() {
     WATCH.set(Watch::Armed);
 }
 
-/// Returns the record of the panic that was caught on this thread. It has no
-/// location if the panic came from another thread and was resumed here.
+/// Returns the record of the panic that was caught on this thread. It has no location if the panic
+/// came from another thread and was resumed here.
 pub(crate) fn take_record() -> PanicRecord {
     WATCH.with_borrow_mut(|watch| match watch {
         Watch::Recorded(record) => {
@@ -67,8 +66,7 @@ pub(crate) fn take_record() -> PanicRecord {
     })
 }
 
-/// Records a panic on a rank thread. Returns `false` if the previous hook
-/// should print it.
+/// Records a panic on a rank thread. Returns `false` if the previous hook should print it.
 fn record(info: &PanicHookInfo<'_>) -> bool {
     WATCH.with_borrow_mut(|watch| {
         let first = match watch {
@@ -78,8 +76,8 @@ fn record(info: &PanicHookInfo<'_>) -> bool {
         };
         let location = info.location().map(ToString::to_string);
         *watch = Watch::Recorded(PanicRecord { location, at: Instant::now() });
-        // A second panic may occur during unwinding and abort the process. It
-        // is printed, because it could not be reported later.
+        // A second panic may occur during unwinding and abort the process. It is printed, because
+        // it could not be reported later.
         first || info.payload().is::<CommError>()
     })
 }

@@ -1,8 +1,8 @@
 //! The partition of one array into shards.
 //!
-//! Every array is flattened and divided into `world_size` shards of `ceil(numel
-//! / world_size)` elements. The last shards are padded with zeros, so all
-//! shards have the same length. A rank may own only padding.
+//! Every array is flattened and divided into `world_size` shards of `ceil(numel / world_size)`
+//! elements. The last shards are padded with zeros, so all shards have the same length. A rank may
+//! own only padding.
 //!
 //! This module is the only definition of the partition. Collectives, ZeRO stages, memory estimates
 //! and checkpoint files all use it. ZeRO stages differ in which model states are sharded, but not
@@ -21,7 +21,6 @@ impl Partition {
     /// Divides `numel` elements into `world_size` shards.
     ///
     /// # Panics
-    ///
     /// Panics if `world_size` is 0.
     pub fn new(numel: usize, world_size: usize) -> Self {
         assert!(world_size > 0, "a group has at least one rank");
@@ -44,8 +43,8 @@ impl Partition {
         self.numel.div_ceil(self.world_size)
     }
 
-    /// Returns the flat range of elements that `rank` owns; empty for a rank
-    /// that holds only padding.
+    /// Returns the flat range of elements that `rank` owns; empty for a rank that holds only
+    /// padding.
     pub fn owned(&self, rank: usize) -> Range<usize> {
         // Sizes may come from a file, so the arithmetic saturates.
         let start = rank.saturating_mul(self.shard_len()).min(self.numel);

@@ -14,7 +14,8 @@ pub enum ReduceOp {
     Sum,
     /// Sum in rank order, divided by the world size.
     Mean,
-    /// Element-wise maximum. The result is NaN if any value is NaN, so an overflow on any rank is detected.
+    /// Element-wise maximum. The result is NaN if any value is NaN, so an overflow on any rank is
+    /// detected.
     Max,
 }
 
@@ -31,8 +32,8 @@ impl fmt::Display for ReduceOp {
 /// The sizes and element types on which ranks must agree before an exchange.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Signature {
-    /// The number of elements of each array. For a reduction this is the size of the input, and for a gather the size
-    /// of the result.
+    /// The number of elements of each array. For a reduction this is the size of the input, and for
+    /// a gather the size of the result.
     pub numels: Vec<usize>,
     /// The element type of each array, as returned by [`Payload::dtype`].
     pub dtypes: Vec<Cow<'static, str>>,
@@ -71,8 +72,8 @@ pub struct Encoded {
     pub bytes: Bytes,
 }
 
-/// Bytes from another process. The memory is aligned for the element type, so that it can be converted to an array
-/// without a copy.
+/// Bytes from another process. The memory is aligned for the element type, so that it can be
+/// converted to an array without a copy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Received {
     /// Elements of one byte, and every array in [`Form::SparseRows`].
@@ -99,9 +100,10 @@ impl Received {
 
 /// An array that a process group can reduce, scatter and gather.
 ///
-/// All engines require this trait. The MPI engine sends [`parts`](Self::part) of an array as bytes and reduces the
-/// decoded arrays. Rank threads of one process read each other's parts in place, which requires a [`SharedPayload`].
-/// Both engines use the same `reduce` function, so their results are bit-identical.
+/// All engines require this trait. The MPI engine sends [`parts`](Self::part) of an array as bytes
+/// and reduces the decoded arrays. Rank threads of one process read each other's parts in place,
+/// which requires a [`SharedPayload`]. Both engines use the same `reduce` function, so their
+/// results are bit-identical.
 ///
 /// `Clone` must be cheap, for example a reference count.
 pub trait Payload: Clone + Debug + Send + Sync + 'static {
@@ -114,8 +116,8 @@ pub trait Payload: Clone + Debug + Send + Sync + 'static {
     /// Returns the size of an element in bytes.
     fn element_size(&self) -> usize;
 
-    /// Returns true if arrays of this element type can be reduced with `op`. Unsupported reductions fail before data is
-    /// exchanged.
+    /// Returns true if arrays of this element type can be reduced with `op`. Unsupported reductions
+    /// fail before data is exchanged.
     fn supports(&self, _op: ReduceOp) -> bool {
         true
     }
@@ -126,41 +128,41 @@ pub trait Payload: Clone + Debug + Send + Sync + 'static {
         self.numel() * self.element_size()
     }
 
-    /// Returns the elements `range`, in flat order, as a view. The view may keep the whole array alive.
+    /// Returns the elements `range`, in flat order, as a view. The view may keep the whole array
+    /// alive.
     fn part(&self, range: Range<usize>) -> Self;
 
     /// Encodes the array as bytes. A sparse array is encoded as its rows.
     fn encode(&self) -> Encoded;
 
-    /// Decodes `numel` elements that another process [encoded](Self::encode),
-    /// as a flat array in the memory and element type of `self`. The values of
-    /// `self` are not used.
+    /// Decodes `numel` elements that another process [encoded](Self::encode), as a flat array in
+    /// the memory and element type of `self`. The values of `self` are not used.
     ///
     /// # Errors
-    ///
     /// Returns an error if the bytes do not encode such an array.
     fn decode(&self, form: Form, received: Received, numel: usize) -> Result<Self, String>;
 
-    /// Reduces parts of equal size into a new array of `padded_len >= numel` elements in the same memory as
-    /// `parts[home]`. Padding elements are zero.
+    /// Reduces parts of equal size into a new array of `padded_len >= numel` elements in the same
+    /// memory as `parts[home]`. Padding elements are zero.
     ///
-    /// Parts are added in the order of the list. The memory of a part may be
-    /// reused if nothing else refers to it.
+    /// Parts are added in the order of the list. The memory of a part may be reused if nothing else
+    /// refers to it.
     fn reduce(parts: Vec<Self>, padded_len: usize, op: ReduceOp, home: usize) -> Self;
 }
 
 /// A payload that rank threads of one process can read in place.
 pub trait SharedPayload: Payload {
-    /// Returns true if `other` is in the same memory (for example on the same device), so that both ranks can share a
-    /// result.
+    /// Returns true if `other` is in the same memory (for example on the same device), so that both
+    /// ranks can share a result.
     fn shares_home(&self, other: &Self) -> bool;
 
-    /// Concatenates flat chunks in order and keeps the first `numel` elements. The result is in the same memory as
-    /// `chunks[home]`.
+    /// Concatenates flat chunks in order and keeps the first `numel` elements. The result is in the
+    /// same memory as `chunks[home]`.
     fn concat(chunks: &[Self], numel: usize, home: usize) -> Self;
 
-    /// Concatenates the shards of an array, like [`concat`](Self::concat). The result may be a view of the memory of
-    /// the shards. In this case, a shard that is modified while the result is alive is copied first.
+    /// Concatenates the shards of an array, like [`concat`](Self::concat). The result may be a view
+    /// of the memory of the shards. In this case, a shard that is modified while the result is
+    /// alive is copied first.
     fn gather(shards: &[Self], numel: usize, home: usize) -> Self {
         Self::concat(shards, numel, home)
     }

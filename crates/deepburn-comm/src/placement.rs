@@ -1,11 +1,9 @@
-//! Detects which rank this process is, from the environment variables of its
-//! launcher.
+//! Detects which rank this process is, from the environment variables of its launcher.
 //!
-//! [`Placement::detect`] reads the variables that mpirun (Open MPI), mpiexec
-//! (MPICH, Intel MPI) and srun (Slurm) set for each process. `None` means that
-//! no launcher started this process; it then runs all ranks as threads.
-//! Incomplete, malformed or contradictory variables cause a [`PlacementError`],
-//! because a process with the wrong rank would train on the wrong data.
+//! [`Placement::detect`] reads the variables that mpirun (Open MPI), mpiexec (MPICH, Intel MPI) and
+//! srun (Slurm) set for each process. `None` means that no launcher started this process; it then
+//! runs all ranks as threads. Incomplete, malformed or contradictory variables cause a
+//! [`PlacementError`], because a process with the wrong rank would train on the wrong data.
 //! `DEEPBURN_LAUNCHER=none|mpi|slurm` overrides the detection.
 
 mod error;
@@ -22,9 +20,9 @@ const OVERRIDE: &str = "DEEPBURN_LAUNCHER";
 /// The variable that srun sets to the number of the job step.
 const STEP_ID: &str = "SLURM_STEP_ID";
 
-/// The first reserved job step. Slurm numbers the steps of srun upwards from 0
-/// and reserves the highest numbers: 4294967290 for the shell of `salloc`,
-/// 4294967291 for the script of `sbatch`, 4294967292 for `extern`.
+/// The first reserved job step. Slurm numbers the steps of srun upwards from 0 and reserves the
+/// highest numbers: 4294967290 for the shell of `salloc`, 4294967291 for the script of `sbatch`,
+/// 4294967292 for `extern`.
 const FIRST_RESERVED_STEP: u32 = 0xffff_fff0;
 
 /// The variables of Open MPI's mpirun.
@@ -77,42 +75,36 @@ pub struct Placement {
     pub rank: usize,
     /// The number of processes on all hosts.
     pub world_size: usize,
-    /// The rank of this process among the processes of its host, below
-    /// `local_size`.
+    /// The rank of this process among the processes of its host, below `local_size`.
     pub local_rank: usize,
     /// The number of processes on this host.
     pub local_size: usize,
 }
 
 impl Placement {
-    /// Reads the placement from the environment of this process. Returns `None`
-    /// if no launcher started it.
+    /// Reads the placement from the environment of this process. Returns `None` if no launcher
+    /// started it.
     ///
     /// # Errors
-    ///
     /// Returns the same errors as [`Self::from_variables`].
     pub fn detect() -> Result<Option<Self>, PlacementError> {
-        // A value that is not Unicode is not treated as unset: the lossy
-        // conversion gives a value that fails the checks.
+        // A value that is not Unicode is not treated as unset: the lossy conversion gives a value
+        // that fails the checks.
         Self::from_variables(|name| {
             std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
         })
     }
 
-    /// Reads the placement from the variables that `get` returns. Returns
-    /// `None` if no launcher started this process. An empty value counts as
-    /// unset.
+    /// Reads the placement from the variables that `get` returns. Returns `None` if no launcher
+    /// started this process. An empty value counts as unset.
     ///
     /// # Errors
-    ///
     /// Returns an error if
     ///
     /// - the variables of a launcher are incomplete, malformed or out of range,
     /// - two launchers disagree on the rank or the number of ranks,
-    /// - torchrun or a PyTorch job operator started this process as one of
-    ///   several,
-    /// - `DEEPBURN_LAUNCHER` has an unknown value, or names a launcher whose
-    ///   variables are not set.
+    /// - torchrun or a PyTorch job operator started this process as one of several,
+    /// - `DEEPBURN_LAUNCHER` has an unknown value, or names a launcher whose variables are not set.
     pub fn from_variables(
         get: impl Fn(&str) -> Option<String>,
     ) -> Result<Option<Self>, PlacementError> {
@@ -181,9 +173,8 @@ impl Start {
 
 /// Finds the innermost launcher.
 ///
-/// mpirun is checked before srun. In a Slurm job, mpirun starts its daemons
-/// with srun, and the ranks inherit the daemons' Slurm variables, which contain
-/// host numbers instead of rank numbers.
+/// mpirun is checked before srun. In a Slurm job, mpirun starts its daemons with srun, and the
+/// ranks inherit the daemons' Slurm variables, which contain host numbers instead of rank numbers.
 fn detected(variables: &Variables<'_>) -> Result<Option<Placement>, PlacementError> {
     let torch = variables.pair("RANK", "WORLD_SIZE")?;
     let start = match mpirun(variables)? {
@@ -192,16 +183,14 @@ fn detected(variables: &Variables<'_>) -> Result<Option<Placement>, PlacementErr
     };
     match (start, torch) {
         (Some(start), torch) => {
-            // Scripts often set RANK and WORLD_SIZE from the launcher's
-            // variables. Different values mean that there is a second launcher
-            // between this launcher and the process.
+            // Scripts often set RANK and WORLD_SIZE from the launcher's variables. Different values
+            // mean that there is a second launcher between this launcher and the process.
             if let Some(torch) = torch {
                 start.world.agree(&torch, CHOOSE_ONE)?;
             }
             Ok(Some(start.placement()))
         }
-        // Without this check, every process would train separately and write to
-        // the same folder.
+        // Without this check, every process would train separately and write to the same folder.
         (None, Some(torch)) if torch.size.value > 1 => {
             Err(PlacementError::Torch { rank: torch.rank.value, world_size: torch.size.value })
         }
@@ -227,17 +216,16 @@ fn mpirun(variables: &Variables<'_>) -> Result<Option<Start>, PlacementError> {
     Ok(open_mpi.or(mpich))
 }
 
-/// Returns true if PMI_RANK and PMI_SIZE come from `srun --mpi=pmi2`. hydra
-/// also sets MPI_LOCALRANKID, but srun does not.
+/// Returns true if PMI_RANK and PMI_SIZE come from `srun --mpi=pmi2`. hydra also sets
+/// MPI_LOCALRANKID, but srun does not.
 fn pmi_of_srun(variables: &Variables<'_>) -> bool {
     variables.text(STEP_ID).is_some() && variables.text(MPICH.local_rank).is_none()
 }
 
 /// Reads the variables of srun; `None` if srun did not start this process.
 ///
-/// The batch script of `sbatch` and the shell of `salloc` also have
-/// SLURM_PROCID=0 and the job's number of tasks, although they are not tasks.
-/// They can only be distinguished by the step number.
+/// The batch script of `sbatch` and the shell of `salloc` also have SLURM_PROCID=0 and the job's
+/// number of tasks, although they are not tasks. They can only be distinguished by the step number.
 fn srun(variables: &Variables<'_>) -> Result<Option<Start>, PlacementError> {
     let step = variables.text(STEP_ID).and_then(|step| step.parse::<u32>().ok());
     if step.is_none_or(|step| step >= FIRST_RESERVED_STEP) {
@@ -271,8 +259,8 @@ fn slurm_task(variables: &Variables<'_>) -> Result<Option<Start>, PlacementError
     Ok(Some(Start { launcher: Launcher::Slurm, world, local }))
 }
 
-/// Returns the entry of `node` in a list such as `2(x3),1`, which means 2 tasks
-/// on each of three nodes and 1 task on the fourth node.
+/// Returns the entry of `node` in a list such as `2(x3),1`, which means 2 tasks on each of three
+/// nodes and 1 task on the fourth node.
 fn tasks_of_node(name: &'static str, list: &str, node: Number) -> Result<usize, PlacementError> {
     let malformed = |rule: String| PlacementError::Malformed { name, value: list.to_owned(), rule };
     let mut nodes = 0_usize;

@@ -10,16 +10,14 @@ pub trait RankHandle {
     /// Returns the rank in the world, from 0.
     fn rank(&self) -> usize;
 
-    /// Ends the group: every pending and later call of any rank fails with the
-    /// cause of the first `abort`. This function is called after the rank's own
-    /// code has ended.
+    /// Ends the group: every pending and later call of any rank fails with the cause of the first
+    /// `abort`. This function is called after the rank's own code has ended.
     fn abort(&self, cause: CommError);
 
     /// Declares that this rank starts no more collectives.
     ///
-    /// Pending collectives of the rank can still be completed. Ranks that wait
-    /// for a collective which this rank has not started get
-    /// [`CommError::Left`].
+    /// Pending collectives of the rank can still be completed. Ranks that wait for a collective
+    /// which this rank has not started get [`CommError::Left`].
     fn leave(&self);
 
     /// Returns the failure that ended the group; `None` if it has not ended.

@@ -1,9 +1,8 @@
 //! Runs a function on every rank.
 //!
-//! [`run_ranks`] runs ranks as threads, and [`run_rank`] runs the single rank
-//! of a process. Both end the group as soon as a rank fails, and return the
-//! first failure as a [`RankFailure`]. Failures of other ranks that are
-//! consequences of the first failure are dropped.
+//! [`run_ranks`] runs ranks as threads, and [`run_rank`] runs the single rank of a process. Both
+//! end the group as soon as a rank fails, and return the first failure as a [`RankFailure`].
+//! Failures of other ranks that are consequences of the first failure are dropped.
 
 use std::fmt::{self, Debug, Display};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -13,18 +12,17 @@ use std::time::{Duration, Instant};
 
 use crate::{CommError, Member, RankHandle, panic};
 
-/// The stack size of a rank thread in bytes. Backward passes recurse deeply.
-/// The system only allocates memory for the part of the stack that is used.
+/// The stack size of a rank thread in bytes. Backward passes recurse deeply. The system only
+/// allocates memory for the part of the stack that is used.
 const STACK_SIZE: usize = 64 << 20;
 
 /// The first failure in a group of ranks.
 ///
-/// `Debug` prints the same text as `Display`, because Rust prints an error
-/// returned from `main` with `Debug`.
+/// `Debug` prints the same text as `Display`, because Rust prints an error returned from `main`
+/// with `Debug`.
 #[derive(Clone, PartialEq)]
 pub struct RankFailure<E> {
-    /// The failed rank. If a collective failed, this is the rank that detected
-    /// the failure.
+    /// The failed rank. If a collective failed, this is the rank that detected the failure.
     pub rank: usize,
     /// Its host; `None` for rank threads.
     pub host: Option<Arc<str>>,
@@ -44,9 +42,8 @@ pub enum FailureCause<E> {
         /// File, line and column, if known.
         location: Option<String>,
     },
-    /// A collective failed although no rank failed: ranks started different
-    /// collectives, or a rank ended early or did not reach a collective in
-    /// time.
+    /// A collective failed although no rank failed: ranks started different collectives, or a rank
+    /// ended early or did not reach a collective in time.
     Comm(CommError),
 }
 
@@ -81,20 +78,17 @@ impl<E: Display> Display for FailureCause<E> {
 
 impl<E: Display> std::error::Error for RankFailure<E> {}
 
-/// Runs `body` on `world_size` threads, each with a [`Member`] of a new group,
-/// and returns the results by rank.
+/// Runs `body` on `world_size` threads, each with a [`Member`] of a new group, and returns the
+/// results by rank.
 ///
-/// If a rank returns an error or panics, the group ends. Ranks that are inside
-/// a collective return immediately; other ranks return when they next start or
-/// wait for a collective. A panic with a [`CommError`] as its payload is
-/// treated as that error, because tensor ops cannot return errors. Panics of
-/// rank threads are not printed; the first panic is returned.
+/// If a rank returns an error or panics, the group ends. Ranks that are inside a collective return
+/// immediately; other ranks return when they next start or wait for a collective. A panic with a
+/// [`CommError`] as its payload is treated as that error, because tensor ops cannot return errors.
+/// Panics of rank threads are not printed; the first panic is returned.
 ///
-/// `timeout` is the maximum time that a rank waits for other ranks; see
-/// [`Member::group`].
+/// `timeout` is the maximum time that a rank waits for other ranks; see [`Member::group`].
 ///
 /// # Errors
-///
 /// Returns the first failure.
 pub fn run_ranks<R, E>(
     world_size: usize,
@@ -161,10 +155,8 @@ impl<E> Ending<E> {
 /// Errors and panics end the group as in [`run_ranks`].
 ///
 /// # Errors
-///
-/// Returns the first failure that is known to this process. All processes
-/// return the same failure, so only the process of the failed `rank` has to
-/// report it.
+/// Returns the first failure that is known to this process. All processes return the same failure,
+/// so only the process of the failed `rank` has to report it.
 pub fn run_rank<R, E: Display>(
     handle: &impl RankHandle,
     body: impl FnOnce() -> Result<R, E>,
@@ -175,15 +167,14 @@ pub fn run_rank<R, E: Display>(
     })
 }
 
-/// Runs the body of a rank. On return the rank has left the group, or the group
-/// has ended.
+/// Runs the body of a rank. On return the rank has left the group, or the group has ended.
 fn end_of<R, E: Display>(
     member: &impl RankHandle,
     body: impl FnOnce() -> Result<R, E>,
 ) -> Result<R, Ending<E>> {
     panic::watch_this_thread();
-    // `member` outlives the body, so that a failed rank is not mistaken for a
-    // rank that has left the group.
+    // `member` outlives the body, so that a failed rank is not mistaken for a rank that has left
+    // the group.
     let ending = match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(result)) => {
             member.leave();
@@ -207,10 +198,9 @@ fn join<R, E>(thread: ScopedJoinHandle<'_, Result<R, Ending<E>>>) -> Result<R, E
 
 /// Returns the results of all ranks, or the earliest failure.
 ///
-/// If a collective fails (time-out, mismatch), the group ends before any rank
-/// can fail as a consequence. If a rank fails, its failure is recorded before
-/// it ends the group. In both cases, the earliest failure is the cause of the
-/// other failures.
+/// If a collective fails (time-out, mismatch), the group ends before any rank can fail as a
+/// consequence. If a rank fails, its failure is recorded before it ends the group. In both cases,
+/// the earliest failure is the cause of the other failures.
 fn results_or_failure<R, E>(
     member: &Member,
     endings: Vec<Result<R, Ending<E>>>,

@@ -14,7 +14,6 @@ impl Side {
     /// Describes a reduction of `arrays`. `operation` is an all-reduce or a reduce-scatter.
     ///
     /// # Errors
-    ///
     /// Returns an error if `op` is not defined for an element type.
     pub(crate) fn reduction<T: Payload>(
         ranks: &GroupRanks,
@@ -30,9 +29,8 @@ impl Side {
     /// Describes an all-gather of `chunks` into arrays of `numels` elements.
     ///
     /// # Errors
-    ///
-    /// Returns an error if there is not exactly one size per chunk, or if a
-    /// chunk does not have the size of a shard.
+    /// Returns an error if there is not exactly one size per chunk, or if a chunk does not have the
+    /// size of a shard.
     pub(crate) fn all_gather<T: Payload>(
         ranks: &GroupRanks,
         tag: CollectiveTag,
@@ -47,7 +45,6 @@ impl Side {
     /// Describes an all-to-all exchange of `arrays`.
     ///
     /// # Errors
-    ///
     /// Never fails; returns a `Result` like the other constructors.
     pub(crate) fn all_to_all<T: Payload>(
         ranks: &GroupRanks,
@@ -60,7 +57,6 @@ impl Side {
     /// Describes a broadcast from `root`. `arrays` define the sizes and types.
     ///
     /// # Errors
-    ///
     /// Returns an error if `root` is not a rank of the group.
     pub(crate) fn broadcast<T: Payload>(
         ranks: &GroupRanks,
@@ -74,8 +70,8 @@ impl Side {
         Self::checked::<T>(ranks, Operation::Broadcast { root }, tag, signature)
     }
 
-    /// Describes a barrier. It has no payload type, so ranks with different
-    /// payload types can use the same barrier.
+    /// Describes a barrier. It has no payload type, so ranks with different payload types can use
+    /// the same barrier.
     pub(crate) fn barrier(ranks: &GroupRanks, tag: CollectiveTag) -> Self {
         let (rank, tag) = (ranks.world_rank(), ranks.tagged(tag));
         let payload = std::any::type_name::<()>().into();

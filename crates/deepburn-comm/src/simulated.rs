@@ -1,8 +1,8 @@
 //! The process group of a dry run: one rank of any world, without the other ranks.
 //!
-//! Main type: [`SimulatedGroup`]. It moves nothing. Each collective returns the result that it would
-//! have if all ranks passed the same arrays, and is counted like a collective of the other engines.
-//! A received message has the arrays that the receiver names as like it.
+//! Main type: [`SimulatedGroup`]. It moves nothing. Each collective returns the result that it
+//! would have if all ranks passed the same arrays, and is counted like a collective of the other
+//! engines. A received message has the arrays that the receiver names as like it.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -74,11 +74,9 @@ impl SimulatedGroup {
     /// Returns rank `rank` of `world_size`.
     ///
     /// # Errors
-    ///
     /// Returns an error if the group has no ranks.
     ///
     /// # Panics
-    ///
     /// Panics if `rank` is not below `world_size`.
     pub fn new(rank: usize, world_size: usize) -> Result<Self, CommError> {
         if world_size == 0 {
@@ -93,7 +91,8 @@ impl SimulatedGroup {
         })
     }
 
-    /// Calls `observe` with each collective that this handle and its later clones start or wait for.
+    /// Calls `observe` with each collective that this handle and its later clones start or wait
+    /// for.
     #[must_use]
     pub fn observed(self, observe: impl Fn(CollectiveEvent<'_>) + Send + Sync + 'static) -> Self {
         Self { observer: EventHandler(Arc::new(observe)), ..self }

@@ -11,9 +11,8 @@ use crate::{CollectiveTag, MessageDirection, MessageTag, Operation, Signature};
 pub struct Count {
     /// The number of collectives started.
     pub calls: u64,
-    /// The number of elements of the complete arrays: the input of a reduction,
-    /// the result of a gather, or the arrays that this rank passed to a
-    /// broadcast.
+    /// The number of elements of the complete arrays: the input of a reduction, the result of a
+    /// gather, or the arrays that this rank passed to a broadcast.
     pub elements: u64,
 }
 
@@ -102,8 +101,7 @@ impl Statistics {
         self.counts.iter().map(|(counted, count)| (counted.operation, &*counted.purpose, *count))
     }
 
-    /// Returns the sorted names of the element types that were exchanged for a
-    /// purpose.
+    /// Returns the sorted names of the element types that were exchanged for a purpose.
     pub fn element_types(&self, purpose: &str) -> Vec<&str> {
         let counted = self.counts.keys().filter(|counted| counted.purpose == purpose);
         let mut types: Vec<_> = counted.map(|counted| &*counted.dtype).collect();
@@ -152,8 +150,8 @@ impl Statistics {
         count.bytes += bytes as u64;
     }
 
-    /// Counts a collective. All arrays of a collective have the same element
-    /// type; a barrier has none.
+    /// Counts a collective. All arrays of a collective have the same element type; a barrier has
+    /// none.
     pub fn record(
         &mut self,
         operation: Operation,

@@ -108,7 +108,8 @@ const SALLOC: Environment<'static> = &[
     ("SLURM_TASKS_PER_NODE", "2(x2)"),
 ];
 
-/// The shell of `salloc` on the first node (`use_interactive_step`). Its step has a number that Slurm reserves.
+/// The shell of `salloc` on the first node (`use_interactive_step`). Its step has a number that
+/// Slurm reserves.
 const SALLOC_INTERACTIVE: Environment<'static> = &[
     ("PMI_RANK", "0"),
     ("PMI_SIZE", "1"),
@@ -123,8 +124,8 @@ const SALLOC_INTERACTIVE: Environment<'static> = &[
     ("SLURM_TASKS_PER_NODE", "8"),
 ];
 
-/// Rank 3 of `mpirun -np 4 --map-by node` (Open MPI) in a job of two nodes. Its daemon is task 0 of a
-/// step with one task on the second node, and was given PMI's variables by srun.
+/// Rank 3 of `mpirun -np 4 --map-by node` (Open MPI) in a job of two nodes. Its daemon is task 0 of
+/// a step with one task on the second node, and was given PMI's variables by srun.
 const MPIRUN_IN_SBATCH: Environment<'static> = &[
     ("OMPI_COMM_WORLD_LOCAL_RANK", "1"),
     ("OMPI_COMM_WORLD_LOCAL_SIZE", "2"),
@@ -192,8 +193,8 @@ fn read(environment: Environment<'_>) -> Result<Option<Placement>, PlacementErro
     })
 }
 
-/// Returns `environment` with additional variables. A variable that is already set is replaced, because the last value
-/// counts.
+/// Returns `environment` with additional variables. A variable that is already set is replaced,
+/// because the last value counts.
 fn with<'a>(environment: Environment<'a>, more: Environment<'a>) -> Vec<(&'a str, &'a str)> {
     [environment, more].concat()
 }
@@ -417,7 +418,8 @@ fn print_the_placement() {
     println!("read: {:?}", Placement::detect());
 }
 
-/// `DEEPBURN_TEST_MPIRUN` replaces the default launcher, Open MPI's mpirun, by another command line.
+/// `DEEPBURN_TEST_MPIRUN` replaces the default launcher, Open MPI's mpirun, by another command
+/// line.
 #[test]
 #[ignore = "needs mpirun of Open MPI"]
 fn processes_of_a_real_launcher_know_their_ranks() {

@@ -180,7 +180,8 @@ impl Check<'_> {
                     refuse!(self.findings, site =>
                         "{shown} asks for {feature}, which is not available in this version"; "{remedy}");
                 }
-                // The other keys of a section are checked too, unless `enabled` would be reported twice.
+                // The other keys of a section are checked too, unless `enabled` would be reported
+                // twice.
                 let is_flag =
                     value.get("enabled").is_none_or(|enabled| enabled.as_flag().is_some());
                 asked && !(matches!(key.kind, Kind::Section(_)) && is_flag && meant.is_none())

@@ -43,8 +43,8 @@ pub struct RunContext {
 }
 
 impl RunContext {
-    /// Returns the length of the warm-up; `None` if the job does not set it, or if it is a ratio
-    /// of an unknown number of steps.
+    /// Returns the length of the warm-up; `None` if the job does not set it, or if it is a ratio of
+    /// an unknown number of steps.
     pub(crate) fn warmup(&self) -> Option<usize> {
         match self.warmup_steps? {
             StepCount::Steps(steps) => Some(steps),

@@ -1,9 +1,9 @@
 //! Errors, warnings and notes about a configuration.
 //!
 //! A [`Diagnosis`] names the key, the value, the rule and the remedy. A [`ConfigReport`] contains
-//! all diagnoses of one file. All values are checked before an error is returned, so that a user can
-//! fix all problems at once. [`ConfigError`] also covers errors that occur before any value can be
-//! checked.
+//! all diagnoses of one file. All values are checked before an error is returned, so that a user
+//! can fix all problems at once. [`ConfigError`] also covers errors that occur before any value can
+//! be checked.
 
 use std::cmp::Reverse;
 use std::fmt;
@@ -100,8 +100,8 @@ impl fmt::Display for Diagnosis {
     }
 }
 
-/// All findings about one configuration: notes, then warnings, then errors, so that the last lines on
-/// a terminal are the ones to act on.
+/// All findings about one configuration: notes, then warnings, then errors, so that the last lines
+/// on a terminal are the ones to act on.
 ///
 /// ```
 /// use deepburn_config::{RawConfig, RunContext, resolve};

@@ -77,7 +77,8 @@ impl Job {
     ///
     /// # Errors
     /// Returns a [`ConfigError`]; all invalid values of the job file are in one
-    /// [`crate::ConfigReport`]. The DeepSpeed configuration is only parsed here, and checked by [`crate::resolve()`].
+    /// [`crate::ConfigReport`]. The DeepSpeed configuration is only parsed here, and checked by
+    /// [`crate::resolve()`].
     pub fn load(request: &JobRequest) -> Result<(Self, RawConfig), ConfigError> {
         let configs = [PathBuf::new(), PathBuf::from(CONFIG_FOLDER)];
         let path = find(&request.config, &configs, "file")?;
@@ -239,8 +240,8 @@ fn refuse_deepspeed(root: &Node, name: &str) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// Removes defaults of transformers' `TrainingArguments` that have the same meaning as an absent key
-/// from the section `training`. Other values of these keys are checked as usual.
+/// Removes defaults of transformers' `TrainingArguments` that have the same meaning as an absent
+/// key from the section `training`. Other values of these keys are checked as usual.
 fn remove_trainer_defaults(root: &mut Node) {
     let training = root.get_mut("training").and_then(Node::entries_mut);
     let Some(entries) = training else { return };
@@ -281,9 +282,9 @@ const RATES: [&[&str]; 2] = [
     &["deepspeed", "scheduler", "params", "warmup_max_lr"],
 ];
 
-/// Replaces the learning rates of the configuration `root` with the value of `--set
-/// training.learning_rate`. A rate that `root` does not have, or that a later option sets, is left
-/// unchanged.
+/// Replaces the learning rates of the configuration `root` with the value of
+/// `--set training.learning_rate`. A rate that `root` does not have, or that a later option sets,
+/// is left unchanged.
 fn use_typed_rate(overrides: &[Override], root: &mut Node) {
     let typed = overrides.iter().rposition(|set| set.sets(&["training", "learning_rate"]));
     let Some(at) = typed.filter(|at| overrides[*at].value.as_real().is_some()) else { return };

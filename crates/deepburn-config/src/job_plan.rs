@@ -152,8 +152,8 @@ pub enum DataKind {
     },
     /// Conversations, prompts with completions, and other samples that are learned one by one.
     Chat(ChatPlan),
-    /// Pairs of a better and a worse completion. The keys that only [`DataKind::Chat`] reads have their
-    /// defaults.
+    /// Pairs of a better and a worse completion. The keys that only [`DataKind::Chat`] reads have
+    /// their defaults.
     Preference(ChatPlan),
     /// Raw little-endian tokens.
     Tokens,
@@ -207,7 +207,8 @@ pub struct ChatPlan {
     pub packing: PackingPlan,
     /// The token that pads samples; `None` for the one that the tokenizer names.
     pub pad_token: Option<String>,
-    /// Whether rows that are not valid are left out. Job records of earlier versions do not have it.
+    /// Whether rows that are not valid are left out. Job records of earlier versions do not have
+    /// it.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub skip_invalid_rows: bool,
 }
@@ -457,8 +458,8 @@ pub struct DpoPlan {
     pub loss_type: PreferenceLoss,
 }
 
-/// The loss of a pair of completions. `d` is the difference between the better and the worse completion, of the
-/// log-probability under the model minus that under the reference.
+/// The loss of a pair of completions. `d` is the difference between the better and the worse
+/// completion, of the log-probability under the model minus that under the reference.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PreferenceLoss {
@@ -525,8 +526,8 @@ pub enum ModelMetric {
     Loss,
     /// The accuracy of a classifier; the highest is best.
     Accuracy,
-    /// The micro-averaged F1 score of a classifier with several labels for each text; the highest is
-    /// best.
+    /// The micro-averaged F1 score of a classifier with several labels for each text; the highest
+    /// is best.
     F1,
     /// The mean absolute error of a regression; the lowest is best.
     Mae,

@@ -11,7 +11,8 @@
 //! - [`resolve()`] converts it to a [`Plan`], in which all defaults are filled in and every
 //!   `"auto"` is resolved.
 //! - [`Job`] is the job file of `finetune`, which contains a DeepSpeed configuration.
-//! - [`deepspeed_keys`] and [`job_keys`] list every key with its kind, default, unit, effect and status.
+//! - [`deepspeed_keys`] and [`job_keys`] list every key with its kind, default, unit, effect and
+//!   status.
 //!
 //! No key is silently ignored. An unknown key is an error that suggests the most similar name. A
 //! key that requests an unsupported feature is an error. A key without effect in DeepBurn is

@@ -1,5 +1,5 @@
-//! Lightning's strategy strings, for example `deepspeed_stage_2_offload`, and the configuration that
-//! each one stands for.
+//! Lightning's strategy strings, for example `deepspeed_stage_2_offload`, and the configuration
+//! that each one stands for.
 //!
 //! The values come from Lightning's `DeepSpeedStrategy`. They differ from DeepSpeed's own defaults.
 

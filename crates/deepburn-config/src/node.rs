@@ -137,7 +137,8 @@ impl Node {
         (real.fract() == 0.0 && real.abs() < LARGEST_INTEGRAL_FLOAT).then_some(real as i64)
     }
 
-    /// Returns the same value for `serde_json`. It cannot represent NaN and infinity, which become `null`.
+    /// Returns the same value for `serde_json`. It cannot represent NaN and infinity, which become
+    /// `null`.
     pub fn to_json(&self) -> serde_json::Value {
         use serde_json::Value as Json;
         match &self.value {

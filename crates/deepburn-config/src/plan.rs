@@ -73,9 +73,9 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Describes the groups of ranks over which states are sharded, such as ` over groups of 2 ranks (4
-    /// replicas)` or `, in backward over groups of 2 ranks (hpZ)`; empty if these are all
-    /// data-parallel ranks.
+    /// Describes the groups of ranks over which states are sharded, such as
+    /// ` over groups of 2 ranks (4 replicas)` or `, in backward over groups of 2 ranks (hpZ)`;
+    /// empty if these are all data-parallel ranks.
     pub fn sharding(&self) -> String {
         let MeshPlan { replicate, shard, .. } = self.mesh;
         match self.zero.parameters.secondary_partition_size {
@@ -87,9 +87,9 @@ impl Plan {
         }
     }
 
-    /// Changes the number of data-parallel ranks and with it the global batch size. Shard groups and
-    /// secondary shard groups keep their size if it is a divisor of `ranks`. Otherwise states are
-    /// sharded over all ranks of a stage.
+    /// Changes the number of data-parallel ranks and with it the global batch size. Shard groups
+    /// and secondary shard groups keep their size if it is a divisor of `ranks`. Otherwise states
+    /// are sharded over all ranks of a stage.
     pub fn set_data_parallel_size(&mut self, ranks: usize) {
         let MeshPlan { replicate, shard, .. } = self.mesh;
         let shard = if replicate > 1 && ranks.is_multiple_of(shard) { shard } else { ranks };
@@ -169,8 +169,8 @@ pub enum SchedulePlan {
     },
     /// DeepSpeed's WarmupDecayLR: warm-up, then linear to `min_lr`.
     ///
-    /// After the warm-up, the difference to `min_lr` is multiplied by `(total_steps - i) /
-    /// (total_steps - N)`, and is 0 from `total_steps` on.
+    /// After the warm-up, the difference to `min_lr` is multiplied by
+    /// `(total_steps - i) / (total_steps - N)`, and is 0 from `total_steps` on.
     WarmupDecay {
         /// Learning rate before the warm-up and at the end.
         min_lr: f64,
@@ -206,8 +206,8 @@ pub enum SchedulePlan {
     },
     /// DeepSpeed's LRRangeTest.
     ///
-    /// `min_lr * (1 + step_rate * i / step_size)`. The loss over such a run shows the largest learning
-    /// rate that still trains.
+    /// `min_lr * (1 + step_rate * i / step_size)`. The loss over such a run shows the largest
+    /// learning rate that still trains.
     LrRangeTest {
         /// Learning rate at the start.
         min_lr: f64,

@@ -74,8 +74,8 @@ fn rewriting(meant: &Node) -> Option<String> {
     }
 }
 
-/// Returns the value of this kind that has the same meaning as `value`, which is of another kind:
-/// a value in quotes, 0 or 1 for a flag, a list of one value for a value, a value for a list of one,
+/// Returns the value of this kind that has the same meaning as `value`, which is of another kind: a
+/// value in quotes, 0 or 1 for a flag, a list of one value for a value, a value for a list of one,
 /// or the value of the main key for a section.
 pub(crate) fn converted(kind: &Kind, value: &Node) -> Option<Node> {
     let inside = |node: &Node| readings(node).into_iter();
@@ -110,8 +110,8 @@ fn is_named_by_number(kind: &Kind, meant: &Node) -> bool {
 
 /// Returns the percentage that a number stands for as the size of a split.
 ///
-/// All splits have the same unit: fractions, as in scikit-learn's `train_test_split`, if their sum is
-/// at most 1, and else per cent. A number below 1 is a percentage only if nothing is left over.
+/// All splits have the same unit: fractions, as in scikit-learn's `train_test_split`, if their sum
+/// is at most 1, and else per cent. A number below 1 is a percentage only if nothing is left over.
 fn percentage(value: &Node, siblings: &Node) -> Option<Node> {
     let number = value.as_real().filter(|number| *number > 0.0)?;
     let share = |node: &Node| node.as_text()?.trim().strip_suffix('%')?.parse::<f64>().ok();
@@ -130,7 +130,8 @@ fn percentage(value: &Node, siblings: &Node) -> Option<Node> {
     Some(Node::text(format!("{}%", (number * unit * 1e9).round() / 1e9)))
 }
 
-/// Returns the value without quotes, if it is a number or a flag in quotes, and else the value itself.
+/// Returns the value without quotes, if it is a number or a flag in quotes, and else the value
+/// itself.
 pub(crate) fn unquoted(value: &Node) -> Node {
     let inner = value.as_text().and_then(parsed);
     inner.filter(|inner| !matches!(inner.value, Value::Map(_))).unwrap_or_else(|| value.clone())

@@ -13,8 +13,8 @@ use crate::section::Section;
 
 /// Returns the JSON Schema (draft 7) of a job file, or of a DeepSpeed configuration alone.
 ///
-/// `deepburn keys --schema` prints it. An editor that finds its path in `$schema` completes keys and
-/// marks unknown ones while they are typed:
+/// `deepburn keys --schema` prints it. An editor that finds its path in `$schema` completes keys
+/// and marks unknown ones while they are typed:
 ///
 /// ```
 /// let schema = deepburn_config::schema(false);

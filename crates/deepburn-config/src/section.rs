@@ -323,8 +323,8 @@ macro_rules! key {
     }};
 }
 
-/// Creates a plan: `filled!(Plan, section { a, b } c: 3)` sets the fields `a` and `b` to the values of the section's
-/// keys with these names.
+/// Creates a plan: `filled!(Plan, section { a, b } c: 3)` sets the fields `a` and `b` to the values
+/// of the section's keys with these names.
 macro_rules! filled {
     ($($Plan:ident)::+, $section:ident { $($key:ident),+ $(,)? } $($field:ident $(: $value:expr)?),* $(,)?) => {
         $($Plan)::+ { $($key: $section.$key.value,)+ $($field $(: $value)?,)* }

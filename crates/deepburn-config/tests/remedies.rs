@@ -1,4 +1,5 @@
-//! A value that a message proposes is of the right kind, and does not ask for an unsupported feature.
+//! A value that a message proposes is of the right kind, and does not ask for an unsupported
+//! feature.
 
 use std::path::Path;
 

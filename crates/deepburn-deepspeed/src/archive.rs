@@ -1,10 +1,8 @@
-//! The zip archive that `torch.save` writes: one entry with a pickle, and one
-//! entry per storage.
+//! The zip archive that `torch.save` writes: one entry with a pickle, and one entry per storage.
 //!
-//! Main type: [`Archive`]. A storage is verified against its checksum in one
-//! streaming pass before its first byte is returned. After that, any range is
-//! read directly, so a file of many gigabytes is never held in memory.
-//! Compressed entries, entries without a checksum, big-endian values and
+//! Main type: [`Archive`]. A storage is verified against its checksum in one streaming pass before
+//! its first byte is returned. After that, any range is read directly, so a file of many gigabytes
+//! is never held in memory. Compressed entries, entries without a checksum, big-endian values and
 //! containers other than zip are errors.
 //!
 //! ```text
@@ -15,10 +13,9 @@
 //! NAME/version        the version of the format; not read
 //! ```
 //!
-//! NAME is the name of the file without `.pt`. A storage is the memory of one
-//! or several tensors; the pickle defines the offset and the shape with which
-//! each tensor views it. The directory of a zip file is at its end and has the
-//! position, size and CRC-32 of each entry.
+//! NAME is the name of the file without `.pt`. A storage is the memory of one or several tensors;
+//! the pickle defines the offset and the shape with which each tensor views it. The directory of a
+//! zip file is at its end and has the position, size and CRC-32 of each entry.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
@@ -31,8 +28,8 @@ use zip::{CompressionMethod, ZipArchive};
 
 use crate::DeepSpeedError;
 
-/// The largest pickle that is read, in bytes. A pickle contains names, shapes
-/// and settings, which take a few hundred bytes per tensor.
+/// The largest pickle that is read, in bytes. A pickle contains names, shapes and settings, which
+/// take a few hundred bytes per tensor.
 const MAX_PICKLE: u64 = 64 << 20;
 
 /// The number of bytes that are hashed at a time.
@@ -45,8 +42,7 @@ struct Entry {
     start: u64,
     /// The size in bytes, which is also the stored size.
     size: u64,
-    /// The CRC-32 from the directory. `torch.save` writes 0 if its checksums
-    /// are turned off.
+    /// The CRC-32 from the directory. `torch.save` writes 0 if its checksums are turned off.
     checksum: u32,
 }
 
@@ -55,11 +51,9 @@ struct Entry {
 pub(crate) struct Archive {
     /// The path, for messages.
     path: PathBuf,
-    /// The open file. The lock is needed because all threads share the file
-    /// position.
+    /// The open file. The lock is needed because all threads share the file position.
     file: Mutex<File>,
-    /// The entries by name below the archive's only folder, such as `data.pkl`
-    /// and `data/0`.
+    /// The entries by name below the archive's only folder, such as `data.pkl` and `data/0`.
     entries: HashMap<String, Entry>,
     /// The names of entries whose checksum was verified.
     proved: Mutex<HashSet<String>>,
@@ -69,9 +63,7 @@ impl Archive {
     /// Opens a file and reads its directory.
     ///
     /// # Errors
-    ///
-    /// Returns an error if the file is not a zip archive of `torch.save` with
-    /// little-endian values.
+    /// Returns an error if the file is not a zip archive of `torch.save` with little-endian values.
     pub(crate) fn open(path: &Path) -> Result<Self, DeepSpeedError> {
         let file = File::open(path).map_err(DeepSpeedError::io("open it", path))?;
         // The clone shares the position in the file, but the directory is read before anything else
@@ -97,9 +89,8 @@ impl Archive {
     /// Returns the bytes of the pickle.
     ///
     /// # Errors
-    ///
-    /// Returns an error if there is no pickle, it is larger than any real one,
-    /// or its checksum is wrong.
+    /// Returns an error if there is no pickle, it is larger than any real one, or its checksum is
+    /// wrong.
     pub(crate) fn pickle(&self) -> Result<Vec<u8>, DeepSpeedError> {
         self.bytes("data.pkl", MAX_PICKLE)
     }
@@ -107,19 +98,16 @@ impl Archive {
     /// Returns the size of the storage `key` in bytes.
     ///
     /// # Errors
-    ///
     /// Returns an error if there is no such storage.
     pub(crate) fn storage_size(&self, key: &str) -> Result<u64, DeepSpeedError> {
         Ok(self.entry(&storage(key))?.size)
     }
 
-    /// Fills `bytes` with the storage `key` from byte `start` on. The storage
-    /// is verified first.
+    /// Fills `bytes` with the storage `key` from byte `start` on. The storage is verified first.
     ///
     /// # Errors
-    ///
-    /// Returns an error if the storage is too short, its checksum is wrong, or
-    /// the file cannot be read.
+    /// Returns an error if the storage is too short, its checksum is wrong, or the file cannot be
+    /// read.
     pub(crate) fn read(
         &self,
         key: &str,
@@ -153,10 +141,10 @@ impl Archive {
         self.entries.get(name).copied().ok_or_else(|| self.damaged(name, "is missing"))
     }
 
-    /// Verifies the checksum of an entry on first use. Other threads that need
-    /// the entry wait.
+    /// Verifies the checksum of an entry on first use. Other threads that need the entry wait.
     fn prove(&self, name: &str, entry: Entry) -> Result<(), DeepSpeedError> {
-        // The lock is held while the entry is read, so that two threads do not verify the same storage.
+        // The lock is held while the entry is read, so that two threads do not verify the same
+        // storage.
         let mut proved = lock(&self.proved);
         if proved.contains(name) {
             return Ok(());
@@ -204,22 +192,19 @@ fn storage(key: &str) -> String {
     format!("data/{key}")
 }
 
-/// Locks a mutex. A panic cannot leave its value in an intermediate state, so a
-/// poisoned lock is usable.
+/// Locks a mutex. A panic cannot leave its value in an intermediate state, so a poisoned lock is
+/// usable.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Checks the name of the archive's folder.
 ///
-/// `torch.save` names the folder after the file without its extension, or
-/// `archive` if it writes to a stream. A file that was renamed, for example to
-/// another rank's file, is therefore detected.
+/// `torch.save` names the folder after the file without its extension, or `archive` if it writes to
+/// a stream. A file that was renamed, for example to another rank's file, is therefore detected.
 ///
 /// # Errors
-///
-/// Returns [`DeepSpeedError::Mixed`] if the archive has the name of another
-/// file.
+/// Returns [`DeepSpeedError::Mixed`] if the archive has the name of another file.
 fn check_name(path: &Path, root: &str) -> Result<(), DeepSpeedError> {
     let name = path.file_stem().unwrap_or_default().to_string_lossy();
     if root == name || root == "archive" {
@@ -230,29 +215,30 @@ fn check_name(path: &Path, root: &str) -> Result<(), DeepSpeedError> {
 
 /// Returns the entries in the archive's directory, below the only folder.
 ///
-/// The folder is found by the shortest name that ends in `data.pkl`. Entries
-/// outside of it are ignored.
+/// The folder is found by the shortest name that ends in `data.pkl`. Entries outside of it are
+/// ignored.
 ///
 /// # Errors
-///
-/// Returns [`DeepSpeedError::Damaged`] for another container, a compressed or
-/// encrypted entry, an entry beyond the end of the file, or an archive without
-/// a pickle; [`DeepSpeedError::Mixed`] for a renamed file.
+/// Returns [`DeepSpeedError::Damaged`] for another container, a compressed or encrypted entry, an
+/// entry beyond the end of the file, or an archive without a pickle; [`DeepSpeedError::Mixed`] for
+/// a renamed file.
 fn entries(path: &Path, file: File) -> Result<HashMap<String, Entry>, DeepSpeedError> {
     let size = file.metadata().map_err(DeepSpeedError::io("read it", path))?.len();
     let broken = |source: zip::result::ZipError| {
         DeepSpeedError::damaged(path, format!("no zip archive of torch.save: {source}"))
     };
-    // `torch.save` writes nothing before the archive. If the library searches for its start, it takes the second entry of
-    // the directory for the first where that entry is 76 bytes further on: the size of the two ZIP64 records that
-    // `torch.save` adds after the directory. This is so for all names of 21 letters, such as `layer_00-model_states`.
+    // `torch.save` writes nothing before the archive. If the library searches for its start, it
+    // takes the second entry of the directory for the first where that entry is 76 bytes further
+    // on: the size of the two ZIP64 records that `torch.save` adds after the directory. This is so
+    // for all names of 21 letters, such as `layer_00-model_states`.
     let config = Config { archive_offset: ArchiveOffset::Known(0) };
     let mut archive = ZipArchive::with_config(config, BufReader::new(file)).map_err(broken)?;
     let mut listed = HashMap::new();
     for index in 0..archive.len() {
         let entry = archive.by_index_raw(index).map_err(broken)?;
         let name = entry.name().map_err(broken)?.to_string();
-        // Ranges are read directly from the file, which requires entries without compression and encryption.
+        // Ranges are read directly from the file, which requires entries without compression and
+        // encryption.
         let stored = entry.compression() == CompressionMethod::Stored && !entry.encrypted();
         let start = entry.data_start().unwrap_or(u64::MAX);
         if !stored || entry.compressed_size() != entry.size() {

@@ -1,8 +1,7 @@
 //! A DeepSpeed checkpoint of any stage and number of ranks.
 //!
-//! Main type: [`DeepSpeedCheckpoint`]. Opening a checkpoint reads the pickles
-//! of all files, checks them against each other and finds the position of every
-//! value. Weights are read only on request.
+//! Main type: [`DeepSpeedCheckpoint`]. Opening a checkpoint reads the pickles of all files, checks
+//! them against each other and finds the position of every value. Weights are read only on request.
 //!
 //! ```text
 //! folder.rs         the files by rank
@@ -28,15 +27,14 @@ use crate::{layer_names, partitioned, pipeline, replicated, sharded};
 
 /// An open DeepSpeed checkpoint, which several threads can read at once.
 ///
-/// It keeps the files open and stores the positions of the values in them, but
-/// not the values. A storage is verified against its checksum in one streaming
-/// pass on first use; later reads read only the requested range.
+/// It keeps the files open and stores the positions of the values in them, but not the values. A
+/// storage is verified against its checksum in one streaming pass on first use; later reads read
+/// only the requested range.
 #[derive(Debug)]
 pub struct DeepSpeedCheckpoint {
     /// The folder of the tag.
     path: PathBuf,
-    /// The counters and the version, which are the same in the files of all
-    /// ranks.
+    /// The counters and the version, which are the same in the files of all ranks.
     summary: CommonFields,
     /// The positions of all values, in the order of `parameters`.
     state: SavedState,
@@ -51,18 +49,15 @@ pub struct DeepSpeedCheckpoint {
 }
 
 impl DeepSpeedCheckpoint {
-    /// Opens the checkpoint `tag` in the folder `path`. Without a tag, opens
-    /// `path` itself if it contains a checkpoint's files, or else the
-    /// checkpoint that the file `latest` names.
+    /// Opens the checkpoint `tag` in the folder `path`. Without a tag, opens `path` itself if it
+    /// contains a checkpoint's files, or else the checkpoint that the file `latest` names.
     ///
     /// # Errors
-    ///
-    /// Returns [`DeepSpeedError::Missing`] if there is no checkpoint or the
-    /// file of a rank, a stage or a layer is missing; [`DeepSpeedError::Damaged`],
-    /// [`DeepSpeedError::Layout`] or [`DeepSpeedError::Mixed`] if the files are
-    /// not from one save of DeepSpeed; [`DeepSpeedError::Unsupported`] for
-    /// tensor parallelism, experts, universal checkpoints and omitted frozen
-    /// parameters; or an I/O error.
+    /// Returns [`DeepSpeedError::Missing`] if there is no checkpoint or the file of a rank, a stage
+    /// or a layer is missing; [`DeepSpeedError::Damaged`], [`DeepSpeedError::Layout`] or
+    /// [`DeepSpeedError::Mixed`] if the files are not from one save of DeepSpeed;
+    /// [`DeepSpeedError::Unsupported`] for tensor parallelism, experts, universal checkpoints and
+    /// omitted frozen parameters; or an I/O error.
     pub fn open(path: &Path, tag: Option<&str>) -> Result<Self, DeepSpeedError> {
         let folder = Folder::find(path, tag)?;
         let (summary, state, buffers) = match &folder.files {
@@ -88,8 +83,7 @@ impl DeepSpeedCheckpoint {
         Ok(Self { path, summary, state, stages, parameters, buffers, places })
     }
 
-    /// Returns true if a folder looks like a DeepSpeed checkpoint or names its
-    /// latest one.
+    /// Returns true if a folder looks like a DeepSpeed checkpoint or names its latest one.
     pub fn is_one(path: &Path) -> bool {
         Folder::is_one(path)
     }
@@ -114,22 +108,22 @@ impl DeepSpeedCheckpoint {
         self.summary.world_size
     }
 
-    /// Returns the number of stages of a pipeline, which may be 1. `None` if the model was saved as a whole, with the
-    /// names that it has without a pipeline.
+    /// Returns the number of stages of a pipeline, which may be 1. `None` if the model was saved as
+    /// a whole, with the names that it has without a pipeline.
     pub fn pipeline_stages(&self) -> Option<usize> {
         self.stages
     }
 
     /// Returns the parameters of a pipeline by their names in the model without a pipeline.
     ///
-    /// The parameters of a pipeline have the names of their layers, such as `2.attn.c_attn.weight` and
-    /// `tied_modules.embed.weight`. `model` has the names and shapes of the whole model in module order. A layer is the
-    /// part of the model with the same shapes, whose names end like the layer's names. If several equal layers fit
-    /// several parts that differ in a number, as blocks do, they are in order. Otherwise, a layer lies between its
-    /// neighbours if these are in the order of the model.
+    /// The parameters of a pipeline have the names of their layers, such as `2.attn.c_attn.weight`
+    /// and `tied_modules.embed.weight`. `model` has the names and shapes of the whole model in
+    /// module order. A layer is the part of the model with the same shapes, whose names end like
+    /// the layer's names. If several equal layers fit several parts that differ in a number, as
+    /// blocks do, they are in order. Otherwise, a layer lies between its neighbors if these are in
+    /// the order of the model.
     ///
     /// # Errors
-    ///
     /// Returns [`DeepSpeedError::NotInside`] with the layer if it fits no part, or more than one.
     pub fn layers_in_model<'m>(
         &self,
@@ -148,9 +142,8 @@ impl DeepSpeedCheckpoint {
         Counters { global_steps, skipped_steps, global_samples, optimizer_steps }
     }
 
-    /// Returns the index of the schedule's last step, from 0
-    /// (`last_batch_iteration`, or `last_epoch` minus one for a PyTorch
-    /// schedule). `None` without a schedule.
+    /// Returns the index of the schedule's last step, from 0 (`last_batch_iteration`, or
+    /// `last_epoch` minus one for a PyTorch schedule). `None` without a schedule.
     pub fn schedule(&self) -> Option<i64> {
         self.summary.schedule
     }
@@ -160,14 +153,14 @@ impl DeepSpeedCheckpoint {
         self.state.loss_scale
     }
 
-    /// Returns the parameters, without buffers: first trained ones in the order
-    /// of the flat groups (of the model at stage 0), then frozen ones.
+    /// Returns the parameters, without buffers: first trained ones in the order of the flat groups
+    /// (of the model at stage 0), then frozen ones.
     pub fn parameters(&self) -> &[SavedParameter] {
         &self.parameters
     }
 
-    /// Returns the names and shapes of the model's float buffers, such as the running statistics of a batch
-    /// norm. They are the buffers of rank 0; in DeepSpeed, each rank keeps its own copy.
+    /// Returns the names and shapes of the model's float buffers, such as the running statistics of
+    /// a batch norm. They are the buffers of rank 0; in DeepSpeed, each rank keeps its own copy.
     pub fn buffers(&self) -> impl Iterator<Item = (&str, &[usize])> {
         self.buffers.iter().map(|(name, tensor)| (name.as_str(), &tensor.shape[..]))
     }
@@ -175,7 +168,6 @@ impl DeepSpeedCheckpoint {
     /// Reads all elements of the buffer `name`, converted to f32.
     ///
     /// # Errors
-    ///
     /// Returns the same errors as [`read`](Self::read).
     pub fn read_buffer(&self, name: &str) -> Result<Vec<f32>, DeepSpeedError> {
         let Some((_, tensor)) = self.buffers.iter().find(|(found, _)| found == name) else {
@@ -187,33 +179,28 @@ impl DeepSpeedCheckpoint {
         Ok(values)
     }
 
-    /// Returns the names of the optimizer's arrays, such as `exp_avg`,
-    /// `exp_avg_sq`, `momentum_buffer` and `sum`.
+    /// Returns the names of the optimizer's arrays, such as `exp_avg`, `exp_avg_sq`,
+    /// `momentum_buffer` and `sum`.
     pub fn moments(&self) -> &[String] {
         &self.state.moments
     }
 
-    /// Verifies all checksums in one streaming pass. Later reads do not verify
-    /// them again.
+    /// Verifies all checksums in one streaming pass. Later reads do not verify them again.
     ///
     /// # Errors
-    ///
-    /// Returns [`DeepSpeedError::Damaged`] if a checksum is wrong, or an I/O
-    /// error.
+    /// Returns [`DeepSpeedError::Damaged`] if a checksum is wrong, or an I/O error.
     pub fn verify(&self) -> Result<(), DeepSpeedError> {
         self.state.stored.iter().flat_map(Stored::arrays).try_for_each(Segments::verify)?;
         self.buffers.iter().try_for_each(|(_, tensor)| tensor.read(0..0, &mut Vec::new()))
     }
 
-    /// Reads elements `range` of a flattened parameter or of one of its arrays,
-    /// converted to f32. `name` may be a tied name.
+    /// Reads elements `range` of a flattened parameter or of one of its arrays, converted to f32.
+    /// `name` may be a tied name.
     ///
     /// # Errors
-    ///
     /// Returns [`DeepSpeedError::NotInside`] if the elements do not exist,
-    /// [`DeepSpeedError::Damaged`] if a checksum is wrong,
-    /// [`DeepSpeedError::Mixed`] if masters do not round to the model's
-    /// weights, or an I/O error.
+    /// [`DeepSpeedError::Damaged`] if a checksum is wrong, [`DeepSpeedError::Mixed`] if masters do
+    /// not round to the model's weights, or an I/O error.
     pub fn read(
         &self,
         name: &str,
@@ -250,10 +237,8 @@ impl DeepSpeedCheckpoint {
 /// Assembles stages 0 to 2, whose model is in one file.
 ///
 /// # Errors
-///
-/// Returns an error if the files are not from one save or of an unsupported
-/// kind. A model file without flat groups next to optimizer files is a mixture
-/// of two saves.
+/// Returns an error if the files are not from one save or of an unsupported kind. A model file
+/// without flat groups next to optimizer files is a mixture of two saves.
 fn of_whole_model(folder: &Path, files: &StageFiles) -> Result<Assembled, DeepSpeedError> {
     let model = ModelStatesFile::open(&files.model, 1)?;
     let buffers = model.buffers()?;
@@ -268,8 +253,8 @@ fn of_whole_model(folder: &Path, files: &StageFiles) -> Result<Assembled, DeepSp
     Ok((model.summary, state, buffers))
 }
 
-/// Assembles stage 3, whose model is in one file per rank. The buffers are
-/// taken from the file of rank 0.
+/// Assembles stage 3, whose model is in one file per rank. The buffers are taken from the file of
+/// rank 0.
 fn of_sharded_model(
     folder: &Path,
     paths: &[PathBuf],

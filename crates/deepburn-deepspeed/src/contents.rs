@@ -1,8 +1,8 @@
 //! The values in a file of `torch.save`, by name.
 //!
-//! Main types: [`Contents`], an open file, and [`PickleValue`], a value in it with
-//! its dotted name for error messages. The pickle is read by this crate's
-//! walker, which keeps the order of dicts and the attributes of objects.
+//! Main types: [`Contents`], an open file, and [`PickleValue`], a value in it with its dotted name
+//! for error messages. The pickle is read by this crate's walker, which keeps the order of dicts
+//! and the attributes of objects.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -22,11 +22,10 @@ pub(crate) struct Contents {
 }
 
 impl Contents {
-    /// Opens a file and reads its pickle, but no tensors. Every storage that
-    /// the pickle names must have as many bytes as its elements need.
+    /// Opens a file and reads its pickle, but no tensors. Every storage that the pickle names must
+    /// have as many bytes as its elements need.
     ///
     /// # Errors
-    ///
     /// Returns an error if the archive, the pickle or a storage is damaged.
     pub(crate) fn open(path: &Path) -> Result<Self, DeepSpeedError> {
         let archive = Arc::new(Archive::open(path)?);
@@ -63,8 +62,8 @@ pub(crate) struct PickleValue<'a> {
     contents: &'a Contents,
     /// The node in the pickle.
     id: NodeId,
-    /// The path from the root, such as
-    /// `optimizer_state_dict.loss_scaler.cur_scale`; empty for the root.
+    /// The path from the root, such as `optimizer_state_dict.loss_scaler.cur_scale`; empty for the
+    /// root.
     name: String,
 }
 
@@ -116,8 +115,8 @@ impl<'a> PickleValue<'a> {
         }
     }
 
-    /// Returns an entry of a dict or an attribute of an object; `None` if it
-    /// does not exist or is Python's `None`. Integer keys are given as digits.
+    /// Returns an entry of a dict or an attribute of an object; `None` if it does not exist or is
+    /// Python's `None`. Integer keys are given as digits.
     pub(crate) fn get(&self, key: &str) -> Option<Self> {
         let number = key.parse().ok();
         // As in Python, the last of several equal keys counts.
@@ -134,9 +133,8 @@ impl<'a> PickleValue<'a> {
     /// Returns an entry or attribute that must exist.
     ///
     /// # Errors
-    ///
-    /// Returns [`DeepSpeedError::Layout`] that names the key. All other
-    /// accessors return this error too, for a value of another kind.
+    /// Returns [`DeepSpeedError::Layout`] that names the key. All other accessors return this error
+    /// too, for a value of another kind.
     pub(crate) fn need(&self, key: &str) -> Result<Self, DeepSpeedError> {
         self.get(key).ok_or_else(|| self.refuse(format!("a dict or object with `{key}`")))
     }
@@ -154,10 +152,8 @@ impl<'a> PickleValue<'a> {
     /// Returns the entries of a dict in order, with integer keys as digits.
     ///
     /// # Errors
-    ///
-    /// Returns an error for other keys, and for a key that occurs twice: the
-    /// order of the entries determines the positions of parameters in flat
-    /// groups, so it has to be unambiguous.
+    /// Returns an error for other keys, and for a key that occurs twice: the order of the entries
+    /// determines the positions of parameters in flat groups, so it has to be unambiguous.
     pub(crate) fn entries(&self) -> Result<Vec<(String, Self)>, DeepSpeedError> {
         let PickleNode::Dict(pairs) = self.node() else { return Err(self.refuse("a dict")) };
         let entries = pairs.iter().map(|(key, id)| {
@@ -242,8 +238,7 @@ impl<'a> PickleValue<'a> {
     pub(crate) fn shape(&self) -> Result<Vec<usize>, DeepSpeedError> {
         let shape: Vec<_> = self.list()?.iter().map(Self::size).collect::<Result<_, _>>()?;
         let numel = shape.iter().try_fold(1_usize, |all, dim| all.checked_mul(*dim));
-        // With this limit, sums over all parameters of a pickle cannot
-        // overflow.
+        // With this limit, sums over all parameters of a pickle cannot overflow.
         let fits = numel.is_some_and(|numel| numel < 1 << 40);
         if fits { Ok(shape) } else { Err(self.refuse("a size below 2^40 elements")) }
     }
@@ -251,9 +246,7 @@ impl<'a> PickleValue<'a> {
     /// Returns a dense tensor with an element type of parameters.
     ///
     /// # Errors
-    ///
-    /// Returns an error for another element type or a tensor that is not
-    /// contiguous.
+    /// Returns an error for another element type or a tensor that is not contiguous.
     pub(crate) fn tensor(&self) -> Result<Arc<Tensor>, DeepSpeedError> {
         let PickleNode::Tensor(node) = self.node() else { return Err(self.refuse("a tensor")) };
         let PickleNode::Storage { key, element, .. } = self.contents.pickle.node(node.storage)
@@ -296,8 +289,8 @@ mod tests {
     #[test]
     fn another_reader_reads_the_same_values() {
         let mut tensors = 0;
-        // The other reader looks for the directory of a file at another place if its name has 21 letters, as the name
-        // of a layer has (see `entries` in archive.rs).
+        // The other reader looks for the directory of a file at another place if its name has 21
+        // letters, as the name of a layer has (see `entries` in archive.rs).
         let is_layer = |file: &std::path::PathBuf| file.to_string_lossy().contains("/layer_");
         for file in files().into_iter().filter(|file| !is_layer(file)) {
             let contents = Contents::open(&file).unwrap();
@@ -316,8 +309,8 @@ mod tests {
                 };
                 let mut values = vec![];
                 tensor.read(0..tensor.numel(), &mut values).unwrap();
-                // Bits are compared, because the padding of stage 3 is
-                // uninitialised memory and may contain NaN.
+                // Bits are compared, because the padding of stage 3 is uninitialized memory and may
+                // contain NaN.
                 let same =
                     values.iter().map(|it| it.to_bits()).eq(expected.iter().map(|it| it.to_bits()));
                 assert!(same, "{name} of {}", file.display());

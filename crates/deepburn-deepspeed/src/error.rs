@@ -3,8 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// An error of this crate. Messages name the file, the value, the rule and the
-/// remedy.
+/// An error of this crate. Messages name the file, the value, the rule and the remedy.
 #[derive(Debug, thiserror::Error)]
 pub enum DeepSpeedError {
     /// The operating system returned an error.
@@ -83,8 +82,7 @@ pub enum DeepSpeedError {
 }
 
 impl DeepSpeedError {
-    /// Returns a function that wraps the error of a failed `action` on `path`,
-    /// for `map_err`.
+    /// Returns a function that wraps the error of a failed `action` on `path`, for `map_err`.
     pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         let path = path.to_owned();
         move |source| Self::Io { action, path, source }

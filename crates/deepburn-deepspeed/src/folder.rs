@@ -1,9 +1,8 @@
 //! Finds the files of a checkpoint.
 //!
-//! Main type: [`Folder`], which lists the files of a tag by rank. Files of
-//! tensor parallelism, experts, universal checkpoints and optimizers on NVMe
-//! are recognised by their names and rejected. A missing rank, pipeline stage
-//! or layer is an error.
+//! Main type: [`Folder`], which lists the files of a tag by rank. Files of tensor parallelism,
+//! experts, universal checkpoints and optimizers on NVMe are recognized by their names and
+//! rejected. A missing rank, pipeline stage or layer is an error.
 //!
 //! Names of the files, with R the data-parallel rank:
 //!
@@ -50,11 +49,9 @@ pub(crate) struct Folder {
 pub(crate) enum TagFiles {
     /// ZeRO stages 0 to 2: the model is in one file.
     Whole(StageFiles),
-    /// ZeRO stage 3: the model files and the optimizer files by rank, without a
-    /// gap.
+    /// ZeRO stage 3: the model files and the optimizer files by rank, without a gap.
     Sharded { model: Vec<PathBuf>, optim: Vec<PathBuf> },
-    /// A pipeline at ZeRO stage 0 or 1: the stages in order, and the layers with
-    /// weights by number.
+    /// A pipeline at ZeRO stage 0 or 1: the stages in order, and the layers with weights by number.
     Pipeline { stages: Vec<StageFiles>, layers: BTreeMap<usize, PathBuf> },
 }
 
@@ -68,14 +65,13 @@ pub(crate) struct StageFiles {
 }
 
 impl Folder {
-    /// Finds the tag `tag` in `path`. Without a tag, finds the one that
-    /// `latest` names, or `path` itself.
+    /// Finds the tag `tag` in `path`. Without a tag, finds the one that `latest` names, or `path`
+    /// itself.
     ///
     /// # Errors
-    ///
-    /// Returns [`DeepSpeedError::Missing`] if there is no checkpoint or a
-    /// rank's file is missing, [`DeepSpeedError::Mixed`] for files that cannot
-    /// be from one save, or [`DeepSpeedError::Unsupported`].
+    /// Returns [`DeepSpeedError::Missing`] if there is no checkpoint or a rank's file is missing,
+    /// [`DeepSpeedError::Mixed`] for files that cannot be from one save, or
+    /// [`DeepSpeedError::Unsupported`].
     pub(crate) fn find(path: &Path, tag: Option<&str>) -> Result<Self, DeepSpeedError> {
         let path = match tag {
             Some(tag) => tagged(path, tag)?,
@@ -128,8 +124,8 @@ fn has_files(path: &Path) -> bool {
     names(path).is_ok_and(|names| names.iter().any(|name| name.ends_with(MODEL)))
 }
 
-/// Returns the folder of a tag, or an error that lists the available ones. A
-/// tag is a single folder name, and tags with path separators are rejected.
+/// Returns the folder of a tag, or an error that lists the available ones. A tag is a single folder
+/// name, and tags with path separators are rejected.
 fn tagged(path: &Path, tag: &str) -> Result<PathBuf, DeepSpeedError> {
     let folder = path.join(tag);
     // A tag with a separator could name a path outside the folder.
@@ -147,10 +143,8 @@ fn tagged(path: &Path, tag: &str) -> Result<PathBuf, DeepSpeedError> {
 /// Returns the tag in the file `latest`.
 ///
 /// # Errors
-///
-/// Returns [`DeepSpeedError::Missing`] without the file, and
-/// [`DeepSpeedError::Damaged`] if its text is empty, not UTF-8, or longer than
-/// a tag can be.
+/// Returns [`DeepSpeedError::Missing`] without the file, and [`DeepSpeedError::Damaged`] if its
+/// text is empty, not UTF-8, or longer than a tag can be.
 fn latest(path: &Path) -> Result<String, DeepSpeedError> {
     let file = path.join(LATEST);
     let reason = "it is missing, and so no tag is the newest; name the tag, or its folder";
@@ -167,8 +161,7 @@ fn latest(path: &Path) -> Result<String, DeepSpeedError> {
     text.ok_or_else(|| DeepSpeedError::damaged(&file, "it does not name a tag"))
 }
 
-/// Returns the file names in a folder, sorted. Names that are not UTF-8 are
-/// skipped.
+/// Returns the file names in a folder, sorted. Names that are not UTF-8 are skipped.
 fn names(path: &Path) -> Result<Vec<String>, DeepSpeedError> {
     let io = || DeepSpeedError::io("list it", path);
     let mut names = vec![];
@@ -182,9 +175,7 @@ fn names(path: &Path) -> Result<Vec<String>, DeepSpeedError> {
 /// Returns an error if the folder contains a file of an unsupported kind.
 ///
 /// # Errors
-///
-/// Returns [`DeepSpeedError::Unsupported`] with the file and what to do
-/// instead.
+/// Returns [`DeepSpeedError::Unsupported`] with the file and what to do instead.
 fn refuse_foreign(path: &Path, names: &[String]) -> Result<(), DeepSpeedError> {
     let refuse = |name: &str, found: &str, remedy| {
         Err(DeepSpeedError::unsupported(&path.join(name), found, remedy))
@@ -210,13 +201,11 @@ fn mp_rank(stage: usize) -> String {
     format!("mp_rank_{stage:02}")
 }
 
-/// Returns the files of a pipeline's layers by number. Layers without weights
-/// may have no file.
+/// Returns the files of a pipeline's layers by number. Layers without weights may have no file.
 ///
 /// # Errors
-///
-/// Returns [`DeepSpeedError::Unsupported`] for layers of tensor parallelism,
-/// whose names have another part.
+/// Returns [`DeepSpeedError::Unsupported`] for layers of tensor parallelism, whose names have
+/// another part.
 fn layers(path: &Path, names: &[String]) -> Result<BTreeMap<usize, PathBuf>, DeepSpeedError> {
     let mut layers = BTreeMap::new();
     for name in names {
@@ -240,7 +229,6 @@ fn layers(path: &Path, names: &[String]) -> Result<BTreeMap<usize, PathBuf>, Dee
 /// Returns the number of pipeline stages.
 ///
 /// # Errors
-///
 /// Returns [`DeepSpeedError::Missing`] for a gap in the stages.
 fn stages(path: &Path, names: &[String]) -> Result<usize, DeepSpeedError> {
     let number = |name: &String| name.strip_prefix("mp_rank_")?.strip_suffix(MODEL)?.parse().ok();
@@ -255,13 +243,12 @@ fn stages(path: &Path, names: &[String]) -> Result<usize, DeepSpeedError> {
     }
 }
 
-/// Returns an error for a file of a rank that is not a pipeline stage. `pipeline`
-/// is the number of stages; `None` without a pipeline.
+/// Returns an error for a file of a rank that is not a pipeline stage. `pipeline` is the number of
+/// stages; `None` without a pipeline.
 ///
 /// # Errors
-///
-/// Returns [`DeepSpeedError::Unsupported`] without a pipeline, where it is a rank of tensor parallelism, and
-/// [`DeepSpeedError::Missing`] with one, whose stage has no model file.
+/// Returns [`DeepSpeedError::Unsupported`] without a pipeline, where it is a rank of tensor
+/// parallelism, and [`DeepSpeedError::Missing`] with one, whose stage has no model file.
 fn refuse_other_stages(
     path: &Path,
     names: &[String],
@@ -282,17 +269,16 @@ fn refuse_other_stages(
     Err(DeepSpeedError::missing(&file, reason))
 }
 
-/// Returns the files of a pipeline stage with the ending `suffix` in rank order.
-/// A missing rank is an error.
+/// Returns the files of a pipeline stage with the ending `suffix` in rank order. A missing rank is
+/// an error.
 ///
-/// The ranks are parsed from the names, so the order of the directory entries
-/// does not matter. An empty list means that there are no such files.
+/// The ranks are parsed from the names, so the order of the directory entries does not matter. An
+/// empty list means that there are no such files.
 ///
 /// # Errors
-///
-/// Returns [`DeepSpeedError::Missing`] for a gap in the ranks,
-/// [`DeepSpeedError::Mixed`] for files of two kinds or two files of one rank,
-/// and [`DeepSpeedError::Unsupported`] for a name without a rank.
+/// Returns [`DeepSpeedError::Missing`] for a gap in the ranks, [`DeepSpeedError::Mixed`] for files
+/// of two kinds or two files of one rank, and [`DeepSpeedError::Unsupported`] for a name without a
+/// rank.
 fn ranks(
     path: &Path,
     names: &[String],
@@ -304,8 +290,8 @@ fn ranks(
     for name in names {
         let Some(prefix) = name.strip_suffix(&suffix) else { continue };
         let is_bf16 = prefix.starts_with("bf16_");
-        // If a run changed its working type, files with both kinds of names can be under one tag, and only
-        // one of the two sets is complete.
+        // If a run changed its working type, files with both kinds of names can be under one tag,
+        // and only one of the two sets is complete.
         if *bf16.get_or_insert(is_bf16) != is_bf16 {
             let reason = "files of bf16 and of another working type lie side by side";
             return Err(DeepSpeedError::mixed(&path.join(name), reason));

@@ -1,10 +1,9 @@
 //! Which parts of a model the layers of a pipeline are.
 //!
-//! A pipeline names its parameters by the number of their layer or the key of
-//! their tied layer, and their name in the layer: `2.attn.c_attn.weight`. Which
-//! part of the whole model a layer is follows from the names and shapes within
-//! it: all parameters of layer 2 are found below `transformer.h.0.`. An
-//! assignment has to be unique, because another one would load the wrong
+//! A pipeline names its parameters by the number of their layer or the key of their tied layer, and
+//! their name in the layer: `2.attn.c_attn.weight`. Which part of the whole model a layer is
+//! follows from the names and shapes within it: all parameters of layer 2 are found below
+//! `transformer.h.0.`. An assignment has to be unique, because another one would load the wrong
 //! weights.
 //!
 //! ```text
@@ -14,10 +13,9 @@
 //! 4                  weight [16], bias [16]                   transformer.ln_f., the only one that is left
 //! ```
 //!
-//! An embedding and an output layer that are not tied have the same names and
-//! shapes. If the layers found so far are in the order of the model, another
-//! layer lies between its neighbours in it, too: one before the blocks, one after
-//! them.
+//! An embedding and an output layer that are not tied have the same names and shapes. If the layers
+//! found so far are in the order of the model, another layer lies between its neighbors in it, too:
+//! one before the blocks, one after them.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -36,18 +34,16 @@ struct NamedLayer<'a> {
 struct Submodule {
     /// What the names of its parameters in the model begin with.
     prefix: String,
-    /// What the layer's names begin with, and the model's do not: the name of a
-    /// wrapper.
+    /// What the layer's names begin with, and the model's do not: the name of a wrapper.
     wrapper: String,
 }
 
-/// Returns the parameters of a pipeline by their names in the whole model,
-/// whose names and shapes `model` has.
+/// Returns the parameters of a pipeline by their names in the whole model, whose names and shapes
+/// `model` has.
 ///
 /// # Errors
-///
-/// Returns the layer that fits no part of the model, or more than one, as the
-/// reason in an error message.
+/// Returns the layer that fits no part of the model, or more than one, as the reason in an error
+/// message.
 pub(crate) fn in_model<'a, 'm>(
     parameters: &'a [SavedParameter],
     model: &[(&'m str, &'m [usize])],
@@ -57,7 +53,7 @@ pub(crate) fn in_model<'a, 'm>(
     while !left.is_empty() {
         let candidates: Vec<_> = left.iter().map(|layer| placed.candidates(layer)).collect();
         let chosen = certain(&left, &candidates)
-            .or_else(|| certain(&left, &placed.between_neighbours(&left, &candidates)));
+            .or_else(|| certain(&left, &placed.between_neighbors(&left, &candidates)));
         let Some(chosen) = chosen else { return Err(uncertain(&left[0], &candidates[0])) };
         for (at, part) in &chosen {
             placed.add(&left[*at], part);
@@ -104,12 +100,12 @@ impl<'a, 'm> PlacedLayers<'a, 'm> {
         names.filter_map(|name| Some(self.model.get(&*name)?.0)).min().unwrap_or_default()
     }
 
-    /// Returns the parts of the model that have all parameters of a layer and are
-    /// not assigned yet.
+    /// Returns the parts of the model that have all parameters of a layer and are not assigned yet.
     fn candidates(&self, layer: &NamedLayer<'_>) -> Vec<Submodule> {
         let (first, _) = layer.parameters[0];
         let starts = [0].into_iter().chain(first.match_indices('.').map(|(at, _)| at + 1));
-        // The names of the layer may begin with a wrapper's name, so the longest ends that fit count.
+        // The names of the layer may begin with a wrapper's name, so the longest ends that fit
+        // count.
         let of_wrappers = starts.map(|start| {
             let (wrapper, end) = first.split_at(start);
             let prefixes = self.model.keys().filter_map(|name| name.strip_suffix(end));
@@ -136,10 +132,9 @@ impl<'a, 'm> PlacedLayers<'a, 'm> {
         })
     }
 
-    /// Returns the candidates that lie between the neighbours of their layer. They
-    /// are empty if the layers found so far are in another order than their
-    /// parts, or if there are none.
-    fn between_neighbours(
+    /// Returns the candidates that lie between the neighbors of their layer. They are empty if the
+    /// layers found so far are in another order than their parts, or if there are none.
+    fn between_neighbors(
         &self,
         layers: &[NamedLayer<'_>],
         candidates: &[Vec<Submodule>],
@@ -197,9 +192,8 @@ fn not_of_a_layer(name: &str) -> String {
     format!("its parameter {name} belongs to no layer, such as 2.{name} would")
 }
 
-/// Returns the layers, by position, whose parts are certain: a layer with one
-/// candidate, or else equal layers with one candidate each that differ in one
-/// number. `None` if there are none.
+/// Returns the layers, by position, whose parts are certain: a layer with one candidate, or else
+/// equal layers with one candidate each that differ in one number. `None` if there are none.
 fn certain(
     layers: &[NamedLayer<'_>],
     candidates: &[Vec<Submodule>],
@@ -313,7 +307,8 @@ mod tests {
             ("norm.weight", &[4]),
             ("head.weight", &[7, 4]),
         ];
-        // NamedLayer 1 fits `norm` below `block` or at the top; layer 2 fits both norms. The longest end that fits counts.
+        // NamedLayer 1 fits `norm` below `block` or at the top; layer 2 fits both norms. The
+        // longest end that fits counts.
         let error = assigned(&layers, &model).unwrap_err();
         assert!(error.contains("layer 1") || error.contains("layer 2"), "{error}");
         let model = [model[0], model[1], ("end.weight", &[4][..]), model[3]];
@@ -344,7 +339,7 @@ mod tests {
     ];
 
     #[test]
-    fn equal_layers_lie_between_their_neighbours() {
+    fn equal_layers_lie_between_their_neighbors() {
         let model: [(&str, &[usize]); 5] = [
             ("model.embed.weight", &[9, 4]),
             ("model.h.0.q.weight", &[4, 4]),

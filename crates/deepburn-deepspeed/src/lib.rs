@@ -1,5 +1,4 @@
-//! Reads DeepSpeed checkpoints: ZeRO stages 0 to 3, any number of ranks, f32,
-//! bf16 and f16.
+//! Reads DeepSpeed checkpoints: ZeRO stages 0 to 3, any number of ranks, f32, bf16 and f16.
 //!
 //! ```text
 //! ROOT/latest                                        the newest tag
@@ -18,10 +17,10 @@
 //! stage 3     | wte 1/3 | wpe 1/3 | ln_1 1/3 | c_attn 1/3 |    rank 0: a third of each parameter
 //! ```
 //!
-//! [`DeepSpeedCheckpoint`] reads any range of any [`SavedParameter`] and of the
-//! optimizer's arrays, regardless of the ZeRO stage and the number of ranks
-//! that wrote the checkpoint. The parameters of a pipeline have the names of their
-//! layers, and [`DeepSpeedCheckpoint::layers_in_model`] finds these in a model.
+//! [`DeepSpeedCheckpoint`] reads any range of any [`SavedParameter`] and of the optimizer's arrays,
+//! regardless of the ZeRO stage and the number of ranks that wrote the checkpoint. The parameters
+//! of a pipeline have the names of their layers, and [`DeepSpeedCheckpoint::layers_in_model`] finds
+//! these in a model.
 //!
 //! The parser of pickles is this crate's own, because it needs the order of dicts, which determines
 //! the positions of parameters in flat groups, and the attributes of objects (the loss scaler). A
@@ -45,14 +44,12 @@
 //! # Ok::<(), deepburn_deepspeed::DeepSpeedError>(())
 //! ```
 //!
-//! Data is verified against its checksum before it is used. If a checkpoint
-//! contains both f32 master weights and the model's 16-bit weights, the masters
-//! must round to the 16-bit weights. Pickles are parsed, never executed. The
-//! following are not supported, and the error names them: tensor parallelism,
-//! experts, universal checkpoints, optimizers on NVMe, partitions of ZeRO++ and
-//! MiCS, and checkpoints without their frozen parameters. DeepSpeed checkpoints
-//! never contain random streams, the position of the data loader, or gradients
-//! of an accumulation in progress.
+//! Data is verified against its checksum before it is used. If a checkpoint contains both f32
+//! master weights and the model's 16-bit weights, the masters must round to the 16-bit weights.
+//! Pickles are parsed, never executed. The following are not supported, and the error names them:
+//! tensor parallelism, experts, universal checkpoints, optimizers on NVMe, partitions of ZeRO++ and
+//! MiCS, and checkpoints without their frozen parameters. DeepSpeed checkpoints never contain
+//! random streams, the position of the data loader, or gradients of an accumulation in progress.
 
 mod archive;
 mod checkpoint;

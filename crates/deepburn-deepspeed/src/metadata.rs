@@ -1,7 +1,6 @@
 //! The metadata of a checkpoint: parameters, counters, loss scale.
 //!
-//! Main types: [`SavedParameter`], [`Counters`], [`LossScale`] and [`Array`], all
-//! plain values.
+//! Main types: [`SavedParameter`], [`Counters`], [`LossScale`] and [`Array`], all plain values.
 
 /// A parameter of the saved model.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,11 +31,10 @@ pub struct Counters {
     pub skipped_steps: u64,
     /// The number of training samples over all ranks.
     pub global_samples: u64,
-    /// The optimizer's step count, on which bias correction depends. If the
-    /// optimizer does not count steps (SGD), this is the number of steps that
-    /// were not skipped. At stage 0 in 16 bits the count is larger by one,
-    /// because DeepSpeed initialises the optimizer state with a step on zero
-    /// gradients.
+    /// The optimizer's step count, on which bias correction depends. If the optimizer does not
+    /// count steps (SGD), this is the number of steps that were not skipped. At stage 0 in 16 bits
+    /// the count is larger by one, because DeepSpeed initializes the optimizer state with a step on
+    /// zero gradients.
     pub optimizer_steps: u64,
 }
 
@@ -45,8 +43,7 @@ pub struct Counters {
 pub struct LossScale {
     /// The factor by which the next loss is multiplied.
     pub scale: f64,
-    /// The number of overflows until the scale is reduced. At stage 0 it is
-    /// always 1.
+    /// The number of overflows until the scale is reduced. At stage 0 it is always 1.
     pub hysteresis: u64,
     /// The iteration of the last overflow, from 0; -1 if there was none.
     pub last_overflow: i64,
@@ -57,8 +54,8 @@ pub struct LossScale {
 /// An array that belongs to a parameter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Array<'a> {
-    /// The values of the parameter: the f32 master weights if there are any,
-    /// otherwise the model's weights.
+    /// The values of the parameter: the f32 master weights if there are any, otherwise the model's
+    /// weights.
     Weights,
     /// An array of the optimizer, under DeepSpeed's name. The name is one of
     /// [`DeepSpeedCheckpoint::moments`](crate::DeepSpeedCheckpoint::moments).

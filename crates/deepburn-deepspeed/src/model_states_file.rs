@@ -1,9 +1,8 @@
-//! A file `*_model_states.pt`: the model, the training progress, and the
-//! parameters in each flat group.
+//! A file `*_model_states.pt`: the model, the training progress, and the parameters in each flat
+//! group.
 //!
-//! Main type: [`ModelStatesFile`]. Files of model parallelism, experts or
-//! hierarchical partitioning, and files that were saved without their frozen
-//! parameters, are rejected.
+//! Main type: [`ModelStatesFile`]. Files of model parallelism, experts or hierarchical
+//! partitioning, and files that were saved without their frozen parameters, are rejected.
 //!
 //! ```text
 //! module                   {name: tensor}; None in a pipeline, whose layers have files of their own
@@ -56,19 +55,16 @@ pub(crate) struct CommonFields {
     pub(crate) skipped_steps: u64,
     /// The number of training samples over all ranks.
     pub(crate) global_samples: u64,
-    /// The index of the schedule's last step, from 0; `None` without a
-    /// schedule.
+    /// The index of the schedule's last step, from 0; `None` without a schedule.
     pub(crate) schedule: Option<i64>,
 }
 
 impl ModelStatesFile {
-    /// Opens a file and reads everything except tensors. `stages` is the number
-    /// of pipeline stages, or 1.
+    /// Opens a file and reads everything except tensors. `stages` is the number of pipeline stages,
+    /// or 1.
     ///
     /// # Errors
-    ///
-    /// Returns an error for an unsupported kind of checkpoint, a damaged file,
-    /// or a missing value.
+    /// Returns an error for an unsupported kind of checkpoint, a damaged file, or a missing value.
     pub(crate) fn open(path: &Path, stages: usize) -> Result<Self, DeepSpeedError> {
         let contents = Contents::open(path)?;
         let root = contents.root();
@@ -90,20 +86,18 @@ impl ModelStatesFile {
         self.contents.path()
     }
 
-    /// Returns the tensor with this name in the model; `None` if there is none,
-    /// as in the file of a pipeline stage.
+    /// Returns the tensor with this name in the model; `None` if there is none, as in the file of a
+    /// pipeline stage.
     ///
     /// # Errors
-    ///
     /// Returns an error if the value is not a dense tensor.
     pub(crate) fn in_module(&self, name: &str) -> Result<Option<Arc<Tensor>>, DeepSpeedError> {
         let module = self.contents.root().get("module");
         module.and_then(|module| module.get(name)).map(|value| value.tensor()).transpose()
     }
 
-    /// Returns all tensors of the model except buffers, in order. They are in
-    /// module order, which the parameter numbers of optimizers follow. The file
-    /// of a pipeline stage has none.
+    /// Returns all tensors of the model except buffers, in order. They are in module order, which
+    /// the parameter numbers of optimizers follow. The file of a pipeline stage has none.
     pub(crate) fn module(&self) -> Result<NamedTensors, DeepSpeedError> {
         let root = self.contents.root();
         let buffers = self.buffer_names()?;
@@ -119,9 +113,8 @@ impl ModelStatesFile {
         names.iter().map(PickleValue::text).collect()
     }
 
-    /// Returns the buffers of the model that are contiguous floats, in order.
-    /// Others, such as the integer `num_batches_tracked` of a batch norm, are
-    /// omitted.
+    /// Returns the buffers of the model that are contiguous floats, in order. Others, such as the
+    /// integer `num_batches_tracked` of a batch norm, are omitted.
     pub(crate) fn buffers(&self) -> Result<NamedTensors, DeepSpeedError> {
         let root = self.contents.root();
         let Some(names) = root.get("buffer_names") else { return Ok(Vec::new()) };
@@ -154,9 +147,7 @@ impl CommonFields {
     /// Reads the summary from the root dict.
     ///
     /// # Errors
-    ///
-    /// Returns [`DeepSpeedError::Layout`] for a value that is missing or of
-    /// another kind.
+    /// Returns [`DeepSpeedError::Layout`] for a value that is missing or of another kind.
     fn read(root: &PickleValue<'_>) -> Result<Self, DeepSpeedError> {
         Ok(Self {
             version: root.need("ds_version")?.text()?.to_owned(),
@@ -169,11 +160,10 @@ impl CommonFields {
     }
 }
 
-/// Returns the position of a schedule. DeepSpeed's schedules store the index of
-/// the last step, from 0; PyTorch's store the next one.
+/// Returns the position of a schedule. DeepSpeed's schedules store the index of the last step, from
+/// 0; PyTorch's store the next one.
 ///
 /// # Errors
-///
 /// Returns [`DeepSpeedError::Layout`] for a schedule with neither.
 fn schedule(state: &PickleValue<'_>) -> Result<i64, DeepSpeedError> {
     if let Some(last) = state.get("last_batch_iteration") {
@@ -185,8 +175,8 @@ fn schedule(state: &PickleValue<'_>) -> Result<i64, DeepSpeedError> {
     }
 }
 
-/// Returns the parameters of all flat groups. The order of the groups and of
-/// the parameters in them is the order in the flat tensors.
+/// Returns the parameters of all flat groups. The order of the groups and of the parameters in them
+/// is the order in the flat tensors.
 fn named_groups(groups: &PickleValue<'_>) -> Result<Vec<Vec<Named>>, DeepSpeedError> {
     let groups: Vec<_> = groups.list()?.iter().map(named).collect::<Result<_, _>>()?;
     Ok(groups)
@@ -198,12 +188,12 @@ fn named(shapes: &PickleValue<'_>) -> Result<Vec<Named>, DeepSpeedError> {
     shapes.map(|(name, shape)| Ok((name, shape.shape()?))).collect()
 }
 
-/// Returns an error unless the file is of a run with `stages` pipeline stages and no other parallelism within the model.
+/// Returns an error unless the file is of a run with `stages` pipeline stages and no other
+/// parallelism within the model.
 ///
 /// # Errors
-///
-/// Returns [`DeepSpeedError::Missing`] for the file of a pipeline stage whose layers have no files, and
-/// [`DeepSpeedError::Unsupported`] for another degree of parallelism.
+/// Returns [`DeepSpeedError::Missing`] for the file of a pipeline stage whose layers have no files,
+/// and [`DeepSpeedError::Unsupported`] for another degree of parallelism.
 fn refuse_other_degrees(
     path: &Path,
     root: &PickleValue<'_>,
@@ -235,8 +225,8 @@ fn refuse_other_degrees(
     Ok(())
 }
 
-/// Returns an error for unsupported kinds of checkpoints. They are recognised
-/// by keys, because the file names do not show all of them.
+/// Returns an error for unsupported kinds of checkpoints. They are recognized by keys, because the
+/// file names do not show all of them.
 fn refuse_foreign(path: &Path, root: &PickleValue<'_>) -> Result<(), DeepSpeedError> {
     let refuse = |found: String, remedy| Err(DeepSpeedError::unsupported(path, found, remedy));
     if root.get("universal_checkpoint_info").is_some() {

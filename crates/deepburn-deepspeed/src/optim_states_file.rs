@@ -1,10 +1,8 @@
-//! A file `*_optim_states.pt`: one rank's part of the flat groups of stages 1
-//! to 3.
+//! A file `*_optim_states.pt`: one rank's part of the flat groups of stages 1 to 3.
 //!
-//! Main types: [`OptimStatesFile`], the file of one rank, and [`OptimizerState`],
-//! the arrays of one tensor of an optimizer. A group is a flat tensor of
-//! masters, with an array of the same length for each of the optimizer's
-//! moments.
+//! Main types: [`OptimStatesFile`], the file of one rank, and [`OptimizerState`], the arrays of one
+//! tensor of an optimizer. A group is a flat tensor of masters, with an array of the same length
+//! for each of the optimizer's moments.
 //!
 //! ```text
 //! optimizer_state_dict
@@ -18,8 +16,8 @@
 //!   optimizer_state_dict                {state: {number: {step, exp_avg, …}}, param_groups}: stage 3
 //! ```
 //!
-//! This file does not contain the names of parameters. The model file's
-//! `param_shapes` lists them in the order of the flat tensors.
+//! This file does not contain the names of parameters. The model file's `param_shapes` lists them
+//! in the order of the flat tensors.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -32,15 +30,14 @@ use crate::{DeepSpeedError, LossScale, Tensor};
 pub(crate) struct OptimStatesFile {
     /// The open file.
     pub(crate) contents: Contents,
-    /// The ZeRO stage; `None` if the file does not contain it (stage 1 of bf16
-    /// with f32 gradients).
+    /// The ZeRO stage; `None` if the file does not contain it (stage 1 of bf16 with f32 gradients).
     pub(crate) stage: Option<u8>,
     /// This rank's part of each flat group.
     pub(crate) groups: Vec<RankGroup>,
     /// The state of a dynamic loss scaler; `None` for a static scale.
     pub(crate) loss_scale: Option<LossScale>,
-    /// The step count of an optimizer that counts steps per parameter group, or
-    /// once for all groups.
+    /// The step count of an optimizer that counts steps per parameter group, or once for all
+    /// groups.
     steps: Option<u64>,
 }
 
@@ -66,9 +63,8 @@ impl OptimStatesFile {
     /// Opens a file and reads everything except tensors.
     ///
     /// # Errors
-    ///
-    /// Returns an error for expert parallelism, an unknown stage, a damaged
-    /// file, or a missing value.
+    /// Returns an error for expert parallelism, an unknown stage, a damaged file, or a missing
+    /// value.
     pub(crate) fn open(path: &Path) -> Result<Self, DeepSpeedError> {
         let contents = Contents::open(path)?;
         let root = contents.root().need("optimizer_state_dict")?;
@@ -93,8 +89,8 @@ impl OptimStatesFile {
             Ok(RankGroup { weights, state })
         });
         let groups = groups.collect::<Result<_, DeepSpeedError>>()?;
-        // If an optimizer does not count steps in its states, the count is in its groups, or DeepSpeed
-        // stores it separately.
+        // If an optimizer does not count steps in its states, the count is in its groups, or
+        // DeepSpeed stores it separately.
         let steps = match root.get("base_optimizer_state_step") {
             Some(steps) => Some(count(&steps)?),
             None => counted_in_groups(&base)?,
@@ -121,8 +117,8 @@ impl OptimStatesFile {
 
     /// Returns the optimizer's step count.
     ///
-    /// Optimizers count steps per tensor, per group, or once for all groups.
-    /// The first count that exists is used.
+    /// Optimizers count steps per tensor, per group, or once for all groups. The first count that
+    /// exists is used.
     pub(crate) fn steps(&self) -> Option<u64> {
         let steps = self.groups.iter().filter_map(|group| group.state.steps);
         steps.max().or(self.steps)
@@ -131,7 +127,6 @@ impl OptimStatesFile {
     /// Checks that this file and rank 0's file `first` belong to one save of `world_size` ranks.
     ///
     /// # Errors
-    ///
     /// Returns [`DeepSpeedError::Mixed`] with the first value that differs.
     pub(crate) fn check(&self, first: &Self, world_size: usize) -> Result<(), DeepSpeedError> {
         let root = self.root()?;
@@ -159,19 +154,16 @@ impl OptimStatesFile {
     }
 }
 
-/// The compression errors of 1-bit optimizers, which are not read. DeepSpeed
-/// saves them only for rank 0 and for some parameters, and resets them at every
-/// load.
+/// The compression errors of 1-bit optimizers, which are not read. DeepSpeed saves them only for
+/// rank 0 and for some parameters, and resets them at every load.
 const COMPRESSION_ERRORS: [&str; 2] = ["worker_error", "server_error"];
 
 impl OptimizerState {
-    /// Reads `{"step": .., "exp_avg": .., ..}`. Other values than tensors, and
-    /// the error buffers of 1-bit optimizers, are skipped.
+    /// Reads `{"step": .., "exp_avg": .., ..}`. Other values than tensors, and the error buffers of
+    /// 1-bit optimizers, are skipped.
     ///
     /// # Errors
-    ///
-    /// Returns an error for a tensor that is not dense, or a step that is not a
-    /// whole number.
+    /// Returns an error for a tensor that is not dense, or a step that is not a whole number.
     pub(crate) fn read(state: &PickleValue<'_>) -> Result<Self, DeepSpeedError> {
         let mut read = Self::default();
         for (name, value) in state.entries()? {
@@ -191,13 +183,11 @@ impl OptimizerState {
     }
 }
 
-/// Returns the states of an optimizer with one flat tensor per group, from a
-/// list or from a dict by number.
+/// Returns the states of an optimizer with one flat tensor per group, from a list or from a dict by
+/// number.
 ///
 /// # Errors
-///
-/// Returns [`DeepSpeedError::Layout`] if there is not exactly one state per
-/// group, in their order.
+/// Returns [`DeepSpeedError::Layout`] if there is not exactly one state per group, in their order.
 fn group_states(
     base: &PickleValue<'_>,
     groups: usize,
@@ -246,9 +236,8 @@ pub(crate) fn counted_in_groups(base: &PickleValue<'_>) -> Result<Option<u64>, D
 /// Returns a step count: an integer, or a tensor with one element.
 ///
 /// # Errors
-///
-/// Returns [`DeepSpeedError::Layout`] for a number that is negative, fractional
-/// or too large for its type.
+/// Returns [`DeepSpeedError::Layout`] for a number that is negative, fractional or too large for
+/// its type.
 fn count(value: &PickleValue<'_>) -> Result<u64, DeepSpeedError> {
     if !value.is_tensor() {
         return value.count();
@@ -259,8 +248,7 @@ fn count(value: &PickleValue<'_>) -> Result<u64, DeepSpeedError> {
         tensor.read(0..1, &mut read)?;
     }
     match read[..] {
-        // Beyond 2^24 not every integer is an f32, and PyTorch's counter stops
-        // there.
+        // Beyond 2^24 not every integer is an f32, and PyTorch's counter stops there.
         [steps] if steps.fract() == 0.0 && (0.0..=16_777_216.0).contains(&steps) => {
             Ok(steps as u64)
         }

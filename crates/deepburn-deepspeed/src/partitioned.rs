@@ -6,13 +6,12 @@
 //! rank:    |       0           |         1         |         2         |
 //! ```
 //!
-//! All ranks have the same number of elements of a group. The group ends with
-//! padding, which the masters omit and the optimizer's arrays include. There
-//! may also be padding after each parameter. The model file contains all
-//! weights in the working type. Comparing the masters with them proves the
-//! order of parameters, and that all files are from one save. The positions in
-//! `param_slice_mappings` are not used: they are wrong if DeepSpeed ordered a
-//! group by `round_robin_gradients`, which `param_shapes` reflects.
+//! All ranks have the same number of elements of a group. The group ends with padding, which the
+//! masters omit and the optimizer's arrays include. There may also be padding after each parameter.
+//! The model file contains all weights in the working type. Comparing the masters with them proves
+//! the order of parameters, and that all files are from one save. The positions in
+//! `param_slice_mappings` are not used: they are wrong if DeepSpeed ordered a group by
+//! `round_robin_gradients`, which `param_shapes` reflects.
 
 use crate::DeepSpeedError;
 use crate::contents::PickleValue;
@@ -30,14 +29,13 @@ struct Offsets {
 }
 
 //= deepspeed 0.19.8 utils/zero_to_fp32.py _zero2_merge_trainable_params
-/// Assembles the parameters of a checkpoint. `ranks` has the optimizer files of
-/// all ranks in order; it is not empty.
+/// Assembles the parameters of a checkpoint. `ranks` has the optimizer files of all ranks in order;
+/// it is not empty.
 ///
 /// # Errors
-///
-/// Returns [`DeepSpeedError::Mixed`] if the files differ in a way in which
-/// files of one save do not, [`DeepSpeedError::Unsupported`] without frozen
-/// parameters at stage 2, or an error for a missing value.
+/// Returns [`DeepSpeedError::Mixed`] if the files differ in a way in which files of one save do
+/// not, [`DeepSpeedError::Unsupported`] without frozen parameters at stage 2, or an error for a
+/// missing value.
 pub(crate) fn assemble(
     model: &ModelStatesFile,
     ranks: &[OptimStatesFile],
@@ -67,11 +65,9 @@ pub(crate) fn assemble(
     Ok(SavedState { stage, stored, moments, steps: first.steps(), loss_scale: first.loss_scale })
 }
 
-/// Returns the names of the optimizer's arrays, which must be the same for all
-/// groups.
+/// Returns the names of the optimizer's arrays, which must be the same for all groups.
 ///
 /// # Errors
-///
 /// Returns [`DeepSpeedError::Layout`] if groups have different arrays.
 pub(crate) fn moment_names(rank: &OptimStatesFile) -> Result<Vec<String>, DeepSpeedError> {
     let names = rank.groups.first().map(|group| group.state.names()).unwrap_or_default();
@@ -83,10 +79,9 @@ pub(crate) fn moment_names(rank: &OptimStatesFile) -> Result<Vec<String>, DeepSp
 
 /// Assembles the parameters of one group.
 ///
-/// The group is the concatenation of the parts of all ranks. Each parameter is
-/// a range of the group, which may start in the part of one rank and end in the
-/// part of the next. The model's own copy is attached, so that reads can check
-/// the masters against it.
+/// The group is the concatenation of the parts of all ranks. Each parameter is a range of the
+/// group, which may start in the part of one rank and end in the part of the next. The model's own
+/// copy is attached, so that reads can check the masters against it.
 fn of_group(
     model: &ModelStatesFile,
     ranks: &[OptimStatesFile],
@@ -121,13 +116,12 @@ fn of_group(
     stored.collect()
 }
 
-/// Concatenates the ranks' parts of a group of `end` elements: the masters and
-/// every array of the optimizer.
+/// Concatenates the ranks' parts of a group of `end` elements: the masters and every array of the
+/// optimizer.
 ///
 /// # Errors
-///
-/// Returns [`DeepSpeedError::Mixed`] if the parts of the ranks do not have
-/// equal sizes, or if a part before the end of the group is not full.
+/// Returns [`DeepSpeedError::Mixed`] if the parts of the ranks do not have equal sizes, or if a
+/// part before the end of the group is not full.
 fn join(
     ranks: &[OptimStatesFile],
     group: usize,
@@ -139,8 +133,7 @@ fn join(
     let mut partition = None;
     for rank in ranks {
         let RankPartition { used, whole } = RankPartition::new(rank, group)?;
-        // All ranks have parts of equal size, and all parts before the end of
-        // the group are full.
+        // All ranks have parts of equal size, and all parts before the end of the group are full.
         let partition = *partition.get_or_insert(whole);
         let expected = partition.min(end.saturating_sub(weights.len()));
         if (whole, used) != (partition, expected) {
@@ -159,17 +152,14 @@ fn join(
     Ok((weights, moments))
 }
 
-/// The offsets are computed from the shapes and, in newer versions of
-/// DeepSpeed, from the padding after each parameter
-/// (`param_alignment_paddings`).
+/// The offsets are computed from the shapes and, in newer versions of DeepSpeed, from the padding
+/// after each parameter (`param_alignment_paddings`).
 impl Offsets {
-    /// Returns the offsets of the parameters `shapes` in a group. All ranks
-    /// store the same paddings, so the file of any rank can be used.
+    /// Returns the offsets of the parameters `shapes` in a group. All ranks store the same
+    /// paddings, so the file of any rank can be used.
     ///
     /// # Errors
-    ///
-    /// Returns [`DeepSpeedError::Layout`] if the paddings do not match the
-    /// parameters.
+    /// Returns [`DeepSpeedError::Layout`] if the paddings do not match the parameters.
     fn new(rank: &OptimStatesFile, group: usize, shapes: &[Named]) -> Result<Self, DeepSpeedError> {
         let root = rank.root()?;
         let paddings = match root.get("param_alignment_paddings") {
@@ -200,8 +190,7 @@ impl Offsets {
 struct RankPartition {
     /// The number of elements for which masters are stored.
     used: usize,
-    /// The number of elements including padding, which is the same on all
-    /// ranks.
+    /// The number of elements including padding, which is the same on all ranks.
     whole: usize,
 }
 
@@ -209,9 +198,8 @@ impl RankPartition {
     /// Returns the size of a rank's part and checks the lengths of its arrays.
     ///
     /// # Errors
-    ///
-    /// Returns an error for a padding that is larger than the part, or an array
-    /// whose length is neither the used nor the total number of elements.
+    /// Returns an error for a padding that is larger than the part, or an array whose length is
+    /// neither the used nor the total number of elements.
     fn new(rank: &OptimStatesFile, group: usize) -> Result<Self, DeepSpeedError> {
         let root = rank.root()?;
         let paddings = root.need("group_paddings")?;
@@ -221,8 +209,8 @@ impl RankPartition {
         };
         let RankGroup { weights, state } = &rank.groups[group];
         let (found, size) = (weights.numel(), padding.size()?);
-        // The optimizer for bf16 with f32 gradients, which does not store its
-        // stage, pads the masters too.
+        // The optimizer for bf16 with f32 gradients, which does not store its stage, pads the
+        // masters too.
         let used = if rank.stage.is_some() { Some(found) } else { found.checked_sub(size) };
         let Some(used) = used else {
             return Err(padding.refuse(format!("at most the {found} elements of the partition")));
@@ -243,11 +231,10 @@ impl RankPartition {
     }
 }
 
-/// Returns the frozen parameters. The file lists them at stage 2. At stage 1
-/// they are the parameters of the model that are not in a flat group.
+/// Returns the frozen parameters. The file lists them at stage 2. At stage 1 they are the
+/// parameters of the model that are not in a flat group.
 ///
 /// # Errors
-///
 /// Returns an error if a listed parameter has no fragment.
 fn frozen(model: &ModelStatesFile, trained: &[Stored]) -> Result<Vec<Stored>, DeepSpeedError> {
     if let Some(frozen) = &model.frozen {

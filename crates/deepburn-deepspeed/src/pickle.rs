@@ -1,11 +1,9 @@
-//! A pickle as a tree of plain nodes, with the order of dicts and the
-//! attributes of objects.
+//! A pickle as a tree of plain nodes, with the order of dicts and the attributes of objects.
 //!
-//! Main type: [`Pickle`]. A class is represented by its name, and an object by
-//! its class, arguments and attributes. Only PyTorch's functions for tensors
-//! and sizes are interpreted. Nodes are stored in one table and refer to each
-//! other by index. A value that occurs several times is therefore stored once,
-//! and a value that contains itself is harmless.
+//! Main type: [`Pickle`]. A class is represented by its name, and an object by its class, arguments
+//! and attributes. Only PyTorch's functions for tensors and sizes are interpreted. Nodes are stored
+//! in one table and refer to each other by index. A value that occurs several times is therefore
+//! stored once, and a value that contains itself is harmless.
 
 use deepburn_files::safetensors::FloatType;
 

@@ -5,8 +5,7 @@ use deepburn_files::safetensors::FloatType;
 /// The index of a node.
 pub(crate) type NodeId = u32;
 
-/// Returns the element type of a storage class; `None` for types that
-/// parameters do not have.
+/// Returns the element type of a storage class; `None` for types that parameters do not have.
 pub(crate) fn float_of_storage(class: (&str, &str)) -> Option<FloatType> {
     match class {
         ("torch", "FloatStorage") => Some(FloatType::F32),
@@ -25,8 +24,7 @@ pub(crate) struct TensorNode {
     pub(crate) offset: usize,
     /// The shape, outermost dimension first.
     pub(crate) shape: Vec<usize>,
-    /// Whether the elements are in row-major order without gaps. Only such
-    /// tensors are read.
+    /// Whether the elements are in row-major order without gaps. Only such tensors are read.
     pub(crate) contiguous: bool,
 }
 
@@ -47,15 +45,14 @@ pub(crate) enum PickleNode {
     Tensor(Box<TensorNode>),
     /// A class or function: the nodes of its module name and its name.
     Class(NodeId, NodeId),
-    /// An instance: its class, the list of its arguments, and the dict of its
-    /// attributes.
+    /// An instance: its class, the list of its arguments, and the dict of its attributes.
     Object {
         class: NodeId,
         arguments: NodeId,
         attributes: Option<NodeId>,
     },
-    /// A storage: the node of its archive entry's name, its element type
-    /// (`None` if parameters do not support it) and its number of elements.
+    /// A storage: the node of its archive entry's name, its element type (`None` if parameters do
+    /// not support it) and its number of elements.
     Storage {
         key: NodeId,
         element: Option<FloatType>,

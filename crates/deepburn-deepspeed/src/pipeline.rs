@@ -1,20 +1,18 @@
-//! Pipelines: each stage is saved as a model of its own, and each layer's
-//! weights in a file of their own.
+//! Pipelines: each stage is saved as a model of its own, and each layer's weights in a file of
+//! their own.
 //!
-//! DeepSpeed's `PipelineModule` is a list of layers, cut into stages. A stage
-//! has its tied layers first, under the keys by which they are tied, and then
-//! its other layers by number:
+//! DeepSpeed's `PipelineModule` is a list of layers, cut into stages. A stage has its tied layers
+//! first, under the keys by which they are tied, and then its other layers by number:
 //!
 //! ```text
 //! mp_rank_00   tied_modules.wte.weight, 1.weight, 2.ln_1.weight, …    layer_00, layer_01, layer_02
 //! mp_rank_01   tied_modules.wte.weight, 3.ln_1.weight, …, 4.weight    layer_03, layer_04
 //! ```
 //!
-//! At ZeRO stage 1 the stages list their parameters, and the files of layers are
-//! the copies in the working type. At ZeRO stage 0 they have only the optimizer
-//! by number, so the stages follow from the shapes of its arrays. Stages that
-//! hold the same tied layer must agree on its values. A layer whose parameters
-//! are all frozen is known by its file alone. If that file is missing, the error
+//! At ZeRO stage 1 the stages list their parameters, and the files of layers are the copies in the
+//! working type. At ZeRO stage 0 they have only the optimizer by number, so the stages follow from
+//! the shapes of its arrays. Stages that hold the same tied layer must agree on its values. A layer
+//! whose parameters are all frozen is known by its file alone. If that file is missing, the error
 //! comes when the model is loaded.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
@@ -36,8 +34,7 @@ const TIED: &str = "tied_modules.";
 
 /// The file of a layer.
 struct LayerFile {
-    /// The position among all layers, which the names of its parameters begin
-    /// with.
+    /// The position among all layers, which the names of its parameters begin with.
     number: usize,
     /// The weights by their names in the layer, without buffers.
     weights: NamedTensors,
@@ -46,9 +43,8 @@ struct LayerFile {
 /// Reads a pipeline: its stages and the layers with weights, by number.
 ///
 /// # Errors
-///
-/// Returns an error if the files are not from one save, if a layer's file is
-/// missing, or at ZeRO stage 0 if the layers of a stage are not unique.
+/// Returns an error if the files are not from one save, if a layer's file is missing, or at ZeRO
+/// stage 0 if the layers of a stage are not unique.
 pub(crate) fn read(
     folder: &Path,
     stages: &[StageFiles],
@@ -87,8 +83,8 @@ pub(crate) fn read(
         .ok_or_else(|| DeepSpeedError::missing(folder, "there is no pipeline stage in it"))
 }
 
-/// Opens the files of the layers, and divides their tensors into weights and
-/// float buffers, which have their names in the pipeline.
+/// Opens the files of the layers, and divides their tensors into weights and float buffers, which
+/// have their names in the pipeline.
 fn open_layers(
     paths: &BTreeMap<usize, PathBuf>,
     models: &[ModelStatesFile],
@@ -117,8 +113,7 @@ fn open_layers(
     Ok((layers, buffers))
 }
 
-/// Assembles ZeRO stage 1: `ranks` has the optimizer files of each pipeline
-/// stage.
+/// Assembles ZeRO stage 1: `ranks` has the optimizer files of each pipeline stage.
 fn of_partitions(
     folder: &Path,
     models: &[ModelStatesFile],
@@ -138,9 +133,8 @@ fn of_partitions(
 /// Assembles ZeRO stage 0, whose stages have the optimizer by number.
 ///
 /// # Errors
-///
-/// Returns [`DeepSpeedError::Unsupported`] if the shapes of the optimizer's
-/// arrays do not show which layers a stage has.
+/// Returns [`DeepSpeedError::Unsupported`] if the shapes of the optimizer's arrays do not show
+/// which layers a stage has.
 fn of_replicas(
     models: &[ModelStatesFile],
     layers: &[LayerFile],
@@ -175,13 +169,11 @@ fn of_replicas(
     merge(models, states.collect::<Result<_, _>>()?)
 }
 
-/// Joins the stages. Of a tied parameter, the first stage's values are read,
-/// and the others' values have to be equal.
+/// Joins the stages. Of a tied parameter, the first stage's values are read, and the others' values
+/// have to be equal.
 ///
 /// # Errors
-///
-/// Returns [`DeepSpeedError::Mixed`] for a stage with another kind of optimizer
-/// or other counts.
+/// Returns [`DeepSpeedError::Mixed`] for a stage with another kind of optimizer or other counts.
 fn merge(
     models: &[ModelStatesFile],
     states: Vec<SavedState>,
@@ -215,13 +207,12 @@ fn merge(
     Ok(merged)
 }
 
-/// Adds to each parameter of ZeRO stage 1 the copy in its layer's file, and the
-/// frozen parameters, which have no other.
+/// Adds to each parameter of ZeRO stage 1 the copy in its layer's file, and the frozen parameters,
+/// which have no other.
 ///
 /// # Errors
-///
-/// Returns [`DeepSpeedError::Missing`] without a layer's file, and
-/// [`DeepSpeedError::Mixed`] if the file has a tensor of another shape.
+/// Returns [`DeepSpeedError::Missing`] without a layer's file, and [`DeepSpeedError::Mixed`] if the
+/// file has a tensor of another shape.
 fn add_working_copies(
     folder: &Path,
     stored: &mut Vec<Stored>,
@@ -284,8 +275,8 @@ fn without_layer(folder: &Path, name: &str) -> DeepSpeedError {
     DeepSpeedError::missing(&file.map_or(folder.to_owned(), |file| folder.join(file)), reason)
 }
 
-/// Returns true if a layer has exactly the parameters of a tied layer, whose
-/// names begin with `prefix`.
+/// Returns true if a layer has exactly the parameters of a tied layer, whose names begin with
+/// `prefix`.
 fn holds(layer: &LayerFile, prefix: &str, tied: &[&mut Stored]) -> bool {
     layer.weights.len() == tied.len()
         && layer.weights.iter().all(|(name, tensor)| {

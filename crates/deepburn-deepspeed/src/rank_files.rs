@@ -1,5 +1,4 @@
-//! The optimizer files of all ranks, which have to be from the save of the model
-//! file next to them.
+//! The optimizer files of all ranks, which have to be from the save of the model file next to them.
 
 use std::path::{Path, PathBuf};
 
@@ -7,19 +6,18 @@ use crate::DeepSpeedError;
 use crate::model_states_file::ModelStatesFile;
 use crate::optim_states_file::OptimStatesFile;
 
-/// Opens the optimizer files of stages 1 and 2; `None` at stage 0, whose
-/// optimizer is in the model file.
+/// Opens the optimizer files of stages 1 and 2; `None` at stage 0, whose optimizer is in the model
+/// file.
 ///
 /// # Errors
-///
 /// Returns an error if the files are not from one save.
 pub(crate) fn partitions(
     folder: &Path,
     model: &ModelStatesFile,
     optim: &[PathBuf],
 ) -> Result<Option<Vec<OptimStatesFile>>, DeepSpeedError> {
-    // Only partitioned optimizers store the order of parameters in flat groups, so its presence distinguishes
-    // stages 1 and 2 from stage 0.
+    // Only partitioned optimizers store the order of parameters in flat groups, so its presence
+    // distinguishes stages 1 and 2 from stage 0.
     match (model.groups.is_some(), optim.is_empty()) {
         (false, true) => Ok(None),
         (true, _) => open_ranks(folder, model, optim, false).map(Some),
@@ -30,8 +28,8 @@ pub(crate) fn partitions(
     }
 }
 
-/// Opens the optimizer files of all ranks and checks that they are from the
-/// same save as the model. `sharded` is true at stage 3.
+/// Opens the optimizer files of all ranks and checks that they are from the same save as the model.
+/// `sharded` is true at stage 3.
 pub(crate) fn open_ranks(
     folder: &Path,
     model: &ModelStatesFile,
@@ -63,8 +61,7 @@ pub(crate) fn open_ranks(
     Ok(ranks)
 }
 
-/// Returns the error for a number of files that differs from the number of
-/// ranks.
+/// Returns the error for a number of files that differs from the number of ranks.
 pub(crate) fn wrong_number(
     folder: &Path,
     model: &ModelStatesFile,

@@ -1,12 +1,11 @@
 //! Stage 0: one file with the complete model and optimizer.
 //!
-//! In f32 the file contains the state of PyTorch's optimizer, with arrays by
-//! parameter number. In 16 bits DeepSpeed wraps the optimizer and stores f32
-//! masters, either one per parameter (`fp32_groups`) or, if the optimizer is
-//! fused, one flat tensor per group (`fp32_groups_flat`). None of these formats
-//! stores names: numbers follow the order of the model, group by group. If a
-//! group does not contain the complete model, its parameters must be
-//! identifiable by their shapes; otherwise the checkpoint is rejected.
+//! In f32 the file contains the state of PyTorch's optimizer, with arrays by parameter number. In
+//! 16 bits DeepSpeed wraps the optimizer and stores f32 masters, either one per parameter
+//! (`fp32_groups`) or, if the optimizer is fused, one flat tensor per group (`fp32_groups_flat`).
+//! None of these formats stores names: numbers follow the order of the model, group by group. If a
+//! group does not contain the complete model, its parameters must be identifiable by their shapes;
+//! otherwise the checkpoint is rejected.
 //!
 //! ```text
 //! f32        optimizer = {state: {number: {step, exp_avg, …}}, param_groups: [{params: [number]}]}
@@ -15,10 +14,10 @@
 //! fused      optimizer = the same with fp32_groups_flat: [master], one state per group
 //! ```
 //!
-//! Assigning arrays to the wrong parameters would be a silent error, so an
-//! assignment has to be unique. With one group, arrays are assigned in the
-//! order of the model. With several groups, they are assigned in order among
-//! the parameters of equal shape, provided that no shape occurs in two groups.
+//! Assigning arrays to the wrong parameters would be a silent error, so an assignment has to be
+//! unique. With one group, arrays are assigned in the order of the model. With several groups, they
+//! are assigned in order among the parameters of equal shape, provided that no shape occurs in two
+//! groups.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -36,27 +35,23 @@ struct OptimizerTensor {
     group: usize,
     /// The f32 master, if the weights are in 16 bits.
     master: Option<Arc<Tensor>>,
-    /// Its arrays; empty for a frozen parameter, for which the optimizer has no
-    /// state.
+    /// Its arrays; empty for a frozen parameter, for which the optimizer has no state.
     state: OptimizerState,
 }
 
-/// Assembles the parameters of a checkpoint. A file without an optimizer
-/// contains only weights.
+/// Assembles the parameters of a checkpoint. A file without an optimizer contains only weights.
 ///
 /// # Errors
-///
-/// Returns [`DeepSpeedError::Layout`] if arrays cannot be assigned to
-/// parameters or differ between parameters.
+/// Returns [`DeepSpeedError::Layout`] if arrays cannot be assigned to parameters or differ between
+/// parameters.
 pub(crate) fn assemble(model: &ModelStatesFile) -> Result<SavedState, DeepSpeedError> {
     assemble_of(model, model.module()?)
 }
 
-/// Assembles the parameters `module`, whose optimizer is in the file `model`:
-/// the whole model, or a pipeline stage of it.
+/// Assembles the parameters `module`, whose optimizer is in the file `model`: the whole model, or a
+/// pipeline stage of it.
 ///
 /// # Errors
-///
 /// Returns the same errors as [`assemble`].
 pub(crate) fn assemble_of(
     model: &ModelStatesFile,
@@ -90,9 +85,8 @@ pub(crate) fn assemble_of(
     Ok(SavedState { stage: 0, stored, moments, steps, loss_scale })
 }
 
-/// Returns the model's parameters. Names of the same tensor are tied, which
-/// means equal file, storage, offset and shape. The first name in the model
-/// becomes the name of the parameter.
+/// Returns the model's parameters. Names of the same tensor are tied, which means equal file,
+/// storage, offset and shape. The first name in the model becomes the name of the parameter.
 fn parameters(module: NamedTensors) -> Vec<Stored> {
     let mut stored = vec![];
     let mut seen = HashMap::new();
@@ -113,12 +107,10 @@ fn parameters(module: NamedTensors) -> Vec<Stored> {
     stored
 }
 
-/// Returns the shapes of the optimizer's tensors in order; `None` if the file
-/// has no optimizer, or one without arrays or with flat ones, which do not show
-/// the shapes.
+/// Returns the shapes of the optimizer's tensors in order; `None` if the file has no optimizer, or
+/// one without arrays or with flat ones, which do not show the shapes.
 ///
 /// # Errors
-///
 /// Returns the same errors as [`assemble`].
 pub(crate) fn optimizer_shapes(
     model: &ModelStatesFile,
@@ -136,7 +128,6 @@ pub(crate) fn optimizer_shapes(
 /// Returns the optimizer's tensors in order.
 ///
 /// # Errors
-///
 /// Returns [`DeepSpeedError::Layout`] if the masters do not match the numbers.
 fn optimizer_tensors(
     optimizer: &PickleValue<'_>,
@@ -182,12 +173,11 @@ impl OptimizerTensor {
 
 /// Assigns the optimizer's arrays to the parameters.
 ///
-/// The model's 16-bit weights become the working copy of each parameter that
-/// has a master. A parameter without arrays is frozen, unless the optimizer
-/// keeps none at all (SGD without momentum).
+/// The model's 16-bit weights become the working copy of each parameter that has a master. A
+/// parameter without arrays is frozen, unless the optimizer keeps none at all (SGD without
+/// momentum).
 ///
 /// # Errors
-///
 /// Returns [`DeepSpeedError::Layout`] if the assignment is not unique.
 fn by_parameter(
     base: &PickleValue<'_>,
@@ -216,9 +206,9 @@ fn by_parameter(
     Ok(())
 }
 
-/// Returns the parameter of each tensor: by model order if there is one group, or
-/// by the order among parameters of equal shape if no two groups share a shape.
-/// `None` if neither is unambiguous.
+/// Returns the parameter of each tensor: by model order if there is one group, or by the order
+/// among parameters of equal shape if no two groups share a shape. `None` if neither is
+/// unambiguous.
 fn order(tensors: &[OptimizerTensor], stored: &[Stored]) -> Option<Vec<usize>> {
     if tensors.len() != stored.len() {
         return None;
@@ -241,13 +231,11 @@ fn order(tensors: &[OptimizerTensor], stored: &[Stored]) -> Option<Vec<usize>> {
     order.collect()
 }
 
-/// Divides the flat masters and arrays of a fused optimizer, whose only group
-/// has all parameters.
+/// Divides the flat masters and arrays of a fused optimizer, whose only group has all parameters.
 ///
 /// # Errors
-///
-/// Returns [`DeepSpeedError::Layout`] unless the only group has all parameters
-/// of the model, because neither names nor shapes are stored.
+/// Returns [`DeepSpeedError::Layout`] unless the only group has all parameters of the model,
+/// because neither names nor shapes are stored.
 fn flat(
     optimizer: &PickleValue<'_>,
     tensors: &[OptimizerTensor],
@@ -282,8 +270,8 @@ fn flat(
     Ok(())
 }
 
-/// Returns the loss scaler of a wrapped optimizer, which has no hysteresis. Its
-/// state is stored next to the masters.
+/// Returns the loss scaler of a wrapped optimizer, which has no hysteresis. Its state is stored
+/// next to the masters.
 fn loss_scale(optimizer: &PickleValue<'_>) -> Result<Option<LossScale>, DeepSpeedError> {
     let dynamic = optimizer.get("dynamic_loss_scale").map(|it| it.bool()).transpose()?;
     if dynamic != Some(true) {

@@ -1,18 +1,17 @@
 //! Stage 3: each parameter is partitioned over the ranks.
 //!
-//! With W ranks, each rank stores a chunk of ceil(n / W) elements of a
-//! parameter of n elements. The last chunks are padded with uninitialised
-//! memory, which is never read. The concatenation of a rank's flat groups is
-//! the concatenation of its chunks of all parameters. Frozen parameters are in
-//! the model files, one chunk per rank.
+//! With W ranks, each rank stores a chunk of ceil(n / W) elements of a parameter of n elements. The
+//! last chunks are padded with uninitialized memory, which is never read. The concatenation of a
+//! rank's flat groups is the concatenation of its chunks of all parameters. Frozen parameters are
+//! in the model files, one chunk per rank.
 //!
 //! ```text
 //! parameter, 10 elements, 3 ranks:   0 1 2 3 | 4 5 6 7 | 8 9 x x
 //! rank 1's flat groups:              … | 4 5 6 7 | its 1/3 of the next parameter | …
 //! ```
 //!
-//! The groups in the file need not be DeepSpeed's parameter groups: DeepSpeed
-//! divides large groups into sub-groups, whose concatenation is the same.
+//! The groups in the file need not be DeepSpeed's parameter groups: DeepSpeed divides large groups
+//! into sub-groups, whose concatenation is the same.
 
 use crate::DeepSpeedError;
 use crate::model_states_file::{ModelStatesFile, Named};
@@ -22,14 +21,12 @@ use crate::stored::{SavedState, Stored};
 use crate::tensor::{Joined, Segments};
 
 //= deepspeed 0.19.8 utils/zero_to_fp32.py _zero3_merge_trainable_params
-/// Assembles the parameters of a checkpoint. `models` and `ranks` have the
-/// files of all ranks in order; neither is empty.
+/// Assembles the parameters of a checkpoint. `models` and `ranks` have the files of all ranks in
+/// order; neither is empty.
 ///
 /// # Errors
-///
-/// Returns [`DeepSpeedError::Mixed`] if the files differ in a way in which
-/// files of one save do not, or [`DeepSpeedError::Unsupported`] without frozen
-/// parameters.
+/// Returns [`DeepSpeedError::Mixed`] if the files differ in a way in which files of one save do
+/// not, or [`DeepSpeedError::Unsupported`] without frozen parameters.
 pub(crate) fn assemble(
     models: &[ModelStatesFile],
     ranks: &[OptimStatesFile],
@@ -53,9 +50,7 @@ pub(crate) fn assemble(
 /// Checks that two ranks' model files agree.
 ///
 /// # Errors
-///
-/// Returns [`DeepSpeedError::Mixed`] if counters, groups or frozen parameters
-/// differ.
+/// Returns [`DeepSpeedError::Mixed`] if counters, groups or frozen parameters differ.
 fn check_alike(model: &ModelStatesFile, other: &ModelStatesFile) -> Result<(), DeepSpeedError> {
     let alike = model.summary == other.summary
         && (&model.groups, &model.frozen) == (&other.groups, &other.frozen);
@@ -71,13 +66,12 @@ fn check_alike(model: &ModelStatesFile, other: &ModelStatesFile) -> Result<(), D
     Err(DeepSpeedError::mixed(other.path(), reason))
 }
 
-/// Assembles the trained parameters. Files of stage 3 do not contain the
-/// working copies, so the masters cannot be checked against them.
+/// Assembles the trained parameters. Files of stage 3 do not contain the working copies, so the
+/// masters cannot be checked against them.
 ///
 /// # Errors
-///
-/// Returns [`DeepSpeedError::Mixed`] if a rank has another number of elements
-/// than the shapes require.
+/// Returns [`DeepSpeedError::Mixed`] if a rank has another number of elements than the shapes
+/// require.
 fn trained(
     model: &ModelStatesFile,
     ranks: &[OptimStatesFile],
@@ -106,8 +100,8 @@ fn trained(
     Ok(stored.collect())
 }
 
-/// Concatenates a rank's flat groups. Returns the masters and then every array
-/// of the optimizer, each with `expected` elements.
+/// Concatenates a rank's flat groups. Returns the masters and then every array of the optimizer,
+/// each with `expected` elements.
 fn join(rank: &OptimStatesFile, expected: usize) -> Result<Vec<Joined>, DeepSpeedError> {
     let moments = rank.groups.first().map_or(0, |group| group.state.moments.len());
     let mut joined: Vec<_> = (0..=moments).map(|_| Joined::default()).collect();
@@ -139,9 +133,7 @@ fn join(rank: &OptimStatesFile, expected: usize) -> Result<Vec<Joined>, DeepSpee
 /// Assembles a frozen parameter from its chunks in all model files.
 ///
 /// # Errors
-///
-/// Returns [`DeepSpeedError::Mixed`] if the length of a chunk does not match
-/// the shape.
+/// Returns [`DeepSpeedError::Mixed`] if the length of a chunk does not match the shape.
 fn frozen(models: &[ModelStatesFile], named: &Named) -> Result<Stored, DeepSpeedError> {
     let numel: usize = named.1.iter().product();
     let chunk = numel.div_ceil(models.len());

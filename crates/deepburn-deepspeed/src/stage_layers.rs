@@ -1,17 +1,17 @@
 //! Which layers each stage of a pipeline has, at ZeRO stage 0.
 //!
-//! There the optimizer of a stage has its arrays by number, so only their shapes
-//! are known. The stages have all layers in order, and one layer may be tied:
-//! each stage that uses it has it first. A division of the layers has to be
-//! unique, because another one would load the wrong arrays.
+//! There the optimizer of a stage has its arrays by number, so only their shapes are known. The
+//! stages have all layers in order, and one layer may be tied: each stage that uses it has it
+//! first. A division of the layers has to be unique, because another one would load the wrong
+//! arrays.
 
 use std::collections::HashSet;
 
 /// The shapes of the tensors of a layer or of a stage, in order.
 pub(crate) type Shapes = Vec<Vec<usize>>;
 
-/// Returns the layers of each stage in the order of its optimizer, as positions
-/// in `layers`. `None` unless exactly one division fits.
+/// Returns the layers of each stage in the order of its optimizer, as positions in `layers`. `None`
+/// unless exactly one division fits.
 pub(crate) fn layers_of_stages(layers: &[Shapes], stages: &[Shapes]) -> Option<Vec<Vec<usize>>> {
     let mut found = Vec::new();
     for tied in [None].into_iter().chain((0..layers.len()).map(Some)) {
@@ -27,14 +27,14 @@ struct DivisionSearch<'a> {
     stages: &'a [Shapes],
     /// The position of the tied layer.
     tied: Option<usize>,
-    /// The stages, first layers and uses of the tied layer from which no division
-    /// was found. Without them, equal blocks would take exponential time.
+    /// The stages, first layers and uses of the tied layer from which no division was found.
+    /// Without them, equal blocks would take exponential time.
     dead_ends: HashSet<(usize, usize, usize)>,
 }
 
 impl DivisionSearch<'_> {
-    /// Adds divisions to `found` that begin with the stages in `done`, whose layers
-    /// end before `start`, until there are two. `uses` stages have the tied layer.
+    /// Adds divisions to `found` that begin with the stages in `done`, whose layers end before
+    /// `start`, until there are two. `uses` stages have the tied layer.
     fn extend(
         &mut self,
         start: usize,
@@ -80,8 +80,8 @@ impl DivisionSearch<'_> {
         (start..self.layers.len()).all(|at| self.tied == Some(at))
     }
 
-    /// Adds the layers from `start` on that have exactly these shapes to `own`, and
-    /// returns them with the first layer after them. `None` if they do not fit.
+    /// Adds the layers from `start` on that have exactly these shapes to `own`, and returns them
+    /// with the first layer after them. `None` if they do not fit.
     fn take(
         &self,
         mut shapes: &[Vec<usize>],

@@ -25,14 +25,12 @@ pub(crate) struct Stored {
     pub(crate) parameter: SavedParameter,
     /// The f32 masters if there are any, otherwise the model's weights.
     pub(crate) weights: Segments,
-    /// The arrays in the order of [`SavedState::moments`]; empty for a frozen
-    /// parameter.
+    /// The arrays in the order of [`SavedState::moments`]; empty for a frozen parameter.
     pub(crate) moments: Vec<Segments>,
-    /// The model's copy in the working type. The weights, rounded to this type,
-    /// must equal it.
+    /// The model's copy in the working type. The weights, rounded to this type, must equal it.
     pub(crate) working: Option<Segments>,
-    /// The copies in other pipeline stages, if the parameter is tied: weights
-    /// and arrays, which must be equal to those above.
+    /// The copies in other pipeline stages, if the parameter is tied: weights and arrays, which
+    /// must be equal to those above.
     pub(crate) replicas: Vec<Replica>,
 }
 
@@ -52,8 +50,7 @@ pub(crate) struct SavedState {
     pub(crate) stage: u8,
     /// The parameters: trained ones first, then frozen ones.
     pub(crate) stored: Vec<Stored>,
-    /// The names of the optimizer's arrays, the same for all trained
-    /// parameters.
+    /// The names of the optimizer's arrays, the same for all trained parameters.
     pub(crate) moments: Vec<String>,
     /// The optimizer's step count; `None` if it does not count steps.
     pub(crate) steps: Option<u64>,
@@ -78,9 +75,7 @@ impl Stored {
     /// Checks that each array has exactly one value per element.
     ///
     /// # Errors
-    ///
-    /// Returns [`DeepSpeedError::Layout`] for the first array of another
-    /// length.
+    /// Returns [`DeepSpeedError::Layout`] for the first array of another length.
     pub(crate) fn check(&self, path: &Path) -> Result<(), DeepSpeedError> {
         let numel = self.parameter.numel();
         for segments in self.arrays() {
@@ -96,17 +91,14 @@ impl Stored {
         Ok(())
     }
 
-    /// Reads elements `range` of the weights and checks that they round to the
-    /// model's own copy.
+    /// Reads elements `range` of the weights and checks that they round to the model's own copy.
     ///
-    /// The check proves that masters and model are from one save and that the
-    /// order of parameters in flat groups is correct: another order would give
-    /// other values.
+    /// The check proves that masters and model are from one save and that the order of parameters
+    /// in flat groups is correct: another order would give other values.
     ///
     /// # Errors
-    ///
-    /// Returns [`DeepSpeedError::Mixed`] with the first element that does not
-    /// round to the copy, or a read error.
+    /// Returns [`DeepSpeedError::Mixed`] with the first element that does not round to the copy, or
+    /// a read error.
     pub(crate) fn read_weights(&self, range: Range<usize>) -> Result<Vec<f32>, DeepSpeedError> {
         let weights = self.weights.read(range.clone())?;
         for replica in &self.replicas {
@@ -121,8 +113,8 @@ impl Stored {
             Some(FloatType::F32) | None => value,
         };
         let same = |(value, copy): (&f32, &f32)| {
-            // Bits are compared, because 0 and -0 are equal as numbers but differ in the model. NaNs have many
-            // bit patterns.
+            // Bits are compared, because 0 and -0 are equal as numbers but differ in the model.
+            // NaNs have many bit patterns.
             round(*value).to_bits() == copy.to_bits() || value.is_nan() && copy.is_nan()
         };
         match weights.iter().zip(&rounded).position(|pair| !same(pair)) {
@@ -145,7 +137,6 @@ impl Stored {
     /// Reads elements `range` of the array `at` of the optimizer, whose name is `moment`.
     ///
     /// # Errors
-    ///
     /// Returns [`DeepSpeedError::Mixed`] if pipeline stages have different values, or a read error.
     pub(crate) fn read_moment(
         &self,
@@ -163,7 +154,6 @@ impl Stored {
     /// Checks that the copy of an array in another pipeline stage is equal.
     ///
     /// # Errors
-    ///
     /// Returns [`DeepSpeedError::Mixed`] with the first element that differs.
     fn check_replica(
         &self,
@@ -188,13 +178,11 @@ impl Stored {
     }
 }
 
-/// Adds the tied names of a model file to their parameters and checks that no
-/// name occurs twice.
+/// Adds the tied names of a model file to their parameters and checks that no name occurs twice.
 ///
 /// # Errors
-///
-/// Returns [`DeepSpeedError::Layout`] for a name that occurs twice, or a tied
-/// name whose parameter is not listed.
+/// Returns [`DeepSpeedError::Layout`] for a name that occurs twice, or a tied name whose parameter
+/// is not listed.
 pub(crate) fn tie(model: &ModelStatesFile, stored: &mut [Stored]) -> Result<(), DeepSpeedError> {
     let path = model.path();
     let Some(tied) = &model.tied else {

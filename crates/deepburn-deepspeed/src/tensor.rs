@@ -1,10 +1,8 @@
-//! Tensors in files, and parameters that are assembled from segments of these
-//! tensors.
+//! Tensors in files, and parameters that are assembled from segments of these tensors.
 //!
-//! Main types: [`Tensor`], a dense tensor in an open file; [`Joined`], the
-//! concatenation of several flat tensors; [`Segments`], the elements of one
-//! parameter. Values are converted to f32, which represents f16 and bf16 exactly.
-//! Only the requested range is read.
+//! Main types: [`Tensor`], a dense tensor in an open file; [`Joined`], the concatenation of several
+//! flat tensors; [`Segments`], the elements of one parameter. Values are converted to f32, which
+//! represents f16 and bf16 exactly. Only the requested range is read.
 
 use std::ops::Range;
 use std::path::Path;
@@ -43,9 +41,8 @@ impl Tensor {
         self.archive.path()
     }
 
-    /// Appends elements `range` of the flat tensor to `values`, converted to
-    /// f32. The range must exist. Memory holds the bytes and the values of the
-    /// range.
+    /// Appends elements `range` of the flat tensor to `values`, converted to f32. The range must
+    /// exist. Memory holds the bytes and the values of the range.
     pub(crate) fn read(
         &self,
         range: Range<usize>,
@@ -97,8 +94,7 @@ impl Joined {
     }
 }
 
-/// The segments of tensors that contain a parameter, or one of its optimizer
-/// arrays, in order.
+/// The segments of tensors that contain a parameter, or one of its optimizer arrays, in order.
 #[derive(Debug, Default)]
 pub(crate) struct Segments(Vec<(Arc<Tensor>, Range<usize>)>);
 
@@ -122,9 +118,7 @@ impl Segments {
     /// Reads elements `range`, converted to f32.
     ///
     /// # Errors
-    ///
-    /// Returns [`DeepSpeedError::Damaged`] if a checksum is wrong, or an I/O
-    /// error.
+    /// Returns [`DeepSpeedError::Damaged`] if a checksum is wrong, or an I/O error.
     pub(crate) fn read(&self, range: Range<usize>) -> Result<Vec<f32>, DeepSpeedError> {
         let mut values = Vec::with_capacity(range.len());
         let mut start = 0;
@@ -143,12 +137,9 @@ impl Segments {
     /// Verifies the storages of all segments.
     ///
     /// # Errors
-    ///
-    /// Returns [`DeepSpeedError::Damaged`] if a checksum is wrong, or an I/O
-    /// error.
+    /// Returns [`DeepSpeedError::Damaged`] if a checksum is wrong, or an I/O error.
     pub(crate) fn verify(&self) -> Result<(), DeepSpeedError> {
-        // An empty read verifies the storage, because every read verifies it
-        // first.
+        // An empty read verifies the storage, because every read verifies it first.
         self.0.iter().try_for_each(|(tensor, _)| tensor.read(0..0, &mut Vec::new()))
     }
 

@@ -1,16 +1,14 @@
-//! A parser of Python's pickle opcodes, as `torch.save` writes them: protocol
-//! 2, and the additions of newer protocols.
+//! A parser of Python's pickle opcodes, as `torch.save` writes them: protocol 2, and the additions
+//! of newer protocols.
 //!
-//! Main type: [`Walker`], a stack machine. Nothing is ever called or imported.
-//! Memory and time are bounded by the length of the pickle, because no value is
-//! copied and there are no jumps. Opcodes of text protocols and of registered
-//! extensions are rejected with an error that names them.
+//! Main type: [`Walker`], a stack machine. Nothing is ever called or imported. Memory and time are
+//! bounded by the length of the pickle, because no value is copied and there are no jumps. Opcodes
+//! of text protocols and of registered extensions are rejected with an error that names them.
 //!
-//! A pickle is a program for a machine with a stack and a memo. An opcode is
-//! one byte, followed by its operands. Opcodes push values, collect the values
-//! above a mark into a list or dict, store values in the memo and push them
-//! again, or call a function with a tuple of arguments. For a tensor,
-//! `torch.save` writes opcodes like these:
+//! A pickle is a program for a machine with a stack and a memo. An opcode is one byte, followed by
+//! its operands. Opcodes push values, collect the values above a mark into a list or dict, store
+//! values in the memo and push them again, or call a function with a tuple of arguments. For a
+//! tensor, `torch.save` writes opcodes like these:
 //!
 //! ```text
 //! c torch._utils _rebuild_tensor_v2     push a function
@@ -20,8 +18,8 @@
 //! R                                     call: becomes a tensor node
 //! ```
 //!
-//! A call becomes a node that describes what the call would return. The meaning
-//! of opcodes is documented in Python's `pickletools`.
+//! A call becomes a node that describes what the call would return. The meaning of opcodes is
+//! documented in Python's `pickletools`.
 
 use std::collections::HashMap;
 
@@ -54,11 +52,11 @@ pub(crate) struct Walker<'a> {
 }
 
 impl<'a> Walker<'a> {
-    /// Parses a pickle and returns all nodes and the root. An error names the
-    /// byte position and the reason.
+    /// Parses a pickle and returns all nodes and the root. An error names the byte position and the
+    /// reason.
     ///
-    /// A value that occurs several times through the memo has one node, so the
-    /// nodes form a graph and not a tree.
+    /// A value that occurs several times through the memo has one node, so the nodes form a graph
+    /// and not a tree.
     pub(crate) fn run(bytes: &'a [u8]) -> Result<(Vec<PickleNode>, NodeId), String> {
         let mut walker = Self { bytes, at: 0, nodes: vec![], stack: vec![], memo: HashMap::new() };
         let root = walker.walk().map_err(|reason| format!("{reason} at byte {}", walker.at))?;
@@ -79,9 +77,8 @@ impl<'a> Walker<'a> {
     /// Executes one opcode.
     ///
     /// # Errors
-    ///
-    /// Returns an error for an opcode that `torch.save` does not write, or one
-    /// whose operands are missing on the stack.
+    /// Returns an error for an opcode that `torch.save` does not write, or one whose operands are
+    /// missing on the stack.
     fn step(&mut self, opcode: u8) -> Result<(), String> {
         // The protocol and the length of a frame do not matter: opcodes follow one another in any
         // case.
@@ -119,7 +116,6 @@ impl<'a> Walker<'a> {
     /// Consumes `len` bytes.
     ///
     /// # Errors
-    ///
     /// Returns an error if the pickle has fewer bytes left.
     fn take(&mut self, len: usize) -> Result<&'a [u8], String> {
         let rest = &self.bytes[self.at..];
@@ -138,9 +134,8 @@ impl<'a> Walker<'a> {
         Ok(self.take(len)?.iter().rev().fold(0, |all, byte| all << 8 | u64::from(*byte)))
     }
 
-    /// Consumes bytes after their length, an integer of `len_bytes` bytes. The
-    /// length is checked against the rest of the pickle before anything is
-    /// allocated.
+    /// Consumes bytes after their length, an integer of `len_bytes` bytes. The length is checked
+    /// against the rest of the pickle before anything is allocated.
     fn counted(&mut self, len_bytes: usize) -> Result<&'a [u8], String> {
         let len = self.number(len_bytes)?;
         self.take(usize::try_from(len).map_err(|_| "a length is beyond memory")?)
@@ -168,7 +163,6 @@ impl<'a> Walker<'a> {
     /// Pops a value.
     ///
     /// # Errors
-    ///
     /// Returns an error if the stack is empty or a mark is on top.
     fn pop(&mut self) -> Result<NodeId, String> {
         let top = self.top()?;
@@ -187,7 +181,6 @@ impl<'a> Walker<'a> {
     /// Pops all values down to the last mark.
     ///
     /// # Errors
-    ///
     /// Returns an error if there is no mark.
     fn pop_to_mark(&mut self) -> Result<Vec<NodeId>, String> {
         let mark = self.stack.iter().rposition(|item| *item == StackItem::Mark);
@@ -199,8 +192,8 @@ impl<'a> Walker<'a> {
         Ok(values.collect())
     }
 
-    /// Stores the top value in the memo. The number is the operand, or the next
-    /// free number for MEMOIZE (0x94).
+    /// Stores the top value in the memo. The number is the operand, or the next free number for
+    /// MEMOIZE (0x94).
     fn memoize(&mut self, opcode: u8) -> Result<(), String> {
         let index = match opcode {
             b'q' => self.number(1)? as u32,
@@ -239,8 +232,7 @@ impl<'a> Walker<'a> {
         self.push(node)
     }
 
-    /// Pushes a string, or an opaque node for bytes, whose contents are never
-    /// used.
+    /// Pushes a string, or an opaque node for bytes, whose contents are never used.
     fn text(&mut self, opcode: u8) -> Result<(), String> {
         let bytes = self.counted(match opcode {
             b'U' | 0x8c | b'C' => 1,
@@ -276,9 +268,7 @@ impl<'a> Walker<'a> {
     /// Adds items to a list, set or dict.
     ///
     /// # Errors
-    ///
-    /// Returns an error if the value below the items is not a container of
-    /// their kind.
+    /// Returns an error if the value below the items is not a container of their kind.
     fn fill(&mut self, opcode: u8) -> Result<(), String> {
         let items = match opcode {
             b'a' => vec![self.pop()?],
@@ -292,16 +282,15 @@ impl<'a> Walker<'a> {
         match (&mut self.nodes[top], opcode) {
             (PickleNode::List(list), b'a' | b'e' | 0x90) => list.extend(items),
             (PickleNode::Dict(dict), b's' | b'u') => dict.extend(pairs(&items)?),
-            // Items of a class that is derived from list or dict are never
-            // used.
+            // Items of a class that is derived from list or dict are never used.
             (PickleNode::Object { .. }, _) => {}
             _ => return Err("items are added to what has none".to_owned()),
         }
         Ok(())
     }
 
-    /// Pushes a class. GLOBAL (`c`) has the names as lines of text;
-    /// STACK_GLOBAL (0x93) takes them from the stack.
+    /// Pushes a class. GLOBAL (`c`) has the names as lines of text; STACK_GLOBAL (0x93) takes them
+    /// from the stack.
     fn class(&mut self, opcode: u8) -> Result<(), String> {
         if opcode == b'c' {
             for _ in 0..2 {
@@ -318,14 +307,12 @@ impl<'a> Walker<'a> {
         self.push(PickleNode::Class(module, name))
     }
 
-    /// Calls a class or function with arguments: REDUCE, NEWOBJ and NEWOBJ_EX.
-    /// Creates the node that the call would return.
+    /// Calls a class or function with arguments: REDUCE, NEWOBJ and NEWOBJ_EX. Creates the node
+    /// that the call would return.
     ///
     /// # Errors
-    ///
-    /// Returns an error if the called value is not a class, or the arguments are
-    /// not a tuple of the expected form. An unknown class is not an error: the
-    /// call becomes an object.
+    /// Returns an error if the called value is not a class, or the arguments are not a tuple of the
+    /// expected form. An unknown class is not an error: the call becomes an object.
     fn call(&mut self, opcode: u8) -> Result<(), String> {
         // NEWOBJ_EX also has a dict of keyword arguments, on top of the others.
         if opcode == 0x92 {
@@ -333,8 +320,8 @@ impl<'a> Walker<'a> {
         }
         let (mut arguments, mut callee) = (self.pop()?, self.pop()?);
         if self.class_name(callee) == Some(("torch._tensor", "_rebuild_from_type_v2")) {
-            // A tensor with attributes: its arguments are the constructor, the
-            // type, the constructor's arguments and the state.
+            // A tensor with attributes: its arguments are the constructor, the type, the
+            // constructor's arguments and the state.
             let PickleNode::List(list) = &self.nodes[arguments as usize] else {
                 return Err("a tensor has no arguments".to_owned());
             };
@@ -354,8 +341,7 @@ impl<'a> Walker<'a> {
             // The argument is the factory of missing values. The items are set by later opcodes.
             ("collections", "defaultdict") => PickleNode::Dict(vec![]),
             ("torch", "Size") | ("torch._utils", "_rebuild_parameter") => {
-                // A size is represented by its tuple, a parameter by its
-                // tensor.
+                // A size is represented by its tuple, a parameter by its tensor.
                 let inner = *list.first().ok_or("a size or parameter has no value")?;
                 self.stack.push(StackItem::Value(inner));
                 return Ok(());
@@ -381,8 +367,7 @@ impl<'a> Walker<'a> {
     fn build(&mut self) -> Result<(), String> {
         let state = self.pop()?;
         let top = self.top()? as usize;
-        // Attributes of dicts, such as the versions of a state dict, are never
-        // used.
+        // Attributes of dicts, such as the versions of a state dict, are never used.
         if let PickleNode::Object { attributes, .. } = &mut self.nodes[top] {
             *attributes = Some(state);
         }
@@ -391,13 +376,11 @@ impl<'a> Walker<'a> {
 
     // PyTorch's objects.
 
-    /// Pushes the storage of a persistent id, `('storage', class, key, device,
-    /// number of elements)`.
+    /// Pushes the storage of a persistent id,
+    /// `('storage', class, key, device, number of elements)`.
     ///
     /// # Errors
-    ///
-    /// Returns an error for another form of identifier, which DeepSpeed's files
-    /// do not contain.
+    /// Returns an error for another form of identifier, which DeepSpeed's files do not contain.
     fn persistent(&mut self) -> Result<(), String> {
         let id = self.pop()?;
         let PickleNode::List(parts) = &self.nodes[id as usize] else {
@@ -406,8 +389,8 @@ impl<'a> Walker<'a> {
         let &[kind, class, key, _, len] = &parts[..] else {
             return Err("a persistent identifier does not have five parts".to_owned());
         };
-        // The class of a storage gives the element type: `torch.FloatStorage` and so on. The device does not
-        // matter.
+        // The class of a storage gives the element type: `torch.FloatStorage` and so on. The device
+        // does not matter.
         let class = self.class_name(class);
         let node = |id: NodeId| &self.nodes[id as usize];
         let (PickleNode::Text(kind), Some(class), PickleNode::Text(_), PickleNode::Int(len)) =
@@ -424,18 +407,16 @@ impl<'a> Walker<'a> {
         self.push(PickleNode::Storage { key, element, len })
     }
 
-    /// Returns the tensor that a call of `torch._utils._rebuild_tensor` or
-    /// `_rebuild_tensor_v2` would create, after checking its bounds.
+    /// Returns the tensor that a call of `torch._utils._rebuild_tensor` or `_rebuild_tensor_v2`
+    /// would create, after checking its bounds.
     ///
-    /// `arguments` are the storage, the offset of the first element, shape and
-    /// strides, and further ones that are not needed. A tensor is contiguous if
-    /// each stride is the product of the dimensions after it; strides of
-    /// dimensions of size 1 do not matter.
+    /// `arguments` are the storage, the offset of the first element, shape and strides, and further
+    /// ones that are not needed. A tensor is contiguous if each stride is the product of the
+    /// dimensions after it; strides of dimensions of size 1 do not matter.
     ///
     /// # Errors
-    ///
-    /// Returns an error for arguments of another kind, or a contiguous tensor
-    /// that exceeds its storage.
+    /// Returns an error for arguments of another kind, or a contiguous tensor that exceeds its
+    /// storage.
     fn tensor(&self, arguments: &[NodeId]) -> Result<TensorNode, String> {
         let [storage, offset, shape, strides, ..] = arguments else {
             return Err("a tensor has too few arguments".to_owned());
@@ -455,8 +436,8 @@ impl<'a> Walker<'a> {
         let numel = numel.ok_or_else(|| format!("a tensor of shape {shape:?} is beyond memory"))?;
         let mut expected = 1_usize;
         let mut contiguous = true;
-        // Strides are checked from the last dimension to the first: in row-major order, a stride is the
-        // product of the later dimensions.
+        // Strides are checked from the last dimension to the first: in row-major order, a stride is
+        // the product of the later dimensions.
         for (dim, stride) in shape.iter().zip(&strides).rev() {
             contiguous &= *dim <= 1 || *stride == expected;
             expected = expected.saturating_mul((*dim).max(1));
@@ -473,7 +454,6 @@ impl<'a> Walker<'a> {
     /// Returns a list of dimensions.
     ///
     /// # Errors
-    ///
     /// Returns an error for other values than sizes, or for too many of them.
     fn dims(&self, id: NodeId) -> Result<Vec<usize>, String> {
         let PickleNode::List(dims) = &self.nodes[id as usize] else {
@@ -493,7 +473,6 @@ impl<'a> Walker<'a> {
 /// Groups items into keys and values.
 ///
 /// # Errors
-///
 /// Returns an error for an odd number of items.
 fn pairs(items: &[NodeId]) -> Result<Vec<(NodeId, NodeId)>, String> {
     let (pairs, rest) = items.as_chunks::<2>();
@@ -503,9 +482,8 @@ fn pairs(items: &[NodeId]) -> Result<Vec<(NodeId, NodeId)>, String> {
     Ok(pairs.iter().map(|[key, value]| (*key, *value)).collect())
 }
 
-/// Converts a little-endian two's complement integer of any length. Integers of
-/// more than 64 bits become opaque nodes, because none of the values that are
-/// used is that large.
+/// Converts a little-endian two's complement integer of any length. Integers of more than 64 bits
+/// become opaque nodes, because none of the values that are used is that large.
 fn long(bytes: &[u8]) -> PickleNode {
     if bytes.len() > 8 {
         return PickleNode::Opaque;
@@ -520,7 +498,6 @@ fn long(bytes: &[u8]) -> PickleNode {
 /// Converts bytes to a string.
 ///
 /// # Errors
-///
 /// Returns an error for bytes that are not UTF-8.
 fn utf8(bytes: &[u8]) -> Result<String, String> {
     String::from_utf8(bytes.to_owned()).map_err(|_| "a name is not UTF-8".to_owned())
@@ -555,8 +532,7 @@ mod tests {
         Pickle::parse(bytes).unwrap_err()
     }
 
-    /// Returns a pickle of a tensor on [`STORAGE`] with this offset, shape and
-    /// strides.
+    /// Returns a pickle of a tensor on [`STORAGE`] with this offset, shape and strides.
     fn tensor(offset: u8, shape: &[u8], strides: &[u8]) -> Vec<u8> {
         let tuple = |dims: &[u8]| {
             let dims = dims.iter().flat_map(|dim| [b'K', *dim]);

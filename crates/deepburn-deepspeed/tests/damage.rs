@@ -66,8 +66,7 @@ fn refused(path: &Path) -> DeepSpeedError {
     everything(path).map(drop).unwrap_err()
 }
 
-/// Flips random bytes and truncates files. Reading must never panic or return
-/// other values.
+/// Flips random bytes and truncates files. Reading must never panic or return other values.
 fn damage(name: &str, rounds: usize, seed: u64) {
     let folder = copy(name);
     let sound = everything(folder.path()).unwrap();

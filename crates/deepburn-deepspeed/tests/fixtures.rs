@@ -1,5 +1,5 @@
-//! Reads checkpoints that DeepSpeed wrote and compares them with the state of its engine at the time
-//! of the save.
+//! Reads checkpoints that DeepSpeed wrote and compares them with the state of its engine at the
+//! time of the save.
 
 use std::path::{Path, PathBuf};
 

@@ -1,5 +1,5 @@
-//! Fuzzing of DeepSpeed checkpoints: reading a mutated checkpoint returns
-//! values or an error, and never panics.
+//! Fuzzing of DeepSpeed checkpoints: reading a mutated checkpoint returns values or an error, and
+//! never panics.
 //!
 //! Checksums detect random damage, so most inputs are zipped again after the mutation. This tests
 //! the code behind the checksums. CONTRIBUTING.md has the command of the long run.
@@ -27,8 +27,7 @@ const FIXTURES: [&str; 10] = [
     "s3_frozen",
 ];
 
-/// Parts of pickles: values, marks, calls, and integers out of the expected
-/// range.
+/// Parts of pickles: values, marks, calls, and integers out of the expected range.
 const OPCODES: [&[u8]; 40] = [
     b"N",
     b"\x88",
@@ -93,8 +92,7 @@ impl FixtureArchive {
         Self { path, bytes, entries }
     }
 
-    /// Returns the archive with its pickle, or the whole archive, replaced by a
-    /// file of the corpus.
+    /// Returns the archive with its pickle, or the whole archive, replaced by a file of the corpus.
     fn with(&self, kept: &SeedFile) -> Self {
         let (path, mut entries) = (self.path.clone(), self.entries.clone());
         let bytes = match kept.format() {

@@ -114,8 +114,7 @@ struct Model {
     /// Shapes, by group.
     groups: Vec<Vec<Vec<usize>>>,
     ranks: usize,
-    /// The alignment of the start of each parameter, in elements (stages 1 and
-    /// 2).
+    /// The alignment of the start of each parameter, in elements (stages 1 and 2).
     alignment: usize,
     /// Whether the optimizer's arrays are saved without padding (stages 1 and 2).
     elastic: bool,
@@ -170,8 +169,7 @@ impl Model {
         ])
     }
 
-    /// Writes stage 1 or 2: each group with its paddings is divided into equal
-    /// partitions.
+    /// Writes stage 1 or 2: each group with its paddings is divided into equal partitions.
     fn partitioned(&self, folder: &Path, stage: usize) {
         File::write(&folder.join("mp_rank_00_model_states.pt"), &self.model_states(true));
         let groups = self.names();
@@ -256,8 +254,7 @@ impl Model {
         }
     }
 
-    /// Reads every array completely and in two parts, which meet at `at`
-    /// percent.
+    /// Reads every array completely and in two parts, which meet at `at` percent.
     fn check(&self, folder: &Path, steps: u64, at: usize) {
         let checkpoint = DeepSpeedCheckpoint::open(folder, None).unwrap();
         assert_eq!(checkpoint.buffers().collect::<Vec<_>>(), [("norm.mean", &[3][..])]);
@@ -281,8 +278,7 @@ impl Model {
     }
 }
 
-/// Returns the state of an optimizer, with or without step counts in its
-/// groups.
+/// Returns the state of an optimizer, with or without step counts in its groups.
 fn base(states: Vec<(String, Py)>, steps: Option<usize>) -> Py {
     let steps = steps.map_or(Py::None, int);
     let group = |number| dict([("params", Py::List(vec![int(number)])), ("step", steps.clone())]);
@@ -342,8 +338,7 @@ fn partitions_of_padding_alone_are_assembled() {
     model.check(folder.path(), 7, 50);
 }
 
-/// Returns the error for a small checkpoint with one value of its model file
-/// replaced.
+/// Returns the error for a small checkpoint with one value of its model file replaced.
 fn with(key: &str, value: Py) -> DeepSpeedError {
     let model =
         Model { groups: vec![vec![vec![3, 2], vec![2]]], ranks: 2, alignment: 1, elastic: false };

@@ -1,8 +1,8 @@
 //! Atomic file writes, and the safetensors format.
 //!
-//! Main type: [`PartialFile`]. The file is written under a temporary name and renamed when it is complete. Readers
-//! therefore never see an incomplete file at the final path, even if the writing program is killed. [`safetensors`]
-//! writes tensors to such files.
+//! Main type: [`PartialFile`]. The file is written under a temporary name and renamed when it is
+//! complete. Readers therefore never see an incomplete file at the final path, even if the writing
+//! program is killed. [`safetensors`] writes tensors to such files.
 //!
 //! ```
 //! use std::io::Write;

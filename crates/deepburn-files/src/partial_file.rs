@@ -6,11 +6,12 @@ use std::path::{Path, PathBuf};
 
 /// A file that has a temporary name until it is complete.
 ///
-/// The file is removed if it is dropped before [`finish`](Self::finish) or [`finish_synced`](Self::finish_synced). An
-/// existing file at the final path is not changed until then.
+/// The file is removed if it is dropped before [`finish`](Self::finish) or
+/// [`finish_synced`](Self::finish_synced). An existing file at the final path is not changed until
+/// then.
 ///
-/// The file has default permissions according to the umask. Writes are not buffered, so many small writes should go
-/// through a [`BufWriter`](std::io::BufWriter).
+/// The file has default permissions according to the umask. Writes are not buffered, so many small
+/// writes should go through a [`BufWriter`](std::io::BufWriter).
 #[derive(Debug)]
 #[must_use = "a file that is not finished is removed"]
 pub struct PartialFile {
@@ -22,10 +23,11 @@ pub struct PartialFile {
 }
 
 impl PartialFile {
-    /// Creates a file at the temporary path `partial`, which will be renamed to `path`. An existing file at `partial`,
-    /// for example from a killed program, is replaced.
+    /// Creates a file at the temporary path `partial`, which will be renamed to `path`. An existing
+    /// file at `partial`, for example from a killed program, is replaced.
     ///
-    /// Both paths must be on the same file system, because files cannot be renamed across file systems.
+    /// Both paths must be on the same file system, because files cannot be renamed across file
+    /// systems.
     ///
     /// # Errors
     /// Returns an error if the file cannot be created.
@@ -38,7 +40,8 @@ impl PartialFile {
     /// Writes `content` to the temporary path `partial` and renames the file to `path`.
     ///
     /// # Errors
-    /// Returns an error if the file cannot be written or renamed. The file at `path` is then unchanged.
+    /// Returns an error if the file cannot be written or renamed. The file at `path` is then
+    /// unchanged.
     pub fn replace(
         path: impl Into<PathBuf>,
         partial: impl Into<PathBuf>,
@@ -61,8 +64,8 @@ impl PartialFile {
 
     /// Renames the file to its final path.
     ///
-    /// Readers see the complete file. After a power failure the file may be empty, because the disk may store the new
-    /// name before the content.
+    /// Readers see the complete file. After a power failure the file may be empty, because the disk
+    /// may store the new name before the content.
     ///
     /// # Errors
     /// Returns an error if the file cannot be renamed, for example because a folder has that name.
@@ -78,8 +81,8 @@ impl PartialFile {
 
     /// Waits until the content is on the disk, then renames the file to its final path.
     ///
-    /// After a power failure the path has either the old or the new content. The rename is only durable after the
-    /// folder has been flushed too.
+    /// After a power failure the path has either the old or the new content. The rename is only
+    /// durable after the folder has been flushed too.
     ///
     /// # Errors
     /// Returns an error if the content cannot be flushed or the file cannot be renamed.

@@ -1,9 +1,9 @@
 //! Writing of safetensors files, tensor by tensor.
 //!
-//! A [`Header`] lists the tensors of a file, and a [`TensorFileWriter`] writes their values in any order. The writer of
-//! the `safetensors` crate uses a fixed order and requires all tensors at once. With this module, the tensors of a
-//! sharded model can be gathered one at a time, so only one tensor is in memory. The file is renamed to its final name
-//! when it is complete.
+//! A [`Header`] lists the tensors of a file, and a [`TensorFileWriter`] writes their values in any
+//! order. The writer of the `safetensors` crate uses a fixed order and requires all tensors at
+//! once. With this module, the tensors of a sharded model can be gathered one at a time, so only
+//! one tensor is in memory. The file is renamed to its final name when it is complete.
 //!
 //! The format is documented at <https://github.com/huggingface/safetensors>.
 //!

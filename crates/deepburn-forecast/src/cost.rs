@@ -1,20 +1,20 @@
 //! The time of a training step, predicted for a machine and a network that are not at hand.
 //!
-//! Main type: [`StepCost`]. The timeline of a dry run is replayed with two clocks:
-//! one for the computation of the rank, and one for its network link, which runs collectives one
-//! after the other. Number, order and sizes of ops and collectives are the engine's own.
+//! Main type: [`StepCost`]. The timeline of a dry run is replayed with two clocks: one for the
+//! computation of the rank, and one for its network link, which runs collectives one after the
+//! other. Number, order and sizes of ops and collectives are the engine's own.
 //!
 //! - *Computation*: the time of an op is the maximum of two times: the time for its floating-point
 //!   operations, and the time to read and write its operands in memory (roofline model, Williams et
 //!   al. 2009).
-//! - *Offload*: the bytes that are copied to and from host memory, read from NVMe and written to it,
-//!   divided by the bandwidth of each.
+//! - *Offload*: the bytes that are copied to and from host memory, read from NVMe and written to
+//!   it, divided by the bandwidth of each.
 //! - *Collectives*: the time of a message is a latency plus its bytes divided by the bandwidth
 //!   (alpha-beta model, Hockney 1994). Each rank exchanges parts with every other rank, as in
 //!   `deepburn-mpi`. A rank sends the same number of bytes as in a ring algorithm (Thakur et al.
 //!   2005), and the same number of messages for each array.
-//! - *Overlap*: a collective is hidden while the rank computes, and exposed while the rank waits for
-//!   it.
+//! - *Overlap*: a collective is hidden while the rank computes, and exposed while the rank waits
+//!   for it.
 //!
 //! ```text
 //! rank  │ op │ op │ wait │ op │ op │ op │      wait is exposed communication
@@ -23,9 +23,9 @@
 //!
 //! The model assumes identical ranks with micro-batches of the same size, a network without other
 //! traffic, and kernels that reach the speed in [`RankSpeed`]. It ignores data loading, the
-//! collectives of the training loop and checkpoints. Offloaded states and activations are assumed to
-//! be transferred while the rank waits, so what the engine transfers in the background is predicted
-//! too slow.
+//! collectives of the training loop and checkpoints. Offloaded states and activations are assumed
+//! to be transferred while the rank waits, so what the engine transfers in the background is
+//! predicted too slow.
 
 mod clock;
 mod network;
@@ -67,8 +67,8 @@ impl fmt::Display for UnknownBandwidth {
 impl std::error::Error for UnknownBandwidth {}
 
 /// The time of a training step on each rank, and the bytes that the rank sends. All numbers cover
-/// the complete step with all its micro-batches. `seconds` is `compute + offload + communication -
-/// hidden`.
+/// the complete step with all its micro-batches. `seconds` is
+/// `compute + offload + communication - hidden`.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct StepCost {
     /// The number of ranks.
@@ -91,7 +91,6 @@ impl Timeline {
     /// Returns the cost of the step on each of `ranks` ranks with this `speed`.
     ///
     /// # Errors
-    ///
     /// Returns an error if the step offloads to a tier whose bandwidth is not known.
     pub(crate) fn cost(
         &self,

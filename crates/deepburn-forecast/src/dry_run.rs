@@ -7,8 +7,8 @@
 //!    Ledger               the bytes that a real run would hold, by tier and category
 //! ```
 //!
-//! The first step records the order in which parameters are read, and later steps prefetch by it.
-//! A dry run therefore takes two steps, and reports the second one. All micro-batches of a step
+//! The first step records the order in which parameters are read, and later steps prefetch by it. A
+//! dry run therefore takes two steps, and reports the second one. All micro-batches of a step
 //! between the first and the last are alike, so at most one of them is run.
 //!
 //! A dry run has the collectives of the engine. Programs have training loops of their own, so the
@@ -42,8 +42,8 @@ use crate::timeline::{Recorder, Stretch, Timeline};
 /// Optimizer steps of a dry run.
 const STEPS: usize = 2;
 
-/// The largest number of micro-batches that a step of a dry run has: the first, one of those between,
-/// and the last.
+/// The largest number of micro-batches that a step of a dry run has: the first, one of those
+/// between, and the last.
 const MICRO_BATCHES: usize = 3;
 
 /// What one rank needs to train.
@@ -75,7 +75,6 @@ impl Forecast {
     /// Predicts the time of a training step on ranks of this `speed`.
     ///
     /// # Errors
-    ///
     /// Returns an error if the step offloads to a tier whose bandwidth is not known.
     pub fn cost(&self, speed: RankSpeed, network: &Network) -> Result<StepCost, UnknownBandwidth> {
         self.timeline.cost(self.world_size as u64, speed, network)
@@ -91,12 +90,10 @@ impl Forecast {
 /// returns zeros.
 ///
 /// # Errors
-///
 /// Returns an error if the plan does not fit the model, the error of `build` or `loss`, or their
 /// panic.
 ///
 /// # Example
-///
 /// How much memory does a layer of 4096 by 4096 weights need on each of 64 ranks?
 ///
 /// ```
@@ -146,15 +143,14 @@ pub fn forecast<M: AutodiffModule<Training<Meta>>>(
     })
 }
 
-/// Forecasts a training step on the first rank of each pipeline stage, without running it. Without a
-/// pipeline there is one stage, and this is [`forecast`].
+/// Forecasts a training step on the first rank of each pipeline stage, without running it. Without
+/// a pipeline there is one stage, and this is [`forecast`].
 ///
-/// The stages of the model are found as [`pipeline_layout`](crate::pipeline_layout) does. Stages wait
-/// for each other in a real run, so the [cost](Forecast::cost) of a stage is the time that it
+/// The stages of the model are found as [`pipeline_layout`](crate::pipeline_layout) does. Stages
+/// wait for each other in a real run, so the [cost](Forecast::cost) of a stage is the time that it
 /// computes.
 ///
 /// # Errors
-///
 /// Returns the errors of [`forecast`], and an error if the model cannot be divided.
 pub fn forecast_stages<M: AutodiffModule<Training<Meta>>>(
     plan: &Plan,

@@ -32,7 +32,6 @@ use crate::simulated_rank::{ForecastError, on_simulated_rank};
 /// open at the same time.
 ///
 /// # Errors
-///
 /// Returns an error if the model has fewer parts than stages or no cut fits into memory, the errors
 /// of `build` or `loss`, or their panic.
 pub fn pipeline_layout<M: AutodiffModule<Training<Meta>>>(
@@ -91,8 +90,8 @@ struct Parts {
 
 impl Parts {
     /// Joins reads of the same unit. `activations` are the bytes after the last read, and `states`
-    /// the bytes of all parameters and of their optimizer states, which only the last part that reads
-    /// a parameter has.
+    /// the bytes of all parameters and of their optimizer states, which only the last part that
+    /// reads a parameter has.
     fn new(
         reads: &[deepburn_zero::ParameterRead],
         activations: usize,
@@ -145,7 +144,8 @@ impl Parts {
     }
 
     /// Divides the parts into stages, and returns the stages of each parameter, the last of which
-    /// owns it. A parameter that forward does not read goes to the stage of the parameter before it.
+    /// owns it. A parameter that forward does not read goes to the stage of the parameter before
+    /// it.
     fn layout(
         self,
         stages: usize,
@@ -185,12 +185,12 @@ impl Parts {
         Ok(PipelineLayout::new(stages, placed).described(descriptions))
     }
 
-    /// Gives each stage a first part with a parameter that the stage before does not have, if that stage
-    /// has a part to give.
+    /// Gives each stage a first part with a parameter that the stage before does not have, if that
+    /// stage has a part to give.
     ///
-    /// An op runs on the stage of its input if that stage has the parameters, too. With two stages, an
-    /// output layer that is tied to the embedding would not run on the last stage if it were the only part
-    /// there. With the norm before it, it does.
+    /// An op runs on the stage of its input if that stage has the parameters, too. With two stages,
+    /// an output layer that is tied to the embedding would not run on the last stage if it were the
+    /// only part there. With the norm before it, it does.
     fn entered_by_own_parameters(&self, mut cut: Vec<Range<usize>>) -> Vec<Range<usize>> {
         for stage in 1..cut.len() {
             let shared = |cut: &[Range<usize>]| {

@@ -1,8 +1,8 @@
 //! Forecasts of sharded training, for any Burn model.
 //!
 //! [`forecast()`] runs the real engine on a backend without data ([`Meta`]) and a process group
-//! without other ranks. Nothing is computed or moved. The memory ledger counts what a real run would
-//! hold, and the group counts the collectives that it would start.
+//! without other ranks. Nothing is computed or moved. The memory ledger counts what a real run
+//! would hold, and the group counts the collectives that it would start.
 
 #![forbid(unsafe_code)]
 

@@ -39,8 +39,8 @@ impl Peaks {
         self.categories[category as usize]
     }
 
-    /// Returns the parameters, gradients and optimizer states together. A training step holds all of
-    /// them at once at its end.
+    /// Returns the parameters, gradients and optimizer states together. A training step holds all
+    /// of them at once at its end.
     pub fn model_states(&self) -> u64 {
         let states = [Category::Parameters, Category::Gradients, Category::Optimizer];
         states.into_iter().map(|category| self.of(category)).sum()

@@ -27,7 +27,6 @@ pub enum ForecastError {
 /// Programs with several engines, or with training loops of their own, can be run in this way.
 ///
 /// # Errors
-///
 /// Returns the error of `run`, or its panic.
 pub fn on_simulated_rank<R: Send>(
     rank: usize,

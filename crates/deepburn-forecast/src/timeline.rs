@@ -45,8 +45,8 @@ pub(crate) struct Collective {
 
 impl Collective {
     /// Returns the bytes that a rank sends to other ranks: `(ranks - 1) / ranks` of the operation's
-    /// bytes. An all-reduce consists of a reduce-scatter and an all-gather, so the bytes of both are
-    /// added.
+    /// bytes. An all-reduce consists of a reduce-scatter and an all-gather, so the bytes of both
+    /// are added.
     pub(crate) fn bytes_sent(&self, ranks: u64) -> u64 {
         let whole = match self.operation {
             Operation::ReduceScatter(_) => self.contributed,
@@ -104,8 +104,8 @@ impl Recorder {
                 complete,
                 ..
             } => {
-                // The members of a group are evenly spaced: 1 apart if they are neighbours, and
-                // more if the group has one rank of each machine or stage.
+                // The members of a group are evenly spaced: 1 apart if they are neighbors, and more
+                // if the group has one rank of each machine or stage.
                 let stride = match members {
                     [first, second, ..] => second.abs_diff(*first) as u64,
                     _ => 1,

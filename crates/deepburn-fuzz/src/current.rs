@@ -2,8 +2,7 @@
 
 use std::sync::RwLock;
 
-/// A description of how to reproduce the current input: its seed or its corpus
-/// file.
+/// A description of how to reproduce the current input: its seed or its corpus file.
 static CURRENT: RwLock<String> = RwLock::new(String::new());
 
 /// Sets the description of how to reproduce the next input.
@@ -16,9 +15,8 @@ pub(crate) fn current() -> String {
     CURRENT.read().expect("no writer panics").clone()
 }
 
-/// Calls `action` with the description of how to reproduce the current input.
-/// This function is called by the allocator, so it neither allocates memory nor
-/// blocks.
+/// Calls `action` with the description of how to reproduce the current input. This function is
+/// called by the allocator, so it neither allocates memory nor blocks.
 pub(crate) fn with_current(action: impl FnOnce(&str)) {
     match CURRENT.try_read() {
         Ok(current) => action(&current),

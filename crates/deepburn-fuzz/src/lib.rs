@@ -8,9 +8,8 @@
 //! [`replay`] calls the check for every unmodified file of the test's [`SeedCorpus`]; tests call it
 //! before [`fuzz`].
 //!
-//! `DEEPBURN_FUZZ_INPUTS` sets the number of inputs, and `DEEPBURN_FUZZ_SEED`
-//! sets the first seed. Every input has its own seed, so the message of a
-//! failure contains the seed that reproduces it.
+//! `DEEPBURN_FUZZ_INPUTS` sets the number of inputs, and `DEEPBURN_FUZZ_SEED` sets the first seed.
+//! Every input has its own seed, so the message of a failure contains the seed that reproduces it.
 
 mod current;
 mod memory;

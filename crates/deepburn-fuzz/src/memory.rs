@@ -15,7 +15,7 @@ pub const MEMORY_LIMIT: usize = 256 << 20;
 
 /// Whether inputs are running. Other tests in the process are not limited.
 ///
-/// The counters use relaxed ordering, because they do not synchronise other memory and each process
+/// The counters use relaxed ordering, because they do not synchronize other memory and each process
 /// runs one input at a time.
 static RUNNING: AtomicBool = AtomicBool::new(false);
 /// The number of bytes that are currently allocated by all threads.

@@ -18,8 +18,7 @@ pub const JSON_TOKENS: [&str; 20] = [
     "\"\"", "\"a\"", "\\u0000", "\u{e9}", "[[[[",
 ];
 
-/// Numbers as text: limits of integer types, and numbers beyond the range that
-/// a reader expects.
+/// Numbers as text: limits of integer types, and numbers beyond the range that a reader expects.
 const TEXT_NUMBERS: [&str; 18] = [
     "0",
     "-0",
@@ -67,17 +66,16 @@ const INTEGERS: [u64; 16] = [
 pub struct Mutator(u64);
 
 impl Mutator {
-    /// Returns a generator. Neighbouring seeds give unrelated numbers, because
-    /// each number is a hash of the state.
+    /// Returns a generator. Neighboring seeds give unrelated numbers, because each number is a hash
+    /// of the state.
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// Returns a random number below `limit`; 0 if the limit is 0. The
-    /// generator is SplitMix64 (Steele, Lea and Flood 2014).
+    /// Returns a random number below `limit`; 0 if the limit is 0. The generator is SplitMix64
+    /// (Steele, Lea and Flood 2014).
     ///
-    /// The remainder is slightly biased towards small numbers, which does not
-    /// matter for tests.
+    /// The remainder is slightly biased towards small numbers, which does not matter for tests.
     pub fn below(&mut self, limit: usize) -> usize {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut bits = self.0;
@@ -89,7 +87,6 @@ impl Mutator {
     /// Returns a random element of `choices`.
     ///
     /// # Panics
-    ///
     /// Panics if `choices` is empty.
     pub fn pick<'a, T>(&mut self, choices: &'a [T]) -> &'a T {
         &choices[self.below(choices.len())]
@@ -171,8 +168,8 @@ impl Mutator {
         }
     }
 
-    /// Overwrites 1, 2, 4 or 8 bytes with a little-endian integer from a list
-    /// of limits. Does nothing if the slice is shorter.
+    /// Overwrites 1, 2, 4 or 8 bytes with a little-endian integer from a list of limits. Does
+    /// nothing if the slice is shorter.
     pub fn set_integer(&mut self, bytes: &mut [u8]) {
         let width = 1 << self.below(4);
         let at = self.below((bytes.len() + 1).saturating_sub(width));
@@ -182,17 +179,15 @@ impl Mutator {
         }
     }
 
-    /// Returns a random range of fewer than `most` bytes within `length`; it
-    /// may be empty.
+    /// Returns a random range of fewer than `most` bytes within `length`; it may be empty.
     fn span(&mut self, length: usize, most: usize) -> Range<usize> {
         let start = self.below(length + 1);
         start..(start + self.below(most)).min(length)
     }
 }
 
-/// Returns the ranges of numbers in a text, including numbers in names and
-/// strings: a run of digits, signs, points and exponents with at least one
-/// digit.
+/// Returns the ranges of numbers in a text, including numbers in names and strings: a run of
+/// digits, signs, points and exponents with at least one digit.
 fn numbers(text: &[u8]) -> Vec<Range<usize>> {
     let is_part = |byte: &u8| byte.is_ascii_digit() || b"+-.eE".contains(byte);
     let mut found = Vec::new();

@@ -12,7 +12,6 @@ use serde_json::Value;
 /// programs write.
 ///
 /// # Panics
-///
 /// Panics if either text is not JSON.
 pub fn patched(sound: &[u8], patch: &[u8]) -> Vec<u8> {
     let mut value = serde_json::from_slice(sound).expect("the sound text is JSON");

@@ -1,7 +1,7 @@
 //! The fuzz loop, with time and memory limits.
 //!
-//! Inputs run sequentially on the calling thread. A second thread detects
-//! inputs that never end, which the calling thread cannot detect itself.
+//! Inputs run sequentially on the calling thread. A second thread detects inputs that never end,
+//! which the calling thread cannot detect itself.
 
 use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -16,19 +16,16 @@ use crate::current::{current, set_current};
 use crate::memory::{LimitGuard, MEMORY_LIMIT, peak_of};
 use crate::{Mutator, SeedCorpus, SeedFile};
 
-/// The maximum time for an input. Most inputs take less than a millisecond, so
-/// the limit leaves a large margin for busy machines.
+/// The maximum time for an input. Most inputs take less than a millisecond, so the limit leaves a
+/// large margin for busy machines.
 pub const TIME_LIMIT: Duration = Duration::from_secs(10);
 
-/// Calls `check` for `DEEPBURN_FUZZ_INPUTS` inputs (or `default` if the
-/// variable is not set), and prints the number of inputs, the maximum time and
-/// the maximum memory use.
+/// Calls `check` for `DEEPBURN_FUZZ_INPUTS` inputs (or `default` if the variable is not set), and
+/// prints the number of inputs, the maximum time and the maximum memory use.
 ///
 /// # Panics
-///
-/// Panics with the seed if an input panics or exceeds a limit. If an input
-/// never ends, or requests more memory than the limit at once, the process
-/// ends.
+/// Panics with the seed if an input panics or exceeds a limit. If an input never ends, or requests
+/// more memory than the limit at once, the process ends.
 pub fn fuzz(default: u64, mut check: impl FnMut(&mut Mutator)) {
     let inputs = setting("DEEPBURN_FUZZ_INPUTS", default);
     let first = setting("DEEPBURN_FUZZ_SEED", 1);
@@ -37,18 +34,17 @@ pub fn fuzz(default: u64, mut check: impl FnMut(&mut Mutator)) {
     limited(seeds, again, |seed| check(&mut Mutator::new(seed)));
 }
 
-/// Calls `check` for each unmodified file of `corpus`, in the order of file
-/// names, with the limits of [`fuzz`].
+/// Calls `check` for each unmodified file of `corpus`, in the order of file names, with the limits
+/// of [`fuzz`].
 ///
 /// # Panics
-///
 /// Panics with the file name if `check` panics or exceeds a limit.
 pub fn replay<'a>(corpus: &'a SeedCorpus, check: impl FnMut(&'a SeedFile)) {
     limited(corpus.files().iter(), |file| format!("the file {} of the corpus", file.name), check);
 }
 
-/// Calls `check` for each input with time and memory limits. `named` returns a
-/// description of how to reproduce an input.
+/// Calls `check` for each input with time and memory limits. `named` returns a description of how
+/// to reproduce an input.
 fn limited<I>(
     inputs: impl Iterator<Item = I>,
     named: impl Fn(&I) -> String,
@@ -57,8 +53,7 @@ fn limited<I>(
     let (mut slowest, mut largest) = (Duration::ZERO, 0);
     let (mut slowest_name, mut largest_name, mut count) = (String::new(), String::new(), 0);
     thread::scope(|scope| {
-        // This value is dropped at the end or on a panic, which ends the
-        // watchdog thread.
+        // This value is dropped at the end or on a panic, which ends the watchdog thread.
         let (_running, ended) = channel();
         scope.spawn(move || watch(&ended));
         let _limit = LimitGuard::new();
@@ -94,11 +89,10 @@ fn limited<I>(
     );
 }
 
-/// Returns a temporary folder. It is in memory if `/dev/shm` exists, because
-/// thousands of inputs write small files.
+/// Returns a temporary folder. It is in memory if `/dev/shm` exists, because thousands of inputs
+/// write small files.
 ///
 /// # Panics
-///
 /// Panics if the folder cannot be created.
 pub fn scratch_folder() -> TempDir {
     let memory = Path::new("/dev/shm");
@@ -109,26 +103,22 @@ pub fn scratch_folder() -> TempDir {
     .expect("tests may write temporary files")
 }
 
-/// Reads a number from an environment variable; returns `default` if it is not
-/// set.
+/// Reads a number from an environment variable; returns `default` if it is not set.
 ///
 /// # Panics
-///
 /// Panics if the variable is not a number.
 fn setting(name: &str, default: u64) -> u64 {
     let Ok(text) = std::env::var(name) else { return default };
     text.parse().unwrap_or_else(|_| panic!("{name} is `{text}`; it must be a number from 0"))
 }
 
-/// Ends the process if one input runs during two consecutive checks, until
-/// `ended` is closed.
+/// Ends the process if one input runs during two consecutive checks, until `ended` is closed.
 fn watch(ended: &Receiver<()>) {
     let mut last = None;
     while let Err(RecvTimeoutError::Timeout) = ended.recv_timeout(2 * TIME_LIMIT) {
         let current = current();
         if last.as_ref() == Some(&current) {
-            // `eprintln` would be captured by the test harness and lost when
-            // the process ends.
+            // `eprintln` would be captured by the test harness and lost when the process ends.
             _ = writeln!(std::io::stderr(), "an input does not end: {current}");
             std::process::abort();
         }

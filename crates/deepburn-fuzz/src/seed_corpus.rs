@@ -1,5 +1,5 @@
-//! Stored inputs of fuzz tests: valid files to mutate, and malformed files that
-//! readers must reject.
+//! Stored inputs of fuzz tests: valid files to mutate, and malformed files that readers must
+//! reject.
 //!
 //! Main type: [`SeedCorpus`]. [`replay`](crate::replay) reads every file unchanged. Afterwards
 //! [`fuzz`](crate::fuzz) also uses corpus files as inputs to mutate.
@@ -40,7 +40,6 @@ impl SeedCorpus {
     /// `CARGO_MANIFEST_DIR`.
     ///
     /// # Panics
-    ///
     /// Panics if a folder or a file cannot be read, or if there is no file.
     pub fn of_crate(folder: &str) -> Self {
         let corpus = Path::new(folder).join("tests/corpus");

@@ -36,7 +36,8 @@ impl GgufError {
     }
 }
 
-/// Returns the first characters of a name from a file, so that a malformed file cannot fill the terminal.
+/// Returns the first characters of a name from a file, so that a malformed file cannot fill the
+/// terminal.
 pub(crate) fn shortened(name: &str) -> String {
     const LIMIT: usize = 100;
     // Control characters of a file must not reach the terminal.

@@ -5,13 +5,15 @@ use std::io::{ErrorKind, Read};
 use crate::value::{ARRAY, BOOL, STRING, with_number_types};
 use crate::{Array, GgufError, Value};
 
-/// The longest header in bytes. The header of a model with 262,144 tokens and 514,000 merges has less than 20 MB.
+/// The longest header in bytes. The header of a model with 262,144 tokens and 514,000 merges has
+/// less than 20 MB.
 pub(crate) const MAX_HEADER_LEN: u64 = 64 << 20;
 
 /// Reads little-endian fields and counts the bytes.
 ///
-/// Lengths in the file are compared with the rest of the file, or [`MAX_HEADER_LEN`], before memory is allocated. An
-/// element of an array takes at most 24 bytes more than in the file, plus its allocation.
+/// Lengths in the file are compared with the rest of the file, or [`MAX_HEADER_LEN`], before memory
+/// is allocated. An element of an array takes at most 24 bytes more than in the file, plus its
+/// allocation.
 pub(crate) struct FieldReader<R> {
     input: R,
     /// The bytes that may still be read.
@@ -33,7 +35,8 @@ impl<R: Read> FieldReader<R> {
         self.position
     }
 
-    /// Returns an error if `count` items with at least `size` bytes each exceed the rest of the header.
+    /// Returns an error if `count` items with at least `size` bytes each exceed the rest of the
+    /// header.
     pub(crate) fn check(&self, field: &str, count: u64, size: u64) -> Result<usize, GgufError> {
         let is_possible = count.checked_mul(size).is_some_and(|bytes| bytes <= self.left);
         match usize::try_from(count) {

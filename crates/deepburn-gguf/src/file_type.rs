@@ -74,8 +74,9 @@ impl FileType {
 /// Chooses the types of the tensors of a model.
 ///
 /// The rules are `llama_tensor_get_type` and `tensor_allows_quantization` of
-/// <https://github.com/ggml-org/llama.cpp/blob/master/src/llama-quant.cpp>, for dense models without an importance
-/// matrix. For tensors that are not quantized, they are `prepare_tensors` of `convert_hf_to_gguf.py`.
+/// <https://github.com/ggml-org/llama.cpp/blob/master/src/llama-quant.cpp>, for dense models
+/// without an importance matrix. For tensors that are not quantized, they are `prepare_tensors` of
+/// `convert_hf_to_gguf.py`.
 ///
 /// | Tensor | q8_0 | q4_0 | q4_k_m |
 /// |---|---|---|---|
@@ -84,8 +85,8 @@ impl FileType {
 /// | `attn_v`, `attn_qkv`, `ffn_down` in an eighth of the layers at each end, and in every third layer between | q8_0 | q4_0 | q6_k |
 /// | others | q8_0 | q4_0 | q4_k |
 ///
-/// Rows that are not a multiple of 256 get q5_0 instead of q4_k and q8_0 instead of q6_k. Rows that are not a multiple
-/// of 32 get f16.
+/// Rows that are not a multiple of 256 get q5_0 instead of q4_k and q8_0 instead of q6_k. Rows that
+/// are not a multiple of 32 get f16.
 #[derive(Debug, Clone)]
 pub struct TypeSelector {
     file_type: FileType,
@@ -95,16 +96,17 @@ pub struct TypeSelector {
 }
 
 impl TypeSelector {
-    /// Returns the rules for a model with `num_layers` layers. `has_output` says whether the file has an
-    /// `output.weight`, so that the embedding is not used as the output too.
+    /// Returns the rules for a model with `num_layers` layers. `has_output` says whether the file
+    /// has an `output.weight`, so that the embedding is not used as the output too.
     #[must_use]
     pub fn new(file_type: FileType, num_layers: usize, has_output: bool) -> Self {
         Self { file_type, num_layers, has_output, shares_values: false }
     }
 
-    /// Sets that the model is one of 70B parameters, which llama.cpp recognizes by its architecture, `llama` or
-    /// `qwen2`, 80 layers and, for `llama`, fewer heads of values than of queries. Its `attn_v` gets q5_k instead of
-    /// q4_k in q4_k_m, because eight heads share each value.
+    /// Sets that the model is one of 70B parameters, which llama.cpp recognizes by its
+    /// architecture, `llama` or `qwen2`, 80 layers and, for `llama`, fewer heads of values than of
+    /// queries. Its `attn_v` gets q5_k instead of q4_k in q4_k_m, because eight heads share each
+    /// value.
     #[must_use]
     pub fn with_70b(mut self, is_70b: bool) -> Self {
         self.shares_values = is_70b;
@@ -148,8 +150,8 @@ impl TypeSelector {
         Ok(if is_value && self.shares_values { TensorType::Q5K } else { default })
     }
 
-    /// Returns whether a layer is more sensitive (`use_more_bits`): the first and last eighth, and every third layer
-    /// between.
+    /// Returns whether a layer is more sensitive (`use_more_bits`): the first and last eighth, and
+    /// every third layer between.
     fn gets_more_bits(&self, layer: usize) -> bool {
         let eighth = self.num_layers / 8;
         layer < eighth || layer >= 7 * self.num_layers / 8 || (layer - eighth) % 3 == 2
@@ -166,12 +168,14 @@ impl TypeSelector {
     }
 }
 
-/// Returns whether a tensor of several dimensions is a matrix of weights, not a norm or a table of positions.
+/// Returns whether a tensor of several dimensions is a matrix of weights, not a norm or a table of
+/// positions.
 fn is_matrix(name: &str) -> bool {
     name.ends_with("weight") && !name.contains("_norm.weight") && name != "position_embd.weight"
 }
 
-/// Returns the type itself, or the type that llama.cpp uses if rows are not whole blocks (`tensor_type_fallback`).
+/// Returns the type itself, or the type that llama.cpp uses if rows are not whole blocks
+/// (`tensor_type_fallback`).
 fn fallback(tensor_type: TensorType, row_len: u64) -> TensorType {
     let fits = |it: &TensorType| row_len.is_multiple_of(it.block_len() as u64);
     let smaller = match tensor_type {
@@ -228,7 +232,8 @@ mod tests {
 
     #[test]
     fn the_mixture_gives_some_layers_more_bits() {
-        // As `use_more_bits` of llama.cpp selects them: an eighth at both ends, and every third between.
+        // As `use_more_bits` of llama.cpp selects them: an eighth at both ends, and every third
+        // between.
         let expected = [0, 1, 2, 3, 6, 9, 12, 15, 18, 21, 24, 27, 28, 29, 30, 31];
         for name in ["attn_v", "ffn_down", "attn_qkv"] {
             let is_q6_k = |layer: &usize| {

@@ -20,7 +20,8 @@ const MAX_ALIGNMENT: u32 = 1 << 16;
 /// | GGUF | 3 | tensors | pairs | metadata | descriptions of tensors | pad | values | pad | values | pad | …
 /// ```
 ///
-/// Each tensor begins at a multiple of the alignment (32 bytes, or `general.alignment`) after the header.
+/// Each tensor begins at a multiple of the alignment (32 bytes, or `general.alignment`) after the
+/// header.
 #[derive(Debug, Clone)]
 pub struct GgufHeader {
     metadata: Metadata,
@@ -38,8 +39,8 @@ impl GgufHeader {
     /// Returns a header without tensors.
     ///
     /// # Errors
-    /// Returns an error if `general.alignment` is in `metadata` and is not a `u32` that is a power of two from 8 to
-    /// 65536.
+    /// Returns an error if `general.alignment` is in `metadata` and is not a `u32` that is a power
+    /// of two from 8 to 65536.
     pub fn new(metadata: Metadata) -> Result<Self, GgufError> {
         let alignment = match metadata.get(ALIGNMENT) {
             None => DEFAULT_ALIGNMENT,
@@ -64,12 +65,14 @@ impl GgufHeader {
         })
     }
 
-    /// Appends a tensor. `shape` has the outermost dimension first, as in PyTorch, and the row length last.
+    /// Appends a tensor. `shape` has the outermost dimension first, as in PyTorch, and the row
+    /// length last.
     ///
     /// # Errors
-    /// Returns an error that names the tensor if its name is empty, longer than 63 bytes or not new, if the shape has
-    /// no or more than four dimensions or a dimension of 0, if the row length is not a multiple of the type's block
-    /// length, or if the file would have more than 2^63 - 1 bytes or [`MAX_TENSORS`](Self::MAX_TENSORS) tensors.
+    /// Returns an error that names the tensor if its name is empty, longer than 63 bytes or not
+    /// new, if the shape has no or more than four dimensions or a dimension of 0, if the row length
+    /// is not a multiple of the type's block length, or if the file would have more than 2^63 - 1
+    /// bytes or [`MAX_TENSORS`](Self::MAX_TENSORS) tensors.
     pub fn push(
         &mut self,
         name: impl Into<String>,

@@ -11,15 +11,17 @@ use crate::{GgufError, GgufHeader, Metadata, TensorInfo, TensorType};
 const VERSION_2: u32 = 2;
 
 impl GgufHeader {
-    /// Reads the header of a file with `file_len` bytes. Returns it and the position of the first tensor.
+    /// Reads the header of a file with `file_len` bytes. Returns it and the position of the first
+    /// tensor.
     ///
-    /// A header takes at most 64 MiB in the file, and about seven times as much memory, in the worst case of many short
-    /// texts.
+    /// A header takes at most 64 MiB in the file, and about seven times as much memory, in the
+    /// worst case of many short texts.
     ///
     /// # Errors
-    /// Returns an error that names the field if the file is not a little-endian GGUF file of version 2 or 3, is incomplete,
-    /// or has bytes after the last tensor. The rules of [`Metadata::push`], [`GgufHeader::new`] and [`GgufHeader::push`] hold
-    /// too, and tensors must follow each other without gaps, which llama.cpp requires.
+    /// Returns an error that names the field if the file is not a little-endian GGUF file of
+    /// version 2 or 3, is incomplete, or has bytes after the last tensor. The rules of
+    /// [`Metadata::push`], [`GgufHeader::new`] and [`GgufHeader::push`] hold too, and tensors must
+    /// follow each other without gaps, which llama.cpp requires.
     pub fn read(input: impl Read, file_len: u64) -> Result<(Self, u64), GgufError> {
         let mut fields = FieldReader::new(input, file_len);
         let (num_tensors, num_pairs) = read_start(&mut fields)?;
@@ -69,14 +71,15 @@ fn read_start(fields: &mut FieldReader<impl Read>) -> Result<(usize, usize), Ggu
     }
     let (num_tensors, num_pairs) =
         (fields.u64("number of tensors")?, fields.u64("number of metadata")?);
-    // The shortest: a length, a name of one byte, and for a pair its type and a byte, for a tensor its number of
-    // dimensions, a dimension, its type and its offset.
+    // The shortest: a length, a name of one byte, and for a pair its type and a byte, for a tensor
+    // its number of dimensions, a dimension, its type and its offset.
     let tensors = fields.check("number of tensors", num_tensors, 8 + 1 + 4 + 8 + 4 + 8)?;
     let pairs = fields.check("number of metadata", num_pairs, 8 + 1 + 4 + 1)?;
     Ok((tensors, pairs))
 }
 
-/// Reads the description of a tensor: name, type, shape with the outermost dimension first, and offset.
+/// Reads the description of a tensor: name, type, shape with the outermost dimension first, and
+/// offset.
 fn read_tensor_info(
     fields: &mut FieldReader<impl Read>,
     index: usize,
@@ -103,7 +106,8 @@ fn read_tensor_info(
     Ok((name, tensor_type, shape, fields.u64(&field)?))
 }
 
-/// Compares the size of the file with the end of the last tensor. The padding after it may be missing.
+/// Compares the size of the file with the end of the last tensor. The padding after it may be
+/// missing.
 fn check_len(header: &GgufHeader, start: u64, file_len: u64) -> Result<(), GgufError> {
     let Some(last) = header.tensors().last() else { return Ok(()) };
     let end = start + last.offset() + last.size();

@@ -1,16 +1,20 @@
 //! Writing and reading of GGUF files, the model format of llama.cpp, Ollama and LM Studio.
 //!
-//! A [`GgufHeader`] has the [`Metadata`] and lists the tensors of a file. A [`GgufWriter`] encodes their values, a few rows
-//! at a time, so that a tensor is never in memory twice. The file is renamed to its final name when it is complete. A
-//! [`GgufReader`] reads a file with all checks. [`FileType`] chooses the type of each tensor as `llama-quantize` does,
-//! and [`TensorType`] quantizes to the same bytes as llama.cpp's reference code.
+//! A [`GgufHeader`] has the [`Metadata`] and lists the tensors of a file. A [`GgufWriter`] encodes
+//! their values, a few rows at a time, so that a tensor is never in memory twice. The file is
+//! renamed to its final name when it is complete. A [`GgufReader`] reads a file with all checks.
+//! [`FileType`] chooses the type of each tensor as `llama-quantize` does, and [`TensorType`]
+//! quantizes to the same bytes as llama.cpp's reference code.
 //!
-//! [`Hyperparameters`] describes a decoder as llama.cpp does: metadata, names and layouts of tensors. [`GgufTokenizer`] and
-//! [`GgufSpecialTokens`] do so for a `tokenizer.json`. A model that llama.cpp would compute in another way is an error that
-//! names the field. [`Hyperparameters::read`], [`GgufTokenizer::from_metadata`] and [`GgufSpecialTokens::from_metadata`]
-//! read a file back, of this crate or of llama.cpp's converter.
+//! [`Hyperparameters`] describes a decoder as llama.cpp does: metadata, names and layouts of
+//! tensors. [`GgufTokenizer`] and [`GgufSpecialTokens`] do so for a `tokenizer.json`. A model that
+//! llama.cpp would compute in another way is an error that names the field.
+//! [`Hyperparameters::read`], [`GgufTokenizer::from_metadata`] and
+//! [`GgufSpecialTokens::from_metadata`] read a file back, of this crate or of llama.cpp's
+//! converter.
 //!
-//! Little-endian files of versions 2 and 3 can be read, with the tensor types of [`TensorType`]. The format is documented at <https://github.com/ggml-org/ggml/blob/master/docs/gguf.md>.
+//! Little-endian files of versions 2 and 3 can be read, with the tensor types of [`TensorType`].
+//! The format is documented at <https://github.com/ggml-org/ggml/blob/master/docs/gguf.md>.
 //!
 //! ```
 //! use deepburn_gguf::{GgufReader, GgufWriter, GgufHeader, Metadata, TensorType};

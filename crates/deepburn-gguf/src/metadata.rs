@@ -31,8 +31,8 @@ impl Metadata {
     /// Appends a pair.
     ///
     /// # Errors
-    /// Returns an error if the key is empty, longer than [`MAX_KEY_LEN`](Self::MAX_KEY_LEN) or not new, or if there
-    /// are [`MAX_LEN`](Self::MAX_LEN) pairs.
+    /// Returns an error if the key is empty, longer than [`MAX_KEY_LEN`](Self::MAX_KEY_LEN) or not
+    /// new, or if there are [`MAX_LEN`](Self::MAX_LEN) pairs.
     pub fn push(
         &mut self,
         key: impl Into<String>,

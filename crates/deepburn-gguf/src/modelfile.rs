@@ -1,8 +1,8 @@
 //! The file that tells Ollama about a GGUF file.
 
-/// Returns the text of a `Modelfile` for `ollama create`, which begins with `FROM ./FILE`. Ollama finds the chat template
-/// in the GGUF file. `parameters` are names of Ollama with their values, and `stop` the texts of the tokens at which
-/// generation stops.
+/// Returns the text of a `Modelfile` for `ollama create`, which begins with `FROM ./FILE`. Ollama
+/// finds the chat template in the GGUF file. `parameters` are names of Ollama with their values,
+/// and `stop` the texts of the tokens at which generation stops.
 ///
 /// The format is documented at <https://docs.ollama.com/modelfile>.
 #[must_use]
@@ -16,7 +16,8 @@ pub fn modelfile<'a>(
         text.push_str(&format!("PARAMETER {name} {value}\n"));
     }
     for token in stop {
-        // Quotes of three let the text contain quotes, even three of them: a value ends at the end of a line.
+        // Quotes of three let the text contain quotes, even three of them: a value ends at the end
+        // of a line.
         let quotes = if token.contains('"') { "\"\"\"" } else { "\"" };
         text.push_str(&format!("PARAMETER stop {quotes}{token}{quotes}\n"));
     }

@@ -56,11 +56,12 @@ impl<R: Read + Seek> GgufReader<R> {
         Ok(values)
     }
 
-    /// Reads rows of a tensor and appends their values to `into`. All dimensions but the last are counted as one.
+    /// Reads rows of a tensor and appends their values to `into`. All dimensions but the last are
+    /// counted as one.
     ///
     /// # Errors
-    /// Returns an error that names the tensor if there is no such tensor, if `rows` are not in it, or if it cannot be
-    /// read.
+    /// Returns an error that names the tensor if there is no such tensor, if `rows` are not in it,
+    /// or if it cannot be read.
     pub fn read_rows(
         &mut self,
         name: &str,
@@ -101,8 +102,8 @@ impl<R: Read + Seek> GgufReader<R> {
         self.header.tensor(name).cloned().ok_or_else(missing)
     }
 
-    /// Reads bytes of a tensor. The header has been compared with the size of the file, so that the range exists
-    /// unless the file has become shorter.
+    /// Reads bytes of a tensor. The header has been compared with the size of the file, so that the
+    /// range exists unless the file has become shorter.
     fn fill(
         &mut self,
         info: &TensorInfo,

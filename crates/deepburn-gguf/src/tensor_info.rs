@@ -19,14 +19,14 @@ impl TensorInfo {
     /// The largest number of dimensions (`GGML_MAX_DIMS` of llama.cpp).
     pub const MAX_DIMS: usize = 4;
 
-    /// Returns the description of a tensor whose values begin at `offset`, in bytes from the start of all values.
-    /// `shape` has the outermost dimension first, as in PyTorch, and the row length last. The file has the reverse
-    /// order.
+    /// Returns the description of a tensor whose values begin at `offset`, in bytes from the start
+    /// of all values. `shape` has the outermost dimension first, as in PyTorch, and the row length
+    /// last. The file has the reverse order.
     ///
     /// # Errors
-    /// Returns an error if the name is empty or too long, if the shape has no or more than four dimensions or a
-    /// dimension of 0, if the row length is not a multiple of the block length, or if there are more than 2^63 - 1
-    /// elements or bytes.
+    /// Returns an error if the name is empty or too long, if the shape has no or more than four
+    /// dimensions or a dimension of 0, if the row length is not a multiple of the block length, or
+    /// if there are more than 2^63 - 1 elements or bytes.
     pub(crate) fn new(
         name: String,
         tensor_type: TensorType,

@@ -96,8 +96,8 @@ impl TensorType {
         self.block_len() > 1
     }
 
-    /// Returns the size of `numel` elements in bytes. Returns `None` if `numel` is not a multiple of the block length,
-    /// or if the size exceeds a `u64`.
+    /// Returns the size of `numel` elements in bytes. Returns `None` if `numel` is not a multiple
+    /// of the block length, or if the size exceeds a `u64`.
     #[must_use]
     pub fn size_of(self, numel: u64) -> Option<u64> {
         let len = self.block_len() as u64;

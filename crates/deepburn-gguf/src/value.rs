@@ -41,7 +41,8 @@ macro_rules! values {
             Array(Array),
         }
 
-        /// The elements of an array, all of one type. Arrays of arrays are not supported; llama.cpp rejects them too.
+        /// The elements of an array, all of one type. Arrays of arrays are not supported; llama.cpp
+        /// rejects them too.
         #[derive(Debug, Clone, PartialEq)]
         #[non_exhaustive]
         pub enum Array {
@@ -146,7 +147,8 @@ with_number_types!(values);
 pub(crate) const BOOL: u32 = 7;
 /// The number of the type of texts: the length in bytes as `u64`, then UTF-8.
 pub(crate) const STRING: u32 = 8;
-/// The number of the type of arrays: the type of the elements, their number as `u64`, then the elements.
+/// The number of the type of arrays: the type of the elements, their number as `u64`, then the
+/// elements.
 pub(crate) const ARRAY: u32 = 9;
 
 /// Appends a text: its length in bytes, then its bytes.

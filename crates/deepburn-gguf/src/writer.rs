@@ -12,8 +12,8 @@ const BATCH_LEN: usize = 1 << 20;
 
 /// Writes the tensors of a file in any order, each of them row by row.
 ///
-/// The file is created at a temporary path. [`finish`](Self::finish) renames it. If the writer is dropped before that,
-/// the file is removed.
+/// The file is created at a temporary path. [`finish`](Self::finish) renames it. If the writer is
+/// dropped before that, the file is removed.
 #[derive(Debug)]
 #[must_use = "a file that is not finished is removed"]
 pub struct GgufWriter {
@@ -28,8 +28,9 @@ pub struct GgufWriter {
 }
 
 impl GgufWriter {
-    /// Creates a file at the temporary path `partial`, which will be renamed to `path`, and writes the header. Both
-    /// paths must be on the same file system. The file gets its final size, and padding is zero.
+    /// Creates a file at the temporary path `partial`, which will be renamed to `path`, and writes
+    /// the header. Both paths must be on the same file system. The file gets its final size, and
+    /// padding is zero.
     ///
     /// # Errors
     /// Returns an error if the file cannot be created or written.
@@ -53,13 +54,14 @@ impl GgufWriter {
         &self.header
     }
 
-    /// Encodes `values`, the next rows of a tensor, and writes them. The rows of a tensor may be passed at once or in
-    /// several calls, in row-major order; calls for different tensors may alternate.
+    /// Encodes `values`, the next rows of a tensor, and writes them. The rows of a tensor may be
+    /// passed at once or in several calls, in row-major order; calls for different tensors may
+    /// alternate.
     ///
     /// # Errors
-    /// Returns an error that names the tensor if it is not in the header, if `values` are not whole rows or more rows
-    /// than are left, if a value is NaN, infinite or too large for the type, or if the file cannot be written. After
-    /// an error, the file cannot be finished.
+    /// Returns an error that names the tensor if it is not in the header, if `values` are not whole
+    /// rows or more rows than are left, if a value is NaN, infinite or too large for the type, or
+    /// if the file cannot be written. After an error, the file cannot be finished.
     pub fn write(&mut self, name: &str, values: &[f32]) -> Result<(), GgufError> {
         let index = self.next(name, values.len())?;
         let info = &self.header.tensors()[index];
@@ -114,8 +116,8 @@ impl GgufWriter {
     /// Waits until the content is on the disk, then renames the file to its final path.
     ///
     /// # Errors
-    /// Returns an error that names the tensor if rows of a tensor are missing, or if the file cannot be flushed or
-    /// renamed. The file is then removed.
+    /// Returns an error that names the tensor if rows of a tensor are missing, or if the file
+    /// cannot be flushed or renamed. The file is then removed.
     pub fn finish(self) -> Result<(), GgufError> {
         let missing = (0..self.written.len()).find(|index| self.left(*index) > 0);
         if let Some(index) = missing {

@@ -136,7 +136,8 @@ fn an_incomplete_or_extended_file_is_an_error() {
         end - 1
     );
     assert!(error.starts_with(&expected), "{error}");
-    // Within the header, the size that it needs is not known yet. Padding follows the last description.
+    // Within the header, the size that it needs is not known yet. Padding follows the last
+    // description.
     for len in 24..bytes.len() {
         let error = GgufHeader::read(&bytes[..len], len as u64).unwrap_err().to_string();
         let size = [

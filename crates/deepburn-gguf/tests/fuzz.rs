@@ -1,6 +1,7 @@
 //! Fuzzing of GGUF files: reading a mutated file returns values or an error, and never panics.
 //!
-//! The time and memory limits of `deepburn-fuzz` apply. CONTRIBUTING.md has the command of the long run.
+//! The time and memory limits of `deepburn-fuzz` apply. CONTRIBUTING.md has the command of the long
+//! run.
 
 #[path = "models/model_file.rs"]
 mod model_file;

@@ -1,4 +1,5 @@
-//! Compares blocks and values with llama.cpp's, which `tests/data/make_blocks.py` has written with the `gguf` package.
+//! Compares blocks and values with llama.cpp's, which `tests/data/make_blocks.py` has written with
+//! the `gguf` package.
 
 use std::path::Path;
 

@@ -82,7 +82,6 @@ fn main() {
 /// Returns the median; for an even number of values, the upper of the two middle values.
 ///
 /// # Panics
-///
 /// Panics if `values` is empty.
 fn median(values: impl Iterator<Item = f64>) -> f64 {
     let mut values = values.collect::<Vec<_>>();

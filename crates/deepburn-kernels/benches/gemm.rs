@@ -42,8 +42,8 @@ struct LayerProduct {
 /// A GPT-2 MLP on 512 tokens, and its transpose.
 const MLP: &[[usize; 3]] = &[[512, 768, 3072], [768, 3072, 512], [512, 3072, 768]];
 
-/// All products, with the operands as they are stored in a training step. The loss head has a chunk of
-/// 256 tokens and GPT-2's vocabulary.
+/// All products, with the operands as they are stored in a training step. The loss head has a chunk
+/// of 256 tokens and GPT-2's vocabulary.
 const PRODUCTS: [LayerProduct; 6] = [
     LayerProduct { name: "forward", transposed: [false, false], shapes: MLP },
     LayerProduct { name: "input gradient", transposed: [false, true], shapes: MLP },
@@ -288,7 +288,6 @@ mod limit {
     /// each, which are repeated.
     ///
     /// # Safety
-    ///
     /// The processor must support AMX-BF16, and the process must be allowed to use it. Both
     /// operands must have [`STEPS`] steps.
     #[cfg(target_os = "linux")]
@@ -303,7 +302,8 @@ mod limit {
             config.0[16 + 2 * register] = 64;
             config.0[48 + register] = 16;
         }
-        // SAFETY: both operands have more than eight steps and a cache line; the registers are released at the end.
+        // SAFETY: both operands have more than eight steps and a cache line; the registers are
+        // released at the end.
         unsafe {
             std::arch::asm!(
                 "ldtilecfg [{config}]",
@@ -348,7 +348,6 @@ mod limit {
     /// Multiplies an 8 x 48 tile with AVX512-BF16, two depths per step.
     ///
     /// # Safety
-    ///
     /// The processor must support AVX512-BF16. The operands must have [`STEPS`] steps, and `tile` 8
     /// rows of 48 numbers.
     #[target_feature(enable = "avx512f,avx512bf16")]
@@ -380,7 +379,6 @@ mod limit {
     /// Multiplies an 8 x 48 tile with AVX-512, one depth per step.
     ///
     /// # Safety
-    ///
     /// The processor must support AVX-512. The operands must have [`STEPS`] steps, and `tile` 8
     /// rows of 48 numbers.
     #[target_feature(enable = "avx512f")]
@@ -410,7 +408,6 @@ mod limit {
     /// is smaller.
     ///
     /// # Safety
-    ///
     /// The processor must support AVX2 and FMA. The operands must have [`STEPS`] steps, and `tile`
     /// 6 rows of 16 numbers.
     #[target_feature(enable = "avx2,fma")]

@@ -39,7 +39,6 @@ pub struct Adagrad {
 /// unscaled; `sum` holds the accumulated squares.
 ///
 /// # Panics
-///
 /// Panics if the slices differ in length.
 pub fn adagrad_reference<R: Real>(rule: &Adagrad, param: &mut [R], grad: &[R], sum: &mut [R]) {
     check_lengths("adagrad", ("param", param.len()), &[("grad", grad.len()), ("sum", sum.len())]);

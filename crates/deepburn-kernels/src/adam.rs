@@ -11,15 +11,16 @@
 //! p = p - lr * (m / bias1) / (sqrt(v / bias2) + eps)      bias = 1 - beta^t
 //! ```
 //!
-//! The states are two f32 arrays, the moments. Together with an f32 master weight and a 16-bit working copy, an element
-//! takes 14 bytes, not counting its gradient.
+//! The states are two f32 arrays, the moments. Together with an f32 master weight and a 16-bit
+//! working copy, an element takes 14 bytes, not counting its gradient.
 //!
 //! # Numerics
 //!
-//! All element-wise arithmetic is f32. `(1 - beta2) * g^2` underflows to 0 for gradients below about 1e-21, whose step
-//! is then `m / eps`. It overflows above about 6e20, after which the element no longer changes. The gradient is
-//! multiplied by its factor before it is squared, so a loss scale does not shift these limits. The caller must skip a
-//! step whose gradient is not finite.
+//! All element-wise arithmetic is f32. `(1 - beta2) * g^2` underflows to 0 for gradients below
+//! about 1e-21, whose step is then `m / eps`. It overflows above about 6e20, after which the
+//! element no longer changes. The gradient is multiplied by its factor before it is squared, so a
+//! loss scale does not shift these limits. The caller must skip a step whose gradient is not
+//! finite.
 
 use crate::blocks::{check_lengths, check_time};
 #[cfg(feature = "cube")]
@@ -35,8 +36,7 @@ use cubecl::prelude::*;
 pub enum WeightDecay {
     /// Applied to the parameter: `p *= 1 - lr * decay` (AdamW).
     Decoupled(f64),
-    /// Applied to the gradient: `g += decay * p`, and therefore to the moments
-    /// (Adam).
+    /// Applied to the gradient: `g += decay * p`, and therefore to the moments (Adam).
     L2(f64),
 }
 
@@ -76,7 +76,6 @@ impl Adam {
 /// multiplies the parameter by `1 - lr * decay`. The gradient must already be unscaled.
 ///
 /// # Panics
-///
 /// Panics if the slices differ in length or `t` is 0.
 pub fn adam_reference<R: Real>(
     rule: &Adam,
@@ -139,7 +138,6 @@ impl AdamStep {
     /// Returns step `t`, counted from 1.
     ///
     /// # Panics
-    ///
     /// Panics if `t` is 0.
     pub fn new(rule: &Adam, t: u64) -> Self {
         let (bias1, bias2) = rule.biases(t);
@@ -170,9 +168,9 @@ elementwise! {
 }
 
 //= torch 2.9.0 optim/adam.py _single_tensor_adam
-/// Updates a tile. The operations and their order are the same as in PyTorch's single-tensor `AdamW`
-/// in fp32. A gradient that is not finite makes only the moments and the parameter of its own
-/// element NaN or infinite.
+/// Updates a tile. The operations and their order are the same as in PyTorch's single-tensor
+/// `AdamW` in fp32. A gradient that is not finite makes only the moments and the parameter of its
+/// own element NaN or infinite.
 #[inline(always)]
 fn adam_tile(
     (step, grad_scale): (AdamStep, f32),
@@ -316,7 +314,8 @@ mod tests {
             let (mut p, mut m, mut v) = ([1.0_f64], [0.0], [0.0]);
             for (i, (g, expected)) in GRADIENTS.iter().zip(golden.states).enumerate() {
                 adam_reference(&golden.rule, i as u64 + 1, &mut p, &[*g], &mut m, &mut v);
-                // The orders of f64 operations are different but equivalent, which gives errors of some 1e-16 per step.
+                // The orders of f64 operations are different but equivalent, which gives errors of
+                // some 1e-16 per step.
                 for (actual, expected) in [p[0], m[0], v[0]].into_iter().zip(expected) {
                     assert!((actual - expected).abs() < 1e-12, "{actual} {expected}");
                 }

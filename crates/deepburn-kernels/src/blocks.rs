@@ -8,12 +8,12 @@
 
 use rayon::prelude::*;
 
-/// The number of elements in a block. Four `f32` arrays of this length, as in
-/// Adam, fill half of a second-level cache of 512 KiB.
+/// The number of elements in a block. Four `f32` arrays of this length, as in Adam, fill half of a
+/// second-level cache of 512 KiB.
 pub(crate) const BLOCK: usize = 16 * 1024;
 
 /// The number of elements that several loops process one after the other. These elements stay in
-/// the first-level cache. Several short loops are used because compilers vectorise loops over few
+/// the first-level cache. Several short loops are used because compilers vectorize loops over few
 /// slices of one type best.
 pub(crate) const TILE: usize = 512;
 
@@ -31,8 +31,7 @@ pub(crate) fn vectorized<R>(block: impl FnOnce() -> R) -> R {
     pulp::Arch::new().dispatch(block)
 }
 
-/// Processes two slices of equal length block by block; returns the results in
-/// block order.
+/// Processes two slices of equal length block by block; returns the results in block order.
 pub(crate) fn map_blocks<A: Send, B: Sync, R: Send>(
     out: &mut [A],
     from: &[B],

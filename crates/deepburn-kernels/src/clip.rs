@@ -10,22 +10,19 @@
 //! `unscale_and_clip_grads`.
 
 //= torch 2.9.0 nn/utils/clip_grad.py clip_grad_norm_
-/// Added to the norm before it is compared with the limit, as in DeepSpeed and
-/// PyTorch.
+/// Added to the norm before it is compared with the limit, as in DeepSpeed and PyTorch.
 const NORM_EPS: f64 = 1e-6;
 
 //= deepspeed 0.19.8 runtime/zero/stage_1_and_2.py unscale_and_clip_grads
 /// Returns the factor that unscales a gradient and clips it to a global norm.
 ///
-/// `scaled_norm` is the global norm of the scaled gradients, `scale` the loss
-/// scale of their backward pass, and `clip` the maximum unscaled norm (`None`
-/// for no limit). Clipping multiplies by `clip / (norm + 1e-6)` if this
-/// quotient is below 1.
+/// `scaled_norm` is the global norm of the scaled gradients, `scale` the loss scale of their
+/// backward pass, and `clip` the maximum unscaled norm (`None` for no limit). Clipping multiplies
+/// by `clip / (norm + 1e-6)` if this quotient is below 1.
 ///
-/// Combining unscaling and clipping in one factor avoids a pass over the
-/// gradients and rounds each element only once. If the norm is not finite, the
-/// function returns NaN. Such a step must be skipped; if it is applied by
-/// mistake, the NaN makes the error visible.
+/// Combining unscaling and clipping in one factor avoids a pass over the gradients and rounds each
+/// element only once. If the norm is not finite, the function returns NaN. Such a step must be
+/// skipped; if it is applied by mistake, the NaN makes the error visible.
 pub fn unscale_and_clip(scaled_norm: f64, scale: f64, clip: Option<f64>) -> f64 {
     if !scaled_norm.is_finite() {
         return f64::NAN;

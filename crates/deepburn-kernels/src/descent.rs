@@ -20,7 +20,6 @@ use cubecl::prelude::*;
 /// Computes `param = param * keep - rate * direction`.
 ///
 /// # Panics
-///
 /// Panics if the slices differ in length.
 pub fn descent_reference<R: Real>(keep: f64, rate: f64, param: &mut [R], direction: &[R]) {
     check_lengths("descent", ("param", param.len()), &[("direction", direction.len())]);
@@ -102,7 +101,8 @@ mod tests {
                 |_| DescentStep::new(0.999, 0.02),
                 |_, param, direction, []| descent_reference(0.999, 0.02, param, direction),
             );
-            // Four roundings of 2^-24 of numbers below 1: `keep`, its product, the sum and the reference.
+            // Four roundings of 2^-24 of numbers below 1: `keep`, its product, the sum and the
+            // reference.
             param.is_close(0.0, 2.4e-7);
         }
     }

@@ -1,6 +1,6 @@
 //! The number formats of gradients and working copies.
 //!
-//! Main type: [`Element`]. Conversions are branch-free integer code that the compiler vectorises
+//! Main type: [`Element`]. Conversions are branch-free integer code that the compiler vectorizes
 //! for any instruction set, so a single version gives identical bits on every machine. Tests
 //! compare them with the scalar conversions of `half`.
 //!
@@ -89,8 +89,8 @@ impl Element for bf16 {
         // carry into the remaining bits, and into the exponent, performs the rounding.
         let odd = (bits >> 16) & 1;
         let rounded = bits.wrapping_add(0x7FFF + odd) >> 16;
-        // Sets the quiet bit. Otherwise a NaN whose payload is only in the
-        // dropped bits would become infinite.
+        // Sets the quiet bit. Otherwise a NaN whose payload is only in the dropped bits would
+        // become infinite.
         let quiet = (bits >> 16) | 0x40;
         Self::from_bits(if value.is_nan() { quiet } else { rounded } as u16)
     }
@@ -149,8 +149,8 @@ mod tests {
     use proptest::prelude::*;
 
     /// For every 16-bit pattern: its `f32` value and the midpoint to the next larger value, each
-    /// with its neighbours, for both signs.
-    fn neighbourhoods(widen: impl Fn(u16) -> f32) -> impl Iterator<Item = f32> {
+    /// with its neighbors, for both signs.
+    fn neighborhoods(widen: impl Fn(u16) -> f32) -> impl Iterator<Item = f32> {
         (0..=u16::MAX).flat_map(move |bits| {
             let here = widen(bits).to_bits();
             // As bit patterns, f32 numbers of one sign have the order of integers. The distance to
@@ -183,7 +183,7 @@ mod tests {
 
     #[test]
     fn f16_is_narrowed_as_half_does() {
-        let all = neighbourhoods(|bits| f16::from_bits(bits).to_f32()).chain(edges());
+        let all = neighborhoods(|bits| f16::from_bits(bits).to_f32()).chain(edges());
         for x in all {
             let expected = f16::from_f32_const(x).to_bits();
             assert_eq!(f16::narrow(x).to_bits(), expected, "{x:e} {:#x}", x.to_bits());
@@ -192,7 +192,7 @@ mod tests {
 
     #[test]
     fn bf16_is_narrowed_as_half_does() {
-        let all = neighbourhoods(|bits| bf16::from_bits(bits).to_f32()).chain(edges());
+        let all = neighborhoods(|bits| bf16::from_bits(bits).to_f32()).chain(edges());
         for x in all {
             let expected = bf16::from_f32_const(x).to_bits();
             assert_eq!(bf16::narrow(x).to_bits(), expected, "{x:e} {:#x}", x.to_bits());

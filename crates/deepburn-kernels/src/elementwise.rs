@@ -14,8 +14,7 @@ use rayon::prelude::*;
 
 /// The scalars of one step of an optimizer with `STATES` state arrays.
 ///
-/// A type implements this for only one number of arrays, so that the table of
-/// steps can infer it.
+/// A type implements this for only one number of arrays, so that the table of steps can infer it.
 ///
 /// ```text
 /// block of 16,384 elements, one thread
@@ -26,8 +25,7 @@ use rayon::prelude::*;
 pub(crate) trait Elementwise<const STATES: usize>: Copy + Send + Sync + 'static {
     /// The name of the optimizer in messages.
     const NAME: &'static str;
-    /// The names of the arrays in messages, in the order of
-    /// [`Elementwise::tile`]'s arguments.
+    /// The names of the arrays in messages, in the order of [`Elementwise::tile`]'s arguments.
     const ARRAYS: [&'static str; STATES];
 
     /// Updates the elements of a tile. All slices have the same length, and the gradient is
@@ -82,7 +80,8 @@ pub struct OwnedSlice<'a, 's> {
     /// The master weights.
     pub param: &'a mut [f32],
     /// The optimizer states, zero before the first step. A step uses the first
-    /// [`ElementwiseStep::states`](crate::ElementwiseStep::states) of them and does not touch the others.
+    /// [`ElementwiseStep::states`](crate::ElementwiseStep::states) of them and does not touch the
+    /// others.
     pub states: &'a mut [&'s mut [f32]],
     /// The 16-bit working copy, which receives the rounded updated weights.
     pub working: Option<WorkingCopy<'a>>,
@@ -96,7 +95,6 @@ pub(crate) fn array_names<S: Elementwise<N>, const N: usize>(_: &S) -> [&'static
 /// Checks the lengths and selects the loop for the types of gradient and working copy.
 ///
 /// # Panics
-///
 /// Panics if the slices differ in length or there are fewer state arrays than the step uses.
 pub(crate) fn update<S: Elementwise<N>, const N: usize>(
     step: S,

@@ -32,8 +32,8 @@ macro_rules! elementwise_steps {
                 }
             }
 
-            /// Updates a slice in one pass. The gradient is converted to f32
-            /// element by element and multiplied by `grad_scale`.
+            /// Updates a slice in one pass. The gradient is converted to f32 element by element and
+            /// multiplied by `grad_scale`.
             ///
             /// # Panics
             /// Panics if the slices differ in length, or if there are fewer state arrays than the
@@ -108,7 +108,6 @@ impl Sgd {
     /// does not change a momentum array that is passed.
     ///
     /// # Panics
-    ///
     /// Panics if `t` is 0.
     pub fn step(&self, t: u64) -> ElementwiseStep {
         let gain = self.gradient_gain(t) as f32;

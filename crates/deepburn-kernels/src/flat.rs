@@ -13,7 +13,6 @@ use rayon::prelude::*;
 /// Returns a buffer of `len` elements with the content that [`flatten`] writes.
 ///
 /// # Panics
-///
 /// Panics if the parts have more than `len` elements together.
 pub fn flatten_reference<T: Copy + Default>(parts: &[&[T]], len: usize) -> Vec<T> {
     let mut flat = parts.concat();
@@ -25,7 +24,6 @@ pub fn flatten_reference<T: Copy + Default>(parts: &[&[T]], len: usize) -> Vec<T
 /// Copies the parts to `flat`, one after the other, and sets the remaining elements to zero.
 ///
 /// # Panics
-///
 /// Panics if the parts have more elements together than `flat`.
 pub fn flatten<T>(parts: &[&[T]], flat: &mut [T])
 where

@@ -101,7 +101,6 @@ impl<'a> From<&'a [bf16]> for FloatSlice<'a> {
 /// Converts `values` to single precision, which is exact; NaN stays NaN.
 ///
 /// # Panics
-///
 /// Panics if the slices differ in length.
 pub fn widen(values: FloatSlice<'_>, out: &mut [f32]) {
     check_lengths("widen", ("out", out.len()), &[("values", values.len())]);

@@ -1,23 +1,25 @@
 //! Matrix products on the CPU.
 //!
-//! Main type: [`Product`]. Operands are `f32`, `f16` or `bf16`, may differ in type, and may have any strides; sums are
-//! in `f32`. [`Arithmetic`] selects the numbers that are multiplied: single precision, or pairs of bf16 numbers.
-//! Processors with instructions for such pairs multiply them two to eight times as fast.
+//! Main type: [`Product`]. Operands are `f32`, `f16` or `bf16`, may differ in type, and may have
+//! any strides; sums are in `f32`. [`Arithmetic`] selects the numbers that are multiplied: single
+//! precision, or pairs of bf16 numbers. Processors with instructions for such pairs multiply them
+//! two to eight times as fast.
 //!
-//! The instruction set is selected at run time. Pairs use AMX-BF16 on Linux if the processor supports it, otherwise
-//! AVX512-BF16. Single precision uses AVX-512, otherwise AVX2 with fused multiply-add and fp16 conversions, otherwise
-//! code that the compiler vectorises (for example with NEON). The AMX kernel has been tested in an emulator (Bochs) but
-//! not timed on a processor; it is used only if a small test product is correct.
+//! The instruction set is selected at run time. Pairs use AMX-BF16 on Linux if the processor
+//! supports it, otherwise AVX512-BF16. Single precision uses AVX-512, otherwise AVX2 with fused
+//! multiply-add and fp16 conversions, otherwise code that the compiler vectorizes (for example with
+//! NEON). The AMX kernel has been tested in an emulator (Bochs) but not timed on a processor; it is
+//! used only if a small test product is correct.
 //!
-//! Operands are packed panel by panel, except left operands whose rows already consist of bf16 pairs. Packing widens
-//! 16-bit operands if the instructions need single precision. A product of one row in single precision reads a right
-//! operand with adjacent columns in place.
+//! Operands are packed panel by panel, except left operands whose rows already consist of bf16
+//! pairs. Packing widens 16-bit operands if the instructions need single precision. A product of
+//! one row in single precision reads a right operand with adjacent columns in place.
 //!
 //! # Promises
-//! - Results are bitwise identical for every number of threads, because each element is summed over the depths in
-//!   order. Results of different instruction sets may differ, because they round at different points: AMX keeps two
-//!   sums, one of even and one of odd depths, in each block of 32 depths (Intel 64 and IA-32 Architectures Software
-//!   Developer's Manual, volume 2).
+//! - Results are bitwise identical for every number of threads, because each element is summed over
+//!   the depths in order. Results of different instruction sets may differ, because they round at
+//!   different points: AMX keeps two sums, one of even and one of odd depths, in each block of 32
+//!   depths (Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2).
 //! - NaN and infinity affect exactly the elements whose row or column contains them.
 //! - In pairs, subnormal numbers are treated as 0, as the processor's instructions define.
 
@@ -52,13 +54,14 @@ use tracing::trace_span;
 pub enum Arithmetic {
     /// Operands are widened to `f32`.
     F32,
-    /// Operands are rounded to `bf16` if this processor multiplies `bf16` faster than `f32`. Otherwise the same as
-    /// [`Self::F32`].
+    /// Operands are rounded to `bf16` if this processor multiplies `bf16` faster than `f32`.
+    /// Otherwise the same as [`Self::F32`].
     Bf16,
 }
 
 impl Arithmetic {
-    /// Returns the name of the instruction set that this processor uses for this arithmetic, for reports.
+    /// Returns the name of the instruction set that this processor uses for this arithmetic, for
+    /// reports.
     pub fn instruction_set(self) -> &'static str {
         Detected::new(self).name()
     }
@@ -73,8 +76,8 @@ pub enum Threads {
     All,
 }
 
-/// Number of multiplications below which distributing the work over threads costs more than it saves. burn-flex uses
-/// the same limit.
+/// Number of multiplications below which distributing the work over threads costs more than it
+/// saves. burn-flex uses the same limit.
 const WORTH_THREADS: usize = 192 * 192 * 192;
 
 /// The matrix product `factor * left * right + bias`.
@@ -89,7 +92,8 @@ pub struct Product<'a> {
 }
 
 impl<'a> Product<'a> {
-    /// Creates the product of `left` `[rows, depth]` and `right` `[depth, columns]`, computed on all threads.
+    /// Creates the product of `left` `[rows, depth]` and `right` `[depth, columns]`, computed on
+    /// all threads.
     ///
     /// # Panics
     /// Panics if the columns of `left` and the rows of `right` differ in number.
@@ -124,7 +128,8 @@ impl<'a> Product<'a> {
         Self { bias: Some(bias), ..self }
     }
 
-    /// Writes the product to `out`, whose elements need not be initialised. Each element is rounded once.
+    /// Writes the product to `out`, whose elements need not be initialized. Each element is rounded
+    /// once.
     ///
     /// # Panics
     /// Panics if the shape of `out` differs from the shape of the product.
@@ -152,7 +157,8 @@ impl<'a> Product<'a> {
         }
         let is_large = self.threads == Threads::All
             && rows.saturating_mul(columns).saturating_mul(depth) >= WORTH_THREADS;
-        // Only large products get a span in profiles. The others would add thousands of spans per step.
+        // Only large products get a span in profiles. The others would add thousands of spans per
+        // step.
         let _span = is_large.then(|| trace_span!("matrix product", rows, depth, columns).entered());
         let threads = if is_large { rayon::current_num_threads() } else { 1 };
         let epilogue = Epilogue { factor: self.factor, bias: self.bias, accumulate };

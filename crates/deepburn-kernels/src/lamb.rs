@@ -62,7 +62,6 @@ pub fn trust_ratio(weight_norm: f64, direction_norm: f64, min_coeff: f64, max_co
 /// `lr` without bias correction.
 ///
 /// # Panics
-///
 /// Panics if `t` is 0.
 pub fn lamb_step_size(lr: f64, [beta1, beta2]: [f64; 2], t: u64, bias_correction: bool) -> f64 {
     check_time("lamb", t);
@@ -76,7 +75,6 @@ pub fn lamb_step_size(lr: f64, [beta1, beta2]: [f64; 2], t: u64, bias_correction
 /// gradient must already be unscaled.
 ///
 /// # Panics
-///
 /// Panics if the slices differ in length.
 pub fn lamb_reference<R: Real>(
     rule: &Lamb,
@@ -260,9 +258,10 @@ mod tests {
                 |_, param, grad, states| lamb_reference(&rule, param, grad, states),
             );
             assert!(param.found == noise(len, 1), "the parameter stays");
-            // Relative: three steps of four roundings of 6e-8, in both moments and their quotient. Absolute: if the
-            // terms of a momentum, up to .04, nearly cancel, their rounding errors of some 1e-8 remain. The root is .02
-            // for such terms, so the error of the direction is 5e-7.
+            // Relative: three steps of four roundings of 6e-8, in both moments and their quotient.
+            // Absolute: if the terms of a momentum, up to .04, nearly cancel, their rounding errors
+            // of some 1e-8 remain. The root is .02 for such terms, so the error of the direction is
+            // 5e-7.
             states.iter().for_each(|state| state.is_close(1e-6, 1e-6));
         }
     }

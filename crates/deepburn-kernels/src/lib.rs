@@ -19,12 +19,12 @@
 //!   [`LocalMovementStep`] and [`AgreedMovementStep`].
 //! - Gradients: [`gradient_stats`] returns the sum of squares and whether all elements are finite.
 //! - Formats: [`Element`], [`cast`], [`widen`]. Buckets: [`flatten`].
-//! - Frozen matrices in 8 or 4 bits: [`BlockFormat`], [`QuantizedSlice`]. Matrices in the formats of GGUF files, and their
-//!   products with one vector: [`RowEncoding`], [`EncodedRows`].
+//! - Frozen matrices in 8 or 4 bits: [`BlockFormat`], [`QuantizedSlice`]. Matrices in the formats
+//!   of GGUF files, and their products with one vector: [`RowEncoding`], [`EncodedRows`].
 //! - Matrix products: [`gemm`].
 //! - The same optimizer kernels on GPUs: the module `cube`, with the feature of that name.
 //!
-//! The loops are plain iterations that the compiler vectorises. If a loop would be slower than
+//! The loops are plain iterations that the compiler vectorizes. If a loop would be slower than
 //! memory with the baseline instruction set, it is compiled for several instruction sets and one of
 //! them is selected at run time. Long slices are divided into blocks of 16,384 elements, which run
 //! on the current rayon pool; slices below 65,536 elements stay on the calling thread.
@@ -48,10 +48,9 @@
 //!   identical only on machines with the same instruction sets, and the powers in a bias correction
 //!   are computed by the platform's math library, in `f64` before they are rounded to `f32`.
 //! - Zero padding stays zero: an element whose parameter, gradient and states are 0 remains 0.
-//! - An element that is not finite never affects its neighbours.
+//! - An element that is not finite never affects its neighbors.
 //!
 //! # Panics
-//!
 //! Slices of different lengths and a step number below 1 are programming errors and cause a panic.
 
 mod adagrad;

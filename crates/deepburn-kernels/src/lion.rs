@@ -40,7 +40,6 @@ pub struct Lion {
 /// Runs one Lion step (Chen et al. 2023, algorithm 2). The gradient must already be unscaled.
 ///
 /// # Panics
-///
 /// Panics if the slices differ in length.
 pub fn lion_reference<R: Real>(rule: &Lion, param: &mut [R], grad: &[R], m: &mut [R]) {
     check_lengths("lion", ("param", param.len()), &[("grad", grad.len()), ("m", m.len())]);
@@ -103,7 +102,7 @@ elementwise! {
 
 //= Chen et al. 2023 algorithm 2 Lion
 /// Updates a tile. The sign is computed with two selections instead of a branch, so the loop
-/// vectorises. A direction of NaN is neither positive nor negative, so it does not move the
+/// vectorizes. A direction of NaN is neither positive nor negative, so it does not move the
 /// parameter. The NaN stays visible in the momentum.
 #[inline(always)]
 fn lion_tile((step, grad_scale): (LionStep, f32), param: &mut [f32], grad: &[f32], m: &mut [f32]) {

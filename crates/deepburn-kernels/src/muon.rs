@@ -35,7 +35,6 @@ pub struct MuonMomentum {
 /// gradient must already be unscaled.
 ///
 /// # Panics
-///
 /// Panics if the slices differ in length.
 pub fn muon_momentum_reference<R: Real>(
     rule: &MuonMomentum,

@@ -170,8 +170,8 @@ mod tests {
                 let stats = gradient_stats(held.gradient());
                 let reference = gradient_stats_reference(held.gradient());
                 assert!(stats.finite && reference.finite);
-                // A sum of n numbers of one sign, in any order, has a relative error of at most n 2^-53. Two orders
-                // differ by at most twice this error.
+                // A sum of n numbers of one sign, in any order, has a relative error of at most n
+                // 2^-53. Two orders differ by at most twice this error.
                 let difference = (stats.sum_of_squares - reference.sum_of_squares).abs();
                 assert!(
                     difference <= len as f64 * f64::EPSILON * reference.sum_of_squares,

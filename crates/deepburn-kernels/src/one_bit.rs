@@ -1,8 +1,8 @@
 //! Compression of a tensor to one bit per element and one scale.
 //!
-//! Main function: [`compress`], which stores the compression error and adds it to the next tensor (error feedback).
-//! Source: Tang et al. 2021, "1-bit Adam: Communication Efficient Large-Scale Training with Adam's Convergence Speed",
-//! in the form of DeepSpeed's `runtime/comm/nccl.py`.
+//! Main function: [`compress`], which stores the compression error and adds it to the next tensor
+//! (error feedback). Source: Tang et al. 2021, "1-bit Adam: Communication Efficient Large-Scale
+//! Training with Adam's Convergence Speed", in the form of DeepSpeed's `runtime/comm/nccl.py`.
 //!
 //! ```text
 //! c     = values + error              live elements
@@ -15,14 +15,16 @@
 //! byte 1                    | bit 0 ..  padding of the last byte is 0
 //! ```
 //!
-//! One bit cannot express 0. An element that never had a gradient ([`live_elements`]) would be sent as a momentum of
-//! average size, and its error would grow without limit. Such a dead element is omitted: it does not count for the
-//! scale, and its value and error are 0. DeepSpeed requires a mask from the user for such elements, `exp_avg_mask`.
+//! One bit cannot express 0. An element that never had a gradient ([`live_elements`]) would be sent
+//! as a momentum of average size, and its error would grow without limit. Such a dead element is
+//! omitted: it does not count for the scale, and its value and error are 0. DeepSpeed requires a
+//! mask from the user for such elements, `exp_avg_mask`.
 //!
 //! A tensor of `n` elements is sent as `n / 8` bytes and one f32, 1/32 of its size in f32.
 //!
-//! Error feedback bounds the compression error over time: the part that one step does not send is added to the next
-//! step. The sum of all sent tensors therefore differs from the sum of all values only by the last error.
+//! Error feedback bounds the compression error over time: the part that one step does not send is
+//! added to the next step. The sum of all sent tensors therefore differs from the sum of all values
+//! only by the last error.
 
 use crate::blocks::{BLOCK, PARALLEL_FROM, check_lengths, vectorized};
 use crate::norm::{block_sum_of_squares, pairwise};
@@ -35,15 +37,15 @@ const BYTE: usize = 8;
 /// A compressed tensor: each live element is `scale` or `-scale`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Signs {
-    /// The magnitude of every live element: the root mean square of the live elements. NaN or infinite if a live
-    /// element is not finite.
+    /// The magnitude of every live element: the root mean square of the live elements. NaN or
+    /// infinite if a live element is not finite.
     pub scale: f32,
     /// Packed bits: 1 for `scale`, 0 for `-scale` and for dead elements.
     pub bits: Vec<u8>,
 }
 
-/// The number of live elements of a tensor and the sum of their squares. For tensors that share a scale, both are
-/// added.
+/// The number of live elements of a tensor and the sum of their squares. For tensors that share a
+/// scale, both are added.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct LiveSquares {
     /// The sum of the squares; NaN or infinite if an element is not finite.
@@ -67,8 +69,8 @@ impl std::ops::Add for LiveSquares {
     }
 }
 
-/// Returns packed bits that are 1 for elements whose second moment is not 0, which means that they had a gradient in
-/// some step.
+/// Returns packed bits that are 1 for elements whose second moment is not 0, which means that they
+/// had a gradient in some step.
 pub fn live_elements(second_moment: &[f32]) -> Vec<u8> {
     let block = |block: &[f32]| {
         vectorized(
@@ -82,11 +84,10 @@ pub fn live_elements(second_moment: &[f32]) -> Vec<u8> {
     second_moment.par_chunks(BLOCK).map(block).collect::<Vec<_>>().concat()
 }
 
-/// Computes the same compression as [`compress`], one element after the other. Returns the scale and, for each element,
-/// whether it is sent as `scale`.
+/// Computes the same compression as [`compress`], one element after the other. Returns the scale
+/// and, for each element, whether it is sent as `scale`.
 ///
 /// # Panics
-///
 /// Panics if the slices differ in length.
 pub fn compress_reference<R: Real>(values: &[R], error: &mut [R], live: &[bool]) -> (R, Vec<bool>) {
     let others = [("error", error.len()), ("live", live.len())];
@@ -113,11 +114,10 @@ pub fn compress_reference<R: Real>(values: &[R], error: &mut [R], live: &[bool])
 /// if `c >= 0` and otherwise as `-scale`, and its error is `c` minus the sent value. Dead elements
 /// are not sent, and their error is 0. `live` is packed, with 0 as padding.
 ///
-/// The result does not depend on the number of threads. A single element that is not finite makes all errors invalid,
-/// so callers must check the gradient first.
+/// The result does not depend on the number of threads. A single element that is not finite makes
+/// all errors invalid, so callers must check the gradient first.
 ///
 /// # Panics
-///
 /// Panics if the lengths do not match or `live` marks padding.
 pub fn compress(values: &[f32], error: &mut [f32], live: &[u8]) -> Signs {
     let scale = add_error(values, error, live).root_mean_square() as f32;
@@ -131,7 +131,6 @@ pub fn compress(values: &[f32], error: &mut [f32], live: &[u8]) -> Signs {
 /// second half.
 ///
 /// # Panics
-///
 /// Panics if the lengths do not match or `live` marks padding.
 pub fn add_error(values: &[f32], error: &mut [f32], live: &[u8]) -> LiveSquares {
     let len = values.len();
@@ -150,11 +149,10 @@ pub fn add_error(values: &[f32], error: &mut [f32], live: &[u8]) -> LiveSquares 
     LiveSquares { sum: pairwise(&sums), count }
 }
 
-/// Returns the packed signs of the compensated values in `error`, and replaces each value by its difference from
-/// `scale` or `-scale`.
+/// Returns the packed signs of the compensated values in `error`, and replaces each value by its
+/// difference from `scale` or `-scale`.
 ///
 /// # Panics
-///
 /// Panics if the lengths do not match.
 pub fn take_signs(error: &mut [f32], live: &[u8], scale: f32) -> Vec<u8> {
     check_packed("compress", ("error", error.len()), &[("live", live)]);
@@ -168,13 +166,13 @@ pub fn take_signs(error: &mut [f32], live: &[u8], scale: f32) -> Vec<u8> {
 
 /// Adds `scale` or `-scale`, according to `signs`, to the live elements of `sum`.
 ///
-/// The mean over ranks is the sum of each rank's signs times `scale / ranks`. `signs` and `live` are packed.
+/// The mean over ranks is the sum of each rank's signs times `scale / ranks`. `signs` and `live`
+/// are packed.
 ///
 /// The signs of a rank are added in place, so a mean over `W` ranks needs no array besides `sum`.
 /// The order of the calls determines the order of the additions.
 ///
 /// # Panics
-///
 /// Panics if the lengths do not match.
 pub fn add_signs(sum: &mut [f32], signs: &[u8], live: &[u8], scale: f32) {
     check_packed("add_signs", ("sum", sum.len()), &[("signs", signs), ("live", live)]);
@@ -193,10 +191,10 @@ pub fn add_signs(sum: &mut [f32], signs: &[u8], live: &[u8], scale: f32) {
     );
 }
 
-/// Writes `scale` or `-scale`, according to `signs`, to the live elements of `out`, and 0 to the dead elements.
+/// Writes `scale` or `-scale`, according to `signs`, to the live elements of `out`, and 0 to the
+/// dead elements.
 ///
 /// # Panics
-///
 /// Panics if the lengths do not match.
 pub fn decompress(signs: &[u8], live: &[u8], scale: f32, out: &mut [f32]) {
     check_packed("decompress", ("out", out.len()), &[("signs", signs), ("live", live)]);
@@ -210,8 +208,8 @@ pub fn decompress(signs: &[u8], live: &[u8], scale: f32, out: &mut [f32]) {
     );
 }
 
-/// Adds the values to the errors of live elements, sets the errors of dead elements to 0 and returns the sum of
-/// squares, while the block is in the first-level cache.
+/// Adds the values to the errors of live elements, sets the errors of dead elements to 0 and
+/// returns the sum of squares, while the block is in the first-level cache.
 #[inline(always)]
 fn compensate(values: &[f32], error: &mut [f32], live: &[u8]) -> f64 {
     let (values, values_tail) = values.as_chunks::<BYTE>();
@@ -234,7 +232,8 @@ fn compensate_byte(values: &[f32], error: &mut [f32], live: u8) {
     }
 }
 
-/// Packs the signs of the compensated values in `error`, and replaces these values by the compression error.
+/// Packs the signs of the compensated values in `error`, and replaces these values by the
+/// compression error.
 #[inline(always)]
 fn pack_signs(error: &mut [f32], live: &[u8], scale: f32) -> Vec<u8> {
     // Dead elements are 0 here, which would count as positive, so the mask clears their bits.
@@ -246,8 +245,8 @@ fn pack_signs(error: &mut [f32], live: &[u8], scale: f32) -> Vec<u8> {
     bits
 }
 
-/// Replaces each element by the result of `update`, whose arguments are the element, `scale` with the element's sign,
-/// and whether the element is live.
+/// Replaces each element by the result of `update`, whose arguments are the element, `scale` with
+/// the element's sign, and whether the element is live.
 #[inline(always)]
 fn update_all(
     values: &mut [f32],
@@ -305,8 +304,8 @@ fn is_set(byte: u8, bit: usize) -> bool {
     (byte >> bit) & 1 == 1
 }
 
-/// Processes a slice block by block and returns the results in block order. `block` also gets the index of its first
-/// element. The index is a multiple of eight, like [`BLOCK`].
+/// Processes a slice block by block and returns the results in block order. `block` also gets the
+/// index of its first element. The index is a multiple of eight, like [`BLOCK`].
 fn map_blocks<R: Send>(
     values: &mut [f32],
     block: impl Fn(usize, &mut [f32]) -> R + Sync,
@@ -407,8 +406,8 @@ mod tests {
             let (scale, positive) = compress_reference(&sums, &mut error64, &unpacked(&live, len));
             let signs = compress(&values, &mut error, &live);
             assert!(unpacked(&signs.bits, len) == positive);
-            // The scale and the errors, which are below 4, have a relative rounding error of 2^-24. The error of the
-            // sum is much smaller.
+            // The scale and the errors, which are below 4, have a relative rounding error of 2^-24.
+            // The error of the sum is much smaller.
             assert!((f64::from(signs.scale) - scale).abs() <= 6e-8 * scale, "{len}");
             for (found, expected) in error.iter().zip(&error64) {
                 assert!((f64::from(*found) - expected).abs() <= 3e-7, "{found} {expected}");
@@ -495,8 +494,8 @@ mod tests {
             }
             for i in 0..len {
                 if is_set(live[i / BYTE], i % BYTE) {
-                    // Each step rounds a sum and a difference. The errors stay below 16 here, where a
-                    // rounding is below 5e-7.
+                    // Each step rounds a sum and a difference. The errors stay below 16 here, where
+                    // a rounding is below 5e-7.
                     let difference = (sent[i] + f64::from(error[i]) - given[i]).abs();
                     prop_assert!(difference <= 1e-6 * steps as f64, "{i}: {difference:e}");
                 } else {

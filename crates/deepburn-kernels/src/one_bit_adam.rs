@@ -41,7 +41,6 @@ pub struct FrozenAdam {
 /// Computes `momentum = beta1 * m + (1 - beta1) * grad`. The gradient must already be unscaled.
 ///
 /// # Panics
-///
 /// Panics if the slices differ in length.
 pub fn local_momentum_reference<R: Real>(beta1: f64, m: &[R], grad: &[R], momentum: &mut [R]) {
     let others = [("grad", grad.len()), ("momentum", momentum.len())];
@@ -53,11 +52,10 @@ pub fn local_momentum_reference<R: Real>(beta1: f64, m: &[R], grad: &[R], moment
 }
 
 //= deepspeed 0.19.6 runtime/fp16/onebit/adam.py OnebitAdam.step
-/// Computes `m = beta1 * m + (1 - beta1) * momentum`, then `param -= lr * (m / (sqrt(v) + eps) +
-/// weight_decay * param)`.
+/// Computes `m = beta1 * m + (1 - beta1) * momentum`, then
+/// `param -= lr * (m / (sqrt(v) + eps) + weight_decay * param)`.
 ///
 /// # Panics
-///
 /// Panics if the slices differ in length.
 pub fn frozen_adam_reference<R: Real>(
     rule: &FrozenAdam,
@@ -270,8 +268,8 @@ mod tests {
             assert!(v.found == squares(len, 3), "the second moment stays");
             // A quarter of a number is exact.
             m.is_close(0.0, 0.0);
-            // Three updates below .01, with a dozen roundings each, and three roundings of a parameter
-            // below 1.1.
+            // Three updates below .01, with a dozen roundings each, and three roundings of a
+            // parameter below 1.1.
             param.is_close(2e-7, 1e-7);
         }
     }

@@ -46,7 +46,6 @@ pub struct FrozenLamb {
 /// `m = momentum` and `direction = m / (sqrt(v) + eps) + weight_decay * param`.
 ///
 /// # Panics
-///
 /// Panics if the slices differ in length.
 pub fn frozen_lamb_reference<R: Real>(
     rule: &FrozenLamb,
@@ -184,7 +183,6 @@ pub struct FrozenLambSums {
 /// threads.
 ///
 /// # Panics
-///
 /// Panics if the slices differ in length.
 pub fn frozen_lamb_sums(eps: f64, [m, v, fresh, direction]: [&[f32]; 4]) -> FrozenLambSums {
     let others = [("v", v.len()), ("fresh", fresh.len()), ("direction", direction.len())];
@@ -321,9 +319,9 @@ mod tests {
             );
             assert!(param.found == noise(len, 1), "the parameter stays");
             assert!(states[1].found == squares(len, 2), "the frozen second moment stays");
-            // Absolute: a gradient of up to 20 has an error of ten times a rounding of the momentum, 1e-6. Its
-            // square has an error of 4e-5, which is multiplied by 1e-3. The direction is a quotient of numbers near
-            // 1.
+            // Absolute: a gradient of up to 20 has an error of ten times a rounding of the
+            // momentum, 1e-6. Its square has an error of 4e-5, which is multiplied by 1e-3. The
+            // direction is a quotient of numbers near 1.
             states.iter().for_each(|state| state.is_close(2e-6, 1e-6));
         }
     }

@@ -1,7 +1,7 @@
 //! Frozen matrices in 8 or 4 bits: blocks of 64 elements with one scale each.
 //!
-//! Main types: [`BlockFormat`], which encodes, and [`QuantizedSlice`], which decodes any range of elements. [`rows`] has
-//! the formats of GGUF files. [`Encoding`] is one of either kind.
+//! Main types: [`BlockFormat`], which encodes, and [`QuantizedSlice`], which decodes any range of
+//! elements. [`rows`] has the formats of GGUF files. [`Encoding`] is one of either kind.
 //!
 //! ```text
 //! elements   | 64 elements | 64 elements | ...           in flat order
@@ -10,14 +10,17 @@
 //! words      | codes of all blocks | scales |            32-bit words, little-endian
 //! ```
 //!
-//! The 4-bit format is NF4 of QLoRA (Dettmers et al. 2023, appendix E), as bitsandbytes stores it: the same values, the
-//! same blocks, and the same order of codes in a byte. Scales are f32, or in 8 bits (`double`, [`scales`]). The 8-bit
-//! format has 255 evenly spaced levels. It is not LLM.int8(): activations are not quantized.
+//! The 4-bit format is NF4 of QLoRA (Dettmers et al. 2023, appendix E), as bitsandbytes stores it:
+//! the same values, the same blocks, and the same order of codes in a byte. Scales are f32, or in 8
+//! bits (`double`, [`scales`]). The 8-bit format has 255 evenly spaced levels. It is not
+//! LLM.int8(): activations are not quantized.
 //!
-//! The last block may be shorter; its missing elements have the code of 0. A block with an element that is not finite
-//! has a scale of NaN, so that all of its elements become NaN: quantization never hides such an element.
+//! The last block may be shorter; its missing elements have the code of 0. A block with an element
+//! that is not finite has a scale of NaN, so that all of its elements become NaN: quantization
+//! never hides such an element.
 //!
-//! Elements that were decoded in f32 and encoded again decode to the same elements, up to the rounding of scales.
+//! Elements that were decoded in f32 and encoded again decode to the same elements, up to the
+//! rounding of scales.
 
 mod nf4;
 mod rows;
@@ -74,7 +77,8 @@ impl BlockFormat {
         self == Self::Nf4 { double: true }
     }
 
-    /// Encodes values. Uses all threads of the current rayon pool; the result does not depend on their number.
+    /// Encodes values. Uses all threads of the current rayon pool; the result does not depend on
+    /// their number.
     pub fn encode(self, values: &[f32]) -> Vec<u32> {
         let mut words = vec![0; self.words(values.len())];
         let (codes, scale_words) = words.split_at_mut(self.code_words(values.len()));
@@ -107,7 +111,8 @@ impl BlockFormat {
         }
     }
 
-    /// Computes the same result as [`encode`](Self::encode) one element at a time: each code is the nearest one, in f64.
+    /// Computes the same result as [`encode`](Self::encode) one element at a time: each code is the
+    /// nearest one, in f64.
     ///
     /// Of two codes at the same distance, the smaller one is taken.
     pub fn encode_reference(self, values: &[f32]) -> Vec<u32> {
@@ -179,7 +184,8 @@ pub enum EncodedSlice<'a> {
 }
 
 impl EncodedSlice<'_> {
-    /// Decodes the elements from `start` on, in row-major order, to `out`. Each element is rounded once.
+    /// Decodes the elements from `start` on, in row-major order, to `out`. Each element is rounded
+    /// once.
     ///
     /// # Panics
     /// Panics if the range reaches beyond the end.
@@ -222,7 +228,8 @@ impl<'a> QuantizedSlice<'a> {
         self.numel == 0
     }
 
-    /// Decodes the elements from `start` on to `out`, on the calling thread. Each element is rounded once.
+    /// Decodes the elements from `start` on to `out`, on the calling thread. Each element is
+    /// rounded once.
     ///
     /// # Panics
     /// Panics if the range reaches beyond the end.
@@ -274,7 +281,8 @@ impl<'a> QuantizedSlice<'a> {
         }
     }
 
-    /// Returns one element in f32, computed from the definition of the format. Used by the references only.
+    /// Returns one element in f32, computed from the definition of the format. Used by the
+    /// references only.
     ///
     /// # Panics
     /// Panics if there is no such element.

@@ -53,7 +53,6 @@ impl Sgd {
     /// gradient.
     ///
     /// # Panics
-    ///
     /// Panics if `t` is 0.
     pub(crate) fn gradient_gain(&self, t: u64) -> f64 {
         check_time("sgd", t);
@@ -66,7 +65,6 @@ impl Sgd {
 /// momentum factor is 0.
 ///
 /// # Panics
-///
 /// Panics if `grad` (or `momentum`, if used) differs from `param` in length, or if `t` is 0.
 pub fn sgd_reference<R: Real>(rule: &Sgd, t: u64, param: &mut [R], grad: &[R], momentum: &mut [R]) {
     check_lengths("sgd", ("param", param.len()), &[("grad", grad.len())]);

@@ -72,8 +72,8 @@ pub(crate) fn noise(len: usize, seed: u64) -> Vec<f32> {
 
 /// Returns numbers like [`noise`], but of magnitude 0.5 to 1.5.
 ///
-/// With an L2 penalty of a tenth, no gradient is nearly cancelled by the decay. The first steps
-/// depend mainly on the sign of the gradient, so a rounding error in a nearly cancelled gradient
+/// With an L2 penalty of a tenth, no gradient is nearly canceled by the decay. The first steps
+/// depend mainly on the sign of the gradient, so a rounding error in a nearly canceled gradient
 /// would be amplified without limit.
 pub(crate) fn strong_noise(len: usize, seed: u64) -> Vec<f32> {
     noise(len, seed).into_iter().map(|x| x + 0.5_f32.copysign(x)).collect()

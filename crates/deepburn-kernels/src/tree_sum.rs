@@ -23,7 +23,7 @@ use std::ops::Range;
 use crate::blocks::{PARALLEL_FROM, vectorized};
 use rayon::prelude::*;
 
-/// The number of elements of a leaf, whose sum is computed by one vectorised loop. A power of two.
+/// The number of elements of a leaf, whose sum is computed by one vectorized loop. A power of two.
 const LEAF: usize = 1024;
 
 /// The level of a node of [`LEAF`] elements.
@@ -61,7 +61,7 @@ impl TreeSum {
     /// Adds the squares of the next elements. Elements beyond the range, which are padding, are
     /// ignored.
     ///
-    /// Complete leaves are computed by a vectorised loop, in parallel for long slices; the elements
+    /// Complete leaves are computed by a vectorized loop, in parallel for long slices; the elements
     /// before and after the leaves are added one at a time.
     pub fn push(&mut self, values: &[f32]) {
         // Ignores the padding at the end of a shard.

@@ -50,7 +50,6 @@ impl<'a> From<&'a mut [bf16]> for WorkingCopy<'a> {
 /// Computes the same result as [`cast`], one number at a time with the conversion of `half`.
 ///
 /// # Panics
-///
 /// Panics if the slices differ in length.
 pub fn cast_reference(values: &[f32], to: WorkingCopy<'_>) {
     check_lengths("cast", ("values", values.len()), &[("to", to.len())]);
@@ -72,7 +71,6 @@ pub fn cast_reference(values: &[f32], to: WorkingCopy<'_>) {
 /// become infinite, and NaN stays NaN.
 ///
 /// # Panics
-///
 /// Panics if the slices differ in length.
 pub fn cast(values: &[f32], to: WorkingCopy<'_>) {
     check_lengths("cast", ("values", values.len()), &[("to", to.len())]);

@@ -53,7 +53,6 @@ use cubecl::prelude::*;
 /// already be unscaled.
 ///
 /// # Panics
-///
 /// Panics if the slices differ in length.
 pub fn local_adam_reference<R: Real>(
     rule: &FrozenAdam,
@@ -91,7 +90,6 @@ pub fn local_adam_reference<R: Real>(
 /// exchange.
 ///
 /// # Panics
-///
 /// Panics if the slices differ in length.
 pub fn agreed_movement_reference<R: Real>(
     [eps, rates, keep]: [f64; 3],

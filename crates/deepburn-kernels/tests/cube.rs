@@ -1,7 +1,7 @@
 //! Tests of the device kernels against references in f64, on the available device.
 //!
-//! `cargo test --release -p deepburn-kernels --features wgpu --test cube` (a software device is sufficient),
-//! `--features cuda` on an NVIDIA GPU.
+//! `cargo test --release -p deepburn-kernels --features wgpu --test cube` (a software device is
+//! sufficient), `--features cuda` on an NVIDIA GPU.
 #![cfg(any(feature = "wgpu", feature = "cuda"))]
 
 use cubecl::Runtime;
@@ -186,10 +186,11 @@ fn on_the_device(
 #[test]
 fn device_kernels_steps_follow_the_cpu() {
     let client = client();
-    // Mesa's llvmpipe and the CPU give bitwise identical results for every step: llvmpipe does not fuse multiplications
-    // and additions, and its square root and division are rounded correctly. A GPU may fuse a multiplication and an
-    // addition, and Vulkan allows errors of 2.5 units in the last place in a division and of 3 units in a square root.
-    // The tolerance is a dozen roundings of 2^-24 of numbers below 2.
+    // Mesa's llvmpipe and the CPU give bitwise identical results for every step: llvmpipe does not
+    // fuse multiplications and additions, and its square root and division are rounded correctly. A
+    // GPU may fuse a multiplication and an addition, and Vulkan allows errors of 2.5 units in the
+    // last place in a division and of 3 units in a square root. The tolerance is a dozen roundings
+    // of 2^-24 of numbers below 2.
     let tolerance = 1e-6;
     for dtype in types(&client) {
         for len in [0, 1, 257, 65_537, 1_000_007] {
@@ -213,7 +214,8 @@ fn device_kernels_steps_follow_the_cpu() {
     }
 }
 
-/// Returns parameter and states with values of both signs, except that states with squares are positive.
+/// Returns parameter and states with values of both signs, except that states with squares are
+/// positive.
 fn arrays_before(step: &ElementwiseStep, len: usize) -> Vec<Vec<f32>> {
     let strong = |seed| noise(len, seed).iter().map(|x| x + 0.5_f32.copysign(*x)).collect();
     let mut arrays: Vec<Vec<f32>> = vec![noise(len, 1), strong(2), strong(3), strong(4), strong(6)];
@@ -248,8 +250,8 @@ fn device_kernels_adam_follows_the_f64_reference() {
                 if case % 2 == 0 { WeightDecay::Decoupled(0.1) } else { WeightDecay::L2(0.1) };
             let rule = rule(decay);
             let start = noise(len, 1);
-            // No gradient is near 0. The first steps depend mainly on the sign of the gradient, so a rounding error
-            // would be amplified there.
+            // No gradient is near 0. The first steps depend mainly on the sign of the gradient, so
+            // a rounding error would be amplified there.
             let strong = |seed| noise(len, seed).iter().map(|x| x + 0.5_f32.copysign(*x)).collect();
             let mut p64: Vec<f64> = start.iter().map(|x| f64::from(*x)).collect();
             let (mut m64, mut v64) = (vec![0.0; len], vec![0.0; len]);
@@ -273,9 +275,10 @@ fn device_kernels_adam_follows_the_f64_reference() {
             }
             let param = download(&client, param);
             for (i, (p, expected)) in param.iter().zip(&p64).enumerate() {
-                // Three updates of 1e-2, each with a relative error of some 1e-6, and three roundings of p. The errors
-                // of an update come from scalars that are narrowed from f64 (6e-8 of 1 - beta2 = 1e-3), and from a
-                // square root and a division whose last bits may be wrong on a device.
+                // Three updates of 1e-2, each with a relative error of some 1e-6, and three
+                // roundings of p. The errors of an update come from scalars that are narrowed from
+                // f64 (6e-8 of 1 - beta2 = 1e-3), and from a square root and a division whose last
+                // bits may be wrong on a device.
                 let error = (f64::from(*p) - expected).abs();
                 assert!(
                     error <= 6e-7 * expected.abs() + 1e-7,

@@ -20,8 +20,8 @@ pub struct Mpirun {
     pub program: String,
     /// The hosts with at least one slot each, in rank order.
     pub hosts: Vec<HostSlots>,
-    /// A command that runs another command on a host, such as `ssh`. It is called as `AGENT HOST
-    /// COMMAND...`.
+    /// A command that runs another command on a host, such as `ssh`. It is called as
+    /// `AGENT HOST COMMAND...`.
     pub remote_shell: String,
     /// The variables that are forwarded to all ranks, as returned by
     /// [`forwarded_variables`](crate::forwarded_variables).
@@ -30,9 +30,9 @@ pub struct Mpirun {
     pub command: Vec<String>,
 }
 
-/// TCP keep-alive settings for the connections between hosts. After 10 s
-/// without traffic, 3 probes follow 5 s apart, so a lost host ends the job
-/// after 25 s. With Open MPI's defaults it takes 8 minutes.
+/// TCP keep-alive settings for the connections between hosts. After 10 s without traffic, 3 probes
+/// follow 5 s apart, so a lost host ends the job after 25 s. With Open MPI's defaults it takes 8
+/// minutes.
 const KEEPALIVE: [(&str, &str); 3] = [
     ("oob_tcp_keepalive_time", "10"),
     ("oob_tcp_keepalive_intvl", "5"),
@@ -51,9 +51,9 @@ pub struct Attempt {
 impl Mpirun {
     /// Returns the program and its arguments.
     ///
-    /// Every host has its own app context, `-np N -H HOST:N ... COMMAND`,
-    /// separated by `:`. Ranks are thus numbered in host order even if hosts
-    /// have different numbers of slots, and each host gets its own devices.
+    /// Every host has its own app context, `-np N -H HOST:N ... COMMAND`, separated by `:`. Ranks
+    /// are thus numbered in host order even if hosts have different numbers of slots, and each host
+    /// gets its own devices.
     pub fn words(&self, attempt: &Attempt) -> Vec<String> {
         let mut words = vec![self.program.clone()];
         words.extend(self.options().iter().map(|word| (*word).to_owned()));
@@ -86,8 +86,7 @@ impl Mpirun {
         // Waiting ranks yield their core to computing ones.
         options.extend(["--mca", "mpi_yield_when_idle", "1"]);
         options.extend(["--mca", "orte_abort_on_non_zero_status", "1"]);
-        // mpirun always waits this long, once before SIGTERM and once before
-        // SIGKILL.
+        // mpirun always waits this long, once before SIGTERM and once before SIGKILL.
         options.extend(["--mca", "odls_base_sigkill_timeout", "1"]);
         options.push("--tag-output");
         options

@@ -1,9 +1,9 @@
-//! Checks that remote hosts respond before `mpirun` is started, because
-//! `mpirun` would wait for them forever.
+//! Checks that remote hosts respond before `mpirun` is started, because `mpirun` would wait for
+//! them forever.
 //!
-//! Every host runs `true` through the remote shell, all at the same time, so
-//! the check takes as long as the slowest host. It runs before each start,
-//! because a host may have gone down since the last one.
+//! Every host runs `true` through the remote shell, all at the same time, so the check takes as
+//! long as the slowest host. It runs before each start, because a host may have gone down since the
+//! last one.
 
 use std::fmt::Write;
 use std::io;
@@ -50,11 +50,10 @@ pub(crate) enum Reached {
 
 /// Runs `true` on all `hosts` in parallel through the remote shell.
 ///
-/// An empty list of hosts needs no check. After a failure, a time-out or a
-/// signal, no remote shell is left running.
+/// An empty list of hosts needs no check. After a failure, a time-out or a signal, no remote shell
+/// is left running.
 ///
 /// # Errors
-///
 /// Returns the hosts that failed or did not respond within `timeout`.
 pub(crate) fn connect(
     hosts: &[&str],
@@ -109,11 +108,9 @@ pub(crate) fn connect(
 /// Returns the command that runs `true` on a host.
 ///
 /// # Errors
-///
 /// Returns [`ConnectError::NoShell`] if `shell` is empty.
 fn probe(shell: &str, host: &str, timeout: Duration) -> Result<Command, ConnectError> {
-    // The command is split in the same way as by mpirun: at spaces, without
-    // support for quotes.
+    // The command is split in the same way as by mpirun: at spaces, without support for quotes.
     let mut words = shell.split_whitespace();
     let program = words.next().ok_or(ConnectError::NoShell)?;
     let mut command = Command::new(program);
@@ -122,8 +119,7 @@ fn probe(shell: &str, host: &str, timeout: Duration) -> Result<Command, ConnectE
         let seconds = timeout.as_secs().max(1);
         command.args(["-o", "BatchMode=yes", "-o", &format!("ConnectTimeout={seconds}")]);
     }
-    // The command has its own process group, so that it can be killed as a
-    // whole.
+    // The command has its own process group, so that it can be killed as a whole.
     command.args(words).args([host, "true"]).process_group(0);
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
     Ok(command)
@@ -134,7 +130,6 @@ fn probe(shell: &str, host: &str, timeout: Duration) -> Result<Command, ConnectE
 /// `host` is the index of the host, which is included in the event.
 ///
 /// # Errors
-///
 /// Returns an error if the remote shell cannot be started.
 fn start(host: usize, mut command: Command, events: &Events) -> io::Result<Pid> {
     let child = command.spawn()?;
@@ -155,11 +150,9 @@ fn end(pending: &[(usize, Pid)]) {
     }
 }
 
-/// Returns the problem of a host from the result of its remote shell; `None` if
-/// it responded.
+/// Returns the problem of a host from the result of its remote shell; `None` if it responded.
 ///
-/// The problem is the last line of standard error, or the exit status if there
-/// is none.
+/// The problem is the last line of standard error, or the exit status if there is none.
 fn failure(output: io::Result<Output>) -> Option<String> {
     match output {
         Ok(output) if output.status.success() => None,

@@ -1,9 +1,8 @@
 //! Selects the environment variables of the ranks on all hosts.
 //!
-//! Ranks on this machine inherit the environment of `mpirun`. Ranks on other
-//! hosts get the variables that their remote shell sets and the variables that
-//! are forwarded with `-x`. Variables are forwarded by name, so that secret
-//! values do not appear on a command line.
+//! Ranks on this machine inherit the environment of `mpirun`. Ranks on other hosts get the
+//! variables that their remote shell sets and the variables that are forwarded with `-x`. Variables
+//! are forwarded by name, so that secret values do not appear on a command line.
 
 use thiserror::Error;
 
@@ -37,8 +36,7 @@ const NAMES: [&str; 10] = [
     "https_proxy",
 ];
 
-/// The devices of a rank. The launcher sets this variable and ignores its own
-/// value.
+/// The devices of a rank. The launcher sets this variable and ignores its own value.
 pub(crate) const VISIBLE_DEVICES: &str = "CUDA_VISIBLE_DEVICES";
 /// The time of the job's first start in seconds since 1970.
 pub(crate) const STARTED: &str = "DEEPBURN_STARTED";
@@ -72,14 +70,12 @@ pub enum ForwardError {
     },
 }
 
-/// Returns the variables to forward, as arguments of `mpirun -x`: the variables
-/// in `set` that ranks read, and the variables that the user requested in
-/// `asked` as `NAME` or `NAME=VALUE`.
+/// Returns the variables to forward, as arguments of `mpirun -x`: the variables in `set` that ranks
+/// read, and the variables that the user requested in `asked` as `NAME` or `NAME=VALUE`.
 ///
 /// # Errors
-///
-/// Returns an error if a requested variable has an invalid name, is not set, or
-/// is set by the launcher.
+/// Returns an error if a requested variable has an invalid name, is not set, or is set by the
+/// launcher.
 pub fn forwarded_variables(
     set: impl IntoIterator<Item = String>,
     asked: &[String],
@@ -112,8 +108,7 @@ pub fn forwarded_variables(
     Ok(forwarded)
 }
 
-/// If the launcher sets this variable itself, returns what the user should do
-/// instead.
+/// If the launcher sets this variable itself, returns what the user should do instead.
 fn reserved(name: &str) -> Option<&'static str> {
     match name {
         VISIBLE_DEVICES => Some("choose devices with --include HOST:0,1"),

@@ -1,8 +1,7 @@
-//! The event queue of the launcher: signals, responses of hosts, and the end of
-//! `mpirun`.
+//! The event queue of the launcher: signals, responses of hosts, and the end of `mpirun`.
 //!
-//! Each event source has its own thread. All of these threads sleep until an
-//! event occurs, except the thread that checks for a stalled `mpirun`.
+//! Each event source has its own thread. All of these threads sleep until an event occurs, except
+//! the thread that checks for a stalled `mpirun`.
 
 use std::io::{self, Read};
 use std::os::unix::net::UnixStream;
@@ -43,19 +42,18 @@ pub(crate) struct Events {
     receiver: Receiver<LaunchEvent>,
 }
 
-/// The time in which the same signal counts as one. `timeout` sends its signal
-/// to the process that it started and to its process group.
+/// The time in which the same signal counts as one. `timeout` sends its signal to the process that
+/// it started and to its process group.
 const REPEATED: Duration = Duration::from_millis(150);
 
 impl Events {
     /// Starts to catch SIGTERM, SIGINT, SIGHUP and SIGUSR1.
     ///
-    /// Afterwards these signals no longer end the process. Signal handlers may
-    /// only call async-signal-safe functions, so a handler writes a byte to a
-    /// socket, and a thread converts the byte to an event.
+    /// Afterwards these signals no longer end the process. Signal handlers may only call
+    /// async-signal-safe functions, so a handler writes a byte to a socket, and a thread converts
+    /// the byte to an event.
     ///
     /// # Errors
-    ///
     /// Returns an error if a socket or a handler cannot be created.
     pub(crate) fn listen() -> io::Result<Self> {
         let (sender, receiver) = channel();

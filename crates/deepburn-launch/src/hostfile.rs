@@ -1,17 +1,15 @@
-//! DeepSpeed's hostfile: one `host slots=N` per line, with empty lines and `#`
-//! comments.
+//! DeepSpeed's hostfile: one `host slots=N` per line, with empty lines and `#` comments.
 //!
-//! The parser is stricter than DeepSpeed's in two ways. Text after the number
-//! of slots is an error unless it is a comment; DeepSpeed ignores it. Zero
-//! slots are an error; DeepSpeed starts no rank on such a host.
+//! The parser is stricter than DeepSpeed's in two ways. Text after the number of slots is an error
+//! unless it is a comment; DeepSpeed ignores it. Zero slots are an error; DeepSpeed starts no rank
+//! on such a host.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
-/// A host with its slot numbers. Each slot runs one rank, and the slot number
-/// selects the device.
+/// A host with its slot numbers. Each slot runs one rank, and the slot number selects the device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostSlots {
     /// The host name or address, as passed to the remote shell.
@@ -71,9 +69,8 @@ pub enum HostfileError {
 /// Reads the hosts of a hostfile in file order.
 ///
 /// # Errors
-///
-/// Returns an error if the file cannot be read, a line is malformed, a host is
-/// named twice, or there is no host.
+/// Returns an error if the file cannot be read, a line is malformed, a host is named twice, or
+/// there is no host.
 pub fn read_hostfile(path: &Path) -> Result<Vec<HostSlots>, HostfileError> {
     let text = fs::read_to_string(path)
         .map_err(|error| HostfileError::Unreadable { path: path.to_owned(), error })?;
@@ -120,15 +117,15 @@ fn parse_entry(content: &str) -> Option<HostSlots> {
     let mut words = content.split_whitespace();
     let name = words.next()?;
     let count: usize = words.next()?.strip_prefix("slots=")?.parse().ok()?;
-    // mpirun separates hosts with `,` and `:`, `--include` uses `@` and `:`,
-    // and an option starts with `-`.
+    // mpirun separates hosts with `,` and `:`, `--include` uses `@` and `:`, and an option starts
+    // with `-`.
     let named = !name.contains([',', ':', '@']) && !name.starts_with('-');
     (words.next().is_none() && named && (1..=MAX_SLOTS).contains(&count))
         .then(|| HostSlots::new(name, count))
 }
 
-/// The maximum number of slots of a host. A larger number is most likely a
-/// typing error, and no list should be allocated for it.
+/// The maximum number of slots of a host. A larger number is most likely a typing error, and no
+/// list should be allocated for it.
 const MAX_SLOTS: usize = 65_536;
 
 #[cfg(test)]

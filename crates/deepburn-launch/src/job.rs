@@ -36,8 +36,8 @@ pub enum JobEnd {
     Success,
     /// A rank or `mpirun` itself failed.
     Failed {
-        /// The exit status of the first failed rank, or 128 plus the number of
-        /// the signal that ended it.
+        /// The exit status of the first failed rank, or 128 plus the number of the signal that
+        /// ended it.
         status: u8,
         /// The failed rank, if it appeared in the output of `mpirun`.
         rank: Option<usize>,
@@ -50,9 +50,8 @@ pub enum JobEnd {
 }
 
 impl JobEnd {
-    /// Returns the exit status of the launcher: the exit status of the first
-    /// failed rank, or 128 plus the number of the signal that interrupted the
-    /// job.
+    /// Returns the exit status of the launcher: the exit status of the first failed rank, or 128
+    /// plus the number of the signal that interrupted the job.
     pub fn status(self) -> u8 {
         match self {
             Self::Success => 0,
@@ -81,14 +80,12 @@ const LAST_OUTPUT: Duration = Duration::from_secs(2);
 /// Standard input is empty. The output of ranks is copied to the launcher's output line by line.
 ///
 /// # Errors
-///
 /// Returns an error if `words` is empty, if `mpirun` cannot be started, or if waiting for it fails.
 pub(crate) fn run(words: &[String], grace: Duration, events: &Events) -> io::Result<JobEnd> {
     orphans::adopt();
     let (program, arguments) = words.split_first().ok_or(io::ErrorKind::InvalidInput)?;
-    // mpirun gets its own process group, so that Ctrl-C reaches only the
-    // launcher. It has no standard input, because a background group that reads
-    // from a terminal is stopped.
+    // mpirun gets its own process group, so that Ctrl-C reaches only the launcher. It has no
+    // standard input, because a background group that reads from a terminal is stopped.
     let mut child = Command::new(program)
         .args(arguments)
         .process_group(0)
@@ -172,14 +169,13 @@ enum StopStage {
     Killed,
 }
 
-/// Waits for the end of `mpirun`. A signal or an expired deadline starts the
-/// next stage. Returns the exit status and the first signal.
+/// Waits for the end of `mpirun`. A signal or an expired deadline starts the next stage. Returns
+/// the exit status and the first signal.
 ///
 /// SIGUSR1 is sent again every few seconds while ranks are stopping, because `mpirun` loses signals
 /// while it starts ranks. Ranks ignore repeated signals. `grace` is measured from the first signal.
 ///
 /// # Errors
-///
 /// Returns an error if waiting for `mpirun` fails.
 fn supervise(
     mpirun: Pid,

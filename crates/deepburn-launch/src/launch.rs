@@ -92,9 +92,8 @@ impl Launch {
     /// It catches SIGTERM, SIGINT, SIGHUP and SIGUSR1, and kills all child processes at the end.
     ///
     /// # Errors
-    ///
-    /// Returns an error if a host does not respond, if `mpirun` is missing or not Open MPI's, if the
-    /// program of the ranks is not executable, or if signals or processes cannot be watched.
+    /// Returns an error if a host does not respond, if `mpirun` is missing or not Open MPI's, if
+    /// the program of the ranks is not executable, or if signals or processes cannot be watched.
     pub fn run(&self) -> Result<JobEnd, LaunchError> {
         self.check_mpirun()?;
         self.check_program()?;
@@ -129,7 +128,6 @@ impl Launch {
     /// started.
     ///
     /// # Errors
-    ///
     /// Returns an error if a host does not respond or `mpirun` cannot be run.
     fn run_once(&self, restarts: u32, events: &Events) -> Result<JobEnd, LaunchError> {
         if let Some(signal) = events.pending_signal() {
@@ -144,8 +142,7 @@ impl Launch {
         Ok(job::run(&words, self.grace, events)?)
     }
 
-    /// Returns an error if the ranks of this machine would not find the
-    /// program.
+    /// Returns an error if the ranks of this machine would not find the program.
     fn check_program(&self) -> Result<(), LaunchError> {
         let runs_here = self.mpirun.hosts.iter().any(|host| is_this_machine(&host.name));
         let path = std::env::var_os("PATH");
@@ -157,8 +154,7 @@ impl Launch {
         }
     }
 
-    /// Returns an error if `mpirun` is not Open MPI's, because its options
-    /// would differ.
+    /// Returns an error if `mpirun` is not Open MPI's, because its options would differ.
     fn check_mpirun(&self) -> Result<(), LaunchError> {
         let program = self.mpirun.program.clone();
         let asked = Command::new(&program).arg("--version").stdin(Stdio::null()).output();
@@ -176,8 +172,7 @@ impl Launch {
         }
     }
 
-    /// Describes the end of the job, for example `rank 1 on worker-2 failed
-    /// with status 7`.
+    /// Describes the end of the job, for example `rank 1 on worker-2 failed with status 7`.
     pub fn reason(&self, end: JobEnd) -> String {
         let (status, rank) = match end {
             JobEnd::Success => return "all ranks succeeded".to_owned(),
@@ -198,8 +193,7 @@ impl Launch {
         }
     }
 
-    /// Logs the number of restarts, if the job may restart, and returns the
-    /// result.
+    /// Logs the number of restarts, if the job may restart, and returns the result.
     fn summarized(
         &self,
         end: Result<JobEnd, LaunchError>,

@@ -1,11 +1,11 @@
 //! Starts the ranks of a training job with Open MPI's `mpirun`, on one machine or many.
 //!
 //! - [`read_hostfile`]: reads DeepSpeed's hostfile, `host slots=N` per line.
-//! - [`Selection`]: selects hosts and slots with DeepSpeed's `--include`,
-//!   `--exclude`, `--num_nodes` and `--num_gpus`.
+//! - [`Selection`]: selects hosts and slots with DeepSpeed's `--include`, `--exclude`,
+//!   `--num_nodes` and `--num_gpus`.
 //! - [`Mpirun`]: builds the command line.
-//! - [`Launch`]: checks that remote hosts respond, runs the command, forwards
-//!   signals, restarts after failures and returns how the job ended.
+//! - [`Launch`]: checks that remote hosts respond, runs the command, forwards signals, restarts
+//!   after failures and returns how the job ended.
 //!
 //! # Signals
 //!
@@ -20,8 +20,7 @@
 //! arrive while it starts ranks, so SIGUSR1 is sent again every few seconds, and ranks must ignore
 //! repeated signals.
 //!
-//! This crate depends neither on a tensor library nor on other crates of
-//! DeepBurn.
+//! This crate depends neither on a tensor library nor on other crates of DeepBurn.
 
 #![forbid(unsafe_code)]
 

@@ -27,13 +27,12 @@ pub enum LocalError {
 
 /// Returns this machine as the only host of a job without a hostfile.
 ///
-/// As in DeepSpeed, a slot is a device. If `CUDA_VISIBLE_DEVICES` has the value
-/// `visible` and `selection` is empty, the slots are the devices in `visible`.
-/// Otherwise the slots are all NVIDIA GPUs. Without a GPU there is one slot, or
-/// the number of slots given by `--num_gpus`. Ranks on a CPU share its cores.
+/// As in DeepSpeed, a slot is a device. If `CUDA_VISIBLE_DEVICES` has the value `visible` and
+/// `selection` is empty, the slots are the devices in `visible`. Otherwise the slots are all NVIDIA
+/// GPUs. Without a GPU there is one slot, or the number of slots given by `--num_gpus`. Ranks on a
+/// CPU share its cores.
 ///
 /// # Errors
-///
 /// Returns an error if `visible` is not a list of numbers.
 pub fn this_machine(selection: &Selection, visible: Option<&str>) -> Result<HostSlots, LocalError> {
     let name = LOCALHOST.to_owned();
@@ -50,8 +49,7 @@ pub fn this_machine(selection: &Selection, visible: Option<&str>) -> Result<Host
         ),
         None => {}
     }
-    // On a CPU any number of ranks is possible, because no two ranks would
-    // share a GPU.
+    // On a CPU any number of ranks is possible, because no two ranks would share a GPU.
     let slots = match nvidia_devices() {
         0 => selection.num_gpus.unwrap_or(1),
         count => count,
@@ -59,8 +57,8 @@ pub fn this_machine(selection: &Selection, visible: Option<&str>) -> Result<Host
     Ok(HostSlots::new(name, slots))
 }
 
-/// Counts the NVIDIA GPUs of this machine. Their device files are
-/// `/dev/nvidia0`, `/dev/nvidia1` and so on.
+/// Counts the NVIDIA GPUs of this machine. Their device files are `/dev/nvidia0`, `/dev/nvidia1`
+/// and so on.
 fn nvidia_devices() -> usize {
     let is_gpu = |name: &str| {
         name.strip_prefix("nvidia")
@@ -71,8 +69,8 @@ fn nvidia_devices() -> usize {
     })
 }
 
-/// Returns true if `host` is this machine: `localhost`, its own name with or
-/// without a domain, or one of its addresses.
+/// Returns true if `host` is this machine: `localhost`, its own name with or without a domain, or
+/// one of its addresses.
 pub fn is_this_machine(host: &str) -> bool {
     if host == LOCALHOST {
         return true;

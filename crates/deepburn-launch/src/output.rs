@@ -101,8 +101,7 @@ impl<W: Write, F: FnMut()> Lines<W, F> {
         }
     }
 
-    /// Appends a byte to the line of the current rank, and prints the line if
-    /// it is complete.
+    /// Appends a byte to the line of the current rank, and prints the line if it is complete.
     fn push(&mut self, byte: u8) {
         let line = self.open.entry(self.rank).or_default();
         if byte == b'\n' {
@@ -119,8 +118,7 @@ impl<W: Write, F: FnMut()> Lines<W, F> {
         line.push(byte);
     }
 
-    /// Prints a line with its rank. Lines of `mpirun` are searched for failures
-    /// and have no prefix.
+    /// Prints a line with its rank. Lines of `mpirun` are searched for failures and have no prefix.
     fn print(&mut self, rank: Option<usize>, line: &[u8]) {
         let line = line.strip_suffix(b"\r").unwrap_or(line);
         if rank.is_none() {
@@ -147,8 +145,7 @@ impl<W: Write, F: FnMut()> Lines<W, F> {
     }
 }
 
-/// Parses `[1,RANK]<stdout>:` at the beginning of `text`. The job number of the
-/// ranks is always 1.
+/// Parses `[1,RANK]<stdout>:` at the beginning of `text`. The job number of the ranks is always 1.
 fn tag(text: &[u8]) -> OutputTag {
     const OPENING: &[u8] = b"[1,";
     let shared = text.len().min(OPENING.len());
@@ -174,8 +171,8 @@ fn tag(text: &[u8]) -> OutputTag {
     OutputTag::None
 }
 
-/// Returns the rank in mpirun's message about the first failure: `process rank
-/// 1 with PID 7 on node a exited on signal 9` or `Process name: [[7310,1],1]`.
+/// Returns the rank in mpirun's message about the first failure:
+/// `process rank 1 with PID 7 on node a exited on signal 9` or `Process name: [[7310,1],1]`.
 fn failed_rank(line: &str) -> Option<usize> {
     let number = match line.split_once("process rank ") {
         Some((_, rest)) => rest.split(' ').next()?,

@@ -6,8 +6,7 @@ use std::path::Path;
 
 use thiserror::Error;
 
-/// The programs of DeepBurn, which are also looked up in the folder of the
-/// launcher.
+/// The programs of DeepBurn, which are also looked up in the folder of the launcher.
 const OWN: [&str; 2] = ["finetune", "deepburn"];
 
 /// The reason why `mpirun` cannot run a command.
@@ -28,13 +27,11 @@ pub enum CommandError {
     Colon,
 }
 
-/// Returns the command for the ranks. `finetune` and `deepburn` are looked up
-/// in the folder `beside` if they are not on `path`, the value of `PATH`.
+/// Returns the command for the ranks. `finetune` and `deepburn` are looked up in the folder
+/// `beside` if they are not on `path`, the value of `PATH`.
 ///
 /// # Errors
-///
-/// Returns an error if there is no command, or if `mpirun` would misinterpret
-/// it.
+/// Returns an error if there is no command, or if `mpirun` would misinterpret it.
 pub fn training_command(
     command: &[String],
     beside: Option<&Path>,
@@ -54,8 +51,7 @@ pub fn training_command(
     Ok([&[program], arguments].concat())
 }
 
-/// Returns the path of one of DeepBurn's programs that is not on `path` but in
-/// the folder `beside`.
+/// Returns the path of one of DeepBurn's programs that is not on `path` but in the folder `beside`.
 fn own_program(program: &str, beside: Option<&Path>, path: Option<&OsStr>) -> Option<String> {
     if !OWN.contains(&program) || is_program(program, path) {
         return None;
@@ -64,8 +60,7 @@ fn own_program(program: &str, beside: Option<&Path>, path: Option<&OsStr>) -> Op
     is_executable(&file).then(|| file.to_str().map(str::to_owned)).flatten()
 }
 
-/// Returns true if `program` is the path of an executable file or the name of
-/// one on `path`.
+/// Returns true if `program` is the path of an executable file or the name of one on `path`.
 pub(crate) fn is_program(program: &str, path: Option<&OsStr>) -> bool {
     if program.contains('/') {
         return is_executable(Path::new(program));

@@ -1,5 +1,5 @@
-//! Selects the hosts and slots of a job with DeepSpeed's `--include`,
-//! `--exclude`, `--num_nodes` and `--num_gpus`.
+//! Selects the hosts and slots of a job with DeepSpeed's `--include`, `--exclude`, `--num_nodes`
+//! and `--num_gpus`.
 //!
 //! The rules are the same as in DeepSpeed's `parse_resource_filter` and `main`, but stricter in two
 //! ways: an empty selection is an error, and so is a number of nodes that exceeds the number of
@@ -112,9 +112,8 @@ impl Selection {
     /// Returns the selected slots of `hosts`, in the same order.
     ///
     /// # Errors
-    ///
-    /// Returns an error if options contradict each other, name unknown hosts or
-    /// slots, or select nothing.
+    /// Returns an error if options contradict each other, name unknown hosts or slots, or select
+    /// nothing.
     pub fn apply(&self, hosts: &[HostSlots]) -> Result<Vec<HostSlots>, SelectionError> {
         self.check_options()?;
         // Like DeepSpeed, treat an empty list as no list.
@@ -167,11 +166,9 @@ impl Selection {
     }
 }
 
-/// Returns the hosts of a list, in the order of `hosts`, with the slots that
-/// the list names.
+/// Returns the hosts of a list, in the order of `hosts`, with the slots that the list names.
 ///
 /// # Errors
-///
 /// Returns an error for an invalid list.
 fn included(hosts: &[HostSlots], list: &str) -> Result<Vec<HostSlots>, SelectionError> {
     let entries = parse_list("--include", hosts, list)?;
@@ -186,11 +183,9 @@ fn included(hosts: &[HostSlots], list: &str) -> Result<Vec<HostSlots>, Selection
     Ok(hosts.iter().filter_map(chosen).collect())
 }
 
-/// Returns `hosts` without the hosts and slots of a list. A host without a slot
-/// left is dropped.
+/// Returns `hosts` without the hosts and slots of a list. A host without a slot left is dropped.
 ///
 /// # Errors
-///
 /// Returns an error if the list is invalid or no slot is left.
 fn excluded(hosts: &[HostSlots], list: &str) -> Result<Vec<HostSlots>, SelectionError> {
     let entries = parse_list("--exclude", hosts, list)?;

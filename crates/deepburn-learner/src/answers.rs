@@ -24,9 +24,8 @@ pub enum Answers {
 
 /// Sums of the rewards of pairs of completions in preference optimization.
 ///
-/// The reward of a completion is `beta` times the difference of its
-/// log-probabilities under the model and under the reference (Rafailov et al.
-/// 2023, equation 5).
+/// The reward of a completion is `beta` times the difference of its log-probabilities under the
+/// model and under the reference (Rafailov et al. 2023, equation 5).
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct RewardSums {
     /// The number of pairs.
@@ -103,13 +102,11 @@ pub struct LabelSetCounts {
 /// The sum of absolute errors.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct AbsoluteErrors {
-    /// The sum over the targets. An error is the mean over the numbers of a
-    /// target.
+    /// The sum over the targets. An error is the mean over the numbers of a target.
     pub sum: f64,
 }
 
-/// Metrics of an evaluation besides the loss; `None` where the task does not
-/// have one.
+/// Metrics of an evaluation besides the loss; `None` where the task does not have one.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct AnswerMetrics {
     /// The fraction of targets with the right class or set.
@@ -131,8 +128,7 @@ impl From<ConfusionMatrix> for Answers {
 }
 
 impl LabelSetCounts {
-    /// Counts a target. The pairs say for each label whether it holds and
-    /// whether it was predicted.
+    /// Counts a target. The pairs say for each label whether it holds and whether it was predicted.
     pub fn count(&mut self, labels: impl IntoIterator<Item = (bool, bool)>) {
         let mut is_exact = true;
         for (holds, is_predicted) in labels {
@@ -147,9 +143,8 @@ impl LabelSetCounts {
         self.exact += u64::from(is_exact);
     }
 
-    /// Returns the F1 score over all pairs of target and label (micro
-    /// average). It is 0 if no label holds and none was predicted, as in
-    /// scikit-learn.
+    /// Returns the F1 score over all pairs of target and label (micro average). It is 0 if no label
+    /// holds and none was predicted, as in scikit-learn.
     pub fn f1(&self) -> f64 {
         let right = 2 * self.true_positives;
         match right + self.false_positives + self.false_negatives {
@@ -224,8 +219,8 @@ impl Answers {
 mod tests {
     use super::*;
 
-    /// The values of `sklearn.metrics.f1_score(average="micro")` and
-    /// `accuracy_score` for these sets.
+    /// The values of `sklearn.metrics.f1_score(average="micro")` and `accuracy_score` for these
+    /// sets.
     #[test]
     fn sets_of_labels_are_counted() {
         let mut counts = LabelSetCounts::default();

@@ -10,8 +10,7 @@ use deepburn_config::BatchPlan;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BatchSizeError {
-    /// The size is not a positive multiple of the micro-batch size times the
-    /// number of ranks.
+    /// The size is not a positive multiple of the micro-batch size times the number of ranks.
     #[error(
         "train_batch_size {size} is not a positive multiple of micro-batch * ranks = {micro_batch_size} * {data_parallel_size}; the nearest are {}",
         nearest(*below, *above)
@@ -28,8 +27,7 @@ pub enum BatchSizeError {
         /// The smallest possible size above it; `None` if it overflows.
         above: Option<usize>,
     },
-    /// The first step of a change is not after the first step of the previous
-    /// change.
+    /// The first step of a change is not after the first step of the previous change.
     #[error(
         "train_batch_size {size} from step {from_step}: the change before it is from step {previous}; give the changes in the order of their steps, the first after step 0"
     )]
@@ -168,8 +166,8 @@ impl BatchSchedule {
     pub fn samples_before(&self, step: usize) -> usize {
         let starts = self.changes.iter().map(|&(from_step, _)| from_step);
         let ends = starts.clone().chain([step]).map(|end| end.min(step));
-        // Each batch is used from its own first step to the next batch's. Batches that begin
-        // after `step` have an empty span.
+        // Each batch is used from its own first step to the next batch's. Batches that begin after
+        // `step` have an empty span.
         let spans = [0].into_iter().chain(starts).zip(ends).zip(self.batches());
         spans.fold(0, |samples: usize, ((start, end), batch)| {
             let steps = end.saturating_sub(start);

@@ -1,10 +1,9 @@
 //! The best model of a run, and early stopping.
 //!
-//! Main types: [`BestPlan`], the settings, and [`LoopState`], the progress that
-//! every checkpoint stores. The rules are the same as in the Trainer of
-//! `transformers` (`load_best_model_at_end`, `EarlyStoppingCallback`), with one
-//! exception: a checkpoint is saved whenever an evaluation is the best so far.
-//! Evaluation and checkpoint intervals therefore need not match.
+//! Main types: [`BestPlan`], the settings, and [`LoopState`], the progress that every checkpoint
+//! stores. The rules are the same as in the Trainer of `transformers` (`load_best_model_at_end`,
+//! `EarlyStoppingCallback`), with one exception: a checkpoint is saved whenever an evaluation is
+//! the best so far. Evaluation and checkpoint intervals therefore need not match.
 //!
 //! An evaluation without any target counts neither as best nor as one without improvement.
 //! Retention never deletes the checkpoint of the best model that has one. Checkpoints of an
@@ -35,12 +34,11 @@ pub enum BestMetric {
 }
 
 impl BestMetric {
-    /// Returns the metric of an evaluation in a form for which the lowest value
-    /// is best: a loss or an error, or one minus an accuracy or F1 score.
+    /// Returns the metric of an evaluation in a form for which the lowest value is best: a loss or
+    /// an error, or one minus an accuracy or F1 score.
     ///
-    /// Checkpoints store this number as
-    /// [`Run::metric`](deepburn_checkpoint::Run::metric). Returns `None` if the
-    /// task does not have the metric.
+    /// Checkpoints store this number as [`Run::metric`](deepburn_checkpoint::Run::metric). Returns
+    /// `None` if the task does not have the metric.
     pub fn of(self, row: &EvalRow) -> Option<f64> {
         match self {
             Self::Loss => Some(row.eval_loss),
@@ -54,8 +52,7 @@ impl BestMetric {
 /// The conditions of early stopping.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct EarlyStopping {
-    /// Training stops after this many consecutive evaluations without an
-    /// improvement.
+    /// Training stops after this many consecutive evaluations without an improvement.
     pub patience: u64,
     /// The smallest improvement that counts, in units of the metric.
     pub threshold: f64,
@@ -66,13 +63,12 @@ pub struct EarlyStopping {
 pub struct BestPlan {
     /// The metric that is compared.
     pub metric: BestMetric,
-    /// Whether a checkpoint of the best model is saved and kept, and its
-    /// weights are loaded at the end of training.
+    /// Whether a checkpoint of the best model is saved and kept, and its weights are loaded at the
+    /// end of training.
     pub load_at_end: bool,
     /// The conditions for stopping before `max_steps`; `None` runs all steps.
     pub early_stopping: Option<EarlyStopping>,
-    /// A hash of the evaluation data. Evaluations on different data are never
-    /// compared.
+    /// A hash of the evaluation data. Evaluations on different data are never compared.
     pub evaluation_data: u64,
 }
 
@@ -93,19 +89,19 @@ pub struct BestEvaluation {
 
 /// The state of the training loop outside the engine.
 ///
-/// Checkpoints store it, so that a resumed run chooses the same best model and
-/// stops at the same step.
+/// Checkpoints store it, so that a resumed run chooses the same best model and stops at the same
+/// step.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct LoopState {
-    /// Whether the evaluation after the last step is still due, because the run
-    /// was interrupted before it was complete.
+    /// Whether the evaluation after the last step is still due, because the run was interrupted
+    /// before it was complete.
     pub evaluation_pending: bool,
-    /// Whether the texts after the last evaluation are still due, because the
-    /// run was interrupted while the model generated them.
+    /// Whether the texts after the last evaluation are still due, because the run was interrupted
+    /// while the model generated them.
     pub texts_pending: bool,
-    /// Whether a checkpoint of the last step is due. It is saved again after
-    /// the pending evaluation, because it had no metric before.
+    /// Whether a checkpoint of the last step is due. It is saved again after the pending
+    /// evaluation, because it had no metric before.
     pub save_pending: bool,
     /// `None` before the first evaluation whose metric is a number.
     pub best: Option<BestEvaluation>,
@@ -114,9 +110,9 @@ pub struct LoopState {
 }
 
 impl LoopState {
-    /// Returns the state with which a run with `plan` resumes. The best
-    /// evaluation so far is dropped if the metric or the evaluation data has
-    /// changed, because the values are not comparable.
+    /// Returns the state with which a run with `plan` resumes. The best evaluation so far is
+    /// dropped if the metric or the evaluation data has changed, because the values are not
+    /// comparable.
     pub(crate) fn resumed_with(self, plan: &BestPlan) -> Self {
         let is_comparable = |best: BestEvaluation| {
             (best.by, best.evaluation_data) == (plan.metric, plan.evaluation_data)
@@ -132,12 +128,11 @@ impl LoopState {
         }
     }
 
-    /// Records an evaluation and returns whether it is the best so far. An
-    /// evaluation whose metric is NaN or infinite is never the best.
+    /// Records an evaluation and returns whether it is the best so far. An evaluation whose metric
+    /// is NaN or infinite is never the best.
     ///
-    /// As in `transformers`, there are two comparisons: any improvement makes a
-    /// model the best one, but only an improvement by more than the threshold
-    /// resets the early-stopping counter.
+    /// As in `transformers`, there are two comparisons: any improvement makes a model the best one,
+    /// but only an improvement by more than the threshold resets the early-stopping counter.
     pub(crate) fn record(&mut self, plan: &BestPlan, row: &EvalRow) -> bool {
         self.evaluation_pending = false;
         let Some(metric) = plan.metric.of(row) else { return false };
@@ -156,8 +151,7 @@ impl LoopState {
         is_best
     }
 
-    /// Returns true if early stopping ends the run now. A patience of 0 counts
-    /// as 1.
+    /// Returns true if early stopping ends the run now. A patience of 0 counts as 1.
     pub(crate) fn stops(&self, plan: &BestPlan) -> bool {
         let patience = plan.early_stopping.map(|it| it.patience.max(1));
         patience.is_some_and(|patience| self.evaluations_without_improvement >= patience)
@@ -165,26 +159,23 @@ impl LoopState {
 }
 
 impl BestEvaluation {
-    /// Returns the checkpoint of this model in the folder `root`, or `None` if
-    /// there is none.
+    /// Returns the checkpoint of this model in the folder `root`, or `None` if there is none.
     ///
-    /// An abandoned run may have left another checkpoint of the same step. Its
-    /// metric differs, or it has the same weights. Of several checkpoints of
-    /// this model, the newest intact one is returned.
+    /// An abandoned run may have left another checkpoint of the same step. Its metric differs, or
+    /// it has the same weights. Of several checkpoints of this model, the newest intact one is
+    /// returned.
     ///
     /// # Errors
-    ///
     /// Returns an error if the folder cannot be read.
     pub fn checkpoint(&self, root: &Path) -> Result<Option<Checkpoint>, CheckpointError> {
         let mut found = self.candidates(root)?;
-        // If all of them are damaged, the error of the newest one is reported
-        // when it is loaded.
+        // If all of them are damaged, the error of the newest one is reported when it is loaded.
         let intact = found.iter().position(|checkpoint| checkpoint.verify().is_ok()).unwrap_or(0);
         Ok((!found.is_empty()).then(|| found.swap_remove(intact)))
     }
 
-    /// Returns true if the folder `root` has a checkpoint of this model. Its
-    /// files are not verified.
+    /// Returns true if the folder `root` has a checkpoint of this model. Its files are not
+    /// verified.
     pub(crate) fn is_saved(&self, root: &Path) -> bool {
         self.candidates(root).is_ok_and(|found| !found.is_empty())
     }

@@ -1,20 +1,17 @@
 //! Training checkpoints, which load at any stage and number of ranks.
 //!
-//! [`Engine::save_checkpoint`](crate::Engine::save_checkpoint) writes the
-//! complete training state: weights and f32 masters, moments, accumulated
-//! gradients, running statistics, integer and bool parameters, loss scale,
-//! schedule, counters and random streams. The caller adds its own state, such
-//! as the position of the data loader.
-//! [`Engine::start_save`](crate::Engine::start_save) writes in the background
-//! while training continues.
+//! [`Engine::save_checkpoint`](crate::Engine::save_checkpoint) writes the complete training state:
+//! weights and f32 masters, moments, accumulated gradients, running statistics, integer and bool
+//! parameters, loss scale, schedule, counters and random streams. The caller adds its own state,
+//! such as the position of the data loader. [`Engine::start_save`](crate::Engine::start_save)
+//! writes in the background while training continues.
 //!
-//! [`Engine::load_checkpoint`](crate::Engine::load_checkpoint) resumes from a
-//! checkpoint. With the same number of ranks the resumed run is bit-identical
-//! to an uninterrupted one, even at a different ZeRO stage.
-//! [`Engine::load_deepspeed_checkpoint`](crate::Engine::load_deepspeed_checkpoint)
-//! resumes from a checkpoint that DeepSpeed saved.
-//! [`Engine::omit_base`](crate::Engine::omit_base) omits the frozen parameters of
-//! a base model from checkpoints.
+//! [`Engine::load_checkpoint`](crate::Engine::load_checkpoint) resumes from a checkpoint. With the
+//! same number of ranks the resumed run is bit-identical to an uninterrupted one, even at a
+//! different ZeRO stage.
+//! [`Engine::load_deepspeed_checkpoint`](crate::Engine::load_deepspeed_checkpoint) resumes from a
+//! checkpoint that DeepSpeed saved. [`Engine::omit_base`](crate::Engine::omit_base) omits the
+//! frozen parameters of a base model from checkpoints.
 //!
 //! Saving fails between forward and backward, and while gradients differ between ranks, which no
 //! other number of ranks could load: after `no_sync` passes, and within a step of 1-bit optimizers
@@ -54,8 +51,8 @@ pub use optimizer_states::check_optimizer_states;
 pub use save::SaveRequest;
 pub use saved_states::ClientStates;
 
-/// The reason why a training checkpoint was not saved or loaded. All ranks
-/// return an error together.
+/// The reason why a training checkpoint was not saved or loaded. All ranks return an error
+/// together.
 #[derive(Debug, thiserror::Error)]
 pub enum TrainingCheckpointError {
     /// The engine failed, and the run is over.
@@ -86,8 +83,7 @@ pub enum TrainingCheckpointError {
 }
 
 impl TrainingCheckpointError {
-    /// Returns true if training can continue: nothing was saved, and the engine
-    /// is unchanged.
+    /// Returns true if training can continue: nothing was saved, and the engine is unchanged.
     pub fn is_recoverable(&self) -> bool {
         !matches!(self, Self::Engine(_))
     }
@@ -104,8 +100,8 @@ fn unfit(path: &Path, reason: String) -> TrainingCheckpointError {
     TrainingCheckpointError::Unfit { path: path.to_owned(), reason }
 }
 
-/// Sends a value of some ranks to all ranks. If one of these ranks failed, all
-/// ranks return an error.
+/// Sends a value of some ranks to all ranks. If one of these ranks failed, all ranks return an
+/// error.
 fn exchange<B: OptimizerOps, T: Serialize + DeserializeOwned>(
     group: &Group<B>,
     purpose: &'static str,

@@ -5,15 +5,15 @@
 pub struct ConfusionMatrix {
     /// The number of targets whose class was predicted.
     num_correct: u64,
-    /// One row per true class with the counts of each predicted class. Empty
-    /// beyond [`ConfusionMatrix::MOST_CLASSES`].
+    /// One row per true class with the counts of each predicted class. Empty beyond
+    /// [`ConfusionMatrix::MOST_CLASSES`].
     rows: Vec<Vec<u64>>,
 }
 
 impl ConfusionMatrix {
-    /// The largest number of classes with a full matrix. With more classes,
-    /// only correct predictions are counted, because a larger matrix is not
-    /// readable and the ranks would have to exchange it.
+    /// The largest number of classes with a full matrix. With more classes, only correct
+    /// predictions are counted, because a larger matrix is not readable and the ranks would have to
+    /// exchange it.
     pub const MOST_CLASSES: usize = 256;
 
     /// Returns a matrix of zeros for `num_classes` classes.
@@ -25,7 +25,6 @@ impl ConfusionMatrix {
     /// Counts a target of class `class` for which class `answer` was predicted.
     ///
     /// # Panics
-    ///
     /// Panics if there is a full matrix and one of the classes is out of range.
     pub fn count(&mut self, class: usize, answer: usize) {
         self.num_correct += u64::from(class == answer);
@@ -34,8 +33,8 @@ impl ConfusionMatrix {
         }
     }
 
-    /// Returns one row per true class with the counts of each predicted class;
-    /// `None` with too many classes.
+    /// Returns one row per true class with the counts of each predicted class; `None` with too many
+    /// classes.
     pub fn rows(&self) -> Option<&[Vec<u64>]> {
         (!self.rows.is_empty()).then_some(&self.rows)
     }
@@ -51,8 +50,7 @@ impl ConfusionMatrix {
         std::iter::once(&self.num_correct).chain(counts).map(|count| *count as f64)
     }
 
-    /// Builds the matrix from [`counts`](Self::counts), which may be summed
-    /// over ranks.
+    /// Builds the matrix from [`counts`](Self::counts), which may be summed over ranks.
     pub(crate) fn from_counts(counts: &[f64]) -> Self {
         let counts: Vec<u64> = counts.iter().map(|count| *count as u64).collect();
         let (num_correct, matrix) =

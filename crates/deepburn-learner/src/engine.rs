@@ -1,9 +1,8 @@
 //! The engine: forward, backward and step on a sharded model.
 //!
-//! Main type: [`Engine`], created by [`initialize`] from a Burn module and a
-//! [`Plan`]. The API follows DeepSpeed's engine: every micro-batch calls
-//! forward, backward and step, and only the step at an accumulation boundary
-//! updates the parameters.
+//! Main type: [`Engine`], created by [`initialize`] from a Burn module and a [`Plan`]. The API
+//! follows DeepSpeed's engine: every micro-batch calls forward, backward and step, and only the
+//! step at an accumulation boundary updates the parameters.
 //!
 //! ```text
 //! forward(run)       mark leaves, gather parameters                         per loss
@@ -12,9 +11,9 @@
 //!                    unscale, norm, clip, update ─► schedule, loss scale
 //! ```
 //!
-//! An engine is used from one thread, and all ranks make the same calls in the
-//! same order. After a failed collective, every later call returns the same
-//! error, so that a program cannot continue with ranks that have diverged.
+//! An engine is used from one thread, and all ranks make the same calls in the same order. After a
+//! failed collective, every later call returns the same error, so that a program cannot continue
+//! with ranks that have diverged.
 
 use std::cell::OnceCell;
 use std::collections::BTreeMap;
@@ -44,14 +43,13 @@ use crate::step_state::{LossWeights, StepOverrides, StepState};
 
 /// Shards `module` over `group` according to `plan` and returns its engine.
 ///
-/// Every rank calls this with the same module structure. The values of rank 0
-/// are used on all ranks. The engine cannot be moved to another thread.
+/// Every rank calls this with the same module structure. The values of rank 0 are used on all
+/// ranks. The engine cannot be moved to another thread.
 ///
 /// # Errors
-///
-/// Returns an error if the plan was made for a different number of ranks, if
-/// the module has parameters that cannot be trained, if a parameter group
-/// matches no parameter of the module, or if the modules of the ranks differ.
+/// Returns an error if the plan was made for a different number of ranks, if the module has
+/// parameters that cannot be trained, if a parameter group matches no parameter of the module, or
+/// if the modules of the ranks differ.
 pub fn initialize<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
     module: M,
     plan: &Plan,
@@ -66,7 +64,6 @@ pub fn initialize<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
 /// parameters of its own. [`Engine::train_batch`] trains it.
 ///
 /// # Errors
-///
 /// Returns the errors of [`initialize`], and an error if a parameter is on no stage or the model
 /// cannot be trained in a pipeline.
 pub fn initialize_pipeline<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
@@ -78,8 +75,7 @@ pub fn initialize_pipeline<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
     Engine::new(module, plan, group, Some(layout))
 }
 
-/// The engine of one rank: a sharded model, its optimizer, schedule and loss
-/// scale.
+/// The engine of one rank: a sharded model, its optimizer, schedule and loss scale.
 pub struct Engine<B: OptimizerOps, M: AutodiffModule<Training<B>>> {
     /// The module with handles instead of values.
     pub(crate) module: M,
@@ -101,16 +97,15 @@ pub struct Engine<B: OptimizerOps, M: AutodiffModule<Training<B>>> {
     pub(crate) progress: EngineCounters,
     /// What the caller can read or was told.
     pub(crate) reports: EngineReports,
-    /// The parameters that checkpoints omit, by index: the frozen ones that still
-    /// have the values of a base model.
+    /// The parameters that checkpoints omit, by index: the frozen ones that still have the values
+    /// of a base model.
     pub(crate) omitted: BTreeMap<usize, BaseValues>,
     /// The first failed collective. Every later call returns it.
     pub(crate) failure: OnceCell<EngineError>,
 }
 
-/// A run with a static loss scale fails after this many consecutive skipped
-/// steps. A static scale is never reduced, so all later steps would be skipped
-/// too.
+/// A run with a static loss scale fails after this many consecutive skipped steps. A static scale
+/// is never reduced, so all later steps would be skipped too.
 const MAX_SKIPS_IN_A_ROW: u64 = 100;
 
 /// The counters of an engine.
@@ -120,11 +115,11 @@ pub(crate) struct EngineCounters {
     pub(crate) micro_steps: u64,
     /// Optimizer steps, including skipped ones.
     pub(crate) global_steps: u64,
-    /// Optimizer steps that were skipped because a gradient was not finite or
-    /// because they had no target.
+    /// Optimizer steps that were skipped because a gradient was not finite or because they had no
+    /// target.
     pub(crate) skipped_steps: u64,
-    /// Consecutive steps since the last applied one that were skipped because a
-    /// gradient was not finite.
+    /// Consecutive steps since the last applied one that were skipped because a gradient was not
+    /// finite.
     pub(crate) skipped_in_a_row: u64,
     /// Samples processed on all ranks.
     pub(crate) global_samples: u64,
@@ -163,9 +158,8 @@ pub struct Step {
     pub learning_rate: f64,
     /// The factor by which the loss was multiplied in the backward passes.
     pub loss_scale: f64,
-    /// The global L2 norm of the unscaled gradients before clipping. `None` for
-    /// a step that was skipped because a gradient was not finite or because the
-    /// step had no target.
+    /// The global L2 norm of the unscaled gradients before clipping. `None` for a step that was
+    /// skipped because a gradient was not finite or because the step had no target.
     pub gradient_norm: Option<f64>,
 }
 
@@ -225,8 +219,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         })
     }
 
-    /// Restarts the random streams, for example of dropout. All ranks pass the
-    /// same seed, from which each rank derives its own stream.
+    /// Restarts the random streams, for example of dropout. All ranks pass the same seed, from
+    /// which each rank derives its own stream.
     pub fn seed(&mut self, seed: u64) {
         self.states.seed(seed);
     }
@@ -234,9 +228,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     /// Returns the module, whose parameters are handles.
     ///
     /// Clones share the handles, so every step changes the clones too.
-    /// [`whole_module`](Self::whole_module) returns an independent copy. The
-    /// module remains accessible after a failure, but operations on it then
-    /// fail.
+    /// [`whole_module`](Self::whole_module) returns an independent copy. The module remains
+    /// accessible after a failure, but operations on it then fail.
     pub fn module(&self) -> &M {
         &self.module
     }
@@ -244,10 +237,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     /// Checks that neither this engine nor another rank has failed.
     ///
     /// # Errors
-    ///
-    /// Returns the first failure: a collective that failed in an earlier call
-    /// of this engine, or the failure of another rank. All later calls return
-    /// the same error.
+    /// Returns the first failure: a collective that failed in an earlier call of this engine, or
+    /// the failure of another rank. All later calls return the same error.
     pub fn check_group(&self) -> Result<(), EngineError> {
         match self.failure.get() {
             Some(first) => Err(first.clone()),
@@ -269,17 +260,16 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         result
     }
 
-    /// Runs the forward pass of a micro-batch. `run` is called with the module
-    /// and returns, for example, the loss.
+    /// Runs the forward pass of a micro-batch. `run` is called with the module and returns, for
+    /// example, the loss.
     ///
     /// # Errors
-    ///
-    /// Returns an error if a collective fails inside an op. Other panics of
-    /// `run` are propagated. After a failure every call returns the same error.
+    /// Returns an error if a collective fails inside an op. Other panics of `run` are propagated.
+    /// After a failure every call returns the same error.
     pub fn forward<T>(&mut self, run: impl FnOnce(&M) -> T) -> Result<T, EngineError> {
         self.check_group()?;
-        // The handles are cloned, so that the engine keeps its module if the
-        // pass cannot be started.
+        // The handles are cloned, so that the engine keeps its module if the pass cannot be
+        // started.
         let prepared = self.states.start_training_pass(self.module.clone());
         self.module = self.note(prepared.map_err(EngineError::from))?;
         let _context = self.states.enter(Some(Pass::Train));
@@ -295,12 +285,11 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
 
     /// Runs a forward pass without autodiff.
     ///
-    /// Parameters are gathered and released as in training. Dropout is
-    /// disabled. Batch norm uses the running statistics, which are averaged
-    /// over the ranks first. All ranks must call this the same number of times.
+    /// Parameters are gathered and released as in training. Dropout is disabled. Batch norm uses
+    /// the running statistics, which are averaged over the ranks first. All ranks must call this
+    /// the same number of times.
     ///
     /// # Errors
-    ///
     /// Returns the same errors as [`forward`](Self::forward).
     pub fn evaluate<T>(&self, run: impl FnOnce(&M::InnerModule) -> T) -> Result<T, EngineError> {
         self.check_group()?;
@@ -320,19 +309,17 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
 
     /// Runs the backward pass of a micro-batch's mean loss, shape `[1]`.
     ///
-    /// The loss is divided by the number of micro-batches per step, so the
-    /// accumulated gradients are the mean over the whole batch. Running
-    /// statistics that the forward pass updated are averaged over the ranks.
+    /// The loss is divided by the number of micro-batches per step, so the accumulated gradients
+    /// are the mean over the whole batch. Running statistics that the forward pass updated are
+    /// averaged over the ranks.
     ///
-    /// A micro-batch with several losses runs `forward` and `backward` for each
-    /// of them before it calls [`step`](Self::step). Their gradients are added.
+    /// A micro-batch with several losses runs `forward` and `backward` for each of them before it
+    /// calls [`step`](Self::step). Their gradients are added.
     ///
     /// # Errors
-    ///
-    /// Returns the same errors as [`forward`](Self::forward), and an error if
-    /// the loss has more than one element, is detached from the parameters, or
-    /// was not computed by `forward`. Gradients are reported only for
-    /// parameters that `forward` prepared.
+    /// Returns the same errors as [`forward`](Self::forward), and an error if the loss has more
+    /// than one element, is detached from the parameters, or was not computed by `forward`.
+    /// Gradients are reported only for parameters that `forward` prepared.
     pub fn backward(&mut self, loss: Tensor<Training<B>, 1>) -> Result<(), EngineError> {
         let weight = 1.0 / self.batch.gradient_accumulation_steps as f64;
         self.run_backward(loss, weight, LossWeights::Equal)
@@ -340,17 +327,15 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
 
     /// Runs the backward pass with a given loss weight.
     ///
-    /// [`backward`](Self::backward) uses one over the number of micro-batches.
-    /// If micro-batches have different numbers of targets, pass `targets *
-    /// world_size / total`, where `total` counts the targets of the whole step
-    /// on all ranks. Gradients are averaged over ranks, which is why the world
-    /// size is a factor. A step whose total is 0 has nothing to learn from, so
-    /// leave it out.
+    /// [`backward`](Self::backward) uses one over the number of micro-batches. If micro-batches
+    /// have different numbers of targets, pass `targets * world_size / total`, where `total` counts
+    /// the targets of the whole step on all ranks. Gradients are averaged over ranks, which is why
+    /// the world size is a factor. A step whose total is 0 has nothing to learn from, so leave it
+    /// out.
     ///
     /// # Errors
-    ///
-    /// Returns the same errors as [`backward`](Self::backward), and an error if
-    /// the weight is not finite.
+    /// Returns the same errors as [`backward`](Self::backward), and an error if the weight is not
+    /// finite.
     pub fn backward_weighted(
         &mut self,
         loss: Tensor<Training<B>, 1>,
@@ -378,58 +363,52 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
             let (call, when) = ("backward", "without a forward pass through `Engine::forward`");
             return Err(EngineError::Order { call, when });
         }
-        // The pass stays open, so that the caller can call `backward` again
-        // with the correct loss.
+        // The pass stays open, so that the caller can call `backward` again with the correct loss.
         if !loss.clone().into_primitive().tensor().is_tracked() {
             return Err(EngineError::DetachedLoss);
         }
         self.states.close_training_pass();
         self.accumulate_as("backward", weights)?;
         let _context = self.states.enter(None);
-        // The loss is multiplied in f32, because the loss scale alone may
-        // exceed the range of fp16. The weight and the loss scale are combined
-        // into one factor, so the loss is rounded only once. The optimizer step
-        // divides the gradients by the loss scale.
+        // The loss is multiplied in f32, because the loss scale alone may exceed the range of fp16.
+        // The weight and the loss scale are combined into one factor, so the loss is rounded only
+        // once. The optimizer step divides the gradients by the loss scale.
         let loss = if loss.dtype() == DType::F32 { loss } else { loss.cast(DType::F32) };
         let factor = weight * self.scaler.scale();
         let loss = if factor == 1.0 { loss } else { loss.mul_scalar(factor) };
         let started = Instant::now();
         self.states.start_backward();
-        // Each gradient was reduced and stored when it became final, so the
-        // container that autodiff returns is not needed.
+        // Each gradient was reduced and stored when it became final, so the container that autodiff
+        // returns is not needed.
         let result = trace_span!("backward").in_scope(|| -> Result<(), EngineError> {
             guard(|| drop(loss.backward()))?;
             Ok(self.states.finish_pass()?)
         });
         self.note(result)?;
-        // A running statistic may depend on a checkpointed activation, which is
-        // recomputed here. The recomputation may panic in a collective, hence
-        // the `guard`.
+        // A running statistic may depend on a checkpointed activation, which is recomputed here.
+        // The recomputation may panic in a collective, hence the `guard`.
         self.note(guard(|| self.agree_buffers()).and_then(|agreed| agreed))?;
         self.reports.times.backward += started.elapsed();
         self.count_backward();
         Ok(())
     }
 
-    /// Ends a micro-batch. At an accumulation boundary, updates the parameters
-    /// and returns the record of the step; otherwise returns `None`.
+    /// Ends a micro-batch. At an accumulation boundary, updates the parameters and returns the
+    /// record of the step; otherwise returns `None`.
     ///
-    /// As in DeepSpeed, every call counts as one micro-batch, however many
-    /// backward passes came before it. A call without a backward pass since the
-    /// last one therefore counts as a micro-batch whose gradients are 0.
+    /// As in DeepSpeed, every call counts as one micro-batch, however many backward passes came
+    /// before it. A call without a backward pass since the last one therefore counts as a
+    /// micro-batch whose gradients are 0.
     ///
-    /// Gradients are unscaled, checked for overflow, clipped by their global
-    /// norm, and applied. With a dynamic loss scale, a step whose gradients are
-    /// not finite is skipped: parameters, moments and schedule stay unchanged,
-    /// and the scale is reduced.
+    /// Gradients are unscaled, checked for overflow, clipped by their global norm, and applied.
+    /// With a dynamic loss scale, a step whose gradients are not finite is skipped: parameters,
+    /// moments and schedule stay unchanged, and the scale is reduced.
     ///
     /// # Errors
-    ///
-    /// Returns an error if there was no backward pass since the last update, or
-    /// if a collective fails. A gradient that is not finite is an error if
-    /// steps are not skipped (fp32, bf16 without `check_grad_overflow`, bf16
-    /// autocast), if the loss scale is already at its minimum, or after 100
-    /// consecutive skipped steps with a static scale.
+    /// Returns an error if there was no backward pass since the last update, or if a collective
+    /// fails. A gradient that is not finite is an error if steps are not skipped (fp32, bf16
+    /// without `check_grad_overflow`, bf16 autocast), if the loss scale is already at its minimum,
+    /// or after 100 consecutive skipped steps with a static scale.
     pub fn step(&mut self) -> Result<Option<Step>, EngineError> {
         self.check_group()?;
         self.check_passes("step")?;
@@ -447,12 +426,11 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         self.update(self.divisor(), samples).map(Some)
     }
 
-    /// Updates the parameters with the accumulated gradients, divided by
-    /// `divisor` and the loss scale. `samples` is the number of samples of the
-    /// step, unless the caller has set another one.
+    /// Updates the parameters with the accumulated gradients, divided by `divisor` and the loss
+    /// scale. `samples` is the number of samples of the step, unless the caller has set another
+    /// one.
     pub(crate) fn update(&mut self, divisor: f64, samples: u64) -> Result<Step, EngineError> {
-        // The gradients of this accumulation are consumed even if the step is
-        // skipped.
+        // The gradients of this accumulation are consumed even if the step is skipped.
         self.step_state.end_step();
         let (samples, lr) = self.take_size_and_rate(samples);
         let rates = Rates { lr, betas: self.schedule.betas() };
@@ -478,9 +456,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         Ok(self.record_step(samples, rates.lr, loss_scale, gradient_norm))
     }
 
-    /// Ends an optimizer step without any target, whose micro-batches are not
-    /// run. Parameters, optimizer states, schedule and loss scale stay
-    /// unchanged; the step counts as skipped.
+    /// Ends an optimizer step without any target, whose micro-batches are not run. Parameters,
+    /// optimizer states, schedule and loss scale stay unchanged; the step counts as skipped.
     pub(crate) fn skip_step(&mut self) -> Step {
         let (samples, lr) = self.take_size_and_rate(self.batch.train_batch_size as u64);
         // The data of these micro-batches was taken, so they count as if they had been run.
@@ -489,8 +466,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         self.record_step(samples, lr, self.scaler.scale(), None)
     }
 
-    /// Returns the number of samples and the learning rate of an optimizer step: what the caller has
-    /// set for it, or else `samples` and the schedule's rate.
+    /// Returns the number of samples and the learning rate of an optimizer step: what the caller
+    /// has set for it, or else `samples` and the schedule's rate.
     fn take_size_and_rate(&mut self, samples: u64) -> (u64, f64) {
         // Both apply to one step, even if the step is skipped.
         let size = self.overrides.size.take();
@@ -515,8 +492,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         step
     }
 
-    /// Handles an overflow. The optimizer and the schedule stay unchanged, so
-    /// that the next step repeats the same learning rate.
+    /// Handles an overflow. The optimizer and the schedule stay unchanged, so that the next step
+    /// repeats the same learning rate.
     fn skip(&mut self, parameter: String) -> Result<(), EngineError> {
         if self.settings.overflow == OverflowPlan::End {
             return Err(ZeroError::GradientNotFinite { path: parameter }.into());
@@ -530,8 +507,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         self.scaler.overflowed().map_err(|cause| EngineError::LossScale { path: parameter, cause })
     }
 
-    /// Returns the schedule's learning rate for the next optimizer step. The
-    /// record of a step ([`Step::learning_rate`]) has the rate that it used.
+    /// Returns the schedule's learning rate for the next optimizer step. The record of a step
+    /// ([`Step::learning_rate`]) has the rate that it used.
     pub fn learning_rate(&self) -> f64 {
         self.schedule.learning_rate()
     }
@@ -541,21 +518,19 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         self.reports.last_step
     }
 
-    /// Returns the global L2 norm of the unscaled gradients of the last
-    /// optimizer step, before clipping. `None` before the first step and after
-    /// a skipped one.
+    /// Returns the global L2 norm of the unscaled gradients of the last optimizer step, before
+    /// clipping. `None` before the first step and after a skipped one.
     pub fn global_gradient_norm(&self) -> Option<f64> {
         self.reports.last_step.and_then(|step| step.gradient_norm)
     }
 
-    /// Returns the factor by which the loss of the next optimizer step is
-    /// multiplied. It is 1 unless parameters or autocast use fp16.
+    /// Returns the factor by which the loss of the next optimizer step is multiplied. It is 1
+    /// unless parameters or autocast use fp16.
     pub fn loss_scale(&self) -> f64 {
         self.scaler.scale()
     }
 
-    /// Returns true if the last call of [`step`](Self::step) at a boundary
-    /// changed the parameters.
+    /// Returns true if the last call of [`step`](Self::step) at a boundary changed the parameters.
     pub fn was_step_applied(&self) -> bool {
         self.reports.last_step.is_some_and(|step| !step.is_skipped())
     }
@@ -565,9 +540,9 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         self.progress.global_steps
     }
 
-    /// Returns the number of optimizer steps that were skipped because a
-    /// gradient was not finite (never in fp32 and with bf16 autocast), or
-    /// because no rank had a target ([`train`](crate::train)).
+    /// Returns the number of optimizer steps that were skipped because a gradient was not finite
+    /// (never in fp32 and with bf16 autocast), or because no rank had a target
+    /// ([`train`](crate::train)).
     pub fn skipped_steps(&self) -> u64 {
         self.progress.skipped_steps
     }
@@ -577,8 +552,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         self.progress.global_samples
     }
 
-    /// Returns the number of tokens processed so far on all ranks, as counted
-    /// by the training loop or the caller.
+    /// Returns the number of tokens processed so far on all ranks, as counted by the training loop
+    /// or the caller.
     pub fn global_tokens(&self) -> u64 {
         self.progress.global_tokens
     }
@@ -588,8 +563,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         self.progress.global_tokens += tokens;
     }
 
-    /// Returns the number of micro-batches so far: calls of
-    /// [`step`](Self::step).
+    /// Returns the number of micro-batches so far: calls of [`step`](Self::step).
     pub fn micro_steps(&self) -> u64 {
         self.progress.micro_steps
     }
@@ -635,34 +609,30 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         self.states.parameters()
     }
 
-    /// Returns the buffers in module order: running statistics, integer and
-    /// bool parameters. Every rank keeps them complete and in their own type.
+    /// Returns the buffers in module order: running statistics, integer and bool parameters. Every
+    /// rank keeps them complete and in their own type.
     pub fn buffers(&self) -> &[Buffer] {
         self.states.buffers()
     }
 
-    /// Returns the values of the buffer at a module path, in the buffer's own
-    /// type (bools as one byte each).
+    /// Returns the values of the buffer at a module path, in the buffer's own type (bools as one
+    /// byte each).
     ///
-    /// Running statistics are averaged over the ranks at the end of each
-    /// backward pass and before an evaluation or a save. This returns the value
-    /// after the last average.
+    /// Running statistics are averaged over the ranks at the end of each backward pass and before
+    /// an evaluation or a save. This returns the value after the last average.
     ///
     /// # Errors
-    ///
     /// Returns an error if the module has no such buffer.
     pub fn buffer_data(&self, path: &str) -> Result<TensorData, EngineError> {
         Ok(self.states.buffer_data(self.module(), path)?)
     }
 
-    /// Averages running statistics over the ranks. All ranks call this
-    /// together.
+    /// Averages running statistics over the ranks. All ranks call this together.
     pub(crate) fn agree_buffers(&self) -> Result<(), EngineError> {
         Ok(self.states.agree_buffers(self.module())?)
     }
 
-    /// Replaces buffers with the values that `read` returns; `None` leaves a
-    /// buffer unchanged.
+    /// Replaces buffers with the values that `read` returns; `None` leaves a buffer unchanged.
     pub(crate) fn load_buffers<E: From<ZeroError>>(
         &mut self,
         read: impl FnMut(&Buffer) -> Result<Option<TensorData>, E>,
@@ -677,11 +647,10 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     }
 }
 
-/// Runs tensor ops and converts the panic of a failed collective back to an
-/// error.
+/// Runs tensor ops and converts the panic of a failed collective back to an error.
 pub(crate) fn guard<T>(run: impl FnOnce() -> T) -> Result<T, EngineError> {
-    // Asserting unwind safety is sound, because the engine only returns errors
-    // after a failed collective.
+    // Asserting unwind safety is sound, because the engine only returns errors after a failed
+    // collective.
     catch_unwind(AssertUnwindSafe(run)).map_err(|panic| match panic.downcast::<CommError>() {
         Ok(error) => EngineError::from(*error),
         Err(panic) => resume_unwind(panic),

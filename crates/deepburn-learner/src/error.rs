@@ -9,8 +9,8 @@ use deepburn_zero::ZeroError;
 use crate::batch_schedule::BatchSizeError;
 use crate::loss_scale::ScaleExhausted;
 
-/// An error of the engine. Every such error ends the run, because the other
-/// ranks would otherwise wait for this rank.
+/// An error of the engine. Every such error ends the run, because the other ranks would otherwise
+/// wait for this rank.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum EngineError {
     /// Sharded training failed.
@@ -46,7 +46,7 @@ pub enum EngineError {
     /// `no_sync` was called at a stage that partitions gradients.
     #[error(
         "no_sync keeps complete gradients on every rank, which contradicts ZeRO stage {stage}: \
-         use stage 0 or 1, or accumulate gradients with synchronisation"
+         use stage 0 or 1, or accumulate gradients with synchronization"
     )]
     NoSync {
         /// The stage.
@@ -124,8 +124,7 @@ pub enum EngineError {
         /// The message of the error that the call returned.
         cause: String,
     },
-    /// The loss has several elements. Autodiff would differentiate the sum of the
-    /// elements.
+    /// The loss has several elements. Autodiff would differentiate the sum of the elements.
     #[error(
         "the loss has {numel} elements, but `Engine::backward` takes one: the mean over the \
          micro-batch, shape [1]; call `mean()` on it"
@@ -173,8 +172,8 @@ pub enum Cause {
     Data {
         /// The error of the data source.
         cause: BoxError,
-        /// The checkpoint of the last complete step; `None` if no step was
-        /// taken or the save failed.
+        /// The checkpoint of the last complete step; `None` if no step was taken or the save
+        /// failed.
         checkpoint: Option<PathBuf>,
     },
 }

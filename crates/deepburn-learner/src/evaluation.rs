@@ -26,11 +26,10 @@ use crate::{Engine, EngineError};
 pub struct Measured {
     /// The record for `metrics.jsonl`.
     pub row: EvalRow,
-    /// The number of targets (labelled tokens or samples) that were evaluated.
-    /// If it is 0, the loss is NaN.
+    /// The number of targets (labeled tokens or samples) that were evaluated. If it is 0, the loss
+    /// is NaN.
     pub num_targets: u64,
-    /// The answers to the targets; `None` for a task whose only metric is the
-    /// loss.
+    /// The answers to the targets; `None` for a task whose only metric is the loss.
     pub answers: Option<Answers>,
 }
 
@@ -43,13 +42,12 @@ pub struct EvaluationProgress {
     pub total: usize,
 }
 
-/// Returns the mean loss over the batches of all ranks. Every rank must have
-/// the same number of batches, at least one.
+/// Returns the mean loss over the batches of all ranks. Every rank must have the same number of
+/// batches, at least one.
 ///
 /// # Errors
-///
-/// Returns an error if a batch cannot be created or does not fit the model, or
-/// if a collective fails.
+/// Returns an error if a batch cannot be created or does not fit the model, or if a collective
+/// fails.
 pub fn evaluate<B, M, T>(
     engine: &Engine<B, M>,
     task: &T,
@@ -80,10 +78,9 @@ pub enum EvaluationEnd {
 
 /// Returns the failure of a run after [`EvaluationEnd::Unreadable`].
 ///
-/// `cause` is the error of this rank, if it has one. A rank whose data is
-/// intact waits here until the failure of the other rank ends the run, so that
-/// the error message names that rank and its error. `checkpoint` is the
-/// checkpoint that was saved before the failure, for the message.
+/// `cause` is the error of this rank, if it has one. A rank whose data is intact waits here until
+/// the failure of the other rank ends the run, so that the error message names that rank and its
+/// error. `checkpoint` is the checkpoint that was saved before the failure, for the message.
 pub fn data_failure<B, M>(
     engine: &Engine<B, M>,
     cause: Option<BoxError>,
@@ -102,14 +99,12 @@ where
     }
 }
 
-/// Evaluates like [`evaluate`], but stops on all ranks if any rank is
-/// interrupted or cannot read its data. Calls `after_batch` after each batch.
-/// This needs one additional small collective per batch.
+/// Evaluates like [`evaluate`], but stops on all ranks if any rank is interrupted or cannot read
+/// its data. Calls `after_batch` after each batch. This needs one additional small collective per
+/// batch.
 ///
 /// # Errors
-///
-/// Returns an error if a batch does not fit the model, or if a collective
-/// fails.
+/// Returns an error if a batch does not fit the model, or if a collective fails.
 pub fn evaluate_until<B, M, T>(
     engine: &Engine<B, M>,
     task: &T,
@@ -124,8 +119,8 @@ where
 {
     let mut sums = Sums::new();
     let total = batches.len();
-    // The loop has one iteration more than there are batches, so that an
-    // interruption during the last batch is noticed.
+    // The loop has one iteration more than there are batches, so that an interruption during the
+    // last batch is noticed.
     for done in 0..=total {
         let (batch, failure) = match batches.next().transpose() {
             Ok(batch) => (batch, None),
@@ -167,9 +162,7 @@ impl Sums {
     /// Evaluates a batch and adds its sums.
     ///
     /// # Errors
-    ///
-    /// Returns an error if the batch does not fit the model, or if a collective
-    /// fails.
+    /// Returns an error if the batch does not fit the model, or if a collective fails.
     fn add<B, M, T>(
         &mut self,
         engine: &Engine<B, M>,
@@ -200,7 +193,6 @@ impl Sums {
     /// Without targets, the loss is NaN and there are no other metrics.
     ///
     /// # Errors
-    ///
     /// Returns an error if the collective fails.
     fn over_ranks<B, M>(self, engine: &Engine<B, M>) -> Result<Measured, Cause>
     where

@@ -1,8 +1,7 @@
-//! Exchange of values between ranks when an operation may have failed on some
-//! of them.
+//! Exchange of values between ranks when an operation may have failed on some of them.
 //!
-//! Main function: `exchange`. It is used for operations that may fail on some
-//! ranks only, such as reading files, writing files and starting threads.
+//! Main function: `exchange`. It is used for operations that may fail on some ranks only, such as
+//! reading files, writing files and starting threads.
 
 use std::fmt::Display;
 
@@ -20,20 +19,17 @@ pub(crate) trait SharedFailure: Display + From<EngineError> {
     fn elsewhere(rank: usize, message: String) -> Self;
 }
 
-/// Sends each rank's value, if it has one, to all ranks and returns the values
-/// in rank order.
+/// Sends each rank's value, if it has one, to all ranks and returns the values in rank order.
 ///
-/// If any rank passes an error, all ranks return one: the failed rank its own,
-/// the others its message. Otherwise the other ranks would wait in the next
-/// collective for a rank that has failed.
+/// If any rank passes an error, all ranks return one: the failed rank its own, the others its
+/// message. Otherwise the other ranks would wait in the next collective for a rank that has failed.
 ///
-/// A rank without a value passes `None` and still takes part in the collective.
-/// Values are sent as JSON.
+/// A rank without a value passes `None` and still takes part in the collective. Values are sent as
+/// JSON.
 ///
 /// # Errors
-///
-/// Returns this rank's own error, the error of the lowest rank that failed, or
-/// an error if the collective fails.
+/// Returns this rank's own error, the error of the lowest rank that failed, or an error if the
+/// collective fails.
 pub(crate) fn exchange<B: OptimizerOps, T: Serialize + DeserializeOwned, E: SharedFailure>(
     group: &Group<B>,
     purpose: &'static str,

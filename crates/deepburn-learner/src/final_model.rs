@@ -1,13 +1,12 @@
 //! The model that a training run ends with.
 //!
-//! Main types: [`TrainingEnd`] and [`FinalModel`]. With `load_best_model_at_end`, the weights of the
-//! best model replace the weights of the last step. A run that has taken all its
-//! steps is never lost: if the best checkpoint is missing or damaged, the model
-//! of the last step is kept, and a warning names both models.
+//! Main types: [`TrainingEnd`] and [`FinalModel`]. With `load_best_model_at_end`, the weights of
+//! the best model replace the weights of the last step. A run that has taken all its steps is never
+//! lost: if the best checkpoint is missing or damaged, the model of the last step is kept, and a
+//! warning names both models.
 //!
-//! All ranks verify the checkpoint before any of them changes its weights, and
-//! exchange the results. Either all ranks load the best model, or all of them
-//! keep the last one.
+//! All ranks verify the checkpoint before any of them changes its weights, and exchange the
+//! results. Either all ranks load the best model, or all of them keep the last one.
 
 use std::path::Path;
 
@@ -26,15 +25,13 @@ use crate::{Cause, Engine};
 pub enum FinalModel {
     /// The model of the last step.
     Last,
-    /// The model of the best evaluation
-    /// ([`BestPlan::load_at_end`](crate::BestPlan::load_at_end)).
+    /// The model of the best evaluation ([`BestPlan::load_at_end`](crate::BestPlan::load_at_end)).
     Best,
-    /// The model of the last step, because the best model cannot be loaded: its
-    /// checkpoint could not be saved, was deleted, or is damaged.
+    /// The model of the last step, because the best model cannot be loaded: its checkpoint could
+    /// not be saved, was deleted, or is damaged.
     LastInsteadOfBest {
-        /// The metric of the last model
-        /// ([`BestMetric::of`](crate::BestMetric::of)); `None` if it was not
-        /// evaluated.
+        /// The metric of the last model ([`BestMetric::of`](crate::BestMetric::of)); `None` if it
+        /// was not evaluated.
         metric: Option<f64>,
         /// The error of this rank, or of the lowest rank that failed.
         reason: String,
@@ -50,22 +47,19 @@ pub struct TrainingEnd {
     pub best: Option<BestEvaluation>,
     /// The model that the engine has.
     pub model: FinalModel,
-    /// The reason why the evaluation after the last step failed: a rank cannot
-    /// read its data. The same on all ranks. The model is complete, but was not
-    /// evaluated.
+    /// The reason why the evaluation after the last step failed: a rank cannot read its data. The
+    /// same on all ranks. The model is complete, but was not evaluated.
     pub failed_evaluation: Option<String>,
 }
 
-/// Loads the weights of the `best` model into `engine`. All ranks call this
-/// together. `root` is the folder of checkpoints, if there is one, and
-/// `last_metric` the metric of the last model, if it was evaluated.
+/// Loads the weights of the `best` model into `engine`. All ranks call this together. `root` is the
+/// folder of checkpoints, if there is one, and `last_metric` the metric of the last model, if it
+/// was evaluated.
 ///
 /// The optimizer states are not loaded, because training is over.
 ///
 /// # Errors
-///
-/// Returns an error if a collective fails, or if a verified file can no longer
-/// be read.
+/// Returns an error if a collective fails, or if a verified file can no longer be read.
 pub(crate) fn load_best<B, M>(
     engine: &mut Engine<B, M>,
     best: &BestEvaluation,
@@ -111,8 +105,8 @@ where
     Ok(FinalModel::LastInsteadOfBest { metric: last_metric, reason: error.to_string() })
 }
 
-/// Returns the error for a best model, of `step`, that is not among the
-/// checkpoints in `root`. It names the file if the manifest is damaged.
+/// Returns the error for a best model, of `step`, that is not among the checkpoints in `root`. It
+/// names the file if the manifest is damaged.
 fn unlisted(root: Option<&Path>, step: u64) -> TrainingCheckpointError {
     match root.map(|root| Checkpoint::open(root, Some(&Tag::of_step(step)))) {
         Some(Err(error @ CheckpointError::Damaged { .. })) => error.into(),

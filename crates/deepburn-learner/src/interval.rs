@@ -7,9 +7,9 @@ pub enum Interval {
     Steps(u64),
     /// Every epoch, in the step that takes its last sample.
     ///
-    /// Epochs are counted by samples, because a batch may have samples of two
-    /// epochs, and because the size of a step can change: by a schedule, by
-    /// dynamic batching, or when a run resumes with another batch size.
+    /// Epochs are counted by samples, because a batch may have samples of two epochs, and because
+    /// the size of a step can change: by a schedule, by dynamic batching, or when a run resumes
+    /// with another batch size.
     Epochs {
         /// The number of samples of an epoch, over all ranks.
         samples: u64,
@@ -17,8 +17,8 @@ pub enum Interval {
 }
 
 impl Interval {
-    /// Returns true if the interval ends in `step`, before and after which
-    /// `samples` had been taken. An interval of 0 counts as 1.
+    /// Returns true if the interval ends in `step`, before and after which `samples` had been
+    /// taken. An interval of 0 counts as 1.
     pub(crate) fn is_due(self, step: u64, samples: [u64; 2]) -> bool {
         match self {
             Self::Steps(every) => step.is_multiple_of(every.max(1)),

@@ -1,11 +1,10 @@
-//! The training engine: a sharded model with its optimizer, schedules,
-//! checkpoints and training loop.
+//! The training engine: a sharded model with its optimizer, schedules, checkpoints and training
+//! loop.
 //!
-//! [`initialize`] creates an [`Engine`] from any Burn module. Its `forward`,
-//! `backward` and `step` are enough for a custom training loop. [`train`] is a
-//! complete training loop for a [`Task`] and a [`BatchSource`]. [`Hook`]s
-//! observe the loop, and [`metrics`] defines the rows of `metrics.jsonl`.
-//! [`schedule`] computes learning rates.
+//! [`initialize`] creates an [`Engine`] from any Burn module. Its `forward`, `backward` and `step`
+//! are enough for a custom training loop. [`train`] is a complete training loop for a [`Task`] and
+//! a [`BatchSource`]. [`Hook`]s observe the loop, and [`metrics`] defines the rows of
+//! `metrics.jsonl`. [`schedule`] computes learning rates.
 //!
 //! ```text
 //! train (task, source, hooks)            the loop: data, steps, evaluation, checkpoints
@@ -14,9 +13,8 @@
 //!        └─ deepburn-zero ModelStates    parameters, gradients and optimizer states of this rank
 //! ```
 //!
-//! Every rank has its own engine, in its own thread or process, and all ranks
-//! make the same calls in the same order. If one rank fails, the run ends on
-//! all ranks.
+//! Every rank has its own engine, in its own thread or process, and all ranks make the same calls
+//! in the same order. If one rank fails, the run ends on all ranks.
 
 mod accumulation;
 mod answers;

@@ -1,27 +1,23 @@
-//! The loss scale, a factor by which the loss is multiplied to keep small
-//! gradients in the range of fp16.
+//! The loss scale, a factor by which the loss is multiplied to keep small gradients in the range of
+//! fp16.
 //!
-//! The smallest positive fp16 number is about 6e-8, and many gradients are
-//! smaller. Multiplying the loss multiplies every gradient by the same factor,
-//! and the optimizer step divides by it in f32. The scale should be as large as
-//! possible without overflow, so a dynamic scaler raises it regularly and
-//! lowers it after an overflow.
+//! The smallest positive fp16 number is about 6e-8, and many gradients are smaller. Multiplying the
+//! loss multiplies every gradient by the same factor, and the optimizer step divides by it in f32.
+//! The scale should be as large as possible without overflow, so a dynamic scaler raises it
+//! regularly and lowers it after an overflow.
 //!
-//! Main type: [`LossScaler`]. By default it follows DeepSpeed's dynamic scaler
-//! step by step:
+//! Main type: [`LossScaler`]. By default it follows DeepSpeed's dynamic scaler step by step:
 //!
-//! - The scale doubles after the first `window + 1` applied steps, and then
-//!   after every `window` (PyTorch's first doubling comes one step earlier).
-//! - It takes `hysteresis` overflows, consecutive or not, until the first
-//!   halving.
+//! - The scale doubles after the first `window + 1` applied steps, and then after every `window`
+//!   (PyTorch's first doubling comes one step earlier).
+//! - It takes `hysteresis` overflows, consecutive or not, until the first halving.
 //! - A doubling restores the hysteresis; an applied step alone does not.
 //!
-//! The same scaler is used at all ZeRO stages. DeepSpeed's stage 0 uses a
-//! different scaler, which has no hysteresis and does not fail at a minimum.
+//! The same scaler is used at all ZeRO stages. DeepSpeed's stage 0 uses a different scaler, which
+//! has no hysteresis and does not fail at a minimum.
 //!
-//! With fp16 `torch_autocast` the scaler follows PyTorch's
-//! `torch.amp.GradScaler`, with other default values and
-//! [`ScaleGrowth::AtWindow`]. The scale then doubles with the last step of a
+//! With fp16 `torch_autocast` the scaler follows PyTorch's `torch.amp.GradScaler`, with other
+//! default values and [`ScaleGrowth::AtWindow`]. The scale then doubles with the last step of a
 //! window of applied steps, and every overflow halves it.
 
 use deepburn_config::{DynamicScalePlan, LossScalePlan, ScaleGrowth};
@@ -43,8 +39,7 @@ struct Dynamic {
     plan: DynamicScalePlan,
     /// The number of updates so far, including skipped ones.
     updates: u64,
-    /// The number of the last update that overflowed; -1 before the first
-    /// overflow.
+    /// The number of the last update that overflowed; -1 before the first overflow.
     last_overflow: i64,
     /// The number of overflows that are left until the scale halves.
     hysteresis: u64,
@@ -110,8 +105,7 @@ impl LossScaler {
         self.dynamic.is_some()
     }
 
-    /// Returns the number of overflows until the scale halves; `None` for a
-    /// static scale.
+    /// Returns the number of overflows until the scale halves; `None` for a static scale.
     pub fn hysteresis(&self) -> Option<u64> {
         self.dynamic.map(|dynamic| dynamic.hysteresis)
     }
@@ -126,9 +120,8 @@ impl LossScaler {
             *hysteresis = plan.hysteresis;
         }
         //= torch 2.9.0 amp/grad_scaler.py GradScaler.update
-        // The number of applied updates since the last overflow. PyTorch counts
-        // the current update and DeepSpeed does not, so their first doublings
-        // differ by one step.
+        // The number of applied updates since the last overflow. PyTorch counts the current update
+        // and DeepSpeed does not, so their first doublings differ by one step.
         let good = match plan.growth {
             ScaleGrowth::AfterWindow => *updates as i64 - *last_overflow - 1,
             ScaleGrowth::AtWindow => *updates as i64 - *last_overflow,
@@ -149,9 +142,8 @@ impl LossScaler {
     /// Records a step that was skipped for an overflow.
     ///
     /// # Errors
-    ///
-    /// Returns an error if the scale has to be halved but is already at its
-    /// minimum. The scaler is then unchanged.
+    /// Returns an error if the scale has to be halved but is already at its minimum. The scaler is
+    /// then unchanged.
     pub fn overflowed(&mut self) -> Result<(), ScaleExhausted> {
         let Some(Dynamic { plan, updates, last_overflow, hysteresis }) = &mut self.dynamic else {
             return Ok(());

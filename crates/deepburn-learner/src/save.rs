@@ -1,12 +1,10 @@
-//! Implements `save_16bit_model`, which saves the weights in 16 bits as one
-//! safetensors file.
+//! Implements `save_16bit_model`, which saves the weights in 16 bits as one safetensors file.
 //!
 //! Tensors are named by their module path, or by a [`WeightMap`]. They are gathered one at a time
-//! while the file is written, so only one complete parameter is in memory. All
-//! ranks gather in the order of the file. Rank 0 writes the file and sends the
-//! result to the other ranks. If the file cannot be written, every rank returns
-//! an error and training can continue. In a pipeline, rank 0 receives the parameters
-//! of other stages.
+//! while the file is written, so only one complete parameter is in memory. All ranks gather in the
+//! order of the file. Rank 0 writes the file and sends the result to the other ranks. If the file
+//! cannot be written, every rank returns an error and training can continue. In a pipeline, rank 0
+//! receives the parameters of other stages.
 
 mod file_plan;
 mod tensor;
@@ -94,8 +92,7 @@ fn remedy_of_overflow(float: FloatType) -> &'static str {
 }
 
 impl SaveError {
-    /// Returns true if training can continue: no file was created, and the
-    /// engine is unchanged.
+    /// Returns true if training can continue: no file was created, and the engine is unchanged.
     pub fn is_recoverable(&self) -> bool {
         !matches!(self, Self::Engine(_))
     }
@@ -110,20 +107,18 @@ impl SharedFailure for SaveError {
 impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     /// Writes the model to the safetensors file `path`.
     ///
-    /// Float parameters are saved in 16 bits; running statistics, integers and
-    /// bools keep their type. Weights that are already infinite or NaN are saved
-    /// as they are, with a warning that names the parameter. All ranks call this together and return the same
-    /// result: `true` once the complete file exists.
+    /// Float parameters are saved in 16 bits; running statistics, integers and bools keep their
+    /// type. Weights that are already infinite or NaN are saved as they are, with a warning that
+    /// names the parameter. All ranks call this together and return the same result: `true` once
+    /// the complete file exists.
     ///
     /// At stage 3, returns `false` and writes nothing unless
     /// `stage3_gather_16bit_weights_on_model_save` is set, as in DeepSpeed.
     ///
     /// # Errors
-    ///
-    /// Returns an error if the file cannot be written or a weight exceeds the
-    /// range of the type. An existing file is kept, and training can continue
-    /// ([`is_recoverable`](SaveError::is_recoverable)). The failure of a
-    /// collective ends the run.
+    /// Returns an error if the file cannot be written or a weight exceeds the range of the type. An
+    /// existing file is kept, and training can continue
+    /// ([`is_recoverable`](SaveError::is_recoverable)). The failure of a collective ends the run.
     pub fn save_16bit_model(
         &self,
         path: &Path,
@@ -132,22 +127,21 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         self.save_with(path, precision, None)
     }
 
-    /// Returns the map in which all parameters are stored as in the module, under
-    /// their module paths. Maps to other programs are made from it.
+    /// Returns the map in which all parameters are stored as in the module, under their module
+    /// paths. Maps to other programs are made from it.
     pub fn weight_map(&self) -> WeightMap {
         let parameters = self.parameters().iter();
         let parameters = parameters.map(|it| (it.path().to_owned(), it.shape().to_vec()));
         WeightMap::as_trained(parameters).expect("the parameters of a module have different paths")
     }
 
-    /// Writes the model like [`save_16bit_model`](Self::save_16bit_model), as the
-    /// tensors of `map`, for example under PyTorch's names and transposed.
-    /// Tensors that are not in the map are saved under their module paths.
+    /// Writes the model like [`save_16bit_model`](Self::save_16bit_model), as the tensors of `map`,
+    /// for example under PyTorch's names and transposed. Tensors that are not in the map are saved
+    /// under their module paths.
     ///
     /// # Errors
-    ///
-    /// Returns the errors of [`save_16bit_model`](Self::save_16bit_model), and
-    /// [`SaveError::Map`] if model and map differ in a parameter.
+    /// Returns the errors of [`save_16bit_model`](Self::save_16bit_model), and [`SaveError::Map`]
+    /// if model and map differ in a parameter.
     pub fn save_16bit_model_as(
         &self,
         path: &Path,
@@ -160,7 +154,6 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     /// Saves the model, unless stage 3 may not gather it.
     ///
     /// # Errors
-    ///
     /// Returns the errors of [`save_16bit_model_as`](Self::save_16bit_model_as).
     fn save_with(
         &self,
@@ -183,11 +176,10 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         }
     }
 
-    /// Gathers the tensors on all ranks, writes the file on rank 0, and sends
-    /// the result of rank 0 to all ranks.
+    /// Gathers the tensors on all ranks, writes the file on rank 0, and sends the result of rank 0
+    /// to all ranks.
     ///
     /// # Errors
-    ///
     /// Returns the error of rank 0, or a failure of a collective.
     fn save_module(
         &self,
@@ -214,9 +206,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
 
 /// Writes the file. The outer error ends the run, the inner one does not.
 ///
-/// Every tensor is gathered even after the file has failed. The other ranks
-/// take part in all gathers and would wait forever for a gather that this rank
-/// skipped.
+/// Every tensor is gathered even after the file has failed. The other ranks take part in all
+/// gathers and would wait forever for a gather that this rank skipped.
 fn write<B: OptimizerOps>(
     path: &Path,
     plan: &FilePlan<B>,

@@ -1,15 +1,13 @@
 //! Saves checkpoints in the training loop and deletes older ones.
 //!
-//! Main type: [`CheckpointPlan`]. A failed save, for example on a full disk, is
-//! logged and skipped: training continues, and earlier checkpoints are
-//! unchanged.
+//! Main type: [`CheckpointPlan`]. A failed save, for example on a full disk, is logged and skipped:
+//! training continues, and earlier checkpoints are unchanged.
 //!
-//! A checkpoint is saved if it is due after a step ([`Interval`]), after the last
-//! step, or if a step has the best evaluation so far (`load_best_model_at_end`).
-//! Asynchronous saves overlap with training. In the exchange of each step, the
-//! ranks report whether their files are written. Once all files are written,
-//! the ranks commit the checkpoint between two steps. Only rank 0 deletes older
-//! checkpoints.
+//! A checkpoint is saved if it is due after a step ([`Interval`]), after the last step, or if a
+//! step has the best evaluation so far (`load_best_model_at_end`). Asynchronous saves overlap with
+//! training. In the exchange of each step, the ranks report whether their files are written. Once
+//! all files are written, the ranks commit the checkpoint between two steps. Only rank 0 deletes
+//! older checkpoints.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -34,12 +32,10 @@ use crate::{Engine, EngineError};
 pub struct CheckpointPlan {
     /// The folder that contains the checkpoints.
     pub root: PathBuf,
-    /// How often to save; the last step is saved too. `None` saves only on
-    /// interruption.
+    /// How often to save; the last step is saved too. `None` saves only on interruption.
     pub save_steps: Option<Interval>,
-    /// Whether training continues while a checkpoint is written. This needs
-    /// memory for up to a second copy of the saved arrays. A new save waits for
-    /// the previous one.
+    /// Whether training continues while a checkpoint is written. This needs memory for up to a
+    /// second copy of the saved arrays. A new save waits for the previous one.
     pub asynchronous: bool,
     /// Which checkpoints are kept.
     pub retention: Retention,
@@ -49,8 +45,7 @@ pub struct CheckpointPlan {
     pub client_state: Value,
 }
 
-/// Saves checkpoints according to a plan. At most one checkpoint is being
-/// written at a time.
+/// Saves checkpoints according to a plan. At most one checkpoint is being written at a time.
 pub(crate) struct Saver<'a> {
     /// The settings; `None` saves nothing.
     plan: Option<&'a CheckpointPlan>,
@@ -62,11 +57,10 @@ pub(crate) struct Saver<'a> {
     evaluation: Option<EvaluatedModel>,
     /// The step and folder of this run's last checkpoint.
     saved: Option<(u64, PathBuf)>,
-    /// The last checkpoint that was saved only because its model was the best
-    /// so far.
+    /// The last checkpoint that was saved only because its model was the best so far.
     best_only: Option<PathBuf>,
-    /// The step of the best model that has a complete checkpoint. Retention
-    /// keeps it until the checkpoint of a better model is complete.
+    /// The step of the best model that has a complete checkpoint. Retention keeps it until the
+    /// checkpoint of a better model is complete.
     best_saved: Option<u64>,
 }
 
@@ -101,8 +95,8 @@ struct EvaluatedModel {
 }
 
 impl<'a> Saver<'a> {
-    /// Creates a saver that has saved nothing yet. `resumed` is the loop state
-    /// with which the run starts.
+    /// Creates a saver that has saved nothing yet. `resumed` is the loop state with which the run
+    /// starts.
     pub(crate) fn new(
         plan: Option<&'a CheckpointPlan>,
         best: BestPlan,
@@ -125,26 +119,24 @@ impl<'a> Saver<'a> {
         self.evaluation = Some(EvaluatedModel { step: row.step, metric, is_best });
     }
 
-    /// Returns the metric of the model after `step`; `None` if it was not
-    /// evaluated in this run.
+    /// Returns the metric of the model after `step`; `None` if it was not evaluated in this run.
     pub(crate) fn metric_of(&self, step: u64) -> Option<f64> {
         self.evaluation_of(step)?.metric
     }
 
-    /// Returns the evaluation of the model after `step`; `None` if it was not
-    /// evaluated.
+    /// Returns the evaluation of the model after `step`; `None` if it was not evaluated.
     fn evaluation_of(&self, step: u64) -> Option<EvaluatedModel> {
         self.evaluation.filter(|evaluation| evaluation.step == step)
     }
 
-    /// Returns true if the model after `step` is the best so far and is loaded
-    /// at the end of training.
+    /// Returns true if the model after `step` is the best so far and is loaded at the end of
+    /// training.
     fn is_best(&self, step: u64) -> bool {
         self.best.load_at_end && self.evaluation_of(step).is_some_and(|it| it.is_best)
     }
 
-    /// Returns the request for a checkpoint of the current step. The checkpoint
-    /// is named after the step.
+    /// Returns the request for a checkpoint of the current step. The checkpoint is named after the
+    /// step.
     fn request(
         &self,
         plan: &CheckpointPlan,
@@ -162,8 +154,7 @@ impl<'a> Saver<'a> {
         }
     }
 
-    /// Returns true if this rank has written its part of the checkpoint in
-    /// progress.
+    /// Returns true if this rank has written its part of the checkpoint in progress.
     pub(crate) fn has_written(&self) -> bool {
         self.in_progress.as_ref().is_some_and(|running| running.save.is_written())
     }
@@ -172,7 +163,6 @@ impl<'a> Saver<'a> {
     /// `load_best_model_at_end` is set. All ranks call this together.
     ///
     /// # Errors
-    ///
     /// Returns only errors that end the run. A failed save is logged.
     pub(crate) fn save_if_due<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
         &mut self,
@@ -199,11 +189,10 @@ impl<'a> Saver<'a> {
         if plan.asynchronous { Ok(()) } else { self.finish(engine) }
     }
 
-    /// Waits for the checkpoint in progress, if there is one, and deletes the
-    /// checkpoints that retention does not keep. All ranks call this together.
+    /// Waits for the checkpoint in progress, if there is one, and deletes the checkpoints that
+    /// retention does not keep. All ranks call this together.
     ///
     /// # Errors
-    ///
     /// Returns the same errors as [`save_if_due`](Self::save_if_due).
     pub(crate) fn finish<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
         &mut self,
@@ -233,11 +222,10 @@ impl<'a> Saver<'a> {
         }
     }
 
-    /// Saves the checkpoint of a run that ends early, unless the current step
-    /// already has one. Returns `None` without a plan, or if the save failed.
+    /// Saves the checkpoint of a run that ends early, unless the current step already has one.
+    /// Returns `None` without a plan, or if the save failed.
     ///
     /// # Errors
-    ///
     /// Returns the same errors as [`save_if_due`](Self::save_if_due).
     pub(crate) fn save_last<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
         &mut self,
@@ -270,8 +258,7 @@ impl<'a> Saver<'a> {
         }
     }
 
-    /// Logs a saved checkpoint and deletes the checkpoints that retention does
-    /// not keep.
+    /// Logs a saved checkpoint and deletes the checkpoints that retention does not keep.
     fn complete<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
         &self,
         engine: &Engine<B, M>,
@@ -282,8 +269,8 @@ impl<'a> Saver<'a> {
             return;
         }
         info!("saved {}", path.display());
-        // The best model so far may not be saved yet, or its save may fail. The
-        // best one that has a checkpoint is therefore kept.
+        // The best model so far may not be saved yet, or its save may fail. The best one that has a
+        // checkpoint is therefore kept.
         let best = self.best_saved.filter(|_| self.best.load_at_end);
         if let Err(error) = plan.retention.apply(&plan.root, best) {
             warn!("old checkpoints were not deleted: {error}");
@@ -291,9 +278,8 @@ impl<'a> Saver<'a> {
     }
 }
 
-/// Deletes the checkpoint of the previous best model, unless a retention plan
-/// limits the number of checkpoints. Otherwise a run whose evaluations keep
-/// improving would fill the disk.
+/// Deletes the checkpoint of the previous best model, unless a retention plan limits the number of
+/// checkpoints. Otherwise a run whose evaluations keep improving would fill the disk.
 fn drop_superseded<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
     engine: &Engine<B, M>,
     plan: &CheckpointPlan,
@@ -310,8 +296,7 @@ fn drop_superseded<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
     }
 }
 
-/// Logs a failed save. Returns only a failure of the engine, which ends the
-/// run.
+/// Logs a failed save. Returns only a failure of the engine, which ends the run.
 fn log_failed_save<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
     engine: &Engine<B, M>,
     step: u64,
@@ -328,8 +313,8 @@ fn log_failed_save<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
     }
 }
 
-/// A request to end the run after the current step, for example from a signal
-/// handler. Clones share the request.
+/// A request to end the run after the current step, for example from a signal handler. Clones share
+/// the request.
 #[derive(Debug, Clone, Default)]
 pub struct Interrupt(Arc<AtomicBool>);
 
@@ -358,8 +343,7 @@ pub enum Outcome {
     Finished(TrainingEnd),
     /// The run was interrupted before its last step.
     Interrupted {
-        /// The checkpoint to resume from. `None` without a checkpoint plan, or
-        /// if the save failed.
+        /// The checkpoint to resume from. `None` without a checkpoint plan, or if the save failed.
         checkpoint: Option<PathBuf>,
     },
 }

@@ -1,14 +1,13 @@
-//! Learning-rate schedules, and the momentum schedule of OneCycle, as functions
-//! of the applied optimizer steps.
+//! Learning-rate schedules, and the momentum schedule of OneCycle, as functions of the applied
+//! optimizer steps.
 //!
 //! Main type: [`Schedule`], a plan and a position. The position is DeepSpeed's
-//! `last_batch_iteration`: -1 before the first step, and one more after every
-//! applied step. A step skipped for an overflow does not move it.
+//! `last_batch_iteration`: -1 before the first step, and one more after every applied step. A step
+//! skipped for an overflow does not move it.
 //!
-//! Every learning rate is computed from the position by a closed formula, not
-//! from the previous rate. A resumed run therefore only calls
-//! [`Schedule::seek`] with the saved position and gets bit-identical learning
-//! rates, without replaying any steps.
+//! Every learning rate is computed from the position by a closed formula, not from the previous
+//! rate. A resumed run therefore only calls [`Schedule::seek`] with the saved position and gets
+//! bit-identical learning rates, without replaying any steps.
 //!
 //! Two of DeepSpeed's conventions look like errors, but are kept so that runs
 //! can be compared with DeepSpeed. Warm-ups keep the minimum for the first two
@@ -67,14 +66,11 @@ impl Schedule {
     ///
     /// With `i` the position and `t = i + 1` the number of applied steps:
     ///
-    /// - warm-ups and one-cycle: DeepSpeed's formulae of `i`
-    ///   (`lr_schedules.py`)
+    /// - warm-ups and one-cycle: DeepSpeed's formulae of `i` (`lr_schedules.py`)
     /// - range test: `min_lr * (1 + step_rate * t / step_size)`
     /// - step: `lr * gamma ^ floor(t / step_size)`
-    /// - cosine annealing: `eta_min + (lr - eta_min) * (1 + cos(pi * t /
-    ///   t_max)) / 2`
-    /// - linear: from `lr * start_factor` to `lr * end_factor` within
-    ///   `total_iters`
+    /// - cosine annealing: `eta_min + (lr - eta_min) * (1 + cos(pi * t / t_max)) / 2`
+    /// - linear: from `lr * start_factor` to `lr * end_factor` within `total_iters`
     /// - exponential: `lr * gamma ^ t`
     /// - transformers' schedules: `lr` times a factor of `t` (`optimization.py`)
     pub fn learning_rate(&self) -> f64 {
@@ -126,8 +122,8 @@ impl Schedule {
         }
     }
 
-    /// Returns the momentum (Adam's beta1) of the next step; `None` if the
-    /// schedule does not change it.
+    /// Returns the momentum (Adam's beta1) of the next step; `None` if the schedule does not change
+    /// it.
     pub fn beta1(&self) -> Option<f64> {
         match &self.plan {
             SchedulePlan::OneCycle(cycle) => one_cycle::beta1(cycle, self.position),
@@ -135,39 +131,35 @@ impl Schedule {
         }
     }
 
-    /// Returns Adam's betas of the next step; `None` if the schedule does not
-    /// change momentum. The second one is 0.99, as in DeepSpeed's OneCycle.
+    /// Returns Adam's betas of the next step; `None` if the schedule does not change momentum. The
+    /// second one is 0.99, as in DeepSpeed's OneCycle.
     pub fn betas(&self) -> Option<[f64; 2]> {
         self.beta1().map(|beta1| [beta1, one_cycle::BETA2])
     }
 
-    /// Moves to the next step. Call it after each applied step, and not after a
-    /// skipped one.
+    /// Moves to the next step. Call it after each applied step, and not after a skipped one.
     pub fn advance(&mut self) {
         self.position = self.position.saturating_add(1);
     }
 
-    /// Returns the index of the last applied step; -1 before the first.
-    /// Checkpoints store this number.
+    /// Returns the index of the last applied step; -1 before the first. Checkpoints store this
+    /// number.
     pub fn position(&self) -> i64 {
         self.position
     }
 
-    /// Sets the position, for example from a checkpoint. Values below -1 count
-    /// as -1.
+    /// Sets the position, for example from a checkpoint. Values below -1 count as -1.
     pub fn seek(&mut self, position: i64) {
         self.position = position.max(-1);
     }
 
-    /// Returns the number of applied steps, which is `last_epoch` in PyTorch's
-    /// schedules.
+    /// Returns the number of applied steps, which is `last_epoch` in PyTorch's schedules.
     fn steps_applied(&self) -> f64 {
         self.position as f64 + 1.0
     }
 
     //= deepspeed 0.19.8 runtime/lr_schedules.py WarmupCosineLR
-    /// Returns the factor of the learning rate for the cosine warm-up; 0 for
-    /// the other plans.
+    /// Returns the factor of the learning rate for the cosine warm-up; 0 for the other plans.
     fn cosine_ratio(&self) -> f64 {
         let SchedulePlan::WarmupCosine {
             warmup_min_ratio,

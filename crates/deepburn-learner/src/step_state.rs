@@ -31,8 +31,8 @@ use crate::source::StepSize;
 pub(crate) enum StepState {
     /// There are no gradients.
     Idle {
-        /// The weights of the losses of the last step. Checkpoints store them,
-        /// but nothing depends on them.
+        /// The weights of the losses of the last step. Checkpoints store them, but nothing depends
+        /// on them.
         weights: LossWeights,
     },
     /// The current micro-batch has gradients, and `step` has not ended it.
@@ -44,8 +44,7 @@ pub(crate) enum StepState {
         /// The weights of all losses so far.
         weights: LossWeights,
     },
-    /// `step` has ended the last micro-batch, and the next one has no gradients
-    /// yet.
+    /// `step` has ended the last micro-batch, and the next one has no gradients yet.
     BetweenMicroBatches {
         /// The micro-batches that `step` has ended.
         ended: NonZeroUsize,
@@ -63,19 +62,18 @@ pub(crate) enum LossWeights {
     Equal,
     /// At least one weight was passed to `backward_weighted`.
     Given,
-    /// `train_pass` does not see the losses, so the step divides the gradients
-    /// by the number of micro-batches.
+    /// `train_pass` does not see the losses, so the step divides the gradients by the number of
+    /// micro-batches.
     Undivided,
 }
 
 /// What the caller has set for the next calls, instead of the configuration.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct StepOverrides {
-    /// Whether calls of `step` are accumulation boundaries, until it is unset;
-    /// `None` counts the micro-batches.
+    /// Whether calls of `step` are accumulation boundaries, until it is unset; `None` counts the
+    /// micro-batches.
     pub(crate) boundary: Option<bool>,
-    /// The number of samples and the learning-rate factor of the next optimizer
-    /// step.
+    /// The number of samples and the learning-rate factor of the next optimizer step.
     pub(crate) size: Option<StepSize>,
     /// The learning rate of the next optimizer step.
     pub(crate) rate: Option<f64>,
@@ -88,8 +86,7 @@ impl Default for StepState {
 }
 
 impl StepState {
-    /// Returns the state after `ended` micro-batches and `passes` backward
-    /// passes of the next one.
+    /// Returns the state after `ended` micro-batches and `passes` backward passes of the next one.
     pub(crate) fn new(ended: usize, passes: usize, weights: LossWeights) -> Self {
         match (NonZeroUsize::new(ended), NonZeroUsize::new(passes)) {
             (_, Some(passes)) => Self::InMicroBatch { ended, passes, weights },
@@ -129,9 +126,8 @@ impl StepState {
         }
     }
 
-    /// Sets the weights of the next loss. Returns false, and changes nothing, if
-    /// divided and undivided gradients would be added: no single divisor would
-    /// be correct for the sum.
+    /// Sets the weights of the next loss. Returns false, and changes nothing, if divided and
+    /// undivided gradients would be added: no single divisor would be correct for the sum.
     #[must_use]
     pub(crate) fn admit(&mut self, next: LossWeights) -> bool {
         let merged = match (*self, self.weights()) {
@@ -139,8 +135,8 @@ impl StepState {
             (_, earlier) if earlier == next => next,
             (_, LossWeights::Undivided) => return false,
             _ if next == LossWeights::Undivided => return false,
-            // The divisor of an incomplete step cannot correct only the losses that
-            // `backward` divided.
+            // The divisor of an incomplete step cannot correct only the losses that `backward`
+            // divided.
             _ => LossWeights::Given,
         };
         *self = Self::new(self.ended(), self.passes(), merged);
@@ -152,8 +148,7 @@ impl StepState {
         *self = Self::new(self.ended(), self.passes() + 1, self.weights());
     }
 
-    /// Ends the current micro-batch, which may have no gradients if an earlier
-    /// one has some.
+    /// Ends the current micro-batch, which may have no gradients if an earlier one has some.
     pub(crate) fn end_micro_batch(&mut self) {
         assert!(self.is_accumulating(), "a step without gradients has no micro-batch");
         *self = Self::new(self.ended() + 1, 0, self.weights());
@@ -169,8 +164,8 @@ impl StepState {
 mod tests {
     use super::*;
 
-    /// Returns the state after `ended` micro-batches and `passes` backward
-    /// passes with equal weights.
+    /// Returns the state after `ended` micro-batches and `passes` backward passes with equal
+    /// weights.
     fn state(ended: usize, passes: usize) -> StepState {
         StepState::new(ended, passes, LossWeights::Equal)
     }

@@ -14,15 +14,14 @@ use crate::saving::Interrupt;
 
 /// The properties of a micro-batch that the training loop needs.
 pub trait Batch {
-    /// Returns the number of tokens that the model processes, or the number of
-    /// samples if the data has no tokens.
+    /// Returns the number of tokens that the model processes, or the number of samples if the data
+    /// has no tokens.
     fn num_tokens(&self) -> usize;
 
-    /// Returns the number of terms in the loss: labelled tokens or samples.
-    /// Micro-batches are weighted by this number, so that the gradient of a
-    /// step does not depend on how its samples are divided into micro-batches.
-    /// It may be 0 for some micro-batches of a step. A step in which it is 0 for
-    /// all micro-batches of all ranks is skipped.
+    /// Returns the number of terms in the loss: labeled tokens or samples. Micro-batches are
+    /// weighted by this number, so that the gradient of a step does not depend on how its samples
+    /// are divided into micro-batches. It may be 0 for some micro-batches of a step. A step in
+    /// which it is 0 for all micro-batches of all ranks is skipped.
     fn num_targets(&self) -> usize;
 }
 
@@ -31,29 +30,25 @@ pub trait Task<B: OptimizerOps, M: AutodiffModule<Training<B>>> {
     /// A micro-batch in host memory.
     type Batch: Batch;
 
-    /// Returns the mean loss over the targets of a batch, shape `[1]`; 0 for a
-    /// batch without targets.
+    /// Returns the mean loss over the targets of a batch, shape `[1]`; 0 for a batch without
+    /// targets.
     ///
     /// # Errors
-    ///
     /// Returns an error if the batch does not fit the model.
     fn loss(&self, model: &M, batch: &Self::Batch) -> Result<Tensor<Training<B>, 1>, BoxError>;
 
     /// Evaluates a batch without autodiff.
     ///
     /// # Errors
-    ///
     /// Returns an error if the batch does not fit the model.
     fn evaluate(&self, model: &M::InnerModule, batch: &Self::Batch)
     -> Result<Evaluation, BoxError>;
 
-    /// Returns texts that the model generates after an evaluation, for people
-    /// to read. All ranks call it together, and a rank that computes an op
-    /// with parameters needs the others to compute it too, and all ranks return
-    /// the same variant.
+    /// Returns texts that the model generates after an evaluation, for people to read. All ranks
+    /// call it together, and a rank that computes an op with parameters needs the others to compute
+    /// it too, and all ranks return the same variant.
     ///
     /// # Errors
-    ///
     /// Returns an error if a collective fails.
     fn generate(
         &self,
@@ -63,9 +58,8 @@ pub trait Task<B: OptimizerOps, M: AutodiffModule<Training<B>>> {
         Ok(GeneratedTexts::All(Vec::new()))
     }
 
-    /// Returns the rewards of the micro-batches since the last call, which the
-    /// row of a step records; `None` for a task without preferences. All ranks
-    /// must return the same variant.
+    /// Returns the rewards of the micro-batches since the last call, which the row of a step
+    /// records; `None` for a task without preferences. All ranks must return the same variant.
     fn take_rewards(&self) -> Option<RewardSums> {
         None
     }
@@ -85,7 +79,6 @@ pub enum GeneratedTexts {
 pub struct Evaluation {
     /// The sum of the losses of all targets.
     pub loss_sum: f64,
-    /// The answers to the targets; `None` for a task whose only metric is the
-    /// loss.
+    /// The answers to the targets; `None` for a task whose only metric is the loss.
     pub answers: Option<Answers>,
 }

@@ -1,8 +1,6 @@
-//! The training loop: optimizer steps, evaluations, checkpoints and their
-//! records.
+//! The training loop: optimizer steps, evaluations, checkpoints and their records.
 //!
-//! Main function: [`train`]. One step of the loop, with its exchanges in
-//! brackets:
+//! Main function: [`train`]. One step of the loop, with its exchanges in brackets:
 //!
 //! ```text
 //! read the data ─► [batch totals: tokens, targets, unreadable data]
@@ -11,16 +9,15 @@
 //! hooks ─► evaluation, if due ─► save, if due
 //! ```
 //!
-//! Decisions that must be the same on all ranks (stopping, committing a
-//! checkpoint, ending after unreadable data) depend on flags that are summed
-//! over the ranks, so all ranks leave the loop at the same step. After an
-//! interruption or unreadable data, the last complete step is saved.
+//! Decisions that must be the same on all ranks (stopping, committing a checkpoint, ending after
+//! unreadable data) depend on flags that are summed over the ranks, so all ranks leave the loop at
+//! the same step. After an interruption or unreadable data, the last complete step is saved.
 //!
-//! A step without any target on any rank is skipped before its forward passes,
-//! so it changes neither parameters nor optimizer states.
+//! A step without any target on any rank is skipped before its forward passes, so it changes
+//! neither parameters nor optimizer states.
 //!
-//! The loop stores no separate files. Each checkpoint contains `LoopState`, the
-//! engine's counters and the position of the data.
+//! The loop stores no separate files. Each checkpoint contains `LoopState`, the engine's counters
+//! and the position of the data.
 
 mod step;
 
@@ -45,14 +42,12 @@ use crate::task::{Batch, GeneratedTexts, Task};
 use crate::{BoxError, Cause, Engine, EngineError, TrainError};
 use step::{RankFlags, StepData, Totals, complete, train_step};
 
-/// The settings of a training loop: steps, batch sizes, evaluation and
-/// checkpoints.
+/// The settings of a training loop: steps, batch sizes, evaluation and checkpoints.
 #[derive(Debug, Clone, Default)]
 pub struct TrainPlan {
     /// The number of optimizer steps, counted from the start of the first run.
     pub max_steps: u64,
-    /// The number of samples of each step; `None` keeps the engine's batch
-    /// size.
+    /// The number of samples of each step; `None` keeps the engine's batch size.
     pub batch_sizes: Option<BatchSchedule>,
     /// How often to evaluate; `None` evaluates only after the last step.
     pub eval_steps: Option<Interval>,
@@ -65,26 +60,22 @@ pub struct TrainPlan {
     /// Settings for the best model and early stopping.
     pub best: BestPlan,
     /// The loop state of the checkpoint that the engine was loaded from
-    /// ([`ClientStates::loop_state`](crate::ClientStates)); the default for a
-    /// new run.
+    /// ([`ClientStates::loop_state`](crate::ClientStates)); the default for a new run.
     pub resumed: LoopState,
 }
 
-/// Trains from the engine's current step until `plan.max_steps`, early stopping
-/// or an interruption.
+/// Trains from the engine's current step until `plan.max_steps`, early stopping or an interruption.
 ///
-/// All ranks call this together. With `plan.best.load_at_end` the engine has
-/// the weights of the best model afterwards.
+/// All ranks call this together. With `plan.best.load_at_end` the engine has the weights of the
+/// best model afterwards.
 ///
-/// A step in which no micro-batch of any rank has a target is skipped with a
-/// warning: parameters, optimizer states, schedule and loss scale stay
-/// unchanged, and its row has no loss and is marked as skipped.
+/// A step in which no micro-batch of any rank has a target is skipped with a warning: parameters,
+/// optimizer states, schedule and loss scale stay unchanged, and its row has no loss and is marked
+/// as skipped.
 ///
 /// # Errors
-///
-/// Returns the first failure of this rank with the step in which it occurred.
-/// Ten consecutive steps without any target are a failure, and so is a run in
-/// which no step has one.
+/// Returns the first failure of this rank with the step in which it occurred. Ten consecutive steps
+/// without any target are a failure, and so is a run in which no step has one.
 pub fn train<B, M, T>(
     engine: &mut Engine<B, M>,
     task: &T,
@@ -122,9 +113,9 @@ where
         let cause = EngineError::Order { call: "train", when }.into();
         return Err(TrainError { step: step + 1, cause });
     }
-    // If the previous run was interrupted during an evaluation, or while the
-    // model generated texts after it, this is repeated first. The checkpoint that was saved at the interruption has
-    // no metric, so the step is saved again if it is due or the best so far.
+    // If the previous run was interrupted during an evaluation, or while the model generated texts
+    // after it, this is repeated first. The checkpoint that was saved at the interruption has no
+    // metric, so the step is saved again if it is due or the best so far.
     let LoopState { evaluation_pending, texts_pending, .. } = plan.resumed;
     let mut is_interrupted = (evaluation_pending || texts_pending)
         && !run
@@ -147,8 +138,7 @@ struct TrainLoop<'a, 'b> {
     hooks: &'a mut [Box<dyn Hook + 'b>],
     /// Saves checkpoints, one at a time.
     saver: Saver<'a>,
-    /// The state that checkpoints store: the best evaluation, and whether an
-    /// evaluation is pending.
+    /// The state that checkpoints store: the best evaluation, and whether an evaluation is pending.
     state: LoopState,
     /// The number of optimizer steps before this run.
     first_step: u64,
@@ -164,20 +154,18 @@ enum Evaluated {
     Completed,
     /// A rank was interrupted.
     Interrupted,
-    /// The data of a rank cannot be read. The error is present on that rank
-    /// only.
+    /// The data of a rank cannot be read. The error is present on that rank only.
     Unreadable(Option<BoxError>),
 }
 
-/// A run ends at the last of this many consecutive steps without any target.
-/// A few such steps may be due to single samples without labels. More of them
-/// mean that the labels are missing, or that a curriculum, which depends on
-/// applied steps, never advances.
+/// A run ends at the last of this many consecutive steps without any target. A few such steps may
+/// be due to single samples without labels. More of them mean that the labels are missing, or that
+/// a curriculum, which depends on applied steps, never advances.
 const MAX_EMPTY_STEPS: u64 = 10;
 
 impl TrainLoop<'_, '_> {
-    /// Warns at the start of a resumed run if the best model so far, which
-    /// would be loaded at the end, has no checkpoint.
+    /// Warns at the start of a resumed run if the best model so far, which would be loaded at the
+    /// end, has no checkpoint.
     fn warn_of_missing_best<B, M>(&self, engine: &Engine<B, M>)
     where
         B: OptimizerOps,
@@ -205,15 +193,13 @@ impl TrainLoop<'_, '_> {
         engine.global_steps() >= self.plan.max_steps || self.state.stops(&self.plan.best)
     }
 
-    /// Runs one optimizer step, and the evaluation and the checkpoint that are
-    /// due after it. Returns true if a rank was interrupted.
+    /// Runs one optimizer step, and the evaluation and the checkpoint that are due after it.
+    /// Returns true if a rank was interrupted.
     ///
-    /// `evaluation_pending` is set before the evaluation. If the run is
-    /// interrupted before the evaluation ends, the flag is saved in the
-    /// checkpoint, and the resumed run evaluates first.
+    /// `evaluation_pending` is set before the evaluation. If the run is interrupted before the
+    /// evaluation ends, the flag is saved in the checkpoint, and the resumed run evaluates first.
     ///
     /// # Errors
-    ///
     /// Returns a failure of the engine, the task, a hook or the data.
     fn step<B, M, T>(
         &mut self,
@@ -247,8 +233,7 @@ impl TrainLoop<'_, '_> {
         let mine =
             RankFlags { interrupted: plan.interrupt.is_asked(), written: self.saver.has_written() };
         let (row, all) = train_step(engine, task, data, self.hooks, mine)?;
-        // Every rank sees the same flag, so all of them commit the checkpoint
-        // at this step.
+        // Every rank sees the same flag, so all of them commit the checkpoint at this step.
         if all.written {
             self.saver.finish(engine)?;
         }
@@ -274,15 +259,13 @@ impl TrainLoop<'_, '_> {
         Ok(!self.evaluate_and_save(engine, task, source)?)
     }
 
-    /// Runs the pending evaluation, if there is one, generates the texts after
-    /// it, and saves the checkpoint that is due. Returns false if a rank was interrupted.
+    /// Runs the pending evaluation, if there is one, generates the texts after it, and saves the
+    /// checkpoint that is due. Returns false if a rank was interrupted.
     ///
-    /// If the evaluation after the last step cannot be read, all steps have
-    /// been taken. The run then ends as finished, so that its model is not
-    /// lost, and the outcome has the error.
+    /// If the evaluation after the last step cannot be read, all steps have been taken. The run
+    /// then ends as finished, so that its model is not lost, and the outcome has the error.
     ///
     /// # Errors
-    ///
     /// Returns a failure of the engine, the task, a hook or the data.
     fn evaluate_and_save<B, M, T>(
         &mut self,
@@ -313,8 +296,8 @@ impl TrainLoop<'_, '_> {
             }
         }
         let is_complete = !self.state.texts_pending || self.generate(engine, task)?;
-        // The last step is due whenever checkpoints are saved at all. A run that
-        // resumes with texts alone has its checkpoint, with the metric.
+        // The last step is due whenever checkpoints are saved at all. A run that resumes with texts
+        // alone has its checkpoint, with the metric.
         let saves = self.plan.checkpoints.as_ref().is_some_and(|it| it.save_steps.is_some());
         let is_last = saves && is_evaluated && self.is_over(engine);
         let is_due = std::mem::take(&mut self.state.save_pending) || is_last;
@@ -322,11 +305,10 @@ impl TrainLoop<'_, '_> {
         Ok(is_complete)
     }
 
-    /// Saves the last step, whose evaluation cannot be read, and records the
-    /// error on all ranks. `cause` is the error of this rank, if it has one.
+    /// Saves the last step, whose evaluation cannot be read, and records the error on all ranks.
+    /// `cause` is the error of this rank, if it has one.
     ///
     /// # Errors
-    ///
     /// Returns a failure of the engine.
     fn finish_unevaluated<B, M>(
         &mut self,
@@ -357,14 +339,12 @@ impl TrainLoop<'_, '_> {
 
     /// Takes the micro-batches of a step.
     ///
-    /// No rank starts to compute before all ranks have their data. If one rank
-    /// cannot read its data, all ranks are therefore still at a complete step,
-    /// which is saved.
+    /// No rank starts to compute before all ranks have their data. If one rank cannot read its
+    /// data, all ranks are therefore still at a complete step, which is saved.
     ///
     /// # Errors
-    ///
-    /// Returns [`Cause::Data`] on every rank if a rank cannot read its data, or
-    /// if too many steps had no target.
+    /// Returns [`Cause::Data`] on every rank if a rank cannot read its data, or if too many steps
+    /// had no target.
     fn take_data<B, M, T: Batch>(
         &mut self,
         engine: &mut Engine<B, M>,
@@ -378,14 +358,13 @@ impl TrainLoop<'_, '_> {
         let started = Instant::now();
         // The memory peaks of a step include reading its data.
         engine.ledger().reset_peaks();
-        // Dynamic batching and curricula depend on the number of applied steps,
-        // so skipped ones do not count.
+        // Dynamic batching and curricula depend on the number of applied steps, so skipped ones do
+        // not count.
         let next = NextStep {
             micro_batches: engine.batch().gradient_accumulation_steps,
             applied_steps: engine.global_steps() - engine.skipped_steps(),
         };
-        // The position is read before the data, so it is the position after the
-        // last complete step.
+        // The position is read before the data, so it is the position after the last complete step.
         let position = source.position();
         let taken = trace_span!("data").in_scope(|| complete(source.next_step(next), next));
         let waited = started.elapsed();
@@ -405,13 +384,11 @@ impl TrainLoop<'_, '_> {
         }
     }
 
-    /// Counts consecutive steps without any target, and logs a warning about
-    /// each of them.
+    /// Counts consecutive steps without any target, and logs a warning about each of them.
     ///
     /// # Errors
-    ///
-    /// Returns an error, on every rank, if there were too many of them, or if
-    /// the run ends without any target.
+    /// Returns an error, on every rank, if there were too many of them, or if the run ends without
+    /// any target.
     fn check_targets<B, M>(
         &mut self,
         engine: &Engine<B, M>,
@@ -450,11 +427,10 @@ impl TrainLoop<'_, '_> {
         Ok(())
     }
 
-    /// Saves the last complete step after a rank could not read its data, and
-    /// returns the failure.
+    /// Saves the last complete step after a rank could not read its data, and returns the failure.
     ///
-    /// `cause` is the error of this rank, if it has one. `position` is the
-    /// position of its data after the last complete step.
+    /// `cause` is the error of this rank, if it has one. `position` is the position of its data
+    /// after the last complete step.
     fn stop_without_data<B, M>(
         &mut self,
         engine: &Engine<B, M>,
@@ -479,7 +455,6 @@ impl TrainLoop<'_, '_> {
     /// Evaluates, if there is evaluation data.
     ///
     /// # Errors
-    ///
     /// Returns a failure of the engine, the task or a hook.
     fn evaluate<B, M, T>(
         &mut self,
@@ -498,8 +473,8 @@ impl TrainLoop<'_, '_> {
                 self.state.evaluation_pending = false;
                 return Ok(Evaluated::Completed);
             }
-            // The error is passed on as the first batch, so that all ranks are
-            // informed in the same exchange.
+            // The error is passed on as the first batch, so that all ranks are informed in the same
+            // exchange.
             Err(error) => Box::new(std::iter::once(Err(error))),
         };
         let hooks = &mut *self.hooks;
@@ -516,8 +491,8 @@ impl TrainLoop<'_, '_> {
             let is_best = self.state.record(&self.plan.best, &measured.row);
             self.saver.note_evaluation(&measured.row, is_best);
         } else {
-            // There is no metric to compare, so neither the best model nor early
-            // stopping depends on this evaluation.
+            // There is no metric to compare, so neither the best model nor early stopping depends
+            // on this evaluation.
             self.state.evaluation_pending = false;
             if engine.rank() == 0 {
                 warn!(
@@ -535,12 +510,10 @@ impl TrainLoop<'_, '_> {
         Ok(Evaluated::Completed)
     }
 
-    /// Generates the texts after an evaluation. Returns false if a rank was
-    /// interrupted. The checkpoint then has the flag, and the resumed run
-    /// generates all texts of the evaluation.
+    /// Generates the texts after an evaluation. Returns false if a rank was interrupted. The
+    /// checkpoint then has the flag, and the resumed run generates all texts of the evaluation.
     ///
     /// # Errors
-    ///
     /// Returns a failure of the task or a hook.
     fn generate<B, M, T>(&mut self, engine: &Engine<B, M>, task: &T) -> Result<bool, Cause>
     where
@@ -569,8 +542,8 @@ impl TrainLoop<'_, '_> {
         Ok(true)
     }
 
-    /// Ends the run: completes the checkpoint in progress, loads the best model
-    /// and calls the hooks.
+    /// Ends the run: completes the checkpoint in progress, loads the best model and calls the
+    /// hooks.
     fn end<B, M, T>(
         mut self,
         engine: &mut Engine<B, M>,
@@ -597,14 +570,12 @@ impl TrainLoop<'_, '_> {
         Ok(Outcome::Finished(TrainingEnd { step, best: state.best, model, failed_evaluation }))
     }
 
-    /// Loads the weights of the best model, and returns which model the engine
-    /// has then.
+    /// Loads the weights of the best model, and returns which model the engine has then.
     ///
-    /// If no evaluation had a finite metric, or the best model cannot be
-    /// loaded, the model of the last step is kept and a warning is logged.
+    /// If no evaluation had a finite metric, or the best model cannot be loaded, the model of the
+    /// last step is kept and a warning is logged.
     ///
     /// # Errors
-    ///
     /// Returns the errors of [`load_best`].
     fn load_best<B, M>(&self, engine: &mut Engine<B, M>) -> Result<FinalModel, Cause>
     where

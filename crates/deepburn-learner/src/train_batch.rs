@@ -26,7 +26,6 @@ pub trait MicroBatches<B: OptimizerOps, M: AutodiffModule<Training<B>>> {
     /// the stages wait for each other.
     ///
     /// # Errors
-    ///
     /// Returns an error if the batch does not fit the model.
     fn loss(&mut self, model: &M, index: usize) -> Result<Tensor<Training<B>, 1>, Cause>;
 
@@ -36,7 +35,6 @@ pub trait MicroBatches<B: OptimizerOps, M: AutodiffModule<Training<B>>> {
     /// Checks the value of a loss before the parameters are updated.
     ///
     /// # Errors
-    ///
     /// Returns an error for a value with which the model must not be trained.
     fn check(&self, _index: usize, _loss: f64) -> Result<(), Cause> {
         Ok(())
@@ -69,7 +67,6 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     /// pipeline, the passes run in the order of the schedule.
     ///
     /// # Errors
-    ///
     /// Returns the errors of [`forward`](Self::forward), [`backward`](Self::backward) and
     /// [`step`](Self::step), and of `batches`.
     pub fn train_batch(

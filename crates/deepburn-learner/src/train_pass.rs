@@ -1,8 +1,8 @@
 //! Training passes in which the caller runs the backward pass.
 //!
-//! Frameworks on top of Burn, such as burn-train with its `TrainStep`, pass a
-//! closure that computes a loss and calls `backward` on it.
-//! [`Engine::train_pass`] runs such a closure as one micro-batch.
+//! Frameworks on top of Burn, such as burn-train with its `TrainStep`, pass a closure that computes
+//! a loss and calls `backward` on it. [`Engine::train_pass`] runs such a closure as one
+//! micro-batch.
 //!
 //! The first gradient that autodiff reports is the start of the backward pass
 //! (`deepburn-zero/src/gradient/backward_watch.rs`). The engine never sees the loss, so the step
@@ -25,30 +25,28 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     /// Runs a micro-batch whose forward and backward passes are both in `run`.
     ///
     /// It replaces [`forward`](Self::forward) and [`backward`](Self::backward);
-    /// [`step`](Self::step) follows as usual. `run` must call `backward`
-    /// exactly once, on the mean loss of the micro-batch.
+    /// [`step`](Self::step) follows as usual. `run` must call `backward` exactly once, on the mean
+    /// loss of the micro-batch.
     ///
-    /// Each gradient is reduced as soon as it is final. The container that
-    /// autodiff returns therefore contains markers instead of gradients
-    /// ([`ZeroTensor::Reduced`](deepburn_zero::ZeroTensor::Reduced)). Autodiff
-    /// reports the gradient of a parameter only once per pass. A second call of
-    /// `backward` is an error, because its gradients would be lost.
+    /// Each gradient is reduced as soon as it is final. The container that autodiff returns
+    /// therefore contains markers instead of gradients
+    /// ([`ZeroTensor::Reduced`](deepburn_zero::ZeroTensor::Reduced)). Autodiff reports the gradient
+    /// of a parameter only once per pass. A second call of `backward` is an error, because its
+    /// gradients would be lost.
     ///
-    /// The engine does not see the loss, so it cannot divide it by the number
-    /// of micro-batches. Instead, the step divides the accumulated gradients by
-    /// this number. If the number is a power of two, the division is exact and
-    /// the result is bit-identical.
+    /// The engine does not see the loss, so it cannot divide it by the number of micro-batches.
+    /// Instead, the step divides the accumulated gradients by this number. If the number is a power
+    /// of two, the division is exact and the result is bit-identical.
     ///
-    /// A micro-batch with several losses calls this once for each of them, or
-    /// adds them, before it calls [`step`](Self::step).
+    /// A micro-batch with several losses calls this once for each of them, or adds them, before it
+    /// calls [`step`](Self::step).
     ///
     /// # Errors
-    ///
-    /// Returns the same errors as [`forward`](Self::forward). Also returns an
-    /// error in fp16 (the loss would have to be scaled), if `run` does not call
-    /// `backward` exactly once, or if the accumulation was started with
-    /// `backward`. After an error, call [`zero_grad`](Self::zero_grad) before
-    /// the next pass, because some gradients may have been added.
+    /// Returns the same errors as [`forward`](Self::forward). Also returns an error in fp16 (the
+    /// loss would have to be scaled), if `run` does not call `backward` exactly once, or if the
+    /// accumulation was started with `backward`. After an error, call
+    /// [`zero_grad`](Self::zero_grad) before the next pass, because some gradients may have been
+    /// added.
     pub fn train_pass<T>(&mut self, run: impl FnOnce(&M) -> T) -> Result<T, EngineError> {
         self.check_group()?;
         if self.scaler.is_dynamic() || self.scaler.scale() != 1.0 {
@@ -73,8 +71,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
             passes => return Err(EngineError::BackwardPasses { passes }),
         }
         self.note(guard(|| self.agree_buffers()).and_then(|agreed| agreed))?;
-        // The start of the backward pass is noticed when it reports its first
-        // gradient. The time before counts as forward time.
+        // The start of the backward pass is noticed when it reports its first gradient. The time
+        // before counts as forward time.
         let backward = self.states.backward_began().map_or(started, |began| began.max(started));
         self.reports.times.forward += backward - started;
         self.reports.times.backward += backward.elapsed();
@@ -82,17 +80,16 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         Ok(result)
     }
 
-    /// Returns the number of parameters whose gradients the last
-    /// [`train_pass`](Self::train_pass) reduced.
+    /// Returns the number of parameters whose gradients the last [`train_pass`](Self::train_pass)
+    /// reduced.
     pub fn gradients_taken(&self) -> usize {
         self.states.gradients_reported()
     }
 
-    /// Sets the learning rate of the next optimizer step only, instead of the
-    /// schedule's. All ranks must set the same value.
+    /// Sets the learning rate of the next optimizer step only, instead of the schedule's. All ranks
+    /// must set the same value.
     ///
     /// # Errors
-    ///
     /// Returns an error if `rate` is negative or not finite.
     pub fn set_learning_rate(&mut self, rate: f64) -> Result<(), EngineError> {
         if !rate.is_finite() || rate < 0.0 {

@@ -2,7 +2,8 @@
 //!
 //! Main type: [`Adapter`]. A parameter has the path of its module followed by PEFT's name, such as
 //! `layers.0.self_attn.q_proj.lora_A.weight`. In `adapter_model.safetensors`, it is called
-//! `base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight` and is `[out, in]`, as in PyTorch.
+//! `base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight` and is `[out, in]`, as in
+//! PyTorch.
 
 mod selection;
 
@@ -59,7 +60,8 @@ pub enum ModuleKind {
 }
 
 impl ModuleKind {
-    /// Returns the number of inputs and outputs of the adapter; `None` for a module that cannot be adapted.
+    /// Returns the number of inputs and outputs of the adapter; `None` for a module that cannot be
+    /// adapted.
     fn sizes(self) -> Option<[usize; 2]> {
         match self {
             Self::Linear { inputs, outputs } => Some([inputs, outputs]),
@@ -90,7 +92,8 @@ pub struct AdaptedModule {
     pub scale: f64,
 }
 
-/// The rows of an embedding or of an output projection that are trained, while its other rows are frozen.
+/// The rows of an embedding or of an output projection that are trained, while its other rows are
+/// frozen.
 #[derive(Clone, Debug)]
 struct TokenRows {
     /// The tokens of the rows.
@@ -120,11 +123,12 @@ pub struct Adapter {
 }
 
 impl Adapter {
-    /// Applies a configuration to the modules of a model. `family_targets` are the names that PEFT adapts by default in
-    /// models of the family. `base` is the map of the base model.
+    /// Applies a configuration to the modules of a model. `family_targets` are the names that PEFT
+    /// adapts by default in models of the family. `base` is the map of the base model.
     ///
     /// # Errors
-    /// Returns [`LoraError`] if a field selects no module, or a module that cannot be adapted or trained.
+    /// Returns [`LoraError`] if a field selects no module, or a module that cannot be adapted or
+    /// trained.
     pub fn new(
         config: LoraConfig,
         modules: &[ModelModule],
@@ -283,8 +287,8 @@ impl Adapter {
     /// Marks the rows that are trained.
     ///
     /// # Errors
-    /// Returns [`LoraError`] if a name does not select an embedding or output projection, if its weight has an adapter
-    /// or is trained as a whole, or if it has no row for a token.
+    /// Returns [`LoraError`] if a name does not select an embedding or output projection, if its
+    /// weight has an adapter or is trained as a whole, or if it has no row for a token.
     fn train_tokens(&mut self, modules: &[ModelModule], base: &WeightMap) -> Result<(), LoraError> {
         for (module, tokens) in modules_with_rows(&self.config.tokens, modules)? {
             let ModelModule { path, name, .. } = module;
@@ -356,8 +360,8 @@ impl Adapter {
         self.modules.get(path)
     }
 
-    /// Returns whether both adapters have the same parameters and compute the same, however their configurations select
-    /// modules.
+    /// Returns whether both adapters have the same parameters and compute the same, however their
+    /// configurations select modules.
     #[must_use]
     pub fn computes_as(&self, other: &Self) -> bool {
         let settings = |it: &Self| {
@@ -379,7 +383,8 @@ impl Adapter {
         self.modules.len()
     }
 
-    /// Returns whether a tied head becomes a parameter of its own, whose first values are the embedding's.
+    /// Returns whether a tied head becomes a parameter of its own, whose first values are the
+    /// embedding's.
     #[must_use]
     pub fn unties(&self) -> bool {
         self.unties
@@ -421,14 +426,15 @@ impl Adapter {
         path.strip_suffix(MAGNITUDE)?.strip_suffix('.').filter(|_| self.contains(path))
     }
 
-    /// Returns whether the parameter at `path` is trained: a part of an adapter, or of the base model.
+    /// Returns whether the parameter at `path` is trained: a part of an adapter, or of the base
+    /// model.
     #[must_use]
     pub fn trains(&self, path: &str) -> bool {
         self.trained.contains(path) || self.contains(path)
     }
 
-    /// Returns the map of the model with the parameters of the adapter, in the order of the module. Parameters that are
-    /// not trained have the origin [`Origin::Frozen`].
+    /// Returns the map of the model with the parameters of the adapter, in the order of the module.
+    /// Parameters that are not trained have the origin [`Origin::Frozen`].
     ///
     /// # Errors
     /// Returns an error if the sizes of a parameter overflow.
@@ -460,8 +466,9 @@ impl Adapter {
     }
 
     //= peft 0.21.2 utils/save_and_load.py get_peft_model_state_dict
-    /// Returns the map of `adapter_model.safetensors`. `extended` is the map of the adapted model. As in PEFT, a tied head
-    /// that is trained with its embedding is a tensor of its own, with the same values.
+    /// Returns the map of `adapter_model.safetensors`. `extended` is the map of the adapted model.
+    /// As in PEFT, a tied head that is trained with its embedding is a tensor of its own, with the
+    /// same values.
     ///
     /// # Errors
     /// Returns an error if the sizes of a parameter overflow.
@@ -571,7 +578,8 @@ impl Adapter {
 /// PEFT's name of the norms of columns, which follows the path of the module.
 pub const MAGNITUDE: &str = "lora_magnitude_vector";
 //= peft 0.21.2 tuners/trainable_tokens/layer.py TrainableTokensLayer
-/// PEFT's name of the trained rows, which follows the path of the module. It holds the rows, not their changes.
+/// PEFT's name of the trained rows, which follows the path of the module. It holds the rows, not
+/// their changes.
 pub const TOKEN_ROWS: &str = "token_adapter.trainable_tokens_delta";
 /// The field that selects rows.
 const TOKENS: &str = "trainable_token_indices";

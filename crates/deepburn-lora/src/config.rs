@@ -1,8 +1,8 @@
 //! The configuration of an adapter, under the names of PEFT.
 //!
-//! Main type: [`LoraConfig`]. It is the section `model.lora` of a job, and the file `adapter_config.json`. Fields of PEFT
-//! that would change what is computed and are not supported are errors, unless they have the value that switches them
-//! off.
+//! Main type: [`LoraConfig`]. It is the section `model.lora` of a job, and the file
+//! `adapter_config.json`. Fields of PEFT that would change what is computed and are not supported
+//! are errors, unless they have the value that switches them off.
 
 mod fields;
 
@@ -48,8 +48,8 @@ pub struct LoraConfig {
     pub alpha_pattern: PatternMap<f64>,
     /// Modules that are trained as a whole (`modules_to_save`).
     pub modules_to_save: Vec<String>,
-    /// Whether a tied embedding and output projection stay one parameter if one of them is trained as a whole
-    /// (`ensure_weight_tying`). Otherwise they become two.
+    /// Whether a tied embedding and output projection stay one parameter if one of them is trained
+    /// as a whole (`ensure_weight_tying`). Otherwise they become two.
     pub keeps_tie: bool,
     /// The tokens whose rows are trained (`trainable_token_indices`).
     pub tokens: TrainedTokens,
@@ -184,8 +184,8 @@ const READ: [&str; 20] = [
     "revision",
 ];
 
-/// Fields that describe the file, or the layout of PyTorch modules, and that do not change what is computed.
-/// `fan_in_fan_out` says which axes the base weight has; the model knows them.
+/// Fields that describe the file, or the layout of PyTorch modules, and that do not change what is
+/// computed. `fan_in_fan_out` says which axes the base weight has; the model knows them.
 const DESCRIPTIVE: [&str; 9] = [
     "auto_mapping",
     "fan_in_fan_out",
@@ -247,16 +247,18 @@ impl LoraConfig {
     /// Reads the section of a job.
     ///
     /// # Errors
-    /// Returns [`LoraError`] for the first field that is unknown, not supported, has the wrong type, or is out of range.
+    /// Returns [`LoraError`] for the first field that is unknown, not supported, has the wrong
+    /// type, or is out of range.
     pub fn of_job(fields: &Map<String, Value>) -> Result<Self, LoraError> {
         Self::read(fields, FieldSource::Job)
     }
 
-    /// Reads an `adapter_config.json`. Unknown fields are ignored if they have a value that switches them off.
+    /// Reads an `adapter_config.json`. Unknown fields are ignored if they have a value that
+    /// switches them off.
     ///
     /// # Errors
-    /// Returns [`LoraError`] for the first field that may change what is computed and is not supported, has the wrong
-    /// type, or is out of range.
+    /// Returns [`LoraError`] for the first field that may change what is computed and is not
+    /// supported, has the wrong type, or is out of range.
     pub fn of_file(fields: &Map<String, Value>) -> Result<Self, LoraError> {
         Self::read(fields, FieldSource::File)
     }
@@ -330,8 +332,8 @@ impl LoraConfig {
         Ok(())
     }
 
-    /// Returns the fields of `adapter_config.json`, sorted by name. `targets` are the names of the adapted modules if
-    /// the configuration has no list of its own.
+    /// Returns the fields of `adapter_config.json`, sorted by name. `targets` are the names of the
+    /// adapted modules if the configuration has no list of its own.
     pub fn to_fields(&self, targets: Value) -> Map<String, Value> {
         let patterns = |entries: &mut dyn Iterator<Item = (&str, Value)>| {
             Value::Object(entries.map(|(key, value)| (key.to_owned(), value)).collect())
@@ -377,8 +379,8 @@ impl LoraConfig {
         }
     }
 
-    /// Returns the configuration of an adapter of the base model `name`: an absolute path, or a repository, which `@` and
-    /// its revision may follow.
+    /// Returns the configuration of an adapter of the base model `name`: an absolute path, or a
+    /// repository, which `@` and its revision may follow.
     #[must_use]
     pub fn with_base_model(mut self, name: &str) -> Self {
         let is_path = Path::new(name).is_absolute();

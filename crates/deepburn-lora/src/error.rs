@@ -45,8 +45,8 @@ pub enum LoraError {
 }
 
 impl LoraError {
-    /// Returns the error for a value that `read` does not accept. It proposes a value in quotes without them if `read`
-    /// accepts it.
+    /// Returns the error for a value that `read` does not accept. It proposes a value in quotes
+    /// without them if `read` accepts it.
     pub(crate) fn mistyped<T>(
         name: &str,
         value: &Value,

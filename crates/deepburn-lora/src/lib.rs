@@ -7,8 +7,8 @@
 //! ```
 //!
 //! - [`LoraConfig`] is the content of `adapter_config.json`, under the names of PEFT.
-//! - [`Adapter`] is the result of applying it to the modules of a model: which of them are adapted, with which rank and
-//!   scale, and the map of all parameters that are trained and saved.
+//! - [`Adapter`] is the result of applying it to the modules of a model: which of them are adapted,
+//!   with which rank and scale, and the map of all parameters that are trained and saved.
 //! - [`merge`] computes the weight of a layer whose adapter is merged.
 //!
 //! The crate has no tensors. `deepburn-models` computes adapted layers.

@@ -1,13 +1,14 @@
 //! Patterns for the names of modules, with the meaning that they have in PEFT.
 //!
-//! Main types: [`ModulePattern`] and [`PatternMap`]. A name is the path of a module in `transformers`, such as
-//! `model.layers.0.self_attn.q_proj`.
+//! Main types: [`ModulePattern`] and [`PatternMap`]. A name is the path of a module in
+//! `transformers`, such as `model.layers.0.self_attn.q_proj`.
 
 use fancy_regex::Regex;
 
 use crate::LoraError;
 
-/// The number of steps after which a regular expression is given up. Expressions of adapters need a few hundred.
+/// The number of steps after which a regular expression is given up. Expressions of adapters need a
+/// few hundred.
 const BACKTRACKING_LIMIT: usize = 100_000;
 
 /// A list of names, or a regular expression.
@@ -68,12 +69,14 @@ fn too_slow(name: &str, text: &str, module: &str) -> LoraError {
 }
 
 //= peft 0.21.2 tuners/tuners_utils.py check_target_module_exists layers_to_transform
-/// Returns the number of the layer that a module is in: the first number in its name after the name of a list of layers.
-/// `patterns` are expressions for this name; the first of them that matches counts. Without them, any name that has
-/// another one before it does. A layer itself, whose name ends with the number, is in no layer.
+/// Returns the number of the layer that a module is in: the first number in its name after the name
+/// of a list of layers. `patterns` are expressions for this name; the first of them that matches
+/// counts. Without them, any name that has another one before it does. A layer itself, whose name
+/// ends with the number, is in no layer.
 ///
 /// # Errors
-/// Returns [`LoraError::Value`] for the field `layers_pattern` if a pattern is not a regular expression or takes too long.
+/// Returns [`LoraError::Value`] for the field `layers_pattern` if a pattern is not a regular
+/// expression or takes too long.
 pub(crate) fn layer_number(patterns: &[String], module: &str) -> Result<Option<usize>, LoraError> {
     const NAME: &str = "layers_pattern";
     let any = [r"(?<=\.)[^.]*".to_owned()];
@@ -124,8 +127,8 @@ impl PartialEq for ModulePattern {
 
 /// Values for some modules: `rank_pattern` and `alpha_pattern`.
 ///
-/// A key is a regular expression for the end of a name, which begins at a dot. The first key that matches a module
-/// counts.
+/// A key is a regular expression for the end of a name, which begins at a dot. The first key that
+/// matches a module counts.
 #[derive(Clone, Debug, Default)]
 pub struct PatternMap<T>(Vec<(String, Regex, T)>);
 

@@ -15,8 +15,8 @@
 //! Element types default to f32, i32 and bool, as on Burn's CPU backend.
 //!
 //! Reading a tensor returns zeros, so a program that decides by the values of a tensor takes the
-//! branch for zeros. Fourier transforms and quantized tensors are not supported by the
-//! router and panic.
+//! branch for zeros. Fourier transforms and quantized tensors are not supported by the router and
+//! panic.
 
 mod work;
 
@@ -107,8 +107,8 @@ impl RunnerClient for MetaClient {
         report_work(|| Work::of(&op));
     }
 
-    /// Returns tensors of the inferred shapes. The indices of a pooling layer are 64-bit integers, as on
-    /// Burn's CPU backend.
+    /// Returns tensors of the inferred shapes. The indices of a pooling layer are 64-bit integers,
+    /// as on Burn's CPU backend.
     fn register(&self, op: OperationIr) -> Vec<MetaTensor> {
         // The router describes these indices in its own integer type, i32. A dry run counts bytes,
         // so the difference would show.

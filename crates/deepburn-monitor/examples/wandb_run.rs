@@ -1,5 +1,4 @@
-//! Writes a W&B run of many steps, to read it with W&B's own reader, without a
-//! network:
+//! Writes a W&B run of many steps, to read it with W&B's own reader, without a network:
 //!
 //! ```text
 //! cargo run -p deepburn-monitor --example wandb_run -- /tmp/run 3000
@@ -8,8 +7,8 @@
 //! wandb sync --dry-run /tmp/run/wandb
 //! ```
 //!
-//! A third argument is the step after which the run resumes. A fourth one,
-//! `killed`, leaves the run without its end.
+//! A third argument is the step after which the run resumes. A fourth one, `killed`, leaves the run
+//! without its end.
 
 use std::error::Error;
 use std::path::Path;

@@ -1,9 +1,8 @@
-//! Files to which complete records are appended, even if the disk is full at
-//! times.
+//! Files to which complete records are appended, even if the disk is full at times.
 //!
-//! Main type: [`AppendFile`]. A record is written completely or not at all, so
-//! a program that follows the file never reads a partial record. Records that
-//! did not fit on the disk are kept in memory and written with the next one.
+//! Main type: [`AppendFile`]. A record is written completely or not at all, so a program that
+//! follows the file never reads a partial record. Records that did not fit on the disk are kept in
+//! memory and written with the next one.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -25,7 +24,6 @@ impl AppendFile {
     /// Opens an existing file of `len` bytes.
     ///
     /// # Errors
-    ///
     /// Returns an error if the file cannot be opened.
     pub(crate) fn open(path: &Path, len: u64) -> io::Result<Self> {
         let file = OpenOptions::new().append(true).open(path)?;
@@ -35,7 +33,6 @@ impl AppendFile {
     /// Creates an empty file, which replaces an existing one.
     ///
     /// # Errors
-    ///
     /// Returns an error if the file cannot be created.
     pub(crate) fn create(path: &Path) -> io::Result<Self> {
         File::create(path)?;
@@ -50,9 +47,8 @@ impl AppendFile {
     /// Appends a record after the pending ones.
     ///
     /// # Errors
-    ///
-    /// Returns an error if the file cannot be written. The file then contains
-    /// no part of the record, and the next call writes it.
+    /// Returns an error if the file cannot be written. The file then contains no part of the
+    /// record, and the next call writes it.
     pub(crate) fn append(&mut self, record: &[u8]) -> io::Result<()> {
         self.waiting.extend_from_slice(record);
         self.flush()
@@ -61,7 +57,6 @@ impl AppendFile {
     /// Writes the pending records.
     ///
     /// # Errors
-    ///
     /// Returns the same errors as [`append`](Self::append).
     pub(crate) fn flush(&mut self) -> io::Result<()> {
         if self.waiting.is_empty() {
@@ -76,11 +71,10 @@ impl AppendFile {
         Ok(())
     }
 
-    /// Creates the file and its folder again if they were removed or replaced,
-    /// and returns whether this was the case. Earlier records are lost.
+    /// Creates the file and its folder again if they were removed or replaced, and returns whether
+    /// this was the case. Earlier records are lost.
     ///
     /// # Errors
-    ///
     /// Returns an error if the file cannot be created.
     pub(crate) fn restore_if_removed(&mut self) -> io::Result<bool> {
         if self.is_in_place() {
@@ -119,8 +113,8 @@ impl AppendFile {
     }
 }
 
-/// Returns true for errors that are caused by missing space: a full disk, a
-/// quota, or a limit on file sizes (`ulimit -f`).
+/// Returns true for errors that are caused by missing space: a full disk, a quota, or a limit on
+/// file sizes (`ulimit -f`).
 pub(crate) fn is_full(error: &io::Error) -> bool {
     use io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
     [StorageFull, QuotaExceeded, FileTooLarge].contains(&error.kind())

@@ -1,40 +1,34 @@
-//! A chart: lines or stacked bands over the step, as an inline SVG with a
-//! caption.
+//! A chart: lines or stacked bands over the step, as an inline SVG with a caption.
 //!
-//! Main types: [`Chart`] and [`Series`]. Values that are not finite leave a
-//! gap. Long lines are reduced to the extremes of each range of steps, so that
-//! no spike is lost and the page stays small. Bands are reduced to means, which
-//! still add up.
+//! Main types: [`Chart`] and [`Series`]. Values that are not finite leave a gap. Long lines are
+//! reduced to the extremes of each range of steps, so that no spike is lost and the page stays
+//! small. Bands are reduced to means, which still add up.
 //!
-//! The SVG has fixed colours. The page's style sheet finds the grid and the
-//! dashed lines by their colours, because plotters writes neither classes nor
-//! dashes.
+//! The SVG has fixed colors. The page's style sheet finds the grid and the dashed lines by their
+//! colors, because plotters writes neither classes nor dashes.
 
 use crate::html::{Escaped, push};
 use crate::report_error::ReportError;
 use plotters::prelude::*;
 use std::ops::Range;
 
-/// The drawn size in pixels, which the page scales. It is small, so that labels
-/// stay readable on a phone.
+/// The drawn size in pixels, which the page scales. It is small, so that labels stay readable on a
+/// phone.
 const SIZE: (u32, u32) = (420, 240);
 
-/// The number of step ranges to which a line is reduced; each keeps its lowest
-/// and highest point.
+/// The number of step ranges to which a line is reduced; each keeps its lowest and highest point.
 const STRETCHES: usize = 300;
 
-/// Larger values are drawn as gaps. A single value of this size would flatten
-/// the rest of the curve to a line.
+/// Larger values are drawn as gaps. A single value of this size would flatten the rest of the curve
+/// to a line.
 const LARGEST: f64 = 1e100;
 
-/// The colour of grid and axes. The style sheet replaces exactly this colour
-/// with the theme's.
+/// The color of grid and axes. The style sheet replaces exactly this color with the theme's.
 const LINES: RGBColor = RGBColor(0xAA, 0xAA, 0xAA);
 
-/// Colours that can be distinguished on light and dark pages. The second half
-/// has the same colours with the last bit flipped, which the style sheet draws
-/// dashed.
-const COLOURS: [RGBColor; MAX_SERIES] = [
+/// Colors that can be distinguished on light and dark pages. The second half has the same colors
+/// with the last bit flipped, which the style sheet draws dashed.
+const COLORS: [RGBColor; MAX_SERIES] = [
     RGBColor(0x3B, 0x82, 0xF6),
     RGBColor(0xF9, 0x73, 0x16),
     RGBColor(0x16, 0xA3, 0x4A),
@@ -69,14 +63,12 @@ pub(crate) struct Series {
 }
 
 impl Series {
-    /// Returns a line through `points`, which are (step, value) in ascending
-    /// order of steps.
+    /// Returns a line through `points`, which are (step, value) in ascending order of steps.
     pub(crate) fn new(name: impl Into<String>, points: impl Iterator<Item = (f64, f64)>) -> Self {
         Self::of(name.into(), &thinned(points.collect()))
     }
 
-    /// Returns a line through all `points`, split where a value cannot be
-    /// drawn.
+    /// Returns a line through all `points`, split where a value cannot be drawn.
     fn of(name: String, points: &[(f64, f64)]) -> Self {
         // A gap splits the line, because a line through NaN would end the drawing.
         let drawable = |(_, y): &(f64, f64)| y.is_finite() && y.abs() <= LARGEST;
@@ -94,9 +86,8 @@ impl Series {
     }
 }
 
-/// Returns the lowest and highest point of each range, in order. Short lines
-/// are returned unchanged. The first point of a range that is not finite is kept
-/// too, so that gaps stay visible.
+/// Returns the lowest and highest point of each range, in order. Short lines are returned
+/// unchanged. The first point of a range that is not finite is kept too, so that gaps stay visible.
 ///
 /// Each range has at most three points: a gap, the lowest and the highest value.
 fn thinned(points: Vec<(f64, f64)>) -> Vec<(f64, f64)> {
@@ -123,15 +114,15 @@ fn thinned(points: Vec<(f64, f64)>) -> Vec<(f64, f64)> {
     kept
 }
 
-/// Returns stacked bands, one for each name. If there are many steps, each range
-/// of steps is reduced to its mean.
+/// Returns stacked bands, one for each name. If there are many steps, each range of steps is
+/// reduced to its mean.
 ///
-/// Each row contains a step and one amount for each name. The series are
-/// cumulative: the value of a band is its upper edge. A range is drawn at its
-/// first step.
+/// Each row contains a step and one amount for each name. The series are cumulative: the value of a
+/// band is its upper edge. A range is drawn at its first step.
 pub(crate) fn stacked(names: &[&str], rows: &[(f64, Vec<f64>)]) -> Vec<Series> {
     let stretch = rows.len().div_ceil(STRETCHES).max(1);
-    // Each band starts at the upper edge of the band below, so a series is the cumulative sum of the amounts.
+    // Each band starts at the upper edge of the band below, so a series is the cumulative sum of
+    // the amounts.
     let mut tops = vec![Vec::new(); names.len()];
     for rows in rows.chunks(stretch) {
         let mut top = 0.0;
@@ -182,11 +173,9 @@ impl Chart {
         Self { starts_at_zero: true, ..self }
     }
 
-    /// Returns the chart as an HTML figure, or a sentence if there is nothing
-    /// to draw.
+    /// Returns the chart as an HTML figure, or a sentence if there is nothing to draw.
     ///
     /// # Errors
-    ///
     /// Returns an error if the drawing library fails.
     pub(crate) fn to_figure(&self) -> Result<String, ReportError> {
         let title = Escaped(&self.title);
@@ -209,8 +198,7 @@ impl Chart {
         Ok(html)
     }
 
-    /// Appends the names of the series that have points, with samples of their
-    /// lines.
+    /// Appends the names of the series that have points, with samples of their lines.
     fn push_key(&self, html: &mut String) {
         html.push_str("<p>");
         let drawn = |series: &Series| !series.segments.is_empty();
@@ -225,7 +213,6 @@ impl Chart {
     /// cover the lower part of higher ones.
     ///
     /// # Errors
-    ///
     /// Returns the error of the drawing library.
     fn draw(&self, svg: &mut String) -> Result<(), String> {
         let says = |error: DrawingAreaErrorKind<_>| error.to_string();
@@ -253,22 +240,22 @@ impl Chart {
             .draw()
             .map_err(says)?;
         let plot = chart.plotting_area();
-        let mut order: Vec<_> = self.series.iter().zip(COLOURS).collect();
+        let mut order: Vec<_> = self.series.iter().zip(COLORS).collect();
         // The highest band is drawn first, and lower ones cover its lower part.
         if self.marks == Marks::Bands {
             order.reverse();
         }
-        for (series, colour) in order {
+        for (series, color) in order {
             for segment in &series.segments {
                 match (segment.as_slice(), self.marks) {
                     // A line through one point is invisible.
-                    ([point], _) => plot.draw(&Circle::new(*point, 4, colour.filled())),
+                    ([point], _) => plot.draw(&Circle::new(*point, 4, color.filled())),
                     (points, Marks::Lines) => {
-                        plot.draw(&PathElement::new(points, colour.stroke_width(2)))
+                        plot.draw(&PathElement::new(points, color.stroke_width(2)))
                     }
                     (points, Marks::Bands) => {
                         let floor = [points[points.len() - 1], points[0]].map(|(x, _)| (x, 0.0));
-                        plot.draw(&Polygon::new([points, &floor].concat(), colour.filled()))
+                        plot.draw(&Polygon::new([points, &floor].concat(), color.filled()))
                     }
                 }
                 .map_err(says)?;
@@ -279,8 +266,8 @@ impl Chart {
 
     /// Returns the ranges of both axes.
     ///
-    /// For a single step, the range extends by 0.5 on both sides, because an
-    /// axis must not be empty.
+    /// For a single step, the range extends by 0.5 on both sides, because an axis must not be
+    /// empty.
     fn ranges(&self) -> (Range<f64>, Range<f64>) {
         let bounds = |value: fn((f64, f64)) -> f64| {
             let values = self.series.iter().flat_map(Series::points).map(value);
@@ -301,7 +288,6 @@ impl Chart {
 /// Appends a note and a section with charts.
 ///
 /// # Errors
-///
 /// Returns an error if the drawing library fails.
 pub(crate) fn push_charts(
     html: &mut String,
@@ -318,9 +304,9 @@ pub(crate) fn push_charts(
 
 /// Appends a legend entry: a sample of the line of series `index`, and `name`.
 ///
-/// If there are more series than colours, the colours repeat.
+/// If there are more series than colors, the colors repeat.
 pub(crate) fn push_key_entry(html: &mut String, index: usize, name: &str) {
-    let RGBColor(r, g, b) = COLOURS[index % MAX_SERIES];
+    let RGBColor(r, g, b) = COLORS[index % MAX_SERIES];
     let line = if index % MAX_SERIES < UNBROKEN { "solid" } else { "dashed" };
     let name = Escaped(name);
     push(
@@ -331,8 +317,8 @@ pub(crate) fn push_key_entry(html: &mut String, index: usize, name: &str) {
     );
 }
 
-/// Returns the range with a margin. A range that is too narrow for its numbers
-/// is widened, because an axis needs ticks that floats can distinguish.
+/// Returns the range with a margin. A range that is too narrow for its numbers is widened, because
+/// an axis needs ticks that floats can distinguish.
 fn padded(low: f64, high: f64) -> Range<f64> {
     let size = low.abs().max(high.abs());
     // All values are zero, for which any range will do.
@@ -364,8 +350,7 @@ fn compact(value: f64) -> String {
     format!("{}{suffix}", text.trim_end_matches('0').trim_end_matches('.'))
 }
 
-/// Formats a number with up to three digits and its power of ten, without
-/// trailing zeros.
+/// Formats a number with up to three digits and its power of ten, without trailing zeros.
 fn scientific(value: f64) -> String {
     let text = format!("{value:.2e}");
     match text.split_once('e') {
@@ -456,9 +441,9 @@ mod tests {
     fn a_key_names_each_of_several_lines() {
         let figure = Chart::new("t", vec![series(&[1.0, 2.0]); 2]).to_figure().unwrap();
         assert_eq!(figure.matches("class=\"key\"").count(), 2);
-        // The drawing and the legend use the same colours.
+        // The drawing and the legend use the same colors.
         assert_eq!(figure.matches("#3B82F6").count(), 2, "{figure}");
-        assert!(figure.contains("#AAAAAA"), "the style sheet recolours the grid by this value");
+        assert!(figure.contains("#AAAAAA"), "the style sheet recolors the grid by this value");
     }
 
     #[test]
@@ -466,7 +451,7 @@ mod tests {
         let figure = Chart::new("t", vec![series(&[1.0, 2.0]); MAX_SERIES]).to_figure().unwrap();
         assert_eq!(figure.matches("px dashed").count(), MAX_SERIES - UNBROKEN);
         let style = include_str!("style.css");
-        for RGBColor(r, g, b) in &COLOURS[UNBROKEN..] {
+        for RGBColor(r, g, b) in &COLORS[UNBROKEN..] {
             let stroke = format!("[stroke=\"#{r:02X}{g:02X}{b:02X}\"]");
             assert!(style.contains(&stroke), "{stroke}");
         }

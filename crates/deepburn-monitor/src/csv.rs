@@ -1,9 +1,8 @@
 //! CSV files in the format of DeepSpeed's CSV monitor: one file per metric.
 //!
-//! Main type: [`CsvFiles`]. The file of `Train/Samples/lr` is
-//! `Train_Samples_lr.csv` with the header `step,lr`. Every line contains a
-//! number of samples and a value. A new run replaces an existing file, and a
-//! resumed run continues it. DeepSpeed instead writes another header in the
+//! Main type: [`CsvFiles`]. The file of `Train/Samples/lr` is `Train_Samples_lr.csv` with the
+//! header `step,lr`. Every line contains a number of samples and a value. A new run replaces an
+//! existing file, and a resumed run continues it. DeepSpeed instead writes another header in the
 //! middle of the file.
 
 use crate::append::AppendFile;
@@ -24,23 +23,21 @@ pub struct CsvFiles {
 }
 
 impl CsvFiles {
-    /// Opens the files of a folder, which is created if it does not exist.
-    /// Existing files keep their lines up to `kept` samples, which an earlier
-    /// run wrote before the point from which this run resumes.
+    /// Opens the files of a folder, which is created if it does not exist. Existing files keep
+    /// their lines up to `kept` samples, which an earlier run wrote before the point from which
+    /// this run resumes.
     ///
     /// # Errors
-    ///
     /// Returns an error if the folder cannot be created.
     pub fn create(folder: &Path, kept: u64) -> Result<Self, MonitorError> {
         fs::create_dir_all(folder).map_err(|source| MonitorError::new("create", folder, source))?;
         Ok(Self { folder: folder.to_path_buf(), kept, files: BTreeMap::new() })
     }
 
-    /// Appends a value of `tag` to its file, without buffering.
-    /// Values that are not finite are written as `nan`, `inf` or `-inf`.
+    /// Appends a value of `tag` to its file, without buffering. Values that are not finite are
+    /// written as `nan`, `inf` or `-inf`.
     ///
     /// # Errors
-    ///
     /// Returns an error if the file cannot be written.
     pub fn scalar(&mut self, tag: &str, step: u64, value: f64) -> Result<(), MonitorError> {
         let path = self.path_of(tag);
@@ -82,8 +79,8 @@ fn record(line: &csv::StringRecord) -> io::Result<Vec<u8>> {
     writer.into_inner().map_err(|error| error.into_error())
 }
 
-/// Returns the lines of a file up to this number of samples, without its
-/// header. A truncated line and all lines after it are omitted.
+/// Returns the lines of a file up to this number of samples, without its header. A truncated line
+/// and all lines after it are omitted.
 fn lines_until(path: &Path, samples: u64) -> io::Result<Vec<csv::StringRecord>> {
     let file = match File::open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -97,8 +94,8 @@ fn lines_until(path: &Path, samples: u64) -> io::Result<Vec<csv::StringRecord>> 
     Ok(lines.take_while(whole).collect())
 }
 
-/// Formats the shortest text that is read as the same number, with Python's
-/// names for NaN and infinity.
+/// Formats the shortest text that is read as the same number, with Python's names for NaN and
+/// infinity.
 fn number(value: f64) -> String {
     // Rust and Python agree on `inf` and `-inf`.
     if value.is_nan() { "nan".to_owned() } else { format!("{value:?}") }

@@ -21,8 +21,7 @@ impl MonitorError {
         Self { action, path: path.to_path_buf(), source }
     }
 
-    /// Returns true if the disk was full. The value is then written with the
-    /// next one.
+    /// Returns true if the disk was full. The value is then written with the next one.
     pub fn is_disk_full(&self) -> bool {
         is_full(&self.source)
     }

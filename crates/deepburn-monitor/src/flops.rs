@@ -1,11 +1,10 @@
-//! Floating-point operations and parameters of a model by module, in the form
-//! of DeepSpeed's flops profiler.
+//! Floating-point operations and parameters of a model by module, in the form of DeepSpeed's flops
+//! profiler.
 //!
-//! Main type: [`FlopsProfile`], built from the counts for each module on one
-//! rank in one step. Model FLOPs utilization (MFU) divides the operations of
-//! forward and backward, without recomputation, by the operations that the
-//! device could have executed in the same time (Chowdhery et al. 2022, appendix
-//! B). Hardware FLOPs utilization (HFU) includes recomputation.
+//! Main type: [`FlopsProfile`], built from the counts for each module on one rank in one step.
+//! Model FLOPs utilization (MFU) divides the operations of forward and backward, without
+//! recomputation, by the operations that the device could have executed in the same time (Chowdhery
+//! et al. 2022, appendix B). Hardware FLOPs utilization (HFU) includes recomputation.
 
 mod tree;
 
@@ -14,16 +13,16 @@ use std::fmt::{self, Write};
 use crate::html::percent;
 use tree::ModuleNode;
 
-/// The counts of one module, on one rank in one step. Operations of submodules
-/// are separate entries.
+/// The counts of one module, on one rank in one step. Operations of submodules are separate
+/// entries.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ModuleFlops {
     /// The dotted path, such as `transformer.h.0.attn`.
     pub path: String,
     /// The number of parameters of the module without its submodules.
     pub parameters: u64,
-    /// The floating-point operations of the forward pass. A multiplication and
-    /// an addition count as two.
+    /// The floating-point operations of the forward pass. A multiplication and an addition count as
+    /// two.
     pub forward: u64,
     /// The floating-point operations of the backward pass.
     pub backward: u64,
@@ -42,8 +41,7 @@ pub struct FlopsOptions {
     pub peak_flops: Option<f64>,
     /// The fraction of the forward pass that backward recomputes.
     pub recompute_fwd_factor: f64,
-    /// The depth to which the largest modules are printed; `None` prints all
-    /// depths.
+    /// The depth to which the largest modules are printed; `None` prints all depths.
     pub module_depth: Option<usize>,
     /// The number of modules printed per depth.
     pub top_modules: usize,
@@ -70,8 +68,8 @@ pub struct FlopsProfile {
 }
 
 impl FlopsProfile {
-    /// Builds the profile of the model `name`. Entries with the same path are
-    /// added; an entry with an empty path belongs to the model itself.
+    /// Builds the profile of the model `name`. Entries with the same path are added; an entry with
+    /// an empty path belongs to the model itself.
     pub fn new(name: &str, entries: &[ModuleFlops]) -> Self {
         let mut root = ModuleNode::new(name);
         for entry in entries {
@@ -86,8 +84,7 @@ impl FlopsProfile {
         self.root.totals()
     }
 
-    /// Returns the MFU, from 0 to 1; `None` without a measured time or a peak
-    /// rate.
+    /// Returns the MFU, from 0 to 1; `None` without a measured time or a peak rate.
     pub fn model_flops_utilization(&self, options: &FlopsOptions) -> Option<f64> {
         let totals = self.totals();
         utilization(totals.forward as f64 + totals.backward as f64, options)
@@ -101,7 +98,6 @@ impl FlopsProfile {
     /// Prints the profile.
     ///
     /// # Errors
-    ///
     /// Returns the error of `out`.
     pub fn write(&self, out: &mut impl Write, options: &FlopsOptions) -> fmt::Result {
         writeln!(out, "Floating-point operations of step {}, on rank 0", options.step)?;
@@ -113,8 +109,8 @@ impl FlopsProfile {
         Ok(())
     }
 
-    /// Writes the sums over the model and the utilization. Lines whose inputs
-    /// are unknown are omitted.
+    /// Writes the sums over the model and the utilization. Lines whose inputs are unknown are
+    /// omitted.
     fn write_totals(&self, out: &mut impl Write, options: &FlopsOptions) -> fmt::Result {
         let totals = self.totals();
         let all = hardware_flops(totals, options);
@@ -144,8 +140,7 @@ impl FlopsProfile {
         Ok(())
     }
 
-    /// Writes the largest modules of each depth, by parameters and by
-    /// operations of forward.
+    /// Writes the largest modules of each depth, by parameters and by operations of forward.
     fn write_top_modules(&self, out: &mut impl Write, options: &FlopsOptions) -> fmt::Result {
         let levels = self.root.levels();
         // The root is always a level, so there is at least one.
@@ -162,8 +157,7 @@ impl FlopsProfile {
         Ok(())
     }
 
-    /// Writes every module with its share of the model. A module includes its
-    /// submodules.
+    /// Writes every module with its share of the model. A module includes its submodules.
     fn write_tree(&self, out: &mut impl Write) -> fmt::Result {
         writeln!(out, "\nAll modules, with their share of the model")?;
         let whole = self.totals();
@@ -199,15 +193,13 @@ fn write_top(
     writeln!(out, "    {name:<18}{}", shown.join(", "))
 }
 
-/// Returns the operations that the device executes in a step, including
-/// recomputation.
+/// Returns the operations that the device executes in a step, including recomputation.
 fn hardware_flops(totals: FlopsTotals, options: &FlopsOptions) -> f64 {
     (1.0 + options.recompute_fwd_factor) * totals.forward as f64 + totals.backward as f64
 }
 
-/// Returns the utilization of the device in one step: `flops` divided by the
-/// operations that the device could have executed in the same time. `None`
-/// without a time or a peak rate.
+/// Returns the utilization of the device in one step: `flops` divided by the operations that the
+/// device could have executed in the same time. `None` without a time or a peak rate.
 fn utilization(flops: f64, options: &FlopsOptions) -> Option<f64> {
     let (seconds, peak) = (options.step_seconds?, options.peak_flops?);
     (seconds > 0.0 && peak > 0.0).then(|| flops / seconds / peak)
@@ -238,8 +230,7 @@ fn quantity(value: f64, unit: &str) -> String {
     format!("{number} {prefix}{unit}").trim_end().to_owned()
 }
 
-/// Formats a time in the largest unit (s, ms, us) in which it is at least 1, or
-/// else in us.
+/// Formats a time in the largest unit (s, ms, us) in which it is at least 1, or else in us.
 fn duration(seconds: f64) -> String {
     match seconds {
         _ if seconds >= 1.0 => format!("{seconds:.2} s"),

@@ -1,5 +1,5 @@
-//! `generated.jsonl`: texts that a model generated after evaluations, so that
-//! people see what it says.
+//! `generated.jsonl`: texts that a model generated after evaluations, so that people see what it
+//! says.
 //!
 //! Main type: [`GeneratedText`].
 
@@ -44,9 +44,7 @@ impl JsonRow for GeneratedText {
 /// Reads all texts in file order.
 ///
 /// # Errors
-///
-/// Returns an error if the file cannot be read, or if a complete line is not a
-/// text.
+/// Returns an error if the file cannot be read, or if a complete line is not a text.
 pub fn read_generated(path: &Path) -> Result<Vec<GeneratedText>, MetricsError> {
     read_rows(path)
 }

@@ -1,8 +1,8 @@
 //! HTML of pages with charts: escaping, tables, the page frame and its style.
 //!
-//! A page is self-contained: style and curves are inline, and there is no
-//! script. Names, paths and values of a job are untrusted, so every text that
-//! is not a literal of this crate is escaped with [`Escaped`].
+//! A page is self-contained: style and curves are inline, and there is no script. Names, paths and
+//! values of a job are untrusted, so every text that is not a literal of this crate is escaped with
+//! [`Escaped`].
 
 use deepburn_files::PartialFile;
 use serde_json::Value;
@@ -43,8 +43,7 @@ pub(crate) fn push(html: &mut String, text: fmt::Arguments<'_>) {
     let _ = html.write_fmt(text);
 }
 
-/// Appends a heading and a table of names and values, or nothing if there are
-/// no values.
+/// Appends a heading and a table of names and values, or nothing if there are no values.
 ///
 /// Both columns are escaped.
 pub(crate) fn table(html: &mut String, heading: &str, rows: &[(String, String)]) {
@@ -59,14 +58,13 @@ pub(crate) fn table(html: &mut String, heading: &str, rows: &[(String, String)])
     html.push_str("</table>\n</section>\n");
 }
 
-/// The number of columns that fit on a phone. On phones, rows with more columns
-/// are shown as lists.
+/// The number of columns that fit on a phone. On phones, rows with more columns are shown as lists.
 const NARROW: usize = 4;
 
 /// Appends a heading and a table with column titles.
 ///
-/// `head` contains the column titles. Each row has one cell per column, and the
-/// first cell is the heading of the row.
+/// `head` contains the column titles. Each row has one cell per column, and the first cell is the
+/// heading of the row.
 pub(crate) fn grid(html: &mut String, heading: &str, head: &[String], rows: &[Vec<String>]) {
     push(html, format_args!("<section>\n<h2>{}</h2>\n", Escaped(heading)));
     // A wide table cannot be read on a phone; there the style sheet shows each row as a list.
@@ -122,11 +120,10 @@ pub(crate) fn percent(share: f64) -> String {
 
 /// Writes a file atomically: it contains either the old or the new text.
 ///
-/// The text is written to `PATH.partial`, which is then renamed. The file is not
-/// synced to disk, so the page may be missing after a power failure.
+/// The text is written to `PATH.partial`, which is then renamed. The file is not synced to disk, so
+/// the page may be missing after a power failure.
 ///
 /// # Errors
-///
 /// Returns the error of the operating system.
 pub(crate) fn write(path: &Path, text: &str) -> io::Result<()> {
     // In the same folder, because a rename cannot cross file systems.
@@ -135,8 +132,8 @@ pub(crate) fn write(path: &Path, text: &str) -> io::Result<()> {
     PartialFile::replace(path, partial, text)
 }
 
-/// Returns the complete page. Its content security policy prevents the browser
-/// from loading or running anything.
+/// Returns the complete page. Its content security policy prevents the browser from loading or
+/// running anything.
 pub(crate) fn page(title: &str, body: &str) -> String {
     let title = Escaped(title);
     format!(

@@ -1,20 +1,15 @@
-//! Monitoring: the metrics of a run, its report page, and files for other
-//! programs.
+//! Monitoring: the metrics of a run, its report page, and files for other programs.
 //!
 //! - [`metrics`]: `metrics.jsonl`, one row per step and per evaluation.
-//! - [`GeneratedText`]: `generated.jsonl`, what a model generated after
-//!   evaluations.
+//! - [`GeneratedText`]: `generated.jsonl`, what a model generated after evaluations.
 //! - [`Report`]: `report.html`, a self-contained page about a run.
 //! - [`Comparison`]: a page that compares the curves of several runs.
-//! - [`Monitors`]: TensorBoard event files and DeepSpeed's CSV files, written
-//!   during a run.
+//! - [`Monitors`]: TensorBoard event files and DeepSpeed's CSV files, written during a run.
 //! - [`WandbRun`]: W&B's offline runs, written during a run.
-//! - [`Profiler`]: the spans of some steps as a Chrome trace, and the memory
-//!   over time.
+//! - [`Profiler`]: the spans of some steps as a Chrome trace, and the memory over time.
 //! - [`FlopsProfile`]: operations, parameters and time of a model by module.
 //!
-//! The crate does not depend on tensors or backends: it turns rows and numbers
-//! into files.
+//! The crate does not depend on tensors or backends: it turns rows and numbers into files.
 
 mod append;
 mod chart;

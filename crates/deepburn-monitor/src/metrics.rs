@@ -1,8 +1,8 @@
 //! The metrics of a run: `metrics.jsonl`, one JSON object per line.
 //!
-//! Main types: [`StepRow`] for each optimizer step, [`EvalRow`] for each
-//! evaluation, [`MetricsWriter`] and [`read_metrics`]. JSON has no NaN, so
-//! numbers that are not finite are written as `null` and read as NaN.
+//! Main types: [`StepRow`] for each optimizer step, [`EvalRow`] for each evaluation,
+//! [`MetricsWriter`] and [`read_metrics`]. JSON has no NaN, so numbers that are not finite are
+//! written as `null` and read as NaN.
 
 use std::path::Path;
 
@@ -18,24 +18,21 @@ pub use crate::rows_file::{JsonRow, MetricsError, RowsWriter};
 pub struct StepRow {
     /// The number of the step, from 1.
     pub step: u64,
-    /// The mean loss over micro-batches and ranks; NaN for a step without
-    /// targets.
+    /// The mean loss over micro-batches and ranks; NaN for a step without targets.
     #[serde(deserialize_with = "null_is_nan")]
     pub loss: f64,
     /// The learning rate of the step.
     #[serde(deserialize_with = "null_is_nan")]
     pub lr: f64,
-    /// The global norm of the unscaled gradients before clipping; `None` for a
-    /// skipped step.
+    /// The global norm of the unscaled gradients before clipping; `None` for a skipped step.
     pub grad_norm: Option<f64>,
     /// The loss scale of the backward passes.
     #[serde(deserialize_with = "null_is_nan")]
     pub loss_scale: f64,
-    /// Whether the update was skipped because a gradient was not finite or
-    /// because the step had no target.
+    /// Whether the update was skipped because a gradient was not finite or because the step had no
+    /// target.
     pub skipped: bool,
-    /// The number of tokens (or of samples, if there are no tokens) over all
-    /// ranks.
+    /// The number of tokens (or of samples, if there are no tokens) over all ranks.
     pub tokens: u64,
     /// The wall-clock time of the step in seconds.
     #[serde(deserialize_with = "null_is_nan")]
@@ -48,9 +45,8 @@ pub struct StepRow {
     /// The time by phase, if it was measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seconds: Option<PhaseSeconds>,
-    /// Preference optimization: the mean reward of the better completions, the
-    /// scaled difference to the reference's log-probability. The names are
-    /// TRL's.
+    /// Preference optimization: the mean reward of the better completions, the scaled difference to
+    /// the reference's log-probability. The names are TRL's.
     #[serde(default, rename = "rewards/chosen", skip_serializing_if = "Option::is_none")]
     pub rewards_chosen: Option<f64>,
     /// The mean reward of the worse completions.
@@ -64,8 +60,8 @@ pub struct StepRow {
     pub rewards_accuracies: Option<f64>,
 }
 
-/// The wall-clock time of a step by phase, in seconds, on this rank. The rest
-/// of `step_seconds` is other work.
+/// The wall-clock time of a step by phase, in seconds, on this rank. The rest of `step_seconds` is
+/// other work.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PhaseSeconds {
@@ -119,23 +115,21 @@ pub struct EvalRow {
     /// The mean loss over the evaluation data.
     #[serde(deserialize_with = "null_is_nan")]
     pub eval_loss: f64,
-    /// The accuracy from 0 to 1; `None` for a task without classes. With
-    /// several labels, all labels of a text have to be right.
+    /// The accuracy from 0 to 1; `None` for a task without classes. With several labels, all labels
+    /// of a text have to be right.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eval_accuracy: Option<f64>,
-    /// The micro-averaged F1 score from 0 to 1; `None` for a task without
-    /// several labels.
+    /// The micro-averaged F1 score from 0 to 1; `None` for a task without several labels.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eval_f1: Option<f64>,
     /// The mean absolute error; `None` for a task other than regression.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eval_mae: Option<f64>,
-    /// The fraction of tokens that are the model's most likely ones, from 0 to
-    /// 1; `None` for a task other than the next token.
+    /// The fraction of tokens that are the model's most likely ones, from 0 to 1; `None` for a task
+    /// other than the next token.
     #[serde(default, rename = "eval_mean_token_accuracy", skip_serializing_if = "Option::is_none")]
     pub token_accuracy: Option<f64>,
-    /// The mean reward of the better completions; `None` for a task without
-    /// preferences.
+    /// The mean reward of the better completions; `None` for a task without preferences.
     #[serde(default, rename = "eval_rewards/chosen", skip_serializing_if = "Option::is_none")]
     pub rewards_chosen: Option<f64>,
     /// The mean reward of the worse completions.
@@ -149,8 +143,7 @@ pub struct EvalRow {
     pub rewards_accuracies: Option<f64>,
 }
 
-/// The quality of a model besides its loss. The fields of an [`EvalRow`]
-/// determine the kind.
+/// The quality of a model besides its loss. The fields of an [`EvalRow`] determine the kind.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Quality {
     /// exp(loss), for tasks without another metric.
@@ -258,8 +251,8 @@ impl JsonRow for MetricsRow {
         self.step()
     }
 
-    /// Parses a line. The field `eval_loss` decides the kind first, so that a
-    /// wrong field is reported for the right kind.
+    /// Parses a line. The field `eval_loss` decides the kind first, so that a wrong field is
+    /// reported for the right kind.
     fn parse(line: &str) -> Result<Self, serde_json::Error> {
         let value: serde_json::Value = serde_json::from_str(line)?;
         if value.get("eval_loss").is_some() {
@@ -297,9 +290,7 @@ fn null_is_nan<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Err
 /// Reads all rows in file order.
 ///
 /// # Errors
-///
-/// Returns an error if the file cannot be read, or if a complete line is not a
-/// row.
+/// Returns an error if the file cannot be read, or if a complete line is not a row.
 pub fn read_metrics(path: &Path) -> Result<Vec<MetricsRow>, MetricsError> {
     read_rows(path)
 }

@@ -1,9 +1,9 @@
 //! Writes the metrics of a run for other programs while it trains.
 //!
-//! Main type: [`Monitors`], which writes TensorBoard event files, DeepSpeed's
-//! CSV files, or both. The tags and the horizontal axis (the number of training
-//! samples) are the same as in DeepSpeed, so that runs of both programs can be
-//! compared. As in DeepSpeed, the loss scale is only written in fp16.
+//! Main type: [`Monitors`], which writes TensorBoard event files, DeepSpeed's CSV files, or both.
+//! The tags and the horizontal axis (the number of training samples) are the same as in DeepSpeed,
+//! so that runs of both programs can be compared. As in DeepSpeed, the loss scale is only written
+//! in fp16.
 
 use crate::csv::CsvFiles;
 use crate::error::MonitorError;
@@ -47,8 +47,7 @@ pub struct MonitorFolders {
     pub csv: Option<PathBuf>,
     /// Whether the loss scale is written (in fp16).
     pub loss_scale: bool,
-    /// The number of samples after which a run resumes. CSV files keep earlier
-    /// lines.
+    /// The number of samples after which a run resumes. CSV files keep earlier lines.
     pub resumed_after: u64,
 }
 
@@ -64,7 +63,6 @@ impl Monitors {
     /// Creates the folders and the event file.
     ///
     /// # Errors
-    ///
     /// Returns an error if one of them cannot be created.
     pub fn create(folders: &MonitorFolders) -> Result<Self, MonitorError> {
         let MonitorFolders { tensorboard, csv, loss_scale, resumed_after } = folders;
@@ -78,11 +76,9 @@ impl Monitors {
         })
     }
 
-    /// Writes a step that ended after `samples` training samples over all
-    /// ranks.
+    /// Writes a step that ended after `samples` training samples over all ranks.
     ///
     /// # Errors
-    ///
     /// Returns an error if a file cannot be written.
     pub fn step(&mut self, samples: u64, row: &StepRow) -> Result<(), MonitorError> {
         self.scalar(LOSS, samples, row.loss)?;
@@ -104,7 +100,6 @@ impl Monitors {
     /// Writes an evaluation after `samples` training samples over all ranks.
     ///
     /// # Errors
-    ///
     /// Returns an error if a file cannot be written.
     pub fn evaluation(&mut self, samples: u64, row: &EvalRow) -> Result<(), MonitorError> {
         self.scalar(EVAL_LOSS, samples, row.eval_loss)?;

@@ -1,11 +1,9 @@
-//! A page that compares several runs: charts with the curves of all runs, and a
-//! table of results.
+//! A page that compares several runs: charts with the curves of all runs, and a table of results.
 //!
-//! Main type: [`Comparison`], created from output folders or from files like
-//! `metrics.jsonl`. The page is self-contained, like a report. Each run has the
-//! same colour in all charts; from the seventh run on, colours repeat with
-//! dashed lines. More than [`MAX_RUNS`] runs could not be distinguished and are
-//! an error.
+//! Main type: [`Comparison`], created from output folders or from files like `metrics.jsonl`. The
+//! page is self-contained, like a report. Each run has the same color in all charts; from the
+//! seventh run on, colors repeat with dashed lines. More than [`MAX_RUNS`] runs could not be
+//! distinguished and are an error.
 
 use crate::chart::{self, Chart, Series};
 use crate::html;
@@ -22,7 +20,7 @@ pub enum PlotError {
     /// No run was given.
     #[error("no run was named; give a run's output folder or its metrics.jsonl")]
     NoRun,
-    /// There are more runs than colours.
+    /// There are more runs than colors.
     #[error("{0} runs are too many for one page; name at most {MAX_RUNS}")]
     TooManyRuns(usize),
     /// A file was given twice.
@@ -53,26 +51,25 @@ struct PlottedRun {
 /// The metrics of several runs, for a comparison page.
 #[derive(Debug, Clone)]
 pub struct Comparison {
-    /// The runs in the given order. The index determines the colour.
+    /// The runs in the given order. The index determines the color.
     runs: Vec<PlottedRun>,
 }
 
 impl Comparison {
-    /// Reads the metrics of runs, each given by its output folder or by the
-    /// file. Runs are named by the parts of their paths that differ.
+    /// Reads the metrics of runs, each given by its output folder or by the file. Runs are named by
+    /// the parts of their paths that differ.
     ///
     /// # Errors
-    ///
-    /// Returns an error that names the file if it cannot be read, is not a
-    /// metrics file, has no rows or was given twice. Zero runs and more than
-    /// [`MAX_RUNS`] are errors too.
+    /// Returns an error that names the file if it cannot be read, is not a metrics file, has no
+    /// rows or was given twice. Zero runs and more than [`MAX_RUNS`] are errors too.
     pub fn read(paths: &[impl AsRef<Path>]) -> Result<Self, PlotError> {
         match paths.len() {
             0 => return Err(PlotError::NoRun),
             count if count > MAX_RUNS => return Err(PlotError::TooManyRuns(count)),
             _ => {}
         }
-        // Folders are resolved to files first, so a run that is given as folder and as file is detected.
+        // Folders are resolved to files first, so a run that is given as folder and as file is
+        // detected.
         let files: Vec<PathBuf> = paths.iter().map(|path| record_of(path.as_ref())).collect();
         // Two curves of one run would hide each other.
         if let Some(twice) = files.iter().enumerate().find(|(i, file)| files[..*i].contains(file)) {
@@ -97,9 +94,7 @@ impl Comparison {
     /// Writes the page atomically.
     ///
     /// # Errors
-    ///
-    /// Returns an error if a curve cannot be drawn or the file cannot be
-    /// written.
+    /// Returns an error if a curve cannot be drawn or the file cannot be written.
     pub fn write(&self, path: &Path) -> Result<(), PlotError> {
         let page = self.to_html()?;
         html::write(path, &page)
@@ -109,7 +104,6 @@ impl Comparison {
     /// Returns the page as text.
     ///
     /// # Errors
-    ///
     /// Returns an error if a curve cannot be drawn.
     pub fn to_html(&self) -> Result<String, PlotError> {
         let title = self.names().collect::<Vec<_>>().join(", ");
@@ -130,8 +124,7 @@ impl Comparison {
         Ok(html::page(&title, &body))
     }
 
-    /// Returns the charts, the most important first. Charts of values that no
-    /// run has are omitted.
+    /// Returns the charts, the most important first. Charts of values that no run has are omitted.
     fn charts(&self) -> Vec<Chart> {
         const MIB: f64 = (1 << 20) as f64;
         let steps = |title, value: fn(&StepRow) -> f64| {
@@ -168,8 +161,8 @@ impl Comparison {
         charts
     }
 
-    /// Returns a series for every run. Runs without values get an empty one, so
-    /// that each run keeps its colour.
+    /// Returns a series for every run. Runs without values get an empty one, so that each run keeps
+    /// its color.
     fn series(&self, points: impl Fn(&PlottedRun) -> Vec<(f64, f64)>) -> Vec<Series> {
         self.runs.iter().map(|run| Series::new(&*run.name, points(run).into_iter())).collect()
     }
@@ -178,8 +171,7 @@ impl Comparison {
 /// A value of an evaluation.
 type EvalValue = fn(&EvalRow) -> f64;
 
-/// The charts of metrics besides the loss. A metric that a row does not have is
-/// NaN.
+/// The charts of metrics besides the loss. A metric that a row does not have is NaN.
 const QUALITIES: [(&str, EvalValue); 4] = [
     ("Evaluation accuracy", |row| row.eval_accuracy.unwrap_or(f64::NAN)),
     ("Evaluation F1", |row| row.eval_f1.unwrap_or(f64::NAN)),
@@ -204,7 +196,8 @@ impl PlottedRun {
         let last = self.steps.last();
         let loss = self.evals.iter().map(|row| row.eval_loss).filter(finite);
         let accuracy = self.evals.iter().filter_map(|row| row.eval_accuracy).filter(finite);
-        // Total tokens divided by total time. A mean of the rates would give short steps too much weight.
+        // Total tokens divided by total time. A mean of the rates would give short steps too much
+        // weight.
         let tokens: f64 = self.steps.iter().map(|row| row.tokens as f64).sum();
         let seconds: f64 = self.steps.iter().map(|row| row.step_seconds).filter(finite).sum();
         let peak = self.steps.iter().map(|row| row.memory.rss).max();
@@ -220,17 +213,15 @@ impl PlottedRun {
     }
 }
 
-/// Returns the metrics file of a run that is given by its folder or by the
-/// file.
+/// Returns the metrics file of a run that is given by its folder or by the file.
 fn record_of(path: &Path) -> PathBuf {
     if path.is_dir() { path.join("metrics.jsonl") } else { path.to_path_buf() }
 }
 
 /// Returns a name for each file, made of the parts of its path that differ.
 ///
-/// The common suffix of all paths is skipped. Before it, the smallest number of
-/// parts is taken for which all names are distinct. For example, `out/a/run` and
-/// `out/b/run` are named `a` and `b`.
+/// The common suffix of all paths is skipped. Before it, the smallest number of parts is taken for
+/// which all names are distinct. For example, `out/a/run` and `out/b/run` are named `a` and `b`.
 fn names(files: &[PathBuf]) -> Vec<String> {
     let parts: Vec<Vec<String>> = files.iter().map(|file| parts_of(file)).collect();
     // Counted from the end, because runs usually differ in a folder above.
@@ -260,8 +251,7 @@ fn end(parts: &[String], skipped: usize, depth: usize) -> &[String] {
     &parts[last.saturating_sub(depth)..last]
 }
 
-/// Returns the parts of a path that identify a run, without the file name
-/// `metrics.jsonl`.
+/// Returns the parts of a path that identify a run, without the file name `metrics.jsonl`.
 fn parts_of(file: &Path) -> Vec<String> {
     let absolute = std::path::absolute(file).unwrap_or_else(|_| file.to_path_buf());
     let mut parts: Vec<String> = absolute

@@ -1,14 +1,11 @@
-//! A profile of some steps: the spans of every thread, and the memory use by
-//! category.
+//! A profile of some steps: the spans of every thread, and the memory use by category.
 //!
-//! Main type: [`Profiler`]. Its `tracing` layer receives the spans of this
-//! program, and ranks report the beginning and end of steps. Outside the
-//! profiled steps it costs one atomic read. The result is `trace.json` (for
-//! chrome://tracing and Perfetto), `memory.csv` and `memory.html`.
+//! Main type: [`Profiler`]. Its `tracing` layer receives the spans of this program, and ranks
+//! report the beginning and end of steps. Outside the profiled steps it costs one atomic read. The
+//! result is `trace.json` (for chrome://tracing and Perfetto), `memory.csv` and `memory.html`.
 //!
-//! All records are kept in memory until the end of the run, so the number of
-//! spans is limited. All ranks lock the same recording, so profiling slows down
-//! runs with many ranks and short spans.
+//! All records are kept in memory until the end of the run, so the number of spans is limited. All
+//! ranks lock the same recording, so profiling slows down runs with many ranks and short spans.
 //!
 //! ```text
 //! trace.json    {"traceEvents": [{"name", "ph": "X", "tid": thread, "ts", "dur", "args"}, …],
@@ -36,8 +33,8 @@ use trace::Complete;
 use tracing_subscriber::Layer;
 use tracing_subscriber::registry::LookupSpan;
 
-/// The largest number of spans. It gives about 200 MB of `trace.json`, more
-/// than viewers can load. Later spans are counted and dropped.
+/// The largest number of spans. It gives about 200 MB of `trace.json`, more than viewers can load.
+/// Later spans are counted and dropped.
 const MAX_SPANS: usize = 1_000_000;
 
 /// The reason why a profile cannot be written.
@@ -73,8 +70,7 @@ struct Shared {
     wanted: OnceLock<Wanted>,
     /// The time from which microseconds are counted.
     started: Instant,
-    /// The number of threads inside a profiled step. Spans are recorded while
-    /// it is not 0.
+    /// The number of threads inside a profiled step. Spans are recorded while it is not 0.
     inside: AtomicUsize,
     /// The records so far.
     recording: Mutex<Recording>,
@@ -92,8 +88,7 @@ struct Wanted {
 /// The records so far.
 #[derive(Debug, Default)]
 struct Recording {
-    /// The threads in order of their first span; the index is the number of the
-    /// track.
+    /// The threads in order of their first span; the index is the number of the track.
     threads: Vec<(ThreadId, String)>,
     /// The current step of each thread, and its start in microseconds.
     steps: HashMap<ThreadId, (u64, f64)>,
@@ -106,8 +101,8 @@ struct Recording {
 }
 
 impl Profiler {
-    /// Creates a profiler that records no steps. Its layer can be installed
-    /// before it is known whether a profile is requested.
+    /// Creates a profiler that records no steps. Its layer can be installed before it is known
+    /// whether a profile is requested.
     pub fn idle() -> Self {
         let shared = Shared {
             wanted: OnceLock::new(),
@@ -118,17 +113,16 @@ impl Profiler {
         Self { shared: Arc::new(shared) }
     }
 
-    /// Requests a profile of the steps in `windows`, which is written to
-    /// `folder` at the end. Only the first call has an effect.
+    /// Requests a profile of the steps in `windows`, which is written to `folder` at the end. Only
+    /// the first call has an effect.
     pub fn profile(&self, windows: Vec<RangeInclusive<u64>>, folder: &Path) {
         // A second call finds the value already set and is ignored.
         let _ = self.shared.wanted.set(Wanted { windows, folder: folder.to_path_buf() });
     }
 
-    /// Returns the layer that receives spans whose target starts with
-    /// `deepburn`. A filter for log messages must belong to the layer that
-    /// prints them, because a filter of the whole subscriber would also drop
-    /// spans.
+    /// Returns the layer that receives spans whose target starts with `deepburn`. A filter for log
+    /// messages must belong to the layer that prints them, because a filter of the whole subscriber
+    /// would also drop spans.
     pub fn layer<S>(&self) -> impl Layer<S> + use<S>
     where
         S: tracing::Subscriber + for<'span> LookupSpan<'span>,
@@ -148,13 +142,13 @@ impl Profiler {
             return;
         }
         let now = self.microseconds(Instant::now());
-        // The step is stored before the counter is incremented, so a span that sees the counter also finds the step.
+        // The step is stored before the counter is incremented, so a span that sees the counter
+        // also finds the step.
         self.recording().steps.insert(thread::current().id(), (step, now));
         self.shared.inside.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Records that this thread has ended a step. Has no effect if the step is
-    /// not profiled.
+    /// Records that this thread has ended a step. Has no effect if the step is not profiled.
     pub fn end_step(&self, step: u64) {
         // A step outside of the windows has no entry.
         let current = self.recording().steps.get(&thread::current().id()).copied();
@@ -163,11 +157,11 @@ impl Profiler {
         }
     }
 
-    /// Records the memory of a rank, in bytes by category. Has no effect
-    /// outside the profiled steps.
+    /// Records the memory of a rank, in bytes by category. Has no effect outside the profiled
+    /// steps.
     ///
-    /// The memory is recorded if any thread is inside a profiled step, even if
-    /// `rank` itself is not.
+    /// The memory is recorded if any thread is inside a profiled step, even if `rank` itself is
+    /// not.
     pub fn memory(&self, rank: usize, categories: &[(&str, u64)]) {
         if !self.is_on() {
             return;
@@ -177,11 +171,9 @@ impl Profiler {
         self.recording().memory.push(MemorySample { at, rank, bytes });
     }
 
-    /// Writes the profile. Returns `false` and writes nothing if no requested
-    /// step was reached.
+    /// Writes the profile. Returns `false` and writes nothing if no requested step was reached.
     ///
     /// # Errors
-    ///
     /// Returns an error if the folder or a file cannot be written.
     pub fn finish(&self) -> Result<bool, ProfileError> {
         self.end_current();
@@ -217,8 +209,7 @@ impl Profiler {
         self.shared.inside.load(Ordering::Relaxed) > 0
     }
 
-    /// Ends the current step of this thread, if it has one, and records it as a
-    /// span.
+    /// Ends the current step of this thread, if it has one, and records it as a span.
     fn end_current(&self) {
         let id = thread::current().id();
         let mut recording = self.recording();
@@ -230,8 +221,8 @@ impl Profiler {
         }
     }
 
-    /// Records a span of this thread if the thread is inside a profiled step.
-    /// Other ranks may be ahead or behind.
+    /// Records a span of this thread if the thread is inside a profiled step. Other ranks may be
+    /// ahead or behind.
     fn record(&self, name: &'static str, begun: Instant, args: Map<String, Value>) {
         // The time is taken before locking, because the lock may block.
         let times = (self.microseconds(begun), self.microseconds(Instant::now()));
@@ -248,15 +239,14 @@ impl Profiler {
 
     /// Locks the recording.
     fn recording(&self) -> MutexGuard<'_, Recording> {
-        // Every change is a single push or removal, so a panic leaves the value
-        // consistent.
+        // Every change is a single push or removal, so a panic leaves the value consistent.
         self.shared.recording.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Recording {
-    /// Adds a span of this thread, or counts it as dropped if there are too
-    /// many. Times are in microseconds.
+    /// Adds a span of this thread, or counts it as dropped if there are too many. Times are in
+    /// microseconds.
     fn push(&mut self, name: &'static str, (begun, ended): (f64, f64), args: Map<String, Value>) {
         if self.spans.len() >= MAX_SPANS {
             self.dropped += 1;

@@ -1,10 +1,9 @@
 //! `report.html`: a self-contained page about a run.
 //!
-//! Main type: [`Report`], created from the rows of `metrics.jsonl`, the
-//! resolved job, the test result if there is one, and the environment. The page
-//! loads nothing: curves are inline SVG, there is no script, and all untrusted
-//! text is escaped. It follows the reader's light or dark theme and is readable
-//! on a phone.
+//! Main type: [`Report`], created from the rows of `metrics.jsonl`, the resolved job, the test
+//! result if there is one, and the environment. The page loads nothing: curves are inline SVG,
+//! there is no script, and all untrusted text is escaped. It follows the reader's light or dark
+//! theme and is readable on a phone.
 
 mod curves;
 mod environment;
@@ -30,11 +29,10 @@ pub struct Report<'a> {
     pub job: &'a Value,
     /// The rows of `metrics.jsonl`; may be empty.
     pub rows: &'a [MetricsRow],
-    /// The content of `test.json`, if there was a test. Missing fields are
-    /// omitted.
+    /// The content of `test.json`, if there was a test. Missing fields are omitted.
     pub test: Option<&'a Value>,
-    /// The texts that the model generated after evaluations, in the order of
-    /// their steps; may be empty.
+    /// The texts that the model generated after evaluations, in the order of their steps; may be
+    /// empty.
     pub generated: &'a [GeneratedText],
     /// The machine and program of the run.
     pub environment: &'a Environment,
@@ -44,9 +42,7 @@ impl Report<'_> {
     /// Writes the page atomically.
     ///
     /// # Errors
-    ///
-    /// Returns an error if a curve cannot be drawn or the file cannot be
-    /// written.
+    /// Returns an error if a curve cannot be drawn or the file cannot be written.
     pub fn write(&self, path: &Path) -> Result<(), ReportError> {
         html::write(path, &self.to_html()?)
             .map_err(|source| ReportError::File { path: path.to_path_buf(), source })
@@ -55,7 +51,6 @@ impl Report<'_> {
     /// Returns the page as text.
     ///
     /// # Errors
-    ///
     /// Returns an error if a curve cannot be drawn.
     pub fn to_html(self) -> Result<String, ReportError> {
         let (steps, evals) = split(self.rows);
@@ -78,8 +73,8 @@ impl Report<'_> {
     }
 }
 
-/// Returns the values of the job by dotted path. The DeepSpeed section appears
-/// only in the folded JSON.
+/// Returns the values of the job by dotted path. The DeepSpeed section appears only in the folded
+/// JSON.
 fn job_rows(job: &Value) -> Vec<(String, String)> {
     let mut rows = Vec::new();
     if let Value::Object(sections) = job {
@@ -91,8 +86,8 @@ fn job_rows(job: &Value) -> Vec<(String, String)> {
     rows
 }
 
-/// Appends the values below `value`, which is at `path`. Nulls are omitted;
-/// empty objects and lists are shown as JSON.
+/// Appends the values below `value`, which is at `path`. Nulls are omitted; empty objects and lists
+/// are shown as JSON.
 fn collect_leaves(path: &str, value: &Value, rows: &mut Vec<(String, String)>) {
     match value {
         Value::Object(fields) if !fields.is_empty() => {

@@ -1,8 +1,8 @@
 //! Files of rows: one JSON object per line, each of which belongs to a step.
 //!
-//! Main type: [`RowsWriter`]. A write returns after the line was passed to the
-//! operating system. If a killed run left an incomplete last line, the line is
-//! dropped; any other line that is not a row is an error.
+//! Main type: [`RowsWriter`]. A write returns after the line was passed to the operating system. If
+//! a killed run left an incomplete last line, the line is dropped; any other line that is not a row
+//! is an error.
 
 use std::fs;
 use std::io::{self, Write};
@@ -21,14 +21,12 @@ pub trait JsonRow: Sized {
     /// Parses a line.
     ///
     /// # Errors
-    ///
     /// Returns an error if the line is not a row.
     fn parse(line: &str) -> Result<Self, serde_json::Error>;
 
     /// Returns the line of the row, without its end.
     ///
     /// # Errors
-    ///
     /// Returns the errors of `serde_json`.
     fn to_json(&self) -> Result<String, serde_json::Error>;
 }
@@ -68,8 +66,8 @@ impl MetricsError {
     }
 }
 
-/// Appends rows to a file and flushes each line. Rows that did not fit on the
-/// disk are written with the next row.
+/// Appends rows to a file and flushes each line. Rows that did not fit on the disk are written with
+/// the next row.
 #[derive(Debug)]
 pub struct RowsWriter<R> {
     file: AppendFile,
@@ -80,7 +78,6 @@ impl<R: JsonRow> RowsWriter<R> {
     /// Creates a file, which replaces an existing one.
     ///
     /// # Errors
-    ///
     /// Returns an error if the file cannot be written.
     pub fn create(path: &Path) -> Result<Self, MetricsError> {
         let file = AppendFile::create(path);
@@ -88,19 +85,16 @@ impl<R: JsonRow> RowsWriter<R> {
         Ok(Self { file, row: PhantomData })
     }
 
-    /// Continues the file of a run that resumes after `step`. Later rows are
-    /// dropped, because the resumed run writes them again. Creates the file if
-    /// it does not exist.
+    /// Continues the file of a run that resumes after `step`. Later rows are dropped, because the
+    /// resumed run writes them again. Creates the file if it does not exist.
     ///
     /// # Errors
-    ///
-    /// Returns an error if the file cannot be read or written, or if a line is
-    /// not a row.
+    /// Returns an error if the file cannot be read or written, or if a line is not a row.
     pub fn resume(path: &Path, step: u64) -> Result<Self, MetricsError> {
         let mut kept = String::new();
         if path.exists() {
-            // The lines are copied as text, because numbers that are formatted
-            // again might differ in the last digit.
+            // The lines are copied as text, because numbers that are formatted again might differ
+            // in the last digit.
             for (line, row) in read_lines::<R>(path)? {
                 if row.step() <= step {
                     kept.push_str(&line);
@@ -127,10 +121,8 @@ impl<R: JsonRow> RowsWriter<R> {
     /// Appends a row after the pending ones.
     ///
     /// # Errors
-    ///
-    /// Returns an error if the file cannot be written. The file then contains
-    /// no part of the row, and the row is kept
-    /// ([`is_disk_full`](MetricsError::is_disk_full)).
+    /// Returns an error if the file cannot be written. The file then contains no part of the row,
+    /// and the row is kept ([`is_disk_full`](MetricsError::is_disk_full)).
     pub fn write(&mut self, row: impl Into<R>) -> Result<(), MetricsError> {
         let line = row.into().to_json().map_err(io::Error::from);
         // Row and line end are written in one call.
@@ -141,17 +133,15 @@ impl<R: JsonRow> RowsWriter<R> {
     /// Writes the rows that did not fit on the disk before.
     ///
     /// # Errors
-    ///
     /// Returns the same errors as [`write`](Self::write).
     pub fn flush(&mut self) -> Result<(), MetricsError> {
         self.file.flush().map_err(|source| self.failed(source))
     }
 
-    /// Creates the file and its folder again if they were removed, and returns
-    /// whether this was the case. Earlier rows are lost.
+    /// Creates the file and its folder again if they were removed, and returns whether this was the
+    /// case. Earlier rows are lost.
     ///
     /// # Errors
-    ///
     /// Returns an error if the file cannot be created.
     pub fn restore_if_removed(&mut self) -> Result<bool, MetricsError> {
         self.file.restore_if_removed().map_err(|source| self.failed(source))
@@ -165,9 +155,7 @@ impl<R: JsonRow> RowsWriter<R> {
 /// Reads all rows in file order.
 ///
 /// # Errors
-///
-/// Returns an error if the file cannot be read, or if a complete line is not a
-/// row.
+/// Returns an error if the file cannot be read, or if a complete line is not a row.
 pub(crate) fn read_rows<R: JsonRow>(path: &Path) -> Result<Vec<R>, MetricsError> {
     Ok(read_lines(path)?.into_iter().map(|(_, row)| row).collect())
 }

@@ -1,10 +1,9 @@
 //! TensorBoard event files.
 //!
-//! Main type: [`EventWriter`]. A file is a sequence of TFRecords, each with the
-//! masked CRC-32C of its length and of its content. Each content is an `Event`
-//! of TensorBoard's protocol buffers. The first event names the format, and
-//! each later one contains one scalar. A write returns after the event was
-//! passed to the operating system, so TensorBoard can follow a run.
+//! Main type: [`EventWriter`]. A file is a sequence of TFRecords, each with the masked CRC-32C of
+//! its length and of its content. Each content is an `Event` of TensorBoard's protocol buffers. The
+//! first event names the format, and each later one contains one scalar. A write returns after the
+//! event was passed to the operating system, so TensorBoard can follow a run.
 
 use crate::append::AppendFile;
 use crate::error::MonitorError;
@@ -17,8 +16,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 /// The version of the format.
 const FILE_VERSION: &str = "brain.Event:2";
 
-/// The constant that is added to a rotated checksum, so that checksums of data
-/// that contains checksums stay reliable.
+/// The constant that is added to a rotated checksum, so that checksums of data that contains
+/// checksums stay reliable.
 const MASK_DELTA: u32 = 0xA282_EAD8;
 
 /// The part of `tensorflow.Event` that scalars need.
@@ -53,8 +52,7 @@ struct Summary {
 struct Scalar {
     #[prost(string, tag = "1")]
     tag: String,
-    // The field is optional, so that a 0 is written too: a value without a kind
-    // would be dropped.
+    // The field is optional, so that a 0 is written too: a value without a kind would be dropped.
     #[prost(float, optional, tag = "2")]
     simple_value: Option<f32>,
 }
@@ -66,11 +64,10 @@ pub struct EventWriter {
 }
 
 impl EventWriter {
-    /// Creates a file in `folder`, which is created if it does not exist. Files
-    /// of earlier runs are kept, and TensorBoard reads all files of a folder.
+    /// Creates a file in `folder`, which is created if it does not exist. Files of earlier runs are
+    /// kept, and TensorBoard reads all files of a folder.
     ///
     /// # Errors
-    ///
     /// Returns an error if the folder or the file cannot be created.
     pub fn create(folder: &Path) -> Result<Self, MonitorError> {
         static FILES: AtomicU32 = AtomicU32::new(0);
@@ -94,11 +91,10 @@ impl EventWriter {
         self.file.path()
     }
 
-    /// Appends a value of the curve `tag`. It is stored in 32 bits,
-    /// TensorBoard's type; NaN and infinity are kept.
+    /// Appends a value of the curve `tag`. It is stored in 32 bits, TensorBoard's type; NaN and
+    /// infinity are kept.
     ///
     /// # Errors
-    ///
     /// Returns an error if the file cannot be written.
     pub fn scalar(&mut self, tag: &str, step: u64, value: f64) -> Result<(), MonitorError> {
         let scalar = Scalar { tag: tag.to_owned(), simple_value: Some(value as f32) };
@@ -115,8 +111,7 @@ impl EventWriter {
     }
 }
 
-/// Returns a TFRecord: length, its checksum, content, its checksum, all
-/// little-endian.
+/// Returns a TFRecord: length, its checksum, content, its checksum, all little-endian.
 fn record(content: &[u8]) -> Vec<u8> {
     let length = (content.len() as u64).to_le_bytes();
     let mut record = Vec::with_capacity(content.len() + 16);

@@ -1,19 +1,19 @@
 //! W&B offline runs: a folder that `wandb sync` uploads.
 //!
-//! Main type: [`WandbRun`]. It writes what W&B's own client writes in its
-//! offline mode, and never uses a network:
+//! Main type: [`WandbRun`]. It writes what W&B's own client writes in its offline mode, and never
+//! uses a network:
 //!
 //! ```text
 //! wandb/offline-run-20261126_120000-x3k9q2ab/run-x3k9q2ab.wandb
 //! ```
 //!
-//! The file has a header, the run with its configuration, a history row and
-//! the new summary for each step, and the exit status. Times in names are in
-//! UTC. Names of metrics follow the W&B integration of `transformers`.
+//! The file has a header, the run with its configuration, a history row and the new summary for
+//! each step, and the exit status. Times in names are in UTC. Names of metrics follow the W&B
+//! integration of `transformers`.
 //!
-//! W&B has one row for a step, so the row of a step is held until the next one
-//! begins: the evaluation after the step belongs to it. A killed run lacks the
-//! row that was held, and the exit status; W&B shows such a run as failed.
+//! W&B has one row for a step, so the row of a step is held until the next one begins: the
+//! evaluation after the step belongs to it. A killed run lacks the row that was held, and the exit
+//! status; W&B shows such a run as failed.
 
 mod earlier_run;
 mod record;
@@ -97,15 +97,13 @@ pub struct WandbRun {
 impl WandbRun {
     /// Creates the folder of a run in `folder`, which is W&B's folder `wandb`.
     ///
-    /// If the run continues an earlier one, rows of later steps are removed
-    /// from the earlier folders, unless they are uploaded
+    /// If the run continues an earlier one, rows of later steps are removed from the earlier
+    /// folders, unless they are uploaded
     /// ([`repeats_uploaded_steps`](Self::repeats_uploaded_steps)).
     ///
     /// # Errors
-    ///
-    /// Returns an error if a folder or a file cannot be created, or if an
-    /// earlier file cannot be read or shortened. A full disk is not an error:
-    /// what does not fit waits for room.
+    /// Returns an error if a folder or a file cannot be created, or if an earlier file cannot be
+    /// read or shortened. A full disk is not an error: what does not fit waits for room.
     pub fn create(folder: &Path, options: &WandbOptions) -> Result<Self, MonitorError> {
         let earlier = match options.continues {
             true => EarlierRun::rewind(folder, options.resumed_after)?,
@@ -149,8 +147,8 @@ impl WandbRun {
         self.log.path().parent().unwrap_or(Path::new(""))
     }
 
-    /// Returns the folder to pass to `wandb sync`: the run's own, or the folder
-    /// of all runs if the run has earlier parts, which W&B has to upload first.
+    /// Returns the folder to pass to `wandb sync`: the run's own, or the folder of all runs if the
+    /// run has earlier parts, which W&B has to upload first.
     pub fn upload_folder(&self) -> &Path {
         let folder = self.folder();
         match self.is_continued {
@@ -159,19 +157,18 @@ impl WandbRun {
         }
     }
 
-    /// Returns whether the run resumes before steps that are already uploaded.
-    /// W&B then has both rows of each of these steps.
+    /// Returns whether the run resumes before steps that are already uploaded. W&B then has both
+    /// rows of each of these steps.
     pub fn repeats_uploaded_steps(&self) -> bool {
         self.repeats_uploaded_steps
     }
 
-    /// Begins the row of a step that ended after `samples` training samples
-    /// over all ranks, and writes the row before it.
+    /// Begins the row of a step that ended after `samples` training samples over all ranks, and
+    /// writes the row before it.
     ///
     /// # Errors
-    ///
-    /// Returns an error if the file cannot be written. Rows that do not fit on
-    /// the disk are kept and written with the next one.
+    /// Returns an error if the file cannot be written. Rows that do not fit on the disk are kept
+    /// and written with the next one.
     pub fn step(&mut self, samples: u64, row: &StepRow) -> Result<(), MonitorError> {
         let mut items = vec![
             WandbItem::number("train/loss", row.loss),
@@ -198,7 +195,6 @@ impl WandbRun {
     /// Adds an evaluation to the row of its step.
     ///
     /// # Errors
-    ///
     /// Returns the same errors as [`step`](Self::step).
     pub fn evaluation(&mut self, row: &EvalRow) -> Result<(), MonitorError> {
         self.add(row.step, evaluation_items("eval", row))
@@ -207,7 +203,6 @@ impl WandbRun {
     /// Adds the evaluation on the test split to the summary.
     ///
     /// # Errors
-    ///
     /// Returns the same errors as [`step`](Self::step).
     pub fn test(&mut self, row: &EvalRow) -> Result<(), MonitorError> {
         self.write_held()?;
@@ -215,11 +210,9 @@ impl WandbRun {
         self.append(vec![RecordKind::Summary(SummaryRecord { update })])
     }
 
-    /// Writes the last row and the exit status of the program. Only the first
-    /// call has an effect.
+    /// Writes the last row and the exit status of the program. Only the first call has an effect.
     ///
     /// # Errors
-    ///
     /// Returns an error if the file cannot be written.
     pub fn finish(&mut self, exit_code: i32) -> Result<(), MonitorError> {
         if self.is_finished {
@@ -281,17 +274,16 @@ impl WandbRun {
 }
 
 impl Drop for WandbRun {
-    /// Records a run that was not finished as failed, with W&B's exit code for a
-    /// run without one.
+    /// Records a run that was not finished as failed, with W&B's exit code for a run without one.
     fn drop(&mut self) {
-        // An error of the disk cannot be returned here, and the run has already
-        // failed for another reason.
+        // An error of the disk cannot be returned here, and the run has already failed for another
+        // reason.
         _ = self.finish(1);
     }
 }
 
-/// Returns the row of a step and the summary after it, which W&B does not
-/// compute. One write has both, so a killed run has the summary of its last row.
+/// Returns the row of a step and the summary after it, which W&B does not compute. One write has
+/// both, so a killed run has the summary of its last row.
 fn row_records(row: HistoryRecord) -> Vec<RecordKind> {
     let summary = SummaryRecord { update: row.item.clone() };
     vec![RecordKind::History(row), RecordKind::Summary(summary)]
@@ -327,15 +319,14 @@ fn run_record(
             nanos: time.timestamp_subsec_nanos() as i32,
         }),
         runtime: earlier.runtime as i32,
-        // An upload that resumes renumbers steps that are not greater than the
-        // last uploaded one; the first step may be `resumed_after`, if its
-        // evaluation is repeated. Without the field, it appends rows unchanged.
+        // An upload that resumes renumbers steps that are not greater than the last uploaded one;
+        // the first step may be `resumed_after`, if its evaluation is repeated. Without the field,
+        // it appends rows unchanged.
         resume: is_continued && earlier.uploaded_step < Some(options.resumed_after),
     }
 }
 
-/// Returns the values of an evaluation, with names that begin with the name of
-/// its split.
+/// Returns the values of an evaluation, with names that begin with the name of its split.
 fn evaluation_items(split: &str, row: &EvalRow) -> Vec<WandbItem> {
     // Without `..`, so that no metric of evaluations is forgotten here.
     let &EvalRow {
@@ -372,8 +363,8 @@ fn push_known(items: &mut Vec<WandbItem>, values: &[(&str, Option<f64>)]) {
     items.extend(values.iter().filter_map(|(key, value)| Some(WandbItem::number(key, (*value)?))));
 }
 
-/// Creates the folder of a run. A run that is resumed within a second gets a
-/// later time in its name, so that no folder has two parts of a run.
+/// Creates the folder of a run. A run that is resumed within a second gets a later time in its
+/// name, so that no folder has two parts of a run.
 fn create_folder(folder: &Path, time: DateTime<Utc>, id: &str) -> Result<PathBuf, MonitorError> {
     let mut time = time.naive_utc();
     let failed = |path: &Path, source| MonitorError::new("create", path, source);

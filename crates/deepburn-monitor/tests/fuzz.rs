@@ -1,6 +1,5 @@
-//! Fuzzes the log of an earlier W&B run, which a resumed run reads and
-//! shortens. The log is left with its beginning, and the resumed run is
-//! written.
+//! Fuzzes the log of an earlier W&B run, which a resumed run reads and shortens. The log is left
+//! with its beginning, and the resumed run is written.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -52,8 +51,7 @@ fn chunk(kind: u8, content: &[u8]) -> Vec<u8> {
     [&crc[..], &length, &[kind], content].concat()
 }
 
-/// Mutates a file: its bytes, or the content of a record, whose checksum stays
-/// right.
+/// Mutates a file: its bytes, or the content of a record, whose checksum stays right.
 fn mutated(sound: &[u8], mutator: &mut Mutator) -> Vec<u8> {
     let tokens = [
         &b"\x08\xff\xff\xff\xff\xff\xff\xff\xff\x7f"[..],

@@ -69,7 +69,6 @@ fn compare() {
 /// measured them.
 ///
 /// # Panics
-///
 /// Panics if `mpirun` cannot be started or the job fails.
 fn round(ranks: usize, name: &str) -> [Vec<f64>; 2] {
     let program = std::env::current_exe().expect("a running program has a path");
@@ -126,7 +125,6 @@ fn array(numel: usize) -> DeviceArray<Flex> {
 /// Times the engine's collectives as one rank of a job.
 ///
 /// # Panics
-///
 /// Panics if a rank fails.
 fn engine() {
     let process = Process::connect().expect("started by mpirun");
@@ -182,7 +180,7 @@ fn finish(
 /// Times MPI's collectives as one rank of a job, with buffers that are allocated once.
 fn mpi() {
     let (mut rank, mut size) = (0, 0);
-    // SAFETY: initialised once, on this thread, which makes all calls; the pointers are valid.
+    // SAFETY: initialized once, on this thread, which makes all calls; the pointers are valid.
     unsafe {
         // The return codes are not checked: MPI's default handler ends the job on an error.
         ffi::MPI_Init(std::ptr::null_mut(), std::ptr::null_mut());

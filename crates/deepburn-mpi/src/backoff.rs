@@ -3,9 +3,8 @@
 use std::thread;
 use std::time::Duration;
 
-/// A back-off with increasing pauses. An event that occurs soon is detected
-/// immediately, and a long wait does not occupy a core that computing ranks
-/// could use.
+/// A back-off with increasing pauses. An event that occurs soon is detected immediately, and a long
+/// wait does not occupy a core that computing ranks could use.
 #[derive(Debug, Default)]
 pub(crate) struct Backoff {
     pauses: u32,
@@ -17,8 +16,8 @@ impl Backoff {
     /// The longest pause in microseconds.
     const LONGEST: u32 = 500;
 
-    /// Returns true at intervals once a wait has lasted several milliseconds.
-    /// The caller then checks for late ranks.
+    /// Returns true at intervals once a wait has lasted several milliseconds. The caller then
+    /// checks for late ranks.
     pub(crate) fn is_long(&self) -> bool {
         self.pauses % Self::YIELDS == Self::YIELDS - 1
     }

@@ -2,8 +2,9 @@
 //!
 //! All ranks here are ranks of the group that runs the collective ([`GroupLink`]).
 //!
-//! Each collective exchanges headers with the other ranks (`GroupLink::meet`), exchanges bytes (`GroupLink::exchange`) and builds
-//! this rank's result. Data is sent directly between each pair of ranks:
+//! Each collective exchanges headers with the other ranks (`GroupLink::meet`), exchanges bytes
+//! (`GroupLink::exchange`) and builds this rank's result. Data is sent directly between each pair
+//! of ranks:
 //!
 //! ```text
 //! reduce-scatter, W = 3     an array of 3 parts on each rank; + is in rank order
@@ -31,9 +32,9 @@
 //! size of the result on every rank, where ranks that are threads share one. Contiguous tensors of
 //! the flex backend are sent without a copy. Sparse rows are sent in sparse form.
 //!
-//! A ring all-reduce would send the same number of bytes in `2 (W - 1)` dependent steps, and would add contributions in
-//! ring order. With direct messages, the owner of a part receives all contributions and adds them in rank order, so the
-//! results are bit-identical to rank threads.
+//! A ring all-reduce would send the same number of bytes in `2 (W - 1)` dependent steps, and would
+//! add contributions in ring order. With direct messages, the owner of a part receives all
+//! contributions and adds them in rank order, so the results are bit-identical to rank threads.
 
 use bytes::Bytes;
 use deepburn_comm::{
@@ -47,7 +48,6 @@ use crate::transfer::Incoming;
 /// Runs the collective that `side` describes and returns its result.
 ///
 /// # Errors
-///
 /// Returns an error if ranks disagree or fail, or if received bytes do not encode the expected
 /// arrays.
 pub(crate) fn run<T: Payload>(
@@ -70,11 +70,10 @@ pub(crate) fn run<T: Payload>(
 
 /// Returns this rank's shard of each reduced array, padded with zeros to the length of a shard.
 ///
-/// Every rank sends to each other rank the part that the receiver owns, and reduces its own part after all
-/// contributions have arrived.
+/// Every rank sends to each other rank the part that the receiver owns, and reduces its own part
+/// after all contributions have arrived.
 ///
 /// # Errors
-///
 /// Returns an error if ranks disagree or fail, or if received bytes do not encode the expected
 /// part.
 fn reduce_scatter<T: Payload>(
@@ -94,7 +93,8 @@ fn reduce_scatter<T: Payload>(
         .collect();
     let headers = link.meet(side, |other| described(&outgoing[other]))?;
 
-    // Both sides iterate over the arrays in the same order. It defines the order of the messages between two ranks.
+    // Both sides iterate over the arrays in the same order. It defines the order of the messages
+    // between two ranks.
     let others: Vec<usize> = (0..world_size).filter(|other| *other != rank).collect();
     let outgoing = others.iter().flat_map(|&other| {
         outgoing[other].iter().map(move |encoded| (other, encoded.bytes.clone()))
@@ -106,7 +106,8 @@ fn reduce_scatter<T: Payload>(
     let (outgoing, incoming) = (outgoing.collect(), incoming.collect());
     let mut received = link.exchange(outgoing, incoming)?.into_iter();
 
-    // The parts are in rank order, including this rank's own part. This is the order of the additions.
+    // The parts are in rank order, including this rank's own part. This is the order of the
+    // additions.
     let mut parts: Vec<Vec<T>> = arrays.iter().map(|_| Vec::with_capacity(world_size)).collect();
     for (other, header) in headers.iter().enumerate() {
         for (index, array) in arrays.iter().enumerate() {
@@ -128,7 +129,6 @@ fn reduce_scatter<T: Payload>(
 /// all others.
 ///
 /// # Errors
-///
 /// Returns the errors of [`reduce_scatter`].
 fn all_reduce<T: Payload>(
     link: &mut GroupLink<'_>,
@@ -145,7 +145,6 @@ fn all_reduce<T: Payload>(
 /// Returns the arrays, concatenated from the chunks of all ranks.
 ///
 /// # Errors
-///
 /// Returns an error if ranks disagree or fail.
 fn all_gather<T: Payload>(
     link: &mut GroupLink<'_>,
@@ -156,10 +155,10 @@ fn all_gather<T: Payload>(
     spread(link, chunks, side.numels())
 }
 
-/// Returns one array per input array: this rank's part of every rank's array, concatenated in rank order.
+/// Returns one array per input array: this rank's part of every rank's array, concatenated in rank
+/// order.
 ///
 /// # Errors
-///
 /// Returns an error if ranks disagree or fail.
 fn all_to_all<T: Payload>(
     link: &mut GroupLink<'_>,
@@ -172,7 +171,8 @@ fn all_to_all<T: Payload>(
     for array in arrays {
         let (partition, size) = (Partition::new(array.numel(), world_size), array.element_size());
         let part = |rank| array.part(partition.owned(rank)).encode().bytes;
-        // An array has the same length on all ranks, so this rank's parts of it also have equal lengths.
+        // An array has the same length on all ranks, so this rank's parts of it also have equal
+        // lengths.
         let owned = partition.owned(rank).len();
         let segment = |rank: usize| rank * owned * size..(rank + 1) * owned * size;
         let others = || (0..world_size).filter(|other| *other != rank);
@@ -195,7 +195,6 @@ fn all_to_all<T: Payload>(
 /// Returns the arrays of `root`. The arrays of the other ranks only define sizes and types.
 ///
 /// # Errors
-///
 /// Returns an error if ranks disagree or fail, or if received bytes do not encode the expected
 /// arrays.
 fn broadcast<T: Payload>(
@@ -275,7 +274,6 @@ fn described(encoded: &[Encoded]) -> Vec<(Form, u64)> {
 /// `home`.
 ///
 /// # Errors
-///
 /// Returns an error if the rank sent fewer arrays, or if the bytes do not encode such an array.
 fn decode<T: Payload>(
     home: &T,

@@ -1,12 +1,12 @@
-//! Control messages between ranks: greetings, headers, failures and farewells.
-//! They are small, may arrive at any time, and are encoded with `postcard`.
+//! Control messages between ranks: greetings, headers, failures and farewells. They are small, may
+//! arrive at any time, and are encoded with `postcard`.
 
 use bytes::Bytes;
 use deepburn_comm::{CommError, Form, GroupId, MessageContents, MessageRoute, Side};
 use serde::{Deserialize, Serialize};
 
-/// A message with the number of its run. A process can take part in several
-/// runs, and messages from earlier runs are ignored.
+/// A message with the number of its run. A process can take part in several runs, and messages from
+/// earlier runs are ignored.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Envelope {
     /// The number of the run, from 1.
@@ -47,13 +47,11 @@ pub(crate) enum ControlMessage {
 /// The identity of a rank.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Hello {
-    /// The version of this crate and the byte order. All ranks must run the
-    /// same build.
+    /// The version of this crate and the byte order. All ranks must run the same build.
     pub(crate) build: String,
     /// The name of its host.
     pub(crate) host: String,
-    /// The process-id namespace. Process ids can only be compared within the
-    /// same namespace.
+    /// The process-id namespace. Process ids can only be compared within the same namespace.
     pub(crate) namespace: String,
     /// The process id in that namespace.
     pub(crate) pid: i32,
@@ -68,8 +66,8 @@ pub(crate) struct CallHeader {
     pub(crate) sequence: u64,
     /// The arguments of the collective, which must agree on all ranks.
     pub(crate) side: Side,
-    /// The form and the length in bytes of each array that the sender will send
-    /// to the receiver of this header.
+    /// The form and the length in bytes of each array that the sender will send to the receiver of
+    /// this header.
     pub(crate) parts: Vec<(Form, u64)>,
 }
 
@@ -110,11 +108,11 @@ impl Envelope {
     }
 }
 
-/// Returns the first two ranks of the group that started different collectives; `None` if
-/// all agree.
+/// Returns the first two ranks of the group that started different collectives; `None` if all
+/// agree.
 ///
-/// All calls are compared with the first call that has arrays, or with the
-/// first call if none has arrays. Rank threads use the same rule.
+/// All calls are compared with the first call that has arrays, or with the first call if none has
+/// arrays. Rank threads use the same rule.
 pub(crate) fn disagreement(headers: &[CallHeader]) -> Option<(usize, usize)> {
     let reference = headers.iter().position(|header| header.side.signature.is_some()).unwrap_or(0);
     let differs = |header: &CallHeader| !headers[reference].side.agrees_with(&header.side);

@@ -47,10 +47,10 @@ pub type OnDevice = fn(&mut dyn FnMut());
 /// The process group of one run of this rank: the world or a [`Subgroup`].
 ///
 /// All ranks must start the same collectives in the same order, across all [`Payload`] types. The
-/// communication thread runs the collectives of all groups one at a time, in the order in which they
-/// were started, while the rank's thread computes. A
-/// collective that is started early overlaps with computation, but it may still be incomplete when
-/// its result is needed; [`Pending::wait`] then blocks until it is complete.
+/// communication thread runs the collectives of all groups one at a time, in the order in which
+/// they were started, while the rank's thread computes. A collective that is started early overlaps
+/// with computation, but it may still be incomplete when its result is needed; [`Pending::wait`]
+/// then blocks until it is complete.
 ///
 /// Messages between two ranks do not wait for collectives, nor collectives for messages.
 ///
@@ -92,11 +92,9 @@ impl Membership {
         })));
     }
 
-    /// Waits for a result of the communication thread, or until the launcher
-    /// ends this process.
+    /// Waits for a result of the communication thread, or until the launcher ends this process.
     ///
     /// # Errors
-    ///
     /// Returns the error of the collective, or the failure that ended the run.
     fn wait<R>(&self, answered: &Receiver<Result<R, CommError>>) -> Result<R, CommError> {
         let (status, rank) = (self.process.status(), self.process.rank());
@@ -130,7 +128,6 @@ impl Membership {
     /// Counts a message of `bytes`.
     ///
     /// # Errors
-    ///
     /// Returns the failure of the run, or an error if this rank has left.
     fn count_message(
         &self,
@@ -157,7 +154,6 @@ impl Membership {
     /// Waits for a message.
     ///
     /// # Errors
-    ///
     /// Returns the failure that ended the run, which may be that the message does not come.
     fn wait_for_letter(
         &self,
@@ -210,7 +206,6 @@ impl LetterClaim {
     /// Waits for the message and decodes its arrays in the memory of `like`.
     ///
     /// # Errors
-    ///
     /// Returns the failure that ended the run, which may be that the message does not come, does
     /// not fit `like`, or cannot be decoded.
     fn wait<T: Payload>(&self, like: &[T]) -> Result<Vec<T>, CommError> {
@@ -284,7 +279,8 @@ impl MpiGroup {
         self.ranks.len()
     }
 
-    /// Returns the counts of the collectives and messages that this rank has started, in all groups.
+    /// Returns the counts of the collectives and messages that this rank has started, in all
+    /// groups.
     pub fn statistics(&self) -> Statistics {
         self.membership.statistics().clone()
     }
@@ -321,8 +317,8 @@ impl RankHandle for MpiGroup {
         }
     }
 
-    /// Announces that this rank starts no more collectives. Pending collectives
-    /// can still be completed.
+    /// Announces that this rank starts no more collectives. Pending collectives can still be
+    /// completed.
     fn leave(&self) {
         self.membership.process.status().end();
         self.membership.leave_once();
@@ -363,9 +359,7 @@ impl<T: Payload> ProcessGroup<T> for MpiGroup {
     /// part in it.
     ///
     /// # Errors
-    ///
-    /// Returns the failure of the run, or an error if this rank has left the
-    /// group.
+    /// Returns the failure of the run, or an error if this rank has left the group.
     fn start(&self, side: Side, arrays: Vec<T>) -> Result<Pending<T>, CommError> {
         if let Some(cause) = self.membership.process.status().cause() {
             return Err(cause);

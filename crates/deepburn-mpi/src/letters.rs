@@ -1,8 +1,8 @@
 //! The messages of a rank, shared by both threads of its process.
 //!
 //! The rank's thread queues messages, and claims those that it receives. The communication thread
-//! encodes and sends the former, and delivers the latter (`link/letters.rs`), also while it waits in
-//! a collective.
+//! encodes and sends the former, and delivers the latter (`link/letters.rs`), also while it waits
+//! in a collective.
 //!
 //! ```text
 //! rank's thread        communication thread           another process

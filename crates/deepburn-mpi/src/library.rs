@@ -1,7 +1,8 @@
 //! Wrappers of the MPI functions that the engine uses. All return codes are checked.
 //!
-//! This module contains all `unsafe` code for messages. [`Mpi`] is not `Send`, because MPI is initialised with
-//! `MPI_THREAD_FUNNELED`, which only allows calls on the thread that initialised it.
+//! This module contains all `unsafe` code for messages. [`Mpi`] is not `Send`, because MPI is
+//! initialized with `MPI_THREAD_FUNNELED`, which only allows calls on the thread that initialized
+//! it.
 //!
 //! | Purpose | Functions |
 //! |---|---|
@@ -9,10 +10,10 @@
 //! | data and control messages | `MPI_Isend`, `MPI_Irecv`, `MPI_Test` |
 //! | control messages of unknown size | `MPI_Iprobe`, `MPI_Get_count`, `MPI_Recv` |
 //!
-//! After the start, only `MPI_Recv` and `MPI_Finalize` are blocking functions, and `MPI_Recv` is only called for a
-//! message that has arrived. The error handler is set to `MPI_ERRORS_RETURN`, so that errors are returned; MPI's
-//! default handler ends the process. The MPI 3.1 standard leaves the state of MPI undefined after an error, so the
-//! engine ends the run.
+//! After the start, only `MPI_Recv` and `MPI_Finalize` are blocking functions, and `MPI_Recv` is
+//! only called for a message that has arrived. The error handler is set to `MPI_ERRORS_RETURN`, so
+//! that errors are returned; MPI's default handler ends the process. The MPI 3.1 standard leaves
+//! the state of MPI undefined after an error, so the engine ends the run.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::marker::PhantomData;
@@ -45,19 +46,21 @@ pub enum MpiError {
     },
 }
 
-/// The initialised MPI library with a private communicator of all ranks.
+/// The initialized MPI library with a private communicator of all ranks.
 pub(crate) struct Mpi {
-    /// A duplicate of the world communicator. It separates these messages from messages of other code in the process.
+    /// A duplicate of the world communicator. It separates these messages from messages of other
+    /// code in the process.
     communicator: ffi::MPI_Comm,
     /// The rank of this process.
     rank: usize,
     /// The number of processes.
     world_size: usize,
-    /// Keeps the value on the thread that initialised MPI.
+    /// Keeps the value on the thread that initialized MPI.
     _thread: PhantomData<*const ()>,
 }
 
-/// The kind of a message. Messages of the same kind between two ranks arrive in the order in which they were sent.
+/// The kind of a message. Messages of the same kind between two ranks arrive in the order in which
+/// they were sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum MessageKind {
     /// A control message, whose size the receiver does not know in advance.
@@ -68,9 +71,8 @@ pub(crate) enum MessageKind {
     Letter = 3,
 }
 
-/// A pending message. The memory that it reads or writes must stay valid until
-/// it [is complete](Mpi::is_complete). The owner of an `MpiRequest` also owns
-/// that memory.
+/// A pending message. The memory that it reads or writes must stay valid until it [is
+/// complete](Mpi::is_complete). The owner of an `MpiRequest` also owns that memory.
 #[derive(Debug)]
 pub(crate) struct MpiRequest(ffi::MPI_Request);
 
@@ -84,11 +86,10 @@ pub(crate) struct Arrived {
 }
 
 impl Mpi {
-    /// Initialises MPI on this thread.
+    /// Initializes MPI on this thread.
     ///
     /// # Errors
-    ///
-    /// Returns an error if MPI cannot be initialised, or if it was built without support for
+    /// Returns an error if MPI cannot be initialized, or if it was built without support for
     /// threads.
     pub(crate) fn init() -> Result<Self, MpiError> {
         let mut granted = 0;
@@ -108,8 +109,8 @@ impl Mpi {
         }
         let mut communicator = MaybeUninit::uninit();
         let (mut rank, mut size) = (0, 0);
-        // SAFETY: MPI is initialised; all pointers are valid for a write. By default errors of
-        // MPI end the process, so the handler is set before anything else can fail.
+        // SAFETY: MPI is initialized; all pointers are valid for a write. By default errors of MPI
+        // end the process, so the handler is set before anything else can fail.
         unsafe {
             let world = ffi::RSMPI_COMM_WORLD;
             let code = ffi::MPI_Comm_set_errhandler(world, ffi::RSMPI_ERRORS_RETURN);
@@ -137,11 +138,9 @@ impl Mpi {
     /// Starts to send `bytes`, at most `c_int::MAX` of them, and returns immediately.
     ///
     /// # Safety
-    ///
     /// `bytes` must stay alive and unchanged until the request is complete.
     ///
     /// # Errors
-    ///
     /// Returns an error if MPI fails.
     pub(crate) unsafe fn send(
         &self,
@@ -170,12 +169,10 @@ impl Mpi {
     /// Starts to receive a message of `len` bytes, at most `c_int::MAX`, and returns immediately.
     ///
     /// # Safety
-    ///
     /// `target` must be valid for writes of `len` bytes until the request is complete, and nothing
     /// else may access them.
     ///
     /// # Errors
-    ///
     /// Returns an error if MPI fails.
     pub(crate) unsafe fn receive(
         &self,
@@ -202,11 +199,10 @@ impl Mpi {
         Ok(MpiRequest(unsafe { request.assume_init() }))
     }
 
-    /// Lets MPI make progress and returns true if the request is complete. A complete request stays complete, so this
-    /// function can be called repeatedly.
+    /// Lets MPI make progress and returns true if the request is complete. A complete request stays
+    /// complete, so this function can be called repeatedly.
     ///
     /// # Errors
-    ///
     /// Returns an error if MPI fails. The memory of the message must then not be freed.
     pub(crate) fn is_complete(&self, request: &mut MpiRequest) -> Result<bool, MpiError> {
         let mut complete = 0;
@@ -221,7 +217,6 @@ impl Mpi {
     /// there is none.
     ///
     /// # Errors
-    ///
     /// Returns an error if MPI fails.
     pub(crate) fn arrived(&self) -> Result<Option<Arrived>, MpiError> {
         let (mut flag, mut len) = (0, 0);
@@ -251,7 +246,6 @@ impl Mpi {
     /// Receives a control message that has arrived.
     ///
     /// # Errors
-    ///
     /// Returns an error if MPI fails.
     pub(crate) fn take(&self, message: &Arrived) -> Result<Vec<u8>, MpiError> {
         let mut bytes = vec![0_u8; message.len];
@@ -274,10 +268,9 @@ impl Mpi {
     /// Finalizes MPI. This is collective: it returns when all ranks have called it.
     ///
     /// # Errors
-    ///
     /// Returns an error if MPI fails.
     pub(crate) fn finalize(self) -> Result<(), MpiError> {
-        // SAFETY: MPI is initialised and this is its thread; nothing is under way.
+        // SAFETY: MPI is initialized and this is its thread; nothing is under way.
         check("MPI_Finalize", unsafe { ffi::MPI_Finalize() })
     }
 }
@@ -287,7 +280,8 @@ fn check(call: &'static str, code: c_int) -> Result<(), MpiError> {
     if code == ffi::MPI_SUCCESS as c_int {
         return Ok(());
     }
-    // The buffer has one more byte than MPI writes, so the text is zero-terminated even if this call fails.
+    // The buffer has one more byte than MPI writes, so the text is zero-terminated even if this
+    // call fails.
     let mut text = [0 as c_char; ffi::MPI_MAX_ERROR_STRING as usize + 1];
     let mut len = 0;
     // SAFETY: the buffer is as long as the library asks for, and zero-terminated in any case.
@@ -311,11 +305,10 @@ impl Posted {
     /// Sends a control message without waiting. The result must be kept until it is complete.
     ///
     /// # Errors
-    ///
     /// Returns an error if MPI fails.
     pub(crate) fn send(mpi: &Mpi, bytes: Bytes, to: usize) -> Result<Self, MpiError> {
-        // SAFETY: the bytes are kept beside the request; `Posted` is dropped when it is complete, or
-        // forgotten with the process (`Link`).
+        // SAFETY: the bytes are kept beside the request; `Posted` is dropped when it is complete,
+        // or forgotten with the process (`Link`).
         let request = unsafe { mpi.send(&bytes, to, MessageKind::Control)? };
         Ok(Self { request, _bytes: bytes })
     }
@@ -323,7 +316,6 @@ impl Posted {
     /// Returns true if the message was sent and its memory can be reused.
     ///
     /// # Errors
-    ///
     /// Returns an error if MPI fails.
     pub(crate) fn is_complete(&mut self, mpi: &Mpi) -> Result<bool, MpiError> {
         mpi.is_complete(&mut self.request)

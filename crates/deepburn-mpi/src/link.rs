@@ -19,10 +19,10 @@
 //!   Goodbye ------------------------>   the process ends; MPI_Finalize follows
 //! ```
 //!
-//! Each failure has one reporter, the rank that prints it. A death is reported by the
-//! first rank that claims the report ([`Neighbours::claim_report`]). If several ranks can detect
-//! another failure, each of them waits for a time that increases with its rank number. The report of
-//! the lowest rank thus arrives before the other ranks would send theirs.
+//! Each failure has one reporter, the rank that prints it. A death is reported by the first rank
+//! that claims the report ([`Neighbors::claim_report`]). If several ranks can detect another
+//! failure, each of them waits for a time that increases with its rank number. The report of the
+//! lowest rank thus arrives before the other ranks would send theirs.
 //!
 //! mpirun ends all processes as soon as the first one has exited, so the other ranks stay alive for
 //! a moment until the reporter has printed. Only mpirun notices the death of a process on another
@@ -61,7 +61,7 @@ use crate::control::{CallHeader, ControlMessage, Envelope, Hello, disagreement};
 use crate::deadline::Deadline;
 use crate::letters::Letters;
 use crate::library::{MessageKind, Mpi, MpiError, Posted};
-use crate::neighbours::Neighbours;
+use crate::neighbors::Neighbors;
 use crate::settings::Settings;
 use crate::status::{RunStatus, Wait};
 use crate::transfer::{Incoming, Transfer};
@@ -149,7 +149,6 @@ impl Link {
     /// Sends a greeting to all ranks and waits until all ranks have sent theirs.
     ///
     /// # Errors
-    ///
     /// Returns an error if a rank does not connect within 30 minutes, or if the ranks run different
     /// builds.
     pub(crate) fn connect(
@@ -187,7 +186,7 @@ impl Link {
             return Err(CommError::Transport { rank, reason });
         }
         let others = hellos.iter().enumerate().filter(|(other, _)| *other != rank);
-        link.watch.neighbours = Neighbours::new(&own, &others.collect::<Vec<_>>());
+        link.watch.neighbors = Neighbors::new(&own, &others.collect::<Vec<_>>());
         Ok(link)
     }
 
@@ -229,7 +228,6 @@ impl Link {
     /// Announces that this rank starts no more collectives in this run.
     ///
     /// # Errors
-    ///
     /// Returns an error if MPI fails.
     pub(crate) fn leave(&mut self) -> Result<(), CommError> {
         // Messages that were sent before are announced before.
@@ -246,7 +244,6 @@ impl Link {
     /// is sent if ranks disagree.
     ///
     /// # Errors
-    ///
     /// Returns an error if ranks disagree, fail, have left or do not arrive in time.
     pub(crate) fn meet(
         &mut self,
@@ -295,7 +292,6 @@ impl Link {
     /// describes, for a collective of the group `ranks`.
     ///
     /// # Errors
-    ///
     /// Returns an error if a rank fails or at the time-out.
     pub(crate) fn exchange(
         &mut self,
@@ -315,10 +311,10 @@ impl Link {
     }
 
     /// Handles the control messages that have arrived, starts and completes messages between ranks,
-    /// and checks the processes of this host at intervals. Announces a failure of the run if this rank reports it.
+    /// and checks the processes of this host at intervals. Announces a failure of the run if this
+    /// rank reports it.
     ///
     /// # Errors
-    ///
     /// Returns the failure that ended the run.
     pub(crate) fn listen(&mut self) -> Result<(), CommError> {
         if let Err(error) = self.receive().and_then(|()| self.look()) {
@@ -339,7 +335,6 @@ impl Link {
     /// interrupted, so it is only called after all ranks have sent `Goodbye`.
     ///
     /// # Errors
-    ///
     /// Returns an error if a rank does not arrive or MPI fails.
     pub(crate) fn finalize(mut self) -> Result<(), CommError> {
         self.post_all(|_| ControlMessage::Goodbye)?;
@@ -368,7 +363,6 @@ impl Link {
     /// been sent.
     ///
     /// # Errors
-    ///
     /// Returns an error if MPI fails or a message cannot be decoded.
     fn receive(&mut self) -> Result<(), MpiError> {
         let mut failure = None;
@@ -503,7 +497,6 @@ impl Link {
     /// (`Backoff`).
     ///
     /// # Errors
-    ///
     /// Returns the failure of the run: another rank's, a failure of `poll`, or missing ranks at the
     /// deadline.
     fn wait_until<R>(
@@ -582,7 +575,6 @@ impl Link {
     /// Sends a message to every other rank, without waiting.
     ///
     /// # Errors
-    ///
     /// Returns an error if MPI fails.
     fn post_all(&mut self, message: impl Fn(usize) -> ControlMessage) -> Result<(), CommError> {
         let own = self.rank();
@@ -595,7 +587,6 @@ impl Link {
     /// sent it.
     ///
     /// # Errors
-    ///
     /// Returns an error if MPI fails.
     fn post(&mut self, to: usize, message: ControlMessage) -> Result<(), CommError> {
         let envelope = Envelope { run: self.run.number, message };
@@ -605,8 +596,8 @@ impl Link {
         Ok(())
     }
 
-    /// Returns the members of a group on other hosts for which `holds` is true. The end of a process on this
-    /// host is detected immediately, so waits for it do not have to be recorded.
+    /// Returns the members of a group on other hosts for which `holds` is true. The end of a
+    /// process on this host is detected immediately, so waits for it do not have to be recorded.
     fn remote_ranks(&self, group: &GroupRanks, holds: impl Fn(&Peer) -> bool) -> Vec<usize> {
         let host = |rank: usize| self.peers[rank].hello.as_ref().map(|hello| &hello.host);
         let own = host(self.rank());

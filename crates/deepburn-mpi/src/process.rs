@@ -32,7 +32,7 @@ use crate::control::Hello;
 use crate::letters::Letters;
 use crate::library::{Mpi, MpiError};
 use crate::link::Link;
-use crate::neighbours::{host_name, namespace};
+use crate::neighbors::{host_name, namespace};
 use crate::settings::Settings;
 use crate::status::{FAILED, RunStatus};
 
@@ -77,21 +77,17 @@ impl Process {
     /// Connects to the other ranks on the first call. Later calls return the same process.
     ///
     /// # Errors
-    ///
-    /// Returns an error if MPI cannot be initialised or a rank does not
-    /// connect.
+    /// Returns an error if MPI cannot be initialized or a rank does not connect.
     pub fn connect() -> Result<Self, CommError> {
         static PROCESS: OnceLock<Result<Process, CommError>> = OnceLock::new();
         PROCESS.get_or_init(Self::start).clone()
     }
 
-    /// Starts the communication thread, waits for the greetings of all ranks
-    /// and registers the exit handler.
+    /// Starts the communication thread, waits for the greetings of all ranks and registers the exit
+    /// handler.
     ///
     /// # Errors
-    ///
-    /// Returns an error if the thread or MPI cannot be started, or a rank does
-    /// not connect.
+    /// Returns an error if the thread or MPI cannot be started, or a rank does not connect.
     fn start() -> Result<Self, CommError> {
         let status = Arc::new(RunStatus::default());
         let (work, requests) = mpsc::channel();
@@ -190,12 +186,10 @@ impl Process {
     }
 }
 
-/// Initialises MPI on the calling thread and exchanges greetings with all
-/// ranks.
+/// Initializes MPI on the calling thread and exchanges greetings with all ranks.
 ///
 /// # Errors
-///
-/// Returns an error if MPI cannot be initialised or a rank does not connect.
+/// Returns an error if MPI cannot be initialized or a rank does not connect.
 fn greet(status: &Arc<RunStatus>, letters: Arc<Letters>) -> Result<Link, CommError> {
     let broken = |error: MpiError| CommError::Transport { rank: 0, reason: error.to_string() };
     let mpi = Mpi::init().map_err(broken)?;
@@ -211,7 +205,8 @@ fn greet(status: &Arc<RunStatus>, letters: Arc<Letters>) -> Result<Link, CommErr
 
 /// Runs the main loop of the communication thread until the process exits. While there is no work,
 /// it handles messages every [`IDLE_INTERVAL`], so that pings are answered and failures are
-/// detected while the rank computes. While messages between ranks are under way, it looks more often.
+/// detected while the rank computes. While messages between ranks are under way, it looks more
+/// often.
 fn communicate(mut link: Link, requests: &Receiver<QueuedWork>, status: &RunStatus) {
     let mut backoff = Backoff::default();
     loop {

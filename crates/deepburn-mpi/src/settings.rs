@@ -5,8 +5,8 @@ use std::time::Duration;
 /// Options for the exchange of data.
 #[derive(Debug, Clone, Copy)]
 pub struct Settings {
-    /// The maximum time that a rank waits for other ranks before the run fails.
-    /// With `Duration::MAX` a rank waits forever.
+    /// The maximum time that a rank waits for other ranks before the run fails. With
+    /// `Duration::MAX` a rank waits forever.
     pub timeout: Duration,
     /// The maximum message size in bytes, at most 1 GiB.
     pub piece: usize,

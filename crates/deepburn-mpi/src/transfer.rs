@@ -1,8 +1,9 @@
 //! The exchange of the data of one collective or message, and the memory for sending and receiving.
 //!
-//! Arrays are split into messages of limited size, called pieces, because MPI counts bytes in 32 bits and very large
-//! messages are poorly supported. A [`Transfer`] owns all memory that MPI reads and writes. If it is dropped before it
-//! is complete, that memory is leaked, because MPI may still write to it.
+//! Arrays are split into messages of limited size, called pieces, because MPI counts bytes in 32
+//! bits and very large messages are poorly supported. A [`Transfer`] owns all memory that MPI reads
+//! and writes. If it is dropped before it is complete, that memory is leaked, because MPI may still
+//! write to it.
 //!
 //! ```text
 //! array of 2.5 GiB from rank 1, pieces of 1 GiB
@@ -12,9 +13,9 @@
 //! | segment of rank 0 | own bytes | segment of rank 2 | segment of rank 3 |     one allocation
 //! ```
 //!
-//! Messages have no header. MPI delivers messages of one kind between two ranks in the order in which they were sent
-//! ("Semantics of Point-to-Point Communication" in the MPI standard). Their sizes are known from the headers of the
-//! collective or of the message.
+//! Messages have no header. MPI delivers messages of one kind between two ranks in the order in
+//! which they were sent ("Semantics of Point-to-Point Communication" in the MPI standard). Their
+//! sizes are known from the headers of the collective or of the message.
 
 use std::mem::ManuallyDrop;
 use std::ops::Range;
@@ -38,7 +39,8 @@ pub(crate) struct Incoming {
 }
 
 impl Incoming {
-    /// Describes an array that is received completely from one rank, according to that rank's header.
+    /// Describes an array that is received completely from one rank, according to that rank's
+    /// header.
     pub(crate) fn whole(from: usize, part: &(Form, u64), element_size: usize) -> Self {
         let (form, len) = (part.0, part.1 as usize);
         let element_size = if form == Form::SparseRows { 1 } else { element_size };
@@ -46,9 +48,9 @@ impl Incoming {
     }
 }
 
-/// Allocates memory for `len` bytes, aligned to elements of `element_size`
-/// bytes. The vector has length 0 and `len` bytes of capacity. If `len` is not
-/// a multiple of the element size, the array is received as bytes.
+/// Allocates memory for `len` bytes, aligned to elements of `element_size` bytes. The vector has
+/// length 0 and `len` bytes of capacity. If `len` is not a multiple of the element size, the array
+/// is received as bytes.
 fn with_capacity(len: usize, element_size: usize) -> Received {
     match element_size {
         2 if len.is_multiple_of(2) => Received::Two(Vec::with_capacity(len / 2)),
@@ -68,28 +70,30 @@ fn start_of(buffer: &mut Received) -> *mut u8 {
     }
 }
 
-/// Requests huge pages for a large array. The array is written once from beginning to end, and page faults for 4 KiB
-/// pages would take longer than writing it.
+/// Requests huge pages for a large array. The array is written once from beginning to end, and page
+/// faults for 4 KiB pages would take longer than writing it.
 fn prefer_huge_pages(start: *mut u8, len: usize) {
     const HUGE: usize = 2 << 20;
     let first = (start as usize).next_multiple_of(HUGE);
     let end = (start as usize + len) / HUGE * HUGE;
     #[cfg(target_os = "linux")]
     if first < end {
-        // SAFETY: whole pages within an allocation of our own. The advice changes no content, and one
-        // that is not taken changes nothing.
+        // SAFETY: whole pages within an allocation of our own. The advice changes no content, and
+        // one that is not taken changes nothing.
         unsafe { libc::madvise(first as *mut libc::c_void, end - first, libc::MADV_HUGEPAGE) };
     }
 }
 
 /// Pending sends and receives of one collective or message, with their memory.
 ///
-/// Dropping it while requests are pending leaks the memory, because MPI may still access it and there is no safe way to
-/// prevent this.
+/// Dropping it while requests are pending leaks the memory, because MPI may still access it and
+/// there is no safe way to prevent this.
 pub(crate) struct Transfer {
-    /// The memory that MPI reads. Each entry is shared by its messages and, in a gather, by several receivers.
+    /// The memory that MPI reads. Each entry is shared by its messages and, in a gather, by several
+    /// receivers.
     sent: ManuallyDrop<Vec<Bytes>>,
-    /// The memory that MPI writes, allocated without initialisation. Every byte is written by a segment or by `own`.
+    /// The memory that MPI writes, allocated without initialization. Every byte is written by a
+    /// segment or by `own`.
     received: ManuallyDrop<Vec<Received>>,
     /// The length of each received array in bytes.
     lens: Vec<usize>,
@@ -98,14 +102,13 @@ pub(crate) struct Transfer {
 }
 
 impl Transfer {
-    /// Starts to send `outgoing`, each with its receiving rank, and to receive
-    /// `incoming`. Messages are at most `piece` bytes.
+    /// Starts to send `outgoing`, each with its receiving rank, and to receive `incoming`. Messages
+    /// are at most `piece` bytes.
     ///
-    /// Receives are started first, so that arriving data can be written to its final memory. Both sides must list the
-    /// messages between them in the same order and use the same `piece`.
+    /// Receives are started first, so that arriving data can be written to its final memory. Both
+    /// sides must list the messages between them in the same order and use the same `piece`.
     ///
     /// # Errors
-    ///
     /// Returns an error if MPI fails.
     pub(crate) fn start(
         mpi: &Mpi,
@@ -120,8 +123,8 @@ impl Transfer {
             lens: incoming.iter().map(|array| array.len).collect(),
             requests: Vec::new(),
         };
-        // Receives are started first, because MPI makes an additional copy of a message that arrives before its
-        // receive.
+        // Receives are started first, because MPI makes an additional copy of a message that
+        // arrives before its receive.
         for array in incoming {
             transfer.receive(mpi, kind, array, piece)?;
         }
@@ -136,13 +139,11 @@ impl Transfer {
         Ok(transfer)
     }
 
-    /// Allocates an array, starts to receive its segments and copies this
-    /// rank's own bytes to it.
+    /// Allocates an array, starts to receive its segments and copies this rank's own bytes to it.
     ///
     /// # Panics
-    ///
-    /// Panics if segments and own bytes do not cover the array exactly, because the array would contain uninitialised
-    /// memory.
+    /// Panics if segments and own bytes do not cover the array exactly, because the array would
+    /// contain uninitialized memory.
     fn receive(
         &mut self,
         mpi: &Mpi,
@@ -178,14 +179,11 @@ impl Transfer {
         Ok(())
     }
 
-    /// Lets MPI make progress. Returns true if everything was sent and
-    /// received.
+    /// Lets MPI make progress. Returns true if everything was sent and received.
     ///
-    /// MPI transfers large messages only while it is called, so waits must call
-    /// this frequently.
+    /// MPI transfers large messages only while it is called, so waits must call this frequently.
     ///
     /// # Errors
-    ///
     /// Returns an error if MPI fails for one of the messages.
     pub(crate) fn advance(&mut self, mpi: &Mpi) -> Result<bool, MpiError> {
         let mut failure = None;
@@ -208,11 +206,9 @@ impl Transfer {
         ranks
     }
 
-    /// Returns the received arrays in the order of `incoming`, and frees the
-    /// memory that was sent.
+    /// Returns the received arrays in the order of `incoming`, and frees the memory that was sent.
     ///
     /// # Panics
-    ///
     /// Panics if a message is pending.
     pub(crate) fn finish(mut self) -> Vec<Received> {
         assert!(self.requests.is_empty(), "the transfer is complete");

@@ -1,12 +1,14 @@
-//! Benchmarks sequential reads and writes of a swap file against fio on the same disk, alternating between both.
+//! Benchmarks sequential reads and writes of a swap file against fio on the same disk, alternating
+//! between both.
 //!
 //! ```sh
 //! cargo bench -p deepburn-nvme --bench disk -- --folder /mnt/nvme --rounds 5
 //! ```
 //!
-//! Transfers 1 GiB in pieces of 16 MiB, with one and with two pieces in flight, and prints medians. fio uses direct
-//! I/O: with the same block size and queue depth (engine libaio, with small and with huge pages), and with whole pieces
-//! sequentially (engine psync). If fio is not installed, only the swap file is measured.
+//! Transfers 1 GiB in pieces of 16 MiB, with one and with two pieces in flight, and prints medians.
+//! fio uses direct I/O: with the same block size and queue depth (engine libaio, with small and
+//! with huge pages), and with whole pieces sequentially (engine psync). If fio is not installed,
+//! only the swap file is measured.
 //!
 //! | Option | Meaning | Default |
 //! |---|---|---|
@@ -59,7 +61,6 @@ impl Options {
     /// Reads the command line.
     ///
     /// # Errors
-    ///
     /// Returns an error for an unknown option or a value that is missing or malformed.
     fn parse() -> Result<Self, Box<dyn Error>> {
         let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
@@ -99,7 +100,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("{:?}, direct: {}, {:?}", options.folder, swap.is_direct(), options.policy);
     // The rates of all rounds by method, for writing and for reading.
     let mut rates = WAYS.map(|_| [vec![], vec![]]);
-    // The first round is not counted, because it writes to blocks that the file system has only reserved.
+    // The first round is not counted, because it writes to blocks that the file system has only
+    // reserved.
     for round in 0..=options.rounds {
         for (way, rates) in WAYS.iter().zip(&mut rates) {
             for (is_read, rates) in [false, true].into_iter().zip(rates) {
@@ -119,8 +121,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Returns the rate of a swap file in MB per second. Buffers are reused: if all of them are in use, the next piece
-/// waits for the oldest transfer.
+/// Returns the rate of a swap file in MB per second. Buffers are reused: if all of them are in use,
+/// the next piece waits for the oldest transfer.
 fn swap_rate(
     swap: &SwapFile,
     region: &Region,
@@ -167,7 +169,6 @@ fn noise(swap: &SwapFile, seed: u64) -> Result<AlignedBuffer, SwapError> {
 /// Returns the rate that fio reports, in MB per second.
 ///
 /// # Errors
-///
 /// Returns an error if fio cannot be started or its output has an unexpected format.
 fn fio_rate(
     file: &Path,

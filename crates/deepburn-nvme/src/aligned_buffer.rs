@@ -1,7 +1,8 @@
 //! Host memory that is suitable for direct I/O.
 //!
-//! Direct I/O transfers data between the disk and the memory of the process without a copy in the page cache. The
-//! kernel requires the address, offset and length of a request to be multiples of the disk's block size.
+//! Direct I/O transfers data between the disk and the memory of the process without a copy in the
+//! page cache. The kernel requires the address, offset and length of a request to be multiples of
+//! the disk's block size.
 
 use std::fmt;
 use std::slice;
@@ -45,8 +46,8 @@ impl AlignedBuffer {
     /// Returns all bytes.
     #[allow(unsafe_code)]
     pub fn as_bytes(&self) -> &[u8] {
-        // SAFETY: the mapping is readable, initialised by the system and at least `length` bytes long.
-        // It lives as long as `self`. Workers only touch it while the queue owns the buffer.
+        // SAFETY: the mapping is readable, initialized by the system and at least `length` bytes
+        // long. It lives as long as `self`. Workers only touch it while the queue owns the buffer.
         unsafe { slice::from_raw_parts(self.memory().as_ptr(), self.length) }
     }
 
@@ -57,13 +58,15 @@ impl AlignedBuffer {
         unsafe { slice::from_raw_parts_mut(self.memory().as_mut_ptr(), self.length) }
     }
 
-    /// Returns the buffer as a slice of elements, such as `f32` or `u16`. An incomplete element at the end is omitted.
+    /// Returns the buffer as a slice of elements, such as `f32` or `u16`. An incomplete element at
+    /// the end is omitted.
     pub fn as_slice<T: Pod>(&self) -> &[T] {
         const { assert!(size_of::<T>() > 0 && align_of::<T>() <= crate::ALIGNMENT) };
         bytemuck::cast_slice(&self.as_bytes()[..self.length - self.length % size_of::<T>()])
     }
 
-    /// Returns the buffer as a mutable slice of elements. An incomplete element at the end is omitted.
+    /// Returns the buffer as a mutable slice of elements. An incomplete element at the end is
+    /// omitted.
     pub fn as_mut_slice<T: Pod>(&mut self) -> &mut [T] {
         const { assert!(size_of::<T>() > 0 && align_of::<T>() <= crate::ALIGNMENT) };
         let whole = self.length - self.length % size_of::<T>();
@@ -79,7 +82,6 @@ impl AlignedBuffer {
     /// Returns the memory of a block that starts at byte `start` of the padded length.
     ///
     /// # Panics
-    ///
     /// Panics if the block extends beyond the mapping.
     pub(crate) fn block(&self, start: usize, length: usize) -> BlockMemory {
         assert!(start + length <= self.memory().len(), "a block lies in its buffer");

@@ -7,11 +7,12 @@ use crate::{IoPolicy, SwapError, SwapFile};
 
 /// Bytes of a request, which is a chunk of offloaded states.
 const CHUNK: usize = 4 << 20;
-/// Number of requests. Most disks reach their speed within 64 MiB, and a slow disk takes less than a second.
+/// Number of requests. Most disks reach their speed within 64 MiB, and a slow disk takes less than
+/// a second.
 const CHUNKS: usize = 16;
 
-/// Returns the bytes per second that a swap file in `folder` is written and read with. The written data is read once, so
-/// reads and writes count alike.
+/// Returns the bytes per second that a swap file in `folder` is written and read with. The written
+/// data is read once, so reads and writes count alike.
 ///
 /// # Errors
 /// Returns an error if the folder cannot be used or has too little space, or if the disk fails.

@@ -44,7 +44,6 @@ impl DiskFile {
     /// file system supports it.
     ///
     /// # Errors
-    ///
     /// Returns an error if the folder cannot be used or the disk is full.
     pub(crate) fn create(folder: &Path, bytes: u64, direct: bool) -> Result<Self, SwapError> {
         check_folder(folder, bytes)?;
@@ -139,7 +138,6 @@ pub(crate) fn no_space(folder: &Path, bytes: Range<u64>, errno: Errno) -> SwapEr
 /// Opens a new file without a name.
 ///
 /// # Errors
-///
 /// Returns the system's error.
 fn open_unnamed(folder: &Path) -> Result<OwnedFd, Errno> {
     // With EXCL, the file cannot be linked to a name later.
@@ -155,7 +153,6 @@ fn open_unnamed(folder: &Path) -> Result<OwnedFd, Errno> {
 /// between the two calls, an empty file is left behind.
 ///
 /// # Errors
-///
 /// Returns the system's error.
 fn open_unlinked(folder: &Path) -> Result<OwnedFd, Errno> {
     static FILES: AtomicU64 = AtomicU64::new(0);
@@ -177,7 +174,6 @@ fn open_unlinked(folder: &Path) -> Result<OwnedFd, Errno> {
 /// can only set the length. In this case, writes can fail later because the disk is full.
 ///
 /// # Errors
-///
 /// Returns the system's error, `NOSPC` for a full disk.
 fn preallocate(file: &OwnedFd, bytes: Range<u64>) -> Result<bool, Errno> {
     let length = bytes.end - bytes.start;
@@ -197,7 +193,6 @@ fn preallocate(file: &OwnedFd, bytes: Range<u64>) -> Result<bool, Errno> {
 /// and returns false.
 ///
 /// # Errors
-///
 /// Returns an error if the flags cannot be read or restored, or if the test block cannot be read or
 /// written for another reason.
 fn enable_direct(file: &OwnedFd, folder: &Path) -> Result<bool, SwapError> {

@@ -15,7 +15,6 @@ const IN_MEMORY: [(u64, &str); 2] = [(0x0102_1994, "tmpfs"), (0x8584_58f6, "ramf
 /// function does not write to the disk.
 ///
 /// # Errors
-///
 /// Returns an error if the folder is missing, is not a folder or cannot be inspected, or if its
 /// file system is in memory, read-only or has too little free space. The error names the folder and
 /// suggests how to fix the problem.

@@ -2,10 +2,11 @@
 //!
 //! This crate is the I/O layer of ZeRO-Infinity. It requires Linux.
 //!
-//! - [`SwapFile`]: the swap file of one rank. It is preallocated, so that a full disk is detected at the start, and has
-//!   no name, so that a killed process leaves no file behind.
+//! - [`SwapFile`]: the swap file of one rank. It is preallocated, so that a full disk is detected
+//!   at the start, and has no name, so that a killed process leaves no file behind.
 //! - [`Region`]: a part of the file that is reserved for one array.
-//! - [`AlignedBuffer`]: host memory that is suitable for direct I/O, allocated from a [`BufferPool`].
+//! - [`AlignedBuffer`]: host memory that is suitable for direct I/O, allocated from a
+//!   [`BufferPool`].
 //! - [`PendingIo`]: a read or write in progress. Waiting for it returns the buffer.
 //! - [`IoPolicy`]: block size and queue depth, as in DeepSpeed's `aio` section.
 //!
@@ -29,19 +30,20 @@
 //! ```
 //!
 //! # Order
-//! Reads and writes may be started at any time and take effect in the order in which they were started. A request that
-//! overlaps an earlier request starts only after the earlier request is complete, unless both are reads. All other
-//! requests run in parallel and complete in any order.
+//! Reads and writes may be started at any time and take effect in the order in which they were
+//! started. A request that overlaps an earlier request starts only after the earlier request is
+//! complete, unless both are reads. All other requests run in parallel and complete in any order.
 //!
 //! # Failures
-//! A failed write is logged and invalidates the whole file: all later calls return the error of this write, because the
-//! file no longer contains the data that the caller stored. This also applies to requests that were queued at the time
-//! of the failure, and to failed writes whose [`PendingIo`] was dropped. A failed read only affects its own
-//! [`PendingIo`].
+//! A failed write is logged and invalidates the whole file: all later calls return the error of
+//! this write, because the file no longer contains the data that the caller stored. This also
+//! applies to requests that were queued at the time of the failure, and to failed writes whose
+//! [`PendingIo`] was dropped. A failed read only affects its own [`PendingIo`].
 //!
 //! This crate does not depend on tensors, backends or other crates of DeepBurn.
 
-// Unsafe code is only allowed in `aligned_buffer.rs` and `transfer_block.rs`, which share memory with the workers.
+// Unsafe code is only allowed in `aligned_buffer.rs` and `transfer_block.rs`, which share memory
+// with the workers.
 #![deny(unsafe_code)]
 
 mod aligned_buffer;

@@ -9,8 +9,9 @@ use crate::{AlignedBuffer, SwapError};
 
 /// A read or write in progress, which owns its buffer until it is complete.
 ///
-/// Dropping it neither cancels the transfer nor waits for it: the transfer completes, and its buffer is returned to the
-/// pool. If a dropped write fails, the next call on its [`SwapFile`](crate::SwapFile) returns the error.
+/// Dropping it neither cancels the transfer nor waits for it: the transfer completes, and its
+/// buffer is returned to the pool. If a dropped write fails, the next call on its
+/// [`SwapFile`](crate::SwapFile) returns the error.
 #[derive(Debug)]
 #[must_use = "only `wait` returns the buffer and the outcome"]
 pub struct PendingIo {
@@ -28,14 +29,15 @@ impl PendingIo {
         Self { outcome, clock }
     }
 
-    /// Waits until the transfer is complete and returns its buffer. After a read, the buffer contains the data; after a
-    /// write, it is unchanged.
+    /// Waits until the transfer is complete and returns its buffer. After a read, the buffer
+    /// contains the data; after a write, it is unchanged.
     ///
     /// # Errors
-    ///
-    /// Returns an error if the transfer or an earlier write failed. The buffer is then returned to the pool.
+    /// Returns an error if the transfer or an earlier write failed. The buffer is then returned to
+    /// the pool.
     pub fn wait(self) -> Result<AlignedBuffer, SwapError> {
-        // If the transfer is already complete, the clock is not read and no waiting time is counted.
+        // If the transfer is already complete, the clock is not read and no waiting time is
+        // counted.
         match self.outcome.try_recv() {
             Ok(outcome) => return outcome,
             Err(TryRecvError::Empty | TryRecvError::Disconnected) => {}

@@ -29,7 +29,6 @@ impl IoPolicy {
     /// Checks the block size and the queue depth.
     ///
     /// # Errors
-    ///
     /// Returns an error with the field and the allowed values if a number is out of range.
     pub(crate) fn check(&self) -> Result<(), SwapError> {
         if self.block_size == 0 || !self.block_size.is_multiple_of(ALIGNMENT) {

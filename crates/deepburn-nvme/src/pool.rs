@@ -44,7 +44,6 @@ impl BufferPool {
     /// Returns a buffer of `length` zero bytes.
     ///
     /// # Errors
-    ///
     /// Returns an error if the system has no memory left.
     pub fn zeroed(&self, length: usize) -> Result<AlignedBuffer, SwapError> {
         let (mut buffer, is_new) = self.take(length)?;
@@ -58,7 +57,6 @@ impl BufferPool {
     /// from an earlier use.
     ///
     /// # Errors
-    ///
     /// Returns an error if the system has no memory left.
     pub fn unfilled(&self, length: usize) -> Result<AlignedBuffer, SwapError> {
         self.take(length).map(|(buffer, _)| buffer)
@@ -85,7 +83,6 @@ impl BufferPool {
     /// Returns a buffer, and whether its memory is new and therefore zero.
     ///
     /// # Errors
-    ///
     /// Returns an error if the system has no memory left.
     fn take(&self, length: usize) -> Result<(AlignedBuffer, bool), SwapError> {
         let mut shelf = self.lock();

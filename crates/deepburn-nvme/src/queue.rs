@@ -103,7 +103,7 @@ struct QueueState {
 struct Active {
     /// The request.
     transfer: IoRequest,
-    /// The number of bytes in blocks that workers have taken, or that were cancelled after a
+    /// The number of bytes in blocks that workers have taken, or that were canceled after a
     /// failure.
     taken: usize,
     /// The number of blocks that workers are running.
@@ -126,7 +126,6 @@ impl IoQueue {
     /// for several blocks.
     ///
     /// # Errors
-    ///
     /// Returns an error if an earlier write failed. The buffer is then returned to its pool.
     pub(crate) fn submit(&self, transfer: IoRequest) -> Result<(), SwapError> {
         // The number of workers that the transfer can use.
@@ -172,7 +171,6 @@ impl IoQueue {
     /// Waits until no request is in progress.
     ///
     /// # Errors
-    ///
     /// Returns an error if a write failed at any time.
     pub(crate) fn wait_all(&self) -> Result<(), SwapError> {
         let mut state = self.lock();
@@ -280,7 +278,7 @@ impl QueueState {
     /// Records a finished block. Returns true if its transfer is complete.
     ///
     /// A failed write invalidates the file. A failed block ends its transfer: blocks that have not
-    /// been taken are cancelled, and the transfer completes when all running blocks have finished,
+    /// been taken are canceled, and the transfer completes when all running blocks have finished,
     /// because they use the buffer.
     fn finish(&mut self, finished: Finished) -> bool {
         let Finished { block, outcome, busy } = finished;

@@ -11,7 +11,6 @@ pub(crate) trait RawFile: Send + Sync + fmt::Debug {
     /// file.
     ///
     /// # Errors
-    ///
     /// Returns the system's error.
     fn read_at(&self, memory: &mut [u8], offset: u64) -> Result<usize, Errno>;
 
@@ -19,7 +18,6 @@ pub(crate) trait RawFile: Send + Sync + fmt::Debug {
     /// call, not by a later call.
     ///
     /// # Errors
-    ///
     /// Returns the system's error.
     fn write_at(&self, memory: &[u8], offset: u64) -> Result<usize, Errno>;
 
@@ -29,7 +27,6 @@ pub(crate) trait RawFile: Send + Sync + fmt::Debug {
     /// Extends the file by the range `added`, which starts at the end of the file.
     ///
     /// # Errors
-    ///
     /// Returns the system's error. The length of the file is then unchanged.
     fn grow(&self, added: Range<u64>) -> Result<(), Errno>;
 

@@ -94,7 +94,6 @@ impl RegionAllocator {
     /// regions. If the file is too small, calls `grow`, which returns the new size of the file.
     ///
     /// # Errors
-    ///
     /// Returns the error of `grow`.
     pub(crate) fn allocate<E>(
         &self,
@@ -208,7 +207,7 @@ mod tests {
         // The smallest part that is large enough is used first, then the rest of it.
         assert_eq!(pages(1).unwrap().offset, parts[1].offset);
         assert_eq!(allocate(&allocator, 100).unwrap().offset, parts[1].offset + 4096);
-        // The part is merged with its neighbours on both sides.
+        // The part is merged with its neighbors on both sides.
         allocator.release(&parts[2]);
         let four = pages(4).unwrap();
         assert_eq!(four.offset, parts[2].offset);

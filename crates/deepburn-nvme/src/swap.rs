@@ -32,11 +32,11 @@ use crate::{
     SwapOperation,
 };
 
-/// A swap file on a local disk. The file has no name and is read and written by worker threads. It is preallocated, or
-/// grows in preallocated steps.
+/// A swap file on a local disk. The file has no name and is read and written by worker threads. It
+/// is preallocated, or grows in preallocated steps.
 ///
-/// Bytes that were never written are read as zeros. Dropping the swap file completes all requests, ends the threads and
-/// frees the disk space.
+/// Bytes that were never written are read as zeros. Dropping the swap file completes all requests,
+/// ends the threads and frees the disk space.
 pub struct SwapFile {
     /// The folder, for messages.
     folder: Arc<Path>,
@@ -58,19 +58,20 @@ pub struct SwapFile {
     growing: Option<Arc<dyn RawFile>>,
 }
 
-/// The minimum number of bytes by which a file grows, if the disk has enough space. Large steps make growing rare.
+/// The minimum number of bytes by which a file grows, if the disk has enough space. Large steps
+/// make growing rare.
 const GROWTH: u64 = 16 << 20;
 
 impl SwapFile {
     /// Creates a swap file of `bytes` bytes in `folder` and starts its threads.
     ///
-    /// Uses direct I/O if `policy.direct` is set and the file system supports it. The free space is checked and then
-    /// reserved; see [`is_preallocated`](Self::is_preallocated).
+    /// Uses direct I/O if `policy.direct` is set and the file system supports it. The free space is
+    /// checked and then reserved; see [`is_preallocated`](Self::is_preallocated).
     ///
     /// # Errors
-    ///
-    /// Returns an error if the folder is missing, is not a folder, is not writable, is in host memory (tmpfs, ramfs) or
-    /// has too little free space, if a number in `policy` is out of range, or if a system call fails.
+    /// Returns an error if the folder is missing, is not a folder, is not writable, is in host
+    /// memory (tmpfs, ramfs) or has too little free space, if a number in `policy` is out of range,
+    /// or if a system call fails.
     pub fn create(folder: &Path, bytes: u64, policy: &IoPolicy) -> Result<Self, SwapError> {
         policy.check()?;
         // Reserving zero bytes is an error on Linux, so the file has at least one block.
@@ -80,10 +81,10 @@ impl SwapFile {
         Self::with_file(Arc::new(file), folder, bytes, policy, is_preallocated)
     }
 
-    /// Creates a swap file that grows with its regions, for callers that do not know the total size in advance.
+    /// Creates a swap file that grows with its regions, for callers that do not know the total size
+    /// in advance.
     ///
     /// # Errors
-    ///
     /// Returns an error in the same cases as [`create`](Self::create). If the disk fills up later,
     /// reserving a region fails.
     pub fn growing(folder: &Path, policy: &IoPolicy) -> Result<Self, SwapError> {
@@ -99,8 +100,8 @@ impl SwapFile {
     /// Starts the threads of an existing file.
     ///
     /// # Errors
-    ///
-    /// Returns an error if a thread cannot be started. Threads that have already been started are ended.
+    /// Returns an error if a thread cannot be started. Threads that have already been started are
+    /// ended.
     pub(crate) fn with_file(
         file: Arc<dyn RawFile>,
         folder: &Path,
@@ -130,7 +131,8 @@ impl SwapFile {
         Ok(swap)
     }
 
-    /// Returns the number of bytes that a region of `bytes` bytes occupies in the file, including padding.
+    /// Returns the number of bytes that a region of `bytes` bytes occupies in the file, including
+    /// padding.
     pub fn padded(bytes: usize) -> u64 {
         region::padded(bytes)
     }
@@ -145,8 +147,8 @@ impl SwapFile {
         self.is_direct
     }
 
-    /// Returns true if all bytes of the file are reserved on the disk, so that writes cannot fail because of a full
-    /// disk.
+    /// Returns true if all bytes of the file are reserved on the disk, so that writes cannot fail
+    /// because of a full disk.
     pub fn is_preallocated(&self) -> bool {
         self.is_preallocated
     }
@@ -161,12 +163,12 @@ impl SwapFile {
         &self.pool
     }
 
-    /// Reserves a region of `bytes` bytes. It contains zeros, or arbitrary data if it reuses a released part of the
-    /// file.
+    /// Reserves a region of `bytes` bytes. It contains zeros, or arbitrary data if it reuses a
+    /// released part of the file.
     ///
     /// # Errors
-    ///
-    /// Returns an error if there is not enough space in the file, or if the file has to grow and the disk is full.
+    /// Returns an error if there is not enough space in the file, or if the file has to grow and
+    /// the disk is full.
     pub fn region(&self, bytes: usize) -> Result<Region, SwapError> {
         self.regions.allocate(bytes, |shortage| self.grow(shortage))
     }
@@ -174,7 +176,6 @@ impl SwapFile {
     /// Grows the file for a region and returns its new size in bytes.
     ///
     /// # Errors
-    ///
     /// Returns an error if the file cannot grow or the disk is full.
     fn grow(&self, shortage: Shortage) -> Result<u64, SwapError> {
         let Shortage { needed, left, bytes, end } = shortage;
@@ -192,8 +193,9 @@ impl SwapFile {
         Ok(end)
     }
 
-    /// Releases a region, so that its part of the file can be reserved again. Requests in progress complete before
-    /// requests for the next region in this part of the file. The released region must not be used afterwards.
+    /// Releases a region, so that its part of the file can be reserved again. Requests in progress
+    /// complete before requests for the next region in this part of the file. The released region
+    /// must not be used afterwards.
     ///
     /// Regions of other files are ignored.
     pub fn release(&self, region: &Region) {
@@ -207,9 +209,8 @@ impl SwapFile {
     /// The range starts at a multiple of [`ALIGNMENT`] and may end anywhere.
     ///
     /// # Errors
-    ///
-    /// Returns an error if the range is not within the region or not aligned, if the region belongs to another file, if
-    /// there is not enough memory for a buffer, or if an earlier write failed.
+    /// Returns an error if the range is not within the region or not aligned, if the region belongs
+    /// to another file, if there is not enough memory for a buffer, or if an earlier write failed.
     pub fn read(&self, region: &Region, range: Range<usize>) -> Result<PendingIo, SwapError> {
         let Some(length) = range.end.checked_sub(range.start) else {
             let reason = format!("the range ends at {}, before its start; swap them", range.end);
@@ -220,11 +221,12 @@ impl SwapFile {
         self.start(Direction::Read, region, range.start, buffer)
     }
 
-    /// Starts to read `buffer.len()` bytes from `region`, starting at byte `offset`, into the given buffer.
+    /// Starts to read `buffer.len()` bytes from `region`, starting at byte `offset`, into the given
+    /// buffer.
     ///
     /// # Errors
-    ///
-    /// Returns an error in the same cases as [`read`](Self::read). The buffer is then returned to its pool.
+    /// Returns an error in the same cases as [`read`](Self::read). The buffer is then returned to
+    /// its pool.
     pub fn read_into(
         &self,
         region: &Region,
@@ -237,13 +239,14 @@ impl SwapFile {
 
     /// Starts to write `buffer` to `region`, starting at byte `offset`.
     ///
-    /// The write must start at a multiple of [`ALIGNMENT`]. It must end at a multiple of [`ALIGNMENT`] or at the end of
-    /// the region, because the disk writes whole blocks and the bytes after the buffer would be overwritten.
+    /// The write must start at a multiple of [`ALIGNMENT`]. It must end at a multiple of
+    /// [`ALIGNMENT`] or at the end of the region, because the disk writes whole blocks and the
+    /// bytes after the buffer would be overwritten.
     ///
     /// # Errors
-    ///
-    /// Returns an error if the write does not fit in the region or is not aligned, if the region belongs to another
-    /// file, or if an earlier write failed. The buffer is then returned to its pool.
+    /// Returns an error if the write does not fit in the region or is not aligned, if the region
+    /// belongs to another file, or if an earlier write failed. The buffer is then returned to its
+    /// pool.
     pub fn write(
         &self,
         region: &Region,
@@ -266,7 +269,6 @@ impl SwapFile {
     /// Waits until no request is in progress.
     ///
     /// # Errors
-    ///
     /// Returns an error if a write failed at any time, even if its [`PendingIo`] was dropped.
     pub fn wait_all(&self) -> Result<(), SwapError> {
         let started = Instant::now();
@@ -283,8 +285,8 @@ impl SwapFile {
     /// Checks the conditions that are common to reads and writes.
     ///
     /// # Errors
-    ///
-    /// Returns an error if an earlier write failed, or if the request is not within its region or not aligned.
+    /// Returns an error if an earlier write failed, or if the request is not within its region or
+    /// not aligned.
     fn check(
         &self,
         direction: Direction,
@@ -332,7 +334,8 @@ impl SwapFile {
     ) -> Result<PendingIo, SwapError> {
         let (sender, receiver) = sync_channel(1);
         if buffer.is_empty() {
-            // Sending cannot fail or block: the channel has a capacity of one, and the receiver is still alive.
+            // Sending cannot fail or block: the channel has a capacity of one, and the receiver is
+            // still alive.
             let _ = sender.send(Ok(buffer));
         } else {
             let offset = region.offset + offset as u64;
@@ -342,8 +345,8 @@ impl SwapFile {
     }
 }
 
-/// Completes all queued requests, so that the buffers of dropped [`PendingIo`]s are no longer in use when their memory
-/// is freed.
+/// Completes all queued requests, so that the buffers of dropped [`PendingIo`]s are no longer in
+/// use when their memory is freed.
 impl Drop for SwapFile {
     fn drop(&mut self) {
         self.queue.close();

@@ -1,4 +1,5 @@
-//! The blocks of a transfer. Each block is one request to the disk, and short reads and writes are continued.
+//! The blocks of a transfer. Each block is one request to the disk, and short reads and writes are
+//! continued.
 //!
 //! ```text
 //! transfer   4,000,004 bytes of a buffer, padded to 4,001,792
@@ -16,8 +17,8 @@ use crate::{ALIGNMENT, SwapError};
 
 /// The memory of a block.
 ///
-/// Blocks of one transfer run in parallel on several workers, and each block uses a different part of the same buffer.
-/// The borrow checker cannot verify this, so the memory is a raw pointer.
+/// Blocks of one transfer run in parallel on several workers, and each block uses a different part
+/// of the same buffer. The borrow checker cannot verify this, so the memory is a raw pointer.
 ///
 /// Invariant: the range is within one buffer, and no other block in progress uses any part of it.
 #[derive(Debug)]
@@ -54,18 +55,17 @@ impl TransferBlock {
         self.memory.length
     }
 
-    /// Reads or writes the complete block. Interrupted and short transfers are continued at the position where they
-    /// ended. With direct I/O, they are continued at the last complete sector.
+    /// Reads or writes the complete block. Interrupted and short transfers are continued at the
+    /// position where they ended. With direct I/O, they are continued at the last complete sector.
     ///
     /// # Errors
-    ///
     /// Returns an error if a system call fails or transfers no bytes.
     #[allow(unsafe_code)]
     pub(crate) fn run(&mut self, file: &dyn RawFile, folder: &Path) -> Result<(), SwapError> {
-        // SAFETY: `IoQueue` owns the buffer from before it hands out the first block until every block
-        // was handed back, so the memory lives and nobody else refers to it. Each part of a buffer is
-        // handed out once, so blocks are disjoint. `AlignedBuffer::block` has checked the bounds, and the
-        // system has initialised the mapping.
+        // SAFETY: `IoQueue` owns the buffer from before it hands out the first block until every
+        // block was handed back, so the memory lives and nobody else refers to it. Each part of a
+        // buffer is handed out once, so blocks are disjoint. `AlignedBuffer::block` has checked the
+        // bounds, and the system has initialized the mapping.
         let memory = unsafe { slice::from_raw_parts_mut(self.memory.start, self.memory.length) };
         let mut done = 0;
         while done < memory.len() {
@@ -84,7 +84,8 @@ impl TransferBlock {
                     return Err(SwapError::os(folder, self.direction.into(), span, errno));
                 }
             };
-            // Direct I/O cannot continue in the middle of a sector, so a partial sector is transferred again.
+            // Direct I/O cannot continue in the middle of a sector, so a partial sector is
+            // transferred again.
             let progress = match transferred < rest.len() && file.is_direct() {
                 true => transferred - transferred % ALIGNMENT,
                 false => transferred,

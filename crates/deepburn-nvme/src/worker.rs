@@ -18,7 +18,6 @@ use crate::raw_file::RawFile;
 /// `index` is part of the thread's name. The worker keeps the file open until it ends.
 ///
 /// # Errors
-///
 /// Returns the system's error if it cannot start a thread.
 pub(crate) fn start_worker(
     index: usize,

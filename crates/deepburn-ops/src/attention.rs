@@ -27,13 +27,12 @@ pub use saved::{AttentionOutput, AttentionSaved};
 /// samples.
 const DRAWN_BITS: u32 = 24;
 
-/// Self-attention of sequences of equal length. Softmax is computed in at least
-/// f32.
+/// Self-attention of sequences of equal length. Softmax is computed in at least f32.
 pub trait AttentionOps: Backend {
     /// Computes the self-attention of `projected`, shape
-    /// `[batch * positions, (heads + 2 * key_value_heads) * head width]`. Its columns are the queries
-    /// of all heads, then the keys, then the values. There must be at least one position. Returns
-    /// `[batch * positions, heads * head width]`. Autodiff records this method.
+    /// `[batch * positions, (heads + 2 * key_value_heads) * head width]`. Its columns are the
+    /// queries of all heads, then the keys, then the values. There must be at least one position.
+    /// Returns `[batch * positions, heads * head width]`. Autodiff records this method.
     fn self_attention(
         projected: FloatTensor<Self>,
         attention: &SelfAttention,
@@ -72,8 +71,8 @@ pub trait AttentionOps: Backend {
     }
 
     /// Computes the attention of `queries` over the first `filled` positions of cached keys and
-    /// values. Returns `[batch * queries, heads * head width]`. Autodiff does not record this method
-    /// as one step.
+    /// values. Returns `[batch * queries, heads * head width]`. Autodiff does not record this
+    /// method as one step.
     fn attention_over_cache(
         queries: FloatTensor<Self>,
         keys: FloatTensor<Self>,
@@ -117,8 +116,8 @@ impl<B: AttentionOps, C: CheckpointStrategy> AttentionOps for Autodiff<B, C> {
 }
 
 /// Computes self-attention of `projected`, shape
-/// `[batch * positions, (heads + 2 * key_value_heads) * head width]`, whose columns are the queries,
-/// then the keys, then the values. Returns `[batch * positions, heads * head width]`.
+/// `[batch * positions, (heads + 2 * key_value_heads) * head width]`, whose columns are the
+/// queries, then the keys, then the values. Returns `[batch * positions, heads * head width]`.
 ///
 /// Each attention weight is dropped with probability `dropout`. The seed of the selection is
 /// sampled from the backend's random number generator.
@@ -140,8 +139,8 @@ pub fn self_attention<B: AttentionOps>(
 
 /// Computes the attention of `queries`, shape `[batch, heads, queries, head width]`, over the first
 /// `filled` positions of `keys` and `values`, `[batch, key_value_heads, room, head width]`. The
-/// queries are the last of these positions. Returns `[batch * queries, heads * head width]`. Used for
-/// generation, without dropout.
+/// queries are the last of these positions. Returns `[batch * queries, heads * head width]`. Used
+/// for generation, without dropout.
 pub fn attention_over_cache<B: AttentionOps>(
     queries: Tensor<B, 4>,
     [keys, values]: [Tensor<B, 4>; 2],
@@ -153,8 +152,8 @@ pub fn attention_over_cache<B: AttentionOps>(
 }
 
 /// Returns `cache` `[batch, key_value_heads, room, head width]` with `rows`
-/// `[batch, key_value_heads, count, head width]` at the positions from `start` on. On flex, the cache
-/// is updated in place if it has no other owner; other backends may copy it.
+/// `[batch, key_value_heads, count, head width]` at the positions from `start` on. On flex, the
+/// cache is updated in place if it has no other owner; other backends may copy it.
 pub fn write_to_cache<B: AttentionOps>(
     cache: Tensor<B, 4>,
     rows: Tensor<B, 4>,

@@ -97,8 +97,8 @@ pub trait CrossEntropyOps: Backend {
         Self::head_scores(hidden, weight.dequantized(), targets)
     }
 
-    /// Returns the sum of the losses, `[1]`, of `logits` `[tokens, vocab]`.
-    /// Autodiff records this method.
+    /// Returns the sum of the losses, `[1]`, of `logits` `[tokens, vocab]`. Autodiff records this
+    /// method.
     fn fused_cross_entropy(
         logits: FloatTensor<Self>,
         targets: IntTensor<Self>,
@@ -115,8 +115,7 @@ pub trait CrossEntropyOps: Backend {
         portable::cross_entropy::logits_loss::<Self>(logits, targets, gradient)
     }
 
-    /// Multiplies a matrix by the single element of `factor` `[1]` and rounds
-    /// to `dtype` once.
+    /// Multiplies a matrix by the single element of `factor` `[1]` and rounds to `dtype` once.
     fn scale_gradient(
         gradient: FloatTensor<Self>,
         factor: FloatTensor<Self>,
@@ -232,8 +231,7 @@ impl<B: CrossEntropyOps, C: CheckpointStrategy> CrossEntropyOps for Autodiff<B, 
 /// Returns the summed cross-entropy, `[1]`, of a language-model head. The logits are
 /// `hidden weight^T`, where `hidden` is `[tokens, width]` and `weight` is `[vocab, width]`.
 ///
-/// `targets` `[tokens]` below 0 are masked; others must be below the size of
-/// the vocabulary.
+/// `targets` `[tokens]` below 0 are masked; others must be below the size of the vocabulary.
 pub fn linear_cross_entropy<B: CrossEntropyOps>(
     hidden: Tensor<B, 2>,
     weight: Tensor<B, 2>,
@@ -266,8 +264,8 @@ pub fn num_predicted<B: Backend>(logits: Tensor<B, 2>, targets: Tensor<B, 1, Int
     portable::cross_entropy::num_predicted(portable::in_f32(logits), targets)
 }
 
-/// Returns the summed cross-entropy, `[1]`, of `logits` `[tokens, vocab]`, with
-/// targets as in [`linear_cross_entropy`].
+/// Returns the summed cross-entropy, `[1]`, of `logits` `[tokens, vocab]`, with targets as in
+/// [`linear_cross_entropy`].
 pub fn cross_entropy<B: CrossEntropyOps>(
     logits: Tensor<B, 2>,
     targets: Tensor<B, 1, Int>,

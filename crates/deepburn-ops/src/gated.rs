@@ -1,8 +1,8 @@
 //! Gated activations: `f(gate) * up`, element by element (Shazeer 2020).
 //!
-//! Main trait: [`GatedOps`]. The backward pass needs only `gate` and `up`, from which it computes `f`
-//! and its derivative again. Gate and up are two matrices, or the left and the right half of the
-//! columns of one.
+//! Main trait: [`GatedOps`]. The backward pass needs only `gate` and `up`, from which it computes
+//! `f` and its derivative again. Gate and up are two matrices, or the left and the right half of
+//! the columns of one.
 
 pub(crate) mod gradients;
 
@@ -29,8 +29,8 @@ pub enum GateFunction {
 
 /// Gated activations. Both factors are computed in at least f32, and their product is rounded once.
 pub trait GatedOps: Backend {
-    /// Returns `function(gate) * up`, with the shape and type of `gate`. `up` has the same shape and
-    /// type. Autodiff records this method.
+    /// Returns `function(gate) * up`, with the shape and type of `gate`. `up` has the same shape
+    /// and type. Autodiff records this method.
     fn gated(
         gate: FloatTensor<Self>,
         up: FloatTensor<Self>,
@@ -123,7 +123,6 @@ pub fn gated<B: GatedOps>(
 /// Returns `function(gate) * up` for each row of `joint`, whose first half is the gate.
 ///
 /// # Panics
-///
 /// Panics if the number of columns is odd.
 pub fn gated_joint<B: GatedOps>(joint: Tensor<B, 2>, function: GateFunction) -> Tensor<B, 2> {
     let columns = joint.dims()[1];

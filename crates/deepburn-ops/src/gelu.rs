@@ -15,8 +15,7 @@ use crate::autodiff_step::{backward_step, record};
 use crate::norm::on_rows;
 use crate::portable;
 
-/// GELU with the tanh approximation, for each element of a matrix, computed in
-/// at least f32.
+/// GELU with the tanh approximation, for each element of a matrix, computed in at least f32.
 pub trait GeluOps: Backend {
     /// Returns GELU of `x`, with the shape and type of `x`. Autodiff records this method.
     fn gelu_tanh(x: FloatTensor<Self>) -> FloatTensor<Self> {

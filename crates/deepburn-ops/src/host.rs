@@ -1,16 +1,14 @@
 //! Conversion between tensors and host memory.
 //!
-//! If the device of a backend is the host, neither direction copies, unless the
-//! tensor is shared.
+//! If the device of a backend is the host, neither direction copies, unless the tensor is shared.
 
 use burn_backend::{AllocationProperty, Backend, TensorData, TensorMetadata, read_sync};
 use bytes::Bytes;
 
-/// Returns the elements of `tensor` as f32, in flat order. f16 and bf16 are
-/// widened exactly; f64 is rounded. Waits for the device.
+/// Returns the elements of `tensor` as f32, in flat order. f16 and bf16 are widened exactly; f64 is
+/// rounded. Waits for the device.
 ///
 /// # Panics
-///
 /// Panics if the device fails.
 pub fn float_into_host<B: Backend>(tensor: B::FloatTensorPrimitive) -> Vec<f32> {
     read_float::<B>(tensor)
@@ -22,7 +20,6 @@ pub fn float_into_host<B: Backend>(tensor: B::FloatTensorPrimitive) -> Vec<f32> 
 /// Returns the data of `tensor` in its own type. Waits for the device.
 ///
 /// # Panics
-///
 /// Panics if the device fails.
 pub fn read_float<B: Backend>(tensor: B::FloatTensorPrimitive) -> TensorData {
     match read_sync(B::float_into_data(tensor)) {
@@ -31,14 +28,12 @@ pub fn read_float<B: Backend>(tensor: B::FloatTensorPrimitive) -> TensorData {
     }
 }
 
-/// Returns the data of `tensor` in its own type, for reading. Waits for the
-/// device.
+/// Returns the data of `tensor` in its own type, for reading. Waits for the device.
 ///
-/// Unlike [`read_float`], it does not copy a contiguous flex tensor that is
-/// shared. Writing to the data copies it.
+/// Unlike [`read_float`], it does not copy a contiguous flex tensor that is shared. Writing to the
+/// data copies it.
 ///
 /// # Panics
-///
 /// Panics if the device fails.
 pub fn view_float<B: Backend>(tensor: B::FloatTensorPrimitive) -> TensorData {
     match host_bytes(&tensor) {
@@ -52,14 +47,12 @@ pub fn view_float<B: Backend>(tensor: B::FloatTensorPrimitive) -> TensorData {
 
 /// Returns the bytes of a tensor in flat order.
 ///
-/// A contiguous flex tensor is already in host memory. Its bytes are shared
-/// instead of copied and do not change, because an op copies shared memory
-/// before it writes. Other tensors are read from their device, and the call
-/// waits for the copy. The copy must not stay pending while the device runs
-/// other ops, because CubeCL's wgpu runtime may reuse the mapped staging buffer.
+/// A contiguous flex tensor is already in host memory. Its bytes are shared instead of copied and
+/// do not change, because an op copies shared memory before it writes. Other tensors are read from
+/// their device, and the call waits for the copy. The copy must not stay pending while the device
+/// runs other ops, because CubeCL's wgpu runtime may reuse the mapped staging buffer.
 ///
 /// # Panics
-///
 /// Panics if the device fails.
 pub fn float_bytes<B: Backend>(tensor: B::FloatTensorPrimitive) -> Bytes {
     match host_bytes(&tensor) {
@@ -68,14 +61,13 @@ pub fn float_bytes<B: Backend>(tensor: B::FloatTensorPrimitive) -> Bytes {
     }
 }
 
-/// Returns the bytes of a contiguous tensor in host memory without a copy;
-/// `None` for other tensors.
+/// Returns the bytes of a contiguous tensor in host memory without a copy; `None` for other
+/// tensors.
 pub fn shared_bytes<B: Backend>(tensor: &B::FloatTensorPrimitive) -> Option<Bytes> {
     host_bytes(tensor)
 }
 
-/// The data of a tensor that was read into host memory, as the owner of shared
-/// [`Bytes`].
+/// The data of a tensor that was read into host memory, as the owner of shared [`Bytes`].
 struct HostBytes(TensorData);
 
 impl AsRef<[u8]> for HostBytes {
@@ -84,15 +76,13 @@ impl AsRef<[u8]> for HostBytes {
     }
 }
 
-/// Returns the bytes of a contiguous tensor in host memory; `None` for other
-/// tensors.
+/// Returns the bytes of a contiguous tensor in host memory; `None` for other tensors.
 #[cfg(not(feature = "flex"))]
 pub(crate) fn host_bytes(_: &dyn std::any::Any) -> Option<Bytes> {
     None
 }
 
-/// Returns the bytes of a contiguous tensor in host memory; `None` for other
-/// tensors.
+/// Returns the bytes of a contiguous tensor in host memory; `None` for other tensors.
 #[cfg(feature = "flex")]
 pub(crate) fn host_bytes(tensor: &dyn std::any::Any) -> Option<Bytes> {
     struct Shared(std::sync::Arc<burn_backend::Bytes>);
@@ -103,19 +93,16 @@ pub(crate) fn host_bytes(tensor: &dyn std::any::Any) -> Option<Bytes> {
         }
     }
 
-    // The type is known at run time only, because callers are generic over the
-    // backend.
+    // The type is known at run time only, because callers are generic over the backend.
     let tensor = tensor.downcast_ref::<burn_flex::FlexTensor>()?;
     let (start, end) = tensor.layout().contiguous_offsets()?;
     let size = tensor.dtype().size();
     Some(Bytes::from_owner(Shared(tensor.data_arc())).slice(start * size..end * size))
 }
 
-/// Returns the elements of an index tensor as 64-bit integers, in flat order.
-/// Waits for the device.
+/// Returns the elements of an index tensor as 64-bit integers, in flat order. Waits for the device.
 ///
 /// # Panics
-///
 /// Panics if the device fails.
 pub fn int_into_host<B: Backend>(tensor: B::IntTensorPrimitive) -> Vec<i64> {
     match read_sync(B::int_into_data(tensor)) {

@@ -17,17 +17,17 @@
 //! | [`AttentionOps`] | kernel | LibTorch's on the CPU if causal | provided |
 //! | [`OptimizerOps`] | kernel | kernel on the CPU, else host memory | kernel |
 //!
-//! Frozen matrices may be operands in 8 or 4 bits ([`QuantizedMatrix`]): [`LinearOps`] and [`CrossEntropyOps`] have
-//! products with them.
+//! Frozen matrices may be operands in 8 or 4 bits ([`QuantizedMatrix`]): [`LinearOps`] and
+//! [`CrossEntropyOps`] have products with them.
 //!
 //! The features `flex`, `tch`, `cube` and `fusion` select the backends. On
-//! [`Meta`](deepburn_meta::Meta), the backend without data, every family returns tensors of the right
-//! shape and type. The kernels support f32,
-//! f16 and bf16; f64 tensors use [`portable`], which works on every backend.
+//! [`Meta`](deepburn_meta::Meta), the backend without data, every family returns tensors of the
+//! right shape and type. The kernels support f32, f16 and bf16; f64 tensors use [`portable`], which
+//! works on every backend.
 //!
 //! `Autodiff<B>` records each fused op as one step that saves only the values that its backward
-//! formula needs. Models call the functions on tensors: [`layer_norm`], [`rms_norm`], [`gelu_tanh`],
-//! [`gated`], [`gated_joint`], [`linear`], [`rotate_heads`], [`self_attention`],
+//! formula needs. Models call the functions on tensors: [`layer_norm`], [`rms_norm`],
+//! [`gelu_tanh`], [`gated`], [`gated_joint`], [`linear`], [`rotate_heads`], [`self_attention`],
 //! [`linear_cross_entropy`], [`cross_entropy`].
 
 mod attention;

@@ -1,9 +1,8 @@
 //! Linear layers: `y = x W + b`.
 //!
-//! Main trait: [`LinearOps`]. The forward pass saves the input if weight or
-//! bias is trained, and the weight if the input needs a gradient. A sharded
-//! weight is saved as a handle: it takes no memory between the passes and is
-//! gathered again in the backward pass.
+//! Main trait: [`LinearOps`]. The forward pass saves the input if weight or bias is trained, and
+//! the weight if the input needs a gradient. A sharded weight is saved as a handle: it takes no
+//! memory between the passes and is gathered again in the backward pass.
 //!
 //! ```text
 //! dx = dy W^T      needs W, only if x needs a gradient
@@ -30,11 +29,11 @@ pub use gradients::LinearGradients;
 
 /// Linear layers, applied to the rows of a matrix.
 ///
-/// The CPU kernels accumulate in at least f32. On other backends, the backend's
-/// matrix product determines the precision.
+/// The CPU kernels accumulate in at least f32. On other backends, the backend's matrix product
+/// determines the precision.
 pub trait LinearOps: Backend {
-    /// Multiplies `x` `[rows, in]` by `weight` `[in, out]` and adds `bias`
-    /// `[out]`. Autodiff records this method.
+    /// Multiplies `x` `[rows, in]` by `weight` `[in, out]` and adds `bias` `[out]`. Autodiff
+    /// records this method.
     fn fused_linear(
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
@@ -43,8 +42,7 @@ pub trait LinearOps: Backend {
         portable::linear::forward::<Self>(x, weight, bias)
     }
 
-    /// Returns the gradient with respect to `x`. `grad` is the gradient of the
-    /// output.
+    /// Returns the gradient with respect to `x`. `grad` is the gradient of the output.
     fn linear_x_gradient(grad: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self> {
         portable::linear::x_gradient::<Self>(grad, weight)
     }
@@ -59,8 +57,7 @@ pub trait LinearOps: Backend {
         Self::fused_linear(x, weight.dequantized(), bias)
     }
 
-    /// Computes [`linear_x_gradient`](Self::linear_x_gradient) with a quantized weight
-    /// `[in, out]`.
+    /// Computes [`linear_x_gradient`](Self::linear_x_gradient) with a quantized weight `[in, out]`.
     fn quantized_x_gradient(
         grad: FloatTensor<Self>,
         weight: &QuantizedMatrix<Self>,
@@ -68,8 +65,7 @@ pub trait LinearOps: Backend {
         Self::linear_x_gradient(grad, weight.dequantized())
     }
 
-    /// Returns the gradients of weight and bias. `grad` is the gradient of the
-    /// output.
+    /// Returns the gradients of weight and bias. `grad` is the gradient of the output.
     fn linear_gradients(grad: FloatTensor<Self>, x: FloatTensor<Self>) -> LinearGradients<Self> {
         portable::linear::gradients::<Self>(grad, x)
     }
@@ -88,8 +84,8 @@ struct LinearSaved<B: Backend> {
 #[derive(Debug)]
 struct LinearStep;
 
-/// The input gradient is computed first, and the weight is then released. A
-/// gathered weight can thus be freed before the weight gradient is allocated.
+/// The input gradient is computed first, and the weight is then released. A gathered weight can
+/// thus be freed before the weight gradient is allocated.
 impl<B: LinearOps> Backward<B, 3> for LinearStep {
     type State = LinearSaved<B>;
 
@@ -115,17 +111,16 @@ impl<B: LinearOps> Backward<B, 3> for LinearStep {
     }
 }
 
-/// Recorded as compute-bound: Burn's own activation checkpointing keeps the
-/// output instead of computing it again.
+/// Recorded as compute-bound: Burn's own activation checkpointing keeps the output instead of
+/// computing it again.
 impl<B: LinearOps, C: CheckpointStrategy> LinearOps for Autodiff<B, C> {
     fn fused_linear(
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
         bias: Option<FloatTensor<Self>>,
     ) -> FloatTensor<Self> {
-        // The step always has three parents, so a missing bias is represented
-        // by an empty, untracked tensor. A bias that is not trained is
-        // untracked as well.
+        // The step always has three parents, so a missing bias is represented by an empty,
+        // untracked tensor. A bias that is not trained is untracked as well.
         let (bias, added) = match bias {
             Some(bias) => (bias.clone(), Some(bias.primitive)),
             None => {
@@ -145,12 +140,10 @@ impl<B: LinearOps, C: CheckpointStrategy> LinearOps for Autodiff<B, C> {
     }
 }
 
-/// Returns `x weight + bias` over the last axis of `x`. `weight` is `[in, out]`
-/// and `bias` `[out]`; the result has the axes of `x`, with `out` as the last
-/// axis.
+/// Returns `x weight + bias` over the last axis of `x`. `weight` is `[in, out]` and `bias` `[out]`;
+/// the result has the axes of `x`, with `out` as the last axis.
 ///
 /// # Panics
-///
 /// Panics if the last axis of `x` is not `in`.
 pub fn linear<B: LinearOps, const D: usize>(
     x: Tensor<B, D>,

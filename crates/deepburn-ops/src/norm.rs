@@ -1,9 +1,9 @@
-//! Layer normalisation: `(x - mean) / sqrt(var + epsilon) * gamma + beta`, biased variance (Ba,
+//! Layer normalization: `(x - mean) / sqrt(var + epsilon) * gamma + beta`, biased variance (Ba,
 //! Kiros and Hinton 2016).
 //!
 //! Main trait: [`LayerNormOps`]. The forward pass saves the input and two numbers per row. Saving
 //! the input usually takes no extra memory, because the preceding op keeps it as its output. The
-//! backward pass recomputes the normalised rows.
+//! backward pass recomputes the normalized rows.
 
 pub(crate) mod saved;
 
@@ -18,15 +18,13 @@ use crate::autodiff_step::{backward_step, record};
 use crate::portable;
 pub use saved::{LayerNormGradients, LayerNormOutput, LayerNormSaved};
 
-/// Layer normalisation of the rows of a matrix. Means and deviations are
-/// computed in at least f32.
+/// Layer normalization of the rows of a matrix. Means and deviations are computed in at least f32.
 ///
 /// A row that contains NaN or an infinity becomes NaN. The variance of a constant row is 0, and
 /// `epsilon` keeps the result finite.
 pub trait LayerNormOps: Backend {
-    /// Normalises the rows of `x` `[rows, width]`, multiplies by `gamma` and
-    /// adds `beta`, both `[width]`. The result has the shape and type of `x`.
-    /// Autodiff records this method.
+    /// Normalizes the rows of `x` `[rows, width]`, multiplies by `gamma` and adds `beta`, both
+    /// `[width]`. The result has the shape and type of `x`. Autodiff records this method.
     fn fused_layer_norm(
         x: FloatTensor<Self>,
         gamma: FloatTensor<Self>,
@@ -87,7 +85,7 @@ impl<B: LayerNormOps, C: CheckpointStrategy> LayerNormOps for Autodiff<B, C> {
     }
 }
 
-/// Normalises over the last axis of `x`, multiplies by `gamma` and, if given, adds `beta`. Both
+/// Normalizes over the last axis of `x`, multiplies by `gamma` and, if given, adds `beta`. Both
 /// have the length of that axis.
 ///
 /// `x` may have any other axes; they are merged to rows. Without `beta`, zeros are added.
@@ -102,8 +100,8 @@ pub fn layer_norm<B: LayerNormOps, const D: usize>(
     on_rows(x, |x| B::fused_layer_norm(x, gamma, beta, epsilon))
 }
 
-/// Applies a function of `[rows, width]` matrices to a tensor of any rank. The result keeps all axes
-/// of `x` except the last one, whose length the function may change.
+/// Applies a function of `[rows, width]` matrices to a tensor of any rank. The result keeps all
+/// axes of `x` except the last one, whose length the function may change.
 ///
 /// A matrix is passed without a reshape, which autodiff would record as an additional step.
 pub(crate) fn on_rows<B: Backend, const D: usize>(

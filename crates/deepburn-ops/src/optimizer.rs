@@ -7,33 +7,28 @@ use deepburn_kernels::{self as kernels, ElementwiseStep, FloatSlice, GradientSta
 use crate::host::{float_from_host, float_into_host, read_float};
 use crate::{LayoutOps, MatmulOps, StreamOps};
 
-/// The arrays that an optimizer step updates. All arrays are flat, in f32 and
-/// of equal length.
+/// The arrays that an optimizer step updates. All arrays are flat, in f32 and of equal length.
 ///
 /// Padding at the end is 0 in all arrays and stays 0.
 #[derive(Debug)]
 pub struct UpdateArrays<B: Backend> {
     /// The master weights: the parameter in full precision.
     pub master: FloatTensor<B>,
-    /// The optimizer states. A step uses the first [`ElementwiseStep::states`]
-    /// of them and returns the others unchanged.
+    /// The optimizer states. A step uses the first [`ElementwiseStep::states`] of them and returns
+    /// the others unchanged.
     pub states: Vec<FloatTensor<B>>,
 }
 
-/// The optimizer and loss-scaling kernels of a backend. Provided methods copy
-/// to host memory; a backend overrides them if it has kernels.
+/// The optimizer and loss-scaling kernels of a backend. Provided methods copy to host memory; a
+/// backend overrides them if it has kernels.
 pub trait OptimizerOps: StreamOps + LayoutOps + MatmulOps {
-    /// Runs one optimizer step in one pass. `gradient` is flat, has the length
-    /// of the arrays, and is in f32, f16 or bf16. It is multiplied by
-    /// `grad_scale` when it is read. If `working` is f16 or bf16, the updated
-    /// master weights, rounded to that type, are returned as well. A backend
-    /// may return no such working copy for f32; the caller then uses the master
-    /// weights.
+    /// Runs one optimizer step in one pass. `gradient` is flat, has the length of the arrays, and
+    /// is in f32, f16 or bf16. It is multiplied by `grad_scale` when it is read. If `working` is
+    /// f16 or bf16, the updated master weights, rounded to that type, are returned as well. A
+    /// backend may return no such working copy for f32; the caller then uses the master weights.
     ///
     /// # Panics
-    ///
-    /// Panics if the arrays differ in length, or if there are fewer states than
-    /// the step uses.
+    /// Panics if the arrays differ in length, or if there are fewer states than the step uses.
     fn update(
         step: &ElementwiseStep,
         grad_scale: f32,
@@ -44,35 +39,30 @@ pub trait OptimizerOps: StreamOps + LayoutOps + MatmulOps {
         update_on_host::<Self>(step, grad_scale, arrays, gradient, working)
     }
 
-    /// Returns the sum of squares of a flat gradient in f32, f16 or bf16, and
-    /// whether all elements are finite, in one pass. The CPU accumulates the
-    /// sum in f64. Other devices use at least f32 and a tree of partial sums.
+    /// Returns the sum of squares of a flat gradient in f32, f16 or bf16, and whether all elements
+    /// are finite, in one pass. The CPU accumulates the sum in f64. Other devices use at least f32
+    /// and a tree of partial sums.
     fn gradient_stats(gradient: FloatTensor<Self>) -> GradientStats {
         kernels::gradient_stats(FloatSlice::F32(&float_into_host::<Self>(gradient)))
     }
 
-    /// Converts to `dtype`, rounding to nearest even. Values beyond the range
-    /// become infinite.
+    /// Converts to `dtype`, rounding to nearest even. Values beyond the range become infinite.
     fn cast(tensor: FloatTensor<Self>, dtype: FloatDType) -> FloatTensor<Self> {
         if tensor.dtype() == dtype.into() { tensor } else { Self::float_cast(tensor, dtype) }
     }
 
-    /// Concatenates flat tensors of one type in new memory, followed by zeros
-    /// up to `len` elements.
+    /// Concatenates flat tensors of one type in new memory, followed by zeros up to `len` elements.
     ///
     /// # Panics
-    ///
-    /// Panics if `parts` is empty, or if the tensors have more than `len`
-    /// elements together.
+    /// Panics if `parts` is empty, or if the tensors have more than `len` elements together.
     fn flatten(parts: Vec<FloatTensor<Self>>, len: usize) -> FloatTensor<Self> {
         flatten_on_host::<Self>(parts, len)
     }
 }
 
-/// Runs a step on copies in host memory, for backends and devices without a
-/// kernel. Copies the master weights, the optimizer states that the step uses,
-/// and the gradient to the host. Then copies the updated master weights and
-/// states back to the device of the master weights.
+/// Runs a step on copies in host memory, for backends and devices without a kernel. Copies the
+/// master weights, the optimizer states that the step uses, and the gradient to the host. Then
+/// copies the updated master weights and states back to the device of the master weights.
 pub(crate) fn update_on_host<B: OptimizerOps>(
     step: &ElementwiseStep,
     grad_scale: f32,
@@ -89,8 +79,7 @@ pub(crate) fn update_on_host<B: OptimizerOps>(
     let gradient = float_into_host::<B>(gradient);
     let mut slices: Vec<_> = states.iter_mut().map(Vec::as_mut_slice).collect();
     let slice = OwnedSlice { param: &mut master, states: &mut slices, working: None };
-    // The working copy is converted on the device afterwards, so only f32
-    // arrays are copied back.
+    // The working copy is converted on the device afterwards, so only f32 arrays are copied back.
     step.update(grad_scale, FloatSlice::F32(&gradient), slice);
     let tensor = |values: Vec<f32>| {
         let shape = Shape::from(vec![values.len()]);
@@ -102,13 +91,10 @@ pub(crate) fn update_on_host<B: OptimizerOps>(
     (UpdateArrays { master, states }, working)
 }
 
-/// Concatenates flat tensors through host memory, followed by zeros up to `len`
-/// elements.
+/// Concatenates flat tensors through host memory, followed by zeros up to `len` elements.
 ///
 /// # Panics
-///
-/// Panics if `parts` is empty, or if the tensors have more than `len` elements
-/// together.
+/// Panics if `parts` is empty, or if the tensors have more than `len` elements together.
 pub(crate) fn flatten_on_host<B: Backend>(
     parts: Vec<FloatTensor<B>>,
     len: usize,

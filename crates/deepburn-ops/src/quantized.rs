@@ -1,8 +1,9 @@
 //! Frozen matrices in 8 or 4 bits as operands of products.
 //!
-//! Main type: [`QuantizedMatrix`]. Its blocks ([`BlockFormat`]) are 32-bit words. They are kept in a tensor of f32
-//! elements, because backends can move, divide and join such tensors: a shard, an offloaded array and a gathered copy of
-//! a quantized parameter are tensors like all others. Ops may only copy the words. As numbers they have no meaning.
+//! Main type: [`QuantizedMatrix`]. Its blocks ([`BlockFormat`]) are 32-bit words. They are kept in
+//! a tensor of f32 elements, because backends can move, divide and join such tensors: a shard, an
+//! offloaded array and a gathered copy of a quantized parameter are tensors like all others. Ops
+//! may only copy the words. As numbers they have no meaning.
 //!
 //! ```text
 //! quantize      [rows, columns] f32 ─► words
@@ -11,9 +12,10 @@
 //! rows          quantized_rows                                 an embedding
 //! ```
 //!
-//! The products equal those with the dequantized matrix. The provided implementations dequantize it as a whole; the CPU
-//! backend dequantizes a panel at a time. Blocks are encoded and decoded on the host. On other devices, each op
-//! therefore copies the words to the host and the elements to the device.
+//! The products equal those with the dequantized matrix. The provided implementations dequantize it
+//! as a whole; the CPU backend dequantizes a panel at a time. Blocks are encoded and decoded on the
+//! host. On other devices, each op therefore copies the words to the host and the elements to the
+//! device.
 
 use burn_backend::tensor::{FloatTensor, IntTensor};
 use burn_backend::{Backend, DType, FloatDType, Shape, TensorData, TensorMetadata};
@@ -43,11 +45,10 @@ pub struct QuantizedMatrix<B: Backend> {
 }
 
 impl<B: Backend> QuantizedMatrix<B> {
-    /// Returns the matrix of shape `[rows, columns]` with these encoded elements, such as the words of [`quantize`]. In
-    /// products, its elements have type `dtype`: f32, f16 or bf16.
+    /// Returns the matrix of shape `[rows, columns]` with these encoded elements, such as the words
+    /// of [`quantize`]. In products, its elements have type `dtype`: f32, f16 or bf16.
     ///
     /// # Panics
-    ///
     /// Panics if the number of words is not the one of the encoding.
     pub fn new(
         words: FloatTensor<B>,
@@ -147,7 +148,8 @@ impl HostBlocks {
     }
 }
 
-/// Calls a generic function with the element type that `$dtype` names. f64 is decoded in f32 and cast by the caller.
+/// Calls a generic function with the element type that `$dtype` names. f64 is decoded in f32 and
+/// cast by the caller.
 macro_rules! with_element {
     ($dtype:expr, $E:ident => $body:expr) => {
         match $dtype {
@@ -168,10 +170,10 @@ macro_rules! with_element {
 }
 pub(crate) use with_element;
 
-/// Returns the words of a tensor's elements, `[words]`. The elements are read in f32, in flat order.
+/// Returns the words of a tensor's elements, `[words]`. The elements are read in f32, in flat
+/// order.
 ///
 /// # Panics
-///
 /// Panics if the device fails.
 pub fn quantize<B: Backend>(tensor: FloatTensor<B>, format: BlockFormat) -> FloatTensor<B> {
     let device = B::float_device(&tensor);
@@ -190,11 +192,10 @@ pub fn quantize<B: Backend>(tensor: FloatTensor<B>, format: BlockFormat) -> Floa
     float_from_host::<B>(TensorData::from_bytes(words, vec![len], DType::F32), &device)
 }
 
-/// Returns the elements of `words` as a tensor of `shape` and `dtype`. Each element is rounded once. The last axis has the rows
-/// of an encoding by rows.
+/// Returns the elements of `words` as a tensor of `shape` and `dtype`. Each element is rounded
+/// once. The last axis has the rows of an encoding by rows.
 ///
 /// # Panics
-///
 /// Panics if the number of words is not the one of the encoding, or if the device fails.
 pub fn dequantize<B: Backend>(
     words: FloatTensor<B>,
@@ -213,11 +214,10 @@ pub fn dequantize<B: Backend>(
     in_type::<B>(float_from_host::<B>(data, &device), dtype)
 }
 
-/// Returns the rows `indices` of a matrix, of shape `[.., columns]`. Only these rows are dequantized. A transposed matrix
-/// is dequantized as a whole.
+/// Returns the rows `indices` of a matrix, of shape `[.., columns]`. Only these rows are
+/// dequantized. A transposed matrix is dequantized as a whole.
 ///
 /// # Panics
-///
 /// Panics if an index is not a row, or if the device fails.
 pub fn quantized_rows<B: Backend>(
     matrix: &QuantizedMatrix<B>,

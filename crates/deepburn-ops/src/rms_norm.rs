@@ -1,7 +1,7 @@
-//! RMS normalisation: `x / sqrt(mean(x^2) + epsilon)`, times a weight (Zhang and Sennrich 2019).
+//! RMS normalization: `x / sqrt(mean(x^2) + epsilon)`, times a weight (Zhang and Sennrich 2019).
 //!
-//! Main trait: [`RmsNormOps`]. The forward pass saves the input and one number per row. The backward
-//! pass recomputes the quotients.
+//! Main trait: [`RmsNormOps`]. The forward pass saves the input and one number per row. The
+//! backward pass recomputes the quotients.
 
 pub(crate) mod saved;
 
@@ -28,7 +28,7 @@ pub enum RmsWeight {
     PlusOne,
 }
 
-/// The formula of an RMS normalisation.
+/// The formula of an RMS normalization.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RmsNorm {
     /// Added to the mean of the squares.
@@ -37,12 +37,12 @@ pub struct RmsNorm {
     pub weight: RmsWeight,
 }
 
-/// RMS normalisation of the rows of a matrix. Squares and quotients are computed in at least f32.
+/// RMS normalization of the rows of a matrix. Squares and quotients are computed in at least f32.
 ///
 /// A row that contains NaN or an infinity has NaN where it does, and elsewhere NaN or 0. A row of
 /// zeros stays 0, because of `epsilon`.
 pub trait RmsNormOps: Backend {
-    /// Normalises the rows of `x` `[rows, width]` and multiplies them by `weight` `[width]`. The
+    /// Normalizes the rows of `x` `[rows, width]` and multiplies them by `weight` `[width]`. The
     /// result has the shape and type of `x`. Autodiff records this method.
     fn fused_rms_norm(
         x: FloatTensor<Self>,
@@ -102,7 +102,7 @@ impl<B: RmsNormOps, C: CheckpointStrategy> RmsNormOps for Autodiff<B, C> {
     }
 }
 
-/// Normalises over the last axis of `x` and multiplies by `weight`, which has the length of that
+/// Normalizes over the last axis of `x` and multiplies by `weight`, which has the length of that
 /// axis. `x` may have any other axes; they are merged to rows.
 pub fn rms_norm<B: RmsNormOps, const D: usize>(
     x: Tensor<B, D>,

@@ -1,9 +1,9 @@
 //! Rotary position embeddings (Su et al. 2021): the heads of queries and keys are rotated by angles
 //! that grow with the position.
 //!
-//! Main trait: [`RotaryOps`]. Element `i` of the first half of a head's rotated elements and element
-//! `i` of the second half are the coordinates of a point. The backward pass rotates by the negative
-//! angles and needs the table of sines and cosines only.
+//! Main trait: [`RotaryOps`]. Element `i` of the first half of a head's rotated elements and
+//! element `i` of the second half are the coordinates of a point. The backward pass rotates by the
+//! negative angles and needs the table of sines and cosines only.
 //!
 //! ```text
 //! a row of x     | head 0        | head 1        | ... | columns that are not rotated |
@@ -34,7 +34,6 @@ impl RotatedHeads {
     /// Checks the shapes of `x` and of a table.
     ///
     /// # Panics
-    ///
     /// Panics if a row has fewer columns than the heads, a head fewer than the rotated elements, or
     /// the table another number of positions than sequences of the rows can have.
     pub(crate) fn check(self, [rows, columns]: [usize; 2], [positions, half]: [usize; 2]) {
@@ -112,9 +111,8 @@ impl<B: RotaryOps, C: CheckpointStrategy> RotaryOps for Autodiff<B, C> {
 /// gradient.
 ///
 /// # Panics
-///
-/// Panics if the heads do not fit in a row, the pairs do not fit in a head, or the number of rows is
-/// not a multiple of the positions.
+/// Panics if the heads do not fit in a row, the pairs do not fit in a head, or the number of rows
+/// is not a multiple of the positions.
 pub fn rotate_heads<B: RotaryOps>(
     x: Tensor<B, 2>,
     cos: Tensor<B, 2>,

@@ -52,7 +52,6 @@ const ALIGNMENT: usize = 64;
 /// are empty, or if the backend is not flex.
 ///
 /// # Panics
-///
 /// Panics if the shards have fewer than `numel` elements together.
 pub fn join_shards<B: Backend>(
     shards: &[B::FloatTensorPrimitive],
@@ -94,7 +93,7 @@ pub fn shard_of_whole<B: Backend>(
 
 /// One allocation for shards of equal size.
 ///
-/// Invariant: all bytes are initialised, and the storage is in [`STORAGES`] as long as it exists.
+/// Invariant: all bytes are initialized, and the storage is in [`STORAGES`] as long as it exists.
 struct SharedStorage {
     /// The first byte.
     start: NonNull<u8>,
@@ -136,7 +135,8 @@ impl SharedStorage {
             std::slice::from_raw_parts_mut(start.as_ptr().cast::<MaybeUninit<u8>>(), layout.size())
         };
         memory.par_chunks_mut(shard_bytes).zip(parts).for_each(|(shard, part)| {
-            // SAFETY: both have `shard_bytes` bytes, and new memory does not overlap with any other.
+            // SAFETY: both have `shard_bytes` bytes, and new memory does not overlap with any
+            // other.
             unsafe {
                 shard.as_mut_ptr().cast::<u8>().copy_from_nonoverlapping(part.as_ptr(), part.len())
             };
@@ -150,7 +150,6 @@ impl SharedStorage {
     /// Returns the layout of an allocation for `shards` shards.
     ///
     /// # Panics
-    ///
     /// Panics if the size overflows. This cannot happen for shards that are in memory.
     fn layout(shard_bytes: usize, shards: usize) -> Layout {
         let size = shard_bytes.checked_mul(shards);
@@ -179,7 +178,6 @@ impl SharedStorage {
     /// Returns the first byte of a shard.
     ///
     /// # Panics
-    ///
     /// Panics if `index` is not less than the number of shards.
     fn shard(&self, index: usize) -> NonNull<u8> {
         assert!(index < self.owned.len(), "a storage has a shard for each rank");
@@ -202,7 +200,8 @@ impl Drop for SharedStorage {
         // Removed before the memory is freed: the next allocation may get the same address.
         storages().remove(&(self.start.as_ptr() as usize));
         let layout = Self::layout(self.shard_bytes, self.owned.len());
-        // SAFETY: the memory was allocated with this layout, and no references to it exist any more.
+        // SAFETY: the memory was allocated with this layout, and no references to it exist any
+        // more.
         unsafe { dealloc(self.start.as_ptr(), layout) };
     }
 }
@@ -214,9 +213,8 @@ impl AsRef<[u8]> for Whole {
     fn as_ref(&self) -> &[u8] {
         let storage = &self.0;
         let len = storage.shard_bytes * storage.owned.len();
-        // SAFETY: all bytes were written when the storage was created, and no shard changes while the storage has a
-        // reader:
-        // [Note: No write while a full array exists]
+        // SAFETY: all bytes were written when the storage was created, and no shard changes while
+        // the storage has a reader: [Note: No write while a full array exists]
         unsafe { std::slice::from_raw_parts(storage.start.as_ptr(), len) }
     }
 }
@@ -272,7 +270,7 @@ impl StorageShard {
         let mut own = vec![0_u64; self.len.div_ceil(size_of::<u64>())];
         let from = self.memory().as_ptr().cast::<u8>();
         // SAFETY: the new vector has at least `len` bytes, and the `len` bytes of the shard are
-        // initialised.
+        // initialized.
         unsafe { own.as_mut_ptr().cast::<u8>().copy_from_nonoverlapping(from, self.len) };
         self.leave(ShardMemory::Own(own));
     }
@@ -314,9 +312,8 @@ impl AllocationController for StorageShard {
             ShardMemory::Shared { storage, index } => storage.shard(*index).as_ptr(),
             ShardMemory::Own(words) => words.as_mut_ptr().cast(),
         };
-        // SAFETY: the shard has `len` bytes. Its only owner is borrowed exclusively, and no full array reads this
-        // memory:
-        // [Note: No write while a full array exists]
+        // SAFETY: the shard has `len` bytes. Its only owner is borrowed exclusively, and no full
+        // array reads this memory: [Note: No write while a full array exists]
         unsafe { std::slice::from_raw_parts_mut(start.cast(), self.len) }
     }
 }
@@ -392,7 +389,8 @@ mod tests {
         assert_eq!(values(&before), [1.0, 2.0, 3.0]);
         let after = join_shards::<Flex>(&[first, second], 3).unwrap();
         assert_eq!(values(&after), [2.0, 4.0, 3.0]);
-        // The shard in the old storage is not owned any more, so a rank can take it with the values of the full array.
+        // The shard in the old storage is not owned any more, so a rank can take it with the values
+        // of the full array.
         assert_eq!(values(&shard_of_whole::<Flex>(&before, 0).unwrap()), [1.0, 2.0]);
     }
 

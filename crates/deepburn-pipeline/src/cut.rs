@@ -96,11 +96,13 @@ impl fmt::Display for ClosestCut {
 
 /// Divides `blocks`, which are in the order of their execution, into `stages`; 0 counts as 1.
 ///
-/// [`CutMethod::Cost`] finds the cut whose slowest stage has the fewest operations, among those that
-/// fit into memory. Of several such cuts, it takes the one whose largest stage needs the least memory.
+/// [`CutMethod::Cost`] finds the cut whose slowest stage has the fewest operations, among those
+/// that fit into memory. Of several such cuts, it takes the one whose largest stage needs the least
+/// memory.
 ///
 /// # Errors
-/// Returns a [`CutError`] if a stage would have no block or no match, or if no cut fits into memory.
+/// Returns a [`CutError`] if a stage would have no block or no match, or if no cut fits into
+/// memory.
 pub fn cut(
     blocks: &[Block],
     stages: usize,
@@ -204,8 +206,8 @@ impl StageCosts {
     /// Returns the cut whose largest `value` of a stage is the smallest. A stage without a value is
     /// not allowed; `None` if every cut has such a stage.
     ///
-    /// Replacing the stages before the last one with a better cut of the same blocks never makes the
-    /// whole cut worse. Each prefix is therefore solved once.
+    /// Replacing the stages before the last one with a better cut of the same blocks never makes
+    /// the whole cut worse. Each prefix is therefore solved once.
     fn smallest_maximum(
         &self,
         value: impl Fn(&StageBlocks) -> Option<u128>,

@@ -17,7 +17,8 @@ pub fn partition_uniform(items: usize, parts: usize) -> Vec<usize> {
 
 //= deepspeed 0.19.8 runtime/utils.py partition_balanced
 /// Divides weights into `parts` so that the difference between the largest and the smallest part is
-/// as small as a greedy choice from front to back makes it. As few items as parts are one part each.
+/// as small as a greedy choice from front to back makes it. As few items as parts are one part
+/// each.
 ///
 /// ```
 /// assert_eq!(deepburn_pipeline::partition_balanced(&[9, 1, 1, 1, 9], 3), [0, 1, 4, 5]);
@@ -31,8 +32,8 @@ pub fn partition_balanced(weights: &[u64], parts: usize) -> Vec<usize> {
     for weight in weights {
         before.push(before[before.len() - 1] + u128::from(*weight));
     }
-    // For each number of items and parts, the cut that DeepSpeed keeps. The best cut of a prefix may
-    // not be part of the cut with the smallest difference, so this is not an optimum.
+    // For each number of items and parts, the cut that DeepSpeed keeps. The best cut of a prefix
+    // may not be part of the cut with the smallest difference, so this is not an optimum.
     let mut kept = vec![vec![None::<Spread>; parts + 1]; items + 1];
     kept[0][0] = Some(Spread { largest: 0, smallest: u128::MAX, start: 0 });
     for end in 1..=items {

@@ -17,8 +17,9 @@ pub enum Action {
 pub enum PassSchedule {
     /// All forward passes, then all backward passes (GPipe, Huang et al. 2019).
     FillDrain,
-    /// A backward pass as soon as a micro-batch returns from the last stage (1F1B of PipeDream-Flush,
-    /// Narayanan et al. 2021). As fast as [`PassSchedule::FillDrain`] with fewer activations.
+    /// A backward pass as soon as a micro-batch returns from the last stage (1F1B of
+    /// PipeDream-Flush, Narayanan et al. 2021). As fast as [`PassSchedule::FillDrain`] with fewer
+    /// activations.
     OneForwardOneBackward,
 }
 

@@ -25,8 +25,8 @@ pub struct Simulation {
 }
 
 impl Simulation {
-    /// Returns the fraction of the step (0 to 1) that a stage waits, as a mean over the stages; 0 for
-    /// a step without time.
+    /// Returns the fraction of the step (0 to 1) that a stage waits, as a mean over the stages; 0
+    /// for a step without time.
     pub fn idle_fraction(&self) -> f64 {
         let all = self.seconds * self.busy.len() as f64;
         if all > 0.0 { 1.0 - self.busy.iter().sum::<f64>() / all } else { 0.0 }

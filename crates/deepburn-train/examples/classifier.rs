@@ -6,9 +6,9 @@
 //! cargo run --release --example classifier -- --resume 4
 //! ```
 //!
-//! The second command shows Burn's dashboard. The third resumes after the fourth epoch of an earlier
-//! run, which kept the checkpoints of its last two epochs and of the best one. Ctrl-C ends all ranks
-//! after the current micro-batch. All files are written to `target/classifier`.
+//! The second command shows Burn's dashboard. The third resumes after the fourth epoch of an
+//! earlier run, which kept the checkpoints of its last two epochs and of the best one. Ctrl-C ends
+//! all ranks after the current micro-batch. All files are written to `target/classifier`.
 
 use std::error::Error;
 use std::path::Path;
@@ -136,8 +136,8 @@ impl<B: Backend> Batcher<B, Point, Points<B>> for Stack {
     }
 }
 
-/// Returns an interrupter that Ctrl-C triggers. A signal handler must only set a flag, so a thread polls
-/// the flag.
+/// Returns an interrupter that Ctrl-C triggers. A signal handler must only set a flag, so a thread
+/// polls the flag.
 fn stopped_by_ctrl_c() -> Result<Interrupter, Box<dyn Error>> {
     let (interrupter, asked) = (Interrupter::new(), Arc::new(AtomicBool::new(false)));
     signal_hook::flag::register(SIGINT, asked.clone())?;

@@ -1,9 +1,8 @@
 //! Checkpoints at the end of epochs, and resuming from them.
 //!
-//! A checkpoint of epoch `n` is `epoch-n` in the strategy's folder. It is an
-//! engine's checkpoint whose client state is a `LearnerState`. The states of
-//! data loaders are not stored. Instead, resuming starts each loader as often as
-//! it was started before.
+//! A checkpoint of epoch `n` is `epoch-n` in the strategy's folder. It is an engine's checkpoint
+//! whose client state is a `LearnerState`. The states of data loaders are not stored. Instead,
+//! resuming starts each loader as often as it was started before.
 
 use std::path::Path;
 
@@ -29,11 +28,10 @@ fn tag(epoch: usize) -> Result<Tag, CheckpointError> {
     Ok(format!("epoch-{epoch}").parse()?)
 }
 
-/// Saves the checkpoint of an epoch and replaces an earlier one of the same
-/// epoch. All ranks call this together.
+/// Saves the checkpoint of an epoch and replaces an earlier one of the same epoch. All ranks call
+/// this together.
 ///
 /// # Errors
-///
 /// Returns an error if the checkpoint cannot be written; see
 /// [`TrainingCheckpointError::is_recoverable`].
 pub(crate) fn save<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
@@ -42,9 +40,8 @@ pub(crate) fn save<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
     state: LearnerState,
 ) -> Result<(), TrainingCheckpointError> {
     let tag = tag(state.epoch)?;
-    // A run that resumes from an earlier epoch may find the checkpoint of this
-    // epoch from an earlier run. If the deletion fails, the save fails on all
-    // ranks, because the name is taken.
+    // A run that resumes from an earlier epoch may find the checkpoint of this epoch from an
+    // earlier run. If the deletion fails, the save fails on all ranks, because the name is taken.
     if engine.rank() == 0
         && folder.join(tag.as_str()).exists()
         && let Err(error) = delete_checkpoint(folder, &tag)
@@ -62,7 +59,6 @@ pub(crate) fn save<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
 /// Deletes the checkpoint of an epoch if it exists.
 ///
 /// # Errors
-///
 /// Returns an error if its files cannot be removed.
 pub(crate) fn delete(folder: &Path, epoch: usize) -> Result<(), CheckpointError> {
     let tag = tag(epoch)?;
@@ -72,13 +68,12 @@ pub(crate) fn delete(folder: &Path, epoch: usize) -> Result<(), CheckpointError>
     }
 }
 
-/// Resumes from the checkpoint of an epoch and returns the Learner's state. All
-/// ranks call this together.
+/// Resumes from the checkpoint of an epoch and returns the Learner's state. All ranks call this
+/// together.
 ///
 /// # Errors
-///
-/// Returns an error if there is no such checkpoint, if it does not match the
-/// model, or if a Learner did not save it.
+/// Returns an error if there is no such checkpoint, if it does not match the model, or if a Learner
+/// did not save it.
 pub(crate) fn load<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
     engine: &mut Engine<B, M>,
     folder: &Path,

@@ -1,10 +1,9 @@
 //! Checks that `TrainStep::step` returns the gradients that the engine reduced.
 //!
-//! The engine reduces gradients while `backward` runs and leaves markers in
-//! their place. Gradients from a second backward pass, or computed by the
-//! program, never reach the engine. Gradients that a step does not return have
-//! reached it nevertheless. In both cases training would use other gradients
-//! than the model intends.
+//! The engine reduces gradients while `backward` runs and leaves markers in their place. Gradients
+//! from a second backward pass, or computed by the program, never reach the engine. Gradients that
+//! a step does not return have reached it nevertheless. In both cases training would use other
+//! gradients than the model intends.
 
 use burn::module::{AutodiffModule, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
@@ -14,13 +13,11 @@ use deepburn::ops::OptimizerOps;
 use deepburn::zero::{PlacedTensor, Training, Zero, ZeroTensor};
 use deepburn::{BoxError, Engine};
 
-/// Compares the gradients that a step returned with those that the engine
-/// reduced during it.
+/// Compares the gradients that a step returned with those that the engine reduced during it.
 ///
 /// # Errors
-///
-/// Returns an error if the step returned a gradient that the engine did not
-/// reduce, or did not return one that it reduced.
+/// Returns an error if the step returned a gradient that the engine did not reduce, or did not
+/// return one that it reduced.
 pub(crate) fn check_gradients<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
     engine: &Engine<B, M>,
     returned: &GradientsParams,
@@ -36,8 +33,7 @@ pub(crate) fn check_gradients<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
         )
         .into());
     }
-    // A parameter that occurs twice in the module is visited twice, so `taken`
-    // may be larger.
+    // A parameter that occurs twice in the module is visited twice, so `taken` may be larger.
     if taken < engine.gradients_taken() {
         return Err(format!(
             "`TrainStep::step` returned {taken} gradients and its backward pass made {}: return all \

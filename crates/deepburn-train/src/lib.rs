@@ -1,9 +1,8 @@
 //! Sharded training for Burn's `Learner`.
 //!
-//! [`sharded`] creates a [`TrainingStrategy`] from a DeepSpeed configuration.
-//! With it, a program that trains through [`SupervisedTraining`] uses ZeRO
-//! stages 0 to 3 on several ranks. Only one line changes, apart from the
-//! backend, which is [`Training<B>`](deepburn::zero::Training):
+//! [`sharded`] creates a [`TrainingStrategy`] from a DeepSpeed configuration. With it, a program
+//! that trains through [`SupervisedTraining`] uses ZeRO stages 0 to 3 on several ranks. Only one
+//! line changes, apart from the backend, which is [`Training<B>`](deepburn::zero::Training):
 //!
 //! ```
 //! # use burn::data::dataloader::{DataLoaderBuilder, batcher::Batcher};
@@ -89,48 +88,41 @@
 //! # Settings of the Learner and of the plan
 //!
 //! - **Ranks**: the plan's world size. Each rank is a thread of this process.
-//! - **Data**: the Learner's data loaders. Each rank trains on a slice of the
-//!   items, and all slices have the same length. If the items do not divide
-//!   evenly, up to `ranks - 1` of them are seen twice per epoch, as with
-//!   PyTorch's `DistributedSampler`. Validation sees every item exactly once. A
-//!   loader with its own `batch_size` should use the plan's
+//! - **Data**: the Learner's data loaders. Each rank trains on a slice of the items, and all slices
+//!   have the same length. If the items do not divide evenly, up to `ranks - 1` of them are seen
+//!   twice per epoch, as with PyTorch's `DistributedSampler`. Validation sees every item exactly
+//!   once. A loader with its own `batch_size` should use the plan's
 //!   `train_micro_batch_size_per_gpu`.
-//! - **Optimizer**: the plan's. Before training starts, the Learner's optimizer
-//!   is tried on a few weights, and an error is returned if its updates differ
-//!   from the plan's. This compares the kind of optimizer and its
-//!   hyper-parameters (betas, eps, weight decay, momentum, amsgrad, clipping
-//!   inside the optimizer) if they change a weight's path by at least 1 in
-//!   5,000 within sixteen steps. Clip gradients with the plan's
-//!   `gradient_clipping`, which is 1.0 unless the plan's configuration sets it.
-//! - **Learning rate**: the Learner's scheduler. The plan's `lr` is not used,
-//!   and a plan with a `scheduler` is an error. The scheduler advances by one
-//!   step per update, on any number of ranks, as in DeepSpeed. Burn's own
-//!   strategies advance it for every batch, so size the schedule for the number
-//!   of updates: batches per epoch, divided by ranks and by accumulated
+//! - **Optimizer**: the plan's. Before training starts, the Learner's optimizer is tried on a few
+//!   weights, and an error is returned if its updates differ from the plan's. This compares the
+//!   kind of optimizer and its hyper-parameters (betas, eps, weight decay, momentum, amsgrad,
+//!   clipping inside the optimizer) if they change a weight's path by at least 1 in 5,000 within
+//!   sixteen steps. Clip gradients with the plan's `gradient_clipping`, which is 1.0 unless the
+//!   plan's configuration sets it.
+//! - **Learning rate**: the Learner's scheduler. The plan's `lr` is not used, and a plan with a
+//!   `scheduler` is an error. The scheduler advances by one step per update, on any number of
+//!   ranks, as in DeepSpeed. Burn's own strategies advance it for every batch, so size the schedule
+//!   for the number of updates: batches per epoch, divided by ranks and by accumulated
 //!   micro-batches, rounded up.
-//! - **Gradient accumulation**: both, and they must be equal. Gradients of
-//!   micro-batches are averaged, as in DeepSpeed; Burn's own strategies add
-//!   them. If the last micro-batches of an epoch do not fill an update, or
-//!   training is interrupted, the weights are updated with the mean over the
-//!   micro-batches that there are. Burn drops them.
-//! - **Precision**: the plan's fp32 or bf16. fp16 is an error, because the loss
-//!   scale would have to multiply a loss that is inside `TrainStep::step`.
-//! - **Gradients**: `TrainStep::step` must call `backward` once and return all
-//!   gradients. Gradients of a second backward pass, or a selection of
-//!   gradients, are an error.
+//! - **Gradient accumulation**: both, and they must be equal. Gradients of micro-batches are
+//!   averaged, as in DeepSpeed; Burn's own strategies add them. If the last micro-batches of an
+//!   epoch do not fill an update, or training is interrupted, the weights are updated with the mean
+//!   over the micro-batches that there are. Burn drops them.
+//! - **Precision**: the plan's fp32 or bf16. fp16 is an error, because the loss scale would have to
+//!   multiply a loss that is inside `TrainStep::step`.
+//! - **Gradients**: `TrainStep::step` must call `backward` once and return all gradients. Gradients
+//!   of a second backward pass, or a selection of gradients, are an error.
 //! - **`TrainStep::optimize`** is not called.
 //!
-//! Losses and weights are bit-identical to [`deepburn::Engine`] with
-//! the same batches; with accumulation, this requires a number of micro-batches
-//! that is a power of two. Burn's loaders with several workers return batches
-//! in an order that differs between runs.
+//! Losses and weights are bit-identical to [`deepburn::Engine`] with the same batches; with
+//! accumulation, this requires a number of micro-batches that is a power of two. Burn's loaders
+//! with several workers return batches in an order that differs between runs.
 //!
 //! # Checkpoints
-//! Burn's file checkpointer would save complete states, which no rank holds.
-//! Set the checkpoint folder in the strategy instead of calling
-//! `with_file_checkpointer`. [`ShardedStrategy::keep`] decides which
-//! checkpoints are kept; `with_checkpointing_strategy` has no effect. A failed
-//! save is printed and skipped, and training continues. Use one folder per run:
+//! Burn's file checkpointer would save complete states, which no rank holds. Set the checkpoint
+//! folder in the strategy instead of calling `with_file_checkpointer`. [`ShardedStrategy::keep`]
+//! decides which checkpoints are kept; `with_checkpointing_strategy` has no effect. A failed save
+//! is printed and skipped, and training continues. Use one folder per run:
 //!
 //! ```no_run
 //! # use deepburn_train::ShardedStrategy;
@@ -140,21 +132,18 @@
 //! # }
 //! ```
 //!
-//! Checkpoints are saved after each epoch's validation and contain the
-//! optimizer states and random streams of all ranks.
-//! `SupervisedTraining::checkpoint(n)` resumes after epoch `n`, bit-identical
-//! to an uninterrupted run, and also with a different number of ranks or stage.
-//! By default the last two checkpoints and the one with the lowest validation
-//! loss are kept, as in Burn; see [`ShardedStrategy::keep`]. `deepburn
-//! consolidate` exports them.
+//! Checkpoints are saved after each epoch's validation and contain the optimizer states and random
+//! streams of all ranks. `SupervisedTraining::checkpoint(n)` resumes after epoch `n`, bit-identical
+//! to an uninterrupted run, and also with a different number of ranks or stage. By default the last
+//! two checkpoints and the one with the lowest validation loss are kept, as in Burn; see
+//! [`ShardedStrategy::keep`]. `deepburn consolidate` exports them.
 //!
 //! # Interruption and failure
 //!
-//! An interruption (the dashboard's `q`, any call of `Interrupter::stop`, or
-//! Ctrl-C as in the example) ends all ranks before the same micro-batch, and
-//! `launch` returns the current model. An epoch whose validation was
-//! interrupted has no checkpoint. If a rank fails, all ranks end, the renderer
-//! is closed, and `launch` panics with the rank and the cause.
+//! An interruption (the dashboard's `q`, any call of `Interrupter::stop`, or Ctrl-C as in the
+//! example) ends all ranks before the same micro-batch, and `launch` returns the current model. An
+//! epoch whose validation was interrupted has no checkpoint. If a rank fails, all ranks end, the
+//! renderer is closed, and `launch` panics with the rank and the cause.
 //!
 //! # Features
 //! - `tui`: Burn's terminal dashboard.
@@ -181,8 +170,7 @@ use deepburn::zero::Training;
 pub use strategy::ShardedStrategy;
 
 /// Returns a strategy that trains sharded with `plan`, for
-/// [`SupervisedTraining::with_training_strategy`]. Use [`ShardedStrategy`] to
-/// change its settings.
+/// [`SupervisedTraining::with_training_strategy`]. Use [`ShardedStrategy`] to change its settings.
 pub fn sharded<B, LC>(plan: Plan) -> TrainingStrategy<LC>
 where
     B: OptimizerOps + StreamOps,

@@ -8,9 +8,8 @@ use burn::tensor::backend::Backend;
 
 /// Returns the training data of each rank.
 ///
-/// All slices have the same length, so that all ranks run the same number of
-/// micro-batches. Together they contain every item. If the items do not divide
-/// evenly, neighbouring slices overlap.
+/// All slices have the same length, so that all ranks run the same number of micro-batches.
+/// Together they contain every item. If the items do not divide evenly, neighboring slices overlap.
 pub(crate) fn training_slices<B: Backend, I>(
     loader: &Arc<dyn DataLoader<B, I>>,
     devices: &[B::Device],
@@ -18,8 +17,8 @@ pub(crate) fn training_slices<B: Backend, I>(
     slices(loader, devices, equal_ranges(loader.num_items(), devices.len()))
 }
 
-/// Returns the validation data of each rank. Every item is in exactly one
-/// slice. Slices may differ in length by one item, or be empty.
+/// Returns the validation data of each rank. Every item is in exactly one slice. Slices may differ
+/// in length by one item, or be empty.
 pub(crate) fn validation_slices<B: Backend, I>(
     loader: &Arc<dyn DataLoader<B, I>>,
     devices: &[B::Device],
@@ -33,8 +32,8 @@ fn slices<B: Backend, I>(
     devices: &[B::Device],
     ranges: Vec<Range<usize>>,
 ) -> Vec<Arc<dyn DataLoader<B, I>>> {
-    // A slice shuffles with its own seed. A single rank uses the whole loader,
-    // so that it shuffles like Burn on one device.
+    // A slice shuffles with its own seed. A single rank uses the whole loader, so that it shuffles
+    // like Burn on one device.
     if let [device] = devices {
         return vec![loader.to_device(device)];
     }
@@ -42,16 +41,15 @@ fn slices<B: Backend, I>(
     sliced.map(|(range, device)| loader.slice(range.start, range.end).to_device(device)).collect()
 }
 
-/// Returns ranges of equal length that cover `items`; the last ones are moved
-/// back as far as needed.
+/// Returns ranges of equal length that cover `items`; the last ones are moved back as far as
+/// needed.
 fn equal_ranges(items: usize, ranks: usize) -> Vec<Range<usize>> {
     let length = items.div_ceil(ranks);
     let start = |rank: usize| (rank * length).min(items - length);
     (0..ranks).map(|rank| start(rank)..start(rank) + length).collect()
 }
 
-/// Returns ranges that cover `items` without overlap; the first ones are longer
-/// by one if needed.
+/// Returns ranges that cover `items` without overlap; the first ones are longer by one if needed.
 fn exact_ranges(items: usize, ranks: usize) -> Vec<Range<usize>> {
     let (length, longer) = (items / ranks, items % ranks);
     let start = |rank: usize| rank * length + rank.min(longer);

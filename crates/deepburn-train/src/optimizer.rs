@@ -1,10 +1,9 @@
 //! Compares the Learner's optimizer with the plan's.
 //!
-//! A Learner does not expose its optimizer, but it takes optimizer steps for
-//! any caller. [`check_optimizer`] lets it take some steps on a copy of one
-//! parameter. Values and gradients are chosen so that different
-//! hyper-parameters give different weights. The result is compared with the
-//! published formula of the plan's optimizer.
+//! A Learner does not expose its optimizer, but it takes optimizer steps for any caller.
+//! [`check_optimizer`] lets it take some steps on a copy of one parameter. Values and gradients are
+//! chosen so that different hyper-parameters give different weights. The result is compared with
+//! the published formula of the plan's optimizer.
 //!
 //! ```text
 //! probe (copy of the Learner)  values ─► 16 optimizer steps in f32 ─► weights
@@ -12,8 +11,8 @@
 //! allowed difference           2e-4 of each weight's path, plus the rounding of f32
 //! ```
 //!
-//! The probe is a clone, so the Learner's own optimizer keeps its state. Only
-//! element-wise optimizers can be compared in this way.
+//! The probe is a clone, so the Learner's own optimizer keeps its state. Only element-wise
+//! optimizers can be compared in this way.
 
 use std::any::type_name;
 
@@ -30,40 +29,35 @@ use deepburn::kernels::{
 
 use crate::refusal::Refusal;
 
-/// The test weights, repeated over the parameter. A parameter with fewer
-/// elements is tested several times, with consecutive parts of this table.
+/// The test weights, repeated over the parameter. A parameter with fewer elements is tested several
+/// times, with consecutive parts of this table.
 const VALUES: [f64; 10] = [1.0, 0.0, -1.0, 0.5, 1.0, 0.0, 0.25, -2.0, 0.125, -1.0];
-/// The scales of the gradients, by weight. Each one reveals some
-/// hyper-parameters: zero shows weight decay alone, small ones the value of
-/// eps, a large one gradient clipping. The last one has an update that is much
-/// smaller than the weight and points away from zero, which shows cautious
+/// The scales of the gradients, by weight. Each one reveals some hyper-parameters: zero shows
+/// weight decay alone, small ones the value of eps, a large one gradient clipping. The last one has
+/// an update that is much smaller than the weight and points away from zero, which shows cautious
 /// weight decay.
 const SCALES: [f64; 10] = [0.0, 1.0, 0.5, 1e-4, 1e-6, 1e-2, 30.0, -1.0, 1e6, 1e-9];
-/// The factors of the gradients, by step. They fall, which reveals betas and
-/// momentum: a beta_2 of 0.998 instead of 0.999 makes a difference of four
-/// times the tolerance, and so does a beta_1 of 0.899 instead of 0.9. They end
-/// with zeros, during which second moments decay unless amsgrad holds them.
+/// The factors of the gradients, by step. They fall, which reveals betas and momentum: a beta_2 of
+/// 0.998 instead of 0.999 makes a difference of four times the tolerance, and so does a beta_1 of
+/// 0.899 instead of 0.9. They end with zeros, during which second moments decay unless amsgrad
+/// holds them.
 const FACTORS: [f64; 16] =
     [4.0, 2.0, 2.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0];
 
-/// The relative difference that is allowed in the path of a weight. In f32
-/// arithmetic, 1 - 0.999 alone is off by 1 in 80,000; sixteen steps stay below
-/// 1 in 10,000.
+/// The relative difference that is allowed in the path of a weight. In f32 arithmetic, 1 - 0.999
+/// alone is off by 1 in 80,000; sixteen steps stay below 1 in 10,000.
 const TOLERANCE: f64 = 2e-4;
 
-/// The number of scheduler steps that are searched for the largest learning
-/// rate.
+/// The number of scheduler steps that are searched for the largest learning rate.
 const MAX_SCHEDULE: usize = 10_000;
 
-/// Returns an error if the Learner's optimizer updates weights differently from
-/// the plan's. `steps` is the length of the schedule, whose largest learning
-/// rate is used.
+/// Returns an error if the Learner's optimizer updates weights differently from the plan's. `steps`
+/// is the length of the schedule, whose largest learning rate is used.
 ///
-/// Returns `Ok` without a comparison if the schedule never has a positive
-/// learning rate, or if the model has no trainable parameter with elements.
+/// Returns `Ok` without a comparison if the schedule never has a positive learning rate, or if the
+/// model has no trainable parameter with elements.
 ///
 /// # Errors
-///
 /// Returns [`Refusal::Optimizer`] with the first weight that differs, or
 /// [`Refusal::NotElementwise`].
 pub(crate) fn check_optimizer<LC: LearningComponentsTypes>(
@@ -98,9 +92,8 @@ pub(crate) fn check_optimizer<LC: LearningComponentsTypes>(
     }
 }
 
-/// Takes all steps with a parameter of `count` elements, whose values start at
-/// index `first` of [`VALUES`], and describes the first difference between the
-/// Learner's result and the plan's.
+/// Takes all steps with a parameter of `count` elements, whose values start at index `first` of
+/// [`VALUES`], and describes the first difference between the Learner's result and the plan's.
 ///
 /// The gradient of weight `i` in step `t` is `FACTORS[t] * SCALES[i]`.
 fn difference<LC: LearningComponentsTypes>(
@@ -115,8 +108,7 @@ fn difference<LC: LearningComponentsTypes>(
     };
     let (start, scales) = (from(&VALUES), from(&SCALES));
     let model = probe.model();
-    // The other parameters have no gradient, so the optimizer does not change
-    // them.
+    // The other parameters have no gradient, so the optimizer does not change them.
     probe.load_model(model.map(&mut Assign { id, values: &start }).into_record());
 
     let rate = probe.lr_current();
@@ -142,11 +134,10 @@ fn difference<LC: LearningComponentsTypes>(
     ))
 }
 
-/// Returns a copy of the Learner at the largest learning rate of its schedule;
-/// `None` if that is 0.
+/// Returns a copy of the Learner at the largest learning rate of its schedule; `None` if that is 0.
 ///
-/// The search ends after [`MAX_SCHEDULE`] steps. A larger learning rate makes
-/// differences between optimizers larger, relative to rounding.
+/// The search ends after [`MAX_SCHEDULE`] steps. A larger learning rate makes differences between
+/// optimizers larger, relative to rounding.
 fn at_largest_rate<LC: LearningComponentsTypes>(
     learner: &Learner<LC>,
     steps: usize,
@@ -229,11 +220,10 @@ impl<'a> ReferenceWeights<'a> {
         }
     }
 
-    /// Returns the index of the first weight that differs from `other` by more
-    /// than the tolerance.
+    /// Returns the index of the first weight that differs from `other` by more than the tolerance.
     ///
-    /// The tolerance is relative to the path of a weight, not to the weight, so
-    /// that a small update of a large weight still counts.
+    /// The tolerance is relative to the path of a weight, not to the weight, so that a small update
+    /// of a large weight still counts.
     fn differs(&self, other: &[f64]) -> Option<usize> {
         // Each step rounds a weight to f32 once.
         let rounding = FACTORS.len() as f64 * f64::from(f32::EPSILON);
@@ -284,8 +274,7 @@ fn describe(plan: &OptimizerPlan) -> String {
     }
 }
 
-/// Returns the last path segments of the first two types, such as
-/// `OptimizerAdaptor<AdamW>`.
+/// Returns the last path segments of the first two types, such as `OptimizerAdaptor<AdamW>`.
 fn short_name(name: &str) -> String {
     let last = |path: &str| path.rsplit("::").next().unwrap_or(path).to_owned();
     match name.split_once('<') {
@@ -297,8 +286,8 @@ fn short_name(name: &str) -> String {
     }
 }
 
-/// A visitor that finds the smallest trainable parameter with enough elements
-/// for all values, or else the largest one.
+/// A visitor that finds the smallest trainable parameter with enough elements for all values, or
+/// else the largest one.
 #[derive(Default)]
 struct Smallest {
     /// The parameter and its number of elements.

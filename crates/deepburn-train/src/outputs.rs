@@ -1,9 +1,8 @@
 //! Collects the outputs of the ranks for the metrics.
 //!
-//! Metrics are updated in the order of micro-batches and, within one, of ranks,
-//! so they have the same bits in every run. Each rank deposits its output after
-//! a micro-batch. Rank 0 takes all outputs of a micro-batch after a collective
-//! has confirmed that every rank has deposited its own.
+//! Metrics are updated in the order of micro-batches and, within one, of ranks, so they have the
+//! same bits in every run. Each rank deposits its output after a micro-batch. Rank 0 takes all
+//! outputs of a micro-batch after a collective has confirmed that every rank has deposited its own.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -38,21 +37,18 @@ impl<T> Outputs<T> {
         self.lock()[rank].push_back(output);
     }
 
-    /// Takes the oldest output of every rank. All ranks must have deposited
-    /// one.
+    /// Takes the oldest output of every rank. All ranks must have deposited one.
     fn take_round(&self) -> Vec<Option<Output<T>>> {
         self.lock().iter_mut().map(|outputs| outputs.pop_front().flatten()).collect()
     }
 
-    /// Locks the queues. A panic of another rank must not hide that rank's
-    /// failure.
+    /// Locks the queues. A panic of another rank must not hide that rank's failure.
     fn lock(&self) -> MutexGuard<'_, Vec<VecDeque<Option<Output<T>>>>> {
         self.by_rank.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Converts the outputs of an epoch to the items that Burn's event processor
-/// expects.
+/// Converts the outputs of an epoch to the items that Burn's event processor expects.
 pub(crate) struct EpochItems<'a, T> {
     /// The outputs of all ranks.
     outputs: &'a Outputs<T>,
@@ -71,8 +67,8 @@ impl<'a, T> EpochItems<'a, T> {
         Self { outputs, epoch, iteration: 0, ranks }
     }
 
-    /// Returns the items of the next micro-batch in rank order. Their progress
-    /// is the sum over all ranks.
+    /// Returns the items of the next micro-batch in rank order. Their progress is the sum over all
+    /// ranks.
     pub(crate) fn next_items(&mut self) -> Vec<TrainingItem<T>> {
         let round = self.outputs.take_round();
         for (rank, output) in self.ranks.iter_mut().zip(&round) {

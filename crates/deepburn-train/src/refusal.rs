@@ -1,10 +1,8 @@
-//! Errors in the combination of a Learner and a plan, found before training
-//! starts.
+//! Errors in the combination of a Learner and a plan, found before training starts.
 //!
-//! Burn's `Learner` and a DeepSpeed configuration both describe a training run.
-//! If a setting exists in both, only one of them is used. If the other one would
-//! be ignored silently, it is an error. The checks run before any rank starts,
-//! so a mistake costs no training time.
+//! Burn's `Learner` and a DeepSpeed configuration both describe a training run. If a setting exists
+//! in both, only one of them is used. If the other one would be ignored silently, it is an error.
+//! The checks run before any rank starts, so a mistake costs no training time.
 
 use burn_train::{LearningComponentsTypes, TrainingComponents};
 use deepburn::config::{Plan, SchedulePlan};
@@ -16,8 +14,7 @@ pub(crate) enum Refusal {
         "the plan trains in fp16 (fp16.enabled or torch_autocast.dtype), which scales the loss, but \
          `TrainStep::step` does not expose its loss: use bf16, or train with deepburn::Engine"
     )]
-    /// fp16 needs a loss scale, and the loss is inside the program's
-    /// `TrainStep`.
+    /// fp16 needs a loss scale, and the loss is inside the program's `TrainStep`.
     Fp16,
     #[error(
         "the plan has a learning-rate schedule, and so has the Learner: remove `scheduler` from the \
@@ -75,7 +72,6 @@ pub(crate) enum Refusal {
 /// Returns an error if the plan has settings that a Learner does not support.
 ///
 /// # Errors
-///
 /// Returns the first such setting.
 pub(crate) fn check_plan(plan: &Plan) -> Result<(), Refusal> {
     if plan.precision.uses_fp16() {
@@ -106,11 +102,9 @@ pub(crate) fn check_plan(plan: &Plan) -> Result<(), Refusal> {
     }
 }
 
-/// Returns an error if settings of the Learner contradict the plan or the
-/// strategy.
+/// Returns an error if settings of the Learner contradict the plan or the strategy.
 ///
 /// # Errors
-///
 /// Returns the first contradiction.
 pub(crate) fn check_settings<LC: LearningComponentsTypes>(
     plan: &Plan,

@@ -7,13 +7,12 @@
 //! fit     split model and data by rank ─► one thread per rank runs a `Worker` ─► whole model of rank 0
 //! ```
 //!
-//! The Learner's model is copied once per rank and then emptied. Each copy is
-//! consumed while its engine shards it. At the start, each rank therefore holds
-//! the complete model; later, only its shards and the states that the stage
-//! replicates.
+//! The Learner's model is copied once per rank and then emptied. Each copy is consumed while its
+//! engine shards it. At the start, each rank therefore holds the complete model; later, only its
+//! shards and the states that the stage replicates.
 //!
-//! Burn's interface returns no errors. A failure therefore panics, after the
-//! renderer has restored the terminal.
+//! Burn's interface returns no errors. A failure therefore panics, after the renderer has restored
+//! the terminal.
 
 use std::fmt::Display;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -47,8 +46,8 @@ use crate::outputs::Outputs;
 use crate::refusal::{Refusal, check_plan, check_settings};
 use crate::worker::{Epochs, InitialState, InitialStates, LearnerRun, Worker};
 
-/// A strategy that trains a `Learner` sharded over the ranks of a plan. See the
-/// [crate's documentation](crate).
+/// A strategy that trains a `Learner` sharded over the ranks of a plan. See the [crate's
+/// documentation](crate).
 pub struct ShardedStrategy<B: Backend> {
     /// The resolved configuration, which sets the number of ranks.
     plan: Plan,
@@ -58,14 +57,13 @@ pub struct ShardedStrategy<B: Backend> {
     seed: Option<u64>,
     /// The folder of checkpoints.
     folder: Option<PathBuf>,
-    /// The strategy that decides which checkpoints are kept. Burn passes
-    /// strategies by shared reference, hence the lock.
+    /// The strategy that decides which checkpoints are kept. Burn passes strategies by shared
+    /// reference, hence the lock.
     keep: Mutex<Box<dyn CheckpointingStrategy>>,
 }
 
 impl<B: Backend> ShardedStrategy<B> {
-    /// Creates a strategy from a resolved configuration, which sets the number
-    /// of ranks.
+    /// Creates a strategy from a resolved configuration, which sets the number of ranks.
     pub fn new(plan: Plan) -> Self {
         let best = MetricCheckpointingStrategy::new(
             &LossMetric::<B>::new(),
@@ -86,34 +84,33 @@ impl<B: Backend> ShardedStrategy<B> {
         }
     }
 
-    /// Sets the folder in which checkpoints are saved and from which training
-    /// resumes. Without a folder nothing is saved.
+    /// Sets the folder in which checkpoints are saved and from which training resumes. Without a
+    /// folder nothing is saved.
     #[must_use]
     pub fn checkpoints(mut self, folder: impl Into<PathBuf>) -> Self {
         self.folder = Some(folder.into());
         self
     }
 
-    /// Sets the strategy that decides after which epochs a checkpoint is saved
-    /// and which ones are deleted. By default the last two are kept, and the
-    /// one with the lowest validation loss if `LossMetric` is registered.
+    /// Sets the strategy that decides after which epochs a checkpoint is saved and which ones are
+    /// deleted. By default the last two are kept, and the one with the lowest validation loss if
+    /// `LossMetric` is registered.
     #[must_use]
     pub fn keep(mut self, strategy: impl CheckpointingStrategy + 'static) -> Self {
         self.keep = Mutex::new(Box::new(strategy));
         self
     }
 
-    /// Places rank `r` on `devices[r % devices.len()]`. By default all ranks
-    /// use the device of the Learner's model.
+    /// Places rank `r` on `devices[r % devices.len()]`. By default all ranks use the device of the
+    /// Learner's model.
     #[must_use]
     pub fn devices(mut self, devices: Vec<B::Device>) -> Self {
         self.devices = devices;
         self
     }
 
-    /// Seeds the random streams of the ranks, for example for dropout. Each
-    /// rank derives its own stream. The default is 0; seeding the backend has
-    /// no effect on ranks.
+    /// Seeds the random streams of the ranks, for example for dropout. Each rank derives its own
+    /// stream. The default is 0; seeding the backend has no effect on ranks.
     #[must_use]
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = Some(seed);
@@ -148,9 +145,8 @@ where
     /// Checks the settings, then trains like Burn's own strategies.
     ///
     /// # Panics
-    ///
-    /// Panics before training starts if the Learner and the plan cannot be
-    /// combined, and later if a rank fails.
+    /// Panics before training starts if the Learner and the plan cannot be combined, and later if a
+    /// rank fails.
     fn train(
         &self,
         learner: Learner<LC>,
@@ -167,7 +163,6 @@ where
     /// Trains without checking the settings.
     ///
     /// # Panics
-    ///
     /// Panics if a rank fails.
     fn fit(
         &self,
@@ -181,8 +176,8 @@ where
     }
 }
 
-/// A strategy whose settings were checked. It gives access to Burn's provided
-/// `train`, which a type that overrides it cannot call.
+/// A strategy whose settings were checked. It gives access to Burn's provided `train`, which a type
+/// that overrides it cannot call.
 struct CheckedStrategy<'a, B: Backend>(&'a ShardedStrategy<B>);
 
 impl<B, LC> SupervisedLearningStrategy<LC> for CheckedStrategy<'_, B>
@@ -193,7 +188,6 @@ where
     /// Trains on all ranks and returns the complete model.
     ///
     /// # Panics
-    ///
     /// Panics if a rank fails.
     fn fit(
         &self,
@@ -210,8 +204,7 @@ where
         // Every rank has its own copy, so these values would only occupy memory.
         drop((learner, train, valid));
         let states = InitialStates::new(states);
-        // All ranks borrow the processor, and the caller gets it back after the
-        // run.
+        // All ranks borrow the processor, and the caller gets it back after the run.
         let processor = Mutex::new(settings.event_processor);
         let run = LearnerRun {
             plan,
@@ -254,9 +247,7 @@ impl<B: OptimizerOps + StreamOps> ShardedStrategy<B> {
     /// Checks Learner, plan and settings before any rank starts.
     ///
     /// # Errors
-    ///
-    /// Returns the first setting that is not supported or contradicts another
-    /// one.
+    /// Returns the first setting that is not supported or contradicts another one.
     fn check<LC>(
         &self,
         learner: &Learner<LC>,
@@ -289,8 +280,8 @@ impl<B: OptimizerOps + StreamOps> ShardedStrategy<B> {
     }
 }
 
-/// Returns the initial state of each rank. The Learner keeps no parameters,
-/// because they would stay in memory in addition to the shards.
+/// Returns the initial state of each rank. The Learner keeps no parameters, because they would stay
+/// in memory in addition to the shards.
 fn split<B, LC>(
     learner: &mut Learner<LC>,
     train: &TrainLoader<LC>,
@@ -302,9 +293,8 @@ where
     LC: LearningComponentsTypes<Backend = Training<B>>,
 {
     let whole = learner.model();
-    // The copies are made without autodiff. Plain clones would share running
-    // statistics and the leaves of autodiff, which would join the graphs of the
-    // ranks.
+    // The copies are made without autodiff. Plain clones would share running statistics and the
+    // leaves of autodiff, which would join the graphs of the ranks.
     let models: Vec<_> = devices
         .iter()
         .map(|device| LC::TrainingModel::from_inner(whole.valid()).fork(device))
@@ -333,8 +323,8 @@ struct Hollow;
 impl<B: AutodiffBackend> ModuleMapper<B> for Hollow {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
         let (id, tensor, mapper) = param.consume();
-        // A parameter that is not trained may be a running statistic, which
-        // clones of the module share.
+        // A parameter that is not trained may be a running statistic, which clones of the module
+        // share.
         let tensor = match tensor.is_require_grad() {
             true => Tensor::empty([0; D], &tensor.device()).require_grad(),
             false => tensor,

@@ -1,7 +1,7 @@
 //! The training loop of one rank under burn-train.
 //!
-//! Main type: `Worker`. Each rank is a thread with its own engine. All ranks run
-//! the same collectives, which are shown in brackets:
+//! Main type: `Worker`. Each rank is a thread with its own engine. All ranks run the same
+//! collectives, which are shown in brackets:
 //!
 //! ```text
 //! next batch ─► [agree: stop? batches? items?] ─► rank 0 reports the outputs of the previous micro-batch
@@ -17,9 +17,9 @@
 //! micro-batch are complete once the ranks have agreed on the next one, so they are reported one
 //! micro-batch late.
 //!
-//! The engine trains, and the Learner's scheduler and strategies control it: the
-//! scheduler takes one step per update, and its learning rate is set before the
-//! update. Rank 0 queries the strategies for early stopping and checkpoints and shares their decisions.
+//! The engine trains, and the Learner's scheduler and strategies control it: the scheduler takes
+//! one step per update, and its learning rate is set before the update. Rank 0 queries the
+//! strategies for early stopping and checkpoints and shares their decisions.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -49,8 +49,7 @@ type ValidItem<LC> = <<LC as LearningComponentsTypes>::InferenceModel as Inferen
 /// An early-stopping strategy of any type.
 pub(crate) type BoxEarlyStopping = Box<dyn CloneEarlyStoppingStrategy>;
 
-/// The state that all ranks of a run share. Only rank 0 uses the values behind
-/// a lock.
+/// The state that all ranks of a run share. Only rank 0 uses the values behind a lock.
 pub(crate) struct LearnerRun<'a, LC: LearningComponentsTypes> {
     /// The resolved configuration.
     pub(crate) plan: &'a Plan,
@@ -97,8 +96,8 @@ pub(crate) struct InitialState<LC: LearningComponentsTypes> {
     pub(crate) train: TrainLoader<LC>,
     /// The validation data of this rank.
     pub(crate) valid: ValidLoader<LC>,
-    /// Arbitrary validation items. A rank without a batch evaluates them while
-    /// other ranks still have batches.
+    /// Arbitrary validation items. A rank without a batch evaluates them while other ranks still
+    /// have batches.
     pub(crate) filler: ValidLoader<LC>,
 }
 
@@ -138,8 +137,7 @@ pub(crate) struct Worker<'a, B: OptimizerOps, LC: LearningComponentsTypes<Backen
     filler: ValidLoader<LC>,
     /// The device of this rank.
     device: B::Device,
-    /// The number of steps that the scheduler has taken, which checkpoints
-    /// store.
+    /// The number of steps that the scheduler has taken, which checkpoints store.
     scheduler_steps: u64,
 }
 
@@ -171,7 +169,6 @@ where
     /// Trains all epochs and returns the complete model on rank 0.
     ///
     /// # Errors
-    ///
     /// Returns the first failure of this rank.
     pub(crate) fn fit(mut self) -> Result<Option<LC::TrainingModel>, BoxError> {
         let Epochs { first, last, .. } = self.run.epochs;
@@ -183,8 +180,7 @@ where
                 tracing::info!("training was interrupted in epoch {epoch}: {reason}");
                 break;
             }
-            // A loss on a part of the validation data would rank the checkpoint
-            // wrongly.
+            // A loss on a part of the validation data would rank the checkpoint wrongly.
             if self.validate(&progress)? || self.end_epoch(epoch)? {
                 break;
             }
@@ -194,22 +190,19 @@ where
 
     /// Restores the state of engine, scheduler and data loaders after `epoch`.
     ///
-    /// The scheduler repeats its steps. Each loader is started once for every
-    /// completed epoch, because starting a loader advances its shuffling.
+    /// The scheduler repeats its steps. Each loader is started once for every completed epoch,
+    /// because starting a loader advances its shuffling.
     ///
     /// # Errors
-    ///
-    /// Returns an error if the checkpoint of the epoch is missing or does not
-    /// match.
+    /// Returns an error if the checkpoint of the epoch is missing or does not match.
     fn resume(&mut self, folder: &Path, epoch: usize) -> Result<(), BoxError> {
         let state = checkpoints::load(&mut self.engine, folder, epoch)?;
         for _ in 0..state.scheduler_steps {
             self.learner.lr_step();
         }
         self.scheduler_steps = state.scheduler_steps;
-        // A loader shuffles whenever an iteration starts. Loaders with worker
-        // threads shuffle in a thread, and have finished when they return the
-        // first batch.
+        // A loader shuffles whenever an iteration starts. Loaders with worker threads shuffle in a
+        // thread, and have finished when they return the first batch.
         for _ in 0..epoch {
             drop(self.train.iter().next());
             drop(self.valid.iter().next());
@@ -219,14 +212,12 @@ where
 
     /// Trains one epoch. Returns true if it was interrupted.
     ///
-    /// The epoch ends before the first micro-batch that some ranks do not have,
-    /// because a rank without data could not take part in the collectives. The
-    /// micro-batches of an incomplete accumulation are used for a last update.
+    /// The epoch ends before the first micro-batch that some ranks do not have, because a rank
+    /// without data could not take part in the collectives. The micro-batches of an incomplete
+    /// accumulation are used for a last update.
     ///
     /// # Errors
-    ///
-    /// Returns a failure of the engine, of a step's gradients, or of a
-    /// collective.
+    /// Returns a failure of the engine, of a step's gradients, or of a collective.
     fn train_epoch(&mut self, epoch: &Progress) -> Result<bool, BoxError> {
         let run = self.run;
         let mut reports = EpochItems::new(&run.train_outputs, epoch.clone(), self.ranks());
@@ -273,27 +264,24 @@ where
         Ok(interrupted)
     }
 
-    /// Runs a micro-batch and, at an accumulation boundary, the optimizer step.
-    /// `items` counts the items of all ranks since the last step.
+    /// Runs a micro-batch and, at an accumulation boundary, the optimizer step. `items` counts the
+    /// items of all ranks since the last step.
     ///
     /// # Errors
-    ///
-    /// Returns an error if the engine fails, or if the step returned other
-    /// gradients than it computed.
+    /// Returns an error if the engine fails, or if the step returned other gradients than it
+    /// computed.
     fn train_step(
         &mut self,
         batch: <LC::TrainingModel as TrainStep>::Input,
         items: &mut usize,
     ) -> Result<TrainItem<LC>, BoxError> {
-        // The scheduler advances once per update. It does so at the first
-        // micro-batch, so that all micro-batches of an update report its
-        // learning rate.
+        // The scheduler advances once per update. It does so at the first micro-batch, so that all
+        // micro-batches of an update report its learning rate.
         if self.engine.accumulated_micro_batches() == 0 {
             self.learner.lr_step();
             self.scheduler_steps += 1;
         }
-        // The step runs forward and backward itself, so its loss cannot be
-        // scaled or weighted.
+        // The step runs forward and backward itself, so its loss cannot be scaled or weighted.
         let output = self.engine.train_pass(|model| TrainStep::step(model, batch))?;
         check_gradients(&self.engine, &output.grads)?;
         if self.engine.is_gradient_accumulation_boundary() {
@@ -304,26 +292,21 @@ where
         Ok(output.item)
     }
 
-    /// Sets the learning rate of the next update and its number of items over
-    /// all ranks.
+    /// Sets the learning rate of the next update and its number of items over all ranks.
     ///
     /// # Errors
-    ///
-    /// Returns an error if the scheduler's learning rate is negative or not
-    /// finite.
+    /// Returns an error if the scheduler's learning rate is negative or not finite.
     fn prepare_update(&mut self, items: usize) -> Result<(), BoxError> {
         self.engine.set_learning_rate(self.learner.lr_current())?;
-        // The engine counts samples; the learning rate is the scheduler's and is
-        // not scaled.
+        // The engine counts samples; the learning rate is the scheduler's and is not scaled.
         self.engine.size_next_step(items as u64, 1.0);
         Ok(())
     }
 
-    /// Updates the weights with the mean over the micro-batches since the last
-    /// update, if there are any. Burn drops them.
+    /// Updates the weights with the mean over the micro-batches since the last update, if there are
+    /// any. Burn drops them.
     ///
     /// # Errors
-    ///
     /// Returns a failure of the engine.
     fn finish_accumulation(&mut self, items: usize) -> Result<(), BoxError> {
         if self.engine.accumulated_micro_batches() > 0 {
@@ -336,11 +319,9 @@ where
 
     /// Evaluates the validation data. Returns true if it was interrupted.
     ///
-    /// Ranks may have different numbers of batches. The loop ends when no rank
-    /// has a batch left.
+    /// Ranks may have different numbers of batches. The loop ends when no rank has a batch left.
     ///
     /// # Errors
-    ///
     /// Returns a failure of the engine or of a collective.
     fn validate(&mut self, epoch: &Progress) -> Result<bool, BoxError> {
         let run = self.run;
@@ -372,9 +353,8 @@ where
         Ok(interrupted)
     }
 
-    /// Evaluates a batch. Without a batch, evaluates filler items and returns
-    /// `None`, because the other ranks gather parameters together with this
-    /// rank and would wait for it.
+    /// Evaluates a batch. Without a batch, evaluates filler items and returns `None`, because the
+    /// other ranks gather parameters together with this rank and would wait for it.
     fn evaluate(
         &self,
         batch: Option<<LC::InferenceModel as InferenceStep>::Input>,
@@ -391,11 +371,10 @@ where
 
     /// Saves and deletes checkpoints. Returns true if training ends early.
     ///
-    /// All ranks take part in a save, although only rank 0 decides. A failed
-    /// save is reported and skipped, and old checkpoints are then kept.
+    /// All ranks take part in a save, although only rank 0 decides. A failed save is reported and
+    /// skipped, and old checkpoints are then kept.
     ///
     /// # Errors
-    ///
     /// Returns an error if a collective or the engine fails.
     fn end_epoch(&mut self, epoch: usize) -> Result<bool, BoxError> {
         let decision = (self.engine.rank() == 0).then(|| self.decide(epoch));
@@ -407,8 +386,8 @@ where
         if let (Some(folder), true) = (self.run.folder, flags[0] > 0.0) {
             let state = LearnerState { epoch, scheduler_steps: self.scheduler_steps };
             match checkpoints::save(&self.engine, folder, state) {
-                // The states in memory are intact, so training continues. The message is also printed,
-                // because Burn redirects logs to a file.
+                // The states in memory are intact, so training continues. The message is also
+                // printed, because Burn redirects logs to a file.
                 Err(error) if error.is_recoverable() => {
                     if self.engine.rank() == 0 {
                         tracing::error!("the checkpoint of epoch {epoch} was not saved: {error}");
@@ -433,9 +412,9 @@ where
 
     /// Queries the Learner's strategies on rank 0.
     fn decide(&self, epoch: usize) -> Decision {
-        // Another thread processes events from a channel with one slot. Once
-        // the second of two empty events is in the channel, all earlier events
-        // have been processed, and the strategies see the complete epoch.
+        // Another thread processes events from a channel with one slot. Once the second of two
+        // empty events is in the channel, all earlier events have been processed, and the
+        // strategies see the complete epoch.
         self.report(|processor| {
             processor.process_valid(LearnerEvent::Start);
             processor.process_valid(LearnerEvent::Start);
@@ -449,8 +428,7 @@ where
                 }
             }
         }
-        // The checkpoint of this epoch may be about to be saved, even if the
-        // strategy deletes it.
+        // The checkpoint of this epoch may be about to be saved, even if the strategy deletes it.
         decision.delete.retain(|old| *old != epoch);
         if let Some(early_stopping) = lock(&self.run.early_stopping).as_mut() {
             decision.stop = early_stopping.should_stop(epoch, self.run.store);
@@ -458,11 +436,10 @@ where
         decision
     }
 
-    /// Combines the flags of all ranks. This is the first collective of a
-    /// micro-batch, so all ranks stop before the same one.
+    /// Combines the flags of all ranks. This is the first collective of a micro-batch, so all ranks
+    /// stop before the same one.
     ///
     /// # Errors
-    ///
     /// Returns an error if the collective fails.
     fn agree(
         &self,
@@ -477,11 +454,9 @@ where
         Ok(Agreement { stop: stop > 0.0, with_batch: with_batch as usize, items: items as usize })
     }
 
-    /// Waits until the device has completed its work, because another thread
-    /// reads the results.
+    /// Waits until the device has completed its work, because another thread reads the results.
     ///
     /// # Errors
-    ///
     /// Returns an error if the device reports one.
     fn settle(&self) -> Result<(), BoxError> {
         Ok(B::sync(&self.device).map_err(|error| format!("the device failed: {error:?}"))?)

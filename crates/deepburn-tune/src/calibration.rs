@@ -1,8 +1,9 @@
 //! Corrects predicted times by measured ones.
 //!
-//! A predicted step has three parts. The time of each part is wrong by a factor of its own: kernels do not reach their
-//! measured speed inside a model, copies disturb computation, and the engine transfers some of the data in the background.
-//! [`Calibration::fit`] estimates the three factors from few measurements:
+//! A predicted step has three parts. The time of each part is wrong by a factor of its own: kernels
+//! do not reach their measured speed inside a model, copies disturb computation, and the engine
+//! transfers some of the data in the background. [`Calibration::fit`] estimates the three factors
+//! from few measurements:
 //!
 //! ```text
 //! scale = geometric mean of measured / predicted
@@ -10,8 +11,9 @@
 //!          + WEIGHT * sum over parts (factor - 1)^2
 //! ```
 //!
-//! This is ridge regression (Hoerl and Kennard 1970) of relative errors. With one measurement, all parts get about the same
-//! factor; with more of them, a part gets its own as far as the measurements tell it apart from the others.
+//! This is ridge regression (Hoerl and Kennard 1970) of relative errors. With one measurement, all
+//! parts get about the same factor; with more of them, a part gets its own as far as the
+//! measurements tell it apart from the others.
 
 /// The predicted seconds of an optimizer step, by what the rank does.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -105,8 +107,8 @@ impl Calibration {
     }
 }
 
-/// Solves `matrix * x = right` for a symmetric positive definite matrix by Gaussian elimination, which needs no pivots for
-/// such a matrix.
+/// Solves `matrix * x = right` for a symmetric positive definite matrix by Gaussian elimination,
+/// which needs no pivots for such a matrix.
 fn solve(mut matrix: [[f64; PARTS]; PARTS], mut right: [f64; PARTS]) -> [f64; PARTS] {
     for at in 0..PARTS {
         for row in at + 1..PARTS {

@@ -118,8 +118,8 @@ pub fn policy_name(policy: RecomputePolicy) -> String {
     }
 }
 
-/// Returns the share of the forward pass that a policy repeats, in percent. Selective recomputation repeats element-wise
-/// ops and some products.
+/// Returns the share of the forward pass that a policy repeats, in percent. Selective recomputation
+/// repeats element-wise ops and some products.
 fn repeated(policy: RecomputePolicy) -> usize {
     match policy {
         RecomputePolicy::Off => 0,
@@ -135,7 +135,8 @@ impl CandidateConfig {
         self.ranks * self.micro_batch * self.accumulation
     }
 
-    /// Returns the name of the experiment: DeepSpeed's, followed by the settings that DeepSpeed does not tune.
+    /// Returns the name of the experiment: DeepSpeed's, followed by the settings that DeepSpeed
+    /// does not tune.
     pub fn name(&self) -> String {
         let Self { stage, accumulation, micro_batch, .. } = self;
         let mut name = format!("z{}_gas{accumulation}_tmbspg{micro_batch}", stage.number());
@@ -151,8 +152,9 @@ impl CandidateConfig {
         format!("{name}_ranks{}", self.ranks)
     }
 
-    /// Returns whether a step of this candidate takes no longer than one of `other` whatever the machine: both are the same
-    /// except that this one transfers no more states, repeats no more work, and exchanges its data in no smaller parts.
+    /// Returns whether a step of this candidate takes no longer than one of `other` whatever the
+    /// machine: both are the same except that this one transfers no more states, repeats no more
+    /// work, and exchanges its data in no smaller parts.
     pub(crate) fn is_never_slower(&self, other: &Self) -> bool {
         // Equal in all other settings, which are compared through a copy of `other`.
         let same = Self {
@@ -167,7 +169,8 @@ impl CandidateConfig {
             && self.buffers <= other.buffers
     }
 
-    /// Returns the configuration `base` with the settings of this candidate. States on NVMe are in the folder `nvme`.
+    /// Returns the configuration `base` with the settings of this candidate. States on NVMe are in
+    /// the folder `nvme`.
     ///
     /// The section `autotuning` is left out, so the result is a configuration of a training run.
     pub fn apply(&self, base: &Value, nvme: Option<&Path>) -> Value {

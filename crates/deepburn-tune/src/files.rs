@@ -81,17 +81,20 @@ const OPTIMAL: &str = "ds_config_optimal.json";
 const COMMAND: &str = "cmd_optimal.txt";
 
 impl TuningFiles<'_> {
-    /// Creates the folders, and removes the results of an earlier search. Folders of its candidates stay.
+    /// Creates the folders, and removes the results of an earlier search. Folders of its candidates
+    /// stay.
     ///
     /// # Errors
-    /// Returns an error if they cannot be created, or if there are results that must not be replaced.
+    /// Returns an error if they cannot be created, or if there are results that must not be
+    /// replaced.
     pub fn open(&self, overwrite: bool) -> Result<(), TuningFilesError> {
         let earlier = fs::read_dir(&self.results).ok().and_then(|mut entries| entries.next());
         if let (false, Some(Ok(entry))) = (overwrite, earlier) {
             return Err(TuningFilesError::Exists { path: entry.path() });
         }
         [&self.results, &self.exps].into_iter().try_for_each(|folder| create(folder))?;
-        // If this search is killed, there is no result of an earlier one that could be taken for its own.
+        // If this search is killed, there is no result of an earlier one that could be taken for
+        // its own.
         [SUMMARY, RECORDS, REPORT, OPTIMAL, COMMAND].into_iter().try_for_each(|name| {
             let path = self.results.join(name);
             match fs::remove_file(&path) {
@@ -142,8 +145,8 @@ impl TuningFiles<'_> {
         }
     }
 
-    /// Writes the summary, the page, and the best configuration with its command. Returns the file of the best
-    /// configuration; `None` if no candidate was measured.
+    /// Writes the summary, the page, and the best configuration with its command. Returns the file
+    /// of the best configuration; `None` if no candidate was measured.
     ///
     /// # Errors
     /// Returns an error if a file cannot be written.

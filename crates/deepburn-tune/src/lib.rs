@@ -6,11 +6,13 @@
 //!                                                    └──── calibrate, rank the others again ◄─┘
 //! ```
 //!
-//! - [`SearchSpace`]: the values of each setting that is tuned, and the [`CandidateConfig`]s that they form. A candidate is a
-//!   DeepSpeed configuration: [`CandidateConfig::apply`] writes it into the user's.
-//! - [`Search`]: what is known of each candidate, and which one to measure next. A [`Calibration`] corrects the predicted
-//!   times by what was measured.
-//! - [`TuningFiles`]: the files that DeepSpeed's tuner writes, and a page with a picture. [`table`] is for the terminal.
+//! - [`SearchSpace`]: the values of each setting that is tuned, and the [`CandidateConfig`]s that
+//!   they form. A candidate is a DeepSpeed configuration: [`CandidateConfig::apply`] writes it into
+//!   the user's.
+//! - [`Search`]: what is known of each candidate, and which one to measure next. A [`Calibration`]
+//!   corrects the predicted times by what was measured.
+//! - [`TuningFiles`]: the files that DeepSpeed's tuner writes, and a page with a picture. [`table`]
+//!   is for the terminal.
 //!
 //! The crate knows neither models nor devices. Its user forecasts and measures the candidates.
 

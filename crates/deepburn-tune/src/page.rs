@@ -7,8 +7,8 @@
 //!        └──────────── GB per rank
 //! ```
 //!
-//! The page is self-contained: one file with an inline SVG and without scripts. A dot shows its candidate when the pointer
-//! is on it.
+//! The page is self-contained: one file with an inline SVG and without scripts. A dot shows its
+//! candidate when the pointer is on it.
 
 use std::fmt::Write;
 

@@ -1,7 +1,8 @@
 //! What is known of each candidate, and which one to measure next.
 //!
-//! A measurement takes seconds to minutes, and a forecast milliseconds. Every candidate is therefore forecast, and the
-//! most promising ones are measured until no other one is predicted to come close to the best.
+//! A measurement takes seconds to minutes, and a forecast milliseconds. Every candidate is
+//! therefore forecast, and the most promising ones are measured until no other one is predicted to
+//! come close to the best.
 
 use std::cmp::Ordering;
 
@@ -10,17 +11,20 @@ use deepburn_config::TuningMetric;
 use crate::calibration::{Calibration, PredictedStep};
 use crate::candidate::CandidateConfig;
 
-/// A candidate that is predicted to be slower than the best one by less than this share may still be faster.
+/// A candidate that is predicted to be slower than the best one by less than this share may still
+/// be faster.
 const CLOSE: f64 = 0.05;
 
-/// A candidate that was measured to be slower than the best one by less than this share may still be faster. On a machine
-/// that other programs use too, two short measurements of one candidate differ by as much.
+/// A candidate that was measured to be slower than the best one by less than this share may still
+/// be faster. On a machine that other programs use too, two short measurements of one candidate
+/// differ by as much.
 const RIVAL: f64 = 0.1;
 
 /// The least number of candidates that are measured, if there are as many.
 const LEAST_MEASURED: usize = 3;
 
-/// The largest number of candidates that are measured again, interleaved, if they are as good as the best one.
+/// The largest number of candidates that are measured again, interleaved, if they are as good as
+/// the best one.
 const MOST_RIVALS: usize = 4;
 
 /// The memory of a training step in bytes.
@@ -98,7 +102,8 @@ pub struct SearchLimits {
     pub patience: Option<usize>,
     /// What is optimized.
     pub metric: TuningMetric,
-    /// Whether every candidate is forecast, and measured if it fits. The other limits then have no effect.
+    /// Whether every candidate is forecast, and measured if it fits. The other limits then have no
+    /// effect.
     pub exhaustive: bool,
 }
 
@@ -112,8 +117,8 @@ pub struct Search {
 }
 
 impl Measurement {
-    /// Returns the fastest of the measured steps, in seconds. All steps do the same work, and other programs only make a
-    /// step slower, so the fastest one is the best estimate from a few steps.
+    /// Returns the fastest of the measured steps, in seconds. All steps do the same work, and other
+    /// programs only make a step slower, so the fastest one is the best estimate from a few steps.
     pub fn fastest(&self) -> f64 {
         self.seconds.iter().copied().reduce(f64::min).unwrap_or(f64::NAN)
     }
@@ -167,8 +172,9 @@ impl Trial {
 }
 
 impl Search {
-    /// Assesses `candidates` in this order, as [`SearchSpace::candidates`](crate::SearchSpace::candidates) returns them.
-    /// `forecast` is not called for candidates that are never faster than one that fits.
+    /// Assesses `candidates` in this order, as
+    /// [`SearchSpace::candidates`](crate::SearchSpace::candidates) returns them. `forecast` is not
+    /// called for candidates that are never faster than one that fits.
     pub fn new(
         candidates: Vec<CandidateConfig>,
         limits: SearchLimits,
@@ -211,7 +217,8 @@ impl Search {
         &self.order
     }
 
-    /// Records the measurement of a candidate, or the reason why it failed. A further measurement adds its steps.
+    /// Records the measurement of a candidate, or the reason why it failed. A further measurement
+    /// adds its steps.
     pub fn record(&mut self, index: usize, measured: Result<Measurement, String>) {
         // A rival is measured again, and keeps its place in the order.
         if !self.order.contains(&index) {
@@ -278,9 +285,10 @@ impl Search {
         succeeded.count() < LEAST_MEASURED || best.is_none_or(|best| self.comes_close(cost, best))
     }
 
-    /// Returns whether a candidate of this predicted cost may be as good as the measured candidate `best`: its prediction is
-    /// compared with the measurement, and with the prediction of the same candidate. If forecasts are wrong by a factor
-    /// that the calibration does not know, both predictions are wrong by it.
+    /// Returns whether a candidate of this predicted cost may be as good as the measured candidate
+    /// `best`: its prediction is compared with the measurement, and with the prediction of the same
+    /// candidate. If forecasts are wrong by a factor that the calibration does not know, both
+    /// predictions are wrong by it.
     fn comes_close(&self, cost: f64, best: usize) -> bool {
         let predicted = self.trials[best].prediction().map(|prediction| {
             let seconds = self.calibration().seconds(prediction);
@@ -290,8 +298,8 @@ impl Search {
         bounds.into_iter().flatten().any(|bound| cost < bound * (1.0 + CLOSE))
     }
 
-    /// Returns the candidates to measure again in turns, because their measurements differ by less than two measurements of
-    /// one candidate may. Empty if there is only one.
+    /// Returns the candidates to measure again in turns, because their measurements differ by less
+    /// than two measurements of one candidate may. Empty if there is only one.
     pub fn rivals(&self) -> Vec<usize> {
         let Some(best) = self.best().and_then(|best| self.measured_cost(best)) else {
             return Vec::new();
@@ -324,8 +332,8 @@ pub(crate) fn best_first(metric: TuningMetric, one: f64, other: f64) -> Ordering
     }
 }
 
-/// Returns Spearman's rank correlation of two lists of the same length, with mean ranks for equal values. It is NaN if a
-/// list has fewer than two different values.
+/// Returns Spearman's rank correlation of two lists of the same length, with mean ranks for equal
+/// values. It is NaN if a list has fewer than two different values.
 pub fn spearman(one: &[f64], other: &[f64]) -> f64 {
     let [one, other] = [ranks(one), ranks(other)];
     let mean = (one.len() as f64 + 1.0) / 2.0;
@@ -409,8 +417,8 @@ mod tests {
             forecasts += 1;
             forecast(candidate)
         });
-        // 4 batches on one rank at stage 0, and 3 on two ranks at four stages, without recomputation; and the one that does
-        // not fit with three policies.
+        // 4 batches on one rank at stage 0, and 3 on two ranks at four stages, without
+        // recomputation; and the one that does not fit with three policies.
         assert_eq!(forecasts, 4 + 4 * 3 + 3);
         for trial in search.trials() {
             let Assessment::Dominated { by } = trial.assessment else { continue };
@@ -449,7 +457,8 @@ mod tests {
         assert!((calibrated / best.measurement().unwrap().fastest() - 1.0).abs() < 1e-6);
     }
 
-    /// A disturbed measurement makes all corrected forecasts too slow, which must not end the search.
+    /// A disturbed measurement makes all corrected forecasts too slow, which must not end the
+    /// search.
     #[test]
     fn a_disturbed_measurement_does_not_end_the_search() {
         let search = run(LIMITS, |trial| {

@@ -49,11 +49,11 @@ impl Default for SearchSpace {
 }
 
 impl SearchSpace {
-    /// Returns all candidates, cheap settings before expensive ones: a candidate that is never slower than another one
-    /// comes before it.
+    /// Returns all candidates, cheap settings before expensive ones: a candidate that is never
+    /// slower than another one comes before it.
     ///
-    /// One rank is tried at one stage. A batch size that the number of ranks does not divide has no candidates, and neither has a placement that the stage
-    /// does not support.
+    /// One rank is tried at one stage. A batch size that the number of ranks does not divide has no
+    /// candidates, and neither has a placement that the stage does not support.
     pub fn candidates(&self) -> Vec<CandidateConfig> {
         let mut candidates = Vec::new();
         // In this lexicographic order, a candidate follows all that are no more expensive in any of
@@ -84,8 +84,8 @@ impl SearchSpace {
         candidates
     }
 
-    /// Returns whether `stage` is the lowest one that supports a placement. One rank has nothing to shard, so it does the
-    /// same at every stage.
+    /// Returns whether `stage` is the lowest one that supports a placement. One rank has nothing to
+    /// shard, so it does the same at every stage.
     fn is_lowest(&self, stage: Stage, states: StatePlacement) -> bool {
         let supporting = self.stages.iter().filter(|stage| states.fits(**stage));
         supporting.min().is_some_and(|lowest| *lowest == stage)
@@ -106,7 +106,8 @@ impl SearchSpace {
     }
 }
 
-/// Returns sizes of micro-batches that divide `samples`: itself, its halves as long as they are even, and 1.
+/// Returns sizes of micro-batches that divide `samples`: itself, its halves as long as they are
+/// even, and 1.
 fn micro_batch_sizes(samples: usize) -> Vec<usize> {
     let half = |size: &usize| size.is_multiple_of(2).then_some(size / 2);
     let mut sizes: Vec<_> =
@@ -138,7 +139,8 @@ mod tests {
         };
         let candidates = space.candidates();
         assert!(candidates.iter().all(|candidate| candidate.batch_size() == 12));
-        // 4 sizes at stage 0 on one rank; 3 (6, 3, 1), 3 (4, 2, 1) and 2 (3, 1) at four stages; with four policies.
+        // 4 sizes at stage 0 on one rank; 3 (6, 3, 1), 3 (4, 2, 1) and 2 (3, 1) at four stages;
+        // with four policies.
         assert_eq!(candidates.len(), (4 + (3 + 3 + 2) * 4) * 4);
     }
 

@@ -8,8 +8,8 @@ use crate::search::{Assessment, Search, Trial, best_first};
 /// The largest number of candidates in a table that were forecast and not measured.
 const UNMEASURED: usize = 5;
 
-/// Returns the lines of the table: the measured candidates, best first, then the best of the others that fit, and how many
-/// were not tried for which reason.
+/// Returns the lines of the table: the measured candidates, best first, then the best of the others
+/// that fit, and how many were not tried for which reason.
 pub fn table(search: &Search) -> Vec<String> {
     let calibration = search.calibration();
     let metric = search.limits().metric;

@@ -1,7 +1,8 @@
 //! The blocks of a component: contiguous runs in its own array and in the composed array.
 //!
-//! Main type: [`ComponentBlocks`]. Both positions are strides over the axes of the component's array. Axes that are
-//! contiguous in both arrays are merged, so most components are one run, or a matrix.
+//! Main type: [`ComponentBlocks`]. Both positions are strides over the axes of the component's
+//! array. Axes that are contiguous in both arrays are merged, so most components are one run, or a
+//! matrix.
 
 use crate::composition::{Component, Composition};
 

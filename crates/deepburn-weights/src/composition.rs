@@ -1,7 +1,7 @@
 //! An array that is composed of other arrays.
 //!
-//! Main type: [`Composition`]. A parameter is composed of stored tensors, and a stored tensor is composed of
-//! parameters. Each [`Component`] is a whole array or a range of its rows or columns.
+//! Main type: [`Composition`]. A parameter is composed of stored tensors, and a stored tensor is
+//! composed of parameters. Each [`Component`] is a whole array or a range of its rows or columns.
 
 use std::ops::Range;
 
@@ -82,8 +82,8 @@ impl Component {
     /// Checks that the part exists.
     ///
     /// # Errors
-    /// Returns an error if the slice is outside of the array, if the array is not a matrix but transposed, or if it has
-    /// more elements than a `usize` can count.
+    /// Returns an error if the slice is outside of the array, if the array is not a matrix but
+    /// transposed, or if it has more elements than a `usize` can count.
     fn check(&self) -> Result<(), WeightMapError> {
         let fail = |reason: String| Err(WeightMapError::shape(&self.name, reason));
         let shape = &self.shape;
@@ -129,8 +129,8 @@ impl Composition {
     /// Joins components along an axis of the composed array.
     ///
     /// # Errors
-    /// Returns [`WeightMapError::Shape`] if there is no component, if a component does not exist, or if two components
-    /// differ in another axis.
+    /// Returns [`WeightMapError::Shape`] if there is no component, if a component does not exist,
+    /// or if two components differ in another axis.
     pub fn join(axis: usize, components: Vec<Component>) -> Result<Self, WeightMapError> {
         components.iter().try_for_each(Component::check)?;
         let Some(first) = components.first() else {
@@ -193,7 +193,8 @@ impl Composition {
         &self.components
     }
 
-    /// Returns the name of the array that this array equals; `None` if it is composed, sliced or transposed.
+    /// Returns the name of the array that this array equals; `None` if it is composed, sliced or
+    /// transposed.
     #[must_use]
     pub fn same_as(&self) -> Option<&str> {
         match &self.components[..] {

@@ -1,13 +1,15 @@
 //! Maps between the parameters of a model and the tensors in files.
 //!
-//! Main type: [`WeightMap`]. It contains one [`Weight`] for each parameter: its path in the module, its shape, the
-//! tensors that store it, and the [`Origin`] of its initial values. Loading, export, consolidation and resuming read
-//! this map, so a model states its layout once. A map is serializable and is part of training checkpoints, which can
-//! therefore be exported without the model.
+//! Main type: [`WeightMap`]. It contains one [`Weight`] for each parameter: its path in the module,
+//! its shape, the tensors that store it, and the [`Origin`] of its initial values. Loading, export,
+//! consolidation and resuming read this map, so a model states its layout once. A map is
+//! serializable and is part of training checkpoints, which can therefore be exported without the
+//! model.
 //!
-//! A parameter is a [`Composition`]: components that are joined along one axis. A component is a stored tensor, or a
-//! range of its rows or columns, and it can be transposed. The inverse, a stored tensor that is composed of parameters,
-//! is a composition too ([`WeightMap::stored_tensors`]), so one function reads both ([`Composition::read`]).
+//! A parameter is a [`Composition`]: components that are joined along one axis. A component is a
+//! stored tensor, or a range of its rows or columns, and it can be transposed. The inverse, a
+//! stored tensor that is composed of parameters, is a composition too
+//! ([`WeightMap::stored_tensors`]), so one function reads both ([`Composition::read`]).
 //!
 //! ```text
 //! file                         [out, in]     module                         [in, out]

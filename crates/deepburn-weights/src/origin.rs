@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 pub enum InitialValues {
     /// All 0, such as biases.
     Zeros,
-    /// All 1, such as the weights of layer normalisation.
+    /// All 1, such as the weights of layer normalization.
     Ones,
     /// Independent uniformly distributed values.
     Uniform {

@@ -78,12 +78,14 @@ fn write_all(map: &WeightMap, parameters: &Arrays) -> Arrays {
     written.into_iter().map(|(name, values)| (name, whole(values))).collect()
 }
 
-/// A rectangle of random sizes that is divided into a row of parts, each of which is a part of a parameter.
+/// A rectangle of random sizes that is divided into a row of parts, each of which is a part of a
+/// parameter.
 fn parts() -> impl Strategy<Value = (usize, Vec<usize>)> {
     (1..80_usize, prop::collection::vec(1..70_usize, 1..5))
 }
 
-/// Returns a map in which tensors are joined to one parameter, or one tensor is divided into several.
+/// Returns a map in which tensors are joined to one parameter, or one tensor is divided into
+/// several.
 fn random_map() -> impl Strategy<Value = WeightMap> {
     let group = (parts(), any::<[bool; 4]>(), prop::collection::vec(any::<bool>(), 5));
     prop::collection::vec(group, 1..5).prop_map(|groups| {

@@ -1,8 +1,8 @@
 //! Copies elements between a composed array and the arrays of its components.
 //!
-//! Components are copied in blocks of at most [`BLOCK`] elements, or one row. A transposed matrix is read in bands of
-//! rows. Each band is written tile by tile, because a band that is written row by row would touch a cache line per
-//! element.
+//! Components are copied in blocks of at most [`BLOCK`] elements, or one row. A transposed matrix
+//! is read in bands of rows. Each band is written tile by tile, because a band that is written row
+//! by row would touch a cache line per element.
 
 use std::ops::Range;
 
@@ -34,13 +34,14 @@ impl Composition {
 
     /// Appends the elements `range` of the composed array to `values`, in row-major order.
     ///
-    /// `source` appends the elements of a range of an array, which is given by name, to a vector. In addition to the
-    /// result, one block is in memory, and none if the components are contiguous. Every element of the components that
-    /// the range contains is read once. Bands of a transposed matrix are read as a whole, even if the range contains
-    /// only some of their columns.
+    /// `source` appends the elements of a range of an array, which is given by name, to a vector.
+    /// In addition to the result, one block is in memory, and none if the components are
+    /// contiguous. Every element of the components that the range contains is read once. Bands of a
+    /// transposed matrix are read as a whole, even if the range contains only some of their
+    /// columns.
     ///
-    /// Memory for the range is reserved after `source` appended the first elements, because it may be the first to know
-    /// that the array is shorter than its shape says.
+    /// Memory for the range is reserved after `source` appended the first elements, because it may
+    /// be the first to know that the array is shorter than its shape says.
     ///
     /// # Errors
     /// Returns the first error of `source`.
@@ -84,9 +85,9 @@ impl Composition {
         Ok(())
     }
 
-    /// Writes all components of the composed array. `sink` gets ranges of elements: the name of an array, the first
-    /// element, and the values. The ranges of an array are given in ascending order. In addition to `values`, one block
-    /// is in memory.
+    /// Writes all components of the composed array. `sink` gets ranges of elements: the name of an
+    /// array, the first element, and the values. The ranges of an array are given in ascending
+    /// order. In addition to `values`, one block is in memory.
     ///
     /// # Errors
     /// Returns the first error of `sink`.
@@ -143,7 +144,8 @@ struct RangeReader<'a, T> {
 }
 
 impl<T: Copy + Default> RangeReader<'_, T> {
-    /// Reads the elements of a band that are in the range. `source` reads a range of the band's array.
+    /// Reads the elements of a band that are in the range. `source` reads a range of the band's
+    /// array.
     fn read<E>(
         &mut self,
         band: &MatrixBlock,
@@ -188,8 +190,8 @@ fn first_at_least(bound: usize, start: usize, step: usize) -> usize {
     bound.saturating_sub(start).div_ceil(step.max(1))
 }
 
-/// Divides a block into bands: whole rows that are contiguous in the component's array, with at most [`BLOCK`]
-/// elements, or a part of one row.
+/// Divides a block into bands: whole rows that are contiguous in the component's array, with at
+/// most [`BLOCK`] elements, or a part of one row.
 fn bands(block: MatrixBlock) -> impl Iterator<Item = MatrixBlock> {
     // Only rows without gaps between them can be read at once.
     let is_dense = block.from_row == block.columns;
@@ -210,8 +212,8 @@ fn bands(block: MatrixBlock) -> impl Iterator<Item = MatrixBlock> {
     })
 }
 
-/// Calls `copy` with the position of each element in the band and in the composed array, for the elements whose
-/// position in the composed array is in `range`.
+/// Calls `copy` with the position of each element in the band and in the composed array, for the
+/// elements whose position in the composed array is in `range`.
 fn each_element_run(band: &MatrixBlock, range: &Range<usize>, mut copy: impl FnMut(usize, usize)) {
     let MatrixBlock { rows, columns, to, to_row, to_column, .. } = *band;
     let from_row = columns;

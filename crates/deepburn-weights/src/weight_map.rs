@@ -1,8 +1,8 @@
 //! The map of a model's parameters.
 //!
-//! Main type: [`WeightMap`]. It is checked when it is created or deserialized: each stored tensor consists of
-//! parameters without gaps and overlaps. Writing all parameters therefore writes every element of every tensor exactly
-//! once.
+//! Main type: [`WeightMap`]. It is checked when it is created or deserialized: each stored tensor
+//! consists of parameters without gaps and overlaps. Writing all parameters therefore writes every
+//! element of every tensor exactly once.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
@@ -12,7 +12,8 @@ use serde::{Deserialize, Serialize};
 use crate::composition::{Component, Composition, Slice};
 use crate::{Origin, WeightMapError};
 
-/// A parameter: its path in the module, the tensors that store it, and the origin of its initial values.
+/// A parameter: its path in the module, the tensors that store it, and the origin of its initial
+/// values.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "WeightRecord", into = "WeightRecord")]
 pub struct Weight {
@@ -166,7 +167,8 @@ pub struct WeightMap {
     weights: Vec<Weight>,
     /// The index of each parameter by path.
     by_path: HashMap<String, usize>,
-    /// The tensors in files, in the order of the parameters. Copies of tied parameters are not included.
+    /// The tensors in files, in the order of the parameters. Copies of tied parameters are not
+    /// included.
     tensors: Vec<StoredTensor>,
     /// The names of these tensors and of the copies.
     names: HashSet<String>,
@@ -206,9 +208,9 @@ impl WeightMap {
     /// Returns the map of these parameters, which are given in the order of the module.
     ///
     /// # Errors
-    /// Returns an error if two parameters have the same path, if a tied parameter refers to a parameter that does not
-    /// exist, if the new rows of a parameter cannot be counted, or if the elements of a stored tensor do not belong to
-    /// exactly one parameter.
+    /// Returns an error if two parameters have the same path, if a tied parameter refers to a
+    /// parameter that does not exist, if the new rows of a parameter cannot be counted, or if the
+    /// elements of a stored tensor do not belong to exactly one parameter.
     pub fn new(weights: Vec<Weight>) -> Result<Self, WeightMapError> {
         let mut by_path = HashMap::new();
         for (index, weight) in weights.iter().enumerate() {
@@ -228,11 +230,12 @@ impl WeightMap {
         Ok(Self { weights, by_path, tensors, names, optional_prefix, ignored })
     }
 
-    /// Returns the map of parameters that are stored under their module paths, in the layout of the module.
+    /// Returns the map of parameters that are stored under their module paths, in the layout of the
+    /// module.
     ///
     /// # Errors
-    /// Returns [`WeightMapError::SamePath`] if two parameters have the same path, and [`WeightMapError::Shape`] if a
-    /// parameter has too many elements.
+    /// Returns [`WeightMapError::SamePath`] if two parameters have the same path, and
+    /// [`WeightMapError::Shape`] if a parameter has too many elements.
     pub fn as_trained<P: Into<String>>(
         parameters: impl IntoIterator<Item = (P, Vec<usize>)>,
     ) -> Result<Self, WeightMapError> {
@@ -252,12 +255,13 @@ impl WeightMap {
         self.with_compositions(|weight| Ok(weight.composition.clone().renamed(&rename)))
     }
 
-    /// Returns the map in which the tensors of some parameters are transposed, such as the weights of
-    /// `torch.nn.Linear`, whose shape is `[out, in]`. `is_transposed` gets a module path. The parameters have to be
-    /// stored as in the module before.
+    /// Returns the map in which the tensors of some parameters are transposed, such as the weights
+    /// of `torch.nn.Linear`, whose shape is `[out, in]`. `is_transposed` gets a module path. The
+    /// parameters have to be stored as in the module before.
     ///
     /// # Errors
-    /// Returns [`WeightMapError::Shape`] if a parameter is not a matrix, or is not stored as in the module.
+    /// Returns [`WeightMapError::Shape`] if a parameter is not a matrix, or is not stored as in the
+    /// module.
     pub fn transposed(self, is_transposed: impl Fn(&str) -> bool) -> Result<Self, WeightMapError> {
         self.with_compositions(|weight| {
             if !is_transposed(&weight.path) {
@@ -285,7 +289,8 @@ impl WeightMap {
         Ok(Self { optional_prefix: self.optional_prefix, ignored: self.ignored, ..map })
     }
 
-    /// Returns the map with other origins of some parameters. `origin` returns `None` for parameters that keep theirs.
+    /// Returns the map with other origins of some parameters. `origin` returns `None` for
+    /// parameters that keep theirs.
     ///
     /// # Errors
     /// Returns the errors of [`new`](Self::new).
@@ -308,8 +313,8 @@ impl WeightMap {
         self
     }
 
-    /// Returns the map with names of tensors that are not parameters and are ignored in files, such as
-    /// `h.*.attn.bias`, where `*` stands for a number between two dots.
+    /// Returns the map with names of tensors that are not parameters and are ignored in files, such
+    /// as `h.*.attn.bias`, where `*` stands for a number between two dots.
     #[must_use]
     pub fn with_ignored<N: Into<String>>(mut self, names: impl IntoIterator<Item = N>) -> Self {
         self.ignored = names.into_iter().map(Into::into).collect();
@@ -348,22 +353,22 @@ impl WeightMap {
         })
     }
 
-    /// Returns the tensors that store the parameters with values of their own. They are sorted by the first parameter
-    /// that they store a part of.
+    /// Returns the tensors that store the parameters with values of their own. They are sorted by
+    /// the first parameter that they store a part of.
     #[must_use]
     pub fn stored_tensors(&self) -> &[StoredTensor] {
         &self.tensors
     }
 
-    /// Returns the name under which the parameter or buffer at a module path is stored: the names of its tensors,
-    /// separated by commas, or the path if it is not in the map.
+    /// Returns the name under which the parameter or buffer at a module path is stored: the names
+    /// of its tensors, separated by commas, or the path if it is not in the map.
     #[must_use]
     pub fn stored_name(&self, path: &str) -> String {
         self.get(path).map_or_else(|| path.to_owned(), Weight::stored_name)
     }
 
-    /// Returns the name that the map has for a tensor in a file, which may lack the optional prefix. Returns `None` if
-    /// the tensor is ignored. Unknown names are returned unchanged.
+    /// Returns the name that the map has for a tensor in a file, which may lack the optional
+    /// prefix. Returns `None` if the tensor is ignored. Unknown names are returned unchanged.
     #[must_use]
     pub fn tensor_name(&self, in_file: &str) -> Option<String> {
         let with_prefix = format!("{}{in_file}", self.optional_prefix);
@@ -473,7 +478,7 @@ fn stored_tensor(mut parts: Vec<PlacedComponent<'_>>) -> Result<StoredTensor, We
         Some(Slice { range, .. }) => range.clone(),
         None => 0..size,
     };
-    // In the order of the tensor, gaps and overlaps are between neighbours.
+    // In the order of the tensor, gaps and overlaps are between neighbors.
     parts.sort_by_key(|part| range(part).start);
     let covered =
         |range, left: &PlacedComponent<'_>, right: &PlacedComponent<'_>| WeightMapError::Covered {

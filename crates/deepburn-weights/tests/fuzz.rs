@@ -1,4 +1,5 @@
-//! Fuzzes the JSON text of weight maps. A map is refused, or it reads and writes every stored element once.
+//! Fuzzes the JSON text of weight maps. A map is refused, or it reads and writes every stored
+//! element once.
 
 use std::collections::HashMap;
 use std::convert::Infallible;

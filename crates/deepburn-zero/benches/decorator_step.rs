@@ -4,12 +4,13 @@
 //! cargo bench --workspace --bench decorator_step -- [--json] [--rounds 31]
 //! ```
 //!
-//! The benchmark alternates between forward and backward of a perceptron on `Flex` and on `Zero<Flex>`, with the same
-//! matrix products (`MatmulOps`). The model has one rank and nothing is sharded, but each op passes through autocast
-//! and the ledger. The gradients are computed by hand, because Burn's autodiff needs a backend that can exchange
-//! gradients, which plain flex cannot. Autodiff would add the same time to both sides, so the ratio of a real training
-//! pass is smaller. The ratio compares medians. `--json` prints one object per line: `name`, `unit`, `value`, `spread`
-//! (first and third quartile of the ratios of single rounds).
+//! The benchmark alternates between forward and backward of a perceptron on `Flex` and on
+//! `Zero<Flex>`, with the same matrix products (`MatmulOps`). The model has one rank and nothing is
+//! sharded, but each op passes through autocast and the ledger. The gradients are computed by hand,
+//! because Burn's autodiff needs a backend that can exchange gradients, which plain flex cannot.
+//! Autodiff would add the same time to both sides, so the ratio of a real training pass is smaller.
+//! The ratio compares medians. `--json` prints one object per line: `name`, `unit`, `value`,
+//! `spread` (first and third quartile of the ratios of single rounds).
 
 use std::env;
 use std::error::Error;
@@ -38,7 +39,8 @@ struct Owner<B: Backend> {
     layer: Linear<B>,
 }
 
-/// The matrix product that the sharding decorator calls. Burn's own product on flex has a different speed.
+/// The matrix product that the sharding decorator calls. Burn's own product on flex has a different
+/// speed.
 trait Products: Backend {
     fn product(left: Tensor<Self, 2>, right: Tensor<Self, 2>) -> Tensor<Self, 2>;
 }

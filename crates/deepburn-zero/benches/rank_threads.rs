@@ -1,15 +1,17 @@
-//! Compares reduce-scatter and all-gather between rank threads with the copies and additions that they imply.
+//! Compares reduce-scatter and all-gather between rank threads with the copies and additions that
+//! they imply.
 //!
 //! ```sh
 //! cargo bench --workspace --bench rank_threads -- [--json] [--rounds 5] [--elements 100000000]
 //! ```
 //!
-//! Arrays are f32 tensors of flex, as in training. In a reduce-scatter, each rank has to read its part of every array
-//! once and write the sum. In an all-gather, the whole array has to be written once, because ranks of one process share
-//! it. Plain loops do the same work, with one thread per rank (one thread for the all-gather), and alternate with the
-//! collectives. The score is the time of the loop divided by the time of the collective; 1 means that the collective
-//! has no overhead. `--json` prints one object per line: `name`, `unit`, `value` (the median of all rounds), `spread`
-//! (the smallest and the largest score).
+//! Arrays are f32 tensors of flex, as in training. In a reduce-scatter, each rank has to read its
+//! part of every array once and write the sum. In an all-gather, the whole array has to be written
+//! once, because ranks of one process share it. Plain loops do the same work, with one thread per
+//! rank (one thread for the all-gather), and alternate with the collectives. The score is the time
+//! of the loop divided by the time of the collective; 1 means that the collective has no overhead.
+//! `--json` prints one object per line: `name`, `unit`, `value` (the median of all rounds),
+//! `spread` (the smallest and the largest score).
 
 use std::env;
 use std::error::Error;
@@ -103,8 +105,8 @@ fn collectives(ranks: usize, numel: usize) -> Result<[f64; 2], Box<dyn Error>> {
     Ok(measured?.swap_remove(0))
 }
 
-/// Returns the seconds of a collective, from the start of the first rank to the end of the last rank. An untimed call
-/// comes first as a warm-up.
+/// Returns the seconds of a collective, from the start of the first rank to the end of the last
+/// rank. An untimed call comes first as a warm-up.
 fn timed(
     member: &Member,
     start: impl Fn() -> Result<Pending<Array>, CommError>,
@@ -119,8 +121,8 @@ fn timed(
     Ok(seconds)
 }
 
-/// Returns the seconds in which each of `ranks` threads sums its part of `ranks` arrays of `numel` elements into new
-/// memory.
+/// Returns the seconds in which each of `ranks` threads sums its part of `ranks` arrays of `numel`
+/// elements into new memory.
 fn implied_sums(ranks: usize, numel: usize) -> f64 {
     let arrays: Vec<Vec<f32>> = (0..ranks).map(|rank| vec![rank as f32; numel]).collect();
     let run = || {
@@ -152,7 +154,8 @@ fn sum(parts: &[&[f32]]) -> Vec<f32> {
     total
 }
 
-/// Returns the seconds in which one thread concatenates the shards of `ranks` ranks into new memory.
+/// Returns the seconds in which one thread concatenates the shards of `ranks` ranks into new
+/// memory.
 fn implied_copy(ranks: usize, numel: usize) -> f64 {
     let chunk = vec![1.0_f32; Partition::new(numel, ranks).shard_len()];
     let chunks: Vec<&[f32]> = vec![&chunk; ranks];

@@ -133,7 +133,6 @@ impl Assignment<'_> {
     /// Returns the update settings of each parameter of a model, or `None` for a frozen parameter.
     ///
     /// # Errors
-    ///
     /// Returns an error if [`ParamGroups::check`] fails, or in these cases:
     ///
     /// - A group selects no parameter, or a parameter is in two groups.
@@ -169,7 +168,6 @@ impl Assignment<'_> {
     /// Returns the update settings of one parameter, or `None` if it is frozen.
     ///
     /// # Errors
-    ///
     /// Returns an error if the parameter is in two groups, or if it cannot be divided into the
     /// number of matrices that its group sets.
     pub(crate) fn of_parameter(

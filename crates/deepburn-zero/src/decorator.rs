@@ -154,7 +154,6 @@ impl<B: MatmulOps> DistributedBackend for Sharded<B> {
     /// without data. Ignores gradients of models other than the current one.
     ///
     /// # Panics
-    ///
     /// Panics with a [`CommError`](deepburn_comm::CommError) if a full bucket cannot be reduced.
     fn submit_gradient_sync(tensor: TensorRef<Self>, params: DistributedParams) {
         let Some((reducer, index)) = gradient::reducer_of::<B>(params.param_id) else {
@@ -176,7 +175,6 @@ impl<B: MatmulOps> DistributedBackend for Sharded<B> {
     /// locks.
     ///
     /// # Panics
-    ///
     /// Panics with a [`CommError`](deepburn_comm::CommError) if a collective fails.
     fn submit_sync_collective(_device: &Device<Self>) {
         if let Some(reducer) = gradient::reducer::<B>() {

@@ -11,12 +11,11 @@ pub enum ZeroError {
     /// A collective failed.
     #[error(transparent)]
     Comm(#[from] CommError),
-    /// The NVMe file of the offloaded states cannot be created, read or
-    /// written.
+    /// The NVMe file of the offloaded states cannot be created, read or written.
     #[error("offload to NVMe: {0}")]
     Swap(#[from] SwapError),
-    /// A parameter group does not fit the optimizer, or the groups or the
-    /// optimizer do not fit the model.
+    /// A parameter group does not fit the optimizer, or the groups or the optimizer do not fit the
+    /// model.
     #[error(transparent)]
     Assignment(#[from] AssignmentError),
     /// The pipeline stages or the shard groups do not divide the ranks.
@@ -111,11 +110,11 @@ pub enum ZeroError {
         path: String,
     },
     /// The initial value of a parameter could not be generated or loaded.
-    #[error("parameter {path} could not be initialised: {reason}")]
-    Initialisation {
+    #[error("parameter {path} could not be initialized: {reason}")]
+    Initialization {
         /// Module path of the parameter.
         path: String,
-        /// The panic message of its initialisation.
+        /// The panic message of its initialization.
         reason: String,
     },
     /// A parameter has different shapes in the modules of the ranks.
@@ -131,8 +130,8 @@ pub enum ZeroError {
         /// Its shape on rank 0.
         expected: Vec<usize>,
     },
-    /// A parameter is trained on some ranks and frozen on others, so that the
-    /// ranks would exchange different gradients.
+    /// A parameter is trained on some ranks and frozen on others, so that the ranks would exchange
+    /// different gradients.
     #[error(
         "parameter {path} is {} here and {} on rank 0: freeze the same parameters on all ranks",
         training(*trainable),
@@ -180,8 +179,7 @@ pub enum ZeroError {
         /// Module path of the first such parameter, in the model's order.
         path: String,
     },
-    /// A parameter has no gradient although `ignore_unused_parameters` is
-    /// false.
+    /// A parameter has no gradient although `ignore_unused_parameters` is false.
     #[error(
         "{} received no gradient and `ignore_unused_parameters` is false: freeze them or set it to \
          true, which counts them as zero",
@@ -197,8 +195,7 @@ pub enum ZeroError {
          without detaching it"
     )]
     NoGradients,
-    /// A loaded segment has a different number of values than the parameter
-    /// expects.
+    /// A loaded segment has a different number of values than the parameter expects.
     #[error(
         "parameter {path}: {found} values of {array} were given for {expected}: load states of a \
          model of the same shape"
@@ -213,8 +210,7 @@ pub enum ZeroError {
         /// The number of values that the parameter expects.
         expected: usize,
     },
-    /// The accumulated gradient in a checkpoint has a type that this
-    /// configuration does not use.
+    /// The accumulated gradient in a checkpoint has a type that this configuration does not use.
     #[error(
         "parameter {path}: its gradient was accumulated in {dtype}, and this configuration adds up \
          in another type: use the types that it started with until the step is complete"

@@ -19,10 +19,10 @@
 //! ranks send them. If ranks use different orders, the collective fails before data is sent,
 //! because its tag has a fingerprint of the list.
 //!
-//! A bucket has at most `reduce_bucket_size` elements, or 1/16 of the model
-//! (`BUCKETS_PER_MODEL`). At most two buckets of gradients exist at a time: one that is being
-//! filled and, with `overlap_comm`, one that is being reduced. Buckets are counted as
-//! [`Category::Buckets`] and accumulated gradients as [`Category::Gradients`].
+//! A bucket has at most `reduce_bucket_size` elements, or 1/16 of the model (`BUCKETS_PER_MODEL`).
+//! At most two buckets of gradients exist at a time: one that is being filled and, with
+//! `overlap_comm`, one that is being reduced. Buckets are counted as [`Category::Buckets`] and
+//! accumulated gradients as [`Category::Gradients`].
 //!
 //! All functions run on the thread of the rank. A reduction makes progress on other ranks' threads
 //! or on the communication thread, and `land` waits for it.
@@ -32,8 +32,8 @@
 //! save messages at stages 0 and 1. However, the additions would have another order, and results
 //! would no longer be bitwise identical at all stages.
 //!
-//! [Note: Replicas] With hybrid sharding, gradients are reduced in the shard group only. The sums of
-//! the replicas are added up once per step (`replicas.rs`), in the order of the replicas. Sums
+//! [Note: Replicas] With hybrid sharding, gradients are reduced in the shard group only. The sums
+//! of the replicas are added up once per step (`replicas.rs`), in the order of the replicas. Sums
 //! therefore nest, and their last bits depend on the mesh, at every stage in the same way.
 //!
 //! Main type: [`GradientReducer`]. The decorator passes gradients to it, which it finds through the
@@ -76,7 +76,7 @@ pub(crate) use state::{Accumulated, GradientChecker, SumElements, SumHome};
 /// Collects, reduces and accumulates the gradients of one rank.
 ///
 /// Between backward passes, the bucket is empty and nothing is in flight. Every gradient is then in
-/// its sum, or local if synchronisation is off.
+/// its sum, or local if synchronization is off.
 #[derive(Debug)]
 pub(crate) struct GradientReducer<B: Backend> {
     /// Gradients are reduced in the shard group. Their mean is over the data-parallel ranks.
@@ -94,7 +94,7 @@ pub(crate) struct GradientReducer<B: Backend> {
     gradients: Vec<GradientState<B>>,
     sums: SumStore,
     /// Whether gradients are reduced during backward; false inside the engine's `no_sync`.
-    synchronise: bool,
+    synchronize: bool,
     /// Whether gradients are averaged over ranks. Otherwise each rank accumulates its own
     /// gradients.
     mean: bool,
@@ -207,7 +207,7 @@ impl<B: Backend> GradientReducer<B> {
             late: LateGradients::default(),
             gradients: homes.iter().map(|_| GradientState::Awaited).collect(),
             sums: SumStore { homes, writes: WriteBehind::new(WRITES_BEHIND) },
-            synchronise: true,
+            synchronize: true,
             mean: true,
             watch: BackwardWatch::default(),
             groups,
@@ -223,8 +223,8 @@ impl<B: Backend> GradientReducer<B> {
 
     /// Sets whether gradients are reduced during backward. Otherwise they are accumulated on this
     /// rank and included in the next reduction.
-    pub(crate) fn set_synchronise(&mut self, on: bool) {
-        self.synchronise = on;
+    pub(crate) fn set_synchronize(&mut self, on: bool) {
+        self.synchronize = on;
     }
 
     /// Sets whether gradients are averaged over ranks, starting with the next step. 1-bit
@@ -249,10 +249,9 @@ impl<B: Backend> GradientReducer<B> {
     /// parameter and takes the gradient out of autodiff's container.
     ///
     /// The gradient is added to the local sum if there is one. The result is added to the bucket,
-    /// or stays local while synchronisation is off.
+    /// or stays local while synchronization is off.
     ///
     /// # Errors
-    ///
     /// Returns an error if a full bucket cannot be reduced or a parked sum cannot be read or
     /// written.
     pub(crate) fn collect(
@@ -262,7 +261,8 @@ impl<B: Backend> GradientReducer<B> {
     ) -> Result<(), CommError> {
         self.watch.report();
         let array = take(self.parameters[index].shared_path());
-        // Rows may come from other stages or on other ranks only. All ranks add them at the same point.
+        // Rows may come from other stages or on other ranks only. All ranks add them at the same
+        // point.
         if self.parameters[index].is_shared() {
             let part = LatePart::Here(self.collected(array));
             self.late.add(index, part);
@@ -274,7 +274,7 @@ impl<B: Backend> GradientReducer<B> {
             Some(earlier) => add(earlier.array, array.in_type(self.policy.types.accumulation)),
             None => array,
         };
-        if self.synchronise {
+        if self.synchronize {
             self.enter(index, array)
         } else {
             let array = array.in_type(self.policy.types.accumulation);
@@ -284,7 +284,8 @@ impl<B: Backend> GradientReducer<B> {
         }
     }
 
-    /// Collects the gradient of parameter `index`, which an earlier pipeline stage computes and sends.
+    /// Collects the gradient of parameter `index`, which an earlier pipeline stage computes and
+    /// sends.
     pub(crate) fn collect_later(&mut self, index: usize, message: Pending<DeviceArray<B>>) {
         self.watch.report();
         // The message is not awaited here, because the stage that sends it may be some passes
@@ -292,8 +293,8 @@ impl<B: Backend> GradientReducer<B> {
         self.late.add(index, LatePart::Coming(message));
     }
 
-    /// Collects the rows of a lookup in table `index`, which are added to the gradient that is reported
-    /// for it later in the backward pass.
+    /// Collects the rows of a lookup in table `index`, which are added to the gradient that is
+    /// reported for it later in the backward pass.
     pub(crate) fn collect_rows(&mut self, index: usize, rows: DeviceArray<B>) {
         let rows = self.collected(rows);
         self.late.add_rows(index, LatePart::Here(rows));
@@ -309,9 +310,8 @@ impl<B: Backend> GradientReducer<B> {
     /// reduces these gradients.
     ///
     /// # Errors
-    ///
-    /// Returns an error if a stage does not send its part, a collective fails, or a parked sum cannot
-    /// be read or written.
+    /// Returns an error if a stage does not send its part, a collective fails, or a parked sum
+    /// cannot be read or written.
     pub(crate) fn reduce_late(&mut self, open: usize) -> Result<(), CommError> {
         // Oldest first, so that micro-batches are added in the same order as without a pipeline.
         for gradient in self.late.take_due(open) {
@@ -330,7 +330,6 @@ impl<B: Backend> GradientReducer<B> {
     /// waits for the lock.
     ///
     /// # Errors
-    ///
     /// Returns an error if a collective fails or a parked sum cannot be read or written.
     pub(crate) fn finish_backward(&mut self) -> Result<(), CommError> {
         self.drain()?;
@@ -365,11 +364,11 @@ impl<B: Backend> GradientReducer<B> {
         self.watch.began()
     }
 
-    /// Reduces the late gradients and the remaining local ones, so that a step never uses an incomplete gradient.
-    /// They are reduced in the order of parameters, which is the same on all ranks.
+    /// Reduces the late gradients and the remaining local ones, so that a step never uses an
+    /// incomplete gradient. They are reduced in the order of parameters, which is the same on all
+    /// ranks.
     ///
     /// # Errors
-    ///
     /// Returns an error if a collective fails or a parked sum cannot be read or written.
     pub(crate) fn reduce_rest(&mut self) -> Result<(), CommError> {
         // No pass stays open, because the step needs the gradients of all micro-batches.
@@ -410,8 +409,8 @@ impl<B: Backend> GradientReducer<B> {
         self.watch.abandon();
     }
 
-    /// Returns true if a backward pass of this model has reported gradients and did not end, because
-    /// it failed.
+    /// Returns true if a backward pass of this model has reported gradients and did not end,
+    /// because it failed.
     pub(crate) fn is_backward_incomplete(&self) -> bool {
         self.watch.is_reporting()
     }

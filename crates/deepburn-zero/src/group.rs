@@ -1,20 +1,17 @@
-//! The process group of sharded training: device arrays, host numbers and
-//! bytes.
+//! The process group of sharded training: device arrays, host numbers and bytes.
 //!
-//! Parameters and gradients are exchanged as device arrays. Norms, flags and
-//! losses are exchanged as f64 numbers in host memory, and shapes and records
-//! as bytes. All three payloads use the same engine (rank threads or MPI), so
-//! the order of all collectives is the same on all ranks.
+//! Parameters and gradients are exchanged as device arrays. Norms, flags and losses are exchanged
+//! as f64 numbers in host memory, and shapes and records as bytes. All three payloads use the same
+//! engine (rank threads or MPI), so the order of all collectives is the same on all ranks.
 //!
-//! Every collective has a tag. If ranks call different collectives, or the same
-//! collective with different sizes, they get an error that names both calls.
+//! Every collective has a tag. If ranks call different collectives, or the same collective with
+//! different sizes, they get an error that names both calls.
 //!
-//! Main type: [`Group`]. The submodules are the arrays that it exchanges:
-//! [`DeviceArray`] is dense, or a [`RowGradient`] with the rows that an
-//! embedding has looked up, and `flat` has the flat views from which both are
-//! split. [`MeshGroups`] are the groups along the axes of the device mesh.
-//! Gathers (`parameter`), reductions (`gradient`) and everything that ranks
-//! compare or agree on use a group; it knows no parameters.
+//! Main type: [`Group`]. The submodules are the arrays that it exchanges: [`DeviceArray`] is dense,
+//! or a [`RowGradient`] with the rows that an embedding has looked up, and `flat` has the flat
+//! views from which both are split. [`MeshGroups`] are the groups along the axes of the device
+//! mesh. Gathers (`parameter`), reductions (`gradient`) and everything that ranks compare or agree
+//! on use a group; it knows no parameters.
 
 mod array;
 pub(crate) mod flat;
@@ -32,8 +29,8 @@ pub(crate) use flat::elements_to_come;
 pub(crate) use mesh_groups::MeshGroups;
 pub use rows::RowGradient;
 
-/// A process group that exchanges device arrays, host numbers and bytes.
-/// Implemented for every engine that supports all three.
+/// A process group that exchanges device arrays, host numbers and bytes. Implemented for every
+/// engine that supports all three.
 pub trait ZeroGroup<B: Backend>:
     ProcessGroup<DeviceArray<B>> + ProcessGroup<Host<f64>> + ProcessGroup<Host<u8>>
 {
@@ -41,7 +38,6 @@ pub trait ZeroGroup<B: Backend>:
     /// together.
     ///
     /// # Errors
-    ///
     /// Returns an error if the list is invalid or the group has ended.
     fn subgroup_of(
         &self,
@@ -67,8 +63,7 @@ where
     }
 }
 
-/// A handle to one rank's member of a process group. Clones refer to the same
-/// member.
+/// A handle to one rank's member of a process group. Clones refer to the same member.
 pub struct Group<B: Backend> {
     /// The member of the process group.
     engine: Arc<dyn ZeroGroup<B>>,
@@ -111,7 +106,6 @@ impl<B: Backend> Group<B> {
     /// together.
     ///
     /// # Errors
-    ///
     /// Returns an error if the list is invalid or the group has ended.
     pub(crate) fn subgroup(&self, name: &'static str, ranks: &[usize]) -> Result<Self, CommError> {
         let engine = self.engine.subgroup_of(name, ranks)?;
@@ -128,7 +122,6 @@ impl<B: Backend> Group<B> {
     /// Sums host numbers over all ranks, in rank order.
     ///
     /// # Errors
-    ///
     /// Returns an error if the collective fails.
     pub fn sum(&self, tag: CollectiveTag, values: Vec<f64>) -> Result<Vec<f64>, CommError> {
         self.reduce(tag, values, ReduceOp::Sum)
@@ -137,17 +130,15 @@ impl<B: Backend> Group<B> {
     /// Returns the maximum of each host number over all ranks.
     ///
     /// # Errors
-    ///
     /// Returns an error if the collective fails.
     pub fn max(&self, tag: CollectiveTag, values: Vec<f64>) -> Result<Vec<f64>, CommError> {
         self.reduce(tag, values, ReduceOp::Max)
     }
 
-    /// Gathers the bytes of every rank, in rank order. Ranks may pass different
-    /// numbers of bytes, including 0.
+    /// Gathers the bytes of every rank, in rank order. Ranks may pass different numbers of bytes,
+    /// including 0.
     ///
     /// # Errors
-    ///
     /// Returns an error if the collective fails.
     pub fn gather_bytes(
         &self,
@@ -157,8 +148,7 @@ impl<B: Backend> Group<B> {
         deepburn_comm::gather_bytes(self.bytes(), tag, bytes)
     }
 
-    /// Broadcasts the bytes of rank `root`. Every rank passes the same number
-    /// of bytes.
+    /// Broadcasts the bytes of rank `root`. Every rank passes the same number of bytes.
     pub(crate) fn broadcast_bytes(
         &self,
         tag: CollectiveTag,
@@ -174,8 +164,7 @@ impl<B: Backend> Group<B> {
         &*self.engine
     }
 
-    /// Creates the error for a failure of this rank, in the form that other
-    /// ranks receive.
+    /// Creates the error for a failure of this rank, in the form that other ranks receive.
     pub(crate) fn failed(&self, cause: String) -> CommError {
         // Ranks of a subgroup are numbered from 0, but an error names the rank of the world.
         let rank = ProcessGroup::<Host<f64>>::ranks(&*self.engine).world_rank();
@@ -190,7 +179,6 @@ impl<B: Backend> Group<B> {
     /// Waits until every rank has called this method.
     ///
     /// # Errors
-    ///
     /// Returns an error if the collective fails.
     pub fn barrier(&self, tag: CollectiveTag) -> Result<(), CommError> {
         self.arrays().barrier(tag)

@@ -1,8 +1,9 @@
 //! Modules for inference whose matrices are held in the formats of GGUF files.
 //!
-//! Main function: [`encoded`]. It replaces matrices of a module with handles to encoded ones. Ops that can use the blocks
-//! get them, as with the quantized parameters of a trained model; all others get the elements. No model is bound to the thread,
-//! so [`Zero`] is a plain wrapper around the backend, and nothing is trained or sharded.
+//! Main function: [`encoded`]. It replaces matrices of a module with handles to encoded ones. Ops
+//! that can use the blocks get them, as with the quantized parameters of a trained model; all
+//! others get the elements. No model is bound to the thread, so [`Zero`] is a plain wrapper around
+//! the backend, and nothing is trained or sharded.
 //!
 //! `deepburn-kernels/src/quantized/rows.rs` has the formats. Blocks lie along the axis over which a
 //! product adds, so the weight of a linear layer, `[in, out]`, is stored column by column
@@ -45,25 +46,25 @@ pub struct Candidate<'a> {
 }
 
 impl Candidate<'_> {
-    /// Returns the elements in row-major order. A lazy parameter is initialized for this, and dropped if it is encoded.
+    /// Returns the elements in row-major order. A lazy parameter is initialized for this, and
+    /// dropped if it is encoded.
     ///
     /// # Errors
-    ///
-    /// Returns the reason if the initial value cannot be created, for example because its file cannot be read.
+    /// Returns the reason if the initial value cannot be created, for example because its file
+    /// cannot be read.
     pub fn values(&self) -> Result<Vec<f32>, String> {
         (self.values)()
     }
 }
 
-/// Replaces matrices of `module` with encoded ones. `encode` is called with each parameter of two dimensions, and returns
-/// `None` for one that stays as it is. One matrix at a time is in memory in f32.
+/// Replaces matrices of `module` with encoded ones. `encode` is called with each parameter of two
+/// dimensions, and returns `None` for one that stays as it is. One matrix at a time is in memory in
+/// f32.
 ///
 /// # Errors
-///
 /// Returns the first error of `encode`.
 ///
 /// # Panics
-///
 /// Panics if the number of words is not the one of the parameter.
 pub fn encoded<B: OptimizerOps, M: Module<Zero<B>>, E>(
     module: M,
@@ -85,7 +86,8 @@ struct MatrixReplacer<F, E> {
     path: ModulePath,
     /// The number of matrices so far.
     count: usize,
-    /// The first error. A module mapper cannot return an error, so the rest of the module is passed through unchanged.
+    /// The first error. A module mapper cannot return an error, so the rest of the module is passed
+    /// through unchanged.
     failure: Option<E>,
 }
 

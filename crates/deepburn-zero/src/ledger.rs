@@ -1,9 +1,7 @@
-//! The memory ledger: the current and peak bytes of one rank, by tier and
-//! category.
+//! The memory ledger: the current and peak bytes of one rank, by tier and category.
 //!
-//! The owner of memory keeps a [`Lease`], and dropping the lease subtracts the
-//! bytes. The counts therefore stay correct without explicit calls, also if a
-//! panic unwinds.
+//! The owner of memory keeps a [`Lease`], and dropping the lease subtracts the bytes. The counts
+//! therefore stay correct without explicit calls, also if a panic unwinds.
 //!
 //! If ranks of one process share an allocation, each rank counts it. The numbers are therefore the
 //! same as for a rank in a separate process. The ledger counts the bytes of tensor elements. It
@@ -19,10 +17,9 @@
 //!  Disk         …                                                              │ …
 //! ```
 //!
-//! Main type: [`Ledger`]. `operations.rs` counts floating-point operations
-//! instead of bytes: [`OperationCounter`] assigns each product to a module.
-//! Everything in the crate that holds memory has a lease. The context of a
-//! model (`session`) has both its ledger and its counter.
+//! Main type: [`Ledger`]. `operations.rs` counts floating-point operations instead of bytes:
+//! [`OperationCounter`] assigns each product to a module. Everything in the crate that holds memory
+//! has a lease. The context of a model (`session`) has both its ledger and its counter.
 
 mod operations;
 
@@ -46,15 +43,13 @@ pub enum Tier {
 /// The purpose for which memory is held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Category {
-    /// Permanent parameters: complete ones, shards, and persistent copies at
-    /// stage 3.
+    /// Permanent parameters: complete ones, shards, and persistent copies at stage 3.
     Parameters,
     /// Accumulated gradients.
     Gradients,
     /// Optimizer states.
     Optimizer,
-    /// Sharded parameters that were gathered for an op, kept for reuse or
-    /// prefetched.
+    /// Sharded parameters that were gathered for an op, kept for reuse or prefetched.
     Gathered,
     /// Gradients that are in the bucket or being reduced.
     Buckets,
@@ -79,8 +74,7 @@ impl Category {
 pub struct Usage {
     /// The bytes that are held now.
     pub current: usize,
-    /// The largest number of bytes that were held since the last reset of the
-    /// peaks.
+    /// The largest number of bytes that were held since the last reset of the peaks.
     pub peak: usize,
 }
 
@@ -97,9 +91,8 @@ struct Peak(AtomicUsize);
 
 impl Peak {
     fn raise_to(&self, bytes: usize) {
-        // Every tensor op calls this function, and few calls reach a new peak.
-        // The load is cheaper than the `fetch_max`, so the peak is written only
-        // if it is exceeded.
+        // Every tensor op calls this function, and few calls reach a new peak. The load is cheaper
+        // than the `fetch_max`, so the peak is written only if it is exceeded.
         if bytes > self.get() {
             self.0.fetch_max(bytes, Relaxed);
         }
@@ -184,8 +177,7 @@ impl Ledger {
         Arc::ptr_eq(&self.counters, &other.counters)
     }
 
-    /// Counts `bytes` of device memory in `category` until the lease is
-    /// dropped.
+    /// Counts `bytes` of device memory in `category` until the lease is dropped.
     pub fn hold(&self, category: Category, bytes: usize) -> Lease {
         self.hold_on(Tier::Device, category, bytes)
     }
@@ -207,17 +199,16 @@ impl Ledger {
         Usage { current: current.load(Relaxed), peak: peak.get() }
     }
 
-    /// Returns the total memory of all categories on `tier`. Categories peak at
-    /// different times, so the peak of the total can be smaller than the sum of
-    /// the categories' peaks.
+    /// Returns the total memory of all categories on `tier`. Categories peak at different times, so
+    /// the peak of the total can be smaller than the sum of the categories' peaks.
     pub fn total_on(&self, tier: Tier) -> Usage {
         let tier = self.tier(tier);
         Usage { current: tier.totals().0, peak: tier.total_peak.get() }
     }
 
-    /// Returns the total memory of all categories on `tier` except gathered
-    /// parameters. Rank threads share gathered parameters, so the peak of a
-    /// process depends on the peak of everything else.
+    /// Returns the total memory of all categories on `tier` except gathered parameters. Rank
+    /// threads share gathered parameters, so the peak of a process depends on the peak of
+    /// everything else.
     pub fn ungathered_on(&self, tier: Tier) -> Usage {
         let tier = self.tier(tier);
         Usage { current: tier.totals().1, peak: tier.ungathered_peak.get() }

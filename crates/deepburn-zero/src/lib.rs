@@ -1,19 +1,17 @@
 //! ZeRO for Burn: sharded parameters, gradients and optimizer states.
 //!
-//! [`Sharded<B>`](Sharded) decorates a backend below autodiff,
-//! [`Staged<B>`](Staged) runs its ops on the stages of a pipeline, and
-//! [`Autocast`] converts the operands of each op to one element type above
-//! autodiff. Models train
-//! on [`Training<B>`](Training) and are evaluated on [`Zero<B>`](Zero).
+//! [`Sharded<B>`](Sharded) decorates a backend below autodiff, [`Staged<B>`](Staged) runs its ops
+//! on the stages of a pipeline, and [`Autocast`] converts the operands of each op to one element
+//! type above autodiff. Models train on [`Training<B>`](Training) and are evaluated on
+//! [`Zero<B>`](Zero).
 //!
-//! [`ModelStates::shard`] replaces the parameters of any module with handles.
-//! [`ModelStates`] keeps their values, replicated or sharded over the ranks of
-//! a [`Group`] according to the ZeRO stage. Tensor ops gather the parameters
-//! that they read. Gradients are reduced as soon as autodiff has computed them,
-//! and [`ModelStates::step`] updates the elements that this rank owns. With
-//! 16-bit parameters the optimizer keeps f32 master weights of these elements.
-//! A [`Ledger`] counts the memory of the model states, temporary buffers and
-//! activations. On a backend without data, it predicts what a real run needs.
+//! [`ModelStates::shard`] replaces the parameters of any module with handles. [`ModelStates`] keeps
+//! their values, replicated or sharded over the ranks of a [`Group`] according to the ZeRO stage.
+//! Tensor ops gather the parameters that they read. Gradients are reduced as soon as autodiff has
+//! computed them, and [`ModelStates::step`] updates the elements that this rank owns. With 16-bit
+//! parameters the optimizer keeps f32 master weights of these elements. A [`Ledger`] counts the
+//! memory of the model states, temporary buffers and activations. On a backend without data, it
+//! predicts what a real run needs.
 //!
 //! ```text
 //!  shard                   once: broadcast and shard parameters, replace them with handles
@@ -55,20 +53,18 @@
 //! | 2 | full | shard | shard |
 //! | 3 | shard | shard | shard |
 //!
-//! [`ModelStates::shard`] returns an error if a parameter is not f32, or if the
-//! module has no trainable parameter. A step whose gradients contain an
-//! infinity or NaN leaves parameters and optimizer states unchanged.
-//! [`ModelStates`] is not `Send`: it stays on the thread that created it.
+//! [`ModelStates::shard`] returns an error if a parameter is not f32, or if the module has no
+//! trainable parameter. A step whose gradients contain an infinity or NaN leaves parameters and
+//! optimizer states unchanged. [`ModelStates`] is not `Send`: it stays on the thread that created
+//! it.
 //!
-//! Running statistics (Burn's `RunningState`, in batch norm) and integer and
-//! bool parameters are [buffers](Buffer). Every rank keeps complete buffers in
-//! their original element type and starts with rank 0's values. After each
-//! backward pass [`ModelStates::agree_buffers`] averages running statistics
-//! over the ranks, in rank order. The average is exact for a running mean. For
-//! a running variance it is the mean of the ranks' variances. A rank whose
-//! update is not finite (from an empty micro-batch) contributes the previous
-//! value. Rank threads may shard clones of the same module. Burn treats a
-//! tensor field that is not a `Param` as a constant, and so does this crate:
+//! Running statistics (Burn's `RunningState`, in batch norm) and integer and bool parameters are
+//! [buffers](Buffer). Every rank keeps complete buffers in their original element type and starts
+//! with rank 0's values. After each backward pass [`ModelStates::agree_buffers`] averages running
+//! statistics over the ranks, in rank order. The average is exact for a running mean. For a running
+//! variance it is the mean of the ranks' variances. A rank whose update is not finite (from an
+//! empty micro-batch) contributes the previous value. Rank threads may shard clones of the same
+//! module. Burn treats a tensor field that is not a `Param` as a constant, and so does this crate:
 //! each rank keeps its own tensor, and checkpoints do not contain it.
 #![recursion_limit = "256"]
 

@@ -16,8 +16,7 @@ pub(crate) struct ModulePath {
 }
 
 impl ModulePath {
-    /// Enters the field `name` of a container. `container` is Burn's name of its
-    /// type.
+    /// Enters the field `name` of a container. `container` is Burn's name of its type.
     pub(crate) fn enter(&mut self, name: &str, container: &str) {
         self.names.push((name.to_owned(), container.to_owned()));
     }
@@ -33,8 +32,7 @@ impl ModulePath {
         names.join(".")
     }
 
-    /// Returns the type name of the layer that contains the parameter; empty if
-    /// there is none.
+    /// Returns the type name of the layer that contains the parameter; empty if there is none.
     pub(crate) fn layer(&self) -> &str {
         // Burn passes `Struct:Embedding` for a field of its embedding.
         let container =

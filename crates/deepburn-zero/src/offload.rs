@@ -190,7 +190,6 @@ impl ParkedArray {
     /// growing file, because reused regions contain old data.
     ///
     /// # Errors
-    ///
     /// Returns an error if the file is full or host memory cannot be allocated.
     pub(crate) fn zeros(
         store: &Store,
@@ -207,7 +206,6 @@ impl ParkedArray {
     /// Creates an array with undefined contents, which must be written before it is read.
     ///
     /// # Errors
-    ///
     /// Returns an error if the file is full or cannot grow, or if host memory cannot be allocated.
     fn unfilled(
         store: &Store,
@@ -240,8 +238,8 @@ impl ParkedArray {
         matches!(self.data, ParkedData::Absent(_))
     }
 
-    /// Reports that the elements of an array without data would be transferred `times` times between
-    /// its tier and the device. They have type `dtype`.
+    /// Reports that the elements of an array without data would be transferred `times` times
+    /// between its tier and the device. They have type `dtype`.
     pub(crate) fn report_transfers(&self, times: u64, dtype: DType) {
         let ParkedData::Absent(tier) = self.data else { return };
         report_work(|| {
@@ -280,7 +278,6 @@ impl ParkedArray {
     /// the order that was passed to [`Pipeline::start`].
     ///
     /// # Errors
-    ///
     /// Returns an error if the disk fails.
     pub(crate) fn chunk(
         &self,
@@ -295,7 +292,6 @@ impl ParkedArray {
     /// nothing is read.
     ///
     /// # Errors
-    ///
     /// Returns an error if a buffer cannot be allocated.
     pub(crate) fn unfilled_chunk(
         &self,
@@ -328,7 +324,6 @@ impl ParkedArray {
     /// after the call returns.
     ///
     /// # Errors
-    ///
     /// Returns an error if the disk fails, now or in an earlier write.
     pub(crate) fn write(
         &self,
@@ -352,11 +347,10 @@ impl ParkedArray {
         Ok(())
     }
 
-    /// Replaces all elements with the elements of a tensor, which is read from its device. An array without data
-    /// stays as it is, and nothing is read.
+    /// Replaces all elements with the elements of a tensor, which is read from its device. An array
+    /// without data stays as it is, and nothing is read.
     ///
     /// # Errors
-    ///
     /// Returns the errors of [`write`](Self::write).
     pub(crate) fn write_tensor<B: Backend>(
         &self,
@@ -386,7 +380,6 @@ impl ParkedArray {
     /// the array.
     ///
     /// # Errors
-    ///
     /// Returns an error if the disk fails. The array must not be overwritten in this case.
     pub(crate) fn keep_copies(&self) -> Result<(), SwapError> {
         let mut copies = lock(&self.copies);
@@ -404,7 +397,6 @@ impl ParkedArray {
     /// Returns the bytes of elements `range`, read chunk by chunk.
     ///
     /// # Errors
-    ///
     /// Returns an error if the disk fails or host memory cannot be allocated.
     fn read_range(&self, range: &Range<usize>, dtype: DType) -> Result<Vec<u8>, SwapError> {
         let size = dtype.size();
@@ -462,7 +454,6 @@ impl ChunkInMemory<'_> {
     /// Writes a changed chunk to the file. A chunk in host memory is changed in place.
     ///
     /// # Errors
-    ///
     /// Returns an error if the disk fails, now or in an earlier write.
     pub(crate) fn store(self, pipeline: &mut Pipeline) -> Result<(), SwapError> {
         match self {

@@ -1,12 +1,11 @@
 //! The optimizer of one rank, which updates the elements that the rank owns.
 //!
-//! States are flat f32 tensors on the parameter's device, or offloaded to host
-//! memory or NVMe (`offload_optimizer`). States on the device are updated by one
-//! fused kernel of the backend, offloaded states by the CPU. `rule.rs` defines
-//! the states of each optimizer and the values that its updates depend on.
+//! States are flat f32 tensors on the parameter's device, or offloaded to host memory or NVMe
+//! (`offload_optimizer`). States on the device are updated by one fused kernel of the backend,
+//! offloaded states by the CPU. `rule.rs` defines the states of each optimizer and the values that
+//! its updates depend on.
 //!
-//! The arrays of one parameter with AdamW, bf16 and `s` owned elements,
-//! including padding:
+//! The arrays of one parameter with AdamW, bf16 and `s` owned elements, including padding:
 //!
 //! ```text
 //!              owned slice, s elements
@@ -17,24 +16,22 @@
 //! working copy [bf16 ........ | 0 0]   the result, which `Publisher` stores
 //! ```
 //!
-//! At stage 0 a rank owns the whole parameter; from stage 1 on it owns its
-//! shard. States are allocated when the model is sharded and freed when it is
-//! dropped. An update changes them in place, so a step needs no second copy.
+//! At stage 0 a rank owns the whole parameter; from stage 1 on it owns its shard. States are
+//! allocated when the model is sharded and freed when it is dropped. An update changes them in
+//! place, so a step needs no second copy.
 //!
 //! In fp16 and bf16, ops, gathers and autodiff use the 16-bit working copies of parameters. The f32
 //! master of the owned elements is an optimizer state. One pass updates it and rounds it to the new
 //! working copy.
 //!
-//! A step proceeds as follows. `order` sorts the parameters into single updates
-//! and rounds. `start_step` computes the scalars and starts to read offloaded
-//! states. `StepInProgress` then updates one parameter after the other in
-//! exactly that order. The order is the same on all ranks, because the rounds
-//! contain collectives.
+//! A step proceeds as follows. `order` sorts the parameters into single updates and rounds.
+//! `start_step` computes the scalars and starts to read offloaded states. `StepInProgress` then
+//! updates one parameter after the other in exactly that order. The order is the same on all ranks,
+//! because the rounds contain collectives.
 //!
-//! Main type: [`Optimizer`]. `arrays.rs` reads and replaces its arrays between
-//! steps. The settings of an update come from `assignment`, offloaded states
-//! are arrays of `offload`, and `states` runs the steps and the exchanges of
-//! their rounds. The optimizer itself exchanges nothing.
+//! Main type: [`Optimizer`]. `arrays.rs` reads and replaces its arrays between steps. The settings
+//! of an update come from `assignment`, offloaded states are arrays of `offload`, and `states` runs
+//! the steps and the exchanges of their rounds. The optimizer itself exchanges nothing.
 
 mod arrays;
 mod frozen_lamb;
@@ -77,38 +74,36 @@ pub(crate) use step::{StepInProgress, UpdateDirection};
 
 /// The optimizer states of one rank and the settings of their updates.
 ///
-/// `states`, `settings_of` and `lamb_scalars` have one entry per parameter in
-/// module order, including frozen parameters. They are indexed by the same
-/// parameter index as in the rest of the crate.
+/// `states`, `settings_of` and `lamb_scalars` have one entry per parameter in module order,
+/// including frozen parameters. They are indexed by the same parameter index as in the rest of the
+/// crate.
 #[derive(Debug)]
 pub(crate) struct Optimizer<B: Backend> {
-    /// The distinct settings of the parameter groups. A step computes its
-    /// scalars once per entry, not once per parameter.
+    /// The distinct settings of the parameter groups. A step computes its scalars once per entry,
+    /// not once per parameter.
     settings: Vec<UpdateSettings>,
-    /// The number of applied steps before the first step with these settings,
-    /// by index in `settings`. It is 0, except for parameters whose states were
-    /// new when a checkpoint was loaded. Bias correction counts the steps after
-    /// it, as PyTorch counts the steps of each parameter.
+    /// The number of applied steps before the first step with these settings, by index in
+    /// `settings`. It is 0, except for parameters whose states were new when a checkpoint was
+    /// loaded. Bias correction counts the steps after it, as PyTorch counts the steps of each
+    /// parameter.
     starts: Vec<u64>,
-    /// The type in which ops compute; `None` if it is f32. If it is set, every
-    /// trainable parameter has an f32 master.
+    /// The type in which ops compute; `None` if it is f32. If it is set, every trainable parameter
+    /// has an f32 master.
     working: Option<FloatDType>,
     /// The states by parameter index; `None` for a frozen parameter.
     states: Vec<Option<TieredState<B>>>,
     /// The index in `settings` of each parameter; `None` for a frozen one.
     settings_of: Vec<Option<usize>>,
-    /// The scalars of 1-bit LAMB, by parameter index. With other optimizers
-    /// they keep their initial values and are not stored.
+    /// The scalars of 1-bit LAMB, by parameter index. With other optimizers they keep their initial
+    /// values and are not stored.
     lamb_scalars: Vec<LambScalars>,
-    /// The pipeline that reads and writes offloaded states. Without offload it
-    /// is idle.
+    /// The pipeline that reads and writes offloaded states. Without offload it is idle.
     pipeline: Pipeline,
-    /// The number of optimizer steps that were applied. Skipped steps
-    /// (overflow) do not count, so bias correction continues from the last
-    /// applied one.
+    /// The number of optimizer steps that were applied. Skipped steps (overflow) do not count, so
+    /// bias correction continues from the last applied one.
     time: u64,
-    /// The sum of learning rates since all ranks last had the same parameters;
-    /// `None` if they have. Only 0/1 Adam sets it.
+    /// The sum of learning rates since all ranks last had the same parameters; `None` if they have.
+    /// Only 0/1 Adam sets it.
     local_rates: Option<f64>,
 }
 
@@ -160,17 +155,15 @@ pub(crate) enum Owned<B: Backend> {
 /// The learning rate and betas of one step, as the schedule sets them.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Rates {
-    /// The learning rate, before it is multiplied by the `lr_factor` of a
-    /// parameter group.
+    /// The learning rate, before it is multiplied by the `lr_factor` of a parameter group.
     pub lr: f64,
-    /// The betas of the schedule, if it cycles momentum. They replace the
-    /// optimizer's betas.
+    /// The betas of the schedule, if it cycles momentum. They replace the optimizer's betas.
     pub betas: Option<[f64; 2]>,
 }
 
 impl<B: OptimizerOps> Optimizer<B> {
-    /// Creates an optimizer without parameters. `working` is the type in which
-    /// ops compute, if it is not f32.
+    /// Creates an optimizer without parameters. `working` is the type in which ops compute, if it
+    /// is not f32.
     pub(crate) fn new(working: Option<FloatDType>, parking: Option<&Parking>) -> Self {
         // Without offload nothing is transferred, so this policy is never applied.
         let idle = PipelinePolicy { reads_ahead: false, writes_behind: false };
@@ -188,15 +181,12 @@ impl<B: OptimizerOps> Optimizer<B> {
         }
     }
 
-    /// Adds the states of the next parameter, which are initially zero.
-    /// `owned` is `None` for a frozen parameter. Without `parking` the states
-    /// are on the device. This is called for each parameter while the model is
-    /// sharded, so offloaded masters are never all in memory at once.
+    /// Adds the states of the next parameter, which are initially zero. `owned` is `None` for a
+    /// frozen parameter. Without `parking` the states are on the device. This is called for each
+    /// parameter while the model is sharded, so offloaded masters are never all in memory at once.
     ///
     /// # Errors
-    ///
-    /// Returns an error if the file of this rank has too little space or the
-    /// disk fails.
+    /// Returns an error if the file of this rank has too little space or the disk fails.
     pub(crate) fn adopt(
         &mut self,
         owned: Option<Owned<B>>,
@@ -204,8 +194,8 @@ impl<B: OptimizerOps> Optimizer<B> {
         parking: Option<&Parking>,
         ledger: &Ledger,
     ) -> Result<(), SwapError> {
-        // A frozen parameter also gets an entry in each list, so that the
-        // lists keep the same indices.
+        // A frozen parameter also gets an entry in each list, so that the lists keep the same
+        // indices.
         let moments = settings.as_ref().map_or(0, |it| state_count(&it.optimizer));
         let settings = settings.map(|settings| self.index_of(settings, 0));
         self.settings_of.push(settings);
@@ -224,8 +214,7 @@ impl<B: OptimizerOps> Optimizer<B> {
         Ok(())
     }
 
-    /// Returns the index of `settings` with this start, which are added if they
-    /// are new.
+    /// Returns the index of `settings` with this start, which are added if they are new.
     fn index_of(&mut self, settings: UpdateSettings, start: u64) -> usize {
         // There are a handful of settings, so a linear search is enough.
         let mut known = self.settings.iter().zip(&self.starts);
@@ -238,17 +227,17 @@ impl<B: OptimizerOps> Optimizer<B> {
         )
     }
 
-    /// Returns the number of applied steps before the first step of a parameter
-    /// with its current states; 0 for a frozen one.
+    /// Returns the number of applied steps before the first step of a parameter with its current
+    /// states; 0 for a frozen one.
     pub(crate) fn start(&self, index: usize) -> u64 {
         self.settings_of[index].map_or(0, |settings| self.starts[settings])
     }
 
-    /// Sets the number of applied steps before the first step of a parameter
-    /// with its current states. Has no effect on a frozen parameter.
+    /// Sets the number of applied steps before the first step of a parameter with its current
+    /// states. Has no effect on a frozen parameter.
     ///
-    /// Optimizers whose ranks exchange momenta must keep a start of 0, because
-    /// all of their parameters are frozen in the same step.
+    /// Optimizers whose ranks exchange momenta must keep a start of 0, because all of their
+    /// parameters are frozen in the same step.
     pub(crate) fn set_start(&mut self, index: usize, start: u64) {
         if let Some(settings) = self.settings(index).cloned() {
             self.settings_of[index] = Some(self.index_of(settings, start));
@@ -285,11 +274,11 @@ impl<B: OptimizerOps> Optimizer<B> {
         self.settings_of[index].map(|settings| &self.settings[settings])
     }
 
-    /// Returns the order in which a step on `ranks` ranks updates `parameters`
-    /// at the learning rate `lr`.
+    /// Returns the order in which a step on `ranks` ranks updates `parameters` at the learning rate
+    /// `lr`.
     ///
-    /// `lr` only affects 0/1 Adam, which skips its exchanges as long as the sum
-    /// of learning rates is 0.
+    /// `lr` only affects 0/1 Adam, which skips its exchanges as long as the sum of learning rates
+    /// is 0.
     pub(crate) fn order(
         &self,
         parameters: &[Arc<Parameter<B>>],
@@ -313,26 +302,25 @@ impl<B: OptimizerOps> Optimizer<B> {
         Some(rule::scope(self.settings(index)?, shape, self.time + 1, local_rates))
     }
 
-    /// Returns the sum of learning rates since all ranks last had the same
-    /// parameters, including `lr` of the next step.
+    /// Returns the sum of learning rates since all ranks last had the same parameters, including
+    /// `lr` of the next step.
     fn local_rates_with(&self, lr: f64) -> f64 {
         self.local_rates.unwrap_or(0.0) + lr
     }
 
-    /// Returns the sum of learning rates since all ranks last had the same
-    /// parameters; `None` if they have.
+    /// Returns the sum of learning rates since all ranks last had the same parameters; `None` if
+    /// they have.
     pub(crate) fn local_rates(&self) -> Option<f64> {
         self.local_rates
     }
 
-    /// Sets the sum of learning rates since all ranks last had the same
-    /// parameters.
+    /// Sets the sum of learning rates since all ranks last had the same parameters.
     pub(crate) fn set_local_rates(&mut self, rates: Option<f64>) {
         self.local_rates = rates;
     }
 
-    /// Returns true if the optimizer has local steps, in which each rank
-    /// updates its parameters without an exchange (0/1 Adam).
+    /// Returns true if the optimizer has local steps, in which each rank updates its parameters
+    /// without an exchange (0/1 Adam).
     pub(crate) fn takes_local_steps(&self) -> bool {
         self.all_compressed().any(|it| it.local_states().is_some())
     }
@@ -342,20 +330,17 @@ impl<B: OptimizerOps> Optimizer<B> {
         self.all_compressed().any(|it| it.is_local(self.time + 1))
     }
 
-    /// Returns the name of the quantity that step `time` compresses; `None`
-    /// without compression.
+    /// Returns the name of the quantity that step `time` compresses; `None` without compression.
     pub(crate) fn compressed_quantity(&self, time: u64) -> Option<&'static str> {
         self.all_compressed().next().map(|it| it.compressed_quantity(time))
     }
 
-    /// Returns true if the next step uses the compression errors of earlier
-    /// steps.
+    /// Returns true if the next step uses the compression errors of earlier steps.
     pub(crate) fn keeps_errors(&self) -> bool {
         self.all_compressed().any(|it| it.keeps_errors(self.time + 1))
     }
 
-    /// Returns true if the last step was the last one that changed second
-    /// moments.
+    /// Returns true if the last step was the last one that changed second moments.
     pub(crate) fn has_just_frozen(&self) -> bool {
         self.all_compressed().any(|it| it.freeze_step() == self.time)
     }
@@ -365,15 +350,14 @@ impl<B: OptimizerOps> Optimizer<B> {
         self.all_compressed().any(|it| it.forgets_errors(self.time))
     }
 
-    /// Returns true if the optimizer has steps in which ranks exchange momenta
-    /// instead of gradients.
+    /// Returns true if the optimizer has steps in which ranks exchange momenta instead of
+    /// gradients.
     pub(crate) fn exchanges_momentum(&self) -> bool {
         self.settings.iter().any(|settings| settings.optimizer.exchanges_momentum())
     }
 
-    /// Returns true if the next step uses the mean of all ranks' gradients.
-    /// Otherwise each rank uses its own gradient, and ranks either average
-    /// momenta in the step or exchange nothing.
+    /// Returns true if the next step uses the mean of all ranks' gradients. Otherwise each rank
+    /// uses its own gradient, and ranks either average momenta in the step or exchange nothing.
     pub(crate) fn takes_mean_gradients(&self) -> bool {
         !self.all_compressed().any(|it| it.takes_own_gradients(self.time + 1))
     }
@@ -383,11 +367,10 @@ impl<B: OptimizerOps> Optimizer<B> {
         self.time
     }
 
-    /// Sets the number of applied steps, all of which changed the states of
-    /// every trained parameter.
+    /// Sets the number of applied steps, all of which changed the states of every trained
+    /// parameter.
     pub(crate) fn set_time(&mut self, time: u64) {
-        // The step counts from here on, so `StepInProgress` sees its own number
-        // in `time`.
+        // The step counts from here on, so `StepInProgress` sees its own number in `time`.
         self.time = time;
         // States that were loaded before may have a start after `time`. No parameter uses these
         // settings any more, but a step would compute their scalars with a negative step number.
@@ -400,16 +383,14 @@ impl<B: OptimizerOps> Optimizer<B> {
         }
     }
 
-    /// Starts an optimizer step that updates the parameters in the sequence of
-    /// `order` and multiplies each gradient by `scale`. `operands` has the
-    /// offloaded parameter shards and gradients of all trainable parameters.
+    /// Starts an optimizer step that updates the parameters in the sequence of `order` and
+    /// multiplies each gradient by `scale`. `operands` has the offloaded parameter shards and
+    /// gradients of all trainable parameters.
     ///
-    /// The step counter increases now, even if the step fails later. A step that
-    /// fails half-way leaves the model partly updated, and every later step
-    /// returns the same error.
+    /// The step counter increases now, even if the step fails later. A step that fails half-way
+    /// leaves the model partly updated, and every later step returns the same error.
     ///
     /// # Errors
-    ///
     /// Returns an error if a disk read or write failed in an earlier step.
     pub(crate) fn start_step(
         &mut self,
@@ -425,8 +406,8 @@ impl<B: OptimizerOps> Optimizer<B> {
             rule::step(settings, rates, time - start, local_rates)
         };
         let steps: Vec<_> = self.settings.iter().zip(&self.starts).map(step).collect();
-        // The scalars are computed first, because they determine which moments
-        // a pass uses and therefore reads.
+        // The scalars are computed first, because they determine which moments a pass uses and
+        // therefore reads.
         let (reads, largest) = self.reads(&steps, operands, order);
         self.pipeline.start(reads, largest)?;
         self.time = time;
@@ -435,14 +416,14 @@ impl<B: OptimizerOps> Optimizer<B> {
         Ok(StepInProgress { optimizer: self, steps, scale })
     }
 
-    /// Returns the file reads of a step in order, and the largest number of
-    /// bytes that the update of one chunk reads.
+    /// Returns the file reads of a step in order, and the largest number of bytes that the update
+    /// of one chunk reads.
     ///
-    /// The reads must have exactly the order in which the updates request them,
-    /// because the pipeline serves them first in, first out. This function
-    /// therefore mirrors `StepInProgress::pass` and `StepInProgress::direct`,
-    /// parameter by parameter and chunk by chunk. The number of bytes limits
-    /// the pipeline's memory, separately for reads ahead and for pending writes.
+    /// The reads must have exactly the order in which the updates request them, because the
+    /// pipeline serves them first in, first out. This function therefore mirrors
+    /// `StepInProgress::pass` and `StepInProgress::direct`, parameter by parameter and chunk by
+    /// chunk. The number of bytes limits the pipeline's memory, separately for reads ahead and for
+    /// pending writes.
     fn reads(
         &self,
         steps: &[UpdateStep],
@@ -477,8 +458,7 @@ impl<B: OptimizerOps> Optimizer<B> {
         for round in &order.rounds {
             let needs_values = matches!(round, UpdateRound::Norms(_));
             for index in round.indices() {
-                // Only norms depend on the values. For other directions the
-                // master is not read.
+                // Only norms depend on the values. For other directions the master is not read.
                 let first = if needs_values { 0 } else { masters };
                 let arrays = first..masters + self.moments(index).len();
                 pass(index, arrays, needs_values, true);
@@ -489,8 +469,8 @@ impl<B: OptimizerOps> Optimizer<B> {
         (reads, largest)
     }
 
-    /// Returns the number of moments that the step of a parameter uses. A
-    /// schedule that sets the momentum to 0 reduces it.
+    /// Returns the number of moments that the step of a parameter uses. A schedule that sets the
+    /// momentum to 0 reduces it.
     fn states_used(&self, steps: &[UpdateStep], index: usize) -> usize {
         match self.settings_of[index].map(|settings| &steps[settings]) {
             Some(UpdateStep::Elements(step)) => step.states(),

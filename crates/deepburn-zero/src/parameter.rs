@@ -5,14 +5,14 @@
 //!
 //! - *whole*: the rank holds all elements. This is the state at stages 0 to 2. Between two
 //!   exchanges of 0/1 Adam, the values differ between ranks.
-//! - *sharded*: the rank holds its flat, zero-padded shard (stage 3). The shard is on the device, or
-//!   *parked* in host memory or on NVMe (`offload_param`). On a single rank the shard has all
+//! - *sharded*: the rank holds its flat, zero-padded shard (stage 3). The shard is on the device,
+//!   or *parked* in host memory or on NVMe (`offload_param`). On a single rank the shard has all
 //!   elements. In addition, there may be a gathered copy. It is *fetching* while the all-gather
 //!   runs, *gathered* while the gatherer keeps it for another op, or *persistent* until the
 //!   optimizer changes the shard (`stage3_param_persistence_threshold`). With hpZ there may also be
-//!   a *secondary shard*: a slice of the same values for fewer ranks, which gather inside their group
-//!   as long as the values do not change. Everything that changes the shard drops it, so it is never
-//!   outdated.
+//!   a *secondary shard*: a slice of the same values for fewer ranks, which gather inside their
+//!   group as long as the values do not change. Everything that changes the shard drops it, so it
+//!   is never outdated.
 //! - *checked out*: the optimizer has taken the values for an update.
 //!
 //! ```text
@@ -24,8 +24,8 @@
 //! The module's tensors are handles to these values, so an optimizer step changes the model without
 //! changing the module.
 //!
-//! The flat elements of a parameter are partitioned over the ranks, independently of its shape. With
-//! 10 elements on 4 ranks:
+//! The flat elements of a parameter are partitioned over the ranks, independently of its shape.
+//! With 10 elements on 4 ranks:
 //!
 //! ```text
 //!  flat     e0 e1 e2 │ e3 e4 e5 │ e6 e7 e8 │ e9 0 0
@@ -33,10 +33,10 @@
 //! ```
 //!
 //! Main types: [`Parameter`], the [`Shard`] that a rank holds of it, and [`ShardSpec`], the slice
-//! that a rank updates. `handle.rs` and `view.rs` are what the tensors of the module hold. At
-//! stage 3, the [`Gatherer`] gathers parameters for ops and prefetches the next ones in the order
-//! of a [`Trace`]. After a step, a [`Publisher`] gives all ranks the updated elements. Shards may
-//! be offloaded arrays (`offload`), and all-gathers run in the process group (`group`).
+//! that a rank updates. `handle.rs` and `view.rs` are what the tensors of the module hold. At stage
+//! 3, the [`Gatherer`] gathers parameters for ops and prefetches the next ones in the order of a
+//! [`Trace`]. After a step, a [`Publisher`] gives all ranks the updated elements. Shards may be
+//! offloaded arrays (`offload`), and all-gathers run in the process group (`group`).
 
 mod fetch;
 mod gather;
@@ -96,7 +96,6 @@ pub(crate) trait Gather<B: Backend>: fmt::Debug + Send + Sync {
     /// Returns the complete stored tensor of parameter `index` for an op that needs it now.
     ///
     /// # Panics
-    ///
     /// Panics if the call is not on the rank's thread, because the other ranks would not take part
     /// in the collective and all ranks would wait forever. Panics with a
     /// [`CommError`](deepburn_comm::CommError) if the collective fails.
@@ -219,8 +218,7 @@ impl<B: Backend> Parameter<B> {
         self.description.partition
     }
 
-    /// Returns true if the optimizer updates the parameter. A frozen parameter
-    /// has no gradient.
+    /// Returns true if the optimizer updates the parameter. A frozen parameter has no gradient.
     pub fn is_trainable(&self) -> bool {
         self.description.trainable
     }
@@ -236,8 +234,8 @@ impl<B: Backend> Parameter<B> {
         self.homes() != Holders::ALL && self.homes().first() != self.homes().last()
     }
 
-    /// Returns the pipeline stage that owns the parameter: the last one that holds it, and 0 without a
-    /// pipeline.
+    /// Returns the pipeline stage that owns the parameter: the last one that holds it, and 0
+    /// without a pipeline.
     pub fn owner(&self) -> usize {
         if self.homes() == Holders::ALL { 0 } else { self.homes().last() }
     }
@@ -290,7 +288,6 @@ impl<B: Backend> Parameter<B> {
     /// Returns all elements in the parameter's shape and gathers them if they are sharded.
     ///
     /// # Panics
-    ///
     /// Panics for the reasons listed at [`read_stored`](Self::read_stored).
     pub(crate) fn read(&self) -> B::FloatTensorPrimitive {
         self.elements(self.read_stored())
@@ -301,12 +298,10 @@ impl<B: Backend> Parameter<B> {
         self.storage().elements::<B>(stored, self.shape(), self.dtype())
     }
 
-    /// Returns the complete stored tensor and gathers it if it is sharded. A
-    /// persistent copy is returned without the gatherer, because it does not depend on the order of
-    /// uses.
+    /// Returns the complete stored tensor and gathers it if it is sharded. A persistent copy is
+    /// returned without the gatherer, because it does not depend on the order of uses.
     ///
     /// # Panics
-    ///
     /// Panics if the optimizer has taken the values, if the engine was dropped, or for the reasons
     /// listed at [`Gather::gather`].
     pub(crate) fn read_stored(&self) -> B::FloatTensorPrimitive {
@@ -315,8 +310,7 @@ impl<B: Backend> Parameter<B> {
             | ParameterState::Sharded { copy: WholeCopy::Persistent(whole), .. } => {
                 return whole.tensor.clone();
             }
-            // The gatherer checks for a gathered copy, because it has to record
-            // every use.
+            // The gatherer checks for a gathered copy, because it has to record every use.
             ParameterState::Sharded { .. } => {}
             ParameterState::CheckedOut => {
                 panic!("parameter {} was read while the optimizer updates it", self.path())
@@ -357,9 +351,8 @@ impl<B: Backend> Parameter<B> {
         }
     }
 
-    /// Returns this rank's shard for an update in place if it is offloaded. A
-    /// gathered copy and a secondary shard are dropped, because the update makes
-    /// them outdated.
+    /// Returns this rank's shard for an update in place if it is offloaded. A gathered copy and a
+    /// secondary shard are dropped, because the update makes them outdated.
     pub(crate) fn update_parked(&self) -> Option<Arc<ParkedArray>> {
         match &mut *self.lock() {
             ParameterState::Sharded { shard: Shard::Parked(array), copy, secondary } => {
@@ -371,11 +364,10 @@ impl<B: Backend> Parameter<B> {
     }
 
     /// Takes the stored elements for the optimizer: all elements or this rank's shard. A gathered
-    /// copy and a secondary shard are dropped, because the update makes them outdated. The ledger entry ends, so the caller
-    /// must count the elements elsewhere.
+    /// copy and a secondary shard are dropped, because the update makes them outdated. The ledger
+    /// entry ends, so the caller must count the elements elsewhere.
     ///
     /// # Panics
-    ///
     /// Panics if the elements were already taken.
     pub(crate) fn take(&self) -> B::FloatTensorPrimitive {
         match std::mem::replace(&mut *self.lock(), ParameterState::CheckedOut) {
@@ -404,7 +396,6 @@ impl<B: Backend> Parameter<B> {
     /// all of them, or its shard.
     ///
     /// # Errors
-    ///
     /// Returns an error if an offloaded shard cannot be read.
     pub(crate) fn kept_values(&self) -> Result<B::FloatTensorPrimitive, SwapError> {
         match self.shard() {
@@ -426,7 +417,6 @@ impl<B: Backend> Parameter<B> {
     /// Replaces the elements that this rank keeps with the owner's values.
     ///
     /// # Errors
-    ///
     /// Returns an error if an offloaded shard cannot be written.
     pub(crate) fn replace_values(&self, flat: B::FloatTensorPrimitive) -> Result<(), SwapError> {
         if let Some(shard) = self.update_parked() {
@@ -483,8 +473,8 @@ impl<B: Backend> Parameter<B> {
         self.set_copy(WholeCopy::Fetching(fetch));
     }
 
-    /// Returns true if a gathered copy takes memory. On a single rank, a shard on the device has all elements, and the
-    /// gathered copy is a view of it.
+    /// Returns true if a gathered copy takes memory. On a single rank, a shard on the device has
+    /// all elements, and the gathered copy is a view of it.
     pub(crate) fn is_copied_by_gather(&self) -> bool {
         self.partition().world_size() > 1 || self.parked().is_some()
     }
@@ -498,9 +488,10 @@ impl<B: Backend> Parameter<B> {
         self.set_copy(WholeCopy::Gathered { whole, _live: live });
     }
 
-    /// Moves the shard of `rank` into the memory of `whole`, which the ranks of one process can share. Later gathers
-    /// then copy nothing, as long as all ranks change their shards in place. The ledger is not changed, because ranks
-    /// on different machines hold the shard and the whole parameter.
+    /// Moves the shard of `rank` into the memory of `whole`, which the ranks of one process can
+    /// share. Later gathers then copy nothing, as long as all ranks change their shards in place.
+    /// The ledger is not changed, because ranks on different machines hold the shard and the whole
+    /// parameter.
     pub(crate) fn move_shard(&self, whole: &B::FloatTensorPrimitive, rank: usize) {
         if let ParameterState::Sharded { shard: Shard::Device(held), .. } = &mut *self.lock()
             && let Some(shard) = shard_of_whole::<B>(whole, rank)

@@ -9,12 +9,12 @@
 //!  stage 1      F0 B0 F1 B1 …    messages are found by pass and number, not by their order
 //! ```
 //!
-//! [Note: Locks of autodiff] Backward holds the lock of its graph, and the clean-up after a backward
-//! pass takes the locks of all graphs of the process. A rank thread that waited for a message inside
-//! backward could therefore wait for a rank that waits for its lock. A pass starts its backward only
-//! when all later stages have ended theirs ([`Stages::await_later`]): gradients of activations move to
-//! earlier stages only, so all messages have arrived. Parts of a parameter's gradient that move to a
-//! later stage are awaited between the passes (`gradient/late.rs`).
+//! [Note: Locks of autodiff] Backward holds the lock of its graph, and the clean-up after a
+//! backward pass takes the locks of all graphs of the process. A rank thread that waited for a
+//! message inside backward could therefore wait for a rank that waits for its lock. A pass starts
+//! its backward only when all later stages have ended theirs ([`Stages::await_later`]): gradients
+//! of activations move to earlier stages only, so all messages have arrived. Parts of a parameter's
+//! gradient that move to a later stage are awaited between the passes (`gradient/late.rs`).
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -92,7 +92,6 @@ impl<'a, B: Backend> ParameterHomes<'a, B> {
     /// Returns the stages of the parameter at `path`, and what this rank's stage holds of it.
     ///
     /// # Errors
-    ///
     /// Returns an error if the layout does not contain the parameter.
     pub(crate) fn of(&self, path: &str) -> Result<(Holders, Role), ZeroError> {
         let Some(layout) = self.layout else { return Ok((Holders::ALL, Role::Owner)) };
@@ -126,7 +125,6 @@ impl<'a, B: Backend> ParameterHomes<'a, B> {
     /// array of the same length and type. Called by the ranks that [take part](Self::takes_part).
     ///
     /// # Errors
-    ///
     /// Returns an error if a message or a collective fails.
     pub(crate) fn distribute(
         &self,
@@ -142,7 +140,6 @@ impl<'a, B: Backend> ParameterHomes<'a, B> {
     /// Distributes bytes of rank 0, as [`distribute`](Self::distribute) does with an array.
     ///
     /// # Errors
-    ///
     /// Returns an error if a message or a collective fails.
     pub(crate) fn distribute_bytes(
         &self,
@@ -371,7 +368,6 @@ impl<B: Backend> Stages<B> {
     /// Tells the earlier stages that this stage has ended the backward pass `pass`.
     ///
     /// # Errors
-    ///
     /// Returns an error if the group has ended.
     pub(crate) fn announce_end(&self, pass: u64) -> Result<(), CommError> {
         let tag = MessageTag::new("end of backward", pass);
@@ -383,7 +379,6 @@ impl<B: Backend> Stages<B> {
     /// Waits until all later stages have ended the backward pass `pass`.
     ///
     /// # Errors
-    ///
     /// Returns an error if a later stage fails or does not end the pass in time.
     pub(crate) fn await_later(&self, pass: u64) -> Result<(), CommError> {
         let tag = MessageTag::new("end of backward", pass);

@@ -1,13 +1,12 @@
-//! Activation checkpointing: forward frees activations and backward recomputes
-//! them (Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost").
+//! Activation checkpointing: forward frees activations and backward recomputes them (Chen et al.
+//! 2016, "Training Deep Nets with Sublinear Memory Cost").
 //!
-//! Main type: [`BlockRecorder`], one for each model. During a training forward
-//! pass, the recorder detects the blocks of the model by the parameters that ops
-//! read, and records the ops of a block on a [`Tape`]. When the next block
-//! starts, the activations of the previous block are freed, except for the ones
-//! that the next block reads. When backward reads a freed activation, its block
-//! is recomputed. Autodiff holds handles to activations, so neither autodiff nor
-//! the model has to be changed.
+//! Main type: [`BlockRecorder`], one for each model. During a training forward pass, the recorder
+//! detects the blocks of the model by the parameters that ops read, and records the ops of a block
+//! on a [`Tape`]. When the next block starts, the activations of the previous block are freed,
+//! except for the ones that the next block reads. When backward reads a freed activation, its block
+//! is recomputed. Autodiff holds handles to activations, so neither autodiff nor the model has to
+//! be changed.
 //!
 //! ```text
 //!  forward    block 0 ops │ block 1 ops │ block 2 ops │ head      │
@@ -18,29 +17,23 @@
 //!  backward   head uses tape 2 ─► restore tape 1 ─► restore tape 0
 //! ```
 //!
-//! Policies differ in the blocks that are recorded and in the values that are
-//! kept:
+//! Policies differ in the blocks that are recorded and in the values that are kept:
 //!
-//! - *full*: each block is recorded, and only the inputs of later blocks are
-//!   kept.
-//! - *selective*: every second expensive result of a block (product, attention)
-//!   is kept as well, because recomputing it is expensive relative to its
-//!   memory.
-//! - *every n-th*: every n-th block is recorded. Other blocks keep their
-//!   activations.
+//! - *full*: each block is recorded, and only the inputs of later blocks are kept.
+//! - *selective*: every second expensive result of a block (product, attention) is kept as well,
+//!   because recomputing it is expensive relative to its memory.
+//! - *every n-th*: every n-th block is recorded. Other blocks keep their activations.
 //! - *off*: only parts inside [`activation_checkpoint`] are recorded.
 //!
-//! A block is not freed when it ends, but by the first op that runs after it.
-//! Only the operands of that op show which values are inputs of the next block.
-//! A value that is read even later, such as a skip connection, was already freed
-//! and is recomputed once. The following passes expect this read and keep the
-//! value.
+//! A block is not freed when it ends, but by the first op that runs after it. Only the operands of
+//! that op show which values are inputs of the next block. A value that is read even later, such as
+//! a skip connection, was already freed and is recomputed once. The following passes expect this
+//! read and keep the value.
 //!
-//! [Note: Same bits] Recomputation is bitwise identical, because an op runs again
-//! with the same operands. Inputs from outside the block are kept. A parameter
-//! is gathered again and cannot change before backward. A random op starts from
-//! its recorded position in the stream. The model's code does not run again, so
-//! running statistics are updated only once.
+//! [Note: Same bits] Recomputation is bitwise identical, because an op runs again with the same
+//! operands. Inputs from outside the block are kept. A parameter is gathered again and cannot
+//! change before backward. A random op starts from its recorded position in the stream. The model's
+//! code does not run again, so running statistics are updated only once.
 //!
 //! A program may hold activations after backward, for example running statistics. They are
 //! recomputed when they are read, and at the latest before an optimizer step or a load changes the
@@ -48,9 +41,9 @@
 //! or to another one that its passes have read. At stage 3, this gathers parameters, so all ranks
 //! have to hold and read the same activations.
 //!
-//! `tape.rs` has the [`Tape`] of a block and the tensors that refer to it. Kept
-//! values may be offloaded (`offload`). The ops of the decorator (`decorator`)
-//! record themselves, so this module knows no op.
+//! `tape.rs` has the [`Tape`] of a block and the tensors that refer to it. Kept values may be
+//! offloaded (`offload`). The ops of the decorator (`decorator`) record themselves, so this module
+//! knows no op.
 
 pub(crate) mod blocks;
 pub(crate) mod tape;
@@ -84,8 +77,8 @@ pub(crate) enum Cost {
 
 /// The smallest inner dimension of a matrix product that counts as expensive to recompute.
 ///
-/// Products with a smaller inner dimension are cheap relative to the memory of their result. An example is attention
-/// scores, whose inner dimension is the head dimension.
+/// Products with a smaller inner dimension are cheap relative to the memory of their result. An
+/// example is attention scores, whose inner dimension is the head dimension.
 pub(crate) const SHORT_SUM: usize = 128;
 
 impl Cost {
@@ -111,21 +104,20 @@ pub(crate) struct BlockRecorder<B: Backend> {
 
 /// The recording of one training pass.
 struct RecordedPass<B: Backend> {
-    /// Forward while ops are recorded; `None` before the first pass and after a
-    /// step.
+    /// Forward while ops are recorded; `None` before the first pass and after a step.
     phase: Option<Phase>,
     /// The number of named blocks that have not ended.
     named: usize,
     /// The current block; `None` outside of all blocks.
     block: Option<CurrentBlock<B>>,
-    /// The tapes of completed blocks. The next op frees them, because it may
-    /// still read some of their values.
+    /// The tapes of completed blocks. The next op frees them, because it may still read some of
+    /// their values.
     over: Vec<Arc<Tape<B>>>,
-    /// The tape that was freed last. Its kept values are offloaded only when
-    /// the next tape is freed, because the next block may read them.
+    /// The tape that was freed last. Its kept values are offloaded only when the next tape is
+    /// freed, because the next block may read them.
     freed: Option<Weak<Tape<B>>>,
-    /// The tapes of this pass, by number. Only handles keep a tape alive, so a
-    /// tape is dropped when backward no longer needs it.
+    /// The tapes of this pass, by number. Only handles keep a tape alive, so a tape is dropped when
+    /// backward no longer needs it.
     tapes: Vec<Weak<Tape<B>>>,
     /// The tapes of earlier passes with the same parameters.
     earlier: Vec<Weak<Tape<B>>>,
@@ -133,8 +125,8 @@ struct RecordedPass<B: Backend> {
     foreign: Vec<Ledger>,
     /// For each tape of the pass, the values that later blocks have read.
     read_later: Vec<BTreeSet<usize>>,
-    /// The values that later blocks have read in the previous pass. They are
-    /// expected to be read again and are not freed.
+    /// The values that later blocks have read in the previous pass. They are expected to be read
+    /// again and are not freed.
     expected: Vec<BTreeSet<usize>>,
 }
 
@@ -150,16 +142,16 @@ struct CurrentBlock<B: Backend> {
     products: usize,
 }
 
-/// Runs a part of a forward pass with activation checkpointing: its activations
-/// are freed and recomputed in backward, regardless of the configuration.
+/// Runs a part of a forward pass with activation checkpointing: its activations are freed and
+/// recomputed in backward, regardless of the configuration.
 ///
-/// Use it inside `Engine::forward`. A nested call has no effect: its ops become
-/// part of the outer call. `run` may return any tensors. Outside of a training
-/// pass, `run` is called without checkpointing.
+/// Use it inside `Engine::forward`. A nested call has no effect: its ops become part of the outer
+/// call. `run` may return any tensors. Outside of a training pass, `run` is called without
+/// checkpointing.
 ///
-/// At stage 3, every rank must hold and read the same activations of such a
-/// part, because recomputation gathers parameters. If only one rank logs an
-/// activation, it must read the activation inside `run`.
+/// At stage 3, every rank must hold and read the same activations of such a part, because
+/// recomputation gathers parameters. If only one rank logs an activation, it must read the
+/// activation inside `run`.
 pub fn activation_checkpoint<T>(run: impl FnOnce() -> T) -> T {
     /// Ends the block also when `run` panics.
     struct End(Rc<dyn AnyRecorder>);
@@ -194,9 +186,9 @@ pub(crate) fn recorder<B: Backend>() -> Option<Rc<BlockRecorder<B>>> {
 }
 
 impl<B: Backend> BlockRecorder<B> {
-    /// Creates a recorder with `policy` for the model with this ledger. `paths`
-    /// are the module paths of its parameters, by index. Kept activations are
-    /// offloaded to `store`, if there is one.
+    /// Creates a recorder with `policy` for the model with this ledger. `paths` are the module
+    /// paths of its parameters, by index. Kept activations are offloaded to `store`, if there is
+    /// one.
     pub(crate) fn new<'a>(
         policy: RecomputePolicy,
         store: Option<Arc<ActivationStore<B>>>,
@@ -225,8 +217,7 @@ impl<B: Backend> BlockRecorder<B> {
         Self { policy, store, ledger, blocks, pass: RefCell::new(pass) }
     }
 
-    /// Returns the store of kept activations; `None` if they stay on the
-    /// device.
+    /// Returns the store of kept activations; `None` if they stay on the device.
     pub(crate) fn store(&self) -> Option<&ActivationStore<B>> {
         self.store.as_deref()
     }
@@ -247,8 +238,7 @@ impl<B: Backend> BlockRecorder<B> {
         }
     }
 
-    /// Starts backward. The last block is not freed, because backward starts
-    /// with it.
+    /// Starts backward. The last block is not freed, because backward starts with it.
     pub(crate) fn start_backward(&self) {
         self.end_forward();
         if let Some(store) = &self.store {
@@ -267,9 +257,9 @@ impl<B: Backend> BlockRecorder<B> {
         self.end_forward();
     }
 
-    /// Ends forward, either because backward starts or because the program
-    /// abandoned the pass. Tapes that were not freed drop their ops, and their
-    /// values stay in memory as long as there are handles.
+    /// Ends forward, either because backward starts or because the program abandoned the pass.
+    /// Tapes that were not freed drop their ops, and their values stay in memory as long as there
+    /// are handles.
     fn end_forward(&self) {
         let mut pass = self.pass.borrow_mut();
         pass.phase = Some(Phase::Backward);
@@ -283,12 +273,11 @@ impl<B: Backend> BlockRecorder<B> {
 
     /// Records an operand of an op. A parameter may start a block.
     ///
-    /// Reading a parameter of another block ends the current block. Reading the
-    /// first parameter of the block again also ends it, because this is how a
-    /// shared layer or the next time step begins. A parameter of another model
-    /// does not start a block. The recorder only stores its model, because
-    /// activations that depend on this model must be recomputed before the
-    /// model's next step.
+    /// Reading a parameter of another block ends the current block. Reading the first parameter of
+    /// the block again also ends it, because this is how a shared layer or the next time step
+    /// begins. A parameter of another model does not start a block. The recorder only stores its
+    /// model, because activations that depend on this model must be recomputed before the model's
+    /// next step.
     pub(crate) fn note_parameter(&self, parameter: &Parameter<B>) {
         if !parameter.ledger().is(&self.ledger) {
             let foreign = &mut self.pass.borrow_mut().foreign;
@@ -307,8 +296,8 @@ impl<B: Backend> BlockRecorder<B> {
             return;
         }
         let continues = match &pass.block {
-            // If the first parameter is read again, the block runs again for
-            // the next layer or time step.
+            // If the first parameter is read again, the block runs again for the next layer or time
+            // step.
             Some(block) => block.number == number && block.first_parameter != Some(index),
             None => number.is_none(),
         };
@@ -323,15 +312,14 @@ impl<B: Backend> BlockRecorder<B> {
             Some(CurrentBlock { number: Some(number), first_parameter, tape, products: 0 });
     }
 
-    /// Records an operand of an op. A value of an earlier block is kept for
-    /// backward. The next pass expects the same read.
+    /// Records an operand of an op. A value of an earlier block is kept for backward. The next pass
+    /// expects the same read.
     pub(crate) fn note_value(&self, recorded: &RecordedTensor<B>) {
         let mut pass = self.pass.borrow_mut();
         if pass.tape().is_some_and(|tape| recorded.is_on(tape)) {
             return;
         }
-        // A value of an earlier pass or of another model is not expected in the
-        // next pass.
+        // A value of an earlier pass or of another model is not expected in the next pass.
         let number = recorded.tape_number();
         if pass.tapes.get(number).is_some_and(|tape| recorded.is_of(tape)) {
             pass.read_later[number].insert(recorded.value());
@@ -340,17 +328,16 @@ impl<B: Backend> BlockRecorder<B> {
         recorded.keep();
     }
 
-    /// Starts an op whose operands were noted; returns `None` if the op is not
-    /// recorded.
+    /// Starts an op whose operands were noted; returns `None` if the op is not recorded.
     pub(crate) fn begin_op(&self, cost: Cost) -> Option<OpRecord<B>> {
         let mut pass = self.pass.borrow_mut();
-        // The operands of this op were noted before, so inputs from ended
-        // blocks are already marked as kept, and these blocks can be freed.
+        // The operands of this op were noted before, so inputs from ended blocks are already marked
+        // as kept, and these blocks can be freed.
         let over = std::mem::take(&mut pass.over);
         let record = pass.block.as_mut().and_then(|block| {
             let tape = block.tape.clone()?;
-            // Selective checkpointing keeps every second expensive result. Backward
-            // therefore recomputes at most one product before a kept result.
+            // Selective checkpointing keeps every second expensive result. Backward therefore
+            // recomputes at most one product before a kept result.
             block.products += usize::from(cost == Cost::High);
             // A named block is always freed completely.
             let saves = self.policy == RecomputePolicy::Selective
@@ -364,9 +351,9 @@ impl<B: Backend> BlockRecorder<B> {
         record
     }
 
-    /// Frees the tape of a completed block, and offloads the kept values of the
-    /// tape that was freed before it. These values are one block older, so the
-    /// current block does not read them, except through skip connections.
+    /// Frees the tape of a completed block, and offloads the kept values of the tape that was freed
+    /// before it. These values are one block older, so the current block does not read them, except
+    /// through skip connections.
     fn free(&self, tape: &Arc<Tape<B>>) {
         tape.free();
         let before = self.pass.borrow_mut().freed.replace(Arc::downgrade(tape));
@@ -419,8 +406,7 @@ impl<B: Backend> AnyRecorder for BlockRecorder<B> {
         tapes.append(&mut pass.tapes);
         drop(pass);
         let restore = || tapes.iter().filter_map(Weak::upgrade).for_each(|tape| tape.restore());
-        // Recomputation may gather parameters, which fails if another rank has
-        // failed.
+        // Recomputation may gather parameters, which fails if another rank has failed.
         catch_unwind(AssertUnwindSafe(restore)).map_err(|panic| match panic.downcast() {
             Ok(error) => *error,
             Err(panic) => resume_unwind(panic),
@@ -434,8 +420,8 @@ impl<B: Backend> RecordedPass<B> {
         self.block.as_ref()?.tape.as_ref()
     }
 
-    /// Creates the next tape of the pass. It expects the same reads as the tape
-    /// with the same number in the previous pass.
+    /// Creates the next tape of the pass. It expects the same reads as the tape with the same
+    /// number in the previous pass.
     fn new_tape(&mut self) -> Arc<Tape<B>> {
         let number = self.read_later.len();
         let tape = Tape::new(number, self.expected.get(number).cloned().unwrap_or_default());

@@ -1,31 +1,27 @@
 //! The thread-local context of a sharded model.
 //!
-//! Burn's backend functions are static: their only arguments are tensors and a
-//! device. Each sharded model therefore has a [`ModelContext`] on the thread of
-//! its rank, with the gradient reducer, the memory ledger, the random stream and
-//! the autocast type. A call of a model (forward, backward, evaluation) enters
-//! the context of the model, and the ops in the call use it. Calls can be
-//! nested, for example when a teacher is evaluated inside the forward pass of a
-//! student. Ops outside of any call use the context of the oldest model on the
-//! thread, regardless of which model ran last. Random numbers outside of calls
-//! (noise, the initial weights of a second model) come from a separate stream
-//! of the thread.
+//! Burn's backend functions are static: their only arguments are tensors and a device. Each sharded
+//! model therefore has a [`ModelContext`] on the thread of its rank, with the gradient reducer, the
+//! memory ledger, the random stream and the autocast type. A call of a model (forward, backward,
+//! evaluation) enters the context of the model, and the ops in the call use it. Calls can be
+//! nested, for example when a teacher is evaluated inside the forward pass of a student. Ops
+//! outside of any call use the context of the oldest model on the thread, regardless of which model
+//! ran last. Random numbers outside of calls (noise, the initial weights of a second model) come
+//! from a separate stream of the thread.
 //!
 //! A gradient is reduced only in a backward pass of its own model: the backward pass of a generator
 //! through a discriminator leaves the gradients of the discriminator unchanged. A parameter that is
 //! read outside of a pass of its own model is gathered for one op and not kept, so a step between
 //! two such reads cannot leave an outdated copy.
 //!
-//! On a thread without a model, [`Zero`](crate::Zero) is a plain wrapper:
-//! memory is not counted, and random numbers come from the inner backend.
+//! On a thread without a model, [`Zero`](crate::Zero) is a plain wrapper: memory is not counted,
+//! and random numbers come from the inner backend.
 //!
-//! Main types: [`Binding`], which registers a model on the thread, and
-//! [`ContextGuard`], which keeps a call active. The submodules are what an op
-//! takes from the context: [`Leased`] tensors, which enter its ledger, its
-//! [`RandomStream`], and the kind of [`Pass`]. The decorator (`decorator`)
-//! asks for all of them in every op. Reducer and recorder are stored without
-//! their backend type, so this module does not depend on `gradient` and
-//! `recompute`, which create them.
+//! Main types: [`Binding`], which registers a model on the thread, and [`ContextGuard`], which
+//! keeps a call active. The submodules are what an op takes from the context: [`Leased`] tensors,
+//! which enter its ledger, its [`RandomStream`], and the kind of [`Pass`]. The decorator
+//! (`decorator`) asks for all of them in every op. Reducer and recorder are stored without their
+//! backend type, so this module does not depend on `gradient` and `recompute`, which create them.
 
 mod leased;
 mod pass;
@@ -52,8 +48,7 @@ pub use random::RandomStream;
 
 thread_local! {
     static SESSION: RefCell<Session> = RefCell::new(Session::default());
-    /// Whether ops are recorded. It is a separate variable, because every op
-    /// reads it.
+    /// Whether ops are recorded. It is a separate variable, because every op reads it.
     static IS_RECORDING: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -61,8 +56,7 @@ thread_local! {
 #[derive(Default)]
 struct Session {
     models: BoundModels,
-    /// The active calls, innermost last. A call may outlive the binding of its
-    /// model.
+    /// The active calls, innermost last. A call may outlive the binding of its model.
     entered: Vec<ActiveCall>,
 }
 
@@ -98,8 +92,7 @@ impl BoundModels {
         }
     }
 
-    /// Adds the model of a rank. The first model creates the stream of the
-    /// thread.
+    /// Adds the model of a rank. The first model creates the stream of the thread.
     fn add(&mut self, context: Rc<ModelContext>, rank: usize) {
         match self {
             Self::None => {
@@ -110,8 +103,7 @@ impl BoundModels {
         }
     }
 
-    /// Removes a model. Removing the last model also removes the stream of the
-    /// thread.
+    /// Removes a model. Removing the last model also removes the stream of the thread.
     fn remove(&mut self, model: u32) {
         let Self::Some { contexts, .. } = self else { return };
         contexts.retain(|context| context.model != model);
@@ -131,9 +123,8 @@ struct ActiveCall {
 impl ActiveCall {
     /// Returns the element type of products under autocast.
     ///
-    /// Only forward passes have an autocast type. Backward enters without a
-    /// pass, because autodiff has recorded the casts of forward and returns each
-    /// gradient in the type of its operand.
+    /// Only forward passes have an autocast type. Backward enters without a pass, because autodiff
+    /// has recorded the casts of forward and returns each gradient in the type of its operand.
     fn autocast(&self) -> Option<FloatDType> {
         self.pass.and(self.context.autocast)
     }
@@ -144,8 +135,8 @@ impl ActiveCall {
     }
 }
 
-/// The stream number of a thread's random ops outside of calls. Numbers of
-/// models are always smaller.
+/// The stream number of a thread's random ops outside of calls. Numbers of models are always
+/// smaller.
 const BETWEEN_CALLS: u32 = u32::MAX;
 
 impl Session {
@@ -164,23 +155,21 @@ pub(crate) trait AnyRecorder: Any {
     fn begin_named(&self);
     /// Ends a named block.
     fn end_named(&self);
-    /// Returns true if recorded activations may depend on parameters of the
-    /// model with this ledger.
+    /// Returns true if recorded activations may depend on parameters of the model with this ledger.
     fn reads(&self, ledger: &Ledger) -> bool;
-    /// Recomputes freed activations that are still held, before parameters
-    /// change.
+    /// Recomputes freed activations that are still held, before parameters change.
     fn close(&self) -> Result<(), CommError>;
 }
 
 /// The state of one model on this thread.
 ///
-/// The reducer and the recorder are shared with the model's states. They are
-/// type-erased, because a thread may have models on different backends.
+/// The reducer and the recorder are shared with the model's states. They are type-erased, because a
+/// thread may have models on different backends.
 struct ModelContext {
     /// A number that is unique in the process.
     model: u32,
-    /// The smallest number that was not in use by another model of the thread
-    /// when this model was created. Unlike `model`, it is the same in every run.
+    /// The smallest number that was not in use by another model of the thread when this model was
+    /// created. Unlike `model`, it is the same in every run.
     place: u32,
     /// The memory ledger, which counts the results of the model's ops.
     ledger: Ledger,
@@ -200,17 +189,16 @@ struct ModelContext {
     operations: RefCell<Option<OperationCounter>>,
     /// The parameter index of each autodiff mark.
     marks: RefCell<HashMap<DistributedParamId, usize>>,
-    /// The ledgers of the other models that the open training pass has read;
-    /// `None` if no backward pass is outstanding. A ledger identifies a model.
+    /// The ledgers of the other models that the open training pass has read; `None` if no backward
+    /// pass is outstanding. A ledger identifies a model.
     open_pass: RefCell<Option<Vec<Ledger>>>,
 }
 
-/// The number of the next sharded model in the process. The numbers assign each
-/// gradient to the reducer of its model.
+/// The number of the next sharded model in the process. The numbers assign each gradient to the
+/// reducer of its model.
 static NEXT_MODEL: AtomicU32 = AtomicU32::new(0);
 
-/// The registration of a model's context on this thread. Dropping it removes the
-/// model.
+/// The registration of a model's context on this thread. Dropping it removes the model.
 ///
 /// An active call keeps the context alive until its guard is dropped.
 pub(crate) struct Binding {
@@ -219,12 +207,12 @@ pub(crate) struct Binding {
 }
 
 impl Binding {
-    /// Creates a context. Products run in type `autocast`, if given. The random
-    /// stream starts with seed 0. Models on one thread use different streams.
+    /// Creates a context. Products run in type `autocast`, if given. The random stream starts with
+    /// seed 0. Models on one thread use different streams.
     ///
-    /// The stream number is the smallest number that no other model on the
-    /// thread uses. A model that is created after another one was dropped
-    /// therefore draws the same random numbers in every run.
+    /// The stream number is the smallest number that no other model on the thread uses. A model
+    /// that is created after another one was dropped therefore draws the same random numbers in
+    /// every run.
     pub(crate) fn new<B: Backend>(
         reducer: Rc<dyn Any>,
         recorder: Rc<dyn AnyRecorder>,
@@ -260,8 +248,8 @@ impl Binding {
         Self { context }
     }
 
-    /// Makes this the context of all ops until the guard is dropped. If `pass`
-    /// is set, ops use the model's autocast.
+    /// Makes this the context of all ops until the guard is dropped. If `pass` is set, ops use the
+    /// model's autocast.
     pub(crate) fn enter(&self, pass: Option<Pass>) -> ContextGuard {
         enter(&self.context, pass)
     }
@@ -271,8 +259,8 @@ impl Binding {
         &self.context.ledger
     }
 
-    /// Returns the mark with which autodiff reports the gradient of parameter
-    /// `index` of this model.
+    /// Returns the mark with which autodiff reports the gradient of parameter `index` of this
+    /// model.
     pub(crate) fn mark(&self, index: usize) -> DistributedParamId {
         // Several models may be in one graph, so a mark has the number of the model in its upper
         // half.
@@ -307,8 +295,7 @@ impl Binding {
         })
     }
 
-    /// Restarts the model's random stream, and the thread's stream if this is
-    /// the oldest model.
+    /// Restarts the model's random stream, and the thread's stream if this is the oldest model.
     pub(crate) fn reseed(&self, seed: u64) {
         self.with_random(|random| random.reseed(seed));
         if self.is_oldest() {
@@ -360,8 +347,8 @@ impl Drop for Binding {
 
 /// A guard that keeps a call of a model active.
 ///
-/// Guards may be dropped in any order, for example when a generator holds a
-/// guard. Dropping a guard ends the innermost call of its model.
+/// Guards may be dropped in any order, for example when a generator holds a guard. Dropping a guard
+/// ends the innermost call of its model.
 #[must_use = "the context is left when the guard is dropped"]
 #[derive(Debug)]
 pub struct ContextGuard {
@@ -377,8 +364,8 @@ impl Drop for ContextGuard {
             let mut session = session.borrow_mut();
             let own = session.entered.iter().rposition(|call| call.context.model == self.model);
             let Some(own) = own else { return };
-            // Guards of different models may be dropped out of order, so the
-            // innermost call of this model is searched for.
+            // Guards of different models may be dropped out of order, so the innermost call of this
+            // model is searched for.
             let ActiveCall { context, .. } = session.entered.remove(own);
             if std::thread::panicking() {
                 // A forward pass that panicked has no loss for a backward pass.
@@ -389,19 +376,17 @@ impl Drop for ContextGuard {
     }
 }
 
-/// Returns the context of the innermost call, or of the oldest model outside of
-/// calls.
+/// Returns the context of the innermost call, or of the oldest model outside of calls.
 fn current() -> Option<Rc<ModelContext>> {
     // The context is cloned, because the caller may run ops, which borrow the session again.
     SESSION.with_borrow(|session| session.current().cloned())
 }
 
-/// Returns the reducer and the parameter index of a mark of the current model;
-/// `None` for a mark of another model.
+/// Returns the reducer and the parameter index of a mark of the current model; `None` for a mark of
+/// another model.
 ///
-/// Gradients are only collected in the backward pass of their own model. A
-/// generator's backward pass through a discriminator therefore does not change
-/// the discriminator's gradients.
+/// Gradients are only collected in the backward pass of their own model. A generator's backward
+/// pass through a discriminator therefore does not change the discriminator's gradients.
 pub(crate) fn reducer_of(mark: DistributedParamId) -> Option<(Rc<dyn Any>, usize)> {
     let context = current()?;
     // A mark of another model is not in this table.
@@ -419,8 +404,8 @@ pub(crate) fn stages() -> Option<Rc<dyn Any>> {
     current()?.stages.clone()
 }
 
-/// Returns the element type of products in the active call; `None` without
-/// autocast and outside of calls.
+/// Returns the element type of products in the active call; `None` without autocast and outside of
+/// calls.
 pub(crate) fn autocast() -> Option<FloatDType> {
     SESSION.with_borrow(|session| session.entered.last()?.autocast())
 }
@@ -433,12 +418,11 @@ fn enter(context: &Rc<ModelContext>, pass: Option<Pass>) -> ContextGuard {
     ContextGuard { model: context.model, thread: PhantomData }
 }
 
-/// Recomputes freed activations that the program still holds, before the
-/// parameters of the model with this ledger change. This covers the model's own
-/// activations and the activations of every other model whose passes have read it.
+/// Recomputes freed activations that the program still holds, before the parameters of the model
+/// with this ledger change. This covers the model's own activations and the activations of every
+/// other model whose passes have read it.
 ///
 /// # Errors
-///
 /// Returns an error if a parameter cannot be gathered.
 pub(crate) fn close_recordings(ledger: &Ledger) -> Result<(), CommError> {
     let readers: Vec<_> = SESSION.with_borrow(|session| {
@@ -453,8 +437,7 @@ pub(crate) fn close_recordings(ledger: &Ledger) -> Result<(), CommError> {
     Ok(())
 }
 
-/// Returns the recorder of the active training forward pass while it records
-/// ops.
+/// Returns the recorder of the active training forward pass while it records ops.
 pub(crate) fn recorder() -> Option<Rc<dyn AnyRecorder>> {
     if !IS_RECORDING.get() {
         return None;
@@ -462,8 +445,7 @@ pub(crate) fn recorder() -> Option<Rc<dyn AnyRecorder>> {
     training_recorder()
 }
 
-/// Returns the recorder of the active training forward pass, even if it is not
-/// recording.
+/// Returns the recorder of the active training forward pass, even if it is not recording.
 pub(crate) fn training_recorder() -> Option<Rc<dyn AnyRecorder>> {
     SESSION.with_borrow(|session| session.entered.last()?.recorder().cloned())
 }
@@ -478,12 +460,11 @@ pub(crate) fn refresh_recording() {
 
 /// Counts an activation in the ledger of the current model.
 ///
-/// Every op calls this function, so it also checks whether another rank has
-/// failed. A rank that computes for a long time detects the failure here.
+/// Every op calls this function, so it also checks whether another rank has failed. A rank that
+/// computes for a long time detects the failure here.
 ///
 /// # Panics
-/// Panics with the [`CommError`] that ended the group, because a tensor op
-/// cannot return an error.
+/// Panics with the [`CommError`] that ended the group, because a tensor op cannot return an error.
 pub(crate) fn hold_activation(bytes: usize) -> Option<Arc<Lease>> {
     let context = current()?;
     if let Err(error) = (context.check)() {
@@ -492,9 +473,8 @@ pub(crate) fn hold_activation(bytes: usize) -> Option<Arc<Lease>> {
     Some(Arc::new(context.ledger.hold(Category::Activations, bytes)))
 }
 
-/// Calls `draw` with the random stream of the active call's model, or with the
-/// stream of the thread outside of calls. Returns `None` on a thread without a
-/// model.
+/// Calls `draw` with the random stream of the active call's model, or with the stream of the thread
+/// outside of calls. Returns `None` on a thread without a model.
 pub(crate) fn with_random<T>(draw: impl FnOnce(&mut RandomStream) -> T) -> Option<T> {
     SESSION.with_borrow_mut(|session| match session.entered.last() {
         Some(call) => Some(draw(&mut call.context.random.borrow_mut())),
@@ -502,9 +482,8 @@ pub(crate) fn with_random<T>(draw: impl FnOnce(&mut RandomStream) -> T) -> Optio
     })
 }
 
-/// Restarts the random stream of the active call's model. Outside of calls, it
-/// restarts the streams of the oldest model and of the thread. Returns false on
-/// a thread without a model.
+/// Restarts the random stream of the active call's model. Outside of calls, it restarts the streams
+/// of the oldest model and of the thread. Returns false on a thread without a model.
 pub(crate) fn reseed(seed: u64) -> bool {
     SESSION.with_borrow_mut(|session| {
         let Some(context) = session.current().cloned() else { return false };
@@ -518,13 +497,13 @@ pub(crate) fn reseed(seed: u64) -> bool {
     })
 }
 
-/// Records that an op of the active call reads a parameter of the model with
-/// this ledger. Reads of the call's own model are ignored.
+/// Records that an op of the active call reads a parameter of the model with this ledger. Reads of
+/// the call's own model are ignored.
 pub(crate) fn note_read(ledger: &Ledger) {
     SESSION.with_borrow(|session| {
         let Some(ActiveCall { context, .. }) = session.entered.last() else { return };
-        // Reads of the model's own parameters are not recorded, because its own
-        // step always closes its recordings.
+        // Reads of the model's own parameters are not recorded, because its own step always closes
+        // its recordings.
         if context.ledger.is(ledger) {
             return;
         }
@@ -536,8 +515,7 @@ pub(crate) fn note_read(ledger: &Ledger) {
     });
 }
 
-/// Returns true if an open training pass of another model has read the model
-/// with this ledger.
+/// Returns true if an open training pass of another model has read the model with this ledger.
 pub(crate) fn open_pass_reads(ledger: &Ledger) -> bool {
     SESSION.with_borrow(|session| {
         session.models.contexts().iter().any(|context| {
@@ -547,8 +525,7 @@ pub(crate) fn open_pass_reads(ledger: &Ledger) -> bool {
     })
 }
 
-/// Calls `run` with the operation counter of the current model, if there is
-/// one.
+/// Calls `run` with the operation counter of the current model, if there is one.
 ///
 /// Counting is usually off, so `run` should compute the operations lazily.
 pub(crate) fn with_counter(run: impl FnOnce(&mut OperationCounter)) {

@@ -1,7 +1,7 @@
 //! Replaces the parameters of a module with handles to sharded parameters.
 //!
-//! Main type: `Sharder`, a module mapper. All ranks process the parameters
-//! together, in module order:
+//! Main type: `Sharder`, a module mapper. All ranks process the parameters together, in module
+//! order:
 //!
 //! ```text
 //! rank 0 creates the value, and quantizes it if it is a frozen matrix in 8 or 4 bits
@@ -18,15 +18,14 @@
 //! a parameter and have no data. A handle stays in the module for the whole run. Before each
 //! forward pass, `Marker` replaces its autodiff leaf.
 //!
-//! Parameters are identified by module path and index, because Burn's parameter
-//! ids differ between processes.
+//! Parameters are identified by module path and index, because Burn's parameter ids differ between
+//! processes.
 //!
-//! The submodules are the other parts of a module. `module_parameters.rs` lists
-//! the parameters first, and [`check_module`] compares the lists of the ranks.
-//! [`InitialValue`] is the value of rank 0. [`StateTiers`] and [`ShardTiers`]
-//! decide what is offloaded (`offload`). Buffers stay in the module
-//! ([`BufferTable`]), and plain tensors are compared ([`PlainTensor`]). The
-//! model states (`states`) use all of them when they are created.
+//! The submodules are the other parts of a module. `module_parameters.rs` lists the parameters
+//! first, and [`check_module`] compares the lists of the ranks. [`InitialValue`] is the value of
+//! rank 0. [`StateTiers`] and [`ShardTiers`] decide what is offloaded (`offload`). Buffers stay in
+//! the module ([`BufferTable`]), and plain tensors are compared ([`PlainTensor`]). The model states
+//! (`states`) use all of them when they are created.
 
 mod buffers;
 mod initial;
@@ -78,12 +77,11 @@ pub(crate) use tiers::{ShardTiers, StateTiers, gradient_bytes};
 
 /// Replaces each parameter of a module with a handle.
 ///
-/// A tied parameter (the same [`ParamId`] at several paths) becomes one parameter
-/// with one shard and one autodiff leaf. Its name is its first path.
+/// A tied parameter (the same [`ParamId`] at several paths) becomes one parameter with one shard
+/// and one autodiff leaf. Its name is its first path.
 ///
-/// Only one parameter is complete at a time. In a process with several ranks
-/// there may be two, because rank 0 may create the next value while another rank
-/// still extracts its shard.
+/// Only one parameter is complete at a time. In a process with several ranks there may be two,
+/// because rank 0 may create the next value while another rank still extracts its shard.
 pub(crate) struct Sharder<'a, B: Backend> {
     /// The tensors that stay unchanged in the module.
     buffers: &'a BufferTable<B>,
@@ -91,8 +89,7 @@ pub(crate) struct Sharder<'a, B: Backend> {
     homes: ParameterHomes<'a, B>,
     /// The stage and rank, which determine the slices.
     share: ShardSpec,
-    /// Counts the memory of shards and states, and of the value that is being
-    /// sharded.
+    /// Counts the memory of shards and states, and of the value that is being sharded.
     ledger: Ledger,
     /// Where shards and optimizer states are kept.
     shards: ShardHomes<'a, B>,
@@ -106,11 +103,10 @@ pub(crate) struct Sharder<'a, B: Backend> {
     optimizer: Optimizer<B>,
     /// Additional paths of tied parameters, by parameter index.
     aliases: Vec<Vec<String>>,
-    /// The index and autodiff tensor of each parameter that was already
-    /// visited.
+    /// The index and autodiff tensor of each parameter that was already visited.
     seen: HashMap<ParamId, (usize, Box<dyn Any>)>,
-    /// The first error. A module mapper cannot return an error, so the rest of
-    /// the module is passed through unchanged.
+    /// The first error. A module mapper cannot return an error, so the rest of the module is passed
+    /// through unchanged.
     failure: Option<ZeroError>,
 }
 
@@ -141,8 +137,7 @@ pub(crate) struct ShardHomes<'a, B: Backend> {
 pub(crate) struct ParameterTable<B: Backend> {
     /// The parameters in module order.
     pub(crate) parameters: Arc<[Arc<Parameter<B>>]>,
-    /// The index of each parameter id. All occurrences of a tied parameter have
-    /// the same id.
+    /// The index of each parameter id. All occurrences of a tied parameter have the same id.
     pub(crate) indices: HashMap<ParamId, usize>,
     /// The optimizer with the states of all parameters.
     pub(crate) optimizer: Optimizer<B>,
@@ -151,9 +146,9 @@ pub(crate) struct ParameterTable<B: Backend> {
 }
 
 impl<'a, B: OptimizerOps> Sharder<'a, B> {
-    /// Creates a sharder that keeps each parameter according to `shards`, in the
-    /// working type of `optimizer`. The optimizer receives the slices that this
-    /// rank updates, according to `updates`. `buffers` are not changed.
+    /// Creates a sharder that keeps each parameter according to `shards`, in the working type of
+    /// `optimizer`. The optimizer receives the slices that this rank updates, according to
+    /// `updates`. `buffers` are not changed.
     pub(crate) fn new(
         homes: ParameterHomes<'a, B>,
         share: ShardSpec,
@@ -182,10 +177,8 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
     /// Shards `module`. Every rank starts with the values of rank 0.
     ///
     /// # Errors
-    ///
-    /// Returns the first error of a parameter, or an error if no parameter is
-    /// trainable. The module is then dropped, because some of its parameters
-    /// have already been replaced.
+    /// Returns the first error of a parameter, or an error if no parameter is trainable. The module
+    /// is then dropped, because some of its parameters have already been replaced.
     pub(crate) fn shard<M: Module<Training<B>>>(
         mut self,
         module: M,
@@ -202,16 +195,14 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
         Ok((module, ParameterTable { parameters: parameters.into(), indices, optimizer, aliases }))
     }
 
-    /// Broadcasts the value of rank 0, keeps the slices that this rank needs and
-    /// drops the value. Another rank of the process may still hold the value.
+    /// Broadcasts the value of rank 0, keeps the slices that this rank needs and drops the value.
+    /// Another rank of the process may still hold the value.
     ///
     /// `D` is the number of dimensions according to Burn's module mapper.
     ///
     /// # Errors
-    ///
-    /// Returns an error if the value has a wrong type, if ranks disagree on its
-    /// shape, if the file of offloaded states is full, or if a collective
-    /// fails.
+    /// Returns an error if the value has a wrong type, if ranks disagree on its shape, if the file
+    /// of offloaded states is full, or if a collective fails.
     fn adopt<const D: usize>(
         &mut self,
         value: InitialValue<B>,
@@ -223,15 +214,14 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
         let announced = value.announce::<D>(self.homes.groups.world(), index, &path)?;
         let (homes, role) = self.homes.of(&path)?;
         let shape = announced.shape().clone();
-        // The shape is taken from the value, because Burn reports the transposed
-        // shape for a lazy column-major `Linear`.
+        // The shape is taken from the value, because Burn reports the transposed shape for a lazy
+        // column-major `Linear`.
         let Updates { assignment, layers, quantization } = self.updates;
         let Some(layer) = layers.get(&path) else {
             return Err(ZeroError::UnvisitedParameter { path });
         };
         let described = ModelParameter { path: &path, shape: &shape, layer, is_announced: false };
-        // A parameter that is frozen in the module stays frozen, regardless of
-        // its parameter group.
+        // A parameter that is frozen in the module stays frozen, regardless of its parameter group.
         let settings = assignment.of_parameter(&described)?.filter(|_| announced.is_trainable());
         let trainable = settings.is_some();
         let format = quantization.filter(|_| !trainable).and_then(|it| format_of(it, &described));
@@ -264,11 +254,10 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
         }))
     }
 
-    /// Creates the optimizer states of the next parameter, whose elements are `updated`, or notes that
-    /// this rank does not update it.
+    /// Creates the optimizer states of the next parameter, whose elements are `updated`, or notes
+    /// that this rank does not update it.
     ///
     /// # Errors
-    ///
     /// Returns an error if the file of offloaded states is full.
     fn adopt_states(
         &mut self,
@@ -277,8 +266,7 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
         partition: Partition,
         device: &B::Device,
     ) -> Result<(), ZeroError> {
-        // The layout matches a gathered parameter, so that every stage runs the
-        // same kernels.
+        // The layout matches a gathered parameter, so that every stage runs the same kernels.
         let owned = updated.map(|flat| match self.optimizer.working() {
             Some(_) => Owned::Masters(self.share.of_whole::<B>(flat, partition)),
             None => Owned::Elements(self.share.len(partition), device.clone()),
@@ -294,7 +282,6 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
     /// returns its stored elements in flat order; `None` on other stages, which know the storage.
     ///
     /// # Errors
-    ///
     /// Returns an error if the backend cannot hold quantized parameters, or if a collective fails.
     fn distribute(
         &self,
@@ -326,7 +313,6 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
     /// Returns a parameter with the part of its stored elements that this rank keeps, on its tier.
     ///
     /// # Errors
-    ///
     /// Returns an error if the file of offloaded states is full.
     fn keep(
         &mut self,
@@ -344,8 +330,8 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
             let whole = B::float_reshape(in_type(flat), shape);
             return Ok(Parameter::whole(description, whole, ledger));
         };
-        // The shard is extracted before the cast, so that a rank never
-        // holds the whole parameter in two types.
+        // The shard is extracted before the cast, so that a rank never holds the whole parameter in
+        // two types.
         let shard = in_type(cut_shard::<B>(&flat, partition, self.share.rank));
         // `next` is called for every shard, also without a store, as in `swap_bytes`.
         let tier = self.shards.tiers.next(partition.shard_len());
@@ -358,11 +344,10 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
         Ok(Parameter::sharded(description, shard, gatherer.clone(), ledger))
     }
 
-    /// Returns an error for a value that is not f32, and for a working type
-    /// that the device does not support.
+    /// Returns an error for a value that is not f32, and for a working type that the device does
+    /// not support.
     ///
     /// # Errors
-    ///
     /// Returns [`ZeroError::ParameterType`] or [`ZeroError::UnsupportedType`].
     fn check_type(&self, path: &str, value: &InitialValue<B>) -> Result<(), ZeroError> {
         if let InitialValue::Present { tensor, .. } = value
@@ -384,21 +369,19 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
 
     /// Takes a parameter out of the module and returns a handle in its place.
     ///
-    /// The second occurrence of a tied parameter gets the handle of the first
-    /// one.
+    /// The second occurrence of a tied parameter gets the handle of the first one.
     ///
     /// # Errors
-    ///
     /// Returns an error if the value cannot be created or sharded.
     fn shard_param<const D: usize>(
         &mut self,
         param: Param<Tensor<Training<B>, D>>,
     ) -> Result<Param<Tensor<Training<B>, D>>, ZeroError> {
-        // Rank 0 also initialises the later occurrences of a lazy tied
-        // parameter, so that the random generator advances as in plain Burn.
+        // Rank 0 also initializes the later occurrences of a lazy tied parameter, so that the
+        // random generator advances as in plain Burn.
         let taken = TakenParam::<B, D>::new(param, self.homes.groups.world().rank());
         let TakenParam { id, mapper, value } = taken
-            .map_err(|reason| ZeroError::Initialisation { path: self.path.joined(), reason })?;
+            .map_err(|reason| ZeroError::Initialization { path: self.path.joined(), reason })?;
         if let Some((index, twin)) = self.seen.get(&id)
             && let Some(twin) = twin.downcast_ref::<Tensor<Training<B>, D>>()
         {
@@ -433,8 +416,9 @@ impl<B: OptimizerOps> ModuleMapper<Training<B>> for Sharder<'_, B> {
     }
 }
 
-/// Returns true if tensors are in host memory, or without data, so that the words of quantized parameters are only
-/// copied. A kernel of a device may change the bits of an f32 that is not a number.
+/// Returns true if tensors are in host memory, or without data, so that the words of quantized
+/// parameters are only copied. A kernel of a device may change the bits of an f32 that is not a
+/// number.
 fn holds_words<B: Backend>(device: &B::Device) -> bool {
     let tensor = || B::float_zeros(Shape::from(vec![1]), device, FloatDType::F32);
     is_without_data::<B>() || shared_bytes::<B>(&tensor()).is_some()
@@ -454,11 +438,9 @@ fn format_of(plan: &QuantizationPlan, parameter: &ModelParameter<'_>) -> Option<
     })
 }
 
-/// Moves a shard from the device to host memory or NVMe, and waits until it is
-/// written.
+/// Moves a shard from the device to host memory or NVMe, and waits until it is written.
 ///
 /// # Errors
-///
 /// Returns an error if the file of this rank is full or the disk fails.
 fn park<B: Backend>(
     parking: &Parking,
@@ -472,17 +454,15 @@ fn park<B: Backend>(
     Ok(array)
 }
 
-/// Creates an autodiff leaf for a parameter, or a constant for a frozen
-/// parameter.
+/// Creates an autodiff leaf for a parameter, or a constant for a frozen parameter.
 ///
-/// Each rank needs a separate leaf, because a shared leaf would connect the
-/// graphs and the locks of the ranks.
+/// Each rank needs a separate leaf, because a shared leaf would connect the graphs and the locks of
+/// the ranks.
 fn leaf<B: OptimizerOps, const D: usize>(parameter: Arc<Parameter<B>>) -> Tensor<Training<B>, D> {
     let trainable = parameter.is_trainable();
     let primitive =
         TensorPrimitive::Float(PlacedTensor::Everywhere(ZeroTensor::parameter(parameter)));
-    // The tensor comes from the inner backend, so that autodiff does not track how
-    // it was created.
+    // The tensor comes from the inner backend, so that autodiff does not track how it was created.
     let tensor = Tensor::from_inner(Tensor::<Zero<B>, D>::from_primitive(primitive));
     if trainable { tensor.require_grad() } else { tensor }
 }

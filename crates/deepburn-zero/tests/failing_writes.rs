@@ -1,5 +1,5 @@
-//! Tests a disk to which gradients can no longer be written: all ranks end, and no rank takes a step with incomplete
-//! gradients.
+//! Tests a disk to which gradients can no longer be written: all ranks end, and no rank takes a
+//! step with incomplete gradients.
 
 mod model;
 
@@ -42,7 +42,8 @@ fn refuse_writes() {
     setrlimit(Resource::Fsize, limit).unwrap();
 }
 
-/// Trains until writes fail, in the process that the other test starts. Does nothing when it is run as a test.
+/// Trains until writes fail, in the process that the other test starts. Does nothing when it is run
+/// as a test.
 #[test]
 fn trains_until_writes_fail() {
     let Some(folder) = env::var_os(FOLDER).map(PathBuf::from) else { return };
@@ -81,8 +82,8 @@ fn trains_until_writes_fail() {
     }
 }
 
-/// Writes fail while the first sums of a step are written, and while they are overwritten. Each rank has already taken
-/// one step.
+/// Writes fail while the first sums of a step are written, and while they are overwritten. Each
+/// rank has already taken one step.
 #[test]
 fn gradients_that_cannot_be_written_end_all_ranks() {
     for fails_at in [MICRO_BATCHES, MICRO_BATCHES + 1] {

@@ -4,8 +4,9 @@
 //! cargo bench --workspace --bench decorator -- --rounds 7
 //! ```
 //!
-//! Prints medians in nanoseconds per op and core, for 1 and 32 ranks: on Flex itself, in evaluation,
-//! in a training forward, and in a forward that is recorded for activation checkpointing.
+//! Prints medians in nanoseconds per op and core, for 1 and 32 ranks: on Flex itself, in
+//! evaluation, in a training forward, and in a forward that is recorded for activation
+//! checkpointing.
 
 use std::env;
 use std::error::Error;

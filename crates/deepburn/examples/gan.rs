@@ -4,7 +4,8 @@
 //! cargo run --release --example gan
 //! ```
 //!
-//! Each engine shards its own model, and a backward pass gives gradients to the model of its own engine alone.
+//! Each engine shards its own model, and a backward pass gives gradients to the model of its own
+//! engine alone.
 
 use std::error::Error;
 use std::f32::consts::TAU;
@@ -71,7 +72,7 @@ impl<B: Backend> Discriminator<B> {
         }
     }
 
-    /// Returns the mean cross-entropy if `points` are labelled as real, or as generated.
+    /// Returns the mean cross-entropy if `points` are labeled as real, or as generated.
     fn loss(&self, points: Tensor<B, 2>, real: bool) -> Tensor<B, 1> {
         let hidden = leaky_relu(self.first.forward(points), 0.2);
         let hidden = leaky_relu(self.second.forward(hidden), 0.2);

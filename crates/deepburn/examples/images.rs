@@ -1,11 +1,12 @@
-//! Trains an image classifier with batch normalization in bf16 on two ranks, and measures its accuracy.
+//! Trains an image classifier with batch normalization in bf16 on two ranks, and measures its
+//! accuracy.
 //!
 //! ```sh
 //! cargo run --release --example images
 //! ```
 //!
-//! Master weights and moments stay in f32. Inputs may be f32 too: products cast them. The running statistics of batch
-//! normalization are averaged over the ranks after every backward pass.
+//! Master weights and moments stay in f32. Inputs may be f32 too: products cast them. The running
+//! statistics of batch normalization are averaged over the ranks after every backward pass.
 
 use std::error::Error;
 
@@ -66,8 +67,8 @@ impl<B: Backend> Classifier<B> {
     }
 }
 
-/// Returns images `first..first + count` of an endless data set, and their classes: 0 for a horizontal bar, 1 for a
-/// vertical and 2 for a diagonal one, on a noisy background.
+/// Returns images `first..first + count` of an endless data set, and their classes: 0 for a
+/// horizontal bar, 1 for a vertical and 2 for a diagonal one, on a noisy background.
 fn images<B: Backend>(first: usize, count: usize) -> (Tensor<B, 4>, Tensor<B, 1, Int>) {
     let classes: Vec<i32> = (first..first + count).map(|image| (image % 3) as i32).collect();
     let mut pixels = Vec::with_capacity(count * SIDE * SIDE);
@@ -111,7 +112,8 @@ fn main() -> Result<(), Box<dyn Error>> {
             engine.backward(loss)?;
             engine.step()?;
         }
-        // All ranks must evaluate together, because the evaluation gathers parameters. Here, they use the same images.
+        // All ranks must evaluate together, because the evaluation gathers parameters. Here, they
+        // use the same images.
         let correct: i64 = engine.evaluate(|model| {
             let (images, classes) = images(1_000_000, TEST_IMAGES);
             let predicted = model.logits(images).argmax(1).flatten::<1>(0, 1);

@@ -1,4 +1,5 @@
-//! Trains an MLP on two ranks, with parameters, gradients and optimizer states sharded (ZeRO stage 3).
+//! Trains an MLP on two ranks, with parameters, gradients and optimizer states sharded (ZeRO stage
+//! 3).
 //!
 //! ```sh
 //! cargo run --release --example mlp
@@ -49,8 +50,8 @@ impl<B: Backend> Mlp<B> {
 
 fn main() -> Result<(), Box<dyn Error>> {
     let plan = deepburn::plan(CONFIG, RANKS)?;
-    // The closure runs once on each rank, each on a separate thread.
-    // Every run starts with the same weights.
+    // The closure runs once on each rank, each on a separate thread. Every run starts with the same
+    // weights.
     Flex::seed(&FlexDevice, 1);
     let losses = deepburn::run_ranks(RANKS, |group| {
         let model = Mlp::<Training<Flex>>::new(&FlexDevice);
@@ -59,7 +60,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         engine.seed(1);
         let mut losses = Vec::new();
         for step in 1..=STEPS {
-            // Random numbers drawn inside `forward` come from the rank's own stream, so ranks train on different data.
+            // Random numbers drawn inside `forward` come from the rank's own stream, so ranks train
+            // on different data.
             let loss = engine.forward(|model| {
                 model.loss(Tensor::random([32, 16], Distribution::Default, &FlexDevice))
             })?;

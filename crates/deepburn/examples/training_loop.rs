@@ -4,8 +4,8 @@
 //! cargo run --release --example training_loop
 //! ```
 //!
-//! The first run trains two ranks at stage 3 and saves a checkpoint half-way. The second run resumes from it at stage 1
-//! and repeats the losses of the first one to the last bit.
+//! The first run trains two ranks at stage 3 and saves a checkpoint half-way. The second run
+//! resumes from it at stage 1 and repeats the losses of the first one to the last bit.
 
 use std::error::Error;
 use std::path::Path;
@@ -50,8 +50,8 @@ impl<B: Backend> Net<B> {
     }
 }
 
-/// Returns the batch of a rank in a step: points on a sine curve. The batch depends only on rank and step, so a resumed
-/// run needs no position in the data.
+/// Returns the batch of a rank in a step: points on a sine curve. The batch depends only on rank
+/// and step, so a resumed run needs no position in the data.
 fn batch<B: Backend>(step: u64, rank: usize) -> [Tensor<B, 2>; 2] {
     let first = (step as usize * RANKS + rank) * BATCH;
     // Multiples of the golden ratio cover the interval evenly.
@@ -62,8 +62,8 @@ fn batch<B: Backend>(step: u64, rank: usize) -> [Tensor<B, 2>; 2] {
         .map(|values| Tensor::from_data(TensorData::new(values, [BATCH, 1]), &B::Device::default()))
 }
 
-/// Trains to step [`STEPS`] at a ZeRO stage: from the start with a checkpoint at step [`SAVED`], or from that checkpoint.
-/// Returns the losses of rank 0.
+/// Trains to step [`STEPS`] at a ZeRO stage: from the start with a checkpoint at step [`SAVED`], or
+/// from that checkpoint. Returns the losses of rank 0.
 fn train(stage: u8, folder: &Path, resume: bool) -> Result<Vec<f32>, Box<dyn Error>> {
     let config = format!(
         r#"{{

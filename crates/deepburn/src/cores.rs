@@ -1,13 +1,12 @@
 //! Divides the CPU cores of a host among the ranks that run on it.
 //!
-//! Rank processes do not know about each other. Each would start one thread per
-//! core of the host, so with 8 ranks 8 threads would compete for every core.
-//! [`divide_cores`] limits a rank process to an equal share of the cores.
+//! Rank processes do not know about each other. Each would start one thread per core of the host,
+//! so with 8 ranks 8 threads would compete for every core. [`divide_cores`] limits a rank process
+//! to an equal share of the cores.
 //!
-//! Rank threads of one process share one thread pool while there are fewer
-//! ranks than cores. With at least as many ranks as cores, each rank computes
-//! on its own thread (`compute_on_own_thread`). `RAYON_NUM_THREADS` and, for
-//! LibTorch, `OMP_NUM_THREADS` override both.
+//! Rank threads of one process share one thread pool while there are fewer ranks than cores. With
+//! at least as many ranks as cores, each rank computes on its own thread (`compute_on_own_thread`).
+//! `RAYON_NUM_THREADS` and, for LibTorch, `OMP_NUM_THREADS` override both.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,18 +15,17 @@ use std::thread;
 use deepburn_comm::Placement;
 use deepburn_learner::BoxError;
 
-/// The environment variable that overrides the number of threads of the CPU
-/// backend.
+/// The environment variable that overrides the number of threads of the CPU backend.
 const OVERRIDE: &str = "RAYON_NUM_THREADS";
 
 /// The cores of a host, as one of its processes sees them.
 ///
-/// A core is what the operating system schedules on. With hyper-threading, two
-/// of them share one physical core.
+/// A core is what the operating system schedules on. With hyper-threading, two of them share one
+/// physical core.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostCores {
-    /// Cores that this process may run on. Smaller than `shared` if the
-    /// launcher has bound the process to some cores.
+    /// Cores that this process may run on. Smaller than `shared` if the launcher has bound the
+    /// process to some cores.
     pub available: usize,
     /// Cores that all processes of the job on this host may use together.
     pub shared: usize,
@@ -36,9 +34,8 @@ pub struct HostCores {
 impl HostCores {
     /// Reads both numbers from the operating system.
     ///
-    /// `shared` respects the limits of a container or a batch system. If Linux
-    /// does not report them (or on another system), `shared` equals
-    /// `available`.
+    /// `shared` respects the limits of a container or a batch system. If Linux does not report them
+    /// (or on another system), `shared` equals `available`.
     pub fn detect() -> Self {
         // Respects affinity and the CPU quota of the cgroup.
         let available = thread::available_parallelism().map_or(1, usize::from);
@@ -46,24 +43,21 @@ impl HostCores {
         let Some(shared) = shared_cores(read) else {
             return Self { available, shared: available };
         };
-        // If the affinity mask allows more cores than are available, a CPU
-        // quota limits them. A quota applies to all processes of the container
-        // together.
+        // If the affinity mask allows more cores than are available, a CPU quota limits them. A
+        // quota applies to all processes of the container together.
         let has_quota = bound_cores(read).is_some_and(|bound| bound > available);
         let shared = if has_quota { shared.min(available) } else { shared };
         Self { available, shared: shared.max(available) }
     }
 
-    /// Returns the number of threads for one of `local_size` ranks on this
-    /// host.
+    /// Returns the number of threads for one of `local_size` ranks on this host.
     ///
-    /// Each rank gets an equal share of the cores and at least one. If the
-    /// division leaves a remainder, the first ranks get one core more.
+    /// Each rank gets an equal share of the cores and at least one. If the division leaves a
+    /// remainder, the first ranks get one core more.
     ///
-    /// A rank that the launcher has bound to cores never gets more threads than
-    /// it has cores. A rank bound to fewer cores than its equal share uses all
-    /// of them. A rank bound to more, for example to a socket, shares them with
-    /// other ranks and gets the equal share.
+    /// A rank that the launcher has bound to cores never gets more threads than it has cores. A
+    /// rank bound to fewer cores than its equal share uses all of them. A rank bound to more, for
+    /// example to a socket, shares them with other ranks and gets the equal share.
     pub fn share(self, local_rank: usize, local_size: usize) -> usize {
         let local_size = local_size.max(1);
         // The first ranks get the cores that are left over, one each.
@@ -73,11 +67,10 @@ impl HostCores {
     }
 }
 
-/// Limits the threads of this process to its share of the cores and returns
-/// their number.
+/// Limits the threads of this process to its share of the cores and returns their number.
 ///
-/// Call it before the first computation: a thread pool that is already in use
-/// keeps its size, and a warning is logged.
+/// Call it before the first computation: a thread pool that is already in use keeps its size, and a
+/// warning is logged.
 pub fn divide_cores(placement: &Placement) -> usize {
     let Placement { local_rank, local_size, .. } = *placement;
     let cores = HostCores::detect();
@@ -110,8 +103,7 @@ pub fn divide_cores(placement: &Placement) -> usize {
     limit_libtorch(threads);
     match pool {
         Ok(()) => threads,
-        // Another part of the program has already started the pool, perhaps
-        // intentionally.
+        // Another part of the program has already started the pool, perhaps intentionally.
         Err(_) => {
             let threads = rayon::current_num_threads();
             tracing::warn!(
@@ -125,36 +117,31 @@ pub fn divide_cores(placement: &Placement) -> usize {
 
 /// Starts the CPU's worker threads unless they are already running.
 ///
-/// Without this call the first computation starts them, and panics if the
-/// operating system refuses.
+/// Without this call the first computation starts them, and panics if the operating system refuses.
 ///
 /// # Errors
-///
 /// Returns the error of the operating system, for example a limit on processes.
 pub fn start_threads() -> Result<(), BoxError> {
     match rayon::ThreadPoolBuilder::new().build_global() {
-        // Only an error of the operating system has a source. The other
-        // possible error is that the pool already exists.
+        // Only an error of the operating system has a source. The other possible error is that the
+        // pool already exists.
         Err(error) if std::error::Error::source(&error).is_some() => Err(error.into()),
         _ => Ok(()),
     }
 }
 
-/// Makes the current rank thread compute without a shared pool if there are at
-/// least as many ranks as cores.
+/// Makes the current rank thread compute without a shared pool if there are at least as many ranks
+/// as cores.
 ///
-/// A rank that submits an op to the shared pool sleeps until the op is done.
-/// When all ranks compute at the same time, all cores are already in use, and
-/// the pool only adds context switches: with 64 ranks on 2 cores, half of all
-/// context switches came from the pool.
+/// A rank that submits an op to the shared pool sleeps until the op is done. When all ranks compute
+/// at the same time, all cores are already in use, and the pool only adds context switches: with 64
+/// ranks on 2 cores, half of all context switches came from the pool.
 ///
-/// The drawback is that work of a single rank only uses one core while the other
-/// ranks wait: the initialization of parameters on rank 0, and Newton-Schulz on
-/// the owner of a Muon matrix.
+/// The drawback is that work of a single rank only uses one core while the other ranks wait: the
+/// initialization of parameters on rank 0, and Newton-Schulz on the owner of a Muon matrix.
 ///
-/// The setting lasts until the thread ends, so call this on rank threads only.
-/// Rayon never frees the registry of a pool built on the current thread, so
-/// each rank thread leaks a few kilobytes.
+/// The setting lasts until the thread ends, so call this on rank threads only. Rayon never frees
+/// the registry of a pool built on the current thread, so each rank thread leaks a few kilobytes.
 pub(crate) fn compute_on_own_thread(world_size: usize) {
     let is_chosen = std::env::var(OVERRIDE).is_ok_and(|text| !text.is_empty());
     let cores = thread::available_parallelism().map_or(1, usize::from);
@@ -169,8 +156,7 @@ pub(crate) fn compute_on_own_thread(world_size: usize) {
     }
 }
 
-/// Limits LibTorch's own threads, unless `OMP_NUM_THREADS` already sets their
-/// number.
+/// Limits LibTorch's own threads, unless `OMP_NUM_THREADS` already sets their number.
 #[cfg(feature = "tch")]
 fn limit_libtorch(threads: usize) {
     match std::env::var("OMP_NUM_THREADS") {
@@ -179,20 +165,20 @@ fn limit_libtorch(threads: usize) {
     }
 }
 
-/// Returns the number of cores in this process's affinity mask, before any
-/// quota; `None` if Linux does not report it.
+/// Returns the number of cores in this process's affinity mask, before any quota; `None` if Linux
+/// does not report it.
 fn bound_cores(read: impl Fn(&Path) -> Option<String>) -> Option<usize> {
     let status = read(Path::new("/proc/self/status"))?;
     let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
     count(list)
 }
 
-/// Returns the number of cores of this process's cgroup, or of the machine if
-/// the cgroup has no limit; `None` if Linux does not report them.
+/// Returns the number of cores of this process's cgroup, or of the machine if the cgroup has no
+/// limit; `None` if Linux does not report them.
 ///
-/// A container or a batch system puts all processes of a job on a host into one
-/// cgroup. The affinity mask would be wrong here, because a launcher that binds
-/// ranks gives each rank a separate mask.
+/// A container or a batch system puts all processes of a job on a host into one cgroup. The
+/// affinity mask would be wrong here, because a launcher that binds ranks gives each rank a
+/// separate mask.
 fn shared_cores(read: impl Fn(&Path) -> Option<String>) -> Option<usize> {
     let groups = read(Path::new("/proc/self/cgroup")).unwrap_or_default();
     let of_group = groups.lines().find_map(|line| {
@@ -202,8 +188,7 @@ fn shared_cores(read: impl Fn(&Path) -> Option<String>) -> Option<usize> {
             [_, "cpuset", path] => ("/sys/fs/cgroup/cpuset", "cpuset.effective_cpus", path),
             _ => return None,
         };
-        // A group without its own limit has no such file; the limit of the
-        // nearest parent applies.
+        // A group without its own limit has no such file; the limit of the nearest parent applies.
         let folder = PathBuf::from(mount).join(path.trim_start_matches('/'));
         let folders = folder.ancestors().take_while(|folder| folder.starts_with(mount));
         folders.filter_map(|folder| count(&read(&folder.join(file))?)).next()
@@ -211,8 +196,7 @@ fn shared_cores(read: impl Fn(&Path) -> Option<String>) -> Option<usize> {
     of_group.or_else(|| count(&read(Path::new("/sys/devices/system/cpu/online"))?))
 }
 
-/// Returns the length of a core list such as `0-3,8`; `None` if the list is
-/// empty or malformed.
+/// Returns the length of a core list such as `0-3,8`; `None` if the list is empty or malformed.
 fn count(list: &str) -> Option<usize> {
     let mut cores = 0_usize;
     for range in list.trim().split(',') {

@@ -1,9 +1,8 @@
 //! Sharded training for Burn models that do not fit on one device.
 //!
-//! DeepBurn partitions parameters, gradients and optimizer states over ranks,
-//! as DeepSpeed's ZeRO stages 1 to 3 do, and reads existing DeepSpeed JSON
-//! files. Model code does not change: any Burn module that is generic over its
-//! backend can be trained sharded.
+//! DeepBurn partitions parameters, gradients and optimizer states over ranks, as DeepSpeed's ZeRO
+//! stages 1 to 3 do, and reads existing DeepSpeed JSON files. Model code does not change: any Burn
+//! module that is generic over its backend can be trained sharded.
 //!
 //! # Train your own model on two ranks
 //! ```
@@ -49,8 +48,9 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! The folder `examples` contains complete programs: an MLP (`mlp`), an image classifier with batch normalization in bf16
-//! (`images`), a GAN with two engines (`gan`) and a training loop that resumes from a checkpoint (`training_loop`).
+//! The folder `examples` contains complete programs: an MLP (`mlp`), an image classifier with batch
+//! normalization in bf16 (`images`), a GAN with two engines (`gan`) and a training loop that
+//! resumes from a checkpoint (`training_loop`).
 
 mod cores;
 #[cfg(doctest)]
@@ -103,11 +103,10 @@ pub mod prelude {
 
 /// Resolves a DeepSpeed JSON configuration for `world_size` ranks on the CPU.
 ///
-/// Fills in all defaults and resolves `"auto"` values. Warnings and notes about
-/// the configuration are logged through `tracing`.
+/// Fills in all defaults and resolves `"auto"` values. Warnings and notes about the configuration
+/// are logged through `tracing`.
 ///
 /// # Errors
-///
 /// Returns all problems of the configuration in one message.
 pub fn plan(json: &str, world_size: usize) -> Result<Plan, PlanError> {
     let written = RawConfig::from_json(json)?;
@@ -127,14 +126,12 @@ pub enum PlanError {
     /// The configuration is not valid JSON or not a JSON object.
     #[error(transparent)]
     Unreadable(#[from] ConfigError),
-    /// The configuration is readable, but has unknown keys, wrong values or
-    /// unsupported settings.
+    /// The configuration is readable, but has unknown keys, wrong values or unsupported settings.
     #[error(transparent)]
     Refused(#[from] ConfigReport),
 }
 
-/// Prints the message, because a program whose `main` returns the error prints
-/// this form.
+/// Prints the message, because a program whose `main` returns the error prints this form.
 impl fmt::Debug for PlanError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)

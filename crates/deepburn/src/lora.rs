@@ -1,17 +1,16 @@
 //! LoRA for any Burn module.
 //!
-//! Main type: [`Lora`], a module around a frozen module. It has two small
-//! matrices for each selected weight, which are trained instead:
+//! Main type: [`Lora`], a module around a frozen module. It has two small matrices for each
+//! selected weight, which are trained instead:
 //!
 //! ```text
 //! W + s A B        W: [in, out], A: [in, r], B: [r, out], s = alpha / r
 //! ```
 //!
-//! The wrapped module is not changed and does not know of the adapters. Its
-//! weights are replaced by these sums for each pass, so a training pass holds
-//! every adapted weight in the type of the model while autodiff needs it. In 16
-//! bits, what is smaller than the precision of `W` is rounded away; train in
-//! fp32. `finetune` trains language models without these sums, and in bf16.
+//! The wrapped module is not changed and does not know of the adapters. Its weights are replaced by
+//! these sums for each pass, so a training pass holds every adapted weight in the type of the model
+//! while autodiff needs it. In 16 bits, what is smaller than the precision of `W` is rounded away;
+//! train in fp32. `finetune` trains language models without these sums, and in bf16.
 //!
 //! ```
 //! use burn::module::Module;
@@ -51,12 +50,11 @@ pub use deepburn_lora::{
 
 /// A frozen module with trained adapters.
 ///
-/// Modules are selected by their paths, `encoder.layers.0.attention.query` for
-/// example. Burn's `Linear` and `Embedding` can be adapted.
+/// Modules are selected by their paths, `encoder.layers.0.attention.query` for example. Burn's
+/// `Linear` and `Embedding` can be adapted.
 #[derive(Module, Debug)]
 pub struct Lora<B: Backend, M: Module<B>> {
-    /// The wrapped module. Only the parameters that the configuration names are
-    /// trained.
+    /// The wrapped module. Only the parameters that the configuration names are trained.
     base: M,
     /// The adapters, in the order of the module.
     factors: Vec<WeightFactors<B>>,
@@ -78,15 +76,13 @@ struct WeightFactors<B: Backend> {
 }
 
 impl<B: Backend, M: Module<B>> Lora<B, M> {
-    /// Freezes `model` and adds adapters. The initial values are drawn from the
-    /// random generator of the backend.
+    /// Freezes `model` and adds adapters. The initial values are drawn from the random generator of
+    /// the backend.
     ///
     /// # Errors
-    ///
-    /// Returns [`LoraError`] if the configuration selects no module, or one that
-    /// cannot be adapted, and [`LoraError::Unsupported`] for `lora_dropout`,
-    /// `use_dora`, `lora_bias` and `trainable_token_indices`, which a sum of
-    /// weights cannot express.
+    /// Returns [`LoraError`] if the configuration selects no module, or one that cannot be adapted,
+    /// and [`LoraError::Unsupported`] for `lora_dropout`, `use_dora`, `lora_bias` and
+    /// `trainable_token_indices`, which a sum of weights cannot express.
     pub fn new(model: M, config: LoraConfig) -> Result<Self, LoraError> {
         check_supported(&config)?;
         let mut finder = Finder { path: Vec::new(), found: Vec::new(), shapes: Vec::new() };
@@ -114,8 +110,8 @@ impl<B: Backend, M: Module<B>> Lora<B, M> {
         Ok(Self { base, factors })
     }
 
-    /// Returns the wrapped module with the adapters in its weights, for one
-    /// pass. On a backend without autodiff, this is the merged model.
+    /// Returns the wrapped module with the adapters in its weights, for one pass. On a backend
+    /// without autodiff, this is the merged model.
     pub fn adapted(&self) -> M {
         let factors = self.factors.iter().map(|own| (own.path.as_str(), own)).collect();
         self.base.clone().map(&mut Adder { path: Vec::new(), factors })

@@ -1,9 +1,10 @@
 //! The speed of this machine, for the [cost model](crate::cost).
 //!
-//! The speed of a kernel depends on the sizes of its arrays, so the sizes of a real pass are measured: a matrix product for
-//! FLOP/s, and an addition over the elements of its result for the memory bandwidth. The latency of a collective is the
-//! time of a barrier. Each figure is a median after a warm-up, so that an interruption does not change it. With rank
-//! threads, the arrays are as large as the arrays of all ranks together, because the threads share the caches.
+//! The speed of a kernel depends on the sizes of its arrays, so the sizes of a real pass are
+//! measured: a matrix product for FLOP/s, and an addition over the elements of its result for the
+//! memory bandwidth. The latency of a collective is the time of a barrier. Each figure is a median
+//! after a warm-up, so that an interruption does not change it. With rank threads, the arrays are
+//! as large as the arrays of all ranks together, because the threads share the caches.
 
 use std::hint::black_box;
 use std::thread;
@@ -22,8 +23,8 @@ const BUDGET: Duration = Duration::from_millis(300);
 const REPETITIONS: usize = 1000;
 /// Maximum number of rows and columns of a measured array.
 const LARGEST: usize = 4096;
-/// Minimum number of elements of the array for the memory bandwidth. It takes 1 MiB, which is more than the level 1
-/// cache of a core.
+/// Minimum number of elements of the array for the memory bandwidth. It takes 1 MiB, which is more
+/// than the level 1 cache of a core.
 const LEAST_ELEMENTS: usize = 1 << 18;
 /// Maximum number of rank threads in the measurement of a barrier.
 const MAX_THREADS: usize = 256;
@@ -31,9 +32,11 @@ const MAX_THREADS: usize = 256;
 /// The sizes of the measured arrays.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MeasuredSizes {
-    /// Rows of the first factor: tokens or samples of a micro-batch, of all ranks that share the machine together.
+    /// Rows of the first factor: tokens or samples of a micro-batch, of all ranks that share the
+    /// machine together.
     pub rows: u64,
-    /// Columns of the first factor. The second factor has four times as many columns, as in a feed-forward network.
+    /// Columns of the first factor. The second factor has four times as many columns, as in a
+    /// feed-forward network.
     pub width: u64,
     /// Type of the elements.
     pub dtype: DType,
@@ -59,7 +62,8 @@ pub fn machine_speed<B: OptimizerOps>(device: &B::Device, sizes: MeasuredSizes) 
     let element = Tensor::<Training<B>, 1>::ones([1], device);
     RankSpeed {
         op_seconds: median_seconds::<B, _>(device, || element.clone().add_scalar(1.0)),
-        // Each term of the product is a multiplication and an addition. Each element is read once and written once.
+        // Each term of the product is a multiplication and an addition. Each element is read once
+        // and written once.
         ..RankSpeed::new(
             (2 * rows * width * inner) as f64 / product,
             (2 * elements * dtype.size()) as f64 / addition,
@@ -88,14 +92,14 @@ fn median_seconds<B: OptimizerOps, T>(device: &B::Device, mut run: impl FnMut() 
     times[times.len() / 2].max(1e-9)
 }
 
-/// Returns the time of a barrier of `ranks` rank threads in seconds, divided by the number of other ranks.
+/// Returns the time of a barrier of `ranks` rank threads in seconds, divided by the number of other
+/// ranks.
 ///
-/// The time of a barrier is the latency of a collective between threads, without the copies: each rank waits until all
-/// others have reached it. If there are more threads than cores, it includes delays of the scheduler. At most 256 ranks
-/// are measured.
+/// The time of a barrier is the latency of a collective between threads, without the copies: each
+/// rank waits until all others have reached it. If there are more threads than cores, it includes
+/// delays of the scheduler. At most 256 ranks are measured.
 ///
 /// # Errors
-///
 /// Returns an error if threads cannot be started.
 pub fn thread_latency(ranks: usize) -> Result<f64, RankFailure<CommError>> {
     let ranks = ranks.clamp(2, MAX_THREADS);
@@ -114,7 +118,8 @@ pub fn thread_latency(ranks: usize) -> Result<f64, RankFailure<CommError>> {
     Ok(times.into_iter().fold(0.0, f64::max) / (ranks - 1) as f64)
 }
 
-/// Returns the speed of one of `ranks` rank threads that share a machine of this `speed`, and their network.
+/// Returns the speed of one of `ranks` rank threads that share a machine of this `speed`, and their
+/// network.
 pub fn shared_by_threads(speed: RankSpeed, latency: f64, ranks: usize) -> (RankSpeed, Network) {
     let cores = thread::available_parallelism().map_or(1, usize::from);
     (speed.shared_by(ranks as u64, cores as u64), Network::Threads { latency })

@@ -1,9 +1,7 @@
-//! The ranks of a job: threads of this process, or processes that a launcher
-//! started.
+//! The ranks of a job: threads of this process, or processes that a launcher started.
 //!
-//! Most programs only call [`run_ranks`]. A program that first runs a
-//! preparation on a single rank uses [`Ranks`], which provides the ranks of this
-//! process before they run.
+//! Most programs only call [`run_ranks`]. A program that first runs a preparation on a single rank
+//! uses [`Ranks`], which provides the ranks of this process before they run.
 
 use std::fmt;
 use std::sync::Arc;
@@ -22,23 +20,18 @@ use deepburn_zero::Group;
 
 use crate::cores::compute_on_own_thread;
 
-/// The time that a rank waits for the others in a collective. After that, the
-/// run fails with an error that names the missing ranks. The value is
-/// DeepSpeed's default, 30 minutes.
+/// The time that a rank waits for the others in a collective. After that, the run fails with an
+/// error that names the missing ranks. The value is DeepSpeed's default, 30 minutes.
 pub const COLLECTIVE_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 
-/// Runs `run` on `world_size` ranks and returns the results of this process's
-/// ranks, in rank order.
+/// Runs `run` on `world_size` ranks and returns the results of this process's ranks, in rank order.
 ///
-/// Without a launcher, each rank is a thread of this process. Under `mpirun` or
-/// `srun`, and with the feature `mpi`, this process is one rank: `run` is
-/// called once, and one result is returned.
+/// Without a launcher, each rank is a thread of this process. Under `mpirun` or `srun`, and with
+/// the feature `mpi`, this process is one rank: `run` is called once, and one result is returned.
 ///
 /// # Errors
-///
-/// Returns the first failure with the rank on which it occurred; the other
-/// ranks are stopped. If the launcher started a different number of ranks,
-/// returns an error before `run` is called.
+/// Returns the first failure with the rank on which it occurred; the other ranks are stopped. If
+/// the launcher started a different number of ranks, returns an error before `run` is called.
 pub fn run_ranks<B: StreamOps, R: Send>(
     world_size: usize,
     run: impl Fn(Group<B>) -> Result<R, BoxError> + Sync,
@@ -59,8 +52,7 @@ pub enum RanksError {
     /// The environment variables of the launcher are contradictory.
     #[error(transparent)]
     Placement(#[from] PlacementError),
-    /// A launcher started several processes, but the program was built without
-    /// MPI.
+    /// A launcher started several processes, but the program was built without MPI.
     #[error(
         "{launcher} started {world_size} processes, but this program was built without MPI and would \
          run the job {world_size} times; build it with the feature `mpi`, or start it without a \
@@ -87,8 +79,7 @@ pub enum RanksError {
         /// Number of ranks according to MPI.
         world_size: usize,
     },
-    /// The program needs a different number of ranks than the launcher
-    /// started.
+    /// The program needs a different number of ranks than the launcher started.
     #[error(
         "the program needs {}, but {launcher} started {started}; start {} or configure {}",
         counted(*asked, "rank"),
@@ -108,8 +99,7 @@ pub enum RanksError {
     Comm(#[from] CommError),
 }
 
-/// Prints the message, because a program whose `main` returns the error prints
-/// this form.
+/// Prints the message, because a program whose `main` returns the error prints this form.
 impl fmt::Debug for RanksError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
@@ -132,8 +122,7 @@ enum Execution {
 }
 
 impl Ranks {
-    /// Returns ranks that are all threads of this process, with or without a
-    /// launcher.
+    /// Returns ranks that are all threads of this process, with or without a launcher.
     pub fn threads() -> Self {
         Self { execution: Execution::Threads }
     }
@@ -143,10 +132,8 @@ impl Ranks {
     /// Without a launcher all ranks are threads of this process.
     ///
     /// # Errors
-    ///
-    /// Returns an error if the launcher's variables are contradictory, if the
-    /// program was built without MPI but several processes were started, or if
-    /// another process does not connect.
+    /// Returns an error if the launcher's variables are contradictory, if the program was built
+    /// without MPI but several processes were started, or if another process does not connect.
     pub fn connect() -> Result<Self, RanksError> {
         match Placement::detect()? {
             None => Ok(Self { execution: Execution::Threads }),
@@ -168,15 +155,14 @@ impl Ranks {
     fn of(placement: Placement) -> Result<Self, RanksError> {
         let Placement { launcher, world_size, .. } = placement;
         match world_size {
-            // A single process, as `srun -n 1` starts it, runs its ranks as
-            // threads.
+            // A single process, as `srun -n 1` starts it, runs its ranks as threads.
             1 => Ok(Self { execution: Execution::Threads }),
             _ => Err(RanksError::WithoutMpi { launcher, world_size }),
         }
     }
 
-    /// Returns the placement that the launcher gave this process; `None` if all
-    /// ranks are threads of it.
+    /// Returns the placement that the launcher gave this process; `None` if all ranks are threads
+    /// of it.
     pub fn placement(&self) -> Option<&Placement> {
         match &self.execution {
             Execution::Threads => None,
@@ -190,8 +176,7 @@ impl Ranks {
         self.placement().is_none_or(|placement| placement.rank == 0)
     }
 
-    /// Returns the host name of a rank; `None` if all ranks are threads of this
-    /// process.
+    /// Returns the host name of a rank; `None` if all ranks are threads of this process.
     pub fn host(&self, rank: usize) -> Option<Arc<str>> {
         match &self.execution {
             Execution::Threads => {
@@ -206,7 +191,6 @@ impl Ranks {
     /// Checks that `asked` ranks can run.
     ///
     /// # Errors
-    ///
     /// Returns an error if a launcher started a different number of ranks.
     pub fn check(&self, asked: usize) -> Result<(), RanksError> {
         match self.placement() {
@@ -219,14 +203,12 @@ impl Ranks {
 
     /// Runs `run` on every rank of this process, as [`run_ranks`] does.
     ///
-    /// `world_size` is the number of rank threads. With rank processes it must
-    /// be the number that the launcher started. A rank waits at most `timeout`
-    /// for the others in a collective.
+    /// `world_size` is the number of rank threads. With rank processes it must be the number that
+    /// the launcher started. A rank waits at most `timeout` for the others in a collective.
     ///
     /// # Errors
-    ///
-    /// Returns the first failure. Rank processes all return the same failure;
-    /// only the process whose rank it names should report it.
+    /// Returns the first failure. Rank processes all return the same failure; only the process
+    /// whose rank it names should report it.
     pub fn run<B: StreamOps, R: Send>(
         &self,
         world_size: usize,
@@ -252,14 +234,12 @@ impl Ranks {
 
     /// Gathers the bytes of every process, in rank order, outside of a run.
     ///
-    /// With rank threads there is one process, and the result has one element.
-    /// `purpose` names the exchange in error messages.
+    /// With rank threads there is one process, and the result has one element. `purpose` names the
+    /// exchange in error messages.
     ///
     /// # Errors
-    ///
-    /// Returns an error if a process fails or hangs. A process that is still
-    /// working never times out, because it may download gigabytes before this
-    /// call.
+    /// Returns an error if a process fails or hangs. A process that is still working never times
+    /// out, because it may download gigabytes before this call.
     pub fn gather_bytes(
         &self,
         purpose: &'static str,
@@ -281,9 +261,8 @@ impl Ranks {
         }
     }
 
-    /// Sets the counter of the steps that this process begins. If a process has
-    /// to be stopped because its rank does not notice a failure, the message
-    /// names the step.
+    /// Sets the counter of the steps that this process begins. If a process has to be stopped
+    /// because its rank does not notice a failure, the message names the step.
     pub fn count_steps(&self, steps: Arc<AtomicU64>) {
         match &self.execution {
             Execution::Threads => drop(steps),
@@ -292,8 +271,8 @@ impl Ranks {
         }
     }
 
-    /// Sets the flag that signals termination by the launcher (SIGTERM). A rank
-    /// that waits for others then names them before the process is killed.
+    /// Sets the flag that signals termination by the launcher (SIGTERM). A rank that waits for
+    /// others then names them before the process is killed.
     pub fn watch_termination(&self, terminated: Arc<AtomicBool>) {
         match &self.execution {
             Execution::Threads => drop(terminated),

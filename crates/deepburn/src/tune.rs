@@ -1,15 +1,16 @@
 //! The search for the fastest configuration of a model that fits.
 //!
-//! Main function: [`tune()`]. Programs with memory limits, outputs or measurements of their own use [`Tuner`], whose parts
-//! are the phases of the search:
+//! Main function: [`tune()`]. Programs with memory limits, outputs or measurements of their own use
+//! [`Tuner`], whose parts are the phases of the search:
 //!
 //! ```text
 //! Tuner::search    a dry run of each candidate: memory, and the time of a step by the cost model
 //! Tuner::run       measures the most promising candidates, and again in turns those that are as good as the best
 //! ```
 //!
-//! A candidate is measured with the real engine on made-up micro-batches. All measurements of a search run in this process,
-//! one after the other, so no candidate needs memory while another one is measured.
+//! A candidate is measured with the real engine on made-up micro-batches. All measurements of a
+//! search run in this process, one after the other, so no candidate needs memory while another one
+//! is measured.
 
 mod measure;
 mod space;
@@ -78,14 +79,12 @@ pub trait Tunable<B: OptimizerOps>: Sync {
     /// Builds the model.
     ///
     /// # Errors
-    ///
     /// Returns an error that ends the search.
     fn model(&self, device: &B::Device) -> Result<Self::Model, BoxError>;
 
     /// Computes the mean loss of a made-up micro-batch of this many samples.
     ///
     /// # Errors
-    ///
     /// Returns an error that ends the measurement.
     fn loss(
         &self,
@@ -100,7 +99,8 @@ pub trait Tunable<B: OptimizerOps>: Sync {
 pub struct TuneOptions {
     /// Numbers of rank threads to try.
     pub ranks: Vec<usize>,
-    /// Whether tensors are in host memory, as on a CPU backend. There is then no offload to the host.
+    /// Whether tensors are in host memory, as on a CPU backend. There is then no offload to the
+    /// host.
     pub device_is_host: bool,
     /// Bytes of memory for the tensors of all ranks together; `None` for no limit.
     pub memory: Option<u64>,
@@ -172,16 +172,15 @@ pub enum TuneError {
 
 /// Finds the fastest configuration of a model that fits, on rank threads of this process.
 ///
-/// `config` is a DeepSpeed configuration in JSON. Its section `autotuning` limits the search. The number of samples of a
-/// step is kept unless the section asks otherwise. A search measures at most six configurations, which takes seconds for a
-/// small model.
+/// `config` is a DeepSpeed configuration in JSON. Its section `autotuning` limits the search. The
+/// number of samples of a step is kept unless the section asks otherwise. A search measures at most
+/// six configurations, which takes seconds for a small model.
 ///
 /// # Errors
-///
-/// Returns an error if the configuration is not valid, if nothing fits, or if no measurement succeeds.
+/// Returns an error if the configuration is not valid, if nothing fits, or if no measurement
+/// succeeds.
 ///
 /// # Example
-///
 /// The model of [`Tunable`]'s example, with at most 1 GB for all ranks:
 ///
 /// ```
@@ -257,17 +256,16 @@ where
 /// Forecasts `model` with the micro-batches of `plan`.
 ///
 /// # Errors
-///
 /// Returns an error if the plan does not fit the model.
 pub fn forecast_of<T: Tunable<Meta>>(model: &T, plan: &Plan) -> Result<Forecast, ForecastError> {
     let (device, samples) = (deepburn_forecast::MetaDevice, plan.batch.micro_batch_size);
     forecast(plan, |device| model.model(device), |module| model.loss(module, samples, &device))
 }
 
-/// Measures the speed of the machine that rank threads share, and returns the speed of a rank by their number.
+/// Measures the speed of the machine that rank threads share, and returns the speed of a rank by
+/// their number.
 ///
 /// # Errors
-///
 /// Returns an error if threads cannot be started, or if the disk cannot be used.
 fn measured_speed<B: OptimizerOps>(
     device: &B::Device,

@@ -1,19 +1,17 @@
-//! Converts the labels of rows to classes. Numbers are kept, and names are
-//! numbered in sorted order.
+//! Converts the labels of rows to classes. Numbers are kept, and names are numbered in sorted
+//! order.
 //!
-//! Main type: [`Classes`]. The labels of the train split determine whether
-//! labels are numbers or names, and the other splits must use the same kind.
-//! Names become classes in the order of their Unicode code points, so the order
-//! depends only on the names, and not on the order of the rows, the split or
-//! the rank.
+//! Main type: [`Classes`]. The labels of the train split determine whether labels are numbers or
+//! names, and the other splits must use the same kind. Names become classes in the order of their
+//! Unicode code points, so the order depends only on the names, and not on the order of the rows,
+//! the split or the rank.
 
 use std::collections::BTreeMap;
 
 use crate::Result;
 use crate::formats::table::{Label, TableRow, quoted};
 
-/// The largest number of class names. A column with more of them probably
-/// contains ids.
+/// The largest number of class names. A column with more of them probably contains ids.
 const MAX_NAMES: usize = 1 << 16;
 
 /// The meaning of the labels of a data set.
@@ -24,8 +22,8 @@ pub enum Classes {
         /// The number of classes, if it is known.
         count: Option<usize>,
     },
-    /// Labels are class numbers, and other splits may only have those that the
-    /// train split can have.
+    /// Labels are class numbers, and other splits may only have those that the train split can
+    /// have.
     NumbersBelow {
         /// The highest number of the train split plus one.
         count: usize,
@@ -68,8 +66,7 @@ impl ClassesOrigin<'static> {
 pub(crate) struct ClassReader<'a> {
     /// The meaning of the labels, as far as it is known.
     mapping: Mapping,
-    /// The first row with a label, for the error about a label of the other
-    /// kind.
+    /// The first row with a label, for the error about a label of the other kind.
     first: Option<String>,
     /// Where known classes are from.
     origin: ClassesOrigin<'a>,
@@ -95,15 +92,15 @@ enum Mapping {
 }
 
 impl<'a> ClassReader<'a> {
-    /// Creates a reader for the train split, whose labels determine the kind.
-    /// `names` are the class names, if they are known from `origin`.
+    /// Creates a reader for the train split, whose labels determine the kind. `names` are the class
+    /// names, if they are known from `origin`.
     pub(crate) fn deciding(names: Option<&[String]>, origin: ClassesOrigin<'a>) -> Self {
         let names = names.map(<[String]>::to_vec);
         Self { mapping: Mapping::Undecided { names }, first: None, origin }
     }
 
-    /// Creates a reader for another split. Its labels must be of the kind of
-    /// `classes`, which are from `origin`, and known if the classes are.
+    /// Creates a reader for another split. Its labels must be of the kind of `classes`, which are
+    /// from `origin`, and known if the classes are.
     pub(crate) fn following(classes: &Classes, origin: ClassesOrigin<'a>) -> Self {
         let mapping = match classes {
             Classes::Numbers { count } => Mapping::Numbers { count: *count },
@@ -114,14 +111,13 @@ impl<'a> ClassReader<'a> {
         Self { mapping, first: None, origin }
     }
 
-    /// Returns the class of the label in column `at`. Classes of collected
-    /// names are preliminary until [`Self::finish`].
+    /// Returns the class of the label in column `at`. Classes of collected names are preliminary
+    /// until [`Self::finish`].
     pub(crate) fn class(&mut self, row: &TableRow<'_>, at: usize) -> Result<u32> {
         self.class_of(row.label(at)?, row, at)
     }
 
-    /// Returns the class of `label`, which is in column `at`, like
-    /// [`Self::class`].
+    /// Returns the class of `label`, which is in column `at`, like [`Self::class`].
     pub(crate) fn class_of(&mut self, label: Label, row: &TableRow<'_>, at: usize) -> Result<u32> {
         if let Mapping::Undecided { names } = &mut self.mapping {
             self.mapping = match (&label, names.take()) {
@@ -190,8 +186,8 @@ impl<'a> ClassReader<'a> {
         format!("{found}, but {others}; use one kind for all labels")
     }
 
-    /// Returns the classes of the data set, and replaces preliminary classes in
-    /// `labels` by the classes in sorted order.
+    /// Returns the classes of the data set, and replaces preliminary classes in `labels` by the
+    /// classes in sorted order.
     pub(crate) fn finish<'l>(self, labels: impl Iterator<Item = &'l mut u32>) -> Classes {
         match self.mapping {
             Mapping::Undecided { .. } => Classes::Numbers { count: None },
@@ -204,8 +200,7 @@ impl<'a> ClassReader<'a> {
                 Classes::Names(names.into_iter().map(|(name, _)| name).collect())
             }
             Mapping::Collected(classes) => {
-                // `sorted[preliminary]` is the final class: the map iterates in
-                // the order of names.
+                // `sorted[preliminary]` is the final class: the map iterates in the order of names.
                 let mut sorted = vec![0; classes.len()];
                 for (class, preliminary) in (0..).zip(classes.values()) {
                     sorted[*preliminary as usize] = class;

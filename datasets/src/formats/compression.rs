@@ -1,10 +1,9 @@
 //! Compressed text: gzip (`.gz`) and Zstandard (`.zst`).
 //!
-//! Main type: [`TextReader`]. It decompresses a file while the file is read, so
-//! memory does not grow with the text. All members of a gzip file and all
-//! frames of a Zstandard file are read. A truncated or damaged file is an error.
-//! Zero bytes after a gzip member are ignored, as in gzip(1): tapes and block
-//! devices pad files with them.
+//! Main type: [`TextReader`]. It decompresses a file while the file is read, so memory does not
+//! grow with the text. All members of a gzip file and all frames of a Zstandard file are read. A
+//! truncated or damaged file is an error. Zero bytes after a gzip member are ignored, as in
+//! gzip(1): tapes and block devices pad files with them.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -16,9 +15,8 @@ use flate2::bufread::GzDecoder;
 use crate::formats::folder::open_file;
 use crate::{DataError, Result};
 
-/// Maximum number of bytes of a row in a compressed file. A file of a megabyte
-/// may decompress to a single row of gigabytes, which would have to fit into
-/// memory.
+/// Maximum number of bytes of a row in a compressed file. A file of a megabyte may decompress to a
+/// single row of gigabytes, which would have to fit into memory.
 const MAX_ROW_BYTES: u64 = 256 << 20;
 
 /// The compression of a file, which the end of its name selects.
@@ -63,8 +61,7 @@ impl TextReader {
     /// Opens a regular file.
     ///
     /// # Errors
-    /// Returns [`DataError::Unreadable`] if the file is not regular or cannot be
-    /// opened.
+    /// Returns [`DataError::Unreadable`] if the file is not regular or cannot be opened.
     pub(crate) fn open(path: &Path) -> Result<Self> {
         let (file, compression) = (open_file(path)?, Compression::of(path));
         let bytes = decompressed(file, compression).map_err(DataError::unreadable(path))?;

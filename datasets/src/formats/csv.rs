@@ -1,5 +1,4 @@
-//! `.csv` files: the first line has the column names, and quotes follow RFC
-//! 4180.
+//! `.csv` files: the first line has the column names, and quotes follow RFC 4180.
 
 use std::io::{self, Read};
 use std::path::Path;
@@ -10,8 +9,8 @@ use crate::formats::compression::{TextReader, read_error};
 use crate::formats::table::{Cell, RowVisitor, TableRow, no_column};
 use crate::{DataError, Result};
 
-/// Reads rows as [`crate::formats::format::read_rows`] does. Row 1 is the first
-/// row below the column names.
+/// Reads rows as [`crate::formats::format::read_rows`] does. Row 1 is the first row below the
+/// column names.
 pub(crate) fn read_rows(path: &Path, columns: &[&str], visit: RowVisitor<'_>) -> Result<()> {
     let (mut reader, names) = open(path)?;
     // A file without a line has no rows, like an empty file of another format.
@@ -47,8 +46,8 @@ pub(crate) fn read_rows(path: &Path, columns: &[&str], visit: RowVisitor<'_>) ->
         }
         number += 1;
         reader.get_mut().bytes.start_row();
-        // The reader returns an error for a record with more or fewer fields
-        // than there are column names.
+        // The reader returns an error for a record with more or fewer fields than there are column
+        // names.
         let cells = places.iter().map(|&at| Cell::Text(record[at].to_owned())).collect();
         visit(TableRow { path, place: ("row", number), columns, cells })?;
     }
@@ -93,8 +92,8 @@ fn unreadable(path: &Path, error: Error) -> DataError {
     }
 }
 
-/// Returns the name of the separator if the names of the columns are separated
-/// by something other than a comma.
+/// Returns the name of the separator if the names of the columns are separated by something other
+/// than a comma.
 fn other_separator(names: &StringRecord, column: &str) -> Option<&'static str> {
     let separators = [(';', "semicolons"), ('\t', "tabs"), ('|', "vertical bars")];
     let has_column = |separator| {
@@ -115,16 +114,14 @@ enum CsvState {
     Unquoted,
     /// In a field with quotes.
     Quoted,
-    /// After a quote in a field with quotes, which ends the field unless
-    /// another quote follows.
+    /// After a quote in a field with quotes, which ends the field unless another quote follows.
     Quote,
 }
 
 /// Reads bytes, and finds quotes that are not closed.
 ///
-/// The `csv` crate takes the rest of a file for a field if its quote is not
-/// closed. If another quote follows, the field ends there, although the text
-/// continues.
+/// The `csv` crate takes the rest of a file for a field if its quote is not closed. If another
+/// quote follows, the field ends there, although the text continues.
 struct QuoteChecker<R> {
     /// The bytes.
     bytes: R,
@@ -189,8 +186,8 @@ impl<R> QuoteChecker<R> {
             _ if is_break => CsvState::Record,
             (CsvState::Quote, b' ' | b'\t') => CsvState::Unquoted,
             (CsvState::Quote, _) => {
-                // Text after a quote is usually harmless. After a line break
-                // within the quotes, another quote was probably not closed.
+                // Text after a quote is usually harmless. After a line break within the quotes,
+                // another quote was probably not closed.
                 if self.has_break {
                     self.open = self.open.or(self.row);
                 }

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use crate::{DataError, Result};
 
-/// Returns all entries below `folder` that are not folders, in no particular
-/// order. Links to folders are not followed, because they may form a cycle.
+/// Returns all entries below `folder` that are not folders, in no particular order. Links to
+/// folders are not followed, because they may form a cycle.
 ///
 /// # Errors
 /// Returns [`DataError::Unreadable`] if a folder cannot be read.
@@ -25,9 +25,8 @@ pub(crate) fn entries_below(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// Returns the files in `folder` and its subfolders as sorted relative paths
-/// with `/`. Names that are not UTF-8, links to folders and broken links are
-/// skipped.
+/// Returns the files in `folder` and its subfolders as sorted relative paths with `/`. Names that
+/// are not UTF-8, links to folders and broken links are skipped.
 ///
 /// # Errors
 /// Returns [`DataError::Unreadable`] if a folder cannot be read.
@@ -37,9 +36,9 @@ pub(crate) fn listing(folder: &Path) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// Returns everything in `folder` and its subfolders that is not a folder, as
-/// [`listing`] does: also links to folders, broken links and names that are not
-/// UTF-8, with replacement characters. Opening one of them is an error.
+/// Returns everything in `folder` and its subfolders that is not a folder, as [`listing`] does:
+/// also links to folders, broken links and names that are not UTF-8, with replacement characters.
+/// Opening one of them is an error.
 ///
 /// # Errors
 /// Returns [`DataError::Unreadable`] if a folder cannot be read.
@@ -62,12 +61,11 @@ pub(crate) fn described(files: &[PathBuf]) -> String {
     }
 }
 
-/// Opens a regular file for reading. Devices and pipes are an error, because
-/// reading them may never end.
+/// Opens a regular file for reading. Devices and pipes are an error, because reading them may never
+/// end.
 ///
 /// # Errors
-/// Returns [`DataError::Unreadable`] if the file is not regular or cannot be
-/// opened.
+/// Returns [`DataError::Unreadable`] if the file is not regular or cannot be opened.
 pub(crate) fn open_file(path: &Path) -> Result<File> {
     // Checked first, because opening a pipe blocks until it has a writer.
     let open = || match fs::metadata(path)?.is_file() {

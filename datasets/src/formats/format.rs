@@ -1,8 +1,8 @@
-//! The supported file formats. The end of the name of a file selects its
-//! format, in any case: `.jsonl`, `.JSONL`, `.jsonl.gz`.
+//! The supported file formats. The end of the name of a file selects its format, in any case:
+//! `.jsonl`, `.JSONL`, `.jsonl.gz`.
 //!
-//! [`read_rows`] reads the columns of a table from any format that has columns.
-//! Plain text and unknown formats are an error.
+//! [`read_rows`] reads the columns of a table from any format that has columns. Plain text and
+//! unknown formats are an error.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -49,8 +49,7 @@ impl Format {
     }
 }
 
-/// Returns the name of a text file without the endings of its format and its
-/// compression.
+/// Returns the name of a text file without the endings of its format and its compression.
 pub(crate) fn base_name(file: &str) -> &str {
     let file = uncompressed_name(file);
     file.rsplit_once('.').map_or(file, |(base, _)| base)
@@ -64,12 +63,11 @@ pub(crate) fn uncompressed_name(file: &str) -> &str {
     }
 }
 
-/// Reads `columns` of the table in `path` and calls `visit` for each row, in
-/// order.
+/// Reads `columns` of the table in `path` and calls `visit` for each row, in order.
 ///
 /// # Errors
-/// Returns an error if the file is damaged, is not a table or lacks a column.
-/// Errors of `visit` are passed on.
+/// Returns an error if the file is damaged, is not a table or lacks a column. Errors of `visit` are
+/// passed on.
 pub(crate) fn read_rows(path: &Path, columns: &[&str], visit: RowVisitor<'_>) -> Result<()> {
     match Format::of(path) {
         Some(Format::Json) => json::read_rows(path, columns, visit),

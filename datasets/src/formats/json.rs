@@ -1,9 +1,8 @@
-//! `.json` files: an array of objects, or objects one after another, on one
-//! line each or on several.
+//! `.json` files: an array of objects, or objects one after another, on one line each or on
+//! several.
 //!
-//! The objects are read one by one: [`Scanner`] finds the end of an object by
-//! its brackets, and only this object is parsed. So memory does not grow with
-//! the file.
+//! The objects are read one by one: [`Scanner`] finds the end of an object by its brackets, and
+//! only this object is parsed. So memory does not grow with the file.
 
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
@@ -44,8 +43,8 @@ pub(crate) fn read_rows(path: &Path, columns: &[&str], visit: RowVisitor<'_>) ->
 /// Calls `visit` for each object of a file.
 ///
 /// # Errors
-/// Returns an error if the file cannot be read, or if the end of an object
-/// cannot be found. Errors of `visit` are passed on.
+/// Returns an error if the file cannot be read, or if the end of an object cannot be found. Errors
+/// of `visit` are passed on.
 pub(crate) fn visit_objects(path: &Path, visit: ObjectVisitor<'_>) -> Result<()> {
     let reader = BufReader::new(TextReader::open(path)?);
     let mut scanner = Scanner { path, reader, line: 1, offset: 0 };
@@ -137,8 +136,7 @@ impl Scanner<'_> {
         Ok(None)
     }
 
-    /// Moves to the value of row `number`. Returns false at the end of the
-    /// array or the file.
+    /// Moves to the value of row `number`. Returns false at the end of the array or the file.
     fn has_row(&mut self, framing: JsonFraming, number: usize) -> Result<bool> {
         let found = self.next_visible()?;
         if framing == JsonFraming::Sequence {
@@ -167,8 +165,8 @@ impl Scanner<'_> {
         }
     }
 
-    /// Moves the bytes of the next value to `value`. For an array or an object,
-    /// these are all bytes up to its closing bracket.
+    /// Moves the bytes of the next value to `value`. For an array or an object, these are all bytes
+    /// up to its closing bracket.
     fn take_value(&mut self, value: &mut Vec<u8>, place: &str) -> Result<()> {
         value.clear();
         // The state outlives a buffer, because a value may span several buffers.
@@ -221,8 +219,7 @@ impl Scanner<'_> {
     }
 }
 
-/// Returns the error of invalid contents at `place` of a file whose objects
-/// must be `rule`.
+/// Returns the error of invalid contents at `place` of a file whose objects must be `rule`.
 fn invalid(path: &Path, place: &str, reason: &str, rule: &str) -> DataError {
     DataError::invalid(
         path,

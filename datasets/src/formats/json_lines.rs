@@ -15,8 +15,8 @@ const READ_BYTES: usize = 1 << 16;
 /// A callback for the number and the text of each line.
 pub(crate) type LineVisitor<'a> = &'a mut dyn FnMut(usize, Result<&str>) -> Result<()>;
 
-/// Reads rows as [`crate::formats::format::read_rows`] does. Rows are
-/// identified by their line numbers.
+/// Reads rows as [`crate::formats::format::read_rows`] does. Rows are identified by their line
+/// numbers.
 pub(crate) fn read_rows(path: &Path, columns: &[&str], visit: RowVisitor<'_>) -> Result<()> {
     visit_lines(path, &mut |number, line| {
         let cells = cells(line?, columns).map_err(|reason| {
@@ -31,13 +31,11 @@ pub(crate) fn read_rows(path: &Path, columns: &[&str], visit: RowVisitor<'_>) ->
     })
 }
 
-/// Calls `visit` with the number and the text of each line that is not blank.
-/// A line that is not UTF-8 is passed on as an error, after which the next line
-/// can be read.
+/// Calls `visit` with the number and the text of each line that is not blank. A line that is not
+/// UTF-8 is passed on as an error, after which the next line can be read.
 ///
 /// # Errors
-/// Returns an error if the file cannot be read or is a JSON array. Errors of
-/// `visit` are passed on.
+/// Returns an error if the file cannot be read or is a JSON array. Errors of `visit` are passed on.
 pub(crate) fn visit_lines(path: &Path, visit: LineVisitor<'_>) -> Result<()> {
     let mut file = BufReader::with_capacity(READ_BYTES, TextReader::open(path)?);
     let (mut bytes, mut offset, mut is_first) = (Vec::new(), 0, true);
@@ -69,8 +67,7 @@ pub(crate) fn visit_lines(path: &Path, visit: LineVisitor<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Returns the error of a file whose first row, in line `number`, begins a JSON
-/// array.
+/// Returns the error of a file whose first row, in line `number`, begins a JSON array.
 fn is_array(path: &Path, number: usize) -> DataError {
     let reason = format!(
         "line {number}: starts with `[`: it is a JSON array; give the file a name that ends in .json, or write one JSON object per line"

@@ -1,8 +1,8 @@
 //! A row of a JSON file: the requested fields of an object.
 //!
-//! Main functions: [`cells`] for the columns of a table, and [`object`] for
-//! values of any depth. `NaN` and `Infinity`, which Python writes although JSON
-//! does not have them, are allowed in fields that are not read.
+//! Main functions: [`cells`] for the columns of a table, and [`object`] for values of any depth.
+//! `NaN` and `Infinity`, which Python writes although JSON does not have them, are allowed in
+//! fields that are not read.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -12,8 +12,8 @@ use serde_json::{Map, Value};
 
 use crate::formats::table::{Cell, listed};
 
-/// The numbers that Python writes and JSON does not have. `-Infinity` is before
-/// `Infinity`, so that its sign is found.
+/// The numbers that Python writes and JSON does not have. `-Infinity` is before `Infinity`, so that
+/// its sign is found.
 const NOT_FINITE: [&str; 3] = ["NaN", "-Infinity", "Infinity"];
 
 /// The beginning of the string that replaces such a number.
@@ -34,8 +34,8 @@ pub(crate) fn cells(text: &str, columns: &[&str]) -> Result<Vec<Cell>, String> {
     columns.iter().map(value).collect()
 }
 
-/// Returns the fields of the object in `text`, or the problem. Of the fields,
-/// only those in `wanted` are kept; `None` for all.
+/// Returns the fields of the object in `text`, or the problem. Of the fields, only those in
+/// `wanted` are kept; `None` for all.
 pub(crate) fn object(text: &str, wanted: Wanted<'_>) -> Result<Map<String, Value>, String> {
     let (object, is_marked) = fields(text, wanted)?;
     // Only a text with such numbers has to be searched.
@@ -85,8 +85,8 @@ fn marked_number(text: &str) -> Option<&'static str> {
     NOT_FINITE.into_iter().find(|number| *number == name)
 }
 
-/// Describes why `text` is not an object. For valid JSON that is not an object,
-/// the message names its type instead of the parser's error.
+/// Describes why `text` is not an object. For valid JSON that is not an object, the message names
+/// its type instead of the parser's error.
 fn problem(text: &str, error: &serde_json::Error) -> String {
     match serde_json::from_str(text) {
         // A valid object has a field twice, which only `FieldsSeed` refuses.
@@ -95,8 +95,8 @@ fn problem(text: &str, error: &serde_json::Error) -> String {
     }
 }
 
-/// Replaces numbers that are not finite by strings with a mark, outside of
-/// strings. Borrowed if there is none.
+/// Replaces numbers that are not finite by strings with a mark, outside of strings. Borrowed if
+/// there is none.
 fn with_marks(text: &str) -> Cow<'_, str> {
     let (mut marked, mut copied) = (String::new(), 0);
     let (mut in_string, mut at) = (false, 0);
@@ -156,8 +156,8 @@ pub(crate) fn cell(value: Value) -> Cell {
 /// The names of fields to keep; `None` for all.
 pub(crate) type Wanted<'a> = Option<&'a [String]>;
 
-/// Builds the fields of an object. A duplicate name is an error; `serde_json`
-/// alone would silently keep the last value.
+/// Builds the fields of an object. A duplicate name is an error; `serde_json` alone would silently
+/// keep the last value.
 struct FieldsSeed<'a>(Wanted<'a>);
 
 impl<'de> DeserializeSeed<'de> for FieldsSeed<'_> {

@@ -1,8 +1,7 @@
-//! Converts the label column of rows to labels: a class, a set of classes, or
-//! numbers to predict.
+//! Converts the label column of rows to labels: a class, a set of classes, or numbers to predict.
 //!
-//! Main types: [`TextLabel`] and [`LabelKind`]. In `.csv` files, which only
-//! have text, a list is JSON text.
+//! Main types: [`TextLabel`] and [`LabelKind`]. In `.csv` files, which only have text, a list is
+//! JSON text.
 //!
 //! ```text
 //! LabelKind::Class      1, "good"
@@ -59,8 +58,8 @@ impl TextLabel {
         }
     }
 
-    /// Returns the number of outputs that a model needs for this label: the
-    /// highest class plus one, or the number of values.
+    /// Returns the number of outputs that a model needs for this label: the highest class plus one,
+    /// or the number of values.
     pub fn num_outputs(&self) -> usize {
         match self {
             Self::Class(class) => *class as usize + 1,
@@ -84,23 +83,21 @@ pub(crate) enum LabelReader<'a> {
     Classes {
         /// Converts an element of a list.
         classes: ClassReader<'a>,
-        /// Whether each list so far has the class numbers 0 and 1 only, as
-        /// vectors of flags would.
+        /// Whether each list so far has the class numbers 0 and 1 only, as vectors of flags would.
         only_flags: bool,
         /// The number of rows so far.
         rows: usize,
     },
     /// Numbers for each row.
     Values {
-        /// The number of values in each row and where it is from; `None` before
-        /// the first row.
+        /// The number of values in each row and where it is from; `None` before the first row.
         count: Option<(usize, String)>,
     },
 }
 
 impl<'a> LabelReader<'a> {
-    /// Creates a reader for the train split. `names` are the class names, if
-    /// they are known from `origin`.
+    /// Creates a reader for the train split. `names` are the class names, if they are known from
+    /// `origin`.
     pub(crate) fn deciding(
         kind: LabelKind,
         names: Option<&[String]>,
@@ -113,8 +110,8 @@ impl<'a> LabelReader<'a> {
         }
     }
 
-    /// Creates a reader for another split, with the classes of the train split,
-    /// which are from `origin`.
+    /// Creates a reader for another split, with the classes of the train split, which are from
+    /// `origin`.
     pub(crate) fn following(kind: LabelKind, classes: &Classes, origin: ClassesOrigin<'a>) -> Self {
         match (kind, classes) {
             (LabelKind::Class, _) => Self::Class(ClassReader::following(classes, origin)),
@@ -131,8 +128,7 @@ impl<'a> LabelReader<'a> {
         Self::Classes { classes, only_flags: true, rows: 0 }
     }
 
-    /// Returns the label in column `at`. Classes of names are preliminary until
-    /// [`Self::finish`].
+    /// Returns the label in column `at`. Classes of names are preliminary until [`Self::finish`].
     pub(crate) fn label(&mut self, row: &TableRow<'_>, at: usize) -> Result<TextLabel> {
         match self {
             Self::Class(classes) => classes.class(row, at).map(TextLabel::Class),
@@ -156,12 +152,11 @@ impl<'a> LabelReader<'a> {
         }
     }
 
-    /// Returns the classes of the data set, and replaces preliminary classes in
-    /// `labels`. `path` is the first file, for errors.
+    /// Returns the classes of the data set, and replaces preliminary classes in `labels`. `path` is
+    /// the first file, for errors.
     ///
     /// # Errors
-    /// Returns [`DataError::InvalidFile`] if lists of classes look like vectors
-    /// of flags.
+    /// Returns [`DataError::InvalidFile`] if lists of classes look like vectors of flags.
     pub(crate) fn finish<'l>(
         self,
         path: &Path,
@@ -197,8 +192,8 @@ impl<'a> LabelReader<'a> {
     }
 }
 
-/// Returns the elements of the list in column `at`: a list, or JSON text of
-/// one. Returns `None` for other values.
+/// Returns the elements of the list in column `at`: a list, or JSON text of one. Returns `None` for
+/// other values.
 fn elements<'a>(row: &'a TableRow<'_>, at: usize) -> Option<Cow<'a, [Cell]>> {
     match &row.cells[at] {
         Cell::List(cells) => Some(Cow::Borrowed(cells)),
@@ -292,11 +287,11 @@ mod tests {
 
     use super::*;
     use crate::formats::parquet::fixture::{Column, write_table};
-    use crate::{LabelledColumns, read_labelled, read_labelled_as};
+    use crate::{LabeledColumns, read_labeled, read_labeled_as};
 
-    fn columns(kind: LabelKind) -> LabelledColumns<'static> {
+    fn columns(kind: LabelKind) -> LabeledColumns<'static> {
         let origin = ClassesOrigin::TRAIN_SPLIT;
-        LabelledColumns { text: "text", label: "label", kind, kind_reason: "", origin }
+        LabeledColumns { text: "text", label: "label", kind, kind_reason: "", origin }
     }
 
     /// Writes a table with these labels, which are JSON.
@@ -317,7 +312,7 @@ mod tests {
 
     fn read(kind: LabelKind, name: &str, labels: &[&str]) -> Result<(Vec<TextLabel>, Classes)> {
         let (_dir, files) = table(name, labels);
-        let (rows, classes) = read_labelled(&files, columns(kind), None)?;
+        let (rows, classes) = read_labeled(&files, columns(kind), None)?;
         Ok((rows.into_iter().map(|row| row.label).collect(), classes))
     }
 
@@ -344,7 +339,7 @@ mod tests {
         let path = dir.path().join("t.parquet");
         let texts = Column::Text("text", vec![Some("x"), Some("y")]);
         write_table(&path, &[texts, Column::Label("label", vec![0, -1])]);
-        let (rows, _) = read_labelled(&[path], columns(LabelKind::Values), None).unwrap();
+        let (rows, _) = read_labeled(&[path], columns(LabelKind::Values), None).unwrap();
         assert_eq!((&rows[0].label, &rows[1].label), (&values(&[0.0]), &values(&[-1.0])));
     }
 
@@ -371,7 +366,7 @@ mod tests {
         }
         let (_dir, files) = table("t.jsonl", &["[1, 2]"]);
         let other = Classes::Values { count: 3 };
-        let error = read_labelled_as(&files, columns(LabelKind::Values), &other).unwrap_err();
+        let error = read_labeled_as(&files, columns(LabelKind::Values), &other).unwrap_err();
         let expected = "is a list of 2, and a row of the train split has 3";
         assert!(error.to_string().contains(expected), "{error}");
     }
@@ -391,7 +386,7 @@ mod tests {
         }
         let (_dir, files) = table("t.csv", &[r#"["b", "a"]"#]);
         let names = Classes::Names(["b", "a", "c"].map(str::to_owned).to_vec());
-        let rows = read_labelled_as(&files, columns(LabelKind::Classes), &names).unwrap();
+        let rows = read_labeled_as(&files, columns(LabelKind::Classes), &names).unwrap();
         assert_eq!(rows[0].label, TextLabel::Classes(vec![0, 1]));
     }
 

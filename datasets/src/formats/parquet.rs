@@ -1,9 +1,8 @@
 //! `.parquet` files: tables stored by column, the usual format on the Hub.
 //!
-//! Only the requested columns are decoded. Pages may be plain, or compressed
-//! with snappy, zstd, gzip, LZ4 (both kinds) or brotli. The `parquet` crate
-//! panics on some damaged files. Such a panic is reported as an error, like any
-//! other damage.
+//! Only the requested columns are decoded. Pages may be plain, or compressed with snappy, zstd,
+//! gzip, LZ4 (both kinds) or brotli. The `parquet` crate panics on some damaged files. Such a panic
+//! is reported as an error, like any other damage.
 
 use std::fs::File;
 use std::path::Path;
@@ -23,8 +22,7 @@ use crate::formats::table::{Cell, RowVisitor, TableRow, no_column, no_field};
 use crate::guard::guarded;
 use crate::{DataError, Result};
 
-/// Reads rows as [`crate::formats::format::read_rows`] does. Rows are numbered
-/// from 1.
+/// Reads rows as [`crate::formats::format::read_rows`] does. Rows are numbered from 1.
 pub(crate) fn read_rows(path: &Path, columns: &[&str], visit: RowVisitor<'_>) -> Result<()> {
     let select = |schema: &Type| {
         let found = columns.iter().map(|column| {
@@ -43,12 +41,12 @@ pub(crate) fn read_rows(path: &Path, columns: &[&str], visit: RowVisitor<'_>) ->
 pub(crate) type ObjectVisitor<'a> =
     &'a mut dyn FnMut(usize, Result<Map<String, Value>, String>) -> Result<()>;
 
-/// Calls `visit` for each row, with values of any depth. Of the columns, only
-/// those in `wanted` are decoded; `None` for all.
+/// Calls `visit` for each row, with values of any depth. Of the columns, only those in `wanted` are
+/// decoded; `None` for all.
 ///
 /// # Errors
-/// Returns an error if the file is damaged or has none of these columns. Errors
-/// of `visit` are passed on.
+/// Returns an error if the file is damaged or has none of these columns. Errors of `visit` are
+/// passed on.
 pub(crate) fn visit_objects(
     path: &Path,
     wanted: Wanted<'_>,
@@ -87,8 +85,7 @@ fn visit_records(path: &Path, select: ColumnSelection<'_>, visit: RecordVisitor<
     let contradiction = |_| invalid(path, "its parts contradict each other");
     let mut records = guarded(|| open(file, path, select)).map_err(contradiction)??;
     for number in 1.. {
-        // Only the library call is guarded, because a panic in `visit` is not
-        // caused by the file.
+        // Only the library call is guarded, because a panic in `visit` is not caused by the file.
         let Some(record) = guarded(|| records.next()).map_err(contradiction)? else { break };
         let record = record.map_err(|error| invalid(path, &error.to_string()))?;
         visit(number, record.into_columns())?;
@@ -155,8 +152,7 @@ fn cell(field: Field) -> Cell {
     }
 }
 
-/// Converts the fields of a row to JSON, or returns the problem, which names the
-/// field.
+/// Converts the fields of a row to JSON, or returns the problem, which names the field.
 fn group(fields: Vec<(String, Field)>) -> Result<Map<String, Value>, String> {
     let convert = |(name, field)| match json(field) {
         Ok(value) => Ok((name, value)),
@@ -165,8 +161,7 @@ fn group(fields: Vec<(String, Field)>) -> Result<Map<String, Value>, String> {
     fields.into_iter().map(convert).collect()
 }
 
-/// Converts a field to JSON, or returns the kind of a value that JSON does not
-/// have.
+/// Converts a field to JSON, or returns the kind of a value that JSON does not have.
 fn json(field: Field) -> Result<Value, &'static str> {
     let number = |value: f64| {
         Number::from_f64(value).map(Value::Number).ok_or("a number that is not finite")

@@ -1,9 +1,8 @@
 //! What a file in a folder of data is.
 //!
-//! Main type: [`FileRole`]. No data is left out silently: a file that looks
-//! like data and cannot be read is an error, and other files are named in a
-//! warning. Only files that are known to describe the data are skipped without
-//! a word.
+//! Main type: [`FileRole`]. No data is left out silently: a file that looks like data and cannot be
+//! read is an error, and other files are named in a warning. Only files that are known to describe
+//! the data are skipped without a word.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -19,8 +18,8 @@ pub(crate) enum FileRole {
     Unsupported,
     /// A file of an unknown format, which may contain data.
     Unknown,
-    /// A file that contains no data, such as code or an image; also a hidden
-    /// copy of data, as editors write it.
+    /// A file that contains no data, such as code or an image; also a hidden copy of data, as
+    /// editors write it.
     Other,
     /// A file that describes the data, such as `README.md`.
     Description,
@@ -65,7 +64,7 @@ impl FileRole {
             return Self::Text;
         }
         let is_about = |start| name.starts_with(start);
-        if ["readme", "license", "licence", "notice", "copying"].into_iter().any(is_about) {
+        if ["readme", "licence", "license", "notice", "copying"].into_iter().any(is_about) {
             return Self::Description;
         }
         // An archive may contain anything, although compressed shards have the same last ending.

@@ -1,8 +1,7 @@
 //! Whole rows of a table, with values of any depth, as JSON.
 //!
-//! [`visit_rows`] reads rows as text or values, and [`RawRow::parse`] parses
-//! them. The two are separate, so that several threads can parse the rows that
-//! one thread reads.
+//! [`visit_rows`] reads rows as text or values, and [`RawRow::parse`] parses them. The two are
+//! separate, so that several threads can parse the rows that one thread reads.
 
 use std::fmt;
 use std::path::Path;
@@ -111,13 +110,13 @@ fn bytes(value: &Value) -> usize {
 /// A callback for each row.
 pub(crate) type RawVisitor<'a> = &'a mut dyn FnMut(RawRow) -> Result<()>;
 
-/// Reads the rows of the table in `path` and calls `visit` for each row, in
-/// order. `wanted` are the fields that will be used, so that no other column of
-/// a parquet or CSV file is decoded; `None` for all.
+/// Reads the rows of the table in `path` and calls `visit` for each row, in order. `wanted` are the
+/// fields that will be used, so that no other column of a parquet or CSV file is decoded; `None`
+/// for all.
 ///
 /// # Errors
-/// Returns an error if the file is damaged, is not a table, or has columns but
-/// none of those wanted. Errors of `visit` are passed on.
+/// Returns an error if the file is damaged, is not a table, or has columns but none of those
+/// wanted. Errors of `visit` are passed on.
 pub(crate) fn visit_rows(path: &Path, wanted: Wanted<'_>, visit: RawVisitor<'_>) -> Result<()> {
     match Format::of(path) {
         Some(Format::JsonLines) => json_lines::visit_lines(path, &mut |number, line| {

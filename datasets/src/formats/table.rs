@@ -62,8 +62,7 @@ pub(crate) enum Label {
     Name(String),
 }
 
-/// The longest name of a class in characters. A column with longer values
-/// probably contains texts.
+/// The longest name of a class in characters. A column with longer values probably contains texts.
 const MAX_NAME_CHARS: usize = 200;
 
 /// Returns the beginning of `text`, quoted and escaped to one line.
@@ -96,14 +95,12 @@ impl TableRow<'_> {
         }
     }
 
-    /// Returns the label in column `at`: a class number from 0, as a number or
-    /// as text, or a name.
+    /// Returns the label in column `at`: a class number from 0, as a number or as text, or a name.
     pub(crate) fn label(&self, at: usize) -> Result<Label> {
         self.label_in(at, &self.cells[at])
     }
 
-    /// Returns the label in `cell`, which is the cell of column `at` or an
-    /// element of its list.
+    /// Returns the label in `cell`, which is the cell of column `at` or an element of its list.
     pub(crate) fn label_in(&self, at: usize, cell: &Cell) -> Result<Label> {
         match cell {
             Cell::Integer(integer) => self.class_number(at, *integer),
@@ -172,8 +169,7 @@ impl TableRow<'_> {
         }
     }
 
-    /// Returns the label in column `at` as text for the output. A list is JSON
-    /// text.
+    /// Returns the label in column `at` as text for the output. A list is JSON text.
     pub(crate) fn copied_label(&self, at: usize) -> Result<Option<String>> {
         let refused = |kind| {
             Err(self.not_copied(
@@ -214,8 +210,7 @@ impl TableRow<'_> {
         self.violates(at, reason, "a class number from 0 or a name")
     }
 
-    /// Returns the error of an invalid cell in column `at` of a table whose
-    /// labels must be `rule`.
+    /// Returns the error of an invalid cell in column `at` of a table whose labels must be `rule`.
     pub(crate) fn violates(&self, at: usize, reason: String, rule: &str) -> DataError {
         let (place, column) = (self.place(), self.columns[at]);
         DataError::invalid(
@@ -227,20 +222,19 @@ impl TableRow<'_> {
     }
 }
 
-/// Returns whether the text of a label is a number, which is then never a class
-/// name: a class number such as `1`, `1.0` or `1e0`, or an invalid one such as
-/// `0.5`.
+/// Returns whether the text of a label is a number, which is then never a class name: a class
+/// number such as `1`, `1.0` or `1e0`, or an invalid one such as `0.5`.
 pub fn is_number_label(text: &str) -> bool {
     let text = text.trim();
     let is_start = |it: char| it.is_ascii_digit() || "+-.".contains(it);
     text.starts_with(is_start) && text.parse::<f64>().is_ok()
 }
 
-/// Returns the integer that a number such as `1.0` stands for; `None` if it has
-/// a fraction or is too large for a class number.
+/// Returns the integer that a number such as `1.0` stands for; `None` if it has a fraction or is
+/// too large for a class number.
 ///
-/// Tables with missing values have such labels, because their writers convert
-/// the whole column to floats.
+/// Tables with missing values have such labels, because their writers convert the whole column to
+/// floats.
 pub fn whole_number(text: &str) -> Option<i64> {
     let value: f64 = text.parse().ok()?;
     // Labels are at most 32 bits wide, so the conversion is exact.

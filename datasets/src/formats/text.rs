@@ -1,11 +1,10 @@
-//! Reads text from `.txt` files with one document each, and from tables
-//! (`.json`, `.jsonl`, `.csv`, `.parquet`) with one document per row.
+//! Reads text from `.txt` files with one document each, and from tables (`.json`, `.jsonl`, `.csv`,
+//! `.parquet`) with one document per row.
 //!
-//! [`read_documents`] reads a file or a folder. Folders are read in the order
-//! of their sorted paths, so the corpus does not depend on the file system. The
-//! error about invalid UTF-8 names the byte offset, and the error about a
-//! missing text field names the row. A byte-order mark at the start of a file
-//! is not part of the text.
+//! [`read_documents`] reads a file or a folder. Folders are read in the order of their sorted
+//! paths, so the corpus does not depend on the file system. The error about invalid UTF-8 names the
+//! byte offset, and the error about a missing text field names the row. A byte-order mark at the
+//! start of a file is not part of the text.
 
 use std::fs;
 use std::io::Read;
@@ -36,12 +35,12 @@ pub(crate) enum DocumentEvent<'a> {
 /// A callback for each event.
 pub(crate) type EventSink<'a> = &'a mut dyn FnMut(DocumentEvent<'_>) -> Result<()>;
 
-/// Reads the documents of a file or folder in a fixed order, including empty
-/// ones. `field` names the text column of tables, usually [`TEXT_FIELD`].
+/// Reads the documents of a file or folder in a fixed order, including empty ones. `field` names
+/// the text column of tables, usually [`TEXT_FIELD`].
 ///
 /// # Errors
-/// Returns an error if the path cannot be read, has no text, is not UTF-8 or is
-/// a damaged table; see [`DataError`].
+/// Returns an error if the path cannot be read, has no text, is not UTF-8 or is a damaged table;
+/// see [`DataError`].
 pub fn read_documents(path: &Path, field: &str) -> Result<Vec<String>> {
     let (mut documents, mut document) = (Vec::new(), String::new());
     visit_documents(path, field, &mut |event| {
@@ -81,15 +80,14 @@ pub(crate) fn visit_documents(path: &Path, field: &str, sink: EventSink<'_>) -> 
     }
 }
 
-/// Returns the text files at `path`: the file itself, or the text files in the
-/// folder and its subfolders, sorted by path. Hidden files are not read, and
-/// links to folders are not followed, because they may form a cycle; see
-/// [`skipped_files`].
+/// Returns the text files at `path`: the file itself, or the text files in the folder and its
+/// subfolders, sorted by path. Hidden files are not read, and links to folders are not followed,
+/// because they may form a cycle; see [`skipped_files`].
 ///
 /// # Errors
-/// Returns an error if the path cannot be read, and [`DataError::InvalidFile`]
-/// if a folder has no text files, has data in a format that is not supported,
-/// or has the same file with and without compression.
+/// Returns an error if the path cannot be read, and [`DataError::InvalidFile`] if a folder has no
+/// text files, has data in a format that is not supported, or has the same file with and without
+/// compression.
 pub fn text_files(path: &Path) -> Result<Vec<PathBuf>> {
     if !fs::metadata(path).map_err(DataError::unreadable(path))?.is_dir() {
         return Ok(vec![path.to_owned()]);
@@ -124,16 +122,15 @@ pub fn text_files(path: &Path) -> Result<Vec<PathBuf>> {
 pub(crate) fn copies<F: AsRef<Path>>(files: &[F], key: fn(&str) -> &str) -> Option<String> {
     let mut names: Vec<_> =
         files.iter().map(|file| file.as_ref().to_string_lossy().into_owned()).collect();
-    // By the key, so that files with the same key are neighbours.
+    // By the key, so that files with the same key are neighbors.
     names.sort_by(|a, b| key(a).cmp(key(b)));
     let pair = names.windows(2).find(|pair| key(&pair[0]) == key(&pair[1]))?;
     Some(listed(pair.iter().map(String::as_str)))
 }
 
-/// Returns the files in a folder of texts and its subfolders that are not read
-/// and not known to describe the data, sorted by path: files of other formats,
-/// hidden texts, and links to folders. Returns none if the folder has no text
-/// files.
+/// Returns the files in a folder of texts and its subfolders that are not read and not known to
+/// describe the data, sorted by path: files of other formats, hidden texts, and links to folders.
+/// Returns none if the folder has no text files.
 ///
 /// # Errors
 /// Returns [`DataError::Unreadable`] if a folder cannot be read.
@@ -145,8 +142,7 @@ pub fn skipped_files(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(skipped.map(|(file, _)| file).collect())
 }
 
-/// Returns the text files in `folder` and its subfolders that are not in
-/// `read`, sorted by path.
+/// Returns the text files in `folder` and its subfolders that are not in `read`, sorted by path.
 ///
 /// # Errors
 /// Returns [`DataError::Unreadable`] if a folder cannot be read.
@@ -155,14 +151,12 @@ pub fn unread_texts(folder: &Path, read: &[PathBuf]) -> Result<Vec<PathBuf>> {
     Ok(texts.map(|(file, _)| file).filter(|file| !read.contains(file)).collect())
 }
 
-/// Returns whether the name of a file announces plain text, which has no
-/// fields.
+/// Returns whether the name of a file announces plain text, which has no fields.
 pub fn is_plain_text(path: &Path) -> bool {
     Format::of(path) == Some(Format::Plain)
 }
 
-/// Returns the files in `folder` and its subfolders with their roles, sorted by
-/// path.
+/// Returns the files in `folder` and its subfolders with their roles, sorted by path.
 fn roles_below(folder: &Path) -> Result<Vec<(PathBuf, FileRole)>> {
     let mut files = entries_below(folder)?;
     files.sort();
@@ -174,8 +168,7 @@ fn roles_below(folder: &Path) -> Result<Vec<(PathBuf, FileRole)>> {
     Ok(files.into_iter().map(|file| (file.clone(), role(&file))).collect())
 }
 
-/// Streams the text of a file to `sink`, in parts, without its byte-order
-/// mark.
+/// Streams the text of a file to `sink`, in parts, without its byte-order mark.
 fn visit_utf8(path: &Path, sink: &mut dyn FnMut(&str) -> Result<()>) -> Result<()> {
     let mut file = TextReader::open(path)?;
     // Up to three bytes of an unfinished character are kept from one read to the next.

@@ -1,9 +1,8 @@
 //! Files of repositories on the Hugging Face Hub, through a local cache.
 //!
-//! [`Hub`] lists the files of a repository at a revision, selects the needed
-//! ones and downloads those that are not in the cache, each verified by its
-//! hash ([`super::download`]). The addresses and the cache layout are the
-//! Python library's, so that both share one cache:
+//! [`Hub`] lists the files of a repository at a revision, selects the needed ones and downloads
+//! those that are not in the cache, each verified by its hash ([`super::download`]). The addresses
+//! and the cache layout are the Python library's, so that both share one cache:
 //!
 //! ```text
 //! datasets--owner--name/refs/main                  the commit of a branch or tag
@@ -11,8 +10,8 @@
 //! datasets--owner--name/snapshots/<commit>/<file>  links to the contents
 //! ```
 //!
-//! Without a network, or with `HF_HUB_OFFLINE=1`, only the cache is used, and a
-//! file that is not in it is an error.
+//! Without a network, or with `HF_HUB_OFFLINE=1`, only the cache is used, and a file that is not in
+//! it is an error.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -49,11 +48,11 @@ impl HubRepo {
     /// The default branch of repositories.
     pub const MAIN: &'static str = "main";
 
-    /// Returns whether `text` has the form of an id, `owner/name` in the
-    /// characters that the Hub allows.
+    /// Returns whether `text` has the form of an id, `owner/name` in the characters that the Hub
+    /// allows.
     ///
-    /// Only the form is checked. A relative path can have the same form, and
-    /// the repository need not exist.
+    /// Only the form is checked. A relative path can have the same form, and the repository need
+    /// not exist.
     ///
     /// ```
     /// use deepburn_datasets::HubRepo;
@@ -75,8 +74,8 @@ impl HubRepo {
         text.split_once('/').is_some_and(|(owner, name)| is_part(owner) && is_part(name))
     }
 
-    /// Returns whether `text` can name a branch, a tag or a commit. `refs/pr/1`
-    /// can, but a path that leads out of the cache cannot.
+    /// Returns whether `text` can name a branch, a tag or a commit. `refs/pr/1` can, but a path
+    /// that leads out of the cache cannot.
     ///
     /// ```
     /// use deepburn_datasets::HubRepo;
@@ -91,8 +90,7 @@ impl HubRepo {
         text.len() <= 256 && text.split('/').all(is_part)
     }
 
-    /// Returns the id below the name of its kind, as in the API:
-    /// `datasets/owner/name`.
+    /// Returns the id below the name of its kind, as in the API: `datasets/owner/name`.
     fn path(&self) -> String {
         let kind = match self.kind {
             RepoKind::Dataset => "datasets",
@@ -125,10 +123,9 @@ pub struct HubSettings {
 }
 
 impl HubSettings {
-    /// Reads the settings from the environment variables `HF_HUB_CACHE`,
-    /// `HF_HOME`, `HF_ENDPOINT`, `HF_TOKEN` (else the token that `hf auth
-    /// login` stored in `HF_HOME`) and `HF_HUB_OFFLINE`, which `variable` looks
-    /// up. Empty variables count as unset.
+    /// Reads the settings from the environment variables `HF_HUB_CACHE`, `HF_HOME`, `HF_ENDPOINT`,
+    /// `HF_TOKEN` (else the token that `hf auth login` stored in `HF_HOME`) and `HF_HUB_OFFLINE`,
+    /// which `variable` looks up. Empty variables count as unset.
     ///
     /// ```
     /// use deepburn_datasets::HubSettings;
@@ -146,8 +143,7 @@ impl HubSettings {
     /// ```
     ///
     /// # Errors
-    /// Returns [`DataError::NoHome`] if no variable names the cache and there is
-    /// no home folder.
+    /// Returns [`DataError::NoHome`] if no variable names the cache and there is no home folder.
     pub fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Result<Self> {
         let set = |name| variable(name).filter(|value| !value.trim().is_empty());
         let home = match set("HF_HOME") {
@@ -211,12 +207,10 @@ pub struct Hub {
 }
 
 impl Hub {
-    /// Creates a Hub from the environment variables, see
-    /// [`HubSettings::from_variables`].
+    /// Creates a Hub from the environment variables, see [`HubSettings::from_variables`].
     ///
     /// # Errors
-    /// Returns [`DataError::NoHome`] if no variable names the cache and there is
-    /// no home folder.
+    /// Returns [`DataError::NoHome`] if no variable names the cache and there is no home folder.
     pub fn from_env() -> Result<Self> {
         Ok(Self::new(HubSettings::from_variables(|name| std::env::var(name).ok())?))
     }
@@ -227,21 +221,19 @@ impl Hub {
         Self { settings, downloader }
     }
 
-    /// Returns the files of a split of a data set. `name` is the configuration,
-    /// if there are several.
+    /// Returns the files of a split of a data set. `name` is the configuration, if there are
+    /// several.
     ///
     /// # Errors
-    /// Returns an error if the repository has no such files, if the server
-    /// cannot be reached or sends damaged files, if a file is missing from the
-    /// cache in offline mode, or if the cache cannot be written; see
-    /// [`DataError`].
+    /// Returns an error if the repository has no such files, if the server cannot be reached or
+    /// sends damaged files, if a file is missing from the cache in offline mode, or if the cache
+    /// cannot be written; see [`DataError`].
     pub fn split(&self, repo: &HubRepo, name: Option<&str>, split: &str) -> Result<Vec<PathBuf>> {
         Ok(self.snapshot(repo, FileSelection::Split { name, split })?.files)
     }
 
-    /// Returns a folder with the configuration and the weights, the tokenizer if
-    /// the model has one, and its companion files
-    /// ([`companion_files`](crate::companion_files)).
+    /// Returns a folder with the configuration and the weights, the tokenizer if the model has one,
+    /// and its companion files ([`companion_files`](crate::companion_files)).
     ///
     /// # Errors
     /// Returns the errors of [`Hub::split`].
@@ -249,8 +241,7 @@ impl Hub {
         Ok(self.snapshot(repo, FileSelection::Model)?.folder)
     }
 
-    /// Returns a folder with the tokenizer of a model and the tokenizer's
-    /// companion files.
+    /// Returns a folder with the tokenizer of a model and the tokenizer's companion files.
     ///
     /// # Errors
     /// Returns the errors of [`Hub::split`].
@@ -258,8 +249,7 @@ impl Hub {
         Ok(self.snapshot(repo, FileSelection::Tokenizer)?.folder)
     }
 
-    /// Returns the selected files of `repo`, and downloads those that are not
-    /// cached.
+    /// Returns the selected files of `repo`, and downloads those that are not cached.
     fn snapshot(&self, repo: &HubRepo, selection: FileSelection<'_>) -> Result<RepoSnapshot> {
         if self.settings.offline {
             return self.cached(repo, selection);
@@ -299,8 +289,8 @@ impl Hub {
             Ok(listing) => listing,
             Err(error) => return refused(format!("not the listing of a repository ({error})")),
         };
-        // The file names and the commit become paths below the cache folder,
-        // and must not point outside of it.
+        // The file names and the commit become paths below the cache folder, and must not point
+        // outside of it.
         let leads_out = |name: &str| {
             name.split(['/', '\\']).any(|part| part.is_empty() || part == "." || part == "..")
         };
@@ -322,8 +312,8 @@ impl Hub {
         Ok((sha, names))
     }
 
-    /// Downloads a companion file, unless it is too large. Its absence does not
-    /// end a job, so a failure is only a warning.
+    /// Downloads a companion file, unless it is too large. Its absence does not end a job, so a
+    /// failure is only a warning.
     fn fetch_companion(&self, repo: &HubRepo, commit: &str, name: &str) {
         let link = self.snapshot_folder(repo, commit).join(name);
         if link.is_file() {
@@ -366,8 +356,8 @@ impl Hub {
         self.downloader.announced(&format!("{endpoint}/{path}/resolve/{commit}/{file}"))
     }
 
-    /// Downloads the contents of `file` unless they are cached, and links them
-    /// as the file `name` of a snapshot.
+    /// Downloads the contents of `file` unless they are cached, and links them as the file `name`
+    /// of a snapshot.
     fn place(&self, repo: &HubRepo, file: &RemoteFile, link: &Path, name: &str) -> Result<()> {
         let blob = self.folder(repo).join("blobs").join(file.hash.digits());
         for path in [blob.as_path(), link] {
@@ -376,8 +366,8 @@ impl Hub {
         }
         let path = blob.with_extension("lock");
         let lock = File::create(&path).map_err(DataError::unwritable(&path))?;
-        // The lock is held until this function returns: one process downloads
-        // the file, and the others wait for it.
+        // The lock is held until this function returns: one process downloads the file, and the
+        // others wait for it.
         lock.lock().map_err(DataError::unwritable(&path))?;
         if !blob.is_file() {
             tracing::info!(file = name, bytes = file.bytes, id = repo.id, "fetching");
@@ -431,8 +421,7 @@ fn link_blob(link: &Path, blob: &Path, name: &str) -> std::io::Result<()> {
     }
     #[cfg(unix)]
     {
-        // Relative, so that a cache can be moved: up from
-        // snapshots/<commit>/<folders of name>.
+        // Relative, so that a cache can be moved: up from snapshots/<commit>/<folders of name>.
         let up = "../".repeat(2 + name.matches('/').count());
         let digits = blob.file_name().unwrap_or_default();
         std::os::unix::fs::symlink(Path::new(&up).join("blobs").join(digits), link)
@@ -457,9 +446,8 @@ fn escaped(path: &str) -> String {
     path.bytes().map(escape).collect()
 }
 
-/// Percent-encodes a revision for a URL, where it is a single path segment. The
-/// slash is the only character that [`HubRepo::is_revision`] allows and that
-/// needs to be encoded.
+/// Percent-encodes a revision for a URL, where it is a single path segment. The slash is the only
+/// character that [`HubRepo::is_revision`] allows and that needs to be encoded.
 fn escaped_revision(revision: &str) -> String {
     revision.replace('/', "%2F")
 }

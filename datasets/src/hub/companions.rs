@@ -1,9 +1,8 @@
 //! Companion files: files of a model folder that fine-tuning exports unchanged.
 //!
-//! DeepBurn writes `config.json`, `generation_config.json`, the weights and the
-//! tokenizer of a trained model. A published model has more files that other
-//! programs need, for example `chat_template.jinja`. [`companion_files`] lists
-//! them:
+//! DeepBurn writes `config.json`, `generation_config.json`, the weights and the tokenizer of a
+//! trained model. A published model has more files that other programs need, for example
+//! `chat_template.jinja`. [`companion_files`] lists them:
 //!
 //! ```text
 //! with the tokenizer   chat_template.jinja, additional_chat_templates/*.jinja, tokenizer.model, ..
@@ -27,7 +26,7 @@ pub enum CompanionKind {
     TokenizerDefinition,
     /// Another file of the tokenizer, such as a chat template.
     Tokenizer,
-    /// A file of the model, such as its licence.
+    /// A file of the model, such as its license.
     Model,
 }
 
@@ -45,8 +44,7 @@ pub struct CompanionFile {
 }
 
 impl CompanionFile {
-    /// The largest size that is copied or downloaded. Larger files are probably
-    /// weights or data.
+    /// The largest size that is copied or downloaded. Larger files are probably weights or data.
     pub const MAX_BYTES: u64 = 64 << 20;
 }
 
@@ -86,9 +84,8 @@ const WEIGHTS: [&str; 29] = [
 /// Endings of the images in a model card.
 const IMAGES: [&str; 6] = ["gif", "jpeg", "jpg", "png", "svg", "webp"];
 
-/// Names of files that describe how a model was trained, or that DeepBurn
-/// writes. An adapter's configuration is useless without its weights, and
-/// `transformers` would look for them.
+/// Names of files that describe how a model was trained, or that DeepBurn writes. An adapter's
+/// configuration is useless without its weights, and `transformers` would look for them.
 const NOT_COPIED: [&str; 9] = [
     "adapter_config.json",
     "config.json",
@@ -115,8 +112,8 @@ const VOCABULARIES: [&str; 7] = [
 /// The folder of named chat templates.
 const CHAT_TEMPLATES: &str = "additional_chat_templates";
 
-/// Returns what the file `name` of a model folder belongs to; `None` if it is
-/// not a companion file. Folders in `name` are separated by `/`.
+/// Returns what the file `name` of a model folder belongs to; `None` if it is not a companion file.
+/// Folders in `name` are separated by `/`.
 pub(crate) fn companion_kind(name: &str) -> Option<CompanionKind> {
     let (folder, file) = name.rsplit_once('/').unwrap_or(("", name));
     if file.starts_with('.') || !is_companion_folder(folder) {
@@ -153,17 +150,16 @@ pub(crate) fn companion_kind(name: &str) -> Option<CompanionKind> {
     }
 }
 
-/// Returns whether a folder of a model can have companion files: the model's
-/// own folder, chat templates, and modules of sentence-transformers such as
-/// `1_Pooling`.
+/// Returns whether a folder of a model can have companion files: the model's own folder, chat
+/// templates, and modules of sentence-transformers such as `1_Pooling`.
 fn is_companion_folder(folder: &str) -> bool {
     let digits = folder.chars().take_while(char::is_ascii_digit).count();
     let is_module = digits > 0 && folder[digits..].starts_with('_') && !folder.contains('/');
     folder.is_empty() || folder == CHAT_TEMPLATES || is_module
 }
 
-/// Returns the companion files in `folder`, sorted by name. Links to files are
-/// followed, because the Hub's cache consists of links.
+/// Returns the companion files in `folder`, sorted by name. Links to files are followed, because
+/// the Hub's cache consists of links.
 ///
 /// # Errors
 /// Returns [`DataError::Unreadable`] if a folder cannot be read.
@@ -182,8 +178,8 @@ pub fn companion_files(folder: &Path) -> Result<Vec<CompanionFile>> {
     Ok(found)
 }
 
-/// Returns the names with `prefix` and the paths of the entries of `folder`.
-/// Names that are not UTF-8 are skipped.
+/// Returns the names with `prefix` and the paths of the entries of `folder`. Names that are not
+/// UTF-8 are skipped.
 fn entries(folder: &Path, prefix: &str) -> Result<Vec<(String, PathBuf)>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder).map_err(DataError::unreadable(folder))? {
@@ -195,8 +191,7 @@ fn entries(folder: &Path, prefix: &str) -> Result<Vec<(String, PathBuf)>> {
     Ok(found)
 }
 
-/// Returns the companion file at `path`; `None` if it is not a regular file or
-/// not a companion.
+/// Returns the companion file at `path`; `None` if it is not a regular file or not a companion.
 fn companion(name: String, path: PathBuf) -> Option<CompanionFile> {
     let metadata = fs::metadata(&path).ok().filter(fs::Metadata::is_file)?;
     let kind = companion_kind(&name)?;

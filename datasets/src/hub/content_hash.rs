@@ -1,8 +1,7 @@
 //! Content hashes of files on the Hub, which sends them as etags.
 //!
-//! The etag of a large file (LFS) is its SHA-256. The etag of a small file is
-//! its git hash: the SHA-1 of `blob <size>\0` and the contents.
-//! [`ContentHash::parse`] distinguishes them by length.
+//! The etag of a large file (LFS) is its SHA-256. The etag of a small file is its git hash: the
+//! SHA-1 of `blob <size>\0` and the contents. [`ContentHash::parse`] distinguishes them by length.
 
 use std::fmt;
 use std::fs::File;
@@ -24,8 +23,8 @@ pub(crate) enum ContentHash {
 }
 
 impl ContentHash {
-    /// Parses an etag as it occurs in a header: quoted, possibly weak. Returns
-    /// `None` if it is not a hash.
+    /// Parses an etag as it occurs in a header: quoted, possibly weak. Returns `None` if it is not
+    /// a hash.
     pub(crate) fn parse(etag: &str) -> Option<Self> {
         let digits = etag.trim().trim_start_matches("W/").trim_matches('"').to_ascii_lowercase();
         let is_hash = digits.bytes().all(|digit| digit.is_ascii_hexdigit());

@@ -1,17 +1,16 @@
 //! Downloads whose result is a verified file or no file.
 //!
-//! [`Downloader`] resumes a transfer when a connection is lost, retries as long
-//! as each connection makes progress, gives up a stalled connection, and moves
-//! a file into place only if its hash is the one that the Hub announced. The
-//! `hf-hub` crate (1.0.0) does none of these, so it is not used: it does not
-//! resume a lost transfer, waits indefinitely on a stalled connection, accepts
-//! contents that differ from the announced hash, and stores the body of an
-//! error response as the file.
+//! [`Downloader`] resumes a transfer when a connection is lost, retries as long as each connection
+//! makes progress, gives up a stalled connection, and moves a file into place only if its hash is
+//! the one that the Hub announced. The `hf-hub` crate (1.0.0) does none of these, so it is not
+//! used: it does not resume a lost transfer, waits indefinitely on a stalled connection, accepts
+//! contents that differ from the announced hash, and stores the body of an error response as the
+//! file.
 //!
-//! The server is not trusted. At most the announced size is written, and at
-//! most [`LISTING_BYTES`] of a listing are read. The token is sent only to the
-//! scheme, host and port of the endpoint. A partial file is removed unless only
-//! the connection was lost, in which case the next run resumes it.
+//! The server is not trusted. At most the announced size is written, and at most [`LISTING_BYTES`]
+//! of a listing are read. The token is sent only to the scheme, host and port of the endpoint. A
+//! partial file is removed unless only the connection was lost, in which case the next run resumes
+//! it.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -33,14 +32,13 @@ pub struct RetryPolicy {
     pub stall_timeout: Duration,
     /// Maximum number of consecutive attempts without progress.
     pub attempts: u32,
-    /// The pause after the first failed attempt. It doubles after each further
-    /// failure.
+    /// The pause after the first failed attempt. It doubles after each further failure.
     pub pause: Duration,
 }
 
 impl Default for RetryPolicy {
-    /// Six attempts with a stall timeout of 30 seconds, and with pauses of
-    /// about 15 seconds in total.
+    /// Six attempts with a stall timeout of 30 seconds, and with pauses of about 15 seconds in
+    /// total.
     fn default() -> Self {
         let (stall_timeout, pause) = (Duration::from_secs(30), Duration::from_millis(500));
         Self { stall_timeout, attempts: 6, pause }
@@ -70,8 +68,7 @@ enum RequestError {
 }
 
 impl RequestError {
-    /// Returns the error of a request that the server at `url` rejected, or of
-    /// an invalid response.
+    /// Returns the error of a request that the server at `url` rejected, or of an invalid response.
     fn refused(url: &str, reason: impl Into<String>) -> Self {
         Self::Fatal(DataError::Hub { url: url.to_owned(), reason: reason.into() })
     }
@@ -100,8 +97,7 @@ impl<'a> Attempts<'a> {
         (self.failures, self.has_answered) = (0, true);
     }
 
-    /// Waits before the next attempt, or returns the error if no attempt is
-    /// left.
+    /// Waits before the next attempt, or returns the error if no attempt is left.
     fn wait_after(&mut self, error: RequestError) -> Result<()> {
         let (attempts, reason) = match error {
             RequestError::Fatal(error) => return Err(error),
@@ -115,8 +111,7 @@ impl<'a> Attempts<'a> {
         if self.failures >= attempts {
             return Err(DataError::Unreachable { url: self.url.to_owned(), reason });
         }
-        // The exponent is bounded to avoid an overflow, and the pause is
-        // limited to one minute.
+        // The exponent is bounded to avoid an overflow, and the pause is limited to one minute.
         let pause = self.policy.pause.saturating_mul(1 << (self.failures - 1).min(16));
         thread::sleep(pause.min(Duration::from_secs(60)));
         Ok(())
@@ -139,16 +134,15 @@ pub(crate) struct Downloader {
 /// Maximum time to establish a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Attempts to connect to a server that has not answered yet. The number is
-/// small, so that a run without a network does not wait long.
+/// Attempts to connect to a server that has not answered yet. The number is small, so that a run
+/// without a network does not wait long.
 const FIRST_ATTEMPTS: u32 = 2;
 
-/// Maximum bytes of a repository's listing: more than 300 bytes for each of
-/// 100,000 files.
+/// Maximum bytes of a repository's listing: more than 300 bytes for each of 100,000 files.
 const LISTING_BYTES: u64 = 32 << 20;
 
-/// Maximum time for a listing in multiples of the stall timeout, so that a
-/// server cannot send it byte by byte.
+/// Maximum time for a listing in multiples of the stall timeout, so that a server cannot send it
+/// byte by byte.
 const LISTING_STALLS: u32 = 10;
 
 /// Maximum number of redirects.
@@ -162,9 +156,9 @@ type ByteRange = (u64, Option<u64>);
 enum Redirects {
     /// All redirects, up to the contents.
     ToContents,
-    /// Redirects within the Hub, for example to a renamed repository, up to the
-    /// response that announces hash and size. A storage server does not send
-    /// these headers, and a mirror may be its own storage server.
+    /// Redirects within the Hub, for example to a renamed repository, up to the response that
+    /// announces hash and size. A storage server does not send these headers, and a mirror may be
+    /// its own storage server.
     ToAnnouncement,
 }
 
@@ -179,11 +173,9 @@ impl Downloader {
             .timeout_recv_response(Some(policy.stall_timeout))
             .timeout_per_read(Some(policy.stall_timeout))
             .http_status_as_error(false)
-            // A compressed transfer could neither be resumed nor verified by
-            // the announced hash.
+            // A compressed transfer could neither be resumed nor verified by the announced hash.
             .accept_encoding("identity")
-            // `get` follows redirects, because it must decide which servers
-            // receive the token.
+            // `get` follows redirects, because it must decide which servers receive the token.
             .max_redirects(0)
             .build();
         Self { agent: config.into(), token, policy, shows_progress }
@@ -192,8 +184,8 @@ impl Downloader {
     /// Returns the body of the JSON document at `url`.
     ///
     /// # Errors
-    /// Returns [`DataError::Unreachable`] if the server does not respond, and
-    /// [`DataError::Hub`] if it rejects the request.
+    /// Returns [`DataError::Unreachable`] if the server does not respond, and [`DataError::Hub`] if
+    /// it rejects the request.
     pub(crate) fn document(&self, url: &str) -> Result<String> {
         self.retry(url, || {
             let refused = |reason: &str| RequestError::refused(url, reason);
@@ -213,12 +205,12 @@ impl Downloader {
         })
     }
 
-    /// Returns the hash and size that the Hub announces for the file at `url`.
-    /// The contents may be on a storage server.
+    /// Returns the hash and size that the Hub announces for the file at `url`. The contents may be
+    /// on a storage server.
     ///
     /// # Errors
-    /// Returns the errors of [`Downloader::document`], and an error if the
-    /// server does not announce a hash or a size.
+    /// Returns the errors of [`Downloader::document`], and an error if the server does not announce
+    /// a hash or a size.
     pub(crate) fn announced(&self, url: &str) -> Result<RemoteFile> {
         // One byte only, because a server without a redirect would send the contents.
         let first_byte = Some((0, Some(0)));
@@ -239,21 +231,19 @@ impl Downloader {
         Ok(RemoteFile { url: url.to_owned(), hash, bytes })
     }
 
-    /// Downloads `file` to `blob`, which is created only after the contents are
-    /// complete and verified. A partial download next to it is resumed.
+    /// Downloads `file` to `blob`, which is created only after the contents are complete and
+    /// verified. A partial download next to it is resumed.
     ///
     /// # Errors
-    /// Returns the errors of [`Downloader::document`], [`DataError::Corrupted`]
-    /// if the contents differ from the announced hash, and
-    /// [`DataError::Unwritable`] if the file cannot be written.
+    /// Returns the errors of [`Downloader::document`], [`DataError::Corrupted`] if the contents
+    /// differ from the announced hash, and [`DataError::Unwritable`] if the file cannot be written.
     pub(crate) fn fetch(&self, file: &RemoteFile, blob: &Path) -> Result<()> {
         let part = blob.with_extension("part");
         self.fetch_verified(file, blob, &part).inspect_err(|error| {
             let lost = matches!(error, DataError::Unreachable { .. });
             let resumable = lost && fs::metadata(&part).is_ok_and(|part| part.len() > 0);
             if !resumable {
-                // The error of the download is more useful than an error of the
-                // cleanup.
+                // The error of the download is more useful than an error of the cleanup.
                 let _ = fs::remove_file(&part);
             }
         })
@@ -262,8 +252,8 @@ impl Downloader {
     /// Downloads to `part`, checks the hash and moves the file to `blob`.
     fn fetch_verified(&self, file: &RemoteFile, blob: &Path, part: &Path) -> Result<()> {
         let mut damaged = String::new();
-        // Two attempts, because the contents may have been damaged in transfer
-        // or in the partial file of an earlier run.
+        // Two attempts, because the contents may have been damaged in transfer or in the partial
+        // file of an earlier run.
         for _ in 0..2 {
             self.transfer(file, part)?;
             let found = file.hash.of_same_kind(part).map_err(DataError::unreadable(part))?;
@@ -421,11 +411,10 @@ impl Downloader {
         let status = response.status();
         let reason = match status.as_u16() {
             200..=399 => return Ok(response),
-            // The partial file is longer than the file, so the caller starts
-            // again. Without a range, this status is an error.
+            // The partial file is longer than the file, so the caller starts again. Without a
+            // range, this status is an error.
             416 if range.is_some() => return Ok(response),
-            // The other 5xx statuses ask for another method, version or
-            // network.
+            // The other 5xx statuses ask for another method, version or network.
             408 | 429 | 500 | 502..=504 | 506..=510 | 520.. => {
                 return Err(RequestError::Retryable(format!("answered {status}")));
             }
@@ -454,10 +443,9 @@ fn read_body(
     }
 }
 
-/// Returns an error for encoded contents, because no encoding was requested. If
-/// another crate enables gzip, the client decodes the contents and removes
-/// encoding and length from the headers, so contents without a length and
-/// without chunks count as encoded.
+/// Returns an error for encoded contents, because no encoding was requested. If another crate
+/// enables gzip, the client decodes the contents and removes encoding and length from the headers,
+/// so contents without a length and without chunks count as encoded.
 fn check_encoding(url: &str, response: &Response<Body>) -> Result<(), RequestError> {
     let encoding = header(response, "content-encoding").filter(|name| *name != "identity");
     if let Some(encoding) = encoding {
@@ -515,11 +503,10 @@ fn request_error(url: &str, error: ureq::Error) -> RequestError {
             | io::ErrorKind::TimedOut
             | io::ErrorKind::WouldBlock
             | io::ErrorKind::Interrupted => RequestError::Retryable(reason),
-            // TLS errors have this kind. A retry does not help, because the
-            // certificate stays the same.
+            // TLS errors have this kind. A retry does not help, because the certificate stays the
+            // same.
             io::ErrorKind::InvalidData => RequestError::refused(url, reason),
-            // No route, a refused connection, or a name that the resolver does
-            // not know.
+            // No route, a refused connection, or a name that the resolver does not know.
             _ => RequestError::NoConnection(reason),
         },
         ureq::Error::Timeout(_) | ureq::Error::Protocol(_) => RequestError::Retryable(reason),
@@ -537,8 +524,8 @@ fn header<'a>(response: &'a Response<Body>, name: &str) -> Option<&'a str> {
     response.headers().get(name)?.to_str().ok()
 }
 
-/// Returns the scheme, host and port of `url` as written. A different spelling
-/// counts as a different origin.
+/// Returns the scheme, host and port of `url` as written. A different spelling counts as a
+/// different origin.
 fn origin(url: &str) -> &str {
     let host = url.find("://").map_or(0, |at| at + 3);
     &url[..url[host..].find(['/', '?', '#', '\\']).map_or(url.len(), |at| host + at)]

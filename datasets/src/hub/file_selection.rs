@@ -1,10 +1,10 @@
-//! The selection of needed files in a repository or folder: a split of a data
-//! set, a model, a tokenizer.
+//! The selection of needed files in a repository or folder: a split of a data set, a model, a
+//! tokenizer.
 //!
 //! Splits are found by the layouts of data sets on the Hub:
-//! `<name>/<split>-00000-of-00001.parquet`, `data/<split>-*.parquet`,
-//! `<split>.jsonl`, `<split>/*.csv`. Ambiguous or incomplete splits are an
-//! error, see [`split_selection`](crate::hub::split_selection).
+//! `<name>/<split>-00000-of-00001.parquet`, `data/<split>-*.parquet`, `<split>.jsonl`,
+//! `<split>/*.csv`. Ambiguous or incomplete splits are an error, see
+//! [`split_selection`](crate::hub::split_selection).
 
 use crate::formats::table::listed;
 use crate::hub::companions::{CompanionKind, companion_kind};
@@ -44,15 +44,14 @@ impl FileSelection<'_> {
     /// Selects from `files`, the listing of `place`.
     ///
     /// # Errors
-    /// Returns [`DataError::NotFound`] if no file matches, or if the matching
-    /// files are ambiguous or incomplete.
+    /// Returns [`DataError::NotFound`] if no file matches, or if the matching files are ambiguous
+    /// or incomplete.
     pub(crate) fn select_in<'f>(&self, place: &str, files: &'f [String]) -> Result<Vec<&'f str>> {
         let (place, wanted) = (place.to_owned(), self.described());
         self.select(files).map_err(|reason| DataError::NotFound { place, wanted, reason })
     }
 
-    /// Returns the companion files that belong to the selection. They are not
-    /// needed to read it.
+    /// Returns the companion files that belong to the selection. They are not needed to read it.
     pub(crate) fn companions<'f>(&self, files: &'f [String]) -> Vec<&'f str> {
         let belongs = |file: &&str| match (self, companion_kind(file)) {
             (Self::Model, Some(kind)) => kind != CompanionKind::TokenizerDefinition,
@@ -62,8 +61,8 @@ impl FileSelection<'_> {
         files.iter().map(String::as_str).filter(belongs).collect()
     }
 
-    /// Returns the matching `files` in sorted order, or the reason why none is
-    /// selected. Paths are separated by `/`.
+    /// Returns the matching `files` in sorted order, or the reason why none is selected. Paths are
+    /// separated by `/`.
     pub(crate) fn select<'f>(&self, files: &'f [String]) -> Result<Vec<&'f str>, String> {
         let all: Vec<&str> = files.iter().map(String::as_str).collect();
         let mut selected = match self {
@@ -89,8 +88,8 @@ fn select_tokenizer<'f>(files: &[&'f str]) -> Vec<&'f str> {
     known.filter(|_| complete).collect()
 }
 
-/// Selects configuration, weights and tokenizer. Other formats of the weights,
-/// such as `pytorch_model.bin`, are left out.
+/// Selects configuration, weights and tokenizer. Other formats of the weights, such as
+/// `pytorch_model.bin`, are left out.
 fn select_model<'f>(files: &[&'f str]) -> Result<Vec<&'f str>, String> {
     let has = |name: &str| files.contains(&name);
     let is_whole = has(WEIGHTS);
@@ -112,8 +111,7 @@ fn select_model<'f>(files: &[&'f str]) -> Result<Vec<&'f str>, String> {
     check_shards(&selected)?;
     let is_other = |file: &&str| match *file {
         "config.json" | "generation_config.json" => true,
-        // A single weight file needs no index; an index next to it is from an
-        // older upload.
+        // A single weight file needs no index; an index next to it is from an older upload.
         file => file == INDEX && !is_whole,
     };
     selected.extend(files.iter().copied().filter(is_other));

@@ -1,8 +1,7 @@
 //! Locations of data and models: a folder, a file, or a repository on the Hub.
 //!
-//! [`Location::parse`] parses user input. An existing path takes precedence
-//! over an id of the same name. Any other text is an error that lists the
-//! possible forms.
+//! [`Location::parse`] parses user input. An existing path takes precedence over an id of the same
+//! name. Any other text is an error that lists the possible forms.
 
 use std::path::{Path, PathBuf};
 
@@ -23,13 +22,12 @@ pub enum Location {
 }
 
 impl Location {
-    /// Parses `text`: an existing folder, an existing file, or else a
-    /// repository of `kind` with the id `owner/name`, at the revision after an
-    /// `@` ([`HubRepo::MAIN`] without one).
+    /// Parses `text`: an existing folder, an existing file, or else a repository of `kind` with the
+    /// id `owner/name`, at the revision after an `@` ([`HubRepo::MAIN`] without one).
     ///
     /// # Errors
-    /// Returns [`DataError::InvalidFile`] if `text` is neither an existing path
-    /// nor a repository id.
+    /// Returns [`DataError::InvalidFile`] if `text` is neither an existing path nor a repository
+    /// id.
     pub fn parse(text: &str, kind: RepoKind) -> Result<Self> {
         let path = Path::new(text);
         if path.is_dir() {
@@ -46,14 +44,12 @@ impl Location {
         Ok(Self::Hub(HubRepo { kind, id: id.to_owned(), revision: revision.to_owned() }))
     }
 
-    /// Returns the files of one split of a data set, from a folder with the
-    /// Hub's layout or from a repository. `name` is the configuration, if there
-    /// are several.
+    /// Returns the files of one split of a data set, from a folder with the Hub's layout or from a
+    /// repository. `name` is the configuration, if there are several.
     ///
     /// # Errors
-    /// Returns [`DataError::InvalidFile`] for a single file,
-    /// [`DataError::NotFound`] if the split of a folder is missing, ambiguous or
-    /// incomplete, and the errors of [`Hub::split`].
+    /// Returns [`DataError::InvalidFile`] for a single file, [`DataError::NotFound`] if the split
+    /// of a folder is missing, ambiguous or incomplete, and the errors of [`Hub::split`].
     pub fn split(&self, hub: &Hub, name: Option<&str>, split: &str) -> Result<Vec<PathBuf>> {
         match self {
             Self::Folder(path) => {
@@ -73,8 +69,7 @@ impl Location {
         }
     }
 
-    /// Returns whether a local folder has a text file of the split. A file and a
-    /// repository do not.
+    /// Returns whether a local folder has a text file of the split. A file and a repository do not.
     ///
     /// # Errors
     /// Returns [`DataError::Unreadable`] if the folder cannot be read.
@@ -85,8 +80,7 @@ impl Location {
         }
     }
 
-    /// Returns the folder of a model's configuration and weights. A local path
-    /// is not checked.
+    /// Returns the folder of a model's configuration and weights. A local path is not checked.
     ///
     /// # Errors
     /// Returns the errors of [`Hub::model`].

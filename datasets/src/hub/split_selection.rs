@@ -1,10 +1,9 @@
 //! The selection of the files of one split of a data set.
 //!
-//! A file belongs to a split if its name begins with the name of the split, or
-//! if it is in a folder of this name. Every file that belongs to the split is
-//! selected, each in its own format, or named in an error: files in unsupported
-//! formats, copies of one file in two formats, missing shards, and data in two
-//! places. Only files that contain no data are left out, with a warning.
+//! A file belongs to a split if its name begins with the name of the split, or if it is in a folder
+//! of this name. Every file that belongs to the split is selected, each in its own format, or named
+//! in an error: files in unsupported formats, copies of one file in two formats, missing shards,
+//! and data in two places. Only files that contain no data are left out, with a warning.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -14,12 +13,11 @@ use crate::formats::role::FileRole;
 use crate::formats::table::listed;
 use crate::formats::text::copies;
 
-/// Selects the files of a split in one configuration, or none if no file
-/// belongs to the split.
+/// Selects the files of a split in one configuration, or none if no file belongs to the split.
 ///
 /// # Errors
-/// Returns an error if several configurations match, if the configuration does
-/// not have the split, or if not every file of the split can be read.
+/// Returns an error if several configurations match, if the configuration does not have the split,
+/// or if not every file of the split can be read.
 pub(crate) fn select_split<'f>(
     files: &[&'f str],
     name: Option<&str>,
@@ -94,16 +92,15 @@ fn chosen_configuration<'f>(
     }
 }
 
-/// Returns whether `file` is in configuration `name`. The only configuration of
-/// a data set is called `default` on the Hub.
+/// Returns whether `file` is in configuration `name`. The only configuration of a data set is
+/// called `default` on the Hub.
 fn is_of_configuration(file: &str, name: &str, split: &str) -> bool {
     let found = configuration(file, split);
     found == name || (found.is_empty() && name == "default")
 }
 
-/// Returns whether the name of `file` begins with `split`, as a word, or one of
-/// its folders has this name: `train.csv`, `train-00000-of-00001.parquet`,
-/// `train/0000.parquet`.
+/// Returns whether the name of `file` begins with `split`, as a word, or one of its folders has
+/// this name: `train.csv`, `train-00000-of-00001.parquet`, `train/0000.parquet`.
 fn is_of_split(file: &str, split: &str) -> bool {
     let mut parts = file.split('/').rev();
     let name = parts.next().unwrap_or_default();
@@ -115,8 +112,8 @@ fn is_of_split(file: &str, split: &str) -> bool {
         || parts.any(|folder| folder == split)
 }
 
-/// Returns the folder that a file of a split is in, without a folder that is
-/// named after the split and the folders below it.
+/// Returns the folder that a file of a split is in, without a folder that is named after the split
+/// and the folders below it.
 fn folder_of_split<'f>(file: &'f str, split: &str) -> &'f str {
     let folder = file.rsplit_once('/').map_or("", |(folder, _)| folder);
     let mut start = 0;
@@ -129,16 +126,15 @@ fn folder_of_split<'f>(file: &'f str, split: &str) -> &'f str {
     folder
 }
 
-/// Returns the folder that names a configuration; empty if there is none except
-/// `data`.
+/// Returns the folder that names a configuration; empty if there is none except `data`.
 fn configuration<'f>(file: &'f str, split: &str) -> &'f str {
     let folder = folder_of_split(file, split);
     let folder = folder.strip_prefix("data/").unwrap_or(folder);
     if folder == "data" { "" } else { folder }
 }
 
-/// Checks that all files are in the same place, because two places are likely
-/// to be an older and a newer upload of the same data.
+/// Checks that all files are in the same place, because two places are likely to be an older and a
+/// newer upload of the same data.
 fn check_places(texts: &[&str], split: &str) -> Result<(), String> {
     let place = |file: &&str| {
         let folder = file.rsplit_once('/').map_or("", |(folder, _)| folder);
@@ -155,8 +151,7 @@ fn check_places(texts: &[&str], split: &str) -> Result<(), String> {
     }
 }
 
-/// The name of a shard, `train-00001-of-00003.parquet`: the name before the
-/// number, and the total.
+/// The name of a shard, `train-00001-of-00003.parquet`: the name before the number, and the total.
 fn shard(file: &str) -> Option<(&str, &str)> {
     let (start, rest) = file.rsplit_once("-of-")?;
     let total = &rest[..rest.find(|it: char| !it.is_ascii_digit()).unwrap_or(rest.len())];
@@ -183,9 +178,8 @@ pub(super) fn check_shards(files: &[&str]) -> Result<(), String> {
     Ok(())
 }
 
-/// Checks that shards of one name have one total, and that all files are shards
-/// if some are. Otherwise some of them are likely to be an older upload of the
-/// same data.
+/// Checks that shards of one name have one total, and that all files are shards if some are.
+/// Otherwise some of them are likely to be an older upload of the same data.
 fn check_uploads(texts: &[&str]) -> Result<(), String> {
     let mut shards: Vec<_> = texts.iter().filter_map(|file| Some((shard(file)?, *file))).collect();
     shards.sort_unstable();
@@ -215,8 +209,8 @@ fn warn_of_skipped<'f>(skipped: impl ExactSizeIterator<Item = &'f str>, split: &
     }
 }
 
-/// Warns of texts whose names contain the name of the split elsewhere, because
-/// they may have been meant.
+/// Warns of texts whose names contain the name of the split elsewhere, because they may have been
+/// meant.
 fn warn_of_similar_names(files: &[&str], split: &str) {
     let lower = split.to_lowercase();
     let is_similar = |file: &&&str| {

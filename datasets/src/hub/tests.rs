@@ -1,5 +1,5 @@
-//! Tests of the Hub client and its cache, against a local server that drops,
-//! stalls and corrupts transfers.
+//! Tests of the Hub client and its cache, against a local server that drops, stalls and corrupts
+//! transfers.
 
 mod loopback;
 
@@ -59,8 +59,7 @@ fn repo() -> HubRepo {
     HubRepo { kind: RepoKind::Dataset, id: ID.into(), revision: HubRepo::MAIN.into() }
 }
 
-/// Bytes without repetitions at short distances, so that a misplaced part is
-/// detected.
+/// Bytes without repetitions at short distances, so that a misplaced part is detected.
 fn contents(length: u32) -> Vec<u8> {
     (0..length).flat_map(|at| (at.wrapping_mul(2_654_435_761)).to_le_bytes()).collect()
 }
@@ -381,8 +380,8 @@ fn wikitext_and_imdb_by_their_names() {
     let files = dataset("stanfordnlp/imdb").split(&client.hub(), None, "test").unwrap();
     let (kind, origin) = (LabelKind::Class, ClassesOrigin::TRAIN_SPLIT);
     let columns =
-        LabelledColumns { text: TEXT_FIELD, label: LABEL_FIELD, kind, kind_reason: "", origin };
-    assert_eq!(read_labelled(&files, columns, None).unwrap().0.len(), 25_000);
+        LabeledColumns { text: TEXT_FIELD, label: LABEL_FIELD, kind, kind_reason: "", origin };
+    assert_eq!(read_labeled(&files, columns, None).unwrap().0.len(), 25_000);
     let wikitext = dataset("Salesforce/wikitext");
     let name = Some("wikitext-2-raw-v1");
     let files = wikitext.split(&client.hub(), name, "test").unwrap();

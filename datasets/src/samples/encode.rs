@@ -1,13 +1,11 @@
 //! Rows of files to samples, on all threads, with a cache.
 //!
-//! [`open_samples`] reads the files of a [`SampleSource`]. One thread reads rows
-//! in batches of about a megabyte. All threads parse and encode a batch, while
-//! the next one is read. The samples are stored in the order of the rows, so
-//! they do not depend on the number of threads.
+//! [`open_samples`] reads the files of a [`SampleSource`]. One thread reads rows in batches of
+//! about a megabyte. All threads parse and encode a batch, while the next one is read. The samples
+//! are stored in the order of the rows, so they do not depend on the number of threads.
 //!
-//! The key of the cache is a hash of the contents of the files and of
-//! everything that determines the samples. Files that change while they are
-//! read are an error.
+//! The key of the cache is a hash of the contents of the files and of everything that determines
+//! the samples. Files that change while they are read are an error.
 
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
@@ -37,35 +35,32 @@ use crate::{
     TokenWidth,
 };
 
-/// Part of every key. It changes with the file format and with the reading of
-/// rows.
+/// Part of every key. It changes with the file format and with the reading of rows.
 const FORMAT: &str = "deepburn samples 2";
 
-/// Bytes of rows that are encoded at a time. Encoding needs many times the
-/// memory of a row.
+/// Bytes of rows that are encoded at a time. Encoding needs many times the memory of a row.
 const BATCH_BYTES: usize = 1 << 20;
 
-/// The stack of a thread that encodes. Chat templates can nest values so deeply
-/// that they are rendered on a stack of this size. If the thread has it, none
-/// has to be allocated for each row, which stops the other threads: the
-/// system removes its pages from the address translation of all cores.
+/// The stack of a thread that encodes. Chat templates can nest values so deeply that they are
+/// rendered on a stack of this size. If the thread has it, none has to be allocated for each row,
+/// which stops the other threads: the system removes its pages from the address translation of all
+/// cores.
 const STACK_BYTES: usize = 256 << 20;
 
 /// Where samples come from.
 #[derive(Debug, Clone, Copy)]
 pub struct SampleSource<'a> {
-    /// The files or folders of the splits. By fraction, they are cut between
-    /// samples.
+    /// The files or folders of the splits. By fraction, they are cut between samples.
     pub splits: &'a Splits,
-    /// The fields that the encoder reads. Others are ignored, and not decoded
-    /// where the format allows it. `None` for all.
+    /// The fields that the encoder reads. Others are ignored, and not decoded where the format
+    /// allows it. `None` for all.
     pub fields: Option<&'a [String]>,
     /// What happens to rows that are not valid, or that the encoder refuses.
     pub invalid: InvalidRows,
     /// The number of entries of the vocabulary. All ids must be below it.
     pub vocab_size: usize,
-    /// Everything that determines the samples of a row: the definition of the
-    /// tokenizer, the text of the chat template and all options.
+    /// Everything that determines the samples of a row: the definition of the tokenizer, the text
+    /// of the chat template and all options.
     pub encoder: &'a [&'a str],
     /// The cache of the samples; `None` for no cache.
     pub cache: Option<&'a TokenCache>,
@@ -82,8 +77,8 @@ pub struct SampleSplits {
     pub test: Option<Samples>,
 }
 
-/// Reads the files of `source` and encodes each row. The result depends only on
-/// the source, its files and `encode`, which is called on all threads.
+/// Reads the files of `source` and encodes each row. The result depends only on the source, its
+/// files and `encode`, which is called on all threads.
 ///
 /// ```
 /// use deepburn_datasets::*;
@@ -111,9 +106,9 @@ pub struct SampleSplits {
 /// ```
 ///
 /// # Errors
-/// Returns an error if a file cannot be read, has changed meanwhile, or has no
-/// samples, and the first error of a row unless invalid rows are skipped. An
-/// error of `encode` names its own remedy, because the row may not be at fault.
+/// Returns an error if a file cannot be read, has changed meanwhile, or has no samples, and the
+/// first error of a row unless invalid rows are skipped. An error of `encode` names its own remedy,
+/// because the row may not be at fault.
 pub fn open_samples<S: Into<NotedSample>, E: Display>(
     source: &SampleSource<'_>,
     encode: impl Fn(DataRow) -> Result<S, E> + Sync,
@@ -162,8 +157,7 @@ fn stored(
     let width = TokenWidth::of_vocabulary(source.vocab_size);
     let produce = |sink: TokenSink<'_>| {
         let index = produce(sink)?;
-        // Otherwise, the samples of changed files would be stored under the key
-        // of the old ones.
+        // Otherwise, the samples of changed files would be stored under the key of the old ones.
         for (file, (_, before)) in files.iter().zip(&identities) {
             if *before != stamp(file)? {
                 let what = format!("`{}`", file.display());
@@ -179,8 +173,7 @@ fn stored(
 /// The size and the modification time of a file.
 type Stamp = (u64, Option<SystemTime>);
 
-/// Returns the hash of the format and the contents of a file, and the stamp that
-/// it had before.
+/// Returns the hash of the format and the contents of a file, and the stamp that it had before.
 fn identity(path: &Path) -> Result<(String, Stamp)> {
     // Before the contents are hashed, so that a change during the hash is noticed later.
     let stamp = stamp(path)?;

@@ -1,8 +1,7 @@
-//! The index of many samples: where the tokens of each are, which of them are
-//! trained, and the row it comes from.
+//! The index of many samples: where the tokens of each are, which of them are trained, and the row
+//! it comes from.
 //!
-//! Main type: [`SampleIndex`]. It is in memory; the tokens are not. On disk it
-//! follows the tokens:
+//! Main type: [`SampleIndex`]. It is in memory; the tokens are not. On disk it follows the tokens:
 //!
 //! ```text
 //! tokens, little-endian u16 or u32
@@ -190,8 +189,7 @@ impl SampleIndex {
         Ok(bytes)
     }
 
-    /// Returns the bytes of the index without its footer; `None` if the footer
-    /// is not valid.
+    /// Returns the bytes of the index without its footer; `None` if the footer is not valid.
     pub(crate) fn bytes(footer: &[u8]) -> Option<u64> {
         let [_, arrays @ .., spans, summary] = lengths(footer)?;
         let numbers = arrays.into_iter().try_fold(0, u64::checked_add)?;
@@ -199,8 +197,8 @@ impl SampleIndex {
         numbers.checked_mul(8)?.checked_add(summary)
     }
 
-    /// Reads the index from its bytes, followed by the footer; `None` if they
-    /// contradict each other.
+    /// Reads the index from its bytes, followed by the footer; `None` if they contradict each
+    /// other.
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
         let (index, footer) = bytes.split_at_checked(bytes.len().checked_sub(FOOTER_BYTES)?)?;
         if Self::bytes(footer)? != index.len() as u64 {

@@ -1,35 +1,34 @@
 //! Packing of several samples into one row, as TRL 1.16 does.
 //!
-//! [`Packing`] selects the strategy. Samples are packed in groups of
-//! [`GROUP`] in the order of the data. The best-fit strategies follow
-//! "Fewer Truncations Improve Language Modeling" (arXiv 2404.10830): pieces in
-//! decreasing length, each into the row with the least space that suffices. Of
-//! rows with equal space, the one that has had this space for the longest time
-//! is used. TRL orders pieces and rows in the same way, so the rows are equal.
+//! [`Packing`] selects the strategy. Samples are packed in groups of [`GROUP`] in the order of the
+//! data. The best-fit strategies follow "Fewer Truncations Improve Language Modeling" (arXiv
+//! 2404.10830): pieces in decreasing length, each into the row with the least space that suffices.
+//! Of rows with equal space, the one that has had this space for the longest time is used. TRL
+//! orders pieces and rows in the same way, so the rows are equal.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 
-/// Number of samples that are packed together: the batch size of
-/// `Dataset.map` of Hugging Face's `datasets`.
+/// Number of samples that are packed together: the batch size of `Dataset.map` of Hugging Face's
+/// `datasets`.
 pub(crate) const GROUP: usize = 1000;
 
 /// How samples become rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Packing {
-    /// One sample per row. Samples are truncated to the maximum length, and
-    /// samples without a trained token are dropped.
+    /// One sample per row. Samples are truncated to the maximum length, and samples without a
+    /// trained token are dropped.
     #[default]
     None,
-    /// Several samples per row, which do not attend to each other. Samples are
-    /// truncated to the maximum length (`bfd` in TRL).
+    /// Several samples per row, which do not attend to each other. Samples are truncated to the
+    /// maximum length (`bfd` in TRL).
     BestFit,
-    /// Like [`Packing::BestFit`], but longer samples are split instead of
-    /// truncated (`bfd_split` in TRL).
+    /// Like [`Packing::BestFit`], but longer samples are split instead of truncated (`bfd_split` in
+    /// TRL).
     BestFitSplit,
-    /// All samples one after another, cut into rows of the maximum length. The
-    /// tokens of a row attend to each other across samples (`wrapped` in TRL).
+    /// All samples one after another, cut into rows of the maximum length. The tokens of a row
+    /// attend to each other across samples (`wrapped` in TRL).
     Wrapped,
 }
 
@@ -162,9 +161,8 @@ impl RowPlan {
     }
 }
 
-/// Returns the pieces of the samples in `group`, of at most `max_length` tokens
-/// each: all of them with `is_split`, or else the first of each sample. Samples
-/// without tokens have none.
+/// Returns the pieces of the samples in `group`, of at most `max_length` tokens each: all of them
+/// with `is_split`, or else the first of each sample. Samples without tokens have none.
 fn pieces(
     lengths: &[usize],
     group: Range<usize>,

@@ -1,9 +1,8 @@
 //! Pairs of samples with the same prompt, for preference optimization.
 //!
-//! A pair is stored as one sample ([`pair_sample`]), so that splits, the cache
-//! and notes treat it like any other. Its two halves begin with the same
-//! prompt, and only their completions are trained. [`PairRows`] takes the
-//! halves apart and assembles batches.
+//! A pair is stored as one sample ([`pair_sample`]), so that splits, the cache and notes treat it
+//! like any other. Its two halves begin with the same prompt, and only their completions are
+//! trained. [`PairRows`] takes the halves apart and assembles batches.
 
 use std::ops::Range;
 
@@ -17,12 +16,12 @@ use crate::{Collate, DataError, IGNORE_INDEX, MicroBatch, Result, RowDocuments, 
 /// Maximum number of pairs whose tokens are part of a fingerprint.
 const FINGERPRINT_PAIRS: usize = 4096;
 
-/// Returns the sample of a pair: the prompt and the better completion, then the
-/// prompt and the worse one.
+/// Returns the sample of a pair: the prompt and the better completion, then the prompt and the
+/// worse one.
 ///
 /// # Errors
-/// Returns the problem if the prompt or a completion has no token: the halves
-/// could not be separated, or would train nothing.
+/// Returns the problem if the prompt or a completion has no token: the halves could not be
+/// separated, or would train nothing.
 pub fn pair_sample(prompt: &[u32], chosen: &[u32], rejected: &[u32]) -> Result<Sample, String> {
     for (name, tokens) in [("prompt", prompt), ("chosen", chosen), ("rejected", rejected)] {
         if tokens.is_empty() {
@@ -41,9 +40,8 @@ pub fn pair_sample(prompt: &[u32], chosen: &[u32], rejected: &[u32]) -> Result<S
 /// A batch of pairs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PairBatch {
-    /// The sequences: one for the better completion of each pair, then one for
-    /// the worse completion of each pair, in the same order. Missing pairs are
-    /// rows of padding.
+    /// The sequences: one for the better completion of each pair, then one for the worse completion
+    /// of each pair, in the same order. Missing pairs are rows of padding.
     pub sequences: MicroBatch,
     /// The pairs.
     pub pairs: Vec<usize>,
@@ -75,13 +73,13 @@ struct Halves {
 }
 
 impl PairRows {
-    /// Truncates the sequences of the pairs of [`pair_sample`] in `samples` to
-    /// `max_length` tokens, and leaves out pairs whose prompt alone is as long.
-    /// `what` names them in errors ("the train split").
+    /// Truncates the sequences of the pairs of [`pair_sample`] in `samples` to `max_length` tokens,
+    /// and leaves out pairs whose prompt alone is as long. `what` names them in errors ("the train
+    /// split").
     ///
     /// # Errors
-    /// Returns [`DataError::Setting`] if the length is too small, and
-    /// [`DataError::Untrained`] if no pair is left.
+    /// Returns [`DataError::Setting`] if the length is too small, and [`DataError::Untrained`] if
+    /// no pair is left.
     pub fn new(samples: Samples, max_length: usize, pad_id: u32, what: &str) -> Result<Self> {
         check_sequence_length(max_length)?;
         check_positive("number of pairs", samples.len())?;
@@ -92,8 +90,8 @@ impl PairRows {
             let lengths = halves.map(|half| half.len());
             let statistics = &mut rows.statistics;
             lengths.iter().for_each(|length| statistics.sample_lengths.add(*length));
-            // No token of a completion would be left. Otherwise, the prompt is shorter than each
-            // of the lengths below.
+            // No token of a completion would be left. Otherwise, the prompt is shorter than each of
+            // the lengths below.
             if prompt >= max_length {
                 statistics.dropped.push(pair);
                 continue;
@@ -138,14 +136,13 @@ impl PairRows {
         self.kept[pair]
     }
 
-    /// Returns counts of pairs and their sequences. A pair counts as truncated
-    /// if one of its sequences is.
+    /// Returns counts of pairs and their sequences. A pair counts as truncated if one of its
+    /// sequences is.
     pub fn statistics(&self) -> &SampleStatistics {
         &self.statistics
     }
 
-    /// Returns a hash of the lengths of all pairs, and of the tokens of evenly
-    /// spaced ones.
+    /// Returns a hash of the lengths of all pairs, and of the tokens of evenly spaced ones.
     ///
     /// # Errors
     /// Returns the errors of [`TokenFile::tokens`](crate::TokenFile::tokens).
@@ -162,8 +159,8 @@ impl PairRows {
         Ok(fingerprint.digits())
     }
 
-    /// Returns the parts of a sample. The second half begins behind the first
-    /// completion, because a prompt has at least one token.
+    /// Returns the parts of a sample. The second half begins behind the first completion, because a
+    /// prompt has at least one token.
     fn halves(&self, sample: usize) -> Halves {
         let end = self.samples.length(sample);
         let first = self.samples.spans(sample, 0..end).next().unwrap_or(0..end);

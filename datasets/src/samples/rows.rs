@@ -1,8 +1,8 @@
 //! Rows of samples for training.
 //!
-//! [`Samples`] are the encoded samples of a split. [`SampleRows`] truncates,
-//! drops and packs them by a [`SampleLayout`], and assembles batches. Both hold
-//! lengths and spans in memory, and read tokens when they are needed.
+//! [`Samples`] are the encoded samples of a split. [`SampleRows`] truncates, drops and packs them
+//! by a [`SampleLayout`], and assembles batches. Both hold lengths and spans in memory, and read
+//! tokens when they are needed.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -39,12 +39,11 @@ impl Samples {
         Self { range: 0..stored.index.len(), stored }
     }
 
-    /// Returns parts of this view by fraction: train, eval, test. A fraction of
-    /// zero gives `None`.
+    /// Returns parts of this view by fraction: train, eval, test. A fraction of zero gives `None`.
     ///
     /// # Errors
-    /// Returns [`DataError::Setting`] for invalid fractions, and
-    /// [`DataError::Empty`] for an empty part.
+    /// Returns [`DataError::Setting`] for invalid fractions, and [`DataError::Empty`] for an empty
+    /// part.
     pub(crate) fn split(&self, fractions: Fractions) -> Result<[Option<Self>; 3]> {
         try_map(fractions.cut(self.len())?, |(name, part)| {
             let range = self.range.start + part.start..self.range.start + part.end;
@@ -88,13 +87,11 @@ impl Samples {
         self.stored.place(self.stored_index(index))
     }
 
-    /// Reads the rows of the samples from their files again, in order, until
-    /// `visit` returns false. `wanted` are the fields that are read, as in
-    /// [`SampleSource`](crate::SampleSource).
+    /// Reads the rows of the samples from their files again, in order, until `visit` returns false.
+    /// `wanted` are the fields that are read, as in [`SampleSource`](crate::SampleSource).
     ///
     /// # Errors
-    /// Returns an error if a file cannot be read, or if a row is not there any
-    /// more.
+    /// Returns an error if a file cannot be read, or if a row is not there any more.
     pub fn visit_rows(
         &self,
         wanted: Option<&[String]>,
@@ -132,9 +129,8 @@ impl Samples {
         Ok(())
     }
 
-    /// Returns the number of invalid rows that were skipped in the files of
-    /// these samples. If one corpus was cut by fractions, the number is the
-    /// same for all splits.
+    /// Returns the number of invalid rows that were skipped in the files of these samples. If one
+    /// corpus was cut by fractions, the number is the same for all splits.
     pub fn num_invalid(&self) -> usize {
         self.stored.index.summary.num_invalid
     }
@@ -144,9 +140,8 @@ impl Samples {
         self.stored.invalid_rows()
     }
 
-    /// Returns what the encoder noticed in the rows of all files, whichever
-    /// split they are in: the kind, the number of rows, the first row, and its
-    /// note.
+    /// Returns what the encoder noticed in the rows of all files, whichever split they are in: the
+    /// kind, the number of rows, the first row, and its note.
     pub fn notes(&self) -> impl Iterator<Item = (&str, usize, FileRow, &str)> {
         self.stored.notes()
     }
@@ -178,16 +173,14 @@ impl Samples {
 /// How rows of a batch get the same length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Padding {
-    /// On the right, to the longest row, rounded up to a multiple of this
-    /// number, at least 1. The multiple `max_length` gives all batches the same
-    /// shape.
+    /// On the right, to the longest row, rounded up to a multiple of this number, at least 1. The
+    /// multiple `max_length` gives all batches the same shape.
     Right {
         /// The multiple.
         multiple_of: usize,
     },
-    /// None: the rows of a batch are one row, whose documents do not attend to
-    /// each other (`padding_free` in TRL). The row is padded to a multiple of
-    /// this number, at least 1.
+    /// None: the rows of a batch are one row, whose documents do not attend to each other
+    /// (`padding_free` in TRL). The row is padded to a multiple of this number, at least 1.
     Free {
         /// The multiple.
         multiple_of: usize,
@@ -205,15 +198,14 @@ impl Padding {
 /// How samples become rows, and rows a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SampleLayout {
-    /// Maximum tokens of a row, at least 2; `None` for no limit, only without
-    /// packing.
+    /// Maximum tokens of a row, at least 2; `None` for no limit, only without packing.
     pub max_length: Option<usize>,
     /// How samples become rows.
     pub packing: Packing,
     /// How the rows of a batch get the same length.
     pub padding: Padding,
-    /// The id of padding, below the vocabulary size. Padding is recognized by
-    /// its place, so the id may also occur in samples.
+    /// The id of padding, below the vocabulary size. Padding is recognized by its place, so the id
+    /// may also occur in samples.
     pub pad_id: u32,
 }
 
@@ -243,9 +235,9 @@ impl SampleLayout {
 
 /// The rows of a split, ready to be sampled.
 ///
-/// Indices of [`Collate::collate`] are rows. Each label is the id of a trained
-/// token or [`IGNORE_INDEX`]. The first label of each document is always
-/// ignored, because no token of the document precedes it.
+/// Indices of [`Collate::collate`] are rows. Each label is the id of a trained token or
+/// [`IGNORE_INDEX`]. The first label of each document is always ignored, because no token of the
+/// document precedes it.
 #[derive(Debug, Clone)]
 pub struct SampleRows {
     /// The samples.
@@ -259,12 +251,11 @@ pub struct SampleRows {
 }
 
 impl SampleRows {
-    /// Truncates, drops and packs `samples`. `what` names them in errors ("the
-    /// train split").
+    /// Truncates, drops and packs `samples`. `what` names them in errors ("the train split").
     ///
     /// # Errors
-    /// Returns [`DataError::Setting`] if the layout is not valid, and
-    /// [`DataError::Untrained`] if no row has a token that the loss includes.
+    /// Returns [`DataError::Setting`] if the layout is not valid, and [`DataError::Untrained`] if
+    /// no row has a token that the loss includes.
     pub fn new(samples: Samples, layout: SampleLayout, what: &str) -> Result<Self> {
         let max_length = layout.checked_length()?;
         let lengths: Vec<usize> = (0..samples.len()).map(|index| samples.length(index)).collect();
@@ -345,8 +336,8 @@ impl SampleRows {
         &self.statistics
     }
 
-    /// Returns the number of tokens of each row, for batches of about equal
-    /// cost ([`TokenBudget`](crate::TokenBudget)).
+    /// Returns the number of tokens of each row, for batches of about equal cost
+    /// ([`TokenBudget`](crate::TokenBudget)).
     pub fn lengths(&self) -> Vec<usize> {
         (0..self.len()).map(|index| self.plan.length(index)).collect()
     }
@@ -359,8 +350,8 @@ impl SampleRows {
         self.plan.row(index).iter().map(|segment| segment.sample).collect()
     }
 
-    /// Returns a hash of the rows. For more than 16 million tokens, only the
-    /// tokens of evenly spaced rows are hashed, and the lengths of all rows.
+    /// Returns a hash of the rows. For more than 16 million tokens, only the tokens of evenly
+    /// spaced rows are hashed, and the lengths of all rows.
     ///
     /// # Errors
     /// Returns the errors of [`TokenFile::tokens`](crate::TokenFile::tokens).
@@ -435,8 +426,7 @@ impl Collate for SampleRows {
         self.len()
     }
 
-    /// Returns a batch of `rows` rows, or of a single row with
-    /// [`Padding::Free`].
+    /// Returns a batch of `rows` rows, or of a single row with [`Padding::Free`].
     fn collate(&self, indices: &[usize], rows: usize) -> Result<MicroBatch> {
         debug_assert!(indices.len() <= rows);
         let mut found = indices.iter().map(|index| self.row(*index)).collect::<Result<Vec<_>>>()?;

@@ -1,5 +1,4 @@
-//! A sample: the tokens of a conversation or text, and which of them are
-//! trained.
+//! A sample: the tokens of a conversation or text, and which of them are trained.
 
 use std::ops::Range;
 
@@ -10,8 +9,7 @@ use crate::IGNORE_INDEX;
 pub struct Sample {
     /// Token ids, below the vocabulary size.
     pub ids: Vec<u32>,
-    /// Whether each token is a label, as long as `ids`. A prompt is not
-    /// trained, for example.
+    /// Whether each token is a label, as long as `ids`. A prompt is not trained, for example.
     pub trained: Vec<bool>,
 }
 
@@ -21,15 +19,14 @@ impl Sample {
         Self { trained: vec![true; ids.len()], ids }
     }
 
-    /// Returns the labels: the ids, with [`IGNORE_INDEX`] for tokens that are
-    /// not trained. The model shifts them by one.
+    /// Returns the labels: the ids, with [`IGNORE_INDEX`] for tokens that are not trained. The
+    /// model shifts them by one.
     pub fn labels(&self) -> Vec<i32> {
         let label = |(id, trained): (&u32, &bool)| if *trained { *id as i32 } else { IGNORE_INDEX };
         self.ids.iter().zip(&self.trained).map(label).collect()
     }
 
-    /// Checks the sample for a vocabulary of `vocab_size` entries, and returns
-    /// the problem.
+    /// Checks the sample for a vocabulary of `vocab_size` entries, and returns the problem.
     pub(crate) fn check(&self, vocab_size: usize) -> Result<(), String> {
         let (ids, trained) = (self.ids.len(), self.trained.len());
         if ids != trained {

@@ -3,8 +3,7 @@
 /// The numbers of tokens of rows, in ranges of powers of two.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct LengthHistogram {
-    /// The number of rows with 0 tokens, with 1, with 2 to 3, with 4 to 7, and
-    /// so on.
+    /// The number of rows with 0 tokens, with 1, with 2 to 3, with 4 to 7, and so on.
     counts: Vec<usize>,
     /// The largest number of tokens.
     longest: usize,
@@ -26,8 +25,8 @@ impl LengthHistogram {
         self.rows += 1;
     }
 
-    /// Returns the ranges of lengths as their first and last length and the
-    /// number of rows. The last range ends with the longest row.
+    /// Returns the ranges of lengths as their first and last length and the number of rows. The
+    /// last range ends with the longest row.
     pub fn ranges(&self) -> impl Iterator<Item = (usize, usize, usize)> {
         self.counts.iter().enumerate().map(|(at, count)| match at.checked_sub(1) {
             None => (0, 0, *count),
@@ -45,8 +44,8 @@ impl LengthHistogram {
         self.tokens as f64 / self.rows.max(1) as f64
     }
 
-    /// Returns the share of tokens in rows that are all padded to `length`
-    /// tokens: the efficiency of packing; 0 without rows.
+    /// Returns the share of tokens in rows that are all padded to `length` tokens: the efficiency
+    /// of packing; 0 without rows.
     pub fn efficiency(&self, length: usize) -> f64 {
         self.tokens as f64 / (self.rows * length).max(1) as f64
     }
@@ -59,12 +58,11 @@ pub struct SampleStatistics {
     pub samples: usize,
     /// Samples that were truncated to the maximum length.
     pub truncated: usize,
-    /// The samples that were dropped because no token is trained, after
-    /// truncation. [`Samples::place`](crate::Samples::place) returns their
-    /// rows. Packing drops none.
+    /// The samples that were dropped because no token is trained, after truncation.
+    /// [`Samples::place`](crate::Samples::place) returns their rows. Packing drops none.
     pub dropped: Vec<usize>,
-    /// Samples that have no trained token, although they are not dropped,
-    /// because they are packed with others.
+    /// Samples that have no trained token, although they are not dropped, because they are packed
+    /// with others.
     pub untrained: usize,
     /// Rows of the training data.
     pub rows: usize,

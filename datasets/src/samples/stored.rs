@@ -11,8 +11,8 @@ use crate::tokens::cache::ByteSink;
 use crate::tokens::encoder::TokenSink;
 use crate::{DataError, FileRow, Result, Sample, TokenCache, TokenFile, TokenStream, TokenWidth};
 
-/// A function that passes the tokens of samples to a sink, and returns their
-/// index. It produces the same samples on each call.
+/// A function that passes the tokens of samples to a sink, and returns their index. It produces the
+/// same samples on each call.
 pub(crate) type SampleProducer<'a> = &'a dyn Fn(TokenSink<'_>) -> Result<SampleIndex>;
 
 /// The samples of a list of files.
@@ -27,9 +27,8 @@ pub(crate) struct StoredSamples {
 }
 
 impl StoredSamples {
-    /// Returns the entry `key` of the cache. If it does not exist, the samples
-    /// of `produce` are stored as the entry. If they cannot be stored, they are
-    /// kept in memory.
+    /// Returns the entry `key` of the cache. If it does not exist, the samples of `produce` are
+    /// stored as the entry. If they cannot be stored, they are kept in memory.
     ///
     /// # Errors
     /// Returns the errors of `produce`.
@@ -88,8 +87,7 @@ impl StoredSamples {
         Ok(Self::new(TokenStream::Owned(all), index, files))
     }
 
-    /// Opens an entry of the cache, whose hash was checked; `None` if it cannot
-    /// be read.
+    /// Opens an entry of the cache, whose hash was checked; `None` if it cannot be read.
     fn load(path: &Path, width: TokenWidth, files: &[PathBuf]) -> Option<Self> {
         let mut file = File::open(path).ok()?;
         let end = file.seek(SeekFrom::End(0)).ok()?;

@@ -1,14 +1,13 @@
 //! Micro-batches, the input of a model, and their assembly from samples.
 //!
-//! [`Collate`] connects a data set with the loaders: it turns indices into a
-//! batch. [`Sequences`] and [`SampleRows`](crate::SampleRows) implement it for
-//! causal language models, with [`MicroBatch`] as the batch.
+//! [`Collate`] connects a data set with the loaders: it turns indices into a batch. [`Sequences`]
+//! and [`SampleRows`](crate::SampleRows) implement it for causal language models, with
+//! [`MicroBatch`] as the batch.
 
 use crate::{Result, Sequences};
 
-/// The label of a position without a target, which the loss and token counts
-/// ignore. It equals the default `ignore_index` of PyTorch's cross-entropy
-/// loss.
+/// The label of a position without a target, which the loss and token counts ignore. It equals the
+/// default `ignore_index` of PyTorch's cross-entropy loss.
 pub const IGNORE_INDEX: i32 = -100;
 
 /// A data set that assembles batches. Loaders call it from their own thread.
@@ -19,28 +18,27 @@ pub trait Collate: Send + Sync + 'static {
     /// Returns the number of samples; indices are below it.
     fn num_samples(&self) -> usize;
 
-    /// Returns a batch of `rows` rows: the samples at `indices` (at most
-    /// `rows`), followed by padding rows, which do not contribute to the loss.
+    /// Returns a batch of `rows` rows: the samples at `indices` (at most `rows`), followed by
+    /// padding rows, which do not contribute to the loss.
     ///
     /// # Errors
-    /// Returns an error if a sample cannot be read. The loader passes the error
-    /// to its consumer and stops.
+    /// Returns an error if a sample cannot be read. The loader passes the error to its consumer and
+    /// stops.
     fn collate(&self, indices: &[usize], rows: usize) -> Result<Self::Batch>;
 }
 
 /// Token ids and labels of one forward and backward pass, row by row.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MicroBatch {
-    /// `rows * length` token ids, which are not negative. The id of padding may
-    /// also be the id of a token.
+    /// `rows * length` token ids, which are not negative. The id of padding may also be the id of a
+    /// token.
     pub input_ids: Vec<i32>,
-    /// The same ids, with [`IGNORE_INDEX`] in place of padding and of tokens
-    /// that are not trained. The model shifts them by one.
+    /// The same ids, with [`IGNORE_INDEX`] in place of padding and of tokens that are not trained.
+    /// The model shifts them by one.
     pub labels: Vec<i32>,
     /// Rows and tokens per row.
     pub shape: [usize; 2],
-    /// Number of rows that are samples. They come first; the other rows are
-    /// padding.
+    /// Number of rows that are samples. They come first; the other rows are padding.
     pub samples: usize,
     /// The documents of the rows.
     pub documents: RowDocuments,
@@ -49,12 +47,12 @@ pub struct MicroBatch {
 /// The documents of the rows of a batch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RowDocuments {
-    /// Each row that is a sample is a part of one stream of tokens, without
-    /// padding. All tokens attend to those before them.
+    /// Each row that is a sample is a part of one stream of tokens, without padding. All tokens
+    /// attend to those before them.
     Stream,
-    /// The lengths of the documents of each row, in order. Tokens attend only to
-    /// their own document, and the label of its first token is
-    /// [`IGNORE_INDEX`]. What follows the last document is padding.
+    /// The lengths of the documents of each row, in order. Tokens attend only to their own
+    /// document, and the label of its first token is [`IGNORE_INDEX`]. What follows the last
+    /// document is padding.
     Separate(Vec<Vec<usize>>),
 }
 
@@ -76,8 +74,7 @@ impl MicroBatch {
         self.row_lengths().into_iter().sum()
     }
 
-    /// Returns the number of tokens of each row without padding, which is on the
-    /// right.
+    /// Returns the number of tokens of each row without padding, which is on the right.
     pub fn row_lengths(&self) -> Vec<usize> {
         let [rows, length] = self.shape;
         match &self.documents {
@@ -88,8 +85,7 @@ impl MicroBatch {
         }
     }
 
-    /// Returns the position of each token in its document, from 0; 0 for
-    /// padding.
+    /// Returns the position of each token in its document, from 0; 0 for padding.
     pub fn position_ids(&self) -> Vec<u32> {
         let [rows, length] = self.shape;
         let mut positions = vec![0; rows * length];
@@ -110,11 +106,10 @@ impl MicroBatch {
         positions
     }
 
-    /// Returns the number of predicted tokens: all labels other than
-    /// [`IGNORE_INDEX`], except the first label of each row, which has no token
-    /// before it. The mean loss of this batch is weighted by this number. If it
-    /// is 0, the batch has only padding, and its mean loss (0/0) must not be
-    /// used.
+    /// Returns the number of predicted tokens: all labels other than [`IGNORE_INDEX`], except the
+    /// first label of each row, which has no token before it. The mean loss of this batch is
+    /// weighted by this number. If it is 0, the batch has only padding, and its mean loss (0/0)
+    /// must not be used.
     pub fn num_targets(&self) -> usize {
         let rows = self.labels.chunks_exact(self.shape[1]);
         rows.map(|row| row[1..].iter().filter(|&&label| label != IGNORE_INDEX).count()).sum()

@@ -1,10 +1,9 @@
 //! One rank's micro-batches under a token budget, epoch by epoch.
 //!
-//! [`BudgetSampler`] iterates over the epoch plans of a [`TokenBudget`] without
-//! end. For each micro-batch it also reports the number of samples in the whole
-//! step, over all ranks, because the learning rate depends on that number. Its
-//! position is an [`EpochPosition`]. An invalid rank is an error, in addition
-//! to the errors of the budget.
+//! [`BudgetSampler`] iterates over the epoch plans of a [`TokenBudget`] without end. For each
+//! micro-batch it also reports the number of samples in the whole step, over all ranks, because the
+//! learning rate depends on that number. Its position is an [`EpochPosition`]. An invalid rank is
+//! an error, in addition to the errors of the budget.
 
 use std::sync::Arc;
 
@@ -55,20 +54,19 @@ pub struct BudgetSampler {
     shape: StepShape,
     /// The current epoch, from 0.
     epoch: u64,
-    /// Micro-batches of this epoch that this rank has drawn; fewer than the
-    /// plan has.
+    /// Micro-batches of this epoch that this rank has drawn; fewer than the plan has.
     drawn: usize,
     /// The micro-batches of the current epoch.
     plan: Arc<EpochPlan>,
 }
 
 impl BudgetSampler {
-    /// Creates a sampler at the beginning of the data, for samples of these
-    /// lengths in tokens and steps of `accumulation` micro-batches per rank.
+    /// Creates a sampler at the beginning of the data, for samples of these lengths in tokens and
+    /// steps of `accumulation` micro-batches per rank.
     ///
     /// # Errors
-    /// Returns [`DataError::Setting`] if the shard is invalid, and the errors
-    /// of [`TokenBudget::plan`].
+    /// Returns [`DataError::Setting`] if the shard is invalid, and the errors of
+    /// [`TokenBudget::plan`].
     pub fn new(
         lengths: impl Into<Arc<[usize]>>,
         budget: TokenBudget,
@@ -87,22 +85,20 @@ impl BudgetSampler {
         &self.plan
     }
 
-    /// Returns the number of samples in the step of the next micro-batch, over
-    /// all ranks.
+    /// Returns the number of samples in the step of the next micro-batch, over all ranks.
     pub fn step_samples(&self) -> usize {
         self.plan.step_samples(self.drawn / self.shape.accumulation)
     }
 
     /// Moves to the beginning of the next epoch.
     pub fn next_epoch(&mut self) {
-        // Wraps only after more epochs than any training has; a damaged
-        // position must not panic.
+        // Wraps only after more epochs than any training has; a damaged position must not panic.
         self.start(self.epoch.wrapping_add(1));
     }
 
-    /// Returns the samples of the next micro-batch. The list is empty for a
-    /// batch that only completes a step. The rank then takes part in the
-    /// collectives, and the batch does not contribute to the loss.
+    /// Returns the samples of the next micro-batch. The list is empty for a batch that only
+    /// completes a step. The rank then takes part in the collectives, and the batch does not
+    /// contribute to the loss.
     pub fn next_batch(&mut self) -> Vec<usize> {
         let samples = self.plan.batch(self.rank, self.drawn).to_vec();
         self.drawn += 1;
@@ -117,8 +113,7 @@ impl BudgetSampler {
         (self.plan, self.epoch, self.drawn) = (self.planned(epoch), epoch, 0);
     }
 
-    /// Returns the plan of `epoch`. The current plan is reused if it is the
-    /// same.
+    /// Returns the plan of `epoch`. The current plan is reused if it is the same.
     fn planned(&self, epoch: u64) -> Arc<EpochPlan> {
         // Only a random order differs between epochs.
         if epoch == self.epoch || !self.budget.order.varies() {
@@ -134,8 +129,8 @@ impl BatchSampler for BudgetSampler {
 
     fn draw(&mut self) -> (Vec<usize>, usize) {
         let samples = self.next_batch();
-        // An empty batch becomes a row of padding, because every rank takes
-        // part in every collective.
+        // An empty batch becomes a row of padding, because every rank takes part in every
+        // collective.
         let rows = samples.len().max(1);
         (samples, rows)
     }
@@ -150,11 +145,10 @@ impl BatchSampler for BudgetSampler {
         }
     }
 
-    /// Moves to `position`. If the numbers of ranks and accumulation steps are
-    /// unchanged, the following batches are the same as in the run that saved
-    /// the position. Otherwise, training continues in the same sample order, at
-    /// the last step that begins at or before the position. A few samples may
-    /// then be repeated, but none is skipped.
+    /// Moves to `position`. If the numbers of ranks and accumulation steps are unchanged, the
+    /// following batches are the same as in the run that saved the position. Otherwise, training
+    /// continues in the same sample order, at the last step that begins at or before the position.
+    /// A few samples may then be repeated, but none is skipped.
     fn seek(&mut self, position: EpochPosition) -> Result<()> {
         let EpochPosition { epoch, batches, samples, num_ranks, accumulation } = position;
         let plan = self.planned(epoch);
@@ -177,8 +171,8 @@ impl BatchSampler for BudgetSampler {
             }
             (self.epoch, self.drawn, self.plan) = (epoch, batches, plan);
         } else if samples == num_samples {
-            // All samples of the epoch were drawn, and only empty batches of
-            // the last step remained.
+            // All samples of the epoch were drawn, and only empty batches of the last step
+            // remained.
             self.start(epoch.wrapping_add(1));
         } else {
             let drawn = plan.step_at(samples) * micro_batches;

@@ -1,15 +1,15 @@
 //! Every sample once per epoch, in batches of a fixed size.
 //!
-//! [`EpochSampler`] assigns each step a consecutive part of the epoch's order.
-//! Within a micro-batch, rank `r` of `W` takes the positions `r, r + W, ...`, as
-//! [`DistributedSampler`](crate::DistributedSampler) does. The order depends
-//! only on the seed and the epoch, so a run that resumes on another number of
-//! ranks continues with exactly the next samples.
+//! [`EpochSampler`] assigns each step a consecutive part of the epoch's order. Within a
+//! micro-batch, rank `r` of `W` takes the positions `r, r + W, ...`, as
+//! [`DistributedSampler`](crate::DistributedSampler) does. The order depends only on the seed and
+//! the epoch, so a run that resumes on another number of ranks continues with exactly the next
+//! samples.
 //!
-//! An epoch ends with a step, as in Hugging Face's `Trainer`. If the number of
-//! samples is not a multiple of the samples of a step, the last step has fewer
-//! samples: micro-batches are filled in order, and those without samples are a
-//! row of padding, because every rank takes part in every collective.
+//! An epoch ends with a step, as in Hugging Face's `Trainer`. If the number of samples is not a
+//! multiple of the samples of a step, the last step has fewer samples: micro-batches are filled in
+//! order, and those without samples are a row of padding, because every rank takes part in every
+//! collective.
 
 use std::sync::Arc;
 
@@ -25,8 +25,7 @@ use crate::{BatchSampler, DataError, DataShard, Order, Result, StepShape};
 pub struct StepPosition {
     /// Completed epochs.
     pub epoch: u64,
-    /// Samples of this epoch that all ranks together have drawn before the
-    /// current step.
+    /// Samples of this epoch that all ranks together have drawn before the current step.
     pub samples: u64,
     /// Micro-batches of the current step that each rank has drawn.
     pub micro_batches: u64,
@@ -34,8 +33,7 @@ pub struct StepPosition {
     pub batch_samples: u64,
 }
 
-/// An endless stream of micro-batches for one rank, which contains every sample
-/// once per epoch.
+/// An endless stream of micro-batches for one rank, which contains every sample once per epoch.
 ///
 /// ```
 /// use deepburn_datasets::*;
@@ -63,23 +61,20 @@ pub struct EpochSampler {
     order: Order,
     /// The current epoch, from 0.
     epoch: u64,
-    /// The first position of the current step in the epoch's order, below
-    /// `num_samples`.
+    /// The first position of the current step in the epoch's order, below `num_samples`.
     step_start: usize,
-    /// Micro-batches of the current step that each rank has drawn, fewer than
-    /// a step has.
+    /// Micro-batches of the current step that each rank has drawn, fewer than a step has.
     drawn: usize,
     /// The order of the current epoch, if it is shuffled.
     shuffled: Option<Arc<[usize]>>,
 }
 
 impl EpochSampler {
-    /// Creates a sampler at the beginning of the first epoch, for micro-batches
-    /// of `rows` samples.
+    /// Creates a sampler at the beginning of the first epoch, for micro-batches of `rows` samples.
     ///
     /// # Errors
-    /// Returns [`DataError::Empty`] if there are no samples, and
-    /// [`DataError::Setting`] if the rank, the shape or `rows` is invalid.
+    /// Returns [`DataError::Empty`] if there are no samples, and [`DataError::Setting`] if the
+    /// rank, the shape or `rows` is invalid.
     pub fn new(
         num_samples: usize,
         rank: usize,
@@ -128,21 +123,20 @@ impl EpochSampler {
         self.num_samples.div_ceil(self.full_step())
     }
 
-    /// Returns the number of samples in the step of the next micro-batch, over
-    /// all ranks.
+    /// Returns the number of samples in the step of the next micro-batch, over all ranks.
     pub fn step_samples(&self) -> usize {
         self.full_step().min(self.num_samples - self.step_start)
     }
 
-    /// Returns the number of micro-batches in the step of the next micro-batch
-    /// that have a sample on some rank. The rest of the step is padding, and can
-    /// be left out with [`EpochSampler::end_step`].
+    /// Returns the number of micro-batches in the step of the next micro-batch that have a sample
+    /// on some rank. The rest of the step is padding, and can be left out with
+    /// [`EpochSampler::end_step`].
     pub fn step_batches(&self) -> usize {
         self.step_samples().div_ceil(self.batch_samples())
     }
 
-    /// Returns the samples of the next micro-batch of this rank; fewer than
-    /// `rows`, or none, at the end of an epoch.
+    /// Returns the samples of the next micro-batch of this rank; fewer than `rows`, or none, at the
+    /// end of an epoch.
     pub fn next_batch(&mut self) -> Vec<usize> {
         let start = self.step_start + self.drawn * self.batch_samples();
         let positions = (start + self.rank..self.num_samples).step_by(self.shape.num_ranks);
@@ -183,8 +177,8 @@ impl BatchSampler for EpochSampler {
     type Position = StepPosition;
 
     fn draw(&mut self) -> (Vec<usize>, usize) {
-        // A batch without samples has all rows too: pairs use the model's head once for each row, and ranks with
-        // other numbers of rows would gather it in other orders.
+        // A batch without samples has all rows too: pairs use the model's head once for each row,
+        // and ranks with other numbers of rows would gather it in other orders.
         (self.next_batch(), self.rows)
     }
 
@@ -197,9 +191,9 @@ impl BatchSampler for EpochSampler {
         }
     }
 
-    /// Moves to `position`, which may be from a run with another number of
-    /// ranks, micro-batches or rows: training continues with the next samples
-    /// of the epoch, and none is skipped or repeated.
+    /// Moves to `position`, which may be from a run with another number of ranks, micro-batches or
+    /// rows: training continues with the next samples of the epoch, and none is skipped or
+    /// repeated.
     fn seek(&mut self, position: StepPosition) -> Result<()> {
         let StepPosition { epoch, samples, micro_batches, batch_samples } = position;
         let (num_samples, accumulation) = (self.num_samples as u64, self.shape.accumulation as u64);

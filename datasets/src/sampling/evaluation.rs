@@ -1,16 +1,14 @@
 //! Evaluation: every sample once, and the same number of batches on every rank.
 //!
-//! Ranks take part in collectives while they evaluate, so the other ranks would
-//! wait forever for a rank with fewer batches. [`EvaluationBatches`] therefore
-//! pads missing rows and missing batches, which do not contribute to the loss
-//! ([`crate::IGNORE_INDEX`] labels). A batch stores how many of its rows are
-//! samples.
+//! Ranks take part in collectives while they evaluate, so the other ranks would wait forever for a
+//! rank with fewer batches. [`EvaluationBatches`] therefore pads missing rows and missing batches,
+//! which do not contribute to the loss ([`crate::IGNORE_INDEX`] labels). A batch stores how many of
+//! its rows are samples.
 
 use crate::error::check_positive;
 use crate::{Collate, DataShard, Result};
 
-/// The evaluation batches of rank `r` of `W`: samples `r, r + W, ...`, in
-/// order.
+/// The evaluation batches of rank `r` of `W`: samples `r, r + W, ...`, in order.
 #[derive(Debug)]
 pub struct EvaluationBatches<'a, D> {
     /// The data set.
@@ -26,27 +24,25 @@ pub struct EvaluationBatches<'a, D> {
 }
 
 impl<'a, D: Collate> EvaluationBatches<'a, D> {
-    /// Creates batches of `rows` rows. With fewer samples than ranks, some
-    /// ranks have only padding.
+    /// Creates batches of `rows` rows. With fewer samples than ranks, some ranks have only padding.
     ///
     /// # Errors
-    /// Returns [`DataError::Setting`](crate::DataError::Setting) if the shard
-    /// is invalid or `rows` is 0.
+    /// Returns [`DataError::Setting`](crate::DataError::Setting) if the shard is invalid or `rows`
+    /// is 0.
     pub fn new(data: &'a D, shard: DataShard, rows: usize) -> Result<Self> {
         check_positive("evaluation batch size", rows)?;
         Ok(Self { data, shard: shard.validate()?, rows, samples: data.num_samples(), next: 0 })
     }
 
-    /// Limits the evaluation to the first `limit` samples, counted over all
-    /// ranks; `None` for no limit.
+    /// Limits the evaluation to the first `limit` samples, counted over all ranks; `None` for no
+    /// limit.
     pub fn take_samples(self, limit: Option<usize>) -> Self {
         // Without a sample, an evaluation would have no result.
         let samples = limit.map_or(self.samples, |limit| self.samples.min(limit.max(1)));
         Self { samples, ..self }
     }
 
-    /// Returns the number of batches, which is the same on every rank:
-    /// `ceil(ceil(n / W) / rows)`.
+    /// Returns the number of batches, which is the same on every rank: `ceil(ceil(n / W) / rows)`.
     pub fn num_batches(&self) -> usize {
         self.samples.div_ceil(self.shard.num_ranks).div_ceil(self.rows)
     }

@@ -45,12 +45,12 @@ pub struct BatchLoader<D: Collate, S: BatchSampler = DistributedSampler> {
 type Sent<B, P> = Result<(B, P)>;
 
 impl<D: Collate> BatchLoader<D> {
-    /// Starts a loader at the sampler's position, with `rows` samples per batch
-    /// and `depth` prefetched batches.
+    /// Starts a loader at the sampler's position, with `rows` samples per batch and `depth`
+    /// prefetched batches.
     ///
     /// # Errors
-    /// Returns [`DataError::Setting`] if `rows` or `depth` is 0, and
-    /// [`DataError::LoaderThread`] if the thread cannot be started.
+    /// Returns [`DataError::Setting`] if `rows` or `depth` is 0, and [`DataError::LoaderThread`] if
+    /// the thread cannot be started.
     pub fn start(
         data: impl Into<Arc<D>>,
         sampler: DistributedSampler,
@@ -63,12 +63,11 @@ impl<D: Collate> BatchLoader<D> {
 }
 
 impl<D: Collate, S: BatchSampler> BatchLoader<D, S> {
-    /// Starts a loader at the sampler's position, with `depth` prefetched
-    /// batches.
+    /// Starts a loader at the sampler's position, with `depth` prefetched batches.
     ///
     /// # Errors
-    /// Returns [`DataError::Setting`] if `depth` is 0, and
-    /// [`DataError::LoaderThread`] if the thread cannot be started.
+    /// Returns [`DataError::Setting`] if `depth` is 0, and [`DataError::LoaderThread`] if the
+    /// thread cannot be started.
     pub fn drawing(data: impl Into<Arc<D>>, sampler: S, depth: usize) -> Result<Self> {
         check_positive("prefetch depth", depth)?;
         let data = data.into();
@@ -76,8 +75,7 @@ impl<D: Collate, S: BatchSampler> BatchLoader<D, S> {
         Ok(Self { data, sampler, depth, prefetch })
     }
 
-    /// Returns the sampler, positioned at the next batch that the loader
-    /// returns.
+    /// Returns the sampler, positioned at the next batch that the loader returns.
     pub fn sampler(&self) -> &S {
         &self.sampler
     }
@@ -85,8 +83,7 @@ impl<D: Collate, S: BatchSampler> BatchLoader<D, S> {
     /// Returns the next micro-batch, and waits for it if necessary.
     ///
     /// # Errors
-    /// Returns the error that stopped the thread once, and
-    /// [`DataError::LoaderStopped`] afterwards.
+    /// Returns the error that stopped the thread once, and [`DataError::LoaderStopped`] afterwards.
     pub fn next_batch(&mut self) -> Result<D::Batch> {
         let (batch, position) = self.prefetch.receive()?;
         // The sampler of the thread is ahead by the batches that wait in the channel.
@@ -104,8 +101,7 @@ impl<D: Collate, S: BatchSampler> BatchLoader<D, S> {
         self.sampler.epoch()
     }
 
-    /// Moves to `position` and discards prefetched batches. It restarts a
-    /// loader that has failed.
+    /// Moves to `position` and discards prefetched batches. It restarts a loader that has failed.
     ///
     /// # Errors
     /// Returns an error if the position is not valid for the sampler, and
@@ -117,8 +113,7 @@ impl<D: Collate, S: BatchSampler> BatchLoader<D, S> {
     }
 }
 
-/// The thread and the receiver of its channel. Both are `Some` until this is
-/// dropped.
+/// The thread and the receiver of its channel. Both are `Some` until this is dropped.
 #[derive(Debug)]
 struct PrefetchThread<B, P> {
     /// The receiver of the batches.
@@ -139,8 +134,8 @@ impl<B: Send + 'static, P: Send + 'static> PrefetchThread<B, P> {
             .name("data-loader".into())
             .spawn(move || {
                 prefetch(&*data, sampler, &sender);
-                // The data is dropped before the channel closes. A closed
-                // channel thus means that the thread no longer uses the data.
+                // The data is dropped before the channel closes. A closed channel thus means that
+                // the thread no longer uses the data.
                 drop(data);
             })
             .map_err(|cause| {
@@ -150,8 +145,8 @@ impl<B: Send + 'static, P: Send + 'static> PrefetchThread<B, P> {
         Ok(Self { receiver: Some(receiver), thread: Some(thread) })
     }
 
-    /// Receives the next batch. The last message of a failed thread is its
-    /// error; the channel is closed after it.
+    /// Receives the next batch. The last message of a failed thread is its error; the channel is
+    /// closed after it.
     fn receive(&mut self) -> Result<(B, P)> {
         let sent = self.receiver.as_ref().and_then(|receiver| receiver.recv().ok());
         sent.unwrap_or(Err(DataError::LoaderStopped))
@@ -160,8 +155,7 @@ impl<B: Send + 'static, P: Send + 'static> PrefetchThread<B, P> {
 
 impl<B, P> Drop for PrefetchThread<B, P> {
     fn drop(&mut self) {
-        // The channel has to be closed first, because the thread may be blocked
-        // on a full channel.
+        // The channel has to be closed first, because the thread may be blocked on a full channel.
         self.receiver = None;
         // The thread catches its own panics, so there is no result to report.
         let _ = self.thread.take().map(JoinHandle::join);
@@ -175,8 +169,8 @@ fn prefetch<D: Collate, S: BatchSampler>(
     sender: &SyncSender<Sent<D::Batch, S::Position>>,
 ) {
     loop {
-        // Unwind safety is asserted because the loop ends after a panic, and
-        // state that the panic left inconsistent is not used.
+        // Unwind safety is asserted because the loop ends after a panic, and state that the panic
+        // left inconsistent is not used.
         let batch = catch_unwind(AssertUnwindSafe(|| {
             let (samples, rows) = sampler.draw();
             Ok((data.collate(&samples, rows)?, sampler.position()))
@@ -215,8 +209,7 @@ mod tests {
         BatchLoader::start(sequences(), sampler(order), 3, 2).unwrap()
     }
 
-    /// A data set that counts its calls, and that runs `at_three` in the third
-    /// call.
+    /// A data set that counts its calls, and that runs `at_three` in the third call.
     struct Faulty {
         calls: AtomicUsize,
         at_three: fn() -> Result<()>,

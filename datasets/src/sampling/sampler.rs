@@ -1,35 +1,31 @@
 //! The assignment of samples to ranks.
 //!
-//! [`DistributedSampler`] gives rank `r` of `W` the samples at positions
-//! `r, r + W, r + 2W, ...` of an ordering, in each epoch. [`Order`] determines
-//! the ordering and the length of an epoch:
+//! [`DistributedSampler`] gives rank `r` of `W` the samples at positions `r, r + W, r + 2W, ...` of
+//! an ordering, in each epoch. [`Order`] determines the ordering and the length of an epoch:
 //!
-//! - **Sequential**: samples in the order of the data. Each rank cycles through
-//!   its own list. If `W` does not divide the number of samples, the lists
-//!   differ by one in length, and the shorter ones repeat sooner. Every sample
-//!   is in exactly one list.
-//! - **Shuffled**: a new permutation in each epoch, the same on all ranks:
-//!   Fisher-Yates over ChaCha8 with the key `(seed, epoch)`. All ranks draw
-//!   `floor(n / W)` samples per epoch, and the last `n mod W` samples of the
-//!   permutation are skipped; these differ between epochs. No sample occurs
-//!   twice in an epoch.
+//! - **Sequential**: samples in the order of the data. Each rank cycles through its own list. If
+//!   `W` does not divide the number of samples, the lists differ by one in length, and the shorter
+//!   ones repeat sooner. Every sample is in exactly one list.
+//! - **Shuffled**: a new permutation in each epoch, the same on all ranks: Fisher-Yates over
+//!   ChaCha8 with the key `(seed, epoch)`. All ranks draw `floor(n / W)` samples per epoch, and the
+//!   last `n mod W` samples of the permutation are skipped; these differ between epochs. No sample
+//!   occurs twice in an epoch.
 //!
-//! [`BatchSampler`] is the interface between samplers and a loader. Fewer
-//! samples than ranks are an error.
+//! [`BatchSampler`] is the interface between samplers and a loader. Fewer samples than ranks are an
+//! error.
 
 use serde::{Deserialize, Serialize};
 
 use crate::stable_rng::StableRng;
 use crate::{DataError, Result};
 
-/// An endless stream of micro-batches as lists of samples, with a position that
-/// can be saved.
+/// An endless stream of micro-batches as lists of samples, with a position that can be saved.
 pub trait BatchSampler: Clone + Send + 'static {
     /// A position in the stream.
     type Position: Copy + Send + 'static;
 
-    /// Returns the samples of the next micro-batch and its number of rows,
-    /// which is at least 1 and at least the number of samples.
+    /// Returns the samples of the next micro-batch and its number of rows, which is at least 1 and
+    /// at least the number of samples.
     fn draw(&mut self) -> (Vec<usize>, usize);
 
     /// Returns the position of the next micro-batch.
@@ -41,8 +37,7 @@ pub trait BatchSampler: Clone + Send + 'static {
     /// Returns an error if the stream does not have this position.
     fn seek(&mut self, position: Self::Position) -> Result<()>;
 
-    /// Returns the number of completed epochs, plus the completed fraction of
-    /// the current one.
+    /// Returns the number of completed epochs, plus the completed fraction of the current one.
     fn epoch(&self) -> f64;
 }
 
@@ -86,8 +81,7 @@ pub enum Order {
     },
 }
 
-/// The progress of the ranks. It is the same on all ranks, so a checkpoint
-/// stores it once.
+/// The progress of the ranks. It is the same on all ranks, so a checkpoint stores it once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Position {
@@ -136,8 +130,7 @@ impl DistributedSampler {
     /// Creates a sampler at the beginning of the first epoch.
     ///
     /// # Errors
-    /// Returns [`DataError::Setting`] if the shard is invalid or there are more
-    /// ranks than samples.
+    /// Returns [`DataError::Setting`] if the shard is invalid or there are more ranks than samples.
     pub fn new(num_samples: usize, shard: DataShard, order: Order) -> Result<Self> {
         let num_ranks = shard.validate()?.num_ranks;
         if num_samples < num_ranks {
@@ -160,9 +153,8 @@ impl DistributedSampler {
         Self { rows, ..self }
     }
 
-    /// Returns the number of samples that each rank draws in an epoch:
-    /// `floor(n / W)` in shuffled order, and `ceil(n / W)` in sequential order,
-    /// which covers the longest list.
+    /// Returns the number of samples that each rank draws in an epoch: `floor(n / W)` in shuffled
+    /// order, and `ceil(n / W)` in sequential order, which covers the longest list.
     pub fn samples_per_epoch(&self) -> usize {
         match self.order {
             Order::Sequential => self.num_samples.div_ceil(self.shard.num_ranks),
@@ -178,8 +170,7 @@ impl DistributedSampler {
     /// Draws the next sample of this rank.
     fn next_sample(&mut self) -> usize {
         let drawn = self.drawn;
-        // Wraps only after more samples than any training draws; a damaged
-        // position must not panic.
+        // Wraps only after more samples than any training draws; a damaged position must not panic.
         self.drawn = drawn.wrapping_add(1);
         let DataShard { rank, num_ranks } = self.shard;
         match self.order {
@@ -195,8 +186,7 @@ impl DistributedSampler {
         }
     }
 
-    /// Returns this rank's samples of `epoch`, which are computed when the
-    /// epoch changes.
+    /// Returns this rank's samples of `epoch`, which are computed when the epoch changes.
     fn permuted(&mut self, seed: u64, epoch: u64) -> &[usize] {
         if self.shuffled.as_ref().is_none_or(|&(cached, _)| cached != epoch) {
             let order = StableRng::new(seed, epoch).permutation(self.num_samples);
@@ -219,11 +209,10 @@ impl BatchSampler for DistributedSampler {
         Position { drawn: self.drawn, num_ranks: self.shard.num_ranks as u64 }
     }
 
-    /// Moves to `position`. If the number of ranks is unchanged, the following
-    /// samples are the same as in the run that saved the position. Otherwise,
-    /// training continues after the same total number of samples, rounded down.
-    /// The order of samples is then different, because it depends on the number
-    /// of ranks.
+    /// Moves to `position`. If the number of ranks is unchanged, the following samples are the same
+    /// as in the run that saved the position. Otherwise, training continues after the same total
+    /// number of samples, rounded down. The order of samples is then different, because it depends
+    /// on the number of ranks.
     fn seek(&mut self, position: Position) -> Result<()> {
         let Position { drawn, num_ranks } = position;
         let now = self.shard.num_ranks as u64;

@@ -1,28 +1,25 @@
-//! Batches of samples of different length under a token budget (dynamic
-//! batching).
+//! Batches of samples of different length under a token budget (dynamic batching).
 //!
-//! With a fixed number of rows, one long sample fills its whole batch with
-//! padding. A [`TokenBudget`] limits the cost of a batch instead, `rows *
-//! longest <= max_tokens`, and the number of rows follows.
-//! [`TokenBudget::plan`] turns an epoch into an [`EpochPlan`]:
+//! With a fixed number of rows, one long sample fills its whole batch with padding. A
+//! [`TokenBudget`] limits the cost of a batch instead, `rows * longest <= max_tokens`, and the
+//! number of rows follows. [`TokenBudget::plan`] turns an epoch into an [`EpochPlan`]:
 //!
 //! ```text
 //! order      the samples, by seed and epoch
-//! pack       neighbours into a batch until one more row, or a longer one, would exceed the budget
+//! pack       neighbors into a batch until one more row, or a longer one, would exceed the budget
 //! shuffle    the batches (random order only)
 //! equalise   until every step has its micro-batch for every rank
 //! ```
 //!
-//! Every sample is in exactly one batch of an epoch, and none is dropped. If
-//! the batches do not fill the last step, those with the most rows are halved:
-//! this distributes real samples, and can only reduce the padding. If none can
-//! be halved, empty batches, which do not contribute to the loss, complete the
-//! step. The samples have the same order for any number of ranks; only the cuts
+//! Every sample is in exactly one batch of an epoch, and none is dropped. If the batches do not
+//! fill the last step, those with the most rows are halved: this distributes real samples, and can
+//! only reduce the padding. If none can be halved, empty batches, which do not contribute to the
+//! loss, complete the step. The samples have the same order for any number of ranks; only the cuts
 //! between batches differ.
 //!
-//! A sample longer than the budget is an error, because truncation is left to
-//! the source of the samples. A budget that is too small for `min_batch_size`
-//! samples of the longest length is also an error.
+//! A sample longer than the budget is an error, because truncation is left to the source of the
+//! samples. A budget that is too small for `min_batch_size` samples of the longest length is also
+//! an error.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -31,21 +28,19 @@ use crate::error::check_positive;
 use crate::stable_rng::StableRng;
 use crate::{DataError, Result};
 
-/// Number of batches in a window, whose samples are sorted by length together
-/// in [`PickingOrder::Random`]. A larger window reduces padding, but a batch
-/// then contains only samples of nearly equal length.
+/// Number of batches in a window, whose samples are sorted by length together in
+/// [`PickingOrder::Random`]. A larger window reduces padding, but a batch then contains only
+/// samples of nearly equal length.
 const BATCHES_PER_WINDOW: usize = 64;
 
-/// Minimum number of windows in an epoch. With a single window, the lengths
-/// alone would determine the batches, and all epochs would have nearly the same
-/// batches.
+/// Minimum number of windows in an epoch. With a single window, the lengths alone would determine
+/// the batches, and all epochs would have nearly the same batches.
 const MIN_WINDOWS: usize = 4;
 
 /// The limits of a micro-batch. They are the same on all ranks.
 ///
-/// A batch costs as much as its longest row times its number of rows, because
-/// shorter rows are padded. With a budget, batches of long texts have few rows and
-/// batches of short texts many:
+/// A batch costs as much as its longest row times its number of rows, because shorter rows are
+/// padded. With a budget, batches of long texts have few rows and batches of short texts many:
 ///
 /// ```
 /// use deepburn_datasets::{StepShape, TokenBudget};
@@ -58,12 +53,11 @@ const MIN_WINDOWS: usize = 4;
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TokenBudget {
-    /// Maximum tokens of a micro-batch including padding: rows times the
-    /// longest row. A sample without tokens counts as one token.
+    /// Maximum tokens of a micro-batch including padding: rows times the longest row. A sample
+    /// without tokens counts as one token.
     pub max_tokens: usize,
-    /// Minimum rows of a micro-batch; `max_tokens` must be large enough for
-    /// this number of rows of the longest sample. The last batches of an epoch
-    /// may have fewer.
+    /// Minimum rows of a micro-batch; `max_tokens` must be large enough for this number of rows of
+    /// the longest sample. The last batches of an epoch may have fewer.
     pub min_batch_size: usize,
     /// Maximum rows of a micro-batch; `None` for no limit.
     pub max_batch_size: Option<usize>,
@@ -76,15 +70,13 @@ pub struct TokenBudget {
 pub enum PickingOrder {
     /// The order of the data, the same in every epoch.
     Sequential,
-    /// A permutation per epoch. Windows of it are sorted by length before they
-    /// are packed, so that the rows of a batch have about the same length, and
-    /// the batches are shuffled again.
+    /// A permutation per epoch. Windows of it are sorted by length before they are packed, so that
+    /// the rows of a batch have about the same length, and the batches are shuffled again.
     Random {
         /// Determines all epochs. Must be the same on all ranks.
         seed: u64,
     },
-    /// Shortest first, the same in every epoch. Samples of equal length keep
-    /// the order of the data.
+    /// Shortest first, the same in every epoch. Samples of equal length keep the order of the data.
     ByLength,
 }
 
@@ -124,8 +116,7 @@ impl StepShape {
 }
 
 impl TokenBudget {
-    /// Creates a budget without limits on rows, for samples in the order of the
-    /// data.
+    /// Creates a budget without limits on rows, for samples in the order of the data.
     pub fn new(max_tokens: usize) -> Self {
         let order = PickingOrder::Sequential;
         Self { max_tokens, min_batch_size: 1, max_batch_size: None, order }
@@ -134,10 +125,9 @@ impl TokenBudget {
     /// Checks the budget against the lengths of all samples, in tokens.
     ///
     /// # Errors
-    /// Returns [`DataError::Empty`] if there are no samples. Returns
-    /// [`DataError::Setting`] if no batch can meet the limits, if a sample is
-    /// longer than the budget, or if the budget is too small for the smallest
-    /// batch.
+    /// Returns [`DataError::Empty`] if there are no samples. Returns [`DataError::Setting`] if no
+    /// batch can meet the limits, if a sample is longer than the budget, or if the budget is too
+    /// small for the smallest batch.
     pub fn validate(&self, lengths: &[usize]) -> Result<()> {
         let &Self { max_tokens, min_batch_size, max_batch_size, .. } = self;
         check_positive("dynamic_batching.max_tokens", max_tokens)?;
@@ -166,12 +156,11 @@ impl TokenBudget {
         Ok(())
     }
 
-    /// Plans the micro-batches of `epoch` (from 0) for samples of these
-    /// lengths, in tokens.
+    /// Plans the micro-batches of `epoch` (from 0) for samples of these lengths, in tokens.
     ///
     /// # Errors
-    /// Returns the errors of [`TokenBudget::validate`], and
-    /// [`DataError::Setting`] for a step without micro-batches.
+    /// Returns the errors of [`TokenBudget::validate`], and [`DataError::Setting`] for a step
+    /// without micro-batches.
     pub fn plan(&self, lengths: &[usize], shape: StepShape, epoch: u64) -> Result<EpochPlan> {
         let per_step = shape.micro_batches()?;
         self.validate(lengths)?;
@@ -202,9 +191,8 @@ impl TokenBudget {
                 order = rng.permutation(lengths.len());
                 for (index, window) in order.chunks_mut(self.window(lengths)).enumerate() {
                     window.sort_by_key(|&sample| lengths[sample]);
-                    // Windows are sorted in ascending and descending order in
-                    // turn, so that a batch that spans two windows also has
-                    // samples of about the same length.
+                    // Windows are sorted in ascending and descending order in turn, so that a batch
+                    // that spans two windows also has samples of about the same length.
                     if index % 2 == 1 {
                         window.reverse();
                     }
@@ -217,8 +205,8 @@ impl TokenBudget {
         }
     }
 
-    /// Returns the number of samples in a window: about [`BATCHES_PER_WINDOW`]
-    /// batches, in at least [`MIN_WINDOWS`] windows.
+    /// Returns the number of samples in a window: about [`BATCHES_PER_WINDOW`] batches, in at least
+    /// [`MIN_WINDOWS`] windows.
     fn window(&self, lengths: &[usize]) -> usize {
         // Sums and products of user settings may exceed 64 bits.
         let tokens: u128 = lengths.iter().map(|&length| width(length) as u128).sum();
@@ -228,8 +216,7 @@ impl TokenBudget {
         rows.saturating_mul(BATCHES_PER_WINDOW).min(lengths.len().div_ceil(MIN_WINDOWS))
     }
 
-    /// Cuts samples into batches: a batch ends if the next sample would not
-    /// fit.
+    /// Cuts samples into batches: a batch ends if the next sample would not fit.
     fn cut(&self, samples: Vec<usize>, lengths: &[usize]) -> Batches {
         let max_rows = self.max_batch_size.unwrap_or(usize::MAX);
         let mut bounds = vec![0];
@@ -247,18 +234,17 @@ impl TokenBudget {
         Batches { samples, bounds }
     }
 
-    /// Makes the number of batches a multiple of `per_step`. It first halves
-    /// the batches with the most rows (the first one among equals), and then
-    /// adds empty batches. It adds fewer empty batches than a step has, so that
-    /// no step is empty.
+    /// Makes the number of batches a multiple of `per_step`. It first halves the batches with the
+    /// most rows (the first one among equals), and then adds empty batches. It adds fewer empty
+    /// batches than a step has, so that no step is empty.
     fn equalise(&self, mut batches: Batches, per_step: usize) -> Batches {
         let mut missing = batches.len().next_multiple_of(per_step) - batches.len();
         // The batch with the most rows comes first, and the first one among equals.
         let mut by_rows: BinaryHeap<(usize, Reverse<usize>)> =
             batches.bounds.windows(2).map(|at| (at[1] - at[0], Reverse(at[0]))).collect();
         while let Some((rows, Reverse(start))) = by_rows.pop().filter(|_| missing > 0) {
-            // Both halves need the minimum number of rows. No other batch has
-            // more rows, so no other batch can be halved.
+            // Both halves need the minimum number of rows. No other batch has more rows, so no
+            // other batch can be halved.
             if rows < 2 * self.min_batch_size {
                 break;
             }
@@ -276,14 +262,12 @@ impl TokenBudget {
     }
 }
 
-/// Returns the tokens of the budget that a sample uses if it is alone in a
-/// batch.
+/// Returns the tokens of the budget that a sample uses if it is alone in a batch.
 fn width(length: usize) -> usize {
     length.max(1)
 }
 
-/// Samples in order, cut into batches: batch `b` is
-/// `samples[bounds[b]..bounds[b + 1]]`.
+/// Samples in order, cut into batches: batch `b` is `samples[bounds[b]..bounds[b + 1]]`.
 #[derive(Debug)]
 struct Batches {
     /// The samples of all batches.
@@ -317,9 +301,9 @@ impl Batches {
 
 /// The micro-batches of one epoch, for all ranks.
 ///
-/// Micro-batch `i` of rank `r` of `W` is batch `i * W + r` of the plan, so that
-/// ranks process adjacent batches at the same time. All ranks have the same
-/// number of micro-batches, in whole steps.
+/// Micro-batch `i` of rank `r` of `W` is batch `i * W + r` of the plan, so that ranks process
+/// adjacent batches at the same time. All ranks have the same number of micro-batches, in whole
+/// steps.
 #[derive(Debug)]
 pub struct EpochPlan {
     /// The batches of all ranks, in the order in which ranks take them.
@@ -333,14 +317,13 @@ pub struct EpochPlan {
 }
 
 impl EpochPlan {
-    /// Returns the number of samples in the epoch, which is the size of the
-    /// data set.
+    /// Returns the number of samples in the epoch, which is the size of the data set.
     pub fn num_samples(&self) -> usize {
         self.batches.samples.len()
     }
 
-    /// Returns the number of micro-batches per rank, which is the same on all
-    /// ranks and makes whole steps.
+    /// Returns the number of micro-batches per rank, which is the same on all ranks and makes whole
+    /// steps.
     pub fn num_batches(&self) -> usize {
         self.batches.len() / self.shape.num_ranks
     }
@@ -350,8 +333,8 @@ impl EpochPlan {
         self.num_batches() / self.shape.accumulation
     }
 
-    /// Returns the samples of a rank's micro-batch. A micro-batch that only
-    /// completes the last step has none.
+    /// Returns the samples of a rank's micro-batch. A micro-batch that only completes the last step
+    /// has none.
     ///
     /// # Panics
     /// Panics if there is no such rank or micro-batch.
@@ -370,8 +353,7 @@ impl EpochPlan {
             - self.samples_before(step * self.shape.accumulation)
     }
 
-    /// Returns the samples that all ranks have drawn after `batches`
-    /// micro-batches of each.
+    /// Returns the samples that all ranks have drawn after `batches` micro-batches of each.
     pub(crate) fn samples_before(&self, batches: usize) -> usize {
         self.batches.bounds[batches * self.shape.num_ranks]
     }
@@ -379,8 +361,8 @@ impl EpochPlan {
     /// Returns the last step that begins after at most `samples` samples.
     pub fn step_at(&self, samples: usize) -> usize {
         let begins = |step: usize| self.samples_before(step * self.shape.accumulation);
-        // Binary search: step `low` always begins after at most `samples`
-        // samples, and every step above `high` begins later.
+        // Binary search: step `low` always begins after at most `samples` samples, and every step
+        // above `high` begins later.
         let (mut low, mut high) = (0, self.num_steps());
         while low < high {
             let middle = low + (high - low).div_ceil(2);
@@ -394,14 +376,13 @@ impl EpochPlan {
         self.num_tokens
     }
 
-    /// Returns the number of token positions in all micro-batches: rows times
-    /// the longest row.
+    /// Returns the number of token positions in all micro-batches: rows times the longest row.
     pub fn num_padded(&self) -> u64 {
         self.num_padded
     }
 
-    /// Returns the fraction of token positions that is padding, from 0 to below
-    /// 1 (1 if no sample has a token).
+    /// Returns the fraction of token positions that is padding, from 0 to below 1 (1 if no sample
+    /// has a token).
     pub fn padding(&self) -> f64 {
         1.0 - self.num_tokens as f64 / self.num_padded as f64
     }

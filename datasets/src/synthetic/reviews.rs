@@ -1,12 +1,12 @@
 //! Generated film reviews, for runs without a data set.
 //!
-//! A review of [`SyntheticReviews`] describes a plot and adds opinions; most of
-//! them, but not all, agree with its class. A single sentence is therefore not
-//! enough to classify it, but the whole text is. Generated reviews are far
-//! easier than real ones and do not replace them in an evaluation.
+//! A review of [`SyntheticReviews`] describes a plot and adds opinions; most of them, but not all,
+//! agree with its class. A single sentence is therefore not enough to classify it, but the whole
+//! text is. Generated reviews are far easier than real ones and do not replace them in an
+//! evaluation.
 
 use crate::stable_rng::StableRng;
-use crate::{LabelledText, TextLabel};
+use crate::{LabeledText, TextLabel};
 
 /// Reviews in two classes: 0 is bad, 1 is good.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,11 +19,11 @@ pub struct SyntheticReviews {
 
 impl SyntheticReviews {
     /// Generates the reviews, bad and good in turn.
-    pub fn texts(&self) -> Vec<LabelledText> {
+    pub fn texts(&self) -> Vec<LabeledText> {
         let text = |index| {
             let label = index as u32 % 2;
             let text = review(label == 1, &mut StableRng::new(self.seed, index as u64));
-            LabelledText { text, label: TextLabel::Class(label) }
+            LabeledText { text, label: TextLabel::Class(label) }
         };
         (0..self.count).map(text).collect()
     }
@@ -60,12 +60,12 @@ const OPINIONS: [&str; 4] = [
     "Everybody around me thought the {part} was {quality}.",
 ];
 
-/// Writes 6 to 20 sentences. About half of them are opinions, three in four of
-/// which agree with the class.
+/// Writes 6 to 20 sentences. About half of them are opinions, three in four of which agree with the
+/// class.
 fn review(is_good: bool, rng: &mut StableRng) -> String {
     let mut sentences = Vec::new();
-    // The number of opinions that agree with the class minus the number of
-    // opinions that do not. The second loop ensures that it ends above 0.
+    // The number of opinions that agree with the class minus the number of opinions that do not.
+    // The second loop ensures that it ends above 0.
     let mut balance = 0_i32;
     for _ in 0..6 + rng.below(15) {
         if rng.below(2) == 0 {
@@ -103,7 +103,7 @@ mod tests {
 
     #[test]
     fn opinions_of_the_class_outnumber_the_others() {
-        for LabelledText { text, label } in (SyntheticReviews { seed: 2, count: 200 }).texts() {
+        for LabeledText { text, label } in (SyntheticReviews { seed: 2, count: 200 }).texts() {
             assert!(!text.contains('{'), "{text}");
             let label = label.class().unwrap();
             let count = |words: [&str; 8]| {

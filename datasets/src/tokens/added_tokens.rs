@@ -1,8 +1,8 @@
 //! Finds the added tokens that a text spells out, as the library does.
 //!
-//! The library searches a text twice: for the tokens that are matched before
-//! normalization, and in what is left for the others. This search has the same
-//! automaton, and is only for tokenizers that do not change the text in between.
+//! The library searches a text twice: for the tokens that are matched before normalization, and in
+//! what is left for the others. This search has the same automaton, and is only for tokenizers that
+//! do not change the text in between.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -34,15 +34,14 @@ struct TokenSearch {
 }
 
 impl AddedTokens {
-    /// Returns the added tokens of `library`. `None` if they are not exactly
-    /// the tokens that were `declared`, or if a text cannot be searched for
-    /// them here.
+    /// Returns the added tokens of `library`. `None` if they are not exactly the tokens that were
+    /// `declared`, or if a text cannot be searched for them here.
     pub(crate) fn new(library: &tokenizers::Tokenizer, declared: Option<usize>) -> Option<Self> {
         let vocabulary = library.get_added_vocabulary();
         let tokens = vocabulary.get_added_tokens_decoder();
         let texts: HashSet<&str> = tokens.values().map(|it| it.content.as_str()).collect();
-        // The library also searches for a token that another one with its text or id replaced, which it does not
-        // list any more. A single text is the same token in any case.
+        // The library also searches for a token that another one with its text or id replaced,
+        // which it does not list any more. A single text is the same token in any case.
         let is_listed = tokens.len() <= 1 || declared == Some(tokens.len());
         let is_unique = texts.len() == tokens.len() && vocabulary.get_vocab().len() == tokens.len();
         // Otherwise, a token could start in white space that belongs to the token before it.
@@ -93,8 +92,7 @@ impl TokenSearch {
         Some(Self { search: search.ok()?, tokens })
     }
 
-    /// Returns the sections of a text that starts at byte `offset` of another
-    /// one.
+    /// Returns the sections of a text that starts at byte `offset` of another one.
     fn sections(&self, text: &str, offset: usize) -> Vec<TextSection> {
         let mut sections = Vec::new();
         let mut push = |range: Range<usize>, token| {

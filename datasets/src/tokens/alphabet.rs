@@ -16,14 +16,13 @@ pub(crate) enum Alphabet {
 pub(crate) struct ModelWord {
     /// Its characters.
     pub(crate) text: String,
-    /// For each byte of `text`, the bytes of the character of the word that it
-    /// is part of.
+    /// For each byte of `text`, the bytes of the character of the word that it is part of.
     origins: Vec<(usize, usize)>,
 }
 
 impl Alphabet {
-    /// Returns the characters of bytes. Printable characters of Latin-1 stand
-    /// for themselves, and the others are numbered from U+0100.
+    /// Returns the characters of bytes. Printable characters of Latin-1 stand for themselves, and
+    /// the others are numbered from U+0100.
     pub(crate) fn bytes() -> Self {
         let mut others = 0x100..;
         Self::Bytes(Box::new(array::from_fn(|byte| {
@@ -35,8 +34,7 @@ impl Alphabet {
         })))
     }
 
-    /// Returns the character that stands for a space, if the others stand for
-    /// themselves.
+    /// Returns the character that stands for a space, if the others stand for themselves.
     pub(crate) fn replacement(&self) -> Option<char> {
         match self {
             Self::Bytes(_) => None,
@@ -64,8 +62,7 @@ impl Alphabet {
 }
 
 impl ModelWord {
-    /// Returns the bytes of the word for bytes of `text`, extended to whole
-    /// characters.
+    /// Returns the bytes of the word for bytes of `text`, extended to whole characters.
     pub(crate) fn range(&self, (start, end): (usize, usize)) -> (usize, usize) {
         match self.origins.get(start..end) {
             Some([first, .., last]) => (first.0, last.1),

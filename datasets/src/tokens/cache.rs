@@ -1,13 +1,11 @@
 //! A cache of tokens on disk, so that a text is tokenized only once.
 //!
-//! A [`TokenCache`] is a folder of token files, which are read as needed. The
-//! name of a file contains two hashes: the key, a hash of everything that
-//! determines the tokens (text, tokenizer, settings), and the hash of the
-//! tokens themselves, which is checked before use. A damaged file is therefore
-//! detected and written again. Files are written under a temporary name and
-//! renamed, so a file that exists is complete. If the folder is not writable,
-//! each run tokenizes the text again. Old entries are removed
-//! ([`CacheLimits`]).
+//! A [`TokenCache`] is a folder of token files, which are read as needed. The name of a file
+//! contains two hashes: the key, a hash of everything that determines the tokens (text, tokenizer,
+//! settings), and the hash of the tokens themselves, which is checked before use. A damaged file is
+//! therefore detected and written again. Files are written under a temporary name and renamed, so a
+//! file that exists is complete. If the folder is not writable, each run tokenizes the text again.
+//! Old entries are removed ([`CacheLimits`]).
 
 use std::fs::{self, File, FileTimes};
 use std::io::{self, BufWriter, Write};
@@ -27,15 +25,13 @@ use crate::{
     CacheEntry, CacheLimits, DataError, Result, TokenFile, TokenStream, TokenWidth, Tokenizer,
 };
 
-/// Part of every key. It changes with the file format and with the conversion
-/// of text to tokens.
+/// Part of every key. It changes with the file format and with the conversion of text to tokens.
 const FORMAT: &str = "deepburn tokens 2";
 
 /// Digits of a key: 128 bits.
 const KEY_DIGITS: usize = 32;
 
-/// A function that passes tokens to a sink, and produces the same tokens on
-/// each call.
+/// A function that passes tokens to a sink, and produces the same tokens on each call.
 type Producer<'a> = &'a dyn Fn(TokenSink<'_>) -> Result<()>;
 
 /// A callback for consecutive bytes of an entry.
@@ -56,10 +52,9 @@ impl TokenCache {
         Self { folder: folder.into(), limits: CacheLimits::default() }
     }
 
-    /// Returns the user's cache: `deepburn/tokens` in `XDG_CACHE_HOME`, or else
-    /// in `.cache` of the home folder. Returns `None` if neither is known. The
-    /// limits are read from the environment, see
-    /// [`CacheLimits::from_variables`].
+    /// Returns the user's cache: `deepburn/tokens` in `XDG_CACHE_HOME`, or else in `.cache` of the
+    /// home folder. Returns `None` if neither is known. The limits are read from the environment,
+    /// see [`CacheLimits::from_variables`].
     pub fn of_user() -> Option<Self> {
         let caches = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
         // The XDG specification tells programs to ignore a relative path.
@@ -100,8 +95,7 @@ impl TokenCache {
         Ok(entries)
     }
 
-    /// Returns the tokens of the characters in `range` of `documents` as one
-    /// stream.
+    /// Returns the tokens of the characters in `range` of `documents` as one stream.
     ///
     /// # Errors
     /// Returns the errors of [`encode_range`].
@@ -119,8 +113,7 @@ impl TokenCache {
         })
     }
 
-    /// Returns the tokens of each of `documents`, as [`Tokenizer::encode_each`]
-    /// does.
+    /// Returns the tokens of each of `documents`, as [`Tokenizer::encode_each`] does.
     ///
     /// # Errors
     /// Returns the errors of [`Tokenizer::encode`] and [`TokenFile::tokens`].
@@ -135,14 +128,13 @@ impl TokenCache {
             hasher.add(DocumentEvent::End);
         }
         let (key, count) = (key(tokenizer, &hasher.finish(), "each")?, documents.len());
-        // The stream consists of the number of documents, the length of each
-        // document, and the tokens of all documents.
+        // The stream consists of the number of documents, the length of each document, and the
+        // tokens of all documents.
         let stream =
-            self.entry(&key, TokenWidth::U32, &format!("{count} labelled texts"), &|sink| {
+            self.entry(&key, TokenWidth::U32, &format!("{count} labeled texts"), &|sink| {
                 let encoded = tokenizer.encode_each(documents)?;
                 sink(&[count as u32])?;
-                // The lengths fit into u32: texts of 2^31 tokens would not have
-                // fit into memory.
+                // The lengths fit into u32: texts of 2^31 tokens would not have fit into memory.
                 sink(&encoded.iter().map(|tokens| tokens.len() as u32).collect::<Vec<_>>())?;
                 encoded.iter().try_for_each(|tokens| sink(tokens))
             })?;
@@ -156,8 +148,8 @@ impl TokenCache {
         document.collect()
     }
 
-    /// Returns the tokens of the entry `key`. If it does not exist, the tokens
-    /// of `produce` are stored as the entry.
+    /// Returns the tokens of the entry `key`. If it does not exist, the tokens of `produce` are
+    /// stored as the entry.
     fn entry(
         &self,
         key: &str,
@@ -190,8 +182,8 @@ impl TokenCache {
         TokenFile::open_cached(&self.find_file(key, extension(width))?).ok()
     }
 
-    /// Returns the file of `key` whose contents match the hash in its name, and
-    /// removes damaged files of the same key.
+    /// Returns the file of `key` whose contents match the hash in its name, and removes damaged
+    /// files of the same key.
     pub(crate) fn find_file(&self, key: &str, extension: &str) -> Option<PathBuf> {
         let prefix = format!("{key}-");
         for entry in fs::read_dir(&self.folder).ok()?.flatten() {
@@ -204,9 +196,8 @@ impl TokenCache {
             let found = File::open(&path).and_then(|file| digest(Sha256::new(), file));
             if found.is_ok_and(|found| found == expected) {
                 tracing::debug!(file = %path.display(), "tokens are in the cache");
-                // In a read-only cache, the access time is not updated. The
-                // modification time must not change, because runs that read
-                // this file detect modifications by it.
+                // In a read-only cache, the access time is not updated. The modification time must
+                // not change, because runs that read this file detect modifications by it.
                 let file = File::options().append(true).open(&path);
                 let used = FileTimes::new().set_accessed(SystemTime::now());
                 let _ = file.and_then(|file| file.set_times(used));
@@ -219,8 +210,7 @@ impl TokenCache {
         None
     }
 
-    /// Writes the tokens of `produce` while it runs, see
-    /// [`TokenCache::store_file`].
+    /// Writes the tokens of `produce` while it runs, see [`TokenCache::store_file`].
     ///
     /// # Errors
     /// Returns the errors of `produce`.
@@ -241,8 +231,8 @@ impl TokenCache {
         })
     }
 
-    /// Writes the bytes of `produce` while it runs. Returns the file, `None` if
-    /// there are no bytes, or the reason why the file cannot be written.
+    /// Writes the bytes of `produce` while it runs. Returns the file, `None` if there are no bytes,
+    /// or the reason why the file cannot be written.
     ///
     /// # Errors
     /// Returns the errors of `produce`.
@@ -253,8 +243,7 @@ impl TokenCache {
         source: &str,
         produce: &mut dyn FnMut(ByteSink<'_>) -> Result<()>,
     ) -> Result<io::Result<Option<PathBuf>>> {
-        // Removes the files of interrupted runs. If the folder is not usable,
-        // the next call fails.
+        // Removes the files of interrupted runs. If the folder is not usable, the next call fails.
         let _ = evict(&self.folder, self.limits);
         let file =
             fs::create_dir_all(&self.folder).and_then(|()| NamedTempFile::new_in(&self.folder));
@@ -262,8 +251,8 @@ impl TokenCache {
             Ok(file) => BufWriter::new(file),
             Err(error) => return Ok(Err(error)),
         };
-        // The lock is held until the file is closed. On a file system without
-        // locks, other runs keep the file for a day.
+        // The lock is held until the file is closed. On a file system without locks, other runs
+        // keep the file for a day.
         let _ = out.get_ref().as_file().lock();
         let (mut hasher, mut count, mut failed) = (Sha256::new(), 0, None);
         let produced = produce(&mut |bytes| {
@@ -286,8 +275,7 @@ impl TokenCache {
         Ok(self.persist(out, self.folder.join(name), source).map(Some))
     }
 
-    /// Renames a complete file to its final name, and removes entries above the
-    /// limits.
+    /// Renames a complete file to its final name, and removes entries above the limits.
     fn persist(
         &self,
         out: BufWriter<NamedTempFile>,
@@ -297,8 +285,8 @@ impl TokenCache {
         let out = out.into_inner()?;
         out.as_file().sync_all()?;
         out.persist(&path)?;
-        // An error is ignored, because only `deepburn cache` shows the source,
-        // and the tokens are valid without it.
+        // An error is ignored, because only `deepburn cache` shows the source, and the tokens are
+        // valid without it.
         let _ = fs::write(path.with_extension(SOURCE), source);
         if let Err(error) = evict(&self.folder, self.limits) {
             tracing::warn!(folder = %self.folder.display(), %error, "old tokens cannot be removed");
@@ -307,8 +295,7 @@ impl TokenCache {
     }
 }
 
-/// Returns the file name extension of tokens of `width`, see
-/// [`TokenWidth::of`].
+/// Returns the file name extension of tokens of `width`, see [`TokenWidth::of`].
 fn extension(width: TokenWidth) -> &'static str {
     match width {
         TokenWidth::U16 => ".bin",
@@ -324,8 +311,8 @@ fn key(tokenizer: &Tokenizer, text: &str, setting: &str) -> Result<String> {
     Ok(key_of([FORMAT, &definition, &end_of_text, setting, text]))
 }
 
-/// Returns the key of an entry that `parts` determine. The length of each part
-/// precedes it, so that different lists of parts have different keys.
+/// Returns the key of an entry that `parts` determine. The length of each part precedes it, so that
+/// different lists of parts have different keys.
 pub(crate) fn key_of<'p>(parts: impl IntoIterator<Item = &'p str>) -> String {
     let mut hasher = Sha256::new();
     for part in parts {

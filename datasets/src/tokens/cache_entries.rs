@@ -1,11 +1,10 @@
 //! The entries of a token cache, and their removal.
 //!
-//! A cache is limited by size and by age ([`CacheLimits`]). The time of the
-//! last use of an entry is the later of its modification and access times, and
-//! the least recently used entries are removed first. A run can still read a
-//! file that it opened before the removal. A run that is killed while it writes
-//! leaves an unfinished file. The next run removes the file, because the
-//! writer's lock ended with its process.
+//! A cache is limited by size and by age ([`CacheLimits`]). The time of the last use of an entry is
+//! the later of its modification and access times, and the least recently used entries are removed
+//! first. A run can still read a file that it opened before the removal. A run that is killed while
+//! it writes leaves an unfinished file. The next run removes the file, because the writer's lock
+//! ended with its process.
 
 use std::fs;
 use std::io;
@@ -35,8 +34,8 @@ impl Default for CacheLimits {
 
 impl CacheLimits {
     /// Reads the limits from the environment variables `DEEPBURN_CACHE_GB` and
-    /// `DEEPBURN_CACHE_DAYS`, which `variable` looks up. Both are whole
-    /// numbers; any other value is ignored with a warning.
+    /// `DEEPBURN_CACHE_DAYS`, which `variable` looks up. Both are whole numbers; any other value is
+    /// ignored with a warning.
     ///
     /// ```
     /// use std::time::Duration;
@@ -80,8 +79,7 @@ pub struct CacheEntry {
 /// The extension of the file that stores the source of an entry.
 pub(crate) const SOURCE: &str = "source";
 
-/// Returns the entries in `folder`, most recently used first. A missing folder
-/// has no entries.
+/// Returns the entries in `folder`, most recently used first. A missing folder has no entries.
 ///
 /// # Errors
 /// Returns an error if the folder cannot be read.
@@ -124,9 +122,8 @@ fn is_partial(path: &Path) -> bool {
     name.is_some_and(|name| name.starts_with(".tmp"))
 }
 
-/// Returns whether a run is writing `path`: the writer holds a lock on the
-/// file. On a file system without locks, an unfinished file counts as being
-/// written for a day.
+/// Returns whether a run is writing `path`: the writer holds a lock on the file. On a file system
+/// without locks, an unfinished file counts as being written for a day.
 fn is_being_written(path: &Path) -> bool {
     let Ok(file) = fs::File::open(path) else { return false };
     match file.try_lock_shared() {
@@ -140,8 +137,8 @@ fn is_being_written(path: &Path) -> bool {
     }
 }
 
-/// Removes the entries that exceed `limits`, and the unfinished files of
-/// interrupted runs. The most recently used entry is always kept.
+/// Removes the entries that exceed `limits`, and the unfinished files of interrupted runs. The most
+/// recently used entry is always kept.
 pub(crate) fn evict(folder: &Path, limits: CacheLimits) -> io::Result<()> {
     let (partial, complete): (Vec<_>, Vec<_>) =
         entries(folder)?.into_iter().partition(|entry| is_partial(&entry.path));
@@ -152,8 +149,7 @@ pub(crate) fn evict(folder: &Path, limits: CacheLimits) -> io::Result<()> {
     for (index, entry) in complete.into_iter().enumerate() {
         total += entry.bytes;
         if index > 0 && (total > limits.bytes || entry.unused > limits.age) {
-            // A removed entry does not count, so a smaller entry after it may
-            // be kept.
+            // A removed entry does not count, so a smaller entry after it may be kept.
             total -= entry.bytes;
             tracing::info!(file = %entry.path.display(), "removed from the token cache");
             remove(&entry.path)?;

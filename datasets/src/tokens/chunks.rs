@@ -1,12 +1,11 @@
 //! Cuts long documents at positions where the tokenizer splits them as well.
 //!
-//! Parallel tokenization must give the tokens of the whole document. In GPT-2's
-//! pre-tokenizer (`'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+|
-//! ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`) no piece has a space after a non-space,
-//! and none looks back. So a piece always ends where a space follows a
-//! non-space. The text before such a position is split as if the document ended
-//! there, and the text after it as if it began there, so a cut changes nothing.
-//! The cuts depend only on the text, never on the number of threads.
+//! Parallel tokenization must give the tokens of the whole document. In GPT-2's pre-tokenizer
+//! (`'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`) no piece has a
+//! space after a non-space, and none looks back. So a piece always ends where a space follows a
+//! non-space. The text before such a position is split as if the document ended there, and the text
+//! after it as if it began there, so a cut changes nothing. The cuts depend only on the text, never
+//! on the number of threads.
 
 /// Minimum bytes of a chunk, which ends at the next safe position.
 pub(crate) const CHUNK_BYTES: usize = 64 << 10;
@@ -24,9 +23,9 @@ pub(crate) fn cut_at_spaces(text: &str, chunk_bytes: usize) -> Vec<&str> {
     chunks
 }
 
-/// Cuts `text` so that no run of spaces or of non-spaces is longer than about
-/// `limit` bytes. Only used to train a tokenizer, because the tokens of the
-/// chunks may differ from the tokens of the whole text.
+/// Cuts `text` so that no run of spaces or of non-spaces is longer than about `limit` bytes. Only
+/// used to train a tokenizer, because the tokens of the chunks may differ from the tokens of the
+/// whole text.
 pub(crate) fn cut_long_runs(text: &str, limit: usize) -> impl Iterator<Item = &str> {
     let mut rest = text;
     std::iter::from_fn(move || {
@@ -39,8 +38,7 @@ pub(crate) fn cut_long_runs(text: &str, limit: usize) -> impl Iterator<Item = &s
     })
 }
 
-/// Returns the position at which the first run of more than `limit` bytes must
-/// be cut.
+/// Returns the position at which the first run of more than `limit` bytes must be cut.
 fn end_of_run(text: &str, limit: usize) -> Option<usize> {
     let (mut start, mut of_spaces) = (0, false);
     text.char_indices().find_map(|(at, char)| {

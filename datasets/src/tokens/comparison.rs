@@ -1,7 +1,7 @@
 //! Compares a tokenizer with the tokenizer of a pretrained model.
 //!
-//! The embeddings of a model belong to the ids of its own tokenizer. Another tokenizer can be used with the same
-//! weights only if the ids stand for the same tokens. It may have additional tokens.
+//! The embeddings of a model belong to the ids of its own tokenizer. Another tokenizer can be used
+//! with the same weights only if the ids stand for the same tokens. It may have additional tokens.
 
 use serde_json::Value;
 
@@ -14,7 +14,8 @@ pub struct TokenizerComparison {
     pub changed: Option<ChangedToken>,
     /// The number of ids that stand for another token.
     pub num_changed: usize,
-    /// The parts of the definition, besides the vocabulary, that differ. Texts may then be split into other tokens.
+    /// The parts of the definition, besides the vocabulary, that differ. Texts may then be split
+    /// into other tokens.
     pub parts: Vec<&'static str>,
 }
 
@@ -30,7 +31,8 @@ pub struct ChangedToken {
 }
 
 impl Tokenizer {
-    /// Compares this tokenizer of a model with `other`. Ids that only one of them has are not differences.
+    /// Compares this tokenizer of a model with `other`. Ids that only one of them has are not
+    /// differences.
     ///
     /// # Errors
     /// Returns [`crate::DataError::Tokenizer`] if the library cannot serialize a tokenizer.
@@ -55,8 +57,8 @@ impl Tokenizer {
     }
 }
 
-/// Returns the part of a definition that determines how text is split: without the vocabulary, without settings of
-/// offsets, and with null for an empty text.
+/// Returns the part of a definition that determines how text is split: without the vocabulary,
+/// without settings of offsets, and with null for an empty text.
 fn splitting(part: &Value) -> Value {
     match part {
         Value::Object(fields) => {
@@ -110,7 +112,8 @@ mod tests {
         assert_eq!(own.compare(&other).unwrap(), expected);
     }
 
-    /// A vocabulary with merges has the same components as the `tokenizer.json` that is saved from it.
+    /// A vocabulary with merges has the same components as the `tokenizer.json` that is saved from
+    /// it.
     #[test]
     fn files_of_one_tokenizer_do_not_differ() {
         let tokenizer = Tokenizer::train(&["a text of a few words, a few"], 280).unwrap();

@@ -1,9 +1,8 @@
 //! Text as a stream of documents, so that a text need not fit into memory.
 //!
-//! [`Documents`] specifies the source of the text and how documents are joined.
-//! It is read several times: once for a [`TextScan`] (length, hash, training
-//! sample of the tokenizer), and once for each part that is tokenized. A text
-//! that changes in between is an error.
+//! [`Documents`] specifies the source of the text and how documents are joined. It is read several
+//! times: once for a [`TextScan`] (length, hash, training sample of the tokenizer), and once for
+//! each part that is tokenized. A text that changes in between is an error.
 
 use std::mem::take;
 use std::ops::Range;
@@ -38,8 +37,8 @@ pub(crate) struct TextScan {
     pub(crate) sample: Vec<String>,
 }
 
-/// A hash of documents. The length of each document follows it, so that
-/// different lists have different hashes.
+/// A hash of documents. The length of each document follows it, so that different lists have
+/// different hashes.
 #[derive(Default)]
 pub(crate) struct DocumentsHasher {
     /// The hash of everything before the current document.
@@ -81,13 +80,13 @@ impl Documents<'_> {
         }
     }
 
-    /// Streams every event to `sink`, and returns the files that have no text.
-    /// Empty documents are left out. With [`Join::BlankLine`] all documents,
-    /// including empty ones, form one document with blank lines in between.
+    /// Streams every event to `sink`, and returns the files that have no text. Empty documents are
+    /// left out. With [`Join::BlankLine`] all documents, including empty ones, form one document
+    /// with blank lines in between.
     ///
     /// # Errors
-    /// Returns an error if the text cannot be read or all files are empty, and
-    /// the errors of `sink`.
+    /// Returns an error if the text cannot be read or all files are empty, and the errors of
+    /// `sink`.
     pub(crate) fn visit(&self, sink: EventSink<'_>) -> Result<Vec<PathBuf>> {
         let mut empty = Vec::new();
         let is_one = self.join() == Join::BlankLine;
@@ -153,8 +152,8 @@ impl Documents<'_> {
                 DocumentEvent::Text(text) => {
                     num_chars += text.chars().count();
                     let room = text.floor_char_boundary(text.len().min(sample_bytes - kept));
-                    // The sample ends with the first text that does not fit,
-                    // even if a shorter text after it would fit.
+                    // The sample ends with the first text that does not fit, even if a shorter text
+                    // after it would fit.
                     kept = if room < text.len() { sample_bytes } else { kept + room };
                     if let Some(last) = sample.last_mut() {
                         last.push_str(&text[..room]);
@@ -172,13 +171,12 @@ impl Documents<'_> {
         Ok(TextScan { num_chars, num_documents, hash: hasher.finish(), sample })
     }
 
-    /// Streams the characters in `range` to `sink`. A document that straddles
-    /// an end of the range is divided. `scan` is the result of an earlier
-    /// [`Documents::scan`].
+    /// Streams the characters in `range` to `sink`. A document that straddles an end of the range
+    /// is divided. `scan` is the result of an earlier [`Documents::scan`].
     ///
     /// # Errors
-    /// Returns the errors of [`Documents::visit`], and [`DataError::Modified`]
-    /// if the text differs from the scanned text.
+    /// Returns the errors of [`Documents::visit`], and [`DataError::Modified`] if the text differs
+    /// from the scanned text.
     pub(crate) fn visit_range(
         &self,
         scan: &TextScan,
@@ -210,15 +208,14 @@ impl Documents<'_> {
     }
 }
 
-/// Returns the characters of `text` that are in `range`. `place` is the range
-/// of `text` in the stream.
+/// Returns the characters of `text` that are in `range`. `place` is the range of `text` in the
+/// stream.
 fn chars_within<'t>(text: &'t str, place: Range<usize>, range: &Range<usize>) -> &'t str {
     if range.start >= place.end || range.end <= place.start {
         return "";
     }
     let byte = |char: usize| text.char_indices().nth(char).map_or(text.len(), |(at, _)| at);
-    // Most texts are completely within the range, so their characters need not
-    // be counted again.
+    // Most texts are completely within the range, so their characters need not be counted again.
     let start = if range.start <= place.start { 0 } else { byte(range.start - place.start) };
     let end = if range.end >= place.end { text.len() } else { byte(range.end - place.start) };
     &text[start..end]

@@ -1,8 +1,8 @@
 //! Tokenizes a text without loading all of it into memory.
 //!
-//! Documents are cut into chunks at positions where the tokenizer splits them
-//! as well ([`super::chunks`]). A few megabytes of chunks are tokenized at a
-//! time, on all threads, and passed on in order.
+//! Documents are cut into chunks at positions where the tokenizer splits them as well
+//! ([`super::chunks`]). A few megabytes of chunks are tokenized at a time, on all threads, and
+//! passed on in order.
 
 use std::mem::take;
 use std::ops::Range;
@@ -14,8 +14,8 @@ use crate::tokens::chunks::{CHUNK_BYTES, safe_cut};
 use crate::tokens::documents::{Documents, TextScan};
 use crate::{Result, Tokenizer};
 
-/// Bytes of text that are tokenized at a time. Tokenization needs many times
-/// the memory of the text.
+/// Bytes of text that are tokenized at a time. Tokenization needs many times the memory of the
+/// text.
 const BATCH_BYTES: usize = 2 << 20;
 
 /// A callback for consecutive tokens.
@@ -39,8 +39,7 @@ pub(crate) fn collect_tokens(
 /// Streams the tokens of the characters in `range` of `documents` to `sink`.
 ///
 /// # Errors
-/// Returns the errors of [`Documents::visit_range`], [`Tokenizer::encode`] and
-/// `sink`.
+/// Returns the errors of [`Documents::visit_range`], [`Tokenizer::encode`] and `sink`.
 pub(crate) fn encode_range(
     tokenizer: &Tokenizer,
     documents: Documents<'_>,
@@ -79,8 +78,7 @@ struct StreamingEncoder<'a> {
     sink: TokenSink<'a>,
     /// Text of the document that is not in a chunk yet.
     pending: String,
-    /// Length of the prefix of `pending` that was searched and contains no safe
-    /// cut.
+    /// Length of the prefix of `pending` that was searched and contains no safe cut.
     scanned: usize,
     /// Chunks to tokenize.
     batch: Vec<Chunk>,
@@ -93,8 +91,8 @@ struct StreamingEncoder<'a> {
 impl StreamingEncoder<'_> {
     /// Adds text of the current document.
     fn push(&mut self, text: &str) -> Result<()> {
-        // The separator is added with the next document, so that no separator
-        // follows the last document.
+        // The separator is added with the next document, so that no separator follows the last
+        // document.
         self.batch.extend(self.separator.take().map(Chunk::Separator));
         self.pending.push_str(text);
         // The document is encoded as a whole when it ends.

@@ -1,17 +1,16 @@
 //! Patterns that mean something else to the engine of `transformers`.
 //!
-//! The Python library matches patterns with Oniguruma, and this one with
-//! `fancy-regex`. They agree on general categories such as `\p{L}` and on `\s`,
-//! with which published tokenizers are defined. Word characters are another
-//! set, for example: only Oniguruma's has `½`.
+//! The Python library matches patterns with Oniguruma, and this one with `fancy-regex`. They agree
+//! on general categories such as `\p{L}` and on `\s`, with which published tokenizers are defined.
+//! Word characters are another set, for example: only Oniguruma's has `½`.
 
 use serde_json::{Value, json};
 
 /// What means something else, as it is written.
 const AMBIGUOUS: [&str; 5] = [r"\w", r"\W", r"\b", r"\B", "[[:"];
 
-/// Returns a pattern of a tokenizer's normalizer or pre-tokenizer that may split
-/// a text in another way than in `transformers`.
+/// Returns a pattern of a tokenizer's normalizer or pre-tokenizer that may split a text in another
+/// way than in `transformers`.
 pub(crate) fn ambiguous_pattern(library: &tokenizers::Tokenizer) -> Option<String> {
     find(&json!([library.get_normalizer(), library.get_pre_tokenizer()]))
 }

@@ -2,20 +2,17 @@
 
 use crate::Tokenizer;
 
-/// The separator between the documents of a split. Published results depend on
-/// it: the perplexity on WikiText-2, for example, is usually measured with
-/// [`Join::BlankLine`].
+/// The separator between the documents of a split. Published results depend on it: the perplexity
+/// on WikiText-2, for example, is usually measured with [`Join::BlankLine`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Join {
-    /// The end-of-text token. Several documents need a tokenizer that has one.
-    /// Empty documents are left out.
+    /// The end-of-text token. Several documents need a tokenizer that has one. Empty documents are
+    /// left out.
     #[default]
     EndOfText,
-    /// A blank line: all documents, including empty ones, are one text with
-    /// `"\n\n"` in between.
+    /// A blank line: all documents, including empty ones, are one text with `"\n\n"` in between.
     BlankLine,
-    /// Nothing: the tokens of each document directly follow the previous
-    /// document's tokens.
+    /// Nothing: the tokens of each document directly follow the previous document's tokens.
     Nothing,
 }
 

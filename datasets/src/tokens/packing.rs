@@ -1,12 +1,11 @@
 //! Packs a stream of tokens into training sequences of one length.
 //!
 //! [`Sequences`] is a view of a shared [`TokenStream`]: sequence `i` is tokens
-//! `i * sequence_length ..`, without gap or overlap, so several documents may
-//! share a sequence (an end-of-text token separates them). Labels are the
-//! inputs; the model shifts them by one within the sequence, so the first token
-//! of a sequence is never predicted. Cloning and splitting share the tokens.
-//! Sequences of fewer than two tokens are an error, and so are streams that are
-//! shorter than one sequence.
+//! `i * sequence_length ..`, without gap or overlap, so several documents may share a sequence (an
+//! end-of-text token separates them). Labels are the inputs; the model shifts them by one within
+//! the sequence, so the first token of a sequence is never predicted. Cloning and splitting share
+//! the tokens. Sequences of fewer than two tokens are an error, and so are streams that are shorter
+//! than one sequence.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -15,8 +14,8 @@ use crate::hash::{Fingerprint, evenly_spaced};
 use crate::splits::{Fractions, try_map};
 use crate::{DataError, Result, TokenFile};
 
-/// Maximum number of tokens for which a fingerprint covers all tokens. Hashing
-/// them takes about a tenth of a second.
+/// Maximum number of tokens for which a fingerprint covers all tokens. Hashing them takes about a
+/// tenth of a second.
 const FINGERPRINT_TOKENS: usize = 1 << 24;
 
 /// Number of evenly spaced sequences in the fingerprint of a larger corpus.
@@ -95,9 +94,8 @@ impl Sequences {
     /// Cuts `stream`. `what` names it in errors ("train split", a file).
     ///
     /// # Errors
-    /// Returns [`DataError::Empty`] if the stream is empty, and
-    /// [`DataError::Setting`] if the sequence length is below 2 or above the
-    /// length of the stream.
+    /// Returns [`DataError::Empty`] if the stream is empty, and [`DataError::Setting`] if the
+    /// sequence length is below 2 or above the length of the stream.
     pub fn pack(stream: TokenStream, sequence_length: usize, what: &str) -> Result<Self> {
         check_sequence_length(sequence_length)?;
         let tokens = 0..stream.len();
@@ -145,12 +143,12 @@ impl Sequences {
         Ok(tokens.into_iter().map(|id| id as i32).collect())
     }
 
-    /// Returns parts of this view by fraction, cut between sequences: train,
-    /// eval, test. A fraction of zero gives `None`.
+    /// Returns parts of this view by fraction, cut between sequences: train, eval, test. A fraction
+    /// of zero gives `None`.
     ///
     /// # Errors
-    /// Returns [`DataError::Setting`] for invalid fractions, and
-    /// [`DataError::Empty`] for an empty part, which is named after `what`.
+    /// Returns [`DataError::Setting`] for invalid fractions, and [`DataError::Empty`] for an empty
+    /// part, which is named after `what`.
     pub(crate) fn split(&self, fractions: Fractions, what: &str) -> Result<[Option<Self>; 3]> {
         try_map(fractions.cut(self.len())?, |(name, sequences)| {
             let at = |index: usize| self.tokens.start + index * self.sequence_length;
@@ -159,8 +157,8 @@ impl Sequences {
         })
     }
 
-    /// Returns a hash of the tokens. For more than 16 million tokens, only
-    /// evenly spaced sequences are hashed.
+    /// Returns a hash of the tokens. For more than 16 million tokens, only evenly spaced sequences
+    /// are hashed.
     ///
     /// # Errors
     /// Returns the errors of [`TokenFile::tokens`].

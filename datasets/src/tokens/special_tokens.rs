@@ -1,7 +1,7 @@
 //! The special tokens that the files of a tokenizer name: the end of a text, padding, added tokens.
 //!
-//! `transformers` stores them in several places, depending on its version. [`TokenizerFiles::special_token`] and
-//! [`eos_token_ids`] read all of them.
+//! `transformers` stores them in several places, depending on its version.
+//! [`TokenizerFiles::special_token`] and [`eos_token_ids`] read all of them.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -12,10 +12,12 @@ use tokenizers::AddedToken;
 use crate::formats::folder::read_small;
 use crate::tokens::tokenizer_files::{ADDED_TOKENS, CONFIG, SPECIAL_TOKENS, TokenizerFiles};
 
-/// The field of `tokenizer_config.json` with the added tokens by id, since version 4.34 of `transformers`.
+/// The field of `tokenizer_config.json` with the added tokens by id, since version 4.34 of
+/// `transformers`.
 const ADDED_BY_ID: &str = "added_tokens_decoder";
 
-/// Classes of `transformers` whose `vocab.json` and `merges.txt` define a byte-level BPE with GPT-2's pre-tokenizer.
+/// Classes of `transformers` whose `vocab.json` and `merges.txt` define a byte-level BPE with
+/// GPT-2's pre-tokenizer.
 const LIKE_GPT2: [&str; 8] =
     ["GPT2", "Roberta", "Bart", "Longformer", "LED", "CodeGen", "PreTrained", ""];
 
@@ -23,10 +25,11 @@ const LIKE_GPT2: [&str; 8] =
 const MAX_CONFIG: u64 = 16 << 20;
 
 impl TokenizerFiles {
-    /// Returns the token that the files call `name`, such as `eos_token`: a string, or the `content` of an object.
+    /// Returns the token that the files call `name`, such as `eos_token`: a string, or the
+    /// `content` of an object.
     ///
-    /// As in `transformers`, `special_tokens_map.json` takes precedence over a `tokenizer_config.json` of an old
-    /// version, which does not list the added tokens.
+    /// As in `transformers`, `special_tokens_map.json` takes precedence over a
+    /// `tokenizer_config.json` of an old version, which does not list the added tokens.
     ///
     /// # Errors
     /// Returns the reason if a file is not valid JSON, or if the token is not a text.
@@ -97,8 +100,9 @@ impl TokenizerFiles {
         Ok(false)
     }
 
-    /// Checks that `vocab.json` and `merges.txt` belong to a tokenizer that is built like GPT-2's. Other classes with
-    /// these files, such as CLIP's, split and normalize text in another way, so their ids would be wrong.
+    /// Checks that `vocab.json` and `merges.txt` belong to a tokenizer that is built like GPT-2's.
+    /// Other classes with these files, such as CLIP's, split and normalize text in another way, so
+    /// their ids would be wrong.
     ///
     /// # Errors
     /// Returns the class and the remedy.
@@ -141,7 +145,8 @@ fn token_text(json: &Value, file: &str, name: &str) -> Result<Option<String>, St
     }
 }
 
-/// Returns an added token with the properties in `fields`, which default to false as in `transformers`.
+/// Returns an added token with the properties in `fields`, which default to false as in
+/// `transformers`.
 fn added_token(content: &str, fields: &Value) -> AddedToken {
     let flag = |name: &str| fields[name].as_bool().unwrap_or(false);
     AddedToken::from(content.to_owned(), flag("special"))
@@ -151,9 +156,9 @@ fn added_token(content: &str, fields: &Value) -> AddedToken {
         .normalized(flag("normalized"))
 }
 
-/// Returns the `eos_token_id` of the model in `folder`, one id or a list: of `config.json`, or else of
-/// `generation_config.json`. Empty if neither has one. Whether these files are valid is checked where the model is
-/// read.
+/// Returns the `eos_token_id` of the model in `folder`, one id or a list: of `config.json`, or else
+/// of `generation_config.json`. Empty if neither has one. Whether these files are valid is checked
+/// where the model is read.
 pub(crate) fn eos_token_ids(folder: &Path) -> Vec<u32> {
     let ids = |name: &str| {
         let contents = read_small(&folder.join(name), MAX_CONFIG).ok()?;

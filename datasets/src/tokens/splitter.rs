@@ -1,12 +1,10 @@
 //! Splits text into words exactly as pre-tokenizers of the library do.
 //!
-//! The library runs patterns with a look-ahead in a backtracking engine, which
-//! takes most of the time of its splitting. The only look-ahead of common
-//! patterns is in their end, `|\s+(?!\S)|\s+`: white space before a word is
-//! split so that its last character belongs to the word. Without this
-//! alternative, a pattern is an automaton. White space that only its last
-//! alternative `\s+` matches is then one character too long, unless it ends
-//! the text or is a single character.
+//! The library runs patterns with a look-ahead in a backtracking engine, which takes most of the
+//! time of its splitting. The only look-ahead of common patterns is in their end, `|\s+(?!\S)|\s+`:
+//! white space before a word is split so that its last character belongs to the word. Without this
+//! alternative, a pattern is an automaton. White space that only its last alternative `\s+` matches
+//! is then one character too long, unless it ends the text or is a single character.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -24,12 +22,12 @@ const LOOK_AHEAD: &str = r"|\s+(?!\S)|\s+";
 /// The number of the pattern `\s+` of a pattern with a look-ahead.
 const SPACES: usize = 1;
 
-/// Maximum bytes of white space that a look-ahead follows. The library's engine
-/// stops after a million steps, and the rest of the text is then a single word.
+/// Maximum bytes of white space that a look-ahead follows. The library's engine stops after a
+/// million steps, and the rest of the text is then a single word.
 const MAX_SPACES: usize = 1 << 16;
 
-/// Maximum bytes that a pattern with a look-ahead does not match. The engine
-/// takes a step for each byte and alternative.
+/// Maximum bytes that a pattern with a look-ahead does not match. The engine takes a step for each
+/// byte and alternative.
 const MAX_GAP: usize = 1 << 10;
 
 /// Why a text is not encoded word by word.
@@ -61,14 +59,12 @@ pub(crate) enum Splitter {
     },
     /// Spaces, each of which starts a word.
     EachSpace,
-    /// Runs of spaces, each of which starts a word, unless it follows one of
-    /// these characters.
+    /// Runs of spaces, each of which starts a word, unless it follows one of these characters.
     SpacesExcept(HashSet<char>),
 }
 
 impl Splitter {
-    /// Returns a splitter by a pattern. `None` if an automaton cannot replace
-    /// it.
+    /// Returns a splitter by a pattern. `None` if an automaton cannot replace it.
     pub(crate) fn pattern(pattern: &str) -> Option<Self> {
         let start = pattern.strip_suffix(LOOK_AHEAD);
         let words = start.unwrap_or(pattern);
@@ -96,8 +92,8 @@ impl Splitter {
     /// [`Splitter::cache`].
     ///
     /// # Errors
-    /// Returns [`Stop::Unsupported`] if the library may split this text in
-    /// another way, and the errors of `sink`.
+    /// Returns [`Stop::Unsupported`] if the library may split this text in another way, and the
+    /// errors of `sink`.
     pub(crate) fn split(
         &self,
         text: &str,
@@ -140,7 +136,8 @@ fn split_by_pattern(
     let mut at = 0;
     while at < text.len() {
         let rest = Input::new(text).range(at..);
-        // Nearly always the next word starts here, and an anchored search need not look for its start.
+        // Nearly always the next word starts here, and an anchored search need not look for its
+        // start.
         let anchored = rest.clone().anchored(Anchored::Yes);
         let found = regex.search_with(cache, &anchored).or_else(|| regex.search_with(cache, &rest));
         let (gap, mut word) = match &found {
@@ -168,9 +165,9 @@ fn split_by_pattern(
     Ok(())
 }
 
-/// Returns whether a pattern means the same to the backtracking engine and to
-/// an automaton: it has no assertions, flags except `i`, possessive quantifiers
-/// or nested classes, and only common escapes.
+/// Returns whether a pattern means the same to the backtracking engine and to an automaton: it has
+/// no assertions, flags except `i`, possessive quantifiers or nested classes, and only common
+/// escapes.
 fn is_regular(pattern: &str) -> bool {
     let mut is_class = false;
     let mut rest = pattern;

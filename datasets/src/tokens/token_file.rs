@@ -1,14 +1,11 @@
-//! Token files: little-endian u16 (`.bin`) or u32 (`.u32.bin`) without a
-//! header, or with a header of llm.c ([`TokenHeader`]), which determines the
-//! width.
+//! Token files: little-endian u16 (`.bin`) or u32 (`.u32.bin`) without a header, or with a header
+//! of llm.c ([`TokenHeader`]), which determines the width.
 //!
-//! [`TokenFile`] reads the tokens of a batch when they are needed, so a corpus
-//! may be larger than memory. The file is not memory-mapped: if a mapped file
-//! is truncated, the process ends with a signal, while a read returns an error.
-//! A file that was modified after it was opened is an error too, because its
-//! tokens were not checked. Further errors are a name without a token width, an
-//! empty file, a size that is not a multiple of the width, and ids outside of
-//! the vocabulary.
+//! [`TokenFile`] reads the tokens of a batch when they are needed, so a corpus may be larger than
+//! memory. The file is not memory-mapped: if a mapped file is truncated, the process ends with a
+//! signal, while a read returns an error. A file that was modified after it was opened is an error
+//! too, because its tokens were not checked. Further errors are a name without a token width, an
+//! empty file, a size that is not a multiple of the width, and ids outside of the vocabulary.
 
 use std::fs::File;
 use std::io;
@@ -112,18 +109,17 @@ pub struct TokenFile {
     path: PathBuf,
     /// The vocabulary size: all ids are below it.
     limit: usize,
-    /// The modification time when the file was opened; `None` if the file
-    /// system has none.
+    /// The modification time when the file was opened; `None` if the file system has none.
     modified: Option<SystemTime>,
 }
 
 impl TokenFile {
-    /// Opens `path`, with or without a header, and checks all of it once: ids
-    /// must be below `vocab_size`, or below 2^31 if the vocabulary is unknown.
+    /// Opens `path`, with or without a header, and checks all of it once: ids must be below
+    /// `vocab_size`, or below 2^31 if the vocabulary is unknown.
     ///
     /// # Errors
-    /// Returns an error if the name, the size, the header or an id breaks the
-    /// rules of this module, or if the file cannot be read.
+    /// Returns an error if the name, the size, the header or an id breaks the rules of this module,
+    /// or if the file cannot be read.
     pub fn open(path: &Path, vocab_size: Option<usize>) -> Result<Self> {
         let named = TokenWidth::of(path)?;
         let file = open_file(path)?;
@@ -147,8 +143,7 @@ impl TokenFile {
         Self::checked(path, open_file(path)?, TokenWidth::of(path)?, 0, None)
     }
 
-    /// Opens the first `len` tokens of a file of the sample cache, whose hash
-    /// was checked.
+    /// Opens the first `len` tokens of a file of the sample cache, whose hash was checked.
     ///
     /// # Errors
     /// Returns [`DataError::Unreadable`] if the file cannot be read.
@@ -183,8 +178,7 @@ impl TokenFile {
         let len = bytes / width.bytes();
         let modified = metadata.modified().ok();
         let file = Self { file, start, len, width, path: path.to_owned(), limit, modified };
-        // Two-byte ids cannot exceed a larger vocabulary, so the file need not
-        // be read.
+        // Two-byte ids cannot exceed a larger vocabulary, so the file need not be read.
         if width == TokenWidth::U32 || limit <= usize::from(u16::MAX) {
             file.largest_id()?;
         }
@@ -200,9 +194,9 @@ impl TokenFile {
     /// Reads the tokens at `range`.
     ///
     /// # Errors
-    /// Returns [`DataError::Modified`] if the file was modified or truncated
-    /// after it was opened, [`DataError::Unreadable`] if it cannot be read, and
-    /// [`DataError::InvalidFile`] if an id is outside of the vocabulary.
+    /// Returns [`DataError::Modified`] if the file was modified or truncated after it was opened,
+    /// [`DataError::Unreadable`] if it cannot be read, and [`DataError::InvalidFile`] if an id is
+    /// outside of the vocabulary.
     ///
     /// # Panics
     /// Panics if `range` ends beyond [`TokenFile::len`], like a slice.
@@ -213,8 +207,8 @@ impl TokenFile {
         let offset = self.start + (range.start * width) as u64;
         read_exact_at(&self.file, &mut bytes, offset)
             .map_err(|cause| self.read_error(cause, offset, bytes.len()))?;
-        // The modification time is checked after the read, so that it also
-        // reveals a modification shortly before the read.
+        // The modification time is checked after the read, so that it also reveals a modification
+        // shortly before the read.
         let metadata = self.file.metadata().map_err(DataError::unreadable(&self.path))?;
         if metadata.modified().ok() != self.modified {
             return Err(self.modified("was modified while it was in use".to_owned()));
@@ -253,8 +247,7 @@ impl TokenFile {
         DataError::Modified { what: format!("token file `{}`", self.path.display()), reason }
     }
 
-    /// Returns the error of a failed read; an unexpected end means that the
-    /// file was truncated.
+    /// Returns the error of a failed read; an unexpected end means that the file was truncated.
     fn read_error(&self, cause: io::Error, offset: u64, length: usize) -> DataError {
         match (cause.kind(), self.file.metadata()) {
             (io::ErrorKind::UnexpectedEof, Ok(metadata)) => {
@@ -269,15 +262,13 @@ impl TokenFile {
     }
 }
 
-/// Fills `bytes` from `offset` on. Several threads may read one file at the
-/// same time.
+/// Fills `bytes` from `offset` on. Several threads may read one file at the same time.
 #[cfg(unix)]
 fn read_exact_at(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<()> {
     std::os::unix::fs::FileExt::read_exact_at(file, bytes, offset)
 }
 
-/// Fills `bytes` from `offset` on. Several threads may read one file at the
-/// same time.
+/// Fills `bytes` from `offset` on. Several threads may read one file at the same time.
 #[cfg(windows)]
 fn read_exact_at(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<()> {
     let mut done = 0;
@@ -389,8 +380,8 @@ mod tests {
         assert_eq!(tokens.tokens(0..2).unwrap(), [1, 2]);
         let write = |bytes: &[u8]| {
             std::fs::write(&path, bytes).unwrap();
-            // The timestamp could otherwise be unchanged, because file systems
-            // have a limited time resolution.
+            // The timestamp could otherwise be unchanged, because file systems have a limited time
+            // resolution.
             let later = SystemTime::now() + Duration::from_secs(1);
             File::options().write(true).open(&path).unwrap().set_modified(later).unwrap();
         };

@@ -1,9 +1,8 @@
 //! Headers of token files that llm.c and modded-nanogpt write.
 //!
-//! Main type: [`TokenHeader`]. A header has 256 little-endian `i32`: a magic
-//! number, a version, the number of tokens, and zeros. A file without a header
-//! begins with tokens. The magic numbers and the small version are four or
-//! more tokens that would not occur by chance.
+//! Main type: [`TokenHeader`]. A header has 256 little-endian `i32`: a magic number, a version, the
+//! number of tokens, and zeros. A file without a header begins with tokens. The magic numbers and
+//! the small version are four or more tokens that would not occur by chance.
 
 use std::path::Path;
 
@@ -37,12 +36,12 @@ pub(crate) struct TokenHeader {
 }
 
 impl TokenHeader {
-    /// Returns the header of `path`, which starts with the bytes `start` and has
-    /// `bytes` bytes; `None` if it does not have a header.
+    /// Returns the header of `path`, which starts with the bytes `start` and has `bytes` bytes;
+    /// `None` if it does not have a header.
     ///
     /// # Errors
-    /// Returns [`DataError::InvalidFile`] if the header has another version, is
-    /// the header of a file without tokens, or contradicts the file's size.
+    /// Returns [`DataError::InvalidFile`] if the header has another version, is the header of a
+    /// file without tokens, or contradicts the file's size.
     pub(crate) fn of(path: &Path, start: &[u8], bytes: u64) -> Result<Option<Self>> {
         let mut fields =
             start.chunks_exact(4).map(|it| u32::from_le_bytes([it[0], it[1], it[2], it[3]]));

@@ -1,12 +1,10 @@
-//! Tokenizers: text to ids and back, loaded from a model's files or trained on
-//! the corpus.
+//! Tokenizers: text to ids and back, loaded from a model's files or trained on the corpus.
 //!
-//! [`Tokenizer`] extends the `tokenizers` library for training. The ids are the
-//! same in every run and with any number of threads, the vocabulary size covers
-//! all ids, and the end-of-text token separates documents. Truncation and
-//! padding of a tokenizer file are disabled, because [`crate::Sequences`] cuts
-//! the corpus. The library panics on some damaged files, while it loads them or
-//! later, so each call is guarded.
+//! [`Tokenizer`] extends the `tokenizers` library for training. The ids are the same in every run
+//! and with any number of threads, the vocabulary size covers all ids, and the end-of-text token
+//! separates documents. Truncation and padding of a tokenizer file are disabled, because
+//! [`crate::Sequences`] cuts the corpus. The library panics on some damaged files, while it loads
+//! them or later, so each call is guarded.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -30,13 +28,12 @@ pub use crate::tokens::tokenizer_files::END_OF_TEXT;
 /// Minimum vocabulary size: 256 bytes and the end-of-text token.
 const MIN_VOCAB_SIZE: usize = 257;
 
-/// Maximum bytes of text for training. More text hardly changes the merges, but
-/// costs time and memory.
+/// Maximum bytes of text for training. More text hardly changes the merges, but costs time and
+/// memory.
 pub(crate) const TRAINING_BYTES: usize = 32 << 20;
 
-/// Longest run without a space in training; longer runs are cut. The trainer
-/// scans a word once for each pair that it merges in it, so the time is
-/// quadratic in the word length.
+/// Longest run without a space in training; longer runs are cut. The trainer scans a word once for
+/// each pair that it merges in it, so the time is quadratic in the word length.
 const TRAINING_RUN: usize = 256;
 
 /// A token that was added to the vocabulary of a tokenizer's model.
@@ -70,19 +67,17 @@ pub struct Tokenizer {
 }
 
 impl Tokenizer {
-    /// Loads `path`: a `tokenizer.json` (with any name), or a folder with
-    /// `tokenizer.json` or with `vocab.json` and `merges.txt` (byte-level BPE
-    /// as in GPT-2).
+    /// Loads `path`: a `tokenizer.json` (with any name), or a folder with `tokenizer.json` or with
+    /// `vocab.json` and `merges.txt` (byte-level BPE as in GPT-2).
     ///
-    /// The end-of-text token is the `eos_token` of the `tokenizer_config.json`
-    /// or `special_tokens_map.json` beside it, else [`END_OF_TEXT`] if the
-    /// vocabulary has it, else the `eos_token_id` of a model in the same
-    /// folder. A file with another name than `tokenizer.json` stands alone.
+    /// The end-of-text token is the `eos_token` of the `tokenizer_config.json` or
+    /// `special_tokens_map.json` beside it, else [`END_OF_TEXT`] if the vocabulary has it, else the
+    /// `eos_token_id` of a model in the same folder. A file with another name than `tokenizer.json`
+    /// stands alone.
     ///
     /// # Errors
-    /// Returns [`DataError::Unreadable`], [`DataError::InvalidFile`] or
-    /// [`DataError::Tokenizer`] if the files cannot be read, are not valid, or
-    /// fail to load.
+    /// Returns [`DataError::Unreadable`], [`DataError::InvalidFile`] or [`DataError::Tokenizer`] if
+    /// the files cannot be read, are not valid, or fail to load.
     pub fn load(path: &Path) -> Result<Self> {
         let files = TokenizerFiles::read(path)?;
         let inner = files.build(path)?;
@@ -111,11 +106,10 @@ impl Tokenizer {
         })
     }
 
-    /// Trains a byte-level BPE with at most `vocab_size` entries and
-    /// [`END_OF_TEXT`] at id 0. The same documents and size give the same
-    /// tokenizer, byte for byte. Only the first 32 MiB of text are used, and a
-    /// small corpus may give fewer entries. Runs of more than 256 bytes without
-    /// a space are cut, which bounds the training time.
+    /// Trains a byte-level BPE with at most `vocab_size` entries and [`END_OF_TEXT`] at id 0. The
+    /// same documents and size give the same tokenizer, byte for byte. Only the first 32 MiB of
+    /// text are used, and a small corpus may give fewer entries. Runs of more than 256 bytes
+    /// without a space are cut, which bounds the training time.
     ///
     /// # Errors
     /// Returns [`DataError::Setting`] if `vocab_size` is below 257.
@@ -146,8 +140,8 @@ impl Tokenizer {
         let train = || {
             let mut typed = byte_level(BPE::default())?;
             typed.train(&mut trainer, chunks.into_iter())?;
-            // Loaded from its own file, so that a trained tokenizer and its
-            // saved copy are identical.
+            // Loaded from its own file, so that a trained tokenizer and its saved copy are
+            // identical.
             let json = typed.to_string(true)?;
             Ok((tokenizers::Tokenizer::from_bytes(&json)?, json))
         };
@@ -155,8 +149,8 @@ impl Tokenizer {
         Self::new(inner, Some(END_OF_TEXT), TokenizerFiles::trained(json), None)
     }
 
-    /// Wraps a tokenizer of the library: disables truncation and padding, and
-    /// reads the ids that training needs.
+    /// Wraps a tokenizer of the library: disables truncation and padding, and reads the ids that
+    /// training needs.
     fn new(
         mut inner: tokenizers::Tokenizer,
         end_of_text: Option<&str>,
@@ -195,8 +189,8 @@ impl Tokenizer {
         })
     }
 
-    /// Returns the tokens that were added to the vocabulary of the model, such
-    /// as special tokens, in the order of their ids.
+    /// Returns the tokens that were added to the vocabulary of the model, such as special tokens,
+    /// in the order of their ids.
     pub fn extra_tokens(&self) -> Vec<ExtraToken> {
         let tokens = self.inner.get_added_tokens_decoder().into_iter();
         let token = |(id, token): (u32, AddedToken)| ExtraToken {
@@ -219,12 +213,11 @@ impl Tokenizer {
         self.path.as_deref()
     }
 
-    /// Returns the tokenizer with `token` as its end-of-text token. Configuration
-    /// files that name another one are changed when they are saved.
+    /// Returns the tokenizer with `token` as its end-of-text token. Configuration files that name
+    /// another one are changed when they are saved.
     ///
     /// # Errors
-    /// Returns [`DataError::Setting`] if `token` is not a token of the
-    /// vocabulary.
+    /// Returns [`DataError::Setting`] if `token` is not a token of the vocabulary.
     pub fn with_end_of_text(mut self, token: &str) -> Result<Self> {
         let Some(id) = self.inner.token_to_id(token) else {
             let added = self.inner.get_added_tokens_decoder().into_values();
@@ -247,9 +240,9 @@ impl Tokenizer {
         Ok(Self { end_of_text: Some(id), ..self })
     }
 
-    /// Returns the tokenizer with the end-of-text token of the model in
-    /// `folder`, if the tokenizer has none and belongs to this model: the first
-    /// `eos_token_id` of `config.json`, or else of `generation_config.json`.
+    /// Returns the tokenizer with the end-of-text token of the model in `folder`, if the tokenizer
+    /// has none and belongs to this model: the first `eos_token_id` of `config.json`, or else of
+    /// `generation_config.json`.
     #[must_use]
     pub fn or_end_of_text_of(self, folder: &Path) -> Self {
         let of_model = || {
@@ -260,8 +253,7 @@ impl Tokenizer {
         Self { end_of_text, ..self }
     }
 
-    /// Returns the number of embeddings that a model needs: the largest id plus
-    /// one.
+    /// Returns the number of embeddings that a model needs: the largest id plus one.
     pub fn vocab_size(&self) -> usize {
         self.vocab_size
     }
@@ -271,15 +263,13 @@ impl Tokenizer {
         self.end_of_text
     }
 
-    /// Returns the text of the token between documents, if the tokenizer has
-    /// one.
+    /// Returns the text of the token between documents, if the tokenizer has one.
     pub fn end_of_text_token(&self) -> Option<String> {
         self.token(self.end_of_text?)
     }
 
-    /// Returns whether a text can contain the end-of-text token as an ordinary
-    /// word: it was not added to the vocabulary, and its own text is encoded as
-    /// this token.
+    /// Returns whether a text can contain the end-of-text token as an ordinary word: it was not
+    /// added to the vocabulary, and its own text is encoded as this token.
     pub fn end_of_text_is_ordinary(&self) -> bool {
         let Some(id) = self.end_of_text else { return false };
         let is_added = self.inner.get_added_tokens_decoder().contains_key(&id);
@@ -297,31 +287,30 @@ impl Tokenizer {
         self.cuts_at_spaces
     }
 
-    /// Returns the id of a special token by its name in the tokenizer's
-    /// configuration, such as `pad_token`.
+    /// Returns the id of a special token by its name in the tokenizer's configuration, such as
+    /// `pad_token`.
     pub fn special_token(&self, name: &str) -> Option<u32> {
         // Files that are not valid were refused when they were loaded.
         self.inner.token_to_id(&self.files.special_token(name).ok()??)
     }
 
-    /// Returns the number of special tokens that the tokenizer puts around a
-    /// text, which [`Tokenizer::encode`] leaves out.
+    /// Returns the number of special tokens that the tokenizer puts around a text, which
+    /// [`Tokenizer::encode`] leaves out.
     pub fn num_surrounding_tokens(&self) -> usize {
         self.inner.get_post_processor().map_or(0, |it| it.added_tokens(false))
     }
 
-    /// Returns the ids of `text` without special tokens around it. Special
-    /// tokens that are spelled out in the text become their ids.
+    /// Returns the ids of `text` without special tokens around it. Special tokens that are spelled
+    /// out in the text become their ids.
     ///
     /// # Errors
-    /// Returns [`DataError::Tokenizer`] if the model has neither a token nor an
-    /// unknown token for a part of the text.
+    /// Returns [`DataError::Tokenizer`] if the model has neither a token nor an unknown token for a
+    /// part of the text.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
         self.ids(text, false)
     }
 
-    /// Returns the ids of `text` with the special tokens that the tokenizer puts
-    /// around a text.
+    /// Returns the ids of `text` with the special tokens that the tokenizer puts around a text.
     ///
     /// # Errors
     /// Returns the errors of [`Tokenizer::encode`].
@@ -348,9 +337,8 @@ impl Tokenizer {
         words.encode(self.inner.get_model(), text, surrounded, has_ranges)
     }
 
-    /// Returns the ids of `text` and, for each id, the bytes of the text that it
-    /// stands for; empty for tokens around the text, which are added if
-    /// `surrounded` is true.
+    /// Returns the ids of `text` and, for each id, the bytes of the text that it stands for; empty
+    /// for tokens around the text, which are added if `surrounded` is true.
     ///
     /// # Errors
     /// Returns the errors of [`Tokenizer::encode`].
@@ -369,8 +357,8 @@ impl Tokenizer {
         })
     }
 
-    /// Encodes documents on all threads. Returns the ids of each document in the
-    /// order of `documents`, equal to the result of [`Tokenizer::encode`].
+    /// Encodes documents on all threads. Returns the ids of each document in the order of
+    /// `documents`, equal to the result of [`Tokenizer::encode`].
     ///
     /// # Errors
     /// Returns the errors of [`Tokenizer::encode`].
@@ -389,9 +377,8 @@ impl Tokenizer {
         documents.par_iter().map(encode_document).collect()
     }
 
-    /// Returns the text of `ids`. A byte-level tokenizer returns exactly the
-    /// encoded text; ids that cut a character in two give U+FFFD. With
-    /// `skip_special`, special tokens are left out.
+    /// Returns the text of `ids`. A byte-level tokenizer returns exactly the encoded text; ids that
+    /// cut a character in two give U+FFFD. With `skip_special`, special tokens are left out.
     ///
     /// # Errors
     /// Returns [`DataError::Tokenizer`] if an id is not in the vocabulary.
@@ -408,9 +395,8 @@ impl Tokenizer {
         })
     }
 
-    /// Returns the definition of the tokenizer as JSON: everything that
-    /// determines ids. Equal tokenizers from different files have the same
-    /// definition.
+    /// Returns the definition of the tokenizer as JSON: everything that determines ids. Equal
+    /// tokenizers from different files have the same definition.
     ///
     /// # Errors
     /// Returns [`DataError::Tokenizer`] if the library cannot serialize it.
@@ -427,10 +413,9 @@ impl Tokenizer {
         call(self.path.as_deref(), doing, || work(&self.inner))
     }
 
-    /// Writes the files that `transformers.AutoTokenizer.from_pretrained` reads
-    /// into `folder`, which is created if it is missing. Files that were loaded
-    /// are written unchanged, and missing ones are generated. Each file is
-    /// written atomically.
+    /// Writes the files that `transformers.AutoTokenizer.from_pretrained` reads into `folder`,
+    /// which is created if it is missing. Files that were loaded are written unchanged, and missing
+    /// ones are generated. Each file is written atomically.
     ///
     /// # Errors
     /// Returns [`DataError::Unwritable`] if a file cannot be written.
@@ -441,9 +426,8 @@ impl Tokenizer {
     }
 }
 
-/// Returns whether [`cut_at_spaces`] preserves the ids: the pre-tokenizer must
-/// be GPT-2's, without a normalizer before it, and no added token may contain
-/// or absorb a space.
+/// Returns whether [`cut_at_spaces`] preserves the ids: the pre-tokenizer must be GPT-2's, without
+/// a normalizer before it, and no added token may contain or absorb a space.
 fn cuts_at_spaces(tokenizer: &tokenizers::Tokenizer) -> bool {
     let is_gpt2 = matches!(
         tokenizer.get_pre_tokenizer(),
@@ -458,9 +442,8 @@ fn cuts_at_spaces(tokenizer: &tokenizers::Tokenizer) -> bool {
         && tokenizer.get_added_tokens_decoder().values().all(is_one_word)
 }
 
-/// Returns whether characters can get lost: a BPE without an unknown token
-/// leaves out what its vocabulary does not cover. A byte-level vocabulary has
-/// all bytes.
+/// Returns whether characters can get lost: a BPE without an unknown token leaves out what its
+/// vocabulary does not cover. A byte-level vocabulary has all bytes.
 fn drops_text(tokenizer: &tokenizers::Tokenizer) -> bool {
     let ModelWrapper::BPE(bpe) = tokenizer.get_model() else { return false };
     let has_byte = |byte: char| tokenizer.token_to_id(byte.encode_utf8(&mut [0; 4])).is_some();
@@ -469,8 +452,8 @@ fn drops_text(tokenizer: &tokenizers::Tokenizer) -> bool {
         && !ByteLevel::alphabet().into_iter().all(has_byte)
 }
 
-/// Runs `work`, which calls the library. Its errors and panics become errors
-/// that name the tokenizer.
+/// Runs `work`, which calls the library. Its errors and panics become errors that name the
+/// tokenizer.
 fn call<T>(
     path: Option<&Path>,
     doing: &'static str,

@@ -1,8 +1,7 @@
 //! The files of a tokenizer, with the names that `transformers` expects.
 //!
-//! [`TokenizerFiles`] keeps the bytes that were read and writes them back
-//! unchanged, so that fine-tuning never alters a tokenizer. It generates only
-//! missing files.
+//! [`TokenizerFiles`] keeps the bytes that were read and writes them back unchanged, so that
+//! fine-tuning never alters a tokenizer. It generates only missing files.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -58,8 +57,9 @@ pub fn has_tokenizer(folder: &Path) -> bool {
 pub(crate) struct TokenizerFiles(BTreeMap<&'static str, Vec<u8>>);
 
 impl TokenizerFiles {
-    /// Reads the tokenizer files in a folder, or a single file. The files that name the special tokens of a
-    /// `tokenizer.json` are read from its folder; a file of another name may be there by chance.
+    /// Reads the tokenizer files in a folder, or a single file. The files that name the special
+    /// tokens of a `tokenizer.json` are read from its folder; a file of another name may be there
+    /// by chance.
     pub(crate) fn read(path: &Path) -> Result<Self> {
         let is_folder = fs::metadata(path).map_err(DataError::unreadable(path))?.is_dir();
         let (folder, names) = match (is_folder, path.parent()) {
@@ -117,8 +117,8 @@ impl TokenizerFiles {
             .map_err(|error| format!("{name} is not valid JSON: {error}"))
     }
 
-    /// Returns the number of entries of the list of added tokens in
-    /// `tokenizer.json`, if there is this file.
+    /// Returns the number of entries of the list of added tokens in `tokenizer.json`, if there is
+    /// this file.
     pub(crate) fn num_added_tokens(&self) -> Option<usize> {
         // Only this list is kept of a file of many megabytes.
         #[derive(serde::Deserialize)]
@@ -168,8 +168,8 @@ impl TokenizerFiles {
                 "tokenizer_class": "PreTrainedTokenizerFast",
             });
             let mut special = json!({});
-            // Batches are padded with the end-of-text token, after the text. It also begins a text in GPT-2's
-            // vocabulary; another vocabulary has its own token for that, or none.
+            // Batches are padded with the end-of-text token, after the text. It also begins a text
+            // in GPT-2's vocabulary; another vocabulary has its own token for that, or none.
             let is_gpt2 = end_of_text == Some(END_OF_TEXT);
             let names = ["bos_token", "eos_token", "pad_token"].into_iter();
             for name in names.filter(|name| is_gpt2 || *name != "bos_token") {
@@ -229,8 +229,8 @@ pub(crate) fn byte_level(model: BPE) -> tokenizers::Result<ByteLevelBpe> {
         .build()
 }
 
-/// Builds the byte-level BPE with GPT-2's pre-tokenizer that `vocab.json` and
-/// `merges.txt` imply, with the tokens that were `added` to it.
+/// Builds the byte-level BPE with GPT-2's pre-tokenizer that `vocab.json` and `merges.txt` imply,
+/// with the tokens that were `added` to it.
 fn build_gpt2(
     [vocab, merges]: [&[u8]; 2],
     added: &BTreeMap<u32, AddedToken>,
@@ -267,8 +267,7 @@ fn build_gpt2(
 
 /// Parses the tokenizer in `json`.
 fn parse(json: &[u8], path: &Path) -> Result<tokenizers::Tokenizer> {
-    // Checked first, because the library panics on a file that is truncated
-    // within a decoder.
+    // Checked first, because the library panics on a file that is truncated within a decoder.
     let valid = serde_json::from_slice::<serde::de::IgnoredAny>(json)
         .map_err(|error| format!("it is not valid JSON: {error}"));
     valid
@@ -286,8 +285,7 @@ fn render_merges(pairs: &Value) -> String {
     text
 }
 
-/// Parses `merges.txt`: a version line, then two tokens per line, most frequent
-/// first.
+/// Parses `merges.txt`: a version line, then two tokens per line, most frequent first.
 fn parse_merges(merges: &[u8]) -> Result<Vec<(String, String)>, String> {
     let text = std::str::from_utf8(merges).map_err(|error| format!("{MERGES}: {error}"))?;
     let lines = text.lines().enumerate();
@@ -302,8 +300,7 @@ fn parse_merges(merges: &[u8]) -> Result<Vec<(String, String)>, String> {
         .collect()
 }
 
-/// Writes a file under a temporary name and renames it, so that no reader sees
-/// an incomplete file.
+/// Writes a file under a temporary name and renames it, so that no reader sees an incomplete file.
 fn write_whole(folder: &Path, name: &str, contents: &[u8]) -> io::Result<()> {
     let partial = folder.join(format!(".{name}.partial"));
     let mut file = PartialFile::create(folder.join(name), partial)?;

@@ -19,9 +19,9 @@ pub(crate) type WordTokens<'a> = (&'a [u32], &'a [[u8; 2]]);
 
 /// The tokens of words that were encoded before.
 ///
-/// A word may be in four slots. Each use moves it one slot forward, and a new
-/// word replaces the last one. So rare words replace each other, and the cache
-/// needs neither lists nor allocations. It doubles until its limit is reached.
+/// A word may be in four slots. Each use moves it one slot forward, and a new word replaces the
+/// last one. So rare words replace each other, and the cache needs neither lists nor allocations.
+/// It doubles until its limit is reached.
 pub(crate) struct WordCache {
     /// The words. Their number is a power of two.
     slots: Vec<CachedWord>,

@@ -1,10 +1,10 @@
 //! Encodes text word by word, with the results of the library.
 //!
-//! The library spends most of its time on copies of the text with the origin
-//! of each byte, and on words that it encoded before. [`WordEncoder`] splits
-//! the text without copies, and calls the library only for words that are not
-//! in its cache. It has the tokenizers whose definition [`WordPipeline`] recognizes.
-//! A text for which a word may depend on its surroundings is not encoded here.
+//! The library spends most of its time on copies of the text with the origin of each byte, and on
+//! words that it encoded before. [`WordEncoder`] splits the text without copies, and calls the
+//! library only for words that are not in its cache. It has the tokenizers whose definition
+//! [`WordPipeline`] recognizes. A text for which a word may depend on its surroundings is not
+//! encoded here.
 
 use std::fmt;
 use std::ops::Range;
@@ -44,8 +44,8 @@ pub(crate) struct WordEncoder {
     pipeline: WordPipeline,
     /// The ids before and after a text, without and with surrounding tokens.
     surroundings: [[Vec<u32>; 2]; 2],
-    /// The memory of calls that ended. A call takes one of them, or creates
-    /// another, so there are as many as concurrent calls.
+    /// The memory of calls that ended. A call takes one of them, or creates another, so there are
+    /// as many as concurrent calls.
     idle: Mutex<Vec<EncoderMemory>>,
 }
 
@@ -66,9 +66,8 @@ struct SectionOffset {
 }
 
 impl WordEncoder {
-    /// Returns the encoder of a tokenizer without truncation and padding, for
-    /// which `declared` added tokens were declared. `None` if its text cannot
-    /// be encoded word by word.
+    /// Returns the encoder of a tokenizer without truncation and padding, for which `declared`
+    /// added tokens were declared. `None` if its text cannot be encoded word by word.
     pub(crate) fn new(library: &tokenizers::Tokenizer, declared: Option<usize>) -> Option<Self> {
         let pipeline = WordPipeline::new(library)?;
         let added = AddedTokens::new(library, declared)?;
@@ -196,9 +195,8 @@ impl EncoderMemory {
 }
 
 impl SectionOffset {
-    /// Returns the bytes of the text for bytes of the section. The library
-    /// gives a space that it put before the section the range of the first
-    /// character.
+    /// Returns the bytes of the text for bytes of the section. The library gives a space that it
+    /// put before the section the range of the first character.
     fn range(&self, range: Range<usize>) -> Range<usize> {
         let Range { mut start, mut end } = range;
         if let Some(first) = self.prefixed {
@@ -209,8 +207,8 @@ impl SectionOffset {
     }
 }
 
-/// Splits `text`, which starts at byte `offset` of its section, with one
-/// splitter after another, and calls `sink` with the words.
+/// Splits `text`, which starts at byte `offset` of its section, with one splitter after another,
+/// and calls `sink` with the words.
 fn split(
     splitters: &[Splitter],
     searches: &mut [Option<Cache>],
@@ -229,8 +227,8 @@ fn split(
     }
 }
 
-/// Returns the ids before and after a text. `None` if the post-processor may do
-/// more than add these.
+/// Returns the ids before and after a text. `None` if the post-processor may do more than add
+/// these.
 fn surroundings(library: &tokenizers::Tokenizer, is_surrounded: bool) -> Option<[Vec<u32>; 2]> {
     // An id of a post-processor that equals it gives more than two parts.
     const MARK: u32 = u32::MAX;

@@ -1,14 +1,13 @@
-//! Tokenizers whose text can be encoded word by word, recognized by their
-//! definition.
+//! Tokenizers whose text can be encoded word by word, recognized by their definition.
 //!
 //! | Definition | Words |
 //! |---|---|
 //! | No normalizer or NFC; `ByteLevel`, alone or after `Split` and `Digits` | as split |
 //! | `Metaspace`, or a normalizer that replaces spaces, as in SentencePiece | cut before spaces |
 //!
-//! The second kind encodes a whole text as one word. A cut before a space does
-//! not change its tokens if no token of the vocabulary contains a space after
-//! the character before the cut, because then no merge crosses it.
+//! The second kind encodes a whole text as one word. A cut before a space does not change its
+//! tokens if no token of the vocabulary contains a space after the character before the cut,
+//! because then no merge crosses it.
 
 use std::collections::HashSet;
 
@@ -34,8 +33,7 @@ pub(crate) enum Prefix {
 }
 
 impl Prefix {
-    /// Returns whether a space is put before the section that starts at byte
-    /// `start`.
+    /// Returns whether a space is put before the section that starts at byte `start`.
     pub(crate) fn applies(self, section: &str, start: usize) -> bool {
         match self {
             Self::Never => false,
@@ -59,8 +57,7 @@ pub(crate) struct WordPipeline {
 }
 
 impl WordPipeline {
-    /// Returns the pipeline of a tokenizer. `None` if its text cannot be encoded
-    /// word by word.
+    /// Returns the pipeline of a tokenizer. `None` if its text cannot be encoded word by word.
     pub(crate) fn new(library: &tokenizers::Tokenizer) -> Option<Self> {
         let ModelWrapper::BPE(bpe) = library.get_model() else { return None };
         // With dropout, merges are left out at random, and a cache would repeat the first choice.
@@ -163,12 +160,11 @@ impl WordPipeline {
     }
 }
 
-/// Returns the positions at which a text may be cut that is encoded as one
-/// word, and in which `replacement` stands for a space.
+/// Returns the positions at which a text may be cut that is encoded as one word, and in which
+/// `replacement` stands for a space.
 ///
-/// `None` if a cut could change unknown characters: the space itself must be a
-/// token, because it ends a run of them, and no character may be left out,
-/// because all ranges after it are shifted.
+/// `None` if a cut could change unknown characters: the space itself must be a token, because it
+/// ends a run of them, and no character may be left out, because all ranges after it are shifted.
 fn cut_before_spaces(bpe: &BPE, replacement: char) -> Option<Splitter> {
     let vocabulary = Model::get_vocab(bpe);
     let is_set = |it: &Option<String>| it.as_ref().is_some_and(|it| !it.is_empty());

@@ -1,5 +1,5 @@
-//! The cache of samples: found again, rebuilt when damaged, and keyed by
-//! everything that determines the samples.
+//! The cache of samples: found again, rebuilt when damaged, and keyed by everything that determines
+//! the samples.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 

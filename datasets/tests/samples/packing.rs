@@ -11,8 +11,8 @@ use serde_json::json;
 
 use super::{encode, layout, source, write_lines};
 
-/// Samples of these lengths. Token `t` of sample `s` has id `(31 s + t) mod 997`; every third token is
-/// not trained.
+/// Samples of these lengths. Token `t` of sample `s` has id `(31 s + t) mod 997`; every third token
+/// is not trained.
 fn samples(lengths: &[usize]) -> Samples {
     let folder = tempfile::tempdir().unwrap();
     let row = |(sample, length): (usize, &usize)| {

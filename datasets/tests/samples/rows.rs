@@ -1,5 +1,4 @@
-//! Rows that cannot become samples: an error with their place, or skipped and
-//! counted.
+//! Rows that cannot become samples: an error with their place, or skipped and counted.
 
 use super::*;
 

@@ -1,6 +1,5 @@
 //! Rows and batches are the same as in TRL 1.16. `trl_packing.json` was made by
-//! `make_trl_packing.py`, `trl_batches.json` by runs of `SFTTrainer` on small
-//! conversations.
+//! `make_trl_packing.py`, `trl_batches.json` by runs of `SFTTrainer` on small conversations.
 
 use deepburn_datasets::{
     BatchLoader, Collate, EpochSampler, MicroBatch, Order, Packing, Padding, RowDocuments,
@@ -92,8 +91,8 @@ fn layout_of(run: &Value) -> SampleLayout {
     SampleLayout { max_length, packing, padding, pad_id: integer(&run["pad"]) as u32 }
 }
 
-/// Labels of the trainer, without the first one of each row: it has no token
-/// before it, so the loss does not include it.
+/// Labels of the trainer, without the first one of each row: it has no token before it, so the loss
+/// does not include it.
 fn labels(rows: &Value) -> Vec<i64> {
     let rows = rows.as_array().unwrap().iter().map(numbers);
     rows.flat_map(|mut row| {

@@ -1,7 +1,7 @@
 //! Validated batches of token sequences for language models.
 //!
-//! Main type: [`CausalBatch`]. Reading values back from a device tensor is slow, so lengths, token ids and labels are
-//! checked here on the host, before any tensor is created.
+//! Main type: [`CausalBatch`]. Reading values back from a device tensor is slow, so lengths, token
+//! ids and labels are checked here on the host, before any tensor is created.
 //!
 //! ```text
 //! input ids    t0 t1 t2 t3           one sequence of a batch
@@ -10,7 +10,8 @@
 //! targets      t1 t2                 the tokens that they should predict
 //! ```
 //!
-//! The last position of a sequence has no target, because the next token in the batch belongs to another sequence.
+//! The last position of a sequence has no target, because the next token in the batch belongs to
+//! another sequence.
 
 use std::sync::Arc;
 
@@ -31,12 +32,14 @@ pub struct CausalBatch<B: Backend> {
     pub(crate) positions: Tensor<B, 1, Int>,
     /// `[positions]`: the target token of each entry of `positions`.
     pub(crate) targets: Tensor<B, 1, Int>,
-    /// The number of positions with a target in each sequence; at least one place is counted in the whole batch.
+    /// The number of positions with a target in each sequence; at least one place is counted in the
+    /// whole batch.
     pub(crate) rows_of_sequences: Arc<[usize]>,
-    /// The number of positions with a target. It is 0 if all labels of the batch are ignored, although `positions` then
-    /// has one entry.
+    /// The number of positions with a target. It is 0 if all labels of the batch are ignored,
+    /// although `positions` then has one entry.
     tokens: usize,
-    /// The first position of the document of each row of `[batch * length]`; `None` if every sequence is one document.
+    /// The first position of the document of each row of `[batch * length]`; `None` if every
+    /// sequence is one document.
     pub(crate) document_starts: Option<Arc<[usize]>>,
     /// The weight of the mean over the vocabulary in the loss; 0 without label smoothing.
     pub(crate) label_smoothing: f64,
@@ -113,11 +116,12 @@ pub enum InputError {
 }
 
 impl<B: Backend> CausalBatch<B> {
-    /// Returns a batch of `[batch, length]` tokens for models with this `config`. The ids are given row by row.
+    /// Returns a batch of `[batch, length]` tokens for models with this `config`. The ids are given
+    /// row by row.
     ///
-    /// `labels` contains one token per position and is not shifted, as in `transformers`: position `p` of a sequence
-    /// learns to predict label `p + 1` of the same sequence, unless that label is [`IGNORED_LABEL`]. `None` uses the
-    /// inputs as labels.
+    /// `labels` contains one token per position and is not shifted, as in `transformers`: position
+    /// `p` of a sequence learns to predict label `p + 1` of the same sequence, unless that label is
+    /// [`IGNORED_LABEL`]. `None` uses the inputs as labels.
     ///
     /// # Errors
     /// Returns [`InputError`] if the number of ids or labels, the length, or a token is invalid.
@@ -133,14 +137,16 @@ impl<B: Backend> CausalBatch<B> {
         Self::checked(limits, input_ids, labels, [batch, length], device)
     }
 
-    /// Returns a batch like [`new`](Self::new) with sequences that consist of several documents, one after the other.
+    /// Returns a batch like [`new`](Self::new) with sequences that consist of several documents,
+    /// one after the other.
     ///
-    /// A token attends to its own document only, and positions are counted from the start of the document. `starts` has
-    /// the position in its sequence of the first token of the document, for each of `[batch, length]` tokens. Only the
-    /// documents, and not the sequences, have to be short enough for the model.
+    /// A token attends to its own document only, and positions are counted from the start of the
+    /// document. `starts` has the position in its sequence of the first token of the document, for
+    /// each of `[batch, length]` tokens. Only the documents, and not the sequences, have to be
+    /// short enough for the model.
     ///
-    /// A document's first token should have the label [`IGNORED_LABEL`], because the token before it belongs to another
-    /// document.
+    /// A document's first token should have the label [`IGNORED_LABEL`], because the token before
+    /// it belongs to another document.
     ///
     /// # Errors
     /// Returns [`InputError`] like [`new`](Self::new), and if the starts contradict each other.
@@ -180,15 +186,17 @@ impl<B: Backend> CausalBatch<B> {
         //= transformers 5.23.0 loss/loss_utils.py ForCausalLMLoss
         let (mut positions, mut targets): (Vec<i32>, Vec<i32>) = (0..batch * length)
             .filter(|row| (row + 1) % length != 0 && label(row + 1) != IGNORED_LABEL)
-            // `check_count` rejects batches of 2^31 or more tokens, and ids are below 2^24, so both casts are exact.
+            // `check_count` rejects batches of 2^31 or more tokens, and ids are below 2^24, so both
+            // casts are exact.
             .map(|row| (row as i32, label(row + 1) as i32))
             .unzip();
         let mut rows_of_sequences = vec![0; batch];
         positions.iter().for_each(|row| rows_of_sequences[*row as usize / length] += 1);
         let tokens = positions.len();
         if tokens == 0 {
-            // One row with weight 0 keeps tensors non-empty. The model then runs the same ops, and with sharding the
-            // same collectives, as for any other batch; a rank that skipped them would block the others.
+            // One row with weight 0 keeps tensors non-empty. The model then runs the same ops, and
+            // with sharding the same collectives, as for any other batch; a rank that skipped them
+            // would block the others.
             (positions, targets) = (vec![0], vec![0]);
             rows_of_sequences[0] = 1;
         }
@@ -204,8 +212,9 @@ impl<B: Backend> CausalBatch<B> {
         })
     }
 
-    /// Returns the batch with label smoothing: the loss of a target is `1 - factor` times its negative log-likelihood,
-    /// plus `factor` times the mean of `-log(p)` over the vocabulary. `factor` is from 0 to below 1; 0 changes nothing.
+    /// Returns the batch with label smoothing: the loss of a target is `1 - factor` times its
+    /// negative log-likelihood, plus `factor` times the mean of `-log(p)` over the vocabulary.
+    /// `factor` is from 0 to below 1; 0 changes nothing.
     #[must_use]
     pub fn with_label_smoothing(self, factor: f64) -> Self {
         Self { label_smoothing: factor, ..self }
@@ -224,7 +233,8 @@ impl<B: Backend> CausalBatch<B> {
         self.rows_of_sequences.iter().map(move |rows| if none { 0 } else { *rows })
     }
 
-    /// Returns the number of positions with a target, which is the weight of this batch in an average over batches.
+    /// Returns the number of positions with a target, which is the weight of this batch in an
+    /// average over batches.
     #[must_use]
     pub fn tokens(&self) -> usize {
         self.tokens
@@ -234,7 +244,8 @@ impl<B: Backend> CausalBatch<B> {
 /// Returns the length of the longest document of sequences of `length` tokens.
 ///
 /// # Errors
-/// Returns [`InputError::Document`] unless each token starts a document or continues the document of the token before it.
+/// Returns [`InputError::Document`] unless each token starts a document or continues the document
+/// of the token before it.
 fn longest_document(starts: &[usize], length: usize) -> Result<usize, InputError> {
     let mut longest = 0;
     for (row, start) in starts.iter().enumerate() {
@@ -251,8 +262,8 @@ fn longest_document(starts: &[usize], length: usize) -> Result<usize, InputError
 /// Checks token ids against the model's vocabulary and length.
 ///
 /// # Errors
-/// Returns [`InputError`] if the batch is empty, a sequence is too long, the number of ids is wrong, or an id is
-/// outside the vocabulary.
+/// Returns [`InputError`] if the batch is empty, a sequence is too long, the number of ids is
+/// wrong, or an id is outside the vocabulary.
 pub(crate) fn check_tokens(
     limits: TokenLimits,
     input_ids: &[u32],
@@ -290,7 +301,8 @@ fn check_ids(
     check_known("input id", input_ids.iter().map(|id| i64::from(*id)), limits, length)
 }
 
-/// Checks labels against the model's vocabulary. [`IGNORED_LABEL`] is the only accepted value outside the vocabulary.
+/// Checks labels against the model's vocabulary. [`IGNORED_LABEL`] is the only accepted value
+/// outside the vocabulary.
 ///
 /// # Errors
 /// Returns [`InputError`] if the number of labels is wrong, or a label is outside the vocabulary.
@@ -303,7 +315,8 @@ fn check_labels(
     check_known("label", labels.iter().copied(), limits, length)
 }
 
-/// Checks that values are tokens of the model's vocabulary, or [`IGNORED_LABEL`], which no input id is.
+/// Checks that values are tokens of the model's vocabulary, or [`IGNORED_LABEL`], which no input id
+/// is.
 fn check_known(
     what: &'static str,
     values: impl Iterator<Item = i64>,

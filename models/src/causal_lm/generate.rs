@@ -1,14 +1,16 @@
 //! Text generation from a prompt.
 //!
-//! Main type: [`Generation`], an iterator over new tokens. It ends with an error if the model computes NaN. The model
-//! caches the keys and values of earlier positions, so each new token needs a forward pass over one position instead of
-//! the whole sequence. There is no sliding window: the prompt and the new tokens together must not exceed the model's
-//! maximum length. This is checked before the first token is generated.
+//! Main type: [`Generation`], an iterator over new tokens. It ends with an error if the model
+//! computes NaN. The model caches the keys and values of earlier positions, so each new token needs
+//! a forward pass over one position instead of the whole sequence. There is no sliding window: the
+//! prompt and the new tokens together must not exceed the model's maximum length. This is checked
+//! before the first token is generated.
 //!
-//! A longer text need not be processed from its start: [`SeenTokens`] are what a generation has processed, and another one
-//! continues from them if its prompt begins with the same tokens.
+//! A longer text need not be processed from its start: [`SeenTokens`] are what a generation has
+//! processed, and another one continues from them if its prompt begins with the same tokens.
 //!
-//! [`Sampling`](super::Sampling) describes how tokens are chosen. To stop at a text, stop the iteration.
+//! [`Sampling`](super::Sampling) describes how tokens are chosen. To stop at a text, stop the
+//! iteration.
 
 use deepburn_ops::FusedOps;
 
@@ -19,7 +21,8 @@ use super::options::GenerateOptions;
 use super::sampling::Chooser;
 use crate::architecture::TokenLimits;
 
-/// An iterator over generated tokens. It ends after a stop token, at the token limit or after an error.
+/// An iterator over generated tokens. It ends after a stop token, at the token limit or after an
+/// error.
 #[derive(Debug)]
 pub struct Generation<'a, B: FusedOps, M: LanguageModel<B>> {
     /// The model, which is not changed.
@@ -28,7 +31,8 @@ pub struct Generation<'a, B: FusedOps, M: LanguageModel<B>> {
     device: B::Device,
     /// The tokens that the model has processed.
     seen: SeenTokens<M::Cache>,
-    /// The tokens that the model has not processed yet: first the prompt, later the last generated token.
+    /// The tokens that the model has not processed yet: first the prompt, later the last generated
+    /// token.
     unseen: Vec<u32>,
     /// The number of tokens that may still be generated.
     left: usize,
@@ -44,8 +48,8 @@ impl<'a, B: FusedOps, M: LanguageModel<B>> Generation<'a, B, M> {
     /// Checks the prompt and the options without computing logits.
     ///
     /// # Errors
-    /// Returns [`GenerateError`] if the prompt is empty or has unknown tokens, if prompt and new tokens together are
-    /// too long for the model, or if a sampling option is out of range.
+    /// Returns [`GenerateError`] if the prompt is empty or has unknown tokens, if prompt and new
+    /// tokens together are too long for the model, or if a sampling option is out of range.
     pub(super) fn new(
         model: &'a M,
         prompt: &[u32],
@@ -116,11 +120,12 @@ impl<C> SeenTokens<C> {
     }
 }
 
-/// Checks that a token can be chosen from `logits`, the logits of the token at `position`. A logit of minus infinity is
-/// allowed: its token has the probability 0.
+/// Checks that a token can be chosen from `logits`, the logits of the token at `position`. A logit
+/// of minus infinity is allowed: its token has the probability 0.
 ///
 /// # Errors
-/// Returns [`GenerateError::NotFinite`] if a logit is NaN or infinity, or if every logit is minus infinity.
+/// Returns [`GenerateError::NotFinite`] if a logit is NaN or infinity, or if every logit is minus
+/// infinity.
 fn check_logits(logits: &[f32], position: usize) -> Result<(), GenerateError> {
     let is_wrong = |logit: &&f32| logit.is_nan() || **logit == f32::INFINITY;
     let total = logits.len();

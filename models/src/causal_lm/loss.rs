@@ -9,7 +9,8 @@ use burn::tensor::{Tensor, backend::Backend};
 /// The cross-entropy loss, summed over all positions with a target.
 #[derive(Clone, Debug)]
 pub struct CausalLoss<B: Backend> {
-    /// Sum of the negative log-likelihoods in nats, or of the losses with label smoothing, `[1]`, at least f32.
+    /// Sum of the negative log-likelihoods in nats, or of the losses with label smoothing, `[1]`,
+    /// at least f32.
     pub sum: Tensor<B, 1>,
     /// The number of terms. If no position has a target, the number and the sum are both 0.
     pub tokens: usize,

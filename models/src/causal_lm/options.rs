@@ -11,14 +11,15 @@ pub struct GenerateOptions {
     pub max_new_tokens: usize,
     /// How the next token is chosen.
     pub sampling: Sampling,
-    /// The divisor of the positive logits of tokens that are in the prompt or were generated, and the factor of the
-    /// negative ones. A positive number; values above 1 make repetitions less likely (Keskar et al. 2019).
+    /// The divisor of the positive logits of tokens that are in the prompt or were generated, and
+    /// the factor of the negative ones. A positive number; values above 1 make repetitions less
+    /// likely (Keskar et al. 2019).
     pub repetition_penalty: f64,
-    /// Tokens after which generation stops. The stop token itself is returned. `config.eos_token_ids()` returns the
-    /// model's end-of-sequence tokens.
+    /// Tokens after which generation stops. The stop token itself is returned.
+    /// `config.eos_token_ids()` returns the model's end-of-sequence tokens.
     pub stop: Vec<u32>,
-    /// The number of tokens of the tokenizer. Further rows of the output layer are padding and are never chosen. `None`
-    /// allows all rows.
+    /// The number of tokens of the tokenizer. Further rows of the output layer are padding and are
+    /// never chosen. `None` allows all rows.
     pub num_tokens: Option<usize>,
 }
 
@@ -39,7 +40,7 @@ impl GenerateOptions {
 /// The method that chooses the next token.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Sampling {
-    /// The most likely token. Ties are resolved in favour of the lower id.
+    /// The most likely token. Ties are resolved in favor of the lower id.
     Greedy,
     /// A random token, sampled from the model's probabilities.
     Random(RandomSampling),
@@ -50,16 +51,18 @@ pub enum Sampling {
 pub struct RandomSampling {
     /// The seed of the random number generator.
     pub seed: u64,
-    /// The number of the generator's stream. Streams of the same seed are independent, so that several sequences with the
-    /// same seed differ and are reproducible one by one.
+    /// The number of the generator's stream. Streams of the same seed are independent, so that
+    /// several sequences with the same seed differ and are reproducible one by one.
     pub stream: u64,
-    /// The divisor of the logits, a positive number. Values below 1 sharpen the distribution, values above 1 flatten it.
+    /// The divisor of the logits, a positive number. Values below 1 sharpen the distribution,
+    /// values above 1 flatten it.
     pub temperature: f64,
     /// The number of most likely tokens to keep. `None` keeps all.
     pub top_k: Option<usize>,
     /// The total probability of the most likely tokens to keep, in (0, 1]. 1 keeps all.
     pub top_p: f64,
-    /// The smallest probability of the tokens to keep, relative to the most likely token, in [0, 1]. 0 keeps all.
+    /// The smallest probability of the tokens to keep, relative to the most likely token, in [0,
+    /// 1]. 0 keeps all.
     pub min_p: f64,
 }
 

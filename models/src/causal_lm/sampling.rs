@@ -11,8 +11,8 @@
 //! random sample           one of the remaining tokens, by their probabilities
 //! ```
 //!
-//! Greedy decoding has the first step only. Random numbers come from a ChaCha generator on the host, so a seed gives the
-//! same tokens on all backends that compute the same logits.
+//! Greedy decoding has the first step only. Random numbers come from a ChaCha generator on the
+//! host, so a seed gives the same tokens on all backends that compute the same logits.
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
@@ -22,8 +22,9 @@ use super::options::{GenerateOptions, RandomSampling, Sampling};
 
 impl RandomSampling {
     //= transformers 5.23.0 generation/utils.py _get_logits_processor
-    /// Returns the tokens that remain after all filters, with weights that are proportional to their probabilities. At
-    /// least one remains. The order depends on the logits and the options only.
+    /// Returns the tokens that remain after all filters, with weights that are proportional to
+    /// their probabilities. At least one remains. The order depends on the logits and the options
+    /// only.
     fn candidates(&self, logits: &[f32]) -> Vec<(u32, f64)> {
         // `transformers` divides by the temperature first, which keeps the order of the logits, so
         // the same tokens remain.
@@ -46,8 +47,8 @@ impl RandomSampling {
 }
 
 //= transformers 5.23.0 generation/logits_process.py TopKLogitsWarper
-/// Returns the lowest of the `count` highest logits, or minus infinity if there are fewer logits. `count` must be
-/// positive.
+/// Returns the lowest of the `count` highest logits, or minus infinity if there are fewer logits.
+/// `count` must be positive.
 fn limit_of(logits: &[f32], count: usize) -> f32 {
     if count > logits.len() {
         return f32::NEG_INFINITY;
@@ -60,11 +61,12 @@ fn limit_of(logits: &[f32], count: usize) -> f32 {
 const FEW_TOKENS: usize = 256;
 
 //= transformers 5.23.0 generation/logits_process.py TopPLogitsWarper
-/// Keeps the smallest set of most likely tokens whose share of all weights is at least `mass`, and at least one token,
-/// in descending order.
+/// Keeps the smallest set of most likely tokens whose share of all weights is at least `mass`, and
+/// at least one token, in descending order.
 ///
-/// Only as many tokens are sorted as are needed, because a vocabulary is large and the mass is usually in a few tokens.
-/// All tokens are kept if their share stays below `mass` because of rounding.
+/// Only as many tokens are sorted as are needed, because a vocabulary is large and the mass is
+/// usually in a few tokens. All tokens are kept if their share stays below `mass` because of
+/// rounding.
 fn keep_mass(candidates: &mut Vec<(u32, f64)>, mass: f64) {
     // The weights do not add up to 1. Scaling the limit once is cheaper than scaling all weights.
     let limit = mass * candidates.iter().map(|(_, weight)| weight).sum::<f64>();
@@ -94,8 +96,8 @@ fn keep_mass(candidates: &mut Vec<(u32, f64)>, mass: f64) {
     }
 }
 
-/// Samples a token by inverse transform sampling: returns the token at fraction `uniform`, in [0, 1), of the cumulative
-/// weights. The weights do not have to add up to 1.
+/// Samples a token by inverse transform sampling: returns the token at fraction `uniform`, in [0,
+/// 1), of the cumulative weights. The weights do not have to add up to 1.
 fn draw(candidates: &[(u32, f64)], uniform: f64) -> u32 {
     let mut left = uniform * candidates.iter().map(|(_, weight)| weight).sum::<f64>();
     for (id, weight) in candidates {
@@ -104,7 +106,8 @@ fn draw(candidates: &[(u32, f64)], uniform: f64) -> u32 {
             return *id;
         }
     }
-    // Rounding can leave a small remainder after the last token with a weight, which is the right choice then.
+    // Rounding can leave a small remainder after the last token with a weight, which is the right
+    // choice then.
     candidates.iter().rev().find(|(_, weight)| *weight > 0.0).map_or(0, |(id, _)| *id)
 }
 
@@ -169,8 +172,8 @@ impl Chooser {
         }
     }
 
-    /// Returns the id of the chosen token. The logits must not be empty, and at least one must be finite, the others
-    /// finite or minus infinity.
+    /// Returns the id of the chosen token. The logits must not be empty, and at least one must be
+    /// finite, the others finite or minus infinity.
     pub(super) fn choose(&mut self, mut logits: Vec<f32>) -> u32 {
         self.penalise(&mut logits);
         let token = match &mut self.random {
@@ -328,7 +331,8 @@ mod tests {
         //= transformers 5.23.0 generation/logits_process.py TopKLogitsWarper
         //= transformers 5.23.0 generation/logits_process.py TopPLogitsWarper
         //= transformers 5.23.0 generation/logits_process.py MinPLogitsWarper
-        /// Thousands of tokens, so that `keep_mass` sorts several times. Few different logits give ties.
+        /// Thousands of tokens, so that `keep_mass` sorts several times. Few different logits give
+        /// ties.
         #[test]
         fn filters_agree_with_a_reference(
             logits in proptest::collection::vec(
@@ -349,8 +353,8 @@ mod tests {
                 found[*id as usize] = weight / sum;
             }
             for (found, expected) in found.iter().zip(reference(&options, &logits)) {
-                // Thousands of roundings of f64. A limit that falls between two roundings is as unlikely as one of the
-                // 2^50 neighbours of a random number.
+                // Thousands of roundings of f64. A limit that falls between two roundings is as
+                // unlikely as one of the 2^50 neighbors of a random number.
                 prop_assert!((found - expected).abs() < 1e-12, "{options:?}: {found} {expected}");
             }
         }

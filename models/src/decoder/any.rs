@@ -1,7 +1,7 @@
 //! The configuration of a decoder of any family.
 //!
-//! Main type: [`AnyDecoder`]. Modules are built from it, so that programs which train decoders of many families are
-//! compiled once.
+//! Main type: [`AnyDecoder`]. Modules are built from it, so that programs which train decoders of
+//! many families are compiled once.
 
 use std::fmt;
 use std::path::Path;
@@ -24,7 +24,8 @@ use crate::hf::{
 };
 use crate::weights::{Paths, WeightInit};
 
-/// The relative difference between a parameter and its copy in an adapter that rounding to bf16 causes.
+/// The relative difference between a parameter and its copy in an adapter that rounding to bf16
+/// causes.
 const COPY_ERROR: f32 = 1.0 / 128.0;
 
 /// The configuration of a decoder, whose family is known when the program runs.
@@ -179,10 +180,12 @@ impl AnyDecoder {
         self.adapter.as_ref()?.folder.as_deref()
     }
 
-    /// Returns the number of rows that the vocabulary of the configuration adds to the embedding in `folder`.
+    /// Returns the number of rows that the vocabulary of the configuration adds to the embedding in
+    /// `folder`.
     ///
     /// # Errors
-    /// Returns an error if a file is missing, unreadable or malformed, or if the vocabulary is smaller.
+    /// Returns an error if a file is missing, unreadable or malformed, or if the vocabulary is
+    /// smaller.
     pub fn new_rows(&self, folder: &Path) -> Result<usize, ModelFolderError> {
         self.open(folder)?.new_rows(&self.config.parts()).map(|(new_rows, _)| new_rows)
     }
@@ -195,10 +198,12 @@ impl AnyDecoder {
         self.config.open(folder)
     }
 
-    /// Returns a hash of the values of the base model in `folder`, as [`BaseModel::fingerprint`] computes it.
+    /// Returns a hash of the values of the base model in `folder`, as [`BaseModel::fingerprint`]
+    /// computes it.
     ///
     /// # Errors
-    /// Returns an error if a file is missing, unreadable or malformed, or if its tensors do not fit the model.
+    /// Returns an error if a file is missing, unreadable or malformed, or if its tensors do not fit
+    /// the model.
     pub fn base_fingerprint(&self, folder: &Path) -> Result<String, ModelFolderError> {
         // Rows that the configuration adds to the vocabulary are not in the folder.
         let vocab_size = self.config.limits().vocab_size - self.new_rows(folder)?;
@@ -206,8 +211,8 @@ impl AnyDecoder {
         BaseModel::open(folder, map)?.fingerprint()
     }
 
-    /// Returns a hash of the values of a trained adapter, as [`BaseModel::fingerprint`] computes it; `None` for a model
-    /// without one.
+    /// Returns a hash of the values of a trained adapter, as [`BaseModel::fingerprint`] computes
+    /// it; `None` for a model without one.
     ///
     /// # Errors
     /// Returns an error if the files of the adapter cannot be read.
@@ -219,7 +224,8 @@ impl AnyDecoder {
         BaseModel::of_weights(weights, map).fingerprint().map(Some)
     }
 
-    /// Returns whether the output projection may be trained, alone or with the embedding that it is tied to.
+    /// Returns whether the output projection may be trained, alone or with the embedding that it is
+    /// tied to.
     pub(super) fn trains_head(&self) -> bool {
         // Without an adapter, the whole model is trained.
         let Some(adapter) = self.adapter() else { return true };
@@ -240,7 +246,8 @@ impl AnyDecoder {
         self.config.model_type()
     }
 
-    /// Returns the parts of the model. An adapter that trains a tied embedding or head as a whole unties them.
+    /// Returns the parts of the model. An adapter that trains a tied embedding or head as a whole
+    /// unties them.
     #[must_use]
     pub fn parts(&self) -> DecoderParts {
         let mut parts = self.config.parts();
@@ -265,8 +272,8 @@ impl AnyDecoder {
         }
     }
 
-    /// Returns the path of the tied head if the adapter trains it with the parameter at `path`, its embedding. The adapter's
-    /// file has a copy of it.
+    /// Returns the path of the tied head if the adapter trains it with the parameter at `path`, its
+    /// embedding. The adapter's file has a copy of it.
     #[must_use]
     pub fn twin_of(&self, path: &str) -> Option<String> {
         let (parts, adapter) = (self.parts(), self.adapter()?);
@@ -303,11 +310,12 @@ impl AnyDecoder {
         Ok(if self.has_dropout { init } else { init.without_dropout() })
     }
 
-    /// Checks the values of a trained adapter, and that its copies of parameters of the base model in `folder` are equal to
-    /// them.
+    /// Checks the values of a trained adapter, and that its copies of parameters of the base model
+    /// in `folder` are equal to them.
     ///
     /// # Errors
-    /// Returns [`ModelFolderError::Tensors`] naming every tensor that does not fit or is not finite, or an I/O error.
+    /// Returns [`ModelFolderError::Tensors`] naming every tensor that does not fit or is not
+    /// finite, or an I/O error.
     pub(super) fn check_adapter(&self, folder: &Path) -> Result<(), ModelFolderError> {
         let trained = (self.adapter(), self.trained_adapter(), self.adapter_map());
         let (Some(adapter), Some(own), Some(map)) = trained else { return Ok(()) };
@@ -330,8 +338,8 @@ impl AnyDecoder {
                 (_, false) => base.read(copy.path())?,
             };
             let copied = weights.read_required(copy)?;
-            // A copy may have been rounded to another type.
-            // A relative bound alone would refuse subnormal values that were rounded to 0.
+            // A copy may have been rounded to another type. A relative bound alone would refuse
+            // subnormal values that were rounded to 0.
             let bound = |value: &f32| (value.abs() * COPY_ERROR).max(f32::MIN_POSITIVE);
             let differ = copied.iter().zip(&values).filter(|(a, b)| (*a - *b).abs() > bound(b));
             let count = differ.count();

@@ -24,7 +24,8 @@ impl<C: DecoderConfig> Architecture for C {
         C::NAME
     }
 
-    /// Maps all parameters to the names of `transformers`. Files without the prefix can also be read.
+    /// Maps all parameters to the names of `transformers`. Files without the prefix can also be
+    /// read.
     fn weight_map(&self) -> WeightMap {
         self.parts().weight_map()
     }
@@ -55,8 +56,8 @@ impl<C: DecoderConfig> Architecture for C {
         PretrainedDecoder::open(folder)?.check_values(self)
     }
 
-    /// Returns the size of one chunk of logits. The fused loss computes f32 logits for a chunk of rows and frees them
-    /// before it computes the next chunk.
+    /// Returns the size of one chunk of logits. The fused loss computes f32 logits for a chunk of
+    /// rows and frees them before it computes the next chunk.
     fn logits_bytes(&self, batch: BatchShape) -> u64 {
         batch.logits_bytes(self.parts().vocab_size)
     }
@@ -96,8 +97,9 @@ impl<C: DecoderConfig> LanguageModelConfig for C {
         DecoderConfig::limits(self)
     }
 
-    /// Sets the number of rows of the embedding and the head. If stored weights have fewer rows, the new rows are the
-    /// mean of the stored ones; weights with more rows can no longer be loaded.
+    /// Sets the number of rows of the embedding and the head. If stored weights have fewer rows,
+    /// the new rows are the mean of the stored ones; weights with more rows can no longer be
+    /// loaded.
     fn set_vocab_size(&mut self, vocab_size: usize) {
         DecoderConfig::set_vocab_size(self, vocab_size);
     }

@@ -1,7 +1,8 @@
 //! Causal multi-head self-attention.
 //!
-//! Main type: [`Attention`]. The residual stream has shape `[batch * length, width]`, so every projection is one plain
-//! matrix product in the forward and the backward pass. Attention heads are views of the projected rows.
+//! Main type: [`Attention`]. The residual stream has shape `[batch * length, width]`, so every
+//! projection is one plain matrix product in the forward and the backward pass. Attention heads are
+//! views of the projected rows.
 
 use burn::module::Module;
 use burn::tensor::{Tensor, backend::Backend};
@@ -18,9 +19,9 @@ use crate::weights::WeightInit;
 pub(crate) struct Attention<B: Backend> {
     /// Projects the input to queries, keys and values.
     inputs: QkvProjections<B>,
-    /// Normalises each head of queries.
+    /// Normalizes each head of queries.
     query_norm: Option<Normalization<B>>,
-    /// Normalises each head of keys.
+    /// Normalizes each head of keys.
     key_norm: Option<Normalization<B>>,
     /// Projects the concatenated heads to the residual stream.
     output: Linear<B>,
@@ -51,7 +52,8 @@ struct SeparateProjections<B: Backend> {
 }
 
 impl<B: Backend> Attention<B> {
-    /// Returns the attention at module path `path`. `rotation` is the index of its rotation in a pass.
+    /// Returns the attention at module path `path`. `rotation` is the index of its rotation in a
+    /// pass.
     pub(crate) fn new(
         init: &WeightInit<B>,
         path: &str,
@@ -84,8 +86,8 @@ impl<B: Backend> Attention<B> {
 
     /// Computes the output for the rows `x`. `x` and the result: `[batch * queries, width]`.
     ///
-    /// If `cache` is given, it provides the keys and values of earlier positions, and the keys and values of `x` are
-    /// appended to it.
+    /// If `cache` is given, it provides the keys and values of earlier positions, and the keys and
+    /// values of `x` are appended to it.
     pub(crate) fn forward(
         &self,
         x: Tensor<B, 2>,
@@ -115,14 +117,15 @@ impl<B: Backend> Attention<B> {
                     KeyValues::extend(cache.take(), [keys, values], part.window, pass.expected);
                 let all = cache.insert(all);
                 match pass.dims.past {
-                    // The same op as for whole sequences, which has faster kernels for many queries.
+                    // The same op as for whole sequences, which has faster kernels for many
+                    // queries.
                     0 => self_attention(projected, &attention, 0.0),
                     _ => all.attend(queries, &attention),
                 }
             }
             None => {
-                // Dropout of the attention weights is part of the fused op, so Burn's `Dropout` module is not applied.
-                // As in that module, dropout is disabled without autodiff.
+                // Dropout of the attention weights is part of the fused op, so Burn's `Dropout`
+                // module is not applied. As in that module, dropout is disabled without autodiff.
                 let learns = B::ad_enabled(&projected.device());
                 self_attention(projected, &attention, if learns { part.dropout } else { 0.0 })
             }
@@ -130,13 +133,14 @@ impl<B: Backend> Attention<B> {
         project(&self.output, merged)
     }
 
-    /// Returns queries, keys and values of all heads, normalised and rotated, as the columns of one matrix.
+    /// Returns queries, keys and values of all heads, normalized and rotated, as the columns of one
+    /// matrix.
     fn projected(&self, x: Tensor<B, 2>, pass: &DecoderPass<B>) -> Tensor<B, 2>
     where
         B: FusedOps,
     {
         let joined = match &self.inputs {
-            QkvProjections::Joint(joint) => self.with_normalised_heads(project(joint, x)),
+            QkvProjections::Joint(joint) => self.with_normalized_heads(project(joint, x)),
             QkvProjections::Separate(SeparateProjections { queries, keys, values }) => {
                 let queries = project(queries, x.clone());
                 let keys = project(keys, x.clone());
@@ -152,8 +156,8 @@ impl<B: Backend> Attention<B> {
         }
     }
 
-    /// Normalises the heads of queries and keys in the joint matrix of queries, keys and values.
-    fn with_normalised_heads(&self, joint: Tensor<B, 2>) -> Tensor<B, 2>
+    /// Normalizes the heads of queries and keys in the joint matrix of queries, keys and values.
+    fn with_normalized_heads(&self, joint: Tensor<B, 2>) -> Tensor<B, 2>
     where
         B: FusedOps,
     {
@@ -168,18 +172,18 @@ impl<B: Backend> Attention<B> {
         }))
     }
 
-    /// Normalises the heads of queries and keys, and joins both and the values to one matrix.
+    /// Normalizes the heads of queries and keys, and joins both and the values to one matrix.
     fn joined(&self, [queries, keys, values]: [Tensor<B, 2>; 3]) -> Tensor<B, 2>
     where
         B: FusedOps,
     {
-        let queries = self.normalised(queries, self.query_norm.as_ref());
-        let keys = self.normalised(keys, self.key_norm.as_ref());
+        let queries = self.normalized(queries, self.query_norm.as_ref());
+        let keys = self.normalized(keys, self.key_norm.as_ref());
         Tensor::cat(vec![queries, keys, values], 1)
     }
 
-    /// Normalises each head of queries or keys.
-    fn normalised(&self, x: Tensor<B, 2>, norm: Option<&Normalization<B>>) -> Tensor<B, 2>
+    /// Normalizes each head of queries or keys.
+    fn normalized(&self, x: Tensor<B, 2>, norm: Option<&Normalization<B>>) -> Tensor<B, 2>
     where
         B: FusedOps,
     {
@@ -193,8 +197,8 @@ impl<B: Backend> Attention<B> {
         }
     }
 
-    /// Splits projected rows into queries, keys and values `[batch, heads, queries, head width]`. All three are views of
-    /// the input.
+    /// Splits projected rows into queries, keys and values `[batch, heads, queries, head width]`.
+    /// All three are views of the input.
     fn split_heads(&self, projected: Tensor<B, 2>, pass: &DecoderPass<B>) -> [Tensor<B, 4>; 3] {
         let AttentionPart { heads, key_value_heads, head_width, .. } = self.part;
         let all = heads + 2 * key_value_heads;

@@ -53,8 +53,8 @@ impl<B: Backend> BuildModel<B> for AnyDecoder {
             .map_err(named)
     }
 
-    /// Reads each weight when it is first used. The seed is used for an adapter that is not trained yet, because a
-    /// language-model folder contains all other weights.
+    /// Reads each weight when it is first used. The seed is used for an adapter that is not trained
+    /// yet, because a language-model folder contains all other weights.
     fn load_lazily(
         &self,
         folder: &Path,
@@ -97,9 +97,9 @@ fn unusable(error: &ModelFolderError) -> ModelConfigError {
 }
 
 impl AnyDecoder {
-    /// Returns the model without its adapter. `read` is called with the path of a parameter when it is first used, and returns its
-    /// values in row-major order. The first use panics with the error of `read`, because Burn's lazy parameters cannot return
-    /// errors.
+    /// Returns the model without its adapter. `read` is called with the path of a parameter when it
+    /// is first used, and returns its values in row-major order. The first use panics with the
+    /// error of `read`, because Burn's lazy parameters cannot return errors.
     ///
     /// # Errors
     /// Returns [`ModelConfigError`] if the configuration is inconsistent.
@@ -116,10 +116,10 @@ impl AnyDecoder {
 }
 
 impl<C: DecoderConfig> PretrainedDecoder<C> {
-    /// Returns a model with the given `config` and the checkpoint's weights, converted to f32. `config` is the
-    /// checkpoint's config or derived from it. If its vocabulary is larger than the checkpoint's, the new rows of the
-    /// embedding and of an untied head are the mean of the existing rows. In addition to the model, one tensor is in
-    /// memory at a time.
+    /// Returns a model with the given `config` and the checkpoint's weights, converted to f32.
+    /// `config` is the checkpoint's config or derived from it. If its vocabulary is larger than the
+    /// checkpoint's, the new rows of the embedding and of an untied head are the mean of the
+    /// existing rows. In addition to the model, one tensor is in memory at a time.
     ///
     /// # Errors
     /// Returns [`ModelFolderError::Tensors`] naming every tensor that does not fit,
@@ -132,11 +132,13 @@ impl<C: DecoderConfig> PretrainedDecoder<C> {
         self.files.load(&AnyDecoder::new(config.clone()), device)
     }
 
-    /// Loads the same model as [`load`](Self::load), but reads each weight when it is first used. Names, shapes and
-    /// types are checked immediately. [`check_values`](Self::check_values) checks the values.
+    /// Loads the same model as [`load`](Self::load), but reads each weight when it is first used.
+    /// Names, shapes and types are checked immediately. [`check_values`](Self::check_values) checks
+    /// the values.
     ///
-    /// If a weight cannot be read later or is not finite, the first use panics with the error message, because Burn's
-    /// lazy parameters cannot return errors. Sharded training converts the panic to an error.
+    /// If a weight cannot be read later or is not finite, the first use panics with the error
+    /// message, because Burn's lazy parameters cannot return errors. Sharded training converts the
+    /// panic to an error.
     ///
     /// # Errors
     /// Returns [`ModelFolderError::Tensors`] naming every tensor that does not fit, or

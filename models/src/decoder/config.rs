@@ -1,8 +1,8 @@
 //! The configuration of a decoder.
 //!
-//! Main trait: [`DecoderConfig`]. A configuration says how its `config.json` is read and written, and what parts the model
-//! consists of. The model traits are implemented for all configurations at once. [`AnyDecoder`](super::AnyDecoder) builds
-//! the module.
+//! Main trait: [`DecoderConfig`]. A configuration says how its `config.json` is read and written,
+//! and what parts the model consists of. The model traits are implemented for all configurations at
+//! once. [`AnyDecoder`](super::AnyDecoder) builds the module.
 
 use std::fmt;
 
@@ -29,13 +29,16 @@ pub trait DecoderConfig: Clone + fmt::Debug + Send + Sync + 'static {
     /// Returns the configuration for a job that specifies neither a pretrained model nor sizes.
     fn default_size() -> Self;
 
-    /// Reads the fields of a `config.json`. Ranges, and fields that the model does not know, are not checked.
+    /// Reads the fields of a `config.json`. Ranges, and fields that the model does not know, are
+    /// not checked.
     ///
     /// # Errors
-    /// Returns [`ModelConfigError`] if the config belongs to another model, or if a field has the wrong type.
+    /// Returns [`ModelConfigError`] if the config belongs to another model, or if a field has the
+    /// wrong type.
     fn from_known(fields: Map<String, Value>) -> Result<Self, ModelConfigError>;
 
-    /// Returns all fields of the `config.json`, sorted by name, including those that the model does not read.
+    /// Returns all fields of the `config.json`, sorted by name, including those that the model does
+    /// not read.
     fn to_fields(&self) -> Map<String, Value>;
 
     /// Checks the range of every value and the consistency of related values.
@@ -72,8 +75,8 @@ pub trait DecoderConfig: Clone + fmt::Debug + Send + Sync + 'static {
     /// Returns the config with the `config.json` fields in `overrides` replaced.
     ///
     /// # Errors
-    /// Returns the errors of reading a config: an unknown field name (the message suggests the nearest known one), a
-    /// wrong type, a value out of range, or an unsupported feature.
+    /// Returns the errors of reading a config: an unknown field name (the message suggests the
+    /// nearest known one), a wrong type, a value out of range, or an unsupported feature.
     fn with_overrides(&self, overrides: &Map<String, Value>) -> Result<Self, ModelConfigError> {
         // Only the result is validated: the override may remove a field for which `self` is
         // refused.
@@ -83,8 +86,8 @@ pub trait DecoderConfig: Clone + fmt::Debug + Send + Sync + 'static {
     /// Reads the fields of a `config.json` and validates them together.
     ///
     /// # Errors
-    /// Returns [`ModelConfigError`] if the config belongs to another model, a field has the wrong type or is out of
-    /// range, or a field that is not read may change what the model computes.
+    /// Returns [`ModelConfigError`] if the config belongs to another model, a field has the wrong
+    /// type or is out of range, or a field that is not read may change what the model computes.
     fn try_from_fields(fields: Map<String, Value>) -> Result<Self, ModelConfigError> {
         let config = Self::from_known(fields)?;
         config.validate()?;
@@ -92,8 +95,9 @@ pub trait DecoderConfig: Clone + fmt::Debug + Send + Sync + 'static {
     }
 }
 
-/// Returns the `config.json` for weights of type `float`. `class` is the `transformers` class that loads them. Older
-/// versions of `transformers` store the type as `torch_dtype`. If a config has that field, it is updated too.
+/// Returns the `config.json` for weights of type `float`. `class` is the `transformers` class that
+/// loads them. Older versions of `transformers` store the type as `torch_dtype`. If a config has
+/// that field, it is updated too.
 pub(crate) fn document(
     mut fields: Map<String, Value>,
     class: &str,

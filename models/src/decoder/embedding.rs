@@ -5,7 +5,8 @@
 //! head         x W^T
 //! ```
 //!
-//! Single rows of `W` can be trained while the others are frozen. A tied head has the same trained rows.
+//! Single rows of `W` can be trained while the others are frozen. A tied head has the same trained
+//! rows.
 
 use burn::module::{Module, Param};
 use burn::tensor::{IndexingUpdateOp, Int, Tensor, TensorData, backend::Backend};
@@ -72,7 +73,8 @@ impl<B: Backend> TrainedRows<B> {
         Tensor::from_data(TensorData::from(&self.tokens[..]), device)
     }
 
-    /// Replaces the rows of the tokens in `embedded`, `[batch, length, width]`, which were looked up for `ids`.
+    /// Replaces the rows of the tokens in `embedded`, `[batch, length, width]`, which were looked
+    /// up for `ids`.
     fn replaced_in(&self, embedded: Tensor<B, 3>, ids: Tensor<B, 2, Int>) -> Tensor<B, 3> {
         let ([batch, length, width], count) = (embedded.dims(), self.tokens.len());
         let tokens = self.tokens(&embedded.device()).reshape([1, count]);

@@ -1,7 +1,7 @@
 //! The feed-forward network of a layer.
 //!
-//! Main type: [`FeedForward`]. It is applied to each position separately, so the rows of all sequences are processed
-//! together.
+//! Main type: [`FeedForward`]. It is applied to each position separately, so the rows of all
+//! sequences are processed together.
 
 use burn::module::Module;
 use burn::tensor::{Tensor, backend::Backend};

@@ -1,7 +1,8 @@
 //! One layer.
 //!
-//! Main type: [`Layer`]. Only the inputs and, in some models, the outputs of attention and feed-forward network are
-//! normalised, not the residual stream itself. Gradients therefore reach the embeddings through plain sums.
+//! Main type: [`Layer`]. Only the inputs and, in some models, the outputs of attention and
+//! feed-forward network are normalized, not the residual stream itself. Gradients therefore reach
+//! the embeddings through plain sums.
 
 use burn::module::Module;
 use burn::nn::{Dropout, DropoutConfig};
@@ -15,21 +16,21 @@ use super::pass::{DecoderPass, KeyValues};
 use crate::norm::Normalization;
 use crate::weights::WeightInit;
 
-/// Self-attention followed by a feed-forward network. Each takes the normalised residual stream as input and adds its
-/// output to the stream.
+/// Self-attention followed by a feed-forward network. Each takes the normalized residual stream as
+/// input and adds its output to the stream.
 #[derive(Module, Debug)]
 pub(crate) struct Layer<B: Backend> {
-    /// Normalises the input of the attention.
+    /// Normalizes the input of the attention.
     attention_norm: Normalization<B>,
     /// Causal self-attention.
     attention: Attention<B>,
-    /// Normalises the output of the attention.
+    /// Normalizes the output of the attention.
     attention_output_norm: Option<Normalization<B>>,
-    /// Normalises the input of the feed-forward network.
+    /// Normalizes the input of the feed-forward network.
     feed_forward_norm: Normalization<B>,
     /// The feed-forward network.
     feed_forward: FeedForward<B>,
-    /// Normalises the output of the feed-forward network.
+    /// Normalizes the output of the feed-forward network.
     feed_forward_output_norm: Option<Normalization<B>>,
     /// Dropout for the outputs.
     dropout: Dropout,
@@ -62,7 +63,8 @@ impl<B: Backend> Layer<B> {
 
     /// Computes the output for the rows `x`. `x` and the result: `[batch * queries, width]`.
     ///
-    /// `cache` holds the keys and values of earlier positions in this layer. It is only used for generation.
+    /// `cache` holds the keys and values of earlier positions in this layer. It is only used for
+    /// generation.
     pub(crate) fn forward(
         &self,
         x: Tensor<B, 2>,
@@ -72,15 +74,15 @@ impl<B: Backend> Layer<B> {
     where
         B: FusedOps,
     {
-        // Backends add in place if the left operand has no other reference. The branch is the left operand, because
-        // autodiff still needs the residual stream.
+        // Backends add in place if the left operand has no other reference. The branch is the left
+        // operand, because autodiff still needs the residual stream.
         let attended = self.attention.forward(self.attention_norm.forward(x.clone()), pass, cache);
         let x = self.output(attended, self.attention_output_norm.as_ref()) + x;
         let fed = self.feed_forward.forward(self.feed_forward_norm.forward(x.clone()));
         self.output(fed, self.feed_forward_output_norm.as_ref()) + x
     }
 
-    /// Normalises an output and applies dropout.
+    /// Normalizes an output and applies dropout.
     fn output(&self, x: Tensor<B, 2>, norm: Option<&Normalization<B>>) -> Tensor<B, 2>
     where
         B: FusedOps,

@@ -31,8 +31,8 @@ impl Merge {
     /// Opens the files of a model with a trained adapter.
     ///
     /// # Errors
-    /// Returns [`ModelFolderError`] if the adapter is not trained or cannot be merged, or if a file is missing, unreadable
-    /// or malformed.
+    /// Returns [`ModelFolderError`] if the adapter is not trained or cannot be merged, or if a file
+    /// is missing, unreadable or malformed.
     pub(super) fn open(decoder: &AnyDecoder, base: &Path) -> Result<Self, ModelFolderError> {
         let (Some(adapter), Some(map)) = (decoder.trained_adapter(), decoder.adapter_map()) else {
             let hint = "; it has no trained adapter to merge".to_owned();
@@ -45,7 +45,8 @@ impl Merge {
         Ok(Self { decoder: decoder.clone(), map, adapter, base })
     }
 
-    /// Returns the configuration of the merged model. An adapted or separately trained embedding is no longer the head.
+    /// Returns the configuration of the merged model. An adapted or separately trained embedding is
+    /// no longer the head.
     ///
     /// # Errors
     /// Returns [`ModelConfigError`] if the family does not support an untied head.
@@ -66,7 +67,8 @@ impl Merge {
     /// Writes all parameters of the merged model.
     ///
     /// # Errors
-    /// Returns [`ModelFolderError::Tensors`] if a tensor does not fit or is not finite, or an I/O error.
+    /// Returns [`ModelFolderError::Tensors`] if a tensor does not fit or is not finite, or an I/O
+    /// error.
     fn write(
         mut self,
         config: &AnyDecoder,
@@ -82,15 +84,16 @@ impl Merge {
     /// Returns the values of a parameter of the merged model.
     ///
     /// # Errors
-    /// Returns [`ModelFolderError::Tensors`] if a tensor does not fit or is not finite, or an I/O error.
+    /// Returns [`ModelFolderError::Tensors`] if a tensor does not fit or is not finite, or an I/O
+    /// error.
     pub(super) fn values(&mut self, weight: &Weight) -> Result<Vec<f32>, ModelFolderError> {
         let mut values = self.base_values(weight.path())?;
         self.merge(weight, &mut values)?;
         Ok(values)
     }
 
-    /// Returns a function that merges a parameter of this map when it is first used. It panics with the error message,
-    /// like the function of [`Weights::into_reader`].
+    /// Returns a function that merges a parameter of this map when it is first used. It panics with
+    /// the error message, like the function of [`Weights::into_reader`].
     pub(super) fn into_reader(self, map: WeightMap) -> Arc<ReadWeights> {
         let merge = Mutex::new(self);
         Arc::new(move |path: &str| {
@@ -101,7 +104,8 @@ impl Merge {
         })
     }
 
-    /// Returns the values of a parameter before its adapter is merged: of the base model, or trained as a whole.
+    /// Returns the values of a parameter before its adapter is merged: of the base model, or
+    /// trained as a whole.
     fn base_values(&mut self, path: &str) -> Result<Vec<f32>, ModelFolderError> {
         if self.decoder.adapter().is_some_and(|adapter| adapter.trains(path))
             && let Some(weight) = self.map.get(path)
@@ -165,11 +169,13 @@ impl Merge {
 }
 
 impl AnyDecoder {
-    /// Writes the model in the folder `base`, with its trained adapter merged into the weights. Returns the writer, which
-    /// still needs [`finish`](ModelFolderWriter::finish). One parameter is in memory at a time.
+    /// Writes the model in the folder `base`, with its trained adapter merged into the weights.
+    /// Returns the writer, which still needs [`finish`](ModelFolderWriter::finish). One parameter
+    /// is in memory at a time.
     ///
     /// # Errors
-    /// Returns [`ModelFolderError`] if the model has no trained adapter, if files do not fit, or an I/O error.
+    /// Returns [`ModelFolderError`] if the model has no trained adapter, if files do not fit, or an
+    /// I/O error.
     pub fn merge_into(
         &self,
         base: &Path,

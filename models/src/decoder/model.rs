@@ -1,7 +1,7 @@
 //! The decoder with its language-model head.
 //!
-//! Main type: [`Decoder`]. Its forward pass does not check its input, because reading values back from a device tensor is
-//! slow. [`CausalBatch`] checks user data on the host.
+//! Main type: [`Decoder`]. Its forward pass does not check its input, because reading values back
+//! from a device tensor is slow. [`CausalBatch`] checks user data on the host.
 
 use burn::module::Module;
 use burn::nn::{self, Dropout, DropoutConfig};
@@ -31,8 +31,8 @@ pub struct Decoder<B: Backend> {
     pub(super) stack: Stack<B>,
     /// The public paths of the parameters.
     pub(super) paths: Paths,
-    /// The configuration that the module was built from. The module does not depend on its type, so that all decoders are
-    /// compiled once.
+    /// The configuration that the module was built from. The module does not depend on its type, so
+    /// that all decoders are compiled once.
     pub(super) config: AnyDecoder,
 }
 
@@ -69,11 +69,11 @@ pub struct Stack<B: Backend> {
 }
 
 impl<B: Backend> Decoder<B> {
-    /// Returns a model with random initial weights: normally distributed weights, biases of 0, and norms that change
-    /// nothing.
+    /// Returns a model with random initial weights: normally distributed weights, biases of 0, and
+    /// norms that change nothing.
     ///
-    /// The values of a parameter depend only on `seed` and its path, and are generated when the parameter is first
-    /// used.
+    /// The values of a parameter depend only on `seed` and its path, and are generated when the
+    /// parameter is first used.
     ///
     /// # Errors
     /// Returns [`ModelConfigError`] if `config` is inconsistent.
@@ -85,8 +85,9 @@ impl<B: Backend> Decoder<B> {
         config.init(seed, device)
     }
 
-    /// Returns a model with all weights set to 0, for callers that overwrite them, for example with the weights of a
-    /// training checkpoint. Like random weights, the zeros are allocated when they are first used.
+    /// Returns a model with all weights set to 0, for callers that overwrite them, for example with
+    /// the weights of a training checkpoint. Like random weights, the zeros are allocated when they
+    /// are first used.
     ///
     /// # Errors
     /// Returns [`ModelConfigError`] if `config` is inconsistent.
@@ -151,8 +152,8 @@ impl<B: Backend> Stack<B> {
             let untracked = tokens.clone().detach();
             tokens = tokens.mask_where(is_padding.expand([batch, queries, width]), untracked);
         }
-        // With one row per sequence, the positions are the same row for all sequences, so they are added by
-        // broadcasting over the first axis, without a copy per sequence.
+        // With one row per sequence, the positions are the same row for all sequences, so they are
+        // added by broadcasting over the first axis, without a copy per sequence.
         let mut embedded = tokens.reshape([batch, queries * width]);
         if let Some(scale) = self.embedding_scale {
             embedded = embedded.clone() * rounded(scale, embedded.dtype());
@@ -175,7 +176,8 @@ impl<B: Backend> Stack<B> {
 
     /// Returns the residual stream after the last layer, `[batch * queries, width]`.
     ///
-    /// If `cache` is given, it has one entry per layer, and `input_ids` follow the cached positions.
+    /// If `cache` is given, it has one entry per layer, and `input_ids` follow the cached
+    /// positions.
     fn hidden(
         &self,
         input_ids: Tensor<B, 2, Int>,
@@ -200,23 +202,23 @@ impl<B: Backend> Stack<B> {
     }
 
     //= transformers 5.23.0 models/gemma2/modeling_gemma2.py final_logit_softcapping
-    /// Returns the logits `[rows, vocab]` of normalised rows of the residual stream.
-    fn logits(&self, normalised: Tensor<B, 2>, head: Tensor<B, 2>) -> Tensor<B, 2> {
-        let logits = normalised.matmul(head.transpose());
+    /// Returns the logits `[rows, vocab]` of normalized rows of the residual stream.
+    fn logits(&self, normalized: Tensor<B, 2>, head: Tensor<B, 2>) -> Tensor<B, 2> {
+        let logits = normalized.matmul(head.transpose());
         match self.soft_cap {
             Some(cap) => (logits / cap).tanh() * cap,
             None => logits,
         }
     }
 
-    /// Returns the summed losses of consecutive groups of normalised rows, one for each size.
+    /// Returns the summed losses of consecutive groups of normalized rows, one for each size.
     ///
-    /// If the head is trained, its logits are saved group by group, because the fused op would save a gradient of the size
-    /// of the head for each group. Every group runs the same ops, even if it is empty, because all ranks have to take part
-    /// in the collectives of the head.
+    /// If the head is trained, its logits are saved group by group, because the fused op would save
+    /// a gradient of the size of the head for each group. Every group runs the same ops, even if it
+    /// is empty, because all ranks have to take part in the collectives of the head.
     fn group_losses(
         &self,
-        normalised: Tensor<B, 2>,
+        normalized: Tensor<B, 2>,
         targets: Tensor<B, 1, Int>,
         sizes: &[usize],
         trains_head: bool,
@@ -229,7 +231,7 @@ impl<B: Backend> Stack<B> {
         let losses = sizes.iter().map(|size| {
             // An empty group takes the first row, with weight 0.
             let first = if *size == 0 { 0 } else { start };
-            let rows = normalised.clone().narrow(0, first, (*size).max(1));
+            let rows = normalized.clone().narrow(0, first, (*size).max(1));
             let targets = targets.clone().narrow(0, first, (*size).max(1));
             start += size;
             let loss = match trains_head || self.soft_cap.is_some() {
@@ -241,10 +243,10 @@ impl<B: Backend> Stack<B> {
         Tensor::cat(losses.collect(), 0)
     }
 
-    /// Returns the summed loss of normalised rows, with label smoothing.
+    /// Returns the summed loss of normalized rows, with label smoothing.
     fn loss(
         &self,
-        normalised: Tensor<B, 2>,
+        normalized: Tensor<B, 2>,
         targets: Tensor<B, 1, Int>,
         smoothing: f64,
     ) -> Tensor<B, 1>
@@ -254,17 +256,18 @@ impl<B: Backend> Stack<B> {
         let head = self.head();
         if self.soft_cap.is_some() {
             // The head's product is not the logits, so the fused op cannot be used.
-            return logits_loss(self.logits(normalised, head), targets, smoothing);
+            return logits_loss(self.logits(normalized, head), targets, smoothing);
         }
-        let term = smoothing_term(&normalised, &head, &targets, smoothing);
-        let sum = linear_cross_entropy(normalised, head, targets);
+        let term = smoothing_term(&normalized, &head, &targets, smoothing);
+        let sum = linear_cross_entropy(normalized, head, targets);
         if let Some(term) = term { sum + term } else { sum }
     }
 
-    /// Returns, as `[2]`, the [`loss`](Self::loss) and the number of targets with the largest logit.
+    /// Returns, as `[2]`, the [`loss`](Self::loss) and the number of targets with the largest
+    /// logit.
     fn scores(
         &self,
-        normalised: Tensor<B, 2>,
+        normalized: Tensor<B, 2>,
         targets: Tensor<B, 1, Int>,
         smoothing: f64,
     ) -> Tensor<B, 1>
@@ -273,12 +276,12 @@ impl<B: Backend> Stack<B> {
     {
         let head = self.head();
         if self.soft_cap.is_some() {
-            let logits = self.logits(normalised, head);
+            let logits = self.logits(normalized, head);
             let predicted = num_predicted(logits.clone(), targets.clone());
             return Tensor::cat(vec![logits_loss(logits, targets, smoothing), predicted], 0);
         }
-        let term = smoothing_term(&normalised, &head, &targets, smoothing);
-        let scores = linear_scores(normalised, head, targets);
+        let term = smoothing_term(&normalized, &head, &targets, smoothing);
+        let scores = linear_scores(normalized, head, targets);
         match term {
             // The second element counts predictions, which smoothing does not change.
             Some(term) => scores + Tensor::cat(vec![term.clone(), term.zeros_like()], 0),
@@ -300,13 +303,13 @@ fn logits_loss<B: FusedOps>(
 
 /// Returns what label smoothing adds to the loss of a head; `None` without label smoothing.
 fn smoothing_term<B: FusedOps>(
-    normalised: &Tensor<B, 2>,
+    normalized: &Tensor<B, 2>,
     head: &Tensor<B, 2>,
     targets: &Tensor<B, 1, Int>,
     smoothing: f64,
 ) -> Option<Tensor<B, 1>> {
     (smoothing != 0.0)
-        .then(|| head_term(normalised.clone(), head.clone(), targets.clone()) * smoothing)
+        .then(|| head_term(normalized.clone(), head.clone(), targets.clone()) * smoothing)
 }
 
 /// Rounds a factor to the type of the tensor that it multiplies.
@@ -320,11 +323,12 @@ fn rounded(factor: f64, dtype: DType) -> f64 {
 }
 
 impl<B: FusedOps> Decoder<B> {
-    /// Returns the next-token logits `[batch, length, vocab]` for each position of `input_ids` `[batch, length]`.
+    /// Returns the next-token logits `[batch, length, vocab]` for each position of `input_ids`
+    /// `[batch, length]`.
     ///
     /// # Panics
-    /// Panics if `length` exceeds the longest sequence of the model. Whether an id outside the vocabulary is detected
-    /// depends on the backend; [`CausalBatch`] checks both beforehand.
+    /// Panics if `length` exceeds the longest sequence of the model. Whether an id outside the
+    /// vocabulary is detected depends on the backend; [`CausalBatch`] checks both beforehand.
     pub fn forward(&self, input_ids: Tensor<B, 2, Int>) -> Tensor<B, 3> {
         let [batch, length] = input_ids.dims();
         let logits = self.stack.logits(self.norm(self.hidden(input_ids)), self.stack.head());
@@ -332,7 +336,8 @@ impl<B: FusedOps> Decoder<B> {
         logits.reshape([batch, length, vocab])
     }
 
-    /// Returns the residual stream of whole sequences after the last layer, `[batch * length, width]`.
+    /// Returns the residual stream of whole sequences after the last layer,
+    /// `[batch * length, width]`.
     pub(crate) fn hidden(&self, input_ids: Tensor<B, 2, Int>) -> Tensor<B, 2> {
         let [batch, length] = input_ids.dims();
         let dims = SeqDims::whole(batch, length);
@@ -340,7 +345,7 @@ impl<B: FusedOps> Decoder<B> {
         self.stack.hidden(input_ids, &pass, None)
     }
 
-    /// Returns the normalised rows of the positions with a target, `[positions, width]`.
+    /// Returns the normalized rows of the positions with a target, `[positions, width]`.
     fn target_rows(&self, batch: &CausalBatch<B>) -> Tensor<B, 2> {
         let [rows, length] = batch.input_ids.dims();
         let dims = SeqDims::whole(rows, length);
@@ -375,7 +380,8 @@ impl<B: FusedOps> LanguageModel<B> for Decoder<B> {
         let hidden = self.target_rows(batch);
         let sum = self.stack.loss(hidden, batch.targets.clone(), batch.label_smoothing);
         let tokens = batch.tokens();
-        // Multiplying by 0 keeps the sum in the autodiff graph, so backward runs the same ops as for other batches.
+        // Multiplying by 0 keeps the sum in the autodiff graph, so backward runs the same ops as
+        // for other batches.
         CausalLoss { sum: if tokens == 0 { sum * 0.0 } else { sum }, tokens }
     }
 
@@ -388,12 +394,14 @@ impl<B: FusedOps> LanguageModel<B> for Decoder<B> {
     fn sequence_losses(&self, batch: &CausalBatch<B>) -> Tensor<B, 1> {
         let hidden = self.target_rows(batch);
         let (targets, sizes) = (batch.targets.clone(), &batch.rows_of_sequences);
-        // The same ops with and without autodiff, so that a model is equal to itself as the reference, to the bit.
+        // The same ops with and without autodiff, so that a model is equal to itself as the
+        // reference, to the bit.
         let losses = self.stack.group_losses(hidden, targets, sizes, self.config.trains_head());
         if batch.tokens() == 0 { losses * 0.0 } else { losses }
     }
 
-    /// Returns an empty cache that does not allocate room for more than `positions` positions before they are exceeded.
+    /// Returns an empty cache that does not allocate room for more than `positions` positions
+    /// before they are exceeded.
     fn cache(&self, positions: usize) -> Self::Cache {
         DecoderCache { expected: positions, ..DecoderCache::default() }
     }

@@ -1,7 +1,7 @@
 //! The decoder as a Burn module whose parameters have their public paths.
 //!
-//! [`Decoder`] forwards all methods of Burn's `Module` to its [`Stack`]. Visitors and mappers see the public path of each
-//! parameter instead of its path in the stack.
+//! [`Decoder`] forwards all methods of Burn's `Module` to its [`Stack`]. Visitors and mappers see
+//! the public path of each parameter instead of its path in the stack.
 
 use std::fmt;
 
@@ -97,8 +97,8 @@ impl<'a, T> Renamed<'a, T> {
         self.entered.push((name.to_owned(), container.to_owned()));
     }
 
-    /// Returns the modules on the public path of the current parameter, each with the type of its container. The last
-    /// container is the parameter's own, such as a linear layer.
+    /// Returns the modules on the public path of the current parameter, each with the type of its
+    /// container. The last container is the parameter's own, such as a linear layer.
     fn public(&self) -> Vec<(String, String)> {
         let own: Vec<&str> = self.entered.iter().map(|(name, _)| name.as_str()).collect();
         let own = own.join(".");
@@ -111,7 +111,8 @@ impl<'a, T> Renamed<'a, T> {
     }
 }
 
-/// Calls a method of a visitor or mapper between entering and leaving the modules on the public path.
+/// Calls a method of a visitor or mapper between entering and leaving the modules on the public
+/// path.
 macro_rules! at_public_path {
     ($self:ident, $method:ident($param:ident)) => {{
         let path = $self.public();

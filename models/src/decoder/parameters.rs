@@ -1,8 +1,9 @@
-//! The parameters of a decoder: paths in the module, paths for users, names in files, shapes and initial values.
+//! The parameters of a decoder: paths in the module, paths for users, names in files, shapes and
+//! initial values.
 //!
-//! All decoders have one module, whose fields are named by what they do. Users know the parameters by the names of the
-//! files: `h.0.attn.c_attn.weight` in GPT-2, `layers.0.self_attn.q_proj.weight` in Llama. [`Paths`] maps the first kind of
-//! path to the second.
+//! All decoders have one module, whose fields are named by what they do. Users know the parameters
+//! by the names of the files: `h.0.attn.c_attn.weight` in GPT-2, `layers.0.self_attn.q_proj.weight`
+//! in Llama. [`Paths`] maps the first kind of path to the second.
 
 use std::sync::Arc;
 
@@ -27,8 +28,9 @@ struct DecoderParameter {
 }
 
 impl DecoderParts {
-    /// Returns the map of all parameters, in the order in which the module holds them. Names in files may omit the
-    /// prefix. A tied head is listed with the embedding's values, because files may contain a copy.
+    /// Returns the map of all parameters, in the order in which the module holds them. Names in
+    /// files may omit the prefix. A tied head is listed with the embedding's values, because files
+    /// may contain a copy.
     pub(crate) fn weight_map(&self) -> WeightMap {
         let weights = self.parameters().into_iter().map(|parameter| parameter.weight).collect();
         let map = WeightMap::new(weights).expect("each parameter has tensors of its own");
@@ -75,8 +77,9 @@ impl DecoderParts {
         parameters.filter_map(module).collect()
     }
 
-    /// Returns the names of the modules that PEFT adapts by default: of queries and values, or of the joint projection.
-    /// PEFT has no default for Phi-3, and adapts the joint projection of GPT-2.
+    /// Returns the names of the modules that PEFT adapts by default: of queries and values, or of
+    /// the joint projection. PEFT has no default for Phi-3, and adapts the joint projection of
+    /// GPT-2.
     pub(crate) fn default_targets(&self) -> Vec<&'static str> {
         let last = |part: ProjectionPart| part.name.rsplit('.').next().unwrap_or(part.name);
         match self.layers.first().map(|layer| layer.attention.inputs) {

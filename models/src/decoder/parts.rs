@@ -1,8 +1,8 @@
 //! The parts of a decoder, with the names of their parameters.
 //!
-//! Main type: [`DecoderParts`]. It says everything about a model except the values of its parameters: what each part
-//! computes, its sizes, and the names under which files store its parameters. The module and its
-//! [weight map](DecoderParts::weight_map) are both made from it.
+//! Main type: [`DecoderParts`]. It says everything about a model except the values of its
+//! parameters: what each part computes, its sizes, and the names under which files store its
+//! parameters. The module and its [weight map](DecoderParts::weight_map) are both made from it.
 //!
 //! ```text
 //! token ids ─► embedding (+ learned positions) ─► layers ─► norm ─► head ─► logits
@@ -28,7 +28,8 @@ pub struct DecoderParts {
     pub max_len: usize,
     /// Standard deviation of the initial weights.
     pub std: f64,
-    /// Standard deviation of the initial weights of projections whose output is added to the residual stream.
+    /// Standard deviation of the initial weights of projections whose output is added to the
+    /// residual stream.
     pub residual_std: f64,
     /// The names and the layout of the parameters in files.
     pub files: FileLayout,
@@ -49,11 +50,14 @@ pub struct DecoderParts {
 /// How files store parameters.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct FileLayout {
-    /// The start of the names in files, except for the head. Module paths, and some files, do not have it.
+    /// The start of the names in files, except for the head. Module paths, and some files, do not
+    /// have it.
     pub prefix: &'static str,
-    /// The layout of the projections of layers. Embeddings and the head are always `[vocab, width]`.
+    /// The layout of the projections of layers. Embeddings and the head are always
+    /// `[vocab, width]`.
     pub projections: ProjectionLayout,
-    /// Tensors that files may contain and that are not parameters. `*` stands for the number of a layer.
+    /// Tensors that files may contain and that are not parameters. `*` stands for the number of a
+    /// layer.
     pub ignored: &'static [&'static str],
 }
 
@@ -98,7 +102,7 @@ pub struct LayerPart {
     pub dropout: f64,
 }
 
-/// A normalisation.
+/// A normalization.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct NormPart {
     /// The name of the norm.
@@ -121,7 +125,8 @@ pub struct ProjectionPart {
 pub struct AttentionPart {
     /// Number of heads.
     pub heads: usize,
-    /// Number of heads of keys and values, a divisor of `heads`. Consecutive heads share keys and values.
+    /// Number of heads of keys and values, a divisor of `heads`. Consecutive heads share keys and
+    /// values.
     pub key_value_heads: usize,
     /// Number of elements of a head.
     pub head_width: usize,
@@ -137,7 +142,8 @@ pub struct AttentionPart {
     pub scale: f64,
     /// The scores are limited to this value, as `cap * tanh(score / cap)`.
     pub soft_cap: Option<f64>,
-    /// The number of positions that a query attends to, counting its own; `None` for all earlier positions.
+    /// The number of positions that a query attends to, counting its own; `None` for all earlier
+    /// positions.
     pub window: Option<usize>,
     /// Whether scores are computed in f32 even if the weights have lower precision.
     pub upcast: bool,
@@ -211,7 +217,8 @@ impl DecoderParts {
         }
     }
 
-    /// Returns the longest sequence that the model can compute: without a limit if its rotation grows with the length.
+    /// Returns the longest sequence that the model can compute: without a limit if its rotation
+    /// grows with the length.
     pub(crate) fn longest(&self) -> usize {
         let grows = |rotary: &Rotary| matches!(rotary.scaling, RotaryScaling::Dynamic { .. });
         if self.rotations().iter().any(grows) { MAX_SIZE } else { self.max_len }

@@ -37,10 +37,11 @@ pub(crate) struct DecoderPass<B: Backend> {
     pub(crate) expected: usize,
     /// The number of positions of the longest document.
     pub(crate) longest: usize,
-    /// The position in its document of each row of `[batch * queries]`; `None` if every sequence is one document.
+    /// The position in its document of each row of `[batch * queries]`; `None` if every sequence is
+    /// one document.
     pub(crate) document_positions: Option<Vec<usize>>,
-    /// The first key that each row of `[batch * queries]` attends to; `None` if the sequences have neither padding in
-    /// front nor several documents.
+    /// The first key that each row of `[batch * queries]` attends to; `None` if the sequences have
+    /// neither padding in front nor several documents.
     first_keys: Option<Arc<[usize]>>,
 }
 
@@ -61,8 +62,9 @@ impl<B: Backend> DecoderPass<B> {
         }
     }
 
-    /// Returns the pass of rows that consist of several documents. `starts` has the first position of the document of
-    /// each row of `[batch * queries]`. Positions in a document are counted from there.
+    /// Returns the pass of rows that consist of several documents. `starts` has the first position
+    /// of the document of each row of `[batch * queries]`. Positions in a document are counted from
+    /// there.
     pub(crate) fn of_documents(
         rotations: &[Rotary],
         dims: SeqDims,
@@ -114,9 +116,11 @@ impl<B: Backend> DecoderPass<B> {
 pub struct DecoderCache<B: Backend> {
     /// The keys and values of each layer.
     pub(crate) layers: Vec<Option<KeyValues<B>>>,
-    /// The ids, `[1, positions]`, from which keys and values are computed again; `None` if they never are.
+    /// The ids, `[1, positions]`, from which keys and values are computed again; `None` if they
+    /// never are.
     pub(crate) input_ids: Option<Tensor<B, 2, Int>>,
-    /// The number of positions that are expected. Room for more is allocated only when it is needed.
+    /// The number of positions that are expected. Room for more is allocated only when it is
+    /// needed.
     pub(crate) expected: usize,
 }
 
@@ -128,9 +132,9 @@ impl<B: Backend> Default for DecoderCache<B> {
 
 /// The keys and values of earlier positions in one attention layer, `[batch, heads, room, width]`.
 ///
-/// There is room for more positions, so that new ones are written in place. Full tensors are replaced by tensors with
-/// twice the room, up to the expected number of positions. A layer with a window then leaves out the positions that no
-/// later query attends to.
+/// There is room for more positions, so that new ones are written in place. Full tensors are
+/// replaced by tensors with twice the room, up to the expected number of positions. A layer with a
+/// window then leaves out the positions that no later query attends to.
 #[derive(Clone, Debug)]
 pub(crate) struct KeyValues<B: Backend> {
     /// Keys, one row per position.
@@ -145,10 +149,12 @@ pub(crate) struct KeyValues<B: Backend> {
 const SMALLEST_ROOM: usize = 64;
 
 impl<B: FusedOps> KeyValues<B> {
-    /// Appends the keys and values of new positions, `[batch, heads, queries, width]`, to the cache.
+    /// Appends the keys and values of new positions, `[batch, heads, queries, width]`, to the
+    /// cache.
     ///
-    /// `window` is the number of positions that a query attends to, counting its own; `None` for all earlier ones.
-    /// `expected` is the number of positions that the cache is expected to hold in the end.
+    /// `window` is the number of positions that a query attends to, counting its own; `None` for
+    /// all earlier ones. `expected` is the number of positions that the cache is expected to hold
+    /// in the end.
     pub(crate) fn extend(
         cache: Option<Self>,
         [keys, values]: [Tensor<B, 4>; 2],
@@ -174,7 +180,8 @@ impl<B: FusedOps> KeyValues<B> {
                 Self { keys: empty(&keys, room), values: empty(&values, room), filled: 0 }
             }
         };
-        // The tensors are moved, because a backend writes in place only if they have no other owner.
+        // The tensors are moved, because a backend writes in place only if they have no other
+        // owner.
         Self {
             keys: write_to_cache(past.keys, keys, past.filled),
             values: write_to_cache(past.values, values, past.filled),
@@ -236,8 +243,8 @@ mod tests {
         Tensor::from_data(TensorData::new(tokens.to_vec(), [1, tokens.len()]), &FlexDevice)
     }
 
-    /// Compares the logits of growing and of whole sequences. The first block is the prompt, the others
-    /// are mostly single tokens. Returns the room of each layer in the end.
+    /// Compares the logits of growing and of whole sequences. The first block is the prompt, the
+    /// others are mostly single tokens. Returns the room of each layer in the end.
     fn check<C: DecoderConfig>(own: Value, expected: usize) -> Vec<usize> {
         let config = C::try_from_fields(fields(own)).unwrap();
         let model: Decoder<Flex> = Decoder::new(&config, 5, &FlexDevice).unwrap();
@@ -251,7 +258,8 @@ mod tests {
             let whole = whole.reshape([1, VOCAB]);
             let size: f32 = whole.clone().abs().max().into_scalar();
             let difference: f32 = (found - whole).abs().max().into_scalar();
-            // The sums of the attention have another order; the largest difference that was seen is 2e-6.
+            // The sums of the attention have another order; the largest difference that was seen is
+            // 2e-6.
             assert!(difference < 1e-5 * size, "{} at {end}: {difference} of {size}", C::NAME);
             past = end;
             block = if past % 20 == 0 { 4 } else { 1 };

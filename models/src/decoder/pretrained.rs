@@ -16,8 +16,8 @@ use crate::hf::{
 /// The classification head of `transformers`, which files of classifiers contain.
 pub(crate) const SCORE: &str = "score.weight";
 
-/// A folder with a pretrained decoder. Its `config.json` has been read, and the headers of its weight files have been
-/// checked.
+/// A folder with a pretrained decoder. Its `config.json` has been read, and the headers of its
+/// weight files have been checked.
 #[derive(Debug)]
 pub struct PretrainedDecoder<C> {
     /// The configuration of the folder.
@@ -27,12 +27,13 @@ pub struct PretrainedDecoder<C> {
 }
 
 impl<C: DecoderConfig> PretrainedDecoder<C> {
-    /// Reads the config and the file headers of a checkpoint, but not the weights. Fields of the config that may change
-    /// what the model computes, and that it does not read, are errors when the model is built.
+    /// Reads the config and the file headers of a checkpoint, but not the weights. Fields of the
+    /// config that may change what the model computes, and that it does not read, are errors when
+    /// the model is built.
     ///
     /// # Errors
-    /// Returns [`ModelFolderError`] if a file is missing, unreadable or malformed, a tensor occurs twice, tensor names
-    /// have an unknown prefix, or the folder has a LoRA adapter.
+    /// Returns [`ModelFolderError`] if a file is missing, unreadable or malformed, a tensor occurs
+    /// twice, tensor names have an unknown prefix, or the folder has a LoRA adapter.
     pub fn open(folder: impl AsRef<Path>) -> Result<Self, ModelFolderError> {
         let folder = folder.as_ref();
         // First, because the error about a missing config.json would not tell that this is an
@@ -56,8 +57,8 @@ impl<C: DecoderConfig> PretrainedDecoder<C> {
         &self.config
     }
 
-    /// Reads and checks all weights once, without keeping them in memory. Afterwards only a disk error can make
-    /// [`load_lazily`](Self::load_lazily) fail. Uses 8 MiB of memory.
+    /// Reads and checks all weights once, without keeping them in memory. Afterwards only a disk
+    /// error can make [`load_lazily`](Self::load_lazily) fail. Uses 8 MiB of memory.
     ///
     /// # Errors
     /// Returns the errors of [`load`](Self::load).
@@ -83,7 +84,8 @@ impl DecoderFiles {
         self.weights.check_values()
     }
 
-    /// Returns an error if tensors do not fit, or if a tied head has other values than the embedding.
+    /// Returns an error if tensors do not fit, or if a tied head has other values than the
+    /// embedding.
     pub(super) fn check_fit(&mut self, parts: &DecoderParts) -> Result<(), ModelFolderError> {
         self.check_shapes(parts)?;
         self.check_repeated_head(parts)
@@ -94,11 +96,12 @@ impl DecoderFiles {
         ModelFolderError::config(self.weights.folder(), source)
     }
 
-    /// Returns the number of rows that the vocabulary of `wanted` adds to the checkpoint's, and the number of rows in the
-    /// file.
+    /// Returns the number of rows that the vocabulary of `wanted` adds to the checkpoint's, and the
+    /// number of rows in the file.
     ///
     /// # Errors
-    /// Returns [`ModelFolderError::SmallerVocabulary`] if it is smaller than the embedding in the file.
+    /// Returns [`ModelFolderError::SmallerVocabulary`] if it is smaller than the embedding in the
+    /// file.
     pub(super) fn new_rows(
         &self,
         wanted: &DecoderParts,
@@ -107,7 +110,8 @@ impl DecoderFiles {
         let unchanged = Ok((0, wanted.vocab_size));
         // A missing embedding is reported by `check_shapes`.
         let Some(rows) = self.weights.num_rows(&stored_embedding(own)) else { return unchanged };
-        // A file with fewer rows than its own `config.json` is damaged, which `check_shapes` reports.
+        // A file with fewer rows than its own `config.json` is damaged, which `check_shapes`
+        // reports.
         if wanted.vocab_size == own.vocab_size || rows < own.vocab_size {
             return unchanged;
         }
@@ -119,9 +123,9 @@ impl DecoderFiles {
         Ok((new_rows, rows))
     }
 
-    /// Returns an error if tensors are missing, unknown, or have the wrong shape or type. The file of a tied model may
-    /// contain a copy of the head. If the vocabulary of `wanted` is larger than the checkpoint's, the embedding and an
-    /// untied head get new rows.
+    /// Returns an error if tensors are missing, unknown, or have the wrong shape or type. The file
+    /// of a tied model may contain a copy of the head. If the vocabulary of `wanted` is larger than
+    /// the checkpoint's, the embedding and an untied head get new rows.
     pub(super) fn check_shapes(&mut self, wanted: &DecoderParts) -> Result<(), ModelFolderError> {
         let (new_rows, vocab_size) = self.new_rows(wanted)?;
         let parts = DecoderParts { vocab_size, ..wanted.clone() };
@@ -137,14 +141,15 @@ impl DecoderFiles {
         self.weights.check_shapes(map.expect("a vocabulary of this size was checked"))
     }
 
-    /// If the file of a tied model contains both embedding and head, checks that their values are equal.
+    /// If the file of a tied model contains both embedding and head, checks that their values are
+    /// equal.
     fn check_repeated_head(&mut self, parts: &DecoderParts) -> Result<(), ModelFolderError> {
         let (embedding, head) = (stored_embedding(parts), parts.head_path());
         if !parts.head.is_tied || !self.weights.contains(&head) {
             return Ok(());
         }
-        // Only the rows of the file are compared. Both tensors get the same new rows.
-        // The shapes were checked before, so both tensors have this number of elements.
+        // Only the rows of the file are compared. Both tensors get the same new rows. The shapes
+        // were checked before, so both tensors have this number of elements.
         let numel = self.weights.num_rows(&embedding).unwrap_or(0) * parts.width;
         let count = self.weights.count_differences([&embedding, &head], numel)?;
         let problem = (count > 0).then(|| TensorProblem {

@@ -1,10 +1,12 @@
 //! Rotary position embeddings (Su et al. 2021), with the scalings of `transformers`.
 //!
-//! Main type: [`Rotary`]. Element `i` of the first half of a head and element `i` of the second half are the
-//! coordinates of a point, which is rotated by the angle `position * frequency[i]`. A product of a rotated query and a
-//! rotated key therefore depends on the distance between their positions only.
+//! Main type: [`Rotary`]. Element `i` of the first half of a head and element `i` of the second
+//! half are the coordinates of a point, which is rotated by the angle `position * frequency[i]`. A
+//! product of a rotated query and a rotated key therefore depends on the distance between their
+//! positions only.
 //!
-//! Frequencies and angles are rounded to f32, as in `transformers`, in which the models were trained.
+//! Frequencies and angles are rounded to f32, as in `transformers`, in which the models were
+//! trained.
 
 use std::f64::consts::TAU;
 
@@ -22,7 +24,8 @@ pub struct Rotary {
     pub scaling: RotaryScaling,
 }
 
-/// A change of the frequencies for sequences that are longer than those that the model was first trained on.
+/// A change of the frequencies for sequences that are longer than those that the model was first
+/// trained on.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RotaryScaling {
     /// None.
@@ -39,7 +42,8 @@ pub enum RotaryScaling {
         /// The length from which it grows.
         max_len: usize,
     },
-    /// High frequencies are kept, low ones are divided by `factor`, with a ramp in between (Peng et al. 2023).
+    /// High frequencies are kept, low ones are divided by `factor`, with a ramp in between (Peng et
+    /// al. 2023).
     Yarn {
         /// Divides the low frequencies.
         factor: f64,
@@ -168,8 +172,9 @@ impl Rotary {
         }
     }
 
-    /// Returns whether a sequence of `positions` tokens has other frequencies than its first `past` tokens had, so that
-    /// their keys have to be computed again. `transformers` keeps the keys of [`RotaryScaling::Dynamic`].
+    /// Returns whether a sequence of `positions` tokens has other frequencies than its first `past`
+    /// tokens had, so that their keys have to be computed again. `transformers` keeps the keys of
+    /// [`RotaryScaling::Dynamic`].
     pub(crate) fn outdates_keys(&self, past: usize, positions: usize) -> bool {
         let RotaryScaling::LongRope { original_len, .. } = self.scaling else { return false };
         past <= original_len && positions > original_len
@@ -182,8 +187,8 @@ impl Rotary {
 
     /// Returns the sines and cosines of a pass.
     ///
-    /// `positions` lists the position of each row of `[batch * queries]`, or of each query if they are the same in all
-    /// sequences. `length` is the largest position + 1.
+    /// `positions` lists the position of each row of `[batch * queries]`, or of each query if they
+    /// are the same in all sequences. `length` is the largest position + 1.
     pub(crate) fn table<B: Backend>(
         &self,
         positions: &[usize],
@@ -212,8 +217,8 @@ pub(crate) struct RotaryTable<B: Backend> {
 }
 
 impl<B: Backend> RotaryTable<B> {
-    /// Rotates the first heads of each row of `x`, `[rows, columns]`. The table has a row for each row of `x`, or for
-    /// each position of the sequences that `x` consists of.
+    /// Rotates the first heads of each row of `x`, `[rows, columns]`. The table has a row for each
+    /// row of `x`, or for each position of the sequences that `x` consists of.
     pub(crate) fn rotate(&self, x: Tensor<B, 2>, heads: RotatedHeads) -> Tensor<B, 2>
     where
         B: RotaryOps,

@@ -11,7 +11,8 @@ use crate::architecture::Architecture;
 use crate::hf::{ModelFolderError, ModelFolderWriter};
 
 impl<B: Backend> Decoder<B> {
-    /// Writes the model as a checkpoint that [`PretrainedDecoder`](super::PretrainedDecoder) and `transformers` can load.
+    /// Writes the model as a checkpoint that [`PretrainedDecoder`](super::PretrainedDecoder) and
+    /// `transformers` can load.
     ///
     /// # Errors
     /// Returns [`ModelFolderError::Io`] if a file cannot be written.

@@ -30,12 +30,12 @@ enum Source {
 }
 
 impl AnyDecoder {
-    /// Opens the model in the folder `base`, with the trained adapter of this configuration if it has one. Only headers are
-    /// read.
+    /// Opens the model in the folder `base`, with the trained adapter of this configuration if it
+    /// has one. Only headers are read.
     ///
     /// # Errors
-    /// Returns [`ModelFolderError`] if a file is missing, unreadable or malformed, if tensors are missing or have other shapes,
-    /// or if the adapter does not fit or cannot be merged.
+    /// Returns [`ModelFolderError`] if a file is missing, unreadable or malformed, if tensors are
+    /// missing or have other shapes, or if the adapter does not fit or cannot be merged.
     pub fn stored_values(&self, base: &Path) -> Result<StoredValues, ModelFolderError> {
         let (config, source) = match self.trained_adapter() {
             Some(_) => {
@@ -71,8 +71,8 @@ impl StoredValues {
         &self.tensors
     }
 
-    /// Reads the values of a tensor in f32, row by row. A tensor that is stored in another layout than the parameter is in
-    /// memory twice, in both layouts.
+    /// Reads the values of a tensor in f32, row by row. A tensor that is stored in another layout
+    /// than the parameter is in memory twice, in both layouts.
     ///
     /// # Errors
     /// Returns [`ModelFolderError::Tensors`] if a value is not finite, or an I/O error.

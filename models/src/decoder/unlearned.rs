@@ -1,8 +1,8 @@
 //! Tokens that a base model has not learned and that its adapter cannot learn.
 //!
-//! The files of many base models have rows for special tokens that no training text contained: the rows are 0, or almost equal
-//! to each other. An adapter that does not train these rows leaves the model unable to read or to write the tokens, and the
-//! loss hardly shows it.
+//! The files of many base models have rows for special tokens that no training text contained: the
+//! rows are 0, or almost equal to each other. An adapter that does not train these rows leaves the
+//! model unable to read or to write the tokens, and the loss hardly shows it.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -14,17 +14,20 @@ use crate::hf::{BaseModel, ModelFolderError};
 /// The number of rows with which the others are compared, evenly spaced over the vocabulary.
 const COMPARED: usize = 256;
 
-/// The norm of a row that was not learned, relative to the median of the compared rows, at most. Such a row is 0 but for noise.
+/// The norm of a row that was not learned, relative to the median of the compared rows, at most.
+/// Such a row is 0 but for noise.
 const SMALLEST_NORM: f32 = 0.01;
 
-/// The distance of rows that count as equal, relative to their norm, at most. `resize_token_embeddings` of `transformers`
-/// draws new rows from a normal distribution with 1e-9 of the covariance of the others, which is about 3e-5.
+/// The distance of rows that count as equal, relative to their norm, at most.
+/// `resize_token_embeddings` of `transformers` draws new rows from a normal distribution with 1e-9
+/// of the covariance of the others, which is about 3e-5.
 const LARGEST_DISTANCE: f32 = 1e-3;
 
 impl AnyDecoder {
-    /// Returns the tokens among `tokens` whose row of the embedding, or of an untied head, the base model in `folder` seems
-    /// not to have learned, if the adapter does not train it either, by the name of the module. `others` are tokens that may
-    /// have equal rows, such as reserved ones. Returns nothing without an adapter.
+    /// Returns the tokens among `tokens` whose row of the embedding, or of an untied head, the base
+    /// model in `folder` seems not to have learned, if the adapter does not train it either, by the
+    /// name of the module. `others` are tokens that may have equal rows, such as reserved ones.
+    /// Returns nothing without an adapter.
     ///
     /// # Errors
     /// Returns an error if a file is missing, unreadable or malformed.
@@ -59,8 +62,8 @@ impl AnyDecoder {
     }
 }
 
-/// Returns the tokens among `tokens` whose row of the matrix at `path` is much smaller than most rows, or almost equal to the
-/// row of another token. The matrix has `rows` rows.
+/// Returns the tokens among `tokens` whose row of the matrix at `path` is much smaller than most
+/// rows, or almost equal to the row of another token. The matrix has `rows` rows.
 ///
 /// # Errors
 /// Returns an error if the matrix cannot be read.

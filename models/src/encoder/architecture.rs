@@ -1,7 +1,7 @@
 //! Implementation of the model traits for the encoder: its files, its training pass and its module.
 //!
-//! The files have the layout of `transformers`, but `transformers` does not support this model: `model_type` is
-//! `deepburn_encoder`, and parameters are named by their module paths.
+//! The files have the layout of `transformers`, but `transformers` does not support this model:
+//! `model_type` is `deepburn_encoder`, and parameters are named by their module paths.
 //!
 //! ```text
 //! config.json          the fields of `EncoderConfig`, class names, architectures, dtype
@@ -34,8 +34,8 @@ impl Architecture for EncoderConfig {
         "Encoder"
     }
 
-    /// Maps the parameters of the embedding, the layers and the classification head. Position encodings are computed,
-    /// so they have no parameter.
+    /// Maps the parameters of the embedding, the layers and the classification head. Position
+    /// encodings are computed, so they have no parameter.
     fn weight_map(&self) -> WeightMap {
         weight_map(self)
     }
@@ -55,8 +55,8 @@ impl Architecture for EncoderConfig {
         self.max_len
     }
 
-    /// Returns only `config.json`. Unnamed classes get placeholder names, because readers expect a name for every
-    /// class.
+    /// Returns only `config.json`. Unnamed classes get placeholder names, because readers expect a
+    /// name for every class.
     fn documents(&self, float: FloatType) -> JsonFiles {
         // Invalid names are rejected before a model is built.
         let names = self.class_names().unwrap_or_default();
@@ -118,7 +118,8 @@ impl<B: Backend> BuildModel<B> for EncoderConfig {
         Encoder::load(folder, self, device)
     }
 
-    /// Reads each weight when it is first used. The folder contains every parameter, so the seed is not used.
+    /// Reads each weight when it is first used. The folder contains every parameter, so the seed is
+    /// not used.
     fn load_lazily(
         &self,
         folder: &Path,
@@ -132,12 +133,12 @@ impl<B: Backend> BuildModel<B> for EncoderConfig {
 }
 
 impl<B: Backend> Encoder<B> {
-    /// Returns an encoder with the given `config` and the weights in `folder`, converted to f32. In addition to the
-    /// model, one tensor is in memory at a time.
+    /// Returns an encoder with the given `config` and the weights in `folder`, converted to f32. In
+    /// addition to the model, one tensor is in memory at a time.
     ///
     /// # Errors
-    /// Returns [`ModelFolderError::Tensors`] naming every tensor that does not fit or is not finite, or another
-    /// [`ModelFolderError`] if a file is missing, unreadable or malformed.
+    /// Returns [`ModelFolderError::Tensors`] naming every tensor that does not fit or is not
+    /// finite, or another [`ModelFolderError`] if a file is missing, unreadable or malformed.
     pub fn load(
         folder: &Path,
         config: &EncoderConfig,
@@ -154,8 +155,8 @@ impl<B: Backend> Encoder<B> {
 /// Opens the weights in `folder` and checks their names, shapes and types.
 ///
 /// # Errors
-/// Returns [`ModelFolderError::Tensors`] naming every tensor that does not fit, or another [`ModelFolderError`] if a
-/// file is missing, unreadable or malformed.
+/// Returns [`ModelFolderError::Tensors`] naming every tensor that does not fit, or another
+/// [`ModelFolderError`] if a file is missing, unreadable or malformed.
 fn open(config: &EncoderConfig, folder: &Path) -> Result<Weights, ModelFolderError> {
     let map = weight_map(config);
     let mut weights = Weights::open(folder, map.clone(), &[])?;

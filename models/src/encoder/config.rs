@@ -1,7 +1,7 @@
 //! The configuration of an encoder.
 //!
-//! Main type: [`EncoderConfig`], which is read from and written to `config.json` by serde. Unlike in GPT-2's
-//! `config.json`, unknown fields are errors, because no other program writes this file.
+//! Main type: [`EncoderConfig`], which is read from and written to `config.json` by serde. Unlike
+//! in GPT-2's `config.json`, unknown fields are errors, because no other program writes this file.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -21,7 +21,8 @@ pub struct EncoderConfig {
     pub model_type: ModelType,
     /// Number of tokens in the vocabulary; token ids are smaller.
     pub vocab_size: usize,
-    /// Width of the residual stream. It must be even, because the position encodings consist of sine and cosine pairs.
+    /// Width of the residual stream. It must be even, because the position encodings consist of
+    /// sine and cosine pairs.
     pub embed_dim: usize,
     /// Number of attention heads per layer; must divide `embed_dim`.
     pub num_heads: usize,
@@ -31,14 +32,15 @@ pub struct EncoderConfig {
     pub hidden_dim: usize,
     /// Maximum text length in tokens.
     pub max_len: usize,
-    /// Dropout probability for attention weights, sublayer outputs, hidden activations and embeddings.
+    /// Dropout probability for attention weights, sublayer outputs, hidden activations and
+    /// embeddings.
     pub dropout: f64,
     /// Number of classes, or of numbers to predict.
     pub num_classes: usize,
-    /// Epsilon added to the variance in layer normalisation.
+    /// Epsilon added to the variance in layer normalization.
     pub layer_norm_epsilon: f64,
-    /// Standard deviation of the initial embeddings. The embedding of a rare word hardly changes during training and
-    /// adds noise to the mean over a text. A smaller deviation adds less noise.
+    /// Standard deviation of the initial embeddings. The embedding of a rare word hardly changes
+    /// during training and adds noise to the mean over a text. A smaller deviation adds less noise.
     pub initializer_range: f64,
     /// Class names by class number.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -70,8 +72,8 @@ impl Default for EncoderConfig {
 }
 
 impl EncoderConfig {
-    /// Returns a configuration with six layers of width 256 and a byte-pair vocabulary of GPT-2's size. It is the model
-    /// of a published guide to training on IMDB reviews.
+    /// Returns a configuration with six layers of width 256 and a byte-pair vocabulary of GPT-2's
+    /// size. It is the model of a published guide to training on IMDB reviews.
     #[must_use]
     pub fn guide() -> Self {
         Self {
@@ -133,8 +135,8 @@ impl EncoderConfig {
         for name in ["architectures", "dtype"] {
             fields.remove(name);
         }
-        // As in files of other models, null means that a field is not set.
-        // A field that always has a value keeps its null, which is then reported as a wrong type.
+        // As in files of other models, null means that a field is not set. A field that always has
+        // a value keeps its null, which is then reported as a wrong type.
         let own = serde_json::to_value(Self::guide()).unwrap_or_default();
         fields.retain(|name, value| !value.is_null() || own.get(name).is_some());
         let config = Self::guide().with_overrides(&fields)?;

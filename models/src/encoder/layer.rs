@@ -18,8 +18,8 @@ use crate::norm::{NormKind, Normalization};
 use crate::projection::{Linear, project, projection};
 use crate::weights::WeightInit;
 
-/// Self-attention over the tokens of a text, followed by a feed-forward network. The output of each is added to the
-/// residual stream, which is then normalised (post-norm, unlike GPT-2).
+/// Self-attention over the tokens of a text, followed by a feed-forward network. The output of each
+/// is added to the residual stream, which is then normalized (post-norm, unlike GPT-2).
 #[derive(Module, Debug)]
 pub(crate) struct EncoderLayer<B: Backend> {
     /// Projects the input to queries, keys and values in one matrix product.
@@ -30,9 +30,9 @@ pub(crate) struct EncoderLayer<B: Backend> {
     linear1: Linear<B>,
     /// Projects back to the residual stream.
     linear2: Linear<B>,
-    /// Normalises the residual stream after the attention output is added.
+    /// Normalizes the residual stream after the attention output is added.
     norm1: Normalization<B>,
-    /// Normalises the residual stream after the feed-forward output is added.
+    /// Normalizes the residual stream after the feed-forward output is added.
     norm2: Normalization<B>,
     /// Dropout for the attention weights, both sublayer outputs and the hidden activations.
     dropout: Dropout,
@@ -61,8 +61,8 @@ impl<B: Backend> EncoderLayer<B> {
     where
         B: FusedOps,
     {
-        // Dropout of the attention weights is part of the fused op, so Burn's `Dropout` module is not used. As in that
-        // module, dropout is disabled without autodiff.
+        // Dropout of the attention weights is part of the fused op, so Burn's `Dropout` module is
+        // not used. As in that module, dropout is disabled without autodiff.
         let dropout = if B::ad_enabled(&x.device()) { self.dropout.prob } else { 0.0 };
         let attended = self_attention(project(&self.in_proj, x.clone()), attention, dropout);
         let attended = self.dropout.forward(project(&self.out_proj, attended));

@@ -31,7 +31,8 @@ pub struct Encoder<B: Backend> {
     embedding: Embedding<B>,
     /// The layers, in order.
     layers: Vec<EncoderLayer<B>>,
-    /// The first layer of the classification head: from the mean over the tokens to the hidden width.
+    /// The first layer of the classification head: from the mean over the tokens to the hidden
+    /// width.
     classifier1: Linear<B>,
     /// The second layer of the classification head: from the hidden width to one logit per class.
     classifier2: Linear<B>,
@@ -43,11 +44,12 @@ pub struct Encoder<B: Backend> {
 }
 
 impl<B: Backend> Encoder<B> {
-    /// Returns a model with random initial weights. Embeddings have standard deviation `initializer_range`, linear
-    /// layers have PyTorch's default standard deviations, biases are 0 and normalisation weights are 1.
+    /// Returns a model with random initial weights. Embeddings have standard deviation
+    /// `initializer_range`, linear layers have PyTorch's default standard deviations, biases are 0
+    /// and normalization weights are 1.
     ///
-    /// The values of a parameter depend only on `seed` and its path, and are generated when the parameter is first
-    /// used.
+    /// The values of a parameter depend only on `seed` and its path, and are generated when the
+    /// parameter is first used.
     ///
     /// # Errors
     /// Returns [`ModelConfigError`] if `config` is inconsistent.
@@ -112,8 +114,9 @@ impl<B: FusedOps> TextClassifier<B> for Encoder<B> {
             x = layer.forward(x, &attention);
         }
         let weights = batch.weights.clone().cast(x.dtype());
-        // The mean over the tokens of each text is computed as a product of one row of weights with a matrix. Padding
-        // has weight 0, so the mean of a text does not depend on the other texts in the batch.
+        // The mean over the tokens of each text is computed as a product of one row of weights with
+        // a matrix. Padding has weight 0, so the mean of a text does not depend on the other texts
+        // in the batch.
         let means = weights.swap_dims(1, 2).matmul(x.reshape([texts, length, width]));
         let inner = relu(project(&self.classifier1, means.reshape([texts, width])));
         project(&self.classifier2, self.dropout.forward(inner))
@@ -127,8 +130,8 @@ impl<B: Backend> Encoder<B> {
         let width = self.config.embed_dim;
         let tokens = self.embedding.forward(input_ids).reshape([texts, length * width]);
         let positions = sinusoids::<B>(length, width, &tokens.device()).cast(tokens.dtype());
-        // With one row per text, the position encodings are the same row for all texts, so they are added by
-        // broadcasting.
+        // With one row per text, the position encodings are the same row for all texts, so they are
+        // added by broadcasting.
         let embedded = tokens + positions.reshape([1, length * width]);
         self.dropout.forward(embedded.reshape([texts * length, width]))
     }

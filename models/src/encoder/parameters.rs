@@ -1,13 +1,14 @@
 //! The weight map of an encoder: module paths, shapes and initial values.
 //!
-//! Every parameter is stored under its module path. A test compares the map with the parameters of the module.
+//! Every parameter is stored under its module path. A test compares the map with the parameters of
+//! the module.
 
 use deepburn_weights::{Composition, InitialValues, Origin, Weight, WeightMap};
 
 use super::config::EncoderConfig;
 
-/// Returns the standard deviation of the initial weights of a linear layer with `inputs` input features. PyTorch
-/// samples them uniformly between `-1 / sqrt(inputs)` and `1 / sqrt(inputs)`.
+/// Returns the standard deviation of the initial weights of a linear layer with `inputs` input
+/// features. PyTorch samples them uniformly between `-1 / sqrt(inputs)` and `1 / sqrt(inputs)`.
 fn default_std(inputs: usize) -> f64 {
     // A uniform distribution over [-b, b] has the standard deviation b / sqrt(3).
     1.0 / (3.0 * inputs as f64).sqrt()
@@ -18,8 +19,8 @@ fn default_std(inputs: usize) -> f64 {
 /// It depends only on sizes, so it is available before any memory is allocated.
 pub(crate) fn weight_map(config: &EncoderConfig) -> WeightMap {
     let (width, inner, classes) = (config.embed_dim, config.hidden_dim, config.num_classes);
-    // Xavier initialisation (Glorot and Bengio 2010). PyTorch initialises the three projections as one matrix with
-    // `3 * width` outputs, so fan-in is `width` and fan-out is `3 * width`.
+    // Xavier initialization (Glorot and Bengio 2010). PyTorch initializes the three projections as
+    // one matrix with `3 * width` outputs, so fan-in is `width` and fan-out is `3 * width`.
     let in_std = (2.0 / (4 * width) as f64).sqrt();
     let normal = InitialValues::Normal { std: config.initializer_range };
     let mut weights = vec![fresh("embedding.weight".into(), &[config.vocab_size, width], normal)];
@@ -46,7 +47,7 @@ fn affine(path: &str, shape: [usize; 2], std: f64) -> [Weight; 2] {
     ]
 }
 
-/// Returns the weight and the bias of a layer normalisation.
+/// Returns the weight and the bias of a layer normalization.
 fn norm(path: &str, width: usize) -> [Weight; 2] {
     [
         fresh(format!("{path}.weight"), &[width], InitialValues::Ones),

@@ -2,10 +2,11 @@
 
 use burn::tensor::{Tensor, TensorData, backend::Backend};
 
-/// Returns the positions `[length, width]`: at position `p`, column `2 i` is the sine of `p / 10000^(2 i / width)`
-/// and column `2 i + 1` its cosine.
+/// Returns the positions `[length, width]`: at position `p`, column `2 i` is the sine of
+/// `p / 10000^(2 i / width)` and column `2 i + 1` its cosine.
 ///
-/// They are computed in f64 on the host and rounded to f32 once, so they are the same on all devices.
+/// They are computed in f64 on the host and rounded to f32 once, so they are the same on all
+/// devices.
 pub(crate) fn sinusoids<B: Backend>(
     length: usize,
     width: usize,

@@ -25,7 +25,8 @@ pub trait Family: Clone + fmt::Debug + PartialEq + Send + Sync + 'static {
     /// Reads the fields. Missing fields have the defaults of `transformers`.
     ///
     /// # Errors
-    /// Returns [`ModelConfigError`] for a field that has the wrong type, is out of range, or contradicts another field.
+    /// Returns [`ModelConfigError`] for a field that has the wrong type, is out of range, or
+    /// contradicts another field.
     fn settings(fields: &mut ConfigFields) -> Result<FamilySettings, ModelConfigError>;
 }
 

@@ -30,7 +30,8 @@ const READ_GEMMA3: [&str; 25] = joined(
     ["_sliding_window_pattern", "rope_local_base_freq", "sliding_window_pattern"],
 );
 
-/// Gemma 1 had the function of the gate under another name, and published files of Gemma 2 have both.
+/// Gemma 1 had the function of the gate under another name, and published files of Gemma 2 have
+/// both.
 const ALIASES: [(&str, &str); 1] = [("hidden_act", "hidden_activation")];
 
 /// Features of other models.
@@ -100,8 +101,8 @@ struct Sizes {
 }
 
 impl Sizes {
-    /// Reads the fields that both have, except for the fields of the layers. `caps` are the defaults of the limits of scores
-    /// and logits.
+    /// Reads the fields that both have, except for the fields of the layers. `caps` are the
+    /// defaults of the limits of scores and logits.
     fn read(
         self,
         fields: &mut ConfigFields,

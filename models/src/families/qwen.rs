@@ -62,7 +62,8 @@ impl Family for Qwen3 {
     }
 }
 
-/// Reads the fields that both have. Layers from `max_window_layers` on have the window, if windows are used.
+/// Reads the fields that both have. Layers from `max_window_layers` on have the window, if windows
+/// are used.
 fn read(
     fields: &mut ConfigFields,
     form: LayerForm,

@@ -1,8 +1,8 @@
-//! Reads the rotation of a model: `rope_parameters` of `transformers` 5, or `rope_theta` and `rope_scaling` of earlier
-//! versions.
+//! Reads the rotation of a model: `rope_parameters` of `transformers` 5, or `rope_theta` and
+//! `rope_scaling` of earlier versions.
 //!
-//! Main type: [`Rope`]. Fields that contradict each other are refused, because versions of `transformers` differ in which
-//! one wins.
+//! Main type: [`Rope`]. Fields that contradict each other are refused, because versions of
+//! `transformers` differ in which one wins.
 
 use serde_json::{Map, Value};
 
@@ -41,7 +41,8 @@ impl Rope {
     /// Reads the rotation of all layers.
     ///
     /// # Errors
-    /// Returns [`ModelConfigError`] for an unknown type or parameter, a value out of range, or a contradiction.
+    /// Returns [`ModelConfigError`] for an unknown type or parameter, a value out of range, or a
+    /// contradiction.
     pub(super) fn read(&self, fields: &mut ConfigFields) -> Result<Rotary, ModelConfigError> {
         let (field, given) = scaling(fields)?;
         let mut parameters = RopeParameters { field, values: given };

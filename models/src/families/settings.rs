@@ -302,7 +302,8 @@ impl FamilySettings {
         check_deviation("initializer_range", self.initializer_range)
     }
 
-    /// Returns the parts of the model. `padding` is the padding token, which `transformers` gives to the embedding.
+    /// Returns the parts of the model. `padding` is the padding token, which `transformers` gives
+    /// to the embedding.
     pub(super) fn parts(&self, padding: Option<u32>) -> DecoderParts {
         //= transformers 5.23.0 models/gemma2/modeling_gemma2.py Gemma2TextScaledWordEmbedding
         // `transformers` rounds the factor to the type of the embeddings.
@@ -345,7 +346,7 @@ impl FamilySettings {
             attention: self.attention(layer),
             attention_output_norm: output_norm("post_attention_layernorm"),
             // The name is misleading: in Llama, the norm "after attention" is the one before the
-            // feed-forward network; in Gemma, it really normalises the output of attention.
+            // feed-forward network; in Gemma, it really normalizes the output of attention.
             feed_forward_norm: self.norm(match is_gemma {
                 true => "pre_feedforward_layernorm",
                 false => "post_attention_layernorm",

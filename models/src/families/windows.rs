@@ -26,8 +26,8 @@ pub(super) fn num_layers(
     Ok(layers)
 }
 
-/// Reads the type of each layer from `layer_types`, which wins over older fields. If the field is missing or null,
-/// `older` returns the type of layer number `n`.
+/// Reads the type of each layer from `layer_types`, which wins over older fields. If the field is
+/// missing or null, `older` returns the type of layer number `n`.
 ///
 /// # Errors
 /// Returns [`ModelConfigError::Value`] if the list has another length, or an unknown type.

@@ -1,8 +1,8 @@
 //! Implementation of the model traits for GPT-2 with a classification head.
 //!
 //! [`ClassifierConfig`] implements these traits, and [`Gpt2Config`] is a configuration of the
-//! [decoder](crate::decoder). File contents and tensor names match
-//! `GPT2LMHeadModel` and `GPT2ForSequenceClassification` of `transformers`, so each library can load folders that the
+//! [decoder](crate::decoder). File contents and tensor names match `GPT2LMHeadModel` and
+//! `GPT2ForSequenceClassification` of `transformers`, so each library can load folders that the
 //! other has saved.
 //!
 //! ```text
@@ -14,7 +14,8 @@
 //! other files         generation_config.json                      none
 //! ```
 //!
-//! Most methods forward to inherent methods of the configurations and checkpoints, which document the errors.
+//! Most methods forward to inherent methods of the configurations and checkpoints, which document
+//! the errors.
 
 use std::path::Path;
 
@@ -41,8 +42,8 @@ impl Architecture for ClassifierConfig {
         "Gpt2Classifier"
     }
 
-    /// Maps all parameters. The module has the same structure as in `transformers`, so module paths and tensor names
-    /// are equal.
+    /// Maps all parameters. The module has the same structure as in `transformers`, so module paths
+    /// and tensor names are equal.
     fn weight_map(&self) -> WeightMap {
         classifier_map(&self.headless(), self.num_classes)
     }
@@ -62,8 +63,8 @@ impl Architecture for ClassifierConfig {
         self.body.n_positions
     }
 
-    /// Returns `config.json` with the class names. If the config has no padding token, `pad_token_id` is set to the
-    /// end-of-sequence token.
+    /// Returns `config.json` with the class names. If the config has no padding token,
+    /// `pad_token_id` is set to the end-of-sequence token.
     fn documents(&self, float: FloatType) -> JsonFiles {
         let mut fields = document(self.body.to_fields(), "GPT2ForSequenceClassification", float);
         self.describe_outputs(&mut fields);
@@ -106,8 +107,8 @@ impl TextClassifierConfig for ClassifierConfig {
     }
 }
 
-/// Modules of a classifier. `load` requires a trained classifier. `load_lazily` also accepts a language model and then
-/// initialises the classification head randomly from the seed.
+/// Modules of a classifier. `load` requires a trained classifier. `load_lazily` also accepts a
+/// language model and then initializes the classification head randomly from the seed.
 impl<B: Backend> BuildModel<B> for ClassifierConfig {
     type Model = Gpt2Classifier<B>;
 

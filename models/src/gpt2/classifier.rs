@@ -1,8 +1,9 @@
 //! GPT-2 for text classification.
 //!
-//! Main type: [`Gpt2Classifier`], which corresponds to `GPT2ForSequenceClassification` of `transformers`. Its
-//! classification head is a linear layer on the final hidden state of the last token of a text. It is also used to
-//! predict numbers or several labels, as [`ClassifierConfig::problem_type`] says.
+//! Main type: [`Gpt2Classifier`], which corresponds to `GPT2ForSequenceClassification` of
+//! `transformers`. Its classification head is a linear layer on the final hidden state of the last
+//! token of a text. It is also used to predict numbers or several labels, as
+//! [`ClassifierConfig::problem_type`] says.
 
 use burn::module::{Module, Param};
 use burn::tensor::{Int, Tensor, TensorData, backend::Backend};
@@ -24,7 +25,8 @@ const HEAD: &str = "lm_head.weight";
 /// The configuration of a GPT-2 classifier.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ClassifierConfig {
-    /// The configuration of the language model. `tie_word_embeddings` has no effect on a classifier.
+    /// The configuration of the language model. `tie_word_embeddings` has no effect on a
+    /// classifier.
     pub body: Gpt2Config,
     /// Number of classes, or of numbers to predict.
     pub num_classes: usize,
@@ -37,7 +39,8 @@ pub struct ClassifierConfig {
 pub struct Gpt2Classifier<B: Backend> {
     /// The language model. Its language-model head is not used.
     transformer: Gpt2<B>,
-    /// The classification head: a linear layer without bias from the last token to one logit per class.
+    /// The classification head: a linear layer without bias from the last token to one logit per
+    /// class.
     score: Score<B>,
 }
 
@@ -48,11 +51,12 @@ struct Score<B: Backend> {
 }
 
 impl ClassifierConfig {
-    /// Reads the fields of a saved `config.json`. As in `transformers`, a classifier has two classes if the fields do
-    /// not say how many, and a model with one output predicts a number.
+    /// Reads the fields of a saved `config.json`. As in `transformers`, a classifier has two
+    /// classes if the fields do not say how many, and a model with one output predicts a number.
     ///
     /// # Errors
-    /// Returns [`ModelConfigError`] if a field belongs to another model, has the wrong type or is out of range.
+    /// Returns [`ModelConfigError`] if a field belongs to another model, has the wrong type or is
+    /// out of range.
     pub fn from_saved(fields: Map<String, Value>) -> Result<Self, ModelConfigError> {
         let body = Gpt2Config::try_from_fields(fields)?;
         let num_classes = body.extra.num_labels().unwrap_or(2);
@@ -79,10 +83,12 @@ impl ClassifierConfig {
         }
     }
 
-    /// Reads and checks all weights that [`Gpt2Classifier::load_lazily`] will use, without keeping them in memory.
+    /// Reads and checks all weights that [`Gpt2Classifier::load_lazily`] will use, without keeping
+    /// them in memory.
     ///
     /// # Errors
-    /// Returns [`ModelFolderError::Tensors`] naming every tensor that does not fit, or an I/O error.
+    /// Returns [`ModelFolderError::Tensors`] naming every tensor that does not fit, or an I/O
+    /// error.
     pub fn check_values(&self, mut checkpoint: PretrainedGpt2) -> Result<(), ModelFolderError> {
         // Without both heads, what is left are the weights of a headless language model.
         checkpoint.files.weights.take(&self.score())?;
@@ -90,8 +96,8 @@ impl ClassifierConfig {
         checkpoint.check_values(&self.headless())
     }
 
-    /// Replaces the fields of `config.json` that describe the outputs. Single-label classification is the default and
-    /// is not written.
+    /// Replaces the fields of `config.json` that describe the outputs. Single-label classification
+    /// is the default and is not written.
     pub(crate) fn describe_outputs(&self, fields: &mut Map<String, Value>) {
         fields.extend(self.labels());
         // A number that was inherited from the pretrained model would contradict the names.
@@ -106,14 +112,14 @@ impl ClassifierConfig {
 
     /// Returns the `config.json` fields that describe the classes.
     fn labels(&self) -> Map<String, Value> {
-        // Invalid names, and names for more classes than `num_classes`, were inherited from the pretrained model and
-        // are ignored.
+        // Invalid names, and names for more classes than `num_classes`, were inherited from the
+        // pretrained model and are ignored.
         let names = self.class_names().unwrap_or_default();
         ClassNames::fields(names.as_ref(), self.num_classes)
     }
 
-    /// Returns the class names; `None` if the classes are only numbered, or if the config has names for more than
-    /// `num_classes` classes.
+    /// Returns the class names; `None` if the classes are only numbered, or if the config has names
+    /// for more than `num_classes` classes.
     ///
     /// # Errors
     /// Returns [`ClassNamesError`] if the names do not cover each class from 0 exactly once.
@@ -135,14 +141,16 @@ impl ClassifierConfig {
         map.get(SCORE).cloned().expect("the map of a classifier has its head")
     }
 
-    /// Returns the body configuration with a tied head, so that the model has no separate head parameter.
+    /// Returns the body configuration with a tied head, so that the model has no separate head
+    /// parameter.
     pub(super) fn headless(&self) -> Gpt2Config {
         Gpt2Config { tie_word_embeddings: true, ..self.body.clone() }
     }
 }
 
 impl<B: Backend> Gpt2Classifier<B> {
-    /// Returns a model with random initial weights. The values of a parameter depend only on `seed` and its path.
+    /// Returns a model with random initial weights. The values of a parameter depend only on `seed`
+    /// and its path.
     ///
     /// # Errors
     /// Returns [`ModelConfigError`] if the config is inconsistent.
@@ -169,11 +177,13 @@ impl<B: Backend> Gpt2Classifier<B> {
 
     /// Loads a classifier from a checkpoint.
     ///
-    /// From a classifier checkpoint, all weights are loaded. From a language-model checkpoint, the language-model head
-    /// is dropped and the classification head is initialised randomly from `seed`.
+    /// From a classifier checkpoint, all weights are loaded. From a language-model checkpoint, the
+    /// language-model head is dropped and the classification head is initialized randomly from
+    /// `seed`.
     ///
     /// # Errors
-    /// Returns [`ModelFolderError::Tensors`] naming every tensor that does not fit, or an I/O error.
+    /// Returns [`ModelFolderError::Tensors`] naming every tensor that does not fit, or an I/O
+    /// error.
     pub fn load(
         mut checkpoint: PretrainedGpt2,
         config: &ClassifierConfig,
@@ -184,11 +194,12 @@ impl<B: Backend> Gpt2Classifier<B> {
         Ok(Self { transformer: checkpoint.load(&config.headless(), device)?, score })
     }
 
-    /// Loads a trained classifier. Unlike [`load`](Self::load), this function never initialises weights randomly.
+    /// Loads a trained classifier. Unlike [`load`](Self::load), this function never initializes
+    /// weights randomly.
     ///
     /// # Errors
-    /// Returns the errors of [`load`](Self::load), and [`ModelFolderError::Tensors`] if the checkpoint has no
-    /// classification head.
+    /// Returns the errors of [`load`](Self::load), and [`ModelFolderError::Tensors`] if the
+    /// checkpoint has no classification head.
     pub fn load_trained(
         checkpoint: PretrainedGpt2,
         config: &ClassifierConfig,
@@ -198,11 +209,12 @@ impl<B: Backend> Gpt2Classifier<B> {
         Self::load(checkpoint, config, 0, device)
     }
 
-    /// Loads the same model as [`load`](Self::load), but reads each weight of the language model when it is first used,
-    /// like [`PretrainedGpt2::load_lazily`].
+    /// Loads the same model as [`load`](Self::load), but reads each weight of the language model
+    /// when it is first used, like [`PretrainedGpt2::load_lazily`].
     ///
     /// # Errors
-    /// Returns [`ModelFolderError::Tensors`] naming every tensor that does not fit, or an I/O error.
+    /// Returns [`ModelFolderError::Tensors`] naming every tensor that does not fit, or an I/O
+    /// error.
     pub fn load_lazily(
         mut checkpoint: PretrainedGpt2,
         config: &ClassifierConfig,
@@ -215,8 +227,8 @@ impl<B: Backend> Gpt2Classifier<B> {
 }
 
 impl<B: Backend> Score<B> {
-    /// Takes the classification head from a classifier checkpoint, or initialises a new one. Afterwards the checkpoint
-    /// contains only the weights of the language model's body.
+    /// Takes the classification head from a classifier checkpoint, or initializes a new one.
+    /// Afterwards the checkpoint contains only the weights of the language model's body.
     fn taken_from(
         checkpoint: &mut PretrainedGpt2,
         config: &ClassifierConfig,
@@ -236,7 +248,7 @@ impl<B: Backend> Score<B> {
         Ok(score)
     }
 
-    /// Returns a head that is initialised randomly from `seed` when it is first used.
+    /// Returns a head that is initialized randomly from `seed` when it is first used.
     fn new(config: &ClassifierConfig, seed: u64, device: &B::Device) -> Self {
         Self::with(&WeightInit::new(config.weight_map(), seed, device))
     }
@@ -251,8 +263,9 @@ impl<B: FusedOps> TextClassifier<B> for Gpt2Classifier<B> {
     fn forward(&self, batch: &TextBatch<B>) -> Tensor<B, 2> {
         let [texts, length] = batch.input_ids.dims();
         let hidden = self.transformer.hidden(batch.input_ids.clone());
-        // A token attends only to earlier tokens, so padding after a text does not affect its tokens, and no padding
-        // mask is needed. A row of length 0 consists of padding: its first token is used, and its label is ignored.
+        // A token attends only to earlier tokens, so padding after a text does not affect its
+        // tokens, and no padding mask is needed. A row of length 0 consists of padding: its first
+        // token is used, and its label is ignored.
         let last = batch.lengths.iter().enumerate();
         let last: Vec<i32> =
             last.map(|(text, own)| (text * length + own.max(&1) - 1) as i32).collect();

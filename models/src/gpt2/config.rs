@@ -1,7 +1,7 @@
 //! The configuration of a GPT-2 model.
 //!
-//! Main type: [`Gpt2Config`], with the field names of `transformers`. [`Gpt2Config::validate`] checks that the values
-//! are consistent, and `config_json` reads and writes `config.json`.
+//! Main type: [`Gpt2Config`], with the field names of `transformers`. [`Gpt2Config::validate`]
+//! checks that the values are consistent, and `config_json` reads and writes `config.json`.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -12,9 +12,11 @@ use crate::hf::{
     check_deviation, check_positive, check_probability, check_size,
 };
 
-/// The configuration of a GPT-2 model: architecture, dropout and initialisation. Fields are named as in `config.json`.
+/// The configuration of a GPT-2 model: architecture, dropout and initialization. Fields are named
+/// as in `config.json`.
 ///
-/// It is serialised as the JSON object of a `config.json`. Fields that do not change what the model computes are preserved.
+/// It is serialized as the JSON object of a `config.json`. Fields that do not change what the model
+/// computes are preserved.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "Map<String, Value>", into = "Map<String, Value>")]
 pub struct Gpt2Config {
@@ -38,7 +40,7 @@ pub struct Gpt2Config {
     pub embd_pdrop: f64,
     /// Dropout probability for the attention weights.
     pub attn_pdrop: f64,
-    /// Epsilon added to the variance in layer normalisation.
+    /// Epsilon added to the variance in layer normalization.
     pub layer_norm_epsilon: f64,
     /// Standard deviation of the initial weights.
     pub initializer_range: f64,
@@ -50,7 +52,8 @@ pub struct Gpt2Config {
     pub reorder_and_upcast_attn: bool,
     /// Whether the token embedding is also used as the output projection.
     pub tie_word_embeddings: bool,
-    /// Fields of `config.json` that do not change what the model computes. They are written back unchanged.
+    /// Fields of `config.json` that do not change what the model computes. They are written back
+    /// unchanged.
     pub extra: ExtraFields,
 }
 
@@ -92,7 +95,8 @@ impl Gpt2Config {
         self.extra.eos_token_ids()
     }
 
-    /// Returns the class names in a classifier's `config.json`; `None` if the classes are only numbered.
+    /// Returns the class names in a classifier's `config.json`; `None` if the classes are only
+    /// numbered.
     ///
     /// # Errors
     /// Returns [`ClassNamesError`] if the names do not cover each class from 0 exactly once.

@@ -1,11 +1,12 @@
 //! Reads and writes the `config.json` of a GPT-2 model.
 //!
-//! [`ConfigFields`] checks the fields that are common to all models. This module defines the fields that GPT-2 reads
-//! and writes.
+//! [`ConfigFields`] checks the fields that are common to all models. This module defines the fields
+//! that GPT-2 reads and writes.
 //!
-//! Reading and writing a config preserves its content. Fields that do not change what GPT-2 computes are kept in `extra`
-//! and written back. Missing fields have the defaults of `transformers`, so a file written by `transformers` describes the same
-//! model in both libraries. Aliases are written under the main name of the field.
+//! Reading and writing a config preserves its content. Fields that do not change what GPT-2
+//! computes are kept in `extra` and written back. Missing fields have the defaults of
+//! `transformers`, so a file written by `transformers` describes the same model in both libraries.
+//! Aliases are written under the main name of the field.
 
 use std::str::FromStr;
 
@@ -51,8 +52,8 @@ const READ: [&str; 16] = [
     "vocab_size",
 ];
 
-/// Fields of GPT-2 that do not change what the language model and the classifier compute: they configure the heads of
-/// other tasks. `n_special` and `predict_special_tokens` are GPT's.
+/// Fields of GPT-2 that do not change what the language model and the classifier compute: they
+/// configure the heads of other tasks. `n_special` and `predict_special_tokens` are GPT's.
 const HARMLESS: [&str; 10] = [
     "classifier_dropout",
     "hidden_dropout",
@@ -143,7 +144,8 @@ impl FromStr for Gpt2Config {
     /// Parses the text of a `config.json`. Missing fields have the defaults of `transformers`.
     ///
     /// # Errors
-    /// Returns [`ModelConfigError::Syntax`] if the text is not a JSON object, or the error of an invalid field.
+    /// Returns [`ModelConfigError::Syntax`] if the text is not a JSON object, or the error of an
+    /// invalid field.
     fn from_str(text: &str) -> Result<Self, ModelConfigError> {
         Self::try_from(read_fields(text)?)
     }
@@ -156,8 +158,8 @@ impl TryFrom<Map<String, Value>> for Gpt2Config {
     /// Reads the fields of a `config.json` and validates them together.
     ///
     /// # Errors
-    /// Returns [`ModelConfigError`] if the config belongs to another model, a field has the wrong type or is out of
-    /// range, or a field that is not read may change what the model computes.
+    /// Returns [`ModelConfigError`] if the config belongs to another model, a field has the wrong
+    /// type or is out of range, or a field that is not read may change what the model computes.
     fn try_from(fields: Map<String, Value>) -> Result<Self, ModelConfigError> {
         Self::try_from_fields(fields)
     }
@@ -166,8 +168,8 @@ impl TryFrom<Map<String, Value>> for Gpt2Config {
 impl From<Gpt2Config> for Map<String, Value> {
     /// Returns all fields sorted by name, the order in which `transformers` writes them.
     ///
-    /// The result includes the fields that the model does not read. `model_type` and `add_cross_attention` are always
-    /// written.
+    /// The result includes the fields that the model does not read. `model_type` and
+    /// `add_cross_attention` are always written.
     fn from(config: Gpt2Config) -> Self {
         let mut fields = config.extra.0;
         // A value that was not accepted is kept until it is refused or removed.
@@ -282,7 +284,7 @@ mod tests {
             ),
             (r#"{"model_type": null}"#, "`model_type` is null"),
             (r#"{"add_cross_attention": true}"#, "`add_cross_attention` = true is not supported"),
-            (r#"{"quantization_config": {"bits": 4}}"#, "dequantise and save again"),
+            (r#"{"quantization_config": {"bits": 4}}"#, "dequantize and save again"),
             (r#"{"pruned_heads": {"1": [0]}}"#, "`pruned_heads` = {\"1\":[0]} is not supported"),
             (r#"{"chunk_size_feed_forward": 64}"#, "set it to 0"),
             (r#"{"auto_map": {"AutoConfig": "x"}}"#, "set it to null"),
@@ -302,7 +304,8 @@ mod tests {
         }
     }
 
-    /// What `GPT2Config().to_dict()` of `transformers` 5.24 returns, which has more fields than the file that it saves.
+    /// What `GPT2Config().to_dict()` of `transformers` 5.24 returns, which has more fields than the
+    /// file that it saves.
     const TO_DICT: &str = r#"{
         "transformers_version": "5.24.0", "architectures": null, "output_hidden_states": false,
         "return_dict": true, "dtype": null, "chunk_size_feed_forward": 0, "is_encoder_decoder": false,
@@ -318,7 +321,8 @@ mod tests {
         "model_type": "gpt2", "output_attentions": false
     }"#;
 
-    /// What `GPT2Config().to_dict()` of `transformers` 4.30 returns, except for the fields of [`TO_DICT`].
+    /// What `GPT2Config().to_dict()` of `transformers` 4.30 returns, except for the fields of
+    /// [`TO_DICT`].
     const OLDER: &str = r#"{
         "torchscript": false, "torch_dtype": null, "use_bfloat16": false, "tf_legacy_loss": false,
         "pruned_heads": {}, "is_decoder": false, "cross_attention_hidden_size": null,
@@ -347,7 +351,8 @@ mod tests {
             });
             Gpt2Config::try_from(fields.collect::<Map<_, _>>()).unwrap();
         }
-        // Fields of published models: distilgpt2, GPT-2 of 2019, and conversions for other programs.
+        // Fields of published models: distilgpt2, GPT-2 of 2019, and conversions for other
+        // programs.
         let published = r#"{"_num_labels": 1, "n_special": 0, "predict_special_tokens": true,
             "output_past": true, "gradient_checkpointing": false, "xla_device": null,
             "transformers.js_config": {"kv_cache_dtype": "float32"}, "unsloth_version": "2025.1"}"#;

@@ -19,8 +19,8 @@ pub fn hf_name(path: &str) -> String {
     if is_head { path.to_owned() } else { format!("{PREFIX}{path}") }
 }
 
-/// Returns the map of a classifier. Its body has no head and is a part of the module, so module paths and tensor names
-/// are equal.
+/// Returns the map of a classifier. Its body has no head and is a part of the module, so module
+/// paths and tensor names are equal.
 pub(crate) fn classifier_map(headless: &Gpt2Config, num_classes: usize) -> WeightMap {
     let body = headless.decoder_parts().weight_map();
     let body = body.parameters().map(|weight| {

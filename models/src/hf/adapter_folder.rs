@@ -34,7 +34,8 @@ impl AdapterFolder {
     /// Reads the configuration in a folder.
     ///
     /// # Errors
-    /// Returns an error if the configuration is missing, unreadable, or not supported, or if the weights are missing.
+    /// Returns an error if the configuration is missing, unreadable, or not supported, or if the
+    /// weights are missing.
     pub fn open(path: &Path) -> Result<Self, ModelFolderError> {
         let file = path.join(ADAPTER_CONFIG);
         let format = |reason: String| ModelFolderError::Format { path: file.clone(), reason };
@@ -82,7 +83,8 @@ impl AdapterFolder {
     /// Opens the weights, whose names, shapes and types have to match `map`.
     ///
     /// # Errors
-    /// Returns [`ModelFolderError::Tensors`] naming all tensors that do not match, or the error of opening the file.
+    /// Returns [`ModelFolderError::Tensors`] naming all tensors that do not match, or the error of
+    /// opening the file.
     pub(crate) fn weights(&self, map: &WeightMap) -> Result<Weights, ModelFolderError> {
         // Copies of tied parameters may be in the file. Everything else has to be.
         let mut weights = Weights::of_file(&self.path.join(ADAPTER_WEIGHTS), map.clone())?;
@@ -97,7 +99,8 @@ impl AdapterFolder {
         Ok(weights)
     }
 
-    /// Starts writing an adapter with the tensors of `map`, in f32, to a folder, which is created if it does not exist.
+    /// Starts writing an adapter with the tensors of `map`, in f32, to a folder, which is created
+    /// if it does not exist.
     ///
     /// # Errors
     /// Returns [`ModelFolderError::Io`] if the folder cannot be written to.

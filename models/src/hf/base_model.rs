@@ -17,8 +17,8 @@ const HASHED_SLICE: usize = 256;
 /// The number of slices, evenly spaced from the first to the last element.
 const HASHED_SLICES: usize = 16;
 
-/// A model folder from which single parameters of a fine-tuned model are read. It may lack parameters of the fine-tuned
-/// model, and have others.
+/// A model folder from which single parameters of a fine-tuned model are read. It may lack
+/// parameters of the fine-tuned model, and have others.
 #[derive(Debug)]
 pub struct BaseModel {
     /// The map of the fine-tuned model.
@@ -36,8 +36,9 @@ impl BaseModel {
         Ok(Self { weights: Weights::open(folder, map.clone(), &[])?, map })
     }
 
-    /// Returns the map of the fine-tuned model with the origin [`Origin::Frozen`] for each parameter that `is_frozen`
-    /// accepts and that the folder has in the same shape. A parameter with new rows is not in the folder.
+    /// Returns the map of the fine-tuned model with the origin [`Origin::Frozen`] for each
+    /// parameter that `is_frozen` accepts and that the folder has in the same shape. A parameter
+    /// with new rows is not in the folder.
     #[must_use]
     pub fn frozen_map(&self, is_frozen: impl Fn(&str) -> bool) -> WeightMap {
         let origin = |weight: &Weight| {
@@ -62,11 +63,13 @@ impl BaseModel {
         Self { weights, map }
     }
 
-    /// Returns a hash of samples of each tensor, from its first to its last row, which tells models of equal shapes apart.
-    /// It reads a few kilobytes per tensor. Values are rounded to bf16 first, so that a model and its copy in bf16 are equal.
+    /// Returns a hash of samples of each tensor, from its first to its last row, which tells models
+    /// of equal shapes apart. It reads a few kilobytes per tensor. Values are rounded to bf16
+    /// first, so that a model and its copy in bf16 are equal.
     ///
     /// # Errors
-    /// Returns [`ModelFolderError::Tensors`] if a tensor is missing or has another shape, or an I/O error.
+    /// Returns [`ModelFolderError::Tensors`] if a tensor is missing or has another shape, or an I/O
+    /// error.
     pub fn fingerprint(&mut self) -> Result<String, ModelFolderError> {
         let mut hash = FNV_OFFSET;
         let mut add = |bytes: &[u8]| hash = fnv1a(hash, bytes);
@@ -87,11 +90,12 @@ impl BaseModel {
         Ok(format!("{hash:016x}"))
     }
 
-    /// Reads a row of the matrix at a module path of the fine-tuned model. Returns `None` if it is not stored as it is in
-    /// the module.
+    /// Reads a row of the matrix at a module path of the fine-tuned model. Returns `None` if it is
+    /// not stored as it is in the module.
     ///
     /// # Errors
-    /// Returns [`ModelFolderError::Tensors`] if the folder does not have the matrix in the same shape, or an I/O error.
+    /// Returns [`ModelFolderError::Tensors`] if the folder does not have the matrix in the same
+    /// shape, or an I/O error.
     pub(crate) fn read_row(
         &mut self,
         path: &str,
@@ -109,8 +113,8 @@ impl BaseModel {
     /// Reads all values of the parameter at a module path of the fine-tuned model.
     ///
     /// # Errors
-    /// Returns [`ModelFolderError::Tensors`] if the folder does not have the parameter in the same shape and with finite
-    /// values, or an I/O error.
+    /// Returns [`ModelFolderError::Tensors`] if the folder does not have the parameter in the same
+    /// shape and with finite values, or an I/O error.
     pub fn read(&mut self, path: &str) -> Result<Vec<f32>, ModelFolderError> {
         if let Some(weight) = self.map.get(path) {
             return self.weights.read_required(weight);

@@ -7,8 +7,8 @@
 //! "label2id": {"negative": 0, "positive": 1}
 //! ```
 //!
-//! The two fields contain the same information, and only one of them is required. Names must be unique, because they
-//! are also used as labels in data files.
+//! The two fields contain the same information, and only one of them is required. Names must be
+//! unique, because they are also used as labels in data files.
 
 use std::collections::BTreeSet;
 
@@ -72,8 +72,9 @@ impl ClassNames {
         Ok(Self(names))
     }
 
-    /// Reads the class names from the fields of a `config.json`. Returns `None` if there are no names or only
-    /// placeholders: `LABEL_0` and so on, which `transformers` writes, or the class numbers.
+    /// Reads the class names from the fields of a `config.json`. Returns `None` if there are no
+    /// names or only placeholders: `LABEL_0` and so on, which `transformers` writes, or the class
+    /// numbers.
     ///
     /// # Errors
     /// Returns [`ClassNamesError`] if the names do not cover each class from 0 exactly once.
@@ -87,7 +88,8 @@ impl ClassNames {
             (names, others) => names.or(others),
         };
         let Some(names) = names else { return Ok(None) };
-        // Placeholders are not names. If they were kept, they would be compared with the labels in the data.
+        // Placeholders are not names. If they were kept, they would be compared with the labels in
+        // the data.
         let is_placeholder = |(class, name): (usize, &String)| {
             *name == placeholder(class) || *name == class.to_string()
         };
@@ -103,8 +105,8 @@ impl ClassNames {
         &self.0
     }
 
-    /// Returns the `config.json` fields for a model with `num_classes` classes. Unnamed classes get the placeholder
-    /// names of `transformers`.
+    /// Returns the `config.json` fields for a model with `num_classes` classes. Unnamed classes get
+    /// the placeholder names of `transformers`.
     #[must_use]
     pub fn fields(names: Option<&Self>, num_classes: usize) -> Map<String, Value> {
         let names = names.map_or(&[][..], Self::as_slice);
@@ -123,10 +125,11 @@ fn placeholder(class: usize) -> String {
     format!("LABEL_{class}")
 }
 
-/// Parses a map from class numbers to names. JSON object keys are strings, so the numbers are stored as text.
+/// Parses a map from class numbers to names. JSON object keys are strings, so the numbers are
+/// stored as text.
 ///
 /// # Errors
-/// Returns [`ClassNamesError::Field`] if the value is not an object with a name for each class from 0.
+/// Returns [`ClassNamesError::Field`] if the value is not an object with a name for each class.
 fn of_ids(field: &Value) -> Result<Vec<String>, ClassNamesError> {
     let pairs = field.as_object().into_iter().flatten();
     let pairs = pairs.map(|(id, name)| Some((id.parse().ok()?, name.as_str()?.to_owned())));
@@ -137,7 +140,8 @@ fn of_ids(field: &Value) -> Result<Vec<String>, ClassNamesError> {
 /// Parses a map from names to class numbers.
 ///
 /// # Errors
-/// Returns [`ClassNamesError::Field`] if the value is not an object with the number of each class from 0.
+/// Returns [`ClassNamesError::Field`] if the value is not an object with the number of each class
+/// from 0.
 fn of_names(field: &Value) -> Result<Vec<String>, ClassNamesError> {
     let pairs = field.as_object().into_iter().flatten();
     let pairs = pairs.map(|(name, id)| Some((usize::try_from(id.as_u64()?).ok()?, name.clone())));
@@ -145,7 +149,8 @@ fn of_names(field: &Value) -> Result<Vec<String>, ClassNamesError> {
     in_order(pairs, LABEL2ID, field, rule)
 }
 
-/// Returns the names in the order of the class numbers. The class numbers must be 0, 1, 2 and so on, each exactly once.
+/// Returns the names in the order of the class numbers. The class numbers must be 0, 1, 2 and so
+/// on, each exactly once.
 fn in_order(
     pairs: impl Iterator<Item = Option<(usize, String)>>,
     field: &'static str,

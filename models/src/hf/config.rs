@@ -1,21 +1,25 @@
 //! The fields of a `config.json` that are common to the models of `transformers`.
 //!
-//! Main types: [`ConfigFields`], which reads fields and checks them, and [`ExtraFields`], which keeps the others. There
-//! are four kinds of fields:
+//! Main types: [`ConfigFields`], which reads fields and checks them, and [`ExtraFields`], which
+//! keeps the others. There are four kinds of fields:
 //!
 //! - fields that the model reads;
-//! - *harmless* fields, which do not change what the model computes, such as defaults of generation;
-//! - *fixed* fields, which belong to unsupported features and are only accepted with the value of a model without them;
-//! - all other fields. They may change what the model computes (`sliding_window`, `rope_scaling`), so they are errors.
+//! - *harmless* fields, which do not change what the model computes, such as defaults of
+//!   generation;
+//! - *fixed* fields, which belong to unsupported features and are only accepted with the value of a
+//!   model without them;
+//! - all other fields. They may change what the model computes (`sliding_window`, `rope_scaling`),
+//!   so they are errors.
 //!
 //! # Removing a field
 //!
-//! Null means that a field is not set, so a field of the last kind is accepted if it is null. An override that sets it
-//! to null removes it from the configuration: the exported file then describes the model that was trained. False is not
-//! accepted. It may switch off what the model does without the field: `transformers` computes bidirectional attention
-//! if `is_causal` is false.
+//! Null means that a field is not set, so a field of the last kind is accepted if it is null. An
+//! override that sets it to null removes it from the configuration: the exported file then
+//! describes the model that was trained. False is not accepted. It may switch off what the model
+//! does without the field: `transformers` computes bidirectional attention if `is_causal` is false.
 //!
-//! Reading a file only keeps the fields. [`FieldNames::check`] refuses them after the overrides were applied.
+//! Reading a file only keeps the fields. [`FieldNames::check`] refuses them after the overrides
+//! were applied.
 
 use serde_json::{Map, Value};
 
@@ -24,9 +28,11 @@ use super::config_error::ModelConfigError;
 use super::known_fields::{FIXED, FixedField, HARMLESS, LISTS_OF_TOKENS};
 use super::problem_type::ProblemType;
 
-/// The maximum width, length or vocabulary size. The limit ensures that the product of two sizes fits in 64 bits.
+/// The maximum width, length or vocabulary size. The limit ensures that the product of two sizes
+/// fits in 64 bits.
 pub(crate) const MAX_SIZE: usize = 1 << 24;
-/// The maximum number of layers. Each layer has a dozen parameters, and all of them are listed before any is read.
+/// The maximum number of layers. Each layer has a dozen parameters, and all of them are listed
+/// before any is read.
 pub(crate) const MAX_LAYERS: usize = 1 << 12;
 
 /// Fields of a `config.json` that the model does not use. They are written back unchanged.
@@ -52,7 +58,8 @@ impl ExtraFields {
         self.0.get("pad_token_id")?.as_u64().and_then(|id| u32::try_from(id).ok())
     }
 
-    /// Returns the names of the fields that hold ids of tokens, such as `pad_token_id`, and are not null.
+    /// Returns the names of the fields that hold ids of tokens, such as `pad_token_id`, and are not
+    /// null.
     pub fn token_fields(&self) -> impl Iterator<Item = &str> {
         let is_of_tokens =
             |name: &str| name.ends_with("_token_id") || LISTS_OF_TOKENS.contains(&name);
@@ -60,7 +67,8 @@ impl ExtraFields {
         given.map(|(name, _)| name.as_str()).filter(move |name| is_of_tokens(name))
     }
 
-    /// Returns the class names in a classifier's `config.json`; `None` if the classes are only numbered.
+    /// Returns the class names in a classifier's `config.json`; `None` if the classes are only
+    /// numbered.
     ///
     /// # Errors
     /// Returns [`ClassNamesError`] if the names do not cover each class from 0 exactly once.
@@ -76,8 +84,8 @@ impl ExtraFields {
         ProblemType::read(&self.0)
     }
 
-    /// Returns the number of outputs of a classifier, as `transformers` reads it: the number of names in `id2label`, or
-    /// else `num_labels`.
+    /// Returns the number of outputs of a classifier, as `transformers` reads it: the number of
+    /// names in `id2label`, or else `num_labels`.
     #[must_use]
     pub fn num_labels(&self) -> Option<usize> {
         match self.0.get(ID2LABEL).and_then(Value::as_object) {
@@ -86,13 +94,15 @@ impl ExtraFields {
         }
     }
 
-    /// Returns whether the fields are from a text classifier of `transformers`, and not from a language model.
+    /// Returns whether the fields are from a text classifier of `transformers`, and not from a
+    /// language model.
     #[must_use]
     pub fn is_sequence_classifier(&self) -> bool {
         is_sequence_classifier(&self.0)
     }
 
-    /// Returns the fields of `generation_config.json`, which holds the special tokens for generation.
+    /// Returns the fields of `generation_config.json`, which holds the special tokens for
+    /// generation.
     pub(crate) fn generation_config(&self) -> Map<String, Value> {
         let mut fields = Map::new();
         // `transformers` marks files that it derives from config.json in this way.
@@ -108,8 +118,8 @@ impl ExtraFields {
     /// Checks the special tokens, which are used for generation.
     ///
     /// # Errors
-    /// Returns [`ModelConfigError::Value`] if a special token is neither a token id nor null. `eos_token_id` may also
-    /// be a list of ids.
+    /// Returns [`ModelConfigError::Value`] if a special token is neither a token id nor null.
+    /// `eos_token_id` may also be a list of ids.
     fn check_token_ids(&self) -> Result<(), ModelConfigError> {
         let is_id = |value: &Value| value.as_u64().is_some_and(|id| u32::try_from(id).is_ok());
         for name in ["bos_token_id", "eos_token_id", "pad_token_id"] {
@@ -125,8 +135,8 @@ impl ExtraFields {
     }
 }
 
-/// Returns whether the fields of a `config.json` are from a text classifier of `transformers`, and not from a language
-/// model.
+/// Returns whether the fields of a `config.json` are from a text classifier of `transformers`, and
+/// not from a language model.
 #[must_use]
 pub fn is_sequence_classifier(fields: &Map<String, Value>) -> bool {
     let all = fields.get("architectures").and_then(Value::as_array).into_iter().flatten();
@@ -140,14 +150,16 @@ pub struct FieldNames {
     pub read: &'static [&'static str],
     /// Aliases of these fields: `(alias, name)`.
     pub aliases: &'static [(&'static str, &'static str)],
-    /// Fields that do not change what the model computes, in addition to the fields that are harmless in any model.
+    /// Fields that do not change what the model computes, in addition to the fields that are
+    /// harmless in any model.
     pub harmless: &'static [&'static str],
     /// Fields that change nothing at one value, in addition to the fixed fields of any model.
     pub fixed: &'static [FixedField],
 }
 
 impl FieldNames {
-    /// Replaces aliases by the main names of the fields. Both names may be present if their values are equal.
+    /// Replaces aliases by the main names of the fields. Both names may be present if their values
+    /// are equal.
     ///
     /// # Errors
     /// Returns [`ModelConfigError::Conflict`] if both names are given with different values.
@@ -168,7 +180,8 @@ impl FieldNames {
         Ok(fields)
     }
 
-    /// Returns the fields of a config with `overrides` applied. Null removes a field that the model does not know.
+    /// Returns the fields of a config with `overrides` applied. Null removes a field that the model
+    /// does not know.
     ///
     /// # Errors
     /// Returns an error if neither the model nor the config has a field with this name.
@@ -235,9 +248,9 @@ impl FieldNames {
 
     /// Returns whether `name` looks like a misspelt field of the model.
     ///
-    /// Names are compared by their optimal string alignment distance, which counts insertions, deletions, substitutions
-    /// and transpositions of adjacent letters. The maximum distance is 1 for names with fewer than 8 letters and 2 for
-    /// longer names.
+    /// Names are compared by their optimal string alignment distance, which counts insertions,
+    /// deletions, substitutions and transpositions of adjacent letters. The maximum distance is 1
+    /// for names with fewer than 8 letters and 2 for longer names.
     fn is_misspelt(self, name: &str) -> bool {
         let allowed = if name.len() < 8 { 1 } else { 2 };
         let aliases = self.aliases.iter().map(|(alias, _)| alias);
@@ -251,10 +264,11 @@ impl FieldNames {
         ModelConfigError::Unknown { hint: self.nearest(&name), name, value }
     }
 
-    /// Returns "; did you mean `x`?" with the known name that is most similar to `name`. If no name is similar, returns
-    /// a list of all names that the model reads.
+    /// Returns "; did you mean `x`?" with the known name that is most similar to `name`. If no name
+    /// is similar, returns a list of all names that the model reads.
     ///
-    /// Names are compared by Jaro-Winkler similarity, which favours a common prefix. The similarity must exceed 0.8.
+    /// Names are compared by Jaro-Winkler similarity, which favors a common prefix. The similarity
+    /// must exceed 0.8.
     fn nearest(self, name: &str) -> String {
         let aliases = self.aliases.iter().map(|(alias, _)| alias);
         let known = self.read.iter().chain(aliases).chain(self.harmless).chain(HARMLESS);
@@ -286,7 +300,8 @@ impl ConfigFields {
         model_type: &str,
     ) -> Result<Self, ModelConfigError> {
         let fields = names.canonical(fields)?;
-        // Old files have no `model_type`. Another type means another model, whose fields would be misinterpreted.
+        // Old files have no `model_type`. Another type means another model, whose fields would be
+        // misinterpreted.
         match fields.get("model_type") {
             None => {}
             Some(Value::String(kind)) if kind == model_type => {}
@@ -310,7 +325,8 @@ impl ConfigFields {
     /// Takes the value of a field, or returns `default` if the field is missing.
     ///
     /// # Errors
-    /// Returns [`ModelConfigError::Value`] if `read` rejects the value; `rule` describes the accepted values.
+    /// Returns [`ModelConfigError::Value`] if `read` rejects the value; `rule` describes the
+    /// accepted values.
     pub fn take<T>(
         &mut self,
         name: &'static str,
@@ -375,7 +391,8 @@ impl ConfigFields {
         self.take(name, default, "true or false", Value::as_bool)
     }
 
-    /// Returns the remaining fields, which the model does not read, without fixed fields that change nothing.
+    /// Returns the remaining fields, which the model does not read, without fixed fields that
+    /// change nothing.
     ///
     /// # Errors
     /// Returns an error if a special token is not a token id.

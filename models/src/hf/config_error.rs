@@ -21,7 +21,8 @@ pub enum ModelConfigError {
         name: String,
         /// Its value, as JSON.
         value: String,
-        /// "; did you mean ..?" with the nearest known name, or the list of all names that the model reads.
+        /// "; did you mean ..?" with the nearest known name, or the list of all names that the
+        /// model reads.
         hint: String,
     },
     /// The model does not read this field, which may change what the model computes.
@@ -73,8 +74,8 @@ pub enum ModelConfigError {
 
 /// Constructors that are shared by the models, and the field of an error.
 impl ModelConfigError {
-    /// Returns the field that the model does not read or support, and that an override can therefore remove or replace;
-    /// `None` for an error of another kind.
+    /// Returns the field that the model does not read or support, and that an override can
+    /// therefore remove or replace; `None` for an error of another kind.
     #[must_use]
     pub fn unsupported_field(&self) -> Option<&str> {
         match self {
@@ -84,13 +85,14 @@ impl ModelConfigError {
         }
     }
 
-    /// Returns the error for a value that violates `rule`, the end of a sentence that starts with "it must be".
+    /// Returns the error for a value that violates `rule`, the end of a sentence that starts with
+    /// "it must be".
     pub(crate) fn value(name: &'static str, value: impl ToString, rule: impl Into<String>) -> Self {
         Self::Value { name, value: value.to_string(), rule: rule.into() }
     }
 
-    /// Returns the error for a value that `accepts` rejects, like [`value`](Self::value). It proposes a number or a
-    /// boolean in quotes without them, if `accepts` accepts it then.
+    /// Returns the error for a value that `accepts` rejects, like [`value`](Self::value). It
+    /// proposes a number or a boolean in quotes without them, if `accepts` accepts it then.
     pub(super) fn mistyped(
         name: &'static str,
         value: &Value,

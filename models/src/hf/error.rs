@@ -60,8 +60,7 @@ pub enum ModelFolderError {
     NoWeights {
         /// The folder.
         folder: PathBuf,
-        /// What the folder contains instead and how to fix it; empty if
-        /// unknown.
+        /// What the folder contains instead and how to fix it; empty if unknown.
         hint: String,
     },
     /// A file has an invalid format.
@@ -119,14 +118,14 @@ fn remedy_of_overflow(float: FloatType) -> &'static str {
     }
 }
 
-/// The number of problems that a message shows: the tensors of one layer. Of more, it shows the first ones and the last
-/// one.
+/// The number of problems that a message shows: the tensors of one layer. Of more, it shows the
+/// first ones and the last one.
 const SHOWN: usize = 12;
 
 /// Joins the problems of tensors into one line.
 ///
-/// A wrong config can cause a problem in every tensor. Missing tensors come first and unknown ones last, so the first
-/// problems and the last one show both.
+/// A wrong config can cause a problem in every tensor. Missing tensors come first and unknown ones
+/// last, so the first problems and the last one show both.
 fn listed(problems: &[TensorProblem]) -> String {
     let joined = |problems: &[TensorProblem]| {
         problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")

@@ -1,6 +1,7 @@
 //! The contents of a model folder except the weights.
 //!
-//! Main type: [`HfExport`]. It is stored as JSON in training checkpoints, with the map of the weights.
+//! Main type: [`HfExport`]. It is stored as JSON in training checkpoints, with the map of the
+//! weights.
 
 use std::collections::BTreeMap;
 
@@ -11,8 +12,8 @@ use serde_json::{Map, Value, json};
 
 use super::writer::JsonFiles;
 
-/// The JSON files of a Hugging Face model folder, and the map of its weights. It is stored in training checkpoints, so
-/// that a checkpoint can be exported without the model.
+/// The JSON files of a Hugging Face model folder, and the map of its weights. It is stored in
+/// training checkpoints, so that a checkpoint can be exported without the model.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct HfExport {
     /// The map of the weights.
@@ -28,14 +29,15 @@ enum StoredMap {
     /// The complete map.
     #[serde(rename = "weight_map")]
     Complete(WeightMap),
-    /// Tensor names by module path, for parameters whose tensor name differs from the module path. Earlier versions
-    /// stored only names, because all parameters were stored as in the module.
+    /// Tensor names by module path, for parameters whose tensor name differs from the module path.
+    /// Earlier versions stored only names, because all parameters were stored as in the module.
     #[serde(rename = "names")]
     Names(BTreeMap<String, String>),
 }
 
 impl HfExport {
-    /// Returns an export. The origins of the values are not stored, because a checkpoint contains the values.
+    /// Returns an export. The origins of the values are not stored, because a checkpoint contains
+    /// the values.
     pub(crate) fn new(map: WeightMap, documents: JsonFiles) -> Self {
         let map = map.with_origins(|weight| match weight.origin() {
             Origin::Tied { .. } => None,
@@ -51,8 +53,9 @@ impl HfExport {
         self.documents.insert(name.to_owned(), fields);
     }
 
-    /// Returns the map of the weights. `as_trained` is the map of a checkpoint that stores tensors under their module
-    /// paths. It is only used for checkpoints of earlier versions, which do not contain the map of the model.
+    /// Returns the map of the weights. `as_trained` is the map of a checkpoint that stores tensors
+    /// under their module paths. It is only used for checkpoints of earlier versions, which do not
+    /// contain the map of the model.
     ///
     /// # Errors
     /// Returns an error if two parameters of an earlier checkpoint have the same name.

@@ -1,8 +1,10 @@
-//! The `generation_config.json` of a model folder, which configures text generation in `transformers`.
+//! The `generation_config.json` of a model folder, which configures text generation in
+//! `transformers`.
 //!
-//! Main type: [`GenerationConfig`]. Its `eos_token_id` replaces the one in `config.json`, as in `transformers`.
-//! [`GenerationValues`] are the defaults of options. All other fields are kept, so that fine-tuning can export the file
-//! unchanged. [`GenerationConfig::unapplied`] lists those that change what `transformers` generates.
+//! Main type: [`GenerationConfig`]. Its `eos_token_id` replaces the one in `config.json`, as in
+//! `transformers`. [`GenerationValues`] are the defaults of options. All other fields are kept, so
+//! that fine-tuning can export the file unchanged. [`GenerationConfig::unapplied`] lists those that
+//! change what `transformers` generates.
 
 use std::path::Path;
 
@@ -80,11 +82,12 @@ const WITHOUT_EFFECT: [&str; 32] = [
     "use_cache",
 ];
 
-/// Values that decide how tokens are chosen, and how many. `None` stands for a field that is absent or null. Ranges are
-/// not checked.
+/// Values that decide how tokens are chosen, and how many. `None` stands for a field that is absent
+/// or null. Ranges are not checked.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct GenerationValues {
-    /// Whether tokens are sampled. If they are, `top_k` is [`DEFAULT_TOP_K`] unless the field is present.
+    /// Whether tokens are sampled. If they are, `top_k` is [`DEFAULT_TOP_K`] unless the field is
+    /// present.
     pub do_sample: Option<bool>,
     /// The divisor of the logits.
     pub temperature: Option<f64>,
@@ -160,8 +163,9 @@ impl GenerationConfig {
     /// Reads the file in a model folder. Returns `None` if the folder does not have one.
     ///
     /// # Errors
-    /// Returns [`ModelFolderError`] naming the file if it cannot be read, is not a JSON object, or has a field of another
-    /// type, such as an `eos_token_id` that is neither a token id, a list of token ids nor null.
+    /// Returns [`ModelFolderError`] naming the file if it cannot be read, is not a JSON object, or
+    /// has a field of another type, such as an `eos_token_id` that is neither a token id, a list of
+    /// token ids nor null.
     pub fn read(folder: &Path) -> Result<Option<Self>, ModelFolderError> {
         let path = folder.join(GENERATION_CONFIG);
         if !path.exists() {
@@ -206,11 +210,12 @@ impl GenerationConfig {
         &self.fields
     }
 
-    /// Returns the names of the fields that change what `transformers` generates, except for the end tokens, for
-    /// [`GenerationValues`] and for `given`, the fields that options of the caller replace.
+    /// Returns the names of the fields that change what `transformers` generates, except for the
+    /// end tokens, for [`GenerationValues`] and for `given`, the fields that options of the caller
+    /// replace.
     ///
-    /// `samples` is whether the caller samples. Fields of sampling have an effect only then. Unknown fields are listed,
-    /// because they might have an effect.
+    /// `samples` is whether the caller samples. Fields of sampling have an effect only then.
+    /// Unknown fields are listed, because they might have an effect.
     #[must_use]
     pub fn unapplied(&self, given: &[&str], samples: bool) -> Vec<&str> {
         let changes = |name: &str, value: &Value| {

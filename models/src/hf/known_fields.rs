@@ -1,11 +1,11 @@
 //! The fields of a `config.json` that a model knows but does not read.
 //!
-//! Main types: [`HARMLESS`], the fields of `transformers` that never change what a model computes, and [`FixedField`], a
-//! field that changes nothing at one value. A model adds its own fields of both kinds to these. All other fields may
-//! change what the model computes.
+//! Main types: [`HARMLESS`], the fields of `transformers` that never change what a model computes,
+//! and [`FixedField`], a field that changes nothing at one value. A model adds its own fields of
+//! both kinds to these. All other fields may change what the model computes.
 //!
-//! The lists cover what `transformers` 2 to 5 write for any model (`PretrainedConfig` and the defaults of generation),
-//! and what other programs add to a file.
+//! The lists cover what `transformers` 2 to 5 write for any model (`PretrainedConfig` and the
+//! defaults of generation), and what other programs add to a file.
 
 use serde_json::Value;
 
@@ -58,12 +58,13 @@ pub(crate) const FIXED: &[FixedField] = &[
     off("output_hidden_states", "hidden states are not returned; set it to false"),
     off("per_layer_config", "all blocks share one configuration; set it to null"),
     off("pruned_heads", "pruned heads are not supported; export the whole model"),
-    off("quantization_config", "quantised weights are not supported; dequantise and save again"),
+    off("quantization_config", "quantized weights are not supported; dequantize and save again"),
     off("tie_encoder_decoder", "this is a decoder on its own; set it to false"),
 ];
 
-/// Fields that do not change what a model computes: the origin of the file, the type of the weights, labels, special
-/// tokens, defaults of generation, and settings of implementations that compute the same.
+/// Fields that do not change what a model computes: the origin of the file, the type of the
+/// weights, labels, special tokens, defaults of generation, and settings of implementations that
+/// compute the same.
 pub(crate) const HARMLESS: &[&str] = &[
     // The file and its origin.
     "_commit_hash",
@@ -97,8 +98,8 @@ pub(crate) const HARMLESS: &[&str] = &[
     "pad_token_id",
     "sep_token_id",
     "unk_token_id",
-    // Implementations, and the form of the results. A decoder without cross-attention computes the same with
-    // `is_decoder`.
+    // Implementations, and the form of the results. A decoder without cross-attention computes the
+    // same with `is_decoder`.
     "_attn_implementation",
     "_attn_implementation_autoset",
     "_attn_implementation_internal",

@@ -1,12 +1,13 @@
 //! New rows of an embedding or an output layer, for a vocabulary that is larger than the file's.
 //!
-//! `transformers` (`resize_token_embeddings` with `mean_resizing`) draws the rows of new tokens from a normal
-//! distribution around the mean of the existing rows, with a covariance of 1e-9 times theirs. Here they are the mean
-//! itself, so that they need no seed. A new token then has an average probability, where a random row could have a high
-//! one (Hewitt, "Initializing New Word Embeddings for Pretrained Language Models", 2021).
+//! `transformers` (`resize_token_embeddings` with `mean_resizing`) draws the rows of new tokens
+//! from a normal distribution around the mean of the existing rows, with a covariance of 1e-9 times
+//! theirs. Here they are the mean itself, so that they need no seed. A new token then has an
+//! average probability, where a random row could have a high one (Hewitt, "Initializing New Word
+//! Embeddings for Pretrained Language Models", 2021).
 
-/// Appends `new_rows` rows to a row-major matrix of `width` columns. Each is the mean of the existing rows, computed in
-/// f64 and rounded once.
+/// Appends `new_rows` rows to a row-major matrix of `width` columns. Each is the mean of the
+/// existing rows, computed in f64 and rounded once.
 pub(crate) fn append_mean_rows(values: &mut Vec<f32>, width: usize, new_rows: usize) {
     if new_rows == 0 || width == 0 || values.is_empty() {
         return;

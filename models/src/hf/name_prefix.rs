@@ -1,15 +1,16 @@
 //! Prefixes that wrappers add to tensor names.
 //!
-//! PyTorch names a tensor by the attributes that lead to it. If a model is saved from inside a wrapper, for example
-//! `DistributedDataParallel`, every name starts with the attribute in which the wrapper stores the model:
+//! PyTorch names a tensor by the attributes that lead to it. If a model is saved from inside a
+//! wrapper, for example `DistributedDataParallel`, every name starts with the attribute in which
+//! the wrapper stores the model:
 //!
 //! ```text
 //! transformer.h.0.ln_1.weight                     the name in `transformers`
 //! module._orig_mod.transformer.h.0.ln_1.weight    the same tensor, saved from DDP around a compiled model
 //! ```
 //!
-//! Main function: [`find_prefix`]. A prefix of known wrappers is removed. Any other prefix is an error, because the
-//! model may be one of several in the file.
+//! Main function: [`find_prefix`]. A prefix of known wrappers is removed. Any other prefix is an
+//! error, because the model may be one of several in the file.
 
 use std::collections::BTreeMap;
 
@@ -30,8 +31,8 @@ const WRAPPERS: [&str; 7] = [
     "model.",
 ];
 
-/// Attributes of wrappers around single layers, which are in the middle of names: nested FSDP, activation checkpointing
-/// and compiled layers.
+/// Attributes of wrappers around single layers, which are in the middle of names: nested FSDP,
+/// activation checkpointing and compiled layers.
 const LAYER_WRAPPERS: [&str; 3] =
     ["_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod"];
 
@@ -39,12 +40,15 @@ const LAYER_WRAPPERS: [&str; 3] =
 const ADAPTER_PARTS: [&str; 4] =
     [".lora_A.", ".lora_B.", ".lora_embedding_A", ".lora_magnitude_vector"];
 
-/// Returns the prefix that all of the model's tensors have in addition to their own names; empty if there is none.
+/// Returns the prefix that all of the model's tensors have in addition to their own names; empty if
+/// there is none.
 ///
-/// `is_own` returns whether a name without a prefix belongs to a parameter of the model. Other names are ignored.
+/// `is_own` returns whether a name without a prefix belongs to a parameter of the model. Other
+/// names are ignored.
 ///
 /// # Errors
-/// Returns the reason as text if the tensors have different prefixes, or a prefix that is not one of [`WRAPPERS`].
+/// Returns the reason as text if the tensors have different prefixes, or a prefix that is not one
+/// of [`WRAPPERS`].
 pub(crate) fn find_prefix<'n>(
     names: impl Iterator<Item = &'n str>,
     is_own: impl Fn(&str) -> bool,
@@ -79,7 +83,8 @@ pub(crate) fn find_prefix<'n>(
     }
 }
 
-/// Returns a name without the attributes of wrappers around layers. A wrapper at the start is a prefix and stays.
+/// Returns a name without the attributes of wrappers around layers. A wrapper at the start is a
+/// prefix and stays.
 pub(crate) fn without_layer_wrappers(name: &str) -> String {
     let parts = name.split('.').enumerate();
     let own = parts.filter(|(at, part)| *at == 0 || !LAYER_WRAPPERS.contains(part));
@@ -160,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn adapters_are_recognised() {
+    fn adapters_are_recognized() {
         let name = "base_model.model.transformer.h.0.attn.c_attn.lora_A.default.weight";
         let reason = adapter_in(["wte", name].into_iter()).unwrap();
         assert!(reason.contains(name) && reason.contains("deepburn merge"), "{reason}");

@@ -1,8 +1,8 @@
 //! A parameter's path and shape.
 //!
 //! Main type: [`ParameterShape`]. The list of a model's parameters follows from its
-//! [`WeightMap`](deepburn_weights::WeightMap). It is used to count parameters and to estimate memory. A test of each
-//! model compares the list with the parameters of the module.
+//! [`WeightMap`](deepburn_weights::WeightMap). It is used to count parameters and to estimate
+//! memory. A test of each model compares the list with the parameters of the module.
 
 use deepburn_weights::{Origin, Weight};
 
@@ -11,7 +11,8 @@ use deepburn_weights::{Origin, Weight};
 pub struct ParameterShape {
     /// The path in the Burn module: field names and indices, joined by dots.
     pub path: String,
-    /// The shape. Projections have shape `[in, out]`; embeddings and the head have shape `[vocab, width]`.
+    /// The shape. Projections have shape `[in, out]`; embeddings and the head have shape
+    /// `[vocab, width]`.
     pub shape: Vec<usize>,
     /// Whether it is never trained, because the model has an adapter.
     pub is_frozen: bool,

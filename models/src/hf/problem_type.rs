@@ -38,7 +38,8 @@ impl ProblemType {
         }
     }
 
-    /// Returns whether a text has one class. This is the only type that older versions of the program have.
+    /// Returns whether a text has one class. This is the only type that older versions of the
+    /// program have.
     #[must_use]
     pub fn is_single_label(&self) -> bool {
         *self == Self::SingleLabelClassification

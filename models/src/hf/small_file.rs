@@ -10,16 +10,18 @@ use serde_json::{Map, Value};
 
 use super::config_error::ModelConfigError;
 
-/// The maximum file size in bytes. The index of a model with a thousand layers has a tenth of this size.
+/// The maximum file size in bytes. The index of a model with a thousand layers has a tenth of this
+/// size.
 const MAX_BYTES: u64 = 16 << 20;
 
 /// Reads a small text file.
 ///
 /// # Errors
-/// Returns an error if the file cannot be read, is not UTF-8, is larger than 16 MiB or is not a regular file. Reading a
-/// pipe could block forever, and reading a device could exhaust memory.
+/// Returns an error if the file cannot be read, is not UTF-8, is larger than 16 MiB or is not a
+/// regular file. Reading a pipe could block forever, and reading a device could exhaust memory.
 pub fn read_small_file(path: &Path) -> io::Result<String> {
-    // The file type is checked before the file is opened, because opening a pipe blocks until it has a writer.
+    // The file type is checked before the file is opened, because opening a pipe blocks until it
+    // has a writer.
     if !fs::metadata(path)?.is_file() {
         return Err(io::Error::other("it is not a regular file; give a file or a folder"));
     }

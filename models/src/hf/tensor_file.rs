@@ -1,8 +1,8 @@
 //! One safetensors file, opened for reading tensor by tensor.
 //!
-//! Main type: [`TensorFile`]. The whole header is validated when the file is opened: lengths, offsets, overlaps and the
-//! file size. Tensors are read in blocks, so the file is never loaded into memory as a whole. See the format at
-//! <https://github.com/huggingface/safetensors>.
+//! Main type: [`TensorFile`]. The whole header is validated when the file is opened: lengths,
+//! offsets, overlaps and the file size. Tensors are read in blocks, so the file is never loaded
+//! into memory as a whole. See the format at <https://github.com/huggingface/safetensors>.
 //!
 //! ```text
 //! 8 bytes    N, the length of the header: little-endian, u64
@@ -43,11 +43,13 @@ impl TensorFile {
     /// Opens the file and checks its header against its size.
     ///
     /// # Errors
-    /// Returns [`ModelFolderError::Format`] if the file has another format or is truncated, or an I/O error.
+    /// Returns [`ModelFolderError::Format`] if the file has another format or is truncated, or an
+    /// I/O error.
     pub(crate) fn open(path: &Path) -> Result<Self, ModelFolderError> {
         let io = |source| ModelFolderError::io("open", path, source);
         let format = |reason: String| ModelFolderError::Format { path: path.to_owned(), reason };
-        // The file type is checked before the file is opened, because opening a pipe blocks until it has a writer.
+        // The file type is checked before the file is opened, because opening a pipe blocks until
+        // it has a writer.
         if !fs::metadata(path).map_err(io)?.is_file() {
             return Err(format("it is not a regular file".into()));
         }
@@ -98,8 +100,8 @@ impl TensorFile {
         self.header.info(name)
     }
 
-    /// Reads the elements `range` of a tensor in flat order, converts them to f32 and appends them to `values`. The
-    /// element type must be one that [`float_type`] supports.
+    /// Reads the elements `range` of a tensor in flat order, converts them to f32 and appends them
+    /// to `values`. The element type must be one that [`float_type`] supports.
     ///
     /// Uses a buffer of 1 MiB in addition to the values.
     ///

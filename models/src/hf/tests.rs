@@ -1,7 +1,8 @@
-//! Tests of maps of decoder models, whose files store `[out, in]` matrices, and separate or fused projections.
+//! Tests of maps of decoder models, whose files store `[out, in]` matrices, and separate or fused
+//! projections.
 //!
-//! The folders of real models are in `golden/llm/models` beside the folder that `DEEPBURN_TEST_DATA` names. Without the
-//! variable, only the generated folder is tested.
+//! The folders of real models are in `golden/llm/models` beside the folder that
+//! `DEEPBURN_TEST_DATA` names. Without the variable, only the generated folder is tested.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -108,7 +109,8 @@ fn turned(path: String, components: Vec<Component>) -> Weight {
     Weight::new(path, Composition::join(axis, components.into_iter().map(turn).collect()).unwrap())
 }
 
-/// Returns the parameters of projections that have the same input, whose tensors in files are separate or fused.
+/// Returns the parameters of projections that have the same input, whose tensors in files are
+/// separate or fused.
 fn projections(
     files: &BTreeMap<String, Stored>,
     fused: &str,
@@ -140,7 +142,8 @@ fn projections(
     }
 }
 
-/// Reads all parameters of a folder and writes them to another folder. All tensors must have the same bytes.
+/// Reads all parameters of a folder and writes them to another folder. All tensors must have the
+/// same bytes.
 fn round_trip(folder: &Path, module: Module) {
     let config = fs::read_to_string(folder.join("config.json")).unwrap();
     let config: Value = serde_json::from_str(&config).unwrap();

@@ -1,15 +1,16 @@
 //! The weights of a model folder.
 //!
-//! Main type: [`Weights`], which reads `model.safetensors`, or the shards listed in `model.safetensors.index.json`. One
-//! error names all tensors that are missing or unknown, have the wrong shape or type, or contain values that are not
-//! finite. A file is never loaded into memory as a whole.
+//! Main type: [`Weights`], which reads `model.safetensors`, or the shards listed in
+//! `model.safetensors.index.json`. One error names all tensors that are missing or unknown, have
+//! the wrong shape or type, or contain values that are not finite. A file is never loaded into
+//! memory as a whole.
 //!
 //! Names may have the prefix of a wrapper such as DDP, which is removed ([`find_prefix`]).
 //!
-//! There are three checks, and each relies on the previous one. [`Weights::open`] checks the headers of all files.
-//! [`Weights::check_shapes`] compares names, shapes and types with the map of the model. Values are checked while they
-//! are read. Methods that require *checked* tensors rely on the second check. The supported types are F32, F16 and BF16; all
-//! values are converted to f32.
+//! There are three checks, and each relies on the previous one. [`Weights::open`] checks the
+//! headers of all files. [`Weights::check_shapes`] compares names, shapes and types with the map of
+//! the model. Values are checked while they are read. Methods that require *checked* tensors rely
+//! on the second check. The supported types are F32, F16 and BF16; all values are converted to f32.
 //!
 //! The origins in a map say which parameters are read, and which are new or have new rows. A folder
 //! may repeat a tied parameter under its other names.
@@ -65,12 +66,12 @@ struct Index {
 }
 
 impl Weights {
-    /// Reads the headers of a folder's weight files, but not the weights. `others` are names of tensors that the files
-    /// may contain in addition to the tensors of `map`.
+    /// Reads the headers of a folder's weight files, but not the weights. `others` are names of
+    /// tensors that the files may contain in addition to the tensors of `map`.
     ///
     /// # Errors
-    /// Returns an error if a file is missing, unreadable or malformed, a tensor occurs twice, tensor names have an
-    /// unknown prefix, or the weights are a LoRA adapter.
+    /// Returns an error if a file is missing, unreadable or malformed, a tensor occurs twice,
+    /// tensor names have an unknown prefix, or the weights are a LoRA adapter.
     pub(crate) fn open(
         folder: &Path,
         map: WeightMap,
@@ -106,7 +107,8 @@ impl Weights {
         Ok(Self { folder: folder.to_owned(), map, prefix, files, tensors })
     }
 
-    /// Opens a file of weights that is not the `model.safetensors` of a folder. Names have no prefix.
+    /// Opens a file of weights that is not the `model.safetensors` of a folder. Names have no
+    /// prefix.
     ///
     /// # Errors
     /// Returns an error if the file is unreadable or malformed.
@@ -149,11 +151,12 @@ impl Weights {
         self.info(self.tensors.get(name)?)?.shape.first().copied()
     }
 
-    /// Reads a parameter and removes its tensors from the list of tensors. Returns `None` if there is none of them.
+    /// Reads a parameter and removes its tensors from the list of tensors. Returns `None` if there
+    /// is none of them.
     ///
     /// # Errors
-    /// Returns [`ModelFolderError::Tensors`] if a tensor is not a finite float tensor of the expected shape, or an I/O
-    /// error.
+    /// Returns [`ModelFolderError::Tensors`] if a tensor is not a finite float tensor of the
+    /// expected shape, or an I/O error.
     pub(crate) fn take(&mut self, weight: &Weight) -> Result<Option<Vec<f32>>, ModelFolderError> {
         let components = weight.composition().components();
         if !components.iter().any(|component| self.contains(&component.name)) {
@@ -167,8 +170,8 @@ impl Weights {
     /// Reads a parameter.
     ///
     /// # Errors
-    /// Returns [`ModelFolderError::Tensors`] if a tensor is missing or is not a finite float tensor of the expected
-    /// shape, or an I/O error.
+    /// Returns [`ModelFolderError::Tensors`] if a tensor is missing or is not a finite float tensor
+    /// of the expected shape, or an I/O error.
     pub(crate) fn read_required(&mut self, weight: &Weight) -> Result<Vec<f32>, ModelFolderError> {
         self.require(weight)?;
         let values = read_weight(weight, &mut self.files, &self.tensors)?;
@@ -189,12 +192,12 @@ impl Weights {
         )
     }
 
-    /// Checks that the names, shapes and types of all tensors match `map`, which is used from then on. The files may
-    /// contain copies of tied parameters.
+    /// Checks that the names, shapes and types of all tensors match `map`, which is used from then
+    /// on. The files may contain copies of tied parameters.
     ///
     /// # Errors
-    /// Returns [`ModelFolderError::Tensors`] naming all tensors that are missing, unknown, or have the wrong shape or
-    /// type.
+    /// Returns [`ModelFolderError::Tensors`] naming all tensors that are missing, unknown, or have
+    /// the wrong shape or type.
     pub(crate) fn check_shapes(&mut self, map: WeightMap) -> Result<(), ModelFolderError> {
         self.map = map;
         let stored = self.map.stored_tensors().iter();
@@ -220,11 +223,12 @@ impl Weights {
         self.refuse(problems)
     }
 
-    /// Reads all tensors of the map, which must be checked tensors, and checks that their values are finite. The values
-    /// are not kept in memory. Uses 8 MiB of memory.
+    /// Reads all tensors of the map, which must be checked tensors, and checks that their values
+    /// are finite. The values are not kept in memory. Uses 8 MiB of memory.
     ///
     /// # Errors
-    /// Returns [`ModelFolderError::Tensors`] naming every tensor that is not finite, or an I/O error.
+    /// Returns [`ModelFolderError::Tensors`] naming every tensor that is not finite, or an I/O
+    /// error.
     pub(crate) fn check_values(&mut self) -> Result<(), ModelFolderError> {
         let mut problems = Vec::new();
         let Self { map, files, tensors, .. } = self;
@@ -241,11 +245,12 @@ impl Weights {
         self.refuse(problems)
     }
 
-    /// Loads the weights, which must be checked tensors, into a module. In addition to the module, one tensor is in
-    /// memory at a time.
+    /// Loads the weights, which must be checked tensors, into a module. In addition to the module,
+    /// one tensor is in memory at a time.
     ///
     /// # Errors
-    /// Returns [`ModelFolderError::Tensors`] naming every tensor that is not finite, or an I/O error.
+    /// Returns [`ModelFolderError::Tensors`] naming every tensor that is not finite, or an I/O
+    /// error.
     pub(crate) fn fill<B: Backend, M: Module<B>>(
         &mut self,
         module: M,
@@ -262,20 +267,21 @@ impl Weights {
 
     /// Returns a function that reads a checked tensor when it is first used.
     ///
-    /// If a weight cannot be read or is not finite, the function panics with the error message, because Burn's lazy
-    /// parameters cannot return errors. Sharded training converts the panic to an error. The function can be called
-    /// from several threads; reads are serialised by a lock.
+    /// If a weight cannot be read or is not finite, the function panics with the error message,
+    /// because Burn's lazy parameters cannot return errors. Sharded training converts the panic to
+    /// an error. The function can be called from several threads; reads are serialized by a lock.
     pub(crate) fn into_reader(self) -> Arc<ReadWeights> {
         let weights = Mutex::new(self);
         Arc::new(move |path: &str| {
-            // The lock is poisoned if an earlier read panicked. The data is still consistent, because each read starts
-            // with a seek.
+            // The lock is poisoned if an earlier read panicked. The data is still consistent,
+            // because each read starts with a seek.
             let mut weights = weights.lock().unwrap_or_else(PoisonError::into_inner);
             weights.read_finite(path).unwrap_or_else(|error| panic!("{error}"))
         })
     }
 
-    /// Counts the elements in which two checked tensors of equal size differ. The tensors are given by name.
+    /// Counts the elements in which two checked tensors of equal size differ. The tensors are given
+    /// by name.
     ///
     /// NaN is never equal to another value. Uses 8 MiB of memory.
     ///
@@ -302,8 +308,8 @@ impl Weights {
     /// Returns the elements of a tensor in `range`.
     ///
     /// # Errors
-    /// Returns [`ModelFolderError::Tensors`] if the tensor is missing or is not a float tensor of the expected shape, or
-    /// an I/O error.
+    /// Returns [`ModelFolderError::Tensors`] if the tensor is missing or is not a float tensor of
+    /// the expected shape, or an I/O error.
     pub(crate) fn elements(
         &mut self,
         tensor: &StoredTensor,
@@ -484,12 +490,12 @@ fn open_files(folder: &Path) -> Result<Vec<TensorFile>, ModelFolderError> {
     open_shards(folder, &index)
 }
 
-/// Opens the shards of an index. Each listed tensor must be in its shard. Shards must be in the folder of the index,
-/// because an untrusted index must not be able to open other files.
+/// Opens the shards of an index. Each listed tensor must be in its shard. Shards must be in the
+/// folder of the index, because an untrusted index must not be able to open other files.
 ///
 /// # Errors
-/// Returns [`ModelFolderError::Format`] if the index is not JSON, names a file outside the folder, or lists a tensor
-/// that is missing from its shard. Otherwise returns the error of opening a file.
+/// Returns [`ModelFolderError::Format`] if the index is not JSON, names a file outside the folder,
+/// or lists a tensor that is missing from its shard. Otherwise returns the error of opening a file.
 fn open_shards(folder: &Path, index: &Path) -> Result<Vec<TensorFile>, ModelFolderError> {
     let format = |reason| ModelFolderError::Format { path: index.to_owned(), reason };
     let text = read_small_file(index).map_err(|e| ModelFolderError::io("read", index, e))?;
@@ -524,7 +530,8 @@ struct Filler<'a> {
 }
 
 impl Filler<'_> {
-    /// Returns the values of the current parameter. If they are invalid, records the problem and returns `None`.
+    /// Returns the values of the current parameter. If they are invalid, records the problem and
+    /// returns `None`.
     fn values(&mut self) -> Option<Vec<f32>> {
         if self.error.is_some() {
             return None;

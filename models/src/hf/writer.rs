@@ -1,8 +1,9 @@
 //! Writes model folders.
 //!
-//! Main type: [`ModelFolderWriter`]. Tensors are written one at a time and in any order, because the tensors of a
-//! sharded model are gathered one at a time. No tensor is kept in memory. The weight file is renamed to its final name
-//! when it is complete, so readers never see a partial file.
+//! Main type: [`ModelFolderWriter`]. Tensors are written one at a time and in any order, because
+//! the tensors of a sharded model are gathered one at a time. No tensor is kept in memory. The
+//! weight file is renamed to its final name when it is complete, so readers never see a partial
+//! file.
 //!
 //! ```text
 //! create    FOLDER/<temporary name>       the header and space for all tensors
@@ -26,14 +27,14 @@ use super::error::{ModelFolderError, TensorProblem, WEIGHTS};
 /// The number of values that are converted and written at a time.
 const CHUNK: usize = 1 << 18;
 
-/// JSON files stored next to the weights, each with its name and fields. They are written after the weights, because
-/// readers look for `config.json` first and then expect the other files.
+/// JSON files stored next to the weights, each with its name and fields. They are written after the
+/// weights, because readers look for `config.json` first and then expect the other files.
 pub type JsonFiles = Vec<(&'static str, Map<String, Value>)>;
 
 /// A writer for a model folder.
 ///
-/// If it is dropped before [`ModelFolderWriter::finish`], the partial file is removed, and so is the folder if it is
-/// empty.
+/// If it is dropped before [`ModelFolderWriter::finish`], the partial file is removed, and so is
+/// the folder if it is empty.
 #[derive(Debug)]
 pub struct ModelFolderWriter {
     /// The folder that is written.
@@ -53,7 +54,8 @@ pub struct ModelFolderWriter {
 }
 
 impl ModelFolderWriter {
-    /// Starts writing a folder with the tensors of a map and these JSON files. The folder is created if it does not exist.
+    /// Starts writing a folder with the tensors of a map and these JSON files. The folder is
+    /// created if it does not exist.
     ///
     /// # Errors
     /// Returns [`ModelFolderError::Io`] if the folder cannot be written to.
@@ -94,12 +96,13 @@ impl ModelFolderWriter {
         self.documents.push((name, fields));
     }
 
-    /// Writes the parameter at a module path. `data` can have any float type. Values that are already infinite or NaN
-    /// are written as they are, with a warning that names the tensor.
+    /// Writes the parameter at a module path. `data` can have any float type. Values that are
+    /// already infinite or NaN are written as they are, with a warning that names the tensor.
     ///
     /// # Errors
-    /// Returns [`ModelFolderError::Tensors`] if the model has no such parameter, the parameter was already written or
-    /// its shape is wrong, [`ModelFolderError::Overflow`] if a finite value would become infinite, or an I/O error.
+    /// Returns [`ModelFolderError::Tensors`] if the model has no such parameter, the parameter was
+    /// already written or its shape is wrong, [`ModelFolderError::Overflow`] if a finite value
+    /// would become infinite, or an I/O error.
     pub fn write(&mut self, path: &str, data: TensorData) -> Result<(), ModelFolderError> {
         let found = format!("{:?} of {:?}", data.shape.to_vec(), data.dtype);
         let Some(weight) = self.pending.get(path) else {
@@ -138,10 +141,12 @@ impl ModelFolderWriter {
         Ok(())
     }
 
-    /// Renames the weight file to its final name, then writes `config.json` and the other JSON files.
+    /// Renames the weight file to its final name, then writes `config.json` and the other JSON
+    /// files.
     ///
     /// # Errors
-    /// Returns [`ModelFolderError::Tensors`] naming every parameter that was not written, or an I/O error.
+    /// Returns [`ModelFolderError::Tensors`] naming every parameter that was not written, or an I/O
+    /// error.
     pub fn finish(mut self) -> Result<(), ModelFolderError> {
         if !self.pending.is_empty() {
             let missing = |weight: &Weight| TensorProblem {
@@ -165,7 +170,8 @@ impl ModelFolderWriter {
 
     /// Returns an error for one tensor.
     ///
-    /// `name` is the tensor's name in the file, or the module path of a parameter that the model does not have.
+    /// `name` is the tensor's name in the file, or the module path of a parameter that the model
+    /// does not have.
     fn problem(&self, name: String, expected: String, found: String) -> ModelFolderError {
         let problems = vec![TensorProblem { name, expected, found }];
         ModelFolderError::Tensors { folder: self.folder.clone(), problems }
@@ -182,7 +188,8 @@ impl Drop for ModelFolderWriter {
     }
 }
 
-/// Returns the largest magnitude of the finite values in f64 `data` if it exceeds f32, to which they are converted.
+/// Returns the largest magnitude of the finite values in f64 `data` if it exceeds f32, to which
+/// they are converted.
 fn wide_overflow(data: &TensorData) -> Option<f64> {
     let values = data.as_slice::<f64>().ok()?;
     let finite = values.iter().map(|value| value.abs()).filter(|value| value.is_finite());
@@ -205,8 +212,8 @@ fn write_values(
     Ok(())
 }
 
-/// Returns the header of the file and the offset of each tensor. Tensors are sorted by name, as in files written by
-/// `transformers`.
+/// Returns the header of the file and the offset of each tensor. Tensors are sorted by name, as in
+/// files written by `transformers`.
 fn lay_out(map: &WeightMap, float: FloatType) -> (Header, BTreeMap<String, u64>) {
     let mut tensors: Vec<_> = map.stored_tensors().iter().collect();
     tensors.sort_by_key(|tensor| tensor.name());
@@ -229,7 +236,8 @@ fn write_json(path: &Path, fields: &Map<String, Value>) -> Result<(), ModelFolde
         .map_err(|source| ModelFolderError::io("write", path, source))
 }
 
-/// Returns the temporary path of an incomplete file: a hidden file in the same folder, with the process id in its name.
+/// Returns the temporary path of an incomplete file: a hidden file in the same folder, with the
+/// process id in its name.
 fn unfinished(path: &Path) -> PathBuf {
     let name = path.file_name().map(|name| name.to_string_lossy()).unwrap_or_default();
     path.with_file_name(format!(".{name}.{}.unfinished", std::process::id()))

@@ -1,7 +1,7 @@
 //! Compares adapters with the PEFT library: logits, losses, gradients, files and merged models.
 //!
-//! The adapters and numbers are in `golden/llm/lora` beside the folder that `DEEPBURN_TEST_DATA` names. Without the
-//! variable, the tests are skipped.
+//! The adapters and numbers are in `golden/llm/lora` beside the folder that `DEEPBURN_TEST_DATA`
+//! names. Without the variable, the tests are skipped.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -212,7 +212,8 @@ fn files_are_written_as_peft_writes_them() {
     });
 }
 
-/// Checks that the tensors of a model in `base`, with its adapter merged, are equal to the file in `merged`.
+/// Checks that the tensors of a model in `base`, with its adapter merged, are equal to the file in
+/// `merged`.
 fn check_stored_values(config: &AnyDecoder, base: &Path, merged: &Path) {
     let file = std::fs::read(merged.join("model.safetensors")).unwrap();
     let file = safetensors::SafeTensors::deserialize(&file).unwrap();

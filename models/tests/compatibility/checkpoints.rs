@@ -1,5 +1,5 @@
-//! Tests that checkpoints survive a round trip bit by bit, and that malformed files are rejected with an error that
-//! names them, without a panic and without leaving files behind.
+//! Tests that checkpoints survive a round trip bit by bit, and that malformed files are rejected
+//! with an error that names them, without a panic and without leaving files behind.
 
 use std::fs;
 use std::path::{Path, PathBuf};

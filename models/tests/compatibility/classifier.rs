@@ -12,7 +12,7 @@ use deepburn_models::{Architecture, FloatType, TextBatch, TextClassifier};
 use serde::Deserialize;
 use serde_json::Value;
 
-/// Covers reordered f32 sums of at most 48 products of head weights and normalised values of
+/// Covers reordered f32 sums of at most 48 products of head weights and normalized values of
 /// magnitude 1.
 const TOLERANCE: f32 = 2e-5;
 
@@ -90,7 +90,8 @@ fn logits_match_transformers() {
         assert!((found - expected).abs() < TOLERANCE, "{found} {expected}");
     }
 
-    // `data/label_smoothing.py` stored the loss of `LabelSmoother` for these logits. The last row has no text.
+    // `data/label_smoothing.py` stored the loss of `LabelSmoother` for these logits. The last row
+    // has no text.
     let smoothed: Value =
         serde_json::from_str(include_str!("../data/label_smoothing.json")).unwrap();
     let classes: Vec<i64> = serde_json::from_value(smoothed["classes"].clone()).unwrap();

@@ -1,7 +1,8 @@
-//! Compares Llama and its kin with the `transformers` library: logits, losses, gradients and generated tokens.
+//! Compares Llama and its kin with the `transformers` library: logits, losses, gradients and
+//! generated tokens.
 //!
-//! The models and numbers are in `golden/llm` beside the folder that `DEEPBURN_TEST_DATA` names. Without the variable,
-//! the tests are skipped.
+//! The models and numbers are in `golden/llm` beside the folder that `DEEPBURN_TEST_DATA` names.
+//! Without the variable, the tests are skipped.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -118,15 +119,16 @@ pub(crate) fn check_logits(model: &Decoder<Flex>, numbers: &Value, name: &str) {
     }
 }
 
-/// Returns the mean loss of a batch in the form of the numbers: with labels, and with the positions in documents or a
-/// mask of padding.
+/// Returns the mean loss of a batch in the form of the numbers: with labels, and with the positions
+/// in documents or a mask of padding.
 fn loss<C: DecoderConfig>(config: &C, model: &Decoder<Flex>, batch: &Value) -> f64 {
     let tokens = ids(&batch["input_ids"]);
     let rows = batch["input_ids"].as_array().unwrap().len();
     let length = tokens.len() / rows;
     let labels: Option<Vec<i64>> =
         batch.get("labels").map(|labels| floats(labels).into_iter().map(|id| id as i64).collect());
-    // A token's document starts at its position minus its position in the document. Padding in front is a document.
+    // A token's document starts at its position minus its position in the document. Padding in
+    // front is a document.
     let starts: Option<Vec<usize>> = match (batch.get("position_ids"), batch.get("attention_mask"))
     {
         (Some(positions), _) => {
@@ -155,8 +157,9 @@ fn loss<C: DecoderConfig>(config: &C, model: &Decoder<Flex>, batch: &Value) -> f
     f64::from(model.loss(&batch.unwrap()).mean().into_scalar())
 }
 
-/// Ignores the labels of first tokens after padding, and returns the mean of the other losses. These tokens are predicted
-/// from padding that attends to nothing, for which `transformers` averages all values of the row.
+/// Ignores the labels of first tokens after padding, and returns the mean of the other losses.
+/// These tokens are predicted from padding that attends to nothing, for which `transformers`
+/// averages all values of the row.
 fn without_first_tokens(batch: &mut Value) -> f64 {
     let mut losses = Vec::new();
     for row in 0..batch["input_ids"].as_array().unwrap().len() {
@@ -279,7 +282,8 @@ fn generated_tokens_match_transformers() {
     });
 }
 
-/// Checks that both forms of the `config.json` mean the same model, and that a saved folder has the same tensors.
+/// Checks that both forms of the `config.json` mean the same model, and that a saved folder has the
+/// same tensors.
 fn check_files<C: DecoderConfig>(folder: &Path, _numbers: &Value, name: &str) {
     let (config, model) = load::<C>(folder);
     let newer = folder.join("config.v5.json");

@@ -19,10 +19,11 @@ use serde_json::{Value, json};
 type B = Training<Flex>;
 
 const VOCAB: usize = 37;
-/// The lengths of the documents of each sequence. One is longer than the windows below, and one is a single token.
+/// The lengths of the documents of each sequence. One is longer than the windows below, and one is
+/// a single token.
 const DOCUMENTS: [&[usize]; 2] = [&[13, 1, 5], &[4, 15]];
-/// Of an element of a gradient, relative to the largest element of the parameter. The sums over positions have another
-/// order; the largest difference that was seen is 4e-7.
+/// Of an element of a gradient, relative to the largest element of the parameter. The sums over
+/// positions have another order; the largest difference that was seen is 4e-7.
 const GRADIENT: f64 = 1e-6;
 /// Of the sum of the losses, relative.
 const LOSS: f64 = 1e-6;
@@ -122,7 +123,8 @@ fn like_llama(own: Value) -> Value {
 
 #[test]
 fn documents_are_trained_as_if_alone() {
-    // Learned positions start over too. All models are shorter than a sequence, but not than a document.
+    // Learned positions start over too. All models are shorter than a sequence, but not than a
+    // document.
     check::<Gpt2Config>(json!({
         "vocab_size": VOCAB, "n_positions": 15, "n_embd": 24, "n_layer": 2, "n_head": 3,
         "initializer_range": 0.2, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0,

@@ -1,5 +1,5 @@
-//! Compares models with `transformers` and PyTorch: weights, files and logits. All tests are in one program, because
-//! each additional program would compile the tensor library again.
+//! Compares models with `transformers` and PyTorch: weights, files and logits. All tests are in one
+//! program, because each additional program would compile the tensor library again.
 
 mod adapters;
 mod checkpoints;

@@ -1,6 +1,6 @@
-//! Compares the losses of regression and multi-label classification with `transformers`. `data/problem_types.json`
-//! contains a classification head for the checkpoint `data/tiny`, labels, logits and losses. A test of the programs
-//! compares training steps.
+//! Compares the losses of regression and multi-label classification with `transformers`.
+//! `data/problem_types.json` contains a classification head for the checkpoint `data/tiny`, labels,
+//! logits and losses. A test of the programs compares training steps.
 
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{Tensor, TensorData};

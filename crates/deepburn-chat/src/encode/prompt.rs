@@ -10,13 +10,15 @@ use crate::{ChatContext, Message, Result, Row, Surrounding, TextTokenizer};
 pub struct EncodedPrompt {
     /// The token ids of the prompt, up to the beginning of an answer.
     pub ids: Vec<u32>,
-    /// The text of the row after the prompt. Of a conversation, it is the content of the next message.
+    /// The text of the row after the prompt. Of a conversation, it is the content of the next
+    /// message.
     pub expected: String,
 }
 
 impl<T: TextTokenizer> RowEncoder<T> {
-    /// Returns the prompt of a row: everything before the first answer of the assistant, or before the completion. Returns
-    /// `None` for a text, and for a conversation that has no answer or begins with one.
+    /// Returns the prompt of a row: everything before the first answer of the assistant, or before
+    /// the completion. Returns `None` for a text, and for a conversation that has no answer or
+    /// begins with one.
     ///
     /// # Errors
     /// Returns an error if the template or the tokenizer fails.
@@ -40,8 +42,8 @@ impl<T: TextTokenizer> RowEncoder<T> {
         }
     }
 
-    /// Returns the token ids of a text as a message of the user, up to the beginning of the answer; without a chat template,
-    /// of the text alone.
+    /// Returns the token ids of a text as a message of the user, up to the beginning of the answer;
+    /// without a chat template, of the text alone.
     ///
     /// # Errors
     /// Returns an error if the template or the tokenizer fails.
@@ -70,7 +72,8 @@ impl<T: TextTokenizer> RowEncoder<T> {
     }
 }
 
-/// Returns the content of a message. Calls of tools have fields of their own, which are shown as JSON.
+/// Returns the content of a message. Calls of tools have fields of their own, which are shown as
+/// JSON.
 fn content(message: &Message) -> String {
     match message.fields().get("content") {
         Some(Value::String(text)) => text.clone(),

@@ -1,11 +1,13 @@
-//! What is noticed while rows are encoded. The ids and labels are compared with TRL's in `tests/golden`.
+//! What is noticed while rows are encoded. The ids and labels are compared with TRL's in
+//! `tests/golden`.
 
 use serde_json::{Value, json};
 
 use super::*;
 use crate::Day;
 
-/// A tokenizer with a token for each character, for `<s>` (1), `</s>` (2) and `<a>` (3). It adds `<s>` to texts.
+/// A tokenizer with a token for each character, for `<s>` (1), `</s>` (2) and `<a>` (3). It adds
+/// `<s>` to texts.
 #[derive(Debug)]
 struct Characters;
 

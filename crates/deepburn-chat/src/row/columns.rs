@@ -52,7 +52,8 @@ pub(super) fn optional_text(row: &Map<String, Value>, name: &str) -> Result<Opti
     column(row, name).map(|_| text(row, name)).transpose()
 }
 
-/// Returns an optional column with a list of objects, which may be JSON text. An empty list counts as missing.
+/// Returns an optional column with a list of objects, which may be JSON text. An empty list counts
+/// as missing.
 pub(super) fn objects(row: &Map<String, Value>, name: &str) -> Result<Option<Vec<Value>>> {
     const RULE: &str = "a list of objects, or its JSON text";
     let items = match column(row, name) {

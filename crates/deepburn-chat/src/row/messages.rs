@@ -161,7 +161,8 @@ fn check_names(fields: &Map<String, Value>, field: &str, extra: &[String]) -> Re
     Ok(())
 }
 
-/// Checks that a content is a text or a list of texts, which only messages that call tools or reason can omit.
+/// Checks that a content is a text or a list of texts, which only messages that call tools or
+/// reason can omit.
 fn check_content(fields: &Map<String, Value>, role: &str, field: &str) -> Result<()> {
     let field = format!("{field}.content");
     match fields.get("content") {

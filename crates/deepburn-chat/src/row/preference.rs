@@ -2,8 +2,8 @@
 
 use crate::{ChatError, Message, Result};
 
-/// Divides a common start off two lists of messages, as `extract_prompt` of TRL does. If one list starts with the
-/// other, its last message is not part of the prompt.
+/// Divides a common start off two lists of messages, as `extract_prompt` of TRL does. If one list
+/// starts with the other, its last message is not part of the prompt.
 pub(super) fn common_messages(
     chosen: &[Message],
     rejected: &[Message],

@@ -57,7 +57,8 @@ impl RowReader {
     /// Reads a line of JSON.
     ///
     /// # Errors
-    /// Returns an error if the line is not valid JSON (lone surrogates are not), or as [`RowReader::read`] does.
+    /// Returns an error if the line is not valid JSON (lone surrogates are not), or as
+    /// [`RowReader::read`] does.
     pub fn read_line(&self, line: &str) -> Result<ReadRow> {
         let row = serde_json::from_str(line);
         self.read(

@@ -13,17 +13,19 @@ use super::{invalid, work};
 /// The maximum nesting of tuples in tuples.
 const MAX_TUPLES: usize = 8;
 
-/// How often a text can be read for the work of an item with this text. Most reads are followed by operations that the
-/// engine charges.
+/// How often a text can be read for the work of an item with this text. Most reads are followed by
+/// operations that the engine charges.
 const READS_OF_ITEM: usize = 32;
 
 /// The maximum bytes of a text in a tuple that is repeated.
 const MAX_REPEATED_TEXT: usize = 1024;
 
-/// A list or a dictionary whose walks count as [work](super::work), as do walks of the lists and dictionaries in it.
+/// A list or a dictionary whose walks count as [work](super::work), as do walks of the lists and
+/// dictionaries in it.
 ///
-/// All values that a template reads or stores are counted. A value that contains another one many times, or a list that
-/// is repeated, therefore consists of counted ones, apart from the values of a single expression.
+/// All values that a template reads or stores are counted. A value that contains another one many
+/// times, or a list that is repeated, therefore consists of counted ones, apart from the values of
+/// a single expression.
 pub(super) struct Counted(DynObject);
 
 impl Counted {
@@ -108,8 +110,8 @@ fn of_container(value: Value) -> Value {
     counted(value).unwrap_or_else(Value::from)
 }
 
-/// The filter of values that a template reads or stores: lists and dictionaries become counted ones, and lists that are
-/// computed while they are walked become lists of items.
+/// The filter of values that a template reads or stores: lists and dictionaries become counted
+/// ones, and lists that are computed while they are walked become lists of items.
 ///
 /// # Errors
 /// Returns an error if an item could not be computed, or if tuples are nested too deeply.
@@ -170,7 +172,8 @@ pub(super) fn iterable(value: Value) -> Result<Value, Error> {
     }
 }
 
-/// The filter of values that `*` repeats. The engine compares tuples itself, so long texts in them would not be counted.
+/// The filter of values that `*` repeats. The engine compares tuples itself, so long texts in them
+/// would not be counted.
 ///
 /// # Errors
 /// Returns an error for a tuple that contains a long text or a tuple, and like [`counted`].
@@ -204,7 +207,8 @@ pub(super) fn range(
     counted(minijinja::functions::range(lower, upper, step)?)
 }
 
-/// The filter of values that become attributes of a namespace. A namespace in itself would be walked without an end.
+/// The filter of values that become attributes of a namespace. A namespace in itself would be
+/// walked without an end.
 ///
 /// # Errors
 /// Returns an error if the value is a namespace, and like [`counted`].

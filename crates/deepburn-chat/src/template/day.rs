@@ -8,8 +8,8 @@ use chrono::{DateTime, NaiveDate, NaiveDateTime, NaiveTime};
 
 use crate::ChatError;
 
-/// A day in UTC, written as `2026-07-04`. The clock of a template shows its beginning, so that all samples of a day are
-/// equal.
+/// A day in UTC, written as `2026-07-04`. The clock of a template shows its beginning, so that all
+/// samples of a day are equal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Day(NaiveDate);
 

@@ -118,7 +118,8 @@ fn read_bytes(value: &Value) -> usize {
     named.fold(bytes(value), |sum, (_, it)| sum.saturating_add(bytes(&it)))
 }
 
-/// Returns whether the value has a length and items in Python, as dictionaries and texts do, and `None` does not.
+/// Returns whether the value has a length and items in Python, as dictionaries and texts do, and
+/// `None` does not.
 fn is_sequence(value: &Value) -> bool {
     matches!(
         value.kind(),
@@ -195,7 +196,8 @@ fn join(state: &State, separator: &str, args: &[Value]) -> Result<Value, Error> 
     Ok(Value::from(joined))
 }
 
-/// Returns the steps of a method of a text. Reading the text and the arguments, and the result, are charged elsewhere.
+/// Returns the steps of a method of a text. Reading the text and the arguments, and the result, are
+/// charged elsewhere.
 fn method_steps(text: &str, name: &str, args: &[Value]) -> Result<u64, Error> {
     let texts = || args.iter().filter_map(Value::as_str);
     let first = texts().next();
@@ -243,7 +245,8 @@ fn largest_width(format: &str) -> Result<usize, Error> {
     Ok(largest)
 }
 
-/// Directives of `strftime` whose output does not depend on the locale, the platform or the time zone.
+/// Directives of `strftime` whose output does not depend on the locale, the platform or the time
+/// zone.
 const DIRECTIVES: &str = "aAbBcdDeFhHIjklmMnpRStTuUwWxXyY%";
 
 /// The maximum bytes of a format of `strftime_now`.

@@ -108,15 +108,16 @@ fn is_word(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || byte == b'_' || !byte.is_ascii()
 }
 
-/// How much more than another operation a slice or a product weighs. The engine computes it while it is walked, so the
-/// work of a chain of them grows with the square of its length.
+/// How much more than another operation a slice or a product weighs. The engine computes it while
+/// it is walked, so the work of a chain of them grows with the square of its length.
 pub(super) const LAZY_WEIGHT: usize = 30;
 
-/// The maximum bytes of a name that weighs the same as a short one. Names are compared when a template reads variables.
+/// The maximum bytes of a name that weighs the same as a short one. Names are compared when a
+/// template reads variables.
 pub(super) const MAX_LIGHT_NAME: usize = 256;
 
-/// Returns the number of words, strings and symbols in the body of a tag, where slices and products count
-/// [`LAZY_WEIGHT`] times, and long names as many times as they have bytes.
+/// Returns the number of words, strings and symbols in the body of a tag, where slices and products
+/// count [`LAZY_WEIGHT`] times, and long names as many times as they have bytes.
 pub(super) fn weight(body: &str) -> usize {
     let weight = |it: &Token| match it.kind {
         TokenKind::Word if it.text.len() > MAX_LIGHT_NAME => it.text.len(),
@@ -126,7 +127,8 @@ pub(super) fn weight(body: &str) -> usize {
     tokens(body).iter().map(weight).sum()
 }
 
-/// Returns the body of a tag with `filter` applied to both sides of all products, or `None` if it has no product.
+/// Returns the body of a tag with `filter` applied to both sides of all products, or `None` if it
+/// has no product.
 ///
 /// A filter binds stronger than an operator, so it only needs to follow the last part of a side.
 pub(super) fn with_filtered_products(body: &str, filter: &str) -> Option<String> {
@@ -158,7 +160,8 @@ pub(super) fn with_filtered_products(body: &str, filter: &str) -> Option<String>
     Some(filtered)
 }
 
-/// Returns the position after the value at the start of `tokens`, with its attributes, items, calls and filters.
+/// Returns the position after the value at the start of `tokens`, with its attributes, items, calls
+/// and filters.
 fn operand_end(tokens: &[Token]) -> Option<usize> {
     let first = tokens.first().filter(|it| it.is_value(TokenKind::Open))?;
     let close = |open: usize| {

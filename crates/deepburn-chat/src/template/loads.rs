@@ -1,8 +1,10 @@
-//! The values that a tag loads, which are charged where the engine does not charge what it does with them.
+//! The values that a tag loads, which are charged where the engine does not charge what it does
+//! with them.
 //!
-//! The engine charges texts that an operation makes, and texts that a filter or a method is applied to. It does not
-//! charge comparisons, subscripts, keys of dictionaries and arguments. A text on the engine's stack is used once, so it
-//! is enough to charge the texts that a tag with such operations loads from variables and attributes.
+//! The engine charges texts that an operation makes, and texts that a filter or a method is applied
+//! to. It does not charge comparisons, subscripts, keys of dictionaries and arguments. A text on
+//! the engine's stack is used once, so it is enough to charge the texts that a tag with such
+//! operations loads from variables and attributes.
 
 use super::expression::{Token, TokenKind, tokens};
 
@@ -12,8 +14,8 @@ const MAX_FREE: usize = 256;
 /// The statements with the name of a template.
 const TEMPLATE_STATEMENTS: [&str; 4] = ["extends", "from", "import", "include"];
 
-/// Returns the body of a tag with `filter` applied to the values that it loads, or `None` if none is charged. `is_output`
-/// tells whether the tag prints an expression.
+/// Returns the body of a tag with `filter` applied to the values that it loads, or `None` if none
+/// is charged. `is_output` tells whether the tag prints an expression.
 pub(super) fn with_charged_loads(body: &str, is_output: bool, filter: &str) -> Option<String> {
     let tag = TagTokens::read(body, is_output)?;
     let is_charged = tag.is_charged();
@@ -55,7 +57,8 @@ struct Bracket {
     has_comma: bool,
     /// Whether a colon is directly in this bracket.
     has_colon: bool,
-    /// Whether values in this bracket are arguments of a filter, or items of a list, tuple or dictionary.
+    /// Whether values in this bracket are arguments of a filter, or items of a list, tuple or
+    /// dictionary.
     keeps_values: bool,
 }
 
@@ -150,7 +153,8 @@ impl<'a> TagTokens<'a> {
         open > self.start && self.is_value(open - 1)
     }
 
-    /// Returns whether an opening bracket keeps the values in it, as [`Bracket::keeps_values`] says.
+    /// Returns whether an opening bracket keeps the values in it, as [`Bracket::keeps_values`]
+    /// says.
     fn keeps_values(&self, open: usize) -> bool {
         let is_filter = matches!(self.before(open, 2), "|" | "filter");
         match self.tokens[open].text {
@@ -186,7 +190,8 @@ impl<'a> TagTokens<'a> {
         }
     }
 
-    /// Returns whether the side of a comparison that ends at `index` is short. Products can be long lists.
+    /// Returns whether the side of a comparison that ends at `index` is short. Products can be long
+    /// lists.
     fn ends_with_literal(&self, index: usize) -> bool {
         self.is_literal(index) && !self.before(index, 1).starts_with('*')
     }
@@ -326,7 +331,8 @@ impl<'a> TagTokens<'a> {
         if is_charged && part == ValuePart::Load && !is_filtered {
             insertions.push((end, format!("|{filter}")));
         }
-        // A filter would follow the test instead of its argument, which cannot start with a bracket either.
+        // A filter would follow the test instead of its argument, which cannot start with a bracket
+        // either.
         let is_argument = start > 0 && self.is_test(start - 1);
         if is_argument && insertions.len() > first {
             insertions.insert(first, (token.start, "(".to_owned()));

@@ -80,7 +80,8 @@ impl Style {
         depth: usize,
         text: &mut String,
     ) -> Result<(), Error> {
-        // Lists can contain the same list many times, so the text may be much longer than the value.
+        // Lists can contain the same list many times, so the text may be much longer than the
+        // value.
         state.consume_fuel(1)?;
         if depth > MAX_DEPTH {
             return Err(invalid(format!("tojson writes at most {MAX_DEPTH} nested values")));
@@ -219,8 +220,8 @@ fn number(value: &Value) -> String {
     }
 }
 
-/// Returns Python's `repr` of a float: the shortest digits that are read back as the same number, with an exponent
-/// below 1e-4 and from 1e16.
+/// Returns Python's `repr` of a float: the shortest digits that are read back as the same number,
+/// with an exponent below 1e-4 and from 1e16.
 pub(super) fn float_repr(float: f64) -> String {
     let size = float.abs();
     if float.is_nan() {

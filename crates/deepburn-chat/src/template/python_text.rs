@@ -90,8 +90,9 @@ fn write_string(string: &str, text: &mut String) {
     text.push(quote);
 }
 
-/// Returns whether Python prints a character as it is. Spaces other than the usual one, controls, and characters that
-/// change the direction or joining of others are not printed. Unassigned characters are not considered.
+/// Returns whether Python prints a character as it is. Spaces other than the usual one, controls,
+/// and characters that change the direction or joining of others are not printed. Unassigned
+/// characters are not considered.
 fn is_printable(char: char) -> bool {
     let is_format = matches!(
         char,

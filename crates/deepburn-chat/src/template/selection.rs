@@ -28,7 +28,8 @@ const TOOL_USE: &str = "tool_use";
 
 /// The chat templates of a model.
 ///
-/// Most models have one template. Some have several with names, of which `tool_use` is for conversations with tools.
+/// Most models have one template. Some have several with names, of which `tool_use` is for
+/// conversations with tools.
 #[derive(Debug)]
 pub struct ChatTemplates {
     templates: BTreeMap<String, ChatTemplate>,
@@ -44,8 +45,9 @@ impl ChatTemplates {
         Self::compile([(DEFAULT.to_owned(), source.to_owned())].into(), day)
     }
 
-    /// Reads the templates of a model folder: `chat_template.jinja` with `additional_chat_templates/*.jinja`, or the
-    /// field `chat_template` of `tokenizer_config.json`. Their clock shows `day`.
+    /// Reads the templates of a model folder: `chat_template.jinja` with
+    /// `additional_chat_templates/*.jinja`, or the field `chat_template` of
+    /// `tokenizer_config.json`. Their clock shows `day`.
     ///
     /// # Errors
     /// Returns an error if there is no template, or if a file cannot be read or is not valid.
@@ -59,7 +61,8 @@ impl ChatTemplates {
         })
     }
 
-    /// Reads the templates of a model folder, like [`of_folder`](Self::of_folder); `None` if it has none.
+    /// Reads the templates of a model folder, like [`of_folder`](Self::of_folder); `None` if it has
+    /// none.
     ///
     /// # Errors
     /// Returns an error if a file cannot be read or is not valid.
@@ -98,14 +101,15 @@ impl ChatTemplates {
     /// Returns the template for a conversation with or without tools.
     ///
     /// # Errors
-    /// Returns [`ChatError::Template`] if no template has one of the names `default` and `tool_use`.
+    /// Returns [`ChatError::Template`] if no template has one of the names `default` and
+    /// `tool_use`.
     pub fn select(&self, has_tools: bool) -> Result<&ChatTemplate> {
         let tool_use = has_tools.then(|| self.templates.get(TOOL_USE)).flatten();
         tool_use.or_else(|| self.templates.get(DEFAULT)).ok_or_else(|| self.no_default())
     }
 
-    /// Returns the source of the template for conversations without tools, without `{% generation %}` marks, which only
-    /// `transformers` knows.
+    /// Returns the source of the template for conversations without tools, without
+    /// `{% generation %}` marks, which only `transformers` knows.
     ///
     /// # Errors
     /// Returns [`ChatError::Template`] if no template has the name `default`.
@@ -185,7 +189,8 @@ impl SpecialTokens {
         Self(tokens.into_iter().map(|(name, token)| (name.to_owned(), token.into())).collect())
     }
 
-    /// Reads the tokens of a model folder, from `tokenizer_config.json` or the older `special_tokens_map.json`.
+    /// Reads the tokens of a model folder, from `tokenizer_config.json` or the older
+    /// `special_tokens_map.json`.
     ///
     /// # Errors
     /// Returns an error if a file is not valid, or if a token is not a text.

@@ -5,15 +5,16 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use super::work::{MAX_STEPS, UsedUp};
 use crate::{ChatError, Result};
 
-/// The size of the stack. The deepest value that [`MAX_STEPS`](super::MAX_STEPS) allow needs less than half of it.
+/// The size of the stack. The deepest value that [`MAX_STEPS`](super::MAX_STEPS) allow needs less
+/// than half of it.
 const STACK_BYTES: usize = 256 << 20;
 
-/// Runs `work` on a large stack, on this thread. Calls within `work` use the same stack, and so does a call on a thread
-/// whose own stack is large enough.
+/// Runs `work` on a large stack, on this thread. Calls within `work` use the same stack, and so
+/// does a call on a thread whose own stack is large enough.
 ///
 /// # Errors
-/// Returns [`ChatError::TooMuchWork`] if a template uses up its work, and [`ChatError::Render`] if `work` panics, or if
-/// the stack cannot be allocated.
+/// Returns [`ChatError::TooMuchWork`] if a template uses up its work, and [`ChatError::Render`] if
+/// `work` panics, or if the stack cannot be allocated.
 pub(crate) fn on_large_stack<T>(work: impl FnOnce() -> T) -> Result<T> {
     // With half of the stack left, a nested call needs no other one.
     let on_stack = || stacker::maybe_grow(STACK_BYTES / 2, STACK_BYTES, work);

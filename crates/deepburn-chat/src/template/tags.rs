@@ -1,11 +1,12 @@
 //! Rewrites the tags of a template that minijinja reads differently from Jinja2.
 //!
-//! - `{% generation %}` ... `{% endgeneration %}`, an extension of `transformers`, becomes a filter block. Only the
-//!   words inside the tag change, so whitespace control stays the same. The `with` block inside it has a scope of its
-//!   own, as the extension's macro has.
+//! - `{% generation %}` ... `{% endgeneration %}`, an extension of `transformers`, becomes a filter
+//!   block. Only the words inside the tag change, so whitespace control stays the same. The `with`
+//!   block inside it has a scope of its own, as the extension's macro has.
 //! - `{% for x in y %}` checks that `y` is not `none`, over which Python does not iterate.
-//! - Values that are stored are counted (`counted.rs`): in `{% set %}`, `{% with %}`, and by macros and loops, as are
-//!   values that `*` repeats, and values that are compared, indexed or kept in lists (`loads.rs`).
+//! - Values that are stored are counted (`counted.rs`): in `{% set %}`, `{% with %}`, and by macros
+//!   and loops, as are values that `*` repeats, and values that are compared, indexed or kept in
+//!   lists (`loads.rs`).
 //!
 //! Comments, `raw` blocks, and strings inside tags are skipped. Line numbers stay the same.
 
@@ -20,7 +21,8 @@ pub(super) const GENERATION: &str = "__deepburn_generation";
 /// The name of the filter that rejects `none`.
 pub(super) const ITERABLE: &str = "__deepburn_iterable";
 
-/// The filter of values that are stored, and of values that are read by operations that the engine does not charge.
+/// The filter of values that are stored, and of values that are read by operations that the engine
+/// does not charge.
 pub(super) const COUNTED: &str = "__deepburn_counted";
 
 /// The filter of values that are repeated.
@@ -75,8 +77,8 @@ pub(super) fn rewrite(source: &str) -> Rewritten {
     Rewritten { source, marks_generation, heaviest }
 }
 
-/// Returns the body of a statement that stores values, with the filters that count them, and the names of variables to
-/// filter after it; `None` for other statements.
+/// Returns the body of a statement that stores values, with the filters that count them, and the
+/// names of variables to filter after it; `None` for other statements.
 fn with_counted_values(body: &str) -> Option<(String, Vec<&str>)> {
     let tokens = tokens(body);
     let filtered = |range: Range<usize>, filter: &str| {
@@ -119,9 +121,9 @@ fn with_counted_values(body: &str) -> Option<(String, Vec<&str>)> {
     }
 }
 
-/// Returns `source` without `generation` tags, for programs that do not know them. A condition that is always true takes
-/// their place, because a statement removes spaces and line ends around it. Variables that are set inside are visible
-/// after it.
+/// Returns `source` without `generation` tags, for programs that do not know them. A condition that
+/// is always true takes their place, because a statement removes spaces and line ends around it.
+/// Variables that are set inside are visible after it.
 pub(super) fn without_generation(source: &str) -> String {
     with_tags(source, |TemplateTag { opening, open, body, close }| match (*opening, body.trim()) {
         ("{%", "generation") => Some(format!("{{%{open} if true {close}%}}")),
@@ -282,9 +284,11 @@ fn raw_length(text: &str) -> Option<usize> {
     }
 }
 
-/// Returns the range of the iterated expression in the body of a `for` tag. `tokens` begin with the keyword `in`.
+/// Returns the range of the iterated expression in the body of a `for` tag. `tokens` begin with the
+/// keyword `in`.
 ///
-/// In Jinja2, the expression ends at a condition (`if`) or at `recursive`, outside of brackets and strings.
+/// In Jinja2, the expression ends at a condition (`if`) or at `recursive`, outside of brackets and
+/// strings.
 fn iterated(body: &str, tokens: &[Token<'_>]) -> Option<Range<usize>> {
     let start = tokens.first()?.end();
     let end = tokens.iter().find(|it| it.is_word("if") || it.is_word("recursive"));

@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 
-/// How the marks of TRL's version of a template differ from the turns that are found in the template's own text.
+/// How the marks of TRL's version of a template differ from the turns that are found in the
+/// template's own text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TrlMarks {
     /// Texts before a turn that TRL marks too, such as the header of the assistant.
@@ -94,7 +95,8 @@ const MARKED_VERSIONS: [(u64, TrlMarks); 31] = [
     (0x92cf_2b51_e627_e013, TrlMarks::TURNS),           // smolvlm
 ];
 
-/// Returns the marks of TRL's version of a template; `None` if it has no version with `{% generation %}` marks.
+/// Returns the marks of TRL's version of a template; `None` if it has no version with
+/// `{% generation %}` marks.
 pub(super) fn trl_marks(source: &str) -> Option<TrlMarks> {
     let hash = fnv1a(source.as_bytes());
     MARKED_VERSIONS.iter().find(|(known, _)| *known == hash).map(|(_, marks)| *marks)
@@ -117,8 +119,9 @@ mod tests {
         assert_eq!(fnv1a(b"foobar"), 0x8594_4171_f739_67e8);
     }
 
-    /// Spans of TRL 1.16 in texts of its templates `deepseekv3`, `gptoss`, `glm4moe`, `diffusion_gemma`, `llava_next`,
-    /// `qwen3_5_nothink` and `qwen2_5`, whose turns are in `« »` and whose spans in `⟨ ⟩`.
+    /// Spans of TRL 1.16 in texts of its templates `deepseekv3`, `gptoss`, `glm4moe`,
+    /// `diffusion_gemma`, `llava_next`, `qwen3_5_nothink` and `qwen2_5`, whose turns are in `« »`
+    /// and whose spans in `⟨ ⟩`.
     #[test]
     fn turns_become_the_spans_of_trl() {
         for (marks, text) in [

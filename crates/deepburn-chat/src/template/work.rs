@@ -1,15 +1,16 @@
 //! The work of operations that the template engine does not count.
 //!
-//! minijinja counts instructions and the data that they create, but some operators walk lists without counting: `~`,
-//! comparisons, slices, and texts that a filter makes of a list. Lists that are added or repeated are not copied, so a
-//! few instructions make a list that no walk reaches the end of. The lists that a template stores therefore count their
-//! walks themselves ([`Counted`](super::counted::Counted)). A list cannot return an error to the operator that walks it,
-//! so it unwinds the stack, which [`on_large_stack`](super::on_large_stack) catches.
+//! minijinja counts instructions and the data that they create, but some operators walk lists
+//! without counting: `~`, comparisons, slices, and texts that a filter makes of a list. Lists that
+//! are added or repeated are not copied, so a few instructions make a list that no walk reaches the
+//! end of. The lists that a template stores therefore count their walks themselves
+//! ([`Counted`](super::counted::Counted)). A list cannot return an error to the operator that walks
+//! it, so it unwinds the stack, which [`on_large_stack`](super::on_large_stack) catches.
 
 use std::cell::Cell;
 
-/// The maximum work of a template, in steps of minijinja: an instruction, or 64 bytes of text. A chat of a million
-/// tokens needs less.
+/// The maximum work of a template, in steps of minijinja: an instruction, or 64 bytes of text. A
+/// chat of a million tokens needs less.
 pub(super) const MAX_STEPS: u64 = 2_000_000;
 
 /// The units of a step, which are bytes of text, as in minijinja.
@@ -39,12 +40,14 @@ pub(super) fn start() {
     BUDGET.set((MAX_STEPS * STEP, stacker::remaining_stack().unwrap_or(0)));
 }
 
-/// Counts an item of a list, with the bytes of its text. Escaped, a text may be several times as long.
+/// Counts an item of a list, with the bytes of its text. Escaped, a text may be several times as
+/// long.
 pub(super) fn item(text_bytes: usize) {
     charge(ITEM + 2 * text_bytes as u64);
 }
 
-/// Counts the start of a walk. A walk through slices of slices begins at all of them, on a stack as deep as they are.
+/// Counts the start of a walk. A walk through slices of slices begins at all of them, on a stack as
+/// deep as they are.
 pub(super) fn walk() {
     let (_, free) = BUDGET.get();
     let used = free.saturating_sub(stacker::remaining_stack().unwrap_or(free));

@@ -1,7 +1,8 @@
-//! Compares chat templates, masks and training examples with files that `transformers` 5.23 and TRL 1.16 wrote.
+//! Compares chat templates, masks and training examples with files that `transformers` 5.23 and TRL
+//! 1.16 wrote.
 //!
-//! The files are in `golden/llm/sft` beside the folder that `DEEPBURN_TEST_DATA` names. Without the variable, the
-//! tests are skipped.
+//! The files are in `golden/llm/sft` beside the folder that `DEEPBURN_TEST_DATA` names. Without the
+//! variable, the tests are skipped.
 
 mod chat;
 mod hf_tokenizer;

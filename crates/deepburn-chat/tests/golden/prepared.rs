@@ -1,4 +1,5 @@
-//! Training examples that TRL prepared: ids and labels of fine-tuning, prompts and completions of DPO.
+//! Training examples that TRL prepared: ids and labels of fine-tuning, prompts and completions of
+//! DPO.
 
 use std::fs;
 use std::path::Path;
@@ -143,7 +144,8 @@ fn turns(trace: &Value) -> EncodeOptions {
     EncodeOptions { assistant_only_loss: AssistantOnlyLoss::Turns, ..options(trace) }
 }
 
-/// TRL rejects rows with `from` and `value`. With turns, they have the labels of the same rows as `messages`.
+/// TRL rejects rows with `from` and `value`. With turns, they have the labels of the same rows as
+/// `messages`.
 #[test]
 fn senders_are_roles() {
     let Some(golden) = golden() else { return };
@@ -211,7 +213,8 @@ fn unmarked_templates_train_the_assistant() {
     }
 }
 
-/// TRL replaces Qwen3's template by one that prints reasoning in all turns. The examples with one answer are the same.
+/// TRL replaces Qwen3's template by one that prints reasoning in all turns. The examples with one
+/// answer are the same.
 #[test]
 fn replaced_template() {
     let Some(golden) = golden() else { return };

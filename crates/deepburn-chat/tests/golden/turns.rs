@@ -14,14 +14,15 @@ use crate::{files, golden, json, lines};
 enum TurnDifference {
     /// They are the same.
     Nothing,
-    /// The line break after the last token of a turn is ours too. A model generates it, or stops before it.
+    /// The line break after the last token of a turn is ours too. A model generates it, or stops
+    /// before it.
     LineBreakAfter,
     /// TRL trains the line break before a turn too, although it is part of the generation prompt.
     LineBreakBefore,
     /// TRL marks the token at the end separately.
     Divided,
-    /// TRL's template prints reasoning in all turns, the model's template in the last one only. Turns with the same
-    /// text are the same.
+    /// TRL's template prints reasoning in all turns, the model's template in the last one only.
+    /// Turns with the same text are the same.
     Reasoning,
 }
 
@@ -136,7 +137,8 @@ fn turns_equal_marked_templates() {
 }
 
 //= trl 1.16.0 chat_template_utils.py get_training_chat_template
-/// TRL trains the same tokens of the models' own templates, whose marked versions it knows, where both print the same text.
+/// TRL trains the same tokens of the models' own templates, whose marked versions it knows, where
+/// both print the same text.
 #[test]
 fn masks_of_known_templates_equal_marked_templates() {
     let Some(golden) = golden() else { return };
@@ -201,7 +203,8 @@ fn turns_of_other_templates() {
                         );
                     }
                 }
-                // Nemo prints the system message in the last turn of the user only, and only before an answer.
+                // Nemo prints the system message in the last turn of the user only, and only before
+                // an answer.
                 Err(error) => {
                     assert!(
                         name.contains("Nemo") && matches!(error, ChatError::Turn { .. }),

@@ -92,8 +92,7 @@ fn buffers_keep_their_types() {
     let bytes = fs::read(&files[0]).unwrap();
     let (header, metadata) = SafeTensors::read_metadata(&bytes).unwrap();
     let tensors = SafeTensors::deserialize(&bytes).unwrap();
-    // Each tensor starts at a multiple of its element size, and only the parameter is
-    // transposed.
+    // Each tensor starts at a multiple of its element size, and only the parameter is transposed.
     for (name, dtype, shape, size) in [
         ("model.order", "I64", vec![2, 2], 8),
         ("model.mean", "F32", vec![3], 4),

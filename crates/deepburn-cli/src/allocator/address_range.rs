@@ -8,8 +8,8 @@
 use std::ops::Range;
 use std::ptr::{NonNull, null_mut};
 
-/// Bytes of a page of the heap. It is a multiple of the usual page sizes of kernels (4, 16 or
-/// 64 KiB), so that single pages can be returned.
+/// Bytes of a page of the heap. It is a multiple of the usual page sizes of kernels (4, 16 or 64
+/// KiB), so that single pages can be returned.
 pub(super) const PAGE: usize = 64 << 10;
 
 /// Bytes of a huge page on kernels with pages of 4 KiB.
@@ -115,7 +115,6 @@ impl AddressRange {
     /// are zero then.
     ///
     /// # Safety
-    ///
     /// The pages must not be in use.
     pub(super) unsafe fn discard(&self, pages: Range<usize>) -> bool {
         let start = self.address(pages.start);

@@ -61,7 +61,6 @@ impl LargeBlocks {
     /// Frees a block of `size` bytes.
     ///
     /// # Safety
-    ///
     /// The block must have been allocated by this heap with this size, and must not be used after
     /// the call.
     pub(super) unsafe fn free(&self, block: *mut u8, size: usize) {
@@ -79,7 +78,6 @@ impl LargeBlocks {
     /// Changes the size of a block in place. Returns whether that was possible.
     ///
     /// # Safety
-    ///
     /// The block must have been allocated by this heap with `old` bytes. If it shrinks, the bytes
     /// beyond `new` must not be used after the call.
     pub(super) unsafe fn resize(&self, block: *mut u8, old: usize, new: usize) -> bool {

@@ -1,12 +1,13 @@
-//! Language modelling on token sequences.
+//! Language modeling on token sequences.
 //!
-//! Main type: [`Causal`], the recipe of all language models, which is compiled once for all of them. Documents are joined and packed into sequences of
-//! `data.sequence_length` tokens without padding. Tokens at the end that do not fill a sequence are dropped. Inputs and
-//! labels are the same tokens. As in `transformers`, the loss shifts the labels by one position. Conversations are samples
-//! of their own instead ([`CausalData`]).
+//! Main type: [`Causal`], the recipe of all language models, which is compiled once for all of
+//! them. Documents are joined and packed into sequences of `data.sequence_length` tokens without
+//! padding. Tokens at the end that do not fill a sequence are dropped. Inputs and labels are the
+//! same tokens. As in `transformers`, the loss shifts the labels by one position. Conversations are
+//! samples of their own instead ([`CausalData`]).
 //!
-//! The data loader of a rank is a [`CausalSource`]. A step takes the same number of sequences on every rank, so that all
-//! ranks call the same collectives.
+//! The data loader of a rank is a [`CausalSource`]. A step takes the same number of sequences on
+//! every rank, so that all ranks call the same collectives.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -63,8 +64,8 @@ pub(crate) struct Causal {
 impl Causal {
     /// Reads and checks the data for a model with the configuration of the job.
     ///
-    /// The limits of the configuration are checked before the data is tokenized, which may take minutes. The vocabulary
-    /// is known only afterwards.
+    /// The limits of the configuration are checked before the data is tokenized, which may take
+    /// minutes. The vocabulary is known only afterwards.
     ///
     /// # Errors
     /// Returns a user's mistake if the model or the data is invalid, or if they do not match.
@@ -78,8 +79,9 @@ impl Causal {
         check_step(batch, job.data.sequence_length)?;
         // Without a tokenizer, the vocabulary size of token files is unknown.
         let is_bare = matches!(job.data.kind, DataKind::Tokens) && job.data.tokenizer.is_none();
-        // Token ids are checked against the vocabulary size of the model, if the job or a pretrained model sets it, or
-        // if there is no tokenizer. Otherwise the tokenizer determines the size.
+        // Token ids are checked against the vocabulary size of the model, if the job or a
+        // pretrained model sets it, or if there is no tokenizer. Otherwise the tokenizer determines
+        // the size.
         let rows = (is_vocabulary_given(job) || is_bare).then_some(limits.vocab_size);
         // Now the data, with the tokenizer of the job. What follows depends on both.
         let JobTokenizer { tokenizer, vocabulary } = JobTokenizer::of(job, places, pretrained)?;
@@ -88,7 +90,8 @@ impl Causal {
         let own_ends = config.extra().eos_token_ids();
         // From here on the tokenizer is the one of the data, which may have been trained on it.
         let mut config = with_vocabulary(config, job, data.tokenizer())?;
-        // Token files of a model without pretrained weights and without a tokenizer have no known special tokens.
+        // Token files of a model without pretrained weights and without a tokenizer have no known
+        // special tokens.
         if data.tokenizer().is_some() || pretrained.is_some() {
             let special = ["bos_token_id", "eos_token_id"];
             config = with_special_tokens(config, job, data.tokenizer(), vocabulary, &special)?;
@@ -133,8 +136,8 @@ impl SubjectInfo for Causal {
         self.config.adapter().map(|_| &self.config)
     }
 
-    /// Returns the configuration, with the `generation_config.json` of the pretrained model if it is kept, and with the
-    /// configuration of the adapter.
+    /// Returns the configuration, with the `generation_config.json` of the pretrained model if it
+    /// is kept, and with the configuration of the adapter.
     fn hf_export(&self) -> HfExport {
         let mut export = self.config.hf_export();
         if let Some(adapter) = self.config.adapter() {
@@ -259,8 +262,8 @@ impl<B: FusedOps + OptimizerOps> Recipe<B> for Causal {
     }
 }
 
-/// Returns the failure for data that cannot be opened. With an adapter, a tokenizer with more tokens than the embedding has
-/// rows needs another remedy than a larger vocabulary.
+/// Returns the failure for data that cannot be opened. With an adapter, a tokenizer with more
+/// tokens than the embedding has rows needs another remedy than a larger vocabulary.
 fn of_corpus(error: DataError, job: &Job, rows: usize) -> Failure {
     match error {
         DataError::Setting { name, .. }
@@ -275,7 +278,8 @@ fn of_corpus(error: DataError, job: &Job, rows: usize) -> Failure {
     }
 }
 
-/// Opens the data of a job for a model with these `limits`. `rows` is its vocabulary size, if it is known.
+/// Opens the data of a job for a model with these `limits`. `rows` is its vocabulary size, if it is
+/// known.
 ///
 /// # Errors
 /// Returns a user's mistake if the data is invalid.
@@ -314,8 +318,8 @@ fn open_data(
     })
 }
 
-/// Returns the files that are exported unchanged. A template of the job replaces the tokenizer's: a model has to be
-/// used with the template that it was trained with.
+/// Returns the files that are exported unchanged. A template of the job replaces the tokenizer's: a
+/// model has to be used with the template that it was trained with.
 ///
 /// # Errors
 /// Returns a user's mistake if a folder cannot be read.

@@ -1,11 +1,13 @@
-//! The data of language models: one stream of tokens, samples of their own, or pairs of completions.
+//! The data of language models: one stream of tokens, samples of their own, or pairs of
+//! completions.
 //!
-//! Main types: [`CausalData`], and [`CausalSource`], the data loader of a rank. Sequences of a stream have one length and
-//! no padding. Samples have different lengths, some of their tokens are not trained, and they do not see each other.
+//! Main types: [`CausalData`], and [`CausalSource`], the data loader of a rank. Sequences of a
+//! stream have one length and no padding. Samples have different lengths, some of their tokens are
+//! not trained, and they do not see each other.
 //!
-//! A stream is endless: a batch may take sequences of two epochs, and all ranks draw the same number of sequences. With
-//! samples, an epoch has every sample once and ends with a step, as in the Trainer of `transformers`. Its last step may
-//! have fewer samples.
+//! A stream is endless: a batch may take sequences of two epochs, and all ranks draw the same
+//! number of sequences. With samples, an epoch has every sample once and ends with a step, as in
+//! the Trainer of `transformers`. Its last step may have fewer samples.
 
 use deepburn::{BatchSource, BoxError, EvaluationStream, NextStep, StepBatches};
 use deepburn_config::{BatchPlan, CurriculumPlan, Plan};
@@ -64,8 +66,8 @@ impl CausalData {
         }
     }
 
-    /// Returns the number of sequences of a rank in an epoch, which is the same on all ranks. The last step of an epoch
-    /// of samples counts as a full one.
+    /// Returns the number of sequences of a rank in an epoch, which is the same on all ranks. The
+    /// last step of an epoch of samples counts as a full one.
     pub(crate) fn samples_per_epoch(
         &self,
         shard: DataShard,
@@ -118,7 +120,8 @@ impl CausalData {
     /// Starts the data loader of `shard`.
     ///
     /// # Errors
-    /// Returns an error if there are more ranks than sequences of a stream, or if the thread cannot be started.
+    /// Returns an error if there are more ranks than sequences of a stream, or if the thread cannot
+    /// be started.
     pub(crate) fn source(
         &self,
         shard: DataShard,
@@ -138,7 +141,8 @@ impl CausalData {
         }
     }
 
-    /// Returns the batches of `shard` in the test split, with `rows` sequences each; `None` without a test split.
+    /// Returns the batches of `shard` in the test split, with `rows` sequences each; `None` without
+    /// a test split.
     ///
     /// # Errors
     /// Returns an error if the split has no sequences.
@@ -237,8 +241,8 @@ impl BatchSource<TokenBatch> for CausalSource {
 
 /// The data loader of one rank, for one kind of data.
 ///
-/// It assembles micro-batches in advance on its own thread. Rank r of W takes the sequences r, r + W, r + 2W and so on,
-/// as PyTorch's `DistributedSampler` does.
+/// It assembles micro-batches in advance on its own thread. Rank r of W takes the sequences r, r +
+/// W, r + 2W and so on, as PyTorch's `DistributedSampler` does.
 struct TokenSource<D: Collate, S: BatchSampler> {
     /// Micro-batches for training.
     loader: BatchLoader<D, S>,
@@ -259,8 +263,8 @@ where
     D: Collate<Batch: Into<TokenBatch>>,
     S: BatchSampler<Position: Serialize + DeserializeOwned>,
 {
-    /// Returns the batches of a step. A curriculum truncates sequences after they have been loaded, so data-loader
-    /// positions do not depend on it.
+    /// Returns the batches of a step. A curriculum truncates sequences after they have been loaded,
+    /// so data-loader positions do not depend on it.
     fn next_step(&mut self, next: NextStep) -> Result<StepBatches<TokenBatch>, BoxError> {
         let length = longest(self.curriculum.as_ref(), next);
         let batches = (0..next.micro_batches).map(|_| {
@@ -289,7 +293,8 @@ where
     }
 }
 
-/// Returns the batches of one rank in an evaluation of the first `limit` sequences, with `rows` sequences each.
+/// Returns the batches of one rank in an evaluation of the first `limit` sequences, with `rows`
+/// sequences each.
 ///
 /// # Errors
 /// Returns an error if the split has no sequences.

@@ -1,8 +1,9 @@
 //! What language models optimize.
 //!
-//! Main types: [`CausalTask`] and [`Objective`]. Next-token prediction takes the mean negative log-likelihood over the
-//! positions of a batch that predict a token. Preference optimization compares completions. With the log-probability
-//! `l(y)` of a completion, summed over its tokens, and `l_ref(y)` under the reference:
+//! Main types: [`CausalTask`] and [`Objective`]. Next-token prediction takes the mean negative
+//! log-likelihood over the positions of a batch that predict a token. Preference optimization
+//! compares completions. With the log-probability `l(y)` of a completion, summed over its tokens,
+//! and `l_ref(y)` under the reference:
 //!
 //! ```text
 //! r(y) = l(y) - l_ref(y)
@@ -55,8 +56,8 @@ impl Objective {
 
 /// The task of a language model.
 ///
-/// It has the configuration, so that batches are checked before they are copied to the device. To check a tensor on a
-/// device, it would have to be copied back.
+/// It has the configuration, so that batches are checked before they are copied to the device. To
+/// check a tensor on a device, it would have to be copied back.
 pub(crate) struct CausalTask<C, D> {
     /// Configuration of the model, with its limits on tokens.
     config: C,
@@ -161,7 +162,8 @@ where
 {
     type Batch = TokenBatch;
 
-    /// Computes the mean loss over the positions that predict a token, or over the pairs, of shape `[1]`.
+    /// Computes the mean loss over the positions that predict a token, or over the pairs, of shape
+    /// `[1]`.
     fn loss(&self, model: &M, batch: &TokenBatch) -> Result<Tensor<Training<B>, 1>, BoxError> {
         match batch {
             TokenBatch::Sequences(batch) => Ok(model.loss(&self.batch(batch)?).mean()),
@@ -242,8 +244,8 @@ where
     }
 }
 
-/// Returns a made-up token for position `at`. Tokens are spread over the vocabulary as in a text, so that as many
-/// rows of an embedding get a gradient.
+/// Returns a made-up token for position `at`. Tokens are spread over the vocabulary as in a text,
+/// so that as many rows of an embedding get a gradient.
 fn spread(at: usize, vocabulary: usize) -> i32 {
     // Knuth's multiplicative hash.
     ((at as u64).wrapping_mul(2_654_435_761) % vocabulary as u64) as i32

@@ -1,9 +1,10 @@
-//! Samples for language models: conversations, prompts with completions, and texts that are learned one by one.
+//! Samples for language models: conversations, prompts with completions, and texts that are learned
+//! one by one.
 //!
-//! Main types: [`SampleCorpus`], and [`RowsOfSplit`], what becomes of its samples. Each row of the files becomes a sample
-//! (`deepburn-chat`): token ids, and which of them are trained. The samples are cached, truncated, and packed or padded
-//! (`deepburn-datasets`). What may be unintended in the data is logged with its first row, because a wrong mask or template
-//! shows in no loss.
+//! Main types: [`SampleCorpus`], and [`RowsOfSplit`], what becomes of its samples. Each row of the
+//! files becomes a sample (`deepburn-chat`): token ids, and which of them are trained. The samples
+//! are cached, truncated, and packed or padded (`deepburn-datasets`). What may be unintended in the
+//! data is logged with its first row, because a wrong mask or template shows in no loss.
 
 mod encoder;
 
@@ -94,10 +95,12 @@ impl RowSizes {
 }
 
 impl<R: RowsOfSplit> SampleCorpus<R> {
-    /// Reads the data of `job` for a model with these limits. Templates print `day` as the current one.
+    /// Reads the data of `job` for a model with these limits. Templates print `day` as the current
+    /// one.
     ///
     /// # Errors
-    /// Returns a user's mistake if the template, a token or a row is invalid, or if no token of a split is trained.
+    /// Returns a user's mistake if the template, a token or a row is invalid, or if no token of a
+    /// split is trained.
     pub(crate) fn open(
         job: &Job,
         chat: &ChatPlan,
@@ -202,7 +205,8 @@ fn layout(chat: &ChatPlan, sizes: RowSizes) -> SampleLayout {
     SampleLayout { max_length: Some(sizes.limit), packing, padding, pad_id: sizes.pad_id }
 }
 
-/// Logs what the encoder noticed, each kind with its first row. Shares of the same files have the notes of all of them.
+/// Logs what the encoder noticed, each kind with its first row. Shares of the same files have the
+/// notes of all of them.
 fn log_notes(splits: &Splits, samples: &SampleSplits) {
     let others = match splits {
         Splits::Shares { .. } => [None, None],
@@ -245,7 +249,8 @@ fn log_statistics(rows: &SampleRows, what: &str, sizes: RowSizes) {
     }
 }
 
-/// Returns the error of the rows of a split. If samples were truncated, it says how they can be longer.
+/// Returns the error of the rows of a split. If samples were truncated, it says how they can be
+/// longer.
 pub(crate) fn untrained(error: DataError, sizes: RowSizes) -> Failure {
     match error {
         DataError::Untrained { truncated: 1.., .. } => {

@@ -1,8 +1,8 @@
 //! Text classification with an encoder or GPT-2.
 //!
-//! Main type: [`Classification`], the recipe for both models. Texts are truncated to `data.sequence_length` tokens and
-//! padded to the longest text of a batch. `problem_type` in the model's configuration determines the labels, the loss
-//! and the metrics:
+//! Main type: [`Classification`], the recipe for both models. Texts are truncated to
+//! `data.sequence_length` tokens and padded to the longest text of a batch. `problem_type` in the
+//! model's configuration determines the labels, the loss and the metrics:
 //!
 //! ```text
 //! problem_type                  label of a text      loss, mean over the texts    metrics of an evaluation
@@ -11,8 +11,9 @@
 //! regression                    numbers              squared error                mean absolute error
 //! ```
 //!
-//! The data determines the vocabulary size and the number of outputs of a new model. Class names come from the job or
-//! the pretrained model, or else from the labels. Labels that are numbers are class numbers.
+//! The data determines the vocabulary size and the number of outputs of a new model. Class names
+//! come from the job or the pretrained model, or else from the labels. Labels that are numbers are
+//! class numbers.
 
 use burn::module::AutodiffModule;
 use burn::tensor::backend::Backend;
@@ -22,7 +23,7 @@ use deepburn::zero::{Training, Zero};
 use deepburn::{Answers, Batch, BoxError, ConfusionMatrix, Evaluation, EvaluationStream, Task};
 use deepburn_config::{DynamicBatchingPlan, Job, Plan, counted};
 use deepburn_datasets::{
-    BudgetSampler, Classes, ClassesOrigin, DataError, DataShard, DistributedSampler, LabelledBatch,
+    BudgetSampler, Classes, ClassesOrigin, DataError, DataShard, DistributedSampler, LabeledBatch,
     StepShape, TextLabel, Tokenizer, is_number_label,
 };
 use deepburn_models::encoder::EncoderConfig;
@@ -45,7 +46,7 @@ use crate::data::problem_type::{
     ChosenProblemType, check_loss_and_metric, config_in, named_config, names_classes, names_key,
 };
 use crate::data::recipe::{ExampleTask, JobInputs, Recipe, RecipeSettings, SubjectInfo};
-use crate::data::text_source::{Labelled, TextSource, budget, evaluation, evaluation_budget};
+use crate::data::text_source::{Labeled, TextSource, budget, evaluation, evaluation_budget};
 use crate::data::texts::{KnownClasses, Texts, open_texts};
 use crate::data::vocabulary::{check_special_tokens, with_special_tokens, with_vocabulary};
 use crate::failure::Failure;
@@ -77,17 +78,19 @@ impl<C> Classification<C> {
     }
 }
 
-/// A recipe for text classification that is prepared from a job. Each model derives its sizes from the data in its own
-/// way.
+/// A recipe for text classification that is prepared from a job. Each model derives its sizes from
+/// the data in its own way.
 pub(crate) trait ClassifierRecipe: Sized {
     /// Reads and checks the configuration and the data.
     ///
     /// # Errors
-    /// Returns a user's mistake if the configuration or the data is invalid, or if they do not match.
+    /// Returns a user's mistake if the configuration or the data is invalid, or if they do not
+    /// match.
     fn prepare(inputs: &JobInputs<'_>) -> Result<Self, Failure>;
 }
 
-/// An encoder has no pretrained weights, so the data determines the sizes that the job does not set.
+/// An encoder has no pretrained weights, so the data determines the sizes that the job does not
+/// set.
 impl ClassifierRecipe for Classification<EncoderConfig> {
     fn prepare(inputs: &JobInputs<'_>) -> Result<Self, Failure> {
         let JobInputs { job, places, batch, .. } = *inputs;
@@ -119,8 +122,8 @@ impl ClassifierRecipe for Classification<EncoderConfig> {
     }
 }
 
-/// A pretrained language model gets a new classification head. A pretrained classifier keeps its head, so its classes
-/// have to match the classes of the data.
+/// A pretrained language model gets a new classification head. A pretrained classifier keeps its
+/// head, so its classes have to match the classes of the data.
 impl ClassifierRecipe for Classification<ClassifierConfig> {
     fn prepare(inputs: &JobInputs<'_>) -> Result<Self, Failure> {
         let JobInputs { job, places, pretrained, batch, .. } = *inputs;
@@ -175,8 +178,8 @@ impl ClassifierRecipe for Classification<ClassifierConfig> {
     }
 }
 
-/// Reads the texts of a job with its tokenizer, or else a trained one. `names` are the class names of the model, if it
-/// has some, and `has_count` is whether its number of classes is set.
+/// Reads the texts of a job with its tokenizer, or else a trained one. `names` are the class names
+/// of the model, if it has some, and `has_count` is whether its number of classes is set.
 ///
 /// # Errors
 /// Returns a user's mistake if the data is invalid, or if a class name is a number.
@@ -214,12 +217,12 @@ fn open_named_texts(
     open_texts(job, places, tokenizer, known, problem).map_err(Failure::mistake)
 }
 
-/// Returns the class names of the model, or else the class names in the labels. For a regression, these are the names
-/// of the numbers to predict.
+/// Returns the class names of the model, or else the class names in the labels. For a regression,
+/// these are the names of the numbers to predict.
 ///
 /// # Errors
-/// Returns a user's mistake if the labels are not valid class names, or if the job names another number of numbers to
-/// predict.
+/// Returns a user's mistake if the labels are not valid class names, or if the job names another
+/// number of numbers to predict.
 fn all_names(
     given: Option<ClassNames>,
     job: &Job,
@@ -310,9 +313,11 @@ impl<C: TextClassifierConfig> SubjectInfo for Classification<C> {
 /// Maximum number of classes of a model. If a label is higher, the column probably contains ids.
 const MAX_CLASSES: usize = 1 << 16;
 
-/// Returns a size of the model: the size that the data needs, at least `least`, or a larger one that the job sets.
+/// Returns a size of the model: the size that the data needs, at least `least`, or a larger one
+/// that the job sets.
 ///
-/// The tuple has the name of the field, its value in the job or its default, and the size that the data needs.
+/// The tuple has the name of the field, its value in the job or its default, and the size that the
+/// data needs.
 ///
 /// # Errors
 /// Returns a user's mistake if the size in the job is too small for the data.
@@ -341,8 +346,8 @@ fn sized_by_data(
 /// Returns the number of outputs of the model, like [`sized_by_data`].
 ///
 /// # Errors
-/// Returns a user's mistake if a label is too high, if no text has a label, or if the number in the job does not fit the
-/// data.
+/// Returns a user's mistake if a label is too high, if no text has a label, or if the number in the
+/// job does not fit the data.
 fn outputs_by_data(
     job: &Job,
     field: (&str, usize, usize),
@@ -409,7 +414,7 @@ where
         &self,
         shard: DataShard,
         plan: &Plan,
-    ) -> Result<Option<EvaluationStream<'_, Labelled>>, DataError> {
+    ) -> Result<Option<EvaluationStream<'_, Labeled>>, DataError> {
         let test = self.texts.test.as_ref();
         let budget = evaluation_budget(plan, self.settings.evaluation.batch_size(plan));
         test.map(|test| evaluation(test, shard, budget, None)).transpose()
@@ -441,17 +446,18 @@ impl<D> TextClass<D> {
     ///
     /// # Errors
     /// Returns [`TextBatchError`] for a class that the model does not have.
-    fn labels(&self, batch: &Labelled) -> Result<LabelBatch, TextBatchError> {
+    fn labels(&self, batch: &Labeled) -> Result<LabelBatch, TextBatchError> {
         LabelBatch::new(self.problem_type, &batch.0.labels, self.limits.num_classes)
     }
 
     /// Copies the batch to the device and checks it against the limits of the model.
     ///
     /// # Errors
-    /// Returns [`TextBatchError`] for a token or a class that the model does not have, or a text that is too long.
+    /// Returns [`TextBatchError`] for a token or a class that the model does not have, or a text
+    /// that is too long.
     fn batch<B: Backend<Device = D>>(
         &self,
-        batch: &Labelled,
+        batch: &Labeled,
         labels: &LabelBatch,
     ) -> Result<TextBatch<B>, TextBatchError> {
         let (input_ids, lengths) = (&batch.0.input_ids, &batch.0.lengths);
@@ -463,7 +469,7 @@ impl<D> TextClass<D> {
     /// Compares the `logits` of the batch with its labels.
     fn answers<B: Backend>(
         &self,
-        batch: &Labelled,
+        batch: &Labeled,
         labels: &LabelBatch,
         logits: Tensor<B, 2>,
     ) -> Answers {
@@ -476,7 +482,8 @@ impl<D> TextClass<D> {
             LabelBatch::Class(classes) => {
                 let mut confusion = ConfusionMatrix::new(outputs);
                 for (label, answer) in classes.iter().zip(class_answers(logits)) {
-                    // Without an answer, a text counts as a target that was not classified correctly.
+                    // Without an answer, a text counts as a target that was not classified
+                    // correctly.
                     if let (Ok(label), Some(answer)) = (usize::try_from(*label), answer) {
                         confusion.count(label, answer);
                     }
@@ -498,12 +505,13 @@ where
         + AutodiffModule<Training<B>, InnerModule: TextClassifier<Zero<B>>>,
 {
     /// Texts padded to one length.
-    type Batch = Labelled;
+    type Batch = Labeled;
 
     /// Computes the mean loss over the texts of the batch, of shape `[1]`.
     ///
-    /// A rank without texts gets an empty batch, so that it calls the same collectives as the others. Its loss is 0.
-    fn loss(&self, model: &M, batch: &Labelled) -> Result<Tensor<Training<B>, 1>, BoxError> {
+    /// A rank without texts gets an empty batch, so that it calls the same collectives as the
+    /// others. Its loss is 0.
+    fn loss(&self, model: &M, batch: &Labeled) -> Result<Tensor<Training<B>, 1>, BoxError> {
         // A batch without texts has the sum 0, and dividing by 0 would make it NaN.
         let texts = batch.num_targets().max(1);
         let (sum, _) = model.loss(&self.batch(batch, &self.labels(batch)?)?);
@@ -511,7 +519,7 @@ where
     }
 
     /// Computes the sum of the loss over the texts, and compares labels and answers.
-    fn evaluate(&self, model: &M::InnerModule, batch: &Labelled) -> Result<Evaluation, BoxError> {
+    fn evaluate(&self, model: &M::InnerModule, batch: &Labeled) -> Result<Evaluation, BoxError> {
         let labels = self.labels(batch)?;
         let (sum, logits) = model.loss(&self.batch(batch, &labels)?);
         let answers = self.answers(batch, &labels, logits);
@@ -525,7 +533,7 @@ where
     M: TextClassifier<Training<B>>
         + AutodiffModule<Training<B>, InnerModule: TextClassifier<Zero<B>>>,
 {
-    fn example(&self, shape: BatchShape) -> Labelled {
+    fn example(&self, shape: BatchShape) -> Labeled {
         let [texts, length] = [shape.sequences, shape.length].map(|size| size as usize);
         // Any label will do, because the work of a step does not depend on its value.
         let label = match self.problem_type {
@@ -533,7 +541,7 @@ where
             ProblemType::MultiLabelClassification => TextLabel::Classes(vec![0]),
             ProblemType::Regression => TextLabel::Values(vec![0.0; self.limits.num_classes]),
         };
-        Labelled(LabelledBatch {
+        Labeled(LabeledBatch {
             input_ids: vec![0; texts * length],
             lengths: vec![length; texts],
             labels: vec![Some(label); texts],
@@ -541,8 +549,8 @@ where
     }
 }
 
-/// Returns the class with the highest logit for each row of `logits`. A row with a logit that is infinite or NaN has no
-/// answer: its maximum depends on how a backend compares NaN.
+/// Returns the class with the highest logit for each row of `logits`. A row with a logit that is
+/// infinite or NaN has no answer: its maximum depends on how a backend compares NaN.
 fn class_answers<B: Backend>(logits: Tensor<B, 2>) -> Vec<Option<usize>> {
     let finite = logits.clone().is_finite().all_dim(1).into_data();
     let classes = logits.argmax(1).into_data();

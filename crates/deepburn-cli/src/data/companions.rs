@@ -1,13 +1,13 @@
-//! Companion files of a pretrained model and its tokenizer, such as `chat_template.jinja`, which are exported
-//! unchanged.
+//! Companion files of a pretrained model and its tokenizer, such as `chat_template.jinja`, which
+//! are exported unchanged.
 //!
-//! Main type: [`Companions`]. Files of the model come from the folder of `model.pretrained`. Files of the tokenizer
-//! come from the folder of the tokenizer that the job uses, because a chat template names tokens.
-//! `generation_config.json` names tokens by their ids, so it is kept only if the job keeps the ids and the special
-//! tokens of the model ([`kept_generation_config`]).
+//! Main type: [`Companions`]. Files of the model come from the folder of `model.pretrained`. Files
+//! of the tokenizer come from the folder of the tokenizer that the job uses, because a chat
+//! template names tokens. `generation_config.json` names tokens by their ids, so it is kept only if
+//! the job keeps the ids and the special tokens of the model ([`kept_generation_config`]).
 //!
-//! A checkpoint records the places of the files, so that `deepburn consolidate` can export them if the run has not
-//! saved its model.
+//! A checkpoint records the places of the files, so that `deepburn consolidate` can export them if
+//! the run has not saved its model.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -74,7 +74,8 @@ pub(crate) struct Companions {
 }
 
 impl Companions {
-    /// Finds the companion files of the job's pretrained model and of its tokenizer, and logs their names.
+    /// Finds the companion files of the job's pretrained model and of its tokenizer, and logs their
+    /// names.
     ///
     /// # Errors
     /// Returns a user's mistake if a folder cannot be read.
@@ -90,7 +91,8 @@ impl Companions {
                 let is_wanted = match file.kind {
                     CompanionKind::Model => true,
                     CompanionKind::Tokenizer => is_own,
-                    // Without a tokenizer, the files that define the model's own are not written otherwise.
+                    // Without a tokenizer, the files that define the model's own are not written
+                    // otherwise.
                     CompanionKind::TokenizerDefinition => tokenizer.is_none(),
                 };
                 let list = if is_wanted { &mut kept } else { &mut left };
@@ -133,7 +135,8 @@ impl Companions {
 
     /// Copies all files to `folder`.
     ///
-    /// The weights are worth more than these files, so a file that cannot be copied is only a warning.
+    /// The weights are worth more than these files, so a file that cannot be copied is only a
+    /// warning.
     pub(crate) fn copy_to(&self, folder: &Path) {
         for (name, source) in &self.files {
             if let Err(error) = source.write_to(&folder.join(name)) {
@@ -143,8 +146,8 @@ impl Companions {
     }
 }
 
-/// Returns whether the tokenizer of the job is the pretrained model's own. Token files without a tokenizer have tokens
-/// of the model's own.
+/// Returns whether the tokenizer of the job is the pretrained model's own. Token files without a
+/// tokenizer have tokens of the model's own.
 fn is_own_tokenizer(pretrained: Option<&Path>, tokenizer: Option<&Tokenizer>) -> bool {
     let (Some(folder), Some(tokenizer)) = (pretrained, tokenizer) else { return true };
     let place = tokenizer.path().and_then(|path| fs::canonicalize(path).ok());
@@ -153,9 +156,9 @@ fn is_own_tokenizer(pretrained: Option<&Path>, tokenizer: Option<&Tokenizer>) ->
     place.is_some_and(|place| folder.is_some_and(|it| place == it || place.parent() == Some(&it)))
 }
 
-/// Returns the `generation_config.json` of a pretrained model if its token ids are valid for the trained model.
-/// `keeps_ids` is false if the job's tokenizer has other ids or another end of text, and `overrides` is `model.config`
-/// of the job.
+/// Returns the `generation_config.json` of a pretrained model if its token ids are valid for the
+/// trained model. `keeps_ids` is false if the job's tokenizer has other ids or another end of text,
+/// and `overrides` is `model.config` of the job.
 ///
 /// # Errors
 /// Returns a user's mistake if the file is malformed.

@@ -1,7 +1,7 @@
 //! Token sequences for language models.
 //!
-//! Text is tokenized, joined and packed into sequences of `data.sequence_length` tokens. Token files are split in the
-//! same way. A job without data can train on a synthetic corpus.
+//! Text is tokenized, joined and packed into sequences of `data.sequence_length` tokens. Token
+//! files are split in the same way. A job without data can train on a synthetic corpus.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -14,14 +14,16 @@ use deepburn_datasets::{
 
 use crate::data::places::Places;
 
-/// Bytes of the synthetic corpus. They are enough for any run on a few cores and generated in a moment.
+/// Bytes of the synthetic corpus. They are enough for any run on a few cores and generated in a
+/// moment.
 const SYNTHETIC_BYTES: usize = 2 << 20;
 
-/// Opens the data of `job` with its `tokenizer`; without one, a tokenizer is trained on text. `vocab_size` is the
-/// vocabulary size of the model, if it is known.
+/// Opens the data of `job` with its `tokenizer`; without one, a tokenizer is trained on text.
+/// `vocab_size` is the vocabulary size of the model, if it is known.
 ///
-/// Tokenized text is stored in the token cache of the user, under a hash of the text and the tokenizer. Other processes
-/// of the host, and later runs, read it from there instead of tokenizing again.
+/// Tokenized text is stored in the token cache of the user, under a hash of the text and the
+/// tokenizer. Other processes of the host, and later runs, read it from there instead of tokenizing
+/// again.
 ///
 /// # Errors
 /// Returns an error if the data is invalid.
@@ -74,8 +76,8 @@ pub(crate) fn open_corpus(
     })
 }
 
-/// Returns the token cache of this job. Synthetic text is not cached, because reading it would take as long as
-/// generating it again.
+/// Returns the token cache of this job. Synthetic text is not cached, because reading it would take
+/// as long as generating it again.
 pub(crate) fn token_cache(data: &DataJob) -> Option<TokenCache> {
     // `None` also if the user has no home folder.
     let kept = data.token_cache && !data.splits.is_embedded();
@@ -84,11 +86,12 @@ pub(crate) fn token_cache(data: &DataJob) -> Option<TokenCache> {
 
 /// Returns the files of each split, or all files with the fractions of the splits.
 ///
-/// A job defines its splits as names of splits in a data set, as files, or as fractions of its data. Language models
-/// and classifiers use the same rules.
+/// A job defines its splits as names of splits in a data set, as files, or as fractions of its
+/// data. Language models and classifiers use the same rules.
 ///
 /// # Errors
-/// Returns an error if a file cannot be downloaded from the Hub, or if the data set does not have a split.
+/// Returns an error if a file cannot be downloaded from the Hub, or if the data set does not have a
+/// split.
 pub(crate) fn files(data: &DataJob, places: &Places) -> Result<Splits, DataError> {
     let name = data.name.as_deref();
     let splits = match &data.splits {
@@ -119,8 +122,8 @@ pub(crate) fn files(data: &DataJob, places: &Places) -> Result<Splits, DataError
     Ok(splits)
 }
 
-/// Warns of files that are not read or are empty, because nothing else shows that they are missing from the data, and
-/// of a text field where no file has fields.
+/// Warns of files that are not read or are empty, because nothing else shows that they are missing
+/// from the data, and of a text field where no file has fields.
 ///
 /// # Errors
 /// Returns an error if a folder cannot be read.
@@ -140,7 +143,8 @@ fn note_files(kind: &DataKind, splits: &Splits) -> Result<(), DataError> {
             warn_of(&skipped_files(path)?, &format!("not read, because they {not_read}"));
         }
     }
-    // Files of texts for a language model are named when they are read, because a compressed file may be empty too.
+    // Files of texts for a language model are named when they are read, because a compressed file
+    // may be empty too.
     let is_empty = |file: &&PathBuf| {
         let bytes = file.metadata().map(|metadata| metadata.len());
         matches!(kind, DataKind::Classification { .. }) && bytes.is_ok_and(|bytes| bytes == 0)

@@ -16,8 +16,8 @@ use crate::job::model_folder::adapter_in;
 /// Returns the model with the adapter of the job, if it has one.
 ///
 /// # Errors
-/// Returns a user's mistake if the adapter does not fit the model, or if the vocabulary is larger than the pretrained
-/// model's.
+/// Returns a user's mistake if the adapter does not fit the model, or if the vocabulary is larger
+/// than the pretrained model's.
 pub(crate) fn with_adapter(
     config: AnyDecoder,
     job: &Job,
@@ -65,8 +65,8 @@ pub(crate) fn with_adapter(
     Ok(config)
 }
 
-/// Refuses a vocabulary that is larger than the pretrained model's. PEFT's files name the base model, whose embeddings lack
-/// the new rows.
+/// Refuses a vocabulary that is larger than the pretrained model's. PEFT's files name the base
+/// model, whose embeddings lack the new rows.
 ///
 /// # Errors
 /// Returns a user's mistake with the remedy.
@@ -87,13 +87,14 @@ pub(crate) const LARGER_BASE: &str = "resize the base model first (transformers:
      result as model.pretrained, and train its new rows with trainable_token_indices or modules_to_save; or train the whole \
      model";
 
-/// Refuses overrides of the model's configuration that change what it computes. An adapter names its base model and has
-/// no place for them, so programs that read it would compute something else.
+/// Refuses overrides of the model's configuration that change what it computes. An adapter names
+/// its base model and has no place for them, so programs that read it would compute something else.
 ///
 /// # Errors
 /// Returns a user's mistake that names the field.
 fn refuse_changes(overrides: &Map<String, Value>) -> Result<(), Failure> {
-    // Dropout is only used in training, the vocabulary is checked with the files, and token ids do not belong to the model.
+    // Dropout is only used in training, the vocabulary is checked with the files, and token ids do
+    // not belong to the model.
     let is_harmless = |name: &str| {
         ["dropout", "pdrop", "_token_id", "dtype"].iter().any(|part| name.contains(part))
             || name == "vocab_size"
@@ -107,8 +108,8 @@ fn refuse_changes(overrides: &Map<String, Value>) -> Result<(), Failure> {
     }
 }
 
-/// Refuses an adapter with random factors for preference optimization: the reference is the model at the start of the
-/// run, and has to be the base model.
+/// Refuses an adapter with random factors for preference optimization: the reference is the model
+/// at the start of the run, and has to be the base model.
 ///
 /// # Errors
 /// Returns a user's mistake.

@@ -1,8 +1,9 @@
 //! The tokenizer of a job.
 //!
-//! Main type: [`JobTokenizer`]. It is `data.tokenizer`, or else the tokenizer of the pretrained model. A tokenizer is
-//! trained on the text only for a model that starts with random weights: the embeddings of pretrained weights belong to
-//! the ids of one vocabulary, and other ids would mean nothing to them. `data.new_vocabulary` allows it.
+//! Main type: [`JobTokenizer`]. It is `data.tokenizer`, or else the tokenizer of the pretrained
+//! model. A tokenizer is trained on the text only for a model that starts with random weights: the
+//! embeddings of pretrained weights belong to the ids of one vocabulary, and other ids would mean
+//! nothing to them. `data.new_vocabulary` allows it.
 
 use std::path::Path;
 
@@ -39,8 +40,9 @@ impl JobTokenizer {
     /// Loads the tokenizer of `job`. `pretrained` is the folder of its pretrained model.
     ///
     /// # Errors
-    /// Returns a user's mistake if a tokenizer cannot be loaded, if the pretrained model has none and the job does not
-    /// name one, or if the job names another one than the model's own without `data.new_vocabulary`.
+    /// Returns a user's mistake if a tokenizer cannot be loaded, if the pretrained model has none
+    /// and the job does not name one, or if the job names another one than the model's own without
+    /// `data.new_vocabulary`.
     pub(crate) fn of(
         job: &Job,
         places: &Places,
@@ -117,10 +119,12 @@ fn with_eos_token(job: &Job, tokenizer: Option<Tokenizer>) -> Result<Option<Toke
     }
 }
 
-/// Compares the tokenizer that the job names with the tokenizer of the pretrained model in `folder`.
+/// Compares the tokenizer that the job names with the tokenizer of the pretrained model in
+/// `folder`.
 ///
 /// # Errors
-/// Returns a user's mistake if ids stand for other tokens, unless the job asks for a new vocabulary.
+/// Returns a user's mistake if ids stand for other tokens, unless the job asks for a new
+/// vocabulary.
 fn compare(job: &Job, given: &Tokenizer, folder: &Path) -> Result<VocabularyOrigin, Failure> {
     let is_new = job.data.new_vocabulary;
     let own = match has_tokenizer(folder) {
@@ -138,7 +142,8 @@ fn compare(job: &Job, given: &Tokenizer, folder: &Path) -> Result<VocabularyOrig
     let own = match own {
         Ok(own) => own,
         Err(_) if is_new => return Ok(VocabularyOrigin::New),
-        // A damaged tokenizer cannot be compared either, and data.tokenizer may replace it for this reason.
+        // A damaged tokenizer cannot be compared either, and data.tokenizer may replace it for this
+        // reason.
         Err(error) => {
             tracing::warn!(
                 "data.tokenizer is used, but cannot be compared with the tokenizer of model.pretrained: {error}; \
@@ -151,8 +156,8 @@ fn compare(job: &Job, given: &Tokenizer, folder: &Path) -> Result<VocabularyOrig
     origin(compared, is_new, folder)
 }
 
-/// Returns the origin of the vocabulary, given how the tokenizer of the job differs from the model's in `folder`. The
-/// job asks for a new vocabulary if `is_new` is true.
+/// Returns the origin of the vocabulary, given how the tokenizer of the job differs from the
+/// model's in `folder`. The job asks for a new vocabulary if `is_new` is true.
 ///
 /// # Errors
 /// Returns a user's mistake if ids stand for other tokens, unless `is_new` is true.

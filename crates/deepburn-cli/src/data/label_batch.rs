@@ -21,7 +21,8 @@ pub(crate) enum LabelBatch {
 const NO_TEXT: i64 = -1;
 
 impl LabelBatch {
-    /// Converts labels for a model with `outputs` outputs. A label is `None` for a row without a text.
+    /// Converts labels for a model with `outputs` outputs. A label is `None` for a row without a
+    /// text.
     ///
     /// # Errors
     /// Returns [`TextBatchError`] if the model does not have a class of a set.
@@ -78,9 +79,9 @@ impl LabelBatch {
     }
 }
 
-/// Counts the sets of labels that `logits` predict. A label is predicted if its probability is at least one half, so if
-/// its logit is at least 0. Rows with negative `flags` are not texts. A text with a logit that is infinite or NaN has no
-/// answer, so that all its labels count as wrong.
+/// Counts the sets of labels that `logits` predict. A label is predicted if its probability is at
+/// least one half, so if its logit is at least 0. Rows with negative `flags` are not texts. A text
+/// with a logit that is infinite or NaN has no answer, so that all its labels count as wrong.
 pub(crate) fn count_label_sets(flags: &[i64], logits: &[f32], outputs: usize) -> Answers {
     let mut counts = LabelSetCounts::default();
     let rows = flags.chunks(outputs.max(1)).zip(logits.chunks(outputs.max(1)));

@@ -1,7 +1,7 @@
 //! Lengths of samples: the maximum length of the model, and the curriculum.
 //!
-//! A curriculum truncates samples in the first steps of training. It changes neither the order of samples nor their
-//! number in a step.
+//! A curriculum truncates samples in the first steps of training. It changes neither the order of
+//! samples nor their number in a step.
 
 use deepburn::NextStep;
 use deepburn::schedule::sequence_length;
@@ -12,7 +12,8 @@ use crate::failure::Failure;
 /// Micro-batches that a data loader assembles in advance.
 pub(crate) const PREFETCH: usize = 4;
 
-/// Checks that samples are not longer than `allowed`, the value of `field` in the model's configuration.
+/// Checks that samples are not longer than `allowed`, the value of `field` in the model's
+/// configuration.
 ///
 /// # Errors
 /// Returns a user's mistake if `data.sequence_length` exceeds `allowed`.
@@ -26,10 +27,12 @@ pub(crate) fn check_length(job: &Job, allowed: usize, field: &str) -> Result<(),
     )))
 }
 
-/// Checks that the curriculum leaves at least `min_tokens` tokens of a sample, so that every step has a target.
+/// Checks that the curriculum leaves at least `min_tokens` tokens of a sample, so that every step
+/// has a target.
 ///
 /// # Errors
-/// Returns a user's mistake if its shortest length is smaller, or if the end of a sample is what is learned.
+/// Returns a user's mistake if its shortest length is smaller, or if the end of a sample is what is
+/// learned.
 pub(crate) fn check_curriculum(job: &Job, plan: &Plan, min_tokens: usize) -> Result<(), Failure> {
     let Some(curriculum) = &plan.curriculum else { return Ok(()) };
     if job.data.kind.samples().is_some() {
@@ -58,7 +61,8 @@ pub(crate) fn check_curriculum(job: &Job, plan: &Plan, min_tokens: usize) -> Res
 
 /// Returns the maximum number of tokens of a sample in the next step.
 ///
-/// The difficulty depends on the number of applied steps, so that skipped steps do not advance the curriculum.
+/// The difficulty depends on the number of applied steps, so that skipped steps do not advance the
+/// curriculum.
 pub(crate) fn longest(curriculum: Option<&CurriculumPlan>, next: NextStep) -> usize {
     // Steps of a curriculum count from 1.
     curriculum.map_or(usize::MAX, |plan| sequence_length(plan, next.applied_steps as usize + 1))

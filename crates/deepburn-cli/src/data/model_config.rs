@@ -1,4 +1,5 @@
-//! The configuration of a job's model: the pretrained model's or the default one, with the fields of `model.config`.
+//! The configuration of a job's model: the pretrained model's or the default one, with the fields
+//! of `model.config`.
 
 use std::path::Path;
 
@@ -9,12 +10,12 @@ use serde_json::{Map, Value};
 
 use crate::failure::Failure;
 
-/// Returns the configuration of the pretrained model, or the default one, with the overrides of the job. Logs an
-/// enlarged vocabulary, because the weights then have new rows.
+/// Returns the configuration of the pretrained model, or the default one, with the overrides of the
+/// job. Logs an enlarged vocabulary, because the weights then have new rows.
 ///
 /// # Errors
-/// Returns a user's mistake if the folder has no model, or if a field is unknown, out of range, or not read although it
-/// may change what the model computes.
+/// Returns a user's mistake if the folder has no model, or if a field is unknown, out of range, or
+/// not read although it may change what the model computes.
 pub(crate) fn model_config<C: LanguageModelFamily>(
     job: &Job,
     pretrained: Option<&Path>,
@@ -42,11 +43,11 @@ pub(crate) fn model_config<C: LanguageModelFamily>(
     Ok(config)
 }
 
-/// Returns the overrides of a model's configuration without the type of its weights, which has no effect. Logs a warning
-/// if it is given.
+/// Returns the overrides of a model's configuration without the type of its weights, which has no
+/// effect. Logs a warning if it is given.
 ///
-/// Training follows the `deepspeed` section, and the exported weights are in fp32. A type in `config.json` would only
-/// contradict them.
+/// Training follows the `deepspeed` section, and the exported weights are in fp32. A type in
+/// `config.json` would only contradict them.
 pub(crate) fn without_dtype(overrides: &Map<String, Value>) -> Map<String, Value> {
     let mut fields = overrides.clone();
     for name in ["dtype", "torch_dtype"] {
@@ -70,7 +71,8 @@ const COMPUTING: [&str; 6] = [
     "tie_word_embeddings",
 ];
 
-/// Warns of overrides with which pretrained weights compute something else than they were trained for.
+/// Warns of overrides with which pretrained weights compute something else than they were trained
+/// for.
 fn warn_of_other_computation<C: LanguageModelConfig>(base: &C, config: &C) {
     // The exported fields, in which defaults are filled in: a field that the file leaves out may be
     // given with its default.
@@ -88,8 +90,8 @@ fn warn_of_other_computation<C: LanguageModelConfig>(base: &C, config: &C) {
     }
 }
 
-/// Returns the failure for an invalid field of the model's configuration. It names the file of a field that only the
-/// pretrained model has, and the key that can remove the field.
+/// Returns the failure for an invalid field of the model's configuration. It names the file of a
+/// field that only the pretrained model has, and the key that can remove the field.
 fn invalid_field(job: &Job, pretrained: Option<&Path>, error: &ModelConfigError) -> Failure {
     let of_file = |field: &str| pretrained.filter(|_| !job.model.config.contains_key(field));
     let file = |folder: &Path| folder.join("config.json").display().to_string();

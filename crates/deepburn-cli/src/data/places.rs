@@ -1,10 +1,11 @@
-//! Resolves the models, tokenizers and data sets of a job to files: local paths, or repositories on the Hugging Face
-//! Hub.
+//! Resolves the models, tokenizers and data sets of a job to files: local paths, or repositories on
+//! the Hugging Face Hub.
 //!
-//! Main type: [`Places`]. Repositories are downloaded to the Hub's cache when they are first needed.
+//! Main type: [`Places`]. Repositories are downloaded to the Hub's cache when they are first
+//! needed.
 //!
-//! A local path takes precedence over a repository of the same name ([`Place`]). Offline, only the cache is read, and
-//! an error names a missing file.
+//! A local path takes precedence over a repository of the same name ([`Place`]). Offline, only the
+//! cache is read, and an error names a missing file.
 
 use std::cell::OnceCell;
 use std::path::{Path, PathBuf};
@@ -18,8 +19,8 @@ use crate::job::model_folder::{check_pretrained, model_in};
 /// Resolves paths and repository names to local files.
 #[derive(Debug, Default)]
 pub(crate) struct Places {
-    /// The client of the Hub. It is created when it is first needed, so that most jobs on local files need neither the
-    /// Hub's environment variables nor a home folder.
+    /// The client of the Hub. It is created when it is first needed, so that most jobs on local
+    /// files need neither the Hub's environment variables nor a home folder.
     hub: OnceCell<Hub>,
 }
 
@@ -30,7 +31,8 @@ impl Places {
     /// Returns the folder of `model.pretrained`, if the job has one.
     ///
     /// # Errors
-    /// Returns a user's mistake if the folder has no model, or if the model cannot be downloaded from the Hub.
+    /// Returns a user's mistake if the folder has no model, or if the model cannot be downloaded
+    /// from the Hub.
     pub(crate) fn pretrained(&self, job: &Job) -> Result<Option<PathBuf>, Failure> {
         let Some(place) = &job.model.pretrained else { return Ok(None) };
         let folder = self.model(place).map_err(Failure::mistake)?;
@@ -70,7 +72,8 @@ impl Places {
     /// Returns the files of a split of a data set. `name` is the configuration of the data set.
     ///
     /// # Errors
-    /// Returns an error if the files cannot be downloaded from the Hub, or if there is no such split.
+    /// Returns an error if the files cannot be downloaded from the Hub, or if there is no such
+    /// split.
     pub(crate) fn split(
         &self,
         place: &Place,
@@ -86,8 +89,8 @@ impl Places {
         }
     }
 
-    /// Returns the files of data that the job divides into splits by fractions: the training split of a data set, or a
-    /// local file or folder without splits.
+    /// Returns the files of data that the job divides into splits by fractions: the training split
+    /// of a data set, or a local file or folder without splits.
     ///
     /// # Errors
     /// Returns the errors of [`Places::split`].
@@ -115,7 +118,8 @@ impl Places {
     /// Returns the client of the Hub.
     ///
     /// # Errors
-    /// Returns an error if no environment variable names the Hub's cache and there is no home folder.
+    /// Returns an error if no environment variable names the Hub's cache and there is no home
+    /// folder.
     fn hub(&self) -> Result<&Hub, DataError> {
         if let Some(hub) = self.hub.get() {
             return Ok(hub);

@@ -1,10 +1,11 @@
 //! Pairs of completions for preference optimization, and the log-probabilities of the reference.
 //!
-//! Main type: [`PreferenceRows`], the pairs of a split. The reference is the model at the start
-//! of the run: the pretrained model, also with a new adapter, which changes nothing yet, or the model with the adapter
-//! that is trained further. A checkpoint has its hash. Its log-probabilities are measured once, before the first step, with the weights that are
-//! sharded for training, so that no second model is ever in memory. A run that resumes measures them again, before the
-//! weights of its checkpoint are loaded.
+//! Main type: [`PreferenceRows`], the pairs of a split. The reference is the model at the start of
+//! the run: the pretrained model, also with a new adapter, which changes nothing yet, or the model
+//! with the adapter that is trained further. A checkpoint has its hash. Its log-probabilities are
+//! measured once, before the first step, with the weights that are sharded for training, so that no
+//! second model is ever in memory. A run that resumes measures them again, before the weights of
+//! its checkpoint are loaded.
 
 use burn::module::AutodiffModule;
 use deepburn::comm::CollectiveTag;
@@ -79,7 +80,8 @@ impl Collate for PreferenceRows {
 }
 
 impl PreferenceCorpus {
-    /// Measures the reference of all splits with the weights of `engine`. Returns false if a rank was interrupted.
+    /// Measures the reference of all splits with the weights of `engine`. Returns false if a rank
+    /// was interrupted.
     ///
     /// # Errors
     /// Returns an error if data cannot be read, or if a collective fails.
@@ -112,8 +114,8 @@ impl PreferenceCorpus {
 }
 
 impl PreferenceRows {
-    /// Returns the log-probabilities of the completions of all pairs; `None` if a rank was interrupted. Each rank measures
-    /// its share, in batches of `rows` pairs.
+    /// Returns the log-probabilities of the completions of all pairs; `None` if a rank was
+    /// interrupted. Each rank measures its share, in batches of `rows` pairs.
     fn measured<B, M>(
         &self,
         engine: &Engine<B, M>,

@@ -7,8 +7,8 @@ use std::sync::{Arc, OnceLock};
 use deepburn::BoxError;
 use deepburn_datasets::PairBatch;
 
-/// The log-probability of both completions of each pair of a split under the reference, which all ranks of a process
-/// share.
+/// The log-probability of both completions of each pair of a split under the reference, which all
+/// ranks of a process share.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ReferenceLogProbs(Arc<OnceLock<Vec<[f32; 2]>>>);
 
@@ -22,8 +22,8 @@ pub(crate) struct PreferenceBatch {
 }
 
 impl ReferenceLogProbs {
-    /// Returns the log-probabilities of the sequences of a batch: of the better completions, then of the worse ones, and
-    /// 0 for missing pairs.
+    /// Returns the log-probabilities of the sequences of a batch: of the better completions, then
+    /// of the worse ones, and 0 for missing pairs.
     ///
     /// # Errors
     /// Returns an error if the reference was not measured.
@@ -40,7 +40,8 @@ impl ReferenceLogProbs {
         Ok(found)
     }
 
-    /// Sets the log-probabilities. All ranks of a process have the same ones, and the first rank sets them.
+    /// Sets the log-probabilities. All ranks of a process have the same ones, and the first rank
+    /// sets them.
     pub(crate) fn set(&self, found: Vec<[f32; 2]>) {
         // Later ranks have summed the same values in the same collective.
         self.0.get_or_init(|| found);

@@ -1,6 +1,7 @@
 //! The classes of a pretrained classifier, which its head has been trained for.
 //!
-//! Main type: [`PretrainedClasses`]. A job may name the classes, but it changes neither their number nor their order.
+//! Main type: [`PretrainedClasses`]. A job may name the classes, but it changes neither their
+//! number nor their order.
 
 use std::path::Path;
 
@@ -29,7 +30,8 @@ pub(crate) struct PretrainedClasses<'a> {
 }
 
 impl<'a> PretrainedClasses<'a> {
-    /// Reads the classes of the model in `folder`; `None` if it is a language model, which gets a new head.
+    /// Reads the classes of the model in `folder`; `None` if it is a language model, which gets a
+    /// new head.
     ///
     /// # Errors
     /// Returns a user's mistake if the configuration cannot be read.
@@ -43,12 +45,13 @@ impl<'a> PretrainedClasses<'a> {
         Ok(Some(Self { count, names, folder }))
     }
 
-    /// Checks that the model has the classes of the job and its data, and returns their number. `needed` is the number
-    /// that they need. `names` are their names; they are known if they are not from the labels.
+    /// Checks that the model has the classes of the job and its data, and returns their number.
+    /// `needed` is the number that they need. `names` are their names; they are known if they are
+    /// not from the labels.
     ///
     /// # Errors
-    /// Returns a user's mistake if the number or the order of classes differs, or if nothing says which class of the
-    /// model a name in the data is.
+    /// Returns a user's mistake if the number or the order of classes differs, or if nothing says
+    /// which class of the model a name in the data is.
     pub(crate) fn check(
         &self,
         job: &Job,
@@ -70,7 +73,8 @@ impl<'a> PretrainedClasses<'a> {
     /// Checks that names keep the order of the names that the model has.
     ///
     /// # Errors
-    /// Returns a user's mistake if a class gets the name of another one, whose outputs it would not have.
+    /// Returns a user's mistake if a class gets the name of another one, whose outputs it would not
+    /// have.
     fn check_order(&self, names: &ClassNames, job: &Job) -> Result<(), Failure> {
         // Without names of its own, the model takes any.
         let own = self.names.as_ref().map_or(&[][..], ClassNames::as_slice);
@@ -133,8 +137,8 @@ impl<'a> PretrainedClasses<'a> {
     }
 }
 
-/// Returns the error of named labels for a model whose classes have numbers only. It proposes the names in alphabetical
-/// order.
+/// Returns the error of named labels for a model whose classes have numbers only. It proposes the
+/// names in alphabetical order.
 fn unnamed(names: &ClassNames) -> Failure {
     let numbered = |(number, name)| (format!("{number}"), Value::from(name));
     let names = names.as_slice().iter().map(String::as_str);

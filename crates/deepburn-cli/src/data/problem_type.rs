@@ -33,12 +33,12 @@ impl ChosenProblemType {
         Self { kind, origin: origin.to_owned() }
     }
 
-    /// Returns what a GPT-2 classifier predicts, from the job or the pretrained model. `pretrained` is the number of outputs of
-    /// a pretrained classifier.
+    /// Returns what a GPT-2 classifier predicts, from the job or the pretrained model. `pretrained`
+    /// is the number of outputs of a pretrained classifier.
     ///
     /// # Errors
-    /// Returns a user's mistake if the value is unknown, or if a pretrained classifier has one output and does not say
-    /// what it predicts.
+    /// Returns a user's mistake if the value is unknown, or if a pretrained classifier has one
+    /// output and does not say what it predicts.
     pub(crate) fn of_gpt2(
         body: &Gpt2Config,
         inputs: &JobInputs<'_>,

@@ -1,7 +1,8 @@
 //! Recipes, which combine the model, the data and the task of a job.
 //!
-//! A [`Recipe`] provides everything that [`train_rank`](crate::run::rank) needs: model, task, data loader, test split,
-//! export and tokenizer. It is generic over the backend, so that one implementation trains on all backends.
+//! A [`Recipe`] provides everything that [`train_rank`](crate::run::rank) needs: model, task, data
+//! loader, test split, export and tokenizer. It is generic over the backend, so that one
+//! implementation trains on all backends.
 
 use std::path::{Path, PathBuf};
 
@@ -61,18 +62,20 @@ pub(crate) trait Recipe<B: FusedOps + OptimizerOps>: SubjectInfo + Sync {
     /// Returns the task of a rank whose tensors are on `device`.
     fn task(&self, device: B::Device) -> Self::Task;
 
-    /// Starts the data loader of `shard` with the batches of `plan`, and with the evaluation settings of the job.
+    /// Starts the data loader of `shard` with the batches of `plan`, and with the evaluation
+    /// settings of the job.
     fn source(&self, shard: DataShard, plan: &Plan) -> Result<Self::Source, DataError>;
 
-    /// Returns the batches of `shard` in the whole test split, which `eval_max_samples` does not limit; `None` without one.
+    /// Returns the batches of `shard` in the whole test split, which `eval_max_samples` does not
+    /// limit; `None` without one.
     fn test(
         &self,
         shard: DataShard,
         plan: &Plan,
     ) -> Result<Option<EvaluationStream<'_, BatchOf<B, Self>>>, DataError>;
 
-    /// Measures the reference of preference optimization with the initial weights in `engine`, for data that has one. All
-    /// ranks call this together. Returns false if a rank was interrupted.
+    /// Measures the reference of preference optimization with the initial weights in `engine`, for
+    /// data that has one. All ranks call this together. Returns false if a rank was interrupted.
     ///
     /// # Errors
     /// Returns an error if data cannot be read, or if a collective fails.
@@ -89,7 +92,8 @@ pub(crate) trait Recipe<B: FusedOps + OptimizerOps>: SubjectInfo + Sync {
     }
 }
 
-/// A task that can be run without data, on made-up micro-batches: in forecasts, and in measurements of a step.
+/// A task that can be run without data, on made-up micro-batches: in forecasts, and in measurements
+/// of a step.
 pub(crate) trait ExampleTask<B: FusedOps + OptimizerOps, M: AutodiffModule<Training<B>>>:
     Task<B, M> + Sync
 {
@@ -97,7 +101,8 @@ pub(crate) trait ExampleTask<B: FusedOps + OptimizerOps, M: AutodiffModule<Train
     fn example(&self, shape: BatchShape) -> Self::Batch;
 }
 
-/// Forecasts training the model of `build` on `task` with micro-batches of this shape, on a rank of each pipeline stage.
+/// Forecasts training the model of `build` on `task` with micro-batches of this shape, on a rank of
+/// each pipeline stage.
 ///
 /// # Errors
 /// Returns the error of `build`, or an error if the plan does not fit the model.
@@ -119,12 +124,14 @@ pub(crate) trait SubjectInfo {
     /// Returns the configuration of the model, which determines its parameters and activations.
     fn architecture(&self) -> &dyn Architecture;
 
-    /// Returns the model with its adapter, which is trained and exported in place of the weights; `None` without one.
+    /// Returns the model with its adapter, which is trained and exported in place of the weights;
+    /// `None` without one.
     fn adapted(&self) -> Option<&AnyDecoder> {
         None
     }
 
-    /// Returns the contents of the exported model folder except the weights, the tokenizer and the companion files.
+    /// Returns the contents of the exported model folder except the weights, the tokenizer and the
+    /// companion files.
     fn hf_export(&self) -> HfExport {
         self.architecture().hf_export()
     }
@@ -135,8 +142,8 @@ pub(crate) trait SubjectInfo {
     /// Returns the tokenizer to export with the model; `None` for token files without one.
     fn tokenizer(&self) -> Option<&Tokenizer>;
 
-    /// Returns a hash of the initial weights, if preference optimization compares the model with them. A run that resumes
-    /// has to start from the same ones. `None` for other data.
+    /// Returns a hash of the initial weights, if preference optimization compares the model with
+    /// them. A run that resumes has to start from the same ones. `None` for other data.
     ///
     /// # Errors
     /// Returns an error if the files of the pretrained model or of the adapter cannot be read.
@@ -169,7 +176,8 @@ pub(crate) trait SubjectInfo {
     /// Returns the sampler of dynamic batching.
     ///
     /// # Errors
-    /// Returns a user's mistake if samples are packed sequences of one length, or if a text exceeds the token budget.
+    /// Returns a user's mistake if samples are packed sequences of one length, or if a text exceeds
+    /// the token budget.
     fn budget_sampler(
         &self,
         shape: StepShape,
@@ -239,11 +247,13 @@ impl EvaluationSettings {
     }
 }
 
-/// The source of a model's initial weights: a pretrained model, or random initialization from a seed.
+/// The source of a model's initial weights: a pretrained model, or random initialization from a
+/// seed.
 pub(crate) struct WeightOrigin {
     /// Folder of the pretrained model.
     pub(crate) pretrained: Option<PathBuf>,
-    /// Seed of randomly initialized weights: all weights, or only the new head of a pretrained model.
+    /// Seed of randomly initialized weights: all weights, or only the new head of a pretrained
+    /// model.
     pub(crate) seed: u64,
 }
 
@@ -270,7 +280,8 @@ impl WeightOrigin {
         }
     }
 
-    /// Reads and checks the pretrained weights, if there are some, so that an invalid file is reported before anything is written.
+    /// Reads and checks the pretrained weights, if there are some, so that an invalid file is
+    /// reported before anything is written.
     ///
     /// # Errors
     /// Returns a user's mistake if the weights do not fit the configuration or are not finite.
@@ -283,7 +294,8 @@ impl WeightOrigin {
     }
 }
 
-/// Returns the remedy if pretrained weights do not fit the configuration of the job; empty for other errors.
+/// Returns the remedy if pretrained weights do not fit the configuration of the job; empty for
+/// other errors.
 fn remedy_of_misfit(error: &ModelFolderError) -> &'static str {
     let ModelFolderError::Tensors { problems, .. } = error else { return "" };
     // Other problems are tensors that the model does not have, and values that are not finite.

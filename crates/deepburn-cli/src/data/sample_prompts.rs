@@ -1,4 +1,5 @@
-//! Prompts that the model continues after each evaluation ([`TextSampler`](super::text_sampler::TextSampler)).
+//! Prompts that the model continues after each evaluation
+//! ([`TextSampler`](super::text_sampler::TextSampler)).
 //!
 //! Main type: [`SamplePrompt`].
 

@@ -1,8 +1,9 @@
 //! The subject of a run: its model and its data.
 //!
-//! Main type: [`Subject`]. A recipe is generic over the backend, which is chosen at run time. What trains it is therefore
-//! generic too, and is called with [`with_recipe`] for the recipe that the job has. It is compiled for each pair of recipe
-//! and backend. A tuner measures steps of the same model on made-up micro-batches.
+//! Main type: [`Subject`]. A recipe is generic over the backend, which is chosen at run time. What
+//! trains it is therefore generic too, and is called with [`with_recipe`] for the recipe that the
+//! job has. It is compiled for each pair of recipe and backend. A tuner measures steps of the same
+//! model on made-up micro-batches.
 
 use burn::tensor::Tensor;
 use deepburn::ops::{FusedOps, OptimizerOps};
@@ -18,7 +19,8 @@ use crate::data::causal::Causal;
 use crate::data::classification::Classification;
 use crate::data::recipe::{ExampleTask, InitialWeights, Recipe, SubjectInfo, forecast_task};
 
-/// The model and the data of a job: one recipe for all language models, and one for each kind of classifier.
+/// The model and the data of a job: one recipe for all language models, and one for each kind of
+/// classifier.
 pub(crate) enum Subject {
     /// A language model.
     Causal(Box<Causal>),
@@ -40,7 +42,8 @@ impl From<Classification<ClassifierConfig>> for Subject {
     }
 }
 
-/// Evaluates an expression that is generic over the recipe, a reference, for the recipe of a [`Subject`].
+/// Evaluates an expression that is generic over the recipe, a reference, for the recipe of a
+/// [`Subject`].
 macro_rules! with_recipe {
     ($subject:expr, $recipe:ident => $body:expr) => {
         // Each arm has another type, so the expression is compiled three times.

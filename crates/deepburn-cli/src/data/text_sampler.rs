@@ -19,7 +19,8 @@ use crate::data::causal_data::CausalData;
 use crate::data::sample_prompts::SamplePrompt;
 use crate::failure::Failure;
 
-/// Generates texts with the sharded model. All ranks do it together, because each op may gather parameters.
+/// Generates texts with the sharded model. All ranks do it together, because each op may gather
+/// parameters.
 pub(crate) struct TextSampler {
     /// The prompts, at least one.
     prompts: Vec<SamplePrompt>,
@@ -30,8 +31,8 @@ pub(crate) struct TextSampler {
 }
 
 impl TextSampler {
-    /// Returns the sampler of a job; `None` if it asks for no texts. A text ends at the end tokens with which the model is
-    /// exported.
+    /// Returns the sampler of a job; `None` if it asks for no texts. A text ends at the end tokens
+    /// with which the model is exported.
     ///
     /// # Errors
     /// Returns a user's mistake if a prompt is empty or too long, or if there is no tokenizer.
@@ -125,8 +126,9 @@ impl TextSampler {
 
     /// Returns the text that follows a prompt; `None` if a rank was interrupted.
     ///
-    /// The ranks compute the same tokens. They still agree after each token on whether there is another one: on machines
-    /// with different instructions, the tokens may differ, and a rank that stopped alone would leave the others waiting.
+    /// The ranks compute the same tokens. They still agree after each token on whether there is
+    /// another one: on machines with different instructions, the tokens may differ, and a rank that
+    /// stopped alone would leave the others waiting.
     fn continued<B, M, N>(
         &self,
         engine: &Engine<B, M>,

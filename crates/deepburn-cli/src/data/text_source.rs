@@ -1,7 +1,8 @@
-//! Micro-batches of labelled texts, of a fixed size or with dynamic batching.
+//! Micro-batches of labeled texts, of a fixed size or with dynamic batching.
 //!
-//! Main type: [`TextSource`], the data loader of one rank. With dynamic batching, a micro-batch has as many texts as
-//! fit in a token budget. So the number of samples differs between steps, and the learning rate can be scaled by it.
+//! Main type: [`TextSource`], the data loader of one rank. With dynamic batching, a micro-batch has
+//! as many texts as fit in a token budget. So the number of samples differs between steps, and the
+//! learning rate can be scaled by it.
 
 use std::sync::Arc;
 
@@ -11,7 +12,7 @@ use deepburn::{
 use deepburn_config::{CurriculumPlan, DynamicBatchingPlan, LrScaling, PickingOrderPlan, Plan};
 use deepburn_datasets::{
     BatchLoader, BudgetSampler, Collate, DataError, DataShard, DistributedSampler, EpochPosition,
-    LabelledBatch, LabelledTexts, PickingOrder, Position, StepShape, TokenBudget,
+    LabeledBatch, LabeledTexts, PickingOrder, Position, StepShape, TokenBudget,
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -20,9 +21,9 @@ use crate::data::lengths::{PREFETCH, longest};
 use crate::data::recipe::RecipeSettings;
 
 /// A micro-batch of texts.
-pub(crate) struct Labelled(pub(crate) LabelledBatch);
+pub(crate) struct Labeled(pub(crate) LabeledBatch);
 
-impl Batch for Labelled {
+impl Batch for Labeled {
     /// Returns the tokens of all texts, without padding.
     fn num_tokens(&self) -> usize {
         self.0.num_tokens()
@@ -36,13 +37,14 @@ impl Batch for Labelled {
 
 /// The data loader of one rank.
 ///
-/// It assembles batches in advance on its own thread. Without dynamic batching, rank r of W takes the texts r, r + W,
-/// r + 2W and so on of the shuffled order, as PyTorch's `DistributedSampler` does.
+/// It assembles batches in advance on its own thread. Without dynamic batching, rank r of W takes
+/// the texts r, r + W, r + 2W and so on of the shuffled order, as PyTorch's `DistributedSampler`
+/// does.
 pub(crate) struct TextSource {
     /// Micro-batches for training.
     loader: Loader,
     /// The texts of an evaluation.
-    eval: Option<Arc<LabelledTexts>>,
+    eval: Option<Arc<LabeledTexts>>,
     /// The rank and the number of ranks.
     shard: DataShard,
     /// The budget of an evaluation batch.
@@ -56,11 +58,11 @@ pub(crate) struct TextSource {
 /// The training batches.
 enum Loader {
     /// Micro-batches of a fixed number of texts.
-    Fixed(BatchLoader<LabelledTexts>),
+    Fixed(BatchLoader<LabeledTexts>),
     /// Dynamic batching.
     Budget {
         /// Assembles the batches that the sampler has planned.
-        loader: BatchLoader<LabelledTexts, BudgetSampler>,
+        loader: BatchLoader<LabeledTexts, BudgetSampler>,
         /// How the learning rate is scaled by the number of samples.
         lr_scaling: LrScaling,
         /// Number of samples of a step for which the learning rate is not scaled.
@@ -72,11 +74,11 @@ impl TextSource {
     /// Starts the data loader of `shard` with the batches of `plan`.
     ///
     /// # Errors
-    /// Returns an error if a text exceeds the token budget of dynamic batching, if there are more ranks than texts, or
-    /// if the thread cannot be started.
+    /// Returns an error if a text exceeds the token budget of dynamic batching, if there are more
+    /// ranks than texts, or if the thread cannot be started.
     pub(crate) fn new(
-        train: Arc<LabelledTexts>,
-        eval: Option<Arc<LabelledTexts>>,
+        train: Arc<LabeledTexts>,
+        eval: Option<Arc<LabeledTexts>>,
         shard: DataShard,
         plan: &Plan,
         settings: &RecipeSettings,
@@ -109,8 +111,9 @@ impl TextSource {
 
 /// Returns the token budget of a plan.
 ///
-/// `sequence_picking_order` is a trade-off: batches of texts of similar length need the least padding, but their order
-/// is less random. `dataloader` takes the texts in the order of the data set, the same in every epoch.
+/// `sequence_picking_order` is a trade-off: batches of texts of similar length need the least
+/// padding, but their order is less random. `dataloader` takes the texts in the order of the data
+/// set, the same in every epoch.
 pub(crate) fn budget(plan: &DynamicBatchingPlan) -> TokenBudget {
     TokenBudget {
         max_tokens: plan.max_tokens,
@@ -124,12 +127,13 @@ pub(crate) fn budget(plan: &DynamicBatchingPlan) -> TokenBudget {
     }
 }
 
-impl BatchSource<Labelled> for TextSource {
-    /// Returns the batches of a step. With dynamic batching, the result also has the number of samples of the step over
-    /// all ranks, and the factor of its learning rate.
-    fn next_step(&mut self, next: NextStep) -> Result<StepBatches<Labelled>, BoxError> {
+impl BatchSource<Labeled> for TextSource {
+    /// Returns the batches of a step. With dynamic batching, the result also has the number of
+    /// samples of the step over all ranks, and the factor of its learning rate.
+    fn next_step(&mut self, next: NextStep) -> Result<StepBatches<Labeled>, BoxError> {
         let length = longest(self.curriculum.as_ref(), next);
-        // Read the size of the next step first: after its batches have been taken, the sampler is at the step after it.
+        // Read the size of the next step first: after its batches have been taken, the sampler is
+        // at the step after it.
         let size = match &self.loader {
             Loader::Fixed(_) => None,
             Loader::Budget { loader, lr_scaling, reference } => {
@@ -144,23 +148,23 @@ impl BatchSource<Labelled> for TextSource {
                 Loader::Fixed(loader) => loader.next_batch()?,
                 Loader::Budget { loader, .. } => loader.next_batch()?,
             };
-            // Texts are truncated after they have been loaded, so that data-loader positions do not depend on the
-            // curriculum.
+            // Texts are truncated after they have been loaded, so that data-loader positions do not
+            // depend on the curriculum.
             batch.truncate(length);
-            Ok(Labelled(batch))
+            Ok(Labeled(batch))
         });
         Ok(StepBatches { micro_batches: batches.collect::<Result<_, DataError>>()?, size })
     }
 
     /// Starts an evaluation. Only one batch of the stream is in memory at a time.
-    fn evaluation(&mut self) -> Result<Option<EvaluationStream<'_, Labelled>>, BoxError> {
+    fn evaluation(&mut self) -> Result<Option<EvaluationStream<'_, Labeled>>, BoxError> {
         let (shard, budget, limit) = (self.shard, self.budget, self.eval_max_samples);
         let eval = self.eval.as_ref();
         Ok(eval.map(|eval| evaluation(eval, shard, budget, limit)).transpose()?)
     }
 
-    /// Returns the data-loader position as JSON, for the checkpoint. Its fields depend on whether dynamic batching is
-    /// enabled.
+    /// Returns the data-loader position as JSON, for the checkpoint. Its fields depend on whether
+    /// dynamic batching is enabled.
     fn position(&self) -> Value {
         match &self.loader {
             Loader::Fixed(loader) => json!(loader.position()),
@@ -171,10 +175,11 @@ impl BatchSource<Labelled> for TextSource {
     /// Seeks to a position without loading the batches before it.
     ///
     /// # Errors
-    /// Returns an error if the position does not exist in this data, or if dynamic batching was enabled or disabled
-    /// since the checkpoint.
+    /// Returns an error if the position does not exist in this data, or if dynamic batching was
+    /// enabled or disabled since the checkpoint.
     fn seek(&mut self, position: &Value) -> Result<(), BoxError> {
-        // Positions of the two loaders have different fields, so a position of the other loader cannot be parsed.
+        // Positions of the two loaders have different fields, so a position of the other loader
+        // cannot be parsed.
         let other = |cause: serde_json::Error| {
             format!(
                 "dynamic batching was enabled or disabled since the checkpoint ({cause}); set it back"
@@ -192,8 +197,8 @@ impl BatchSource<Labelled> for TextSource {
     }
 }
 
-/// Returns the token budget of an evaluation batch, of `rows` texts without dynamic batching. Texts are sorted by length,
-/// because their order does not matter.
+/// Returns the token budget of an evaluation batch, of `rows` texts without dynamic batching. Texts
+/// are sorted by length, because their order does not matter.
 pub(crate) fn evaluation_budget(plan: &Plan, rows: usize) -> TokenBudget {
     let budget = match &plan.dynamic_batching {
         Some(dynamic) => budget(dynamic),
@@ -202,17 +207,17 @@ pub(crate) fn evaluation_budget(plan: &Plan, rows: usize) -> TokenBudget {
     TokenBudget { min_batch_size: 1, order: PickingOrder::ByLength, ..budget }
 }
 
-/// Returns the batches of one rank in an evaluation of the first `limit` texts. A batch has texts of similar length, so
-/// that there is little padding.
+/// Returns the batches of one rank in an evaluation of the first `limit` texts. A batch has texts
+/// of similar length, so that there is little padding.
 ///
 /// # Errors
 /// Returns an error if the split has no texts.
 pub(crate) fn evaluation(
-    texts: &LabelledTexts,
+    texts: &LabeledTexts,
     shard: DataShard,
     budget: TokenBudget,
     limit: Option<usize>,
-) -> Result<EvaluationStream<'_, Labelled>, DataError> {
+) -> Result<EvaluationStream<'_, Labeled>, DataError> {
     let mut lengths = texts.lengths();
     lengths.truncate(limit.unwrap_or(lengths.len()).max(1));
     // Texts for evaluation may be longer than those for training.
@@ -223,6 +228,6 @@ pub(crate) fn evaluation(
     let plan = budget.plan(&lengths, shape, 0)?;
     Ok(Box::new((0..plan.num_batches()).map(move |index| {
         let samples = plan.batch(shard.rank, index);
-        Ok(Labelled(texts.collate(samples, samples.len().max(1))?))
+        Ok(Labeled(texts.collate(samples, samples.len().max(1))?))
     })))
 }

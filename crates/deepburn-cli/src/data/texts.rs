@@ -1,7 +1,8 @@
-//! Reads and tokenizes labelled texts for text classification.
+//! Reads and tokenizes labeled texts for text classification.
 //!
-//! The tokenizer is chosen as for language models ([`JobTokenizer`](crate::data::job_tokenizer::JobTokenizer)).
-//! Texts are not packed. Texts that are longer than `data.sequence_length` tokens are truncated.
+//! The tokenizer is chosen as for language models
+//! ([`JobTokenizer`](crate::data::job_tokenizer::JobTokenizer)). Texts are not packed. Texts that
+//! are longer than `data.sequence_length` tokens are truncated.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -9,9 +10,9 @@ use std::sync::Arc;
 
 use deepburn_config::{DataJob, DataKind, Job, SplitPlan, counted};
 use deepburn_datasets::{
-    Classes, ClassesOrigin, DataError, Fractions, LABEL_FIELD, LabelKind, LabelledColumns,
-    LabelledText, LabelledTexts, Splits, SyntheticReviews, TEXT_FIELD, TextLabel, Tokenizer,
-    read_labelled, read_labelled_as,
+    Classes, ClassesOrigin, DataError, Fractions, LABEL_FIELD, LabelKind, LabeledColumns,
+    LabeledText, LabeledTexts, Splits, SyntheticReviews, TEXT_FIELD, TextLabel, Tokenizer,
+    read_labeled, read_labeled_as,
 };
 use deepburn_models::hf::ProblemType;
 
@@ -21,16 +22,16 @@ use crate::data::problem_type::ChosenProblemType;
 
 /// Tokenized splits, shared by all ranks of a process.
 ///
-/// Only `train` is required. Without `eval` there is no evaluation during training, and without `test` there is no
-/// final test.
+/// Only `train` is required. Without `eval` there is no evaluation during training, and without
+/// `test` there is no final test.
 #[derive(Clone)]
 pub(crate) struct Texts {
     /// The train split.
-    pub(crate) train: Arc<LabelledTexts>,
+    pub(crate) train: Arc<LabeledTexts>,
     /// The split for evaluations during training.
-    pub(crate) eval: Option<Arc<LabelledTexts>>,
+    pub(crate) eval: Option<Arc<LabeledTexts>>,
     /// The split for the final test.
-    pub(crate) test: Option<Arc<LabelledTexts>>,
+    pub(crate) test: Option<Arc<LabeledTexts>>,
     /// Tokenizer of all splits. It is exported with the model.
     pub(crate) tokenizer: Tokenizer,
     /// The classes of all splits.
@@ -54,8 +55,8 @@ const SYNTHETIC_REVIEWS: usize = 4000;
 impl Texts {
     /// Returns the number of classes in all splits, or of numbers to predict.
     ///
-    /// If classes have names, it is the number of names. Otherwise it is one more than the highest label of any split,
-    /// so that an evaluation can count every label.
+    /// If classes have names, it is the number of names. Otherwise it is one more than the highest
+    /// label of any split, so that an evaluation can count every label.
     pub(crate) fn num_outputs(&self) -> usize {
         let others = self.eval.iter().chain(&self.test);
         if let Some(names) = self.classes.names() {
@@ -74,8 +75,8 @@ pub(crate) fn label_kind(problem_type: ProblemType) -> LabelKind {
     }
 }
 
-/// Reads and tokenizes all splits. Texts are shuffled before they are divided into splits. Without a `tokenizer`, one
-/// is trained on the train split.
+/// Reads and tokenizes all splits. Texts are shuffled before they are divided into splits. Without
+/// a `tokenizer`, one is trained on the train split.
 ///
 /// # Errors
 /// Returns an error if the data is invalid.
@@ -114,10 +115,10 @@ pub(crate) fn open_texts(
         }
     };
     let cache = token_cache(&job.data);
-    let tokenize = |texts: Vec<LabelledText>, name: &str| {
+    let tokenize = |texts: Vec<LabeledText>, name: &str| {
         let length = job.data.sequence_length;
         let what = format!("the {name} split");
-        let tokens = LabelledTexts::tokenize(&texts, &tokenizer, length, cache.as_ref(), &what)?;
+        let tokens = LabeledTexts::tokenize(&texts, &tokenizer, length, cache.as_ref(), &what)?;
         let (texts, cut) = (tokens.len(), tokens.truncated());
         tracing::info!(
             "{name}: {}, of which {cut} are cut to {}",
@@ -132,8 +133,9 @@ pub(crate) fn open_texts(
     Ok(Texts { train, eval, test, tokenizer, classes })
 }
 
-/// Warns of texts without a character other than white space, which are usually missing cells of a table.
-fn warn_of_empty_texts(split: &str, texts: &[LabelledText]) {
+/// Warns of texts without a character other than white space, which are usually missing cells of a
+/// table.
+fn warn_of_empty_texts(split: &str, texts: &[LabeledText]) {
     let empty = texts.iter().filter(|text| text.text.trim().is_empty()).count();
     if empty > 0 {
         tracing::warn!(
@@ -147,7 +149,7 @@ fn warn_of_empty_texts(split: &str, texts: &[LabelledText]) {
 const MANY_CLASSES: usize = 20;
 
 /// Describes the labels of the train split.
-fn described(train: &[LabelledText], classes: &Classes) -> String {
+fn described(train: &[LabeledText], classes: &Classes) -> String {
     if let Some(names) = classes.names() {
         // Data sets may have thousands of classes.
         let shown: Vec<_> = names.iter().take(8).map(String::as_str).collect();
@@ -165,7 +167,7 @@ fn described(train: &[LabelledText], classes: &Classes) -> String {
 }
 
 /// Warns of likely mistakes: a single class, or a label column that contains ids.
-fn warn_of_classes(train: &[LabelledText], named: &Classes) {
+fn warn_of_classes(train: &[LabeledText], named: &Classes) {
     let classes: BTreeSet<u32> =
         train.iter().flat_map(|text| text.label.classes()).copied().collect();
     if classes.len() >= MANY_CLASSES && train.len() < 2 * classes.len() {
@@ -193,7 +195,7 @@ fn warn_of_classes(train: &[LabelledText], named: &Classes) {
 }
 
 /// Warns of classes that the model cannot learn from texts with several labels.
-fn warn_of_label_sets(train: &[LabelledText], named: &Classes) {
+fn warn_of_label_sets(train: &[LabeledText], named: &Classes) {
     let names = named.names().unwrap_or_default();
     let found: BTreeSet<u32> =
         train.iter().flat_map(|text| text.label.classes()).copied().collect();
@@ -215,7 +217,7 @@ fn warn_of_label_sets(train: &[LabelledText], named: &Classes) {
 }
 
 /// Warns if all numbers to predict are equal.
-fn warn_of_values(train: &[LabelledText]) {
+fn warn_of_values(train: &[LabeledText]) {
     let (low, high) = value_range(train);
     if low == high {
         tracing::warn!("all labels of the train split are {low}");
@@ -223,7 +225,7 @@ fn warn_of_values(train: &[LabelledText]) {
 }
 
 /// Returns the lowest and the highest number to predict.
-fn value_range(train: &[LabelledText]) -> (f32, f32) {
+fn value_range(train: &[LabeledText]) -> (f32, f32) {
     let values = train.iter().flat_map(|text| match &text.label {
         TextLabel::Values(values) => values.as_slice(),
         TextLabel::Class(_) | TextLabel::Classes(_) => &[],
@@ -232,8 +234,9 @@ fn value_range(train: &[LabelledText]) -> (f32, f32) {
     values.fold((f32::INFINITY, f32::NEG_INFINITY), range)
 }
 
-/// Warns if the first `limit` texts of the eval split all have the same class, as in a file that is sorted by label.
-fn warn_of_first_texts(eval: &[LabelledText], limit: usize, classes: &Classes) {
+/// Warns if the first `limit` texts of the eval split all have the same class, as in a file that is
+/// sorted by label.
+fn warn_of_first_texts(eval: &[LabeledText], limit: usize, classes: &Classes) {
     // `None` for sets of labels and for numbers, which are not sorted in this way.
     let Some(class) = eval.first().and_then(|text| text.label.class()) else { return };
     let Some(same) = eval.iter().position(|text| text.label.class() != Some(class)) else { return };
@@ -249,11 +252,12 @@ fn warn_of_first_texts(eval: &[LabelledText], limit: usize, classes: &Classes) {
 }
 
 /// The texts of train, eval and test. A split is `None` if the job does not have it.
-type LabelledSplits = [Option<Vec<LabelledText>>; 3];
+type LabeledSplits = [Option<Vec<LabeledText>>; 3];
 
-/// Reads the splits and their classes. The training files determine the classes, and the same numbering is used for the
-/// other files, so that a class has the same number in every split. A class that only another file has is an error,
-/// unless the job or the pretrained model sets the number of classes.
+/// Reads the splits and their classes. The training files determine the classes, and the same
+/// numbering is used for the other files, so that a class has the same number in every split. A
+/// class that only another file has is an error, unless the job or the pretrained model sets the
+/// number of classes.
 ///
 /// # Errors
 /// Returns an error if a file cannot be read, if a column is missing, or if a label is not a class.
@@ -262,10 +266,10 @@ fn read_splits(
     places: &Places,
     KnownClasses { names, origin, has_count }: KnownClasses<'_>,
     problem: &ChosenProblemType,
-) -> Result<(LabelledSplits, Classes), DataError> {
+) -> Result<(LabeledSplits, Classes), DataError> {
     let (data, seed) = (&job.data, job.training.seed);
     let (kind, reason) = (label_kind(problem.kind), problem.to_string());
-    let columns = LabelledColumns { origin, kind_reason: &reason, ..columns(data, kind) };
+    let columns = LabeledColumns { origin, kind_reason: &reason, ..columns(data, kind) };
     match files(data, places)? {
         Splits::Shares { files, fractions } => {
             let (all, classes) = match data.splits.is_embedded() {
@@ -283,12 +287,12 @@ fn read_splits(
                     let texts = SyntheticReviews { seed, count: SYNTHETIC_REVIEWS }.texts();
                     (texts, Classes::Numbers { count: None })
                 }
-                false => read_labelled(&files, columns, names)?,
+                false => read_labeled(&files, columns, names)?,
             };
             Ok((fractions.divide_shuffled(all, seed)?, classes))
         }
         Splits::Paths { train, eval, test } => {
-            let (all, classes) = read_labelled(&train, columns, names)?;
+            let (all, classes) = read_labeled(&train, columns, names)?;
             // Numbers do not say how many classes there are. A higher one in another file is
             // refused, because the model would not have it.
             let allowed = match classes {
@@ -297,8 +301,9 @@ fn read_splits(
                 }
                 _ => classes.clone(),
             };
-            let read = |files: Vec<PathBuf>| read_labelled_as(&files, columns, &allowed);
-            // Without an eval split, a fraction of the training texts can be held out for evaluation.
+            let read = |files: Vec<PathBuf>| read_labeled_as(&files, columns, &allowed);
+            // Without an eval split, a fraction of the training texts can be held out for
+            // evaluation.
             let share = match data.splits {
                 SplitPlan::Named { eval_share, .. } | SplitPlan::Paths { eval_share, .. } => {
                     eval_share
@@ -314,19 +319,19 @@ fn read_splits(
 }
 
 /// Returns the number of classes of a model that is trained on these texts.
-fn num_classes(texts: &[LabelledText], kind: LabelKind) -> usize {
+fn num_classes(texts: &[LabeledText], kind: LabelKind) -> usize {
     // A text that has one class needs a choice of two.
     let least = if kind == LabelKind::Class { 2 } else { 1 };
     texts.iter().map(|text| text.label.num_outputs()).fold(least, usize::max)
 }
 
 /// Returns the columns of texts and labels.
-fn columns(data: &DataJob, kind: LabelKind) -> LabelledColumns<'_> {
+fn columns(data: &DataJob, kind: LabelKind) -> LabeledColumns<'_> {
     let (text, label) = match &data.kind {
         DataKind::Classification { text_field, label_field } => {
             (text_field.as_str(), label_field.as_str())
         }
         _ => (TEXT_FIELD, LABEL_FIELD),
     };
-    LabelledColumns { text, label, kind, kind_reason: "", origin: ClassesOrigin::TRAIN_SPLIT }
+    LabeledColumns { text, label, kind, kind_reason: "", origin: ClassesOrigin::TRAIN_SPLIT }
 }

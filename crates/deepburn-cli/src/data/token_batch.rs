@@ -15,7 +15,8 @@ use crate::data::preference_batch::PreferenceBatch;
 /// A micro-batch of token sequences.
 #[derive(Debug)]
 pub(crate) enum TokenBatch {
-    /// Sequences. The labels are the input tokens, or ignored. The loss shifts them by one position.
+    /// Sequences. The labels are the input tokens, or ignored. The loss shifts them by one
+    /// position.
     Sequences(MicroBatch),
     /// Pairs of completions.
     Pairs(PreferenceBatch),
@@ -51,7 +52,8 @@ impl Batch for TokenBatch {
         self.sequences().num_tokens()
     }
 
-    /// Counts the positions that predict a token, or the pairs. The loss of a batch is weighted by this number.
+    /// Counts the positions that predict a token, or the pairs. The loss of a batch is weighted by
+    /// this number.
     fn num_targets(&self) -> usize {
         match self {
             Self::Sequences(batch) => batch.num_targets(),
@@ -61,7 +63,8 @@ impl Batch for TokenBatch {
     }
 }
 
-/// Copies a batch to a device and checks it against the vocabulary size and the maximum length of the model.
+/// Copies a batch to a device and checks it against the vocabulary size and the maximum length of
+/// the model.
 ///
 /// # Errors
 /// Returns [`InputError`] for a token outside the vocabulary or a sequence that is too long.
@@ -83,8 +86,9 @@ pub(crate) fn causal_batch<B: Backend>(
     }
 }
 
-/// Returns the position of the first token of the document of each token; `None` if each row is one document. Padding
-/// follows a document, so that no token attends to it, and it starts a document where there are several.
+/// Returns the position of the first token of the document of each token; `None` if each row is one
+/// document. Padding follows a document, so that no token attends to it, and it starts a document
+/// where there are several.
 fn document_starts(batch: &MicroBatch) -> Option<Arc<[usize]>> {
     // The tokens of a stream see all tokens before them in the row, as is usual in pretraining.
     let RowDocuments::Separate(rows) = &batch.documents else { return None };

@@ -1,7 +1,8 @@
 //! Special tokens of the data that an adapter cannot learn.
 //!
-//! Base models have not learned the tokens of turns if no training text contained them. An adapter of linear layers does not
-//! change the rows of the embedding, so the model could then neither read nor write these tokens.
+//! Base models have not learned the tokens of turns if no training text contained them. An adapter
+//! of linear layers does not change the rows of the embedding, so the model could then neither read
+//! nor write these tokens.
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
@@ -19,8 +20,8 @@ const INSPECTED: usize = 256;
 /// The number of added tokens that are compared with each other.
 const COMPARED: usize = 512;
 
-/// Warns of special tokens in the data that the base model in `pretrained` has not learned and that the adapter does not
-/// train.
+/// Warns of special tokens in the data that the base model in `pretrained` has not learned and that
+/// the adapter does not train.
 ///
 /// # Errors
 /// Returns a user's mistake if the samples or the base model cannot be read.
@@ -56,7 +57,8 @@ pub(crate) fn warn_of_unlearned_tokens(
     Ok(())
 }
 
-/// Returns the ids of the added tokens that occur in the samples, and the ids of the first added tokens.
+/// Returns the ids of the added tokens that occur in the samples, and the ids of the first added
+/// tokens.
 ///
 /// # Errors
 /// Returns a user's mistake if a sample cannot be read.
@@ -71,7 +73,8 @@ fn added_tokens(tokenizer: &Tokenizer, samples: &Samples) -> Result<(Vec<u32>, V
     Ok((used, ids.into_iter().take(COMPARED).collect()))
 }
 
-/// Returns the value of `trainable_token_indices`. A list means the embedding, so an untied head needs its name.
+/// Returns the value of `trainable_token_indices`. A list means the embedding, so an untied head
+/// needs its name.
 fn indices(found: &BTreeMap<String, Vec<u32>>, is_tied: bool) -> String {
     match found.values().next() {
         Some(tokens) if is_tied => json!(tokens).to_string(),

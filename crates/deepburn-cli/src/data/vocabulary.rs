@@ -1,7 +1,7 @@
 //! Sets the vocabulary size and the special tokens of a model to the tokenizer's.
 //!
-//! A model and its tokenizer have to agree on both. Otherwise the model would be trained on ids that it does not have.
-//! Values that the job sets explicitly always take precedence.
+//! A model and its tokenizer have to agree on both. Otherwise the model would be trained on ids
+//! that it does not have. Values that the job sets explicitly always take precedence.
 
 use deepburn_config::Job;
 use deepburn_datasets::{END_OF_TEXT, Tokenizer};
@@ -11,19 +11,21 @@ use serde_json::{Map, Value};
 use crate::data::job_tokenizer::VocabularyOrigin;
 use crate::failure::Failure;
 
-/// The number of rows of an embedding is a multiple of this. Matrix kernels, especially on GPUs, are fastest at such
-/// sizes.
+/// The number of rows of an embedding is a multiple of this. Matrix kernels, especially on GPUs,
+/// are fastest at such sizes.
 const ROWS: usize = 64;
 
-/// Returns whether the vocabulary size is set by the job or a pretrained model rather than by the tokenizer.
+/// Returns whether the vocabulary size is set by the job or a pretrained model rather than by the
+/// tokenizer.
 pub(crate) fn is_vocabulary_given(job: &Job) -> bool {
     job.model.pretrained.is_some() || job.model.config.contains_key("vocab_size")
 }
 
-/// Sets the vocabulary size of a model without pretrained weights to its tokenizer's, unless the job sets a size.
+/// Sets the vocabulary size of a model without pretrained weights to its tokenizer's, unless the
+/// job sets a size.
 ///
-/// The size is rounded up to a multiple of [`ROWS`]. The additional rows are never used, because no text contains their
-/// ids.
+/// The size is rounded up to a multiple of [`ROWS`]. The additional rows are never used, because no
+/// text contains their ids.
 ///
 /// # Errors
 /// Returns a user's mistake if the tokenizer has more tokens than the model supports.
@@ -54,11 +56,12 @@ pub(crate) fn with_vocabulary<C: LanguageModelConfig>(
     Ok(model)
 }
 
-/// Sets the special tokens `names` of a model to its tokenizer's special tokens, except for tokens that the job sets.
+/// Sets the special tokens `names` of a model to its tokenizer's special tokens, except for tokens
+/// that the job sets.
 ///
-/// A pretrained model keeps its ids with its own tokenizer. A tokenizer with the same ids replaces those that it names.
-/// With a new vocabulary, a pretrained model loses all its ids, because they stand for other tokens. `data.eos_token`
-/// always applies.
+/// A pretrained model keeps its ids with its own tokenizer. A tokenizer with the same ids replaces
+/// those that it names. With a new vocabulary, a pretrained model loses all its ids, because they
+/// stand for other tokens. `data.eos_token` always applies.
 ///
 /// # Errors
 /// Returns a user's mistake if the model does not support the ids.
@@ -118,8 +121,8 @@ pub(crate) fn check_special_tokens(job: &Job, vocab_size: usize) -> Result<(), F
     Ok(())
 }
 
-/// Returns the id of a special token that the tokenizer does not name: its end-of-text token, if it has one, ends and
-/// pads texts. GPT-2's end-of-text token also begins them.
+/// Returns the id of a special token that the tokenizer does not name: its end-of-text token, if it
+/// has one, ends and pads texts. GPT-2's end-of-text token also begins them.
 fn default_id(tokenizer: &Tokenizer, token: &str) -> Option<u32> {
     let is_gpt2 = || tokenizer.end_of_text_token().as_deref() == Some(END_OF_TEXT);
     tokenizer.end_of_text().filter(|_| token != "bos_token" || is_gpt2())

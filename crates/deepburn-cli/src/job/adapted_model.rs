@@ -1,8 +1,8 @@
 //! Finds an adapter and its base model.
 //!
-//! Main type: [`AdaptedModel`]. Tools accept the folder of an adapter, or the output folder of a run, which has the
-//! adapter in its folder `adapter`. The base model is the one that `adapter_config.json` names, unless another folder is
-//! given.
+//! Main type: [`AdaptedModel`]. Tools accept the folder of an adapter, or the output folder of a
+//! run, which has the adapter in its folder `adapter`. The base model is the one that
+//! `adapter_config.json` names, unless another folder is given.
 
 use std::path::{Path, PathBuf};
 
@@ -30,7 +30,8 @@ pub(crate) struct AdaptedModel {
 }
 
 impl AdaptedModel {
-    /// Finds the adapter in `given`; `None` if it has none, or a whole model. `base` is the value of `--base`.
+    /// Finds the adapter in `given`; `None` if it has none, or a whole model. `base` is the value
+    /// of `--base`.
     ///
     /// # Errors
     /// Returns a user's mistake if the adapter or its base model cannot be used.
@@ -57,7 +58,8 @@ impl AdaptedModel {
     }
 }
 
-/// Returns the folder of the base model that an adapter names. `file` is the path of its configuration.
+/// Returns the folder of the base model that an adapter names. `file` is the path of its
+/// configuration.
 ///
 /// # Errors
 /// Returns a user's mistake if the adapter names none, or one that does not exist.

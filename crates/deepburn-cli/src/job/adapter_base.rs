@@ -1,8 +1,9 @@
 //! Compares the base model that an adapter was trained on with the model that it is used with.
 //!
-//! An adapter changes the weights of one model. With another model of the same shapes, it would load and compute something
-//! else. Folders that this program saved have a hash of samples of the base model's values ([`ModelRecord`]). Other folders have only
-//! the name in `adapter_config.json`: a repository, or a path that may have moved.
+//! An adapter changes the weights of one model. With another model of the same shapes, it would
+//! load and compute something else. Folders that this program saved have a hash of samples of the
+//! base model's values ([`ModelRecord`]). Other folders have only the name in
+//! `adapter_config.json`: a repository, or a path that may have moved.
 //!
 //! | Known about the base model | Checked |
 //! |---|---|
@@ -20,8 +21,9 @@ use deepburn_models::hf::AdapterFolder;
 use crate::failure::Failure;
 use crate::job::model_folder::{ModelRecord, model_in};
 
-/// Returns the name of a base model for `adapter_config.json`: a repository, with `@` and its revision if it has one, or
-/// the path of a folder, which is absolute, because programs run in other folders.
+/// Returns the name of a base model for `adapter_config.json`: a repository, with `@` and its
+/// revision if it has one, or the path of a folder, which is absolute, because programs run in
+/// other folders.
 pub(crate) fn base_name(place: Option<&Place>, folder: &Path) -> String {
     match place {
         Some(Place::Hub(name)) => name.clone(),
@@ -29,12 +31,12 @@ pub(crate) fn base_name(place: Option<&Place>, folder: &Path) -> String {
     }
 }
 
-/// Checks that `folder` has the base model of an adapter. `option` names the value that selects the folder, and `model` is
-/// its configuration. `place` is the place that the user gave.
+/// Checks that `folder` has the base model of an adapter. `option` names the value that selects the
+/// folder, and `model` is its configuration. `place` is the place that the user gave.
 ///
 /// # Errors
-/// Returns a user's mistake if the weights in the folder are not those that the adapter was trained on, or if a file cannot
-/// be read.
+/// Returns a user's mistake if the weights in the folder are not those that the adapter was trained
+/// on, or if a file cannot be read.
 pub(crate) fn check_base(
     option: &str,
     adapter: &AdapterFolder,
@@ -77,23 +79,23 @@ pub(crate) fn check_base(
     }
 }
 
-/// Returns the hash of the base model that the record of an adapter contains. Logs a warning if its files cannot be read any
-/// more, because the adapter is worth more than the hash.
+/// Returns the hash of the base model that the record of an adapter contains. Logs a warning if its
+/// files cannot be read any more, because the adapter is worth more than the hash.
 pub(crate) fn base_hash(adapted: &AnyDecoder, base: &Path) -> Option<String> {
     let hash = adapted.base_fingerprint(base);
     hash.map_err(|error| tracing::warn!("the adapter has no hash of its base model: {error}")).ok()
 }
 
-/// Returns the folder that an adapter names as its base model, if it exists. A relative path is relative to the folder of
-/// the program that wrote it. It is tried from here and from the adapter.
+/// Returns the folder that an adapter names as its base model, if it exists. A relative path is
+/// relative to the folder of the program that wrote it. It is tried from here and from the adapter.
 pub(crate) fn named_folder(adapter: &Path, name: &str) -> Option<PathBuf> {
     let folders = [PathBuf::new(), adapter.to_owned()];
     let local = folders.iter().map(|folder| folder.join(name));
     local.filter(|_| !name.is_empty()).find(|path| path.is_dir()).map(|path| model_in(&path))
 }
 
-/// Returns the last part of the name of a model, in lower case and without a revision. A folder of the Hub's cache,
-/// `models--owner--name/snapshots/commit`, is called as its repository.
+/// Returns the last part of the name of a model, in lower case and without a revision. A folder of
+/// the Hub's cache, `models--owner--name/snapshots/commit`, is called as its repository.
 fn last_part(name: &str) -> String {
     let path = Path::new(name);
     let parts = path.components().filter_map(|part| match part {

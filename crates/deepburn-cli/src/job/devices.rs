@@ -1,8 +1,9 @@
 //! Assigns a device to each rank.
 //!
-//! Main type: [`Devices`], the devices of this host that the job may use: all visible devices, or the ones that
-//! `training.devices` lists. Devices are assigned by local rank. If there are more ranks than devices, ranks share
-//! them. Devices are counted without opening one, because an open CUDA device takes hundreds of megabytes.
+//! Main type: [`Devices`], the devices of this host that the job may use: all visible devices, or
+//! the ones that `training.devices` lists. Devices are assigned by local rank. If there are more
+//! ranks than devices, ranks share them. Devices are counted without opening one, because an open
+//! CUDA device takes hundreds of megabytes.
 //!
 //! ```text
 //! ranks     0  1  2  3  4
@@ -21,11 +22,12 @@ pub(crate) struct Devices<D> {
 }
 
 impl<D: Clone> Devices<D> {
-    /// Chooses the devices that the job lists, or all of `visible`. Logs a note if the `local_ranks` ranks of this host
-    /// have to share them.
+    /// Chooses the devices that the job lists, or all of `visible`. Logs a note if the
+    /// `local_ranks` ranks of this host have to share them.
     ///
     /// # Errors
-    /// Returns a user's mistake if no device is visible, or if a device that the job lists is not visible.
+    /// Returns a user's mistake if no device is visible, or if a device that the job lists is not
+    /// visible.
     pub(crate) fn choose(
         visible: &[D],
         job: &TrainingJob,
@@ -76,11 +78,12 @@ pub(crate) fn cuda_devices() -> Vec<burn_cuda::CudaDevice> {
     (0..count).map(|index| burn_cuda::CudaDevice { index }).collect()
 }
 
-/// Returns the adapters of the best available kind: discrete GPUs, else integrated ones, else virtual ones. Kinds are
-/// not mixed, because ranks wait for each other, and a slower GPU would slow all of them down.
+/// Returns the adapters of the best available kind: discrete GPUs, else integrated ones, else
+/// virtual ones. Kinds are not mixed, because ranks wait for each other, and a slower GPU would
+/// slow all of them down.
 ///
-/// If there is a single adapter, or only one that computes on the CPU, the result is wgpu's default device, which
-/// `CUBECL_WGPU_DEFAULT_DEVICE` overrides.
+/// If there is a single adapter, or only one that computes on the CPU, the result is wgpu's default
+/// device, which `CUBECL_WGPU_DEFAULT_DEVICE` overrides.
 #[cfg(feature = "wgpu")]
 pub(crate) fn wgpu_devices() -> Vec<burn_wgpu::WgpuDevice> {
     use burn_wgpu::graphics::{AutoGraphicsApi, GraphicsApi};

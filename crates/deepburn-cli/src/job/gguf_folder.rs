@@ -1,7 +1,8 @@
 //! The files of a model folder that a GGUF file stands for.
 //!
-//! Main type: [`UnpackedGguf`]. The programs read configuration, tokenizer and chat template of a model from a folder. A
-//! GGUF file has all of them in its header, so they are written into a temporary folder. The weights stay where they are.
+//! Main type: [`UnpackedGguf`]. The programs read configuration, tokenizer and chat template of a
+//! model from a folder. A GGUF file has all of them in its header, so they are written into a
+//! temporary folder. The weights stay where they are.
 
 use std::fs;
 use std::io;
@@ -30,12 +31,13 @@ pub(crate) struct UnpackedGguf {
 }
 
 impl UnpackedGguf {
-    /// Reads the header of a file, and writes `config.json`, `tokenizer.json`, `tokenizer_config.json`,
-    /// `generation_config.json` and, if the file has a template, `chat_template.jinja`.
+    /// Reads the header of a file, and writes `config.json`, `tokenizer.json`,
+    /// `tokenizer_config.json`, `generation_config.json` and, if the file has a template,
+    /// `chat_template.jinja`.
     ///
     /// # Errors
-    /// Returns a user's mistake that names the file if it is malformed, or if its model or its tokenizer is not supported.
-    /// Returns a failure while running if the folder cannot be written.
+    /// Returns a user's mistake that names the file if it is malformed, or if its model or its
+    /// tokenizer is not supported. Returns a failure while running if the folder cannot be written.
     pub(crate) fn open(path: &Path) -> Result<Self, Failure> {
         let refused = |error: GgufError| Failure::mistake(format!("{}: {error}", path.display()));
         let mut file = GgufReader::open(path).map_err(refused)?;

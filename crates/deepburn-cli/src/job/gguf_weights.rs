@@ -8,7 +8,8 @@
 //! parameter        rows of q, then of k, then of v            the order of `transformers`
 //! ```
 //!
-//! Other types (q4_k, q5_0, q6_k) are decoded and held as q8_0, whose error is a small part of theirs.
+//! Other types (q4_k, q5_0, q6_k) are decoded and held as q8_0, whose error is a small part of
+//! theirs.
 
 use std::fs::File;
 use std::io::BufReader;
@@ -38,7 +39,8 @@ impl GgufWeights {
     /// Opens a file that has the weights of the model `config`. Only the header is read.
     ///
     /// # Errors
-    /// Returns a user's mistake if the file cannot be read, or if a tensor is missing or has another shape.
+    /// Returns a user's mistake if the file cannot be read, or if a tensor is missing or has
+    /// another shape.
     pub(crate) fn open(file: &UnpackedGguf, config: &AnyDecoder) -> Result<Self, Failure> {
         let path = file.path().to_owned();
         let reader = GgufReader::open(&path)
@@ -112,8 +114,8 @@ impl GgufWeights {
         Ok(values)
     }
 
-    /// Returns the blocks of the matrix at a module path as the file has them; `None` if a product cannot read them, or if
-    /// they are not in the format `wanted`.
+    /// Returns the blocks of the matrix at a module path as the file has them; `None` if a product
+    /// cannot read them, or if they are not in the format `wanted`.
     ///
     /// # Errors
     /// Returns a user's mistake if a tensor cannot be read.
@@ -147,8 +149,8 @@ impl GgufWeights {
         Ok(Some(EncodedMatrix { format, order, words: format.words_of(&whole) }))
     }
 
-    /// Returns the tensors whose rows, one after the other, are a parameter in `order`, and their format; `None` if there are no
-    /// such tensors, or if they differ in format.
+    /// Returns the tensors whose rows, one after the other, are a parameter in `order`, and their
+    /// format; `None` if there are no such tensors, or if they differ in format.
     fn adjacent_rows(
         &self,
         composition: &Composition,

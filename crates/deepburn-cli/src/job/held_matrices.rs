@@ -1,6 +1,7 @@
 //! The types in which the matrices of a trained model are held in memory.
 //!
-//! Main type: [`HeldType`]. A generated token reads every matrix once, so it takes about as long as memory needs for their bytes:
+//! Main type: [`HeldType`]. A generated token reads every matrix once, so it takes about as long as
+//! memory needs for their bytes:
 //!
 //! ```text
 //! f32      4 bytes per element
@@ -9,8 +10,8 @@
 //! q4_0     0.56        token tables are held as q8_0, because their errors are the largest
 //! ```
 //!
-//! Elements are encoded as `deepburn export` encodes them. Biases, norms and tables of positions stay in f32. Matrices whose rows
-//! are not whole blocks are held in f16.
+//! Elements are encoded as `deepburn export` encodes them. Biases, norms and tables of positions
+//! stay in f32. Matrices whose rows are not whole blocks are held in f16.
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use deepburn::kernels::RowEncoding;
@@ -45,7 +46,8 @@ impl HeldType {
         }
     }
 
-    /// Returns the format in memory that has the blocks of a tensor of a file; `None` if products cannot read them.
+    /// Returns the format in memory that has the blocks of a tensor of a file; `None` if products
+    /// cannot read them.
     pub(crate) fn format_of(tensor_type: TensorType) -> Option<RowEncoding> {
         Self::ALL.into_iter().find(|it| it.tensor_type() == tensor_type).map(Self::format)
     }
@@ -88,7 +90,8 @@ impl HeldType {
     /// Returns `module` with its matrices in this type.
     ///
     /// # Errors
-    /// Returns a user's mistake if a weight cannot be read, is not finite, or is too large for the type.
+    /// Returns a user's mistake if a weight cannot be read, is not finite, or is too large for the
+    /// type.
     pub(crate) fn hold<B: OptimizerOps, M: burn::module::Module<Zero<B>>>(
         self,
         config: &dyn Architecture,
@@ -104,7 +107,8 @@ impl HeldType {
     }
 }
 
-/// Chooses the forms of a model's matrices, and remembers those whose rows do not have the blocks of the type.
+/// Chooses the forms of a model's matrices, and remembers those whose rows do not have the blocks
+/// of the type.
 pub(crate) struct MatrixForms {
     held: HeldType,
     /// The number of matrices so far.
@@ -180,7 +184,8 @@ impl MatrixForm {
     /// Encodes a matrix.
     ///
     /// # Errors
-    /// Returns a user's mistake if a weight cannot be read, is not finite, or is too large for the type.
+    /// Returns a user's mistake if a weight cannot be read, is not finite, or is too large for the
+    /// type.
     pub(crate) fn encode(self, candidate: &Candidate<'_>) -> Result<EncodedMatrix, Failure> {
         let values = candidate.values().map_err(Failure::mistake)?;
         let values = match self.order {

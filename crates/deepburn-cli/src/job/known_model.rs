@@ -1,4 +1,5 @@
-//! The model of a `config.json`. Its parameters and memory can be computed from the configuration alone.
+//! The model of a `config.json`. Its parameters and memory can be computed from the configuration
+//! alone.
 //!
 //! Main type: [`KnownModel`]. [`models`](crate::models) lists the supported models.
 
@@ -22,7 +23,8 @@ use crate::data::recipe::forecast_task;
 use crate::failure::Failure;
 use crate::job::held_matrices::HeldType;
 
-/// A trained classifier. It maps padded token ids and the lengths of texts to their logits, text by text.
+/// A trained classifier. It maps padded token ids and the lengths of texts to their logits, text by
+/// text.
 pub(crate) type Classify = Box<dyn Fn(&[u32], &[usize]) -> Result<Vec<f32>, TextBatchError>>;
 
 /// A model that `finetune` trains.
@@ -50,8 +52,8 @@ pub(crate) trait KnownClassifier: TextClassifierConfig {
     fn forecast(&self, plan: &Plan, shape: BatchShape) -> Result<Vec<Forecast>, ForecastError>;
 }
 
-/// Forecasts training a language model with micro-batches of this shape, on a rank of each pipeline stage: the mean loss
-/// over all positions that predict a token.
+/// Forecasts training a language model with micro-batches of this shape, on a rank of each pipeline
+/// stage: the mean loss over all positions that predict a token.
 ///
 /// # Errors
 /// Returns an error if the plan does not fit the model.

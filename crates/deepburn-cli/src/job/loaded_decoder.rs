@@ -76,8 +76,8 @@ impl LoadedDecoder {
         }
     }
 
-    /// Processes `prompt` in blocks before it is continued with these options, as long as `continues` returns true. Returns
-    /// its last answer.
+    /// Processes `prompt` in blocks before it is continued with these options, as long as
+    /// `continues` returns true. Returns its last answer.
     ///
     /// # Errors
     /// Returns the errors of [`continue_prompt`](Self::continue_prompt).
@@ -93,12 +93,13 @@ impl LoadedDecoder {
         })
     }
 
-    /// Continues `prompt` and returns the new tokens. They end early if `continues` returns false for them. Tokens at the start of
-    /// the prompt that were processed in the last call are not processed again.
+    /// Continues `prompt` and returns the new tokens. They end early if `continues` returns false
+    /// for them. Tokens at the start of the prompt that were processed in the last call are not
+    /// processed again.
     ///
     /// # Errors
-    /// Returns a user's mistake if the prompt cannot be continued, a failure while running if the model computes NaN, and
-    /// the failures of `continues`.
+    /// Returns a user's mistake if the prompt cannot be continued, a failure while running if the
+    /// model computes NaN, and the failures of `continues`.
     pub(crate) fn continue_prompt(
         &mut self,
         prompt: &[u32],
@@ -130,8 +131,8 @@ fn encoded_folder(
     held.hold(config, model.map_err(Failure::mistake)?)
 }
 
-/// Reads the weights of a GGUF file, one after the other. Matrices keep the blocks of the file, unless another type is
-/// wanted.
+/// Reads the weights of a GGUF file, one after the other. Matrices keep the blocks of the file,
+/// unless another type is wanted.
 fn of_gguf(
     config: &AnyDecoder,
     file: &UnpackedGguf,
@@ -172,7 +173,8 @@ fn of_gguf(
     Ok(model)
 }
 
-/// Locks the weights. The lock is poisoned if an earlier read panicked; each read starts with a seek.
+/// Locks the weights. The lock is poisoned if an earlier read panicked; each read starts with a
+/// seek.
 fn locked(weights: &Mutex<GgufWeights>) -> MutexGuard<'_, GgufWeights> {
     weights.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,7 +1,7 @@
 //! Folders that are created to check that they can be written to.
 //!
-//! Main type: [`MadeFolders`]. When it is dropped, it removes the folders that it has created, unless they are kept. So
-//! a job that fails its checks leaves no folders.
+//! Main type: [`MadeFolders`]. When it is dropped, it removes the folders that it has created,
+//! unless they are kept. So a job that fails its checks leaves no folders.
 
 use std::path::{Path, PathBuf};
 use std::{fs, io, process};
@@ -17,12 +17,13 @@ impl MadeFolders {
     /// Creates `folder` and its parents.
     ///
     /// # Errors
-    /// Returns the error of the operating system if a folder cannot be created. Folders that were already created are
-    /// removed.
+    /// Returns the error of the operating system if a folder cannot be created. Folders that were
+    /// already created are removed.
     pub(crate) fn make(folder: &Path) -> io::Result<Self> {
         let is_missing = |it: &&Path| !it.as_os_str().is_empty() && !it.exists();
         let made = folder.ancestors().take_while(is_missing).map(Path::to_owned).collect();
-        // If `create_dir_all` fails, dropping `folders` removes the folders that it has created before.
+        // If `create_dir_all` fails, dropping `folders` removes the folders that it has created
+        // before.
         let folders = Self { made };
         fs::create_dir_all(folder)?;
         Ok(folders)
@@ -31,7 +32,8 @@ impl MadeFolders {
     /// Creates `folder` and checks that files can be written in it.
     ///
     /// # Errors
-    /// Returns the error of the operating system if `folder` cannot be created or written to. New folders are removed.
+    /// Returns the error of the operating system if `folder` cannot be created or written to. New
+    /// folders are removed.
     pub(crate) fn make_writable(folder: &Path) -> io::Result<Self> {
         let folders = Self::make(folder)?;
         let probe = folder.join(format!(".writable-{}", process::id()));

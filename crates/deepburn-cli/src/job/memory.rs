@@ -1,11 +1,11 @@
 //! Limits on memory and on the size of a step.
 //!
-//! A failed allocation ends the process without naming the key that caused it. So the forecast is compared with these
-//! limits before anything is allocated.
+//! A failed allocation ends the process without naming the key that caused it. So the forecast is
+//! compared with these limits before anything is allocated.
 //!
-//! On Linux the limits are the available memory, the limits of control groups (versions 1 and 2), which containers
-//! usually set, and `ulimit -v`, which batch systems set. On other systems no limits are known, and nothing is
-//! compared.
+//! On Linux the limits are the available memory, the limits of control groups (versions 1 and 2),
+//! which containers usually set, and `ulimit -v`, which batch systems set. On other systems no
+//! limits are known, and nothing is compared.
 
 use std::fs;
 use std::path::Path;
@@ -14,7 +14,8 @@ use deepburn_config::{BatchPlan, counted};
 
 use crate::failure::Failure;
 
-/// Maximum number of tokens of an optimizer step on one rank. More tokens cannot be indexed with 32 bits.
+/// Maximum number of tokens of an optimizer step on one rank. More tokens cannot be indexed with 32
+/// bits.
 const MAX_TOKENS: usize = 1 << 31;
 
 /// A limit on memory.
@@ -30,13 +31,15 @@ pub(crate) struct MemoryLimit {
     pub(crate) of_process: bool,
 }
 
-/// Returns the memory limits of this process: the available memory, the limit of its control groups, and the limit of
-/// its address space. The list is empty on systems that do not provide them.
+/// Returns the memory limits of this process: the available memory, the limit of its control
+/// groups, and the limit of its address space. The list is empty on systems that do not provide
+/// them.
 pub(crate) fn memory_limits() -> Vec<MemoryLimit> {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let info = read("/proc/meminfo");
     let swap = kibibytes(&info, "SwapFree").unwrap_or(0);
-    // Free swap space is included, because the kernel moves idle pages there before it kills a process.
+    // Free swap space is included, because the kernel moves idle pages there before it kills a
+    // process.
     let available = kibibytes(&info, "MemAvailable").map(|free| free.saturating_add(swap) << 10);
     // Missing files read as empty texts, so that other systems have no limits.
     let groups = read("/proc/self/cgroup");
@@ -51,8 +54,9 @@ pub(crate) fn memory_limits() -> Vec<MemoryLimit> {
     known.collect()
 }
 
-/// Returns the lowest limit of the control groups in `groups` (`/proc/self/cgroup`) and of their parents, in version 2
-/// (`0::/path`) or 1 (`4:memory:/path`). `read` returns an empty text for a missing file.
+/// Returns the lowest limit of the control groups in `groups` (`/proc/self/cgroup`) and of their
+/// parents, in version 2 (`0::/path`) or 1 (`4:memory:/path`). `read` returns an empty text for a
+/// missing file.
 fn cgroup_limit(groups: &str, read: impl Fn(&str) -> String) -> Option<u64> {
     let limits = groups.lines().flat_map(|line| {
         let mut fields = line.splitn(3, ':').skip(1);
@@ -96,7 +100,8 @@ pub(crate) fn check_step(batch: BatchPlan, sequence_length: usize) -> Result<(),
     )))
 }
 
-/// Refuses an evaluation batch of `rows` sequences, the value of `key`, with more than [`MAX_TOKENS`] tokens.
+/// Refuses an evaluation batch of `rows` sequences, the value of `key`, with more than
+/// [`MAX_TOKENS`] tokens.
 ///
 /// # Errors
 /// Returns a user's mistake that names the key.

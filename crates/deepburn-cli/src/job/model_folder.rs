@@ -1,11 +1,12 @@
 //! Finds the folder of a saved model.
 //!
-//! Main type: [`ModelFolder`]. Tools accept the folder of a model, or the output folder of a run, which has the model
-//! in its folder `model`.
+//! Main type: [`ModelFolder`]. Tools accept the folder of a model, or the output folder of a run,
+//! which has the model in its folder `model`.
 //!
-//! A saved model has a [`ModelRecord`] with the sequence length and the columns of the texts that it was trained on. The
-//! `job.json` of the run may be newer than the model: a later run in the same folder writes it at its start. So it is
-//! only read for models without a record, which older versions saved.
+//! A saved model has a [`ModelRecord`] with the sequence length and the columns of the texts that
+//! it was trained on. The `job.json` of the run may be newer than the model: a later run in the
+//! same folder writes it at its start. So it is only read for models without a record, which older
+//! versions saved.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -43,7 +44,8 @@ impl ModelRecord {
     /// The name of the file.
     pub(crate) const FILE: &str = "deepburn.json";
 
-    /// Returns the record of a model of the run with this `job.json`, trained on data with the hash `training_data`.
+    /// Returns the record of a model of the run with this `job.json`, trained on data with the hash
+    /// `training_data`.
     pub(crate) fn of_job(job: &Value, training_data: Option<&str>) -> Self {
         let columns = &job["data"]["kind"]["classification"];
         let column = |name: &str| columns[name].as_str().map(str::to_owned);
@@ -85,8 +87,8 @@ pub(crate) struct ModelFolder {
 }
 
 impl ModelFolder {
-    /// Finds the model in `given`, the folder of a model or of a run. `option` is the command-line option that errors
-    /// name.
+    /// Finds the model in `given`, the folder of a model or of a run. `option` is the command-line
+    /// option that errors name.
     ///
     /// # Errors
     /// Returns a user's mistake if there is no model in the folder.
@@ -137,8 +139,8 @@ pub(crate) fn remedy_without_model(given: &Path) -> &'static str {
     }
 }
 
-/// Refuses a folder without a model as the value of `model.pretrained`. A path without a folder is reported when its files
-/// are read.
+/// Refuses a folder without a model as the value of `model.pretrained`. A path without a folder is
+/// reported when its files are read.
 ///
 /// # Errors
 /// Returns a user's mistake with the remedy.
@@ -171,7 +173,8 @@ pub(crate) fn model_in(given: &Path) -> PathBuf {
     if is_run { inner } else { given.to_owned() }
 }
 
-/// Returns the folder of the adapter in `given`; `None` if it has none, or a model that the same run saved.
+/// Returns the folder of the adapter in `given`; `None` if it has none, or a model that the same
+/// run saved.
 pub(crate) fn adapter_in(given: &Path) -> Option<PathBuf> {
     if given.join(ADAPTER_CONFIG).is_file() {
         return Some(given.to_owned());
@@ -183,7 +186,8 @@ pub(crate) fn adapter_in(given: &Path) -> Option<PathBuf> {
     (has_adapter && !is_merged).then_some(inner)
 }
 
-/// Returns whether the last run in a folder saves a whole model. A model of an earlier run may still be there.
+/// Returns whether the last run in a folder saves a whole model. A model of an earlier run may
+/// still be there.
 fn saves_model(run: &Path) -> bool {
     let text = fs::read_to_string(run.join("job.json")).ok();
     let job: Option<Value> = text.and_then(|text| serde_json::from_str(&text).ok());
@@ -193,8 +197,8 @@ fn saves_model(run: &Path) -> bool {
     !has_adapter || job["training"]["save_merged"] == true
 }
 
-/// Reads `job.json` in the parent folder of a run's model. It is missing if the model was copied, or if another program
-/// saved it.
+/// Reads `job.json` in the parent folder of a run's model. It is missing if the model was copied,
+/// or if another program saved it.
 fn read_job(model: &Path) -> Option<Value> {
     // The path may be a link, and only the real folder is beside the job.json of its run.
     let model = fs::canonicalize(model).ok().filter(|path| path.ends_with(MODEL))?;

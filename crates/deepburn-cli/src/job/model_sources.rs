@@ -1,7 +1,7 @@
 //! Finds a language model and the folders of its files.
 //!
-//! Main type: [`ModelSources`]. Tools accept the folder of a model, of an adapter, or the output folder of a run, and some a
-//! GGUF file.
+//! Main type: [`ModelSources`]. Tools accept the folder of a model, of an adapter, or the output
+//! folder of a run, and some a GGUF file.
 
 use std::path::{Path, PathBuf};
 
@@ -24,7 +24,8 @@ pub(crate) struct ModelSources {
     pub(crate) weights: WeightFiles,
     /// The folder of the tokenizer.
     pub(crate) tokenizer: PathBuf,
-    /// The folder of `generation_config.json`. An adapter has its own, with the end of text that it was trained with.
+    /// The folder of `generation_config.json`. An adapter has its own, with the end of text that it
+    /// was trained with.
     pub(crate) texts: PathBuf,
 }
 
@@ -73,8 +74,8 @@ impl ModelSources {
         }
     }
 
-    /// Finds the model in `given`: the folder of a model, of an adapter or of a run, or a GGUF file. `option` is the argument that errors
-    /// name, and `base` the value of `--base`.
+    /// Finds the model in `given`: the folder of a model, of an adapter or of a run, or a GGUF
+    /// file. `option` is the argument that errors name, and `base` the value of `--base`.
     ///
     /// # Errors
     /// Returns a user's mistake if there is no language model.

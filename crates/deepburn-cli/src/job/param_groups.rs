@@ -1,7 +1,7 @@
 //! Applies the parameter groups of a job to the parameters of a model.
 //!
-//! Memory forecasts need the size of each parameter together with its optimizer: a frozen parameter has neither a
-//! gradient nor optimizer states, and optimizers differ in the states that they keep.
+//! Memory forecasts need the size of each parameter together with its optimizer: a frozen parameter
+//! has neither a gradient nor optimizer states, and optimizers differ in the states that they keep.
 
 use deepburn::zero::ParameterSize;
 use deepburn::zero::assignment::{Assignment, AssignmentError, ModelParameter, UpdateSettings};
@@ -13,10 +13,12 @@ use crate::failure::Failure;
 
 /// Returns the size of every parameter, together with the optimizer of its group.
 ///
-/// Frozen parameters have no optimizer, so that no gradient and no optimizer state is counted for them.
+/// Frozen parameters have no optimizer, so that no gradient and no optimizer state is counted for
+/// them.
 ///
 /// # Errors
-/// Returns a user's mistake if a group matches no parameter, or if no parameter of the model supports its settings.
+/// Returns a user's mistake if a group matches no parameter, or if no parameter of the model
+/// supports its settings.
 pub(crate) fn grouped_sizes(
     model: &dyn Architecture,
     plan: &Plan,
@@ -33,11 +35,12 @@ pub(crate) fn grouped_sizes(
     Ok(sizes)
 }
 
-/// Returns the update settings of every parameter, in the order of `model.parameters()`; `None` for a frozen one.
+/// Returns the update settings of every parameter, in the order of `model.parameters()`; `None` for
+/// a frozen one.
 ///
 /// # Errors
-/// Returns a user's mistake if a group matches no parameter, if no parameter of the model supports its settings, or if
-/// all parameters are frozen.
+/// Returns a user's mistake if a group matches no parameter, if no parameter of the model supports
+/// its settings, or if all parameters are frozen.
 pub(crate) fn parameter_updates(
     model: &dyn Architecture,
     plan: &Plan,
@@ -54,7 +57,8 @@ pub(crate) fn parameter_updates(
         })
         .collect();
     let assignment = Assignment { optimizer: &plan.optimizer, groups: &plan.param_groups };
-    // Groups are a key of `training`, but errors of Muon are reported for the optimizer in `deepspeed`.
+    // Groups are a key of `training`, but errors of Muon are reported for the optimizer in
+    // `deepspeed`.
     let updates = assignment.of_model(&known).map_err(|error| match error {
         AssignmentError::NoMatrix { .. }
         | AssignmentError::Group(ParamGroupError::MuonRate { .. }) => {
@@ -76,8 +80,8 @@ pub(crate) fn parameter_updates(
 
 /// Logs how many parameters are frozen, updated by Muon, or exempt from weight decay.
 ///
-/// Users can check with these numbers that a group matches the parameters that they expect. Nothing is logged if all
-/// parameters have the same settings.
+/// Users can check with these numbers that a group matches the parameters that they expect. Nothing
+/// is logged if all parameters have the same settings.
 fn report_groups(plan: &Plan, updates: &[Option<UpdateSettings>]) {
     let ParamGroups { groups, no_decay } = &plan.param_groups;
     let frozen = updates.iter().filter(|update| update.is_none()).count();

@@ -3,15 +3,16 @@
 use deepburn_config::{QuantizationJob, QuantizationPlan};
 use deepburn_models::Architecture;
 
-/// Returns the plan of a job's quantization for a model. Only parameters of the base model are quantized: if parameter
-/// groups may freeze others (`freezes`), these are skipped.
+/// Returns the plan of a job's quantization for a model. Only parameters of the base model are
+/// quantized: if parameter groups may freeze others (`freezes`), these are skipped.
 ///
-/// Modules have the names of the model's files, with or without a common prefix such as `model.`. As in `transformers`,
-/// an entry of `llm_int8_skip_modules` is a complete name, its beginning up to a dot, or its end. A head that is tied to
-/// the embedding selects the embedding.
+/// Modules have the names of the model's files, with or without a common prefix such as `model.`.
+/// As in `transformers`, an entry of `llm_int8_skip_modules` is a complete name, its beginning up
+/// to a dot, or its end. A head that is tied to the embedding selects the embedding.
 ///
 /// # Errors
-/// Returns the reason if an entry selects no module. In `transformers` it has no effect, which would hide a typing error.
+/// Returns the reason if an entry selects no module. In `transformers` it has no effect, which
+/// would hide a typing error.
 pub(crate) fn quantization_plan(
     job: &QuantizationJob,
     model: &dyn Architecture,

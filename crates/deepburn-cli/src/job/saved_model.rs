@@ -13,7 +13,8 @@ use crate::job::known_model::KnownModel;
 use crate::job::model_folder::model_in;
 use crate::models;
 
-/// Reads the model in `path`, which is a `config.json`, its folder or a GGUF file. Without a path, returns GPT-2 small.
+/// Reads the model in `path`, which is a `config.json`, its folder or a GGUF file. Without a path,
+/// returns GPT-2 small.
 ///
 /// # Errors
 /// Returns a user's mistake if the file cannot be read, or if the model is not supported.
@@ -28,7 +29,8 @@ pub(crate) fn read_model(path: Option<&Path>) -> Result<KnownModel, Failure> {
     }
 }
 
-/// Reads the model in `path`, which is a `config.json` or its folder. Errors start with `option`, which names the path.
+/// Reads the model in `path`, which is a `config.json` or its folder. Errors start with `option`,
+/// which names the path.
 ///
 /// # Errors
 /// Returns a user's mistake if the file cannot be read, or if the model is not supported.

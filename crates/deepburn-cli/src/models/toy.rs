@@ -118,7 +118,8 @@ impl DecoderConfig for ToyConfig {
     }
 }
 
-/// Trains the toy for some steps on ranks, and returns the loss of each step and the exported folder.
+/// Trains the toy for some steps on ranks, and returns the loss of each step and the exported
+/// folder.
 fn trained(stage: u8, ranks: usize) -> (Vec<f32>, tempfile::TempDir) {
     let folder = tempfile::tempdir().unwrap();
     let config = ToyConfig::default_size();

@@ -4,8 +4,8 @@
 //! processes exchange their exit statuses after each phase. If ranks are threads, there is only one
 //! process, and nothing is exchanged.
 //!
-//! Messages are printed once. The process of the first failed rank prints its failure, and the others exit with the
-//! same status and without a message ([`Failure::Elsewhere`]).
+//! Messages are printed once. The process of the first failed rank prints its failure, and the
+//! others exit with the same status and without a message ([`Failure::Elsewhere`]).
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,11 +16,11 @@ use deepburn::{BoxError, Ranks};
 
 use crate::failure::Failure;
 
-/// Waits for the outcome of all processes. If one process fails, all of them fail, and the first failed one prints the
-/// reason.
+/// Waits for the outcome of all processes. If one process fails, all of them fail, and the first
+/// failed one prints the reason.
 ///
-/// `what` names the phase in the error of a failed collective. All processes have to call this function in the same
-/// order.
+/// `what` names the phase in the error of a failed collective. All processes have to call this
+/// function in the same order.
 ///
 /// # Errors
 /// Returns the failure of this process, or [`Failure::Elsewhere`] if another process failed first.
@@ -30,8 +30,8 @@ pub(crate) fn agree<T>(
     outcome: Result<T, Failure>,
 ) -> Result<T, Failure> {
     let Some(placement) = ranks.placement() else { return outcome };
-    // A failed process sends its exit status, and a ready one sends nothing. Statuses are gathered in rank order, so
-    // all processes agree on which failure is the first.
+    // A failed process sends its exit status, and a ready one sends nothing. Statuses are gathered
+    // in rank order, so all processes agree on which failure is the first.
     let status: Vec<u8> = outcome.as_ref().err().map(Failure::status).into_iter().collect();
     let statuses =
         ranks.gather_bytes(what, &status).map_err(|failure| failure_of_rank(ranks, failure))?;
@@ -46,8 +46,8 @@ pub(crate) fn agree<T>(
 
 /// Calls `prepare` on local rank 0 of each host first, then on the other ranks.
 ///
-/// The other ranks find the downloads and the tokenized text of local rank 0 in the caches, so that no file is
-/// downloaded or tokenized twice on a host.
+/// The other ranks find the downloads and the tokenized text of local rank 0 in the caches, so that
+/// no file is downloaded or tokenized twice on a host.
 ///
 /// # Errors
 /// Returns the errors of [`agree`].
@@ -69,11 +69,11 @@ pub(crate) fn one_per_host_first<T>(
     }
 }
 
-/// Checks that all processes see the folder that rank 0 writes to. Rank 0 creates a file there, and all processes check
-/// that it exists.
+/// Checks that all processes see the folder that rank 0 writes to. Rank 0 creates a file there, and
+/// all processes check that it exists.
 ///
-/// Without this check, ranks on other hosts could write their parts of a checkpoint to local folders, and no checkpoint
-/// would ever be complete.
+/// Without this check, ranks on other hosts could write their parts of a checkpoint to local
+/// folders, and no checkpoint would ever be complete.
 ///
 /// # Errors
 /// Returns a user's mistake that names the host which does not see the folder.

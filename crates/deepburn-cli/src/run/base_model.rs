@@ -1,8 +1,9 @@
-//! The pretrained model of a run whose checkpoints omit its frozen parameters (`training.checkpoint_scope`).
+//! The pretrained model of a run whose checkpoints omit its frozen parameters
+//! (`training.checkpoint_scope`).
 //!
-//! A frozen parameter is omitted if the folder of the pretrained model has it. New heads and embeddings with new rows
-//! are contained. Whether a parameter still has the values of the folder is decided by the engine, for example after a
-//! group was frozen in the middle of a run.
+//! A frozen parameter is omitted if the folder of the pretrained model has it. New heads and
+//! embeddings with new rows are contained. Whether a parameter still has the values of the folder
+//! is decided by the engine, for example after a group was frozen in the middle of a run.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -17,8 +18,8 @@ use crate::failure::Failure;
 use crate::job::model_folder::model_in;
 use crate::job::param_groups::parameter_updates;
 
-/// Returns the map of the model in which the parameters that checkpoints omit have the origin `Frozen`; `None` if
-/// checkpoints contain all parameters. Logs how many they omit.
+/// Returns the map of the model in which the parameters that checkpoints omit have the origin
+/// `Frozen`; `None` if checkpoints contain all parameters. Logs how many they omit.
 ///
 /// # Errors
 /// Returns a user's mistake if the files of the pretrained model cannot be read.
@@ -70,8 +71,8 @@ pub(crate) fn set_base(
     Ok(())
 }
 
-/// Sets the base model of a checkpoint that omits parameters. `given` is the option `--base`, and `recorded` the folder
-/// that the run read. `map` has the names of the parameters in files.
+/// Sets the base model of a checkpoint that omits parameters. `given` is the option `--base`, and
+/// `recorded` the folder that the run read. `map` has the names of the parameters in files.
 ///
 /// # Errors
 /// Returns a user's mistake if there is no such folder, or if the option has no effect.

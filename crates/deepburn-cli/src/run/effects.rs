@@ -8,8 +8,8 @@ use deepburn_config::{
 
 /// Adds notes on keys that have no effect with this data or this number of steps.
 ///
-/// Like the notes on the configuration, they are written to `job.json` and to the log. Notes on keys that never have an
-/// effect come from the configuration.
+/// Like the notes on the configuration, they are written to `job.json` and to the log. Notes on
+/// keys that never have an effect come from the configuration.
 pub(crate) fn add_notes(job: &mut Job, dynamic: Option<&DynamicBatchingPlan>, max_steps: usize) {
     let mut note = |severity, key: &str, message: String| {
         job.notes.push(Diagnosis::new(severity, key, message, ""));
@@ -35,8 +35,8 @@ pub(crate) fn add_notes(job: &mut Job, dynamic: Option<&DynamicBatchingPlan>, ma
     }
 }
 
-/// Returns the keys of intervals that are longer than the run, with what happens instead. A ratio of the steps is never
-/// longer.
+/// Returns the keys of intervals that are longer than the run, with what happens instead. A ratio
+/// of the steps is never longer.
 fn late_keys(training: &TrainingJob, max_steps: usize) -> Vec<(&'static str, String)> {
     let interval = |cadence| match cadence {
         Some(Cadence::Every(StepCount::Steps(steps))) => Some(steps),

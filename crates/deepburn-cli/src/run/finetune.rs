@@ -5,14 +5,15 @@
 //! 1. Connect the ranks that a launcher started. Without a launcher, ranks are threads.
 //! 2. Resolve the job, prepare its data and predict its memory ([`PreparedRun`]).
 //! 3. Choose the backend, a device for each rank, and build the models ([`Run::build`]).
-//! 4. Open the output folder and train on all ranks ([`Run::train_ranks`]). Each rank trains, exports and tests the
-//!    model ([`train_rank`]).
+//! 4. Open the output folder and train on all ranks ([`Run::train_ranks`]). Each rank trains,
+//!    exports and tests the model ([`train_rank`]).
 //! 5. Merge the adapter, if the job asks for it, and write the report.
 //!
 //! With `--evaluate`, the ranks evaluate the model in phase 4, and there is no phase 5.
 //!
-//! Phases 1 to 3 write nothing. Most errors in them are a user's mistake, with exit status 2. If ranks are processes,
-//! each phase ends with [`agree`], so that a failure of one process ends all of them with one message.
+//! Phases 1 to 3 write nothing. Most errors in them are a user's mistake, with exit status 2. If
+//! ranks are processes, each phase ends with [`agree`], so that a failure of one process ends all
+//! of them with one message.
 //!
 //! | File | Phase |
 //! |---|---|
@@ -66,7 +67,8 @@ pub struct Arguments {
     /// Override a value of the job file, such as `training.max_steps=10`; repeatable.
     #[arg(long = "set", value_name = "PATH.TO.KEY=VALUE")]
     sets: Vec<String>,
-    /// Number of ranks, each a thread of this process. Under mpirun or srun each process is one rank.
+    /// Number of ranks, each a thread of this process. Under mpirun or srun each process is one
+    /// rank.
     #[arg(long, visible_alias = "num_gpus", value_name = "N", allow_negative_numbers = true)]
     ranks: Option<usize>,
     /// DeepSpeed configuration that replaces the job file's.
@@ -78,11 +80,12 @@ pub struct Arguments {
     /// Output folder for metrics, checkpoints, model and report.
     #[arg(long, value_name = "DIR")]
     output_dir: Option<PathBuf>,
-    /// Resume from a checkpoint: the latest one in output_dir/checkpoints, the one named TAG (or its path), or a FOLDER
-    /// saved by DeepSpeed.
+    /// Resume from a checkpoint: the latest one in output_dir/checkpoints, the one named TAG (or
+    /// its path), or a FOLDER saved by DeepSpeed.
     #[arg(long, value_name = "TAG|FOLDER", num_args = 0..=1)]
     resume: Option<Option<String>>,
-    /// Evaluate model.pretrained, with model.adapter if given, on the eval and test splits, without training.
+    /// Evaluate model.pretrained, with model.adapter if given, on the eval and test splits, without
+    /// training.
     #[arg(long, conflicts_with = "resume")]
     evaluate: bool,
 }
@@ -94,7 +97,8 @@ pub struct Arguments {
 /// # Errors
 /// Returns a user's mistake before anything is written, or a failure while running.
 pub fn finetune(arguments: Arguments, profiler: &Profiler) -> Result<(), Failure> {
-    // Signal handlers are registered first, because a launcher may stop the job while its ranks still connect.
+    // Signal handlers are registered first, because a launcher may stop the job while its ranks
+    // still connect.
     let signals = Signals::prepare().map_err(Failure::run)?;
     let ranks = connect()?;
     let purpose = match arguments.evaluate {
@@ -137,8 +141,8 @@ pub fn finetune(arguments: Arguments, profiler: &Profiler) -> Result<(), Failure
 /// Connects the processes of the job and divides the cores of this host among them.
 ///
 /// # Errors
-/// Returns a user's mistake if launcher and program do not match, and a failure while running if a rank or a host is
-/// lost.
+/// Returns a user's mistake if launcher and program do not match, and a failure while running if a
+/// rank or a host is lost.
 fn connect() -> Result<Ranks, Failure> {
     let ranks = Ranks::connect().map_err(|error| match error {
         // A lost rank or host is not a user's mistake: a restart may help.
@@ -179,8 +183,8 @@ impl Arguments {
         })
     }
 
-    /// Returns the words of this command with other options for its configuration, which `options` are. The other options
-    /// of the command are kept.
+    /// Returns the words of this command with other options for its configuration, which `options`
+    /// are. The other options of the command are kept.
     pub(crate) fn with_options(&self, program: &str, options: Vec<String>) -> Vec<String> {
         let text = |path: &Path| path.display().to_string();
         let mut words = vec![program.to_owned(), "--config".to_owned(), text(&self.config)];
@@ -195,7 +199,8 @@ impl Arguments {
         words
     }
 
-    /// Returns the job that the command line describes, on the number of ranks that the launcher started.
+    /// Returns the job that the command line describes, on the number of ranks that the launcher
+    /// started.
     fn request(self, ranks: &Ranks) -> JobRequest {
         JobRequest {
             config: self.config,
@@ -247,7 +252,8 @@ impl Run<'_> {
 
     /// Trains on backend `B`. Ranks use the `visible` devices that the job selects.
     ///
-    /// All functions below are generic over the recipe, so that each kind of job is compiled for each backend.
+    /// All functions below are generic over the recipe, so that each kind of job is compiled for
+    /// each backend.
     ///
     /// # Errors
     /// Returns a user's mistake before training, or a failure while running.
@@ -256,8 +262,8 @@ impl Run<'_> {
         with_recipe!(subject, recipe => self.train_recipe::<B, _>(recipe, visible))
     }
 
-    /// Trains the model of `recipe` on backend `B`: builds the models, locks the output folder, trains, and returns how
-    /// the run ended.
+    /// Trains the model of `recipe` on backend `B`: builds the models, locks the output folder,
+    /// trains, and returns how the run ended.
     fn train_recipe<B: FusedOps + OptimizerOps, R: Recipe<B>>(
         &self,
         recipe: &R,
@@ -297,10 +303,11 @@ impl Run<'_> {
         self.conclude(outcome)
     }
 
-    /// Assigns devices to the ranks of this process, checks that the run fits, and builds their models.
+    /// Assigns devices to the ranks of this process, checks that the run fits, and builds their
+    /// models.
     ///
-    /// The checks are those that need the device or the host: supported float types, memory, and the folders of swap
-    /// files.
+    /// The checks are those that need the device or the host: supported float types, memory, and
+    /// the folders of swap files.
     fn build<B: FusedOps + OptimizerOps, R: Recipe<B>>(
         &self,
         recipe: &R,
@@ -341,8 +348,8 @@ impl Run<'_> {
         Ok(local_ranks.map(|rank| devices.of(rank).clone()).collect())
     }
 
-    /// Builds the model of each rank of this process, without weights. While the model is sharded, rank 0 initializes
-    /// or reads one parameter at a time, so that no rank ever holds all weights.
+    /// Builds the model of each rank of this process, without weights. While the model is sharded,
+    /// rank 0 initializes or reads one parameter at a time, so that no rank ever holds all weights.
     ///
     /// # Errors
     /// Returns a user's mistake if the weights do not fit the model.
@@ -351,8 +358,8 @@ impl Run<'_> {
         recipe: &R,
         devices: &[B::Device],
     ) -> Result<Vec<Option<R::Model>>, Failure> {
-        // The checkpoint replaces all weights, so the job's initial weights are not read. If it or a later one omits
-        // parameters of the pretrained model, they are.
+        // The checkpoint replaces all weights, so the job's initial weights are not read. If it or
+        // a later one omits parameters of the pretrained model, they are.
         let PreparedRun { preparation, checkpoint, .. } = &self.prepared;
         let weights = match checkpoint {
             Some(checkpoint)
@@ -374,15 +381,16 @@ impl Run<'_> {
 
     /// Trains on every rank of this process, and returns how each rank ended.
     ///
-    /// From the first collective on, a failure of one rank ends all ranks. The error of a failed collective has no step
-    /// number, which the [`StepCounter`] adds to the message.
+    /// From the first collective on, a failure of one rank ends all ranks. The error of a failed
+    /// collective has no step number, which the [`StepCounter`] adds to the message.
     fn train_ranks<B: FusedOps + OptimizerOps, R: Recipe<B>>(
         &self,
         recipe: &R,
         placed: &Placed<B::Device, R::Model>,
     ) -> Result<Vec<RankOutcome>, Failure> {
         let Self { ranks, signals, .. } = self;
-        // Until here SIGTERM and SIGINT end the process immediately, because there is nothing to save.
+        // Until here SIGTERM and SIGINT end the process immediately, because there is nothing to
+        // save.
         let first = ranks.placement().map_or(0, |placement| placement.rank);
         agree(ranks, "signals", signals.listen(first == 0).map_err(Failure::run))?;
         let steps = StepCounter::default();
@@ -406,8 +414,9 @@ impl Run<'_> {
 
     /// Converts the outcome of the ranks to the result of the process.
     ///
-    /// A run that a signal stopped is not a success. Its status is 128 plus the signal number, as in shells, so that
-    /// scripts and schedulers see that the run is not complete. Only the process of rank 0 prints the message.
+    /// A run that a signal stopped is not a success. Its status is 128 plus the signal number, as
+    /// in shells, so that scripts and schedulers see that the run is not complete. Only the process
+    /// of rank 0 prints the message.
     fn conclude(&self, outcome: RankOutcome) -> Result<(), Failure> {
         let (signal, name) = self.signals.last();
         let message = match outcome {
@@ -454,8 +463,8 @@ impl Run<'_> {
 
     /// Returns the message of a run that a signal stopped in its final test, after `step`.
     ///
-    /// The last step may have a checkpoint without `save_steps`, if it has the best model. With `save_steps`, it has
-    /// none if saving it failed.
+    /// The last step may have a checkpoint without `save_steps`, if it has the best model. With
+    /// `save_steps`, it has none if saving it failed.
     fn interrupted_in_test(&self, signal: &str, step: u64) -> String {
         let how = self.resuming();
         // The folder is read again: saves may have failed, and retention deletes older checkpoints.

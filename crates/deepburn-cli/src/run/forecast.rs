@@ -2,14 +2,16 @@
 //!
 //! Main type: [`RunForecast`]. It predicts two sizes:
 //!
-//! - The *tensors* are counted in a dry run: the engine runs two training steps on a backend without data, and the memory
-//!   ledger counts model states, the buffers of ZeRO and activations. If they alone exceed a memory limit, the run fails
-//!   with an error, because it would run out of memory.
-//! - The *resident set* adds the program and the temporary memory of kernels. These are measured figures
-//!   ([`resident`]), so if only the resident set exceeds a limit, there is a warning.
+//! - The *tensors* are counted in a dry run: the engine runs two training steps on a backend
+//!   without data, and the memory ledger counts model states, the buffers of ZeRO and activations.
+//!   If they alone exceed a memory limit, the run fails with an error, because it would run out of
+//!   memory.
+//! - The *resident set* adds the program and the temporary memory of kernels. These are measured
+//!   figures ([`resident`]), so if only the resident set exceeds a limit, there is a warning.
 //!
-//! The error and the warning suggest the smallest change of the configuration that makes the run fit ([`remedy`]). Each
-//! candidate is forecast in the same way, including the resident set, before it is suggested.
+//! The error and the warning suggest the smallest change of the configuration that makes the run
+//! fit ([`remedy`]). Each candidate is forecast in the same way, including the resident set, before
+//! it is suggested.
 //!
 //! The forecast is logged in one line, after a line for each stage of a pipeline:
 //!
@@ -21,7 +23,8 @@
 //! about 66 MB
 //! ```
 //!
-//! The ranks of a host may have different pipeline stages. Sizes *per rank* are the mean of the host's ranks then.
+//! The ranks of a host may have different pipeline stages. Sizes *per rank* are the mean of the
+//! host's ranks then.
 
 mod fit;
 mod remedy;
@@ -48,8 +51,8 @@ use resident::Resident;
 struct HostForecast {
     /// The ZeRO stage.
     stage: Stage,
-    /// The peaks of a rank as the ledger counts them: the mean of the ranks of this host, which may have different
-    /// pipeline stages.
+    /// The peaks of a rank as the ledger counts them: the mean of the ranks of this host, which may
+    /// have different pipeline stages.
     rank: MemoryPeaks,
     /// The peaks of the rank of this host that needs the most device memory.
     largest_rank: MemoryPeaks,
@@ -148,8 +151,8 @@ impl TrainedModel<'_> {
 }
 
 impl HostForecast {
-    /// Returns the memory of the ranks of a host that train parameters of these `sizes` with `plan`. `stages` has the
-    /// plan's forecast for a rank of each pipeline stage.
+    /// Returns the memory of the ranks of a host that train parameters of these `sizes` with
+    /// `plan`. `stages` has the plan's forecast for a rank of each pipeline stage.
     fn new(sizes: &[ParameterSize], stages: &[Forecast], plan: &Plan, local: LocalRanks) -> Self {
         let trained = sizes.iter().filter(|size| size.is_trainable());
         let ranks_of_stage = plan.mesh.data_parallel_size() as u64;
@@ -175,9 +178,10 @@ impl HostForecast {
 
     /// Returns the bytes of `tensors` on this host.
     ///
-    /// Rank threads over which the same parameters are sharded share them: the initial ones in f32, and the result of an
-    /// all-gather, which is a single array. At stages 1 and 2 these are the updated parameters, and at stage 3 the gathered
-    /// parameters. Shared bytes are counted once. Processes share no tensors.
+    /// Rank threads over which the same parameters are sharded share them: the initial ones in f32,
+    /// and the result of an all-gather, which is a single array. At stages 1 and 2 these are the
+    /// updated parameters, and at stage 3 the gathered parameters. Shared bytes are counted once.
+    /// Processes share no tensors.
     fn device_memory(&self, tensors: Tensors) -> u64 {
         let Self { stage, rank: MemoryPeaks { device, .. }, local, sharing, .. } = self;
         let shard_groups = local.count / sharing;
@@ -189,18 +193,20 @@ impl HostForecast {
         let parameters = device.of(Category::Parameters);
         match (stage, tensors) {
             (_, Tensors::Activations) => unshared,
-            // Each rank rounds the initial parameters to 16 bits, so they are shared only after the first step.
+            // Each rank rounds the initial parameters to 16 bits, so they are shared only after the
+            // first step.
             (Stage::OptimizerStates | Stage::Gradients, _)
                 if self.precision.compute == Precision::Fp32 =>
             {
-                // The first rank of a group counts the shared bytes, and each of the others adds only its own bytes.
+                // The first rank of a group counts the shared bytes, and each of the others adds
+                // only its own bytes.
                 let others = sharing - 1;
                 let own = of_rank.saturating_sub(parameters).saturating_mul(others);
                 shard_groups.saturating_mul(of_rank.saturating_add(own))
             }
             (Stage::Parameters, Tensors::All) => {
-                // With flex, the shards of all ranks are adjacent in memory, and a gathered array is a view of them. Only
-                // offloaded shards are gathered into memory of their own.
+                // With flex, the shards of all ranks are adjacent in memory, and a gathered array
+                // is a view of them. Only offloaded shards are gathered into memory of their own.
                 let is_view = local.backend == Backend::Flex;
                 let shards = if is_view { parameters.saturating_mul(*sharing) } else { 0 };
                 let copied = device.of(Category::Gathered).saturating_sub(shards);
@@ -220,15 +226,16 @@ impl HostForecast {
         device.saturating_add(self.rank.host.total.saturating_mul(self.local.count))
     }
 
-    /// Returns the bytes of `tensors` in the memory of the largest process of this host, if its ranks are processes.
+    /// Returns the bytes of `tensors` in the memory of the largest process of this host, if its
+    /// ranks are processes.
     fn process_memory(&self, tensors: Tensors) -> u64 {
         let MemoryPeaks { device, host, .. } = &self.largest_rank;
         let device = if self.local.backend.is_host() { tensors.of(device) } else { 0 };
         device.saturating_add(host.total)
     }
 
-    /// Returns the bytes of the largest parameter while it is sharded: its initial value and its shards in f32, and in 16
-    /// bits if the ranks compute in them.
+    /// Returns the bytes of the largest parameter while it is sharded: its initial value and its
+    /// shards in f32, and in 16 bits if the ranks compute in them.
     fn initial(&self) -> u64 {
         let f32s = 2 * Precision::Fp32.bytes();
         let compute = self.precision.compute;
@@ -236,8 +243,8 @@ impl HostForecast {
         self.largest.saturating_mul((f32s + rounded) as u64)
     }
 
-    /// Returns the bytes of the largest parameter's masters, which are read from NVMe when the model is saved; 0 if there
-    /// are none.
+    /// Returns the bytes of the largest parameter's masters, which are read from NVMe when the
+    /// model is saved; 0 if there are none.
     fn masters_read(&self) -> u64 {
         let is_rounded = self.precision.compute != Precision::Fp32;
         let is_on_disk = self.rank.disk.of(Category::Optimizer) > 0;
@@ -245,12 +252,14 @@ impl HostForecast {
         count.saturating_mul(Precision::Fp32.bytes() as u64)
     }
 
-    /// Returns the bytes of copies of the largest gradient in a process of `ranks` ranks. The ledger counts a result of
-    /// an op or a reduction when its operand is already freed.
+    /// Returns the bytes of copies of the largest gradient in a process of `ranks` ranks. The
+    /// ledger counts a result of an op or a reduction when its operand is already freed.
     ///
-    /// - In 16 bits, the gradient of a language model's head is computed in f32. Each rank rounds it when backward begins.
-    /// - When it is reduced, the ranks have the gradients that they sent, and the result. From stage 2 on, each rank has a
-    ///   shard of the result. Before, each rank has a copy, which is made of the shards.
+    /// - In 16 bits, the gradient of a language model's head is computed in f32. Each rank rounds
+    ///   it when backward begins.
+    /// - When it is reduced, the ranks have the gradients that they sent, and the result. From
+    ///   stage 2 on, each rank has a shard of the result. Before, each rank has a copy, which is
+    ///   made of the shards.
     fn gradient_copies(&self, ranks: u64) -> u64 {
         let copies = match self.stage {
             Stage::Gradients | Stage::Parameters => 1,
@@ -264,7 +273,8 @@ impl HostForecast {
         self.largest_gradient.saturating_mul(reduced.max(rounded))
     }
 
-    /// Returns the bytes to compare with `limit`: the bytes of all ranks of this host, or of its largest process.
+    /// Returns the bytes to compare with `limit`: the bytes of all ranks of this host, or of its
+    /// largest process.
     fn compared(&self, limit: &MemoryLimit, tensors: Tensors) -> u64 {
         match limit.of_process && !self.local.are_threads {
             true => self.process_memory(tensors),
@@ -329,8 +339,8 @@ fn trained<'a>(preparation: &'a Preparation, ranks: &Ranks) -> (TrainedModel<'a>
 
 /// Returns the largest micro-batch of the run, which determines the peak of activations.
 ///
-/// Dynamic batching limits tokens rather than samples. Its largest batch is taken as the token budget filled with the
-/// longest texts.
+/// Dynamic batching limits tokens rather than samples. Its largest batch is taken as the token
+/// budget filled with the longest texts.
 pub(super) fn largest_batch(preparation: &Preparation) -> BatchShape {
     let length = longest(preparation);
     let sequences = match &preparation.plan.dynamic_batching {
@@ -375,8 +385,8 @@ impl RunForecast {
         Ok(Self { stages, forecast, resident })
     }
 
-    /// Returns the entry of `job.json`, in bytes: the memory of a rank on each tier as the ledger counts it, and the
-    /// resident set of the process.
+    /// Returns the entry of `job.json`, in bytes: the memory of a rank on each tier as the ledger
+    /// counts it, and the resident set of the process.
     pub(crate) fn record(&self) -> Value {
         let MemoryPeaks { device, host, disk } = self.forecast.rank;
         json!({
@@ -396,7 +406,8 @@ impl RunForecast {
     /// Logs the forecast, and warns if the resident set may exceed a memory limit.
     ///
     /// # Errors
-    /// Returns a user's mistake if the tensors exceed a memory limit, with the settings that make the run fit.
+    /// Returns a user's mistake if the tensors exceed a memory limit, with the settings that make
+    /// the run fit.
     pub(crate) fn check(&self, preparation: &Preparation, ranks: &Ranks) -> Result<(), Failure> {
         let Self { stages, forecast, resident } = self;
         let (model, local) = trained(preparation, ranks);
@@ -416,7 +427,8 @@ impl RunForecast {
                     .all(|limit| !changed.exceeds(limit) && resident.is_below(limit, &local))
             })
         };
-        // If several limits are exceeded, the lowest one is reported. The suggested change satisfies all of them.
+        // If several limits are exceeded, the lowest one is reported. The suggested change
+        // satisfies all of them.
         let exceeded = limits.iter().filter(|limit| forecast.exceeds(limit));
         if let Some(limit) = exceeded.min_by_key(|limit| limit.bytes) {
             // Fewer activations help only if the model states leave room for some.
@@ -446,7 +458,8 @@ impl RunForecast {
 
 /// Returns the error of a run that does not fit, with the settings that make it fit.
 ///
-/// The message has the most relevant key, the needed memory, the limit with its source, and the remedy.
+/// The message has the most relevant key, the needed memory, the limit with its source, and the
+/// remedy.
 fn refusal(forecast: &HostForecast, limit: &MemoryLimit, remedy: Option<String>) -> Failure {
     let remedy = remedy.unwrap_or_else(|| {
         "no ZeRO stage, offload or activation checkpointing is enough; train in bf16, on more hosts, with shorter \

@@ -9,8 +9,8 @@ use deepburn::BoxError;
 pub(super) struct FullDisk(bool);
 
 impl FullDisk {
-    /// Replaces the error of a full disk with a warning, so that training continues. There is one warning until a write
-    /// succeeds again.
+    /// Replaces the error of a full disk with a warning, so that training continues. There is one
+    /// warning until a write succeeds again.
     ///
     /// `consequence` is the part of the warning that explains what happens to the data.
     ///

@@ -1,11 +1,12 @@
 //! Hooks of the training loop for metrics, monitors, profiles and progress.
 //!
-//! Main type: [`RankHooks`]. Rank 0 writes metrics and monitors and shows the progress. Every rank is profiled.
+//! Main type: [`RankHooks`]. Rank 0 writes metrics and monitors and shows the progress. Every rank
+//! is profiled.
 //!
-//! A full disk does not end a run, because hours of training would be lost. Rows of `metrics.jsonl` are kept in memory
-//! until there is free space, and points of monitors are dropped. Both log a warning when the disk becomes full
-//! ([`FullDisk`]). Rows that still do not fit at the end fail the run, but only after the model is saved
-//! ([`RankHooks::close`]).
+//! A full disk does not end a run, because hours of training would be lost. Rows of `metrics.jsonl`
+//! are kept in memory until there is free space, and points of monitors are dropped. Both log a
+//! warning when the disk becomes full ([`FullDisk`]). Rows that still do not fit at the end fail
+//! the run, but only after the model is saved ([`RankHooks::close`]).
 //!
 //! | Hook | Ranks | Output |
 //! |---|---|---|
@@ -63,7 +64,8 @@ pub(super) struct RankHooks {
     pub(super) hooks: Vec<Box<dyn Hook>>,
     /// The writer of `metrics.jsonl`, which is only on rank 0.
     metrics: Option<SharedWriter>,
-    /// The W&B run, which is only on rank 0. It also gets the result of the test, so it is finished after the hooks.
+    /// The W&B run, which is only on rank 0. It also gets the result of the test, so it is finished
+    /// after the hooks.
     pub(super) wandb: Option<WandbRecord>,
 }
 
@@ -71,8 +73,8 @@ pub(super) struct RankHooks {
 type SharedWriter = Rc<RefCell<MetricsWriter>>;
 
 impl RankHooks {
-    /// Ends the hooks after the model is saved: closes their files, and writes the rows that did not fit on the disk
-    /// before.
+    /// Ends the hooks after the model is saved: closes their files, and writes the rows that did
+    /// not fit on the disk before.
     ///
     /// # Errors
     /// Returns an error if rows of `metrics.jsonl` cannot be written.
@@ -87,8 +89,9 @@ impl RankHooks {
 
 /// Returns the hooks of a rank.
 ///
-/// A run that resumes from its own checkpoint continues `metrics.jsonl` after the step of that checkpoint, and removes
-/// later rows. A run that resumes from a DeepSpeed checkpoint starts a new file.
+/// A run that resumes from its own checkpoint continues `metrics.jsonl` after the step of that
+/// checkpoint, and removes later rows. A run that resumes from a DeepSpeed checkpoint starts a new
+/// file.
 ///
 /// # Errors
 /// Returns an error if a file cannot be created.
@@ -166,8 +169,8 @@ fn own_step(checkpoint: Option<&ResumedCheckpoint>) -> Option<u64> {
     }
 }
 
-/// Returns the writer of `generated.jsonl`, if the job generates texts. The file of an earlier run is removed. A run that
-/// resumes continues its file like `metrics.jsonl`.
+/// Returns the writer of `generated.jsonl`, if the job generates texts. The file of an earlier run
+/// is removed. A run that resumes continues its file like `metrics.jsonl`.
 ///
 /// # Errors
 /// Returns an error if the file cannot be created or removed.
@@ -193,7 +196,8 @@ fn generated_writer(run: &PreparedRun) -> Result<Option<GeneratedWriter>, BoxErr
 pub(super) struct StepCounter(pub(super) Arc<AtomicU64>);
 
 impl StepCounter {
-    /// Adds the current step of this process to the error of a failed collective. Other errors already name their step.
+    /// Adds the current step of this process to the error of a failed collective. Other errors
+    /// already name their step.
     pub(super) fn add_step(&self, failure: RankFailure<BoxError>) -> RankFailure<BoxError> {
         let cause = match (failure.cause, self.0.load(Relaxed)) {
             (FailureCause::Comm(error), 0) => {
@@ -264,8 +268,8 @@ struct GeneratedHook {
     writer: GeneratedWriter,
     /// The file.
     path: PathBuf,
-    /// The step after which the run resumed. Its texts are generated again if the run was interrupted before they were
-    /// complete, perhaps several times.
+    /// The step after which the run resumed. Its texts are generated again if the run was
+    /// interrupted before they were complete, perhaps several times.
     resumed: Option<u64>,
     /// State of the warning.
     disk: FullDisk,
@@ -291,7 +295,8 @@ impl Hook for GeneratedHook {
 
 /// Writes the files of TensorBoard and CSV monitors.
 ///
-/// Their x axis is the number of samples, as in DeepSpeed, so that runs with different batch sizes can be compared.
+/// Their x axis is the number of samples, as in DeepSpeed, so that runs with different batch sizes
+/// can be compared.
 struct MonitorHook {
     /// TensorBoard and CSV.
     monitors: Monitors,
@@ -318,8 +323,8 @@ impl Hook for MonitorHook {
 
 /// Records the steps and the memory of one rank in a profile.
 ///
-/// The profiler gets phases and collectives from the log events of the library. This hook adds the begin and the end of
-/// each step, and the memory of the rank after each phase.
+/// The profiler gets phases and collectives from the log events of the library. This hook adds the
+/// begin and the end of each step, and the memory of the rank after each phase.
 struct ProfileHook {
     /// Shared by all ranks of the process.
     profiler: Profiler,
@@ -383,8 +388,9 @@ struct FlopsHook {
 impl FlopsHook {
     /// Returns the modules that have parameters or matrix products.
     ///
-    /// Parameters come from the configuration of the model and operations from the counted step. The profile adds up
-    /// entries with the same path. The module of a parameter is its path without the last part.
+    /// Parameters come from the configuration of the model and operations from the counted step.
+    /// The profile adds up entries with the same path. The module of a parameter is its path
+    /// without the last part.
     fn modules(&self, operations: &[ModuleOperations]) -> Vec<ModuleFlops> {
         let parameters = self.parameters.iter().map(|parameter| ModuleFlops {
             // Modules without matrix products have parameters too.
@@ -404,8 +410,8 @@ impl FlopsHook {
 }
 
 impl Hook for FlopsHook {
-    /// Reports the operations of the counted step, with its time, and with the peak rate of the device if the job sets
-    /// it.
+    /// Reports the operations of the counted step, with its time, and with the peak rate of the
+    /// device if the job sets it.
     fn after_count(
         &mut self,
         operations: &[ModuleOperations],

@@ -1,7 +1,7 @@
 //! The part of a checkpoint that identifies its job.
 //!
-//! Main type: [`JobState`]. A run resumes only if its own state and the checkpoint's agree on the model, the training
-//! data, the sample order and the optimizer type ([`JobState::compare`]).
+//! Main type: [`JobState`]. A run resumes only if its own state and the checkpoint's agree on the
+//! model, the training data, the sample order and the optimizer type ([`JobState::compare`]).
 //!
 //! If they do not, the error names both values and the remedy:
 //!
@@ -10,8 +10,8 @@
 //! from its weights with model.pretrained
 //! ```
 //!
-//! Other changes are only warnings. Users may continue a run with another learning rate or another number of ranks, for
-//! example:
+//! Other changes are only warnings. Users may continue a run with another learning rate or another
+//! number of ranks, for example:
 //!
 //! ```text
 //! WARN deepspeed.optimizer.params.weight_decay changes from 0.1 in the checkpoint to 0.2
@@ -47,19 +47,20 @@ use changes::{
     with_deepspeed_defaults, written,
 };
 
-/// The version of [`JobState`] that this program writes. It is increased when a field changes its meaning. A new field
-/// has a default instead.
+/// The version of [`JobState`] that this program writes. It is increased when a field changes its
+/// meaning. A new field has a default instead.
 ///
 /// Format 2 has the weight map of the model in place of tensor names.
 const FORMAT: u32 = 2;
 
 /// The job that saved a checkpoint.
 ///
-/// Fields are never removed, and each new field has a default, so that checkpoints of older versions can be loaded.
-/// When a field changes its meaning, [`FORMAT`] is increased.
+/// Fields are never removed, and each new field has a default, so that checkpoints of older
+/// versions can be loaded. When a field changes its meaning, [`FORMAT`] is increased.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct JobState {
-    /// The [`FORMAT`] of the program that saved the checkpoint; 1 if the checkpoint is older than this field.
+    /// The [`FORMAT`] of the program that saved the checkpoint; 1 if the checkpoint is older than
+    /// this field.
     #[serde(default = "first_format")]
     format: u32,
     /// The content of `job.json`.
@@ -131,7 +132,8 @@ impl JobState {
             .map_err(|error: ChatError| error.to_string())
     }
 
-    /// Returns whether the checkpoint was saved in the launch of this process, for example before a restart.
+    /// Returns whether the checkpoint was saved in the launch of this process, for example before a
+    /// restart.
     pub(crate) fn is_of_this_launch(&self) -> bool {
         self.launch.is_some() && self.launch == launch_id()
     }
@@ -193,15 +195,17 @@ impl JobState {
 
     /// Compares the saved job with the job that resumes.
     ///
-    /// The data is compared first, then the model, then single keys, because the first difference explains the others:
-    /// other data has another number of samples, another vocabulary and other paths. Data is compared by its hash
-    /// rather than by its path, and a model by its exported configuration rather than by the fields of the job file.
+    /// The data is compared first, then the model, then single keys, because the first difference
+    /// explains the others: other data has another number of samples, another vocabulary and other
+    /// paths. Data is compared by its hash rather than by its path, and a model by its exported
+    /// configuration rather than by the fields of the job file.
     ///
     /// # Errors
-    /// Returns an error if the model, the training data, the sample order or the optimizer type differ. Any other
-    /// difference that affects the numbers of later steps is logged as a warning.
+    /// Returns an error if the model, the training data, the sample order or the optimizer type
+    /// differ. Any other difference that affects the numbers of later steps is logged as a warning.
     pub(crate) fn compare(&self, now: &Self) -> Result<(), String> {
-        // A new run can start from the trained weights, except for an encoder, which has no `pretrained`.
+        // A new run can start from the trained weights, except for an encoder, which has no
+        // `pretrained`.
         let weights = match self.job["model"]["architecture"].as_str() {
             Some("encoder" | Architecture::FORMER_ENCODER) => "",
             _ => " from its weights with model.pretrained",
@@ -237,8 +241,8 @@ impl JobState {
             let (then, now) = with_deepspeed_defaults(&self.job, &now.job);
             differ("deepspeed", Some(&then), Some(&now), &mut differences);
         }
-        // The resulting configurations of the model and its adapter were compared above, so fields of the job file that
-        // lead to the same ones are not a change.
+        // The resulting configurations of the model and its adapter were compared above, so fields
+        // of the job file that lead to the same ones are not a change.
         let is_compared = |path: &str| {
             ["model.config", "model.lora", "model.adapter"].iter().any(|it| path.starts_with(it))
         };
@@ -246,8 +250,8 @@ impl JobState {
         self.report(differences, &job_now, weights)
     }
 
-    /// Logs the differences between the keys of two jobs that affect the numbers of later steps. `weights` is how to start
-    /// a new run from the trained weights.
+    /// Logs the differences between the keys of two jobs that affect the numbers of later steps.
+    /// `weights` is how to start a new run from the trained weights.
     ///
     /// # Errors
     /// Returns the first difference with which a run cannot resume.
@@ -274,9 +278,9 @@ impl JobState {
                     tracing::warn!("{path} changes from {then} in the checkpoint to {now}");
                 }
                 (None, Some(now)) if affects_numbers && !now.is_null() => {
-                    // The `deepspeed` section is stored as written, so a missing key was not set. The other sections
-                    // are stored with all their keys, so a missing key is newer than the program that saved the
-                    // checkpoint, or has moved.
+                    // The `deepspeed` section is stored as written, so a missing key was not set.
+                    // The other sections are stored with all their keys, so a missing key is newer
+                    // than the program that saved the checkpoint, or has moved.
                     if path.starts_with("deepspeed") {
                         tracing::warn!("{path} changes from unset in the checkpoint to {now}");
                     } else {
@@ -291,15 +295,15 @@ impl JobState {
         Ok(())
     }
 
-    /// Returns whether a run cannot resume with another value of the key `path`, whose job is `now`. Some keys may
-    /// change if the hash of the training data is the same.
+    /// Returns whether a run cannot resume with another value of the key `path`, whose job is
+    /// `now`. Some keys may change if the hash of the training data is the same.
     fn refuses(&self, path: &str, now: &Value) -> bool {
         let is_guarded = self.data.is_some() && is_compared_with_data(path, now);
         !is_guarded && is_refused(path)
     }
 
-    /// Names the keys of the job that lead to other tokens. Without a name, users would search for the difference in
-    /// their files.
+    /// Names the keys of the job that lead to other tokens. Without a name, users would search for
+    /// the difference in their files.
     fn compare_tokens(&self, now: &Self, weights: &str) -> Result<(), String> {
         let is_trained = |state: &Self| state.job["data"]["tokenizer"].is_null();
         let trains_tokenizer = is_trained(self) && is_trained(now);
@@ -359,8 +363,8 @@ impl JobState {
         ))
     }
 
-    /// Refuses another model. The exported configurations are compared field by field, because the data and a
-    /// pretrained model provide fields that the job file does not set.
+    /// Refuses another model. The exported configurations are compared field by field, because the
+    /// data and a pretrained model provide fields that the job file does not set.
     fn compare_models(&self, now: &Self) -> Result<(), String> {
         self.compare_adapters(now)?;
         self.compare_quantization(now)?;
@@ -403,7 +407,8 @@ impl JobState {
 const NAMES_OF_BASE: [&str; 2] = ["base_model_name_or_path", "revision"];
 
 impl JobState {
-    /// Refuses another storage of the frozen base, whose rounded values the adapter was trained with.
+    /// Refuses another storage of the frozen base, whose rounded values the adapter was trained
+    /// with.
     fn compare_quantization(&self, now: &Self) -> Result<(), String> {
         let fields = |state: &Self| state.job["model"]["quantization_config"].clone();
         let (then, now) = (fields(self), fields(now));
@@ -418,7 +423,8 @@ impl JobState {
         }
     }
 
-    /// Refuses another adapter, whose parameters or scales would be others. The same modules may be selected in another way.
+    /// Refuses another adapter, whose parameters or scales would be others. The same modules may be
+    /// selected in another way.
     fn compare_adapters(&self, now: &Self) -> Result<(), String> {
         let adapter = |state: &Self| state.hf_export.documents.get(ADAPTER_CONFIG).cloned();
         match (adapter(self), adapter(now)) {

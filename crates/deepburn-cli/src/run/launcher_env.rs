@@ -1,7 +1,7 @@
 //! Environment variables that `deepburn launch` sets for every rank of a job.
 //!
-//! The launcher passes the start time of the job and its number of restarts to the training program in these variables.
-//! Without a launcher none of them is set.
+//! The launcher passes the start time of the job and its number of restarts to the training program
+//! in these variables. Without a launcher none of them is set.
 //!
 //! | Variable | Meaning |
 //! |---|---|
@@ -10,8 +10,8 @@
 
 use std::env;
 
-/// The time of the first start, in seconds since 1970. It does not change on a restart, so it also identifies the
-/// launch.
+/// The time of the first start, in seconds since 1970. It does not change on a restart, so it also
+/// identifies the launch.
 const STARTED: &str = "DEEPBURN_STARTED";
 
 /// The number of restarts so far.

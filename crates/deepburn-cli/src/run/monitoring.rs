@@ -1,8 +1,9 @@
 //! Checks of the output paths of monitors and profiles, before training starts.
 //!
-//! A run writes `metrics.jsonl`, `generated.jsonl`, `job.json`, `report.html`, `test.json`, `model/` and `wandb/` to its
-//! output folder. Monitors may write to the same folder, but not to these paths. For example, a TensorBoard folder called
-//! `model` would be replaced at the end of the run.
+//! A run writes `metrics.jsonl`, `generated.jsonl`, `job.json`, `report.html`, `test.json`,
+//! `model/` and `wandb/` to its output folder. Monitors may write to the same folder, but not to
+//! these paths. For example, a TensorBoard folder called `model` would be replaced at the end of
+//! the run.
 
 use std::fs::{self, OpenOptions};
 use std::path::{Path, PathBuf, absolute};
@@ -24,8 +25,8 @@ const OWN: [&str; 7] = [
     WandbPlan::FOLDER,
 ];
 
-/// Refuses output paths that cannot be written to, that are the run's own files, or that would overwrite the job file.
-/// Folders that the check creates are removed again.
+/// Refuses output paths that cannot be written to, that are the run's own files, or that would
+/// overwrite the job file. Folders that the check creates are removed again.
 ///
 /// # Errors
 /// Returns a user's mistake that names the key of the path.
@@ -76,10 +77,12 @@ fn check_folder(key: &str, folder: &Path) -> Result<(), Failure> {
     MadeFolders::make_writable(folder).map(drop).map_err(|error| refused(key, folder, &error))
 }
 
-/// Refuses a file that cannot be written to. An existing file is opened for appending, so that it stays unchanged.
+/// Refuses a file that cannot be written to. An existing file is opened for appending, so that it
+/// stays unchanged.
 ///
 /// # Errors
-/// Returns a user's mistake if the file cannot be opened, or is the job file or one of the run's own files.
+/// Returns a user's mistake if the file cannot be opened, or is the job file or one of the run's
+/// own files.
 fn check_file(file: &PathBuf, output: &Path, config: &Path) -> Result<(), Failure> {
     const KEY: &str = "deepspeed.flops_profiler.output_file";
     check_free(KEY, file, output)?;
@@ -95,7 +98,8 @@ fn check_file(file: &PathBuf, output: &Path, config: &Path) -> Result<(), Failur
     let folder = file.parent().unwrap_or(Path::new(""));
     // New folders are removed when the check ends.
     let _made = MadeFolders::make(folder).map_err(|error| refused(KEY, file, &error))?;
-    // Permissions alone do not show whether a file can be written, so it is opened. A new file is removed again.
+    // Permissions alone do not show whether a file can be written, so it is opened. A new file is
+    // removed again.
     let existed = file.exists();
     OpenOptions::new()
         .append(true)

@@ -1,11 +1,11 @@
 //! Checks and locks the output folder of a run.
 //!
-//! A run locks its folder from its first write to its end, so that two runs never mix their results. The operating
-//! system releases the lock when the process exits, even if it is killed.
+//! A run locks its folder from its first write to its end, so that two runs never mix their
+//! results. The operating system releases the lock when the process exits, even if it is killed.
 //!
-//! When a run starts, it removes `report.html` and `test.json` of an earlier run, because they could be mistaken for
-//! its own results. The earlier `model/` is kept until this run saves its model, because training it again would take
-//! long.
+//! When a run starts, it removes `report.html` and `test.json` of an earlier run, because they
+//! could be mistaken for its own results. The earlier `model/` is kept until this run saves its
+//! model, because training it again would take long.
 
 use std::fs::{self, File, TryLockError};
 use std::io::{self, ErrorKind};
@@ -39,13 +39,15 @@ const FILES: [&str; 11] = [
 /// Folders that a run makes.
 const FOLDERS: [&str; 3] = ["model", "adapter", "checkpoints"];
 
-/// Locks the output folder, writes `job.json`, and removes the report and the test result of an earlier run.
+/// Locks the output folder, writes `job.json`, and removes the report and the test result of an
+/// earlier run.
 ///
-/// The lock is held as long as the returned file is open. It is `None` on file systems without locks.
+/// The lock is held as long as the returned file is open. It is `None` on file systems without
+/// locks.
 ///
 /// # Errors
-/// Returns a user's mistake if the folder cannot be used, or a failure while running if `job.json` cannot be written or
-/// an old result cannot be removed.
+/// Returns a user's mistake if the folder cannot be used, or a failure while running if `job.json`
+/// cannot be written or an old result cannot be removed.
 pub(crate) fn open_output(preparation: &Preparation) -> Result<Option<File>, Failure> {
     let output = &preparation.job.training.output_dir;
     // First, because another run may be writing the files below.
@@ -112,11 +114,12 @@ fn warn_of_full_disk(preparation: &Preparation) {
     }
 }
 
-/// Returns the warning about a disk with less free space than the model takes, or `None` if it fits.
+/// Returns the warning about a disk with less free space than the model takes, or `None` if it
+/// fits.
 ///
-/// Checkpoints are not counted, because a run whose checkpoint does not fit continues without it. The space of an
-/// earlier model is not counted as free, because it is replaced only after the new one has been written. This is not an
-/// error, because users can free space during a run of days.
+/// Checkpoints are not counted, because a run whose checkpoint does not fit continues without it.
+/// The space of an earlier model is not counted as free, because it is replaced only after the new
+/// one has been written. This is not an error, because users can free space during a run of days.
 fn disk_warning(output: &Path, needed: u64, free: u64) -> Option<String> {
     (free < needed).then(|| {
         format!(
@@ -129,11 +132,12 @@ fn disk_warning(output: &Path, needed: u64, free: u64) -> Option<String> {
     })
 }
 
-/// Checks that results can be written, and locks the folder. If the check fails, no folder is created.
+/// Checks that results can be written, and locks the folder. If the check fails, no folder is
+/// created.
 ///
 /// # Errors
-/// Returns a user's mistake if the folder cannot be written to, if the path of a result exists with another file type,
-/// or if another run has locked the folder.
+/// Returns a user's mistake if the folder cannot be written to, if the path of a result exists with
+/// another file type, or if another run has locked the folder.
 fn claim(folder: &Path) -> Result<Option<File>, Failure> {
     let refused = |error: io::Error| {
         let no_folder = folder.ancestors().find(|path| path.exists() && !path.is_dir());
@@ -148,7 +152,8 @@ fn claim(folder: &Path) -> Result<Option<File>, Failure> {
         ))
     };
     let made = MadeFolders::make_writable(folder).map_err(refused)?;
-    // A folder with the name of a result file would otherwise cause an error only at the end of the run.
+    // A folder with the name of a result file would otherwise cause an error only at the end of the
+    // run.
     let folders = FILES.map(|it| folder.join(it)).into_iter().filter(|it| it.is_dir());
     // A signal saves a checkpoint in every run, so the folder of checkpoints is always needed.
     let files = FOLDERS.map(|it| folder.join(it)).into_iter();
@@ -182,7 +187,8 @@ pub(crate) fn refuse_running(folder: &Path) -> Result<(), Failure> {
     }
 }
 
-/// Returns whether the folder was locked. On file systems without locks, the run continues without one.
+/// Returns whether the folder was locked. On file systems without locks, the run continues without
+/// one.
 ///
 /// # Errors
 /// Returns a user's mistake if another run has locked the folder.

@@ -1,10 +1,12 @@
 //! Resolves and checks a job before training starts.
 //!
-//! Main function: [`prepare`]. It resolves the command line to a [`Preparation`] with a model, data and a plan that are
-//! consistent with each other. It writes nothing to the output folder, and its errors are user's mistakes.
+//! Main function: [`prepare`]. It resolves the command line to a [`Preparation`] with a model, data
+//! and a plan that are consistent with each other. It writes nothing to the output folder, and its
+//! errors are user's mistakes.
 //!
-//! The cheapest checks run first: the job file, the backend and the configuration. Then the data is read, whose
-//! download and tokenization may take minutes. The final plan is resolved last, because it depends on the data.
+//! The cheapest checks run first: the job file, the backend and the configuration. Then the data is
+//! read, whose download and tokenization may take minutes. The final plan is resolved last, because
+//! it depends on the data.
 //!
 //! An error names the key in the job file:
 //!
@@ -49,8 +51,8 @@ pub(crate) struct Preparation {
     pub(crate) plan: Plan,
     /// Folder of the pretrained model; `None` for random initial weights.
     pub(crate) pretrained: Option<PathBuf>,
-    /// The map of the model, in which the parameters that checkpoints omit have the origin `Frozen`; `None` if
-    /// checkpoints contain all parameters.
+    /// The map of the model, in which the parameters that checkpoints omit have the origin
+    /// `Frozen`; `None` if checkpoints contain all parameters.
     pub(crate) omitted: Option<WeightMap>,
     /// Sizes of all parameters. Parameters of a frozen group are not trainable.
     pub(crate) sizes: Vec<ParameterSize>,
@@ -89,15 +91,17 @@ pub(crate) struct Resumed {
 
 /// The identity of the data, which a checkpoint records.
 ///
-/// A run resumes only with the data that its checkpoint was saved with, because data-loader positions are only valid
-/// for that data.
+/// A run resumes only with the data that its checkpoint was saved with, because data-loader
+/// positions are only valid for that data.
 pub(crate) struct DataIdentity {
     /// Samples of an epoch.
     pub(crate) samples: usize,
-    /// A hash of the training tokens and labels. It is computed only once, because it reads up to 16M tokens.
+    /// A hash of the training tokens and labels. It is computed only once, because it reads up to
+    /// 16M tokens.
     pub(crate) training: String,
-    /// A hash of the evaluation tokens and labels, and of the keys that determine the loss of an evaluation:
-    /// `training.eval_max_samples`, `training.label_smoothing_factor` and `training.dpo`.
+    /// A hash of the evaluation tokens and labels, and of the keys that determine the loss of an
+    /// evaluation: `training.eval_max_samples`, `training.label_smoothing_factor` and
+    /// `training.dpo`.
     pub(crate) evaluation: u64,
     /// A hash of the initial weights, for data with which the model is compared to them.
     pub(crate) reference: Option<String>,
@@ -134,12 +138,13 @@ impl DataIdentity {
 
 /// Reads and checks everything that `request` names.
 ///
-/// The plan is resolved twice. The preliminary plan has the batch sizes, which the data loaders need. The final plan
-/// needs the data: schedules with `"auto"` depend on the number of steps, and bucket sizes on the width of the model.
+/// The plan is resolved twice. The preliminary plan has the batch sizes, which the data loaders
+/// need. The final plan needs the data: schedules with `"auto"` depend on the number of steps, and
+/// bucket sizes on the width of the model.
 ///
-/// Reading the data may take minutes, so errors in the configuration are reported before. `check` is called with the
-/// job and the preliminary plan at that point. It returns the checkpoint that the run resumes from, as far as its data and
-/// length depend on it.
+/// Reading the data may take minutes, so errors in the configuration are reported before. `check`
+/// is called with the job and the preliminary plan at that point. It returns the checkpoint that
+/// the run resumes from, as far as its data and length depend on it.
 ///
 /// # Errors
 /// Returns a user's mistake, or the error of `check`.
@@ -256,8 +261,8 @@ fn add_context(
     Ok(())
 }
 
-/// Returns the number of samples of an epoch. Dynamic batching takes every sample once, and otherwise all ranks take the
-/// same number.
+/// Returns the number of samples of an epoch. Dynamic batching takes every sample once, and
+/// otherwise all ranks take the same number.
 ///
 /// # Errors
 /// Returns a user's mistake if a rank has no samples.
@@ -292,7 +297,8 @@ fn quantization(
 /// Replaces the ratios of the job with numbers of steps.
 ///
 /// # Errors
-/// Returns a user's mistake if checkpoints are then not saved together with evaluations, which `save_best_limit` needs.
+/// Returns a user's mistake if checkpoints are then not saved together with evaluations, which
+/// `save_best_limit` needs.
 fn set_total_steps(job: &mut Job, max_steps: usize) -> Result<(), Failure> {
     let training = &mut job.training;
     training.set_total_steps(max_steps);
@@ -362,8 +368,8 @@ pub(crate) fn check_types<B: burn::tensor::backend::Backend>(
     Ok(())
 }
 
-/// Refuses a batch size of evaluations that dynamic batching would ignore, and evaluation batches with more tokens than a
-/// step may have.
+/// Refuses a batch size of evaluations that dynamic batching would ignore, and evaluation batches
+/// with more tokens than a step may have.
 ///
 /// # Errors
 /// Returns a user's mistake.
@@ -380,11 +386,12 @@ fn check_evaluation(job: &Job, dynamic: Option<&DynamicBatchingPlan>) -> Result<
 
 /// Returns the number of samples of each step.
 ///
-/// The first size is the plan's batch size. Each change in `training.batch_size_schedule` applies from its step on.
+/// The first size is the plan's batch size. Each change in `training.batch_size_schedule` applies
+/// from its step on.
 ///
 /// # Errors
-/// Returns a user's mistake if a schedule is combined with dynamic batching, or if a size is not divisible by the
-/// micro-batch size times the number of ranks.
+/// Returns a user's mistake if a schedule is combined with dynamic batching, or if a size is not
+/// divisible by the micro-batch size times the number of ranks.
 fn batch_sizes(
     job: &Job,
     batch: BatchPlan,
@@ -402,9 +409,11 @@ fn batch_sizes(
         .map_err(|error| Failure::mistake(format!("training.batch_size_schedule: {error}")))
 }
 
-/// Resolves the `deepspeed` section, logs its notes and returns the plan with the content of `job.json`.
+/// Resolves the `deepspeed` section, logs its notes and returns the plan with the content of
+/// `job.json`.
 ///
-/// `job.json` has the job as written, the resolved plan, and every value of `"auto"` with its reason.
+/// `job.json` has the job as written, the resolved plan, and every value of `"auto"` with its
+/// reason.
 ///
 /// # Errors
 /// Returns a user's mistake with all errors of the configuration.

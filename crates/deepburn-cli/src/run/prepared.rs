@@ -1,7 +1,7 @@
 //! A run that is ready to start: its job, the checkpoint it resumes from, and its memory forecast.
 //!
-//! Main type: [`PreparedRun`]. All inputs have been read and checked, and no output has been written. If ranks are
-//! processes, each of them prepares the same run.
+//! Main type: [`PreparedRun`]. All inputs have been read and checked, and no output has been
+//! written. If ranks are processes, each of them prepares the same run.
 
 use deepburn::{PipelineLayout, Ranks};
 use deepburn_config::{DataKind, Job, JobRequest};
@@ -41,7 +41,8 @@ pub(super) struct PreparedRun {
 }
 
 impl PreparedRun {
-    /// Resolves the job, reads its data, finds the checkpoint to resume from and predicts the memory of the run.
+    /// Resolves the job, reads its data, finds the checkpoint to resume from and predicts the
+    /// memory of the run.
     ///
     /// # Errors
     /// Returns a user's mistake. No output has been written then.
@@ -89,8 +90,8 @@ fn pipeline_layout(preparation: &Preparation) -> Result<Option<PipelineLayout>, 
     layout.map(Some).map_err(|error| Failure::mistake(error.to_string()))
 }
 
-/// Checks that a job can be evaluated without training: it has data for it, and its output folder has no run, whose
-/// metrics an evaluation would replace.
+/// Checks that a job can be evaluated without training: it has data for it, and its output folder
+/// has no run, whose metrics an evaluation would replace.
 ///
 /// # Errors
 /// Returns a user's mistake.

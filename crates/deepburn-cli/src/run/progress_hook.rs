@@ -9,7 +9,8 @@
 //! step 4: eval loss 5.4666, perplexity 236.66, token accuracy 3.12 %
 //! ```
 //!
-//! During a long evaluation there is a line every ten seconds, so that users can tell it from a run that hangs.
+//! During a long evaluation there is a line every ten seconds, so that users can tell it from a run
+//! that hangs.
 
 use std::time::{Duration, Instant};
 
@@ -69,8 +70,8 @@ impl EvaluationLines {
     }
 }
 
-/// Returns the batches of an evaluation outside the training loop, and prints lines about its progress. `what` is the
-/// name of the evaluation in these lines.
+/// Returns the batches of an evaluation outside the training loop, and prints lines about its
+/// progress. `what` is the name of the evaluation in these lines.
 pub(crate) fn with_progress<'a, T: 'a>(
     what: &'a str,
     batches: EvaluationStream<'a, T>,
@@ -86,8 +87,9 @@ pub(crate) fn with_progress<'a, T: 'a>(
 }
 
 impl ProgressHook {
-    /// Returns the progress of `total` steps, with a line every `every` steps. Without `every` there are about twenty
-    /// lines, and none on a terminal. `breakdown` adds the time of each phase.
+    /// Returns the progress of `total` steps, with a line every `every` steps. Without `every`
+    /// there are about twenty lines, and none on a terminal. `breakdown` adds the time of each
+    /// phase.
     pub(crate) fn new(total: u64, every: Option<u64>, breakdown: bool) -> Self {
         let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr());
         let template = "{bar:30} {pos}/{len} {msg} [{elapsed} < {eta}]";
@@ -115,15 +117,16 @@ impl ProgressHook {
 }
 
 impl Hook for ProgressHook {
-    /// Updates the bar, and prints a line if one is due. After the last step, the bar is completed and skipped steps
-    /// are logged as a warning.
+    /// Updates the bar, and prints a line if one is due. After the last step, the bar is completed
+    /// and skipped steps are logged as a warning.
     fn after_step(&mut self, row: &StepRow, _samples: u64) -> Result<(), BoxError> {
         let StepRow { step, loss, lr, tokens_per_second, skipped, .. } = *row;
         let mark = if skipped { "  skipped" } else { "" };
         let lr = readable_rate(lr);
         let message = format!("loss {loss:.4}  lr {lr}  {tokens_per_second:.0} tokens/s{mark}");
         self.skipped += u64::from(skipped);
-        // The first step always has a line. It takes longest, and the line shows that training has started.
+        // The first step always has a line. It takes longest, and the line shows that training has
+        // started.
         let due = step == 1 || step % self.every == 0 || step == self.total;
         if due && (self.lines || self.bar.is_hidden()) {
             let phases = row.seconds.filter(|_| self.breakdown).map(described).unwrap_or_default();
@@ -155,7 +158,8 @@ impl Hook for ProgressHook {
         }
     }
 
-    /// Prints the result of an evaluation: the loss and the metrics of the task, or the perplexity of a language model.
+    /// Prints the result of an evaluation: the loss and the metrics of the task, or the perplexity
+    /// of a language model.
     fn after_evaluation(&mut self, row: &EvalRow, _samples: u64) -> Result<(), BoxError> {
         let figures = row.quality().figures().into_iter();
         let figures: String = figures.map(|(name, value)| format!(", {name} {value}")).collect();

@@ -1,10 +1,12 @@
 //! The part of a run that every rank executes: restore, train, export and test.
 //!
-//! Main function: [`train_rank`]. All ranks call it together, and every collective in it is called on all of them.
+//! Main function: [`train_rank`]. All ranks call it together, and every collective in it is called
+//! on all of them.
 //!
-//! An error of one rank ends all ranks, so the ranks do not have to agree after each phase. A signal is different,
-//! because ranks receive it at different times. So the training loop and the evaluation exchange a flag between steps
-//! or batches, and all ranks return the same [`RankOutcome`].
+//! An error of one rank ends all ranks, so the ranks do not have to agree after each phase. A
+//! signal is different, because ranks receive it at different times. So the training loop and the
+//! evaluation exchange a flag between steps or batches, and all ranks return the same
+//! [`RankOutcome`].
 
 use std::path::PathBuf;
 
@@ -53,7 +55,8 @@ pub(super) enum RankOutcome {
 }
 
 impl RankOutcome {
-    /// Returns the exit status of the process, which is 128 plus the signal number if a signal stopped the run.
+    /// Returns the exit status of the process, which is 128 plus the signal number if a signal
+    /// stopped the run.
     pub(super) fn status(&self, signals: &Signals) -> u8 {
         match self {
             Self::Finished | Self::Evaluated => 0,
@@ -105,8 +108,9 @@ pub(super) fn train_rank<B: FusedOps + OptimizerOps, R: Recipe<B>>(
 
 /// Trains, exports and tests the model on one rank.
 ///
-/// A checkpoint is restored into an engine, which has already sharded the model. So the engine is initialized first. If
-/// the run resumes, it is initialized with weights of zero, unless checkpoints omit parameters of the pretrained model.
+/// A checkpoint is restored into an engine, which has already sharded the model. So the engine is
+/// initialized first. If the run resumes, it is initialized with weights of zero, unless
+/// checkpoints omit parameters of the pretrained model.
 ///
 /// # Errors
 /// Returns the first error of this rank, which ends the other ranks as well.
@@ -133,7 +137,8 @@ fn train_and_test<B: FusedOps + OptimizerOps, R: Recipe<B>>(
         // model.
         engine.omit_base(map)?;
     }
-    // The reference is the model at the start of the job, so it is measured before a checkpoint is loaded.
+    // The reference is the model at the start of the job, so it is measured before a checkpoint is
+    // loaded.
     if !recipe.measure_reference(&engine, &device, plan, &signals.interrupt())? {
         return Ok(RankOutcome::WithoutSteps);
     }
@@ -170,7 +175,8 @@ fn train_and_test<B: FusedOps + OptimizerOps, R: Recipe<B>>(
 /// Saves and records the model of a training that ended, and closes the hooks.
 ///
 /// # Errors
-/// Returns an error if the model or the last rows of metrics cannot be written, or if the last evaluation failed.
+/// Returns an error if the model or the last rows of metrics cannot be written, or if the last
+/// evaluation failed.
 fn save_results<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
     run: &PreparedRun,
     engine: &Engine<B, M>,
@@ -185,8 +191,9 @@ fn save_results<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
         }
     }
 
-    // The model is saved before anything else that may fail: the last rows of metrics and the test. So neither a full
-    // disk nor a signal nor unreadable data loses it. A signal that arrives while the model is written stops the test.
+    // The model is saved before anything else that may fail: the last rows of metrics and the test.
+    // So neither a full disk nor a signal nor unreadable data loses it. A signal that arrives while
+    // the model is written stops the test.
     save_model(engine, &run.preparation)
         .map_err(|cause| format!("step {step}: saving the model: {cause}"))?;
     if engine.rank() == 0 {
@@ -216,7 +223,8 @@ impl<B: FusedOps + OptimizerOps, R: Recipe<B>> RankEvaluation<'_, B, R> {
     /// Evaluates the model on the eval and test splits. Rank 0 records the results, as of step 0.
     ///
     /// # Errors
-    /// Returns an error if data cannot be read, if a collective fails, or if a result cannot be written.
+    /// Returns an error if data cannot be read, if a collective fails, or if a result cannot be
+    /// written.
     fn run(
         self,
         engine: &mut Engine<B, R::Model>,
@@ -246,11 +254,12 @@ impl<B: FusedOps + OptimizerOps, R: Recipe<B>> RankEvaluation<'_, B, R> {
     }
 }
 
-/// Evaluates the model of `step` on the test split, if there is one, until it is done or `interrupt` is triggered. Rank
-/// 0 records the result, in its W&B run too.
+/// Evaluates the model of `step` on the test split, if there is one, until it is done or
+/// `interrupt` is triggered. Rank 0 records the result, in its W&B run too.
 ///
 /// # Errors
-/// Returns an error if data cannot be read, if a collective fails, or if the result cannot be written.
+/// Returns an error if data cannot be read, if a collective fails, or if the result cannot be
+/// written.
 fn test<B: FusedOps + OptimizerOps, R: Recipe<B>>(
     preparation: &Preparation,
     recipe: &R,
@@ -286,7 +295,8 @@ fn test<B: FusedOps + OptimizerOps, R: Recipe<B>>(
     }
 }
 
-/// Returns the plan of the training loop. A run that resumes continues with the loop state of its checkpoint.
+/// Returns the plan of the training loop. A run that resumes continues with the loop state of its
+/// checkpoint.
 fn train_plan(preparation: &Preparation, signals: &Signals, resumed: LoopState) -> TrainPlan {
     let Preparation { job, plan, .. } = preparation;
     TrainPlan {
@@ -301,10 +311,11 @@ fn train_plan(preparation: &Preparation, signals: &Signals, resumed: LoopState) 
     }
 }
 
-/// Returns the job's settings for the best model: the metric, early stopping, and whether the best model is exported.
+/// Returns the job's settings for the best model: the metric, early stopping, and whether the best
+/// model is exported.
 ///
-/// The plan includes the identity of the evaluation data. If a run resumes with other evaluation data, its metrics are
-/// not comparable with the earlier ones, and the best model is chosen again.
+/// The plan includes the identity of the evaluation data. If a run resumes with other evaluation
+/// data, its metrics are not comparable with the earlier ones, and the best model is chosen again.
 fn best_plan(preparation: &Preparation) -> BestPlan {
     let training = &preparation.job.training;
     BestPlan {

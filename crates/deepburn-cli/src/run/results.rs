@@ -7,8 +7,8 @@
 //! | `test.json` | `test_loss` and `targets`; `test_accuracy` and `confusion` for a classifier, `test_accuracy` and `test_f1` with several labels a text, `test_mae` for regression, `test_rewards/accuracies` and `test_rewards/margins` for preferences, `perplexity` and `test_mean_token_accuracy` for the next token |
 //! | `report.html` | curves of loss, learning rate, gradient norm, throughput and memory in one self-contained page |
 //!
-//! The model is written first, because it is the most important result. The report is written last. It is created from
-//! `metrics.jsonl`, so that it also has the steps before the run was resumed.
+//! The model is written first, because it is the most important result. The report is written last.
+//! It is created from `metrics.jsonl`, so that it also has the steps before the run was resumed.
 //!
 //! `test.json` of a language model:
 //!
@@ -46,7 +46,8 @@ use crate::run::output_folder::GENERATED;
 use crate::run::preparation::Preparation;
 use crate::whole_file::write_whole;
 
-/// Writes `test.json` with the loss and the metrics of the task or the perplexity on the test split, and prints them.
+/// Writes `test.json` with the loss and the metrics of the task or the perplexity on the test
+/// split, and prints them.
 ///
 /// # Errors
 /// Returns an error if the file cannot be written.
@@ -84,12 +85,12 @@ pub(crate) fn record_test(measured: &Measured, output: &Path) -> Result<(), BoxE
 
 /// Gathers the model parameter by parameter. Rank 0 writes it in the layout of Hugging Face.
 ///
-/// All ranks check each parameter for values that are not finite, so that all of them fail if training has diverged,
-/// and no rank waits in a collective.
+/// All ranks check each parameter for values that are not finite, so that all of them fail if
+/// training has diverged, and no rank waits in a collective.
 ///
 /// # Errors
-/// Returns an error if a parameter is not finite, if a collective fails, or if a file cannot be written. No incomplete
-/// model is left in the folder then.
+/// Returns an error if a parameter is not finite, if a collective fails, or if a file cannot be
+/// written. No incomplete model is left in the folder then.
 pub(crate) fn save_model<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
     engine: &Engine<B, M>,
     preparation: &Preparation,
@@ -109,7 +110,8 @@ pub(crate) fn save_model<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
         Some((_, map)) => map.get(path).is_some(),
         None => true,
     };
-    // Only one parameter at a time is gathered, so that the export needs little memory at any ZeRO stage.
+    // Only one parameter at a time is gathered, so that the export needs little memory at any ZeRO
+    // stage.
     for parameter in engine.parameters().iter().filter(|it| is_exported(it.path())) {
         if parameter.is_quantized() {
             // PEFT stores an adapted embedding, which is in the base model as it was.
@@ -165,8 +167,8 @@ fn original_values(
     Ok(TensorData::new(BaseModel::open(folder, map)?.read(path)?, shape.clone()))
 }
 
-/// Writes the files that accompany exported weights, and finishes the folder. `base_model_hash` identifies the base model
-/// of an adapter.
+/// Writes the files that accompany exported weights, and finishes the folder. `base_model_hash`
+/// identifies the base model of an adapter.
 ///
 /// # Errors
 /// Returns an error if a file cannot be written.
@@ -192,8 +194,9 @@ fn finish_folder(
     Ok(writer.finish()?)
 }
 
-/// Writes the model with the saved adapter merged into its weights, if the job asks for it. It needs no other rank, so it is
-/// called after their group has ended: no rank waits for the merge in a collective.
+/// Writes the model with the saved adapter merged into its weights, if the job asks for it. It
+/// needs no other rank, so it is called after their group has ended: no rank waits for the merge in
+/// a collective.
 ///
 /// # Errors
 /// Returns an error if a file cannot be read or written. No incomplete model is left then.
@@ -212,8 +215,8 @@ pub(crate) fn save_merged(preparation: &Preparation) -> Result<(), BoxError> {
     finish_folder(writer, &folder, preparation, None)
 }
 
-/// Records in `job.json` which model is saved, if the job asks for the best one: the step of the saved model, the step
-/// of the best one, and the reason if they differ.
+/// Records in `job.json` which model is saved, if the job asks for the best one: the step of the
+/// saved model, the step of the best one, and the reason if they differ.
 ///
 /// A failure is only logged, because the model is already saved.
 pub(crate) fn record_model(preparation: &Preparation, end: &TrainingEnd) {
@@ -254,8 +257,8 @@ fn complete_record(preparation: &Preparation) -> Value {
 /// Writes `report.html` with the curves of the run, and prints the path of the results.
 ///
 /// # Errors
-/// Returns a failure while running if `metrics.jsonl` or `test.json` cannot be read, or if the report cannot be
-/// written.
+/// Returns a failure while running if `metrics.jsonl` or `test.json` cannot be read, or if the
+/// report cannot be written.
 pub(crate) fn write_report(request: &JobRequest, preparation: &Preparation) -> Result<(), Failure> {
     let output = &preparation.job.training.output_dir;
     let rows = read_metrics(&output.join("metrics.jsonl")).map_err(Failure::run)?;
@@ -292,11 +295,12 @@ pub(crate) fn write_report(request: &JobRequest, preparation: &Preparation) -> R
     Ok(())
 }
 
-/// Returns a line with the goodput of a launched job: the share of its wall-clock time that was spent in training
-/// steps.
+/// Returns a line with the goodput of a launched job: the share of its wall-clock time that was
+/// spent in training steps.
 ///
-/// A step that was repeated after a restart counts once. The rest of the time was spent on start-up, checkpoints and
-/// lost steps. Returns `None` without a launcher, because the start time is unknown then.
+/// A step that was repeated after a restart counts once. The rest of the time was spent on
+/// start-up, checkpoints and lost steps. Returns `None` without a launcher, because the start time
+/// is unknown then.
 fn goodput(rows: &[MetricsRow]) -> Option<String> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).ok()?.as_secs_f64();
     let total = (now - launch_seconds()?).max(f64::MIN_POSITIVE);

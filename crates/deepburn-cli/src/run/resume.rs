@@ -2,13 +2,13 @@
 //!
 //! Three rules determine the checkpoint that a run resumes from:
 //!
-//! - No checkpoint is ever overwritten. A run without `--resume` fails if the output folder has checkpoints of an
-//!   earlier run. A run that resumes from an older checkpoint keeps the newer ones, and saves under names such as
-//!   `step-00001000.2`.
-//! - Resuming fails if the model, the training data, the sample order or the optimizer type differ from the
-//!   checkpoint's ([`JobState::compare`]). Other settings may change. A change that affects later steps, such as
-//!   another learning rate, is logged as a warning. DeepSpeed checkpoints do not record the job, so only the model
-//!   and the optimizer states are compared.
+//! - No checkpoint is ever overwritten. A run without `--resume` fails if the output folder has
+//!   checkpoints of an earlier run. A run that resumes from an older checkpoint keeps the newer
+//!   ones, and saves under names such as `step-00001000.2`.
+//! - Resuming fails if the model, the training data, the sample order or the optimizer type differ
+//!   from the checkpoint's ([`JobState::compare`]). Other settings may change. A change that
+//!   affects later steps, such as another learning rate, is logged as a warning. DeepSpeed
+//!   checkpoints do not record the job, so only the model and the optimizer states are compared.
 //! - A restart by the launcher resumes from the newest intact checkpoint of the same launch, whose
 //!   start time is in the checkpoint. Checkpoints of earlier runs in the folder may belong to a
 //!   branch that the user has abandoned. They are only used if `--resume` names them ([`select`]).
@@ -91,7 +91,8 @@ impl ResumedCheckpoint {
 
 /// Returns the schedule of saves and the retention of checkpoints.
 ///
-/// The client state of a checkpoint is the [`JobState`]. A run that resumes compares it with its own.
+/// The client state of a checkpoint is the [`JobState`]. A run that resumes compares it with its
+/// own.
 pub(crate) fn plan(preparation: &Preparation) -> CheckpointPlan {
     let training = &preparation.job.training;
     CheckpointPlan {
@@ -147,7 +148,8 @@ impl Selected {
         let (samples, position) = match &self.checkpoint {
             ResumedCheckpoint::Own(checkpoint) => {
                 let states = ClientStates::read(checkpoint).ok()?;
-                // All ranks have the same position. Data without epochs of whole steps has one of another form.
+                // All ranks have the same position. Data without epochs of whole steps has one of
+                // another form.
                 let position = states.rank_states.into_iter().next();
                 let position = position.and_then(|it| serde_json::from_value(it).ok());
                 (states.global_samples, position)
@@ -163,7 +165,8 @@ impl Selected {
     /// Returns the checkpoint after comparing it with the job.
     ///
     /// # Errors
-    /// Returns a user's mistake if another job saved the checkpoint, or if its step is beyond the end of the job.
+    /// Returns a user's mistake if another job saved the checkpoint, or if its step is beyond the
+    /// end of the job.
     pub(crate) fn checked(self, preparation: &Preparation) -> Result<ResumedCheckpoint, Failure> {
         let Self { mut checkpoint, reason } = self;
         match &mut checkpoint {
@@ -172,8 +175,8 @@ impl Selected {
             ResumedCheckpoint::Own(checkpoint) => check_own(preparation, checkpoint, reason)?,
             ResumedCheckpoint::DeepSpeed(checkpoint) => check_deepspeed(preparation, checkpoint)?,
         }
-        // A checkpoint beyond the end of the job is an error. A run without steps would export a model that the job
-        // file does not describe.
+        // A checkpoint beyond the end of the job is an error. A run without steps would export a
+        // model that the job file does not describe.
         let (step, max_steps) = (checkpoint.step(), preparation.length.max_steps);
         if step > max_steps {
             return Err(mistake(format!(
@@ -185,11 +188,13 @@ impl Selected {
     }
 }
 
-/// Selects the checkpoint that the job resumes from, if it resumes, before the data is read. The checkpoint is verified.
+/// Selects the checkpoint that the job resumes from, if it resumes, before the data is read. The
+/// checkpoint is verified.
 ///
-/// After a restart by the launcher this is the newest intact checkpoint since the launch, because the job has made
-/// progress since its command line was written. If there is none yet, or without a launcher, it is the checkpoint that
-/// `--resume` names. `resume` is that option with its optional value.
+/// After a restart by the launcher this is the newest intact checkpoint since the launch, because
+/// the job has made progress since its command line was written. If there is none yet, or without a
+/// launcher, it is the checkpoint that `--resume` names. `resume` is that option with its optional
+/// value.
 ///
 /// # Errors
 /// Returns the errors of [`check_start`] and [`open`].
@@ -211,8 +216,9 @@ pub(crate) fn select(
 /// Checks the output folder before the data is read.
 ///
 /// # Errors
-/// Returns a user's mistake if another run writes to the folder, if it has checkpoints of an earlier run and `--resume`
-/// is not given, or if it has no checkpoints and `--resume` is given without a value.
+/// Returns a user's mistake if another run writes to the folder, if it has checkpoints of an
+/// earlier run and `--resume` is not given, or if it has no checkpoints and `--resume` is given
+/// without a value.
 fn check_start(job: &Job, resume: Option<&Option<String>>) -> Result<(), Failure> {
     let output = &job.training.output_dir;
     refuse_running(output)?;
@@ -226,8 +232,9 @@ fn check_start(job: &Job, resume: Option<&Option<String>>) -> Result<(), Failure
     }
 }
 
-/// Returns the newest intact checkpoint that this job has saved since its launch. Damaged checkpoints are logged and
-/// skipped, because the failure that led to the restart may have interrupted the last save.
+/// Returns the newest intact checkpoint that this job has saved since its launch. Damaged
+/// checkpoints are logged and skipped, because the failure that led to the restart may have
+/// interrupted the last save.
 ///
 /// # Errors
 /// Returns a user's mistake if the folder of checkpoints cannot be read.
@@ -252,15 +259,15 @@ fn newest_of_launch(output: &Path) -> Result<Option<Checkpoint>, Failure> {
     Ok(None)
 }
 
-/// Returns the day that chat templates printed in the run that `--resume` would continue; `None` if there is no such run,
-/// or if it does not record the day.
+/// Returns the day that chat templates printed in the run that `--resume` would continue; `None` if
+/// there is no such run, or if it does not record the day.
 pub(crate) fn day_of_latest(output: &Path) -> Option<Day> {
     let checkpoint = Checkpoint::open(&folder(output), None).ok()?;
     JobState::read(&checkpoint).ok()?.day().ok()?
 }
 
-/// Opens the checkpoint that `--resume` names: the tag or the path of a checkpoint in the output folder, its latest
-/// checkpoint, or a folder that DeepSpeed saved.
+/// Opens the checkpoint that `--resume` names: the tag or the path of a checkpoint in the output
+/// folder, its latest checkpoint, or a folder that DeepSpeed saved.
 ///
 /// # Errors
 /// Returns a user's mistake if there is no such checkpoint, or if it is damaged.
@@ -269,7 +276,8 @@ fn open(output: &Path, what: Option<&str>) -> Result<Selected, Failure> {
     let what = what.filter(|tag| *tag != "latest");
     let own = folder(output);
     let what = what.map(|what| tag_of_path(what, &own).unwrap_or(what).trim_end_matches('/'));
-    // A tag of this job comes first. Any other value is a folder if it exists or has more than one path component.
+    // A tag of this job comes first. Any other value is a folder if it exists or has more than one
+    // path component.
     let is_folder = |what: &&str| {
         let path = Path::new(what);
         let is_own = what.parse::<Tag>().is_ok() && own.join(what).is_dir();
@@ -291,7 +299,8 @@ fn open(output: &Path, what: Option<&str>) -> Result<Selected, Failure> {
     Ok(Selected { checkpoint, reason })
 }
 
-/// Returns the tag if `path` is a checkpoint in the folder `own`. Messages show checkpoints as paths, which users copy.
+/// Returns the tag if `path` is a checkpoint in the folder `own`. Messages show checkpoints as
+/// paths, which users copy.
 fn tag_of_path<'a>(path: &'a str, own: &Path) -> Option<&'a str> {
     let path = Path::new(path);
     let (parent, tag) = (path.parent()?, path.file_name()?.to_str()?);
@@ -364,7 +373,8 @@ fn check_own(
     }
 }
 
-/// Checks that the optimizer states of the checkpoint can be loaded with the parameter groups of the job.
+/// Checks that the optimizer states of the checkpoint can be loaded with the parameter groups of
+/// the job.
 ///
 /// # Errors
 /// Returns a user's mistake that names the first parameter whose states cannot be loaded.
@@ -379,7 +389,8 @@ fn check_states(preparation: &Preparation, checkpoint: &Checkpoint) -> Result<()
     check_optimizer_states(checkpoint, known).map_err(mistake)
 }
 
-/// Checks that the pretrained model of the job has the parameters that `checkpoint` omits, with the same values.
+/// Checks that the pretrained model of the job has the parameters that `checkpoint` omits, with the
+/// same values.
 ///
 /// # Errors
 /// Returns the first difference, as the reason in an error message.
@@ -408,8 +419,9 @@ fn check_base(preparation: &Preparation, checkpoint: &mut Checkpoint) -> Result<
 
 /// Refuses the latest checkpoint if `metrics.jsonl` ends before its step.
 ///
-/// A run that resumes from an older checkpoint removes later rows from `metrics.jsonl`. If it is killed before it
-/// saves, the latest checkpoint in the folder is from the run before it. The user has to choose which run to continue.
+/// A run that resumes from an older checkpoint removes later rows from `metrics.jsonl`. If it is
+/// killed before it saves, the latest checkpoint in the folder is from the run before it. The user
+/// has to choose which run to continue.
 fn check_record(preparation: &Preparation, checkpoint: &Checkpoint) -> Result<(), Failure> {
     let path = preparation.job.training.output_dir.join("metrics.jsonl");
     if !path.exists() {
@@ -432,18 +444,20 @@ fn check_record(preparation: &Preparation, checkpoint: &Checkpoint) -> Result<()
 
 /// Returns the failure of a wrong `--resume`.
 ///
-/// Every message starts with the option, because most causes are in the command line rather than in the job file.
+/// Every message starts with the option, because most causes are in the command line rather than in
+/// the job file.
 fn mistake(error: impl Display) -> Failure {
     Failure::mistake(format!("--resume: {error}"))
 }
 
-/// Restores the engine and the data loader of a rank from `checkpoint`, and returns the state of its training loop.
+/// Restores the engine and the data loader of a rank from `checkpoint`, and returns the state of
+/// its training loop.
 ///
 /// All ranks call it together. Each of them restores its own shard of the states.
 ///
 /// # Errors
-/// Returns an error if the checkpoint is from another model, or if its data-loader position does not exist in this
-/// data.
+/// Returns an error if the checkpoint is from another model, or if its data-loader position does
+/// not exist in this data.
 pub(crate) fn restore<B: OptimizerOps, M: AutodiffModule<Training<B>>, T>(
     engine: &mut Engine<B, M>,
     checkpoint: &ResumedCheckpoint,
@@ -461,9 +475,9 @@ pub(crate) fn restore<B: OptimizerOps, M: AutodiffModule<Training<B>>, T>(
 
 /// Restores a rank from a checkpoint of this program.
 ///
-/// Weights, optimizer states, schedule, loss scale, random-number streams, data-loader position and loop state are
-/// restored, so that the run continues bit for bit. The number of ranks and the ZeRO stage may differ from the
-/// checkpoint's.
+/// Weights, optimizer states, schedule, loss scale, random-number streams, data-loader position and
+/// loop state are restored, so that the run continues bit for bit. The number of ranks and the ZeRO
+/// stage may differ from the checkpoint's.
 fn restore_own<B: OptimizerOps, M: AutodiffModule<Training<B>>, T>(
     engine: &mut Engine<B, M>,
     checkpoint: &Checkpoint,
@@ -483,7 +497,8 @@ fn restore_own<B: OptimizerOps, M: AutodiffModule<Training<B>>, T>(
 
 /// Restores a rank from a DeepSpeed checkpoint.
 ///
-/// DeepSpeed does not save the data-loader position. The data loader is fast-forwarded by the same number of steps.
+/// DeepSpeed does not save the data-loader position. The data loader is fast-forwarded by the same
+/// number of steps.
 fn restore_deepspeed<B: OptimizerOps, M: AutodiffModule<Training<B>>, T>(
     engine: &mut Engine<B, M>,
     checkpoint: &DeepSpeedCheckpoint,

@@ -1,15 +1,17 @@
-//! Signal handlers. SIGTERM, SIGINT and SIGUSR1 end a run after the current step, with a checkpoint. A SIGTERM or SIGINT
-//! after another of these signals ends it immediately.
+//! Signal handlers. SIGTERM, SIGINT and SIGUSR1 end a run after the current step, with a
+//! checkpoint. A SIGTERM or SIGINT after another of these signals ends it immediately.
 //!
-//! `timeout` sends its signal twice: to the process that it started, and to its process group. A signal that arrives
-//! again within [`REPEATED`] therefore counts as one.
+//! `timeout` sends its signal twice: to the process that it started, and to its process group. A
+//! signal that arrives again within [`REPEATED`] therefore counts as one.
 //!
-//! `deepburn launch` sends SIGUSR1, because mpirun forwards that signal to all ranks and does not act on it. A second
-//! SIGUSR1 has no effect. A SIGUSR1 that arrives during the preparation ends the run after its first step.
+//! `deepburn launch` sends SIGUSR1, because mpirun forwards that signal to all ranks and does not
+//! act on it. A second SIGUSR1 has no effect. A SIGUSR1 that arrives during the preparation ends
+//! the run after its first step.
 //!
-//! In a launched job SIGTERM has another meaning: mpirun sends it after another rank has failed. The step cannot be
-//! completed then, so the first SIGTERM only sets a flag. mpirun waits a second before it sends SIGKILL. In that second
-//! the ranks report the failure, or the rank that they wait for.
+//! In a launched job SIGTERM has another meaning: mpirun sends it after another rank has failed.
+//! The step cannot be completed then, so the first SIGTERM only sets a flag. mpirun waits a second
+//! before it sends SIGKILL. In that second the ranks report the failure, or the rank that they wait
+//! for.
 
 use std::io;
 use std::sync::Arc;
@@ -35,7 +37,8 @@ const OF_SIGTERM: Messages = [
     "\nSIGTERM: the run ends immediately\n",
 ];
 
-/// The time in which the same signal counts as one. It is shorter than the time between two presses of a key.
+/// The time in which the same signal counts as one. It is shorter than the time between two presses
+/// of a key.
 const REPEATED: Duration = Duration::from_millis(150);
 
 /// The signals that this process has received.
@@ -56,7 +59,8 @@ struct EndRequest {
     number: AtomicI32,
     /// The time from which `first` is counted.
     start: Instant,
-    /// The number of the first signal, in the lowest 8 bits, and the milliseconds from `start` to it; 0 before it.
+    /// The number of the first signal, in the lowest 8 bits, and the milliseconds from `start` to
+    /// it; 0 before it.
     first: AtomicU64,
 }
 
@@ -90,7 +94,8 @@ impl EndRequest {
 
     /// Records a signal that arrives `after` the start.
     ///
-    /// The first signal is one atomic value, so that two threads that handle the same signal agree on which is first.
+    /// The first signal is one atomic value, so that two threads that handle the same signal agree
+    /// on which is first.
     fn receive_after(&self, signal: i32, after: Duration) -> Arrival {
         self.number.store(signal, Relaxed);
         self.received.store(true, Relaxed);
@@ -109,15 +114,15 @@ impl EndRequest {
     }
 }
 
-/// Makes a write beyond the file size limit (`ulimit -f`) return an error, as on a full disk. By default, SIGXFSZ would
-/// end the process.
+/// Makes a write beyond the file size limit (`ulimit -f`) return an error, as on a full disk. By
+/// default, SIGXFSZ would end the process.
 pub(crate) fn survive_file_limits() -> io::Result<()> {
     flag::register(SIGXFSZ, Arc::default()).map(drop)
 }
 
 impl Signals {
-    /// Registers the handler of SIGUSR1, which would end the process by default. Other signals still end a process
-    /// during its preparation.
+    /// Registers the handler of SIGUSR1, which would end the process by default. Other signals
+    /// still end a process during its preparation.
     pub(crate) fn prepare() -> io::Result<Self> {
         let signals = Self::default();
         survive_file_limits()?;
@@ -132,15 +137,16 @@ impl Signals {
 
     /// Registers the handlers of SIGTERM and SIGINT. With `prints`, they print what happens next.
     ///
-    /// Ctrl-C twice always ends the process, even if it hangs in a collective. The shutdown is part of the signal
-    /// handler, so that it does not depend on the training loop.
+    /// Ctrl-C twice always ends the process, even if it hangs in a collective. The shutdown is part
+    /// of the signal handler, so that it does not depend on the training loop.
     pub(crate) fn listen(&self, prints: bool) -> io::Result<()> {
         let is_launched = launch_id().is_some();
         // In a launched job, the launcher prints the messages.
         let prints = prints && !is_launched;
         self.end_at(SIGINT, prints.then_some(OF_SIGINT))?;
         if is_launched {
-            // The handler that ends the process is registered first, so that the first signal does not end it.
+            // The handler that ends the process is registered first, so that the first signal does
+            // not end it.
             let terminated = &self.terminated;
             flag::register_conditional_shutdown(SIGTERM, 128 + SIGTERM, terminated.clone())?;
             flag::register(SIGTERM, terminated.clone()).map(drop)
@@ -149,8 +155,8 @@ impl Signals {
         }
     }
 
-    /// Registers the handler of a signal that ends the run, and the process if it arrives a second time. `messages` are
-    /// printed at once, because the current step may take minutes.
+    /// Registers the handler of a signal that ends the run, and the process if it arrives a second
+    /// time. `messages` are printed at once, because the current step may take minutes.
     fn end_at(&self, signal: i32, messages: Option<Messages>) -> io::Result<()> {
         let request = self.request.clone();
         let [first, second] = messages.unwrap_or_default();
@@ -162,8 +168,8 @@ impl Signals {
                 low_level::exit(128 + signal);
             }
         };
-        // SAFETY: the action reads a clock, changes atomics and calls `poll`, `write` and `_exit`, which a signal handler
-        // may do.
+        // SAFETY: the action reads a clock, changes atomics and calls `poll`, `write` and `_exit`,
+        // which a signal handler may do.
         unsafe { low_level::register(signal, end) }.map(drop)
     }
 
@@ -190,8 +196,8 @@ impl Signals {
 /// Writes a text to standard error from a signal handler.
 fn tell(text: &str) {
     let mut stderr = libc::pollfd { fd: libc::STDERR_FILENO, events: libc::POLLOUT, revents: 0 };
-    // A write to a full pipe would block the handler, and with it the end of the process.
-    // SAFETY: the pointer is to one `pollfd`, and with a timeout of 0 the call does not wait.
+    // A write to a full pipe would block the handler, and with it the end of the process. SAFETY:
+    // the pointer is to one `pollfd`, and with a timeout of 0 the call does not wait.
     if unsafe { libc::poll(&raw mut stderr, 1, 0) } == 1 {
         // SAFETY: the text has this length. An error is ignored, because it cannot be reported.
         let _ = unsafe { libc::write(libc::STDERR_FILENO, text.as_ptr().cast(), text.len()) };

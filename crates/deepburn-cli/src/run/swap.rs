@@ -1,7 +1,8 @@
 //! Checks and reports of model states and activations that are offloaded to NVMe.
 //!
-//! The size and the folder of each swap file are checked before training, because a run cannot continue if the disk
-//! becomes full in the middle of a step. The report at the end relates the bytes written to the endurance of a drive.
+//! The size and the folder of each swap file are checked before training, because a run cannot
+//! continue if the disk becomes full in the middle of a step. The report at the end relates the
+//! bytes written to the endurance of a drive.
 
 use deepburn::zero::{IoStatistics, check_folder, swap_bytes};
 use deepburn_config::{
@@ -11,12 +12,12 @@ use deepburn_config::{
 use crate::failure::Failure;
 use crate::run::preparation::Preparation;
 
-/// Checks that the swap files of the `local_ranks` ranks on this host fit in their folders. Each rank offloads up to
-/// `activations` bytes of activations.
+/// Checks that the swap files of the `local_ranks` ranks on this host fit in their folders. Each
+/// rank offloads up to `activations` bytes of activations.
 ///
 /// # Errors
-/// Returns a user's mistake if a folder is missing, cannot be written to, is on a file system in memory, or has too
-/// little free space.
+/// Returns a user's mistake if a folder is missing, cannot be written to, is on a file system in
+/// memory, or has too little free space.
 pub(crate) fn check_swap(
     preparation: &Preparation,
     local_ranks: usize,
@@ -38,8 +39,8 @@ pub(crate) fn check_swap(
     check("deepspeed.activation_checkpointing.nvme_path", file, bytes)
 }
 
-/// Logs the contents of each rank's swap file. Warns if `max_in_cpu` keeps all parameters in memory, or if
-/// `sub_group_size` makes the file much larger than its contents.
+/// Logs the contents of each rank's swap file. Warns if `max_in_cpu` keeps all parameters in
+/// memory, or if `sub_group_size` makes the file much larger than its contents.
 ///
 /// Every process calls it once, before training starts.
 pub(crate) fn announce_swap(preparation: &Preparation) {
@@ -97,7 +98,8 @@ fn with_sub_group_size(sub_group_size: usize, zero: &ZeroPlan) -> ZeroPlan {
 /// Larger drives have a proportionally higher rating. The figure is an example and not a limit.
 const RATED_TERABYTES: f64 = 600.0;
 
-/// Logs the bytes that a rank has read and written in `steps` steps, and how long a drive lasts at that rate.
+/// Logs the bytes that a rank has read and written in `steps` steps, and how long a drive lasts at
+/// that rate.
 ///
 /// GB are 1e9 bytes. `waited` is the time in which the rank was blocked by the disk.
 pub(crate) fn report_swap(statistics: &IoStatistics, steps: u64) {
@@ -134,8 +136,8 @@ fn nvme(preparation: &Preparation) -> Option<&NvmePlan> {
 
 /// Returns the size of one rank's swap file with the plan `zero`.
 ///
-/// It is 0 if the plan keeps all states in memory. Frozen parameters have neither optimizer states nor gradients in the
-/// file.
+/// It is 0 if the plan keeps all states in memory. Frozen parameters have neither optimizer states
+/// nor gradients in the file.
 fn file_bytes(preparation: &Preparation, zero: &ZeroPlan) -> u64 {
     let plan = &preparation.plan;
     // Every replica has a file for each of its shards.

@@ -1,15 +1,17 @@
 //! The length of training in optimizer steps.
 //!
-//! Main type: [`TrainingLength`]. Main functions: [`num_steps`], and [`steps_within_budget`] for dynamic batching. Epochs are counted by samples. A run
-//! that resumes with another batch size or another number of ranks counts the samples of its checkpoint, so that it ends
-//! after the same number of samples:
+//! Main type: [`TrainingLength`]. Main functions: [`num_steps`], and [`steps_within_budget`] for
+//! dynamic batching. Epochs are counted by samples. A run that resumes with another batch size or
+//! another number of ranks counts the samples of its checkpoint, so that it ends after the same
+//! number of samples:
 //!
 //! ```text
 //! 160 samples, 2 epochs, 20 steps of 4 samples, then steps of 8:  20 + (320 - 80) / 8 = 50 steps
 //! ```
 //!
-//! If an epoch ends with a shorter step, this step counts as a full one, so that the samples of a checkpoint depend on its
-//! batch sizes. The position of the data loader says which of them are left.
+//! If an epoch ends with a shorter step, this step counts as a full one, so that the samples of a
+//! checkpoint depend on its batch sizes. The position of the data loader says which of them are
+//! left.
 //!
 //! Schedules count steps. In the example, the learning rate continues at step 20 of 50.
 
@@ -54,8 +56,9 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// Returns the progress with the samples that the job's steps would have had: of `per_step` samples, in epochs of
-    /// `epoch_samples` with the rest of the last step, and `num_samples` without.
+    /// Returns the progress with the samples that the job's steps would have had: of `per_step`
+    /// samples, in epochs of `epoch_samples` with the rest of the last step, and `num_samples`
+    /// without.
     fn in_steps_of(self, per_step: usize, epoch_samples: usize, num_samples: usize) -> Self {
         let Some(position) = self.position else { return self };
         let count = |number: u64| usize::try_from(number).unwrap_or(usize::MAX);
@@ -69,17 +72,19 @@ impl Progress {
         Self { samples, ..self }
     }
 
-    /// Returns the number of samples up to which the schedule `batches` has to be followed, so that training ends after
-    /// `total` samples.
+    /// Returns the number of samples up to which the schedule `batches` has to be followed, so that
+    /// training ends after `total` samples.
     fn in_schedule(&self, total: usize, batches: &BatchSchedule) -> usize {
-        // In the schedule, the steps of the checkpoint have another number of samples if the batch size changed.
+        // In the schedule, the steps of the checkpoint have another number of samples if the batch
+        // size changed.
         total.saturating_add(batches.samples_before(self.step)).saturating_sub(self.samples)
     }
 
     /// Refuses epochs that end before the checkpoint.
     ///
     /// # Errors
-    /// Returns a user's mistake if the epochs have fewer samples than the steps before the last one.
+    /// Returns a user's mistake if the epochs have fewer samples than the steps before the last
+    /// one.
     fn check_epochs(&self, epochs: f64, epoch_samples: usize) -> Result<(), Failure> {
         let total = (epochs * epoch_samples as f64).ceil() as usize;
         // The last step of training may have more samples than are left.
@@ -96,15 +101,15 @@ impl Progress {
     }
 }
 
-/// Maximum number of epochs whose dynamic batches are planned in advance to count steps. Planning an epoch takes some
-/// milliseconds.
+/// Maximum number of epochs whose dynamic batches are planned in advance to count steps. Planning
+/// an epoch takes some milliseconds.
 const MAX_PLANNED_EPOCHS: usize = 10_000;
 
-/// Returns the number of optimizer steps with dynamic batching: `max_steps` or the steps of all epochs, whichever is
-/// less.
+/// Returns the number of optimizer steps with dynamic batching: `max_steps` or the steps of all
+/// epochs, whichever is less.
 ///
-/// The batches of an epoch depend on the lengths of its texts and on their shuffled order. So every epoch is planned in
-/// the same way as during training, and its steps are counted.
+/// The batches of an epoch depend on the lengths of its texts and on their shuffled order. So every
+/// epoch is planned in the same way as during training, and its steps are counted.
 ///
 /// # Errors
 /// Returns a user's mistake if there are too many epochs, or if a text exceeds the token budget.
@@ -128,7 +133,8 @@ pub(super) fn steps_within_budget(
              most {MAX_PLANNED_EPOCHS}, or give training.max_steps"
         )));
     }
-    // The steps before a checkpoint may have had other sizes than the planned steps with the same samples.
+    // The steps before a checkpoint may have had other sizes than the planned steps with the same
+    // samples.
     let (before, planned) = match resumed {
         Some(resumed) => (resumed.step, planned_steps(sampler.clone(), resumed.samples)),
         None => (0, 0),
@@ -157,7 +163,8 @@ pub(super) fn steps_within_budget(
     Ok(before + steps.saturating_sub(planned))
 }
 
-/// Returns the number of planned steps that begin before the sample `samples`, counted from the start of training.
+/// Returns the number of planned steps that begin before the sample `samples`, counted from the
+/// start of training.
 fn planned_steps(mut sampler: BudgetSampler, samples: usize) -> usize {
     let mut steps = 0;
     let mut left = samples;
@@ -169,14 +176,17 @@ fn planned_steps(mut sampler: BudgetSampler, samples: usize) -> usize {
     steps + sampler.plan().step_at(left)
 }
 
-/// Returns the number of optimizer steps: `max_steps` or the steps of all epochs, whichever is less.
+/// Returns the number of optimizer steps: `max_steps` or the steps of all epochs, whichever is
+/// less.
 ///
-/// A fraction of an epoch is rounded up to whole samples, and these to whole steps (without `drop_last`), as in
-/// transformers. The samples of the steps before a checkpoint count as they were, not as the job's batch size would
-/// have made them. `epoch_samples` counts the last step of an epoch in full.
+/// A fraction of an epoch is rounded up to whole samples, and these to whole steps (without
+/// `drop_last`), as in transformers. The samples of the steps before a checkpoint count as they
+/// were, not as the job's batch size would have made them. `epoch_samples` counts the last step of
+/// an epoch in full.
 ///
 /// # Errors
-/// Returns a user's mistake if the epochs have too few samples for a single step, or fewer than the checkpoint.
+/// Returns a user's mistake if the epochs have too few samples for a single step, or fewer than the
+/// checkpoint.
 pub(super) fn num_steps(
     job: &Job,
     info: &dyn SubjectInfo,
@@ -187,7 +197,8 @@ pub(super) fn num_steps(
     let num_ranks = job.training.placement.ranks;
     let full_step = batches.at(0).train_batch_size;
     let num_samples = info.num_samples().map_err(Failure::mistake)?;
-    // With a schedule of batch sizes, the epochs of the schedule are planned with the first of them.
+    // With a schedule of batch sizes, the epochs of the schedule are planned with the first of
+    // them.
     let resumed = resumed.map(|it| match batches.is_constant() {
         true => it.in_steps_of(full_step, epoch_samples, num_samples),
         false => *it,
@@ -263,7 +274,8 @@ mod tests {
         assert_eq!(last_step(resumed(20, 320), 320, &batches(8, &[])), 20);
     }
 
-    /// 9 samples in 10 epochs. In steps of 4, an epoch has 3 of them, and the last one has a single sample.
+    /// 9 samples in 10 epochs. In steps of 4, an epoch has 3 of them, and the last one has a single
+    /// sample.
     #[test]
     fn a_shorter_last_step_is_not_counted_in_full() {
         let ends = |step, epoch, samples, per_step: usize| {

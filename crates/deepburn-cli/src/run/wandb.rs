@@ -1,8 +1,9 @@
-//! The W&B offline run of a job, which rank 0 writes if `wandb.enabled` or `training.report_to` asks for it.
+//! The W&B offline run of a job, which rank 0 writes if `wandb.enabled` or `training.report_to`
+//! asks for it.
 //!
-//! Main type: [`WandbRecord`]. A hook and the rank share it: the hook writes a row for each step, and the rank adds the
-//! result of the test and the exit status. At the end, users see the command that uploads the run. Training never uses
-//! the network for it.
+//! Main type: [`WandbRecord`]. A hook and the rank share it: the hook writes a row for each step,
+//! and the rank adds the result of the test and the exit status. At the end, users see the command
+//! that uploads the run. Training never uses the network for it.
 //!
 //! As with other monitors, a full disk does not end a run. Rows wait in memory until there is room.
 
@@ -26,7 +27,8 @@ type SharedRun = Rc<RefCell<WandbRun>>;
 /// The warning on a full disk.
 const WAITING: &str = "training continues, and rows of the W&B run wait until there is room";
 
-/// The W&B run of a job. If it is dropped before [`finish`](Self::finish), the run is recorded as failed.
+/// The W&B run of a job. If it is dropped before [`finish`](Self::finish), the run is recorded as
+/// failed.
 pub(super) struct WandbRecord {
     /// Writes the run.
     run: SharedRun,
@@ -37,11 +39,12 @@ pub(super) struct WandbRecord {
 impl WandbRecord {
     /// Creates the run, or returns `None` if the job does not ask for one.
     ///
-    /// A run that resumes from its own checkpoint continues its W&B run. A run that resumes from a DeepSpeed checkpoint
-    /// is a new one.
+    /// A run that resumes from its own checkpoint continues its W&B run. A run that resumes from a
+    /// DeepSpeed checkpoint is a new one.
     ///
     /// # Errors
-    /// Returns an error if a file cannot be created, or if files of the earlier run cannot be read or shortened.
+    /// Returns an error if a file cannot be created, or if files of the earlier run cannot be read
+    /// or shortened.
     pub(super) fn create(run: &PreparedRun) -> Result<Option<Self>, BoxError> {
         let PreparedRun { preparation, checkpoint, .. } = run;
         let Some(WandbPlan { project, group, team }) = &preparation.plan.monitor.wandb else {
@@ -88,7 +91,8 @@ impl WandbRecord {
         self.end(status);
     }
 
-    /// Writes the exit status once. A failure is a warning, because the results of the run are saved.
+    /// Writes the exit status once. A failure is a warning, because the results of the run are
+    /// saved.
     fn end(&mut self, status: u8) {
         // `drop` follows `finish`, and must not record a failure after it.
         if std::mem::replace(&mut self.is_finished, true) {

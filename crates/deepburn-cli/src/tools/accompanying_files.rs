@@ -1,9 +1,9 @@
-//! The files that `deepburn consolidate` writes next to the weights: `config.json` and other JSON files, the tokenizer,
-//! and the companion files of the pretrained model.
+//! The files that `deepburn consolidate` writes next to the weights: `config.json` and other JSON
+//! files, the tokenizer, and the companion files of the pretrained model.
 //!
-//! Main type: [`AccompanyingFiles`]. The JSON files are in the checkpoint. Tokenizer and companion files are copied
-//! from the model that the run has saved. If it has not saved its model yet, they are copied from the places that the
-//! checkpoint records.
+//! Main type: [`AccompanyingFiles`]. The JSON files are in the checkpoint. Tokenizer and companion
+//! files are copied from the model that the run has saved. If it has not saved its model yet, they
+//! are copied from the places that the checkpoint records.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -32,7 +32,8 @@ pub(crate) struct AccompanyingFiles {
 }
 
 impl AccompanyingFiles {
-    /// Finds the files for weights of type `float`. Prints a note if the tokenizer of the run cannot be exported.
+    /// Finds the files for weights of type `float`. Prints a note if the tokenizer of the run
+    /// cannot be exported.
     ///
     /// # Errors
     /// Returns a user's mistake if a folder cannot be read.
@@ -110,8 +111,8 @@ impl AccompanyingFiles {
     }
 }
 
-/// Returns whether the model in `folder` was trained on the data of `record`, as far as this is known. With other data,
-/// its tokenizer may be another one.
+/// Returns whether the model in `folder` was trained on the data of `record`, as far as this is
+/// known. With other data, its tokenizer may be another one.
 fn has_data(folder: &Path, record: &ModelRecord) -> bool {
     let known = ModelRecord::read(folder).and_then(|model| model.training_data);
     // Files and checkpoints of older versions have no hash.

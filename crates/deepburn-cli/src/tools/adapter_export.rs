@@ -33,11 +33,12 @@ pub(crate) struct AdapterExport<'a> {
 }
 
 impl AdapterExport<'_> {
-    /// Writes the adapter to `out`. Returns the paths of the files. One parameter is in memory at a time.
+    /// Writes the adapter to `out`. Returns the paths of the files. One parameter is in memory at a
+    /// time.
     ///
     /// # Errors
-    /// Returns a user's mistake if the checkpoint is damaged, if a file exists, or if the type of the weights is not f32.
-    /// Returns a failure while running if a file cannot be written.
+    /// Returns a user's mistake if the checkpoint is damaged, if a file exists, or if the type of
+    /// the weights is not f32. Returns a failure while running if a file cannot be written.
     pub(crate) fn write(
         &self,
         checkpoint: &mut Checkpoint,
@@ -78,8 +79,9 @@ impl AdapterExport<'_> {
         Ok(files)
     }
 
-    /// Returns the folder of the base model, `--base` or the one that the run read, whose values are those that the adapter
-    /// was trained with. Returns `None` with a warning if the recorded folder is not there or has other values now.
+    /// Returns the folder of the base model, `--base` or the one that the run read, whose values
+    /// are those that the adapter was trained with. Returns `None` with a warning if the recorded
+    /// folder is not there or has other values now.
     ///
     /// # Errors
     /// Returns a user's mistake if `--base` has other values.
@@ -112,10 +114,12 @@ impl AdapterExport<'_> {
         }
     }
 
-    /// Writes the weights and the configuration `fields` of the adapter. `folder` has the base model, if it is known.
+    /// Writes the weights and the configuration `fields` of the adapter. `folder` has the base
+    /// model, if it is known.
     ///
     /// # Errors
-    /// Returns a user's mistake if a value cannot be read, or a failure while running if it cannot be written.
+    /// Returns a user's mistake if a value cannot be read, or a failure while running if it cannot
+    /// be written.
     fn write_weights(
         &self,
         checkpoint: &mut Checkpoint,

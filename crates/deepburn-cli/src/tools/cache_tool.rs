@@ -1,7 +1,8 @@
 //! `deepburn cache`: show or clear the token cache.
 //!
-//! The cache stores the tokens of text files, so that a later run with the same files and the same tokenizer does not
-//! tokenize them again. Each entry is a line with its key, its size, the time since its last use, and its source file:
+//! The cache stores the tokens of text files, so that a later run with the same files and the same
+//! tokenizer does not tokenize them again. Each entry is a line with its key, its size, the time
+//! since its last use, and its source file:
 //!
 //! ```text
 //! /home/user/.cache/deepburn/tokens

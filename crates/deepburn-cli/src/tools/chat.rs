@@ -8,9 +8,10 @@
 //! > /exit                                   or Ctrl-D
 //! ```
 //!
-//! The conversation is rendered with the model's chat template. Tokens that the model has processed are not processed again. If a
-//! conversation becomes longer than the model supports, its oldest messages are forgotten. Input from a file or a pipe has a message on
-//! each line, and only answers are printed.
+//! The conversation is rendered with the model's chat template. Tokens that the model has processed
+//! are not processed again. If a conversation becomes longer than the model supports, its oldest
+//! messages are forgotten. Input from a file or a pipe has a message on each line, and only answers
+//! are printed.
 
 mod answer;
 mod messages;
@@ -85,8 +86,9 @@ enum Reply {
 /// Reads messages and prints answers, until the input ends.
 ///
 /// # Errors
-/// Returns a user's mistake if there is no language model with a tokenizer and a chat template, or if an option is out of range.
-/// Returns a failure while running if the model computes NaN, or if standard output cannot be written.
+/// Returns a user's mistake if there is no language model with a tokenizer and a chat template, or
+/// if an option is out of range. Returns a failure while running if the model computes NaN, or if
+/// standard output cannot be written.
 pub(crate) fn chat(arguments: &ChatArguments) -> Result<(), Failure> {
     let mut conversation = Conversation::start(arguments)?;
     let mut messages = Messages::start(stdin().is_terminal())?;
@@ -189,13 +191,14 @@ impl Conversation {
         Ok(answer.finish(&self.options.stop)?.map_or(Reply::Unread, Reply::Text))
     }
 
-    /// Returns the tokens of the conversation up to the answer. Forgets the oldest messages as long as there is no room for an
-    /// answer.
+    /// Returns the tokens of the conversation up to the answer. Forgets the oldest messages as long
+    /// as there is no room for an answer.
     ///
     /// # Errors
     /// Returns a user's mistake if the last message alone is too long. Nothing is forgotten then.
     fn fitting_tokens(&mut self) -> Result<Vec<u32>, Failure> {
-        // A file may allow answers as long as the model supports, which would leave no room for a conversation.
+        // A file may allow answers as long as the model supports, which would leave no room for a
+        // conversation.
         let reserved = self.options.max_new_tokens.min(self.positions / 2).max(1);
         let mut forgotten = 0;
         loop {
@@ -218,13 +221,14 @@ impl Conversation {
                     self.positions,
                 )));
             }
-            // A message of the user and its answer, because templates may require that they alternate.
+            // A message of the user and its answer, because templates may require that they
+            // alternate.
             forgotten += 2;
         }
     }
 
-    /// Returns the tokens of the conversation without its first messages. The template has all special tokens, so the tokenizer
-    /// adds none.
+    /// Returns the tokens of the conversation without its first messages. The template has all
+    /// special tokens, so the tokenizer adds none.
     fn tokens_after(&self, forgotten: usize) -> Result<Vec<u32>, Failure> {
         let messages: Vec<_> =
             self.system.iter().chain(&self.messages[forgotten..]).cloned().collect();

@@ -1,7 +1,7 @@
 //! `deepburn check-config`: explain a configuration in a summary of at most 30 lines, or as JSON.
 //!
-//! The summary shows the plan, the values of `"auto"` and the warnings. Values and warnings beyond the limit are only
-//! in the JSON.
+//! The summary shows the plan, the values of `"auto"` and the warnings. Values and warnings beyond
+//! the limit are only in the JSON.
 //!
 //! ```text
 //! configs/ds_zero3.json, on 2 ranks
@@ -16,7 +16,8 @@
 //!
 //! The values of `"auto"` follow, each with its reason, and then the warnings.
 //!
-//! The JSON (`--json`) has the whole plan, every value of `"auto"` with its reason, and all warnings and notes.
+//! The JSON (`--json`) has the whole plan, every value of `"auto"` with its reason, and all
+//! warnings and notes.
 
 use std::path::{Path, PathBuf};
 
@@ -81,7 +82,8 @@ impl OpenValues {
 
 /// Reads a configuration: a file, base64, inline JSON, or a Lightning strategy.
 ///
-/// DeepSpeed and its integrations accept these forms, so users can pass their configuration unchanged.
+/// DeepSpeed and its integrations accept these forms, so users can pass their configuration
+/// unchanged.
 ///
 /// # Errors
 /// Returns a user's mistake if the configuration cannot be read or parsed.
@@ -94,8 +96,8 @@ pub(crate) fn read(config: &str) -> Result<RawConfig, Failure> {
     .map_err(Failure::mistake)
 }
 
-/// Returns the path of a configuration file, which is also searched in `configs/`, as for `finetune --config`. Other
-/// forms of a configuration are returned unchanged.
+/// Returns the path of a configuration file, which is also searched in `configs/`, as for
+/// `finetune --config`. Other forms of a configuration are returned unchanged.
 ///
 /// # Errors
 /// Returns a user's mistake if a file exists in neither folder.
@@ -113,8 +115,8 @@ fn located(config: &str) -> Result<String, Failure> {
 
 /// Explains `config` on `ranks` ranks, as a summary or as JSON.
 ///
-/// `config` is any form that [`read`] accepts, or a job file. The other sections of a job file provide the values that
-/// its `deepspeed` section does not set.
+/// `config` is any form that [`read`] accepts, or a job file. The other sections of a job file
+/// provide the values that its `deepspeed` section does not set.
 ///
 /// # Errors
 /// Returns a user's mistake with all errors of the configuration.
@@ -179,8 +181,8 @@ pub(crate) fn check_config(
 /// What is shown for a value that depends on the number of steps.
 const UNKNOWN: &str = "unknown";
 
-/// Resolves a job whose number of optimizer steps is only known when its data is read. Returns the result with the plan
-/// as JSON, in which values that depend on this number are [`UNKNOWN`].
+/// Resolves a job whose number of optimizer steps is only known when its data is read. Returns the
+/// result with the plan as JSON, in which values that depend on this number are [`UNKNOWN`].
 ///
 /// They are found by resolving the job for two numbers of steps.
 ///
@@ -224,7 +226,8 @@ fn mask(value: &mut Value, other: &Value) {
 
 /// Returns the lines of the summary, at most 30.
 ///
-/// The `schedule` is JSON, in which numbers of steps may be unknown. The plan has 8 lines. The limits on `"auto"` values and warnings keep the total at 30 lines or fewer.
+/// The `schedule` is JSON, in which numbers of steps may be unknown. The plan has 8 lines. The
+/// limits on `"auto"` values and warnings keep the total at 30 lines or fewer.
 fn summary(source: &str, resolved: &Resolved, schedule: &Value) -> Vec<String> {
     let plan = &resolved.plan;
     let ranks = counted(plan.mesh.world_size(), "rank");
@@ -327,10 +330,11 @@ fn activations(plan: &Plan) -> String {
     }
 }
 
-/// Formats a part of the plan as `type: name value, ...`, with the field names of the JSON. Nested objects are
-/// flattened: their fields follow their name.
+/// Formats a part of the plan as `type: name value, ...`, with the field names of the JSON. Nested
+/// objects are flattened: their fields follow their name.
 ///
-/// The fields come from the serialization of the plan, so a new field is shown without a change here.
+/// The fields come from the serialization of the plan, so a new field is shown without a change
+/// here.
 fn described(part: &impl Serialize) -> String {
     fn pairs(value: &Value) -> String {
         match value {

@@ -1,9 +1,11 @@
-//! `deepburn inspect` and `deepburn consolidate`: show training checkpoints and export their weights.
+//! `deepburn inspect` and `deepburn consolidate`: show training checkpoints and export their
+//! weights.
 //!
-//! `consolidate` writes safetensors with the parameter names of `transformers`, the `config.json`, the tokenizer if the
-//! run has one, and the companion files of the pretrained model, so that `from_pretrained` can load the folder.
-//! The checkpoint of a job with an adapter is exported as the adapter. Existing files are never overwritten. If another program saved the checkpoint with the library, these names are
-//! unknown, and weights are named by their module paths.
+//! `consolidate` writes safetensors with the parameter names of `transformers`, the `config.json`,
+//! the tokenizer if the run has one, and the companion files of the pretrained model, so that
+//! `from_pretrained` can load the folder. The checkpoint of a job with an adapter is exported as
+//! the adapter. Existing files are never overwritten. If another program saved the checkpoint with
+//! the library, these names are unknown, and weights are named by their module paths.
 //!
 //! ```text
 //! RUN/checkpoints/step-00001000/   the checkpoint, from any number of ranks
@@ -56,7 +58,8 @@ impl FromStr for Size {
     /// The message that clap prints after the name of the option.
     type Err = String;
 
-    /// Parses a number with a unit. A fraction needs one. Units are decimal (`KB`, `MB`, `GB`) or binary (`KiB`, `MiB`, `GiB`), in any case.
+    /// Parses a number with a unit. A fraction needs one. Units are decimal (`KB`, `MB`, `GB`) or
+    /// binary (`KiB`, `MiB`, `GiB`), in any case.
     ///
     /// # Errors
     /// Returns a message if the text has another form, or if the size is 0 or does not fit 64 bits.
@@ -98,7 +101,8 @@ impl Size {
     }
 }
 
-/// Opens a checkpoint. `path` is its folder, the folder of all checkpoints, or the output folder of a run.
+/// Opens a checkpoint. `path` is its folder, the folder of all checkpoints, or the output folder of
+/// a run.
 ///
 /// # Errors
 /// Returns a user's mistake if there is no checkpoint, or if it is damaged.
@@ -110,12 +114,12 @@ pub(crate) fn open(path: &Path, tag: Option<&str>) -> Result<Checkpoint, Failure
     Checkpoint::open(place, tag.as_ref()).map_err(Failure::mistake)
 }
 
-/// Opens the checkpoint with the best evaluation of the run, as recorded in the latest checkpoint. Checkpoints of other
-/// runs in the folder are ignored.
+/// Opens the checkpoint with the best evaluation of the run, as recorded in the latest checkpoint.
+/// Checkpoints of other runs in the folder are ignored.
 ///
 /// # Errors
-/// Returns a user's mistake if there is no checkpoint, if another program saved it, or if retention has deleted the
-/// best checkpoint.
+/// Returns a user's mistake if there is no checkpoint, if another program saved it, or if retention
+/// has deleted the best checkpoint.
 pub(crate) fn open_best(path: &Path) -> Result<Checkpoint, Failure> {
     let latest = open(path, None)?;
     let root = latest.path().parent().unwrap_or(path);
@@ -136,7 +140,8 @@ pub(crate) fn open_best(path: &Path) -> Result<Checkpoint, Failure> {
 /// Verifies a checkpoint and describes its contents.
 ///
 /// # Errors
-/// Returns a user's mistake if there is no checkpoint, or if it is damaged. The message then names the damaged file.
+/// Returns a user's mistake if there is no checkpoint, or if it is damaged. The message then names
+/// the damaged file.
 pub(crate) fn inspect(path: &Path, tag: Option<&str>) -> Result<String, Failure> {
     let checkpoint = open(path, tag)?;
     checkpoint.verify().map_err(Failure::mistake)?;
@@ -164,16 +169,17 @@ fn adapter_line(model: &AnyDecoder) -> String {
     )
 }
 
-/// Writes the weights of a checkpoint and the model's other files to `out`. Returns the paths of the files.
+/// Writes the weights of a checkpoint and the model's other files to `out`. Returns the paths of
+/// the files.
 ///
-/// Parameters that the checkpoint omits are read from the folder `base` of the pretrained model, or from the folder that
-/// the run read. Only one parameter at a time is in memory. The weights are written first, either completely or not at
-/// all.
+/// Parameters that the checkpoint omits are read from the folder `base` of the pretrained model, or
+/// from the folder that the run read. Only one parameter at a time is in memory. The weights are
+/// written first, either completely or not at all.
 ///
 /// # Errors
-/// Returns a user's mistake if the checkpoint is damaged, if the pretrained model does not have the omitted parameters,
-/// if a file already exists, or if the float type cannot represent a value. Returns a failure while running if another
-/// file cannot be written.
+/// Returns a user's mistake if the checkpoint is damaged, if the pretrained model does not have the
+/// omitted parameters, if a file already exists, or if the float type cannot represent a value.
+/// Returns a failure while running if another file cannot be written.
 pub(crate) fn consolidate(
     checkpoint: &mut Checkpoint,
     base: Option<&Path>,
@@ -206,11 +212,12 @@ pub(crate) fn consolidate(
     Ok(files)
 }
 
-/// Checks the output folder. It must not be inside the folder of checkpoints, where the export could be mistaken for a
-/// checkpoint or deleted by retention.
+/// Checks the output folder. It must not be inside the folder of checkpoints, where the export
+/// could be mistaken for a checkpoint or deleted by retention.
 ///
 /// # Errors
-/// Returns a user's mistake if `out` is inside the folder of checkpoints, or exists and is not a folder.
+/// Returns a user's mistake if `out` is inside the folder of checkpoints, or exists and is not a
+/// folder.
 fn check_output(checkpoint: &Checkpoint, out: &Path) -> Result<(), Failure> {
     if out.exists() && !out.is_dir() {
         return Err(Failure::mistake(format!(
@@ -228,8 +235,8 @@ fn check_output(checkpoint: &Checkpoint, out: &Path) -> Result<(), Failure> {
     }
 }
 
-/// Writes the weights, and returns the paths of their files. Logs a warning for parameters with values that are not
-/// finite.
+/// Writes the weights, and returns the paths of their files. Logs a warning for parameters with
+/// values that are not finite.
 ///
 /// # Errors
 /// Returns a user's mistake with the error of the library's export.

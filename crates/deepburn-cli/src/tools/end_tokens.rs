@@ -2,8 +2,8 @@
 
 use crate::console;
 
-/// Returns the `ids` of the file `source` that are among the `vocab_size` tokens of the tokenizer. Prints a note about the
-/// others, which are never generated.
+/// Returns the `ids` of the file `source` that are among the `vocab_size` tokens of the tokenizer.
+/// Prints a note about the others, which are never generated.
 pub(crate) fn generated_tokens(source: &str, ids: &[u32], vocab_size: usize) -> Vec<u32> {
     let (known, unknown): (Vec<u32>, Vec<u32>) =
         ids.iter().copied().partition(|id| (*id as usize) < vocab_size);

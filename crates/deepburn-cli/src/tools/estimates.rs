@@ -1,11 +1,13 @@
-//! `deepburn estimate`: predict the memory and the step time of a model at one ZeRO stage or all of them.
+//! `deepburn estimate`: predict the memory and the step time of a model at one ZeRO stage or all of
+//! them.
 //!
-//! Every figure is from a dry run: the engine trains the model for two steps on a backend without data, as one rank of a
-//! group whose other ranks do not exist ([`deepburn::forecast`]). The forecast of a run is made in the same way.
-//! Activations are printed if a sequence length is given, and step times if a network is given ([`scaling`]).
+//! Every figure is from a dry run: the engine trains the model for two steps on a backend without
+//! data, as one rank of a group whose other ranks do not exist ([`deepburn::forecast`]). The
+//! forecast of a run is made in the same way. Activations are printed if a sequence length is
+//! given, and step times if a network is given ([`scaling`]).
 //!
-//! Output for GPT-2 small on 4 ranks. At stage 0 the model states take 16 bytes per parameter, the figure of the ZeRO
-//! paper (Rajbhandari et al., 2020):
+//! Output for GPT-2 small on 4 ranks. At stage 0 the model states take 16 bytes per parameter, the
+//! figure of the ZeRO paper (Rajbhandari et al., 2020):
 //!
 //! ```text
 //! MiB per rank, 4 ranks
@@ -16,8 +18,8 @@
 //!   model states                        1898.80      1186.75       830.73       475.16
 //! ```
 //!
-//! With `--pipeline-stages` there is a table for each ZeRO stage, with a column for each pipeline stage. With `--longest`
-//! the sequence length is what is searched ([`longest`]).
+//! With `--pipeline-stages` there is a table for each ZeRO stage, with a column for each pipeline
+//! stage. With `--longest` the sequence length is what is searched ([`longest`]).
 
 mod longest;
 
@@ -48,10 +50,12 @@ pub(crate) struct EstimateArguments {
     /// config.json of a model, or its folder [default: GPT-2 small].
     #[arg(long)]
     model: Option<PathBuf>,
-    /// Train a LoRA adapter with these fields of model.lora: '{"r": 16, "target_modules": "all-linear"}'.
+    /// Train a LoRA adapter with these fields of model.lora: '{"r": 16, "target_modules":
+    /// "all-linear"}'.
     #[arg(long, value_name = "JSON")]
     lora: Option<String>,
-    /// Store the frozen base of the adapter with these fields of model.quantization_config: '{"load_in_4bit": true}'.
+    /// Store the frozen base of the adapter with these fields of model.quantization_config:
+    /// '{"load_in_4bit": true}'.
     #[arg(long, value_name = "JSON", requires = "lora")]
     quantization: Option<String>,
     /// ZeRO stage, 0 to 3 [default: all stages].
@@ -60,13 +64,15 @@ pub(crate) struct EstimateArguments {
     /// Number of ranks.
     #[arg(long, default_value_t = 1, allow_negative_numbers = true)]
     ranks: u64,
-    /// Number of pipeline stages [default without --deepspeed: 1, with 4 micro-batches for each of several stages].
+    /// Number of pipeline stages [default without --deepspeed: 1, with 4 micro-batches for each of
+    /// several stages].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=63), allow_negative_numbers = true)]
     pipeline_stages: Option<u8>,
     /// DeepSpeed configuration with buckets, limits, optimizer and micro-batch.
     #[arg(long)]
     deepspeed: Option<String>,
-    /// Tokens of a sequence. Needed to predict activations [default with --network: the model's maximum].
+    /// Tokens of a sequence. Needed to predict activations [default with --network: the model's
+    /// maximum].
     #[arg(long, value_name = "N")]
     sequence_length: Option<u64>,
     /// Find the longest sequence whose training step fits into this memory of a rank, such as 24GB.
@@ -134,7 +140,8 @@ pub(crate) fn estimates(arguments: &EstimateArguments) -> Result<String, Failure
 /// Returns a table for each ZeRO stage of a pipeline, or the JSON of all of them.
 ///
 /// # Errors
-/// Returns a user's mistake if the model cannot be divided into the pipeline stages, or if step times are requested.
+/// Returns a user's mistake if the model cannot be divided into the pipeline stages, or if step
+/// times are requested.
 fn pipeline_estimates(
     arguments: &EstimateArguments,
     subject: &EstimateInput<'_>,
@@ -194,7 +201,8 @@ fn adapted(model: KnownModel, fields: Option<&str>) -> Result<KnownModel, Failur
     Ok(KnownModel::LanguageModel(adapted))
 }
 
-/// Returns the plan of the configuration, or the default plan: AdamW in f32 with one sequence per micro-batch.
+/// Returns the plan of the configuration, or the default plan: AdamW in f32 with one sequence per
+/// micro-batch.
 ///
 /// # Errors
 /// Returns a user's mistake with all errors of the configuration.
@@ -273,7 +281,8 @@ struct EstimateInput<'a> {
     batch: Option<BatchShape>,
 }
 
-/// The shape of a micro-batch whose activations are not printed. A language model needs two tokens for a target.
+/// The shape of a micro-batch whose activations are not printed. A language model needs two tokens
+/// for a target.
 const SMALLEST: BatchShape = BatchShape { sequences: 1, length: 2 };
 
 impl EstimateInput<'_> {
@@ -319,8 +328,8 @@ struct Estimate {
 type EstimateRow = (&'static str, &'static str, u64);
 
 impl Estimate {
-    /// Returns the peak of a training step on the device. Without activations it is the sum of states and buffers, whose
-    /// peaks may be at different times.
+    /// Returns the peak of a training step on the device. Without activations it is the sum of
+    /// states and buffers, whose peaks may be at different times.
     fn training_bytes(&self) -> u64 {
         let device = &self.forecast.step.device;
         match self.has_batch {
@@ -390,8 +399,8 @@ impl StepTimes {
     /// Returns the requested step times; `None` without `--network`.
     ///
     /// # Errors
-    /// Returns a user's mistake if the options conflict, or a failure while running if threads for a measurement cannot
-    /// be started.
+    /// Returns a user's mistake if the options conflict, or a failure while running if threads for
+    /// a measurement cannot be started.
     fn new(
         arguments: &EstimateArguments,
         subject: &EstimateInput<'_>,
@@ -410,8 +419,8 @@ impl StepTimes {
         Ok(speed.map(|speed| Self { ranks, workload, speed }))
     }
 
-    /// Returns a row for each number of ranks. Each rank has the micro-batches of the plan, so the global batch size
-    /// grows with the number of ranks (weak scaling).
+    /// Returns a row for each number of ranks. Each rank has the micro-batches of the plan, so the
+    /// global batch size grows with the number of ranks (weak scaling).
     ///
     /// # Errors
     /// Returns a user's mistake if the plan offloads to a tier whose bandwidth is not given.
@@ -448,8 +457,8 @@ impl StepTimes {
 
     /// Adds the step times of a stage to its record.
     ///
-    /// The fields are `speed`, with the source of each figure, and `steps`, with a row for each number of
-    /// ranks.
+    /// The fields are `speed`, with the source of each figure, and `steps`, with a row for each
+    /// number of ranks.
     fn enter(
         &self,
         record: &mut Value,
@@ -463,7 +472,8 @@ impl StepTimes {
     }
 }
 
-/// Returns the shape of a micro-batch. It is `None` without a sequence length, and then activations are not predicted.
+/// Returns the shape of a micro-batch. It is `None` without a sequence length, and then activations
+/// are not predicted.
 ///
 /// # Errors
 /// Returns a user's mistake if the model does not support the length.
@@ -572,7 +582,8 @@ mod tests {
         let json: Value = serde_json::from_str(&json).unwrap();
         assert_eq!(json.as_array().unwrap().len(), 16);
         let of = |at: usize, field: &str| json[at][field].as_u64().unwrap();
-        // At stage 0 each rank has the parameters of its blocks. The shared embedding is on two of them.
+        // At stage 0 each rank has the parameters of its blocks. The shared embedding is on two of
+        // them.
         let sum: u64 = (0..4).map(|at| of(at, "parameters")).sum();
         let embedding = 50_257 * 768;
         assert_eq!(sum, 4 * (124_439_808 + embedding));

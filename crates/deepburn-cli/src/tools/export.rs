@@ -6,8 +6,9 @@
 //!        Modelfile         beside it, for `ollama create`
 //! ```
 //!
-//! Tensors are read, converted and written one after the other. A model that llama.cpp would compute in another way, or
-//! whose texts it would split in another way, is refused before anything is written.
+//! Tensors are read, converted and written one after the other. A model that llama.cpp would
+//! compute in another way, or whose texts it would split in another way, is refused before anything
+//! is written.
 
 mod hyperparameters;
 mod text_metadata;
@@ -55,7 +56,8 @@ pub(crate) struct ExportArguments {
         default_value = "f16"
     )]
     file_type: FileType,
-    /// File to write. Its name without the type is the name of the model [default: NAME-TYPE.gguf in the current folder].
+    /// File to write. Its name without the type is the name of the model [default: NAME-TYPE.gguf
+    /// in the current folder].
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
     /// Folder of the adapter's base model [default: the one that adapter_config.json names].
@@ -84,9 +86,9 @@ fn file_type() -> impl TypedValueParser<Value = FileType> {
 /// Writes the file and its `Modelfile`, and describes them. Nothing is left if it fails.
 ///
 /// # Errors
-/// Returns a user's mistake if there is no language model with a tokenizer, if llama.cpp does not support a part of it, if
-/// the type cannot represent a value, or if an output exists. Returns a failure while running if a file cannot be written,
-/// or if a signal ends the export.
+/// Returns a user's mistake if there is no language model with a tokenizer, if llama.cpp does not
+/// support a part of it, if the type cannot represent a value, or if an output exists. Returns a
+/// failure while running if a file cannot be written, or if a signal ends the export.
 pub(crate) fn export(arguments: &ExportArguments) -> Result<String, Failure> {
     let ExportArguments { model, out, base, file_type, format: _ } = arguments;
     let sources = ModelSources::find("MODEL", model, base.as_deref())?;
@@ -210,7 +212,8 @@ impl ExportedFile {
         Ok(Self { path, file_type })
     }
 
-    /// Returns the name of the model, which is the name of the file without its ending and its type.
+    /// Returns the name of the model, which is the name of the file without its ending and its
+    /// type.
     fn model_name(&self) -> String {
         let stem = self.path.file_stem().unwrap_or_default().to_string_lossy();
         let of_type = format!("-{}", self.file_type.name());
@@ -222,11 +225,12 @@ impl ExportedFile {
         self.path.file_name().unwrap_or_default().to_string_lossy().into_owned()
     }
 
-    /// Writes the `Modelfile` under a temporary name. A `Modelfile` of another export is replaced when this one is finished, so
-    /// that a folder can have several files.
+    /// Writes the `Modelfile` under a temporary name. A `Modelfile` of another export is replaced
+    /// when this one is finished, so that a folder can have several files.
     ///
     /// # Errors
-    /// Returns a user's mistake if somebody has changed the `Modelfile` that is there, or if the folder cannot be written to.
+    /// Returns a user's mistake if somebody has changed the `Modelfile` that is there, or if the
+    /// folder cannot be written to.
     fn start_modelfile(&self, texts: &TextMetadata) -> Result<PartialFile, Failure> {
         let path = self.modelfile_path();
         let text = modelfile(&self.name(), &texts.sampling, texts.stop.iter().map(String::as_str));
@@ -317,8 +321,8 @@ impl ExportedFile {
     }
 }
 
-/// Returns whether a `Modelfile` has only the lines that an export writes, in their order. Parameters that users add are
-/// usually the last ones.
+/// Returns whether a `Modelfile` has only the lines that an export writes, in their order.
+/// Parameters that users add are usually the last ones.
 fn is_exported(text: &str) -> bool {
     let names = ["temperature", "top_k", "top_p", "min_p", "repeat_penalty"];
     let is_sampling =

@@ -1,10 +1,12 @@
 //! `deepburn generate`: continue a text with a language model.
 //!
-//! Options, or else the values of `generation_config.json`, decide how tokens are chosen ([`settings`]). Random sampling
-//! depends only on `--seed`, so that the same command prints the same text.
+//! Options, or else the values of `generation_config.json`, decide how tokens are chosen
+//! ([`settings`]). Random sampling depends only on `--seed`, so that the same command prints the
+//! same text.
 //!
-//! Generation stops at the end tokens of `generation_config.json`, or else of `config.json`, and at `--stop`. Other fields
-//! of `generation_config.json` are not applied, and a note names those that would change the text:
+//! Generation stops at the end tokens of `generation_config.json`, or else of `config.json`, and at
+//! `--stop`. Other fields of `generation_config.json` are not applied, and a note names those that
+//! would change the text:
 //!
 //! ```text
 //! generation_config.json: do_sample, temperature 0.6 and top_p 0.9 are applied; options of the command line replace its
@@ -56,7 +58,8 @@ pub(crate) struct GenerateArguments {
     /// Text to continue.
     #[arg(long)]
     prompt: String,
-    /// Answer the prompt as a message of the user, in the chat template of the model. Only the answer is printed.
+    /// Answer the prompt as a message of the user, in the chat template of the model. Only the
+    /// answer is printed.
     #[arg(long)]
     chat: bool,
     /// System message before the prompt.
@@ -75,9 +78,9 @@ pub(crate) struct GenerateArguments {
 /// Returns the prompt with its continuations.
 ///
 /// # Errors
-/// Returns a user's mistake if the model is not a language model or has no tokenizer, if its `generation_config.json`
-/// is malformed, if the prompt is empty, or if a sampling option is out of range. Returns a failure while running if
-/// the model computes NaN.
+/// Returns a user's mistake if the model is not a language model or has no tokenizer, if its
+/// `generation_config.json` is malformed, if the prompt is empty, or if a sampling option is out of
+/// range. Returns a failure while running if the model computes NaN.
 pub(crate) fn generate(arguments: &GenerateArguments) -> Result<String, Failure> {
     deepburn::start_threads().map_err(Failure::run)?;
     let mut sources = ModelSources::find("--model", &arguments.model, arguments.base.as_deref())?;
@@ -118,7 +121,8 @@ pub(crate) fn generate(arguments: &GenerateArguments) -> Result<String, Failure>
     Ok(joined(&texts.collect::<Result<Vec<_>, _>>()?))
 }
 
-/// Returns a note about the fields of `generation_config.json` that would change the text and are not applied.
+/// Returns a note about the fields of `generation_config.json` that would change the text and are
+/// not applied.
 fn unapplied(
     arguments: &GenerateArguments,
     config: Option<&GenerationConfig>,
@@ -130,11 +134,12 @@ fn unapplied(
     unapplied_note(config?, &given, sampling)
 }
 
-/// Returns the tokens of a conversation up to the answer. The template has all special tokens, so the tokenizer adds
-/// none.
+/// Returns the tokens of a conversation up to the answer. The template has all special tokens, so
+/// the tokenizer adds none.
 ///
 /// # Errors
-/// Returns a user's mistake if the model has no chat template, or if the template refuses the messages.
+/// Returns a user's mistake if the model has no chat template, or if the template refuses the
+/// messages.
 fn conversation(arguments: &GenerateArguments, tokenizer: &Tokenizer) -> Result<Vec<u32>, Failure> {
     let of_chat = |error: ChatError| Failure::mistake(format!("--chat: {error}"));
     let folder = tokenizer.path().unwrap_or(&arguments.model);
@@ -178,8 +183,8 @@ fn joined(texts: &[String]) -> String {
     }
 }
 
-/// Returns the tokens after which generation stops. Prints a note about ids that are not among the `vocab_size` tokens
-/// of the tokenizer.
+/// Returns the tokens after which generation stops. Prints a note about ids that are not among the
+/// `vocab_size` tokens of the tokenizer.
 pub(crate) fn end_tokens(
     model: &AnyDecoder,
     config: Option<&GenerationConfig>,
@@ -191,10 +196,11 @@ pub(crate) fn end_tokens(
     }
 }
 
-/// Returns the last tokens of a prompt that fit into the model's positions together with `new` tokens. Prints a note if
-/// the prompt is longer.
+/// Returns the last tokens of a prompt that fit into the model's positions together with `new`
+/// tokens. Prints a note if the prompt is longer.
 ///
-/// The beginning of a long prompt is dropped, because its end is most relevant for the continuation.
+/// The beginning of a long prompt is dropped, because its end is most relevant for the
+/// continuation.
 ///
 /// # Errors
 /// Returns a user's mistake if the new tokens alone take all positions.

@@ -1,7 +1,7 @@
 //! `deepburn keys --markdown`: the chapter "Configuration keys" of the book.
 //!
-//! Main function: [`key_chapter`]. The chapter has a table for each section, in the order of [`job_keys`]. A test
-//! compares it with `docs/src/keys.md`.
+//! Main function: [`key_chapter`]. The chapter has a table for each section, in the order of
+//! [`job_keys`]. A test compares it with `docs/src/keys.md`.
 //!
 //! ```text
 //! ## `deepspeed.fp16`
@@ -11,8 +11,8 @@
 //! | `enabled` | bool, or `"auto"` | `false` | | honoured | … |
 //! ```
 //!
-//! All texts come from the declarations of the keys in `deepburn-config`. The name of a key that is a section is a link
-//! to its table.
+//! All texts come from the declarations of the keys in `deepburn-config`. The name of a key that is
+//! a section is a link to its table.
 
 use deepburn_config::{KeyEntry, job_keys};
 
@@ -67,8 +67,8 @@ fn split(path: &str) -> (&str, &str) {
     path.rsplit_once('.').unwrap_or(("", path))
 }
 
-/// Returns the row of a key. The description consists of its doc text, the reason of its status, its ZeRO stages, and
-/// its other names.
+/// Returns the row of a key. The description consists of its doc text, the reason of its status,
+/// its ZeRO stages, and its other names.
 fn row(entry: &KeyEntry, titles: &[&str]) -> String {
     let KeyEntry { path, key, status } = entry;
     let (_, name) = split(path);

@@ -1,4 +1,5 @@
-//! `deepburn keys`: list the keys of the job file and its `deepspeed` section, or print a JSON Schema.
+//! `deepburn keys`: list the keys of the job file and its `deepspeed` section, or print a JSON
+//! Schema.
 //!
 //! ```text
 //! training.epochs
@@ -7,7 +8,8 @@
 //!     status: supported
 //! ```
 //!
-//! The text comes from the same declarations that parse and check a configuration, so it is always up to date.
+//! The text comes from the same declarations that parse and check a configuration, so it is always
+//! up to date.
 
 use deepburn_config::{KeyEntry, find_keys, job_keys, schema};
 

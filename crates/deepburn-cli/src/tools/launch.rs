@@ -1,13 +1,15 @@
 //! `deepburn launch`: the command line of `deepburn-launch`.
 //!
-//! The launcher is implemented in the crate `deepburn-launch`. This module parses the options of DeepSpeed's launcher:
-//! `--include`, `--exclude`, `--num_nodes` and `--num_gpus` have the same meaning, and for unsupported options the
-//! error names an alternative. `--dry-run` prints the command line of mpirun.
+//! The launcher is implemented in the crate `deepburn-launch`. This module parses the options of
+//! DeepSpeed's launcher: `--include`, `--exclude`, `--num_nodes` and `--num_gpus` have the same
+//! meaning, and for unsupported options the error names an alternative. `--dry-run` prints the
+//! command line of mpirun.
 //!
-//! With `--autotuning`, the configuration of the job is searched for first ([`tune`]), on rank threads of this process.
+//! With `--autotuning`, the configuration of the job is searched for first ([`tune`]), on rank
+//! threads of this process.
 //!
-//! A restart (`--max-restarts`) repeats the whole job. Ranks resume from the newest checkpoint of the launch
-//! ([`resume`](crate::run::resume)).
+//! A restart (`--max-restarts`) repeats the whole job. Ranks resume from the newest checkpoint of
+//! the launch ([`resume`](crate::run::resume)).
 
 use std::env;
 use std::path::PathBuf;
@@ -47,7 +49,8 @@ pub(crate) struct LaunchArguments {
     /// Forward another environment variable to ranks on remote hosts; repeatable.
     #[arg(short = 'x', value_name = "NAME[=VALUE]")]
     forward: Vec<String>,
-    /// Find the fastest configuration of the job first, as `deepburn tune` does: `tune` stops after it, `run` trains with it.
+    /// Find the fastest configuration of the job first, as `deepburn tune` does: `tune` stops after
+    /// it, `run` trains with it.
     #[arg(long, value_name = "MODE", conflicts_with = "dry_run")]
     autotuning: Option<Autotuning>,
     /// Print the command line of mpirun without running it.
@@ -100,7 +103,8 @@ enum Autotuning {
     Run,
 }
 
-/// Options of DeepSpeed's launcher that are not supported. They are parsed so that the error can name an alternative.
+/// Options of DeepSpeed's launcher that are not supported. They are parsed so that the error can
+/// name an alternative.
 #[derive(Debug, Args)]
 struct Unsupported {
     #[arg(long = "master_addr", alias = "master-addr", hide = true)]
@@ -146,8 +150,8 @@ impl Unsupported {
 /// Launches a job and waits until it ends.
 ///
 /// # Errors
-/// Returns a user's mistake, a failure while running if a host does not answer, or the failure of a rank. In the last
-/// case the exit status is the status of the rank that failed first.
+/// Returns a user's mistake, a failure while running if a host does not answer, or the failure of a
+/// rank. In the last case the exit status is the status of the rank that failed first.
 pub(crate) fn launch(mut arguments: LaunchArguments) -> Result<(), Failure> {
     if let Some(mode) = arguments.autotuning {
         let command = tuned_command(&arguments)?;
@@ -236,8 +240,8 @@ fn planned(arguments: LaunchArguments) -> Result<Launch, Failure> {
 /// Returns the hosts of the hostfile, or this machine, with the slots that the options select.
 ///
 /// # Errors
-/// Returns a user's mistake if the hostfile cannot be read, if a host or slot is unknown, or if options exclude each
-/// other.
+/// Returns a user's mistake if the hostfile cannot be read, if a host or slot is unknown, or if
+/// options exclude each other.
 fn selected_hosts(arguments: &HostArguments) -> Result<Vec<HostSlots>, Failure> {
     let selection = Selection {
         include: arguments.include.clone(),

@@ -40,8 +40,8 @@ const OWN: [&str; 3] = ["config.json", "model.safetensors", "model.safetensors.i
 /// Writes the merged model and returns the path of its folder. Nothing is left if it fails.
 ///
 /// # Errors
-/// Returns a user's mistake if there is no adapter, if it does not fit its base model, or if the output folder already
-/// has a model. Returns a failure while running if a file cannot be written.
+/// Returns a user's mistake if there is no adapter, if it does not fit its base model, or if the
+/// output folder already has a model. Returns a failure while running if a file cannot be written.
 pub(crate) fn merge(arguments: &MergeArguments) -> Result<String, Failure> {
     let MergeArguments { adapter, out, base, dtype } = arguments;
     // A run may have saved its merged model too.
@@ -83,8 +83,8 @@ pub(crate) fn merge(arguments: &MergeArguments) -> Result<String, Failure> {
     Ok(format!("the merged model is in {}", out.display()))
 }
 
-/// Copies the tokenizer and the companion files of the base model, and then the tokenizer of the adapter, which was
-/// trained with it.
+/// Copies the tokenizer and the companion files of the base model, and then the tokenizer of the
+/// adapter, which was trained with it.
 ///
 /// # Errors
 /// Returns a failure while running if a file cannot be copied.

@@ -1,11 +1,12 @@
 //! `deepburn predict`: classify texts with a trained classifier.
 //!
-//! A file is read, classified and written in parts of at most [`PART_TEXTS`] texts, so that memory does not grow with
-//! the file. A second thread reads the next part while the current one is classified.
+//! A file is read, classified and written in parts of at most [`PART_TEXTS`] texts, so that memory
+//! does not grow with the file. A second thread reads the next part while the current one is
+//! classified.
 //!
-//! The names of columns and the maximum length come from the record of the model, so that texts are read and truncated
-//! as in training. Options override them. If the table has labels, the summary shows the accuracy, or the
-//! mean absolute error of a regression:
+//! The names of columns and the maximum length come from the record of the model, so that texts are
+//! read and truncated as in training. Options override them. If the table has labels, the summary
+//! shows the accuracy, or the mean absolute error of a regression:
 //!
 //! ```text
 //! texts classified: 1000; accuracy 91.30 % (913 of 1000 with a known label)
@@ -47,7 +48,8 @@ pub(crate) struct PredictArguments {
     /// Text to classify; repeatable.
     #[arg(long, group = "input")]
     text: Vec<String>,
-    /// Table of texts to classify: .csv, .json, .jsonl or .parquet; all except .parquet also with .gz or .zst.
+    /// Table of texts to classify: .csv, .json, .jsonl or .parquet; all except .parquet also with
+    /// .gz or .zst.
     #[arg(long, group = "input")]
     file: Option<PathBuf>,
     /// Output file, .csv or .jsonl [default: JSON lines on standard output].
@@ -56,14 +58,15 @@ pub(crate) struct PredictArguments {
     /// Column of the texts [default: from training, else `text`].
     #[arg(long, value_name = "NAME")]
     text_field: Option<String>,
-    /// Column of the labels, which is copied to the output [default: from training, else `label`, if the
-    /// table has it].
+    /// Column of the labels, which is copied to the output [default: from training, else `label`,
+    /// if the table has it].
     #[arg(long, value_name = "NAME")]
     label_field: Option<String>,
     /// Another column to copy to the output, such as an id; repeatable.
     #[arg(long, value_name = "NAME", requires = "file")]
     keep: Vec<String>,
-    /// Maximum tokens of a text; longer ones are cut [default: from training, else the model's maximum].
+    /// Maximum tokens of a text; longer ones are cut [default: from training, else the model's
+    /// maximum].
     #[arg(long, value_name = "N")]
     max_length: Option<usize>,
 }
@@ -71,8 +74,8 @@ pub(crate) struct PredictArguments {
 /// Classifies texts and writes a row for each.
 ///
 /// # Errors
-/// Returns a user's mistake if the model, the table or the output is invalid, or a failure while running. No output
-/// file is created then.
+/// Returns a user's mistake if the model, the table or the output is invalid, or a failure while
+/// running. No output file is created then.
 pub(crate) fn predict(arguments: &PredictArguments) -> Result<(), Failure> {
     deepburn::start_threads().map_err(Failure::run)?;
     // All inputs are checked before the output is made.
@@ -101,8 +104,8 @@ pub(crate) fn predict(arguments: &PredictArguments) -> Result<(), Failure> {
         }
         Some(path) => {
             thread::scope(|scope| {
-                // The channel buffers one part, so that at most three parts are in memory: one is read, one waits in
-                // the channel, and one is classified.
+                // The channel buffers one part, so that at most three parts are in memory: one is
+                // read, one waits in the channel, and one is classified.
                 let (sender, parts) = sync_channel(1);
                 scope.spawn(move || send_parts(path, &table, &sender));
                 classify_all(parts, &classifier, &mut writer, &mut summary)
@@ -137,8 +140,9 @@ fn check_places(arguments: &PredictArguments) -> Result<(), Failure> {
 
 /// Returns the columns to read and to write.
 ///
-/// The label column of the run is optional, because tables to classify often have no labels. A label column from the
-/// command line is required. If classes have no names, their numbers are shown.
+/// The label column of the run is optional, because tables to classify often have no labels. A
+/// label column from the command line is required. If classes have no names, their numbers are
+/// shown.
 fn columns(
     arguments: &PredictArguments,
     folder: &ModelFolder,
@@ -218,7 +222,8 @@ fn classify_all(
 /// Classifies and writes a part. Returns whether the output is still open.
 ///
 /// # Errors
-/// Returns a failure if a text cannot be tokenized, if logits are not finite, or if the output cannot be written.
+/// Returns a failure if a text cannot be tokenized, if logits are not finite, or if the output
+/// cannot be written.
 fn classify(
     part: Vec<TableText>,
     classifier: &TrainedClassifier,

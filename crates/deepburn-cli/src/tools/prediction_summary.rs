@@ -13,7 +13,7 @@ pub(crate) struct PredictionSummary {
     /// All rows.
     texts: usize,
     /// Rows whose label the model could predict.
-    labelled: usize,
+    labeled: usize,
     /// Rows whose prediction equals their label.
     correct: usize,
     /// The sum of the absolute errors of a regression.
@@ -25,7 +25,7 @@ pub(crate) struct PredictionSummary {
 impl PredictionSummary {
     /// Returns the summary of no rows.
     pub(crate) fn new(problem_type: ProblemType) -> Self {
-        Self { problem_type, texts: 0, labelled: 0, correct: 0, error: 0.0, unknown: None }
+        Self { problem_type, texts: 0, labeled: 0, correct: 0, error: 0.0, unknown: None }
     }
 
     /// Returns the number of rows.
@@ -60,15 +60,16 @@ impl PredictionSummary {
     /// Counts a class or a set of classes. Returns false without one.
     fn compare<T: PartialEq>(&mut self, known: Option<T>, predicted: T) -> bool {
         let Some(known) = known else { return false };
-        self.labelled += 1;
+        self.labeled += 1;
         self.correct += usize::from(known == predicted);
         true
     }
 
-    /// Adds the absolute error of a row, which is a mean over its numbers. Returns false without as many numbers.
+    /// Adds the absolute error of a row, which is a mean over its numbers. Returns false without as
+    /// many numbers.
     fn add_error(&mut self, known: Option<Vec<f64>>, predicted: &[f64]) -> bool {
         let Some(known) = known.filter(|it| it.len() == predicted.len()) else { return false };
-        self.labelled += 1;
+        self.labeled += 1;
         let errors = known.iter().zip(predicted).map(|(known, found)| (known - found).abs());
         self.error += errors.sum::<f64>() / predicted.len() as f64;
         true
@@ -78,7 +79,7 @@ impl PredictionSummary {
     ///
     /// The accuracy or error counts only rows whose label the model could predict.
     pub(crate) fn line(&self) -> String {
-        let (texts, labelled) = (self.texts, self.labelled);
+        let (texts, labeled) = (self.texts, self.labeled);
         let (mut line, of_model) = match self.problem_type {
             ProblemType::Regression => {
                 (format!("texts: {texts}"), "numbers that the model predicts")
@@ -86,15 +87,15 @@ impl PredictionSummary {
             _ => (format!("texts classified: {texts}"), "classes of the model"),
         };
         match self.problem_type {
-            _ if labelled == 0 => {}
+            _ if labeled == 0 => {}
             ProblemType::Regression => {
-                let error = self.error / labelled as f64;
-                line += &format!("; mean absolute error {error:.4} ({labelled} with a label)");
+                let error = self.error / labeled as f64;
+                line += &format!("; mean absolute error {error:.4} ({labeled} with a label)");
             }
             _ => {
-                let accuracy = 100.0 * self.correct as f64 / labelled as f64;
+                let accuracy = 100.0 * self.correct as f64 / labeled as f64;
                 line += &format!(
-                    "; accuracy {accuracy:.2} % ({} of {labelled} with a known label)",
+                    "; accuracy {accuracy:.2} % ({} of {labeled} with a known label)",
                     self.correct
                 );
             }
@@ -120,7 +121,8 @@ fn label_set(label: &str, classifier: &TrainedClassifier) -> Option<Vec<usize>> 
     Some(classes)
 }
 
-/// Returns the number in `label`, or the numbers in its JSON list, as they were rounded in training.
+/// Returns the number in `label`, or the numbers in its JSON list, as they were rounded in
+/// training.
 fn numbers(label: &str) -> Option<Vec<f64>> {
     let in_f32 = |number: f64| f64::from(number as f32);
     match serde_json::from_str(label) {

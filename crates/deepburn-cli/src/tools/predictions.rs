@@ -1,12 +1,13 @@
 //! Writes predictions as rows of a file or to standard output.
 //!
-//! Main type: [`PredictionWriter`]. It writes a file under a temporary name and renames it at the end, so that an
-//! existing file is unchanged if writing fails.
+//! Main type: [`PredictionWriter`]. It writes a file under a temporary name and renames it at the
+//! end, so that an existing file is unchanged if writing fails.
 //!
-//! A row has the columns of the input, then the prediction, then the probability of each class. In CSV these are
-//! `predicted_label`, `predicted_class`, `probability` and one `probability_CLASS` per class. In JSON lines the
-//! probabilities are one object. With several labels for each text, `predicted_labels` is a list, which is JSON text in
-//! CSV. A regression has `predicted_value`, or with several numbers for each text one `predicted_value_NAME` for each:
+//! A row has the columns of the input, then the prediction, then the probability of each class. In
+//! CSV these are `predicted_label`, `predicted_class`, `probability` and one `probability_CLASS`
+//! per class. In JSON lines the probabilities are one object. With several labels for each text,
+//! `predicted_labels` is a list, which is JSON text in CSV. A regression has `predicted_value`, or
+//! with several numbers for each text one `predicted_value_NAME` for each:
 //!
 //! ```text
 //! {"text": "a joy", "id": "007", "predicted_label": "good", "predicted_class": 1, "probability": 0.75,
@@ -39,8 +40,8 @@ pub(crate) struct Prediction {
 
 /// The columns of the output.
 ///
-/// Columns of the input keep their names. If two columns have the same name, it is an error. Renaming one of them would
-/// make the output ambiguous.
+/// Columns of the input keep their names. If two columns have the same name, it is an error.
+/// Renaming one of them would make the output ambiguous.
 #[derive(Debug, Clone)]
 pub(crate) struct OutputColumns {
     /// Columns of the input, which come first.
@@ -55,7 +56,8 @@ pub(crate) struct OutputColumns {
 
 /// Writes predictions, one row each.
 ///
-/// The columns are checked when the writer starts, so that invalid ones are reported before a text is classified.
+/// The columns are checked when the writer starts, so that invalid ones are reported before a text
+/// is classified.
 pub(crate) struct PredictionWriter {
     /// Names of the columns.
     columns: OutputColumns,
@@ -75,8 +77,8 @@ enum OutputSink {
     Screen(io::Stdout),
 }
 
-/// Removes the temporary files of killed commands with the output `path`, whose file name is `name`. A running command
-/// has locked its file.
+/// Removes the temporary files of killed commands with the output `path`, whose file name is
+/// `name`. A running command has locked its file.
 fn remove_leftovers(path: &Path, name: &str) {
     let folder = path.parent().filter(|it| !it.as_os_str().is_empty()).unwrap_or(Path::new("."));
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
@@ -92,12 +94,12 @@ fn remove_leftovers(path: &Path, name: &str) {
 }
 
 impl PredictionWriter {
-    /// Starts the output file `output`, a `.csv` or `.jsonl` file. Without a file, rows are JSON objects on standard
-    /// output.
+    /// Starts the output file `output`, a `.csv` or `.jsonl` file. Without a file, rows are JSON
+    /// objects on standard output.
     ///
     /// # Errors
-    /// Returns a user's mistake if the format is not supported, if the path cannot be written to, or if two columns
-    /// have the same name.
+    /// Returns a user's mistake if the format is not supported, if the path cannot be written to,
+    /// or if two columns have the same name.
     pub(crate) fn start(output: Option<&Path>, columns: OutputColumns) -> Result<Self, Failure> {
         // Before the file is made, so that a mistake leaves nothing.
         columns.check()?;
@@ -123,7 +125,8 @@ impl PredictionWriter {
         if path.is_dir() {
             return Err(refused(ErrorKind::IsADirectory.into()));
         }
-        // The process ID is in the temporary name, so that two commands with the same output do not conflict.
+        // The process ID is in the temporary name, so that two commands with the same output do not
+        // conflict.
         let name = path.file_name().map(|it| it.to_string_lossy()).unwrap_or_default();
         remove_leftovers(path, &name);
         let partial = path.with_file_name(format!(".{name}.{}.partial", std::process::id()));
@@ -149,7 +152,8 @@ impl PredictionWriter {
     /// Writes a row. Returns `false` if standard output was closed.
     ///
     /// # Errors
-    /// Returns a failure while running if the output cannot be written, for example because the disk is full.
+    /// Returns a failure while running if the output cannot be written, for example because the
+    /// disk is full.
     pub(crate) fn write(&mut self, row: &Prediction) -> Result<bool, Failure> {
         let outcome = match &mut self.sink {
             OutputSink::Csv(writer) => {
@@ -167,7 +171,8 @@ impl PredictionWriter {
     /// Completes the file and renames it to its final name.
     ///
     /// # Errors
-    /// Returns a failure while running if the file cannot be written, for example because the disk is full.
+    /// Returns a failure while running if the file cannot be written, for example because the disk
+    /// is full.
     pub(crate) fn finish(mut self) -> Result<(), Failure> {
         let written = match &mut self.sink {
             OutputSink::Csv(writer) => writer.flush(),
@@ -191,7 +196,8 @@ fn cannot_write(path: &Path, error: io::Error) -> Failure {
     Failure::run(format!("{} cannot be written: {error}", path.display()))
 }
 
-/// The columns of a prediction of one class, between the columns of the input and the probabilities of the classes.
+/// The columns of a prediction of one class, between the columns of the input and the probabilities
+/// of the classes.
 const OWN: [&str; 3] = ["predicted_label", "predicted_class", "probability"];
 /// The column of a predicted set of labels.
 const LABELS: &str = "predicted_labels";
@@ -201,7 +207,8 @@ const VALUE: &str = "predicted_value";
 const OBJECTS: [&str; 2] = ["probabilities", "predicted_values"];
 
 impl OutputColumns {
-    /// Returns the names of all columns: the columns of the input, the prediction, and a probability for each class.
+    /// Returns the names of all columns: the columns of the input, the prediction, and a
+    /// probability for each class.
     fn names(&self) -> Vec<String> {
         let each = |prefix: &str| {
             let columns = self.classes.iter().map(|class| format!("{prefix}_{class}"));
@@ -332,8 +339,8 @@ impl OutputColumns {
 
 /// Returns a cell as JSON: a number or a string.
 ///
-/// A cell is only a number if it would be printed in the same way again. So ids such as `007`, or ids with more digits
-/// than a number can have, stay strings.
+/// A cell is only a number if it would be printed in the same way again. So ids such as `007`, or
+/// ids with more digits than a number can have, stay strings.
 fn shown(cell: &str) -> Value {
     match serde_json::from_str(cell) {
         Ok(Value::Number(number)) if number.to_string() == cell => Value::Number(number),

@@ -1,14 +1,16 @@
 //! Predicted step times over a range of ranks, for `deepburn estimate --network`.
 //!
-//! Main type: [`ScalingArguments`], the options for the machine and the network. Figures that are not given are
-//! measured on this machine ([`machine_speed`]) or assumed, and the output states the source of each. The cost model of a
-//! step is [`cost`](deepburn::cost).
+//! Main type: [`ScalingArguments`], the options for the machine and the network. Figures that are
+//! not given are measured on this machine ([`machine_speed`]) or assumed, and the output states the
+//! source of each. The cost model of a step is [`cost`](deepburn::cost).
 //!
-//! With a network, each rank has its own hardware, and the step time would ideally stay the same as ranks are added.
-//! Rank threads share the FLOP/s and the memory bandwidth of one machine, so the step time is ideally proportional to
-//! their number. The efficiency of a row is relative to this ideal.
+//! With a network, each rank has its own hardware, and the step time would ideally stay the same as
+//! ranks are added. Rank threads share the FLOP/s and the memory bandwidth of one machine, so the
+//! step time is ideally proportional to their number. The efficiency of a row is relative to this
+//! ideal.
 //!
-//! `deepburn estimate --ranks 4 --network 100Gb --flops 150T --memory-bandwidth 1.5TB` prints the tables for GPT-2 small.
+//! `deepburn estimate --ranks 4 --network 100Gb --flops 150T --memory-bandwidth 1.5TB` prints the
+//! tables for GPT-2 small.
 
 mod quantity;
 #[cfg(test)]
@@ -28,20 +30,23 @@ use serde_json::{Value, json};
 use crate::failure::Failure;
 use quantity::{NetworkKind, bandwidth, flops, network, seconds};
 
-/// Default latency in seconds: small MPI messages take 1 to 2 µs on InfiniBand and 10 to 30 µs over TCP.
+/// Default latency in seconds: small MPI messages take 1 to 2 µs on InfiniBand and 10 to 30 µs over
+/// TCP.
 const ASSUMED_LATENCY: f64 = 5e-6;
 
 /// Source of a measured figure.
 const MEASURED: &str = "measured on this machine";
 
-/// Maximum number of ranks of a prediction. No cluster has more, and numbers of tokens and bytes do not overflow.
+/// Maximum number of ranks of a prediction. No cluster has more, and numbers of tokens and bytes do
+/// not overflow.
 const MAX_RANKS: u64 = 1 << 20;
 
 /// The machine and the network of the predicted step times.
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct ScalingArguments {
-    /// Predict step times from 1 rank to --ranks with this bandwidth per machine and second, such as 100Gb (gigabits)
-    /// or 12.5GB (gigabytes), or with `threads` for rank threads on this machine.
+    /// Predict step times from 1 rank to --ranks with this bandwidth per machine and second, such
+    /// as 100Gb (gigabits) or 12.5GB (gigabytes), or with `threads` for rank threads on this
+    /// machine.
     #[arg(long, value_name = "RATE", value_parser = network)]
     network: Option<NetworkKind>,
     /// Latency of a message [default: 5us; measured with `threads`].
@@ -56,14 +61,16 @@ pub(crate) struct ScalingArguments {
     /// FLOP/s of matrix products on a rank, such as 150T [default: measured on this machine].
     #[arg(long, value_name = "RATE", value_parser = flops, requires = "network")]
     flops: Option<f64>,
-    /// Memory bandwidth of a rank per second, reads and writes together, such as 1.5TB [default: measured on this
-    /// machine].
+    /// Memory bandwidth of a rank per second, reads and writes together, such as 1.5TB [default:
+    /// measured on this machine].
     #[arg(long, value_name = "RATE", value_parser = bandwidth, requires = "network")]
     memory_bandwidth: Option<f64>,
-    /// Bandwidth between device and host memory of a rank, for states or activations that are offloaded to the host.
+    /// Bandwidth between device and host memory of a rank, for states or activations that are
+    /// offloaded to the host.
     #[arg(long, value_name = "RATE", value_parser = bandwidth, requires = "network")]
     host_bandwidth: Option<f64>,
-    /// Bandwidth of a rank's disk, reads and writes together, for states or activations that are offloaded to NVMe.
+    /// Bandwidth of a rank's disk, reads and writes together, for states or activations that are
+    /// offloaded to NVMe.
     #[arg(long, value_name = "RATE", value_parser = bandwidth, requires = "network")]
     disk_bandwidth: Option<f64>,
 }
@@ -85,7 +92,8 @@ pub(crate) fn unpredicted(unknown: UnknownBandwidth) -> Failure {
     Failure::mistake(format!("--network: {unknown}; give {option}, such as 2GB"))
 }
 
-/// The work of a rank in a step. How much of its peak performance a machine reaches depends on these sizes.
+/// The work of a rank in a step. How much of its peak performance a machine reaches depends on
+/// these sizes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RankWorkload {
     /// Micro-batch of a rank.
@@ -129,34 +137,20 @@ impl ScalingArguments {
     /// Returns the speed of machine and network; `None` without `--network`.
     ///
     /// # Errors
-    /// Returns a user's mistake if options conflict, or a failure while running if threads for a measurement cannot be
-    /// started.
+    /// Returns a user's mistake if options conflict, or a failure while running if threads for a
+    /// measurement cannot be started.
     pub(crate) fn speed(
         &self,
         workload: &RankWorkload,
         ranks: u64,
     ) -> Result<Option<Speed>, Failure> {
         let Some(kind) = self.network else { return Ok(None) };
+        self.check(kind, ranks)?;
         let is_threads = kind == NetworkKind::Threads;
-        if ranks > MAX_RANKS {
-            return Err(Failure::mistake(format!(
-                "--ranks: too many: {ranks}; use at most {MAX_RANKS} with --network"
-            )));
-        }
-        if !is_threads && self.local_bandwidth.is_some() && self.ranks_per_machine.is_none() {
-            return Err(Failure::mistake(
-                "--local-bandwidth: no effect with one rank per machine; give --ranks-per-machine, or remove the option",
-            ));
-        }
-        if is_threads && self.local_bandwidth.is_some() {
-            return Err(Failure::mistake(
-                "--local-bandwidth: no effect on threads, which share memory; remove the option, or give --network a \
-                 bandwidth",
-            ));
-        }
         let measured = match (self.flops, self.memory_bandwidth) {
             (Some(_), Some(_)) => None,
-            // Rank threads share the caches, so the measured arrays are as large as the arrays of all ranks.
+            // Rank threads share the caches, so the measured arrays are as large as the arrays of
+            // all ranks.
             _ => Some(measured(workload, if is_threads { ranks } else { 1 })),
         };
         let figure =
@@ -191,6 +185,31 @@ impl ScalingArguments {
         };
         Ok(Some(Speed { rank, network, sources: [flops_source, memory_source, latency_source] }))
     }
+
+    /// Checks the options of a prediction against the network.
+    ///
+    /// # Errors
+    /// Returns a user's mistake if options conflict.
+    fn check(&self, kind: NetworkKind, ranks: u64) -> Result<(), Failure> {
+        let is_threads = kind == NetworkKind::Threads;
+        if ranks > MAX_RANKS {
+            return Err(Failure::mistake(format!(
+                "--ranks: too many: {ranks}; use at most {MAX_RANKS} with --network"
+            )));
+        }
+        if !is_threads && self.local_bandwidth.is_some() && self.ranks_per_machine.is_none() {
+            return Err(Failure::mistake(
+                "--local-bandwidth: no effect with one rank per machine; give --ranks-per-machine, or remove the option",
+            ));
+        }
+        if is_threads && self.local_bandwidth.is_some() {
+            return Err(Failure::mistake(
+                "--local-bandwidth: no effect on threads, which share memory; remove the option, or give --network a \
+                 bandwidth",
+            ));
+        }
+        Ok(())
+    }
 }
 
 impl Speed {
@@ -207,8 +226,8 @@ impl Speed {
         &self.network
     }
 
-    /// Returns two lines with the figures that the predictions are based on, the speed and the network. Each figure has
-    /// its source.
+    /// Returns two lines with the figures that the predictions are based on, the speed and the
+    /// network. Each figure has its source.
     pub(crate) fn lines(&self, workload: &RankWorkload) -> Vec<String> {
         let [flops, memory, latency] = self.sources;
         let RankSpeed { flops: rate, memory_bandwidth, .. } = self.rank;
@@ -295,8 +314,8 @@ pub(crate) fn rank_counts(ranks: u64) -> Vec<u64> {
 
 /// Returns the table of a stage.
 ///
-/// Memory is in GB (1e9 bytes), times are in seconds per step, and the throughput is the sum over all ranks. *Hidden*
-/// is the communication time that overlaps with computation.
+/// Memory is in GB (1e9 bytes), times are in seconds per step, and the throughput is the sum over
+/// all ranks. *Hidden* is the communication time that overlaps with computation.
 pub(crate) fn table(
     stage: Stage,
     rows: &[ScalingRow],

@@ -1,8 +1,9 @@
 //! `deepburn show-data`: the samples of a job as the model sees them.
 //!
-//! Each sequence is printed with its tokens decoded. On a terminal, the tokens that count in the loss are green and the
-//! others are dim. Otherwise, `[[` and `]]` enclose the trained ones. A line separates the documents of a sequence, which
-//! do not see each other. The counts of the whole split follow.
+//! Each sequence is printed with its tokens decoded. On a terminal, the tokens that count in the
+//! loss are green and the others are dim. Otherwise, `[[` and `]]` enclose the trained ones. A line
+//! separates the documents of a sequence, which do not see each other. The counts of the whole
+//! split follow.
 //!
 //! ```text
 //! sequence 1, 38 tokens, 8 of them trained: train.jsonl line 1
@@ -38,7 +39,8 @@ use crate::run::resume::day_of_latest;
 /// Options of `deepburn show-data`.
 #[derive(Debug, Args)]
 pub(crate) struct ShowDataArguments {
-    /// Job file with data of kind "chat" or "preference", searched for as given and then in configs/.
+    /// Job file with data of kind "chat" or "preference", searched for as given and then in
+    /// configs/.
     #[arg(long)]
     config: PathBuf,
     /// Override a key of the job file. Can be repeated.
@@ -52,7 +54,8 @@ pub(crate) struct ShowDataArguments {
 /// Returns the first sequences of a job, and the counts of its train split.
 ///
 /// # Errors
-/// Returns a user's mistake if the job or its data is invalid, or if its data is not of kind "chat".
+/// Returns a user's mistake if the job or its data is invalid, or if its data is not of kind
+/// "chat".
 pub(crate) fn show_data(arguments: &ShowDataArguments) -> Result<String, Failure> {
     let request = JobRequest {
         config: arguments.config.clone(),
@@ -100,8 +103,9 @@ pub(crate) fn show_data(arguments: &ShowDataArguments) -> Result<String, Failure
     Ok(parts.join("\n\n"))
 }
 
-/// Returns the number of tokens of the model's vocabulary, and the length of its longest sequence. A new model has the
-/// vocabulary of the tokenizer, and its default length counts only if the job sets it.
+/// Returns the number of tokens of the model's vocabulary, and the length of its longest sequence.
+/// A new model has the vocabulary of the tokenizer, and its default length counts only if the job
+/// sets it.
 ///
 /// # Errors
 /// Returns a user's mistake if the pretrained model is not a language model.

@@ -1,12 +1,13 @@
 //! Inference with a trained classifier, from texts to class probabilities or numbers.
 //!
-//! Main type: [`TrainedClassifier`], an encoder or a GPT-2 classifier. Texts are tokenized, truncated and padded as in
-//! training. The model is not sharded. It is loaded on the plain backend `flex` and runs on all cores.
+//! Main type: [`TrainedClassifier`], an encoder or a GPT-2 classifier. Texts are tokenized,
+//! truncated and padded as in training. The model is not sharded. It is loaded on the plain backend
+//! `flex` and runs on all cores.
 
 use std::path::Path;
 
 use deepburn_datasets::{
-    Collate, LabelledTexts, PickingOrder, StepShape, TokenBudget, Tokenizer, whole_number,
+    Collate, LabeledTexts, PickingOrder, StepShape, TokenBudget, Tokenizer, whole_number,
 };
 use deepburn_models::TextLimits;
 use deepburn_models::hf::{ClassNames, ProblemType};
@@ -40,12 +41,12 @@ pub(crate) struct TrainedClassifier {
 }
 
 impl TrainedClassifier {
-    /// Reads the classifier in `folder`. Texts are truncated to `max_length` tokens, or to the maximum of the model. Matrices
-    /// are held in the type `held`.
+    /// Reads the classifier in `folder`. Texts are truncated to `max_length` tokens, or to the
+    /// maximum of the model. Matrices are held in the type `held`.
     ///
     /// # Errors
-    /// Returns a user's mistake if the folder has no classifier, if a file is damaged, or if the model supports fewer
-    /// tokens than `max_length`.
+    /// Returns a user's mistake if the folder has no classifier, if a file is damaged, or if the
+    /// model supports fewer tokens than `max_length`.
     pub(crate) fn open(
         folder: &Path,
         max_length: Option<usize>,
@@ -112,13 +113,14 @@ impl TrainedClassifier {
         })
     }
 
-    /// Returns the outputs for each of `texts`, in the same order: the probabilities of all classes, or numbers. Batches
-    /// have texts of similar length, so that there is little padding.
+    /// Returns the outputs for each of `texts`, in the same order: the probabilities of all
+    /// classes, or numbers. Batches have texts of similar length, so that there is little padding.
     ///
     /// # Errors
-    /// Returns a user's mistake if a text cannot be tokenized, or a failure while running if logits are not finite.
+    /// Returns a user's mistake if a text cannot be tokenized, or a failure while running if logits
+    /// are not finite.
     pub(crate) fn predict(&self, texts: &[&str]) -> Result<Vec<Vec<f64>>, Failure> {
-        let texts = LabelledTexts::unlabelled(texts, &self.tokenizer, self.max_length, "the texts")
+        let texts = LabeledTexts::unlabeled(texts, &self.tokenizer, self.max_length, "the texts")
             .map_err(Failure::mistake)?;
         // Batches are planned as in evaluation, so that a long text does not pad many short ones.
         let budget = TokenBudget {
@@ -146,7 +148,8 @@ impl TrainedClassifier {
     }
 }
 
-/// Returns the outputs of a text: the softmax of its logits, the sigmoid of each, or the logits themselves.
+/// Returns the outputs of a text: the softmax of its logits, the sigmoid of each, or the logits
+/// themselves.
 ///
 /// # Errors
 /// Returns a failure while running if a logit is not finite.
@@ -162,7 +165,8 @@ fn outputs(problem_type: ProblemType, logits: &[f32]) -> Result<Vec<f64>, Failur
     })
 }
 
-/// Computes the softmax of `logits`. The highest logit is subtracted first, so that no exponential overflows.
+/// Computes the softmax of `logits`. The highest logit is subtracted first, so that no exponential
+/// overflows.
 fn softmax(logits: &[f32]) -> Vec<f64> {
     let highest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let weights: Vec<f64> = logits.iter().map(|it| f64::from(it - highest).exp()).collect();

@@ -1,15 +1,15 @@
 //! `deepburn tune`: find the fastest configuration of a job that fits.
 //!
-//! The search is the library's ([`deepburn::tune`]). This module prepares the job as a run does, compares each candidate
-//! with the memory of this host, shows the progress and writes the results.
+//! The search is the library's ([`deepburn::tune`]). This module prepares the job as a run does,
+//! compares each candidate with the memory of this host, shows the progress and writes the results.
 //!
 //! ```text
 //! 168 candidates: 22 fit, 12 too large, 134 that cannot be faster than one that fits
 //! measuring z1_gas1_tmbspg8_ranks2, 1 of at most 6; at most 40 s left
 //! ```
 //!
-//! The precision, the optimizer and the batch size determine what is trained, so they are not tuned. Stages, offload,
-//! recomputation and micro-batches change only how it is computed.
+//! The precision, the optimizer and the batch size determine what is trained, so they are not
+//! tuned. Stages, offload, recomputation and micro-batches change only how it is computed.
 
 mod job;
 mod remedy;
@@ -61,7 +61,8 @@ pub(crate) struct TuneArguments {
     /// Folder of the results [default: autotuning.results_dir].
     #[arg(long, value_name = "DIR")]
     pub(crate) results_dir: Option<PathBuf>,
-    /// Maximum number of configurations that are measured [default: autotuning.tuner_num_trials, else 6].
+    /// Maximum number of configurations that are measured [default: autotuning.tuner_num_trials,
+    /// else 6].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) trials: Option<u16>,
     /// Measure every configuration that fits, and compare forecasts with measurements.
@@ -92,8 +93,8 @@ pub(crate) struct BestConfig {
 /// Searches, prints the table and writes the results.
 ///
 /// # Errors
-/// Returns a user's mistake if the job is not valid or nothing fits, and a failure while running if no measurement succeeds,
-/// if a file cannot be written, or if a signal ended the search.
+/// Returns a user's mistake if the job is not valid or nothing fits, and a failure while running if
+/// no measurement succeeds, if a file cannot be written, or if a signal ended the search.
 pub(crate) fn tune(arguments: &TuneArguments) -> Result<BestConfig, Failure> {
     let started = Instant::now();
     let signals = Signals::prepare().map_err(Failure::run)?;
@@ -120,7 +121,7 @@ pub(crate) fn tune(arguments: &TuneArguments) -> Result<BestConfig, Failure> {
 
     let steps =
         MeasuredSteps { warmup: autotuning.warmup_steps, measured: autotuning.measured_steps };
-    // The first file that cannot be written ends the search, because later ones cannot be written either.
+    // Later files could not be written either, so the first failure ends the search.
     let (unwritten, interrupt) = (RefCell::new(None::<TuningFilesError>), signals.interrupt());
     let observe = |search: &Search, event| match event {
         TuneEvent::Measuring { index, again } => {
@@ -193,7 +194,8 @@ fn counts(search: &Search) -> String {
     )
 }
 
-/// Returns the line about a candidate that is measured next, with the time that the search may still take.
+/// Returns the line about a candidate that is measured next, with the time that the search may
+/// still take.
 fn progress(search: &Search, index: usize, again: bool, steps: MeasuredSteps) -> String {
     let trial = &search.trials()[index];
     let fitting = search.trials().iter().filter(|trial| trial.prediction().is_some()).count();

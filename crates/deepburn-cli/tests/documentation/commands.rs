@@ -1,4 +1,5 @@
-//! Checks that the programs, subcommands, options, files and keys of commands in the documentation exist.
+//! Checks that the programs, subcommands, options, files and keys of commands in the documentation
+//! exist.
 
 use std::collections::HashMap;
 use std::fs;

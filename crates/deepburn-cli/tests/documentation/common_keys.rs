@@ -1,4 +1,5 @@
-//! Checks the chapter "Common keys" against the generated chapter "Configuration keys": sections, keys and defaults.
+//! Checks the chapter "Common keys" against the generated chapter "Configuration keys": sections,
+//! keys and defaults.
 
 use std::collections::HashMap;
 use std::fs;
@@ -47,7 +48,8 @@ fn common_keys_have_their_defaults() {
         let name = path.rsplit('.').next().unwrap();
         let place = (target.trim_end_matches(')').to_owned(), name.to_owned());
         let known = defaults.get(&place).unwrap_or_else(|| panic!("{path} is not in {}", place.0));
-        // The chapter of keys has a value in code, `required` or nothing, which is explained in words here.
+        // The chapter of keys has a value in code, `required` or nothing, which is explained in
+        // words here.
         match known.starts_with('`') {
             true => assert_eq!(default, known, "{path}"),
             false => assert!(!default.starts_with('`'), "{path} has no default, not {default}"),

@@ -1,6 +1,6 @@
-//! Checks the README and the book in `docs/`: links resolve, commands and keys exist, configurations can be loaded, and
-//! the chapter "Configuration keys" is up to date. The Rust code is compiled by doc tests of `deepburn` and
-//! `deepburn-train`.
+//! Checks the README and the book in `docs/`: links resolve, commands and keys exist,
+//! configurations can be loaded, and the chapter "Configuration keys" is up to date. The Rust code
+//! is compiled by doc tests of `deepburn` and `deepburn-train`.
 
 mod commands;
 mod common_keys;

@@ -1,6 +1,7 @@
 //! Splits shell commands into words.
 
-/// Splits a script into commands, and commands into words. Only quotes, comments and continued lines are supported.
+/// Splits a script into commands, and commands into words. Only quotes, comments and continued
+/// lines are supported.
 pub(crate) fn commands(script: &str) -> Vec<Vec<String>> {
     let mut commands = vec![vec![]];
     let mut word: Option<String> = None;

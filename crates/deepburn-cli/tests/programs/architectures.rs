@@ -1,5 +1,5 @@
-//! Tests of the supported models: the architecture that follows from a pretrained model, and the fields of its
-//! `config.json`.
+//! Tests of the supported models: the architecture that follows from a pretrained model, and the
+//! fields of its `config.json`.
 
 use std::fs;
 use std::path::Path;

@@ -1,7 +1,7 @@
 //! Tests of the other backends that are compiled in: wgpu, tch and cuda.
 //!
-//! Run them with `cargo test --release --workspace --features wgpu --test programs backends`, or with `--features tch`
-//! or `--features cuda`. For wgpu, a software Vulkan device is enough.
+//! Run them with `cargo test --release --workspace --features wgpu --test programs backends`, or
+//! with `--features tch` or `--features cuda`. For wgpu, a software Vulkan device is enough.
 
 #[cfg(feature = "wgpu")]
 mod host_optimizer;
@@ -96,8 +96,8 @@ fn two_layers_learn_as_on_flex() {
     }
 }
 
-/// Another order of additions changes a loss of 5 by about 1e-6 per step, and the first steps of AdamW amplify the
-/// difference.
+/// Another order of additions changes a loss of 5 by about 1e-6 per step, and the first steps of
+/// AdamW amplify the difference.
 #[track_caller]
 fn near(row: &StepRow, expected: &StepRow, what: &str) {
     let what = format!("{what}: {row:?} {expected:?}");
@@ -106,8 +106,8 @@ fn near(row: &StepRow, expected: &StepRow, what: &str) {
     assert!((norm - expected).abs() < 1e-3 * expected, "{what}");
 }
 
-/// Documents of a packed sequence train as if each were a sequence of its own. A step of gradient descent shows all
-/// gradients; its rate is so large that rounding the weights hides nothing.
+/// Documents of a packed sequence train as if each were a sequence of its own. A step of gradient
+/// descent shows all gradients; its rate is so large that rounding the weights hides nothing.
 #[test]
 fn packed_documents_train_as_if_alone() {
     const RATE: f64 = 1000.0;
@@ -115,9 +115,10 @@ fn packed_documents_train_as_if_alone() {
     // Mistral has windows that are shorter than the documents.
     let models = ["qwen2", "mistral_window"];
     for (backend, model) in backends().flat_map(|it| models.map(|model| (it, model))) {
-        // Relative to the largest element of a gradient. The sums over positions have another order. The largest
-        // difference that was seen on flex is 4e-7. Kernels of devices are chosen at run time, with an order of their
-        // own: 1e-6 to 5e-6 on wgpu in software. A token of another document would change more than 1e-3.
+        // Relative to the largest element of a gradient. The sums over positions have another
+        // order. The largest difference that was seen on flex is 4e-7. Kernels of devices are
+        // chosen at run time, with an order of their own: 1e-6 to 5e-6 on wgpu in software. A token
+        // of another document would change more than 1e-3.
         let bound = if backend == "flex" { 1e-6 } else { 1e-5 };
         let folder = golden.join("models").join(model);
         let train = |packing: bool| {

@@ -46,7 +46,8 @@ fn an_epoch_has_every_token_once_on_any_number_of_ranks() {
         assert_eq!(tokens(&trained).iter().sum::<u64>(), expected, "{ranks} ranks");
         let most = 4096 * 2 * ranks as u64;
         assert!(tokens(&trained).iter().all(|tokens| *tokens <= most));
-        // There are fewer steps than with 16 texts per micro-batch, because more short texts fit into a budget.
+        // There are fewer steps than with 16 texts per micro-batch, because more short texts fit
+        // into a budget.
         assert!(trained.steps.len() * ranks < fixed.steps.len());
         assert_eq!(test_record(&job)["targets"], 400);
     }
@@ -60,7 +61,8 @@ fn the_rate_follows_the_samples_of_a_step_and_stages_agree_to_the_bit() {
         assert_eq!(other.numbers(), trained[0].numbers(), "stage {stage}");
     }
     let rates: Vec<f64> = trained[0].steps.iter().map(|row| row.lr).collect();
-    // (rate / base)^2 is the number of samples divided by 64, the batch size for which the rate is not scaled.
+    // (rate / base)^2 is the number of samples divided by 64, the batch size for which the rate is
+    // not scaled.
     for rate in &rates {
         let samples = (rate / 5e-3).powi(2) * 64.0;
         assert!((samples - samples.round()).abs() < 1e-9 && samples >= 2.0, "{rates:?}");
@@ -161,8 +163,8 @@ fn unsupported_dynamic_batching_is_named() {
     }
 }
 
-/// The steps of a token budget have other samples on another number of ranks. A step at the place of the checkpoint may
-/// be repeated, and no text is left out.
+/// The steps of a token budget have other samples on another number of ranks. A step at the place
+/// of the checkpoint may be repeated, and no text is left out.
 #[test]
 fn a_budget_ends_with_its_epochs_after_a_change_of_ranks() {
     let job = |ranks| budgeted(ranks).with("training.epochs", 2);

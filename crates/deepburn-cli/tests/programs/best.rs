@@ -1,4 +1,5 @@
-//! Tests of the best model of a run: keeping its checkpoint, saving and consolidating it, and resuming.
+//! Tests of the best model of a run: keeping its checkpoint, saving and consolidating it, and
+//! resuming.
 
 use std::fs;
 
@@ -8,8 +9,8 @@ use crate::job::{Job, Trained, data, tensors};
 use crate::program::{deepburn, finetune};
 use crate::resume::checkpoints;
 
-/// Returns a job that evaluates on the test data after every step. Its learning rate is so high that the loss increases
-/// again.
+/// Returns a job that evaluates on the test data after every step. Its learning rate is so high
+/// that the loss increases again.
 fn job() -> Job {
     Job::tiny()
         .with("data.path", Value::Null)

@@ -1,4 +1,5 @@
-//! The Trainer's words for the length of training, its evaluations, its checkpoints and its learning rate.
+//! The Trainer's words for the length of training, its evaluations, its checkpoints and its
+//! learning rate.
 
 use std::f64::consts::PI;
 use std::fs;
@@ -8,7 +9,8 @@ use serde_json::{Value, json};
 use crate::job::{Job, Trained, data};
 use crate::program::finetune;
 
-/// Returns a job of 2.5 epochs of 20 sequences, in steps of 8: the epochs end in steps 3, 5 and, halfway, 7.
+/// Returns a job of 2.5 epochs of 20 sequences, in steps of 8: the epochs end in steps 3, 5 and,
+/// halfway, 7.
 fn job() -> Job {
     let job = Job::tiny()
         .with("data.path", Value::Null)
@@ -99,7 +101,8 @@ fn a_resumed_run_counts_epochs_from_the_start() {
     assert_eq!(evaluated(&Trained::read(&job.folder().join("output"))), [3, 4, 5, 7]);
 }
 
-/// Trains `steps` steps with the values `first`, then resumes with the values `later`. Returns the number of all steps.
+/// Trains `steps` steps with the values `first`, then resumes with the values `later`. Returns the
+/// number of all steps.
 fn steps_after_a_change(job: Job, steps: u64, first: &[&str], later: &[&str]) -> usize {
     let job = job.with("training.save_strategy", "epoch");
     fs::write(job.folder().join("job.json"), job.json().to_string()).unwrap();
@@ -115,7 +118,8 @@ fn steps_after_a_change(job: Job, steps: u64, first: &[&str], later: &[&str]) ->
     trained.steps.len()
 }
 
-/// The samples before the checkpoint count as they were: a run of 8 epochs has 160 samples, in steps of any size.
+/// The samples before the checkpoint count as they were: a run of 8 epochs has 160 samples, in
+/// steps of any size.
 #[test]
 fn epochs_end_after_the_same_samples_with_another_batch_size() {
     let job = |epochs: f64| job().with("training.num_train_epochs", epochs);

@@ -104,7 +104,8 @@ fn traces_of_trl() {
         }
         let job = job_of_trl(&golden, name, &trace);
         let Some(rows) = trace["log"].as_array() else {
-            // TRL refuses rows of ShareGPT and templates that it does not know. The turns of both can be found.
+            // TRL refuses rows of ShareGPT and templates that it does not know. The turns of both
+            // can be found.
             let part =
                 if name == "messages_no_markers" { "has no {% generation %}" } else { "ShareGPT" };
             job.run().failed(2, &["`assistant_only_loss` is true", part, "line 1", "\"turns\""]);
@@ -118,7 +119,8 @@ fn traces_of_trl() {
         if !per_rank.is_multiple_of(2) {
             continue;
         }
-        // Two ranks have the same samples in a step. Packed rows of two ranks are in two batches instead of one.
+        // Two ranks have the same samples in a step. Packed rows of two ranks are in two batches
+        // instead of one.
         let job = job.with("deepspeed.train_micro_batch_size_per_gpu", per_rank / 2).sharded(3, 2);
         assert_near(&job.train().steps, rows, &format!("{name} at stage 3"));
     }
@@ -194,7 +196,8 @@ fn interrupted_runs_continue_with_the_same_samples() {
         let parts = parts.with("training.max_steps", 8);
         resume(&parts, &[]).succeeded();
         assert_same(&Trained::read(&parts.folder().join("output")), &expected, "resumed");
-        // Two micro-batches on one rank, then one on each of two ranks, from the middle of an epoch on.
+        // Two micro-batches on one rank, then one on each of two ranks, from the middle of an epoch
+        // on.
         let size = |job: Job, accumulation: u64| {
             job.with("deepspeed.train_micro_batch_size_per_gpu", 4)
                 .with("deepspeed.gradient_accumulation_steps", accumulation)

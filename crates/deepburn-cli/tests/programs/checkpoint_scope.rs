@@ -1,4 +1,5 @@
-//! Tests of checkpoints without the frozen parameters of the pretrained model (`training.checkpoint_scope`).
+//! Tests of checkpoints without the frozen parameters of the pretrained model
+//! (`training.checkpoint_scope`).
 
 use std::fs;
 use std::path::Path;
@@ -11,7 +12,8 @@ use crate::job::{Job, Trained, tensors, tiny_model};
 use crate::program::deepburn;
 use crate::resume::{assert_same, checkpoints, resume};
 
-/// Returns a job of 4 steps that trains everything except the embedding. Its base model is in its folder.
+/// Returns a job of 4 steps that trains everything except the embedding. Its base model is in its
+/// folder.
 fn job(scope: &str) -> Job {
     let job =
         Job::tiny().with("training.param_groups", json!([{ "params": "^wte", "frozen": true }]));
@@ -56,7 +58,8 @@ fn output(job: &Job) -> Trained {
     Trained::read(&job.folder().join("output"))
 }
 
-/// Returns the number of parameters that the latest checkpoint omits, and the size of its tensors in bytes.
+/// Returns the number of parameters that the latest checkpoint omits, and the size of its tensors
+/// in bytes.
 fn latest(job: &Job) -> (usize, u64) {
     let checkpoint = Checkpoint::open_intact(&checkpoints(job), None).unwrap();
     let files = fs::read_dir(checkpoint.path()).unwrap().map(|file| file.unwrap().path());

@@ -68,10 +68,10 @@ fn the_golden_model_resumes_along_its_trace() {
 
 #[test]
 fn every_stage_and_precision_resumes_along_its_trace() {
-    // The limits are the same as for the traces from the beginning. s0_fp16 is not compared: at stage 0, DeepSpeed
-    // unscales gradients whose loss it has not scaled. In step 11 of s2_fp16, the gradient of the tied embedding
-    // overflows on one rank in DeepSpeed. DeepBurn adds the gradient's two parts, and the other rank's parts, in f32,
-    // which can hold the sum.
+    // The limits are the same as for the traces from the beginning. s0_fp16 is not compared: at
+    // stage 0, DeepSpeed unscales gradients whose loss it has not scaled. In step 11 of s2_fp16,
+    // the gradient of the tied embedding overflows on one rank in DeepSpeed. DeepBurn adds the
+    // gradient's two parts, and the other rank's parts, in f32, which can hold the sum.
     let fp16 = Nearness { loss: 3e-3, norm: 1e-2, steps: 4 };
     let bf16 = Nearness { loss: 5e-3, norm: 2e-2, steps: usize::MAX };
     for (name, nearness) in [
@@ -87,12 +87,13 @@ fn every_stage_and_precision_resumes_along_its_trace() {
     }
 }
 
-/// The checkpoints of pipelines have the names of their layers. They resume without a pipeline, and in one of any
-/// number of stages.
+/// The checkpoints of pipelines have the names of their layers. They resume without a pipeline, and
+/// in one of any number of stages.
 #[test]
 fn pipelines_resume_along_their_trace() {
     let bf16 = Nearness { loss: 5e-3, norm: 2e-2, steps: usize::MAX };
-    // At stage 0, DeepSpeed unscales gradients whose loss it has not scaled, so its later steps are others.
+    // At stage 0, DeepSpeed unscales gradients whose loss it has not scaled, so its later steps are
+    // others.
     let fp16 = Nearness { loss: 3e-3, norm: 1e-2, steps: 1 };
     for (name, nearness) in
         [("p2_s0", &FP32), ("p2_s1", &FP32), ("p3_s0_fp16", &fp16), ("p3_s1_bf16", &bf16)]
@@ -116,7 +117,8 @@ fn a_pipeline_of_another_model_is_refused() {
     resume_from(&job(&folder), &folder).failed(2, &["global_step6", "layer", "of its pipeline"]);
 }
 
-/// The checkpoints have two parameter groups, one of them without weight decay, as by default with `training.no_decay`.
+/// The checkpoints have two parameter groups, one of them without weight decay, as by default with
+/// `training.no_decay`.
 #[test]
 fn parameter_groups_resume_along_their_trace() {
     for name in ["s2_groups", "s3_groups"] {

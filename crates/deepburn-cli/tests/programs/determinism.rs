@@ -103,8 +103,8 @@ fn the_seed_decides() {
     assert_ne!(with_seed(1).numbers(), with_seed(2).numbers());
 }
 
-/// Every rank has its own random numbers for dropout. Otherwise, ranks with the same sample would drop the same
-/// elements.
+/// Every rank has its own random numbers for dropout. Otherwise, ranks with the same sample would
+/// drop the same elements.
 #[test]
 fn ranks_drop_differently() {
     let one_sample = |ranks: usize| {

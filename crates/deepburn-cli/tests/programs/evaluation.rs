@@ -16,8 +16,8 @@ use crate::program::{Ending, finetune, finetune_command, terminate};
 /// `transformers` 5 and torch 2.9 in f64.
 const LOSS: f64 = 6.263568922407208;
 
-/// Products of 48 values in f32 differ by about 1e-7 from products in f64, and so does a mean over thousands of them.
-/// The documented tolerance is 1e-4.
+/// Products of 48 values in f32 differ by about 1e-7 from products in f64, and so does a mean over
+/// thousands of them. The documented tolerance is 1e-4.
 const TOLERANCE: f64 = 1e-6;
 
 #[test]
@@ -42,7 +42,8 @@ fn the_loss_matches_transformers() {
     }
 }
 
-/// The whole evaluation would take minutes, but the signal is handled after one batch, which takes milliseconds.
+/// The whole evaluation would take minutes, but the signal is handled after one batch, which takes
+/// milliseconds.
 #[cfg(unix)]
 #[test]
 fn a_signal_in_an_evaluation_is_answered() {
@@ -76,7 +77,8 @@ fn a_signal_in_an_evaluation_is_answered() {
     assert_eq!((rows.steps.len(), evaluated), (2, vec![1, 2]));
 }
 
-/// The message names the checkpoint that `--resume` starts from. Without `save_steps`, only the best model has one.
+/// The message names the checkpoint that `--resume` starts from. Without `save_steps`, only the
+/// best model has one.
 #[cfg(unix)]
 #[test]
 fn a_signal_in_the_test_is_answered_with_the_checkpoint() {

@@ -1,4 +1,5 @@
-//! Tests of jobs that fail while running, with status 1 and one message that names the rank and the step.
+//! Tests of jobs that fail while running, with status 1 and one message that names the rank and the
+//! step.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -21,7 +22,8 @@ fn a_non_finite_loss_names_step_and_parameter() {
     }
 }
 
-/// If `metrics.jsonl` still cannot be written at the end, the run fails on all ranks, after the model is saved.
+/// If `metrics.jsonl` still cannot be written at the end, the run fails on all ranks, after the
+/// model is saved.
 #[test]
 fn a_full_disk_names_rank_step_and_file() {
     let job = Job::tiny();
@@ -43,7 +45,8 @@ fn a_failed_run_leaves_no_report() {
     assert!(!job.folder().join("output/report.html").exists());
 }
 
-/// With a static loss scale and gradients that always overflow, the run fails instead of skipping all steps.
+/// With a static loss scale and gradients that always overflow, the run fails instead of skipping
+/// all steps.
 #[test]
 fn a_run_that_skips_every_step_ends() {
     let ends = |steps: u64| {
@@ -59,7 +62,8 @@ fn a_run_that_skips_every_step_ends() {
     assert!(ending.stderr.contains("3 of 3 steps were skipped"), "{}", ending.stderr);
 }
 
-/// The model is written under temporary names first, so existing files are kept if the export fails.
+/// The model is written under temporary names first, so existing files are kept if the export
+/// fails.
 #[test]
 fn a_failed_model_export_names_rank_step_and_file() {
     let job = Job::tiny();

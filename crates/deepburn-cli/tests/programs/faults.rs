@@ -1,5 +1,5 @@
-//! Tests of rank processes that are killed, stopped, interrupted and restarted, on one machine and on two. If Open MPI
-//! is not installed, the tests print that they are skipped, and pass.
+//! Tests of rank processes that are killed, stopped, interrupted and restarted, on one machine and
+//! on two. If Open MPI is not installed, the tests print that they are skipped, and pass.
 //!
 //! A long test kills ranks for five minutes, with 20 s between kills on average:
 //!
@@ -8,8 +8,8 @@
 //!     --ignored --nocapture random_kills
 //! ```
 //!
-//! With `DEEPBURN_SOAK=30` it takes 30 seconds. Another one kills a random rank of 500 pipelines, or of as many as
-//! `DEEPBURN_KILLS` says, and prints how long the other ranks take to end:
+//! With `DEEPBURN_SOAK=30` it takes 30 seconds. Another one kills a random rank of 500 pipelines,
+//! or of as many as `DEEPBURN_KILLS` says, and prints how long the other ranks take to end:
 //!
 //! ```sh
 //! cargo test --release --workspace --features deepburn-cli/mpi --test programs -- \
@@ -43,7 +43,8 @@ fn has_mpirun(test: &str) -> bool {
     found
 }
 
-/// Returns a job with many short steps, each of which is logged. Random kills hit every phase of a step.
+/// Returns a job with many short steps, each of which is logged. Random kills hit every phase of a
+/// step.
 fn busy(ranks: usize, steps: u64) -> Job {
     Job::uneven()
         .sharded(3, ranks)
@@ -179,7 +180,8 @@ impl<'a> LaunchedJob<'a> {
         (status, self.log())
     }
 
-    /// Waits for the end of a job, which has to fail with one message of one rank that contains all of `parts`.
+    /// Waits for the end of a job, which has to fail with one message of one rank that contains all
+    /// of `parts`.
     #[track_caller]
     fn fails(self, parts: &[&str]) {
         let (status, log) = self.end();
@@ -261,7 +263,8 @@ fn a_rank_killed_during_preparation_ends_the_job() {
     for rank in 0..2 {
         let job = busy(2, 100_000);
         let mut running = LaunchedJob::mpirun(&job);
-        // Killing a rank earlier can make mpirun of Open MPI 4.1 hang, while the rank connects to it.
+        // Killing a rank earlier can make mpirun of Open MPI 4.1 hang, while the rank connects to
+        // it.
         running.wait_for("the job", |running| running.log().contains("ZeRO stage").then_some(()));
         running.signal_rank("KILL", rank);
         let (status, log) = running.end();
@@ -304,7 +307,8 @@ fn an_interrupted_job_resumes_to_the_same_bits() {
         kill(signal, running.child.id());
         let (ended, log) = running.end();
         if step.is_none() && ended.success() {
-            // mpirun loses signals while it starts ranks, and the repeated signal came after the end of the job.
+            // mpirun loses signals while it starts ranks, and the repeated signal came after the
+            // end of the job.
             assert_same(&job, &expected);
             continue;
         }
@@ -392,8 +396,8 @@ fn a_restarted_job_ends_with_the_same_bits() {
     assert_same(&job, &on_threads(2, STEPS));
 }
 
-/// Checkpoints that are newer than the one in `--resume` are from an earlier run. A restart before the first save must
-/// not resume from them.
+/// Checkpoints that are newer than the one in `--resume` are from an earlier run. A restart before
+/// the first save must not resume from them.
 #[test]
 fn a_restart_resumes_from_its_own_branch() {
     if !has_mpirun("a_restart_resumes_from_its_own_branch") {
@@ -469,8 +473,9 @@ fn random_kills_for_minutes_change_no_bit() {
     assert_same(&job, &enlarged(busy(2, steps)).train());
 }
 
-/// Kills one rank of each of `count` pipelines, at a random moment after their first step. Each job has to end with one
-/// message that names the rank. Returns the sorted times from the kill to the end of the last process.
+/// Kills one rank of each of `count` pipelines, at a random moment after their first step. Each job
+/// has to end with one message that names the rank. Returns the sorted times from the kill to the
+/// end of the last process.
 fn kill_in_pipelines(count: usize) -> Vec<Duration> {
     let pipeline = |stages: usize, zero_stage: u8, schedule: &str| {
         busy(4, 100_000)
@@ -522,11 +527,13 @@ fn many_kills_in_pipelines_never_hang() {
     );
 }
 
-/// Two simulated machines. They are network namespaces, which are removed when the value is dropped.
+/// Two simulated machines. They are network namespaces, which are removed when the value is
+/// dropped.
 struct TwoMachines([String; 2]);
 
 impl TwoMachines {
-    /// Creates the machines. Without root or namespaces, prints that `test` is skipped and returns `None`.
+    /// Creates the machines. Without root or namespaces, prints that `test` is skipped and returns
+    /// `None`.
     fn up(test: &str, name: &str) -> Option<Self> {
         if !has_mpirun(test) {
             return None;
@@ -596,12 +603,12 @@ fn a_rank_killed_on_another_machine_is_named() {
     running.signal_rank("KILL", 2);
     let (ended, log) = running.end();
     assert_eq!(ended.code(), Some(137), "{log}");
-    // The ranks on the first machine do not see that the process has ended. mpirun does and terminates them, and they
-    // report the ranks that they wait for.
+    // The ranks on the first machine do not see that the process has ended. mpirun does and
+    // terminates them, and they report the ranks that they wait for.
     let line = format!("error: rank 2 on {} ended by signal 9", machines.0[1]);
     assert!(log.contains(&line), "{log}");
-    // Rank 2 may have sent its part to one of the two ranks. That rank then waits for the other one only, which cannot
-    // send its part while Open MPI connects it to rank 2 again.
+    // Rank 2 may have sent its part to one of the two ranks. That rank then waits for the other one
+    // only, which cannot send its part while Open MPI connects it to rank 2 again.
     let names_absent_rank = |line: &&str| {
         (0..=2).zip([0, 0, 1]).any(|(rank, host)| {
             line.contains(&format!("rank {rank} on {}, last seen in collective ", machines.0[host]))
@@ -609,7 +616,8 @@ fn a_rank_killed_on_another_machine_is_named() {
     };
     let is_report = |line: &&str| line.contains("] error: rank ") && names_absent_rank(line);
     let reports: Vec<_> = log.lines().filter(is_report).collect();
-    // Each of the two remaining ranks prints a line, or only one of them if it could still notify the other.
+    // Each of the two remaining ranks prints a line, or only one of them if it could still notify
+    // the other.
     assert!((1..=2).contains(&reports.len()), "{log}");
     let has_location =
         |line: &&str| line.contains(" failed: step ") && line.contains("in collective ");

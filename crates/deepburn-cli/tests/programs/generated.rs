@@ -1,4 +1,5 @@
-//! Tests of the texts that the model generates after evaluations, and of what evaluations say about tokens.
+//! Tests of the texts that the model generates after evaluations, and of what evaluations say about
+//! tokens.
 
 use std::fs;
 #[cfg(unix)]
@@ -207,8 +208,8 @@ fn schedules_of_batches_and_lengths_say_what_chats_have_instead() {
     }
 }
 
-/// TRL logs the accuracy of a batch before its update. The sixth batch has the last two conversations, the tenth has the
-/// seventh and the eighth.
+/// TRL logs the accuracy of a batch before its update. The sixth batch has the last two
+/// conversations, the tenth has the seventh and the eighth.
 #[test]
 fn the_accuracy_of_tokens_is_trls() {
     let Some(golden) = golden("llm") else { return };
@@ -322,7 +323,8 @@ fn turn_tokens_that_nothing_learns_are_named() {
     assert!(!said.contains("not learned by the base model"), "{said}");
 }
 
-/// The signal comes while the first evaluation generates the first of many texts, and again when the run resumes.
+/// The signal comes while the first evaluation generates the first of many texts, and again when
+/// the run resumes.
 #[cfg(unix)]
 #[test]
 fn texts_of_an_interrupted_evaluation_are_generated_when_the_run_resumes() {
@@ -356,14 +358,15 @@ fn texts_of_an_interrupted_evaluation_are_generated_when_the_run_resumes() {
     }
 }
 
-/// Runs a job until it has evaluated the model of `step`, and sends a signal while it generates texts. Returns what the
-/// program printed.
+/// Runs a job until it has evaluated the model of `step`, and sends a signal while it generates
+/// texts. Returns what the program printed.
 #[cfg(unix)]
 fn stopped_while_generating(job: &Job, step: u64, more: &[&str]) -> String {
     let mut command = finetune_command(job.folder(), &[&["--config", "job.json"], more].concat());
     let mut running = command.stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
     let mut lines = BufReader::new(running.stderr.take().unwrap()).lines();
-    // A run that resumes generates the texts first. The others print the loss of the evaluation before them.
+    // A run that resumes generates the texts first. The others print the loss of the evaluation
+    // before them.
     let begin = if more.is_empty() {
         format!("step {step}: eval loss")
     } else {

@@ -1,4 +1,5 @@
-//! Tests of `deepburn generate`: its options, the values of `generation_config.json`, and the ends of texts.
+//! Tests of `deepburn generate`: its options, the values of `generation_config.json`, and the ends
+//! of texts.
 
 use std::fs;
 

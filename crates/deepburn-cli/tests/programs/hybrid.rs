@@ -122,8 +122,8 @@ fn settings_that_do_not_fit_are_refused_before_the_run() {
     }
 }
 
-/// A group of two ranks has the same states as a run of two ranks, and secondary shards are gathered
-/// parameters.
+/// A group of two ranks has the same states as a run of two ranks, and secondary shards are
+/// gathered parameters.
 #[test]
 fn an_estimate_counts_the_shards_of_a_replica() {
     let folder = tempfile::tempdir().unwrap();

@@ -19,7 +19,8 @@ pub(crate) fn tiny_model() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tests/data/tiny")
 }
 
-/// Returns the folder `name` of `golden`, which is beside the folder that `DEEPBURN_TEST_DATA` names.
+/// Returns the folder `name` of `golden`, which is beside the folder that `DEEPBURN_TEST_DATA`
+/// names.
 pub(crate) fn golden(name: &str) -> Option<PathBuf> {
     let data = std::env::var_os("DEEPBURN_TEST_DATA").map(PathBuf::from);
     let golden = data.and_then(|data| Some(data.parent()?.join("golden").join(name)));
@@ -40,7 +41,8 @@ pub(crate) struct Job {
 }
 
 impl Job {
-    /// Returns a job with the tiny model on 2 ranks: 4 steps of 2 micro-batches of 2 sequences of 32 tokens.
+    /// Returns a job with the tiny model on 2 ranks: 4 steps of 2 micro-batches of 2 sequences of
+    /// 32 tokens.
     pub(crate) fn tiny() -> Self {
         let json = json!({
             "model": {"pretrained": tiny_model()},
@@ -60,8 +62,8 @@ impl Job {
         Self { json, folder: tempfile::tempdir().unwrap() }
     }
 
-    /// Returns a job with a randomly initialized model of odd sizes: width 45, inner width 37, 131 tokens. On 2 to 4
-    /// ranks its shards have to be padded.
+    /// Returns a job with a randomly initialized model of odd sizes: width 45, inner width 37, 131
+    /// tokens. On 2 to 4 ranks its shards have to be padded.
     pub(crate) fn uneven() -> Self {
         let job = Self::tiny();
         let mut state = 1_u64;
@@ -173,8 +175,8 @@ impl Trained {
         trained
     }
 
-    /// Returns the numbers that must not depend on how the job is run: the bits of losses and norms, and the bytes of
-    /// the weights.
+    /// Returns the numbers that must not depend on how the job is run: the bits of losses and
+    /// norms, and the bytes of the weights.
     pub(crate) fn numbers(&self) -> (Vec<[u64; 3]>, &[u8]) {
         // A skipped step has no norm.
         let bits = |row: &StepRow| {

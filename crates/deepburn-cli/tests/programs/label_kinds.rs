@@ -1,4 +1,5 @@
-//! Tests of regression and of several labels for each text: training, stages, resuming and predictions.
+//! Tests of regression and of several labels for each text: training, stages, resuming and
+//! predictions.
 
 use std::fs;
 use std::path::Path;
@@ -66,7 +67,7 @@ fn write(path: &Path, labels: Labels, [start, end]: [usize; 2]) {
 }
 
 /// Returns a job of 203 texts, so that micro-batches are not divisible by the number of ranks.
-fn labelled(labels: Labels) -> Job {
+fn labeled(labels: Labels) -> Job {
     let problem_type = match labels {
         Labels::Number => "regression",
         Labels::Sets => "multi_label_classification",
@@ -88,7 +89,7 @@ fn labelled(labels: Labels) -> Job {
 
 /// Returns the same job with a GPT-2 that starts from a language model.
 fn gpt2(labels: Labels) -> Job {
-    let job = labelled(labels);
+    let job = labeled(labels);
     let problem_type = job.json()["model"]["config"]["problem_type"].clone();
     job.with("model", json!({"pretrained": tiny_model(), "config": {"problem_type": problem_type}}))
         // The tiny model has no tokenizer.
@@ -117,7 +118,7 @@ fn report(job: &Job) -> String {
 
 #[test]
 fn numbers_are_learnt_and_predicted() {
-    let job = labelled(Labels::Number).sharded(2, 2);
+    let job = labeled(Labels::Number).sharded(2, 2);
     let trained = job.train();
     let record = test_record(&job);
     // The labels have a standard deviation of 0.5.
@@ -152,7 +153,7 @@ fn numbers_are_learnt_and_predicted() {
 
 #[test]
 fn sets_of_labels_are_learnt_and_predicted() {
-    let job = labelled(Labels::Sets).sharded(2, 2);
+    let job = labeled(Labels::Sets).sharded(2, 2);
     let trained = job.train();
     let record = test_record(&job);
     let (accuracy, f1) = (&record["test_accuracy"], &record["test_f1"]);
@@ -187,7 +188,7 @@ fn sets_of_labels_are_learnt_and_predicted() {
 #[test]
 fn stages_agree_to_the_bit_for_every_kind_of_label() {
     for labels in [Labels::Number, Labels::Sets] {
-        for job in [labelled as fn(Labels) -> Job, gpt2] {
+        for job in [labeled as fn(Labels) -> Job, gpt2] {
             let run = |stage| {
                 let job = job(labels).with("training.max_steps", 3).sharded(stage, 2);
                 let trained = job.train();
@@ -214,7 +215,7 @@ fn runs_resume_with_the_same_labels_only() {
         assert_eq!(resumed.numbers(), straight.numbers());
 
         // The folder of the run is a pretrained model, whose problem_type is inherited.
-        let next = labelled(labels)
+        let next = labeled(labels)
             .with("model", json!({"pretrained": job.folder().join("output")}))
             .with("training.max_steps", 1);
         let log = next.run().succeeded().stderr;
@@ -270,11 +271,11 @@ fn labels_of_another_kind_are_named() {
         ),
         ("data.splits", json!({"train": "90%", "eval": "10%"}), &["data.path", "one class each"]),
     ] {
-        let job = labelled(Labels::Number).with(path, value);
+        let job = labeled(Labels::Number).with(path, value);
         let ending = job.run().failed(2, parts);
         assert!(!job.folder().join("output").exists(), "{}", ending.stderr);
     }
-    let sets = labelled(Labels::Sets);
+    let sets = labeled(Labels::Sets);
     fs::write(sets.folder().join("train.jsonl"), "{\"text\": \"x\", \"label\": []}\n".repeat(9))
         .unwrap();
     sets.with("data.splits", json!({"train": "train.jsonl"}))
@@ -297,7 +298,7 @@ fn one_output_without_a_problem_type_is_a_regression() {
     let (again, log) = predicted(&job);
     assert_eq!(again, rows);
     assert!(log.contains("one label and no problem_type"), "{log}");
-    let next = labelled(Labels::Number)
+    let next = labeled(Labels::Number)
         .with("model", json!({"pretrained": job.folder().join("output")}))
         .with("training.max_steps", 1);
     next.run().failed(2, &["model.config.problem_type", "one output", "\"regression\""]);
@@ -307,7 +308,7 @@ fn one_output_without_a_problem_type_is_a_regression() {
 /// A list of classes is not a vector of flags, in training and in predictions.
 #[test]
 fn vectors_of_flags_are_refused_by_both_programs() {
-    let job = labelled(Labels::Sets).with("training.max_steps", 1);
+    let job = labeled(Labels::Sets).with("training.max_steps", 1);
     job.train();
     let splits = json!({"train": "flags.jsonl"});
     let job = job.with("data.splits", splits).with("training.output_dir", "other");
@@ -326,6 +327,6 @@ fn vectors_of_flags_are_refused_by_both_programs() {
 #[test]
 fn numbers_are_not_names_of_several_classes_either() {
     let names = json!({"0": "1.0", "1": "0.0", "2": "bug"});
-    let job = labelled(Labels::Sets).with("model.config.id2label", names);
+    let job = labeled(Labels::Sets).with("model.config.id2label", names);
     job.run().failed(2, &["model.config.id2label", "number: \"1.0\""]);
 }

@@ -1,4 +1,5 @@
-//! Tests of label smoothing: stages agree, 0 is the loss without the key, and evaluations are smoothed too.
+//! Tests of label smoothing: stages agree, 0 is the loss without the key, and evaluations are
+//! smoothed too.
 
 use std::fs;
 
@@ -9,7 +10,8 @@ use crate::resume::{assert_same, resume};
 
 const KEY: &str = "training.label_smoothing_factor";
 
-/// Returns a job that evaluates on the test data in its last step. Its output layer is tied if `is_tied`.
+/// Returns a job that evaluates on the test data in its last step. Its output layer is tied if
+/// `is_tied`.
 fn job(stage: u8, is_tied: bool) -> Job {
     Job::uneven()
         .with("model.config.tie_word_embeddings", is_tied)
@@ -48,7 +50,8 @@ fn stages_agree_in_bf16_with_checkpointing() {
     assert_same(&job(3).train(), &job(0).train(), "bf16");
 }
 
-/// An evaluation with another factor is not comparable, so that the search for the best model starts over.
+/// An evaluation with another factor is not comparable, so that the search for the best model
+/// starts over.
 #[test]
 fn the_factor_may_change_when_a_run_resumes() {
     let job = Job::tiny()

@@ -1,5 +1,5 @@
-//! Tests of `deepburn launch`: the command line that it prints, and invalid options. The tests of `deepburn-launch`
-//! start processes.
+//! Tests of `deepburn launch`: the command line that it prints, and invalid options. The tests of
+//! `deepburn-launch` start processes.
 
 use std::fs;
 

@@ -19,7 +19,8 @@ fn run_within(job: &Job, kibibytes: u64) -> Ending {
     Ending::of(shell.output().unwrap())
 }
 
-/// The model has 604 million parameters: 9.7 GB of model states on two ranks, including 4.8 GB of optimizer states.
+/// The model has 604 million parameters: 9.7 GB of model states on two ranks, including 4.8 GB of
+/// optimizer states.
 #[cfg(target_os = "linux")]
 #[test]
 fn model_states_beyond_a_limit_are_refused() {

@@ -22,8 +22,8 @@ fn adapter(job: &Job) -> PathBuf {
     job.folder().join("output/adapter")
 }
 
-/// PEFT's traces: 10 steps of plain PyTorch, and of DeepSpeed at stages 2 and 3 on 2 ranks. They are in `golden/llm`,
-/// which is beside the folder that `DEEPBURN_TEST_DATA` names.
+/// PEFT's traces: 10 steps of plain PyTorch, and of DeepSpeed at stages 2 and 3 on 2 ranks. They
+/// are in `golden/llm`, which is beside the folder that `DEEPBURN_TEST_DATA` names.
 #[test]
 fn traces_of_peft() {
     let Some(golden) = golden("llm") else { return };
@@ -71,7 +71,8 @@ fn reproduces(golden: &Path, folder: &Path, main: &Value, trace: &Value, stage: 
     if is_bf16 || trace["world"] != 1 {
         return;
     }
-    // The adapter after ten steps. Adam divides by tiny moments, so single elements differ more than losses.
+    // The adapter after ten steps. Adam divides by tiny moments, so single elements differ more
+    // than losses.
     let expected = tensors(&fs::read(folder.join("adapter_10/adapter_model.safetensors")).unwrap());
     let found = trained.tensors();
     for (name, found) in &found {
@@ -216,7 +217,8 @@ fn adapters_generate_texts() {
     let merged = text("output/model", &[]);
     assert_eq!(text("output/adapter", &[]), merged);
     assert_ne!(text("base", &[]), merged);
-    // A run with a merged model is that model, and one without is its adapter, even if an earlier model is there.
+    // A run with a merged model is that model, and one without is its adapter, even if an earlier
+    // model is there.
     assert_eq!(text("output", &[]), merged);
     job.run().succeeded();
     let again = job.with("training.save_merged", false).with("training.seed", 7);
@@ -236,7 +238,8 @@ fn adapters_generate_texts() {
     assert_eq!(generate("output", &["--base", "moved"]).succeeded().stdout, own);
 }
 
-/// Parameters and gradients take 2 bytes in bf16, and the master copy and two moments of a trained value 12.
+/// Parameters and gradients take 2 bytes in bf16, and the master copy and two moments of a trained
+/// value 12.
 #[test]
 fn estimates_know_adapters() {
     let folder = tempfile::tempdir().unwrap();
@@ -274,7 +277,8 @@ fn estimates_know_quantization() {
         let record: Value = serde_json::from_str(&estimate(fields).succeeded().stdout).unwrap();
         record[0]["parameters"].as_u64().unwrap()
     };
-    // Matrices of the tiny model: 512 and 64 rows of 48, and 12 x 48 x 48 in each of 3 layers. All are blocks of 64.
+    // Matrices of the tiny model: 512 and 64 rows of 48, and 12 x 48 x 48 in each of 3 layers. All
+    // are blocks of 64.
     let matrices = [512 * 48, 64 * 48]
         .into_iter()
         .chain((0..3).flat_map(|_| [48 * 144, 48 * 48, 48 * 192, 192 * 48]));
@@ -330,7 +334,8 @@ fn frozen_factors_beside_a_quantized_base_are_exact() {
         .with("model.quantization_config", fields)
         .with("training.param_groups", json!([{"params": "lora_A", "frozen": true}]));
     let trained = job.train();
-    // Factors are drawn from the seed, and the first step trains both. Without B, A has no gradient in it.
+    // Factors are drawn from the seed, and the first step trains both. Without B, A has no gradient
+    // in it.
     let of_a = |trained: &Trained| -> Vec<_> {
         trained.tensors().into_iter().filter(|(name, _)| name.contains("lora_A")).collect()
     };
@@ -351,7 +356,8 @@ fn runs_with_a_quantized_base_resume() {
     let expected = job().with("training.max_steps", 4).train();
     let parts = job().with("training.max_steps", 2).with("training.save_steps", 2);
     parts.run().succeeded();
-    // The checkpoint is verified with the values of the pretrained model before they were quantized.
+    // The checkpoint is verified with the values of the pretrained model before they were
+    // quantized.
     let checkpoint = Checkpoint::open_intact(&checkpoints(&parts), None).unwrap();
     assert!(checkpoint.omitted().count() > 0);
     drop(checkpoint);

@@ -1,4 +1,5 @@
-//! Tests of adapters outside of a complete run: checkpoints, base models, evaluation without training.
+//! Tests of adapters outside of a complete run: checkpoints, base models, evaluation without
+//! training.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -186,7 +187,8 @@ fn a_run_resumes_with_another_spelling_of_its_adapter() {
     resume(&job, &[]).succeeded();
 }
 
-/// An evaluation without training has the loss of the run's last evaluation, with an adapter and with the merged model.
+/// An evaluation without training has the loss of the run's last evaluation, with an adapter and
+/// with the merged model.
 #[test]
 fn models_are_evaluated_without_training() {
     let splits = json!({ "train": "80%", "eval": "10%", "test": "10%" });

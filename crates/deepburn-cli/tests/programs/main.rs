@@ -1,7 +1,7 @@
 //! End-to-end tests of `finetune` and `deepburn`, which are run as by a user.
 //!
-//! `tests/data/` has a token file, traces of PyTorch and DeepSpeed on the small model in `models/tests/data/tiny`, and
-//! two DeepSpeed checkpoints of this model after 6 of 12 steps.
+//! `tests/data/` has a token file, traces of PyTorch and DeepSpeed on the small model in
+//! `models/tests/data/tiny`, and two DeepSpeed checkpoints of this model after 6 of 12 steps.
 
 mod architectures;
 mod backends;

@@ -1,4 +1,5 @@
-//! Tests of invalid inputs. Each one leads to a single message with status 2, before anything is written.
+//! Tests of invalid inputs. Each one leads to a single message with status 2, before anything is
+//! written.
 
 mod checkpoints;
 mod command_lines;

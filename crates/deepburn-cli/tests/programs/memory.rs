@@ -1,4 +1,5 @@
-//! Compares the memory ledger of a run with the formulas of the ZeRO paper and with `deepburn estimate`.
+//! Compares the memory ledger of a run with the formulas of the ZeRO paper and with
+//! `deepburn estimate`.
 
 use deepburn::metrics::MemoryRow;
 use deepburn_models::Architecture;
@@ -36,7 +37,8 @@ fn memory(job: Job, stage: u8) -> MemoryRow {
     steps[1].memory
 }
 
-/// The formulas of Rajbhandari et al. (2020) with fp32 parameters and gradients: 4 + 4 + 8 bytes per parameter.
+/// The formulas of Rajbhandari et al. (2020) with fp32 parameters and gradients: 4 + 4 + 8 bytes
+/// per parameter.
 #[test]
 fn model_states_match_the_formulas() {
     let psi = num_parameters();

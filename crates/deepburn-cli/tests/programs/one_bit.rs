@@ -16,7 +16,8 @@ pub(crate) fn compressed(job: Job) -> Job {
     job.with("deepspeed.optimizer", optimizer).sharded(0, 3)
 }
 
-/// The published guide, at the stage that the error suggests. It has too few steps to begin compression.
+/// The published guide, at the stage that the error suggests. It has too few steps to begin
+/// compression.
 #[test]
 fn the_guide_of_1_bit_adam_trains_at_stage_1() {
     let guide: Value =
@@ -45,8 +46,8 @@ fn backends_agree() {
     for backend in backends().filter(|backend| *backend != "flex") {
         let Some(trained) = job(backend).train_if_typed() else { continue };
         for (found, expected) in losses(trained).iter().zip(&expected) {
-            // Sums in another order change a gradient by about 1e-6. So the sign of a momentum near 0 may change, which
-            // moves a weight by twice the scale.
+            // Sums in another order change a gradient by about 1e-6. So the sign of a momentum near
+            // 0 may change, which moves a weight by twice the scale.
             assert!((found - expected).abs() < 1e-3 * expected, "{backend}: {found}, {expected}");
         }
     }

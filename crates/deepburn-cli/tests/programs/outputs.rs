@@ -18,7 +18,7 @@ pub(crate) fn read_json(path: &Path) -> Value {
 fn every_step_has_every_field() {
     let job = Job::tiny();
     let stderr = job.run().succeeded().stderr;
-    assert!(!stderr.contains('\u{1b}'), "colours in a file: {stderr}");
+    assert!(!stderr.contains('\u{1b}'), "colors in a file: {stderr}");
     let text = fs::read_to_string(job.folder().join("output/metrics.jsonl")).unwrap();
     assert_eq!(text.lines().count(), 4);
     for (line, step) in text.lines().zip(1..) {
@@ -117,7 +117,8 @@ fn the_report_is_self_contained() {
     }
 }
 
-/// With a learning rate of 0, the exported weights are the initial weights at any stage and number of ranks.
+/// With a learning rate of 0, the exported weights are the initial weights at any stage and number
+/// of ranks.
 #[test]
 fn saving_changes_no_bit() {
     let original = tensors(&fs::read(tiny_model().join("model.safetensors")).unwrap());
@@ -271,7 +272,8 @@ fn files_of_a_pretrained_folder_are_exported_with_the_trained_model() {
         .succeeded();
     check("early");
 
-    // The same tokenizer elsewhere: the template beside it is exported, and the ids of the generation config are right.
+    // The same tokenizer elsewhere: the template beside it is exported, and the ids of the
+    // generation config are right.
     fs::create_dir(job.folder().join("other")).unwrap();
     fs::copy(base.join("tokenizer.json"), job.folder().join("other/tokenizer.json")).unwrap();
     fs::write(job.folder().join("other/chat_template.jinja"), "another template").unwrap();

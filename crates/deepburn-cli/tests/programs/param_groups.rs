@@ -1,4 +1,5 @@
-//! Tests of parameter groups: frozen weights do not change, all stages agree, and invalid groups are errors.
+//! Tests of parameter groups: frozen weights do not change, all stages agree, and invalid groups
+//! are errors.
 
 use std::fs;
 

@@ -125,8 +125,9 @@ fn stages_of_a_llama_do_not_change_bits() {
     assert_same_bits(&llama, &recomputed);
 }
 
-/// Compares with DeepSpeed's pipelines, and with plain PyTorch where DeepSpeed clips with the norm of
-/// the first stage only. In fp32 only the order of additions differs. bfloat16 has 8 bits of precision.
+/// Compares with DeepSpeed's pipelines, and with plain PyTorch where DeepSpeed clips with the norm
+/// of the first stage only. In fp32 only the order of additions differs. bfloat16 has 8 bits of
+/// precision.
 #[test]
 fn traces_of_deepspeed_are_reproduced() {
     let Some(golden) = golden("llm") else { return };

@@ -355,7 +355,8 @@ fn a_model_from_scratch_takes_the_vocabulary_of_its_tokenizer() {
     let config = config(&job);
     assert_eq!((&config["vocab_size"], &config["eos_token_id"]), (&json!(320), &json!(0)));
 
-    // The weights are almost untrained, so the unused rows of the embedding would be sampled as often as tokens.
+    // The weights are almost untrained, so the unused rows of the embedding would be sampled as
+    // often as tokens.
     let prompt = "word ".repeat(100);
     let arguments = ["generate", "--model", "output", "--prompt", &prompt, "--top-k", "320"];
     let ending =

@@ -11,7 +11,8 @@ use crate::job::{Job, STAGES, Trained, data, golden};
 use crate::program::{deepburn, finetune};
 use crate::resume::{assert_same, resume};
 
-/// Of a reward. The log-probabilities are sums over up to 20 tokens, of which each has the error of a loss.
+/// Of a reward. The log-probabilities are sums over up to 20 tokens, of which each has the error of
+/// a loss.
 const REWARD: f64 = 1e-4;
 
 /// Returns the job of a run of TRL's `DPOTrainer`.
@@ -139,8 +140,8 @@ fn the_first_step_starts_at_the_reference() {
 #[test]
 fn stages_agree_to_the_bit_with_a_rank_without_pairs() {
     let Some(golden) = golden("llm") else { return };
-    // Twelve pairs on five ranks: in the last step of an epoch, some ranks have none. Each row of a batch reads the
-    // head, which no rank keeps here.
+    // Twelve pairs on five ranks: in the last step of an epoch, some ranks have none. Each row of a
+    // batch reads the head, which no rank keeps here.
     for pairs in [1, 2] {
         let run = |stage| {
             let zero = json!({ "stage": stage, "stage3_param_persistence_threshold": 0 });

@@ -1,7 +1,8 @@
 //! Tests that rank processes started by mpirun compute the same bits as rank threads.
 //!
-//! Run them with `cargo test --release --workspace --features deepburn-cli/mpi --test programs processes`. They need
-//! Open MPI. Without its `mpirun`, the tests print that they are skipped.
+//! Run them with
+//! `cargo test --release --workspace --features deepburn-cli/mpi --test programs processes`. They
+//! need Open MPI. Without its `mpirun`, the tests print that they are skipped.
 
 use std::fs;
 use std::process::Command;
@@ -114,7 +115,8 @@ fn processes_and_threads_agree_to_the_bit() {
     }
 }
 
-/// All combinations. Run this test with `cargo test --release --workspace --features deepburn-cli/mpi --test programs
+/// All combinations. Run this test with `cargo test --release --workspace --features
+/// deepburn-cli/mpi --test programs
 /// -- --ignored all_processes`.
 #[test]
 #[ignore = "takes minutes: all stages, precisions, buckets and 1 to 4 ranks, and once 8"]
@@ -172,7 +174,8 @@ fn backends_agree_to_the_bit() {
     }
 }
 
-/// With dynamic batching, ranks have different numbers of samples. The job has an evaluation and a test.
+/// With dynamic batching, ranks have different numbers of samples. The job has an evaluation and a
+/// test.
 #[test]
 fn classifiers_agree_to_the_bit() {
     if can_launch() {
@@ -208,7 +211,8 @@ fn forget_after(job: &Job, step: u64) {
     fs::remove_dir_all(job.folder().join("output/model")).unwrap();
 }
 
-/// A run takes two steps with threads, two with processes and two with threads again, or the other way round.
+/// A run takes two steps with threads, two with processes and two with threads again, or the other
+/// way round.
 #[test]
 fn a_run_changes_between_threads_and_processes() {
     if !can_launch() {

@@ -86,7 +86,8 @@ impl Ending {
         self
     }
 
-    /// Panics unless the program ended with `status` and one error message that contains all of `parts`.
+    /// Panics unless the program ended with `status` and one error message that contains all of
+    /// `parts`.
     #[track_caller]
     pub(crate) fn failed(self, status: i32, parts: &[&str]) -> Self {
         if let Some(fault) = self.fault(status, parts) {

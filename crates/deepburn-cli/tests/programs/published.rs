@@ -1,8 +1,8 @@
 //! Configurations that others publish, through `deepburn check-config`.
 //!
-//! `published_forms.json` of `deepburn-config` has configurations in the forms of other repositories' files, each with
-//! the expected plan or the expected words of the error. `published.json`, next to it, restates files with the address
-//! of each.
+//! `published_forms.json` of `deepburn-config` has configurations in the forms of other
+//! repositories' files, each with the expected plan or the expected words of the error.
+//! `published.json`, next to it, restates files with the address of each.
 
 use std::fs;
 use std::path::Path;
@@ -38,7 +38,8 @@ fn check_order(ending: &Ending, name: &str) {
     assert!(found.is_sorted() && is_last, "{name}: {}", ending.stderr);
 }
 
-/// `finetune` prints a refused job in the same order: the section of the job file, and the DeepSpeed section.
+/// `finetune` prints a refused job in the same order: the section of the job file, and the
+/// DeepSpeed section.
 #[test]
 fn a_refused_job_ends_with_its_errors() {
     let folder = tempfile::tempdir().unwrap();

@@ -44,7 +44,8 @@ fn a_file_generates_what_its_folder_generates() {
         let own = generate(job.folder(), model, &[]).succeeded().stdout;
         let of_file = generate(job.folder(), &export("f32"), &[]).succeeded();
         assert_eq!(of_file.stdout, own, "{name}");
-        // The blocks of the file, and those that are encoded while the folder is read, are the same.
+        // The blocks of the file, and those that are encoded while the folder is read, are the
+        // same.
         let quantized = generate(job.folder(), model, &["--quantize", "q8_0"]).succeeded();
         let of_file = generate(job.folder(), &export("q8_0"), &[]).succeeded();
         assert_eq!((&of_file.stdout, &*of_file.stderr), (&quantized.stdout, ""), "{name}");

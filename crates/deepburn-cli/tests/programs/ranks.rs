@@ -1,8 +1,9 @@
 //! Compares several ranks with one rank that has the concatenated batch.
 //!
-//! In sequential order, rank r of W takes the sequences r, r + W and so on. So W ranks together have the same samples
-//! as one rank with W times as large micro-batches. A step of plain SGD with learning rate 1 subtracts the gradient, so
-//! the gradients are equal if the weights after the step are equal.
+//! In sequential order, rank r of W takes the sequences r, r + W and so on. So W ranks together
+//! have the same samples as one rank with W times as large micro-batches. A step of plain SGD with
+//! learning rate 1 subtracts the gradient, so the gradients are equal if the weights after the step
+//! are equal.
 
 use serde_json::json;
 

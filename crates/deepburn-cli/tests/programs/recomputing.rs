@@ -1,4 +1,5 @@
-//! Tests that activation checkpointing does not change the numbers of a run, alone and together with offload.
+//! Tests that activation checkpointing does not change the numbers of a run, alone and together
+//! with offload.
 
 use std::fs;
 

@@ -125,7 +125,8 @@ fn dynamic_batching_resumes_to_the_bit() {
     });
 }
 
-/// Returns a job that has saved a checkpoint after its last step and has a test split, with its results.
+/// Returns a job that has saved a checkpoint after its last step and has a test split, with its
+/// results.
 fn finished(stage: u8, ranks: usize) -> (Job, Trained) {
     let job = long()
         .with("data.splits", json!({"train": "80%", "eval": "10%", "test": "10%"}))
@@ -181,7 +182,8 @@ fn a_damaged_checkpoint_is_refused_and_an_older_one_offered() {
         resume(&job, &[]).failed(2, &parts);
         deepburn(job.folder(), &["inspect", "output"]).failed(2, &parts[1..3]);
     }
-    // Resuming from the suggested checkpoint gives the same result. The damaged one is kept under another name.
+    // Resuming from the suggested checkpoint gives the same result. The damaged one is kept under
+    // another name.
     resume(&job, &["step-00000004"]).succeeded();
     assert_same(&Trained::read(&job.folder().join("output")), &straight, "from the older one");
     assert!(checkpoints(&job).join("step-00000006.damaged-1").is_dir());
@@ -291,7 +293,8 @@ fn training_continues_after_a_failed_save() {
 }
 
 /// This test needs a disk that is large enough for five checkpoints and the model. Run
-/// `mount -t tmpfs -o size=3m tmpfs DIR`, then `DEEPBURN_SMALL_DISK=DIR cargo test --release -- --ignored a_full_disk`.
+/// `mount -t tmpfs -o size=3m tmpfs DIR`, then
+/// `DEEPBURN_SMALL_DISK=DIR cargo test --release -- --ignored a_full_disk`.
 #[test]
 #[ignore = "needs a small disk, which DEEPBURN_SMALL_DISK names"]
 fn a_full_disk_does_not_stop_training() {
@@ -396,8 +399,9 @@ fn a_signal_saves_a_checkpoint_and_explains_how_to_resume() {
     }
 }
 
-/// Kills the job with SIGKILL after random times, `kills` times in total, and resumes from the latest checkpoint each
-/// time. Checks that every completed run has the same result as an uninterrupted run.
+/// Kills the job with SIGKILL after random times, `kills` times in total, and resumes from the
+/// latest checkpoint each time. Checks that every completed run has the same result as an
+/// uninterrupted run.
 fn soak(kills: usize) {
     let job = || {
         let job = Job::uneven().with("data.shuffle", true).with("training.max_steps", 60);
@@ -510,8 +514,8 @@ fn inspect_shows_what_is_inside() {
     deepburn(job.folder(), &["inspect", "nowhere"]).failed(2, &["nowhere", "no such folder"]);
 }
 
-/// An epoch of 9 conversations has 3 steps of 4, the last of which has a single one. A run that resumes after 2 epochs in
-/// steps of another size trains 2 more.
+/// An epoch of 9 conversations has 3 steps of 4, the last of which has a single one. A run that
+/// resumes after 2 epochs in steps of another size trains 2 more.
 #[test]
 fn a_resumed_chat_ends_after_its_epochs() {
     let Some(golden) = golden("llm") else { return };

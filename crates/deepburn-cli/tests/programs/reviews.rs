@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 use crate::job::{Job, STAGES, tiny_model};
 use crate::program::finetune;
 
-/// Returns a job that trains a small encoder on synthetic reviews: 3,200 for training, 400 for evaluation, 400 for the
-/// test.
+/// Returns a job that trains a small encoder on synthetic reviews: 3,200 for training, 400 for
+/// evaluation, 400 for the test.
 pub(crate) fn reviews() -> Job {
     Job::tiny()
         .with(
@@ -70,8 +70,8 @@ fn the_configuration_for_synthetic_reviews_learns_them() {
     assert!(record["test_accuracy"].as_f64().unwrap() > 0.8, "{record}");
 }
 
-/// Texts have many lengths, micro-batches are not divisible by the number of ranks, and dropout is enabled. All stages
-/// have the same bits.
+/// Texts have many lengths, micro-batches are not divisible by the number of ranks, and dropout is
+/// enabled. All stages have the same bits.
 #[test]
 fn stages_agree_to_the_bit_on_ragged_texts() {
     for ranks in [2, 3] {
@@ -204,7 +204,8 @@ fn a_limit_within_one_class_is_warned_of() {
     assert!(!ending.stderr.contains("eval_max_samples"), "{}", ending.stderr);
 }
 
-/// GPT-2 with a classification head, initialized from a language model, has the same bits at every stage.
+/// GPT-2 with a classification head, initialized from a language model, has the same bits at every
+/// stage.
 #[test]
 fn gpt2_classifies_texts() {
     let job = |stage| {

@@ -40,7 +40,8 @@ fn parameters_on_nvme_change_no_bit() {
     }
 }
 
-/// A run can resume with its parameters on another tier, also from a checkpoint that was saved asynchronously.
+/// A run can resume with its parameters on another tier, also from a checkpoint that was saved
+/// asynchronously.
 #[test]
 fn runs_change_the_place_of_their_parameters() {
     let expected = long().sharded(3, 2).train();
@@ -77,8 +78,8 @@ fn states_on_nvme_change_no_bit() {
     }
 }
 
-/// A checkpoint of states on NVMe can be loaded to memory, and the other way round. An asynchronous save has the states
-/// of its own step, even if later steps are taken while it is written.
+/// A checkpoint of states on NVMe can be loaded to memory, and the other way round. An asynchronous
+/// save has the states of its own step, even if later steps are taken while it is written.
 #[test]
 fn runs_change_between_nvme_and_memory() {
     let expected = long().sharded(2, 2).train();

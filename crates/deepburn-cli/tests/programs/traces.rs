@@ -19,7 +19,8 @@ pub(crate) fn job(trace: &Value) -> Job {
         .with("training.max_steps", trace["rows"].as_array().unwrap().len())
 }
 
-/// The tolerances of a comparison with a trace. Learning rates, loss scales and skipped steps have to be equal.
+/// The tolerances of a comparison with a trace. Learning rates, loss scales and skipped steps have
+/// to be equal.
 pub(crate) struct Nearness {
     pub(crate) loss: f64,
     /// Relative.
@@ -37,8 +38,8 @@ pub(crate) const BF16: Nearness = Nearness { loss: 5e-3, norm: 2e-2, steps: usiz
 /// In bfloat16, PyTorch computes attention, norms and rotations in several rounded ops.
 const BF16_DECODERS: Nearness = Nearness { loss: 5e-2, norm: 5e-2, steps: usize::MAX };
 
-/// fp16 has 11 bits of precision. The loss scale first grows after step 12. From then on, DeepSpeed divides the
-/// gradients of steps in which the scale grows by twice their scale.
+/// fp16 has 11 bits of precision. The loss scale first grows after step 12. From then on, DeepSpeed
+/// divides the gradients of steps in which the scale grows by twice their scale.
 pub(crate) const FP16: Nearness = Nearness { loss: 3e-3, norm: 1e-2, steps: 12 };
 
 /// Reads the trace of this name.
@@ -118,7 +119,8 @@ fn optimizers_that_look_at_whole_tensors() {
     for name in ["muon", "lamb", "lamb_fast"] {
         let (trace, rows) = (&traces[name], traces[name]["rows"].as_array().unwrap());
         for backend in backends() {
-            // On other backends only stage 3 is tested, because each run compiles the kernels of the device again.
+            // On other backends only stage 3 is tested, because each run compiles the kernels of
+            // the device again.
             let stages = if backend == "flex" { &STAGES[..] } else { &STAGES[3..] };
             for &stage in stages {
                 let job = job(trace).zero("stage", stage).with("training.backend", backend);
@@ -130,8 +132,8 @@ fn optimizers_that_look_at_whole_tensors() {
     }
 }
 
-/// Llama and its kin. PyTorch and DeepSpeed train the models of `golden/llm`, which is beside the folder that
-/// `DEEPBURN_TEST_DATA` names. All stages and numbers of ranks have the same trace.
+/// Llama and its kin. PyTorch and DeepSpeed train the models of `golden/llm`, which is beside the
+/// folder that `DEEPBURN_TEST_DATA` names. All stages and numbers of ranks have the same trace.
 #[test]
 fn decoders_of_transformers() {
     let Some(golden) = golden("llm") else { return };

@@ -95,7 +95,8 @@ fn adapters_and_several_numbers_of_ranks_are_tuned() {
     assert_eq!(measured.count(), 2);
 }
 
-/// A job without train_batch_size has 2 ranks x 2 micro-batches x 2 samples, whatever numbers of ranks are tried.
+/// A job without train_batch_size has 2 ranks x 2 micro-batches x 2 samples, whatever numbers of
+/// ranks are tried.
 #[test]
 fn several_numbers_of_ranks_keep_the_batch_size() {
     let folder =

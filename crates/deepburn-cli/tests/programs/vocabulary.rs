@@ -1,4 +1,5 @@
-//! Tests of the vocabulary of a pretrained model: its tokenizer, the token between documents, and larger embeddings.
+//! Tests of the vocabulary of a pretrained model: its tokenizer, the token between documents, and
+//! larger embeddings.
 
 use std::fs;
 use std::path::Path;
@@ -46,8 +47,9 @@ fn read(path: &Path) -> Value {
     serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap()
 }
 
-/// Returns a job on the documents in `rows.jsonl` and, as one text, in `text.txt`, with the tokenizer in `words`. It
-/// has been run once, so that `base/model` is a model with its own tokenizer.
+/// Returns a job on the documents in `rows.jsonl` and, as one text, in `text.txt`, with the
+/// tokenizer in `words`. It has been run once, so that `base/model` is a model with its own
+/// tokenizer.
 fn job() -> Job {
     let job = Job::tiny()
         .with(
@@ -162,7 +164,8 @@ fn another_tokenizer_is_refused() {
     job.run().failed(2, &["model.pretrained", "tokenizer.json"]);
 }
 
-/// Follows the messages from a tokenizer with more tokens than the model to a model with more embeddings.
+/// Follows the messages from a tokenizer with more tokens than the model to a model with more
+/// embeddings.
 #[test]
 fn a_vocabulary_grows_with_its_tokenizer() {
     let mut job = from(job(), "base/model")

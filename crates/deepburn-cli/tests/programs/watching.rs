@@ -116,8 +116,9 @@ fn a_profile_has_the_phases_and_collectives_of_every_rank() {
     assert!(job.folder().join("profile/memory.html").exists());
 }
 
-/// The FLOPs of the model's products, computed by hand: the projections, the two products of attention, and the output
-/// layer on the positions that predict a token. Backward has twice as many.
+/// The FLOPs of the model's products, computed by hand: the projections, the two products of
+/// attention, and the output layer on the positions that predict a token. Backward has twice as
+/// many.
 #[test]
 fn operations_match_the_formula_at_every_stage() {
     let (rows, length) = (2 * 32, 32);

@@ -1,9 +1,8 @@
 //! The arithmetic of the collectives, on the waiting rank's thread.
 //!
-//! Each function waits for the deposits of all ranks and computes this rank's
-//! result. The arrays of other ranks are read in place and only copied into new
-//! results. Reductions process the arrays in rank order, so the order of
-//! additions does not depend on which rank deposits first.
+//! Each function waits for the deposits of all ranks and computes this rank's result. The arrays of
+//! other ranks are read in place and only copied into new results. Reductions process the arrays in
+//! rank order, so the order of additions does not depend on which rank deposits first.
 
 use std::sync::Arc;
 
@@ -35,8 +34,8 @@ impl<T: SharedPayload> Contributions<T> {
         self.by_rank[0].len()
     }
 
-    /// Returns the part of array `index` that `rank` owns, from the arrays of
-    /// all ranks, and the partition of the array.
+    /// Returns the part of array `index` that `rank` owns, from the arrays of all ranks, and the
+    /// partition of the array.
     fn parts(&self, index: usize, rank: usize) -> (Vec<T>, Partition) {
         // The arrays of all ranks have the same sizes, which was checked when they were deposited.
         let partition = Partition::new(self.by_rank[0][index].numel(), self.world_size());
@@ -44,8 +43,7 @@ impl<T: SharedPayload> Contributions<T> {
         (self.by_rank.iter().map(part).collect(), partition)
     }
 
-    /// Reduces the part of every array that `rank` owns, in the memory of that
-    /// rank.
+    /// Reduces the part of every array that `rank` owns, in the memory of that rank.
     fn reduce_chunk(&self, rank: usize, op: ReduceOp) -> Vec<T> {
         let reduce = |index: usize| {
             let (parts, partition) = self.parts(index, rank);
@@ -55,8 +53,7 @@ impl<T: SharedPayload> Contributions<T> {
         (0..self.num_arrays()).map(reduce).collect()
     }
 
-    /// Returns the first rank whose arrays are in the same memory as the arrays
-    /// from `rank`.
+    /// Returns the first rank whose arrays are in the same memory as the arrays from `rank`.
     fn first_at_home_of(&self, rank: usize) -> usize {
         let mine = &self.by_rank[rank];
         let shares = |other: &Arc<Vec<T>>| {
@@ -78,16 +75,16 @@ pub(crate) fn reduce_scatter<T: SharedPayload>(
 
 /// Returns the complete reduced arrays.
 ///
-/// Each chunk is reduced once, by the first rank that needs it. Each rank then
-/// concatenates its own copy, because the result may be modified.
+/// Each chunk is reduced once, by the first rank that needs it. Each rank then concatenates its own
+/// copy, because the result may be modified.
 pub(crate) fn all_reduce<T: SharedPayload>(
     ticket: &Ticket,
     op: ReduceOp,
 ) -> Result<Vec<T>, CommError> {
     let contributions = Contributions::<T>::wait(ticket)?;
     let world_size = contributions.world_size();
-    // Each rank starts with its own chunk and continues with the following
-    // chunks, so ranks that wait at the same time work on different chunks.
+    // Each rank starts with its own chunk and continues with the following chunks, so ranks that
+    // wait at the same time work on different chunks.
     let wanted: Vec<_> = (0..world_size).map(|i| (ticket.rank() + i) % world_size).collect();
     let reduce = |rank| -> Deposit { Arc::new(contributions.reduce_chunk(rank, op)) };
     let mut chunks = ticket.results(&wanted, reduce)?;
@@ -101,8 +98,8 @@ pub(crate) fn all_reduce<T: SharedPayload>(
     }))
 }
 
-/// Returns the concatenated shards of all ranks. They are concatenated once per
-/// memory in which ranks have their arrays.
+/// Returns the concatenated shards of all ranks. They are concatenated once per memory in which
+/// ranks have their arrays.
 pub(crate) fn all_gather<T: SharedPayload>(
     ticket: &Ticket,
     numels: &[usize],
@@ -118,8 +115,8 @@ pub(crate) fn all_gather<T: SharedPayload>(
     Ok(results.into_iter().flat_map(|result| arrays::<T>(result).to_vec()).collect())
 }
 
-/// Returns one array per input array: this rank's parts of the arrays of all
-/// ranks, concatenated in rank order.
+/// Returns one array per input array: this rank's parts of the arrays of all ranks, concatenated in
+/// rank order.
 pub(crate) fn all_to_all<T: SharedPayload>(ticket: &Ticket) -> Result<Vec<T>, CommError> {
     let contributions = Contributions::<T>::wait(ticket)?;
     let join = |index: usize| {
@@ -130,8 +127,7 @@ pub(crate) fn all_to_all<T: SharedPayload>(ticket: &Ticket) -> Result<Vec<T>, Co
     Ok(ticket.compute(|| (0..contributions.num_arrays()).map(join).collect()))
 }
 
-/// Returns the arrays of `root`, in the same memory as this rank's arrays if it
-/// passed any.
+/// Returns the arrays of `root`, in the same memory as this rank's arrays if it passed any.
 pub(crate) fn broadcast<T: SharedPayload>(
     ticket: &Ticket,
     root: usize,

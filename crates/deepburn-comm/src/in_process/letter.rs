@@ -5,8 +5,8 @@ use std::fmt;
 
 use crate::{MessageContents, SharedPayload};
 
-/// The type-erased arrays of a message. They are moved to the receiver and not copied, unless it has
-/// its arrays in other memory.
+/// The type-erased arrays of a message. They are moved to the receiver and not copied, unless it
+/// has its arrays in other memory.
 pub(crate) struct Letter {
     contents: MessageContents,
     /// The bytes that the sender counts.

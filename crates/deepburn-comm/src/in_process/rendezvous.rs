@@ -1,22 +1,21 @@
-//! The rendezvous of rank threads: sequence numbers, the comparison of calls,
-//! waiting, and the end of all groups.
+//! The rendezvous of rank threads: sequence numbers, the comparison of calls, waiting, and the end
+//! of all groups.
 //!
-//! There is one [`Rendezvous`] for the world and all of its subgroups. It does not depend on element types. Arrays are stored as
-//! type-erased [`Deposit`]s, and results are computed by closures. All payload
-//! types can therefore share one order of collectives.
+//! There is one [`Rendezvous`] for the world and all of its subgroups. It does not depend on
+//! element types. Arrays are stored as type-erased [`Deposit`]s, and results are computed by
+//! closures. All payload types can therefore share one order of collectives.
 //!
-//! The n-th collective of a group on every rank is *round* n of the group. A rank never blocks when it
-//! deposits its arrays. It blocks when it needs the result and a deposit is
-//! missing. The wait ends when all deposits have been made, a rank has failed,
-//! a missing rank has left the group or waits for this rank, or the time-out
-//! has expired. All but the first of these cases end the group for all ranks, because a rank that
-//! misses a round can never be in step with the other ranks again.
+//! The n-th collective of a group on every rank is *round* n of the group. A rank never blocks when
+//! it deposits its arrays. It blocks when it needs the result and a deposit is missing. The wait
+//! ends when all deposits have been made, a rank has failed, a missing rank has left the group or
+//! waits for this rank, or the time-out has expired. All but the first of these cases end the group
+//! for all ranks, because a rank that misses a round can never be in step with the other ranks
+//! again.
 //!
-//! Lock discipline: one mutex protects all state. No payload is computed,
-//! copied or dropped while the mutex is held, because payloads may run device
-//! code, also in `Drop`. The mutex also provides memory ordering: everything
-//! that a rank wrote before its deposit is visible to the ranks that read the
-//! deposit.
+//! Lock discipline: one mutex protects all state. No payload is computed, copied or dropped while
+//! the mutex is held, because payloads may run device code, also in `Drop`. The mutex also provides
+//! memory ordering: everything that a rank wrote before its deposit is visible to the ranks that
+//! read the deposit.
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -37,22 +36,20 @@ use crate::{
 pub(crate) struct Rendezvous {
     timeout: Duration,
     state: Mutex<RendezvousState>,
-    /// Whether `state.failure` is set. This flag exists because every tensor op
-    /// of every rank checks for failures and would otherwise have to lock the
-    /// mutex.
+    /// Whether `state.failure` is set. This flag exists because every tensor op of every rank
+    /// checks for failures and would otherwise have to lock the mutex.
     has_failed: AtomicBool,
-    /// By world rank, notified when a round of the rank completes, a result is
-    /// ready, a message for the rank arrives, a rank leaves or the groups end.
-    /// Every rank has its own condition variable, so that a message between two
-    /// ranks does not wake the others.
+    /// By world rank, notified when a round of the rank completes, a result is ready, a message for
+    /// the rank arrives, a rank leaves or the groups end. Every rank has its own condition
+    /// variable, so that a message between two ranks does not wake the others.
     changed: Vec<Condvar>,
 }
 
 #[derive(Debug)]
 struct RendezvousState {
     ranks: Vec<RankProgress>,
-    /// The rounds of all groups, by group and sequence number. Groups with the
-    /// same identity have the same rounds only if they have the same members.
+    /// The rounds of all groups, by group and sequence number. Groups with the same identity have
+    /// the same rounds only if they have the same members.
     rounds: HashMap<RoundKey, Round>,
     /// The messages of all groups.
     letters: Mailbox<Letter>,
@@ -97,9 +94,8 @@ impl Rendezvous {
     }
 
     pub(crate) fn failure(&self) -> Option<GroupFailure> {
-        // Relaxed ordering is sufficient, because the failure is read under the
-        // mutex. A rank that reads an outdated `false` here only computes one
-        // more op.
+        // Relaxed ordering is sufficient, because the failure is read under the mutex. A rank that
+        // reads an outdated `false` here only computes one more op.
         if !self.has_failed.load(Ordering::Relaxed) {
             return None;
         }
@@ -109,7 +105,6 @@ impl Rendezvous {
     /// Creates this rank's next subgroup with this name. Never waits for other ranks.
     ///
     /// # Errors
-    ///
     /// Returns an error if the arguments are invalid, if the groups have ended, or if another
     /// member has created the group with different members.
     pub(crate) fn subgroup(
@@ -143,9 +138,8 @@ impl Rendezvous {
     /// other ranks.
     ///
     /// # Errors
-    ///
-    /// Returns an error if the groups have ended, if the rank has left, or if
-    /// another rank started a different collective for the same round.
+    /// Returns an error if the groups have ended, if the rank has left, or if another rank started
+    /// a different collective for the same round.
     pub(crate) fn post(
         this: &Arc<Self>,
         ranks: &GroupRanks,
@@ -178,7 +172,6 @@ impl Rendezvous {
     /// Puts a message into the queue of its receiver. Never waits.
     ///
     /// # Errors
-    ///
     /// Returns an error if the groups have ended or the sender has left.
     pub(crate) fn send(&self, route: MessageRoute, letter: Letter) -> Result<(), CommError> {
         let mut state = self.lock();
@@ -197,7 +190,6 @@ impl Rendezvous {
     /// receiver expects.
     ///
     /// # Errors
-    ///
     /// Returns an error if the groups have ended or the receiver has left.
     pub(crate) fn receive(
         this: &Arc<Self>,
@@ -226,8 +218,7 @@ impl Rendezvous {
         self.wake_all();
     }
 
-    /// Ends all groups, unless they have already ended, and returns the first
-    /// failure.
+    /// Ends all groups, unless they have already ended, and returns the first failure.
     fn fail(
         &self,
         mut state: MutexGuard<'_, RendezvousState>,
@@ -249,8 +240,8 @@ impl Rendezvous {
     }
 
     fn lock(&self) -> MutexGuard<'_, RendezvousState> {
-        // A poisoned state is still consistent, because no payload code runs
-        // under the lock and no change is interrupted by code that could panic.
+        // A poisoned state is still consistent, because no payload code runs under the lock and no
+        // change is interrupted by code that could panic.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -264,9 +255,9 @@ impl Rendezvous {
         self.changed.iter().for_each(Condvar::notify_all);
     }
 
-    /// Blocks rank `rank` until `poll` returns a value or an error. An error ends all groups.
-    /// Until then `poll` returns the ranks for which it waits, of which `late` makes an error after
-    /// the time-out. `wait` describes the wait, of which other ranks learn while this one sleeps.
+    /// Blocks rank `rank` until `poll` returns a value or an error. An error ends all groups. Until
+    /// then `poll` returns the ranks for which it waits, of which `late` makes an error after the
+    /// time-out. `wait` describes the wait, of which other ranks learn while this one sleeps.
     fn wait_until<R>(
         &self,
         rank: usize,
@@ -284,8 +275,8 @@ impl Rendezvous {
             let cause = match poll(&mut state) {
                 Ok(answer) => return Ok(answer),
                 Err(Blocked::Forever(cause)) => Some(cause),
-                // The deadline is checked after `poll`, so what arrives exactly
-                // at the deadline is accepted.
+                // The deadline is checked after `poll`, so what arrives exactly at the deadline is
+                // accepted.
                 Err(Blocked::By(absent)) => deadline
                     .is_some_and(|deadline| deadline <= Instant::now())
                     .then(|| late(&state, absent)),
@@ -351,8 +342,8 @@ impl RendezvousState {
     /// Records that the current thread will sleep as `rank`. Returns an error if it could never be
     /// woken, because a rank for which it waits is waiting for this rank.
     ///
-    /// Only the last rank of a circle can find it, because the ranks for which a sleeping rank waits
-    /// become fewer, and never more.
+    /// Only the last rank of a circle can find it, because the ranks for which a sleeping rank
+    /// waits become fewer, and never more.
     fn block(&mut self, rank: usize, wait: WaitTarget) -> Option<CommError> {
         self.ranks[rank].threads.note_current();
         self.ranks[rank].wait = Some(wait);
@@ -449,12 +440,10 @@ impl Ticket {
         self.wait_until(Round::deposits)
     }
 
-    /// Returns the results of this round with the indices `wanted`, in that
-    /// order.
+    /// Returns the results of this round with the indices `wanted`, in that order.
     ///
-    /// Each result is computed once, by the first rank that needs it. A rank
-    /// that has dropped its handle, or is computing something else, therefore
-    /// does not delay other ranks.
+    /// Each result is computed once, by the first rank that needs it. A rank that has dropped its
+    /// handle, or is computing something else, therefore does not delay other ranks.
     pub(crate) fn results(
         &self,
         wanted: &[usize],
@@ -476,9 +465,8 @@ impl Ticket {
         self.wait_until(|round| round.results(wanted))
     }
 
-    /// Runs payload code. A panic ends all groups immediately, because other
-    /// ranks may wait for the result of this rank. The panic then continues to
-    /// unwind.
+    /// Runs payload code. A panic ends all groups immediately, because other ranks may wait for the
+    /// result of this rank. The panic then continues to unwind.
     pub(crate) fn compute<R>(&self, work: impl FnOnce() -> R) -> R {
         catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|payload| {
             let cause = format!("panic in {}: {}", self.call, panic::message(&*payload));
@@ -488,8 +476,8 @@ impl Ticket {
         })
     }
 
-    /// Blocks until `poll` returns a value. Until then `poll` returns the
-    /// missing ranks of the group.
+    /// Blocks until `poll` returns a value. Until then `poll` returns the missing ranks of the
+    /// group.
     fn wait_until<R>(
         &self,
         poll: impl Fn(&mut Round) -> Result<R, Vec<usize>>,
@@ -507,8 +495,8 @@ impl Ticket {
                 Ok(answer) => return Ok(answer),
                 Err(absent) => in_world(absent),
             };
-            // A rank that is computing a result of a complete round may already
-            // have left, but it will still finish the result.
+            // A rank that is computing a result of a complete round may already have left, but it
+            // will still finish the result.
             let missing = in_world(round.missing());
             match missing.into_iter().find(|rank| state.ranks[*rank].has_left) {
                 Some(left) => {

@@ -1,4 +1,5 @@
-//! One collective: the deposits of all ranks of its group, and the results that are shared by ranks.
+//! One collective: the deposits of all ranks of its group, and the results that are shared by
+//! ranks.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -8,8 +9,8 @@ use crate::{GroupId, Side};
 /// The type-erased arrays or results of one rank.
 pub(crate) type Deposit = Arc<dyn Any + Send + Sync>;
 
-/// Identifies a round: the first member of its group, the group, and the
-/// sequence number. Disjoint groups may have the same identity.
+/// Identifies a round: the first member of its group, the group, and the sequence number. Disjoint
+/// groups may have the same identity.
 pub(crate) type RoundKey = (usize, GroupId, u64);
 
 /// Whether all ranks have completed a phase of a round.
@@ -31,8 +32,7 @@ pub(crate) struct Round {
     reference: Option<Side>,
     /// The shared results, one slot per rank. Their meaning depends on the collective.
     results: Vec<ResultState>,
-    /// The number of ranks that have received their result or released their
-    /// claim.
+    /// The number of ranks that have received their result or released their claim.
     num_released: usize,
 }
 
@@ -108,8 +108,7 @@ impl Round {
         self.results[index] = ResultState::Ready(result);
     }
 
-    /// Returns the `wanted` results, or the ranks that are still computing some
-    /// of them.
+    /// Returns the `wanted` results, or the ranks that are still computing some of them.
     pub(crate) fn results(&mut self, wanted: &[usize]) -> Result<Vec<Deposit>, Vec<usize>> {
         let mut ready = Vec::with_capacity(wanted.len());
         let mut computing = Vec::new();

@@ -62,7 +62,8 @@ impl WaitTarget {
     /// Returns the world ranks without whose next call the wait cannot end. They are taken from the
     /// present state, because the thread may not have noticed yet that it was woken.
     ///
-    /// There are none if the deposits are complete: ranks that compute results do not wait for others.
+    /// There are none if the deposits are complete: ranks that compute results do not wait for
+    /// others.
     pub(super) fn absent(
         &self,
         rounds: &HashMap<RoundKey, Round>,

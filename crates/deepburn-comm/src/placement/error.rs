@@ -51,8 +51,7 @@ pub enum PlacementError {
         remedy: &'static str,
     },
 
-    /// torchrun or a PyTorch job operator started this process as one of
-    /// several.
+    /// torchrun or a PyTorch job operator started this process as one of several.
     #[error(
         "RANK is {rank} and WORLD_SIZE is {world_size}: this process was started by torchrun or for \
          PyTorch, and its processes cannot find each other; start the job with mpirun or `deepburn \

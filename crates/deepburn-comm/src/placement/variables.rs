@@ -1,5 +1,4 @@
-//! Reads numbers from environment variables and keeps the variable names for
-//! messages.
+//! Reads numbers from environment variables and keeps the variable names for messages.
 
 use super::{Launcher, PlacementError};
 
@@ -7,14 +6,13 @@ use super::{Launcher, PlacementError};
 pub(super) struct Variables<'a>(pub(super) &'a dyn Fn(&str) -> Option<String>);
 
 impl Variables<'_> {
-    /// Returns the value of a variable; `None` if it is unset or empty, for
-    /// example because of `NAME= program`.
+    /// Returns the value of a variable; `None` if it is unset or empty, for example because of
+    /// `NAME= program`.
     pub(super) fn text(&self, name: &str) -> Option<String> {
         (self.0)(name).filter(|value| !value.trim().is_empty())
     }
 
-    /// Returns the value of a variable that `launcher` must have set, because
-    /// it set `present`.
+    /// Returns the value of a variable that `launcher` must have set, because it set `present`.
     pub(super) fn required_text(
         &self,
         name: &'static str,
@@ -29,8 +27,7 @@ impl Variables<'_> {
         })
     }
 
-    /// Returns the number in a variable that `launcher` must have set, because
-    /// it set `present`.
+    /// Returns the number in a variable that `launcher` must have set, because it set `present`.
     pub(super) fn required(
         &self,
         name: &'static str,
@@ -40,8 +37,8 @@ impl Variables<'_> {
         Number::parse(name, self.required_text(name, present, launcher)?)
     }
 
-    /// Reads a rank and a number of ranks; `None` unless both are set. A single
-    /// variable may have been set by another program that is not a launcher.
+    /// Reads a rank and a number of ranks; `None` unless both are set. A single variable may have
+    /// been set by another program that is not a launcher.
     pub(super) fn pair(
         &self,
         rank: &'static str,

@@ -13,8 +13,8 @@ use super::{LONG, TAG, array, on_ranks, sum};
 
 const MESSAGE: MessageTag = MessageTag::new("activation", 7);
 
-/// Runs `body` on each rank and returns the ranks that wait for each other, from the lowest, and the
-/// message.
+/// Runs `body` on each rank and returns the ranks that wait for each other, from the lowest, and
+/// the message.
 fn deadlock(
     world_size: usize,
     body: impl Fn(&Member) -> Result<(), CommError> + Sync,

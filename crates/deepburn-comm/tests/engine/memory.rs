@@ -1,5 +1,4 @@
-//! Tests that arrays and results are freed as soon as the last rank no longer
-//! needs them.
+//! Tests that arrays and results are freed as soon as the last rank no longer needs them.
 
 use std::ops::Range;
 use std::sync::Arc;

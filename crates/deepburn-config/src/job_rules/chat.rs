@@ -52,7 +52,8 @@ impl JobReader<'_> {
         None
     }
 
-    /// Returns the texts that are generated after each evaluation. Keys that then have no effect are reported.
+    /// Returns the texts that are generated after each evaluation. Keys that then have no effect
+    /// are reported.
     pub(crate) fn samples(
         &mut self,
         training: &Training<'_>,
@@ -85,7 +86,8 @@ impl JobReader<'_> {
         samples
     }
 
-    /// Returns the template that a key contains or names. A text with a brace or a line break is a template.
+    /// Returns the template that a key contains or names. A text with a brace or a line break is a
+    /// template.
     fn chat_template(&mut self, key: &Setting<'_, Option<&str>>) -> Option<TemplateSource> {
         let given = key.value?;
         if given.contains(['{', '\n']) {

@@ -88,7 +88,8 @@ impl JobReader<'_> {
     fn share(&mut self, key: &Setting<'_, Option<&str>>, text: Option<&str>) -> Option<f64> {
         let Some(text) = text else { return Some(0.0) };
         match text.trim_end_matches('%').trim_end().parse::<f64>() {
-            // As in the library datasets, where `train[:0%]` is an error. `train` has its own message.
+            // As in the library datasets, where `train[:0%]` is an error. `train` has its own
+            // message.
             Ok(0.0) if key.key.name != "train" => {
                 refuse!(self.findings, key => "\"{text}\" holds no samples";
                     "give a share above 0%, or remove the key (--set {}=null)", key.path);

@@ -1,7 +1,7 @@
 //! `autotuning`: how `deepburn tune` searches for the fastest configuration.
 //!
-//! A training run cannot use the section (`rules/autotuning.rs`). The tuner reads it, and removes it before it resolves
-//! the configurations that it tries.
+//! A training run cannot use the section (`rules/autotuning.rs`). The tuner reads it, and removes
+//! it before it resolves the configurations that it tries.
 
 use crate::plan::TuningMetric;
 use crate::spec::*;
@@ -29,8 +29,8 @@ section! {
         /// File of the measured metric.
         metric_path = opt_text().inert("the tuner measures steps itself"),
         /// Metric to optimize: "throughput" (samples per second), "latency" (seconds of a step) or
-        /// "flops" (which orders configurations of a model as throughput does). The smallest latency
-        /// is the best; DeepSpeed keeps the largest.
+        /// "flops" (which orders configurations of a model as throughput does). The smallest
+        /// latency is the best; DeepSpeed keeps the largest.
         metric: TuningMetric = choice("throughput"),
         /// Search strategy: "gridsearch", "random" or "model_based".
         tuner_type = one_of(&["gridsearch", "random", "model_based"], "gridsearch")

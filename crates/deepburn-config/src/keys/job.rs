@@ -80,10 +80,9 @@ section! {
         /// names, a regular expression or "all-linear"; by default PEFT's names for the model),
         /// exclude_modules, layers_to_transform, layers_pattern, lora_dropout (0), bias ("none",
         /// "lora_only" or "all"), use_rslora, use_dora, lora_bias, rank_pattern, alpha_pattern,
-        /// modules_to_save, ensure_weight_tying, trainable_token_indices and init_lora_weights (true,
-        /// false or "gaussian").
-        /// The trained adapter is saved in output_dir/adapter, as PEFT saves it. Language models
-        /// only.
+        /// modules_to_save, ensure_weight_tying, trainable_token_indices and init_lora_weights
+        /// (true, false or "gaussian"). The trained adapter is saved in output_dir/adapter, as PEFT
+        /// saves it. Language models only.
         lora: () = free(),
         /// Folder of an adapter of PEFT that is trained further, in place of lora: a path relative
         /// to the current folder or the job file.
@@ -132,8 +131,8 @@ section! {
     pub(crate) struct Data<'a> {
         /// Type of data: "text" (text files and tables), "chat" (conversations, prompts with
         /// completions and other samples that are learned one by one), "preference" (prompts with a
-        /// better and a worse completion, for DPO), "tokens" (raw token files), "synthetic" (embedded
-        /// synthetic text) or "classification" (labelled texts).
+        /// better and a worse completion, for DPO), "tokens" (raw token files), "synthetic"
+        /// (embedded synthetic text) or "classification" (labeled texts).
         kind: &'a str =
             one_of(&["text", "chat", "preference", "tokens", "synthetic", "classification"], "text"),
         /// Column or field that contains the text.
@@ -180,8 +179,9 @@ section! {
         /// the tokenizer name, else the end-of-text token. The model does not see it. Only for chat
         /// and preference.
         pad_token: Option<&'a str> = opt_text_of(TOKEN),
-        /// Leave out rows that are not valid, or that the chat template refuses, instead of ending with
-        /// an error. They are counted, and the first one is named. Only for chat and preference.
+        /// Leave out rows that are not valid, or that the chat template refuses, instead of ending
+        /// with an error. They are counted, and the first one is named. Only for chat and
+        /// preference.
         skip_invalid_rows: bool = flag(false),
         /// Cache tokenized text for later runs, in deepburn/tokens of the user's cache folder
         /// (XDG_CACHE_HOME).
@@ -191,8 +191,8 @@ section! {
         /// pretrained model, or, without a pretrained model, a byte-level BPE trained on the train
         /// split. The ids of a pretrained model's own tokenizer have to keep their tokens.
         tokenizer: Option<&'a str> = opt_text_of(PLACE),
-        /// Token that ends a text, "</s>" for example. It must be one token of the tokenizer. Unset:
-        /// the token that the files of the tokenizer or of the pretrained model name.
+        /// Token that ends a text, "</s>" for example. It must be one token of the tokenizer.
+        /// Unset: the token that the files of the tokenizer or of the pretrained model name.
         eos_token: Option<&'a str> = opt_text_of(TOKEN),
         /// Train pretrained weights on another vocabulary than their own: the vocabulary of
         /// tokenizer, or of a byte-level BPE trained on the train split. The pretrained embeddings
@@ -200,8 +200,8 @@ section! {
         new_vocabulary: bool = flag(false),
         /// Maximum vocabulary size, if a tokenizer is trained.
         vocab_size: usize = count_in(SMALLEST_VOCABULARY, 1 << 24, 512).unit("tokens"),
-        /// Sequence length of a sample. Classification, chat and preference truncate longer samples.
-        /// Unset for chat and preference: 1024, the max_length of TRL.
+        /// Sequence length of a sample. Classification, chat and preference truncate longer
+        /// samples. Unset for chat and preference: 1024, the max_length of TRL.
         sequence_length: usize = positive(128)
             .or_else("1024 for chat and preference")
             .alias("max_length")
@@ -240,11 +240,11 @@ section! {
         // The default is transformers'.
         /// Random seed of weight initialization, sample order and dropout.
         seed: usize = count(42),
-        /// Number of ranks: threads of one process, or one process each under mpirun or srun. Unset: num_processes of an Accelerate file, the launcher's number of processes,
-        /// or 1.
+        /// Number of ranks: threads of one process, or one process each under mpirun or srun.
+        /// Unset: num_processes of an Accelerate file, the launcher's number of processes, or 1.
         ranks: Option<usize> = opt_count_in(1, 1024).unit("ranks"),
-        /// Number of pipeline stages, which must divide the number of ranks. Each stage computes its
-        /// blocks of the model. Unset: pipeline.stages of the deepspeed section.
+        /// Number of pipeline stages, which must divide the number of ranks. Each stage computes
+        /// its blocks of the model. Unset: pipeline.stages of the deepspeed section.
         pipeline_stages: Option<usize> = opt_count_in(1, 63).unit("stages"),
         /// Pipeline schedule: "1f1b" (a backward pass as soon as possible) or "gpipe" (all forward
         /// passes first, which needs more activation memory). Results do not differ.
@@ -262,9 +262,9 @@ section! {
         /// Timeout of collectives. If a rank waits longer for the others, the run fails and names
         /// the missing ranks.
         collective_timeout: usize = positive(1800).unit("s"),
-        /// When to evaluate: "no", "steps" (every eval_steps) or "epoch" (in the step that takes the
-        /// last sample of an epoch). The last step is evaluated too. Unset: "steps" if eval_steps
-        /// is set, else "no".
+        /// When to evaluate: "no", "steps" (every eval_steps) or "epoch" (in the step that takes
+        /// the last sample of an epoch). The last step is evaluated too. Unset: "steps" if
+        /// eval_steps is set, else "no".
         eval_strategy: Option<&'a str> =
             opt_one_of(&["no", "steps", "epoch"]).outdated("evaluation_strategy"),
         /// Optimizer steps between evaluations, as a number or, below 1, as a ratio of all steps
@@ -276,12 +276,12 @@ section! {
         /// Number of samples per rank in a batch of an evaluation or of the test. Unset: the
         /// micro-batch size. Not supported with dynamic batching, whose token budget sets it.
         per_device_eval_batch_size: Option<usize> = opt_positive().unit("samples"),
-        /// Prompts that the language model continues after each evaluation, with its most likely tokens.
-        /// The texts are in output_dir/generated.jsonl and in the report. With data of kind "chat" or
-        /// "preference", a prompt is a message of the user if there is a chat template.
+        /// Prompts that the language model continues after each evaluation, with its most likely
+        /// tokens. The texts are in output_dir/generated.jsonl and in the report. With data of kind
+        /// "chat" or "preference", a prompt is a message of the user if there is a chat template.
         sample_prompts: Vec<&'a str> = texts(),
-        /// Number of samples of the eval split whose prompts are continued in the same way, from the
-        /// start of the split. Only with data of kind "chat" or "preference".
+        /// Number of samples of the eval split whose prompts are continued in the same way, from
+        /// the start of the split. Only with data of kind "chat" or "preference".
         sample_rows: usize = count(0).unit("samples"),
         /// Maximum number of tokens of a text for sample_prompts and sample_rows.
         sample_max_new_tokens: usize = positive(64).unit("tokens"),
@@ -323,13 +323,13 @@ section! {
         /// ones. Requires save_total_limit, and save_steps as a multiple of eval_steps or both
         /// strategies "epoch". Unset: none.
         save_best_limit: Option<usize> = opt_positive().unit("checkpoints"),
-        /// Save the model with the adapter merged into its weights too, in output_dir/model. Only with
-        /// model.lora or model.adapter.
+        /// Save the model with the adapter merged into its weights too, in output_dir/model. Only
+        /// with model.lora or model.adapter.
         save_merged: bool = flag(false),
         /// Parameters in checkpoints: "all", or "trained" (the default with model.lora and
         /// model.adapter), which omits frozen parameters that still have the values of
-        /// model.pretrained. Resuming and exporting such a checkpoint need the
-        /// same pretrained model; its values are verified with hashes in the checkpoint.
+        /// model.pretrained. Resuming and exporting such a checkpoint need the same pretrained
+        /// model; its values are verified with hashes in the checkpoint.
         checkpoint_scope: CheckpointScope = choice("all")
             .or_else("\"trained\" with model.lora and model.adapter"),
         resume = ON_THE_COMMAND_LINE,
@@ -374,8 +374,8 @@ section! {
     }
 
     /// Direct preference optimization of data of kind "preference", with the names and defaults of
-    /// TRL's DPOConfig. The reference is the model at the start of the run; its log-probabilities are
-    /// computed once, before the first step.
+    /// TRL's DPOConfig. The reference is the model at the start of the run; its log-probabilities
+    /// are computed once, before the first step.
     pub(crate) struct Dpo<'a> {
         /// Strength of the bond to the reference model: the scale of rewards.
         beta: f64 = real(Positive, 0.1),

@@ -27,8 +27,8 @@ shared! {
     /// Term added to the square root of the second moment for numerical stability.
     EPS: f64 = real(NotNegative, 1e-8).auto();
 
-    // LAMB, 1-bit Adam and 0/1 Adam need an eps: the update of an element without gradients would be
-    // 0 / 0.
+    // LAMB, 1-bit Adam and 0/1 Adam need an eps: the update of an element without gradients would
+    // be 0 / 0.
     /// Term added to the square root of the second moment for numerical stability.
     POSITIVE_EPS: f64 = real(Positive, 1e-8).auto();
 

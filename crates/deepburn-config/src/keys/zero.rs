@@ -124,9 +124,9 @@ section! {
         legacy_stage1 = flag(false).inert("there is one implementation of stage 1").auto(),
         /// Keep Muon's momentum buffer in memory if optimizer states are offloaded.
         save_muon_momentum_buffer_in_memory = fixed(false, "a momentum buffer kept in memory").auto(),
-        /// Number of ranks in a secondary shard group (hpZ of ZeRO++), which must divide the number of
-        /// data-parallel ranks. The group keeps the parameters between forward and the step, so that
-        /// backward gathers them inside the group. Results do not change. 1 disables hpZ.
+        /// Number of ranks in a secondary shard group (hpZ of ZeRO++), which must divide the number
+        /// of data-parallel ranks. The group keeps the parameters between forward and the step, so
+        /// that backward gathers them inside the group. Results do not change. 1 disables hpZ.
         zero_hpz_partition_size: usize = positive(1).unit("ranks").at_stages(3, 3).auto(),
         /// Quantize parameters for all-gathers (ZeRO++).
         zero_quantized_weights = fixed(false, ZERO_PP).auto(),
@@ -136,10 +136,10 @@ section! {
         zero_quantized_gradients = fixed(false, ZERO_PP).auto(),
         /// Options of error feedback for quantized gradients (LoCo).
         zeropp_loco_param = absent(ZERO_PP).auto().removed(),
-        /// Number of ranks in a shard group (MiCS, hybrid sharding), which must divide the number of
-        /// data-parallel ranks. States are sharded inside a group, and groups add up their gradients
-        /// once per step. Larger groups need less memory and communicate more. Results depend on the
-        /// size in their last bits. -1: all data-parallel ranks.
+        /// Number of ranks in a shard group (MiCS, hybrid sharding), which must divide the number
+        /// of data-parallel ranks. States are sharded inside a group, and groups add up their
+        /// gradients once per step. Larger groups need less memory and communicate more. Results
+        /// depend on the size in their last bits. -1: all data-parallel ranks.
         mics_shard_size: i64 = integer_in(-1, i64::MAX, -1).unit("ranks").auto().removed(),
         /// Gather parameters hierarchically, first within a node (MiCS). true is not supported.
         mics_hierarchical_params_gather: bool = flag(false).auto().removed(),

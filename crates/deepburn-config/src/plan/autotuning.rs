@@ -28,7 +28,8 @@ pub struct AutotuningPlan {
     pub trials: usize,
     /// Measurements without improvement after which the search stops; `None` without a limit.
     pub patience: Option<usize>,
-    /// Limits of the global batch size, in samples; `None` keeps the batch size of the configuration.
+    /// Limits of the global batch size, in samples; `None` keeps the batch size of the
+    /// configuration.
     pub batch_sizes: Option<SizeLimits>,
     /// Limits of the micro-batch size, in samples.
     pub micro_batch_sizes: SizeLimits,

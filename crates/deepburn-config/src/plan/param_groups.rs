@@ -1,7 +1,8 @@
 //! Parameter groups: parameters whose settings differ from the optimizer's.
 //!
-//! Main type: [`ParamGroups`], which selects parameters of a model by their module paths and numbers
-//! of dimensions. `deepburn_zero::assignment` assigns the updates, because that needs a model's parameters.
+//! Main type: [`ParamGroups`], which selects parameters of a model by their module paths and
+//! numbers of dimensions. `deepburn_zero::assignment` assigns the updates, because that needs a
+//! model's parameters.
 
 use regex::{Regex, RegexBuilder};
 use serde::{Serialize, Serializer};

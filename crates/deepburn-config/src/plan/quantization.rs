@@ -4,8 +4,8 @@ use serde::Serialize;
 
 /// The storage of frozen matrices in 8 or 4 bits.
 ///
-/// Every frozen parameter with two dimensions is quantized, except for those that are skipped. Trained parameters never
-/// are.
+/// Every frozen parameter with two dimensions is quantized, except for those that are skipped.
+/// Trained parameters never are.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct QuantizationPlan {
     /// The format.

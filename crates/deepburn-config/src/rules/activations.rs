@@ -55,8 +55,8 @@ fn asking_key<'a>(context: &mut Context<'a>) -> Option<&'a ConfigEntry<'a>> {
     flags.chain(asking).find_map(|(entry, asks)| asks.then_some(entry))
 }
 
-/// Resolves the recomputation policy: the key `policy` first, then DeepSpeed's keys, of which one is `asking`, then
-/// `training.gradient_checkpointing`.
+/// Resolves the recomputation policy: the key `policy` first, then DeepSpeed's keys, of which one
+/// is `asking`, then `training.gradient_checkpointing`.
 fn resolve_policy(asking: Option<&ConfigEntry<'_>>, context: &mut Context<'_>) -> RecomputePolicy {
     let section = &context.top.activation_checkpointing.value;
     let nth = &section.every_nth_block;

@@ -2,8 +2,8 @@
 //!
 //! Differences from DeepSpeed:
 //! - All gradients are communicated in one type, whichever module they belong to.
-//! - With `fp16.enabled`, the `fp16` section sets the loss scale. DeepSpeed's ZeRO optimizers divide
-//!   gradients by both scales.
+//! - With `fp16.enabled`, the `fp16` section sets the loss scale. DeepSpeed's ZeRO optimizers
+//!   divide gradients by both scales.
 //! - An overflow halves the scale at every stage. DeepSpeed's stages 1 to 3 keep the scale and skip
 //!   every later step.
 

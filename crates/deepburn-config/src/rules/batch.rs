@@ -1,8 +1,8 @@
 //! The batch triple: `train_batch_size = micro batch * accumulation steps * data-parallel ranks`.
 //!
 //! Follows DeepSpeed's order of resolution and its wording, in which `world_size` is the number of
-//! data-parallel ranks. A triple that does not satisfy the
-//! equation is an error, which lists each single change that would fix it.
+//! data-parallel ranks. A triple that does not satisfy the equation is an error, which lists each
+//! single change that would fix it.
 
 use super::*;
 

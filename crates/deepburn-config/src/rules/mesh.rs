@@ -28,8 +28,8 @@ pub(super) fn pipeline_stages(context: &mut Context<'_>) -> usize {
     stages.max(1)
 }
 
-/// Resolves the mesh, in which `data_parallel_size` ranks have samples of their own. It is the same at
-/// all ZeRO stages, so that results are.
+/// Resolves the mesh, in which `data_parallel_size` ranks have samples of their own. It is the same
+/// at all ZeRO stages, so that results are.
 pub(super) fn resolve(
     pipeline_stages: usize,
     data_parallel_size: usize,

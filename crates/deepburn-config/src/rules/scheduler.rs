@@ -91,8 +91,8 @@ fn resolve_section(optimizer: &OptimizerPlan, context: &mut Context<'_>) -> Sche
     }
 }
 
-/// The keys of a job that set the length of the warm-up. Only one of them has an effect, and it may have been converted
-/// to a number of steps.
+/// The keys of a job that set the length of the warm-up. Only one of them has an effect, and it may
+/// have been converted to a number of steps.
 pub(super) const WARMUP: &str = "training.warmup_steps or training.warmup_ratio";
 
 /// Reports a warm-up of the job that the scheduler of the file does not use.

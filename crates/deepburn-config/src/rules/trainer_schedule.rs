@@ -1,4 +1,5 @@
-//! `training.lr_scheduler_type`: the schedules of transformers' Trainer, with all defaults filled in.
+//! `training.lr_scheduler_type`: the schedules of transformers' Trainer, with all defaults filled
+//! in.
 
 use super::*;
 

@@ -532,8 +532,8 @@ fn keys_that_deepspeed_rejects_have_a_note() {
         };
         notes.iter().any(|it| it.key == key && it.message.contains("DeepSpeed 0.19.8 rejects"))
     };
-    // The keys of `_REMOVED_TOP_LEVEL_CONFIG_KEYS` and `_REMOVED_ZERO_CONFIG_KEYS` in DeepSpeed 0.19.8, which
-    // rejects them whatever their value.
+    // The keys of `_REMOVED_TOP_LEVEL_CONFIG_KEYS` and `_REMOVED_ZERO_CONFIG_KEYS` in DeepSpeed
+    // 0.19.8, which rejects them whatever their value.
     let top = "nebula compression_training amp quantize_training sparse_gradients eigenvalue sparse_attention elasticity \
                graph_harvesting curriculum_learning progressive_layer_drop";
     let zero = "mics_shard_size mics_hierarchical_params_gather zeropp_loco_param";

@@ -54,8 +54,8 @@ impl ElementType {
         Self::Bool,
     ];
 
-    /// Returns the position of this type in a file with several types, from 0. Wide types come first, in the same order
-    /// as in the `safetensors` crate.
+    /// Returns the position of this type in a file with several types, from 0. Wide types come
+    /// first, in the same order as in the `safetensors` crate.
     #[must_use]
     pub const fn file_order(self) -> usize {
         match self {

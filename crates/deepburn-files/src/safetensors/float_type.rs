@@ -20,7 +20,8 @@ impl FloatType {
     /// All types.
     pub const ALL: [Self; 3] = [Self::F32, Self::F16, Self::Bf16];
 
-    /// Returns the name of the type in PyTorch, which `config.json` files of `transformers` also use.
+    /// Returns the name of the type in PyTorch, which `config.json` files of `transformers` also
+    /// use.
     #[must_use]
     pub const fn torch_name(self) -> &'static str {
         match self {
@@ -56,8 +57,8 @@ impl FloatType {
         }
     }
 
-    /// Returns the largest magnitude of the finite `values` if [`encode`](Self::encode) would convert it to infinity.
-    /// Returns `None` if all finite values stay finite.
+    /// Returns the largest magnitude of the finite `values` if [`encode`](Self::encode) would
+    /// convert it to infinity. Returns `None` if all finite values stay finite.
     #[must_use]
     pub fn overflow(self, values: &[f32]) -> Option<f32> {
         // Values that are not finite already are not the conversion's fault, and are stored as they
@@ -75,7 +76,8 @@ impl FloatType {
         is_infinite.then_some(largest)
     }
 
-    /// Encodes `values` in this type and appends the little-endian bytes to `into`. Values are rounded to nearest.
+    /// Encodes `values` in this type and appends the little-endian bytes to `into`. Values are
+    /// rounded to nearest.
     pub fn encode(self, values: &[f32], into: &mut Vec<u8>) {
         match self {
             Self::F32 => values.iter().for_each(|v| into.extend(v.to_le_bytes())),
@@ -84,8 +86,8 @@ impl FloatType {
         }
     }
 
-    /// Decodes little-endian `bytes` of this type and appends the values to `into`. An incomplete element at the end is
-    /// ignored.
+    /// Decodes little-endian `bytes` of this type and appends the values to `into`. An incomplete
+    /// element at the end is ignored.
     pub fn decode(self, bytes: &[u8], into: &mut Vec<f32>) {
         let (wide, narrow) = (bytes.as_chunks::<4>().0, bytes.as_chunks::<2>().0);
         match self {

@@ -12,7 +12,8 @@ pub struct Header {
 }
 
 impl Header {
-    /// Returns a header without tensors. The values of `metadata` must be strings, because readers reject other values.
+    /// Returns a header without tensors. The values of `metadata` must be strings, because readers
+    /// reject other values.
     #[must_use]
     pub fn new(metadata: Map<String, Value>) -> Self {
         let fields = Map::from_iter([("__metadata__".to_owned(), Value::Object(metadata))]);
@@ -27,9 +28,9 @@ impl Header {
 
     /// Appends a tensor. Returns the offset of its first byte from the start of the values.
     ///
-    /// Names must be unique. If two tensors have the same name, the header only contains the later tensor, and readers
-    /// reject the file because of the gap. Readers require each tensor to be aligned to its element size, so tensors
-    /// with wide types must be added first.
+    /// Names must be unique. If two tensors have the same name, the header only contains the later
+    /// tensor, and readers reject the file because of the gap. Readers require each tensor to be
+    /// aligned to its element size, so tensors with wide types must be added first.
     pub fn push(&mut self, name: &str, element: ElementType, shape: &[usize]) -> u64 {
         let start = self.data_len;
         self.data_len += shape.iter().product::<usize>() as u64 * element.size() as u64;

@@ -21,8 +21,9 @@ pub struct TensorFileWriter {
 }
 
 impl TensorFileWriter {
-    /// Creates a file and writes its header. The file has the temporary path `partial` until it is renamed to `path`.
-    /// Both paths must be on the same file system. An existing file at `partial` is replaced.
+    /// Creates a file and writes its header. The file has the temporary path `partial` until it is
+    /// renamed to `path`. Both paths must be on the same file system. An existing file at `partial`
+    /// is replaced.
     ///
     /// # Errors
     /// Returns an error if the file cannot be created or written.
@@ -35,7 +36,8 @@ impl TensorFileWriter {
         Ok(file)
     }
 
-    /// Sets the write position to the byte `start` of the values. [`Header::push`] returns the position of a tensor.
+    /// Sets the write position to the byte `start` of the values. [`Header::push`] returns the
+    /// position of a tensor.
     ///
     /// # Errors
     /// Returns an error if buffered bytes cannot be written to the file.

@@ -1,7 +1,6 @@
 //! The simulated clocks of a rank and its network link.
 //!
-//! Main type: `Clock`. A collective starts when the rank has requested it and
-//! the link is free:
+//! Main type: `Clock`. A collective starts when the rank has requested it and the link is free:
 //!
 //! ```text
 //! end  = max(now, link) + seconds      start
@@ -11,13 +10,12 @@
 //!
 //! All times are in seconds since the clock began.
 
-/// The clocks of a rank and its link, in seconds. Collectives run one after the
-/// other on the link while the rank computes or waits.
+/// The clocks of a rank and its link, in seconds. Collectives run one after the other on the link
+/// while the rank computes or waits.
 #[derive(Debug, Default)]
 pub(super) struct Clock {
-    /// Whether collectives run while the rank computes. Otherwise a collective
-    /// runs on the rank's thread when the rank waits for it, as with rank
-    /// threads.
+    /// Whether collectives run while the rank computes. Otherwise a collective runs on the rank's
+    /// thread when the rank waits for it, as with rank threads.
     overlaps: bool,
     /// The current time of the rank.
     pub(super) now: f64,
@@ -61,19 +59,17 @@ impl Clock {
         self.offload += seconds;
     }
 
-    /// Starts a collective that takes `seconds`, after all collectives that are
-    /// queued on the link. The rank does not wait.
+    /// Starts a collective that takes `seconds`, after all collectives that are queued on the link.
+    /// The rank does not wait.
     pub(super) fn start(&mut self, seconds: f64) -> Started {
-        // A collective starts when it has been requested and all earlier
-        // collectives have ended.
+        // A collective starts when it has been requested and all earlier collectives have ended.
         let end = self.now.max(self.link) + seconds;
         self.link = end;
         self.communication += seconds;
         Started { seconds, end }
     }
 
-    /// Waits for the end of a collective. Takes no time if the collective has
-    /// already ended.
+    /// Waits for the end of a collective. Takes no time if the collective has already ended.
     pub(super) fn wait(&mut self, started: Started) {
         let waited = match self.overlaps {
             true => (started.end - self.now).max(0.0),

@@ -70,8 +70,8 @@ impl Network {
 }
 
 impl Links {
-    /// Returns the seconds of a collective between processes. `speed` is the speed of the rank
-    /// that adds up contributions.
+    /// Returns the seconds of a collective between processes. `speed` is the speed of the rank that
+    /// adds up contributions.
     fn seconds(&self, collective: &Collective, ranks: u64, speed: &RankSpeed) -> f64 {
         let Collective { operation, arrays, contributed, complete, stride } = *collective;
         // Every rank sends a header to every other rank.
@@ -101,11 +101,11 @@ impl Links {
     fn exchange(&self, arrays: u64, bytes: u64, (ranks, stride): (u64, u64)) -> f64 {
         let senders = self.ranks_per_machine.clamp(1, ranks * stride);
         let of_machine = (senders / stride).clamp(1, ranks);
-        let (neighbours, remote) = (of_machine - 1, ranks - of_machine);
+        let (neighbors, remote) = (of_machine - 1, ranks - of_machine);
         // Each rank owns one part. It sends the other parts to their owners (reduce-scatter), or
         // its own part to all ranks (all-gather).
         let part = bytes as f64 / ranks as f64;
-        let local = neighbours as f64 * part / self.local_bandwidth;
+        let local = neighbors as f64 * part / self.local_bandwidth;
         let outside = (remote * senders) as f64 * part / self.bandwidth;
         // Both kinds of links work at the same time.
         (arrays * (ranks - 1)) as f64 * self.latency + local.max(outside)

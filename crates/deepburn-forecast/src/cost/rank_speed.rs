@@ -60,7 +60,6 @@ impl RankSpeed {
     /// Returns the seconds of transfers to and from host memory and the disk.
     ///
     /// # Errors
-    ///
     /// Returns an error if a bandwidth that the transfers need is not known.
     pub(crate) fn offload_seconds(&self, work: &Work) -> Result<f64, UnknownBandwidth> {
         let seconds = |bytes: u64, rate: Option<f64>, unknown| match (bytes, rate) {

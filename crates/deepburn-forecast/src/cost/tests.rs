@@ -50,8 +50,8 @@ fn ranks_of_a_machine_share_its_link() {
     assert!((inside - 7.0 / 8.0 * 4.0 * f64::from(1 << 20) / 1e12).abs() < 1e-15, "{inside}");
 }
 
-/// 16 ranks on two machines. Each rank has a replica on the other machine, to which all eight ranks of
-/// a machine send at the same time. The replicas of a machine use its own links.
+/// 16 ranks on two machines. Each rank has a replica on the other machine, to which all eight ranks
+/// of a machine send at the same time. The replicas of a machine use its own links.
 #[test]
 fn replicas_share_the_link_of_their_machine() {
     let links = Links { ranks_per_machine: 8, latency: 0.0, local_bandwidth: 1e12, ..LINKS };
@@ -135,7 +135,8 @@ fn threads_share_cores_for_the_overhead_of_ops() {
     assert_eq!(speed.shared_by(8, 4).flops, SPEED.flops / 8.0);
 }
 
-/// Events of one of `ranks` ranks: ops, and collectives with the number of ops before they are awaited.
+/// Events of one of `ranks` ranks: ops, and collectives with the number of ops before they are
+/// awaited.
 fn events(ranks: u64) -> impl Strategy<Value = Vec<RankEvent>> {
     let step = prop_oneof![
         (0.0..2.0_f64).prop_map(|seconds| vec![op(seconds)]),

@@ -7,9 +7,9 @@ use deepburn_models::gpt2::{Gpt2, Gpt2Config};
 
 use crate::compared::{ComparedModel, check};
 
-struct LanguageModelling(Gpt2Config);
+struct LanguageModeling(Gpt2Config);
 
-impl ComparedModel for LanguageModelling {
+impl ComparedModel for LanguageModeling {
     type Module<B: FusedOps> = Gpt2<B>;
 
     fn build<B: FusedOps>(&self, device: &B::Device) -> Gpt2<B> {
@@ -27,7 +27,7 @@ impl ComparedModel for LanguageModelling {
 fn a_language_model_needs_what_its_dry_run_says() {
     for (n_embd, n_head, tie_word_embeddings, dropout) in [(90, 5, true, 0.0), (48, 3, false, 0.1)]
     {
-        check(&LanguageModelling(Gpt2Config {
+        check(&LanguageModeling(Gpt2Config {
             n_embd,
             n_head,
             n_layer: 4,

@@ -1,4 +1,5 @@
-//! Compares dry runs with real runs: every category of every tier to the byte, and every collective.
+//! Compares dry runs with real runs: every category of every tier to the byte, and every
+//! collective.
 
 mod compared;
 mod encoder;

@@ -38,8 +38,8 @@ pub(super) fn encode(values: &[f32], bytes: &mut [u8]) {
     }
 }
 
-/// Writes the scales of a block to `head` and returns the levels, up to `candidates.max_level`. This is the common
-/// part of q4_k and q5_k.
+/// Writes the scales of a block to `head` and returns the levels, up to `candidates.max_level`.
+/// This is the common part of q4_k and q5_k.
 pub(super) fn encode_levels(
     values: &[f32; LEN],
     candidates: &Candidates,
@@ -78,7 +78,8 @@ pub(super) fn encode_levels(
     levels
 }
 
-/// Returns the common f16 factor of positive numbers, and each number as a multiple of it from 0 to 63.
+/// Returns the common f16 factor of positive numbers, and each number as a multiple of it, in six
+/// bits.
 fn six_bits(numbers: Lanes<f32>) -> (f16, Lanes<u8>) {
     let largest = numbers.into_iter().fold(0.0_f32, |max, it| if it > max { it } else { max });
     let inverse = if largest > 0.0 { 63.0 / largest } else { 0.0 };

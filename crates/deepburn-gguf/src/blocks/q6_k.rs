@@ -5,8 +5,9 @@
 //! value = scale · s · (bits - 32),   with s of the sub-block of 16 elements
 //! ```
 //!
-//! Each half of 128 elements is four groups of 32. Low bits: group 0 and, in the high bits of the same bytes, group 2;
-//! then groups 1 and 3. High bits: the four groups in one byte, group 0 in the lowest bits.
+//! Each half of 128 elements is four groups of 32. Low bits: group 0 and, in the high bits of the
+//! same bytes, group 2; then groups 1 and 3. High bits: the four groups in one byte, group 0 in the
+//! lowest bits.
 
 use half::f16;
 
@@ -43,8 +44,8 @@ fn encode_block(values: &[f32; LEN], bytes: &mut [u8; SIZE]) {
         untransposed(&fit.levels, &mut levels[from..][..LANES * SUB_LEN]);
     }
     if scales.iter().any(|scale| !scale.is_finite()) {
-        // The sums of the search have overflowed. llama.cpp stores arbitrary values in some of these blocks. A scale
-        // that is not finite makes them an error here.
+        // The sums of the search have overflowed. llama.cpp stores arbitrary values in some of
+        // these blocks. A scale that is not finite makes them an error here.
         return bytes[SCALE_AT..].copy_from_slice(&f16::INFINITY.to_le_bytes());
     }
     let extreme = super::q4_0::extreme(&scales);

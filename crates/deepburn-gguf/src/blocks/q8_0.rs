@@ -12,7 +12,8 @@ use super::rounding::to_i8;
 const LEN: usize = 32;
 const SIZE: usize = 34;
 
-/// Encodes whole blocks. The bytes are computed with the scale before it is rounded to f16 (`quantize_row_q8_0_ref`).
+/// Encodes whole blocks. The bytes are computed with the scale before it is rounded to f16
+/// (`quantize_row_q8_0_ref`).
 pub(super) fn encode(values: &[f32], bytes: &mut [u8]) {
     for (values, bytes) in values.as_chunks::<LEN>().0.iter().zip(bytes.as_chunks_mut::<SIZE>().0) {
         let largest = values.iter().fold(0.0_f32, |largest, value| largest.max(value.abs()));

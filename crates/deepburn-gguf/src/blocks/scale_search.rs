@@ -1,8 +1,9 @@
 //! The searches for scales of sub-blocks.
 //!
-//! [`affine`] is `make_qkx2_quants` and [`symmetric`] is `make_qx_quants` of llama.cpp, for eight sub-blocks at a time.
-//! Both try a few scales around the one that covers the range of the values, compute the levels of each, and keep the
-//! levels whose weighted least-squares fit has the smallest error.
+//! [`affine`] is `make_qkx2_quants` and [`symmetric`] is `make_qx_quants` of llama.cpp, for eight
+//! sub-blocks at a time. Both try a few scales around the one that covers the range of the values,
+//! compute the levels of each, and keep the levels whose weighted least-squares fit has the
+//! smallest error.
 
 use super::rounding::nearest_int;
 use super::sub_blocks::{LANES, Lanes};
@@ -10,7 +11,8 @@ use super::sub_blocks::{LANES, Lanes};
 /// Below this magnitude, values count as zero (`GROUP_MAX_EPS`).
 pub(super) const ALL_ZERO: f32 = 1e-15;
 
-/// The scales that [`affine`] tries: level counts `max_level + first + step · i` for `i` up to `last`.
+/// The scales that [`affine`] tries: level counts `max_level + first + step · i` for `i` up to
+/// `last`.
 pub(super) struct Candidates {
     /// The largest level; levels start at 0.
     pub(super) max_level: f32,
@@ -96,8 +98,9 @@ fn first_fit<const N: usize>(
     best
 }
 
-/// Computes the levels of the candidate with `count` levels and their best scale and minimum, and keeps them in the
-/// lanes where the error is smaller than before. The minimum of the best fit so far determines the range.
+/// Computes the levels of the candidate with `count` levels and their best scale and minimum, and
+/// keeps them in the lanes where the error is smaller than before. The minimum of the best fit so
+/// far determines the range.
 fn try_candidate<const N: usize>(
     values: &[Lanes<f32>; N],
     weights: &[Lanes<f32>; N],
@@ -157,8 +160,8 @@ pub(super) struct SymmetricFit<const N: usize> {
     pub(super) levels: [Lanes<u8>; N],
 }
 
-/// Finds scales and levels that minimize `Σ value² · (scale · (level - max_level) - value)²`. Levels are below
-/// `2 · max_level`.
+/// Finds scales and levels that minimize `Σ value² · (scale · (level - max_level) - value)²`.
+/// Levels are below `2 · max_level`.
 pub(super) fn symmetric<const N: usize>(
     values: &[Lanes<f32>; N],
     max_level: i32,
@@ -198,8 +201,8 @@ pub(super) fn symmetric<const N: usize>(
     SymmetricFit { scales, levels }
 }
 
-/// Returns the levels with the given inverse scales, and the weighted sums of `value · level` and `level²`, where
-/// levels are signed and the weight is the square of the value.
+/// Returns the levels with the given inverse scales, and the weighted sums of `value · level` and
+/// `level²`, where levels are signed and the weight is the square of the value.
 fn levels_of<const N: usize>(
     values: &[Lanes<f32>; N],
     inverse: Lanes<f32>,

@@ -10,20 +10,21 @@ fn round_trip(tensor_type: TensorType, values: &[f32]) -> Vec<f32> {
     decoded
 }
 
-/// The largest error relative to the largest magnitude of a block: half a step, plus the rounding of the scales. Scales
-/// must be in the normal range of f16.
+/// The largest error relative to the largest magnitude of a block: half a step, plus the rounding
+/// of the scales. Scales must be in the normal range of f16.
 fn tolerance(tensor_type: TensorType) -> f32 {
     match tensor_type {
         TensorType::F32 => 0.0,
         // Half a unit in the last place: 2^-11 and 2^-8.
         TensorType::F16 => 0.0005,
         TensorType::Bf16 => 0.004,
-        // Half of 2 / 254, half of 2 / 16 (a whole step at the end without a level), and half of 2 / 32.
+        // Half of 2 / 254, half of 2 / 16 (a whole step at the end without a level), and half of 2
+        // / 32.
         TensorType::Q8_0 => 0.0045,
         TensorType::Q4_0 => 0.126,
         TensorType::Q5_0 => 0.063,
-        // The search may leave out extreme values. Within a block, a scale may be rounded by 1 / 126 of the largest
-        // one (by 1 / 256 in q6_k), which all 15 (31, 32) levels multiply.
+        // The search may leave out extreme values. Within a block, a scale may be rounded by 1 /
+        // 126 of the largest one (by 1 / 256 in q6_k), which all 15 (31, 32) levels multiply.
         TensorType::Q4K => 0.30,
         TensorType::Q5K => 0.30,
         TensorType::Q6K => 0.15,
@@ -57,7 +58,7 @@ proptest! {
 }
 
 #[test]
-fn blocks_do_not_depend_on_their_neighbours() {
+fn blocks_do_not_depend_on_their_neighbors() {
     let values: Vec<f32> =
         (0..3 * TASK_LEN + 512).map(|i| ((i * 37 % 1013) as f32).sin()).collect();
     for tensor_type in TensorType::ALL {

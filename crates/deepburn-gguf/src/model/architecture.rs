@@ -27,8 +27,8 @@ impl Architecture {
     pub const ALL: [Self; 7] =
         [Self::Gpt2, Self::Llama, Self::Qwen2, Self::Qwen3, Self::Phi3, Self::Gemma2, Self::Gemma3];
 
-    /// Returns the architecture of a model by the `model_type` of its `config.json`. Returns `None` for a model that is
-    /// not supported.
+    /// Returns the architecture of a model by the `model_type` of its `config.json`. Returns `None`
+    /// for a model that is not supported.
     #[must_use]
     pub fn from_model_type(model_type: &str) -> Option<Self> {
         Some(match model_type {
@@ -44,7 +44,8 @@ impl Architecture {
         })
     }
 
-    /// Returns the value of `general.architecture`, which is also the start of the keys of hyperparameters.
+    /// Returns the value of `general.architecture`, which is also the start of the keys of
+    /// hyperparameters.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -58,14 +59,16 @@ impl Architecture {
         }
     }
 
-    /// Returns whether this is a Gemma: the weights of norms are added to 1, and outputs have norms too.
+    /// Returns whether this is a Gemma: the weights of norms are added to 1, and outputs have norms
+    /// too.
     #[must_use]
     pub const fn is_gemma(self) -> bool {
         matches!(self, Self::Gemma2 | Self::Gemma3)
     }
 
-    /// Returns the number of layers of which the last one has no window, in models with windows; 0 if all layers have one.
-    /// `None` for models that llama.cpp gives no windows, so that a file has to say which layers have one.
+    /// Returns the number of layers of which the last one has no window, in models with windows; 0
+    /// if all layers have one. `None` for models that llama.cpp gives no windows, so that a file
+    /// has to say which layers have one.
     pub(crate) const fn window_period(self) -> Option<usize> {
         match self {
             Self::Gemma2 => Some(2),

@@ -5,10 +5,11 @@ use serde_json::{Map, Value as Json, json};
 use super::{Architecture, GgufRope, Hyperparameters, RopeScaling};
 
 impl Hyperparameters {
-    /// Returns the fields of the `config.json` that `transformers` has for this model, without special tokens.
+    /// Returns the fields of the `config.json` that `transformers` has for this model, without
+    /// special tokens.
     ///
-    /// Files do not tell Mistral from Llama. A model of this architecture with windows is a Mistral, and all others are a
-    /// Llama, which computes the same.
+    /// Files do not tell Mistral from Llama. A model of this architecture with windows is a
+    /// Mistral, and all others are a Llama, which computes the same.
     #[must_use]
     pub fn config_fields(&self) -> Map<String, Json> {
         let mut fields = match self.architecture {
@@ -93,7 +94,8 @@ impl Hyperparameters {
         fields
     }
 
-    /// Returns the fields of windows of models in which layers may differ. `has_switch` is whether a field turns windows on.
+    /// Returns the fields of windows of models in which layers may differ. `has_switch` is whether
+    /// a field turns windows on.
     fn window_fields(&self, has_switch: bool) -> Map<String, Json> {
         let name = |window: &Option<usize>| match window {
             Some(_) => "sliding_attention",

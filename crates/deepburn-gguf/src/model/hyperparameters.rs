@@ -11,8 +11,8 @@ const QUANTIZATION_VERSION: u32 = 2;
 
 /// The hyperparameters of a model, as its `config.json` says. Sizes are numbers of elements.
 ///
-/// [`check`](Self::check) returns an error for models that llama.cpp computes in another way, and [`notes`](Self::notes)
-/// names differences that only long texts show.
+/// [`check`](Self::check) returns an error for models that llama.cpp computes in another way, and
+/// [`notes`](Self::notes) names differences that only long texts show.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Hyperparameters {
     /// The architecture.
@@ -35,7 +35,8 @@ pub struct Hyperparameters {
     pub feed_forward: GgufFeedForward,
     /// The rotation of layers without a window, or of all layers. `None` for GPT-2.
     pub rope: Option<GgufRope>,
-    /// The rotation of layers with a window, if Gemma 3 has another one for them. `None` means the same rotation.
+    /// The rotation of layers with a window, if Gemma 3 has another one for them. `None` means the
+    /// same rotation.
     pub window_rope: Option<GgufRope>,
 }
 
@@ -50,8 +51,9 @@ pub struct GgufAttention {
     pub head_width: usize,
     /// Whether the output has a bias: `attention_bias`; GPT-2 always has one.
     pub has_output_bias: bool,
-    /// Scores are divided by the root of this: `query_pre_attn_scalar`; `head_width` elsewhere. llama.cpp has one value for
-    /// each Gemma, so that the queries of others are multiplied by a factor.
+    /// Scores are divided by the root of this: `query_pre_attn_scalar`; `head_width` elsewhere.
+    /// llama.cpp has one value for each Gemma, so that the queries of others are multiplied by a
+    /// factor.
     pub query_scalar: f64,
     /// The limit of the scores: `attn_logit_softcapping`.
     pub soft_cap: Option<f64>,
@@ -90,7 +92,8 @@ impl Hyperparameters {
         TypeSelector::new(file_type, self.num_layers(), !self.is_tied).with_70b(is_70b)
     }
 
-    /// Returns an error, which names the field of `config.json`, if llama.cpp computes this model in another way.
+    /// Returns an error, which names the field of `config.json`, if llama.cpp computes this model
+    /// in another way.
     ///
     /// # Errors
     /// See above.
@@ -149,7 +152,8 @@ impl Hyperparameters {
         if is_27b { self.width / self.attention.heads.max(1) } else { self.attention.head_width }
     }
 
-    /// Returns the factor of queries that makes up for another [`query_scalar`](GgufAttention::query_scalar) than llama.cpp's.
+    /// Returns the factor of queries that makes up for another
+    /// [`query_scalar`](GgufAttention::query_scalar) than llama.cpp's.
     pub(super) fn query_factor(&self) -> f64 {
         let quotient = self.supported_query_scalar() as f64 / self.attention.query_scalar;
         // The scale may have been computed as a root and squared again.
@@ -213,7 +217,8 @@ impl Hyperparameters {
         Ok(())
     }
 
-    /// Returns the rotation of layers with a window, if llama.cpp has a key for it or the model has another one.
+    /// Returns the rotation of layers with a window, if llama.cpp has a key for it or the model has
+    /// another one.
     fn rope_of_windows(&self) -> Option<&GgufRope> {
         let has_windows = self.attention.windows.iter().any(Option::is_some);
         let shared = self.rope.as_ref();
@@ -248,8 +253,8 @@ impl Hyperparameters {
     /// Appends `general.*` and the keys of the architecture.
     ///
     /// # Errors
-    /// Returns an error if llama.cpp computes the model in another way (see [`check`](Self::check)), or if a size does
-    /// not fit into 32 bits.
+    /// Returns an error if llama.cpp computes the model in another way (see
+    /// [`check`](Self::check)), or if a size does not fit into 32 bits.
     pub fn push_metadata(
         &self,
         name: &str,
@@ -292,8 +297,8 @@ impl Hyperparameters {
         self.push_rope(metadata)
     }
 
-    /// Appends the keys of windows. llama.cpp reads them for Gemma only; for other architectures, they are here for
-    /// [`read`](Self::read). phi3 needs the key to tell Phi 4 from Phi 3.
+    /// Appends the keys of windows. llama.cpp reads them for Gemma only; for other architectures,
+    /// they are here for [`read`](Self::read). phi3 needs the key to tell Phi 4 from Phi 3.
     fn push_windows(&self, metadata: &mut Metadata) -> Result<(), GgufError> {
         let architecture = self.architecture;
         let Some(window) = self.window() else {
@@ -332,8 +337,8 @@ impl Hyperparameters {
         rope.scaling.push(architecture, metadata)
     }
 
-    /// Returns the tensors that are made from hyperparameters, with one dimension each, in f32: the divisors of
-    /// frequencies.
+    /// Returns the tensors that are made from hyperparameters, with one dimension each, in f32: the
+    /// divisors of frequencies.
     #[must_use]
     pub fn extra_tensors(&self) -> Vec<(&'static str, Vec<f32>)> {
         self.rope.as_ref().map_or(Vec::new(), |rope| rope.scaling.tensors(rope.width, rope.theta))
@@ -350,7 +355,8 @@ impl Hyperparameters {
     }
 }
 
-/// Returns whether a layer has a window if the last one of `period` layers has none; 0 stands for a window in all layers.
+/// Returns whether a layer has a window if the last one of `period` layers has none; 0 stands for a
+/// window in all layers.
 pub(super) fn has_window(layer: usize, period: usize) -> bool {
     period == 0 || layer % period < period - 1
 }

@@ -9,8 +9,8 @@ const MAX_SIZE: u64 = 1 << 24;
 /// What to do with a file that describes an unsupported model.
 pub(super) const REMEDY: &str = "give the Hugging Face folder of a supported model";
 
-/// Keys that change what llama.cpp computes, with the values that change nothing. llama.cpp reads no other keys for the
-/// supported architectures than these and the ones that are read here.
+/// Keys that change what llama.cpp computes, with the values that change nothing. llama.cpp reads
+/// no other keys for the supported architectures than these and the ones that are read here.
 const FIXED: [(&str, &[f64]); 15] = [
     ("attention.causal", &[1.0]),
     ("attention.clamp_kqv", &[0.0]),
@@ -39,8 +39,8 @@ impl<'a> ModelKeys<'a> {
     /// Finds the architecture.
     ///
     /// # Errors
-    /// Returns an error if the file is not a whole model of a supported architecture, or if a key changes what the model
-    /// computes in an unsupported way.
+    /// Returns an error if the file is not a whole model of a supported architecture, or if a key
+    /// changes what the model computes in an unsupported way.
     pub(super) fn new(metadata: &'a Metadata) -> Result<Self, GgufError> {
         const ARCHITECTURE: &str = "general.architecture";
         let value = metadata.get(ARCHITECTURE);
@@ -111,7 +111,8 @@ impl<'a> ModelKeys<'a> {
         self.get(name).map(|_| self.size(name)).transpose()
     }
 
-    /// Reads a size that may be missing, or 0. A list with one value for each layer must have equal values.
+    /// Reads a size that may be missing, or 0. A list with one value for each layer must have equal
+    /// values.
     pub(super) fn size_or_zero(&self, name: &str) -> Result<Option<usize>, GgufError> {
         let Some(value) = self.get(name) else { return Ok(None) };
         let integer = match (value, numbers(value).as_deref()) {
@@ -153,8 +154,8 @@ impl<'a> ModelKeys<'a> {
     }
 }
 
-/// Returns the number with the fewest decimal digits that has this value in f32. `config.json` has 1e-5, which is another
-/// number in f64 than the f32 value that files have.
+/// Returns the number with the fewest decimal digits that has this value in f32. `config.json` has
+/// 1e-5, which is another number in f64 than the f32 value that files have.
 pub(super) fn decimal(value: f32) -> Option<f64> {
     value.to_string().parse().ok()
 }

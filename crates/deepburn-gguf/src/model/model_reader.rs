@@ -14,16 +14,19 @@ const GEMMA2_WINDOW: usize = 4096;
 const GEMMA2_CAPS: [f64; 2] = [50.0, 30.0];
 
 impl Hyperparameters {
-    /// Reads the hyperparameters of a model from its file: one that [`push_metadata`](Self::push_metadata) wrote, or one of
-    /// llama.cpp's converter. What llama.cpp decides by the tensors is decided by them here: a tied head, biases, the size
-    /// of the vocabulary and the divisors of frequencies.
+    /// Reads the hyperparameters of a model from its file: one that
+    /// [`push_metadata`](Self::push_metadata) wrote, or one of llama.cpp's converter. What
+    /// llama.cpp decides by the tensors is decided by them here: a tied head, biases, the size of
+    /// the vocabulary and the divisors of frequencies.
     ///
-    /// Gemma's [`query_scalar`](GgufAttention::query_scalar) is llama.cpp's, because the file does not have it. Queries of a model
-    /// with another one were multiplied by a factor when the file was written.
+    /// Gemma's [`query_scalar`](GgufAttention::query_scalar) is llama.cpp's, because the file does
+    /// not have it. Queries of a model with another one were multiplied by a factor when the file
+    /// was written.
     ///
     /// # Errors
-    /// Returns an error that names the key or the tensor if it is missing or invalid, if the architecture is not supported,
-    /// or if it changes what the model computes in an unsupported way. Other keys are ignored.
+    /// Returns an error that names the key or the tensor if it is missing or invalid, if the
+    /// architecture is not supported, or if it changes what the model computes in an unsupported
+    /// way. Other keys are ignored.
     pub fn read<R: Read + Seek>(file: &mut GgufReader<R>) -> Result<Self, GgufError> {
         let header = file.header();
         let keys = ModelKeys::new(header.metadata())?;

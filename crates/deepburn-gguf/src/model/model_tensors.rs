@@ -7,12 +7,12 @@ use super::{Architecture, Hyperparameters};
 use crate::{GgufError, GgufHeader, TensorInfo};
 
 impl Hyperparameters {
-    /// Checks that a file has exactly the tensors of the model. `has_input_biases` is whether queries, keys and values have
-    /// biases.
+    /// Checks that a file has exactly the tensors of the model. `has_input_biases` is whether
+    /// queries, keys and values have biases.
     ///
     /// # Errors
-    /// Returns an error that names the first tensor that is missing, that has another shape, or that the model does not
-    /// have. Such a tensor would change what the model computes.
+    /// Returns an error that names the first tensor that is missing, that has another shape, or
+    /// that the model does not have. Such a tensor would change what the model computes.
     pub(super) fn check_tensors(
         &self,
         header: &GgufHeader,
@@ -53,7 +53,8 @@ impl Hyperparameters {
         }
     }
 
-    /// Returns the names and shapes of the tensors outside of layers, without divisors of frequencies.
+    /// Returns the names and shapes of the tensors outside of layers, without divisors of
+    /// frequencies.
     fn outer_tensors(&self) -> Vec<(String, Vec<u64>)> {
         let is_gpt2 = self.architecture == Architecture::Gpt2;
         let [vocab, length, width] =

@@ -183,7 +183,8 @@ impl RopeScaling {
     }
 }
 
-/// Returns the factor of sines and cosines that follows from the divisor of frequencies (Peng et al. 2023).
+/// Returns the factor of sines and cosines that follows from the divisor of frequencies (Peng et
+/// al. 2023).
 pub(super) fn yarn_attention_factor(factor: f64) -> f64 {
     if factor <= 1.0 { 1.0 } else { 0.1 * factor.ln() + 1.0 }
 }

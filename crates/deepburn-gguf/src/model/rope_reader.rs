@@ -79,7 +79,8 @@ impl RopeReader {
         Ok(Self { architecture, width, theta, window_theta, has_windows, scaling })
     }
 
-    /// Reads the divisors. Returns the rotation of layers without a window, and of layers with one if it is another.
+    /// Reads the divisors. Returns the rotation of layers without a window, and of layers with one
+    /// if it is another.
     pub(super) fn read<R: Read + Seek>(
         self,
         file: &mut GgufReader<R>,
@@ -147,8 +148,8 @@ impl RopeReader {
             .ok_or_else(|| GgufError::tensor(name, "has a divisor that is not above 0"))
     }
 
-    /// Returns the scaling of Llama 3 that has these divisors, with the bounds 1 and 4 that all published models have. If
-    /// there is none, the divisors are used for all lengths.
+    /// Returns the scaling of Llama 3 that has these divisors, with the bounds 1 and 4 that all
+    /// published models have. If there is none, the divisors are used for all lengths.
     fn of_llama3(&self, divisors: Vec<f64>) -> RopeScaling {
         // Long wavelengths are divided by the whole factor, so it is the largest divisor.
         let factor = divisors.iter().copied().fold(1.0, f64::max);
@@ -244,7 +245,8 @@ impl ScalingKeys {
         }
     }
 
-    /// Returns the factor of sines and cosines of longrope. The one that follows from the lengths is not rounded to f32.
+    /// Returns the factor of sines and cosines of longrope. The one that follows from the lengths
+    /// is not rounded to f32.
     fn long_attention_factor(&self) -> f64 {
         let growth = self.max_len as f64 / self.original_len as f64;
         let grown = match growth <= 1.0 {

@@ -10,8 +10,9 @@ pub enum TensorLayout {
     Transposed,
     /// The rows of each head are interleaved.
     ///
-    /// `transformers` rotates element `i` of the first half of a head with element `i` of the second half. llama.cpp
-    /// rotates elements `2 i` and `2 i + 1` in the architecture `llama` (`LlamaModel.permute` of its converter).
+    /// `transformers` rotates element `i` of the first half of a head with element `i` of the
+    /// second half. llama.cpp rotates elements `2 i` and `2 i + 1` in the architecture `llama`
+    /// (`LlamaModel.permute` of its converter).
     Interleaved {
         /// The number of heads.
         heads: usize,
@@ -30,8 +31,9 @@ impl TensorLayout {
         shape
     }
 
-    /// Converts a whole tensor, `values` in row-major order with `rows` rows. Returns `None`, and changes nothing, if
-    /// the values are not whole rows, or the rows not whole heads with even widths.
+    /// Converts a whole tensor, `values` in row-major order with `rows` rows. Returns `None`, and
+    /// changes nothing, if the values are not whole rows, or the rows not whole heads with even
+    /// widths.
     pub(super) fn apply(self, values: &mut Vec<f32>, rows: usize) -> Option<()> {
         // Without rows, there is no row length.
         let row_len = values.len().checked_div(rows)?;
@@ -54,8 +56,8 @@ impl TensorLayout {
         Some(())
     }
 
-    /// Converts a whole tensor of a GGUF file back. `rows` is the number of rows in the Hugging Face file. Returns `None`, and changes
-    /// nothing, in the cases of [`apply`](Self::apply).
+    /// Converts a whole tensor of a GGUF file back. `rows` is the number of rows in the Hugging
+    /// Face file. Returns `None`, and changes nothing, in the cases of [`apply`](Self::apply).
     pub(super) fn undo(self, values: &mut Vec<f32>, rows: usize) -> Option<()> {
         match self {
             Self::Same => {}
@@ -67,8 +69,9 @@ impl TensorLayout {
         Some(())
     }
 
-    /// Moves the `rows` rows of a tensor of a GGUF file back to the order of the Hugging Face file. `elements` may be encoded. Other
-    /// layouts do not move rows. Returns `None`, and changes nothing, if the rows are not whole heads with even widths.
+    /// Moves the `rows` rows of a tensor of a GGUF file back to the order of the Hugging Face file.
+    /// `elements` may be encoded. Other layouts do not move rows. Returns `None`, and changes
+    /// nothing, if the rows are not whole heads with even widths.
     pub(super) fn undo_rows<T: Copy>(self, elements: &mut [T], rows: usize) -> Option<()> {
         let Self::Interleaved { heads } = self else { return Some(()) };
         let row_len = elements.len().checked_div(rows)?;

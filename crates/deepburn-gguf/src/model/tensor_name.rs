@@ -21,13 +21,14 @@ impl GgufTensor {
         self.layout.shape(shape)
     }
 
-    /// Converts the values of a whole tensor, in row-major order, with `shape` in the Hugging Face file.
+    /// Converts the values of a whole tensor, in row-major order, with `shape` in the Hugging Face
+    /// file.
     ///
     /// A transposition needs a second tensor in memory, an interleaving a head.
     ///
     /// # Errors
-    /// Returns an error that names the tensor if the values do not have the shape, or if the rows are not whole heads
-    /// with even widths. The values are then unchanged.
+    /// Returns an error that names the tensor if the values do not have the shape, or if the rows
+    /// are not whole heads with even widths. The values are then unchanged.
     pub fn convert(&self, values: &mut Vec<f32>, shape: &[u64]) -> Result<(), GgufError> {
         // Shapes come from files, so their product may overflow.
         let numel = shape.iter().try_fold(1_u64, |product, dim| product.checked_mul(*dim));
@@ -52,11 +53,12 @@ impl GgufTensor {
 }
 
 impl GgufTensor {
-    /// Converts the values of a whole tensor of a GGUF file back to the layout of the Hugging Face file, in which it has `shape`.
+    /// Converts the values of a whole tensor of a GGUF file back to the layout of the Hugging Face
+    /// file, in which it has `shape`.
     ///
     /// # Errors
-    /// Returns an error that names the tensor if the values do not have the shape, or if the rows are not whole heads
-    /// with even widths.
+    /// Returns an error that names the tensor if the values do not have the shape, or if the rows
+    /// are not whole heads with even widths.
     pub fn restore(&self, values: &mut Vec<f32>, shape: &[u64]) -> Result<(), GgufError> {
         let rows = shape.first().and_then(|rows| usize::try_from(*rows).ok()).unwrap_or(0);
         let restored = self.layout.undo(values, rows);
@@ -68,11 +70,12 @@ impl GgufTensor {
         Ok(())
     }
 
-    /// Moves the encoded rows of a whole tensor of a GGUF file back to the order of the Hugging Face file.
+    /// Moves the encoded rows of a whole tensor of a GGUF file back to the order of the Hugging
+    /// Face file.
     ///
     /// # Errors
-    /// Returns an error that names the tensor if `bytes` are not `rows` rows, or if these are not whole heads with even
-    /// widths.
+    /// Returns an error that names the tensor if `bytes` are not `rows` rows, or if these are not
+    /// whole heads with even widths.
     pub fn restore_rows(&self, bytes: &mut [u8], rows: usize) -> Result<(), GgufError> {
         let restored = self.layout.undo_rows(bytes, rows);
         restored.ok_or_else(|| self.misfit(bytes.len(), &format!("{rows} rows")))
@@ -119,8 +122,9 @@ const INNER: [(&str, &str); 18] = [
 ];
 
 impl Hyperparameters {
-    /// Returns the name and the layout of a parameter by its name in the Hugging Face file, with or without the prefix
-    /// `model.` or `transformer.`. Returns `None` for a tensor that a GGUF file does not have.
+    /// Returns the name and the layout of a parameter by its name in the Hugging Face file, with or
+    /// without the prefix `model.` or `transformer.`. Returns `None` for a tensor that a GGUF file
+    /// does not have.
     #[must_use]
     pub fn stored_tensor(&self, name: &str) -> Option<GgufTensor> {
         let name =

@@ -25,7 +25,8 @@ pub(super) fn tokenizer(
     // No other normalizer has passed the check of the pre-tokenizer.
     let is_nfc = !steps(&json["normalizer"], "normalizers").is_empty();
     let (tokens, types) = tokens_by_id(definition, vocab_size)?;
-    // A space in a part would end it. Byte-level vocabularies write it as U+0120, and so does llama.cpp's converter.
+    // A space in a part would end it. Byte-level vocabularies write it as U+0120, and so does
+    // llama.cpp's converter.
     let part = |text: &str| text.replace(' ', "\u{120}");
     let merges = definition.merges.iter();
     let merges = merges.map(|[left, right]| format!("{} {}", part(left), part(right))).collect();

@@ -35,8 +35,8 @@ pub(super) fn kind(part: &Json) -> &str {
     }
 }
 
-/// Returns the steps of a normalizer, pre-tokenizer, post-processor or decoder: the elements of a sequence, or the
-/// part itself.
+/// Returns the steps of a normalizer, pre-tokenizer, post-processor or decoder: the elements of a
+/// sequence, or the part itself.
 pub(super) fn steps<'a>(part: &'a Json, list: &str) -> Vec<&'a Json> {
     match (kind(part), part[list].as_array()) {
         ("none", _) => Vec::new(),

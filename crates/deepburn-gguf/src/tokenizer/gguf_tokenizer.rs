@@ -50,14 +50,15 @@ impl GgufTokenizer {
         u32::try_from(id).ok()
     }
 
-    /// Returns differences from llama.cpp that a user should know, as whole sentences: parts that llama.cpp does not
-    /// have, and that change few texts.
+    /// Returns differences from llama.cpp that a user should know, as whole sentences: parts that
+    /// llama.cpp does not have, and that change few texts.
     #[must_use]
     pub fn notes(&self) -> &[&'static str] {
         &self.notes
     }
 
-    /// Returns `name`, or a similar name if llama.cpp cannot load this tokenizer in a model that is called so.
+    /// Returns `name`, or a similar name if llama.cpp cannot load this tokenizer in a model that is
+    /// called so.
     #[must_use]
     pub fn supported_name(&self, name: &str) -> String {
         let mut name = name.to_owned();
@@ -74,10 +75,12 @@ impl GgufTokenizer {
         name
     }
 
-    /// Appends the keys `tokenizer.ggml.*`. `general.name` must be in `metadata` already, if the file has one.
+    /// Appends the keys `tokenizer.ggml.*`. `general.name` must be in `metadata` already, if the
+    /// file has one.
     ///
     /// # Errors
-    /// Returns an error if a key exists already, or if llama.cpp cannot load the tokenizer with this `general.name`.
+    /// Returns an error if a key exists already, or if llama.cpp cannot load the tokenizer with
+    /// this `general.name`.
     pub fn push_metadata(&self, metadata: &mut Metadata) -> Result<(), GgufError> {
         self.check_name(metadata)?;
         metadata.push(keys::MODEL, self.model)?;
@@ -100,8 +103,8 @@ impl GgufTokenizer {
         Ok(())
     }
 
-    /// Returns a token that llama.cpp needs in a model of this name and that does not exist. llama.cpp changes these tokens
-    /// if the name says Phi 3.
+    /// Returns a token that llama.cpp needs in a model of this name and that does not exist.
+    /// llama.cpp changes these tokens if the name says Phi 3.
     fn missing_token(&self, name: &str) -> Option<&'static str> {
         if !is_phi3(name) {
             return None;

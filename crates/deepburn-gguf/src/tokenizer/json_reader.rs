@@ -10,13 +10,13 @@ use crate::GgufError;
 const RULES: &str = "llama.cpp does not remove spaces beside added tokens (`lstrip`, `rstrip`, `single_word`), except for Phi 3 if `general.name` says so. Texts with such spaces get other tokens.";
 
 impl GgufTokenizer {
-    /// Reads a parsed `tokenizer.json`. `vocab_size` is the number of rows of the embedding. Rows without a token get
-    /// the names `[PAD…]`, which llama.cpp's converter uses too.
+    /// Reads a parsed `tokenizer.json`. `vocab_size` is the number of rows of the embedding. Rows
+    /// without a token get the names `[PAD…]`, which llama.cpp's converter uses too.
     ///
     /// # Errors
-    /// Returns an error that names the part if llama.cpp cannot split texts in the same way: a model other than BPE, an
-    /// unknown pre-tokenizer or normalizer, merges that have no scores, an id that is not below `vocab_size`, or two
-    /// tokens with one text.
+    /// Returns an error that names the part if llama.cpp cannot split texts in the same way: a
+    /// model other than BPE, an unknown pre-tokenizer or normalizer, merges that have no scores, an
+    /// id that is not below `vocab_size`, or two tokens with one text.
     pub fn from_json(tokenizer: &Json, vocab_size: usize) -> Result<Self, GgufError> {
         let definition = Definition::read(tokenizer)?;
         let pre_tokenizer = steps(&tokenizer["pre_tokenizer"], "pretokenizers");

@@ -1,7 +1,8 @@
 //! The names by which llama.cpp knows pre-tokenizers.
 //!
-//! Its converter recognizes a tokenizer by a hash of the ids of one text, which depends on the vocabulary. The names
-//! here follow from the definition, so that a vocabulary that was trained anew has one too.
+//! Its converter recognizes a tokenizer by a hash of the ids of one text, which depends on the
+//! vocabulary. The names here follow from the definition, so that a vocabulary that was trained
+//! anew has one too.
 
 use serde_json::{Value as Json, json};
 
@@ -17,9 +18,9 @@ const SMOLLM: &str = "smollm";
 /// The pre-tokenizer of Qwen, whose tokenizers normalize texts to NFC.
 const NORMALIZED: &str = "qwen2";
 
-/// Patterns of `Split`, whether words that are tokens are not merged (`ignore_merges`), and the name in llama.cpp. The
-/// patterns are in the `tokenizer.json` of Llama 3, Phi 4, Qwen 2, Mistral Nemo and Phi 4 mini, and in comments of
-/// llama.cpp's `llm_tokenizer_bpe`.
+/// Patterns of `Split`, whether words that are tokens are not merged (`ignore_merges`), and the
+/// name in llama.cpp. The patterns are in the `tokenizer.json` of Llama 3, Phi 4, Qwen 2, Mistral
+/// Nemo and Phi 4 mini, and in comments of llama.cpp's `llm_tokenizer_bpe`.
 const PATTERNS: [(&str, bool, &str); 6] = [
     (GPT2, false, "gpt-2"),
     (
@@ -49,7 +50,8 @@ const PATTERNS: [(&str, bool, &str); 6] = [
     ),
 ];
 
-/// Other names of the same pre-tokenizers in llama.cpp. DeepSeek's distilled models have Qwen's without its normalizer.
+/// Other names of the same pre-tokenizers in llama.cpp. DeepSeek's distilled models have Qwen's
+/// without its normalizer.
 const ALIASES: [(&str, &str); 3] =
     [("llama3", "llama-bpe"), ("llama-v3", "llama-bpe"), ("deepseek-r1-qwen", "qwen2")];
 
@@ -165,7 +167,8 @@ fn is_split(step: &Json) -> bool {
     kind(step) == "Split" && is_match
 }
 
-/// llama.cpp has no normalizer for BPE. NFC of Qwen changes few texts, and its converter omits it too.
+/// llama.cpp has no normalizer for BPE. NFC of Qwen changes few texts, and its converter omits it
+/// too.
 fn check_normalizer(json: &Json, name: &str) -> Result<(), GgufError> {
     let normalizer = steps(&json["normalizer"], "normalizers");
     match normalizer.as_slice() {

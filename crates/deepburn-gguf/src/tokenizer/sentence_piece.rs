@@ -65,7 +65,8 @@ fn is_byte(text: &str) -> bool {
     digits.is_some_and(|it| it.len() == 2 && it.bytes().all(|digit| digit.is_ascii_hexdigit()))
 }
 
-/// Reads whether a space is added before texts. Spaces are replaced by a normalizer (Llama 2, Gemma) or by `Metaspace`.
+/// Reads whether a space is added before texts. Spaces are replaced by a normalizer (Llama 2,
+/// Gemma) or by `Metaspace`.
 fn read_space_prefix(json: &Json, definition: &Definition) -> Result<SpacePrefix, GgufError> {
     let normalizer = steps(&json["normalizer"], "normalizers");
     let pre_tokenizer = steps(&json["pre_tokenizer"], "pretokenizers");
@@ -104,11 +105,13 @@ fn read_space_prefix(json: &Json, definition: &Definition) -> Result<SpacePrefix
     }
 }
 
-/// Returns the scores of tokens. A token's score is minus the number of the first merge that makes it: llama.cpp merges
-/// the neighbours whose common token has the highest score, and `tokenizers` the pair of the first merge.
+/// Returns the scores of tokens. A token's score is minus the number of the first merge that makes
+/// it: llama.cpp merges the neighbors whose common token has the highest score, and `tokenizers`
+/// the pair of the first merge.
 ///
-/// Both give the same tokens if each pair of tokens whose text is a token is a merge, which holds for converted
-/// SentencePiece models. It is checked, because llama.cpp would also merge the other pairs.
+/// Both give the same tokens if each pair of tokens whose text is a token is a merge, which holds
+/// for converted SentencePiece models. It is checked, because llama.cpp would also merge the other
+/// pairs.
 fn scores(
     definition: &Definition,
     tokens: &[String],

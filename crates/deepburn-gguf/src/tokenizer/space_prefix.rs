@@ -6,7 +6,8 @@ pub(super) enum SpacePrefix {
     Never,
     /// Before every text, also after added tokens. llama.cpp has this and the former only.
     EveryText,
-    /// Before a text that does not begin with a space, but not after added tokens: `first` of `Metaspace`.
+    /// Before a text that does not begin with a space, but not after added tokens: `first` of
+    /// `Metaspace`.
     First,
     /// Before every text that does not begin with a space: `always` of `Metaspace`.
     Always,

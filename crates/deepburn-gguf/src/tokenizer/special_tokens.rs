@@ -27,8 +27,8 @@ pub struct GgufSpecialTokens {
 }
 
 impl GgufSpecialTokens {
-    /// Sets the tokens at which generation stops: the tokenizer's, then all of `generation_config.json`. llama.cpp has
-    /// three keys for them.
+    /// Sets the tokens at which generation stops: the tokenizer's, then all of
+    /// `generation_config.json`. llama.cpp has three keys for them.
     ///
     /// # Errors
     /// Returns an error if there are more than three.
@@ -53,7 +53,8 @@ impl GgufSpecialTokens {
     /// Appends the keys `tokenizer.ggml.*_token_id`, `add_*_token` and `tokenizer.chat_template`.
     ///
     /// # Errors
-    /// Returns an error if there is no `eos`, if an id is not below `vocab_size`, or if a token is added that has no id.
+    /// Returns an error if there is no `eos`, if an id is not below `vocab_size`, or if a token is
+    /// added that has no id.
     pub fn push_metadata(
         &self,
         vocab_size: usize,

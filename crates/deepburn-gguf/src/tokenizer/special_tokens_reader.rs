@@ -8,18 +8,21 @@ use super::vocabulary::TokenType;
 use super::{GgufSpecialTokens, GgufTokenizer};
 use crate::{GgufError, Metadata, Value};
 
-/// The tokens that end a turn. llama.cpp knows them by their texts, because its converter often writes the end of a text
-/// only.
+/// The tokens that end a turn. llama.cpp knows them by their texts, because its converter often
+/// writes the end of a text only.
 const TURN_ENDS: [&str; 4] = ["<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>"];
 
 impl GgufSpecialTokens {
-    /// Reads the special tokens of a file with this tokenizer. Missing keys have llama.cpp's defaults.
+    /// Reads the special tokens of a file with this tokenizer. Missing keys have llama.cpp's
+    /// defaults.
     ///
-    /// A file of a chat model that names no end of a turn ends turns at the token that llama.cpp knows by its text. A bos
-    /// token that is not added and is the eos token too is omitted: files of tokenizers without one name the eos token.
+    /// A file of a chat model that names no end of a turn ends turns at the token that llama.cpp
+    /// knows by its text. A bos token that is not added and is the eos token too is omitted: files
+    /// of tokenizers without one name the eos token.
     ///
     /// # Errors
-    /// Returns an error that names the key if it is invalid, or if a token is added that does not exist.
+    /// Returns an error that names the key if it is invalid, or if a token is added that does not
+    /// exist.
     pub fn from_metadata(
         metadata: &Metadata,
         tokenizer: &GgufTokenizer,

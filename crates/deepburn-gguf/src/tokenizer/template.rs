@@ -7,8 +7,8 @@ use super::definition::{invalid, kind, steps};
 use crate::GgufError;
 
 impl GgufSpecialTokens {
-    /// Sets `add_bos` and `add_eos` from the post-processor of a parsed `tokenizer.json`. `bos` and `eos` must be set.
-    /// A `bos` that the tokenizer adds and that is not set is set.
+    /// Sets `add_bos` and `add_eos` from the post-processor of a parsed `tokenizer.json`. `bos` and
+    /// `eos` must be set. A `bos` that the tokenizer adds and that is not set is set.
     ///
     /// # Errors
     /// Returns an error if the post-processor adds other tokens, which llama.cpp cannot add.

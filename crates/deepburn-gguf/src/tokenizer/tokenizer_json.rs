@@ -16,11 +16,11 @@ use super::{GgufSpecialTokens, GgufTokenizer};
 const PHI3_WITHOUT_RULE: [&str; 3] = ["<unk>", "<s>", "<|endoftext|>"];
 
 impl GgufTokenizer {
-    /// Returns a `tokenizer.json` that splits texts as llama.cpp does. `name` is the `general.name` of the file: llama.cpp
-    /// knows Phi 3 by it, whose added tokens take the spaces after them.
+    /// Returns a `tokenizer.json` that splits texts as llama.cpp does. `name` is the `general.name`
+    /// of the file: llama.cpp knows Phi 3 by it, whose added tokens take the spaces after them.
     ///
-    /// Added tokens are in the vocabulary too, so that `tokenizers` does not number them anew. `qwen2` has the normalizer
-    /// NFC of Qwen's tokenizers, which llama.cpp omits.
+    /// Added tokens are in the vocabulary too, so that `tokenizers` does not number them anew.
+    /// `qwen2` has the normalizer NFC of Qwen's tokenizers, which llama.cpp omits.
     #[must_use]
     pub fn to_json(&self, name: &str, special: &GgufSpecialTokens) -> Json {
         let pre = PreTokenizer::of_name(self.pre).filter(|_| self.is_byte_level());
@@ -31,7 +31,7 @@ impl GgufTokenizer {
             "unk_token": self.unknown_token(special).filter(|_| pre.is_none()),
             "continuing_subword_prefix": null,
             "end_of_word_suffix": null,
-            // SentencePiece makes one token of neighbouring characters without a token.
+            // SentencePiece makes one token of neighboring characters without a token.
             "fuse_unk": pre.is_none(),
             "byte_fallback": pre.is_none(),
             "ignore_merges": pre.as_ref().is_some_and(|pre| pre.ignores_merges),
@@ -86,8 +86,9 @@ impl GgufTokenizer {
         }
     }
 
-    /// Returns all pairs of tokens whose text is a token, the one with the highest score first, as `transformers` does:
-    /// llama.cpp merges the neighbours whose common token has the highest score.
+    /// Returns all pairs of tokens whose text is a token, the one with the highest score first, as
+    /// `transformers` does: llama.cpp merges the neighbors whose common token has the highest
+    /// score.
     fn merges_of_scores(&self, scores: &[f32]) -> Vec<(&str, &str)> {
         let is_part = |id: &usize| self.types.get(*id) == Some(&TokenType::Normal);
         let ids: Vec<usize> = (0..self.tokens.len()).filter(is_part).collect();

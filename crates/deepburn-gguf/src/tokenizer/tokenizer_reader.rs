@@ -9,8 +9,8 @@ use super::space_prefix::SpacePrefix;
 use super::vocabulary::TokenType;
 use crate::{Array, GgufError, Metadata, Value};
 
-/// The longest part of a text in bytes, without added tokens. The longest of published models are runs of 31 spaces, which
-/// have 93 bytes. The time of finding merges is quadratic in it.
+/// The longest part of a text in bytes, without added tokens. The longest of published models are
+/// runs of 31 spaces, which have 93 bytes. The time of finding merges is quadratic in it.
 const MAX_TOKEN_LEN: usize = 256;
 
 /// What to do with a file that has another tokenizer.
@@ -21,8 +21,9 @@ impl GgufTokenizer {
     /// [`push_metadata`](Self::push_metadata) wrote, or one of llama.cpp's converter.
     ///
     /// # Errors
-    /// Returns an error that names the key if it is missing or invalid, if two tokens have one text, if a merge names an
-    /// unknown token, or if the model or the pre-tokenizer is not supported.
+    /// Returns an error that names the key if it is missing or invalid, if two tokens have one
+    /// text, if a merge names an unknown token, or if the model or the pre-tokenizer is not
+    /// supported.
     pub fn from_metadata(metadata: &Metadata, vocab_size: usize) -> Result<Self, GgufError> {
         let text = |key: &str| metadata.get(key).and_then(Value::as_str);
         let refused = |key: &str, rule: &str| {

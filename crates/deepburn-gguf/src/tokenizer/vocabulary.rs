@@ -86,7 +86,8 @@ pub(super) fn tokens_by_id(
     Ok((tokens, types))
 }
 
-/// Returns whether an added token is a control token although it is not marked as one (`does_token_look_special`).
+/// Returns whether an added token is a control token although it is not marked as one
+/// (`does_token_look_special`).
 fn looks_special(text: &str) -> bool {
     let is_between = |start, end| text.starts_with(start) && text.ends_with(end);
     ["<pad>", "<mask>", "<2mass>", "[@BOS@]"].contains(&text)

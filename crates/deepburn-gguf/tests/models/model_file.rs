@@ -114,7 +114,8 @@ pub(crate) fn metadata(model: &Hyperparameters) -> Metadata {
     metadata
 }
 
-/// Returns the file of a model with this metadata. `change` changes the list of tensors, in the shapes of the file.
+/// Returns the file of a model with this metadata. `change` changes the list of tensors, in the
+/// shapes of the file.
 pub(crate) fn file(
     model: &Hyperparameters,
     metadata: Metadata,

@@ -165,7 +165,8 @@ fn divisors_of_llama_3_follow_its_formula() {
     let extra = model.extra_tensors();
     let [(name, divisors)] = extra.as_slice() else { panic!("{extra:?}") };
     assert_eq!((*name, divisors.len()), ("rope_freqs.weight", 8));
-    // Short wavelengths are kept, long ones divided; the wavelength of pair 4 is 4443, between both.
+    // Short wavelengths are kept, long ones divided; the wavelength of pair 4 is 4443, between
+    // both.
     assert_eq!(divisors[..4], [1.0; 4]);
     let smooth: f64 = (8192.0 / (std::f64::consts::TAU * 500_000_f64.sqrt()) - 1.0) / 3.0;
     assert!((f64::from(divisors[4]) - 1.0 / ((1.0 - smooth) / 8.0 + smooth)).abs() < 1e-6);

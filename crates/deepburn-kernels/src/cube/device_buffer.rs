@@ -46,7 +46,6 @@ impl DeviceBuffer {
     /// copied.
     ///
     /// # Panics
-    ///
     /// Panics if the handle's memory is smaller than `len` elements.
     pub fn new(handle: Handle, len: usize, dtype: DeviceDType) -> Self {
         let bytes = handle.size_in_used();
@@ -59,8 +58,7 @@ impl DeviceBuffer {
 
     /// Allocates a buffer whose elements are undefined.
     pub fn empty<R: Runtime>(client: &ComputeClient<R>, len: usize, dtype: DeviceDType) -> Self {
-        // Devices have no arrays of 0 bytes, so an empty buffer has memory for
-        // one element.
+        // Devices have no arrays of 0 bytes, so an empty buffer has memory for one element.
         Self { handle: client.empty(len.max(1) * dtype.size()), len, dtype }
     }
 
@@ -113,9 +111,8 @@ macro_rules! with_element {
 }
 pub(crate) use with_element;
 
-/// Returns the number of cubes, and their size, for a kernel with one unit per
-/// element. The last cube may have units without an element, so every kernel
-/// checks its position.
+/// Returns the number of cubes, and their size, for a kernel with one unit per element. The last
+/// cube may have units without an element, so every kernel checks its position.
 pub(crate) fn cubes<R: Runtime>(client: &ComputeClient<R>, len: usize) -> (CubeCount, CubeDim) {
     let dim = CubeDim::new_1d(CUBE_DIM);
     (cubecl::calculate_cube_count_elemwise(client, len, dim), dim)

@@ -23,8 +23,9 @@ use crate::elementwise::Elementwise;
 pub struct OwnedBuffers<'a> {
     /// The master weights, in f32.
     pub param: &'a DeviceBuffer,
-    /// The optimizer states, in f32. A step uses the first [`ElementwiseStep::states`](crate::ElementwiseStep::states)
-    /// of them and does not touch the others.
+    /// The optimizer states, in f32. A step uses the first
+    /// [`ElementwiseStep::states`](crate::ElementwiseStep::states) of them and does not touch the
+    /// others.
     pub states: &'a [&'a DeviceBuffer],
     /// The 16-bit working copy, which receives the rounded updated weights.
     pub working: Option<&'a DeviceBuffer>,
@@ -69,7 +70,6 @@ pub(crate) fn lerp(from: f32, to: f32, weight: f32) -> f32 {
 /// elements need no launch.
 ///
 /// # Panics
-///
 /// Panics under the same conditions as [`update`](super::update).
 pub(crate) fn launch<R: Runtime, S: Elementwise<N> + ElementKernel, const N: usize>(
     client: &ComputeClient<R>,

@@ -17,7 +17,6 @@ use super::device_buffer::{DeviceBuffer, cubes, with_element};
 /// Uses one launch per part, and one launch for the padding.
 ///
 /// # Panics
-///
 /// Panics if the parts have more than `len` elements together, if they differ in type, or if
 /// `parts` is empty.
 pub fn flatten<R: Runtime>(

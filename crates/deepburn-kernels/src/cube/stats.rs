@@ -30,7 +30,6 @@ const PER_UNIT: usize = 16;
 /// finite, the sum is NaN.
 ///
 /// # Panics
-///
 /// Panics if the device fails.
 pub fn gradient_stats<R: Runtime>(client: &ComputeClient<R>, grad: &DeviceBuffer) -> GradientStats {
     if grad.is_empty() {

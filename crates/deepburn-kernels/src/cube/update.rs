@@ -10,7 +10,6 @@ use crate::ElementwiseStep;
 /// on the CPU.
 ///
 /// # Panics
-///
 /// Panics if the buffers differ in length, if a buffer that is updated is not f32, or if there are
 /// fewer state buffers than the step uses.
 pub fn update<R: Runtime>(

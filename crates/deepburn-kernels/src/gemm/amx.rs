@@ -1,15 +1,15 @@
 //! Products of pairs of bf16 numbers with Intel AMX, whose tile registers hold 16 x 16 pairs.
 //!
 //! # Numbers
-//! For each element and each block of 32 depths, `tdpbf16ps` computes two sums, one of the even and one of the odd
-//! depths. Both start at +0 and are accumulated by fused multiply-adds in ascending order. The instruction then adds
-//! both sums to the element. Every operation rounds to the nearest even number, reads subnormal numbers as 0 and
-//! replaces subnormal results by 0, independently of the control register (Intel 64 and IA-32 Architectures Software
-//! Developer's Manual, volume 2).
+//! For each element and each block of 32 depths, `tdpbf16ps` computes two sums, one of the even and
+//! one of the odd depths. Both start at +0 and are accumulated by fused multiply-adds in ascending
+//! order. The instruction then adds both sums to the element. Every operation rounds to the nearest
+//! even number, reads subnormal numbers as 0 and replaces subnormal results by 0, independently of
+//! the control register (Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2).
 //!
 //! # State
-//! This kernel has been tested in an emulator (Bochs) but not on a processor, and it has not been timed. It is
-//! therefore checked before its first use: see [`Amx::detect`].
+//! This kernel has been tested in an emulator (Bochs) but not on a processor, and it has not been
+//! timed. It is therefore checked before its first use: see [`Amx::detect`].
 
 use std::sync::OnceLock;
 
@@ -35,14 +35,15 @@ const DEPTH_STEP: usize = 2 * PAIRS;
 /// The number of pairs in a row of a register.
 const PAIRS: usize = 16;
 
-/// The kernel for pairs of bf16 numbers with AMX. Created only if the processor and the operating system support AMX,
-/// and the processor also supports AVX512-BF16, which is used for packing.
+/// The kernel for pairs of bf16 numbers with AMX. Created only if the processor and the operating
+/// system support AMX, and the processor also supports AVX512-BF16, which is used for packing.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Amx(());
 
 impl Amx {
-    /// Requests AMX once per process and computes a small product with it. AMX is not used if the result differs from
-    /// the AVX512-BF16 result, in case a processor or a hypervisor reports AMX although it does not work.
+    /// Requests AMX once per process and computes a small product with it. AMX is not used if the
+    /// result differs from the AVX512-BF16 result, in case a processor or a hypervisor reports AMX
+    /// although it does not work.
     pub(super) fn detect() -> Option<Self> {
         static USABLE: OnceLock<bool> = OnceLock::new();
         let usable = USABLE.get_or_init(|| {
@@ -53,8 +54,8 @@ impl Amx {
     }
 }
 
-/// Returns true if two kernels give the same product. The operands are integers whose sums stay below 2^24, so the
-/// result is exact for any order of summation.
+/// Returns true if two kernels give the same product. The operands are integers whose sums stay
+/// below 2^24, so the result is exact for any order of summation.
 pub(super) fn agree(kernel: impl Kernel, other: impl Kernel) -> bool {
     // The shape covers partial tiles and two panels of depths, the second of which is not full.
     let (rows, depth, columns) = (40, 545, 50);
@@ -79,14 +80,16 @@ impl Kernel for Amx {
 
     const DEPTH: usize = 2;
     const DEPTH_STEP: usize = DEPTH_STEP;
-    /// A right panel of 32 KiB, which leaves a third of the first-level cache for left panels and sums.
+    /// A right panel of 32 KiB, which leaves a third of the first-level cache for left panels and
+    /// sums.
     const PANEL_DEPTH: usize = 512;
     const LEFT_LANES: usize = ROWS;
     const ROWS: usize = ROWS;
     const COLUMNS: usize = COLUMNS;
 
     unsafe fn pack_left(self, strip: Strip<'_>, panel: *mut Pair) {
-        // SAFETY: the kernel exists only where the processor can run it; the rest as the caller promises.
+        // SAFETY: the kernel exists only where the processor can run it; the rest as the caller
+        // promises.
         unsafe { pack::pack_left(strip, panel) }
     }
 
@@ -96,7 +99,8 @@ impl Kernel for Amx {
     }
 
     unsafe fn tile(self, depth: usize, left: LeftRows<Pair>, right: *const Pair, tile: Tile) {
-        // SAFETY: tiles are configured inside of `run`; the rest as above. A left panel has the rows of one tile.
+        // SAFETY: tiles are configured inside of `run`; the rest as above. A left panel has the
+        // rows of one tile.
         unsafe { tiles::multiply(depth / DEPTH_STEP, left.first, right, tile) }
     }
 

@@ -15,22 +15,24 @@ use pack::pack_singles;
 /// The number of 32-bit lanes of a register.
 const LANES: usize = 8;
 
-/// Rows and columns of a tile. Of the sixteen registers, twelve hold sums, two hold a row of the right panel, and two
-/// hold alternating numbers of the left panel. A tile of 4 x 24 has the same number of sums but needs all registers, so
-/// the compiler keeps one sum in memory, which halves the speed.
+/// Rows and columns of a tile. Of the sixteen registers, twelve hold sums, two hold a row of the
+/// right panel, and two hold alternating numbers of the left panel. A tile of 4 x 24 has the same
+/// number of sums but needs all registers, so the compiler keeps one sum in memory, which halves
+/// the speed.
 const ROWS: usize = 6;
 const VECTORS: usize = 2;
 const TILE_COLUMNS: usize = VECTORS * LANES;
 
-/// Micro-panels of `TILE_COLUMNS` lanes in a right panel, packed together from two cache lines of each depth. They and
-/// six rows of the left operand fit into a first-level cache of 32 KiB.
+/// Micro-panels of `TILE_COLUMNS` lanes in a right panel, packed together from two cache lines of
+/// each depth. They and six rows of the left operand fit into a first-level cache of 32 KiB.
 const RIGHT_MICRO_PANELS: usize = 2;
 
-/// Micro-panels of `ROWS` lanes in a left panel. If the rows of the operand are adjacent in memory, as in a weight
-/// gradient, one depth of a panel is three cache lines, and each line is read once.
+/// Micro-panels of `ROWS` lanes in a left panel. If the rows of the operand are adjacent in memory,
+/// as in a weight gradient, one depth of a panel is three cache lines, and each line is read once.
 const LEFT_MICRO_PANELS: usize = 8;
 
-/// The kernel for AVX2 with fused multiply-add and fp16 conversions. Created only if the processor supports them.
+/// The kernel for AVX2 with fused multiply-add and fp16 conversions. Created only if the processor
+/// supports them.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Avx2(());
 
@@ -54,9 +56,9 @@ impl Kernel for Avx2 {
     const ROWS: usize = ROWS;
     const COLUMNS: usize = RIGHT_MICRO_PANELS * TILE_COLUMNS;
     const MULTIPLIES_ROWS: bool = true;
-    /// 512 rows with the depth of a panel, which stay in a second-level cache of 512 KiB. Two threads are equally fast
-    /// with twice this size. All threads wait at the end of a block, so a block needs more work if there are more
-    /// threads.
+    /// 512 rows with the depth of a panel, which stay in a second-level cache of 512 KiB. Two
+    /// threads are equally fast with twice this size. All threads wait at the end of a block, so a
+    /// block needs more work if there are more threads.
     const LEFT_BYTES: usize = 512 << 10;
 
     /// A left panel consists of consecutive micro-panels of `ROWS` lanes.
@@ -65,7 +67,8 @@ impl Kernel for Avx2 {
     }
 
     unsafe fn pack_left(self, strip: Strip<'_>, panel: *mut f32) {
-        // SAFETY: the kernel exists only where the processor can run it; the rest as the caller promises.
+        // SAFETY: the kernel exists only where the processor can run it; the rest as the caller
+        // promises.
         unsafe { pack_singles::<ROWS>(strip, panel) }
     }
 
@@ -85,8 +88,8 @@ impl Kernel for Avx2 {
         }
     }
 
-    /// Each row of a tile is a few cache lines, and consecutive rows are one row of the result apart, so the hardware
-    /// prefetcher does not recognise them as a sequence.
+    /// Each row of a tile is a few cache lines, and consecutive rows are one row of the result
+    /// apart, so the hardware prefetcher does not recognize them as a sequence.
     fn prefetch_result(self, row: RowMut<'_>, columns: usize) {
         lines(row.addresses(columns)).for_each(prefetch);
     }
@@ -110,18 +113,20 @@ impl Kernel for Avx2 {
     }
 }
 
-/// Multiplies rows of the left operand with one micro-panel of the right operand. If the tile accumulates, the sums are
-/// added to the sums of earlier depths at the end.
+/// Multiplies rows of the left operand with one micro-panel of the right operand. If the tile
+/// accumulates, the sums are added to the sums of earlier depths at the end.
 ///
 /// # Safety
-/// The processor supports AVX2 and FMA. `left` is valid for reads of `depth * ROWS` numbers and `right` for reads of
-/// `depth * TILE_COLUMNS` numbers. `tile.values` is valid for reads and writes of `TILE_COLUMNS` numbers in each of
-/// `ROWS` rows, which start every `RIGHT_MICRO_PANELS * TILE_COLUMNS` numbers. These numbers are initialised if
-/// `tile.accumulate` is true, and no other thread accesses them during the call. All pointers are aligned for `f32`.
+/// The processor supports AVX2 and FMA. `left` is valid for reads of `depth * ROWS` numbers and
+/// `right` for reads of `depth * TILE_COLUMNS` numbers. `tile.values` is valid for reads and writes
+/// of `TILE_COLUMNS` numbers in each of `ROWS` rows, which start every
+/// `RIGHT_MICRO_PANELS * TILE_COLUMNS` numbers. These numbers are initialized if `tile.accumulate`
+/// is true, and no other thread accesses them during the call. All pointers are aligned for `f32`.
 #[target_feature(enable = "avx2,fma")]
 #[allow(clippy::needless_range_loop)]
 unsafe fn tile_f32(depth: usize, mut left: *const f32, mut right: *const f32, tile: Tile) {
-    // The loops run over indices, because the compiler unrolls them. With iterators it keeps the sums in memory.
+    // The loops run over indices, because the compiler unrolls them. With iterators it keeps the
+    // sums in memory.
     let mut sums = [[_mm256_setzero_ps(); VECTORS]; ROWS];
     // SAFETY: the panels have these depths and the tile these rows, as the caller promises.
     unsafe {

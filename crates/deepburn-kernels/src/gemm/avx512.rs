@@ -1,7 +1,8 @@
 //! Products with AVX-512: of pairs of bf16 numbers by `vdpbf16ps`, and of single precision.
 //!
-//! `vdpbf16ps` takes subnormal inputs as 0, replaces subnormal sums by 0 and rounds to the nearest even number,
-//! independently of the control register (Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2).
+//! `vdpbf16ps` takes subnormal inputs as 0, replaces subnormal sums by 0 and rounds to the nearest
+//! even number, independently of the control register (Intel 64 and IA-32 Architectures Software
+//! Developer's Manual, volume 2).
 
 use std::arch::x86_64::*;
 
@@ -50,9 +51,9 @@ pub(super) fn finish(sums: &[f32], row: RowMut<'_>) {
     row.write(sums);
 }
 
-/// Rows and columns of a tile of pairs: 24 registers hold sums, four hold a row of the right panel, and one holds a
-/// pair of the left operand. A row of a right panel consists of 128 bytes from each of two rows of the operand, which
-/// are complete cache lines.
+/// Rows and columns of a tile of pairs: 24 registers hold sums, four hold a row of the right panel,
+/// and one holds a pair of the left operand. A row of a right panel consists of 128 bytes from each
+/// of two rows of the operand, which are complete cache lines.
 const PAIR_ROWS: usize = 6;
 const PAIR_VECTORS: usize = 4;
 const PAIR_COLUMNS: usize = PAIR_VECTORS * LANES;
@@ -62,15 +63,16 @@ impl Kernel for Avx512Bf16 {
 
     const DEPTH: usize = 2;
     const DEPTH_STEP: usize = 2;
-    /// A right panel of 512 KiB, half of the second-level cache. This cache is fast enough: a step of a tile reads 256
-    /// bytes of the panel in twelve cycles. With more depths per panel, sums are stored and loaded less often.
+    /// A right panel of 512 KiB, half of the second-level cache. This cache is fast enough: a step
+    /// of a tile reads 256 bytes of the panel in twelve cycles. With more depths per panel, sums
+    /// are stored and loaded less often.
     const PANEL_DEPTH: usize = 4096;
     const LEFT_LANES: usize = 32;
     const ROWS: usize = PAIR_ROWS;
     const COLUMNS: usize = PAIR_COLUMNS;
 
-    /// Two adjacent depths already form a pair in memory. An odd number of depths is packed, because the last depth has
-    /// no partner.
+    /// Two adjacent depths already form a pair in memory. An odd number of depths is packed,
+    /// because the last depth has no partner.
     fn in_place(self, left: Matrix<'_>) -> Option<Left<Pair>> {
         match left.elements {
             FloatSlice::Bf16(elements)
@@ -85,7 +87,8 @@ impl Kernel for Avx512Bf16 {
         }
     }
 
-    /// Returns an odd number of cache lines, so that the rows do not all start in the same cache set.
+    /// Returns an odd number of cache lines, so that the rows do not all start in the same cache
+    /// set.
     fn left_row_bytes(depth: usize) -> usize {
         const LINE: usize = 64;
         let lines = depth
@@ -101,7 +104,8 @@ impl Kernel for Avx512Bf16 {
     }
 
     unsafe fn pack_left(self, strip: Strip<'_>, panel: *mut Pair) {
-        // SAFETY: the kernel exists only where the processor can run it; the rest as the caller promises.
+        // SAFETY: the kernel exists only where the processor can run it; the rest as the caller
+        // promises.
         unsafe { pack_pair_rows(strip, panel, Self::left_row_bytes(strip.depth)) }
     }
 
@@ -129,15 +133,16 @@ impl Kernel for Avx512Bf16 {
     }
 }
 
-/// Multiplies a tile of `ROWS` rows. If the tile accumulates, its sums start from the sums of earlier depths. Each
-/// element is therefore one sum over all pairs in order, regardless of how the depths are divided into blocks.
+/// Multiplies a tile of `ROWS` rows. If the tile accumulates, its sums start from the sums of
+/// earlier depths. Each element is therefore one sum over all pairs in order, regardless of how the
+/// depths are divided into blocks.
 ///
 /// # Safety
-/// The processor supports AVX-512 F and BW and AVX512-BF16. For each of `ROWS` rows, which start every
-/// `left.row_bytes` bytes, `left` is valid for reads of `pairs` pairs, which need not be aligned. `right` is valid for
-/// reads of `pairs * PAIR_COLUMNS` pairs. `tile.values` is aligned to 64 bytes and valid for reads and writes of
-/// `ROWS * PAIR_COLUMNS` numbers, which are initialised if `tile.accumulate` is true. No other thread accesses the
-/// tile during the call.
+/// The processor supports AVX-512 F and BW and AVX512-BF16. For each of `ROWS` rows, which start
+/// every `left.row_bytes` bytes, `left` is valid for reads of `pairs` pairs, which need not be
+/// aligned. `right` is valid for reads of `pairs * PAIR_COLUMNS` pairs. `tile.values` is aligned to
+/// 64 bytes and valid for reads and writes of `ROWS * PAIR_COLUMNS` numbers, which are initialized
+/// if `tile.accumulate` is true. No other thread accesses the tile during the call.
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
 #[allow(clippy::needless_range_loop)]
 unsafe fn tile_bf16<const ROWS: usize>(
@@ -146,12 +151,12 @@ unsafe fn tile_bf16<const ROWS: usize>(
     mut right: *const Pair,
     tile: Tile,
 ) {
-    // The loops run over indices, because the compiler unrolls them. With iterators it keeps the sums in memory, which
-    // halves the speed.
+    // The loops run over indices, because the compiler unrolls them. With iterators it keeps the
+    // sums in memory, which halves the speed.
     let mut sums = [[_mm512_setzero_ps(); PAIR_VECTORS]; ROWS];
     let mut first = left.first;
-    // SAFETY: the operands have these depths and the tile these rows, as the caller promises. Rows of 16-bit numbers
-    // may start at any 16-bit boundary.
+    // SAFETY: the operands have these depths and the tile these rows, as the caller promises. Rows
+    // of 16-bit numbers may start at any 16-bit boundary.
     unsafe {
         if tile.accumulate {
             for row in 0..ROWS {
@@ -184,8 +189,8 @@ unsafe fn tile_bf16<const ROWS: usize>(
     }
 }
 
-/// Rows and columns of a tile in single precision: 24 registers hold sums, three hold a row of the right panel, and one
-/// holds a number of the left panel.
+/// Rows and columns of a tile in single precision: 24 registers hold sums, three hold a row of the
+/// right panel, and one holds a number of the left panel.
 const ROWS: usize = 8;
 const VECTORS: usize = 3;
 const COLUMNS: usize = VECTORS * LANES;
@@ -200,12 +205,14 @@ impl Kernel for Avx512 {
     const ROWS: usize = ROWS;
     const COLUMNS: usize = COLUMNS;
     const MULTIPLIES_ROWS: bool = true;
-    /// The second-level cache of most cores with AVX-512, because the left rows are read from this cache again for every
-    /// right panel. Half of this size causes more waits at the ends of blocks and is slower with two threads.
+    /// The second-level cache of most cores with AVX-512, because the left rows are read from this
+    /// cache again for every right panel. Half of this size causes more waits at the ends of blocks
+    /// and is slower with two threads.
     const LEFT_BYTES: usize = 1 << 20;
 
     unsafe fn pack_left(self, strip: Strip<'_>, panel: *mut f32) {
-        // SAFETY: the kernel exists only where the processor can run it; the rest as the caller promises.
+        // SAFETY: the kernel exists only where the processor can run it; the rest as the caller
+        // promises.
         unsafe { pack_singles(strip, LANES, panel) }
     }
 
@@ -219,9 +226,9 @@ impl Kernel for Avx512 {
         unsafe { tile_f32(depth, left.first, right, tile) }
     }
 
-    /// Each row of a tile is three cache lines, and consecutive rows are one row of the result apart, so the hardware
-    /// prefetcher does not recognise them as a sequence. Tiles of pairs take half the time and do not benefit from
-    /// prefetching.
+    /// Each row of a tile is three cache lines, and consecutive rows are one row of the result
+    /// apart, so the hardware prefetcher does not recognize them as a sequence. Tiles of pairs take
+    /// half the time and do not benefit from prefetching.
     fn prefetch_result(self, row: RowMut<'_>, columns: usize) {
         lines(row.addresses(columns)).for_each(prefetch);
     }
@@ -241,13 +248,15 @@ impl Kernel for Avx512 {
     }
 }
 
-/// Multiplies a tile. If the tile accumulates, its sums are added to the sums of earlier depths at the end.
+/// Multiplies a tile. If the tile accumulates, its sums are added to the sums of earlier depths at
+/// the end.
 ///
 /// # Safety
-/// The processor supports AVX-512 F and BW. For each of `depth` depths, `left` is valid for reads of the first `ROWS`
-/// of `LANES` numbers; `right` is valid for reads of `depth * COLUMNS` numbers. All pointers are aligned for `f32`.
-/// `tile.values` is valid for reads and writes of `ROWS * COLUMNS` numbers, which are initialised if `tile.accumulate`
-/// is true. No other thread accesses the tile during the call.
+/// The processor supports AVX-512 F and BW. For each of `depth` depths, `left` is valid for reads
+/// of the first `ROWS` of `LANES` numbers; `right` is valid for reads of `depth * COLUMNS` numbers.
+/// All pointers are aligned for `f32`. `tile.values` is valid for reads and writes of
+/// `ROWS * COLUMNS` numbers, which are initialized if `tile.accumulate` is true. No other thread
+/// accesses the tile during the call.
 #[target_feature(enable = "avx512f,avx512bw")]
 #[allow(clippy::needless_range_loop)]
 unsafe fn tile_f32(depth: usize, mut left: *const f32, mut right: *const f32, tile: Tile) {

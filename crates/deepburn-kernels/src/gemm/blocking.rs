@@ -1,18 +1,18 @@
 //! The division of a product into blocks, tasks and tiles, and their distribution over threads.
 //!
-//! A product is divided into blocks whose part of the left operand stays in a cache. The left operand is read in place
-//! if the kernel can multiply its rows without packing. Otherwise all threads pack the operand's part of a block. Then
-//! each task packs a panel of the right operand and multiplies it with all rows of the task while the panel is in a
-//! cache of the core.
+//! A product is divided into blocks whose part of the left operand stays in a cache. The left
+//! operand is read in place if the kernel can multiply its rows without packing. Otherwise all
+//! threads pack the operand's part of a block. Then each task packs a panel of the right operand
+//! and multiplies it with all rows of the task while the panel is in a cache of the core.
 //!
-//! The kernel defines the maximum number of depths of a panel. If a panel has all depths of the product, a finished
-//! tile is written to the result at once. Otherwise the sums of a task stay in scratch memory, in single precision,
-//! until all depths have been added. If the depths are divided into blocks, the sums of all tasks stay in scratch
-//! memory.
+//! The kernel defines the maximum number of depths of a panel. If a panel has all depths of the
+//! product, a finished tile is written to the result at once. Otherwise the sums of a task stay in
+//! scratch memory, in single precision, until all depths have been added. If the depths are divided
+//! into blocks, the sums of all tasks stay in scratch memory.
 //!
-//! Each element is a sum over the depths in order, in panels of `PANEL_DEPTH` depths. A block always contains complete
-//! panels. The division into blocks and tasks, and therefore the number of threads, does not change the order of
-//! summation.
+//! Each element is a sum over the depths in order, in panels of `PANEL_DEPTH` depths. A block
+//! always contains complete panels. The division into blocks and tasks, and therefore the number of
+//! threads, does not change the order of summation.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -24,19 +24,19 @@ use super::pack::Strip;
 use super::result::{Epilogue, RowMut};
 use super::scratch::{Scratch, ScratchKind};
 
-/// The size in bytes, per thread, of the sums that a product keeps from one block of depths to the next. With few
-/// threads, a block then has more panels of columns than the required number of tasks, so each panel is packed for all
-/// rows.
+/// The size in bytes, per thread, of the sums that a product keeps from one block of depths to the
+/// next. With few threads, a block then has more panels of columns than the required number of
+/// tasks, so each panel is packed for all rows.
 const SUM_BYTES: usize = 4 << 20;
 
-/// The number of panels of columns up to which a block of the left operand need not fit in a cache of the core: the
-/// block is read only once per panel.
+/// The number of panels of columns up to which a block of the left operand need not fit in a cache
+/// of the core: the block is read only once per panel.
 const FEW_PANELS: usize = 4;
 
-/// The number of rows, rounded to complete left panels, that a block needs before it covers all depths. A task packs
-/// its panels of the right operand; compared with the products with this many rows, the packing is little work. It is
-/// also the maximum number of rows of a task that keeps sums: with 64 columns, the sums take 128 KiB of the
-/// second-level cache.
+/// The number of rows, rounded to complete left panels, that a block needs before it covers all
+/// depths. A task packs its panels of the right operand; compared with the products with this many
+/// rows, the packing is little work. It is also the maximum number of rows of a task that keeps
+/// sums: with 64 columns, the sums take 128 KiB of the second-level cache.
 const BLOCK_ROWS: usize = 512;
 
 /// The number of tasks per thread, so that a thread that starts late does not delay all others.
@@ -80,8 +80,8 @@ pub(super) fn multiply_in_blocks<K: Kernel>(
     Scratch::with(ScratchKind::Block, left_bytes + sizes.sum_bytes::<K>(shape), |scratch| {
         let packed = scratch.as_ptr().cast::<K::Packed>().cast_const();
         let sums = scratch.as_ptr().wrapping_add(left_bytes).cast();
-        // The loop over depths is the innermost: all depths are added before other rows and columns use the memory of
-        // the sums.
+        // The loop over depths is the innermost: all depths are added before other rows and columns
+        // use the memory of the sums.
         for rows in cut(shape[0], sizes.rows) {
             for columns in cut(shape[2], sizes.columns) {
                 for depths in cut(shape[1], sizes.depths) {
@@ -119,8 +119,8 @@ fn cut(count: usize, size: usize) -> impl Iterator<Item = Range<usize>> {
     (0..count).step_by(size).map(move |start| start..count.min(start.saturating_add(size)))
 }
 
-/// Returns a size for dividing `count` numbers into parts of similar size with at most `most` numbers each: a multiple
-/// of `step`, or `count` itself. `most` must be a multiple of `step`.
+/// Returns a size for dividing `count` numbers into parts of similar size with at most `most`
+/// numbers each: a multiple of `step`, or `count` itself. `most` must be a multiple of `step`.
 fn evenly(count: usize, most: usize, step: usize) -> usize {
     count.min(count.div_ceil(count.div_ceil(most)).next_multiple_of(step))
 }
@@ -137,9 +137,9 @@ pub(super) struct BlockSizes {
 }
 
 impl BlockSizes {
-    /// Returns the sizes for a product of `[rows, depth, columns]`. A block has all depths if it then still has
-    /// `BLOCK_ROWS` rows or all rows. Otherwise the depths are divided too. Rows, columns and depths are each divided
-    /// evenly.
+    /// Returns the sizes for a product of `[rows, depth, columns]`. A block has all depths if it
+    /// then still has `BLOCK_ROWS` rows or all rows. Otherwise the depths are divided too. Rows,
+    /// columns and depths are each divided evenly.
     pub(super) fn new<K: Kernel>([rows, depth, columns]: [usize; 3], threads: usize) -> Self {
         let left_limit = match columns.div_ceil(K::COLUMNS) <= FEW_PANELS {
             true => LEFT_LIMIT,
@@ -172,8 +172,8 @@ impl BlockSizes {
         self.rows.next_multiple_of(K::LEFT_LANES) * K::left_row_bytes(self.depths)
     }
 
-    /// Returns the size in bytes of the sums that are carried from one block of depths to the next; 0 if a block has
-    /// all depths of `shape`.
+    /// Returns the size in bytes of the sums that are carried from one block of depths to the next;
+    /// 0 if a block has all depths of `shape`.
     pub(super) fn sum_bytes<K: Kernel>(self, [_, depth, _]: [usize; 3]) -> usize {
         if self.depths >= depth {
             return 0;
@@ -192,14 +192,16 @@ struct ProductBlock<'a, K: Kernel> {
     rows: Range<usize>,
     columns: Range<usize>,
     depths: Range<usize>,
-    /// The left operand, starting at the first row and depth of the block. A packed operand is in scratch memory.
+    /// The left operand, starting at the first row and depth of the block. A packed operand is in
+    /// scratch memory.
     left: Left<K::Packed>,
-    /// The sums over the previous depths, if this block does not have all depths: `[panel of columns][row][column]`.
+    /// The sums over the previous depths, if this block does not have all depths:
+    /// `[panel of columns][row][column]`.
     sums: Option<*mut f32>,
 }
 
-// SAFETY: while `left` is packed, each panel is written by exactly one thread; afterwards all threads only read it. The
-// sums of a task are accessed only by the thread that runs it.
+// SAFETY: while `left` is packed, each panel is written by exactly one thread; afterwards all
+// threads only read it. The sums of a task are accessed only by the thread that runs it.
 unsafe impl<K: Kernel> Sync for ProductBlock<'_, K> {}
 
 /// The rows and columns of a block that one task computes.
@@ -240,8 +242,9 @@ impl<K: Kernel> ProductBlock<'_, K> {
             let lanes = [self.rows.start + lane, (self.rows.len() - lane).min(K::LEFT_LANES)];
             let depths = [self.depths.start, self.depths.len()];
             let strip = Strip::rows(self.product.left, lanes, depths);
-            // SAFETY: the scratch memory is large enough for all panels of the block, and each panel is written once. A
-            // block never has more depths than the first block, for which the memory was allocated.
+            // SAFETY: the scratch memory is large enough for all panels of the block, and each
+            // panel is written once. A block never has more depths than the first block, for which
+            // the memory was allocated.
             unsafe { self.kernel.pack_left(strip, self.left.row(lane).cast_mut()) };
         });
     }
@@ -308,9 +311,9 @@ impl<K: Kernel> ProductBlock<'_, K> {
         });
     }
 
-    /// Adds the products of one panel of depths to the sums of a task. The first panel overwrites the sums, and after
-    /// the last panel each tile is written to the result. In the meantime, `next`, the strip that this thread packs
-    /// afterwards, is prefetched.
+    /// Adds the products of one panel of depths to the sums of a task. The first panel overwrites
+    /// the sums, and after the last panel each tile is written to the result. In the meantime,
+    /// `next`, the strip that this thread packs afterwards, is prefetched.
     fn add_depths(
         &self,
         task: PanelTask,
@@ -341,11 +344,11 @@ impl<K: Kernel> ProductBlock<'_, K> {
                     self.kernel.prefetch_result(result, task.columns);
                 });
             }
-            // Depth 0 overwrites the sums, which are not initialised.
+            // Depth 0 overwrites the sums, which are not initialized.
             let tile = Tile { values, accumulate: depth > 0, columns: task.columns };
             let padded = depths.next_multiple_of(K::DEPTH_STEP);
-            // SAFETY: both operands contain these depths, and the scratch memory contains this tile. The caller runs
-            // inside `Kernel::run`.
+            // SAFETY: both operands contain these depths, and the scratch memory contains this
+            // tile. The caller runs inside `Kernel::run`.
             unsafe { self.kernel.tile(padded, left, scratch.right, tile) };
             if is_last {
                 self.each_row(task, row, left.count, |index, result| {
@@ -359,8 +362,8 @@ impl<K: Kernel> ProductBlock<'_, K> {
         }
     }
 
-    /// Calls `work` for each of `rows` rows of a task from row `first` on, with the index of the row and its elements
-    /// of the result.
+    /// Calls `work` for each of `rows` rows of a task from row `first` on, with the index of the
+    /// row and its elements of the result.
     fn each_row(
         &self,
         task: PanelTask,
@@ -377,7 +380,8 @@ impl<K: Kernel> ProductBlock<'_, K> {
         }
     }
 
-    /// Returns the task's columns of the right operand over the depths of one panel, from `depth` on.
+    /// Returns the task's columns of the right operand over the depths of one panel, from `depth`
+    /// on.
     fn right(&self, task: PanelTask, depth: usize) -> Strip<'_> {
         let depths = (self.depths.end - depth).min(K::PANEL_DEPTH);
         let columns = [self.columns.start + task.column, task.columns];
@@ -385,10 +389,12 @@ impl<K: Kernel> ProductBlock<'_, K> {
     }
 }
 
-/// Calls `work` with every number below `count`, and with the number that the same thread will process next.
+/// Calls `work` with every number below `count`, and with the number that the same thread will
+/// process next.
 ///
-/// The calling thread takes part and starts without waiting for other threads to wake up, which would take a few per
-/// cent of the time of a GPT-2 product. If a thread starts late, the other threads do its work.
+/// The calling thread takes part and starts without waiting for other threads to wake up, which
+/// would take a few per cent of the time of a GPT-2 product. If a thread starts late, the other
+/// threads do its work.
 pub(super) fn each(count: usize, threads: usize, work: impl Fn(usize, Option<usize>) + Sync) {
     let taken = AtomicUsize::new(0);
     let take = || Some(taken.fetch_add(1, Ordering::Relaxed)).filter(|number| *number < count);

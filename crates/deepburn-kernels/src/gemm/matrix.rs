@@ -17,8 +17,8 @@ pub struct Matrix<'a> {
 }
 
 impl<'a> Matrix<'a> {
-    /// Creates a matrix of `[rows, columns]` elements with strides `[row_stride, column_stride]`, in elements. A stride
-    /// of 0 repeats a row or a column.
+    /// Creates a matrix of `[rows, columns]` elements with strides `[row_stride, column_stride]`,
+    /// in elements. A stride of 0 repeats a row or a column.
     ///
     /// # Panics
     /// Panics if an element is outside of `elements`.
@@ -109,8 +109,9 @@ impl Target {
     /// Returns a pointer that is `count` elements after this one.
     ///
     /// # Safety
-    /// The same conditions as for [`pointer::add`](https://doc.rust-lang.org/std/primitive.pointer.html#method.add):
-    /// both pointers are in the same array.
+    /// The same conditions as for
+    /// [`pointer::add`](https://doc.rust-lang.org/std/primitive.pointer.html#method.add): both
+    /// pointers are in the same array.
     pub unsafe fn add(self, count: usize) -> Self {
         // SAFETY: as the caller promises.
         unsafe {

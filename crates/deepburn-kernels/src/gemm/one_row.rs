@@ -1,7 +1,8 @@
 //! Products of one row, the products of text generation: each new token is one row.
 //!
-//! Such a product reads each element of the right operand once, so it is as fast as memory. Packing would copy the whole
-//! operand. If the columns of the operand are adjacent, its rows are read in place instead, several at a time:
+//! Such a product reads each element of the right operand once, so it is as fast as memory. Packing
+//! would copy the whole operand. If the columns of the operand are adjacent, its rows are read in
+//! place instead, several at a time:
 //!
 //! ```text
 //! left   l0 l1 l2 l3 ...               right   r00 r01 r02 ...     sums   s0 s1 s2 ...   in the first-level cache
@@ -9,7 +10,8 @@
 //!        sj = sj + l0 r0j + l1 r1j + ... in this order, in panels of the kernel's depth
 //! ```
 //!
-//! The order of summation is the order of the kernel's tiles, so a row has the same bits as in a product of more rows.
+//! The order of summation is the order of the kernel's tiles, so a row has the same bits as in a
+//! product of more rows.
 
 use super::Product;
 use super::blocking::each;
@@ -22,17 +24,19 @@ use crate::float_slice::with_elements;
 /// The number of columns of a task. Their sums take 2 KiB of the first-level cache.
 const COLUMNS: usize = 512;
 
-/// The smallest number of columns for which a thread is worth its start, because memory is read in long sequences.
+/// The smallest number of columns for which a thread is worth its start, because memory is read in
+/// long sequences.
 const FEW_COLUMNS: usize = 64;
 
-/// Number of multiplications below which distributing the work over threads costs more than it saves. Each one reads an
-/// element from memory, so it takes longer than in a product of many rows.
+/// Number of multiplications below which distributing the work over threads costs more than it
+/// saves. Each one reads an element from memory, so it takes longer than in a product of many rows.
 const WORTH_THREADS: usize = 1 << 17;
 
 /// The number of rows of the right operand that are read at the same time.
 const ROWS: usize = 8;
 
-/// Computes the product and returns true if it has one row, and the kernel can read the right operand in place.
+/// Computes the product and returns true if it has one row, and the kernel can read the right
+/// operand in place.
 pub(super) fn multiply<K: Kernel>(
     kernel: K,
     product: &Product<'_>,
@@ -70,8 +74,9 @@ fn widened<E: Element>(elements: &[E], count: usize, stride: usize) -> Vec<f32> 
     (0..count).map(|column| elements[column * stride].widen()).collect()
 }
 
-/// Adds the product of the row `left` and the matrix `right`, whose columns are adjacent, to `sums`. The sums of
-/// `panel` depths are added to each other before they are added to `sums`. `add` returns `left * right + sum`.
+/// Adds the product of the row `left` and the matrix `right`, whose columns are adjacent, to
+/// `sums`. The sums of `panel` depths are added to each other before they are added to `sums`.
+/// `add` returns `left * right + sum`.
 #[inline(always)]
 pub(super) fn add_product(
     left: &[f32],

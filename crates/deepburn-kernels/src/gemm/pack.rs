@@ -10,8 +10,8 @@ use crate::FloatSlice;
 use crate::element::Element;
 use crate::float_slice::with_elements;
 
-/// A range of lanes of an operand over a range of depths. Lanes are rows of the left operand or columns of the right
-/// operand.
+/// A range of lanes of an operand over a range of depths. Lanes are rows of the left operand or
+/// columns of the right operand.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Strip<'a> {
     /// The elements, starting at the first depth of the first lane.
@@ -23,7 +23,8 @@ pub(super) struct Strip<'a> {
 }
 
 impl<'a> Strip<'a> {
-    /// Returns rows `lane..lane + lanes` of `matrix` over its columns `depth..depth + depths`, which are the depths.
+    /// Returns rows `lane..lane + lanes` of `matrix` over its columns `depth..depth + depths`,
+    /// which are the depths.
     pub(super) fn rows(
         matrix: Matrix<'a>,
         [lane, lanes]: [usize; 2],
@@ -45,8 +46,9 @@ impl<'a> Strip<'a> {
         Self { elements: self.elements.starting_at(lane * self.lane_stride), lanes, ..self }
     }
 
-    /// Prefetches part `part` of `parts` of the elements into the cache. The hardware prefetcher does not recognise
-    /// rows that are a page apart as a sequence, so each of them would cause a cache miss.
+    /// Prefetches part `part` of `parts` of the elements into the cache. The hardware prefetcher
+    /// does not recognize rows that are a page apart as a sequence, so each of them would cause a
+    /// cache miss.
     #[inline(always)]
     pub(super) fn prefetch(&self, part: usize, parts: usize) {
         with_elements!(self.elements, elements => self.prefetch_elements(elements, part, parts));
@@ -54,7 +56,8 @@ impl<'a> Strip<'a> {
 
     #[inline(always)]
     fn prefetch_elements<E>(&self, elements: &[E], part: usize, parts: usize) {
-        // The number of contiguous sequences of elements, the distance between them and their length.
+        // The number of contiguous sequences of elements, the distance between them and their
+        // length.
         let (count, stride, len) = if self.lane_stride == 1 {
             (self.depth, self.depth_stride, self.lanes)
         } else if self.depth_stride == 1 {
@@ -68,7 +71,8 @@ impl<'a> Strip<'a> {
         }
     }
 
-    /// Returns the columns `lanes` (start and count) of `matrix` over its rows `depths`, which are the depths.
+    /// Returns the columns `lanes` (start and count) of `matrix` over its rows `depths`, which are
+    /// the depths.
     pub(super) fn columns(matrix: Matrix<'a>, lanes: [usize; 2], depths: [usize; 2]) -> Self {
         Self::rows(matrix.transposed(), lanes, depths)
     }
@@ -90,7 +94,8 @@ pub(super) fn prefetch(address: *const u8) {
     #[cfg(target_arch = "x86_64")]
     {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: the instruction is a hint that reads no memory, and every x86-64 processor supports it.
+        // SAFETY: the instruction is a hint that reads no memory, and every x86-64 processor
+        // supports it.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) };
     }
     #[cfg(not(target_arch = "x86_64"))]
@@ -144,12 +149,13 @@ impl Packed for Pair {
     }
 }
 
-/// Packs a strip as `[depth][width]`. Lanes and depths beyond the strip, up to `width` and `padded`, are set to zero.
+/// Packs a strip as `[depth][width]`. Lanes and depths beyond the strip, up to `width` and
+/// `padded`, are set to zero.
 ///
 /// # Safety
 /// `panel` is aligned for `P` and valid for writes of `width` lanes of depth `padded`:
-/// `width * padded.div_ceil(P::DEPTH)` packed elements. The strip has at most `width` lanes and at most `padded`
-/// depths.
+/// `width * padded.div_ceil(P::DEPTH)` packed elements. The strip has at most `width` lanes and at
+/// most `padded` depths.
 #[inline(always)]
 pub(super) unsafe fn pack<P: Packed>(strip: Strip<'_>, width: usize, padded: usize, panel: *mut P) {
     // SAFETY: as the caller promises.
@@ -172,20 +178,23 @@ unsafe fn pack_elements<E: Element, P: Packed>(
 ) {
     let Strip { lanes, depth, lane_stride, depth_stride, .. } = strip;
     if lanes < width || depth < padded {
-        // SAFETY: the caller promises that the panel has this size; zero bits are the number 0 in every packed type.
+        // SAFETY: the caller promises that the panel has this size; zero bits are the number 0 in
+        // every packed type.
         unsafe { panel.write_bytes(0, width * padded.div_ceil(P::DEPTH)) };
     }
     if lanes == 0 || depth == 0 {
         return;
     }
     assert!((lanes - 1) * lane_stride + (depth - 1) * depth_stride < elements.len());
-    // SAFETY: the index is inside `elements` as just checked, because `lane` and `depth` stay below the strip's counts.
+    // SAFETY: the index is inside `elements` as just checked, because `lane` and `depth` stay below
+    // the strip's counts.
     let read = |lane: usize, depth: usize| unsafe {
         *elements.get_unchecked(lane * lane_stride + depth * depth_stride)
     };
     let whole = depth / P::DEPTH;
     let store = |index: usize, lane: usize, value: P| {
-        // SAFETY: the caller promises that the panel has this size, and the strip's lanes and depths do not exceed it.
+        // SAFETY: the caller promises that the panel has this size, and the strip's lanes and
+        // depths do not exceed it.
         unsafe { panel.add(index * width + lane).write(value) };
     };
     let each = |index: usize, lane: usize| {

@@ -1,4 +1,4 @@
-//! Products in single precision by code that the compiler vectorises.
+//! Products in single precision by code that the compiler vectorizes.
 
 use super::kernel::{Kernel, LeftRows, Tile};
 use super::matrix::Matrix;
@@ -6,8 +6,8 @@ use super::one_row;
 use super::pack::{Strip, pack};
 use super::result::RowMut;
 
-/// Rows and columns of a tile. With NEON's registers of four numbers, 24 registers hold sums, six hold a row of the
-/// right panel, and one holds a number of the left panel.
+/// Rows and columns of a tile. With NEON's registers of four numbers, 24 registers hold sums, six
+/// hold a row of the right panel, and one holds a number of the left panel.
 const ROWS: usize = 4;
 const COLUMNS: usize = 24;
 
@@ -18,9 +18,10 @@ pub(super) struct Portable;
 /// Multiplies a tile. Its sums stay in registers on processors with 32 vector registers.
 ///
 /// # Safety
-/// `left` is valid for reads of `depth * ROWS` numbers and `right` for reads of `depth * COLUMNS` numbers.
-/// `tile.values` is valid for reads and writes of `ROWS * COLUMNS` numbers, which are initialised if `tile.accumulate`
-/// is true. All pointers are aligned for `f32`. No other thread accesses the tile during the call.
+/// `left` is valid for reads of `depth * ROWS` numbers and `right` for reads of `depth * COLUMNS`
+/// numbers. `tile.values` is valid for reads and writes of `ROWS * COLUMNS` numbers, which are
+/// initialized if `tile.accumulate` is true. All pointers are aligned for `f32`. No other thread
+/// accesses the tile during the call.
 unsafe fn tile(depth: usize, left: *const f32, right: *const f32, tile: Tile) {
     let mut sums = [[0.0_f32; COLUMNS]; ROWS];
     for at in 0..depth {

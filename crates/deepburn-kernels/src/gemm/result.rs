@@ -5,8 +5,8 @@ use half::{bf16, f16};
 use super::matrix::{MatrixMut, Target};
 use crate::element::Element;
 
-/// The epilogue of a product, the conversion of its sums to elements of the result: `element = factor * sum + bias`, or
-/// `element += factor * sum + bias` if `accumulate` is true.
+/// The epilogue of a product, the conversion of its sums to elements of the result:
+/// `element = factor * sum + bias`, or `element += factor * sum + bias` if `accumulate` is true.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Epilogue<'a> {
     pub(super) factor: f32,

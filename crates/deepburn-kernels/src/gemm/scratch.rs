@@ -11,15 +11,17 @@ const ALIGNMENT: NonZero<usize> = NonZero::new(64).unwrap();
 /// The use of scratch memory. A thread keeps one allocation of each kind.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum ScratchKind {
-    /// The packed left operand of a block, and the sums that are carried from one block of depths to the next: at most
-    /// 8 MiB, plus about 4 MiB for each thread of the product. Allocated by the calling thread.
+    /// The packed left operand of a block, and the sums that are carried from one block of depths
+    /// to the next: at most 8 MiB, plus about 4 MiB for each thread of the product. Allocated by
+    /// the calling thread.
     Block,
     /// A panel of the right operand and the sums of a task: at most 1 MiB.
     Panel,
 }
 
-/// An allocation that a thread keeps for its next product. It has the size of the largest allocation of its kind so
-/// far. Without this reuse, the operating system would map and clear the pages again for every product.
+/// An allocation that a thread keeps for its next product. It has the size of the largest
+/// allocation of its kind so far. Without this reuse, the operating system would map and clear the
+/// pages again for every product.
 pub(super) struct Scratch {
     start: NonNull<u8>,
     layout: Layout,
@@ -32,7 +34,8 @@ thread_local! {
 impl Scratch {
     /// Calls `work` with at least `bytes` bytes of scratch memory with any content, aligned to 64.
     ///
-    /// While a thread waits for others, it may compute another product. The nested product gets a separate allocation.
+    /// While a thread waits for others, it may compute another product. The nested product gets a
+    /// separate allocation.
     pub(super) fn with<R>(
         kind: ScratchKind,
         bytes: usize,
@@ -57,7 +60,8 @@ impl Scratch {
         scratch
     }
 
-    /// Keeps the allocation for the next product, unless a nested product has already stored a larger one.
+    /// Keeps the allocation for the next product, unless a nested product has already stored a
+    /// larger one.
     fn keep(self, kind: ScratchKind) {
         let mut kept = KEPT.take();
         let place = &mut kept[kind as usize];
@@ -79,7 +83,8 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // SAFETY: the memory was allocated with this layout, and no other code has a pointer to it any more.
+        // SAFETY: the memory was allocated with this layout, and no other code has a pointer to it
+        // any more.
         unsafe { dealloc(self.start.as_ptr(), self.layout) };
     }
 }

@@ -47,8 +47,8 @@ impl Numbers {
     }
 }
 
-/// Returns true if this processor multiplies pairs. AMX is used only together with AVX512-BF16, so the check for
-/// AVX512-BF16 is sufficient.
+/// Returns true if this processor multiplies pairs. AMX is used only together with AVX512-BF16, so
+/// the check for AVX512-BF16 is sufficient.
 fn in_pairs(arithmetic: Arithmetic) -> bool {
     #[cfg(target_arch = "x86_64")]
     let has = avx512::Avx512Bf16::detect().is_some();
@@ -130,7 +130,8 @@ impl Case {
         all
     }
 
-    /// Checks the product with every kernel that this processor supports, not only the fastest kernel.
+    /// Checks the product with every kernel that this processor supports, not only the fastest
+    /// kernel.
     fn check(&self) {
         let operands = self.operands();
         let expected = self.expected(&operands);
@@ -144,9 +145,9 @@ impl Case {
         let mut out = vec![f32::NAN; m * n];
         self.product(operands).compute(kernel, &MatrixMut::new(&mut out, m, n, n), false);
         for (index, (out, (expected, size))) in out.iter().zip(expected).enumerate() {
-            // The products are exact or fused. Each of `k` additions has a rounding error of at most half a unit of the
-            // sum of all magnitudes (Higham, Accuracy and Stability of Numerical Algorithms, 3.1), and each block adds
-            // one more rounding.
+            // The products are exact or fused. Each of `k` additions has a rounding error of at
+            // most half a unit of the sum of all magnitudes (Higham, Accuracy and Stability of
+            // Numerical Algorithms, 3.1), and each block adds one more rounding.
             let bound = (k + 2) as f64 * f64::from(f32::EPSILON) * size + 1e-38;
             let error = (f64::from(*out) - expected).abs();
             assert!(
@@ -160,7 +161,8 @@ impl Case {
 
 #[test]
 fn all_shapes_up_to_130_agree_with_f64() {
-    // Every row count, depth and column count occurs, combined with sizes that have no common factor with it.
+    // Every row count, depth and column count occurs, combined with sizes that have no common
+    // factor with it.
     for size in 1..=130 {
         let others = [1 + size * 37 % 130, 1 + size * 59 % 130];
         let shapes = [
@@ -182,7 +184,8 @@ fn all_shapes_up_to_130_agree_with_f64() {
 
 #[test]
 fn panels_of_depth_and_rows_agree_with_f64() {
-    // Several panels of depths on each kernel except AVX512-BF16, several left panels, and tasks on several threads.
+    // Several panels of depths on each kernel except AVX512-BF16, several left panels, and tasks on
+    // several threads.
     for shape in [[530, 400, 70], [33, 2000, 100], [3, 5000, 3], [700, 3, 200], [1, 1, 1000]] {
         for arithmetic in [Arithmetic::F32, Arithmetic::Bf16] {
             for transposed in [[false, false], [true, false], [false, true], [true, true]] {
@@ -230,7 +233,8 @@ proptest! {
     }
 }
 
-/// Full blocks and remainders are packed by separate code for each layout, but the packed numbers must be the same.
+/// Full blocks and remainders are packed by separate code for each layout, but the packed numbers
+/// must be the same.
 #[test]
 fn layouts_do_not_change_a_bit() {
     for [m, k, n] in [[64, 64, 128], [96, 130, 192], [67, 129, 131], [33, 63, 65]] {
@@ -279,8 +283,9 @@ fn layouts_do_not_change_a_bit() {
     }
 }
 
-/// A product of one row, as in text generation, has the bits of that row in a product of many rows: with each layout and
-/// type of the right operand, several panels of depths, and columns that are divided among threads.
+/// A product of one row, as in text generation, has the bits of that row in a product of many rows:
+/// with each layout and type of the right operand, several panels of depths, and columns that are
+/// divided among threads.
 #[test]
 fn one_row_has_the_bits_of_many() {
     for [m, k, n] in [[3, 700, 130], [2, 576, 1536], [5, 13, 70], [2, 1, 3]] {
@@ -361,7 +366,8 @@ fn infinity_and_nan_stay_in_their_rows_and_columns() {
             let with = |len, at| {
                 ones(len).enumerate().map(move |(i, one)| if i == at { special } else { one })
             };
-            // The special number is in the last row, depth and column, next to the zeros that pad the panels.
+            // The special number is in the last row, depth and column, next to the zeros that pad
+            // the panels.
             let left = Numbers::new(kind, with(m * k, m * k - 1));
             let right = Numbers::new(kind, with(k * n, k * n - 1));
             for (left, right, is_reached) in [
@@ -445,7 +451,8 @@ fn check_blocks<K: Kernel>(kernel: K) {
     for rest in [76, 75] {
         let shape = [70, 2 * K::PANEL_DEPTH + rest, 150];
         for transposed in [[false, false], [true, true]] {
-            // Left operands of kind 2 (bf16) are read in place if a kernel supports this for their depth and strides.
+            // Left operands of kind 2 (bf16) are read in place if a kernel supports this for their
+            // depth and strides.
             for kind in [0, 2] {
                 let case = Case::dense(shape, [kind, kind], transposed, Arithmetic::Bf16);
                 check_blocks_of(kernel, &case);
@@ -509,7 +516,8 @@ fn blocks_are_as_large_as_the_caches() {
     assert_eq!(sizes([1, usize::MAX, 1]).depths % 256, 0);
 }
 
-/// If all depths of a product fit in a block, they are not divided, even if they are not a multiple of a panel.
+/// If all depths of a product fit in a block, they are not divided, even if they are not a multiple
+/// of a panel.
 #[cfg(target_arch = "x86_64")]
 #[test]
 fn depths_that_fit_are_not_divided() {
@@ -532,8 +540,8 @@ fn depths_that_fit_are_not_divided() {
 #[test]
 fn blocks_are_as_large_as_the_caches_of_avx2() {
     let sizes = |shape, threads| BlockSizes::new::<avx2::Avx2>(shape, threads);
-    // A block has at most 528 rows, which are eleven left panels of 48 rows. The 768 rows are divided into two blocks
-    // of eight panels.
+    // A block has at most 528 rows, which are eleven left panels of 48 rows. The 768 rows are
+    // divided into two blocks of eight panels.
     let shape = [768, 3072, 512];
     assert_eq!(sizes(shape, 1), BlockSizes { rows: 384, columns: 512, depths: 192 });
     assert_eq!(sizes(shape, 2), BlockSizes { rows: 384, columns: 512, depths: 3 * 192 });
@@ -541,16 +549,19 @@ fn blocks_are_as_large_as_the_caches_of_avx2() {
     assert_eq!(sizes(shape, 64), sizes(shape, 16));
     // The rows are divided evenly, without a block of a single row.
     assert_eq!(sizes([529, 3072, 512], 1).rows, 288);
-    // With one panel of columns, the left operand is read only once, so the limit does not depend on the threads.
+    // With one panel of columns, the left operand is read only once, so the limit does not depend
+    // on the threads.
     assert_eq!(sizes([50_257, 768, 1], 2), sizes([50_257, 768, 1], 16));
 }
 
-/// The blocks of the AVX-512 kernel also grow with the number of threads, and they are twice as large.
+/// The blocks of the AVX-512 kernel also grow with the number of threads, and they are twice as
+/// large.
 #[cfg(target_arch = "x86_64")]
 #[test]
 fn blocks_are_as_large_as_the_caches_of_avx512() {
     let sizes = |shape, threads| BlockSizes::new::<avx512::Avx512>(shape, threads);
-    // The loss head's gradient of the hidden states: 262 panels of depths, 5 or 10 of which fit with 256 rows.
+    // The loss head's gradient of the hidden states: 262 panels of depths, 5 or 10 of which fit
+    // with 256 rows.
     let shape = [256, 50_257, 768];
     assert_eq!(sizes(shape, 1), BlockSizes { rows: 256, columns: 768, depths: 5 * 192 });
     assert_eq!(sizes(shape, 2), BlockSizes { rows: 256, columns: 768, depths: 10 * 192 });

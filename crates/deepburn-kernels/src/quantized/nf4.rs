@@ -62,7 +62,8 @@ pub(super) fn encode(block: &[f32; QUANTIZED_BLOCK], words: &mut [u32]) -> f32 {
     scale
 }
 
-/// Decodes a block. The 16 products with the scale are computed and rounded once for the whole block.
+/// Decodes a block. The 16 products with the scale are computed and rounded once for the whole
+/// block.
 #[inline(always)]
 pub(super) fn decode<E: Element>(words: &[u32], scale: f32, out: &mut [E; QUANTIZED_BLOCK]) {
     let table = VALUES.map(|value| E::narrow(value * scale));

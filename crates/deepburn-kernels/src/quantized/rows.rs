@@ -1,8 +1,9 @@
 //! Matrices whose rows are stored in the formats of GGUF files, and their products with one vector.
 //!
-//! Main types: [`RowEncoding`] and [`EncodedRows`]. Such a product generates a token, so it reads every code once and should be as fast
-//! as memory. The blocks of a file have a scale before their codes. In memory, codes and scales are apart, so that codes are aligned and
-//! several scales are converted at once:
+//! Main types: [`RowEncoding`] and [`EncodedRows`]. Such a product generates a token, so it reads
+//! every code once and should be as fast as memory. The blocks of a file have a scale before their
+//! codes. In memory, codes and scales are apart, so that codes are aligned and several scales are
+//! converted at once:
 //!
 //! ```text
 //! file       | scale, 32 codes | scale, 32 codes | ...
@@ -11,9 +12,10 @@
 //! sum        + (codes . x) * (scale of codes * scale of x) + ...    integers inside a block, f32 between blocks
 //! ```
 //!
-//! The vector keeps 16 bits, where llama.cpp rounds it to 8: its error is at most 2^-16 of the largest element of 32. Formats without
-//! blocks are multiplied in f32. Each element has the same bits for every number of threads. Results of instruction sets may differ,
-//! because they add in lanes of different numbers.
+//! The vector keeps 16 bits, where llama.cpp rounds it to 8: its error is at most 2^-16 of the
+//! largest element of 32. Formats without blocks are multiplied in f32. Each element has the same
+//! bits for every number of threads. Results of instruction sets may differ, because they add in
+//! lanes of different numbers.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -44,13 +46,14 @@ const BLOCK: usize = 32;
 /// The bytes of a scale, which is an f16.
 const SCALE: usize = 2;
 
-/// The number of multiplications below which distributing the rows over threads costs more than it saves.
+/// The number of multiplications below which distributing the rows over threads costs more than it
+/// saves.
 const WORTH_THREADS: usize = 1 << 17;
 /// The number of rows that a thread takes at a time, at least.
 const ROWS_AT_A_TIME: usize = 64;
 
-/// The format of the elements of a row. Blocks and their values are defined by llama.cpp (`ggml-common.h` and
-/// `dequantize_row_*` in `ggml-quants.c`).
+/// The format of the elements of a row. Blocks and their values are defined by llama.cpp
+/// (`ggml-common.h` and `dequantize_row_*` in `ggml-quants.c`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum RowEncoding {
     /// IEEE half precision.
@@ -59,8 +62,8 @@ pub enum RowEncoding {
     Bf16,
     /// Blocks of 32 elements: a scale in f16 and 32 signed bytes.
     Q8_0,
-    /// Blocks of 32 elements: a scale in f16 and 4 bits for each element. The low bits of byte `i` belong to element `i`, the
-    /// high ones to element `16 + i`, and 8 stands for zero.
+    /// Blocks of 32 elements: a scale in f16 and 4 bits for each element. The low bits of byte `i`
+    /// belong to element `i`, the high ones to element `16 + i`, and 8 stands for zero.
     Q4_0,
 }
 
@@ -95,7 +98,8 @@ impl RowEncoding {
         self.num_bytes(numel).div_ceil(size_of::<u32>())
     }
 
-    /// Returns the words of the elements that a file has in `blocks`. An incomplete block at the end is ignored.
+    /// Returns the words of the elements that a file has in `blocks`. An incomplete block at the
+    /// end is ignored.
     pub fn words_of(self, blocks: &[u8]) -> Vec<u32> {
         let codes = self.code_bytes(BLOCK);
         let bytes = match self {
@@ -142,8 +146,8 @@ impl<'a> EncodedRows<'a> {
         self.rows
     }
 
-    /// Writes the product with the vector `x`, plus `bias`, to `out`: one element for each row. Uses the threads of the current
-    /// rayon pool.
+    /// Writes the product with the vector `x`, plus `bias`, to `out`: one element for each row.
+    /// Uses the threads of the current rayon pool.
     ///
     /// # Panics
     /// Panics if a length is not the one of a row or of a column.
@@ -202,7 +206,8 @@ impl<'a> EncodedRows<'a> {
         }
     }
 
-    /// Decodes the elements from `start` on, in row-major order, to `out`. Each element is rounded once.
+    /// Decodes the elements from `start` on, in row-major order, to `out`. Each element is rounded
+    /// once.
     ///
     /// # Panics
     /// Panics if the range reaches beyond the end.
@@ -372,7 +377,8 @@ mod tests {
             let terms = of_row().zip(&x).map(|(element, x)| element * f64::from(*x));
             let (sum, size) = terms.fold((0.0, 0.0), |(sum, size), it| (sum + it, size + it.abs()));
             let expected = sum + f64::from(bias[row]);
-            // Four roundings of each term, and at most depth / 16 + 8 additions of it and of the rest.
+            // Four roundings of each term, and at most depth / 16 + 8 additions of it and of the
+            // rest.
             let rounding = (size + 1.0) * (depth / 16 + 28) as f64 * f64::from(f32::EPSILON);
             // Half a unit of each element of the vector.
             let unit = if format.block_len() > 1 { largest / 32767.0 } else { 0.0 };

@@ -1,4 +1,5 @@
-//! The scales of blocks: in f32, or in 8 bits ("double quantization", Dettmers et al. 2023, section 3).
+//! The scales of blocks: in f32, or in 8 bits ("double quantization", Dettmers et al. 2023, section
+//! 3).
 //!
 //! ```text
 //! f32        | one f32 for each block |
@@ -6,8 +7,9 @@
 //! scale      = value of the code * f32 of its 256 + mean
 //! ```
 //!
-//! The values of the 8-bit codes are the dynamic type of Dettmers (2016, "8-Bit Approximations for Parallelism in Deep
-//! Learning"), as in bitsandbytes: a sign, an exponent of base 10 and a fraction, whose lengths vary.
+//! The values of the 8-bit codes are the dynamic type of Dettmers (2016, "8-Bit Approximations for
+//! Parallelism in Deep Learning"), as in bitsandbytes: a sign, an exponent of base 10 and a
+//! fraction, whose lengths vary.
 
 use std::sync::LazyLock;
 
@@ -16,8 +18,8 @@ const GROUP: usize = 256;
 
 /// The 256 values of the dynamic type in ascending order.
 ///
-/// With `i` from 0 to 6, there are `2^i` fractions of each sign: the middles of equal parts of 0.1 to 1, times
-/// `10^(i - 6)`. 0 and 1 are added.
+/// With `i` from 0 to 6, there are `2^i` fractions of each sign: the middles of equal parts of 0.1
+/// to 1, times `10^(i - 6)`. 0 and 1 are added.
 static DYNAMIC: LazyLock<[f32; 256]> = LazyLock::new(|| {
     let mut values = vec![0.0, 1.0];
     for exponent in 0..7 {
@@ -72,8 +74,8 @@ impl<'a> BlockScales<'a> {
         }
     }
 
-    /// Writes scales. In 8 bits, the mean is subtracted first. A group with a scale of NaN becomes NaN, and it does not
-    /// count for the mean.
+    /// Writes scales. In 8 bits, the mean is subtracted first. A group with a scale of NaN becomes
+    /// NaN, and it does not count for the mean.
     pub(super) fn store(quantized: bool, scales: &[f32], words: &mut [u32]) {
         if !quantized {
             words.iter_mut().zip(scales).for_each(|(word, scale)| *word = scale.to_bits());

@@ -51,8 +51,9 @@ fn quantized_scales_equal_bitsandbytes() {
     let expected = floats(include_bytes!("../../tests/data/bitsandbytes/double.bin"));
     for (block, expected) in expected.iter().enumerate() {
         let found = slice.scales.at(block);
-        // The mean is summed in another order: a few units in the last place of the largest scale, 0.035. Block 164
-        // is in the middle between two codes (0.00028141 and 0.00028109 away), and bitsandbytes takes the farther one.
+        // The mean is summed in another order: a few units in the last place of the largest scale,
+        // 0.035. Block 164 is in the middle between two codes (0.00028141 and 0.00028109 away), and
+        // bitsandbytes takes the farther one.
         let bound = if block == 164 { 1.2e-5 } else { 2e-8 };
         assert!((found - expected).abs() < bound, "block {block}: {found} instead of {expected}");
     }
@@ -60,7 +61,8 @@ fn quantized_scales_equal_bitsandbytes() {
 
 /// Returns the quantile of the standard normal distribution at `p`, by bisection of its integral.
 fn quantile(p: f64) -> f64 {
-    // The series of the integral from 0 to x converges for the values here (Abramowitz and Stegun 26.2.11).
+    // The series of the integral from 0 to x converges for the values here (Abramowitz and Stegun
+    // 26.2.11).
     let integral = |x: f64| {
         let mut term = x;
         let mut sum = x;
@@ -80,7 +82,8 @@ fn quantile(p: f64) -> f64 {
 
 #[test]
 fn the_values_are_quantiles_of_a_normal_distribution() {
-    // bitsandbytes' create_normal_map: equally spaced probabilities from `offset` to 1/2, 8 of them above 0 and 7 below.
+    // bitsandbytes' create_normal_map: equally spaced probabilities from `offset` to 1/2, 8 of them
+    // above 0 and 7 below.
     let offset = 0.967_708_3;
     let at =
         |count: i32, i: i32| quantile(offset + (0.5 - offset) * f64::from(i) / f64::from(count));

@@ -1,4 +1,4 @@
-//! Tests with a fake `mpirun`: a script that simulates its behaviour without starting ranks.
+//! Tests with a fake `mpirun`: a script that simulates its behavior without starting ranks.
 
 use std::fs;
 

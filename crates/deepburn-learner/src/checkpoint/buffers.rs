@@ -16,9 +16,7 @@ use super::element::{data_of, element_type};
 /// Returns the checkpoint entry of a buffer.
 ///
 /// # Errors
-///
-/// Returns an error if the element type of the buffer is not supported in
-/// checkpoints.
+/// Returns an error if the element type of the buffer is not supported in checkpoints.
 pub(super) fn buffer_entry(buffer: &Buffer) -> Result<ParamEntry, CheckpointError> {
     let element = element_type(buffer.dtype())?;
     Ok(ParamEntry {
@@ -34,15 +32,12 @@ pub(super) fn buffer_entry(buffer: &Buffer) -> Result<ParamEntry, CheckpointErro
     })
 }
 
-/// Checks that the checkpoint has this buffer with the same shape and element
-/// type.
+/// Checks that the checkpoint has this buffer with the same shape and element type.
 ///
-/// Checkpoints of early versions stored running statistics as frozen
-/// parameters, and did not store integer and bool parameters. Both are
-/// accepted.
+/// Checkpoints of early versions stored running statistics as frozen parameters, and did not store
+/// integer and bool parameters. Both are accepted.
 ///
 /// # Errors
-///
 /// Returns the difference, as the reason in an error message.
 pub(super) fn check_buffer(checkpoint: &Checkpoint, buffer: &Buffer) -> Result<(), String> {
     let (layout, path) = (checkpoint.layout(), buffer.path());
@@ -80,11 +75,9 @@ pub(super) fn check_buffer(checkpoint: &Checkpoint, buffer: &Buffer) -> Result<(
 
 /// Reads the values of a buffer; `None` if the checkpoint does not have it.
 ///
-/// The result has all elements, flat, in the stored type. Every rank reads
-/// complete buffers.
+/// The result has all elements, flat, in the stored type. Every rank reads complete buffers.
 ///
 /// # Errors
-///
 /// Returns an error if the checkpoint cannot be read.
 pub(super) fn read_buffer(
     checkpoint: &Checkpoint,

@@ -1,13 +1,13 @@
-//! Upper limits of the counters in a checkpoint. They ensure that resuming
-//! cannot overflow any arithmetic.
+//! Upper limits of the counters in a checkpoint. They ensure that resuming cannot overflow any
+//! arithmetic.
 
 use deepburn_deepspeed::Counters;
 
 use super::state::{EngineState, SavedCounters};
 use crate::loss_scale::ScalerState;
 
-/// The largest accepted counter. No real run reaches it, and products with
-/// batch sizes still fit into 64 bits.
+/// The largest accepted counter. No real run reaches it, and products with batch sizes still fit
+/// into 64 bits.
 const LARGEST: u64 = 1 << 40;
 
 /// The largest number of samples or tokens that is accepted.
@@ -16,17 +16,13 @@ const LARGEST_SUM: u64 = 1 << 62;
 /// The remedy in each error message.
 const REMEDY: &str = "load a checkpoint that a run saved";
 
-/// Checks that the counters of a checkpoint are in the range that a run can
-/// produce.
+/// Checks that the counters of a checkpoint are in the range that a run can produce.
 ///
-/// A checkpoint is untrusted input. After loading, its counters are incremented
-/// and multiplied by batch sizes, which would overflow with the values of a
-/// malicious file.
+/// A checkpoint is untrusted input. After loading, its counters are incremented and multiplied by
+/// batch sizes, which would overflow with the values of a malicious file.
 ///
 /// # Errors
-///
-/// Returns the name, the value and the limit of the first counter that is out
-/// of range.
+/// Returns the name, the value and the limit of the first counter that is out of range.
 pub(super) fn check_counters(state: &EngineState) -> Result<(), String> {
     let SavedCounters { micro_steps, accumulated, global_steps, skipped_steps, .. } =
         state.progress;
@@ -62,11 +58,9 @@ pub(super) fn check_counters(state: &EngineState) -> Result<(), String> {
     check_scaler(state.loss_scale)
 }
 
-/// Checks the counters of a DeepSpeed checkpoint, its schedule position and its
-/// loss scaler.
+/// Checks the counters of a DeepSpeed checkpoint, its schedule position and its loss scaler.
 ///
 /// # Errors
-///
 /// Returns the first counter that is out of range.
 pub(super) fn check_deepspeed_counters(
     counters: &Counters,
@@ -84,8 +78,7 @@ pub(super) fn check_deepspeed_counters(
     check_scaler(scaler)
 }
 
-/// Checks the dynamic loss scaler: positive finite scale, hysteresis of at
-/// least 1.
+/// Checks the dynamic loss scaler: positive finite scale, hysteresis of at least 1.
 fn check_scaler(scaler: Option<ScalerState>) -> Result<(), String> {
     let Some(ScalerState { scale, hysteresis, last_overflow, iteration }) = scaler else {
         return Ok(());
@@ -94,8 +87,7 @@ fn check_scaler(scaler: Option<ScalerState>) -> Result<(), String> {
         ("loss_scale.iteration", iteration, LARGEST),
         ("loss_scale.last_overflow", last_overflow.unsigned_abs(), LARGEST),
     ])?;
-    // The hysteresis counts down to 1, and the next overflow then halves the
-    // scale.
+    // The hysteresis counts down to 1, and the next overflow then halves the scale.
     let wrong = match (hysteresis, scale.is_finite() && scale > 0.0) {
         (0, _) => "hysteresis is 0; it must be at least 1".to_owned(),
         (_, false) => format!("scale is {scale}; it must be a positive number"),

@@ -1,15 +1,14 @@
 //! Resuming from DeepSpeed checkpoints.
 //!
-//! The crate `deepburn-deepspeed` reads ranges directly from the files, so each
-//! rank reads little more than its own shards. A [`WeightMap`] maps the
-//! parameters to the PyTorch model, whose parameters may have other names and
-//! layouts: the weights of `torch.nn.Linear` have shape `[out, in]`. Moments
-//! have the layout of their parameter. Parameters and running statistics that
-//! are not in the map have their module paths as names. A checkpoint of a
-//! pipeline has the names of its layers, which are found in the model first.
+//! The crate `deepburn-deepspeed` reads ranges directly from the files, so each rank reads little
+//! more than its own shards. A [`WeightMap`] maps the parameters to the PyTorch model, whose
+//! parameters may have other names and layouts: the weights of `torch.nn.Linear` have shape
+//! `[out, in]`. Moments have the layout of their parameter. Parameters and running statistics that
+//! are not in the map have their module paths as names. A checkpoint of a pipeline has the names of
+//! its layers, which are found in the model first.
 //!
-//! Integer and bool buffers, random streams, the position of the data loader,
-//! and the optimizer states of 1-bit LAMB are not loaded.
+//! Integer and bool buffers, random streams, the position of the data loader, and the optimizer
+//! states of 1-bit LAMB are not loaded.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -32,22 +31,19 @@ use crate::engine::EngineCounters;
 use crate::{Engine, ScalerState};
 
 impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
-    /// Resumes from a DeepSpeed checkpoint of any ZeRO stage and number of
-    /// ranks. All ranks call this together.
+    /// Resumes from a DeepSpeed checkpoint of any ZeRO stage and number of ranks. All ranks call
+    /// this together.
     ///
-    /// `plan` selects what is loaded besides the weights: moments, loss scale,
-    /// schedule and counters. Running statistics are loaded from DeepSpeed's
-    /// rank 0. Integer and bool parameters keep their current values, and a
-    /// warning is logged. DeepSpeed does not save random streams, which stay
-    /// unchanged here, or the position of the data loader, which the caller has
-    /// to restore.
+    /// `plan` selects what is loaded besides the weights: moments, loss scale, schedule and
+    /// counters. Running statistics are loaded from DeepSpeed's rank 0. Integer and bool parameters
+    /// keep their current values, and a warning is logged. DeepSpeed does not save random streams,
+    /// which stay unchanged here, or the position of the data loader, which the caller has to
+    /// restore.
     ///
     /// # Errors
-    ///
-    /// Returns an error if the checkpoint does not match the model or the
-    /// optimizer; the engine is then unchanged. If reading or a collective
-    /// fails after these checks, the engine is left partly loaded and must not
-    /// be used.
+    /// Returns an error if the checkpoint does not match the model or the optimizer; the engine is
+    /// then unchanged. If reading or a collective fails after these checks, the engine is left
+    /// partly loaded and must not be used.
     pub fn load_deepspeed_checkpoint(
         &mut self,
         checkpoint: &DeepSpeedCheckpoint,
@@ -77,11 +73,10 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         self.adopt_deepspeed(&stored, plan)
     }
 
-    /// Addresses a checkpoint by the module paths of this model, and checks that
-    /// `plan` can load it.
+    /// Addresses a checkpoint by the module paths of this model, and checks that `plan` can load
+    /// it.
     ///
     /// # Errors
-    ///
     /// Returns the first difference as the reason in an error message.
     fn fit_deepspeed<'a>(
         &self,
@@ -102,16 +97,14 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         Ok(stored)
     }
 
-    /// Loads weights, buffers and the parts of the training state that `plan`
-    /// selects.
+    /// Loads weights, buffers and the parts of the training state that `plan` selects.
     ///
-    /// DeepSpeed saves only between optimizer steps, so the number of
-    /// micro-steps is computed from the number of steps.
+    /// DeepSpeed saves only between optimizer steps, so the number of micro-steps is computed from
+    /// the number of steps.
     ///
     /// # Errors
-    ///
-    /// Returns an error if a file cannot be read or a collective fails. The
-    /// engine is then partly loaded.
+    /// Returns an error if a file cannot be read or a collective fails. The engine is then partly
+    /// loaded.
     fn adopt_deepspeed(
         &mut self,
         stored: &MappedCheckpoint<'_>,
@@ -161,14 +154,12 @@ fn scaler_state(checkpoint: &DeepSpeedCheckpoint) -> Option<ScalerState> {
     })
 }
 
-/// Checks a DeepSpeed checkpoint against a model and an optimizer before there
-/// is an engine.
+/// Checks a DeepSpeed checkpoint against a model and an optimizer before there is an engine.
 ///
-/// `parameters` gives module path and shape of each parameter, and its optimizer
-/// with the settings of its group; `None` if it is frozen.
+/// `parameters` gives module path and shape of each parameter, and its optimizer with the settings
+/// of its group; `None` if it is frozen.
 ///
 /// # Errors
-///
 /// Returns [`TrainingCheckpointError::Unfit`] with the first difference.
 pub fn check_deepspeed_checkpoint<'a>(
     checkpoint: &DeepSpeedCheckpoint,
@@ -197,19 +188,16 @@ struct MappedCheckpoint<'a> {
     checkpoint: &'a DeepSpeedCheckpoint,
     /// The names and layouts of the PyTorch model.
     map: &'a WeightMap,
-    /// The entries by name in the PyTorch model. A tied parameter has several
-    /// names.
+    /// The entries by name in the PyTorch model. A tied parameter has several names.
     by_name: HashMap<String, &'a SavedParameter>,
 }
 
 impl<'a> MappedCheckpoint<'a> {
-    /// Indexes the parameters by all their names, or the layers of a pipeline by the
-    /// names that they have in the model `own` without a pipeline.
+    /// Indexes the parameters by all their names, or the layers of a pipeline by the names that
+    /// they have in the model `own` without a pipeline.
     ///
     /// # Errors
-    ///
-    /// Returns the layer whose place in the model is not certain as the reason
-    /// in an error message.
+    /// Returns the layer whose place in the model is not certain as the reason in an error message.
     fn new(
         checkpoint: &'a DeepSpeedCheckpoint,
         map: &'a WeightMap,
@@ -232,8 +220,8 @@ impl<'a> MappedCheckpoint<'a> {
         Ok(Self { checkpoint, map, by_name })
     }
 
-    /// Checks that model and checkpoint have the same parameters, and, if
-    /// `optimizer_states` is true, that the moments can be loaded.
+    /// Checks that model and checkpoint have the same parameters, and, if `optimizer_states` is
+    /// true, that the moments can be loaded.
     fn check(&self, parameters: &[Own<'_>], optimizer_states: bool) -> Result<(), String> {
         let mut missed: Vec<&SavedParameter> = self.checkpoint.parameters().iter().collect();
         // Another model has a clearer error than its moments.
@@ -255,14 +243,13 @@ impl<'a> MappedCheckpoint<'a> {
         moments
     }
 
-    /// Checks that the checkpoint has the moments of one parameter, or that
-    /// they can be new.
+    /// Checks that the checkpoint has the moments of one parameter, or that they can be new.
     fn check_moments(&self, own: &Own<'_>) -> Result<(), String> {
         let Some(optimizer) = own.optimizer else { return Ok(()) };
         let stored: Vec<&str> = self.checkpoint.moments().iter().map(String::as_str).collect();
         let kept = moments(optimizer);
-        // The updates also need trust ratios and factors, which DeepSpeed
-        // stores but this reader does not read.
+        // The updates also need trust ratios and factors, which DeepSpeed stores but this reader
+        // does not read.
         if matches!(optimizer, OptimizerPlan::OneBitLamb(_)) {
             return Err(format!(
                 "loading optimizer states of OneBitLamb from a DeepSpeed checkpoint is not supported, and it kept {}: \
@@ -285,8 +272,8 @@ impl<'a> MappedCheckpoint<'a> {
         }
     }
 
-    /// Checks names and shapes of the parameters that form one parameter of this
-    /// model, and returns them.
+    /// Checks names and shapes of the parameters that form one parameter of this model, and returns
+    /// them.
     fn check_parameter(&self, own: &Own<'_>) -> Result<Vec<&'a SavedParameter>, String> {
         let &Own { path, shape: own_shape, .. } = own;
         let composition = composition(self.map, path, own_shape)?;
@@ -314,8 +301,7 @@ impl<'a> MappedCheckpoint<'a> {
         }
     }
 
-    /// Returns whether the parameter at a module path was trained. It must be a
-    /// checked parameter.
+    /// Returns whether the parameter at a module path was trained. It must be a checked parameter.
     fn was_trained(&self, path: &str) -> bool {
         let weight = self.map.get(path);
         // One component is enough: `check_parameter` refuses parameters of which only a part was
@@ -324,8 +310,7 @@ impl<'a> MappedCheckpoint<'a> {
         self.by_name.get(name).is_some_and(|parameter| parameter.trainable)
     }
 
-    /// Checks that the checkpoint has this running statistic with the same
-    /// shape.
+    /// Checks that the checkpoint has this running statistic with the same shape.
     fn check_buffer(&self, buffer: &Buffer) -> Result<(), String> {
         if buffer.kind() != BufferKind::RunningStatistic {
             return Ok(());
@@ -347,8 +332,7 @@ impl<'a> MappedCheckpoint<'a> {
         Ok(())
     }
 
-    /// Reads a running statistic; `None` for integers and bools, which are not
-    /// loaded.
+    /// Reads a running statistic; `None` for integers and bools, which are not loaded.
     fn read_buffer(
         &self,
         buffer: &Buffer,
@@ -370,13 +354,10 @@ impl<'a> MappedCheckpoint<'a> {
         Ok(Some(TensorData::new(values, len)))
     }
 
-    /// Returns the parameter `name`, which contains elements of the parameter at
-    /// a module path.
+    /// Returns the parameter `name`, which contains elements of the parameter at a module path.
     ///
     /// # Errors
-    ///
-    /// Returns the reason in an error message if the checkpoint has no such
-    /// parameter.
+    /// Returns the reason in an error message if the checkpoint has no such parameter.
     fn find(&self, path: &str, name: &str) -> Result<&'a SavedParameter, String> {
         self.by_name.get(name).copied().ok_or_else(|| {
             format!(
@@ -388,8 +369,8 @@ impl<'a> MappedCheckpoint<'a> {
 
     /// Reads a segment of an array, in the element order of this model.
     ///
-    /// A transposed matrix is read completely, because a segment of it is not
-    /// contiguous in the file.
+    /// A transposed matrix is read completely, because a segment of it is not contiguous in the
+    /// file.
     fn read(&self, segment: &StateSegment<'_>) -> Result<TensorData, TrainingCheckpointError> {
         let array = match segment.array {
             StateArray::Weights => Array::Weights,
@@ -436,7 +417,6 @@ impl<'a> MappedCheckpoint<'a> {
 /// Returns the composition of the parameter at a module path.
 ///
 /// # Errors
-///
 /// Returns the reason in an error message if the shape overflows.
 fn composition(map: &WeightMap, path: &str, shape: &[usize]) -> Result<Composition, String> {
     match map.get(path) {

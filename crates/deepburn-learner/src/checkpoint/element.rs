@@ -1,8 +1,7 @@
 //! Conversion of element types and values between checkpoints and Burn.
 //!
-//! Both sides have the same types, with two exceptions in Burn: `Flex32` is f32
-//! in memory and is stored as f32, and bools, whose size depends on the
-//! backend, are stored as one byte each.
+//! Both sides have the same types, with two exceptions in Burn: `Flex32` is f32 in memory and is
+//! stored as f32, and bools, whose size depends on the backend, are stored as one byte each.
 
 use burn::tensor::{BoolStore, DType, TensorData};
 use deepburn_checkpoint::{CheckpointError, ElementType, Values};
@@ -10,7 +9,6 @@ use deepburn_checkpoint::{CheckpointError, ElementType, Values};
 /// Returns the type in which tensors of `dtype` are stored.
 ///
 /// # Errors
-///
 /// Returns an error for quantized types, which checkpoints do not store.
 pub(crate) fn element_type(dtype: DType) -> Result<ElementType, CheckpointError> {
     match dtype {

@@ -1,13 +1,12 @@
-//! A checkpoint that is being written: one thread of each rank writes while
-//! training continues.
+//! A checkpoint that is being written: one thread of each rank writes while training continues.
 //!
 //! ```text
 //! rank's thread    start_save │ step │ step │ step │ finish ─► [records] ─► commit on rank 0 ─► [folder]
 //! writer thread               └─ write array, free it, next ─┘
 //! ```
 //!
-//! The writer thread does not take part in collectives. The ranks communicate
-//! only in `finish`, which all of them call between the same two steps.
+//! The writer thread does not take part in collectives. The ranks communicate only in `finish`,
+//! which all of them call between the same two steps.
 //!
 //! A save holds handles to arrays and copies nothing at its start. Burn's tensors are values: a
 //! step that finds a handle still in use updates a copy. An array that is written before its next
@@ -37,14 +36,13 @@ const CHUNK: usize = 1 << 20;
 
 /// A checkpoint that [`Engine::start_save`](crate::Engine::start_save) started.
 ///
-/// The checkpoint exists once all ranks have called [`finish`](Self::finish).
-/// If the save is dropped or the run fails before that, the files are removed.
+/// The checkpoint exists once all ranks have called [`finish`](Self::finish). If the save is
+/// dropped or the run fails before that, the files are removed.
 ///
-/// Until an array is written, a rank keeps its values from the start of the
-/// save. If the next optimizer step is taken before anything is written, the
-/// save therefore holds a second copy of all arrays that it writes: the owned
-/// slices at stage 3, and also the complete replicated arrays at lower stages.
-/// The memory ledger does not count these copies.
+/// Until an array is written, a rank keeps its values from the start of the save. If the next
+/// optimizer step is taken before anything is written, the save therefore holds a second copy of
+/// all arrays that it writes: the owned slices at stage 3, and also the complete replicated arrays
+/// at lower stages. The memory ledger does not count these copies.
 #[derive(Debug)]
 #[must_use = "a save that is dropped is undone"]
 pub struct SaveInProgress {
@@ -78,14 +76,12 @@ impl SaveInProgress {
         self.writing.thread.as_ref().is_none_or(JoinHandle::is_finished)
     }
 
-    /// Waits for all ranks, commits the checkpoint and returns its folder. All
-    /// ranks call this together, between any two calls of their engines.
+    /// Waits for all ranks, commits the checkpoint and returns its folder. All ranks call this
+    /// together, between any two calls of their engines.
     ///
     /// # Errors
-    ///
-    /// Returns an error if a rank could not write its part, for example because
-    /// the disk is full. Earlier checkpoints are unchanged, and training can
-    /// continue.
+    /// Returns an error if a rank could not write its part, for example because the disk is full.
+    /// Earlier checkpoints are unchanged, and training can continue.
     pub fn finish<B: OptimizerOps>(
         mut self,
         group: &Group<B>,
@@ -112,8 +108,8 @@ pub(super) struct Snapshot<B: Backend> {
 }
 
 impl<B: OptimizerOps> Snapshot<B> {
-    /// Writes the file of the rank. The memory of each array is released as
-    /// soon as the array is written.
+    /// Writes the file of the rank. The memory of each array is released as soon as the array is
+    /// written.
     fn write(
         self,
         ticket: &SaveTicket,
@@ -123,8 +119,8 @@ impl<B: OptimizerOps> Snapshot<B> {
         let mut writer = RankWriter::create(ticket, layout.clone(), rank)?;
         for (segment, array) in layout.segments(rank).iter().zip(arrays) {
             for start in (0..array.numel()).step_by(CHUNK) {
-                // The flag is checked once per chunk, so that dropping a save
-                // does not wait for a large array.
+                // The flag is checked once per chunk, so that dropping a save does not wait for a
+                // large array.
                 if unwanted.load(Relaxed) {
                     return Err(undone(ticket));
                 }
@@ -150,20 +146,19 @@ struct Writing {
     thread: Option<JoinHandle<Result<RankRecord, CheckpointError>>>,
     /// The reason why the thread could not be started.
     failure: Option<CheckpointError>,
-    /// Set when the save is dropped. The thread then stops before the next
-    /// chunk.
+    /// Set when the save is dropped. The thread then stops before the next chunk.
     unwanted: Arc<AtomicBool>,
 }
 
 impl Writing {
-    /// Starts the thread. If the thread cannot be started, `wait` returns the
-    /// error, so that all ranks are informed in the exchange of `finish`.
+    /// Starts the thread. If the thread cannot be started, `wait` returns the error, so that all
+    /// ranks are informed in the exchange of `finish`.
     fn start<B: OptimizerOps>(ticket: SaveTicket, snapshot: Snapshot<B>) -> Self {
         let unwanted = Arc::new(AtomicBool::new(false));
         let name = format!("rank {} checkpoint", snapshot.rank);
         let (folder, asked) = (ticket.folder().to_owned(), unwanted.clone());
-        // Ranks that share a device also share its stream, which the thread has
-        // to use before it reads arrays.
+        // Ranks that share a device also share its stream, which the thread has to use before it
+        // reads arrays.
         let write = move || B::in_shared_stream(|| snapshot.write(&ticket, &asked));
         let (thread, failure) = match thread::Builder::new().name(name).spawn(write) {
             Ok(thread) => (Some(thread), None),
@@ -175,8 +170,7 @@ impl Writing {
         Self { thread, failure, unwanted }
     }
 
-    /// Joins the thread. A panic of the thread is resumed on the caller's
-    /// thread.
+    /// Joins the thread. A panic of the thread is resumed on the caller's thread.
     fn wait(&mut self) -> Result<RankRecord, CheckpointError> {
         if let Some(failure) = self.failure.take() {
             return Err(failure);

@@ -1,12 +1,10 @@
-//! Loads training checkpoints. Every rank reads the slices that it owns at its
-//! stage, from all files that contain them.
+//! Loads training checkpoints. Every rank reads the slices that it owns at its stage, from all
+//! files that contain them.
 //!
-//! Loading has two phases. First every rank checks the checkpoint against its
-//! engine without changing anything, and the ranks exchange the results
-//! (`exchange`): either all of them continue or all of them return an error.
-//! Parameters that the checkpoint omits are then compared with their hashes
-//! (`scope.rs`) and keep their values.
-//! Then every rank reads its slices:
+//! Loading has two phases. First every rank checks the checkpoint against its engine without
+//! changing anything, and the ranks exchange the results (`exchange`): either all of them continue
+//! or all of them return an error. Parameters that the checkpoint omits are then compared with
+//! their hashes (`scope.rs`) and keep their values. Then every rank reads its slices:
 //!
 //! ```text
 //! 1 weights            working copies, masters and persistent copies follow from them
@@ -18,9 +16,8 @@
 //! ```
 //!
 //! With hybrid sharding, every replica reads the same files. In a pipeline, a rank reads what its
-//! stage holds. The ranks with the same
-//! position in their stages have the same data and therefore the same random
-//! stream, so all stages load the streams of stage 0.
+//! stage holds. The ranks with the same position in their stages have the same data and therefore
+//! the same random stream, so all stages load the streams of stage 0.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -43,16 +40,16 @@ use crate::{Engine, EngineError};
 const REMEDY: &str = "finish the step there and save again, or load the module only (LoadPlan::ModuleOnly), which \
                       starts a new run";
 
-/// The parts of a checkpoint to load. They correspond to DeepSpeed's
-/// `load_module_only`, `load_optimizer_states` and `load_lr_scheduler_states`.
+/// The parts of a checkpoint to load. They correspond to DeepSpeed's `load_module_only`,
+/// `load_optimizer_states` and `load_lr_scheduler_states`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LoadPlan {
-    /// The weights and buffers only. Counters, optimizer states, schedule and
-    /// random streams stay as they are, so a new engine trains from step 0.
+    /// The weights and buffers only. Counters, optimizer states, schedule and random streams stay
+    /// as they are, so a new engine trains from step 0.
     ModuleOnly,
-    /// The weights, the counters, the random streams, and the parts selected
-    /// here. In the middle of an accumulation, also the gradients of the
-    /// micro-batches so far and their loss scale, so that no sample is lost.
+    /// The weights, the counters, the random streams, and the parts selected here. In the middle of
+    /// an accumulation, also the gradients of the micro-batches so far and their loss scale, so
+    /// that no sample is lost.
     Training {
         /// Loads moments and loss scale.
         optimizer_states: bool,
@@ -91,20 +88,17 @@ pub(crate) struct CheckedCheckpoint<'c> {
 }
 
 impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
-    /// Resumes from `checkpoint`, which may have been saved at any stage, number
-    /// of ranks and number of pipeline stages. All ranks call this together with
-    /// the same checkpoint.
+    /// Resumes from `checkpoint`, which may have been saved at any stage, number of ranks and
+    /// number of pipeline stages. All ranks call this together with the same checkpoint.
     ///
-    /// With the number of ranks that saved it (of ranks of a pipeline stage), all
-    /// later steps are bit-identical to an uninterrupted run. With more ranks, the
-    /// additional ranks start their dropout streams from the beginning.
+    /// With the number of ranks that saved it (of ranks of a pipeline stage), all later steps are
+    /// bit-identical to an uninterrupted run. With more ranks, the additional ranks start their
+    /// dropout streams from the beginning.
     ///
     /// # Errors
-    ///
-    /// Returns an error if the checkpoint is damaged or does not match the
-    /// model or the optimizer; the engine is then unchanged. If reading or a
-    /// collective fails after these checks, the engine is left partly loaded
-    /// and must not be used.
+    /// Returns an error if the checkpoint is damaged or does not match the model or the optimizer;
+    /// the engine is then unchanged. If reading or a collective fails after these checks, the
+    /// engine is left partly loaded and must not be used.
     pub fn load_checkpoint(
         &mut self,
         checkpoint: &Checkpoint,
@@ -115,24 +109,22 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         Ok(checked.saved.into())
     }
 
-    /// Checks on all ranks that the checkpoint is intact and matches the
-    /// engine. Nothing is changed. All ranks call this together and get the
-    /// same result.
+    /// Checks on all ranks that the checkpoint is intact and matches the engine. Nothing is
+    /// changed. All ranks call this together and get the same result.
     ///
     /// `found` is the checkpoint, or the reason why this rank has none.
     ///
     /// # Errors
-    ///
-    /// Returns the first problem of this rank, or else of the lowest rank that
-    /// has one, or an error if the ranks found different checkpoints.
+    /// Returns the first problem of this rank, or else of the lowest rank that has one, or an error
+    /// if the ranks found different checkpoints.
     pub(crate) fn check_together<'c>(
         &self,
         found: Result<&'c Checkpoint, TrainingCheckpointError>,
         plan: LoadPlan,
     ) -> Result<CheckedCheckpoint<'c>, TrainingCheckpointError> {
         self.check_settled("load_checkpoint")?;
-        // There must be no early return before the exchange, because the other
-        // ranks would wait for this rank.
+        // There must be no early return before the exchange, because the other ranks would wait for
+        // this rank.
         let checked = found.and_then(|checkpoint| {
             Ok(CheckedCheckpoint { checkpoint, plan, saved: self.check(checkpoint, plan)? })
         });
@@ -153,13 +145,12 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         Ok(checked)
     }
 
-    /// Loads a checkpoint that [`check_together`](Self::check_together)
-    /// returned. All ranks call this together.
+    /// Loads a checkpoint that [`check_together`](Self::check_together) returned. All ranks call
+    /// this together.
     ///
     /// # Errors
-    ///
-    /// Returns an error if a file cannot be read or a collective fails. The
-    /// engine is then partly loaded.
+    /// Returns an error if a file cannot be read or a collective fails. The engine is then partly
+    /// loaded.
     pub(crate) fn adopt_checked(
         &mut self,
         checked: &CheckedCheckpoint<'_>,
@@ -167,13 +158,11 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         self.adopt(checked.checkpoint, checked.plan, &checked.saved)
     }
 
-    /// Checks that `checkpoint` is intact and matches this engine. Nothing is
-    /// changed.
+    /// Checks that `checkpoint` is intact and matches this engine. Nothing is changed.
     ///
     /// Every file is read once to verify its checksum.
     ///
     /// # Errors
-    ///
     /// Returns the first problem that was found.
     fn check(
         &self,
@@ -201,7 +190,6 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     /// If a tied parameter has several paths, any of them may match.
     ///
     /// # Errors
-    ///
     /// Returns the first difference, as the reason in an error message.
     fn check_model(&self, checkpoint: &Checkpoint) -> Result<(), String> {
         let layout = checkpoint.layout();
@@ -239,11 +227,10 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         }
     }
 
-    /// Checks that the optimizer states of all trained parameters are in the
-    /// checkpoint or can be new.
+    /// Checks that the optimizer states of all trained parameters are in the checkpoint or can be
+    /// new.
     ///
     /// # Errors
-    ///
     /// Returns the first difference, as the reason in an error message.
     fn check_moments(&self, checkpoint: &Checkpoint) -> Result<(), String> {
         let layout = checkpoint.layout();
@@ -256,11 +243,10 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         Ok(())
     }
 
-    /// Checks that the engine can continue an accumulation in progress: with
-    /// the same batch sizes, element type, loss scale and trained parameters.
+    /// Checks that the engine can continue an accumulation in progress: with the same batch sizes,
+    /// element type, loss scale and trained parameters.
     ///
     /// # Errors
-    ///
     /// Returns the first difference, as the reason in an error message.
     fn check_accumulation(
         &self,
@@ -311,11 +297,9 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         self.check_accumulated_parameters(checkpoint)
     }
 
-    /// Checks that the parameters with gradients in progress are those that
-    /// this engine trains.
+    /// Checks that the parameters with gradients in progress are those that this engine trains.
     ///
     /// # Errors
-    ///
     /// Returns the first difference, as the reason in an error message.
     fn check_accumulated_parameters(&self, checkpoint: &Checkpoint) -> Result<(), String> {
         let layout = checkpoint.layout();
@@ -335,17 +319,15 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         Ok(())
     }
 
-    /// Loads weights, buffers and the parts of the training state that `plan`
-    /// selects. The caller has checked that they fit.
+    /// Loads weights, buffers and the parts of the training state that `plan` selects. The caller
+    /// has checked that they fit.
     ///
-    /// The order matters: loading moments resets the states that 1-bit
-    /// optimizers derive from them, so compression errors and local states are
-    /// loaded afterwards.
+    /// The order matters: loading moments resets the states that 1-bit optimizers derive from them,
+    /// so compression errors and local states are loaded afterwards.
     ///
     /// # Errors
-    ///
-    /// Returns an error if a file cannot be read or a collective fails. The
-    /// engine is then partly loaded.
+    /// Returns an error if a file cannot be read or a collective fails. The engine is then partly
+    /// loaded.
     fn adopt(
         &mut self,
         checkpoint: &Checkpoint,
@@ -353,8 +335,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         saved: &Saved,
     ) -> Result<(), TrainingCheckpointError> {
         let read = |segment: &StateSegment<'_>| read(checkpoint, segment);
-        // Gradients of the old weights must not enter the first step with the
-        // new ones.
+        // Gradients of the old weights must not enter the first step with the new ones.
         self.zero_grad();
         let is_stored = |path: &str| is_stored(checkpoint, path);
         self.states.load_weights(is_stored, read)?;
@@ -383,8 +364,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         Ok(())
     }
 
-    /// Warns of plain tensors of the module with other values than in the run
-    /// that saved the checkpoint. Older checkpoints have no hashes.
+    /// Warns of plain tensors of the module with other values than in the run that saved the
+    /// checkpoint. Older checkpoints have no hashes.
     fn warn_of_plain_tensors(&self, checkpoint: &Checkpoint, saved: &EngineState) {
         let now = self.plain_tensors();
         for (path, hash) in &saved.plain_tensors {
@@ -439,8 +420,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         Ok(())
     }
 
-    /// Loads the gradients of an accumulation in progress. They are multiplied
-    /// by the loss scale of the saved run, so it is loaded too.
+    /// Loads the gradients of an accumulation in progress. They are multiplied by the loss scale of
+    /// the saved run, so it is loaded too.
     fn adopt_accumulation(
         &mut self,
         checkpoint: &Checkpoint,
@@ -476,9 +457,9 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         self.load_moments(saved.engine.optimizer_steps, stored, read)
     }
 
-    /// Loads the moments of a checkpoint after `steps` applied steps. Parameters
-    /// that were frozen when it was saved get new ones. `stored` returns what it
-    /// has of the parameter at a module path.
+    /// Loads the moments of a checkpoint after `steps` applied steps. Parameters that were frozen
+    /// when it was saved get new ones. `stored` returns what it has of the parameter at a module
+    /// path.
     pub(super) fn load_moments(
         &mut self,
         steps: u64,
@@ -514,8 +495,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         Ok(())
     }
 
-    /// Restores the random streams of this rank. A rank that the saved run did
-    /// not have starts new streams from the seed of rank 0.
+    /// Restores the random streams of this rank. A rank that the saved run did not have starts new
+    /// streams from the seed of rank 0.
     fn adopt_random_state(&mut self, ranks: &[RankState]) {
         let random = match ranks.get(self.data_rank()) {
             Some(state) => Some(state.random),
@@ -534,10 +515,10 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
 
     /// Returns the state of each accumulated gradient, by parameter index.
     ///
-    /// `peak` decides whether the next step is skipped for an overflow. With a
-    /// different number of ranks, a rank may own elements for which another
-    /// rank recorded the peak. Every rank therefore gets the largest peak of
-    /// all ranks, and the step is skipped on all ranks or on none.
+    /// `peak` decides whether the next step is skipped for an overflow. With a different number of
+    /// ranks, a rank may own elements for which another rank recorded the peak. Every rank
+    /// therefore gets the largest peak of all ranks, and the step is skipped on all ranks or on
+    /// none.
     fn gradient_sums(
         &self,
         checkpoint: &Checkpoint,
@@ -586,8 +567,7 @@ fn zeros(len: usize) -> TensorData {
     TensorData::new(vec![0.0_f32; len], [len])
 }
 
-/// Returns the number of ranks that stored an array whose name satisfies
-/// `is_it`.
+/// Returns the number of ranks that stored an array whose name satisfies `is_it`.
 fn ranks_with(checkpoint: &Checkpoint, is_it: fn(&str) -> bool) -> usize {
     let count = |entry: &ParamEntry| {
         entry.states.iter().filter(|stored| is_it(stored.kind.as_str())).count()

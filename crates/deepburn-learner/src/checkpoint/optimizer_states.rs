@@ -6,9 +6,9 @@
 //! later checkpoints store by path how many steps came before them. The states of a parameter that
 //! is frozen now are not used. Both are logged. `finetune` makes the same check before it starts.
 //!
-//! Optimizers that compress exchanges (1-bit Adam, 1-bit LAMB, 0/1 Adam) have
-//! one schedule for all parameters. After their freeze, second moments no longer
-//! change, so new ones would stay zero. New states are an error for them.
+//! Optimizers that compress exchanges (1-bit Adam, 1-bit LAMB, 0/1 Adam) have one schedule for all
+//! parameters. After their freeze, second moments no longer change, so new ones would stay zero.
+//! New states are an error for them.
 
 use deepburn_checkpoint::{Checkpoint, ParamEntry, StateKind};
 use deepburn_config::OptimizerPlan;
@@ -26,22 +26,18 @@ const MAX_LISTED: usize = 5;
 pub(super) enum StatesSource {
     /// From the checkpoint.
     Checkpoint,
-    /// They are new, because the parameter was frozen when the checkpoint was
-    /// saved.
+    /// They are new, because the parameter was frozen when the checkpoint was saved.
     New,
 }
 
-/// Checks before there is an engine whether the optimizer states of a
-/// checkpoint can be loaded.
+/// Checks before there is an engine whether the optimizer states of a checkpoint can be loaded.
 ///
-/// `parameters` gives the module path of each parameter and its optimizer with
-/// the settings of its group; `None` if it is frozen. Paths that the checkpoint
-/// does not have are skipped.
+/// `parameters` gives the module path of each parameter and its optimizer with the settings of its
+/// group; `None` if it is frozen. Paths that the checkpoint does not have are skipped.
 ///
 /// # Errors
-///
-/// Returns [`TrainingCheckpointError::Unfit`] with the first parameter whose
-/// states cannot be loaded.
+/// Returns [`TrainingCheckpointError::Unfit`] with the first parameter whose states cannot be
+/// loaded.
 pub fn check_optimizer_states<'a>(
     checkpoint: &Checkpoint,
     parameters: impl IntoIterator<Item = (&'a str, Option<&'a OptimizerPlan>)>,
@@ -59,17 +55,15 @@ pub fn check_optimizer_states<'a>(
     Ok(())
 }
 
-/// Returns where the states of the trained parameter `path` come from.
-/// `optimizer` updates it, and `entry` is its entry in the checkpoint.
+/// Returns where the states of the trained parameter `path` come from. `optimizer` updates it, and
+/// `entry` is its entry in the checkpoint.
 ///
-/// Arrays that differ between ranks (compression errors, states of local steps)
-/// are compared separately, because their number depends on the number of
-/// ranks.
+/// Arrays that differ between ranks (compression errors, states of local steps) are compared
+/// separately, because their number depends on the number of ranks.
 ///
 /// # Errors
-///
-/// Returns the first difference between the stored states and the optimizer's,
-/// as the reason in an error message.
+/// Returns the first difference between the stored states and the optimizer's, as the reason in an
+/// error message.
 pub(super) fn states_source(
     path: &str,
     entry: &ParamEntry,
@@ -103,11 +97,9 @@ pub(super) fn states_source(
     Ok(StatesSource::Checkpoint)
 }
 
-/// Returns [`StatesSource::New`] for a parameter that was frozen when the
-/// checkpoint was saved.
+/// Returns [`StatesSource::New`] for a parameter that was frozen when the checkpoint was saved.
 ///
 /// # Errors
-///
 /// Returns the reason if the optimizer cannot start with new states.
 pub(super) fn new_states(path: &str, optimizer: &OptimizerPlan) -> Result<StatesSource, String> {
     if optimizer.exchanges_momentum() {
@@ -123,8 +115,8 @@ pub(super) fn new_states(path: &str, optimizer: &OptimizerPlan) -> Result<States
 /// The remedies for states of another optimizer.
 const REMEDY: &str = "use the optimizer that saved it, load without optimizer states, or start a new run from the weights";
 
-/// Logs the parameters whose states are new, and those whose stored states are
-/// not used. Each is given as its path and its number of elements.
+/// Logs the parameters whose states are new, and those whose stored states are not used. Each is
+/// given as its path and its number of elements.
 pub(super) fn log_changes(new: &[(&str, usize)], unused: &[(&str, usize)]) {
     if !new.is_empty() {
         warn!(
@@ -151,8 +143,7 @@ fn described(parameters: &[(&str, usize)]) -> String {
     format!("{count} parameter{plural} ({elements} elements: {paths}{rest})")
 }
 
-/// Returns true if `name` is a compression error or another state that differs
-/// between ranks.
+/// Returns true if `name` is a compression error or another state that differs between ranks.
 fn is_of_ranks(name: &str) -> bool {
     name == SERVER_ERROR
         || [is_worker_error, is_local_momentum, is_movement].into_iter().any(|is_it| is_it(name))
@@ -173,8 +164,8 @@ fn is_movement(name: &str) -> bool {
     is_numbered(name, "momentum_accumulator_")
 }
 
-/// Returns true if `name` is `prefix` followed by the number of a rank, such as
-/// `worker_error_3` for the prefix `worker_error_`.
+/// Returns true if `name` is `prefix` followed by the number of a rank, such as `worker_error_3`
+/// for the prefix `worker_error_`.
 fn is_numbered(name: &str, prefix: &str) -> bool {
     name.strip_prefix(prefix).is_some_and(|rank| rank.parse::<usize>().is_ok())
 }

@@ -1,17 +1,17 @@
-//! Saves training checkpoints. Every rank writes its owned slices, and rank 0
-//! commits the checkpoint.
+//! Saves training checkpoints. Every rank writes its owned slices, and rank 0 commits the
+//! checkpoint.
 //!
 //! ```text
 //! check ─► [average buffers] ─► layout ─► [errors of 1-bit optimizers] ─► rank 0 begins [ticket]
 //!       ─► snapshot of handles ─► writer threads (`in_progress.rs`) ─► [records] ─► rank 0 commits [folder]
 //! ```
 //!
-//! Steps in brackets are collectives. Every rank computes the layout from the
-//! same sizes, so only the ticket (the temporary folder) has to be exchanged.
+//! Steps in brackets are collectives. Every rank computes the layout from the same sizes, so only
+//! the ticket (the temporary folder) has to be exchanged.
 //!
-//! In a pipeline, the ranks of a parameter's last stage write its arrays, and
-//! the ranks of stage 0 the buffers, which all stages have. With hybrid
-//! sharding, only the first replica of a stage does.
+//! In a pipeline, the ranks of a parameter's last stage write its arrays, and the ranks of stage 0
+//! the buffers, which all stages have. With hybrid sharding, only the first replica of a stage
+//! does.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -42,13 +42,13 @@ use crate::{Engine, EngineError};
 /// Options of a checkpoint and the state that the caller adds to it.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct SaveRequest {
-    /// The name of the checkpoint. Unset: the name of the step, such as
-    /// `step-00000010`, or `step-00000010.2` and so on if that name is taken.
+    /// The name of the checkpoint. Unset: the name of the step, such as `step-00000010`, or
+    /// `step-00000010.2` and so on if that name is taken.
     pub tag: Option<Tag>,
     /// The name of the run.
     pub job: String,
-    /// The number by which retention compares checkpoints, such as the
-    /// evaluation loss. Lower is better.
+    /// The number by which retention compares checkpoints, such as the evaluation loss. Lower is
+    /// better.
     pub metric: Option<f64>,
     /// State that is the same on all ranks; the value of rank 0 is saved.
     pub client_state: Value,
@@ -59,21 +59,16 @@ pub struct SaveRequest {
 }
 
 impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
-    /// Saves a checkpoint in the folder `root` and returns the checkpoint's own
-    /// folder. All ranks call this together, after a step or between two of its
-    /// micro-batches.
+    /// Saves a checkpoint in the folder `root` and returns the checkpoint's own folder. All ranks
+    /// call this together, after a step or between two of its micro-batches.
     ///
-    /// A checkpoint is complete or does not exist, and an existing one is never
-    /// overwritten.
+    /// A checkpoint is complete or does not exist, and an existing one is never overwritten.
     ///
     /// # Errors
-    ///
-    /// Returns an error if the checkpoint cannot be written, for example
-    /// because the disk is full. Earlier checkpoints are unchanged, and
-    /// training can continue
-    /// ([`is_recoverable`](TrainingCheckpointError::is_recoverable)). Also
-    /// returns an error between forward and backward, and before gradients of
-    /// `no_sync` were reduced.
+    /// Returns an error if the checkpoint cannot be written, for example because the disk is full.
+    /// Earlier checkpoints are unchanged, and training can continue
+    /// ([`is_recoverable`](TrainingCheckpointError::is_recoverable)). Also returns an error between
+    /// forward and backward, and before gradients of `no_sync` were reduced.
     pub fn save_checkpoint(
         &self,
         root: &Path,
@@ -84,14 +79,13 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
 
     /// Starts to save a checkpoint and lets a thread of each rank write it.
     ///
-    /// Training continues at once; the checkpoint contains the state at the
-    /// time of this call. [`SaveInProgress::finish`] commits the checkpoint.
-    /// Until then no other save can start in `root`.
+    /// Training continues at once; the checkpoint contains the state at the time of this call.
+    /// [`SaveInProgress::finish`] commits the checkpoint. Until then no other save can start in
+    /// `root`.
     ///
     /// # Errors
-    ///
-    /// Returns the errors of [`save_checkpoint`](Self::save_checkpoint), except
-    /// for errors while writing, which `finish` returns.
+    /// Returns the errors of [`save_checkpoint`](Self::save_checkpoint), except for errors while
+    /// writing, which `finish` returns.
     pub fn start_save(
         &self,
         root: &Path,
@@ -126,8 +120,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         errors.iter_mut().zip(local).for_each(|(errors, local)| errors.extend(local));
 
         let mut save = None;
-        // Only rank 0 accesses the shared folder. All ranks receive its ticket
-        // or its error.
+        // Only rank 0 accesses the shared folder. All ranks receive its ticket or its error.
         let begun = (self.rank() == 0).then(|| {
             let begun = match tag {
                 Some(tag) => Save::begin(root, tag, layout.clone())?,
@@ -152,9 +145,9 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         Ok(SaveInProgress::start(ticket, snapshot, step, commit))
     }
 
-    /// Returns an error if the engine has state that checkpoints do not
-    /// contain: an open pass, gradients of a failed backward pass, undivided
-    /// gradients of `train_pass`, or unreduced gradients of `no_sync`.
+    /// Returns an error if the engine has state that checkpoints do not contain: an open pass,
+    /// gradients of a failed backward pass, undivided gradients of `train_pass`, or unreduced
+    /// gradients of `no_sync`.
     pub(super) fn check_settled(&self, call: &'static str) -> Result<(), EngineError> {
         self.check_group()?;
         if self.states().has_open_pass() {
@@ -173,11 +166,10 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         Ok(())
     }
 
-    /// Returns the layout of the checkpoint: parameters in module order, then
-    /// buffers. Parameters that a base model has are omitted.
+    /// Returns the layout of the checkpoint: parameters in module order, then buffers. Parameters
+    /// that a base model has are omitted.
     ///
     /// # Errors
-    ///
     /// Returns an error if a quantized parameter is not omitted, because its values are not exact.
     fn layout(&self) -> Result<Layout, TrainingCheckpointError> {
         let states = self.states();
@@ -216,10 +208,9 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
 
     /// Takes a snapshot of everything that this rank saves.
     ///
-    /// Arrays are shared with the engine, not copied. An optimizer step that
-    /// overwrites one allocates a new array. `errors` holds this rank's
-    /// compression errors and other states that differ between ranks, by
-    /// parameter.
+    /// Arrays are shared with the engine, not copied. An optimizer step that overwrites one
+    /// allocates a new array. `errors` holds this rank's compression errors and other states that
+    /// differ between ranks, by parameter.
     fn snapshot(
         &self,
         layout: Arc<Layout>,
@@ -269,8 +260,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         }
     }
 
-    /// Returns the optimizer's scalars by path and name, as the bits of an
-    /// `f64`.
+    /// Returns the optimizer's scalars by path and name, as the bits of an `f64`.
     fn scalars(&self) -> BTreeMap<String, BTreeMap<String, u64>> {
         let scalars = |index: usize| {
             let scalars = self.states().scalars(index).into_iter();
@@ -281,8 +271,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         all.filter(|(_, scalars)| !scalars.is_empty()).collect()
     }
 
-    /// Returns the number of applied steps before the first step of each
-    /// parameter with new states, by path.
+    /// Returns the number of applied steps before the first step of each parameter with new states,
+    /// by path.
     fn state_starts(&self) -> BTreeMap<String, u64> {
         let parameters = self.parameters().iter().enumerate();
         let starts = parameters.map(|(index, parameter)| {
@@ -307,8 +297,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         }
     }
 
-    /// Returns the state of this rank: random streams and the state of
-    /// accumulated gradients.
+    /// Returns the state of this rank: random streams and the state of accumulated gradients.
     fn rank_state(&self, client: Value) -> RankState {
         let RandomState { seed, model, position, between_calls } = self.states().random_state();
         let between_calls =

@@ -1,5 +1,4 @@
-//! The JSON states that a checkpoint contains, of the engine, of its ranks and of
-//! the caller.
+//! The JSON states that a checkpoint contains, of the engine, of its ranks and of the caller.
 
 use deepburn_checkpoint::Checkpoint;
 use serde::de::DeserializeOwned;
@@ -17,11 +16,10 @@ pub struct ClientStates {
     pub global_samples: u64,
     /// The client state, which is the same for all ranks.
     pub client_state: Value,
-    /// One state per rank of the run that saved the checkpoint; of a pipeline,
-    /// per rank of stage 0. Ranks of other stages have the same data.
+    /// One state per rank of the run that saved the checkpoint; of a pipeline, per rank of stage 0.
+    /// Ranks of other stages have the same data.
     pub rank_states: Vec<Value>,
-    /// The state of the training loop, for
-    /// [`TrainPlan::resumed`](crate::TrainPlan::resumed).
+    /// The state of the training loop, for [`TrainPlan::resumed`](crate::TrainPlan::resumed).
     pub loop_state: LoopState,
 }
 
@@ -29,9 +27,8 @@ impl ClientStates {
     /// Reads the client states of a checkpoint without an engine.
     ///
     /// # Errors
-    ///
-    /// Returns [`TrainingCheckpointError::Unfit`] if a state cannot be parsed
-    /// or a counter is out of range.
+    /// Returns [`TrainingCheckpointError::Unfit`] if a state cannot be parsed or a counter is out
+    /// of range.
     pub fn read(checkpoint: &Checkpoint) -> Result<Self, TrainingCheckpointError> {
         Ok(Saved::read(checkpoint)?.into())
     }
@@ -50,8 +47,7 @@ impl From<Saved> for ClientStates {
 pub(super) struct Saved {
     /// The state that all ranks share.
     pub(super) engine: EngineState,
-    /// The state of each rank that saved the checkpoint; of a pipeline, of each
-    /// rank of stage 0.
+    /// The state of each rank that saved the checkpoint; of a pipeline, of each rank of stage 0.
     pub(super) ranks: Vec<RankState>,
 }
 

@@ -5,10 +5,9 @@
 //! values of the base model. Its entry has a hash of these values in the type in which they are
 //! held ([`BaseValues`]), which does not depend on ranks, stage and offload.
 //!
-//! The values decide, and not the history of a run: a parameter that was trained
-//! before it was frozen differs from the base model, so it is contained. Frozen
-//! parameters only change when a checkpoint is loaded, so they are hashed once
-//! and after a load.
+//! The values decide, and not the history of a run: a parameter that was trained before it was
+//! frozen differs from the base model, so it is contained. Frozen parameters only change when a
+//! checkpoint is loaded, so they are hashed once and after a load.
 //!
 //! A checkpoint with omitted parameters is loaded into an engine that was built with the weights of
 //! the base model; `finetune` builds it from the pretrained folder, and `deepburn consolidate`
@@ -28,19 +27,16 @@ use super::{TrainingCheckpointError, exchange, unfit};
 use crate::{Engine, EngineError};
 
 impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
-    /// Omits the frozen parameters of a base model from later checkpoints. These
-    /// are the parameters with the origin [`Origin::Frozen`] in `map`, as long as
-    /// they are frozen and unchanged. All ranks call this together, while the
-    /// engine has the values of the base model: before a checkpoint is loaded.
-    /// [`weight_map`](Self::weight_map) returns a map to start from.
+    /// Omits the frozen parameters of a base model from later checkpoints. These are the parameters
+    /// with the origin [`Origin::Frozen`] in `map`, as long as they are frozen and unchanged. All
+    /// ranks call this together, while the engine has the values of the base model: before a
+    /// checkpoint is loaded. [`weight_map`](Self::weight_map) returns a map to start from.
     ///
-    /// Such a checkpoint can only be loaded into an engine that was built with the
-    /// same values. Without this call, checkpoints contain all parameters.
+    /// Such a checkpoint can only be loaded into an engine that was built with the same values.
+    /// Without this call, checkpoints contain all parameters.
     ///
     /// # Errors
-    ///
-    /// Returns an error if a collective or a disk fails, and between forward and
-    /// backward.
+    /// Returns an error if a collective or a disk fails, and between forward and backward.
     pub fn omit_base(&mut self, map: &WeightMap) -> Result<(), TrainingCheckpointError> {
         self.check_settled("omit_base")?;
         let is_in_base =
@@ -51,13 +47,12 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         Ok(())
     }
 
-    /// Checks that this engine has the values of the parameters that `checkpoint`
-    /// omits. All ranks call this together and get the same result.
+    /// Checks that this engine has the values of the parameters that `checkpoint` omits. All ranks
+    /// call this together and get the same result.
     ///
     /// # Errors
-    ///
-    /// Returns [`TrainingCheckpointError::Unfit`] for the first parameter with
-    /// other values, or an error if a collective fails.
+    /// Returns [`TrainingCheckpointError::Unfit`] for the first parameter with other values, or an
+    /// error if a collective fails.
     pub(super) fn check_base(
         &self,
         checkpoint: &Checkpoint,
@@ -79,12 +74,10 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         Ok(())
     }
 
-    /// Hashes the omitted parameters again that `is_loaded` says were loaded.
-    /// Those that differ from the base model are not omitted any more. All ranks
-    /// call this together.
+    /// Hashes the omitted parameters again that `is_loaded` says were loaded. Those that differ
+    /// from the base model are not omitted any more. All ranks call this together.
     ///
     /// # Errors
-    ///
     /// Returns an error if a collective or a disk fails.
     pub(super) fn keep_unchanged_base(
         &mut self,
@@ -98,8 +91,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         Ok(())
     }
 
-    /// Returns the hashes of the current values of parameters, by index; of a quantized parameter, the
-    /// hash of the values before they were quantized. All ranks call this together.
+    /// Returns the hashes of the current values of parameters, by index; of a quantized parameter,
+    /// the hash of the values before they were quantized. All ranks call this together.
     fn hashed(
         &self,
         indices: &[usize],

@@ -21,16 +21,13 @@ use crate::step_state::{LossWeights, StepState};
 pub(super) struct EngineState {
     /// The counters of the engine.
     pub(super) progress: SavedCounters,
-    /// Optimizer steps that were applied; bias correction of the moments
-    /// depends on it.
+    /// Optimizer steps that were applied; bias correction of the moments depends on it.
     pub(super) optimizer_steps: u64,
-    /// The quantity whose compression errors the checkpoint stores; `None`
-    /// without compression.
+    /// The quantity whose compression errors the checkpoint stores; `None` without compression.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) compressed_quantity: Option<String>,
-    /// The sum of learning rates since the ranks of 0/1 Adam last averaged
-    /// their parameters, as the bits of an `f64`. `None` directly after an
-    /// averaging step.
+    /// The sum of learning rates since the ranks of 0/1 Adam last averaged their parameters, as the
+    /// bits of an `f64`. `None` directly after an averaging step.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) local_rates_bits: Option<u64>,
     /// The dynamic loss scaler; `None` for a static loss scale.
@@ -39,33 +36,30 @@ pub(super) struct EngineState {
     pub(super) schedule: i64,
     /// The batch sizes, which have to be the same to finish an accumulation.
     pub(super) batch: BatchSizes,
-    /// Backward passes since the last call of `step`. Absent in older
-    /// checkpoints, whose `progress.accumulated` counts backward passes instead
-    /// of calls of `step`.
+    /// Backward passes since the last call of `step`. Absent in older checkpoints, whose
+    /// `progress.accumulated` counts backward passes instead of calls of `step`.
     #[serde(default)]
     pub(super) backward_passes: Option<usize>,
-    /// The factor of the losses of an accumulation in progress, dynamic or
-    /// static, as the bits of an `f64`; absent in older checkpoints.
+    /// The factor of the losses of an accumulation in progress, dynamic or static, as the bits of
+    /// an `f64`; absent in older checkpoints.
     #[serde(default)]
     pub(super) gradient_scale_bits: Option<u64>,
-    /// The weights of the losses of an accumulation in progress; absent in older
-    /// checkpoints.
+    /// The weights of the losses of an accumulation in progress; absent in older checkpoints.
     #[serde(default)]
     pub(super) loss_weights: LossWeights,
-    /// The number of samples and the learning-rate factor of the step in
-    /// progress, if they differ from the configuration.
+    /// The number of samples and the learning-rate factor of the step in progress, if they differ
+    /// from the configuration.
     pub(super) next_size: Option<StepSize>,
-    /// The optimizer's scalars by path and name, as the bits of an `f64`. Most
-    /// optimizers have none.
+    /// The optimizer's scalars by path and name, as the bits of an `f64`. Most optimizers have
+    /// none.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(super) scalars: BTreeMap<String, BTreeMap<String, u64>>,
-    /// The number of applied steps before the first step of a parameter with
-    /// its states, by path. Only parameters that got new states when a
-    /// checkpoint was loaded have an entry.
+    /// The number of applied steps before the first step of a parameter with its states, by path.
+    /// Only parameters that got new states when a checkpoint was loaded have an entry.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(super) state_starts: BTreeMap<String, u64>,
-    /// The path and a hash of each tensor field of the module that is not a
-    /// `Param`. Their values are not stored.
+    /// The path and a hash of each tensor field of the module that is not a `Param`. Their values
+    /// are not stored.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) plain_tensors: Vec<(String, u64)>,
     /// The state of the training loop; absent in older checkpoints.
@@ -121,8 +115,8 @@ impl SavedCounters {
 }
 
 impl EngineState {
-    /// Returns the loss scale of the accumulated gradients; `None` in older
-    /// checkpoints with a static scale.
+    /// Returns the loss scale of the accumulated gradients; `None` in older checkpoints with a
+    /// static scale.
     pub(super) fn gradient_scale(&self) -> Option<f64> {
         let dynamic = self.loss_scale.map(|state| state.scale);
         self.gradient_scale_bits.map(f64::from_bits).or(dynamic)
@@ -130,12 +124,11 @@ impl EngineState {
 
     /// Returns the state of the optimizer step in progress.
     ///
-    /// In an older checkpoint that was saved between backward and step,
-    /// `accumulated` includes the micro-batch in progress, and `micro_steps`
-    /// does not. It is recognized by this difference of one, if all steps had
-    /// the same number of micro-batches with one backward pass each. Other
-    /// older checkpoints were saved after a call of `step`, where both counters
-    /// have the same meaning as today.
+    /// In an older checkpoint that was saved between backward and step, `accumulated` includes the
+    /// micro-batch in progress, and `micro_steps` does not. It is recognized by this difference of
+    /// one, if all steps had the same number of micro-batches with one backward pass each. Other
+    /// older checkpoints were saved after a call of `step`, where both counters have the same
+    /// meaning as today.
     pub(super) fn step_state(&self) -> StepState {
         let SavedCounters { micro_steps, accumulated, global_steps, .. } = self.progress;
         let steps = self.batch.gradient_accumulation_steps as u64;
@@ -184,12 +177,10 @@ pub(super) struct RankState {
 pub(super) struct Random {
     /// The seed that all ranks share.
     pub(super) seed: u64,
-    /// The index of the model among the models of a rank; 0 in programs with
-    /// one model.
+    /// The index of the model among the models of a rank; 0 in programs with one model.
     #[serde(default)]
     pub(super) model: u32,
-    /// The stream of random ops outside the engine's calls; absent in older
-    /// checkpoints.
+    /// The stream of random ops outside the engine's calls; absent in older checkpoints.
     #[serde(default)]
     pub(super) between_calls: Option<Stream>,
     /// A 128-bit integer, stored as a string because JSON has no such numbers.
@@ -214,8 +205,8 @@ pub(super) struct Stream {
 pub(super) struct GradientRecord {
     /// The number of micro-batches in the sum.
     pub(super) micro_batches: usize,
-    /// The bits of the largest magnitude so far. They are stored as an integer
-    /// because JSON has no infinity.
+    /// The bits of the largest magnitude so far. They are stored as an integer because JSON has no
+    /// infinity.
     pub(super) peak_bits: Option<u32>,
 }
 
@@ -241,8 +232,8 @@ mod tests {
 
     use super::*;
 
-    /// Returns the state of an engine with 4 micro-batches per step after two
-    /// steps, as an older version saved it.
+    /// Returns the state of an engine with 4 micro-batches per step after two steps, as an older
+    /// version saved it.
     fn older(micro_steps: u64, accumulated: usize) -> EngineState {
         let state = json!({
             "progress": {

@@ -1,8 +1,7 @@
 //! The safetensors file that weights are saved to.
 //!
-//! Main type: [`FilePlan`]. It assigns the tensors of a module to the tensors of
-//! the file. Both are sorted by alignment, as the safetensors format recommends,
-//! then by name.
+//! Main type: [`FilePlan`]. It assigns the tensors of a module to the tensors of the file. Both are
+//! sorted by alignment, as the safetensors format recommends, then by name.
 
 use std::collections::HashMap;
 use std::io;
@@ -17,9 +16,8 @@ use super::{SaveError, SavedTensor};
 
 /// The tensors of a module, and the tensors of the file that consist of them.
 pub(super) struct FilePlan<B: OptimizerOps> {
-    /// The tensors of the module that are saved, in the order of gathering, each
-    /// with the components of the file's tensors that form it; `None` for a tensor
-    /// that is saved as it is.
+    /// The tensors of the module that are saved, in the order of gathering, each with the
+    /// components of the file's tensors that form it; `None` for a tensor that is saved as it is.
     tensors: Vec<(SavedTensor<B>, Option<Composition>)>,
     /// The header of the file.
     header: Header,
@@ -38,9 +36,8 @@ impl<B: OptimizerOps> FilePlan<B> {
     /// Assigns the tensors of a module, in the order in which they are gathered.
     ///
     /// # Errors
-    ///
-    /// Returns [`SaveError::Map`] if model and map differ in a parameter, or if two
-    /// tensors would have the same name.
+    /// Returns [`SaveError::Map`] if model and map differ in a parameter, or if two tensors would
+    /// have the same name.
     pub(super) fn new(
         tensors: Vec<SavedTensor<B>>,
         map: Option<&WeightMap>,
@@ -101,11 +98,10 @@ impl<B: OptimizerOps> FilePlan<B> {
         self.tensors.iter().map(|(tensor, _)| tensor)
     }
 
-    /// Creates the file `path`. The data is written to `path` with the suffix
-    /// `.partial`, and this file is renamed when it is complete.
+    /// Creates the file `path`. The data is written to `path` with the suffix `.partial`, and this
+    /// file is renamed when it is complete.
     ///
     /// # Errors
-    ///
     /// Returns an error if the file cannot be created.
     pub(super) fn create(&self, path: &Path) -> Result<TensorFileWriter, SaveError> {
         let failed = failure(path);
@@ -123,7 +119,6 @@ impl<B: OptimizerOps> FilePlan<B> {
     /// Writes the bytes of one of the [`tensors`](Self::tensors).
     ///
     /// # Errors
-    ///
     /// Returns an error if the file cannot be written.
     pub(super) fn write(
         &self,

@@ -1,5 +1,4 @@
-//! A tensor to be saved: its path, its type in the file, and access to its
-//! values.
+//! A tensor to be saved: its path, its type in the file, and access to its values.
 
 use std::borrow::Cow;
 
@@ -36,14 +35,11 @@ enum TensorSource<B: OptimizerOps> {
 }
 
 impl<B: OptimizerOps> SavedTensor<B> {
-    /// Lists all parameters and buffers of a module in file order, which is the
-    /// same on all ranks: by alignment, as the safetensors format recommends,
-    /// then by path.
+    /// Lists all parameters and buffers of a module in file order, which is the same on all ranks:
+    /// by alignment, as the safetensors format recommends, then by path.
     ///
     /// # Errors
-    ///
-    /// Returns an error if a tensor has a type that safetensors does not
-    /// support.
+    /// Returns an error if a tensor has a type that safetensors does not support.
     pub(super) fn of_module<M: Module<Training<B>>>(
         module: &M,
         buffers: &[Buffer],
@@ -59,27 +55,24 @@ impl<B: OptimizerOps> SavedTensor<B> {
         Ok(tensors)
     }
 
-    /// Takes part in gathering the values and drops them, for ranks that do not
-    /// write the file. Copies nothing if the tensor is not sharded.
+    /// Takes part in gathering the values and drops them, for ranks that do not write the file.
+    /// Copies nothing if the tensor is not sharded.
     pub(super) fn gather(&self) {
         if let TensorSource::Half(tensor, _) = &self.values {
             tensor.clone().take_part_in_reading();
         }
     }
 
-    /// Returns the bytes for the file, gathered from all ranks if the tensor is
-    /// sharded.
+    /// Returns the bytes for the file, gathered from all ranks if the tensor is sharded.
     ///
     /// # Errors
-    ///
     /// Returns an error if a value exceeds the range of the type.
     pub(super) fn read(&self) -> Result<Vec<u8>, SaveError> {
         match &self.values {
             TensorSource::Half(tensor, precision) => self.rounded(&floats(tensor), *precision),
             TensorSource::Exact(read) => {
                 let data = read();
-                // The size of a bool depends on the device; the file has one
-                // byte per bool.
+                // The size of a bool depends on the device; the file has one byte per bool.
                 Ok(match data.dtype {
                     DType::Bool(_) => data.iter::<bool>().map(u8::from).collect(),
                     _ => data.as_bytes().to_vec(),
@@ -88,11 +81,10 @@ impl<B: OptimizerOps> SavedTensor<B> {
         }
     }
 
-    /// Rounds f32 values to the nearest 16-bit value. Values that are already
-    /// infinite or NaN are kept, with a warning.
+    /// Rounds f32 values to the nearest 16-bit value. Values that are already infinite or NaN are
+    /// kept, with a warning.
     ///
     /// # Errors
-    ///
     /// Returns an error if a finite value would become infinite.
     fn rounded(&self, values: &TensorData, precision: HalfPrecision) -> Result<Vec<u8>, SaveError> {
         let float = match precision {
@@ -147,8 +139,7 @@ impl<B: OptimizerOps> Visitor<'_, B> {
         }
     }
 
-    /// Adds a tensor that keeps its own type. `read` returns its values when
-    /// the file is written.
+    /// Adds a tensor that keeps its own type. `read` returns its values when the file is written.
     fn enter_exact(
         &mut self,
         dtype: DType,

@@ -1,18 +1,16 @@
-//! The one-cycle policy (Smith 2018). The learning rate rises and falls once
-//! while the momentum falls and rises. After the cycle both decay.
+//! The one-cycle policy (Smith 2018). The learning rate rises and falls once while the momentum
+//! falls and rises. After the cycle both decay.
 //!
-//! The momentum differs from DeepSpeed's in two points. The first step uses the
-//! cycle's maximal momentum, where DeepSpeed's optimizer still has the minimal
-//! one. The growth after the cycle is limited to [`HIGHEST_GROWN_BETA1`]; in
-//! DeepSpeed the momentum exceeds 1, and Adam diverges.
+//! The momentum differs from DeepSpeed's in two points. The first step uses the cycle's maximal
+//! momentum, where DeepSpeed's optimizer still has the minimal one. The growth after the cycle is
+//! limited to [`HIGHEST_GROWN_BETA1`]; in DeepSpeed the momentum exceeds 1, and Adam diverges.
 
 use deepburn_config::OneCyclePlan;
 
 /// Adam's second beta while the schedule changes the momentum.
 pub(super) const BETA2: f64 = 0.99;
 
-/// The limit of the momentum after the cycle, unless the cycle's own maximum is
-/// higher.
+/// The limit of the momentum after the cycle, unless the cycle's own maximum is higher.
 pub(super) const HIGHEST_GROWN_BETA1: f64 = 0.999;
 
 //= deepspeed 0.19.8 runtime/lr_schedules.py OneCycle get_lr
@@ -25,8 +23,7 @@ pub(super) fn learning_rate(plan: &OneCyclePlan, i: i64) -> f64 {
 }
 
 //= deepspeed 0.19.8 runtime/lr_schedules.py OneCycle get_mom
-/// Returns the momentum of the step after position `i`; `None` if the plan does
-/// not change it.
+/// Returns the momentum of the step after position `i`; `None` if the plan does not change it.
 pub(super) fn beta1(plan: &OneCyclePlan, i: i64) -> Option<f64> {
     let cycle = plan.momentum.as_ref()?;
     Some(match phase(plan, i) {
@@ -42,8 +39,7 @@ pub(super) fn beta1(plan: &OneCyclePlan, i: i64) -> Option<f64> {
 enum CyclePhase {
     /// In the cycle, at a height from 0 (its ends) to 1 (its top).
     Cycle { height: f64 },
-    /// After the cycle. `intervals` counts decay intervals; it is 0 without
-    /// decay.
+    /// After the cycle. `intervals` counts decay intervals; it is 0 without decay.
     Decay { intervals: f64 },
 }
 
@@ -70,9 +66,8 @@ fn phase(plan: &OneCyclePlan, i: i64) -> CyclePhase {
 }
 
 //= deepspeed 0.19.8 runtime/lr_schedules.py OneCycle stairs
-/// Returns `step / size`, rounded down to a multiple of `1 / stairs` if there
-/// are stairs. The integer arithmetic ensures that the result at the top is
-/// exactly 1 for all sizes.
+/// Returns `step / size`, rounded down to a multiple of `1 / stairs` if there are stairs. The
+/// integer arithmetic ensures that the result at the top is exactly 1 for all sizes.
 fn stair(step: usize, size: usize, stairs: usize) -> f64 {
     match (size, stairs) {
         (0, _) => 0.0,

@@ -230,15 +230,13 @@ fn warmup_cosine_meets_its_marks() {
         (600, 550, 0.0, 0.0),
     ] {
         let plan = cosine(WarmupShape::Log, n, t, [warmup_min, cos_min]);
-        // The expected values are read after a step, so position 0 gives the
-        // rate of step 2.
+        // The expected values are read after a step, so position 0 gives the rate of step 2.
         let after = |i: usize| rate_at(&plan, i as i64 + 2);
         for (lr, ratio) in [(after(0), warmup_min), (after(n - 1), 1.0), (after(t - 1), cos_min)] {
             assert!((lr - 0.0015 * ratio).abs() < 1e-12, "{lr} {ratio}");
         }
     }
-    // There is no step between the warm-up and the end, so the minimum follows
-    // immediately.
+    // There is no step between the warm-up and the end, so the minimum follows immediately.
     let plan = cosine(WarmupShape::Log, 10, 10, [0.0, 0.1]);
     for i in 10..15 {
         assert!((rate_at(&plan, i + 2) - 0.0015 * 0.1).abs() < 1e-15);
@@ -384,8 +382,7 @@ fn one_cycle_in_stairs() {
         ],
     );
     assert_eq!(rates(&stairs(8), 20), rates(&stairs(0), 20));
-    // The top is reached even if the quotient of the sizes is not exact in
-    // floating point.
+    // The top is reached even if the quotient of the sizes is not exact in floating point.
     let uneven = SchedulePlan::OneCycle(OneCyclePlan {
         first_stair_count: 2,
         second_stair_count: 2,

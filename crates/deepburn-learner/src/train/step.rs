@@ -1,5 +1,4 @@
-//! One optimizer step of the training loop: its micro-batches, its update and
-//! its record.
+//! One optimizer step of the training loop: its micro-batches, its update and its record.
 
 use std::time::{Duration, Instant};
 
@@ -22,8 +21,8 @@ use crate::{BoxError, Cause, Engine, EngineError};
 pub(super) struct RankFlags {
     /// Whether this rank was interrupted; over all ranks, whether any was.
     pub(super) interrupted: bool,
-    /// Whether this rank has written its part of a checkpoint; over all ranks,
-    /// whether every rank has.
+    /// Whether this rank has written its part of a checkpoint; over all ranks, whether every rank
+    /// has.
     pub(super) written: bool,
 }
 
@@ -39,8 +38,8 @@ pub(super) struct StepData<T> {
     pub(super) totals: Totals,
 }
 
-/// Runs one optimizer step, or skips it if it has no target. Returns its record
-/// and the combined flags of all ranks.
+/// Runs one optimizer step, or skips it if it has no target. Returns its record and the combined
+/// flags of all ranks.
 pub(super) fn train_step<B, M, T>(
     engine: &mut Engine<B, M>,
     task: &T,
@@ -59,9 +58,9 @@ where
         // The mean over no target does not exist.
         false => (f64::NAN, engine.skip_step()),
     };
-    // The loss, the flags and the rewards share one collective, because its
-    // latency does not depend on the number of values. All stages of a pipeline
-    // have the losses, and the first one sums them.
+    // The loss, the flags and the rewards share one collective, because its latency does not depend
+    // on the number of values. All stages of a pipeline have the losses, and the first one sums
+    // them.
     let is_counted = engine.states().stages().is_none_or(|stages| stages.stage() == 0);
     let counted = |value: f64| if is_counted { value } else { 0.0 };
     let flags = [f64::from(mine.interrupted), f64::from(mine.written)];
@@ -83,8 +82,8 @@ where
     Ok((with_rewards(StepRow { seconds, ..row }, rewards), all))
 }
 
-/// Runs the micro-batches of a step and its update. Returns the sum of this
-/// rank's losses over all targets, and the record of the step.
+/// Runs the micro-batches of a step and its update. Returns the sum of this rank's losses over all
+/// targets, and the record of the step.
 fn run_micro_batches<B, M, T>(
     engine: &mut Engine<B, M>,
     task: &T,
@@ -101,25 +100,25 @@ where
     let targets: Vec<f64> = batches.iter().map(|batch| batch.num_targets() as f64).collect();
     let mut batches = StepPasses { task, batches, hooks, data_ranks, targets: totals.targets };
     let TrainedBatch { losses, step } = engine.train_batch(&mut batches)?;
-    // The loss of a step is the sum over all targets divided by their number, so
-    // that micro-batches of different lengths are weighted correctly.
+    // The loss of a step is the sum over all targets divided by their number, so that micro-batches
+    // of different lengths are weighted correctly.
     let loss_sum = losses.iter().zip(targets).fold(0.0, |sum, (loss, count)| sum + count * loss);
     Ok((loss_sum, step))
 }
 
 /// The passes of a step.
 ///
-/// Each micro-batch is weighted by its number of targets, so that the gradient
-/// of a step is the mean over all targets of the step on all ranks, even if
-/// micro-batches have different lengths. The factor `data_ranks`, the number of
-/// ranks with different data, is needed because gradients are averaged over them.
+/// Each micro-batch is weighted by its number of targets, so that the gradient of a step is the
+/// mean over all targets of the step on all ranks, even if micro-batches have different lengths.
+/// The factor `data_ranks`, the number of ranks with different data, is needed because gradients
+/// are averaged over them.
 ///
 /// ```text
 /// weight of micro-batch i on rank r = targets(r, i) * data_ranks / targets of the step
 /// ```
 ///
-/// A micro-batch without targets has the weight 0. It is run nevertheless,
-/// because other ranks take part in its collectives.
+/// A micro-batch without targets has the weight 0. It is run nevertheless, because other ranks take
+/// part in its collectives.
 struct StepPasses<'a, 'h, T, U> {
     task: &'a T,
     batches: Vec<U>,
@@ -166,7 +165,6 @@ where
 /// Checks that a data source returned all micro-batches of a step.
 ///
 /// # Errors
-///
 /// Returns the error of the source, or an error if it returned another number.
 pub(super) fn complete<T>(
     taken: Result<StepBatches<T>, BoxError>,
@@ -188,13 +186,13 @@ pub(super) fn complete<T>(
 pub(super) struct Totals {
     /// The number of tokens, for throughput.
     pub(super) tokens: f64,
-    /// The number of targets (labelled tokens or samples).
+    /// The number of targets (labeled tokens or samples).
     pub(super) targets: f64,
 }
 
 impl Totals {
-    /// Sums `batches` over all ranks. A rank that could not read its data
-    /// passes `None`, and then all ranks return `None`.
+    /// Sums `batches` over all ranks. A rank that could not read its data passes `None`, and then
+    /// all ranks return `None`.
     pub(super) fn over_ranks<B, M, T: Batch>(
         engine: &Engine<B, M>,
         batches: Option<&[T]>,
@@ -216,9 +214,8 @@ impl Totals {
 
 /// Builds the record of a step.
 ///
-/// `loss` is the mean over all targets of the step, and `tokens` counts all
-/// ranks. The time is measured on this rank since `started` and includes
-/// waiting for data.
+/// `loss` is the mean over all targets of the step, and `tokens` counts all ranks. The time is
+/// measured on this rank since `started` and includes waiting for data.
 fn step_row<B, M>(
     engine: &Engine<B, M>,
     step: Step,
@@ -259,8 +256,8 @@ fn with_rewards(row: StepRow, rewards: Option<Rewards>) -> StepRow {
 
 /// Returns the memory of this rank during the last step.
 ///
-/// For parameters and optimizer states these are the current bytes, which do
-/// not change within a step. All other values are the peaks of the step.
+/// For parameters and optimizer states these are the current bytes, which do not change within a
+/// step. All other values are the peaks of the step.
 fn memory_row<B, M>(engine: &Engine<B, M>) -> MemoryRow
 where
     B: OptimizerOps,
@@ -281,8 +278,7 @@ where
     }
 }
 
-/// Returns the resident set size of this process; 0 if the operating system
-/// does not report it.
+/// Returns the resident set size of this process; 0 if the operating system does not report it.
 fn resident_bytes() -> u64 {
     memory_stats::memory_stats().map_or(0, |stats| stats.physical_mem as u64)
 }

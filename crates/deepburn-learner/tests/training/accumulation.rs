@@ -1,5 +1,5 @@
-//! Accumulation: what a micro-batch is, where the boundary is, and how an accumulation ends early or
-//! continues from a checkpoint.
+//! Accumulation: what a micro-batch is, where the boundary is, and how an accumulation ends early
+//! or continues from a checkpoint.
 
 use std::path::Path;
 

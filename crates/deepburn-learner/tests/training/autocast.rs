@@ -18,8 +18,7 @@ use deepburn_learner::{EngineError, initialize};
 use deepburn_zero::{Group, Training};
 use serde_json::Value;
 
-/// The net of the script. The fields are in the order in which the generator
-/// fills them.
+/// The net of the script. The fields are in the order in which the generator fills them.
 #[derive(Module, Debug)]
 struct Net<B: Backend> {
     conv: Conv2d<B>,
@@ -73,8 +72,7 @@ impl Numbers {
     }
 }
 
-/// Fills each parameter with the next random numbers, within the bound of this
-/// parameter.
+/// Fills each parameter with the next random numbers, within the bound of this parameter.
 struct Fill<'a> {
     numbers: &'a mut Numbers,
     bounds: std::vec::IntoIter<f64>,
@@ -160,8 +158,8 @@ const BF16: &str = r#"{"enabled": true, "dtype": "bfloat16"}"#;
 fn losses_follow_pytorchs_autocast() {
     let trace = trace();
     let found = losses(1, 0, BF16);
-    // PyTorch's own bf16 losses are within 5e-3 of its fp32 losses; the points at which products are
-    // rounded differ between kernels.
+    // PyTorch's own bf16 losses are within 5e-3 of its fp32 losses; the points at which products
+    // are rounded differ between kernels.
     let difference = largest_difference(&found, &numbers(&trace["losses"]));
     assert!(difference < 1e-2, "{difference}: {found:?}");
     // Without autocast the losses match PyTorch's fp32 losses.

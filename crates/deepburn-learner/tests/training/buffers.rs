@@ -87,8 +87,8 @@ fn straight_and_resumed_with(root: &Path, plans: [Plan; 2], saved: usize) -> [Ve
         &plans[1],
         |rank| Net::new(rank + 7),
         |engine| {
-            // The engine has other statistics before the load, and one of them
-            // was not averaged over the ranks.
+            // The engine has other statistics before the load, and one of them was not averaged
+            // over the ranks.
             run(engine, 3)?;
             engine.forward(|net| net.loss(1))?;
             let loss = engine.forward(|net| net.loss(2))?;
@@ -172,8 +172,7 @@ fn all_stages_have_the_same_statistics() {
     }
 }
 
-/// Returns the values of a buffer in the module that the engine returns, by
-/// path.
+/// Returns the values of a buffer in the module that the engine returns, by path.
 fn visited(engine: &Trainer, path: &str) -> Vec<u8> {
     let net = engine.module();
     let data = match path {
@@ -285,9 +284,9 @@ fn ranks_average_what_each_of_them_tracked() {
     }
 }
 
-/// Runs a micro-batch with which each rank updates its statistics with the
-/// scale of `change`, or not at all for `None`. Returns the statistics before
-/// the pass, after the forward pass and after the backward pass.
+/// Runs a micro-batch with which each rank updates its statistics with the scale of `change`, or
+/// not at all for `None`. Returns the statistics before the pass, after the forward pass and after
+/// the backward pass.
 fn with_statistics(change: impl Fn(usize) -> Option<f32> + Sync) -> Vec<[Vec<f32>; 3]> {
     on_ranks(
         &plan(1, 3),

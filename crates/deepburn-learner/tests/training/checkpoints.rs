@@ -67,8 +67,7 @@ impl<B: Backend> Net<B> {
 
 const MICRO_BATCHES: usize = 3;
 
-/// Returns the configuration of a kind of training, without the stage and the
-/// number of ranks.
+/// Returns the configuration of a kind of training, without the stage and the number of ranks.
 fn config(kind: &str) -> Value {
     let mut config = json!({
         "train_micro_batch_size_per_gpu": 4,
@@ -303,8 +302,7 @@ fn resuming_at_another_stage_is_bit_identical() {
     }
 }
 
-/// Checkpoints do not depend on the offloading of the run that saves or loads
-/// them.
+/// Checkpoints do not depend on the offloading of the run that saves or loads them.
 #[test]
 fn offloaded_states_are_saved_and_loaded_like_others() {
     for kind in ["fp32", "bf16", "bf16 sums", "fp16", "fp16 in fp32"] {
@@ -435,8 +433,8 @@ fn parts_of_a_checkpoint_can_be_loaded() {
     assert_ne!((*rate, *scale), fresh);
 }
 
-/// Sets all weights to a value just above the midpoint of two bf16 numbers. A cast that truncates the
-/// last bits first would see the midpoint and round down, to even.
+/// Sets all weights to a value just above the midpoint of two bf16 numbers. A cast that truncates
+/// the last bits first would see the midpoint and round down, to even.
 struct AboveTheMiddle;
 
 impl ModuleMapper<Trained> for AboveTheMiddle {

@@ -224,8 +224,8 @@ fn random_ops_between_calls_have_their_own_stream() {
     });
 }
 
-/// The usual order of a GAN: the discriminator is trained on images of a generator that has not run a
-/// pass of its own yet. Autodiff once lost gradients of leaves that were read before they were
+/// The usual order of a GAN: the discriminator is trained on images of a generator that has not run
+/// a pass of its own yet. Autodiff once lost gradients of leaves that were read before they were
 /// marked.
 #[test]
 fn a_model_that_was_read_before_its_first_pass_keeps_its_gradients() {

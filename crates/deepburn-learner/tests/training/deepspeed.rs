@@ -51,8 +51,8 @@ impl<B: Backend> Net<B> {
     }
 }
 
-/// The map to the layers in PyTorch, whose names have this prefix and whose
-/// weights may be transposed.
+/// The map to the layers in PyTorch, whose names have this prefix and whose weights may be
+/// transposed.
 fn torch(prefix: &str, transposed: bool) -> WeightMap {
     let layers = [("up", 3, 6), ("mix", 6, 6), ("frozen", 6, 6), ("down", 6, 1)];
     let parameters = layers.into_iter().flat_map(|(layer, inputs, outputs)| {
@@ -119,8 +119,7 @@ fn linear_layers_follow_deepspeeds_trace() {
             for (micro, losses) in trace["losses"].as_array().unwrap().iter().enumerate() {
                 for (rank, found) in ranks.iter().enumerate() {
                     let expected = losses[rank].as_f64().unwrap();
-                    // The order of f32 additions differs, and the difference
-                    // grows over four steps.
+                    // The order of f32 additions differs, and the difference grows over four steps.
                     assert!(
                         (found[micro] - expected).abs() < 1e-6,
                         "from stage {saved_at} at {stage}, rank {rank}, {micro}: {} {expected}",
@@ -201,8 +200,8 @@ fn any_number_of_ranks_loads_the_checkpoint() {
     }
 }
 
-/// A layer that was frozen in DeepSpeed starts with new moments: its first update is one learning rate for each
-/// element, because bias correction counts its own steps.
+/// A layer that was frozen in DeepSpeed starts with new moments: its first update is one learning
+/// rate for each element, because bias correction counts its own steps.
 #[test]
 fn a_layer_that_was_frozen_can_be_trained() {
     let config = trace(3)["ds"].clone();
@@ -233,8 +232,7 @@ fn a_layer_that_was_frozen_can_be_trained() {
     }
 }
 
-/// If the model does not match, an error is returned and the engine is
-/// unchanged.
+/// If the model does not match, an error is returned and the engine is unchanged.
 #[test]
 fn models_that_do_not_match_are_refused() {
     let checkpoint = DeepSpeedCheckpoint::open(&folder(2), None).unwrap();
@@ -267,7 +265,8 @@ fn models_that_do_not_match_are_refused() {
     assert!(errors[0].contains("exp_avg, exp_avg_sq"), "{errors:?}");
 }
 
-/// A net that holds the weights of two layers in one parameter: the rows of `up`, then the rows of `mix`.
+/// A net that holds the weights of two layers in one parameter: the rows of `up`, then the rows of
+/// `mix`.
 #[derive(Module, Debug)]
 struct JoinedNet<B: Backend> {
     rows: Param<Tensor<B, 2>>,
@@ -307,8 +306,8 @@ fn joined_map() -> WeightMap {
     WeightMap::new(own.into_iter().chain(others.cloned()).collect()).unwrap()
 }
 
-/// Weights and moments of a parameter that joins two parameters of PyTorch are loaded, also into shards that begin
-/// within one of them.
+/// Weights and moments of a parameter that joins two parameters of PyTorch are loaded, also into
+/// shards that begin within one of them.
 #[test]
 fn joined_layers_follow_deepspeeds_trace() {
     let checkpoint = DeepSpeedCheckpoint::open(&folder(3), None).unwrap();

@@ -1,4 +1,5 @@
-//! Backward passes that fail on all ranks at the same point: `zero_grad` drops what they left behind.
+//! Backward passes that fail on all ranks at the same point: `zero_grad` drops what they left
+//! behind.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;

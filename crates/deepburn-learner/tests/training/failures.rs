@@ -112,8 +112,7 @@ fn after_the_failure_of_a_rank_every_call_of_the_others_names_it() {
             let plan = plan(stage, ranks);
             let ended = run_ranks::<(), _>(ranks, Duration::from_secs(60), |member| {
                 let mut engine = initialize(TwoHeads::new(), &plan, Group::new(member))?;
-                // These are computed before, because operations fail after the
-                // failure of a rank.
+                // These are computed before, because operations fail after the failure of a rank.
                 let parameters = engine.module().num_params();
                 let loss = Tensor::ones([1], &Default::default());
                 if engine.rank() == ranks - 1 {
@@ -124,8 +123,7 @@ fn after_the_failure_of_a_rank_every_call_of_the_others_names_it() {
                     let when = "of this rank's own making";
                     return Err(EngineError::Order { call: "a call", when });
                 }
-                // The failed rank does not take part in the collectives of the
-                // next step.
+                // The failed rank does not take part in the collectives of the next step.
                 let first = loop {
                     if let Err(error) = step(&mut engine) {
                         break error;
@@ -177,7 +175,7 @@ fn training_continues_after_a_panic_that_all_ranks_catch() {
             assert!(loss.unwrap_err().to_string().contains("without a forward pass"));
             if stage < 2 {
                 let caught = catch_unwind(AssertUnwindSafe(|| {
-                    engine.no_sync::<()>(|_| panic!("in a pass without synchronisation"))
+                    engine.no_sync::<()>(|_| panic!("in a pass without synchronization"))
                 }));
                 assert!(caught.is_err());
             }

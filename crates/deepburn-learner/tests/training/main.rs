@@ -1,5 +1,5 @@
-//! Tests of training with the engine: its calls, precision, checkpoints and failures. They are one program,
-//! because every test program has to link the tensor stack again.
+//! Tests of training with the engine: its calls, precision, checkpoints and failures. They are one
+//! program, because every test program has to link the tensor stack again.
 
 mod accumulation;
 mod autocast;

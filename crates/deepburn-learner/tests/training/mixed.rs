@@ -224,8 +224,7 @@ fn the_norm_is_unscaled_and_the_scale_changes_no_update() {
     let (plain, scaled) = (static_scale(1.0), static_scale(1024.0));
     let exact = steps(&json!({}));
     for ((norm, scaled), exact) in plain.0.iter().zip(&scaled.0).zip(&exact.0) {
-        // fp16 has a precision of 11 bits, and the norm depends on a few
-        // products.
+        // fp16 has a precision of 11 bits, and the norm depends on a few products.
         assert!((norm - scaled).abs() < 1e-3 * norm && (norm - exact).abs() < 5e-3 * norm);
     }
     for (value, scaled) in plain.1.iter().zip(&scaled.1) {

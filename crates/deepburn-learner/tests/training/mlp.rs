@@ -68,8 +68,7 @@ impl ModuleMapper<Trained> for Fill {
     }
 }
 
-/// All ranks have the same batch, so that they take the same steps as a single
-/// rank.
+/// All ranks have the same batch, so that they take the same steps as a single rank.
 pub(crate) fn step(
     engine: &mut Engine<Flex, Net<Trained>>,
     number: usize,

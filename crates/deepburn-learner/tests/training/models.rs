@@ -1,5 +1,4 @@
-//! Models of the tests, most of them with buffers, and functions that train
-//! them on several ranks.
+//! Models of the tests, most of them with buffers, and functions that train them on several ranks.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -25,7 +24,7 @@ pub(crate) type Trainer = Engine<Flex, Net<Trained>>;
 pub(crate) type Numbers = Engine<Flex, IntTypes<Trained>>;
 pub(crate) use deepburn_comm::Statistics;
 
-/// A model of images. The features are normalised, permuted, masked and normalised again.
+/// A model of images. The features are normalized, permuted, masked and normalized again.
 #[derive(Module, Debug)]
 pub(crate) struct Net<B: Backend> {
     pub(crate) convolution: Conv2d<B>,
@@ -103,8 +102,7 @@ impl ModuleMapper<Trained> for Numbered {
     }
 }
 
-/// Fills the trainable parameters with numbers that depend on their position
-/// and a start value.
+/// Fills the trainable parameters with numbers that depend on their position and a start value.
 struct NumberedTrained(usize);
 
 impl ModuleMapper<Trained> for NumberedTrained {
@@ -301,8 +299,7 @@ pub(crate) fn failure(
     failed.map(drop).unwrap_err().to_string()
 }
 
-/// Returns the communication statistics of rank 0 after `passes` backward
-/// passes.
+/// Returns the communication statistics of rank 0 after `passes` backward passes.
 pub(crate) fn statistics<M: AutodiffModule<Trained> + Sync>(
     plan: &Plan,
     module: M,
@@ -323,8 +320,7 @@ pub(crate) fn statistics<M: AutodiffModule<Trained> + Sync>(
     ranks.unwrap_or_else(|failure| panic!("{failure}")).swap_remove(0)
 }
 
-/// Writes a checkpoint in the form of early versions, which did not support
-/// buffers.
+/// Writes a checkpoint in the form of early versions, which did not support buffers.
 pub(crate) fn write_as_old(checkpoint: &Checkpoint, root: &Path) {
     let layout = checkpoint.layout();
     let old = |entry: &ParamEntry| {

@@ -1,5 +1,5 @@
-//! 1-bit Adam and 1-bit LAMB with the engine: runs that are interrupted around the freeze, and refused
-//! checkpoints.
+//! 1-bit Adam and 1-bit LAMB with the engine: runs that are interrupted around the freeze, and
+//! refused checkpoints.
 
 use std::path::Path;
 use std::time::Duration;
@@ -58,8 +58,8 @@ struct Run {
     errors: Vec<(StateArray, Vec<f32>)>,
 }
 
-/// Takes the steps `steps` and saves a checkpoint in `folder`. Unless they are the first steps, the run resumes
-/// from the checkpoint in `folder`. Each rank has different batches.
+/// Takes the steps `steps` and saves a checkpoint in `folder`. Unless they are the first steps, the
+/// run resumes from the checkpoint in `folder`. Each rank has different batches.
 fn train(plan: &Plan, folder: &Path, steps: std::ops::Range<usize>) -> Vec<Run> {
     let ranks = run_ranks(plan.mesh.world_size(), Duration::from_secs(60), |member| {
         let rank = member.rank();
@@ -84,8 +84,7 @@ fn weights(engine: &Trainer) -> Result<Vec<Vec<f32>>, EngineError> {
     (0..engine.parameters().len()).map(of).collect()
 }
 
-/// Returns the parts of all compression errors that this rank owns, by
-/// parameter.
+/// Returns the parts of all compression errors that this rank owns, by parameter.
 fn errors(engine: &Trainer) -> Result<Vec<(StateArray, Vec<f32>)>, EngineError> {
     let mut all = Vec::new();
     for (array, owned) in engine.states().owned_errors()?.into_iter().flatten() {
@@ -129,8 +128,8 @@ fn a_resumed_run_takes_the_same_steps_wherever_it_was_interrupted() {
     }
 }
 
-/// Returns the mean of the worker errors, or the server errors, of all elements in model order. The parts that the
-/// ranks own are concatenated.
+/// Returns the mean of the worker errors, or the server errors, of all elements in model order. The
+/// parts that the ranks own are concatenated.
 fn mean_errors(ranks: &[&Vec<(StateArray, Vec<f32>)>], is_worker: bool) -> Vec<f64> {
     let is_chosen = |array: &StateArray| (*array != StateArray::ServerError) == is_worker;
     let workers = if is_worker { ranks.len() } else { 1 };
@@ -235,8 +234,7 @@ fn states_of_compressed_steps_are_refused_by_other_optimizers() {
     );
 }
 
-/// Checkpoints contain gradient sums over all ranks, but not the sums of single
-/// ranks.
+/// Checkpoints contain gradient sums over all ranks, but not the sums of single ranks.
 #[test]
 fn a_checkpoint_in_mid_accumulation_is_refused_after_the_freeze() {
     let plan = plan(2, "fp32", 2);

@@ -128,8 +128,8 @@ fn a_resumed_run_takes_the_same_steps() {
     }
 }
 
-/// Returns the plan "adamw" of 16-bit or f32 training without frozen groups, with the optimizer on the device or in
-/// host memory.
+/// Returns the plan "adamw" of 16-bit or f32 training without frozen groups, with the optimizer on
+/// the device or in host memory.
 fn released(stage: u8, ranks: usize, more: &Value) -> Plan {
     let mut config = json!({
         "train_micro_batch_size_per_gpu": 6,
@@ -161,8 +161,9 @@ fn weights(engine: &Engine<Flex, Net<Trained>>) -> Result<Vec<(String, Vec<f32>)
     weights.collect()
 }
 
-/// Checks the first update of a parameter with new moments at AdamW's rate 0.02 and weight decay 0.1. Bias correction
-/// makes both moments the gradient's, so each element with a gradient moves by the learning rate.
+/// Checks the first update of a parameter with new moments at AdamW's rate 0.02 and weight decay
+/// 0.1. Bias correction makes both moments the gradient's, so each element with a gradient moves by
+/// the learning rate.
 #[track_caller]
 fn assert_first_update(before: &[f32], after: &[f32], what: &str) {
     for (before, after) in before.iter().zip(after) {

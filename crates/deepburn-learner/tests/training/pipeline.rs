@@ -306,8 +306,8 @@ fn a_stage_keeps_the_activations_of_its_open_passes() {
         activation_peaks(3, 3, OneForwardOneBackward),
         activation_peaks(3, 8, OneForwardOneBackward),
     );
-    // Stage 0 has three open passes, stage 1 two and stage 2 one, however many there are.
-    // The last stage also keeps the value of each loss, in 4 bytes.
+    // Stage 0 has three open passes, stage 1 two and stage 2 one, however many there are. The last
+    // stage also keeps the value of each loss, in 4 bytes.
     for (few, many) in few.iter().zip(&many) {
         assert!((0..=4 * 5).contains(&(many - few)), "{few} and {many} bytes");
     }
@@ -348,7 +348,8 @@ fn a_stage_that_fails_ends_all_of_them() {
     });
     let message = failure.unwrap_err().to_string();
     assert!(message.contains("rank 1") && message.contains("a bad batch"), "{message}");
-    // Far below the time-out of 60 s, and long enough for a loaded machine. It takes a few milliseconds.
+    // Far below the time-out of 60 s, and long enough for a loaded machine. It takes a few
+    // milliseconds.
     assert!(started.elapsed() < Duration::from_secs(20), "{:?}", started.elapsed());
 }
 

@@ -1,4 +1,5 @@
-//! Tests of tensor fields that are not a `Param`: ranks compare them, and a checkpoint has a hash of each.
+//! Tests of tensor fields that are not a `Param`: ranks compare them, and a checkpoint has a hash
+//! of each.
 
 use burn::module::Module;
 use burn::nn::{Dropout, DropoutConfig, Linear, LinearConfig};

@@ -144,8 +144,7 @@ fn stages_agree_on_a_module_with_buffers() {
     let folder = tempfile::tempdir().unwrap();
     let losses = |stage: u8| {
         let ranks = run_ranks(2, Duration::from_secs(60), |member| {
-            // The initial weights are fixed, because every stage must start
-            // with the same ones.
+            // The initial weights are fixed, because every stage must start with the same ones.
             let mut engine = initialize(fixed(), &plan(stage, true), Group::new(member))?;
             let mut losses = vec![];
             for step in 0..4 {
@@ -192,7 +191,8 @@ fn fixed() -> Net<Trained> {
     Net::new().map(&mut Numbered(0))
 }
 
-/// A file has the tensors of a map: renamed, transposed, and a matrix that is divided. Other tensors have their paths.
+/// A file has the tensors of a map: renamed, transposed, and a matrix that is divided. Other
+/// tensors have their paths.
 #[test]
 fn weights_are_saved_as_the_tensors_of_a_map() {
     for stage in [0, 3] {

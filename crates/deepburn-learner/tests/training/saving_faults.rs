@@ -207,8 +207,7 @@ fn a_disk_that_fills_up_in_the_middle() {
     }
 }
 
-/// Saves a layer that is larger than the free space twice, and frees space in
-/// between.
+/// Saves a layer that is larger than the free space twice, and frees space in between.
 #[cfg(target_os = "linux")]
 fn train_large(path: &Path, ballast: &Path) -> Vec<Vec<Result<bool, String>>> {
     let plan = plan(3, 2);

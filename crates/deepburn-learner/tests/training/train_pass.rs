@@ -39,7 +39,7 @@ fn towers() -> Towers<Trained> {
     let linear = |inputs, outputs| LinearConfig::new(inputs, outputs).init(&FlexDevice);
     let towers =
         Towers { left: linear(4, 9), right: linear(4, 9), gelu: Gelu::new(), out: linear(9, 3) };
-    // Parameters are initialised when they are first read. Clones would otherwise get different
+    // Parameters are initialized when they are first read. Clones would otherwise get different
     // random values.
     assert!(!weights(&towers).is_empty());
     towers

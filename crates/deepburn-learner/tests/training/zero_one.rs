@@ -18,8 +18,9 @@ use serde_json::json;
 
 use crate::mlp::{Net, Trained, step};
 
-/// The number of steps. Steps 1, 2 and 4 use the mean gradient, step 3 compressed gradients. The ranks have the same
-/// parameters after steps 5, 6, 8, 12 and 16, and different parameters after steps 7, 9, 10, 11, 13 and 14.
+/// The number of steps. Steps 1, 2 and 4 use the mean gradient, step 3 compressed gradients. The
+/// ranks have the same parameters after steps 5, 6, 8, 12 and 16, and different parameters after
+/// steps 7, 9, 10, 11, 13 and 14.
 const STEPS: usize = 14;
 
 fn plan(ranks: usize, precision: &str, optimizer: &str) -> Plan {
@@ -34,8 +35,7 @@ fn plan(ranks: usize, precision: &str, optimizer: &str) -> Plan {
         "train_micro_batch_size_per_gpu": 6,
         "gradient_clipping": 0.5,
         "optimizer": {"type": optimizer, "params": params},
-        // The sums of these learning rates have no short decimal
-        // representation.
+        // The sums of these learning rates have no short decimal representation.
         "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 1e-2, "warmup_num_steps": 7}},
     });
     if precision != "fp32" {
@@ -56,8 +56,8 @@ struct Run {
     of_ranks: Vec<(StateArray, Vec<f32>)>,
 }
 
-/// Takes the steps `steps` and saves a checkpoint in `folder`. Unless they are the first steps, the run resumes
-/// from the checkpoint in `folder`. Each rank has different batches.
+/// Takes the steps `steps` and saves a checkpoint in `folder`. Unless they are the first steps, the
+/// run resumes from the checkpoint in `folder`. Each rank has different batches.
 fn train(plan: &Plan, folder: &Path, steps: std::ops::Range<usize>) -> Vec<Run> {
     let ranks = run_ranks(plan.mesh.world_size(), Duration::from_secs(60), |member| {
         let rank = member.rank();
@@ -110,8 +110,8 @@ fn a_freeze_at_the_checkpoint_drops_the_errors_of_gradients() {
         train(&late, folder.path(), 0..6);
         let resumed = train(&with_freeze(plan.clone(), freeze), folder.path(), 6..STEPS);
         let straight = resumed[0].losses.iter().fold(0.0_f64, |most, loss| most.max(*loss));
-        // The losses are below 0.3 from the first step on. With the errors of gradients they were several
-        // thousand.
+        // The losses are below 0.3 from the first step on. With the errors of gradients they were
+        // several thousand.
         assert!(straight < 1.0, "frozen after {freeze} steps: {:?}", resumed[0].losses);
     }
 }
@@ -127,8 +127,8 @@ fn a_freeze_after_the_checkpoint_averages_the_ranks() {
         assert!(
             exact.iter().all(|run| run.weights == exact[0].weights && run.local_rates.is_none())
         );
-        // Local steps then start from these parameters, and the ranks have the
-        // same parameters after step 16.
+        // Local steps then start from these parameters, and the ranks have the same parameters
+        // after step 16.
         let later = train(&with_freeze(plan.clone(), STEPS as u64), folder.path(), STEPS..16);
         assert!(later.iter().all(|run| run.weights == later[0].weights));
     }
@@ -214,16 +214,14 @@ fn runs_resume_with_another_number_of_ranks() {
             assert!(common != loaded && loaded != trained);
             let means = before[0].weights.iter().flatten().zip(before[1].weights.iter().flatten());
             for (loaded, (one, other)) in loaded.iter().flatten().zip(means) {
-                // The results differ by about six rounding errors of numbers
-                // below 2.
+                // The results differ by about six rounding errors of numbers below 2.
                 assert!((loaded - (one + other) / 2.0).abs() < 1e-6);
             }
         }
     }
 }
 
-/// Local states are refused by optimizers that keep the same states on all
-/// ranks.
+/// Local states are refused by optimizers that keep the same states on all ranks.
 #[test]
 fn states_between_exchanges_are_refused_by_other_optimizers() {
     for ranks in [1, 2] {

@@ -79,12 +79,12 @@ fn nothing_selected(
     Ok(LoraError::module("target_modules", reason))
 }
 
-/// Returns the modules with trained rows, and the tokens of the rows. A tied output projection has the rows of the
-/// embedding.
+/// Returns the modules with trained rows, and the tokens of the rows. A tied output projection has
+/// the rows of the embedding.
 ///
 /// # Errors
-/// Returns [`LoraError`] if a name does not select one embedding or output projection, or if a tied output projection
-/// has rows of its own.
+/// Returns [`LoraError`] if a name does not select one embedding or output projection, or if a tied
+/// output projection has rows of its own.
 pub(super) fn modules_with_rows<'m>(
     tokens: &TrainedTokens,
     modules: &'m [ModelModule],
@@ -128,8 +128,8 @@ pub(super) fn modules_with_rows<'m>(
     Ok(found.into_iter().filter(|it| !is_tied_head(&it)).collect())
 }
 
-/// Returns whether a module is in one of the adapted layers. As in PEFT, a module that the list names in full is, whatever
-/// its layer.
+/// Returns whether a module is in one of the adapted layers. As in PEFT, a module that the list
+/// names in full is, whatever its layer.
 ///
 /// # Errors
 /// Returns [`LoraError::Value`] for an expression of `layers_pattern` that takes too long.
@@ -148,10 +148,11 @@ pub(super) fn is_in_layers(
     Ok(number.is_some_and(|number| layers.contains(&number)))
 }
 
-/// Returns `target_modules` for `adapter_config.json`: as in the configuration, or whole names. PEFT stores these for
-/// `"all-linear"`, and refuses an expression that also matches a module of another kind: one with modules in it, such as
-/// `model.layers.0.mlp`, or one without weights, such as `model.layers.0.mlp.act_fn`. These are not in `modules`, so an
-/// expression that matches any name is stored as whole names.
+/// Returns `target_modules` for `adapter_config.json`: as in the configuration, or whole names.
+/// PEFT stores these for `"all-linear"`, and refuses an expression that also matches a module of
+/// another kind: one with modules in it, such as `model.layers.0.mlp`, or one without weights, such
+/// as `model.layers.0.mlp.act_fn`. These are not in `modules`, so an expression that matches any
+/// name is stored as whole names.
 ///
 /// # Errors
 /// Returns [`LoraError`] for an expression that takes too long.

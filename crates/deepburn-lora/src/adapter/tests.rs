@@ -95,7 +95,8 @@ fn modules_are_selected_as_in_peft() {
 #[test]
 fn factors_have_the_initial_values_of_peft() {
     use InitialValues::{Normal, Uniform, Zeros};
-    // Four inputs, rank 2. Tables of 9 rows are looked up, so their first factor is the one of the rows.
+    // Four inputs, rank 2. Tables of 9 rows are looked up, so their first factor is the one of the
+    // rows.
     for (fields, linear, table) in [
         (json!({}), [Uniform { bound: 0.5 }, Zeros], [Zeros, Normal { std: 1.0 }]),
         (

@@ -1,8 +1,7 @@
 //! The module tree, built from the module paths of the entries.
 //!
-//! A node stores the counts of its module without submodules, like the entries.
-//! Sums over submodules are computed on demand, because models have few
-//! modules.
+//! A node stores the counts of its module without submodules, like the entries. Sums over
+//! submodules are computed on demand, because models have few modules.
 
 use super::{FlopsTotals, ModuleFlops};
 use std::fmt;
@@ -53,16 +52,15 @@ impl ModuleNode {
         })
     }
 
-    /// Returns the modules of each depth with their full paths; depth 0 is this
-    /// module.
+    /// Returns the modules of each depth with their full paths; depth 0 is this module.
     pub(super) fn levels(&self) -> Vec<Vec<(String, FlopsTotals)>> {
         let mut levels = Vec::new();
         self.collect_levels(0, "", &mut levels);
         levels
     }
 
-    /// Adds this module and its submodules to `levels`. `prefix` is the path of
-    /// its parent with a dot.
+    /// Adds this module and its submodules to `levels`. `prefix` is the path of its parent with a
+    /// dot.
     fn collect_levels(
         &self,
         depth: usize,
@@ -84,7 +82,6 @@ impl ModuleNode {
     /// Calls `show` for every module, parents first.
     ///
     /// # Errors
-    ///
     /// Returns the first error of `show`.
     pub(super) fn visit(
         &self,

@@ -1,16 +1,16 @@
 //! Memory over time: a table, and a page with a chart for each rank.
 //!
-//! A sample is taken whenever a rank reports its memory, usually several times
-//! per step. The table contains all samples. A chart has at most 300 points and
-//! at most 12 bands; further categories are summed as *other*.
+//! A sample is taken whenever a rank reports its memory, usually several times per step. The table
+//! contains all samples. A chart has at most 300 points and at most 12 bands; further categories
+//! are summed as *other*.
 
 use crate::chart::{Chart, MAX_SERIES, push_charts, stacked};
 use crate::html;
 use crate::report_error::ReportError;
 use std::io;
 
-/// The number of points in a chart. If there are more samples, the sample with
-/// the largest total of each range is drawn.
+/// The number of points in a chart. If there are more samples, the sample with the largest total of
+/// each range is drawn.
 const MOMENTS: usize = 300;
 
 /// The memory of a rank at one time.
@@ -39,7 +39,6 @@ impl MemorySample {
 /// Returns a line for each time, rank and category.
 ///
 /// # Errors
-///
 /// Returns an error if the table cannot be formatted.
 pub(super) fn to_csv(samples: &[MemorySample]) -> io::Result<String> {
     let mut table = csv::Writer::from_writer(Vec::new());
@@ -57,7 +56,6 @@ pub(super) fn to_csv(samples: &[MemorySample]) -> io::Result<String> {
 /// Returns a page with a chart for each rank.
 ///
 /// # Errors
-///
 /// Returns an error if a chart cannot be drawn.
 pub(super) fn to_html(samples: &[MemorySample]) -> Result<String, ReportError> {
     const TITLE: &str = "Memory over time";
@@ -75,8 +73,8 @@ pub(super) fn to_html(samples: &[MemorySample]) -> Result<String, ReportError> {
     Ok(html::page(TITLE, &body))
 }
 
-/// Returns the chart of a rank: MiB of each category over milliseconds,
-/// stacked. For each range of samples, the one with the largest total is drawn.
+/// Returns the chart of a rank: MiB of each category over milliseconds, stacked. For each range of
+/// samples, the one with the largest total is drawn.
 fn chart(rank: usize, samples: &[&MemorySample]) -> Chart {
     const MIB: f64 = (1 << 20) as f64;
     let mut names: Vec<&str> = Vec::new();

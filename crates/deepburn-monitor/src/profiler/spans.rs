@@ -1,8 +1,8 @@
 //! The `tracing` layer that receives spans.
 //!
-//! A span is recorded when a thread exits it. Until then, its start time and
-//! fields are stored in the extensions of the registry's span. A span that is
-//! entered several times is recorded once for each entry.
+//! A span is recorded when a thread exits it. Until then, its start time and fields are stored in
+//! the extensions of the registry's span. A span that is entered several times is recorded once for
+//! each entry.
 
 use super::Profiler;
 use serde_json::{Map, Value};
@@ -15,13 +15,14 @@ use tracing_subscriber::filter::dynamic_filter_fn;
 use tracing_subscriber::layer::Context;
 use tracing_subscriber::registry::LookupSpan;
 
-/// Returns a layer that records while the profiler is on. At other times its
-/// filter rejects all spans.
+/// Returns a layer that records while the profiler is on. At other times its filter rejects all
+/// spans.
 pub(super) fn layer<S>(profiler: Profiler) -> impl Layer<S> + use<S>
 where
     S: tracing::Subscriber + for<'span> LookupSpan<'span>,
 {
-    // A dynamic filter is asked for each span, so recording can begin and end while the program runs.
+    // A dynamic filter is asked for each span, so recording can begin and end while the program
+    // runs.
     let switch = profiler.clone();
     Spans(profiler).with_filter(dynamic_filter_fn(move |metadata, _| {
         metadata.is_span() && metadata.target().starts_with("deepburn") && switch.is_on()
@@ -59,8 +60,8 @@ impl<S: tracing::Subscriber + for<'span> LookupSpan<'span>> Layer<S> for Spans {
         }
     }
 
-    /// Remembers the time of the entry. A span from before the profiled steps
-    /// has no timing and is ignored.
+    /// Remembers the time of the entry. A span from before the profiled steps has no timing and is
+    /// ignored.
     fn on_enter(&self, id: &Id, context: Context<'_, S>) {
         if let Some(span) = context.span(id)
             && let Some(timing) = span.extensions_mut().get_mut::<Timing>()
@@ -69,8 +70,8 @@ impl<S: tracing::Subscriber + for<'span> LookupSpan<'span>> Layer<S> for Spans {
         }
     }
 
-    /// Records the time since the entry. The fields are copied, because the
-    /// span may be entered again.
+    /// Records the time since the entry. The fields are copied, because the span may be entered
+    /// again.
     fn on_exit(&self, id: &Id, context: Context<'_, S>) {
         let Some(span) = context.span(id) else { return };
         let left = span.extensions_mut().get_mut::<Timing>().and_then(|timing| {

@@ -1,9 +1,8 @@
-//! Chrome's trace format as a JSON object: complete events, counters and names
-//! of tracks. Times are in microseconds.
+//! Chrome's trace format as a JSON object: complete events, counters and names of tracks. Times are
+//! in microseconds.
 //!
-//! Every thread is a track (`tid`) with its name, and the memory of each rank
-//! is a counter, which viewers draw as a stacked area. See "Trace Event Format"
-//! in the documentation of Chromium.
+//! Every thread is a track (`tid`) with its name, and the memory of each rank is a counter, which
+//! viewers draw as a stacked area. See "Trace Event Format" in the documentation of Chromium.
 
 use super::Recording;
 use serde_json::{Map, Value, json};

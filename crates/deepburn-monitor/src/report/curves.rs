@@ -1,8 +1,8 @@
 //! The curves of a run.
 //!
-//! Charts without data are omitted: evaluation curves of a run without
-//! evaluations, the loss scale outside of fp16, and phases and memory tiers that
-//! are missing in the metrics. Horizontal axes are optimizer steps.
+//! Charts without data are omitted: evaluation curves of a run without evaluations, the loss scale
+//! outside of fp16, and phases and memory tiers that are missing in the metrics. Horizontal axes
+//! are optimizer steps.
 
 use crate::chart::{Chart, Series, stacked};
 use crate::metrics::{EvalRow, MemoryRow, Quality, StepRow};
@@ -65,8 +65,8 @@ pub(super) fn charts(steps: &[StepRow], evals: &[EvalRow]) -> Vec<Chart> {
     charts
 }
 
-/// Returns charts of the model's quality besides its loss: the metrics of the
-/// task, or else the perplexity.
+/// Returns charts of the model's quality besides its loss: the metrics of the task, or else the
+/// perplexity.
 fn quality(evals: &[EvalRow]) -> Vec<Chart> {
     let chart = |title, value: fn(&EvalRow) -> f64| Chart::new(title, vec![by_eval(evals, value)]);
     let accuracy = || {
@@ -107,11 +107,10 @@ fn by_eval(evals: &[EvalRow], value: fn(&EvalRow) -> f64) -> Series {
     Series::new("evaluation", evals.iter().map(|row| (row.step as f64, value(row))))
 }
 
-/// Returns the seconds of each of the [`PHASES`] of a step, if they were
-/// measured.
+/// Returns the seconds of each of the [`PHASES`] of a step, if they were measured.
 ///
-/// The last value is the rest of the step's time. If a time is not finite, the
-/// result is `None` too.
+/// The last value is the rest of the step's time. If a time is not finite, the result is `None`
+/// too.
 pub(super) fn phases(row: &StepRow) -> Option<[f64; PHASES.len()]> {
     let seconds = row.seconds?;
     let known = [seconds.data, seconds.forward, seconds.backward, seconds.optimizer];

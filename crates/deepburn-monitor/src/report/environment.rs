@@ -1,8 +1,7 @@
-//! The program version and the machine of a run, which help to explain its
-//! speed.
+//! The program version and the machine of a run, which help to explain its speed.
 //!
-//! Main type: [`Environment`], which describes rank 0's machine. Other machines
-//! of a job are not recorded.
+//! Main type: [`Environment`], which describes rank 0's machine. Other machines of a job are not
+//! recorded.
 
 use std::time::SystemTime;
 use std::{env, fmt, fs, thread};
@@ -42,8 +41,7 @@ impl fmt::Display for Environment {
 impl Environment {
     /// Describes this process and machine; unknown values are omitted.
     ///
-    /// Linux's `/proc` is read. On other systems, host and processor are
-    /// unknown.
+    /// Linux's `/proc` is read. On other systems, host and processor are unknown.
     pub fn detect(version: &str) -> Self {
         let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
         let system = format!("{} {} ({})", env::consts::OS, release.trim(), env::consts::ARCH);

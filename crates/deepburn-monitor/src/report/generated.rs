@@ -1,5 +1,5 @@
-//! Tables of the texts that the model generated after evaluations: what it says
-//! to each prompt, and how that changed.
+//! Tables of the texts that the model generated after evaluations: what it says to each prompt, and
+//! how that changed.
 
 use crate::GeneratedText;
 use crate::html;

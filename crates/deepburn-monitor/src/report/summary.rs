@@ -1,8 +1,7 @@
 //! The summary at the top of the page.
 //!
-//! All numbers come from `metrics.jsonl`, so they are also available during a
-//! run. Sums and means cover all rows of the file, including rows that were
-//! written before the run was resumed.
+//! All numbers come from `metrics.jsonl`, so they are also available during a run. Sums and means
+//! cover all rows of the file, including rows that were written before the run was resumed.
 
 use super::curves::{self, PHASES};
 use crate::html::grouped;
@@ -10,8 +9,8 @@ use crate::metrics::{EvalRow, StepRow};
 
 /// Returns the names and values of the summary.
 ///
-/// Memory is measured in rank 0's process, and tokens are summed over all
-/// ranks. Perplexity is exp(loss), for tasks without another metric.
+/// Memory is measured in rank 0's process, and tokens are summed over all ranks. Perplexity is
+/// exp(loss), for tasks without another metric.
 pub(super) fn rows(steps: &[StepRow], evals: &[EvalRow]) -> Vec<(String, String)> {
     let mut rows = Vec::new();
     let mut add = |name: &str, value: String| rows.push((name.to_owned(), value));
@@ -47,8 +46,7 @@ pub(super) fn rows(steps: &[StepRow], evals: &[EvalRow]) -> Vec<(String, String)
 
 /// Returns the total time of each phase over the measured steps.
 ///
-/// Percentages are relative to the sum over all phases. The list is empty if no
-/// step was measured.
+/// Percentages are relative to the sum over all phases. The list is empty if no step was measured.
 pub(super) fn phases(steps: &[StepRow]) -> Vec<(String, String)> {
     let mut sums = [0.0; PHASES.len()];
     for times in steps.iter().filter_map(curves::phases) {

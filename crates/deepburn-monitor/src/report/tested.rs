@@ -8,8 +8,8 @@
 use crate::html;
 use serde_json::Value;
 
-/// Appends the metrics and the confusion matrix. Missing fields and fields of
-/// another type are omitted.
+/// Appends the metrics and the confusion matrix. Missing fields and fields of another type are
+/// omitted.
 pub(super) fn push(html: &mut String, test: &Value) {
     html::table(html, "Test", &figures(test));
     if let Some(counts) = confusion(test) {
@@ -24,8 +24,7 @@ pub(super) fn push(html: &mut String, test: &Value) {
     }
 }
 
-/// Returns the loss, the metrics of the task or the perplexity, and the number
-/// of targets.
+/// Returns the loss, the metrics of the task or the perplexity, and the number of targets.
 fn figures(test: &Value) -> Vec<(String, String)> {
     let number = |name: &str| test.get(name).and_then(Value::as_f64);
     let decimal = |value: f64| format!("{value:.4}");
@@ -57,8 +56,8 @@ fn confusion(test: &Value) -> Option<Vec<Vec<u64>>> {
     (!rows.is_empty() && rows.iter().all(|row| row.len() == rows.len())).then_some(rows)
 }
 
-/// Returns the row of a true class: the class, the count of each answer, and
-/// the recall, which is a dash for a class without texts.
+/// Returns the row of a true class: the class, the count of each answer, and the recall, which is a
+/// dash for a class without texts.
 fn class_row(class: usize, counts: &[u64]) -> Vec<String> {
     let all: u64 = counts.iter().sum();
     let right = match all {

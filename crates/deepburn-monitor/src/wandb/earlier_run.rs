@@ -1,13 +1,11 @@
 //! The earlier parts of a W&B run that is resumed.
 //!
-//! Main type: [`EarlierRun`]. Each start of a run writes a folder of its own,
-//! and all of them have the same run ID. `wandb sync` uploads them in the order
-//! of their start times.
+//! Main type: [`EarlierRun`]. Each start of a run writes a folder of its own, and all of them have
+//! the same run ID. `wandb sync` uploads them in the order of their start times.
 //!
-//! W&B only appends rows, and steps have to increase. A run that resumes after
-//! step N repeats the steps after N, so their rows are removed from the
-//! folders that were not uploaded yet. The row of step N moves to the new
-//! folder, because the evaluation after that step may be repeated there.
+//! W&B only appends rows, and steps have to increase. A run that resumes after step N repeats the
+//! steps after N, so their rows are removed from the folders that were not uploaded yet. The row of
+//! step N moves to the new folder, because the evaluation after that step may be repeated there.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, ErrorKind};
@@ -29,8 +27,8 @@ const UPLOADED: &str = ".synced";
 pub(super) struct EarlierRun {
     /// The ID of the run.
     pub(super) id: String,
-    /// The row of the step after which the run resumes, which was removed from
-    /// its folder; `None` if it is unknown or uploaded.
+    /// The row of the step after which the run resumes, which was removed from its folder; `None`
+    /// if it is unknown or uploaded.
     pub(super) last_row: Option<HistoryRecord>,
     /// The seconds from the start of the run to its last remaining row.
     pub(super) runtime: f64,
@@ -39,15 +37,13 @@ pub(super) struct EarlierRun {
 }
 
 impl EarlierRun {
-    /// Finds the newest run in `folder`, and removes the rows of `step` and
-    /// later steps from its logs. Returns `None` if the folder has no run.
+    /// Finds the newest run in `folder`, and removes the rows of `step` and later steps from its
+    /// logs. Returns `None` if the folder has no run.
     ///
     /// Uploaded logs are not changed.
     ///
     /// # Errors
-    ///
-    /// Returns an error if a folder or a log cannot be read, or if a log cannot
-    /// be shortened.
+    /// Returns an error if a folder or a log cannot be read, or if a log cannot be shortened.
     pub(super) fn rewind(folder: &Path, step: u64) -> Result<Option<Self>, MonitorError> {
         let mut parts = parts(folder)?;
         // By time, which is the first field.
@@ -60,8 +56,7 @@ impl EarlierRun {
         Ok(Some(earlier))
     }
 
-    /// Removes the rows of `step` and later steps, and everything after them,
-    /// from a log.
+    /// Removes the rows of `step` and later steps, and everything after them, from a log.
     fn rewind_log(&mut self, log: &Path, step: u64) -> Result<(), MonitorError> {
         let bytes = fs::read(log).map_err(|source| MonitorError::new("read", log, source))?;
         let is_uploaded = sibling(log, UPLOADED).exists();

@@ -1,8 +1,8 @@
 //! Records of a W&B run, the messages of its `.wandb` file.
 //!
-//! Field numbers come from W&B's `wandb_internal.proto`. Fields that DeepBurn
-//! does not write are omitted. A value is JSON text with three more
-//! words, `NaN`, `Infinity` and `-Infinity`, as W&B's own client writes it.
+//! Field numbers come from W&B's `wandb_internal.proto`. Fields that DeepBurn does not write are
+//! omitted. A value is JSON text with three more words, `NaN`, `Infinity` and `-Infinity`, as W&B's
+//! own client writes it.
 
 use prost::Message;
 
@@ -74,8 +74,8 @@ pub(super) struct RunRecord {
     /// The seconds that earlier parts of the run took.
     #[prost(int32, tag = "20")]
     pub(super) runtime: i32,
-    /// Whether the upload continues a run of this ID. Versions of W&B before
-    /// 0.29 do not have the field and ignore it.
+    /// Whether the upload continues a run of this ID. Versions of W&B before 0.29 do not have the
+    /// field and ignore it.
     #[prost(bool, tag = "24")]
     pub(super) resume: bool,
 }
@@ -139,8 +139,7 @@ pub(super) struct ExitRecord {
     pub(super) runtime: i32,
 }
 
-/// `HistoryItem`, `SummaryItem` and `ConfigItem`, which are alike: a value and
-/// its key.
+/// `HistoryItem`, `SummaryItem` and `ConfigItem`, which are alike: a value and its key.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct WandbItem {
     /// The key; empty if `nested_key` is given.

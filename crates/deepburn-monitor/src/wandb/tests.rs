@@ -7,8 +7,8 @@ use serde_json::json;
 
 use super::*;
 
-/// Returns the records of a log, parsed as the format specifies, and the bytes
-/// after the last complete one.
+/// Returns the records of a log, parsed as the format specifies, and the bytes after the last
+/// complete one.
 fn records(bytes: &[u8]) -> (Vec<Vec<u8>>, usize) {
     assert_eq!(bytes[..7], *b":W&B\xE1\xBE\0");
     let (mut at, mut records, mut complete) = (7, Vec::new(), 7);

@@ -1,9 +1,7 @@
-//! W&B's transaction log, the format of a `.wandb` file: records in blocks, as
-//! in LevelDB's log.
+//! W&B's transaction log, the format of a `.wandb` file: records in blocks, as in LevelDB's log.
 //!
-//! Main types: [`TransactionLog`], which appends records, and
-//! [`StoredRecords`], which reads them. Source: `core/pkg/leveldb/record.go` of
-//! W&B.
+//! Main types: [`TransactionLog`], which appends records, and [`StoredRecords`], which reads them.
+//! Source: `core/pkg/leveldb/record.go` of W&B.
 //!
 //! ```text
 //! file    ":W&B", 0xBEE1 (u16), version 0 (u8), then chunks
@@ -11,9 +9,8 @@
 //! type    1 a whole record, 2 its first part, 3 a middle part, 4 its last part
 //! ```
 //!
-//! Numbers are little-endian. A chunk lies in one block of 32 KiB, and the
-//! header of the file is part of the first block. If fewer than 7 bytes are
-//! left in a block, they are zeros.
+//! Numbers are little-endian. A chunk lies in one block of 32 KiB, and the header of the file is
+//! part of the first block. If fewer than 7 bytes are left in a block, they are zeros.
 
 use std::fs::File;
 use std::io;
@@ -40,8 +37,8 @@ const MIDDLE: u8 = 3;
 /// The last part of a record.
 const LAST: u8 = 4;
 
-/// Appends records to a new file. A record has been passed to the operating
-/// system when the call returns.
+/// Appends records to a new file. A record has been passed to the operating system when the call
+/// returns.
 #[derive(Debug)]
 pub(super) struct TransactionLog {
     file: AppendFile,
@@ -54,7 +51,6 @@ impl TransactionLog {
     /// Creates a file, which must not exist.
     ///
     /// # Errors
-    ///
     /// Returns an error if the file cannot be created.
     pub(super) fn create(path: &Path) -> io::Result<Self> {
         File::create_new(path)?;
@@ -67,13 +63,12 @@ impl TransactionLog {
         self.file.path()
     }
 
-    /// Appends records. All of them are written in one call, so a killed
-    /// process does not separate them.
+    /// Appends records. All of them are written in one call, so a killed process does not separate
+    /// them.
     ///
     /// # Errors
-    ///
-    /// Returns an error if the file cannot be written. The records are kept and
-    /// written with the next ones.
+    /// Returns an error if the file cannot be written. The records are kept and written with the
+    /// next ones.
     pub(super) fn append(&mut self, kinds: Vec<RecordKind>) -> io::Result<()> {
         let mut bytes = Vec::new();
         // With the first records, so that a file never has a header alone.
@@ -105,8 +100,7 @@ fn push_record(bytes: &mut Vec<u8>, position: usize, mut data: &[u8]) {
             bytes.resize(bytes.len() + left, 0);
             left = BLOCK;
         }
-        // A block with room for the header only gets a chunk without data, as in
-        // W&B's own writer.
+        // A block with room for the header only gets a chunk without data, as in W&B's own writer.
         let part;
         (part, data) = data.split_at(data.len().min(left - CHUNK_HEADER));
         let is_last = data.is_empty();
@@ -146,8 +140,8 @@ pub(super) struct StoredRecord {
     pub(super) end: u64,
 }
 
-/// The complete records at the beginning of a file. They end before the first
-/// damaged or incomplete one.
+/// The complete records at the beginning of a file. They end before the first damaged or incomplete
+/// one.
 pub(super) struct StoredRecords<'a> {
     bytes: &'a [u8],
     position: usize,
@@ -160,8 +154,7 @@ impl<'a> StoredRecords<'a> {
         Self { bytes, position }
     }
 
-    /// Returns the type and the data of the next chunk; `None` if it is
-    /// incomplete or damaged.
+    /// Returns the type and the data of the next chunk; `None` if it is incomplete or damaged.
     fn chunk(&mut self) -> Option<(u8, &'a [u8])> {
         let left = BLOCK - self.position % BLOCK;
         if left < CHUNK_HEADER {

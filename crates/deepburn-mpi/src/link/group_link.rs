@@ -37,7 +37,6 @@ impl<'a> GroupLink<'a> {
     /// Exchanges headers with the members; see [`Link::meet`].
     ///
     /// # Errors
-    ///
     /// Returns an error if ranks disagree, fail, have left or do not arrive in time.
     pub(crate) fn meet(
         &mut self,
@@ -50,7 +49,6 @@ impl<'a> GroupLink<'a> {
     /// Exchanges data with the members; see [`Link::exchange`].
     ///
     /// # Errors
-    ///
     /// Returns an error if a rank fails or at the time-out.
     pub(crate) fn exchange(
         &mut self,

@@ -99,7 +99,6 @@ impl Link {
     /// Starts and completes messages, without waiting.
     ///
     /// # Errors
-    ///
     /// Returns an error if MPI fails, or if another rank has created a subgroup of this rank with
     /// other members.
     pub(super) fn progress_letters(&mut self) -> Result<(), CommError> {
@@ -117,7 +116,6 @@ impl Link {
     /// Starts to send what the rank has queued.
     ///
     /// # Errors
-    ///
     /// Returns an error if MPI fails, or if another rank has created a subgroup of this rank with
     /// other members.
     pub(super) fn send_letters(&mut self) -> Result<(), CommError> {

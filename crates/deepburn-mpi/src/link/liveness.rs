@@ -1,5 +1,5 @@
-//! Checks whether the processes of other ranks are alive: by their handles on this host, and by pings
-//! in a run without a time-out.
+//! Checks whether the processes of other ranks are alive: by their handles on this host, and by
+//! pings in a run without a time-out.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use deepburn_comm::CommError;
 use super::{Link, Peer, REPORT_DELAY};
 use crate::control::ControlMessage;
 use crate::library::MpiError;
-use crate::neighbours::Neighbours;
+use crate::neighbors::Neighbors;
 
 /// The interval at which the processes on this host are checked.
 const LOOK_INTERVAL: Duration = Duration::from_millis(5);
@@ -27,7 +27,7 @@ const POLLS: usize = 16;
 /// The processes of this host, and the times of the last checks.
 pub(super) struct ProcessWatch {
     /// The processes of this host.
-    pub(super) neighbours: Neighbours,
+    pub(super) neighbors: Neighbors,
     /// The time of the last check of the processes of this host.
     last_look: Instant,
     /// The time of the last round of pings.
@@ -37,7 +37,7 @@ pub(super) struct ProcessWatch {
 impl Default for ProcessWatch {
     fn default() -> Self {
         let now = Instant::now();
-        Self { neighbours: Neighbours::default(), last_look: now, last_ping: now }
+        Self { neighbors: Neighbors::default(), last_look: now, last_ping: now }
     }
 }
 
@@ -46,14 +46,13 @@ impl Link {
     /// although other ranks still needed it.
     ///
     /// # Errors
-    ///
     /// Returns an error if MPI fails or a message cannot be decoded.
     pub(super) fn look(&mut self) -> Result<(), MpiError> {
         if self.watch.last_look.elapsed() < LOOK_INTERVAL {
             return Ok(());
         }
         self.watch.last_look = Instant::now();
-        while let Some(rank) = self.watch.neighbours.ended() {
+        while let Some(rank) = self.watch.neighbors.ended() {
             self.peers[rank].ended = Some(Instant::now());
         }
         // A process may exit after its rank has left the run.
@@ -63,7 +62,7 @@ impl Link {
         // The last message of the process may still be in flight.
         if since < REPORT_DELAY
             || self.status.cause().is_some()
-            || !self.watch.neighbours.claim_report()
+            || !self.watch.neighbors.claim_report()
         {
             return Ok(());
         }
@@ -89,7 +88,6 @@ impl Link {
     /// waits for.
     ///
     /// # Errors
-    ///
     /// Returns the failure that ends the run.
     pub(crate) fn ping(&mut self, absent: &[usize]) -> Result<(), CommError> {
         // With a time-out, a rank that hangs is late soon enough.

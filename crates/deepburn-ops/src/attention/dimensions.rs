@@ -28,7 +28,6 @@ impl AttentionMask {
     /// There is at least one.
     ///
     /// # Panics
-    ///
     /// Panics if a list is shorter than the batch.
     pub(crate) fn seen(&self, sequence: usize, query: usize, positions: usize) -> Range<usize> {
         let end = query + 1;
@@ -45,7 +44,6 @@ impl AttentionMask {
     /// to.
     ///
     /// # Panics
-    ///
     /// Panics if a list is shorter than the batch.
     pub(crate) fn keys(
         &self,

@@ -51,10 +51,10 @@ pub(crate) struct DropoutRow {
 
 impl DropoutRow {
     /// Returns true if the weight of key `key` is dropped. Uses integer arithmetic only, so that a
-    /// loop over keys vectorises.
+    /// loop over keys vectorizes.
     #[inline(always)]
     pub(crate) fn drops(self, key: u32) -> bool {
-        // A 32-bit finaliser with low bias (Wellons, "Prospecting for hash functions").
+        // A 32-bit finalizer with low bias (Wellons, "Prospecting for hash functions").
         let mut x = self.low ^ key.wrapping_mul(0x9e37_79b9);
         x = (x ^ (x >> 16)).wrapping_mul(0x7feb_352d);
         x = (x ^ (x >> 15)).wrapping_mul(0x846c_a68b);

@@ -1,5 +1,4 @@
-//! The output of attention's forward pass, and the values saved for its
-//! backward pass.
+//! The output of attention's forward pass, and the values saved for its backward pass.
 
 use burn_backend::Backend;
 use burn_backend::tensor::FloatTensor;
@@ -11,8 +10,7 @@ use super::dropout::AttentionDropout;
 pub struct AttentionOutput<B: Backend> {
     /// The attention output, `[batch * positions, width]`.
     pub output: FloatTensor<B>,
-    /// The log-sum-exp of each row of scores, `[batch * heads, positions]`, in
-    /// at least f32.
+    /// The log-sum-exp of each row of scores, `[batch * heads, positions]`, in at least f32.
     pub log_sums: FloatTensor<B>,
 }
 

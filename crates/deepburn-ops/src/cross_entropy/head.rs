@@ -25,9 +25,9 @@ pub struct HeadLoss<B: Backend> {
 const CHUNK_BYTES: usize = 64 << 20;
 
 /// Returns the number of rows of logits, one per token, that
-/// [`linear_cross_entropy`](crate::linear_cross_entropy) computes at a time. If the f32 logits exceed 64
-/// MiB, they are divided into chunks of about equal size. The result depends
-/// only on the arguments, so sums are always added in the same order.
+/// [`linear_cross_entropy`](crate::linear_cross_entropy) computes at a time. If the f32 logits
+/// exceed 64 MiB, they are divided into chunks of about equal size. The result depends only on the
+/// arguments, so sums are always added in the same order.
 pub fn logits_chunk_rows(tokens: usize, vocab: usize) -> usize {
     let most = (CHUNK_BYTES / (4 * vocab.max(1))).max(1);
     tokens.div_ceil(tokens.div_ceil(most).max(1)).max(1)

@@ -29,8 +29,8 @@ where
 {
     /// Allocates only the working copy, even if its type is f32.
     ///
-    /// A shared array, for example one that is being saved to a checkpoint, is first copied on the device, so its other
-    /// owner keeps the old values.
+    /// A shared array, for example one that is being saved to a checkpoint, is first copied on the
+    /// device, so its other owner keeps the old values.
     fn update(
         step: &ElementwiseStep,
         grad_scale: f32,
@@ -119,8 +119,8 @@ where
     into_contiguous(tensor)
 }
 
-/// Returns a contiguous tensor whose memory is not shared, so that a kernel can update it in
-/// place. Copies the tensor on the device if it is shared.
+/// Returns a contiguous tensor whose memory is not shared, so that a kernel can update it in place.
+/// Copies the tensor on the device if it is shared.
 fn exclusive<R: CubeRuntime>(tensor: CubeTensor<R>) -> CubeTensor<R> {
     let tensor = into_contiguous(tensor);
     if tensor.can_mut() { tensor } else { tensor.copy() }
@@ -130,7 +130,6 @@ fn exclusive<R: CubeRuntime>(tensor: CubeTensor<R>) -> CubeTensor<R> {
 /// copied.
 ///
 /// # Panics
-///
 /// Panics if the kernels do not support the type.
 fn buffer<R: CubeRuntime>(tensor: &CubeTensor<R>) -> DeviceBuffer {
     let dtype = element_type(tensor.dtype().into());

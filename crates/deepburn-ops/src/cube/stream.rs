@@ -18,7 +18,7 @@ where
     /// Runs the work in stream 0 of the device.
     ///
     /// By default, CubeCL gives each thread its own stream with its own memory pool. A rank that
-    /// reads another rank's tensor would then need a synchronisation for every read, and could be
+    /// reads another rank's tensor would then need a synchronization for every read, and could be
     /// given memory that a kernel in the other stream is still reading.
     fn in_shared_stream<T>(run: impl FnOnce() -> T) -> T {
         StreamId { value: 0 }.executes(run)

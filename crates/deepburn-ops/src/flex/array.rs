@@ -1,8 +1,8 @@
 //! Flex tensors as arrays of f32, f16 or bf16 elements, which kernels access as f32.
 //!
-//! Kernels compute in f32. [`read`], [`OutputArray::write`] and [`OutputArray::update`] convert a block of
-//! 16-bit elements in a scratch vector of the calling thread, so the f32 copy stays in the cache
-//! and no tensor is widened as a whole. f32 elements are accessed in place.
+//! Kernels compute in f32. [`read`], [`OutputArray::write`] and [`OutputArray::update`] convert a
+//! block of 16-bit elements in a scratch vector of the calling thread, so the f32 copy stays in the
+//! cache and no tensor is widened as a whole. f32 elements are accessed in place.
 //!
 //! ```text
 //! 16-bit tensor  | block 0 | block 1 | block 2 | ...     16,384 elements each
@@ -12,8 +12,8 @@
 //! scratch        | f32 x 16,384  |                       one per thread, 64 KiB
 //! ```
 //!
-//! Loops over elements are in `blockwise`. Matrix products get a [`Matrix`] view of
-//! the tensor with its strides, so a transposed operand is not copied.
+//! Loops over elements are in `blockwise`. Matrix products get a [`Matrix`] view of the tensor with
+//! its strides, so a transposed operand is not copied.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -77,7 +77,6 @@ pub(crate) fn owned(tensor: FlexTensor) -> FlexTensor {
 /// storage.
 ///
 /// # Panics
-///
 /// Panics if the type is not [supported](is_supported).
 fn stored(tensor: &FlexTensor) -> FloatSlice<'_> {
     let start = tensor.layout().start_offset();
@@ -92,7 +91,6 @@ fn stored(tensor: &FlexTensor) -> FloatSlice<'_> {
 /// Returns the elements of a contiguous tensor in flat order.
 ///
 /// # Panics
-///
 /// Panics if the tensor is not contiguous or its type is not [supported](is_supported).
 pub(crate) fn elements(tensor: &FlexTensor) -> FloatSlice<'_> {
     assert!(tensor.is_contiguous(), "the caller makes it contiguous");
@@ -144,7 +142,6 @@ pub(crate) fn widen(tensor: &FlexTensor) -> Cow<'_, [f32]> {
 /// and after the call.
 ///
 /// # Panics
-///
 /// Panics if `range` reaches beyond the end.
 pub(crate) fn read<'a>(
     elements: FloatSlice<'a>,
@@ -165,7 +162,6 @@ pub(crate) fn read<'a>(
 /// are.
 ///
 /// # Panics
-///
 /// Panics if `dtype` is not f32, f16 or bf16.
 pub(crate) fn round(values: &mut [f32], dtype: DType) {
     /// Rounds pieces that fit in a first-level cache.
@@ -212,7 +208,6 @@ impl OutputArray {
     /// Wraps the array of `len` elements at `target`.
     ///
     /// # Safety
-    ///
     /// The memory must be valid for writes of `len` elements as long as the output or a copy of it
     /// is used. During that time, it may be accessed only through the output.
     pub(crate) unsafe fn new(target: impl Into<Target>, len: usize) -> Self {
@@ -222,7 +217,6 @@ impl OutputArray {
     /// Returns a pointer to element `index`, or to the end of the array.
     ///
     /// # Panics
-    ///
     /// Panics if `index` is greater than the length.
     pub(crate) fn at(self, index: usize) -> Target {
         assert!(index <= self.len);
@@ -237,12 +231,10 @@ impl OutputArray {
     /// nearest even afterwards.
     ///
     /// # Safety
-    ///
     /// No other thread accesses these elements during the call. `work` must not read an element
     /// before it has written it.
     ///
     /// # Panics
-    ///
     /// Panics if `range` reaches beyond the end.
     pub(crate) unsafe fn write<R>(
         self,
@@ -277,11 +269,9 @@ impl OutputArray {
     /// returns the result of `work`.
     ///
     /// # Safety
-    ///
-    /// The elements were initialised before, and no other thread accesses them during the call.
+    /// The elements were initialized before, and no other thread accesses them during the call.
     ///
     /// # Panics
-    ///
     /// Panics if `range` reaches beyond the end.
     pub(crate) unsafe fn update<R>(
         self,
@@ -311,11 +301,10 @@ impl OutputArray {
     }
 }
 
-/// Returns a new tensor of `shape` and `dtype`. The memory is uninitialised when `fill` is called,
+/// Returns a new tensor of `shape` and `dtype`. The memory is uninitialized when `fill` is called,
 /// and `fill` must write every element.
 ///
 /// # Panics
-///
 /// Panics if `dtype` is not f32, f16 or bf16.
 pub(crate) fn written(
     shape: impl Into<Shape>,
@@ -350,7 +339,6 @@ pub(crate) fn written(
 /// tensor is copied first.
 ///
 /// # Panics
-///
 /// Panics if the type is not [supported](is_supported).
 pub(crate) fn changed(tensor: FlexTensor, work: impl FnOnce(OutputArray)) -> FlexTensor {
     /// Returns a pointer to element `start` of the storage, which is copied first if it is shared.
@@ -371,8 +359,8 @@ pub(crate) fn changed(tensor: FlexTensor, work: impl FnOnce(OutputArray)) -> Fle
         DType::BF16 => target::<bf16>(&mut tensor, start),
         other => panic!("the kernels of the CPU backend change no {other:?}"),
     };
-    // SAFETY: after `storage_mut`, only this tensor owns the storage, and the tensor is alive until `work` has
-    // returned.
+    // SAFETY: after `storage_mut`, only this tensor owns the storage, and the tensor is alive until
+    // `work` has returned.
     work(unsafe { OutputArray::new(target, end - start) });
     tensor
 }

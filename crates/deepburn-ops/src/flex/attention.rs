@@ -1,8 +1,8 @@
 //! Self-attention in blocks of query rows.
 //!
 //! Each head of each sequence is one task, so there are `batch * heads` tasks, and each task runs
-//! on one thread. In the backward pass, the heads that share keys and values form one task. Within a
-//! head, only the scores of [`QUERY_BLOCK`] queries exist at a time. This follows FlashAttention
+//! on one thread. In the backward pass, the heads that share keys and values form one task. Within
+//! a head, only the scores of [`QUERY_BLOCK`] queries exist at a time. This follows FlashAttention
 //! (Dao et al. 2022), but the keys are not divided into blocks, because a CPU cache holds complete
 //! rows of scores.
 //!
@@ -30,13 +30,14 @@
 //! # Memory
 //!
 //! In the forward pass, a thread holds `128 * positions` f32 scores. In the backward pass, it holds
-//! twice this number (three times with a soft cap), and the gradient sums for keys and values, `2 *
-//! positions * width` f32. All of this memory is freed when the head is finished. Between the passes
-//! only the output and a number per row and head are saved. Memory therefore grows in proportion to
-//! the length of a sequence.
+//! twice this number (three times with a soft cap), and the gradient sums for keys and values,
+//! `2 * positions * width` f32. All of this memory is freed when the head is finished. Between the
+//! passes only the output and a number per row and head are saved. Memory therefore grows in
+//! proportion to the length of a sequence.
 //!
-//! Keys that no query of a block attends to are not read, so the work of a causal mask is about half
-//! of all pairs, and the work of a window or of documents grows in proportion to the length too.
+//! Keys that no query of a block attends to are not read, so the work of a causal mask is about
+//! half of all pairs, and the work of a window or of documents grows in proportion to the length
+//! too.
 
 mod score_rows;
 
@@ -93,7 +94,6 @@ impl AttentionDims {
     /// Derives the dimensions from the shape of the projected matrix.
     ///
     /// # Panics
-    ///
     /// Panics if the rows are not a multiple of the batch, the columns not a multiple of the heads,
     /// or the heads not a multiple of the heads of keys and values.
     fn new(projected: &[usize], attention: &SelfAttention) -> Self {
@@ -128,8 +128,8 @@ impl AttentionDims {
             .map(move |block| block * QUERY_BLOCK..positions.min((block + 1) * QUERY_BLOCK))
     }
 
-    /// Returns the offset of the first element of the rows `rows` of a head in the result. `head` is
-    /// an index over the heads of all sequences.
+    /// Returns the offset of the first element of the rows `rows` of a head in the result. `head`
+    /// is an index over the heads of all sequences.
     fn place(self, head: usize, rows: &Range<usize>) -> usize {
         let row = head / self.heads * self.positions + rows.start;
         row * self.row() + head % self.heads * self.width
@@ -379,7 +379,7 @@ struct BackwardScratch {
 /// `[positions, width]`: a sum over blocks of queries and over heads, in f32 for every type of the
 /// result.
 struct RowSums {
-    /// The sums of the rows in `begun`. The other rows are not initialised.
+    /// The sums of the rows in `begun`. The other rows are not initialized.
     values: Vec<f32>,
     /// The rows that have a sum. They are contiguous, because the blocks of queries are.
     begun: Range<usize>,
@@ -405,7 +405,7 @@ impl RowSums {
 }
 
 impl BackwardScratch {
-    /// Allocates the memory without initialising it. Every block writes its scores before it reads
+    /// Allocates the memory without initializing it. Every block writes its scores before it reads
     /// them.
     fn new(dims: AttentionDims, soft_cap: Option<f32>) -> Self {
         let scores = QUERY_BLOCK.min(dims.positions) * dims.positions;

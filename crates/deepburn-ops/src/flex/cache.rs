@@ -23,7 +23,7 @@ use half::{bf16, f16};
 use rayon::prelude::*;
 
 use super::array::{OutputArray, contiguous, elements, is_supported, owned, read, written};
-use super::vector::{combine, dot, exp, max, vectorised};
+use super::vector::{combine, dot, exp, max, vectorized};
 use crate::attention::dimensions::{AttentionMask, SelfAttention};
 use crate::portable;
 
@@ -31,7 +31,7 @@ use crate::portable;
 /// costs more than it saves.
 const WORTH_THREADS: usize = 1 << 18;
 
-vectorised! {
+vectorized! {
     /// Computes the attention of one query over rows of keys and values. `scores` has one element
     /// for each key, with any content. `output` has the width of a row.
     fn attend(
@@ -85,7 +85,6 @@ pub(super) fn write(cache: FlexTensor, rows: FlexTensor, start: usize) -> FlexTe
 /// Writes rows of the cache's type.
 ///
 /// # Panics
-///
 /// Panics if the rows do not fit into the cache.
 fn write_elements<E: Element + bytemuck::Pod>(
     cache: FlexTensor,

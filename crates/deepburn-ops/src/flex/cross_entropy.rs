@@ -39,7 +39,7 @@ use super::array::{
 };
 use super::blockwise;
 use super::quantized::HostMatrix;
-use super::vector::{combine, exp, max, vectorised};
+use super::vector::{combine, exp, max, vectorized};
 use crate::cross_entropy::{CrossEntropyOps, HeadGradients, HeadLoss, logits_chunk_rows};
 use crate::host::int_into_host;
 use crate::portable;
@@ -51,7 +51,7 @@ use crate::quantized::QuantizedMatrix;
 /// vocabulary. A block fits in the first-level cache.
 const SUM_BLOCK: usize = 4096;
 
-vectorised! {
+vectorized! {
     /// Returns the loss of a row of logits, `log(sum(exp(l))) - l[target]`. If `gradient` is true,
     /// the logits are overwritten with the gradient of the loss: `exp(l) / sum(exp(l))`, minus 1 at
     /// the target. `target` must be less than the number of logits.
@@ -85,7 +85,8 @@ vectorised! {
     }
 }
 
-/// Returns whether the logit of `target` is the largest of its row, and the first one with its value.
+/// Returns whether the logit of `target` is the largest of its row, and the first one with its
+/// value.
 fn is_predicted(logits: &[f32], target: usize) -> bool {
     let largest = logits[target];
     logits[..target].iter().all(|logit| *logit < largest)
@@ -101,7 +102,7 @@ fn rows_predicted(logits: &[f32], vocab: usize, targets: &[i64]) -> usize {
     rows.filter(is_right).count()
 }
 
-vectorised! {
+vectorized! {
     /// Multiplies each value by `factor`.
     fn scale(values: &mut [f32], factor: f32) {
         for value in values {
@@ -118,7 +119,6 @@ vectorised! {
 /// `gradient` and twice without: for its maximum, its exponentials, and the division by their sum.
 ///
 /// # Panics
-///
 /// Panics if a target is `vocab` or more.
 fn rows_loss(logits: &mut [f32], vocab: usize, targets: &[i64], gradient: bool) -> f64 {
     let losses: Vec<f64> = logits
@@ -238,8 +238,8 @@ impl LossHead<'_> {
         }
     }
 
-    /// Computes the loss and the wanted gradients, one chunk of rows at a time. The weight gradient,
-    /// which only a dense weight has, is summed over the chunks in their order.
+    /// Computes the loss and the wanted gradients, one chunk of rows at a time. The weight
+    /// gradient, which only a dense weight has, is summed over the chunks in their order.
     fn loss(&self, wanted: HeadGradients<bool>) -> HeadLoss<Flex> {
         let [tokens, width, vocab] = self.shape;
         // Not zeroed: each chunk writes its rows, and the first chunk writes all of the weight
@@ -285,7 +285,8 @@ impl LossHead<'_> {
     }
 }
 
-/// Returns whether the panels of a quantized weight are decoded into the products, instead of the whole weight before.
+/// Returns whether the panels of a quantized weight are decoded into the products, instead of the
+/// whole weight before.
 fn can_decode(hidden: &FloatTensor<Flex>, weight: &QuantizedMatrix<Flex>) -> bool {
     // A panel consists of stored rows, and a transposed weight has its logits in the stored
     // columns.
@@ -313,8 +314,8 @@ impl CrossEntropyOps for Flex {
         with_head([&hidden, &weight], targets, |head| head.loss(wanted))
     }
 
-    /// Decodes the weight a panel at a time, twice for each chunk of logits if the gradient is wanted. The gradient of
-    /// the hidden states is the sum of f32 products with the panels.
+    /// Decodes the weight a panel at a time, twice for each chunk of logits if the gradient is
+    /// wanted. The gradient of the hidden states is the sum of f32 products with the panels.
     fn quantized_head_loss(
         hidden: FloatTensor<Self>,
         weight: &QuantizedMatrix<Self>,
@@ -328,8 +329,8 @@ impl CrossEntropyOps for Flex {
         with_quantized_head(&hidden, weight, targets, |head| head.loss(wanted))
     }
 
-    /// Computes the loss of [`head_loss`](Self::head_loss), with the same bits, and counts while the logits of a chunk are in
-    /// memory.
+    /// Computes the loss of [`head_loss`](Self::head_loss), with the same bits, and counts while
+    /// the logits of a chunk are in memory.
     fn head_scores(
         hidden: FloatTensor<Self>,
         weight: FloatTensor<Self>,
@@ -353,9 +354,9 @@ impl CrossEntropyOps for Flex {
         with_quantized_head(&hidden, weight, targets, |head| head.scores())
     }
 
-    /// Overwrites f32 logits with their gradient in place if their memory is not shared; other logits
-    /// are copied to f32 first. Without `gradient` they keep their values, but are copied under the
-    /// same conditions.
+    /// Overwrites f32 logits with their gradient in place if their memory is not shared; other
+    /// logits are copied to f32 first. Without `gradient` they keep their values, but are copied
+    /// under the same conditions.
     ///
     /// The gradient has the shape of the logits and is f32.
     fn logits_loss(

@@ -14,7 +14,7 @@ use super::array::{
 };
 use super::blockwise;
 use super::gelu::{self, gelu_slope};
-use super::vector::{exp, vectorised};
+use super::vector::{exp, vectorized};
 use crate::gated::{GateFunction, GatedGradients, GatedOps};
 use crate::portable;
 
@@ -32,7 +32,8 @@ fn products(gate: &[f32], up: &[f32], y: &mut [f32], sigmoid: impl Fn(f32) -> f3
     }
 }
 
-/// Writes the gradients; see [`backward`]. `slope` is the derivative of the argument of the sigmoid.
+/// Writes the gradients; see [`backward`]. `slope` is the derivative of the argument of the
+/// sigmoid.
 #[inline(always)]
 fn gradients(
     [gate, up]: [&[f32]; 2],
@@ -50,7 +51,7 @@ fn gradients(
     }
 }
 
-vectorised! {
+vectorized! {
     /// Writes the product of the function of `gate` and `up` to `y`.
     fn forward(gate: &[f32], up: &[f32], y: &mut [f32], function: GateFunction) {
         match function {
@@ -60,9 +61,9 @@ vectorised! {
     }
 }
 
-vectorised! {
-    /// Writes the gradient of the gate to `gate_grad`, and turns `grad`, the gradient of the output,
-    /// into the gradient of `up`.
+vectorized! {
+    /// Writes the gradient of the gate to `gate_grad`, and turns `grad`, the gradient of the
+    /// output, into the gradient of `up`.
     fn backward(inputs: [&[f32]; 2], grad: &mut [f32], gate_grad: &mut [f32], function: GateFunction) {
         match function {
             GateFunction::Silu => gradients(inputs, grad, gate_grad, sigmoid, |_| 1.0),

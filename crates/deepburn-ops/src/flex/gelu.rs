@@ -9,7 +9,7 @@ use burn_flex::Flex;
 
 use super::array::is_supported;
 use super::blockwise;
-use super::vector::{exp, vectorised};
+use super::vector::{exp, vectorized};
 use crate::gelu::GeluOps;
 use crate::portable;
 use crate::portable::gelu::{CUBIC, TWICE_SQRT_2_OVER_PI};
@@ -34,7 +34,7 @@ pub(super) fn gelu_slope(x: f32) -> f32 {
     LINEAR + 3.0 * CUBE * x * x
 }
 
-vectorised! {
+vectorized! {
     /// Writes GELU of each element of `x` to `y`.
     fn forward(x: &[f32], y: &mut [f32]) {
         for (x, y) in x.iter().zip(y) {
@@ -43,9 +43,9 @@ vectorised! {
     }
 }
 
-vectorised! {
-    /// Multiplies each element of `grad` by the derivative of GELU at the element of `x`: with `s =
-    /// sigmoid(2 u)`, this is `s + x s (1 - s) 2 u'`.
+vectorized! {
+    /// Multiplies each element of `grad` by the derivative of GELU at the element of `x`: with
+    /// `s = sigmoid(2 u)`, this is `s + x s (1 - s) 2 u'`.
     fn backward(x: &[f32], grad: &mut [f32]) {
         for (x, grad) in x.iter().zip(grad) {
             let x = *x;
@@ -69,8 +69,8 @@ impl GeluOps for Flex {
         blockwise::map([&x], x.dtype(), |[x], y| forward(x, y))
     }
 
-    /// Updates `grad` in place if its memory is not shared. Gradients of another type than `x` use the
-    /// portable implementation.
+    /// Updates `grad` in place if its memory is not shared. Gradients of another type than `x` use
+    /// the portable implementation.
     fn gelu_tanh_backward(grad: FloatTensor<Self>, x: FloatTensor<Self>) -> FloatTensor<Self> {
         if !is_supported(&x) || grad.dtype() != x.dtype() {
             return portable::gelu::backward::<Self>(grad, x);

@@ -22,7 +22,7 @@ use super::array::{
 };
 use super::norm::column_total;
 use super::quantized;
-use super::vector::vectorised;
+use super::vector::vectorized;
 use crate::linear::{LinearGradients, LinearOps};
 use crate::portable;
 use crate::quantized::QuantizedMatrix;
@@ -31,7 +31,7 @@ use crate::quantized::QuantizedMatrix;
 /// additions.
 const ROWS: usize = 64;
 
-vectorised! {
+vectorized! {
     /// Adds rows to `sums`, one after the other. The length of `sums` is the length of a row and
     /// must not be 0.
     fn add_rows(rows: &[f32], sums: &mut [f32]) {

@@ -38,16 +38,14 @@ const WORTH_THREADS: usize = 128 * 128 * 128;
 /// be broadcast use burn-flex's own product, which also reports errors.
 impl MatmulOps for Flex {
     /// # Panics
-    ///
     /// Panics if the depths of the operands differ.
     fn matmul(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self> {
         let ranks = [&lhs, &rhs].map(|operand| operand.shape().num_dims());
         if !is_supported(&lhs) || lhs.dtype() != rhs.dtype() || ranks.iter().any(|rank| *rank < 2) {
             return Self::float_matmul(lhs, rhs);
         }
-        // A flipped axis has a negative stride, which the kernels do not support.
-        // Other strides are read as they are, so transposed operands and heads of an attention are
-        // not copied.
+        // A flipped axis has a negative stride, which the kernels do not support. Other strides are
+        // read as they are, so transposed operands and heads of an attention are not copied.
         let [lhs, rhs] = [lhs, rhs].map(forwards);
         let (left, right) = (lhs.shape(), rhs.shape());
         let [rows, depth] = [left[ranks[0] - 2], left[ranks[0] - 1]];

@@ -1,4 +1,4 @@
-//! Layer normalisation, one pass over blocks of rows.
+//! Layer normalization, one pass over blocks of rows.
 //!
 //! A thread takes 32 rows at a time. For each row it computes the mean, then the variance of the
 //! centred elements, then the output, while the row is in the cache. The variance is a sum of
@@ -23,7 +23,7 @@ use burn_flex::Flex;
 
 use super::array::{from_values, is_supported, widen};
 use super::blockwise::{map_blocks, update_blocks};
-use super::vector::{combine, sum, vectorised};
+use super::vector::{combine, sum, vectorized};
 use crate::norm::{LayerNormGradients, LayerNormOps, LayerNormOutput, LayerNormSaved};
 use crate::portable;
 
@@ -33,8 +33,8 @@ pub(super) const ROWS: usize = 32;
 /// The mean of a row and the reciprocal of its deviation, `1 / sqrt(variance + epsilon)`.
 type Statistics = [f32; 2];
 
-vectorised! {
-    /// Normalises rows of `x` into `y` and stores the statistics of each row.
+vectorized! {
+    /// Normalizes rows of `x` into `y` and stores the statistics of each row.
     ///
     /// `weights` are `gamma` and `beta`, whose length is the width of a row and must not be 0.
     ///
@@ -63,10 +63,10 @@ vectorised! {
     }
 }
 
-vectorised! {
-    /// Turns rows of the gradient of the output into rows of the gradient of `x`, in place: `r (g -
-    /// mean(g) - n mean(g n))` with `g = grad gamma`, the normalised row `n` and its reciprocal
-    /// deviation `r`.
+vectorized! {
+    /// Turns rows of the gradient of the output into rows of the gradient of `x`, in place:
+    /// `r (g - mean(g) - n mean(g n))` with `g = grad gamma`, the normalized row `n` and its
+    /// reciprocal deviation `r`.
     ///
     /// `statistics` are the means and the reciprocal deviations of the rows. The contribution of
     /// these rows to the gradients of `gamma` and `beta` is added to `sums`.
@@ -81,19 +81,19 @@ vectorised! {
         let width = gamma.len();
         let rows = grad.chunks_exact_mut(width).zip(x.chunks_exact(width));
         for ((grad, x), (mean, reciprocal)) in rows.zip(statistics[0].iter().zip(statistics[1])) {
-            let normalised = |i: usize| (x[i] - mean) * reciprocal;
+            let normalized = |i: usize| (x[i] - mean) * reciprocal;
             let add = |a: f32, b: f32| a + b;
             // Both means are over the row and need the gradient before it is overwritten.
             let mean_grad = combine(width, 0.0, |i| grad[i] * gamma[i], add) / width as f32;
             let along =
-                combine(width, 0.0, |i| grad[i] * gamma[i] * normalised(i), add) / width as f32;
+                combine(width, 0.0, |i| grad[i] * gamma[i] * normalized(i), add) / width as f32;
             for i in 0..width {
-                let normalised = normalised(i);
+                let normalized = normalized(i);
                 // The gradients of the weights use the gradient of the output, so they come before
                 // it is overwritten.
-                gamma_sum[i] += grad[i] * normalised;
+                gamma_sum[i] += grad[i] * normalized;
                 beta_sum[i] += grad[i];
-                grad[i] = (grad[i] * gamma[i] - mean_grad - normalised * along) * reciprocal;
+                grad[i] = (grad[i] * gamma[i] - mean_grad - normalized * along) * reciprocal;
             }
         }
     }
@@ -136,8 +136,8 @@ impl LayerNormOps for Flex {
         LayerNormOutput { output, mean, reciprocal_deviation }
     }
 
-    /// Updates `grad` in place if its memory is not shared. Gradients of another type than `x` use the
-    /// portable implementation.
+    /// Updates `grad` in place if its memory is not shared. Gradients of another type than `x` use
+    /// the portable implementation.
     fn layer_norm_backward(
         grad: FloatTensor<Self>,
         saved: LayerNormSaved<Self>,

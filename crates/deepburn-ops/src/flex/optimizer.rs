@@ -123,13 +123,12 @@ impl LayoutOps for Flex {
 /// Returns the elements of a contiguous tensor.
 ///
 /// # Panics
-///
 /// Panics if the tensor is not contiguous or its elements are not `E`.
 fn slice<E: Element + bytemuck::Pod>(tensor: &FlexTensor) -> &[E] {
     tensor.as_slice().expect("the tensor was made contiguous, and its type asked for")
 }
 
-/// Returns a flat tensor of `len` elements. `fill` gets uninitialised memory and must write all of
+/// Returns a flat tensor of `len` elements. `fill` gets uninitialized memory and must write all of
 /// it.
 fn filled<E: Element + bytemuck::Pod>(len: usize, fill: impl FnOnce(&mut [E])) -> FlexTensor {
     let mut values = unwritten(len);

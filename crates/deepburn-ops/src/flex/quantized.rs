@@ -1,7 +1,7 @@
 //! Products with quantized matrices, a panel at a time.
 //!
-//! A panel of the matrix is decoded by all threads in the type of the product's operand, and multiplied by all threads
-//! while it is in a shared cache:
+//! A panel of the matrix is decoded by all threads in the type of the product's operand, and
+//! multiplied by all threads while it is in a shared cache:
 //!
 //! ```text
 //! y  = x W       panels of columns of W [in, out]         the columns of y, one panel after the other
@@ -10,11 +10,13 @@
 //! dh = dl W      panels of rows of W                      added to dh
 //! ```
 //!
-//! Each element of the first three is a sum over all depths, as in the product with the whole matrix, and has the same
-//! bits. In the last one, panels divide the depth. Its f32 sums are added panel by panel, which rounds differently.
+//! Each element of the first three is a sum over all depths, as in the product with the whole
+//! matrix, and has the same bits. In the last one, panels divide the depth. Its f32 sums are added
+//! panel by panel, which rounds differently.
 //!
-//! The product of one vector and a transposed matrix whose rows are encoded reads the blocks themselves
-//! ([`EncodedRows::multiply`]). Its sums are rounded in another order than with several vectors.
+//! The product of one vector and a transposed matrix whose rows are encoded reads the blocks
+//! themselves ([`EncodedRows::multiply`]). Its sums are rounded in another order than with several
+//! vectors.
 
 use burn_backend::{DType, TensorMetadata};
 use burn_flex::{Flex, FlexTensor};
@@ -27,8 +29,9 @@ use rayon::prelude::*;
 use super::array::{arithmetic, is_supported, unwritten, widen, with_matrix, written};
 use crate::quantized::{HostBlocks, QuantizedMatrix, with_element};
 
-/// The size of a panel in bytes, which is divided by the length of its rows or columns. A panel of this size is in the
-/// caches, and has enough columns that packing the left operand again for each panel is little work.
+/// The size of a panel in bytes, which is divided by the length of its rows or columns. A panel of
+/// this size is in the caches, and has enough columns that packing the left operand again for each
+/// panel is little work.
 const PANEL_BYTES: usize = 4 << 20;
 
 /// The minimum number of columns or rows of a panel, and the number of which it has a multiple.
@@ -134,20 +137,22 @@ struct Columns {
 impl Columns {
     /// Returns `count` columns from `first` on. The caller uses one panel at a time.
     fn columns(&self, first: usize, count: usize) -> MatrixMut<'_> {
-        // SAFETY: the memory is borrowed as long as `self`, no other code has access to it, and the columns are inside.
+        // SAFETY: the memory is borrowed as long as `self`, no other code has access to it, and the
+        // columns are inside.
         unsafe { MatrixMut::from_pointer(self.first.add(first), self.rows, count, self.columns) }
     }
 }
 
-/// Returns the number of rows or columns of `depth` elements in a panel: about equal parts of `count`.
+/// Returns the number of rows or columns of `depth` elements in a panel: about equal parts of
+/// `count`.
 fn panel<E>(depth: usize, count: usize) -> usize {
     let most = (PANEL_BYTES / (depth * size_of::<E>()).max(1)).max(PANEL_STEP);
     let parts = count.div_ceil(most / PANEL_STEP * PANEL_STEP).max(1);
     count.div_ceil(parts).max(1).next_multiple_of(PANEL_STEP)
 }
 
-/// Decodes the columns `columns` (start and count) of the rows `rows` (start and count) of a matrix whose rows have
-/// `width` elements.
+/// Decodes the columns `columns` (start and count) of the rows `rows` (start and count) of a matrix
+/// whose rows have `width` elements.
 fn decode_rows<E: Element + Pod>(
     matrix: &EncodedSlice<'_>,
     width: usize,
@@ -165,7 +170,8 @@ fn decode_rows<E: Element + Pod>(
     rows.for_each(|(index, out)| matrix.decode((row + index) * width + column, out));
 }
 
-/// Returns `left` times the matrix, plus a bias, in the type of `left`; `None` if a kernel does not support the types.
+/// Returns `left` times the matrix, plus a bias, in the type of `left`; `None` if a kernel does not
+/// support the types.
 pub(super) fn product(
     left: &FlexTensor,
     matrix: &QuantizedMatrix<Flex>,
@@ -193,8 +199,8 @@ pub(super) fn product(
     }))
 }
 
-/// Returns the vector `left`, `[1, depth]`, times the transposed matrix, plus a bias, in the type of `left`. The elements of the
-/// matrix are not rounded to another type.
+/// Returns the vector `left`, `[1, depth]`, times the transposed matrix, plus a bias, in the type
+/// of `left`. The elements of the matrix are not rounded to another type.
 fn vector_product(left: &FlexTensor, matrix: &EncodedRows<'_>, bias: Option<&[f32]>) -> FlexTensor {
     let columns = matrix.rows();
     written([1, columns], left.dtype(), |out| {

@@ -1,6 +1,6 @@
-//! RMS normalisation, one pass over blocks of rows.
+//! RMS normalization, one pass over blocks of rows.
 //!
-//! Rows are divided as in layer normalisation: a thread takes 32 rows at a time, the backward pass
+//! Rows are divided as in layer normalization: a thread takes 32 rows at a time, the backward pass
 //! updates the gradient in place, and the partial gradients of the weight are added in the order of
 //! the blocks.
 //!
@@ -13,13 +13,13 @@ use burn_flex::Flex;
 use super::array::{from_values, is_supported, round, widen};
 use super::blockwise::{map_blocks, update_blocks};
 use super::norm::{ROWS, column_total};
-use super::vector::{combine, dot, vectorised};
+use super::vector::{combine, dot, vectorized};
 use crate::portable;
 use crate::rms_norm::{
     RmsNorm, RmsNormGradients, RmsNormOps, RmsNormOutput, RmsNormSaved, RmsWeight,
 };
 
-vectorised! {
+vectorized! {
     /// Writes the quotients of rows of `x` to `y`, and the reciprocal root of each row to `roots`.
     fn quotients(x: &[f32], width: usize, epsilon: f32, y: &mut [f32], roots: &mut [f32]) {
         let rows = x.chunks_exact(width).zip(y.chunks_exact_mut(width));
@@ -32,7 +32,7 @@ vectorised! {
     }
 }
 
-vectorised! {
+vectorized! {
     /// Multiplies each row of `y` by `factor`.
     fn scale_rows(y: &mut [f32], factor: &[f32]) {
         for y in y.chunks_exact_mut(factor.len()) {
@@ -43,9 +43,10 @@ vectorised! {
     }
 }
 
-vectorised! {
-    /// Turns rows of the gradient of the output into rows of the gradient of `x`, in place: `r (g -
-    /// q mean(g q))` with `g = grad factor`, the quotients `q = x r` and the reciprocal root `r`.
+vectorized! {
+    /// Turns rows of the gradient of the output into rows of the gradient of `x`, in place:
+    /// `r (g - q mean(g q))` with `g = grad factor`, the quotients `q = x r` and the reciprocal
+    /// root `r`.
     ///
     /// The contribution of these rows to the gradient of the weight is added to `weight_sum`.
     fn backward(
@@ -113,8 +114,8 @@ impl RmsNormOps for Flex {
         RmsNormOutput { output, reciprocal_root: from_values(roots, [rows, 1], DType::F32) }
     }
 
-    /// Updates `grad` in place if its memory is not shared. Gradients of another type than `x` use the
-    /// portable implementation.
+    /// Updates `grad` in place if its memory is not shared. Gradients of another type than `x` use
+    /// the portable implementation.
     fn rms_norm_backward(
         grad: FloatTensor<Self>,
         saved: RmsNormSaved<Self>,

@@ -1,7 +1,7 @@
 //! Rotary embeddings, in place.
 //!
-//! A thread takes some rows at a time. The sines and cosines of a row are used for all of its heads,
-//! and the columns behind the rotated heads are neither read nor written.
+//! A thread takes some rows at a time. The sines and cosines of a row are used for all of its
+//! heads, and the columns behind the rotated heads are neither read nor written.
 
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{DType, TensorMetadata};
@@ -9,11 +9,11 @@ use burn_flex::{Flex, FlexTensor};
 use rayon::prelude::*;
 
 use super::array::{block_rows, changed, is_supported, round, widen};
-use super::vector::vectorised;
+use super::vector::vectorized;
 use crate::portable;
 use crate::rotary::{RotaryOps, RotatedHeads};
 
-vectorised! {
+vectorized! {
     /// Rotates the heads of a row in place. `cos` and `sin` have an element for each pair of
     /// elements of a head.
     fn rotate_row(row: &mut [f32], head_width: usize, cos: &[f32], sin: &[f32]) {

@@ -1,6 +1,6 @@
-//! Arithmetic on f32 slices that the compiler vectorises for the current processor.
+//! Arithmetic on f32 slices that the compiler vectorizes for the current processor.
 //!
-//! The macro [`vectorised`] compiles a function for AVX-512, for AVX2 and for the baseline of the
+//! The macro [`vectorized`] compiles a function for AVX-512, for AVX2 and for the baseline of the
 //! target, and selects one when it is called. Targets other than x86-64 have the baseline only,
 //! which includes NEON on 64-bit Arm.
 //!
@@ -24,7 +24,7 @@ const LANES: usize = 16;
 /// The functions that its body calls must be `#[inline(always)]`: a function that is not inlined is
 /// compiled for the baseline instruction set only. Detection is a load of a cached flag, so a call
 /// should process at least a row.
-macro_rules! vectorised {
+macro_rules! vectorized {
     ($(#[$meta:meta])* $vis:vis fn $name:ident($($arg:ident: $type:ty),* $(,)?) $(-> $result:ty)? $body:block) => {
         $(#[$meta])*
         #[allow(clippy::too_many_arguments)]
@@ -59,7 +59,7 @@ macro_rules! vectorised {
         }
     };
 }
-pub(crate) use vectorised;
+pub(crate) use vectorized;
 
 /// Combines `value(0)` to `value(count - 1)` with an associative function. `start` is its neutral
 /// element, and also the result for a count of 0.
@@ -105,7 +105,6 @@ pub(crate) fn sum(values: &[f32]) -> f32 {
 /// f32 before it is added.
 ///
 /// # Panics
-///
 /// Panics if `right` is shorter than `left`. Further elements of `right` are ignored.
 #[inline(always)]
 pub(crate) fn dot(left: &[f32], right: &[f32]) -> f32 {
@@ -123,9 +122,9 @@ pub(crate) fn max(values: &[f32]) -> f32 {
 /// Returns `e^x` to within two units in the last place.
 ///
 /// `x = n ln 2 + r` with an integer `n` and `|r| <= ln 2 / 2`. A polynomial gives `e^r` (the
-/// coefficients of `expf` in the Cephes library), and the bits of `n` give `2^n`. Subtracting `n ln
-/// 2` in two parts (Cody and Waite) keeps `r` accurate. The code has no branches, so that it
-/// vectorises.
+/// coefficients of `expf` in the Cephes library), and the bits of `n` give `2^n`. Subtracting
+/// `n ln 2` in two parts (Cody and Waite) keeps `r` accurate. The code has no branches, so that it
+/// vectorizes.
 ///
 /// Results below the smallest normal number are 0, where the exact value is a subnormal number.
 /// Above the largest number the result is infinite. NaN gives NaN.
@@ -158,8 +157,8 @@ pub(crate) fn exp(x: f32) -> f32 {
 
 /// Returns the hyperbolic tangent of `x` to within a few units in the last place.
 ///
-/// Near 0 it is a polynomial, because `1 - 2 / (e^2x + 1)` loses digits there (`tanhf` in the Cephes
-/// library). Both are computed, so that the code has no branches.
+/// Near 0 it is a polynomial, because `1 - 2 / (e^2x + 1)` loses digits there (`tanhf` in the
+/// Cephes library). Both are computed, so that the code has no branches.
 #[inline(always)]
 pub(crate) fn tanh(x: f32) -> f32 {
     let square = x * x;
@@ -179,7 +178,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    vectorised! {
+    vectorized! {
         fn exp_all(values: &mut [f32]) {
             for value in values {
                 *value = exp(*value);

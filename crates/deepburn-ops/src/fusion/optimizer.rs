@@ -118,7 +118,6 @@ impl<B: FusionBackend + OptimizerOps> InnerKernel<B> for Flatten {
 /// kernel has not run yet, so `results` must list the shapes and types in order.
 ///
 /// # Panics
-///
 /// Panics if there is no input.
 fn queue<B: FusionBackend, K: InnerKernel<B>>(
     kernel: K,

@@ -1,5 +1,4 @@
-//! The output of layer normalisation's forward pass, and the values saved for
-//! its backward pass.
+//! The output of layer normalization's forward pass, and the values saved for its backward pass.
 
 use burn_backend::Backend;
 use burn_backend::tensor::FloatTensor;
@@ -7,7 +6,7 @@ use burn_backend::tensor::FloatTensor;
 /// The result of a forward pass.
 #[derive(Debug)]
 pub struct LayerNormOutput<B: Backend> {
-    /// The normalised rows, `[rows, width]`.
+    /// The normalized rows, `[rows, width]`.
     pub output: FloatTensor<B>,
     /// The mean of each row, `[rows, 1]`, in at least f32.
     pub mean: FloatTensor<B>,

@@ -90,7 +90,7 @@ fn attend<B: Backend>(
         let exponentials = (scores - max.clone()).exp();
         let sums = exponentials.clone().sum_dim(3);
         let log_sums = sums.clone().log() + max;
-        // Dropout is applied after normalisation, so the remaining weights sum to 1 only in
+        // Dropout is applied after normalization, so the remaining weights sum to 1 only in
         // expectation.
         let weights = drop_weights(exponentials / sums, dropout, &block, &seen, rows);
         let output = cast(weights, values.dtype()).matmul(rows_of(&values, seen));
@@ -168,8 +168,8 @@ pub fn backward<B: Backend>(
     primitive(cast(merge_heads(packed), dtype))
 }
 
-/// Splits rows of queries, keys and values by head. The results are views where the backend supports
-/// them.
+/// Splits rows of queries, keys and values by head. The results are views where the backend
+/// supports them.
 fn split_heads<B: Backend>(projected: Tensor<B, 2>, attention: &SelfAttention) -> [Heads<B>; 3] {
     let &SelfAttention { batch, heads, key_value_heads, .. } = attention;
     let ([rows, columns], all) = (projected.dims(), attention.projected_heads());
@@ -291,10 +291,10 @@ impl BlockMask<'_> {
             seen.clone()
                 .map(move |key| if visible.contains(&key) { 0.0 } else { f32::NEG_INFINITY })
         };
-        // Rows with the same mask are merged into one axis, along which the mask is broadcast. These
-        // are the heads of all sequences under a mask that is the same for all of them, the heads of
-        // a sequence under another mask, and all heads and queries of one sequence with padding. A
-        // single query under a causal mask attends to all keys and needs no mask.
+        // Rows with the same mask are merged into one axis, along which the mask is broadcast.
+        // These are the heads of all sequences under a mask that is the same for all of them, the
+        // heads of a sequence under another mask, and all heads and queries of one sequence with
+        // padding. A single query under a causal mask attends to all keys and needs no mask.
         let (bias, mask_shape, shape): (Vec<f32>, _, _) = match mask {
             AttentionMask::Causal if queries == 1 => return scores,
             AttentionMask::Causal | AttentionMask::Window(_) => (

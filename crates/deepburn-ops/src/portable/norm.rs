@@ -1,4 +1,4 @@
-//! Layer normalisation with ops that every backend supports.
+//! Layer normalization with ops that every backend supports.
 //!
 //! Rows, means and deviations are computed in at least f32. Each op allocates a tensor with the
 //! shape of `x`. The variance is the mean of the squared differences from the mean.
@@ -37,7 +37,7 @@ pub fn forward<B: Backend>(
 
 /// Implements [`LayerNormOps::layer_norm_backward`](crate::LayerNormOps::layer_norm_backward).
 ///
-/// With the normalised row `n = (x - mean) r` and `g = dy gamma`:
+/// With the normalized row `n = (x - mean) r` and `g = dy gamma`:
 /// `dx = r (g - mean(g) - n mean(g n))`, where the means are over a row (Ba, Kiros and Hinton
 /// 2016). The gradients of `gamma` and `beta` are sums over all rows: `sum(dy n)` and `sum(dy)`.
 ///
@@ -53,13 +53,13 @@ pub fn backward<B: Backend>(
     let grad = in_f32(grad);
     let mean: Tensor<B, 2> = tensor(saved.mean);
     let reciprocal_deviation: Tensor<B, 2> = tensor(saved.reciprocal_deviation);
-    let normalised = (in_f32(x) - mean) * reciprocal_deviation.clone();
+    let normalized = (in_f32(x) - mean) * reciprocal_deviation.clone();
     let weights = |sum: Tensor<B, 2>| primitive(cast(sum.squeeze_dim::<1>(0), weight_dtype));
-    let gamma_grad = weights((grad.clone() * normalised.clone()).sum_dim(0));
+    let gamma_grad = weights((grad.clone() * normalized.clone()).sum_dim(0));
     let beta_grad = weights(grad.clone().sum_dim(0));
     let scaled = grad * in_f32(gamma).unsqueeze::<2>();
-    // The normalised row is recomputed from `x`, which needs less memory than saving it.
-    let along = (scaled.clone() * normalised.clone()).mean_dim(1);
-    let x_grad = (scaled.clone() - scaled.mean_dim(1) - normalised * along) * reciprocal_deviation;
+    // The normalized row is recomputed from `x`, which needs less memory than saving it.
+    let along = (scaled.clone() * normalized.clone()).mean_dim(1);
+    let x_grad = (scaled.clone() - scaled.mean_dim(1) - normalized * along) * reciprocal_deviation;
     LayerNormGradients { x: primitive(cast(x_grad, dtype)), gamma: gamma_grad, beta: beta_grad }
 }

@@ -1,4 +1,4 @@
-//! RMS normalisation with ops that every backend supports.
+//! RMS normalization with ops that every backend supports.
 //!
 //! Each op allocates a tensor with the shape of `x`.
 

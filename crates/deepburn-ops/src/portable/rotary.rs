@@ -17,8 +17,8 @@ pub fn rotate<B: Backend>(
     primitive(rotated::<B>(tensor(x), [cos, sin].map(tensor), heads))
 }
 
-/// Implements [`RotaryOps::rotate_heads_back`](crate::RotaryOps::rotate_heads_back): the rotation by
-/// the negative angles.
+/// Implements [`RotaryOps::rotate_heads_back`](crate::RotaryOps::rotate_heads_back): the rotation
+/// by the negative angles.
 pub fn rotate_back<B: Backend>(
     grad: B::FloatTensorPrimitive,
     cos: B::FloatTensorPrimitive,

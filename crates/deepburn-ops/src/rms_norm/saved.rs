@@ -1,4 +1,4 @@
-//! The output of RMS normalisation's forward pass, and the values saved for its backward pass.
+//! The output of RMS normalization's forward pass, and the values saved for its backward pass.
 
 use burn_backend::Backend;
 use burn_backend::tensor::FloatTensor;
@@ -6,7 +6,7 @@ use burn_backend::tensor::FloatTensor;
 /// The result of a forward pass.
 #[derive(Debug)]
 pub struct RmsNormOutput<B: Backend> {
-    /// The normalised rows, `[rows, width]`.
+    /// The normalized rows, `[rows, width]`.
     pub output: FloatTensor<B>,
     /// `1 / sqrt(mean(x^2) + epsilon)` of each row, `[rows, 1]`, in at least f32.
     pub reciprocal_root: FloatTensor<B>,

@@ -89,8 +89,8 @@ impl<E: TchElement> AttentionOps for LibTorch<E> {
     }
 }
 
-/// Returns true if LibTorch's kernel supports the input: on the CPU, causal and not empty, with keys
-/// and values for each head.
+/// Returns true if LibTorch's kernel supports the input: on the CPU, causal and not empty, with
+/// keys and values for each head.
 fn has_kernel(projected: &Tensor, attention: &SelfAttention) -> bool {
     let causal = attention.mask == AttentionMask::Causal && attention.soft_cap.is_none();
     causal
@@ -102,7 +102,6 @@ fn has_kernel(projected: &Tensor, attention: &SelfAttention) -> bool {
 /// Returns queries, keys and values as views of shape `[batch, heads, positions, head width]`.
 ///
 /// # Panics
-///
 /// Panics if LibTorch cannot reshape the matrix, because its shape does not match `attention`.
 fn split_heads(
     projected: &Tensor,
@@ -124,7 +123,6 @@ fn merge_heads(by_head: Tensor) -> Tensor {
 /// Returns the dimensions of a tensor with four axes.
 ///
 /// # Panics
-///
 /// Panics if the tensor has a different number of axes.
 fn sizes(by_head: &Tensor) -> [i64; 4] {
     by_head.size().try_into().expect("it is split by head")

@@ -1,4 +1,4 @@
-//! Layer normalisation with LibTorch's forward kernel and a hand-written backward pass.
+//! Layer normalization with LibTorch's forward kernel and a hand-written backward pass.
 //!
 //! LibTorch's own backward kernel is not in the Rust bindings. The formula here needs several
 //! passes over `[rows, width]` tensors in at least f32.
@@ -34,7 +34,7 @@ impl<E: TchElement> LayerNormOps for LibTorch<E> {
     }
 
     /// Computes the formula of the portable implementation with fewer passes:
-    /// `r (g - mean(g) - n mean(g n))`, where `g = grad gamma` and `n` is the normalised row.
+    /// `r (g - mean(g) - n mean(g n))`, where `g = grad gamma` and `n` is the normalized row.
     ///
     /// Both means over a row are matrix-vector products, because `sum(grad gamma)` is the product
     /// of a row of `grad` with `gamma`. The intermediate tensors have the shape of `x`, in at least
@@ -48,12 +48,12 @@ impl<E: TchElement> LayerNormOps for LibTorch<E> {
         let [grad, gamma] = [grad, saved.gamma].map(|it| it.tensor.to_kind(kind));
         let (mean, reciprocal) = (saved.mean.tensor, saved.reciprocal_deviation.tensor);
         let width = mean_divisor(&gamma);
-        let normalised = (saved.x.tensor.to_kind(kind) - mean) * &reciprocal;
-        let by_gamma = &grad * &normalised;
+        let normalized = (saved.x.tensor.to_kind(kind) - mean) * &reciprocal;
+        let by_gamma = &grad * &normalized;
         // Means along a row are products with a vector.
         let along = by_gamma.mv(&gamma).unsqueeze(1) / width;
         let level = grad.mv(&gamma).unsqueeze(1) / width;
-        let x = ((&grad * gamma - level) - normalised * along) * reciprocal;
+        let x = ((&grad * gamma - level) - normalized * along) * reciprocal;
         // Sums over rows, in the type of the weights.
         let rows = |of: Tensor| of.sum_dim_intlist(0_i64, false, kind).to_kind(weight_dtype);
         LayerNormGradients {

@@ -38,8 +38,8 @@ impl<E: TchElement> OptimizerOps for LibTorch<E> {
         }
         let UpdateArrays { master, mut states } = arrays;
         let unused = states.split_off(step.states().min(states.len()));
-        // A shared tensor, for example one that is being saved to a checkpoint, is copied, so its other owner keeps the
-        // old values.
+        // A shared tensor, for example one that is being saved to a checkpoint, is copied, so its
+        // other owner keeps the old values.
         let mut master = exclusive(master);
         let mut states: Vec<_> = states.into_iter().map(exclusive).collect();
         let gradient = gradient.tensor.contiguous();
@@ -125,7 +125,6 @@ fn exclusive(tensor: TchTensor) -> TchTensor {
 /// A tensor without elements has no memory, so its slice does not use the pointer.
 ///
 /// # Panics
-///
 /// Panics if the elements of the tensor do not have the size of `T`.
 fn slice_mut<T>(tensor: &mut TchTensor) -> &mut [T] {
     let (data, len) = (tensor.tensor.data_ptr().cast::<T>(), tensor.tensor.numel());
@@ -141,7 +140,6 @@ fn slice_mut<T>(tensor: &mut TchTensor) -> &mut [T] {
 /// Returns the elements of a contiguous f32, f16 or bf16 tensor in host memory.
 ///
 /// # Panics
-///
 /// Panics for types whose elements do not have the size of these three, such as f64.
 fn elements(tensor: &Tensor) -> FloatSlice<'_> {
     /// Returns the elements, whose type must be `T`; checks only their size.

@@ -227,7 +227,7 @@ fn nan_reaches_who_sees_it() {
     }
 }
 
-/// Dropout decisions are independent of the neighbours in each direction, and of the decisions for
+/// Dropout decisions are independent of the neighbors in each direction, and of the decisions for
 /// the next seed.
 #[test]
 fn dropped_weights_are_a_random_share() {
@@ -252,7 +252,7 @@ fn dropped_weights_are_a_random_share() {
             assert!((mean - probability).abs() < error(probability), "{probability} {seed} {mean}");
             let both = probability * probability;
             for pair in pairs {
-                // Neighbouring pairs share samples, so their mean varies slightly more.
+                // Neighboring pairs share samples, so their mean varies slightly more.
                 assert!((pair - both).abs() < 2.0 * error(both), "{probability} {seed} {pairs:?}");
             }
         }

@@ -27,8 +27,8 @@ fn options(mask: AttentionMask, soft_cap: Option<f64>) -> SelfAttention {
     }
 }
 
-/// Returns queries, keys and values of random sequences `[batch, heads, positions, width]`, and the rows that they are
-/// part of.
+/// Returns queries, keys and values of random sequences `[batch, heads, positions, width]`, and the
+/// rows that they are part of.
 fn projected(dtype: DType) -> ([Tensor<Flex, 4>; 3], Array) {
     let [heads, own] = HEADS;
     let all = heads + 2 * own;
@@ -42,7 +42,8 @@ fn primitive<const D: usize>(tensor: Tensor<Flex, D>) -> FlexTensor {
     tensor.into_primitive().tensor()
 }
 
-/// Returns a cache with room for more positions than it is given. The room has NaN, which must not be read.
+/// Returns a cache with room for more positions than it is given. The room has NaN, which must not
+/// be read.
 fn cached(rows: &Tensor<Flex, 4>, filled: usize) -> Tensor<Flex, 4> {
     let [batch, heads, _, width] = rows.dims();
     let options = (&rows.device(), rows.dtype());
@@ -50,7 +51,8 @@ fn cached(rows: &Tensor<Flex, 4>, filled: usize) -> Tensor<Flex, 4> {
     write_to_cache(empty, rows.clone().narrow(2, 0, filled), 0)
 }
 
-/// Each position of a sequence, computed over the positions up to it, has the output of the whole sequence.
+/// Each position of a sequence, computed over the positions up to it, has the output of the whole
+/// sequence.
 #[test]
 fn cached_positions_agree_with_f64() {
     let masks = [AttentionMask::Causal, AttentionMask::Window(3), AttentionMask::Window(20)];

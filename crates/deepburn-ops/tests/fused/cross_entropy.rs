@@ -49,9 +49,10 @@ fn check(tokens: usize, width: usize, vocab: usize) {
         let weight_grad = reference::product(&gradient, true, hidden, false).values;
         for portable in [false, true] {
             let found = run(portable, &inputs, &targets, ALL, dtype);
-            // The kernels compute logits in f32. For bf16 inputs, (p - y) is rounded to bf16 once before it is
-            // multiplied. The portable implementation rounds logits of up to `width` and (p - y) to the type of the
-            // inputs, and these errors add up over the width and over the tokens.
+            // The kernels compute logits in f32. For bf16 inputs, (p - y) is rounded to bf16 once
+            // before it is multiplied. The portable implementation rounds logits of up to `width`
+            // and (p - y) to the type of the inputs, and these errors add up over the width and
+            // over the tokens.
             let (loss_tolerance, tolerance) = match dtype {
                 DType::F32 => (1e-5, 1e-5),
                 _ if portable => [tolerance(dtype) * (width + tokens) as f64; 2].into(),
@@ -99,7 +100,8 @@ fn predicted_targets_are_counted() {
             let masked = (0..tokens).filter(|row| row % 4 == 3);
             masked.for_each(|row| targets[row] = -100);
             let expected = (0..tokens).filter(|row| row % 3 != 1 && row % 4 != 3).count() as f64;
-            // The portable product rounds logits to 16 bits, which makes several of them the largest.
+            // The portable product rounds logits to 16 bits, which makes several of them the
+            // largest.
             for portable in [false, true].into_iter().filter(|it| !it || dtype == DType::F32) {
                 let found = scores(portable, &inputs, &targets, dtype);
                 let none = HeadGradients { hidden: false, weight: false };

@@ -1,4 +1,4 @@
-//! RMS normalisation, gated activations and rotary embeddings.
+//! RMS normalization, gated activations and rotary embeddings.
 
 use burn::tensor::{DType, Tensor};
 use burn_flex::{Flex, FlexTensor};

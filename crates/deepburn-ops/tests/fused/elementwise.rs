@@ -1,4 +1,4 @@
-//! Layer normalisation, GELU and linear layers.
+//! Layer normalization, GELU and linear layers.
 
 use burn::tensor::DType;
 use burn_flex::{Flex, FlexTensor};

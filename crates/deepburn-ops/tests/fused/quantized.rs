@@ -126,10 +126,11 @@ fn heads_equal_those_with_the_elements() {
             assert_eq!(values(found.loss.clone()), values(expected.loss), "{dtype:?}");
             let [found_grad, expected] =
                 [found.gradients.hidden, expected.gradients.hidden].map(|it| values(it.unwrap()));
-            // The same products, added panel by panel: sums of `vocab` products of at most 1. Kernels for 16 bits add
-            // up to 4096 of them to an f32 before they start another one. Each addition rounds by at most 2^-24, so
-            // that two orders differ by up to 2 * 4096 * 2^-24. For the last size and AVX512-BF16, the sums by panels
-            // are off by 2.1e-5 from the sum in f64, and the others by 7.2e-5.
+            // The same products, added panel by panel: sums of `vocab` products of at most 1.
+            // Kernels for 16 bits add up to 4096 of them to an f32 before they start another one.
+            // Each addition rounds by at most 2^-24, so that two orders differ by up to 2 * 4096 *
+            // 2^-24. For the last size and AVX512-BF16, the sums by panels are off by 2.1e-5 from
+            // the sum in f64, and the others by 7.2e-5.
             let bound = if dtype == DType::F32 { 1e-5 } else { 4.9e-4 };
             assert_close(&found_grad, &expected, bound, "gradient of the hidden states");
             let alone = Flex::quantized_head_loss(hidden, &weight, targets(), false);
@@ -174,7 +175,8 @@ fn threads_do_not_change_bits() {
 const ROW_FORMATS: [RowEncoding; 4] =
     [RowEncoding::F16, RowEncoding::Bf16, RowEncoding::Q8_0, RowEncoding::Q4_0];
 
-/// Returns a matrix of `[rows, depth]` with encoded rows, and its elements. `depth` is a multiple of 32.
+/// Returns a matrix of `[rows, depth]` with encoded rows, and its elements. `depth` is a multiple
+/// of 32.
 fn encoded_rows(
     shape: [usize; 2],
     format: RowEncoding,
@@ -204,7 +206,8 @@ fn encoded_rows(
     (matrix, whole)
 }
 
-/// Several vectors use the kernels of decoded elements, which add in the same order. One vector is multiplied with the blocks.
+/// Several vectors use the kernels of decoded elements, which add in the same order. One vector is
+/// multiplied with the blocks.
 #[test]
 fn encoded_rows_multiply_like_their_elements() {
     for (format, dtype) in ROW_FORMATS.into_iter().flat_map(|it| DTYPES.map(|dtype| (it, dtype))) {
@@ -219,8 +222,9 @@ fn encoded_rows_multiply_like_their_elements() {
             assert_eq!((found.shape(), found.dtype()), (Shape::from([rows, 130]), dtype));
             let (found, expected) = (values(found), values(expected));
             match rows {
-                // The elements of the blocks are not rounded to the type of the vector, but the vector to 16 bits: 96 elements of
-                // at most 1 with errors of 2^-16, times at most 1.
+                // The elements of the blocks are not rounded to the type of the vector, but the
+                // vector to 16 bits: 96 elements of at most 1 with errors of 2^-16, times at
+                // most 1.
                 1 => {
                     let bound = 2.0 * tolerance(dtype) + 96.0 / 65536.0;
                     assert_close(&found, &expected, bound, &format!("{format:?}"));

@@ -20,14 +20,14 @@ pub(crate) fn layer_norm(
         let mean = x.iter().sum::<f64>() / n;
         let variance = x.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / n;
         let reciprocal = 1.0 / (variance + epsilon).sqrt();
-        let normalised: Vec<f64> = x.iter().map(|x| (x - mean) * reciprocal).collect();
+        let normalized: Vec<f64> = x.iter().map(|x| (x - mean) * reciprocal).collect();
         let scaled: Vec<f64> = dy.iter().zip(&gamma.values).map(|(d, g)| d * g).collect();
         let mean_scaled = scaled.iter().sum::<f64>() / n;
-        let along = scaled.iter().zip(&normalised).map(|(s, n)| s * n).sum::<f64>() / n;
+        let along = scaled.iter().zip(&normalized).map(|(s, n)| s * n).sum::<f64>() / n;
         for i in 0..width {
-            result[0].push(normalised[i] * gamma.values[i] + beta.values[i]);
-            result[1].push(reciprocal * (scaled[i] - mean_scaled - normalised[i] * along));
-            result[2][i] += dy[i] * normalised[i];
+            result[0].push(normalized[i] * gamma.values[i] + beta.values[i]);
+            result[1].push(reciprocal * (scaled[i] - mean_scaled - normalized[i] * along));
+            result[2][i] += dy[i] * normalized[i];
             result[3][i] += dy[i];
         }
     }

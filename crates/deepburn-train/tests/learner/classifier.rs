@@ -159,7 +159,8 @@ pub(crate) fn poison(mut items: Vec<Sentence>, at: usize) -> Vec<Sentence> {
     items
 }
 
-/// The number of training items. It is divisible neither by 3 ranks nor by the batch size of a rank.
+/// The number of training items. It is divisible neither by 3 ranks nor by the batch size of a
+/// rank.
 pub(crate) const TRAIN_ITEMS: usize = 26;
 /// The number of validation items. On 3 ranks, one rank has one batch more than the others.
 pub(crate) const VALID_ITEMS: usize = 13;

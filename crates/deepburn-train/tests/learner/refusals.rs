@@ -14,7 +14,8 @@ use deepburn_train::{ShardedStrategy, sharded};
 use crate::classifier::*;
 use crate::recorder::{Marker, Recorder, failure, learner, training};
 
-/// Launches a training of no epochs with an optimizer, and returns the error message if there is one.
+/// Launches a training of no epochs with an optimizer, and returns the error message if there is
+/// one.
 fn refusal<O>(plan: Plan, optimizer: O) -> Option<String>
 where
     O: Optimizer<Classifier<Trained>, Trained> + 'static,

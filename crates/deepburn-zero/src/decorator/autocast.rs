@@ -13,9 +13,9 @@
 //!   operands are cast to the parameter's type instead. This is DeepSpeed's 16-bit mode for models
 //!   that cast their inputs.
 //! - With `torch_autocast`, additionally, within `forward` and `evaluate`: products run in the
-//!   autocast type. Normalisations, softmax, exponentials, powers, reductions and losses run in
+//!   autocast type. Normalizations, softmax, exponentials, powers, reductions and losses run in
 //!   f32. These are the lists of `torch.autocast` for CUDA (PyTorch, "Automatic Mixed Precision
-//!   package", op reference). Here a mean counts as a reduction, because Burn's normalisations are
+//!   package", op reference). Here a mean counts as a reduction, because Burn's normalizations are
 //!   built from means.
 //!
 //! | Operands | CastRule | Without autocast | Autocast to bf16 |
@@ -59,7 +59,7 @@ pub struct Autocast<B> {
 }
 
 /// A backend that can tell whether a tensor is a parameter of a sharded model, or a view of one.
-/// [`Autocast`] has to recognise parameters, because a product with a 16-bit parameter has its own
+/// [`Autocast`] has to recognize parameters, because a product with a 16-bit parameter has its own
 /// rule.
 pub trait TracksParameters: Backend {
     /// Returns true if `tensor` is a parameter.
@@ -93,7 +93,7 @@ pub(crate) enum CastRule {
     Promote,
     /// A product. It runs in 16 bits under autocast, and with a 16-bit parameter.
     Product,
-    /// A normalisation, exponential or reduction. It runs in f32 under autocast.
+    /// A normalization, exponential or reduction. It runs in f32 under autocast.
     Full,
 }
 

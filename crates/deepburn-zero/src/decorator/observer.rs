@@ -1,9 +1,8 @@
 //! Observes which tensors of a module are asked for their device.
 //!
-//! Main type: [`Observer`]. `Module::collect_devices` asks every tensor of a
-//! module for its device, also the plain ones that no visitor reaches. While a
-//! thread observes, the ops of the decorator note each tensor that is asked:
-//! parameters are counted, and all other tensors are hashed.
+//! Main type: [`Observer`]. `Module::collect_devices` asks every tensor of a module for its device,
+//! also the plain ones that no visitor reaches. While a thread observes, the ops of the decorator
+//! note each tensor that is asked: parameters are counted, and all other tensors are hashed.
 
 use std::cell::RefCell;
 
@@ -85,7 +84,6 @@ pub(crate) fn note_bool<B: Backend>(tensor: &B::BoolTensorPrimitive) {
 /// Notes a tensor whose values `read` returns.
 ///
 /// # Panics
-///
 /// Panics if the device fails.
 fn note_constant(read: impl FnOnce() -> Result<TensorData, ExecutionError>) {
     OBSERVER.with_borrow_mut(|observer| {
@@ -97,8 +95,7 @@ fn note_constant(read: impl FnOnce() -> Result<TensorData, ExecutionError>) {
     });
 }
 
-/// Returns a hash (FNV-1a, in words of 64 bits) of the shape, the element type
-/// and the values.
+/// Returns a hash (FNV-1a, in words of 64 bits) of the shape, the element type and the values.
 pub(crate) fn hash_of(data: &TensorData) -> u64 {
     // A product with this prime only moves information to higher bits. The rotation brings it back
     // to the lower ones.
@@ -113,8 +110,7 @@ pub(crate) fn hash_of(data: &TensorData) -> u64 {
     })
 }
 
-/// Returns data in storage form: bools have one byte each, regardless of the
-/// backend.
+/// Returns data in storage form: bools have one byte each, regardless of the backend.
 pub(crate) fn portable(data: TensorData) -> TensorData {
     match data.dtype {
         DType::Bool(_) => data.convert::<bool>(),

@@ -39,13 +39,13 @@
 //! - *Views of parameters* are recorded and applied when the data is read (`float.rs`).
 //! - *Embedding gradients* and their sums stay sparse (`module.rs`, `float.rs`).
 //! - *Random ops* draw from the rank's stream (`float.rs`, `int.rs`).
-//! - *Products* are counted for model FLOPs (`float.rs`, `module.rs`, `fused.rs`). They and embeddings take the blocks
-//!   of a quantized parameter (`weight.rs`).
+//! - *Products* are counted for model FLOPs (`float.rs`, `module.rs`, `fused.rs`). They and
+//!   embeddings take the blocks of a quantized parameter (`weight.rs`).
 //! - *Results that share memory* with their operand keep its ledger entry (`view!`).
 //!
 //! Only ops whose results are all floats are recorded for recomputation. Integer and bool results
-//! stay in memory because they are small, and because recomputing indices would need the op's
-//! float operands again.
+//! stay in memory because they are small, and because recomputing indices would need the op's float
+//! operands again.
 #![deny(clippy::missing_trait_methods)]
 
 pub(crate) mod activation;

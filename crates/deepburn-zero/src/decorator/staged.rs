@@ -10,11 +10,12 @@
 //!  on any other stage         calls Meta: shapes and types only
 //! ```
 //!
-//! Without a pipeline all tensors are [`PlacedTensor::Everywhere`], and every op calls `Sharded<B>`.
+//! Without a pipeline all tensors are [`PlacedTensor::Everywhere`], and every op calls
+//! `Sharded<B>`.
 //!
-//! Random numbers are drawn on every stage, so that a stream does not depend on the number of stages.
-//! A program that reads a value gets it on every stage, which waits for the stage that holds it.
-//! Burn's quantized tensors are never staged.
+//! Random numbers are drawn on every stage, so that a stream does not depend on the number of
+//! stages. A program that reads a value gets it on every stage, which waits for the stage that
+//! holds it. Burn's quantized tensors are never staged.
 
 mod fused;
 mod kinds;

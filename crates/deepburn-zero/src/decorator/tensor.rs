@@ -1,8 +1,7 @@
-//! The float tensors of [`Sharded`](crate::Sharded): data, or handles that
-//! produce data on demand.
+//! The float tensors of [`Sharded`](crate::Sharded): data, or handles that produce data on demand.
 //!
-//! Autodiff, the model and the optimizer all use the type [`ZeroTensor`]. Its
-//! variants differ in the memory that they hold:
+//! Autodiff, the model and the optimizer all use the type [`ZeroTensor`]. Its variants differ in
+//! the memory that they hold:
 //!
 //! ```text
 //!  variant      created by                                memory held
@@ -30,27 +29,26 @@ use crate::session::{FullTensor, Leased};
 
 /// A float tensor of the decorated backend.
 ///
-/// Autodiff saves these tensors for the backward pass, so they determine the
-/// training memory. A saved parameter is a handle without data.
+/// Autodiff saves these tensors for the backward pass, so they determine the training memory. A
+/// saved parameter is a handle without data.
 #[derive(Debug, Clone)]
 pub enum ZeroTensor<B: Backend> {
     /// Ordinary data, completely on this rank.
     Full(FullTensor<B>),
-    /// A parameter with recorded views. It holds no data. An op that needs the
-    /// data reads the parameter, which is gathered if it is sharded.
+    /// A parameter with recorded views. It holds no data. An op that needs the data reads the
+    /// parameter, which is gathered if it is sharded.
     Parameter(ParameterView<B>),
-    /// An activation of a block that backward may recompute. It holds data
-    /// until the block ends, and again after backward has read the block.
+    /// An activation of a block that backward may recompute. It holds data until the block ends,
+    /// and again after backward has read the block.
     Recorded(RecordedTensor<B>),
-    /// The sparse gradient of an embedding. It holds only the rows that were
-    /// looked up.
+    /// The sparse gradient of an embedding. It holds only the rows that were looked up.
     SparseRows(RowGradient<B>),
     /// A gradient that was passed on for reduction. It holds no data.
     Reduced(ReducedGradient<B>),
 }
 
-/// The marker in autodiff's container for a gradient that was passed on for
-/// reduction. It only has the metadata that autodiff may request.
+/// The marker in autodiff's container for a gradient that was passed on for reduction. It only has
+/// the metadata that autodiff may request.
 #[derive(Debug, Clone)]
 pub struct ReducedGradient<B: Backend> {
     pub(crate) shape: Shape,
@@ -71,15 +69,13 @@ impl<B: Backend> ZeroTensor<B> {
         Self::Parameter(ParameterView::new(parameter))
     }
 
-    /// Returns the data. It is gathered from all ranks if it is sharded, and
-    /// recomputed if it was freed. The result no longer has a ledger entry.
+    /// Returns the data. It is gathered from all ranks if it is sharded, and recomputed if it was
+    /// freed. The result no longer has a ledger entry.
     ///
     /// # Panics
-    ///
-    /// Panics with a [`CommError`](deepburn_comm::CommError) as payload if a
-    /// collective fails, because tensor ops cannot return errors.
-    /// [`run_ranks`](deepburn_comm::run_ranks) converts it back to an error.
-    /// Panics with a message if the gradient was passed on for reduction.
+    /// Panics with a [`CommError`](deepburn_comm::CommError) as payload if a collective fails,
+    /// because tensor ops cannot return errors. [`run_ranks`](deepburn_comm::run_ranks) converts it
+    /// back to an error. Panics with a message if the gradient was passed on for reduction.
     pub fn into_full(self) -> B::FloatTensorPrimitive {
         match self {
             Self::Full(full) => full.tensor,
@@ -100,7 +96,6 @@ impl<B: Backend> ZeroTensor<B> {
     /// Returns the operand of an op that can use the blocks of a quantized parameter.
     ///
     /// # Panics
-    ///
     /// Panics for the same reasons as [`into_full`](Self::into_full).
     pub(crate) fn into_weight(self) -> WeightOperand<B> {
         match self {
@@ -109,12 +104,10 @@ impl<B: Backend> ZeroTensor<B> {
         }
     }
 
-    /// Returns the data with its ledger entry, for an op that keeps the data.
-    /// Data that is created here (a gathered parameter, a dense gradient) is
-    /// counted as an activation.
+    /// Returns the data with its ledger entry, for an op that keeps the data. Data that is created
+    /// here (a gathered parameter, a dense gradient) is counted as an activation.
     ///
     /// # Panics
-    ///
     /// Panics for the same reasons as [`into_full`](Self::into_full).
     pub(crate) fn into_leased(self) -> FullTensor<B> {
         match self {
@@ -124,9 +117,8 @@ impl<B: Backend> ZeroTensor<B> {
         }
     }
 
-    /// Applies a view. A view of a parameter is recorded. A view of data shares
-    /// its memory, except that a cast to another type creates new data. Other
-    /// variants are first converted to data.
+    /// Applies a view. A view of a parameter is recorded. A view of data shares its memory, except
+    /// that a cast to another type creates new data. Other variants are first converted to data.
     pub(crate) fn view(self, view: View) -> Self {
         match self {
             Self::Full(full) => Self::Full(view.share::<B>(full)),
@@ -172,7 +164,6 @@ impl<B: Backend> ZeroTensor<B> {
     /// Returns the array to reduce or send: sparse rows as they are, otherwise the data.
     ///
     /// # Panics
-    ///
     /// Panics for the same reasons as [`into_full`](Self::into_full).
     pub(crate) fn into_array(self) -> DeviceArray<B> {
         match self {
@@ -240,8 +231,8 @@ impl<B: Backend> From<ZeroTensor<B>> for Operand<B> {
     }
 }
 
-/// Applies a view to an activation. While ops are recorded, the view is recorded
-/// as an op of the current block. Otherwise it is applied to the data.
+/// Applies a view to an activation. While ops are recorded, the view is recorded as an op of the
+/// current block. Otherwise it is applied to the data.
 fn view_recorded<B: Backend>(recorded: RecordedTensor<B>, view: View) -> ZeroTensor<B> {
     if let Some(recorder) = recorder::<B>() {
         recorder.note_value(&recorded);

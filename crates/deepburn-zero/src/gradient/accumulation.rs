@@ -28,8 +28,8 @@ use crate::session::Leased;
 
 impl<B: Backend> GradientReducer<B> {
     /// Takes the flat accumulated gradients by parameter index; `None` for a parameter without a
-    /// gradient. A gradient has this rank's shard, or all elements at stages 0 and 1. Parked elements
-    /// stay readable until the next backward pass.
+    /// gradient. A gradient has this rank's shard, or all elements at stages 0 and 1. Parked
+    /// elements stay readable until the next backward pass.
     pub(crate) fn take(&mut self) -> Vec<Option<Accumulated<B>>> {
         self.gradients.iter_mut().map(GradientState::take_sum).collect()
     }
@@ -60,11 +60,10 @@ impl<B: Backend> GradientReducer<B> {
         DType::from(kept) == dtype
     }
 
-    /// Stores a sum over `count` micro-batches, to which later micro-batches are added. `peak` is the
-    /// largest magnitude so far, if the overflow check needs it.
+    /// Stores a sum over `count` micro-batches, to which later micro-batches are added. `peak` is
+    /// the largest magnitude so far, if the overflow check needs it.
     ///
     /// # Errors
-    ///
     /// Returns an error if a parked sum cannot be written.
     pub(crate) fn keep(
         &mut self,
@@ -105,7 +104,6 @@ impl<B: Backend> GradientReducer<B> {
     /// Adds a reduced flat gradient to the sum of earlier micro-batches.
     ///
     /// # Errors
-    ///
     /// Returns an error if a parked sum cannot be read or written.
     pub(super) fn accumulate(
         &mut self,
@@ -143,8 +141,8 @@ impl<B: Backend> GradientReducer<B> {
         self.keep(index, sum, peak, count + 1)
     }
 
-    /// Returns the largest magnitude of `sum`, of `count` micro-batches, and of earlier sums, before
-    /// something is added to it; `None` if no overflow can be missed.
+    /// Returns the largest magnitude of `sum`, of `count` micro-batches, and of earlier sums,
+    /// before something is added to it; `None` if no overflow can be missed.
     pub(super) fn peak(
         &self,
         count: usize,

@@ -2,8 +2,8 @@
 //!
 //! The last pipeline stage that reads a parameter owns it. An embedding that is tied to the output
 //! layer is read by the first stage, too, whose part of the gradient is computed at the end of its
-//! backward pass: when the last stage has begun with other micro-batches. The owner does not wait for
-//! it. It keeps its own part, and when the gradient is complete, adds it to the sum of earlier
+//! backward pass: when the last stage has begun with other micro-batches. The owner does not wait
+//! for it. It keeps its own part, and when the gradient is complete, adds it to the sum of earlier
 //! micro-batches:
 //!
 //! ```text
@@ -11,9 +11,9 @@
 //!  stage 1      F0 B0    F1 B1 └► add 0    F2 B2   └► add 1
 //! ```
 //!
-//! The rows that a micro-batch has looked up are a fraction of the gradient of the output layer, which
-//! would otherwise be sent in the other direction. The additions are the same as on one stage, in the
-//! same order.
+//! The rows that a micro-batch has looked up are a fraction of the gradient of the output layer,
+//! which would otherwise be sent in the other direction. The additions are the same as on one
+//! stage, in the same order.
 
 use std::collections::VecDeque;
 
@@ -57,7 +57,6 @@ impl<B: Backend> LateGradient<B> {
     /// Waits for the parts that have not arrived, and returns the sum in the parameter's `shape`.
     ///
     /// # Errors
-    ///
     /// Returns an error if a stage that sends a part fails or does not send it in time.
     pub(super) fn wait(self, shape: &Shape) -> Result<DeviceArray<B>, CommError> {
         // A part that was sent may be flat, but rows are added to a table of the parameter's shape.
@@ -90,7 +89,8 @@ impl<B: Backend> Default for LateGradients<B> {
 }
 
 impl<B: Backend> LateGradients<B> {
-    /// Adds the rows of a lookup in table `index`, before autodiff reports the gradient of the table.
+    /// Adds the rows of a lookup in table `index`, before autodiff reports the gradient of the
+    /// table.
     pub(super) fn add_rows(&mut self, index: usize, rows: LatePart<B>) {
         self.rows.push((index, rows));
     }

@@ -30,11 +30,10 @@ struct OwnSum<B: Backend> {
 }
 
 impl<B: Backend> GradientReducer<B> {
-    /// Adds up the accumulated sums of all replicas. Without replicas it does nothing. All ranks call
-    /// this together, after every gradient of the step was reduced.
+    /// Adds up the accumulated sums of all replicas. Without replicas it does nothing. All ranks
+    /// call this together, after every gradient of the step was reduced.
     ///
     /// # Errors
-    ///
     /// Returns an error if a collective fails or a parked sum cannot be read or written.
     pub(crate) fn add_replicas(&mut self) -> Result<(), CommError> {
         if self.groups.replicas().is_none() {
@@ -107,7 +106,6 @@ impl<B: Backend> GradientReducer<B> {
     /// replicas the result has the arrays themselves.
     ///
     /// # Errors
-    ///
     /// Returns an error if the collective cannot start.
     pub(crate) fn sum_of_replicas(
         &self,

@@ -1,11 +1,12 @@
 //! The element types of gradients, and the factors before and after their sum over the ranks.
 //!
-//! The mean over W ranks is a sum and a division by W. In exact arithmetic, the order does not matter. In
-//! 16 bits it does. If the sum comes first, it may overflow although the mean would not. If the division
-//! comes first, small gradients become smaller and may underflow to 0 in fp16. The plan therefore
-//! determines which part of the division comes before the sum (DeepSpeed's `prescale_gradients` and
-//! `gradient_predivide_factor`), and [`Scaling`] holds both factors. The loss scale is handled separately:
-//! it stays in the gradients until the optimizer step, which divides by it in f32.
+//! The mean over W ranks is a sum and a division by W. In exact arithmetic, the order does not
+//! matter. In 16 bits it does. If the sum comes first, it may overflow although the mean would not.
+//! If the division comes first, small gradients become smaller and may underflow to 0 in fp16. The
+//! plan therefore determines which part of the division comes before the sum (DeepSpeed's
+//! `prescale_gradients` and `gradient_predivide_factor`), and [`Scaling`] holds both factors. The
+//! loss scale is handled separately: it stays in the gradients until the optimizer step, which
+//! divides by it in f32.
 
 use burn_backend::FloatDType;
 use deepburn_comm::ReduceOp;
@@ -28,9 +29,9 @@ impl Types {
 }
 
 /// The factors before and after the sum over the ranks. The product of both factors and of the
-/// collective's own factor is `1 / W` for a mean over W ranks, and 1 for a sum. With hybrid sharding,
-/// the collective in the shard group and that over the replicas have the same operation, and a mean
-/// of means is the mean over all data-parallel ranks.
+/// collective's own factor is `1 / W` for a mean over W ranks, and 1 for a sum. With hybrid
+/// sharding, the collective in the shard group and that over the replicas have the same operation,
+/// and a mean of means is the mean over all data-parallel ranks.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Scaling {
     /// The factor of each rank's gradient before the sum, at most 1.
@@ -42,9 +43,9 @@ pub(super) struct Scaling {
 }
 
 impl Scaling {
-    /// Returns the factor of a gradient that is not reduced. With 1-bit optimizers, each rank uses its own
-    /// gradient, and ranks average in the optimizer step. If the plan asks for a sum over ranks, the factor
-    /// is the number of ranks, so that the average becomes a sum.
+    /// Returns the factor of a gradient that is not reduced. With 1-bit optimizers, each rank uses
+    /// its own gradient, and ranks average in the optimizer step. If the plan asks for a sum over
+    /// ranks, the factor is the number of ranks, so that the average becomes a sum.
     pub(super) fn of_one_rank(plan: &ReductionPlan, world_size: usize) -> f64 {
         match plan.op {
             GradientReduction::Sum => world_size as f64,
@@ -52,14 +53,14 @@ impl Scaling {
         }
     }
 
-    /// Returns the factors of one of DeepSpeed's three ways to average: division after the sum, before the
-    /// sum, or partly before it.
+    /// Returns the factors of one of DeepSpeed's three ways to average: division after the sum,
+    /// before the sum, or partly before it.
     ///
-    /// [Note: Overflow in fp16] If fp16 gradients are divided by the number of ranks before their sum, the
-    /// sum overflows only if one of them does. DeepSpeed's stages 0 and 1, however, sum the micro-batches
-    /// of a step in fp16 and skip the step if that sum overflows. To skip the same steps at every stage,
-    /// a part of the division is done after the sum: the number of micro-batches, but at most the number
-    /// of ranks.
+    /// [Note: Overflow in fp16] If fp16 gradients are divided by the number of ranks before their
+    /// sum, the sum overflows only if one of them does. DeepSpeed's stages 0 and 1, however, sum
+    /// the micro-batches of a step in fp16 and skip the step if that sum overflows. To skip the
+    /// same steps at every stage, a part of the division is done after the sum: the number of
+    /// micro-batches, but at most the number of ranks.
     pub(super) fn new(
         plan: &ReductionPlan,
         world_size: usize,

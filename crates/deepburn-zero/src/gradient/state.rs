@@ -12,7 +12,8 @@
 //!  Awaited ◄───────────────── the step takes the sum ────────────────────┘
 //! ```
 //!
-//! While a gradient is local or in reduction, the state also holds the sum of earlier micro-batches.
+//! While a gradient is local or in reduction, the state also holds the sum of earlier
+//! micro-batches.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -34,7 +35,7 @@ use crate::session::FullTensor;
 pub(super) enum GradientState<B: Backend> {
     /// No micro-batch has produced a gradient yet.
     Awaited,
-    /// A gradient that was accumulated on this rank alone while synchronisation is off. It is in
+    /// A gradient that was accumulated on this rank alone while synchronization is off. It is in
     /// the accumulation type, has all elements or the rows of an embedding, and is included in the
     /// next reduction.
     Local { gradient: Collected<B>, sum: Option<Accumulated<B>> },
@@ -220,7 +221,6 @@ impl<B: Backend> Accumulated<B> {
     /// Returns the elements on the device.
     ///
     /// # Errors
-    ///
     /// Returns an error if a parked sum cannot be read.
     pub(crate) fn tensor(&self, device: &B::Device) -> Result<B::FloatTensorPrimitive, SwapError> {
         match &self.elements {
@@ -316,7 +316,7 @@ impl<B: Backend> GradientChecker<B> {
     ///
     /// DeepSpeed accumulates fp16 gradients in fp16 and skips a step if they overflow. The same
     /// steps are skipped here, although the f32 sum can represent larger values. `peak` detects an
-    /// overflow that a later micro-batch has cancelled.
+    /// overflow that a later micro-batch has canceled.
     fn fits(
         &self,
         gradient: B::FloatTensorPrimitive,

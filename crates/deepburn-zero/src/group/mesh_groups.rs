@@ -27,15 +27,13 @@ pub(crate) struct MeshGroups<B: Backend> {
 }
 
 impl<B: Backend> MeshGroups<B> {
-    /// Creates the groups of a rank of `mesh`. Axes of size 1 create no subgroup. All ranks call this
-    /// together.
+    /// Creates the groups of a rank of `mesh`. Axes of size 1 create no subgroup. All ranks call
+    /// this together.
     ///
     /// # Errors
-    ///
     /// Returns an error if the group has ended.
     ///
     /// # Panics
-    ///
     /// Panics if the mesh does not have the ranks of `world`.
     pub(crate) fn new(world: Group<B>, mesh: Mesh) -> Result<Self, CommError> {
         assert_eq!(mesh.world_size(), world.world_size(), "the mesh arranges all ranks");
@@ -87,11 +85,9 @@ impl<B: Backend> MeshGroups<B> {
     /// All ranks call this together.
     ///
     /// # Errors
-    ///
     /// Returns an error if the group has ended.
     ///
     /// # Panics
-    ///
     /// Panics if `size` is 0 or does not divide the shard group.
     pub(crate) fn secondary(&self, size: usize) -> Result<Group<B>, CommError> {
         assert!(self.shard.world_size().is_multiple_of(size), "the sizes were compared");

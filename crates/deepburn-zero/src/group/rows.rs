@@ -229,7 +229,6 @@ impl<B: Backend> RowGradient<B> {
     /// the same gradient.
     ///
     /// # Errors
-    ///
     /// Returns an error if the lengths in the header do not match the number of bytes or `numel`.
     pub(crate) fn decode(
         bytes: &[u8],

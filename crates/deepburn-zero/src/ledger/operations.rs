@@ -5,8 +5,8 @@
 //! element-wise ops and recomputation in backward are not counted, and attention counts in full,
 //! including masked positions.
 //!
-//! A product with a parameter is attributed to the module that owns the parameter. A product of
-//! two activations is attributed to the parent of the module whose parameter was read last. In
+//! A product with a parameter is attributed to the module that owns the parameter. A product of two
+//! activations is attributed to the parent of the module whose parameter was read last. In
 //! backward, the first product after a read computes the gradient of that parameter:
 //!
 //! ```text

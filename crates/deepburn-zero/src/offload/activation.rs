@@ -104,7 +104,6 @@ impl<B: Backend> ActivationStore<B> {
     /// for which `is_contiguous` returns false always stay on the device.
     ///
     /// # Errors
-    ///
     /// Returns an error if the folder cannot be used or its disk is full.
     pub(crate) fn new(
         offload: &ActivationOffload,
@@ -175,7 +174,6 @@ impl<B: Backend> ActivationStore<B> {
     /// Parks a tensor in the current group. Its device memory is freed when this call returns.
     ///
     /// # Panics
-    ///
     /// Panics with a [`CommError`] if the disk fails, because a tensor op cannot return an error.
     pub(crate) fn park(self: &Arc<Self>, tensor: FullTensor<B>) -> Arc<ParkedActivation<B>> {
         let (shape, dtype) = (tensor.shape(), tensor.dtype());
@@ -233,7 +231,6 @@ impl<B: Backend> ActivationStore<B> {
     /// Copies bytes into a new parked array.
     ///
     /// # Errors
-    ///
     /// Returns an error if the disk fails or host memory cannot be allocated.
     fn write(
         &self,
@@ -269,7 +266,6 @@ impl<B: Backend> ParkedActivation<B> {
     /// starts to prefetch the preceding group, so that its reads overlap with the wait.
     ///
     /// # Panics
-    ///
     /// Panics with a [`CommError`] if the disk fails, because a tensor op cannot return an error.
     pub(crate) fn fetch(&self) -> FullTensor<B> {
         let fetched = self.start_fetch().and_then(|()| {

@@ -44,11 +44,9 @@ impl ParkedCopy {
     /// Returns elements `range` of the copy, flat.
     ///
     /// # Errors
-    ///
     /// Returns an error if the disk fails or host memory cannot be allocated.
     ///
     /// # Panics
-    ///
     /// Panics if `range` is out of bounds.
     pub(crate) fn read(&self, range: Range<usize>) -> Result<TensorData, SwapError> {
         assert!(range.end <= self.range.len(), "{range:?} of {} elements", self.range.len());
@@ -69,7 +67,6 @@ impl ParkedCopy {
     /// nothing.
     ///
     /// # Errors
-    ///
     /// Returns an error if the disk fails or host memory cannot be allocated.
     pub(super) fn keep(&self) -> Result<(), SwapError> {
         let mut source = lock(&self.source);

@@ -25,13 +25,11 @@ pub(crate) struct Parking {
 }
 
 impl Parking {
-    /// Creates the store and, if the plan offloads to NVMe, the file of this
-    /// rank. Returns `None` if everything is on the device. `gradient_bytes` is
-    /// the largest element size of an accumulated gradient, and `bytes` the size
-    /// of the file.
+    /// Creates the store and, if the plan offloads to NVMe, the file of this rank. Returns `None`
+    /// if everything is on the device. `gradient_bytes` is the largest element size of an
+    /// accumulated gradient, and `bytes` the size of the file.
     ///
     /// # Errors
-    ///
     /// Returns an error if the folder cannot be used or has too little space.
     pub(crate) fn new<B: Backend>(
         zero: &ZeroPlan,
@@ -39,8 +37,8 @@ impl Parking {
         bytes: u64,
     ) -> Result<Option<Self>, ZeroError> {
         let offload = &zero.optimizer_states;
-        // Shards use the store of the optimizer states, so they can only be
-        // offloaded together with the states.
+        // Shards use the store of the optimizer states, so they can only be offloaded together with
+        // the states.
         let needed = match zero.parameter_shards {
             ParameterOffload::Device => None,
             _ if !zero.stage.shards_parameters() => Some("stage 3"),
@@ -78,17 +76,14 @@ impl Parking {
         }))
     }
 
-    /// Returns the layout of an array of `len` elements of at most
-    /// `element_bytes` bytes each.
+    /// Returns the layout of an array of `len` elements of at most `element_bytes` bytes each.
     pub(crate) fn layout(&self, len: usize, element_bytes: usize) -> ChunkLayout {
         ChunkLayout { len, chunk: self.chunk, element_bytes }
     }
 
-    /// Allocates the accumulated gradient of a parameter of which this rank
-    /// updates `len` elements.
+    /// Allocates the accumulated gradient of a parameter of which this rank updates `len` elements.
     ///
     /// # Errors
-    ///
     /// Returns an error if the file is full.
     pub(crate) fn gradient_sum(
         &self,
@@ -99,11 +94,9 @@ impl Parking {
         ParkedArray::zeros(&self.store, layout, ledger, Category::Gradients)
     }
 
-    /// Allocates the shard of a parameter on `tier`, with `len` elements of
-    /// type `dtype`.
+    /// Allocates the shard of a parameter on `tier`, with `len` elements of type `dtype`.
     ///
     /// # Errors
-    ///
     /// Returns an error if the file is full.
     pub(crate) fn shard(
         &self,
@@ -124,11 +117,10 @@ impl Parking {
 
 /// Creates the file for the states of this rank.
 ///
-/// The file is preallocated with `bytes` bytes, so a full disk is detected here.
-/// It has no name, so a killed run leaves no file behind.
+/// The file is preallocated with `bytes` bytes, so a full disk is detected here. It has no name, so
+/// a killed run leaves no file behind.
 ///
 /// # Errors
-///
 /// Returns an error if the folder cannot be used or has too little space.
 fn create_file(nvme: &NvmePlan, bytes: u64) -> Result<SwapFile, SwapError> {
     SwapFile::create(&nvme.file.folder, bytes, &io_policy(&nvme.file))

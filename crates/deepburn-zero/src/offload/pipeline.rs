@@ -1,8 +1,8 @@
 //! Overlaps the reads and writes of a file with the updates of an optimizer step.
 //!
 //! This is the overlap of ZeRO-Infinity (Rajbhandari et al. 2021, section 6.2). While chunk `i` is
-//! updated, chunk `i + 1` is read and chunk `i - 1` is written. Several small chunks are transferred
-//! at a time.
+//! updated, chunk `i + 1` is read and chunk `i - 1` is written. Several small chunks are
+//! transferred at a time.
 //!
 //! ```text
 //!  read     0 │ 1 │ 2 │ 3 │
@@ -85,7 +85,6 @@ impl WriteBehind {
     /// the limit.
     ///
     /// # Errors
-    ///
     /// Returns an error if the disk fails, in this write or in an earlier one.
     pub(crate) fn write(
         &mut self,
@@ -116,7 +115,8 @@ pub(crate) struct Pipeline {
     writes: WriteBehind,
     /// The largest number of bytes that are read ahead.
     ahead: usize,
-    /// The error of a step that failed half-way. States and parameters are then only partly updated.
+    /// The error of a step that failed half-way. States and parameters are then only partly
+    /// updated.
     failure: Option<SwapError>,
 }
 
@@ -129,7 +129,6 @@ impl Pipeline {
     /// Starts a step that reads `chunks` in this order. One update reads at most `largest` bytes.
     ///
     /// # Errors
-    ///
     /// Returns the error of an earlier failed step, because training cannot continue after it.
     pub(crate) fn start(
         &mut self,
@@ -148,12 +147,11 @@ impl Pipeline {
     /// Returns the next chunk and starts to read the following ones.
     ///
     /// # Errors
-    ///
     /// Returns an error if the disk fails.
     ///
     /// # Panics
-    ///
-    /// Panics if `chunk` is not the next chunk of the list that was passed to [`start`](Self::start).
+    /// Panics if `chunk` is not the next chunk of the list that was passed to
+    /// [`start`](Self::start).
     pub(crate) fn read(&mut self, chunk: &FileChunk) -> Result<AlignedBuffer, SwapError> {
         let read = self.read_in_order(chunk);
         self.note(read)
@@ -162,7 +160,6 @@ impl Pipeline {
     /// Writes a chunk.
     ///
     /// # Errors
-    ///
     /// Returns an error if the disk fails, in this write or in an earlier one.
     pub(crate) fn write(
         &mut self,
@@ -239,7 +236,8 @@ mod tests {
         lens.iter().map(chunk).collect()
     }
 
-    /// Each step reads the values that the previous step has written, with chunks of different sizes.
+    /// Each step reads the values that the previous step has written, with chunks of different
+    /// sizes.
     #[test]
     fn each_step_sees_the_one_before() {
         let file = file(1 << 20);
@@ -292,9 +290,9 @@ mod tests {
         assert_eq!(pipeline.start(VecDeque::new(), 0).unwrap_err(), failure);
     }
 
-    /// Reads the arrays of Adam and a gradient, computes for `load` on each chunk, and writes all arrays
-    /// except the gradient. Returns the active time of the disk, the time for which the step waited for
-    /// it, and the time of the step.
+    /// Reads the arrays of Adam and a gradient, computes for `load` on each chunk, and writes all
+    /// arrays except the gradient. Returns the active time of the disk, the time for which the step
+    /// waited for it, and the time of the step.
     fn timed_step(file: &SwapFile, chunks: &[[FileChunk; 4]], load: Duration) -> [Duration; 3] {
         let [first, ..] = chunks else { unreachable!("there are chunks") };
         let largest = first.iter().map(FileChunk::bytes).sum();
@@ -335,8 +333,8 @@ mod tests {
         bias_correction: true,
     };
 
-    /// Measures a step of Adam on 1 GiB of states and gradients. Updates are repeated until they take a multiple of
-    /// the time of their transfers.
+    /// Measures a step of Adam on 1 GiB of states and gradients. Updates are repeated until they
+    /// take a multiple of the time of their transfers.
     #[test]
     #[ignore = "measures a disk: 1 GiB in the folder of the crate"]
     fn transfers_hide_behind_longer_updates() {

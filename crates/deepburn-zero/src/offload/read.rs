@@ -42,7 +42,6 @@ impl ParkedTensor<'_> {
     /// Starts to read all elements.
     ///
     /// # Errors
-    ///
     /// Returns an error if a buffer cannot be allocated or an earlier write failed.
     pub(crate) fn start(self) -> Result<ParkedRead, SwapError> {
         let Self { array, dtype } = self;
@@ -69,7 +68,6 @@ impl ParkedTensor<'_> {
     /// Reads all elements as a flat tensor on `device`.
     ///
     /// # Errors
-    ///
     /// Returns an error if the disk fails or a buffer cannot be allocated.
     pub(crate) fn read<B: Backend>(
         self,
@@ -84,7 +82,6 @@ impl ParkedRead {
     /// the buffer that the file was read into.
     ///
     /// # Errors
-    ///
     /// Returns an error if the disk fails.
     pub(crate) fn wait<B: Backend>(
         self,

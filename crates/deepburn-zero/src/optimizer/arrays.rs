@@ -19,8 +19,8 @@ use crate::offload::{ParkedCopy, ParkedTensor};
 /// Elements of an f32 array, for a checkpoint.
 #[derive(Debug)]
 pub(crate) enum KeptArray<B: Backend> {
-    /// All elements of the array on this rank, flat and with padding. The
-    /// caller selects the requested range.
+    /// All elements of the array on this rank, flat and with padding. The caller selects the
+    /// requested range.
     Device(B::FloatTensorPrimitive),
     /// The requested elements.
     Parked(Arc<ParkedCopy>),
@@ -39,11 +39,10 @@ impl<B: OptimizerOps> Optimizer<B> {
 
     /// Returns the f32 master of a parameter, if there is one.
     ///
-    /// The result is the flat array of the elements that this rank owns, with
-    /// padding. A parked master is read into new memory on the device.
+    /// The result is the flat array of the elements that this rank owns, with padding. A parked
+    /// master is read into new memory on the device.
     ///
     /// # Errors
-    ///
     /// Returns an error if the disk fails.
     pub(crate) fn master(
         &self,
@@ -61,9 +60,8 @@ impl<B: OptimizerOps> Optimizer<B> {
 
     /// Returns elements `range` of the master of a parameter, if there is one.
     ///
-    /// The elements are copied lazily. A device array is shared with the
-    /// optimizer until a step replaces it. A parked array is copied when a step
-    /// is about to overwrite it.
+    /// The elements are copied lazily. A device array is shared with the optimizer until a step
+    /// replaces it. A parked array is copied when a step is about to overwrite it.
     pub(crate) fn kept_master(&self, index: usize, range: Range<usize>) -> Option<KeptArray<B>> {
         let has_master = self.working.is_some();
         match self.states[index].as_ref()? {
@@ -98,11 +96,11 @@ impl<B: OptimizerOps> Optimizer<B> {
         self.moments(index).iter().chain(derived).position(|array| *array == name)
     }
 
-    /// Returns elements `range` of the array `name` of a parameter; `None` for
-    /// a frozen parameter and for an unknown name.
+    /// Returns elements `range` of the array `name` of a parameter; `None` for a frozen parameter
+    /// and for an unknown name.
     ///
-    /// As with [`kept_master`](Self::kept_master), nothing is copied until a
-    /// step overwrites the array.
+    /// As with [`kept_master`](Self::kept_master), nothing is copied until a step overwrites the
+    /// array.
     pub(crate) fn kept_moment(
         &self,
         index: usize,
@@ -119,11 +117,9 @@ impl<B: OptimizerOps> Optimizer<B> {
         }
     }
 
-    /// Replaces the master of a parameter, if it has one, with an array of the
-    /// same length.
+    /// Replaces the master of a parameter, if it has one, with an array of the same length.
     ///
     /// # Errors
-    ///
     /// Returns an error if the disk fails.
     pub(crate) fn set_master(
         &mut self,
@@ -139,11 +135,9 @@ impl<B: OptimizerOps> Optimizer<B> {
         Ok(())
     }
 
-    /// Replaces all moments of a trainable parameter with arrays of the same
-    /// length.
+    /// Replaces all moments of a trainable parameter with arrays of the same length.
     ///
     /// # Errors
-    ///
     /// Returns an error if the disk fails.
     pub(crate) fn set_moments(
         &mut self,
@@ -167,8 +161,7 @@ impl<B: OptimizerOps> Optimizer<B> {
         Ok(())
     }
 
-    /// Replaces the array `name` of a parameter on the device with one of the
-    /// same length.
+    /// Replaces the array `name` of a parameter on the device with one of the same length.
     pub(crate) fn set_moment(&mut self, index: usize, name: &str, values: B::FloatTensorPrimitive) {
         let place = self.place(index, name);
         if let (Some(place), Some(TieredState::Device(state))) = (place, &mut self.states[index]) {
@@ -176,9 +169,9 @@ impl<B: OptimizerOps> Optimizer<B> {
         }
     }
 
-    /// Sets the common values of a parameter, which are the same on all ranks,
-    /// and resets the accumulated updates of this rank to 0. This rank's values
-    /// are then the common values. Has no effect without local steps.
+    /// Sets the common values of a parameter, which are the same on all ranks, and resets the
+    /// accumulated updates of this rank to 0. This rank's values are then the common values. Has no
+    /// effect without local steps.
     pub(crate) fn set_common(&mut self, index: usize, values: B::FloatTensorPrimitive) {
         let Some(local) = self.local_states(index) else { return };
         if let Some(TieredState::Device(state)) = &self.states[index] {
@@ -189,8 +182,7 @@ impl<B: OptimizerOps> Optimizer<B> {
         }
     }
 
-    /// Returns this rank's values: the common values plus this rank's
-    /// accumulated updates.
+    /// Returns this rank's values: the common values plus this rank's accumulated updates.
     pub(crate) fn moved_values(&self, index: usize) -> B::FloatTensorPrimitive {
         let array = |name| match self.kept_moment(index, name, 0..0) {
             Some(KeptArray::Device(array)) => array,
@@ -202,16 +194,15 @@ impl<B: OptimizerOps> Optimizer<B> {
         B::float_add(array(local.common), array(local.moved))
     }
 
-    /// Returns one bit per element of a parameter: whether it has ever had a
-    /// gradient, so that its second moment is not 0.
+    /// Returns one bit per element of a parameter: whether it has ever had a gradient, so that its
+    /// second moment is not 0.
     ///
-    /// Bit `i % 8` of byte `i / 8` is the bit of element `i`. The second moment
-    /// is copied to host memory.
+    /// Bit `i % 8` of byte `i / 8` is the bit of element `i`. The second moment is copied to host
+    /// memory.
     ///
     /// # Panics
-    ///
-    /// Panics if the optimizer has no second moment, or if the second moment is
-    /// offloaded. Sharding a model excludes both cases.
+    /// Panics if the optimizer has no second moment, or if the second moment is offloaded. Sharding
+    /// a model excludes both cases.
     pub(crate) fn live_elements(&self, index: usize) -> Vec<u8> {
         let place = self.moments(index).iter().position(|name| *name == SECOND_MOMENT);
         let (Some(place), Some(TieredState::Device(state))) = (place, &self.states[index]) else {

@@ -164,7 +164,7 @@ struct HostMoments {
 }
 
 impl<B: OptimizerOps> StepInProgress<'_, B> {
-    /// Initialises the fresh second moments of these parameters and computes the factors of their
+    /// Initializes the fresh second moments of these parameters and computes the factors of their
     /// momenta. This happens once, in the first step after the freeze. Later calls do nothing.
     pub(crate) fn freeze_tensors(&mut self, indices: &[usize]) {
         let is_frozen = |index: &usize| self.optimizer.lamb_scalars[*index].scaling_coeff.is_some();
@@ -214,7 +214,6 @@ impl<B: OptimizerOps> StepInProgress<'_, B> {
     /// rate times the averaged trust ratio times the factor of this step.
     ///
     /// # Errors
-    ///
     /// Returns an error if the disk fails. The step must not be continued.
     pub(crate) fn agreed_direction(
         &mut self,

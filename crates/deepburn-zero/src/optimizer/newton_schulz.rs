@@ -32,7 +32,6 @@ pub(crate) const WORKSPACE: u64 = 7;
 /// needs memory for up to `WORKSPACE` times the number of elements.
 ///
 /// # Panics
-///
 /// Panics if the shape has no dimension or its first dimension is 0, which `Matrices` excludes.
 pub(crate) fn orthogonalize<B: OptimizerOps>(
     flat: B::FloatTensorPrimitive,

@@ -1,7 +1,7 @@
 //! Updates offloaded states on the CPU, chunk by chunk.
 //!
-//! Main type: `HostUpdate`. All arrays of a parameter have the same layout, so
-//! chunk `i` has the same elements in each array. Each chunk takes four steps:
+//! Main type: `HostUpdate`. All arrays of a parameter have the same layout, so chunk `i` has the
+//! same elements in each array. Each chunk takes four steps:
 //!
 //! ```text
 //! read     master | moments | values | gradient      through the pipeline, or in host memory
@@ -37,8 +37,8 @@ pub(super) struct HostUpdate<'a> {
     pub(super) step: &'a ElementwiseStep,
     /// The factor of the gradient.
     pub(super) scale: f32,
-    /// The arrays that the pass uses: the master, if there is one and the pass
-    /// needs it, then the moments.
+    /// The arrays that the pass uses: the master, if there is one and the pass needs it, then the
+    /// moments.
     pub(super) arrays: &'a [Arc<ParkedArray>],
     /// Whether the optimizer has a master of the values.
     pub(super) has_master: bool,
@@ -48,19 +48,17 @@ pub(super) struct HostUpdate<'a> {
     pub(super) pipeline: &'a mut Pipeline,
 }
 
-/// The values that an update changes. Without a master, the kernel updates the
-/// values directly. With a master, they only receive the result.
+/// The values that an update changes. Without a master, the kernel updates the values directly.
+/// With a master, they only receive the result.
 #[derive(Debug)]
 pub(super) enum HostValues<'a> {
     /// The values of a parameter without a master, in host memory.
     Own(&'a mut [f32]),
-    /// The values of a parameter without a master, as a parked f32 array that
-    /// is updated in place.
+    /// The values of a parameter without a master, as a parked f32 array that is updated in place.
     Parked(&'a ParkedArray),
     /// Receives the updated master in f32, for the device.
     OfMaster(&'a mut [f32]),
-    /// Receives the updated master, rounded to this 16-bit type, as a parked
-    /// array.
+    /// Receives the updated master, rounded to this 16-bit type, as a parked array.
     RoundedMaster(&'a ParkedArray, FloatDType),
 }
 
@@ -92,9 +90,8 @@ impl HostUpdate<'_> {
     /// Updates all chunks.
     ///
     /// # Errors
-    ///
-    /// Returns an error if the disk fails. The states are then partly updated,
-    /// and the pipeline returns the error for every later step.
+    /// Returns an error if the disk fails. The states are then partly updated, and the pipeline
+    /// returns the error for every later step.
     pub(super) fn run(
         &mut self,
         mut values: HostValues<'_>,
@@ -112,11 +109,10 @@ impl HostUpdate<'_> {
         Ok(())
     }
 
-    /// Copies the elements of all arrays, and of `values`, that a checkpoint
-    /// which is being saved still needs, before they are overwritten.
+    /// Copies the elements of all arrays, and of `values`, that a checkpoint which is being saved
+    /// still needs, before they are overwritten.
     ///
     /// # Errors
-    ///
     /// Returns an error if the disk fails.
     fn keep_copies(&mut self, values: Option<&ParkedArray>) -> Result<(), SwapError> {
         for array in self.arrays.iter().map(|array| &**array).chain(values) {
@@ -129,7 +125,6 @@ impl HostUpdate<'_> {
     /// Updates one chunk of all arrays and stores the changed chunks.
     ///
     /// # Errors
-    ///
     /// Returns an error if the disk fails.
     fn update(
         &mut self,
@@ -165,12 +160,10 @@ impl HostUpdate<'_> {
         chunks.into_iter().chain(own).try_for_each(|chunk| chunk.store(self.pipeline))
     }
 
-    /// Updates the moments of all chunks and writes the direction into
-    /// `direction`, which has the length of the arrays. Adds the squares of the
-    /// values and of the direction to `squares`.
+    /// Updates the moments of all chunks and writes the direction into `direction`, which has the
+    /// length of the arrays. Adds the squares of the values and of the direction to `squares`.
     ///
     /// # Errors
-    ///
     /// Returns an error if the disk fails.
     pub(super) fn direct(
         &mut self,
@@ -188,11 +181,10 @@ impl HostUpdate<'_> {
         Ok(())
     }
 
-    /// Computes the direction of one chunk and stores the changed moments. The
-    /// kernel writes the direction into its last state, which is `direction`.
+    /// Computes the direction of one chunk and stores the changed moments. The kernel writes the
+    /// direction into its last state, which is `direction`.
     ///
     /// # Errors
-    ///
     /// Returns an error if the disk fails.
     fn direct_chunk(
         &mut self,
@@ -221,8 +213,8 @@ impl HostUpdate<'_> {
             (DirectionValues::Memory(values), ..) => (&mut values[range.clone()], &mut states[..]),
             (_, Some(own), _) => (own.floats(), &mut states[..]),
             (_, None, _) => {
-                // The kernel needs a parameter slice of the right length,
-                // although it does not use the values.
+                // The kernel needs a parameter slice of the right length, although it does not use
+                // the values.
                 unread.resize(range.len(), 0.0);
                 (&mut unread[..], &mut states[..])
             }
@@ -237,18 +229,17 @@ impl HostUpdate<'_> {
         chunks.drain(masters..).try_for_each(|chunk| chunk.store(self.pipeline))
     }
 
-    /// Runs the kernel on one chunk with an f32 gradient. `param` and `states`
-    /// are updated in place.
+    /// Runs the kernel on one chunk with an f32 gradient. `param` and `states` are updated in
+    /// place.
     fn compute(&self, param: &mut [f32], gradient: &[f32], states: &mut [&mut [f32]]) {
         let slice = OwnedSlice { param, states, working: None };
         self.step.update(self.scale, FloatSlice::F32(gradient), slice);
     }
 
-    /// Copies a chunk of the updated master into the working copy, rounded to
-    /// its type if it is a 16-bit array.
+    /// Copies a chunk of the updated master into the working copy, rounded to its type if it is a
+    /// 16-bit array.
     ///
     /// # Errors
-    ///
     /// Returns an error if the disk fails.
     fn publish(
         &mut self,
@@ -259,8 +250,7 @@ impl HostUpdate<'_> {
         match values {
             HostValues::OfMaster(copy) => copy[range.clone()].copy_from_slice(master),
             HostValues::RoundedMaster(array, dtype) => {
-                // Every element is overwritten, so the old working copy is not
-                // read from the disk.
+                // Every element is overwritten, so the old working copy is not read from the disk.
                 let unfilled = array.unfilled_chunk(range, (*dtype).into());
                 let mut chunk = self.pipeline.note(unfilled)?;
                 let bytes = chunk.bytes();
@@ -284,8 +274,8 @@ impl HostUpdate<'_> {
 }
 
 impl HostGradient {
-    /// Converts the gradient of an update. A gradient on the device is copied to
-    /// host memory in f32.
+    /// Converts the gradient of an update. A gradient on the device is copied to host memory in
+    /// f32.
     pub(super) fn of<B: Backend>(gradient: UpdateGradient<B>) -> Self {
         match gradient {
             UpdateGradient::Device(tensor) => Self::Memory(float_into_host::<B>(tensor)),
@@ -294,11 +284,10 @@ impl HostGradient {
         }
     }
 
-    /// Returns the elements of one chunk in f32. Parked and zero gradients need
-    /// new memory; other gradients are borrowed.
+    /// Returns the elements of one chunk in f32. Parked and zero gradients need new memory; other
+    /// gradients are borrowed.
     ///
     /// # Errors
-    ///
     /// Returns an error if the disk fails.
     fn chunk(
         &self,

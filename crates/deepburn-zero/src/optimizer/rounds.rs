@@ -1,8 +1,8 @@
 //! The order in which a step updates parameters.
 //!
-//! Main type: [`StepOrder`]. Parameters with element-wise updates come first,
-//! one by one. Other updates need an exchange between ranks halfway through. A
-//! round is a group of parameters that share one exchange.
+//! Main type: [`StepOrder`]. Parameters with element-wise updates come first, one by one. Other
+//! updates need an exchange between ranks halfway through. A round is a group of parameters that
+//! share one exchange.
 //!
 //! ```text
 //! elements   p0  p1  p4  ...          update and publish, no exchange
@@ -17,25 +17,22 @@
 
 /// The values that the update of a parameter depends on.
 ///
-/// The scope determines the exchange that an update needs. With one optimizer,
-/// it may differ between parameters (Muon updates vectors with AdamW) and
-/// between steps (before and after a freeze).
+/// The scope determines the exchange that an update needs. With one optimizer, it may differ
+/// between parameters (Muon updates vectors with AdamW) and between steps (before and after a
+/// freeze).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum UpdateScope {
     /// Single elements.
     Elements,
     /// The L2 norms of the tensor's values and of its direction (LAMB).
     Norms,
-    /// A momentum that is averaged over ranks with a separate scale (1-bit Adam,
-    /// 0/1 Adam).
+    /// A momentum that is averaged over ranks with a separate scale (1-bit Adam, 0/1 Adam).
     Momentum,
-    /// The momenta of all parameters, averaged over ranks together (1-bit
-    /// LAMB).
+    /// The momenta of all parameters, averaged over ranks together (1-bit LAMB).
     FusedMomentum,
     /// The complete matrix, which one rank orthogonalises (Muon).
     Matrix {
-        /// The number of multiplications in one iteration of the
-        /// orthogonalisation.
+        /// The number of multiplications in one iteration of the orthogonalisation.
         cost: u64,
     },
 }
@@ -58,8 +55,8 @@ pub(crate) enum UpdateRound {
     Momenta(Vec<usize>),
     /// All parameters, whose momenta are averaged with common scales.
     FusedMomenta(Vec<usize>),
-    /// Matrices that are orthogonalised by their owners. Each rank owns at most
-    /// one matrix of a round.
+    /// Matrices that are orthogonalised by their owners. Each rank owns at most one matrix of a
+    /// round.
     Matrices(Vec<MatrixOwner>),
 }
 
@@ -83,14 +80,13 @@ pub(crate) struct PlannedUpdate {
     pub(crate) scope: UpdateScope,
 }
 
-/// The size limit of rounds of norms and momenta: a round has at most the model's
-/// elements divided by this number, or a single larger parameter. Its directions
-/// stay in memory until the exchange is complete.
+/// The size limit of rounds of norms and momenta: a round has at most the model's elements divided
+/// by this number, or a single larger parameter. Its directions stay in memory until the exchange
+/// is complete.
 pub(crate) const ROUNDS_PER_MODEL: usize = 16;
 
 impl StepOrder {
-    /// Returns the order for these parameters, given in module order, on
-    /// `ranks` ranks.
+    /// Returns the order for these parameters, given in module order, on `ranks` ranks.
     pub(crate) fn new(updates: &[PlannedUpdate], ranks: usize) -> Self {
         let elements = updates.iter().filter(|it| it.scope == UpdateScope::Elements);
         let elements = elements.map(|it| it.index).collect();
@@ -121,13 +117,11 @@ impl UpdateRound {
 
 /// Divides the parameters of a scope into rounds of about equal size.
 ///
-/// A round ends when the next parameter would exceed the capacity, so it has
-/// consecutive parameters of the scope. A parameter that is larger than the
-/// capacity gets a separate round.
+/// A round ends when the next parameter would exceed the capacity, so it has consecutive parameters
+/// of the scope. A parameter that is larger than the capacity gets a separate round.
 fn rounds_of(updates: &[PlannedUpdate], scope: UpdateScope) -> impl Iterator<Item = Vec<usize>> {
     let total: usize = updates.iter().map(|it| it.numel).sum();
-    // Parameters of other scopes count too, so that the capacity depends only on
-    // the model.
+    // Parameters of other scopes count too, so that the capacity depends only on the model.
     let capacity = total.div_ceil(ROUNDS_PER_MODEL);
     let (mut rounds, mut held) = (Vec::<Vec<usize>>::new(), 0);
     for update in updates.iter().filter(|it| it.scope == scope) {
@@ -145,10 +139,9 @@ fn rounds_of(updates: &[PlannedUpdate], scope: UpdateScope) -> impl Iterator<Ite
     rounds.into_iter()
 }
 
-/// Assigns an owner to every matrix. Matrices are assigned in order of decreasing
-/// cost, each to the rank with the least work so far (Graham 1969). Round `n` has
-/// the `n`-th matrix of every owner, so owners work on matrices of similar cost
-/// at the same time.
+/// Assigns an owner to every matrix. Matrices are assigned in order of decreasing cost, each to the
+/// rank with the least work so far (Graham 1969). Round `n` has the `n`-th matrix of every owner,
+/// so owners work on matrices of similar cost at the same time.
 fn matrix_rounds(updates: &[PlannedUpdate], ranks: usize) -> impl Iterator<Item = UpdateRound> {
     let cost = |it: &PlannedUpdate| match it.scope {
         UpdateScope::Matrix { cost } => Some((cost, it.index)),

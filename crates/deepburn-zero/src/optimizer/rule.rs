@@ -2,8 +2,8 @@
 //! steps.
 //!
 //! Only this module and `moments.rs` distinguish optimizers. Checkpoints, offload and ledger use
-//! `moments`, the order of a step uses `scope`, and `step` computes the scalars of the kernels
-//! in f64. An optimizer with compressed exchanges defines all of this in a file of its own, as a
+//! `moments`, the order of a step uses `scope`, and `step` computes the scalars of the kernels in
+//! f64. An optimizer with compressed exchanges defines all of this in a file of its own, as a
 //! [`CompressedOptimizer`].
 //!
 //! ```text
@@ -233,7 +233,6 @@ pub(super) fn lamb(
 /// replace the betas of the plan; SGD uses the first beta as its momentum.
 ///
 /// # Panics
-///
 /// Panics for LAMB and Muon, whose steps are not element-wise, and for optimizers with compressed
 /// exchanges, which have several kinds of steps.
 pub(super) fn elementwise(

@@ -71,11 +71,9 @@ impl<B: OptimizerOps> StepInProgress<'_, B> {
     /// are parked and were updated in place. Parameters must be updated in the order of the step.
     ///
     /// # Errors
-    ///
     /// Returns an error if the disk fails. The step must not be continued.
     ///
     /// # Panics
-    ///
     /// Panics if the order of the step has the parameter in a round.
     pub(crate) fn update(
         &mut self,
@@ -97,7 +95,6 @@ impl<B: OptimizerOps> StepInProgress<'_, B> {
     /// squares do not include the padding at the end of the arrays.
     ///
     /// # Errors
-    ///
     /// Returns an error if the disk fails. The step must not be continued.
     pub(crate) fn direct(
         &mut self,
@@ -158,7 +155,6 @@ impl<B: OptimizerOps> StepInProgress<'_, B> {
     /// factor of the gradient is 1, because it was applied when the direction was computed.
     ///
     /// # Errors
-    ///
     /// Returns an error if the disk fails. The step must not be continued.
     pub(crate) fn descend(
         &mut self,
@@ -319,7 +315,6 @@ fn on_device<B: OptimizerOps>(
 /// written.
 ///
 /// # Errors
-///
 /// Returns an error if the disk fails.
 fn store<B: OptimizerOps>(
     array: &Arc<ParkedArray>,

@@ -1,7 +1,7 @@
 //! The optimizer states of one parameter, on its device or offloaded.
 //!
-//! Main type: `TieredState`. All arrays of a parameter are flat f32 arrays of the same length: the elements
-//! that the rank owns, and zeros up to the shard length. The order of the arrays is fixed:
+//! Main type: `TieredState`. All arrays of a parameter are flat f32 arrays of the same length: the
+//! elements that the rank owns, and zeros up to the shard length. The order of the arrays is fixed:
 //!
 //! ```text
 //! device   master: Option<tensor>   moments: [moment 0, moment 1, ..]
@@ -72,7 +72,6 @@ impl<B: OptimizerOps> ParkedState<B> {
     /// it.
     ///
     /// # Errors
-    ///
     /// Returns an error if the file of this rank is full or the disk fails.
     pub(super) fn zeros(
         parking: &Parking,
@@ -94,7 +93,6 @@ impl<B: OptimizerOps> ParkedState<B> {
     /// Replaces the values of one array and waits until they are written.
     ///
     /// # Errors
-    ///
     /// Returns an error if the disk fails.
     pub(super) fn set(
         &self,
@@ -118,7 +116,6 @@ impl<B: OptimizerOps> ParkedState<B> {
     ///   rounded to `working` on the device.
     ///
     /// # Errors
-    ///
     /// Returns an error if the disk fails. The arrays are then partly updated.
     pub(super) fn update(
         &self,
@@ -163,12 +160,11 @@ impl<B: OptimizerOps> ParkedState<B> {
         }))
     }
 
-    /// Updates the moments and returns the direction on the device. It has the length of the arrays.
-    /// If `squares` is set, the direction also depends on the values, and the squares of values and
-    /// direction are added to `squares`.
+    /// Updates the moments and returns the direction on the device. It has the length of the
+    /// arrays. If `squares` is set, the direction also depends on the values, and the squares of
+    /// values and direction are added to `squares`.
     ///
     /// # Errors
-    ///
     /// Returns an error if the disk fails.
     pub(super) fn direct(
         &self,
@@ -256,7 +252,6 @@ impl<B: OptimizerOps> DeviceState<B> {
     /// needed and not read.
     ///
     /// # Errors
-    ///
     /// Returns an error if the disk fails.
     pub(super) fn read(&self, values: UpdateValues<B>) -> Result<ReadValues<B>, SwapError> {
         let array = match values {
@@ -272,7 +267,6 @@ impl<B: OptimizerOps> DeviceState<B> {
     /// if there is no master. Returns the new values to store, rounded to `working` if it is set.
     ///
     /// # Panics
-    ///
     /// Panics if there is neither a master nor values.
     pub(super) fn update(
         &mut self,

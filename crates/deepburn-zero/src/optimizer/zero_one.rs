@@ -252,8 +252,8 @@ mod tests {
         let plan = plan([100_000, 16, 32_678, 16]);
         let kinds: Vec<_> = (1..=300_000).map(|time| StepKind::at(&plan, time, 1.0)).collect();
         assert!(kinds == counted(&plan, 300_000));
-        // The second moment is updated 16 times with each interval from 1 to 2048, up to step 65520, and then at 9
-        // multiples of 4096.
+        // The second moment is updated 16 times with each interval from 1 to 2048, up to step
+        // 65520, and then at 9 multiples of 4096.
         let updates = kinds.iter().filter(|kind| **kind == StepKind::ExactGradient).count();
         assert_eq!(updates, 12 * 16 + 9);
     }

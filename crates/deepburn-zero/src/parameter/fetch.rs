@@ -1,16 +1,15 @@
-//! Pending gathers of sharded parameters. One all-gather can contain many
-//! parameters.
+//! Pending gathers of sharded parameters. One all-gather can contain many parameters.
 //!
 //! ```text
 //!  shards on the device      start: all-gather ──────────────► finish: wait
 //!  offloaded shards          start: reads ────► finish: all-gather, wait
 //! ```
 //!
-//! Each rank may start to read an offloaded shard early, because a read needs
-//! no other rank. The all-gather must not start as soon as the reads are
-//! complete: reads take different times on different ranks, so the ranks would
-//! start it at different positions in their order of collectives. It therefore
-//! starts when the parameters are needed, or never if the fetch is abandoned.
+//! Each rank may start to read an offloaded shard early, because a read needs no other rank. The
+//! all-gather must not start as soon as the reads are complete: reads take different times on
+//! different ranks, so the ranks would start it at different positions in their order of
+//! collectives. It therefore starts when the parameters are needed, or never if the fetch is
+//! abandoned.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -22,8 +21,7 @@ use crate::group::DeviceArray;
 use crate::ledger::Lease;
 use crate::parameter::{FetchSource, ShardRead};
 
-/// A pending gather. Each of its parameters refers to the fetch until the fetch
-/// is complete.
+/// A pending gather. Each of its parameters refers to the fetch until the fetch is complete.
 #[derive(Debug)]
 pub(crate) struct Fetch<B: Backend> {
     /// The sequence number of the fetch.
@@ -41,9 +39,9 @@ pub(crate) struct Fetch<B: Backend> {
 /// The progress of a fetch.
 #[derive(Debug)]
 pub(crate) enum FetchProgress<B: Backend> {
-    /// Offloaded shards are being read. Their all-gather starts when the
-    /// parameters are needed, so that all ranks start it at the same position,
-    /// regardless of the speed of their disks. Holds a buffer for each shard.
+    /// Offloaded shards are being read. Their all-gather starts when the parameters are needed, so
+    /// that all ranks start it at the same position, regardless of the speed of their disks. Holds
+    /// a buffer for each shard.
     Reading { tag: CollectiveTag, shards: Vec<ShardRead<B>>, _lease: Lease },
     /// The all-gather is pending.
     Gathering(Pending<DeviceArray<B>>),
@@ -82,8 +80,7 @@ impl Drop for LiveElements {
 }
 
 impl<B: Backend> Fetch<B> {
-    /// Creates a fetch of the parameters `indices` from these shards. `live`
-    /// counts their elements.
+    /// Creates a fetch of the parameters `indices` from these shards. `live` counts their elements.
     pub(crate) fn new(
         number: usize,
         (indices, source): (Vec<usize>, FetchSource),
@@ -98,9 +95,9 @@ impl<B: Backend> Fetch<B> {
         self.live.elements
     }
 
-    /// Waits for a pending all-gather and drops its result, so that all ranks
-    /// complete the same collectives. If shards are still being read, no rank
-    /// has started the all-gather, and there is nothing to wait for.
+    /// Waits for a pending all-gather and drops its result, so that all ranks complete the same
+    /// collectives. If shards are still being read, no rank has started the all-gather, and there
+    /// is nothing to wait for.
     pub(crate) fn abandon(&self) -> Result<(), CommError> {
         match self.take_progress() {
             Some(FetchProgress::Gathering(pending)) => pending.wait().map(drop),
@@ -110,8 +107,8 @@ impl<B: Backend> Fetch<B> {
 
     /// Takes the progress, so that only one caller waits for it.
     ///
-    /// Only the rank's thread locks the progress. The lock exists because
-    /// parameters must be `Sync`.
+    /// Only the rank's thread locks the progress. The lock exists because parameters must be
+    /// `Sync`.
     pub(crate) fn take_progress(&self) -> Option<FetchProgress<B>> {
         self.progress.lock().unwrap_or_else(PoisonError::into_inner).take()
     }

@@ -1,13 +1,12 @@
 //! Gathers sharded parameters for ops and decides how long to keep them.
 //!
-//! When an op reads a parameter, the [`Gatherer`] returns the gathered copy if
-//! there is one, waits for a pending gather, or starts a gather. Each parameter
-//! stores its own state; the gatherer keeps no list of gathered parameters.
+//! When an op reads a parameter, the [`Gatherer`] returns the gathered copy if there is one, waits
+//! for a pending gather, or starts a gather. Each parameter stores its own state; the gatherer
+//! keeps no list of gathered parameters.
 //!
-//! A gather that starts when an op reads the parameter blocks this op for the
-//! complete exchange. Once the order of reads is known from an earlier pass,
-//! the gatherer therefore prefetches: while the current op computes, one
-//! all-gather fetches the next parameters.
+//! A gather that starts when an op reads the parameter blocks this op for the complete exchange.
+//! Once the order of reads is known from an earlier pass, the gatherer therefore prefetches: while
+//! the current op computes, one all-gather fetches the next parameters.
 //!
 //! ```text
 //!  read       wte      h.0.qkv    h.0.proj    h.0.fc     …
@@ -22,10 +21,9 @@
 //! gathered copy is kept only if it is read again within `max_reuse_distance`. A parameter that the
 //! current op reads is always gathered, so a single parameter may exceed the limits.
 //!
-//! All ranks run the same ops and therefore make the same decisions: the order
-//! of collectives depends only on the order of reads. If a decision depended on
-//! the duration of a gather or of a disk read, the ranks could start
-//! collectives in different orders.
+//! All ranks run the same ops and therefore make the same decisions: the order of collectives
+//! depends only on the order of reads. If a decision depended on the duration of a gather or of a
+//! disk read, the ranks could start collectives in different orders.
 //!
 //! The gatherer runs on the rank's thread. The ledger counts copies as gathered memory, and
 //! persistent copies as parameters. A copy of a single rank's shard is a view, which takes no
@@ -61,9 +59,8 @@ use crate::session::Pass;
 use look_ahead::LookAhead;
 pub(crate) use secondary::{FetchSource, Secondary};
 
-/// Gathers complete parameters for the ops of one rank. Parameters hold a weak
-/// reference to the gatherer, so a module that outlives its engine holds no
-/// gathered copies.
+/// Gathers complete parameters for the ops of one rank. Parameters hold a weak reference to the
+/// gatherer, so a module that outlives its engine holds no gathered copies.
 #[derive(Debug)]
 pub(crate) struct Gatherer<B: Backend> {
     /// The shard group.
@@ -74,8 +71,8 @@ pub(crate) struct Gatherer<B: Backend> {
     plan: GatherPlan,
     /// Counts the buffers of shards that are read from host memory or NVMe.
     ledger: Ledger,
-    /// All parameters of the model. Set once, after the parameters are created,
-    /// because they refer to the gatherer.
+    /// All parameters of the model. Set once, after the parameters are created, because they refer
+    /// to the gatherer.
     parameters: OnceLock<Arc<[Arc<Parameter<B>>]>>,
     /// The parameters of which every rank keeps a complete copy. Set with `parameters`.
     persistent: OnceLock<Vec<usize>>,
@@ -96,10 +93,9 @@ pub(crate) struct Gatherer<B: Backend> {
 struct Uses {
     /// The recorded orders, indexed by [`Pass`], and the order of separate backward passes.
     traces: [Trace; 4],
-    /// The current pass and phase; `None` between passes. Between passes,
-    /// parameters are gathered for a single op and not kept: another model may
-    /// read them in its own pass, and an optimizer step may change them before
-    /// the next pass of this model.
+    /// The current pass and phase; `None` between passes. Between passes, parameters are gathered
+    /// for a single op and not kept: another model may read them in its own pass, and an optimizer
+    /// step may change them before the next pass of this model.
     current: Option<(usize, Phase)>,
 }
 
@@ -141,11 +137,10 @@ impl<B: Backend> Gatherer<B> {
         let _ = self.persistent.set(persistent);
     }
 
-    /// Starts a pass: releases the copies of an earlier pass and moves to the
-    /// start of the recorded order.
+    /// Starts a pass: releases the copies of an earlier pass and moves to the start of the recorded
+    /// order.
     ///
     /// # Errors
-    ///
     /// Returns an error if a pending gather of the earlier pass fails.
     pub(crate) fn start_pass(&self, pass: Pass) -> Result<(), CommError> {
         self.release()?;
@@ -168,7 +163,6 @@ impl<B: Backend> Gatherer<B> {
     /// Starts a backward pass that does not directly follow its forward pass, as in a pipeline.
     ///
     /// # Errors
-    ///
     /// Returns an error if a pending gather of the earlier pass fails.
     pub(crate) fn start_separate_backward(&self) -> Result<(), CommError> {
         self.release()?;
@@ -178,11 +172,10 @@ impl<B: Backend> Gatherer<B> {
         Ok(())
     }
 
-    /// Ends a pass and releases all copies that are not persistent. Waits for
-    /// pending gathers, so that all ranks complete the same collectives.
+    /// Ends a pass and releases all copies that are not persistent. Waits for pending gathers, so
+    /// that all ranks complete the same collectives.
     ///
     /// # Errors
-    ///
     /// Returns an error if a pending gather fails.
     pub(crate) fn release_all(&self) -> Result<(), CommError> {
         self.lock().current = None;
@@ -199,16 +192,13 @@ impl<B: Backend> Gatherer<B> {
         self.parameters().iter().for_each(|parameter| parameter.release_secondary());
     }
 
-    /// Gathers the persistent parameters that the optimizer has updated, in one
-    /// collective.
+    /// Gathers the persistent parameters that the optimizer has updated, in one collective.
     ///
-    /// Called after each optimizer step, so that the copies are up to date when
-    /// the next forward pass starts.
+    /// Called after each optimizer step, so that the copies are up to date when the next forward
+    /// pass starts.
     ///
     /// # Errors
-    ///
-    /// Returns an error if the collective fails or an offloaded shard cannot be
-    /// read.
+    /// Returns an error if the collective fails or an offloaded shard cannot be read.
     pub(crate) fn refresh_persistent(&self) -> Result<(), CommError> {
         let persistent = self.persistent.get().into_iter().flatten().copied();
         let stale: Vec<_> = persistent.filter(|i| !self.parameter(*i).is_persistent()).collect();
@@ -223,26 +213,23 @@ impl<B: Backend> Gatherer<B> {
         Ok(())
     }
 
-    /// Gathers a complete stored parameter outside of any pass, for example to save
-    /// it. All ranks call this together.
+    /// Gathers a complete stored parameter outside of any pass, for example to save it. All ranks
+    /// call this together.
     ///
     /// The result is not kept.
     ///
     /// # Errors
-    ///
-    /// Returns an error if the collective fails or the offloaded shard cannot
-    /// be read.
+    /// Returns an error if the collective fails or the offloaded shard cannot be read.
     pub(crate) fn gather_once(&self, index: usize) -> Result<B::FloatTensorPrimitive, CommError> {
         let fetch = self.start("whole parameter", vec![index])?;
         let (_, whole) = self.finish(&fetch)?.swap_remove(0);
         Ok(whole)
     }
 
-    /// Handles the read of a parameter in five steps: record the read, start a
-    /// gather if the parameter is absent, prefetch the next parameters, wait
-    /// for this parameter, and decide whether to keep it. The prefetch starts
-    /// before the wait, so that its all-gather runs directly after the awaited
-    /// one.
+    /// Handles the read of a parameter in five steps: record the read, start a gather if the
+    /// parameter is absent, prefetch the next parameters, wait for this parameter, and decide
+    /// whether to keep it. The prefetch starts before the wait, so that its all-gather runs
+    /// directly after the awaited one.
     fn try_gather(&self, index: usize) -> Result<B::FloatTensorPrimitive, CommError> {
         let mut uses = self.lock();
         let Some((pass, phase)) = uses.current else {
@@ -263,26 +250,24 @@ impl<B: Backend> Gatherer<B> {
         let Some(whole) = parameter.gathered() else {
             unreachable!("parameter {index} was kept or in a fetch that just landed")
         };
-        // Checked before the release, because the elements of this parameter
-        // count as live.
+        // Checked before the release, because the elements of this parameter count as live.
         if !self.keeps(trace, index) {
             parameter.release();
         }
         Ok(whole)
     }
 
-    /// Starts an all-gather of the next parameters, within the limits.
-    /// `awaited` is the fetch for which the current read waits.
+    /// Starts an all-gather of the next parameters, within the limits. `awaited` is the fetch for
+    /// which the current read waits.
     fn look_ahead(
         &self,
         trace: &Trace,
         phase: Phase,
         awaited: Option<&Fetch<B>>,
     ) -> Result<(), CommError> {
-        // The awaited fetch is about to complete and must not count as
-        // prefetched. Otherwise a large parameter would delay the prefetch of
-        // the next parameter until the large one has been read, and every
-        // second parameter would be gathered too late.
+        // The awaited fetch is about to complete and must not count as prefetched. Otherwise a
+        // large parameter would delay the prefetch of the next parameter until the large one has
+        // been read, and every second parameter would be gathered too late.
         let ahead = self.fetching.get() - awaited.map_or(0, Fetch::elements);
         let limits = LookAhead {
             bucket_size: self.plan.prefetch_bucket_size,
@@ -306,9 +291,9 @@ impl<B: Backend> Gatherer<B> {
 
     /// Returns true if a parameter is kept after it was read by an op.
     ///
-    /// A parameter is kept if it is read again within `max_reuse_distance` and
-    /// the live elements are within `max_live_parameters`. While the order of
-    /// reads is being recorded, no parameter is kept.
+    /// A parameter is kept if it is read again within `max_reuse_distance` and the live elements
+    /// are within `max_live_parameters`. While the order of reads is being recorded, no parameter
+    /// is kept.
     fn keeps(&self, trace: &Trace, index: usize) -> bool {
         let limit = self.plan.max_reuse_distance;
         self.live() <= self.plan.max_live_parameters
@@ -320,9 +305,8 @@ impl<B: Backend> Gatherer<B> {
         self.gathered.get() + self.fetching.get()
     }
 
-    /// Starts to gather parameters in one collective, and stores the fetch in
-    /// each parameter. `purpose` is part of the collective's tag, which the
-    /// ranks compare.
+    /// Starts to gather parameters in one collective, and stores the fetch in each parameter.
+    /// `purpose` is part of the collective's tag, which the ranks compare.
     fn fetch(&self, purpose: &'static str, indices: Vec<usize>) -> Result<(), CommError> {
         let fetch = Arc::new(self.start(purpose, indices)?);
         for index in &fetch.indices {
@@ -331,10 +315,9 @@ impl<B: Backend> Gatherer<B> {
         Ok(())
     }
 
-    /// Waits for all parameters of a fetch and stores the gathered copies. With
-    /// rank threads, each shard is moved into the memory of the complete
-    /// parameter, so that later gathers need no copy. In a training pass, the
-    /// secondary shards are kept for the next gathers.
+    /// Waits for all parameters of a fetch and stores the gathered copies. With rank threads, each
+    /// shard is moved into the memory of the complete parameter, so that later gathers need no
+    /// copy. In a training pass, the secondary shards are kept for the next gathers.
     fn land(&self, fetch: &Fetch<B>, trains: bool) -> Result<(), CommError> {
         for (index, whole) in self.finish(fetch)? {
             let (live, parameter) = (self.gathered.add(self.numel(index)), self.parameter(index));
@@ -349,19 +332,19 @@ impl<B: Backend> Gatherer<B> {
         Ok(())
     }
 
-    /// Releases all copies that are not persistent, and waits for pending
-    /// fetches in the order in which they were started.
+    /// Releases all copies that are not persistent, and waits for pending fetches in the order in
+    /// which they were started.
     fn release(&self) -> Result<(), CommError> {
         let mut fetches: Vec<_> =
             self.parameters().iter().filter_map(|parameter| parameter.release()).collect();
-        // Parameters are in module order, which differs from the order in which
-        // their collectives were started.
+        // Parameters are in module order, which differs from the order in which their collectives
+        // were started.
         fetches.sort_by_key(|fetch| fetch.number);
         fetches.iter().try_for_each(|fetch| fetch.abandon())
     }
 
-    /// Converts a disk error to a `CommError`. A tensor op cannot return an
-    /// error. It panics with a `CommError` instead.
+    /// Converts a disk error to a `CommError`. A tensor op cannot return an error. It panics with a
+    /// `CommError` instead.
     fn failed(&self, index: usize, error: &SwapError) -> CommError {
         let path = self.parameter(index).path();
         self.group.failed(format!("cannot read parameter {path}: {error}"))
@@ -385,8 +368,8 @@ impl<B: Backend> Gatherer<B> {
         self.parameter(index).partition().numel()
     }
 
-    /// Locks the order of reads. Only the rank's thread locks it. The lock
-    /// exists because tensors must be `Sync`.
+    /// Locks the order of reads. Only the rank's thread locks it. The lock exists because tensors
+    /// must be `Sync`.
     fn lock(&self) -> MutexGuard<'_, Uses> {
         self.uses.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -403,16 +386,16 @@ impl<B: Backend> Gather<B> for Gatherer<B> {
         );
         match self.try_gather(index) {
             Ok(tensor) => tensor,
-            // A tensor op cannot return an error. The rank's runner converts
-            // the panic back to an error.
+            // A tensor op cannot return an error. The rank's runner converts the panic back to an
+            // error.
             Err(error) => std::panic::panic_any(error),
         }
     }
 }
 
 impl<B: Backend> Drop for Gatherer<B> {
-    /// Releases all gathered copies, because a module may outlive its engine.
-    /// Does not wait for pending gathers, because other ranks may have failed.
+    /// Releases all gathered copies, because a module may outlive its engine. Does not wait for
+    /// pending gathers, because other ranks may have failed.
     fn drop(&mut self) {
         for parameter in self.parameters.get().into_iter().flat_map(|parameters| parameters.iter())
         {

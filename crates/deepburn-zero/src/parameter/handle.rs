@@ -10,10 +10,9 @@ use crate::session;
 
 /// A handle to a parameter with recorded views.
 ///
-/// Computing a view of a sharded parameter would gather it. Views are therefore
-/// only recorded, together with the shape and type of their result, and applied
-/// when an op reads the data. Autodiff can save such a handle for backward
-/// without holding any data.
+/// Computing a view of a sharded parameter would gather it. Views are therefore only recorded,
+/// together with the shape and type of their result, and applied when an op reads the data.
+/// Autodiff can save such a handle for backward without holding any data.
 #[derive(Debug, Clone)]
 pub struct ParameterView<B: Backend> {
     /// The parameter, of this model or of another one on the thread.
@@ -46,15 +45,12 @@ impl<B: Backend> ParameterView<B> {
         self.views.is_empty().then_some(&self.parameter)
     }
 
-    /// Reads the parameter for an op, applies the views and counts the read. At
-    /// stage 3 this gathers the parameter from all ranks unless there is a
-    /// gathered copy.
+    /// Reads the parameter for an op, applies the views and counts the read. At stage 3 this
+    /// gathers the parameter from all ranks unless there is a gathered copy.
     ///
     /// # Panics
-    ///
-    /// Panics with a [`CommError`](deepburn_comm::CommError) if a collective
-    /// fails, and with a message if the engine was dropped or if another thread
-    /// reads a sharded parameter.
+    /// Panics with a [`CommError`](deepburn_comm::CommError) if a collective fails, and with a
+    /// message if the engine was dropped or if another thread reads a sharded parameter.
     pub(crate) fn read(self) -> B::FloatTensorPrimitive {
         self.count_read();
         self.read_again()
@@ -63,7 +59,6 @@ impl<B: Backend> ParameterView<B> {
     /// Reads the parameter as [`read`](Self::read) does, for an op that can use quantized blocks.
     ///
     /// # Panics
-    ///
     /// Panics for the same reasons as [`read`](Self::read).
     pub(crate) fn read_weight(self) -> WeightOperand<B> {
         self.count_read();
@@ -74,7 +69,6 @@ impl<B: Backend> ParameterView<B> {
     /// quantized blocks.
     ///
     /// # Panics
-    ///
     /// Panics for the same reasons as [`read`](Self::read).
     pub(crate) fn read_weight_again(self) -> WeightOperand<B> {
         let storage = self.parameter.storage();
@@ -99,11 +93,10 @@ impl<B: Backend> ParameterView<B> {
         session::with_counter(|counter| counter.read(self.parameter.path()));
     }
 
-    /// Reads the parameter for an op that is recomputed in backward. The read is
-    /// not counted, because model FLOPs do not include recomputation.
+    /// Reads the parameter for an op that is recomputed in backward. The read is not counted,
+    /// because model FLOPs do not include recomputation.
     ///
     /// # Panics
-    ///
     /// Panics for the same reasons as [`read`](Self::read).
     pub(crate) fn read_again(self) -> B::FloatTensorPrimitive {
         session::note_read(self.parameter.ledger());

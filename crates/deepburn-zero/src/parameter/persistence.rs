@@ -4,18 +4,17 @@
 use deepburn_config::GatherPlan;
 
 //= deepspeed 0.19.8 runtime/zero/parameter_offload.py mark_persistent_parameters
-/// Returns the indices of the parameters of which every rank keeps a complete
-/// copy in addition to its shard.
+/// Returns the indices of the parameters of which every rank keeps a complete copy in addition to
+/// its shard.
 ///
-/// The rule is the same as in DeepSpeed's `mark_persistent_parameters`
-/// (`parameter_offload.py`). Parameters are visited in module order, including
-/// frozen ones. A parameter of at most `persistence_threshold` elements is
-/// persistent unless the total would exceed `model_persistence_threshold`
-/// elements. A parameter that does not fit is skipped, and a later, smaller
-/// parameter may still fit.
+/// The rule is the same as in DeepSpeed's `mark_persistent_parameters` (`parameter_offload.py`).
+/// Parameters are visited in module order, including frozen ones. A parameter of at most
+/// `persistence_threshold` elements is persistent unless the total would exceed
+/// `model_persistence_threshold` elements. A parameter that does not fit is skipped, and a later,
+/// smaller parameter may still fit.
 ///
-/// On one rank, a shard on the device is already the complete parameter, so the
-/// caller omits it. DeepSpeed marks it, but shares the memory of both copies.
+/// On one rank, a shard on the device is already the complete parameter, so the caller omits it.
+/// DeepSpeed marks it, but shares the memory of both copies.
 pub(crate) fn persistent_parameters(
     numels: impl Iterator<Item = u64>,
     plan: &GatherPlan,

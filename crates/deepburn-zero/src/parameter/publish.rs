@@ -1,17 +1,15 @@
-//! Stores updated parameters, and all-gathers them at stages 1 and 2, where every
-//! rank keeps the whole parameters.
+//! Stores updated parameters, and all-gathers them at stages 1 and 2, where every rank keeps the
+//! whole parameters.
 //!
-//! Main type: `Publisher`. It collects updated shards in a bucket, so that many
-//! parameters share a collective. A bucket has at most `allgather_bucket_size`
-//! elements, or one parameter:
+//! Main type: `Publisher`. It collects updated shards in a bucket, so that many parameters share a
+//! collective. A bucket has at most `allgather_bucket_size` elements, or one parameter:
 //!
 //! ```text
 //! store p0, p1, p2 (bucket full) ─► all-gather [p0, p1] ─► whole p0, p1 ─► store p3 .. ─► flush
 //! ```
 //!
-//! A parameter of the bucket gets its new values when the all-gather is
-//! complete. All ranks store the same parameters in the same order, so their
-//! buckets match.
+//! A parameter of the bucket gets its new values when the all-gather is complete. All ranks store
+//! the same parameters in the same order, so their buckets match.
 
 use std::sync::Arc;
 
@@ -38,12 +36,11 @@ impl<'a, B: Backend> Publisher<'a, B> {
         Self { group, bucket_size, bucket: Vec::new() }
     }
 
-    /// Stores the values that this rank has updated: the whole parameter at
-    /// stage 0, and the shard at stage 3. At stages 1 and 2, the shard is added
-    /// to the bucket, and the whole parameter is stored after the all-gather.
+    /// Stores the values that this rank has updated: the whole parameter at stage 0, and the shard
+    /// at stage 3. At stages 1 and 2, the shard is added to the bucket, and the whole parameter is
+    /// stored after the all-gather.
     ///
     /// # Errors
-    ///
     /// Returns an error if the all-gather of a full bucket fails.
     pub(crate) fn store(
         &mut self,
@@ -60,8 +57,7 @@ impl<'a, B: Backend> Publisher<'a, B> {
         Ok(())
     }
 
-    /// Adds a shard to the bucket, which is gathered first if the parameter
-    /// does not fit.
+    /// Adds a shard to the bucket, which is gathered first if the parameter does not fit.
     fn enter(
         &mut self,
         parameter: &Arc<Parameter<B>>,
@@ -76,18 +72,17 @@ impl<'a, B: Backend> Publisher<'a, B> {
         Ok(())
     }
 
-    /// Gathers the remaining parameters in the bucket. All ranks must call this
-    /// after the last parameter.
+    /// Gathers the remaining parameters in the bucket. All ranks must call this after the last
+    /// parameter.
     ///
     /// # Errors
-    ///
     /// Returns an error if the all-gather fails.
     pub(crate) fn flush(&mut self) -> Result<(), CommError> {
         let Some((first, _)) = self.bucket.first() else {
             return Ok(());
         };
-        // The tag names the parameters, so that the error message shows them if
-        // ranks have different buckets.
+        // The tag names the parameters, so that the error message shows them if ranks have
+        // different buckets.
         let tag = CollectiveTag::new("updated parameters", first.index() as u64)
             .naming(self.bucket.iter().map(|(parameter, _)| parameter.shared_path()));
         let numels = self.bucket.iter().map(|(parameter, _)| parameter.numel()).collect();

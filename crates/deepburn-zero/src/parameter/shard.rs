@@ -21,9 +21,7 @@ impl<B: Backend> Shard<B> {
     /// Starts to copy the shard, with elements of type `dtype`, to the device.
     ///
     /// # Errors
-    ///
-    /// Returns an error if a buffer cannot be allocated or an earlier write
-    /// failed.
+    /// Returns an error if a buffer cannot be allocated or an earlier write failed.
     pub(crate) fn start_read(self, dtype: DType) -> Result<ShardRead<B>, SwapError> {
         Ok(match self {
             Self::Device(shard) => ShardRead::Device(shard.into_inner()),
@@ -33,8 +31,7 @@ impl<B: Backend> Shard<B> {
         })
     }
 
-    /// Returns the memory in bytes that a read needs; 0 if the shard is on the
-    /// device.
+    /// Returns the memory in bytes that a read needs; 0 if the shard is on the device.
     pub(crate) fn read_bytes(&self, dtype: DType) -> usize {
         match self {
             Self::Device(_) => 0,
@@ -56,7 +53,6 @@ impl<B: Backend> ShardRead<B> {
     /// Waits for the read and returns the shard on `device`.
     ///
     /// # Errors
-    ///
     /// Returns an error if the disk fails.
     pub(crate) fn wait(self, device: &B::Device) -> Result<B::FloatTensorPrimitive, SwapError> {
         match self {

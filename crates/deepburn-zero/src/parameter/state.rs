@@ -1,7 +1,7 @@
 //! The parts of a parameter that this rank holds, and their tiers.
 //!
-//! Main type: [`ParameterState`]. Every part has its own ledger entry, so a
-//! change of state updates the ledger.
+//! Main type: [`ParameterState`]. Every part has its own ledger entry, so a change of state updates
+//! the ledger.
 
 use std::sync::Arc;
 
@@ -37,11 +37,10 @@ impl<B: Backend> ParameterState<B> {
 pub(super) enum WholeCopy<B: Backend> {
     /// There is no copy, or it is outdated.
     Absent,
-    /// The parameter is being gathered together with other parameters. The state
-    /// keeps the fetch alive.
+    /// The parameter is being gathered together with other parameters. The state keeps the fetch
+    /// alive.
     Fetching(Arc<Fetch<B>>),
-    /// Gathered in this pass, and kept for another op until the gatherer
-    /// releases it.
+    /// Gathered in this pass, and kept for another op until the gatherer releases it.
     Gathered { whole: FullTensor<B>, _live: LiveElements },
     /// Kept until the optimizer changes the shard (`stage3_param_persistence_threshold`).
     Persistent(FullTensor<B>),

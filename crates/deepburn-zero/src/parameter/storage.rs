@@ -1,9 +1,10 @@
 //! How a rank stores the elements of a parameter: as they are, or in 8 or 4 bits.
 //!
-//! Main type: [`Storage`]. A matrix that is not trained may be stored in blocks of few bits, as a flat tensor of 32-bit words
-//! (`deepburn-ops`, [`QuantizedMatrix`]). Everything that keeps or moves a parameter handles this tensor like any other:
-//! a shard is a range of words, and a gather, a persistent copy and an offloaded array have words too. Only an op that
-//! reads the parameter knows of it ([`WeightOperand`]): a product takes the blocks, all other ops get the elements.
+//! Main type: [`Storage`]. A matrix that is not trained may be stored in blocks of few bits, as a
+//! flat tensor of 32-bit words (`deepburn-ops`, [`QuantizedMatrix`]). Everything that keeps or
+//! moves a parameter handles this tensor like any other: a shard is a range of words, and a gather,
+//! a persistent copy and an offloaded array have words too. Only an op that reads the parameter
+//! knows of it ([`WeightOperand`]): a product takes the blocks, all other ops get the elements.
 //!
 //! The stored tensor has the backend's f32 type and is only copied. Which matrices are quantized is
 //! in `Plan::quantization`; rank 0 quantizes each one and broadcasts the words. Checkpoints never
@@ -47,7 +48,8 @@ pub enum RowOrder {
 }
 
 impl Storage {
-    /// Returns the number of stored elements of a parameter with `numel` elements: 32-bit words, or the elements.
+    /// Returns the number of stored elements of a parameter with `numel` elements: 32-bit words, or
+    /// the elements.
     pub(crate) fn stored_len(self, numel: usize) -> usize {
         match self {
             Self::Plain => numel,

@@ -1,11 +1,10 @@
 //! Records the order in which parameters are used, for prefetching.
 //!
-//! A pass is a forward with its backward, or an evaluation. The first pass of
-//! each kind records the order of uses. If a later pass follows the record,
-//! parameters are prefetched, and they are kept if they are needed again soon. A
-//! pass that deviates starts a new record. Every rank runs the same model and
-//! records the same order. If ranks use different orders, their collectives do
-//! not match, which is an error that names both collectives.
+//! A pass is a forward with its backward, or an evaluation. The first pass of each kind records the
+//! order of uses. If a later pass follows the record, parameters are prefetched, and they are kept
+//! if they are needed again soon. A pass that deviates starts a new record. Every rank runs the
+//! same model and records the same order. If ranks use different orders, their collectives do not
+//! match, which is an error that names both collectives.
 //!
 //! ```text
 //!  pass 1   record   F:0 F:1 F:2 B:2 B:1         nothing is prefetched
@@ -28,17 +27,15 @@ pub(crate) enum Phase {
 pub(crate) struct Trace {
     /// Parameter indices in the order of use, with repetitions.
     uses: Vec<(usize, Phase)>,
-    /// The number of uses so far in this pass; the next one is
-    /// `uses[position]`.
+    /// The number of uses so far in this pass; the next one is `uses[position]`.
     position: usize,
     /// Whether `uses` is a complete pass that this pass has followed so far.
     complete: bool,
 }
 
 impl Trace {
-    /// Resets the position to the start of the recorded reads. If the previous
-    /// pass stopped before the end of the record, the rest is removed, so those
-    /// parameters are no longer prefetched.
+    /// Resets the position to the start of the recorded reads. If the previous pass stopped before
+    /// the end of the record, the rest is removed, so those parameters are no longer prefetched.
     pub(crate) fn start_pass(&mut self) {
         // A pass without reads does not change the record.
         if self.position > 0 && self.position < self.uses.len() {
@@ -48,14 +45,12 @@ impl Trace {
         self.position = 0;
     }
 
-    /// Records the use of a parameter. Returns true while the pass follows the
-    /// record.
+    /// Records the use of a parameter. Returns true while the pass follows the record.
     pub(crate) fn visit(&mut self, parameter: usize, phase: Phase) -> bool {
         let expected = self.uses.get(self.position);
         let followed = self.complete && expected == Some(&(parameter, phase));
         if !followed {
-            // A new record starts here. It begins with the uses that were
-            // followed so far.
+            // A new record starts here. It begins with the uses that were followed so far.
             self.complete = false;
             self.uses.truncate(self.position);
             self.uses.push((parameter, phase));
@@ -64,16 +59,16 @@ impl Trace {
         followed
     }
 
-    /// Returns the next parameters of this phase in order, with repetitions;
-    /// none while recording. The list ends with the phase, so that parameters at
-    /// the end of forward are not kept only because backward starts with them.
+    /// Returns the next parameters of this phase in order, with repetitions; none while recording.
+    /// The list ends with the phase, so that parameters at the end of forward are not kept only
+    /// because backward starts with them.
     pub(crate) fn upcoming(&self, phase: Phase) -> impl Iterator<Item = usize> + '_ {
         let rest = if self.complete { &self.uses[self.position..] } else { &[] };
         rest.iter().take_while(move |(_, p)| *p == phase).map(|(parameter, _)| *parameter)
     }
 
-    /// Returns the number of elements used before `parameter` is used again, if
-    /// it is less than `limit`; `None` otherwise and while recording.
+    /// Returns the number of elements used before `parameter` is used again, if it is less than
+    /// `limit`; `None` otherwise and while recording.
     pub(crate) fn reuse_distance(
         &self,
         parameter: usize,

@@ -102,7 +102,6 @@ impl View {
     /// Returns the shape of the result for an operand of `shape`.
     ///
     /// # Panics
-    ///
     /// Panics if the view is invalid for this shape. Burn checks arguments before it calls a
     /// backend, so this does not happen.
     pub(crate) fn shape(&self, shape: Shape) -> Shape {
@@ -123,7 +122,6 @@ impl View {
     /// all elements have one.
     ///
     /// # Panics
-    ///
     /// Panics for slices, expanded axes and casts.
     pub(crate) fn inverse(&self, before: &Shape) -> Self {
         match self {

@@ -21,7 +21,8 @@
 //! A tape holds the following memory:
 //!
 //! - while the block runs: the values with a handle outside of the tape;
-//! - after [`Tape::free`]: the [kept](Keep) values, and the tensors of other blocks that its ops read;
+//! - after [`Tape::free`]: the [kept](Keep) values, and the tensors of other blocks that its ops
+//!   read;
 //! - after [`Tape::park`]: only the kept values that are small or shared;
 //! - after [`Tape::restore`]: the values that autodiff has saved.
 //!
@@ -168,7 +169,8 @@ impl<B: Backend> Drop for Handle<B> {
         let replays = state.replays;
         let value = &mut state.values[self.value];
         value.has_handle = false;
-        // A recomputation on another thread may still read the value. It drops the data when it ends.
+        // A recomputation on another thread may still read the value. It drops the data when it
+        // ends.
         let is_needed = replays > 0 || value.keep == Keep::Tape;
         let data = if is_needed { None } else { Some(value.data.take()) };
         // The data is dropped after the lock is released, so that other threads do not wait.
@@ -221,7 +223,6 @@ impl<B: Backend> OperandReader<'_, B> {
     /// parameter is read through its views, and only the first run counts the read.
     ///
     /// # Panics
-    ///
     /// Panics with a [`CommError`](deepburn_comm::CommError) if a parameter cannot be gathered or
     /// parked data cannot be fetched.
     pub(crate) fn read(&mut self, operand: &Operand<B>) -> FullTensor<B> {
@@ -262,7 +263,6 @@ impl<B: Backend> OperandReader<'_, B> {
     /// blocks of a quantized parameter.
     ///
     /// # Panics
-    ///
     /// Panics for the same reasons as [`read`](Self::read).
     pub(crate) fn read_weight(&mut self, operand: &Operand<B>) -> WeightOperand<B> {
         match (operand, &self.reads) {
@@ -381,7 +381,6 @@ impl<B: Backend> Tape<B> {
     /// during a recomputation.
     ///
     /// # Panics
-    ///
     /// Panics with a [`CommError`](deepburn_comm::CommError) if the data cannot be written.
     pub(crate) fn park(&self, store: &Arc<ActivationStore<B>>) {
         store.start_group();
@@ -411,7 +410,6 @@ impl<B: Backend> Tape<B> {
     /// Recomputes the freed values that have a handle, and drops the recorded ops.
     ///
     /// # Panics
-    ///
     /// Panics with a [`CommError`](deepburn_comm::CommError) if a parameter cannot be gathered
     /// again.
     pub(crate) fn restore(&self) {
@@ -420,8 +418,8 @@ impl<B: Backend> Tape<B> {
         self.forget_ops();
     }
 
-    /// Recomputes the freed values for which `wanted` returns true and the values that they depend on.
-    /// Intermediate values are dropped after their last use, as in the first run of the block.
+    /// Recomputes the freed values for which `wanted` returns true and the values that they depend
+    /// on. Intermediate values are dropped after their last use, as in the first run of the block.
     fn compute(&self, wanted: impl Fn(usize, &TapeValue<B>) -> bool) {
         let mut state = self.lock();
         // The recomputation is planned with the lock but runs without it, because ops may gather
@@ -449,8 +447,8 @@ impl<B: Backend> Tape<B> {
     }
 
     fn lock(&self) -> MutexGuard<'_, TapeState<B>> {
-        // Usually only the rank's thread takes the lock, but a program may send activations to other threads. A
-        // poisoned lock means that a thread is already unwinding.
+        // Usually only the rank's thread takes the lock, but a program may send activations to
+        // other threads. A poisoned lock means that a thread is already unwinding.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -466,8 +464,8 @@ struct Replay<B: Backend> {
 }
 
 impl<B: Backend> TapeState<B> {
-    /// Takes the data of values without a handle. Returns an empty list during a recomputation, which
-    /// may need the data. The caller drops the result after the lock is released.
+    /// Takes the data of values without a handle. Returns an empty list during a recomputation,
+    /// which may need the data. The caller drops the result after the lock is released.
     fn take_unheld(&mut self) -> Vec<ValueData<B>> {
         if self.replays > 0 {
             return Vec::new();

@@ -1,7 +1,6 @@
 //! The passes of a sharded model.
 
-/// The kind of a pass. The order of parameter uses is recorded separately for
-/// each kind.
+/// The kind of a pass. The order of parameter uses is recorded separately for each kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pass {
     /// Forward and backward.

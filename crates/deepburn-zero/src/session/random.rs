@@ -1,10 +1,10 @@
 //! The random number stream of one rank.
 //!
-//! Backends use one generator per device. Rank threads would share it, and the
-//! random numbers of a rank would depend on the timing of the other ranks. Each
-//! rank therefore has its own stream, which is determined by the seed, the model
-//! and the rank. Checkpoints store its position. The numbers are the same at
-//! every ZeRO stage, because they depend only on the sequence of random ops.
+//! Backends use one generator per device. Rank threads would share it, and the random numbers of a
+//! rank would depend on the timing of the other ranks. Each rank therefore has its own stream,
+//! which is determined by the seed, the model and the rank. Checkpoints store its position. The
+//! numbers are the same at every ZeRO stage, because they depend only on the sequence of random
+//! ops.
 
 use burn_backend::{Distribution, Element, Shape, TensorData};
 use rand_chacha::ChaCha8Rng;
@@ -24,13 +24,12 @@ pub struct RandomStream {
 }
 
 impl RandomStream {
-    /// Returns the stream of `rank` for a seed. `model` is the index of the
-    /// model among the models of the rank, counted from 0. With the same seed,
-    /// two models draw different random numbers.
+    /// Returns the stream of `rank` for a seed. `model` is the index of the model among the models
+    /// of the rank, counted from 0. With the same seed, two models draw different random numbers.
     pub fn new(seed: u64, model: u32, rank: usize) -> Self {
         let mut generator = ChaCha8Rng::seed_from_u64(seed);
-        // Each model and rank has a different ChaCha stream, so streams never
-        // overlap, whatever the seed.
+        // Each model and rank has a different ChaCha stream, so streams never overlap, whatever the
+        // seed.
         generator.set_stream(u64::from(model) << 32 | (rank as u64 + 1));
         Self { seed, model, rank, generator }
     }

@@ -1,10 +1,9 @@
-//! Buffers: module tensors that the optimizer does not update and that are
-//! never sharded.
+//! Buffers: module tensors that the optimizer does not update and that are never sharded.
 //!
-//! [Note: Buffers] A buffer is a running statistic (Burn's `RunningState`, in
-//! batch norm), an integer parameter or a bool parameter. At every ZeRO stage,
-//! each rank keeps complete buffers in their original element type and starts
-//! with rank 0's values. Integer and bool buffers never change after that.
+//! [Note: Buffers] A buffer is a running statistic (Burn's `RunningState`, in batch norm), an
+//! integer parameter or a bool parameter. At every ZeRO stage, each rank keeps complete buffers in
+//! their original element type and starts with rank 0's values. Integer and bool buffers never
+//! change after that.
 //!
 //! Running statistics change in every training forward pass, and each rank updates them from its
 //! own micro-batch. Burn keeps the last update of a thread pending until the next update. At the
@@ -19,15 +18,13 @@
 //!  rank 2   value v ──forward──► pending u2 ─┘                on every rank
 //! ```
 //!
-//! - For a running mean, the result is the mean over all samples of the ranks'
-//!   micro-batches, provided that these have the same size. For a running
-//!   variance, it is the mean of the ranks' variances, without the variance of
-//!   the ranks' means. This is the expected value of the variance on a single
-//!   rank. PyTorch's `DistributedDataParallel` instead broadcasts rank 0's
+//! - For a running mean, the result is the mean over all samples of the ranks' micro-batches,
+//!   provided that these have the same size. For a running variance, it is the mean of the ranks'
+//!   variances, without the variance of the ranks' means. This is the expected value of the
+//!   variance on a single rank. PyTorch's `DistributedDataParallel` instead broadcasts rank 0's
 //!   buffers and ignores the statistics of other ranks.
-//! - If an element is infinite or NaN after an update (from an empty
-//!   micro-batch), its previous value is averaged instead. A statistic that no
-//!   rank updated stays bitwise the same.
+//! - If an element is infinite or NaN after an update (from an empty micro-batch), its previous
+//!   value is averaged instead. A statistic that no rank updated stays bitwise the same.
 //!
 //! `sharing.rs` distinguishes buffers from frozen parameters.
 
@@ -63,8 +60,8 @@ pub enum BufferKind {
     Bool,
 }
 
-/// A tensor of the module that is not a float parameter: a running statistic,
-/// or an integer or bool parameter. Every rank keeps the complete tensor.
+/// A tensor of the module that is not a float parameter: a running statistic, or an integer or bool
+/// parameter. Every rank keeps the complete tensor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Buffer {
     /// The module path of the first occurrence.
@@ -84,8 +81,8 @@ impl Buffer {
         &self.path
     }
 
-    /// Returns the additional module paths of an integer or bool parameter that
-    /// occurs more than once.
+    /// Returns the additional module paths of an integer or bool parameter that occurs more than
+    /// once.
     pub fn aliases(&self) -> &[String] {
         &self.aliases
     }
@@ -124,8 +121,8 @@ impl Buffer {
 
 /// The buffers of a module on one rank.
 ///
-/// The tensors stay in the module. The table stores their descriptions and
-/// parameter ids, and keeps the last averages to detect updates.
+/// The tensors stay in the module. The table stores their descriptions and parameter ids, and keeps
+/// the last averages to detect updates.
 pub(crate) struct BufferTable<B: Backend> {
     group: Group<B>,
     ledger: Ledger,
@@ -135,20 +132,18 @@ pub(crate) struct BufferTable<B: Backend> {
     ids: HashMap<ParamId, usize>,
     /// The device of the running statistics; `None` if there are none.
     device: Option<B::Device>,
-    /// The last average over ranks of each running statistic, by buffer; `None`
-    /// for constants.
+    /// The last average over ranks of each running statistic, by buffer; `None` for constants.
     agreed: RefCell<Vec<Option<FullTensor<B>>>>,
     /// The ledger entries of integers and bools.
     _constants: Vec<Lease>,
 }
 
 impl<B: OptimizerOps> BufferTable<B> {
-    /// Finds the buffers of `module` and makes its running statistics
-    /// independent of the module's clones. Also returns their values, for
-    /// [`start_from_rank_0`](Self::start_from_rank_0). Runs no collective.
+    /// Finds the buffers of `module` and makes its running statistics independent of the module's
+    /// clones. Also returns their values, for [`start_from_rank_0`](Self::start_from_rank_0). Runs
+    /// no collective.
     ///
     /// # Errors
-    ///
     /// Returns an error if two layers share a running statistic.
     pub(crate) fn find<M: AutodiffModule<Training<B>>>(
         module: M,
@@ -159,8 +154,8 @@ impl<B: OptimizerOps> BufferTable<B> {
         let mut found = FoundBuffers::<B>::new(statistics);
         module.visit(&mut found);
         let FoundBuffers { buffers, ids, values, device, .. } = found;
-        // The ledger entry of a statistic is stored with its tensor, which
-        // updates replace. Constants are counted once, here.
+        // The ledger entry of a statistic is stored with its tensor, which updates replace.
+        // Constants are counted once, here.
         let is_constant = |buffer: &&Buffer| buffer.kind != BufferKind::RunningStatistic;
         let constants = buffers.iter().filter(is_constant);
         let _constants =
@@ -177,15 +172,13 @@ impl<B: OptimizerOps> BufferTable<B> {
         Ok((module, table, values))
     }
 
-    /// Sets the buffers on all ranks to rank 0's values. `own` are the values
-    /// of this rank. Without buffers, the module is returned unchanged and no
-    /// collective runs.
+    /// Sets the buffers on all ranks to rank 0's values. `own` are the values of this rank. Without
+    /// buffers, the module is returned unchanged and no collective runs.
     ///
     /// All ranks call this together, after they have compared their modules
     /// ([`check_module`](crate::sharding::check_module)).
     ///
     /// # Errors
-    ///
     /// Returns an error if a collective fails.
     pub(crate) fn start_from_rank_0<M: AutodiffModule<Training<B>>>(
         &self,
@@ -201,8 +194,8 @@ impl<B: OptimizerOps> BufferTable<B> {
         Ok(self.install_data(module, values.into_iter().map(Some).collect()))
     }
 
-    /// Returns one line for each buffer. Ranks compare these lines to verify
-    /// that they have the same module.
+    /// Returns one line for each buffer. Ranks compare these lines to verify that they have the
+    /// same module.
     pub(crate) fn descriptions(&self) -> Vec<String> {
         self.buffers.iter().map(Buffer::description).collect()
     }
@@ -217,14 +210,12 @@ impl<B: OptimizerOps> BufferTable<B> {
         self.ids.contains_key(&id)
     }
 
-    /// Averages running statistics over the ranks if any rank updated them; see
-    /// the module documentation. All ranks call this together. Without
-    /// statistics, no collective runs.
+    /// Averages running statistics over the ranks if any rank updated them; see the module
+    /// documentation. All ranks call this together. Without statistics, no collective runs.
     ///
     /// # Errors
-    ///
-    /// Returns an error if a statistic changed its shape or disappeared from
-    /// the module, or if the collective fails.
+    /// Returns an error if a statistic changed its shape or disappeared from the module, or if the
+    /// collective fails.
     pub(crate) fn agree<M: AutodiffModule<Training<B>>>(
         &self,
         module: &M,
@@ -240,15 +231,13 @@ impl<B: OptimizerOps> BufferTable<B> {
             for Update { index, tensor, changed } in changed {
                 values[index] = changed.then(|| self.entered(index, tensor));
             }
-            // Clones share running statistics, so this changes the statistics
-            // of `module`.
+            // Clones share running statistics, so this changes the statistics of `module`.
             drop(self.install_tensors(module.clone(), values, HashMap::new()));
         }
         Ok(())
     }
 
-    /// Returns this rank's contribution to each running statistic; `None` if
-    /// the module has none.
+    /// Returns this rank's contribution to each running statistic; `None` if the module has none.
     fn updates<M: AutodiffModule<Training<B>>>(
         &self,
         module: &M,
@@ -258,7 +247,7 @@ impl<B: OptimizerOps> BufferTable<B> {
         }
         // Burn keeps the last update of a thread pending, so the module would still have the value
         // before it.
-        synchronise::<B, M>(module);
+        synchronize::<B, M>(module);
         let mut live = Live::<B>::new(&self.ids, self.buffers.len());
         module.visit(&mut live);
         let agreed = self.agreed.borrow();
@@ -268,8 +257,8 @@ impl<B: OptimizerOps> BufferTable<B> {
         let updates = statistics.map(|(index, previous, live)| {
             let live = live.ok_or_else(|| self.missing(index))?;
             let Buffer { path, shape, dtype, .. } = &self.buffers[index];
-            // A value that this table installed has the stored ledger entry. An
-            // update has a different entry or none.
+            // A value that this table installed has the stored ledger entry. An update has a
+            // different entry or none.
             let changed = !same_lease(previous, &live);
             if !changed {
                 return Ok(Update { index, tensor: previous.tensor.clone(), changed });
@@ -285,12 +274,11 @@ impl<B: OptimizerOps> BufferTable<B> {
         updates.collect::<Result<_, _>>().map(Some)
     }
 
-    /// Averages over the ranks in one all-reduce. A statistic that no rank
-    /// updated is returned unchanged, because the mean of equal values may have
-    /// different bits.
+    /// Averages over the ranks in one all-reduce. A statistic that no rank updated is returned
+    /// unchanged, because the mean of equal values may have different bits.
     ///
-    /// The same collective averages a flag for each statistic. The mean of the
-    /// flag is 0 if and only if no rank updated the statistic.
+    /// The same collective averages a flag for each statistic. The mean of the flag is 0 if and
+    /// only if no rank updated the statistic.
     fn average(&self, updates: Vec<Update<B>>) -> Result<Vec<Update<B>>, ZeroError> {
         let Some(device) = &self.device else { return Ok(updates) };
         let flags: Vec<f32> =
@@ -314,11 +302,10 @@ impl<B: OptimizerOps> BufferTable<B> {
         Ok(averaged.collect())
     }
 
-    /// Returns the values of buffer `index`: the last average of a running
-    /// statistic, or the constant. Bools have one byte each.
+    /// Returns the values of buffer `index`: the last average of a running statistic, or the
+    /// constant. Bools have one byte each.
     ///
     /// # Errors
-    ///
     /// Returns an error if `module` does not contain the buffer.
     pub(crate) fn data<M: AutodiffModule<Training<B>>>(
         &self,
@@ -343,21 +330,19 @@ impl<B: OptimizerOps> BufferTable<B> {
         Some(self.agreed.borrow()[index].as_ref()?.tensor.clone())
     }
 
-    /// Returns `module` with new values of its buffers, by index; `None` leaves
-    /// a buffer unchanged. Running statistics change in all clones of the
-    /// module.
+    /// Returns `module` with new values of its buffers, by index; `None` leaves a buffer unchanged.
+    /// Running statistics change in all clones of the module.
     pub(crate) fn install<M: AutodiffModule<Training<B>>>(
         &self,
         module: M,
         values: Vec<Option<TensorData>>,
     ) -> M {
         // A pending update would later replace the new value.
-        synchronise::<B, M>(&module);
+        synchronize::<B, M>(&module);
         self.install_data(module, values)
     }
 
-    /// Works like [`install`](Self::install), for a module without pending
-    /// updates.
+    /// Works like [`install`](Self::install), for a module without pending updates.
     fn install_data<M: AutodiffModule<Training<B>>>(
         &self,
         module: M,
@@ -382,8 +367,7 @@ impl<B: OptimizerOps> BufferTable<B> {
         self.install_tensors(module, tensors, constants)
     }
 
-    /// Works like [`install_data`](Self::install_data), with statistics as
-    /// tensors.
+    /// Works like [`install_data`](Self::install_data), with statistics as tensors.
     fn install_tensors<M: AutodiffModule<Training<B>>>(
         &self,
         module: M,
@@ -398,8 +382,8 @@ impl<B: OptimizerOps> BufferTable<B> {
                 values.insert(*id, NewValue::Constant(data));
             }
         }
-        // The table keeps the installed tensors. At the next synchronisation, a
-        // statistic with the same ledger entry has not been updated.
+        // The table keeps the installed tensors. At the next synchronization, a statistic with the
+        // same ledger entry has not been updated.
         for (agreed, new) in self.agreed.borrow_mut().iter_mut().zip(statistics) {
             *agreed = new.or(agreed.take());
         }
@@ -412,8 +396,8 @@ impl<B: OptimizerOps> BufferTable<B> {
         Leased { tensor, lease: Some(Arc::new(lease)) }
     }
 
-    /// Broadcasts the values of rank 0 in one message. The layout is the same
-    /// on all ranks, because they have compared their buffers before.
+    /// Broadcasts the values of rank 0 in one message. The layout is the same on all ranks, because
+    /// they have compared their buffers before.
     fn values_of_rank_0(&self, own: &[TensorData]) -> Result<Vec<TensorData>, ZeroError> {
         let bytes: Vec<u8> = own.iter().flat_map(|data| data.as_bytes()).copied().collect();
         let bytes = self.group.broadcast_bytes(CollectiveTag::new("buffers", 1), &bytes, 0)?;
@@ -427,29 +411,26 @@ impl<B: OptimizerOps> BufferTable<B> {
     }
 }
 
-/// The contribution of one rank to an average; after the all-reduce, the
-/// average.
+/// The contribution of one rank to an average; after the all-reduce, the average.
 struct Update<B: Backend> {
     /// The index of the buffer.
     index: usize,
     /// The value, in the buffer's type and shape.
     tensor: B::FloatTensorPrimitive,
-    /// Whether this rank updated the statistic; after the all-reduce, whether
-    /// any rank did.
+    /// Whether this rank updated the statistic; after the all-reduce, whether any rank did.
     changed: bool,
 }
 
-/// Applies the pending update of each running statistic. `valid` applies all
-/// pending updates as a side effect, also in `module`, because the clone that
-/// it makes shares the statistics.
+/// Applies the pending update of each running statistic. `valid` applies all pending updates as a
+/// side effect, also in `module`, because the clone that it makes shares the statistics.
 ///
 /// Burn's `RunningState` has no other method that does this.
-fn synchronise<B: OptimizerOps, M: AutodiffModule<Training<B>>>(module: &M) {
+fn synchronize<B: OptimizerOps, M: AutodiffModule<Training<B>>>(module: &M) {
     drop(module.valid());
 }
 
-/// Returns true if both tensors have the same ledger entry, and therefore the
-/// same memory. Returns false if either tensor has no entry.
+/// Returns true if both tensors have the same ledger entry, and therefore the same memory. Returns
+/// false if either tensor has no entry.
 fn same_lease<T>(left: &Leased<T>, right: &Leased<T>) -> bool {
     match (&left.lease, &right.lease) {
         (Some(left), Some(right)) => Arc::ptr_eq(left, right),
@@ -457,8 +438,7 @@ fn same_lease<T>(left: &Leased<T>, right: &Leased<T>) -> bool {
     }
 }
 
-/// Returns `update` with the elements of `previous` where it is infinite or
-/// NaN.
+/// Returns `update` with the elements of `previous` where it is infinite or NaN.
 fn finite_or<B: Backend>(
     update: B::FloatTensorPrimitive,
     previous: B::FloatTensorPrimitive,

@@ -1,11 +1,10 @@
-//! Distribution of initial parameter values: rank 0 generates or loads them,
-//! and the other ranks receive them.
+//! Distribution of initial parameter values: rank 0 generates or loads them, and the other ranks
+//! receive them.
 //!
-//! Burn's parameters are lazy: until its first use, a parameter is a closure
-//! that creates the value. Rank 0 runs these closures one after the other while
-//! it shards the parameters, so at stage 3 no rank ever holds the complete
-//! model. While rank 0 computes a value, the other ranks wait. On these ranks a
-//! lazy parameter is removed from the module without being initialized. Main
+//! Burn's parameters are lazy: until its first use, a parameter is a closure that creates the
+//! value. Rank 0 runs these closures one after the other while it shards the parameters, so at
+//! stage 3 no rank ever holds the complete model. While rank 0 computes a value, the other ranks
+//! wait. On these ranks a lazy parameter is removed from the module without being initialized. Main
 //! type: [`InitialValue`].
 //!
 //! ```text
@@ -47,13 +46,12 @@ use crate::pipeline::ParameterHomes;
 
 /// The state of a parameter on one rank before it is sharded.
 pub(crate) enum InitialValue<B: Backend> {
-    /// An initialised parameter, and whether it is trained. `declared` is the
-    /// declared shape of a lazy parameter, and `None` if the parameter was
-    /// already initialised. The value can have another shape than declared if
-    /// the parameter has an init mapper.
+    /// An initialized parameter, and whether it is trained. `declared` is the declared shape of a
+    /// lazy parameter, and `None` if the parameter was already initialized. The value can have
+    /// another shape than declared if the parameter has an init mapper.
     Present { tensor: B::FloatTensorPrimitive, trainable: bool, declared: Option<Shape> },
-    /// A lazy parameter, whose value rank 0 creates. `device` is the device on
-    /// which the value will be stored.
+    /// A lazy parameter, whose value rank 0 creates. `device` is the device on which the value will
+    /// be stored.
     Absent { device: B::Device, declared: Shape },
 }
 
@@ -70,12 +68,10 @@ pub(crate) struct TakenParam<B: OptimizerOps, const D: usize> {
 impl<B: OptimizerOps, const D: usize> TakenParam<B, D> {
     /// Takes `param` out of the module on `rank`.
     ///
-    /// A lazy parameter is initialised on rank 0 only. A parameter with a load
-    /// mapper is initialised on all ranks, because Burn returns the mapper only
-    /// together with the value.
+    /// A lazy parameter is initialized on rank 0 only. A parameter with a load mapper is
+    /// initialized on all ranks, because Burn returns the mapper only together with the value.
     ///
     /// # Errors
-    ///
     /// Returns the panic message if the parameter's closure panics.
     pub(crate) fn new(param: Param<Tensor<Training<B>, D>>, rank: usize) -> Result<Self, String> {
         // Without data, a value costs nothing, and a simulated rank receives its own.
@@ -94,24 +90,23 @@ impl<B: OptimizerOps, const D: usize> TakenParam<B, D> {
     /// Takes a lazy parameter out of the module without running its closure.
     fn without_value(param: Param<Tensor<Training<B>, D>>) -> Self {
         let (id, device, declared) = (param.id, param.lazy_device(), param.lazy_shape());
-        // Loading a value is the only way in Burn to get the mapper without
-        // running the closure.
+        // Loading a value is the only way in Burn to get the mapper without running the closure.
         let (id, _, mapper) =
             param.transform_for_load(Tensor::zeros([1; D], &device), id).consume();
         Self { id, mapper, value: InitialValue::Absent { device, declared } }
     }
 }
 
-/// Returns true if the parameter has a load mapper, which changes loaded
-/// values. Burn exposes this only in the `Debug` output.
+/// Returns true if the parameter has a load mapper, which changes loaded values. Burn exposes this
+/// only in the `Debug` output.
 fn has_load_mapper<B: Backend, const D: usize>(param: &Param<Tensor<B, D>>) -> bool {
     format!("{param:?}").contains("load: true")
 }
 
-/// Runs the closure of a lazy parameter and converts a panic to an error. The
-/// closure has no other way to report errors.
-pub(crate) fn caught<T>(initialise: impl FnOnce() -> T) -> Result<T, String> {
-    catch_unwind(AssertUnwindSafe(initialise)).map_err(|panic| {
+/// Runs the closure of a lazy parameter and converts a panic to an error. The closure has no other
+/// way to report errors.
+pub(crate) fn caught<T>(initialize: impl FnOnce() -> T) -> Result<T, String> {
+    catch_unwind(AssertUnwindSafe(initialize)).map_err(|panic| {
         // A failed collective panics with a `CommError`, which is passed on.
         if panic.is::<CommError>() { resume_unwind(panic) } else { panic_message(&*panic) }
     })
@@ -145,12 +140,11 @@ impl<B: OptimizerOps> Announced<B> {
     }
 
     /// Distributes the elements of rank 0 to the ranks of pipeline stages, and returns them in flat
-    /// order. With a `format`, rank 0 quantizes them first, and hashes them in the type in which ops
-    /// compute. Rank threads of one process may share the allocation. All ranks that take part call
-    /// this together, with the same arguments.
+    /// order. With a `format`, rank 0 quantizes them first, and hashes them in the type in which
+    /// ops compute. Rank threads of one process may share the allocation. All ranks that take part
+    /// call this together, with the same arguments.
     ///
     /// # Errors
-    ///
     /// Returns an error if the collective fails.
     pub(crate) fn distribute(
         self,
@@ -215,8 +209,7 @@ fn hash_in_type<B: Backend>(tensor: B::FloatTensorPrimitive, dtype: FloatDType) 
 }
 
 impl<B: OptimizerOps> InitialValue<B> {
-    /// Returns the device of the value, or the device on which it will be
-    /// stored.
+    /// Returns the device of the value, or the device on which it will be stored.
     pub(crate) fn device(&self) -> B::Device {
         match self {
             Self::Present { tensor, .. } => B::float_device(tensor),
@@ -228,9 +221,8 @@ impl<B: OptimizerOps> InitialValue<B> {
     /// parameter, which has `D` dimensions. All ranks call this together.
     ///
     /// # Errors
-    ///
-    /// Returns an error if the collective fails, or if the shape or the
-    /// trainability on this rank differs from rank 0's.
+    /// Returns an error if the collective fails, or if the shape or the trainability on this rank
+    /// differs from rank 0's.
     pub(crate) fn announce<const D: usize>(
         self,
         group: &Group<B>,
@@ -252,9 +244,8 @@ impl<B: OptimizerOps> InitialValue<B> {
                 Some(tensor)
             }
             Self::Absent { declared, .. } => {
-                // An init mapper may change the shape, so a declared shape can
-                // only be compared with another declared shape. A value always
-                // has the declared number of elements.
+                // An init mapper may change the shape, so a declared shape can only be compared
+                // with another declared shape. A value always has the declared number of elements.
                 match &first.declared {
                     Some(first) => same_shape(path, &declared, first)?,
                     None if declared.num_elements() == first.shape.num_elements() => {}
@@ -266,9 +257,8 @@ impl<B: OptimizerOps> InitialValue<B> {
         Ok(Announced { tensor, device, header: first })
     }
 
-    /// Describes this value of `D` dimensions. The shape of an absent value is
-    /// all zeros. It is never used, because rank 0 has all values and only its
-    /// description is broadcast.
+    /// Describes this value of `D` dimensions. The shape of an absent value is all zeros. It is
+    /// never used, because rank 0 has all values and only its description is broadcast.
     fn description<const D: usize>(&self) -> BroadcastHeader {
         match self {
             Self::Present { tensor, trainable, declared } => BroadcastHeader {
@@ -285,8 +275,7 @@ impl<B: OptimizerOps> InitialValue<B> {
     }
 }
 
-/// Returns an error if the shape of the parameter at `path` differs from rank
-/// 0's.
+/// Returns an error if the shape of the parameter at `path` differs from rank 0's.
 fn same_shape(path: &str, here: &Shape, first: &Shape) -> Result<(), ZeroError> {
     if here == first {
         return Ok(());
@@ -307,10 +296,9 @@ struct BroadcastHeader {
 }
 
 impl BroadcastHeader {
-    /// Encodes the header as little-endian `u64` words: the dimensions of the
-    /// value, 1 if the parameter is trained and 0 otherwise, and the declared
-    /// dimensions. Without a declared shape, these are `u64::MAX`, because the
-    /// messages of all ranks must have the same length.
+    /// Encodes the header as little-endian `u64` words: the dimensions of the value, 1 if the
+    /// parameter is trained and 0 otherwise, and the declared dimensions. Without a declared shape,
+    /// these are `u64::MAX`, because the messages of all ranks must have the same length.
     fn bytes(&self) -> Vec<u8> {
         let axes = |shape: &Shape| shape.iter().map(|len| *len as u64).collect::<Vec<_>>();
         let value = axes(&self.shape);
@@ -319,8 +307,7 @@ impl BroadcastHeader {
         words.flat_map(u64::to_le_bytes).collect()
     }
 
-    /// Decodes the [`bytes`](Self::bytes) of rank 0 for a parameter of `D`
-    /// dimensions.
+    /// Decodes the [`bytes`](Self::bytes) of rank 0 for a parameter of `D` dimensions.
     fn read<const D: usize>(bytes: &[u8]) -> Self {
         let words = bytes.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word));
         let words: Vec<u64> = words.collect();
@@ -335,9 +322,9 @@ impl BroadcastHeader {
     }
 }
 
-/// Returns a clone of `module` in which each lazy float parameter is a single
-/// zero, so that no operation on the clone initialises a parameter. The clone
-/// shares running statistics with `module`.
+/// Returns a clone of `module` in which each lazy float parameter is a single zero, so that no
+/// operation on the clone initializes a parameter. The clone shares running statistics with
+/// `module`.
 pub(crate) fn without_lazy_values<B: OptimizerOps, M: Module<Training<B>>>(module: &M) -> M {
     module.clone().map(&mut LazyToZero)
 }
@@ -358,17 +345,17 @@ impl<B: OptimizerOps> ModuleMapper<Training<B>> for LazyToZero {
     }
 }
 
-/// Initialises lazy integer and bool parameters, which are not sharded. Returns
-/// true if a float parameter of `module` is already initialised.
-pub(crate) fn initialise_constants<B: OptimizerOps, M: Module<Training<B>>>(module: &M) -> bool {
+/// Initializes lazy integer and bool parameters, which are not sharded. Returns true if a float
+/// parameter of `module` is already initialized.
+pub(crate) fn initialize_constants<B: OptimizerOps, M: Module<Training<B>>>(module: &M) -> bool {
     let mut constants = Constants { has_float: false };
     module.visit(&mut constants);
     constants.has_float
 }
 
-/// A visitor that initialises integer and bool parameters.
+/// A visitor that initializes integer and bool parameters.
 struct Constants {
-    /// Whether an initialised float parameter was visited.
+    /// Whether an initialized float parameter was visited.
     has_float: bool,
 }
 

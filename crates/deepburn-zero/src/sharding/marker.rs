@@ -13,17 +13,14 @@ use deepburn_ops::OptimizerOps;
 use crate::decorator::Training;
 use crate::module::{ModuleMapper, Param, ParamId, Tensor};
 
-/// Gives each trainable parameter a new leaf and marks it, so that autodiff
-/// reports its gradient.
+/// Gives each trainable parameter a new leaf and marks it, so that autodiff reports its gradient.
 ///
-/// The leaf must be new, because autodiff registers a leaf again when it is
-/// marked. If the leaf already had a graph, autodiff would lose some of its
-/// gradients.
+/// The leaf must be new, because autodiff registers a leaf again when it is marked. If the leaf
+/// already had a graph, autodiff would lose some of its gradients.
 pub(crate) struct Marker<'a, F: Fn(usize) -> DistributedParamId> {
     /// The index of each sharded parameter.
     indices: &'a HashMap<ParamId, usize>,
-    /// Registers the gradient of a parameter index for this pass, and returns
-    /// its id for autodiff.
+    /// Registers the gradient of a parameter index for this pass, and returns its id for autodiff.
     mark: F,
     /// The leaves of this pass; tied parameters share one.
     leaves: HashMap<ParamId, Box<dyn Any>>,

@@ -1,7 +1,7 @@
 //! The parameters of a module that is not sharded yet, and their paths.
 //!
-//! Main type: [`ModuleParameter`]. The list is made before a value is created,
-//! so that settings, tiers and the size of the file are known first.
+//! Main type: [`ModuleParameter`]. The list is made before a value is created, so that settings,
+//! tiers and the size of the file are known first.
 
 use std::collections::HashMap;
 
@@ -22,14 +22,14 @@ const EMBEDDING: &str = "Embedding";
 pub(crate) struct ModuleParameter {
     /// Its first module path.
     pub(crate) path: String,
-    /// The shape that the module reports. A lazy initialiser may change the
-    /// order of the dimensions.
+    /// The shape that the module reports. A lazy initializer may change the order of the
+    /// dimensions.
     pub(crate) shape: Vec<usize>,
     /// The type name of the layer that contains the parameter.
     pub(crate) layer: String,
     /// Whether the parameter is not frozen in the module.
     pub(crate) is_trainable: bool,
-    /// Whether the value has not been initialised yet.
+    /// Whether the value has not been initialized yet.
     is_lazy: bool,
 }
 
@@ -72,8 +72,7 @@ impl<B: OptimizerOps> ModuleVisitor<Training<B>> for Parameters<'_, B> {
             return;
         }
         if let Some(place) = self.seen.get(&param.id) {
-            // A tied parameter of an embedding and an output layer counts as an
-            // embedding.
+            // A tied parameter of an embedding and an output layer counts as an embedding.
             if self.path.layer() == EMBEDDING {
                 self.found[*place].layer = EMBEDDING.to_owned();
             }
@@ -90,12 +89,13 @@ impl<B: OptimizerOps> ModuleVisitor<Training<B>> for Parameters<'_, B> {
     }
 }
 
-/// Returns whether a parameter is trained. A lazy parameter is not initialised.
+/// Returns whether a parameter is trained. A lazy parameter is not initialized.
 fn requires_grad<B: OptimizerOps, const D: usize>(param: &Param<Tensor<Training<B>, D>>) -> bool {
     if param.is_initialized() {
         return param.val().is_require_grad();
     }
-    // Loading a value is the only way in Burn to get the flag without running the closure. The clone is lazy too.
+    // Loading a value is the only way in Burn to get the flag without running the closure. The
+    // clone is lazy too.
     let (id, value) = (param.id, Tensor::zeros([1; D], &param.lazy_device()));
     param.clone().transform_for_load(value, id).val().is_require_grad()
 }

@@ -6,20 +6,20 @@ use crate::optimizer::state_count;
 
 /// The size of a parameter. Tied parameters are listed once.
 ///
-/// It has no name and no shape, because memory depends only on the number of
-/// elements and on the optimizer.
+/// It has no name and no shape, because memory depends only on the number of elements and on the
+/// optimizer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ParameterSize {
     /// The number of elements.
     pub numel: u64,
-    /// The number of optimizer arrays without the master; `None` for a frozen
-    /// parameter, which has no gradient either.
+    /// The number of optimizer arrays without the master; `None` for a frozen parameter, which has
+    /// no gradient either.
     pub moments: Option<usize>,
 }
 
 impl ParameterSize {
-    /// Returns the size of a parameter that `optimizer` updates. `None` means
-    /// that the parameter is frozen.
+    /// Returns the size of a parameter that `optimizer` updates. `None` means that the parameter is
+    /// frozen.
     pub fn new(numel: u64, optimizer: Option<&OptimizerPlan>) -> Self {
         let moments = optimizer.map(state_count);
         Self { numel, moments }

@@ -7,19 +7,17 @@
 //! because the question below would initialize lazy parameters. Checkpoints store a hash of each,
 //! so that a resumed run can warn of other values.
 //!
-//! One method of Burn's `Module` reaches plain tensors: `collect_devices` asks
-//! every tensor of the module for its device, in the order of its fields. While
-//! this thread observes, [`Sharded`](crate::Sharded) hashes each tensor that is
-//! asked. A visitor asks all parameters and buffers in the same order, so the
-//! remaining tensors are plain ones.
+//! One method of Burn's `Module` reaches plain tensors: `collect_devices` asks every tensor of the
+//! module for its device, in the order of its fields. While this thread observes,
+//! [`Sharded`](crate::Sharded) hashes each tensor that is asked. A visitor asks all parameters and
+//! buffers in the same order, so the remaining tensors are plain ones.
 //!
-//! Burn does not pass the names of the fields. The visitor also enters the field
-//! of a plain tensor, but visits nothing inside, as in a module without tensors
-//! (dropout). Such fields between the same two parameters are the candidates.
-//! With `#[module(skip)]`, Burn passes no name.
+//! Burn does not pass the names of the fields. The visitor also enters the field of a plain tensor,
+//! but visits nothing inside, as in a module without tensors (dropout). Such fields between the
+//! same two parameters are the candidates. With `#[module(skip)]`, Burn passes no name.
 //!
-//! A tensor inside a type that is not a module (`#[module(skip)]` on a struct)
-//! is invisible to Burn and therefore not compared.
+//! A tensor inside a type that is not a module (`#[module(skip)]` on a struct) is invisible to Burn
+//! and therefore not compared.
 
 use std::cmp::Ordering;
 
@@ -31,20 +29,18 @@ use crate::error::ZeroError;
 use crate::group::Group;
 use crate::module::{AutodiffModule, Bool, Int, ModulePath, ModuleVisitor, Param, Tensor};
 
-/// A tensor of a module that is not a `Param`: its name, its shape and a hash of
-/// its values.
+/// A tensor of a module that is not a `Param`: its name, its shape and a hash of its values.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PlainTensor {
-    /// The module path. If several fields are possible, all of them, separated
-    /// by ` or `.
+    /// The module path. If several fields are possible, all of them, separated by ` or `.
     path: String,
     shape: Vec<usize>,
     hash: u64,
 }
 
 impl PlainTensor {
-    /// Returns the module path, such as `mask`. If several fields of the module
-    /// may be this tensor, they are separated by ` or `.
+    /// Returns the module path, such as `mask`. If several fields of the module may be this tensor,
+    /// they are separated by ` or `.
     pub fn path(&self) -> &str {
         &self.path
     }
@@ -54,13 +50,11 @@ impl PlainTensor {
         self.hash
     }
 
-    /// Finds the plain tensors of a sharded module and compares them over the
-    /// ranks. All ranks call this together.
+    /// Finds the plain tensors of a sharded module and compares them over the ranks. All ranks call
+    /// this together.
     ///
     /// # Errors
-    ///
-    /// Returns an error if a tensor differs between ranks, or if the collective
-    /// fails.
+    /// Returns an error if a tensor differs between ranks, or if the collective fails.
     pub(crate) fn compared<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
         module: &M,
         group: &Group<B>,
@@ -111,8 +105,8 @@ impl PlainTensor {
         named.collect()
     }
 
-    /// Adds the path of the field. `empty` are the paths of the empty fields
-    /// after the same parameter, and this is tensor `place` of `count` there.
+    /// Adds the path of the field. `empty` are the paths of the empty fields after the same
+    /// parameter, and this is tensor `place` of `count` there.
     fn named(tensor: ObservedTensor, empty: &[&str], place: usize, count: usize) -> Self {
         let ObservedTensor { after, shape, hash, .. } = tensor;
         let path = match (empty.len().cmp(&count), after) {
@@ -127,15 +121,14 @@ impl PlainTensor {
     }
 }
 
-/// A visitor that asks all parameters and buffers for their devices, and finds
-/// the fields without any.
+/// A visitor that asks all parameters and buffers for their devices, and finds the fields without
+/// any.
 #[derive(Default)]
 struct EmptyFields {
     path: ModulePath,
     /// For each module around the current position, whether it is empty so far.
     are_empty: Vec<bool>,
-    /// The paths of the empty fields, each with the number of parameters before
-    /// it.
+    /// The paths of the empty fields, each with the number of parameters before it.
     found: Vec<(usize, String)>,
 }
 

@@ -1,8 +1,9 @@
 //! Checks that all ranks have built the same module before they exchange its values.
 //!
-//! Collectives only compare sizes. If one rank had an additional layer, ranks would exchange the values of different
-//! parameters, or run different collectives. Ranks therefore exchange a line for each parameter and buffer in module
-//! order, and the error names the first line that differs. Main function: [`check_module`].
+//! Collectives only compare sizes. If one rank had an additional layer, ranks would exchange the
+//! values of different parameters, or run different collectives. Ranks therefore exchange a line
+//! for each parameter and buffer in module order, and the error names the first line that differs.
+//! Main function: [`check_module`].
 
 use deepburn_comm::CollectiveTag;
 use deepburn_ops::OptimizerOps;
@@ -13,11 +14,10 @@ use crate::group::Group;
 /// The separator between parameters and buffers in the exchanged text. Paths never contain it.
 const LISTS: &str = "\u{1}";
 
-/// Checks that all ranks have the same parameters and buffers in the same order. All ranks call this together and get
-/// the same result. Parameters and buffers share one collective.
+/// Checks that all ranks have the same parameters and buffers in the same order. All ranks call
+/// this together and get the same result. Parameters and buffers share one collective.
 ///
 /// # Errors
-///
 /// Returns an error with the first parameter or buffer that differs, or if the collective fails.
 pub(crate) fn check_module<B: OptimizerOps>(
     group: &Group<B>,

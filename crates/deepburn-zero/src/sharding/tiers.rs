@@ -1,8 +1,8 @@
 //! The tiers of a rank's offloaded model states, and the size of their file.
 //!
-//! Main types: `StateTiers` and `ShardTiers`, which assign a tier to each array.
-//! Both the run and the check of free disk space call them with all parameters in module
-//! order, so both use the same rule.
+//! Main types: `StateTiers` and `ShardTiers`, which assign a tier to each array. Both the run and
+//! the check of free disk space call them with all parameters in module order, so both use the same
+//! rule.
 //!
 //! ```text
 //!                     device          host memory        NVMe
@@ -19,8 +19,8 @@ use crate::ledger::Tier;
 use crate::offload::{CHUNK, ChunkLayout};
 use crate::sharding::ParameterSize;
 
-/// Assigns a tier to the optimizer states and gradient sum of each trainable
-/// parameter, in module order.
+/// Assigns a tier to the optimizer states and gradient sum of each trainable parameter, in module
+/// order.
 #[derive(Debug, Clone)]
 pub(crate) struct StateTiers {
     /// The tier of offloaded states; the device without offload.
@@ -34,12 +34,11 @@ pub(crate) struct StateTiers {
 impl StateTiers {
     /// Returns the tiers of a model with these parameters.
     ///
-    /// With a `ratio` below 1, the states of the first parameters stay on the
-    /// device, up to `1 - ratio` of all elements. All parameters from the first
-    /// one that does not fit are offloaded. DeepSpeed's `stage3.py` applies the
-    /// same rule to sub-groups of `sub_group_size` elements, with `i >= int((1 -
-    /// ratio) * count)`. Elements are counted without padding, so the result
-    /// does not depend on the number of ranks.
+    /// With a `ratio` below 1, the states of the first parameters stay on the device, up to
+    /// `1 - ratio` of all elements. All parameters from the first one that does not fit are
+    /// offloaded. DeepSpeed's `stage3.py` applies the same rule to sub-groups of `sub_group_size`
+    /// elements, with `i >= int((1 - ratio) * count)`. Elements are counted without padding, so the
+    /// result does not depend on the number of ranks.
     pub(crate) fn new(parameters: &[ParameterSize], zero: &ZeroPlan) -> Self {
         let trainable = parameters.iter().filter(|parameter| parameter.is_trainable());
         let total = trainable.fold(0, |sum: u64, parameter| sum.saturating_add(parameter.numel));
@@ -53,8 +52,7 @@ impl StateTiers {
         Self { offloaded, kept: kept as usize, before: 0 }
     }
 
-    /// Returns the tier for the next trainable parameter, which has `numel`
-    /// elements.
+    /// Returns the tier for the next trainable parameter, which has `numel` elements.
     pub(crate) fn next(&mut self, numel: usize) -> Tier {
         self.before = self.before.saturating_add(numel);
         if self.before > self.kept { self.offloaded } else { Tier::Device }
@@ -82,10 +80,9 @@ impl ShardTiers {
 
     /// Returns the tier of the next shard of `len` elements, including padding.
     ///
-    /// With NVMe, the first `max_in_cpu` elements stay in host memory. All
-    /// preceding shards count, even ones that did not fit, as in DeepSpeed
-    /// (`_create_fp16_partitions_with_defragmentation` of `stage3.py`).
-    /// DeepSpeed counts groups of `sub_group_size` elements; here each shard is
+    /// With NVMe, the first `max_in_cpu` elements stay in host memory. All preceding shards count,
+    /// even ones that did not fit, as in DeepSpeed (`_create_fp16_partitions_with_defragmentation`
+    /// of `stage3.py`). DeepSpeed counts groups of `sub_group_size` elements; here each shard is
     /// counted separately.
     pub(crate) fn next(&mut self, len: usize) -> Tier {
         self.before = self.before.saturating_add(len);
@@ -99,21 +96,20 @@ impl ShardTiers {
     }
 }
 
-/// Returns the largest element size of an accumulated gradient in bytes. With
-/// one micro-batch, the gradient may be in the communication type.
+/// Returns the largest element size of an accumulated gradient in bytes. With one micro-batch, the
+/// gradient may be in the communication type.
 pub(crate) fn gradient_bytes(precision: &PrecisionPlan) -> usize {
     precision.communication.bytes().max(precision.accumulation.bytes())
 }
 
-/// Returns the size in bytes of the file in which each rank stores its offloaded
-/// states; 0 without NVMe offload.
+/// Returns the size in bytes of the file in which each rank stores its offloaded states; 0 without
+/// NVMe offload.
 ///
-/// The file contains shards on NVMe, masters, moments and accumulated gradients.
-/// Each array is padded to the alignment of direct I/O. All ranks have files of
-/// the same size, because shards are padded to the same length.
+/// The file contains shards on NVMe, masters, moments and accumulated gradients. Each array is
+/// padded to the alignment of direct I/O. All ranks have files of the same size, because shards are
+/// padded to the same length.
 ///
 /// # Panics
-///
 /// Panics if `ranks` is 0.
 pub fn swap_bytes(
     parameters: &[ParameterSize],

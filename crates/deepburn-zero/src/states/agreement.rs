@@ -46,7 +46,8 @@ impl<B: OptimizerOps> ModelStates<B> {
     /// Checks the sums over all ranks. If the ranks disagree, they exchange their checksums.
     ///
     /// # Errors
-    /// Returns an error with the parameter and the ranks if they disagree, or if the exchange fails.
+    /// Returns an error with the parameter and the ranks if they disagree, or if the exchange
+    /// fails.
     pub(super) fn check_agreement(&self, sums: &[f64]) -> Result<(), ZeroError> {
         // The sums are integers below 2^53, and their products fit u128.
         let [ranks, sum, squares] = [sums[0], sums[1], sums[2]].map(|it| it as u128);

@@ -12,26 +12,23 @@ use crate::module::AutodiffModule;
 use crate::sharding::Buffer;
 use deepburn_comm::Partition;
 
-/// Methods for buffers. They take the module that [`ModelStates::shard`] or a
-/// later call has returned, because the module holds the values of its buffers.
+/// Methods for buffers. They take the module that [`ModelStates::shard`] or a later call has
+/// returned, because the module holds the values of its buffers.
 impl<B: OptimizerOps> ModelStates<B> {
-    /// Returns the buffers in module order: running statistics, integer and
-    /// bool parameters.
+    /// Returns the buffers in module order: running statistics, integer and bool parameters.
     pub fn buffers(&self) -> &[Buffer] {
         self.module.buffers.all()
     }
 
-    /// Averages running statistics over the ranks. All ranks call this together
-    /// after each backward pass, and before the module is evaluated or saved.
-    /// Without running statistics, nothing is exchanged.
+    /// Averages running statistics over the ranks. All ranks call this together after each backward
+    /// pass, and before the module is evaluated or saved. Without running statistics, nothing is
+    /// exchanged.
     ///
-    /// If an element is infinite or NaN after an update, the average uses its
-    /// previous value.
+    /// If an element is infinite or NaN after an update, the average uses its previous value.
     ///
     /// # Errors
-    ///
-    /// Returns an error if the shape of a statistic has changed, if this is a
-    /// different module, or if the collective fails.
+    /// Returns an error if the shape of a statistic has changed, if this is a different module, or
+    /// if the collective fails.
     pub fn agree_buffers<M: AutodiffModule<Training<B>>>(
         &self,
         module: &M,
@@ -39,14 +36,11 @@ impl<B: OptimizerOps> ModelStates<B> {
         self.module.buffers.agree(module)
     }
 
-    /// Returns the values of the buffer at `path` in the type of the buffer; a
-    /// bool is one byte. For a running statistic, it returns the last average.
-    /// Uses no collective.
+    /// Returns the values of the buffer at `path` in the type of the buffer; a bool is one byte.
+    /// For a running statistic, it returns the last average. Uses no collective.
     ///
     /// # Errors
-    ///
-    /// Returns an error if the module has no such buffer, or if it is a
-    /// different module.
+    /// Returns an error if the module has no such buffer, or if it is a different module.
     pub fn buffer_data<M: AutodiffModule<Training<B>>>(
         &self,
         module: &M,
@@ -57,13 +51,11 @@ impl<B: OptimizerOps> ModelStates<B> {
         self.module.buffers.data(module, index)
     }
 
-    /// Returns the flat elements of each buffer that this rank saves. Buffers
-    /// are partitioned like parameters
-    /// ([`Partition::owned`](crate::Partition::owned)). For running statistics,
-    /// the elements of the last average are returned.
+    /// Returns the flat elements of each buffer that this rank saves. Buffers are partitioned like
+    /// parameters ([`Partition::owned`](crate::Partition::owned)). For running statistics, the
+    /// elements of the last average are returned.
     ///
     /// # Errors
-    ///
     /// Returns an error if this is a different module.
     pub fn owned_buffers<M: AutodiffModule<Training<B>>>(
         &self,
@@ -82,12 +74,10 @@ impl<B: OptimizerOps> ModelStates<B> {
         owned.collect()
     }
 
-    /// Returns the module with new values of its buffers. `read` returns the
-    /// complete, flat values of a buffer, or `None` to leave it unchanged. If
-    /// `read` fails, nothing is changed.
+    /// Returns the module with new values of its buffers. `read` returns the complete, flat values
+    /// of a buffer, or `None` to leave it unchanged. If `read` fails, nothing is changed.
     ///
     /// # Errors
-    ///
     /// Returns the errors of `read`, or an error for a wrong number of values.
     pub fn load_buffers<M: AutodiffModule<Training<B>>, E: From<ZeroError>>(
         &self,

@@ -1,19 +1,20 @@
 //! The compressed all-reduce of 1-bit optimizers.
 //!
-//! Main types: [`Momentum`], the values that one rank contributes, and [`ErrorFeedback`], its compression errors.
-//! Source: Tang et al. 2021, "1-bit Adam", as implemented by DeepSpeed's `compressed_allreduce`. Each rank sends one
-//! sign bit per element and one scale per tensor, and adds the compression error to the values of the next step. Each
-//! rank averages its part of every tensor, compresses the mean in the same way with a separate error, and sends it to
-//! all ranks. The result is therefore bitwise identical on all ranks.
+//! Main types: [`Momentum`], the values that one rank contributes, and [`ErrorFeedback`], its
+//! compression errors. Source: Tang et al. 2021, "1-bit Adam", as implemented by DeepSpeed's
+//! `compressed_allreduce`. Each rank sends one sign bit per element and one scale per tensor, and
+//! adds the compression error to the values of the next step. Each rank averages its part of every
+//! tensor, compresses the mean in the same way with a separate error, and sends it to all ranks.
+//! The result is therefore bitwise identical on all ranks.
 //!
 //! After the freeze, ranks do not reduce gradients. Each computes its momentum from its own
 //! gradient, and this exchange replaces it with the mean over all ranks. Every rank therefore needs
 //! complete gradients and momenta: sharding and offload are not supported.
 //!
-//! An element whose second moment is 0 has never had a gradient, for example in the embedding of an unseen token. One
-//! bit cannot represent 0, and any other momentum would be divided by `sqrt(0) + eps`. Such elements are excluded:
-//! their momentum and error stay 0, and scales do not include them. In DeepSpeed, the user has to pass a mask for this
-//! (`exp_avg_mask`).
+//! An element whose second moment is 0 has never had a gradient, for example in the embedding of an
+//! unseen token. One bit cannot represent 0, and any other momentum would be divided by
+//! `sqrt(0) + eps`. Such elements are excluded: their momentum and error stay 0, and scales do not
+//! include them. In DeepSpeed, the user has to pass a mask for this (`exp_avg_mask`).
 //!
 //! The exchange of a tensor of `n` elements on three ranks, with parts that begin at whole bytes:
 //!
@@ -69,7 +70,8 @@ pub(super) struct SignPartition {
     bytes: Partition,
 }
 
-/// The flat momentum of one tensor: this rank's momentum before the exchange, and the mean of all ranks after it.
+/// The flat momentum of one tensor: this rank's momentum before the exchange, and the mean of all
+/// ranks after it.
 pub(super) struct Momentum {
     /// All elements of the tensor, in host memory.
     pub(super) values: Vec<f32>,
@@ -88,8 +90,8 @@ pub(super) enum Scales {
 }
 
 impl Scales {
-    /// Returns the scale of each tensor: the root mean square of its live elements, or of the live elements of all
-    /// tensors.
+    /// Returns the scale of each tensor: the root mean square of its live elements, or of the live
+    /// elements of all tensors.
     fn of(self, squares: &[LiveSquares]) -> Vec<f32> {
         let scale = |squares: &LiveSquares| squares.root_mean_square() as f32;
         match self {
@@ -108,8 +110,8 @@ impl SignPartition {
         Self { numel, bytes: Partition::new(numel.div_ceil(8), ranks) }
     }
 
-    /// Returns the elements that `rank` averages. For a small tensor, the range of the last ranks may
-    /// be empty.
+    /// Returns the elements that `rank` averages. For a small tensor, the range of the last ranks
+    /// may be empty.
     pub(super) fn elements(&self, rank: usize) -> Range<usize> {
         let Range { start, end } = self.bytes.owned(rank);
         // The last byte may have fewer than eight elements.
@@ -127,8 +129,8 @@ impl SignPartition {
     }
 }
 
-/// Returns the size in bytes of [`ErrorFeedback`] for a tensor of `numel`
-/// elements on each of `ranks` ranks.
+/// Returns the size in bytes of [`ErrorFeedback`] for a tensor of `numel` elements on each of
+/// `ranks` ranks.
 ///
 /// This is the size on rank 0, whose part is the longest. A single rank compresses nothing, so it
 /// only has the live bits.
@@ -159,15 +161,14 @@ impl ErrorFeedback {
     }
 }
 
-/// Replaces this rank's momenta with compressed means over all ranks. A single
-/// rank compresses nothing. All ranks call this together with the same tensors.
+/// Replaces this rank's momenta with compressed means over all ranks. A single rank compresses
+/// nothing. All ranks call this together with the same tensors.
 ///
 /// The function updates the compression errors, which are added in the next exchange. During the
-/// call, messages take `2 * ranks` times the message size of each tensor. There are two collectives,
-/// an all-to-all and an all-gather, each for all tensors at once.
+/// call, messages take `2 * ranks` times the message size of each tensor. There are two
+/// collectives, an all-to-all and an all-gather, each for all tensors at once.
 ///
 /// # Errors
-///
 /// Returns an error if a collective fails.
 pub(super) fn compressed_means<B: Backend>(
     group: &Group<B>,
@@ -227,7 +228,8 @@ impl Momentum {
         add_error(&self.values, worker, live)
     }
 
-    /// Returns the concatenated messages to all ranks, and stores the compression error in the worker error.
+    /// Returns the concatenated messages to all ranks, and stores the compression error in the
+    /// worker error.
     fn compress(&mut self, cut: SignPartition, ranks: usize, scale: f32) -> Host<u8> {
         let ErrorFeedback { live, worker, .. } = &mut self.feedback;
         // This replaces each value with the remainder `value + error - scale * sign`.
@@ -236,8 +238,8 @@ impl Momentum {
         parts.flat_map(|part| message(part, scale, cut)).collect::<Vec<_>>().into()
     }
 
-    /// Averages this rank's part of the scaled signs of all ranks, in rank order. Adds the mean to the
-    /// server error and returns the squares of the result.
+    /// Averages this rank's part of the scaled signs of all ranks, in rank order. Adds the mean to
+    /// the server error and returns the squares of the result.
     fn average(&mut self, cut: SignPartition, rank: usize, received: &[u8]) -> LiveSquares {
         let mut mean = vec![0.0; cut.elements(rank).len()];
         let ErrorFeedback { live, server, .. } = &mut self.feedback;
@@ -259,8 +261,8 @@ impl Momentum {
         message(&signs, scale, cut).into()
     }
 
-    /// Replaces the values with the means over all ranks: plus or minus the scale of the part, and 0
-    /// for excluded elements.
+    /// Replaces the values with the means over all ranks: plus or minus the scale of the part, and
+    /// 0 for excluded elements.
     fn decompress(&mut self, cut: SignPartition, means: &[u8]) {
         for (rank, message) in means.chunks_exact(cut.message()).enumerate() {
             let live = &self.feedback.live[cut.bytes.owned(rank)];
@@ -270,8 +272,7 @@ impl Momentum {
     }
 }
 
-/// Builds a message: signs, zeros up to the length of the longest part, and the
-/// scale.
+/// Builds a message: signs, zeros up to the length of the longest part, and the scale.
 fn message(signs: &[u8], scale: f32, cut: SignPartition) -> Vec<u8> {
     let mut message = signs.to_vec();
     // All messages of a collective must have the same length.

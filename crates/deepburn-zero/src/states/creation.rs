@@ -33,22 +33,20 @@ use crate::sharding::{
 };
 
 impl<B: OptimizerOps> ModelStates<B> {
-    /// Shards `module` over `group` according to `policy` and returns the
-    /// module with handles instead of values.
+    /// Shards `module` over `group` according to `policy` and returns the module with handles
+    /// instead of values.
     ///
-    /// Every rank starts with the values of rank 0, including buffers. The
-    /// returned module is used like the original. Ranks may pass clones of one
-    /// module; the returned modules no longer share running statistics.
+    /// Every rank starts with the values of rank 0, including buffers. The returned module is used
+    /// like the original. Ranks may pass clones of one module; the returned modules no longer share
+    /// running statistics.
     ///
-    /// Only rank 0 initialises lazy parameters, one after the other. In addition
-    /// to the states that it keeps, a rank holds at most one complete parameter.
+    /// Only rank 0 initializes lazy parameters, one after the other. In addition to the states that
+    /// it keeps, a rank holds at most one complete parameter.
     ///
     /// # Errors
-    ///
-    /// Returns an error if a parameter is not f32 or cannot be initialised, if
-    /// no parameter is trainable, if a parameter group matches no parameter, if
-    /// two layers share a running statistic, or if the modules of the ranks
-    /// differ.
+    /// Returns an error if a parameter is not f32 or cannot be initialized, if no parameter is
+    /// trainable, if a parameter group matches no parameter, if two layers share a running
+    /// statistic, or if the modules of the ranks differ.
     pub fn shard<M: AutodiffModule<Training<B>>>(
         module: M,
         policy: Policy,
@@ -81,8 +79,7 @@ impl<B: OptimizerOps> ModelStates<B> {
             precision.autocast.map(element_type),
             any_stages,
         );
-        // Persistent copies are created by the same all-gather that updates them
-        // after each step.
+        // Persistent copies are created by the same all-gather that updates them after each step.
         gatherer.refresh_persistent()?;
         let settings = StateSettings {
             share,
@@ -112,9 +109,8 @@ impl<B: OptimizerOps> ModelStates<B> {
 /// Returns the arrangement of all ranks.
 ///
 /// # Errors
-///
-/// Returns an error if the stages of the layout do not divide the ranks, or if a shard group does not
-/// divide the ranks of a stage.
+/// Returns an error if the stages of the layout do not divide the ranks, or if a shard group does
+/// not divide the ranks of a stage.
 fn mesh_of<B: Backend>(world: &Group<B>, policy: &Policy) -> Result<Mesh, MeshError> {
     let stages = policy.pipeline.as_ref().map_or(1, PipelineLayout::stages);
     // Sizes of 0 and sizes that do not divide the ranks are left to `Mesh::new`, which reports
@@ -136,7 +132,6 @@ fn share_of<B: Backend>(policy: &Policy, groups: &MeshGroups<B>) -> ShardSpec {
 /// Checks that stages can train the model independently between two messages.
 ///
 /// # Errors
-///
 /// Returns [`ZeroError::Pipeline`] with what is not supported.
 fn check_pipeline(optimizer: &OptimizerPlan, buffers: &[Buffer]) -> Result<(), ZeroError> {
     let statistic = buffers.iter().find(|buffer| buffer.kind() == BufferKind::RunningStatistic);
@@ -150,12 +145,10 @@ fn check_pipeline(optimizer: &OptimizerPlan, buffers: &[Buffer]) -> Result<(), Z
     Err(ZeroError::Pipeline { reason })
 }
 
-/// Checks that the plan neither shards nor offloads states if its optimizer
-/// exchanges momenta, because a compressed exchange needs complete states on the
-/// device.
+/// Checks that the plan neither shards nor offloads states if its optimizer exchanges momenta,
+/// because a compressed exchange needs complete states on the device.
 ///
 /// # Errors
-///
 /// Returns [`ZeroError::MomentumExchange`] with the unsupported setting.
 fn check_whole_states(policy: &Policy) -> Result<(), ZeroError> {
     let zero = &policy.zero;
@@ -180,8 +173,8 @@ struct ShardedParameters<B: Backend> {
     parking: Option<Parking>,
 }
 
-/// Replaces the values of `module` with handles and creates the optimizer for
-/// the slices that this rank updates.
+/// Replaces the values of `module` with handles and creates the optimizer for the slices that this
+/// rank updates.
 fn shard_parameters<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
     module: M,
     policy: &Policy,
@@ -223,8 +216,8 @@ fn shard_parameters<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
     let states = Optimizer::new(working, parking.as_ref());
     let sharder = Sharder::new(homes, share, shards, states, updates, ledger.clone(), &buffers);
     let (module, table) = sharder.shard(module)?;
-    // Only now is every parameter a handle, which can be asked for its device
-    // without initializing it.
+    // Only now is every parameter a handle, which can be asked for its device without initializing
+    // it.
     let plain_tensors = PlainTensor::compared::<B, M>(&module, world)?;
     gatherer.serve(table.parameters.clone(), persistent_copies(&table.parameters, zero));
     Ok((module, ShardedParameters { gatherer, table, buffers, plain_tensors, parking }))
@@ -234,7 +227,6 @@ fn shard_parameters<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
 /// themselves or whole parameters.
 ///
 /// # Errors
-///
 /// Returns an error if the ranks of a secondary shard group do not divide the shard group.
 fn secondary_shards<B: OptimizerOps>(
     groups: &MeshGroups<B>,
@@ -307,13 +299,12 @@ fn block_recorder<B: OptimizerOps>(
 
 /// Checks the parameter groups and returns the sizes of all parameters.
 ///
-/// The sizes determine the tiers of offloaded states and the size of their file
-/// before memory is allocated.
+/// The sizes determine the tiers of offloaded states and the size of their file before memory is
+/// allocated.
 ///
 /// # Errors
-///
-/// Returns an error if a parameter group matches no parameter, or if the
-/// optimizer is Muon and no trained parameter is a matrix.
+/// Returns an error if a parameter group matches no parameter, or if the optimizer is Muon and no
+/// trained parameter is a matrix.
 fn updated_sizes<B: Backend>(
     parameters: &[ModuleParameter],
     assignment: Assignment<'_>,
@@ -344,8 +335,8 @@ fn updated_sizes<B: Backend>(
     Ok(held.filter(|(_, role)| **role != Role::Elsewhere).map(size).collect())
 }
 
-/// Returns the parameters of which every rank keeps a complete copy in addition
-/// to its shard; none below stage 3.
+/// Returns the parameters of which every rank keeps a complete copy in addition to its shard; none
+/// below stage 3.
 fn persistent_copies<B: Backend>(parameters: &[Arc<Parameter<B>>], zero: &ZeroPlan) -> Vec<usize> {
     if !zero.stage.shards_parameters() {
         return Vec::new();
@@ -360,11 +351,10 @@ fn persistent_copies<B: Backend>(parameters: &[Arc<Parameter<B>>], zero: &ZeroPl
     persistent
 }
 
-/// Returns the location of each parameter's accumulated gradient, which is the
-/// same as for its optimizer states.
+/// Returns the location of each parameter's accumulated gradient, which is the same as for its
+/// optimizer states.
 ///
 /// # Errors
-///
 /// Returns an error if the file of offloaded states is full.
 fn sum_homes<B: OptimizerOps>(
     parameters: &[Arc<Parameter<B>>],

@@ -37,10 +37,12 @@ use crate::ledger::{Category, Ledger};
 use crate::optimizer::{MatrixOwner, StepInProgress, UpdateDirection, UpdateRound, WORKSPACE};
 use crate::parameter::{Parameter, ShardSpec};
 
-/// Returns the work of the compressed exchange of `elements` elements over `ranks` ranks, in host memory.
+/// Returns the work of the compressed exchange of `elements` elements over `ranks` ranks, in host
+/// memory.
 ///
-/// Values and errors in f32 are read and written once before the signs are sent, and the values are written from the
-/// signs of the mean. Each rank averages its part of the elements, whose errors it reads and writes. A sign takes a bit.
+/// Values and errors in f32 are read and written once before the signs are sent, and the values are
+/// written from the signs of the mean. Each rank averages its part of the elements, whose errors it
+/// reads and writes. A sign takes a bit.
 fn compression_work(elements: u64, ranks: u64) -> Work {
     let float = size_of::<f32>() as u64;
     let part = elements.div_ceil(ranks);
@@ -63,11 +65,10 @@ pub(super) struct Exchange<'a, B: Backend> {
 }
 
 impl<B: OptimizerOps> Exchange<'_, B> {
-    /// Runs the exchange of a round and returns each final direction with the
-    /// pass that applies it. All ranks call this with the same round.
+    /// Runs the exchange of a round and returns each final direction with the pass that applies it.
+    /// All ranks call this with the same round.
     ///
     /// # Errors
-    ///
     /// Returns an error if a collective fails.
     pub(super) fn run(
         &mut self,
@@ -100,7 +101,6 @@ impl<B: OptimizerOps> Exchange<'_, B> {
     /// divided by it afterwards.
     ///
     /// # Errors
-    ///
     /// Returns an error if a collective fails.
     fn agree(
         &mut self,
@@ -162,14 +162,12 @@ impl<B: OptimizerOps> Exchange<'_, B> {
         agreed.collect()
     }
 
-    /// Returns the L2 norms of the complete values and of the complete direction
-    /// of each tensor.
+    /// Returns the L2 norms of the complete values and of the complete direction of each tensor.
     ///
     /// A rank sends at most about `2 log2(n)` numbers for each sum over its `n` elements, because a
     /// range consists of that many complete subtrees.
     ///
     /// # Errors
-    ///
     /// Returns an error if the collective fails.
     fn norms(&self, directions: &[UpdateDirection<B>]) -> Result<Vec<[f64; 2]>, ZeroError> {
         let squares: Vec<_> =
@@ -224,12 +222,10 @@ impl<B: OptimizerOps> Exchange<'_, B> {
 
     /// Orthogonalises each matrix on its owner and broadcasts the results.
     ///
-    /// A rank holds the complete directions of the round until it has extracted
-    /// the matrix that it owns, and later the results of all owners. Ranks that
-    /// own no matrix wait for the owners.
+    /// A rank holds the complete directions of the round until it has extracted the matrix that it
+    /// owns, and later the results of all owners. Ranks that own no matrix wait for the owners.
     ///
     /// # Errors
-    ///
     /// Returns an error if a collective fails.
     fn orthogonalize(
         &self,
@@ -246,8 +242,7 @@ impl<B: OptimizerOps> Exchange<'_, B> {
         let own = place.map(|place| wholes.swap_remove(place).into_flat());
         // The matrices of other owners are dropped before the computation.
         drop(wholes);
-        // Each owner computes before the first broadcast, so that all owners work
-        // at the same time.
+        // Each owner computes before the first broadcast, so that all owners work at the same time.
         let mut result = place.zip(own).map(|(place, own)| {
             let parameter = &self.parameters[owners[place].index];
             let workspace = parameter.numel() * WORKSPACE as usize * size_of::<f32>();
@@ -268,12 +263,10 @@ impl<B: OptimizerOps> Exchange<'_, B> {
         Ok(turned)
     }
 
-    /// Broadcasts the flat result of rank `owner`. The owner passes its result as
-    /// `own`. All other ranks pass `None` and receive into zeros of the same
-    /// length.
+    /// Broadcasts the flat result of rank `owner`. The owner passes its result as `own`. All other
+    /// ranks pass `None` and receive into zeros of the same length.
     ///
     /// # Errors
-    ///
     /// Returns an error if the collective fails.
     fn broadcast(
         &self,
@@ -294,7 +287,6 @@ impl<B: OptimizerOps> Exchange<'_, B> {
     /// `directions`. At stage 0 they are shared, not copied.
     ///
     /// # Errors
-    ///
     /// Returns an error if the all-gather fails.
     fn whole(&self, directions: &[UpdateDirection<B>]) -> Result<Vec<DeviceArray<B>>, ZeroError> {
         let elements = directions.iter().map(|it| DeviceArray::Dense(it.elements.clone()));

@@ -1,7 +1,8 @@
 //! Saves and loads the compression errors of 1-bit optimizers.
 //!
-//! For each tensor, every rank has a worker error with all elements, so checkpoints store one array per rank. The
-//! server errors of all ranks form one additional array. Each rank saves its owned elements of every array.
+//! For each tensor, every rank has a worker error with all elements, so checkpoints store one array
+//! per rank. The server errors of all ranks form one additional array. Each rank saves its owned
+//! elements of every array.
 
 use std::sync::Arc;
 
@@ -18,8 +19,8 @@ use crate::error::ZeroError;
 use crate::parameter::Parameter;
 
 impl<B: OptimizerOps> ModelStates<B> {
-    /// Returns the arrays of compression errors of the parameter at `index`. There are none before the first exchange,
-    /// and on a single rank.
+    /// Returns the arrays of compression errors of the parameter at `index`. There are none before
+    /// the first exchange, and on a single rank.
     pub(super) fn error_arrays(&self, index: usize) -> impl Iterator<Item = StateArray> + use<B> {
         let ranks = self.groups.data().world_size();
         let is_empty = self.parameters[index].numel() == 0;
@@ -28,15 +29,13 @@ impl<B: OptimizerOps> ModelStates<B> {
         workers.chain([StateArray::ServerError]).filter(move |_| has_errors)
     }
 
-    /// Returns the elements of all compression errors that this rank owns, by
-    /// parameter index, in the order of [`arrays`](Self::arrays). All ranks
-    /// call this together.
+    /// Returns the elements of all compression errors that this rank owns, by parameter index, in
+    /// the order of [`arrays`](Self::arrays). All ranks call this together.
     ///
-    /// The result takes as much memory as this rank's errors. During the call,
-    /// there are two more copies of one parameter's worker errors.
+    /// The result takes as much memory as this rank's errors. During the call, there are two more
+    /// copies of one parameter's worker errors.
     ///
     /// # Errors
-    ///
     /// Returns an error if a collective fails.
     pub fn owned_errors(&self) -> Result<Vec<Vec<OwnedState<B>>>, ZeroError> {
         let parameters = self.parameters.iter().zip(&self.errors);
@@ -73,19 +72,15 @@ impl<B: OptimizerOps> ModelStates<B> {
         Ok(workers.chain([server]).collect())
     }
 
-    /// Loads the compression errors of a checkpoint, after
-    /// [`load_moments`](Self::load_moments).
+    /// Loads the compression errors of a checkpoint, after [`load_moments`](Self::load_moments).
     ///
-    /// `workers` returns the number of ranks that saved a worker error for a
-    /// parameter path, and `read` returns each segment. If the number of ranks
-    /// has changed, every rank starts with the mean of all worker errors, which
-    /// has the same effect on the mean over ranks. On a single rank and before
-    /// the freeze, the errors are dropped with a warning.
+    /// `workers` returns the number of ranks that saved a worker error for a parameter path, and
+    /// `read` returns each segment. If the number of ranks has changed, every rank starts with the
+    /// mean of all worker errors, which has the same effect on the mean over ranks. On a single
+    /// rank and before the freeze, the errors are dropped with a warning.
     ///
     /// # Errors
-    ///
-    /// Returns the errors of `read`, or an error for a segment of the wrong
-    /// length.
+    /// Returns the errors of `read`, or an error for a segment of the wrong length.
     pub fn load_errors<E: From<ZeroError>>(
         &mut self,
         workers: impl Fn(&str) -> usize,
@@ -96,8 +91,8 @@ impl<B: OptimizerOps> ModelStates<B> {
         if !self.parameters.iter().any(|parameter| has_errors(&parameter)) {
             return Ok(());
         }
-        // Before the freeze, uncompressed steps still change the second moment
-        // and therefore the set of compressed elements.
+        // Before the freeze, uncompressed steps still change the second moment and therefore the
+        // set of compressed elements.
         if ranks == 1 || !self.optimizer.keeps_errors() {
             let why = match ranks {
                 1 => "a single rank compresses nothing",

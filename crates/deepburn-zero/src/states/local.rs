@@ -1,10 +1,9 @@
 //! Saves and loads the states of 0/1 Adam that differ between ranks.
 //!
-//! Between two averages, ranks have different momenta and accumulated updates.
-//! Checkpoints store one array per rank for each of them, as for worker errors.
-//! Parameters differ too, but are computed from the accumulated updates.
-//! Checkpoints only store the common parameters that all ranks had after the
-//! last average.
+//! Between two averages, ranks have different momenta and accumulated updates. Checkpoints store
+//! one array per rank for each of them, as for worker errors. Parameters differ too, but are
+//! computed from the accumulated updates. Checkpoints only store the common parameters that all
+//! ranks had after the last average.
 //!
 //! ```text
 //! parameter of rank r = common + momentum_accumulator of rank r
@@ -24,10 +23,9 @@ use crate::optimizer::KeptArray;
 use crate::parameter::{Parameter, Publisher};
 
 impl<B: OptimizerOps> ModelStates<B> {
-    /// Returns the sum of learning rates since ranks last averaged their
-    /// updates. Returns `None` if all ranks have the same parameters and
-    /// moments: directly after an average, and with every optimizer except 0/1
-    /// Adam.
+    /// Returns the sum of learning rates since ranks last averaged their updates. Returns `None` if
+    /// all ranks have the same parameters and moments: directly after an average, and with every
+    /// optimizer except 0/1 Adam.
     pub fn local_rates(&self) -> Option<f64> {
         self.optimizer.local_rates()
     }
@@ -42,16 +40,13 @@ impl<B: OptimizerOps> ModelStates<B> {
         names.flat_map(move |name| (0..ranks).map(move |rank| StateArray::Local(name, rank)))
     }
 
-    /// Returns the owned elements of the states that differ between ranks, by
-    /// parameter index, in the order of [`arrays`](Self::arrays). All ranks call
-    /// this together.
+    /// Returns the owned elements of the states that differ between ranks, by parameter index, in
+    /// the order of [`arrays`](Self::arrays). All ranks call this together.
     ///
-    /// The momentum and the accumulated updates of each parameter are exchanged
-    /// in host memory, one array at a time. The lists are empty between an
-    /// average and the next local step.
+    /// The momentum and the accumulated updates of each parameter are exchanged in host memory, one
+    /// array at a time. The lists are empty between an average and the next local step.
     ///
     /// # Errors
-    ///
     /// Returns an error if a collective fails.
     pub fn owned_local(&self) -> Result<Vec<Vec<OwnedState<B>>>, ZeroError> {
         let of = |parameter: &Parameter<B>| {
@@ -75,16 +70,13 @@ impl<B: OptimizerOps> ModelStates<B> {
         self.parameters.iter().map(|parameter| of(parameter)).collect()
     }
 
-    /// Loads the states that differ between the `ranks` ranks of a checkpoint,
-    /// after [`load_moments`](Self::load_moments). `rates` is the sum of
-    /// learning rates since their last average, and `read` returns each
-    /// segment. If the number of ranks has changed, or the next step is not
-    /// local, every rank starts with the mean.
+    /// Loads the states that differ between the `ranks` ranks of a checkpoint, after
+    /// [`load_moments`](Self::load_moments). `rates` is the sum of learning rates since their last
+    /// average, and `read` returns each segment. If the number of ranks has changed, or the next
+    /// step is not local, every rank starts with the mean.
     ///
     /// # Errors
-    ///
-    /// Returns the errors of `read`, or an error for a segment of the wrong
-    /// length.
+    /// Returns the errors of `read`, or an error for a segment of the wrong length.
     pub fn load_local<E: From<ZeroError>>(
         &mut self,
         rates: Option<f64>,
@@ -94,8 +86,8 @@ impl<B: OptimizerOps> ModelStates<B> {
         if rates.is_none() || ranks == 0 || !self.optimizer.takes_local_steps() {
             return Ok(());
         }
-        // If the run was resumed with a larger `var_freeze_step`, the next step
-        // is not local and needs the same model on all ranks.
+        // If the run was resumed with a larger `var_freeze_step`, the next step is not local and
+        // needs the same model on all ranks.
         let is_local = self.optimizer.steps_locally();
         self.optimizer.set_local_rates(rates.filter(|_| is_local));
         let rank = self.groups.data().rank();
@@ -105,8 +97,8 @@ impl<B: OptimizerOps> ModelStates<B> {
                  updates"
             );
         }
-        // With the same number of ranks, each rank continues exactly. Otherwise
-        // all ranks start from the mean, as after an average.
+        // With the same number of ranks, each rank continues exactly. Otherwise all ranks start
+        // from the mean, as after an average.
         let keeps_own = is_local && ranks == self.groups.data().world_size();
         let own = if keeps_own { rank..rank + 1 } else { 0..ranks };
         let mut publisher = Publisher::new(self.groups.data(), self.settings.allgather_bucket_size);

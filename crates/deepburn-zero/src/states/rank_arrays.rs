@@ -1,8 +1,8 @@
 //! Saves and loads arrays that differ between ranks.
 //!
-//! Examples are compression errors and the states of local steps. Checkpoints
-//! store one array per rank, each with the length of the parameter. Before they
-//! are saved, every rank receives its owned elements of every rank's array.
+//! Examples are compression errors and the states of local steps. Checkpoints store one array per
+//! rank, each with the length of the parameter. Before they are saved, every rank receives its
+//! owned elements of every rank's array.
 //!
 //! ```text
 //!             worker error of rank 0   worker error of rank 1
@@ -26,12 +26,11 @@ use crate::parameter::Parameter;
 pub type OwnedState<B> = (StateArray, OwnedArray<B>);
 
 impl<B: OptimizerOps> ModelStates<B> {
-    /// Exchanges the arrays of all ranks and returns this rank's owned elements
-    /// of each array, by rank. `values` is this rank's array with all elements
-    /// of the parameter, which must not be empty. All ranks call this together.
+    /// Exchanges the arrays of all ranks and returns this rank's owned elements of each array, by
+    /// rank. `values` is this rank's array with all elements of the parameter, which must not be
+    /// empty. All ranks call this together.
     ///
     /// # Errors
-    ///
     /// Returns an error if the collective fails.
     pub(super) fn owned_of_ranks(
         &self,
@@ -41,8 +40,7 @@ impl<B: OptimizerOps> ModelStates<B> {
     ) -> Result<Vec<OwnedArray<B>>, ZeroError> {
         let ranks = self.groups.data().world_size();
         let partition = Partition::new(parameter.numel(), ranks);
-        // The array is padded so that the partition of bytes matches the
-        // partition of elements.
+        // The array is padded so that the partition of bytes matches the partition of elements.
         let sent = padded_bytes(values, ranks * partition.shard_len());
         let bytes = self.groups.data().bytes();
         let received =
@@ -53,8 +51,8 @@ impl<B: OptimizerOps> ModelStates<B> {
     }
 }
 
-/// Reads the complete arrays of these ranks and returns their mean. The mean of
-/// a single array is bitwise identical to the array.
+/// Reads the complete arrays of these ranks and returns their mean. The mean of a single array is
+/// bitwise identical to the array.
 pub(super) fn read_mean<B: Backend, E: From<ZeroError>>(
     parameter: &Parameter<B>,
     ranks: Range<usize>,

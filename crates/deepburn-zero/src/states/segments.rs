@@ -1,11 +1,9 @@
 //! Saves and loads model states by segment, for checkpoints.
 //!
-//! Each rank saves its owned elements of each array, without padding. The
-//! partition is the same at every stage. Each rank loads the range that it keeps
-//! at its own stage and number of ranks. States can therefore be loaded at
-//! another stage than they were saved at. After loading, working copies, masters,
-//! and complete and persistent parameters are the same as in an uninterrupted
-//! run.
+//! Each rank saves its owned elements of each array, without padding. The partition is the same at
+//! every stage. Each rank loads the range that it keeps at its own stage and number of ranks.
+//! States can therefore be loaded at another stage than they were saved at. After loading, working
+//! copies, masters, and complete and persistent parameters are the same as in an uninterrupted run.
 //!
 //! ```text
 //! a parameter of 10 elements on 4 ranks, shards of 3 elements
@@ -14,14 +12,13 @@
 //! loaded by 2 ranks, whole     rank 0: 0..10  rank 1: 0..10
 //! ```
 //!
-//! Saving does not copy arrays. An `OwnedArray` shares the tensor or the parked
-//! array with the model, and a step copies an array that is still shared.
-//! Working copies, gathered and persistent parameters are not saved, because
-//! loading recomputes them from the weights with the casts and collectives of an
-//! optimizer step.
+//! Saving does not copy arrays. An `OwnedArray` shares the tensor or the parked array with the
+//! model, and a step copies an array that is still shared. Working copies, gathered and persistent
+//! parameters are not saved, because loading recomputes them from the weights with the casts and
+//! collectives of an optimizer step.
 //!
-//! In a pipeline, the ranks of a parameter's last stage own its arrays. Every
-//! stage that holds the parameter reads its weights.
+//! In a pipeline, the ranks of a parameter's last stage own its arrays. Every stage that holds the
+//! parameter reads its weights.
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -39,17 +36,15 @@ use crate::parameter::{Parameter, Publisher, Shard};
 use crate::session;
 use crate::session::RandomStream;
 
-/// An array of a parameter's states, with one element per element of the
-/// parameter.
+/// An array of a parameter's states, with one element per element of the parameter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StateArray {
-    /// The values, which are the f32 masters if there are masters. Between two
-    /// averages of 0/1 Adam, the common values that all ranks had after the
-    /// last average.
+    /// The values, which are the f32 masters if there are masters. Between two averages of 0/1
+    /// Adam, the common values that all ranks had after the last average.
     Weights,
-    /// A state of the optimizer by its PyTorch name: `exp_avg`, `exp_avg_sq`,
-    /// `momentum_buffer`, `sum`. Between two averages of 0/1 Adam, each element
-    /// of `exp_avg` has the value of the rank that owns it.
+    /// A state of the optimizer by its PyTorch name: `exp_avg`, `exp_avg_sq`, `momentum_buffer`,
+    /// `sum`. Between two averages of 0/1 Adam, each element of `exp_avg` has the value of the rank
+    /// that owns it.
     Moment(&'static str),
     /// The gradient that was accumulated so far in the current step.
     Gradient,
@@ -57,8 +52,8 @@ pub enum StateArray {
     WorkerError(usize),
     /// The compression error of the mean momentum. Each rank holds a part of it.
     ServerError,
-    /// A state of 0/1 Adam that differs between ranks, on the given rank. The
-    /// name is `exp_avg` or `momentum_accumulator`.
+    /// A state of 0/1 Adam that differs between ranks, on the given rank. The name is `exp_avg` or
+    /// `momentum_accumulator`.
     Local(&'static str, usize),
 }
 
@@ -82,16 +77,14 @@ pub struct StateSegment<'a> {
     pub path: &'a str,
     /// The array.
     pub array: StateArray,
-    /// The range of elements in the flat parameter; empty for a rank that holds
-    /// only padding.
+    /// The range of elements in the flat parameter; empty for a rank that holds only padding.
     pub range: Range<usize>,
 }
 
 /// A snapshot of the elements of an array that a rank owns.
 ///
-/// Later steps do not change the snapshot. It takes no memory until a step
-/// updates the array, which is then copied. A snapshot can be sent to another
-/// thread.
+/// Later steps do not change the snapshot. It takes no memory until a step updates the array, which
+/// is then copied. A snapshot can be sent to another thread.
 #[derive(Debug, Clone)]
 pub struct OwnedArray<B: Backend>(pub(super) Elements<B>);
 
@@ -119,11 +112,9 @@ impl<B: Backend> OwnedArray<B> {
     /// Copies elements `range` to host memory.
     ///
     /// # Errors
-    ///
     /// Returns an error if the NVMe file cannot be read.
     ///
     /// # Panics
-    ///
     /// Panics if the range is out of bounds.
     pub fn data(&self, range: Range<usize>) -> Result<TensorData, ZeroError> {
         Ok(match &self.0 {
@@ -141,8 +132,8 @@ pub struct GradientSum {
     pub micro_batches: usize,
     /// The type of the sum.
     pub dtype: DType,
-    /// The largest magnitude that this rank's part of the sum had so far, if the
-    /// overflow check needs it.
+    /// The largest magnitude that this rank's part of the sum had so far, if the overflow check
+    /// needs it.
     pub peak: Option<f32>,
 }
 
@@ -151,13 +142,12 @@ pub struct GradientSum {
 pub struct RandomState {
     /// The seed that all ranks share.
     pub seed: u64,
-    /// The index of the model among the models of a rank, which selects the
-    /// stream.
+    /// The index of the model among the models of a rank, which selects the stream.
     pub model: u32,
     /// The number of 32-bit words that this rank has drawn.
     pub position: u128,
-    /// The position of the thread's stream for random ops outside of calls. All
-    /// models of the thread share this stream.
+    /// The position of the thread's stream for random ops outside of calls. All models of the
+    /// thread share this stream.
     pub between_calls: Option<StreamPosition>,
 }
 
@@ -176,13 +166,12 @@ impl<B: OptimizerOps> ModelStates<B> {
         &self.module.aliases[index]
     }
 
-    /// Returns the arrays of the parameter at `index` and their types. All
-    /// ranks return the same list, whatever their pipeline stage holds: a pipeline
-    /// is saved between steps, when there are no gradients.
+    /// Returns the arrays of the parameter at `index` and their types. All ranks return the same
+    /// list, whatever their pipeline stage holds: a pipeline is saved between steps, when there are
+    /// no gradients.
     ///
-    /// The list starts with the weights, followed by the moments, the
-    /// accumulated gradient and the arrays that differ between ranks. Frozen
-    /// parameters only have weights.
+    /// The list starts with the weights, followed by the moments, the accumulated gradient and the
+    /// arrays that differ between ranks. Frozen parameters only have weights.
     pub fn arrays(&self, index: usize) -> Vec<(StateArray, DType)> {
         let parameter = &self.parameters[index];
         // A trained 16-bit parameter has an f32 master on its stage.
@@ -200,12 +189,11 @@ impl<B: OptimizerOps> ModelStates<B> {
     }
 
     /// Returns the elements of an array that this rank owns
-    /// ([`Partition::owned`](crate::Partition::owned)), flat and without
-    /// padding.
+    /// ([`Partition::owned`](crate::Partition::owned)), flat and without padding.
     ///
-    /// Returns `None` if the array does not exist or another pipeline stage owns it, for arrays that differ
-    /// between ranks, and for the weights of a quantized parameter. Use [`owned_errors`](Self::owned_errors) and
-    /// [`owned_local`](Self::owned_local) for such arrays.
+    /// Returns `None` if the array does not exist or another pipeline stage owns it, for arrays
+    /// that differ between ranks, and for the weights of a quantized parameter. Use
+    /// [`owned_errors`](Self::owned_errors) and [`owned_local`](Self::owned_local) for such arrays.
     pub fn owned(&self, index: usize, array: StateArray) -> Option<OwnedArray<B>> {
         let (parameter, share) = (&self.parameters[index], self.settings.share);
         let is_quantized = array == StateArray::Weights && parameter.is_quantized();
@@ -213,8 +201,8 @@ impl<B: OptimizerOps> ModelStates<B> {
             return None;
         }
         let partition = parameter.partition();
-        // Positions are relative to the stored array, which starts at the first
-        // owned element if it is a shard.
+        // Positions are relative to the stored array, which starts at the first owned element if it
+        // is a shard.
         let range = share.owned_range(partition);
         // The optimizer stores masters and moments, but no other arrays.
         let kept = match array {
@@ -232,8 +220,7 @@ impl<B: OptimizerOps> ModelStates<B> {
         };
         let owned = match (kept, array) {
             (Some(KeptArray::Parked(copy)), _) => return Some(OwnedArray(Elements::Parked(copy))),
-            // The result is a view without padding, which shares the memory of the
-            // array.
+            // The result is a view without padding, which shares the memory of the array.
             (Some(KeptArray::Device(state)), _) => narrow::<B>(state, range),
             (None, StateArray::Gradient) => {
                 let reducer = self.reducer.borrow();
@@ -245,8 +232,7 @@ impl<B: OptimizerOps> ModelStates<B> {
                     }
                 }
             }
-            // Without a master, the parameter itself has the weights: all
-            // elements or a shard.
+            // Without a master, the parameter itself has the weights: all elements or a shard.
             (None, _) => match parameter.shard() {
                 Some(Shard::Device(shard)) => {
                     narrow::<B>(shard.into_inner(), 0..partition.owned(share.rank).len())
@@ -262,8 +248,7 @@ impl<B: OptimizerOps> ModelStates<B> {
         Some(OwnedArray(Elements::Float(owned)))
     }
 
-    /// Returns the properties of an accumulated gradient; `None` if there is
-    /// none.
+    /// Returns the properties of an accumulated gradient; `None` if there is none.
     pub fn gradient_sum(&self, index: usize) -> Option<GradientSum> {
         let reducer = self.reducer.borrow();
         let sum = reducer.accumulated(index)?;
@@ -274,44 +259,41 @@ impl<B: OptimizerOps> ModelStates<B> {
         })
     }
 
-    /// Returns true if all gradients are reduced and accumulated. Returns false
-    /// during a backward pass, and after passes without a reduction
-    /// (`no_sync`).
+    /// Returns true if all gradients are reduced and accumulated. Returns false during a backward
+    /// pass, and after passes without a reduction (`no_sync`).
     pub fn gradients_are_settled(&self) -> bool {
         self.reducer.borrow().is_settled()
     }
 
-    /// Returns the number of applied optimizer steps, which bias correction
-    /// depends on.
+    /// Returns the number of applied optimizer steps, which bias correction depends on.
     pub fn optimizer_steps(&self) -> u64 {
         self.optimizer.time()
     }
 
-    /// Returns the number of optimizer steps that were applied before the first
-    /// step of the parameter at `index` with its current states. It is 0 unless
-    /// the parameter got new states ([`set_states_start`](Self::set_states_start)).
+    /// Returns the number of optimizer steps that were applied before the first step of the
+    /// parameter at `index` with its current states. It is 0 unless the parameter got new states
+    /// ([`set_states_start`](Self::set_states_start)).
     pub fn states_start(&self, index: usize) -> u64 {
         self.optimizer.start(index)
     }
 
-    /// Sets [`states_start`](Self::states_start) after
-    /// [`load_moments`](Self::load_moments). Bias correction counts the steps
-    /// after it, as PyTorch counts the steps of each parameter.
+    /// Sets [`states_start`](Self::states_start) after [`load_moments`](Self::load_moments). Bias
+    /// correction counts the steps after it, as PyTorch counts the steps of each parameter.
     ///
-    /// `start` is at most the number of applied steps; a larger one is reduced
-    /// to it. Has no effect on a frozen parameter.
+    /// `start` is at most the number of applied steps; a larger one is reduced to it. Has no effect
+    /// on a frozen parameter.
     pub fn set_states_start(&mut self, index: usize, start: u64) {
         self.optimizer.set_start(index, start.min(self.optimizer.time()));
     }
 
-    /// Returns the optimizer of the parameter at `index`, with the settings of
-    /// its group; `None` if it is frozen.
+    /// Returns the optimizer of the parameter at `index`, with the settings of its group; `None` if
+    /// it is frozen.
     pub fn optimizer_of(&self, index: usize) -> Option<&OptimizerPlan> {
         self.optimizer.rule(index)
     }
 
-    /// Returns the names of the optimizer's arrays for the parameter at
-    /// `index`; empty if it is frozen.
+    /// Returns the names of the optimizer's arrays for the parameter at `index`; empty if it is
+    /// frozen.
     pub fn moments(&self, index: usize) -> &'static [&'static str] {
         self.optimizer.moments(index)
     }
@@ -350,19 +332,17 @@ impl<B: OptimizerOps> ModelStates<B> {
         }
     }
 
-    /// Replaces the values of the parameters whose paths `selects` accepts. `read`
-    /// returns the values of each segment in f32 or a narrower type. All ranks
-    /// call this together, between passes, and select the same parameters.
-    /// Gathered parameters are released.
+    /// Replaces the values of the parameters whose paths `selects` accepts. `read` returns the
+    /// values of each segment in f32 or a narrower type. All ranks call this together, between
+    /// passes, and select the same parameters. Gathered parameters are released.
     ///
-    /// One parameter is read at a time. At stages 1 and 2, each rank reads only
-    /// its slice, and the complete parameters are all-gathered. In a pipeline,
-    /// each rank reads the parameters that its stage holds.
+    /// One parameter is read at a time. At stages 1 and 2, each rank reads only its slice, and the
+    /// complete parameters are all-gathered. In a pipeline, each rank reads the parameters that its
+    /// stage holds.
     ///
     /// # Errors
-    ///
-    /// Returns the errors of `read`, or an error if a selected parameter is quantized, a segment has
-    /// the wrong length or a collective fails. The model is then partly loaded.
+    /// Returns the errors of `read`, or an error if a selected parameter is quantized, a segment
+    /// has the wrong length or a collective fails. The model is then partly loaded.
     pub fn load_weights<E: From<ZeroError>>(
         &mut self,
         selects: impl Fn(&str) -> bool,
@@ -382,14 +362,14 @@ impl<B: OptimizerOps> ModelStates<B> {
             return Err(ZeroError::QuantizedParameter { path }.into());
         }
         for parameter in selected().filter(|it| it.is_held_here()) {
-            // Frozen parameters are not gathered after loading, so every rank
-            // reads all elements that it keeps. So do the other pipeline stages
-            // of a tied parameter, which have no master.
+            // Frozen parameters are not gathered after loading, so every rank reads all elements
+            // that it keeps. So do the other pipeline stages of a tied parameter, which have no
+            // master.
             let trains = parameter.is_updated_here();
             let cut = if trains { stage.shards_optimizer() } else { stage.shards_parameters() };
             let values = self.read_array(parameter, StateArray::Weights, cut, &mut read)?;
-            // The cast rounds in the same way as the optimizer. A backend's cast
-            // may round differently.
+            // The cast rounds in the same way as the optimizer. A backend's cast may round
+            // differently.
             let stored = B::cast(values.clone(), working);
             self.optimizer.set_common(parameter.index(), values.clone());
             self.optimizer.set_master(parameter.index(), values).map_err(ZeroError::from)?;
@@ -404,8 +384,8 @@ impl<B: OptimizerOps> ModelStates<B> {
             if stage.shards_parameters() {
                 drop(parameter.take());
             }
-            // Every rank has read all elements of a frozen parameter that it
-            // keeps, so the parameter is stored without an exchange.
+            // Every rank has read all elements of a frozen parameter that it keeps, so the
+            // parameter is stored without an exchange.
             let stage = if trains || stage.shards_parameters() { stage } else { Stage::Disabled };
             publisher.store(stage, parameter, stored).map_err(ZeroError::from)?;
         }
@@ -417,14 +397,12 @@ impl<B: OptimizerOps> ModelStates<B> {
         Ok(())
     }
 
-    /// Replaces all moments, and sets the number of applied optimizer steps to
-    /// `steps`. `read` returns the values of each segment. Compression errors
-    /// and states that differ between ranks are reset.
+    /// Replaces all moments, and sets the number of applied optimizer steps to `steps`. `read`
+    /// returns the values of each segment. Compression errors and states that differ between ranks
+    /// are reset.
     ///
     /// # Errors
-    ///
-    /// Returns the errors of `read`, or an error if a segment has the wrong
-    /// length.
+    /// Returns the errors of `read`, or an error if a segment has the wrong length.
     pub fn load_moments<E: From<ZeroError>>(
         &mut self,
         steps: u64,
@@ -451,14 +429,13 @@ impl<B: OptimizerOps> ModelStates<B> {
         Ok(())
     }
 
-    /// Replaces all accumulated gradients. `sums` has the properties of each
-    /// gradient by parameter index, or `None` for a parameter without a
-    /// gradient. `read` returns the values of each segment.
+    /// Replaces all accumulated gradients. `sums` has the properties of each gradient by parameter
+    /// index, or `None` for a parameter without a gradient. `read` returns the values of each
+    /// segment.
     ///
     /// # Errors
-    ///
-    /// Returns the errors of `read`, or an error if a segment has the wrong
-    /// length or a gradient has an unsupported type.
+    /// Returns the errors of `read`, or an error if a segment has the wrong length or a gradient
+    /// has an unsupported type.
     pub fn load_gradients<E: From<ZeroError>>(
         &mut self,
         sums: &[Option<GradientSum>],
@@ -485,8 +462,8 @@ impl<B: OptimizerOps> ModelStates<B> {
         Ok(())
     }
 
-    /// Reads an array in f32: this rank's padded shard if `cut` is true, and
-    /// otherwise all elements.
+    /// Reads an array in f32: this rank's padded shard if `cut` is true, and otherwise all
+    /// elements.
     fn read_array<E: From<ZeroError>>(
         &self,
         parameter: &Parameter<B>,
@@ -514,8 +491,7 @@ pub(super) fn host_range(data: &TensorData, range: Range<usize>) -> TensorData {
     TensorData::from_bytes_vec(bytes.to_vec(), shape, data.dtype)
 }
 
-/// Reads elements `range` of an array in f32. Does not call `read` for an empty
-/// range.
+/// Reads elements `range` of an array in f32. Does not call `read` for an empty range.
 pub(super) fn read_floats<B: Backend, E: From<ZeroError>>(
     parameter: &Parameter<B>,
     array: StateArray,

@@ -4,14 +4,13 @@
 //!
 //! 1. The remaining gradients are reduced, the sums of all replicas are added up, and gathered
 //!    parameters are released.
-//! 2. The squares of each parameter's gradient are summed over the ranks,
-//!    together with an overflow flag and checksums (`agreement.rs`). If a gradient is not finite, the step ends
-//!    here and changes nothing.
-//! 3. Parameters are updated one by one and then in rounds
-//!    (`optimizer/rounds.rs`). At stages 1 and 2, updated slices are collected
-//!    in buckets, which are all-gathered when they are full.
-//! 4. Persistent parameters of stage 3 are gathered again, and in a pipeline the
-//!    other stages of a tied parameter receive its values.
+//! 2. The squares of each parameter's gradient are summed over the ranks, together with an overflow
+//!    flag and checksums (`agreement.rs`). If a gradient is not finite, the step ends here and
+//!    changes nothing.
+//! 3. Parameters are updated one by one and then in rounds (`optimizer/rounds.rs`). At stages 1 and
+//!    2, updated slices are collected in buckets, which are all-gathered when they are full.
+//! 4. Persistent parameters of stage 3 are gathered again, and in a pipeline the other stages of a
+//!    tied parameter receive its values.
 //!
 //! All ranks release gathered parameters before the norm is summed. With rank threads, these may be
 //! views of the shards, which an update could then not change in place. Each gradient is freed when
@@ -37,8 +36,8 @@ use crate::session;
 
 /// The result of an optimizer step.
 ///
-/// The result is the same on every rank, so the loss scaler and the schedule
-/// stay synchronised without an exchange.
+/// The result is the same on every rank, so the loss scaler and the schedule stay synchronized
+/// without an exchange.
 #[derive(Debug, Clone, PartialEq)]
 pub enum StepOutcome {
     /// The parameters were updated.
@@ -54,18 +53,17 @@ pub enum StepOutcome {
 }
 
 impl<B: OptimizerOps> ModelStates<B> {
-    /// Updates the parameters with the accumulated gradients, then clears the
-    /// gradients. All ranks call this together.
+    /// Updates the parameters with the accumulated gradients, then clears the gradients. All ranks
+    /// call this together.
     ///
-    /// `loss_scale` is the factor of the loss in backward. Gradients are
-    /// divided by it, and their global norm is then clipped to `clip`. The
-    /// update applies both as one factor, so gradients are not rewritten.
+    /// `loss_scale` is the factor of the loss in backward. Gradients are divided by it, and their
+    /// global norm is then clipped to `clip`. The update applies both as one factor, so gradients
+    /// are not rewritten.
     ///
-    /// Returns the norm before clipping, or the first parameter whose gradient
-    /// is not finite. An overflow also clears the gradients.
+    /// Returns the norm before clipping, or the first parameter whose gradient is not finite. An
+    /// overflow also clears the gradients.
     ///
     /// # Errors
-    ///
     /// Returns an error if a collective fails or if no parameter has a gradient.
     pub fn step(
         &mut self,
@@ -73,8 +71,8 @@ impl<B: OptimizerOps> ModelStates<B> {
         loss_scale: f64,
         clip: Option<f64>,
     ) -> Result<StepOutcome, ZeroError> {
-        // Freed activations that are still held depend on the current
-        // parameters, so they are recomputed before the parameters change.
+        // Freed activations that are still held depend on the current parameters, so they are
+        // recomputed before the parameters change.
         session::close_recordings(self.binding.ledger())?;
         // Gathered parameters are outdated after the update.
         self.gatherer.release_all()?;
@@ -88,8 +86,7 @@ impl<B: OptimizerOps> ModelStates<B> {
                 return Ok(StepOutcome::Overflow { parameter });
             }
         };
-        // The gradients are still scaled, so unscaling and clipping are combined
-        // in one factor.
+        // The gradients are still scaled, so unscaling and clipping are combined in one factor.
         let scale = unscale_and_clip(scaled_norm, loss_scale, clip) as f32;
         self.update(gradients, rates, scale)?;
         // Only once: later steps have the same set of elements.
@@ -102,12 +99,11 @@ impl<B: OptimizerOps> ModelStates<B> {
         Ok(StepOutcome::Applied { gradient_norm: scaled_norm / loss_scale })
     }
 
-    /// Warns on rank 0 about elements that had no gradient before the second
-    /// moment was frozen. They are no longer trained, because their second
-    /// moment stays 0.
+    /// Warns on rank 0 about elements that had no gradient before the second moment was frozen.
+    /// They are no longer trained, because their second moment stays 0.
     ///
-    /// Only rank 0 counts the elements, without a collective, because the second
-    /// moments of 1-bit optimizers are complete and identical on all ranks.
+    /// Only rank 0 counts the elements, without a collective, because the second moments of 1-bit
+    /// optimizers are complete and identical on all ranks.
     fn warn_of_dead_elements(&self) {
         if self.groups.data().rank() > 0 {
             return;
@@ -130,14 +126,11 @@ impl<B: OptimizerOps> ModelStates<B> {
         }
     }
 
-    /// Returns the accumulated gradients by parameter index; `None` for unused
-    /// parameters.
+    /// Returns the accumulated gradients by parameter index; `None` for unused parameters.
     ///
     /// # Errors
-    ///
-    /// Returns an error if a reduction fails, if no parameter has a gradient, or
-    /// if a trainable parameter has no gradient and the plan does not allow this
-    /// (`ignore_unused_parameters`).
+    /// Returns an error if a reduction fails, if no parameter has a gradient, or if a trainable
+    /// parameter has no gradient and the plan does not allow this (`ignore_unused_parameters`).
     fn take_gradients(&self) -> Result<Vec<Option<Accumulated<B>>>, ZeroError> {
         self.reducer.borrow_mut().reduce_rest()?;
         self.reducer.borrow_mut().add_replicas()?;
@@ -158,24 +151,21 @@ impl<B: OptimizerOps> ModelStates<B> {
 
     /// Returns the global L2 norm of all gradients.
     ///
-    /// Each rank sums the squares of the elements that it owns, without
-    /// padding. The sums of each parameter are added in rank order, and the
-    /// parameters in module order. The partition is the same at every stage, and
-    /// a rank of another pipeline stage adds 0, so the norm is bitwise identical
-    /// at every ZeRO stage and with any number of pipeline stages. Replicas have
-    /// the same gradients, so only the ranks of the first one add theirs. The
-    /// overflow flag is of all ranks, because replicas may have had an overflow
-    /// in an earlier micro-batch that the others did not have.
+    /// Each rank sums the squares of the elements that it owns, without padding. The sums of each
+    /// parameter are added in rank order, and the parameters in module order. The partition is the
+    /// same at every stage, and a rank of another pipeline stage adds 0, so the norm is bitwise
+    /// identical at every ZeRO stage and with any number of pipeline stages. Replicas have the same
+    /// gradients, so only the ranks of the first one add theirs. The overflow flag is of all ranks,
+    /// because replicas may have had an overflow in an earlier micro-batch that the others did not
+    /// have.
     ///
-    /// If each rank has its own gradients (1-bit optimizers), the result is the
-    /// root mean square of the ranks' norms, which is an upper bound of the norm
-    /// of the mean. All ranks use the same clip factor, so every rank has the
-    /// same weight in the average.
+    /// If each rank has its own gradients (1-bit optimizers), the result is the root mean square of
+    /// the ranks' norms, which is an upper bound of the norm of the mean. All ranks use the same
+    /// clip factor, so every rank has the same weight in the average.
     ///
     /// The sums are f64. The gradients are still multiplied by the loss scale.
     ///
     /// # Errors
-    ///
     /// Returns an error if a collective fails, or if the ranks hold different parameters.
     fn global_norm(&self, gradients: &[Option<Accumulated<B>>]) -> Result<Norm, ZeroError> {
         let (mut squares, mut first_bad) = (vec![0.0; self.parameters.len() + 1], None);
@@ -187,14 +177,13 @@ impl<B: OptimizerOps> ModelStates<B> {
                     squares[parameter.index()] = check.sum_of_squares;
                 }
                 if !check.fits {
-                    // Parameters are visited in module order, so only the first
-                    // one is stored.
+                    // Parameters are visited in module order, so only the first one is stored.
                     first_bad.get_or_insert(parameter.index());
                 }
             }
         }
-        // The flag shares the collective. If the gradients of one rank are not
-        // finite, all ranks must skip the step.
+        // The flag shares the collective. If the gradients of one rank are not finite, all ranks
+        // must skip the step.
         squares[self.parameters.len()] = if first_bad.is_some() { 1.0 } else { 0.0 };
         squares.extend(self.agreement());
         let world = self.groups.world();
@@ -202,8 +191,7 @@ impl<B: OptimizerOps> ModelStates<B> {
         self.check_agreement(&sums.split_off(self.parameters.len() + 1))?;
         if sums.pop() == Some(0.0) {
             let sum: f64 = sums.iter().sum();
-            // If ranks have their own gradients, this is the mean of their squared
-            // norms.
+            // If ranks have their own gradients, this is the mean of their squared norms.
             let ranks = self.groups.data().world_size();
             let gradients = if reducer.takes_mean() { 1 } else { ranks };
             return Ok(Norm::Finite((sum / gradients as f64).sqrt()));
@@ -214,11 +202,10 @@ impl<B: OptimizerOps> ModelStates<B> {
         Ok(Norm::NotFinite { first: first as usize })
     }
 
-    /// Sends the updated values of tied parameters to their other pipeline stages: to the ranks with
-    /// the same shard.
+    /// Sends the updated values of tied parameters to their other pipeline stages: to the ranks
+    /// with the same shard.
     ///
     /// # Errors
-    ///
     /// Returns an error if a message cannot be sent or received.
     pub(super) fn share_copies(&self) -> Result<(), ZeroError> {
         let Some(stages) = &self.stages else { return Ok(()) };
@@ -246,16 +233,15 @@ impl<B: OptimizerOps> ModelStates<B> {
         Ok(())
     }
 
-    /// Updates every trainable parameter. At stages 1 and 2, ranks then
-    /// all-gather the updated slices.
+    /// Updates every trainable parameter. At stages 1 and 2, ranks then all-gather the updated
+    /// slices.
     ///
-    /// `gradients` has the gradients by parameter index, which are consumed one
-    /// by one. Each gradient is multiplied by `scale`.
+    /// `gradients` has the gradients by parameter index, which are consumed one by one. Each
+    /// gradient is multiplied by `scale`.
     ///
     /// # Errors
-    ///
-    /// Returns an error if a collective or the disk fails. The model is then
-    /// partly updated and must not be used.
+    /// Returns an error if a collective or the disk fails. The model is then partly updated and
+    /// must not be used.
     fn update(
         &mut self,
         mut gradients: Vec<Option<Accumulated<B>>>,
@@ -271,8 +257,7 @@ impl<B: OptimizerOps> ModelStates<B> {
         let order = self.optimizer.order(&parameters, self.groups.shard().world_size(), rates.lr);
         let operands: Vec<_> = operands(&parameters, &gradients).collect();
         let mut step = self.optimizer.start_step(rates, scale, &operands, &order)?;
-        // The reads are planned, so the gradients can now be taken out of the
-        // list.
+        // The reads are planned, so the gradients can now be taken out of the list.
         drop(operands);
         let mut taken = |step: &StepInProgress<'_, B>, index: usize| {
             let parameter = &parameters[index];
@@ -281,14 +266,12 @@ impl<B: OptimizerOps> ModelStates<B> {
         };
         for index in order.elements {
             let (values, gradient) = taken(&step, index);
-            // Parked values were updated in place, so there is nothing to
-            // publish.
+            // Parked values were updated in place, so there is nothing to publish.
             if let Some(updated) = step.update(index, values, gradient)? {
                 publisher.store(share.stage, &parameters[index], updated)?;
             }
         }
-        // The directions of a round stay in memory until the exchange is
-        // complete.
+        // The directions of a round stay in memory until the exchange is complete.
         for round in order.rounds {
             let mut directions = Vec::new();
             for index in round.indices() {
@@ -346,8 +329,8 @@ fn update_gradient<B: OptimizerOps>(
     }
 }
 
-/// Returns the values of a parameter for its update. Complete copies are
-/// released, because the update makes them outdated.
+/// Returns the values of a parameter for its update. Complete copies are released, because the
+/// update makes them outdated.
 fn values<B: OptimizerOps>(
     share: ShardSpec,
     parameter: &Parameter<B>,
@@ -357,8 +340,8 @@ fn values<B: OptimizerOps>(
         return UpdateValues::Parked(shard);
     }
     if has_master {
-        // The master has the values. The working copy is dropped now, so that its
-        // memory can be reused for the new copy.
+        // The master has the values. The working copy is dropped now, so that its memory can be
+        // reused for the new copy.
         drop(parameter.take());
         return UpdateValues::Device(None);
     }

@@ -1,7 +1,8 @@
-//! Tests the element types of ops: results under autocast are compared with types recorded from PyTorch, and
-//! gradients must have the types of their operands.
+//! Tests the element types of ops: results under autocast are compared with types recorded from
+//! PyTorch, and gradients must have the types of their operands.
 //!
-//! `data/autocast_types.json` is the output of `data/autocast_types.py`, which describes how it was created.
+//! `data/autocast_types.json` is the output of `data/autocast_types.py`, which describes how it was
+//! created.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -60,7 +61,8 @@ pub(crate) const AUTOCAST: PrecisionPlan =
     PrecisionPlan { autocast: Some(Precision::Bf16), ..PrecisionPlan::FP32 };
 const BF16: PrecisionPlan = PrecisionPlan { compute: Precision::Bf16, ..PrecisionPlan::FP32 };
 
-/// An op: its name in the fixture, and a function that returns the type of its result for operands of one type.
+/// An op: its name in the fixture, and a function that returns the type of its result for operands
+/// of one type.
 type Op = (&'static str, fn(DType) -> DType);
 
 /// Defines one op per line; `$x` is an operand of shape `[4, 6]`.
@@ -278,8 +280,9 @@ fn types_under_autocast_match_pytorch() {
     assert_eq!(differing, Vec::<String>::new());
 }
 
-/// Tests intentional differences from PyTorch. Burn computes normalisations from means and the binary cross-entropy
-/// from a log-sigmoid. These parts run in f32 here, and inside the op in PyTorch.
+/// Tests intentional differences from PyTorch. Burn computes normalizations from means and the
+/// binary cross-entropy from a log-sigmoid. These parts run in f32 here, and inside the op in
+/// PyTorch.
 #[test]
 fn parts_of_norms_and_losses_are_in_f32() {
     let fixture = fixture();

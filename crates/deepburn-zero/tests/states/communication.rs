@@ -9,7 +9,8 @@ use deepburn_config::{OptimizerPlan, Stage};
 use deepburn_kernels::TreeSum;
 use deepburn_zero::{Group, ModelStates, Policy, Rates, ZeroError};
 
-/// Returns the results of `look` on rank 0 before training and after each of `steps` steps of one micro-batch.
+/// Returns the results of `look` on rank 0 before training and after each of `steps` steps of one
+/// micro-batch.
 pub(crate) fn observe<T: Send>(
     world_size: usize,
     policy: &Policy,
@@ -36,7 +37,8 @@ pub(crate) fn observe<T: Send>(
     ranks.unwrap_or_else(|failure| panic!("{failure}")).swap_remove(0)
 }
 
-/// Returns the counters of rank 0 before training and after each of `steps` steps of one micro-batch.
+/// Returns the counters of rank 0 before training and after each of `steps` steps of one
+/// micro-batch.
 pub(crate) fn statistics(world_size: usize, policy: &Policy, steps: usize) -> Vec<Statistics> {
     observe(world_size, policy, steps, |member, _| member.statistics())
 }
@@ -112,8 +114,9 @@ fn gathers_are_coalesced_once_the_order_is_known() {
         last_step(&seen, |op, _| op == Operation::AllGather).calls
     };
     let known = gathers(|_| {});
-    // While recording, each use is a separate gather. Later, each phase has one gather for the first use and one
-    // prefetch of all other parameters. No parameter is gathered twice, because all of them may be kept.
+    // While recording, each use is a separate gather. Later, each phase has one gather for the
+    // first use and one prefetch of all other parameters. No parameter is gathered twice, because
+    // all of them may be kept.
     assert!(first_step > 20, "{first_step}");
     assert!(known <= 4, "{known}");
 }
@@ -167,8 +170,8 @@ fn one_rank_takes_the_same_path() {
     assert_eq!(purposes(1), purposes(2));
 }
 
-/// The number of elements of the matrices that Muon orthogonalises: four attention projections, two matrices of the
-/// inner layer, and the unused layer.
+/// The number of elements of the matrices that Muon orthogonalises: four attention projections, two
+/// matrices of the inner layer, and the unused layer.
 const MATRICES: [u64; 7] = [6 * 6, 6 * 6, 6 * 6, 6 * 6, 6 * 7, 7 * 6, 3 * 5];
 
 #[test]
@@ -203,7 +206,8 @@ fn norms_are_a_few_numbers_a_round() {
             assert_eq!(norms, Count::default());
             continue;
         }
-        // For each tensor, a few f64 sums of values and of the direction are sent. A round also sends their size.
+        // For each tensor, a few f64 sums of values and of the direction are sent. A round also
+        // sends their size.
         let sums = |numel: usize| {
             let partition = Partition::new(numel, ranks);
             (0..ranks).map(|rank| TreeSum::len_of(partition.owned(rank))).max().unwrap_or(0)
@@ -216,5 +220,6 @@ fn norms_are_a_few_numbers_a_round() {
     }
 }
 
-/// The numbers of elements of all trainable tensors: embedding, norm, attention, inner layer, unused layer.
+/// The numbers of elements of all trainable tensors: embedding, norm, attention, inner layer,
+/// unused layer.
 const TENSORS: [usize; 17] = [78, 6, 6, 36, 6, 36, 6, 36, 6, 36, 6, 42, 7, 42, 6, 15, 5];

@@ -127,8 +127,8 @@ fn rotations() {
     });
 }
 
-/// Norms run in f32. Gates and rotations keep the type of their operands, as `silu` and products with
-/// a table of the same type do in PyTorch.
+/// Norms run in f32. Gates and rotations keep the type of their operands, as `silu` and products
+/// with a table of the same type do in PyTorch.
 #[test]
 fn types_under_autocast() {
     inside(AUTOCAST, |_| {

@@ -135,7 +135,8 @@ fn nvme() -> OptimizerOffload {
     })
 }
 
-/// Checks that all stages of a mesh give the same bits, also with a changed policy, and returns them.
+/// Checks that all stages of a mesh give the same bits, also with a changed policy, and returns
+/// them.
 fn same_at_all_stages(run: Run, size: usize, change: impl Fn(&mut Policy)) -> Outcome {
     let at = |stage| {
         let mut policy = grouped(stage, size);
@@ -177,7 +178,8 @@ fn gradients_are_the_mean_over_all_ranks() {
     }
 }
 
-/// The mean of two equal gradients is exact, so two replicas with the same data train as one of them.
+/// The mean of two equal gradients is exact, so two replicas with the same data train as one of
+/// them.
 #[test]
 fn replicas_with_the_same_data_are_as_one() {
     for (ranks, size) in [(4, 2), (6, 3), (2, 1)] {
@@ -361,7 +363,8 @@ fn a_secondary_shard_is_never_outdated() {
     assert_eq!(losses(secondary(2)), losses(policy(Stage::Parameters)));
 }
 
-/// Returns what rank 0 counts in the last of several steps, and its peak of gathered memory in bytes.
+/// Returns what rank 0 counts in the last of several steps, and its peak of gathered memory in
+/// bytes.
 fn last_step(run: Run, policy: &Policy) -> (Statistics, usize) {
     let ranks = run_ranks(run.ranks, Duration::from_secs(60), |member| {
         let group = Group::<Flex>::new(member.clone());

@@ -29,7 +29,8 @@ struct Layer<B: Backend> {
     weight: Param<Tensor<B, 2>>,
 }
 
-/// Returns a matrix whose elements are multiples of 1/64 with at most 7 bits, which bf16 represents exactly.
+/// Returns a matrix whose elements are multiples of 1/64 with at most 7 bits, which bf16 represents
+/// exactly.
 fn matrix<B: Backend>([rows, columns]: [usize; 2], seed: usize) -> Tensor<B, 2> {
     let value = |i: usize| ((i * 37 + seed) % 127) as f32 / 64.0 - 1.0;
     let values: Vec<f32> = (0..rows * columns).map(value).collect();

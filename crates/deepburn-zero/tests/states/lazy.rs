@@ -1,4 +1,4 @@
-//! Tests lazy parameters: only rank 0 initialises them, and all ranks start with its values.
+//! Tests lazy parameters: only rank 0 initializes them, and all ranks start with its values.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,7 +15,7 @@ use deepburn_zero::{Group, ModelStates, Training, ZeroError};
 
 use crate::model::{STAGES, Trained, policy};
 
-/// Counts the calls of all initialisers.
+/// Counts the calls of all initializers.
 type Drawn = Arc<AtomicUsize>;
 
 fn numbers(count: usize, first: f32) -> Vec<f32> {
@@ -37,15 +37,15 @@ fn lazy<B: Backend, const D: usize>(
     Param::uninitialized(ParamId::new(), init, B::Device::default(), true, shape.into())
 }
 
-/// A module with one parameter for each difficult case of lazy initialisation.
+/// A module with one parameter for each difficult case of lazy initialization.
 #[derive(Module, Debug)]
 struct Net<B: Backend> {
     odd: Param<Tensor<B, 2>>,
     tied: Param<Tensor<B, 2>>,
     frozen: Param<Tensor<B, 1>>,
-    /// The initialiser freezes this parameter, even if a trainable one is requested.
+    /// The initializer freezes this parameter, even if a trainable one is requested.
     stubborn: Param<Tensor<B, 1>>,
-    /// The initialiser returns another shape than the one that the parameter reports.
+    /// The initializer returns another shape than the one that the parameter reports.
     turned: Param<Tensor<B, 2>>,
     order: Param<Tensor<B, 1, Int>>,
     empty: Param<Tensor<B, 1>>,
@@ -123,7 +123,7 @@ fn rank_0_makes_every_value_and_all_ranks_start_from_it() {
             let case = format!("stage {stage:?}, {world_size} ranks");
             assert_eq!(result, (expected(), vec![2, 0, 1], false), "{case}");
         }
-        // Each of the six parameters is initialised once. The tied twin is also initialised, as in
+        // Each of the six parameters is initialized once. The tied twin is also initialized, as in
         // plain Burn.
         assert_eq!(drawn.load(Ordering::SeqCst), 6);
         assert!(!net.odd.is_initialized());
@@ -154,7 +154,7 @@ struct Layers<B: Backend> {
     column_major: Linear<B>,
 }
 
-/// The module is copied to find running statistics. The copy must not initialise any parameter.
+/// The module is copied to find running statistics. The copy must not initialize any parameter.
 #[test]
 fn running_statistics_are_found_without_values() {
     let drawn = Drawn::default();
@@ -198,7 +198,7 @@ fn a_value_that_cannot_be_made_ends_all_ranks_with_its_name() {
         ModelStates::shard(new(), policy(Stage::Parameters), Group::<Flex>::new(member)).map(drop)
     });
     let message = failure.unwrap_err().to_string();
-    let named = "parameter second could not be initialised: disk unplugged";
+    let named = "parameter second could not be initialized: disk unplugged";
     assert!(message.contains(named) && message.contains("rank 0"), "{message}");
 }
 

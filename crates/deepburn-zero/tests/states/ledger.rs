@@ -1,5 +1,5 @@
-//! Tests that the ledger counts float, int and bool tensors and casts as activations until they are dropped, and that
-//! gathered parameters are freed with their engine.
+//! Tests that the ledger counts float, int and bool tensors and casts as activations until they are
+//! dropped, and that gathered parameters are freed with their engine.
 
 use std::time::Duration;
 
@@ -21,7 +21,8 @@ struct Net<B: Backend> {
     layer: Linear<B>,
 }
 
-/// Runs `body` on one rank. Its argument is a function that returns the current bytes of activations.
+/// Runs `body` on one rank. Its argument is a function that returns the current bytes of
+/// activations.
 fn with_ledger(body: impl Fn(&dyn Fn() -> usize) + Sync) {
     let ranks = run_ranks(1, Duration::from_secs(60), |member| {
         let net = Net::<Trained> { layer: LinearConfig::new(2, 2).init(&FlexDevice) };
@@ -79,8 +80,8 @@ fn a_cast_is_data_of_its_own() {
     });
 }
 
-/// Returns the bytes of gathered parameters after a pass that keeps both parameters of a layer, and after the engine is
-/// dropped.
+/// Returns the bytes of gathered parameters after a pass that keeps both parameters of a layer, and
+/// after the engine is dropped.
 fn gathered_bytes(ranks: usize) -> Vec<[usize; 2]> {
     let ranks = run_ranks(ranks, Duration::from_secs(60), |member| {
         let net = Net::<Trained> { layer: LinearConfig::new(2, 2).init(&FlexDevice) };

@@ -1,5 +1,5 @@
-//! Tests of model states: sharding, reduction, updates and memory counters. They are one test program, because each
-//! program compiles the tensor stack again.
+//! Tests of model states: sharding, reduction, updates and memory counters. They are one test
+//! program, because each program compiles the tensor stack again.
 
 mod agreement;
 mod autocast;

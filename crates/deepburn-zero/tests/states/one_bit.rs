@@ -32,7 +32,8 @@ fn one_bit(freeze_step: u64) -> Policy {
     Policy { optimizer: OptimizerPlan::OneBitAdam(plan), ..policy(Stage::Disabled) }
 }
 
-/// A module whose parameters cannot be divided evenly over the ranks. One parameter has fewer elements than ranks.
+/// A module whose parameters cannot be divided evenly over the ranks. One parameter has fewer
+/// elements than ranks.
 #[derive(Module, Debug)]
 pub(crate) struct Layers<B: Backend> {
     tokens: Embedding<B>,
@@ -50,7 +51,8 @@ impl<B: Backend> Layers<B> {
         }
     }
 
-    /// Returns a loss with known gradients: the sum of all parameters times numbers that depend on step and rank.
+    /// Returns a loss with known gradients: the sum of all parameters times numbers that depend on
+    /// step and rank.
     pub(crate) fn loss(&self, step: usize, rank: usize) -> Tensor<B, 1> {
         let sum = Tensor::zeros([1], &B::Device::default());
         let mut loss = RankProducts { step, rank, place: 0, sum };
@@ -59,8 +61,8 @@ impl<B: Backend> Layers<B> {
     }
 }
 
-/// Returns the gradient of parameter number `place`. In the first parameter, element 3 and row 7 never have a gradient.
-/// Element 12 has a gradient from step 4 on, and element 13 from step 60 on.
+/// Returns the gradient of parameter number `place`. In the first parameter, element 3 and row 7
+/// never have a gradient. Element 12 has a gradient from step 4 on, and element 13 from step 60 on.
 pub(crate) fn gradient(step: usize, rank: usize, place: usize, numel: usize) -> Vec<f32> {
     let mut state = (step * 1000 + rank * 100 + place) as u64;
     let mut next = move || {
@@ -122,8 +124,8 @@ pub(crate) fn train_step(
     Ok((net, outcome))
 }
 
-/// Returns the initial and final weights, which are the same on all ranks, and the counters of rank 0 before and after
-/// the last step.
+/// Returns the initial and final weights, which are the same on all ranks, and the counters of rank
+/// 0 before and after the last step.
 pub(crate) fn train(
     module: &Layers<Trained>,
     ranks: usize,
@@ -172,8 +174,9 @@ fn weights_match_a_simulation_in_f64() {
         }
     }
     println!("largest difference, relative to the largest weight: {worst:e}");
-    // The error is relative to the largest weight. It comes from 200 roundings of 6e-8 of the weights and of the
-    // momenta, which partly cancel. One sign that f32 rounds the other way would add twice a scale, at least 1e-3.
+    // The error is relative to the largest weight. It comes from 200 roundings of 6e-8 of the
+    // weights and of the momenta, which partly cancel. One sign that f32 rounds the other way would
+    // add twice a scale, at least 1e-3.
     assert!(worst < 3e-6, "{worst:e}");
 }
 
@@ -202,7 +205,8 @@ fn a_sum_of_gradients_is_as_many_times_their_mean() {
         plan.adam.eps = ADAM.eps / 2.0;
     }
     let module = Layers::new();
-    // Using the module initialises its lazy parameters, so that both runs start with the same values.
+    // Using the module initializes its lazy parameters, so that both runs start with the same
+    // values.
     drop(module.loss(0, 0));
     let ([_, mean], _) = train(&module, 2, &large, 12);
     let ([_, sum], _) = train(&module, 2, &summed, 12);
@@ -211,8 +215,8 @@ fn a_sum_of_gradients_is_as_many_times_their_mean() {
     }
 }
 
-/// Returns the bytes that are sent for these purposes in the last step. An all-reduce counts as twice the array, and a
-/// reduce-scatter or all-gather as the array.
+/// Returns the bytes that are sent for these purposes in the last step. An all-reduce counts as
+/// twice the array, and a reduce-scatter or all-gather as the array.
 pub(crate) fn bytes([before, after]: &[Statistics; 2], purposes: &[&str], element: u64) -> u64 {
     let total = |statistics: &Statistics| -> u64 {
         let counts = statistics.iter().filter(|(_, purpose, _)| purposes.contains(purpose));
@@ -243,7 +247,8 @@ fn signs_take_a_sixteenth_of_the_bytes_of_16_bit_gradients() {
     assert!(calls(&compressed[1]) - calls(&compressed[0]) <= 2 * numels.len() as u64);
 }
 
-/// If one rank has a gradient that is not finite, all ranks skip the step, even if another rank would own the element.
+/// If one rank has a gradient that is not finite, all ranks skip the step, even if another rank
+/// would own the element.
 #[test]
 fn an_overflow_of_one_rank_skips_the_step_of_all() {
     let outcomes = run_ranks(3, Duration::from_secs(60), |member| {
@@ -334,9 +339,9 @@ fn the_ledger_counts_states_errors_and_directions() {
     }
 }
 
-/// The bytes of compression errors: one bit for each element that takes part, and with several ranks
-/// an f32 error for each element and for each element of the part that a rank averages. Parts begin
-/// at whole bytes of signs.
+/// The bytes of compression errors: one bit for each element that takes part, and with several
+/// ranks an f32 error for each element and for each element of the part that a rank averages. Parts
+/// begin at whole bytes of signs.
 fn error_bytes(numel: usize, ranks: usize) -> u64 {
     let signs = numel.div_ceil(8);
     let part = (8 * signs.div_ceil(ranks)).min(numel);

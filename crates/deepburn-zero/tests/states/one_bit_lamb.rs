@@ -41,7 +41,8 @@ fn with_decay(weight_decay: f64, plan: OneBitLambPlan) -> OneBitLambPlan {
     OneBitLambPlan { lamb: LambPlan { weight_decay, ..plan.lamb }, ..plan }
 }
 
-/// Sets every weight to a number that is the same in each run, because trust ratios depend on the weights.
+/// Sets every weight to a number that is the same in each run, because trust ratios depend on the
+/// weights.
 struct Numbers {
     place: usize,
 }
@@ -116,7 +117,8 @@ fn simulated(ranks: usize, plan: OneBitLambPlan, before: &Weights) -> OneBitLamb
 //= deepspeed 0.19.6 runtime/fp16/onebit/lamb.py OnebitLamb.step
 //= deepspeed 0.19.6 runtime/fp16/onebit/lamb.py OnebitLamb lamb_coeff_freeze
 //= deepspeed 0.19.6 runtime/fp16/onebit/lamb.py OnebitLamb scaling_coeff
-/// The signs that are sent depend only on the gradients. In these cases, f32 rounding does not change any sign.
+/// The signs that are sent depend only on the gradients. In these cases, f32 rounding does not
+/// change any sign.
 #[test]
 fn weights_and_scalars_match_a_simulation_in_f64() {
     let (mut worst, mut worst_scalar) = (0.0_f64, 0.0_f64);
@@ -166,11 +168,12 @@ fn weights_and_scalars_match_a_simulation_in_f64() {
         assert!(moved > 0.1, "{moved}");
         (worst, worst_scalar) = (worst.max(off), worst_scalar.max(scalar_off));
     }
-    // The error is relative to the largest weight. It comes from 200 roundings of 6e-8 of weights, momenta and norms,
-    // which partly cancel. One sign that f32 rounds the other way would add 1e-2.
+    // The error is relative to the largest weight. It comes from 200 roundings of 6e-8 of weights,
+    // momenta and norms, which partly cancel. One sign that f32 rounds the other way would add
+    // 1e-2.
     assert!(worst < 3e-6, "{worst:e}");
-    // The error is relative. The momentum and the weight of the tensor with one element cross 0, where the relative
-    // error of f32 is larger.
+    // The error is relative. The momentum and the weight of the tensor with one element cross 0,
+    // where the relative error of f32 is larger.
     assert!(worst_scalar < 2e-5, "{worst_scalar:e}");
 }
 
@@ -221,7 +224,8 @@ fn the_ledger_counts_states_errors_and_momenta() {
             assert_eq!(optimizer, 3 * 4 * numel as u64);
             // A bit for each element that takes part, and with several ranks the errors.
             assert!(host >= numel as u64 / 8 && (ranks == 1 || host > 4 * numel as u64), "{host}");
-            // All momenta are in memory at once, in addition to at most the largest direction and messages.
+            // All momenta are in memory at once, in addition to at most the largest direction and
+            // messages.
             assert!(buckets >= 4 * numel);
             assert!(buckets <= 2 * 4 * numel, "{buckets}");
         }

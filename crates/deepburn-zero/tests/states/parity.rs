@@ -15,7 +15,8 @@ use deepburn_zero::{
     swap_bytes,
 };
 
-/// The results of a rank: losses, gradients of the first step by path, final weights and gradient norms.
+/// The results of a rank: losses, gradients of the first step by path, final weights and gradient
+/// norms.
 #[derive(Debug, Clone, PartialEq)]
 struct Outcome {
     losses: Vec<f32>,
@@ -427,7 +428,8 @@ fn parked_parameters_leave_the_device() {
                     states.step(Rates { lr: 1e-2, betas: None }, 1.0, None)?;
                     let ledger = states.ledger();
                     assert_eq!(gathered.current, 0, "gathered parameters are left over");
-                    // The limit covers kept and prefetched parameters, plus the parameter that an op requests.
+                    // The limit covers kept and prefetched parameters, plus the parameter that an
+                    // op requests.
                     assert!(gathered.peak <= (100 + 78) * 4, "{}", gathered.peak);
                     kept.push(Category::ALL.map(|category| ledger.usage(category).current));
                 }
@@ -472,7 +474,8 @@ fn parameters_are_parked_only_beside_states() {
     }
 }
 
-/// Truncates all open files of this process that were created in `folder`, so that they cannot be read.
+/// Truncates all open files of this process that were created in `folder`, so that they cannot be
+/// read.
 fn cut_files(folder: &std::path::Path) {
     for open in std::fs::read_dir("/proc/self/fd").unwrap().flatten() {
         let target = std::fs::read_link(open.path()).unwrap_or_default();
@@ -483,8 +486,8 @@ fn cut_files(folder: &std::path::Path) {
     }
 }
 
-/// If the disk fails while a parameter is gathered or a gradient is accumulated, all ranks end with an error that names
-/// the parameter and the folder.
+/// If the disk fails while a parameter is gathered or a gradient is accumulated, all ranks end with
+/// an error that names the parameter and the folder.
 #[test]
 fn a_disk_that_fails_ends_all_ranks() {
     for (number, parameters) in [true, false].into_iter().enumerate() {
@@ -571,8 +574,8 @@ fn a_part_of_the_states_leaves_the_device() {
             for (shards, [device, host]) in usage {
                 // Two moments in f32.
                 assert_eq!(device[0] + host[0], 2 * 4 * shards, "ratio {ratio}");
-                // Each parameter whose states are offloaded has a sum next to them. Unused parameters have no gradient
-                // on the device.
+                // Each parameter whose states are offloaded has a sum next to them. Unused
+                // parameters have no gradient on the device.
                 assert_eq!(2 * host[1], host[0], "ratio {ratio}");
                 assert!(device[1] + host[1] <= 4 * shards, "ratio {ratio}");
                 let total = (device[0] + host[0]) as f64;
@@ -607,7 +610,8 @@ fn nothing_is_gathered_between_forward_and_backward_without_reuse() {
         Ok::<_, ZeroError>(peaks)
     });
     for peak in peaks.unwrap_or_else(|failure| panic!("{failure}")).concat() {
-        // The limit is one hundred kept or prefetched elements, plus the parameter that an op requests.
+        // The limit is one hundred kept or prefetched elements, plus the parameter that an op
+        // requests.
         assert!(peak <= (100 + 78) * 4, "{peak}");
     }
 }

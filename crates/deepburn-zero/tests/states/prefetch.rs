@@ -1,4 +1,5 @@
-//! Tests prefetching at stage 3: the numbers of parameters and messages, and the memory of gathered parameters.
+//! Tests prefetching at stage 3: the numbers of parameters and messages, and the memory of gathered
+//! parameters.
 
 use burn_flex::Flex;
 use deepburn_comm::{Count, Operation};
@@ -8,8 +9,9 @@ use deepburn_zero::{Category, ModelStates, Policy};
 use crate::communication::{last_step, observe, statistics};
 use crate::model::policy;
 
-/// The sizes of the parameters in the order in which forward reads them: embedding, norm, four attention projections,
-/// two projections of the inner layer, and the frozen layer. The head reads the embedding again.
+/// The sizes of the parameters in the order in which forward reads them: embedding, norm, four
+/// attention projections, two projections of the inner layer, and the frozen layer. The head reads
+/// the embedding again.
 const READS: [u64; 17] = [78, 6, 6, 36, 6, 36, 6, 36, 6, 36, 6, 42, 7, 42, 6, 36, 6];
 
 fn with(change: impl Fn(&mut GatherPlan)) -> Policy {
@@ -18,7 +20,8 @@ fn with(change: impl Fn(&mut GatherPlan)) -> Policy {
     policy
 }
 
-/// Returns the all-gathers of the last of three steps: gathers for which an op waits, and prefetches.
+/// Returns the all-gathers of the last of three steps: gathers for which an op waits, and
+/// prefetches.
 fn gathers(world_size: usize, policy: &Policy) -> [Count; 2] {
     let seen = statistics(world_size, policy, 3);
     ["gather", "prefetch"].map(|wanted| {
@@ -26,8 +29,8 @@ fn gathers(world_size: usize, policy: &Policy) -> [Count; 2] {
     })
 }
 
-/// Returns the expected all-gathers if all gathered parameters are kept: one gather of the first parameter, and
-/// prefetches of these numbers of parameters.
+/// Returns the expected all-gathers if all gathered parameters are kept: one gather of the first
+/// parameter, and prefetches of these numbers of parameters.
 fn expected(prefetches: &[usize]) -> [Count; 2] {
     assert_eq!(1 + prefetches.iter().sum::<usize>(), READS.len());
     let elements = READS[1..].iter().sum();
@@ -41,7 +44,8 @@ fn a_bucket_smaller_than_each_matrix_brings_one_at_a_time() {
             // One parameter is prefetched at a time, regardless of its size.
             (1, &[1; 16][..]),
             (6, &[1; 16]),
-            // Vectors are added until there are 20 elements, and the matrix that follows exceeds the bucket.
+            // Vectors are added until there are 20 elements, and the matrix that follows exceeds
+            // the bucket.
             (20, &[3, 2, 2, 2, 2, 2, 2, 1]),
             // Two vectors and a matrix fill the bucket exactly.
             (48, &[3, 3, 3, 3, 2, 2]),
@@ -63,8 +67,8 @@ fn an_empty_bucket_turns_prefetching_off() {
     }
 }
 
-/// Without reuse, backward gathers all parameters again. Only the first reads of forward and of backward were not
-/// prefetched.
+/// Without reuse, backward gathers all parameters again. Only the first reads of forward and of
+/// backward were not prefetched.
 #[test]
 fn a_small_bucket_hides_as_many_gathers_as_a_large_one() {
     let gathered = [1, 20, 1_000].map(|size| {

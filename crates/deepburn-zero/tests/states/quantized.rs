@@ -1,4 +1,5 @@
-//! Training beside frozen matrices in 8 or 4 bits, against the same training with their dequantized elements.
+//! Training beside frozen matrices in 8 or 4 bits, against the same training with their dequantized
+//! elements.
 
 use std::time::Duration;
 
@@ -26,7 +27,8 @@ type Trained = Training<Flex>;
 const VOCAB: usize = 70;
 const WIDTH: usize = 33;
 
-/// A language model with a frozen tied embedding, two frozen layers and trained factors of low rank.
+/// A language model with a frozen tied embedding, two frozen layers and trained factors of low
+/// rank.
 #[derive(Module, Debug)]
 struct Net<B: Backend> {
     table: Param<Tensor<B, 2>>,
@@ -47,8 +49,8 @@ fn values(len: usize, seed: u64) -> Vec<f32> {
 }
 
 impl Net<Trained> {
-    /// Returns the model. Its frozen matrices, except for the skipped one, have the values that are left after a
-    /// quantization in `dequantized`.
+    /// Returns the model. Its frozen matrices, except for the skipped one, have the values that are
+    /// left after a quantization in `dequantized`.
     fn new(dequantized: Option<(BlockFormat, DType)>) -> Self {
         let matrix = |shape: [usize; 2], seed: u64, frozen: bool| {
             let data = TensorData::new(values(shape[0] * shape[1], seed), shape);

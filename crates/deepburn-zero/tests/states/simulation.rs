@@ -1,17 +1,20 @@
-//! Reference simulations of 1-bit Adam, 0/1 Adam and 1-bit LAMB in f64, for several ranks in one process.
+//! Reference simulations of 1-bit Adam, 0/1 Adam and 1-bit LAMB in f64, for several ranks in one
+//! process.
 //!
 //! Main types: [`one_bit_adam::OneBitAdam`], [`zero_one_adam::ZeroOneAdam`] and
 //! [`one_bit_lamb::OneBitLamb`], each with a `step` on the gradients of all ranks,
-//! `gradients[rank][tensor][element]`; and [`CompressedMean`], the mean over ranks with one bit per element.
+//! `gradients[rank][tensor][element]`; and [`CompressedMean`], the mean over ranks with one bit per
+//! element.
 //!
-//! They follow DeepSpeed's `runtime/fp16/onebit/{adam,zoadam,lamb}.py` and `runtime/comm/nccl.py`, except
-//! for these faults, which all of them share:
-//! - DeepSpeed's first call of `step` allocates states, counts as a step and drops the gradient. Here the
-//!   first step trains and has time 1.
-//! - DeepSpeed pads a vector to a multiple of `ranks * lcm(8, ranks)`. The zeros are also compressed, which
-//!   makes the scale smaller, and their errors grow. Here padding is excluded.
-//! - DeepSpeed compresses elements that never had a gradient, unless a mask excludes them. Here such elements
-//!   are dead as long as their second moment is 0: nothing is sent for them, and their momentum is 0.
+//! They follow DeepSpeed's `runtime/fp16/onebit/{adam,zoadam,lamb}.py` and `runtime/comm/nccl.py`,
+//! except for these faults, which all of them share:
+//! - DeepSpeed's first call of `step` allocates states, counts as a step and drops the gradient.
+//!   Here the first step trains and has time 1.
+//! - DeepSpeed pads a vector to a multiple of `ranks * lcm(8, ranks)`. The zeros are also
+//!   compressed, which makes the scale smaller, and their errors grow. Here padding is excluded.
+//! - DeepSpeed compresses elements that never had a gradient, unless a mask excludes them. Here
+//!   such elements are dead as long as their second moment is 0: nothing is sent for them, and
+//!   their momentum is 0.
 
 pub(crate) mod one_bit_adam;
 pub(crate) mod one_bit_lamb;
@@ -26,7 +29,8 @@ pub(crate) struct CompressedMean {
     pub(crate) worker_errors: Vec<Vec<f64>>,
     /// The compression error of the mean. Each rank is the server of one chunk.
     pub(crate) server_error: Vec<f64>,
-    /// The smallest sum whose sign was sent, relative to its scale. In f32, a sum near 0 may have the other sign.
+    /// The smallest sum whose sign was sent, relative to its scale. In f32, a sum near 0 may have
+    /// the other sign.
     pub(crate) closest: f64,
 }
 
@@ -44,13 +48,14 @@ impl CompressedMean {
         *self = Self::new(self.worker_errors.len(), self.server_error.len());
     }
 
-    /// Returns the mean of the ranks' vectors, which is 0 for dead elements. A single rank does not compress.
+    /// Returns the mean of the ranks' vectors, which is 0 for dead elements. A single rank does not
+    /// compress.
     pub(crate) fn mean(&mut self, values: &[Vec<f64>], live: &[bool]) -> Vec<f64> {
         self.fused_mean(values, live, &[live.len()])
     }
 
-    /// Returns the mean of several concatenated tensors of these lengths. A server has a chunk of each tensor, and one
-    /// scale for all its chunks.
+    /// Returns the mean of several concatenated tensors of these lengths. A server has a chunk of
+    /// each tensor, and one scale for all its chunks.
     pub(crate) fn fused_mean(
         &mut self,
         values: &[Vec<f64>],
@@ -85,15 +90,15 @@ impl CompressedMean {
     }
 }
 
-/// Returns the elements of each rank as a server. They form whole bytes of bits, and the last ranks may have fewer
-/// elements or none.
+/// Returns the elements of each rank as a server. They form whole bytes of bits, and the last ranks
+/// may have fewer elements or none.
 fn chunks(len: usize, ranks: usize) -> impl Iterator<Item = Range<usize>> {
     let chunk = 8 * len.div_ceil(8).div_ceil(ranks);
     (0..ranks).map(move |rank| (rank * chunk).min(len)..((rank + 1) * chunk).min(len))
 }
 
-/// Returns the live elements of `values + error` as plus or minus their root mean square, and stores the remainder in
-/// `error`.
+/// Returns the live elements of `values + error` as plus or minus their root mean square, and
+/// stores the remainder in `error`.
 fn compress(values: &[f64], error: &mut [f64], live: &[bool], closest: &mut f64) -> Vec<f64> {
     let sums: Vec<f64> =
         values.iter().zip(error.iter()).map(|(value, error)| value + error).collect();
@@ -157,8 +162,8 @@ mod tests {
     /// The number of the last step before compression.
     const FREEZE: u64 = 5;
 
-    /// Returns the gradients of two tensors for each of three ranks. Every fifth element has no gradient up to
-    /// `FREEZE`.
+    /// Returns the gradients of two tensors for each of three ranks. Every fifth element has no
+    /// gradient up to `FREEZE`.
     fn gradients(step: u64) -> Vec<Vec<Vec<f64>>> {
         let element = |rank: u64, tensor: u64, i: u64| {
             let dead = i.is_multiple_of(5) && step <= FREEZE;
@@ -223,7 +228,8 @@ mod tests {
             adam.step(0.01, &gradients(step));
             zero_one.step(0.01, &gradients(step));
             lamb.step(0.01, &gradients(step));
-            // Ranks exchange in steps 6 and 7, then in every second step, and from step 10 on in every fourth step.
+            // Ranks exchange in steps 6 and 7, then in every second step, and from step 10 on in
+            // every fourth step.
             let exchanges = step < 8 || step % if step < 10 { 2 } else { 4 } == 0;
             let agree = zero_one.ranks.iter().all(|rank| rank.params == zero_one.common);
             assert_eq!(agree, exchanges, "{step}");

@@ -20,7 +20,8 @@ use crate::model::{LAMB, MUON, STAGES, Trained, policy};
 
 const STEPS: usize = 200;
 
-/// A module with wide, tall and square matrices, a fused projection, filters, an embedding and an output layer.
+/// A module with wide, tall and square matrices, a fused projection, filters, an embedding and an
+/// output layer.
 #[derive(Module, Debug)]
 struct Layers<B: Backend> {
     tokens: Embedding<B>,
@@ -261,7 +262,8 @@ impl Map {
     }
 }
 
-/// Returns the linear maps in a parameter of [`Layers`]. They are listed by hand, independently of the library.
+/// Returns the linear maps in a parameter of [`Layers`]. They are listed by hand, independently of
+/// the library.
 fn maps(path: &str) -> Vec<Map> {
     let inputs_first =
         |outputs, inputs, stride, start| Map { outputs, inputs, strides: [1, stride], start };
@@ -348,7 +350,8 @@ fn plan(optimizer: OptimizerPlan, stage: Stage) -> Policy {
     Policy { optimizer, param_groups, ..policy(stage) }
 }
 
-/// Checks that the weights after 200 steps are bitwise identical for every number of ranks and stage, and returns them.
+/// Checks that the weights after 200 steps are bitwise identical for every number of ranks and
+/// stage, and returns them.
 fn same_everywhere(optimizer: &OptimizerPlan) -> [Vec<Weights>; 2] {
     let alone = train(1, &plan(optimizer.clone(), Stage::Disabled));
     for ranks in 1..=4 {
@@ -363,7 +366,8 @@ fn same_everywhere(optimizer: &OptimizerPlan) -> [Vec<Weights>; 2] {
     alone
 }
 
-/// A module with a lazy layer. Its value has the dimensions in another order than the module reports.
+/// A module with a lazy layer. Its value has the dimensions in another order than the module
+/// reports.
 #[derive(Module, Debug)]
 struct Lazy<B: Backend> {
     column: Linear<B>,
@@ -374,7 +378,8 @@ struct Lazy<B: Backend> {
 fn a_lazy_column_major_layer_is_known_by_its_value() {
     let module = || {
         let column = LinearConfig::new(4, 12).with_bias(false).with_layout(LinearLayout::Col);
-        // Burn's column-major layer is not an autodiff leaf before it is loaded, and gets no gradient.
+        // Burn's column-major layer is not an autodiff leaf before it is loaded, and gets no
+        // gradient.
         let hidden = LinearConfig::new(4, 4).with_bias(false);
         Lazy::<Trained> { column: column.init(&FlexDevice), hidden: hidden.init(&FlexDevice) }
     };
@@ -450,8 +455,8 @@ fn muon_needs_a_matrix_that_is_trained() {
     assert!(message.contains("Muon updates matrices of hidden layers"), "{message}");
 }
 
-/// Directions and whole matrices are counted in the ledger: a round of LAMB has at least its largest direction, and a
-/// round of Muon a whole matrix and its workspace.
+/// Directions and whole matrices are counted in the ledger: a round of LAMB has at least its
+/// largest direction, and a round of Muon a whole matrix and its workspace.
 #[test]
 fn directions_are_counted() {
     for optimizer in [OptimizerPlan::Lamb(LAMB), OptimizerPlan::Muon(MUON)] {
@@ -486,7 +491,8 @@ fn directions_are_counted() {
                 let largest = numels.iter().copied().max().unwrap();
                 let all: usize = numels.iter().sum();
                 let (least, most) = match &policy.optimizer {
-                    // Every rank has a whole matrix of a round, and the workspace of the one that it owns.
+                    // Every rank has a whole matrix of a round, and the workspace of the one that
+                    // it owns.
                     OptimizerPlan::Muon(_) => (largest, (ranks + 1 + 7) * largest + all),
                     _ if stage == Stage::Disabled => (largest, all),
                     _ => (largest.div_ceil(ranks), all),
@@ -506,8 +512,9 @@ fn lamb_follows_a_reference_in_f64_on_any_number_of_ranks() {
         optimizer.param_groups = ParamGroups::default();
         let [start, end] = train(1, &optimizer);
         let found = distance(&end, &lamb(&rule, &start));
-        // The error comes from 200 steps of at most 1e-2 times the norm with a relative error of about 1e-7, and from
-        // 200 roundings of numbers of about 1, which mostly cancel. The observed error is 5e-7.
+        // The error comes from 200 steps of at most 1e-2 times the norm with a relative error of
+        // about 1e-7, and from 200 roundings of numbers of about 1, which mostly cancel. The
+        // observed error is 5e-7.
         assert!(found < 5e-6, "{found:e}");
     }
     same_everywhere(&OptimizerPlan::Lamb(LAMB));
@@ -520,7 +527,8 @@ fn muon_follows_a_reference_in_f64_on_any_number_of_ranks() {
         let rule = MuonPlan { scale, ..MUON };
         let [start, end] = train(1, &plan(OptimizerPlan::Muon(rule), Stage::Disabled));
         let found = distance(&end, &muon(&rule, &start));
-        // The iteration multiplies small singular values and their rounding errors of 6e-8 by up to 3.4445^5, about
+        // The iteration multiplies small singular values and their rounding errors of 6e-8 by up to
+        // 3.4445^5, about
         // 500. The errors of 200 steps of 1e-2 mostly cancel. The observed error is 8e-7.
         assert!(found < 5e-6, "{scale:?}: {found:e}");
     }

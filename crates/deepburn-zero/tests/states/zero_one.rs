@@ -21,8 +21,8 @@ const ADAM: AdamPlan = AdamPlan {
     weight_decay: 0.01,
     bias_correction: false,
 };
-/// A plan that updates the second moment in steps 1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32 and 40. Later, the intervals
-/// between exchanges are 1, 2, 4 and 6 steps.
+/// A plan that updates the second moment in steps 1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32 and 40.
+/// Later, the intervals between exchanges are 1, 2, 4 and 6 steps.
 const PLAN: ZeroOneAdamPlan = ZeroOneAdamPlan {
     adam: ADAM,
     var_freeze_step: 40,
@@ -138,13 +138,15 @@ fn weights_match_a_simulation_in_f64() {
         assert_eq!(simulated.var_interval, 16);
         assert_eq!(simulated.local_step_interval, 6);
         assert_eq!(apart > 50, ranks > 1, "ranks were apart after {apart} steps");
-        // The error is relative to the largest weight. It comes from 200 roundings of 6e-8 of the weights and of the
-        // momenta, which partly cancel. One sign that f32 rounds the other way would add twice a scale, at least 1e-3.
+        // The error is relative to the largest weight. It comes from 200 roundings of 6e-8 of the
+        // weights and of the momenta, which partly cancel. One sign that f32 rounds the other way
+        // would add twice a scale, at least 1e-3.
         assert!(worst < 3e-6, "{worst:e}");
     }
 }
 
-/// Elements without a gradient up to the freeze keep their values, even if they get a gradient later.
+/// Elements without a gradient up to the freeze keep their values, even if they get a gradient
+/// later.
 #[test]
 fn elements_without_a_gradient_keep_their_values() {
     for ranks in [1, 3] {
@@ -208,7 +210,8 @@ fn the_ledger_counts_states_and_errors() {
             let group = Group::<Flex>::new(member);
             let (mut net, mut states) = ModelStates::shard(Layers::new(), policy.clone(), group)?;
             let mut seen = Vec::new();
-            // The steps have an exact gradient (twice), a compressed gradient, an exchange, and a local step.
+            // The steps have an exact gradient (twice), a compressed gradient, an exchange, and a
+            // local step.
             for step in 0..5 {
                 states.ledger().reset_peaks();
                 net = train_step(net, &mut states, step)?;

@@ -24,11 +24,10 @@ pub struct MeasuredSteps {
 
 /// Measures the steps of `plan` on its number of ranks, with the real engine.
 ///
-/// `devices` has a device for each rank of this process, in rank order; if there are fewer, ranks share them. The memory is
-/// rank 0's after the warm-up, and the resident set this process's.
+/// `devices` has a device for each rank of this process, in rank order; if there are fewer, ranks
+/// share them. The memory is rank 0's after the warm-up, and the resident set this process's.
 ///
 /// # Errors
-///
 /// Returns the failure of a rank, or an error without devices.
 pub fn measure_steps<B: OptimizerOps, T: Tunable<B>>(
     model: &T,
@@ -90,13 +89,15 @@ pub fn memory_of(peaks: &MemoryPeaks) -> StepMemory {
     StepMemory { device: device.total, host: host.total, disk: disk.total, resident: None }
 }
 
-/// Starts a new measurement of the largest resident set of this process. Without Linux's `/proc` nothing happens.
+/// Starts a new measurement of the largest resident set of this process. Without Linux's `/proc`
+/// nothing happens.
 fn reset_resident_peak() {
     // Without the permission, it is the peak since the start of the process.
     let _ = fs::write("/proc/self/clear_refs", "5");
 }
 
-/// Returns the largest resident set of this process since the last reset, in bytes; `None` without Linux's `/proc`.
+/// Returns the largest resident set of this process since the last reset, in bytes; `None` without
+/// Linux's `/proc`.
 fn resident_peak() -> Option<u64> {
     let status = fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;

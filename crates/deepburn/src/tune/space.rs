@@ -7,10 +7,11 @@ use deepburn_tune::{Buffers, SearchSpace, StatePlacement};
 
 use super::TuneError;
 
-/// Returns the search space of a configuration whose plan is `plan`: all stages and policies, offload to host memory if the
-/// device is not the host, and offload to NVMe if there is a folder.
+/// Returns the search space of a configuration whose plan is `plan`: all stages and policies,
+/// offload to host memory if the device is not the host, and offload to NVMe if there is a folder.
 ///
-/// An optimizer that exchanges its momentum needs all states on every rank, so it has neither other stages nor offload.
+/// An optimizer that exchanges its momentum needs all states on every rank, so it has neither other
+/// stages nor offload.
 pub fn search_space(
     plan: &Plan,
     context: &RunContext,
@@ -44,11 +45,10 @@ pub fn search_space(
     }
 }
 
-/// Separates the section `autotuning` from a configuration: returns the configuration of a training run, and what the
-/// section asks for. Notes about the section are logged.
+/// Separates the section `autotuning` from a configuration: returns the configuration of a training
+/// run, and what the section asks for. Notes about the section are logged.
 ///
 /// # Errors
-///
 /// Returns the errors of the section.
 pub fn split(config: &RawConfig) -> Result<(RawConfig, AutotuningPlan), TuneError> {
     let (plan, notes) = autotuning(config)?;
@@ -62,11 +62,10 @@ pub fn split(config: &RawConfig) -> Result<(RawConfig, AutotuningPlan), TuneErro
     Ok((RawConfig::from_value(&rest)?, plan))
 }
 
-/// Restricts a search space to what the section `autotuning` asks for. `batch_size` is the one of the configuration, of
-/// which others are multiples and halves.
+/// Restricts a search space to what the section `autotuning` asks for. `batch_size` is the one of
+/// the configuration, of which others are multiples and halves.
 ///
 /// # Errors
-///
 /// Returns an error if no candidate is left.
 pub fn narrow(
     space: &mut SearchSpace,
@@ -94,8 +93,8 @@ pub fn narrow(
     }
 }
 
-/// Returns the batch sizes within `limits`: halves and doubles of `batch_size`. Without an upper limit there are no larger
-/// ones.
+/// Returns the batch sizes within `limits`: halves and doubles of `batch_size`. Without an upper
+/// limit there are no larger ones.
 fn batch_sizes(batch_size: usize, limits: SizeLimits) -> Vec<usize> {
     let most = limits.max.unwrap_or(batch_size);
     let half = |size: &usize| size.is_multiple_of(2).then_some(size / 2);

@@ -1,6 +1,7 @@
 //! The phases of a search: dry runs, then measurements.
 //!
-//! Main type: [`Tuner`]. What a model is, how much memory there is and how a plan is measured are the caller's.
+//! Main type: [`Tuner`]. What a model is, how much memory there is and how a plan is measured are
+//! the caller's.
 
 use std::path::PathBuf;
 
@@ -14,8 +15,8 @@ use deepburn_tune::{
 };
 use serde_json::Value;
 
-/// The largest number of micro-batches of a measured step. Those between the first and the last are alike, so a step with
-/// more of them is measured with this many, and its time is extrapolated.
+/// The largest number of micro-batches of a measured step. Those between the first and the last are
+/// alike, so a step with more of them is measured with this many, and its time is extrapolated.
 const MICRO_BATCHES: usize = 4;
 
 /// The speed of a rank and of its exchanges, if there are this many ranks.
@@ -78,7 +79,6 @@ impl Tuner<'_> {
     /// Resolves a candidate.
     ///
     /// # Errors
-    ///
     /// Returns the errors of its configuration in one line.
     pub fn plan(&self, candidate: &CandidateConfig) -> Result<Plan, String> {
         self.resolve(&self.config(candidate), candidate.ranks)
@@ -87,7 +87,6 @@ impl Tuner<'_> {
     /// Resolves a configuration for `ranks` ranks.
     ///
     /// # Errors
-    ///
     /// Returns the errors of the configuration in one line.
     pub fn resolve(&self, config: &Value, ranks: usize) -> Result<Plan, String> {
         let written = RawConfig::from_value(config).map_err(|error| error.to_string())?;
@@ -126,7 +125,6 @@ impl Tuner<'_> {
     /// Returns the predicted step.
     ///
     /// # Errors
-    ///
     /// Returns an error if the speed of an offload is not known.
     fn prediction(&self, ranks: usize, forecast: &Forecast) -> Result<PredictedStep, String> {
         let (speed, network) = (self.speed)(ranks);
@@ -139,8 +137,8 @@ impl Tuner<'_> {
         })
     }
 
-    /// Measures candidates until the search ends or `interrupt` is triggered. `measure` measures the steps of a plan, and
-    /// `observe` is called before and after each measurement.
+    /// Measures candidates until the search ends or `interrupt` is triggered. `measure` measures
+    /// the steps of a plan, and `observe` is called before and after each measurement.
     pub fn run(
         &self,
         search: &mut Search,

@@ -140,8 +140,8 @@ fn alone(job: Job) -> Vec<Student> {
     ranks.unwrap_or_else(|failure| panic!("{job:?}: {failure}"))
 }
 
-/// Asserts that losses, weights and the memory of the student do not change if a teacher runs on the
-/// same thread.
+/// Asserts that losses, weights and the memory of the student do not change if a teacher runs on
+/// the same thread.
 fn the_teacher_leaves_the_student_alone(precision: Precision) {
     for ranks in [1, 3] {
         let runs = [0, 1, 2, 3].map(|stage| {

@@ -88,7 +88,7 @@ impl<B: Backend> Discriminator<B> {
         }
     }
 
-    /// Returns the mean loss if `images` are labelled as real, or as generated.
+    /// Returns the mean loss if `images` are labeled as real, or as generated.
     fn loss(&self, images: Tensor<B, 4>, real: bool) -> Tensor<B, 1> {
         let count = images.dims()[0];
         let x = self.activation.forward(self.first_norm.forward(self.first.forward(images)));
@@ -366,8 +366,8 @@ fn a_forecast_is_the_run() {
             Ok(gan.peaks()?)
         });
         let forecast = forecast.unwrap_or_else(|error| panic!("{job:?}: {error}"));
-        // Autodiff frees the graph of images that are only detached in a later backward pass of any thread of the
-        // process, so the peak of activations is not the same in every run.
+        // Autodiff frees the graph of images that are only detached in a later backward pass of any
+        // thread of the process, so the peak of activations is not the same in every run.
         let kept = |peaks: &MemoryPeaks| {
             let categories = Category::ALL.iter().filter(|it| **it != Category::Activations);
             categories.map(|category| peaks.device.of(*category)).collect::<Vec<_>>()

@@ -1,11 +1,11 @@
 //! A model with explicit casts computes the same as on the plain backend: autocast adds no casts.
 //!
-//! The references are computed in the test, because recorded bits would differ between machines. The
-//! weights that a rank uses in a step are copied into the same model
+//! The references are computed in the test, because recorded bits would differ between machines.
+//! The weights that a rank uses in a step are copied into the same model
 //! - on Burn's own backend, where the evaluation loss must be the same;
 //! - on the training backend of a thread without an engine, where the training loss and, for one
-//!   rank, the gradients must be the same. (Autodiff decomposes norms, so this loss differs from the
-//!   evaluation loss.)
+//!   rank, the gradients must be the same. (Autodiff decomposes norms, so this loss differs from
+//!   the evaluation loss.)
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::nn::attention::{MhaInput, MultiHeadAttention, MultiHeadAttentionConfig};
@@ -113,7 +113,8 @@ fn with_weights<B: Backend>(weights: &[Value]) -> CastByHand<B> {
     seeded::<B, CastByHand<B>>(SEED).map(&mut Replaced(weights.iter()))
 }
 
-/// Returns the loss of plain autodiff and the gradients of the scaled loss, as f32, in module order.
+/// Returns the loss of plain autodiff and the gradients of the scaled loss, as f32, in module
+/// order.
 fn by_plain_autodiff(taken: &Taken, samples: &Samples) -> (f32, Vec<TensorData>) {
     let model = with_weights::<Trained>(&taken.weights);
     let loss = model.loss(samples);

@@ -39,7 +39,8 @@ pub(crate) trait Network<B: Backend>: Module<B> {
     /// or if the mean ignores padding.
     const COUPLES_SAMPLES: bool = false;
 
-    /// Whether the loss is refused because of the values of a tensor, which a forecast does not have.
+    /// Whether the loss is refused because of the values of a tensor, which a forecast does not
+    /// have.
     const CHECKS_VALUES: bool = false;
 
     /// Whether the model has running statistics, which a pipeline refuses.
@@ -100,8 +101,8 @@ impl Job {
         Self { precision, stage, ranks, recompute: Recompute::Off }
     }
 
-    /// Returns a plan in which the stages differ as much as possible: it has small buckets, and some
-    /// parameters are persistent while others are gathered.
+    /// Returns a plan in which the stages differ as much as possible: it has small buckets, and
+    /// some parameters are persistent while others are gathered.
     pub(crate) fn plan(&self) -> Plan {
         let mut config = json!({
             "train_micro_batch_size_per_gpu": GLOBAL_BATCH / self.ranks,
@@ -151,8 +152,8 @@ pub(crate) struct Evaluation {
     pub(crate) values: Vec<Value>,
 }
 
-/// Builds a network on each rank and runs `body` on its engine. Rank 0 has the weights of `seed`, and
-/// each other rank has different weights.
+/// Builds a network on each rank and runs `body` on its engine. Rank 0 has the weights of `seed`,
+/// and each other rank has different weights.
 pub(crate) fn on_ranks<M: Trainable, R: Send>(
     job: Job,
     seed: u64,
@@ -202,7 +203,8 @@ impl Evaluation {
         assert_eq!(self.loss, other.loss, "evaluation, {what}");
     }
 
-    /// Asserts that running statistics stay f32. In 16 bits, small updates would be lost to rounding.
+    /// Asserts that running statistics stay f32. In 16 bits, small updates would be lost to
+    /// rounding.
     #[track_caller]
     pub(crate) fn assert_statistics_in_f32(&self, what: &str) {
         for (path, data) in self.values.iter().filter(|(path, _)| path.contains("running_")) {

@@ -49,7 +49,8 @@ fn seeded<B: Backend>(fields: &Value) -> Lora<B, Net<B>> {
     Lora::new(Net::new(), config(fields.clone())).unwrap().map(&mut Seeded::new(3))
 }
 
-/// Trains 6 steps and returns the losses, the values of all parameters, and the paths of the trained ones.
+/// Trains 6 steps and returns the losses, the values of all parameters, and the paths of the
+/// trained ones.
 fn train(stage: u8, ranks: usize, fields: &Value) -> (Vec<f32>, Vec<Vec<f32>>, Vec<String>) {
     let plan = json!({
         "train_micro_batch_size_per_gpu": 4 / ranks,

@@ -1,9 +1,9 @@
 //! Acceptance tests for models written the way Burn users write them.
 //!
 //! The code of the models does not depend on ranks, sharding or precision: models are generic over
-//! their backend, consist of `burn::nn` layers, and take f32 inputs. For every model, the tests check
-//! that all stages give the same bits, that a pipeline does too, that fp32 agrees with plain Burn, that
-//! 16-bit training is close to fp32, and that resuming is exact.
+//! their backend, consist of `burn::nn` layers, and take f32 inputs. For every model, the tests
+//! check that all stages give the same bits, that a pipeline does too, that fp32 agrees with plain
+//! Burn, that 16-bit training is close to fp32, and that resuming is exact.
 #![recursion_limit = "256"]
 
 mod cnn;

@@ -1,4 +1,5 @@
-//! Pipelines of every model, compared bit by bit with one stage, and their memory with its forecast.
+//! Pipelines of every model, compared bit by bit with one stage, and their memory with its
+//! forecast.
 
 use burn::module::AutodiffModule;
 use burn::tensor::Tensor;
@@ -112,8 +113,9 @@ fn train<M: Trainable>(
     ranks.map_err(|failure| failure.to_string())
 }
 
-/// Asserts that losses, norms, the evaluation and all values have the bits of one stage on all ranks, and
-/// that the memory is the forecast's. Models with running statistics are refused by name.
+/// Asserts that losses, norms, the evaluation and all values have the bits of one stage on all
+/// ranks, and that the memory is the forecast's. Models with running statistics are refused by
+/// name.
 pub(crate) fn pipelines_agree<M, F>(precision: Precision)
 where
     M: Trainable,

@@ -12,8 +12,8 @@ use crate::samples::{EPOCH, Samples};
 
 const STAGES: [u8; 4] = [0, 1, 2, 3];
 
-/// Asserts that losses, the evaluation and all values are bit-identical at every stage, and that the
-/// evaluation is bit-identical on every rank.
+/// Asserts that losses, the evaluation and all values are bit-identical at every stage, and that
+/// the evaluation is bit-identical on every rank.
 pub(crate) fn stages_agree<M: Trainable>(precision: Precision) {
     for ranks in 1..=4 {
         let outcomes = STAGES.map(|stage| train::<M>(Job::new(precision, stage, ranks)));
@@ -60,12 +60,12 @@ const FP32_TOLERANCE: f32 = 1e-5;
 
 /// The same difference for weights of a model with batch norm.
 ///
-/// The norm cancels a bias before it, so the bias's gradient is a rounding error of about 1e-8. Adam
-/// turns it into an update of up to 1e-5: `learning rate * 1e-8 / (1e-8 + epsilon)`.
+/// The norm cancels a bias before it, so the bias's gradient is a rounding error of about 1e-8.
+/// Adam turns it into an update of up to 1e-5: `learning rate * 1e-8 / (1e-8 + epsilon)`.
 const TOLERANCE_BEFORE_BATCH_NORM: f32 = 1e-4;
 
-/// Asserts that training in fp32 gives the losses and weights of Burn's own optimizer on one rank. If
-/// a batch can be split without changing its loss, several ranks are tested too.
+/// Asserts that training in fp32 gives the losses and weights of Burn's own optimizer on one rank.
+/// If a batch can be split without changing its loss, several ranks are tested too.
 pub(crate) fn fp32_is_plain_burn<M: Trainable>() {
     let plain = train_with_burn::<M>();
     let (several, weight_tolerance) = match <M as Network<Trained>>::COUPLES_SAMPLES {
@@ -116,8 +116,8 @@ fn assert_weights_near(ours: &Evaluation, plain: &Evaluation, tolerance: f32, wh
 
 /// The largest allowed relative difference of a 16-bit loss from the fp32 loss.
 ///
-/// bf16 rounds each result by up to 0.4 %. A loss is the result of a dozen layers, in whose sums most
-/// of the errors cancel.
+/// bf16 rounds each result by up to 0.4 %. A loss is the result of a dozen layers, in whose sums
+/// most of the errors cancel.
 const HALF_TOLERANCE: f32 = 0.02;
 
 /// Asserts that the loss of each step in 16 bits equals the fp32 loss, up to rounding.
@@ -195,7 +195,8 @@ where
         let MemoryPeaks { device, disk, .. } =
             forecast.unwrap_or_else(|error| panic!("{job:?}: {error}")).step;
         assert_eq!(device, real[0].device, "{job:?}");
-        // A real run does not offload activations that are not contiguous. In a forecast all of them are.
+        // A real run does not offload activations that are not contiguous. In a forecast all of
+        // them are.
         assert!(disk.total >= real[0].disk.total, "{job:?}: {disk:?}");
     }
 }

@@ -1,4 +1,5 @@
-//! Runs that stop early: a signal arrives during an evaluation, no evaluation improves, or data cannot be read.
+//! Runs that stop early: a signal arrives during an evaluation, no evaluation improves, or data
+//! cannot be read.
 
 use std::fs;
 use std::path::Path;
@@ -21,7 +22,8 @@ const INNER: usize = 7;
 const RANKS: usize = 2;
 const STEPS: u64 = 4;
 
-/// The steps and evaluations of a run with the bits of their losses, and the number of evaluated batches.
+/// The steps and evaluations of a run with the bits of their losses, and the number of evaluated
+/// batches.
 #[derive(Debug, Clone, Default, PartialEq)]
 struct RunRecord {
     steps: Vec<(u64, u64)>,

@@ -98,9 +98,9 @@ fn peak(section: &str, layers: usize) -> usize {
     })
 }
 
-/// If every block is freed, an additional block only adds its inputs to the memory. Burn's layer norm
-/// normalizes before it reads a parameter, so the normalized input belongs to the previous block and
-/// is kept too.
+/// If every block is freed, an additional block only adds its inputs to the memory. Burn's layer
+/// norm normalizes before it reads a parameter, so the normalized input belongs to the previous
+/// block and is kept too.
 #[test]
 fn full_keeps_the_inputs_of_blocks_and_one_block() {
     // The last blocks of these stacks are equal.

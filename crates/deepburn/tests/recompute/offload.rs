@@ -1,4 +1,5 @@
-//! Activation offload: offloaded activations, activations that stay on the device, and disk failures.
+//! Activation offload: offloaded activations, activations that stay on the device, and disk
+//! failures.
 
 use std::fs::{File, OpenOptions};
 use std::path::{Path, PathBuf};
@@ -91,8 +92,8 @@ fn a_step_moves_what_it_parks() {
     });
 }
 
-/// Transposed views stay on the device, because kernels may add their elements in another order than
-/// the elements of a contiguous copy.
+/// Transposed views stay on the device, because kernels may add their elements in another order
+/// than the elements of a contiguous copy.
 #[test]
 fn transposed_activations_stay() {
     let mixing = |stack: &Stack<Trained>| {

@@ -331,8 +331,8 @@ fn long_words_and_long_white_space_have_the_tokens_of_the_library() {
     assert!(!check(library, encoder, &format!("a{}b the word", " ".repeat(1_100_000))));
 }
 
-/// Texts that are normalized already are not normalized again, which must not
-/// depend on the version of Unicode.
+/// Texts that are normalized already are not normalized again, which must not depend on the version
+/// of Unicode.
 #[test]
 fn normalized_text_is_normalized_for_the_library() {
     let is_same = |text: &str| {

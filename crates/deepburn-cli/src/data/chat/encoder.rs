@@ -81,7 +81,8 @@ impl<'a> ChatEncoder<'a> {
         let options = EncodeOptions {
             completion_only_loss: chat.completion_only_loss,
             assistant_only_loss: chat.assistant_only_loss,
-            // Samples are truncated when they are packed or padded, so the cache does not depend on the length.
+            // Samples are truncated when they are packed or padded, so the cache does not depend on
+            // the length.
             max_length: None,
         };
         let answers = templates.as_ref().and_then(|it| answers(chat.assistant_only_loss, it));
@@ -151,7 +152,8 @@ impl<'a> ChatEncoder<'a> {
     /// Encodes a row of a file.
     ///
     /// # Errors
-    /// Returns an error if the row has no known format, a field has a wrong value, or the template refuses it.
+    /// Returns an error if the row has no known format, a field has a wrong value, or the template
+    /// refuses it.
     fn encode(&self, row: DataRow) -> Result<NotedSample, ChatError> {
         // The fields still have their names in the file here. Below, some are renamed or removed.
         let other_form = unread_completion(&row.fields, self.chat, self.form);
@@ -171,7 +173,8 @@ impl<'a> ChatEncoder<'a> {
     /// Reads a row of a file.
     ///
     /// # Errors
-    /// Returns an error if the row has no known format, a field has a wrong value, or a conversation has no template.
+    /// Returns an error if the row has no known format, a field has a wrong value, or a
+    /// conversation has no template.
     fn read(&self, row: DataRow) -> Result<ReadRow, ChatError> {
         let is_table =
             row.place.file.extension().is_some_and(|it| it.eq_ignore_ascii_case("parquet"));
@@ -200,7 +203,8 @@ impl<'a> ChatEncoder<'a> {
     /// Returns the sample of a row, and what may be unintended in it.
     ///
     /// # Errors
-    /// Returns an error if the template or the tokenizer fails, or if the tokens of a preference have no prompt.
+    /// Returns an error if the template or the tokenizer fails, or if the tokens of a preference
+    /// have no prompt.
     fn sample(&self, row: &Row) -> Result<(Sample, Vec<Finding>), ChatError> {
         match self.form {
             SampleForm::Sample => {
@@ -216,8 +220,8 @@ impl<'a> ChatEncoder<'a> {
         }
     }
 
-    /// Returns a note if a message contains the text of a special token. The tokenizer makes it the token itself, so the
-    /// message may end its turn and begin another.
+    /// Returns a note if a message contains the text of a special token. The tokenizer makes it the
+    /// token itself, so the message may end its turn and begin another.
     fn control_token(&self, row: &Row) -> Option<RowNote> {
         let messages: Vec<&Message> = match row {
             Row::Chat { messages, .. } => messages.iter().collect(),
@@ -272,7 +276,8 @@ impl<'a> ChatEncoder<'a> {
     }
 }
 
-/// Returns the reader of a row. A row with the columns of several forms has the first of them, in the order of the book.
+/// Returns the reader of a row. A row with the columns of several forms has the first of them, in
+/// the order of the book.
 ///
 /// # Errors
 /// Returns an error if the row has no known form.
@@ -330,8 +335,8 @@ fn unread_column(name: &str) -> RowNote {
     RowNote { kind: "unread column", text }
 }
 
-/// Returns the special tokens that the files of a tokenizer name. `data.eos_token` takes precedence, and the model names the
-/// end of a text where the tokenizer does not.
+/// Returns the special tokens that the files of a tokenizer name. `data.eos_token` takes
+/// precedence, and the model names the end of a text where the tokenizer does not.
 ///
 /// # Errors
 /// Returns a user's mistake if a file is invalid.
@@ -348,7 +353,8 @@ fn special_tokens(tokenizer: &Tokenizer, folder: Option<&Path>) -> Result<Specia
     })
 }
 
-/// Returns the template of the job or the tokenizer's own, or why there is none. Its clock shows `day`.
+/// Returns the template of the job or the tokenizer's own, or why there is none. Its clock shows
+/// `day`.
 ///
 /// # Errors
 /// Returns a user's mistake if the template of the job is invalid.
@@ -388,7 +394,8 @@ fn answers(answers_only: AssistantOnlyLoss, templates: &ChatTemplates) -> Option
     })
 }
 
-/// Returns the id of padding: the token that the job names, the tokenizer's, or the end-of-text token.
+/// Returns the id of padding: the token that the job names, the tokenizer's, or the end-of-text
+/// token.
 ///
 /// # Errors
 /// Returns a user's mistake if the token of the job is not one of the tokenizer.

@@ -7,7 +7,7 @@ use burn::tensor::TensorData;
 use burn_flex::{Flex, FlexDevice};
 use deepburn::config::{RawConfig, RunContext, resolve};
 use deepburn::run_ranks;
-use deepburn_datasets::{LabelledBatch, TextLabel};
+use deepburn_datasets::{LabeledBatch, TextLabel};
 use deepburn_models::gpt2::{Gpt2Classifier, PretrainedGpt2};
 use serde::Deserialize;
 use serde_json::json;
@@ -34,7 +34,7 @@ struct Problem {
 }
 
 impl Problem {
-    fn batch(&self, texts: &[Vec<u32>]) -> Labelled {
+    fn batch(&self, texts: &[Vec<u32>]) -> Labeled {
         let longest = texts.iter().map(Vec::len).max().unwrap();
         let row = |text: &Vec<u32>| {
             let mut row = text.clone();
@@ -48,7 +48,7 @@ impl Problem {
                 TextLabel::Classes(classes.map(|(class, _)| class).collect())
             }
         };
-        Labelled(LabelledBatch {
+        Labeled(LabeledBatch {
             input_ids: texts.iter().flat_map(row).collect(),
             lengths: texts.iter().map(Vec::len).collect(),
             labels: self.labels.iter().map(|values| Some(label(values))).collect(),

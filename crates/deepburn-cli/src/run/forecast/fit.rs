@@ -1,7 +1,7 @@
 //! Whether a plan of a tuner fits on this host.
 //!
-//! Main type: [`HostLimits`]. A plan is forecast as a run is, and compared with the same limits, so that a configuration
-//! which the tuner suggests is not refused by the run.
+//! Main type: [`HostLimits`]. A plan is forecast as a run is, and compared with the same limits, so
+//! that a configuration which the tuner suggests is not refused by the run.
 
 use std::path::{Path, PathBuf};
 
@@ -28,8 +28,8 @@ pub(crate) struct HostLimits {
 }
 
 impl HostLimits {
-    /// Returns the limits of this host, and of the command line: `memory` limits each device, or host memory if tensors are
-    /// there. Files on NVMe are in the folder `nvme`.
+    /// Returns the limits of this host, and of the command line: `memory` limits each device, or
+    /// host memory if tensors are there. Files on NVMe are in the folder `nvme`.
     pub(crate) fn new(
         memory: Option<u64>,
         disk: Option<u64>,
@@ -44,9 +44,9 @@ impl HostLimits {
         Self { memory: limits, device, disk, nvme: nvme.map(Path::to_owned) }
     }
 
-    /// Returns the memory of a run of `preparation` with this plan, which has no pipeline, on rank threads, and what is
-    /// missing if it does not fit.
-    /// `length` is the number of tokens of a sequence, and `forecast` the plan's forecast.
+    /// Returns the memory of a run of `preparation` with this plan, which has no pipeline, on rank
+    /// threads, and what is missing if it does not fit. `length` is the number of tokens of a
+    /// sequence, and `forecast` the plan's forecast.
     pub(crate) fn fit(
         &self,
         preparation: &Preparation,

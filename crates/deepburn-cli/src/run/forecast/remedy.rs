@@ -1,8 +1,9 @@
 //! Settings that make a run fit in memory.
 //!
-//! Main function: [`remedy`]. It tries changes in the order of their cost and returns the first one that makes the run
-//! fit. Activation checkpointing costs a second forward pass, smaller micro-batches reduce throughput, more sharding
-//! needs more communication, and offload is the slowest.
+//! Main function: [`remedy`]. It tries changes in the order of their cost and returns the first one
+//! that makes the run fit. Activation checkpointing costs a second forward pass, smaller
+//! micro-batches reduce throughput, more sharding needs more communication, and offload is the
+//! slowest.
 //!
 //! Examples, in the order of the search:
 //!
@@ -30,7 +31,8 @@ pub(super) struct PassChange {
     pub(super) sequences: Option<u64>,
 }
 
-/// [`settings`](Self::settings) formats the same value that is forecast, so a suggestion always matches its forecast.
+/// [`settings`](Self::settings) formats the same value that is forecast, so a suggestion always
+/// matches its forecast.
 impl PassChange {
     /// Full activation checkpointing.
     const FULL: Self = Self { policy: Some(RecomputePolicy::Full), sequences: None };
@@ -52,17 +54,20 @@ impl PassChange {
     }
 }
 
-/// The number of elements of smaller buckets and of fewer gathered parameters. It is enough for most models.
+/// The number of elements of smaller buckets and of fewer gathered parameters. It is enough for
+/// most models.
 const SMALL_BUFFERS: usize = 10_000_000;
 
 /// Returns the smallest change that makes a run fit, or `None` if no change is enough.
 ///
-/// If the model states fit (`states_fit`), changes that reduce activations are tried first: activation checkpointing,
-/// smaller micro-batches, then both. If the states do not fit, or if these changes are not enough, states are sharded
-/// further or offloaded. This is tried with the unchanged pass, then with activation checkpointing, then with
-/// micro-batches of a single sequence as well. Each of these is also tried with smaller buffers.
+/// If the model states fit (`states_fit`), changes that reduce activations are tried first:
+/// activation checkpointing, smaller micro-batches, then both. If the states do not fit, or if
+/// these changes are not enough, states are sharded further or offloaded. This is tried with the
+/// unchanged pass, then with activation checkpointing, then with micro-batches of a single sequence
+/// as well. Each of these is also tried with smaller buffers.
 ///
-/// `sequences` is the number of sequences per micro-batch. `fits` forecasts a changed run and returns whether it fits.
+/// `sequences` is the number of sequences per micro-batch. `fits` forecasts a changed run and
+/// returns whether it fits.
 pub(super) fn remedy(
     plan: &Plan,
     sequences: u64,
@@ -70,7 +75,8 @@ pub(super) fn remedy(
     fits: impl Fn(&ZeroPlan, PassChange) -> bool,
 ) -> Option<String> {
     let zero = &plan.zero;
-    // Optimizers that exchange their momentum need all states on every rank: no sharding and no offload.
+    // Optimizers that exchange their momentum need all states on every rank: no sharding and no
+    // offload.
     let is_fixed = plan.optimizer.exchanges_momentum();
     let fits = |changed: &ZeroPlan, pass| {
         let moves_states =
@@ -94,7 +100,8 @@ pub(super) fn remedy(
             return Some(pass.settings());
         }
     }
-    // Changes of the model states come last, and are combined with as few changes of activations as possible.
+    // Changes of the model states come last, and are combined with as few changes of activations as
+    // possible.
     for pass in [PassChange::default(), full, full.of_sequences(1)] {
         // Smaller buffers cost throughput, so they come after the same change without them.
         let small = with_small_buffers(zero);
@@ -129,11 +136,11 @@ fn with_small_buffers(zero: &ZeroPlan) -> ZeroPlan {
     zero
 }
 
-/// Returns the smallest change of the plan that makes the run fit: stage 3, optimizer states on NVMe, both, or
-/// parameters on NVMe too.
+/// Returns the smallest change of the plan that makes the run fit: stage 3, optimizer states on
+/// NVMe, both, or parameters on NVMe too.
 ///
-/// They are tried in the order of their cost: stage 3 needs more communication, and NVMe reads and writes in every
-/// step.
+/// They are tried in the order of their cost: stage 3 needs more communication, and NVMe reads and
+/// writes in every step.
 fn sharding(zero: &ZeroPlan, fits: &dyn Fn(&ZeroPlan) -> bool) -> Option<String> {
     let at_stage = |stage| ZeroPlan { stage, ..zero.clone() };
     // Stage 0 has no optimizer states to offload.

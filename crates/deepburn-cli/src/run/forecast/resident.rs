@@ -1,8 +1,8 @@
 //! The forecast of the resident set of a process.
 //!
-//! Main type: [`Resident`]. The bytes of tensors are computed. The memory of the program, of its data and of temporary
-//! buffers in kernels was measured with the backend `flex` and the allocator of the programs. The benchmark in
-//! `benches/src/tables/forecast.rs` compares forecasts with runs.
+//! Main type: [`Resident`]. The bytes of tensors are computed. The memory of the program, of its
+//! data and of temporary buffers in kernels was measured with the backend `flex` and the allocator
+//! of the programs. The benchmark in `benches/src/tables/forecast.rs` compares forecasts with runs.
 
 use deepburn::zero::Category;
 use deepburn_config::Backend;
@@ -12,23 +12,26 @@ use super::{HostForecast, LocalRanks, Tensors};
 use crate::job::memory::MemoryLimit;
 use crate::run::preparation::Preparation;
 
-/// Bytes of a process without tensors: code, thread stacks, and free pages that the allocator keeps.
+/// Bytes of a process without tensors: code, thread stacks, and free pages that the allocator
+/// keeps.
 const PROGRAM: u64 = 36 << 20;
 
-/// Bytes that the training of a tokenizer takes. The allocator keeps them. A job with a pretrained model reads its
-/// tokenizer.
+/// Bytes that the training of a tokenizer takes. The allocator keeps them. A job with a pretrained
+/// model reads its tokenizer.
 const TOKENIZER: u64 = 16 << 20;
 
-/// Bytes of buffers for NVMe: the parts of offloaded states that are read, updated and written at a time, and the
-/// gradients that are being written.
+/// Bytes of buffers for NVMe: the parts of offloaded states that are read, updated and written at a
+/// time, and the gradients that are being written.
 const SWAP_BUFFERS: u64 = 80 << 20;
 
-/// Margin of the forecast, as a divisor: the forecast may be too low by a seventh (15 %). This much memory was lost in
-/// gaps of the system allocator's heap if the process has no page heap for large blocks. With the page heap, it was too
-/// low by at most 12 %, with optimizer states or parameters on NVMe, and by at most 6 % without.
+/// Margin of the forecast, as a divisor: the forecast may be too low by a seventh (15 %). This much
+/// memory was lost in gaps of the system allocator's heap if the process has no page heap for large
+/// blocks. With the page heap, it was too low by at most 12 %, with optimizer states or parameters
+/// on NVMe, and by at most 6 % without.
 const DOUBT: u64 = 7;
 
-/// Address space that a process reserves without using it, for thread stacks and the arenas of the allocator.
+/// Address space that a process reserves without using it, for thread stacks and the arenas of the
+/// allocator.
 const ADDRESS_SPACE: u64 = 512 << 20;
 
 /// How parameters on NVMe are gathered.
@@ -38,7 +41,8 @@ enum ParametersOnDisk {
     None,
     /// A single rank uses the buffers into which it reads.
     Viewed,
-    /// The ranks copy their shards from their buffers to one array. Buffers are kept for the next read.
+    /// The ranks copy their shards from their buffers to one array. Buffers are kept for the next
+    /// read.
     Copied,
 }
 
@@ -55,7 +59,8 @@ impl ParametersOnDisk {
 /// The resident set of this process, in bytes.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Resident {
-    /// Tensors of its ranks in host memory, and temporary arrays of a training pass that the ledger does not count.
+    /// Tensors of its ranks in host memory, and temporary arrays of a training pass that the ledger
+    /// does not count.
     pub(super) tensors: u64,
     /// Buffers for NVMe. Their memory is not reused for tensors.
     pub(super) buffers: u64,
@@ -64,7 +69,8 @@ pub(super) struct Resident {
 }
 
 impl Resident {
-    /// Forecasts the resident set of a run with the tensors of `forecast` and micro-batches of this shape.
+    /// Forecasts the resident set of a run with the tensors of `forecast` and micro-batches of this
+    /// shape.
     pub(super) fn new(
         forecast: &HostForecast,
         preparation: &Preparation,
@@ -112,7 +118,8 @@ impl Resident {
         bytes.saturating_add(bytes / DOUBT).saturating_add(reserved)
     }
 
-    /// Returns the bytes to compare with `limit`: the bytes of all processes of this host, or of this process.
+    /// Returns the bytes to compare with `limit`: the bytes of all processes of this host, or of
+    /// this process.
     pub(super) fn compared(&self, limit: &MemoryLimit, local: &LocalRanks) -> u64 {
         // The limit is of one process, or all ranks are threads of this process.
         let is_share = limit.of_process || local.are_threads;

@@ -86,7 +86,8 @@ fn threads_share_gathered_parameters() {
     }
 }
 
-/// At stage 3, a gathered array is a view of the shards of all rank threads. Processes have it in addition to theirs.
+/// At stage 3, a gathered array is a view of the shards of all rank threads. Processes have it in
+/// addition to theirs.
 #[test]
 fn threads_gather_in_place() {
     with_forecast(3, (4, true), 1, |_, forecast| {
@@ -118,7 +119,8 @@ fn parameters_in_16_bits_are_not_shared_before_the_first_step() {
     });
 }
 
-/// In f32, a gradient and its reduced copies exist together. In 16 bits, the head's gradient is rounded on each rank.
+/// In f32, a gradient and its reduced copies exist together. In 16 bits, the head's gradient is
+/// rounded on each rank.
 #[test]
 fn copies_of_a_gradient_depend_on_stage_and_precision() {
     let copies = |stage, ranks, compute| {

@@ -42,7 +42,8 @@ pub(super) fn differ(
         }
         then => then.cloned(),
     };
-    // Up to the value "turns", `true` had its meaning. Where both are valid, they find the same answers.
+    // Up to the value "turns", `true` had its meaning. Where both are valid, they find the same
+    // answers.
     if path == "data.assistant_only_loss"
         && [before.as_ref(), now].into_iter().all(|it| it.is_some_and(|it| *it != false))
     {
@@ -75,14 +76,16 @@ pub(super) fn shown(value: &Value) -> String {
     if value.is_null() { "unset".to_owned() } else { value.to_string() }
 }
 
-/// Returns whether the DeepSpeed configurations of both jobs, which `job.json` stores as written, have the same meaning.
+/// Returns whether the DeepSpeed configurations of both jobs, which `job.json` stores as written,
+/// have the same meaning.
 pub(super) fn resolve_to_same_plan(then: &Value, now: &Value) -> bool {
     let plan = |job: &Value| job.pointer("/resolved/plan").cloned();
     // An older checkpoint does not have every field of a plan.
     plan(then).is_some_and(|then| plan(now) == Some(then))
 }
 
-/// Returns the DeepSpeed configurations of two jobs. Each has the defaults of the keys that only the other one has.
+/// Returns the DeepSpeed configurations of two jobs. Each has the defaults of the keys that only
+/// the other one has.
 pub(super) fn with_deepspeed_defaults(then: &Value, now: &Value) -> (Value, Value) {
     let section = |job: &Value| {
         let mut section =
@@ -137,7 +140,8 @@ fn add_defaults(
     }
 }
 
-/// Returns the default of the key `path` of a DeepSpeed configuration; `None` if a missing key is not the same as any value.
+/// Returns the default of the key `path` of a DeepSpeed configuration; `None` if a missing key is
+/// not the same as any value.
 fn deepspeed_default(path: &str, job: &Value) -> Option<Value> {
     let derived = match path {
         "train_batch_size" | "gradient_accumulation_steps" => path,
@@ -151,8 +155,8 @@ fn deepspeed_default(path: &str, job: &Value) -> Option<Value> {
     job.pointer(&format!("/resolved/plan/batch/{derived}")).cloned()
 }
 
-/// Returns the content of `job.json` with the keys of `data` as they are in a job file. The resolved job stores the keys
-/// of a kind of data inside of `data.kind`, and some of them resolved.
+/// Returns the content of `job.json` with the keys of `data` as they are in a job file. The
+/// resolved job stores the keys of a kind of data inside of `data.kind`, and some of them resolved.
 pub(super) fn written(job: &Value) -> Value {
     let mut job = job.clone();
     if let Some(parameters) = job.pointer_mut("/training/lr_scheduler_kwargs")
@@ -225,15 +229,15 @@ const SAME_DATA: [&str; 7] = [
     "data.label_field",
 ];
 
-/// Returns whether the key `path` of the job `written` may change if the training data stays the same. The length of
-/// samples may be above the model's limit, but a stream is cut at it.
+/// Returns whether the key `path` of the job `written` may change if the training data stays the
+/// same. The length of samples may be above the model's limit, but a stream is cut at it.
 pub(super) fn is_compared_with_data(path: &str, written: &Value) -> bool {
     let has_samples = ["chat", "preference"].iter().any(|kind| written["data"]["kind"] == *kind);
     starts_with_any(path, &SAME_DATA) || has_samples && path == "data.sequence_length"
 }
 
-/// Returns the keys of the data's and the tokenizer's places whose values differ, as they are in a job file. They may
-/// change if the tokens stay the same.
+/// Returns the keys of the data's and the tokenizer's places whose values differ, as they are in a
+/// job file. They may change if the tokens stay the same.
 pub(super) fn changed_places(then: &Value, now: &Value) -> Vec<Difference> {
     let tokenizer = |job: &Value| job.pointer("/data/tokenizer").cloned();
     let path = |job: &Value| job.pointer("/data/splits/path").cloned();
@@ -272,15 +276,15 @@ fn written_splits(job: &Value) -> Option<Value> {
     Some(Value::Object(given.collect()))
 }
 
-/// Keys that determine the model, the data, the sample order and the optimizer type. A run cannot resume after one of
-/// them changed.
+/// Keys that determine the model, the data, the sample order and the optimizer type. A run cannot
+/// resume after one of them changed.
 ///
 /// Entries are prefixes of paths in `job.json`.
 pub(super) const DECISIVE: [&str; 4] =
     ["model.", "data.", "training.seed", "deepspeed.optimizer.type"];
 
-/// Exceptions from [`DECISIVE`]: the paths and names of files and data sets, how files are cached, and keys that change no
-/// sample.
+/// Exceptions from [`DECISIVE`]: the paths and names of files and data sets, how files are cached,
+/// and keys that change no sample.
 pub(super) const MAY_DIFFER: [&str; 8] = [
     "model.pretrained",
     "data.path",
@@ -295,7 +299,8 @@ pub(super) const MAY_DIFFER: [&str; 8] = [
     "data.drop_last",
 ];
 
-/// Keys without effect on the numbers of later steps. A change of any other key is logged as a warning.
+/// Keys without effect on the numbers of later steps. A change of any other key is logged as a
+/// warning.
 pub(super) const WITHOUT_EFFECT_ON_NUMBERS: [&str; 16] = [
     "data.token_cache",
     "training.output_dir",

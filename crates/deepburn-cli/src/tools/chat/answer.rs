@@ -32,10 +32,12 @@ impl<'a> Answer<'a> {
         self.is_read
     }
 
-    /// Prints what the tokens `new`, all tokens so far, add to the text. A character whose last bytes are still to come waits.
+    /// Prints what the tokens `new`, all tokens so far, add to the text. A character whose last
+    /// bytes are still to come waits.
     ///
     /// # Errors
-    /// Returns a failure while running if the tokens cannot be decoded, or if standard output cannot be written.
+    /// Returns a failure while running if the tokens cannot be decoded, or if standard output
+    /// cannot be written.
     pub(super) fn print(&mut self, new: &[u32]) -> Result<(), Failure> {
         self.tokens = new.to_vec();
         let text = self.text()?;
@@ -44,7 +46,8 @@ impl<'a> Answer<'a> {
         self.print_up_to(complete, complete.len())
     }
 
-    /// Prints the rest of the text and a newline, and returns the text without end tokens `ends`; `None` if nobody reads it.
+    /// Prints the rest of the text and a newline, and returns the text without end tokens `ends`;
+    /// `None` if nobody reads it.
     ///
     /// # Errors
     /// Returns the errors of [`print`](Self::print).

@@ -1,6 +1,7 @@
 //! Messages that a user types, or that a file has.
 //!
-//! Main type: [`Messages`]. A thread reads the input, so that Ctrl-C is noticed while nothing is typed.
+//! Main type: [`Messages`]. A thread reads the input, so that Ctrl-C is noticed while nothing is
+//! typed.
 
 use std::io::{self, BufRead, ErrorKind, Write};
 use std::sync::Arc;
@@ -18,7 +19,8 @@ use crate::failure::Failure;
 /// The time after which Ctrl-C is noticed.
 const PATIENCE: Duration = Duration::from_millis(50);
 
-/// The longest line that Linux passes from a terminal, in bytes, without its end. It drops the rest.
+/// The longest line that Linux passes from a terminal, in bytes, without its end. It drops the
+/// rest.
 const LONGEST_LINE: usize = 4095;
 
 /// What a user wants next.

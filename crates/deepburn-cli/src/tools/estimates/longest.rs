@@ -1,7 +1,8 @@
-//! `deepburn estimate --longest`: the longest sequence whose training step fits into the memory of a rank.
+//! `deepburn estimate --longest`: the longest sequence whose training step fits into the memory of
+//! a rank.
 //!
-//! A dry run of a few milliseconds has the memory of one length, and memory grows with the length, so a bisection finds
-//! the longest one.
+//! A dry run of a few milliseconds has the memory of one length, and memory grows with the length,
+//! so a bisection finds the longest one.
 
 use deepburn_config::{Stage, counted};
 use deepburn_models::BatchShape;
@@ -53,7 +54,8 @@ impl LongestSequence {
     }
 }
 
-/// Returns the peak of a rank, or of the pipeline stage with the largest one, with sequences of `length` tokens.
+/// Returns the peak of a rank, or of the pipeline stage with the largest one, with sequences of
+/// `length` tokens.
 fn peak(
     subject: &EstimateInput<'_>,
     stage: Stage,
@@ -69,8 +71,8 @@ fn peak(
     Ok(estimates.iter().map(Estimate::peak_bytes).max().unwrap_or_default())
 }
 
-/// Returns the longest length up to `maximum` whose peak is at most `limit`, with its peak. If there is none, returns the
-/// peak of the shortest sequence.
+/// Returns the longest length up to `maximum` whose peak is at most `limit`, with its peak. If
+/// there is none, returns the peak of the shortest sequence.
 ///
 /// # Errors
 /// Returns the first error of `peak`.

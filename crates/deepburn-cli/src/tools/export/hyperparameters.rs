@@ -10,7 +10,8 @@ use crate::failure::Failure;
 /// Returns the hyperparameters of a model without an adapter.
 ///
 /// # Errors
-/// Returns a user's mistake if llama.cpp does not have the architecture or computes the model in another way.
+/// Returns a user's mistake if llama.cpp does not have the architecture or computes the model in
+/// another way.
 pub(super) fn hyperparameters(config: &AnyDecoder) -> Result<Hyperparameters, Failure> {
     let model_type = config.model_type();
     let Some(architecture) = Architecture::from_model_type(model_type) else {

@@ -16,7 +16,8 @@ use crate::failure::Failure;
 use crate::job::model_sources::ModelSources;
 use crate::tools::end_tokens::generated_tokens;
 
-/// The number of tokens at which llama.cpp ends generation, without those that it knows by their texts.
+/// The number of tokens at which llama.cpp ends generation, without those that it knows by their
+/// texts.
 const MAX_END_TOKENS: usize = 3;
 
 /// Tokenizer, special tokens and chat template of a model.
@@ -30,11 +31,12 @@ pub(super) struct TextMetadata {
 }
 
 impl TextMetadata {
-    /// Reads the files of a model whose embedding has `vocab_size` rows. Prints a note about end tokens that are left out.
+    /// Reads the files of a model whose embedding has `vocab_size` rows. Prints a note about end
+    /// tokens that are left out.
     ///
     /// # Errors
-    /// Returns a user's mistake if there is no tokenizer, if llama.cpp splits texts in another way, if no token ends
-    /// generation, or if a file is malformed.
+    /// Returns a user's mistake if there is no tokenizer, if llama.cpp splits texts in another way,
+    /// if no token ends generation, or if a file is malformed.
     pub(super) fn read(sources: &ModelSources, vocab_size: usize) -> Result<Self, Failure> {
         let folder = &sources.tokenizer;
         let tokenizer = Tokenizer::load(folder).map_err(Failure::mistake)?;
@@ -73,8 +75,8 @@ impl TextMetadata {
     }
 }
 
-/// Returns the different tokens that end generation: the tokenizer's, then the ids in `generation_config.json` and
-/// in `config.json`.
+/// Returns the different tokens that end generation: the tokenizer's, then the ids in
+/// `generation_config.json` and in `config.json`.
 fn end_tokens(
     sources: &ModelSources,
     tokenizer: &Tokenizer,
@@ -95,8 +97,9 @@ fn end_tokens(
     ends
 }
 
-/// Returns the parameters of a Modelfile for values of `generation_config.json`. As in `transformers`, values of sampling have
-/// an effect only with `do_sample`. `do_sample: false` becomes a temperature of 0, because Ollama samples by default.
+/// Returns the parameters of a Modelfile for values of `generation_config.json`. As in
+/// `transformers`, values of sampling have an effect only with `do_sample`. `do_sample: false`
+/// becomes a temperature of 0, because Ollama samples by default.
 fn sampling_parameters(values: &GenerationValues) -> Vec<(&'static str, f64)> {
     let sampled = match values.do_sample {
         Some(true) => vec![
@@ -127,7 +130,8 @@ fn sampling_note(parameters: &[(&str, f64)]) -> Option<String> {
 /// Returns the chat template of a folder, without the marks that only `transformers` knows.
 ///
 /// # Errors
-/// Returns a user's mistake if a template is malformed, or if there are several and none is the default.
+/// Returns a user's mistake if a template is malformed, or if there are several and none is the
+/// default.
 fn chat_template(folder: &Path) -> Result<Option<String>, Failure> {
     let templates = ChatTemplates::find(folder, Day::today()).map_err(Failure::mistake)?;
     let source = templates.map(|it| it.source_without_marks()).transpose();

@@ -1,7 +1,9 @@
-//! The settings of generation: options of the command line, or else values of `generation_config.json`.
+//! The settings of generation: options of the command line, or else values of
+//! `generation_config.json`.
 //!
-//! Main type: [`GenerationSettings`]. Tokens are sampled if an option of sampling is given, or if the file has `do_sample`. As in
-//! `transformers`, sampling then uses the other values of the file, and a `top_k` of 50 if neither has one.
+//! Main type: [`GenerationSettings`]. Tokens are sampled if an option of sampling is given, or if
+//! the file has `do_sample`. As in `transformers`, sampling then uses the other values of the file,
+//! and a `top_k` of 50 if neither has one.
 
 use std::fmt::Display;
 
@@ -16,13 +18,15 @@ use crate::failure::Failure;
 #[derive(Debug, Args)]
 #[cfg_attr(test, derive(Default))]
 pub(crate) struct SamplingArguments {
-    /// Maximum number of new tokens [default: from generation_config.json, else 40, or 1024 in a chat].
+    /// Maximum number of new tokens [default: from generation_config.json, else 40, or 1024 in a
+    /// chat].
     #[arg(long)]
     pub(super) max_new_tokens: Option<usize>,
     /// Choose the likeliest token, even if generation_config.json samples.
     #[arg(long, conflicts_with_all = ["top_k", "top_p", "min_p", "temperature"])]
     pub(super) greedy: bool,
-    /// Sample from the K likeliest tokens; 0 keeps all [default: from generation_config.json, else 50].
+    /// Sample from the K likeliest tokens; 0 keeps all [default: from generation_config.json, else
+    /// 50].
     #[arg(long, allow_negative_numbers = true)]
     pub(super) top_k: Option<usize>,
     /// Sample from the likeliest tokens whose probabilities add up to P.
@@ -31,7 +35,7 @@ pub(crate) struct SamplingArguments {
     /// Sample from the tokens with at least P times the probability of the likeliest token.
     #[arg(long, allow_negative_numbers = true)]
     pub(super) min_p: Option<f64>,
-    /// Divide logits by T before sampling. Lower values favour likely tokens.
+    /// Divide logits by T before sampling. Lower values favor likely tokens.
     #[arg(long, allow_negative_numbers = true)]
     pub(super) temperature: Option<f64>,
     /// Make tokens that occurred before less likely; 1 has no effect.
@@ -56,8 +60,9 @@ pub(crate) struct GenerationSettings {
 }
 
 impl GenerationSettings {
-    /// Returns the settings for a prompt and a model with these numbers of tokens and positions. `most` is the maximum number of
-    /// new tokens without an option and without a value in the file.
+    /// Returns the settings for a prompt and a model with these numbers of tokens and positions.
+    /// `most` is the maximum number of new tokens without an option and without a value in the
+    /// file.
     ///
     /// # Errors
     /// Returns a user's mistake if `max_length` of the file is not longer than the prompt.
@@ -182,7 +187,8 @@ fn sampling(
     })
 }
 
-/// Returns the maximum number of new tokens. A value of the file is limited to the positions that the prompt leaves.
+/// Returns the maximum number of new tokens. A value of the file is limited to the positions that
+/// the prompt leaves.
 fn max_new_tokens(
     arguments: &SamplingArguments,
     values: &GenerationValues,
@@ -210,13 +216,14 @@ fn max_new_tokens(
         }
         (None, None) => return Ok(most),
     };
-    // The prompt is cut if it leaves no position, but not for the sake of a value that nobody asked for here.
+    // The prompt is cut if it leaves no position, but not for the sake of a value that nobody asked
+    // for here.
     let room = positions.saturating_sub(prompt);
     Ok(count.min(if room == 0 { most } else { room }))
 }
 
-/// Returns a note about the fields of the file that change what `transformers` generates and are not applied here;
-/// `None` if there are none. `given` are fields that options replace.
+/// Returns a note about the fields of the file that change what `transformers` generates and are
+/// not applied here; `None` if there are none. `given` are fields that options replace.
 pub(crate) fn unapplied_note(
     config: &GenerationConfig,
     given: &[&str],

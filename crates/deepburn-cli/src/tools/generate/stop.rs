@@ -1,8 +1,8 @@
 //! Texts that end generation.
 //!
-//! Main type: [`StopTexts`]. The new text is decoded after each token, because a stop text may begin and end inside of
-//! tokens. The prompt does not count. `transformers` keeps what the last token adds after the stop text; here, the text
-//! ends with the stop text.
+//! Main type: [`StopTexts`]. The new text is decoded after each token, because a stop text may
+//! begin and end inside of tokens. The prompt does not count. `transformers` keeps what the last
+//! token adds after the stop text; here, the text ends with the stop text.
 
 use deepburn_datasets::Tokenizer;
 
@@ -29,7 +29,8 @@ impl StopTexts<'_> {
         Ok(first_end(&text, self.texts).is_none())
     }
 
-    /// Returns the text of the prompt and the tokens `new`, up to the end of the first stop text in the new text.
+    /// Returns the text of the prompt and the tokens `new`, up to the end of the first stop text in
+    /// the new text.
     ///
     /// # Errors
     /// Returns a failure while running if the tokens cannot be decoded.
@@ -37,7 +38,8 @@ impl StopTexts<'_> {
         let decode = |tokens: &[u32]| self.tokenizer.decode(tokens, true).map_err(Failure::run);
         let mut whole = decode(&[prompt, new].concat())?;
         if !self.texts.is_empty() {
-            // Decoders may treat the first token of a text in another way, so that only the ends of both texts are equal.
+            // Decoders may treat the first token of a text in another way, so that only the ends of
+            // both texts are equal.
             let added = decode(new)?;
             let rest = first_end(&added, self.texts).map_or("", |end| &added[end..]);
             if whole.ends_with(rest) {

@@ -1,7 +1,7 @@
 //! Parsers of rates and times on the command line: `100Gb`, `12.5GB`, `150T`, `5us`.
 //!
-//! Bits and bytes are easily confused in a bandwidth, because vendors give network links in bits and memory in bytes.
-//! So a unit is required, `b` and `B` differ, and `100G` is an error.
+//! Bits and bytes are easily confused in a bandwidth, because vendors give network links in bits
+//! and memory in bytes. So a unit is required, `b` and `B` differ, and `100G` is an error.
 
 /// The value of `--network`.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -26,8 +26,8 @@ pub(super) fn network(text: &str) -> Result<NetworkKind, String> {
     }
 }
 
-/// Parses a bandwidth in bits (`100Gb`, `100Gbit`, `100Gbps`) or bytes (`12.5GB`) per second, with an optional `/s`.
-/// Returns bytes per second.
+/// Parses a bandwidth in bits (`100Gb`, `100Gbit`, `100Gbps`) or bytes (`12.5GB`) per second, with
+/// an optional `/s`. Returns bytes per second.
 ///
 /// # Errors
 /// Returns a message if the unit is missing or unknown, or if the number is not positive.

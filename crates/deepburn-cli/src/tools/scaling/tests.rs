@@ -94,8 +94,8 @@ fn step_seconds(job: &Job, steps: usize) -> Vec<f64> {
     job.train(steps + 2)[2..].to_vec()
 }
 
-/// Prints measured and predicted step times of the same total work on 1 to 64 rank threads. Run it with
-/// `cargo test --release --workspace --lib -- --ignored --nocapture predicted_steps`.
+/// Prints measured and predicted step times of the same total work on 1 to 64 rank threads. Run it
+/// with `cargo test --release --workspace --lib -- --ignored --nocapture predicted_steps`.
 #[test]
 #[ignore = "measures time"]
 fn predicted_steps_beside_measured_ones() {

@@ -62,7 +62,8 @@ impl TunedJob {
             config: arguments.config.clone(),
             sets: arguments.sets.clone(),
             deepspeed: arguments.deepspeed.clone(),
-            // With several numbers, the batch size of a step is the one that the job has on its own number of ranks.
+            // With several numbers, the batch size of a step is the one that the job has on its own
+            // number of ranks.
             ranks: only(&arguments.ranks).map(usize::from),
             backend: arguments.backend.clone(),
             ..JobRequest::default()
@@ -136,7 +137,8 @@ impl TunedJob {
     /// Returns the tuner of this job on this machine, whose speed is measured.
     ///
     /// # Errors
-    /// Returns a user's mistake if the disk cannot be used, or a failure while running if threads cannot be started.
+    /// Returns a user's mistake if the disk cannot be used, or a failure while running if threads
+    /// cannot be started.
     pub(crate) fn tuner(&self) -> Result<Tuner<'_>, Failure> {
         // The job's own setting, which a candidate's policy would contradict.
         let mut context = self.preparation.context.clone();
@@ -195,7 +197,8 @@ impl TunedJob {
         })
     }
 
-    /// Returns the measured speed of the job's backend, and the number of its devices if they are not the host.
+    /// Returns the measured speed of the job's backend, and the number of its devices if they are
+    /// not the host.
     fn machine_speed(&self, sizes: MeasuredSizes) -> (RankSpeed, Option<usize>) {
         match self.preparation.job.training.placement.backend {
             #[cfg(feature = "cuda")]
@@ -240,7 +243,8 @@ impl TunedJob {
         }
     }
 
-    /// Measures steps of a plan on backend `B`. Ranks use the `visible` devices that the job selects.
+    /// Measures steps of a plan on backend `B`. Ranks use the `visible` devices that the job
+    /// selects.
     fn measure_on<B: deepburn::ops::FusedOps + deepburn::ops::OptimizerOps>(
         &self,
         plan: &Plan,
@@ -263,8 +267,8 @@ impl TunedJob {
         quoted(&words)
     }
 
-    /// Returns the options of `finetune` that select a candidate whose configuration is in `file`, beside those that name
-    /// the job.
+    /// Returns the options of `finetune` that select a candidate whose configuration is in `file`,
+    /// beside those that name the job.
     pub(crate) fn options(&self, candidate: &CandidateConfig, file: &Path) -> Vec<String> {
         let mut options = vec!["--deepspeed".to_owned(), file.display().to_string()];
         options.extend(["--ranks".to_owned(), candidate.ranks.to_string()]);
@@ -334,7 +338,8 @@ fn refuse_untunable(job: &Job, plan: &Plan) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Returns the DeepSpeed configuration of a record (`job.json`), with a value in place of each `"auto"`.
+/// Returns the DeepSpeed configuration of a record (`job.json`), with a value in place of each
+/// `"auto"`.
 fn without_autos(record: &Value) -> Value {
     let mut config = record["deepspeed"].clone();
     if !config.is_object() {

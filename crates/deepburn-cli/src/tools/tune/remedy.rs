@@ -1,6 +1,7 @@
 //! Changes of a job with which a configuration would fit, if none does.
 //!
-//! They are settings that a search does not change, because they change what is trained or need something from the user.
+//! They are settings that a search does not change, because they change what is trained or need
+//! something from the user.
 
 use std::path::Path;
 
@@ -62,7 +63,8 @@ fn in_bf16(mut config: Value) -> Value {
     config
 }
 
-/// Returns whether a candidate, whose configuration is `config`, fits with sequences of this length.
+/// Returns whether a candidate, whose configuration is `config`, fits with sequences of this
+/// length.
 fn fits(
     job: &TunedJob,
     config: &Value,

@@ -1,5 +1,6 @@
-//! Tests offload of optimizer states to host memory with wgpu. With the same gradients, the states and parameters have
-//! the same bits as with the optimizer on flex, and the device has no optimizer states.
+//! Tests offload of optimizer states to host memory with wgpu. With the same gradients, the states
+//! and parameters have the same bits as with the optimizer on flex, and the device has no optimizer
+//! states.
 
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
@@ -221,7 +222,8 @@ fn check_ledger<B: OptimizerOps>(states: &ModelStates<B>, policy: &Policy, ranks
     }
 }
 
-/// Checks that flex computes the same bits from the same weights and, in each step, the same gradients.
+/// Checks that flex computes the same bits from the same weights and, in each step, the same
+/// gradients.
 fn assert_flex_agrees(records: &[StepRecord], policy: &Policy, what: &str) {
     let checked = run_ranks::<Flex, _>(1, |group| {
         let net = Net::<Training<Flex>>::new();
@@ -276,7 +278,8 @@ fn states_on_the_host_have_the_bits_of_flex() {
     }
 }
 
-/// Compares the losses of complete jobs. Adam on the device is another kernel, so its numbers are only close.
+/// Compares the losses of complete jobs. Adam on the device is another kernel, so its numbers are
+/// only close.
 #[test]
 #[cfg_attr(feature = "fusion", ignore = "what fusion fuses depends on what ran before")]
 fn jobs_with_states_on_the_host_agree_at_every_stage() {

@@ -173,7 +173,7 @@ fn parts() {
         ("a list for a config", |it| it.config = json!([1]), &["config.json"]),
         ("a huge vocabulary", |it| it.config["vocab_size"] = json!(1_u64 << 60), &["vocab_size"]),
         (
-            "quantised",
+            "quantized",
             |it| it.config["quantization_config"] = json!({"bits": 4}),
             &["quantization_config"],
         ),

@@ -47,7 +47,8 @@ fn rejects_invalid_token_files() {
             ("a.u32.bin", vec![0; 42], &["a.u32.bin", "42 bytes"]),
             ("a.u32.bin", u32s([512; 100]), &["a.u32.bin", "id 512"]),
             ("a.u32.bin", u32s([u32::MAX; 100]), &["a.u32.bin", "id 4294967295"]),
-            // A text file with the extension of token files. Its bytes are ids far above the vocabulary.
+            // A text file with the extension of token files. Its bytes are ids far above the
+            // vocabulary.
             ("a.bin", b"To be, or not to be, that is the question.".repeat(9), &["vocab"]),
             ("a.npy", ids(100), &["a.npy", ".bin"]),
             ("a.txt", ids(100), &["a.txt", ".bin"]),

@@ -4,7 +4,8 @@ use std::fs;
 
 use super::{Job, fault, none};
 
-/// A placeholder in the JSON, which is replaced by the value of a case. The value may be invalid JSON.
+/// A placeholder in the JSON, which is replaced by the value of a case. The value may be invalid
+/// JSON.
 const PLACEHOLDER: &str = "@value@";
 
 /// The path of a key, its value as text, and the texts that the message has to contain.

@@ -10,8 +10,8 @@ use crate::gemm::pack::{Pair, Strip};
 /// Packs a right panel, as `[pair][32 columns]`.
 ///
 /// # Safety
-/// The same conditions as for [`Kernel::pack_right`](crate::gemm::kernel::Kernel::pack_right). The processor supports
-/// AVX512-BF16.
+/// The same conditions as for [`Kernel::pack_right`](crate::gemm::kernel::Kernel::pack_right). The
+/// processor supports AVX512-BF16.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 pub(in crate::gemm) unsafe fn pack_right(strip: Strip<'_>, panel: *mut Pair) {
     let packed = strip.depth.div_ceil(2);
@@ -26,8 +26,8 @@ pub(in crate::gemm) unsafe fn pack_right(strip: Strip<'_>, panel: *mut Pair) {
 /// Packs a left panel, as `[block of 32 depths][32 rows][16 pairs]`.
 ///
 /// # Safety
-/// The same conditions as for [`Kernel::pack_left`](crate::gemm::kernel::Kernel::pack_left). The processor supports
-/// AVX512-BF16.
+/// The same conditions as for [`Kernel::pack_left`](crate::gemm::kernel::Kernel::pack_left). The
+/// processor supports AVX512-BF16.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 pub(in crate::gemm) unsafe fn pack_left(strip: Strip<'_>, panel: *mut Pair) {
     for (block, start) in (0..strip.depth).step_by(DEPTH_STEP).enumerate() {
@@ -55,15 +55,15 @@ pub(in crate::gemm) unsafe fn pack_left(strip: Strip<'_>, panel: *mut Pair) {
 /// Packs a block of the left panel whose depths are adjacent in memory. Each row is one load.
 ///
 /// # Safety
-/// The processor has the features of [`pack_pairs`]. The strip has at most `ROWS` lanes and `2 * PAIRS` depths, and
-/// `out` is valid for writes of `ROWS * PAIRS` pairs.
+/// The processor has the features of [`pack_pairs`]. The strip has at most `ROWS` lanes and
+/// `2 * PAIRS` depths, and `out` is valid for writes of `ROWS * PAIRS` pairs.
 #[inline(always)]
 unsafe fn pack_along<L: Load512>(elements: &[L::Element], strip: Strip<'_>, out: *mut Pair) {
     let Strip { lanes, depth, lane_stride, .. } = strip;
     assert!(lanes > 0 && (lanes - 1) * lane_stride + depth <= elements.len());
     for lane in 0..ROWS {
-        // SAFETY: the lanes and depths of the strip are in the elements, as just checked; the caller promises the size
-        // of `out`.
+        // SAFETY: the lanes and depths of the strip are in the elements, as just checked; the
+        // caller promises the size of `out`.
         unsafe {
             let count = if lane < lanes { depth } else { 0 };
             let row = L::load(elements.as_ptr().wrapping_add(lane * lane_stride), count);
@@ -72,15 +72,16 @@ unsafe fn pack_along<L: Load512>(elements: &[L::Element], strip: Strip<'_>, out:
     }
 }
 
-/// Packs a block of the left panel for any other strides: first in the layout of a right panel, which is then
-/// transposed.
+/// Packs a block of the left panel for any other strides: first in the layout of a right panel,
+/// which is then transposed.
 ///
 /// # Safety
 /// The same conditions as for [`pack_along`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 unsafe fn pack_transposed(strip: Strip<'_>, out: *mut Pair) {
     let mut pairs = [Pair(0); PAIRS * ROWS];
-    // SAFETY: `pairs` has the size of all lanes and depths of a block; the caller promises the size of `out`.
+    // SAFETY: `pairs` has the size of all lanes and depths of a block; the caller promises the size
+    // of `out`.
     unsafe {
         pack_pairs(strip, ROWS, pairs.as_mut_ptr());
         for first in (0..ROWS).step_by(PAIRS) {

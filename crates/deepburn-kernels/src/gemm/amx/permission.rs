@@ -15,12 +15,12 @@ const OSXSAVE: u32 = 1 << 27;
 /// Bits of XCR0: tile configuration and tile data.
 const XTILE: u64 = 1 << 17 | 1 << 18;
 
-/// Requests permission to use AMX. Returns true if all current and future threads of this process can execute AMX-BF16
-/// instructions.
+/// Requests permission to use AMX. Returns true if all current and future threads of this process
+/// can execute AMX-BF16 instructions.
 ///
-/// Since version 5.16, Linux requires that a process requests this permission. The function returns false if the
-/// processor does not support AMX-BF16, if the kernel is older or refuses the request, or if the alternative signal
-/// stack of a thread is too small for 8 KiB of tiles.
+/// Since version 5.16, Linux requires that a process requests this permission. The function returns
+/// false if the processor does not support AMX-BF16, if the kernel is older or refuses the request,
+/// or if the alternative signal stack of a thread is too small for 8 KiB of tiles.
 pub(super) fn request() -> bool {
     has_amx() && {
         // SAFETY: the call takes two integers and changes no memory of this process.
@@ -31,7 +31,8 @@ pub(super) fn request() -> bool {
     }
 }
 
-/// Returns true if the processor supports AMX-BF16 and the operating system saves the tile registers.
+/// Returns true if the processor supports AMX-BF16 and the operating system saves the tile
+/// registers.
 fn has_amx() -> bool {
     // These functions are safe in newer versions of Rust than the oldest that is supported.
     #[allow(unused_unsafe)]

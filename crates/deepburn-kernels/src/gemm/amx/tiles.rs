@@ -35,8 +35,9 @@ thread_local! {
 
 /// The configured tile registers of a thread.
 ///
-/// Values may be nested. Dropping the last value releases the registers, so that context switches no longer save them.
-/// Other code that configures tiles (oneDNN, MKL) must not run on the thread while a value exists.
+/// Values may be nested. Dropping the last value releases the registers, so that context switches
+/// no longer save them. Other code that configures tiles (oneDNN, MKL) must not run on the thread
+/// while a value exists.
 pub(super) struct Tiles {
     /// The configuration is a state of the thread, so the value must not be sent to another thread.
     thread: PhantomData<*const ()>,
@@ -47,7 +48,8 @@ impl Tiles {
     pub(super) fn configure(_: Amx) -> Self {
         let holders = HOLDERS.get();
         if holders == 0 {
-            // SAFETY: the kernel exists only where the processor can run it; the configuration is one of palette 1.
+            // SAFETY: the kernel exists only where the processor can run it; the configuration is
+            // one of palette 1.
             unsafe {
                 asm!(
                     "ldtilecfg [{config}]",
@@ -68,7 +70,8 @@ impl Drop for Tiles {
         let holders = HOLDERS.get() - 1;
         HOLDERS.set(holders);
         if holders == 0 {
-            // SAFETY: the processor has AMX, since `self` exists, and no other code on this thread uses tiles.
+            // SAFETY: the processor has AMX, since `self` exists, and no other code on this thread
+            // uses tiles.
             unsafe {
                 asm!(
                     "tilerelease",
@@ -83,22 +86,23 @@ impl Drop for Tiles {
 
 /// Multiplies `blocks` blocks of 32 depths of a left and a right panel into a tile `[32, 32]`.
 ///
-/// Registers 0 to 3 each hold the sums of a quarter of the tile, in row-major order. Registers 4 and 5 hold rows 0 to
-/// 15 and 16 to 31 of the left panel, 6 and 7 columns 0 to 15 and 16 to 31 of the right one. Four independent sums
-/// cover the latency of `tdpbf16ps`: 52 cycles, while one can start every 16 (Intel 64 and IA-32 Architectures
-/// Optimization Reference Manual, chapter on AMX).
+/// Registers 0 to 3 each hold the sums of a quarter of the tile, in row-major order. Registers 4
+/// and 5 hold rows 0 to 15 and 16 to 31 of the left panel, 6 and 7 columns 0 to 15 and 16 to 31 of
+/// the right one. Four independent sums cover the latency of `tdpbf16ps`: 52 cycles, while one can
+/// start every 16 (Intel 64 and IA-32 Architectures Optimization Reference Manual, chapter on AMX).
 ///
 /// # Safety
-/// The [`Tiles`] of this thread are configured. `left` and `right` are valid for reads of 32 lanes of `blocks * 32`
-/// depths. `values` is valid for reads and writes of 32 x 32 numbers, which are initialised if `accumulate` is true.
+/// The [`Tiles`] of this thread are configured. `left` and `right` are valid for reads of 32 lanes
+/// of `blocks * 32` depths. `values` is valid for reads and writes of 32 x 32 numbers, which are
+/// initialized if `accumulate` is true.
 pub(super) unsafe fn multiply(
     blocks: usize,
     left: *const Pair,
     right: *const Pair,
     Tile { values, accumulate, .. }: Tile,
 ) {
-    // All instructions are in one assembly block, because the compiler does not know that tiles keep their contents
-    // between two blocks.
+    // All instructions are in one assembly block, because the compiler does not know that tiles
+    // keep their contents between two blocks.
     //
     // SAFETY: as the caller promises.
     unsafe {
@@ -141,8 +145,8 @@ pub(super) unsafe fn multiply(
             left = inout(reg) left => _,
             right = inout(reg) right => _,
             sums = in(reg) values,
-            // The number of bytes from one row of the left panel to the next. Rows of the right panel and of the tile
-            // have twice this size.
+            // The number of bytes from one row of the left panel to the next. Rows of the right
+            // panel and of the tile have twice this size.
             row = in(reg) 64_usize,
             out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
             out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,

@@ -39,8 +39,8 @@ load!(bf16, |at: *const bf16| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256
 /// Packs a strip as consecutive micro-panels `[depth][WIDTH]`.
 ///
 /// # Safety
-/// The processor has AVX2 and F16C, and `panels` is aligned for `f32` and valid for writes of `lanes.div_ceil(WIDTH)`
-/// complete micro-panels of the strip's depth.
+/// The processor has AVX2 and F16C, and `panels` is aligned for `f32` and valid for writes of
+/// `lanes.div_ceil(WIDTH)` complete micro-panels of the strip's depth.
 #[target_feature(enable = "avx2,f16c")]
 pub(super) unsafe fn pack_singles<const WIDTH: usize>(strip: Strip<'_>, panels: *mut f32) {
     // SAFETY: as the caller promises.
@@ -49,8 +49,8 @@ pub(super) unsafe fn pack_singles<const WIDTH: usize>(strip: Strip<'_>, panels: 
     }
 }
 
-/// Packs a strip with the method for its strides. Lanes that do not fill a micro-panel, and elements that are
-/// contiguous in neither direction, are packed one by one.
+/// Packs a strip with the method for its strides. Lanes that do not fill a micro-panel, and
+/// elements that are contiguous in neither direction, are packed one by one.
 ///
 /// # Safety
 /// The same conditions as for [`pack_singles`].

@@ -18,8 +18,8 @@ pub(in crate::gemm) trait Load512: Copy {
     /// Loads `count` consecutive numbers; the rest of the register is zero.
     ///
     /// # Safety
-    /// `first` is valid for reads of `count` numbers, `count` is at most `16 * DEPTH`, and the processor has the
-    /// features of the implementation.
+    /// `first` is valid for reads of `count` numbers, `count` is at most `16 * DEPTH`, and the
+    /// processor has the features of the implementation.
     unsafe fn load(first: *const Self::Element, count: usize) -> __m512i;
 }
 
@@ -104,8 +104,9 @@ singles!(F16Singles, f16, |at: *const f16, mask| _mm512_castps_si512(_mm512_cvtp
 /// Packs a strip as pairs, `[pair of depths][width]`. Lanes beyond the strip are zero.
 ///
 /// # Safety
-/// The processor has these features. `width` is a multiple of 32 and at least the number of the strip's lanes, and
-/// `panel` is aligned for pairs and valid for writes of `depth.div_ceil(2)` rows of `width` pairs.
+/// The processor has these features. `width` is a multiple of 32 and at least the number of the
+/// strip's lanes, and `panel` is aligned for pairs and valid for writes of `depth.div_ceil(2)` rows
+/// of `width` pairs.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 pub(in crate::gemm) unsafe fn pack_pairs(strip: Strip<'_>, width: usize, panel: *mut Pair) {
     // SAFETY: as the caller promises.
@@ -121,8 +122,9 @@ pub(in crate::gemm) unsafe fn pack_pairs(strip: Strip<'_>, width: usize, panel: 
 /// Packs a strip as rows of pairs, with one lane every `row_bytes` bytes.
 ///
 /// # Safety
-/// The processor has these features. `row_bytes` is a multiple of 4 and large enough for all depths of a lane, and
-/// `rows` is aligned for pairs and valid for writes of one row for each lane of the strip.
+/// The processor has these features. `row_bytes` is a multiple of 4 and large enough for all depths
+/// of a lane, and `rows` is aligned for pairs and valid for writes of one row for each lane of the
+/// strip.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 pub(super) unsafe fn pack_pair_rows(strip: Strip<'_>, rows: *mut Pair, row_bytes: usize) {
     let row_pairs = row_bytes / size_of::<Pair>();
@@ -138,8 +140,9 @@ pub(super) unsafe fn pack_pair_rows(strip: Strip<'_>, rows: *mut Pair, row_bytes
 
 /// Packs rows with the method for their strides, 32 lanes and 32 depths at a time.
 ///
-/// Full blocks use a copy of the code with constant counts, here and in the other functions. The compiler then removes
-/// the masks and keeps the block in registers instead of in an array on the stack.
+/// Full blocks use a copy of the code with constant counts, here and in the other functions. The
+/// compiler then removes the masks and keeps the block in registers instead of in an array on the
+/// stack.
 ///
 /// # Safety
 /// The same conditions as for [`pack_pair_rows`], with one lane every `row_pairs` pairs.
@@ -162,8 +165,8 @@ unsafe fn pack_rows<L: Load512>(
         for start in (0..depth).step_by(SIDE) {
             let counts = [(lanes - lane).min(SIDE), (depth - start).min(SIDE)];
             let first = elements.as_ptr().wrapping_add(lane * lane_stride + start * depth_stride);
-            // SAFETY: these lanes and depths are in the elements, as just checked, and the caller promises the size of
-            // `rows`.
+            // SAFETY: these lanes and depths are in the elements, as just checked, and the caller
+            // promises the size of `rows`.
             unsafe {
                 let rows = rows.add(lane * row_pairs + start / 2).cast();
                 match depth_stride {
@@ -181,8 +184,8 @@ unsafe fn pack_rows<L: Load512>(
 /// Packs rows one number at a time.
 ///
 /// # Safety
-/// `rows` is aligned for pairs and valid for writes of one row of `row_pairs` pairs for each lane, and a row is large
-/// enough for all depths.
+/// `rows` is aligned for pairs and valid for writes of one row of `row_pairs` pairs for each lane,
+/// and a row is large enough for all depths.
 unsafe fn pack_each_row(strip: Strip<'_>, rows: *mut Pair, row_pairs: usize) {
     for lane in 0..strip.lanes {
         let elements = strip.elements.starting_at(lane * strip.lane_stride);
@@ -197,9 +200,9 @@ unsafe fn pack_each_row(strip: Strip<'_>, rows: *mut Pair, row_pairs: usize) {
 /// Packs a block of lanes whose depths are adjacent in memory as rows of pairs.
 ///
 /// # Safety
-/// The caller has the features of [`pack_pairs`]. A block has at most 32 depths. For each lane, `depth` elements can be
-/// read from `first` on, every `lane_stride` elements, and `depth.div_ceil(2)` pairs can be written from `rows` on,
-/// every `row_pairs` pairs.
+/// The caller has the features of [`pack_pairs`]. A block has at most 32 depths. For each lane,
+/// `depth` elements can be read from `first` on, every `lane_stride` elements, and
+/// `depth.div_ceil(2)` pairs can be written from `rows` on, every `row_pairs` pairs.
 #[inline(always)]
 unsafe fn copy_rows<L: Load512>(
     first: *const L::Element,
@@ -217,12 +220,12 @@ unsafe fn copy_rows<L: Load512>(
     }
 }
 
-/// Packs a block of lanes that are adjacent in memory as rows of pairs. The loops run over indices, because the
-/// compiler does not unroll the iterators.
+/// Packs a block of lanes that are adjacent in memory as rows of pairs. The loops run over indices,
+/// because the compiler does not unroll the iterators.
 ///
 /// # Safety
-/// The same conditions as for [`copy_rows`], but `lanes` elements, at most 32, can be read every `depth_stride`
-/// elements, for each depth.
+/// The same conditions as for [`copy_rows`], but `lanes` elements, at most 32, can be read every
+/// `depth_stride` elements, for each depth.
 #[inline(always)]
 #[allow(clippy::needless_range_loop)]
 unsafe fn transpose_rows<L: Load512>(
@@ -251,12 +254,12 @@ unsafe fn transpose_rows<L: Load512>(
     }
 }
 
-/// Loads depths `at` and `at + 1` of at most 32 lanes that are adjacent in memory, in pairs. A depth that does not
-/// exist is zero.
+/// Loads depths `at` and `at + 1` of at most 32 lanes that are adjacent in memory, in pairs. A
+/// depth that does not exist is zero.
 ///
 /// # Safety
-/// The caller has the features of [`pack_pairs`]. From `first` on, `lanes` elements can be read every `depth_stride`
-/// elements, for each depth.
+/// The caller has the features of [`pack_pairs`]. From `first` on, `lanes` elements can be read
+/// every `depth_stride` elements, for each depth.
 #[inline(always)]
 unsafe fn load_pairs<L: Load512>(
     first: *const L::Element,
@@ -274,7 +277,8 @@ unsafe fn load_pairs<L: Load512>(
     }
 }
 
-/// Interleaves the numbers of two registers. In each pair, the number from `even` is the lower half.
+/// Interleaves the numbers of two registers. In each pair, the number from `even` is the lower
+/// half.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
 fn interleaved(even: __m512i, odd: __m512i) -> [__m512i; 2] {
@@ -295,8 +299,9 @@ fn interleaved(even: __m512i, odd: __m512i) -> [__m512i; 2] {
 /// Packs a strip in single precision, `[depth][width]`. Lanes beyond the strip are zero.
 ///
 /// # Safety
-/// The processor has these features. `width` is a multiple of 16 and at least the number of the strip's lanes, and
-/// `panel` is aligned for `f32` and valid for writes of `width` numbers for each depth.
+/// The processor has these features. `width` is a multiple of 16 and at least the number of the
+/// strip's lanes, and `panel` is aligned for `f32` and valid for writes of `width` numbers for each
+/// depth.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 pub(super) unsafe fn pack_singles(strip: Strip<'_>, width: usize, panel: *mut f32) {
     // SAFETY: as the caller promises.
@@ -329,8 +334,8 @@ unsafe fn pack_strip<L: Load512, P: crate::gemm::pack::Packed>(
         return;
     }
     assert!((lanes - 1) * lane_stride + (depth - 1) * depth_stride < elements.len());
-    // SAFETY: these lanes and depths are in the elements, as just checked, and the caller promises the size of the
-    // panel.
+    // SAFETY: these lanes and depths are in the elements, as just checked, and the caller promises
+    // the size of the panel.
     unsafe {
         let (first, panel) = (elements.as_ptr(), panel.cast());
         match (lane_stride, L::DEPTH) {
@@ -351,9 +356,9 @@ unsafe fn pack_strip<L: Load512, P: crate::gemm::pack::Packed>(
 /// Packs lanes that are adjacent in memory, in single precision.
 ///
 /// # Safety
-/// The caller has the features of [`pack_singles`]. From `first` on, `lanes` elements can be read every `depth_stride`
-/// elements, for each depth. `width` is a multiple of 16, and `panel` is valid for writes of `width` numbers for each
-/// depth.
+/// The caller has the features of [`pack_singles`]. From `first` on, `lanes` elements can be read
+/// every `depth_stride` elements, for each depth. `width` is a multiple of 16, and `panel` is valid
+/// for writes of `width` numbers for each depth.
 #[inline(always)]
 unsafe fn pack_across<L: Load512>(
     first: *const L::Element,
@@ -374,13 +379,13 @@ unsafe fn pack_across<L: Load512>(
     }
 }
 
-/// Packs lanes that are adjacent in memory, in pairs. Each row of the panel is completed before the next, so only the
-/// cache lines of two depths are read at a time.
+/// Packs lanes that are adjacent in memory, in pairs. Each row of the panel is completed before the
+/// next, so only the cache lines of two depths are read at a time.
 ///
 /// # Safety
-/// The caller has the features of [`pack_pairs`]. From `first` on, `lanes` elements can be read every `depth_stride`
-/// elements, for each depth. `width` is a multiple of 32, and `panel` is valid for writes of `depth.div_ceil(2)` rows
-/// of `width` pairs.
+/// The caller has the features of [`pack_pairs`]. From `first` on, `lanes` elements can be read
+/// every `depth_stride` elements, for each depth. `width` is a multiple of 32, and `panel` is valid
+/// for writes of `depth.div_ceil(2)` rows of `width` pairs.
 #[inline(always)]
 unsafe fn pack_pairs_across<L: Load512>(
     first: *const L::Element,
@@ -411,9 +416,10 @@ unsafe fn pack_pairs_across<L: Load512>(
 /// Packs sixteen lanes whose depths are adjacent in memory. Lanes from `lanes` on are zero.
 ///
 /// # Safety
-/// The caller has the features of [`pack_pairs`] (pairs) or [`pack_singles`] (single precision). From `first` on,
-/// `depth` elements can be read every `lane_stride` elements, for each of at most sixteen `lanes`. `panel` is valid for
-/// writes of sixteen packed elements every `width` elements, for each packed depth.
+/// The caller has the features of [`pack_pairs`] (pairs) or [`pack_singles`] (single precision).
+/// From `first` on, `depth` elements can be read every `lane_stride` elements, for each of at most
+/// sixteen `lanes`. `panel` is valid for writes of sixteen packed elements every `width` elements,
+/// for each packed depth.
 #[inline(always)]
 unsafe fn pack_along<L: Load512>(
     first: *const L::Element,
@@ -438,8 +444,8 @@ unsafe fn pack_along<L: Load512>(
     }
 }
 
-/// Packs a block of at most sixteen lanes, whose depths are adjacent in memory, with at most sixteen packed elements
-/// per lane.
+/// Packs a block of at most sixteen lanes, whose depths are adjacent in memory, with at most
+/// sixteen packed elements per lane.
 ///
 /// # Safety
 /// The same conditions as for [`pack_along`].
@@ -470,7 +476,8 @@ unsafe fn transpose_panel<L: Load512>(
 #[target_feature(enable = "avx512f")]
 pub(in crate::gemm) fn transposed(rows: [__m512i; LANES]) -> [__m512i; LANES] {
     let mut a = rows;
-    // Transposes 2 x 2 blocks of numbers, then 4 x 4 blocks, and finally the matrix of 128-bit parts.
+    // Transposes 2 x 2 blocks of numbers, then 4 x 4 blocks, and finally the matrix of 128-bit
+    // parts.
     for i in (0..LANES).step_by(2) {
         a[i] = _mm512_unpacklo_epi32(rows[i], rows[i + 1]);
         a[i + 1] = _mm512_unpackhi_epi32(rows[i], rows[i + 1]);

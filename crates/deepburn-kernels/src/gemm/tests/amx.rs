@@ -1,6 +1,6 @@
-//! Bitwise comparison of products with AMX and Intel's pseudo-code in scalar arithmetic. The pseudo-code also computes
-//! tiles, from panels that are packed as for AMX, so that the packing is tested without AMX. Tests are skipped without
-//! AVX512-BF16, which the packing needs.
+//! Bitwise comparison of products with AMX and Intel's pseudo-code in scalar arithmetic. The
+//! pseudo-code also computes tiles, from panels that are packed as for AMX, so that the packing is
+//! tested without AMX. Tests are skipped without AVX512-BF16, which the packing needs.
 
 use super::*;
 use crate::gemm::amx::{Amx, agree, pack};
@@ -13,9 +13,9 @@ fn flush(x: f32) -> f32 {
     if x.is_subnormal() { 0_f32.copysign(x) } else { x }
 }
 
-/// Adds the products of at most 32 depths to a sum, in the order of the pseudo-code of TDPBF16PS (Intel 64 and IA-32
-/// Architectures Software Developer's Manual, volume 2). Padding with zeros does not change the result, since sums
-/// start at +0.
+/// Adds the products of at most 32 depths to a sum, in the order of the pseudo-code of TDPBF16PS
+/// (Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2). Padding with zeros
+/// does not change the result, since sums start at +0.
 fn add_block(sum: f32, row: &[f32], column: &[f32]) -> f32 {
     let mut halves = [0_f32; 2];
     for (depth, (x, y)) in row.iter().zip(column).enumerate() {
@@ -25,7 +25,8 @@ fn add_block(sum: f32, row: &[f32], column: &[f32]) -> f32 {
     flush(flush(sum) + flush(halves[0] + halves[1]))
 }
 
-/// The packing of AMX with tiles computed by the pseudo-code. Created only if the processor supports AVX512-BF16.
+/// The packing of AMX with tiles computed by the pseudo-code. Created only if the processor
+/// supports AVX512-BF16.
 #[derive(Debug, Clone, Copy)]
 struct Emulated(());
 
@@ -158,8 +159,8 @@ fn panels_of_depth_and_rows_have_the_bits_of_the_pseudo_code() {
 #[test]
 fn any_bit_pattern_has_the_bits_of_the_pseudo_code() {
     let case = Case::dense([40, 70, 50], [2, 2], [false, false], Arithmetic::Bf16);
-    // First every pattern, then only patterns whose products stay finite. Subnormal numbers and sums occur in both
-    // cases.
+    // First every pattern, then only patterns whose products stay finite. Subnormal numbers and
+    // sums occur in both cases.
     for largest in [f32::INFINITY, 1e18] {
         let patterns = |seed| {
             numbers(seed).map(move |x| {
@@ -188,8 +189,8 @@ fn tiles_survive_a_nested_product() {
         check(&case, &case.operands());
         let left = LeftRows { first: ones.as_ptr(), row_bytes: 64, count: 32 };
         let tile = Tile { values: sums.as_mut_ptr(), accumulate: true, columns: 32 };
-        // SAFETY: both panels have one block of 32 depths, and `sums` has the size of one tile, which AMX does not
-        // require to be aligned.
+        // SAFETY: both panels have one block of 32 depths, and `sums` has the size of one tile,
+        // which AMX does not require to be aligned.
         unsafe { kernel.tile(32, left, ones.as_ptr(), tile) };
     });
     assert_eq!(sums, [33.0; 32 * 32]);

@@ -1,4 +1,5 @@
-//! Vectors of 8 numbers with AVX2, fused multiply-add and conversions of f16, and products of signed bytes.
+//! Vectors of 8 numbers with AVX2, fused multiply-add and conversions of f16, and products of
+//! signed bytes.
 
 use std::arch::x86_64::*;
 
@@ -50,10 +51,12 @@ impl Multiply for Madd {
 /// The number of blocks whose scales are multiplied at a time.
 const SCALES: usize = 64;
 
-/// Writes the dot products of consecutive rows of signed bytes and `x` to `out`; inlined, so that it is compiled for the instruction set.
+/// Writes the dot products of consecutive rows of signed bytes and `x` to `out`; inlined, so that
+/// it is compiled for the instruction set.
 ///
 /// # Safety
-/// The processor has AVX2, FMA, F16C and the instructions of `M`. The rows have as many blocks as the vector.
+/// The processor has AVX2, FMA, F16C and the instructions of `M`. The rows have as many blocks as
+/// the vector.
 #[inline(always)]
 pub(super) unsafe fn rows<M: Multiply>(
     codes: &[u8],

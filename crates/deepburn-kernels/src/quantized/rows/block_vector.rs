@@ -1,7 +1,9 @@
-//! A vector in 16 bits, with a scale for each block, in the order in which instructions find the codes of a matrix.
+//! A vector in 16 bits, with a scale for each block, in the order in which instructions find the
+//! codes of a matrix.
 //!
-//! Codes of 8 bits are multiplied in the order of the elements. Codes of 4 bits are read as numbers of 16 bits, each of which has
-//! four of them. Plane `p` of the vector has those elements that are multiplied by code `p` of each number, for all blocks:
+//! Codes of 8 bits are multiplied in the order of the elements. Codes of 4 bits are read as numbers
+//! of 16 bits, each of which has four of them. Plane `p` of the vector has those elements that are
+//! multiplied by code `p` of each number, for all blocks:
 //!
 //! ```text
 //! number i of a block     | code 2i | code 16 + 2i | code 2i + 1 | code 17 + 2i |
@@ -15,7 +17,8 @@ use crate::blocks::vectorized;
 const LARGEST: f32 = i16::MAX as f32;
 /// The number of lanes in which a block of 4-bit codes is corrected.
 pub(super) const CORRECTIONS: usize = 4;
-/// The number of blocks of which a vector has a multiple, so that every instruction set loads whole registers.
+/// The number of blocks of which a vector has a multiple, so that every instruction set loads whole
+/// registers.
 const PADDED: usize = 16;
 
 /// A vector in 16 bits.
@@ -29,12 +32,14 @@ pub(super) struct BlockVector {
     codes: Vec<i16>,
     /// The scale of each block. Padding is 0.
     scales: Vec<f32>,
-    /// Minus 8 times the sum of the codes of each block, in parts. Codes of 4 bits are multiplied as they are stored, which is 8 too much.
+    /// Minus 8 times the sum of the codes of each block, in parts. Codes of 4 bits are multiplied
+    /// as they are stored, which is 8 too much.
     corrections: Vec<[i32; CORRECTIONS]>,
 }
 
 impl BlockVector {
-    /// Encodes a vector of whole blocks for products with `format`. A block with an element that is not finite has a scale of NaN.
+    /// Encodes a vector of whole blocks for products with `format`. A block with an element that is
+    /// not finite has a scale of NaN.
     pub(super) fn new(format: RowEncoding, x: &[f32]) -> Self {
         let (blocks, _) = x.as_chunks::<BLOCK>();
         let padded = blocks.len().next_multiple_of(PADDED);
@@ -52,8 +57,8 @@ impl BlockVector {
         vector
     }
 
-    /// Encodes all blocks; inlined, so that it is compiled for each instruction set. Loops, because closures of iterators may not be
-    /// inlined, and the baseline rounds with a function call.
+    /// Encodes all blocks; inlined, so that it is compiled for each instruction set. Loops, because
+    /// closures of iterators may not be inlined, and the baseline rounds with a function call.
     #[inline(always)]
     fn fill(&mut self, blocks: &[[f32; BLOCK]]) {
         for (index, block) in blocks.iter().enumerate() {

@@ -1,6 +1,7 @@
 //! Products of rows of blocks with a vector in 16 bits.
 //!
-//! A sum of the products of a block is exact: 32 products of at most 128 * 32767 are less than 2^27.
+//! A sum of the products of a block is exact: 32 products of at most 128 * 32767 are less than
+//! 2^27.
 
 use half::f16;
 
@@ -9,7 +10,8 @@ use super::instructions::Instructions;
 use super::{BLOCK, RowEncoding, SCALE, nibbles, signed_bytes};
 use crate::element::Element;
 
-/// Writes the dot products of consecutive rows and `x` to `out`. `codes` and `scales` have the blocks of these rows.
+/// Writes the dot products of consecutive rows and `x` to `out`. `codes` and `scales` have the
+/// blocks of these rows.
 ///
 /// # Panics
 /// Panics if a length is not the one of these rows.

@@ -7,7 +7,8 @@ use super::instructions::Instructions;
 use super::lanes::Lanes;
 use crate::element::Element;
 
-/// Writes the dot products of consecutive rows and `x` to `out`. `codes` has the rows, in f16 or bf16.
+/// Writes the dot products of consecutive rows and `x` to `out`. `codes` has the rows, in f16 or
+/// bf16.
 pub(super) fn dot_floats(
     instructions: Instructions,
     format: RowEncoding,
@@ -72,7 +73,8 @@ unsafe fn rows<L: Lanes>(format: RowEncoding, codes: &[u8], x: &[f32], out: &mut
     }
 }
 
-/// Returns the dot product of a row and a vector of the same length. `load` loads some elements of the row, and `number` one.
+/// Returns the dot product of a row and a vector of the same length. `load` loads some elements of
+/// the row, and `number` one.
 ///
 /// # Safety
 /// The processor has the instruction set of `L`.

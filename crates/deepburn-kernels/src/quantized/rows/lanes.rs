@@ -9,7 +9,8 @@ use crate::element::Element;
 /// The methods are inlined into a function that is compiled for the instruction set of the vector.
 ///
 /// # Safety
-/// All methods need a processor with this instruction set, and pointers to as many elements as they load.
+/// All methods need a processor with this instruction set, and pointers to as many elements as they
+/// load.
 pub(super) trait Lanes: Copy {
     const COUNT: usize;
 
@@ -23,7 +24,8 @@ pub(super) trait Lanes: Copy {
     unsafe fn total(self) -> f32;
 }
 
-/// Implements methods of a vector by instructions of its set: inlined, and with the conditions of the trait.
+/// Implements methods of a vector by instructions of its set: inlined, and with the conditions of
+/// the trait.
 macro_rules! instructions {
     ($(fn $name:ident$(<const $bits:ident: i32>)?($($args:tt)*) -> $result:ty { $($body:tt)* })*) => {$(
         #[inline(always)]
@@ -35,7 +37,8 @@ macro_rules! instructions {
 }
 pub(super) use instructions;
 
-/// The number of lanes of the portable vector, which compilers map to the registers of most processors.
+/// The number of lanes of the portable vector, which compilers map to the registers of most
+/// processors.
 const PORTABLE: usize = 8;
 
 /// For processors without a vector of their own.

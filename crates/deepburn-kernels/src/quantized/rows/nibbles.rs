@@ -21,10 +21,12 @@ pub(super) const LANES: usize = CORRECTIONS;
 
 /// A register of 16-bit numbers.
 ///
-/// The methods are inlined into a function that is compiled for the instruction set of the register.
+/// The methods are inlined into a function that is compiled for the instruction set of the
+/// register.
 ///
 /// # Safety
-/// All methods need a processor with this instruction set, and pointers to as many elements as they load.
+/// All methods need a processor with this instruction set, and pointers to as many elements as they
+/// load.
 pub(super) trait Numbers: Copy {
     /// As many f32 numbers as pairs of 16-bit numbers.
     type Floats: Lanes;
@@ -39,7 +41,8 @@ pub(super) trait Numbers: Copy {
     unsafe fn add_products(sum: Self, left: Self, right: Self) -> Self;
     /// Converts 32-bit integers.
     unsafe fn floats(self) -> Self::Floats;
-    /// Returns the products of `count` scales in f16 and as many of `x` as there are lanes. Those after `count` are 0.
+    /// Returns the products of `count` scales in f16 and as many of `x` as there are lanes. Those
+    /// after `count` are 0.
     unsafe fn scales(from: *const u8, count: usize, x: *const f32) -> Self::Floats;
     /// Returns the number of the block of each lane, if `first` is the first block of the register.
     unsafe fn places(first: usize) -> Self;
@@ -47,11 +50,12 @@ pub(super) trait Numbers: Copy {
     unsafe fn spread(floats: Self::Floats, places: Self) -> Self::Floats;
 }
 
-/// The number of bytes that are asked for before they are read. Rows are read one after the other, faster than the processor
-/// foresees.
+/// The number of bytes that are asked for before they are read. Rows are read one after the other,
+/// faster than the processor foresees.
 const AHEAD: usize = 4096;
 
-/// Writes the dot products of consecutive rows of 4-bit codes and `x` to `out`; inlined, so that it is compiled for the instruction set.
+/// Writes the dot products of consecutive rows of 4-bit codes and `x` to `out`; inlined, so that it
+/// is compiled for the instruction set.
 ///
 /// # Safety
 /// The processor has the instructions of `N`. The rows have as many blocks as the vector.
@@ -79,7 +83,8 @@ unsafe fn dot<N: Numbers>(codes: *const u8, scales: *const u8, x: &BlockVector) 
     // SAFETY: as the caller of `rows` promises.
     unsafe {
         let mut sum = N::Floats::zero();
-        // The number of blocks of all but the last part is a constant, so that the loop over them has no branches.
+        // The number of blocks of all but the last part is a constant, so that the loop over them
+        // has no branches.
         for start in (0..whole).step_by(lanes) {
             sum = add::<N>(codes, scales, x, [start, lanes], sum);
         }
@@ -90,7 +95,8 @@ unsafe fn dot<N: Numbers>(codes: *const u8, scales: *const u8, x: &BlockVector) 
     }
 }
 
-/// Adds the products of `count` blocks from `start` on to `sum`. They are at most as many as a register has lanes.
+/// Adds the products of `count` blocks from `start` on to `sum`. They are at most as many as a
+/// register has lanes.
 #[inline(always)]
 unsafe fn add<N: Numbers>(
     codes: *const u8,

@@ -20,7 +20,8 @@ use super::{
 
 const FROZEN: [&str; 2] = ["frozen.weight", "frozen.bias"];
 
-/// Runs `body` on each rank with an engine of the module, all of whose values are in the base model.
+/// Runs `body` on each rank with an engine of the module, all of whose values are in the base
+/// model.
 fn with_base<R: Send>(
     plan: &Plan,
     module: impl Fn() -> Net<Trained> + Sync,
@@ -58,7 +59,8 @@ fn omitted(checkpoint: &Checkpoint) -> Vec<(String, BaseValues)> {
     checkpoint.omitted().map(|(entry, base)| (entry.path.clone(), base.clone())).collect()
 }
 
-/// Saves a checkpoint that omits the frozen layer after `at` micro-batches, and returns it with the rest of the run.
+/// Saves a checkpoint that omits the frozen layer after `at` micro-batches, and returns it with the
+/// rest of the run.
 fn interrupted(plan: &Plan, at: usize) -> (TempDir, Vec<(Trace, End)>) {
     let root = tempfile::tempdir().unwrap();
     let straight = with_base(plan, base, |engine| {
@@ -278,7 +280,8 @@ fn a_run_with_a_quantized_base_resumes_to_the_bit() {
             let plan = |stage| plan(&format!("{kind}{offload}"), stage, ranks);
             let (root, straight) = interrupted(&quantized(plan(stages[0])), 9);
             let checkpoint = open(&root);
-            // The hashes are of the values before they were quantized, with which tools can verify the base model.
+            // The hashes are of the values before they were quantized, with which tools can verify
+            // the base model.
             let (plain, other) = interrupted(&plan(stages[0]), 9);
             assert_eq!(omitted(&checkpoint), omitted(&open(&plain)), "{what}");
             assert_ne!(straight[0].0, other[0].0, "{what}");

@@ -1,4 +1,5 @@
-//! Checkpoints of pipelines load on any number of stages and ranks, and models are saved as by one stage.
+//! Checkpoints of pipelines load on any number of stages and ranks, and models are saved as by one
+//! stage.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -59,8 +60,8 @@ pub(super) fn saved(shape: Shape, settings: &Value) -> TempDir {
     root
 }
 
-/// Loads a checkpoint, saves it again, and trains two more steps. Returns the trace of each rank and
-/// the contents of the second checkpoint.
+/// Loads a checkpoint, saves it again, and trains two more steps. Returns the trace of each rank
+/// and the contents of the second checkpoint.
 pub(super) fn resumed(
     checkpoint: &Checkpoint,
     shape: Shape,
@@ -167,8 +168,8 @@ fn consolidated_files_do_not_depend_on_stages() {
     assert!(one == two);
 }
 
-/// Returns what all ranks say about an engine after two steps: the loss of an evaluation. Rank 0 also
-/// returns the values of the whole module, and saves it.
+/// Returns what all ranks say about an engine after two steps: the loss of an evaluation. Rank 0
+/// also returns the values of the whole module, and saves it.
 fn results(shape: Shape, settings: &Value, file: &Path) -> Vec<(f32, Option<Vec<Vec<f32>>>)> {
     with_engine(shape, settings, 0.2, |engine| {
         trace(engine, COUNT, 0..2)?;

@@ -4,7 +4,8 @@ use deepburn_comm::{MessageCount, MessageDirection};
 
 use super::*;
 
-/// A table that is looked up on two stages and is the output layer, and a matrix that two stages share.
+/// A table that is looked up on two stages and is the output layer, and a matrix that two stages
+/// share.
 #[derive(Module, Debug)]
 struct SharedWeights<B: Backend> {
     table: Embedding<B>,
@@ -45,7 +46,8 @@ impl Loss for SharedWeights<Trained> {
     }
 }
 
-/// The stages of [`SharedWeights`]: the table and the shared matrix are on the first and the last one.
+/// The stages of [`SharedWeights`]: the table and the shared matrix are on the first and the last
+/// one.
 fn homes(stages: usize) -> PipelineLayout {
     let ends = Holders::of([0, stages - 1]);
     homes_of(stages, stages - 1, ends, ends)
@@ -72,8 +74,8 @@ fn homes_of(stages: usize, last: usize, table: Holders, shared: Holders) -> Pipe
     )
 }
 
-/// The results of a rank: losses, norms and values, and the messages with activations and with their
-/// gradients that it has sent.
+/// The results of a rank: losses, norms and values, and the messages with activations and with
+/// their gradients that it has sent.
 struct Outcome {
     losses: Vec<Vec<f64>>,
     norms: Vec<Option<f64>>,
@@ -163,8 +165,8 @@ fn rows_of_a_tied_table_are_sent_and_not_its_gradient() {
     assert_eq!(ranks[1].gradients.bytes, ((6 * WIDTH + shared) * f32 * steps) as u64);
 }
 
-/// The output layer runs on the stage that the layout gives it, although its input is elsewhere and the
-/// first stage holds the table, too.
+/// The output layer runs on the stage that the layout gives it, although its input is elsewhere and
+/// the first stage holds the table, too.
 #[test]
 fn a_tied_table_is_not_sent_to_its_input() {
     let shape = Shape { stages: 3, ranks: 1, micro_batches: 4 };
@@ -175,7 +177,8 @@ fn a_tied_table_is_not_sent_to_its_input() {
         assert_eq!(found.losses, expected[0].losses);
         assert_eq!(found.values, expected[0].values);
     }
-    // In each micro-batch, stage 0 sends the activations of two lookups, and stage 1 the output of one layer.
+    // In each micro-batch, stage 0 sends the activations of two lookups, and stage 1 the output of
+    // one layer.
     let passes = (3 * shape.micro_batches) as u64;
     let hidden = (6 * WIDTH * 4) as u64;
     assert_eq!(ranks[0].activations.bytes, 2 * hidden * passes);
@@ -186,8 +189,8 @@ fn a_tied_table_is_not_sent_to_its_input() {
     }
 }
 
-/// A stage that waited for rows of a pass that the first stage cannot end yet would wait forever: the first
-/// stage waits for the value of a later micro-batch.
+/// A stage that waited for rows of a pass that the first stage cannot end yet would wait forever:
+/// the first stage waits for the value of a later micro-batch.
 #[test]
 fn a_loss_may_be_read_in_the_forward_pass() {
     struct Reading(SeededBatches);

@@ -3,9 +3,9 @@
 use std::ops::Range;
 
 use crate::attention::dropout::DropoutRow;
-use crate::flex::vector::{combine, dot, exp, max, tanh, vectorised};
+use crate::flex::vector::{combine, dot, exp, max, tanh, vectorized};
 
-vectorised! {
+vectorized! {
     /// Turns the scores of a block of queries into attention weights in place, and stores the
     /// log-sum-exp of each row in `log_sums`.
     ///
@@ -41,7 +41,7 @@ vectorised! {
     }
 }
 
-vectorised! {
+vectorized! {
     /// Recomputes the attention weights of the forward pass from the scores and the saved log-sums:
     /// `exp(score - log_sum)`.
     ///
@@ -66,7 +66,7 @@ vectorised! {
     }
 }
 
-vectorised! {
+vectorized! {
     /// Turns the gradients with respect to the weights into gradients with respect to the scores:
     /// `p (g - c)`, with the correction `c` of the row (Dao et al. 2022, appendix B.2). A weight of
     /// 0 gives 0 if the gradient is finite, so masked keys get no gradient.
@@ -80,7 +80,7 @@ vectorised! {
     }
 }
 
-vectorised! {
+vectorized! {
     /// Limits scores to `cap`, in place: `cap tanh(score / cap)`.
     pub(super) fn cap_scores(scores: &mut [f32], cap: f32) {
         for score in scores {
@@ -89,7 +89,7 @@ vectorised! {
     }
 }
 
-vectorised! {
+vectorized! {
     /// Does the same, and stores the derivative of each limited score, `1 - tanh^2`.
     pub(super) fn cap_with_slopes(scores: &mut [f32], cap: f32, slopes: &mut [f32]) {
         for (score, slope) in scores.iter_mut().zip(slopes) {
@@ -100,9 +100,9 @@ vectorised! {
     }
 }
 
-vectorised! {
-    /// Multiplies the gradients of scores by the slopes of the limit. A masked score has no slope: it
-    /// may be NaN, and its gradient stays unchanged.
+vectorized! {
+    /// Multiplies the gradients of scores by the slopes of the limit. A masked score has no slope:
+    /// it may be NaN, and its gradient stays unchanged.
     pub(super) fn scale_by_slopes(grad: &mut [f32], slopes: &[f32], keys: usize, visible: &[Range<usize>]) {
         let rows = grad.chunks_exact_mut(keys).zip(slopes.chunks_exact(keys)).zip(visible);
         for ((grad, slopes), visible) in rows {
@@ -114,14 +114,14 @@ vectorised! {
     }
 }
 
-vectorised! {
+vectorized! {
     /// Returns the dot product of two rows, compiled for the widest vectors.
     pub(super) fn row_product(left: &[f32], right: &[f32]) -> f32 {
         dot(left, right)
     }
 }
 
-vectorised! {
+vectorized! {
     /// Multiplies the weights of a query by 0 where they are dropped, and otherwise by `kept`,
     /// which is `1 / (1 - probability)`. `first` is the position of the first key.
     pub(super) fn drop_row(weights: &mut [f32], first: usize, row: DropoutRow, kept: f32) {

@@ -125,8 +125,8 @@ impl<B: TracksParameters> FloatTensorOps<Autocast<B>> for Autocast<B> {
         B::float_is_require_grad(tensor)
     }
 
-    /// Detaches a tensor. Autodiff's own `detach` keeps the mark by which gradients are collected, so the gradient of a
-    /// detached parameter would be added to the parameter's.
+    /// Detaches a tensor. Autodiff's own `detach` keeps the mark by which gradients are collected,
+    /// so the gradient of a detached parameter would be added to the parameter's.
     fn float_detach(tensor: FloatTensor<Self>) -> FloatTensor<Self> {
         match B::is_parameter(&tensor) {
             true => B::float_set_require_grad(tensor, false),

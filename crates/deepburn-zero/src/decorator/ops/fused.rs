@@ -348,8 +348,8 @@ impl<B: MatmulOps + AttentionOps> AttentionOps for Sharded<B> {
 /// queries with all keys of a sequence in the batch.
 ///
 /// Forward has two products, scores and values. Backward has four: the gradients of values,
-/// probabilities, queries and keys. `projected` has a row per position. Masked positions
-/// count in full, as in the convention for model FLOPs; padding beyond a row's length does not.
+/// probabilities, queries and keys. `projected` has a row per position. Masked positions count in
+/// full, as in the convention for model FLOPs; padding beyond a row's length does not.
 fn scores<B: Backend>(projected: &ZeroTensor<B>, attention: &SelfAttention, products: u64) -> u64 {
     let shape = projected.shape();
     let (rows, width) = (shape.as_slice()[0], attention.output_width(shape.as_slice()[1]));

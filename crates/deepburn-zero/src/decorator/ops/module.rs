@@ -3,9 +3,8 @@
 //!
 //! Two families are written by hand. The gradient of an embedding stays sparse ([`RowGradient`])
 //! and needs only the shape of the table, so backward does not gather the table. Convolutions are
-//! counted for model FLOPs ([`operations`](crate::ledger)). Transposed and deformable
-//! convolutions and Burn's `linear` and `attention` are not counted. They use the products of the
-//! inner backend.
+//! counted for model FLOPs ([`operations`](crate::ledger)). Transposed and deformable convolutions
+//! and Burn's `linear` and `attention` are not counted. They use the products of the inner backend.
 
 use burn_backend::TensorMetadata;
 use burn_backend::ops::{
@@ -150,9 +149,8 @@ macro_rules! convolutions {
 
 /// Bias gradients and transposed convolutions are plain lines of the table `module_ops`.
 impl<B: MatmulOps> ModuleOps<Sharded<B>> for Sharded<B> {
-    /// Looks up rows `indices` of a table. The whole table is gathered if it is sharded. Only the rows
-    /// of a quantized table are dequantized. The result
-    /// is cheap to recompute.
+    /// Looks up rows `indices` of a table. The whole table is gathered if it is sharded. Only the
+    /// rows of a quantized table are dequantized. The result is cheap to recompute.
     fn embedding(weights: FloatTensor<Self>, indices: IntTensor<Self>) -> FloatTensor<Self> {
         let [rows] = recorded!(Cost::Low; weights: weight, indices: int => [weight::embedding::<B>(weights, indices)]);
         rows

@@ -1,4 +1,4 @@
-//! Reads several tensors in one synchronisation with the device.
+//! Reads several tensors in one synchronization with the device.
 //!
 //! Reading a sharded parameter gathers it, so all ranks must read the same tensors in the same
 //! order.

@@ -448,9 +448,9 @@ impl<B: MatmulOps> ModuleOps<Staged<B>> for Staged<B> {
     /// The gradient of a parameter needs only its shape, so the parameter is not moved.
     ///
     /// The rows of a table that several stages hold go to the reducer of its owner, apart from the
-    /// gradient that autodiff sums up. The gradient for autodiff then has no rows. A sum of rows and
-    /// the gradient of the output layer would have to be on the stage of the rows, and the whole
-    /// gradient would be sent there.
+    /// gradient that autodiff sums up. The gradient for autodiff then has no rows. A sum of rows
+    /// and the gradient of the output layer would have to be on the stage of the rows, and the
+    /// whole gradient would be sent there.
     fn embedding_backward(
         weights: FloatTensor<Self>,
         output_grad: FloatTensor<Self>,

@@ -38,7 +38,6 @@ pub trait TensorKind<B: Backend>: Clone + Debug + Send + Sync + 'static {
     /// Sends a value to the same rank of another stage.
     ///
     /// # Errors
-    ///
     /// Returns an error if the group has ended.
     fn send(
         tensor: Self::Tensor,
@@ -50,7 +49,6 @@ pub trait TensorKind<B: Backend>: Clone + Debug + Send + Sync + 'static {
     /// Receives a value of this shape and type from the same rank of another stage.
     ///
     /// # Errors
-    ///
     /// Returns an error if the sender has failed, or sends something else.
     fn receive(
         stages: &Stages<B>,
@@ -140,7 +138,6 @@ impl<B: Backend, K: TensorKind<B>> PlacedTensor<B, K> {
     /// Returns the value on a stage that holds it.
     ///
     /// # Panics
-    ///
     /// Panics on a stage that does not hold the value, with the stages that do.
     pub fn into_value(self) -> K::Tensor {
         let holders = self.holders();
@@ -175,11 +172,10 @@ impl<B: Backend, K: TensorKind<B>> PlacedTensor<B, K> {
         }
     }
 
-    /// Moves the value from the stage `from` to the stage `to`, which then hold it both. Every stage
-    /// calls this; the sender sends and the receiver waits.
+    /// Moves the value from the stage `from` to the stage `to`, which then hold it both. Every
+    /// stage calls this; the sender sends and the receiver waits.
     ///
     /// # Errors
-    ///
     /// Returns an error if the message cannot be sent or received.
     pub(super) fn carry(
         self,
@@ -234,7 +230,6 @@ impl<B: Backend> PlacedTensor<B, super::Floats> {
     /// reads the values, in a call of the engine.
     ///
     /// # Panics
-    ///
     /// Panics with a [`CommError`] if a gather or a message fails.
     pub fn take_part_in_reading(self) {
         drop(super::site::everywhere(self).into_full());

@@ -1,8 +1,8 @@
 //! Where an op of a pipeline runs.
 //!
-//! The rule, "owner computes", needs only the holders of the operands and the stage of the op before.
-//! Every stage applies it to the same program and therefore knows sender and receiver of every
-//! message:
+//! The rule, "owner computes", needs only the holders of the operands and the stage of the op
+//! before. Every stage applies it to the same program and therefore knows sender and receiver of
+//! every message:
 //!
 //! ```text
 //!  some stage holds all operands     the current stage, or else the nearest one that holds them
@@ -44,7 +44,6 @@ impl OperandHolders {
     /// operands.
     ///
     /// # Panics
-    ///
     /// Panics if tensors of a pipeline are used on a thread without it.
     pub(crate) fn site<B: Backend>(&self) -> Option<Site<B>> {
         if self.common == Holders::ALL {
@@ -79,7 +78,6 @@ impl<B: Backend> Site<B> {
     /// Moves an operand to the stage of the op, unless it holds it already.
     ///
     /// # Panics
-    ///
     /// Panics with a [`CommError`] if a message cannot be sent or received, because ops cannot
     /// return errors.
     pub(crate) fn bring<K: TensorKind<B>>(
@@ -110,7 +108,6 @@ impl<B: Backend> Site<B> {
 /// Gives every stage the value of a tensor, which the program reads.
 ///
 /// # Panics
-///
 /// Panics with a [`CommError`] if a message cannot be sent or received.
 pub(crate) fn everywhere<B: Backend, K: TensorKind<B>>(
     mut tensor: PlacedTensor<B, K>,
@@ -140,11 +137,11 @@ pub(crate) enum GradientPart<B: Backend> {
     Elsewhere,
 }
 
-/// Brings a part of the gradient of a parameter to the stage that owns it. A part of an earlier stage
-/// is not awaited: that stage is some passes behind. `like` returns an array of the size of the part.
+/// Brings a part of the gradient of a parameter to the stage that owns it. A part of an earlier
+/// stage is not awaited: that stage is some passes behind. `like` returns an array of the size of
+/// the part.
 ///
 /// # Panics
-///
 /// Panics with a [`CommError`] if a message cannot be sent or received.
 pub(crate) fn gradient_at_owner<B: MatmulOps>(
     gradient: FloatTensor<Staged<B>>,
@@ -178,7 +175,6 @@ pub(crate) fn gradient_at_owner<B: MatmulOps>(
 /// Returns the place of the current model in its pipeline.
 ///
 /// # Panics
-///
 /// Panics if tensors of a pipeline are used on a thread without it.
 fn current_stages<B: Backend>() -> Rc<Stages<B>> {
     pipeline::stages().expect("a tensor of a pipeline was used on a thread without its engine")

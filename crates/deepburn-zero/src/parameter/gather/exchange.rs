@@ -12,15 +12,14 @@ use crate::parameter::fetch::{Fetch, FetchProgress};
 use crate::parameter::{FetchSource, ShardRead};
 
 impl<B: Backend> Gatherer<B> {
-    /// Starts to gather the parameters `indices` in one collective. Their
-    /// elements count as live from now on. If any shard is offloaded, only the
-    /// reads of the shards start, and [`finish`](Self::finish) starts the
-    /// collective. If all parameters have secondary shards, these are gathered.
+    /// Starts to gather the parameters `indices` in one collective. Their elements count as live
+    /// from now on. If any shard is offloaded, only the reads of the shards start, and
+    /// [`finish`](Self::finish) starts the collective. If all parameters have secondary shards,
+    /// these are gathered.
     ///
     /// # Errors
-    ///
-    /// Returns an error if the all-gather cannot start, if a buffer cannot be
-    /// allocated, or if an earlier write to the file has failed.
+    /// Returns an error if the all-gather cannot start, if a buffer cannot be allocated, or if an
+    /// earlier write to the file has failed.
     pub(super) fn start(
         &self,
         purpose: &'static str,
@@ -58,21 +57,19 @@ impl<B: Backend> Gatherer<B> {
         Ok(Fetch::new(number, fetched, progress, self.fetching.add(elements)))
     }
 
-    /// Returns the secondary shards of these parameters and the ranks that gather them; `None` if one
-    /// of the parameters has none.
+    /// Returns the secondary shards of these parameters and the ranks that gather them; `None` if
+    /// one of the parameters has none.
     fn secondary_shards(&self, indices: &[usize]) -> Option<(&Group<B>, Vec<DeviceArray<B>>)> {
         let group = self.secondary.as_ref()?.group();
         let shard = |index: &usize| self.parameter(*index).secondary().map(DeviceArray::Dense);
         Some((group, indices.iter().map(shard).collect::<Option<_>>()?))
     }
 
-    /// Waits for the parameters of a fetch. Returns the index of each parameter
-    /// with its stored tensor.
+    /// Waits for the parameters of a fetch. Returns the index of each parameter with its stored
+    /// tensor.
     ///
     /// # Errors
-    ///
-    /// Returns an error if the collective or a read fails, or if the fetch has
-    /// already failed.
+    /// Returns an error if the collective or a read fails, or if the fetch has already failed.
     pub(super) fn finish(
         &self,
         fetch: &Fetch<B>,
@@ -82,8 +79,7 @@ impl<B: Backend> Gatherer<B> {
             Some(FetchProgress::Reading { tag, shards, _lease }) => {
                 self.all_gather(tag, &fetch.indices, shards)?.wait()?
             }
-            // The progress was taken by an earlier call. This only happens if
-            // that call failed.
+            // The progress was taken by an earlier call. This only happens if that call failed.
             None => {
                 self.group.check()?;
                 let path = fetch.indices.first().map(|index| self.parameter(*index).path());

@@ -1,22 +1,19 @@
 //! Selects the parameters of the next prefetch.
 //!
 //! Main type: [`LookAhead`]. The rule follows DeepSpeed's `fetch_sub_module`
-//! (`partitioned_param_coordinator.py`): parameters are added while there are
-//! fewer than `stage3_prefetch_bucket_size` elements, so the last one may
-//! exceed the bucket.
+//! (`partitioned_param_coordinator.py`): parameters are added while there are fewer than
+//! `stage3_prefetch_bucket_size` elements, so the last one may exceed the bucket.
 //!
-//! The last parameter must be allowed to exceed the bucket. With `"auto"`, the
-//! bucket is smaller than every matrix of GPT-2. If parameters had to fit into
-//! the bucket, no matrix would be prefetched and every gather would block its
-//! op. With this rule a prefetch gathers one matrix while the preceding op
-//! runs. `stage3_max_live_parameters` limits the memory. DeepSpeed may exceed
-//! this limit by the last parameter; this rule never exceeds it.
+//! The last parameter must be allowed to exceed the bucket. With `"auto"`, the bucket is smaller
+//! than every matrix of GPT-2. If parameters had to fit into the bucket, no matrix would be
+//! prefetched and every gather would block its op. With this rule a prefetch gathers one matrix
+//! while the preceding op runs. `stage3_max_live_parameters` limits the memory. DeepSpeed may
+//! exceed this limit by the last parameter; this rule never exceeds it.
 
 /// The limits of one prefetch, in elements.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LookAhead {
-    /// Parameters are added while the prefetch has fewer elements; 0 disables
-    /// prefetching.
+    /// Parameters are added while the prefetch has fewer elements; 0 disables prefetching.
     pub(crate) bucket_size: usize,
     /// The largest total number of elements of a prefetch: the unused part of
     /// `stage3_max_live_parameters`.
@@ -24,19 +21,17 @@ pub(crate) struct LookAhead {
 }
 
 impl LookAhead {
-    /// Returns true if another prefetch may start while `ahead` elements are
-    /// being prefetched.
+    /// Returns true if another prefetch may start while `ahead` elements are being prefetched.
     ///
-    /// A prefetch may start while at most half a bucket is pending. Without
-    /// this limit each read would start a prefetch of one small parameter, and
-    /// the fixed cost of the collectives would dominate.
+    /// A prefetch may start while at most half a bucket is pending. Without this limit each read
+    /// would start a prefetch of one small parameter, and the fixed cost of the collectives would
+    /// dominate.
     pub(crate) fn allows_another(&self, ahead: usize) -> bool {
         ahead <= self.bucket_size / 2
     }
 
-    /// Returns the parameters to prefetch, without duplicates. `absent` yields
-    /// absent parameters in the order of their next reads, and `numel` returns
-    /// the number of elements of a parameter.
+    /// Returns the parameters to prefetch, without duplicates. `absent` yields absent parameters in
+    /// the order of their next reads, and `numel` returns the number of elements of a parameter.
     pub(crate) fn batch(
         &self,
         absent: impl Iterator<Item = usize>,
@@ -51,8 +46,8 @@ impl LookAhead {
             if batch.contains(&next) {
                 continue;
             }
-            // Stop here instead of skipping this parameter: a smaller parameter
-            // that is read later must not take its space.
+            // Stop here instead of skipping this parameter: a smaller parameter that is read later
+            // must not take its space.
             elements = elements.saturating_add(numel(next));
             if elements > self.room {
                 break;

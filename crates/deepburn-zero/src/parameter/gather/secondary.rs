@@ -12,9 +12,9 @@
 //!  step      the secondary shards are dropped, the primary ones are updated
 //! ```
 //!
-//! For M parameters, the slow links carry M elements in forward and M in the reduction of gradients.
-//! Without hpZ, backward adds another M. Later micro-batches of a step do not gather over these links
-//! at all. The values are the same, so the bits of a run do not change.
+//! For M parameters, the slow links carry M elements in forward and M in the reduction of
+//! gradients. Without hpZ, backward adds another M. Later micro-batches of a step do not gather
+//! over these links at all. The values are the same, so the bits of a run do not change.
 //!
 //! Every change of the primary shard drops the secondary one (`Parameter::put` and
 //! `Parameter::update_parked`), so no pass can read outdated values. A prefetch has parameters of

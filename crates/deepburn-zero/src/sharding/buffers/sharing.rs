@@ -1,13 +1,11 @@
-//! Finds the running statistics of a module and makes them independent of the
-//! module's clones.
+//! Finds the running statistics of a module and makes them independent of the module's clones.
 //!
-//! A module visitor cannot distinguish a running statistic from a frozen
-//! parameter. The difference is that all clones of a module share a running
-//! statistic, while each clone has its own parameters. The search therefore
-//! makes a temporary copy of the module, clones the copy, and toggles the
-//! `require_grad` flag of all floats in the clone. A float whose flag also
-//! changed in the copy is shared. This works for every type that stores its
-//! state like Burn's `RunningState`, not only for batch norm.
+//! A module visitor cannot distinguish a running statistic from a frozen parameter. The difference
+//! is that all clones of a module share a running statistic, while each clone has its own
+//! parameters. The search therefore makes a temporary copy of the module, clones the copy, and
+//! toggles the `require_grad` flag of all floats in the clone. A float whose flag also changed in
+//! the copy is shared. This works for every type that stores its state like Burn's `RunningState`,
+//! not only for batch norm.
 //!
 //! ```text
 //!                     copy      clone of copy     toggle the clone      copy afterwards
@@ -16,14 +14,13 @@
 //!  running_mean       no grad   ── shared ──      grad                  grad     shared
 //! ```
 //!
-//! Rank threads that shard clones of one module would share its statistics.
-//! Burn has only one operation that creates independent statistics: the
-//! conversion to the inner backend and back (`valid`, `from_inner`). This
-//! conversion drops the mappers of parameters, so the original parameters are
-//! restored afterwards.
+//! Rank threads that shard clones of one module would share its statistics. Burn has only one
+//! operation that creates independent statistics: the conversion to the inner backend and back
+//! (`valid`, `from_inner`). This conversion drops the mappers of parameters, so the original
+//! parameters are restored afterwards.
 //!
-//! Both the search and the conversion would initialise lazy parameters. They
-//! therefore use a module in which lazy parameters are replaced.
+//! Both the search and the conversion would initialize lazy parameters. They therefore use a module
+//! in which lazy parameters are replaced.
 
 use std::any::Any;
 use std::collections::{HashMap, HashSet};
@@ -37,19 +34,18 @@ use crate::module::{
     AutodiffModule, Bool, Int, ModuleMapper, ModulePath, ModuleVisitor, Param, ParamId, Tensor,
     keep_path,
 };
-use crate::sharding::initial::{initialise_constants, without_lazy_values};
+use crate::sharding::initial::{initialize_constants, without_lazy_values};
 
-/// Returns the module with independent running statistics, and the ids of these
-/// statistics. A module without running statistics is returned unchanged.
+/// Returns the module with independent running statistics, and the ids of these statistics. A
+/// module without running statistics is returned unchanged.
 ///
 /// # Errors
-///
 /// Returns an error if two layers share a running statistic.
 pub(super) fn take_apart<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
     module: M,
 ) -> Result<(M, HashSet<ParamId>), ZeroError> {
-    // Running statistics are always initialised.
-    let statistics = match initialise_constants(&module) {
+    // Running statistics are always initialized.
+    let statistics = match initialize_constants(&module) {
         true => find::<B, M>(&module)?,
         false => HashSet::new(),
     };
@@ -80,8 +76,8 @@ fn find<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
         module.visit(&mut flags);
         flags.found
     };
-    // The flags are toggled in a clone of the copy. Afterwards only the floats
-    // that both share have changed in the copy.
+    // The flags are toggled in a clone of the copy. Afterwards only the floats that both share have
+    // changed in the copy.
     let before = flags(&copy);
     drop(copy.clone().map(&mut Toggle));
     let mut paths = HashMap::<ParamId, String>::new();
@@ -153,8 +149,7 @@ impl<B: OptimizerOps> Originals<B> {
         self.params.insert(self.path.joined(), Box::new(param.clone()));
     }
 
-    /// Returns the stored parameter of the current path, or `param` if there is
-    /// none.
+    /// Returns the stored parameter of the current path, or `param` if there is none.
     fn restore<P: 'static>(&mut self, param: P) -> P {
         let original = self.params.remove(&self.path.joined());
         match original.and_then(|original| original.downcast().ok()) {

@@ -1,8 +1,8 @@
 //! Visitors and mappers for the buffers of a module.
 //!
-//! Visitors and mappers must not run collectives. A running statistic is locked
-//! while it is visited or mapped. If rank threads share the statistic and one
-//! of them waited for another in a collective, they would deadlock.
+//! Visitors and mappers must not run collectives. A running statistic is locked while it is visited
+//! or mapped. If rank threads share the statistic and one of them waited for another in a
+//! collective, they would deadlock.
 
 use std::collections::{HashMap, HashSet};
 
@@ -46,8 +46,7 @@ impl<B: Backend> FoundBuffers<B> {
         }
     }
 
-    /// Records a buffer. If it was already found, adds the current path to its
-    /// aliases.
+    /// Records a buffer. If it was already found, adds the current path to its aliases.
     fn note(&mut self, id: ParamId, kind: BufferKind, data: impl FnOnce() -> TensorData) {
         let path = self.path.joined();
         if let Some(index) = self.ids.get(&id) {
@@ -83,8 +82,8 @@ impl<B: OptimizerOps> ModuleVisitor<Training<B>> for FoundBuffers<B> {
     }
 }
 
-/// A visitor that reads the running statistics of a module, and optionally one
-/// integer or bool buffer.
+/// A visitor that reads the running statistics of a module, and optionally one integer or bool
+/// buffer.
 pub(super) struct Live<'a, B: Backend> {
     ids: &'a HashMap<ParamId, usize>,
     /// The integer or bool buffer to read, by index.
@@ -141,8 +140,8 @@ pub(super) enum NewValue<B: Backend> {
     Constant(TensorData),
 }
 
-/// A mapper that replaces the values of buffers. The ids and mappers of these
-/// buffers, and all other tensors, do not change.
+/// A mapper that replaces the values of buffers. The ids and mappers of these buffers, and all
+/// other tensors, do not change.
 pub(super) struct Install<B: Backend> {
     /// The new values by the ids of their parameters.
     pub(super) values: HashMap<ParamId, NewValue<B>>,

@@ -1,14 +1,16 @@
 //! 1-bit Adam (Tang et al. 2021, arXiv 2102.02888), as DeepSpeed's `onebit/adam.py`.
 //!
-//! - Steps `1..=freeze_step`, the warm-up: Adam on the mean gradient, without bias correction. The mean
-//!   gradient updates both moments.
-//! - From step `freeze_step + 1` on, the second moment does not change. Each rank adds its own gradient to the
-//!   common momentum. The results are averaged with one bit per element, tensor by tensor, and the average is
-//!   the new momentum of all ranks. Compression errors are errors of the momentum and start at 0.
+//! - Steps `1..=freeze_step`, the warm-up: Adam on the mean gradient, without bias correction. The
+//!   mean gradient updates both moments.
+//! - From step `freeze_step + 1` on, the second moment does not change. Each rank adds its own
+//!   gradient to the common momentum. The results are averaged with one bit per element, tensor by
+//!   tensor, and the average is the new momentum of all ranks. Compression errors are errors of the
+//!   momentum and start at 0.
 //! - Weight decay is added to the direction: `p -= lr * (m / (sqrt(v) + eps) + weight_decay * p)`.
 //!
-//! DeepSpeed accepts `bias_correction`, `eps_inside_sqrt` and `max_grad_norm` but does not use them. Its warm-up
-//! has one update less than `freeze_step`, because the call that drops its gradient counts as a step.
+//! DeepSpeed accepts `bias_correction`, `eps_inside_sqrt` and `max_grad_norm` but does not use
+//! them. Its warm-up has one update less than `freeze_step`, because the call that drops its
+//! gradient counts as a step.
 
 use super::{CompressedMean, live_elements, mean_gradient, moving_average, squared, zeros_like};
 

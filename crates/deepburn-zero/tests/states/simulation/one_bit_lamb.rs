@@ -1,26 +1,31 @@
 //! 1-bit LAMB (Li et al. 2021, arXiv 2104.06069), as DeepSpeed's `onebit/lamb.py`.
 //!
-//! - Steps `1..=freeze_step` are the warm-up: LAMB on the mean gradient without bias correction. The trust ratio
-//!   `norm(p) / norm(direction)` is clamped to `min_coeff..=max_coeff`; it is 1 if a norm is 0. A ratio other than
-//!   1 is averaged: `frozen_coeff = coeff_beta * frozen_coeff + (1 - coeff_beta) * ratio`, which starts at 0.
-//! - Before step `freeze_step + 1`, `fresh_v = v` is set once. `scaling_coeff` of a tensor is the united scale divided
-//!   by the root mean square of its momentum. The united scale is the mean of these root mean squares.
-//! - Later steps: `scaling_coeff * (beta1 * m + (1 - beta1) * g)` of all tensors of a rank is concatenated to ONE
-//!   vector and averaged with one bit per element and one scale per rank. Servers have a part of each tensor; in
-//!   DeepSpeed, they have a part of the vector. The new `m` is the result divided by `scaling_coeff`.
-//!   `(m - beta1 * last m) / (1 - beta1)` replaces the gradient in `fresh_v`, and the direction is
-//!   `m / (sqrt(v) + eps) + weight_decay * p` with the frozen `v`.
-//! - `factor` is the largest `(sqrt(v) + eps) / (sqrt(fresh_v) + eps)`. With weight decay it becomes
-//!   `factor * r + 1 - r`, `r = min(1, norm of the direction without decay / norm with it)`. It is clamped to
-//!   `factor_min..=factor_max`, and then to a relative distance of `factor_threshold` from the last factor, which
-//!   starts at 1. The update is `p -= lr * frozen_coeff * factor * direction`.
+//! - Steps `1..=freeze_step` are the warm-up: LAMB on the mean gradient without bias correction.
+//!   The trust ratio `norm(p) / norm(direction)` is clamped to `min_coeff..=max_coeff`; it is 1 if
+//!   a norm is 0. A ratio other than 1 is averaged:
+//!   `frozen_coeff = coeff_beta * frozen_coeff + (1 - coeff_beta) * ratio`, which starts at 0.
+//! - Before step `freeze_step + 1`, `fresh_v = v` is set once. `scaling_coeff` of a tensor is the
+//!   united scale divided by the root mean square of its momentum. The united scale is the mean of
+//!   these root mean squares.
+//! - Later steps: `scaling_coeff * (beta1 * m + (1 - beta1) * g)` of all tensors of a rank is
+//!   concatenated to ONE vector and averaged with one bit per element and one scale per rank.
+//!   Servers have a part of each tensor; in DeepSpeed, they have a part of the vector. The new `m`
+//!   is the result divided by `scaling_coeff`. `(m - beta1 * last m) / (1 - beta1)` replaces the
+//!   gradient in `fresh_v`, and the direction is `m / (sqrt(v) + eps) + weight_decay * p` with the
+//!   frozen `v`.
+//! - `factor` is the largest `(sqrt(v) + eps) / (sqrt(fresh_v) + eps)`. With weight decay it
+//!   becomes `factor * r + 1 - r`,
+//!   `r = min(1, norm of the direction without decay / norm with it)`. It is clamped to
+//!   `factor_min..=factor_max`, and then to a relative distance of `factor_threshold` from the last
+//!   factor, which starts at 1. The update is `p -= lr * frozen_coeff * factor * direction`.
 //!
 //! These faults of DeepSpeed are corrected:
-//! - For a tensor whose momentum is 0, `scaling_coeff` is divided by 0. Here the tensor is excluded from the united
-//!   scale.
-//! - Dead elements count in root mean squares, and their quotient of 1 prevents a `factor` below 1. Here both use only
-//!   live elements.
-//! - A tensor whose ratio was 1 in every warm-up step has a `frozen_coeff` of 0 and is no longer updated. Here it is 1.
+//! - For a tensor whose momentum is 0, `scaling_coeff` is divided by 0. Here the tensor is excluded
+//!   from the united scale.
+//! - Dead elements count in root mean squares, and their quotient of 1 prevents a `factor` below 1.
+//!   Here both use only live elements.
+//! - A tensor whose ratio was 1 in every warm-up step has a `frozen_coeff` of 0 and is no longer
+//!   updated. Here it is 1.
 //!
 //! As in DeepSpeed, the average is too small after a short warm-up.
 
@@ -43,7 +48,8 @@ pub(crate) struct OneBitLambRule {
     pub(crate) factor_threshold: f64,
 }
 
-/// The parameters and states as `[tensor][element]` or `[tensor]`, which are the same on every rank.
+/// The parameters and states as `[tensor][element]` or `[tensor]`, which are the same on every
+/// rank.
 #[derive(Debug, Clone)]
 pub(crate) struct OneBitLamb {
     rule: OneBitLambRule,
@@ -158,8 +164,8 @@ impl OneBitLamb {
         }
     }
 
-    /// Returns the factor of the frozen trust ratio. `ratio` is the norm of the direction without decay, divided by the
-    /// norm of the whole direction.
+    /// Returns the factor of the frozen trust ratio. `ratio` is the norm of the direction without
+    /// decay, divided by the norm of the whole direction.
     fn factor(&self, tensor: usize, ratio: f64) -> f64 {
         let (rule, last) = (&self.rule, self.last_factor[tensor]);
         let quotients =

@@ -1,24 +1,27 @@
 //! 0/1 Adam (Lu et al. 2022, arXiv 2202.06009), as DeepSpeed's `onebit/zoadam.py`.
 //!
-//! - Steps `1..=var_freeze_step`: if `t % var_interval == 0`, the uncompressed mean gradient updates both moments.
-//!   Otherwise the gradients are averaged with one bit per element and only update the first moment. After a step of
-//!   the first kind, `var_counter` grows by 1; at `var_update_scaler` it becomes 0 and `var_interval` doubles.
-//! - Later steps: the second moment does not change, and the errors are reset to 0 once. Each rank takes local steps
-//!   with its own momentum, and accumulates its movement `u` and the learning rates. If
-//!   `t % local_step_interval == 0`, the ranks return to their last common parameters, average
-//!   `u * (sqrt(v) + eps)` with one bit per element, and apply the result `c`: `m = -c / (sum of learning rates)` and
-//!   `p += c / (sqrt(v) + eps)`. After every later step, `local_step_counter` grows by 1; at `local_step_scaler` it
-//!   becomes 0 and `local_step_interval` doubles, up to `local_step_clipper`.
+//! - Steps `1..=var_freeze_step`: if `t % var_interval == 0`, the uncompressed mean gradient
+//!   updates both moments. Otherwise the gradients are averaged with one bit per element and only
+//!   update the first moment. After a step of the first kind, `var_counter` grows by 1; at
+//!   `var_update_scaler` it becomes 0 and `var_interval` doubles.
+//! - Later steps: the second moment does not change, and the errors are reset to 0 once. Each rank
+//!   takes local steps with its own momentum, and accumulates its movement `u` and the learning
+//!   rates. If `t % local_step_interval == 0`, the ranks return to their last common parameters,
+//!   average `u * (sqrt(v) + eps)` with one bit per element, and apply the result `c`:
+//!   `m = -c / (sum of learning rates)` and `p += c / (sqrt(v) + eps)`. After every later step,
+//!   `local_step_counter` grows by 1; at `local_step_scaler` it becomes 0 and `local_step_interval`
+//!   doubles, up to `local_step_clipper`.
 //! - There is no bias correction. Intervals start at 1 and counters at 0.
 //!
 //! These faults of DeepSpeed are corrected:
 //! - One rank omits the momentum of every step without a variance update.
 //! - If the sum of learning rates is 0, the momentum becomes NaN. Here nothing is exchanged.
 //! - `p - u` equals the last common parameter only up to rounding, so ranks drift apart.
-//! - A dead element that gets a gradient later moves by `lr * m / eps` until the next exchange. Here its local gradient
-//!   is 0.
-//! - Weight decay is part of `u`, so it is added to the momentum and multiplied by up to `1 / (1 - beta1)`. Here it is
-//!   decoupled: every local step multiplies the common parameters and `u` by `1 - lr * weight_decay`.
+//! - A dead element that gets a gradient later moves by `lr * m / eps` until the next exchange.
+//!   Here its local gradient is 0.
+//! - Weight decay is part of `u`, so it is added to the momentum and multiplied by up to
+//!   `1 / (1 - beta1)`. Here it is decoupled: every local step multiplies the common parameters and
+//!   `u` by `1 - lr * weight_decay`.
 
 use super::{
     CompressedMean, live_elements, masked, mean_gradient, moving_average, squared, zeros_like,
@@ -39,7 +42,8 @@ pub(crate) struct ZeroOneAdamRule {
     pub(crate) local_step_clipper: u64,
 }
 
-/// The states of one rank as `[tensor][element]`, which are the same on all ranks after an exchange.
+/// The states of one rank as `[tensor][element]`, which are the same on all ranks after an
+/// exchange.
 #[derive(Debug, Clone)]
 pub(crate) struct RankStates {
     pub(crate) params: Vec<Vec<f64>>,

@@ -9,10 +9,12 @@ use crate::data::sample_prompts::SamplePrompt;
 use crate::failure::Failure;
 
 impl ChatEncoder<'_> {
-    /// Returns the prompts of the job, then the prompts of the first samples of the eval split that leave room for an answer. `max_len` is the longest sequence of the model.
+    /// Returns the prompts of the job, then the prompts of the first samples of the eval split that
+    /// leave room for an answer. `max_len` is the longest sequence of the model.
     ///
     /// # Errors
-    /// Returns a user's mistake if a prompt cannot be encoded, if a file cannot be read, or if no sample has a prompt.
+    /// Returns a user's mistake if a prompt cannot be encoded, if a file cannot be read, or if no
+    /// sample has a prompt.
     pub(in crate::data::chat) fn prompts(
         &self,
         plan: &SamplePlan,

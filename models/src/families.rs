@@ -10,10 +10,11 @@
 //! | [`Gemma2Config`] | `gemma2` | Gemma 2 |
 //! | [`Gemma3Config`] | `gemma3_text` | Gemma 3, its text model |
 //!
-//! Files of `transformers` 4 and 5 can be read. A field that may change what the model computes is read or
-//! refused.
+//! Files of `transformers` 4 and 5 can be read. A field that may change what the model computes is
+//! read or refused.
 //!
-//! To add a family, implement [`Family`]: the fields of its `config.json`, and its [`FamilySettings`].
+//! To add a family, implement [`Family`]: the fields of its `config.json`, and its
+//! [`FamilySettings`].
 
 mod config;
 mod gemma;

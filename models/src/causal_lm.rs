@@ -1,7 +1,8 @@
-//! Language modelling: batches, loss and generation for all models that predict the next token.
+//! Language modeling: batches, loss and generation for all models that predict the next token.
 //!
 //! - [`CausalBatch`] is a validated batch of token sequences.
-//! - [`LanguageModel`] is a module that computes the [`CausalLoss`] of a batch and generates text from prompts.
+//! - [`LanguageModel`] is a module that computes the [`CausalLoss`] of a batch and generates text
+//!   from prompts.
 //! - [`Generation`] is an iterator over the generated tokens, which [`Sampling`] chooses.
 
 mod batch;
@@ -27,7 +28,8 @@ pub use options::{GenerateOptions, RandomSampling, Sampling};
 
 /// A module that predicts the next token.
 pub trait LanguageModel<B: FusedOps>: Module<B> {
-    /// The cache for earlier positions, such as their keys and values. The default is an empty cache.
+    /// The cache for earlier positions, such as their keys and values. The default is an empty
+    /// cache.
     type Cache: fmt::Debug + Default;
 
     /// Returns the limits on token sequences.
@@ -39,12 +41,12 @@ pub trait LanguageModel<B: FusedOps>: Module<B> {
     /// Returns the language-model loss of a batch.
     fn loss(&self, batch: &CausalBatch<B>) -> CausalLoss<B>;
 
-    /// Returns, as `[2]`, the sum of [`loss`](Self::loss) and the number of targets whose token is the most likely one. For
-    /// evaluations, which have no backward pass.
+    /// Returns, as `[2]`, the sum of [`loss`](Self::loss) and the number of targets whose token is
+    /// the most likely one. For evaluations, which have no backward pass.
     fn scores(&self, batch: &CausalBatch<B>) -> Tensor<B, 1>;
 
-    /// Returns the negative log-likelihood of each sequence in nats, summed over its targets, `[batch]`; 0 for a sequence
-    /// without targets. Label smoothing is ignored.
+    /// Returns the negative log-likelihood of each sequence in nats, summed over its targets,
+    /// `[batch]`; 0 for a sequence without targets. Label smoothing is ignored.
     fn sequence_losses(&self, batch: &CausalBatch<B>) -> Tensor<B, 1>;
 
     /// Returns an empty cache for a sequence of about `positions` positions.
@@ -54,8 +56,8 @@ pub trait LanguageModel<B: FusedOps>: Module<B> {
         Self::Cache::default()
     }
 
-    /// Returns the logits `[1, vocab]` of the token after `input_ids` `[1, length]`. `input_ids` follow the `past`
-    /// positions in `cache` and are added to the cache.
+    /// Returns the logits `[1, vocab]` of the token after `input_ids` `[1, length]`. `input_ids`
+    /// follow the `past` positions in `cache` and are added to the cache.
     fn next_logits(
         &self,
         input_ids: Tensor<B, 2, Int>,
@@ -66,8 +68,9 @@ pub trait LanguageModel<B: FusedOps>: Module<B> {
     /// Generates text that continues `prompt`.
     ///
     /// # Errors
-    /// Returns [`GenerateError`] if the prompt is empty or has tokens outside the vocabulary, if prompt and
-    /// `max_new_tokens` together are too long for the model, or if an option is out of range.
+    /// Returns [`GenerateError`] if the prompt is empty or has tokens outside the vocabulary, if
+    /// prompt and `max_new_tokens` together are too long for the model, or if an option is out of
+    /// range.
     fn generate(
         &self,
         prompt: &[u32],
@@ -76,8 +79,9 @@ pub trait LanguageModel<B: FusedOps>: Module<B> {
         Generation::new(self, prompt, options, None)
     }
 
-    /// Generates the same text as [`generate`](Self::generate). If `prompt` begins with the tokens of `seen`, which an earlier
-    /// generation of this model has processed, they are not processed again.
+    /// Generates the same text as [`generate`](Self::generate). If `prompt` begins with the tokens
+    /// of `seen`, which an earlier generation of this model has processed, they are not processed
+    /// again.
     ///
     /// # Errors
     /// Returns the errors of [`generate`](Self::generate).

@@ -1,9 +1,9 @@
 //! The op families on LibTorch, PyTorch's C++ library, on the CPU or on CUDA.
 //!
-//! Ops use LibTorch's own kernel if one covers the complete op: layer normalisation (forward),
+//! Ops use LibTorch's own kernel if one covers the complete op: layer normalization (forward),
 //! GELU, linear layers and, on the CPU, causal attention without dropout. The cross-entropy loss,
-//! layer normalisation's backward pass and the optimizer steps are implemented here. Other cases,
-//! among them RMS normalisation, gated activations and rotary embeddings, use [`crate::portable`].
+//! layer normalization's backward pass and the optimizer steps are implemented here. Other cases,
+//! among them RMS normalization, gated activations and rotary embeddings, use [`crate::portable`].
 //!
 //! Ops run on LibTorch's intra-op thread pool, and optimizer steps on the rayon pool. LibTorch
 //! determines the order of summation within a kernel, which may change with its version and its

@@ -1,10 +1,9 @@
 //! Detects the death of processes on the same host.
 //!
-//! A killed process cannot report its end, and MPI does not notify the
-//! processes that wait for it. On Linux, a process handle ([`pidfd_open(2)`])
-//! becomes readable when the process ends, regardless of its parent. On other
-//! systems this module detects nothing, and the ranks are ended by the launcher
-//! or the time-out.
+//! A killed process cannot report its end, and MPI does not notify the processes that wait for it.
+//! On Linux, a process handle ([`pidfd_open(2)`]) becomes readable when the process ends,
+//! regardless of its parent. On other systems this module detects nothing, and the ranks are ended
+//! by the launcher or the time-out.
 //!
 //! [`pidfd_open(2)`]: https://man7.org/linux/man-pages/man2/pidfd_open.2.html
 
@@ -18,10 +17,9 @@ use crate::control::Hello;
 
 /// The process handles of the ranks on this host.
 ///
-/// A handle is closed when the value is dropped or after the end of its process
-/// has been reported.
+/// A handle is closed when the value is dropped or after the end of its process has been reported.
 #[derive(Debug, Default)]
-pub(crate) struct Neighbours {
+pub(crate) struct Neighbors {
     /// The ranks whose processes have not ended, with their process handles.
     #[cfg(target_os = "linux")]
     alive: Vec<(usize, rustix::fd::OwnedFd)>,
@@ -34,20 +32,20 @@ pub(crate) struct Neighbours {
 }
 
 #[cfg(target_os = "linux")]
-impl Neighbours {
-    /// Watches the `ranks` on the same host and in the same process-id
-    /// namespace, because only their process ids are valid in this process.
+impl Neighbors {
+    /// Watches the `ranks` on the same host and in the same process-id namespace, because only
+    /// their process ids are valid in this process.
     ///
-    /// Containers on the same host have different namespaces, in which the same
-    /// id refers to different processes.
+    /// Containers on the same host have different namespaces, in which the same id refers to
+    /// different processes.
     pub(crate) fn new(own: &Hello, ranks: &[(usize, &Hello)]) -> Self {
         use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
         let near = |hello: &Hello| hello.host == own.host && hello.namespace == own.namespace;
         let watch = |&(rank, hello): &(usize, &Hello)| {
             let pid = Pid::from_raw(hello.pid).filter(|_| near(hello))?;
-            // If the system call is not available (before Linux 5.3, or in a
-            // sandbox), the process is not watched.
+            // If the system call is not available (before Linux 5.3, or in a sandbox), the process
+            // is not watched.
             pidfd_open(pid, PidfdFlags::empty()).ok().map(|handle| (rank, handle))
         };
         let pids = ranks.iter().filter(|(_, hello)| near(hello)).map(|(_, hello)| hello.pid);
@@ -91,7 +89,7 @@ impl Neighbours {
 }
 
 #[cfg(not(target_os = "linux"))]
-impl Neighbours {
+impl Neighbors {
     /// Returns an empty list, because processes are not watched on this system.
     pub(crate) fn new(_own: &Hello, _ranks: &[(usize, &Hello)]) -> Self {
         Self::default()
@@ -108,8 +106,8 @@ impl Neighbours {
     }
 }
 
-/// Returns an identifier of the process-id namespace: the boot id of the system
-/// and the number of the namespace. Both are empty on systems without `/proc`.
+/// Returns an identifier of the process-id namespace: the boot id of the system and the number of
+/// the namespace. Both are empty on systems without `/proc`.
 pub(crate) fn namespace() -> String {
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let space = std::fs::read_link("/proc/self/ns/pid").unwrap_or_default();
@@ -138,18 +136,18 @@ mod tests {
         let mut child = Command::new("sleep").arg("60").spawn().unwrap();
         let own = hello(std::process::id());
         let elsewhere = Hello { host: "elsewhere".into(), ..hello(child.id()) };
-        let mut neighbours = Neighbours::new(&own, &[(1, &elsewhere), (3, &hello(child.id()))]);
-        assert_eq!(neighbours.alive.len(), 1);
-        assert_eq!(neighbours.ended(), None);
+        let mut neighbors = Neighbors::new(&own, &[(1, &elsewhere), (3, &hello(child.id()))]);
+        assert_eq!(neighbors.alive.len(), 1);
+        assert_eq!(neighbors.ended(), None);
         child.kill().unwrap();
         let since = Instant::now();
         let ended = loop {
-            if let Some(rank) = neighbours.ended() {
+            if let Some(rank) = neighbors.ended() {
                 break rank;
             }
             assert!(since.elapsed() < Duration::from_secs(30), "the end is never seen");
         };
-        assert_eq!((ended, neighbours.ended()), (3, None));
+        assert_eq!((ended, neighbors.ended()), (3, None));
         child.wait().unwrap();
     }
 
@@ -157,9 +155,9 @@ mod tests {
     fn one_process_of_a_job_reports_until_it_exits() {
         // Process ids that no process has.
         let (low, high) = (hello(u32::MAX / 2), hello(u32::MAX / 2 - 1));
-        let mut first = Neighbours::new(&low, &[(1, &high)]);
-        let mut second = Neighbours::new(&high, &[(0, &low)]);
-        let mut other_job = Neighbours::new(&low, &[]);
+        let mut first = Neighbors::new(&low, &[(1, &high)]);
+        let mut second = Neighbors::new(&high, &[(0, &low)]);
+        let mut other_job = Neighbors::new(&low, &[]);
         assert!(first.claim_report() && other_job.claim_report());
         assert!(!second.claim_report() && !first.claim_report());
         drop(first);

@@ -1,10 +1,9 @@
-//! Labelled text: the rows of a classification data set.
+//! Labeled text: the rows of a classification data set.
 //!
-//! [`read_labelled`] takes a text and a label column from `.parquet`, `.csv`,
-//! `.json` and `.jsonl` files, and [`read_labelled_as`] does the same with the classes
-//! of another split. A label is a class, a list of classes or numbers to
-//! predict, see [`LabelKind`]. A class is a number or a name, see [`Classes`].
-//! Rows without a label (the Hub marks them with -1) are an error.
+//! [`read_labeled`] takes a text and a label column from `.parquet`, `.csv`, `.json` and `.jsonl`
+//! files, and [`read_labeled_as`] does the same with the classes of another split. A label is a
+//! class, a list of classes or numbers to predict, see [`LabelKind`]. A class is a number or a
+//! name, see [`Classes`]. Rows without a label (the Hub marks them with -1) are an error.
 //! [`read_texts`] reads texts to classify, which need no label.
 
 use std::path::{Path, PathBuf};
@@ -20,16 +19,16 @@ pub const LABEL_FIELD: &str = "label";
 
 /// A text and its label.
 #[derive(Debug, Clone, PartialEq)]
-pub struct LabelledText {
+pub struct LabeledText {
     /// The text.
     pub text: String,
     /// Its label.
     pub label: TextLabel,
 }
 
-/// The columns of a table of labelled texts.
+/// The columns of a table of labeled texts.
 #[derive(Debug, Clone, Copy)]
-pub struct LabelledColumns<'a> {
+pub struct LabeledColumns<'a> {
     /// The texts.
     pub text: &'a str,
     /// The labels.
@@ -42,7 +41,7 @@ pub struct LabelledColumns<'a> {
     pub origin: ClassesOrigin<'a>,
 }
 
-impl LabelledColumns<'_> {
+impl LabeledColumns<'_> {
     /// Adds the reason of the kind to the error of a label.
     fn explained(&self, error: DataError) -> DataError {
         match error {
@@ -55,32 +54,32 @@ impl LabelledColumns<'_> {
     }
 }
 
-/// Reads the rows of `files` in order, and returns them with the classes of the
-/// data set. A folder is read as the tables in it, sorted by path. `names` are
-/// the class names, if they are known; other names are then an error.
+/// Reads the rows of `files` in order, and returns them with the classes of the data set. A folder
+/// is read as the tables in it, sorted by path. `names` are the class names, if they are known;
+/// other names are then an error.
 ///
 /// # Errors
-/// Returns [`DataError::InvalidFile`] if a file is plain text or damaged, if a
-/// column is missing, if a text is not a string, or if a label is not a class.
-/// Returns [`DataError::Empty`] if there are no rows.
-pub fn read_labelled(
+/// Returns [`DataError::InvalidFile`] if a file is plain text or damaged, if a column is missing,
+/// if a text is not a string, or if a label is not a class. Returns [`DataError::Empty`] without
+/// any rows.
+pub fn read_labeled(
     files: &[PathBuf],
-    columns: LabelledColumns<'_>,
+    columns: LabeledColumns<'_>,
     names: Option<&[String]>,
-) -> Result<(Vec<LabelledText>, Classes)> {
+) -> Result<(Vec<LabeledText>, Classes)> {
     read(files, columns, LabelReader::deciding(columns.kind, names, columns.origin))
 }
 
 /// Reads the rows of `files` with the classes of another split.
 ///
 /// # Errors
-/// Returns the errors of [`read_labelled`], and [`DataError::InvalidFile`] if a
-/// class is not in `classes`.
-pub fn read_labelled_as(
+/// Returns the errors of [`read_labeled`], and [`DataError::InvalidFile`] if a class is not in
+/// `classes`.
+pub fn read_labeled_as(
     files: &[PathBuf],
-    columns: LabelledColumns<'_>,
+    columns: LabeledColumns<'_>,
     classes: &Classes,
-) -> Result<Vec<LabelledText>> {
+) -> Result<Vec<LabeledText>> {
     let labels = LabelReader::following(columns.kind, classes, columns.origin);
     Ok(read(files, columns, labels)?.0)
 }
@@ -88,15 +87,15 @@ pub fn read_labelled_as(
 /// Reads all rows and converts their labels with `labels`.
 fn read(
     files: &[PathBuf],
-    columns: LabelledColumns<'_>,
+    columns: LabeledColumns<'_>,
     mut labels: LabelReader<'_>,
-) -> Result<(Vec<LabelledText>, Classes)> {
+) -> Result<(Vec<LabeledText>, Classes)> {
     let mut rows = Vec::new();
     for file in files {
         for table in text_files(file)? {
             read_rows(&table, &[columns.text, columns.label], &mut |mut row| {
                 let label = labels.label(&row, 1).map_err(|error| columns.explained(error))?;
-                rows.push(LabelledText { text: row.text(0)?, label });
+                rows.push(LabeledText { text: row.text(0)?, label });
                 Ok(())
             })?;
         }
@@ -131,15 +130,14 @@ pub struct TextColumns {
     pub text: String,
     /// The labels, which may be missing.
     pub label: Option<String>,
-    /// The kind of the labels. Lists of classes are checked as in training;
-    /// other labels are not checked.
+    /// The kind of the labels. Lists of classes are checked as in training; other labels are not
+    /// checked.
     pub kind: LabelKind,
     /// The columns to copy to the output.
     pub copied: Vec<String>,
 }
 
-/// Calls `visit` for each row of the table in `path`, in order, until it
-/// returns false.
+/// Calls `visit` for each row of the table in `path`, in order, until it returns false.
 ///
 /// # Errors
 /// Returns [`DataError::InvalidFile`] if the file is plain text or damaged, if a column is missing,
@@ -177,8 +175,8 @@ pub fn read_texts(
     outcome.and_then(|()| sets.finish(path, std::iter::empty())).map(|_| ())
 }
 
-/// Returns whether the table in `path` has a column. For JSON lines, only the
-/// first line is checked. Returns false if the table cannot be read.
+/// Returns whether the table in `path` has a column. For JSON lines, only the first line is
+/// checked. Returns false if the table cannot be read.
 pub fn has_column(path: &Path, column: &str) -> bool {
     let mut found = false;
     // The error only tells that the column was found, or that it was not.
@@ -189,8 +187,7 @@ pub fn has_column(path: &Path, column: &str) -> bool {
     found
 }
 
-/// Returns an error that only stops a reader, and that is never returned to the
-/// caller.
+/// Returns an error that only stops a reader, and that is never returned to the caller.
 fn end_of_reading() -> DataError {
     DataError::LoaderStopped
 }
@@ -203,7 +200,7 @@ mod tests {
     use crate::formats::parquet::fixture::{Column, write_table};
     use crate::test_data::test_data;
 
-    const COLUMNS: LabelledColumns<'static> = LabelledColumns {
+    const COLUMNS: LabeledColumns<'static> = LabeledColumns {
         text: "text",
         label: LABEL_FIELD,
         kind: LabelKind::Class,
@@ -211,20 +208,20 @@ mod tests {
         origin: ClassesOrigin::TRAIN_SPLIT,
     };
 
-    fn labelled(text: &str, class: u32) -> LabelledText {
-        LabelledText { text: text.to_owned(), label: TextLabel::Class(class) }
+    fn labeled(text: &str, class: u32) -> LabeledText {
+        LabeledText { text: text.to_owned(), label: TextLabel::Class(class) }
     }
 
     /// Returns the class of each row.
-    fn classes_of(rows: &[LabelledText]) -> Vec<u32> {
+    fn classes_of(rows: &[LabeledText]) -> Vec<u32> {
         rows.iter().map(|row| row.label.class().unwrap()).collect()
     }
 
-    fn read_named(path: &Path, names: Option<&[String]>) -> Result<(Vec<LabelledText>, Classes)> {
-        read_labelled(&[path.to_owned()], COLUMNS, names)
+    fn read_named(path: &Path, names: Option<&[String]>) -> Result<(Vec<LabeledText>, Classes)> {
+        read_labeled(&[path.to_owned()], COLUMNS, names)
     }
 
-    fn read(path: &Path) -> Result<Vec<LabelledText>> {
+    fn read(path: &Path) -> Result<Vec<LabeledText>> {
         Ok(read_named(path, None)?.0)
     }
 
@@ -243,7 +240,7 @@ mod tests {
             Column::Label("label", vec![0, 1]),
         ];
         write_table(&path("a.parquet"), &columns);
-        let expected = [labelled("one", 0), labelled("two", 1)];
+        let expected = [labeled("one", 0), labeled("two", 1)];
         for name in ["a.jsonl", "a.csv", "a.parquet"] {
             assert_eq!(read(&path(name)).unwrap(), expected, "{name}");
         }
@@ -257,13 +254,13 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = |name: &str| dir.path().join(name);
         fs::write(path("a.txt"), "plain").unwrap();
-        fs::write(path("unlabelled.csv"), "text,label\nx,-1\n").unwrap();
+        fs::write(path("unlabeled.csv"), "text,label\nx,-1\n").unwrap();
         fs::write(path("column.csv"), "text,stars\nx,5\n").unwrap();
         fs::write(path("empty.csv"), "text,label\n").unwrap();
         fs::write(path("a.md"), "text").unwrap();
         for (name, expected) in [
             ("a.txt", "is plain text and has no labels"),
-            ("unlabelled.csv", "unlabelled.csv` row 1: field `label` is -1, which marks rows"),
+            ("unlabeled.csv", "unlabeled.csv` row 1: field `label` is -1, which marks rows"),
             ("column.csv", "has no column `label`, only [`text`, `stars`]"),
             ("empty.csv", "empty.csv` is empty"),
             ("a.md", "not a supported text file"),
@@ -272,7 +269,7 @@ mod tests {
             let message = read(&path(name)).unwrap_err().to_string();
             assert!(message.contains(expected), "{message}");
         }
-        assert!(read_labelled(&[], COLUMNS, None).is_err());
+        assert!(read_labeled(&[], COLUMNS, None).is_err());
     }
 
     fn names(names: &[&str]) -> Vec<String> {
@@ -290,8 +287,8 @@ mod tests {
 
         // Another split in another order and format has the same classes.
         fs::write(path("b.jsonl"), "{\"text\": \"v\", \"label\": \"so-so\"}").unwrap();
-        let rows = read_labelled_as(&[path("b.jsonl")], COLUMNS, &classes).unwrap();
-        assert_eq!(rows, [labelled("v", 2)]);
+        let rows = read_labeled_as(&[path("b.jsonl")], COLUMNS, &classes).unwrap();
+        assert_eq!(rows, [labeled("v", 2)]);
         let given = names(&["good", "so-so", "Bad"]);
         let (rows, classes) = read_named(&path("a.csv"), Some(&given)).unwrap();
         assert_eq!(classes.names(), Some(&given[..]));
@@ -308,7 +305,7 @@ mod tests {
         };
         let known = Classes::Names(names(&["bad", "good"]));
         let read_as = |classes: &Classes, label: &str| {
-            let rows = read_labelled_as(&table(label), COLUMNS, classes);
+            let rows = read_labeled_as(&table(label), COLUMNS, classes);
             rows.unwrap_err().to_string()
         };
         let unknown = read_as(&known, "ugly");
@@ -316,9 +313,9 @@ mod tests {
                         [\"bad\", \"good\"]";
         assert!(unknown.contains(expected), "{unknown}");
         let origin = ClassesOrigin { place: "its config.json", remedy: "use another model" };
-        let of_file = LabelledColumns { origin, ..COLUMNS };
+        let of_file = LabeledColumns { origin, ..COLUMNS };
         let given = names(&["bad", "good"]);
-        let unknown = read_labelled(&table("ugly"), of_file, Some(&given)).unwrap_err().to_string();
+        let unknown = read_labeled(&table("ugly"), of_file, Some(&given)).unwrap_err().to_string();
         let expected = "row 2: field `label` is \"ugly\", an unknown class; classes of its config.json: 2 \
                         [\"bad\", \"good\"]; correct the label, or use another model";
         assert!(unknown.contains(expected), "{unknown}");
@@ -333,7 +330,7 @@ mod tests {
         assert!(mixed.contains("row 2: field `label` is 1") && mixed.contains("row 1"), "{mixed}");
         let path = dir.path().join("n.csv");
         fs::write(&path, "text,label\nx,0\ny,2\n").unwrap();
-        let many = read_labelled(&[path], of_file, Some(&given)).unwrap_err().to_string();
+        let many = read_labeled(&[path], of_file, Some(&given)).unwrap_err().to_string();
         let expected = "row 2: field `label` is 2, an unknown class; the classes of its config.json are below 2; \
                         correct the label, or use another model";
         assert!(many.contains(expected), "{many}");
@@ -346,12 +343,12 @@ mod tests {
         fs::write(&path, "text,label\nx,0\ny,7\n").unwrap();
         let below = |count| Classes::NumbersBelow { count };
         let files = [path.clone()];
-        let error = read_labelled_as(&files, COLUMNS, &below(2)).unwrap_err().to_string();
+        let error = read_labeled_as(&files, COLUMNS, &below(2)).unwrap_err().to_string();
         let expected = "row 2: field `label` is 7, an unknown class; the classes of the train split are below 2";
         assert!(error.contains(expected) && error.contains("to 8 or more"), "{error}");
-        assert!(read_labelled_as(&files, COLUMNS, &below(8)).is_ok());
+        assert!(read_labeled_as(&files, COLUMNS, &below(8)).is_ok());
         fs::write(&path, "text,label\nx,good\n").unwrap();
-        let error = read_labelled_as(&files, COLUMNS, &below(2)).unwrap_err().to_string();
+        let error = read_labeled_as(&files, COLUMNS, &below(2)).unwrap_err().to_string();
         assert!(error.contains("\"good\", a name, but a label of the train split is"), "{error}");
     }
 
@@ -424,11 +421,8 @@ mod tests {
                 copied: Vec::new(),
             };
             let outcome = read_texts(&path, &columns, &mut |_| true);
-            let trained = read_labelled(
-                std::slice::from_ref(&path),
-                LabelledColumns { kind, ..COLUMNS },
-                None,
-            );
+            let trained =
+                read_labeled(std::slice::from_ref(&path), LabeledColumns { kind, ..COLUMNS }, None);
             let message = |error: DataError| error.to_string();
             (outcome.map_err(message), trained.map(|_| ()).map_err(message))
         };

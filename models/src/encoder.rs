@@ -2,10 +2,10 @@
 //!
 //! - [`EncoderConfig`] is its configuration. The fields have the same names as in `config.json`.
 //! - [`Encoder`] is the model: embeddings and sinusoidal positions, encoder layers as
-//!   `torch.nn.TransformerEncoderLayer` computes them (normalisation after each sum, ReLU), the mean over the tokens of
-//!   a text, and a classification head with two layers.
-//! - [`TextBatch`](crate::TextBatch) is its input: texts padded to one length, and the length of each text. Padding is
-//!   excluded from attention and from the mean.
+//!   `torch.nn.TransformerEncoderLayer` computes them (normalization after each sum, ReLU), the
+//!   mean over the tokens of a text, and a classification head with two layers.
+//! - [`TextBatch`](crate::TextBatch) is its input: texts padded to one length, and the length of
+//!   each text. Padding is excluded from attention and from the mean.
 //!
 //! ```
 //! use burn_flex::Flex;

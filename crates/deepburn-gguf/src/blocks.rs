@@ -1,9 +1,10 @@
 //! Conversion between f32 values and the bytes of tensors.
 //!
-//! Main functions: [`TensorType::encode`] and [`TensorType::decode`]. Each quantized type has a file. The bytes equal
-//! the output of llama.cpp's reference quantizers without an importance matrix (`quantize_row_*_ref` in
-//! <https://github.com/ggml-org/llama.cpp/blob/master/ggml/src/ggml-quants.c>), as compiled for x86-64: each float
-//! operation rounds to f32, in the same order, and no multiply-add is fused.
+//! Main functions: [`TensorType::encode`] and [`TensorType::decode`]. Each quantized type has a
+//! file. The bytes equal the output of llama.cpp's reference quantizers without an importance
+//! matrix (`quantize_row_*_ref` in
+//! <https://github.com/ggml-org/llama.cpp/blob/master/ggml/src/ggml-quants.c>), as compiled for
+//! x86-64: each float operation rounds to f32, in the same order, and no multiply-add is fused.
 
 mod floats;
 mod packed_scales;
@@ -22,8 +23,8 @@ use rayon::prelude::*;
 
 use crate::TensorType;
 
-/// The number of elements that a task converts at once: a multiple of all block lengths, and enough that starting a
-/// task costs little.
+/// The number of elements that a task converts at once: a multiple of all block lengths, and enough
+/// that starting a task costs little.
 const TASK_LEN: usize = 1 << 14;
 
 /// A value that a tensor type cannot store.
@@ -74,12 +75,13 @@ impl EncodeError {
 }
 
 impl TensorType {
-    /// Encodes `values`, which are whole blocks, and appends the bytes to `into`. Runs on the threads of rayon's pool;
-    /// the bytes do not depend on their number.
+    /// Encodes `values`, which are whole blocks, and appends the bytes to `into`. Runs on the
+    /// threads of rayon's pool; the bytes do not depend on their number.
     ///
     /// # Errors
-    /// Returns an error if the number of values is not a multiple of the block length, if a value is NaN or infinite,
-    /// or if a value or a scale is too large for its 16 bits. `into` then keeps its length.
+    /// Returns an error if the number of values is not a multiple of the block length, if a value
+    /// is NaN or infinite, or if a value or a scale is too large for its 16 bits. `into` then keeps
+    /// its length.
     pub fn encode(self, values: &[f32], into: &mut Vec<u8>) -> Result<(), EncodeError> {
         if !values.len().is_multiple_of(self.block_len()) {
             return Err(EncodeError::Len { len: values.len(), tensor_type: self });
@@ -103,10 +105,11 @@ impl TensorType {
         }
     }
 
-    /// Decodes `bytes` and appends the values to `into`. An incomplete block at the end is ignored. Runs on the
-    /// threads of rayon's pool.
+    /// Decodes `bytes` and appends the values to `into`. An incomplete block at the end is ignored.
+    /// Runs on the threads of rayon's pool.
     ///
-    /// The values equal llama.cpp's `dequantize_row_*`. Malformed bytes may decode to NaN or infinity.
+    /// The values equal llama.cpp's `dequantize_row_*`. Malformed bytes may decode to NaN or
+    /// infinity.
     pub fn decode(self, bytes: &[u8], into: &mut Vec<f32>) {
         let num_blocks = bytes.len() / self.block_size();
         let start = into.len();

@@ -1,18 +1,17 @@
 //! Tokenized texts with their labels, and their batches for a classifier.
 //!
-//! [`LabelledTexts`] stores the truncated tokens of all texts in one array. Its
-//! [`Collate`] implementation pads the texts of a batch to the longest one and
-//! reports the length of each text. A model can then mask the padding by
-//! length, independent of its id.
+//! [`LabeledTexts`] stores the truncated tokens of all texts in one array. Its [`Collate`]
+//! implementation pads the texts of a batch to the longest one and reports the length of each text.
+//! A model can then mask the padding by length, independent of its id.
 
 use crate::error::check_positive;
 use crate::hash::Fingerprint;
 use crate::sampling::batch::truncate_rows;
-use crate::{Collate, DataError, LabelledText, Result, TextLabel, TokenCache, Tokenizer};
+use crate::{Collate, DataError, LabeledText, Result, TextLabel, TokenCache, Tokenizer};
 
 /// Tokens and labels of texts.
 #[derive(Debug, Clone)]
-pub struct LabelledTexts {
+pub struct LabeledTexts {
     /// The tokens of all texts.
     tokens: Vec<u32>,
     /// The end of each text in `tokens`.
@@ -23,19 +22,17 @@ pub struct LabelledTexts {
     truncated: usize,
 }
 
-impl LabelledTexts {
-    /// Tokenizes `texts` on all threads and keeps the first `max_length` tokens
-    /// of each. A text without any token becomes one end-of-text token. The
-    /// cache stores the tokens of untruncated texts, so it is also valid for
-    /// another `max_length`.
+impl LabeledTexts {
+    /// Tokenizes `texts` on all threads and keeps the first `max_length` tokens of each. A text
+    /// without any token becomes one end-of-text token. The cache stores the tokens of untruncated
+    /// texts, so it is also valid for another `max_length`.
     ///
     /// # Errors
-    /// Returns [`DataError::Empty`] if there are no texts,
-    /// [`DataError::Setting`] if `max_length` is 0 or if a text has no tokens
-    /// and the tokenizer no end of text, and the errors of
+    /// Returns [`DataError::Empty`] if there are no texts, [`DataError::Setting`] if `max_length`
+    /// is 0 or if a text has no tokens and the tokenizer no end of text, and the errors of
     /// [`Tokenizer::encode`].
     pub fn tokenize(
-        texts: &[LabelledText],
+        texts: &[LabeledText],
         tokenizer: &Tokenizer,
         max_length: usize,
         cache: Option<&TokenCache>,
@@ -64,21 +61,20 @@ impl LabelledTexts {
         Ok(Self { tokens, ends, labels, truncated })
     }
 
-    /// Tokenizes `texts` like [`tokenize`](Self::tokenize), without a cache.
-    /// Their labels are unknown and set to class 0.
+    /// Tokenizes `texts` like [`tokenize`](Self::tokenize), without a cache. Their labels are
+    /// unknown and set to class 0.
     ///
     /// # Errors
     /// Returns the errors of [`tokenize`](Self::tokenize).
-    pub fn unlabelled(
+    pub fn unlabeled(
         texts: &[&str],
         tokenizer: &Tokenizer,
         max_length: usize,
         what: &str,
     ) -> Result<Self> {
         let label = TextLabel::Class(0);
-        let labelled =
-            |text: &&str| LabelledText { text: (*text).to_owned(), label: label.clone() };
-        let texts: Vec<_> = texts.iter().map(labelled).collect();
+        let labeled = |text: &&str| LabeledText { text: (*text).to_owned(), label: label.clone() };
+        let texts: Vec<_> = texts.iter().map(labeled).collect();
         Self::tokenize(&texts, tokenizer, max_length, None, what)
     }
 
@@ -93,8 +89,8 @@ impl LabelledTexts {
         self.truncated
     }
 
-    /// Returns the number of outputs that a model needs: the largest class plus
-    /// one, or the number of values to predict.
+    /// Returns the number of outputs that a model needs: the largest class plus one, or the number
+    /// of values to predict.
     pub fn num_outputs(&self) -> usize {
         self.labels.iter().map(TextLabel::num_outputs).max().unwrap_or(0)
     }
@@ -109,8 +105,8 @@ impl LabelledTexts {
         let mut fingerprint = Fingerprint::new(self.len());
         for (index, label) in self.labels.iter().enumerate() {
             let tokens = self.ids(index);
-            // The length separates texts, so that tokens cannot move from one
-            // to the next unnoticed.
+            // The length separates texts, so that tokens cannot move from one to the next
+            // unnoticed.
             fingerprint.add(tokens.len() as u32);
             tokens.iter().for_each(|token| fingerprint.add(*token));
             match label {
@@ -138,9 +134,8 @@ impl LabelledTexts {
 
 /// A batch of texts, padded to the longest one.
 #[derive(Debug, Clone, PartialEq)]
-pub struct LabelledBatch {
-    /// Token ids, row by row, each row as long as the longest text. Padding is
-    /// id 0.
+pub struct LabeledBatch {
+    /// Token ids, row by row, each row as long as the longest text. Padding is id 0.
     pub input_ids: Vec<u32>,
     /// Number of tokens of each text; 0 for a padding row.
     pub lengths: Vec<usize>,
@@ -148,7 +143,7 @@ pub struct LabelledBatch {
     pub labels: Vec<Option<TextLabel>>,
 }
 
-impl LabelledBatch {
+impl LabeledBatch {
     /// Returns the number of rows that are texts.
     pub fn num_texts(&self) -> usize {
         self.lengths.iter().filter(|length| **length > 0).count()
@@ -167,18 +162,17 @@ impl LabelledBatch {
     }
 }
 
-impl Collate for LabelledTexts {
-    type Batch = LabelledBatch;
+impl Collate for LabeledTexts {
+    type Batch = LabeledBatch;
 
     fn num_samples(&self) -> usize {
         self.len()
     }
 
-    fn collate(&self, indices: &[usize], rows: usize) -> Result<LabelledBatch> {
+    fn collate(&self, indices: &[usize], rows: usize) -> Result<LabeledBatch> {
         debug_assert!(indices.len() <= rows);
         let mut lengths: Vec<usize> = indices.iter().map(|it| self.ids(*it).len()).collect();
-        // A batch with only padding has one column, because a tensor cannot
-        // have zero columns.
+        // A batch with only padding has one column, because a tensor cannot have zero columns.
         let longest = lengths.iter().copied().max().unwrap_or(1);
         let mut input_ids = Vec::with_capacity(rows * longest);
         for (row, index) in indices.iter().enumerate() {
@@ -190,7 +184,7 @@ impl Collate for LabelledTexts {
         let label = |index: &usize| Some(self.labels[*index].clone());
         let mut labels: Vec<Option<TextLabel>> = indices.iter().map(label).collect();
         labels.resize(rows, None);
-        Ok(LabelledBatch { input_ids, lengths, labels })
+        Ok(LabeledBatch { input_ids, lengths, labels })
     }
 }
 
@@ -213,7 +207,7 @@ mod tests {
     use super::*;
     use crate::SyntheticReviews;
 
-    fn reviews() -> (Vec<LabelledText>, Tokenizer) {
+    fn reviews() -> (Vec<LabeledText>, Tokenizer) {
         let texts = SyntheticReviews { seed: 1, count: 40 }.texts();
         let documents: Vec<&str> = texts.iter().map(|it| it.text.as_str()).collect();
         let tokenizer = Tokenizer::train(&documents, 300).unwrap();
@@ -225,7 +219,7 @@ mod tests {
         let (mut texts, tokenizer) = reviews();
         texts[1].text = "It is.".into();
         texts[2].text = String::new();
-        let data = LabelledTexts::tokenize(&texts, &tokenizer, 500, None, "the texts").unwrap();
+        let data = LabeledTexts::tokenize(&texts, &tokenizer, 500, None, "the texts").unwrap();
         let batch = data.collate(&[1, 2], 3).unwrap();
         let own = tokenizer.encode("It is.").unwrap();
         assert_eq!(batch.lengths, [own.len(), 1, 0]);
@@ -240,9 +234,8 @@ mod tests {
     #[test]
     fn long_texts_are_cut() {
         let (texts, tokenizer) = reviews();
-        let whole =
-            LabelledTexts::tokenize(&texts, &tokenizer, 1 << 20, None, "the texts").unwrap();
-        let cut = LabelledTexts::tokenize(&texts, &tokenizer, 7, None, "the texts").unwrap();
+        let whole = LabeledTexts::tokenize(&texts, &tokenizer, 1 << 20, None, "the texts").unwrap();
+        let cut = LabeledTexts::tokenize(&texts, &tokenizer, 7, None, "the texts").unwrap();
         assert_eq!((whole.truncated(), cut.truncated()), (0, 40));
         for (whole, cut) in whole.lengths().into_iter().zip(cut.lengths()) {
             assert!(whole > 7 && cut == 7);
@@ -254,9 +247,9 @@ mod tests {
     #[test]
     fn nothing_is_an_error() {
         let (texts, tokenizer) = reviews();
-        let empty = LabelledTexts::tokenize(&[], &tokenizer, 5, None, "the train split");
+        let empty = LabeledTexts::tokenize(&[], &tokenizer, 5, None, "the train split");
         assert!(empty.unwrap_err().to_string().contains("the train split"));
-        let zero = LabelledTexts::tokenize(&texts, &tokenizer, 0, None, "the train split");
+        let zero = LabeledTexts::tokenize(&texts, &tokenizer, 0, None, "the train split");
         assert!(zero.unwrap_err().to_string().contains("data.sequence_length = 0"));
     }
 
@@ -265,7 +258,7 @@ mod tests {
     fn a_text_without_tokens_needs_an_end_of_text() {
         let (mut texts, tokenizer) = reviews();
         texts[1].text.clear();
-        let tokenized = LabelledTexts::tokenize(&texts, &tokenizer, 8, None, "the train split");
+        let tokenized = LabeledTexts::tokenize(&texts, &tokenizer, 8, None, "the train split");
         assert_eq!(tokenized.unwrap().ids(1), [0]);
         let folder = tempfile::tempdir().unwrap();
         let json = r#"{"version": "1.0", "truncation": null, "padding": null, "added_tokens": [],
@@ -273,7 +266,7 @@ mod tests {
             "decoder": null, "model": {"type": "WordLevel", "unk_token": "?", "vocab": {"?": 0}}}"#;
         std::fs::write(folder.path().join("tokenizer.json"), json).unwrap();
         let tokenizer = Tokenizer::load(folder.path()).unwrap();
-        let error = LabelledTexts::tokenize(&texts, &tokenizer, 8, None, "the train split");
+        let error = LabeledTexts::tokenize(&texts, &tokenizer, 8, None, "the train split");
         let message = error.unwrap_err().to_string();
         assert!(message.contains("text 2 of the train split has no tokens"), "{message}");
         assert!(message.contains("data.eos_token"), "{message}");
@@ -281,7 +274,7 @@ mod tests {
 
     #[test]
     fn batches_are_cut_to_a_length() {
-        let mut batch = LabelledBatch {
+        let mut batch = LabeledBatch {
             input_ids: vec![1, 2, 3, 4, 0, 0, 0, 0, 0],
             lengths: vec![3, 1, 0],
             labels: vec![Some(TextLabel::Class(1)), Some(TextLabel::Class(0)), None],
@@ -292,7 +285,7 @@ mod tests {
         batch.truncate(2);
         assert_eq!((batch.input_ids.clone(), batch.num_tokens()), (vec![1, 2, 4, 0, 0, 0], 3));
         assert_eq!((batch.lengths.clone(), batch.labels), (vec![2, 1, 0], whole.labels));
-        let mut empty = LabelledBatch { input_ids: vec![], lengths: vec![], labels: vec![] };
+        let mut empty = LabeledBatch { input_ids: vec![], lengths: vec![], labels: vec![] };
         empty.truncate(2);
         assert_eq!(empty.num_tokens(), 0);
     }
@@ -300,7 +293,7 @@ mod tests {
     #[test]
     fn a_batch_of_no_texts_has_a_shape() {
         let (texts, tokenizer) = reviews();
-        let data = LabelledTexts::tokenize(&texts, &tokenizer, 9, None, "the texts").unwrap();
+        let data = LabeledTexts::tokenize(&texts, &tokenizer, 9, None, "the texts").unwrap();
         let batch = data.collate(&[], 2).unwrap();
         assert_eq!(batch.input_ids, [0, 0]);
         assert_eq!(batch.num_texts(), 0);
@@ -310,8 +303,8 @@ mod tests {
     fn fingerprints_differ_by_label() {
         let (texts, tokenizer) = reviews();
         let of = |label: TextLabel| {
-            let texts = [LabelledText { label, ..texts[0].clone() }];
-            LabelledTexts::tokenize(&texts, &tokenizer, 9, None, "the texts").unwrap().fingerprint()
+            let texts = [LabeledText { label, ..texts[0].clone() }];
+            LabeledTexts::tokenize(&texts, &tokenizer, 9, None, "the texts").unwrap().fingerprint()
         };
         let labels = [
             TextLabel::Class(1),

@@ -82,8 +82,8 @@ pub(crate) fn plan(context: &mut Context<'_>) -> Plan {
     }
 }
 
-/// Reports a learning rate that exceeds f32, because parameters would become infinite, settings of groups that the
-/// optimizer does not have, and learning rates whose ratio is not defined.
+/// Reports a learning rate that exceeds f32, because parameters would become infinite, settings of
+/// groups that the optimizer does not have, and learning rates whose ratio is not defined.
 fn check_optimizer(optimizer: &OptimizerPlan, schedule: &SchedulePlan, context: &mut Context<'_>) {
     let lr = optimizer.lr();
     refuse!(if lr > f64::from(f32::MAX);

@@ -46,8 +46,8 @@ section! {
     /// DeepSpeed configuration.
     pub(crate) struct DeepSpeed<'a> {
         /// Global batch size per optimizer step: micro-batch size times accumulation steps times
-        /// data-parallel ranks, which are the ranks of a pipeline stage. Unset: derived from the other
-        /// two.
+        /// data-parallel ranks, which are the ranks of a pipeline stage. Unset: derived from the
+        /// other two.
         train_batch_size: Option<i64> = opt_integer().unit("samples").auto(),
         /// Micro-batch size per rank: samples in one forward and backward pass. Larger values need
         /// more activation memory. Unset: derived from train_batch_size.

@@ -1,15 +1,16 @@
 //! Model folders in the layout of Hugging Face: `config.json`, weights as safetensors, names.
 //!
-//! - [`ModelFolderWriter`] writes a folder tensor by tensor. [`ModelFolderError`] is the reason why a folder cannot be
-//!   read or written.
+//! - [`ModelFolderWriter`] writes a folder tensor by tensor. [`ModelFolderError`] is the reason why
+//!   a folder cannot be read or written.
 //! - [`GenerationConfig`] reads `generation_config.json`.
 //! - [`AdapterFolder`] is a folder with an adapter of PEFT.
 //! - [`BaseModel`] reads single parameters of a folder.
-//! - [`HfExport`] holds the contents of a folder except the weights. It is stored in training checkpoints.
-//! - [`ParameterShape`] describes a parameter, and [`ClassNames`] and [`ProblemType`] describe the outputs of a
-//!   classifier.
-//! - [`ExtraFields`] holds the fields of a `config.json` that a model does not use. [`ModelConfigError`] is the reason
-//!   why a field is rejected.
+//! - [`HfExport`] holds the contents of a folder except the weights. It is stored in training
+//!   checkpoints.
+//! - [`ParameterShape`] describes a parameter, and [`ClassNames`] and [`ProblemType`] describe the
+//!   outputs of a classifier.
+//! - [`ExtraFields`] holds the fields of a `config.json` that a model does not use.
+//!   [`ModelConfigError`] is the reason why a field is rejected.
 
 mod adapter_folder;
 mod base_model;

@@ -1,10 +1,11 @@
 //! Decoders made of parts.
 //!
 //! - [`DecoderParts`] describes a model: its parts, their sizes, and the names of their parameters.
-//! - [`DecoderConfig`] reads a `config.json` and returns the parts. Every model of this kind is a configuration:
-//!   [`gpt2`](crate::gpt2) and the [families](crate::families) of Llama.
+//! - [`DecoderConfig`] reads a `config.json` and returns the parts. Every model of this kind is a
+//!   configuration: [`gpt2`](crate::gpt2) and the [families](crate::families) of Llama.
 //! - [`Decoder`] is the module, made from the parts.
-//! - [`PretrainedDecoder`] reads a folder in the layout of `transformers`, and [`Decoder::save`] writes one.
+//! - [`PretrainedDecoder`] reads a folder in the layout of `transformers`, and [`Decoder::save`]
+//!   writes one.
 //!
 //! ```
 //! use burn_flex::Flex;

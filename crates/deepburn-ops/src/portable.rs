@@ -1,14 +1,12 @@
 //! The op families, implemented with ops that every backend supports.
 //!
-//! The provided methods of the op traits call these functions. A backend
-//! overrides a method if it has its own kernel. The backward formulas are
-//! written by hand, so only the values that they need are saved. Large
-//! intermediate tensors are computed in blocks, and 16-bit inputs are computed
-//! in f32.
+//! The provided methods of the op traits call these functions. A backend overrides a method if it
+//! has its own kernel. The backward formulas are written by hand, so only the values that they need
+//! are saved. Large intermediate tensors are computed in blocks, and 16-bit inputs are computed in
+//! f32.
 //!
-//! These functions are also the reference for the flex and LibTorch kernels:
-//! tests compare all implementations with the same formulas in f64. The backend
-//! determines the order of summation.
+//! These functions are also the reference for the flex and LibTorch kernels: tests compare all
+//! implementations with the same formulas in f64. The backend determines the order of summation.
 
 pub mod attention;
 pub mod cache;

@@ -6,6 +6,8 @@ use std::path::Path;
 
 use deepburn_files::PartialFile;
 
+use crate::failure::Failure;
+
 /// Writes a file under a temporary name and renames it, so that readers never see an incomplete
 /// file.
 ///
@@ -20,6 +22,24 @@ pub(crate) fn write_whole(path: &Path, text: &str) -> Result<(), String> {
             path.display()
         )
     })
+}
+
+/// Refuses to replace files in the folder of a tool's output.
+///
+/// # Errors
+/// Returns a user's mistake that names the first file that exists.
+pub(crate) fn refuse_existing<'a>(
+    folder: &Path,
+    names: impl IntoIterator<Item = &'a str>,
+) -> Result<(), Failure> {
+    // `exists` follows links, so it would let a link be replaced whose target is not mounted.
+    match names.into_iter().find(|name| folder.join(name).symlink_metadata().is_ok()) {
+        None => Ok(()),
+        Some(name) => Err(Failure::mistake(format!(
+            "{} exists and is not overwritten; give another folder",
+            folder.join(name).display()
+        ))),
+    }
 }
 
 /// Copies a file under a temporary name and renames it. Folders in the path of `target` are
@@ -54,5 +74,17 @@ mod tests {
             "{message}"
         );
         assert!(message.contains("check that its folder still exists"), "{message}");
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_link_without_a_target_is_not_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let link = folder.path().join("config.json");
+        std::os::unix::fs::symlink("not/mounted", &link).unwrap();
+        refuse_existing(folder.path(), ["model.safetensors"]).unwrap();
+        let refused = refuse_existing(folder.path(), ["model.safetensors", "config.json"]);
+        let message = refused.unwrap_err().to_string();
+        assert!(message.contains("config.json exists and is not overwritten"), "{message}");
     }
 }

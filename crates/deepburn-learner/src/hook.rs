@@ -62,7 +62,8 @@ pub trait Hook {
         Ok(())
     }
 
-    /// Called after each evaluation with the texts of [`Task::generate`], if there are some.
+    /// Called after each evaluation with the texts of [`Task::generate`](crate::Task::generate), if
+    /// there are some.
     ///
     /// # Errors
     /// If it returns an error, the run ends on all ranks.

@@ -179,6 +179,11 @@ impl Rope {
             true => 1.0,
             false => (1.0 + growth.ln() / (original_len as f64).ln()).sqrt(),
         });
+        if !attention_factor.is_finite() {
+            let rule = "an integer above 1, by whose logarithm the attention factor is divided";
+            let name = "original_max_position_embeddings";
+            return Err(ModelConfigError::value(name, original_len, rule));
+        }
         Ok(RotaryScaling::LongRope { short_factor, long_factor, original_len, attention_factor })
     }
 }

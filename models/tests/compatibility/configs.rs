@@ -132,9 +132,9 @@ fn overrides_that_do_not_fit_an_adapter_are_refused() {
     assert!(!message.contains("JSON"), "{message}");
 }
 
-/// With an original length of 0, all sines and cosines would be NaN.
+/// With an original length of 0 or 1, sines and cosines would not be finite.
 #[test]
-fn an_original_length_of_0_is_refused() {
+fn an_original_length_without_a_logarithm_is_refused() {
     let scaling = json!({
         "type": "longrope", "short_factor": vec![1.0; 48], "long_factor": vec![2.0; 48],
     });
@@ -144,6 +144,9 @@ fn an_original_length_of_0_is_refused() {
         })))
     };
     assert!(phi3(4096).is_ok());
-    let message = phi3(0).unwrap_err().to_string();
-    assert!(message.contains("`original_max_position_embeddings` is 0"), "{message}");
+    for len in [0, 1] {
+        let message = phi3(len).unwrap_err().to_string();
+        let expected = format!("`original_max_position_embeddings` is {len}");
+        assert!(message.contains(&expected), "{message}");
+    }
 }

@@ -19,7 +19,7 @@ use crate::data::companions::{CompanionSource, Companions, ExportedTokenizer};
 use crate::failure::Failure;
 use crate::job::model_folder::ModelRecord;
 use crate::run::job_state::JobState;
-use crate::whole_file::write_whole;
+use crate::whole_file::{refuse_existing, write_whole};
 
 /// Files to write next to consolidated weights.
 pub(crate) struct AccompanyingFiles {
@@ -78,14 +78,8 @@ impl AccompanyingFiles {
     pub(crate) fn refuse_existing(&self, out: &Path) -> Result<(), Failure> {
         let tokenizer = self.tokenizer.as_ref().map(|_| "tokenizer.json");
         let copied = self.copied.keys().map(String::as_str).chain(tokenizer);
-        let mut names = self.hf_export.documents.keys().map(String::as_str).chain(copied);
-        match names.find(|name| out.join(name).symlink_metadata().is_ok()) {
-            Some(name) => Err(Failure::mistake(format!(
-                "{} exists and is not overwritten; give another folder",
-                out.join(name).display()
-            ))),
-            None => Ok(()),
-        }
+        let documents = self.hf_export.documents.keys().map(String::as_str);
+        refuse_existing(out, documents.chain(copied))
     }
 
     /// Writes the files to `out` and returns their paths.

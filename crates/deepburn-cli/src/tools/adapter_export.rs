@@ -23,6 +23,7 @@ use crate::job::model_folder::{ModelRecord, model_in};
 use crate::run::base_model::{find_base, set_base};
 use crate::run::job_state::JobState;
 use crate::tools::accompanying_files::AccompanyingFiles;
+use crate::whole_file::refuse_existing;
 
 /// The adapter of a checkpoint.
 pub(crate) struct AdapterExport<'a> {
@@ -59,7 +60,7 @@ impl AdapterExport<'_> {
         others.hf_export.documents.remove("config.json");
         others.refuse_existing(out)?;
         // All checks come before the first file.
-        refuse_weights(out)?;
+        refuse_existing(out, ["adapter_model.safetensors", "model.safetensors", "config.json"])?;
         let folder = self.verified_base(checkpoint, recorded)?;
         if let Some(record) = others.hf_export.documents.get_mut(ModelRecord::FILE)
             && let Some(hash) = folder.as_deref().and_then(|folder| base_hash(&self.model, folder))
@@ -148,20 +149,5 @@ impl AdapterExport<'_> {
             writer.write(path, data).map_err(Failure::run)?;
         }
         writer.finish().map_err(Failure::run)
-    }
-}
-
-/// Refuses to replace the weights of an adapter or of a model.
-///
-/// # Errors
-/// Returns a user's mistake that names the file.
-fn refuse_weights(out: &Path) -> Result<(), Failure> {
-    let names = ["adapter_model.safetensors", "model.safetensors", "config.json"];
-    match names.into_iter().find(|name| out.join(name).exists()) {
-        None => Ok(()),
-        Some(name) => Err(Failure::mistake(format!(
-            "{} exists and is not overwritten; give another folder",
-            out.join(name).display()
-        ))),
     }
 }

@@ -17,7 +17,7 @@ use crate::failure::Failure;
 use crate::job::adapted_model::AdaptedModel;
 use crate::job::model_folder::{ADAPTER, MODEL, ModelRecord};
 use crate::tools::checkpoint_tools::weight_type;
-use crate::whole_file::copy_whole;
+use crate::whole_file::{copy_whole, refuse_existing};
 
 /// Options of `deepburn merge`.
 #[derive(Debug, Args)]
@@ -62,12 +62,7 @@ pub(crate) fn merge(arguments: &MergeArguments) -> Result<String, Failure> {
         )));
     };
     // Checked before the merge, which reads the whole model.
-    if let Some(name) = OWN.into_iter().find(|name| out.join(name).exists()) {
-        return Err(Failure::mistake(format!(
-            "{} exists and is not overwritten; give another folder",
-            out.join(name).display()
-        )));
-    }
+    refuse_existing(out, OWN)?;
     let mut writer = decoder.merge_into(&base, out, *dtype).map_err(Failure::mistake)?;
     // The adapter's has the end of text that it was trained with.
     let texts = if folder.join(GENERATION_CONFIG).is_file() { &folder } else { &base };

@@ -234,6 +234,20 @@ fn states_of_compressed_steps_are_refused_by_other_optimizers() {
     );
 }
 
+/// Sums that are not averaged have the accumulation type from the first micro-batch on.
+#[test]
+fn one_rank_resumes_in_mid_accumulation_after_the_freeze() {
+    let mut plan = plan(1, "fp32", 2);
+    plan.precision.communication = Precision::Fp16;
+    let [whole, parts] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    let (middle, end) = (2 * FREEZE + 1, 2 * FREEZE + 4);
+    let uninterrupted = train(&plan, whole.path(), 0..end);
+    train(&plan, parts.path(), 0..middle);
+    let resumed = train(&plan, parts.path(), middle..end);
+    assert_eq!(uninterrupted[0].weights, resumed[0].weights);
+    assert_eq!(uninterrupted[0].losses[middle..], resumed[0].losses);
+}
+
 /// Checkpoints contain gradient sums over all ranks, but not the sums of single ranks.
 #[test]
 fn a_checkpoint_in_mid_accumulation_is_refused_after_the_freeze() {

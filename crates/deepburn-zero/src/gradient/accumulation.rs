@@ -53,10 +53,10 @@ impl<B: Backend> GradientReducer<B> {
     /// checkpoint in the middle of a step can only be resumed with the same types.
     pub(crate) fn accumulates_in(&self, dtype: DType, count: usize) -> bool {
         let Types { communication, accumulation } = self.policy.types;
-        // These are the conditions of `land`: only an unscaled gradient of a single micro-batch
-        // stays in the communication type.
+        // These are the conditions of `land` and `enter`: only an unscaled mean of a single
+        // micro-batch stays in the communication type.
         let scaled = self.scaling.after != 1.0 || !self.policy.types.widens();
-        let kept = if count > 1 || scaled { accumulation } else { communication };
+        let kept = if count > 1 || scaled || !self.mean { accumulation } else { communication };
         DType::from(kept) == dtype
     }
 

@@ -234,8 +234,6 @@ impl Checkpoint {
         let mut weights = vec![];
         for entry in self.layout().entries() {
             for path in [&entry.path].into_iter().chain(&entry.aliases) {
-                // A tied parameter has its values under its first path, and every other path refers
-                // to it.
                 let composition = Composition::join(0, vec![Component::whole(path, &entry.shape)]);
                 let weight = Weight::new(path, composition.map_err(CheckpointError::map)?);
                 weights.push(match *path == entry.path {

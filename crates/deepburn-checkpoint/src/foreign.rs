@@ -6,7 +6,7 @@ use crate::{CheckpointError, disk};
 
 /// Returns an error that names the program that wrote the folder; `None` if it is not recognized.
 pub(crate) fn explain(folder: &Path) -> Option<CheckpointError> {
-    // A folder that cannot be read belongs to nobody; the caller has an error of its own for it.
+    // A folder that cannot be read is not recognized; the caller has its own error for it.
     let names = disk::names(folder).ok()?;
     let found = looks_like(&names)?;
     Some(CheckpointError::Foreign { path: folder.to_owned(), found: found.to_owned() })

@@ -85,7 +85,7 @@ impl CollectiveTag {
     /// the details of the group.
     pub(crate) fn in_group(self, group: &Arc<TagDetails>) -> Self {
         let details = match self.names() {
-            // The usual case only counts a reference, as every collective of a subgroup passes
+            // The usual case only counts a reference, because every collective of a subgroup passes
             // here.
             [] => group.clone(),
             names => Arc::new(TagDetails { names: names.to_vec(), ..(**group).clone() }),

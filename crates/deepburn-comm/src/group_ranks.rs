@@ -79,7 +79,7 @@ impl GroupRanks {
                      to {last}"
                 ));
             }
-            // Groups have few members and are created once, so a quadratic search does.
+            // A group is created once, so a quadratic search is fast enough.
             if members[..i].contains(rank) {
                 return Err(format!("rank {rank} is twice in {members:?}; list every rank once"));
             }

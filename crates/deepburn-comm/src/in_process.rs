@@ -180,8 +180,7 @@ impl<T: SharedPayload> ProcessGroup<T> for Member {
         let (operation, numels, span) = (side.operation, side.numels().to_vec(), side.span());
         let ranks = self.ranks.clone();
         let ticket = self.post(side, arrays)?;
-        // The arithmetic runs on the thread that waits, so nobody pays for a result that is
-        // dropped.
+        // The arithmetic runs on the thread that waits, so a result that is dropped costs nothing.
         let result = move || match operation {
             Operation::AllReduce(op) => exchange::all_reduce(&ticket, op),
             Operation::ReduceScatter(op) => exchange::reduce_scatter(&ticket, op),

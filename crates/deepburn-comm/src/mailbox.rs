@@ -47,8 +47,8 @@ impl<M> Default for Mailbox<M> {
 impl<M> Mailbox<M> {
     /// Removes everything and returns it. Receives that were started before stay unknown.
     pub fn reset(&mut self) -> Self {
-        // Numbers go on, so that a receive of an earlier run can never take a message of a later
-        // one.
+        // Numbering continues, so that a receive of an earlier run can never take a message of a
+        // later one.
         let fresh = Self { num_receives: self.num_receives, ..Self::default() };
         std::mem::replace(self, fresh)
     }

@@ -159,7 +159,7 @@ impl Mesh {
         let fixed: Vec<_> = MeshAxis::ALL.into_iter().filter(fixed).collect();
         let same =
             |axis: &MeshAxis, other| self.coordinate(other, *axis) == self.coordinate(rank, *axis);
-        // A search of all ranks is obviously right, and runs once per group.
+        // A search of all ranks is simple, and runs once per group.
         let all = 0..self.world_size();
         all.filter(|other| fixed.iter().all(|axis| same(axis, *other))).collect()
     }

@@ -202,7 +202,7 @@ fn detected(variables: &Variables<'_>) -> Result<Option<Placement>, PlacementErr
 /// Reads the variables of mpirun or mpiexec.
 fn mpirun(variables: &Variables<'_>) -> Result<Option<Start>, PlacementError> {
     let open_mpi = Start::read(Launcher::OpenMpi, &OPEN_MPI, variables)?;
-    // These PMI variables describe tasks of Slurm, which `srun` reads with its own.
+    // These PMI variables describe tasks of Slurm, which the function `srun` reads.
     let mpich = match pmi_of_srun(variables) {
         true => None,
         false => Start::read(Launcher::Mpich, &MPICH, variables)?,

@@ -103,7 +103,7 @@ impl Side {
         tag: CollectiveTag,
         signature: Result<Signature, String>,
     ) -> Result<Self, CommError> {
-        // Sides are only compared and shown, so they have world ranks and the name of the group.
+        // Other ranks compare and show a side, so it has world ranks and the name of the group.
         let (rank, tag) = (ranks.world_rank(), ranks.tagged(tag));
         let payload = std::any::type_name::<T>().into();
         match signature {

@@ -307,7 +307,7 @@ mod tests {
             ("norm.weight", &[4]),
             ("head.weight", &[7, 4]),
         ];
-        // NamedLayer 1 fits `norm` below `block` or at the top; layer 2 fits both norms. The
+        // Layer 1 fits `norm` below `block` or at the top; layer 2 fits both norms. The
         // longest end that fits counts.
         let error = assigned(&layers, &model).unwrap_err();
         assert!(error.contains("layer 1") || error.contains("layer 2"), "{error}");

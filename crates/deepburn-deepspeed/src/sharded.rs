@@ -107,7 +107,6 @@ fn join(rank: &OptimStatesFile, expected: usize) -> Result<Vec<Joined>, DeepSpee
     let mut joined: Vec<_> = (0..=moments).map(|_| Joined::default()).collect();
     for (number, group) in rank.groups.iter().enumerate() {
         let len = group.weights.numel();
-        // Element 0 has the masters, and the others have one array of the optimizer each.
         joined[0].add(group.weights.clone(), len);
         for (joined, (name, tensor)) in joined[1..].iter_mut().zip(&group.state.moments) {
             if tensor.shape != [len] {

@@ -276,7 +276,7 @@ where
         let before = self.group.statistics();
         self.engine.states().start_counting();
         // All micro-batches are run: in a pipeline their passes interleave, and the number of open
-        // ones decides on the memory.
+        // ones determines the memory.
         let count = self.engine.batch().gradient_accumulation_steps;
         let trained = self.engine.train_batch(&mut Alike { loss: self.loss, count });
         trained.map_err(|cause| match cause {

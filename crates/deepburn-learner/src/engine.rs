@@ -276,7 +276,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         let started = Instant::now();
         let result = trace_span!("forward").in_scope(|| guard(|| run(self.module())));
         self.reports.times.forward += started.elapsed();
-        // Other engines on this thread would wait for the backward pass of an open pass.
+        // While a pass is open, steps of this engine and of engines whose models it has read are
+        // errors.
         if result.is_err() {
             self.states.close_training_pass();
         }

@@ -148,7 +148,8 @@ impl LossScaler {
         let Some(Dynamic { plan, updates, last_overflow, hysteresis }) = &mut self.dynamic else {
             return Ok(());
         };
-        // The two differ only if the state is from a checkpoint of a run with another hysteresis.
+        // With a `hysteresis` of 1 in the plan, the counter is above 1 only after a checkpoint of a
+        // run with another hysteresis.
         if plan.hysteresis == 1 || *hysteresis == 1 {
             //= deepspeed 0.19.8 runtime/fp16/loss_scaler.py DynamicLossScaler minimum
             if self.scale == plan.min_scale {

@@ -214,8 +214,8 @@ impl TrainLoop<'_, '_> {
     {
         let plan = self.plan;
         let step = engine.global_steps() + 1;
-        // Intervals of epochs end with a sample, so they need the numbers before and after the
-        // step.
+        // An interval of epochs ends at a number of samples, so the numbers before and after the
+        // step are needed.
         let samples_before = engine.global_samples();
         if let Some(sizes) = &plan.batch_sizes {
             // The schedule counts steps from 0, the loop from 1.
@@ -284,8 +284,8 @@ impl TrainLoop<'_, '_> {
             match self.evaluate(engine, task, source)? {
                 Evaluated::Completed => {}
                 Evaluated::Interrupted => return Ok(false),
-                // A run with steps left cannot go on: the best model and early stopping depend on
-                // this evaluation.
+                // A run with steps left cannot continue: the best model and early stopping depend
+                // on this evaluation.
                 Evaluated::Unreadable(cause) if engine.global_steps() < self.plan.max_steps => {
                     return Err(self.stop_without_data(engine, position, cause));
                 }

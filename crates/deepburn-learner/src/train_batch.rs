@@ -97,8 +97,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         let (mut losses, mut taken) = (Vec::with_capacity(count), None);
         for index in 0..count {
             let loss = self.forward(|model| batches.loss(model, index))??;
-            // The value is read before the backward pass, so that an invalid loss leaves no
-            // gradients behind.
+            // The value is read before the backward pass, so that an invalid loss adds no
+            // gradients.
             let value = loss.clone().into_scalar().elem::<f64>();
             batches.check(index, value)?;
             losses.push(value);

@@ -33,7 +33,6 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         let mut values = Vec::new();
         for index in 0..self.parameters().len() {
             let data = self.states.master_data(index)?;
-            // Other ranks take part in every gather and drop the values.
             values.push(keeps.then_some(data));
         }
         if !keeps {

@@ -78,8 +78,8 @@ fn prefer_huge_pages(start: *mut u8, len: usize) {
     let end = (start as usize + len) / HUGE * HUGE;
     #[cfg(target_os = "linux")]
     if first < end {
-        // SAFETY: whole pages within an allocation of our own. The advice changes no content, and
-        // one that is not taken changes nothing.
+        // SAFETY: whole pages within one allocation of this process. The advice changes no content,
+        // and one that is not taken changes nothing.
         unsafe { libc::madvise(first as *mut libc::c_void, end - first, libc::MADV_HUGEPAGE) };
     }
 }

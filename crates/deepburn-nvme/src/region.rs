@@ -144,7 +144,7 @@ impl Space {
     /// returns their offset.
     fn take_released(&mut self, needed: u64) -> Option<u64> {
         let fitting = self.released.iter().filter(|(_, bytes)| **bytes >= needed);
-        // An empty region takes no released part: it would only split the list.
+        // Any part is large enough for an empty region, which occupies none.
         let (&offset, &bytes) = fitting.min_by_key(|(_, bytes)| **bytes).filter(|_| needed > 0)?;
         self.released.remove(&offset);
         if bytes > needed {
@@ -207,7 +207,7 @@ mod tests {
         // The smallest part that is large enough is used first, then the rest of it.
         assert_eq!(pages(1).unwrap().offset, parts[1].offset);
         assert_eq!(allocate(&allocator, 100).unwrap().offset, parts[1].offset + 4096);
-        // The part is merged with its neighbors on both sides.
+        // The part is merged with the released part after it.
         allocator.release(&parts[2]);
         let four = pages(4).unwrap();
         assert_eq!(four.offset, parts[2].offset);

@@ -103,7 +103,7 @@ impl<B: AttentionOps, C: CheckpointStrategy> AttentionOps for Autodiff<B, C> {
             projected.primitive,
             |projected| {
                 // The backward pass computes the corrections of softmax's derivative from the
-                // output. Its clone is a handle, as the one of the input.
+                // output. Cloning a tensor only clones its handle.
                 let AttentionOutput { output, log_sums } =
                     B::attention_forward(projected.clone(), attention, dropout);
                 let saved = AttentionSaved { projected, output: output.clone(), log_sums, dropout };

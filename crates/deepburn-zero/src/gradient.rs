@@ -333,8 +333,8 @@ impl<B: Backend> GradientReducer<B> {
     /// Returns an error if a collective fails or a parked sum cannot be read or written.
     pub(crate) fn finish_backward(&mut self) -> Result<(), CommError> {
         self.drain()?;
-        // Rows are added to a gradient of the same pass. Without this check, they would be lost
-        // silently.
+        // Rows are added to a gradient of the same pass. Without this check, they would be added to
+        // one of a later pass.
         if let Some(index) = self.late.end_pass() {
             let path = self.parameters[index].path();
             let error = format!("rows of the gradient of parameter {path} belong to no gradient");
@@ -564,7 +564,6 @@ fn scale<B: Backend>(array: DeviceArray<B>, factor: f64) -> DeviceArray<B> {
 /// Returns an order-dependent hash (FNV-1a) of a list of parameters. Ranks compare it before they
 /// exchange a bucket.
 fn fingerprint(indices: impl Iterator<Item = usize>) -> u64 {
-    // The offset basis and the prime of the 64-bit FNV hash.
     indices.fold(0xcbf2_9ce4_8422_2325, |hash, index| {
         (hash ^ index as u64).wrapping_mul(0x0100_0000_01b3)
     })

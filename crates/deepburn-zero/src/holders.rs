@@ -60,7 +60,7 @@ impl Holders {
 
     /// Returns the last stage up to `stage`, or the first one after it.
     pub(crate) fn nearest_up_to(self, stage: usize) -> usize {
-        // A shift by 64 bits would overflow, so the stage is clamped.
+        // The subtraction would overflow for a stage above 63, so the stage is clamped.
         let up_to = Self(self.0 & (u64::MAX >> (63 - stage.min(63))));
         if up_to.is_empty() { self.first() } else { up_to.last() }
     }

@@ -370,7 +370,6 @@ impl<B: OptimizerOps> Optimizer<B> {
     /// Sets the number of applied steps, all of which changed the states of every trained
     /// parameter.
     pub(crate) fn set_time(&mut self, time: u64) {
-        // The step counts from here on, so `StepInProgress` sees its own number in `time`.
         self.time = time;
         // States that were loaded before may have a start after `time`. No parameter uses these
         // settings any more, but a step would compute their scalars with a negative step number.
@@ -410,6 +409,7 @@ impl<B: OptimizerOps> Optimizer<B> {
         // therefore reads.
         let (reads, largest) = self.reads(&steps, operands, order);
         self.pipeline.start(reads, largest)?;
+        // The step counts from here on, so `StepInProgress` sees its own number in `time`.
         self.time = time;
         let is_apart = self.all_compressed().any(|it| it.leaves_ranks_apart(time, local_rates));
         self.local_rates = is_apart.then_some(local_rates);

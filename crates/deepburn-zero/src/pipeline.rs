@@ -101,8 +101,8 @@ impl<'a, B: Backend> ParameterHomes<'a, B> {
         Ok((
             homes,
             match homes.contains(stage) {
-                // Parts of a gradient are sent to later stages as the rows of lookups, which are
-                // small (`gradient/late.rs`).
+                // The last home is the owner, because the earlier ones then send it the rows of
+                // lookups, which are small (`gradient/late.rs`).
                 true if homes.last() == stage => Role::Owner,
                 true => Role::Copy,
                 false => Role::Elsewhere,

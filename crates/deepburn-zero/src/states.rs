@@ -623,14 +623,14 @@ impl<B: OptimizerOps> ModelStates<B> {
         let reducer = self.reducer.borrow();
         let Some(sum) = reducer.accumulated(parameter.index()) else { return Ok(None) };
         let sum = sum.tensor(parameter.device())?;
-        // Before the step, a sum only has the ranks of one replica.
+        // Before the step, a sum only covers the ranks of one replica.
         let sum = reducer.sum_of_replicas(parameter.tag("gradient data of replicas"), vec![sum])?;
         let sum = sum.wait()?.swap_remove(0).into_flat();
         let flat = match self.settings.share.cuts_gradients {
             true => self.gathered("gradient data", parameter, sum)?,
             false => sum,
         };
-        // The type does not depend on the number of micro-batches.
+        // The cast makes the type independent of the number of micro-batches.
         let flat = B::cast(flat, self.settings.types.accumulation);
         Ok(Some(view_float::<B>(B::float_reshape(flat, parameter.shape().clone()))))
     }

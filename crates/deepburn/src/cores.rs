@@ -60,9 +60,7 @@ impl HostCores {
     /// example to a socket, shares them with other ranks and gets the equal share.
     pub fn share(self, local_rank: usize, local_size: usize) -> usize {
         let local_size = local_size.max(1);
-        // The first ranks get the cores that are left over, one each.
         let remainder = usize::from(local_rank < self.shared % local_size);
-        // A rank that the launcher has bound cannot use more than its own cores.
         (self.shared / local_size + remainder).min(self.available).max(1)
     }
 }

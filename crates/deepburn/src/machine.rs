@@ -48,7 +48,6 @@ pub struct MeasuredSizes {
 pub fn machine_speed<B: OptimizerOps>(device: &B::Device, sizes: MeasuredSizes) -> RankSpeed {
     let MeasuredSizes { rows, width, dtype } = sizes;
     let [rows, width] = [rows, width].map(|size| (size as usize).clamp(1, LARGEST));
-    // The product of a feed-forward layer, whose inner width is usually four times the width.
     let inner = (4 * width).min(LARGEST);
     // Values do not affect the speed, and ones neither overflow nor become subnormal.
     let ones = |shape: [usize; 2]| Tensor::<B, 2>::ones(shape, device).cast(dtype);
@@ -80,8 +79,8 @@ fn median_seconds<B: OptimizerOps, T>(device: &B::Device, mut run: impl FnMut() 
         let _ = B::sync(device);
         started.elapsed().as_secs_f64()
     };
-    timed();
     // The first call is not measured: it compiles kernels and allocates memory.
+    timed();
     let begin = Instant::now();
     let mut times = Vec::new();
     while times.is_empty() || (begin.elapsed() < BUDGET && times.len() < REPETITIONS) {

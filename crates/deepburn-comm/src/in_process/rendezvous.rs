@@ -573,7 +573,8 @@ impl LetterTicket {
         let letter = rendezvous.wait_until(route.to, wait, poll, late)?;
         match letter.contents().check(route, expected) {
             Ok(()) => Ok(letter),
-            // The contents are only known now. The sender has gone on, so all ranks have to end.
+            // The contents are only known now. The sender has already continued, so all ranks have
+            // to end.
             Err(cause) => Err(rendezvous.fail(rendezvous.lock(), route.to, cause)),
         }
     }

@@ -61,8 +61,8 @@ impl FloatType {
     /// convert it to infinity. Returns `None` if all finite values stay finite.
     #[must_use]
     pub fn overflow(self, values: &[f32]) -> Option<f32> {
-        // Values that are not finite already are not the conversion's fault, and are stored as they
-        // are.
+        // Values that are not finite before the conversion are not an overflow, and are stored as
+        // they are.
         let finite = values.iter().map(|v| v.abs()).filter(|v| v.is_finite());
         let largest = finite.fold(0.0, f32::max);
         let is_infinite = match self {

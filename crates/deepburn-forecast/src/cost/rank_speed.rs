@@ -38,7 +38,6 @@ impl RankSpeed {
     /// A thread calls its ops on one of the `cores`, so the overhead of ops grows only if there are
     /// more threads than cores.
     pub fn shared_by(self, ranks: u64, cores: u64) -> Self {
-        // With more ranks than cores, an op also waits for its turn.
         let waiting = (ranks as f64 / cores.max(1) as f64).max(1.0);
         let ranks = ranks as f64;
         Self {

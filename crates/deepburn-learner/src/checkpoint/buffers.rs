@@ -42,8 +42,8 @@ pub(super) fn buffer_entry(buffer: &Buffer) -> Result<ParamEntry, CheckpointErro
 pub(super) fn check_buffer(checkpoint: &Checkpoint, buffer: &Buffer) -> Result<(), String> {
     let (layout, path) = (checkpoint.layout(), buffer.path());
     let Some(entry) = layout.find(path).map(|index| &layout.entries()[index]) else {
-        // Versions that store buffers have an entry of that kind for each, so a checkpoint without
-        // any is taken for an older one.
+        // Versions that store buffers have an entry of kind `Buffer` for each, so a checkpoint
+        // without any is taken for an older one.
         let old = layout.entries().iter().all(|entry| entry.kind == EntryKind::Parameter);
         let constant = buffer.kind() != BufferKind::RunningStatistic;
         if old && constant {

@@ -408,7 +408,8 @@ impl<'a> MappedCheckpoint<'a> {
         array: Array<'_>,
         range: Range<usize>,
     ) -> Result<Vec<f32>, DeepSpeedError> {
-        // The name in the model may be a tied one, or a pipeline's layer has another one.
+        // The checkpoint may have the parameter under another name: the first of tied names, or a
+        // name in a layer of a pipeline.
         let name = self.by_name.get(name).map_or(name, |parameter| &parameter.name);
         self.checkpoint.read(name, array, range)
     }

@@ -349,7 +349,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
             return Ok(());
         };
         self.progress = saved.engine.progress.of_engine();
-        // It was set for the step in progress, whose other micro-batches come after the load.
+        // The size was set for the next optimizer step, which comes after the load.
         self.overrides.size = saved.engine.next_size;
         if optimizer_states {
             self.adopt_optimizer_states(checkpoint, saved)?;

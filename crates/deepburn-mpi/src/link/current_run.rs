@@ -55,7 +55,8 @@ impl CurrentRun {
     /// Returns the same collective with the names of its arrays, if this rank has reached it
     /// recently.
     pub(super) fn with_names(&self, call: Call) -> Call {
-        // Names are not compared, so a call from a header finds the own one, which has them.
+        // Names are not compared, so a call from a header equals this rank's own call, which has
+        // them.
         self.recent.iter().find(|own| **own == call).cloned().unwrap_or(call)
     }
 }

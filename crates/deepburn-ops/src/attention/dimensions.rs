@@ -55,8 +55,7 @@ impl AttentionMask {
             Self::Causal => 0..rows.end,
             Self::Window(_) => self.seen(sequence, rows.start, positions).start..rows.end,
             Self::Since(_) => {
-                // A block may contain the end of one document and the start of the next, so no
-                // single query has the first key of all.
+                // The list may have any order, so every query is asked for its first key.
                 let first = rows.clone().map(|row| self.seen(sequence, row, positions).start);
                 first.min().unwrap_or(rows.start)..rows.end
             }

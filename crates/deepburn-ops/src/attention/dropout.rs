@@ -72,7 +72,7 @@ mod tests {
             let dropout = AttentionDropout { seed: 7, probability };
             let weights = (0..200).flat_map(|row| (0..200).map(move |key| (row, key)));
             let dropped = weights.filter(|(row, key)| dropout.drops(*row, *key)).count() as f64;
-            // Four deviations of a binomial distribution of 40,000 weights.
+            // Four standard deviations of a binomial distribution of 40,000 weights.
             let tolerance = 4.0 * (4e4 * probability * (1.0 - probability)).sqrt();
             assert!((dropped - 4e4 * probability).abs() <= tolerance, "{probability}: {dropped}");
         }

@@ -164,7 +164,8 @@ fn decode_rows<E: Element + Pod>(
     if room.len() < count * len {
         *room = unwritten(count * len);
     }
-    // The last panel is shorter. The content of the vector stays, because all of it is overwritten.
+    // The last panel may be shorter. The content of the vector stays, because all of it is
+    // overwritten.
     room.truncate(count * len);
     let rows = room.par_chunks_mut(len.max(1)).enumerate().with_min_len(16);
     rows.for_each(|(index, out)| matrix.decode((row + index) * width + column, out));

@@ -74,7 +74,6 @@ fn attend<B: Backend>(
     dropout: Option<AttentionDropout>,
 ) -> (Heads<B>, Tensor<B, 2>) {
     let [batch, heads, rows, _] = queries.dims();
-    // The queries are the last of the positions that have keys.
     let past = keys.dims()[2] - rows;
     let blocks = (0..rows).step_by(QUERY_BLOCK).map(|start| {
         let block = start..rows.min(start + QUERY_BLOCK);

@@ -53,12 +53,12 @@ pub fn backward<B: Backend>(
     let grad = in_f32(grad);
     let mean: Tensor<B, 2> = tensor(saved.mean);
     let reciprocal_deviation: Tensor<B, 2> = tensor(saved.reciprocal_deviation);
+    // The normalized row is recomputed from `x`, which needs less memory than saving it.
     let normalized = (in_f32(x) - mean) * reciprocal_deviation.clone();
     let weights = |sum: Tensor<B, 2>| primitive(cast(sum.squeeze_dim::<1>(0), weight_dtype));
     let gamma_grad = weights((grad.clone() * normalized.clone()).sum_dim(0));
     let beta_grad = weights(grad.clone().sum_dim(0));
     let scaled = grad * in_f32(gamma).unsqueeze::<2>();
-    // The normalized row is recomputed from `x`, which needs less memory than saving it.
     let along = (scaled.clone() * normalized.clone()).mean_dim(1);
     let x_grad = (scaled.clone() - scaled.mean_dim(1) - normalized * along) * reciprocal_deviation;
     LayerNormGradients { x: primitive(cast(x_grad, dtype)), gamma: gamma_grad, beta: beta_grad }

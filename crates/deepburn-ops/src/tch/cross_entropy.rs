@@ -111,7 +111,7 @@ impl<E: TchElement> CrossEntropyOps for LibTorch<E> {
 /// more.
 fn chunk(logits: Tensor, targets: Tensor, gradient: bool) -> (Tensor, Option<Tensor>) {
     let mut log_probabilities = logits.log_softmax(1, wide(logits.kind()));
-    // Both are `[rows, vocab]`; the logits are freed before the exponentials need memory.
+    // Both are `[rows, vocab]`, and the logits are not needed any more.
     drop(logits);
     let targets = targets.to_kind(Kind::Int64).unsqueeze(1);
     let masked = targets.lt(0);

@@ -45,7 +45,6 @@ impl BackwardWatch {
     pub(crate) fn report(&mut self) {
         self.reporting = true;
         self.reported += 1;
-        // Every gradient comes here, but only the first one announces the pass.
         if let Some(announce) = self.announce.take() {
             self.began = Some(Instant::now());
             announce();

@@ -204,7 +204,7 @@ impl<B: Backend> Payload for DeviceArray<B> {
             }
         }
         let mean_of = (op == ReduceOp::Mean).then_some(count);
-        // `HostSum` only adds. It returns `None` for arrays that are not in host memory.
+        // `HostSum` computes no maximum. It returns `None` for arrays that are not in host memory.
         if op != ReduceOp::Max
             && let Some(sum) = HostSum::new(&dense, &rows, numel, dtype, mean_of)
         {

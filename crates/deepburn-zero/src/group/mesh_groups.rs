@@ -91,7 +91,6 @@ impl<B: Backend> MeshGroups<B> {
     /// Panics if `size` is 0 or does not divide the shard group.
     pub(crate) fn secondary(&self, size: usize) -> Result<Group<B>, CommError> {
         assert!(self.shard.world_size().is_multiple_of(size), "the sizes were compared");
-        // The first of the consecutive ranks to which this one belongs.
         let first = self.shard.rank() / size * size;
         let shard_group = self.mesh.shard_group(self.world.rank());
         self.world.subgroup("secondary shard group", &shard_group[first..first + size])

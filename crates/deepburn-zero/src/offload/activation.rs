@@ -139,7 +139,7 @@ impl<B: Backend> ActivationStore<B> {
     /// Starts backward, and prefetches the group that was parked last.
     pub(crate) fn start_backward(&self) {
         let mut pass = lock(&self.pass);
-        // A second call must not prefetch again, because the last group may already be in use.
+        // A second call has nothing to prefetch, because the first one has taken the last group.
         if std::mem::replace(&mut pass.is_backward, true) {
             return;
         }

@@ -108,7 +108,7 @@ impl ParkedRead {
 /// does not end at a multiple of the alignment.
 fn close_gaps(buffer: &mut AlignedBuffer, layout: ChunkLayout, size: usize) {
     for chunk in layout.chunks() {
-        // Chunks move towards the start in ascending order, so a chunk never overwrites one that
+        // Chunks move toward the start in ascending order, so a chunk never overwrites one that
         // has not been moved yet.
         let (from, to) = (layout.extent(&chunk, size).start, chunk.start * size);
         if from != to {

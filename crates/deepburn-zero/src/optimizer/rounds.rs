@@ -92,7 +92,8 @@ impl StepOrder {
         let elements = elements.map(|it| it.index).collect();
         let norms = rounds_of(updates, UpdateScope::Norms).map(UpdateRound::Norms);
         let momenta = rounds_of(updates, UpdateScope::Momentum).map(UpdateRound::Momenta);
-        // All momenta share their scales, so they are exchanged in one round, whatever its size.
+        // All momenta are compressed with common scales, so they are exchanged in one round of any
+        // size.
         let fused = updates.iter().filter(|it| it.scope == UpdateScope::FusedMomentum);
         let fused: Vec<_> = fused.map(|it| it.index).collect();
         let fused = (!fused.is_empty()).then_some(UpdateRound::FusedMomenta(fused));

@@ -192,7 +192,6 @@ pub(super) fn step(
     time: u64,
     local_rates: f64,
 ) -> UpdateStep {
-    // From here on, the rate is the one of the parameter group.
     let rates = Rates { lr: settings.lr_factor * rates.lr, ..rates };
     match (&settings.optimizer, settings.matrices) {
         (OptimizerPlan::Muon(plan), Some(matrices)) => {

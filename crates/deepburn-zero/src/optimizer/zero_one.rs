@@ -54,7 +54,7 @@ impl CompressedOptimizer for ZeroOneAdamPlan {
     }
 
     fn takes_own_gradients(&self, time: u64) -> bool {
-        // A step that compresses gradients is one of them: each rank compresses its own gradient.
+        // This includes the steps that compress gradients: each rank compresses its own gradient.
         !updates_variance(self, time)
     }
 

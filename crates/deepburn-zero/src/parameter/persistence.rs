@@ -21,7 +21,6 @@ pub(crate) fn persistent_parameters(
 ) -> Vec<usize> {
     let mut total = 0_u64;
     let persists = |(index, numel): (usize, u64)| {
-        // Both thresholds are inclusive, as in DeepSpeed.
         let with_it = total.saturating_add(numel);
         let fits = with_it <= plan.model_persistence_threshold as u64;
         (fits && numel <= plan.persistence_threshold as u64).then(|| {

@@ -69,7 +69,7 @@ impl View {
         let mut is_transposed = false;
         for view in views {
             let viewed = view.shape(shape.clone());
-            // The matrix has the last two axes. A view with fewer axes is not a matrix.
+            // The last two axes are the matrix. A view with fewer axes is not a matrix.
             let last = viewed.num_dims().checked_sub(2)?;
             let is_same = match view {
                 Self::Cast(_) => true,

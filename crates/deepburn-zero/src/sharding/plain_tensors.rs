@@ -149,7 +149,7 @@ impl<B: OptimizerOps> ModuleVisitor<Training<B>> for EmptyFields {
     }
 
     fn exit_module(&mut self, _name: &str, _container: &str) {
-        // The field of a plain tensor, or a module without tensors such as dropout.
+        // An empty field is a plain tensor, or a module without tensors such as dropout.
         if self.are_empty.pop() == Some(true) {
             self.found.push((Observer::parameters(), self.path.joined()));
         }

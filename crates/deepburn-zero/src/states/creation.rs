@@ -204,7 +204,8 @@ fn shard_parameters<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
     // Groups that do not fit the model are an error before any memory is allocated.
     let sizes = updated_sizes(&known, assignment, &homes)?;
     let bytes = swap_bytes(&sizes, zero, groups.shard().world_size(), precision);
-    // The file is allocated now, so that a full disk is an error before any value is created.
+    // The file is allocated now, so that a full disk is an error before any parameter is
+    // initialized.
     let parking = Parking::new::<B>(zero, gradient_bytes(precision), bytes)?;
     let shards = ShardHomes {
         gatherer: share.stage.shards_parameters().then(|| Arc::downgrade(&gatherer)),

@@ -58,7 +58,8 @@ impl<B: OptimizerOps> ModelStates<B> {
         let workers = self.owned_of_ranks("worker errors", parameter, &feedback.worker)?;
 
         let cut = SignPartition::new(parameter.numel(), ranks);
-        // The last ranks have shorter parts, and all messages of a collective have the same length.
+        // The last ranks may have shorter parts, and all messages of a collective have the same
+        // length.
         let served = padded_bytes(&feedback.server, cut.part_len());
         let numels = vec![ranks * served.len()];
         let tag = parameter.tag("server errors");

@@ -123,7 +123,7 @@ fn rank_0_makes_every_value_and_all_ranks_start_from_it() {
             let case = format!("stage {stage:?}, {world_size} ranks");
             assert_eq!(result, (expected(), vec![2, 0, 1], false), "{case}");
         }
-        // Each of the six parameters is initialized once. The tied twin is also initialized, as in
+        // Each of the five parameters is initialized once. The tied twin is also initialized, as in
         // plain Burn.
         assert_eq!(drawn.load(Ordering::SeqCst), 6);
         assert!(!net.odd.is_initialized());

@@ -60,7 +60,7 @@ pub fn measure_steps<B: OptimizerOps, T: Tunable<B>>(
     // A step ends when its slowest rank has ended it.
     let slowest = |step: usize| results.iter().map(|(seconds, _)| seconds[step]).max();
     let seconds = (0..steps.measured).filter_map(slowest).map(|it: Duration| it.as_secs_f64());
-    // The forecast that is compared with it is of rank 0, too.
+    // The forecast that is compared with these peaks is also of rank 0.
     let peaks = results.first().map(|(_, peaks)| *peaks).unwrap_or_default();
     let memory = StepMemory { resident: resident_peak(), ..memory_of(&peaks) };
     Ok(Measurement { seconds: seconds.collect(), memory })

@@ -20,7 +20,6 @@ pub fn search_space(
 ) -> SearchSpace {
     let batch_sizes = vec![plan.batch.train_batch_size];
     if plan.optimizer.exchanges_momentum() {
-        // With 1-bit optimizers every rank has the complete states, so the stage is always 0.
         let stages = vec![Stage::Disabled];
         return SearchSpace { ranks, batch_sizes, stages, ..SearchSpace::default() };
     }

@@ -21,8 +21,8 @@ vectorized! {
         for ((row, log_sum), visible) in rows {
             let (row, after) = row.split_at_mut(visible.end);
             let (before, seen) = row.split_at_mut(visible.start);
-            // A query sees at least one key, whose exponential is 1 after the shift, so the sum is
-            // not 0.
+            // A query sees at least one key. The exponential of the largest score is 1 after the
+            // shift, so the sum is not 0.
             let largest = max(seen);
             for score in seen.iter_mut() {
                 *score = exp(*score - largest);

@@ -323,7 +323,7 @@ impl<B: MatmulOps> FloatTensorOps<Staged<B>> for Staged<B> {
             PlacedTensor::Everywhere(tensor) => {
                 PlacedTensor::Everywhere(Sharded::<B>::float_cast(tensor, dtype))
             }
-            // The result of an op is a new value, which could be sent a second time.
+            // A cast would create a new value, which could be sent a second time.
             staged if staged.dtype() == DType::from(dtype) => staged,
             staged => Self::float_cast(staged, dtype),
         }

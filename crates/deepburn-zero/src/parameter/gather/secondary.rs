@@ -54,7 +54,6 @@ impl<B: Backend> Secondary<B> {
     //= deepspeed 0.19.8 runtime/zero/partition_parameters.py _partition_param_sec
     /// Keeps the secondary shard of a parameter that was just gathered.
     pub(super) fn keep(&self, parameter: &Parameter<B>, whole: &B::FloatTensorPrimitive) {
-        // The whole values are divided again, among fewer ranks.
         let partition = Partition::new(parameter.partition().numel(), self.group.world_size());
         parameter.keep_secondary((self.cut)(whole, partition, self.group.rank()));
     }

@@ -53,7 +53,6 @@ impl<B: Backend> FoundBuffers<B> {
             self.buffers[*index].aliases.push(path);
             return;
         }
-        // The values are read only once for a buffer, however often it occurs.
         let data = data();
         let (shape, dtype) = (Shape::from(data.shape.to_vec()), data.dtype);
         self.ids.insert(id, self.buffers.len());

@@ -59,7 +59,7 @@ impl Theme {
         }
     }
 
-    /// Returns the style of text in the theme's color, anchored at `horizontal` and centred
+    /// Returns the style of text in the theme's color, anchored at `horizontal` and centered
     /// vertically.
     fn text(self, horizontal: HPos) -> TextStyle<'static> {
         self.text_in(self.ink(), horizontal)

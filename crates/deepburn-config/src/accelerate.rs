@@ -111,7 +111,7 @@ fn precision(top: &Accelerate<'_>, findings: &mut Findings) -> Option<&'static s
 /// Reports keys that contradict a DeepSpeed file. As in Accelerate, the file and the keys exclude
 /// each other.
 fn check_alone(config: &ConfigEntry<'_>, findings: &mut Findings) {
-    let translated = |key: &&Key| matches!(key.status, Status::Honoured) && key.name != FILE;
+    let translated = |key: &&Key| matches!(key.status, Status::Honored) && key.name != FILE;
     let keys = DeepSpeedConfig::KEYS.iter().filter(translated).map(|key| config.child(key));
     for key in keys.filter(|key| key.is_given()) {
         refuse!(findings, &key =>

@@ -111,7 +111,7 @@ impl Check<'_> {
             // An unknown or missing type is reported by the section's own rule.
             Kind::Variants(variants) => {
                 let variant = SectionVariant::named_in(siblings, variants);
-                if let Some(SectionVariant { keys, status: Status::Honoured, .. }) = variant {
+                if let Some(SectionVariant { keys, status: Status::Honored, .. }) = variant {
                     self.section(keys, value, path);
                 }
             }
@@ -144,7 +144,7 @@ impl Check<'_> {
     fn by_status(&mut self, key: &Key, value: &Node, path: &str) -> bool {
         let site = KeyLocation::at(path, value);
         match key.status {
-            Status::Honoured => false,
+            Status::Honored => false,
             Status::Inert(why) => {
                 note!(self.findings, site => "changes nothing here: {why}");
                 false
@@ -193,7 +193,7 @@ impl Check<'_> {
     /// another program's name, a similar name, or a key of another section.
     fn unknown(&mut self, keys: &'static [Key], name: &str, value: &Node, path: &str) {
         // Keys of parameter groups are considered last, because few files have groups.
-        let elsewhere = self.honoured(name, false).or_else(|| self.honoured(name, true));
+        let elsewhere = self.honored(name, false).or_else(|| self.honored(name, true));
         // A section is not a suggestion for a key inside of it.
         let elsewhere = elsewhere.filter(|section| !is_at_or_below(path, section));
         // Most sections of a feature have this key.
@@ -219,9 +219,9 @@ impl Check<'_> {
 
     /// Returns the path of the first supported key of the file format with this name, as users
     /// write it. With `in_lists`, sections in lists are searched as well.
-    fn honoured(&self, name: &str, in_lists: bool) -> Option<String> {
+    fn honored(&self, name: &str, in_lists: bool) -> Option<String> {
         let mut does_something = self.known.iter().filter(|entry| {
-            matches!(entry.status, Status::Honoured) && (in_lists || !entry.path.contains("[]"))
+            matches!(entry.status, Status::Honored) && (in_lists || !entry.path.contains("[]"))
         });
         does_something
             .find(|entry| entry.key.is_called(name))
@@ -244,7 +244,7 @@ fn disabled(key: &Key, section: &Node, path: &str) -> Option<Disabled> {
     is_off.then(|| Disabled {
         switch: join(path, "enabled"),
         is_given: given.is_some(),
-        is_available: matches!(key.status, Status::Honoured),
+        is_available: matches!(key.status, Status::Honored),
     })
 }
 

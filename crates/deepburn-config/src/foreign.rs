@@ -98,7 +98,7 @@ mod tests {
         let works = |path: &str| {
             keys.iter().any(|entry| {
                 let plain = entry.path.replace("[AdamW]", "");
-                plain == path && matches!(entry.status, Status::Honoured)
+                plain == path && matches!(entry.status, Status::Honored)
             })
         };
         for (names, remedy) in entries() {

@@ -100,7 +100,7 @@ impl fmt::Display for Literal {
 #[derive(Debug, Clone, Copy)]
 pub enum Status {
     /// The key is supported.
-    Honoured,
+    Honored,
     /// The key is accepted and has no effect. A note gives the reason.
     Inert(&'static str),
     /// The key is accepted and has no effect, as in DeepSpeed. A warning gives the reason.
@@ -126,7 +126,7 @@ pub enum Status {
 impl fmt::Display for Status {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Honoured => f.write_str("supported"),
+            Self::Honored => f.write_str("supported"),
             Self::Inert(why) => write!(f, "no effect: {why}"),
             Self::Ignored(why) => write!(f, "ignored with a warning: {why}"),
             Self::Unavailable { feature, .. } => write!(f, "unsupported: {feature}"),
@@ -214,7 +214,7 @@ pub struct SectionVariant {
 impl SectionVariant {
     /// Creates a supported variant.
     pub(crate) const fn of(name: &'static str, doc: &'static str, keys: &'static [Key]) -> Self {
-        Self { name, doc, status: Status::Honoured, keys }
+        Self { name, doc, status: Status::Honored, keys }
     }
 
     /// Creates a variant of DeepSpeed or PyTorch that is not supported in this version.
@@ -250,7 +250,7 @@ impl Key {
             other_default: "",
             unit: "",
             doc: "",
-            status: Status::Honoured,
+            status: Status::Honored,
             auto: false,
             stages: (0, 3),
             removed: false,
@@ -442,7 +442,7 @@ pub struct KeyEntry {
 /// ```
 pub fn entries(keys: &'static [Key]) -> Vec<KeyEntry> {
     let mut list = Vec::new();
-    list_section(keys, "", Status::Honoured, &mut list);
+    list_section(keys, "", Status::Honored, &mut list);
     list
 }
 
@@ -451,7 +451,7 @@ pub fn entries(keys: &'static [Key]) -> Vec<KeyEntry> {
 fn list_section(keys: &'static [Key], path: &str, inherited: Status, list: &mut Vec<KeyEntry>) {
     for key in keys {
         let path = join(path, key.name);
-        let status = if matches!(key.status, Status::Honoured) { inherited } else { key.status };
+        let status = if matches!(key.status, Status::Honored) { inherited } else { key.status };
         list.push(KeyEntry { path: path.clone(), key: *key, status });
         // The brackets say that the section may occur several times, each with an index of its own.
         let inner = match key.kind {

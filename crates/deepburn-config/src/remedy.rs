@@ -193,7 +193,7 @@ fn section_of(kind: &Kind, value: &Node) -> Option<Node> {
     let (Kind::Section(keys) | Kind::SectionOrPath(keys)) = *kind else { return None };
     let main = MAIN_KEYS.into_iter().find_map(|name| Key::find(keys, name))?;
     // A remedy must not name a key that is then refused.
-    if !matches!(main.status, Status::Honoured) {
+    if !matches!(main.status, Status::Honored) {
         return None;
     }
     let values = std::iter::once(value.clone()).chain(readings(value));

@@ -120,7 +120,7 @@ fn choose(
 ) -> Option<&'static SectionVariant> {
     let given = name.value?;
     let Some(variant) = SectionVariant::find(variants, given) else {
-        let available = variants.iter().filter(|v| matches!(v.status, Status::Honoured));
+        let available = variants.iter().filter(|v| matches!(v.status, Status::Honored));
         let available: Vec<_> = available.map(|variant| variant.name).collect();
         let remedy = match nearest(variants.iter().map(|variant| variant.name), given) {
             Some(nearest) => format!("did you mean {nearest}?"),

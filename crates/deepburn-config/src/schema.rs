@@ -59,7 +59,7 @@ fn property(key: &Key) -> Value {
     let mut schema = values(key);
     let unit = if key.unit.is_empty() { String::new() } else { format!(" In {}.", key.unit) };
     let status = match key.status {
-        Status::Honoured => String::new(),
+        Status::Honored => String::new(),
         status => format!(" {status}."),
     };
     schema["description"] = json!(format!("{}{unit}{status}", key.doc));

@@ -552,9 +552,7 @@ fn every_key_of_the_job_file_is_in_a_table() {
     let keys = job_keys();
     let own = keys.iter().filter(|entry| {
         let is_value = entry.key.keys().is_empty();
-        is_value
-            && !entry.path.starts_with("deepspeed.")
-            && matches!(entry.status, Status::Honoured)
+        is_value && !entry.path.starts_with("deepspeed.") && matches!(entry.status, Status::Honored)
     });
     let own: Vec<_> = own.map(|entry| entry.path.as_str()).collect();
     for path in &own {

@@ -90,7 +90,7 @@ fn published_configurations_load_or_are_refused_as_in_deepspeed() {
         let entry = all.iter().find(|entry| entry["name"] == name);
         let entry = entry.unwrap_or_else(|| panic!("no {name}"));
         assert!(entry["source"].as_str().unwrap().starts_with("https://"), "{name}");
-        assert_eq!(entry["license"], "Apache-2.0", "{name}");
+        assert_eq!(entry["licence"], "Apache-2.0", "{name}");
         match (outcome(&read(entry, &all)), expected) {
             (Ok(resolved), Ok(stage)) => assert_eq!(resolved.plan.zero.stage, stage, "{name}"),
             (Err(message), Err(part)) => {

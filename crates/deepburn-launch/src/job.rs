@@ -249,7 +249,7 @@ fn escalate(stage: StopStage, mpirun: Pid, grace: Duration) -> (StopStage, Optio
 /// Sends a signal to `mpirun`, which may already have ended.
 fn send(mpirun: Pid, signal: Signal) {
     if let Err(error) = kill_process(mpirun, signal) {
-        tracing::debug!("mpirun could not be signalled: {error}");
+        tracing::debug!("mpirun could not be signaled: {error}");
     }
 }
 

@@ -8,7 +8,7 @@
 //! order      the samples, by seed and epoch
 //! pack       neighbors into a batch until one more row, or a longer one, would exceed the budget
 //! shuffle    the batches (random order only)
-//! equalise   until every step has its micro-batch for every rank
+//! equalize   until every step has its micro-batch for every rank
 //! ```
 //!
 //! Every sample is in exactly one batch of an epoch, and none is dropped. If the batches do not
@@ -164,7 +164,7 @@ impl TokenBudget {
     pub fn plan(&self, lengths: &[usize], shape: StepShape, epoch: u64) -> Result<EpochPlan> {
         let per_step = shape.micro_batches()?;
         self.validate(lengths)?;
-        let batches = self.equalise(self.pack(lengths, epoch), per_step);
+        let batches = self.equalize(self.pack(lengths, epoch), per_step);
         let padded = |batch: &[usize]| {
             let longest = batch.iter().map(|&sample| width(lengths[sample])).max().unwrap_or(0);
             batch.len() as u64 * longest as u64
@@ -237,7 +237,7 @@ impl TokenBudget {
     /// Makes the number of batches a multiple of `per_step`. It first halves the batches with the
     /// most rows (the first one among equals), and then adds empty batches. It adds fewer empty
     /// batches than a step has, so that no step is empty.
-    fn equalise(&self, mut batches: Batches, per_step: usize) -> Batches {
+    fn equalize(&self, mut batches: Batches, per_step: usize) -> Batches {
         let mut missing = batches.len().next_multiple_of(per_step) - batches.len();
         // The batch with the most rows comes first, and the first one among equals.
         let mut by_rows: BinaryHeap<(usize, Reverse<usize>)> =

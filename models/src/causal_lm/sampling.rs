@@ -159,7 +159,7 @@ impl Chooser {
 
     //= transformers 5.23.0 generation/logits_process.py RepetitionPenaltyLogitsProcessor
     /// Applies the repetition penalty, in f32 as in `transformers`.
-    fn penalise(&self, logits: &mut [f32]) {
+    fn penalize(&self, logits: &mut [f32]) {
         for token in &self.repeated {
             // The logits of padding are cut off, and an infinite logit has no other value.
             let logit = logits.get_mut(*token as usize).filter(|logit| logit.is_finite());
@@ -175,7 +175,7 @@ impl Chooser {
     /// Returns the id of the chosen token. The logits must not be empty, and at least one must be
     /// finite, the others finite or minus infinity.
     pub(super) fn choose(&mut self, mut logits: Vec<f32>) -> u32 {
-        self.penalise(&mut logits);
+        self.penalize(&mut logits);
         let token = match &mut self.random {
             None => most_likely(&logits),
             Some((options, generator)) => {
@@ -278,13 +278,13 @@ mod tests {
     fn the_penalty_makes_tokens_of_the_prompt_and_new_ones_less_likely() {
         let logits = [3.0, 2.5, -1.0, 2.0];
         let mut greedy = chooser(Sampling::Greedy, 2.0, &[2, 0, 0, 70]);
-        let mut penalised = logits.to_vec();
-        greedy.penalise(&mut penalised);
-        assert_eq!(penalised, [1.5, 2.5, -2.0, 2.0]);
-        // Token 1 is penalised once it is chosen.
+        let mut penalized = logits.to_vec();
+        greedy.penalize(&mut penalized);
+        assert_eq!(penalized, [1.5, 2.5, -2.0, 2.0]);
+        // Token 1 is penalized once it is chosen.
         assert_eq!([1, 3, 0].map(|_| greedy.choose(logits.to_vec())), [1, 3, 0]);
         let mut unchanged = logits.to_vec();
-        chooser(Sampling::Greedy, 1.0, &[0, 1]).penalise(&mut unchanged);
+        chooser(Sampling::Greedy, 1.0, &[0, 1]).penalize(&mut unchanged);
         assert_eq!(unchanged, logits);
     }
 

@@ -124,9 +124,10 @@ impl Rope {
     ) -> Result<RotaryScaling, ModelConfigError> {
         let kind = parameters.kind()?;
         let older = fields.optional_count("original_max_position_embeddings")?;
-        // Lengths are divided by it.
-        older
-            .map_or(Ok(()), |len| check_size("original_max_position_embeddings", len, MAX_SIZE))?;
+        // These divide by it or by its logarithm.
+        if let ("llama3" | "longrope" | "su" | "yarn", Some(len)) = (kind.as_str(), older) {
+            check_size("original_max_position_embeddings", len, MAX_SIZE)?;
+        }
         let own = parameters.number("original_max_position_embeddings", 1.0)?;
         // Phi 3 has the length outside of the parameters, where it wins.
         let original_len = older.or(own.map(|length| length as usize)).unwrap_or(self.max_len);

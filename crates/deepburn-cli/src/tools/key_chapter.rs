@@ -8,7 +8,7 @@
 //!
 //! | Key | Type | Default | Unit | Status | Description |
 //! |---|---|---|---|---|---|
-//! | `enabled` | bool, or `"auto"` | `false` | | honoured | … |
+//! | `enabled` | bool, or `"auto"` | `false` | | honored | … |
 //! ```
 //!
 //! All texts come from the declarations of the keys in `deepburn-config`. The name of a key that is

@@ -26,7 +26,7 @@ use crate::choice::choices;
 pub enum OptimizerPlan {
     /// Adam with decoupled weight decay (DeepSpeed's `AdamW`, and its `Adam` by default).
     AdamW(AdamPlan),
-    /// Adam with L2 regularisation (`Adam` with `adam_w_mode: false`).
+    /// Adam with L2 regularization (`Adam` with `adam_w_mode: false`).
     Adam(AdamPlan),
     /// Stochastic gradient descent with momentum.
     Sgd {

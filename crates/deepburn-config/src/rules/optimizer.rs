@@ -76,9 +76,9 @@ fn adam_family(name: &str, entry: &ConfigEntry<'_>, context: &mut Context<'_>) -
         "has no effect: AdamW always decouples weight decay");
     warning!(if name == "AdamW" && !mode.value; context, mode =>
         "false has no effect: AdamW always decouples weight decay";
-        "use the type Adam for L2 regularisation, or remove it");
+        "use the type Adam for L2 regularization, or remove it");
     note!(if name == "Adam" && decoupled; context, "optimizer.type" =>
-        "Adam decouples weight decay, as in DeepSpeed; adam_w_mode false gives L2 regularisation");
+        "Adam decouples weight decay, as in DeepSpeed; adam_w_mode false gives L2 regularization");
     if decoupled { OptimizerPlan::AdamW(plan) } else { OptimizerPlan::Adam(plan) }
 }
 

@@ -13,10 +13,8 @@ pub(super) fn nearest_int(value: f32) -> i32 {
 /// Converts to 8 bits, towards zero.
 ///
 /// Values outside of i32 and NaN become 0. C does not define them; x86-64 converts them to the i32
-/// whose low bits are
-/// 0. They occur in blocks of denormals, where the reciprocal of the scale is infinite. Their scale
-///    is stored as 0, so
-/// that the byte does not matter to the values.
+/// whose low bits are zero. They occur in blocks of denormals, where the reciprocal of the scale is
+/// infinite. Their scale is stored as 0, so that the byte does not matter to the values.
 pub(super) fn to_i8(value: f32) -> i8 {
     let in_range = (-2_147_483_648.0..2_147_483_648.0).contains(&value);
     if in_range { value as i32 as i8 } else { 0 }

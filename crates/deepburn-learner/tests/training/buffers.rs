@@ -446,7 +446,7 @@ fn statistics_stay_f32_in_16_bits() {
         let root = tempfile::tempdir().unwrap();
         let seen = models::on_ranks_with(
             &plan,
-            |_| models::Centred::new(),
+            |_| models::Centered::new(),
             |engine| {
                 for seed in 0..4 {
                     let loss = engine.forward(|net| net.loss(seed))?;

@@ -173,12 +173,12 @@ impl Plain<Trained> {
 /// A model with a custom running statistic: the mean of the features is tracked and subtracted in
 /// f32, although the features have the type of the weights.
 #[derive(Module, Debug)]
-pub(crate) struct Centred<B: Backend> {
+pub(crate) struct Centered<B: Backend> {
     linear: Linear<B>,
     mean: RunningState<Tensor<B, 1>>,
 }
 
-impl Centred<Trained> {
+impl Centered<Trained> {
     pub(crate) fn new() -> Self {
         let linear = LinearConfig::new(3, 4).init(&FlexDevice);
         Self { linear, mean: RunningState::new(Tensor::zeros([4], &FlexDevice)) }

@@ -1,7 +1,7 @@
 //! Layer normalization, one pass over blocks of rows.
 //!
 //! A thread takes 32 rows at a time. For each row it computes the mean, then the variance of the
-//! centred elements, then the output, while the row is in the cache. The variance is a sum of
+//! centered elements, then the output, while the row is in the cache. The variance is a sum of
 //! squared differences, not a difference of large numbers.
 //!
 //! The backward pass updates the gradient in place. The gradients of `gamma` and `beta` are sums

@@ -23,11 +23,11 @@ pub fn forward<B: Backend>(
     let dtype = x.dtype();
     let x = in_f32(x);
     let mean = x.clone().mean_dim(1);
-    let centred = x - mean.clone();
-    let variance = (centred.clone() * centred.clone()).mean_dim(1);
+    let centered = x - mean.clone();
+    let variance = (centered.clone() * centered.clone()).mean_dim(1);
     let reciprocal_deviation = (variance + epsilon).sqrt().recip();
     let row = |weights| in_f32(tensor::<B, 1>(weights)).unsqueeze::<2>();
-    let output = centred * reciprocal_deviation.clone() * row(gamma) + row(beta);
+    let output = centered * reciprocal_deviation.clone() * row(gamma) + row(beta);
     LayerNormOutput {
         output: primitive(cast(output, dtype)),
         mean: primitive(mean),

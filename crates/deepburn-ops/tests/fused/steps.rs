@@ -79,9 +79,9 @@ fn layer_norm_step() {
         layer_norm(x[0].clone(), gamma, Some(beta), 1e-5)
     };
     let plain = |x: &[Tensor<B, 2>]| {
-        let centred = x[0].clone() - x[0].clone().mean_dim(1);
-        let variance = centred.clone().powi_scalar(2).mean_dim(1);
-        centred / (variance + 1e-5).sqrt() * x[1].clone() + x[2].clone()
+        let centered = x[0].clone() - x[0].clone().mean_dim(1);
+        let variance = centered.clone().powi_scalar(2).mean_dim(1);
+        centered / (variance + 1e-5).sqrt() * x[1].clone() + x[2].clone()
     };
     compare(&arrays([[7, 12], [1, 12], [1, 12]]), fused, plain);
 }

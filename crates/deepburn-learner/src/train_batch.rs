@@ -68,14 +68,18 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     ///
     /// # Errors
     /// Returns the errors of [`forward`](Self::forward), [`backward`](Self::backward) and
-    /// [`step`](Self::step), and of `batches`.
+    /// [`step`](Self::step), and of `batches`. Returns [`EngineError::Order`] if there are
+    /// gradients already. A pipeline in which a pass has failed returns
+    /// [`EngineError::BrokenSchedule`] from then on.
     pub fn train_batch(
         &mut self,
         batches: &mut impl MicroBatches<B, M>,
     ) -> Result<TrainedBatch, Cause> {
+        self.check_group()?;
         // A call that failed may have left gradients, to which this step would add its own.
         if self.step_state.is_accumulating() {
-            let when = "with gradients of an incomplete step (zero_grad drops them)";
+            let when = "with gradients of an incomplete step (forward, backward and step complete \
+                        it, zero_grad drops them)";
             return Err(EngineError::Order { call: "train_batch", when }.into());
         }
         let actions = self.states.stages().map(|stages| {
@@ -122,7 +126,6 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         batches: &mut impl MicroBatches<B, M>,
         actions: Vec<Action>,
     ) -> Result<TrainedBatch, Cause> {
-        self.check_group()?;
         self.check_passes("train_batch")?;
         let count = self.batch.gradient_accumulation_steps;
         let losses = match self.run_passes(batches, actions) {
@@ -134,7 +137,9 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
                 return Err(cause);
             }
         };
-        // All passes have run. `step` ends the last micro-batch and updates the parameters.
+        // All passes have run, so that all stages are at the same point, whatever is found here.
+        losses.iter().enumerate().try_for_each(|(index, loss)| batches.check(index, *loss))?;
+        // `step` ends the last micro-batch and updates the parameters.
         (1..count).for_each(|_| self.end_micro_batch());
         let step = self.step()?.ok_or(EngineError::Order {
             call: "train_batch",
@@ -144,7 +149,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         Ok(TrainedBatch { losses, step })
     }
 
-    /// Runs the forward and backward passes of a schedule, and returns the checked losses.
+    /// Runs the forward and backward passes of a schedule, and returns the losses.
     fn run_passes(
         &mut self,
         batches: &mut impl MicroBatches<B, M>,
@@ -170,9 +175,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         }
         // The losses are read once per step: a stage that waits for the last one at every
         // micro-batch could not work ahead.
-        let losses = self.read_losses(values)?;
-        losses.iter().enumerate().try_for_each(|(index, loss)| batches.check(index, *loss))?;
-        Ok(losses)
+        self.read_losses(values)
     }
 
     /// Runs the forward pass of micro-batch `index`, whose backward pass comes after other passes.

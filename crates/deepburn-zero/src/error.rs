@@ -35,7 +35,8 @@ pub enum ZeroError {
     /// Ranks that update the same parameter hold different values of it.
     #[error(
         "parameter {path} has other values on ranks {ranks:?} than on rank {first}, so the ranks train different \
-         models: change parameters on all ranks or on none, and start again from a checkpoint"
+         models: change parameters on all ranks or on none, and start again from a checkpoint. If the program changes \
+         none, the devices of these ranks compute differently: use equal devices, or stage 1, 2 or 3 without shard groups"
     )]
     Disagreement {
         /// The path of the parameter.

@@ -353,6 +353,66 @@ fn a_stage_that_fails_ends_all_of_them() {
     assert!(started.elapsed() < Duration::from_secs(20), "{:?}", started.elapsed());
 }
 
+/// Batches of which the third has no loss while `fails`.
+struct ThirdFails {
+    batches: SeededBatches,
+    fails: bool,
+}
+
+impl MicroBatches<Flex, Odd<Trained>> for ThirdFails {
+    fn loss(&mut self, model: &Odd<Trained>, index: usize) -> Result<Tensor<Trained, 1>, Cause> {
+        if self.fails && index == 2 {
+            return Err(Cause::Outside("a bad batch".into()));
+        }
+        self.batches.loss(model, index)
+    }
+
+    fn weight(&self, index: usize) -> f64 {
+        MicroBatches::<Flex, Odd<Trained>>::weight(&self.batches, index)
+    }
+}
+
+/// Trains a step of four micro-batches that fails, and another one. Returns both errors of a rank,
+/// and its losses after `zero_grad`.
+fn failed_steps(stages: usize) -> Vec<([String; 2], Option<Vec<f64>>)> {
+    let shape = Shape { stages, ranks: 1, micro_batches: 4 };
+    with_engine(shape, &zero(0), 0.0, |engine| {
+        let batches = SeededBatches { first: 0, ranks: 1, rank: 0, count: 4 };
+        let mut batches = ThirdFails { batches, fails: true };
+        let mut errors = Vec::new();
+        for fails in [true, false] {
+            batches.fails = fails;
+            errors.push(engine.train_batch(&mut batches).map(drop).unwrap_err().to_string());
+        }
+        engine.zero_grad();
+        let losses = engine.train_batch(&mut batches).ok().map(|trained| trained.losses);
+        Ok(([errors.remove(0), errors.remove(0)], losses))
+    })
+}
+
+#[test]
+fn a_step_is_not_added_to_the_gradients_of_a_failed_one() {
+    let (errors, losses) = failed_steps(1).swap_remove(0);
+    assert!(errors[0].contains("a bad batch"), "{}", errors[0]);
+    assert!(
+        errors[1].contains("train_batch was called with gradients of an incomplete step"),
+        "{}",
+        errors[1]
+    );
+    let shape = Shape { stages: 1, ranks: 1, micro_batches: 4 };
+    assert_eq!(losses, Some(train(shape, &zero(0), 0.0).losses.swap_remove(0)));
+}
+
+#[test]
+fn a_pipeline_ends_with_its_first_failed_pass() {
+    // The first stage meets the bad batch first, and the other one waits for it.
+    let (errors, losses) = failed_steps(2).swap_remove(0);
+    assert!(errors[0].contains("a bad batch"), "{}", errors[0]);
+    assert!(errors[1].contains("start again from a checkpoint. It failed with:"), "{}", errors[1]);
+    assert!(errors[1].contains("a bad batch"), "{}", errors[1]);
+    assert_eq!(losses, None);
+}
+
 #[test]
 fn a_layout_of_another_plan_is_refused() {
     let plan = plan(Shape { stages: 2, ranks: 1, micro_batches: 1 }, &zero(0));

@@ -15,7 +15,7 @@
 //! Shards of stage 3 exist once (or once per replica) and are not checked. Neither are parameters
 //! between the exchanges of an optimizer with local steps, where ranks are apart on purpose.
 
-use burn_backend::{Shape, Slice, TensorMetadata};
+use burn_backend::{Shape, Slice, TensorData, TensorMetadata};
 use deepburn_comm::CollectiveTag;
 use deepburn_ops::{OptimizerOps, is_without_data, read_float};
 
@@ -27,9 +27,12 @@ use crate::parameter::Parameter;
 /// The largest number of elements that a step checks.
 const PART: usize = 1 << 16;
 
-/// The bits of a checksum. The sums of squares of 2^13 ranks are then exact in f64. Values that
-/// differ have the same checksum once in a million cases.
+/// The bits of a checksum. Values that differ have the same checksum once in a million cases.
 const BITS: u32 = 20;
+
+/// The largest number of ranks whose sums are exact in f64: `2^13 · (2^20)² = 2^53`. More ranks are
+/// not checked.
+const LARGEST_WORLD: usize = 1 << 13;
 
 /// The number of sums that [`ModelStates::agreement`] returns.
 pub(super) const SUMS: usize = 3;
@@ -82,7 +85,8 @@ impl<B: OptimizerOps> ModelStates<B> {
     /// it, or if there is nothing to compare.
     fn checksum(&self) -> Option<f64> {
         let are_apart = self.optimizer.local_rates().is_some();
-        if self.groups.world().world_size() == 1 || are_apart || is_without_data::<B>() {
+        let is_checked = (2..=LARGEST_WORLD).contains(&self.groups.world().world_size());
+        if !is_checked || are_apart || is_without_data::<B>() {
             return None;
         }
         let parameter = self.checked_parameter()?;
@@ -95,7 +99,47 @@ impl<B: OptimizerOps> ModelStates<B> {
         let start = (round % numel.div_ceil(PART).max(1) as u64) as usize * PART;
         let part = Slice::from(start..numel.min(start + PART));
         let flat = B::float_reshape(stored, Shape::from(vec![numel]));
-        let hash = hash_of(&read_float::<B>(B::float_slice(flat, &[part])));
-        Some((hash >> (u64::BITS - BITS)) as f64)
+        Some(checksum_of(&read_float::<B>(B::float_slice(flat, &[part]))))
+    }
+}
+
+/// Returns the checksum of a part, an integer of [`BITS`] bits.
+fn checksum_of(part: &TensorData) -> f64 {
+    // The last word of the hash has not reached all of its bits. A multiplication between two
+    // shifts (the finalizer of MurmurHash3) spreads every bit over the bits that are kept.
+    let mut hash = hash_of(part);
+    hash ^= hash >> 33;
+    hash = hash.wrapping_mul(0xff51_afd7_ed55_8ccd);
+    hash ^= hash >> 33;
+    hash = hash.wrapping_mul(0xc4ce_b9fe_1a85_ec53);
+    (hash >> (u64::BITS - BITS)) as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use burn_backend::Element;
+    use half::bf16;
+
+    use super::*;
+
+    /// Returns how many of the parts that differ in one element have another checksum.
+    fn found<E: Element>(len: usize, values: [E; 2]) -> usize {
+        let [usual, other] = values;
+        let whole = checksum_of(&TensorData::new(vec![usual; len], [len]));
+        let differs = |at: &usize| {
+            let mut part = vec![usual; len];
+            part[*at] = other;
+            checksum_of(&TensorData::new(part, [len])) != whole
+        };
+        (0..len).filter(differs).count()
+    }
+
+    #[test]
+    fn every_element_counts_also_the_last_ones() {
+        for len in 1..=17 {
+            assert_eq!(found(len, [1.0_f32, -1.0]), len);
+            assert_eq!(found(len, [1.0_f32, 1.0 + f32::EPSILON]), len);
+            assert_eq!(found(len, [1.0, -1.0].map(bf16::from_f32)), len);
+        }
     }
 }

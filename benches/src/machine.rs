@@ -118,7 +118,7 @@ impl Commit {
         let arguments =
             ["status", "--porcelain", "--untracked-files=no", "--", ".", ":!benches/results"];
         // The suite writes these files after each benchmark. If they were not excluded, the tree
-        // would always be dirty in the second benchmark.
+        // would always be dirty in the next run of the suite.
         let generated = [":!benches/README.md", ":!README.md"];
         let changes =
             output_of(Command::new("git").current_dir(root).args(arguments).args(generated))?;

@@ -82,8 +82,8 @@ impl Peers {
     /// # Errors
     /// Returns an error if the environment has no Python.
     pub(crate) fn new(environment: &Path, root: &Path) -> Outcome<Self> {
-        // Programs with LibTorch run in the scratch folder, where a relative path would mean
-        // another one.
+        // Programs with LibTorch run in the scratch folder, where a relative path would name
+        // another folder.
         let environment = std::path::absolute(environment)?;
         let mut probe = Command::new(environment.join("bin/python"));
         let found = output_of(probe.args(["-c", PROBE])).map_err(|error| {

@@ -133,7 +133,7 @@ impl Quantity {
             Unit::Seconds if value != 0.0 && value < 0.1 => format!("{:.2} ms", value * 1e3),
             Unit::Seconds => format!("{value:.2} s"),
             Unit::TokensPerSecond | Unit::Gflops => format!("{value:.0}"),
-            // With one decimal, such a fraction would have one digit at most.
+            // With one decimal, such a fraction would have about one significant digit.
             Unit::Fraction if value.abs() < 0.01 => format!("{:.3} %", value * 100.0),
             Unit::Fraction => format!("{:.1} %", value * 100.0),
             Unit::Bytes if value < 1e9 => format!("{:.0} MB", value / 1e6),

@@ -101,7 +101,7 @@ impl RoundRecorder {
     pub(crate) fn table(self, title: &str, columns: &[Quantity]) -> Table {
         let row = |Recorded { name, is_peer, rounds }| {
             let summary = |(quantity, rounds)| Some((quantity, RoundSummary::of(rounds)?));
-            // All runs observe the same quantities, of which a benchmark selects its own.
+            // Runs observe more quantities than the benchmark selects.
             let shown = rounds.into_iter().filter(|(quantity, _)| columns.contains(quantity));
             MeasuredRow { name, is_peer, measures: shown.filter_map(summary).collect() }
         };

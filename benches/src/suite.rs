@@ -240,7 +240,7 @@ impl Suite {
             .arg("--output-dir")
             .arg(output.path().join("run"))
             .args(options);
-        // The file does not exist yet. It is watched from the moment when the program creates it.
+        // Unless the run resumes, the file does not exist yet. It is watched as soon as it exists.
         let metrics = output.path().join("run/metrics.jsonl");
         let run = Watched::from(command).with_file(metrics.clone()).run()?;
         let rows = parse_steps(&fs::read_to_string(metrics)?)?;

@@ -228,7 +228,7 @@ fn divide<'a>(
 /// Returns the training sample of the tokenizer: the kept documents up to the end of the train
 /// split.
 fn sample<'t>(train: &'t SplitText<'_>) -> Vec<&'t str> {
-    // The train split begins with the text, so its length is also its end.
+    // The train split starts at the beginning of the text, so its length is also its end.
     let mut rest = train.range.len();
     let documents = train.scan.sample.iter().map(|document| {
         let end = document.char_indices().nth(rest).map_or(document.len(), |(at, _)| at);

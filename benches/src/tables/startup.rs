@@ -55,7 +55,7 @@ fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
         add_peer(&mut variants, results, name, peers, move |peers| {
             let precision = RunPrecision::Fp32;
             let run = PeerRun { script, ranks, workload, precision, steps: 1, options };
-            // The step itself is not looked at, so none has to be left out.
+            // The step itself is not measured, so none has to be left out.
             peers.train(&run, 0)
         });
     }

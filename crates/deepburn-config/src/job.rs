@@ -160,7 +160,7 @@ impl Job {
         let training = &self.training;
         let (placement, defaults) = (&training.placement, &training.deepspeed_defaults);
         let groups = training.param_groups.clone();
-        // Parameters are read for a given type only, so that there are both or none.
+        // Parameters are only read for a given type, so there are both or none.
         let scheduler = defaults.lr_scheduler_type.zip(defaults.lr_scheduler_kwargs);
         let lr_scheduler = scheduler.map(|(kind, parameters)| LrScheduler { kind, parameters });
         RunContext {

@@ -23,7 +23,7 @@ const MAIN_KEYS: [&str; 4] = ["enabled", "stage", "device", "architecture"];
 /// `siblings` is the section of the key. The size of a split depends on the other splits.
 pub(crate) fn remedy(key: &Key, value: &Node, siblings: &Node) -> String {
     let is_nearly_auto = |text: &str| nearest(["auto"].into_iter(), &text.to_lowercase()).is_some();
-    // Checked first: the conversions below would take a misspelt `"auto"` for any other text.
+    // Checked first: the conversions below would take a misspelled `"auto"` for any other text.
     if key.auto && value.as_text().is_some_and(is_nearly_auto) {
         return "write \"auto\"".to_owned();
     }
@@ -120,9 +120,9 @@ fn percentage(value: &Node, siblings: &Node) -> Option<Node> {
     let written: f64 = splits().filter_map(share).sum();
     let rest = |unit: f64| 100.0 - (sum * unit + written);
     let fits = |unit: &f64| rest(*unit) >= -1e-9;
-    // Fractions come first: numbers that add up to at most 1 are not meant as per cent.
+    // Fractions come first: numbers that add up to at most 1 are not meant as percentages.
     let unit = [100.0, 1.0].into_iter().find(fits)?;
-    // 0.5 next to 10 may be a half or half a per cent, and only a complete sum decides.
+    // 0.5 next to 10 may be a half or half a percent, and only a complete sum decides.
     if unit < 100.0 && number < 1.0 && rest(unit) > 1e-9 {
         return None;
     }

@@ -265,7 +265,8 @@ impl LoraConfig {
 
     fn read(fields: &Map<String, Value>, source: FieldSource) -> Result<Self, LoraError> {
         check_names(fields, source)?;
-        // Names are checked before values, so that a misspelt field is not taken for a missing one.
+        // Names are checked before values, so that a misspelled field is not taken for a missing
+        // one.
         let reader = Fields(fields);
         if let Some(kind) = reader.given("peft_type").filter(|kind| **kind != json!("LORA")) {
             return Err(LoraError::value("peft_type", kind, "\"LORA\""));
@@ -384,7 +385,7 @@ impl LoraConfig {
     #[must_use]
     pub fn with_base_model(mut self, name: &str) -> Self {
         let is_path = Path::new(name).is_absolute();
-        // A path may contain the character.
+        // A path may contain an `@`.
         let (name, revision) = match name.split_once('@').filter(|_| !is_path) {
             Some((name, revision)) => (name, Some(revision.to_owned())),
             None => (name, None),

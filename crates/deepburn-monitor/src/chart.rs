@@ -121,8 +121,6 @@ fn thinned(points: Vec<(f64, f64)>) -> Vec<(f64, f64)> {
 /// band is its upper edge. A range is drawn at its first step.
 pub(crate) fn stacked(names: &[&str], rows: &[(f64, Vec<f64>)]) -> Vec<Series> {
     let stretch = rows.len().div_ceil(STRETCHES).max(1);
-    // Each band starts at the upper edge of the band below, so a series is the cumulative sum of
-    // the amounts.
     let mut tops = vec![Vec::new(); names.len()];
     for rows in rows.chunks(stretch) {
         let mut top = 0.0;

@@ -162,8 +162,8 @@ impl Trial {
     fn cost(&self, metric: TuningMetric, seconds: f64) -> f64 {
         match metric {
             TuningMetric::Latency => seconds,
-            // The operations of a sample are the same for all candidates, so that both metrics have
-            // one order.
+            // The operations of a sample are the same for all candidates, so both metrics give the
+            // same order.
             TuningMetric::Throughput | TuningMetric::Flops => {
                 seconds / self.candidate.batch_size() as f64
             }

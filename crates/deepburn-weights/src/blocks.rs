@@ -51,7 +51,7 @@ impl ComponentBlocks {
     pub(crate) fn new(whole: &Composition, component: &Component, start: usize) -> Self {
         let (from, mut to) = (strides(&component.shape), strides(whole.shape()));
         let first = to.get(whole.axis()).map_or(0, |stride| stride * start);
-        // Then the axes of the component run across the composed array in the opposite order.
+        // The axes of a transposed component run across the composed array in the opposite order.
         if component.transposed {
             to.reverse();
         }

@@ -81,7 +81,7 @@ pub(crate) fn open_file(path: &Path) -> Result<File> {
 /// Returns [`DataError::Unreadable`] if the file cannot be read or is larger.
 pub(crate) fn read_small(path: &Path, limit: u64) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    // One more byte than allowed tells that the file is larger.
+    // One more byte than allowed shows that the file is larger.
     let read = open_file(path)?.take(limit + 1).read_to_end(&mut bytes);
     let checked = read.and_then(|read| match read as u64 > limit {
         true => Err(io::Error::other(format!("it has more than {limit} bytes"))),

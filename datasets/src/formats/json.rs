@@ -173,7 +173,7 @@ impl Scanner<'_> {
         let (mut depth, mut in_string, mut is_escaped) = (0_usize, false, false);
         loop {
             let bytes = self.reader.fill_buf().map_err(read_error(self.path))?;
-            // A number or a word ends with the file. The parser decides whether it is valid.
+            // A number or a word may end with the file. The parser decides whether it is valid.
             if bytes.is_empty() && depth == 0 && !in_string {
                 return Ok(());
             } else if bytes.is_empty() {

@@ -179,7 +179,7 @@ pub fn read_texts(
 /// checked. Returns false if the table cannot be read.
 pub fn has_column(path: &Path, column: &str) -> bool {
     let mut found = false;
-    // The error only tells that the column was found, or that it was not.
+    // The error is ignored: it ends the reading, or means that the column was not found.
     let _ = read_rows(path, &[column], &mut |_| {
         found = true;
         Err(end_of_reading())

@@ -90,8 +90,8 @@ impl PairRows {
             let lengths = halves.map(|half| half.len());
             let statistics = &mut rows.statistics;
             lengths.iter().for_each(|length| statistics.sample_lengths.add(*length));
-            // No token of a completion would be left. Otherwise, the prompt is shorter than each of
-            // the lengths below.
+            // No token of a completion would be left. Otherwise, the prompt is not longer than the
+            // lengths below.
             if prompt >= max_length {
                 statistics.dropped.push(pair);
                 continue;

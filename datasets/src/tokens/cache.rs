@@ -134,7 +134,7 @@ impl TokenCache {
             self.entry(&key, TokenWidth::U32, &format!("{count} labeled texts"), &|sink| {
                 let encoded = tokenizer.encode_each(documents)?;
                 sink(&[count as u32])?;
-                // The lengths fit into u32: texts of 2^31 tokens would not have fit into memory.
+                // The lengths fit into u32: a text of 2^32 tokens would not have fit into memory.
                 sink(&encoded.iter().map(|tokens| tokens.len() as u32).collect::<Vec<_>>())?;
                 encoded.iter().try_for_each(|tokens| sink(tokens))
             })?;

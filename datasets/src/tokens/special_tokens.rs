@@ -73,7 +73,7 @@ impl TokenizerFiles {
             })?;
             tokens.insert(id, AddedToken::from(content.clone(), self.is_special(content)?));
         }
-        // The newer list wins over `added_tokens.json`.
+        // The newer list takes precedence over `added_tokens.json`.
         for (id, token) in config[ADDED_BY_ID].as_object().into_iter().flatten() {
             let invalid = || format!("{CONFIG}: {ADDED_BY_ID}: `{id}` is not an id with a token");
             let id: u32 = id.parse().map_err(|_| invalid())?;

@@ -143,7 +143,7 @@ impl TokenizerFiles {
         folder: &Path,
     ) -> Result<()> {
         fs::create_dir_all(folder).map_err(DataError::unwritable(folder))?;
-        // Files that were read win over generated ones.
+        // Files that were read replace generated ones.
         generated.extend(self.0.clone());
         for (name, contents) in generated {
             write_whole(folder, name, &contents)

@@ -147,7 +147,7 @@ impl<B: FusedOps, M: LanguageModel<B>> Iterator for Generation<'_, B, M> {
         }
         // The first pass sees the whole prompt, later ones the last token.
         let logits = self.advance();
-        // The token to choose has as many tokens before it as the model has seen.
+        // The position of the next token is the number of tokens that the model has seen.
         if let Err(error) = check_logits(&logits, self.seen.tokens.len()) {
             self.left = 0;
             return Some(Err(error));

@@ -353,8 +353,8 @@ mod tests {
                 found[*id as usize] = weight / sum;
             }
             for (found, expected) in found.iter().zip(reference(&options, &logits)) {
-                // Thousands of roundings of f64. A limit that falls between two roundings is as
-                // unlikely as one of the 2^50 neighbors of a random number.
+                // The bound allows for thousands of f64 roundings. A random limit is practically
+                // never so close to a cumulative weight that rounding decides which tokens remain.
                 prop_assert!((found - expected).abs() < 1e-12, "{options:?}: {found} {expected}");
             }
         }

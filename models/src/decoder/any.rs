@@ -300,7 +300,8 @@ impl AnyDecoder {
         let Some(DecoderAdapter { adapter, folder }) = &self.adapter else { return Ok(init) };
         let parts = self.parts();
         if adapter.unties() {
-            // The base model has no separate head. Trained apart, it starts as the embedding.
+            // The base model has no separate head. An untied head starts as a copy of the
+            // embedding.
             init = init.with_copy(parts.head_path(), parts.embedding_path());
         }
         // Without a folder the adapter is new, and its factors are drawn from the seed.

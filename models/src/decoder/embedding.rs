@@ -78,7 +78,6 @@ impl<B: Backend> TrainedRows<B> {
     fn replaced_in(&self, embedded: Tensor<B, 3>, ids: Tensor<B, 2, Int>) -> Tensor<B, 3> {
         let ([batch, length, width], count) = (embedded.dims(), self.tokens.len());
         let tokens = self.tokens(&embedded.device()).reshape([1, count]);
-        // Compares each token of the batch with each trained token.
         let ids = ids.reshape([batch * length, 1]).expand([batch * length, count]);
         // A row has at most one 1, so that the product is an exact copy.
         let one_hot = ids.equal(tokens.expand([batch * length, count])).float();

@@ -124,8 +124,8 @@ impl Merge {
     /// Merges the adapter of a parameter into its values.
     fn merge(&mut self, weight: &Weight, values: &mut [f32]) -> Result<(), ModelFolderError> {
         let Some((path, leaf)) = weight.path().rsplit_once('.') else { return Ok(()) };
-        // Trained rows replace rows of the base model. Such a table has no factors, so that nothing
-        // is left to merge afterwards.
+        // Trained rows replace rows of the base model. Such a table has no factors, so nothing is
+        // left to merge afterwards.
         if leaf == "weight"
             && let Some(rows) = self.factor(path, TOKEN_ROWS)?
         {

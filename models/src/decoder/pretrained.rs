@@ -36,7 +36,7 @@ impl<C: DecoderConfig> PretrainedDecoder<C> {
     /// twice, tensor names have an unknown prefix, or the folder has a LoRA adapter.
     pub fn open(folder: impl AsRef<Path>) -> Result<Self, ModelFolderError> {
         let folder = folder.as_ref();
-        // First, because the error about a missing config.json would not tell that this is an
+        // First, because the error about a missing config.json would not say that this is an
         // adapter.
         refuse_adapter(folder)?;
         let path = folder.join(CONFIG);

@@ -39,7 +39,7 @@ impl AnyDecoder {
     pub fn stored_values(&self, base: &Path) -> Result<StoredValues, ModelFolderError> {
         let (config, source) = match self.trained_adapter() {
             Some(_) => {
-                // A copy in the adapter that differs tells that the adapter was trained on another
+                // A copy in the adapter that differs shows that the adapter was trained on another
                 // model.
                 self.check_adapter(base)?;
                 let merge = Merge::open(self, base)?;

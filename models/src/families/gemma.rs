@@ -108,7 +108,8 @@ impl Sizes {
         fields: &mut ConfigFields,
         caps: [Option<f64>; 2],
     ) -> Result<FamilySettings, ModelConfigError> {
-        // Apart from `Sizes`, both configurations of `transformers` default to Gemma 2 2B.
+        // Apart from the fields of `Sizes`, both configurations of `transformers` default to the
+        // values of Gemma 2 2B.
         let default = Defaults {
             vocab_size: self.vocab_size,
             hidden_size: 2304,

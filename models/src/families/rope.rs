@@ -93,7 +93,7 @@ impl Rope {
         let older = optional_number(fields, theta_name)?;
         let own = parameters.number("rope_theta", 1.0)?;
         let theta = agreed(parameters, "rope_theta", own, older)?.unwrap_or(theta);
-        // Such a base has frequencies that are normal numbers of f32.
+        // With such a base, all frequencies are normal f32 numbers.
         if !(1.0..1e30).contains(&theta) {
             return Err(ModelConfigError::value(theta_name, theta, "a number above 1"));
         }

@@ -259,7 +259,8 @@ impl Weights {
             Filler { weights: self, path: Vec::new(), problems: Vec::new(), error: None };
         let module = module.map(&mut filler);
         let (problems, error) = (filler.problems, filler.error);
-        // A read error wins: nothing was read after it, so the list of problems is incomplete.
+        // A read error comes first: nothing was read after it, so the list of problems is
+        // incomplete.
         error.map_or(Ok(()), Err)?;
         self.refuse(problems)?;
         Ok(module)
@@ -470,7 +471,7 @@ fn adapter_hint() -> String {
 /// Returns [`ModelFolderError::NoWeights`] if there are none, or the error of opening a file.
 fn open_files(folder: &Path) -> Result<Vec<TensorFile>, ModelFolderError> {
     let (single, index) = (folder.join(WEIGHTS), folder.join(INDEX));
-    // A single file wins over an index beside it, as in `transformers`.
+    // A single file takes precedence over an index beside it, as in `transformers`.
     if single.exists() {
         return Ok(vec![TensorFile::open(&single)?]);
     }

@@ -18,7 +18,7 @@ impl Day {
     pub fn today() -> Self {
         let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |it| it.as_secs());
         let now = i64::try_from(seconds).ok().and_then(|it| DateTime::from_timestamp(it, 0));
-        // A clock that is wrong by centuries gives the first day of 1970.
+        // A clock before 1970, or beyond the range of dates, gives the first day of 1970.
         Self(now.unwrap_or_default().date_naive())
     }
 

@@ -82,7 +82,7 @@ pub(super) fn tokens(body: &str) -> Vec<Token<'_>> {
             it if is_word(*it) => (TokenKind::Word, while_word()),
             // `**` and `//` are operators of their own.
             b'*' | b'/' => (TokenKind::Symbol, usize::from(rest.first() == Some(byte))),
-            // Comparisons have two characters.
+            // `==`, `!=`, `<=` and `>=` have two characters.
             _ => (TokenKind::Symbol, usize::from(rest.first() == Some(&b'='))),
         };
         let text = &body[start..=start + length];

@@ -194,7 +194,7 @@ impl Style {
                 '\u{8}' => text.push_str("\\b"),
                 '\u{c}' => text.push_str("\\f"),
                 ' '..='~' => text.push(char),
-                // Python escapes UTF-16, so other planes take two escapes.
+                // Python escapes UTF-16 units, so a character beyond U+FFFF takes two escapes.
                 _ if self.ascii || char < ' ' => {
                     for unit in char.encode_utf16(&mut [0; 2]) {
                         text.push_str(&format!("\\u{unit:04x}"));

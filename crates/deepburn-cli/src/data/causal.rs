@@ -83,7 +83,6 @@ impl Causal {
         // pretrained model sets it, or if there is no tokenizer. Otherwise the tokenizer determines
         // the size.
         let rows = (is_vocabulary_given(job) || is_bare).then_some(limits.vocab_size);
-        // Now the data, with the tokenizer of the job. What follows depends on both.
         let JobTokenizer { tokenizer, vocabulary } = JobTokenizer::of(job, places, pretrained)?;
         let data = open_data(job, places, tokenizer, rows, limits, day)?;
         // Read before the ids of the tokenizer replace them.

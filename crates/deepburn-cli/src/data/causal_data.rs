@@ -81,7 +81,7 @@ impl CausalData {
             }
             Self::Samples(_) | Self::Pairs(_) => {
                 let sampler = epoch_sampler(self.num_samples(), shard, order, batch)?;
-                // The epoch ends with a step, so that its last micro-batches may be partly empty.
+                // The epoch ends with a step, so its last micro-batches may be partly empty.
                 let micro_batches = sampler.steps_per_epoch() * batch.gradient_accumulation_steps;
                 Ok(micro_batches * batch.micro_batch_size)
             }

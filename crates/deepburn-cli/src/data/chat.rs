@@ -87,7 +87,6 @@ impl RowSizes {
     /// Returns how rows can be longer.
     fn longer(self) -> &'static str {
         match self.limit < self.max_len {
-            // The limit of the job is the lower one.
             true => "raise data.sequence_length",
             false => "the model allows no more: use a model with more positions",
         }

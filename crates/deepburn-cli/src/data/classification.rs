@@ -332,7 +332,7 @@ fn sized_by_data(
         let (source, lower) = match name {
             "vocab_size" if job.data.tokenizer.is_none() => ("data", ", or lower data.vocab_size"),
             "vocab_size" => ("tokenizer", ""),
-            // The larger of both, so either of them may be what does not fit.
+            // `needed` is the larger of the two counts, so either may be the one that does not fit.
             _ if names_classes(job) => ("class names or data", ""),
             _ => ("data", ""),
         };

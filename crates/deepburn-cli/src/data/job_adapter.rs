@@ -56,7 +56,7 @@ pub(crate) fn with_adapter(
         config.check_mergeable().map_err(of_key)?;
     }
     if let Some(adapter) = config.adapter() {
-        // The base model is frozen, apart from what `modules_to_save` names.
+        // The base model is frozen, apart from what `modules_to_save` and `bias` select.
         let trained = config.parameters().into_iter().filter(|it| !it.is_frozen);
         let trained: usize = trained.map(|it| it.num_elements()).sum();
         let (modules, all) = (counted(adapter.num_modules(), "module"), config.num_parameters());
@@ -116,7 +116,7 @@ fn refuse_changes(overrides: &Map<String, Value>) -> Result<(), Failure> {
 pub(crate) fn refuse_random_adapter(config: &AnyDecoder) -> Result<(), Failure> {
     let is_new = config.trained_adapter().is_none();
     match config.adapter().filter(|_| is_new).map(|adapter| adapter.config().initial) {
-        // PEFT then draws both factors, so that their product is not 0.
+        // PEFT then draws both factors, so their product is not 0.
         Some(InitialFactors::Nonzero) => Err(Failure::mistake(
             "model.lora.init_lora_weights: false starts with another model than the base model, which preference \
              optimization compares with; write true or \"gaussian\"",

@@ -95,7 +95,7 @@ fn warn_of_other_computation<C: LanguageModelConfig>(base: &C, config: &C) {
 fn invalid_field(job: &Job, pretrained: Option<&Path>, error: &ModelConfigError) -> Failure {
     let of_file = |field: &str| pretrained.filter(|_| !job.model.config.contains_key(field));
     let file = |folder: &Path| folder.join("config.json").display().to_string();
-    // No key of the job can remove a field of the file, so the message names the file alone.
+    // The field is probably misspelled in the file, so the message names the file alone.
     if let ModelConfigError::Unknown { name, .. } = error
         && let Some(folder) = of_file(name)
     {

@@ -138,8 +138,8 @@ impl PreferenceRows {
         }
         let mut found = vec![0.0; 2 * self.pairs.len()];
         for batch in batches {
-            // Every rank has as many batches, some of padding only, so all of them ask in the same
-            // rounds and leave in the same one.
+            // Every rank has the same number of batches, some of padding only. So all of them ask
+            // in the same rounds and leave in the same one.
             let mine = vec![f64::from(interrupt.is_asked())];
             if group.sum(CollectiveTag::new("reference continues", 0), mine)?[0] > 0.0 {
                 return Ok(None);

@@ -142,7 +142,7 @@ impl BatchSource<Labeled> for TextSource {
                 Some(StepSize { samples: samples as u64, lr_factor })
             }
         };
-        // Ranks have as many micro-batches each, but not as many texts.
+        // All ranks have the same number of micro-batches, but not of texts.
         let batches = (0..next.micro_batches).map(|_| {
             let mut batch = match &mut self.loader {
                 Loader::Fixed(loader) => loader.next_batch()?,

@@ -74,7 +74,8 @@ pub(crate) fn causal_batch<B: Backend>(
     device: &B::Device,
 ) -> Result<CausalBatch<B>, InputError> {
     let MicroBatch { input_ids, labels, shape, .. } = batch;
-    // Token ids are never negative. The only negative label is the one of padding.
+    // Token ids are never negative. The only negative label is `IGNORE_INDEX`, of padding and of
+    // tokens that are not trained.
     let ids: Vec<u32> = input_ids.iter().map(|id| *id as u32).collect();
     let label = |label: &i32| if *label == IGNORE_INDEX { IGNORED_LABEL } else { (*label).into() };
     let labels: Vec<i64> = labels.iter().map(label).collect();

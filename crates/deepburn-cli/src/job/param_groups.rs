@@ -24,7 +24,7 @@ pub(crate) fn grouped_sizes(
     plan: &Plan,
 ) -> Result<Vec<ParameterSize>, Failure> {
     let (parameters, updates) = (model.parameters(), parameter_updates(model, plan)?);
-    // Saturating: the sizes may come from a `config.json` that nobody has checked.
+    // Saturating, because absurd sizes in a `config.json` must not wrap to small ones.
     let size = |(parameter, update): (&ParameterShape, &Option<UpdateSettings>)| {
         let lens = parameter.shape.iter();
         let numel = lens.fold(1, |numel: u64, len| numel.saturating_mul(*len as u64));

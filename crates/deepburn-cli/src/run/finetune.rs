@@ -97,8 +97,8 @@ pub struct Arguments {
 /// # Errors
 /// Returns a user's mistake before anything is written, or a failure while running.
 pub fn finetune(arguments: Arguments, profiler: &Profiler) -> Result<(), Failure> {
-    // Signal handlers are registered first, because a launcher may stop the job while its ranks
-    // still connect.
+    // The handler of SIGUSR1 is registered first, because a launcher may stop the job with it while
+    // the ranks still connect.
     let signals = Signals::prepare().map_err(Failure::run)?;
     let ranks = connect()?;
     let purpose = match arguments.evaluate {
@@ -358,8 +358,9 @@ impl Run<'_> {
         recipe: &R,
         devices: &[B::Device],
     ) -> Result<Vec<Option<R::Model>>, Failure> {
-        // The checkpoint replaces all weights, so the job's initial weights are not read. If it or
-        // a later one omits parameters of the pretrained model, they are.
+        // The checkpoint replaces all weights, so the job's initial weights are not read. They are
+        // if this checkpoint or a later one omits parameters of the pretrained model, and if
+        // preferences are compared with the initial model.
         let PreparedRun { preparation, checkpoint, .. } = &self.prepared;
         let weights = match checkpoint {
             Some(checkpoint)
@@ -404,7 +405,7 @@ impl Run<'_> {
             let model = placed.models.lock().unwrap_or_else(PoisonError::into_inner)[index].take();
             let Some(model) = model else { unreachable!("every rank has a model") };
             let mut hooks = hooks(&self.prepared, group.rank(), self.profiler)?;
-            // First, so that the step is known if a later hook fails.
+            // First, so that the step is counted even if a later hook fails.
             hooks.hooks.insert(0, Box::new(steps.clone()));
             let device = placed.devices[index].clone();
             train_rank(&self.prepared, RankRun { recipe, model, group, device, hooks, signals })

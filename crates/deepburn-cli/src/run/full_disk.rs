@@ -30,8 +30,8 @@ impl FullDisk {
                 self.0 = true;
                 Ok(())
             }
-            // Any other outcome, also another error, ends the state: the next full disk is worth a
-            // warning again.
+            // Any other outcome, even another error, resets the state, so the next full disk is
+            // reported again.
             written => {
                 self.0 = false;
                 written.map_err(Into::into)

@@ -59,7 +59,7 @@ impl PreparedRun {
                 Purpose::Train { resume } => selected = resume::select(job, resume.as_ref())?,
                 Purpose::Evaluate => check_evaluation(job)?,
             }
-            // All paths are checked before the data is read.
+            // The paths of monitors are checked before the data is read.
             check_monitors(&job.training.output_dir, &plan.monitor, &request.config)?;
             selected.as_ref().map_or(Ok(Resumed::default()), resume::Selected::resumed)
         })?;

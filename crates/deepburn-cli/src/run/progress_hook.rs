@@ -99,7 +99,7 @@ impl ProgressHook {
         bar.set_message("first step");
         // Show the bar before the first step, which may take much longer than the others.
         bar.tick();
-        // Somebody who asks for lines gets them beside a bar, too.
+        // Lines that a job asks for are printed above a bar, too.
         let lines = every.is_some() || breakdown;
         let every = every.unwrap_or(if breakdown { 1 } else { total.div_ceil(20) }).max(1);
         let evaluation = EvaluationLines::default();

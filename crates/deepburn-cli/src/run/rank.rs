@@ -130,7 +130,7 @@ fn train_and_test<B: FusedOps + OptimizerOps, R: Recipe<B>>(
         Some(layout) => deepburn::initialize_pipeline(model, plan, layout.clone(), group)?,
         None => deepburn::initialize(model, plan, group)?,
     };
-    // A checkpoint replaces these random streams by its own.
+    // A checkpoint of DeepBurn replaces these random streams with its own.
     engine.seed(job.training.seed);
     if let Some(map) = &run.preparation.omitted {
         // Also before a checkpoint is loaded, while the engine has the values of the pretrained
@@ -274,7 +274,7 @@ fn test<B: FusedOps + OptimizerOps, R: Recipe<B>>(
     let Some(mut batches) = recipe.test(shard, plan)? else { return Ok(RankOutcome::Finished) };
     let is_first = engine.rank() == 0;
     if is_first {
-        // One rank is enough, because all of them have as many batches.
+        // One rank is enough, because all of them have the same number of batches.
         batches = with_progress("evaluating the test split", batches);
     }
     let failed = |cause| TrainError { step, cause };

@@ -133,8 +133,8 @@ pub(crate) fn save_model<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
             .into());
         }
         if let Some(writer) = &mut writer {
-            // A head that is tied to an adapted embedding is stored by PEFT, but has no parameter
-            // here.
+            // PEFT also stores a tied head that is trained together with its embedding. It has no
+            // parameter here.
             let twin = adapter.as_ref().and_then(|(adapted, _)| adapted.twin_of(parameter.path()));
             if let Some(twin) = twin {
                 writer.write(&twin, data.clone())?;
@@ -245,7 +245,7 @@ const SAVED_MODEL: &str = "saved_model";
 /// Returns the record of the job with the section that [`record_model`] added.
 fn complete_record(preparation: &Preparation) -> Value {
     let mut record = preparation.record.clone();
-    // Ranks share the record in memory, so rank 0 added the section to the file alone.
+    // Ranks share the record in memory, so rank 0 added the section only to the file.
     let text = fs::read_to_string(preparation.job.training.output_dir.join("job.json"));
     let written = text.ok().and_then(|text| serde_json::from_str::<Value>(&text).ok());
     if let Some(saved) = written.as_ref().and_then(|written| written.get(SAVED_MODEL)) {

@@ -148,8 +148,8 @@ impl Selected {
         let (samples, position) = match &self.checkpoint {
             ResumedCheckpoint::Own(checkpoint) => {
                 let states = ClientStates::read(checkpoint).ok()?;
-                // All ranks have the same position. Data without epochs of whole steps has one of
-                // another form.
+                // All ranks have the same position. It has another form for data whose steps do not
+                // end with the epochs, and is `None` here.
                 let position = states.rank_states.into_iter().next();
                 let position = position.and_then(|it| serde_json::from_value(it).ok());
                 (states.global_samples, position)

@@ -165,7 +165,7 @@ pub(crate) fn check_config(
     // Only after resolving: the size may follow from other keys of the file.
     open.check(&resolved.plan.batch)?;
     notes.append(&mut resolved.notes);
-    // Stable, so that notes of one severity keep the order of the file.
+    // A stable sort: among notes of one severity, the notes on the job stay before the others.
     notes.sort_by_key(|note| note.severity);
     resolved.notes = notes;
     match as_json {
@@ -196,7 +196,7 @@ fn resolve_any_steps(
         let facts = RunContext { total_steps: Some(total_steps), ..facts.clone() };
         resolve(written, &facts).map_err(Failure::mistake)
     };
-    // Longer than any warm-up that a file gives, so that neither is refused for it.
+    // Longer than any realistic warm-up, so that neither plan has a note on an unfinished one.
     let (mut one, other) = (resolved(1 << 40)?, resolved(1 << 41)?);
     one.notes.retain(|note| other.notes.contains(note));
     for (key, answer) in &mut one.autos {

@@ -201,7 +201,6 @@ pub(crate) fn consolidate(
         let export = AdapterExport { model, base };
         return export.write(checkpoint, state, out, float);
     }
-    // Taken out first, because the state is consumed below.
     let recorded = state.base.clone();
     let others = AccompanyingFiles::find(checkpoint, state, float)?;
     others.refuse_existing(out)?;

@@ -252,7 +252,7 @@ fn selected_hosts(arguments: &HostArguments) -> Result<Vec<HostSlots>, Failure> 
     let hosts = match &arguments.hostfile {
         Some(file) => read_hostfile(file).map_err(Failure::mistake)?,
         None => {
-            // Without a hostfile, the slots are the devices that the user has made visible.
+            // Without a hostfile, the slots are the visible devices of this machine.
             let visible = env::var("CUDA_VISIBLE_DEVICES").ok();
             vec![this_machine(&selection, visible.as_deref()).map_err(Failure::mistake)?]
         }

@@ -62,8 +62,7 @@ fn the_values_of_a_trained_gpt2_are_in_the_file() {
         let mut file = open(&path);
         let names = file.header().tensors().iter().map(|it| it.name().to_owned());
         assert!(names.clone().all(|name| name != "output.weight"), "the head is tied");
-        // Rows of 45 and 37 elements are not whole blocks, so that matrices are f16 in quantized
-        // files.
+        // Rows of 45 and 37 elements are not whole blocks, so matrices are f16 in quantized files.
         let near = |found: f32, value: f32| match file_type {
             "f32" => found.to_bits() == value.to_bits(),
             "bf16" => (found - value).abs() <= value.abs() / 256.0,
@@ -240,8 +239,8 @@ fn chat_template_and_end_tokens_are_in_the_file() {
     assert!(modelfile.starts_with(&start), "{modelfile}");
     let note = format!("generation_config.json: the Modelfile has {}", sampling.join(", "));
     assert!(ending.stderr.contains(&note), "{}", ending.stderr);
-    // It is replaced by another export's, unless a user has added a parameter. A greedy model has
-    // temperature 0, because Ollama samples by default.
+    // Another export replaces the Modelfile, unless a user has added a parameter. A greedy model
+    // has temperature 0, because Ollama samples by default.
     let greedy = json!({"eos_token_id": [7], "do_sample": false, "temperature": 0.6});
     fs::write(base.join("generation_config.json"), greedy.to_string()).unwrap();
     export(&job, "base", &["--out", "next.gguf"]).succeeded();

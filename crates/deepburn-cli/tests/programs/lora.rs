@@ -217,8 +217,8 @@ fn adapters_generate_texts() {
     let merged = text("output/model", &[]);
     assert_eq!(text("output/adapter", &[]), merged);
     assert_ne!(text("base", &[]), merged);
-    // A run with a merged model is that model, and one without is its adapter, even if an earlier
-    // model is there.
+    // The folder of a run with a merged model means that model. Without one, it means the adapter,
+    // even if an earlier model is there.
     assert_eq!(text("output", &[]), merged);
     job.run().succeeded();
     let again = job.with("training.save_merged", false).with("training.seed", 7);
@@ -334,8 +334,7 @@ fn frozen_factors_beside_a_quantized_base_are_exact() {
         .with("model.quantization_config", fields)
         .with("training.param_groups", json!([{"params": "lora_A", "frozen": true}]));
     let trained = job.train();
-    // Factors are drawn from the seed, and the first step trains both. Without B, A has no gradient
-    // in it.
+    // Factors are drawn from the seed. In the first step, A has no gradient, because B is still 0.
     let of_a = |trained: &Trained| -> Vec<_> {
         trained.tensors().into_iter().filter(|(name, _)| name.contains("lora_A")).collect()
     };

@@ -12,7 +12,8 @@ impl JobReader<'_> {
             text_field: data.text_field.value.to_owned(),
             messages_field: data.messages_field.value.map(str::to_owned),
             chat_template: self.chat_template(&data.chat_template),
-            // `packing` wins over `padding_free`, about which `check_chat` has a warning then.
+            // `packing` takes precedence over `padding_free`, which `check_chat` then reports as
+            // unused.
             packing: match (data.packing.value, data.padding_free.value) {
                 (true, _) => PackingPlan::Packed(data.packing_strategy.value),
                 (false, true) => PackingPlan::PaddingFree,

@@ -258,7 +258,7 @@ section! {
         devices: () = free().auto(),
         /// Output folder, created if missing.
         output_dir: &'a str = text("output"),
-        // 30 minutes are the default of `torch.distributed`.
+        // 30 minutes are the default of `torch.distributed` for all backends except NCCL.
         /// Timeout of collectives. If a rank waits longer for the others, the run fails and names
         /// the missing ranks.
         collective_timeout: usize = positive(1800).unit("s"),

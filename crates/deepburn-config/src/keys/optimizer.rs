@@ -27,8 +27,8 @@ shared! {
     /// Term added to the square root of the second moment for numerical stability.
     EPS: f64 = real(NotNegative, 1e-8).auto();
 
-    // LAMB, 1-bit Adam and 0/1 Adam need an eps: the update of an element without gradients would
-    // be 0 / 0.
+    // LAMB, 1-bit Adam, 1-bit LAMB and 0/1 Adam need an eps: the update of an element without
+    // gradients would be 0 / 0.
     /// Term added to the square root of the second moment for numerical stability.
     POSITIVE_EPS: f64 = real(Positive, 1e-8).auto();
 
@@ -254,8 +254,8 @@ section! {
         /// Number of Newton-Schulz iterations. More iterations orthogonalize more precisely and
         /// take longer.
         ns_steps: usize = count_in(1, 99, 5),
-        // Jordan et al. chose them for the largest slope at 0. Singular values end near 1, and not
-        // at it.
+        // Jordan et al. chose them for the largest slope at 0. Singular values end near 1, not
+        // exactly at 1.
         /// Coefficients a, b and c of the Newton-Schulz iteration X <- a X + (b A + c A A) X with A
         /// = X X^T.
         ns_coefficients: [f64; 3] = triple(Any, &[3.4445, -4.775, 2.0315]),
@@ -339,7 +339,7 @@ compressed! {
         /// Number of second-moment updates after which the interval between them doubles. Smaller
         /// values communicate less.
         var_update_scaler: usize = positive(16).unit("steps"),
-        // DeepSpeed's default is 32,678, and not the power 32,768.
+        // DeepSpeed's default is 32,678, not the power of two 32,768.
         /// Number of local steps after which the interval between averages doubles. Smaller values
         /// communicate less.
         local_step_scaler: usize = positive(32_678).unit("steps"),

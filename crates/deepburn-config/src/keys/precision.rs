@@ -39,7 +39,7 @@ section! {
         /// Initial dynamic loss scale, as a power of 2. Values above 16 usually skip steps until
         /// the scale has fallen.
         initial_scale_power: i64 = integer_in(0, 127, 16),
-        // The ranges of this key and min_loss_scale only matter for a dynamic scale, so that a rule
+        // The ranges of this key and min_loss_scale only matter for a dynamic scale, so a rule
         // checks them.
         /// Number of steps without overflow before the dynamic loss scale doubles.
         loss_scale_window: i64 = integer(1000).unit("steps"),

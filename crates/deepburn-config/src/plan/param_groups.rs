@@ -237,7 +237,6 @@ impl ParamGroup {
             let reason = "and the optimizer is not Muon; remove it";
             return Some(format!("muon_matrices is {count}, {reason}"));
         }
-        // Without betas, nothing is left to check.
         let betas = betas?;
         let reason = match betas.iter().all(|beta| (0.0..1.0).contains(beta)) {
             false => return Some(format!("betas are {betas:?}, each must be from 0 to below 1")),

@@ -150,7 +150,7 @@ fn flops(section: &FlopsProfiler<'_>, context: &mut Context<'_>) -> Option<Flops
 
 /// Warns if a run of known length ends before the requested step.
 fn warn_if_never(key: &ConfigEntry<'_>, step: u64, context: &mut Context<'_>) {
-    // An unknown length is as long as possible, so that there is no warning.
+    // An unknown length counts as the longest one, so there is no warning.
     let total = context.run.total_steps.map_or(u64::MAX, |total| total as u64);
     warning!(if step > total; context, key => "step {step} is never reached: the run has {}", counted(total as usize, "step");
         "name steps from 1 to {total}");

@@ -18,7 +18,7 @@ pub(super) fn encode(values: &[f32], bytes: &mut [u8]) {
         let (head, bits) = bytes.split_at_mut(HEAD_SIZE);
         let levels = encode_levels(values, &CANDIDATES, head);
         let (fifth, low) = bits.split_at_mut(SUB_LEN);
-        // The bits are combined with those that are there.
+        // The loop adds bits with `|=`, so the bytes have to start at 0.
         fifth.fill(0);
         low.fill(0);
         for (j, levels) in levels.chunks_exact(SUB_LEN).enumerate() {

@@ -55,7 +55,7 @@ impl<'a> ModelKeys<'a> {
         let refuse = |key: &str, value: &Value, rule: &str| {
             Err(GgufError::metadata(key, format!("is {}; {rule}", value.shown())))
         };
-        // Adapters and projectors of images name the architecture of their model too.
+        // Adapters name the architecture of their model too.
         match metadata.get("general.type") {
             Some(value) if value.as_str() != Some("model") => {
                 return refuse("general.type", value, "must be model; give the file of a model");

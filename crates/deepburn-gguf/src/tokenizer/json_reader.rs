@@ -20,7 +20,7 @@ impl GgufTokenizer {
     pub fn from_json(tokenizer: &Json, vocab_size: usize) -> Result<Self, GgufError> {
         let definition = Definition::read(tokenizer)?;
         let pre_tokenizer = steps(&tokenizer["pre_tokenizer"], "pretokenizers");
-        // The type of the model does not tell: `tokenizers` has BPE for both kinds.
+        // The type of the model does not say which: `tokenizers` has BPE for both kinds.
         let is_byte_level = pre_tokenizer.iter().any(|step| kind(step) == "ByteLevel");
         let mut tokenizer = match is_byte_level {
             true => byte_level::tokenizer(tokenizer, &definition, vocab_size)?,

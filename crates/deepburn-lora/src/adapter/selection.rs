@@ -23,7 +23,7 @@ pub(super) fn selected<'m>(
                     && is_in_layers(config, targets, &module.name)?
             }
         };
-        // An exclusion wins over a target, as in PEFT.
+        // An exclusion takes precedence over a target, as in PEFT.
         let is_excluded = match &config.exclude {
             Some(pattern) => pattern.selects("exclude_modules", &module.name)?,
             None => false,

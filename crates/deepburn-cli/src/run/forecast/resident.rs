@@ -121,7 +121,6 @@ impl Resident {
     /// Returns the bytes to compare with `limit`: the bytes of all processes of this host, or of
     /// this process.
     pub(super) fn compared(&self, limit: &MemoryLimit, local: &LocalRanks) -> u64 {
-        // The limit is of one process, or all ranks are threads of this process.
         let is_share = limit.of_process || local.are_threads;
         if is_share { self.total() } else { self.total().saturating_mul(local.count) }
     }

@@ -42,8 +42,8 @@ pub(super) fn differ(
         }
         then => then.cloned(),
     };
-    // Up to the value "turns", `true` had its meaning. Where both are valid, they find the same
-    // answers.
+    // Before the value "turns" existed, `true` had its meaning. Where both are valid, they find the
+    // same answers.
     if path == "data.assistant_only_loss"
         && [before.as_ref(), now].into_iter().all(|it| it.is_some_and(|it| *it != false))
     {

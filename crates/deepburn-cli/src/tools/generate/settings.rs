@@ -216,8 +216,8 @@ fn max_new_tokens(
         }
         (None, None) => return Ok(most),
     };
-    // The prompt is cut if it leaves no position, but not for the sake of a value that nobody asked
-    // for here.
+    // If the prompt leaves no position, it is cut to make room for at most `most` tokens.
+    // Otherwise, a value of the file never cuts it.
     let room = positions.saturating_sub(prompt);
     Ok(count.min(if room == 0 { most } else { room }))
 }

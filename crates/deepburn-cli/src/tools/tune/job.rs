@@ -69,7 +69,6 @@ impl TunedJob {
             ..JobRequest::default()
         };
         let (_, written) = Job::load(&request).map_err(Failure::mistake)?;
-        // The section is read here and then removed for the preparation.
         let (_, autotuning) = split(&written).map_err(Failure::mistake)?;
         // A run refuses the section.
         if written.to_json().get("autotuning").is_some() {
@@ -177,7 +176,7 @@ impl TunedJob {
         let most = self.ranks.iter().copied().max().unwrap_or(1);
         let samples =
             (plan.batch.train_batch_size / plan.batch.gradient_accumulation_steps.max(1)) as u64;
-        // A product of a step has about as many rows, over all ranks.
+        // A matrix product of a step has about this many rows, over all ranks.
         let rows = samples.saturating_mul(self.length);
         let width = self.preparation.subject.info().architecture().width() as u64;
         let sizes = MeasuredSizes { rows, width, dtype: dtype_of(plan.precision.of_products()) };

@@ -14,6 +14,13 @@
 //! - [`deepspeed_keys`] and [`job_keys`] list every key with its kind, default, unit, effect and
 //!   status.
 //!
+//! | Question | Modules |
+//! |---|---|
+//! | Which keys are there? | `keys`: a file per section; `key`: what a declaration says |
+//! | How is a key checked that is unknown or has the wrong kind? | `check` in files, `overrides` in `--set`, `listing` in `deepburn keys`; all three word "unknown key", with what `suggestion` and `foreign` know |
+//! | How do keys become a plan? | `rules` for DeepSpeed's sections, `job_rules` for the job's, `section` for reading one |
+//! | What does an error look like? | `diagnosis`, `remedy` |
+//!
 //! No key is silently ignored. An unknown key is an error that suggests the most similar name. A
 //! key that requests an unsupported feature is an error. A key without effect in DeepBurn is
 //! reported as a note. Invalid input never causes a panic.

@@ -4,8 +4,9 @@
 //! The kernels take one slice per quantity, all of equal length ([`OwnedSlice`]): the master
 //! weights and the optimizer states in single precision, the gradient in its own type
 //! ([`FloatSlice`]), and optionally the 16-bit copy that the forward and backward passes use
-//! ([`WorkingCopy`]). Every optimizer kernel exists twice: a plain reference, which follows the
-//! formulas of its source and is generic over [`Real`], and the version used in training.
+//! ([`WorkingCopy`]). A file per optimizer has its arithmetic: a plain reference, which follows the
+//! formulas of its source and is generic over [`Real`], the version used in training, and with the
+//! feature `cube` the version for devices.
 //!
 //! - Optimizers: [`Adam`], [`Sgd`], [`Lion`], [`Adagrad`]. A step takes two calls:
 //!   `XStep::new(&rule, t)` computes the scalars in `f64` and rounds them once, and
@@ -22,7 +23,7 @@
 //! - Frozen matrices in 8 or 4 bits: [`BlockFormat`], [`QuantizedSlice`]. Matrices in the formats
 //!   of GGUF files, and their products with one vector: [`RowEncoding`], [`EncodedRows`].
 //! - Matrix products: [`gemm`].
-//! - The same optimizer kernels on GPUs: the module `cube`, with the feature of that name.
+//! - Launches of the optimizer kernels on GPUs: the module `cube`, with the feature of that name.
 //!
 //! The loops are plain iterations that the compiler vectorizes. If a loop would be slower than
 //! memory with the baseline instruction set, it is compiled for several instruction sets and one of

@@ -5,8 +5,8 @@
 //! keeps no list of gathered parameters.
 //!
 //! A gather that starts when an op reads the parameter blocks this op for the complete exchange.
-//! Once the order of reads is known from an earlier pass, the gatherer therefore prefetches: while
-//! the current op computes, one all-gather fetches the next parameters.
+//! Once the order of reads is known from an earlier pass (`Trace`), the gatherer therefore
+//! prefetches: while the current op computes, one all-gather fetches the next parameters.
 //!
 //! ```text
 //!  read       wte      h.0.qkv    h.0.proj    h.0.fc     …

@@ -14,10 +14,10 @@ use crate::Tag;
 
 /// The name of the format in files.
 pub(crate) const FORMAT: &str = "deepburn-checkpoint";
-/// The version of the format.
-pub(crate) const VERSION: u64 = 1;
-/// The version of manifests that omit parameters. Programs that only read [`VERSION`] refuse them.
-/// Everything else is the same.
+/// The oldest version of the format.
+pub(crate) const FIRST_VERSION: u64 = 1;
+/// The version of manifests that omit parameters. Programs that only read [`FIRST_VERSION`] refuse
+/// them. Everything else is the same.
 pub(crate) const VERSION_WITH_BASE: u64 = 2;
 /// The version of manifests of pipelines, with or without omitted parameters. Programs that only
 /// read earlier versions would look for arrays in the files of other ranks.
@@ -25,6 +25,9 @@ pub(crate) const VERSION_OF_PIPELINE: u64 = 3;
 /// The version of manifests of hybrid sharding, with or without a pipeline and omitted parameters,
 /// for the same reason.
 pub(crate) const VERSION_OF_REPLICAS: u64 = 4;
+/// The newest version. A manifest has the oldest one that can express it, so that older programs
+/// read what they can.
+pub(crate) const NEWEST_VERSION: u64 = VERSION_OF_REPLICAS;
 
 /// The identity that all files of a save share. It is unique even among saves with the same tag.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -47,7 +50,7 @@ impl Identity {
         [
             ("format", FORMAT.to_owned()),
             // The files of ranks are the same in all versions, which differ in their manifests.
-            ("version", VERSION.to_string()),
+            ("version", FIRST_VERSION.to_string()),
             ("tag", self.tag.to_string()),
             ("id", self.id.clone()),
             ("rank", rank.to_string()),

@@ -35,7 +35,7 @@ use deepburn_files::safetensors::Header;
 use serde::{Deserialize, Serialize};
 
 use crate::identity::{
-    Identity, VERSION, VERSION_OF_PIPELINE, VERSION_OF_REPLICAS, VERSION_WITH_BASE,
+    FIRST_VERSION, Identity, VERSION_OF_PIPELINE, VERSION_OF_REPLICAS, VERSION_WITH_BASE,
 };
 use crate::{CheckpointError, EntryKind, ParamEntry, StateKind};
 
@@ -240,7 +240,7 @@ impl Layout {
             _ if self.replicas > 1 => VERSION_OF_REPLICAS,
             _ if self.stages > 1 => VERSION_OF_PIPELINE,
             true => VERSION_WITH_BASE,
-            false => VERSION,
+            false => FIRST_VERSION,
         }
     }
 

@@ -33,7 +33,7 @@ use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::identity::{FORMAT, Identity, VERSION, VERSION_OF_REPLICAS};
+use crate::identity::{FIRST_VERSION, FORMAT, Identity, NEWEST_VERSION};
 use crate::{CheckpointError, ElementType, Layout, Tag};
 
 /// The name of the file.
@@ -100,7 +100,7 @@ pub(crate) struct RankEntry {
 pub(crate) struct Manifest {
     /// The name of the format, [`FORMAT`].
     pub(crate) format: String,
-    /// The version of the format, from [`VERSION`] to [`VERSION_OF_REPLICAS`].
+    /// The version of the format, from [`FIRST_VERSION`] to [`NEWEST_VERSION`].
     pub(crate) version: u64,
     /// The name and version of the program.
     pub(crate) writer: String,
@@ -242,8 +242,8 @@ fn check_version(path: &Path, text: &str) -> Result<(), CheckpointError> {
     }
     match serde_json::from_str(text) {
         Ok(FormatVersion { format, version }) if format == FORMAT => {
-            if !(VERSION..=VERSION_OF_REPLICAS).contains(&version) {
-                let (path, supported) = (path.to_owned(), VERSION_OF_REPLICAS);
+            if !(FIRST_VERSION..=NEWEST_VERSION).contains(&version) {
+                let (path, supported) = (path.to_owned(), NEWEST_VERSION);
                 return Err(CheckpointError::Version { path, found: version, supported });
             }
             Ok(())
@@ -268,7 +268,7 @@ mod tests {
         let entry = RankEntry { length: 5, checksum: "0".repeat(DIGITS), state };
         Manifest {
             format: FORMAT.into(),
-            version: VERSION,
+            version: FIRST_VERSION,
             writer: "test 0.1".into(),
             tag: Tag::of_step(3),
             id: "0123456789abcdef".into(),

@@ -95,7 +95,7 @@ pub struct Engine<B: OptimizerOps, M: AutodiffModule<Training<B>>> {
     pub(crate) overrides: StepOverrides,
     /// The counters of the run, which checkpoints store.
     pub(crate) progress: EngineCounters,
-    /// What the caller can read or was told.
+    /// Times and the last step, which the caller reads, and the warnings so far.
     pub(crate) reports: EngineReports,
     /// The parameters that checkpoints omit, by index: the frozen ones that still have the values
     /// of a base model.

@@ -70,8 +70,8 @@ impl Matrices {
             )),
             Some(count) => Ok(Some(Self { count, layout })),
             None if !is_matrix || is_left_to_adam(parameter) => Ok(None),
-            // With fewer keys than queries, the three parts have different sizes and cannot be told
-            // apart.
+            // With fewer keys than queries, the three parts differ in size, and the shape does not
+            // say where they begin.
             None if is_fused(path) && outputs == 3 * inputs => Ok(Some(Self { count: 3, layout })),
             None => Ok(Some(whole)),
         }

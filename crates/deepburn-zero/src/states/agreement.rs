@@ -34,15 +34,12 @@ const BITS: u32 = 20;
 /// not checked.
 const LARGEST_WORLD: usize = 1 << 13;
 
-/// The number of sums that [`ModelStates::agreement`] returns.
-pub(super) const SUMS: usize = 3;
-
 impl<B: OptimizerOps> ModelStates<B> {
     /// Returns this rank's contributions to the sums of the check: `n`, `s` and `q`.
-    pub(super) fn agreement(&self) -> [f64; SUMS] {
+    pub(super) fn agreement(&self) -> [f64; 3] {
         match self.checksum() {
             Some(checksum) => [1.0, checksum, checksum * checksum],
-            None => [0.0; SUMS],
+            None => [0.0; 3],
         }
     }
 

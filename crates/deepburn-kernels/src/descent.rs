@@ -1,11 +1,11 @@
 //! A step along a given direction, with decoupled weight decay.
 //!
 //! Main type: [`DescentStep`]. It is the last part of LAMB and Muon, whose updates are not purely
-//! element-wise: LAMB needs the norms of complete tensors, and Muon an orthogonalised matrix.
+//! element-wise: LAMB needs the norms of complete tensors, and Muon an orthogonalized matrix.
 //!
 //! ```text
 //! LambStep, MuonMomentumStep     element-wise: moments and direction
-//! norms or orthogonalisation     over complete tensors
+//! norms or orthogonalization     over complete tensors
 //! DescentStep                    element-wise: param = param * keep - rate * direction
 //! ```
 

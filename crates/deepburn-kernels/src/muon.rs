@@ -2,7 +2,7 @@
 //!
 //! Main type: [`MuonMomentumStep`]. Source: Jordan et al. 2024, "Muon: An optimizer for hidden
 //! layers in neural networks", in the form of `torch.optim.Muon`, where the momentum is an average
-//! of gradients. The direction is a matrix. It is orthogonalised before the parameter is moved
+//! of gradients. The direction is a matrix. It is orthogonalized before the parameter is moved
 //! along it ([`DescentStep`](crate::DescentStep)).
 //!
 //! ```text
@@ -10,7 +10,7 @@
 //! direction = grad + mu * (momentum - grad)               Nesterov, else the momentum
 //! ```
 //!
-//! The orthogonalisation needs the complete matrix and is not part of this crate. The results of
+//! The orthogonalization needs the complete matrix and is not part of this crate. The results of
 //! this module do not depend on the shape of a parameter.
 
 use crate::adam::lerp;

@@ -89,8 +89,8 @@ fn report_groups(plan: &Plan, updates: &[Option<UpdateSettings>]) {
         tracing::info!("{frozen} of {} are frozen", counted(updates.len(), "parameter"));
     }
     if matches!(plan.optimizer, OptimizerPlan::Muon(_)) {
-        let orthogonalised = updates.iter().flatten().filter(|update| update.matrices.is_some());
-        let (count, all) = (orthogonalised.count(), counted(updates.len(), "parameter"));
+        let orthogonalized = updates.iter().flatten().filter(|update| update.matrices.is_some());
+        let (count, all) = (orthogonalized.count(), counted(updates.len(), "parameter"));
         tracing::info!("Muon updates {count} of {all}; Adam updates the others");
     }
     let decay = plan.optimizer.weight_decay();

@@ -119,7 +119,7 @@ pub struct MuonPlan {
     pub nesterov: bool,
     /// Decoupled weight decay, of matrices.
     pub weight_decay: f64,
-    /// How a matrix is orthogonalised.
+    /// How a matrix is orthogonalized.
     pub newton_schulz: NewtonSchulzPlan,
     /// How the learning rate depends on a matrix's shape.
     pub scale: MuonScale,

@@ -1,4 +1,4 @@
-//! Orthogonalised matrices, for Muon.
+//! Orthogonalized matrices, for Muon.
 //!
 //! If the momentum has the singular value decomposition `U S V^T`, the update direction of Muon is
 //! `U V^T`. The Newton-Schulz iteration of Jordan et al. 2024 approximates it with matrix products
@@ -14,7 +14,7 @@
 //! it runs in f32, whose rounding errors are far smaller than the error of the iteration.
 //!
 //! A parameter may consist of several matrices, such as the fused query, key and value projections.
-//! Each matrix is orthogonalised separately.
+//! Each matrix is orthogonalized separately.
 
 use burn_backend::{Shape, Slice, TensorMetadata};
 use deepburn_config::{MuonScale, NewtonSchulzPlan};
@@ -27,7 +27,7 @@ use crate::assignment::{Matrices, MatrixLayout};
 /// square products of the shorter side, none of which is larger than the matrix.
 pub(crate) const WORKSPACE: u64 = 7;
 
-/// Orthogonalises each matrix in `flat`, the values of a parameter of this shape, and returns the
+/// Orthogonalizes each matrix in `flat`, the values of a parameter of this shape, and returns the
 /// flat result. Dimensions after the first are merged, as for convolution kernels. The function
 /// needs memory for up to `WORKSPACE` times the number of elements.
 ///

@@ -30,9 +30,9 @@ pub(crate) enum UpdateScope {
     Momentum,
     /// The momenta of all parameters, averaged over ranks together (1-bit LAMB).
     FusedMomentum,
-    /// The complete matrix, which one rank orthogonalises (Muon).
+    /// The complete matrix, which one rank orthogonalizes (Muon).
     Matrix {
-        /// The number of multiplications in one iteration of the orthogonalisation.
+        /// The number of multiplications in one iteration of the orthogonalization.
         cost: u64,
     },
 }
@@ -55,7 +55,7 @@ pub(crate) enum UpdateRound {
     Momenta(Vec<usize>),
     /// All parameters, whose momenta are averaged with common scales.
     FusedMomenta(Vec<usize>),
-    /// Matrices that are orthogonalised by their owners. Each rank owns at most one matrix of a
+    /// Matrices that are orthogonalized by their owners. Each rank owns at most one matrix of a
     /// round.
     Matrices(Vec<MatrixOwner>),
 }
@@ -65,7 +65,7 @@ pub(crate) enum UpdateRound {
 pub(crate) struct MatrixOwner {
     /// The parameter index.
     pub(crate) index: usize,
-    /// The rank that orthogonalises the matrix.
+    /// The rank that orthogonalizes the matrix.
     pub(crate) rank: usize,
 }
 

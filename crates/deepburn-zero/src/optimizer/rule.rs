@@ -51,7 +51,7 @@ pub(super) enum UpdateStep {
         /// freeze; `None` for LAMB.
         coeff_beta: Option<f64>,
     },
-    /// Muon: a pass that computes a direction, whose matrices are then orthogonalised, and a pass
+    /// Muon: a pass that computes a direction, whose matrices are then orthogonalized, and a pass
     /// that applies the result.
     Matrix { direction: ElementwiseStep, lr: f64, plan: MuonPlan, matrices: Matrices },
     /// A pass that computes the momentum of this rank, and a pass with the mean momentum of all

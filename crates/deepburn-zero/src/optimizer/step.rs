@@ -187,7 +187,7 @@ impl<B: OptimizerOps> StepInProgress<'_, B> {
         DescentStep::new(1.0, step_size * ratio).into()
     }
 
-    /// Returns the pass that applies an orthogonalised direction to a parameter of this shape. It
+    /// Returns the pass that applies an orthogonalized direction to a parameter of this shape. It
     /// uses decoupled weight decay. Its rate is Muon's learning rate times the plan's scale for the
     /// dimensions of a matrix.
     pub(crate) fn descent_by_shape(&self, index: usize, shape: &[usize]) -> ElementwiseStep {
@@ -197,7 +197,7 @@ impl<B: OptimizerOps> StepInProgress<'_, B> {
         DescentStep::new(1.0 - lr * plan.weight_decay, rate).into()
     }
 
-    /// Returns the flat orthogonalised direction of a whole parameter of this shape. Only the owner
+    /// Returns the flat orthogonalized direction of a whole parameter of this shape. Only the owner
     /// of a matrix calls this function, and nothing is exchanged.
     pub(crate) fn orthogonalize(
         &self,

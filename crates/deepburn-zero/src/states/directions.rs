@@ -5,7 +5,7 @@
 //! - *Norms* (LAMB): each rank sums the squares of its owned elements along a fixed binary tree
 //!   (`TreeSum`). The ranks exchange the sums of the largest subtrees, and every rank combines them
 //!   in the same way. The norms are therefore bitwise identical for every partition of the tensor.
-//! - *Matrices* (Muon): the shards of a direction are gathered, the owner orthogonalises the whole
+//! - *Matrices* (Muon): the shards of a direction are gathered, the owner orthogonalizes the whole
 //!   matrix, and the result is broadcast to all ranks.
 //! - *Momenta* (1-bit Adam, 1-bit LAMB, 0/1 Adam): see `compressed_means`.
 //!
@@ -220,7 +220,7 @@ impl<B: OptimizerOps> Exchange<'_, B> {
         (0..self.groups.shard().world_size()).map(sums_of).max().unwrap_or(0)
     }
 
-    /// Orthogonalises each matrix on its owner and broadcasts the results.
+    /// Orthogonalizes each matrix on its owner and broadcasts the results.
     ///
     /// A rank holds the complete directions of the round until it has extracted the matrix that it
     /// owns, and later the results of all owners. Ranks that own no matrix wait for the owners.
@@ -278,7 +278,7 @@ impl<B: OptimizerOps> Exchange<'_, B> {
             let shape = Shape::from(vec![parameter.numel()]);
             B::float_zeros(shape, parameter.device(), FloatDType::F32)
         });
-        let (tag, array) = (parameter.tag("orthogonalised"), vec![DeviceArray::Dense(array)]);
+        let (tag, array) = (parameter.tag("orthogonalized"), vec![DeviceArray::Dense(array)]);
         let mut result = self.groups.shard().arrays().broadcast(tag, array, owner)?.wait()?;
         Ok(result.swap_remove(0).into_flat())
     }

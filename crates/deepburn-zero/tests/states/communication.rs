@@ -170,7 +170,7 @@ fn one_rank_takes_the_same_path() {
     assert_eq!(purposes(1), purposes(2));
 }
 
-/// The number of elements of the matrices that Muon orthogonalises: four attention projections, two
+/// The number of elements of the matrices that Muon orthogonalizes: four attention projections, two
 /// matrices of the inner layer, and the unused layer.
 const MATRICES: [u64; 7] = [6 * 6, 6 * 6, 6 * 6, 6 * 6, 6 * 7, 7 * 6, 3 * 5];
 
@@ -181,11 +181,11 @@ fn each_matrix_is_gathered_once_and_broadcast_once() {
             let policy = Policy { optimizer: OptimizerPlan::Muon(MUON), ..policy(stage) };
             let seen = statistics(ranks, &policy, 2);
             let directions = last_step(&seen, |_, purpose| purpose == "directions");
-            let results = last_step(&seen, |_, purpose| purpose == "orthogonalised");
+            let results = last_step(&seen, |_, purpose| purpose == "orthogonalized");
             let whole: u64 = MATRICES.iter().sum();
             let what = format!("{ranks} ranks at stage {stage:?}");
             assert_eq!(results, Count { calls: 7, elements: whole }, "{what}");
-            // Each round has one message, and each rank orthogonalises one matrix in it.
+            // Each round has one message, and each rank orthogonalizes one matrix in it.
             let rounds = 7_u64.div_ceil(ranks as u64);
             let expected = match stage.shards_optimizer() {
                 true => Count { calls: rounds, elements: whole },

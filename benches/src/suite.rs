@@ -131,7 +131,14 @@ impl Suite {
     /// # Errors
     /// Returns an error if the file cannot be written.
     pub(crate) fn tokens(&self, workload: &Workload) -> Outcome<PathBuf> {
-        let vocabulary = workload.vocabulary();
+        self.tokens_below(workload.vocabulary())
+    }
+
+    /// Returns the path of a file with 1 Mi random tokens below `vocabulary`.
+    ///
+    /// # Errors
+    /// Returns an error if the file cannot be written.
+    pub(crate) fn tokens_below(&self, vocabulary: u16) -> Outcome<PathBuf> {
         self.file(&format!("tokens-{vocabulary}.bin"), |path| {
             data::write_tokens(path, vocabulary, TOKENS)
         })

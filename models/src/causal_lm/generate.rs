@@ -89,7 +89,11 @@ impl<'a, B: FusedOps, M: LanguageModel<B>> Generation<'a, B, M> {
         let ids = id_tensor(&self.unseen, [1, self.unseen.len()], &self.device);
         let logits = self.model.next_logits(ids, tokens.len(), cache);
         tokens.append(&mut self.unseen);
-        logits.into_data().iter::<f32>().take(self.num_tokens).collect()
+        // Without a copy if they are f32 already: every token waits for this.
+        let mut logits: Vec<f32> =
+            logits.into_data().convert::<f32>().into_vec().expect("converted to f32");
+        logits.truncate(self.num_tokens);
+        logits
     }
 }
 
@@ -127,9 +131,11 @@ impl<C> SeenTokens<C> {
 /// Returns [`GenerateError::NotFinite`] if a logit is NaN or infinity, or if every logit is minus
 /// infinity.
 fn check_logits(logits: &[f32], position: usize) -> Result<(), GenerateError> {
-    let is_wrong = |logit: &&f32| logit.is_nan() || **logit == f32::INFINITY;
+    // Summed without a branch, so that it is vectorized. A vocabulary has fewer than 2^24 tokens.
+    let is_wrong = |logit: &f32| u32::from(logit.is_nan() | (*logit == f32::INFINITY));
+    let wrong: u32 = logits.iter().map(is_wrong).sum();
     let total = logits.len();
-    let count = match logits.iter().filter(is_wrong).count() {
+    let count = match wrong as usize {
         // Softmax would be 0/0, and greedy decoding would return token 0 as if it were likely.
         0 if logits.iter().all(|logit| *logit == f32::NEG_INFINITY) => total,
         0 => return Ok(()),

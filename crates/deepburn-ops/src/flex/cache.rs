@@ -27,9 +27,10 @@ use super::vector::{combine, dot, exp, max, vectorized};
 use crate::attention::dimensions::{AttentionMask, SelfAttention};
 use crate::portable;
 
-/// The number of multiplications, over all heads, below which distributing the heads over threads
-/// costs more than it saves.
-const WORTH_THREADS: usize = 1 << 18;
+/// The number of elements of the keys, over all heads, below which distributing the heads over
+/// threads costs more than it saves. Little is enough, because the threads are still awake from the
+/// product before.
+const WORTH_THREADS: usize = 1 << 15;
 
 vectorized! {
     /// Computes the attention of one query over rows of keys and values. `scores` has one element

@@ -1,8 +1,8 @@
 //! Names in a configuration that stand for values of an enum.
 //!
-//! A value may have several names: `eval_loss` and `loss` are one metric. Where the values of a
-//! choice are not an enum, because they carry parameters of other keys, the key is a string with a
-//! fixed list of names instead.
+//! A value may have several names: `eval_loss` and `loss` are one metric. It is written to
+//! `job.json` under the first one. Where the values of a choice are not an enum, because they carry
+//! parameters of other keys, the key is a string with a fixed list of names instead.
 
 /// A type whose values have names, which are compared without regard to case.
 pub(crate) trait Choice: Copy + PartialEq + 'static {
@@ -24,13 +24,26 @@ pub(crate) trait Choice: Copy + PartialEq + 'static {
     }
 }
 
-/// Gives the variants of an enum their names:
+/// Gives the variants of an enum their names, and serializes them by the first one:
 /// `choices!(Shape { "log" => Log, "linear" => Linear });`.
 macro_rules! choices {
     ($Choice:ident { $($name:literal => $Value:ident),+ $(,)? }) => {
         impl $crate::choice::Choice for $Choice {
             const NAMES: &'static [&'static str] = &[$($name),+];
             const VALUES: &'static [Self] = &[$(Self::$Value),+];
+        }
+
+        impl $Choice {
+            /// Returns the name in configurations; the first one, if there are several.
+            pub fn name(self) -> &'static str {
+                $crate::choice::Choice::first_name(self)
+            }
+        }
+
+        impl serde::Serialize for $Choice {
+            fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.serialize_str(self.name())
+            }
         }
     };
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use serde::{Serialize, Serializer};
 use serde_json::{Map, Value as Json};
 
-use crate::choice::{Choice, choices};
+use crate::choice::choices;
 use crate::diagnosis::Diagnosis;
 use crate::place::Place;
 use crate::plan::{
@@ -87,8 +87,7 @@ impl ModelJob {
 }
 
 /// Supported model architectures.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Architecture {
     /// GPT-2.
     Gpt2,
@@ -105,7 +104,6 @@ pub enum Architecture {
     /// Gemma 2.
     Gemma2,
     /// The text model of Gemma 3.
-    #[serde(rename = "gemma3_text")]
     Gemma3,
     /// A transformer encoder with a classification head.
     Encoder,
@@ -264,8 +262,7 @@ pub enum PackingPlan {
 }
 
 /// How samples are packed into sequences of one length.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PackingStrategy {
     /// Best fit decreasing, after truncation.
     Bfd,
@@ -276,8 +273,7 @@ pub enum PackingStrategy {
 }
 
 /// The separator between the documents of a text.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Join {
     /// The end-of-text token.
     EndOfText,
@@ -460,8 +456,7 @@ pub struct DpoPlan {
 
 /// The loss of a pair of completions. `d` is the difference between the better and the worse
 /// completion, of the log-probability under the model minus that under the reference.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PreferenceLoss {
     /// `-log(sigmoid(beta * d))` (Rafailov et al. 2023, equation 7).
     Sigmoid,
@@ -518,8 +513,7 @@ fn number_of_epochs<S: Serializer>(epochs: &Option<f64>, serializer: S) -> Resul
 }
 
 /// An evaluation metric for the comparison of models.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum ModelMetric {
     /// The mean loss; the lowest is best.
     #[default]
@@ -534,8 +528,7 @@ pub enum ModelMetric {
 }
 
 /// The parameters that checkpoints contain.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CheckpointScope {
     /// All parameters.
     All,
@@ -543,9 +536,9 @@ pub enum CheckpointScope {
     Trained,
 }
 
-/// The backend, which determines where tensors are stored and computed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
+/// The backend, which determines where tensors are stored and computed. Its name is also the name
+/// of the cargo feature.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Backend {
     /// The CPU, in plain Rust.
     Flex,
@@ -572,11 +565,6 @@ choices!(CheckpointScope { "all" => All, "trained" => Trained });
 choices!(Backend { "flex" => Flex, "wgpu" => Wgpu, "cuda" => Cuda, "tch" => Tch });
 
 impl ModelMetric {
-    /// Returns the name in a job file.
-    pub fn name(self) -> &'static str {
-        self.first_name()
-    }
-
     /// Returns whether evaluations of a classifier with this `problem_type` have the metric.
     pub fn is_of(self, problem_type: &str) -> bool {
         match self {
@@ -592,11 +580,6 @@ impl Architecture {
     /// The former name of [`Architecture::Encoder`] in job files.
     pub const FORMER_ENCODER: &'static str = "imdb_encoder";
 
-    /// Returns the name in a job file.
-    pub fn name(self) -> &'static str {
-        self.first_name()
-    }
-
     /// Returns whether a model can start from the weights of a checkpoint.
     pub fn takes_pretrained(self) -> bool {
         self != Self::Encoder
@@ -604,11 +587,6 @@ impl Architecture {
 }
 
 impl Backend {
-    /// Returns the name in a job file, which is also the name of the cargo feature.
-    pub fn name(self) -> &'static str {
-        self.first_name()
-    }
-
     /// Returns whether tensors are in host memory.
     pub fn is_host(self) -> bool {
         matches!(self, Self::Flex | Self::Tch)

@@ -29,7 +29,7 @@ pub use param_groups::*;
 pub use quantization::*;
 pub use trainer_schedule::*;
 
-use crate::choice::{Choice, choices};
+use crate::choice::choices;
 use crate::counted::counted;
 
 /// All settings of a training run, resolved for one world size.
@@ -127,8 +127,7 @@ impl BatchPlan {
 }
 
 /// Shape of the warm-up.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WarmupShape {
     /// `ln(i + 1) / ln(N)`.
     Log,
@@ -513,8 +512,7 @@ pub struct GatherPlan {
 ///
 /// assert_eq!((Precision::Bf16.name(), Precision::Bf16.bytes()), ("bf16", 2));
 /// ```
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Precision {
     /// 32 bits.
     Fp32,
@@ -528,11 +526,6 @@ pub enum Precision {
 choices!(Precision { "fp32" => Fp32, "fp16" => Fp16, "bf16" => Bf16, "bfp16" => Bf16 });
 
 impl Precision {
-    /// Returns the name in configurations.
-    pub fn name(self) -> &'static str {
-        self.first_name()
-    }
-
     /// Returns the number of bytes of an element.
     pub fn bytes(self) -> usize {
         if self == Self::Fp32 { 4 } else { 2 }
@@ -665,8 +658,7 @@ pub struct ReductionPlan {
 }
 
 /// Mean or sum over the ranks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GradientReduction {
     /// Mean over the ranks.
     Mean,

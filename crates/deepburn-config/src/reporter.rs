@@ -4,14 +4,12 @@
 //! of the DeepSpeed configuration is DeepSpeed's. The former enables the latter, so that the rules
 //! and the plan know only one of them.
 
-use serde::Serialize;
-
 use crate::choice::{Choice, choices};
 use crate::node::{Node, Value};
 
-/// A program that shows the metrics of a run, and for which the run writes files.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
+/// A program that shows the metrics of a run, and for which the run writes files. Its name is also
+/// the name of its section in a DeepSpeed configuration.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reporter {
     /// W&B, with an offline run.
     Wandb,
@@ -24,12 +22,6 @@ choices!(Reporter { "wandb" => Wandb, "tensorboard" => Tensorboard });
 impl Reporter {
     /// Value of `report_to` for no program.
     pub(crate) const NONE: &'static str = "none";
-
-    /// Returns the name in a job file, which is also the name of its section in a DeepSpeed
-    /// configuration.
-    pub fn name(self) -> &'static str {
-        self.first_name()
-    }
 
     /// Enables the sections of the programs that `training.report_to` of the job file `job` names,
     /// in the DeepSpeed configuration `deepspeed`. Values of wrong types are left for the checks.

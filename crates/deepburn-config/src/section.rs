@@ -336,17 +336,9 @@ pub(crate) use {filled, key, keys, section};
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::choice::choices;
+    use crate::plan::WarmupShape as Shape;
     use crate::range::Reals;
     use crate::spec::{choice, count, opt_positive, per_group};
-
-    #[derive(Debug, Clone, Copy, PartialEq)]
-    enum Shape {
-        Log,
-        Linear,
-    }
-
-    choices!(Shape { "log" => Log, "linear" => Linear });
 
     section! {
         /// A section.

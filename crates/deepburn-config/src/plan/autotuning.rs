@@ -47,8 +47,7 @@ pub struct SizeLimits {
 }
 
 /// What a tuner optimizes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TuningMetric {
     /// Samples per second, as many as possible.
     Throughput,
@@ -59,13 +58,6 @@ pub enum TuningMetric {
 }
 
 choices!(TuningMetric { "throughput" => Throughput, "latency" => Latency, "flops" => Flops });
-
-impl TuningMetric {
-    /// Returns the name in a configuration.
-    pub fn name(self) -> &'static str {
-        crate::choice::Choice::first_name(self)
-    }
-}
 
 impl SizeLimits {
     /// Returns whether `size` is within the limits.

@@ -38,8 +38,7 @@ pub enum PickingOrderPlan {
 }
 
 /// How the learning rate follows the batch size.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LrScaling {
     /// In proportion to the batch size (Goyal et al. 2017).
     Linear,

@@ -52,14 +52,12 @@ pub struct PipelinePlan {
 }
 
 /// The order in which a pipeline stage runs the passes of a step.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum PipelineSchedule {
     /// A backward pass as soon as a micro-batch returns from the last stage.
     #[default]
-    #[serde(rename = "1f1b")]
     OneForwardOneBackward,
     /// All forward passes, then all backward passes.
-    #[serde(rename = "gpipe")]
     FillDrain,
 }
 

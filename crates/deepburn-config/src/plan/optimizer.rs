@@ -142,8 +142,7 @@ pub struct NewtonSchulzPlan {
 
 /// How Muon's learning rate depends on the shape of a matrix that maps `inputs` values to `outputs`
 /// values.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MuonScale {
     /// `sqrt(max(1, outputs / inputs))` (Jordan et al.).
     Original,

@@ -34,8 +34,7 @@ pub struct ParamGroups {
 }
 
 /// The parameters without weight decay.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum NoDecay {
     /// Every parameter decays, as in DeepSpeed and PyTorch.
     #[default]

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::choice::{Choice, choices};
+use crate::choice::choices;
 
 /// A schedule of transformers' Trainer.
 ///
@@ -91,24 +91,20 @@ pub struct WarmupStableDecay {
 }
 
 /// The shape of the warm-up or the decay of a warm-up-stable-decay schedule.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RampShape {
     /// A line.
-    #[serde(rename = "linear")]
     Linear,
     /// A cosine.
-    #[serde(rename = "cosine")]
     Cosine,
     /// One minus a square root.
-    #[serde(rename = "1-sqrt")]
     OneMinusSqrt,
 }
 
 choices!(RampShape { "linear" => Linear, "cosine" => Cosine, "1-sqrt" => OneMinusSqrt });
 
 /// A schedule's name in transformers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LrSchedulerType {
     /// Warm-up, then linear to 0.
     Linear,
@@ -140,11 +136,6 @@ choices!(LrSchedulerType {
 });
 
 impl LrSchedulerType {
-    /// Returns the name in `transformers`.
-    pub fn name(self) -> &'static str {
-        self.first_name()
-    }
-
     /// Returns the names of the parameters that `lr_scheduler_kwargs` may have.
     pub(crate) fn parameters(self) -> &'static [&'static str] {
         match self {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 use serde_json::Value as Json;
 
-use crate::diagnosis::{Findings, KeyLocation, Severity};
+use crate::diagnosis::{Diagnosis, Findings};
 use crate::job_plan::PipelineRequest;
 use crate::keys::DeepSpeed;
 use crate::plan::{LrScheduler, ParamGroups, QuantizationPlan};
@@ -106,13 +106,7 @@ impl Context<'_> {
     }
 
     /// Adds a finding.
-    pub(crate) fn add(
-        &mut self,
-        severity: Severity,
-        site: KeyLocation,
-        message: String,
-        remedy: String,
-    ) {
-        self.findings.add(severity, site, message, remedy);
+    pub(crate) fn add(&mut self, finding: Diagnosis) {
+        self.findings.add(finding);
     }
 }

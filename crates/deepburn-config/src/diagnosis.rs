@@ -195,15 +195,8 @@ pub(crate) struct Findings(Vec<Diagnosis>);
 
 impl Findings {
     /// Adds a finding; [`refuse!`], [`warning!`] and [`note!`] format its message and remedy.
-    pub(crate) fn add(
-        &mut self,
-        severity: Severity,
-        site: KeyLocation,
-        message: String,
-        remedy: String,
-    ) {
-        let KeyLocation { key, at } = site;
-        self.0.push(Diagnosis { at, ..Diagnosis::new(severity, key, message, remedy) });
+    pub(crate) fn add(&mut self, finding: Diagnosis) {
+        self.0.push(finding);
     }
 
     /// Adds the command-line option that set a value to the findings about this value.
@@ -262,9 +255,10 @@ macro_rules! report {
     };
     ($severity:expr, $findings:expr, $site:expr => $message:literal $(, $arg:expr)*;
         $remedy:literal $(, $part:expr)*) => {{
-        let site = $crate::diagnosis::KeyLocation::from($site);
+        let $crate::diagnosis::KeyLocation { key, at } = $crate::diagnosis::KeyLocation::from($site);
         let (message, remedy) = (format!($message $(, $arg)*), format!($remedy $(, $part)*));
-        $findings.add($severity, site, message, remedy)
+        let finding = $crate::diagnosis::Diagnosis::new($severity, key, message, remedy);
+        $findings.add($crate::diagnosis::Diagnosis { at, ..finding })
     }};
 }
 

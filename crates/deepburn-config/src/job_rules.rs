@@ -28,6 +28,7 @@ use crate::node::Node;
 use crate::place::{Place, find};
 use crate::plan::{GroupRate, GroupUpdate, ParamGroup, PathPattern};
 use crate::remedy::free_section;
+use crate::request::unused;
 use crate::section::{ConfigEntry, Section, Setting, filled};
 use crate::splits::SplitPlan;
 use crate::step_count::StepCount;

@@ -25,6 +25,7 @@ impl Key {
             }
         }
     }
+
     /// Returns the severity and the remedy of a finding about a value without an effect: a warning,
     /// or a note for the default, which many files contain.
     pub(crate) fn unused(&self, node: &Node) -> (Severity, &'static str) {
@@ -34,6 +35,16 @@ impl Key {
         }
     }
 }
+
+/// Reports keys of sections that have no effect: `unused!(reader; section { a, b } if c > d => "the
+/// reason"; ...)`.
+macro_rules! unused {
+    ($reader:expr; $($section:ident { $($key:ident),+ } if $is_unused:expr => $why:expr;)+) => {
+        $($($reader.report_unused(&$section.$key, $is_unused, $why);)+)+
+    };
+}
+
+pub(crate) use unused;
 
 /// Returns whether a section or a nested section has `enabled: true`.
 fn any_enabled(node: &Node) -> bool {

@@ -34,6 +34,7 @@ use crate::key::{SectionVariant, Status, Trigger};
 use crate::keys::*;
 use crate::node::Node;
 use crate::plan::*;
+use crate::request::unused;
 use crate::section::{ConfigEntry, FromEntry, Section, Setting, filled};
 use crate::suggestion::nearest;
 
@@ -101,12 +102,14 @@ fn check_optimizer(optimizer: &OptimizerPlan, schedule: &SchedulePlan, context: 
     }
 }
 
-/// Reports `key` if it is given and `is_unused`: a warning, or a note if it has its default, as in
-/// many files. `why` is the reason.
-fn report_unused(key: &ConfigEntry<'_>, is_unused: bool, why: &str, context: &mut Context<'_>) {
-    let Some(node) = key.given().filter(|_| is_unused) else { return };
-    let (severity, remedy) = key.key.unused(node);
-    report!(severity, context, key => "{node} has no effect: {why}"; "{remedy}");
+impl Context<'_> {
+    /// Reports `key` if it is given and `is_unused`: a warning, or a note if it has its default, as
+    /// in many files. `why` is the reason.
+    fn report_unused(&mut self, key: &ConfigEntry<'_>, is_unused: bool, why: &str) {
+        let Some(node) = key.given().filter(|_| is_unused) else { return };
+        let (severity, remedy) = key.key.unused(node);
+        report!(severity, self, key => "{node} has no effect: {why}"; "{remedy}");
+    }
 }
 
 /// Returns the variant that `name`, the section's `type`, selects. Reports an unknown name with the

@@ -46,10 +46,7 @@ impl JobReader<'_> {
         refuse!(if training.objective.is_given(); self.findings, &*training.objective =>
             "\"dpo\" learns from a better and a worse completion of each prompt, which data of kind \"{}\" does not have",
             data.kind.name(); "set data.kind to \"preference\", or remove it");
-        let others: [&ConfigEntry<'_>; 2] = [&section.beta, &section.loss_type];
-        for key in others {
-            self.report_unused(key, true, "only data of kind \"preference\" reads it");
-        }
+        unused! { self; section { beta, loss_type } if true => "only data of kind \"preference\" reads it"; }
         None
     }
 
@@ -61,13 +58,11 @@ impl JobReader<'_> {
         data: &DataJob,
     ) -> Option<SamplePlan> {
         let Training { sample_prompts, sample_rows, sample_max_new_tokens, .. } = training;
-        let both: [&ConfigEntry<'_>; 2] = [sample_prompts, sample_rows];
         let is_classified = matches!(data.kind, DataKind::Classification { .. });
-        for key in both {
-            self.report_unused(key, is_classified, "a classifier generates no text");
-            let has_eval = is_classified || data.splits.has_eval();
-            let unevaluated = "there is no evaluation: data.splits.eval is not given";
-            self.report_unused(key, !has_eval, unevaluated);
+        unused! { self;
+            training { sample_prompts, sample_rows } if is_classified => "a classifier generates no text";
+            training { sample_prompts, sample_rows } if !is_classified && !data.splits.has_eval() =>
+                "there is no evaluation: data.splits.eval is not given";
         }
         let is_stream = data.kind.samples().is_none() && !is_classified;
         refuse!(if is_stream && sample_rows.value > 0; self.findings, &**sample_rows =>
@@ -102,35 +97,25 @@ impl JobReader<'_> {
 
     /// Reports the keys about conversations that have no effect on data of this kind.
     pub(super) fn check_chat(&mut self, data: &Data<'_>, kind: &DataKind) {
-        let shared: [&ConfigEntry<'_>; 3] =
-            [&data.chat_template, &data.pad_token, &data.skip_invalid_rows];
-        let own: [&ConfigEntry<'_>; 6] = [
-            &data.messages_field,
-            &data.assistant_only_loss,
-            &data.completion_only_loss,
-            &data.packing,
-            &data.packing_strategy,
-            &data.padding_free,
-        ];
-        let of_samples = "only data of kind \"chat\" or \"preference\" reads it";
-        for key in shared {
-            self.report_unused(key, kind.samples().is_none(), of_samples);
+        unused! { self;
+            data { chat_template, pad_token, skip_invalid_rows } if kind.samples().is_none() =>
+                "only data of kind \"chat\" or \"preference\" reads it";
         }
         let DataKind::Chat(plan) = kind else {
-            for key in own {
-                self.report_unused(key, true, "only data of kind \"chat\" reads it");
+            unused! { self;
+                data { messages_field, assistant_only_loss, completion_only_loss, packing, packing_strategy, padding_free }
+                    if true => "only data of kind \"chat\" reads it";
             }
             return;
         };
         let is_packed = matches!(plan.packing, PackingPlan::Packed(_));
-        let unpacked = "samples are not packed without data.packing";
-        self.report_unused(&data.packing_strategy, !is_packed, unpacked);
         let wraps = plan.packing == PackingPlan::Packed(PackingStrategy::Wrapped);
-        let joined = "packed samples are always joined without padding";
-        self.report_unused(&data.padding_free, is_packed && !wraps, joined);
-        let visible = "samples packed by \"wrapped\" are one text, and see each other";
-        self.report_unused(&data.padding_free, wraps, visible);
-        let unpadded = "no sample is padded with data.packing or data.padding_free";
-        self.report_unused(&data.pad_token, plan.packing != PackingPlan::Padded, unpadded);
+        unused! { self;
+            data { packing_strategy } if !is_packed => "samples are not packed without data.packing";
+            data { padding_free } if is_packed && !wraps => "packed samples are always joined without padding";
+            data { padding_free } if wraps => "samples packed by \"wrapped\" are one text, and see each other";
+            data { pad_token } if plan.packing != PackingPlan::Padded =>
+                "no sample is padded with data.packing or data.padding_free";
+        }
     }
 }

@@ -35,23 +35,24 @@ impl JobReader<'_> {
         let is_text = matches!(job.data.kind, DataKind::Text { .. });
         let is_chat = matches!(job.data.kind, DataKind::Chat(_));
         let has_samples = job.data.kind.samples().is_some();
-        let fields = "only classification, chat and text from files read it";
-        self.report_unused(&data.text_field, !classifies && !is_text && !is_chat, fields);
-        let labels = "only classification of texts from files reads it";
-        self.report_unused(&data.label_field, !classifies, labels);
-        self.report_unused(&data.join, !is_text, "only text from files is joined");
+        unused! { self;
+            data { text_field } if !classifies && !is_text && !is_chat =>
+                "only classification, chat and text from files read it";
+            data { label_field } if !classifies => "only classification of texts from files reads it";
+            data { join } if !is_text => "only text from files is joined";
+        }
         self.check_chat(data, &job.data.kind);
-        let cached = "only text from files is tokenized and cached";
-        self.report_unused(&data.token_cache, is_tokens || is_embedded, cached);
-        self.report_unused(&data.vocab_size, is_tokens, "tokens need no tokenizer");
-        let has_tokenizer = !is_tokens && has_tokenizer(job);
-        let given = "the given tokenizer or the pretrained model's is used, and none is trained";
-        self.report_unused(&data.vocab_size, has_tokenizer, given);
         let by_steps = job.training.length.epochs.is_none();
         let dropped = "training ends after training.max_steps, and not with an epoch";
-        self.report_unused(&data.drop_last, by_steps, dropped);
         let whole = "an epoch of samples ends with a step of the samples that are left";
-        self.report_unused(&data.drop_last, has_samples && !by_steps, whole);
+        unused! { self;
+            data { token_cache } if is_tokens || is_embedded => "only text from files is tokenized and cached";
+            data { vocab_size } if is_tokens => "tokens need no tokenizer";
+            data { vocab_size } if !is_tokens && has_tokenizer(job) =>
+                "the given tokenizer or the pretrained model's is used, and none is trained";
+            data { drop_last } if by_steps => dropped;
+            data { drop_last } if has_samples && !by_steps => whole;
+        }
         let other = &self.deepspeed.dataloader_drop_last;
         note!(if has_samples && !by_steps && other.value; self.findings, "deepspeed.dataloader_drop_last" => "has no effect: {whole}");
         note!(if by_steps && other.is_given() && data.drop_last.value.is_none();
@@ -66,37 +67,38 @@ impl JobReader<'_> {
     fn check_training(&mut self, training: &Training<'_>, job: &Job) {
         let plan = &job.training;
         let evaluation = &plan.evaluation;
-        let compares_pairs = plan.objective.dpo.is_some();
-        let unsmoothed =
-            "preference optimization compares completions, and predicts no single token";
-        self.report_unused(&training.label_smoothing_factor, compares_pairs, unsmoothed);
         let evaluates = job.data.splits.has_eval();
-        let unevaluated = "there is no evaluation: data.splits.eval is not given";
-        self.report_unused(&training.eval_max_samples, !evaluates, unevaluated);
+        unused! { self;
+            training { label_smoothing_factor } if plan.objective.dpo.is_some() =>
+                "preference optimization compares completions, and predicts no single token";
+            training { eval_max_samples } if !evaluates => "there is no evaluation: data.splits.eval is not given";
+        }
         note!(if training.eval_strategy.value == Some("no") && evaluates; self.findings, &*training.eval_strategy =>
             "the model is still evaluated after the last step, because data.splits.eval is given");
         let compares = evaluation.load_best_model_at_end
             || evaluation.early_stopping_patience.is_some()
             || plan.saving.save_best_limit.is_some();
-        let uncompared = "models are only compared for load_best_model_at_end, early_stopping_patience and \
-                          save_best_limit";
-        self.report_unused(&training.metric_for_best_model, !compares, uncompared);
-        let lasting = "training only stops early with training.early_stopping_patience";
-        let threshold = &training.early_stopping_threshold;
-        self.report_unused(threshold, evaluation.early_stopping_patience.is_none(), lasting);
-        let undecayed = "no parameter has a weight decay: optimizer.params.weight_decay is 0";
-        self.report_unused(&training.no_decay, !self.decays(plan), undecayed);
         let is_frozen = |group: &ParamGroup| group.update == GroupUpdate::Frozen;
         let freezes = plan.param_groups.iter().any(is_frozen);
         // The weights under an adapter are frozen without a group.
         let freezes = freezes || job.model.has_adapter();
-        let trained = "no parameter is frozen: training.param_groups has no frozen group";
-        self.report_unused(&training.checkpoint_scope, !freezes, trained);
+        unused! { self;
+            training { metric_for_best_model } if !compares =>
+                "models are only compared for load_best_model_at_end, early_stopping_patience and save_best_limit";
+            training { early_stopping_threshold } if evaluation.early_stopping_patience.is_none() =>
+                "training only stops early with training.early_stopping_patience";
+            training { no_decay } if !self.decays(plan) =>
+                "no parameter has a weight decay: optimizer.params.weight_decay is 0";
+            training { checkpoint_scope } if !freezes =>
+                "no parameter is frozen: training.param_groups has no frozen group";
+        }
         refuse!(if job.model.has_adapter() && plan.saving.checkpoint_scope == CheckpointScope::All; self.findings, &*training.checkpoint_scope =>
             "\"all\" would let a run resume with another base model than the one that its adapter names";
             "write \"trained\", or remove it");
-        let whole = "there is no adapter: neither model.lora nor model.adapter is given";
-        self.report_unused(&training.save_merged, !job.model.has_adapter(), whole);
+        unused! { self;
+            training { save_merged } if !job.model.has_adapter() =>
+                "there is no adapter: neither model.lora nor model.adapter is given";
+        }
         let is_new = job.model.pretrained.is_none() && freezes && !job.model.has_adapter();
         refuse!(if is_new && plan.saving.checkpoint_scope == CheckpointScope::Trained; self.findings, &*training.checkpoint_scope =>
             "\"trained\" omits the frozen parameters that model.pretrained has, and this job has no pretrained model";
@@ -104,10 +106,10 @@ impl JobReader<'_> {
         let of_deepspeed = &self.deepspeed.pipeline.value.stages;
         let stages = plan.placement.pipeline.stages.filter(|_| !of_deepspeed.is_given());
         let is_one = stages.unwrap_or(of_deepspeed.value) == 1;
-        let unordered = "there is one pipeline stage";
-        self.report_unused(&training.pipeline_schedule, is_one, unordered);
-        let alone = "one rank does not wait for others";
-        self.report_unused(&training.collective_timeout, plan.placement.ranks == 1, alone);
+        unused! { self;
+            training { pipeline_schedule } if is_one => "there is one pipeline stage";
+            training { collective_timeout } if plan.placement.ranks == 1 => "one rank does not wait for others";
+        }
         let (own, other) = (training.logging_steps.value, &self.deepspeed.steps_per_print);
         note!(if own.is_some() && other.is_given() && own != other.value.map(StepCount::Steps);
             self.findings, "deepspeed.steps_per_print" => "has no effect: training.logging_steps takes precedence");

@@ -76,7 +76,7 @@ pub(super) fn pipeline(
     // Read even for one stage, so that an invalid partition is always an error.
     let partition = partition(key, context);
     let is_one = mesh.pipeline_stages == 1;
-    report_unused(key, is_one, "there is one pipeline stage", context);
+    context.report_unused(key, is_one, "there is one pipeline stage");
     if is_one {
         return None;
     }

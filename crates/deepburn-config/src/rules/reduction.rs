@@ -27,10 +27,11 @@ pub(crate) fn resolve(
         }
     }
     let is_sum = op.value == GradientReduction::Sum;
-    report_unused(prescale, is_sum, "gradient_allreduce_op \"sum\" divides nothing", context);
-    let is_divided = is_sum || prescale.value;
-    let why = "only gradient_allreduce_op \"mean\" without prescale_gradients divides twice";
-    report_unused(predivide, is_divided, why, context);
+    unused! { context;
+        top { prescale_gradients } if is_sum => "gradient_allreduce_op \"sum\" divides nothing";
+        top { gradient_predivide_factor } if is_sum || prescale.value =>
+            "only gradient_allreduce_op \"mean\" without prescale_gradients divides twice";
+    }
     let (op, prescale, predivide_factor) = (op.value, prescale.value, predivide.value);
     ReductionPlan { op, prescale, predivide_factor }
 }

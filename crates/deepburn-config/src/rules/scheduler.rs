@@ -233,13 +233,13 @@ fn one_cycle(params: &OneCycle<'_>, has_betas: bool, context: &mut Context<'_>) 
     warning!(if cycles && !has_betas; context, &params.cycle_momentum =>
         "true is ignored: the optimizer has no betas to cycle"; "set it to false or use AdamW");
     let is_still = !cycles || !has_betas;
-    for key in [&params.cycle_min_mom, &params.cycle_max_mom, &params.decay_mom_rate] {
-        report_unused(key, is_still, "the momentum does not change", context);
-    }
     let lasts = params.decay_step_size.value == 0;
     let why = "decay_step_size is 0, and nothing changes after the cycle";
-    report_unused(&params.decay_lr_rate, lasts, why, context);
-    report_unused(&params.decay_mom_rate, lasts && !is_still, why, context);
+    unused! { context;
+        params { cycle_min_mom, cycle_max_mom, decay_mom_rate } if is_still => "the momentum does not change";
+        params { decay_lr_rate } if lasts => why;
+        params { decay_mom_rate } if lasts && !is_still => why;
+    }
     let momentum = MomentumCycle {
         min: params.cycle_min_mom.value,
         max: params.cycle_max_mom.value,

@@ -358,7 +358,7 @@ pub enum Stage {
 
 impl Stage {
     /// All stages, in the order of their numbers.
-    pub(crate) const ALL: [Self; 4] =
+    pub const ALL: [Self; 4] =
         [Self::Disabled, Self::OptimizerStates, Self::Gradients, Self::Parameters];
 
     /// Returns the number of the stage, 0 to 3.

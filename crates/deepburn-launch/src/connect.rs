@@ -40,15 +40,8 @@ pub enum ConnectError {
     NoShell,
 }
 
-/// The result of the host check.
-pub(crate) enum Reached {
-    /// All hosts have responded.
-    All,
-    /// A signal arrived first.
-    Interrupted(i32),
-}
-
-/// Runs `true` on all `hosts` in parallel through the remote shell.
+/// Runs `true` on all `hosts` in parallel through the remote shell. Returns a signal that arrived
+/// before all hosts had responded.
 ///
 /// An empty list of hosts needs no check. After a failure, a time-out or a signal, no remote shell
 /// is left running.
@@ -60,7 +53,7 @@ pub(crate) fn connect(
     shell: &str,
     timeout: Duration,
     events: &Events,
-) -> Result<Reached, ConnectError> {
+) -> Result<Option<i32>, ConnectError> {
     let deadline = Instant::now() + timeout;
     let mut pending = Vec::new();
     let mut failures: Vec<Option<String>> = vec![None; hosts.len()];
@@ -78,7 +71,7 @@ pub(crate) fn connect(
             }
             Some(LaunchEvent::Signal(signal)) => {
                 end(&pending);
-                return Ok(Reached::Interrupted(signal));
+                return Ok(Some(signal));
             }
             // These events are from an earlier run.
             Some(LaunchEvent::Stalled(_) | LaunchEvent::Aborts(_) | LaunchEvent::Ended(_)) => {}
@@ -96,7 +89,7 @@ pub(crate) fn connect(
         }
     }
     match lines.is_empty() {
-        true => Ok(Reached::All),
+        true => Ok(None),
         false => Err(ConnectError::Unreachable {
             hosts: lines,
             shell: shell.to_owned(),

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use thiserror::Error;
 
-use crate::connect::{Reached, connect};
+use crate::connect::connect;
 use crate::events::{Events, signal_name};
 use crate::job;
 use crate::program::is_program;
@@ -134,9 +134,9 @@ impl Launch {
             return Ok(interrupted(signal));
         }
         let hosts: Vec<&str> = self.mpirun.remote_hosts().map(|host| host.name.as_str()).collect();
-        match connect(&hosts, &self.mpirun.remote_shell, self.connect_timeout, events)? {
-            Reached::All => {}
-            Reached::Interrupted(signal) => return Ok(interrupted(signal)),
+        let (shell, timeout) = (&self.mpirun.remote_shell, self.connect_timeout);
+        if let Some(signal) = connect(&hosts, shell, timeout, events)? {
+            return Ok(interrupted(signal));
         }
         let words = self.mpirun.words(&self.attempt(restarts));
         Ok(job::run(&words, self.grace, events)?)
@@ -162,14 +162,12 @@ impl Launch {
             Ok(output) => output,
             Err(error) => return Err(LaunchError::NoMpirun { program, error }),
         };
-        let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        match text.contains("Open MPI") {
-            true => Ok(()),
-            false => {
-                let version = text.lines().next().unwrap_or("it does not tell its version");
-                Err(LaunchError::OtherMpirun { program, version: version.to_owned() })
-            }
+        let text = String::from_utf8_lossy(&output.stdout);
+        if text.contains("Open MPI") {
+            return Ok(());
         }
+        let version = text.lines().next().unwrap_or("it does not tell its version").to_owned();
+        Err(LaunchError::OtherMpirun { program, version })
     }
 
     /// Describes the end of the job, for example `rank 1 on worker-2 failed with status 7`.

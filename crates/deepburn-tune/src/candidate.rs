@@ -82,18 +82,12 @@ impl StatePlacement {
         }
     }
 
-    /// Returns whether states are on NVMe.
-    pub fn needs_nvme(self) -> bool {
-        matches!(self, Self::OptimizerOnNvme | Self::AllOnNvme)
-    }
-
     /// Returns whether states at `stage` can be placed here.
     pub(crate) fn fits(self, stage: Stage) -> bool {
-        match self {
-            Self::Device => true,
-            Self::OptimizerOnHost | Self::OptimizerOnNvme => stage.shards_optimizer(),
-            Self::AllOnHost | Self::AllOnNvme => stage.shards_parameters(),
-        }
+        // Only states that a stage shards can be offloaded.
+        let [optimizer, parameters] = self.devices();
+        (optimizer.is_none() || stage.shards_optimizer())
+            && (parameters.is_none() || stage.shards_parameters())
     }
 
     /// Returns the description for a table.

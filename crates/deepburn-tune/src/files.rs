@@ -11,7 +11,6 @@
 //!
 //! Each file is written whole or not at all.
 
-use std::fmt;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -40,14 +39,18 @@ pub struct TuningFiles<'a> {
 }
 
 /// A folder or file of results that cannot be used.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum TuningFilesError {
     /// There are results of an earlier search, which must not be replaced.
+    #[error(
+        "{} is from an earlier search, and overwrite is false; give another folder, or set overwrite to true", .path.display()
+    )]
     Exists {
         /// A file of these results.
         path: PathBuf,
     },
     /// A file or folder cannot be written.
+    #[error("{}: cannot be written: {reason}", .path.display())]
     Unwritable {
         /// The path.
         path: PathBuf,
@@ -55,23 +58,6 @@ pub enum TuningFilesError {
         reason: io::Error,
     },
 }
-
-impl fmt::Display for TuningFilesError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Exists { path } => write!(
-                f,
-                "{} is from an earlier search, and overwrite is false; give another folder, or set overwrite to true",
-                path.display()
-            ),
-            Self::Unwritable { path, reason } => {
-                write!(f, "{}: cannot be written: {reason}", path.display())
-            }
-        }
-    }
-}
-
-impl std::error::Error for TuningFilesError {}
 
 /// The names of the files.
 const SUMMARY: &str = "summary.txt";
@@ -187,7 +173,7 @@ fn summary(search: &Search, elapsed: Duration) -> String {
             lines.push(format!("| {name} | {count} | {value:.6} | {} |", trial.candidate.name()));
         }
     };
-    for stage in [Stage::Disabled, Stage::OptimizerStates, Stage::Gradients, Stage::Parameters] {
+    for stage in Stage::ALL {
         row(&format!("z{}", stage.number()), Some(stage));
     }
     row("global", None);

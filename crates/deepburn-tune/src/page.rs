@@ -10,7 +10,7 @@
 //! The page is self-contained: one file with an inline SVG and without scripts. A dot shows its
 //! candidate when the pointer is on it.
 
-use std::fmt::Write;
+use std::fmt::{self, Write};
 
 use crate::candidate::{CandidateConfig, policy_name};
 use crate::search::{Assessment, Search, Trial};
@@ -37,24 +37,32 @@ struct Dot<'a> {
 
 /// Returns the page of a search. `title` is the name of the job.
 pub fn page(search: &Search, title: &str) -> String {
-    let dots = dots(search);
-    let mut html = format!(
+    let mut html = String::new();
+    // Writing to a string fails only if a `Display` fails, and none of these does.
+    let _ = write_page(&mut html, search, title);
+    html
+}
+
+/// Appends the page.
+fn write_page(html: &mut String, search: &Search, title: &str) -> fmt::Result {
+    writeln!(
+        html,
         "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" \
          content=\"width=device-width\"><title>Tuning of {0}</title><style>{STYLE}</style></head>\n<body>\n\
-         <h1>Tuning of {0}</h1>\n",
+         <h1>Tuning of {0}</h1>",
         escaped(title)
-    );
+    )?;
     let best = search.best().map(|best| search.trials()[best].candidate.name());
     let best = best.map_or("Nothing was measured.".to_owned(), |name| {
         format!("The best configuration is <b>{name}</b>.")
     });
-    html.push_str(&format!(
-        "<p>{best} Orange: the best; green: measured; blue: forecast; crosses: too large.</p>\n"
-    ));
-    picture(&mut html, &dots);
-    rows(&mut html, search);
-    html.push_str("</body></html>\n");
-    html
+    writeln!(
+        html,
+        "<p>{best} Orange: the best; green: measured; blue: forecast; crosses: too large.</p>"
+    )?;
+    picture(html, &dots(search))?;
+    rows(html, search)?;
+    writeln!(html, "</body></html>")
 }
 
 /// Returns the candidates that were forecast.
@@ -76,43 +84,37 @@ fn dots(search: &Search) -> Vec<Dot<'_>> {
 }
 
 /// Appends the picture.
-fn picture(html: &mut String, dots: &[Dot<'_>]) {
+fn picture(html: &mut String, dots: &[Dot<'_>]) -> fmt::Result {
     // A margin of 5 % keeps the largest dot inside, and an empty picture has axes too.
     let largest =
         |values: &mut dyn Iterator<Item = f64>| values.fold(0.0, f64::max).max(1e-9) * 1.05;
     let most_memory = largest(&mut dots.iter().map(|dot| dot.memory));
     let longest = largest(&mut dots.iter().filter_map(|dot| dot.seconds));
     let [width, height] = SIZE;
-    push(
+    writeln!(
         html,
-        format_args!(
-            "<svg viewBox=\"0 0 {width} {height}\" role=\"img\" aria-label=\"Seconds of a step and memory of a rank\">\n"
-        ),
-    );
-    axes(html, most_memory, longest);
+        "<svg viewBox=\"0 0 {width} {height}\" role=\"img\" aria-label=\"Seconds of a step and memory of a rank\">"
+    )?;
+    axes(html, most_memory, longest)?;
     for Dot { trial, memory, seconds, class } in dots {
         let (name, x) = (trial.candidate.name(), x_of(*memory, most_memory));
         match seconds {
-            Some(seconds) => push(
+            Some(seconds) => writeln!(
                 html,
-                format_args!(
-                    "<circle class=\"{class}\" cx=\"{x:.1}\" cy=\"{:.1}\" r=\"5\"><title>{name}: {:.2} GB, {seconds:.3} s</title></circle>\n",
-                    y_of(*seconds, longest),
-                    memory / 1e9,
-                ),
-            ),
-            None => push(
+                "<circle class=\"{class}\" cx=\"{x:.1}\" cy=\"{:.1}\" r=\"5\"><title>{name}: {:.2} GB, {seconds:.3} s</title></circle>",
+                y_of(*seconds, longest),
+                memory / 1e9,
+            )?,
+            None => writeln!(
                 html,
-                format_args!(
-                    "<path class=\"{class}\" d=\"M{:.1} {:.1}l8 8m0 -8l-8 8\"><title>{name}: {}</title></path>\n",
-                    x - 4.0,
-                    MARGIN / 2.0,
-                    escaped(reason(trial).as_deref().unwrap_or_default()),
-                ),
-            ),
+                "<path class=\"{class}\" d=\"M{:.1} {:.1}l8 8m0 -8l-8 8\"><title>{name}: {}</title></path>",
+                x - 4.0,
+                MARGIN / 2.0,
+                escaped(reason(trial).as_deref().unwrap_or_default()),
+            )?,
         }
     }
-    html.push_str("</svg>\n");
+    writeln!(html, "</svg>")
 }
 
 /// Returns the horizontal position of bytes, where the axis ends at `most`.
@@ -126,49 +128,44 @@ fn y_of(seconds: f64, longest: f64) -> f64 {
 }
 
 /// Appends the axes, whose ends are bytes of a rank and seconds of a step.
-fn axes(html: &mut String, most_memory: f64, longest: f64) {
+fn axes(html: &mut String, most_memory: f64, longest: f64) -> fmt::Result {
     let [width, height] = SIZE;
-    push(
+    writeln!(
         html,
-        format_args!(
-            "<path class=\"axis\" fill=\"none\" d=\"M{MARGIN} {} V{} H{}\"/>\n",
-            MARGIN / 2.0,
-            height - MARGIN,
-            width - MARGIN / 2.0
-        ),
-    );
+        "<path class=\"axis\" fill=\"none\" d=\"M{MARGIN} {} V{} H{}\"/>",
+        MARGIN / 2.0,
+        height - MARGIN,
+        width - MARGIN / 2.0
+    )?;
     for part in 0..=4 {
         let (memory, seconds) =
             (most_memory * f64::from(part) / 4.0, longest * f64::from(part) / 4.0);
-        push(
+        writeln!(
             html,
-            format_args!(
-                "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{:.2}</text>\
-                 <text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{seconds:.2}</text>\n",
-                x_of(memory, most_memory),
-                height - MARGIN + 18.0,
-                memory / 1e9,
-                MARGIN - 6.0,
-                y_of(seconds, longest) + 4.0,
-            ),
-        );
+            "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{:.2}</text>\
+             <text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{seconds:.2}</text>",
+            x_of(memory, most_memory),
+            height - MARGIN + 18.0,
+            memory / 1e9,
+            MARGIN - 6.0,
+            y_of(seconds, longest) + 4.0,
+        )?;
     }
-    push(
+    writeln!(
         html,
-        format_args!(
-            "<text x=\"{}\" y=\"{}\" text-anchor=\"middle\">GB of a rank</text><text x=\"6\" y=\"14\">seconds of a step</text>\n",
-            width / 2.0,
-            height - 10.0
-        ),
-    );
+        "<text x=\"{}\" y=\"{}\" text-anchor=\"middle\">GB of a rank</text><text x=\"6\" y=\"14\">seconds of a step</text>",
+        width / 2.0,
+        height - 10.0
+    )
 }
 
 /// Appends the table of all candidates that were forecast or are not valid.
-fn rows(html: &mut String, search: &Search) {
-    html.push_str(
+fn rows(html: &mut String, search: &Search) -> fmt::Result {
+    writeln!(
+        html,
         "<table><thead><tr><th>configuration</th><th>ranks</th><th>stage</th><th>micro-batch</th><th>recompute</th>\
-         <th>GB/rank</th><th>step s</th><th>forecast s</th><th>note</th></tr></thead>\n<tbody>\n",
-    );
+         <th>GB/rank</th><th>step s</th><th>forecast s</th><th>note</th></tr></thead>\n<tbody>",
+    )?;
     let calibration = search.calibration();
     for trial in search.trials() {
         // They are never measured, and would hide the others.
@@ -180,22 +177,20 @@ fn rows(html: &mut String, search: &Search) {
             value.map_or(String::new(), |it| format!("{it:.digits$}"))
         };
         let memory = trial.measurement().map(|it| it.memory).or(trial.memory().copied());
-        push(
+        writeln!(
             html,
-            format_args!(
-                "<tr><td>{}</td><td>{ranks}</td><td>{}</td><td>{micro_batch}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td>\
-             <td>{}</td></tr>\n",
-                trial.candidate.name(),
-                stage.number(),
-                policy_name(recompute),
-                number(memory.map(|it| it.device as f64 / 1e9), 2),
-                number(trial.measurement().map(super::Measurement::fastest), 3),
-                number(trial.prediction().map(|it| calibration.seconds(it)), 3),
-                escaped(reason(trial).as_deref().unwrap_or_default()),
-            ),
-        );
+            "<tr><td>{}</td><td>{ranks}</td><td>{}</td><td>{micro_batch}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td>\
+             <td>{}</td></tr>",
+            trial.candidate.name(),
+            stage.number(),
+            policy_name(recompute),
+            number(memory.map(|it| it.device as f64 / 1e9), 2),
+            number(trial.measurement().map(super::Measurement::fastest), 3),
+            number(trial.prediction().map(|it| calibration.seconds(it)), 3),
+            escaped(reason(trial).as_deref().unwrap_or_default()),
+        )?;
     }
-    html.push_str("</tbody></table>\n");
+    writeln!(html, "</tbody></table>")
 }
 
 /// Returns why a candidate was not measured, or how its measurement failed.
@@ -211,10 +206,4 @@ fn reason(trial: &Trial) -> Option<String> {
 /// Returns text that is safe in HTML.
 fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
-}
-
-/// Appends formatted text.
-fn push(html: &mut String, text: std::fmt::Arguments<'_>) {
-    // Writing to a string fails only if a `Display` fails, and none of these does.
-    let _ = html.write_fmt(text);
 }

@@ -30,12 +30,7 @@ impl Default for SearchSpace {
             ranks: vec![1],
             batch_sizes: vec![1],
             micro_batch_sizes: SizeLimits::default(),
-            stages: vec![
-                Stage::Disabled,
-                Stage::OptimizerStates,
-                Stage::Gradients,
-                Stage::Parameters,
-            ],
+            stages: Stage::ALL.to_vec(),
             states: vec![StatePlacement::Device],
             recompute: vec![
                 RecomputePolicy::Off,

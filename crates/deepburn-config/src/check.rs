@@ -11,7 +11,7 @@ use crate::key::{Key, KeyEntry, Kind, Literal, SectionVariant, Status, Trigger, 
 use crate::key_path::{is_at_or_below, join, without_brackets};
 use crate::node::{Node, Value};
 use crate::remedy::{converted, remedy};
-use crate::suggestion::suggestion;
+use crate::suggestion::{UNKNOWN_KEY, suggestion};
 
 /// Maximum number of keys of a section that are listed if no name is similar.
 const LISTED: usize = 16;
@@ -130,13 +130,16 @@ impl Check<'_> {
             return;
         }
         let site = KeyLocation::at(path, value);
-        note!(if *is_given; self.findings, site => "has no effect: {switch} is false");
         let remedy = match is_available {
             true => format!("set {switch} to true, or remove it"),
             false => "remove it".to_owned(),
         };
-        warning!(if !is_given; self.findings, KeyLocation::at(path, value) =>
-            "has no effect: {switch} is false by default"; "{remedy}");
+        match is_given {
+            true => note!(self.findings, site => "has no effect: {switch} is false"),
+            false => {
+                warning!(self.findings, site => "has no effect: {switch} is false by default"; "{remedy}")
+            }
+        }
     }
 
     /// Reports a value according to the status of its key. Returns whether no further check is
@@ -214,7 +217,7 @@ impl Check<'_> {
             }
             false => "remove it".to_owned(),
         });
-        refuse!(self.findings, KeyLocation::at(path, value) => "unknown key"; "{remedy}");
+        refuse!(self.findings, KeyLocation::at(path, value) => "{UNKNOWN_KEY}"; "{remedy}");
     }
 
     /// Returns the path of the first supported key of the file format with this name, as users

@@ -5,7 +5,7 @@
 //! parameters of other keys, the key is a string with a fixed list of names instead.
 
 /// A type whose values have names, which are compared without regard to case.
-pub(crate) trait Choice: Copy + PartialEq + 'static {
+pub(crate) trait Choice: Copy + 'static {
     /// Every name, in the order in which messages list them.
     const NAMES: &'static [&'static str];
     /// The value of each name.
@@ -15,12 +15,6 @@ pub(crate) trait Choice: Copy + PartialEq + 'static {
     fn named(name: &str) -> Option<Self> {
         let place = Self::NAMES.iter().position(|known| known.eq_ignore_ascii_case(name))?;
         Some(Self::VALUES[place])
-    }
-
-    /// Returns the first name of this value.
-    fn first_name(self) -> &'static str {
-        let place = Self::VALUES.iter().position(|value| *value == self);
-        place.map_or("", |place| Self::NAMES[place])
     }
 }
 
@@ -35,8 +29,12 @@ macro_rules! choices {
 
         impl $Choice {
             /// Returns the name in configurations; the first one, if there are several.
+            // The other names of a value are the patterns that are not reached.
+            #[allow(unreachable_patterns)]
             pub fn name(self) -> &'static str {
-                $crate::choice::Choice::first_name(self)
+                match self {
+                    $(Self::$Value => $name,)+
+                }
             }
         }
 

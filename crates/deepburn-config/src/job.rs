@@ -14,6 +14,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::check::check;
+use crate::choice::Choice;
 use crate::context::RunContext;
 use crate::diagnosis::{ConfigError, Findings, KeyLocation, note, refuse};
 use crate::job_plan::{Cadence, DataKind, Job};
@@ -141,7 +142,7 @@ impl Job {
         }
         use_typed_rate(&overrides, &mut written.root);
         // After the options, which may name the programs or change their sections.
-        Reporter::enable_sections(&root, &mut written.root);
+        enable_reporters(&root, &mut written.root);
         let deepspeed = DeepSpeed::read(&ConfigEntry::document(&written.root));
         let findings = Findings::default();
         let ranks = [written.processes(), request.launched];
@@ -274,6 +275,24 @@ fn overrides(request: &JobRequest) -> Result<Vec<Override>, ConfigError> {
         overrides.extend(value.map(|value| Override::of(option, path, value)));
     }
     Ok(overrides)
+}
+
+/// Enables the sections of the programs that `training.report_to` of the job file `job` names, in
+/// the DeepSpeed configuration `deepspeed`. Values of wrong types are left for the checks.
+fn enable_reporters(job: &Node, deepspeed: &mut Node) {
+    let Some(names) = job.get("training").and_then(|training| training.get("report_to")) else {
+        return;
+    };
+    let names = names.as_list().unwrap_or(std::slice::from_ref(names));
+    for reporter in names.iter().filter_map(Node::as_text).filter_map(Reporter::named) {
+        if let Some(section) = deepspeed.get_mut(reporter.name()).filter(|it| it.is_auto()) {
+            section.value = Value::Null;
+        }
+        // Also over `false`, because the job asks for this program.
+        let path = format!("{}.enabled", reporter.name());
+        let enabled = Override::of("report_to", &path, Node::new(Value::Flag(true)));
+        let _ = enabled.apply(DeepSpeed::KEYS, deepspeed);
+    }
 }
 
 /// The keys of a DeepSpeed configuration that `--set training.learning_rate` overrides.

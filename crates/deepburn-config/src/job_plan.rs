@@ -3,13 +3,14 @@
 use std::path::PathBuf;
 
 use serde::{Serialize, Serializer};
-use serde_json::{Map, Value as Json};
+use serde_json::{Map, Value as Json, json};
 
 use crate::choice::choices;
 use crate::diagnosis::Diagnosis;
 use crate::place::Place;
 use crate::plan::{
     LrSchedulerParameters, LrSchedulerType, NoDecay, ParamGroup, PipelineSchedule, QuantizedFormat,
+    is_default,
 };
 use crate::reporter::Reporter;
 use crate::splits::SplitPlan;
@@ -62,18 +63,16 @@ pub struct QuantizationJob {
 /// Writes the fields of transformers' `BitsAndBytesConfig`.
 impl Serialize for QuantizationJob {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut fields = Map::new();
-        match self.format {
-            QuantizedFormat::Int8 => drop(fields.insert("load_in_8bit".to_owned(), true.into())),
-            QuantizedFormat::Nf4 | QuantizedFormat::Nf4Double => {
-                let double = self.format == QuantizedFormat::Nf4Double;
-                fields.insert("load_in_4bit".to_owned(), true.into());
-                fields.insert("bnb_4bit_quant_type".to_owned(), "nf4".into());
-                fields.insert("bnb_4bit_use_double_quant".to_owned(), double.into());
-            }
-        }
+        let mut fields = match self.format {
+            QuantizedFormat::Int8 => json!({ "load_in_8bit": true }),
+            format => json!({
+                "load_in_4bit": true,
+                "bnb_4bit_quant_type": "nf4",
+                "bnb_4bit_use_double_quant": format == QuantizedFormat::Nf4Double,
+            }),
+        };
         if !self.skip_modules.is_empty() {
-            fields.insert("llm_int8_skip_modules".to_owned(), self.skip_modules.clone().into());
+            fields["llm_int8_skip_modules"] = json!(self.skip_modules);
         }
         fields.serialize(serializer)
     }
@@ -355,7 +354,7 @@ pub struct PipelineRequest {
     #[serde(rename = "pipeline_stages", skip_serializing_if = "Option::is_none")]
     pub stages: Option<usize>,
     /// The order of the passes of a stage.
-    #[serde(rename = "pipeline_schedule", skip_serializing_if = "PipelineSchedule::is_default")]
+    #[serde(rename = "pipeline_schedule", skip_serializing_if = "is_default")]
     pub schedule: PipelineSchedule,
 }
 

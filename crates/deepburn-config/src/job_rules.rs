@@ -94,15 +94,7 @@ impl JobReader<'_> {
             refuse!(self.findings, &model.pretrained => "\"{}\" is a file; must be a folder", path.display();
                 "{remedy}");
         }
-        let config = match model.config.given().map(|node| (node, node.to_json())) {
-            None => Map::new(),
-            Some((_, Json::Object(map))) => map,
-            Some((node, _)) => {
-                refuse!(self.findings, &model.config => "{node} is {}; must be a section of config fields", node.noun();
-                    "{}", free_section(node, "{ \"n_layer\": 12 }"));
-                Map::new()
-            }
-        };
+        let config = self.fields(&model.config, "config fields", "{ \"n_layer\": 12 }");
         let given = model.architecture.value;
         let former = model.architecture.given().and_then(Node::as_text);
         let is_former =
@@ -115,7 +107,8 @@ impl JobReader<'_> {
             "remove it");
         // The architecture of a checkpoint is only known once it has been read.
         let architecture = given.or((!model.pretrained.is_given()).then_some(Architecture::Gpt2));
-        let lora = self.lora(model);
+        let example = "{ \"r\": 16, \"target_modules\": \"all-linear\" }";
+        let lora = self.fields(&model.lora, "PEFT's fields", example);
         let folder = model.adapter.value.and_then(|given| self.existing(given, &model.adapter));
         refuse!(if folder.as_ref().is_some_and(|path| !path.is_dir()); self.findings, &*model.adapter =>
             "is a file; must be a folder"; "give the folder that holds adapter_config.json");
@@ -123,20 +116,25 @@ impl JobReader<'_> {
             "is given together with model.lora, and an adapter has the settings of its own adapter_config.json";
             "remove one of them");
         let quantization = quantization::read(&model.quantization_config.value, &mut self.findings);
+        let config = config.unwrap_or_default();
         ModelJob { architecture, pretrained, config, lora, adapter: folder, quantization }
     }
 
-    /// Reads the fields of a new adapter. Their values are checked with the model.
-    fn lora(&mut self, model: &Model<'_>) -> Option<Map<String, Json>> {
-        let node = model.lora.given()?;
-        match node.to_json() {
-            Json::Object(fields) => Some(fields),
-            _ => {
-                refuse!(self.findings, &model.lora => "{node} is {}; must be a section of PEFT's fields", node.noun();
-                    "{}", free_section(node, "{ \"r\": 16, \"target_modules\": \"all-linear\" }"));
-                None
-            }
+    /// Reads a section without a key table, whose fields are checked with the model. `noun` says
+    /// what they are, and `example` is such a section.
+    fn fields(
+        &mut self,
+        key: &ConfigEntry<'_>,
+        noun: &str,
+        example: &str,
+    ) -> Option<Map<String, Json>> {
+        let node = key.given()?;
+        if let Json::Object(fields) = node.to_json() {
+            return Some(fields);
         }
+        refuse!(self.findings, key => "{node} is {}; must be a section of {noun}", node.noun();
+            "{}", free_section(node, example));
+        None
     }
 
     /// Checks that the model of a job with an adapter is a pretrained language model.

@@ -17,7 +17,7 @@
 //! | Question | Modules |
 //! |---|---|
 //! | Which keys are there? | `keys`: a file per section; `key`: what a declaration says |
-//! | How is a key checked that is unknown or has the wrong kind? | `check` in files, `overrides` in `--set`, `listing` in `deepburn keys`; all three word "unknown key", with what `suggestion` and `foreign` know |
+//! | How is a key checked that is unknown or has the wrong kind? | `check` in files, `overrides` in `--set`, `listing` in `deepburn keys`; `suggestion` has what all three say of an unknown key, also from `foreign` |
 //! | How do keys become a plan? | `rules` for DeepSpeed's sections, `job_rules` for the job's, `section` for reading one |
 //! | What does an error look like? | `diagnosis`, `remedy` |
 //!

@@ -6,7 +6,7 @@ use crate::diagnosis::ConfigError;
 use crate::job_keys;
 use crate::key::KeyEntry;
 use crate::key_path::{is_at_or_below, without_brackets};
-use crate::suggestion::suggestion;
+use crate::suggestion::{UNKNOWN_KEY, suggestion};
 
 /// Returns the key at `path` and the keys below it. If there is none, returns the keys of this name
 /// in all sections.
@@ -58,7 +58,7 @@ fn unknown(keys: &[KeyEntry], path: &str) -> ConfigError {
     let remedy = near.or_else(anywhere);
     let remedy = remedy.unwrap_or("run deepburn keys without a path to see all of them".into());
     let given = crate::Node::text(path).to_string();
-    ConfigError::Argument { given, reason: "unknown key".to_owned(), remedy }
+    ConfigError::Argument { given, reason: UNKNOWN_KEY.to_owned(), remedy }
 }
 
 #[cfg(test)]

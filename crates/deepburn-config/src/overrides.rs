@@ -9,7 +9,7 @@ use crate::diagnosis::{ConfigError, TypedKey};
 use crate::key::{Key, Kind};
 use crate::node::{Node, Value, shortened};
 use crate::source::{SourceName, parse_json};
-use crate::suggestion::suggestion;
+use crate::suggestion::{UNKNOWN_KEY, suggestion};
 
 /// Maximum number of characters of an option that a message shows in full.
 const SHOWN: usize = 80;
@@ -145,7 +145,7 @@ impl Override {
             let rest = if keys.len() > 12 { ", ..." } else { "" };
             format!("known here are {}{rest}", known.join(", "))
         });
-        let reason = format!("unknown key `{}`", self.path[..=depth].join("."));
+        let reason = format!("{UNKNOWN_KEY} `{}`", self.path[..=depth].join("."));
         ConfigError::Argument { given: self.given.clone(), reason, remedy }
     }
 

@@ -32,6 +32,11 @@ pub use trainer_schedule::*;
 use crate::choice::choices;
 use crate::counted::counted;
 
+/// Returns whether a value is the default, which is omitted in `job.json`.
+pub(crate) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+
 /// All settings of a training run, resolved for one world size.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Plan {
@@ -613,7 +618,7 @@ pub struct DynamicScalePlan {
     /// Minimum scale. An overflow at this scale ends the run.
     pub min_scale: f64,
     /// When the scale doubles.
-    #[serde(skip_serializing_if = "ScaleGrowth::is_deepspeed")]
+    #[serde(skip_serializing_if = "is_default")]
     pub growth: ScaleGrowth,
 }
 
@@ -627,13 +632,6 @@ pub enum ScaleGrowth {
     /// The last of `window` such steps, as in PyTorch's `torch.amp.GradScaler`. The scale does not
     /// grow beyond the range of f32.
     AtWindow,
-}
-
-impl ScaleGrowth {
-    /// Returns whether this is DeepSpeed's rule, which is omitted in `job.json`.
-    fn is_deepspeed(&self) -> bool {
-        *self == Self::AfterWindow
-    }
 }
 
 /// How a step with non-finite gradients is handled.

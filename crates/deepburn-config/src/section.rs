@@ -273,11 +273,10 @@ macro_rules! section {
         impl<$a> $crate::section::FromEntry<$a> for $Section<$a> {
             #[allow(unused_variables)]
             fn read(entry: &$crate::section::ConfigEntry<$a>) -> Self {
-                // A key without a type also has a variable, which is not used, because a repetition
-                // over types alone could not refer to the docs.
-                $(let $name = const { &$crate::section::key!(
-                    [$($doc)*] $name $(as $key)?, [$($Type)?], $spec
-                ) };)*
+                // A key without a type also has a variable, which is not used.
+                let [$($name),*] = <Self as $crate::section::Section>::KEYS else {
+                    unreachable!("the table has one row for each name")
+                };
                 Self { $($($name: <$crate::section::Setting<$a, $Type>>::read(entry, $name),)?)* }
             }
         }

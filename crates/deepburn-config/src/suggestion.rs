@@ -2,6 +2,9 @@
 
 use crate::foreign::foreign_name;
 
+/// The problem of a key that is not in its table, as all messages word it.
+pub(crate) const UNKNOWN_KEY: &str = "unknown key";
+
 /// Minimum similarity of a known name that is suggested instead of an unknown name.
 const SIMILAR: f64 = 0.7;
 

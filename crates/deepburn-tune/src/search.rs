@@ -243,11 +243,7 @@ impl Search {
 
     /// Returns the best measured candidate.
     pub fn best(&self) -> Option<usize> {
-        // Failed candidates have no cost.
-        let cost = |index: &usize| self.measured_cost(*index).unwrap_or(f64::INFINITY);
-        let measured =
-            self.order.iter().copied().filter(|index| self.measured_cost(*index).is_some());
-        measured.min_by(|one, other| cost(one).total_cmp(&cost(other)))
+        self.costs().min_by(|one, other| one.0.total_cmp(&other.0)).map(|(_, index)| index)
     }
 
     /// Returns the candidate to measure next; `None` if the search has ended.
@@ -279,10 +275,9 @@ impl Search {
         if since_best.zip(patience).is_some_and(|(since, patience)| since >= patience) {
             return false;
         }
-        let succeeded =
-            self.order.iter().filter(|index| self.trials[**index].measurement().is_some());
         // Fewer measurements say too little about the forecasts to rule a candidate out by one.
-        succeeded.count() < LEAST_MEASURED || best.is_none_or(|best| self.comes_close(cost, best))
+        self.costs().count() < LEAST_MEASURED
+            || best.is_none_or(|best| self.comes_close(cost, best))
     }
 
     /// Returns whether a candidate of this predicted cost may be as good as the measured candidate
@@ -304,16 +299,19 @@ impl Search {
         let Some(best) = self.best().and_then(|best| self.measured_cost(best)) else {
             return Vec::new();
         };
-        let cost =
-            |index: &usize| self.measured_cost(*index).filter(|cost| *cost <= best * (1.0 + RIVAL));
         let mut close: Vec<_> =
-            self.order.iter().filter_map(|index| Some((cost(index)?, *index))).collect();
+            self.costs().filter(|(cost, _)| *cost <= best * (1.0 + RIVAL)).collect();
         close.sort_by(|one, other| one.0.total_cmp(&other.0));
         close.truncate(MOST_RIVALS);
         match close.len() {
             0 | 1 => Vec::new(),
             _ => close.into_iter().map(|(_, index)| index).collect(),
         }
+    }
+
+    /// Returns the costs and the indices of the measured candidates. Failed ones have no cost.
+    fn costs(&self) -> impl Iterator<Item = (f64, usize)> {
+        self.order.iter().filter_map(|index| Some((self.measured_cost(*index)?, *index)))
     }
 
     /// Returns the cost of a measured candidate.

@@ -63,13 +63,6 @@ pub enum PipelineSchedule {
 
 choices!(PipelineSchedule { "1f1b" => OneForwardOneBackward, "gpipe" => FillDrain });
 
-impl PipelineSchedule {
-    /// Returns whether this is the default, which is omitted in `job.json`.
-    pub(crate) fn is_default(&self) -> bool {
-        *self == Self::default()
-    }
-}
-
 /// How the blocks of a model are divided into pipeline stages.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]

@@ -108,6 +108,14 @@ pub struct LambPlan {
     pub trust_ratio: [f64; 2],
 }
 
+impl LambPlan {
+    /// Creates LAMB from Adam's hyper-parameters, with `eps` outside of the square root.
+    pub(crate) fn of(adam: AdamPlan, trust_ratio: [f64; 2]) -> Self {
+        let AdamPlan { lr, betas, eps, weight_decay, bias_correction } = adam;
+        Self { lr, betas, eps, eps_inside_sqrt: false, weight_decay, bias_correction, trust_ratio }
+    }
+}
+
 /// Hyper-parameters of Muon.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct MuonPlan {

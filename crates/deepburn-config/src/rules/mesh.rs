@@ -2,19 +2,13 @@
 
 use super::*;
 
-/// Returns the number of pipeline stages that the files ask for, and the key that sets it.
-fn requested_stages(context: &Context<'_>) -> (usize, KeyLocation) {
-    let key = &context.top.pipeline.value.stages;
-    match context.run.pipeline.stages.filter(|_| !key.is_given()) {
-        Some(stages) => (stages, "training.pipeline_stages".into()),
-        None => (key.value, key.into()),
-    }
-}
-
 /// Returns the number of pipeline stages.
 pub(super) fn pipeline_stages(context: &mut Context<'_>) -> usize {
     let key = &context.top.pipeline.value.stages;
-    let (stages, site) = requested_stages(context);
+    let (stages, site) = match context.run.pipeline.stages.filter(|_| !key.is_given()) {
+        Some(stages) => (stages, KeyLocation::from("training.pipeline_stages")),
+        None => (key.value, key.into()),
+    };
     if let Some(of_job) = context.run.pipeline.stages {
         refuse!(if of_job != stages; context, key =>
             "{stages} contradicts training.pipeline_stages: {of_job}"; "remove one of them");

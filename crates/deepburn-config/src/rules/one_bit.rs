@@ -21,19 +21,10 @@ pub(super) fn lamb(entry: &ConfigEntry<'_>, context: &mut Context<'_>) -> Optimi
         "{freeze_step} is below 1 / (1 - coeff_beta): the average of trust ratios, which starts at 0, is {:.0} % \
          too small when it is frozen", 100.0 * coeff_beta.powf(freeze_step as f64);
         "give more steps or a smaller coeff_beta");
-    let AdamPlan { lr, betas, eps, weight_decay, bias_correction } = moments(entry, true, context);
+    let adam = moments(entry, true, context);
     let trust_ratio = bounds(&params.min_coeff, &params.max_coeff, context);
-    let eps_inside_sqrt = false;
     OptimizerPlan::OneBitLamb(OneBitLambPlan {
-        lamb: LambPlan {
-            lr,
-            betas,
-            eps,
-            eps_inside_sqrt,
-            weight_decay,
-            bias_correction,
-            trust_ratio,
-        },
+        lamb: LambPlan::of(adam, trust_ratio),
         freeze_step,
         coeff_beta,
         factor: bounds(&params.factor_min, &params.factor_max, context),

@@ -86,9 +86,10 @@ fn adam_family(name: &str, entry: &ConfigEntry<'_>, context: &mut Context<'_>) -
 fn lamb(entry: &ConfigEntry<'_>, context: &mut Context<'_>) -> OptimizerPlan {
     let params = Lamb::read(entry);
     let trust_ratio = bounds(&params.min_coeff, &params.max_coeff, context);
-    let AdamPlan { lr, betas, eps, weight_decay, .. } = moments(entry, true, context);
-    OptimizerPlan::Lamb(filled!(LambPlan, params { eps_inside_sqrt, bias_correction }
-        lr, betas, eps, weight_decay, trust_ratio))
+    let bias_correction = params.bias_correction.value;
+    let adam = AdamPlan { bias_correction, ..moments(entry, true, context) };
+    let eps_inside_sqrt = params.eps_inside_sqrt.value;
+    OptimizerPlan::Lamb(LambPlan { eps_inside_sqrt, ..LambPlan::of(adam, trust_ratio) })
 }
 
 /// Resolves SGD. Nesterov momentum needs a momentum above 0, as in PyTorch.

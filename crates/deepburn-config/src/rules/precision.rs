@@ -80,20 +80,12 @@ fn check_scale(fp16: &Fp16<'_>, context: &mut Context<'_>) {
     let scale = &fp16.loss_scale;
     let (min, max) = (f32::MIN_POSITIVE, f32::MAX);
     let is_fixed = fp16.enabled.value && scale.value > 0.0;
-    let Fp16 {
-        initial_scale_power,
-        loss_scale_window,
-        hysteresis,
-        consecutive_hysteresis,
-        min_loss_scale,
-        ..
-    } = fp16;
     let of_dynamic: [&ConfigEntry<'_>; 5] = [
-        initial_scale_power,
-        loss_scale_window,
-        hysteresis,
-        consecutive_hysteresis,
-        min_loss_scale,
+        &fp16.initial_scale_power,
+        &fp16.loss_scale_window,
+        &fp16.hysteresis,
+        &fp16.consecutive_hysteresis,
+        &fp16.min_loss_scale,
     ];
     for key in of_dynamic.into_iter().filter(|key| is_fixed && key.is_given()) {
         note!(context, key => "has no effect: loss_scale {} never changes", scale.value);

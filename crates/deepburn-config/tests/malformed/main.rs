@@ -20,403 +20,254 @@ fn refused(fragment: &str, parts: &[&str]) {
     }
 }
 
+/// Checks that a value of the key at `path` is rejected with a message that contains the key and
+/// every part. The type of a section is in brackets: `optimizer[AdamW].params.lr`.
+fn refused_at(path: &str, value: &str, parts: &[&str]) {
+    let key: String = path.split(['[', ']']).step_by(2).collect();
+    refused(&fragment(path, value), &[&[&*key][..], parts].concat());
+}
+
+/// Returns the key at `path` with this value, inside of its sections.
+fn fragment(path: &str, value: &str) -> String {
+    let Some((section, inside)) = path.split_once('.') else {
+        return format!("\"{path}\": {value}");
+    };
+    let inside = fragment(inside, value);
+    match section.trim_end_matches(']').split_once('[') {
+        Some((section, kind)) => format!("\"{section}\": {{\"type\": \"{kind}\", {inside}}}"),
+        None => format!("\"{section}\": {{{inside}}}"),
+    }
+}
+
 #[test]
 fn values_of_the_wrong_kind() {
-    for (fragment, key, value, remedy) in [
+    for (path, value, problem, remedy) in [
+        ("gradient_clipping", "-1", "-1 is out of range", "leave the key out for 1.0"),
+        ("gradient_clipping", "NaN", "NaN is not a number", "leave the key out for 1.0"),
+        ("gradient_clipping", "Infinity", "Infinity is not finite", "leave the key out for 1.0"),
+        ("gradient_clipping", "1e999", "1e999 is not finite", "leave the key out for 1.0"),
+        ("gradient_clipping", "true", "true is a boolean", "leave the key out for 1.0"),
+        ("gradient_clipping", r#""1.0""#, "\"1.0\" is a string", "without quotes"),
+        ("gradient_clipping", "null", "null is null", "leave the key out for 1.0"),
+        ("gradient_clipping", "[1.0]", "[1.0] is a list", "write 1.0"),
+        ("train_batch_size", "1.5", "1.5 is not integral", "an integer"),
+        ("train_batch_size", "true", "true is a boolean", "an integer"),
+        ("train_batch_size", r#""32""#, "\"32\" is a string", "an integer"),
+        ("train_batch_size", "1e30", "1e30 is too large", "an integer"),
+        ("train_batch_size", "NaN", "NaN is not a number", "an integer"),
         (
-            r#""gradient_clipping": -1"#,
-            "gradient_clipping",
-            "-1 is out of range",
-            "leave the key out for 1.0",
-        ),
-        (
-            r#""gradient_clipping": NaN"#,
-            "gradient_clipping",
-            "NaN is not a number",
-            "leave the key out for 1.0",
-        ),
-        (
-            r#""gradient_clipping": Infinity"#,
-            "gradient_clipping",
-            "Infinity is not finite",
-            "leave the key out for 1.0",
-        ),
-        (
-            r#""gradient_clipping": 1e999"#,
-            "gradient_clipping",
-            "1e999 is not finite",
-            "leave the key out for 1.0",
-        ),
-        (
-            r#""gradient_clipping": true"#,
-            "gradient_clipping",
-            "true is a boolean",
-            "leave the key out for 1.0",
-        ),
-        (
-            r#""gradient_clipping": "1.0""#,
-            "gradient_clipping",
-            "\"1.0\" is a string",
-            "without quotes",
-        ),
-        (
-            r#""gradient_clipping": null"#,
-            "gradient_clipping",
-            "null is null",
-            "leave the key out for 1.0",
-        ),
-        (r#""gradient_clipping": [1.0]"#, "gradient_clipping", "[1.0] is a list", "write 1.0"),
-        (r#""train_batch_size": 1.5"#, "train_batch_size", "1.5 is not integral", "an integer"),
-        (r#""train_batch_size": true"#, "train_batch_size", "true is a boolean", "an integer"),
-        (r#""train_batch_size": "32""#, "train_batch_size", "\"32\" is a string", "an integer"),
-        (r#""train_batch_size": 1e30"#, "train_batch_size", "1e30 is too large", "an integer"),
-        (r#""train_batch_size": NaN"#, "train_batch_size", "NaN is not a number", "an integer"),
-        (
-            r#""train_batch_size": -8"#,
             "train_batch_size",
+            "-8",
             "Train batch size: -8 has to be greater than 0",
             "give 1 or more",
         ),
         (
-            r#""gradient_accumulation_steps": 0"#,
             "gradient_accumulation_steps",
+            "0",
             "Gradient accumulation steps: 0 has to be greater than 0",
             "give 1 or more",
         ),
+        ("gradient_accumulation_steps", "{}", "a section of 0 keys", "an integer"),
+        ("steps_per_print", "0", "0 is out of range", "at least 1"),
+        ("wall_clock_breakdown", "1", "1 is a number", "true or false"),
+        ("gradient_predivide_factor", "0", "0 is out of range", "above 0"),
+        ("gradient_allreduce_op", r#""max""#, "\"max\" is not a known value", "one of mean, sum"),
+        ("zero_optimization", "true", "true is a boolean", "{ ... }"),
+        ("zero_optimization", "3", "3 is a number", "{ ... }"),
+        ("zero_optimization.stage", "4", "4 is out of range", "from 0 to 3"),
+        ("zero_optimization.stage", r#""3""#, "\"3\" is a string", "without quotes"),
+        ("zero_optimization.stage", "true", "true is a boolean", "from 0 to 3"),
+        ("zero_optimization.reduce_bucket_size", "-1", "-1 is out of range", "at least 0"),
         (
-            r#""gradient_accumulation_steps": {}"#,
-            "gradient_accumulation_steps",
-            "a section of 0 keys",
-            "an integer",
-        ),
-        (r#""steps_per_print": 0"#, "steps_per_print", "0 is out of range", "at least 1"),
-        (r#""wall_clock_breakdown": 1"#, "wall_clock_breakdown", "1 is a number", "true or false"),
-        (
-            r#""gradient_predivide_factor": 0"#,
-            "gradient_predivide_factor",
-            "0 is out of range",
-            "above 0",
-        ),
-        (
-            r#""gradient_allreduce_op": "max""#,
-            "gradient_allreduce_op",
-            "\"max\" is not a known value",
-            "one of mean, sum",
-        ),
-        (r#""zero_optimization": true"#, "zero_optimization", "true is a boolean", "{ ... }"),
-        (r#""zero_optimization": 3"#, "zero_optimization", "3 is a number", "{ ... }"),
-        (
-            r#""zero_optimization": {"stage": 4}"#,
-            "zero_optimization.stage",
-            "4 is out of range",
-            "from 0 to 3",
-        ),
-        (
-            r#""zero_optimization": {"stage": "3"}"#,
-            "zero_optimization.stage",
-            "\"3\" is a string",
-            "without quotes",
-        ),
-        (
-            r#""zero_optimization": {"stage": true}"#,
-            "zero_optimization.stage",
-            "true is a boolean",
-            "from 0 to 3",
-        ),
-        (
-            r#""zero_optimization": {"reduce_bucket_size": -1}"#,
             "zero_optimization.reduce_bucket_size",
-            "-1 is out of range",
-            "at least 0",
-        ),
-        (
-            r#""zero_optimization": {"reduce_bucket_size": 0.5}"#,
-            "zero_optimization.reduce_bucket_size",
+            "0.5",
             "0.5 is not integral",
             "leave the key out for 500000000",
         ),
         (
-            r#""zero_optimization": {"reduce_bucket_size": -5e8}"#,
             "zero_optimization.reduce_bucket_size",
+            "-5e8",
             "-5e8 is out of range",
             "leave the key out for 500000000",
         ),
+        ("zero_optimization.overlap_comm", r#""yes""#, "\"yes\" is a string", "true or false"),
         (
-            r#""zero_optimization": {"overlap_comm": "yes"}"#,
-            "zero_optimization.overlap_comm",
-            "\"yes\" is a string",
-            "true or false",
-        ),
-        (
-            r#""zero_optimization": {"sub_group_size": false}"#,
             "zero_optimization.sub_group_size",
+            "false",
             "false is a boolean",
             "leave the key out for 1000000000",
         ),
         (
-            r#""zero_optimization": {"max_live_parameters": -1}"#,
             "zero_optimization.max_live_parameters",
+            "-1",
             "-1 is out of range",
             "leave the key out for 1000000000",
         ),
         (
-            r#""zero_optimization": {"offload_optimizer": {"device": "gpu"}}"#,
             "zero_optimization.offload_optimizer.device",
+            r#""gpu""#,
             "\"gpu\" is not a known value",
             "one of none, cpu, nvme",
         ),
         (
-            r#""zero_optimization": {"offload_optimizer": "cpu"}"#,
             "zero_optimization.offload_optimizer",
+            r#""cpu""#,
             "\"cpu\" is a string; must be a section, { ... }",
             "write { \"device\": \"cpu\" }",
         ),
         (
-            r#""optimizer": "AdamW""#,
             "optimizer",
+            r#""AdamW""#,
             "\"AdamW\" is a string; must be a section, { ... }",
             "write { \"type\": \"AdamW\", \"params\": { ... } }",
         ),
         (
-            r#""zero_optimization": {"stage": 4}"#,
             "zero_optimization.stage",
+            "4",
             "4 is out of range; must be an integer from 0 to 3",
             "give such a value, or leave the key out for 0",
         ),
+        ("zero_optimization.offload_optimizer.ratio", "1.5", "1.5 is out of range", "from 0 to 1"),
+        ("fp16.loss_scale", "-1", "-1 is out of range", "at least 0"),
+        ("fp16.loss_scale", "NaN", "NaN is not a number", "leave the key out for 0.0"),
+        ("fp16.loss_scale", "Infinity", "Infinity is not finite", "leave the key out for 0.0"),
+        ("fp16.loss_scale", "true", "true is a boolean", "leave the key out for 0.0"),
+        ("fp16.loss_scale_window", "0", "0 is out of range", "leave the key out for 1000"),
+        ("fp16.loss_scale_window", "true", "true is a boolean", "leave the key out for 1000"),
+        ("fp16.min_loss_scale", "-2", "-2 is out of range", "leave the key out for 1"),
+        ("fp16.initial_scale_power", "200", "200 is out of range", "from 0 to 127"),
+        ("fp16.hysteresis", "0", "0 is out of range", "leave the key out for 2"),
+        ("optimizer.type", "3", "3 is a number", "give string"),
+        ("optimizer", "[]", "[] is a list", "{ ... }"),
+        ("optimizer[AdamW].params.lr", "NaN", "NaN is not a number", "leave the key out for 0.001"),
         (
-            r#""zero_optimization": {"offload_optimizer": {"ratio": 1.5}}"#,
-            "zero_optimization.offload_optimizer.ratio",
-            "1.5 is out of range",
-            "from 0 to 1",
-        ),
-        (r#""fp16": {"loss_scale": -1}"#, "fp16.loss_scale", "-1 is out of range", "at least 0"),
-        (
-            r#""fp16": {"loss_scale": NaN}"#,
-            "fp16.loss_scale",
-            "NaN is not a number",
-            "leave the key out for 0.0",
-        ),
-        (
-            r#""fp16": {"loss_scale": Infinity}"#,
-            "fp16.loss_scale",
-            "Infinity is not finite",
-            "leave the key out for 0.0",
-        ),
-        (
-            r#""fp16": {"loss_scale": true}"#,
-            "fp16.loss_scale",
-            "true is a boolean",
-            "leave the key out for 0.0",
-        ),
-        (
-            r#""fp16": {"loss_scale_window": 0}"#,
-            "fp16.loss_scale_window",
-            "0 is out of range",
-            "leave the key out for 1000",
-        ),
-        (
-            r#""fp16": {"loss_scale_window": true}"#,
-            "fp16.loss_scale_window",
-            "true is a boolean",
-            "leave the key out for 1000",
-        ),
-        (
-            r#""fp16": {"min_loss_scale": -2}"#,
-            "fp16.min_loss_scale",
-            "-2 is out of range",
-            "leave the key out for 1",
-        ),
-        (
-            r#""fp16": {"initial_scale_power": 200}"#,
-            "fp16.initial_scale_power",
-            "200 is out of range",
-            "from 0 to 127",
-        ),
-        (
-            r#""fp16": {"hysteresis": 0}"#,
-            "fp16.hysteresis",
-            "0 is out of range",
-            "leave the key out for 2",
-        ),
-        (
-            r#""fp16": {"enabled": true, "loss_scale": 1e-40}"#,
-            "fp16.loss_scale",
-            "1e-40 is smaller than a normal f32",
-            "write 0 for a dynamic scale",
-        ),
-        (r#""optimizer": {"type": 3}"#, "optimizer.type", "3 is a number", "give string"),
-        (r#""optimizer": []"#, "optimizer", "[] is a list", "{ ... }"),
-        (
-            r#""optimizer": {"type": "AdamW", "params": {"lr": NaN}}"#,
-            "optimizer.params.lr",
-            "NaN is not a number",
-            "leave the key out for 0.001",
-        ),
-        (
-            r#""optimizer": {"type": "AdamW", "params": {"lr": -1e-4}}"#,
-            "optimizer.params.lr",
+            "optimizer[AdamW].params.lr",
+            "-1e-4",
             "-1e-4 is out of range",
             "leave the key out for 0.001",
         ),
+        ("optimizer[AdamW].params.lr", r#""1e-4""#, "\"1e-4\" is a string", "without quotes"),
+        ("optimizer[AdamW].params.betas", "[0.9]", "[0.9] is", "a list of two numbers"),
+        ("optimizer[AdamW].params.betas", "[0.9, 1.0]", "[0.9,1", "from 0 to below 1"),
+        ("optimizer[AdamW].params.eps", "-1", "-1 is out of range", "leave the key out for 1e-8"),
+        ("optimizer[AdamW].params", "[]", "[] is a list", "{ ... }"),
         (
-            r#""optimizer": {"type": "AdamW", "params": {"lr": "1e-4"}}"#,
-            "optimizer.params.lr",
-            "\"1e-4\" is a string",
-            "without quotes",
-        ),
-        (
-            r#""optimizer": {"type": "AdamW", "params": {"betas": [0.9]}}"#,
-            "optimizer.params.betas",
-            "[0.9] is",
-            "a list of two numbers",
-        ),
-        (
-            r#""optimizer": {"type": "AdamW", "params": {"betas": [0.9, 1.0]}}"#,
-            "optimizer.params.betas",
-            "[0.9,1",
-            "from 0 to below 1",
-        ),
-        (
-            r#""optimizer": {"type": "AdamW", "params": {"eps": -1}}"#,
-            "optimizer.params.eps",
-            "-1 is out of range",
-            "leave the key out for 1e-8",
-        ),
-        (
-            r#""optimizer": {"type": "AdamW", "params": []}"#,
-            "optimizer.params",
-            "[] is a list",
-            "{ ... }",
-        ),
-        (
-            r#""scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": -1}}"#,
-            "scheduler.params.warmup_num_steps",
+            "scheduler[WarmupLR].params.warmup_num_steps",
+            "-1",
             "-1 is out of range",
             "leave the key out for 1000",
         ),
         (
-            r#""scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": -5}}"#,
-            "scheduler.params.warmup_num_steps",
+            "scheduler[WarmupLR].params.warmup_num_steps",
+            "-5",
             "-5 is out of range",
             "leave the key out for 1000",
         ),
         (
-            r#""scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": null}}"#,
-            "scheduler.params.warmup_num_steps",
+            "scheduler[WarmupLR].params.warmup_num_steps",
+            "null",
             "null is null",
             "leave the key out for 1000",
         ),
         (
-            r#""scheduler": {"type": "WarmupLR", "params": {"warmup_type": "cosine"}}"#,
-            "scheduler.params.warmup_type",
+            "scheduler[WarmupLR].params.warmup_type",
+            r#""cosine""#,
             "\"cosine\" is not a known value",
             "one of log, linear",
         ),
         (
-            r#""scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": [0.1, 0.2, 0.3]}}"#,
-            "scheduler.params.warmup_max_lr",
+            "scheduler[WarmupLR].params.warmup_max_lr",
+            "[0.1, 0.2, 0.3]",
             "[0.1,0.2,0.3] is a list",
             "one parameter group",
         ),
         (
-            r#""scheduler": {"type": "LRRangeTest", "params": {"lr_range_test_step_size": 0}}"#,
-            "scheduler.params.lr_range_test_step_size",
+            "scheduler[LRRangeTest].params.lr_range_test_step_size",
+            "0",
             "0 is out of range",
             "leave the key out for 2000",
         ),
+        ("aio.block_size", r#""1M""#, "\"1M\" is a string", "leave the key out for 1048576"),
+        ("tensorboard.enabled", r#""no""#, "\"no\" is a string", "write false"),
         (
-            r#""scheduler": {"type": "OneCycle", "params": {"cycle_min_lr": 0, "cycle_max_lr": 1, "cycle_first_step_size": 0}}"#,
-            "scheduler.params.cycle_first_step_size",
-            "0 is out of range",
-            "leave the key out for 2000",
-        ),
-        (
-            r#""scheduler": {"type": "OneCycle", "params": {"cycle_min_lr": 0, "cycle_max_lr": 1, "cycle_second_step_size": -1}}"#,
-            "scheduler.params.cycle_second_step_size",
-            "-1 is out of range",
-            "at least 0",
-        ),
-        (
-            r#""aio": {"block_size": "1M"}"#,
-            "aio.block_size",
-            "\"1M\" is a string",
-            "leave the key out for 1048576",
-        ),
-        (
-            r#""tensorboard": {"enabled": "no"}"#,
-            "tensorboard.enabled",
-            "\"no\" is a string",
-            "write false",
-        ),
-        (
-            r#""checkpoint": {"tag_validation": "loud"}"#,
             "checkpoint.tag_validation",
+            r#""loud""#,
             "\"loud\" is not a known value",
             "one of Ignore, Warn, Fail",
         ),
     ] {
-        refused(fragment, &[key, value, remedy]);
+        refused_at(path, value, &[problem, remedy]);
+    }
+    for (fragment, parts) in [
+        (
+            r#""fp16": {"enabled": true, "loss_scale": 1e-40}"#,
+            [
+                "fp16.loss_scale",
+                "1e-40 is smaller than a normal f32",
+                "write 0 for a dynamic scale",
+            ],
+        ),
+        (
+            r#""scheduler": {"type": "OneCycle", "params": {"cycle_min_lr": 0, "cycle_max_lr": 1, "cycle_first_step_size": 0}}"#,
+            [
+                "scheduler.params.cycle_first_step_size",
+                "0 is out of range",
+                "leave the key out for 2000",
+            ],
+        ),
+        (
+            r#""scheduler": {"type": "OneCycle", "params": {"cycle_min_lr": 0, "cycle_max_lr": 1, "cycle_second_step_size": -1}}"#,
+            ["scheduler.params.cycle_second_step_size", "-1 is out of range", "at least 0"],
+        ),
+    ] {
+        refused(fragment, &parts);
     }
 }
 
 #[test]
 fn unknown_keys_and_names() {
-    for (fragment, key, remedy) in [
-        (r#""train_batchsize": 3"#, "train_batchsize", "did you mean train_batch_size?"),
+    for (path, value, remedy) in [
+        ("train_batchsize", "3", "did you mean train_batch_size?"),
+        ("stage", "3", "did you mean zero_optimization.stage?"),
+        ("lr", "1e-4", "did you mean optimizer.params.lr?"),
+        ("zero_optimization.overlap_com", "true", "did you mean overlap_comm?"),
+        ("zero_optimization.bananas", "1", "remove it"),
+        ("fp16.enable", "true", "did you mean enabled?"),
+        ("optimizer[AdamW].params.weight_decy", "0", "did you mean weight_decay?"),
+        ("optimizer.type", r#""AdamWW""#, "did you mean AdamW?"),
+        ("scheduler[WarmupLR].params.total_num_steps", "5", "use WarmupDecayLR"),
+    ] {
+        refused_at(path, value, &[remedy]);
+    }
+    for (fragment, parts) in [
         (
             r#""zero_optimisation": {"stage": 3}"#,
-            "zero_optimisation",
-            "did you mean zero_optimization?",
+            ["zero_optimisation", "did you mean zero_optimization?"],
         ),
-        (r#""stage": 3"#, "stage", "did you mean zero_optimization.stage?"),
-        (r#""lr": 1e-4"#, "lr", "did you mean optimizer.params.lr?"),
-        (
-            r#""zero_optimization": {"overlap_com": true}"#,
-            "zero_optimization.overlap_com",
-            "did you mean overlap_comm?",
-        ),
-        (r#""zero_optimization": {"bananas": 1}"#, "zero_optimization.bananas", "remove it"),
-        (r#""fp16": {"enable": true}"#, "fp16.enable", "did you mean enabled?"),
-        (
-            r#""optimizer": {"type": "AdamW", "params": {"weight_decy": 0}}"#,
-            "optimizer.params.weight_decy",
-            "did you mean weight_decay?",
-        ),
-        (r#""optimizer": {"type": "AdamWW"}"#, "optimizer.type", "did you mean AdamW?"),
         (
             r#""optimizer": {"type": "Shampoo"}"#,
-            "unknown optimizer \"Shampoo\"",
-            "use one of AdamW, Adam, SGD, Lion, Adagrad",
+            ["unknown optimizer \"Shampoo\"", "use one of AdamW, Adam, SGD, Lion, Adagrad"],
         ),
-        (r#""optimizer": {"params": {"lr": 1}}"#, "optimizer.type: is missing", "add it: string"),
-        (r#""optimizer": {}"#, "optimizer.type: is missing", "add it: string"),
+        (r#""optimizer": {"params": {"lr": 1}}"#, ["optimizer.type: is missing", "add it: string"]),
+        (r#""optimizer": {}"#, ["optimizer.type: is missing", "add it: string"]),
         (
             r#""scheduler": {"type": "WarmupLr2"}"#,
-            "unknown schedule \"WarmupLr2\"",
-            "did you mean WarmupLR?",
+            ["unknown schedule \"WarmupLr2\"", "did you mean WarmupLR?"],
         ),
         (
             r#""scheduler": {"type": "StepLR", "params": {"step_size": 1, "gemma": 0.6}}"#,
-            "scheduler.params.gemma",
-            "did you mean gamma?",
+            ["scheduler.params.gemma", "did you mean gamma?"],
         ),
         (
             r#""scheduler": {"type": "WarmupDecayLR"}"#,
-            "scheduler.params.total_num_steps: is missing",
-            "add it",
+            ["scheduler.params.total_num_steps: is missing", "add it"],
         ),
         (
             r#""scheduler": {"type": "WarmupDecayLR", "params": {}}"#,
-            "scheduler.params.total_num_steps: is missing",
-            "add it",
-        ),
-        (
-            r#""scheduler": {"type": "WarmupLR", "params": {"total_num_steps": 5}}"#,
-            "scheduler.params.total_num_steps",
-            "use WarmupDecayLR",
+            ["scheduler.params.total_num_steps: is missing", "add it"],
         ),
     ] {
-        refused(fragment, &[key, remedy]);
+        refused(fragment, &parts);
     }
 }
 

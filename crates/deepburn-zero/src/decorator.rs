@@ -15,11 +15,12 @@
 //! (`session.rs`), because Burn's backend functions are static.
 //!
 //! Main types: [`Sharded`] below autodiff, its float tensors, [`ZeroTensor`]s, and [`Autocast`]
-//! above autodiff. [`Training`] and [`Zero`] combine them. `ops.rs` has the tables of ops that both
+//! above autodiff. [`Training`] and [`Zero`] combine them. `ops.rs` has the tables of ops that the
 //! decorators expand. A tensor that is a parameter reads it (`parameter`), an op of a training
 //! forward pass may be recorded (`recompute`), and a final gradient is collected (`gradient`).
 
 mod autocast;
+mod fused;
 mod observer;
 mod ops;
 mod staged;
@@ -44,32 +45,27 @@ pub use staged::{Bools, Floats, Ints, PlacedTensor, Staged, StagedTensor, Tensor
 pub use tensor::{ReducedGradient, ZeroTensor};
 pub use training::{Training, Zero};
 
-/// Expands to the methods of `Backend` that both decorators of this crate forward to the inner
+/// Forwards functions to the inner backend `B`, whose types are the same.
+macro_rules! forwarded {
+    ($( fn $name:ident($($arg:ident: $type:ty),*) $(-> $result:ty)?; )*) => { $(
+        fn $name($($arg: $type),*) $(-> $result)? {
+            B::$name($($arg),*)
+        }
+    )* };
+}
+pub(crate) use forwarded;
+
+/// Expands to the methods of `Backend` that the decorators of this crate forward to the inner
 /// backend `B`.
 macro_rules! forward_backend {
     () => {
-        fn sync(device: &Device<Self>) -> Result<(), ExecutionError> {
-            B::sync(device)
-        }
-
-        fn dtype_usage(device: &Device<Self>, dtype: DType) -> DTypeUsageSet {
-            B::dtype_usage(device, dtype)
-        }
-
-        fn supports_dtype(device: &Device<Self>, dtype: DType) -> bool {
-            B::supports_dtype(device, dtype)
-        }
-
-        fn device_count(type_id: u16) -> usize {
-            B::device_count(type_id)
-        }
-
-        fn ad_enabled(device: &Device<Self>) -> bool {
-            B::ad_enabled(device)
-        }
-
-        fn memory_cleanup(device: &Device<Self>) {
-            B::memory_cleanup(device);
+        $crate::decorator::forwarded! {
+            fn sync(device: &Device<Self>) -> Result<(), ExecutionError>;
+            fn dtype_usage(device: &Device<Self>, dtype: DType) -> DTypeUsageSet;
+            fn supports_dtype(device: &Device<Self>, dtype: DType) -> bool;
+            fn device_count(type_id: u16) -> usize;
+            fn ad_enabled(device: &Device<Self>) -> bool;
+            fn memory_cleanup(device: &Device<Self>);
         }
 
         fn memory_persistent_allocations<

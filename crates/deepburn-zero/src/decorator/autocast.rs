@@ -33,8 +33,7 @@
 //! handle of the view, so autocast does not keep a 16-bit copy of each weight for backward.
 
 mod autodiff;
-mod fused;
-mod ops;
+pub(super) mod ops;
 
 use std::marker::PhantomData;
 

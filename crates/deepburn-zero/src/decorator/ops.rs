@@ -1,11 +1,19 @@
-//! Every tensor op of a Burn backend, in tables that both decorators of this crate expand.
+//! Every tensor op of a Burn backend, in tables that the decorators of this crate expand.
 //!
-//! A table has one line per op, with the kind of each argument and of the result. [`Sharded`]
-//! expands it with `forward!`: float arguments are converted to data of the inner backend, and
-//! results enter the ledger. [`Autocast`](crate::Autocast) expands the same table with `cast!`,
-//! which casts float arguments to a common element type. `#[product]` and `#[full]` before a line
-//! select its rule (see [`CastRule`](crate::decorator::autocast::CastRule)). A line without one of
-//! these attributes promotes mixed types.
+//! A table has one line per op, with the kind of each argument and of the result.
+//! [`Sharded`](crate::Sharded) expands it with `forward!`: float arguments are converted to data of
+//! the inner backend, and results enter the ledger. [`Autocast`](crate::Autocast) expands the same
+//! table with `cast!`, which casts float arguments to a common element type.
+//! [`Staged`](crate::Staged) expands it with `stage!`, which runs the op on one stage of a
+//! pipeline. The attribute before a line selects its rule:
+//!
+//! | Attribute | `cast!` (see [`CastRule`](crate::decorator::autocast::CastRule)) | `forward!` |
+//! |---|---|---|
+//! | none | mixed types are promoted | recorded if the result is one float |
+//! | `#[product]` | a product | the same, as an expensive op |
+//! | `#[full]` | f32 under autocast | the same as without an attribute |
+//! | `#[uncast]` | no cast | the same as without an attribute |
+//! | `#[saving]` | no cast | all floats of the result are recorded together |
 //!
 //! ```text
 //!  model                              fn float_matmul(lhs: float, rhs: float) -> float
@@ -59,10 +67,8 @@ pub(crate) mod quantized;
 mod transaction;
 mod weight;
 
-use burn_backend::TensorPrimitive;
-use deepburn_ops::MatmulOps;
-
-use crate::decorator::{Sharded, ZeroTensor};
+use burn_backend::tensor::FloatTensor;
+use burn_backend::{Backend, TensorPrimitive};
 
 /// Expands to the Rust type of a kind of argument or result.
 ///
@@ -70,101 +76,84 @@ use crate::decorator::{Sharded, ZeroTensor};
 /// |---|---|
 /// | `float`, `int`, `bool`, `quantized` | a tensor of the decorated backend |
 /// | `weight` | a float tensor, possibly quantized; only in `recorded!` |
-/// | `maybe_float`, `maybe_bool` | an optional tensor, such as a bias or a mask |
-/// | `floats`, `ints`, `bools`, `quantizeds` | a vector of tensors, such as the operands of `cat` |
-/// | `two_floats`, `float_and_int`, … | a tuple of tensors |
 /// | `primitive` | a float or a quantized tensor |
-/// | `pooled2d`, `deform_gradients`, … | a struct of tensors that Burn defines |
+/// | `data` | the values of a tensor, once they are read |
+/// | `(maybe kind)` | an optional tensor, such as a bias or a mask |
+/// | `(many kind)` | a vector of tensors, such as the operands of `cat` |
+/// | `(kind, kind)` | a tuple |
+/// | `(Struct { field: kind, … })` | a struct that is generic over the backend |
 /// | `[Type]` | any other type, passed on unchanged |
 macro_rules! kind {
     (float) => { burn_backend::tensor::FloatTensor<Self> };
-    (maybe_float) => { Option<burn_backend::tensor::FloatTensor<Self>> };
-    (floats) => { Vec<burn_backend::tensor::FloatTensor<Self>> };
-    (two_floats) => {
-        (burn_backend::tensor::FloatTensor<Self>, burn_backend::tensor::FloatTensor<Self>)
-    };
-    (float_and_int) => {
-        (burn_backend::tensor::FloatTensor<Self>, burn_backend::tensor::IntTensor<Self>)
-    };
     (int) => { burn_backend::tensor::IntTensor<Self> };
-    (ints) => { Vec<burn_backend::tensor::IntTensor<Self>> };
-    (two_ints) => {
-        (burn_backend::tensor::IntTensor<Self>, burn_backend::tensor::IntTensor<Self>)
-    };
     (bool) => { burn_backend::tensor::BoolTensor<Self> };
-    (maybe_bool) => { Option<burn_backend::tensor::BoolTensor<Self>> };
-    (bools) => { Vec<burn_backend::tensor::BoolTensor<Self>> };
     (quantized) => { burn_backend::tensor::QuantizedTensor<Self> };
-    (quantizeds) => { Vec<burn_backend::tensor::QuantizedTensor<Self>> };
-    (quantized_and_int) => {
-        (burn_backend::tensor::QuantizedTensor<Self>, burn_backend::tensor::IntTensor<Self>)
-    };
     (primitive) => { burn_backend::TensorPrimitive<Self> };
-    (pooled1d) => { burn_backend::ops::MaxPool1dWithIndices<Self> };
-    (pooled2d) => { burn_backend::ops::MaxPool2dWithIndices<Self> };
-    (pool1d_gradient) => { burn_backend::ops::MaxPool1dBackward<Self> };
-    (pool2d_gradient) => { burn_backend::ops::MaxPool2dBackward<Self> };
-    (deform_gradients) => { burn_backend::ops::DeformConv2dBackward<Self> };
+    (data) => {
+        impl Future<Output = Result<burn_backend::TensorData, burn_backend::ExecutionError>> + Send
+    };
+    ((maybe $kind:tt)) => { Option<$crate::decorator::ops::kind!($kind)> };
+    ((many $kind:tt)) => { Vec<$crate::decorator::ops::kind!($kind)> };
+    (($first:tt, $second:tt)) => {
+        ($crate::decorator::ops::kind!($first), $crate::decorator::ops::kind!($second))
+    };
+    (($struct:ident { $($field:ident: $kind:tt),* })) => { $struct<Self> };
     ([$type:ty]) => { $type };
 }
 pub(crate) use kind;
 
-/// Wraps each tensor of a structured result with the macro `$with`, which may get a variable.
+/// Converts each tensor of an argument or a result with a rule of a macro, for example with
+/// `[stage @bring site]`.
 ///
-/// Tuples and structs are taken apart here, so that `forward!` and `cast!` need `@wrap` rules for
-/// single tensors only. A kind without a structure goes directly to the `@wrap` rule of `$with`.
-macro_rules! wrap {
-    ([$with:ident $($site:ident)?] float_and_int $value:expr) => {{
-        let (float, int) = $value;
-        ($with!(@wrap $($site)? float float), $with!(@wrap $($site)? int int))
-    }};
-    ([$with:ident $($site:ident)?] two_floats $value:expr) => {{
+/// Options, vectors, tuples and structs are taken apart here, so that the rules are only for single
+/// tensors and for values that are not tensors.
+macro_rules! each {
+    ($rule:tt primitive $value:expr) => {
+        $crate::decorator::ops::with_float($value, |tensor| {
+            $crate::decorator::ops::each!($rule float tensor)
+        })
+    };
+    ($rule:tt (maybe $kind:tt) $value:expr) => {
+        $value.map(|tensor| $crate::decorator::ops::each!($rule $kind tensor))
+    };
+    ($rule:tt (many $kind:tt) $value:expr) => {
+        $value
+            .into_iter()
+            .map(|tensor| $crate::decorator::ops::each!($rule $kind tensor))
+            .collect::<Vec<_>>()
+    };
+    ($rule:tt ($first:tt, $second:tt) $value:expr) => {{
         let (first, second) = $value;
-        ($with!(@wrap $($site)? float first), $with!(@wrap $($site)? float second))
+        (
+            $crate::decorator::ops::each!($rule $first first),
+            $crate::decorator::ops::each!($rule $second second),
+        )
     }};
-    ([$with:ident $($site:ident)?] two_ints $value:expr) => {{
-        let (first, second) = $value;
-        ($with!(@wrap $($site)? int first), $with!(@wrap $($site)? int second))
+    ($rule:tt ($struct:ident { $($field:ident: $kind:tt),* }) $value:expr) => {{
+        let value = $value;
+        $struct { $($field: $crate::decorator::ops::each!($rule $kind value.$field)),* }
     }};
-    ([$with:ident $($site:ident)?] quantized_and_int $value:expr) => {{
-        let (quantized, int) = $value;
-        (quantized, $with!(@wrap $($site)? int int))
-    }};
-    ([$with:ident $($site:ident)?] pooled1d $value:expr) => {{
-        let pooled = $value;
-        burn_backend::ops::MaxPool1dWithIndices {
-            output: $with!(@wrap $($site)? float pooled.output),
-            indices: $with!(@wrap $($site)? int pooled.indices),
-        }
-    }};
-    ([$with:ident $($site:ident)?] pooled2d $value:expr) => {{
-        let pooled = $value;
-        burn_backend::ops::MaxPool2dWithIndices {
-            output: $with!(@wrap $($site)? float pooled.output),
-            indices: $with!(@wrap $($site)? int pooled.indices),
-        }
-    }};
-    ([$with:ident $($site:ident)?] pool1d_gradient $value:expr) => {{
-        let gradient = $value;
-        burn_backend::ops::MaxPool1dBackward { x_grad: $with!(@wrap $($site)? float gradient.x_grad) }
-    }};
-    ([$with:ident $($site:ident)?] pool2d_gradient $value:expr) => {{
-        let gradient = $value;
-        burn_backend::ops::MaxPool2dBackward { x_grad: $with!(@wrap $($site)? float gradient.x_grad) }
-    }};
-    ([$with:ident $($site:ident)?] deform_gradients $value:expr) => {{
-        let gradients = $value;
-        burn_backend::ops::DeformConv2dBackward {
-            x_grad: $with!(@wrap $($site)? float gradients.x_grad),
-            offset_grad: $with!(@wrap $($site)? float gradients.offset_grad),
-            weight_grad: $with!(@wrap $($site)? float gradients.weight_grad),
-            mask_grad: gradients.mask_grad.map(|gradient| $with!(@wrap $($site)? float gradient)),
-            bias_grad: gradients.bias_grad.map(|gradient| $with!(@wrap $($site)? float gradient)),
-        }
-    }};
-    ([$with:ident $($site:ident)?] $kind:tt $value:expr) => { $with!(@wrap $($site)? $kind $value) };
+    ([$with:ident $($rule:tt)*] $kind:tt $value:expr) => { $with!($($rule)* $kind $value) };
 }
-pub(crate) use wrap;
+pub(crate) use each;
+
+/// Shows each tensor of an argument, which is not moved, to a rule of a macro, for example to
+/// `[stage @see operands]`.
+macro_rules! visit {
+    ($rule:tt (maybe $kind:tt) $value:expr) => {
+        for tensor in $value.iter() {
+            $crate::decorator::ops::visit!($rule $kind *tensor);
+        }
+    };
+    ($rule:tt (many $kind:tt) $value:expr) => {
+        $crate::decorator::ops::visit!($rule (maybe $kind) $value)
+    };
+    ($rule:tt ($struct:ident { $($field:ident: $kind:tt),* }) $value:expr) => {
+        $( $crate::decorator::ops::visit!($rule $kind $value.$field); )*
+    };
+    ([$with:ident $($rule:tt)*] $kind:tt $value:expr) => { $with!($($rule)* $kind $value) };
+}
+pub(crate) use visit;
 
 /// Runs an op whose results are floats, and records it if its block may be recomputed in backward.
 ///
@@ -185,51 +174,39 @@ pub(crate) use wrap;
 /// directly.
 macro_rules! recorded {
     // Notes an operand: only floats can be parameters or activations of another block.
-    (@note $with:ident $recorder:ident float $value:ident) => { $value.$with(&$recorder) };
-    (@note $with:ident $recorder:ident weight $value:ident) => { $value.$with(&$recorder) };
-    (@note $with:ident $recorder:ident maybe_float $value:ident) => {
-        if let Some(tensor) = &$value { tensor.$with(&$recorder) }
-    };
-    (@note $with:ident $recorder:ident floats $value:ident) => {
-        $value.iter().for_each(|tensor| tensor.$with(&$recorder))
-    };
-    (@note $with:ident $recorder:ident $other:tt $value:ident) => {};
+    (@note $with:ident $recorder:ident float $value:expr) => { $value.$with(&$recorder) };
+    (@note $with:ident $recorder:ident weight $value:expr) => { $value.$with(&$recorder) };
+    (@note $with:ident $recorder:ident $other:tt $value:expr) => {};
 
     // Converts an operand to the form in which the record stores it.
-    (@keep $record:ident float $value:ident) => { $record.operand($value) };
-    (@keep $record:ident weight $value:ident) => { $record.operand($value) };
-    (@keep $record:ident maybe_float $value:ident) => {
-        $value.map(|tensor| $record.operand(tensor))
-    };
-    (@keep $record:ident floats $value:ident) => {
-        $value.into_iter().map(|tensor| $record.operand(tensor)).collect::<Vec<_>>()
-    };
-    (@keep $record:ident [&[$type:ty]] $value:ident) => { $value.to_vec() };
-    (@keep $record:ident [&$type:ty] $value:ident) => { $value.clone() };
-    (@keep $record:ident $other:tt $value:ident) => { $value };
+    (@keep $record:ident float $value:expr) => { $record.operand($value) };
+    (@keep $record:ident weight $value:expr) => { $record.operand($value) };
+    (@keep $record:ident [&[$type:ty]] $value:expr) => { $value.to_vec() };
+    (@keep $record:ident [&$type:ty] $value:expr) => { $value.clone() };
+    (@keep $record:ident $other:tt $value:expr) => { $value };
 
     // Reads an operand for a run of the op.
     (@read $reader:ident float $value:ident) => { $reader.read(&$value).tensor };
     (@read $reader:ident weight $value:ident) => { $reader.read_weight(&$value) };
-    (@read $reader:ident maybe_float $value:ident) => {
+    (@read $reader:ident (maybe float) $value:ident) => {
         $value.as_ref().map(|operand| $reader.read(operand).tensor)
     };
-    (@read $reader:ident floats $value:ident) => {
+    (@read $reader:ident (many float) $value:ident) => {
         $value.iter().map(|operand| $reader.read(operand).tensor).collect()
     };
     (@read $reader:ident [&$type:ty] $value:ident) => { &$value };
     (@read $reader:ident $other:tt $value:ident) => {
-        $crate::decorator::ops::forward!(@open $other $value.clone())
+        $crate::decorator::ops::each!([forward @open] $other $value.clone())
     };
 
     ($cost:expr; $($arg:ident: $kind:tt),* => $results:expr) => { 'op: {
         // An op may have no float operand.
         #[allow(unused_mut, unused_variables)]
         if let Some(recorder) = $crate::recompute::recorder::<B>() {
-            $( $crate::decorator::ops::recorded!(@note note_parameter recorder $kind $arg); )*
-            $( $crate::decorator::ops::recorded!(@note note_value recorder $kind $arg); )*
+            $( $crate::decorator::ops::visit!([recorded @note note_parameter recorder] $kind $arg); )*
+            $( $crate::decorator::ops::visit!([recorded @note note_value recorder] $kind $arg); )*
             if let Some(mut record) = recorder.begin_op($cost) {
-                $( let $arg = $crate::decorator::ops::recorded!(@keep record $kind $arg); )*
+                $( let $arg = $crate::decorator::ops::each!([recorded @keep record] $kind $arg); )*
                 let results = record.run(move |reader| {
                     $( let $arg = $crate::decorator::ops::recorded!(@read reader $kind $arg); )*
                     $results.map($crate::session::Leased::new)
@@ -237,7 +214,7 @@ macro_rules! recorded {
                 break 'op results.map($crate::ZeroTensor::Recorded);
             }
         }
-        $( let $arg = $crate::decorator::ops::forward!(@open $kind $arg); )*
+        $( let $arg = $crate::decorator::ops::each!([forward @open] $kind $arg); )*
         $results.map($crate::ZeroTensor::full)
     } };
 }
@@ -247,54 +224,48 @@ pub(crate) use recorded;
 ///
 /// `@open` converts an argument to the inner backend, and `@wrap` converts a result back. `@cost`
 /// selects the recomputation cost of an op, and `@body` chooses between a recorded op (float
-/// result) and a plain one.
+/// results) and a plain one.
 macro_rules! forward {
     (@open float $value:expr) => { $value.into_full() };
     (@open weight $value:expr) => { $value.into_weight() };
-    (@open maybe_float $value:expr) => { $value.map(crate::ZeroTensor::into_full) };
-    (@open floats $value:expr) => {
-        $value.into_iter().map(crate::ZeroTensor::into_full).collect()
-    };
     (@open int $value:expr) => { $value.into_inner() };
-    (@open ints $value:expr) => {
-        $value.into_iter().map(crate::session::Leased::into_inner).collect()
-    };
     (@open bool $value:expr) => { $value.into_inner() };
-    (@open maybe_bool $value:expr) => { $value.map(crate::session::Leased::into_inner) };
-    (@open bools $value:expr) => {
-        $value.into_iter().map(crate::session::Leased::into_inner).collect()
-    };
-    (@open primitive $value:expr) => { $crate::decorator::ops::open_primitive($value) };
     (@open $other:tt $value:expr) => { $value };
 
     (@wrap float $value:expr) => { crate::ZeroTensor::full($value) };
     (@wrap int $value:expr) => { crate::session::Leased::new($value) };
     (@wrap bool $value:expr) => { crate::session::Leased::new($value) };
-    (@wrap primitive $value:expr) => { $crate::decorator::ops::wrap_primitive($value) };
     (@wrap $other:tt $value:expr) => { $value };
 
     (@cost product) => { $crate::recompute::Cost::High };
     (@cost $($other:ident)?) => { $crate::recompute::Cost::Low };
 
-    (@body float $cost:expr, $name:ident($($arg:ident: $kind:tt),*)) => {{
+    (@body [$($rule:ident)?] float $name:ident($($arg:ident: $kind:tt),*)) => {{
         let [output] = $crate::decorator::ops::recorded!(
-            $cost; $($arg: $kind),* => [B::$name($($arg),*)]
+            forward!(@cost $($rule)?); $($arg: $kind),* => [B::$name($($arg),*)]
         );
         output
     }};
-    (@body $result:tt $cost:expr, $name:ident($($arg:ident: $kind:tt),*)) => {{
-        $( let $arg = $crate::decorator::ops::forward!(@open $kind $arg); )*
-        $crate::decorator::ops::wrap!([forward] $result B::$name($($arg),*))
+    (@body [saving] ($struct:ident { $($field:ident: float),* })
+        $name:ident($($arg:ident: $kind:tt),*)) => {{
+        let [$($field),*] = $crate::decorator::ops::recorded!(
+            $crate::recompute::Cost::Low; $($arg: $kind),* => {
+                let results = B::$name($($arg),*);
+                [$(results.$field),*]
+            }
+        );
+        $struct { $($field),* }
+    }};
+    (@body $rule:tt $result:tt $name:ident($($arg:ident: $kind:tt),*)) => {{
+        $( let $arg = $crate::decorator::ops::each!([forward @open] $kind $arg); )*
+        $crate::decorator::ops::each!([forward @wrap] $result B::$name($($arg),*))
     }};
 
     ($( $(#[$rule:ident])? fn $name:ident($($arg:ident: $kind:tt),* $(,)?) -> $result:tt; )*) => { $(
         fn $name(
             $($arg: $crate::decorator::ops::kind!($kind)),*
         ) -> $crate::decorator::ops::kind!($result) {
-            $crate::decorator::ops::forward!(
-                @body $result
-                $crate::decorator::ops::forward!(@cost $($rule)?), $name($($arg: $kind),*)
-            )
+            forward!(@body [$($rule)?] $result $name($($arg: $kind),*))
         }
     )* };
 }
@@ -302,7 +273,7 @@ pub(crate) use forward;
 
 /// Forwards ops on int or bool tensors whose result shares the memory of the first argument. The
 /// result keeps the ledger entry of the argument, so the memory is counted once. Float views go
-/// through [`ZeroTensor::view`] instead, which records them on parameters.
+/// through [`ZeroTensor::view`](crate::ZeroTensor::view) instead, which records them on parameters.
 macro_rules! view {
     ($( fn $name:ident($tensor:ident: $kind:ident $(, $arg:ident: $other:tt)*) -> $result:ident; )*) => { $(
         fn $name(
@@ -315,20 +286,55 @@ macro_rules! view {
 }
 pub(crate) use view;
 
-/// Converts a float or quantized tensor to the inner backend. Quantized tensors are the same on
-/// both sides.
-fn open_primitive<B: MatmulOps>(tensor: TensorPrimitive<Sharded<B>>) -> TensorPrimitive<B> {
-    match tensor {
-        TensorPrimitive::Float(float) => TensorPrimitive::Float(float.into_full()),
-        TensorPrimitive::QFloat(quantized) => TensorPrimitive::QFloat(quantized),
-    }
-}
+/// Implements the views of float, int or bool tensors that keep all elements, with the method
+/// `$viewed` of these tensors.
+macro_rules! whole_views {
+    ($kind:tt $viewed:ident: $reshape:ident, $swap_dims:ident, $transpose:ident, $permute:ident) => {
+        fn $reshape(
+            tensor: $crate::decorator::ops::kind!($kind),
+            shape: Shape,
+        ) -> $crate::decorator::ops::kind!($kind) {
+            tensor.$viewed(View::Reshape(shape))
+        }
 
-/// Converts a float or quantized tensor to the decorated backend. A float enters the ledger, a
-/// quantized tensor does not.
-fn wrap_primitive<B: MatmulOps>(tensor: TensorPrimitive<B>) -> TensorPrimitive<Sharded<B>> {
+        fn $swap_dims(
+            tensor: $crate::decorator::ops::kind!($kind),
+            dim1: usize,
+            dim2: usize,
+        ) -> $crate::decorator::ops::kind!($kind) {
+            tensor.$viewed(View::SwapDims(dim1, dim2))
+        }
+
+        /// Swaps the last two axes.
+        fn $transpose(
+            tensor: $crate::decorator::ops::kind!($kind),
+        ) -> $crate::decorator::ops::kind!($kind) {
+            let rank = tensor.rank();
+            tensor.$viewed(View::SwapDims(rank - 2, rank - 1))
+        }
+
+        fn $permute(
+            tensor: $crate::decorator::ops::kind!($kind),
+            axes: &[usize],
+        ) -> $crate::decorator::ops::kind!($kind) {
+            tensor.$viewed(View::Permute(axes.to_vec()))
+        }
+    };
+}
+pub(crate) use whole_views;
+
+/// Converts a float or quantized tensor from one backend to another. Only floats differ, and only
+/// they enter the ledger.
+pub(crate) fn with_float<B, C>(
+    tensor: TensorPrimitive<B>,
+    convert: impl FnOnce(FloatTensor<B>) -> FloatTensor<C>,
+) -> TensorPrimitive<C>
+where
+    B: Backend,
+    C: Backend<QuantizedTensorPrimitive = B::QuantizedTensorPrimitive>,
+{
     match tensor {
-        TensorPrimitive::Float(float) => TensorPrimitive::Float(ZeroTensor::full(float)),
+        TensorPrimitive::Float(float) => TensorPrimitive::Float(convert(float)),
         TensorPrimitive::QFloat(quantized) => TensorPrimitive::QFloat(quantized),
     }
 }

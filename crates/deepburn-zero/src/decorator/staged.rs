@@ -17,9 +17,8 @@
 //! stages. A program that reads a value gets it on every stage, which waits for the stage that
 //! holds it. Burn's quantized tensors are never staged.
 
-mod fused;
 mod kinds;
-mod ops;
+pub(super) mod ops;
 mod placed;
 mod site;
 

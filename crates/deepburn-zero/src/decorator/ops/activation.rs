@@ -10,7 +10,7 @@ use burn_backend::ops::ActivationOps;
 use deepburn_ops::MatmulOps;
 
 use crate::decorator::Sharded;
-use crate::decorator::ops::forward;
+use crate::decorator::ops::{forward, recorded};
 
 /// The table of Burn's `ActivationOps`; see [`ops`](crate::decorator::ops) for its syntax.
 macro_rules! activation_ops {

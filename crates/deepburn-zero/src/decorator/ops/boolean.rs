@@ -6,14 +6,12 @@
 
 use burn_backend::ops::BoolTensorOps;
 use burn_backend::tensor::{BoolTensor, Device, IntTensor};
-use burn_backend::{
-    BoolDType, ExecutionError, FloatDType, IntDType, Scalar, Shape, Slice, TensorData,
-};
+use burn_backend::{BoolDType, FloatDType, IntDType, Scalar, Shape, Slice, TensorData};
 use deepburn_ops::MatmulOps;
 
 use crate::decorator::Sharded;
 use crate::decorator::observer::note_bool;
-use crate::decorator::ops::{forward, view};
+use crate::decorator::ops::{forward, recorded, view};
 use crate::session::Leased;
 
 /// The table of ops whose result has newly allocated memory.
@@ -24,6 +22,7 @@ macro_rules! bool_ops {
             fn bool_zeros(shape: [Shape], device: [&Device<Self>], dtype: [BoolDType]) -> bool;
             fn bool_ones(shape: [Shape], device: [&Device<Self>], dtype: [BoolDType]) -> bool;
             fn bool_from_data(data: [TensorData], device: [&Device<Self>]) -> bool;
+            fn bool_into_data(tensor: bool) -> data;
             fn bool_into_int(tensor: bool, out_dtype: [IntDType]) -> int;
             fn bool_into_float(tensor: bool, out_dtype: [FloatDType]) -> float;
             fn bool_to_device(tensor: bool, device: [&Device<Self>]) -> bool;
@@ -42,7 +41,7 @@ macro_rules! bool_ops {
             fn bool_flip(tensor: bool, axes: [&[usize]]) -> bool;
             fn bool_unfold(tensor: bool, dim: [usize], size: [usize], step: [usize]) -> bool;
             fn bool_repeat_dim(tensor: bool, dim: [usize], times: [usize]) -> bool;
-            fn bool_cat(tensors: bools, dim: [usize]) -> bool;
+            fn bool_cat(tensors: (many bool), dim: [usize]) -> bool;
             fn bool_not_equal(lhs: bool, rhs: bool) -> bool;
             fn bool_not_equal_elem(lhs: bool, rhs: [Scalar]) -> bool;
             fn bool_xor(lhs: bool, rhs: bool) -> bool;
@@ -71,12 +70,6 @@ macro_rules! bool_view_ops {
 pub(crate) use bool_view_ops;
 
 impl<B: MatmulOps> BoolTensorOps<Sharded<B>> for Sharded<B> {
-    fn bool_into_data(
-        tensor: BoolTensor<Self>,
-    ) -> impl Future<Output = Result<TensorData, ExecutionError>> + Send {
-        B::bool_into_data(tensor.into_inner())
-    }
-
     fn bool_argwhere(
         tensor: BoolTensor<Self>,
         out_dtype: IntDType,

@@ -14,14 +14,14 @@
 use burn_backend::ops::{FloatTensorOps, GridSampleOptions};
 use burn_backend::tensor::{Device, FloatTensor, IndexingUpdateOp};
 use burn_backend::{
-    Backend, BoolDType, DType, Distribution, ExecutionError, FloatDType, IntDType, Scalar, Shape,
-    Slice, TensorData, TensorMetadata,
+    Backend, BoolDType, DType, Distribution, FloatDType, IntDType, Scalar, Shape, Slice,
+    TensorData, TensorMetadata,
 };
 
 use deepburn_ops::{MatmulOps, is_without_data};
 
 use crate::decorator::observer::note_float;
-use crate::decorator::ops::{forward, product, recorded, weight};
+use crate::decorator::ops::{forward, product, recorded, weight, whole_views};
 use crate::decorator::{Sharded, ZeroTensor};
 use crate::parameter::View;
 use crate::recompute::{self, Cost};
@@ -35,6 +35,7 @@ use crate::session::{Leased, RandomStream};
 macro_rules! float_ops {
     ($with:ident) => {
         $with! {
+            fn float_into_data(tensor: float) -> data;
             fn float_into_int(tensor: float, out_dtype: [IntDType]) -> int;
             fn float_empty(shape: [Shape], device: [&Device<Self>], dtype: [FloatDType]) -> float;
             fn float_add_scalar(lhs: float, rhs: [Scalar]) -> float;
@@ -121,14 +122,14 @@ macro_rules! float_ops {
             #[full] fn float_powi_scalar(lhs: float, rhs: [Scalar]) -> float;
             #[full] fn float_powi_scalar_impl(lhs: float, rhs: [Scalar]) -> float;
             #[full] fn float_powf_scalar(tensor: float, value: [Scalar]) -> float;
-            fn float_cat(tensors: floats, dim: [usize]) -> float;
+            fn float_cat(tensors: (many float), dim: [usize]) -> float;
             fn float_topk(tensor: float, dim: [usize], k: [usize]) -> float;
             fn float_max(tensor: float) -> float;
             fn float_max_dim(tensor: float, dim: [usize]) -> float;
-            fn float_max_dim_with_indices(tensor: float, dim: [usize], indices_dtype: [IntDType]) -> float_and_int;
+            fn float_max_dim_with_indices(tensor: float, dim: [usize], indices_dtype: [IntDType]) -> (float, int);
             fn float_min(tensor: float) -> float;
             fn float_min_dim(tensor: float, dim: [usize]) -> float;
-            fn float_min_dim_with_indices(tensor: float, dim: [usize], indices_dtype: [IntDType]) -> float_and_int;
+            fn float_min_dim_with_indices(tensor: float, dim: [usize], indices_dtype: [IntDType]) -> (float, int);
             fn float_max_abs(tensor: float) -> float;
             fn float_max_abs_dim(tensor: float, dim: [usize]) -> float;
             fn float_any(tensor: float, out_dtype: [BoolDType]) -> bool;
@@ -137,7 +138,7 @@ macro_rules! float_ops {
             fn float_all_dim(tensor: float, dim: [usize], out_dtype: [BoolDType]) -> bool;
             fn float_sign(tensor: float) -> float;
             fn float_sort(tensor: float, dim: [usize], descending: [bool]) -> float;
-            fn float_sort_with_indices(tensor: float, dim: [usize], descending: [bool], indices_dtype: [IntDType]) -> float_and_int;
+            fn float_sort_with_indices(tensor: float, dim: [usize], descending: [bool], indices_dtype: [IntDType]) -> (float, int);
             fn float_argsort(tensor: float, dim: [usize], descending: [bool], out_dtype: [IntDType]) -> int;
             fn float_grid_sample_2d(tensor: float, grid: float, options: [GridSampleOptions]) -> float;
             fn float_is_nan(tensor: float, out_dtype: [BoolDType]) -> bool;
@@ -151,6 +152,8 @@ pub(crate) use float_ops;
 macro_rules! float_handle_ops {
     ($with:ident) => {
         $with! {
+            fn float_device(tensor: [&FloatTensor<Self>]) -> [Device<Self>];
+            fn float_is_require_grad(tensor: [&FloatTensor<Self>]) -> [bool];
             fn float_from_data(data: [TensorData], device: [&Device<Self>]) -> float;
             fn float_to_device(tensor: float, device: [&Device<Self>]) -> float;
             fn float_random(shape: [Shape], distribution: [Distribution], device: [&Device<Self>], dtype: [FloatDType]) -> float;
@@ -172,12 +175,6 @@ pub(crate) use float_handle_ops;
 /// Tensors of this backend have no autodiff state, because autodiff wraps this backend. `detach`
 /// and `require_grad` therefore return their operand.
 impl<B: MatmulOps> FloatTensorOps<Sharded<B>> for Sharded<B> {
-    fn float_into_data(
-        tensor: FloatTensor<Self>,
-    ) -> impl Future<Output = Result<TensorData, ExecutionError>> + Send {
-        B::float_into_data(tensor.into_full())
-    }
-
     /// Data from outside is not recorded, because the record would take as much memory as the
     /// tensor.
     fn float_from_data(data: TensorData, device: &Device<Self>) -> FloatTensor<Self> {
@@ -262,23 +259,8 @@ impl<B: MatmulOps> FloatTensorOps<Sharded<B>> for Sharded<B> {
         false
     }
 
-    fn float_reshape(tensor: FloatTensor<Self>, shape: Shape) -> FloatTensor<Self> {
-        tensor.view(View::Reshape(shape))
-    }
-
-    fn float_swap_dims(tensor: FloatTensor<Self>, dim1: usize, dim2: usize) -> FloatTensor<Self> {
-        tensor.view(View::SwapDims(dim1, dim2))
-    }
-
-    /// Swaps the last two axes. On a parameter, the view is only recorded.
-    fn float_transpose(tensor: FloatTensor<Self>) -> FloatTensor<Self> {
-        let rank = tensor.rank();
-        tensor.view(View::SwapDims(rank - 2, rank - 1))
-    }
-
-    fn float_permute(tensor: FloatTensor<Self>, axes: &[usize]) -> FloatTensor<Self> {
-        tensor.view(View::Permute(axes.to_vec()))
-    }
+    // On a parameter, a view is only recorded.
+    whole_views!(float view: float_reshape, float_swap_dims, float_transpose, float_permute);
 
     fn float_slice(tensor: FloatTensor<Self>, slices: &[Slice]) -> FloatTensor<Self> {
         tensor.view(View::Slice(slices.to_vec()))

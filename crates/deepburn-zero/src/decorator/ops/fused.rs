@@ -15,128 +15,25 @@ use deepburn_ops::{
     AttentionDropout, AttentionMask, AttentionOps, AttentionOutput, AttentionSaved,
     CrossEntropyOps, GateFunction, GatedGradients, GatedOps, GeluOps, HeadGradients, HeadLoss,
     LayerNormGradients, LayerNormOps, LayerNormOutput, LayerNormSaved, LinearGradients, LinearOps,
-    MatmulOps, QuantizedMatrix, RmsNorm, RmsNormGradients, RmsNormOps, RmsNormOutput, RmsNormSaved,
-    RotaryOps, RotatedHeads, SelfAttention,
+    MatmulOps, RmsNorm, RmsNormGradients, RmsNormOps, RmsNormOutput, RmsNormSaved, RotaryOps,
+    RotatedHeads, SelfAttention,
 };
 
+use crate::decorator::fused::fused_ops;
 use crate::decorator::ops::product::{count, count_backward, rows_times};
 use crate::decorator::ops::{forward, recorded, weight};
 use crate::decorator::{Sharded, ZeroTensor};
 use crate::recompute::{self, Cost};
 
-/// Layer norm. The output, the mean and the reciprocal standard deviation of each row are the three
-/// results of one recorded op. Backward needs the input and both statistics.
-impl<B: MatmulOps + LayerNormOps> LayerNormOps for Sharded<B> {
-    forward! {
-        fn fused_layer_norm(x: float, gamma: float, beta: float, epsilon: [f64]) -> float;
-    }
-
-    fn layer_norm_forward(
-        x: FloatTensor<Self>,
-        gamma: FloatTensor<Self>,
-        beta: FloatTensor<Self>,
-        epsilon: f64,
-    ) -> LayerNormOutput<Self> {
-        let [output, mean, reciprocal_deviation] = recorded!(
-            Cost::Low; x: float, gamma: float, beta: float, epsilon: [f64] => {
-                let normed = B::layer_norm_forward(x, gamma, beta, epsilon);
-                [normed.output, normed.mean, normed.reciprocal_deviation]
-            }
-        );
-        LayerNormOutput { output, mean, reciprocal_deviation }
-    }
-
-    fn layer_norm_backward(
-        grad: FloatTensor<Self>,
-        saved: LayerNormSaved<Self>,
-    ) -> LayerNormGradients<Self> {
-        let saved = LayerNormSaved {
-            x: saved.x.into_full(),
-            gamma: saved.gamma.into_full(),
-            mean: saved.mean.into_full(),
-            reciprocal_deviation: saved.reciprocal_deviation.into_full(),
-        };
-        let LayerNormGradients { x, gamma, beta } = B::layer_norm_backward(grad.into_full(), saved);
-        LayerNormGradients {
-            x: ZeroTensor::full(x),
-            gamma: ZeroTensor::full(gamma),
-            beta: ZeroTensor::full(beta),
-        }
-    }
-}
-
-/// RMS norm. The output and the reciprocal root of each row are the two results of one recorded op.
-impl<B: MatmulOps + RmsNormOps> RmsNormOps for Sharded<B> {
-    forward! {
-        fn fused_rms_norm(x: float, weight: float, norm: [RmsNorm]) -> float;
-    }
-
-    fn rms_norm_forward(
-        x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        norm: RmsNorm,
-    ) -> RmsNormOutput<Self> {
-        let [output, reciprocal_root] = recorded!(
-            Cost::Low; x: float, weight: float, norm: [RmsNorm] => {
-                let normed = B::rms_norm_forward(x, weight, norm);
-                [normed.output, normed.reciprocal_root]
-            }
-        );
-        RmsNormOutput { output, reciprocal_root }
-    }
-
-    fn rms_norm_backward(
-        grad: FloatTensor<Self>,
-        saved: RmsNormSaved<Self>,
-        norm: RmsNorm,
-    ) -> RmsNormGradients<Self> {
-        let saved = RmsNormSaved {
-            x: saved.x.into_full(),
-            weight: saved.weight.into_full(),
-            reciprocal_root: saved.reciprocal_root.into_full(),
-        };
-        let RmsNormGradients { x, weight } = B::rms_norm_backward(grad.into_full(), saved, norm);
-        RmsNormGradients { x: ZeroTensor::full(x), weight: ZeroTensor::full(weight) }
-    }
-}
-
-/// GELU with the tanh approximation, which backward recomputes from the input.
-impl<B: MatmulOps + GeluOps> GeluOps for Sharded<B> {
-    forward! {
-        fn gelu_tanh(x: float) -> float;
-        fn gelu_tanh_backward(grad: float, x: float) -> float;
-    }
-}
-
-/// Gated activations, whose function backward recomputes from the gate.
-impl<B: MatmulOps + GatedOps> GatedOps for Sharded<B> {
-    forward! {
-        fn gated(gate: float, up: float, function: [GateFunction]) -> float;
-        fn gated_joint(joint: float, function: [GateFunction]) -> float;
-        fn gated_joint_backward(grad: float, joint: float, function: [GateFunction]) -> float;
-    }
-
-    fn gated_backward(
-        grad: FloatTensor<Self>,
-        gate: FloatTensor<Self>,
-        up: FloatTensor<Self>,
-        function: GateFunction,
-    ) -> GatedGradients<Self> {
-        let [grad, gate, up] = [grad, gate, up].map(ZeroTensor::into_full);
-        let GatedGradients { gate, up } = B::gated_backward(grad, gate, up, function);
-        GatedGradients { gate: ZeroTensor::full(gate), up: ZeroTensor::full(up) }
-    }
-}
-
-/// Rotary embeddings. The table is a constant of the pass.
-impl<B: MatmulOps + RotaryOps> RotaryOps for Sharded<B> {
-    forward! {
-        fn rotate_heads(x: float, cos: float, sin: float, heads: [RotatedHeads]) -> float;
-        fn rotate_heads_back(grad: float, cos: float, sin: float, heads: [RotatedHeads]) -> float;
-    }
-}
+// The output of a norm and the statistics of each row, which backward needs, are the results of one
+// recorded op.
+fused_ops!(forward, Sharded, MatmulOps);
 
 /// Linear layers: `x [.., inputs]` times `weight`, plus an optional bias.
+///
+/// The provided methods for a quantized weight dequantize it. The blocks of a quantized parameter
+/// do not come there: the methods here read them from its handle.
+#[expect(clippy::missing_trait_methods)]
 impl<B: MatmulOps + LinearOps> LinearOps for Sharded<B> {
     fn fused_linear(
         x: FloatTensor<Self>,
@@ -146,7 +43,7 @@ impl<B: MatmulOps + LinearOps> LinearOps for Sharded<B> {
         count(&[&weight], || rows_times(&x, weight.shape().num_elements()));
         let cost = Cost::of_product(x.shape().as_slice().last().copied().unwrap_or(1));
         let [output] = recorded!(
-            cost; x: float, weight: weight, bias: maybe_float => [weight::linear::<B>(x, weight, bias)]
+            cost; x: float, weight: weight, bias: (maybe float) => [weight::linear::<B>(x, weight, bias)]
         );
         output
     }
@@ -154,24 +51,6 @@ impl<B: MatmulOps + LinearOps> LinearOps for Sharded<B> {
     fn linear_x_gradient(grad: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self> {
         count(&[&weight], || rows_times(&grad, weight.shape().num_elements()));
         ZeroTensor::full(weight::linear_x_gradient::<B>(grad.into_full(), weight.into_weight()))
-    }
-
-    /// Dequantizes the weight. The blocks of a quantized parameter do not come here: the methods
-    /// above read them from its handle.
-    fn quantized_linear(
-        x: FloatTensor<Self>,
-        weight: &QuantizedMatrix<Self>,
-        bias: Option<FloatTensor<Self>>,
-    ) -> FloatTensor<Self> {
-        Self::fused_linear(x, weight.dequantized(), bias)
-    }
-
-    /// Dequantizes the weight, as in [`quantized_linear`](LinearOps::quantized_linear).
-    fn quantized_x_gradient(
-        grad: FloatTensor<Self>,
-        weight: &QuantizedMatrix<Self>,
-    ) -> FloatTensor<Self> {
-        Self::linear_x_gradient(grad, weight.dequantized())
     }
 
     /// Returns the gradients of weight and bias. Neither operand is a parameter, so no gather is
@@ -186,7 +65,9 @@ impl<B: MatmulOps + LinearOps> LinearOps for Sharded<B> {
 }
 
 /// The fused loss head: the output layer and the cross entropy of its logits. Only the logits of a
-/// chunk of rows are in memory at a time.
+/// chunk of rows are in memory at a time. The provided methods for a quantized weight dequantize
+/// it, as for linear layers.
+#[expect(clippy::missing_trait_methods)]
 impl<B: MatmulOps + CrossEntropyOps> CrossEntropyOps for Sharded<B> {
     /// Returns the loss without gradients, for evaluation or for a part of the model that is not
     /// trained.
@@ -249,26 +130,6 @@ impl<B: MatmulOps + CrossEntropyOps> CrossEntropyOps for Sharded<B> {
         note_unrecorded(&[&hidden, &weight]);
         let (hidden, weight) = (hidden.into_full(), weight.into_weight());
         ZeroTensor::full(weight::head_scores::<B>(hidden, weight, targets.into_inner()))
-    }
-
-    /// Dequantizes the weight, as in [`quantized_linear`](LinearOps::quantized_linear).
-    fn quantized_head_scores(
-        hidden: FloatTensor<Self>,
-        weight: &QuantizedMatrix<Self>,
-        targets: IntTensor<Self>,
-    ) -> FloatTensor<Self> {
-        Self::head_scores(hidden, weight.dequantized(), targets)
-    }
-
-    /// Dequantizes the weight, as in [`quantized_linear`](LinearOps::quantized_linear).
-    fn quantized_head_loss(
-        hidden: FloatTensor<Self>,
-        weight: &QuantizedMatrix<Self>,
-        targets: IntTensor<Self>,
-        wanted: bool,
-    ) -> HeadLoss<Self> {
-        let wanted = HeadGradients { hidden: wanted, weight: false };
-        Self::head_loss(hidden, weight.dequantized(), targets, wanted)
     }
 
     /// Returns the loss of given logits and, if `gradient` is set, its gradient with respect to

@@ -9,13 +9,13 @@ use std::ops::Range;
 use burn_backend::ops::IntTensorOps;
 use burn_backend::tensor::{Device, IndexingUpdateOp, IntTensor};
 use burn_backend::{
-    BoolDType, Distribution, ExecutionError, FloatDType, IntDType, Scalar, Shape, Slice, TensorData,
+    BoolDType, Distribution, FloatDType, IntDType, Scalar, Shape, Slice, TensorData,
 };
 use deepburn_ops::MatmulOps;
 
 use crate::decorator::Sharded;
 use crate::decorator::observer::note_int;
-use crate::decorator::ops::{forward, view};
+use crate::decorator::ops::{forward, recorded, view};
 use crate::session;
 use crate::session::Leased;
 
@@ -25,6 +25,7 @@ macro_rules! int_ops {
         $with! {
             fn int_empty(shape: [Shape], device: [&Device<Self>], dtype: [IntDType]) -> int;
             fn int_from_data(data: [TensorData], device: [&Device<Self>]) -> int;
+            fn int_into_data(tensor: int) -> data;
             fn int_to_device(tensor: int, device: [&Device<Self>]) -> int;
             fn int_slice_assign(tensor: int, slices: [&[Slice]], value: int) -> int;
             fn int_into_float(tensor: int, out_dtype: [FloatDType]) -> float;
@@ -85,7 +86,7 @@ macro_rules! int_ops {
             fn int_scatter_nd(data: int, indices: int, values: int, reduction: [IndexingUpdateOp]) -> int;
             fn int_gather_nd(data: int, indices: int) -> int;
             fn int_repeat_dim(tensor: int, dim: [usize], times: [usize]) -> int;
-            fn int_cat(tensors: ints, dim: [usize]) -> int;
+            fn int_cat(tensors: (many int), dim: [usize]) -> int;
             fn int_not_equal(lhs: int, rhs: int, out_dtype: [BoolDType]) -> bool;
             fn int_not_equal_elem(lhs: int, rhs: [Scalar], out_dtype: [BoolDType]) -> bool;
             fn int_powi(lhs: int, rhs: int) -> int;
@@ -102,12 +103,12 @@ macro_rules! int_ops {
             fn int_topk(tensor: int, dim: [usize], k: [usize]) -> int;
             fn int_max(tensor: int) -> int;
             fn int_max_dim(tensor: int, dim: [usize]) -> int;
-            fn int_max_dim_with_indices(tensor: int, dim: [usize]) -> two_ints;
+            fn int_max_dim_with_indices(tensor: int, dim: [usize]) -> (int, int);
             fn int_max_abs(tensor: int) -> int;
             fn int_max_abs_dim(tensor: int, dim: [usize]) -> int;
             fn int_min(tensor: int) -> int;
             fn int_min_dim(tensor: int, dim: [usize]) -> int;
-            fn int_min_dim_with_indices(tensor: int, dim: [usize]) -> two_ints;
+            fn int_min_dim_with_indices(tensor: int, dim: [usize]) -> (int, int);
             fn int_arange_step(range: [Range<i64>], step: [usize], device: [&Device<Self>], dtype: [IntDType]) -> int;
             fn int_arange(range: [Range<i64>], device: [&Device<Self>], dtype: [IntDType]) -> int;
             fn int_any(tensor: int, out_dtype: [BoolDType]) -> bool;
@@ -116,7 +117,7 @@ macro_rules! int_ops {
             fn int_all_dim(tensor: int, dim: [usize], out_dtype: [BoolDType]) -> bool;
             fn int_sign(tensor: int) -> int;
             fn int_sort(tensor: int, dim: [usize], descending: [bool]) -> int;
-            fn int_sort_with_indices(tensor: int, dim: [usize], descending: [bool]) -> two_ints;
+            fn int_sort_with_indices(tensor: int, dim: [usize], descending: [bool]) -> (int, int);
             fn int_argsort(tensor: int, dim: [usize], descending: [bool]) -> int;
         }
     };
@@ -139,12 +140,6 @@ macro_rules! int_view_ops {
 pub(crate) use int_view_ops;
 
 impl<B: MatmulOps> IntTensorOps<Sharded<B>> for Sharded<B> {
-    fn int_into_data(
-        tensor: IntTensor<Self>,
-    ) -> impl Future<Output = Result<TensorData, ExecutionError>> + Send {
-        B::int_into_data(tensor.into_inner())
-    }
-
     fn int_device(tensor: &IntTensor<Self>) -> Device<Self> {
         note_int::<B>(&tensor.tensor);
         B::int_device(&tensor.tensor)

@@ -6,20 +6,22 @@
 
 use burn_backend::ops::QTensorOps;
 use burn_backend::quantization::{QuantScheme, QuantizationParametersPrimitive};
-use burn_backend::tensor::{Device, FloatTensor, QuantizedTensor};
-use burn_backend::{
-    BoolDType, ExecutionError, FloatDType, IntDType, Scalar, Shape, Slice, TensorData,
-};
+use burn_backend::tensor::{Device, QuantizedTensor};
+use burn_backend::{BoolDType, FloatDType, IntDType, Scalar, Shape, Slice, TensorData};
 use deepburn_ops::MatmulOps;
 
 use crate::decorator::Sharded;
-use crate::decorator::ops::forward;
+use crate::decorator::ops::{forward, recorded};
 
 /// The table of Burn's `QTensorOps`; see [`ops`](crate::decorator::ops) for its syntax.
 macro_rules! quantized_ops {
     ($with:ident) => {
         $with! {
             fn q_from_data(data: [TensorData], device: [&Device<Self>]) -> quantized;
+            fn q_into_data(tensor: quantized) -> data;
+            fn q_device(tensor: [&QuantizedTensor<Self>]) -> [Device<Self>];
+            fn q_is_require_grad(tensor: [&QuantizedTensor<Self>]) -> [bool];
+            #[uncast] fn quantize(tensor: float, scheme: [&QuantScheme], qparams: (QuantizationParametersPrimitive { scales: float })) -> quantized;
             fn dequantize(tensor: quantized, dtype: [FloatDType]) -> float;
             fn q_to_device(tensor: quantized, device: [&Device<Self>]) -> quantized;
             fn q_reshape(tensor: quantized, shape: [Shape]) -> quantized;
@@ -75,17 +77,17 @@ macro_rules! quantized_ops {
             fn q_sinh(tensor: quantized) -> primitive;
             fn q_tanh(tensor: quantized) -> primitive;
             fn q_erf(tensor: quantized) -> primitive;
-            fn q_cat(tensors: quantizeds, dim: [usize]) -> quantized;
+            fn q_cat(tensors: (many quantized), dim: [usize]) -> quantized;
             fn q_argmax(tensor: quantized, dim: [usize], out_dtype: [IntDType]) -> int;
             fn q_argtopk(tensor: quantized, dim: [usize], k: [usize], out_dtype: [IntDType]) -> int;
             fn q_topk(tensor: quantized, dim: [usize], k: [usize]) -> quantized;
             fn q_argmin(tensor: quantized, dim: [usize], out_dtype: [IntDType]) -> int;
             fn q_max(tensor: quantized) -> quantized;
             fn q_max_dim(tensor: quantized, dim: [usize]) -> quantized;
-            fn q_max_dim_with_indices(tensor: quantized, dim: [usize], out_dtype: [IntDType]) -> quantized_and_int;
+            fn q_max_dim_with_indices(tensor: quantized, dim: [usize], out_dtype: [IntDType]) -> (quantized, int);
             fn q_min(tensor: quantized) -> quantized;
             fn q_min_dim(tensor: quantized, dim: [usize]) -> quantized;
-            fn q_min_dim_with_indices(tensor: quantized, dim: [usize], out_dtype: [IntDType]) -> quantized_and_int;
+            fn q_min_dim_with_indices(tensor: quantized, dim: [usize], out_dtype: [IntDType]) -> (quantized, int);
             fn q_max_abs(tensor: quantized) -> quantized;
             fn q_max_abs_dim(tensor: quantized, dim: [usize]) -> quantized;
             fn q_any(tensor: quantized, out_dtype: [BoolDType]) -> bool;
@@ -93,7 +95,7 @@ macro_rules! quantized_ops {
             fn q_all(tensor: quantized, out_dtype: [BoolDType]) -> bool;
             fn q_all_dim(tensor: quantized, dim: [usize], out_dtype: [BoolDType]) -> bool;
             fn q_sort(tensor: quantized, dim: [usize], descending: [bool]) -> quantized;
-            fn q_sort_with_indices(tensor: quantized, dim: [usize], descending: [bool], out_dtype: [IntDType]) -> quantized_and_int;
+            fn q_sort_with_indices(tensor: quantized, dim: [usize], descending: [bool], out_dtype: [IntDType]) -> (quantized, int);
             fn q_argsort(tensor: quantized, dim: [usize], descending: [bool], out_dtype: [IntDType]) -> int;
         }
     };
@@ -101,28 +103,5 @@ macro_rules! quantized_ops {
 pub(crate) use quantized_ops;
 
 impl<B: MatmulOps> QTensorOps<Sharded<B>> for Sharded<B> {
-    fn q_into_data(
-        tensor: QuantizedTensor<Self>,
-    ) -> impl Future<Output = Result<TensorData, ExecutionError>> + Send {
-        B::q_into_data(tensor)
-    }
-
-    fn quantize(
-        tensor: FloatTensor<Self>,
-        scheme: &QuantScheme,
-        qparams: QuantizationParametersPrimitive<Self>,
-    ) -> QuantizedTensor<Self> {
-        let qparams = QuantizationParametersPrimitive { scales: qparams.scales.into_full() };
-        B::quantize(tensor.into_full(), scheme, qparams)
-    }
-
-    fn q_device(tensor: &QuantizedTensor<Self>) -> Device<Self> {
-        B::q_device(tensor)
-    }
-
-    fn q_is_require_grad(tensor: &QuantizedTensor<Self>) -> bool {
-        B::q_is_require_grad(tensor)
-    }
-
     quantized_ops!(forward);
 }

@@ -24,9 +24,10 @@ use std::ops::Range;
 
 use burn_backend::ops::{
     ActivationOps, AttentionModuleOptions, BoolTensorOps, ConvOptions, ConvTransposeOptions,
-    DeformConvOptions, FloatTensorOps, GridSampleOptions, IntTensorOps, InterpolateOptions,
-    ModuleOps, QTensorOps, TransactionOps, TransactionPrimitive, TransactionPrimitiveData,
-    UnfoldOptions,
+    DeformConv2dBackward, DeformConvOptions, FloatTensorOps, GridSampleOptions, IntTensorOps,
+    InterpolateOptions, MaxPool1dBackward, MaxPool1dWithIndices, MaxPool2dBackward,
+    MaxPool2dWithIndices, ModuleOps, QTensorOps, TransactionOps, TransactionPrimitive,
+    TransactionPrimitiveData, UnfoldOptions,
 };
 use burn_backend::quantization::{QuantScheme, QuantizationParametersPrimitive};
 use burn_backend::tensor::{
@@ -34,7 +35,7 @@ use burn_backend::tensor::{
 };
 use burn_backend::{
     Backend, BoolDType, DType, Distribution, ExecutionError, FloatDType, IntDType, Scalar, Shape,
-    Slice, TensorData, TensorMetadata, TensorPrimitive,
+    Slice, TensorData, TensorMetadata,
 };
 use deepburn_ops::MatmulOps;
 
@@ -47,6 +48,7 @@ use crate::decorator::ops::float::float_ops;
 use crate::decorator::ops::int::int_ops;
 use crate::decorator::ops::module::{counted_module_ops, module_ops};
 use crate::decorator::ops::quantized::quantized_ops;
+use crate::decorator::ops::whole_views;
 use crate::decorator::{Sharded, ZeroTensor};
 use crate::gradient;
 use crate::group::RowGradient;
@@ -57,86 +59,64 @@ use crate::pipeline::OperandHolders;
 /// Runs the ops of a table on the stage that holds their operands.
 ///
 /// `@see` collects the holders of an argument, `@bring` moves it to the stage of the op, `@open`
-/// takes its value, and `@meta` its shape and type. `held!` and `absent!` place the results.
+/// takes its value, and `@meta` its shape and type. `@everywhere`, `@hold` and `@absent` place the
+/// results. Values that a program reads go to every stage.
 macro_rules! stage {
-    (@see $operands:ident float $value:ident) => { $operands.see(&$value) };
-    (@see $operands:ident int $value:ident) => { $operands.see(&$value) };
-    (@see $operands:ident bool $value:ident) => { $operands.see(&$value) };
-    (@see $operands:ident maybe_float $value:ident) => {
-        $value.iter().for_each(|tensor| $operands.see(tensor))
-    };
-    (@see $operands:ident maybe_bool $value:ident) => {
-        $value.iter().for_each(|tensor| $operands.see(tensor))
-    };
-    (@see $operands:ident floats $value:ident) => {
-        $value.iter().for_each(|tensor| $operands.see(tensor))
-    };
-    (@see $operands:ident ints $value:ident) => {
-        $value.iter().for_each(|tensor| $operands.see(tensor))
-    };
-    (@see $operands:ident bools $value:ident) => {
-        $value.iter().for_each(|tensor| $operands.see(tensor))
-    };
-    (@see $operands:ident $other:tt $value:ident) => {};
+    (@see $operands:ident [$type:ty] $value:expr) => {};
+    (@see $operands:ident $kind:ident $value:expr) => { $operands.see(&$value) };
 
-    (@bring $site:ident float $value:ident) => { $site.bring($value) };
-    (@bring $site:ident int $value:ident) => { $site.bring($value) };
-    (@bring $site:ident bool $value:ident) => { $site.bring($value) };
-    (@bring $site:ident maybe_float $value:ident) => { $value.map(|tensor| $site.bring(tensor)) };
-    (@bring $site:ident maybe_bool $value:ident) => { $value.map(|tensor| $site.bring(tensor)) };
-    (@bring $site:ident floats $value:ident) => {
-        $value.into_iter().map(|tensor| $site.bring(tensor)).collect::<Vec<_>>()
-    };
-    (@bring $site:ident ints $value:ident) => {
-        $value.into_iter().map(|tensor| $site.bring(tensor)).collect::<Vec<_>>()
-    };
-    (@bring $site:ident bools $value:ident) => {
-        $value.into_iter().map(|tensor| $site.bring(tensor)).collect::<Vec<_>>()
-    };
-    (@bring $site:ident $other:tt $value:ident) => { $value };
+    (@bring $site:ident [$type:ty] $value:expr) => { $value };
+    (@bring $site:ident $kind:ident $value:expr) => { $site.bring($value) };
 
-    (@open float $value:ident) => { $value.into_value() };
-    (@open int $value:ident) => { $value.into_value() };
-    (@open bool $value:ident) => { $value.into_value() };
-    (@open maybe_float $value:ident) => { $value.map(|tensor| tensor.into_value()) };
-    (@open maybe_bool $value:ident) => { $value.map(|tensor| tensor.into_value()) };
-    (@open floats $value:ident) => {
-        $value.into_iter().map(|tensor| tensor.into_value()).collect()
-    };
-    (@open ints $value:ident) => { $value.into_iter().map(|tensor| tensor.into_value()).collect() };
-    (@open bools $value:ident) => {
-        $value.into_iter().map(|tensor| tensor.into_value()).collect()
-    };
-    (@open $other:tt $value:ident) => { $value };
+    (@open [$type:ty] $value:expr) => { $value };
+    (@open $kind:ident $value:expr) => { $value.into_value() };
 
-    (@meta float $value:ident) => { $crate::decorator::staged::ops::described(&$value) };
-    (@meta int $value:ident) => { $crate::decorator::staged::ops::described(&$value) };
-    (@meta bool $value:ident) => { $crate::decorator::staged::ops::described(&$value) };
-    (@meta maybe_float $value:ident) => {
-        $value.as_ref().map($crate::decorator::staged::ops::described)
-    };
-    (@meta maybe_bool $value:ident) => {
-        $value.as_ref().map($crate::decorator::staged::ops::described)
-    };
-    (@meta floats $value:ident) => {
-        $value.iter().map($crate::decorator::staged::ops::described).collect()
-    };
-    (@meta ints $value:ident) => {
-        $value.iter().map($crate::decorator::staged::ops::described).collect()
-    };
-    (@meta bools $value:ident) => {
-        $value.iter().map($crate::decorator::staged::ops::described).collect()
-    };
-    (@meta [&Device<Self>] $value:ident) => {{
+    (@meta [&Device<Self>] $value:expr) => {{
         let _ = $value;
         &deepburn_meta::MetaDevice
     }};
-    (@meta $other:tt $value:ident) => { $value };
+    (@meta [$type:ty] $value:expr) => { $value };
+    (@meta $kind:ident $value:expr) => { $crate::decorator::staged::ops::described(&$value) };
 
-    (@wrap float $value:expr) => { $crate::decorator::staged::PlacedTensor::Everywhere($value) };
-    (@wrap int $value:expr) => { $crate::decorator::staged::PlacedTensor::Everywhere($value) };
-    (@wrap bool $value:expr) => { $crate::decorator::staged::PlacedTensor::Everywhere($value) };
-    (@wrap $other:tt $value:expr) => { $value };
+    (@everywhere [$type:ty] $value:expr) => { $value };
+    (@everywhere $kind:ident $value:expr) => {
+        $crate::decorator::staged::PlacedTensor::Everywhere($value)
+    };
+
+    (@hold $site:ident [$type:ty] $value:expr) => { $value };
+    (@hold $site:ident $kind:ident $value:expr) => { $site.hold($value) };
+
+    (@absent $site:ident [$type:ty] $value:expr) => { $value };
+    (@absent $site:ident $kind:ident $value:expr) => { $site.absent(&$value) };
+
+    (@body data $name:ident($tensor:ident: $kind:ident)) => {
+        Sharded::<B>::$name($crate::decorator::staged::site::everywhere($tensor))
+    };
+    (@body $result:tt $name:ident($($arg:ident: $kind:tt),*)) => {{
+        let mut operands = $crate::pipeline::OperandHolders::default();
+        $( $crate::decorator::ops::visit!([stage @see operands] $kind $arg); )*
+        let Some(site) = operands.site::<B>() else {
+            $( let $arg = $crate::decorator::ops::each!([stage @open] $kind $arg); )*
+            return $crate::decorator::ops::each!(
+                [stage @everywhere] $result Sharded::<B>::$name($($arg),*)
+            );
+        };
+        $(
+            let $arg: $crate::decorator::ops::kind!($kind) =
+                $crate::decorator::ops::each!([stage @bring site] $kind $arg);
+        )*
+        if site.is_here() {
+            $( let $arg = $crate::decorator::ops::each!([stage @open] $kind $arg); )*
+            $crate::decorator::ops::each!([stage @hold site] $result Sharded::<B>::$name($($arg),*))
+        } else {
+            $( let $arg = $crate::decorator::ops::each!([stage @meta] $kind $arg); )*
+            deepburn_meta::without_work(|| {
+                $crate::decorator::ops::each!(
+                    [stage @absent site] $result deepburn_meta::Meta::$name($($arg),*)
+                )
+            })
+        }
+    }};
 
     ($( $(#[$rule:ident])? fn $name:ident($($arg:ident: $kind:tt),* $(,)?) -> $result:tt; )*) => { $(
         // An op may have no operand.
@@ -144,65 +124,14 @@ macro_rules! stage {
         fn $name(
             $($arg: $crate::decorator::ops::kind!($kind)),*
         ) -> $crate::decorator::ops::kind!($result) {
-            let mut operands = $crate::pipeline::OperandHolders::default();
-            $( stage!(@see operands $kind $arg); )*
-            let Some(site) = operands.site::<B>() else {
-                $( let $arg = stage!(@open $kind $arg); )*
-                return $crate::decorator::ops::wrap!([stage] $result Sharded::<B>::$name($($arg),*));
-            };
-            $( let $arg = stage!(@bring site $kind $arg); )*
-            if site.is_here() {
-                $( let $arg = stage!(@open $kind $arg); )*
-                $crate::decorator::ops::wrap!([held site] $result Sharded::<B>::$name($($arg),*))
-            } else {
-                $( let $arg = stage!(@meta $kind $arg); )*
-                deepburn_meta::without_work(|| {
-                    $crate::decorator::ops::wrap!(
-                        [absent site] $result deepburn_meta::Meta::$name($($arg),*)
-                    )
-                })
-            }
+            stage!(@body $result $name($($arg: $kind),*))
         }
     )* };
 }
-pub(super) use stage;
-
-/// Places a result of an op on this stage.
-macro_rules! held {
-    (@wrap $site:ident float $value:expr) => {
-        $site.hold($value)
-    };
-    (@wrap $site:ident int $value:expr) => {
-        $site.hold($value)
-    };
-    (@wrap $site:ident bool $value:expr) => {
-        $site.hold($value)
-    };
-    (@wrap $site:ident $other:tt $value:expr) => {
-        $value
-    };
-}
-pub(super) use held;
-
-/// Places a result of an op on another stage.
-macro_rules! absent {
-    (@wrap $site:ident float $value:expr) => {
-        $site.absent(&$value)
-    };
-    (@wrap $site:ident int $value:expr) => {
-        $site.absent(&$value)
-    };
-    (@wrap $site:ident bool $value:expr) => {
-        $site.absent(&$value)
-    };
-    (@wrap $site:ident $other:tt $value:expr) => {
-        $value
-    };
-}
-pub(super) use absent;
+pub(crate) use stage;
 
 /// Returns the shape and type of an operand.
-pub(super) fn described<B: Backend, K: TensorKind<B>>(
+pub(crate) fn described<B: Backend, K: TensorKind<B>>(
     operand: &PlacedTensor<B, K>,
 ) -> deepburn_meta::MetaTensor {
     deepburn_meta::meta_tensor(operand.shape(), operand.dtype())
@@ -210,52 +139,27 @@ pub(super) fn described<B: Backend, K: TensorKind<B>>(
 
 /// Forwards ops of Burn's quantized tensors, whose operands every stage must hold.
 macro_rules! whole {
-    (@open float $value:ident) => { everywhere($value) };
-    (@open int $value:ident) => { everywhere($value) };
-    (@open bool $value:ident) => { everywhere($value) };
-    (@open primitive $value:ident) => { open_primitive($value) };
-    (@open $other:tt $value:ident) => { $value };
+    (@open float $value:expr) => { everywhere($value) };
+    (@open int $value:expr) => { everywhere($value) };
+    (@open bool $value:expr) => { everywhere($value) };
+    (@open $other:tt $value:expr) => { $value };
 
     (@wrap float $value:expr) => { PlacedTensor::Everywhere($value) };
     (@wrap int $value:expr) => { PlacedTensor::Everywhere($value) };
     (@wrap bool $value:expr) => { PlacedTensor::Everywhere($value) };
-    (@wrap primitive $value:expr) => { wrap_primitive($value) };
     (@wrap $other:tt $value:expr) => { $value };
 
     ($( $(#[$rule:ident])? fn $name:ident($($arg:ident: $kind:tt),* $(,)?) -> $result:tt; )*) => { $(
         fn $name(
             $($arg: $crate::decorator::ops::kind!($kind)),*
         ) -> $crate::decorator::ops::kind!($result) {
-            $( let $arg = whole!(@open $kind $arg); )*
-            $crate::decorator::ops::wrap!([whole] $result Sharded::<B>::$name($($arg),*))
+            $( let $arg = $crate::decorator::ops::each!([whole @open] $kind $arg); )*
+            $crate::decorator::ops::each!([whole @wrap] $result Sharded::<B>::$name($($arg),*))
         }
     )* };
 }
 
-/// Converts a float or quantized tensor to the inner backend.
-fn open_primitive<B: MatmulOps>(tensor: TensorPrimitive<Staged<B>>) -> TensorPrimitive<Sharded<B>> {
-    match tensor {
-        TensorPrimitive::Float(float) => TensorPrimitive::Float(everywhere(float)),
-        TensorPrimitive::QFloat(quantized) => TensorPrimitive::QFloat(quantized),
-    }
-}
-
-/// Converts a float or quantized tensor of the inner backend.
-fn wrap_primitive<B: MatmulOps>(tensor: TensorPrimitive<Sharded<B>>) -> TensorPrimitive<Staged<B>> {
-    match tensor {
-        TensorPrimitive::Float(float) => TensorPrimitive::Float(PlacedTensor::Everywhere(float)),
-        TensorPrimitive::QFloat(quantized) => TensorPrimitive::QFloat(quantized),
-    }
-}
-
 impl<B: MatmulOps> FloatTensorOps<Staged<B>> for Staged<B> {
-    /// Gives the values to every stage.
-    fn float_into_data(
-        tensor: FloatTensor<Self>,
-    ) -> impl Future<Output = Result<TensorData, ExecutionError>> + Send {
-        Sharded::<B>::float_into_data(everywhere(tensor))
-    }
-
     fn float_device(tensor: &FloatTensor<Self>) -> Device<Self> {
         tensor.device_or(Sharded::<B>::float_device)
     }
@@ -272,32 +176,7 @@ impl<B: MatmulOps> FloatTensorOps<Staged<B>> for Staged<B> {
         false
     }
 
-    /// Drawn on every stage, so that the stream advances everywhere.
-    fn float_random(
-        shape: Shape,
-        distribution: Distribution,
-        device: &Device<Self>,
-        dtype: FloatDType,
-    ) -> FloatTensor<Self> {
-        PlacedTensor::Everywhere(Sharded::<B>::float_random(shape, distribution, device, dtype))
-    }
-
-    fn float_reshape(tensor: FloatTensor<Self>, shape: Shape) -> FloatTensor<Self> {
-        tensor.viewed(View::Reshape(shape))
-    }
-
-    fn float_swap_dims(tensor: FloatTensor<Self>, dim1: usize, dim2: usize) -> FloatTensor<Self> {
-        tensor.viewed(View::SwapDims(dim1, dim2))
-    }
-
-    fn float_transpose(tensor: FloatTensor<Self>) -> FloatTensor<Self> {
-        let rank = tensor.rank();
-        tensor.viewed(View::SwapDims(rank - 2, rank - 1))
-    }
-
-    fn float_permute(tensor: FloatTensor<Self>, axes: &[usize]) -> FloatTensor<Self> {
-        tensor.viewed(View::Permute(axes.to_vec()))
-    }
+    whole_views!(float viewed: float_reshape, float_swap_dims, float_transpose, float_permute);
 
     /// A slice of a parameter stays a handle, on every stage.
     fn float_slice(tensor: FloatTensor<Self>, slices: &[Slice]) -> FloatTensor<Self> {
@@ -329,7 +208,10 @@ impl<B: MatmulOps> FloatTensorOps<Staged<B>> for Staged<B> {
         }
     }
 
+    // Every stage runs an op without operands, so that the stream of random numbers advances
+    // everywhere.
     stage! {
+        fn float_random(shape: [Shape], distribution: [Distribution], device: [&Device<Self>], dtype: [FloatDType]) -> float;
         fn float_from_data(data: [TensorData], device: [&Device<Self>]) -> float;
         fn float_to_device(tensor: float, device: [&Device<Self>]) -> float;
         fn float_add(lhs: float, rhs: float) -> float;
@@ -352,43 +234,14 @@ impl<B: MatmulOps> Staged<B> {
 }
 
 impl<B: MatmulOps> IntTensorOps<Staged<B>> for Staged<B> {
-    fn int_into_data(
-        tensor: IntTensor<Self>,
-    ) -> impl Future<Output = Result<TensorData, ExecutionError>> + Send {
-        Sharded::<B>::int_into_data(everywhere(tensor))
-    }
-
     fn int_device(tensor: &IntTensor<Self>) -> Device<Self> {
         tensor.device_or(Sharded::<B>::int_device)
     }
 
-    fn int_random(
-        shape: Shape,
-        distribution: Distribution,
-        device: &Device<Self>,
-        dtype: IntDType,
-    ) -> IntTensor<Self> {
-        PlacedTensor::Everywhere(Sharded::<B>::int_random(shape, distribution, device, dtype))
-    }
-
-    fn int_reshape(tensor: IntTensor<Self>, shape: Shape) -> IntTensor<Self> {
-        tensor.viewed(View::Reshape(shape))
-    }
-
-    fn int_swap_dims(tensor: IntTensor<Self>, dim1: usize, dim2: usize) -> IntTensor<Self> {
-        tensor.viewed(View::SwapDims(dim1, dim2))
-    }
-
-    fn int_transpose(tensor: IntTensor<Self>) -> IntTensor<Self> {
-        let rank = tensor.rank();
-        tensor.viewed(View::SwapDims(rank - 2, rank - 1))
-    }
-
-    fn int_permute(tensor: IntTensor<Self>, axes: &[usize]) -> IntTensor<Self> {
-        tensor.viewed(View::Permute(axes.to_vec()))
-    }
+    whole_views!(int viewed: int_reshape, int_swap_dims, int_transpose, int_permute);
 
     stage! {
+        fn int_random(shape: [Shape], distribution: [Distribution], device: [&Device<Self>], dtype: [IntDType]) -> int;
         fn int_slice(tensor: int, slices: [&[Slice]]) -> int;
         fn int_expand(tensor: int, shape: [Shape]) -> int;
     }
@@ -397,12 +250,6 @@ impl<B: MatmulOps> IntTensorOps<Staged<B>> for Staged<B> {
 }
 
 impl<B: MatmulOps> BoolTensorOps<Staged<B>> for Staged<B> {
-    fn bool_into_data(
-        tensor: BoolTensor<Self>,
-    ) -> impl Future<Output = Result<TensorData, ExecutionError>> + Send {
-        Sharded::<B>::bool_into_data(everywhere(tensor))
-    }
-
     /// The number of results depends on the values, so every stage needs them.
     fn bool_argwhere(
         tensor: BoolTensor<Self>,
@@ -416,22 +263,7 @@ impl<B: MatmulOps> BoolTensorOps<Staged<B>> for Staged<B> {
         tensor.device_or(Sharded::<B>::bool_device)
     }
 
-    fn bool_reshape(tensor: BoolTensor<Self>, shape: Shape) -> BoolTensor<Self> {
-        tensor.viewed(View::Reshape(shape))
-    }
-
-    fn bool_swap_dims(tensor: BoolTensor<Self>, dim1: usize, dim2: usize) -> BoolTensor<Self> {
-        tensor.viewed(View::SwapDims(dim1, dim2))
-    }
-
-    fn bool_transpose(tensor: BoolTensor<Self>) -> BoolTensor<Self> {
-        let rank = tensor.rank();
-        tensor.viewed(View::SwapDims(rank - 2, rank - 1))
-    }
-
-    fn bool_permute(tensor: BoolTensor<Self>, axes: &[usize]) -> BoolTensor<Self> {
-        tensor.viewed(View::Permute(axes.to_vec()))
-    }
+    whole_views!(bool viewed: bool_reshape, bool_swap_dims, bool_transpose, bool_permute);
 
     stage! {
         fn bool_slice(tensor: bool, slices: [&[Slice]]) -> bool;
@@ -498,29 +330,6 @@ impl<B: MatmulOps> ActivationOps<Staged<B>> for Staged<B> {
 }
 
 impl<B: MatmulOps> QTensorOps<Staged<B>> for Staged<B> {
-    fn q_into_data(
-        tensor: QuantizedTensor<Self>,
-    ) -> impl Future<Output = Result<TensorData, ExecutionError>> + Send {
-        Sharded::<B>::q_into_data(tensor)
-    }
-
-    fn quantize(
-        tensor: FloatTensor<Self>,
-        scheme: &QuantScheme,
-        qparams: QuantizationParametersPrimitive<Self>,
-    ) -> QuantizedTensor<Self> {
-        let qparams = QuantizationParametersPrimitive { scales: everywhere(qparams.scales) };
-        Sharded::<B>::quantize(everywhere(tensor), scheme, qparams)
-    }
-
-    fn q_device(tensor: &QuantizedTensor<Self>) -> Device<Self> {
-        Sharded::<B>::q_device(tensor)
-    }
-
-    fn q_is_require_grad(tensor: &QuantizedTensor<Self>) -> bool {
-        Sharded::<B>::q_is_require_grad(tensor)
-    }
-
     quantized_ops!(whole);
 }
 

@@ -55,62 +55,12 @@ thread_local! {
 /// The contexts of a thread.
 #[derive(Default)]
 struct Session {
-    models: BoundModels,
+    /// The models, oldest first. Without any, ops are passed through to the inner backend.
+    models: Vec<Rc<ModelContext>>,
+    /// The random stream for ops outside of calls; `None` without a model.
+    between_calls: Option<RandomStream>,
     /// The active calls, innermost last. A call may outlive the binding of its model.
     entered: Vec<ActiveCall>,
-}
-
-/// The models of a thread.
-#[derive(Default)]
-enum BoundModels {
-    /// No model; ops are passed through to the inner backend.
-    #[default]
-    None,
-    /// At least one model.
-    Some {
-        /// The contexts, oldest first.
-        contexts: Vec<Rc<ModelContext>>,
-        /// The random stream for ops outside of calls.
-        between_calls: Box<RandomStream>,
-    },
-}
-
-impl BoundModels {
-    /// Returns the contexts, oldest first.
-    fn contexts(&self) -> &[Rc<ModelContext>] {
-        match self {
-            Self::None => &[],
-            Self::Some { contexts, .. } => contexts,
-        }
-    }
-
-    /// Returns the random stream for ops outside of calls.
-    fn between_calls(&mut self) -> Option<&mut RandomStream> {
-        match self {
-            Self::None => None,
-            Self::Some { between_calls, .. } => Some(between_calls),
-        }
-    }
-
-    /// Adds the model of a rank. The first model creates the stream of the thread.
-    fn add(&mut self, context: Rc<ModelContext>, rank: usize) {
-        match self {
-            Self::None => {
-                let between_calls = Box::new(RandomStream::new(0, BETWEEN_CALLS, rank));
-                *self = Self::Some { contexts: vec![context], between_calls };
-            }
-            Self::Some { contexts, .. } => contexts.push(context),
-        }
-    }
-
-    /// Removes a model. Removing the last model also removes the stream of the thread.
-    fn remove(&mut self, model: u32) {
-        let Self::Some { contexts, .. } = self else { return };
-        contexts.retain(|context| context.model != model);
-        if contexts.is_empty() {
-            *self = Self::None;
-        }
-    }
 }
 
 /// An active call of a model.
@@ -143,7 +93,21 @@ impl Session {
     /// Returns the context of the innermost call, or else of the oldest model.
     fn current(&self) -> Option<&Rc<ModelContext>> {
         let entered = self.entered.last().map(|call| &call.context);
-        entered.or_else(|| self.models.contexts().first())
+        entered.or_else(|| self.models.first())
+    }
+
+    /// Adds the model of a rank. The first model creates the stream of the thread.
+    fn add(&mut self, context: Rc<ModelContext>, rank: usize) {
+        self.between_calls.get_or_insert_with(|| RandomStream::new(0, BETWEEN_CALLS, rank));
+        self.models.push(context);
+    }
+
+    /// Removes a model. Removing the last model also removes the stream of the thread.
+    fn remove(&mut self, model: u32) {
+        self.models.retain(|context| context.model != model);
+        if self.models.is_empty() {
+            self.between_calls = None;
+        }
     }
 }
 
@@ -224,8 +188,7 @@ impl Binding {
         let rank = group.rank();
         let model = NEXT_MODEL.fetch_add(1, Relaxed);
         let context = SESSION.with_borrow_mut(|session| {
-            let contexts = session.models.contexts();
-            let taken = |place: &u32| contexts.iter().any(|other| other.place == *place);
+            let taken = |place: &u32| session.models.iter().any(|other| other.place == *place);
             // A thread has fewer models than there are numbers, so the search always finds one.
             let place = (0..).find(|place| !taken(place)).unwrap_or_default();
             let context = Rc::new(ModelContext {
@@ -242,7 +205,7 @@ impl Binding {
                 marks: RefCell::new(HashMap::new()),
                 open_pass: RefCell::new(None),
             });
-            session.models.add(context.clone(), rank);
+            session.add(context.clone(), rank);
             context
         });
         Self { context }
@@ -287,11 +250,7 @@ impl Binding {
     /// Returns true if this is the oldest model on the thread.
     fn is_oldest(&self) -> bool {
         SESSION.with_borrow(|session| {
-            session
-                .models
-                .contexts()
-                .first()
-                .is_some_and(|oldest| oldest.model == self.context.model)
+            session.models.first().is_some_and(|oldest| oldest.model == self.context.model)
         })
     }
 
@@ -308,7 +267,7 @@ impl Binding {
         &self,
         run: impl FnOnce(&mut RandomStream) -> T,
     ) -> Option<T> {
-        SESSION.with_borrow_mut(|session| session.models.between_calls().map(run))
+        SESSION.with_borrow_mut(|session| session.between_calls.as_mut().map(run))
     }
 
     /// Calls `run` with the random stream of the model.
@@ -340,7 +299,7 @@ impl Drop for Binding {
     fn drop(&mut self) {
         // The thread-locals may already have been destroyed.
         let _ = SESSION.try_with(|session| {
-            session.borrow_mut().models.remove(self.context.model);
+            session.borrow_mut().remove(self.context.model);
         });
     }
 }
@@ -427,7 +386,7 @@ fn enter(context: &Rc<ModelContext>, pass: Option<Pass>) -> ContextGuard {
 pub(crate) fn close_recordings(ledger: &Ledger) -> Result<(), CommError> {
     let readers: Vec<_> = SESSION.with_borrow(|session| {
         let reads = |context: &&Rc<ModelContext>| context.recorder.reads(ledger);
-        session.models.contexts().iter().filter(reads).cloned().collect()
+        session.models.iter().filter(reads).cloned().collect()
     });
     for context in readers {
         // Recomputed activations count in the ledger of their own model.
@@ -478,7 +437,7 @@ pub(crate) fn hold_activation(bytes: usize) -> Option<Arc<Lease>> {
 pub(crate) fn with_random<T>(draw: impl FnOnce(&mut RandomStream) -> T) -> Option<T> {
     SESSION.with_borrow_mut(|session| match session.entered.last() {
         Some(call) => Some(draw(&mut call.context.random.borrow_mut())),
-        None => session.models.between_calls().map(draw),
+        None => session.between_calls.as_mut().map(draw),
     })
 }
 
@@ -489,7 +448,7 @@ pub(crate) fn reseed(seed: u64) -> bool {
         let Some(context) = session.current().cloned() else { return false };
         context.random.borrow_mut().reseed(seed);
         if session.entered.is_empty()
-            && let Some(random) = session.models.between_calls()
+            && let Some(random) = &mut session.between_calls
         {
             random.reseed(seed);
         }
@@ -518,7 +477,7 @@ pub(crate) fn note_read(ledger: &Ledger) {
 /// Returns true if an open training pass of another model has read the model with this ledger.
 pub(crate) fn open_pass_reads(ledger: &Ledger) -> bool {
     SESSION.with_borrow(|session| {
-        session.models.contexts().iter().any(|context| {
+        session.models.iter().any(|context| {
             let pass = context.open_pass.borrow();
             pass.iter().flatten().any(|other| other.is(ledger))
         })

@@ -52,7 +52,6 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Instant;
 
 use burn_backend::distributed::DistributedParamId;
 use burn_backend::{Backend, TensorMetadata};
@@ -99,7 +98,7 @@ pub(crate) struct GradientReducer<B: Backend> {
     /// gradients.
     mean: bool,
     /// Detects the start of backward passes.
-    watch: BackwardWatch,
+    pub(crate) watch: BackwardWatch,
 }
 
 /// The gradients on their way to their sums.
@@ -344,26 +343,6 @@ impl<B: Backend> GradientReducer<B> {
         self.groups.data().barrier(CollectiveTag::new("end of backward", 0))
     }
 
-    /// Calls `announce` when the next backward pass begins.
-    pub(crate) fn watch_for_backward(&mut self, announce: Box<dyn FnOnce()>) {
-        self.watch.arm(announce);
-    }
-
-    /// Returns the number of completed backward passes that reported gradients of this model.
-    pub(crate) fn backward_passes(&self) -> u64 {
-        self.watch.completed()
-    }
-
-    /// Returns the number of gradients of this model that were reported since the watch began.
-    pub(crate) fn gradients_reported(&self) -> usize {
-        self.watch.reported()
-    }
-
-    /// Returns the time at which the last watched backward pass began.
-    pub(crate) fn backward_began(&self) -> Option<Instant> {
-        self.watch.began()
-    }
-
     /// Reduces the late gradients and the remaining local ones, so that a step never uses an
     /// incomplete gradient. They are reduced in the order of parameters, which is the same on all
     /// ranks.
@@ -407,12 +386,6 @@ impl<B: Backend> GradientReducer<B> {
         self.late.clear();
         self.gradients.iter_mut().for_each(|gradient| *gradient = GradientState::Awaited);
         self.watch.abandon();
-    }
-
-    /// Returns true if a backward pass of this model has reported gradients and did not end,
-    /// because it failed.
-    pub(crate) fn is_backward_incomplete(&self) -> bool {
-        self.watch.is_reporting()
     }
 
     /// Counts a gradient in the ledger. For sparse rows, only the values are counted.

@@ -64,17 +64,12 @@ where
 }
 
 /// A handle to one rank's member of a process group. Clones refer to the same member.
+#[derive(Clone)]
 pub struct Group<B: Backend> {
     /// The member of the process group.
     engine: Arc<dyn ZeroGroup<B>>,
     rank: usize,
     world_size: usize,
-}
-
-impl<B: Backend> Clone for Group<B> {
-    fn clone(&self) -> Self {
-        Self { engine: self.engine.clone(), rank: self.rank, world_size: self.world_size }
-    }
 }
 
 impl<B: Backend> std::fmt::Debug for Group<B> {

@@ -132,9 +132,7 @@ impl<'a, B: Backend> ParameterHomes<'a, B> {
         tag: CollectiveTag,
         array: DeviceArray<B>,
     ) -> Result<DeviceArray<B>, CommError> {
-        let first = MessageTag::new("initial weights", tag.id());
-        let route = Route { homes, tag, first };
-        self.send_along(route, array, |group| group.arrays())
+        self.send_along(homes, tag, "initial weights", array, |group| group.arrays())
     }
 
     /// Distributes bytes of rank 0, as [`distribute`](Self::distribute) does with an array.
@@ -147,20 +145,22 @@ impl<'a, B: Backend> ParameterHomes<'a, B> {
         tag: CollectiveTag,
         bytes: &[u8],
     ) -> Result<Vec<u8>, CommError> {
-        let first = MessageTag::new("hash of weights", tag.id());
-        let route = Route { homes, tag, first };
-        let bytes = self.send_along(route, bytes.to_vec().into(), |group| group.bytes())?;
+        let mine = bytes.to_vec().into();
+        let bytes = self.send_along(homes, tag, "hash of weights", mine, |group| group.bytes())?;
         Ok(bytes.into_vec())
     }
 
-    /// Sends a value of rank 0 to the first rank of each stage, which broadcasts it to the others.
+    /// Sends a value of rank 0 to the first rank of each stage, in messages with this purpose, and
+    /// broadcasts it to the others of the stage.
     fn send_along<T: Payload>(
         &self,
-        route: Route,
+        homes: Holders,
+        tag: CollectiveTag,
+        purpose: &'static str,
         mine: T,
         engine: impl Fn(&Group<B>) -> &dyn ProcessGroup<T>,
     ) -> Result<T, CommError> {
-        let Route { homes, tag, first } = route;
+        let first = MessageTag::new(purpose, tag.id());
         let (world, data, mesh) = (self.groups.world(), self.groups.data(), self.groups.mesh());
         let (stage, stages) = (self.stage(), mesh.size(MeshAxis::Pipeline));
         let mut value = mine;
@@ -180,15 +180,6 @@ impl<'a, B: Backend> ParameterHomes<'a, B> {
             false => Ok(value),
         }
     }
-}
-
-/// The way of a value from rank 0 to stages.
-struct Route {
-    homes: Holders,
-    /// The broadcast in each stage.
-    tag: CollectiveTag,
-    /// The message to the first rank of a stage.
-    first: MessageTag,
 }
 
 /// The holders of an op's operands, collected one after the other.

@@ -103,6 +103,7 @@ pub(crate) struct BlockRecorder<B: Backend> {
 }
 
 /// The recording of one training pass.
+#[derive(Default)]
 struct RecordedPass<B: Backend> {
     /// Forward while ops are recorded; `None` before the first pass and after a step.
     phase: Option<Phase>,
@@ -202,19 +203,7 @@ impl<B: Backend> BlockRecorder<B> {
                  activation_checkpoint around parts of its forward pass"
             );
         }
-        let pass = RecordedPass {
-            phase: None,
-            named: 0,
-            block: None,
-            over: Vec::new(),
-            freed: None,
-            tapes: Vec::new(),
-            earlier: Vec::new(),
-            foreign: Vec::new(),
-            read_later: Vec::new(),
-            expected: Vec::new(),
-        };
-        Self { policy, store, ledger, blocks, pass: RefCell::new(pass) }
+        Self { policy, store, ledger, blocks, pass: RefCell::default() }
     }
 
     /// Returns the store of kept activations; `None` if they stay on the device.

@@ -317,7 +317,7 @@ impl<B: OptimizerOps> ModelStates<B> {
     pub fn watch_for_backward(&self) {
         // The closure outlives this call, so it cannot borrow the states.
         let (gatherer, recorder) = (self.gatherer.clone(), self.recorder.clone());
-        self.reducer.borrow_mut().watch_for_backward(Box::new(move || {
+        self.reducer.borrow_mut().watch.arm(Box::new(move || {
             session::with_counter(OperationCounter::start_backward);
             gatherer.start_backward();
             recorder.start_backward();
@@ -327,19 +327,19 @@ impl<B: OptimizerOps> ModelStates<B> {
 
     /// Returns the number of completed backward passes that reported gradients of this model.
     pub fn backward_passes(&self) -> u64 {
-        self.reducer.borrow().backward_passes()
+        self.reducer.borrow().watch.completed()
     }
 
     /// Returns the number of gradients of this model that were reported since the last call of
     /// [`watch_for_backward`](Self::watch_for_backward).
     pub fn gradients_reported(&self) -> usize {
-        self.reducer.borrow().gradients_reported()
+        self.reducer.borrow().watch.reported()
     }
 
     /// Returns the time at which the last watched backward pass started; `None` if it was not
     /// detected.
     pub fn backward_began(&self) -> Option<Instant> {
-        self.reducer.borrow().backward_began()
+        self.reducer.borrow().watch.began()
     }
 
     /// Returns the index of the parameter with this id; `None` for a parameter of another module.
@@ -443,7 +443,7 @@ impl<B: OptimizerOps> ModelStates<B> {
     /// Returns true if a backward pass has reported gradients of this model and failed before its
     /// end.
     pub fn is_backward_incomplete(&self) -> bool {
-        self.reducer.borrow().is_backward_incomplete()
+        self.reducer.borrow().watch.is_reporting()
     }
 
     /// Returns the tensor fields of the module that are not a `Param`, with a hash of their values.

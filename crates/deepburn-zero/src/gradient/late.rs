@@ -72,7 +72,7 @@ impl<B: Backend> LateGradient<B> {
 }
 
 /// The late gradients of a stage.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct LateGradients<B: Backend> {
     /// The rows of lookups in the backward pass in progress, with the index of their table.
     rows: Vec<(usize, LatePart<B>)>,
@@ -80,12 +80,6 @@ pub(super) struct LateGradients<B: Backend> {
     pass: Vec<LateGradient<B>>,
     /// The late gradients of earlier passes, oldest first. A pass without them has an empty list.
     passes: VecDeque<Vec<LateGradient<B>>>,
-}
-
-impl<B: Backend> Default for LateGradients<B> {
-    fn default() -> Self {
-        Self { rows: Vec::new(), pass: Vec::new(), passes: VecDeque::new() }
-    }
 }
 
 impl<B: Backend> LateGradients<B> {

@@ -60,7 +60,7 @@ pub trait TensorKind<B: Backend>: Clone + Debug + Send + Sync + 'static {
 }
 
 /// A tensor and the stages that hold its value.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub enum PlacedTensor<B: Backend, K: TensorKind<B>> {
     /// Every stage holds the value: inputs, constants, and everything without a pipeline. A
     /// parameter is a handle, which its stages can read.
@@ -69,17 +69,8 @@ pub enum PlacedTensor<B: Backend, K: TensorKind<B>> {
     Staged(Box<StagedTensor<B, K>>),
 }
 
-impl<B: Backend, K: TensorKind<B>> Clone for PlacedTensor<B, K> {
-    fn clone(&self) -> Self {
-        match self {
-            Self::Everywhere(tensor) => Self::Everywhere(tensor.clone()),
-            Self::Staged(staged) => Self::Staged(staged.clone()),
-        }
-    }
-}
-
 /// A tensor that some stages hold.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct StagedTensor<B: Backend, K: TensorKind<B>> {
     /// The value before the views.
     shared: Arc<SharedValue<B, K>>,
@@ -90,19 +81,6 @@ pub struct StagedTensor<B: Backend, K: TensorKind<B>> {
     shape: Shape,
     dtype: DType,
     device: B::Device,
-}
-
-impl<B: Backend, K: TensorKind<B>> Clone for StagedTensor<B, K> {
-    fn clone(&self) -> Self {
-        Self {
-            shared: self.shared.clone(),
-            views: self.views.clone(),
-            own: self.own.clone(),
-            shape: self.shape.clone(),
-            dtype: self.dtype,
-            device: self.device.clone(),
-        }
-    }
 }
 
 /// A value that all views and clones of a tensor share.

@@ -20,6 +20,7 @@ use crate::session::{FullTensor, Leased};
 /// A visitor that collects the buffers of a module and their values.
 ///
 /// Buffers are numbered in the order of visits.
+#[derive(Default)]
 pub(super) struct FoundBuffers<B: Backend> {
     /// The ids of the floats that are running statistics.
     statistics: HashSet<ParamId>,
@@ -36,14 +37,7 @@ pub(super) struct FoundBuffers<B: Backend> {
 
 impl<B: Backend> FoundBuffers<B> {
     pub(super) fn new(statistics: HashSet<ParamId>) -> Self {
-        Self {
-            statistics,
-            path: ModulePath::default(),
-            buffers: Vec::new(),
-            ids: HashMap::new(),
-            values: Vec::new(),
-            device: None,
-        }
+        Self { statistics, ..Self::default() }
     }
 
     /// Records a buffer. If it was already found, adds the current path to its aliases.

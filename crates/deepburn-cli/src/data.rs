@@ -17,7 +17,7 @@
 //! causal.rs, classification.rs     the recipes: model + data + task
 //! subject.rs                       the recipe of a job, one of these
 //! causal_data.rs                   the data of language models and its loaders
-//! token_batch.rs                   its micro-batches, sequences or pairs (preference_batch.rs)
+//! token_batch.rs                   its micro-batches, sequences or pairs
 //! text_sampler.rs                  texts that are generated after evaluations, from sample_prompts.rs
 //! label_batch.rs                   labels of a batch, and the answers to them
 //! text_source.rs                   batches of texts, of a fixed size or with a token budget
@@ -41,7 +41,6 @@ pub(crate) mod lengths;
 pub(crate) mod model_config;
 pub(crate) mod places;
 pub(crate) mod preference;
-mod preference_batch;
 mod pretrained_classes;
 mod problem_type;
 pub(crate) mod recipe;

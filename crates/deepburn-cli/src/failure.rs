@@ -17,18 +17,22 @@ use deepburn::BoxError;
 /// Why a command failed.
 ///
 /// The variants differ in their exit status and in the process that prints the message.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum Failure {
     /// The input is wrong: status 2. Nothing was written.
+    #[error("error: {0}{hint}", hint = exceeded_limit(.0))]
     Mistake(BoxError),
     /// Something failed while running: status 1.
+    #[error("error: {0}{hint}", hint = exceeded_limit(.0))]
     Run(BoxError),
     /// The process of another rank failed and prints the message.
+    #[error("another rank failed with status {status}")]
     Elsewhere {
         /// Exit status of that process, which all processes return.
         status: u8,
     },
     /// A program that this command started failed.
+    #[error("error: {message}")]
     Program {
         /// Status of the program.
         status: u8,
@@ -36,6 +40,7 @@ pub enum Failure {
         message: String,
     },
     /// A signal ended the run: status 128 plus its number, as in shells.
+    #[error("{message}")]
     Interrupted {
         /// Number of the signal.
         signal: u8,
@@ -48,6 +53,12 @@ impl Failure {
     /// Returns a user's mistake.
     pub fn mistake(error: impl Into<BoxError>) -> Self {
         Self::Mistake(error.into())
+    }
+
+    /// Returns the conversion of an error to a user's mistake that begins with the key or option
+    /// that is wrong.
+    pub(crate) fn of_key<E: fmt::Display>(key: impl fmt::Display) -> impl Fn(E) -> Self {
+        move |error| Self::mistake(format!("{key}: {error}"))
     }
 
     /// Returns a failure while running.
@@ -66,24 +77,11 @@ impl Failure {
     }
 }
 
-impl fmt::Display for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Mistake(error) | Self::Run(error) => {
-                let message = error.to_string();
-                write!(f, "error: {message}{}", exceeded_limit(&message))
-            }
-            Self::Program { message, .. } => write!(f, "error: {message}"),
-            Self::Elsewhere { status } => write!(f, "another rank failed with status {status}"),
-            Self::Interrupted { message, .. } => f.write_str(message),
-        }
-    }
-}
-
 /// Returns a hint for errors of the operating system that are caused by a process limit, or an
 /// empty text. The error code is searched in the message, because failures of other ranks are
 /// received as text.
-fn exceeded_limit(message: &str) -> &'static str {
+fn exceeded_limit(error: &BoxError) -> &'static str {
+    let message = error.to_string();
     if message.contains("(os error 27)") {
         "; a limit on the size of files is set: raise it with ulimit -f"
     } else if message.contains("(os error 11)") {

@@ -39,6 +39,7 @@ mod data;
 mod failure;
 mod job;
 mod models;
+mod named_values;
 mod run;
 mod tools;
 mod whole_file;

@@ -6,9 +6,6 @@
 //!
 //! `ARCHITECTURE.md` describes how to add a model.
 
-#[cfg(test)]
-mod toy;
-
 use std::path::{Path, PathBuf};
 
 use deepburn_config::{Architecture, DataKind, Job};
@@ -23,7 +20,7 @@ use deepburn_models::hf::{ModelConfigError, is_sequence_classifier, read_fields,
 use serde_json::{Map, Value};
 
 use crate::data::causal::Causal;
-use crate::data::classification::{Classification, ClassifierRecipe};
+use crate::data::classification::Classification;
 use crate::data::model_config::model_config;
 use crate::data::recipe::JobInputs;
 use crate::data::subject::Subject;
@@ -34,7 +31,9 @@ use crate::job::known_model::{KnownClassifier, KnownModel};
 /// whose `architectures` do not name a classifier.
 static MODELS: [ModelEntry; 10] = [
     language_model::<Gpt2Config>(Architecture::Gpt2),
-    classifier::<ClassifierConfig>(Architecture::Gpt2),
+    classifier::<ClassifierConfig>(Architecture::Gpt2, |inputs| {
+        Ok(Subject::Gpt2Classifier(Box::new(Classification::of_gpt2(inputs)?)))
+    }),
     language_model::<LlamaConfig>(Architecture::Llama),
     language_model::<Qwen2Config>(Architecture::Qwen2),
     language_model::<Qwen3Config>(Architecture::Qwen3),
@@ -42,7 +41,9 @@ static MODELS: [ModelEntry; 10] = [
     language_model::<Phi3Config>(Architecture::Phi3),
     language_model::<Gemma2Config>(Architecture::Gemma2),
     language_model::<Gemma3Config>(Architecture::Gemma3),
-    classifier::<EncoderConfig>(Architecture::Encoder),
+    classifier::<EncoderConfig>(Architecture::Encoder, |inputs| {
+        Ok(Subject::Encoder(Box::new(Classification::of_encoder(inputs)?)))
+    }),
 ];
 
 /// The `model_type` of files that do not have this field: only the first versions of `transformers`
@@ -63,8 +64,11 @@ pub(crate) struct ModelEntry {
     /// Reads the fields of a `config.json`.
     read: fn(Map<String, Value>) -> Result<KnownModel, ModelConfigError>,
     /// Reads and checks the model and the data of a job. Its errors are a user's mistakes.
-    pub(crate) prepare: fn(&JobInputs<'_>) -> Result<Subject, Failure>,
+    pub(crate) prepare: PrepareSubject,
 }
+
+/// Prepares the model and the data of a job.
+type PrepareSubject = fn(&JobInputs<'_>) -> Result<Subject, Failure>;
 
 /// The task of a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -90,17 +94,16 @@ const fn language_model<C: DecoderConfig>(architecture: Architecture) -> ModelEn
 }
 
 /// Returns the entry of a text classifier.
-const fn classifier<C>(architecture: Architecture) -> ModelEntry
-where
-    C: SavedConfig + KnownClassifier + 'static,
-    Classification<C>: ClassifierRecipe + Into<Subject>,
-{
+const fn classifier<C: SavedConfig + KnownClassifier + 'static>(
+    architecture: Architecture,
+    prepare: PrepareSubject,
+) -> ModelEntry {
     ModelEntry {
         architecture,
         model_type: C::MODEL_TYPE,
         task: ModelTask::Classification,
         read: |fields| Ok(KnownModel::Classifier(Box::new(C::from_fields(fields)?))),
-        prepare: |inputs| Ok(Classification::<C>::prepare(inputs)?.into()),
+        prepare,
     }
 }
 
@@ -209,6 +212,8 @@ fn model_types<'a>(models: impl Iterator<Item = &'a ModelEntry>) -> String {
 
 #[cfg(test)]
 mod tests {
+    mod toy;
+
     use super::*;
     use deepburn_config::JobRequest;
     use serde_json::json;

@@ -31,7 +31,6 @@ use std::path::{Path, PathBuf};
 
 use clap::{Parser, Subcommand};
 use deepburn_config::counted;
-use deepburn_models::FloatType;
 use deepburn_monitor::{Comparison, Environment};
 
 use crate::console;
@@ -40,7 +39,7 @@ use crate::run::signals::survive_file_limits;
 use crate::tools::cache_tool::{CacheAction, cache};
 use crate::tools::chat::{ChatArguments, chat};
 use crate::tools::check_config::{OpenValues, check_config};
-use crate::tools::checkpoint_tools::{Size, consolidate, inspect, open, open_best, weight_type};
+use crate::tools::checkpoint_tools::{ConsolidateArguments, consolidate, inspect};
 use crate::tools::estimates::{EstimateArguments, estimates};
 use crate::tools::export::{ExportArguments, export};
 use crate::tools::generate::{GenerateArguments, generate};
@@ -101,28 +100,7 @@ pub(crate) enum Command {
     /// Classify texts with a trained classifier.
     Predict(Box<PredictArguments>),
     /// Export a training checkpoint as weights that other programs can load.
-    Consolidate {
-        /// Folder of the checkpoint, of checkpoints, or of a run.
-        checkpoint: PathBuf,
-        /// Output folder.
-        out: PathBuf,
-        /// Name of the checkpoint [default: the latest].
-        #[arg(long)]
-        tag: Option<String>,
-        /// Export the checkpoint with the best evaluation.
-        #[arg(long, conflicts_with = "tag")]
-        best: bool,
-        /// Folder of the pretrained model, for a checkpoint without its frozen parameters [default:
-        /// where the run read it].
-        #[arg(long, value_name = "DIR")]
-        base: Option<PathBuf>,
-        /// Type of the weights.
-        #[arg(long, value_parser = weight_type(), default_value = "f32")]
-        dtype: FloatType,
-        /// Maximum size of a weight file. Several files get an index.
-        #[arg(long, default_value = "5GB")]
-        max_shard_size: Size,
-    },
+    Consolidate(ConsolidateArguments),
     /// Export a language model as one file for other programs, such as llama.cpp and Ollama.
     Export(ExportArguments),
     /// Merge a LoRA adapter into its base model.
@@ -178,13 +156,7 @@ pub fn run(tools: Tools) -> Result<(), Failure> {
         Command::Chat(arguments) => return chat(&arguments),
         // Predictions are written while the input is read.
         Command::Predict(arguments) => return predict(&arguments),
-        Command::Consolidate { checkpoint, out, tag, best, base, dtype, max_shard_size } => {
-            let mut checkpoint = match best {
-                true => open_best(&checkpoint)?,
-                false => open(&checkpoint, tag.as_deref())?,
-            };
-            consolidate(&mut checkpoint, base.as_deref(), &out, dtype, max_shard_size)?.join("\n")
-        }
+        Command::Consolidate(arguments) => consolidate(&arguments)?.join("\n"),
         Command::Export(arguments) => export(&arguments)?,
         Command::Merge(arguments) => merge(&arguments)?,
         Command::ShowData(arguments) => show_data(&arguments)?,

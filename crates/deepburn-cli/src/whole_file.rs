@@ -42,6 +42,13 @@ pub(crate) fn refuse_existing<'a>(
     }
 }
 
+/// Returns whether two paths lead to one file or folder. One that does not exist is none.
+pub(crate) fn is_same_file(one: &Path, other: &Path) -> bool {
+    // Links and relative paths may lead to the same file.
+    let [one, other] = [one, other].map(|path| fs::canonicalize(path).ok());
+    one.is_some() && one == other
+}
+
 /// Copies a file under a temporary name and renames it. Folders in the path of `target` are
 /// created.
 ///
@@ -49,7 +56,7 @@ pub(crate) fn refuse_existing<'a>(
 /// Returns the error of the operating system.
 pub(crate) fn copy_whole(source: &Path, target: &Path) -> io::Result<()> {
     // The output of a job may be its pretrained model.
-    if fs::canonicalize(source).ok().is_some_and(|it| fs::canonicalize(target).ok() == Some(it)) {
+    if is_same_file(source, target) {
         return Ok(());
     }
     fs::create_dir_all(target.parent().unwrap_or(target))?;

@@ -223,7 +223,7 @@ impl<B: FusedOps + OptimizerOps> Recipe<B> for Causal {
     type Config = AnyDecoder;
     type Model = Decoder<Training<B>>;
     /// Next-token prediction, or preference optimization.
-    type Task = CausalTask<AnyDecoder, B::Device>;
+    type Task = CausalTask<B::Device>;
     type Source = CausalSource;
 
     fn config(&self) -> &AnyDecoder {
@@ -231,8 +231,7 @@ impl<B: FusedOps + OptimizerOps> Recipe<B> for Causal {
     }
 
     fn task(&self, device: B::Device) -> Self::Task {
-        let task = CausalTask::new(self.config.clone(), device, self.objective);
-        task.with_sampler(self.sampler.clone())
+        CausalTask::new(self.config.clone(), device, self.objective, self.sampler.clone())
     }
 
     fn source(&self, shard: DataShard, plan: &Plan) -> Result<CausalSource, DataError> {
@@ -244,7 +243,7 @@ impl<B: FusedOps + OptimizerOps> Recipe<B> for Causal {
         shard: DataShard,
         plan: &Plan,
     ) -> Result<Option<EvaluationStream<'_, TokenBatch>>, DataError> {
-        self.data.test(shard, self.settings.evaluation.batch_size(plan))
+        self.data.test(shard, self.settings.eval_batch_size(plan))
     }
 
     fn measure_reference(
@@ -256,7 +255,7 @@ impl<B: FusedOps + OptimizerOps> Recipe<B> for Causal {
     ) -> Result<bool, BoxError> {
         // Other data has no reference. The answer is the same on all ranks, so none of them waits.
         let CausalData::Pairs(corpus) = &self.data else { return Ok(true) };
-        let rows = self.settings.evaluation.batch_size(plan);
+        let rows = self.settings.eval_batch_size(plan);
         corpus.measure_reference(engine, (&self.config, device), rows, interrupt)
     }
 }

@@ -22,7 +22,7 @@ use serde_json::{Value, json};
 use crate::data::chat::{ChatCorpus, SampleCorpus};
 use crate::data::lengths::{PREFETCH, longest};
 use crate::data::preference::PreferenceCorpus;
-use crate::data::recipe::{EvaluationSettings, RecipeSettings};
+use crate::data::recipe::RecipeSettings;
 use crate::data::token_batch::TokenBatch;
 
 /// The data of all splits.
@@ -134,7 +134,7 @@ impl CausalData {
                 let sampler = DistributedSampler::new(train.len(), shard, settings.order)?;
                 let loader =
                     BatchLoader::start(train, sampler, plan.batch.micro_batch_size, PREFETCH)?;
-                Ok(CausalSource::new(loader, eval, shard, plan, settings.evaluation))
+                Ok(CausalSource::new(loader, eval, shard, plan, settings))
             }
             Self::Samples(corpus) => sample_source(corpus, shard, plan, settings),
             Self::Pairs(corpus) => sample_source(corpus, shard, plan, settings),
@@ -196,7 +196,7 @@ where
     // Ranks draw from one order, which depends on the seed and the epoch only.
     let sampler = epoch_sampler(train.num_samples(), shard, settings.order, plan.batch)?;
     let loader = BatchLoader::drawing(train, sampler, PREFETCH)?;
-    Ok(CausalSource::new(loader, eval, shard, plan, settings.evaluation))
+    Ok(CausalSource::new(loader, eval, shard, plan, settings))
 }
 
 /// The data loader of one rank, for any kind of data.
@@ -209,13 +209,14 @@ impl CausalSource {
         eval: Option<D>,
         shard: DataShard,
         plan: &Plan,
-        evaluation: EvaluationSettings,
+        settings: &RecipeSettings,
     ) -> Self
     where
         D: Collate<Batch: Into<TokenBatch>> + 'static,
         S: BatchSampler<Position: Serialize + DeserializeOwned> + 'static,
     {
-        let (rows, eval_max_samples) = (evaluation.batch_size(plan), evaluation.max_samples);
+        let rows = settings.eval_batch_size(plan);
+        let eval_max_samples = settings.evaluation.eval_max_samples;
         let curriculum = plan.curriculum.clone();
         Self(Box::new(TokenSource { loader, eval, shard, rows, eval_max_samples, curriculum }))
     }

@@ -15,7 +15,6 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use burn::module::AutodiffModule;
 use burn::tensor::activation::log_sigmoid;
 use burn::tensor::backend::Backend;
 use burn::tensor::{ElementConversion, Tensor, TensorData};
@@ -27,12 +26,12 @@ use deepburn::{
 use deepburn_config::{DpoPlan, Job, PreferenceLoss};
 use deepburn_datasets::{MicroBatch, PairBatch, RowDocuments};
 use deepburn_models::causal_lm::{CausalBatch, InputError, LanguageModel};
+use deepburn_models::decoder::{AnyDecoder, Decoder};
 use deepburn_models::{BatchShape, LanguageModelConfig};
 
-use crate::data::preference_batch::{PreferenceBatch, ReferenceLogProbs};
 use crate::data::recipe::ExampleTask;
 use crate::data::text_sampler::TextSampler;
-use crate::data::token_batch::{TokenBatch, causal_batch};
+use crate::data::token_batch::{PreferenceBatch, ReferenceLogProbs, TokenBatch, causal_batch};
 
 /// What is optimized.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -58,9 +57,9 @@ impl Objective {
 ///
 /// It has the configuration, so that batches are checked before they are copied to the device. To
 /// check a tensor on a device, it would have to be copied back.
-pub(crate) struct CausalTask<C, D> {
+pub(crate) struct CausalTask<D> {
     /// Configuration of the model, with its limits on tokens.
-    config: C,
+    config: AnyDecoder,
     /// Device of the rank.
     device: D,
     /// What is optimized.
@@ -79,15 +78,16 @@ struct PairLosses<B: Backend> {
     rewards: RewardSums,
 }
 
-impl<C: LanguageModelConfig, D> CausalTask<C, D> {
-    /// Returns the task of a rank whose tensors are on `device`.
-    pub(crate) fn new(config: C, device: D, objective: Objective) -> Self {
-        Self { config, device, objective, rewards: Mutex::default(), sampler: None }
-    }
-
-    /// Returns the task with texts that are generated after each evaluation.
-    pub(crate) fn with_sampler(self, sampler: Option<Arc<TextSampler>>) -> Self {
-        Self { sampler, ..self }
+impl<D> CausalTask<D> {
+    /// Returns the task of a rank whose tensors are on `device`. `sampler` generates texts after
+    /// each evaluation.
+    pub(crate) fn new(
+        config: AnyDecoder,
+        device: D,
+        objective: Objective,
+        sampler: Option<Arc<TextSampler>>,
+    ) -> Self {
+        Self { config, device, objective, rewards: Mutex::default(), sampler }
     }
 
     /// Copies the batch to the device, with the label smoothing of the job.
@@ -111,7 +111,7 @@ impl<C: LanguageModelConfig, D> CausalTask<C, D> {
     /// Returns an error if the batch does not fit the model, or if the objective is another one.
     fn compare<B: FusedOps<Device = D>>(
         &self,
-        model: &impl LanguageModel<B>,
+        model: &Decoder<B>,
         PreferenceBatch { batch, reference }: &PreferenceBatch,
     ) -> Result<PairLosses<B>, BoxError> {
         let Objective::Preferences(DpoPlan { beta, loss_type }) = self.objective else {
@@ -153,18 +153,16 @@ impl<C: LanguageModelConfig, D> CausalTask<C, D> {
     }
 }
 
-impl<B, C, M> Task<B, M> for CausalTask<C, B::Device>
-where
-    B: FusedOps + OptimizerOps,
-    C: LanguageModelConfig,
-    M: LanguageModel<Training<B>>
-        + AutodiffModule<Training<B>, InnerModule: LanguageModel<Zero<B>>>,
-{
+impl<B: FusedOps + OptimizerOps> Task<B, Decoder<Training<B>>> for CausalTask<B::Device> {
     type Batch = TokenBatch;
 
     /// Computes the mean loss over the positions that predict a token, or over the pairs, of shape
     /// `[1]`.
-    fn loss(&self, model: &M, batch: &TokenBatch) -> Result<Tensor<Training<B>, 1>, BoxError> {
+    fn loss(
+        &self,
+        model: &Decoder<Training<B>>,
+        batch: &TokenBatch,
+    ) -> Result<Tensor<Training<B>, 1>, BoxError> {
         match batch {
             TokenBatch::Sequences(batch) => Ok(model.loss(&self.batch(batch)?).mean()),
             TokenBatch::Pairs(batch) => {
@@ -177,7 +175,11 @@ where
     }
 
     /// Computes the sum of the loss, and counts the tokens that are predicted, or sums the rewards.
-    fn evaluate(&self, model: &M::InnerModule, batch: &TokenBatch) -> Result<Evaluation, BoxError> {
+    fn evaluate(
+        &self,
+        model: &Decoder<Zero<B>>,
+        batch: &TokenBatch,
+    ) -> Result<Evaluation, BoxError> {
         match batch {
             TokenBatch::Sequences(batch) => {
                 // One tensor, so that a device is waited for once.
@@ -197,7 +199,7 @@ where
 
     fn generate(
         &self,
-        engine: &Engine<B, M>,
+        engine: &Engine<B, Decoder<Training<B>>>,
         interrupt: &Interrupt,
     ) -> Result<GeneratedTexts, BoxError> {
         match &self.sampler {
@@ -213,12 +215,8 @@ where
     }
 }
 
-impl<B, C, M> ExampleTask<B, M> for CausalTask<C, B::Device>
-where
-    B: FusedOps + OptimizerOps<Device: Sync>,
-    C: LanguageModelConfig + Sync,
-    M: LanguageModel<Training<B>>
-        + AutodiffModule<Training<B>, InnerModule: LanguageModel<Zero<B>>>,
+impl<B: FusedOps + OptimizerOps<Device: Sync>> ExampleTask<B, Decoder<Training<B>>>
+    for CausalTask<B::Device>
 {
     /// Returns sequences, or twice as many for pairs of them.
     fn example(&self, shape: BatchShape) -> TokenBatch {

@@ -167,10 +167,8 @@ fn given_template(chat: &ChatPlan) -> Result<Option<String>, Failure> {
         None => Ok(None),
         Some(TemplateSource::Text(text)) => Ok(Some(text.clone())),
         Some(TemplateSource::File(path)) => {
-            let text = fs::read_to_string(path).map_err(|error| {
-                Failure::mistake(format!("data.chat_template: {}: {error}", path.display()))
-            })?;
-            Ok(Some(text))
+            let key = format!("data.chat_template: {}", path.display());
+            fs::read_to_string(path).map(Some).map_err(Failure::of_key(key))
         }
     }
 }

@@ -43,7 +43,7 @@ use crate::data::lengths::check_length;
 use crate::data::model_config::{model_config, without_dtype};
 use crate::data::pretrained_classes::PretrainedClasses;
 use crate::data::problem_type::{
-    ChosenProblemType, check_loss_and_metric, config_in, named_config, names_classes, names_key,
+    ChosenProblemType, check_loss_and_metric, config_in, names_classes, names_key,
 };
 use crate::data::recipe::{ExampleTask, JobInputs, Recipe, RecipeSettings, SubjectInfo};
 use crate::data::text_source::{Labeled, TextSource, budget, evaluation, evaluation_budget};
@@ -78,32 +78,25 @@ impl<C> Classification<C> {
     }
 }
 
-/// A recipe for text classification that is prepared from a job. Each model derives its sizes from
-/// the data in its own way.
-pub(crate) trait ClassifierRecipe: Sized {
-    /// Reads and checks the configuration and the data.
+impl Classification<EncoderConfig> {
+    /// Reads and checks the configuration and the data of an encoder. It has no pretrained weights,
+    /// so the data determines the sizes that the job does not set.
     ///
     /// # Errors
     /// Returns a user's mistake if the configuration or the data is invalid, or if they do not
     /// match.
-    fn prepare(inputs: &JobInputs<'_>) -> Result<Self, Failure>;
-}
-
-/// An encoder has no pretrained weights, so the data determines the sizes that the job does not
-/// set.
-impl ClassifierRecipe for Classification<EncoderConfig> {
-    fn prepare(inputs: &JobInputs<'_>) -> Result<Self, Failure> {
+    pub(crate) fn of_encoder(inputs: &JobInputs<'_>) -> Result<Self, Failure> {
         let JobInputs { job, places, batch, .. } = *inputs;
-        let named = |error| Failure::mistake(format!("model.config: {error}"));
+        let of_key = Failure::of_key("model.config");
         let overrides = without_dtype(&job.model.config);
-        let config = EncoderConfig::guide().with_overrides(&overrides).map_err(named)?;
-        config.validate().map_err(named)?;
+        let config = EncoderConfig::guide().with_overrides(&overrides).map_err(&of_key)?;
+        config.validate().map_err(&of_key)?;
         check_length(job, config.max_len, "max_len")?;
         check_step(batch, job.data.sequence_length)?;
         // The kind of the labels decides how the data is read, so it comes before the data.
         let problem = ChosenProblemType::of_encoder(config.problem_type, job);
         check_loss_and_metric(job, &problem)?;
-        let names = config.class_names().map_err(|error| named_config(&error))?;
+        let names = config.class_names().map_err(Failure::of_key("model.config"))?;
         let tokenizer = JobTokenizer::of(job, places, None)?.tokenizer;
         // If nothing sets the number of classes, the train split does, and other splits must not
         // add one.
@@ -122,10 +115,14 @@ impl ClassifierRecipe for Classification<EncoderConfig> {
     }
 }
 
-/// A pretrained language model gets a new classification head. A pretrained classifier keeps its
-/// head, so its classes have to match the classes of the data.
-impl ClassifierRecipe for Classification<ClassifierConfig> {
-    fn prepare(inputs: &JobInputs<'_>) -> Result<Self, Failure> {
+impl Classification<ClassifierConfig> {
+    /// Reads and checks the configuration and the data of GPT-2. A pretrained language model gets a
+    /// new classification head. A pretrained classifier keeps its head, so its classes have to
+    /// match the classes of the data.
+    ///
+    /// # Errors
+    /// Returns the errors of [`of_encoder`](Self::of_encoder).
+    pub(crate) fn of_gpt2(inputs: &JobInputs<'_>) -> Result<Self, Failure> {
         let JobInputs { job, places, pretrained, batch, .. } = *inputs;
         let body: Gpt2Config = model_config(job, pretrained)?;
         // `None` for a language model, whose new head has the classes of the data.
@@ -142,7 +139,7 @@ impl ClassifierRecipe for Classification<ClassifierConfig> {
         } else {
             body.class_names()
         };
-        let names = names.map_err(|error| named_config(&error))?;
+        let names = names.map_err(Failure::of_key("model.config"))?;
         let JobTokenizer { tokenizer, vocabulary } = JobTokenizer::of(job, places, pretrained)?;
         let has_count =
             job.model.config.contains_key("num_labels") || names_classes(job) || classes.is_some();
@@ -416,7 +413,7 @@ where
         plan: &Plan,
     ) -> Result<Option<EvaluationStream<'_, Labeled>>, DataError> {
         let test = self.texts.test.as_ref();
-        let budget = evaluation_budget(plan, self.settings.evaluation.batch_size(plan));
+        let budget = evaluation_budget(plan, self.settings.eval_batch_size(plan));
         test.map(|test| evaluation(test, shard, budget, None)).transpose()
     }
 }

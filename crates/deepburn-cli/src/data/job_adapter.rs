@@ -31,28 +31,28 @@ pub(crate) fn with_adapter(
     let base = base_name(place, folder);
     let (key, config) = match (&job.model.lora, &job.model.adapter) {
         (Some(fields), _) => {
-            let of_key = |error| Failure::mistake(format!("model.lora: {error}"));
-            let lora = LoraConfig::of_job(fields).map_err(of_key)?.with_base_model(&base);
-            let config = config.with_adapter(lora).map_err(of_key)?;
-            for setting in config.unused_settings().map_err(of_key)? {
+            let of_key = Failure::of_key("model.lora");
+            let lora = LoraConfig::of_job(fields).map_err(&of_key)?.with_base_model(&base);
+            let config = config.with_adapter(lora).map_err(&of_key)?;
+            for setting in config.unused_settings().map_err(&of_key)? {
                 tracing::warn!("model.lora.{setting} has no effect: it selects nothing; remove it");
             }
             ("model.lora", config)
         }
         (None, Some(given)) => {
-            let of_key = |error| Failure::mistake(format!("model.adapter: {error}"));
+            let of_key = Failure::of_key("model.adapter");
             // A run has its adapter in a subfolder.
             let adapter = adapter_in(given).unwrap_or_else(|| given.clone());
-            let adapter = AdapterFolder::open(&adapter).map_err(of_key)?;
+            let adapter = AdapterFolder::open(&adapter).map_err(&of_key)?;
             check_base("model.pretrained", &adapter, &config, (place, folder))?;
             let adapter = adapter.with_base_model(&base);
-            ("model.adapter", config.with_trained_adapter(adapter).map_err(of_key)?)
+            ("model.adapter", config.with_trained_adapter(adapter).map_err(&of_key)?)
         }
         (None, None) => return Ok(config),
     };
     if job.training.saving.save_merged {
         // Checked before training: the merge comes after its last step, and would fail there.
-        let of_key = |error| Failure::mistake(format!("training.save_merged: {key}: {error}"));
+        let of_key = Failure::of_key(format!("training.save_merged: {key}"));
         config.check_mergeable().map_err(of_key)?;
     }
     if let Some(adapter) = config.adapter() {

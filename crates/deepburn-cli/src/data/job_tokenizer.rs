@@ -52,7 +52,8 @@ impl JobTokenizer {
         let is_new = data.new_vocabulary;
         let given = data.tokenizer.as_ref().map(|place| places.tokenizer(place)).transpose();
         let given = given.map_err(Failure::mistake)?;
-        let given = given.map(|path| load("data.tokenizer", &path)).transpose()?;
+        let given = given.map(|path| Tokenizer::load(&path)).transpose();
+        let given = given.map_err(Failure::of_key("data.tokenizer"))?;
         let (tokenizer, vocabulary) = match (given, pretrained) {
             (Some(given), Some(folder)) => {
                 let vocabulary = compare(job, &given, folder)?;
@@ -63,7 +64,8 @@ impl JobTokenizer {
                 (Some(tokenizer), vocabulary)
             }
             (None, Some(folder)) if !is_new && has_tokenizer(folder) => {
-                (Some(load("model.pretrained", folder)?), VocabularyOrigin::Pretrained)
+                let own = Tokenizer::load(folder).map_err(Failure::of_key("model.pretrained"))?;
+                (Some(own), VocabularyOrigin::Pretrained)
             }
             (None, Some(folder)) if !is_new && data.kind != DataKind::Tokens => {
                 return Err(no_tokenizer(job, folder));
@@ -84,14 +86,6 @@ impl JobTokenizer {
         }
         Ok(Self { tokenizer, vocabulary })
     }
-}
-
-/// Loads the tokenizer that `key` names.
-///
-/// # Errors
-/// Returns a user's mistake if its files are invalid.
-fn load(key: &str, path: &Path) -> Result<Tokenizer, Failure> {
-    Tokenizer::load(path).map_err(|error| Failure::mistake(format!("{key}: {error}")))
 }
 
 /// Returns the tokenizer with the end-of-text token of the job, if the job names one.

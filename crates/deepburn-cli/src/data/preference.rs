@@ -7,23 +7,21 @@
 //! second model is ever in memory. A run that resumes measures them again, before the weights of
 //! its checkpoint are loaded.
 
-use burn::module::AutodiffModule;
 use deepburn::comm::CollectiveTag;
 use deepburn::ops::{FusedOps, OptimizerOps};
-use deepburn::zero::{Training, Zero};
+use deepburn::zero::Training;
 use deepburn::{BoxError, Engine, Interrupt};
 use deepburn_config::{ChatPlan, counted};
 use deepburn_datasets::{
     Collate, DataError, DataShard, EvaluationBatches, PairBatch, PairRows, Samples,
 };
 use deepburn_models::causal_lm::LanguageModel;
-use deepburn_models::decoder::AnyDecoder;
+use deepburn_models::decoder::{AnyDecoder, Decoder};
 
 use crate::data::chat::{
     RowSizes, RowsOfSplit, SampleCorpus, SampleForm, log_truncated, untrained,
 };
-use crate::data::preference_batch::{PreferenceBatch, ReferenceLogProbs};
-use crate::data::token_batch::{TokenBatch, causal_batch};
+use crate::data::token_batch::{PreferenceBatch, ReferenceLogProbs, TokenBatch, causal_batch};
 use crate::failure::Failure;
 use crate::run::progress_hook::with_progress;
 
@@ -85,17 +83,13 @@ impl PreferenceCorpus {
     ///
     /// # Errors
     /// Returns an error if data cannot be read, or if a collective fails.
-    pub(crate) fn measure_reference<B, M>(
+    pub(crate) fn measure_reference<B: FusedOps + OptimizerOps>(
         &self,
-        engine: &Engine<B, M>,
+        engine: &Engine<B, Decoder<Training<B>>>,
         (config, device): (&AnyDecoder, &B::Device),
         rows: usize,
         interrupt: &Interrupt,
-    ) -> Result<bool, BoxError>
-    where
-        B: FusedOps + OptimizerOps,
-        M: AutodiffModule<Training<B>, InnerModule: LanguageModel<Zero<B>>>,
-    {
+    ) -> Result<bool, BoxError> {
         for (name, split) in [
             ("train", Some(&self.train)),
             ("eval", self.eval.as_ref()),
@@ -116,17 +110,13 @@ impl PreferenceCorpus {
 impl PreferenceRows {
     /// Returns the log-probabilities of the completions of all pairs; `None` if a rank was
     /// interrupted. Each rank measures its share, in batches of `rows` pairs.
-    fn measured<B, M>(
+    fn measured<B: FusedOps + OptimizerOps>(
         &self,
-        engine: &Engine<B, M>,
+        engine: &Engine<B, Decoder<Training<B>>>,
         (config, device): (&AnyDecoder, &B::Device),
         rows: usize,
         (split, interrupt): (&str, &Interrupt),
-    ) -> Result<Option<Vec<[f32; 2]>>, BoxError>
-    where
-        B: FusedOps + OptimizerOps,
-        M: AutodiffModule<Training<B>, InnerModule: LanguageModel<Zero<B>>>,
-    {
+    ) -> Result<Option<Vec<[f32; 2]>>, BoxError> {
         let group = engine.group();
         let shard = DataShard { rank: engine.data_rank(), num_ranks: engine.data_ranks() };
         let what = format!("measuring the reference on the {split} split");

@@ -11,9 +11,7 @@ use deepburn_models::gpt2::Gpt2Config;
 use deepburn_models::hf::{ClassNames, ProblemType};
 use serde_json::{Map, Value};
 
-use crate::data::problem_type::{
-    ChosenProblemType, config_in, named_config, names_classes, names_key,
-};
+use crate::data::problem_type::{ChosenProblemType, config_in, names_classes, names_key};
 use crate::failure::Failure;
 
 /// The number of classes in `transformers` if a `config.json` does not say it.
@@ -40,7 +38,7 @@ impl<'a> PretrainedClasses<'a> {
         if !config.extra.is_sequence_classifier() {
             return Ok(None);
         }
-        let names = config.class_names().map_err(|error| named_config(&error))?;
+        let names = config.class_names().map_err(Failure::of_key("model.config"))?;
         let count = config.extra.num_labels().unwrap_or(DEFAULT_COUNT);
         Ok(Some(Self { count, names, folder }))
     }

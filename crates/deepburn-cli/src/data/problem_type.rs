@@ -45,7 +45,7 @@ impl ChosenProblemType {
         pretrained: Option<usize>,
     ) -> Result<Self, Failure> {
         // The fields of the pretrained model, with the overrides of the job.
-        let given = body.extra.problem_type().map_err(|error| named_config(&error))?;
+        let given = body.extra.problem_type().map_err(Failure::of_key("model.config"))?;
         if let Some(kind) = given {
             let origin = match inputs.pretrained.filter(|_| !is_set_by(inputs.job)) {
                 Some(folder) => format!("from {}", config_in(folder)),
@@ -115,9 +115,4 @@ pub(crate) fn check_loss_and_metric(job: &Job, problem: &ChosenProblemType) -> R
 /// Returns the path of the configuration of a pretrained model.
 pub(crate) fn config_in(folder: &Path) -> String {
     folder.join("config.json").display().to_string()
-}
-
-/// Returns the error of a field of the model's configuration.
-pub(crate) fn named_config(error: &impl std::fmt::Display) -> Failure {
-    Failure::mistake(format!("model.config: {error}"))
 }

@@ -7,7 +7,6 @@
 use std::path::{Path, PathBuf};
 
 use burn::module::AutodiffModule;
-use burn::tensor::backend::Backend;
 use deepburn::ops::{FusedOps, OptimizerOps};
 use deepburn::zero::Training;
 use deepburn::{
@@ -15,7 +14,7 @@ use deepburn::{
     MetaDevice, Task,
 };
 use deepburn_chat::Day;
-use deepburn_config::{BatchPlan, DynamicBatchingPlan, Job, Plan};
+use deepburn_config::{BatchPlan, DynamicBatchingPlan, EvaluationPlan, Job, Plan};
 use deepburn_datasets::{BudgetSampler, DataError, DataShard, Order, StepShape, Tokenizer};
 use deepburn_models::decoder::AnyDecoder;
 use deepburn_models::hf::{HfExport, ModelFolderError, TensorProblem};
@@ -56,7 +55,16 @@ pub(crate) trait Recipe<B: FusedOps + OptimizerOps>: SubjectInfo + Sync {
     /// # Errors
     /// Returns a user's mistake if the weights do not fit the configuration.
     fn model(&self, weights: InitialWeights, device: &B::Device) -> Result<Self::Model, Failure> {
-        self.settings().origin.model(self.config(), weights, device)
+        let WeightOrigin { pretrained, seed } = &self.settings().origin;
+        let config = self.config();
+        match (weights, pretrained) {
+            (InitialWeights::Zeros, _) => config.zeros(device).map_err(Failure::mistake),
+            (InitialWeights::OfJob, Some(folder)) => {
+                // Each weight is read when it is sharded, so that no rank ever holds all of them.
+                config.load_lazily(folder, *seed, device).map_err(Failure::mistake)
+            }
+            (InitialWeights::OfJob, None) => config.init(*seed, device).map_err(Failure::mistake),
+        }
     }
 
     /// Returns the task of a rank whose tensors are on `device`.
@@ -196,8 +204,6 @@ pub(crate) struct JobInputs<'a> {
     pub(crate) pretrained: Option<&'a Path>,
     /// The largest batch of the run.
     pub(crate) batch: BatchPlan,
-    /// The order of training samples.
-    pub(crate) order: Order,
     /// The day that chat templates print as the current one.
     pub(crate) day: Day,
 }
@@ -211,7 +217,7 @@ pub(crate) struct RecipeSettings {
     /// The files that are exported unchanged.
     pub(crate) companions: Companions,
     /// How the job evaluates.
-    pub(crate) evaluation: EvaluationSettings,
+    pub(crate) evaluation: EvaluationPlan,
 }
 
 impl RecipeSettings {
@@ -220,30 +226,19 @@ impl RecipeSettings {
         let training = &inputs.job.training;
         let pretrained = inputs.pretrained.map(Path::to_owned);
         Self {
-            order: inputs.order,
+            order: match inputs.job.data.shuffle {
+                true => Order::Shuffled { seed: training.seed },
+                false => Order::Sequential,
+            },
             origin: WeightOrigin { pretrained, seed: training.seed },
             companions,
-            evaluation: EvaluationSettings {
-                max_samples: training.evaluation.eval_max_samples,
-                batch_size: training.evaluation.per_device_eval_batch_size,
-            },
+            evaluation: training.evaluation.clone(),
         }
     }
-}
 
-/// How a job evaluates: the samples of an evaluation and of its batches.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct EvaluationSettings {
-    /// Maximum number of samples of an evaluation during training; `None` for all.
-    pub(crate) max_samples: Option<usize>,
-    /// Samples of a batch on each rank; `None` for the micro-batch size.
-    batch_size: Option<usize>,
-}
-
-impl EvaluationSettings {
-    /// Returns the number of samples of a batch on each rank.
-    pub(crate) fn batch_size(&self, plan: &Plan) -> usize {
-        self.batch_size.unwrap_or(plan.batch.micro_batch_size)
+    /// Returns the number of samples of an evaluation batch on each rank.
+    pub(crate) fn eval_batch_size(&self, plan: &Plan) -> usize {
+        self.evaluation.per_device_eval_batch_size.unwrap_or(plan.batch.micro_batch_size)
     }
 }
 
@@ -258,28 +253,6 @@ pub(crate) struct WeightOrigin {
 }
 
 impl WeightOrigin {
-    /// Builds the model of `config`.
-    ///
-    /// # Errors
-    /// Returns a user's mistake if the weights do not fit the configuration.
-    fn model<B: Backend, C: BuildModel<B>>(
-        &self,
-        config: &C,
-        weights: InitialWeights,
-        device: &B::Device,
-    ) -> Result<C::Model, Failure> {
-        match (weights, &self.pretrained) {
-            (InitialWeights::Zeros, _) => config.zeros(device).map_err(Failure::mistake),
-            (InitialWeights::OfJob, Some(folder)) => {
-                // Each weight is read when it is sharded, so that no rank ever holds all of them.
-                config.load_lazily(folder, self.seed, device).map_err(Failure::mistake)
-            }
-            (InitialWeights::OfJob, None) => {
-                config.init(self.seed, device).map_err(Failure::mistake)
-            }
-        }
-    }
-
     /// Reads and checks the pretrained weights, if there are some, so that an invalid file is
     /// reported before anything is written.
     ///

@@ -30,18 +30,6 @@ pub(crate) enum Subject {
     Gpt2Classifier(Box<Classification<ClassifierConfig>>),
 }
 
-impl From<Classification<EncoderConfig>> for Subject {
-    fn from(recipe: Classification<EncoderConfig>) -> Self {
-        Self::Encoder(Box::new(recipe))
-    }
-}
-
-impl From<Classification<ClassifierConfig>> for Subject {
-    fn from(recipe: Classification<ClassifierConfig>) -> Self {
-        Self::Gpt2Classifier(Box::new(recipe))
-    }
-}
-
 /// Evaluates an expression that is generic over the recipe, a reference, for the recipe of a
 /// [`Subject`].
 macro_rules! with_recipe {
@@ -80,7 +68,10 @@ impl Subject {
         plan: &Plan,
         shape: BatchShape,
     ) -> Result<Vec<Forecast>, ForecastError> {
-        with_recipe!(self, recipe => forecast(recipe, plan, shape))
+        with_recipe!(self, recipe => {
+            let task = Recipe::<Meta>::task(recipe, MetaDevice);
+            forecast_task(&task, plan, shape, |device| without_weights(recipe, device))
+        })
     }
 
     /// Divides the model into the pipeline stages of the plan, for micro-batches of this shape.
@@ -111,14 +102,6 @@ impl Subject {
             measure_steps::<B, _>(&model, plan, &Ranks::threads(), devices, steps)
         })
     }
-}
-
-/// As [`Subject::forecast`].
-fn forecast<R>(recipe: &R, plan: &Plan, shape: BatchShape) -> Result<Vec<Forecast>, ForecastError>
-where
-    R: Recipe<Meta, Task: ExampleTask<Meta, <R as Recipe<Meta>>::Model>>,
-{
-    forecast_task(&recipe.task(MetaDevice), plan, shape, |device| without_weights(recipe, device))
 }
 
 /// As [`Subject::pipeline_layout`].

@@ -2,15 +2,14 @@
 //!
 //! Main type: [`TextSampler`].
 
-use burn::module::AutodiffModule;
 use deepburn::comm::CollectiveTag;
 use deepburn::ops::{FusedOps, OptimizerOps};
 use deepburn::zero::{Training, Zero};
 use deepburn::{BoxError, Engine, GeneratedText, GeneratedTexts, Interrupt};
-use deepburn_config::{Job, SamplePlan, counted};
+use deepburn_config::{Job, counted};
 use deepburn_datasets::Tokenizer;
 use deepburn_models::causal_lm::{GenerateOptions, LanguageModel};
-use deepburn_models::decoder::AnyDecoder;
+use deepburn_models::decoder::{AnyDecoder, Decoder};
 use deepburn_models::hf::GenerationConfig;
 use deepburn_models::{LanguageModelConfig, TokenLimits};
 use serde_json::{Map, Value};
@@ -56,21 +55,8 @@ impl TextSampler {
             Some(ids) => ids.to_vec(),
             None => config.extra().eos_token_ids(),
         };
-        Self::new(plan, prompts, (config.limits(), stop), tokenizer).map(Some)
-    }
-
-    /// Returns a sampler. `stop` are the tokens that end a text.
-    ///
-    /// # Errors
-    /// Returns a user's mistake if a prompt has no tokens or is too long.
-    fn new(
-        plan: &SamplePlan,
-        prompts: Vec<SamplePrompt>,
-        (limits, stop): (TokenLimits, Vec<u32>),
-        tokenizer: &Tokenizer,
-    ) -> Result<Self, Failure> {
         let new = plan.max_new_tokens;
-        let TokenLimits { max_len, max_len_field, .. } = limits;
+        let TokenLimits { max_len, max_len_field, .. } = config.limits();
         let room = max_len.saturating_sub(new);
         if room == 0 {
             return Err(Failure::mistake(format!(
@@ -92,22 +78,18 @@ impl TextSampler {
         // The embedding may have more rows than there are tokens, and padding rows have no text.
         let num_tokens = Some(tokenizer.vocab_size());
         let options = GenerateOptions { stop, num_tokens, ..GenerateOptions::greedy(new) };
-        Ok(Self { prompts, options, tokenizer: tokenizer.clone() })
+        Ok(Some(Self { prompts, options, tokenizer: tokenizer.clone() }))
     }
 
     /// Continues each prompt, until a rank is interrupted.
     ///
     /// # Errors
     /// Returns an error if a collective fails.
-    pub(crate) fn generate<B, M>(
+    pub(crate) fn generate<B: FusedOps + OptimizerOps>(
         &self,
-        engine: &Engine<B, M>,
+        engine: &Engine<B, Decoder<Training<B>>>,
         interrupt: &Interrupt,
-    ) -> Result<GeneratedTexts, BoxError>
-    where
-        B: FusedOps + OptimizerOps,
-        M: AutodiffModule<Training<B>, InnerModule: LanguageModel<Zero<B>>>,
-    {
+    ) -> Result<GeneratedTexts, BoxError> {
         let mut texts = Vec::new();
         for prompt in &self.prompts {
             let found =
@@ -129,18 +111,13 @@ impl TextSampler {
     /// The ranks compute the same tokens. They still agree after each token on whether there is
     /// another one: on machines with different instructions, the tokens may differ, and a rank that
     /// stopped alone would leave the others waiting.
-    fn continued<B, M, N>(
+    fn continued<B: FusedOps + OptimizerOps>(
         &self,
-        engine: &Engine<B, M>,
-        model: &N,
+        engine: &Engine<B, Decoder<Training<B>>>,
+        model: &Decoder<Zero<B>>,
         prompt: &SamplePrompt,
         interrupt: &Interrupt,
-    ) -> Result<Option<String>, BoxError>
-    where
-        B: FusedOps + OptimizerOps,
-        M: AutodiffModule<Training<B>>,
-        N: LanguageModel<Zero<B>>,
-    {
+    ) -> Result<Option<String>, BoxError> {
         let mut generation = model.generate(&prompt.ids, &self.options)?;
         let (mut new, mut failure) = (Vec::new(), None);
         loop {

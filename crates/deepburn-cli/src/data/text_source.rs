@@ -102,9 +102,9 @@ impl TextSource {
                 Loader::Fixed(BatchLoader::start(train, sampler, rows, PREFETCH)?)
             }
         };
-        let evaluation = settings.evaluation;
-        let budget = evaluation_budget(plan, evaluation.batch_size(plan));
-        let (eval_max_samples, curriculum) = (evaluation.max_samples, plan.curriculum.clone());
+        let budget = evaluation_budget(plan, settings.eval_batch_size(plan));
+        let eval_max_samples = settings.evaluation.eval_max_samples;
+        let curriculum = plan.curriculum.clone();
         Ok(Self { loader, eval, shard, budget, eval_max_samples, curriculum })
     }
 }

@@ -1,16 +1,15 @@
 //! Micro-batches of language models, and their copies on a device.
 //!
-//! Main type: [`TokenBatch`].
+//! Main type: [`TokenBatch`]. Pairs of completions have the log-probabilities of the reference
+//! beside them ([`ReferenceLogProbs`]).
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use burn::tensor::backend::Backend;
-use deepburn::Batch;
-use deepburn_datasets::{IGNORE_INDEX, MicroBatch, RowDocuments};
+use deepburn::{Batch, BoxError};
+use deepburn_datasets::{IGNORE_INDEX, MicroBatch, PairBatch, RowDocuments};
 use deepburn_models::LanguageModelConfig;
 use deepburn_models::causal_lm::{CausalBatch, IGNORED_LABEL, InputError};
-
-use crate::data::preference_batch::PreferenceBatch;
 
 /// A micro-batch of token sequences.
 #[derive(Debug)]
@@ -60,6 +59,52 @@ impl Batch for TokenBatch {
             // As in TRL, every pair has the same weight, however many tokens its completions have.
             Self::Pairs(pairs) => pairs.batch.pairs.len(),
         }
+    }
+}
+
+/// The log-probability of both completions of each pair of a split under the reference, which all
+/// ranks of a process share.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct ReferenceLogProbs(Arc<OnceLock<Vec<[f32; 2]>>>);
+
+/// A batch of pairs, with the reference of their split.
+#[derive(Debug)]
+pub(crate) struct PreferenceBatch {
+    /// The pairs.
+    pub(crate) batch: PairBatch,
+    /// The reference.
+    pub(crate) reference: ReferenceLogProbs,
+}
+
+impl ReferenceLogProbs {
+    /// Returns the log-probabilities of the sequences of a batch: of the better completions, then
+    /// of the worse ones, and 0 for missing pairs.
+    ///
+    /// # Errors
+    /// Returns an error if the reference was not measured.
+    pub(crate) fn of(&self, batch: &PairBatch) -> Result<Vec<f32>, BoxError> {
+        let all = self.0.get().ok_or("the reference was not measured; this is a bug: report it")?;
+        let rows = batch.sequences.shape[0] / 2;
+        // The last batch may have fewer pairs than rows. The loss gives its missing rows no weight.
+        let mut found = vec![0.0; 2 * rows];
+        for (row, pair) in batch.pairs.iter().enumerate() {
+            let [chosen, rejected] = all[*pair];
+            // In the order of the sequences: all better completions, then all worse ones.
+            (found[row], found[rows + row]) = (chosen, rejected);
+        }
+        Ok(found)
+    }
+
+    /// Sets the log-probabilities. All ranks of a process have the same ones, and the first rank
+    /// sets them.
+    pub(crate) fn set(&self, found: Vec<[f32; 2]>) {
+        // Later ranks have summed the same values in the same collective.
+        self.0.get_or_init(|| found);
+    }
+
+    /// Returns a reference for made-up pairs.
+    pub(crate) fn zeros(pairs: usize) -> Self {
+        Self(Arc::new(OnceLock::from(vec![[0.0; 2]; pairs])))
     }
 }
 

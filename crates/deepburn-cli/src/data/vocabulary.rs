@@ -52,7 +52,7 @@ pub(crate) fn with_vocabulary<C: LanguageModelConfig>(
         "the model's vocab_size is {}: the {tokens} tokens of the tokenizer, rounded up to a multiple of {ROWS}",
         model.limits().vocab_size
     );
-    model.validate().map_err(|error| Failure::mistake(format!("data.tokenizer: {error}")))?;
+    model.validate().map_err(Failure::of_key("data.tokenizer"))?;
     Ok(model)
 }
 

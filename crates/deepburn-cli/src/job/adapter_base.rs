@@ -43,7 +43,7 @@ pub(crate) fn check_base(
     model: &AnyDecoder,
     (place, folder): (Option<&Place>, &Path),
 ) -> Result<(), Failure> {
-    let of_option = |error| Failure::mistake(format!("{option}: {error}"));
+    let of_option = Failure::of_key(option);
     let recorded = ModelRecord::read(adapter.path()).and_then(|record| record.base_model_hash);
     let name = adapter.config().base_model.as_deref().unwrap_or_default();
     let (expected, source) = match recorded {
@@ -59,7 +59,7 @@ pub(crate) fn check_base(
     let given = base_name(place, folder);
     match expected {
         // The given folder is only hashed if there is something to compare with.
-        Some(expected) if expected == model.base_fingerprint(folder).map_err(of_option)? => Ok(()),
+        Some(expected) if expected == model.base_fingerprint(folder).map_err(&of_option)? => Ok(()),
         Some(_) => Err(Failure::mistake(format!(
             "{option}: the weights in {given} are not those that the adapter in {} was trained on, according to {source}; it \
              would compute something else; give its base model{}",

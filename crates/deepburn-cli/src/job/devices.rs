@@ -67,6 +67,40 @@ impl<D: Clone> Devices<D> {
     }
 }
 
+/// Evaluates an expression that is generic over the backend, a type, for the backend of a job and
+/// its visible devices.
+macro_rules! with_backend {
+    ($backend:expr, $type:ident, $devices:ident => $body:expr) => {
+        match $backend {
+            #[cfg(feature = "cuda")]
+            deepburn_config::Backend::Cuda => {
+                type $type = burn_cuda::Cuda<f32, i32>;
+                let $devices: &[_] = &$crate::job::devices::cuda_devices();
+                $body
+            }
+            #[cfg(feature = "tch")]
+            deepburn_config::Backend::Tch => {
+                type $type = burn_tch::LibTorch<f32>;
+                let $devices = &[burn_tch::LibTorchDevice::Cpu];
+                $body
+            }
+            #[cfg(feature = "wgpu")]
+            deepburn_config::Backend::Wgpu => {
+                type $type = burn_wgpu::Wgpu<f32, i32>;
+                let $devices: &[_] = &$crate::job::devices::wgpu_devices();
+                $body
+            }
+            // Backends that are not compiled in were refused in the preparation.
+            _ => {
+                type $type = burn_flex::Flex;
+                let $devices = &[burn_flex::FlexDevice];
+                $body
+            }
+        }
+    };
+}
+pub(crate) use with_backend;
+
 /// Returns the CUDA devices that `CUDA_VISIBLE_DEVICES` allows.
 #[cfg(feature = "cuda")]
 pub(crate) fn cuda_devices() -> Vec<burn_cuda::CudaDevice> {

@@ -9,7 +9,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use deepburn_gguf::{
-    GgufError, GgufReader, GgufSpecialTokens, GgufTokenizer, Hyperparameters, Value as GgufValue,
+    GgufReader, GgufSpecialTokens, GgufTokenizer, Hyperparameters, Value as GgufValue,
 };
 use deepburn_models::hf::GENERATION_CONFIG;
 use serde_json::{Map, Value};
@@ -22,12 +22,14 @@ use crate::models;
 /// A GGUF file, and the folder of its texts, which is removed when this is dropped.
 #[derive(Debug)]
 pub(crate) struct UnpackedGguf {
-    path: PathBuf,
-    hyperparameters: Hyperparameters,
+    /// The path of the file.
+    pub(crate) path: PathBuf,
+    /// What the file says about the model.
+    pub(crate) hyperparameters: Hyperparameters,
     /// `None` after it was removed.
     folder: Option<TempDir>,
-    /// The path of the folder.
-    texts: PathBuf,
+    /// The path of the folder with the texts of the model.
+    pub(crate) texts: PathBuf,
 }
 
 impl UnpackedGguf {
@@ -39,21 +41,20 @@ impl UnpackedGguf {
     /// Returns a user's mistake that names the file if it is malformed, or if its model or its
     /// tokenizer is not supported. Returns a failure while running if the folder cannot be written.
     pub(crate) fn open(path: &Path) -> Result<Self, Failure> {
-        let refused = |error: GgufError| Failure::mistake(format!("{}: {error}", path.display()));
-        let mut file = GgufReader::open(path).map_err(refused)?;
-        let model = Hyperparameters::read(&mut file).map_err(refused)?;
+        let refused = Failure::of_key(path.display());
+        let mut file = GgufReader::open(path).map_err(&refused)?;
+        let model = Hyperparameters::read(&mut file).map_err(&refused)?;
         let metadata = file.header().metadata();
         let tokenizer =
-            GgufTokenizer::from_metadata(metadata, model.vocab_size).map_err(refused)?;
+            GgufTokenizer::from_metadata(metadata, model.vocab_size).map_err(&refused)?;
         // Everything is read and checked before the folder is made, so that a mistake leaves
         // nothing.
-        let special = GgufSpecialTokens::from_metadata(metadata, &tokenizer).map_err(refused)?;
+        let special = GgufSpecialTokens::from_metadata(metadata, &tokenizer).map_err(&refused)?;
         let mut config = model.config_fields();
         config.extend(special.id_fields());
         // Messages about the folder would name a file that users do not know.
-        models::read_saved(config.clone()).map_err(|error| {
-            Failure::mistake(format!("{}: as a config.json: {error}", path.display()))
-        })?;
+        let key = format!("{}: as a config.json", path.display());
+        models::read_saved(config.clone()).map_err(Failure::of_key(key))?;
         let name = metadata.get("general.name").and_then(GgufValue::as_str).unwrap_or_default();
         let files = [
             ("config.json", Value::Object(config)),
@@ -67,21 +68,6 @@ impl UnpackedGguf {
         let texts = folder.path().to_owned();
         let (path, folder) = (path.to_owned(), Some(folder));
         Ok(Self { path, hyperparameters: model, folder, texts })
-    }
-
-    /// Returns the path of the file.
-    pub(crate) fn path(&self) -> &Path {
-        &self.path
-    }
-
-    /// Returns what the file says about the model.
-    pub(crate) fn hyperparameters(&self) -> &Hyperparameters {
-        &self.hyperparameters
-    }
-
-    /// Returns the folder with the texts of the model.
-    pub(crate) fn folder(&self) -> &Path {
-        &self.texts
     }
 
     /// Removes the folder, so that a signal cannot leave it behind.
@@ -171,8 +157,8 @@ mod tests {
             let arguments = ["export", given, "--type", "f32", "--out", file];
             export(&Arguments::parse_from(arguments).export).unwrap();
             let unpacked = UnpackedGguf::open(&out).unwrap();
-            assert_eq!(unpacked.path(), out);
-            let read = unpacked.folder().to_owned();
+            assert_eq!(unpacked.path, out);
+            let read = unpacked.texts.clone();
             assert_eq!(parts(&read), parts(&model), "{name}");
             let [own, other] = [&read, &model].map(|path| Tokenizer::load(path).unwrap());
             assert_eq!(ids(&own), ids(&other), "{name}");

@@ -25,7 +25,7 @@ use deepburn_models::{Architecture, MatrixUse};
 
 use crate::failure::Failure;
 use crate::job::gguf_folder::UnpackedGguf;
-use crate::job::held_matrices::HeldType;
+use crate::job::held_matrices::held_type_of;
 
 /// The weights of a GGUF file.
 pub(crate) struct GgufWeights {
@@ -42,10 +42,9 @@ impl GgufWeights {
     /// Returns a user's mistake if the file cannot be read, or if a tensor is missing or has
     /// another shape.
     pub(crate) fn open(file: &UnpackedGguf, config: &AnyDecoder) -> Result<Self, Failure> {
-        let path = file.path().to_owned();
-        let reader = GgufReader::open(&path)
-            .map_err(|error| Failure::mistake(format!("{}: {error}", path.display())))?;
-        let (hyperparameters, map) = (file.hyperparameters().clone(), config.weight_map());
+        let path = file.path.clone();
+        let reader = GgufReader::open(&path).map_err(Failure::of_key(path.display()))?;
+        let (hyperparameters, map) = (file.hyperparameters.clone(), config.weight_map());
         let weights = Self { path, reader, hyperparameters, map };
         // Before any weight is read, so that a wrong file is refused at once.
         weights.check()?;
@@ -172,7 +171,7 @@ impl GgufWeights {
                 return Ok(None);
             }
             let info = self.reader.header().tensor(&stored.name);
-            formats.push(info.and_then(|it| HeldType::format_of(it.tensor_type())));
+            formats.push(info.and_then(|it| held_type_of(it.tensor_type())));
             tensors.push(stored);
         }
         let is_table_of_parts = order == RowOrder::ByRow && tensors.len() > 1;
@@ -198,6 +197,7 @@ impl GgufWeights {
     }
 }
 
-fn file_shape(shape: &[usize]) -> Vec<u64> {
+/// Returns the shape of a tensor as GGUF files store it.
+pub(crate) fn file_shape(shape: &[usize]) -> Vec<u64> {
     shape.iter().map(|size| *size as u64).collect()
 }

@@ -1,6 +1,6 @@
 //! The types in which the matrices of a trained model are held in memory.
 //!
-//! Main type: [`HeldType`]. A generated token reads every matrix once, so it takes about as long as
+//! Main function: [`hold`]. A generated token reads every matrix once, so it takes about as long as
 //! memory needs for their bytes:
 //!
 //! ```text
@@ -13,7 +13,7 @@
 //! Elements are encoded as `deepburn export` encodes them. Biases, norms and tables of positions
 //! stay in f32. Matrices whose rows are not whole blocks are held in f16.
 
-use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use clap::builder::TypedValueParser;
 use deepburn::kernels::RowEncoding;
 use deepburn::ops::OptimizerOps;
 use deepburn::zero::inference::{Candidate, EncodedMatrix, encoded};
@@ -23,94 +23,64 @@ use deepburn_models::{Architecture, MatrixUse};
 
 use crate::console;
 use crate::failure::Failure;
+use crate::named_values::named_values;
 
-/// A type of matrices in memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum HeldType {
-    F16,
-    Bf16,
-    Q8_0,
-    Q4_0,
+/// The types of matrices in memory.
+const TYPES: [RowEncoding; 4] =
+    [RowEncoding::Q8_0, RowEncoding::Q4_0, RowEncoding::F16, RowEncoding::Bf16];
+
+/// Returns the type in files of a type in memory.
+const fn tensor_type(held: RowEncoding) -> TensorType {
+    match held {
+        RowEncoding::F16 => TensorType::F16,
+        RowEncoding::Bf16 => TensorType::Bf16,
+        RowEncoding::Q8_0 => TensorType::Q8_0,
+        RowEncoding::Q4_0 => TensorType::Q4_0,
+    }
 }
 
-impl HeldType {
-    const ALL: [Self; 4] = [Self::Q8_0, Self::Q4_0, Self::F16, Self::Bf16];
+/// Returns the type in memory that has the blocks of a tensor of a file; `None` if products cannot
+/// read them.
+pub(crate) fn held_type_of(stored: TensorType) -> Option<RowEncoding> {
+    TYPES.into_iter().find(|it| tensor_type(*it) == stored)
+}
 
-    /// Returns the type in files.
-    const fn tensor_type(self) -> TensorType {
-        match self {
-            Self::F16 => TensorType::F16,
-            Self::Bf16 => TensorType::Bf16,
-            Self::Q8_0 => TensorType::Q8_0,
-            Self::Q4_0 => TensorType::Q4_0,
-        }
-    }
-
-    /// Returns the format in memory that has the blocks of a tensor of a file; `None` if products
-    /// cannot read them.
-    pub(crate) fn format_of(tensor_type: TensorType) -> Option<RowEncoding> {
-        Self::ALL.into_iter().find(|it| it.tensor_type() == tensor_type).map(Self::format)
-    }
-
-    /// Returns the format in memory.
-    const fn format(self) -> RowEncoding {
-        match self {
-            Self::F16 => RowEncoding::F16,
-            Self::Bf16 => RowEncoding::Bf16,
-            Self::Q8_0 => RowEncoding::Q8_0,
-            Self::Q4_0 => RowEncoding::Q4_0,
-        }
-    }
-
-    /// Returns the parser of the option.
-    pub(crate) fn parser() -> impl TypedValueParser<Value = Self> {
-        let value = |it: Self| {
-            PossibleValue::new(it.tensor_type().name()).help(match it {
-                Self::F16 => "IEEE half precision",
-                Self::Bf16 => "bfloat16",
-                Self::Q8_0 => "8.5 bits per weight, in blocks of 32",
-                Self::Q4_0 => "4.5 bits per weight, in blocks of 32; token tables in 8.5 bits",
-            })
+/// Returns the parser of the option.
+pub(crate) fn held_type_parser() -> impl TypedValueParser<Value = RowEncoding> {
+    named_values(TYPES.map(|held| {
+        let help = match held {
+            RowEncoding::F16 => "IEEE half precision",
+            RowEncoding::Bf16 => "bfloat16",
+            RowEncoding::Q8_0 => "8.5 bits per weight, in blocks of 32",
+            RowEncoding::Q4_0 => "4.5 bits per weight, in blocks of 32; token tables in 8.5 bits",
         };
-        PossibleValuesParser::new(Self::ALL.map(value)).try_map(|name| {
-            let named = |it: &Self| it.tensor_type().name() == name.to_lowercase();
-            Self::ALL.into_iter().find(named).ok_or_else(|| format!("{name} is not a type"))
-        })
-    }
+        (tensor_type(held).name(), help, held)
+    }))
+}
 
-    /// Returns the type of a matrix with rows of `row_len` elements.
-    fn of_matrix(self, used: MatrixUse, row_len: usize) -> Self {
-        let wanted = match (self, used) {
-            (Self::Q4_0, MatrixUse::TokenTable) => Self::Q8_0,
-            _ => self,
-        };
-        if row_len.is_multiple_of(wanted.format().block_len()) { wanted } else { Self::F16 }
-    }
-
-    /// Returns `module` with its matrices in this type.
-    ///
-    /// # Errors
-    /// Returns a user's mistake if a weight cannot be read, is not finite, or is too large for the
-    /// type.
-    pub(crate) fn hold<B: OptimizerOps, M: burn::module::Module<Zero<B>>>(
-        self,
-        config: &dyn Architecture,
-        module: M,
-    ) -> Result<M, Failure> {
-        let mut forms = MatrixForms::new(self);
-        let module = encoded(module, |candidate| {
-            let form = forms.form(candidate, config.matrix_use(candidate.path));
-            form.map(|form| form.encode(candidate)).transpose()
-        })?;
-        forms.note().iter().for_each(|note| console::eprint(note));
-        Ok(module)
-    }
+/// Returns `module` with its matrices in the type `held`.
+///
+/// # Errors
+/// Returns a user's mistake if a weight cannot be read, is not finite, or is too large for the
+/// type.
+pub(crate) fn hold<B: OptimizerOps, M: burn::module::Module<Zero<B>>>(
+    held: RowEncoding,
+    config: &dyn Architecture,
+    module: M,
+) -> Result<M, Failure> {
+    let mut forms = MatrixForms::new(held);
+    let module = encoded(module, |candidate| {
+        let form = forms.form(candidate, config.matrix_use(candidate.path));
+        form.map(|form| form.encode(candidate)).transpose()
+    })?;
+    forms.note().iter().for_each(|note| console::eprint(note));
+    Ok(module)
 }
 
 /// Chooses the forms of a model's matrices, and remembers those whose rows do not have the blocks
 /// of the type.
 pub(crate) struct MatrixForms {
-    held: HeldType,
+    held: RowEncoding,
     /// The number of matrices so far.
     count: usize,
     /// The module paths of matrices in f16 instead, with the lengths of their rows.
@@ -121,7 +91,7 @@ impl MatrixForms {
     /// The number of matrices that the note names.
     const NAMED: usize = 3;
 
-    pub(crate) fn new(held: HeldType) -> Self {
+    pub(crate) fn new(held: RowEncoding) -> Self {
         Self { held, count: 0, without_blocks: Vec::new() }
     }
 
@@ -138,13 +108,16 @@ impl MatrixForms {
             MatrixUse::TokenTable => (RowOrder::ByRow, columns),
             MatrixUse::Other => return None,
         };
-        let held = self.held.of_matrix(used, row_len);
+        let mut format = match (self.held, used) {
+            (RowEncoding::Q4_0, MatrixUse::TokenTable) => RowEncoding::Q8_0,
+            (held, _) => held,
+        };
         self.count += 1;
-        // A type with blocks was asked for, and this matrix does not get it.
-        if held == HeldType::F16 && self.held.format().block_len() > 1 {
+        if !row_len.is_multiple_of(format.block_len()) {
             self.without_blocks.push((candidate.path.to_owned(), row_len));
+            format = RowEncoding::F16;
         }
-        Some(MatrixForm { order, held })
+        Some(MatrixForm { order, format })
     }
 
     /// Returns a note about the matrices in f16 instead of blocks; `None` if there are none.
@@ -160,8 +133,8 @@ impl MatrixForms {
                 "{count} of {} matrices are held as f16 instead of {}, because the lengths of their rows are not multiples of \
                  {}: {}",
                 self.count,
-                held.tensor_type(),
-                held.format().block_len(),
+                tensor_type(held),
+                held.block_len(),
                 named.join(", ")
             )
         })
@@ -172,15 +145,11 @@ impl MatrixForms {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct MatrixForm {
     order: RowOrder,
-    held: HeldType,
+    /// The type in memory.
+    pub(crate) format: RowEncoding,
 }
 
 impl MatrixForm {
-    /// Returns the format in memory.
-    pub(crate) const fn format(self) -> RowEncoding {
-        self.held.format()
-    }
-
     /// Encodes a matrix.
     ///
     /// # Errors
@@ -193,18 +162,18 @@ impl MatrixForm {
             // Blocks run along the inputs, down the columns of `[in, out]`.
             RowOrder::ByColumn => transposed(&values, candidate.shape[1]),
         };
-        let words = encode(self.held, &values).map_err(|problem| {
+        let words = encode(self.format, &values).map_err(|problem| {
             Failure::mistake(format!("--quantize: `{}`: {problem}", candidate.path))
         })?;
-        Ok(EncodedMatrix { format: self.format(), order: self.order, words })
+        Ok(EncodedMatrix { format: self.format, order: self.order, words })
     }
 }
 
 /// Returns the words of encoded values.
-fn encode(held: HeldType, values: &[f32]) -> Result<Vec<u32>, deepburn_gguf::EncodeError> {
+fn encode(format: RowEncoding, values: &[f32]) -> Result<Vec<u32>, deepburn_gguf::EncodeError> {
     let mut blocks = Vec::new();
-    held.tensor_type().encode(values, &mut blocks)?;
-    Ok(held.format().words_of(&blocks))
+    tensor_type(format).encode(values, &mut blocks)?;
+    Ok(format.words_of(&blocks))
 }
 
 /// Returns the elements of a matrix with rows of `columns` elements, column by column.

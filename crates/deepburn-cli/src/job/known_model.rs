@@ -7,6 +7,7 @@ use std::path::Path;
 
 use burn::module::AutodiffModule;
 use burn_flex::{Flex, FlexDevice};
+use deepburn::kernels::RowEncoding;
 use deepburn::ops::FusedOps;
 use deepburn::zero::{Training, Zero};
 use deepburn::{Forecast, ForecastError, Meta, MetaDevice};
@@ -21,7 +22,7 @@ use crate::data::causal_task::{CausalTask, Objective};
 use crate::data::classification::TextClass;
 use crate::data::recipe::forecast_task;
 use crate::failure::Failure;
-use crate::job::held_matrices::HeldType;
+use crate::job::held_matrices::hold;
 
 /// A trained classifier. It maps padded token ids and the lengths of texts to their logits, text by
 /// text.
@@ -43,31 +44,13 @@ pub(crate) trait KnownClassifier: TextClassifierConfig {
     ///
     /// # Errors
     /// Returns a user's mistake if the weights do not fit, or if a matrix cannot be encoded.
-    fn open(&self, folder: &Path, held: Option<HeldType>) -> Result<Classify, Failure>;
+    fn open(&self, folder: &Path, held: Option<RowEncoding>) -> Result<Classify, Failure>;
 
     /// Forecasts training with micro-batches of this shape, on a rank of each pipeline stage.
     ///
     /// # Errors
     /// Returns an error if the plan does not fit the model.
     fn forecast(&self, plan: &Plan, shape: BatchShape) -> Result<Vec<Forecast>, ForecastError>;
-}
-
-/// Forecasts training a language model with micro-batches of this shape, on a rank of each pipeline
-/// stage: the mean loss over all positions that predict a token.
-///
-/// # Errors
-/// Returns an error if the plan does not fit the model.
-pub(crate) fn forecast_decoder(
-    config: &AnyDecoder,
-    plan: &Plan,
-    shape: BatchShape,
-) -> Result<Vec<Forecast>, ForecastError> {
-    // A configuration alone has no label smoothing.
-    let objective = Objective::NextToken { label_smoothing: 0.0 };
-    let task = CausalTask::new(config.clone(), MetaDevice, objective);
-    forecast_task(&task, plan, shape, |device| {
-        Ok(BuildModel::<Training<Meta>>::zeros(config, device)?)
-    })
 }
 
 /// Returns a function that classifies texts with `model`, which it owns.
@@ -96,7 +79,7 @@ where
         >,
 {
     /// Loads the model on the plain CPU backend.
-    fn open(&self, folder: &Path, held: Option<HeldType>) -> Result<Classify, Failure> {
+    fn open(&self, folder: &Path, held: Option<RowEncoding>) -> Result<Classify, Failure> {
         let Some(held) = held else {
             let model = BuildModel::<Flex>::load(self, folder, &FlexDevice);
             let model = model.map_err(Failure::mistake)?;
@@ -106,7 +89,7 @@ where
         // would be the only one.
         self.check_weights(folder).map_err(Failure::mistake)?;
         let model = BuildModel::<Zero<Flex>>::load_lazily(self, folder, 0, &FlexDevice);
-        let model = held.hold(self, model.map_err(Failure::mistake)?)?;
+        let model = hold(held, self, model.map_err(Failure::mistake)?)?;
         Ok(logits_of(model, self.limits()))
     }
 
@@ -131,7 +114,14 @@ impl KnownModel {
         shape: BatchShape,
     ) -> Result<Vec<Forecast>, ForecastError> {
         match self {
-            Self::LanguageModel(config) => forecast_decoder(config, plan, shape),
+            Self::LanguageModel(config) => {
+                // A configuration alone has no label smoothing.
+                let objective = Objective::NextToken { label_smoothing: 0.0 };
+                let task = CausalTask::new(config.clone(), MetaDevice, objective, None);
+                forecast_task(&task, plan, shape, |device| {
+                    Ok(BuildModel::<Training<Meta>>::zeros(config, device)?)
+                })
+            }
             Self::Classifier(config) => config.forecast(plan, shape),
         }
     }

@@ -29,11 +29,11 @@ pub(crate) const ADAPTER: &str = "adapter";
 #[serde(default)]
 pub(crate) struct ModelRecord {
     /// The maximum number of tokens of a text or a sequence.
-    sequence_length: Option<usize>,
+    pub(crate) sequence_length: Option<usize>,
     /// The column of the texts of a classifier.
-    text_field: Option<String>,
+    pub(crate) text_field: Option<String>,
     /// The column of the labels of a classifier.
-    label_field: Option<String>,
+    pub(crate) label_field: Option<String>,
     /// A hash of the training data, as in checkpoints.
     pub(crate) training_data: Option<String>,
     /// A hash of samples of the base model's values, if the folder has an adapter.
@@ -83,7 +83,7 @@ pub(crate) struct ModelFolder {
     /// The folder with `config.json` and the weights.
     pub(crate) path: PathBuf,
     /// The record of the model.
-    record: ModelRecord,
+    pub(crate) record: ModelRecord,
 }
 
 impl ModelFolder {
@@ -107,23 +107,6 @@ impl ModelFolder {
         let of_run = || read_job(&path).map(|job| ModelRecord::of_job(&job, None));
         let record = ModelRecord::read(&path).or_else(of_run).unwrap_or_default();
         Ok(Self { record, path })
-    }
-
-    /// Returns the sequence length in training.
-    ///
-    /// Returns `None` without a record. Callers then use the maximum length of the model.
-    pub(crate) fn sequence_length(&self) -> Option<usize> {
-        self.record.sequence_length.filter(|length| *length > 0)
-    }
-
-    /// Returns the column of the texts in training.
-    pub(crate) fn text_field(&self) -> Option<&str> {
-        self.record.text_field.as_deref()
-    }
-
-    /// Returns the column of the labels in training.
-    pub(crate) fn label_field(&self) -> Option<&str> {
-        self.record.label_field.as_deref()
     }
 }
 

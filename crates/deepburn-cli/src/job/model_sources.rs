@@ -45,7 +45,7 @@ impl ModelSources {
     pub(crate) fn folder(&self, option: &str) -> Result<&Path, Failure> {
         match &self.weights {
             WeightFiles::Folder(folder) => Ok(folder),
-            WeightFiles::Gguf(file) => Err(not_a_folder(option, file.path())),
+            WeightFiles::Gguf(file) => Err(not_a_folder(option, &file.path)),
         }
     }
 
@@ -59,7 +59,7 @@ impl ModelSources {
     /// Reads the texts of a GGUF file.
     fn of_file(option: &str, path: &Path) -> Result<Self, Failure> {
         let file = UnpackedGguf::open(path)?;
-        let folder = file.folder().to_owned();
+        let folder = file.texts.clone();
         match read_model_as(option, &folder)? {
             KnownModel::LanguageModel(model) => Ok(Self {
                 model,

@@ -22,7 +22,7 @@ pub(crate) fn read_model(path: Option<&Path>) -> Result<KnownModel, Failure> {
     match path {
         Some(path) if is_gguf(path) => {
             let file = UnpackedGguf::open(path)?;
-            read_model_as("--model", file.folder())
+            read_model_as("--model", &file.texts)
         }
         Some(path) => read_model_as("--model", path),
         None => Ok(KnownModel::LanguageModel(AnyDecoder::new(Gpt2Config::small()))),

@@ -43,7 +43,7 @@ pub(crate) fn omitted_parameters(
         return Ok(None);
     }
     let base = BaseModel::open(folder, architecture.weight_map());
-    let base = base.map_err(|error| Failure::mistake(format!("model.pretrained: {error}")))?;
+    let base = base.map_err(Failure::of_key("model.pretrained"))?;
     let map = base.frozen_map(|path| frozen.contains(path));
     match map.weights().iter().filter(|weight| *weight.origin() == Origin::Frozen).count() {
         0 => tracing::warn!(
@@ -99,6 +99,5 @@ pub(crate) fn find_base(
             place.unwrap_or_default()
         )));
     };
-    set_base(checkpoint, &model_in(folder), map.clone())
-        .map_err(|error| Failure::mistake(format!("--base: {error}")))
+    set_base(checkpoint, &model_in(folder), map.clone()).map_err(Failure::of_key("--base"))
 }

@@ -40,11 +40,7 @@ use crate::console;
 use crate::data::recipe::{InitialWeights, Recipe};
 use crate::data::subject::with_recipe;
 use crate::failure::Failure;
-use crate::job::devices::Devices;
-#[cfg(feature = "cuda")]
-use crate::job::devices::cuda_devices;
-#[cfg(feature = "wgpu")]
-use crate::job::devices::wgpu_devices;
+use crate::job::devices::{Devices, with_backend};
 use crate::run::agreement::{agree, check_shared, failure_of_rank, one_per_host_first};
 use crate::run::hooks::{StepCounter, hooks};
 use crate::run::output_folder::open_output;
@@ -113,18 +109,8 @@ pub fn finetune(arguments: Arguments, profiler: &Profiler) -> Result<(), Failure
     let run = Run { prepared, ranks: &ranks, signals: &signals, profiler };
     run.start_profiler();
 
-    match run.training().placement.backend {
-        #[cfg(feature = "cuda")]
-        deepburn_config::Backend::Cuda => run.train::<burn_cuda::Cuda<f32, i32>>(&cuda_devices()),
-        #[cfg(feature = "tch")]
-        deepburn_config::Backend::Tch => {
-            run.train::<burn_tch::LibTorch<f32>>(&[burn_tch::LibTorchDevice::Cpu])
-        }
-        #[cfg(feature = "wgpu")]
-        deepburn_config::Backend::Wgpu => run.train::<burn_wgpu::Wgpu<f32, i32>>(&wgpu_devices()),
-        // Backends that are not compiled in were refused in the preparation.
-        _ => run.train::<burn_flex::Flex>(&[burn_flex::FlexDevice]),
-    }?;
+    let backend = run.training().placement.backend;
+    with_backend!(backend, B, devices => run.train::<B>(devices))?;
 
     if ranks.has_first() {
         profiler.finish().map_err(Failure::run)?;

@@ -116,9 +116,7 @@ pub(super) fn hooks(
         Some(step) => MetricsWriter::resume(&metrics, step)?,
         None => MetricsWriter::create(&metrics)?,
     };
-    let job_text = serde_json::to_string_pretty(&preparation.record)
-        .map_err(|error| format!("job.json: {error}"))?;
-    let job_file = (output.join("job.json"), job_text);
+    let job_file = (output.join("job.json"), format!("{:#}", preparation.record));
     let writer = Rc::new(RefCell::new(writer));
     // Two owners: the hook writes rows, and the rank flushes them when the model is saved.
     let (metrics, disk) = (Some(writer.clone()), FullDisk::default());

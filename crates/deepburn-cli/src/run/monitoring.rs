@@ -13,6 +13,7 @@ use deepburn_config::{MonitorPlan, WandbPlan};
 use crate::failure::Failure;
 use crate::job::made_folders::MadeFolders;
 use crate::run::output_folder::GENERATED;
+use crate::whole_file::is_same_file;
 
 /// Files and folders that the run itself writes to its output folder.
 const OWN: [&str; 7] = [
@@ -86,10 +87,7 @@ fn check_folder(key: &str, folder: &Path) -> Result<(), Failure> {
 fn check_file(file: &PathBuf, output: &Path, config: &Path) -> Result<(), Failure> {
     const KEY: &str = "deepspeed.flops_profiler.output_file";
     check_free(KEY, file, output)?;
-    let same = |a: &Path, b: &Path| {
-        fs::canonicalize(a).ok().is_some_and(|a| Some(a) == fs::canonicalize(b).ok())
-    };
-    if same(file, config) {
+    if is_same_file(file, config) {
         return Err(Failure::mistake(format!(
             "{KEY}: {} is the job file, which would be overwritten; give another path",
             file.display()

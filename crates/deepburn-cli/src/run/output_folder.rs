@@ -52,9 +52,8 @@ pub(crate) fn open_output(preparation: &Preparation) -> Result<Option<File>, Fai
     let output = &preparation.job.training.output_dir;
     // First, because another run may be writing the files below.
     let lock = claim(output)?;
-    let record = serde_json::to_string_pretty(&preparation.record).map_err(Failure::run)?;
-    let path = output.join("job.json");
-    write_whole(&path, &record).map_err(Failure::run)?;
+    let record = format!("{:#}", preparation.record);
+    write_whole(&output.join("job.json"), &record).map_err(Failure::run)?;
     for name in ["report.html", "test.json"] {
         remove_earlier(&output.join(name)).map_err(Failure::run)?;
     }

@@ -15,18 +15,18 @@
 //! training.epochs, lower deepspeed.train_batch_size or set data.drop_last to false
 //! ```
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use deepburn::weights::WeightMap;
 use deepburn::zero::ParameterSize;
 use deepburn::{BatchSchedule, Interval, dtype_of};
 use deepburn_chat::Day;
 use deepburn_config::{
-    Backend, BatchPlan, Cadence, Diagnosis, DynamicBatchingPlan, Job, JobRequest, Plan,
-    QuantizationPlan, RawConfig, ResolvedJob, RunContext, Severity, StepCount, TrainingJob,
-    counted, resolve, resolve_preliminary,
+    Backend, BatchPlan, Cadence, Diagnosis, DynamicBatchingPlan, Job, JobRequest, Plan, RawConfig,
+    ResolvedJob, RunContext, Severity, StepCount, TrainingJob, counted, resolve,
+    resolve_preliminary,
 };
-use deepburn_datasets::{DataShard, Order};
+use deepburn_datasets::DataShard;
 use deepburn_models::Architecture;
 use serde_json::Value;
 
@@ -42,6 +42,7 @@ use crate::models;
 use crate::run::base_model::omitted_parameters;
 use crate::run::effects::add_notes;
 use crate::run::training_length::{Progress, TrainingLength, num_steps, steps_within_budget};
+use crate::whole_file::is_same_file;
 
 /// A job that is ready to run.
 pub(crate) struct Preparation {
@@ -171,7 +172,6 @@ pub(crate) fn prepare(
         places: &places,
         pretrained: pretrained.as_deref(),
         batch: largest,
-        order: order(&job),
         day,
     };
     let model = models::of_job(&job, inputs.pretrained)?;
@@ -188,12 +188,12 @@ pub(crate) fn prepare(
     };
     // Ratios become steps before the notes, which compare them with the length of the run.
     set_total_steps(&mut job, max_steps)?;
-    add_context(&mut facts, &job, subject.info().architecture(), max_steps)?;
+    let architecture = subject.info().architecture();
+    add_context(&mut facts, &job, architecture, max_steps)?;
     add_notes(&mut job, dynamic.as_ref(), max_steps);
     let (plan, mut record) = resolve_plan(&job, &written, &facts)?;
     record["total_steps"] = max_steps.into();
     record["samples_per_epoch"] = epoch_samples.into();
-    let architecture = subject.info().architecture();
     Ok(Preparation {
         omitted: omitted_parameters(&job, &plan, architecture, pretrained.as_deref())?,
         pretrained,
@@ -218,8 +218,7 @@ fn pretrained_folder(job: &Job, places: &Places) -> Result<Option<PathBuf>, Fail
     let output = &job.training.output_dir;
     let folders = [("model.pretrained", &folder), ("model.adapter", &job.model.adapter)];
     for (key, folder) in folders {
-        let same = folder.as_ref().is_some_and(|folder| is_same_folder(folder, output));
-        if same {
+        if folder.as_ref().is_some_and(|folder| is_same_file(folder, output)) {
             return Err(Failure::mistake(format!(
                 "training.output_dir: {} is the folder of {key}, which the results would be mixed with; give another folder",
                 output.display()
@@ -227,21 +226,6 @@ fn pretrained_folder(job: &Job, places: &Places) -> Result<Option<PathBuf>, Fail
         }
     }
     Ok(folder)
-}
-
-/// Returns whether two paths lead to one folder. A folder that does not exist is none.
-fn is_same_folder(one: &Path, other: &Path) -> bool {
-    // Links and relative paths may lead to the same folder.
-    let [one, other] = [one, other].map(|path| path.canonicalize().ok());
-    one.is_some() && one == other
-}
-
-/// Returns the order of the training samples.
-fn order(job: &Job) -> Order {
-    match job.data.shuffle {
-        true => Order::Shuffled { seed: job.training.seed },
-        false => Order::Sequential,
-    }
 }
 
 /// Adds to the context of a run what the model and its data determine.
@@ -254,8 +238,13 @@ fn add_context(
     architecture: &dyn Architecture,
     max_steps: usize,
 ) -> Result<(), Failure> {
+    let freezes = !job.training.param_groups.is_empty();
+    let quantization = job.model.quantization.as_ref();
+    let quantization = quantization.map(|it| quantization_plan(it, architecture, freezes));
+    context.quantization = quantization
+        .transpose()
+        .map_err(|error| Failure::mistake(format!("model.quantization_config.{error}")))?;
     context.hidden_size = Some(architecture.width());
-    context.quantization = quantization(job, architecture)?;
     context.total_steps = Some(max_steps);
     context.warmup_steps = job.training.deepspeed_defaults.warmup_steps;
     Ok(())
@@ -278,20 +267,6 @@ fn epoch_samples(
         (false, num_ranks) => (DataShard { rank: 0, num_ranks }, num_ranks),
     };
     info.samples_per_epoch(shard).map(|samples| samples * shards).map_err(Failure::mistake)
-}
-
-/// Returns the plan of `model.quantization_config`, if the job has one.
-///
-/// # Errors
-/// Returns a user's mistake if it does not fit the model.
-fn quantization(
-    job: &Job,
-    architecture: &dyn Architecture,
-) -> Result<Option<QuantizationPlan>, Failure> {
-    let Some(quantization) = &job.model.quantization else { return Ok(None) };
-    let freezes = !job.training.param_groups.is_empty();
-    let plan = quantization_plan(quantization, architecture, freezes);
-    plan.map(Some).map_err(|error| Failure::mistake(format!("model.quantization_config.{error}")))
 }
 
 /// Replaces the ratios of the job with numbers of steps.
@@ -406,7 +381,7 @@ fn batch_sizes(
     }
     // Steps of a job file count from 1, as in metrics.jsonl.
     BatchSchedule::new(batch, changes.iter().map(|&(step, size)| (step - 1, size)))
-        .map_err(|error| Failure::mistake(format!("training.batch_size_schedule: {error}")))
+        .map_err(Failure::of_key("training.batch_size_schedule"))
 }
 
 /// Resolves the `deepspeed` section, logs its notes and returns the plan with the content of

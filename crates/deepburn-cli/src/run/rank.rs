@@ -150,13 +150,13 @@ fn train_and_test<B: FusedOps + OptimizerOps, R: Recipe<B>>(
     };
 
     let task = recipe.task(device);
+    let (preparation, interrupt) = (&run.preparation, signals.interrupt());
+    let evaluation = RankEvaluation { preparation, recipe, task, interrupt, wandb };
     if run.purpose == Purpose::Evaluate {
-        let preparation = &run.preparation;
-        let evaluation = RankEvaluation { preparation, recipe, task, signals, wandb };
         return evaluation.run(&mut engine, source, hooks);
     }
-    let train_plan = train_plan(&run.preparation, signals, resumed);
-    let outcome = deepburn::train(&mut engine, &task, &mut source, &train_plan, &mut hooks.hooks)?;
+    let (task, train_plan) = (&evaluation.task, train_plan(preparation, signals, resumed));
+    let outcome = deepburn::train(&mut engine, task, &mut source, &train_plan, &mut hooks.hooks)?;
     // End the threads of the data loader.
     drop(source);
     let end = match outcome {
@@ -168,8 +168,7 @@ fn train_and_test<B: FusedOps + OptimizerOps, R: Recipe<B>>(
     };
     let step = end.step;
     save_results(run, &engine, end, hooks)?;
-    let interrupt = signals.interrupt();
-    test(&run.preparation, recipe, &engine, &task, (step, &interrupt), wandb)
+    evaluation.test(&engine, step)
 }
 
 /// Saves and records the model of a training that ended, and closes the hooks.
@@ -210,17 +209,18 @@ fn save_results<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
     Ok(())
 }
 
-/// The evaluation of a model on one rank, without training.
+/// The evaluation of a model on one rank, after its training or without.
 struct RankEvaluation<'a, B: FusedOps + OptimizerOps, R: Recipe<B>> {
     preparation: &'a Preparation,
     recipe: &'a R,
     task: R::Task,
-    signals: &'a Signals,
+    interrupt: Interrupt,
     wandb: Option<&'a WandbRecord>,
 }
 
 impl<B: FusedOps + OptimizerOps, R: Recipe<B>> RankEvaluation<'_, B, R> {
-    /// Evaluates the model on the eval and test splits. Rank 0 records the results, as of step 0.
+    /// Evaluates the model on the eval and test splits, without training. Rank 0 records the
+    /// results, as of step 0.
     ///
     /// # Errors
     /// Returns an error if data cannot be read, if a collective fails, or if a result cannot be
@@ -231,12 +231,10 @@ impl<B: FusedOps + OptimizerOps, R: Recipe<B>> RankEvaluation<'_, B, R> {
         mut source: R::Source,
         mut hooks: RankHooks,
     ) -> Result<RankOutcome, BoxError> {
-        let Self { preparation, recipe, task, signals, wandb } = self;
         // A training loop without steps, in which an evaluation is due.
-        let interrupt = signals.interrupt();
         let resumed = LoopState { evaluation_pending: true, ..LoopState::default() };
-        let plan = TrainPlan { interrupt: interrupt.clone(), resumed, ..TrainPlan::default() };
-        let outcome = deepburn::train(engine, &task, &mut source, &plan, &mut hooks.hooks)?;
+        let plan = TrainPlan { interrupt: self.interrupt.clone(), resumed, ..TrainPlan::default() };
+        let outcome = deepburn::train(engine, &self.task, &mut source, &plan, &mut hooks.hooks)?;
         // End the threads of the data loader before the test starts its own.
         drop(source);
         hooks.close()?;
@@ -247,50 +245,45 @@ impl<B: FusedOps + OptimizerOps, R: Recipe<B>> RankEvaluation<'_, B, R> {
             }
             Outcome::Finished(_) => {}
         }
-        Ok(match test(preparation, recipe, engine, &task, (0, &interrupt), wandb)? {
+        Ok(match self.test(engine, 0)? {
             RankOutcome::WithoutTest { .. } => RankOutcome::WithoutEvaluation,
             _ => RankOutcome::Evaluated,
         })
     }
-}
 
-/// Evaluates the model of `step` on the test split, if there is one, until it is done or
-/// `interrupt` is triggered. Rank 0 records the result, in its W&B run too.
-///
-/// # Errors
-/// Returns an error if data cannot be read, if a collective fails, or if the result cannot be
-/// written.
-fn test<B: FusedOps + OptimizerOps, R: Recipe<B>>(
-    preparation: &Preparation,
-    recipe: &R,
-    engine: &Engine<B, R::Model>,
-    task: &R::Task,
-    (step, interrupt): (u64, &Interrupt),
-    wandb: Option<&WandbRecord>,
-) -> Result<RankOutcome, BoxError> {
-    let Preparation { job, plan, .. } = preparation;
-    // The stages of a pipeline evaluate the same samples together.
-    let shard = DataShard { rank: engine.data_rank(), num_ranks: engine.data_ranks() };
-    let Some(mut batches) = recipe.test(shard, plan)? else { return Ok(RankOutcome::Finished) };
-    let is_first = engine.rank() == 0;
-    if is_first {
-        // One rank is enough, because all of them have the same number of batches.
-        batches = with_progress("evaluating the test split", batches);
-    }
-    let failed = |cause| TrainError { step, cause };
-    match deepburn::evaluate_until(engine, task, batches, interrupt, |_| {}).map_err(failed)? {
-        EvaluationEnd::Completed(measured) => {
-            if is_first {
-                record_test(&measured, &job.training.output_dir)?;
-                if let Some(wandb) = wandb {
-                    wandb.test(&measured.row)?;
-                }
-            }
-            Ok(RankOutcome::Finished)
+    /// Evaluates the model of `step` on the test split, if there is one, until it is done or
+    /// interrupted. Rank 0 records the result, in its W&B run too.
+    ///
+    /// # Errors
+    /// Returns an error if data cannot be read, if a collective fails, or if the result cannot be
+    /// written.
+    fn test(&self, engine: &Engine<B, R::Model>, step: u64) -> Result<RankOutcome, BoxError> {
+        let Self { preparation: Preparation { job, plan, .. }, task, interrupt, .. } = self;
+        // The stages of a pipeline evaluate the same samples together.
+        let shard = DataShard { rank: engine.data_rank(), num_ranks: engine.data_ranks() };
+        let Some(mut batches) = self.recipe.test(shard, plan)? else {
+            return Ok(RankOutcome::Finished);
+        };
+        let is_first = engine.rank() == 0;
+        if is_first {
+            // One rank is enough, because all of them have the same number of batches.
+            batches = with_progress("evaluating the test split", batches);
         }
-        EvaluationEnd::Interrupted => Ok(RankOutcome::WithoutTest { step }),
-        EvaluationEnd::Unreadable(cause) => {
-            Err(failed(deepburn::data_failure(engine, cause, None)).into())
+        let failed = |cause| TrainError { step, cause };
+        match deepburn::evaluate_until(engine, task, batches, interrupt, |_| {}).map_err(failed)? {
+            EvaluationEnd::Completed(measured) => {
+                if is_first {
+                    record_test(&measured, &job.training.output_dir)?;
+                    if let Some(wandb) = self.wandb {
+                        wandb.test(&measured.row)?;
+                    }
+                }
+                Ok(RankOutcome::Finished)
+            }
+            EvaluationEnd::Interrupted => Ok(RankOutcome::WithoutTest { step }),
+            EvaluationEnd::Unreadable(cause) => {
+                Err(failed(deepburn::data_failure(engine, cause, None)).into())
+            }
         }
     }
 }

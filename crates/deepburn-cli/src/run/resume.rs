@@ -453,7 +453,10 @@ fn mistake(error: impl Display) -> Failure {
 /// Restores the engine and the data loader of a rank from `checkpoint`, and returns the state of
 /// its training loop.
 ///
-/// All ranks call it together. Each of them restores its own shard of the states.
+/// All ranks call it together. Each of them restores its own shard of the states. From a checkpoint
+/// of this program, weights, optimizer states, schedule, loss scale, random-number streams,
+/// data-loader position and loop state are restored, so that the run continues bit for bit. The
+/// number of ranks and the ZeRO stage may differ from the checkpoint's.
 ///
 /// # Errors
 /// Returns an error if the checkpoint is from another model, or if its data-loader position does
@@ -464,25 +467,13 @@ pub(crate) fn restore<B: OptimizerOps, M: AutodiffModule<Training<B>>, T>(
     source: &mut impl BatchSource<T>,
     preparation: &Preparation,
 ) -> Result<LoopState, BoxError> {
-    match checkpoint {
-        ResumedCheckpoint::Own(checkpoint) => restore_own(engine, checkpoint, source),
+    let checkpoint = match checkpoint {
+        ResumedCheckpoint::Own(checkpoint) => checkpoint,
         ResumedCheckpoint::DeepSpeed(checkpoint) => {
             restore_deepspeed(engine, checkpoint, source, preparation)?;
-            Ok(LoopState::default())
+            return Ok(LoopState::default());
         }
-    }
-}
-
-/// Restores a rank from a checkpoint of this program.
-///
-/// Weights, optimizer states, schedule, loss scale, random-number streams, data-loader position and
-/// loop state are restored, so that the run continues bit for bit. The number of ranks and the ZeRO
-/// stage may differ from the checkpoint's.
-fn restore_own<B: OptimizerOps, M: AutodiffModule<Training<B>>, T>(
-    engine: &mut Engine<B, M>,
-    checkpoint: &Checkpoint,
-    source: &mut impl BatchSource<T>,
-) -> Result<LoopState, BoxError> {
+    };
     let states = engine.load_checkpoint(checkpoint, LoadPlan::ALL)?;
     // All ranks have the same data-loader position, so an additional rank uses the first rank's.
     let position = states.rank_states.get(engine.data_rank()).or(states.rank_states.first());

@@ -25,7 +25,7 @@ pub(crate) fn check_swap(
 ) -> Result<(), Failure> {
     let check = |key: &str, file: &SwapFilePlan, bytes: u64| {
         check_folder(&file.folder, bytes.saturating_mul(local_ranks as u64))
-            .map_err(|error| Failure::mistake(format!("{key}: {error}")))
+            .map_err(Failure::of_key(key))
     };
     let states = nvme(preparation).map(|nvme| &nvme.file);
     let state_bytes = file_bytes(preparation, &preparation.plan.zero);

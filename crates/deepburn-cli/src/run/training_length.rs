@@ -211,10 +211,7 @@ pub(super) fn num_steps(
     let per_step = full_step / num_ranks;
     let by_epochs = job.training.length.epochs.map(|epochs| {
         let samples = (epochs * epoch_samples as f64).ceil() as usize;
-        let samples = match &resumed {
-            Some(resumed) => resumed.in_schedule(samples, batches),
-            None => samples,
-        };
+        let samples = resumed.map_or(samples, |resumed| resumed.in_schedule(samples, batches));
         let whole = batches.steps_within(samples);
         // Without drop_last, a last step that the samples of the epochs do not fill counts as well.
         let rest = !job.data.drop_last && batches.samples_before(whole) < samples;

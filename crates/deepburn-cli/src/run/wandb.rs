@@ -27,13 +27,13 @@ type SharedRun = Rc<RefCell<WandbRun>>;
 /// The warning on a full disk.
 const WAITING: &str = "training continues, and rows of the W&B run wait until there is room";
 
-/// The W&B run of a job. If it is dropped before [`finish`](Self::finish), the run is recorded as
+/// The W&B run of a job. If it is dropped without [`finish`](Self::finish), the run is recorded as
 /// failed.
 pub(super) struct WandbRecord {
     /// Writes the run.
     run: SharedRun,
-    /// Whether the exit status is written.
-    is_finished: bool,
+    /// The exit status that is written when this is dropped.
+    status: u8,
 }
 
 impl WandbRecord {
@@ -69,7 +69,7 @@ impl WandbRecord {
                 "the run resumes before steps that are uploaded to W&B already; W&B keeps their rows next to the new ones"
             );
         }
-        Ok(Some(Self { run: Rc::new(RefCell::new(run)), is_finished: false }))
+        Ok(Some(Self { run: Rc::new(RefCell::new(run)), status: 1 }))
     }
 
     /// Returns the hook that writes the rows.
@@ -88,30 +88,21 @@ impl WandbRecord {
 
     /// Writes the exit status of the process, and prints the command that uploads the run.
     pub(super) fn finish(mut self, status: u8) {
-        self.end(status);
+        // `drop` follows.
+        self.status = status;
     }
+}
 
-    /// Writes the exit status once. A failure is a warning, because the results of the run are
-    /// saved.
-    fn end(&mut self, status: u8) {
-        // `drop` follows `finish`, and must not record a failure after it.
-        if std::mem::replace(&mut self.is_finished, true) {
-            return;
-        }
+impl Drop for WandbRecord {
+    /// Writes the exit status. A failure is a warning, because the results of the run are saved.
+    fn drop(&mut self) {
         let mut run = self.run.borrow_mut();
-        if let Err(error) = run.finish(i32::from(status)) {
+        if let Err(error) = run.finish(i32::from(self.status)) {
             tracing::warn!("the W&B run lacks its last rows and its exit status: {error}");
         }
         let folder = run.upload_folder().display().to_string();
         let words = ["wandb".to_owned(), "sync".to_owned(), folder];
         console::eprint(&format!("to upload the W&B run, type: {}", quoted(&words)));
-    }
-}
-
-impl Drop for WandbRecord {
-    /// Records a run that ended with an error as failed.
-    fn drop(&mut self) {
-        self.end(1);
     }
 }
 

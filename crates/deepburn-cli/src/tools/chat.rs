@@ -21,6 +21,7 @@ use std::path::PathBuf;
 use std::sync::atomic::Ordering::Relaxed;
 
 use clap::Args;
+use deepburn::kernels::RowEncoding;
 use deepburn_chat::{
     ChatContext, ChatError, ChatTemplates, ConversationEnd, Day, Message, SpecialTokens,
 };
@@ -31,8 +32,8 @@ use deepburn_models::hf::GenerationConfig;
 
 use crate::console;
 use crate::failure::Failure;
-use crate::job::held_matrices::HeldType;
-use crate::job::loaded_decoder::LoadedDecoder;
+use crate::job::held_matrices::held_type_parser;
+use crate::job::loaded_decoder::{LoadedDecoder, read_decoder};
 use crate::job::model_sources::ModelSources;
 use crate::tools::chat::answer::Answer;
 use crate::tools::chat::messages::{Input, Messages};
@@ -48,8 +49,8 @@ pub(crate) struct ChatArguments {
     #[arg(long, value_name = "DIR")]
     base: Option<PathBuf>,
     /// Hold the matrices in fewer bits, so that tokens are generated faster and in less memory.
-    #[arg(long, value_name = "TYPE", value_parser = HeldType::parser(), ignore_case = true)]
-    quantize: Option<HeldType>,
+    #[arg(long, value_name = "TYPE", value_parser = held_type_parser(), ignore_case = true)]
+    quantize: Option<RowEncoding>,
     /// System message before the conversation.
     #[arg(long)]
     system: Option<String>,
@@ -62,7 +63,7 @@ const MAX_ANSWER: usize = 1024;
 
 /// A conversation and everything that answers it.
 struct Conversation {
-    model: LoadedDecoder,
+    model: Box<dyn LoadedDecoder>,
     positions: usize,
     tokenizer: Tokenizer,
     templates: ChatTemplates,
@@ -103,7 +104,7 @@ pub(crate) fn chat(arguments: &ChatArguments) -> Result<(), Failure> {
                 conversation.messages.push(Message::text("user", &text));
                 let answer = match conversation.answer(&messages) {
                     // Somebody who types can write another message.
-                    Err(error @ Failure::Mistake(_)) if messages.are_typed() => {
+                    Err(error @ Failure::Mistake(_)) if messages.is_terminal => {
                         console::eprint(&error.to_string());
                         conversation.messages.pop();
                         continue;
@@ -157,7 +158,7 @@ impl Conversation {
         // Reading the weights takes long, and a signal in it would leave the temporary folder
         // behind.
         sources.forget_texts();
-        let model = LoadedDecoder::read(&sources, arguments.quantize)?;
+        let model = read_decoder(&sources, arguments.quantize)?;
         let system = arguments.system.as_ref().map(|text| Message::text("system", text));
         let messages = Vec::new();
         Ok(Self {
@@ -186,7 +187,7 @@ impl Conversation {
         }
         self.model.continue_prompt(&tokens, &options, &mut |new| {
             answer.print(new)?;
-            Ok(answer.is_read() && !interrupted.swap(false, Relaxed))
+            Ok(answer.is_read && !interrupted.swap(false, Relaxed))
         })?;
         Ok(answer.finish(&self.options.stop)?.map_or(Reply::Unread, Reply::Text))
     }

@@ -140,8 +140,7 @@ pub(crate) fn check_config(
             let pretrained = job.model.pretrained.as_ref().and_then(Place::local).map(model_in);
             models::of_job(&job, pretrained.as_deref())?;
             if let Some(fields) = &job.model.lora {
-                let of_key = |error| Failure::mistake(format!("model.lora: {error}"));
-                LoraConfig::of_job(fields).map_err(of_key)?;
+                LoraConfig::of_job(fields).map_err(Failure::of_key("model.lora"))?;
             }
             (written, job.run_context(), job.notes)
         }

@@ -17,10 +17,11 @@
 //! `inspect` reads the whole checkpoint and compares its hashes before it prints anything.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use clap::Args;
+use clap::builder::TypedValueParser;
 use deepburn::ClientStates;
 use deepburn::checkpoint::{
     Checkpoint, Consolidation, NotFinite, Tag, WeightMap, consolidate as write_weights,
@@ -30,29 +31,49 @@ use deepburn_models::FloatType;
 use deepburn_models::decoder::AnyDecoder;
 
 use crate::failure::Failure;
+use crate::named_values::named_values;
 use crate::run::base_model::find_base;
 use crate::run::job_state::JobState;
 use crate::tools::accompanying_files::AccompanyingFiles;
 use crate::tools::adapter_export::AdapterExport;
 
+/// Options of `deepburn consolidate`.
+#[derive(Debug, Args)]
+pub(crate) struct ConsolidateArguments {
+    /// Folder of the checkpoint, of checkpoints, or of a run.
+    checkpoint: PathBuf,
+    /// Output folder.
+    out: PathBuf,
+    /// Name of the checkpoint [default: the latest].
+    #[arg(long)]
+    tag: Option<String>,
+    /// Export the checkpoint with the best evaluation.
+    #[arg(long, conflicts_with = "tag")]
+    best: bool,
+    /// Folder of the pretrained model, for a checkpoint without its frozen parameters [default:
+    /// where the run read it].
+    #[arg(long, value_name = "DIR")]
+    base: Option<PathBuf>,
+    /// Type of the weights.
+    #[arg(long, value_parser = weight_type(), default_value = "f32")]
+    dtype: FloatType,
+    /// Maximum size of a weight file. Several files get an index.
+    #[arg(long, default_value = "5GB")]
+    max_shard_size: Size,
+}
+
 /// Returns the parser of the type of consolidated weights.
 pub(crate) fn weight_type() -> impl TypedValueParser<Value = FloatType> {
-    let value = |name: &'static str, help: &'static str| PossibleValue::new(name).help(help);
-    let names = PossibleValuesParser::new([
-        value("f32", "Single precision"),
-        value("f16", "IEEE half precision"),
-        value("bf16", "bfloat16"),
-    ]);
-    names.map(|name| match name.as_str() {
-        "bf16" => FloatType::Bf16,
-        "f16" => FloatType::F16,
-        _ => FloatType::F32,
-    })
+    named_values([
+        ("f32", "Single precision", FloatType::F32),
+        ("f16", "IEEE half precision", FloatType::F16),
+        ("bf16", "bfloat16", FloatType::Bf16),
+    ])
 }
 
 /// A size in bytes, written as `5GB`, `2.5GB`, `500MB`, `2GiB` or `1048576`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Size(u64);
+pub(crate) struct Size(pub(crate) u64);
 
 impl FromStr for Size {
     /// The message that clap prints after the name of the option.
@@ -94,19 +115,12 @@ impl FromStr for Size {
     }
 }
 
-impl Size {
-    /// Returns the number of bytes.
-    pub(crate) fn bytes(self) -> u64 {
-        self.0
-    }
-}
-
 /// Opens a checkpoint. `path` is its folder, the folder of all checkpoints, or the output folder of
 /// a run.
 ///
 /// # Errors
 /// Returns a user's mistake if there is no checkpoint, or if it is damaged.
-pub(crate) fn open(path: &Path, tag: Option<&str>) -> Result<Checkpoint, Failure> {
+fn open(path: &Path, tag: Option<&str>) -> Result<Checkpoint, Failure> {
     let tag = tag.map(str::parse::<Tag>).transpose().map_err(Failure::mistake)?;
     // The output folder of a run, or else a folder of checkpoints or a checkpoint.
     let below = crate::run::resume::folder(path);
@@ -120,7 +134,7 @@ pub(crate) fn open(path: &Path, tag: Option<&str>) -> Result<Checkpoint, Failure
 /// # Errors
 /// Returns a user's mistake if there is no checkpoint, if another program saved it, or if retention
 /// has deleted the best checkpoint.
-pub(crate) fn open_best(path: &Path) -> Result<Checkpoint, Failure> {
+fn open_best(path: &Path) -> Result<Checkpoint, Failure> {
     let latest = open(path, None)?;
     let root = latest.path().parent().unwrap_or(path);
     let states = ClientStates::read(&latest).map_err(Failure::mistake)?;
@@ -169,26 +183,25 @@ fn adapter_line(model: &AnyDecoder) -> String {
     )
 }
 
-/// Writes the weights of a checkpoint and the model's other files to `out`. Returns the paths of
-/// the files.
+/// Writes the weights of a checkpoint and the model's other files. Returns the paths of the files.
 ///
-/// Parameters that the checkpoint omits are read from the folder `base` of the pretrained model, or
-/// from the folder that the run read. Only one parameter at a time is in memory. The weights are
+/// Parameters that the checkpoint omits are read from the folder `--base` of the pretrained model,
+/// or from the folder that the run read. Only one parameter at a time is in memory. The weights are
 /// written first, either completely or not at all.
 ///
 /// # Errors
 /// Returns a user's mistake if the checkpoint is damaged, if the pretrained model does not have the
 /// omitted parameters, if a file already exists, or if the float type cannot represent a value.
 /// Returns a failure while running if another file cannot be written.
-pub(crate) fn consolidate(
-    checkpoint: &mut Checkpoint,
-    base: Option<&Path>,
-    out: &Path,
-    float: FloatType,
-    max_shard_size: Size,
-) -> Result<Vec<String>, Failure> {
+pub(crate) fn consolidate(arguments: &ConsolidateArguments) -> Result<Vec<String>, Failure> {
+    let ConsolidateArguments { out, dtype, .. } = arguments;
+    let (base, max_shard_bytes) = (arguments.base.as_deref(), arguments.max_shard_size.0);
+    let checkpoint = &mut match arguments.best {
+        true => open_best(&arguments.checkpoint)?,
+        false => open(&arguments.checkpoint, arguments.tag.as_deref())?,
+    };
     check_output(checkpoint, out)?;
-    let what = Consolidation { element: float.element(), max_shard_bytes: max_shard_size.0 };
+    let what = Consolidation { element: dtype.element(), max_shard_bytes };
     let as_trained = checkpoint.weight_map().map_err(Failure::mistake)?;
     let Ok(state) = JobState::read(checkpoint) else {
         tracing::info!(
@@ -199,10 +212,10 @@ pub(crate) fn consolidate(
     };
     if let Some(model) = state.adapted().map_err(Failure::mistake)? {
         let export = AdapterExport { model, base };
-        return export.write(checkpoint, state, out, float);
+        return export.write(checkpoint, state, out, *dtype);
     }
     let recorded = state.base.clone();
-    let others = AccompanyingFiles::find(checkpoint, state, float)?;
+    let others = AccompanyingFiles::find(checkpoint, state, *dtype)?;
     others.refuse_existing(out)?;
     let map = others.hf_export.weight_map(as_trained).map_err(Failure::mistake)?;
     find_base(checkpoint, base, recorded.as_deref(), &map)?;

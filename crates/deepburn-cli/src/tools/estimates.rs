@@ -99,7 +99,7 @@ pub(crate) fn estimates(arguments: &EstimateArguments) -> Result<String, Failure
         ranks => ranks,
     };
     let plan = plan(arguments, model)?;
-    let stages = stages(stage_number(arguments, &plan)?)?;
+    let stages = stages(arguments, &plan)?;
     // Step times need a length, while memory without one is printed without activations.
     let length = match arguments.scaling.is_given() {
         true => arguments.sequence_length.or(Some(model.max_len() as u64)),
@@ -108,31 +108,31 @@ pub(crate) fn estimates(arguments: &EstimateArguments) -> Result<String, Failure
     let batch = batch_shape(length, model, plan.batch.micro_batch_size)?;
     // Errors of parameter groups name their key, and the groups are logged.
     grouped_sizes(model, &plan)?;
-    let subject = EstimateInput { plan: &plan, model: &known, batch };
+    let subject = EstimateInput { arguments, plan: &plan, model: &known, batch };
     if let Some(limit) = arguments.longest {
-        return longest::longest_sequences(arguments, &subject, &stages, limit);
+        return longest::longest_sequences(&subject, &stages, limit);
     }
     if plan.pipeline.is_some() {
-        return pipeline_estimates(arguments, &subject, &stages);
+        return pipeline_estimates(&subject, &stages);
     }
     let estimates = stages.iter().map(|stage| subject.estimate(*stage, ranks));
     let estimates = estimates.collect::<Result<Vec<_>, Failure>>()?;
     let times = match batch {
-        Some(batch) => StepTimes::new(arguments, &subject, batch, model.width() as u64)?,
+        Some(batch) => StepTimes::new(&subject, batch)?,
         None => None,
     };
     if arguments.json {
         let mut list: Vec<_> = estimates.iter().map(Estimate::record).collect();
         if let Some(times) = &times {
             for (record, stage) in list.iter_mut().zip(&stages) {
-                times.enter(record, &subject, *stage)?;
+                times.enter(record, *stage)?;
             }
         }
         return serde_json::to_string_pretty(&list).map_err(Failure::run);
     }
     let mut lines = table(&estimates, ranks);
     if let Some(times) = &times {
-        lines.extend(times.lines(&subject, &stages, &estimates)?);
+        lines.extend(times.lines(&stages, &estimates)?);
     }
     Ok(lines.join("\n"))
 }
@@ -142,12 +142,8 @@ pub(crate) fn estimates(arguments: &EstimateArguments) -> Result<String, Failure
 /// # Errors
 /// Returns a user's mistake if the model cannot be divided into the pipeline stages, or if step
 /// times are requested.
-fn pipeline_estimates(
-    arguments: &EstimateArguments,
-    subject: &EstimateInput<'_>,
-    stages: &[Stage],
-) -> Result<String, Failure> {
-    if arguments.scaling.is_given() {
+fn pipeline_estimates(subject: &EstimateInput<'_>, stages: &[Stage]) -> Result<String, Failure> {
+    if subject.arguments.scaling.is_given() {
         return Err(Failure::mistake(
             "--network: step times are not predicted for pipeline stages, which wait for each other; remove the option, or \
              estimate one stage",
@@ -155,7 +151,7 @@ fn pipeline_estimates(
     }
     let tables = stages.iter().map(|stage| subject.of_pipeline(*stage));
     let tables = tables.collect::<Result<Vec<_>, Failure>>()?;
-    if arguments.json {
+    if subject.arguments.json {
         let records = tables.iter().flatten().enumerate().map(|(at, estimate)| {
             let mut record = estimate.record();
             record["pipeline_stage"] = json!(at % subject.plan.mesh.pipeline_stages);
@@ -191,13 +187,14 @@ fn pipeline_estimates(
 /// Returns a user's mistake if the fields are invalid, or if the model is a classifier.
 fn adapted(model: KnownModel, fields: Option<&str>) -> Result<KnownModel, Failure> {
     let Some(fields) = fields else { return Ok(model) };
-    let named = |error: &dyn std::fmt::Display| Failure::mistake(format!("--lora: {error}"));
     let KnownModel::LanguageModel(decoder) = model else {
-        return Err(named(&"supported for language models only; give one, or remove the option"));
+        return Err(Failure::mistake(
+            "--lora: supported for language models only; give one, or remove the option",
+        ));
     };
-    let fields = serde_json::from_str(fields).map_err(|error| named(&error))?;
-    let config = LoraConfig::of_job(&fields).map_err(|error| named(&error))?;
-    let adapted = decoder.with_adapter(config).map_err(|error| named(&error))?;
+    let fields = serde_json::from_str(fields).map_err(Failure::of_key("--lora"))?;
+    let config = LoraConfig::of_job(&fields).map_err(Failure::of_key("--lora"))?;
+    let adapted = decoder.with_adapter(config).map_err(Failure::of_key("--lora"))?;
     Ok(KnownModel::LanguageModel(adapted))
 }
 
@@ -245,34 +242,40 @@ fn quantization(
     fields: &str,
     model: &dyn Architecture,
 ) -> Result<Option<QuantizationPlan>, Failure> {
-    let named =
-        |error: &dyn std::fmt::Display| Failure::mistake(format!("--quantization: {error}"));
-    let job = QuantizationJob::parse(fields).map_err(|error| named(&error))?;
+    let job = QuantizationJob::parse(fields).map_err(Failure::of_key("--quantization"))?;
     let plan = job.map(|job| quantization_plan(&job, model, false)).transpose();
-    plan.map_err(|error| named(&error))
+    plan.map_err(Failure::of_key("--quantization"))
 }
 
-/// Returns the only stage to estimate; `None` for all of them.
+/// Returns the stages to estimate.
 ///
 /// # Errors
-/// Returns a user's mistake if the optimizer does not support the stage.
-fn stage_number(arguments: &EstimateArguments, plan: &Plan) -> Result<Option<u8>, Failure> {
-    let given = arguments.deepspeed.as_ref().map(|_| plan.zero.stage.number());
-    if !plan.optimizer.exchanges_momentum() {
-        return Ok(arguments.stage.or(given));
-    }
+/// Returns a user's mistake if the number is above 3, or if the optimizer does not support the
+/// stage.
+fn stages(arguments: &EstimateArguments, plan: &Plan) -> Result<Vec<Stage>, Failure> {
+    let all = [Stage::Disabled, Stage::OptimizerStates, Stage::Gradients, Stage::Parameters];
     match arguments.stage {
-        Some(stage @ 2..) => Err(Failure::mistake(format!(
+        Some(stage @ 2..) if plan.optimizer.exchanges_momentum() => Err(Failure::mistake(format!(
             "--stage: unsupported with {}: {stage}; use 0, or another optimizer",
             plan.optimizer.name()
         ))),
         // These optimizers do not shard their states, as at stage 0.
-        _ => Ok(Some(Stage::Disabled.number())),
+        _ if plan.optimizer.exchanges_momentum() => Ok(vec![Stage::Disabled]),
+        Some(number) => match all.get(usize::from(number)) {
+            Some(stage) => Ok(vec![*stage]),
+            None => {
+                Err(Failure::mistake(format!("--stage: unknown ZeRO stage: {number}; use 0 to 3")))
+            }
+        },
+        None if arguments.deepspeed.is_some() => Ok(vec![plan.zero.stage]),
+        None => Ok(all.to_vec()),
     }
 }
 
 /// The model and the plan to estimate.
 struct EstimateInput<'a> {
+    /// The command line.
+    arguments: &'a EstimateArguments,
     /// The resolved configuration.
     plan: &'a Plan,
     /// The model.
@@ -286,19 +289,16 @@ struct EstimateInput<'a> {
 const SMALLEST: BatchShape = BatchShape { sequences: 1, length: 2 };
 
 impl EstimateInput<'_> {
-    /// Runs the model without data at `stage`.
+    /// Runs the model without a pipeline and without data at `stage`.
     ///
     /// # Errors
     /// Returns a user's mistake if the plan does not fit the model.
     fn estimate(&self, stage: Stage, ranks: u64) -> Result<Estimate, Failure> {
-        let mut plan = self.plan.clone();
-        plan.zero.stage = stage;
         // The table of step times has other numbers of ranks than the plan.
+        let mut plan = self.plan.clone();
         plan.set_data_parallel_size(ranks as usize);
-        let forecast = self.model.forecast(&plan, self.batch.unwrap_or(SMALLEST));
         // Without a pipeline there is one stage.
-        let forecast = forecast.map_err(Failure::mistake)?.swap_remove(0);
-        Ok(Estimate { stage, ranks, forecast, has_batch: self.batch.is_some() })
+        Ok(EstimateInput { plan: &plan, ..*self }.of_pipeline(stage)?.swap_remove(0))
     }
 
     /// Runs each pipeline stage without data at ZeRO stage `stage`.
@@ -386,37 +386,29 @@ impl Estimate {
 }
 
 /// The requested step times.
-struct StepTimes {
-    /// Maximum number of ranks in the tables.
-    ranks: u64,
-    /// The work of a rank in a step.
-    workload: RankWorkload,
+struct StepTimes<'a> {
+    /// The model and the plan.
+    subject: &'a EstimateInput<'a>,
     /// The speed of the machine and the network.
     speed: Speed,
 }
 
-impl StepTimes {
+impl<'a> StepTimes<'a> {
     /// Returns the requested step times; `None` without `--network`.
     ///
     /// # Errors
     /// Returns a user's mistake if the options conflict, or a failure while running if threads for
     /// a measurement cannot be started.
-    fn new(
-        arguments: &EstimateArguments,
-        subject: &EstimateInput<'_>,
-        batch: BatchShape,
-        width: u64,
-    ) -> Result<Option<Self>, Failure> {
-        let Plan { precision, batch: plan, .. } = subject.plan;
+    fn new(subject: &'a EstimateInput<'a>, batch: BatchShape) -> Result<Option<Self>, Failure> {
+        let EstimateInput { arguments, plan, model, .. } = subject;
         let workload = RankWorkload {
             batch,
-            width,
-            precision: precision.of_products(),
-            micro_batches: plan.gradient_accumulation_steps as u64,
+            width: model.architecture().width() as u64,
+            precision: plan.precision.of_products(),
+            micro_batches: plan.batch.gradient_accumulation_steps as u64,
         };
-        let ranks = arguments.ranks;
-        let speed = arguments.scaling.speed(&workload, ranks)?;
-        Ok(speed.map(|speed| Self { ranks, workload, speed }))
+        let speed = arguments.scaling.speed(&workload, arguments.ranks)?;
+        Ok(speed.map(|speed| Self { subject, speed }))
     }
 
     /// Returns a row for each number of ranks. Each rank has the micro-batches of the plan, so the
@@ -424,33 +416,27 @@ impl StepTimes {
     ///
     /// # Errors
     /// Returns a user's mistake if the plan offloads to a tier whose bandwidth is not given.
-    fn rows(&self, subject: &EstimateInput<'_>, stage: Stage) -> Result<Vec<ScalingRow>, Failure> {
+    fn rows(&self, stage: Stage) -> Result<Vec<ScalingRow>, Failure> {
         let row = |ranks| {
-            let estimate = subject.estimate(stage, ranks)?;
-            let cost = estimate.forecast.cost(self.speed.rank_speed(ranks), self.speed.network());
+            let estimate = self.subject.estimate(stage, ranks)?;
+            let cost = estimate.forecast.cost(self.speed.rank_speed(ranks), &self.speed.network);
             let cost = cost.map_err(scaling::unpredicted)?;
             let collectives = estimate.forecast.collectives.clone();
             Ok(ScalingRow { memory: estimate.training_bytes(), cost, collectives })
         };
-        rank_counts(self.ranks).into_iter().map(row).collect()
+        rank_counts(self.subject.arguments.ranks).into_iter().map(row).collect()
     }
 
     /// Returns the assumed speeds and a table for each stage.
     ///
     /// # Errors
     /// Returns a user's mistake if the plan offloads to a tier whose bandwidth is not given.
-    fn lines(
-        &self,
-        subject: &EstimateInput<'_>,
-        stages: &[Stage],
-        estimates: &[Estimate],
-    ) -> Result<Vec<String>, Failure> {
-        let Self { workload, speed, .. } = self;
+    fn lines(&self, stages: &[Stage], estimates: &[Estimate]) -> Result<Vec<String>, Failure> {
         let flops = estimates.first().map_or(0, |estimate| estimate.forecast.flops());
-        let mut lines = vec![workload.line(flops)];
-        lines.extend(speed.lines(workload));
+        let mut lines = vec![self.speed.workload.line(flops)];
+        lines.extend(self.speed.lines());
         for stage in stages {
-            lines.extend(scaling::table(*stage, &self.rows(subject, *stage)?, speed, workload));
+            lines.extend(scaling::table(*stage, &self.rows(*stage)?, &self.speed));
         }
         Ok(lines)
     }
@@ -459,15 +445,10 @@ impl StepTimes {
     ///
     /// The fields are `speed`, with the source of each figure, and `steps`, with a row for each
     /// number of ranks.
-    fn enter(
-        &self,
-        record: &mut Value,
-        subject: &EstimateInput<'_>,
-        stage: Stage,
-    ) -> Result<(), Failure> {
-        let rows = self.rows(subject, stage)?;
+    fn enter(&self, record: &mut Value, stage: Stage) -> Result<(), Failure> {
+        let rows = self.rows(stage)?;
         record["speed"] = self.speed.record();
-        record["steps"] = scaling::records(&rows, &self.speed, &self.workload);
+        record["steps"] = scaling::records(&rows, &self.speed);
         Ok(())
     }
 }
@@ -488,23 +469,6 @@ fn batch_shape(
             "--sequence-length: out of range: {length}; the model supports 1 to {longest} tokens"
         ))),
         length => Ok(length.map(|length| BatchShape { sequences: sequences as u64, length })),
-    }
-}
-
-/// Returns the stages to estimate.
-///
-/// # Errors
-/// Returns a user's mistake if the number is above 3.
-fn stages(number: Option<u8>) -> Result<Vec<Stage>, Failure> {
-    let all = [Stage::Disabled, Stage::OptimizerStates, Stage::Gradients, Stage::Parameters];
-    match number {
-        None => Ok(all.to_vec()),
-        Some(number) => match all.get(usize::from(number)) {
-            Some(stage) => Ok(vec![*stage]),
-            None => {
-                Err(Failure::mistake(format!("--stage: unknown ZeRO stage: {number}; use 0 to 3")))
-            }
-        },
     }
 }
 

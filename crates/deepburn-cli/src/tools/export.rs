@@ -19,7 +19,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use deepburn_files::PartialFile;
 use deepburn_gguf::{
     FileType, GgufError, GgufHeader, GgufTensor, GgufWriter, Hyperparameters, Metadata, modelfile,
@@ -29,8 +29,10 @@ use deepburn_models::decoder::StoredValues;
 
 use crate::console;
 use crate::failure::Failure;
+use crate::job::gguf_weights::file_shape;
 use crate::job::model_folder::{ADAPTER, MODEL};
 use crate::job::model_sources::ModelSources;
+use crate::named_values::named_values;
 use crate::run::forecast::readable;
 use crate::run::signals::Signals;
 use crate::tools::export::hyperparameters::hyperparameters;
@@ -67,20 +69,17 @@ pub(crate) struct ExportArguments {
 
 /// Returns the parser of the type of a file.
 fn file_type() -> impl TypedValueParser<Value = FileType> {
-    let value = |file_type: FileType| {
-        PossibleValue::new(file_type.name()).help(match file_type {
+    named_values(FileType::ALL.map(|file_type| {
+        let help = match file_type {
             FileType::F32 => "Single precision",
             FileType::F16 => "IEEE half precision",
             FileType::Bf16 => "bfloat16",
             FileType::Q8_0 => "8.5 bits per weight, in blocks of 32",
             FileType::Q4_0 => "4.5 bits per weight, in blocks of 32",
             _ => "4.8 bits per weight, in blocks of 256, with 6.6 bits for sensitive tensors",
-        })
-    };
-    PossibleValuesParser::new(FileType::ALL.map(value)).try_map(|name| {
-        FileType::from_name(&name.to_lowercase())
-            .ok_or_else(|| format!("{name} is not a type of files"))
-    })
+        };
+        (file_type.name(), help, file_type)
+    }))
 }
 
 /// Writes the file and its `Modelfile`, and describes them. Nothing is left if it fails.
@@ -176,10 +175,6 @@ fn stored_tensor(hyperparameters: &Hyperparameters, name: &str) -> Result<GgufTe
             hyperparameters.architecture
         ))
     })
-}
-
-fn file_shape(shape: &[usize]) -> Vec<u64> {
-    shape.iter().map(|size| *size as u64).collect()
 }
 
 /// The file that is written.

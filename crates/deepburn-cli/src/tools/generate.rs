@@ -21,9 +21,8 @@ use std::path::PathBuf;
 
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
-use deepburn_chat::{
-    ChatContext, ChatError, ChatTemplates, ConversationEnd, Day, Message, SpecialTokens,
-};
+use deepburn::kernels::RowEncoding;
+use deepburn_chat::{ChatContext, ChatTemplates, ConversationEnd, Day, Message, SpecialTokens};
 use deepburn_datasets::Tokenizer;
 use deepburn_models::causal_lm::{GenerateOptions, RandomSampling, Sampling};
 use deepburn_models::decoder::AnyDecoder;
@@ -32,8 +31,8 @@ use deepburn_models::{Architecture, LanguageModelConfig};
 
 use crate::console;
 use crate::failure::Failure;
-use crate::job::held_matrices::HeldType;
-use crate::job::loaded_decoder::LoadedDecoder;
+use crate::job::held_matrices::held_type_parser;
+use crate::job::loaded_decoder::read_decoder;
 use crate::job::model_sources::ModelSources;
 use crate::tools::end_tokens::generated_tokens;
 use crate::tools::generate::settings::{GenerationSettings, SamplingArguments, unapplied_note};
@@ -53,8 +52,8 @@ pub(crate) struct GenerateArguments {
     #[arg(long, value_name = "DIR")]
     base: Option<PathBuf>,
     /// Hold the matrices in fewer bits, so that tokens are generated faster and in less memory.
-    #[arg(long, value_name = "TYPE", value_parser = HeldType::parser(), ignore_case = true)]
-    quantize: Option<HeldType>,
+    #[arg(long, value_name = "TYPE", value_parser = held_type_parser(), ignore_case = true)]
+    quantize: Option<RowEncoding>,
     /// Text to continue.
     #[arg(long)]
     prompt: String,
@@ -110,7 +109,7 @@ pub(crate) fn generate(arguments: &GenerateArguments) -> Result<String, Failure>
     let sequences = sequences(&options, arguments.num_return_sequences.unwrap_or(1));
     // Reading the weights takes long, and a signal in it would leave the temporary folder behind.
     sources.forget_texts();
-    let mut model = LoadedDecoder::read(&sources, arguments.quantize)?;
+    let mut model = read_decoder(&sources, arguments.quantize)?;
     let continued = |options: &GenerateOptions| {
         model.continue_prompt(context, options, &mut |new| stop.continues(new))
     };
@@ -141,17 +140,17 @@ fn unapplied(
 /// Returns a user's mistake if the model has no chat template, or if the template refuses the
 /// messages.
 fn conversation(arguments: &GenerateArguments, tokenizer: &Tokenizer) -> Result<Vec<u32>, Failure> {
-    let of_chat = |error: ChatError| Failure::mistake(format!("--chat: {error}"));
     let folder = tokenizer.path().unwrap_or(&arguments.model);
-    let templates = ChatTemplates::of_folder(folder, Day::today()).map_err(of_chat)?;
-    let tokens = SpecialTokens::of_folder(folder).map_err(of_chat)?;
+    let templates =
+        ChatTemplates::of_folder(folder, Day::today()).map_err(Failure::of_key("--chat"))?;
+    let tokens = SpecialTokens::of_folder(folder).map_err(Failure::of_key("--chat"))?;
     let system = arguments.system.iter().map(|text| Message::text("system", text));
     let messages: Vec<_> = system.chain([Message::text("user", &arguments.prompt)]).collect();
     // The template without tools.
-    let template = templates.select(false).map_err(of_chat)?;
+    let template = templates.select(false).map_err(Failure::of_key("--chat"))?;
     let context = ChatContext::default();
     let rendered = template.render(&messages, &context, &tokens, ConversationEnd::GenerationPrompt);
-    let text = rendered.map_err(of_chat)?.text;
+    let text = rendered.map_err(Failure::of_key("--chat"))?.text;
     tokenizer.encode(&text).map_err(Failure::mistake)
 }
 

@@ -24,7 +24,7 @@ use deepburn_launch::{
 use crate::console;
 use crate::failure::Failure;
 use crate::run::finetune;
-use crate::tools::tune::{BestConfig, tune};
+use crate::tools::tune::tune;
 
 /// Options of `deepburn launch`.
 #[derive(Debug, Args)]
@@ -204,8 +204,8 @@ fn tuned_command(arguments: &LaunchArguments) -> Result<Vec<String>, Failure> {
         ));
     }
     let job = finetune::Arguments::try_parse_from(&arguments.command);
-    let job = job.map_err(|error| Failure::mistake(format!("--autotuning: {error}")))?;
-    let BestConfig { options } = tune(&job.tuned_for(host.slots.len())?)?;
+    let job = job.map_err(Failure::of_key("--autotuning"))?;
+    let options = tune(&job.tuned_for(host.slots.len())?)?;
     Ok(job.with_options(&arguments.command[0], options))
 }
 

@@ -17,6 +17,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
 
 use clap::Args;
+use deepburn::kernels::RowEncoding;
 use deepburn_datasets::{
     DataError, LABEL_FIELD, TEXT_FIELD, TableText, TextColumns, has_column, read_texts,
 };
@@ -24,11 +25,12 @@ use deepburn_datasets::{
 use crate::console;
 use crate::data::texts::label_kind;
 use crate::failure::Failure;
-use crate::job::held_matrices::HeldType;
+use crate::job::held_matrices::held_type_parser;
 use crate::job::model_folder::{ModelFolder, ModelRecord};
 use crate::tools::prediction_summary::PredictionSummary;
 use crate::tools::predictions::{OutputColumns, Prediction, PredictionWriter};
 use crate::tools::trained_classifier::TrainedClassifier;
+use crate::whole_file::is_same_file;
 
 /// Maximum number of texts in a part.
 const PART_TEXTS: usize = 1024;
@@ -43,8 +45,8 @@ pub(crate) struct PredictArguments {
     #[arg(long)]
     model: PathBuf,
     /// Hold the matrices in fewer bits, so that the model takes less memory.
-    #[arg(long, value_name = "TYPE", value_parser = HeldType::parser(), ignore_case = true)]
-    quantize: Option<HeldType>,
+    #[arg(long, value_name = "TYPE", value_parser = held_type_parser(), ignore_case = true)]
+    quantize: Option<RowEncoding>,
     /// Text to classify; repeatable.
     #[arg(long, group = "input")]
     text: Vec<String>,
@@ -81,26 +83,28 @@ pub(crate) fn predict(arguments: &PredictArguments) -> Result<(), Failure> {
     // All inputs are checked before the output is made.
     let folder = ModelFolder::find(&arguments.model, "--model")?;
     check_places(arguments)?;
-    let length = arguments.max_length.or(folder.sequence_length());
+    let recorded = folder.record.sequence_length.filter(|length| *length > 0);
+    let length = arguments.max_length.or(recorded);
     let classifier = TrainedClassifier::open(&folder.path, length, arguments.quantize)?;
     if length.is_none() {
         console::eprint(&format!(
             "texts are cut to the {} tokens that the model supports; without the model's {}, their length in \
              training is unknown (--max-length)",
-            classifier.max_length(),
+            classifier.max_length,
             ModelRecord::FILE
         ));
     }
-    let columns = columns(arguments, &folder, &classifier)?;
+    let columns = columns(arguments, &folder.record, &classifier)?;
     let table = columns.table.clone();
-    let mut writer = PredictionWriter::start(arguments.output.as_deref(), columns)?;
-    let mut summary = PredictionSummary::new(classifier.problem_type());
+    let writer = PredictionWriter::start(arguments.output.as_deref(), columns)?;
+    let summary = PredictionSummary::new(classifier.problem_type);
+    let mut run = PredictionRun { classifier, writer, summary };
     match &arguments.file {
         None => {
             let texts = arguments.text.iter().cloned();
             let part =
                 texts.map(|text| TableText { text, label: None, copied: Vec::new() }).collect();
-            classify(part, &classifier, &mut writer, &mut summary)?;
+            run.classify(part)?;
         }
         Some(path) => {
             thread::scope(|scope| {
@@ -108,13 +112,13 @@ pub(crate) fn predict(arguments: &PredictArguments) -> Result<(), Failure> {
                 // read, one waits in the channel, and one is classified.
                 let (sender, parts) = sync_channel(1);
                 scope.spawn(move || send_parts(path, &table, &sender));
-                classify_all(parts, &classifier, &mut writer, &mut summary)
+                run.classify_all(parts)
             })?;
         }
     }
-    writer.finish()?;
+    run.writer.finish()?;
     if arguments.file.is_some() {
-        console::eprint(&summary.line());
+        console::eprint(&run.summary.line());
     }
     Ok(())
 }
@@ -125,11 +129,7 @@ pub(crate) fn predict(arguments: &PredictArguments) -> Result<(), Failure> {
 /// Returns a user's mistake if input and output are the same file.
 fn check_places(arguments: &PredictArguments) -> Result<(), Failure> {
     let (Some(file), Some(output)) = (&arguments.file, &arguments.output) else { return Ok(()) };
-    let same = match (file.canonicalize(), output.canonicalize()) {
-        (Ok(file), Ok(output)) => file == output,
-        _ => false,
-    };
-    match same {
+    match is_same_file(file, output) {
         true => Err(Failure::mistake(format!(
             "--output: {} is also the input; give another file",
             output.display()
@@ -145,15 +145,15 @@ fn check_places(arguments: &PredictArguments) -> Result<(), Failure> {
 /// shown.
 fn columns(
     arguments: &PredictArguments,
-    folder: &ModelFolder,
+    record: &ModelRecord,
     classifier: &TrainedClassifier,
 ) -> Result<OutputColumns, Failure> {
-    let text = arguments.text_field.as_deref().or(folder.text_field());
+    let text = arguments.text_field.as_deref().or(record.text_field.as_deref());
     let text = text.unwrap_or(TEXT_FIELD).to_owned();
     let label = match (&arguments.label_field, &arguments.file) {
         (Some(name), Some(_)) => Some(name.clone()),
         (None, Some(path)) => {
-            let name = folder.label_field().unwrap_or(LABEL_FIELD);
+            let name = record.label_field.as_deref().unwrap_or(LABEL_FIELD);
             has_column(path, name).then(|| name.to_owned())
         }
         (_, None) => None,
@@ -162,12 +162,12 @@ fn columns(
         Some(name) => name.to_owned(),
         None => class.to_string(),
     };
-    let classes = (0..classifier.num_classes()).map(class).collect();
-    let kind = label_kind(classifier.problem_type());
+    let classes = (0..classifier.limits.num_classes).map(class).collect();
+    let kind = label_kind(classifier.problem_type);
     let table = TextColumns { text, label, kind, copied: arguments.keep.clone() };
     Ok(OutputColumns {
         table,
-        problem_type: classifier.problem_type(),
+        problem_type: classifier.problem_type,
         classes,
         are_numbers: classifier.name(0).is_none(),
     })
@@ -198,48 +198,47 @@ fn send_parts(path: &Path, columns: &TextColumns, parts: &SyncSender<Part>) {
     };
 }
 
-/// Classifies and writes all parts.
-///
-/// # Errors
-/// Returns a failure if a part cannot be read or classified, or if the table has no rows.
-fn classify_all(
-    parts: Receiver<Part>,
-    classifier: &TrainedClassifier,
-    writer: &mut PredictionWriter,
-    summary: &mut PredictionSummary,
-) -> Result<(), Failure> {
-    for part in parts {
-        if !classify(part.map_err(Failure::mistake)?, classifier, writer, summary)? {
-            return Ok(());
-        }
-    }
-    match summary.num_texts() {
-        0 => Err(Failure::mistake("--file: the table has no rows; give a table with texts")),
-        _ => Ok(()),
-    }
+/// A classifier, and where its predictions go.
+struct PredictionRun {
+    classifier: TrainedClassifier,
+    writer: PredictionWriter,
+    summary: PredictionSummary,
 }
 
-/// Classifies and writes a part. Returns whether the output is still open.
-///
-/// # Errors
-/// Returns a failure if a text cannot be tokenized, if logits are not finite, or if the output
-/// cannot be written.
-fn classify(
-    part: Vec<TableText>,
-    classifier: &TrainedClassifier,
-    writer: &mut PredictionWriter,
-    summary: &mut PredictionSummary,
-) -> Result<bool, Failure> {
-    if part.is_empty() {
-        return Ok(true);
-    }
-    let texts: Vec<&str> = part.iter().map(|row| row.text.as_str()).collect();
-    let found = classifier.predict(&texts)?;
-    for (row, outputs) in part.into_iter().zip(found) {
-        summary.count(row.label.as_deref(), &outputs, classifier);
-        if !writer.write(&Prediction { row, outputs })? {
-            return Ok(false);
+impl PredictionRun {
+    /// Classifies and writes all parts.
+    ///
+    /// # Errors
+    /// Returns a failure if a part cannot be read or classified, or if the table has no rows.
+    fn classify_all(&mut self, parts: Receiver<Part>) -> Result<(), Failure> {
+        for part in parts {
+            if !self.classify(part.map_err(Failure::mistake)?)? {
+                return Ok(());
+            }
+        }
+        match self.summary.texts {
+            0 => Err(Failure::mistake("--file: the table has no rows; give a table with texts")),
+            _ => Ok(()),
         }
     }
-    Ok(true)
+
+    /// Classifies and writes a part. Returns whether the output is still open.
+    ///
+    /// # Errors
+    /// Returns a failure if a text cannot be tokenized, if logits are not finite, or if the output
+    /// cannot be written.
+    fn classify(&mut self, part: Vec<TableText>) -> Result<bool, Failure> {
+        if part.is_empty() {
+            return Ok(true);
+        }
+        let texts: Vec<&str> = part.iter().map(|row| row.text.as_str()).collect();
+        let found = self.classifier.predict(&texts)?;
+        for (row, outputs) in part.into_iter().zip(found) {
+            self.summary.count(row.label.as_deref(), &outputs, &self.classifier);
+            if !self.writer.write(&Prediction { row, outputs })? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
 }

@@ -11,7 +11,7 @@ pub(crate) struct PredictionSummary {
     /// What the model predicts.
     problem_type: ProblemType,
     /// All rows.
-    texts: usize,
+    pub(crate) texts: usize,
     /// Rows whose label the model could predict.
     labeled: usize,
     /// Rows whose prediction equals their label.
@@ -26,11 +26,6 @@ impl PredictionSummary {
     /// Returns the summary of no rows.
     pub(crate) fn new(problem_type: ProblemType) -> Self {
         Self { problem_type, texts: 0, labeled: 0, correct: 0, error: 0.0, unknown: None }
-    }
-
-    /// Returns the number of rows.
-    pub(crate) fn num_texts(&self) -> usize {
-        self.texts
     }
 
     /// Counts a row.

@@ -112,9 +112,11 @@ pub(crate) struct Speed {
     /// The speed of a rank, or of all rank threads together.
     rank: RankSpeed,
     /// Links between machines, or threads.
-    network: Network,
+    pub(crate) network: Network,
     /// Sources of FLOP/s, memory bandwidth and latency.
     sources: [&'static str; 3],
+    /// The work for which the speed was measured.
+    pub(crate) workload: RankWorkload,
 }
 
 /// One row of the table.
@@ -183,7 +185,8 @@ impl ScalingArguments {
             disk_bandwidth: self.disk_bandwidth,
             ..RankSpeed::new(flops, memory_bandwidth)
         };
-        Ok(Some(Speed { rank, network, sources: [flops_source, memory_source, latency_source] }))
+        let sources = [flops_source, memory_source, latency_source];
+        Ok(Some(Speed { rank, network, sources, workload: *workload }))
     }
 
     /// Checks the options of a prediction against the network.
@@ -221,14 +224,9 @@ impl Speed {
         }
     }
 
-    /// Returns the network.
-    pub(crate) fn network(&self) -> &Network {
-        &self.network
-    }
-
     /// Returns two lines with the figures that the predictions are based on, the speed and the
     /// network. Each figure has its source.
-    pub(crate) fn lines(&self, workload: &RankWorkload) -> Vec<String> {
+    pub(crate) fn lines(&self) -> Vec<String> {
         let [flops, memory, latency] = self.sources;
         let RankSpeed { flops: rate, memory_bandwidth, .. } = self.rank;
         let shared = match self.network {
@@ -238,7 +236,7 @@ impl Speed {
         let speed = format!(
             "speed of {shared}: {} in {} ({flops}), memory {} ({memory})",
             scaled(rate, "FLOP/s"),
-            workload.precision.name(),
+            self.workload.precision.name(),
             scaled(memory_bandwidth, "B/s"),
         );
         let network = match self.network {
@@ -293,6 +291,13 @@ impl Speed {
         record
     }
 
+    /// Returns the throughput of all ranks together.
+    fn tokens_per_second(&self, cost: &StepCost) -> f64 {
+        let RankWorkload { batch, micro_batches, .. } = self.workload;
+        let tokens = micro_batches * batch.sequences * batch.length;
+        (cost.ranks * tokens) as f64 / cost.seconds
+    }
+
     /// Returns the scaling efficiency of a row: the ideal step time, divided by the predicted one.
     ///
     /// It is 1 if the throughput per machine is the same as with one rank.
@@ -316,12 +321,7 @@ pub(crate) fn rank_counts(ranks: u64) -> Vec<u64> {
 ///
 /// Memory is in GB (1e9 bytes), times are in seconds per step, and the throughput is the sum over
 /// all ranks. *Hidden* is the communication time that overlaps with computation.
-pub(crate) fn table(
-    stage: Stage,
-    rows: &[ScalingRow],
-    speed: &Speed,
-    workload: &RankWorkload,
-) -> Vec<String> {
+pub(crate) fn table(stage: Stage, rows: &[ScalingRow], speed: &Speed) -> Vec<String> {
     let mut lines = vec![
         format!("step time, stage {}", stage.number()),
         format!(
@@ -347,7 +347,7 @@ pub(crate) fn table(
             cost.communication,
             cost.hidden,
             cost.seconds,
-            tokens_per_second(cost, workload),
+            speed.tokens_per_second(cost),
             100.0 * speed.efficiency(cost, &rows[0].cost),
         ));
     }
@@ -355,7 +355,7 @@ pub(crate) fn table(
 }
 
 /// Returns the rows of a stage as JSON, in bytes and seconds.
-pub(crate) fn records(rows: &[ScalingRow], speed: &Speed, workload: &RankWorkload) -> Value {
+pub(crate) fn records(rows: &[ScalingRow], speed: &Speed) -> Value {
     let record = |ScalingRow { memory, cost, collectives }: &ScalingRow| {
         // A purpose occurs once for each operation, element type and group.
         let mut counts = BTreeMap::<&str, Count>::new();
@@ -375,7 +375,7 @@ pub(crate) fn records(rows: &[ScalingRow], speed: &Speed, workload: &RankWorkloa
             "hidden_seconds": cost.hidden,
             "step_seconds": cost.seconds,
             "bytes_sent": cost.bytes_sent,
-            "tokens_per_second": tokens_per_second(cost, workload),
+            "tokens_per_second": speed.tokens_per_second(cost),
             "efficiency": speed.efficiency(cost, &rows[0].cost),
             "collectives": collectives.collect::<serde_json::Map<_, _>>(),
         })
@@ -383,17 +383,7 @@ pub(crate) fn records(rows: &[ScalingRow], speed: &Speed, workload: &RankWorkloa
     rows.iter().map(record).collect()
 }
 
-/// Returns the throughput of all ranks together.
-fn tokens_per_second(cost: &StepCost, workload: &RankWorkload) -> f64 {
-    (cost.ranks * workload.tokens()) as f64 / cost.seconds
-}
-
 impl RankWorkload {
-    /// Returns the tokens of a step on one rank.
-    fn tokens(&self) -> u64 {
-        self.micro_batches * self.batch.sequences * self.batch.length
-    }
-
     /// Describes the work of a rank in one line. `flops` is the number of operations of a step.
     pub(crate) fn line(&self, flops: u64) -> String {
         let Self { batch, micro_batches, .. } = self;

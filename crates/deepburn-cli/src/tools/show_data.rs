@@ -80,20 +80,21 @@ pub(crate) fn show_data(arguments: &ShowDataArguments) -> Result<String, Failure
     let limits = limits(&job, pretrained.as_deref(), tokenizer.vocab_size())?;
     // A run prints the day on which it started, also when it resumes.
     let day = day_of_latest(&job.training.output_dir).unwrap_or_else(Day::today);
-    let marks =
-        if std::io::stdout().is_terminal() { TokenMarks::COLORS } else { TokenMarks::BRACKETS };
+    let is_terminal = std::io::stdout().is_terminal();
+    let marks = if is_terminal { TokenMarks::COLORS } else { TokenMarks::BRACKETS };
     if matches!(job.data.kind, DataKind::Preference(_)) {
         let corpus = PreferenceCorpus::open(&job, chat, &places, tokenizer, limits, day)?;
         let count = arguments.rows.min(corpus.train.pairs.len());
-        let shown =
-            (0..count).map(|number| pair(&corpus.train.pairs, number, &corpus.tokenizer, marks));
+        let printer = TokenPrinter { tokenizer: &corpus.tokenizer, marks };
+        let shown = (0..count).map(|number| printer.pair(&corpus.train.pairs, number));
         let mut parts = shown.collect::<Result<Vec<_>, Failure>>()?;
         parts.push(counts(corpus.train.pairs.statistics(), "pair"));
         return Ok(parts.join("\n\n"));
     }
     let corpus = ChatCorpus::open(&job, chat, &places, tokenizer, limits, day)?;
     let count = arguments.rows.min(corpus.train.len());
-    let shown = (0..count).map(|row| sequence(&corpus.train, row, &corpus.tokenizer, marks));
+    let printer = TokenPrinter { tokenizer: &corpus.tokenizer, marks };
+    let shown = (0..count).map(|row| printer.sequence(&corpus.train, row));
     let mut parts = shown.collect::<Result<Vec<_>, Failure>>()?;
     let mut counts = counts(corpus.train.statistics(), "sample");
     if let Some(answers) = corpus.answers {
@@ -148,79 +149,73 @@ impl TokenMarks {
     const BRACKETS: Self = Self { trained: ["[[", "]]"], other: ["", ""] };
 }
 
-/// Returns a sequence with its heading.
-///
-/// # Errors
-/// Returns a failure while running if its tokens cannot be read or decoded.
-fn sequence(
-    rows: &SampleRows,
-    index: usize,
-    tokenizer: &Tokenizer,
+/// Prints tokens with their marks.
+struct TokenPrinter<'a> {
+    tokenizer: &'a Tokenizer,
     marks: TokenMarks,
-) -> Result<String, Failure> {
-    let batch = rows.collate(&[index], 1).map_err(Failure::run)?;
-    let places = rows.samples_of(index).into_iter().map(|sample| rows.samples().place(sample));
-    let places: Vec<_> = places.map(|place| place.to_string()).collect();
-    let mut text = format!(
-        "sequence {}, {}, {} of them trained: {}",
-        index + 1,
-        counted(batch.num_tokens(), "token"),
-        batch.num_targets(),
-        places.join(", ")
-    );
-    // Documents of a packed sequence follow each other, and padding comes last.
-    let mut tokens = batch.input_ids.iter().copied().zip(batch.labels.iter().copied());
-    for (number, length) in documents(&batch).into_iter().enumerate() {
-        text.push_str(if number == 0 { "\n" } else { "\n────────\n" });
-        let tokens: Vec<_> = tokens.by_ref().take(length).collect();
-        push_tokens(&mut text, &tokens, tokenizer, marks)?;
-    }
-    Ok(text)
 }
 
-/// Appends tokens, with marks around the trained ones. Each token has its label.
-///
-/// # Errors
-/// Returns a failure while running if they cannot be decoded.
-fn push_tokens(
-    text: &mut String,
-    tokens: &[(i32, i32)],
-    tokenizer: &Tokenizer,
-    marks: TokenMarks,
-) -> Result<(), Failure> {
-    for run in tokens.chunk_by(|a, b| is_trained(*a) == is_trained(*b)) {
-        let ids: Vec<u32> = run.iter().map(|(id, _)| *id as u32).collect();
-        let decoded = tokenizer.decode(&ids, false).map_err(Failure::run)?;
-        let [open, close] = if is_trained(run[0]) { marks.trained } else { marks.other };
-        text.push_str(&format!("{open}{}{close}", printable(&decoded)));
+impl TokenPrinter<'_> {
+    /// Returns a sequence with its heading.
+    ///
+    /// # Errors
+    /// Returns a failure while running if its tokens cannot be read or decoded.
+    fn sequence(&self, rows: &SampleRows, index: usize) -> Result<String, Failure> {
+        let batch = rows.collate(&[index], 1).map_err(Failure::run)?;
+        let places = rows.samples_of(index).into_iter().map(|sample| rows.samples().place(sample));
+        let places: Vec<_> = places.map(|place| place.to_string()).collect();
+        let mut text = format!(
+            "sequence {}, {}, {} of them trained: {}",
+            index + 1,
+            counted(batch.num_tokens(), "token"),
+            batch.num_targets(),
+            places.join(", ")
+        );
+        // Documents of a packed sequence follow each other, and padding comes last.
+        let mut tokens = batch.input_ids.iter().copied().zip(batch.labels.iter().copied());
+        for (number, length) in documents(&batch).into_iter().enumerate() {
+            text.push_str(if number == 0 { "\n" } else { "\n────────\n" });
+            let tokens: Vec<_> = tokens.by_ref().take(length).collect();
+            self.push_tokens(&mut text, &tokens)?;
+        }
+        Ok(text)
     }
-    Ok(())
-}
 
-/// Returns both sequences of a pair, with headings.
-///
-/// # Errors
-/// Returns a failure while running if its tokens cannot be read or decoded.
-fn pair(
-    pairs: &PairRows,
-    index: usize,
-    tokenizer: &Tokenizer,
-    marks: TokenMarks,
-) -> Result<String, Failure> {
-    let batch = pairs.collate(&[index], 1).map_err(Failure::run)?.sequences;
-    let place = pairs.samples().place(pairs.sample_of(index));
-    let mut text = format!("pair {}: {place}", index + 1);
-    let (length, lengths) = (batch.shape[1], batch.row_lengths());
-    for (row, name) in ["chosen", "rejected"].into_iter().enumerate() {
-        let tokens = row * length..row * length + lengths[row];
-        let labels = &batch.labels[tokens.clone()];
-        let trained = labels.iter().filter(|label| **label != IGNORE_INDEX).count();
-        let counted = counted(lengths[row], "token");
-        text.push_str(&format!("\n{name}, {counted}, {trained} of them compared\n"));
-        let tokens = batch.input_ids[tokens].iter().copied().zip(labels.iter().copied());
-        push_tokens(&mut text, &tokens.collect::<Vec<_>>(), tokenizer, marks)?;
+    /// Appends tokens, with marks around the trained ones. Each token has its label.
+    ///
+    /// # Errors
+    /// Returns a failure while running if they cannot be decoded.
+    fn push_tokens(&self, text: &mut String, tokens: &[(i32, i32)]) -> Result<(), Failure> {
+        for run in tokens.chunk_by(|a, b| is_trained(*a) == is_trained(*b)) {
+            let ids: Vec<u32> = run.iter().map(|(id, _)| *id as u32).collect();
+            let decoded = self.tokenizer.decode(&ids, false).map_err(Failure::run)?;
+            let [open, close] =
+                if is_trained(run[0]) { self.marks.trained } else { self.marks.other };
+            text.push_str(&format!("{open}{}{close}", printable(&decoded)));
+        }
+        Ok(())
     }
-    Ok(text)
+
+    /// Returns both sequences of a pair, with headings.
+    ///
+    /// # Errors
+    /// Returns a failure while running if its tokens cannot be read or decoded.
+    fn pair(&self, pairs: &PairRows, index: usize) -> Result<String, Failure> {
+        let batch = pairs.collate(&[index], 1).map_err(Failure::run)?.sequences;
+        let place = pairs.samples().place(pairs.sample_of(index));
+        let mut text = format!("pair {}: {place}", index + 1);
+        let (length, lengths) = (batch.shape[1], batch.row_lengths());
+        for (row, name) in ["chosen", "rejected"].into_iter().enumerate() {
+            let tokens = row * length..row * length + lengths[row];
+            let labels = &batch.labels[tokens.clone()];
+            let trained = labels.iter().filter(|label| **label != IGNORE_INDEX).count();
+            let counted = counted(lengths[row], "token");
+            text.push_str(&format!("\n{name}, {counted}, {trained} of them compared\n"));
+            let tokens = batch.input_ids[tokens].iter().copied().zip(labels.iter().copied());
+            self.push_tokens(&mut text, &tokens.collect::<Vec<_>>())?;
+        }
+        Ok(text)
+    }
 }
 
 /// Returns whether the token with this id and label counts in the loss.

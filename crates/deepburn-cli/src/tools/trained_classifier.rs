@@ -6,6 +6,7 @@
 
 use std::path::Path;
 
+use deepburn::kernels::RowEncoding;
 use deepburn_datasets::{
     Collate, LabeledTexts, PickingOrder, StepShape, TokenBudget, Tokenizer, whole_number,
 };
@@ -13,7 +14,6 @@ use deepburn_models::TextLimits;
 use deepburn_models::hf::{ClassNames, ProblemType};
 
 use crate::failure::Failure;
-use crate::job::held_matrices::HeldType;
 use crate::job::known_model::{Classify, KnownModel};
 use crate::job::saved_model::read_model;
 
@@ -23,21 +23,19 @@ const BATCH_TEXTS: usize = 64;
 const BATCH_TOKENS: usize = 8192;
 
 /// A classifier, its tokenizer and the names of its classes.
-///
-/// It is immutable.
 pub(crate) struct TrainedClassifier {
     /// Maps texts to logits.
     classify: Classify,
     /// Tokenizer of the model.
     tokenizer: Tokenizer,
     /// Limits of the model on texts and classes.
-    limits: TextLimits,
+    pub(crate) limits: TextLimits,
     /// What the model predicts.
-    problem_type: ProblemType,
+    pub(crate) problem_type: ProblemType,
     /// Class names, if the model has some.
     names: Option<ClassNames>,
     /// Maximum number of tokens of a text. Longer texts are truncated.
-    max_length: usize,
+    pub(crate) max_length: usize,
 }
 
 impl TrainedClassifier {
@@ -50,7 +48,7 @@ impl TrainedClassifier {
     pub(crate) fn open(
         folder: &Path,
         max_length: Option<usize>,
-        held: Option<HeldType>,
+        held: Option<RowEncoding>,
     ) -> Result<Self, Failure> {
         let KnownModel::Classifier(config) = read_model(Some(folder))? else {
             return Err(Failure::mistake(format!(
@@ -79,21 +77,6 @@ impl TrainedClassifier {
             )));
         }
         Ok(Self { classify, tokenizer, limits, problem_type, names, max_length })
-    }
-
-    /// Returns what the model predicts.
-    pub(crate) fn problem_type(&self) -> ProblemType {
-        self.problem_type
-    }
-
-    /// Returns the number of classes, or of numbers to predict.
-    pub(crate) fn num_classes(&self) -> usize {
-        self.limits.num_classes
-    }
-
-    /// Returns the number of tokens that texts are truncated to.
-    pub(crate) fn max_length(&self) -> usize {
-        self.max_length
     }
 
     /// Returns the name of a class; `None` if classes have no names.
@@ -140,7 +123,7 @@ impl TrainedClassifier {
             let logits = (self.classify)(&batch.input_ids, &batch.lengths);
             let logits = logits.map_err(Failure::run)?;
             // Back to the order of the input.
-            for (row, logits) in rows.iter().zip(logits.chunks(self.num_classes())) {
+            for (row, logits) in rows.iter().zip(logits.chunks(self.limits.num_classes)) {
                 found[*row] = outputs(self.problem_type, logits)?;
             }
         }

@@ -84,18 +84,13 @@ pub(crate) struct MemoryArguments {
     pub(crate) nvme: Option<PathBuf>,
 }
 
-/// The best configuration of a search.
-pub(crate) struct BestConfig {
-    /// Options of `finetune` that select it, beside those that name the job.
-    pub(crate) options: Vec<String>,
-}
-
-/// Searches, prints the table and writes the results.
+/// Searches, prints the table and writes the results. Returns the options of `finetune` that select
+/// the best configuration, beside those that name the job.
 ///
 /// # Errors
 /// Returns a user's mistake if the job is not valid or nothing fits, and a failure while running if
 /// no measurement succeeds, if a file cannot be written, or if a signal ended the search.
-pub(crate) fn tune(arguments: &TuneArguments) -> Result<BestConfig, Failure> {
+pub(crate) fn tune(arguments: &TuneArguments) -> Result<Vec<String>, Failure> {
     let started = Instant::now();
     let signals = Signals::prepare().map_err(Failure::run)?;
     let job = TunedJob::read(arguments)?;
@@ -143,7 +138,7 @@ pub(crate) fn tune(arguments: &TuneArguments) -> Result<BestConfig, Failure> {
     if arguments.exhaustive {
         console::print(&agreement(&search).join("\n"))?;
     }
-    let best = conclude(&job, &search, best)?;
+    let options = conclude(&job, &search, best)?;
     console::eprint(&format!("results are in {}", results.results.display()));
     if interrupt.is_asked() {
         let (signal, name) = signals.last();
@@ -153,7 +148,7 @@ pub(crate) fn tune(arguments: &TuneArguments) -> Result<BestConfig, Failure> {
         );
         return Err(Failure::Interrupted { signal, message });
     }
-    Ok(best)
+    Ok(options)
 }
 
 /// Returns the limits of the search, which are in the command line or else in the job.
@@ -166,17 +161,22 @@ fn limits(arguments: &TuneArguments, autotuning: &AutotuningPlan) -> SearchLimit
     }
 }
 
-/// Returns the best configuration, whose file is `file`, and prints how to train with it.
+/// Returns the options of the best configuration, whose file is `file`, and prints how to train
+/// with it.
 ///
 /// # Errors
 /// Returns a failure while running if nothing was measured.
-fn conclude(job: &TunedJob, search: &Search, file: Option<PathBuf>) -> Result<BestConfig, Failure> {
+fn conclude(
+    job: &TunedJob,
+    search: &Search,
+    file: Option<PathBuf>,
+) -> Result<Vec<String>, Failure> {
     let best = search.best().map(|best| &search.trials()[best].candidate).zip(file);
     let Some((candidate, file)) = best else {
         return Err(Failure::run(format!("{}: {}", job.name(), failure(search))));
     };
     console::print(&format!("best: {}\n{}", candidate.name(), job.command(candidate, &file)))?;
-    Ok(BestConfig { options: job.options(candidate, &file) })
+    Ok(job.options(candidate, &file))
 }
 
 /// Returns the line of the numbers of candidates.

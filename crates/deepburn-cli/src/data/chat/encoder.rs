@@ -160,7 +160,10 @@ impl<'a> ChatEncoder<'a> {
         let ReadRow { row, notes } = self.read(row)?;
         let (sample, findings) = self.sample(&row)?;
         let note = |finding: &Finding| RowNote { kind: finding.kind(), text: finding.to_string() };
-        let unread = notes.unread_column.map(unread_column);
+        let unread = notes.unread_column.map(|name| RowNote {
+            kind: "unread column",
+            text: format!("`{name}` has no effect on rows of texts, which have no chat template"),
+        });
         let findings = findings.iter().map(note).chain(other_form).chain(unread);
         let notes = findings.chain(notes.parsed_arguments.then(parsed_arguments));
         let mut notes: Vec<_> = notes.chain(self.control_token(&row)).collect();
@@ -329,12 +332,6 @@ fn parsed_arguments() -> RowNote {
     RowNote { kind: "arguments", text: text.to_owned() }
 }
 
-/// Returns the note about a column that only chat templates read, in a row of texts.
-fn unread_column(name: &str) -> RowNote {
-    let text = format!("`{name}` has no effect on rows of texts, which have no chat template");
-    RowNote { kind: "unread column", text }
-}
-
 /// Returns the special tokens that the files of a tokenizer name. `data.eos_token` takes
 /// precedence, and the model names the end of a text where the tokenizer does not.
 ///
@@ -342,8 +339,9 @@ fn unread_column(name: &str) -> RowNote {
 /// Returns a user's mistake if a file is invalid.
 fn special_tokens(tokenizer: &Tokenizer, folder: Option<&Path>) -> Result<SpecialTokens, Failure> {
     let tokens = match folder {
-        Some(folder) => SpecialTokens::of_folder(folder)
-            .map_err(|error| Failure::mistake(format!("data.tokenizer: {error}")))?,
+        Some(folder) => {
+            SpecialTokens::of_folder(folder).map_err(Failure::of_key("data.tokenizer"))?
+        }
         None => SpecialTokens::default(),
     };
     // `data.eos_token` is a part of the tokenizer by now.
@@ -365,9 +363,8 @@ fn templates(
 ) -> Result<(Option<ChatTemplates>, Option<ChatError>), Failure> {
     let own = match (given, folder) {
         (Some(text), _) => {
-            let compiled = ChatTemplates::single(text, day)
-                .map_err(|error| Failure::mistake(format!("data.chat_template: {error}")))?;
-            return Ok((Some(compiled), None));
+            let compiled = ChatTemplates::single(text, day);
+            return Ok((Some(compiled.map_err(Failure::of_key("data.chat_template"))?), None));
         }
         (None, Some(folder)) => ChatTemplates::of_folder(folder, day),
         (None, None) => {

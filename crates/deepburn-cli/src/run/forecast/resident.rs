@@ -34,28 +34,6 @@ const DOUBT: u64 = 7;
 /// allocator.
 const ADDRESS_SPACE: u64 = 512 << 20;
 
-/// How parameters on NVMe are gathered.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum ParametersOnDisk {
-    /// There are none.
-    None,
-    /// A single rank uses the buffers into which it reads.
-    Viewed,
-    /// The ranks copy their shards from their buffers to one array. Buffers are kept for the next
-    /// read.
-    Copied,
-}
-
-impl ParametersOnDisk {
-    fn of(forecast: &HostForecast) -> Self {
-        match &forecast.local {
-            _ if forecast.rank.disk.of(Category::Parameters) == 0 => Self::None,
-            LocalRanks { count: 1, are_threads: true, backend: Backend::Flex, .. } => Self::Viewed,
-            _ => Self::Copied,
-        }
-    }
-}
-
 /// The resident set of this process, in bytes.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Resident {
@@ -76,21 +54,23 @@ impl Resident {
         preparation: &Preparation,
         batch: BatchShape,
     ) -> Self {
-        let LocalRanks { count, are_threads, .. } = forecast.local;
+        let LocalRanks { count, are_threads, backend, .. } = forecast.local;
         // Ranks in this process.
         let ranks = if are_threads { count } else { 1 };
         let of_process = |bytes: u64| if are_threads { bytes } else { bytes / count.max(1) };
-        let parameters = ParametersOnDisk::of(forecast);
-        let tensors = match parameters {
-            ParametersOnDisk::Viewed => forecast.rank.device.ungathered + forecast.rank.host.total,
-            _ if are_threads => forecast.host_memory(Tensors::All),
-            _ => forecast.process_memory(Tensors::All),
+        let has_disk = forecast.rank.disk.of(Category::Parameters) > 0;
+        let tensors = match are_threads {
+            // A single rank gathers parameters on NVMe in the buffers into which it reads them.
+            true if has_disk && count == 1 && backend == Backend::Flex => {
+                forecast.rank.device.ungathered + forecast.rank.host.total
+            }
+            true => forecast.host_memory(Tensors::All),
+            false => forecast.process_memory(Tensors::All),
         };
         let logits = preparation.subject.info().architecture().logits_bytes(batch);
-        let read = match parameters {
-            ParametersOnDisk::None => 0,
-            _ => of_process(forecast.rank.device.of(Category::Gathered)),
-        };
+        // Several ranks copy their shards to one array. Buffers are kept for the next read.
+        let gathered = forecast.rank.device.of(Category::Gathered);
+        let read = if has_disk { of_process(gathered) } else { 0 };
         // The logits are freed before backward begins, which copies gradients.
         let pass = logits.saturating_mul(ranks).max(forecast.gradient_copies(ranks));
         let swap = if forecast.rank.disk.total > 0 { SWAP_BUFFERS } else { 0 };

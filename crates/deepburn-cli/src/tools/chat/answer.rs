@@ -16,8 +16,8 @@ pub(super) struct Answer<'a> {
     printed: usize,
     /// Whether standard output is a terminal.
     is_terminal: bool,
-    /// Whether standard output is still open.
-    is_read: bool,
+    /// Whether somebody reads the answer: a pipe may have been closed.
+    pub(super) is_read: bool,
 }
 
 impl<'a> Answer<'a> {
@@ -25,11 +25,6 @@ impl<'a> Answer<'a> {
     pub(super) fn new(tokenizer: &'a Tokenizer) -> Self {
         let is_terminal = io::stdout().is_terminal();
         Self { tokenizer, tokens: Vec::new(), printed: 0, is_terminal, is_read: true }
-    }
-
-    /// Returns whether somebody reads the answer: a pipe may have been closed.
-    pub(super) fn is_read(&self) -> bool {
-        self.is_read
     }
 
     /// Prints what the tokens `new`, all tokens so far, add to the text. A character whose last

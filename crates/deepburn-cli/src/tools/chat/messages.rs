@@ -40,7 +40,7 @@ pub(super) enum Input {
 pub(super) struct Messages {
     lines: Receiver<io::Result<String>>,
     /// Whether somebody types them.
-    is_terminal: bool,
+    pub(super) is_terminal: bool,
     /// Whether Ctrl-C was pressed.
     interrupted: Arc<AtomicBool>,
 }
@@ -96,11 +96,6 @@ impl Messages {
                 None => return Ok(parse(&(message + &line))),
             }
         }
-    }
-
-    /// Returns whether somebody types the messages.
-    pub(super) fn are_typed(&self) -> bool {
-        self.is_terminal
     }
 
     /// Prints a prompt, if somebody types.

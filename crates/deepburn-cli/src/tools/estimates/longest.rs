@@ -8,7 +8,7 @@ use deepburn_config::{Stage, counted};
 use deepburn_models::BatchShape;
 use serde_json::{Value, json};
 
-use super::{Estimate, EstimateArguments, EstimateInput, SMALLEST, figures};
+use super::{Estimate, EstimateInput, SMALLEST, figures};
 use crate::failure::Failure;
 use crate::run::forecast::readable;
 use crate::tools::checkpoint_tools::Size;
@@ -27,20 +27,20 @@ struct LongestSequence {
 /// # Errors
 /// Returns a user's mistake if the plan does not fit the model.
 pub(super) fn longest_sequences(
-    arguments: &EstimateArguments,
     subject: &EstimateInput<'_>,
     stages: &[Stage],
     limit: Size,
 ) -> Result<String, Failure> {
     let maximum = subject.model.architecture().max_len() as u64;
     let found = stages.iter().map(|stage| {
-        let peak = |length| peak(subject, *stage, arguments.ranks, length);
-        let (tokens, peak) = longest(maximum, limit.bytes(), peak)?;
+        let peak = |length| peak(subject, *stage, length);
+        let (tokens, peak) = longest(maximum, limit.0, peak)?;
         Ok(LongestSequence { stage: *stage, tokens, peak })
     });
     let found = found.collect::<Result<Vec<_>, Failure>>()?;
-    if arguments.json {
-        let records: Vec<_> = found.iter().map(|it| it.record(arguments.ranks)).collect();
+    if subject.arguments.json {
+        let ranks = subject.arguments.ranks;
+        let records: Vec<_> = found.iter().map(|it| it.record(ranks)).collect();
         return serde_json::to_string_pretty(&records).map_err(Failure::run);
     }
     Ok(table(&found, subject, limit, maximum).join("\n"))
@@ -56,17 +56,12 @@ impl LongestSequence {
 
 /// Returns the peak of a rank, or of the pipeline stage with the largest one, with sequences of
 /// `length` tokens.
-fn peak(
-    subject: &EstimateInput<'_>,
-    stage: Stage,
-    ranks: u64,
-    length: u64,
-) -> Result<u64, Failure> {
+fn peak(subject: &EstimateInput<'_>, stage: Stage, length: u64) -> Result<u64, Failure> {
     let sequences = subject.plan.batch.micro_batch_size as u64;
     let subject = EstimateInput { batch: Some(BatchShape { sequences, length }), ..*subject };
     let estimates = match subject.plan.pipeline {
         Some(_) => subject.of_pipeline(stage)?,
-        None => vec![subject.estimate(stage, ranks)?],
+        None => vec![subject.estimate(stage, subject.arguments.ranks)?],
     };
     Ok(estimates.iter().map(Estimate::peak_bytes).max().unwrap_or_default())
 }
@@ -110,7 +105,7 @@ fn table(
     let plan = subject.plan;
     let mut lines = vec![format!(
         "Longest sequence in {} per rank, {}, micro-batches of {}",
-        readable(limit.bytes()),
+        readable(limit.0),
         counted(plan.mesh.world_size(), "rank"),
         counted(plan.batch.micro_batch_size, "sequence"),
     )];

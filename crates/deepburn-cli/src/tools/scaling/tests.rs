@@ -14,7 +14,7 @@ use deepburn_models::gpt2::{Gpt2, Gpt2Config};
 use serde_json::{Value, json};
 
 use super::*;
-use crate::job::known_model::forecast_decoder;
+use crate::job::known_model::KnownModel;
 
 /// A job of a small GPT-2.
 struct Job {
@@ -37,8 +37,8 @@ impl Job {
 
     /// The predicted cost of a step.
     fn cost(&self, speed: RankSpeed, network: &Network) -> StepCost {
-        let decoder = AnyDecoder::new(self.config.clone());
-        let stages = forecast_decoder(&decoder, &self.plan(), self.batch).unwrap();
+        let model = KnownModel::LanguageModel(AnyDecoder::new(self.config.clone()));
+        let stages = model.forecast(&self.plan(), self.batch).unwrap();
         stages[0].cost(speed, network).unwrap()
     }
 
@@ -112,7 +112,7 @@ fn predicted_steps_beside_measured_ones() {
                 let workload =
                     RankWorkload { batch: job.batch, width: 256, precision, micro_batches: 1 };
                 let speed = arguments.speed(&workload, ranks).unwrap().unwrap();
-                let cost = job.cost(speed.rank_speed(ranks), speed.network());
+                let cost = job.cost(speed.rank_speed(ranks), &speed.network);
                 predicted.entry(ranks).or_default().push(cost.seconds);
             }
         }

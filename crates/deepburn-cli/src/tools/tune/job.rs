@@ -4,31 +4,23 @@
 
 use std::path::{Path, PathBuf};
 
-use burn_flex::FlexDevice;
 use deepburn::comm::Placement;
 use deepburn::cost::{Network, RankSpeed};
 use deepburn::tune::{
-    CandidateConfig, MeasuredSteps, Measurement, MemoryShortage, SearchSpace, Tuner, narrow,
-    policy_name, search_space, split,
+    CandidateConfig, MeasuredSteps, Measurement, SearchSpace, Tuner, narrow, policy_name,
+    search_space, split,
 };
 use deepburn::zero::{check_folder, disk_bandwidth};
-use deepburn::{
-    Forecast, MeasuredSizes, dtype_of, machine_speed, shared_by_threads, thread_latency,
-};
+use deepburn::{MeasuredSizes, dtype_of, machine_speed, shared_by_threads, thread_latency};
 use deepburn_config::{AutotuningPlan, Job, JobRequest, Plan};
 use deepburn_launch::quoted;
 use serde_json::Value;
 
 use crate::allocator::release_free_memory;
 use crate::failure::Failure;
-use crate::job::devices::Devices;
-#[cfg(feature = "cuda")]
-use crate::job::devices::cuda_devices;
-#[cfg(feature = "wgpu")]
-use crate::job::devices::wgpu_devices;
+use crate::job::devices::{Devices, with_backend};
 use crate::run::forecast::{HostLimits, longest};
 use crate::run::preparation::{Preparation, Resumed, prepare};
-use crate::tools::checkpoint_tools::Size;
 use crate::tools::tune::{MemoryArguments, TuneArguments};
 
 /// A job whose DeepSpeed configuration is searched for.
@@ -46,7 +38,7 @@ pub(crate) struct TunedJob {
     /// Folder for states on NVMe.
     pub(crate) nvme: Option<PathBuf>,
     /// The memory of this host.
-    limits: HostLimits,
+    pub(crate) limits: HostLimits,
     /// The command line.
     arguments: TuneArguments,
 }
@@ -64,7 +56,10 @@ impl TunedJob {
             deepspeed: arguments.deepspeed.clone(),
             // With several numbers, the batch size of a step is the one that the job has on its own
             // number of ranks.
-            ranks: only(&arguments.ranks).map(usize::from),
+            ranks: match arguments.ranks[..] {
+                [only] => Some(only.into()),
+                _ => None,
+            },
             backend: arguments.backend.clone(),
             ..JobRequest::default()
         };
@@ -88,11 +83,10 @@ impl TunedJob {
         let MemoryArguments { memory, disk, nvme } = &arguments.memory;
         let nvme = nvme.clone().or_else(|| nvme_path(&config));
         if let Some(folder) = &nvme {
-            check_folder(folder, 0)
-                .map_err(|error| Failure::mistake(format!("--nvme: {error}")))?;
+            check_folder(folder, 0).map_err(Failure::of_key("--nvme"))?;
         }
         let on_host = preparation.job.training.placement.backend.is_host();
-        let [memory, disk] = [memory, disk].map(|size| size.map(Size::bytes));
+        let [memory, disk] = [memory, disk].map(|size| size.map(|size| size.0));
         let ranks = match arguments.ranks.is_empty() {
             true => vec![preparation.job.training.placement.ranks],
             false => arguments.ranks.iter().copied().map(usize::from).collect(),
@@ -160,16 +154,6 @@ impl TunedJob {
         })
     }
 
-    /// Returns what a plan lacks with sequences of `length` tokens; `None` if it fits.
-    pub(crate) fn shortage(
-        &self,
-        plan: &Plan,
-        length: u64,
-        forecast: &Forecast,
-    ) -> Option<MemoryShortage> {
-        self.limits.fit(&self.preparation, plan, length, forecast).1
-    }
-
     /// Measures the machine, and returns the speed of a rank by the number of ranks.
     fn speed(&self) -> Result<impl Fn(usize) -> (RankSpeed, Network) + use<>, Failure> {
         let plan = &self.preparation.plan;
@@ -184,9 +168,8 @@ impl TunedJob {
         // Without a figure for the bus, copies take as long as in host memory.
         speed.host_bandwidth = Some(speed.memory_bandwidth);
         if let Some(folder) = &self.nvme {
-            let bandwidth = disk_bandwidth(folder);
-            speed.disk_bandwidth =
-                Some(bandwidth.map_err(|error| Failure::mistake(format!("--nvme: {error}")))?);
+            let bandwidth = disk_bandwidth(folder).map_err(Failure::of_key("--nvme"))?;
+            speed.disk_bandwidth = Some(bandwidth);
         }
         let latency = thread_latency(most).map_err(Failure::run)?;
         Ok(move |ranks: usize| match devices {
@@ -199,22 +182,10 @@ impl TunedJob {
     /// Returns the measured speed of the job's backend, and the number of its devices if they are
     /// not the host.
     fn machine_speed(&self, sizes: MeasuredSizes) -> (RankSpeed, Option<usize>) {
-        match self.preparation.job.training.placement.backend {
-            #[cfg(feature = "cuda")]
-            deepburn_config::Backend::Cuda => {
-                of_devices::<burn_cuda::Cuda<f32, i32>>(&cuda_devices(), sizes)
-            }
-            #[cfg(feature = "wgpu")]
-            deepburn_config::Backend::Wgpu => {
-                of_devices::<burn_wgpu::Wgpu<f32, i32>>(&wgpu_devices(), sizes)
-            }
-            #[cfg(feature = "tch")]
-            deepburn_config::Backend::Tch => {
-                let device = burn_tch::LibTorchDevice::Cpu;
-                (machine_speed::<burn_tch::LibTorch<f32>>(&device, sizes), None)
-            }
-            _ => (machine_speed::<burn_flex::Flex>(&FlexDevice, sizes), None),
-        }
+        let backend = self.preparation.job.training.placement.backend;
+        let (speed, devices) =
+            with_backend!(backend, B, devices => of_devices::<B>(devices, sizes));
+        (speed, (!backend.is_host()).then_some(devices))
     }
 
     /// Measures steps of a plan.
@@ -224,22 +195,8 @@ impl TunedJob {
     pub(crate) fn measure(&self, plan: &Plan, steps: MeasuredSteps) -> Result<Measurement, String> {
         // This candidate does not use the memory that an earlier one needed.
         release_free_memory();
-        match self.preparation.job.training.placement.backend {
-            #[cfg(feature = "cuda")]
-            deepburn_config::Backend::Cuda => {
-                self.measure_on::<burn_cuda::Cuda<f32, i32>>(plan, &cuda_devices(), steps)
-            }
-            #[cfg(feature = "wgpu")]
-            deepburn_config::Backend::Wgpu => {
-                self.measure_on::<burn_wgpu::Wgpu<f32, i32>>(plan, &wgpu_devices(), steps)
-            }
-            #[cfg(feature = "tch")]
-            deepburn_config::Backend::Tch => {
-                let devices = [burn_tch::LibTorchDevice::Cpu];
-                self.measure_on::<burn_tch::LibTorch<f32>>(plan, &devices, steps)
-            }
-            _ => self.measure_on::<burn_flex::Flex>(plan, &[FlexDevice], steps),
-        }
+        let backend = self.preparation.job.training.placement.backend;
+        with_backend!(backend, B, devices => self.measure_on::<B>(plan, devices, steps))
     }
 
     /// Measures steps of a plan on backend `B`. Ranks use the `visible` devices that the job
@@ -285,21 +242,12 @@ impl TunedJob {
 }
 
 /// Returns the speed of the first device, and the number of devices.
-#[cfg(any(feature = "cuda", feature = "wgpu"))]
 fn of_devices<B: deepburn::ops::OptimizerOps>(
     devices: &[B::Device],
     sizes: MeasuredSizes,
-) -> (RankSpeed, Option<usize>) {
+) -> (RankSpeed, usize) {
     let first = devices.first().cloned().unwrap_or_default();
-    (machine_speed::<B>(&first, sizes), Some(devices.len().max(1)))
-}
-
-/// Returns the only element of a list.
-fn only(list: &[u16]) -> Option<u16> {
-    match list {
-        [only] => Some(*only),
-        _ => None,
-    }
+    (machine_speed::<B>(&first, sizes), devices.len().max(1))
 }
 
 /// Refuses to run as one of several processes.

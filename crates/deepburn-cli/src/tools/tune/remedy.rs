@@ -75,8 +75,7 @@ fn fits(
     let Ok(plan) = tuner.resolve(config, candidate.ranks) else { return false };
     let sequences = plan.batch.micro_batch_size as u64;
     let shape = BatchShape { sequences, length };
-    let forecast = job.preparation.subject.forecast(&plan, shape);
-    forecast.is_ok_and(|stages| {
-        stages.iter().all(|forecast| job.shortage(&plan, length, forecast).is_none())
-    })
+    let TunedJob { preparation, limits, .. } = job;
+    let fits = |forecast: &_| limits.fit(preparation, &plan, length, forecast).1.is_none();
+    preparation.subject.forecast(&plan, shape).is_ok_and(|stages| stages.iter().all(fits))
 }

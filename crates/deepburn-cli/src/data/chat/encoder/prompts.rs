@@ -23,9 +23,7 @@ impl ChatEncoder<'_> {
     ) -> Result<Vec<SamplePrompt>, Failure> {
         let of_text = |text: &String| {
             let ids = self.encoder.user_prompt(text);
-            let ids = ids.map_err(|error| {
-                Failure::mistake(format!("training.sample_prompts: {text:?}: {error}"))
-            })?;
+            let ids = ids.map_err(Failure::of_key(format!("training.sample_prompts: {text:?}")))?;
             Ok(SamplePrompt { text: text.clone(), ids, expected: None })
         };
         let mut prompts: Vec<SamplePrompt> =

@@ -13,9 +13,9 @@ use deepburn_models::hf::{ConfigFields, ExtraFields, FieldNames, ModelConfigErro
 use deepburn_models::{Activation, Architecture as _, BatchShape, FloatType};
 use serde_json::{Map, Value, json};
 
-use super::{ModelEntry, language_model};
 use crate::job::known_model::KnownModel;
-use crate::job::loaded_decoder::LoadedDecoder;
+use crate::job::loaded_decoder::decoder_of_folder;
+use crate::models::{ModelEntry, language_model};
 
 /// The line. A new model also has its own architecture.
 static TOY: ModelEntry = language_model::<ToyConfig>(Architecture::Gpt2);
@@ -177,7 +177,7 @@ fn a_configuration_parts_and_a_line_add_a_model() {
         serde_json::from_str(&std::fs::read_to_string(saved.join("config.json")).unwrap()).unwrap();
     assert_eq!(fields["architectures"], json!(["ToyForCausalLM"]));
     let Ok(KnownModel::LanguageModel(model)) = read(&fields) else { panic!("{fields}") };
-    let tokens = LoadedDecoder::of_folder(&model, &saved, None)
+    let tokens = decoder_of_folder(&model, &saved, None)
         .and_then(|mut model| {
             model.continue_prompt(&[1, 2, 3], &GenerateOptions::greedy(4), &mut |_| Ok(true))
         })

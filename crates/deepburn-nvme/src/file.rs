@@ -78,11 +78,6 @@ impl DiskFile {
         }
         Ok(Self { file, is_direct, is_preallocated })
     }
-
-    /// Returns true if the disk has reserved all bytes.
-    pub(crate) fn is_preallocated(&self) -> bool {
-        self.is_preallocated
-    }
 }
 
 impl RawFile for DiskFile {
@@ -119,6 +114,10 @@ impl RawFile for DiskFile {
 
     fn is_direct(&self) -> bool {
         self.is_direct
+    }
+
+    fn is_preallocated(&self) -> bool {
+        self.is_preallocated
     }
 }
 

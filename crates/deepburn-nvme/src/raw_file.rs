@@ -32,4 +32,7 @@ pub(crate) trait RawFile: Send + Sync + fmt::Debug {
 
     /// Returns true if reads and writes bypass the page cache.
     fn is_direct(&self) -> bool;
+
+    /// Returns true if the disk has reserved all bytes.
+    fn is_preallocated(&self) -> bool;
 }

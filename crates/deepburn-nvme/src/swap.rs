@@ -50,12 +50,10 @@ pub struct SwapFile {
     clock: Arc<WaitClock>,
     /// The threads, joined when the file is dropped.
     workers: Vec<JoinHandle<()>>,
-    /// Whether the page cache is bypassed.
-    is_direct: bool,
-    /// Whether the disk has reserved all bytes.
-    is_preallocated: bool,
-    /// The file, if it may grow.
-    growing: Option<Arc<dyn RawFile>>,
+    /// The file, which the workers hold too.
+    file: Arc<dyn RawFile>,
+    /// Whether the file grows with its regions.
+    grows: bool,
 }
 
 /// The minimum number of bytes by which a file grows, if the disk has enough space. Large steps
@@ -77,8 +75,7 @@ impl SwapFile {
         // Reserving zero bytes is an error on Linux, so the file has at least one block.
         let bytes = bytes.max(1).checked_next_multiple_of(ALIGNMENT as u64).unwrap_or(u64::MAX);
         let file = DiskFile::create(folder, bytes, policy.direct)?;
-        let is_preallocated = file.is_preallocated();
-        Self::with_file(Arc::new(file), folder, bytes, policy, is_preallocated)
+        Self::with_file(Arc::new(file), folder, bytes, policy)
     }
 
     /// Creates a swap file that grows with its regions, for callers that do not know the total size
@@ -88,12 +85,9 @@ impl SwapFile {
     /// Returns an error in the same cases as [`create`](Self::create). If the disk fills up later,
     /// reserving a region fails.
     pub fn growing(folder: &Path, policy: &IoPolicy) -> Result<Self, SwapError> {
-        policy.check()?;
-        let bytes = ALIGNMENT as u64;
-        let file = Arc::new(DiskFile::create(folder, bytes, policy.direct)?);
-        let is_preallocated = file.is_preallocated();
-        let mut swap = Self::with_file(file.clone(), folder, bytes, policy, is_preallocated)?;
-        swap.growing = Some(file);
+        // A file has at least one block.
+        let mut swap = Self::create(folder, 0, policy)?;
+        swap.grows = true;
         Ok(swap)
     }
 
@@ -107,7 +101,6 @@ impl SwapFile {
         folder: &Path,
         bytes: u64,
         policy: &IoPolicy,
-        is_preallocated: bool,
     ) -> Result<Self, SwapError> {
         let mut swap = Self {
             folder: folder.into(),
@@ -116,12 +109,12 @@ impl SwapFile {
             pool: BufferPool::new(),
             clock: Arc::default(),
             workers: Vec::with_capacity(policy.queue_depth),
-            is_direct: file.is_direct(),
-            is_preallocated,
-            growing: None,
+            file,
+            grows: false,
         };
         for index in 0..policy.queue_depth {
-            let worker = start_worker(index, swap.queue.clone(), file.clone(), swap.folder.clone());
+            let (queue, file) = (swap.queue.clone(), swap.file.clone());
+            let worker = start_worker(index, queue, file, swap.folder.clone());
             // On an error, dropping `swap` ends the workers that have already been started.
             swap.workers.push(worker.map_err(|error| {
                 let errno = Errno::from_io_error(&error).unwrap_or(Errno::AGAIN);
@@ -144,18 +137,18 @@ impl SwapFile {
 
     /// Returns true if the page cache is bypassed.
     pub fn is_direct(&self) -> bool {
-        self.is_direct
+        self.file.is_direct()
     }
 
     /// Returns true if all bytes of the file are reserved on the disk, so that writes cannot fail
     /// because of a full disk.
     pub fn is_preallocated(&self) -> bool {
-        self.is_preallocated
+        self.file.is_preallocated()
     }
 
     /// Returns true if the file grows with its regions.
     pub fn grows(&self) -> bool {
-        self.growing.is_some()
+        self.grows
     }
 
     /// Returns the pool from which reads allocate their buffers.
@@ -179,17 +172,18 @@ impl SwapFile {
     /// Returns an error if the file cannot grow or the disk is full.
     fn grow(&self, shortage: Shortage) -> Result<u64, SwapError> {
         let Shortage { needed, left, bytes, end } = shortage;
-        let Some(file) = &self.growing else {
+        if !self.grows {
             let folder = self.folder.to_path_buf();
             return Err(SwapError::Full { folder, requested: needed, left, bytes });
-        };
+        }
         // Growing by at least 16 MiB keeps calls of `fallocate` rare.
         let ample = end.max(bytes.saturating_add(GROWTH));
-        if file.grow(bytes..ample).is_ok() {
+        if self.file.grow(bytes..ample).is_ok() {
             return Ok(ample);
         }
         // If the disk is nearly full, the file only grows by the missing bytes.
-        file.grow(bytes..end).map_err(|errno| no_space(&self.folder, bytes..end, errno))?;
+        let grown = self.file.grow(bytes..end);
+        grown.map_err(|errno| no_space(&self.folder, bytes..end, errno))?;
         Ok(end)
     }
 
@@ -362,7 +356,7 @@ impl fmt::Debug for SwapFile {
         f.debug_struct("SwapFile")
             .field("folder", &self.folder)
             .field("bytes", &self.bytes())
-            .field("is_direct", &self.is_direct)
+            .field("is_direct", &self.is_direct())
             .field("statistics", &self.statistics())
             .finish_non_exhaustive()
     }

@@ -91,12 +91,16 @@ impl RawFile for FakeFile {
     fn is_direct(&self) -> bool {
         self.direct
     }
+
+    fn is_preallocated(&self) -> bool {
+        true
+    }
 }
 
 fn swap(file: FakeFile, blocks: usize, queue_depth: usize) -> SwapFile {
     let bytes = file.data.lock().unwrap().len() as u64;
     let policy = IoPolicy { block_size: blocks * ALIGNMENT, queue_depth, direct: file.direct };
-    SwapFile::with_file(Arc::new(file), Path::new(FOLDER), bytes, &policy, true).unwrap()
+    SwapFile::with_file(Arc::new(file), Path::new(FOLDER), bytes, &policy).unwrap()
 }
 
 fn filled(swap: &SwapFile, length: usize, seed: u8) -> AlignedBuffer {
@@ -421,7 +425,8 @@ fn a_growing_file_grows_and_uses_released_regions_again() {
 #[test]
 fn a_disk_that_is_full_refuses_a_region_and_keeps_the_others() {
     let mut swap = swap(FakeFile::new(4096), 1, 1);
-    swap.growing = Some(Arc::new(FakeFile { room: Some(20 << 20), ..FakeFile::new(4096) }));
+    swap.file = Arc::new(FakeFile { room: Some(20 << 20), ..FakeFile::new(4096) });
+    swap.grows = true;
     let first = swap.region(4096).unwrap();
     // The file grows in steps of 16 MiB, or by the missing bytes if the disk has no more space.
     swap.region(1).unwrap();

@@ -11,23 +11,14 @@ use burn_backend::tensor::FloatTensor;
 /// returns the gradients of all parents from the gradient of the output and the state.
 ///
 /// All gradients are computed together, because they need the same pass over the elements.
-/// Gradients of parents that are not tracked are dropped.
+/// Gradients of parents that are not tracked are dropped. A step whose gradients are registered one
+/// by one has a block instead, which gets the recorded op and the gradients.
 macro_rules! backward_step {
     ($(#[$meta:meta])* $step:ident<$parents:literal>: $ops:ident,
      |$grad:ident, $state:tt: $type:ty| $gradients:expr) => {
-        $(#[$meta])*
-        #[derive(Debug)]
-        struct $step;
-
-        impl<B: $ops> burn_autodiff::ops::Backward<B, $parents> for $step {
-            type State = $type;
-
-            fn backward(
-                self,
-                ops: burn_autodiff::ops::Ops<Self::State, $parents>,
-                grads: &mut burn_autodiff::grads::Gradients,
-                _checkpointer: &mut burn_autodiff::checkpoint::base::Checkpointer,
-            ) {
+        backward_step! {
+            $(#[$meta])*
+            $step<$parents>: $ops, $type, |ops, grads| {
                 let ($grad, $state) = (grads.consume::<B>(&ops.node), ops.state);
                 let gradients: [FloatTensor<B>; $parents] = $gradients;
                 for (parent, gradient) in ops.parents.into_iter().zip(gradients) {
@@ -36,6 +27,23 @@ macro_rules! backward_step {
                     }
                 }
             }
+        }
+    };
+    ($(#[$meta:meta])* $step:ident<$parents:literal>: $family:ident, $type:ty,
+     |$ops:ident, $grads:ident| $backward:block) => {
+        $(#[$meta])*
+        #[derive(Debug)]
+        struct $step;
+
+        impl<B: $family> burn_autodiff::ops::Backward<B, $parents> for $step {
+            type State = $type;
+
+            fn backward(
+                self,
+                $ops: burn_autodiff::ops::Ops<Self::State, $parents>,
+                $grads: &mut burn_autodiff::grads::Gradients,
+                _checkpointer: &mut burn_autodiff::checkpoint::base::Checkpointer,
+            ) $backward
         }
     };
 }

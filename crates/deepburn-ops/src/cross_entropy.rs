@@ -26,13 +26,12 @@ pub(crate) mod head;
 
 use burn::tensor::{Int, Tensor};
 use burn_autodiff::Autodiff;
-use burn_autodiff::checkpoint::base::Checkpointer;
 use burn_autodiff::checkpoint::strategy::CheckpointStrategy;
-use burn_autodiff::grads::Gradients;
-use burn_autodiff::ops::{Backward, Ops, OpsKind, unary};
+use burn_autodiff::ops::{Backward, OpsKind, unary};
 use burn_backend::tensor::{FloatTensor, IntTensor};
 use burn_backend::{Backend, DType, TensorMetadata};
 
+use crate::autodiff_step::backward_step;
 use crate::portable;
 use crate::quantized::QuantizedMatrix;
 pub use head::{HeadGradients, HeadLoss, logits_chunk_rows};
@@ -142,19 +141,9 @@ impl<B: CrossEntropyOps> UnitGradient<B> {
     }
 }
 
-/// The autodiff step of the head. Its parents are the hidden states and the weight.
-#[derive(Debug)]
-struct HeadStep;
-
-impl<B: CrossEntropyOps> Backward<B, 2> for HeadStep {
-    type State = HeadGradients<Option<UnitGradient<B>>>;
-
-    fn backward(
-        self,
-        ops: Ops<Self::State, 2>,
-        grads: &mut Gradients,
-        _checkpointer: &mut Checkpointer,
-    ) {
+backward_step! {
+    /// The autodiff step of the head. Its parents are the hidden states and the weight.
+    HeadStep<2>: CrossEntropyOps, HeadGradients<Option<UnitGradient<B>>>, |ops, grads| {
         let factor = grads.consume::<B>(&ops.node);
         let [hidden, weight] = ops.parents;
         // The weight gradient is registered first. It is large, and its reduction starts as soon as
@@ -168,19 +157,10 @@ impl<B: CrossEntropyOps> Backward<B, 2> for HeadStep {
     }
 }
 
-/// The autodiff step of a loss of given logits. The forward pass has already computed the gradient.
-#[derive(Debug)]
-struct LogitsStep;
-
-impl<B: CrossEntropyOps> Backward<B, 1> for LogitsStep {
-    type State = Option<UnitGradient<B>>;
-
-    fn backward(
-        self,
-        ops: Ops<Self::State, 1>,
-        grads: &mut Gradients,
-        _checkpointer: &mut Checkpointer,
-    ) {
+backward_step! {
+    /// The autodiff step of a loss of given logits. The forward pass has already computed the
+    /// gradient.
+    LogitsStep<1>: CrossEntropyOps, Option<UnitGradient<B>>, |ops, grads| {
         let Some(gradient) = ops.state else { return };
         unary::<B, _>(ops.parents, ops.node, grads, |factor| gradient.scaled(factor));
     }

@@ -14,14 +14,13 @@ pub(crate) mod gradients;
 
 use burn::tensor::Tensor;
 use burn_autodiff::Autodiff;
-use burn_autodiff::checkpoint::base::Checkpointer;
 use burn_autodiff::checkpoint::strategy::CheckpointStrategy;
-use burn_autodiff::grads::Gradients;
-use burn_autodiff::ops::{Backward, Ops, OpsKind};
+use burn_autodiff::ops::{Backward, OpsKind};
 use burn_backend::ops::FloatTensorOps;
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, TensorMetadata};
 
+use crate::autodiff_step::backward_step;
 use crate::norm::on_rows;
 use crate::portable;
 use crate::quantized::QuantizedMatrix;
@@ -80,21 +79,12 @@ struct LinearSaved<B: Backend> {
     weight: Option<FloatTensor<B>>,
 }
 
-/// The autodiff step. Its parents are `x`, the weight and the bias.
-#[derive(Debug)]
-struct LinearStep;
-
-/// The input gradient is computed first, and the weight is then released. A gathered weight can
-/// thus be freed before the weight gradient is allocated.
-impl<B: LinearOps> Backward<B, 3> for LinearStep {
-    type State = LinearSaved<B>;
-
-    fn backward(
-        self,
-        ops: Ops<Self::State, 3>,
-        grads: &mut Gradients,
-        _checkpointer: &mut Checkpointer,
-    ) {
+backward_step! {
+    /// The autodiff step. Its parents are `x`, the weight and the bias.
+    ///
+    /// The input gradient is computed first, and the weight is then released. A gathered weight can
+    /// thus be freed before the weight gradient is allocated.
+    LinearStep<3>: LinearOps, LinearSaved<B>, |ops, grads| {
         let grad = grads.consume::<B>(&ops.node);
         let [x_node, weight_node, bias_node] = ops.parents;
         if let (Some(node), Some(weight)) = (x_node, ops.state.weight) {

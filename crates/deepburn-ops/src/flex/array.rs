@@ -21,9 +21,11 @@ use std::ops::Range;
 use burn_backend::{DType, Shape, TensorData, TensorMetadata};
 use burn_flex::FlexTensor;
 use deepburn_kernels::gemm::{Arithmetic, Matrix, Target};
-use deepburn_kernels::{self as kernels, FloatSlice};
+use deepburn_kernels::{self as kernels, FloatSlice, WorkingCopy};
 use half::{bf16, f16};
 use rayon::prelude::*;
+
+use crate::quantized::with_element;
 
 /// The number of elements that a thread takes at a time in loops over elements: 64 KiB of f32,
 /// which fit in a second-level cache together with the operands of the loop.
@@ -46,7 +48,22 @@ pub(crate) fn block_rows(rows: usize, width: usize) -> impl IndexedParallelItera
 /// Returns true for f32, f16 and bf16 tensors. Ops with other operands, which are f64 in practice,
 /// use the portable implementation.
 pub(crate) fn is_supported(tensor: &FlexTensor) -> bool {
-    matches!(tensor.dtype(), DType::F32 | DType::F16 | DType::BF16)
+    is_supported_type(tensor.dtype())
+}
+
+/// Returns true for f32, f16 and bf16.
+pub(crate) fn is_supported_type(dtype: DType) -> bool {
+    matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
+}
+
+/// Calls a generic function with the element type that `$dtype` names. Panics if the type is not
+/// supported.
+macro_rules! with_supported {
+    ($dtype:expr, $E:ident => $body:expr) => {{
+        let dtype = $dtype;
+        assert!(is_supported_type(dtype), "the kernels of the CPU backend support no {dtype:?}");
+        with_element!(dtype, $E => $body)
+    }};
 }
 
 /// Returns the arithmetic of a product with operands of these types: bf16 only if both are bf16.
@@ -80,12 +97,9 @@ pub(crate) fn owned(tensor: FlexTensor) -> FlexTensor {
 /// Panics if the type is not [supported](is_supported).
 fn stored(tensor: &FlexTensor) -> FloatSlice<'_> {
     let start = tensor.layout().start_offset();
-    match tensor.dtype() {
-        DType::F32 => tensor.storage::<f32>().get(start..).unwrap_or_default().into(),
-        DType::F16 => tensor.storage::<f16>().get(start..).unwrap_or_default().into(),
-        DType::BF16 => tensor.storage::<bf16>().get(start..).unwrap_or_default().into(),
-        other => panic!("the kernels of the CPU backend take no {other:?}"),
-    }
+    with_supported!(tensor.dtype(), E => {
+        tensor.storage::<E>().get(start..).unwrap_or_default().into()
+    })
 }
 
 /// Returns the elements of a contiguous tensor in flat order.
@@ -167,7 +181,7 @@ pub(crate) fn round(values: &mut [f32], dtype: DType) {
     /// Rounds pieces that fit in a first-level cache.
     fn through<E: Copy + Default>(values: &mut [f32])
     where
-        for<'a> &'a mut [E]: Into<kernels::WorkingCopy<'a>>,
+        for<'a> &'a mut [E]: Into<WorkingCopy<'a>>,
         for<'a> &'a [E]: Into<FloatSlice<'a>>,
     {
         let mut room = [E::default(); 1024];
@@ -246,23 +260,19 @@ impl OutputArray {
         assert!(range.start <= range.end && range.end <= self.len);
         // SAFETY: the range is inside the array, and the caller promises that no other thread
         // accesses it.
-        unsafe {
+        let narrow = unsafe {
             match self.at(range.start) {
-                Target::F32(first) => work(std::slice::from_raw_parts_mut(first, len)),
-                Target::F16(first) => {
-                    room.resize(len, 0.0);
-                    let result = work(room);
-                    kernels::cast(room, std::slice::from_raw_parts_mut(first, len).into());
-                    result
-                }
+                Target::F32(first) => return work(std::slice::from_raw_parts_mut(first, len)),
+                Target::F16(first) => WorkingCopy::F16(std::slice::from_raw_parts_mut(first, len)),
                 Target::Bf16(first) => {
-                    room.resize(len, 0.0);
-                    let result = work(room);
-                    kernels::cast(room, std::slice::from_raw_parts_mut(first, len).into());
-                    result
+                    WorkingCopy::Bf16(std::slice::from_raw_parts_mut(first, len))
                 }
             }
-        }
+        };
+        room.resize(len, 0.0);
+        let result = work(room);
+        kernels::cast(room, narrow);
+        result
     }
 
     /// Calls `work` with the current elements in `range` as f32, stores the updated values and
@@ -284,18 +294,14 @@ impl OutputArray {
         // SAFETY: the range is inside the array, and the caller promises that it was written and
         // that no other thread accesses it.
         unsafe {
-            match self.at(range.start) {
+            let narrow = match self.at(range.start) {
                 // `write` passes f32 elements in place, so they keep their values.
-                Target::F32(_) => {}
-                Target::F16(first) => {
-                    room.resize(len, 0.0);
-                    kernels::widen(std::slice::from_raw_parts(first, len).into(), room);
-                }
-                Target::Bf16(first) => {
-                    room.resize(len, 0.0);
-                    kernels::widen(std::slice::from_raw_parts(first, len).into(), room);
-                }
-            }
+                Target::F32(_) => return self.write(range, room, work),
+                Target::F16(first) => FloatSlice::F16(std::slice::from_raw_parts(first, len)),
+                Target::Bf16(first) => FloatSlice::Bf16(std::slice::from_raw_parts(first, len)),
+            };
+            room.resize(len, 0.0);
+            kernels::widen(narrow, room);
             self.write(range, room, work)
         }
     }
@@ -311,27 +317,14 @@ pub(crate) fn written(
     dtype: DType,
     fill: impl FnOnce(OutputArray),
 ) -> FlexTensor {
-    /// Creates the tensor for one element type.
-    fn filled<E: burn_backend::Element + bytemuck::Pod>(
-        shape: Shape,
-        fill: impl FnOnce(OutputArray),
-    ) -> FlexTensor
-    where
-        *mut E: Into<Target>,
-    {
-        let len = shape.num_elements();
+    let shape = shape.into();
+    let len = shape.num_elements();
+    with_supported!(dtype, E => {
         let mut values = unwritten::<E>(len);
         // SAFETY: the vector is alive until `fill` has returned, and no other code uses it.
         fill(unsafe { OutputArray::new(values.as_mut_ptr(), len) });
         FlexTensor::from_data(TensorData::new(values, shape))
-    }
-    let shape = shape.into();
-    match dtype {
-        DType::F32 => filled::<f32>(shape, fill),
-        DType::F16 => filled::<f16>(shape, fill),
-        DType::BF16 => filled::<bf16>(shape, fill),
-        other => panic!("the kernels of the CPU backend make no {other:?}"),
-    }
+    })
 }
 
 /// Calls `work` to update the elements of a tensor in flat order and returns the tensor. The update
@@ -341,24 +334,12 @@ pub(crate) fn written(
 /// # Panics
 /// Panics if the type is not [supported](is_supported).
 pub(crate) fn changed(tensor: FlexTensor, work: impl FnOnce(OutputArray)) -> FlexTensor {
-    /// Returns a pointer to element `start` of the storage, which is copied first if it is shared.
-    fn target<E: burn_backend::Element + bytemuck::Pod>(
-        tensor: &mut FlexTensor,
-        start: usize,
-    ) -> Target
-    where
-        *mut E: Into<Target>,
-    {
-        tensor.storage_mut::<E>()[start..].as_mut_ptr().into()
-    }
     let mut tensor = owned(tensor);
     let (start, end) = tensor.layout().contiguous_offsets().expect("it was made contiguous");
-    let target = match tensor.dtype() {
-        DType::F32 => target::<f32>(&mut tensor, start),
-        DType::F16 => target::<f16>(&mut tensor, start),
-        DType::BF16 => target::<bf16>(&mut tensor, start),
-        other => panic!("the kernels of the CPU backend change no {other:?}"),
-    };
+    // A shared storage is copied first.
+    let target: Target = with_supported!(tensor.dtype(), E => {
+        tensor.storage_mut::<E>()[start..].as_mut_ptr().into()
+    });
     // SAFETY: after `storage_mut`, only this tensor owns the storage, and the tensor is alive until
     // `work` has returned.
     work(unsafe { OutputArray::new(target, end - start) });

@@ -35,7 +35,8 @@ use deepburn_kernels::gemm::{Arithmetic, Matrix, MatrixMut, Product};
 use rayon::prelude::*;
 
 use super::array::{
-    arithmetic, changed, contiguous, elements, from_values, is_supported, unwritten, widen,
+    arithmetic, changed, contiguous, elements, from_values, is_supported, is_supported_type,
+    unwritten, widen,
 };
 use super::blockwise;
 use super::quantized::HostMatrix;
@@ -290,8 +291,8 @@ impl LossHead<'_> {
 fn can_decode(hidden: &FloatTensor<Flex>, weight: &QuantizedMatrix<Flex>) -> bool {
     // A panel consists of stored rows, and a transposed weight has its logits in the stored
     // columns.
-    let is_float = matches!(weight.dtype(), DType::F32 | DType::F16 | DType::BF16);
-    is_supported(hidden) && is_float && !weight.is_transposed() && hidden.shape()[0] > 0
+    let are_supported = is_supported(hidden) && is_supported_type(weight.dtype());
+    are_supported && !weight.is_transposed() && hidden.shape()[0] > 0
 }
 
 /// Targets are copied to host memory as 64-bit integers once per call. Hidden states and weights

@@ -4,9 +4,8 @@
 //! pool. On other devices, all arrays of a step are copied to host memory and back, which is
 //! correct but slow.
 
-use burn_backend::ops::FloatTensorOps;
+use burn_backend::FloatDType;
 use burn_backend::tensor::FloatTensor;
-use burn_backend::{FloatDType, TensorMetadata};
 use burn_tch::{LibTorch, TchElement, TchTensor};
 use deepburn_kernels::{
     self as kernels, ElementwiseStep, FloatSlice, GradientStats, OwnedSlice, WorkingCopy,
@@ -88,11 +87,6 @@ impl<E: TchElement> OptimizerOps for LibTorch<E> {
             start += count;
         }
         TchTensor::new(flat)
-    }
-
-    /// LibTorch rounds to nearest even. Values beyond the range of `dtype` become infinite.
-    fn cast(tensor: FloatTensor<Self>, dtype: FloatDType) -> FloatTensor<Self> {
-        if tensor.dtype() == dtype.into() { tensor } else { Self::float_cast(tensor, dtype) }
     }
 }
 

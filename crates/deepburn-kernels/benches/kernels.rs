@@ -39,8 +39,8 @@ fn main() {
     }
 }
 
-/// Reports an Adam step and its reference. Both read and write seven floats per element, which are
-/// 28 bytes.
+/// Reports an Adam step and its reference. Both read and write seven numbers per element, which are
+/// 28 bytes, or 56 in f64.
 fn optimizer(len: usize) {
     let (mut param, grad) = (vec![0.5_f32; len], vec![1e-3_f32; len]);
     let (mut m, mut v) = (vec![0.0_f32; len], vec![0.0_f32; len]);
@@ -49,7 +49,9 @@ fn optimizer(len: usize) {
         let slice = OwnedSlice { param: &mut param, states: &mut [&mut m, &mut v], working: None };
         step.update(0.5, FloatSlice::F32(&grad), slice);
     });
-    report("adam reference", len, 28, || {
+    let (mut param, grad) = (vec![0.5; len], vec![1e-3; len]);
+    let (mut m, mut v) = (vec![0.0; len], vec![0.0; len]);
+    report("adam reference", len, 56, || {
         adam_reference(&RULE, 10, &mut param, &grad, &mut m, &mut v);
     });
 }

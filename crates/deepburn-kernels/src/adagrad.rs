@@ -17,12 +17,7 @@
 //! changes the sum.
 
 use crate::blocks::check_lengths;
-#[cfg(feature = "cube")]
-use crate::cube::{ElementKernel, write};
 use crate::elementwise::elementwise;
-use crate::real::Real;
-#[cfg(feature = "cube")]
-use cubecl::prelude::*;
 
 /// Hyper-parameters of Adagrad.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -40,13 +35,13 @@ pub struct Adagrad {
 ///
 /// # Panics
 /// Panics if the slices differ in length.
-pub fn adagrad_reference<R: Real>(rule: &Adagrad, param: &mut [R], grad: &[R], sum: &mut [R]) {
+pub fn adagrad_reference(rule: &Adagrad, param: &mut [f64], grad: &[f64], sum: &mut [f64]) {
     check_lengths("adagrad", ("param", param.len()), &[("grad", grad.len()), ("sum", sum.len())]);
-    let [lr, eps, decay] = [rule.lr, rule.eps, rule.weight_decay].map(|x| R::from_f64(x));
+    let Adagrad { lr, eps, weight_decay } = *rule;
     for i in 0..param.len() {
-        let g = grad[i] + decay * param[i];
-        sum[i] = sum[i] + g * g;
-        param[i] = param[i] - lr * g / (sum[i].sqrt() + eps);
+        let g = grad[i] + weight_decay * param[i];
+        sum[i] += g * g;
+        param[i] -= lr * g / (sum[i].sqrt() + eps);
     }
 }
 
@@ -69,59 +64,24 @@ impl AdagradStep {
     }
 }
 
+//= torch 2.9.0 optim/adagrad.py _single_tensor_adagrad
+// Each operation is rounded to f32, in the order of the reference.
 elementwise! {
     impl Elementwise<1> for AdagradStep {
         name: "adagrad",
-        arrays: [sum],
         scalars: [lr, eps, l2],
-        tile: adagrad_tile,
-    }
-}
-
-//= torch 2.9.0 optim/adagrad.py _single_tensor_adagrad
-/// Updates a tile. Each operation is rounded to f32, in the order of the reference.
-#[inline(always)]
-fn adagrad_tile(
-    (step, grad_scale): (AdagradStep, f32),
-    param: &mut [f32],
-    grad: &[f32],
-    sum: &mut [f32],
-) {
-    for ((p, g), sum) in param.iter_mut().zip(grad).zip(sum) {
-        let g = *g * grad_scale + step.l2 * *p;
-        *sum += g * g;
-        *p -= step.lr * g / (sum.sqrt() + step.eps);
-    }
-}
-
-/// Runs the step for one element on a device.
-///
-/// | Index of `scalars` | Value |
-/// |---|---|
-/// | 0 | `lr` |
-/// | 1 | `eps` |
-/// | 2 | `l2` |
-#[cfg(feature = "cube")]
-#[cube]
-impl ElementKernel for AdagradStep {
-    fn element(
-        i: usize,
-        scalars: &Array<f32>,
-        grad: f32,
-        param: &mut Array<f32>,
-        states: &mut Sequence<Array<f32>>,
-    ) {
-        let g = grad + scalars[2] * param[i];
-        let sum = states[0][i] + g * g;
-        write(states, 0usize, i, sum);
-        param[i] = param[i] - scalars[0] * g / (f32::sqrt(sum) + scalars[1]);
+        |p, g, [sum]| -> p, [sum] {
+            let g = g + l2 * p;
+            let sum = sum + g * g;
+            let p = p - lr * g / (f32::sqrt(sum) + eps);
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{LENGTHS, assert_close, follow, strong_noise, update};
+    use crate::tests::{LENGTHS, assert_close, follow, strong_noise, update};
 
     const RULE: Adagrad = Adagrad { lr: 0.01, eps: 1e-10, weight_decay: 0.1 };
 

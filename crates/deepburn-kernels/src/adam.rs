@@ -23,12 +23,7 @@
 //! finite.
 
 use crate::blocks::{check_lengths, check_time};
-#[cfg(feature = "cube")]
-use crate::cube::{self, ElementKernel, write};
 use crate::elementwise::elementwise;
-use crate::real::Real;
-#[cfg(feature = "cube")]
-use cubecl::prelude::*;
 
 //= Loshchilov and Hutter 2019 algorithm 2 AdamW
 /// The form of the weight decay.
@@ -77,36 +72,32 @@ impl Adam {
 ///
 /// # Panics
 /// Panics if the slices differ in length or `t` is 0.
-pub fn adam_reference<R: Real>(
+pub fn adam_reference(
     rule: &Adam,
     t: u64,
-    param: &mut [R],
-    grad: &[R],
-    m: &mut [R],
-    v: &mut [R],
+    param: &mut [f64],
+    grad: &[f64],
+    m: &mut [f64],
+    v: &mut [f64],
 ) {
     check_lengths(
         "adam",
         ("param", param.len()),
         &[("grad", grad.len()), ("m", m.len()), ("v", v.len())],
     );
-    let [lr, beta1, beta2, eps] =
-        [rule.lr, rule.beta1, rule.beta2, rule.eps].map(|scalar| R::from_f64(scalar));
+    let Adam { lr, beta1, beta2, eps, weight_decay, .. } = *rule;
     let (bias1, bias2) = rule.biases(t);
-    let (bias1, bias2) = (R::from_f64(bias1), R::from_f64(bias2));
     for i in 0..param.len() {
         let mut g = grad[i];
-        match rule.weight_decay {
-            WeightDecay::Decoupled(decay) => {
-                param[i] = param[i] * (R::ONE - lr * R::from_f64(decay));
-            }
-            WeightDecay::L2(decay) => g = g + R::from_f64(decay) * param[i],
+        match weight_decay {
+            WeightDecay::Decoupled(decay) => param[i] *= 1.0 - lr * decay,
+            WeightDecay::L2(decay) => g += decay * param[i],
         }
-        m[i] = beta1 * m[i] + (R::ONE - beta1) * g;
-        v[i] = beta2 * v[i] + (R::ONE - beta2) * g * g;
+        m[i] = beta1 * m[i] + (1.0 - beta1) * g;
+        v[i] = beta2 * v[i] + (1.0 - beta2) * g * g;
         let m_hat = m[i] / bias1;
         let v_hat = v[i] / bias2;
-        param[i] = param[i] - lr * m_hat / (v_hat.sqrt() + eps);
+        param[i] -= lr * m_hat / (v_hat.sqrt() + eps);
     }
 }
 
@@ -158,74 +149,22 @@ impl AdamStep {
     }
 }
 
+//= torch 2.9.0 optim/adam.py _single_tensor_adam
+// The operations and their order are the same as in PyTorch's single-tensor `AdamW` in fp32. A
+// gradient that is not finite makes only the moments and the parameter of its own element NaN or
+// infinite.
 elementwise! {
     impl Elementwise<2> for AdamStep {
         name: "adam",
-        arrays: [m, v],
         scalars: [gain1, beta2, gain2, eps, step_size, sqrt_bias2, keep, l2],
-        tile: adam_tile,
-    }
-}
-
-//= torch 2.9.0 optim/adam.py _single_tensor_adam
-/// Updates a tile. The operations and their order are the same as in PyTorch's single-tensor
-/// `AdamW` in fp32. A gradient that is not finite makes only the moments and the parameter of its
-/// own element NaN or infinite.
-#[inline(always)]
-fn adam_tile(
-    (step, grad_scale): (AdamStep, f32),
-    param: &mut [f32],
-    grad: &[f32],
-    m: &mut [f32],
-    v: &mut [f32],
-) {
-    for (((p, g), m), v) in param.iter_mut().zip(grad).zip(m).zip(v) {
-        let decayed = *p * step.keep;
-        let g = *g * grad_scale + step.l2 * decayed;
-        *m = lerp(*m, g, step.gain1);
-        *v = *v * step.beta2 + step.gain2 * g * g;
-        let denominator = v.sqrt() / step.sqrt_bias2 + step.eps;
-        *p = decayed - step.step_size * *m / denominator;
-    }
-}
-
-/// Returns `from + weight * (to - from)`. It is computed from the nearer end, so that weight 1
-/// returns exactly `to`.
-#[inline(always)]
-pub(crate) fn lerp(from: f32, to: f32, weight: f32) -> f32 {
-    if weight < 0.5 { from + weight * (to - from) } else { to - (to - from) * (1.0 - weight) }
-}
-
-/// Runs the step for one element on a device.
-///
-/// | Index of `scalars` | Value |
-/// |---|---|
-/// | 0 | `gain1` |
-/// | 1 | `beta2` |
-/// | 2 | `gain2` |
-/// | 3 | `eps` |
-/// | 4 | `step_size` |
-/// | 5 | `sqrt_bias2` |
-/// | 6 | `keep` |
-/// | 7 | `l2` |
-#[cfg(feature = "cube")]
-#[cube]
-impl ElementKernel for AdamStep {
-    fn element(
-        i: usize,
-        scalars: &Array<f32>,
-        grad: f32,
-        param: &mut Array<f32>,
-        states: &mut Sequence<Array<f32>>,
-    ) {
-        let decayed = param[i] * scalars[6];
-        let g = grad + scalars[7] * decayed;
-        let first = cube::lerp(states[0][i], g, scalars[0]);
-        let second = states[1][i] * scalars[1] + scalars[2] * g * g;
-        let denominator = f32::sqrt(second) / scalars[5] + scalars[3];
-        write(states, 0usize, i, first);
-        write(states, 1usize, i, second);
-        param[i] = decayed - scalars[4] * first / denominator;
+        |p, g, [m, v]| -> p, [m, v] {
+            let decayed = p * keep;
+            let g = g + l2 * decayed;
+            let m = lerp(m, g, gain1);
+            let v = v * beta2 + gain2 * g * g;
+            let denominator = f32::sqrt(v) / sqrt_bias2 + eps;
+            let p = decayed - step_size * m / denominator;
+        }
     }
 }
 
@@ -234,7 +173,7 @@ mod tests {
     use super::*;
     use crate::blocks::TILE;
     use crate::elementwise::{Slices, update_tiles};
-    use crate::testing::{Held, SIZES, assert_close, noise, strong_noise};
+    use crate::tests::{Held, SIZES, assert_close, noise, strong_noise};
     use crate::{ElementwiseStep, FloatSlice, OwnedSlice, WorkingCopy};
     use proptest::prelude::*;
     use std::ops::Range;

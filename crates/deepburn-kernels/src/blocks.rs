@@ -6,6 +6,8 @@
 //! block   | tile 0 | tile 1 | ... | tile 31 |      512 elements: one loop after the other, first-level cache
 //! ```
 
+use std::ops::Range;
+
 use rayon::prelude::*;
 
 /// The number of elements in a block. Four `f32` arrays of this length, as in Adam, fill half of a
@@ -21,34 +23,45 @@ pub(crate) const TILE: usize = 512;
 /// calling thread, because waking other threads costs more than it saves.
 pub(crate) const PARALLEL_FROM: usize = 4 * BLOCK;
 
-/// Runs a loop over a block with the widest vector instructions of this processor.
+/// Evaluates an expression, a loop over a block, with the widest vector instructions of this
+/// processor.
 ///
-/// The loop is compiled once for each instruction set. It must be inlined into `block` completely,
-/// and `block` itself must be `#[inline(always)]`: a function that is not inlined is compiled for
-/// the baseline set only. All instruction sets give bitwise identical results, because the compiler
-/// never fuses a multiplication with an addition.
-pub(crate) fn vectorized<R>(block: impl FnOnce() -> R) -> R {
-    pulp::Arch::new().dispatch(block)
-}
-
-/// Processes two slices of equal length block by block; returns the results in block order.
-pub(crate) fn map_blocks<A: Send, B: Sync, R: Send>(
-    out: &mut [A],
-    from: &[B],
-    block: impl Fn(&mut [A], &[B]) -> R + Sync,
-) -> Vec<R> {
-    let block = |out: &mut [A], from: &[B]| {
-        vectorized(
+/// The expression is compiled once for each instruction set. The functions that it calls must be
+/// `#[inline(always)]`: a function that is not inlined is compiled for the baseline set only. All
+/// instruction sets give bitwise identical results, because the compiler never fuses a
+/// multiplication with an addition.
+macro_rules! vectorized {
+    ($work:expr) => {
+        pulp::Arch::new().dispatch(
             #[inline(always)]
-            || block(out, from),
+            || $work,
         )
     };
-    if out.len() < PARALLEL_FROM {
-        let blocks = out.chunks_mut(BLOCK).zip(from.chunks(BLOCK));
-        return blocks.map(|(out, from)| block(out, from)).collect();
+}
+pub(crate) use vectorized;
+
+/// Calls `block` with the range of each block of `len` elements; returns the results in block
+/// order.
+pub(crate) fn each_block<R: Send>(len: usize, block: impl Fn(Range<usize>) -> R + Sync) -> Vec<R> {
+    let block = |i| block(i * BLOCK..len.min((i + 1) * BLOCK));
+    let blocks = 0..len.div_ceil(BLOCK);
+    match len < PARALLEL_FROM {
+        true => blocks.map(block).collect(),
+        false => blocks.into_par_iter().map(block).collect(),
     }
-    let blocks = out.par_chunks_mut(BLOCK).zip(from.par_chunks(BLOCK));
-    blocks.map(|(out, from)| block(out, from)).collect()
+}
+
+/// Processes a slice block by block; returns the results in block order. `block` also gets the
+/// index of its first element.
+pub(crate) fn map_blocks<A: Send, R: Send>(
+    values: &mut [A],
+    block: impl Fn(usize, &mut [A]) -> R + Sync,
+) -> Vec<R> {
+    let block = |(i, values): (usize, &mut [A])| block(i * BLOCK, values);
+    match values.len() < PARALLEL_FROM {
+        true => values.chunks_mut(BLOCK).enumerate().map(block).collect(),
+        false => values.par_chunks_mut(BLOCK).enumerate().map(block).collect(),
+    }
 }
 
 /// Checks that all slices have the length of the first slice, and panics otherwise. The message

@@ -15,12 +15,10 @@ mod device_buffer;
 mod elementwise;
 mod flat;
 mod stats;
-mod update;
 
 pub use cast::cast;
 pub use device_buffer::{DeviceBuffer, DeviceDType};
 pub use elementwise::OwnedBuffers;
-pub(crate) use elementwise::{ElementKernel, launch, lerp, write};
+pub(crate) use elementwise::{ElementKernel, launch, lerp, only_if, place, write};
 pub use flat::flatten;
 pub use stats::gradient_stats;
-pub use update::update;

@@ -9,25 +9,7 @@
 //! DescentStep                    element-wise: param = param * keep - rate * direction
 //! ```
 
-use crate::blocks::check_lengths;
-#[cfg(feature = "cube")]
-use crate::cube::ElementKernel;
 use crate::elementwise::elementwise;
-use crate::real::Real;
-#[cfg(feature = "cube")]
-use cubecl::prelude::*;
-
-/// Computes `param = param * keep - rate * direction`.
-///
-/// # Panics
-/// Panics if the slices differ in length.
-pub fn descent_reference<R: Real>(keep: f64, rate: f64, param: &mut [R], direction: &[R]) {
-    check_lengths("descent", ("param", param.len()), &[("direction", direction.len())]);
-    let [keep, rate] = [keep, rate].map(|scalar| R::from_f64(scalar));
-    for (p, d) in param.iter_mut().zip(direction) {
-        *p = *p * keep - rate * *d;
-    }
-}
 
 /// The scalars of one step, rounded from `f64` once. The direction is passed as the gradient and is
 /// multiplied by `grad_scale` as well.
@@ -51,39 +33,24 @@ impl DescentStep {
 elementwise! {
     impl Elementwise<0> for DescentStep {
         name: "descent",
-        arrays: [],
         scalars: [keep, rate],
-        tile: descent_tile,
-    }
-}
-
-/// Moves a tile of the parameter against the direction.
-#[inline(always)]
-fn descent_tile((step, grad_scale): (DescentStep, f32), param: &mut [f32], direction: &[f32]) {
-    for (p, d) in param.iter_mut().zip(direction) {
-        *p = *p * step.keep - step.rate * (*d * grad_scale);
-    }
-}
-
-/// Runs the step for one element on a device. `scalars` are `keep` and `rate`.
-#[cfg(feature = "cube")]
-#[cube]
-impl ElementKernel for DescentStep {
-    fn element(
-        i: usize,
-        scalars: &Array<f32>,
-        direction: f32,
-        param: &mut Array<f32>,
-        _states: &mut Sequence<Array<f32>>,
-    ) {
-        param[i] = param[i] * scalars[0] - scalars[1] * direction;
+        |p, direction, []| -> p, [] {
+            let p = p * keep - rate * direction;
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{LENGTHS, follow, noise};
+    use crate::tests::{LENGTHS, follow, noise};
+
+    /// Computes `param = param * keep - rate * direction`.
+    fn descent_reference(keep: f64, rate: f64, param: &mut [f64], direction: &[f64]) {
+        for (p, d) in param.iter_mut().zip(direction) {
+            *p = *p * keep - rate * *d;
+        }
+    }
 
     #[test]
     fn reference_by_hand() {

@@ -1,10 +1,11 @@
 //! Element-wise optimizer steps.
 //!
 //! Main types: [`Elementwise`], the scalars of one step of an optimizer with its loop over a tile,
-//! and [`OwnedSlice`], the slices that it updates. Each optimizer has a file with its reference,
-//! its loop over a tile and, with the feature `cube`, its function for one element on a device. A
-//! line of the table in `elementwise_step.rs` registers the optimizer. Threading, 16-bit gradients
-//! and working copies are common to all optimizers and implemented here.
+//! and [`OwnedSlice`], the slices that it updates. Each optimizer has a file with its scalars and,
+//! in the macro `elementwise`, the update of one element, which is compiled for the CPU and, with
+//! the feature `cube`, for devices. A line of the table in `elementwise_step.rs` registers the
+//! optimizer. Threading, 16-bit gradients and working copies are common to all optimizers and
+//! implemented here.
 
 use crate::blocks::{BLOCK, PARALLEL_FROM, TILE, check_lengths, vectorized};
 use crate::element::Element;
@@ -25,7 +26,7 @@ use rayon::prelude::*;
 pub(crate) trait Elementwise<const STATES: usize>: Copy + Send + Sync + 'static {
     /// The name of the optimizer in messages.
     const NAME: &'static str;
-    /// The names of the arrays in messages, in the order of [`Elementwise::tile`]'s arguments.
+    /// The names of the state arrays in messages, in their order.
     const ARRAYS: [&'static str; STATES];
 
     /// Updates the elements of a tile. All slices have the same length, and the gradient is
@@ -37,18 +38,25 @@ pub(crate) trait Elementwise<const STATES: usize>: Copy + Send + Sync + 'static 
     fn scalars(&self) -> Vec<f32>;
 }
 
-/// Implements [`Elementwise`] for a step: the name of the optimizer and of its arrays in messages,
-/// the scalars in the order in which the device function indexes them, and the loop over a tile.
+/// Implements [`Elementwise`] for a step, and with the feature `cube` `ElementKernel` with the same
+/// arithmetic: the name of the optimizer in messages, the names of its scalars, which are fields of
+/// the step, and the update of an element. The update gets the parameter, the gradient, multiplied
+/// by `grad_scale`, and the state arrays, whose names appear in messages. It ends with the new
+/// values of what stands behind the arrow.
 ///
-/// The loop is a function that is marked `#[inline(always)]`, so that it is compiled for each
-/// instruction set. It takes each slice as a separate argument, which tells the compiler that they
-/// do not overlap.
+/// ```text
+/// |p, g, [m, v]| -> p, [m, v] { .. }       reads and writes the parameter and two states
+/// |p, g, [m, v]| -> [m] { .. }             writes only the first state
+/// ```
+///
+/// An update may use operators, [`lerp`], [`only_if`] and functions such as `f32::sqrt(x)`.
 macro_rules! elementwise {
-    (impl Elementwise<$count:literal> for $step:ty {
+    (impl Elementwise<$count:literal> for $step:ident {
         name: $name:literal,
-        arrays: [$($array:ident),*],
-        scalars: [$($($scalar:tt).+),*],
-        tile: $tile:ident,
+        scalars $(in $part:tt)?: [$($scalar:ident),*],
+        |$param:ident, $grad:ident, [$($array:ident),*]| -> $($new:ident,)? [$($changed:ident),*] {
+            $($update:tt)*
+        }
     }) => {
         impl crate::elementwise::Elementwise<$count> for $step {
             const NAME: &'static str = $name;
@@ -62,17 +70,89 @@ macro_rules! elementwise {
                 grad: &[f32],
                 [$($array),*]: [&mut [f32]; $count],
             ) {
-                $tile((self, grad_scale), param, grad, $($array),*);
+                // Each slice is an argument of its own, which tells the compiler that they do not
+                // overlap. Inlined, so that the loop is compiled for each instruction set.
+                #[inline(always)]
+                #[allow(unused_imports, unused_variables, clippy::unused_unit)]
+                fn update(
+                    (step, grad_scale): ($step, f32),
+                    param: &mut [f32],
+                    grad: &[f32],
+                    $($array: &mut [f32]),*
+                ) {
+                    use crate::elementwise::{lerp, only_if};
+                    $(let step = step.$part;)?
+                    $(let $scalar = step.$scalar;)*
+                    // All slices have one length, so the loop needs no checks.
+                    let len = param.len();
+                    let grad = &grad[..len];
+                    $(let $array = &mut $array[..len];)*
+                    for i in 0..len {
+                        ($($changed[i],)*) = {
+                            let ($param, $grad) = (param[i], grad[i] * grad_scale);
+                            $(let $array = $array[i];)*
+                            $($update)*
+                            $(param[i] = $new;)?
+                            ($($changed,)*)
+                        };
+                    }
+                }
+                update((self, grad_scale), param, grad, $($array),*);
             }
 
             #[cfg(feature = "cube")]
             fn scalars(&self) -> Vec<f32> {
-                vec![$(self.$($scalar).+),*]
+                let step = self;
+                $(let step = &step.$part;)?
+                vec![$(step.$scalar),*]
             }
         }
+
+        #[cfg(feature = "cube")]
+        const _: () = {
+            #[allow(unused_imports)]
+            use crate::cube::{ElementKernel, lerp, only_if, place, write};
+            use cubecl::prelude::*;
+
+            const SCALARS: &[&str] = &[$(stringify!($scalar)),*];
+            #[allow(dead_code)]
+            const ARRAYS: &[&str] = &[$(stringify!($array)),*];
+
+            #[cube]
+            impl ElementKernel for $step {
+                #[allow(unused_variables)]
+                fn element(
+                    i: usize,
+                    scalars: &Array<f32>,
+                    $grad: f32,
+                    param: &mut Array<f32>,
+                    states: &mut Sequence<Array<f32>>,
+                ) {
+                    $(let $scalar = scalars[comptime![place(SCALARS, stringify!($scalar))]];)*
+                    let $param = param[i];
+                    $(let $array = states[comptime![place(ARRAYS, stringify!($array))]][i];)*
+                    $($update)*
+                    $(write(states, comptime![place(ARRAYS, stringify!($changed))], i, $changed);)*
+                    $(param[i] = $new;)?
+                }
+            }
+        };
     };
 }
 pub(crate) use elementwise;
+
+/// Returns `from + weight * (to - from)`. It is computed from the nearer end, so that weight 1
+/// returns exactly `to`.
+#[inline(always)]
+pub(crate) fn lerp(from: f32, to: f32, weight: f32) -> f32 {
+    if weight < 0.5 { from + weight * (to - from) } else { to - (to - from) * (1.0 - weight) }
+}
+
+/// Returns `value` if `condition` is true, and otherwise 0.
+#[inline(always)]
+pub(crate) fn only_if(condition: bool, value: f32) -> f32 {
+    if condition { value } else { 0.0 }
+}
 
 /// The slices that one step updates, all of equal length.
 #[derive(Debug)]
@@ -170,12 +250,7 @@ fn update_all<S: Elementwise<N>, G: Element, W: Element, const N: usize>(
     grad_scale: f32,
     slices: Slices<'_, G, W, N>,
 ) {
-    let part = |slices| {
-        vectorized(
-            #[inline(always)]
-            || update_tiles(step, grad_scale, slices),
-        )
-    };
+    let part = |slices| vectorized!(update_tiles(step, grad_scale, slices));
     if slices.param.len() < PARALLEL_FROM {
         part(slices);
     } else {

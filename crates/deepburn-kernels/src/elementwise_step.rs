@@ -44,9 +44,14 @@ macro_rules! elementwise_steps {
                 }
             }
 
-            /// Runs the step on a device.
+            /// Queues the step on a device as a single pass over the elements, like
+            /// [`update`](Self::update) on the CPU.
+            ///
+            /// # Panics
+            /// Panics if the buffers differ in length, if a buffer that is updated is not f32, or
+            /// if there are fewer state buffers than the step uses.
             #[cfg(feature = "cube")]
-            pub(crate) fn launch<R: cubecl::Runtime>(
+            pub fn launch<R: cubecl::Runtime>(
                 &self,
                 client: &cubecl::client::ComputeClient<R>,
                 grad_scale: f32,
@@ -122,7 +127,7 @@ impl Sgd {
 mod tests {
     use super::*;
     use crate::blocks::{PARALLEL_FROM, TILE};
-    use crate::testing::{Held, in_pool, noise, strong_noise, with_values_anywhere};
+    use crate::tests::{Held, in_pool, noise, strong_noise, with_values_anywhere};
     use crate::{
         Adagrad, Adam, FrozenAdam, FrozenLamb, Lamb, Lion, MuonMomentum, Sgd, WeightDecay,
     };

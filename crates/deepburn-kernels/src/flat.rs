@@ -10,17 +10,6 @@
 use crate::blocks::{PARALLEL_FROM, map_blocks};
 use rayon::prelude::*;
 
-/// Returns a buffer of `len` elements with the content that [`flatten`] writes.
-///
-/// # Panics
-/// Panics if the parts have more than `len` elements together.
-pub fn flatten_reference<T: Copy + Default>(parts: &[&[T]], len: usize) -> Vec<T> {
-    let mut flat = parts.concat();
-    check_room("flatten", flat.len(), len);
-    flat.resize(len, T::default());
-    flat
-}
-
 /// Copies the parts to `flat`, one after the other, and sets the remaining elements to zero.
 ///
 /// # Panics
@@ -29,8 +18,12 @@ pub fn flatten<T>(parts: &[&[T]], flat: &mut [T])
 where
     T: Copy + Default + Send + Sync,
 {
-    let used = parts.iter().map(|part| part.len()).sum();
-    check_room("flatten", used, flat.len());
+    let used: usize = parts.iter().map(|part| part.len()).sum();
+    assert!(
+        used <= flat.len(),
+        "flatten: the parts have {used} elements and the flat buffer has {}; it holds them all",
+        flat.len()
+    );
     let (mut rest, padding) = flat.split_at_mut(used);
     let mut copies = Vec::with_capacity(parts.len());
     for part in parts {
@@ -46,7 +39,7 @@ where
 /// Copies run in parallel, and long ones are divided into blocks.
 fn copy_all<T: Copy + Send + Sync>(copies: Vec<(&mut [T], &[T])>, elements: usize) {
     let copy = |(to, from): (&mut [T], &[T])| {
-        map_blocks(to, from, |to, from| to.copy_from_slice(from));
+        map_blocks(to, |start, to| to.copy_from_slice(&from[start..][..to.len()]));
     };
     if elements < PARALLEL_FROM {
         return copies.into_iter().for_each(copy);
@@ -54,20 +47,19 @@ fn copy_all<T: Copy + Send + Sync>(copies: Vec<(&mut [T], &[T])>, elements: usiz
     copies.into_par_iter().for_each(copy);
 }
 
-/// Checks that `used` elements fit in a buffer of `len` elements, and panics otherwise.
-fn check_room(kernel: &str, used: usize, len: usize) {
-    assert!(
-        used <= len,
-        "{kernel}: the parts have {used} elements and the flat buffer has {len}; it holds them all"
-    );
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{in_pool, noise};
+    use crate::tests::{in_pool, noise};
     use half::f16;
     use proptest::prelude::*;
+
+    /// Returns a buffer of `len` elements with the content that [`flatten`] writes.
+    fn flatten_reference<T: Copy + Default>(parts: &[&[T]], len: usize) -> Vec<T> {
+        let mut flat = parts.concat();
+        flat.resize(len, T::default());
+        flat
+    }
 
     /// Cuts `values` into parts of the given lengths.
     fn cut<T>(values: &[T], lengths: &[usize]) -> Vec<Vec<T>>

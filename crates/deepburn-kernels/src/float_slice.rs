@@ -8,7 +8,7 @@
 //! generic kernel with the inner slice, so each kernel is compiled once for each format and has no
 //! branch per element.
 
-use crate::blocks::{check_lengths, map_blocks};
+use crate::blocks::{check_lengths, map_blocks, vectorized};
 use crate::element::Element;
 use half::{bf16, f16};
 use std::ops::Range;
@@ -69,15 +69,6 @@ impl FloatSlice<'_> {
         let len = self.len();
         self.slice(start..len)
     }
-
-    /// Returns one element, converted by `half`'s scalar function. Used by the references only.
-    pub(crate) fn get(&self, index: usize) -> f32 {
-        match self {
-            Self::F32(elements) => elements[index],
-            Self::F16(elements) => elements[index].to_f32_const(),
-            Self::Bf16(elements) => elements[index].to_f32_const(),
-        }
-    }
 }
 
 impl<'a> From<&'a [f32]> for FloatSlice<'a> {
@@ -105,13 +96,13 @@ impl<'a> From<&'a [bf16]> for FloatSlice<'a> {
 pub fn widen(values: FloatSlice<'_>, out: &mut [f32]) {
     check_lengths("widen", ("out", out.len()), &[("values", values.len())]);
     with_elements!(values, values => {
-        map_blocks(out, values, widen_block);
+        map_blocks(out, |start, out| vectorized!(widen_block(&values[start..], out)));
     });
 }
 
 /// Widens a block; inlined, so that it is compiled for each instruction set.
 #[inline(always)]
-fn widen_block<E: Element>(out: &mut [f32], values: &[E]) {
+fn widen_block<E: Element>(values: &[E], out: &mut [f32]) {
     for (out, value) in out.iter_mut().zip(values) {
         *out = value.widen();
     }
@@ -120,7 +111,7 @@ fn widen_block<E: Element>(out: &mut [f32], values: &[E]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{Held, SIZES, noise};
+    use crate::tests::{Held, SIZES, noise};
     use proptest::prelude::*;
 
     #[test]

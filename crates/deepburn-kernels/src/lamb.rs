@@ -17,13 +17,8 @@
 //! DeepSpeed, the direction uses uncorrected moments, and the correction multiplies the step size
 //! outside the trust ratio. The first steps are therefore shorter.
 
-use crate::blocks::{check_lengths, check_time};
-#[cfg(feature = "cube")]
-use crate::cube::{ElementKernel, write};
+use crate::blocks::check_time;
 use crate::elementwise::elementwise;
-use crate::real::Real;
-#[cfg(feature = "cube")]
-use cubecl::prelude::*;
 
 /// Hyper-parameters of LAMB's direction.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -71,31 +66,6 @@ pub fn lamb_step_size(lr: f64, [beta1, beta2]: [f64; 2], t: u64, bias_correction
     lr * (1.0 - beta2.powf(t as f64)).sqrt() / (1.0 - beta1.powf(t as f64))
 }
 
-/// Computes moments and direction of one LAMB step (You et al. 2020) in DeepSpeed's form. The
-/// gradient must already be unscaled.
-///
-/// # Panics
-/// Panics if the slices differ in length.
-pub fn lamb_reference<R: Real>(
-    rule: &Lamb,
-    param: &[R],
-    grad: &[R],
-    [m, v, direction]: [&mut [R]; 3],
-) {
-    let states = [("m", m.len()), ("v", v.len()), ("direction", direction.len())];
-    check_lengths("lamb", ("param", param.len()), &states);
-    check_lengths("lamb", ("param", param.len()), &[("grad", grad.len())]);
-    let [beta1, beta2, eps, decay] =
-        [rule.beta1, rule.beta2, rule.eps, rule.weight_decay].map(|scalar| R::from_f64(scalar));
-    for i in 0..param.len() {
-        m[i] = beta1 * m[i] + (R::ONE - beta1) * grad[i];
-        v[i] = beta2 * v[i] + (R::ONE - beta2) * grad[i] * grad[i];
-        let denominator =
-            if rule.eps_inside_sqrt { (v[i] + eps).sqrt() } else { v[i].sqrt() + eps };
-        direction[i] = m[i] / denominator + decay * param[i];
-    }
-}
-
 /// The scalars of one step, computed in `f64` and narrowed once.
 ///
 /// The step updates the moments and overwrites the direction, its third array. It only reads the
@@ -135,71 +105,44 @@ impl LambStep {
     }
 }
 
+//= deepspeed 0.19.8 ops/csrc/lamb/fused_lamb_cuda_kernel.cu lamb_cuda_kernel_part1
+// A second moment of 0 with `eps` of 0 gives NaN or an infinity, as in the reference.
 elementwise! {
     impl Elementwise<3> for LambStep {
         name: "lamb",
-        arrays: [m, v, direction],
         scalars: [beta1, gain1, beta2, gain2, inner_eps, outer_eps, decay],
-        tile: lamb_tile,
-    }
-}
-
-//= deepspeed 0.19.8 ops/csrc/lamb/fused_lamb_cuda_kernel.cu lamb_cuda_kernel_part1
-/// Updates a tile of the moments and overwrites the direction. A second moment of 0 with `eps` of 0
-/// gives NaN or an infinity, as in the reference.
-#[inline(always)]
-fn lamb_tile(
-    (step, grad_scale): (LambStep, f32),
-    param: &[f32],
-    grad: &[f32],
-    m: &mut [f32],
-    v: &mut [f32],
-    direction: &mut [f32],
-) {
-    for ((((p, g), m), v), direction) in param.iter().zip(grad).zip(m).zip(v).zip(direction) {
-        let g = *g * grad_scale;
-        *m = *m * step.beta1 + step.gain1 * g;
-        *v = *v * step.beta2 + step.gain2 * g * g;
-        // One of `inner_eps` and `outer_eps` is 0, and adding 0 does not change the result.
-        let denominator = (*v + step.inner_eps).sqrt() + step.outer_eps;
-        *direction = *m / denominator + step.decay * *p;
-    }
-}
-
-/// Computes moments and direction of one element on a device.
-///
-/// | Index of `scalars` | Value |
-/// |---|---|
-/// | 0 | `beta1` |
-/// | 1 | `gain1` |
-/// | 2 | `beta2` |
-/// | 3 | `gain2` |
-/// | 4 | `inner_eps` |
-/// | 5 | `outer_eps` |
-/// | 6 | `decay` |
-#[cfg(feature = "cube")]
-#[cube]
-impl ElementKernel for LambStep {
-    fn element(
-        i: usize,
-        scalars: &Array<f32>,
-        grad: f32,
-        param: &mut Array<f32>,
-        states: &mut Sequence<Array<f32>>,
-    ) {
-        let m = states[0][i] * scalars[0] + scalars[1] * grad;
-        let v = states[1][i] * scalars[2] + scalars[3] * grad * grad;
-        write(states, 0usize, i, m);
-        write(states, 1usize, i, v);
-        let denominator = f32::sqrt(v + scalars[4]) + scalars[5];
-        write(states, 2usize, i, m / denominator + scalars[6] * param[i]);
+        |p, g, [m, v, direction]| -> [m, v, direction] {
+            let m = m * beta1 + gain1 * g;
+            let v = v * beta2 + gain2 * g * g;
+            // One of `inner_eps` and `outer_eps` is 0, and adding 0 does not change the result.
+            let denominator = f32::sqrt(v + inner_eps) + outer_eps;
+            let direction = m / denominator + decay * p;
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{LENGTHS, follow, noise, strong_noise};
+    use crate::tests::{LENGTHS, follow, noise, strong_noise};
+
+    /// Computes moments and direction of one LAMB step (You et al. 2020) in DeepSpeed's form. The
+    /// gradient must already be unscaled.
+    fn lamb_reference(
+        rule: &Lamb,
+        param: &[f64],
+        grad: &[f64],
+        [m, v, direction]: [&mut [f64]; 3],
+    ) {
+        let Lamb { beta1, beta2, eps, weight_decay, .. } = *rule;
+        for i in 0..param.len() {
+            m[i] = beta1 * m[i] + (1.0 - beta1) * grad[i];
+            v[i] = beta2 * v[i] + (1.0 - beta2) * grad[i] * grad[i];
+            let denominator =
+                if rule.eps_inside_sqrt { (v[i] + eps).sqrt() } else { v[i].sqrt() + eps };
+            direction[i] = m[i] / denominator + weight_decay * param[i];
+        }
+    }
 
     const RULE: Lamb =
         Lamb { beta1: 0.9, beta2: 0.999, eps: 1e-8, eps_inside_sqrt: false, weight_decay: 0.01 };

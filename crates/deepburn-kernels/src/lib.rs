@@ -4,9 +4,9 @@
 //! The kernels take one slice per quantity, all of equal length ([`OwnedSlice`]): the master
 //! weights and the optimizer states in single precision, the gradient in its own type
 //! ([`FloatSlice`]), and optionally the 16-bit copy that the forward and backward passes use
-//! ([`WorkingCopy`]). A file per optimizer has its arithmetic: a plain reference, which follows the
-//! formulas of its source and is generic over [`Real`], the version used in training, and with the
-//! feature `cube` the version for devices.
+//! ([`WorkingCopy`]). A file per optimizer has its arithmetic, which is compiled for the CPU and,
+//! with the feature `cube`, for devices. Tests compare it with a plain reference in f64, which
+//! follows the formulas of its source.
 //!
 //! - Optimizers: [`Adam`], [`Sgd`], [`Lion`], [`Adagrad`]. A step takes two calls:
 //!   `XStep::new(&rule, t)` computes the scalars in `f64` and rounds them once, and
@@ -75,10 +75,9 @@ mod one_bit;
 mod one_bit_adam;
 mod one_bit_lamb;
 mod quantized;
-mod real;
 mod sgd;
 #[cfg(test)]
-mod testing;
+mod tests;
 mod tree_sum;
 mod working;
 mod zero_one_adam;
@@ -86,34 +85,25 @@ mod zero_one_adam;
 pub use adagrad::{Adagrad, AdagradStep, adagrad_reference};
 pub use adam::{Adam, AdamStep, WeightDecay, adam_reference};
 pub use clip::unscale_and_clip;
-pub use descent::{DescentStep, descent_reference};
+pub use descent::DescentStep;
 pub use element::Element;
 pub use elementwise::OwnedSlice;
 pub use elementwise_step::ElementwiseStep;
-pub use flat::{flatten, flatten_reference};
+pub use flat::flatten;
 pub use float_slice::{FloatSlice, widen};
-pub use lamb::{Lamb, LambStep, lamb_reference, lamb_step_size, trust_ratio};
+pub use lamb::{Lamb, LambStep, lamb_step_size, trust_ratio};
 pub use lion::{Lion, LionStep, lion_reference};
-pub use muon::{MuonMomentum, MuonMomentumStep, muon_momentum_reference};
-pub use norm::{GradientStats, gradient_stats, gradient_stats_reference, sum_of_squares};
+pub use muon::{MuonMomentum, MuonMomentumStep};
+pub use norm::{GradientStats, gradient_stats, sum_of_squares};
 pub use one_bit::{
-    LiveSquares, Signs, add_error, add_signs, compress, compress_reference, decompress,
-    live_elements, take_signs,
+    LiveSquares, Signs, add_error, add_signs, compress, decompress, live_elements, take_signs,
 };
-pub use one_bit_adam::{
-    FrozenAdam, FrozenAdamStep, LocalMomentumStep, frozen_adam_reference, local_momentum_reference,
-};
-pub use one_bit_lamb::{
-    FactorRule, FrozenLamb, FrozenLambStep, FrozenLambSums, frozen_lamb_reference, frozen_lamb_sums,
-};
+pub use one_bit_adam::{FrozenAdam, FrozenAdamStep, LocalMomentumStep};
+pub use one_bit_lamb::{FactorRule, FrozenLamb, FrozenLambStep, FrozenLambSums, frozen_lamb_sums};
 pub use quantized::{
     BlockFormat, EncodedRows, EncodedSlice, Encoding, QUANTIZED_BLOCK, QuantizedSlice, RowEncoding,
 };
-pub use real::Real;
 pub use sgd::{Sgd, SgdMomentumStep, SgdStep, sgd_reference};
 pub use tree_sum::TreeSum;
-pub use working::{WorkingCopy, cast, cast_reference};
-pub use zero_one_adam::{
-    AgreedMovementStep, LocalAdamStep, LocalMovementStep, agreed_movement_reference,
-    local_adam_reference,
-};
+pub use working::{WorkingCopy, cast};
+pub use zero_one_adam::{AgreedMovementStep, LocalAdamStep, LocalMovementStep};

@@ -16,12 +16,7 @@
 //! (section 5 of the paper).
 
 use crate::blocks::check_lengths;
-#[cfg(feature = "cube")]
-use crate::cube::{ElementKernel, write};
 use crate::elementwise::elementwise;
-use crate::real::Real;
-#[cfg(feature = "cube")]
-use cubecl::prelude::*;
 
 /// Hyper-parameters of Lion.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -41,21 +36,14 @@ pub struct Lion {
 ///
 /// # Panics
 /// Panics if the slices differ in length.
-pub fn lion_reference<R: Real>(rule: &Lion, param: &mut [R], grad: &[R], m: &mut [R]) {
+pub fn lion_reference(rule: &Lion, param: &mut [f64], grad: &[f64], m: &mut [f64]) {
     check_lengths("lion", ("param", param.len()), &[("grad", grad.len()), ("m", m.len())]);
-    let [lr, beta1, beta2, decay] =
-        [rule.lr, rule.beta1, rule.beta2, rule.weight_decay].map(|scalar| R::from_f64(scalar));
+    let Lion { lr, beta1, beta2, weight_decay } = *rule;
     for i in 0..param.len() {
-        let c = beta1 * m[i] + (R::ONE - beta1) * grad[i];
-        let sign = if c > R::ZERO {
-            R::ONE
-        } else if c < R::ZERO {
-            -R::ONE
-        } else {
-            R::ZERO
-        };
-        param[i] = param[i] - lr * (sign + decay * param[i]);
-        m[i] = beta2 * m[i] + (R::ONE - beta2) * grad[i];
+        let c = beta1 * m[i] + (1.0 - beta1) * grad[i];
+        let sign = f64::from(i8::from(c > 0.0) - i8::from(c < 0.0));
+        param[i] -= lr * (sign + weight_decay * param[i]);
+        m[i] = beta2 * m[i] + (1.0 - beta2) * grad[i];
     }
 }
 
@@ -91,65 +79,26 @@ impl LionStep {
     }
 }
 
+//= Chen et al. 2023 algorithm 2 Lion
+// The sign is computed with two selections instead of a branch, so the loop vectorizes. A direction
+// of NaN is neither positive nor negative, so it does not move the parameter. The NaN stays visible
+// in the momentum.
 elementwise! {
     impl Elementwise<1> for LionStep {
         name: "lion",
-        arrays: [m],
         scalars: [lr, beta1, gain1, beta2, gain2, keep],
-        tile: lion_tile,
-    }
-}
-
-//= Chen et al. 2023 algorithm 2 Lion
-/// Updates a tile. The sign is computed with two selections instead of a branch, so the loop
-/// vectorizes. A direction of NaN is neither positive nor negative, so it does not move the
-/// parameter. The NaN stays visible in the momentum.
-#[inline(always)]
-fn lion_tile((step, grad_scale): (LionStep, f32), param: &mut [f32], grad: &[f32], m: &mut [f32]) {
-    for ((p, g), m) in param.iter_mut().zip(grad).zip(m) {
-        let g = *g * grad_scale;
-        let c = *m * step.beta1 + step.gain1 * g;
-        let up = if c > 0.0 { step.lr } else { 0.0 };
-        let down = if c < 0.0 { step.lr } else { 0.0 };
-        *p = *p * step.keep - up + down;
-        *m = *m * step.beta2 + step.gain2 * g;
-    }
-}
-
-/// Runs the step for one element on a device.
-///
-/// | Index of `scalars` | Value |
-/// |---|---|
-/// | 0 | `lr` |
-/// | 1 | `beta1` |
-/// | 2 | `gain1` |
-/// | 3 | `beta2` |
-/// | 4 | `gain2` |
-/// | 5 | `keep` |
-#[cfg(feature = "cube")]
-#[cube]
-impl ElementKernel for LionStep {
-    fn element(
-        i: usize,
-        scalars: &Array<f32>,
-        grad: f32,
-        param: &mut Array<f32>,
-        states: &mut Sequence<Array<f32>>,
-    ) {
-        let lr = scalars[0];
-        let old = states[0][i];
-        let c = old * scalars[1] + scalars[2] * grad;
-        let up = if c > 0.0 { lr } else { f32::new(0.0) };
-        let down = if c < 0.0 { lr } else { f32::new(0.0) };
-        param[i] = param[i] * scalars[5] - up + down;
-        write(states, 0usize, i, old * scalars[3] + scalars[4] * grad);
+        |p, g, [m]| -> p, [m] {
+            let c = m * beta1 + gain1 * g;
+            let p = p * keep - only_if(c > 0.0, lr) + only_if(c < 0.0, lr);
+            let m = m * beta2 + gain2 * g;
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{LENGTHS, assert_close, noise, update};
+    use crate::tests::{LENGTHS, assert_close, noise, update};
 
     const RULE: Lion = Lion { lr: 0.01, beta1: 0.9, beta2: 0.99, weight_decay: 0.1 };
 

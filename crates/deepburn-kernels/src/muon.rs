@@ -13,14 +13,7 @@
 //! The orthogonalization needs the complete matrix and is not part of this crate. The results of
 //! this module do not depend on the shape of a parameter.
 
-use crate::adam::lerp;
-use crate::blocks::check_lengths;
-#[cfg(feature = "cube")]
-use crate::cube::{self, ElementKernel, write};
 use crate::elementwise::elementwise;
-use crate::real::Real;
-#[cfg(feature = "cube")]
-use cubecl::prelude::*;
 
 /// Hyper-parameters of Muon's momentum.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -29,27 +22,6 @@ pub struct MuonMomentum {
     pub momentum: f64,
     /// Whether the direction looks ahead along the new momentum.
     pub nesterov: bool,
-}
-
-/// Computes momentum and direction of one Muon step (Jordan et al. 2024) in PyTorch's form. The
-/// gradient must already be unscaled.
-///
-/// # Panics
-/// Panics if the slices differ in length.
-pub fn muon_momentum_reference<R: Real>(
-    rule: &MuonMomentum,
-    grad: &[R],
-    momentum: &mut [R],
-    direction: &mut [R],
-) {
-    let others = [("momentum", momentum.len()), ("direction", direction.len())];
-    check_lengths("muon", ("grad", grad.len()), &others);
-    let mu = R::from_f64(rule.momentum);
-    for i in 0..grad.len() {
-        momentum[i] = mu * momentum[i] + (R::ONE - mu) * grad[i];
-        direction[i] =
-            if rule.nesterov { (R::ONE - mu) * grad[i] + mu * momentum[i] } else { momentum[i] };
-    }
 }
 
 /// The scalars of one step, computed in `f64` and rounded once.
@@ -73,62 +45,41 @@ impl MuonMomentumStep {
     }
 }
 
+//= torch 2.9.0 optim/_muon.py _single_tensor_muon
+// The first interpolation is the same as `torch.lerp`, which has two forms for small and large
+// weights.
 elementwise! {
     impl Elementwise<2> for MuonMomentumStep {
         name: "muon",
-        arrays: [momentum, direction],
         scalars: [gain, along],
-        tile: muon_tile,
-    }
-}
-
-//= torch 2.9.0 optim/_muon.py _single_tensor_muon
-/// Updates a tile of the momentum and overwrites the direction.
-///
-/// The first interpolation is the same as `torch.lerp`, which has two forms for small and large
-/// weights.
-#[inline(always)]
-fn muon_tile(
-    (step, grad_scale): (MuonMomentumStep, f32),
-    _param: &[f32],
-    grad: &[f32],
-    momentum: &mut [f32],
-    direction: &mut [f32],
-) {
-    for ((g, momentum), direction) in grad.iter().zip(momentum).zip(direction) {
-        let g = *g * grad_scale;
-        *momentum = lerp(*momentum, g, step.gain);
-        // A weight of 1 returns exactly the momentum, unless the gradient is not finite.
-        *direction = lerp(g, *momentum, step.along);
-    }
-}
-
-/// Computes momentum and direction of one element on a device.
-///
-/// | Index of `scalars` | Value |
-/// |---|---|
-/// | 0 | `gain` |
-/// | 1 | `along` |
-#[cfg(feature = "cube")]
-#[cube]
-impl ElementKernel for MuonMomentumStep {
-    fn element(
-        i: usize,
-        scalars: &Array<f32>,
-        grad: f32,
-        _param: &mut Array<f32>,
-        states: &mut Sequence<Array<f32>>,
-    ) {
-        let momentum = cube::lerp(states[0][i], grad, scalars[0]);
-        write(states, 0usize, i, momentum);
-        write(states, 1usize, i, cube::lerp(grad, momentum, scalars[1]));
+        |p, g, [momentum, direction]| -> [momentum, direction] {
+            let momentum = lerp(momentum, g, gain);
+            // A weight of 1 returns exactly the momentum, unless the gradient is not finite.
+            let direction = lerp(g, momentum, along);
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{LENGTHS, follow, noise, update};
+    use crate::tests::{LENGTHS, follow, noise, update};
+
+    /// Computes momentum and direction of one Muon step (Jordan et al. 2024) in PyTorch's form. The
+    /// gradient must already be unscaled.
+    fn muon_momentum_reference(
+        rule: &MuonMomentum,
+        grad: &[f64],
+        momentum: &mut [f64],
+        direction: &mut [f64],
+    ) {
+        let mu = rule.momentum;
+        for i in 0..grad.len() {
+            momentum[i] = mu * momentum[i] + (1.0 - mu) * grad[i];
+            direction[i] =
+                if rule.nesterov { (1.0 - mu) * grad[i] + mu * momentum[i] } else { momentum[i] };
+        }
+    }
 
     const RULES: [MuonMomentum; 2] = [
         MuonMomentum { momentum: 0.95, nesterov: true },

@@ -11,10 +11,9 @@
 //! The order depends only on the length, so the sum is bitwise identical for every number of
 //! threads and every instruction set. Its error grows with the logarithm of the number of blocks.
 
-use crate::blocks::{BLOCK, PARALLEL_FROM, TILE, vectorized};
+use crate::blocks::{TILE, each_block, vectorized};
 use crate::element::Element;
 use crate::float_slice::{FloatSlice, with_elements};
-use rayon::prelude::*;
 
 /// The number of running sums in a block: enough for two of the widest vectors, so that an addition
 /// does not wait for the previous one.
@@ -44,41 +43,18 @@ impl GradientStats {
     }
 }
 
-/// Computes the same stats as [`gradient_stats`], one element after the other. The sum may differ
-/// in the last bits.
-pub fn gradient_stats_reference(grad: FloatSlice<'_>) -> GradientStats {
-    let elements = || (0..grad.len()).map(|i| grad.get(i));
-    GradientStats {
-        sum_of_squares: elements().map(|x| f64::from(x).powi(2)).sum(),
-        finite: elements().all(f32::is_finite),
-    }
-}
-
 /// Returns the sum of squares of a gradient, and whether all elements are finite, in one pass. The
 /// result is bitwise identical for every number of threads.
 pub fn gradient_stats(grad: FloatSlice<'_>) -> GradientStats {
-    GradientStats::of_sums(&with_elements!(grad, elements => block_sums(elements)))
+    GradientStats::of_sums(&with_elements!(grad, elements => {
+        each_block(elements.len(), |block| vectorized!(block_sum_of_squares(&elements[block])))
+    }))
 }
 
 /// Returns the sum of the squared elements. The result is bitwise identical for every number of
 /// threads.
 pub fn sum_of_squares(values: &[f32]) -> f64 {
     gradient_stats(FloatSlice::F32(values)).sum_of_squares
-}
-
-/// Returns the sums of the blocks in block order. Arrays shorter than [`PARALLEL_FROM`] are
-/// processed on the calling thread.
-fn block_sums<G: Element>(elements: &[G]) -> Vec<f64> {
-    let sum = |block: &[G]| {
-        vectorized(
-            #[inline(always)]
-            || block_sum_of_squares(block),
-        )
-    };
-    if elements.len() < PARALLEL_FROM {
-        return elements.chunks(BLOCK).map(sum).collect();
-    }
-    elements.par_chunks(BLOCK).map(sum).collect()
 }
 
 /// Returns the sum of squares of a block, tile by tile: a tile of 16-bit elements is widened to f32
@@ -126,9 +102,20 @@ pub(crate) fn pairwise(sums: &[f64]) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{Held, SIZES, in_pool, noise, with_values_anywhere};
+    use crate::blocks::{BLOCK, PARALLEL_FROM};
+    use crate::tests::{Held, SIZES, in_pool, noise, with_values_anywhere};
     use half::{bf16, f16};
     use proptest::prelude::*;
+
+    /// Computes the same stats as [`gradient_stats`], one element after the other. The sum may
+    /// differ in the last bits.
+    fn gradient_stats_reference(grad: FloatSlice<'_>) -> GradientStats {
+        let elements = || (0..grad.len()).map(|i| grad.get(i));
+        GradientStats {
+            sum_of_squares: elements().map(|x| f64::from(x).powi(2)).sum(),
+            finite: elements().all(f32::is_finite),
+        }
+    }
 
     #[test]
     fn small_sums_are_exact() {

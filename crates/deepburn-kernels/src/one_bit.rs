@@ -26,10 +26,8 @@
 //! added to the next step. The sum of all sent tensors therefore differs from the sum of all values
 //! only by the last error.
 
-use crate::blocks::{BLOCK, PARALLEL_FROM, check_lengths, vectorized};
+use crate::blocks::{check_lengths, each_block, map_blocks, vectorized};
 use crate::norm::{block_sum_of_squares, pairwise};
-use crate::real::Real;
-use rayon::prelude::*;
 
 /// The number of elements in a packed byte.
 const BYTE: usize = 8;
@@ -72,38 +70,9 @@ impl std::ops::Add for LiveSquares {
 /// Returns packed bits that are 1 for elements whose second moment is not 0, which means that they
 /// had a gradient in some step.
 pub fn live_elements(second_moment: &[f32]) -> Vec<u8> {
-    let block = |block: &[f32]| {
-        vectorized(
-            #[inline(always)]
-            || pack(block, |x| x != 0.0),
-        )
-    };
-    if second_moment.len() < PARALLEL_FROM {
-        return block(second_moment);
-    }
-    second_moment.par_chunks(BLOCK).map(block).collect::<Vec<_>>().concat()
-}
-
-/// Computes the same compression as [`compress`], one element after the other. Returns the scale
-/// and, for each element, whether it is sent as `scale`.
-///
-/// # Panics
-/// Panics if the slices differ in length.
-pub fn compress_reference<R: Real>(values: &[R], error: &mut [R], live: &[bool]) -> (R, Vec<bool>) {
-    let others = [("error", error.len()), ("live", live.len())];
-    check_lengths("compress", ("values", values.len()), &others);
-    let (mut squares, mut count) = (R::ZERO, R::ZERO);
-    for i in 0..values.len() {
-        error[i] = if live[i] { values[i] + error[i] } else { R::ZERO };
-        squares = squares + error[i] * error[i];
-        count = count + if live[i] { R::ONE } else { R::ZERO };
-    }
-    let scale = if count == R::ZERO { R::ZERO } else { (squares / count).sqrt() };
-    let positive: Vec<bool> = (0..values.len()).map(|i| live[i] && error[i] >= R::ZERO).collect();
-    for i in (0..values.len()).filter(|i| live[*i]) {
-        error[i] = error[i] - if positive[i] { scale } else { -scale };
-    }
-    (scale, positive)
+    // A block is a multiple of eight elements, so blocks are whole bytes.
+    each_block(second_moment.len(), |block| vectorized!(pack(&second_moment[block], |x| x != 0.0)))
+        .concat()
 }
 
 //= deepspeed 0.19.6 runtime/comm/nccl.py NcclBackend.compressed_allreduce
@@ -140,11 +109,10 @@ pub fn add_error(values: &[f32], error: &mut [f32], live: &[u8]) -> LiveSquares 
     let padding =
         live.last().map_or(0, |last| (u32::from(*last) << (live.len() * BYTE - len)) >> BYTE);
     assert!(padding == 0, "compress: `live` marks elements beyond the {len} of `values`");
-    let sums = map_blocks(
-        error,
-        #[inline(always)]
-        |start, error| compensate(&values[start..][..error.len()], error, &live[start / BYTE..]),
-    );
+    let sums = map_blocks(error, |start, error| {
+        let values = &values[start..][..error.len()];
+        vectorized!(compensate(values, error, &live[start / BYTE..]))
+    });
     let count = live.iter().map(|byte| u64::from(byte.count_ones())).sum();
     LiveSquares { sum: pairwise(&sums), count }
 }
@@ -156,11 +124,9 @@ pub fn add_error(values: &[f32], error: &mut [f32], live: &[u8]) -> LiveSquares 
 /// Panics if the lengths do not match.
 pub fn take_signs(error: &mut [f32], live: &[u8], scale: f32) -> Vec<u8> {
     check_packed("compress", ("error", error.len()), &[("live", live)]);
-    let bits = map_blocks(
-        error,
-        #[inline(always)]
-        |start, error| pack_signs(error, &live[start / BYTE..], scale),
-    );
+    let bits = map_blocks(error, |start, error| {
+        vectorized!(pack_signs(error, &live[start / BYTE..], scale))
+    });
     bits.concat()
 }
 
@@ -176,19 +142,11 @@ pub fn take_signs(error: &mut [f32], live: &[u8], scale: f32) -> Vec<u8> {
 /// Panics if the lengths do not match.
 pub fn add_signs(sum: &mut [f32], signs: &[u8], live: &[u8], scale: f32) {
     check_packed("add_signs", ("sum", sum.len()), &[("signs", signs), ("live", live)]);
-    map_blocks(
-        sum,
-        #[inline(always)]
-        |start, sum| {
-            let packed = (&signs[start / BYTE..], &live[start / BYTE..]);
-            update_all(
-                sum,
-                packed,
-                scale,
-                |sum, signed, live| if live { sum + signed } else { sum },
-            );
-        },
-    );
+    let add = |sum: f32, signed: f32, live: bool| if live { sum + signed } else { sum };
+    map_blocks(sum, |start, sum| {
+        let packed = (&signs[start / BYTE..], &live[start / BYTE..]);
+        vectorized!(update_all(sum, packed, scale, add));
+    });
 }
 
 /// Writes `scale` or `-scale`, according to `signs`, to the live elements of `out`, and 0 to the
@@ -198,14 +156,11 @@ pub fn add_signs(sum: &mut [f32], signs: &[u8], live: &[u8], scale: f32) {
 /// Panics if the lengths do not match.
 pub fn decompress(signs: &[u8], live: &[u8], scale: f32, out: &mut [f32]) {
     check_packed("decompress", ("out", out.len()), &[("signs", signs), ("live", live)]);
-    map_blocks(
-        out,
-        #[inline(always)]
-        |start, out| {
-            let packed = (&signs[start / BYTE..], &live[start / BYTE..]);
-            update_all(out, packed, scale, |_, signed, live| if live { signed } else { 0.0 });
-        },
-    );
+    let write = |_: f32, signed: f32, live: bool| if live { signed } else { 0.0 };
+    map_blocks(out, |start, out| {
+        let packed = (&signs[start / BYTE..], &live[start / BYTE..]);
+        vectorized!(update_all(out, packed, scale, write));
+    });
 }
 
 /// Adds the values to the errors of live elements, sets the errors of dead elements to 0 and
@@ -304,24 +259,6 @@ fn is_set(byte: u8, bit: usize) -> bool {
     (byte >> bit) & 1 == 1
 }
 
-/// Processes a slice block by block and returns the results in block order. `block` also gets the
-/// index of its first element. The index is a multiple of eight, like [`BLOCK`].
-fn map_blocks<R: Send>(
-    values: &mut [f32],
-    block: impl Fn(usize, &mut [f32]) -> R + Sync,
-) -> Vec<R> {
-    let block = |(i, values): (usize, &mut [f32])| {
-        vectorized(
-            #[inline(always)]
-            || block(i * BLOCK, values),
-        )
-    };
-    if values.len() < PARALLEL_FROM {
-        return values.chunks_mut(BLOCK).enumerate().map(block).collect();
-    }
-    values.par_chunks_mut(BLOCK).enumerate().map(block).collect()
-}
-
 /// Checks that each of `packed` has a bit for every element, and panics otherwise.
 fn check_packed(kernel: &str, (name, len): (&str, usize), packed: &[(&str, &[u8])]) {
     for (bits, bytes) in packed {
@@ -337,8 +274,26 @@ fn check_packed(kernel: &str, (name, len): (&str, usize), packed: &[(&str, &[u8]
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{SIZES, in_pool, noise};
+    use crate::blocks::PARALLEL_FROM;
+    use crate::tests::{SIZES, in_pool, noise};
     use proptest::prelude::*;
+
+    /// Computes the same compression as [`compress`], one element after the other. Returns the
+    /// scale and, for each element, whether it is sent as `scale`.
+    fn compress_reference(values: &[f64], error: &mut [f64], live: &[bool]) -> (f64, Vec<bool>) {
+        let (mut squares, mut count) = (0.0, 0.0);
+        for i in 0..values.len() {
+            error[i] = if live[i] { values[i] + error[i] } else { 0.0 };
+            squares += error[i] * error[i];
+            count += if live[i] { 1.0 } else { 0.0 };
+        }
+        let scale = if count == 0.0 { 0.0 } else { (squares / count).sqrt() };
+        let positive: Vec<bool> = (0..values.len()).map(|i| live[i] && error[i] >= 0.0).collect();
+        for i in (0..values.len()).filter(|i| live[*i]) {
+            error[i] -= if positive[i] { scale } else { -scale };
+        }
+        (scale, positive)
+    }
 
     /// Returns packed bits, of which about `share` of 8 are set.
     fn marks(len: usize, share: u8) -> Vec<u8> {

@@ -15,13 +15,7 @@
 //!
 //! The second moment is frozen when compression begins. There is no bias correction.
 
-use crate::blocks::check_lengths;
-#[cfg(feature = "cube")]
-use crate::cube::{ElementKernel, write};
 use crate::elementwise::elementwise;
-use crate::real::Real;
-#[cfg(feature = "cube")]
-use cubecl::prelude::*;
 
 /// Hyper-parameters of Adam with a frozen second moment.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -36,42 +30,6 @@ pub struct FrozenAdam {
     /// The weight decay: the factor of the parameter in the direction. The moments do not include
     /// it.
     pub weight_decay: f64,
-}
-
-/// Computes `momentum = beta1 * m + (1 - beta1) * grad`. The gradient must already be unscaled.
-///
-/// # Panics
-/// Panics if the slices differ in length.
-pub fn local_momentum_reference<R: Real>(beta1: f64, m: &[R], grad: &[R], momentum: &mut [R]) {
-    let others = [("grad", grad.len()), ("momentum", momentum.len())];
-    check_lengths("1-bit adam", ("m", m.len()), &others);
-    let beta1 = R::from_f64(beta1);
-    for i in 0..m.len() {
-        momentum[i] = beta1 * m[i] + (R::ONE - beta1) * grad[i];
-    }
-}
-
-//= deepspeed 0.19.6 runtime/fp16/onebit/adam.py OnebitAdam.step
-/// Computes `m = beta1 * m + (1 - beta1) * momentum`, then
-/// `param -= lr * (m / (sqrt(v) + eps) + weight_decay * param)`.
-///
-/// # Panics
-/// Panics if the slices differ in length.
-pub fn frozen_adam_reference<R: Real>(
-    rule: &FrozenAdam,
-    param: &mut [R],
-    momentum: &[R],
-    m: &mut [R],
-    v: &[R],
-) {
-    let others = [("momentum", momentum.len()), ("m", m.len()), ("v", v.len())];
-    check_lengths("1-bit adam", ("param", param.len()), &others);
-    let [lr, beta1, eps, decay] =
-        [rule.lr, rule.beta1, rule.eps, rule.weight_decay].map(|scalar| R::from_f64(scalar));
-    for i in 0..param.len() {
-        m[i] = beta1 * m[i] + (R::ONE - beta1) * momentum[i];
-        param[i] = param[i] - lr * (m[i] / (v[i].sqrt() + eps) + decay * param[i]);
-    }
 }
 
 /// The scalars for the momentum of a rank's own gradient, rounded from `f64` once.
@@ -93,45 +51,15 @@ impl LocalMomentumStep {
     }
 }
 
+//= deepspeed 0.19.6 runtime/fp16/onebit/adam.py OnebitAdam.step
+// The first moment is the averaged momentum of the previous step, which is the same on all ranks.
 elementwise! {
     impl Elementwise<3> for LocalMomentumStep {
         name: "1-bit adam",
-        arrays: [m, v, momentum],
         scalars: [beta1, gain],
-        tile: local_momentum_tile,
-    }
-}
-
-//= deepspeed 0.19.6 runtime/fp16/onebit/adam.py OnebitAdam.step
-/// Computes the momentum of a tile. The first moment is the averaged momentum of the previous step,
-/// which is the same on all ranks.
-#[inline(always)]
-fn local_momentum_tile(
-    (step, grad_scale): (LocalMomentumStep, f32),
-    _param: &[f32],
-    grad: &[f32],
-    m: &[f32],
-    _v: &[f32],
-    momentum: &mut [f32],
-) {
-    for ((g, m), momentum) in grad.iter().zip(m).zip(momentum) {
-        *momentum = *m * step.beta1 + step.gain * (*g * grad_scale);
-    }
-}
-
-/// Computes the local momentum of one element on a device. `scalars` are `beta1` and `gain`.
-#[cfg(feature = "cube")]
-#[cube]
-impl ElementKernel for LocalMomentumStep {
-    fn element(
-        i: usize,
-        scalars: &Array<f32>,
-        grad: f32,
-        _param: &mut Array<f32>,
-        states: &mut Sequence<Array<f32>>,
-    ) {
-        let momentum = states[0][i] * scalars[0] + scalars[1] * grad;
-        write(states, 2usize, i, momentum);
+        |p, g, [m, v, momentum]| -> [momentum] {
+            let momentum = m * beta1 + gain * g;
+        }
     }
 }
 
@@ -165,61 +93,46 @@ impl FrozenAdamStep {
     }
 }
 
+//= deepspeed 0.19.6 runtime/fp16/onebit/adam.py OnebitAdam.step
+// An element whose moments are 0 only decays.
 elementwise! {
     impl Elementwise<2> for FrozenAdamStep {
         name: "1-bit adam",
-        arrays: [m, v],
         scalars: [lr, eps, decay, beta1, gain],
-        tile: frozen_tile,
-    }
-}
-
-/// Updates a tile of the first moment and the parameter. An element whose moments are 0 only
-/// decays.
-#[inline(always)]
-fn frozen_tile(
-    (step, grad_scale): (FrozenAdamStep, f32),
-    param: &mut [f32],
-    momentum: &[f32],
-    m: &mut [f32],
-    v: &[f32],
-) {
-    for (((p, momentum), m), v) in param.iter_mut().zip(momentum).zip(m).zip(v) {
-        *m = *m * step.beta1 + step.gain * (*momentum * grad_scale);
-        *p -= step.lr * (*m / (v.sqrt() + step.eps) + step.decay * *p);
-    }
-}
-
-/// Updates one element on a device.
-///
-/// | Index of `scalars` | Value |
-/// |---|---|
-/// | 0 | `lr` |
-/// | 1 | `eps` |
-/// | 2 | `decay` |
-/// | 3 | `beta1` |
-/// | 4 | `gain` |
-#[cfg(feature = "cube")]
-#[cube]
-impl ElementKernel for FrozenAdamStep {
-    fn element(
-        i: usize,
-        scalars: &Array<f32>,
-        momentum: f32,
-        param: &mut Array<f32>,
-        states: &mut Sequence<Array<f32>>,
-    ) {
-        let m = states[0][i] * scalars[3] + scalars[4] * momentum;
-        write(states, 0usize, i, m);
-        let along = m / (f32::sqrt(states[1][i]) + scalars[1]);
-        param[i] = param[i] - scalars[0] * (along + scalars[2] * param[i]);
+        |p, momentum, [m, v]| -> p, [m] {
+            let m = m * beta1 + gain * momentum;
+            let p = p - lr * (m / (f32::sqrt(v) + eps) + decay * p);
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{LENGTHS, follow, noise, squares, update};
+    use crate::tests::{LENGTHS, follow, noise, squares, update};
+
+    /// Computes `momentum = beta1 * m + (1 - beta1) * grad`. The gradient must already be unscaled.
+    fn local_momentum_reference(beta1: f64, m: &[f64], grad: &[f64], momentum: &mut [f64]) {
+        for i in 0..m.len() {
+            momentum[i] = beta1 * m[i] + (1.0 - beta1) * grad[i];
+        }
+    }
+
+    /// Computes `m = beta1 * m + (1 - beta1) * momentum`, then
+    /// `param -= lr * (m / (sqrt(v) + eps) + weight_decay * param)`.
+    fn frozen_adam_reference(
+        rule: &FrozenAdam,
+        param: &mut [f64],
+        momentum: &[f64],
+        m: &mut [f64],
+        v: &[f64],
+    ) {
+        let FrozenAdam { lr, beta1, eps, weight_decay } = *rule;
+        for i in 0..param.len() {
+            m[i] = beta1 * m[i] + (1.0 - beta1) * momentum[i];
+            param[i] -= lr * (m[i] / (v[i].sqrt() + eps) + weight_decay * param[i]);
+        }
+    }
 
     const RULE: FrozenAdam = FrozenAdam { lr: 0.01, beta1: 0.0, eps: 1e-8, weight_decay: 0.1 };
 

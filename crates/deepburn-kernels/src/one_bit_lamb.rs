@@ -17,15 +17,9 @@
 //! The trust ratio is frozen too. The factor adjusts it to the change of the second moment since
 //! the freeze. There is no bias correction.
 
-use crate::blocks::{BLOCK, PARALLEL_FROM, check_lengths, vectorized};
-#[cfg(feature = "cube")]
-use crate::cube::{ElementKernel, write};
+use crate::blocks::{check_lengths, each_block, vectorized};
 use crate::elementwise::elementwise;
 use crate::norm::pairwise;
-use crate::real::Real;
-#[cfg(feature = "cube")]
-use cubecl::prelude::*;
-use rayon::prelude::*;
 
 /// Hyper-parameters of LAMB's direction with a frozen second moment.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -38,34 +32,6 @@ pub struct FrozenLamb {
     pub eps: f64,
     /// The weight decay: the factor of the parameter in the direction.
     pub weight_decay: f64,
-}
-
-/// Computes moments and direction of one step of 1-bit LAMB (Li et al. 2021) in DeepSpeed's form.
-///
-/// `g = (momentum - beta1 * m) / (1 - beta1)`, `fresh = beta2 * fresh + (1 - beta2) * g^2`,
-/// `m = momentum` and `direction = m / (sqrt(v) + eps) + weight_decay * param`.
-///
-/// # Panics
-/// Panics if the slices differ in length.
-pub fn frozen_lamb_reference<R: Real>(
-    rule: &FrozenLamb,
-    param: &[R],
-    momentum: &[R],
-    [m, fresh, direction]: [&mut [R]; 3],
-    v: &[R],
-) {
-    let states = [("m", m.len()), ("fresh", fresh.len()), ("direction", direction.len())];
-    check_lengths("1-bit lamb", ("param", param.len()), &states);
-    let others = [("momentum", momentum.len()), ("v", v.len())];
-    check_lengths("1-bit lamb", ("param", param.len()), &others);
-    let [beta1, beta2, eps, decay] =
-        [rule.beta1, rule.beta2, rule.eps, rule.weight_decay].map(|scalar| R::from_f64(scalar));
-    for i in 0..param.len() {
-        let gradient = (momentum[i] - beta1 * m[i]) / (R::ONE - beta1);
-        fresh[i] = beta2 * fresh[i] + (R::ONE - beta2) * gradient * gradient;
-        m[i] = momentum[i];
-        direction[i] = m[i] / (v[i].sqrt() + eps) + decay * param[i];
-    }
 }
 
 /// The scalars of one step, computed in `f64` and rounded once.
@@ -103,66 +69,20 @@ impl FrozenLambStep {
     }
 }
 
+//= deepspeed 0.19.6 runtime/fp16/onebit/lamb.py OnebitLamb.step
 elementwise! {
     impl Elementwise<4> for FrozenLambStep {
         name: "1-bit lamb",
-        arrays: [m, v, fresh, direction],
         scalars: [beta1, gain1, beta2, gain2, eps, decay],
-        tile: frozen_tile,
-    }
-}
-
-//= deepspeed 0.19.6 runtime/fp16/onebit/lamb.py OnebitLamb.step
-/// Updates a tile of the moments and overwrites the direction.
-#[inline(always)]
-fn frozen_tile(
-    (step, grad_scale): (FrozenLambStep, f32),
-    param: &[f32],
-    momentum: &[f32],
-    m: &mut [f32],
-    v: &[f32],
-    fresh: &mut [f32],
-    direction: &mut [f32],
-) {
-    let moments = m.iter_mut().zip(v).zip(fresh).zip(direction);
-    for ((p, momentum), (((m, v), fresh), direction)) in param.iter().zip(momentum).zip(moments) {
-        let momentum = *momentum * grad_scale;
-        // The gradient is a difference of similar numbers, so its relative error is larger than for
-        // other terms. Only the fresh second moment depends on it, and the threshold of the factor
-        // limits its effect.
-        let gradient = (momentum - *m * step.beta1) / step.gain1;
-        *fresh = *fresh * step.beta2 + step.gain2 * gradient * gradient;
-        *m = momentum;
-        *direction = momentum / (v.sqrt() + step.eps) + step.decay * *p;
-    }
-}
-
-/// Computes moments and direction of one element on a device.
-///
-/// | Index of `scalars` | Value |
-/// |---|---|
-/// | 0 | `beta1` |
-/// | 1 | `gain1` |
-/// | 2 | `beta2` |
-/// | 3 | `gain2` |
-/// | 4 | `eps` |
-/// | 5 | `decay` |
-#[cfg(feature = "cube")]
-#[cube]
-impl ElementKernel for FrozenLambStep {
-    fn element(
-        i: usize,
-        scalars: &Array<f32>,
-        momentum: f32,
-        param: &mut Array<f32>,
-        states: &mut Sequence<Array<f32>>,
-    ) {
-        let gradient = (momentum - states[0][i] * scalars[0]) / scalars[1];
-        let fresh = states[2][i] * scalars[2] + scalars[3] * gradient * gradient;
-        write(states, 2usize, i, fresh);
-        write(states, 0usize, i, momentum);
-        let along = momentum / (f32::sqrt(states[1][i]) + scalars[4]);
-        write(states, 3usize, i, along + scalars[5] * param[i]);
+        |p, momentum, [m, v, fresh, direction]| -> [m, fresh, direction] {
+            // The gradient is a difference of similar numbers, so its relative error is larger than
+            // for other terms. Only the fresh second moment depends on it, and the threshold of the
+            // factor limits its effect.
+            let gradient = (momentum - m * beta1) / gain1;
+            let fresh = fresh * beta2 + gain2 * gradient * gradient;
+            let m = momentum;
+            let direction = momentum / (f32::sqrt(v) + eps) + decay * p;
+        }
     }
 }
 
@@ -188,19 +108,10 @@ pub fn frozen_lamb_sums(eps: f64, [m, v, fresh, direction]: [&[f32]; 4]) -> Froz
     let others = [("v", v.len()), ("fresh", fresh.len()), ("direction", direction.len())];
     check_lengths("1-bit lamb", ("m", m.len()), &others);
     let eps = eps as f32;
-    let block = |start: usize| {
-        let end = (start + BLOCK).min(m.len());
-        vectorized(
-            #[inline(always)]
-            || block_sums(eps, [m, v, fresh, direction].map(|array| &array[start..end])),
-        )
-    };
-    let starts = 0..m.len().div_ceil(BLOCK);
-    let sums: Vec<_> = if m.len() < PARALLEL_FROM {
-        starts.map(|i| block(i * BLOCK)).collect()
-    } else {
-        starts.into_par_iter().map(|i| block(i * BLOCK)).collect()
-    };
+    let sums = each_block(m.len(), |block| {
+        let arrays = [m, v, fresh, direction].map(|array| &array[block.clone()]);
+        vectorized!(block_sums(eps, arrays))
+    });
     let sum = |square: fn(&(f64, f64, f32)) -> f64| {
         pairwise(&sums.iter().map(square).collect::<Vec<_>>()).sqrt()
     };
@@ -262,7 +173,28 @@ impl FactorRule {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{LENGTHS, follow, in_pool, noise, squares, strong_noise, update};
+    use crate::tests::{LENGTHS, follow, in_pool, noise, squares, strong_noise, update};
+
+    /// Computes moments and direction of one step of 1-bit LAMB (Li et al. 2021) in DeepSpeed's
+    /// form.
+    ///
+    /// `g = (momentum - beta1 * m) / (1 - beta1)`, `fresh = beta2 * fresh + (1 - beta2) * g^2`,
+    /// `m = momentum` and `direction = m / (sqrt(v) + eps) + weight_decay * param`.
+    fn frozen_lamb_reference(
+        rule: &FrozenLamb,
+        param: &[f64],
+        momentum: &[f64],
+        [m, fresh, direction]: [&mut [f64]; 3],
+        v: &[f64],
+    ) {
+        let FrozenLamb { beta1, beta2, eps, weight_decay } = *rule;
+        for i in 0..param.len() {
+            let gradient = (momentum[i] - beta1 * m[i]) / (1.0 - beta1);
+            fresh[i] = beta2 * fresh[i] + (1.0 - beta2) * gradient * gradient;
+            m[i] = momentum[i];
+            direction[i] = m[i] / (v[i].sqrt() + eps) + weight_decay * param[i];
+        }
+    }
 
     const RULE: FrozenLamb = FrozenLamb { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.1 };
 

@@ -26,8 +26,6 @@ mod nf4;
 mod rows;
 mod scales;
 
-use std::ops::Range;
-
 use rayon::prelude::*;
 
 use crate::blocks::vectorized;
@@ -86,12 +84,7 @@ impl BlockFormat {
         let parts = codes.par_chunks_mut(BLOCKS_AT_A_TIME * self.words_per_block());
         let values = values.par_chunks(BLOCKS_AT_A_TIME * QUANTIZED_BLOCK);
         parts.zip(values).zip(scales.par_chunks_mut(BLOCKS_AT_A_TIME)).for_each(
-            |((codes, values), scales)| {
-                vectorized(
-                    #[inline(always)]
-                    || self.encode_blocks(values, codes, scales),
-                );
-            },
+            |((codes, values), scales)| vectorized!(self.encode_blocks(values, codes, scales)),
         );
         BlockScales::store(self.has_quantized_scales(), &scales, scale_words);
         words
@@ -109,37 +102,6 @@ impl BlockFormat {
                 Self::Int8 => encode_int8(&block, words),
             };
         }
-    }
-
-    /// Computes the same result as [`encode`](Self::encode) one element at a time: each code is the
-    /// nearest one, in f64.
-    ///
-    /// Of two codes at the same distance, the smaller one is taken.
-    pub fn encode_reference(self, values: &[f32]) -> Vec<u32> {
-        let mut words = vec![0; self.words(values.len())];
-        let mut scales = Vec::new();
-        let per_word = QUANTIZED_BLOCK / self.words_per_block();
-        for (block, values) in values.chunks(QUANTIZED_BLOCK).enumerate() {
-            let largest = largest(values);
-            scales.push(if self == Self::Int8 { largest / 127.0 } else { largest });
-            for place in 0..QUANTIZED_BLOCK {
-                let value = values.get(place).copied().unwrap_or(0.0);
-                let divisor = if largest > 0.0 { f64::from(largest) } else { 1.0 };
-                let bits = match self {
-                    Self::Nf4 { .. } => {
-                        nf4::nearest(f64::from(value) / divisor) << (4 * ((place % 8) ^ 1))
-                    }
-                    Self::Int8 => {
-                        let code = (f64::from(value) * (127.0 / divisor)).round_ties_even() as i8;
-                        u32::from(code as u8) << (8 * (place % 4))
-                    }
-                };
-                words[block * self.words_per_block() + place / per_word] |= bits;
-            }
-        }
-        let scale_words = self.code_words(values.len());
-        BlockScales::store(self.has_quantized_scales(), &scales, &mut words[scale_words..]);
-        words
     }
 }
 
@@ -218,16 +180,6 @@ impl<'a> QuantizedSlice<'a> {
         Self { format, numel, codes, scales }
     }
 
-    /// Returns the number of elements.
-    pub fn len(&self) -> usize {
-        self.numel
-    }
-
-    /// Returns true if there are no elements.
-    pub fn is_empty(&self) -> bool {
-        self.numel == 0
-    }
-
     /// Decodes the elements from `start` on to `out`, on the calling thread. Each element is
     /// rounded once.
     ///
@@ -236,31 +188,12 @@ impl<'a> QuantizedSlice<'a> {
     pub fn decode<E: Element>(&self, start: usize, out: &mut [E]) {
         let range = start..start + out.len();
         assert!(range.end <= self.numel, "elements {range:?} of {}", self.numel);
-        vectorized(
+        vectorized!(decode_blocks(
+            start,
+            out,
             #[inline(always)]
-            || self.decode_range(range, out),
-        );
-    }
-
-    /// Decodes a range; inlined, so that it is compiled for each instruction set.
-    #[inline(always)]
-    fn decode_range<E: Element>(&self, range: Range<usize>, mut out: &mut [E]) {
-        let mut start = range.start;
-        while start < range.end {
-            let (block, first) = (start / QUANTIZED_BLOCK, start % QUANTIZED_BLOCK);
-            let len = (QUANTIZED_BLOCK - first).min(range.end - start);
-            let (part, rest) = out.split_at_mut(len);
-            match <&mut [E; QUANTIZED_BLOCK]>::try_from(&mut *part) {
-                Ok(whole) => self.decode_block(block, whole),
-                Err(_) => {
-                    let mut whole = [E::narrow(0.0); QUANTIZED_BLOCK];
-                    self.decode_block(block, &mut whole);
-                    part.copy_from_slice(&whole[first..first + len]);
-                }
-            }
-            out = rest;
-            start += len;
-        }
+            |block, out| self.decode_block(block, out),
+        ));
     }
 
     /// Decodes all elements of a block.
@@ -280,28 +213,35 @@ impl<'a> QuantizedSlice<'a> {
             }
         }
     }
-
-    /// Returns one element in f32, computed from the definition of the format. Used by the
-    /// references only.
-    ///
-    /// # Panics
-    /// Panics if there is no such element.
-    pub fn get(&self, index: usize) -> f32 {
-        assert!(index < self.numel, "element {index} of {}", self.numel);
-        let (block, place) = (index / QUANTIZED_BLOCK, index % QUANTIZED_BLOCK);
-        let per_word = QUANTIZED_BLOCK / self.format.words_per_block();
-        let word = self.codes[block * self.format.words_per_block() + place / per_word];
-        let code = match self.format {
-            BlockFormat::Nf4 { .. } => nf4::VALUES[(word >> (4 * ((place % 8) ^ 1)) & 15) as usize],
-            BlockFormat::Int8 => f32::from((word >> (8 * (place % 4))) as u8 as i8),
-        };
-        code * self.scales.at(block)
-    }
 }
 
 /// Returns the number of blocks of `numel` elements.
 fn blocks(numel: usize) -> usize {
     numel.div_ceil(QUANTIZED_BLOCK)
+}
+
+/// Decodes the elements from `start` on to `out`, block by block. The first and the last block may
+/// be cut. Inlined, so that it is compiled for each instruction set.
+#[inline(always)]
+fn decode_blocks<E: Element, const BLOCK: usize>(
+    mut start: usize,
+    mut out: &mut [E],
+    decode: impl Fn(usize, &mut [E; BLOCK]),
+) {
+    while !out.is_empty() {
+        let (block, first) = (start / BLOCK, start % BLOCK);
+        let len = (BLOCK - first).min(out.len());
+        let (part, rest) = out.split_at_mut(len);
+        match <&mut [E; BLOCK]>::try_from(&mut *part) {
+            Ok(whole) => decode(block, whole),
+            Err(_) => {
+                let mut whole = [E::narrow(0.0); BLOCK];
+                decode(block, &mut whole);
+                part.copy_from_slice(&whole[first..first + len]);
+            }
+        }
+        (out, start) = (rest, start + len);
+    }
 }
 
 /// Returns the largest magnitude; NaN if a value is not finite.

@@ -17,12 +17,7 @@
 //! buffer includes the learning rate.
 
 use crate::blocks::{check_lengths, check_time};
-#[cfg(feature = "cube")]
-use crate::cube::{ElementKernel, write};
 use crate::elementwise::elementwise;
-use crate::real::Real;
-#[cfg(feature = "cube")]
-use cubecl::prelude::*;
 
 /// Hyper-parameters of stochastic gradient descent.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -66,19 +61,18 @@ impl Sgd {
 ///
 /// # Panics
 /// Panics if `grad` (or `momentum`, if used) differs from `param` in length, or if `t` is 0.
-pub fn sgd_reference<R: Real>(rule: &Sgd, t: u64, param: &mut [R], grad: &[R], momentum: &mut [R]) {
+pub fn sgd_reference(rule: &Sgd, t: u64, param: &mut [f64], grad: &[f64], momentum: &mut [f64]) {
     check_lengths("sgd", ("param", param.len()), &[("grad", grad.len())]);
-    let [lr, mu, gain, decay] =
-        [rule.lr, rule.momentum, rule.gradient_gain(t), rule.weight_decay].map(|x| R::from_f64(x));
+    let (gain, mu) = (rule.gradient_gain(t), rule.momentum);
     for i in 0..param.len() {
-        let g = grad[i] + decay * param[i];
+        let g = grad[i] + rule.weight_decay * param[i];
         let direction = if rule.keeps_momentum() {
             momentum[i] = mu * momentum[i] + gain * g;
             if rule.nesterov { g + mu * momentum[i] } else { momentum[i] }
         } else {
             g
         };
-        param[i] = param[i] - lr * direction;
+        param[i] -= rule.lr * direction;
     }
 }
 
@@ -93,7 +87,7 @@ pub struct SgdStep {
 
 /// The scalars of one step with momentum, computed in `f64` and narrowed once.
 ///
-/// The step computes `buffer = momentum * buffer + gain * g` and moves the parameter along
+/// The step computes `buffer = decay * buffer + gain * g` and moves the parameter along
 /// `ahead * g + along * buffer`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SgdMomentumStep {
@@ -102,7 +96,7 @@ pub struct SgdMomentumStep {
     /// The L2 penalty.
     l2: f32,
     /// The decay of the buffer.
-    momentum: f32,
+    decay: f32,
     /// The factor of the gradient in the buffer: `1 - dampening`, or 1 in the first step.
     gain: f32,
     /// The weight of the gradient in the direction: 1 with Nesterov momentum, otherwise 0.
@@ -122,102 +116,42 @@ impl SgdMomentumStep {
     /// Returns the scalars of a step with momentum. `gain` is the factor of the gradient in the
     /// momentum.
     pub(crate) fn new(sgd: &Sgd, gain: f32) -> Self {
-        let (lr, l2, momentum) = (sgd.lr as f32, sgd.weight_decay as f32, sgd.momentum as f32);
-        let (ahead, along) = if sgd.nesterov { (1.0, momentum) } else { (0.0, 1.0) };
-        Self { lr, l2, momentum, gain, ahead, along }
+        let (lr, l2, decay) = (sgd.lr as f32, sgd.weight_decay as f32, sgd.momentum as f32);
+        let (ahead, along) = if sgd.nesterov { (1.0, decay) } else { (0.0, 1.0) };
+        Self { lr, l2, decay, gain, ahead, along }
     }
 }
 
 elementwise! {
     impl Elementwise<0> for SgdStep {
         name: "sgd",
-        arrays: [],
         scalars: [lr, l2],
-        tile: plain_tile,
-    }
-}
-
-elementwise! {
-    impl Elementwise<1> for SgdMomentumStep {
-        name: "sgd",
-        arrays: [momentum],
-        scalars: [lr, l2, momentum, gain, ahead, along],
-        tile: momentum_tile,
-    }
-}
-
-/// Updates a tile.
-#[inline(always)]
-fn plain_tile((step, grad_scale): (SgdStep, f32), param: &mut [f32], grad: &[f32]) {
-    for (p, g) in param.iter_mut().zip(grad) {
-        *p -= step.lr * (*g * grad_scale + step.l2 * *p);
+        |p, g, []| -> p, [] {
+            let p = p - lr * (g + l2 * p);
+        }
     }
 }
 
 //= torch 2.9.0 optim/sgd.py _single_tensor_sgd
-/// Updates a tile. The weights are 1 and `momentum` with Nesterov momentum and otherwise 0 and 1,
-/// so one loop without a branch computes both forms. A gradient that is not finite makes its own
-/// element NaN, because 0 times infinity is NaN.
-#[inline(always)]
-fn momentum_tile(
-    (step, grad_scale): (SgdMomentumStep, f32),
-    param: &mut [f32],
-    grad: &[f32],
-    momentum: &mut [f32],
-) {
-    for ((p, g), buffer) in param.iter_mut().zip(grad).zip(momentum) {
-        let g = *g * grad_scale + step.l2 * *p;
-        *buffer = *buffer * step.momentum + step.gain * g;
-        *p -= step.lr * (step.ahead * g + step.along * *buffer);
-    }
-}
-
-/// Runs the step for one element on a device. `scalars` are `lr` and `l2`.
-#[cfg(feature = "cube")]
-#[cube]
-impl ElementKernel for SgdStep {
-    fn element(
-        i: usize,
-        scalars: &Array<f32>,
-        grad: f32,
-        param: &mut Array<f32>,
-        _states: &mut Sequence<Array<f32>>,
-    ) {
-        param[i] = param[i] - scalars[0] * (grad + scalars[1] * param[i]);
-    }
-}
-
-/// Runs the step for one element on a device.
-///
-/// | Index of `scalars` | Value |
-/// |---|---|
-/// | 0 | `lr` |
-/// | 1 | `l2` |
-/// | 2 | `momentum` |
-/// | 3 | `gain` |
-/// | 4 | `ahead` |
-/// | 5 | `along` |
-#[cfg(feature = "cube")]
-#[cube]
-impl ElementKernel for SgdMomentumStep {
-    fn element(
-        i: usize,
-        scalars: &Array<f32>,
-        grad: f32,
-        param: &mut Array<f32>,
-        states: &mut Sequence<Array<f32>>,
-    ) {
-        let g = grad + scalars[1] * param[i];
-        let buffer = states[0][i] * scalars[2] + scalars[3] * g;
-        write(states, 0usize, i, buffer);
-        param[i] = param[i] - scalars[0] * (scalars[4] * g + scalars[5] * buffer);
+// The weights are 1 and `momentum` with Nesterov momentum and otherwise 0 and 1, so both forms are
+// computed without a branch. A gradient that is not finite makes its own element NaN, because 0
+// times infinity is NaN.
+elementwise! {
+    impl Elementwise<1> for SgdMomentumStep {
+        name: "sgd",
+        scalars: [lr, l2, decay, gain, ahead, along],
+        |p, g, [momentum]| -> p, [momentum] {
+            let g = g + l2 * p;
+            let momentum = momentum * decay + gain * g;
+            let p = p - lr * (ahead * g + along * momentum);
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{LENGTHS, assert_close, follow, noise, update};
+    use crate::tests::{LENGTHS, assert_close, follow, noise, update};
 
     const PLAIN: Sgd =
         Sgd { lr: 0.1, momentum: 0.0, dampening: 0.0, weight_decay: 0.0, nesterov: false };

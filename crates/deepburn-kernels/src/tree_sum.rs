@@ -72,12 +72,7 @@ impl TreeSum {
         let (head, rest) = values.split_at(head);
         let (leaves, tail) = rest.as_chunks::<LEAF>();
         self.push_each(head);
-        let sum = |leaf: &[f32; LEAF]| {
-            vectorized(
-                #[inline(always)]
-                || leaf_sum(leaf),
-            )
-        };
+        let sum = |leaf: &[f32; LEAF]| vectorized!(leaf_sum(leaf));
         let sums: Vec<f64> = match rest.len() < PARALLEL_FROM {
             true => leaves.iter().map(sum).collect(),
             false => leaves.par_iter().map(sum).collect(),
@@ -175,7 +170,7 @@ fn leaf_sum(leaf: &[f32; LEAF]) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{in_pool, noise};
+    use crate::tests::{in_pool, noise};
     use proptest::prelude::*;
 
     fn of(range: Range<usize>, values: &[f32]) -> TreeSum {

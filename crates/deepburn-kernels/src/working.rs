@@ -7,7 +7,7 @@
 //! A working copy takes two bytes per element. The master weights are never computed from it, so
 //! its rounding errors do not accumulate over steps.
 
-use crate::blocks::{check_lengths, map_blocks};
+use crate::blocks::{check_lengths, map_blocks, vectorized};
 use crate::element::Element;
 use half::{bf16, f16};
 
@@ -22,16 +22,11 @@ pub enum WorkingCopy<'a> {
 
 impl WorkingCopy<'_> {
     /// Returns the number of elements.
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         match self {
             Self::F16(elements) => elements.len(),
             Self::Bf16(elements) => elements.len(),
         }
-    }
-
-    /// Returns true if there are no elements.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
     }
 }
 
@@ -47,26 +42,6 @@ impl<'a> From<&'a mut [bf16]> for WorkingCopy<'a> {
     }
 }
 
-/// Computes the same result as [`cast`], one number at a time with the conversion of `half`.
-///
-/// # Panics
-/// Panics if the slices differ in length.
-pub fn cast_reference(values: &[f32], to: WorkingCopy<'_>) {
-    check_lengths("cast", ("values", values.len()), &[("to", to.len())]);
-    match to {
-        WorkingCopy::F16(to) => {
-            for (to, x) in to.iter_mut().zip(values) {
-                *to = f16::from_f32_const(*x);
-            }
-        }
-        WorkingCopy::Bf16(to) => {
-            for (to, x) in to.iter_mut().zip(values) {
-                *to = bf16::from_f32_const(*x);
-            }
-        }
-    }
-}
-
 /// Rounds values to nearest, ties to even. Values that round beyond the largest finite number
 /// become infinite, and NaN stays NaN.
 ///
@@ -75,26 +50,37 @@ pub fn cast_reference(values: &[f32], to: WorkingCopy<'_>) {
 pub fn cast(values: &[f32], to: WorkingCopy<'_>) {
     check_lengths("cast", ("values", values.len()), &[("to", to.len())]);
     match to {
-        WorkingCopy::F16(to) => map_blocks(
-            to,
-            values,
-            #[inline(always)]
-            |to, values| f16::narrow_all(values, to),
-        ),
-        WorkingCopy::Bf16(to) => map_blocks(
-            to,
-            values,
-            #[inline(always)]
-            |to, values| bf16::narrow_all(values, to),
-        ),
-    };
+        WorkingCopy::F16(to) => cast_all(values, to),
+        WorkingCopy::Bf16(to) => cast_all(values, to),
+    }
+}
+
+/// Rounds values to one format.
+fn cast_all<E: Element>(values: &[f32], to: &mut [E]) {
+    map_blocks(to, |start, to| vectorized!(E::narrow_all(&values[start..], to)));
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{SIZES, in_pool, noise, with_values_anywhere};
+    use crate::tests::{SIZES, in_pool, noise, with_values_anywhere};
     use proptest::prelude::*;
+
+    /// Computes the same result as [`cast`], one number at a time with the conversion of `half`.
+    fn cast_reference(values: &[f32], to: WorkingCopy<'_>) {
+        match to {
+            WorkingCopy::F16(to) => {
+                for (to, x) in to.iter_mut().zip(values) {
+                    *to = f16::from_f32_const(*x);
+                }
+            }
+            WorkingCopy::Bf16(to) => {
+                for (to, x) in to.iter_mut().zip(values) {
+                    *to = bf16::from_f32_const(*x);
+                }
+            }
+        }
+    }
 
     /// Returns both copies of `values`, as bits.
     fn copies(values: &[f32], cast: impl Fn(&[f32], WorkingCopy<'_>)) -> (Vec<u16>, Vec<u16>) {

@@ -38,86 +38,10 @@
 //! An element whose second moment is 0 had no gradient before the freeze. Its later gradients are
 //! ignored and its momentum stays 0, because one bit cannot express a movement of 0.
 
-use crate::blocks::check_lengths;
-#[cfg(feature = "cube")]
-use crate::cube::{ElementKernel, write};
 use crate::elementwise::elementwise;
 use crate::one_bit_adam::FrozenAdam;
-use crate::real::Real;
-#[cfg(feature = "cube")]
-use cubecl::prelude::*;
 
-/// Computes a local step. With `m = beta1 * m + (1 - beta1) * grad`, or `m = 0` if `v` is 0, and
-/// `keep = 1 - lr * weight_decay`: `common *= keep`,
-/// `moved = keep * moved - lr * m / (sqrt(v) + eps)`, `param = common + moved`. The gradient must
-/// already be unscaled.
-///
-/// # Panics
-/// Panics if the slices differ in length.
-pub fn local_adam_reference<R: Real>(
-    rule: &FrozenAdam,
-    param: &mut [R],
-    grad: &[R],
-    [m, moved, common]: [&mut [R]; 3],
-    v: &[R],
-) {
-    let others = [
-        ("grad", grad.len()),
-        ("m", m.len()),
-        ("v", v.len()),
-        ("moved", moved.len()),
-        ("common", common.len()),
-    ];
-    check_lengths("0/1 adam", ("param", param.len()), &others);
-    let keep = 1.0 - rule.lr * rule.weight_decay;
-    let [lr, beta1, eps, keep] =
-        [rule.lr, rule.beta1, rule.eps, keep].map(|scalar| R::from_f64(scalar));
-    for i in 0..param.len() {
-        let is_live = v[i] != R::ZERO;
-        m[i] = if is_live { beta1 * m[i] + (R::ONE - beta1) * grad[i] } else { R::ZERO };
-        common[i] = keep * common[i];
-        moved[i] = keep * moved[i] - lr * (m[i] / (v[i].sqrt() + eps));
-        param[i] = common[i] + moved[i];
-    }
-}
-
-//= deepspeed 0.19.6 runtime/fp16/onebit/zoadam.py ZeroOneAdam exchange
-/// Computes the step after an exchange. `movement` is the mean of `moved * (sqrt(v) + eps)` over
-/// all ranks: `common = keep * common + movement / (sqrt(v) + eps)`, `param = common`,
-/// `m = -movement / rates`, `moved = 0`.
-///
-/// `keep` is `1 - lr * weight_decay`, and `rates` the sum of the learning rates since the last
-/// exchange.
-///
-/// # Panics
-/// Panics if the slices differ in length.
-pub fn agreed_movement_reference<R: Real>(
-    [eps, rates, keep]: [f64; 3],
-    param: &mut [R],
-    movement: &[R],
-    [m, moved, common]: [&mut [R]; 3],
-    v: &[R],
-) {
-    let others = [
-        ("movement", movement.len()),
-        ("m", m.len()),
-        ("v", v.len()),
-        ("moved", moved.len()),
-        ("common", common.len()),
-    ];
-    check_lengths("0/1 adam", ("param", param.len()), &others);
-    let [eps, rates, keep] = [eps, rates, keep].map(|scalar| R::from_f64(scalar));
-    for i in 0..param.len() {
-        common[i] = keep * common[i] + movement[i] / (v[i].sqrt() + eps);
-        param[i] = common[i];
-        m[i] = R::ZERO - movement[i] / rates;
-        moved[i] = R::ZERO;
-    }
-}
-
-/// The scalars of a local step, rounded from `f64` once, and its arithmetic. The local step and the
-/// movement share this arithmetic, so the exchanged movement is identical to the movement of a
-/// local step.
+/// The scalars of a local step and of its movement, rounded from `f64` once.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Local {
     /// The decay of the first moment.
@@ -142,35 +66,6 @@ impl Local {
             keep: (1.0 - rule.lr * rule.weight_decay) as f32,
         }
     }
-
-    /// Returns the first moment updated with a gradient; 0 for an element whose second moment is 0.
-    #[inline(always)]
-    fn momentum(self, grad: f32, m: f32, v: f32) -> f32 {
-        let momentum = m * self.beta1 + self.gain * grad;
-        if v != 0.0 { momentum } else { 0.0 }
-    }
-
-    /// Returns the movement since the last exchange, after a step along the first moment `m`.
-    #[inline(always)]
-    fn moved(self, m: f32, v: f32, moved: f32) -> f32 {
-        moved * self.keep - self.lr * (m / (v.sqrt() + self.eps))
-    }
-}
-
-/// Computes [`Local::momentum`] for element `i` on a device.
-#[cfg(feature = "cube")]
-#[cube]
-fn momentum_of(i: usize, scalars: &Array<f32>, grad: f32, states: &Sequence<Array<f32>>) -> f32 {
-    let momentum = states[0][i] * scalars[0] + scalars[1] * grad;
-    if states[1][i] != 0.0 { momentum } else { f32::new(0.0) }
-}
-
-/// Computes [`Local::moved`] for element `i` on a device.
-#[cfg(feature = "cube")]
-#[cube]
-fn moved_of(i: usize, scalars: &Array<f32>, m: f32, states: &Sequence<Array<f32>>) -> f32 {
-    let along = m / (f32::sqrt(states[1][i]) + scalars[3]);
-    states[2][i] * scalars[4] - scalars[2] * along
 }
 
 /// A step with only the rank's own gradient, without communication.
@@ -193,60 +88,15 @@ impl LocalAdamStep {
 elementwise! {
     impl Elementwise<4> for LocalAdamStep {
         name: "0/1 adam",
-        arrays: [m, v, moved, common],
-        scalars: [0.beta1, 0.gain, 0.lr, 0.eps, 0.keep],
-        tile: local_tile,
-    }
-}
-
-/// Updates a tile.
-#[inline(always)]
-fn local_tile(
-    (LocalAdamStep(step), grad_scale): (LocalAdamStep, f32),
-    param: &mut [f32],
-    grad: &[f32],
-    m: &mut [f32],
-    v: &[f32],
-    moved: &mut [f32],
-    common: &mut [f32],
-) {
-    let states = m.iter_mut().zip(v).zip(moved).zip(common);
-    for ((p, g), (((m, v), moved), common)) in param.iter_mut().zip(grad).zip(states) {
-        *m = step.momentum(*g * grad_scale, *m, *v);
-        *common *= step.keep;
-        *moved = step.moved(*m, *v, *moved);
-        // Computed from both parts instead of updated, so that `param = common + moved` holds
-        // exactly.
-        *p = *common + *moved;
-    }
-}
-
-/// Runs a local step for one element on a device.
-///
-/// | Index of `scalars` | Value |
-/// |---|---|
-/// | 0 | `beta1` |
-/// | 1 | `gain` |
-/// | 2 | `lr` |
-/// | 3 | `eps` |
-/// | 4 | `keep` |
-#[cfg(feature = "cube")]
-#[cube]
-impl ElementKernel for LocalAdamStep {
-    fn element(
-        i: usize,
-        scalars: &Array<f32>,
-        grad: f32,
-        param: &mut Array<f32>,
-        states: &mut Sequence<Array<f32>>,
-    ) {
-        let m = momentum_of(i, scalars, grad, states);
-        let moved = moved_of(i, scalars, m, states);
-        let common = states[3][i] * scalars[4];
-        write(states, 0usize, i, m);
-        write(states, 2usize, i, moved);
-        write(states, 3usize, i, common);
-        param[i] = common + moved;
+        scalars in 0: [beta1, gain, lr, eps, keep],
+        |p, g, [m, v, moved, common]| -> p, [m, moved, common] {
+            let m = only_if(v != 0.0, m * beta1 + gain * g);
+            let common = common * keep;
+            let moved = moved * keep - lr * (m / (f32::sqrt(v) + eps));
+            // Computed from both parts instead of updated, so that `param = common + moved` holds
+            // exactly.
+            let p = common + moved;
+        }
     }
 }
 
@@ -266,50 +116,18 @@ impl LocalMovementStep {
     }
 }
 
+// Repeats the arithmetic of a local step, so that the exchanged movement is identical to the
+// movement of a local step, without changing the states: `AgreedMovementStep` needs the states from
+// before the step.
 elementwise! {
     impl Elementwise<4> for LocalMovementStep {
         name: "0/1 adam",
-        arrays: [m, v, moved, movement],
-        scalars: [0.beta1, 0.gain, 0.lr, 0.eps, 0.keep],
-        tile: movement_tile,
-    }
-}
-
-/// Computes the movement of a tile.
-///
-/// It repeats the arithmetic of a local step without changing the states, because
-/// [`AgreedMovementStep`] needs the states from before the step.
-#[inline(always)]
-fn movement_tile(
-    (LocalMovementStep(step), grad_scale): (LocalMovementStep, f32),
-    _param: &[f32],
-    grad: &[f32],
-    m: &[f32],
-    v: &[f32],
-    moved: &[f32],
-    movement: &mut [f32],
-) {
-    let states = m.iter().zip(v).zip(moved).zip(movement);
-    for (g, (((m, v), moved), movement)) in grad.iter().zip(states) {
-        let m = step.momentum(*g * grad_scale, *m, *v);
-        *movement = step.moved(m, *v, *moved) * (v.sqrt() + step.eps);
-    }
-}
-
-/// Computes the movement of one element on a device, with the scalars of a local step.
-#[cfg(feature = "cube")]
-#[cube]
-impl ElementKernel for LocalMovementStep {
-    fn element(
-        i: usize,
-        scalars: &Array<f32>,
-        grad: f32,
-        _param: &mut Array<f32>,
-        states: &mut Sequence<Array<f32>>,
-    ) {
-        let m = momentum_of(i, scalars, grad, states);
-        let moved = moved_of(i, scalars, m, states);
-        write(states, 3usize, i, moved * (f32::sqrt(states[1][i]) + scalars[3]));
+        scalars in 0: [beta1, gain, lr, eps, keep],
+        |p, g, [m, v, moved, movement]| -> [movement] {
+            let m = only_if(v != 0.0, m * beta1 + gain * g);
+            let moved = moved * keep - lr * (m / (f32::sqrt(v) + eps));
+            let movement = moved * (f32::sqrt(v) + eps);
+        }
     }
 }
 
@@ -339,61 +157,67 @@ impl AgreedMovementStep {
     }
 }
 
+//= deepspeed 0.19.6 runtime/fp16/onebit/zoadam.py ZeroOneAdam exchange
 elementwise! {
     impl Elementwise<4> for AgreedMovementStep {
         name: "0/1 adam",
-        arrays: [m, v, moved, common],
         scalars: [eps, rates, keep],
-        tile: agreed_tile,
-    }
-}
-
-/// Updates a tile of the first moment, the movement, `common` and the parameter.
-#[inline(always)]
-fn agreed_tile(
-    (step, grad_scale): (AgreedMovementStep, f32),
-    param: &mut [f32],
-    movement: &[f32],
-    m: &mut [f32],
-    v: &[f32],
-    moved: &mut [f32],
-    common: &mut [f32],
-) {
-    let states = m.iter_mut().zip(v).zip(moved).zip(common);
-    for ((p, movement), (((m, v), moved), common)) in param.iter_mut().zip(movement).zip(states) {
-        let movement = *movement * grad_scale;
-        *common = *common * step.keep + movement / (v.sqrt() + step.eps);
-        *p = *common;
-        *m = 0.0 - movement / step.rates;
-        *moved = 0.0;
-    }
-}
-
-/// Runs the step after an exchange for one element on a device. `scalars` are `eps`, `rates` and
-/// `keep`.
-#[cfg(feature = "cube")]
-#[cube]
-impl ElementKernel for AgreedMovementStep {
-    fn element(
-        i: usize,
-        scalars: &Array<f32>,
-        movement: f32,
-        param: &mut Array<f32>,
-        states: &mut Sequence<Array<f32>>,
-    ) {
-        let along = movement / (f32::sqrt(states[1][i]) + scalars[0]);
-        let common = states[3][i] * scalars[2] + along;
-        write(states, 0usize, i, 0.0 - movement / scalars[1]);
-        write(states, 2usize, i, f32::new(0.0));
-        write(states, 3usize, i, common);
-        param[i] = common;
+        |p, movement, [m, v, moved, common]| -> p, [m, moved, common] {
+            let common = common * keep + movement / (f32::sqrt(v) + eps);
+            let p = common;
+            let m = 0.0 - movement / rates;
+            let moved = 0.0_f32;
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{LENGTHS, follow, noise, squares, update};
+    use crate::tests::{LENGTHS, follow, noise, squares, update};
+
+    /// Computes a local step. With `m = beta1 * m + (1 - beta1) * grad`, or `m = 0` if `v` is 0,
+    /// and `keep = 1 - lr * weight_decay`: `common *= keep`,
+    /// `moved = keep * moved - lr * m / (sqrt(v) + eps)`, `param = common + moved`. The gradient
+    /// must already be unscaled.
+    fn local_adam_reference(
+        rule: &FrozenAdam,
+        param: &mut [f64],
+        grad: &[f64],
+        [m, moved, common]: [&mut [f64]; 3],
+        v: &[f64],
+    ) {
+        let FrozenAdam { lr, beta1, eps, weight_decay } = *rule;
+        let keep = 1.0 - lr * weight_decay;
+        for i in 0..param.len() {
+            let is_live = v[i] != 0.0;
+            m[i] = if is_live { beta1 * m[i] + (1.0 - beta1) * grad[i] } else { 0.0 };
+            common[i] *= keep;
+            moved[i] = keep * moved[i] - lr * (m[i] / (v[i].sqrt() + eps));
+            param[i] = common[i] + moved[i];
+        }
+    }
+
+    /// Computes the step after an exchange. `movement` is the mean of `moved * (sqrt(v) + eps)`
+    /// over all ranks: `common = keep * common + movement / (sqrt(v) + eps)`, `param = common`,
+    /// `m = -movement / rates`, `moved = 0`.
+    ///
+    /// `keep` is `1 - lr * weight_decay`, and `rates` the sum of the learning rates since the last
+    /// exchange.
+    fn agreed_movement_reference(
+        [eps, rates, keep]: [f64; 3],
+        param: &mut [f64],
+        movement: &[f64],
+        [m, moved, common]: [&mut [f64]; 3],
+        v: &[f64],
+    ) {
+        for i in 0..param.len() {
+            common[i] = keep * common[i] + movement[i] / (v[i].sqrt() + eps);
+            param[i] = common[i];
+            m[i] = 0.0 - movement[i] / rates;
+            moved[i] = 0.0;
+        }
+    }
 
     const RULE: FrozenAdam = FrozenAdam { lr: 0.01, beta1: 0.9, eps: 1e-8, weight_decay: 0.1 };
 

@@ -179,7 +179,7 @@ fn on_the_device(
     let working =
         (dtype != DeviceDType::F32).then(|| DeviceBuffer::empty(client, grad.len(), dtype));
     let buffers = OwnedBuffers { param: &arrays[0], states: &states, working: working.as_ref() };
-    cube::update(client, step, 0.25, &upload(client, grad, dtype), buffers);
+    step.launch(client, 0.25, &upload(client, grad, dtype), buffers);
     arrays.into_iter().chain(working).map(|array| download(client, array)).collect()
 }
 
@@ -270,7 +270,8 @@ fn device_kernels_adam_follows_the_f64_reference() {
                 let buffers =
                     OwnedBuffers { param: &param, states: &[&m, &v], working: working.as_ref() };
                 let grad = upload(&client, &grad, dtype);
-                cube::update(&client, &AdamStep::new(&rule, t).into(), 0.25, &grad, buffers);
+                ElementwiseStep::from(AdamStep::new(&rule, t))
+                    .launch(&client, 0.25, &grad, buffers);
                 adam_reference(&rule, t, &mut p64, &g64, &mut m64, &mut v64);
             }
             let param = download(&client, param);
@@ -315,7 +316,7 @@ fn padding_stays_zero_and_a_bad_gradient_alone(client: &Client, step: &Elementwi
     let states: Vec<_> = (0..step.states()).map(|_| zeros()).collect();
     let buffers =
         OwnedBuffers { param: &param, states: &states.iter().collect::<Vec<_>>(), working: None };
-    cube::update(client, step, 1.0, &upload(client, &grad, DeviceDType::F32), buffers);
+    step.launch(client, 1.0, &upload(client, &grad, DeviceDType::F32), buffers);
     for updated in states.into_iter().chain([param]) {
         for (i, x) in download(client, updated).into_iter().enumerate() {
             if i >= 290 {
@@ -439,6 +440,6 @@ fn device_kernels_buffers_of_different_lengths_are_refused() {
     let client = client();
     let [a, b] = [2, 3].map(|len| DeviceBuffer::empty(&client, len, DeviceDType::F32));
     let buffers = OwnedBuffers { param: &a, states: &[&a, &b], working: None };
-    let step = AdamStep::new(&rule(WeightDecay::L2(0.0)), 1).into();
-    cube::update(&client, &step, 1.0, &a, buffers);
+    let step = ElementwiseStep::from(AdamStep::new(&rule(WeightDecay::L2(0.0)), 1));
+    step.launch(&client, 1.0, &a, buffers);
 }

@@ -47,6 +47,11 @@ pub(crate) trait ElementKernel: Send + Sync + 'static {
     );
 }
 
+/// Returns the index of one of `names`. Called when a kernel is compiled.
+pub(crate) fn place(names: &[&str], name: &str) -> usize {
+    names.iter().take_while(|other| **other != name).count()
+}
+
 /// Writes element `i` of state `state`, which must be known when the kernel is compiled.
 #[cube]
 pub(crate) fn write(
@@ -59,18 +64,23 @@ pub(crate) fn write(
     array[i] = value;
 }
 
-/// Returns `from + weight * (to - from)`, computed from the nearer end, so that weight 1 returns
-/// exactly `to`.
+/// Does the same as [`lerp`](crate::elementwise::lerp) on the CPU.
 #[cube]
 pub(crate) fn lerp(from: f32, to: f32, weight: f32) -> f32 {
     if weight < 0.5 { from + weight * (to - from) } else { to - (to - from) * (1.0 - weight) }
+}
+
+/// Does the same as [`only_if`](crate::elementwise::only_if) on the CPU.
+#[cube]
+pub(crate) fn only_if(condition: bool, value: f32) -> f32 {
+    if condition { value } else { f32::new(0.0) }
 }
 
 /// Checks the buffers and launches the kernel of a step with one unit per element. Buffers without
 /// elements need no launch.
 ///
 /// # Panics
-/// Panics under the same conditions as [`update`](super::update).
+/// Panics under the same conditions as [`ElementwiseStep::launch`](crate::ElementwiseStep::launch).
 pub(crate) fn launch<R: Runtime, S: Elementwise<N> + ElementKernel, const N: usize>(
     client: &ComputeClient<R>,
     step: S,

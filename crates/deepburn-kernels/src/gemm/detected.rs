@@ -41,38 +41,19 @@ impl Detected {
     }
 
     #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-    fn of_tiles() -> Option<Self> {
+    pub(super) fn of_tiles() -> Option<Self> {
         Amx::detect().map(Self::Amx)
     }
 
     /// AMX is requested only on Linux.
     #[cfg(all(target_arch = "x86_64", not(target_os = "linux")))]
-    fn of_tiles() -> Option<Self> {
+    pub(super) fn of_tiles() -> Option<Self> {
         None
     }
 
     #[cfg(not(target_arch = "x86_64"))]
     pub(super) fn new(_: Arithmetic) -> Self {
         Self::Portable(Portable)
-    }
-
-    /// Returns all kernels for an arithmetic that this processor supports, the fastest first.
-    #[cfg(all(test, target_arch = "x86_64"))]
-    pub(super) fn all(arithmetic: Arithmetic) -> Vec<Self> {
-        let pairs = match arithmetic {
-            Arithmetic::F32 => [None, None],
-            Arithmetic::Bf16 => [Self::of_tiles(), Avx512Bf16::detect().map(Self::Avx512Bf16)],
-        };
-        if pairs.iter().any(Option::is_some) {
-            return pairs.into_iter().flatten().collect();
-        }
-        let singles = [Avx512::detect().map(Self::Avx512), Avx2::detect().map(Self::Avx2)];
-        singles.into_iter().flatten().chain([Self::Portable(Portable)]).collect()
-    }
-
-    #[cfg(all(test, not(target_arch = "x86_64")))]
-    pub(super) fn all(_: Arithmetic) -> Vec<Self> {
-        vec![Self::Portable(Portable)]
     }
 
     /// Returns the name of the instruction set.

@@ -6,7 +6,7 @@ use super::portable::Portable;
 use super::*;
 use crate::FloatSlice;
 use crate::element::Element;
-use crate::testing::in_pool;
+use crate::tests::in_pool;
 
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod amx;
@@ -44,6 +44,30 @@ impl Numbers {
             Self::Bf16(all) => all[index].to_f32(),
         };
         f64::from(if in_pairs(arithmetic) { bf16::from_f32(value).to_f32() } else { value })
+    }
+}
+
+impl Detected {
+    /// Returns all kernels for an arithmetic that this processor supports, the fastest first.
+    #[cfg(target_arch = "x86_64")]
+    fn all(arithmetic: Arithmetic) -> Vec<Self> {
+        let pairs = match arithmetic {
+            Arithmetic::F32 => [None, None],
+            Arithmetic::Bf16 => {
+                [Self::of_tiles(), avx512::Avx512Bf16::detect().map(Self::Avx512Bf16)]
+            }
+        };
+        if pairs.iter().any(Option::is_some) {
+            return pairs.into_iter().flatten().collect();
+        }
+        let singles =
+            [avx512::Avx512::detect().map(Self::Avx512), avx2::Avx2::detect().map(Self::Avx2)];
+        singles.into_iter().flatten().chain([Self::Portable(Portable)]).collect()
+    }
+
+    #[cfg(not(target_arch = "x86_64"))]
+    fn all(_: Arithmetic) -> Vec<Self> {
+        vec![Self::Portable(Portable)]
     }
 }
 

@@ -34,12 +34,6 @@ const MIDDLES: [f32; 15] = {
     middles
 };
 
-/// Returns the code of the value that is nearest to `x`, the smaller one of two.
-pub(super) fn nearest(x: f64) -> u32 {
-    let distance = |code: &u32| (f64::from(VALUES[*code as usize]) - x).abs();
-    (0..16).min_by(|a, b| distance(a).total_cmp(&distance(b))).unwrap_or(0)
-}
-
 /// Encodes a block and returns its scale. The first element of a byte has the upper four bits.
 #[inline(always)]
 pub(super) fn encode(block: &[f32; QUANTIZED_BLOCK], words: &mut [u32]) -> f32 {

@@ -34,6 +34,7 @@ use std::borrow::Cow;
 use half::{bf16, f16};
 use rayon::prelude::*;
 
+use super::decode_blocks;
 use crate::blocks::vectorized;
 use crate::element::Element;
 use block_vector::BlockVector;
@@ -78,9 +79,14 @@ impl RowEncoding {
 
     /// Returns the number of bytes of `numel` elements, which are whole blocks.
     pub const fn num_bytes(self, numel: usize) -> usize {
+        self.code_bytes(numel) + self.scales(numel) * SCALE
+    }
+
+    /// Returns the number of scales.
+    const fn scales(self, numel: usize) -> usize {
         match self {
-            Self::F16 | Self::Bf16 => 2 * numel,
-            Self::Q8_0 | Self::Q4_0 => self.code_bytes(numel) + numel / BLOCK * SCALE,
+            Self::F16 | Self::Bf16 => 0,
+            Self::Q8_0 | Self::Q4_0 => numel / BLOCK,
         }
     }
 
@@ -175,7 +181,11 @@ impl<'a> EncodedRows<'a> {
         let tasks = if is_large { 4 * rayon::current_num_threads() } else { 1 };
         let size = self.rows.div_ceil(tasks).max(ROWS_AT_A_TIME);
         let task = |(index, out): (usize, &mut [f32])| {
-            self.multiply_rows(instructions, index * size, &vector, out);
+            let rows = self.part(index * size, out.len());
+            match &vector {
+                Vector::Floats(x) => dot_floats(instructions, rows, x, out),
+                Vector::Blocks(x) => dot_blocks(instructions, rows, x, out),
+            }
             if let Some(bias) = bias {
                 out.iter_mut().zip(&bias[index * size..]).for_each(|(sum, bias)| *sum += bias);
             }
@@ -186,24 +196,13 @@ impl<'a> EncodedRows<'a> {
         }
     }
 
-    /// Computes the products of the rows from `first` on.
-    fn multiply_rows(
-        &self,
-        instructions: Instructions,
-        first: usize,
-        vector: &Vector<'_>,
-        out: &mut [f32],
-    ) {
-        let row = self.format.code_bytes(self.depth);
-        let codes = &self.codes[first * row..][..out.len() * row];
-        match vector {
-            Vector::Floats(x) => dot_floats(instructions, self.format, codes, x, out),
-            Vector::Blocks(x) => {
-                let per_row = self.depth / BLOCK;
-                let scales = &self.scales[first * per_row..][..out.len() * per_row];
-                dot_blocks(instructions, self.format, codes, scales, x, out);
-            }
-        }
+    /// Returns `rows` rows from `first` on.
+    fn part(&self, first: usize, rows: usize) -> Self {
+        let bytes = self.format.code_bytes(self.depth);
+        let codes = &self.codes[first * bytes..][..rows * bytes];
+        let scales = self.format.scales(self.depth);
+        let scales = &self.scales[first * scales..][..rows * scales];
+        Self { rows, codes, scales, ..*self }
     }
 
     /// Decodes the elements from `start` on, in row-major order, to `out`. Each element is rounded
@@ -213,47 +212,48 @@ impl<'a> EncodedRows<'a> {
     /// Panics if the range reaches beyond the end.
     pub fn decode<E: Element>(&self, start: usize, out: &mut [E]) {
         assert!(start + out.len() <= self.rows * self.depth, "elements of the matrix");
-        vectorized(
-            #[inline(always)]
-            || match self.format {
-                RowEncoding::F16 => {
-                    decode_16(self.codes, start, out, |bytes| f16::from_le_bytes(bytes).widen());
-                }
-                RowEncoding::Bf16 => {
-                    decode_16(self.codes, start, out, |bytes| bf16::from_le_bytes(bytes).widen());
-                }
-                RowEncoding::Q8_0 | RowEncoding::Q4_0 => self.decode_range(start, out),
-            },
-        );
-    }
-
-    /// Decodes a range of blocks, of which the first and the last may be cut.
-    #[inline(always)]
-    fn decode_range<E: Element>(&self, start: usize, mut out: &mut [E]) {
-        let mut at = start;
-        while !out.is_empty() {
-            let (block, first) = (at / BLOCK, at % BLOCK);
-            let count = (BLOCK - first).min(out.len());
-            let (part, rest) = out.split_at_mut(count);
-            let mut whole = [E::narrow(0.0); BLOCK];
-            E::narrow_all(&self.block(block), &mut whole);
-            part.copy_from_slice(&whole[first..first + count]);
-            (out, at) = (rest, at + count);
-        }
+        vectorized!(match self.format {
+            RowEncoding::F16 => {
+                decode_16(self.codes, start, out, |bytes| f16::from_le_bytes(bytes).widen());
+            }
+            RowEncoding::Bf16 => {
+                decode_16(self.codes, start, out, |bytes| bf16::from_le_bytes(bytes).widen());
+            }
+            RowEncoding::Q8_0 | RowEncoding::Q4_0 => decode_blocks(
+                start,
+                out,
+                #[inline(always)]
+                |block, out: &mut [E; BLOCK]| E::narrow_all(&self.block(block), out),
+            ),
+        });
     }
 
     /// Returns the elements of a block.
     #[inline(always)]
     fn block(&self, block: usize) -> [f32; BLOCK] {
-        // Rows are whole blocks, so blocks are numbered over the whole matrix.
+        let scale = f16::from_le_bytes(self.scales[block]).widen();
+        self.numbers(block).map(|number| scale * f32::from(number))
+    }
+
+    /// Returns the numbers of a block without its scale. Rows are whole blocks, so blocks are
+    /// numbered over the whole matrix.
+    #[inline(always)]
+    fn numbers(&self, block: usize) -> [i8; BLOCK] {
         let size = self.format.code_bytes(BLOCK);
         let codes = &self.codes[block * size..][..size];
-        let scale = f16::from_le_bytes(self.scales[block]).widen();
-        let numbers = match self.format {
-            RowEncoding::Q4_0 => nibbles(codes),
-            _ => signed_bytes(codes),
-        };
-        numbers.map(|number| scale * f32::from(number))
+        let mut numbers = [0; BLOCK];
+        if self.format == RowEncoding::Q4_0 {
+            let (low, high) = numbers.split_at_mut(BLOCK / 2);
+            for ((low, high), code) in low.iter_mut().zip(high).zip(codes) {
+                *low = (code & 15) as i8 - 8;
+                *high = (code >> 4) as i8 - 8;
+            }
+        } else {
+            for (number, code) in numbers.iter_mut().zip(codes) {
+                *number = *code as i8;
+            }
+        }
+        numbers
     }
 }
 
@@ -263,28 +263,6 @@ enum Vector<'a> {
     Floats(&'a [f32]),
     /// For formats with blocks.
     Blocks(BlockVector),
-}
-
-/// Returns the numbers of a block of signed bytes.
-#[inline(always)]
-fn signed_bytes(codes: &[u8]) -> [i8; BLOCK] {
-    let mut numbers = [0; BLOCK];
-    for (number, code) in numbers.iter_mut().zip(codes) {
-        *number = *code as i8;
-    }
-    numbers
-}
-
-/// Returns the numbers of a block in 4 bits.
-#[inline(always)]
-fn nibbles(codes: &[u8]) -> [i8; BLOCK] {
-    let mut numbers = [0; BLOCK];
-    let (low, high) = numbers.split_at_mut(BLOCK / 2);
-    for ((low, high), code) in low.iter_mut().zip(high).zip(codes) {
-        *low = (code & 15) as i8 - 8;
-        *high = (code >> 4) as i8 - 8;
-    }
-    numbers
 }
 
 /// Decodes 16-bit numbers from `start` on.
@@ -304,11 +282,24 @@ fn decode_16<E: Element>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::noise;
+    use crate::tests::noise;
     use proptest::prelude::*;
 
     const FORMATS: [RowEncoding; 4] =
         [RowEncoding::F16, RowEncoding::Bf16, RowEncoding::Q8_0, RowEncoding::Q4_0];
+
+    impl Instructions {
+        /// Returns all that this processor has.
+        fn available() -> Vec<Self> {
+            #[cfg(target_arch = "x86_64")]
+            match Self::detect() {
+                Self::Avx512Vnni => return vec![Self::Avx512Vnni, Self::Avx2, Self::Portable],
+                Self::Avx2 => return vec![Self::Avx2, Self::Portable],
+                Self::Portable => {}
+            }
+            vec![Self::Portable]
+        }
+    }
 
     /// Returns the words of blocks as bytes.
     fn in_memory(format: RowEncoding, blocks: &[u8]) -> Vec<u8> {

@@ -4,7 +4,7 @@ use half::{bf16, f16};
 use proptest::prelude::*;
 
 use super::*;
-use crate::testing::noise;
+use crate::tests::noise;
 
 const FORMATS: [BlockFormat; 3] =
     [BlockFormat::Nf4 { double: false }, BlockFormat::Nf4 { double: true }, BlockFormat::Int8];
@@ -28,6 +28,59 @@ fn decoded<E: Element>(format: BlockFormat, numel: usize, words: &[u32]) -> Vec<
     let mut out = vec![E::narrow(7.0); numel];
     QuantizedSlice::new(format, numel, words).decode(0, &mut out);
     out
+}
+
+/// Returns the code of NF4's value that is nearest to `x`, the smaller one of two.
+fn nearest_nf4(x: f64) -> u32 {
+    let distance = |code: &u32| (f64::from(nf4::VALUES[*code as usize]) - x).abs();
+    (0..16).min_by(|a, b| distance(a).total_cmp(&distance(b))).unwrap()
+}
+
+impl BlockFormat {
+    /// Computes the same result as [`encode`](Self::encode) one element at a time: each code is the
+    /// nearest one, in f64.
+    ///
+    /// Of two codes at the same distance, the smaller one is taken.
+    fn encode_reference(self, values: &[f32]) -> Vec<u32> {
+        let mut words = vec![0; self.words(values.len())];
+        let mut scales = Vec::new();
+        let per_word = QUANTIZED_BLOCK / self.words_per_block();
+        for (block, values) in values.chunks(QUANTIZED_BLOCK).enumerate() {
+            let largest = largest(values);
+            scales.push(if self == Self::Int8 { largest / 127.0 } else { largest });
+            for place in 0..QUANTIZED_BLOCK {
+                let value = values.get(place).copied().unwrap_or(0.0);
+                let divisor = if largest > 0.0 { f64::from(largest) } else { 1.0 };
+                let bits = match self {
+                    Self::Nf4 { .. } => {
+                        nearest_nf4(f64::from(value) / divisor) << (4 * ((place % 8) ^ 1))
+                    }
+                    Self::Int8 => {
+                        let code = (f64::from(value) * (127.0 / divisor)).round_ties_even() as i8;
+                        u32::from(code as u8) << (8 * (place % 4))
+                    }
+                };
+                words[block * self.words_per_block() + place / per_word] |= bits;
+            }
+        }
+        let scale_words = self.code_words(values.len());
+        BlockScales::store(self.has_quantized_scales(), &scales, &mut words[scale_words..]);
+        words
+    }
+}
+
+impl QuantizedSlice<'_> {
+    /// Returns one element in f32, computed from the definition of the format.
+    fn get(&self, index: usize) -> f32 {
+        let (block, place) = (index / QUANTIZED_BLOCK, index % QUANTIZED_BLOCK);
+        let per_word = QUANTIZED_BLOCK / self.format.words_per_block();
+        let word = self.codes[block * self.format.words_per_block() + place / per_word];
+        let code = match self.format {
+            BlockFormat::Nf4 { .. } => nf4::VALUES[(word >> (4 * ((place % 8) ^ 1)) & 15) as usize],
+            BlockFormat::Int8 => f32::from((word >> (8 * (place % 4))) as u8 as i8),
+        };
+        code * self.scales.at(block)
+    }
 }
 
 #[test]

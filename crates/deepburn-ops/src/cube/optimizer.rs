@@ -55,7 +55,7 @@ where
             states: &buffers.iter().collect::<Vec<_>>(),
             working: copy.as_ref(),
         };
-        cube::update(&master.client, step, grad_scale, &buffer(&gradient), owned);
+        step.launch(&master.client, grad_scale, &buffer(&gradient), owned);
         states.extend(unused);
         let copy = copy.map(|copy| tensor(copy, &master));
         (UpdateArrays { master, states }, copy)

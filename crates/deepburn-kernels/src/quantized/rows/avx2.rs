@@ -6,7 +6,7 @@ use std::arch::x86_64::*;
 use super::block_vector::BlockVector;
 use super::lanes::{Lanes, instructions};
 use super::nibbles::{LANES, Numbers};
-use super::{BLOCK, SCALE};
+use super::{BLOCK, EncodedRows, SCALE};
 
 impl Lanes for __m256 {
     const COUNT: usize = 8;
@@ -58,16 +58,15 @@ const SCALES: usize = 64;
 /// The processor has AVX2, FMA, F16C and the instructions of `M`. The rows have as many blocks as
 /// the vector.
 #[inline(always)]
-pub(super) unsafe fn rows<M: Multiply>(
-    codes: &[u8],
-    scales: &[[u8; SCALE]],
+pub(super) unsafe fn multiply<M: Multiply>(
+    rows: EncodedRows<'_>,
     x: &BlockVector,
     out: &mut [f32],
 ) {
     let blocks = x.blocks();
     for (row, out) in out.iter_mut().enumerate() {
-        let codes = codes[row * blocks * BLOCK..].as_ptr();
-        let scales = &scales[row * blocks..][..blocks];
+        let codes = rows.codes[row * blocks * BLOCK..].as_ptr();
+        let scales = &rows.scales[row * blocks..][..blocks];
         // SAFETY: as the caller promises.
         *out = unsafe { dot::<M>(codes, scales, x) };
     }
@@ -76,7 +75,7 @@ pub(super) unsafe fn rows<M: Multiply>(
 /// Returns the dot product of a row and a vector.
 #[inline(always)]
 unsafe fn dot<M: Multiply>(codes: *const u8, scales: &[[u8; SCALE]], x: &BlockVector) -> f32 {
-    // SAFETY: as the caller of `rows` promises.
+    // SAFETY: as the caller of `multiply` promises.
     unsafe {
         // Two sums, so that an addition need not wait for the one before.
         let (mut even, mut odd) = (_mm256_setzero_ps(), _mm256_setzero_ps());

@@ -12,6 +12,7 @@
 
 use super::{BLOCK, RowEncoding};
 use crate::blocks::vectorized;
+use crate::quantized::largest;
 
 /// The largest magnitude of a code.
 const LARGEST: f32 = i16::MAX as f32;
@@ -50,10 +51,7 @@ impl BlockVector {
             scales: vec![0.0; padded],
             corrections: vec![[0; CORRECTIONS]; padded],
         };
-        vectorized(
-            #[inline(always)]
-            || vector.fill(blocks),
-        );
+        vectorized!(vector.fill(blocks));
         vector
     }
 
@@ -130,19 +128,14 @@ impl BlockVector {
 /// Returns the codes and the scale of a block.
 #[inline(always)]
 fn encode(block: &[f32; BLOCK]) -> ([i16; BLOCK], f32) {
-    let (mut largest, mut poison) = (0.0_f32, 0.0_f32);
-    for x in block {
-        largest = if x.abs() > largest { x.abs() } else { largest };
-        // The sum of x * 0 is NaN if any value is infinite or NaN, and 0 otherwise.
-        poison += x * 0.0;
-    }
+    let largest = largest(block);
     // A quotient of a subnormal number would be infinite.
     let inverse = if largest >= f32::MIN_POSITIVE { LARGEST / largest } else { 0.0 };
     let mut codes = [0; BLOCK];
     for (code, x) in codes.iter_mut().zip(block) {
         *code = (x * inverse).round_ties_even() as i32 as i16;
     }
-    (codes, largest / LARGEST + poison)
+    (codes, largest / LARGEST)
 }
 
 #[cfg(test)]

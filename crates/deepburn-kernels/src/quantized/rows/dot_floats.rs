@@ -2,44 +2,42 @@
 
 use half::{bf16, f16};
 
-use super::RowEncoding;
 use super::instructions::Instructions;
 use super::lanes::Lanes;
+use super::{EncodedRows, RowEncoding};
 use crate::element::Element;
 
-/// Writes the dot products of consecutive rows and `x` to `out`. `codes` has the rows, in f16 or
-/// bf16.
+/// Writes the dot products of rows in f16 or bf16 and `x` to `out`.
 pub(super) fn dot_floats(
     instructions: Instructions,
-    format: RowEncoding,
-    codes: &[u8],
+    rows: EncodedRows<'_>,
     x: &[f32],
     out: &mut [f32],
 ) {
     match instructions {
         // SAFETY: the processor has the instructions.
         #[cfg(target_arch = "x86_64")]
-        Instructions::Avx512Vnni => unsafe { with_avx512(format, codes, x, out) },
+        Instructions::Avx512Vnni => unsafe { with_avx512(rows, x, out) },
         // SAFETY: as above.
         #[cfg(target_arch = "x86_64")]
-        Instructions::Avx2 => unsafe { with_avx2(format, codes, x, out) },
+        Instructions::Avx2 => unsafe { with_avx2(rows, x, out) },
         // SAFETY: the portable vector needs no instructions.
-        Instructions::Portable => unsafe { rows::<[f32; 8]>(format, codes, x, out) },
+        Instructions::Portable => unsafe { multiply::<[f32; 8]>(rows, x, out) },
     }
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx2,fma,f16c")]
-unsafe fn with_avx512(format: RowEncoding, codes: &[u8], x: &[f32], out: &mut [f32]) {
+unsafe fn with_avx512(rows: EncodedRows<'_>, x: &[f32], out: &mut [f32]) {
     // SAFETY: as the caller promises.
-    unsafe { rows::<std::arch::x86_64::__m512>(format, codes, x, out) }
+    unsafe { multiply::<std::arch::x86_64::__m512>(rows, x, out) }
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn with_avx2(format: RowEncoding, codes: &[u8], x: &[f32], out: &mut [f32]) {
+unsafe fn with_avx2(rows: EncodedRows<'_>, x: &[f32], out: &mut [f32]) {
     // SAFETY: as the caller promises.
-    unsafe { rows::<std::arch::x86_64::__m256>(format, codes, x, out) }
+    unsafe { multiply::<std::arch::x86_64::__m256>(rows, x, out) }
 }
 
 /// Multiplies the rows; inlined, so that it is compiled for the instruction set.
@@ -47,13 +45,13 @@ unsafe fn with_avx2(format: RowEncoding, codes: &[u8], x: &[f32], out: &mut [f32
 /// # Safety
 /// The processor has the instruction set of `L`.
 #[inline(always)]
-unsafe fn rows<L: Lanes>(format: RowEncoding, codes: &[u8], x: &[f32], out: &mut [f32]) {
-    let rows = codes.chunks_exact((2 * x.len()).max(1));
-    for (row, out) in rows.zip(out) {
+unsafe fn multiply<L: Lanes>(rows: EncodedRows<'_>, x: &[f32], out: &mut [f32]) {
+    let codes = rows.codes.chunks_exact((2 * x.len()).max(1));
+    for (row, out) in codes.zip(out) {
         let (pairs, _) = row.as_chunks::<2>();
         // SAFETY: the row is as long as the vector, and the caller promises the instructions.
         *out = unsafe {
-            match format {
+            match rows.format {
                 RowEncoding::F16 => dot(
                     pairs,
                     x,

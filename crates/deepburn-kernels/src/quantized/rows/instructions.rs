@@ -33,16 +33,4 @@ impl Instructions {
         }
         Self::Portable
     }
-
-    /// Returns all that this processor has.
-    #[cfg(test)]
-    pub(super) fn available() -> Vec<Self> {
-        #[cfg(target_arch = "x86_64")]
-        match Self::detect() {
-            Self::Avx512Vnni => return vec![Self::Avx512Vnni, Self::Avx2, Self::Portable],
-            Self::Avx2 => return vec![Self::Avx2, Self::Portable],
-            Self::Portable => {}
-        }
-        vec![Self::Portable]
-    }
 }

@@ -12,7 +12,7 @@ use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
 
 use super::block_vector::{BlockVector, CORRECTIONS};
 use super::lanes::Lanes;
-use super::{BLOCK, SCALE};
+use super::{BLOCK, EncodedRows, SCALE};
 
 /// The number of bytes of the codes of a block.
 const BYTES: usize = BLOCK / 2;
@@ -60,16 +60,11 @@ const AHEAD: usize = 4096;
 /// # Safety
 /// The processor has the instructions of `N`. The rows have as many blocks as the vector.
 #[inline(always)]
-pub(super) unsafe fn rows<N: Numbers>(
-    codes: &[u8],
-    scales: &[[u8; SCALE]],
-    x: &BlockVector,
-    out: &mut [f32],
-) {
+pub(super) unsafe fn multiply<N: Numbers>(rows: EncodedRows<'_>, x: &BlockVector, out: &mut [f32]) {
     let blocks = x.blocks();
     for (row, out) in out.iter_mut().enumerate() {
-        let codes = codes[row * blocks * BYTES..].as_ptr();
-        let scales = scales[row * blocks..].as_ptr().cast();
+        let codes = rows.codes[row * blocks * BYTES..].as_ptr();
+        let scales = rows.scales[row * blocks..].as_ptr().cast();
         // SAFETY: as the caller promises.
         *out = unsafe { dot::<N>(codes, scales, x) };
     }
@@ -80,7 +75,7 @@ pub(super) unsafe fn rows<N: Numbers>(
 unsafe fn dot<N: Numbers>(codes: *const u8, scales: *const u8, x: &BlockVector) -> f32 {
     let (blocks, lanes) = (x.blocks(), N::Floats::COUNT);
     let whole = blocks / lanes * lanes;
-    // SAFETY: as the caller of `rows` promises.
+    // SAFETY: as the caller of `multiply` promises.
     unsafe {
         let mut sum = N::Floats::zero();
         // The number of blocks of all but the last part is a constant, so that the loop over them
@@ -106,7 +101,7 @@ unsafe fn add<N: Numbers>(
     mut sum: N::Floats,
 ) -> N::Floats {
     let per_register = N::Floats::COUNT / LANES;
-    // SAFETY: as the caller of `rows` promises. The vector has whole registers.
+    // SAFETY: as the caller of `multiply` promises. The vector has whole registers.
     unsafe {
         let products = N::scales(scales.add(start * SCALE), count, x.scales().as_ptr().add(start));
         for first in (0..count).step_by(per_register) {
@@ -126,7 +121,7 @@ unsafe fn add<N: Numbers>(
 /// Returns the sums of products of the codes of a register and of the vector from `block` on.
 #[inline(always)]
 unsafe fn sums<N: Numbers>(codes: N, x: &BlockVector, block: usize) -> N {
-    // SAFETY: as the caller of `rows` promises.
+    // SAFETY: as the caller of `multiply` promises.
     unsafe {
         let plane = |plane| N::load(x.plane(plane).as_ptr().add(block * BLOCK / 4).cast());
         let sum = N::load(x.corrections().as_ptr().add(block).cast());

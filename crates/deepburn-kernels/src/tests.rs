@@ -56,6 +56,17 @@ impl Held {
     }
 }
 
+impl FloatSlice<'_> {
+    /// Returns one element, converted by `half`'s scalar function.
+    pub(crate) fn get(&self, index: usize) -> f32 {
+        match self {
+            Self::F32(elements) => elements[index],
+            Self::F16(elements) => elements[index].to_f32_const(),
+            Self::Bf16(elements) => elements[index].to_f32_const(),
+        }
+    }
+}
+
 /// Returns deterministic numbers in [-1, 1), from a 64-bit linear congruential generator. The same
 /// seed gives the same numbers.
 pub(crate) fn noise(len: usize, seed: u64) -> Vec<f32> {

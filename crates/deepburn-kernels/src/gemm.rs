@@ -44,6 +44,7 @@ mod tests;
 
 pub use matrix::{Matrix, MatrixMut, Target};
 
+use blocking::Computation;
 use detected::Detected;
 use kernel::Kernel;
 use result::{Epilogue, RowMut};
@@ -115,17 +116,14 @@ impl<'a> Product<'a> {
         Self { factor, ..self }
     }
 
-    /// Adds `bias`, which has one number per column, to every row.
+    /// Adds `bias`, if there is one, which has one number per column, to every row.
     ///
     /// # Panics
     /// Panics if `bias` does not have one number per column.
-    pub fn plus(self, bias: &'a [f32]) -> Self {
-        assert_eq!(
-            bias.len(),
-            self.right.columns,
-            "elements of the bias and columns of the product"
-        );
-        Self { bias: Some(bias), ..self }
+    pub fn plus(self, bias: Option<&'a [f32]>) -> Self {
+        let columns = bias.map_or(self.right.columns, <[f32]>::len);
+        assert_eq!(columns, self.right.columns, "elements of the bias and columns of the product");
+        Self { bias, ..self }
     }
 
     /// Writes the product to `out`, whose elements need not be initialized. Each element is rounded
@@ -191,8 +189,9 @@ impl<'a> Product<'a> {
             return;
         }
         let all = if self.threads == Threads::All { rayon::current_num_threads() } else { 1 };
-        if !one_row::multiply(kernel, self, out, epilogue, all) {
-            blocking::multiply(kernel, self, out, epilogue, threads);
+        let computation = Computation { kernel, product: self, out, epilogue };
+        if !one_row::multiply(computation, all) {
+            blocking::multiply(computation, threads);
         }
     }
 }

@@ -16,10 +16,11 @@ use std::sync::OnceLock;
 use half::bf16;
 
 use super::avx512::{Avx512Bf16, finish};
+use super::blocking::{self, Computation};
 use super::kernel::{Kernel, LeftRows, Tile};
 use super::pack::{Pair, Strip};
 use super::result::{Epilogue, RowMut};
-use super::{Arithmetic, Matrix, MatrixMut, Product, blocking};
+use super::{Arithmetic, Matrix, MatrixMut, Product};
 
 pub(super) mod pack;
 mod permission;
@@ -70,8 +71,9 @@ pub(super) fn agree(kernel: impl Kernel, other: impl Kernel) -> bool {
     let [result, expected] =
         results.each_mut().map(|out| MatrixMut::new(out, rows, columns, columns));
     let epilogue = Epilogue { factor: 1.0, bias: None, accumulate: false };
-    blocking::multiply(kernel, &product, &result, epilogue, 1);
-    blocking::multiply(other, &product, &expected, epilogue, 1);
+    let product = &product;
+    blocking::multiply(Computation { kernel, product, out: &result, epilogue }, 1);
+    blocking::multiply(Computation { kernel: other, product, out: &expected, epilogue }, 1);
     results[0] == results[1]
 }
 

@@ -42,29 +42,35 @@ const BLOCK_ROWS: usize = 512;
 /// The number of tasks per thread, so that a thread that starts late does not delay all others.
 const TASKS_PER_THREAD: usize = 4;
 
+/// A product, the kernel that computes it, and its result.
+#[derive(Clone, Copy)]
+pub(super) struct Computation<'a, K> {
+    pub(super) kernel: K,
+    pub(super) product: &'a Product<'a>,
+    pub(super) out: &'a MatrixMut<'a>,
+    pub(super) epilogue: Epilogue<'a>,
+}
+
+impl<K> Computation<'_, K> {
+    /// Returns `[rows, depth, columns]`.
+    fn shape(&self) -> [usize; 3] {
+        [self.out.rows, self.product.left.columns(), self.out.columns]
+    }
+}
+
 /// Computes a product of at least one row, column and depth.
-pub(super) fn multiply<K: Kernel>(
-    kernel: K,
-    product: &Product<'_>,
-    out: &MatrixMut<'_>,
-    epilogue: Epilogue<'_>,
-    threads: usize,
-) {
-    let shape = [out.rows, product.left.columns(), out.columns];
-    let sizes = BlockSizes::new::<K>(shape, threads);
-    multiply_in_blocks(kernel, product, out, epilogue, threads, sizes);
+pub(super) fn multiply<K: Kernel>(computation: Computation<'_, K>, threads: usize) {
+    let sizes = BlockSizes::new::<K>(computation.shape(), threads);
+    multiply_in_blocks(computation, threads, sizes);
 }
 
 /// Computes a product in blocks of the given sizes.
 pub(super) fn multiply_in_blocks<K: Kernel>(
-    kernel: K,
-    product: &Product<'_>,
-    out: &MatrixMut<'_>,
-    epilogue: Epilogue<'_>,
+    computation: Computation<'_, K>,
     threads: usize,
     sizes: BlockSizes,
 ) {
-    let shape = [out.rows, product.left.columns(), out.columns];
+    let shape = computation.shape();
     debug_assert!(sizes.rows >= shape[0] || sizes.rows.is_multiple_of(K::LEFT_LANES), "{sizes:?}");
     debug_assert!(
         sizes.depths >= shape[1] || sizes.depths.is_multiple_of(K::PANEL_DEPTH),
@@ -74,7 +80,7 @@ pub(super) fn multiply_in_blocks<K: Kernel>(
         sizes.columns >= shape[2] || sizes.columns.is_multiple_of(K::COLUMNS),
         "{sizes:?}"
     );
-    let in_place = kernel.in_place(product.left);
+    let in_place = computation.kernel.in_place(computation.product.left);
     let left_bytes = if in_place.is_some() { 0 } else { sizes.left_bytes::<K>() };
     let left_bytes = left_bytes.next_multiple_of(64);
     Scratch::with(ScratchKind::Block, left_bytes + sizes.sum_bytes::<K>(shape), |scratch| {
@@ -93,17 +99,7 @@ pub(super) fn multiply_in_blocks<K: Kernel>(
                         None => Left { first: packed, row_bytes: K::left_row_bytes(depths.len()) },
                     };
                     let sums = (sizes.depths < shape[1]).then_some(sums);
-                    let block = ProductBlock {
-                        kernel,
-                        product,
-                        out,
-                        epilogue,
-                        rows,
-                        columns,
-                        depths,
-                        left,
-                        sums,
-                    };
+                    let block = ProductBlock { computation, rows, columns, depths, left, sums };
                     if in_place.is_none() {
                         block.pack_left(threads);
                     }
@@ -185,10 +181,7 @@ impl BlockSizes {
 
 /// A range of rows and columns of the result over a range of depths.
 struct ProductBlock<'a, K: Kernel> {
-    kernel: K,
-    product: &'a Product<'a>,
-    out: &'a MatrixMut<'a>,
-    epilogue: Epilogue<'a>,
+    computation: Computation<'a, K>,
     rows: Range<usize>,
     columns: Range<usize>,
     depths: Range<usize>,
@@ -227,7 +220,7 @@ struct TaskScratch<P> {
 impl<K: Kernel> ProductBlock<'_, K> {
     /// Returns the number of depths of the product.
     fn depth(&self) -> usize {
-        self.product.left.columns()
+        self.computation.product.left.columns()
     }
 
     /// Returns true if a right panel has all depths, so that a tile is finished at once.
@@ -241,11 +234,11 @@ impl<K: Kernel> ProductBlock<'_, K> {
             let lane = panel * K::LEFT_LANES;
             let lanes = [self.rows.start + lane, (self.rows.len() - lane).min(K::LEFT_LANES)];
             let depths = [self.depths.start, self.depths.len()];
-            let strip = Strip::rows(self.product.left, lanes, depths);
+            let strip = Strip::rows(self.computation.product.left, lanes, depths);
             // SAFETY: the scratch memory is large enough for all panels of the block, and each
             // panel is written once. A block never has more depths than the first block, for which
             // the memory was allocated.
-            unsafe { self.kernel.pack_left(strip, self.left.row(lane).cast_mut()) };
+            unsafe { self.computation.kernel.pack_left(strip, self.left.row(lane).cast_mut()) };
         });
     }
 
@@ -296,7 +289,7 @@ impl<K: Kernel> ProductBlock<'_, K> {
                 None => scratch.as_ptr().wrapping_add(panel_bytes).cast(),
             };
             let task_scratch = TaskScratch { right: scratch.as_ptr().cast(), sums };
-            self.kernel.run(|| {
+            self.computation.kernel.run(|| {
                 for depth in self.depths.clone().step_by(K::PANEL_DEPTH) {
                     // What this thread packs next: the following depths, or the first ones of its
                     // next task.
@@ -324,7 +317,7 @@ impl<K: Kernel> ProductBlock<'_, K> {
         let strip = self.right(task, depth);
         let depths = strip.depth;
         // SAFETY: the scratch memory is large enough for a panel of this depth.
-        unsafe { self.kernel.pack_right(strip, scratch.right) };
+        unsafe { self.computation.kernel.pack_right(strip, scratch.right) };
         let tiles = task.rows.div_ceil(K::ROWS);
         for number in 0..tiles {
             if let Some(next) = &next {
@@ -341,7 +334,7 @@ impl<K: Kernel> ProductBlock<'_, K> {
             let is_last = depth + depths == self.depth();
             if is_last {
                 self.each_row(task, row, left.count, |_, result| {
-                    self.kernel.prefetch_result(result, task.columns);
+                    self.computation.kernel.prefetch_result(result, task.columns);
                 });
             }
             // Depth 0 overwrites the sums, which are not initialized.
@@ -349,14 +342,14 @@ impl<K: Kernel> ProductBlock<'_, K> {
             let padded = depths.next_multiple_of(K::DEPTH_STEP);
             // SAFETY: both operands contain these depths, and the scratch memory contains this
             // tile. The caller runs inside `Kernel::run`.
-            unsafe { self.kernel.tile(padded, left, scratch.right, tile) };
+            unsafe { self.computation.kernel.tile(padded, left, scratch.right, tile) };
             if is_last {
                 self.each_row(task, row, left.count, |index, result| {
                     // SAFETY: these are the sums of a row of the tile.
                     let sums = unsafe {
                         std::slice::from_raw_parts(values.add(index * K::COLUMNS), task.columns)
                     };
-                    self.kernel.finish(sums, result);
+                    self.computation.kernel.finish(sums, result);
                 });
             }
         }
@@ -372,11 +365,11 @@ impl<K: Kernel> ProductBlock<'_, K> {
         work: impl Fn(usize, RowMut<'_>),
     ) {
         let column = self.columns.start + task.column;
-        let epilogue = self.epilogue.columns(column, task.columns);
+        let epilogue = self.computation.epilogue.columns(column, task.columns);
         for index in 0..rows {
             let row = self.rows.start + task.row + first + index;
             // SAFETY: the elements are in the result, and this thread alone uses them.
-            work(index, unsafe { RowMut::new(self.out, row, column, epilogue) });
+            work(index, unsafe { RowMut::new(self.computation.out, row, column, epilogue) });
         }
     }
 
@@ -385,7 +378,7 @@ impl<K: Kernel> ProductBlock<'_, K> {
     fn right(&self, task: PanelTask, depth: usize) -> Strip<'_> {
         let depths = (self.depths.end - depth).min(K::PANEL_DEPTH);
         let columns = [self.columns.start + task.column, task.columns];
-        Strip::columns(self.product.right, columns, [depth, depths])
+        Strip::columns(self.computation.product.right, columns, [depth, depths])
     }
 }
 

@@ -13,11 +13,10 @@
 //! The order of summation is the order of the kernel's tiles, so a row has the same bits as in a
 //! product of more rows.
 
-use super::Product;
-use super::blocking::each;
+use super::blocking::{Computation, each};
 use super::kernel::Kernel;
-use super::matrix::{Matrix, MatrixMut};
-use super::result::{Epilogue, RowMut};
+use super::matrix::Matrix;
+use super::result::RowMut;
 use crate::element::Element;
 use crate::float_slice::with_elements;
 
@@ -37,13 +36,8 @@ const ROWS: usize = 8;
 
 /// Computes the product and returns true if it has one row, and the kernel can read the right
 /// operand in place.
-pub(super) fn multiply<K: Kernel>(
-    kernel: K,
-    product: &Product<'_>,
-    out: &MatrixMut<'_>,
-    epilogue: Epilogue<'_>,
-    threads: usize,
-) -> bool {
+pub(super) fn multiply<K: Kernel>(computation: Computation<'_, K>, threads: usize) -> bool {
+    let Computation { kernel, product, out, epilogue } = computation;
     if !K::MULTIPLIES_ROWS || out.rows != 1 || product.right.column_stride != 1 {
         return false;
     }
@@ -66,12 +60,9 @@ pub(super) fn multiply<K: Kernel>(
 
 /// Returns the elements of a matrix of one row.
 fn values(row: Matrix<'_>) -> Vec<f32> {
-    let stride = row.column_stride;
-    with_elements!(row.elements, elements => widened(elements, row.columns, stride))
-}
-
-fn widened<E: Element>(elements: &[E], count: usize, stride: usize) -> Vec<f32> {
-    (0..count).map(|column| elements[column * stride].widen()).collect()
+    with_elements!(row.elements, elements => {
+        (0..row.columns).map(|column| elements[column * row.column_stride].widen()).collect()
+    })
 }
 
 /// Adds the product of the row `left` and the matrix `right`, whose columns are adjacent, to

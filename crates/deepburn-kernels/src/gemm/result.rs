@@ -61,26 +61,22 @@ impl<'a> RowMut<'a> {
         // SAFETY: the constructor's caller promised the elements.
         unsafe {
             match self.target {
-                Target::F32(row) => {
-                    write(sums, std::slice::from_raw_parts_mut(row, sums.len()), self.epilogue)
-                }
-                Target::F16(row) => write::<f16>(
-                    sums,
-                    std::slice::from_raw_parts_mut(row, sums.len()),
-                    self.epilogue,
-                ),
-                Target::Bf16(row) => write::<bf16>(
-                    sums,
-                    std::slice::from_raw_parts_mut(row, sums.len()),
-                    self.epilogue,
-                ),
+                Target::F32(row) => write(sums, row, self.epilogue),
+                Target::F16(row) => write(sums, row, self.epilogue),
+                Target::Bf16(row) => write(sums, row, self.epilogue),
             }
         }
     }
 }
 
+/// Writes sums to the elements from `row` on.
+///
+/// # Safety
+/// There are as many elements as sums, and no other code accesses them.
 #[inline(always)]
-fn write<E: Element>(sums: &[f32], row: &mut [E], epilogue: Epilogue<'_>) {
+unsafe fn write<E: Element>(sums: &[f32], row: *mut E, epilogue: Epilogue<'_>) {
+    // SAFETY: as the caller promises.
+    let row = unsafe { std::slice::from_raw_parts_mut(row, sums.len()) };
     let Epilogue { factor, bias, accumulate } = epilogue;
     // Each case is a loop of its own, without a branch for each element.
     match (bias, accumulate) {

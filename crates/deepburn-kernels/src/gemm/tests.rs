@@ -325,7 +325,7 @@ fn one_row_has_the_bits_of_many() {
                     let left = Matrix::new(left.elements().starting_at(first * k), rows, k, k);
                     let mut out = vec![0.5_f32; rows * n];
                     let product =
-                        Product::new(left, right, Arithmetic::F32).scaled(0.3).plus(&bias);
+                        Product::new(left, right, Arithmetic::F32).scaled(0.3).plus(Some(&bias));
                     product.compute(kernel, &MatrixMut::new(&mut out, rows, n, n), true);
                     out.into_iter().map(f32::to_bits).collect::<Vec<_>>()
                 };
@@ -346,7 +346,7 @@ fn results_are_scaled_shifted_and_added() {
     let operands = case.operands();
     let bias: Vec<f32> = numbers(9).take(53).collect();
     let expected = case.expected(&operands);
-    let product = case.product(&operands).scaled(0.5).plus(&bias);
+    let product = case.product(&operands).scaled(0.5).plus(Some(&bias));
     for kernel in Detected::all(Arithmetic::Bf16) {
         // The rows are not adjacent, and the elements between them must not change.
         let mut out = vec![7.0_f32; 19 * 60];
@@ -443,7 +443,7 @@ fn a_product_without_depth_is_its_bias() {
     let bias = [1.0, 2.0];
     let mut out = [9.0_f32; 4];
     let [left, right] = [[2, 0], [0, 2]].map(|shape| Matrix::strided(&none[..], shape, [0, 0]));
-    let product = Product::new(left, right, Arithmetic::Bf16).plus(&bias);
+    let product = Product::new(left, right, Arithmetic::Bf16).plus(Some(&bias));
     product.write_to(MatrixMut::new(&mut out, 2, 2, 2));
     assert_eq!(out, [1.0, 2.0, 1.0, 2.0]);
     product.add_to(MatrixMut::new(&mut out, 2, 2, 2));
@@ -493,7 +493,8 @@ fn check_blocks_of<K: Kernel>(kernel: K, case: &Case) {
         let mut out: Vec<f32> = numbers(4).take(m * n).collect();
         let epilogue = Epilogue { factor: 0.5, bias: Some(&bias), accumulate };
         let result = MatrixMut::new(&mut out, m, n, n);
-        blocking::multiply_in_blocks(kernel, &product, &result, epilogue, threads, sizes);
+        let computation = Computation { kernel, product: &product, out: &result, epilogue };
+        blocking::multiply_in_blocks(computation, threads, sizes);
         out.into_iter().map(f32::to_bits).collect::<Vec<_>>()
     };
     let whole = BlockSizes { rows: m, columns: n, depths: k };

@@ -14,7 +14,7 @@
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{DType, TensorMetadata};
 use burn_flex::{Flex, FlexTensor};
-use deepburn_kernels::gemm::{Arithmetic, Matrix, MatrixMut, Product};
+use deepburn_kernels::gemm::{MatrixMut, Product};
 use rayon::prelude::*;
 
 use super::array::{
@@ -43,18 +43,23 @@ vectorized! {
     }
 }
 
-/// Returns `left * right` as a tensor of `dtype`, computed by all threads.
+/// Returns `left * right`, plus a bias, as a tensor of `dtype`, computed by all threads.
 fn product(
-    left: Matrix<'_>,
-    right: Matrix<'_>,
+    left: &FlexTensor,
+    right: &FlexTensor,
+    bias: Option<&[f32]>,
     dtype: DType,
-    arithmetic: Arithmetic,
 ) -> FlexTensor {
-    let (rows, columns) = (left.rows(), right.columns());
+    let (rows, columns) = (left.shape()[0], right.shape()[1]);
+    let arithmetic = arithmetic([left.dtype(), right.dtype()]);
     written([rows, columns], dtype, |out| {
         // SAFETY: no other code has access to the output.
         let out = unsafe { MatrixMut::from_pointer(out.at(0), rows, columns, columns) };
-        Product::new(left, right, arithmetic).write_to(out);
+        with_matrix(left, |left| {
+            with_matrix(right, |right| {
+                Product::new(left, right, arithmetic).plus(bias).write_to(out);
+            });
+        });
     })
 }
 
@@ -70,40 +75,20 @@ impl LinearOps for Flex {
         weight: FloatTensor<Self>,
         bias: Option<FloatTensor<Self>>,
     ) -> FloatTensor<Self> {
-        let dtype = x.dtype();
         if !is_supported(&x) || !is_supported(&weight) {
             return portable::linear::forward::<Self>(x, weight, bias);
         }
-        let arithmetic = arithmetic([dtype, weight.dtype()]);
-        let Some(bias) = &bias else {
-            return with_matrix(&x, |x| {
-                with_matrix(&weight, |weight| product(x, weight, dtype, arithmetic))
-            });
-        };
         // A bias has the length of one row, so an f32 copy of it is small.
-        let bias = widen(bias);
-        let (rows, columns) = (x.shape()[0], weight.shape()[1]);
-        written([rows, columns], dtype, |out| {
-            // SAFETY: no other code has access to the output.
-            let out = unsafe { MatrixMut::from_pointer(out.at(0), rows, columns, columns) };
-            with_matrix(&x, |x| {
-                with_matrix(&weight, |weight| {
-                    Product::new(x, weight, arithmetic).plus(&bias).write_to(out);
-                });
-            });
-        })
+        let bias = bias.as_ref().map(widen);
+        product(&x, &weight, bias.as_deref(), x.dtype())
     }
 
     /// The result has the type of `grad`.
     fn linear_x_gradient(grad: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self> {
-        let dtype = grad.dtype();
         if !is_supported(&grad) || !is_supported(&weight) {
             return portable::linear::x_gradient::<Self>(grad, weight);
         }
-        let arithmetic = arithmetic([dtype, weight.dtype()]);
-        with_matrix(&grad, |grad| {
-            with_matrix(&weight, |weight| product(grad, weight.transposed(), dtype, arithmetic))
-        })
+        product(&grad, &weight.transpose(0, 1), None, grad.dtype())
     }
 
     fn quantized_linear(
@@ -130,16 +115,12 @@ impl LinearOps for Flex {
     /// Both gradients have the type of `grad`. Outputs without columns use the portable
     /// implementation, because rows of length 0 cannot be divided into chunks.
     fn linear_gradients(grad: FloatTensor<Self>, x: FloatTensor<Self>) -> LinearGradients<Self> {
-        let dtype = grad.dtype();
         if !is_supported(&grad) || !is_supported(&x) || grad.shape()[1] == 0 {
             return portable::linear::gradients::<Self>(grad, x);
         }
-        let arithmetic = arithmetic([x.dtype(), dtype]);
         // The products read any strides, but the bias gradient adds whole rows.
         let grad = contiguous(&grad);
-        let weight = with_matrix(&x, |x| {
-            with_matrix(&grad, |grad| product(x.transposed(), grad, dtype, arithmetic))
-        });
+        let weight = product(&x.transpose(0, 1), &grad, None, grad.dtype());
         LinearGradients { weight, bias: row_sum(&grad) }
     }
 }

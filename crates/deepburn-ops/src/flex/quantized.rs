@@ -26,7 +26,9 @@ use deepburn_kernels::{Element, EncodedRows, EncodedSlice};
 use half::{bf16, f16};
 use rayon::prelude::*;
 
-use super::array::{arithmetic, is_supported, unwritten, widen, with_matrix, written};
+use super::array::{
+    arithmetic, is_supported, is_supported_type, unwritten, widen, with_matrix, written,
+};
 use crate::quantized::{HostBlocks, QuantizedMatrix, with_element};
 
 /// The size of a panel in bytes, which is divided by the length of its rows or columns. A panel of
@@ -88,12 +90,9 @@ impl HostMatrix {
         out: &Columns,
     ) {
         let product = |first: usize, panel: Matrix<'_>| {
-            let product = Product::new(left, panel, arithmetic);
-            let product = match bias {
-                Some(bias) => product.plus(&bias[first..first + panel.columns()]),
-                None => product,
-            };
-            product.write_to(out.columns(first, panel.columns()));
+            let bias = bias.map(|bias| &bias[first..first + panel.columns()]);
+            let out = out.columns(first, panel.columns());
+            Product::new(left, panel, arithmetic).plus(bias).write_to(out);
         };
         match transposed {
             true => self.each_rows(|first, panel| product(first, panel.transposed())),
@@ -179,8 +178,7 @@ pub(super) fn product(
     bias: Option<&FlexTensor>,
 ) -> Option<FlexTensor> {
     let dtype = left.dtype();
-    let is_float = |dtype| matches!(dtype, DType::F32 | DType::F16 | DType::BF16);
-    if !is_supported(left) || !is_float(matrix.dtype()) {
+    if !is_supported(left) || !is_supported_type(matrix.dtype()) {
         return None;
     }
     let (rows, [_, columns]) = (left.shape()[0], matrix.shape());

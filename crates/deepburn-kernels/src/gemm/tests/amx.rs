@@ -98,7 +98,9 @@ fn check_with(kernel: impl Kernel, case: &Case, operands: &[Numbers; 2]) {
     let mut out = vec![f32::NAN; m * n];
     let epilogue = Epilogue { factor: 1.0, bias: None, accumulate: false };
     let product = case.product(operands);
-    blocking::multiply(kernel, &product, &MatrixMut::new(&mut out, m, n, n), epilogue, 2);
+    let result = MatrixMut::new(&mut out, m, n, n);
+    let computation = Computation { kernel, product: &product, out: &result, epilogue };
+    blocking::multiply(computation, 2);
     let [[row, left_depth], [right_depth, column]] = case.strides;
     let lanes = |operand: &Numbers, lanes: usize, lane_stride: usize, depth_stride: usize| {
         let number = |lane, depth| {

@@ -4,32 +4,33 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// The element type of a stored tensor, named as in safetensors.
+/// The element type of a stored tensor, named as in safetensors. The variants are in the order in
+/// which a file stores its tensors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum ElementType {
+    /// Unsigned, 64 bits.
+    U64,
+    /// Signed, 64 bits.
+    I64,
     /// Double precision.
     F64,
     /// Single precision.
     F32,
-    /// IEEE half precision.
-    F16,
-    /// bfloat16.
-    Bf16,
-    /// Signed, 64 bits.
-    I64,
+    /// Unsigned, 32 bits.
+    U32,
     /// Signed, 32 bits.
     I32,
+    /// bfloat16.
+    Bf16,
+    /// IEEE half precision.
+    F16,
+    /// Unsigned, 16 bits.
+    U16,
     /// Signed, 16 bits.
     I16,
     /// Signed, 8 bits.
     I8,
-    /// Unsigned, 64 bits.
-    U64,
-    /// Unsigned, 32 bits.
-    U32,
-    /// Unsigned, 16 bits.
-    U16,
     /// Unsigned, 8 bits.
     U8,
     /// A byte that is 0 or 1.
@@ -37,19 +38,19 @@ pub enum ElementType {
 }
 
 impl ElementType {
-    /// All types.
+    /// All types, in this order.
     pub const ALL: [Self; 13] = [
+        Self::U64,
+        Self::I64,
         Self::F64,
         Self::F32,
-        Self::F16,
-        Self::Bf16,
-        Self::I64,
+        Self::U32,
         Self::I32,
+        Self::Bf16,
+        Self::F16,
+        Self::U16,
         Self::I16,
         Self::I8,
-        Self::U64,
-        Self::U32,
-        Self::U16,
         Self::U8,
         Self::Bool,
     ];
@@ -58,21 +59,7 @@ impl ElementType {
     /// first, in the same order as in the `safetensors` crate.
     #[must_use]
     pub const fn file_order(self) -> usize {
-        match self {
-            Self::U64 => 0,
-            Self::I64 => 1,
-            Self::F64 => 2,
-            Self::F32 => 3,
-            Self::U32 => 4,
-            Self::I32 => 5,
-            Self::Bf16 => 6,
-            Self::F16 => 7,
-            Self::U16 => 8,
-            Self::I16 => 9,
-            Self::I8 => 10,
-            Self::U8 => 11,
-            Self::Bool => 12,
-        }
+        self as usize
     }
 
     /// Returns the size of an element in bytes.

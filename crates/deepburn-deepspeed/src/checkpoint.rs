@@ -260,7 +260,7 @@ fn of_sharded_model(
     paths: &[PathBuf],
     optim: &[PathBuf],
 ) -> Result<Assembled, DeepSpeedError> {
-    let models: Vec<_> =
+    let mut models: Vec<_> =
         paths.iter().map(|path| ModelStatesFile::open(path, 1)).collect::<Result<_, _>>()?;
     let world_size = models[0].summary.world_size;
     if models.len() != world_size {
@@ -270,9 +270,5 @@ fn of_sharded_model(
     let mut state = sharded::assemble(&models, &ranks)?;
     tie(&models[0], &mut state.stored)?;
     let buffers = models[0].buffers()?;
-    let summary = models.into_iter().next().map(|model| model.summary);
-    // The list cannot be empty, because its first element was read above.
-    summary
-        .map(|summary| (summary, state, buffers))
-        .ok_or_else(|| DeepSpeedError::missing(folder, "there is no model in it"))
+    Ok((models.swap_remove(0).summary, state, buffers))
 }

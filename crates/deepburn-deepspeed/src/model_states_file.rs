@@ -71,7 +71,10 @@ impl ModelStatesFile {
         refuse_other_degrees(path, &root, stages)?;
         refuse_foreign(path, &root)?;
         let summary = CommonFields::read(&root)?;
-        let groups = root.get("param_shapes").map(|groups| named_groups(&groups)).transpose()?;
+        // The order of the groups and of the parameters in them is the order in the flat tensors.
+        let groups =
+            root.get("param_shapes").map(|groups| groups.list()?.iter().map(named).collect());
+        let groups = groups.transpose()?;
         let frozen = root.get("frozen_param_shapes").map(|shapes| named(&shapes)).transpose()?;
         let tied = root.get("shared_params").map(|tied| {
             let tied = tied.entries()?.into_iter();
@@ -173,13 +176,6 @@ fn schedule(state: &PickleValue<'_>) -> Result<i64, DeepSpeedError> {
         Some(next) => Ok(next.int()?.saturating_sub(1)),
         None => Err(state.refuse("a schedule with `last_batch_iteration` or `last_epoch`")),
     }
-}
-
-/// Returns the parameters of all flat groups. The order of the groups and of the parameters in them
-/// is the order in the flat tensors.
-fn named_groups(groups: &PickleValue<'_>) -> Result<Vec<Vec<Named>>, DeepSpeedError> {
-    let groups: Vec<_> = groups.list()?.iter().map(named).collect::<Result<_, _>>()?;
-    Ok(groups)
 }
 
 /// Returns names and shapes from a dict.

@@ -261,12 +261,19 @@ fn loss_scale(scaler: &PickleValue<'_>) -> Result<Option<LossScale>, DeepSpeedEr
     if !scaler.need("dynamic")?.bool()? {
         return Ok(None);
     }
-    Ok(Some(LossScale {
-        scale: scaler.need("cur_scale")?.float()?,
-        hysteresis: scaler.need("cur_hysteresis")?.count()?,
-        last_overflow: scaler.need("last_overflow_iter")?.int()?,
-        iteration: scaler.need("cur_iter")?.count()?,
-    }))
+    LossScale::read(scaler, scaler.need("cur_hysteresis")?.count()?).map(Some)
+}
+
+impl LossScale {
+    /// Reads the state of a dynamic scaler.
+    pub(crate) fn read(scaler: &PickleValue<'_>, hysteresis: u64) -> Result<Self, DeepSpeedError> {
+        Ok(Self {
+            scale: scaler.need("cur_scale")?.float()?,
+            hysteresis,
+            last_overflow: scaler.need("last_overflow_iter")?.int()?,
+            iteration: scaler.need("cur_iter")?.count()?,
+        })
+    }
 }
 
 /// Formats an optional value for an error message.

@@ -18,7 +18,7 @@ use crate::contents::PickleValue;
 use crate::model_states_file::{ModelStatesFile, Named};
 use crate::optim_states_file::{OptimStatesFile, RankGroup};
 use crate::stored::{SavedState, Stored};
-use crate::tensor::{Joined, Segments};
+use crate::tensor::Segments;
 
 /// The offsets of a group's parameters, and the end of the last one.
 struct Offsets {
@@ -101,11 +101,7 @@ fn of_group(
     }
     let stored = shapes.iter().zip(&offsets.starts).map(|(named, start)| {
         let range = *start..start + named.1.iter().product::<usize>();
-        let cut = |joined: &Joined| {
-            let mut segments = Segments::default();
-            joined.cut(range.clone(), &mut segments);
-            segments
-        };
+        let cut = |joined: &Segments| joined.cut(range.clone());
         let mut stored = Stored::new(named.clone(), true, cut(&weights));
         stored.moments = moments.iter().map(cut).collect();
         // At these stages the model file contains the complete model, with which each read compares
@@ -126,10 +122,10 @@ fn join(
     ranks: &[OptimStatesFile],
     group: usize,
     end: usize,
-) -> Result<(Joined, Vec<Joined>), DeepSpeedError> {
-    let mut weights = Joined::default();
+) -> Result<(Segments, Vec<Segments>), DeepSpeedError> {
+    let mut weights = Segments::default();
     let moments = &ranks[0].groups[group].state.moments;
-    let mut moments: Vec<_> = moments.iter().map(|_| Joined::default()).collect();
+    let mut moments: Vec<_> = moments.iter().map(|_| Segments::default()).collect();
     let mut partition = None;
     for rank in ranks {
         let RankPartition { used, whole } = RankPartition::new(rank, group)?;

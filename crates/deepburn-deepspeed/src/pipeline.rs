@@ -51,7 +51,7 @@ pub(crate) fn read(
     layers: &BTreeMap<usize, PathBuf>,
 ) -> Result<Assembled, DeepSpeedError> {
     let open = |stage: &StageFiles| ModelStatesFile::open(&stage.model, stages.len());
-    let models: Vec<_> = stages.iter().map(open).collect::<Result<_, _>>()?;
+    let mut models: Vec<_> = stages.iter().map(open).collect::<Result<_, _>>()?;
     // A stage of a pipeline stores its weights in the files of its layers alone.
     if let Some(whole) = models.iter().find(|model| model.contents.root().get("module").is_some()) {
         let reason = "it has a whole model, but its folder also has files of a pipeline's layers";
@@ -76,11 +76,8 @@ pub(crate) fn read(
     };
     // Trained parameters come first, each kind in the order of the layers.
     state.stored.sort_by_key(|stored| !stored.parameter.trainable);
-    let summary = models.into_iter().next().map(|model| model.summary);
     // There is a stage, because the folder has the model file of the first one.
-    summary
-        .map(|summary| (summary, state, buffers))
-        .ok_or_else(|| DeepSpeedError::missing(folder, "there is no pipeline stage in it"))
+    Ok((models.swap_remove(0).summary, state, buffers))
 }
 
 /// Opens the files of the layers, and divides their tensors into weights and float buffers, which

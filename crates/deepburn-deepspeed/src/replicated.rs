@@ -26,7 +26,7 @@ use crate::contents::PickleValue;
 use crate::model_states_file::ModelStatesFile;
 use crate::optim_states_file::{OptimizerState, counted_in_groups, group_numbers};
 use crate::stored::{SavedState, Stored};
-use crate::tensor::{Joined, NamedTensors, Segments};
+use crate::tensor::{NamedTensors, Segments};
 use crate::{DeepSpeedError, LossScale, Tensor};
 
 /// The optimizer's data for one of its tensors.
@@ -257,12 +257,7 @@ fn flat(
     let mut start = 0;
     for stored in stored {
         let end = start + stored.parameter.numel();
-        let cut = |tensor: &Arc<Tensor>| {
-            let (mut joined, mut segments) = (Joined::default(), Segments::default());
-            joined.add(tensor.clone(), numel);
-            joined.cut(start..end, &mut segments);
-            segments
-        };
+        let cut = |tensor: &Arc<Tensor>| Segments::whole(tensor.clone()).cut(start..end);
         stored.working = Some(std::mem::replace(&mut stored.weights, cut(&master)));
         stored.moments = moments.iter().map(cut).collect();
         start = end;
@@ -277,10 +272,5 @@ fn loss_scale(optimizer: &PickleValue<'_>) -> Result<Option<LossScale>, DeepSpee
     if dynamic != Some(true) {
         return Ok(None);
     }
-    Ok(Some(LossScale {
-        scale: optimizer.need("cur_scale")?.float()?,
-        hysteresis: 1,
-        last_overflow: optimizer.need("last_overflow_iter")?.int()?,
-        iteration: optimizer.need("cur_iter")?.count()?,
-    }))
+    LossScale::read(optimizer, 1).map(Some)
 }

@@ -18,7 +18,7 @@ use crate::model_states_file::{ModelStatesFile, Named};
 use crate::optim_states_file::OptimStatesFile;
 use crate::partitioned::moment_names;
 use crate::stored::{SavedState, Stored};
-use crate::tensor::{Joined, Segments};
+use crate::tensor::Segments;
 
 //= deepspeed 0.19.8 utils/zero_to_fp32.py _zero3_merge_trainable_params
 /// Assembles the parameters of a checkpoint. `models` and `ranks` have the files of all ranks in
@@ -88,7 +88,7 @@ fn trained(
             for (rank, arrays) in joined.iter().enumerate() {
                 // The last ranks have fewer elements or none; the rest of their chunk is padding.
                 let len = chunk.min(numel.saturating_sub(rank * chunk));
-                arrays[array].cut(start..start + len, &mut segments);
+                segments.append(arrays[array].cut(start..start + len));
             }
             segments
         };
@@ -102,9 +102,9 @@ fn trained(
 
 /// Concatenates a rank's flat groups. Returns the masters and then every array of the optimizer,
 /// each with `expected` elements.
-fn join(rank: &OptimStatesFile, expected: usize) -> Result<Vec<Joined>, DeepSpeedError> {
+fn join(rank: &OptimStatesFile, expected: usize) -> Result<Vec<Segments>, DeepSpeedError> {
     let moments = rank.groups.first().map_or(0, |group| group.state.moments.len());
-    let mut joined: Vec<_> = (0..=moments).map(|_| Joined::default()).collect();
+    let mut joined: Vec<_> = (0..=moments).map(|_| Segments::default()).collect();
     for (number, group) in rank.groups.iter().enumerate() {
         let len = group.weights.numel();
         joined[0].add(group.weights.clone(), len);
@@ -149,9 +149,8 @@ fn frozen(models: &[ModelStatesFile], named: &Named) -> Result<Stored, DeepSpeed
             );
             return Err(DeepSpeedError::mixed(model.path(), reason));
         }
-        let mut joined = Joined::default();
-        joined.add(tensor, chunk);
-        joined.cut(0..chunk.min(numel.saturating_sub(rank * chunk)), &mut segments);
+        let len = chunk.min(numel.saturating_sub(rank * chunk));
+        segments.append(Segments::whole(tensor).cut(0..len));
     }
     Ok(Stored::new(named.clone(), false, segments))
 }

@@ -59,7 +59,7 @@ impl DivisionSearch<'_> {
             Some(shapes) => {
                 let without = self.take(shapes, start, Vec::new());
                 let with = self.tied.and_then(|tied| {
-                    let rest = without_first(shapes, &self.layers[tied])?;
+                    let rest = shapes.strip_prefix(&self.layers[tied][..])?;
                     self.take(rest, start, vec![tied])
                 });
                 for (taken, uses) in [(without, uses), (with, uses + 1)] {
@@ -91,18 +91,13 @@ impl DivisionSearch<'_> {
         let mut next = start;
         while !shapes.is_empty() {
             if self.tied != Some(next) {
-                shapes = without_first(shapes, self.layers.get(next)?)?;
+                shapes = shapes.strip_prefix(&self.layers.get(next)?[..])?;
                 own.push(next);
             }
             next += 1;
         }
         Some((own, next))
     }
-}
-
-/// Returns `shapes` without a layer's shapes; `None` unless they begin with them.
-fn without_first<'s>(shapes: &'s [Vec<usize>], layer: &Shapes) -> Option<&'s [Vec<usize>]> {
-    shapes.strip_prefix(&layer[..])
 }
 
 #[cfg(test)]

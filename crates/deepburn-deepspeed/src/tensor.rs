@@ -56,45 +56,8 @@ impl Tensor {
     }
 }
 
-/// The concatenation of several flat tensors without their padding.
-#[derive(Debug, Default)]
-pub(crate) struct Joined {
-    /// The tensors, each with the number of its elements that are used.
-    parts: Vec<(Arc<Tensor>, usize)>,
-    /// The sum of these numbers.
-    len: usize,
-}
-
-impl Joined {
-    /// Appends the first `len` elements of `tensor`, which must exist.
-    pub(crate) fn add(&mut self, tensor: Arc<Tensor>, len: usize) {
-        self.parts.push((tensor, len));
-        self.len += len;
-    }
-
-    /// Returns the number of elements.
-    pub(crate) fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Appends elements `range` of the concatenation to the segments of a parameter. The range must
-    /// exist.
-    pub(crate) fn cut(&self, range: Range<usize>, segments: &mut Segments) {
-        let mut start = 0;
-        for (tensor, len) in &self.parts {
-            // Where a tensor does not overlap the range, this range ends before it starts and
-            // counts as empty.
-            let part = range.start.max(start)..range.end.min(start + len);
-            if !part.is_empty() {
-                let local = part.start - start..part.end - start;
-                segments.0.push((tensor.clone(), local));
-            }
-            start += len;
-        }
-    }
-}
-
-/// The segments of tensors that contain a parameter, or one of its optimizer arrays, in order.
+/// Segments of flat tensors, one after another: what contains a parameter or one of its optimizer
+/// arrays, or a flat group without its padding.
 #[derive(Debug, Default)]
 pub(crate) struct Segments(Vec<(Arc<Tensor>, Range<usize>)>);
 
@@ -103,6 +66,32 @@ impl Segments {
     pub(crate) fn whole(tensor: Arc<Tensor>) -> Self {
         let numel = tensor.numel();
         Self(vec![(tensor, 0..numel)])
+    }
+
+    /// Appends the first `len` elements of `tensor`, which must exist.
+    pub(crate) fn add(&mut self, tensor: Arc<Tensor>, len: usize) {
+        self.0.push((tensor, 0..len));
+    }
+
+    /// Appends other segments.
+    pub(crate) fn append(&mut self, other: Self) {
+        self.0.extend(other.0);
+    }
+
+    /// Returns the segments of elements `range`, which must exist.
+    pub(crate) fn cut(&self, range: Range<usize>) -> Self {
+        let (mut segments, mut start) = (Self::default(), 0);
+        for (tensor, part) in &self.0 {
+            // Where a segment does not overlap the range, this range ends before it starts and
+            // counts as empty.
+            let wanted = range.start.max(start)..range.end.min(start + part.len());
+            if !wanted.is_empty() {
+                let local = part.start + wanted.start - start..part.start + wanted.end - start;
+                segments.0.push((tensor.clone(), local));
+            }
+            start += part.len();
+        }
+        segments
     }
 
     /// Returns the number of elements.
@@ -121,15 +110,8 @@ impl Segments {
     /// Returns [`DeepSpeedError::Damaged`] if a checksum is wrong, or an I/O error.
     pub(crate) fn read(&self, range: Range<usize>) -> Result<Vec<f32>, DeepSpeedError> {
         let mut values = Vec::with_capacity(range.len());
-        let mut start = 0;
-        for (tensor, part) in &self.0 {
-            let wanted = range.start.max(start)..range.end.min(start + part.len());
-            if !wanted.is_empty() {
-                let before = part.start;
-                let local = before + wanted.start - start..before + wanted.end - start;
-                tensor.read(local, &mut values)?;
-            }
-            start += part.len();
+        for (tensor, part) in self.cut(range).0 {
+            tensor.read(part, &mut values)?;
         }
         Ok(values)
     }

@@ -105,12 +105,6 @@ impl AppendFile {
     fn is_in_place(&self) -> bool {
         self.path.exists()
     }
-
-    /// Replaces the open file, to simulate a disk that fails.
-    #[cfg(test)]
-    pub(crate) fn swap(&mut self, file: File) -> File {
-        std::mem::replace(&mut self.file, file)
-    }
 }
 
 /// Returns true for errors that are caused by missing space: a full disk, a quota, or a limit on
@@ -123,6 +117,13 @@ pub(crate) fn is_full(error: &io::Error) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    impl AppendFile {
+        /// Replaces the open file, to simulate a disk that fails.
+        pub(crate) fn swap(&mut self, file: File) -> File {
+            std::mem::replace(&mut self.file, file)
+        }
+    }
 
     #[test]
     fn records_wait_for_room() {

@@ -31,14 +31,6 @@ impl JsonRow for GeneratedText {
     fn step(&self) -> u64 {
         self.step
     }
-
-    fn parse(line: &str) -> Result<Self, serde_json::Error> {
-        serde_json::from_str(line)
-    }
-
-    fn to_json(&self) -> Result<String, serde_json::Error> {
-        serde_json::to_string(self)
-    }
 }
 
 /// Reads all texts in file order.

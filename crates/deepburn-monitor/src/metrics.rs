@@ -6,6 +6,7 @@
 
 use std::path::Path;
 
+use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::html::percent;
@@ -225,7 +226,8 @@ impl EvalRow {
 }
 
 /// A line of `metrics.jsonl`.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[serde(untagged)]
 pub enum MetricsRow {
     /// An optimizer step.
     Step(StepRow),
@@ -250,24 +252,18 @@ impl JsonRow for MetricsRow {
     fn step(&self) -> u64 {
         self.step()
     }
+}
 
-    /// Parses a line. The field `eval_loss` decides the kind first, so that a wrong field is
-    /// reported for the right kind.
-    fn parse(line: &str) -> Result<Self, serde_json::Error> {
-        let value: serde_json::Value = serde_json::from_str(line)?;
-        if value.get("eval_loss").is_some() {
-            EvalRow::deserialize(value).map(Self::Eval)
-        } else {
-            StepRow::deserialize(value).map(Self::Step)
-        }
-    }
-
-    fn to_json(&self) -> Result<String, serde_json::Error> {
-        match self {
-            // `serde_json` writes NaN and infinity as null.
-            Self::Step(row) => serde_json::to_string(row),
-            Self::Eval(row) => serde_json::to_string(row),
-        }
+impl<'de> Deserialize<'de> for MetricsRow {
+    /// The field `eval_loss` decides the kind first, so that a wrong field is reported for the
+    /// right kind.
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let value = serde_json::Value::deserialize(deserializer)?;
+        let row = match value.get("eval_loss") {
+            Some(_) => EvalRow::deserialize(value).map(Self::Eval),
+            None => StepRow::deserialize(value).map(Self::Step),
+        };
+        row.map_err(D::Error::custom)
     }
 }
 
@@ -490,8 +486,8 @@ mod tests {
             prop_assume!(loss.is_finite() && norm.is_finite());
             let memory = MemoryRow { rss, ..MemoryRow::default() };
             let row = StepRow { loss, grad_norm: Some(norm.into()), memory, ..step_row(step) };
-            let line = MetricsRow::from(row).to_json().unwrap();
-            let MetricsRow::Step(read) = MetricsRow::parse(&line).unwrap() else { panic!("a step row") };
+            let line = serde_json::to_string(&MetricsRow::from(row)).unwrap();
+            let MetricsRow::Step(read) = serde_json::from_str(&line).unwrap() else { panic!("a step row") };
             // The JSON parser may round the last bits of a double, but never of a float.
             prop_assert!((read.loss - loss).abs() <= 1e-14 * loss.abs() + f64::MIN_POSITIVE);
             prop_assert_eq!(read.grad_norm.map(|norm| norm as f32), Some(norm));
@@ -500,7 +496,7 @@ mod tests {
 
         #[test]
         fn no_line_panics(line in ".{0,80}") {
-            let _ = MetricsRow::parse(&line);
+            let _ = serde_json::from_str::<MetricsRow>(&line);
         }
     }
 }

@@ -11,33 +11,6 @@ use crate::metrics::{EvalRow, StepRow};
 use crate::tensorboard::EventWriter;
 use std::path::PathBuf;
 
-/// Training loss.
-const LOSS: &str = "Train/Samples/train_loss";
-/// Learning rate.
-const LEARNING_RATE: &str = "Train/Samples/lr";
-/// Loss scale.
-const LOSS_SCALE: &str = "Train/Samples/loss_scale";
-/// Gradient norm before clipping. DeepSpeed does not record it.
-const GRADIENT_NORM: &str = "Train/Samples/grad_norm";
-/// Evaluation loss. With DeepSpeed, the training script records it.
-const EVAL_LOSS: &str = "Eval/Samples/eval_loss";
-/// Evaluation accuracy.
-const EVAL_ACCURACY: &str = "Eval/Samples/eval_accuracy";
-/// Evaluation F1 score.
-const EVAL_F1: &str = "Eval/Samples/eval_f1";
-/// Share of predicted tokens in an evaluation.
-const EVAL_TOKEN_ACCURACY: &str = "Eval/Samples/eval_mean_token_accuracy";
-/// Mean absolute error of an evaluation.
-const EVAL_MAE: &str = "Eval/Samples/eval_mae";
-/// Share of pairs whose better completion has the larger reward.
-const REWARD_ACCURACY: &str = "Train/Samples/rewards_accuracies";
-/// Mean difference of rewards.
-const REWARD_MARGIN: &str = "Train/Samples/rewards_margins";
-/// The same in an evaluation.
-const EVAL_REWARD_ACCURACY: &str = "Eval/Samples/eval_rewards_accuracies";
-/// The same in an evaluation.
-const EVAL_REWARD_MARGIN: &str = "Eval/Samples/eval_rewards_margins";
-
 /// The output folders and options of the monitors.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct MonitorFolders {
@@ -81,18 +54,18 @@ impl Monitors {
     /// # Errors
     /// Returns an error if a file cannot be written.
     pub fn step(&mut self, samples: u64, row: &StepRow) -> Result<(), MonitorError> {
-        self.scalar(LOSS, samples, row.loss)?;
-        self.scalar(LEARNING_RATE, samples, row.lr)?;
         // In other precisions it is always 1, and DeepSpeed does not write it.
-        if self.loss_scale {
-            self.scalar(LOSS_SCALE, samples, row.loss_scale)?;
-        }
-        self.known_scalars(
+        let loss_scale = self.loss_scale.then_some(row.loss_scale);
+        self.scalars(
             samples,
-            [
-                (GRADIENT_NORM, row.grad_norm),
-                (REWARD_ACCURACY, row.rewards_accuracies),
-                (REWARD_MARGIN, row.rewards_margins),
+            &[
+                ("Train/Samples/train_loss", Some(row.loss)),
+                ("Train/Samples/lr", Some(row.lr)),
+                ("Train/Samples/loss_scale", loss_scale),
+                // Before clipping. DeepSpeed does not record it.
+                ("Train/Samples/grad_norm", row.grad_norm),
+                ("Train/Samples/rewards_accuracies", row.rewards_accuracies),
+                ("Train/Samples/rewards_margins", row.rewards_margins),
             ],
         )
     }
@@ -102,40 +75,35 @@ impl Monitors {
     /// # Errors
     /// Returns an error if a file cannot be written.
     pub fn evaluation(&mut self, samples: u64, row: &EvalRow) -> Result<(), MonitorError> {
-        self.scalar(EVAL_LOSS, samples, row.eval_loss)?;
-        self.known_scalars(
+        self.scalars(
             samples,
-            [
-                (EVAL_ACCURACY, row.eval_accuracy),
-                (EVAL_F1, row.eval_f1),
-                (EVAL_MAE, row.eval_mae),
-                (EVAL_TOKEN_ACCURACY, row.token_accuracy),
-                (EVAL_REWARD_ACCURACY, row.rewards_accuracies),
-                (EVAL_REWARD_MARGIN, row.rewards_margins),
+            &[
+                // With DeepSpeed, the training script records it.
+                ("Eval/Samples/eval_loss", Some(row.eval_loss)),
+                ("Eval/Samples/eval_accuracy", row.eval_accuracy),
+                ("Eval/Samples/eval_f1", row.eval_f1),
+                ("Eval/Samples/eval_mae", row.eval_mae),
+                ("Eval/Samples/eval_mean_token_accuracy", row.token_accuracy),
+                ("Eval/Samples/eval_rewards_accuracies", row.rewards_accuracies),
+                ("Eval/Samples/eval_rewards_margins", row.rewards_margins),
             ],
         )
     }
 
-    /// Writes the values that the row has.
-    fn known_scalars<const N: usize>(
+    /// Writes the values that a row has, with their tags.
+    fn scalars(
         &mut self,
         samples: u64,
-        values: [(&str, Option<f64>); N],
+        values: &[(&str, Option<f64>)],
     ) -> Result<(), MonitorError> {
         for (tag, value) in values {
-            if let Some(value) = value {
-                self.scalar(tag, samples, value)?;
+            let Some(value) = *value else { continue };
+            if let Some(events) = &mut self.tensorboard {
+                events.scalar(tag, samples, value)?;
             }
-        }
-        Ok(())
-    }
-
-    fn scalar(&mut self, tag: &str, samples: u64, value: f64) -> Result<(), MonitorError> {
-        if let Some(events) = &mut self.tensorboard {
-            events.scalar(tag, samples, value)?;
-        }
-        if let Some(files) = &mut self.csv {
-            files.scalar(tag, samples, value)?;
+            if let Some(files) = &mut self.csv {
+                files.scalar(tag, samples, value)?;
+            }
         }
         Ok(())
     }

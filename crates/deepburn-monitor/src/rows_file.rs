@@ -10,25 +10,15 @@ use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
 
 use deepburn_files::PartialFile;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 use crate::append::{AppendFile, is_full};
 
 /// A line of a file.
-pub trait JsonRow: Sized {
+pub trait JsonRow: Serialize + DeserializeOwned {
     /// Returns the step of the row.
     fn step(&self) -> u64;
-
-    /// Parses a line.
-    ///
-    /// # Errors
-    /// Returns an error if the line is not a row.
-    fn parse(line: &str) -> Result<Self, serde_json::Error>;
-
-    /// Returns the line of the row, without its end.
-    ///
-    /// # Errors
-    /// Returns the errors of `serde_json`.
-    fn to_json(&self) -> Result<String, serde_json::Error>;
 }
 
 /// The reason why rows cannot be written or read.
@@ -124,7 +114,8 @@ impl<R: JsonRow> RowsWriter<R> {
     /// Returns an error if the file cannot be written. The file then contains no part of the row,
     /// and the row is kept ([`is_disk_full`](MetricsError::is_disk_full)).
     pub fn write(&mut self, row: impl Into<R>) -> Result<(), MetricsError> {
-        let line = row.into().to_json().map_err(io::Error::from);
+        // `serde_json` writes NaN and infinity as null.
+        let line = serde_json::to_string(&row.into()).map_err(io::Error::from);
         // Row and line end are written in one call.
         let written = line.and_then(|line| self.file.append(format!("{line}\n").as_bytes()));
         written.map_err(|source| self.failed(source))
@@ -170,7 +161,7 @@ fn read_lines<R: JsonRow>(path: &Path) -> Result<Vec<(String, R)>, MetricsError>
     })?;
     let mut rows = Vec::new();
     for (index, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
-        let row = R::parse(line).map_err(|source| MetricsError::Row {
+        let row = serde_json::from_str(line).map_err(|source| MetricsError::Row {
             path: path.to_path_buf(),
             line: index + 1,
             source,

@@ -33,8 +33,8 @@ use serde_json::Value;
 
 use self::earlier_run::{EarlierRun, folder_name, log_name};
 use self::record::{
-    ConfigRecord, ExitRecord, HeaderRecord, HistoryRecord, HistoryStep, RecordKind, RunRecord,
-    SummaryRecord, Timestamp, VersionInfo, WandbItem,
+    ExitRecord, HeaderRecord, HistoryRecord, HistoryStep, RecordKind, RunRecord, Timestamp,
+    UpdateRecord, VersionInfo, WandbItem,
 };
 use self::transaction_log::TransactionLog;
 use crate::error::MonitorError;
@@ -176,19 +176,15 @@ impl WandbRun {
             WandbItem::number("train/tokens_per_second", row.tokens_per_second),
             WandbItem::count("train/samples", samples),
         ];
-        if self.loss_scale {
-            items.push(WandbItem::number("train/loss_scale", row.loss_scale));
-        }
-        push_known(
-            &mut items,
-            &[
-                ("train/grad_norm", row.grad_norm),
-                ("train/rewards/chosen", row.rewards_chosen),
-                ("train/rewards/rejected", row.rewards_rejected),
-                ("train/rewards/margins", row.rewards_margins),
-                ("train/rewards/accuracies", row.rewards_accuracies),
-            ],
-        );
+        let known = [
+            ("loss_scale", self.loss_scale.then_some(row.loss_scale)),
+            ("grad_norm", row.grad_norm),
+            ("rewards/chosen", row.rewards_chosen),
+            ("rewards/rejected", row.rewards_rejected),
+            ("rewards/margins", row.rewards_margins),
+            ("rewards/accuracies", row.rewards_accuracies),
+        ];
+        items.extend(known_items("train", &known));
         self.add(row.step, items)
     }
 
@@ -207,7 +203,7 @@ impl WandbRun {
     pub fn test(&mut self, row: &EvalRow) -> Result<(), MonitorError> {
         self.write_held()?;
         let update = evaluation_items("test", row);
-        self.append(vec![RecordKind::Summary(SummaryRecord { update })])
+        self.append(vec![RecordKind::Summary(UpdateRecord { update })])
     }
 
     /// Writes the last row and the exit status of the program. Only the first call has an effect.
@@ -229,7 +225,7 @@ impl WandbRun {
             value_json: runtime.to_string(),
         };
         let end = [
-            RecordKind::Summary(SummaryRecord { update: vec![duration] }),
+            RecordKind::Summary(UpdateRecord { update: vec![duration] }),
             RecordKind::Exit(ExitRecord { exit_code, runtime }),
         ];
         self.append(held.into_iter().chain(end).collect())
@@ -285,7 +281,7 @@ impl Drop for WandbRun {
 /// Returns the row of a step and the summary after it, which W&B does not compute. One write has
 /// both, so a killed run has the summary of its last row.
 fn row_records(row: HistoryRecord) -> Vec<RecordKind> {
-    let summary = SummaryRecord { update: row.item.clone() };
+    let summary = UpdateRecord { update: row.item.clone() };
     vec![RecordKind::History(row), RecordKind::Summary(summary)]
 }
 
@@ -307,7 +303,7 @@ fn run_record(
         run_id: earlier.id.clone(),
         entity: options.team.clone().unwrap_or_default(),
         project: options.project.clone(),
-        config: Some(ConfigRecord {
+        config: Some(UpdateRecord {
             update: config.map(|(key, value)| WandbItem::json(key, value)).collect(),
         }),
         run_group: options.group.clone().unwrap_or_default(),
@@ -341,7 +337,7 @@ fn evaluation_items(split: &str, row: &EvalRow) -> Vec<WandbItem> {
         rewards_margins,
         rewards_accuracies,
     } = row;
-    let values = [
+    let known = [
         ("loss", Some(eval_loss)),
         ("accuracy", eval_accuracy),
         ("f1", eval_f1),
@@ -352,15 +348,15 @@ fn evaluation_items(split: &str, row: &EvalRow) -> Vec<WandbItem> {
         ("rewards/margins", rewards_margins),
         ("rewards/accuracies", rewards_accuracies),
     ];
-    let item = |(name, value): (&str, Option<f64>)| {
-        Some(WandbItem::number(&format!("{split}/{name}"), value?))
-    };
-    values.into_iter().filter_map(item).collect()
+    known_items(split, &known)
 }
 
-/// Appends the values that a row has.
-fn push_known(items: &mut Vec<WandbItem>, values: &[(&str, Option<f64>)]) {
-    items.extend(values.iter().filter_map(|(key, value)| Some(WandbItem::number(key, (*value)?))));
+/// Returns the values that a row has, with names that begin with the name of its split.
+fn known_items(split: &str, values: &[(&str, Option<f64>)]) -> Vec<WandbItem> {
+    let item = |(name, value): &(&str, Option<f64>)| {
+        Some(WandbItem::number(&format!("{split}/{name}"), (*value)?))
+    };
+    values.iter().filter_map(item).collect()
 }
 
 /// Creates the folder of a run. A run that is resumed within a second gets a later time in its

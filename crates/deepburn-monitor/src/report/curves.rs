@@ -15,9 +15,10 @@ pub(super) fn charts(steps: &[StepRow], evals: &[EvalRow]) -> Vec<Chart> {
     let by_step = |name, value: fn(&StepRow) -> f64| {
         Series::new(name, steps.iter().map(|row| (row.step as f64, value(row))))
     };
+    let chart = |title, value: fn(&StepRow) -> f64| Chart::new(title, vec![by_step(title, value)]);
     let mut loss = vec![by_step("training", |row| row.loss)];
     if !evals.is_empty() {
-        loss.push(by_eval(evals, |row| row.eval_loss));
+        loss.push(by_eval(evals, |row| Some(row.eval_loss)));
     }
     let mut charts = vec![Chart::new("Loss", loss)];
     charts.extend(quality(evals));
@@ -27,24 +28,18 @@ pub(super) fn charts(steps: &[StepRow], evals: &[EvalRow]) -> Vec<Chart> {
         let chosen = by_step("chosen", |row| row.rewards_chosen.unwrap_or(f64::NAN));
         let rejected = by_step("rejected", |row| row.rewards_rejected.unwrap_or(f64::NAN));
         charts.push(Chart::new("Rewards", vec![chosen, rejected, margin]));
-        let share = by_step("training", |row| row.rewards_accuracies.unwrap_or(f64::NAN));
-        charts.push(Chart::new("Pairs in the right order", vec![share]).starting_at_zero());
+        let share: fn(&StepRow) -> f64 = |row| row.rewards_accuracies.unwrap_or(f64::NAN);
+        charts.push(chart("Pairs in the right order", share).starting_at_zero());
     }
     charts.extend([
-        Chart::new("Learning rate", vec![by_step("learning rate", |row| row.lr)]),
-        Chart::new(
-            "Gradient norm before clipping",
-            vec![by_step("norm", |row| row.grad_norm.unwrap_or(f64::NAN))],
-        ),
+        chart("Learning rate", |row| row.lr),
+        chart("Gradient norm before clipping", |row| row.grad_norm.unwrap_or(f64::NAN)),
     ]);
     // Without fp16, the loss scale is always 1.
     if steps.iter().any(|row| row.loss_scale != 1.0) {
-        charts.push(Chart::new("Loss scale", vec![by_step("scale", |row| row.loss_scale)]));
+        charts.push(chart("Loss scale", |row| row.loss_scale));
     }
-    charts.push(
-        Chart::new("Tokens per second", vec![by_step("tokens/s", |row| row.tokens_per_second)])
-            .starting_at_zero(),
-    );
+    charts.push(chart("Tokens per second", |row| row.tokens_per_second).starting_at_zero());
     // Steps without measured phases are left out, and do not count as 0.
     let times: Vec<_> =
         steps.iter().filter_map(|row| Some((row.step as f64, phases(row)?.to_vec()))).collect();
@@ -68,43 +63,37 @@ pub(super) fn charts(steps: &[StepRow], evals: &[EvalRow]) -> Vec<Chart> {
 /// Returns charts of the model's quality besides its loss: the metrics of the task, or else the
 /// perplexity.
 fn quality(evals: &[EvalRow]) -> Vec<Chart> {
-    let chart = |title, value: fn(&EvalRow) -> f64| Chart::new(title, vec![by_eval(evals, value)]);
-    let accuracy = || {
-        chart("Evaluation accuracy", |row| row.eval_accuracy.unwrap_or(f64::NAN)).starting_at_zero()
-    };
-    let perplexity = || chart("Evaluation perplexity", |row| row.eval_loss.exp());
+    let chart = |title, value: EvalMetric| Chart::new(title, vec![by_eval(evals, value)]);
+    let from_zero = |title, value: EvalMetric| chart(title, value).starting_at_zero();
+    let accuracy = || from_zero("Evaluation accuracy", |row| row.eval_accuracy);
+    let perplexity = || chart("Evaluation perplexity", |row| Some(row.eval_loss.exp()));
     match evals.last().map(EvalRow::quality) {
         None => Vec::new(),
         Some(Quality::Accuracy(_)) => vec![accuracy()],
         Some(Quality::LabelSets { .. }) => {
-            let f1 = chart("Evaluation F1", |row| row.eval_f1.unwrap_or(f64::NAN));
-            vec![accuracy(), f1.starting_at_zero()]
+            vec![accuracy(), from_zero("Evaluation F1", |row| row.eval_f1)]
         }
         Some(Quality::MeanAbsoluteError(_)) => {
-            let error =
-                chart("Evaluation mean absolute error", |row| row.eval_mae.unwrap_or(f64::NAN));
-            vec![error.starting_at_zero()]
+            vec![from_zero("Evaluation mean absolute error", |row| row.eval_mae)]
         }
-        Some(Quality::Preferences { .. }) => {
-            let margin =
-                chart("Evaluation reward margin", |row| row.rewards_margins.unwrap_or(f64::NAN));
-            let share = chart("Evaluation pairs in the right order", |row| {
-                row.rewards_accuracies.unwrap_or(f64::NAN)
-            });
-            vec![margin, share.starting_at_zero()]
-        }
+        Some(Quality::Preferences { .. }) => vec![
+            chart("Evaluation reward margin", |row| row.rewards_margins),
+            from_zero("Evaluation pairs in the right order", |row| row.rewards_accuracies),
+        ],
         Some(Quality::Perplexity(_)) => vec![perplexity()],
         Some(Quality::Tokens { .. }) => {
-            let accuracy =
-                chart("Evaluation token accuracy", |row| row.token_accuracy.unwrap_or(f64::NAN));
-            vec![perplexity(), accuracy.starting_at_zero()]
+            vec![perplexity(), from_zero("Evaluation token accuracy", |row| row.token_accuracy)]
         }
     }
 }
 
+/// A value of an evaluation, if the evaluation has it.
+type EvalMetric = fn(&EvalRow) -> Option<f64>;
+
 /// Returns a line over the steps at which the run was evaluated.
-fn by_eval(evals: &[EvalRow], value: fn(&EvalRow) -> f64) -> Series {
-    Series::new("evaluation", evals.iter().map(|row| (row.step as f64, value(row))))
+fn by_eval(evals: &[EvalRow], value: EvalMetric) -> Series {
+    let point = |row: &EvalRow| (row.step as f64, value(row).unwrap_or(f64::NAN));
+    Series::new("evaluation", evals.iter().map(point))
 }
 
 /// Returns the seconds of each of the [`PHASES`] of a step, if they were measured.

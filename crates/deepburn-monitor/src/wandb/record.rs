@@ -22,7 +22,7 @@ pub(super) enum RecordKind {
     #[prost(message, tag = "2")]
     History(HistoryRecord),
     #[prost(message, tag = "3")]
-    Summary(SummaryRecord),
+    Summary(UpdateRecord),
     #[prost(message, tag = "17")]
     Run(RunRecord),
     #[prost(message, tag = "18")]
@@ -59,7 +59,7 @@ pub(super) struct RunRecord {
     #[prost(string, tag = "3")]
     pub(super) project: String,
     #[prost(message, optional, tag = "4")]
-    pub(super) config: Option<ConfigRecord>,
+    pub(super) config: Option<UpdateRecord>,
     #[prost(string, tag = "6")]
     pub(super) run_group: String,
     #[prost(string, tag = "8")]
@@ -90,9 +90,10 @@ pub(super) struct Timestamp {
     pub(super) nanos: i32,
 }
 
-/// `ConfigRecord`: values of the configuration.
+/// `ConfigRecord` and `SummaryRecord`, which are alike: values of the configuration, or the last
+/// value of each metric.
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct ConfigRecord {
+pub(super) struct UpdateRecord {
     #[prost(message, repeated, tag = "1")]
     pub(super) update: Vec<WandbItem>,
 }
@@ -119,13 +120,6 @@ impl HistoryRecord {
 pub(super) struct HistoryStep {
     #[prost(int64, tag = "1")]
     pub(super) num: i64,
-}
-
-/// `SummaryRecord`: the last value of each metric.
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct SummaryRecord {
-    #[prost(message, repeated, tag = "1")]
-    pub(super) update: Vec<WandbItem>,
 }
 
 /// `RunExitRecord`: the end of a run.

@@ -367,12 +367,12 @@ fn rows_wait_for_room_on_the_disk() {
     let mut run = WandbRun::create(folder.path(), &options()).unwrap();
     run.step(1, &step(1)).unwrap();
     let full = OpenOptions::new().append(true).open("/dev/full").unwrap();
-    let file = run.log.swap(full);
+    let file = run.log.file.swap(full);
     for number in [2, 3] {
         let error = run.step(number, &step(number)).unwrap_err();
         assert!(error.is_disk_full() && error.to_string().contains("offline-run-"), "{error}");
     }
-    run.log.swap(file);
+    run.log.file.swap(file);
     run.step(4, &step(4)).unwrap();
     run.finish(0).unwrap();
     assert_eq!(read(run.folder()).steps(), [1, 2, 3, 4]);

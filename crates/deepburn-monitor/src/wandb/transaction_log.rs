@@ -41,7 +41,7 @@ const LAST: u8 = 4;
 /// returns.
 #[derive(Debug)]
 pub(super) struct TransactionLog {
-    file: AppendFile,
+    pub(super) file: AppendFile,
     /// The bytes of the file, including those that wait for room on the disk.
     position: usize,
     num_records: i64,
@@ -82,12 +82,6 @@ impl TransactionLog {
         }
         self.position += bytes.len();
         self.file.append(&bytes)
-    }
-
-    /// Replaces the open file, to simulate a disk that fails.
-    #[cfg(test)]
-    pub(super) fn swap(&mut self, file: File) -> File {
-        self.file.swap(file)
     }
 }
 

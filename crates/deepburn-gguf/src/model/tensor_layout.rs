@@ -44,14 +44,7 @@ impl TensorLayout {
             Self::Same => {}
             Self::PlusOne => values.iter_mut().for_each(|value| *value += 1.0),
             Self::Transposed => *values = transposed(values, row_len),
-            Self::Interleaved { heads } => {
-                if heads == 0 || !rows.is_multiple_of(2 * heads) {
-                    return None;
-                }
-                values
-                    .chunks_exact_mut(rows / heads * row_len)
-                    .for_each(|head| interleave(head, row_len));
-            }
+            Self::Interleaved { .. } => self.move_rows(values, rows, |_| 2)?,
         }
         Some(())
     }
@@ -73,13 +66,32 @@ impl TensorLayout {
     /// `elements` may be encoded. Other layouts do not move rows. Returns `None`, and changes
     /// nothing, if the rows are not whole heads with even widths.
     pub(super) fn undo_rows<T: Copy>(self, elements: &mut [T], rows: usize) -> Option<()> {
+        self.move_rows(elements, rows, |head_rows| head_rows / 2)
+    }
+
+    /// Transposes the matrix of rows that each head is. `height` returns its height for a number of
+    /// rows.
+    fn move_rows<T: Copy>(
+        self,
+        elements: &mut [T],
+        rows: usize,
+        height: impl Fn(usize) -> usize,
+    ) -> Option<()> {
         let Self::Interleaved { heads } = self else { return Some(()) };
-        let row_len = elements.len().checked_div(rows)?;
+        let row_len = elements.len().checked_div(rows).filter(|it| *it > 0)?;
         if row_len * rows != elements.len() || heads == 0 || !rows.is_multiple_of(2 * heads) {
             return None;
         }
-        let head_len = rows / heads * row_len;
-        elements.chunks_exact_mut(head_len).for_each(|head| deinterleave(head, row_len));
+        let head_rows = rows / heads;
+        let height = height(head_rows);
+        for head in elements.chunks_exact_mut(head_rows * row_len) {
+            // Rows move in both directions, so one head is copied.
+            let before = head.to_vec();
+            for (to, row) in head.chunks_exact_mut(row_len).enumerate() {
+                let from = to % height * (head_rows / height) + to / height;
+                row.copy_from_slice(&before[from * row_len..][..row_len]);
+            }
+        }
         Some(())
     }
 }
@@ -91,31 +103,6 @@ fn transposed(values: &[f32], row_len: usize) -> Vec<f32> {
         transposed.extend(values.iter().skip(column).step_by(row_len));
     }
     transposed
-}
-
-/// Moves the rows with even numbers to the first half of a head, and the others to the second half.
-fn deinterleave<T: Copy>(head: &mut [T], row_len: usize) {
-    let before = head.to_vec();
-    // Rows move in both directions, so one head is copied.
-    let (first, second) = head.split_at_mut(before.len() / 2);
-    let halves = first.chunks_exact_mut(row_len).zip(second.chunks_exact_mut(row_len));
-    for (pair, (first, second)) in before.chunks_exact(2 * row_len).zip(halves) {
-        let (even, odd) = pair.split_at(row_len);
-        first.copy_from_slice(even);
-        second.copy_from_slice(odd);
-    }
-}
-
-/// Interleaves the rows of the first and of the second half of a head.
-fn interleave(head: &mut [f32], row_len: usize) {
-    let before = head.to_vec();
-    let (first, second) = before.split_at(before.len() / 2);
-    let pairs = first.chunks_exact(row_len).zip(second.chunks_exact(row_len));
-    for (pair, (first, second)) in head.chunks_exact_mut(2 * row_len).zip(pairs) {
-        let (left, right) = pair.split_at_mut(row_len);
-        left.copy_from_slice(first);
-        right.copy_from_slice(second);
-    }
 }
 
 #[cfg(test)]
@@ -162,6 +149,7 @@ mod tests {
         layout.undo_rows(&mut bytes, 4).unwrap();
         assert_eq!(&bytes, b"aaccbbdd");
         assert_eq!(layout.undo_rows(&mut bytes, 3), None);
+        assert_eq!(layout.undo_rows(&mut [0_u8; 0], 4), None);
         assert_eq!(TensorLayout::Transposed.undo(&mut numbers(), 5), None);
     }
 

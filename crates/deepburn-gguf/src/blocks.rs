@@ -6,7 +6,6 @@
 //! <https://github.com/ggml-org/llama.cpp/blob/master/ggml/src/ggml-quants.c>), as compiled for
 //! x86-64: each float operation rounds to f32, in the same order, and no multiply-add is fused.
 
-mod floats;
 mod packed_scales;
 mod q4_0;
 mod q4_k;
@@ -18,7 +17,7 @@ mod rounding;
 mod scale_search;
 mod sub_blocks;
 
-use half::f16;
+use half::{bf16, f16};
 use rayon::prelude::*;
 
 use crate::TensorType;
@@ -121,15 +120,21 @@ impl TensorType {
         let bytes = &bytes[..num_blocks * self.block_size()];
         let tasks = bytes.par_chunks(task_bytes).zip(into[start..].par_chunks_mut(TASK_LEN));
         tasks.for_each(|(bytes, values)| match self {
-            Self::F32 => floats::decode_f32(bytes, values),
-            Self::F16 => floats::decode_f16(bytes, values),
-            Self::Bf16 => floats::decode_bf16(bytes, values),
-            Self::Q4_0 => q4_0::decode(bytes, values),
-            Self::Q5_0 => q5_0::decode(bytes, values),
-            Self::Q8_0 => q8_0::decode(bytes, values),
-            Self::Q4K => q4_k::decode(bytes, values),
-            Self::Q5K => q5_k::decode(bytes, values),
-            Self::Q6K => q6_k::decode(bytes, values),
+            Self::F32 => decode_blocks(bytes, values, |it, [value]: &mut [f32; 1]| {
+                *value = f32::from_le_bytes(*it)
+            }),
+            Self::F16 => decode_blocks(bytes, values, |it, [value]: &mut [f32; 1]| {
+                *value = f16::from_le_bytes(*it).to_f32();
+            }),
+            Self::Bf16 => decode_blocks(bytes, values, |it, [value]: &mut [f32; 1]| {
+                *value = bf16::from_le_bytes(*it).to_f32();
+            }),
+            Self::Q4_0 => decode_blocks(bytes, values, q4_0::decode),
+            Self::Q5_0 => decode_blocks(bytes, values, q5_0::decode),
+            Self::Q8_0 => decode_blocks(bytes, values, q8_0::decode),
+            Self::Q4K => decode_blocks(bytes, values, q4_k::decode),
+            Self::Q5K => decode_blocks(bytes, values, q5_k::decode),
+            Self::Q6K => decode_blocks(bytes, values, q6_k::decode),
         });
     }
 
@@ -140,15 +145,21 @@ impl TensorType {
             return Err(EncodeError::NotFinite { index, value: values[index] });
         }
         match self {
-            Self::F32 => floats::encode_f32(values, bytes),
-            Self::F16 => floats::encode_f16(values, bytes),
-            Self::Bf16 => floats::encode_bf16(values, bytes),
-            Self::Q4_0 => q4_0::encode(values, bytes),
-            Self::Q5_0 => q5_0::encode(values, bytes),
-            Self::Q8_0 => q8_0::encode(values, bytes),
-            Self::Q4K => q4_k::encode(values, bytes),
-            Self::Q5K => q5_k::encode(values, bytes),
-            Self::Q6K => q6_k::encode(values, bytes),
+            Self::F32 => {
+                encode_blocks(values, bytes, |[it]: &[f32; 1], bytes| *bytes = it.to_le_bytes())
+            }
+            Self::F16 => encode_blocks(values, bytes, |[it]: &[f32; 1], bytes| {
+                *bytes = f16::from_f32(*it).to_le_bytes();
+            }),
+            Self::Bf16 => encode_blocks(values, bytes, |[it]: &[f32; 1], bytes| {
+                *bytes = bf16::from_f32(*it).to_le_bytes();
+            }),
+            Self::Q4_0 => encode_blocks(values, bytes, q4_0::encode),
+            Self::Q5_0 => encode_blocks(values, bytes, q5_0::encode),
+            Self::Q8_0 => encode_blocks(values, bytes, q8_0::encode),
+            Self::Q4K => encode_blocks(values, bytes, q4_k::encode),
+            Self::Q5K => encode_blocks(values, bytes, q5_k::encode),
+            Self::Q6K => encode_blocks(values, bytes, q6_k::encode),
         }
         let mut blocks = bytes.chunks_exact(self.block_size());
         // Finite values may still overflow when they or their scale are rounded to 16 bits.
@@ -169,11 +180,32 @@ impl TensorType {
             // The values themselves were checked before.
             Self::F32 => true,
             Self::F16 | Self::Q4_0 | Self::Q5_0 | Self::Q8_0 => half(0),
-            Self::Bf16 => floats::bf16_is_finite(block),
+            Self::Bf16 => bf16::from_le_bytes([block[0], block[1]]).is_finite(),
             Self::Q4K | Self::Q5K => half(0) && half(2),
             Self::Q6K => half(q6_k::SCALE_AT),
         }
     }
+}
+
+/// Encodes blocks with `encode`. Floats have blocks of one value, and are rounded to nearest, ties
+/// to even.
+fn encode_blocks<const LEN: usize, const SIZE: usize>(
+    values: &[f32],
+    bytes: &mut [u8],
+    encode: impl Fn(&[f32; LEN], &mut [u8; SIZE]),
+) {
+    let blocks = values.as_chunks().0.iter().zip(bytes.as_chunks_mut().0);
+    blocks.for_each(|(values, bytes)| encode(values, bytes));
+}
+
+/// Decodes blocks with `decode`.
+fn decode_blocks<const LEN: usize, const SIZE: usize>(
+    bytes: &[u8],
+    values: &mut [f32],
+    decode: impl Fn(&[u8; SIZE], &mut [f32; LEN]),
+) {
+    let blocks = bytes.as_chunks().0.iter().zip(values.as_chunks_mut().0);
+    blocks.for_each(|(bytes, values)| decode(bytes, values));
 }
 
 /// Returns the f16 at `at`, which must be in `bytes`.

@@ -25,17 +25,23 @@ impl FileType {
     pub const ALL: [Self; 6] =
         [Self::F32, Self::F16, Self::Bf16, Self::Q8_0, Self::Q4_0, Self::Q4KM];
 
+    /// Returns the name, the value of `general.file_type`, and the type of matrices without a rule
+    /// of their own.
+    const fn row(self) -> (&'static str, u32, TensorType) {
+        match self {
+            Self::F32 => ("f32", 0, TensorType::F32),
+            Self::F16 => ("f16", 1, TensorType::F16),
+            Self::Bf16 => ("bf16", 32, TensorType::Bf16),
+            Self::Q8_0 => ("q8_0", 7, TensorType::Q8_0),
+            Self::Q4_0 => ("q4_0", 2, TensorType::Q4_0),
+            Self::Q4KM => ("q4_k_m", 15, TensorType::Q4K),
+        }
+    }
+
     /// Returns the name on the command line and in file names.
     #[must_use]
     pub const fn name(self) -> &'static str {
-        match self {
-            Self::F32 => "f32",
-            Self::F16 => "f16",
-            Self::Bf16 => "bf16",
-            Self::Q8_0 => "q8_0",
-            Self::Q4_0 => "q4_0",
-            Self::Q4KM => "q4_k_m",
-        }
+        self.row().0
     }
 
     /// Returns the type with a name.
@@ -48,26 +54,7 @@ impl FileType {
     /// <https://github.com/ggml-org/llama.cpp/blob/master/include/llama.h>).
     #[must_use]
     pub const fn id(self) -> u32 {
-        match self {
-            Self::F32 => 0,
-            Self::F16 => 1,
-            Self::Q4_0 => 2,
-            Self::Q8_0 => 7,
-            Self::Q4KM => 15,
-            Self::Bf16 => 32,
-        }
-    }
-
-    /// Returns the type of matrices without a rule of their own.
-    const fn default_type(self) -> TensorType {
-        match self {
-            Self::F32 => TensorType::F32,
-            Self::F16 => TensorType::F16,
-            Self::Bf16 => TensorType::Bf16,
-            Self::Q8_0 => TensorType::Q8_0,
-            Self::Q4_0 => TensorType::Q4_0,
-            Self::Q4KM => TensorType::Q4K,
-        }
+        self.row().1
     }
 }
 
@@ -129,7 +116,7 @@ impl TypeSelector {
 
     /// Returns the type before rows that do not fit are considered.
     fn by_rule(&self, name: &str, row_len: u64) -> Result<TensorType, GgufError> {
-        let default = self.file_type.default_type();
+        let (_, _, default) = self.file_type.row();
         if !default.is_quantized() {
             return Ok(default);
         }
@@ -224,7 +211,7 @@ mod tests {
             assert_eq!(output(file_type, true, "output.weight"), TensorType::Q6K);
             assert_eq!(output(file_type, false, "token_embd.weight"), TensorType::Q6K);
             let embedding = output(file_type, true, "token_embd.weight");
-            assert_eq!(embedding, file_type.default_type());
+            assert_eq!(embedding, file_type.row().2);
         }
         assert_eq!(output(FileType::Q8_0, false, "token_embd.weight"), TensorType::Q8_0);
         assert_eq!(output(FileType::F16, false, "token_embd.weight"), TensorType::F16);

@@ -129,6 +129,5 @@ fn check_len(header: &GgufHeader, start: u64, file_len: u64) -> Result<(), GgufE
 
 /// Returns the name of a field for messages, of which a malformed file determines a limited length.
 fn field_name(kind: &str, name: &str) -> String {
-    let shown: String = name.chars().take(100).flat_map(char::escape_debug).collect();
-    format!("{kind} `{shown}`")
+    format!("{kind} `{}`", shortened(name))
 }

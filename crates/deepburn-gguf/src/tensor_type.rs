@@ -43,20 +43,25 @@ impl TensorType {
         Self::Q6K,
     ];
 
+    /// Returns the name, the number in files, and the elements and bytes of a block.
+    const fn row(self) -> (&'static str, u32, usize, usize) {
+        match self {
+            Self::F32 => ("f32", 0, 1, 4),
+            Self::F16 => ("f16", 1, 1, 2),
+            Self::Bf16 => ("bf16", 30, 1, 2),
+            Self::Q4_0 => ("q4_0", 2, 32, 18),
+            Self::Q5_0 => ("q5_0", 6, 32, 22),
+            Self::Q8_0 => ("q8_0", 8, 32, 34),
+            Self::Q4K => ("q4_k", 12, 256, 144),
+            Self::Q5K => ("q5_k", 13, 256, 176),
+            Self::Q6K => ("q6_k", 14, 256, 210),
+        }
+    }
+
     /// Returns the number of the type in files.
     #[must_use]
     pub const fn id(self) -> u32 {
-        match self {
-            Self::F32 => 0,
-            Self::F16 => 1,
-            Self::Q4_0 => 2,
-            Self::Q5_0 => 6,
-            Self::Q8_0 => 8,
-            Self::Q4K => 12,
-            Self::Q5K => 13,
-            Self::Q6K => 14,
-            Self::Bf16 => 30,
-        }
+        self.row().1
     }
 
     /// Returns the type with a number, or `None` for a type that this crate does not support.
@@ -68,26 +73,13 @@ impl TensorType {
     /// Returns the number of elements of a block. The length of a row must be a multiple of it.
     #[must_use]
     pub const fn block_len(self) -> usize {
-        match self {
-            Self::F32 | Self::F16 | Self::Bf16 => 1,
-            Self::Q4_0 | Self::Q5_0 | Self::Q8_0 => 32,
-            Self::Q4K | Self::Q5K | Self::Q6K => 256,
-        }
+        self.row().2
     }
 
     /// Returns the size of a block in bytes.
     #[must_use]
     pub const fn block_size(self) -> usize {
-        match self {
-            Self::F32 => 4,
-            Self::F16 | Self::Bf16 => 2,
-            Self::Q4_0 => 18,
-            Self::Q5_0 => 22,
-            Self::Q8_0 => 34,
-            Self::Q4K => 144,
-            Self::Q5K => 176,
-            Self::Q6K => 210,
-        }
+        self.row().3
     }
 
     /// Returns whether the type stores blocks of quantized values.
@@ -110,17 +102,7 @@ impl TensorType {
     /// Returns the name in lower case, as llama.cpp prints it.
     #[must_use]
     pub const fn name(self) -> &'static str {
-        match self {
-            Self::F32 => "f32",
-            Self::F16 => "f16",
-            Self::Bf16 => "bf16",
-            Self::Q4_0 => "q4_0",
-            Self::Q5_0 => "q5_0",
-            Self::Q8_0 => "q8_0",
-            Self::Q4K => "q4_k",
-            Self::Q5K => "q5_k",
-            Self::Q6K => "q6_k",
-        }
+        self.row().0
     }
 }
 

@@ -124,20 +124,6 @@ macro_rules! values {
                 }
             }
         }
-
-        $(
-            impl From<$type> for Value {
-                fn from(value: $type) -> Self {
-                    Self::$variant(value)
-                }
-            }
-
-            impl From<Vec<$type>> for Value {
-                fn from(values: Vec<$type>) -> Self {
-                    Self::Array(Array::$variant(values))
-                }
-            }
-        )*
     };
 }
 
@@ -201,43 +187,35 @@ impl Value {
             _ => None,
         }
     }
-
-    /// Returns the elements of an array, or `None` if the value is not an array.
-    #[must_use]
-    pub fn as_array(&self) -> Option<&Array> {
-        match self {
-            Self::Array(array) => Some(array),
-            _ => None,
-        }
-    }
 }
 
-impl From<bool> for Value {
-    fn from(value: bool) -> Self {
-        Self::Bool(value)
-    }
+/// Defines the conversions of a type, and of lists of it.
+macro_rules! conversions {
+    ($($variant:ident, $type:ty $(, $id:literal, $doc:literal)?;)*) => {
+        $(
+            impl From<$type> for Value {
+                fn from(value: $type) -> Self {
+                    Self::$variant(value)
+                }
+            }
+
+            impl From<Vec<$type>> for Value {
+                fn from(values: Vec<$type>) -> Self {
+                    Self::Array(Array::$variant(values))
+                }
+            }
+        )*
+    };
 }
 
-impl From<String> for Value {
-    fn from(text: String) -> Self {
-        Self::String(text)
-    }
+with_number_types!(conversions);
+conversions! {
+    Bool, bool;
+    String, String;
 }
 
 impl From<&str> for Value {
     fn from(text: &str) -> Self {
         Self::String(text.to_owned())
-    }
-}
-
-impl From<Vec<bool>> for Value {
-    fn from(values: Vec<bool>) -> Self {
-        Self::Array(Array::Bool(values))
-    }
-}
-
-impl From<Vec<String>> for Value {
-    fn from(texts: Vec<String>) -> Self {
-        Self::Array(Array::String(texts))
     }
 }

@@ -15,20 +15,18 @@ use super::rounding::to_i8;
 const LEN: usize = 32;
 const SIZE: usize = 18;
 
-/// Encodes whole blocks (`quantize_row_q4_0_ref`).
-pub(super) fn encode(values: &[f32], bytes: &mut [u8]) {
-    for (values, bytes) in values.as_chunks::<LEN>().0.iter().zip(bytes.as_chunks_mut::<SIZE>().0) {
-        let scale = extreme(values) / -8.0;
-        // A block of zeros has no inverse. Its levels become 8, which stands for zero.
-        let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
-        bytes[..2].copy_from_slice(&f16::from_f32(scale).to_le_bytes());
-        // Adding 8.5 and cutting the fraction rounds to the nearest level. The largest magnitude
-        // with the other sign would give level 16, which does not exist.
-        let bits = |value: f32| to_i8(value * inverse + 8.5).min(15) as u8;
-        let (low, high) = values.split_at(LEN / 2);
-        for ((low, high), byte) in low.iter().zip(high).zip(&mut bytes[2..]) {
-            *byte = bits(*low) | bits(*high) << 4;
-        }
+/// Encodes a block (`quantize_row_q4_0_ref`).
+pub(super) fn encode(values: &[f32; LEN], bytes: &mut [u8; SIZE]) {
+    let scale = extreme(values) / -8.0;
+    // A block of zeros has no inverse. Its levels become 8, which stands for zero.
+    let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
+    bytes[..2].copy_from_slice(&f16::from_f32(scale).to_le_bytes());
+    // Adding 8.5 and cutting the fraction rounds to the nearest level. The largest magnitude
+    // with the other sign would give level 16, which does not exist.
+    let bits = |value: f32| to_i8(value * inverse + 8.5).min(15) as u8;
+    let (low, high) = values.split_at(LEN / 2);
+    for ((low, high), byte) in low.iter().zip(high).zip(&mut bytes[2..]) {
+        *byte = bits(*low) | bits(*high) << 4;
     }
 }
 
@@ -42,14 +40,12 @@ pub(super) fn extreme(values: &[f32]) -> f32 {
     )
 }
 
-/// Decodes whole blocks.
-pub(super) fn decode(bytes: &[u8], values: &mut [f32]) {
-    for (bytes, values) in bytes.as_chunks::<SIZE>().0.iter().zip(values.as_chunks_mut::<LEN>().0) {
-        let scale = f16_at(bytes, 0).to_f32();
-        let (low, high) = values.split_at_mut(LEN / 2);
-        for ((byte, low), high) in bytes[2..].iter().zip(low).zip(high) {
-            *low = f32::from((byte & 15) as i8 - 8) * scale;
-            *high = f32::from((byte >> 4) as i8 - 8) * scale;
-        }
+/// Decodes a block.
+pub(super) fn decode(bytes: &[u8; SIZE], values: &mut [f32; LEN]) {
+    let scale = f16_at(bytes, 0).to_f32();
+    let (low, high) = values.split_at_mut(LEN / 2);
+    for ((byte, low), high) in bytes[2..].iter().zip(low).zip(high) {
+        *low = f32::from((byte & 15) as i8 - 8) * scale;
+        *high = f32::from((byte >> 4) as i8 - 8) * scale;
     }
 }

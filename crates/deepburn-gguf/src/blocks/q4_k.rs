@@ -24,16 +24,14 @@ const SIZE: usize = 144;
 
 const CANDIDATES: Candidates = Candidates { max_level: 15.0, first: -1.0, step: 0.1, last: 20 };
 
-/// Encodes whole blocks (`quantize_row_q4_K_ref`).
-pub(super) fn encode(values: &[f32], bytes: &mut [u8]) {
-    for (values, bytes) in values.as_chunks::<LEN>().0.iter().zip(bytes.as_chunks_mut::<SIZE>().0) {
-        let (head, bits) = bytes.split_at_mut(HEAD_SIZE);
-        let levels = encode_levels(values, &CANDIDATES, head);
-        for (pair, bytes) in levels.chunks_exact(2 * SUB_LEN).zip(bits.chunks_exact_mut(SUB_LEN)) {
-            let (low, high) = pair.split_at(SUB_LEN);
-            for ((low, high), byte) in low.iter().zip(high).zip(bytes) {
-                *byte = low | high << 4;
-            }
+/// Encodes a block (`quantize_row_q4_K_ref`).
+pub(super) fn encode(values: &[f32; LEN], bytes: &mut [u8; SIZE]) {
+    let (head, bits) = bytes.split_at_mut(HEAD_SIZE);
+    let levels = encode_levels(values, &CANDIDATES, head);
+    for (pair, bytes) in levels.chunks_exact(2 * SUB_LEN).zip(bits.chunks_exact_mut(SUB_LEN)) {
+        let (low, high) = pair.split_at(SUB_LEN);
+        for ((low, high), byte) in low.iter().zip(high).zip(bytes) {
+            *byte = low | high << 4;
         }
     }
 }
@@ -87,18 +85,16 @@ fn six_bits(numbers: Lanes<f32>) -> (f16, Lanes<u8>) {
     (f16::from_f32(largest / 63.0), multiples)
 }
 
-/// Decodes whole blocks.
-pub(super) fn decode(bytes: &[u8], values: &mut [f32]) {
-    for (bytes, values) in bytes.as_chunks::<SIZE>().0.iter().zip(values.as_chunks_mut::<LEN>().0) {
-        let (head, bits) = bytes.split_at(HEAD_SIZE);
-        let steps = steps(head);
-        for (j, values) in values.as_chunks_mut::<SUB_LEN>().0.iter_mut().enumerate() {
-            let (scale, minimum) = steps[j];
-            let bits = &bits[j / 2 * SUB_LEN..][..SUB_LEN];
-            let shift = j % 2 * 4;
-            for (byte, value) in bits.iter().zip(values) {
-                *value = scale * f32::from(byte >> shift & 15) - minimum;
-            }
+/// Decodes a block.
+pub(super) fn decode(bytes: &[u8; SIZE], values: &mut [f32; LEN]) {
+    let (head, bits) = bytes.split_at(HEAD_SIZE);
+    let steps = steps(head);
+    for (j, values) in values.as_chunks_mut::<SUB_LEN>().0.iter_mut().enumerate() {
+        let (scale, minimum) = steps[j];
+        let bits = &bits[j / 2 * SUB_LEN..][..SUB_LEN];
+        let shift = j % 2 * 4;
+        for (byte, value) in bits.iter().zip(values) {
+            *value = scale * f32::from(byte >> shift & 15) - minimum;
         }
     }
 }

@@ -27,14 +27,8 @@ pub(super) const SCALE_AT: usize = 208;
 /// Levels are stored with this offset.
 const ZERO_LEVEL: i32 = 32;
 
-/// Encodes whole blocks (`quantize_row_q6_K_ref`).
-pub(super) fn encode(values: &[f32], bytes: &mut [u8]) {
-    for (values, bytes) in values.as_chunks::<LEN>().0.iter().zip(bytes.as_chunks_mut::<SIZE>().0) {
-        encode_block(values, bytes);
-    }
-}
-
-fn encode_block(values: &[f32; LEN], bytes: &mut [u8; SIZE]) {
+/// Encodes a block (`quantize_row_q6_K_ref`).
+pub(super) fn encode(values: &[f32; LEN], bytes: &mut [u8; SIZE]) {
     let (mut scales, mut levels) = ([0.0; NUM_SUBS], [0; LEN]);
     // A search has eight lanes, so the sixteen sub-blocks take two.
     for half in 0..2 {
@@ -90,20 +84,18 @@ fn pack(levels: &[u8; LEN], bytes: &mut [u8; SIZE]) {
     }
 }
 
-/// Decodes whole blocks.
-pub(super) fn decode(bytes: &[u8], values: &mut [f32]) {
-    for (bytes, values) in bytes.as_chunks::<SIZE>().0.iter().zip(values.as_chunks_mut::<LEN>().0) {
-        let scale = f16_at(bytes, SCALE_AT).to_f32();
-        for (j, values) in values.as_chunks_mut::<SUB_LEN>().0.iter_mut().enumerate() {
-            let scale = scale * f32::from(bytes[SCALES_AT + j] as i8);
-            // A group of 32 elements is two sub-blocks.
-            let (half, group, from) = (j / 8, j / 2 % 4, j % 2 * SUB_LEN);
-            let low = &bytes[half * 64 + group % 2 * 32 + from..][..SUB_LEN];
-            let high = &bytes[HIGH_AT + half * 32 + from..][..SUB_LEN];
-            for ((low, high), value) in low.iter().zip(high).zip(values) {
-                let level = low >> (group / 2 * 4) & 15 | (high >> (group * 2) & 3) << 4;
-                *value = scale * f32::from(level as i8 - ZERO_LEVEL as i8);
-            }
+/// Decodes a block.
+pub(super) fn decode(bytes: &[u8; SIZE], values: &mut [f32; LEN]) {
+    let scale = f16_at(bytes, SCALE_AT).to_f32();
+    for (j, values) in values.as_chunks_mut::<SUB_LEN>().0.iter_mut().enumerate() {
+        let scale = scale * f32::from(bytes[SCALES_AT + j] as i8);
+        // A group of 32 elements is two sub-blocks.
+        let (half, group, from) = (j / 8, j / 2 % 4, j % 2 * SUB_LEN);
+        let low = &bytes[half * 64 + group % 2 * 32 + from..][..SUB_LEN];
+        let high = &bytes[HIGH_AT + half * 32 + from..][..SUB_LEN];
+        for ((low, high), value) in low.iter().zip(high).zip(values) {
+            let level = low >> (group / 2 * 4) & 15 | (high >> (group * 2) & 3) << 4;
+            *value = scale * f32::from(level as i8 - ZERO_LEVEL as i8);
         }
     }
 }

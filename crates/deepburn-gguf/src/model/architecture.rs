@@ -27,36 +27,36 @@ impl Architecture {
     pub const ALL: [Self; 7] =
         [Self::Gpt2, Self::Llama, Self::Qwen2, Self::Qwen3, Self::Phi3, Self::Gemma2, Self::Gemma3];
 
+    /// Returns the value of `general.architecture`, and `model_type` and the class of
+    /// `transformers` in `config.json`.
+    pub(super) const fn row(self) -> (&'static str, &'static str, &'static str) {
+        match self {
+            Self::Gpt2 => ("gpt2", "gpt2", "GPT2LMHeadModel"),
+            Self::Llama => ("llama", "llama", "LlamaForCausalLM"),
+            Self::Qwen2 => ("qwen2", "qwen2", "Qwen2ForCausalLM"),
+            Self::Qwen3 => ("qwen3", "qwen3", "Qwen3ForCausalLM"),
+            Self::Phi3 => ("phi3", "phi3", "Phi3ForCausalLM"),
+            Self::Gemma2 => ("gemma2", "gemma2", "Gemma2ForCausalLM"),
+            Self::Gemma3 => ("gemma3", "gemma3_text", "Gemma3ForCausalLM"),
+        }
+    }
+
     /// Returns the architecture of a model by the `model_type` of its `config.json`. Returns `None`
     /// for a model that is not supported.
     #[must_use]
     pub fn from_model_type(model_type: &str) -> Option<Self> {
-        Some(match model_type {
-            "gpt2" => Self::Gpt2,
+        match model_type {
             // Mistral differs in its window only, and has no architecture of its own.
-            "llama" | "mistral" => Self::Llama,
-            "qwen2" => Self::Qwen2,
-            "qwen3" => Self::Qwen3,
-            "phi3" => Self::Phi3,
-            "gemma2" => Self::Gemma2,
-            "gemma3_text" => Self::Gemma3,
-            _ => return None,
-        })
+            "mistral" => Some(Self::Llama),
+            _ => Self::ALL.into_iter().find(|it| it.row().1 == model_type),
+        }
     }
 
     /// Returns the value of `general.architecture`, which is also the start of the keys of
     /// hyperparameters.
     #[must_use]
     pub const fn name(self) -> &'static str {
-        match self {
-            Self::Gpt2 => "gpt2",
-            Self::Llama => "llama",
-            Self::Qwen2 => "qwen2",
-            Self::Qwen3 => "qwen3",
-            Self::Phi3 => "phi3",
-            Self::Gemma2 => "gemma2",
-            Self::Gemma3 => "gemma3",
-        }
+        self.row().0
     }
 
     /// Returns whether this is a Gemma: the weights of norms are added to 1, and outputs have norms

@@ -27,14 +27,11 @@ impl Hyperparameters {
     /// Returns `model_type`, and the class of `transformers` that loads the model.
     fn model_type(&self) -> (&'static str, &'static str) {
         match self.architecture {
-            Architecture::Gpt2 => ("gpt2", "GPT2LMHeadModel"),
             Architecture::Llama if self.window().is_some() => ("mistral", "MistralForCausalLM"),
-            Architecture::Llama => ("llama", "LlamaForCausalLM"),
-            Architecture::Qwen2 => ("qwen2", "Qwen2ForCausalLM"),
-            Architecture::Qwen3 => ("qwen3", "Qwen3ForCausalLM"),
-            Architecture::Phi3 => ("phi3", "Phi3ForCausalLM"),
-            Architecture::Gemma2 => ("gemma2", "Gemma2ForCausalLM"),
-            Architecture::Gemma3 => ("gemma3_text", "Gemma3ForCausalLM"),
+            other => {
+                let (_, model_type, class) = other.row();
+                (model_type, class)
+            }
         }
     }
 

@@ -35,14 +35,7 @@ impl GgufTensor {
         let rows = shape.first().and_then(|rows| usize::try_from(*rows).ok());
         let is_whole = numel == Some(values.len() as u64);
         let converted = rows.filter(|_| is_whole).and_then(|rows| self.layout.apply(values, rows));
-        converted.ok_or_else(|| {
-            let problem = format!(
-                "{} values with shape {shape:?} cannot be converted ({:?}); pass the whole tensor",
-                values.len(),
-                self.layout
-            );
-            GgufError::tensor(&self.name, problem)
-        })?;
+        converted.ok_or_else(|| self.misfit(values.len(), &format!("shape {shape:?}")))?;
         if self.factor != 1.0 {
             // In f64, so that the product is rounded once.
             let scale = |value: &mut f32| *value = (f64::from(*value) * self.factor) as f32;
@@ -50,9 +43,7 @@ impl GgufTensor {
         }
         Ok(())
     }
-}
 
-impl GgufTensor {
     /// Converts the values of a whole tensor of a GGUF file back to the layout of the Hugging Face
     /// file, in which it has `shape`.
     ///
@@ -83,8 +74,10 @@ impl GgufTensor {
 
     /// Returns the error about a tensor that does not fit its layout.
     fn misfit(&self, count: usize, shape: &str) -> GgufError {
-        let problem =
-            format!("{count} elements with {shape} cannot be converted ({:?})", self.layout);
+        let problem = format!(
+            "{count} elements with {shape} cannot be converted ({:?}); pass the whole tensor",
+            self.layout
+        );
         GgufError::tensor(&self.name, problem)
     }
 }

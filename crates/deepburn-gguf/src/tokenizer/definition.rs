@@ -56,14 +56,10 @@ impl Definition {
             );
             return Err(invalid("model.type", problem));
         }
-        for (field, default) in [
-            ("dropout", Json::Null),
-            ("continuing_subword_prefix", Json::Null),
-            ("end_of_word_suffix", Json::Null),
-        ] {
+        for field in ["dropout", "continuing_subword_prefix", "end_of_word_suffix"] {
             let value = &model[field];
             // Some files have an empty text or 0 instead of null.
-            if *value != default && *value != "" && *value != 0.0 {
+            if !value.is_null() && *value != "" && *value != 0.0 {
                 let problem = format!("is {value}; llama.cpp does not support it");
                 return Err(invalid(&format!("model.{field}"), problem));
             }

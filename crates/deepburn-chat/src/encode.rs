@@ -11,7 +11,7 @@ use crate::{
     Surrounding, TextTokenizer, Tokens,
 };
 
-use marks::{overlapping, trained_tokens};
+use marks::{like_transformers, overlapping};
 
 pub use prompt::EncodedPrompt;
 
@@ -88,7 +88,7 @@ impl<T: TextTokenizer> RowEncoder<T> {
         match row {
             Row::Text(text) => {
                 self.check_no_assistant_only()?;
-                self.check_completion_only(false)?;
+                self.check_completion_only()?;
                 let ids = self.tokenizer.ids(&self.with_eos(text)?, Surrounding::Added)?;
                 // TRL trains every token of a text, also those that the tokenizer adds.
                 let trained = vec![true; ids.len()];
@@ -106,7 +106,7 @@ impl<T: TextTokenizer> RowEncoder<T> {
                 Ok(self.sample(whole, trained, findings))
             }
             Row::Chat { messages, context } => {
-                self.check_completion_only(false)?;
+                self.check_completion_only()?;
                 let (ids, trained, findings) = self.chat(messages, context, "messages", 0)?;
                 Ok(self.sample(ids, trained, findings))
             }
@@ -213,7 +213,8 @@ impl<T: TextTokenizer> RowEncoder<T> {
     ) -> Result<(Vec<u32>, Vec<bool>, Vec<Finding>)> {
         let template = self.template(context)?;
         let answers_only = self.options.assistant_only_loss;
-        if answers_only == AssistantOnlyLoss::Marked && !template.is_trained_by_trl() {
+        let is_marked = answers_only == AssistantOnlyLoss::Marked;
+        if is_marked && !template.is_trained_by_trl() {
             return Err(option(
                 "assistant_only_loss",
                 "is true, but the chat template has no {% generation %} marks, and TRL does not know it; mark the \
@@ -222,23 +223,19 @@ impl<T: TextTokenizer> RowEncoder<T> {
         }
         // Turns are only searched if they matter, because that renders many parts of the
         // conversation.
-        let rendered = match answers_only {
+        let mut rendered = match answers_only {
             AssistantOnlyLoss::Off => {
                 template.render(messages, context, &self.tokens, ConversationEnd::Complete)?
             }
-            AssistantOnlyLoss::Turns => {
+            AssistantOnlyLoss::Turns | AssistantOnlyLoss::Marked => {
                 render_with_turns(template, messages, context, &self.tokens)?
             }
-            AssistantOnlyLoss::Marked => {
-                let mut rendered = render_with_turns(template, messages, context, &self.tokens)?;
-                // TRL trains with its own version of the template. The spans of that version are
-                // found in the text of the model's template.
-                if let Some(marks) = template.trl_marks() {
-                    rendered.generated = marks.spans(&rendered.text, &rendered.generated);
-                }
-                rendered
-            }
         };
+        // TRL trains with its own version of the template. The spans of that version are found in
+        // the text of the model's template.
+        if let Some(marks) = template.trl_marks().filter(|_| is_marked) {
+            rendered.generated = marks.spans(&rendered.text, &rendered.generated);
+        }
         let mut findings =
             without_effect(template, &rendered.text, messages, context, field, answers);
         // The ranges of tokens take time and are not needed.
@@ -248,7 +245,12 @@ impl<T: TextTokenizer> RowEncoder<T> {
             return Ok((ids, trained, findings));
         }
         let Tokens { ids, ranges } = self.tokenizer.encode(&rendered.text, Surrounding::None)?;
-        let trained = trained_tokens(answers_only, &ranges, &rendered.generated).ok_or_else(|| {
+        let overlapped = overlapping(&ranges, &rendered.generated);
+        let trained = match is_marked {
+            true => like_transformers(&ranges, &rendered.generated),
+            false => Some(overlapped.clone()),
+        };
+        let trained = trained.ok_or_else(|| {
             option(
                 "assistant_only_loss",
                 "is true, but the conversation starts with an answer without text, which TRL rejects; remove the row, \
@@ -258,7 +260,6 @@ impl<T: TextTokenizer> RowEncoder<T> {
         if !trained.contains(&true) {
             return Err(self.no_assistant(messages));
         }
-        let overlapped = overlapping(&ranges, &rendered.generated);
         self.note_other_tokens(&ids, &trained, &overlapped, &mut findings);
         self.note_untrained_ends(&ids, &trained, &mut findings);
         Ok((ids, trained, findings))
@@ -400,8 +401,9 @@ impl<T: TextTokenizer> RowEncoder<T> {
         }
     }
 
-    fn check_completion_only(&self, has_completion: bool) -> Result<()> {
-        match self.options.completion_only_loss == Some(true) && !has_completion {
+    /// Checks that the completion alone is not asked for, of a row without one.
+    fn check_completion_only(&self) -> Result<()> {
+        match self.options.completion_only_loss == Some(true) {
             true => Err(option(
                 "completion_only_loss",
                 "is set, but the row has no `prompt` and `completion`",

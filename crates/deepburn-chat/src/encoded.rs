@@ -1,6 +1,6 @@
 //! Encoded rows, and what is noticed while they are encoded.
 
-use std::fmt;
+use thiserror::Error;
 
 /// A training example: token ids, and which of them are trained.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -12,19 +12,6 @@ pub struct EncodedRow {
     pub trained: Vec<bool>,
     /// What may be unintended.
     pub findings: Vec<Finding>,
-}
-
-impl EncodedRow {
-    /// Returns the label of each token: its id, or `None` if it is not trained (-100 in PyTorch).
-    pub fn labels(&self) -> impl Iterator<Item = Option<u32>> {
-        self.ids.iter().zip(&self.trained).map(|(id, trained)| trained.then_some(*id))
-    }
-
-    /// Returns whether a token is trained. TRL drops other examples. The first token is never
-    /// predicted.
-    pub fn has_labels(&self) -> bool {
-        self.trained.iter().any(|it| *it)
-    }
 }
 
 /// An example of preference optimization (DPO).
@@ -41,59 +28,85 @@ pub struct EncodedPreference {
 }
 
 /// Something in an example that trains, but may not train what was intended.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Error)]
 pub enum Finding {
     /// No token is trained.
+    #[error("no token is trained")]
     NothingTrained,
     /// No token is trained, because the example was truncated.
+    #[error("no token is trained, because the example of {length} tokens is truncated before them")]
     LabelsTruncated {
         /// The number of tokens before.
         length: usize,
     },
     /// The end of the example was removed.
+    #[error("the example of {length} tokens is truncated")]
     Truncated {
         /// The number of tokens before.
         length: usize,
     },
     /// A trained text does not end with a special token, so the model does not learn to stop.
+    #[error(
+        "the trained text ends with `{last}` instead of a special token, so the model does not learn to stop"
+    )]
     EndOfTurnUntrained {
         /// The text of the last trained token.
         last: String,
     },
     /// Tokens outside of the marked answers are trained, as in TRL.
+    #[error(
+        "tokens after the answer are trained, from `{first}` on, as in TRL, because no token has the answer's \
+         last character; set `assistant_only_loss` to \"turns\" to train the answers alone"
+    )]
     TrainedOutside {
         /// The text of the first of them.
         first: String,
     },
     /// Tokens of the marked answers are not trained, as in TRL.
+    #[error(
+        "tokens of answers are not trained, from `{first}` on, as in TRL, which finds them by the first and the \
+         last character of an answer; set `assistant_only_loss` to \"turns\" to train them all"
+    )]
     AnswerUntrained {
         /// The text of the first of them.
         first: String,
     },
     /// The token for the beginning of a sequence occurs twice at the start.
+    #[error(
+        "the example starts with two tokens for the beginning of a sequence: one of the text, one of the \
+         tokenizer"
+    )]
     BosTwice,
     /// The text of a field is not printed by the template.
+    #[error("the chat template does not print all of `{field}`")]
     NotPrinted {
         /// The path of the field, such as `messages[1].content`.
         field: String,
     },
     /// The template does not read a variable of `chat_template_kwargs`.
+    #[error("the chat template does not read the variable `{name}` of `chat_template_kwargs`")]
     VariableUnread {
         /// Its name.
         name: String,
     },
     /// An answer is empty, so the model learns to say nothing.
+    #[error("the answer `{field}` is empty, so the model learns to say nothing")]
     EmptyAnswer {
         /// The path of the answer, such as `messages[1]`.
         field: String,
     },
     /// The prompt is encoded differently without the completion, so the model reads other tokens
     /// when it generates.
+    #[error(
+        "the prompt alone has other tokens at its end (`{lost}`) than with the completion, so the model is \
+         trained on another text than it generates from"
+    )]
     PromptDiffers {
         /// The end of the prompt that is not part of the example.
         lost: String,
     },
     /// Both completions are the same.
+    #[error("`chosen` and `rejected` are equal, which trains nothing")]
     EqualCompletions,
 }
 
@@ -113,49 +126,6 @@ impl Finding {
             Self::EmptyAnswer { .. } => "empty answer",
             Self::PromptDiffers { .. } => "prompt differs",
             Self::EqualCompletions => "equal completions",
-        }
-    }
-}
-
-impl fmt::Display for Finding {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NothingTrained => f.write_str("no token is trained"),
-            Self::LabelsTruncated { length } => {
-                write!(f, "no token is trained, because the example of {length} tokens is truncated before them")
-            }
-            Self::Truncated { length } => write!(f, "the example of {length} tokens is truncated"),
-            Self::EndOfTurnUntrained { last } => write!(
-                f,
-                "the trained text ends with `{last}` instead of a special token, so the model does not learn to stop"
-            ),
-            Self::TrainedOutside { first } => write!(
-                f,
-                "tokens after the answer are trained, from `{first}` on, as in TRL, because no token has the answer's \
-                 last character; set `assistant_only_loss` to \"turns\" to train the answers alone"
-            ),
-            Self::AnswerUntrained { first } => write!(
-                f,
-                "tokens of answers are not trained, from `{first}` on, as in TRL, which finds them by the first and the \
-                 last character of an answer; set `assistant_only_loss` to \"turns\" to train them all"
-            ),
-            Self::BosTwice => f.write_str(
-                "the example starts with two tokens for the beginning of a sequence: one of the text, one of the \
-                 tokenizer",
-            ),
-            Self::NotPrinted { field } => write!(f, "the chat template does not print all of `{field}`"),
-            Self::VariableUnread { name } => {
-                write!(f, "the chat template does not read the variable `{name}` of `chat_template_kwargs`")
-            }
-            Self::EmptyAnswer { field } => {
-                write!(f, "the answer `{field}` is empty, so the model learns to say nothing")
-            }
-            Self::PromptDiffers { lost } => write!(
-                f,
-                "the prompt alone has other tokens at its end (`{lost}`) than with the completion, so the model is \
-                 trained on another text than it generates from"
-            ),
-            Self::EqualCompletions => f.write_str("`chosen` and `rejected` are equal, which trains nothing"),
         }
     }
 }

@@ -2,24 +2,6 @@
 
 use std::ops::Range;
 
-use deepburn_config::AssistantOnlyLoss;
-
-/// Returns which tokens are trained, for tokens that stand for `ranges` of a text with the
-/// generated `spans`.
-///
-/// `None` if the text starts with an empty span, which `transformers` rejects.
-pub(super) fn trained_tokens(
-    answers_only: AssistantOnlyLoss,
-    ranges: &[Range<usize>],
-    spans: &[Range<usize>],
-) -> Option<Vec<bool>> {
-    match answers_only {
-        AssistantOnlyLoss::Off => Some(vec![true; ranges.len()]),
-        AssistantOnlyLoss::Turns => Some(overlapping(ranges, spans)),
-        AssistantOnlyLoss::Marked => like_transformers(ranges, spans),
-    }
-}
-
 /// Returns which tokens have a part of one of the spans.
 pub(super) fn overlapping(ranges: &[Range<usize>], spans: &[Range<usize>]) -> Vec<bool> {
     let overlaps =
@@ -29,14 +11,18 @@ pub(super) fn overlapping(ranges: &[Range<usize>], spans: &[Range<usize>]) -> Ve
 
 //= transformers 5.23.0 tokenization_utils_base.py apply_chat_template return_assistant_tokens_mask
 /// Returns `assistant_masks` of `apply_chat_template(return_assistant_tokens_mask=True)` of
-/// `transformers` 5.23.
+/// `transformers` 5.23, for tokens that stand for `ranges` of a text with the generated `spans`.
+/// `None` if the text starts with an empty span, which `transformers` rejects.
 ///
 /// It trains the tokens from the one of a span's first character to the one of its last character,
 /// of which it takes the first token if a character has several. Some tokenizers leave spaces out
 /// of the ranges. If the first character is in no token, this span and those after it are not
 /// trained. If the last one is in no token, or in the first token of the text, all tokens up to the
 /// end of the text are trained.
-fn like_transformers(ranges: &[Range<usize>], spans: &[Range<usize>]) -> Option<Vec<bool>> {
+pub(super) fn like_transformers(
+    ranges: &[Range<usize>],
+    spans: &[Range<usize>],
+) -> Option<Vec<bool>> {
     let token_at = |byte: usize| ranges.iter().position(|it| it.contains(&byte));
     let mut trained = vec![false; ranges.len()];
     for span in spans {

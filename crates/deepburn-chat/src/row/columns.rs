@@ -56,6 +56,7 @@ pub(super) fn optional_text(row: &Map<String, Value>, name: &str) -> Result<Opti
 /// as missing.
 pub(super) fn objects(row: &Map<String, Value>, name: &str) -> Result<Option<Vec<Value>>> {
     const RULE: &str = "a list of objects, or its JSON text";
+    let refused = |found: String| ChatError::field(name, found, RULE);
     let items = match column(row, name) {
         None => return Ok(None),
         // Files of plain texts, such as CSV, have an empty one where a list is missing.
@@ -63,16 +64,10 @@ pub(super) fn objects(row: &Map<String, Value>, name: &str) -> Result<Option<Vec
         Some(Value::String(text)) => match parsed(text, name, RULE)? {
             Value::Array(items) => items,
             Value::Null => return Ok(None),
-            value => {
-                return Err(ChatError::field(
-                    name,
-                    format!("the JSON text of {}", found(&value)),
-                    RULE,
-                ));
-            }
+            value => return Err(refused(format!("the JSON text of {}", found(&value)))),
         },
         Some(Value::Array(items)) => items.clone(),
-        Some(value) => return Err(ChatError::field(name, found(value), RULE)),
+        Some(value) => return Err(refused(found(value))),
     };
     for (index, item) in items.iter().enumerate() {
         if !item.is_object() {

@@ -217,24 +217,21 @@ fn check_calls(calls: &mut Value, field: &str, notes: &mut Notes) -> Result<()> 
         }
         let path = format!("{field}.arguments");
         let rule = "an object, or its JSON text";
+        let refused = |found: String| ChatError::field(&*path, found, rule);
         match function.get_mut("arguments") {
             // Most templates read the arguments of every call.
             None | Some(Value::Null) => _ = function.insert("arguments".to_owned(), json!({})),
             Some(Value::Object(_)) => {}
             Some(arguments) => {
                 let Value::String(text) = &*arguments else {
-                    return Err(ChatError::field(path, found(arguments), rule));
+                    return Err(refused(found(arguments)));
                 };
                 let value = match text.trim().is_empty() {
                     true => json!({}),
                     false => parsed(text, &path, rule)?,
                 };
                 if !value.is_object() {
-                    return Err(ChatError::field(
-                        path,
-                        format!("the JSON text of {}", found(&value)),
-                        rule,
-                    ));
+                    return Err(refused(format!("the JSON text of {}", found(&value))));
                 }
                 *arguments = value;
                 notes.parsed_arguments = true;

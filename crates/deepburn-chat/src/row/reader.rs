@@ -54,18 +54,6 @@ impl RowReader {
         Ok(Self::new(RowFormat::detect(fields(row)?)?))
     }
 
-    /// Reads a line of JSON.
-    ///
-    /// # Errors
-    /// Returns an error if the line is not valid JSON (lone surrogates are not), or as
-    /// [`RowReader::read`] does.
-    pub fn read_line(&self, line: &str) -> Result<ReadRow> {
-        let row = serde_json::from_str(line);
-        self.read(
-            &row.map_err(|error| ChatError::Format(format!("the row is not valid JSON: {error}")))?,
-        )
-    }
-
     /// Reads a row.
     ///
     /// # Errors
@@ -208,7 +196,10 @@ fn alpaca(row: &Map<String, Value>) -> Result<Row> {
     if let Some(system) = optional_text(row, "system")?.filter(|it| !it.is_empty()) {
         prompt.push(Message::text("system", &system));
     }
-    const HISTORY: &str = "a list of pairs of texts: an instruction and its output";
+    let refused = |path: &str, value: &Value| {
+        let rule = "a list of pairs of texts: an instruction and its output";
+        Err(ChatError::field(path, found(value), rule))
+    };
     match column(row, "history") {
         None => {}
         Some(Value::Array(pairs)) => {
@@ -216,17 +207,13 @@ fn alpaca(row: &Map<String, Value>) -> Result<Row> {
                 let texts =
                     pair.as_array().map(|it| it.iter().map(Value::as_str).collect::<Vec<_>>());
                 let Some([Some(question), Some(answer)]) = texts.as_deref() else {
-                    return Err(ChatError::field(
-                        format!("history[{index}]"),
-                        found(pair),
-                        HISTORY,
-                    ));
+                    return refused(&format!("history[{index}]"), pair);
                 };
                 prompt.push(Message::text("user", question));
                 prompt.push(Message::text(ASSISTANT, answer));
             }
         }
-        Some(value) => return Err(ChatError::field("history", found(value), HISTORY)),
+        Some(value) => return refused("history", value),
     }
     let instruction = text(row, "instruction")?;
     let question = match optional_text(row, "input")?.filter(|it| !it.is_empty()) {

@@ -35,12 +35,11 @@ pub(super) fn tojson(
         None if indent.is_some() => (",".to_owned(), ": ".to_owned()),
         None => (", ".to_owned(), ": ".to_owned()),
     };
-    let style =
-        Style { ascii: is_true(argument(0)?), indent, separators, sorted: is_true(argument(3)?) };
+    let (ascii, sorted) = (is_true(argument(0)?), is_true(argument(3)?));
     named.assert_all_used()?;
-    let mut text = String::new();
-    style.write(state, &value, 0, &mut text)?;
-    Ok(Value::from(text))
+    let mut writer = JsonWriter { ascii, indent, separators, sorted, state, text: String::new() };
+    writer.write(&value, 0)?;
+    Ok(Value::from(writer.text))
 }
 
 fn indentation(value: &Value) -> Result<String, Error> {
@@ -64,63 +63,59 @@ fn separators(pair: &Value) -> Result<(String, String), Error> {
     }
 }
 
-/// The arguments of `json.dumps`.
-struct Style {
+/// The arguments of `json.dumps`, and its text so far.
+struct JsonWriter<'s, 't, 'e> {
     ascii: bool,
     indent: Option<String>,
     separators: (String, String),
     sorted: bool,
+    state: &'s State<'t, 'e>,
+    text: String,
 }
 
-impl Style {
-    fn write(
-        &self,
-        state: &State,
-        value: &Value,
-        depth: usize,
-        text: &mut String,
-    ) -> Result<(), Error> {
+impl JsonWriter<'_, '_, '_> {
+    fn write(&mut self, value: &Value, depth: usize) -> Result<(), Error> {
         // Lists can contain the same list many times, so the text may be much longer than the
         // value.
-        state.consume_fuel(1)?;
+        self.state.consume_fuel(1)?;
         if depth > MAX_DEPTH {
             return Err(invalid(format!("tojson writes at most {MAX_DEPTH} nested values")));
         }
         match value.kind() {
-            ValueKind::None => text.push_str("null"),
-            ValueKind::Bool => text.push_str(if value.is_true() { "true" } else { "false" }),
-            ValueKind::Number => text.push_str(&number(value)),
+            ValueKind::None => self.text.push_str("null"),
+            ValueKind::Bool => self.text.push_str(if value.is_true() { "true" } else { "false" }),
+            ValueKind::Number => self.text.push_str(&number(value)),
             ValueKind::String => {
                 let string = value.as_str().unwrap_or_default();
                 // An escaped character is several times as long.
                 let bytes_of_step = if self.ascii { 16 } else { 64 };
-                state.consume_fuel(string.len() as u64 / bytes_of_step)?;
-                self.string(string, text);
+                self.state.consume_fuel(string.len() as u64 / bytes_of_step)?;
+                self.string(string);
             }
             ValueKind::Seq | ValueKind::Iterable => {
-                text.push('[');
+                self.text.push('[');
                 let mut is_empty = true;
                 for item in value.try_iter()? {
-                    self.separate(state, is_empty, depth + 1, text)?;
+                    self.separate(is_empty, depth + 1)?;
                     is_empty = false;
-                    self.write(state, &item, depth + 1, text)?;
+                    self.write(&item, depth + 1)?;
                 }
-                self.close(state, is_empty, depth, ']', text)?;
+                self.close(is_empty, depth, ']')?;
             }
             ValueKind::Map => {
-                text.push('{');
+                self.text.push('{');
                 let mut keys: Vec<Value> = value.try_iter()?.collect();
                 if self.sorted {
                     keys.sort();
                 }
                 for (index, key) in keys.iter().enumerate() {
-                    self.separate(state, index == 0, depth + 1, text)?;
-                    self.key(key, text)?;
-                    state.consume_fuel(steps(self.separators.1.len()))?;
-                    text.push_str(&self.separators.1);
-                    self.write(state, &value.get_item(key)?, depth + 1, text)?;
+                    self.separate(index == 0, depth + 1)?;
+                    self.key(key)?;
+                    self.state.consume_fuel(steps(self.separators.1.len()))?;
+                    self.text.push_str(&self.separators.1);
+                    self.write(&value.get_item(key)?, depth + 1)?;
                 }
-                self.close(state, keys.is_empty(), depth, '}', text)?;
+                self.close(keys.is_empty(), depth, '}')?;
             }
             ValueKind::Undefined => {
                 return Err(invalid("Object of type Undefined is not JSON serializable"));
@@ -132,78 +127,65 @@ impl Style {
         Ok(())
     }
 
-    fn key(&self, key: &Value, text: &mut String) -> Result<(), Error> {
+    fn key(&mut self, key: &Value) -> Result<(), Error> {
         match key.kind() {
-            ValueKind::String => self.string(key.as_str().unwrap_or_default(), text),
-            ValueKind::None => text.push_str("\"null\""),
-            ValueKind::Bool if key.is_true() => text.push_str("\"true\""),
-            ValueKind::Bool => text.push_str("\"false\""),
-            ValueKind::Number => text.push_str(&format!("\"{}\"", number(key))),
+            ValueKind::String => self.string(key.as_str().unwrap_or_default()),
+            ValueKind::None => self.text.push_str("\"null\""),
+            ValueKind::Bool if key.is_true() => self.text.push_str("\"true\""),
+            ValueKind::Bool => self.text.push_str("\"false\""),
+            ValueKind::Number => self.text.push_str(&format!("\"{}\"", number(key))),
             kind => return Err(invalid(format!("a key of type {kind} is not JSON serializable"))),
         }
         Ok(())
     }
 
-    fn separate(
-        &self,
-        state: &State,
-        is_first: bool,
-        depth: usize,
-        text: &mut String,
-    ) -> Result<(), Error> {
+    fn separate(&mut self, is_first: bool, depth: usize) -> Result<(), Error> {
         if !is_first {
-            state.consume_fuel(steps(self.separators.0.len()))?;
-            text.push_str(&self.separators.0);
+            self.state.consume_fuel(steps(self.separators.0.len()))?;
+            self.text.push_str(&self.separators.0);
         }
-        self.break_line(state, depth, text)
+        self.break_line(depth)
     }
 
-    fn close(
-        &self,
-        state: &State,
-        is_empty: bool,
-        depth: usize,
-        bracket: char,
-        text: &mut String,
-    ) -> Result<(), Error> {
+    fn close(&mut self, is_empty: bool, depth: usize, bracket: char) -> Result<(), Error> {
         if !is_empty {
-            self.break_line(state, depth, text)?;
+            self.break_line(depth)?;
         }
-        text.push(bracket);
+        self.text.push(bracket);
         Ok(())
     }
 
-    fn break_line(&self, state: &State, depth: usize, text: &mut String) -> Result<(), Error> {
+    fn break_line(&mut self, depth: usize) -> Result<(), Error> {
         if let Some(indent) = &self.indent {
-            state.consume_fuel(steps(indent.len() * depth))?;
-            text.push('\n');
-            (0..depth).for_each(|_| text.push_str(indent));
+            self.state.consume_fuel(steps(indent.len() * depth))?;
+            self.text.push('\n');
+            (0..depth).for_each(|_| self.text.push_str(indent));
         }
         Ok(())
     }
 
-    fn string(&self, string: &str, text: &mut String) {
-        text.push('"');
+    fn string(&mut self, string: &str) {
+        self.text.push('"');
         for char in string.chars() {
             match char {
-                '"' => text.push_str("\\\""),
-                '\\' => text.push_str("\\\\"),
-                '\n' => text.push_str("\\n"),
-                '\r' => text.push_str("\\r"),
-                '\t' => text.push_str("\\t"),
-                '\u{8}' => text.push_str("\\b"),
-                '\u{c}' => text.push_str("\\f"),
-                ' '..='~' => text.push(char),
+                '"' => self.text.push_str("\\\""),
+                '\\' => self.text.push_str("\\\\"),
+                '\n' => self.text.push_str("\\n"),
+                '\r' => self.text.push_str("\\r"),
+                '\t' => self.text.push_str("\\t"),
+                '\u{8}' => self.text.push_str("\\b"),
+                '\u{c}' => self.text.push_str("\\f"),
+                ' '..='~' => self.text.push(char),
                 // Python escapes UTF-16 units, so a character beyond U+FFFF takes two escapes.
                 _ if self.ascii || char < ' ' => {
                     for unit in char.encode_utf16(&mut [0; 2]) {
-                        text.push_str(&format!("\\u{unit:04x}"));
+                        self.text.push_str(&format!("\\u{unit:04x}"));
                     }
                 }
-                _ => text.push(char),
+                _ => self.text.push(char),
             }
         }
-        text.push('"');
+        self.text.push('"');
     }
 }
 

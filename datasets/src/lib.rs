@@ -39,7 +39,7 @@ mod splits;
 mod stable_rng;
 mod synthetic;
 #[cfg(test)]
-mod test_data;
+mod tests;
 mod tokens;
 
 pub use corpus::{Content, Corpus, DataSource, TokenizerChoice, open};

@@ -197,8 +197,8 @@ mod tests {
     use std::fs;
 
     use super::*;
-    use crate::formats::parquet::fixture::{Column, write_table};
-    use crate::test_data::test_data;
+    use crate::tests::parquet_table::{Column, write_table};
+    use crate::tests::test_data;
 
     const COLUMNS: LabeledColumns<'static> = LabeledColumns {
         text: "text",

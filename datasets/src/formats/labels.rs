@@ -286,7 +286,7 @@ mod tests {
     use std::path::PathBuf;
 
     use super::*;
-    use crate::formats::parquet::fixture::{Column, write_table};
+    use crate::tests::parquet_table::{Column, write_table};
     use crate::{LabeledColumns, read_labeled, read_labeled_as};
 
     fn columns(kind: LabelKind) -> LabeledColumns<'static> {

@@ -197,10 +197,6 @@ fn json(field: Field) -> Result<Value, &'static str> {
     })
 }
 
-/// Tables for tests, written by the same library.
-#[cfg(test)]
-pub(crate) mod fixture;
-
 #[cfg(test)]
 mod tests {
     use std::fs;
@@ -209,8 +205,8 @@ mod tests {
 
     use ::parquet::basic::{BrotliLevel, Compression, GzipLevel, ZstdLevel};
 
-    use super::fixture::{Column, write_table, write_table_as};
     use super::*;
+    use crate::tests::parquet_table::{Column, write_table, write_table_as};
 
     fn table() -> Vec<u8> {
         let dir = tempfile::tempdir().unwrap();

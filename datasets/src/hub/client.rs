@@ -265,10 +265,16 @@ impl Hub {
             Err(error) => return Err(error),
         };
         let selected = selection.select_in(&repo.id, &listing)?;
-        let files = selected.iter().map(|name| self.fetch(repo, &commit, name));
+        let files = selected.iter().map(|name| self.fetch(repo, &commit, name, u64::MAX));
         let files = files.collect::<Result<Vec<_>, _>>()?;
         for name in selection.companions(&listing) {
-            self.fetch_companion(repo, &commit, name);
+            // Its absence does not end a job, so a failure is only a warning.
+            if let Err(error) = self.fetch(repo, &commit, name, CompanionFile::MAX_BYTES) {
+                tracing::warn!(
+                    "{}: {name} cannot be downloaded and is not exported with the trained model: {error}",
+                    repo.id
+                );
+            }
         }
         // Last, so that the cache never names a commit whose files are incomplete.
         let branch = self.folder(repo).join("refs").join(&repo.revision);
@@ -281,7 +287,9 @@ impl Hub {
 
     /// Returns the commit and the files of `repo`, as the Hub lists them.
     fn listing(&self, repo: &HubRepo) -> Result<(String, Vec<String>)> {
-        let (endpoint, revision) = (&self.settings.endpoint, escaped_revision(&repo.revision));
+        // A revision is a single segment of the URL. The slash is the only character that
+        // `HubRepo::is_revision` allows and that needs to be encoded.
+        let (endpoint, revision) = (&self.settings.endpoint, repo.revision.replace('/', "%2F"));
         let url = format!("{endpoint}/api/{}/revision/{revision}", repo.path());
         let document = self.downloader.document(&url)?;
         let refused = |reason: String| Err(DataError::Hub { url: url.clone(), reason });
@@ -312,34 +320,16 @@ impl Hub {
         Ok((sha, names))
     }
 
-    /// Downloads a companion file, unless it is too large. Its absence does not end a job, so a
-    /// failure is only a warning.
-    fn fetch_companion(&self, repo: &HubRepo, commit: &str, name: &str) {
+    /// Downloads one file into the cache unless it is already cached, or has more than `max_bytes`.
+    fn fetch(&self, repo: &HubRepo, commit: &str, name: &str, max_bytes: u64) -> Result<PathBuf> {
         let link = self.snapshot_folder(repo, commit).join(name);
         if link.is_file() {
-            return;
+            return Ok(link);
         }
-        let fetched = self.announced(repo, commit, name).and_then(|file| {
-            if file.bytes > CompanionFile::MAX_BYTES {
-                let (id, bytes) = (&repo.id, file.bytes);
-                tracing::warn!("{id}: {name} has {bytes} bytes and is not downloaded");
-                return Ok(());
-            }
-            self.place(repo, &file, &link, name)
-        });
-        if let Err(error) = fetched {
-            tracing::warn!(
-                "{}: {name} cannot be downloaded and is not exported with the trained model: {error}",
-                repo.id
-            );
-        }
-    }
-
-    /// Downloads one file into the cache unless it is already cached.
-    fn fetch(&self, repo: &HubRepo, commit: &str, name: &str) -> Result<PathBuf> {
-        let link = self.snapshot_folder(repo, commit).join(name);
-        if !link.is_file() {
-            let file = self.announced(repo, commit, name)?;
+        let file = self.announced(repo, commit, name)?;
+        if file.bytes > max_bytes {
+            tracing::warn!("{}: {name} has {} bytes and is not downloaded", repo.id, file.bytes);
+        } else {
             self.place(repo, &file, &link, name)?;
         }
         Ok(link)
@@ -444,10 +434,4 @@ fn escaped(path: &str) -> String {
         _ => format!("%{byte:02X}"),
     };
     path.bytes().map(escape).collect()
-}
-
-/// Percent-encodes a revision for a URL, where it is a single path segment. The slash is the only
-/// character that [`HubRepo::is_revision`] allows and that needs to be encoded.
-fn escaped_revision(revision: &str) -> String {
-    revision.replace('/', "%2F")
 }

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::formats::folder;
-use crate::test_data::test_data;
+use crate::tests::test_data;
 use crate::*;
 use loopback::{COMMIT, Fault, Loopback, Repos};
 

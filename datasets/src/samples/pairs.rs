@@ -8,10 +8,10 @@ use std::ops::Range;
 
 use crate::error::check_positive;
 use crate::hash::{Fingerprint, evenly_spaced};
-use crate::samples::rows::Samples;
+use crate::samples::rows::{Samples, TrainingRow};
 use crate::samples::statistics::SampleStatistics;
 use crate::tokens::packing::check_sequence_length;
-use crate::{Collate, DataError, IGNORE_INDEX, MicroBatch, Result, RowDocuments, Sample};
+use crate::{Collate, DataError, IGNORE_INDEX, MicroBatch, Result, Sample};
 
 /// Maximum number of pairs whose tokens are part of a fingerprint.
 const FINGERPRINT_PAIRS: usize = 4096;
@@ -178,43 +178,26 @@ impl Collate for PairRows {
     /// Returns a batch of `rows` pairs, which has twice as many sequences.
     fn collate(&self, indices: &[usize], rows: usize) -> Result<PairBatch> {
         debug_assert!(indices.len() <= rows);
-        let mut found: [Vec<(Vec<u32>, usize)>; 2] = Default::default();
+        let mut found: [Vec<TrainingRow>; 2] = Default::default();
         for index in indices {
             let sample = self.kept[*index];
             let (ids, Halves { prompt, halves }) =
                 (self.samples.get(sample)?.ids, self.halves(sample));
             for (found, half) in found.iter_mut().zip(halves) {
                 let end = half.end.min(half.start + self.max_length);
-                found.push((ids[half.start..end].to_vec(), prompt));
-            }
-        }
-        // Without pairs, the batch has one column of padding, because a tensor cannot have none.
-        let longest = found.iter().flatten().map(|(ids, _)| ids.len()).max().unwrap_or(1);
-        let mut sequences = MicroBatch {
-            input_ids: Vec::with_capacity(2 * rows * longest),
-            labels: Vec::with_capacity(2 * rows * longest),
-            shape: [2 * rows, longest],
-            // A pair counts as one sample.
-            samples: indices.len(),
-            documents: RowDocuments::Separate(Vec::new()),
-        };
-        let mut documents = Vec::with_capacity(2 * rows);
-        for (half, found) in found.into_iter().enumerate() {
-            for (ids, prompt) in found {
-                let row = documents.len() * longest;
-                documents.push(vec![ids.len()]);
                 // Ids are below 2^31, so the cast keeps them.
-                sequences.input_ids.extend(ids.iter().map(|id| *id as i32));
-                sequences.labels.resize(row + prompt, IGNORE_INDEX);
-                sequences.labels.extend(ids[prompt..].iter().map(|id| *id as i32));
-                sequences.input_ids.resize(row + longest, self.pad_id as i32);
-                sequences.labels.resize(row + longest, IGNORE_INDEX);
+                let ids: Vec<i32> = ids[half.start..end].iter().map(|id| *id as i32).collect();
+                let mut labels = ids.clone();
+                labels[..prompt].fill(IGNORE_INDEX);
+                found.push(TrainingRow { documents: vec![ids.len()], ids, labels });
             }
-            documents.resize((half + 1) * rows, Vec::new());
-            sequences.input_ids.resize((half + 1) * rows * longest, self.pad_id as i32);
-            sequences.labels.resize((half + 1) * rows * longest, IGNORE_INDEX);
         }
-        sequences.documents = RowDocuments::Separate(documents);
+        found.iter_mut().for_each(|half| half.resize(rows, TrainingRow::default()));
+        let found = found.concat();
+        // Without pairs, the batch has one column of padding, because a tensor cannot have none.
+        let longest = TrainingRow::longest(&found).max(1);
+        // A pair counts as one sample.
+        let sequences = TrainingRow::batch(found, longest, self.pad_id, indices.len());
         Ok(PairBatch { sequences, pairs: indices.to_vec() })
     }
 }

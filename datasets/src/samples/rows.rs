@@ -400,14 +400,14 @@ impl SampleRows {
 }
 
 /// The tokens of a row.
-#[derive(Debug, Default)]
-struct TrainingRow {
+#[derive(Debug, Clone, Default)]
+pub(super) struct TrainingRow {
     /// The ids.
-    ids: Vec<i32>,
+    pub(super) ids: Vec<i32>,
     /// The labels, as long as the ids.
-    labels: Vec<i32>,
+    pub(super) labels: Vec<i32>,
     /// The lengths of the documents.
-    documents: Vec<usize>,
+    pub(super) documents: Vec<usize>,
 }
 
 impl TrainingRow {
@@ -416,6 +416,29 @@ impl TrainingRow {
         self.ids.extend(other.ids);
         self.labels.extend(other.labels);
         self.documents.extend(other.documents);
+    }
+
+    /// Returns the longest number of tokens.
+    pub(super) fn longest(rows: &[Self]) -> usize {
+        rows.iter().map(|row| row.ids.len()).max().unwrap_or(0)
+    }
+
+    /// Returns a batch of `rows`, padded to `length` tokens each. Empty rows stand for missing
+    /// samples.
+    pub(super) fn batch(rows: Vec<Self>, length: usize, pad_id: u32, samples: usize) -> MicroBatch {
+        let shape = [rows.len(), length];
+        let mut input_ids = Vec::with_capacity(rows.len() * length);
+        let mut labels = Vec::with_capacity(rows.len() * length);
+        let mut documents = Vec::with_capacity(rows.len());
+        for row in rows {
+            documents.push(row.documents);
+            input_ids.extend(row.ids);
+            labels.extend(row.labels);
+            input_ids.resize(documents.len() * length, pad_id as i32);
+            labels.resize(documents.len() * length, IGNORE_INDEX);
+        }
+        let documents = RowDocuments::Separate(documents);
+        MicroBatch { input_ids, labels, shape, samples, documents }
     }
 }
 
@@ -443,23 +466,10 @@ impl Collate for SampleRows {
                 .into_iter()
                 .collect();
         }
-        let longest = found.iter().map(|row| row.ids.len()).max().unwrap_or(0);
-        let length = self.layout.padding.rounded(longest);
         let samples = found.len();
-        let (mut input_ids, mut labels) = (Vec::with_capacity(rows * length), Vec::new());
-        let mut documents = Vec::with_capacity(rows);
-        for (index, row) in found.into_iter().enumerate() {
-            input_ids.extend(row.ids);
-            labels.extend(row.labels);
-            input_ids.resize((index + 1) * length, self.layout.pad_id as i32);
-            labels.resize((index + 1) * length, IGNORE_INDEX);
-            documents.push(row.documents);
-        }
         // Missing samples become rows of padding, so that all ranks have batches of the same form.
-        input_ids.resize(rows * length, self.layout.pad_id as i32);
-        labels.resize(rows * length, IGNORE_INDEX);
-        documents.resize(rows, Vec::new());
-        let (shape, documents) = ([rows, length], RowDocuments::Separate(documents));
-        Ok(MicroBatch { input_ids, labels, shape, samples, documents })
+        found.resize(rows, TrainingRow::default());
+        let length = self.layout.padding.rounded(TrainingRow::longest(&found));
+        Ok(TrainingRow::batch(found, length, self.layout.pad_id, samples))
     }
 }

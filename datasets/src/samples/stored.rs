@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use crate::formats::folder::described;
 use crate::samples::index::{FOOTER_BYTES, SampleIndex};
-use crate::tokens::cache::ByteSink;
 use crate::tokens::encoder::TokenSink;
+use crate::tokens::token_file::ByteSink;
 use crate::{DataError, FileRow, Result, Sample, TokenCache, TokenFile, TokenStream, TokenWidth};
 
 /// A function that passes the tokens of samples to a sink, and returns their index. It produces the
@@ -40,20 +40,15 @@ impl StoredSamples {
         produce: SampleProducer<'_>,
     ) -> Result<Self> {
         let extension = extension(width);
-        if let Some(found) = cache.find_file(key, extension)
+        if let Some(found) = cache.find(key, extension)
             && let Some(stored) = Self::load(&found, width, files)
         {
             return Ok(stored);
         }
         let source = format!("samples of {}", described(files));
         let mut index = None;
-        let stored = cache.store_file(key, extension, &source, &mut |sink| {
-            let mut buffer = Vec::new();
-            let produced = produce(&mut |tokens| {
-                buffer.clear();
-                width.encode(tokens, &mut buffer);
-                sink(&buffer)
-            })?;
+        let stored = cache.store(key, extension, &source, &mut |sink| {
+            let produced = produce(&mut width.encoder(sink))?;
             // The index is complete only after the last token, so it follows the tokens.
             index = Some(produced);
             write_index(index.as_ref(), sink)

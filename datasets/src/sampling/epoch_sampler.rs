@@ -128,13 +128,6 @@ impl EpochSampler {
         self.full_step().min(self.num_samples - self.step_start)
     }
 
-    /// Returns the number of micro-batches in the step of the next micro-batch that have a sample
-    /// on some rank. The rest of the step is padding, and can be left out with
-    /// [`EpochSampler::end_step`].
-    pub fn step_batches(&self) -> usize {
-        self.step_samples().div_ceil(self.batch_samples())
-    }
-
     /// Returns the samples of the next micro-batch of this rank; fewer than `rows`, or none, at the
     /// end of an epoch.
     pub fn next_batch(&mut self) -> Vec<usize> {
@@ -256,9 +249,9 @@ mod tests {
     #[test]
     fn an_epoch_ends_with_a_smaller_step() {
         let mut one = sampler(7, 0, (1, 2), 2);
-        assert_eq!((one.steps_per_epoch(), one.step_samples(), one.step_batches()), (2, 4, 2));
+        assert_eq!((one.steps_per_epoch(), one.step_samples()), (2, 4));
         let mut epoch: Vec<usize> = (0..2).flat_map(|_| one.next_batch()).collect();
-        assert_eq!((one.step_samples(), one.step_batches()), (3, 2));
+        assert_eq!(one.step_samples(), 3);
         assert_eq!(one.epoch(), 4.0 / 7.0);
         epoch.extend((0..2).flat_map(|_| one.next_batch()));
         epoch.sort_unstable();
@@ -267,7 +260,7 @@ mod tests {
         // A step without samples in its second micro-batch can end after the first.
         let mut short = sampler(5, 0, (1, 2), 2);
         (0..2).for_each(|_| drop(short.next_batch()));
-        assert_eq!(short.step_batches(), 1);
+        assert_eq!(short.step_samples(), 1);
         assert_eq!(short.next_batch().len(), 1);
         // It has as many rows as the others.
         assert_eq!(short.clone().draw(), (vec![], 2));

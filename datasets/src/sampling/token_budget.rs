@@ -376,11 +376,6 @@ impl EpochPlan {
         self.num_tokens
     }
 
-    /// Returns the number of token positions in all micro-batches: rows times the longest row.
-    pub fn num_padded(&self) -> u64 {
-        self.num_padded
-    }
-
     /// Returns the fraction of token positions that is padding, from 0 to below 1 (1 if no sample
     /// has a token).
     pub fn padding(&self) -> f64 {
@@ -467,7 +462,7 @@ mod tests {
     fn samples_without_tokens_take_a_row() {
         let plan = TokenBudget::new(2).plan(&[0, 0, 0, 2], StepShape::SINGLE, 0).unwrap();
         assert_eq!(all(&plan), [vec![0, 1], vec![2], vec![3]]);
-        assert_eq!((plan.num_tokens(), plan.num_padded(), plan.padding()), (2, 5, 0.6));
+        assert_eq!((plan.num_tokens(), plan.num_padded, plan.padding()), (2, 5, 0.6));
     }
 
     #[test]
@@ -569,7 +564,7 @@ mod tests {
                 padded += (batch.len() * longest) as u64;
             }
             prop_assert!(small <= 1, "more than the rest is below the smallest batch");
-            prop_assert_eq!(plan.num_padded(), padded);
+            prop_assert_eq!(plan.num_padded, padded);
             prop_assert!((0.0..=1.0).contains(&plan.padding()));
 
             let empty = batches.iter().rev().take_while(|batch| batch.is_empty()).count();
@@ -593,7 +588,7 @@ mod tests {
             let one = budget.plan(&lengths, StepShape::SINGLE, 7).unwrap();
             let many = budget.plan(&lengths, shape(num_ranks, accumulation), 7).unwrap();
             prop_assert_eq!(&one.batches.samples, &many.batches.samples);
-            prop_assert!(many.num_padded() <= one.num_padded());
+            prop_assert!(many.num_padded <= one.num_padded);
             for samples in 0..=lengths.len() {
                 let step = many.step_at(samples);
                 let before = |step: usize| many.samples_before(step * accumulation);

@@ -21,6 +21,7 @@ use crate::hash::{digest, hexadecimal};
 use crate::tokens::cache_entries::{SOURCE, entries, evict, remove};
 use crate::tokens::documents::{Documents, DocumentsHasher, TextScan};
 use crate::tokens::encoder::{TokenSink, collect_tokens, encode_range};
+use crate::tokens::token_file::ByteSink;
 use crate::{
     CacheEntry, CacheLimits, DataError, Result, TokenFile, TokenStream, TokenWidth, Tokenizer,
 };
@@ -33,9 +34,6 @@ const KEY_DIGITS: usize = 32;
 
 /// A function that passes tokens to a sink, and produces the same tokens on each call.
 type Producer<'a> = &'a dyn Fn(TokenSink<'_>) -> Result<()>;
-
-/// A callback for consecutive bytes of an entry.
-pub(crate) type ByteSink<'a> = &'a mut dyn FnMut(&[u8]) -> Result<()>;
 
 /// A folder of token files.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -157,10 +155,15 @@ impl TokenCache {
         source: &str,
         produce: Producer<'_>,
     ) -> Result<TokenStream> {
-        if let Some(file) = self.find(key, width) {
+        let extension = extension(width);
+        if let Some(path) = self.find(key, extension)
+            && let Ok(file) = TokenFile::open_cached(&path)
+        {
             return Ok(TokenStream::File(file));
         }
-        match self.store(key, width, source, produce)? {
+        let stored =
+            self.store(key, extension, source, &mut |sink| produce(&mut width.encoder(sink)))?;
+        match stored {
             Ok(Some(path)) => {
                 // Another process may already have removed the file again.
                 if let Ok(file) = TokenFile::open_cached(&path) {
@@ -177,14 +180,9 @@ impl TokenCache {
         Ok(TokenStream::Owned(collect_tokens(produce)?))
     }
 
-    /// Returns the file of tokens of `key`, see [`TokenCache::find_file`].
-    fn find(&self, key: &str, width: TokenWidth) -> Option<TokenFile> {
-        TokenFile::open_cached(&self.find_file(key, extension(width))?).ok()
-    }
-
     /// Returns the file of `key` whose contents match the hash in its name, and removes damaged
     /// files of the same key.
-    pub(crate) fn find_file(&self, key: &str, extension: &str) -> Option<PathBuf> {
+    pub(crate) fn find(&self, key: &str, extension: &str) -> Option<PathBuf> {
         let prefix = format!("{key}-");
         for entry in fs::read_dir(&self.folder).ok()?.flatten() {
             let name = entry.file_name();
@@ -210,33 +208,12 @@ impl TokenCache {
         None
     }
 
-    /// Writes the tokens of `produce` while it runs, see [`TokenCache::store_file`].
-    ///
-    /// # Errors
-    /// Returns the errors of `produce`.
-    fn store(
-        &self,
-        key: &str,
-        width: TokenWidth,
-        source: &str,
-        produce: Producer<'_>,
-    ) -> Result<io::Result<Option<PathBuf>>> {
-        self.store_file(key, extension(width), source, &mut |sink| {
-            let mut buffer = Vec::with_capacity(1 << 16);
-            produce(&mut |tokens| {
-                buffer.clear();
-                width.encode(tokens, &mut buffer);
-                sink(&buffer)
-            })
-        })
-    }
-
     /// Writes the bytes of `produce` while it runs. Returns the file, `None` if there are no bytes,
     /// or the reason why the file cannot be written.
     ///
     /// # Errors
     /// Returns the errors of `produce`.
-    pub(crate) fn store_file(
+    pub(crate) fn store(
         &self,
         key: &str,
         extension: &str,

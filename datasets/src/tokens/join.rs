@@ -29,7 +29,7 @@ impl Join {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::test_data::test_data;
+    use crate::tests::test_data;
     use crate::tokens::documents::Documents;
     use crate::tokens::encoder::encode_range;
     use crate::{END_OF_TEXT, TEXT_FIELD, read_documents};

@@ -1,5 +1,5 @@
 //! Token files: little-endian u16 (`.bin`) or u32 (`.u32.bin`) without a header, or with a header
-//! of llm.c ([`TokenHeader`]), which determines the width.
+//! of llm.c ([`header_width`]), which determines the width.
 //!
 //! [`TokenFile`] reads the tokens of a batch when they are needed, so a corpus may be larger than
 //! memory. The file is not memory-mapped: if a mapped file is truncated, the process ends with a
@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use crate::formats::folder::open_file;
-use crate::tokens::token_header::{HEADER_BYTES, TokenHeader};
+use crate::tokens::token_header::{HEADER_BYTES, header_width};
 use crate::{DataError, Result};
 
 /// Ids are used as `i32`, in which negative numbers mark ignored labels.
@@ -22,6 +22,9 @@ pub(crate) const MAX_VOCAB_SIZE: usize = 1 << 31;
 
 /// Number of tokens that are checked at a time.
 const SCAN_TOKENS: usize = 1 << 18;
+
+/// A callback for consecutive bytes.
+pub(crate) type ByteSink<'a> = &'a mut dyn FnMut(&[u8]) -> Result<()>;
 
 /// The width of a token in its file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -76,11 +79,16 @@ impl TokenWidth {
         if vocab_size <= 1 << 16 { Self::U16 } else { Self::U32 }
     }
 
-    /// Appends the bytes of `tokens`, whose ids fit into this width.
-    pub(crate) fn encode(self, tokens: &[u32], bytes: &mut Vec<u8>) {
-        for token in tokens {
-            // Little-endian, so the low bytes come first.
-            bytes.extend_from_slice(&token.to_le_bytes()[..self.bytes()]);
+    /// Returns a sink of tokens, whose ids fit into this width. It passes their bytes to `sink`.
+    pub(crate) fn encoder(self, sink: ByteSink<'_>) -> impl FnMut(&[u32]) -> Result<()> {
+        let mut bytes = Vec::new();
+        move |tokens| {
+            bytes.clear();
+            for token in tokens {
+                // Little-endian, so the low bytes come first.
+                bytes.extend_from_slice(&token.to_le_bytes()[..self.bytes()]);
+            }
+            sink(&bytes)
         }
     }
 
@@ -127,10 +135,8 @@ impl TokenFile {
         // A shorter file has no header.
         let mut start = vec![0; HEADER_BYTES.min(bytes as usize)];
         read_exact_at(&file, &mut start, 0).map_err(DataError::unreadable(path))?;
-        match TokenHeader::of(path, &start, bytes)? {
-            Some(header) => {
-                Self::checked(path, file, header.width, HEADER_BYTES as u64, vocab_size)
-            }
+        match header_width(path, &start, bytes)? {
+            Some(width) => Self::checked(path, file, width, HEADER_BYTES as u64, vocab_size),
             None => Self::checked(path, file, named, 0, vocab_size),
         }
     }

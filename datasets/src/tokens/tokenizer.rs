@@ -471,7 +471,7 @@ mod tests {
 
     use super::*;
     use crate::SyntheticCorpus;
-    use crate::test_data::test_data;
+    use crate::tests::test_data;
 
     fn corpus() -> Vec<String> {
         SyntheticCorpus { seed: 5, bytes: 60_000 }.documents().unwrap()

@@ -6,7 +6,7 @@ use serde_json::json;
 use tokenizers::{NormalizedString, Normalizer, normalizers};
 
 use super::*;
-use crate::test_data::test_data;
+use crate::tests::test_data;
 use crate::{SyntheticCorpus, Tokenizer};
 
 /// The pattern of Llama 3.

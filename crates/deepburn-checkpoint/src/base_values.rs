@@ -37,21 +37,20 @@ impl BaseValues {
     /// Returns [`CheckpointError::OtherBase`] for another type or other values.
     pub fn check(&self, path: &str, found: &Self) -> Result<(), CheckpointError> {
         let Self { element, checksum } = self;
-        if found.element != *element {
-            let reason = format!(
+        let reason = if found.element != *element {
+            format!(
                 "its values were hashed as {element} and are {} here, which cannot be compared; use the same precision",
                 found.element
-            );
-            return Err(CheckpointError::OtherBase { path: path.to_owned(), reason });
-        }
-        if found.checksum != *checksum {
-            let reason = format!(
+            )
+        } else if found.checksum != *checksum {
+            format!(
                 "its values have the hash {checksum} there and {} here; give the base model with which the checkpoint was \
                  trained, unchanged",
                 found.checksum
-            );
-            return Err(CheckpointError::OtherBase { path: path.to_owned(), reason });
-        }
-        Ok(())
+            )
+        } else {
+            return Ok(());
+        };
+        Err(CheckpointError::OtherBase { path: path.to_owned(), reason })
     }
 }

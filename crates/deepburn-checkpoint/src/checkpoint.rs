@@ -29,7 +29,7 @@ pub struct Checkpoint {
     /// The folder of the checkpoint.
     path: PathBuf,
     /// The manifest, whose checksum was verified.
-    manifest: Manifest,
+    pub(crate) manifest: Manifest,
     /// The files by rank; `None` until a file is verified.
     files: Vec<Mutex<Option<Arc<RankFile>>>>,
     /// The base model, from which omitted parameters are read.
@@ -63,9 +63,7 @@ impl Checkpoint {
             return Self::in_folder(path.to_owned());
         }
         match store::latest(path)? {
-            Some(checkpoint) => {
-                Ok(Self::new(path.join(checkpoint.tag.as_str()), checkpoint.manifest))
-            }
+            Some(listed) => Ok(Self::listed(path, listed)),
             None => Err(without_manifest(path)),
         }
     }
@@ -116,11 +114,9 @@ impl Checkpoint {
         checkpoints.retain(|listed| {
             Some(&listed.tag) != tag && step.is_none_or(|step| listed.manifest.run.step < step)
         });
-        let checkpoints = checkpoints
-            .into_iter()
-            .rev()
-            .map(|listed| Self::new(root.join(listed.tag.as_str()), listed.manifest));
-        Ok(checkpoints.into_iter().find(|checkpoint| checkpoint.verify().is_ok()))
+        let mut checkpoints =
+            checkpoints.into_iter().rev().map(|listed| Self::listed(root, listed));
+        Ok(checkpoints.find(|checkpoint| checkpoint.verify().is_ok()))
     }
 
     /// Returns the checkpoints in the folder `root` whose manifests are intact, sorted by step.
@@ -128,10 +124,8 @@ impl Checkpoint {
     /// # Errors
     /// Returns an error if the folder cannot be read.
     pub fn all(root: &Path) -> Result<Vec<Self>, CheckpointError> {
-        let open = |listed: store::ListedCheckpoint| {
-            Self::new(root.join(listed.tag.as_str()), listed.manifest)
-        };
-        Ok(store::checkpoints(root)?.into_iter().map(open).collect())
+        let listed = store::checkpoints(root)?.into_iter();
+        Ok(listed.map(|listed| Self::listed(root, listed)).collect())
     }
 
     /// Opens the checkpoint whose manifest is in the folder `path`.
@@ -141,6 +135,11 @@ impl Checkpoint {
         }
         let (manifest, _) = Manifest::read(&path)?;
         Ok(Self::new(path, manifest))
+    }
+
+    /// Opens a checkpoint of the folder `root`, whose manifest has been read.
+    fn listed(root: &Path, listed: store::ListedCheckpoint) -> Self {
+        Self::new(root.join(listed.tag.as_str()), listed.manifest)
     }
 
     /// Returns a checkpoint whose files are not verified yet.
@@ -248,11 +247,6 @@ impl Checkpoint {
     /// Returns the state of one rank; `None` if no such rank wrote the checkpoint.
     pub fn rank_state(&self, rank: usize) -> Option<&Value> {
         Some(&self.manifest.ranks.get(rank)?.state)
-    }
-
-    /// Returns the manifest.
-    pub(crate) fn manifest(&self) -> &Manifest {
-        &self.manifest
     }
 
     /// Reads elements `range` of the flat parameter at `path` (or at an alias of it), in the stored

@@ -6,7 +6,7 @@
 
 use std::fs::File;
 use std::io;
-use std::sync::mpsc::{self, Receiver, SyncSender};
+use std::sync::mpsc::{self, SyncSender};
 use std::thread::{self, JoinHandle};
 
 /// The number of written bytes after which a flush starts.
@@ -30,11 +30,12 @@ impl Flusher {
             return Ok(Self { wake: None, thread: None, pending: 0 });
         }
         let file = file.try_clone()?;
-        // One message waits at most: a flush covers everything that was written before it.
+        // One message waits at most: a flush covers everything that was written before it. Only the
+        // data is flushed; the writer flushes the metadata at the end.
         let (wake, woken) = mpsc::sync_channel(1);
         let thread = thread::Builder::new()
             .name("checkpoint flush".into())
-            .spawn(move || flush_when_woken(&file, &woken))?;
+            .spawn(move || woken.iter().try_for_each(|()| file.sync_data()))?;
         Ok(Self { wake: Some(wake), thread: Some(thread), pending: 0 })
     }
 
@@ -66,12 +67,6 @@ impl Drop for Flusher {
         // The file is being abandoned, so its errors are not needed.
         _ = self.finish();
     }
-}
-
-/// Flushes the file each time it is woken, until the sender is dropped or a flush fails. Only the
-/// data is flushed; the writer flushes the metadata at the end.
-fn flush_when_woken(file: &File, woken: &Receiver<()>) -> io::Result<()> {
-    woken.iter().try_for_each(|()| file.sync_data())
 }
 
 #[cfg(test)]

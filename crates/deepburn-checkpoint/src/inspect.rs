@@ -24,6 +24,7 @@
 use std::collections::BTreeMap;
 use std::fmt::{self, Write};
 
+use chrono::DateTime;
 use serde_json::Value;
 
 use crate::manifest::Manifest;
@@ -50,7 +51,7 @@ impl Checkpoint {
     /// Writes the description. A damaged checkpoint is described too, because its manifest is
     /// intact.
     fn describe_to(&self, text: &mut String) -> fmt::Result {
-        let Manifest { writer, tag, run, layout, ranks, saved_at, .. } = self.manifest();
+        let Manifest { writer, tag, run, layout, ranks, saved_at, .. } = &self.manifest;
         let state = match self.verify() {
             Ok(()) => "intact, every byte verified".to_owned(),
             Err(error) => format!("NOT INTACT: {error}"),
@@ -174,26 +175,14 @@ fn size(bytes: u64) -> String {
     }
 }
 
-/// Formats seconds since 1970 as date and time. The calendar repeats every 400 years, and years
-/// that start in March have the leap day at their end.
-///
-/// The algorithm is the inverse of counting days in the proleptic Gregorian calendar (Hinnant,
-/// "chrono-compatible low-level date algorithms").
+/// Formats seconds since 1970 as date and time.
 fn date(seconds: u64) -> String {
-    let (days, time) = (seconds / 86_400, seconds % 86_400);
-    // Days since the first of March of the year 0.
-    let days = days + 719_468;
-    let (era, day) = (days / 146_097, days % 146_097);
-    let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
-    let day = day - (365 * year + year / 4 - year / 100);
-    let month = (5 * day + 2) / 153;
-    let day = day - (153 * month + 2) / 5 + 1;
-    let (year, month) = match month {
-        0..10 => (400 * era + year, month + 3),
-        _ => (400 * era + year + 1, month - 9),
-    };
-    let (hours, minutes, seconds) = (time / 3_600, time / 60 % 60, time % 60);
-    format!("{year}-{month:02}-{day:02} {hours:02}:{minutes:02}:{seconds:02} UTC")
+    let time = i64::try_from(seconds).ok().and_then(|seconds| DateTime::from_timestamp(seconds, 0));
+    match time {
+        Some(time) => time.format("%Y-%m-%d %H:%M:%S UTC").to_string(),
+        // The number is from a file, and may be beyond any calendar.
+        None => format!("{seconds} seconds after 1970"),
+    }
 }
 
 #[cfg(test)]
@@ -201,7 +190,7 @@ mod tests {
     use super::*;
     use std::sync::Arc;
 
-    use crate::fixture::{TempRoot, layout, parameter, run, save_layout};
+    use crate::tests::fixture::{TempRoot, layout, parameter, run, save_layout};
     use crate::{Layout, Run, Tag};
 
     #[test]
@@ -237,7 +226,7 @@ mod tests {
     fn pipeline_stages_are_described() {
         let root = TempRoot::new();
         let later = ParamEntry { pipeline_stage: 1, ..parameter("b", &[3]) };
-        let layout = Layout::of_pipeline(vec![parameter("a", &[2]), later], 4, 2).unwrap();
+        let layout = Layout::of_mesh(vec![parameter("a", &[2]), later], 4, 2, 1).unwrap();
         save_layout(&root, 10, &Arc::new(layout), run(10));
         let text = Checkpoint::open(&root, None).unwrap().describe();
         for expected in [

@@ -109,22 +109,9 @@ impl Layout {
     /// Lays out `entries` for `world_size` ranks without a pipeline.
     ///
     /// # Errors
-    /// Returns the errors of [`of_pipeline`](Self::of_pipeline).
-    pub fn new(entries: Vec<ParamEntry>, world_size: usize) -> Result<Self, CheckpointError> {
-        Self::of_pipeline(entries, world_size, 1)
-    }
-
-    /// Lays out `entries` for `world_size` ranks, which form `stages` pipeline stages of
-    /// consecutive ranks, without replicas.
-    ///
-    /// # Errors
     /// Returns the errors of [`of_mesh`](Self::of_mesh).
-    pub fn of_pipeline(
-        entries: Vec<ParamEntry>,
-        world_size: usize,
-        stages: usize,
-    ) -> Result<Self, CheckpointError> {
-        Self::of_mesh(entries, world_size, stages, 1)
+    pub fn new(entries: Vec<ParamEntry>, world_size: usize) -> Result<Self, CheckpointError> {
+        Self::of_mesh(entries, world_size, 1, 1)
     }
 
     /// Lays out `entries` for `world_size` ranks, which form `stages` pipeline stages of
@@ -394,7 +381,7 @@ fn stored_bytes(entry: &ParamEntry) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fixture::{buffer, parameter};
+    use crate::tests::fixture::{buffer, parameter};
     use crate::{BaseValues, ElementType, StoredState};
     use proptest::prelude::*;
 
@@ -429,7 +416,7 @@ mod tests {
     fn ranks_of_a_stage_store_its_entries() {
         let b = ParamEntry { pipeline_stage: 1, ..parameter("b", &[3]) };
         let entries = vec![parameter("a", &[5]), b.clone()];
-        let layout = Layout::of_pipeline(entries.clone(), 4, 2).unwrap();
+        let layout = Layout::of_mesh(entries.clone(), 4, 2, 1).unwrap();
         assert_eq!([0, 1, 2, 3].map(|rank| layout.owned(0, rank)), [0..3, 3..5, 0..0, 0..0]);
         assert_eq!([0, 1, 2, 3].map(|rank| layout.owned(1, rank)), [0..0, 0..0, 0..2, 2..3]);
         assert_eq!([layout.owners(0, &(1..5)), layout.owners(1, &(1..2))], [0..2, 2..3]);
@@ -443,7 +430,7 @@ mod tests {
         assert!(!text.unwrap().contains("pipeline"));
 
         for stages in [0, 3] {
-            let error = Layout::of_pipeline(entries.clone(), 4, stages).unwrap_err().to_string();
+            let error = Layout::of_mesh(entries.clone(), 4, stages, 1).unwrap_err().to_string();
             assert!(error.contains("pipeline stages of 4 ranks"), "{error}");
         }
         assert!(refusal(vec![b], 4).contains("b is of pipeline stage 1, and there are 1"));

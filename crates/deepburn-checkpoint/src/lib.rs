@@ -69,8 +69,6 @@ mod checkpoint;
 mod consolidate;
 mod disk;
 mod error;
-#[cfg(test)]
-mod fixture;
 mod flusher;
 mod foreign;
 mod identity;

@@ -261,7 +261,7 @@ fn check_version(path: &Path, text: &str) -> Result<(), CheckpointError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fixture::{parameter, run};
+    use crate::tests::fixture::{parameter, run};
     use serde_json::json;
 
     fn manifest(state: Value) -> Manifest {

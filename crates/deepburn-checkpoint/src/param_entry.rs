@@ -109,12 +109,6 @@ pub enum EntryKind {
     Buffer,
 }
 
-impl EntryKind {
-    fn is_parameter(&self) -> bool {
-        *self == Self::Parameter
-    }
-}
-
 /// A parameter or buffer and the arrays that a checkpoint stores for it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -124,7 +118,7 @@ pub struct ParamEntry {
     /// The shape of the complete parameter.
     pub shape: Vec<usize>,
     /// The kind; omitted in files for parameters.
-    #[serde(default, skip_serializing_if = "EntryKind::is_parameter")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub kind: EntryKind,
     /// Whether the optimizer updates it.
     pub trainable: bool,
@@ -138,12 +132,13 @@ pub struct ParamEntry {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base: Option<BaseValues>,
     /// The pipeline stage whose ranks store the arrays, from 0; omitted in files for stage 0.
-    #[serde(default, skip_serializing_if = "is_first")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub pipeline_stage: usize,
 }
 
-fn is_first(stage: &usize) -> bool {
-    *stage == 0
+/// Returns true for the value that is not written.
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
 }
 
 impl ParamEntry {

@@ -182,7 +182,7 @@ pub(crate) fn rank_file_name(rank: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fixture::{TempRoot, save};
+    use crate::tests::fixture::{TempRoot, save};
 
     fn open(folder: &Path, rank: usize) -> Result<RankFile, CheckpointError> {
         RankFile::open(folder, &Manifest::read(folder).unwrap().0, rank)

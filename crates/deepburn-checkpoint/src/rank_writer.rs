@@ -219,7 +219,7 @@ impl Drop for RankWriter {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fixture::{TempRoot, layout, save, values};
+    use crate::tests::fixture::{TempRoot, layout, save, values};
     use crate::{Checkpoint, Save, Tag};
     use half::f16;
 
@@ -322,7 +322,7 @@ mod tests {
         use crate::{ElementType, ParamEntry, StoredState};
         let states = vec![StoredState { kind: StateKind::Weights, element: ElementType::F32 }];
         let (path, shape) = ("w".into(), vec![numel]);
-        let entry = ParamEntry { path, shape, states, ..crate::fixture::parameter("", &[]) };
+        let entry = ParamEntry { path, shape, states, ..crate::tests::fixture::parameter("", &[]) };
         Arc::new(Layout::new(vec![entry], 1).unwrap())
     }
 

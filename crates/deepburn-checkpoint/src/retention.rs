@@ -95,7 +95,7 @@ fn delete(root: &Path, tag: &Tag) -> Result<(), CheckpointError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fixture::{TempRoot, layout, run, save, save_layout};
+    use crate::tests::fixture::{TempRoot, layout, run, save, save_layout};
     use crate::{Checkpoint, Run, Save};
     use proptest::prelude::*;
 

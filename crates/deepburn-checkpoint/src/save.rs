@@ -243,7 +243,7 @@ fn vacate(root: &Path, tag: &Tag) -> Result<(), CheckpointError> {
 mod tests {
     use super::*;
     use crate::RankWriter;
-    use crate::fixture::{TempRoot, layout, parameter, run, save, write_rank};
+    use crate::tests::fixture::{TempRoot, layout, parameter, run, save, write_rank};
     use serde_json::json;
 
     fn newest(root: &Path) -> Option<u64> {

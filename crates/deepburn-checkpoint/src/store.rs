@@ -105,10 +105,7 @@ fn order(checkpoint: &ListedCheckpoint) -> (u64, u64, &Tag) {
 /// Returns an error if `latest` is damaged, or if the checkpoint that it names is missing or
 /// different.
 pub(crate) fn latest(root: &Path) -> Result<Option<ListedCheckpoint>, CheckpointError> {
-    let mut current = match read_pointer(root)? {
-        Some(pointer) => Some(follow(root, pointer)?),
-        None => None,
-    };
+    let mut current = read_pointer(root)?.map(|pointer| follow(root, pointer)).transpose()?;
     // A checkpoint is removed from the list when the chain reaches it, so the loop ends even if the
     // chain is circular.
     let mut others = checkpoints(root)?;
@@ -245,7 +242,7 @@ impl Drop for Lock {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fixture::{TempRoot, save};
+    use crate::tests::fixture::{TempRoot, save};
 
     #[test]
     fn truncated_and_malformed_latest_files_are_refused() {

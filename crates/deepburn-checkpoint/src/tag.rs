@@ -16,7 +16,7 @@ const RESERVED: &[&str] = &["latest", "manifest.json"];
 /// checkpoints after their step. Other names are chosen by users, and
 /// [`Retention`](crate::Retention) does not touch them.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
+#[serde(try_from = "String")]
 pub struct Tag(String);
 
 impl Tag {
@@ -86,12 +86,6 @@ impl TryFrom<String> for Tag {
 
     fn try_from(name: String) -> Result<Self, TagError> {
         name.parse()
-    }
-}
-
-impl From<Tag> for String {
-    fn from(tag: Tag) -> Self {
-        tag.0
     }
 }
 

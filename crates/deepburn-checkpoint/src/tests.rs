@@ -1,5 +1,7 @@
 //! Tests of complete checkpoints: saved values are loaded unchanged, and changed files are refused.
 
+pub(crate) mod fixture;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -7,12 +9,12 @@ use std::sync::Arc;
 use deepburn_comm::Partition;
 use proptest::prelude::*;
 
-use crate::fixture::{TempRoot, layout, parameter, run, save, save_layout, values};
 use crate::manifest::{MANIFEST, Manifest};
 use crate::{
     Checkpoint, CheckpointError, Consolidation, ElementType, EntryKind, Layout, ParamEntry,
     StateKind, StoredState, Tag, consolidate, disk,
 };
+use fixture::{TempRoot, layout, parameter, run, save, save_layout, values};
 
 /// Returns every value of a checkpoint, by tensor.
 fn contents(checkpoint: &Checkpoint) -> Result<Vec<(String, Vec<f32>)>, CheckpointError> {

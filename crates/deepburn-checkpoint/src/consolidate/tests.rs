@@ -1,5 +1,5 @@
 use super::*;
-use crate::fixture::{TempRoot, buffer, parameter, run, save, save_layout, values};
+use crate::tests::fixture::{TempRoot, buffer, parameter, run, save, save_layout, values};
 use crate::{BaseValues, Layout, RankWriter, Save, StoredState, Tag};
 use half::bf16;
 use safetensors::SafeTensors;
@@ -231,7 +231,7 @@ fn exports_that_lose_something_are_refused() {
 
 /// Saves the fixture layout without the parameter `frozen`, which is in a base model.
 fn without_frozen(root: &Path) -> Checkpoint {
-    let mut entries = crate::fixture::layout(2).entries().to_vec();
+    let mut entries = crate::tests::fixture::layout(2).entries().to_vec();
     let bytes = bf16::from_f32(weights("frozen", 1)[0]).to_le_bytes();
     entries[2].base = Some(BaseValues::of(ElementType::Bf16, &bytes));
     entries[2].states.clear();

@@ -1,6 +1,9 @@
 //! The process group: the collectives and messages of sharded training.
 
-use crate::{CollectiveTag, CommError, GroupRanks, MessageTag, Operation, Payload, ReduceOp, Side};
+use crate::side::{check_chunks, check_reduction, check_root};
+use crate::{
+    CollectiveTag, CommError, GroupRanks, MessageTag, Operation, Payload, ReduceOp, Side, Signature,
+};
 
 /// A fixed set of ranks that exchange data.
 ///
@@ -50,8 +53,8 @@ pub trait ProcessGroup<T: Payload>: Send + Sync {
         arrays: Vec<T>,
         op: ReduceOp,
     ) -> Result<Pending<T>, CommError> {
-        let side = Side::reduction(self.ranks(), Operation::AllReduce, tag, &arrays, op)?;
-        self.start(side, arrays)
+        let signature = check_reduction(&arrays, op);
+        start_checked(self, Operation::AllReduce(op), tag, arrays, signature)
     }
 
     /// Reduces each array over all ranks. Rank r gets elements `[r * c, (r + 1)
@@ -63,8 +66,8 @@ pub trait ProcessGroup<T: Payload>: Send + Sync {
         arrays: Vec<T>,
         op: ReduceOp,
     ) -> Result<Pending<T>, CommError> {
-        let side = Side::reduction(self.ranks(), Operation::ReduceScatter, tag, &arrays, op)?;
-        self.start(side, arrays)
+        let signature = check_reduction(&arrays, op);
+        start_checked(self, Operation::ReduceScatter(op), tag, arrays, signature)
     }
 
     /// Concatenates the chunks of all ranks in rank order and truncates each result to `numels[i]`
@@ -75,8 +78,9 @@ pub trait ProcessGroup<T: Payload>: Send + Sync {
         chunks: Vec<T>,
         numels: Vec<usize>,
     ) -> Result<Pending<T>, CommError> {
-        let side = Side::all_gather(self.ranks(), tag, &chunks, numels)?;
-        self.start(side, chunks)
+        let signature = check_chunks(&chunks, &numels, self.world_size())
+            .map(|()| Signature { numels, ..Signature::of(&chunks) });
+        start_checked(self, Operation::AllGather, tag, chunks, signature)
     }
 
     /// Sends the r-th part of each array to rank r: elements `[r * c, (r + 1) * c)` with
@@ -85,7 +89,8 @@ pub trait ProcessGroup<T: Payload>: Send + Sync {
     /// Each rank gets one flat result per array: its parts from all ranks, concatenated in rank
     /// order without padding.
     fn all_to_all(&self, tag: CollectiveTag, arrays: Vec<T>) -> Result<Pending<T>, CommError> {
-        self.start(Side::all_to_all(self.ranks(), tag, &arrays)?, arrays)
+        let signature = Ok(Signature::of(&arrays));
+        start_checked(self, Operation::AllToAll, tag, arrays, signature)
     }
 
     /// Sends the arrays of `root` to every rank. The other ranks pass arrays of the same shape. The
@@ -96,8 +101,10 @@ pub trait ProcessGroup<T: Payload>: Send + Sync {
         arrays: Vec<T>,
         root: usize,
     ) -> Result<Pending<T>, CommError> {
-        let side = Side::broadcast(self.ranks(), tag, &arrays, root)?;
-        self.start(side, arrays)
+        let signature = check_root(root, self.world_size()).map(|()| Signature::of(&arrays));
+        // An invalid root stays as it was passed, for the error.
+        let root = self.ranks().members().get(root).copied().unwrap_or(root);
+        start_checked(self, Operation::Broadcast { root }, tag, arrays, signature)
     }
 
     /// Waits until every rank has called this function.
@@ -147,6 +154,18 @@ pub trait ProcessGroup<T: Payload>: Send + Sync {
     /// Ends the group, the world and all of its subgroups: every pending and later call of any rank
     /// fails with `cause`.
     fn abort(&self, cause: CommError);
+}
+
+/// Starts a collective unless its arguments are invalid, for which there is a reason instead of a
+/// signature.
+fn start_checked<T: Payload>(
+    group: &(impl ProcessGroup<T> + ?Sized),
+    operation: Operation,
+    tag: CollectiveTag,
+    arrays: Vec<T>,
+    signature: Result<Signature, String>,
+) -> Result<Pending<T>, CommError> {
+    group.start(Side::checked::<T>(group.ranks(), operation, tag, signature)?, arrays)
 }
 
 /// A process group of which subgroups can be made.

@@ -21,12 +21,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::{
-    CollectiveTag, CommError, GroupFailure, GroupRanks, MessageContents, MessageDirection,
+    CollectiveTag, CommError, GroupFailure, GroupRanks, Host, MessageContents, MessageDirection,
     MessageRoute, MessageTag, Operation, Pending, ProcessGroup, RankHandle, SharedPayload, Side,
     Statistics, Subgroup,
 };
 use letter::Letter;
-use rendezvous::{Rendezvous, Ticket};
+use rendezvous::Rendezvous;
 
 /// The handle of one rank to a process group of threads: the world or a [`Subgroup`].
 ///
@@ -102,11 +102,8 @@ impl Member {
     /// Returns an error if a rank failed, started a different collective or did not reach the
     /// barrier in time.
     pub fn barrier(&self, tag: CollectiveTag) -> Result<(), CommError> {
-        let side = Side::barrier(&self.ranks, tag);
-        let span = side.span();
         // Nobody reads the deposits of a barrier, so their type is arbitrary.
-        let ticket = self.post(side, Vec::<()>::new())?;
-        span.in_scope(|| exchange::barrier(&ticket))
+        ProcessGroup::<Host<u8>>::barrier(self, tag)
     }
 
     /// Ends the world and all subgroups: every pending and later call of any rank fails with the
@@ -132,15 +129,6 @@ impl Member {
     pub fn has_arrived(&self, from: usize, tag: &MessageTag) -> bool {
         MessageRoute::new(&self.ranks, MessageDirection::Receive, from, tag.clone())
             .is_ok_and(|route| self.membership.rendezvous.has_arrived(&route))
-    }
-
-    /// Takes the next position in the common order and deposits `arrays` there.
-    fn post<T: Send + Sync + 'static>(
-        &self,
-        side: Side,
-        arrays: Vec<T>,
-    ) -> Result<Ticket, CommError> {
-        Rendezvous::post(&self.membership.rendezvous, &self.ranks, side, Arc::new(arrays))
     }
 }
 
@@ -179,7 +167,8 @@ impl<T: SharedPayload> ProcessGroup<T> for Member {
         // Taken before `side` is moved. The result may be computed much later.
         let (operation, numels, span) = (side.operation, side.numels().to_vec(), side.span());
         let ranks = self.ranks.clone();
-        let ticket = self.post(side, arrays)?;
+        let rendezvous = &self.membership.rendezvous;
+        let ticket = Rendezvous::post(rendezvous, &self.ranks, side, Arc::new(arrays))?;
         // The arithmetic runs on the thread that waits, so a result that is dropped costs nothing.
         let result = move || match operation {
             Operation::AllReduce(op) => exchange::all_reduce(&ticket, op),

@@ -107,14 +107,6 @@ impl Mesh {
         }
     }
 
-    /// Arranges all ranks along the shard axis: plain data parallelism, without a pipeline.
-    ///
-    /// # Errors
-    /// Returns an error if there are no ranks.
-    pub fn data_parallel(world_size: usize) -> Result<Self, MeshError> {
-        Self::new(world_size, 1, 1, world_size)
-    }
-
     /// Returns the number of ranks.
     pub fn world_size(&self) -> usize {
         self.sizes.iter().product()
@@ -188,15 +180,6 @@ impl Mesh {
         self.ranks(rank, &[MeshAxis::Replicate])
     }
 
-    /// Returns the ranks that together have one complete copy of the model states: the replica of
-    /// `rank` on all stages.
-    ///
-    /// # Panics
-    /// Panics if `rank` is not a rank of the mesh.
-    pub fn model_group(&self, rank: usize) -> Vec<usize> {
-        self.ranks(rank, &[MeshAxis::Pipeline, MeshAxis::Shard])
-    }
-
     /// Returns one rank per stage, in the order of the stages: those at the position of `rank`.
     ///
     /// # Panics
@@ -229,7 +212,7 @@ mod tests {
         assert_eq!(mesh.stage(5), [4, 5, 6, 7]);
         assert_eq!(mesh.shard_group(5), [4, 5]);
         assert_eq!(mesh.replicas(5), [5, 7]);
-        assert_eq!(mesh.model_group(5), [0, 1, 4, 5]);
+        assert_eq!(mesh.ranks(5, &[MeshAxis::Pipeline, MeshAxis::Shard]), [0, 1, 4, 5]);
         assert_eq!(mesh.pipeline(5), [1, 5]);
         assert_eq!(mesh.ranks(5, &[]), [5]);
         assert_eq!(mesh.to_string(), "pipeline 2 x replicate 2 x shard 2");
@@ -251,10 +234,10 @@ mod tests {
 
     #[test]
     fn data_parallel_ranks_are_one_shard_group() {
-        let mesh = Mesh::data_parallel(3).unwrap();
+        let mesh = Mesh::new(3, 1, 1, 3).unwrap();
         assert_eq!((mesh.shard_group(1), mesh.stage(2)), (vec![0, 1, 2], vec![0, 1, 2]));
         assert_eq!((mesh.replicas(1), mesh.pipeline(1)), (vec![1], vec![1]));
-        assert_eq!(Mesh::data_parallel(0), Err(MeshError::EmptyAxis { axis: MeshAxis::Shard }));
+        assert_eq!(Mesh::new(0, 1, 1, 0), Err(MeshError::EmptyAxis { axis: MeshAxis::Shard }));
     }
 
     #[test]

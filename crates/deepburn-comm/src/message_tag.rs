@@ -37,19 +37,10 @@ impl MessageTag {
         Self { scope: Some((scope.into(), id)), ..self }
     }
 
-    /// Returns the purpose. [`Statistics`](crate::Statistics) counts messages by purpose.
-    pub fn purpose(&self) -> &str {
-        &self.purpose
-    }
-
     /// Returns the purpose as a `Cow`, without allocating for a string constant.
+    /// [`Statistics`](crate::Statistics) counts messages by purpose.
     pub(crate) fn shared_purpose(&self) -> Cow<'static, str> {
         self.purpose.clone()
-    }
-
-    /// Returns the number that distinguishes messages with the same purpose.
-    pub const fn id(&self) -> u64 {
-        self.id
     }
 }
 
@@ -70,7 +61,7 @@ mod tests {
     #[test]
     fn all_parts_of_a_tag_are_compared_and_shown() {
         let tag = MessageTag::new("activation", 3);
-        assert_eq!((tag.purpose(), tag.id()), ("activation", 3));
+        assert_eq!((&*tag.purpose, tag.id), ("activation", 3));
         assert_eq!(tag.to_string(), "activation 3");
         let within = tag.clone().within("micro-batch", 2);
         assert_eq!(within.to_string(), "activation 3 of micro-batch 2");

@@ -1,8 +1,8 @@
 //! Validation of collectives before they take a position in the common order.
 //!
-//! Each constructor of [`Side`] describes the call of one rank, or returns
-//! [`CommError::InvalidArgument`]. Arguments are ranks of the group; a [`Side`] has ranks of the
-//! world, which messages show.
+//! [`Side::checked`] describes the call of one rank, or returns [`CommError::InvalidArgument`] with
+//! the reason that one of the checks gives. Arguments are ranks of the group; a [`Side`] has ranks
+//! of the world, which messages show.
 
 use tracing::{Span, trace_span};
 
@@ -11,65 +11,6 @@ use crate::{
 };
 
 impl Side {
-    /// Describes a reduction of `arrays`. `operation` is an all-reduce or a reduce-scatter.
-    ///
-    /// # Errors
-    /// Returns an error if `op` is not defined for an element type.
-    pub(crate) fn reduction<T: Payload>(
-        ranks: &GroupRanks,
-        operation: fn(ReduceOp) -> Operation,
-        tag: CollectiveTag,
-        arrays: &[T],
-        op: ReduceOp,
-    ) -> Result<Self, CommError> {
-        let signature = check_reduction(arrays, op).map(|()| Signature::of(arrays));
-        Self::checked::<T>(ranks, operation(op), tag, signature)
-    }
-
-    /// Describes an all-gather of `chunks` into arrays of `numels` elements.
-    ///
-    /// # Errors
-    /// Returns an error if there is not exactly one size per chunk, or if a chunk does not have the
-    /// size of a shard.
-    pub(crate) fn all_gather<T: Payload>(
-        ranks: &GroupRanks,
-        tag: CollectiveTag,
-        chunks: &[T],
-        numels: Vec<usize>,
-    ) -> Result<Self, CommError> {
-        let signature = check_chunks(chunks, &numels, ranks.len())
-            .map(|()| Signature { numels, ..Signature::of(chunks) });
-        Self::checked::<T>(ranks, Operation::AllGather, tag, signature)
-    }
-
-    /// Describes an all-to-all exchange of `arrays`.
-    ///
-    /// # Errors
-    /// Never fails; returns a `Result` like the other constructors.
-    pub(crate) fn all_to_all<T: Payload>(
-        ranks: &GroupRanks,
-        tag: CollectiveTag,
-        arrays: &[T],
-    ) -> Result<Self, CommError> {
-        Self::checked::<T>(ranks, Operation::AllToAll, tag, Ok(Signature::of(arrays)))
-    }
-
-    /// Describes a broadcast from `root`. `arrays` define the sizes and types.
-    ///
-    /// # Errors
-    /// Returns an error if `root` is not a rank of the group.
-    pub(crate) fn broadcast<T: Payload>(
-        ranks: &GroupRanks,
-        tag: CollectiveTag,
-        arrays: &[T],
-        root: usize,
-    ) -> Result<Self, CommError> {
-        let signature = check_root(root, ranks.len()).map(|()| Signature::of(arrays));
-        // An invalid root stays as it was passed, for the error.
-        let root = ranks.members().get(root).copied().unwrap_or(root);
-        Self::checked::<T>(ranks, Operation::Broadcast { root }, tag, signature)
-    }
-
     /// Describes a barrier. It has no payload type, so ranks with different payload types can use
     /// the same barrier.
     pub(crate) fn barrier(ranks: &GroupRanks, tag: CollectiveTag) -> Self {
@@ -96,8 +37,11 @@ impl Side {
         }
     }
 
-    /// Returns the description, or an error if the arguments are invalid.
-    fn checked<T>(
+    /// Describes a call on arrays of the type `T`.
+    ///
+    /// # Errors
+    /// Returns an error if the arguments are invalid, for the reason instead of a signature.
+    pub(crate) fn checked<T>(
         ranks: &GroupRanks,
         operation: Operation,
         tag: CollectiveTag,
@@ -114,9 +58,9 @@ impl Side {
 }
 
 /// Checks that all arrays can be reduced with `op`.
-fn check_reduction<T: Payload>(arrays: &[T], op: ReduceOp) -> Result<(), String> {
+pub(crate) fn check_reduction<T: Payload>(arrays: &[T], op: ReduceOp) -> Result<Signature, String> {
     match arrays.iter().find(|array| !array.supports(op)) {
-        None => Ok(()),
+        None => Ok(Signature::of(arrays)),
         Some(array) => Err(format!(
             "elements of type {} have no {op}; convert the array to a float type",
             array.dtype()
@@ -125,7 +69,7 @@ fn check_reduction<T: Payload>(arrays: &[T], op: ReduceOp) -> Result<(), String>
 }
 
 /// Checks that a rank's chunks are shards of arrays of `numels` elements.
-fn check_chunks<T: Payload>(
+pub(crate) fn check_chunks<T: Payload>(
     chunks: &[T],
     numels: &[usize],
     world_size: usize,
@@ -149,7 +93,7 @@ fn check_chunks<T: Payload>(
 }
 
 /// Checks that `root` is a rank.
-fn check_root(root: usize, world_size: usize) -> Result<(), String> {
+pub(crate) fn check_root(root: usize, world_size: usize) -> Result<(), String> {
     if root < world_size {
         return Ok(());
     }

@@ -60,6 +60,13 @@ struct GroupState {
     failure: Option<CommError>,
 }
 
+impl GroupState {
+    /// Checks that the group has not been aborted.
+    fn check(&self) -> Result<(), CommError> {
+        self.failure.clone().map_or(Ok(()), Err)
+    }
+}
+
 /// A function that is called with each event.
 #[derive(Clone)]
 struct EventHandler(Arc<dyn Fn(CollectiveEvent<'_>) + Send + Sync>);
@@ -98,11 +105,6 @@ impl SimulatedGroup {
         Self { observer: EventHandler(Arc::new(observe)), ..self }
     }
 
-    /// Returns the ranks of the group.
-    pub fn ranks(&self) -> &GroupRanks {
-        &self.ranks
-    }
-
     /// Returns the counts of the collectives and messages that would have been started, in all
     /// groups.
     pub fn statistics(&self) -> Statistics {
@@ -119,9 +121,7 @@ impl SimulatedGroup {
     ) -> Result<(), CommError> {
         let route = MessageRoute::new(&self.ranks, direction, peer, tag)?;
         let mut shared = self.shared();
-        if let Some(failure) = &shared.failure {
-            return Err(failure.clone());
-        }
+        shared.check()?;
         shared.statistics.record_message(direction, &route.tag, bytes);
         Ok(())
     }
@@ -156,9 +156,7 @@ impl SimulatedGroup {
 impl Subgroup for SimulatedGroup {
     fn subgroup(&self, name: &'static str, ranks: &[usize]) -> Result<Self, CommError> {
         let mut shared = self.shared();
-        if let Some(failure) = &shared.failure {
-            return Err(failure.clone());
-        }
+        shared.check()?;
         let index = shared.subgroups.entry(name).or_default();
         let ranks = self.ranks.subgroup(name, *index, ranks)?;
         *index += 1;
@@ -176,9 +174,7 @@ impl<T: SharedPayload> ProcessGroup<T> for SimulatedGroup {
     fn start(&self, side: Side, arrays: Vec<T>) -> Result<Pending<T>, CommError> {
         let operation = side.operation;
         let mut shared = self.shared();
-        if let Some(failure) = &shared.failure {
-            return Err(failure.clone());
-        }
+        shared.check()?;
         shared.statistics.record(operation, &side.tag, side.signature.as_ref());
         let number = shared.started;
         shared.started += 1;
@@ -224,7 +220,7 @@ impl<T: SharedPayload> ProcessGroup<T> for SimulatedGroup {
     }
 
     fn check(&self) -> Result<(), CommError> {
-        self.shared().failure.clone().map_or(Ok(()), Err)
+        self.shared().check()
     }
 
     fn abort(&self, cause: CommError) {

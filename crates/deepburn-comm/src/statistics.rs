@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 use std::collections::HashMap;
-use std::iter::Sum;
+use std::hash::Hash;
 
 use crate::{CollectiveTag, MessageDirection, MessageTag, Operation, Signature};
 
@@ -16,15 +16,6 @@ pub struct Count {
     pub elements: u64,
 }
 
-impl Sum for Count {
-    fn sum<I: Iterator<Item = Self>>(counts: I) -> Self {
-        counts.fold(Self::default(), |sum, count| Self {
-            calls: sum.calls + count.calls,
-            elements: sum.elements + count.elements,
-        })
-    }
-}
-
 /// A number of messages and their bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct MessageCount {
@@ -35,22 +26,46 @@ pub struct MessageCount {
     pub bytes: u64,
 }
 
-impl Sum for MessageCount {
-    fn sum<I: Iterator<Item = Self>>(counts: I) -> Self {
-        counts.fold(Self::default(), |sum, count| Self {
-            messages: sum.messages + count.messages,
-            bytes: sum.bytes + count.bytes,
-        })
-    }
-}
-
 /// Counts of all collectives and messages that one rank has started, in all of its groups, by
 /// operation, purpose and group.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Statistics {
-    counts: HashMap<CountedCollective, Count>,
-    /// The counts of messages by purpose.
-    messages: HashMap<(MessageDirection, Cow<'static, str>), MessageCount>,
+    /// The collectives with their elements.
+    counts: Tally<CountedCollective>,
+    /// The messages by purpose, with their bytes.
+    messages: Tally<(MessageDirection, Cow<'static, str>)>,
+}
+
+/// A number of events and the sum of their sizes, by what is counted together.
+type Tally<K> = HashMap<K, (u64, u64)>;
+
+/// Adds `events` of the sum `size`.
+fn add<K: Eq + Hash>(tally: &mut Tally<K>, key: K, events: u64, size: u64) {
+    let sum = tally.entry(key).or_default();
+    *sum = (sum.0 + events, sum.1 + size);
+}
+
+/// Adds all of `other`, `times` times.
+fn add_all<K: Clone + Eq + Hash>(tally: &mut Tally<K>, other: &Tally<K>, times: u64) {
+    for (key, (events, size)) in other {
+        add(tally, key.clone(), times * events, times * size);
+    }
+}
+
+/// Returns what was added after `earlier`.
+fn since<K: Clone + Eq + Hash>(now: &Tally<K>, earlier: &Tally<K>) -> Tally<K> {
+    let added = now.iter().map(|(key, (events, size))| {
+        let before = earlier.get(key).copied().unwrap_or_default();
+        (key.clone(), (events - before.0, size - before.1))
+    });
+    // Entries without events are left out, so that equal work gives equal statistics.
+    added.filter(|(_, (events, _))| *events > 0).collect()
+}
+
+/// Returns the sum of what `select` accepts.
+fn sum<K>(tally: &Tally<K>, select: impl Fn(&K) -> bool) -> (u64, u64) {
+    let selected = tally.iter().filter(|(key, _)| select(key));
+    selected.fold((0, 0), |sum, (_, count)| (sum.0 + count.0, sum.1 + count.1))
 }
 
 /// Collectives that are counted together.
@@ -67,16 +82,17 @@ impl Statistics {
     /// Returns the counts of the collectives in the subgroup with this name, or in the world for
     /// `None`, that `select` accepts.
     pub fn in_group(&self, group: Option<&str>, select: impl Fn(Operation, &str) -> bool) -> Count {
-        let selected = self.counts.iter().filter(|(counted, _)| {
+        let (calls, elements) = sum(&self.counts, |counted| {
             counted.group.as_deref() == group && select(counted.operation, &counted.purpose)
         });
-        selected.map(|(_, count)| *count).sum()
+        Count { calls, elements }
     }
 
     /// Returns the sum of the counts that `select` accepts.
     pub fn total(&self, select: impl Fn(Operation, &str) -> bool) -> Count {
-        let selected = self.iter().filter(|(operation, purpose, _)| select(*operation, purpose));
-        selected.map(|(_, _, count)| count).sum()
+        let (calls, elements) =
+            sum(&self.counts, |counted| select(counted.operation, &counted.purpose));
+        Count { calls, elements }
     }
 
     /// Returns the counts of one purpose over all operations.
@@ -90,15 +106,17 @@ impl Statistics {
         direction: MessageDirection,
         select: impl Fn(&str) -> bool,
     ) -> MessageCount {
-        let selected = self.messages.iter();
-        let selected = selected.filter(|((it, purpose), _)| *it == direction && select(purpose));
-        selected.map(|(_, count)| *count).sum()
+        let (messages, bytes) =
+            sum(&self.messages, |(it, purpose)| *it == direction && select(purpose));
+        MessageCount { messages, bytes }
     }
 
     /// Returns the counts of all collectives in no particular order. A purpose may occur several
     /// times: for each element type, and for each group.
     pub fn iter(&self) -> impl Iterator<Item = (Operation, &str, Count)> {
-        self.counts.iter().map(|(counted, count)| (counted.operation, &*counted.purpose, *count))
+        self.counts.iter().map(|(counted, &(calls, elements))| {
+            (counted.operation, &*counted.purpose, Count { calls, elements })
+        })
     }
 
     /// Returns the sorted names of the element types that were exchanged for a purpose.
@@ -113,41 +131,20 @@ impl Statistics {
     /// Returns the counts that were added after `earlier`, which are counts of the same rank.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
-        let added = self.counts.iter().map(|(key, count)| {
-            let before = earlier.counts.get(key).copied().unwrap_or_default();
-            let calls = count.calls - before.calls;
-            (key.clone(), Count { calls, elements: count.elements - before.elements })
-        });
-        // Entries without calls are left out, so that equal work gives equal statistics.
-        let counts = added.filter(|(_, count)| count.calls > 0).collect();
-        let sent = self.messages.iter().map(|(key, count)| {
-            let before = earlier.messages.get(key).copied().unwrap_or_default();
-            let messages = count.messages - before.messages;
-            (key.clone(), MessageCount { messages, bytes: count.bytes - before.bytes })
-        });
-        Self { counts, messages: sent.filter(|(_, count)| count.messages > 0).collect() }
+        let counts = since(&self.counts, &earlier.counts);
+        Self { counts, messages: since(&self.messages, &earlier.messages) }
     }
 
     /// Adds counts that occur `times` times.
     pub fn add(&mut self, other: &Self, times: u64) {
-        for (key, count) in &other.counts {
-            let sum = self.counts.entry(key.clone()).or_default();
-            sum.calls += times * count.calls;
-            sum.elements += times * count.elements;
-        }
-        for (key, count) in &other.messages {
-            let sum = self.messages.entry(key.clone()).or_default();
-            sum.messages += times * count.messages;
-            sum.bytes += times * count.bytes;
-        }
+        add_all(&mut self.counts, &other.counts, times);
+        add_all(&mut self.messages, &other.messages, times);
     }
 
     /// Counts a message of `bytes`.
     pub fn record_message(&mut self, direction: MessageDirection, tag: &MessageTag, bytes: usize) {
         // Numbers and scopes of tags are not counted, because they may grow without bound.
-        let count = self.messages.entry((direction, tag.shared_purpose())).or_default();
-        count.messages += 1;
-        count.bytes += bytes as u64;
+        add(&mut self.messages, (direction, tag.shared_purpose()), 1, bytes as u64);
     }
 
     /// Counts a collective. All arrays of a collective have the same element type; a barrier has
@@ -162,9 +159,7 @@ impl Statistics {
         let dtype = arrays.and_then(|arrays| arrays.dtypes.first()).cloned().unwrap_or_default();
         let (purpose, group) = (tag.shared_purpose(), tag.group_name());
         let counted = CountedCollective { operation, purpose, dtype, group };
-        let count = self.counts.entry(counted).or_default();
-        count.calls += 1;
-        count.elements += arrays.map_or(0, Signature::total) as u64;
+        add(&mut self.counts, counted, 1, arrays.map_or(0, Signature::total) as u64);
     }
 }
 

@@ -361,7 +361,8 @@ pub(crate) fn records(rows: &[ScalingRow], speed: &Speed) -> Value {
         let mut counts = BTreeMap::<&str, Count>::new();
         for (_, purpose, count) in collectives.iter() {
             let sum = counts.entry(purpose).or_default();
-            *sum = [*sum, count].into_iter().sum();
+            sum.calls += count.calls;
+            sum.elements += count.elements;
         }
         let collectives = counts.into_iter().map(|(purpose, count)| {
             (purpose.to_owned(), json!({ "calls": count.calls, "elements": count.elements }))

@@ -8,9 +8,9 @@ use crate::{MessageContents, SharedPayload};
 /// The type-erased arrays of a message. They are moved to the receiver and not copied, unless it
 /// has its arrays in other memory.
 pub(crate) struct Letter {
-    contents: MessageContents,
+    pub(super) contents: MessageContents,
     /// The bytes that the sender counts.
-    sent_bytes: usize,
+    pub(super) sent_bytes: usize,
     arrays: Box<dyn Any + Send>,
 }
 
@@ -22,14 +22,6 @@ impl Letter {
             sent_bytes: arrays.iter().map(T::contributed_bytes).sum(),
             arrays: Box::new(arrays),
         }
-    }
-
-    pub(crate) fn contents(&self) -> &MessageContents {
-        &self.contents
-    }
-
-    pub(crate) fn sent_bytes(&self) -> usize {
-        self.sent_bytes
     }
 
     /// Returns the arrays in the memory of `like`. Sparse rows stay sparse where they need not be

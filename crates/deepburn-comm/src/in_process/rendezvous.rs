@@ -24,7 +24,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::letter::Letter;
-use super::round::{Completion, Deposit, Round, RoundKey};
+use super::round::{Deposit, Round, RoundKey};
 use super::wait::{ActingThreads, WaitTarget};
 use crate::{
     Absence, Call, CommError, GroupFailure, GroupId, GroupRanks, Mailbox, MessageContents,
@@ -45,7 +45,7 @@ pub(crate) struct Rendezvous {
     changed: Vec<Condvar>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct RendezvousState {
     ranks: Vec<RankProgress>,
     /// The rounds of all groups, by group and sequence number. Groups with the same identity have
@@ -75,12 +75,7 @@ struct RankProgress {
 impl Rendezvous {
     pub(crate) fn new(world_size: usize, timeout: Duration) -> Self {
         let ranks = (0..world_size).map(|_| RankProgress::default()).collect();
-        let state = RendezvousState {
-            ranks,
-            rounds: HashMap::new(),
-            letters: Mailbox::default(),
-            failure: None,
-        };
+        let state = RendezvousState { ranks, ..RendezvousState::default() };
         Self {
             timeout,
             state: Mutex::new(state),
@@ -114,9 +109,7 @@ impl Rendezvous {
         members: &[usize],
     ) -> Result<GroupRanks, CommError> {
         let mut state = self.lock();
-        if let Some(failure) = &state.failure {
-            return Err(failure.cause.clone());
-        }
+        state.check()?;
         let own = ranks.world_rank();
         let created = state.ranks[own].subgroups.entry(name).or_default();
         let index = created.len();
@@ -149,9 +142,7 @@ impl Rendezvous {
         let mut guard = this.lock();
         // One borrow of the guard, so that ranks and rounds can be borrowed separately.
         let state = &mut *guard;
-        if let Some(failure) = &state.failure {
-            return Err(failure.cause.clone());
-        }
+        state.check()?;
         let call = state.ranks[side.rank].start(ranks.id(), &side)?;
         // Disjoint groups may have the same identity, but never the same first member.
         let key = (ranks.members()[0], ranks.id().clone(), call.sequence);
@@ -163,7 +154,7 @@ impl Rendezvous {
             return Err(this.fail(guard, rank, cause));
         }
         // An incomplete round wakes nobody, because no wait can end with it.
-        if round.deposit(ranks.rank(), side, deposit) == Completion::Complete {
+        if round.deposit(ranks.rank(), side, deposit) {
             this.wake(ranks.members());
         }
         Ok(Ticket { rendezvous: this.clone(), ranks: ranks.clone(), key, call })
@@ -176,7 +167,7 @@ impl Rendezvous {
     pub(crate) fn send(&self, route: MessageRoute, letter: Letter) -> Result<(), CommError> {
         let mut state = self.lock();
         state.check_message(&route, MessageDirection::Send)?;
-        let bytes = letter.sent_bytes();
+        let bytes = letter.sent_bytes;
         state.ranks[route.from].record_message(MessageDirection::Send, &route.tag, bytes);
         let to = route.to;
         let unwanted = state.letters.deliver(route, letter);
@@ -269,9 +260,7 @@ impl Rendezvous {
         let deadline = Instant::now().checked_add(self.timeout);
         let mut state = self.lock();
         loop {
-            if let Some(failure) = &state.failure {
-                return Err(failure.cause.clone());
-            }
+            state.check()?;
             let cause = match poll(&mut state) {
                 Ok(answer) => return Ok(answer),
                 Err(Blocked::Forever(cause)) => Some(cause),
@@ -323,15 +312,18 @@ enum Blocked {
 }
 
 impl RendezvousState {
+    /// Checks that the groups have not failed.
+    fn check(&self) -> Result<(), CommError> {
+        self.failure.as_ref().map_or(Ok(()), |failure| Err(failure.cause.clone()))
+    }
+
     /// Checks that a rank can still send or receive.
     fn check_message(
         &self,
         route: &MessageRoute,
         direction: MessageDirection,
     ) -> Result<(), CommError> {
-        if let Some(failure) = &self.failure {
-            return Err(failure.cause.clone());
-        }
+        self.check()?;
         let rank = if direction == MessageDirection::Send { route.from } else { route.to };
         match self.ranks[rank].has_left {
             true => Err(route.clone().after_leave(direction)),
@@ -528,7 +520,7 @@ impl Drop for Ticket {
         let finished = match state.rounds.get_mut(&self.key).map(Round::release) {
             // The last of the tickets ends the round. After a failure, there is no round to
             // release.
-            Some(Completion::Complete) => state.rounds.remove(&self.key),
+            Some(true) => state.rounds.remove(&self.key),
             _ => None,
         };
         drop(state);
@@ -571,7 +563,7 @@ impl LetterTicket {
         };
         let wait = || WaitTarget::Message { route: route.clone(), id: *id };
         let letter = rendezvous.wait_until(route.to, wait, poll, late)?;
-        match letter.contents().check(route, expected) {
+        match letter.contents.check(route, expected) {
             Ok(()) => Ok(letter),
             // The contents are only known now. The sender has already continued, so all ranks have
             // to end.

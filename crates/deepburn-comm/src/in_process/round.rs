@@ -13,15 +13,6 @@ pub(crate) type Deposit = Arc<dyn Any + Send + Sync>;
 /// groups may have the same identity.
 pub(crate) type RoundKey = (usize, GroupId, u64);
 
-/// Whether all ranks have completed a phase of a round.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Completion {
-    /// Some ranks are missing.
-    Open,
-    /// All ranks have completed the phase.
-    Complete,
-}
-
 /// The state of one collective, from the first deposit to the last released ticket.
 #[derive(Debug)]
 pub(crate) struct Round {
@@ -65,15 +56,15 @@ impl Round {
         self.reference.as_ref().filter(|reference| !reference.agrees_with(side))
     }
 
-    /// Adds the deposit of the member with this rank in the group.
-    pub(crate) fn deposit(&mut self, rank: usize, side: Side, deposit: Deposit) -> Completion {
+    /// Adds the deposit of the member with this rank in the group. Returns true if it was the last.
+    pub(crate) fn deposit(&mut self, rank: usize, side: Side, deposit: Deposit) -> bool {
         self.deposits[rank] = Some(deposit);
         // A call without arrays agrees with any arrays, so it would not reveal two later calls that
         // differ.
         if self.reference.as_ref().is_none_or(|reference| reference.signature.is_none()) {
             self.reference = Some(side);
         }
-        completion(self.deposits.iter().all(Option::is_some))
+        self.deposits.iter().all(Option::is_some)
     }
 
     /// Returns the ranks that have not deposited yet.
@@ -123,15 +114,11 @@ impl Round {
         if ready.len() == wanted.len() { Ok(ready) } else { Err(computing) }
     }
 
-    /// Records that a rank no longer needs the round.
-    pub(crate) fn release(&mut self) -> Completion {
+    /// Records that a rank no longer needs the round. Returns true if it was the last.
+    pub(crate) fn release(&mut self) -> bool {
         self.num_released += 1;
-        completion(self.num_released == self.deposits.len())
+        self.num_released == self.deposits.len()
     }
-}
-
-fn completion(complete: bool) -> Completion {
-    if complete { Completion::Complete } else { Completion::Open }
 }
 
 #[cfg(test)]
@@ -159,13 +146,13 @@ mod tests {
     #[test]
     fn a_round_is_complete_with_the_last_deposit_and_ends_with_the_last_release() {
         let mut round = Round::new(2);
-        assert_eq!(round.deposit(1, side(1, None), Arc::new(1)), Completion::Open);
+        assert!(!round.deposit(1, side(1, None), Arc::new(1)));
         assert_eq!(round.deposits().unwrap_err(), [0]);
-        assert_eq!(round.deposit(0, side(0, None), Arc::new(0)), Completion::Complete);
+        assert!(round.deposit(0, side(0, None), Arc::new(0)));
         let deposits = round.deposits().unwrap();
         assert_eq!(deposits[1].downcast_ref(), Some(&1));
-        assert_eq!(round.release(), Completion::Open);
-        assert_eq!(round.release(), Completion::Complete);
+        assert!(!round.release());
+        assert!(round.release());
     }
 
     #[test]

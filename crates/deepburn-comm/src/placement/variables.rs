@@ -80,22 +80,15 @@ pub(super) struct World {
 
 impl World {
     pub(super) fn new(rank: Number, size: Number) -> Result<Self, PlacementError> {
-        // Checked first, because no rank is below a size of 0.
-        if size.value == 0 {
-            return Err(PlacementError::Malformed {
-                name: size.name,
-                value: "0".to_owned(),
-                rule: "must be at least 1".to_owned(),
-            });
-        }
-        if rank.value >= size.value {
-            return Err(PlacementError::Malformed {
-                name: rank.name,
-                value: rank.value.to_string(),
-                rule: format!("must be below {}, which is {}", size.name, size.value),
-            });
-        }
-        Ok(Self { rank, size })
+        let (Number { name, value }, rule) = if size.value == 0 {
+            // Checked first, because no rank is below a size of 0.
+            (size, "must be at least 1".to_owned())
+        } else if rank.value >= size.value {
+            (rank, format!("must be below {}, which is {}", size.name, size.value))
+        } else {
+            return Ok(Self { rank, size });
+        };
+        Err(PlacementError::Malformed { name, value: value.to_string(), rule })
     }
 
     /// Returns an error unless `other` has the same rank and number of ranks.

@@ -87,30 +87,15 @@ unsafe impl GlobalAlloc for CountingAllocator {
     }
 }
 
-/// Applies the limit while it is alive.
-pub(crate) struct LimitGuard;
-
-impl LimitGuard {
-    /// Starts to apply the limit.
-    pub(crate) fn new() -> Self {
-        RUNNING.store(true, Relaxed);
-        Self
-    }
-}
-
-impl Drop for LimitGuard {
-    fn drop(&mut self) {
-        RUNNING.store(false, Relaxed);
-    }
-}
-
-/// Calls `action` and returns the peak number of allocated bytes during the call, minus the number
-/// before the call.
+/// Calls `action`, to which the limit applies, and returns the peak number of allocated bytes
+/// during the call, minus the number before the call. `action` must not panic.
 ///
 /// Allocations of other threads are included.
 pub(crate) fn peak_of(action: impl FnOnce()) -> usize {
     let before = LIVE.load(Relaxed);
     PEAK.store(before, Relaxed);
+    RUNNING.store(true, Relaxed);
     action();
+    RUNNING.store(false, Relaxed);
     PEAK.load(Relaxed).saturating_sub(before)
 }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 use crate::current::{current, set_current};
-use crate::memory::{LimitGuard, MEMORY_LIMIT, peak_of};
+use crate::memory::{MEMORY_LIMIT, peak_of};
 use crate::{Mutator, SeedCorpus, SeedFile};
 
 /// The maximum time for an input. Most inputs take less than a millisecond, so the limit leaves a
@@ -56,7 +56,6 @@ fn limited<I>(
         // This value is dropped at the end or on a panic, which ends the watchdog thread.
         let (_running, ended) = channel();
         scope.spawn(move || watch(&ended));
-        let _limit = LimitGuard::new();
         for input in inputs {
             let again = named(&input);
             set_current(&again);

@@ -3,7 +3,6 @@
 With bf16, weights and optimizer states are in bf16, too.
 """
 
-import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
@@ -17,19 +16,7 @@ def main():
     if options.dtype == "bf16":
         model = model.bfloat16()
     model = DistributedDataParallel(model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=training.LEARNING_RATE)
-
-    def step(tokens):
-        loss = model(input_ids=tokens, labels=tokens).loss
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), training.MAX_NORM)
-        optimizer.step()
-        optimizer.zero_grad()
-        dist.barrier()
-        return loss.detach(), {}
-
-    training.timed_steps(options, step)
-    dist.destroy_process_group()
+    training.distributed_steps(options, model)
 
 
 if __name__ == "__main__":

@@ -23,19 +23,7 @@ def main():
     for block in model.transformer.h:
         fully_shard(block, mesh=mesh, mp_policy=policy)
     fully_shard(model, mesh=mesh, mp_policy=policy)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=training.LEARNING_RATE)
-
-    def step(tokens):
-        loss = model(input_ids=tokens, labels=tokens).loss
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), training.MAX_NORM)
-        optimizer.step()
-        optimizer.zero_grad()
-        dist.barrier()
-        return loss.detach(), {}
-
-    training.timed_steps(options, step)
-    dist.destroy_process_group()
+    training.distributed_steps(options, model)
 
 
 if __name__ == "__main__":

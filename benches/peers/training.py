@@ -10,6 +10,7 @@ import os
 import time
 
 import torch
+import torch.distributed as dist
 from transformers import GPT2Config, GPT2LMHeadModel
 
 SEED = 42
@@ -58,3 +59,20 @@ def timed_steps(options, step):
         loss, phases = step(tokens)
         seconds = time.perf_counter() - start
         report(step=number, seconds=seconds, tokens=tokens.numel() * ranks, loss=float(loss), **phases)
+
+
+def distributed_steps(options, model):
+    """Trains a wrapped model, and ends the process group. All ranks wait for each other after a step."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
+
+    def step(tokens):
+        loss = model(input_ids=tokens, labels=tokens).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
+        optimizer.step()
+        optimizer.zero_grad()
+        dist.barrier()
+        return loss.detach(), {}
+
+    timed_steps(options, step)
+    dist.destroy_process_group()

@@ -39,7 +39,7 @@ pub(crate) enum Features {
     Default,
     /// With the LibTorch backend.
     Tch,
-    /// With rank processes.
+    /// With rank processes, which `mpirun` starts, instead of rank threads.
     Mpi,
 }
 
@@ -66,13 +66,6 @@ impl Workload {
     pub(crate) fn gpt2_small(sequences: usize, length: usize) -> Self {
         let model = json!({ "vocab_size": 50257 });
         Self { architecture: "gpt2", model, name: "GPT-2 124M", sequences, length }
-    }
-
-    /// Returns a model of the sizes of SmolLM2 135M, in the family of Llama: 30 layers of width 576
-    /// with 9 query heads and 3 key heads, gated feed-forward networks of width 1,536, and a tied
-    /// head.
-    pub(crate) fn smollm2(sequences: usize, length: usize) -> Self {
-        Self::llama("SmolLM2 135M", [49_152, 576, 1536, 30, 9, 3], sequences, length)
     }
 
     /// Returns a model of the family of Llama with a tied head. The sizes are the vocabulary, the
@@ -139,8 +132,6 @@ pub(crate) struct BenchJob {
     pub(crate) file: Value,
     /// The cargo features of the `finetune` that runs the job.
     pub(crate) features: Features,
-    /// Whether ranks are processes, started by `mpirun`, instead of threads of one process.
-    pub(crate) processes: bool,
 }
 
 impl BenchJob {
@@ -177,7 +168,7 @@ impl BenchJob {
 
     /// Returns a job of rank threads on the CPU backend.
     pub(crate) fn of_file(file: Value) -> Self {
-        Self { file, features: Features::Default, processes: false }
+        Self { file, features: Features::Default }
     }
 
     /// Returns the job with another value of the key `path`, such as `deepspeed.bf16.enabled`.
@@ -224,7 +215,7 @@ impl BenchJob {
 
     /// Returns the job with rank processes, which need the feature `mpi` and `mpirun`.
     pub(crate) fn with_processes(self) -> Self {
-        Self { features: Features::Mpi, processes: true, ..self }
+        Self { features: Features::Mpi, ..self }
     }
 
     /// Returns the number of ranks in the file.

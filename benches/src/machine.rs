@@ -13,6 +13,7 @@ use chrono::{DateTime, SecondsFormat, Utc};
 use serde::{Deserialize, Serialize};
 
 use crate::Outcome;
+use crate::memory::bytes_of;
 
 /// The recorded instruction sets, with their names in `/proc/cpuinfo`. The speed of matrix products
 /// and casts depends on them.
@@ -62,46 +63,31 @@ impl Machine {
         let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
         let system = rustix::system::uname();
         let part = |text: &std::ffi::CStr| text.to_string_lossy().into_owned();
+        let (cpu, instructions) = processor(&read("/proc/cpuinfo"));
         Self {
             cores: std::thread::available_parallelism().map_or(0, usize::from),
-            memory_bytes: memory_bytes(&read("/proc/meminfo")).unwrap_or(0),
+            memory_bytes: bytes_of("MemTotal:", &read("/proc/meminfo")).unwrap_or(0),
             kernel: format!("{} {}", part(system.sysname()), part(system.release())),
-            ..Self::of(&read("/proc/cpuinfo"))
-        }
-    }
-
-    /// Returns the model and the instruction sets of the first processor in `/proc/cpuinfo`. The
-    /// other fields are empty.
-    ///
-    /// Instruction sets are in the field `flags` on x86 and `Features` on ARM.
-    fn of(cpuinfo: &str) -> Self {
-        let field = |name: &str| {
-            let line = cpuinfo
-                .lines()
-                .find(|line| line.split(':').next().is_some_and(|it| it.trim() == name));
-            line.and_then(|line| line.split_once(':')).map(|(_, value)| value.trim().to_owned())
-        };
-        let flags = field("flags").or_else(|| field("Features")).unwrap_or_default();
-        // Whole words, because one name may begin with another.
-        let has = |name: &&str| flags.split_whitespace().any(|flag| flag == *name);
-        Self {
-            cpu: field("model name").unwrap_or_else(|| "unknown".into()),
-            cores: 0,
-            memory_bytes: 0,
-            instructions: INSTRUCTIONS
-                .iter()
-                .filter(|name| has(name))
-                .map(ToString::to_string)
-                .collect(),
-            kernel: String::new(),
+            cpu,
+            instructions,
         }
     }
 }
 
-/// Returns the bytes of the line `MemTotal:` of `/proc/meminfo`, whose number is in KiB.
-fn memory_bytes(meminfo: &str) -> Option<u64> {
-    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
-    Some(line.split_whitespace().next()?.parse::<u64>().ok()? * 1024)
+/// Returns the model and the instruction sets of the first processor in `/proc/cpuinfo`.
+///
+/// Instruction sets are in the field `flags` on x86 and `Features` on ARM.
+fn processor(cpuinfo: &str) -> (String, Vec<String>) {
+    let field = |name: &str| {
+        let mut fields = cpuinfo.lines().filter_map(|line| line.split_once(':'));
+        let (_, value) = fields.find(|(it, _)| it.trim() == name)?;
+        Some(value.trim().to_owned())
+    };
+    let flags = field("flags").or_else(|| field("Features")).unwrap_or_default();
+    // Whole words, because one name may begin with another.
+    let has = |name: &&&str| flags.split_whitespace().any(|flag| flag == **name);
+    let instructions = INSTRUCTIONS.iter().filter(has).map(ToString::to_string);
+    (field("model name").unwrap_or_else(|| "unknown".into()), instructions.collect())
 }
 
 impl Commit {
@@ -153,9 +139,9 @@ mod tests {
     fn model_and_instructions_of_a_processor_are_read() {
         let text =
             "processor\t: 0\nmodel name\t: CPU X 9\nflags\t\t: fpu avx2 fma avx512_bf16 avx2x\n";
-        let machine = Machine::of(text);
-        assert_eq!(machine.cpu, "CPU X 9");
-        assert_eq!(machine.instructions, ["avx2", "fma", "avx512_bf16"]);
-        assert_eq!(memory_bytes("MemTotal:       24 kB\n"), Some(24 * 1024));
+        let (cpu, instructions) = processor(text);
+        assert_eq!(cpu, "CPU X 9");
+        assert_eq!(instructions, ["avx2", "fma", "avx512_bf16"]);
+        assert_eq!(bytes_of("MemTotal:", "MemTotal:       24 kB\n"), Some(24 * 1024));
     }
 }

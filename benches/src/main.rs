@@ -97,7 +97,7 @@ struct Options {
 
 fn main() -> ExitCode {
     let options = Options::parse();
-    match run(&options) {
+    match run(options) {
         Ok(failures) if failures.is_empty() => ExitCode::SUCCESS,
         Ok(failures) => {
             eprintln!("\n{} failed:\n{}", failures.len(), failures.join("\n"));
@@ -116,26 +116,25 @@ fn main() -> ExitCode {
 /// # Errors
 /// Returns an error if a name is unknown, if the workspace does not build, if git is missing, or if
 /// results or the report cannot be read or written.
-fn run(options: &Options) -> Outcome<Vec<String>> {
+fn run(options: Options) -> Outcome<Vec<String>> {
     let root =
         Path::new(env!("CARGO_MANIFEST_DIR")).parent().ok_or("benches/ lies in no workspace")?;
     let benches = selected(&options.names)?;
-    let rounds = options.rounds.map(usize::from);
-    let suite =
-        Suite::new(root, options.quick, rounds, options.peers.as_deref(), &options.without)?;
-    let folder = results_folder(&suite);
+    let suite = Suite::new(root, options)?;
+    let (folder, report_file, readme) = destinations(&suite);
+    let write_report = || report::write(&folder, &report_file, readme.as_deref());
     fs::create_dir_all(&folder)?;
     let mut failures = Vec::new();
     // `report` alone needs no build.
     if benches.is_empty() {
-        write_report(&suite, &folder)?;
+        write_report()?;
         return Ok(failures);
     }
     // Read the commit before the build, because a later commit would not be the measured one.
     let commit = Commit::of(&suite.root)?;
     suite.build(Features::Default)?;
     for bench in benches {
-        let results = run_bench(&suite, bench, &commit, options.peers.as_deref())?;
+        let results = run_bench(&suite, bench, &commit)?;
         // If nothing was measured, earlier results are kept.
         if results.tables.iter().any(|table| !table.rows.is_empty()) {
             results.write(&folder.join(format!("{}.json", bench.name)))?;
@@ -143,32 +142,22 @@ fn run(options: &Options) -> Outcome<Vec<String>> {
         failures
             .extend(results.failures.iter().map(|failure| format!("{}: {failure}", bench.name)));
         // The report is written after each benchmark, in case a later one is interrupted.
-        write_report(&suite, &folder)?;
+        write_report()?;
     }
     Ok(failures)
 }
 
-/// Writes the report to the repository. For quick runs it is written to the folder of results
-/// instead, and the README is not changed, because the figures of quick runs are not meaningful.
-fn write_report(suite: &Suite, folder: &Path) -> Outcome<()> {
-    if suite.quick {
-        return report::write(folder, &folder.join("README.md"), None);
+/// Returns the folder of results, the report, and the README with generated lines.
+///
+/// For quick runs, the folder is `quick` in the suite's target folder, and has the report too. The
+/// README is not changed, because the figures of quick runs are not meaningful.
+fn destinations(suite: &Suite) -> (PathBuf, PathBuf, Option<PathBuf>) {
+    if suite.options.quick {
+        let folder = suite.programs.folder().join("quick");
+        return (folder.clone(), folder.join("README.md"), None);
     }
-    report::write(
-        folder,
-        &suite.root.join("benches/README.md"),
-        Some(&suite.root.join("README.md")),
-    )
-}
-
-/// Returns the folder of results: `benches/results`, or `benches/quick` in cargo's target folder
-/// for quick runs.
-fn results_folder(suite: &Suite) -> PathBuf {
-    if suite.quick {
-        suite.programs.folder().join("quick")
-    } else {
-        suite.root.join("benches/results")
-    }
+    let benches = suite.root.join("benches");
+    (benches.join("results"), benches.join("README.md"), Some(suite.root.join("README.md")))
 }
 
 /// Returns the benchmarks with these names, without duplicates and in the order of the suite. The
@@ -197,21 +186,16 @@ fn selected(names: &[String]) -> Outcome<Vec<&'static Bench>> {
 ///
 /// # Errors
 /// Returns an error if `rustc --version` cannot be run.
-fn run_bench(
-    suite: &Suite,
-    bench: &Bench,
-    commit: &Commit,
-    peers: Option<&Path>,
-) -> Outcome<Results> {
+fn run_bench(suite: &Suite, bench: &Bench, commit: &Commit) -> Outcome<Results> {
     let mut versions =
         BTreeMap::from([("rustc".into(), output_of(Command::new("rustc").arg("--version"))?)]);
-    versions.extend(suite.peers.iter().flat_map(|peers| peers.versions().clone()));
+    versions.extend(suite.peers.iter().flat_map(|peers| peers.found.versions.clone()));
     let mut results = Results {
         schema: SCHEMA,
         bench: bench.name.into(),
-        quick: suite.quick,
+        quick: suite.options.quick,
         date: now(),
-        command: command_line(peers),
+        command: command_line(suite.options.peers.as_deref()),
         commit: commit.clone(),
         machine: Machine::new(),
         versions,

@@ -34,8 +34,8 @@ pub(crate) struct PeakMemory {
     processes: Vec<u32>,
     /// The sum of resident sets at which the PSS was last read, in pages.
     resident_pages: u64,
-    /// Maximum of the sum of proportional set sizes, in bytes.
-    bytes: u64,
+    /// Maximum of the sum of proportional set sizes, in bytes; 0 before the first sample.
+    pub(crate) bytes: u64,
 }
 
 impl PeakMemory {
@@ -55,11 +55,6 @@ impl PeakMemory {
             // With more shared pages, the PSS may be lower although the resident sets are larger.
             self.bytes = self.bytes.max(bytes);
         }
-    }
-
-    /// Returns the peak in bytes; 0 before the first sample.
-    pub(crate) fn bytes(&self) -> u64 {
-        self.bytes
     }
 }
 
@@ -89,12 +84,13 @@ fn resident_pages(id: u32) -> Option<u64> {
 /// Returns the proportional set size of a process in bytes. Returns `None` if the process has ended
 /// or belongs to another user.
 fn proportional_bytes(id: u32) -> Option<u64> {
-    proportional_set_size(&fs::read_to_string(format!("/proc/{id}/smaps_rollup")).ok()?)
+    bytes_of("Pss:", &fs::read_to_string(format!("/proc/{id}/smaps_rollup")).ok()?)
 }
 
-/// Returns the bytes of the line `Pss:` of a `smaps_rollup`, whose number is in KiB.
-fn proportional_set_size(rollup: &str) -> Option<u64> {
-    let line = rollup.lines().find_map(|line| line.strip_prefix("Pss:"))?;
+/// Returns the bytes of the line that starts with `name` in a file of `/proc`, such as `Pss:` in a
+/// `smaps_rollup`. The numbers in these files are in KiB.
+pub(crate) fn bytes_of(name: &str, text: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     Some(line.split_whitespace().next()?.parse::<u64>().ok()? * 1024)
 }
 
@@ -106,15 +102,15 @@ mod tests {
     fn the_proportional_set_size_is_read_in_bytes() {
         let rollup =
             "5566-7788 ---p 0 0:0 0 [rollup]\nRss:    884 kB\nPss:    385 kB\nPss_Anon:  9 kB\n";
-        assert_eq!(proportional_set_size(rollup), Some(385 * 1024));
-        assert_eq!(proportional_set_size("Rss: 884 kB\n"), None);
+        assert_eq!(bytes_of("Pss:", rollup), Some(385 * 1024));
+        assert_eq!(bytes_of("Pss:", "Rss: 884 kB\n"), None);
     }
 
     #[test]
     fn memory_of_this_process_is_seen() {
         let mut peak = PeakMemory::default();
         peak.sample(std::process::id());
-        assert!(peak.bytes() > 0);
+        assert!(peak.bytes > 0);
         assert!(descendants(std::process::id()).contains(&std::process::id()));
     }
 }

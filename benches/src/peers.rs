@@ -1,16 +1,16 @@
 //! Runs the peers, PyTorch and DeepSpeed, with the scripts in `benches/peers` in a Python
 //! environment.
 //!
-//! Main type: [`Peers`]. A script gets the workload in its arguments, builds the same GPT-2 with
-//! `transformers`, and prints a JSON line for each step (see [`PeerLine`]). `ranks.py` starts a
-//! process of a distributed script for each rank. The cores are divided equally among the ranks, so
-//! that a peer uses as many cores as DeepBurn.
+//! Main types: [`Peers`], [`Script`] and [`PeerRun`]. A script gets the workload in its arguments,
+//! builds the same GPT-2 with `transformers`, and prints a JSON line for each step (see
+//! [`PeerLine`]). `ranks.py` starts a process of a distributed script for each rank. The cores are
+//! divided equally among the ranks, so that a peer uses as many cores as DeepBurn.
 //!
 //! Versions are read without importing the packages, because importing PyTorch takes seconds.
 
 use std::collections::BTreeMap;
 use std::env;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -24,7 +24,7 @@ use crate::process::{ProgramRun, Watched};
 use crate::quantity::{Observations, Quantity};
 
 /// A script that prints the versions of packages and the folder of PyTorch's libraries as a JSON
-/// object with the fields of `Found`. It does not import the packages.
+/// object with the fields of [`FoundPackages`]. It does not import the packages.
 const PROBE: &str = "
 import importlib.metadata, importlib.util, json, os
 versions = {}
@@ -39,12 +39,13 @@ print(json.dumps({'versions': versions, 'library': library}))";
 
 /// The output of the probe.
 #[derive(Debug, Deserialize)]
-struct Found {
+pub(crate) struct FoundPackages {
     /// Versions of torch, transformers, peft, deepspeed and xllamacpp, as far as they are
     /// installed.
-    versions: BTreeMap<String, String>,
-    /// The folder of LibTorch's shared libraries, if PyTorch is installed.
-    library: Option<PathBuf>,
+    pub(crate) versions: BTreeMap<String, String>,
+    /// The folder of LibTorch's shared libraries, which programs with the feature `tch` load, if
+    /// PyTorch is installed.
+    pub(crate) library: Option<PathBuf>,
 }
 
 /// A Python environment with the packages of the peers.
@@ -55,14 +56,39 @@ pub(crate) struct Peers {
     /// The folder `benches/peers` of the repository.
     scripts: PathBuf,
     /// Packages of the environment.
-    found: Found,
+    pub(crate) found: FoundPackages,
 }
 
-/// One run of a peer's script.
+/// A script in `benches/peers`.
 #[derive(Debug, Clone, Copy)]
+pub(crate) struct Script {
+    /// Name of the file without `.py`.
+    name: &'static str,
+    /// The packages that it imports.
+    pub(crate) packages: &'static [&'static str],
+}
+
+impl Script {
+    pub(crate) const EAGER: Self = Self { name: "eager", packages: &["torch", "transformers"] };
+    pub(crate) const DDP: Self = Self { name: "ddp", ..Self::EAGER };
+    pub(crate) const FSDP2: Self = Self { name: "fsdp2", ..Self::EAGER };
+    pub(crate) const DEEPSPEED: Self =
+        Self { name: "deepspeed_zero", packages: &["torch", "transformers", "deepspeed"] };
+    pub(crate) const DECODER: Self = Self { name: "decoder", ..Self::EAGER };
+    /// The script of decoders with `--lora`.
+    pub(crate) const ADAPTER: Self =
+        Self { name: "decoder", packages: &["torch", "transformers", "peft"] };
+    pub(crate) const MATMUL: Self = Self { name: "matmul", packages: &["torch"] };
+    pub(crate) const LLAMA_CPP: Self = Self { name: "llama_cpp", packages: &["xllamacpp"] };
+    /// Starts another script as ranks.
+    const RANKS: Self = Self { name: "ranks", packages: &[] };
+}
+
+/// A training run of a peer's script.
+#[derive(Debug, Clone)]
 pub(crate) struct PeerRun<'a> {
-    /// File in `benches/peers`, without `.py`.
-    pub(crate) script: &'a str,
+    /// The script.
+    pub(crate) script: Script,
     /// Number of processes; `None` for a script that is not distributed.
     pub(crate) ranks: Option<usize>,
     /// Model and micro-batch of each rank.
@@ -73,7 +99,21 @@ pub(crate) struct PeerRun<'a> {
     /// Number of optimizer steps, including uncounted steps.
     pub(crate) steps: usize,
     /// Further options of the script.
-    pub(crate) options: &'a [&'a str],
+    pub(crate) options: Vec<String>,
+}
+
+impl<'a> PeerRun<'a> {
+    /// Returns a run of a script that is not distributed, in f32 and without further options.
+    pub(crate) fn new(script: Script, workload: &'a Workload, steps: usize) -> Self {
+        let precision = RunPrecision::Fp32;
+        Self { script, ranks: None, workload, precision, steps, options: vec![] }
+    }
+
+    /// Returns the run with further options of the script.
+    pub(crate) fn with(mut self, options: &[&str]) -> Self {
+        self.options.extend(options.iter().map(ToString::to_string));
+        self
+    }
 }
 
 impl Peers {
@@ -93,22 +133,6 @@ impl Peers {
         Ok(Self { environment, scripts: root.join("benches/peers"), found })
     }
 
-    /// Returns the versions of the installed packages by name.
-    pub(crate) fn versions(&self) -> &BTreeMap<String, String> {
-        &self.found.versions
-    }
-
-    /// Returns whether the environment has a package.
-    pub(crate) fn has(&self, package: &str) -> bool {
-        self.found.versions.contains_key(package)
-    }
-
-    /// Returns the folder of LibTorch's shared libraries, which programs with the feature `tch`
-    /// load.
-    pub(crate) fn libtorch(&self) -> Option<&Path> {
-        self.found.library.as_deref()
-    }
-
     /// Returns `PATH` with the folder of the environment's programs first, such as its Python, and
     /// ninja, with which DeepSpeed builds its operators.
     ///
@@ -121,6 +145,11 @@ impl Peers {
         )?)
     }
 
+    /// Returns the path of a script.
+    fn file(&self, script: Script) -> PathBuf {
+        self.scripts.join(format!("{}.py", script.name))
+    }
+
     /// Runs a script with arguments. `OMP_NUM_THREADS` is the number of cores divided by `ranks`,
     /// and at least 1.
     ///
@@ -130,12 +159,12 @@ impl Peers {
     /// Returns an error if the script fails.
     pub(crate) fn run(
         &self,
-        script: &str,
+        script: Script,
         ranks: usize,
-        arguments: &[String],
+        arguments: &[impl AsRef<OsStr>],
     ) -> Outcome<ProgramRun> {
         let mut command = Command::new(self.environment.join("bin/python"));
-        command.arg(self.scripts.join(format!("{script}.py"))).args(arguments);
+        command.arg(self.file(script)).args(arguments);
         command.env("PATH", self.search_path()?).env("DS_ACCELERATOR", "cpu");
         // PyTorch would start a thread for each core in every rank, and the ranks would slow each
         // other down.
@@ -159,8 +188,8 @@ impl Peers {
         // script.
         let (script, mut arguments) = match run.ranks {
             Some(ranks) => {
-                let script = self.scripts.join(format!("{}.py", run.script));
-                ("ranks", vec![ranks.to_string(), script.display().to_string()])
+                let script = self.file(run.script).display().to_string();
+                (Script::RANKS, vec![ranks.to_string(), script])
             }
             None => (run.script, vec![]),
         };
@@ -172,7 +201,7 @@ impl Peers {
             ("--dtype", run.precision.name().into()),
         ];
         arguments.extend(options.into_iter().flat_map(|(name, value)| [name.to_owned(), value]));
-        arguments.extend(run.options.iter().map(ToString::to_string));
+        arguments.extend_from_slice(&run.options);
         let run = self.run(script, run.ranks.unwrap_or(1), &arguments)?;
         let ready = run
             .lines

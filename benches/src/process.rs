@@ -23,6 +23,7 @@ use std::time::{Duration, Instant};
 
 use crate::Outcome;
 use crate::memory::{PeakMemory, descendants};
+use crate::quantity::{Observations, Quantity};
 
 /// Time between two polls of the program and the file.
 const TICK: Duration = Duration::from_millis(10);
@@ -60,6 +61,11 @@ pub(crate) struct ProgramRun {
 }
 
 impl ProgramRun {
+    /// Returns an observed value with the peak memory of the run.
+    pub(crate) fn observe(&self, quantity: Quantity, value: f64) -> Observations {
+        Observations::of(quantity, value).with(Quantity::Peak, self.peak_bytes as f64)
+    }
+
     /// Returns standard output as one text.
     pub(crate) fn output(&self) -> String {
         self.lines.iter().map(|(_, line)| format!("{line}\n")).collect()
@@ -121,7 +127,7 @@ impl Watched {
         let errors = errors.join().map_err(|_| "the thread that reads the errors panicked")?;
         match status {
             Some(status) if status.success() => {
-                Ok(ProgramRun { seconds, peak_bytes: peak.bytes(), lines, arrivals })
+                Ok(ProgramRun { seconds, peak_bytes: peak.bytes, lines, arrivals })
             }
             Some(status) => Err(format!("{program}: {status}\n{}", end_of(&errors)).into()),
             None => Err(format!(

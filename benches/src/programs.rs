@@ -34,21 +34,13 @@ use crate::process::Watched;
 const NAMES: [&str; 2] = ["finetune", "deepburn"];
 
 impl Features {
-    /// Returns the name of the folder with the programs of this feature set.
-    fn folder(self) -> &'static str {
+    /// Returns the name of the folder with the programs of this feature set, which is also the name
+    /// of the feature of `deepburn-cli`.
+    fn name(self) -> &'static str {
         match self {
             Self::Default => "default",
             Self::Tch => "tch",
             Self::Mpi => "mpi",
-        }
-    }
-
-    /// Returns the arguments of `cargo build` that select this feature set.
-    fn arguments(self) -> &'static [&'static str] {
-        match self {
-            Self::Default => &[],
-            Self::Tch => &["--features", "deepburn-cli/tch"],
-            Self::Mpi => &["--features", "deepburn-cli/mpi"],
         }
     }
 }
@@ -72,13 +64,8 @@ impl Programs {
     /// Returns an error if `cargo metadata` fails or its output has no target folder.
     pub(crate) fn new(root: &Path) -> Outcome<Self> {
         let mut metadata = Command::new(cargo());
-        metadata.current_dir(root).args([
-            "metadata",
-            "--no-deps",
-            "--format-version",
-            "1",
-            "--locked",
-        ]);
+        metadata.current_dir(root).args(["metadata", "--no-deps", "--locked"]);
+        metadata.args(["--format-version", "1"]);
         let metadata: Value = serde_json::from_str(&output_of(&mut metadata)?)?;
         let target =
             metadata["target_directory"].as_str().ok_or("cargo metadata names no target folder")?;
@@ -121,10 +108,13 @@ impl Programs {
     /// # Errors
     /// Returns an error if cargo fails, or reports no such program.
     fn build(&self, features: Features, peers: Option<&Peers>) -> Outcome<PathBuf> {
-        eprintln!("building finetune and deepburn, {} features", features.folder());
+        eprintln!("building finetune and deepburn, {} features", features.name());
         let mut build = Command::new(cargo());
         build.current_dir(&self.root).args(["build", "--release", "--locked", "--workspace"]);
-        build.args(NAMES.iter().flat_map(|name| ["--bin", name])).args(features.arguments());
+        build.args(NAMES.iter().flat_map(|name| ["--bin", name]));
+        if features != Features::Default {
+            build.args(["--features", &format!("deepburn-cli/{}", features.name())]);
+        }
         // Only messages about artifacts are JSON. Diagnostics stay readable, for the error of a
         // failed build.
         build.arg("--message-format=json-render-diagnostics");
@@ -137,7 +127,7 @@ impl Programs {
         }
         // The paths are read from cargo's messages, because a configuration may change them.
         let output = Watched::build(build).run()?.output();
-        let folder = self.folder().join(features.folder());
+        let folder = self.folder().join(features.name());
         fs::create_dir_all(&folder)?;
         for name in NAMES {
             let executable =

@@ -1,6 +1,6 @@
 //! The measured quantities and their formatting.
 //!
-//! Main types: [`Quantity`], [`Unit`] and [`Observations`]. A quantity is a column of a table. Its
+//! Main types: [`Quantity`] and [`Observations`]. A quantity is a column of a table. Its
 //! name in snake case is its key in the files of results, so older results cannot be read after a
 //! variant has been renamed. Values are stored in SI units and scaled only when they are printed.
 
@@ -60,7 +60,7 @@ pub(crate) enum Quantity {
 
 /// Unit of the stored values of a quantity. [`Quantity::format`] prints a readable multiple of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Unit {
+enum Unit {
     Seconds,
     /// Tokens without padding, over all ranks.
     TokensPerSecond,
@@ -76,59 +76,41 @@ pub(crate) enum Unit {
 }
 
 impl Quantity {
-    /// Returns the heading of a column.
-    pub(crate) fn label(self) -> &'static str {
+    /// Returns the heading of a column, and the unit of the quantity's values.
+    fn heading(self) -> (&'static str, Unit) {
         match self {
-            Self::Step => "step",
-            Self::OptimizerStep => "optimizer",
-            Self::Startup => "start-up",
-            Self::Save => "save",
-            Self::Program => "run time",
-            Self::Throughput => "tokens/s",
-            Self::DataWait => "data wait",
-            Self::Overhead => "overhead",
-            Self::Arithmetic => "GFLOP/s",
-            Self::OfLimit => "of the limit",
-            Self::Peak => "peak memory",
-            Self::Parameters => "parameters",
-            Self::Gradients => "gradients",
-            Self::Optimizer => "optimizer states",
-            Self::Gathered => "gathered",
-            Self::Activations => "activations",
-            Self::Disk => "NVMe",
-            Self::ActivationsForecast => "activations, forecast / measured",
-            Self::DeviceForecast => "device, forecast / measured",
-            Self::DiskForecast => "NVMe, forecast / measured",
-            Self::ResidentForecast => "resident set, forecast / measured",
+            Self::Step => ("step", Unit::Seconds),
+            Self::OptimizerStep => ("optimizer", Unit::Seconds),
+            Self::Startup => ("start-up", Unit::Seconds),
+            Self::Save => ("save", Unit::Seconds),
+            Self::Program => ("run time", Unit::Seconds),
+            Self::Throughput => ("tokens/s", Unit::TokensPerSecond),
+            Self::DataWait => ("data wait", Unit::Fraction),
+            Self::Overhead => ("overhead", Unit::Fraction),
+            Self::Arithmetic => ("GFLOP/s", Unit::Gflops),
+            Self::OfLimit => ("of the limit", Unit::Fraction),
+            Self::Peak => ("peak memory", Unit::Bytes),
+            Self::Parameters => ("parameters", Unit::Bytes),
+            Self::Gradients => ("gradients", Unit::Bytes),
+            Self::Optimizer => ("optimizer states", Unit::Bytes),
+            Self::Gathered => ("gathered", Unit::Bytes),
+            Self::Activations => ("activations", Unit::Bytes),
+            Self::Disk => ("NVMe", Unit::Bytes),
+            Self::ActivationsForecast => ("activations, forecast / measured", Unit::Ratio),
+            Self::DeviceForecast => ("device, forecast / measured", Unit::Ratio),
+            Self::DiskForecast => ("NVMe, forecast / measured", Unit::Ratio),
+            Self::ResidentForecast => ("resident set, forecast / measured", Unit::Ratio),
         }
     }
 
-    /// Returns the unit of the quantity's values.
-    pub(crate) fn unit(self) -> Unit {
-        match self {
-            Self::Step | Self::OptimizerStep | Self::Startup | Self::Save | Self::Program => {
-                Unit::Seconds
-            }
-            Self::Throughput => Unit::TokensPerSecond,
-            Self::DataWait | Self::Overhead | Self::OfLimit => Unit::Fraction,
-            Self::Arithmetic => Unit::Gflops,
-            Self::Peak
-            | Self::Parameters
-            | Self::Gradients
-            | Self::Optimizer
-            | Self::Gathered
-            | Self::Activations
-            | Self::Disk => Unit::Bytes,
-            Self::ActivationsForecast
-            | Self::DeviceForecast
-            | Self::DiskForecast
-            | Self::ResidentForecast => Unit::Ratio,
-        }
+    /// Returns the heading of a column.
+    pub(crate) fn label(self) -> &'static str {
+        self.heading().0
     }
 
     /// Formats a value with its unit.
     pub(crate) fn format(self, value: f64) -> String {
-        match self.unit() {
+        match self.heading().1 {
             // Differences of runs may be negative, and are shown in milliseconds too.
             Unit::Seconds if value != 0.0 && value < 0.1 => format!("{:.2} ms", value * 1e3),
             Unit::Seconds => format!("{value:.2} s"),

@@ -24,7 +24,7 @@ use crate::results::{Results, Table};
 use crate::tables::BENCHES;
 
 use highlights::{highlights, replace_highlights};
-use markdown::{Picture, report};
+use markdown::{Pictures, report};
 use plot::{Theme, draw};
 
 /// Writes the report of the results in `folder` to `report_file`, the plots to `folder`, and the
@@ -35,10 +35,13 @@ use plot::{Theme, draw};
 pub(crate) fn write(folder: &Path, report_file: &Path, readme: Option<&Path>) -> Outcome<()> {
     let results = read_all(folder)?;
     // Plots are drawn first, because the report links only those that exist.
-    let mut pictures = Vec::new();
+    let mut pictures = Pictures::new();
     for results in &results {
         for (index, table) in results.tables.iter().enumerate() {
-            pictures.extend(write_plots(folder, report_file, results, index, table)?);
+            let name = format!("{}-{}", results.bench, index + 1);
+            if let Some(links) = write_plots(folder, report_file, &name, table)? {
+                pictures.insert((results.bench.clone(), table.title.clone()), links);
+            }
         }
     }
     fs::write(report_file, report(&results, &pictures))?;
@@ -59,8 +62,8 @@ fn read_all(folder: &Path) -> Outcome<Vec<Results>> {
     BENCHES.iter().filter_map(|bench| read(bench.name)).collect()
 }
 
-/// Draws the plot of a table for both backgrounds and writes the files to `folder`. `index` is the
-/// index of the table in the benchmark.
+/// Draws the plot of a table for both backgrounds and writes the files to `folder`. Their names
+/// begin with `name`.
 ///
 /// Returns the links for the report, or `None` if the table has no plot or no values.
 ///
@@ -69,25 +72,16 @@ fn read_all(folder: &Path) -> Outcome<Vec<Results>> {
 fn write_plots(
     folder: &Path,
     report_file: &Path,
-    results: &Results,
-    index: usize,
+    name: &str,
     table: &Table,
-) -> Outcome<Option<Picture>> {
-    let path =
-        |theme: Theme| folder.join(format!("{}-{}-{}.svg", results.bench, index + 1, theme.name()));
-    for theme in [Theme::Light, Theme::Dark] {
+) -> Outcome<Option<[String; 2]>> {
+    let path = |theme: Theme| folder.join(format!("{name}-{}.svg", theme.name));
+    for theme in [Theme::LIGHT, Theme::DARK] {
         // A table without a plot has none for either background.
         let Some(svg) = draw(table, theme)? else { return Ok(None) };
         fs::write(path(theme), svg)?;
     }
-    let link = |theme| relative(&path(theme), report_file);
-    let title = table.title.clone();
-    Ok(Some(Picture {
-        bench: results.bench.clone(),
-        title,
-        light: link(Theme::Light),
-        dark: link(Theme::Dark),
-    }))
+    Ok(Some([Theme::LIGHT, Theme::DARK].map(|theme| relative(&path(theme), report_file))))
 }
 
 /// Returns the path of a file relative to the folder of the report. If the file is not in this

@@ -1,7 +1,7 @@
 //! Runs variants in interleaved rounds, A B A B, so that load and temperature of the machine affect
 //! all of them in the same way.
 //!
-//! Main type: [`Variant`]. Most benchmarks call [`measure`]:
+//! Main type: [`Variants`], which most benchmarks measure:
 //!
 //! ```text
 //! round 1    A  B  C        a run returns Observations; their medians are the result of the round
@@ -19,51 +19,106 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use crate::Outcome;
-use crate::peers::Peers;
+use crate::job::BenchJob;
+use crate::peers::{PeerRun, Peers, Script};
 use crate::quantity::{Observations, Quantity};
 use crate::results::{MeasuredRow, Results, Table};
 use crate::statistics::RoundSummary;
+use crate::suite::Suite;
 
 /// A program that is run once in every round, which gives a row of the table.
-pub(crate) struct Variant<'a> {
+struct Variant<'a> {
     /// Name of the row.
-    pub(crate) name: String,
+    name: String,
     /// Whether the program is a peer and not DeepBurn.
-    pub(crate) is_peer: bool,
+    is_peer: bool,
     /// Runs the program once and returns its observations.
     run: Box<dyn Fn() -> Outcome<Observations> + 'a>,
 }
 
-impl<'a> Variant<'a> {
-    /// Creates a variant of DeepBurn.
-    pub(crate) fn new(
-        name: impl Into<String>,
-        run: impl Fn() -> Outcome<Observations> + 'a,
-    ) -> Self {
-        Self { name: name.into(), is_peer: false, run: Box::new(run) }
-    }
-
-    /// Creates a variant of a peer.
-    pub(crate) fn peer(
-        name: impl Into<String>,
-        run: impl Fn() -> Outcome<Observations> + 'a,
-    ) -> Self {
-        Self { is_peer: true, ..Self::new(name, run) }
-    }
+/// The variants of a table.
+pub(crate) struct Variants<'a> {
+    /// The programs of the variants.
+    suite: &'a Suite,
+    /// The variants that can be run on this machine.
+    found: Vec<Variant<'a>>,
+    /// The names of the others, with what they lack.
+    missing: Vec<String>,
 }
 
-/// Adds the variant of a peer, or records what it lacks as missing.
-pub(crate) fn add_peer<'a>(
-    variants: &mut Vec<Variant<'a>>,
-    results: &mut Results,
-    name: impl Into<String>,
-    peers: Result<&'a Peers, String>,
-    run: impl Fn(&'a Peers) -> Outcome<Observations> + 'a,
-) {
-    let name = name.into();
-    match peers {
-        Ok(peers) => variants.push(Variant::peer(name, move || run(peers))),
-        Err(lacks) => results.missing.push(format!("{name}: {lacks}")),
+impl<'a> Variants<'a> {
+    /// Starts without variants.
+    pub(crate) fn new(suite: &'a Suite) -> Self {
+        Self { suite, found: vec![], missing: vec![] }
+    }
+
+    /// Adds a program of DeepBurn, or a peer without a script.
+    pub(crate) fn add(
+        &mut self,
+        name: impl Into<String>,
+        is_peer: bool,
+        run: impl Fn() -> Outcome<Observations> + 'a,
+    ) {
+        self.found.push(Variant { name: name.into(), is_peer, run: Box::new(run) });
+    }
+
+    /// Adds the training of a job, of which the first `uncounted` steps are not counted. If its
+    /// program cannot run on this machine, it is recorded as missing.
+    pub(crate) fn train(&mut self, name: impl Into<String>, job: BenchJob, uncounted: usize) {
+        let (suite, name) = (self.suite, name.into());
+        match suite.supports(job.features) {
+            Ok(()) => {
+                // Build the program before the rounds, which are timed. If the build fails, the
+                // first run returns the error.
+                let _ = suite.build(job.features);
+                self.add(name, false, move || {
+                    suite.train(&job, suite.output()?, &[])?.observe(uncounted)
+                });
+            }
+            Err(lacks) => self.lacks(&name, &lacks),
+        }
+    }
+
+    /// Adds a script of a peer. If a package is not installed, it is recorded as missing.
+    pub(crate) fn peer(
+        &mut self,
+        name: impl Into<String>,
+        script: Script,
+        run: impl Fn(&'a Peers) -> Outcome<Observations> + 'a,
+    ) {
+        let name = name.into();
+        match self.suite.peers_with(script.packages) {
+            Ok(peers) => self.add(name, true, move || run(peers)),
+            Err(lacks) => self.lacks(&name, &lacks),
+        }
+    }
+
+    /// Adds the training of a peer, of which the first `uncounted` steps are not counted.
+    pub(crate) fn train_peer(
+        &mut self,
+        name: impl Into<String>,
+        run: PeerRun<'a>,
+        uncounted: usize,
+    ) {
+        self.peer(name, run.script, move |peers| peers.train(&run, uncounted));
+    }
+
+    /// Records what a variant lacks.
+    pub(crate) fn lacks(&mut self, name: &str, lacks: &str) {
+        self.missing.push(format!("{name}: {lacks}"));
+    }
+
+    /// Runs all variants in interleaved rounds and returns their table, with the quantities
+    /// `columns`. In a full run without `--rounds`, there are `usual` rounds.
+    pub(crate) fn measure(
+        self,
+        results: &mut Results,
+        title: &str,
+        usual: usize,
+        columns: &[Quantity],
+    ) -> Table {
+        results.missing.extend(self.missing);
+        measure(results, title, self.suite.rounds(usual), columns, self.found)
     }
 }
 
@@ -123,35 +178,33 @@ impl RoundRecorder {
 /// If a variant fails, the failure is recorded in `results`, and the variant is not run again. Its
 /// earlier rounds are kept. They are compared with the same rounds of other variants. The progress
 /// is printed to standard error, with the first columns of each run.
-pub(crate) fn measure(
+fn measure(
     results: &mut Results,
     title: &str,
     rounds: usize,
     columns: &[Quantity],
-    variants: &[Variant<'_>],
+    mut variants: Vec<Variant<'_>>,
 ) -> Table {
     let mut recorder = RoundRecorder::default();
-    let mut failed = vec![false; variants.len()];
     let start = Instant::now();
     for round in 1..=rounds {
-        for (variant, has_failed) in
-            variants.iter().zip(&mut failed).filter(|(_, failed)| !**failed)
-        {
+        variants.retain(|variant| {
             eprint!("{}: {title}: round {round}/{rounds}: {}: ", results.bench, variant.name);
             let began = Instant::now();
             match (variant.run)() {
                 Ok(found) => {
                     eprintln!("{}({:.0} s)", line(&found, columns), began.elapsed().as_secs_f64());
                     recorder.record(&variant.name, variant.is_peer, &found);
+                    true
                 }
                 Err(error) => {
                     eprintln!("FAILED: {error}");
                     results.failures.push(format!("{title}: {}: {error}", variant.name));
                     // A second failure would take as long as the first one, and tell nothing new.
-                    *has_failed = true;
+                    false
                 }
             }
-        }
+        });
         report_remaining(start, round, rounds);
     }
     recorder.table(title, columns)
@@ -190,14 +243,22 @@ mod tests {
         let mut results = results::tests::sample();
         let turn = Cell::new(0.0);
         let next = || turn.replace(turn.get() + 1.0);
-        let variants = [
-            Variant::new("own", || Ok(Observations::of(Quantity::Step, next()))),
-            Variant::peer("peer", || match next() {
-                1.0 => Ok(Observations::of(Quantity::Step, 1.0)),
-                _ => Err("no memory".into()),
-            }),
+        let variants = vec![
+            Variant {
+                name: "own".into(),
+                is_peer: false,
+                run: Box::new(|| Ok(Observations::of(Quantity::Step, next()))),
+            },
+            Variant {
+                name: "peer".into(),
+                is_peer: true,
+                run: Box::new(|| match next() {
+                    1.0 => Ok(Observations::of(Quantity::Step, 1.0)),
+                    _ => Err("no memory".into()),
+                }),
+            },
         ];
-        let table = measure(&mut results, "work", 3, &[Quantity::Step], &variants);
+        let table = measure(&mut results, "work", 3, &[Quantity::Step], variants);
         let rounds =
             |row: &str| table.row(row).map(|row| row.measures[&Quantity::Step].rounds.clone());
         assert_eq!(rounds("own"), Some(vec![0.0, 2.0, 4.0]));

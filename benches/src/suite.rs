@@ -21,9 +21,9 @@ use std::process::Command;
 
 use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
+use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::Outcome;
 use crate::data;
 use crate::job::{BenchJob, Features, Workload};
 use crate::machine::output_of;
@@ -33,6 +33,7 @@ use crate::process::{ProgramRun, Watched};
 use crate::programs::Programs;
 use crate::quantity::{Observations, Quantity};
 use crate::results::Bound;
+use crate::{Options, Outcome};
 
 /// Number of tokens in a token file, which is more than any benchmark needs.
 const TOKENS: usize = 1 << 20;
@@ -42,20 +43,16 @@ const TOKENS: usize = 1 << 20;
 pub(crate) struct Suite {
     /// The workspace.
     pub(crate) root: PathBuf,
-    /// Whether to use small models and one round.
-    pub(crate) quick: bool,
+    /// The options of the command line.
+    pub(crate) options: Options,
     /// The Python environment of `--peers`.
     pub(crate) peers: Option<Peers>,
     /// The programs, which are built when they are first needed.
     pub(crate) programs: Programs,
-    /// The number of rounds of `--rounds`.
-    rounds: Option<usize>,
     /// The scratch folder, removed with the suite.
     scratch: TempDir,
     /// Whether Open MPI's `mpirun` can be started.
     has_mpirun: bool,
-    /// Feature sets whose programs are not built, by `--without`.
-    without: Vec<Features>,
 }
 
 /// The output of a run of `finetune`.
@@ -75,29 +72,22 @@ impl Suite {
     ///
     /// # Errors
     /// Returns an error if cargo or the environment of peers cannot be used.
-    pub(crate) fn new(
-        root: &Path,
-        quick: bool,
-        rounds: Option<usize>,
-        peers: Option<&Path>,
-        without: &[Features],
-    ) -> Outcome<Self> {
+    pub(crate) fn new(root: &Path, options: Options) -> Outcome<Self> {
         let programs = Programs::new(root)?;
         fs::create_dir_all(programs.folder())?;
         remove_stale(&programs.folder())?;
         // The ID shows later suites whether this one is still running.
         let prefix = format!("work-{}-", std::process::id());
         let mpirun = output_of(Command::new("mpirun").arg("--version"));
+        let peers = options.peers.as_deref();
         Ok(Self {
             root: root.into(),
-            quick,
             peers: peers.map(|environment| Peers::new(environment, root)).transpose()?,
             // The scratch folder is next to the programs, on a disk. /tmp may be in memory, which
             // is an error for NVMe offload.
             scratch: tempfile::Builder::new().prefix(&prefix).tempdir_in(programs.folder())?,
             programs,
-            rounds,
-            without: without.into(),
+            options,
             // Other implementations have other options.
             has_mpirun: mpirun.is_ok_and(|version| version.contains("Open MPI")),
         })
@@ -106,18 +96,19 @@ impl Suite {
     /// Returns the number of rounds: the value of `--rounds`, or else 1 in a quick run and `usual`
     /// in a full one.
     pub(crate) fn rounds(&self, usual: usize) -> usize {
-        self.rounds.unwrap_or(if self.quick { 1 } else { usual })
+        let usual = if self.options.quick { 1 } else { usual };
+        self.options.rounds.map_or(usual, usize::from)
     }
 
     /// Returns `full` for a full measurement, and `quick` for a quick one.
     pub(crate) fn pick<T>(&self, full: T, quick: T) -> T {
-        if self.quick { quick } else { full }
+        if self.options.quick { quick } else { full }
     }
 
     /// Returns the bound in a full measurement. Bounds do not apply to the small models of quick
     /// runs.
     pub(crate) fn bound(&self, bound: Bound) -> Option<Bound> {
-        (!self.quick).then_some(bound)
+        (!self.options.quick).then_some(bound)
     }
 
     /// Returns the scratch folder.
@@ -160,13 +151,14 @@ impl Suite {
         Ok(path)
     }
 
-    /// Returns the peers if all of `packages` are installed.
+    /// Returns the peers if all of `packages` are installed, such as the packages of a
+    /// [`Script`](crate::peers::Script).
     ///
     /// # Errors
     /// Returns a message for the report that names what is missing.
     pub(crate) fn peers_with(&self, packages: &[&str]) -> Result<&Peers, String> {
         let peers = self.peers.as_ref().ok_or("no peers were given: --peers VENV")?;
-        match packages.iter().find(|package| !peers.has(package)) {
+        match packages.iter().find(|package| !peers.found.versions.contains_key(**package)) {
             Some(package) => {
                 Err(format!("{package} is not installed in the environment of --peers"))
             }
@@ -183,7 +175,9 @@ impl Suite {
         match features {
             Features::Default => Ok(()),
             // After the default programs, which every benchmark needs.
-            left_out if self.without.contains(&left_out) => Err("left out with --without".into()),
+            left_out if self.options.without.contains(&left_out) => {
+                Err("left out with --without".into())
+            }
             Features::Tch => self.peers_with(&["torch"]).map(|_| ()),
             Features::Mpi if self.has_mpirun => Ok(()),
             Features::Mpi => Err("mpirun of Open MPI is not installed".into()),
@@ -206,18 +200,18 @@ impl Suite {
     ///
     /// # Errors
     /// Returns an error if the program cannot be built.
-    pub(crate) fn command(&self, name: &str, job: &BenchJob) -> Outcome<Command> {
+    fn command(&self, name: &str, job: &BenchJob) -> Outcome<Command> {
         let program = self.programs.path(name, job.features, self.peers.as_ref())?;
-        let mut command =
-            if job.processes { mpirun(job.rank_count()) } else { Command::new(&program) };
-        if job.processes {
-            command.arg(&program);
-        }
+        let mut command = match job.features {
+            Features::Mpi => mpirun(job.rank_count(), &program),
+            Features::Default | Features::Tch => Command::new(program),
+        };
         if job.features == Features::Tch
-            && let Some(libtorch) = self.peers.as_ref().and_then(Peers::libtorch)
+            && let Some(libtorch) =
+                self.peers.as_ref().and_then(|peers| peers.found.library.clone())
         {
             let before = env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
-            let folders = [libtorch.to_path_buf()].into_iter().chain(env::split_paths(&before));
+            let folders = [libtorch].into_iter().chain(env::split_paths(&before));
             command.env("LD_LIBRARY_PATH", env::join_paths(folders)?);
         }
         // With the caches of the user, runs would depend on earlier runs.
@@ -225,6 +219,14 @@ impl Suite {
         // A missing file is an error at once, instead of a download.
         command.env("HF_HUB_OFFLINE", "1");
         Ok(command)
+    }
+
+    /// Returns the command of the program `deepburn`, as [`command`](Self::command) does for a job.
+    ///
+    /// # Errors
+    /// Returns an error if the program cannot be built.
+    pub(crate) fn deepburn(&self) -> Outcome<Command> {
+        self.command("deepburn", &BenchJob::of_file(Value::Null))
     }
 
     /// Trains a job to its end in the folder `output`. `options` are additional arguments of
@@ -261,26 +263,31 @@ impl Suite {
     pub(crate) fn output(&self) -> Outcome<TempDir> {
         Ok(tempfile::tempdir_in(self.scratch())?)
     }
-
-    /// Trains a job and returns the observations of the steps after the first `uncounted` ones,
-    /// with the peak memory.
-    ///
-    /// # Errors
-    /// Returns an error if the run fails.
-    pub(crate) fn observe(&self, job: &BenchJob, uncounted: usize) -> Outcome<Observations> {
-        let trained = self.train(job, self.output()?, &[])?;
-        let found = observe(&trained.rows, uncounted)?;
-        Ok(found.with(Quantity::Peak, trained.run.peak_bytes as f64))
-    }
 }
 
 impl TrainingRun {
-    /// Returns the time from the start of the program to the start of its first step, in seconds.
+    /// Returns the observations of the steps after the first `uncounted` ones, with the peak
+    /// memory.
+    ///
+    /// # Errors
+    /// Returns an error if the run made too few steps.
+    pub(crate) fn observe(&self, uncounted: usize) -> Outcome<Observations> {
+        Ok(observe(&self.rows, uncounted)?.with(Quantity::Peak, self.run.peak_bytes as f64))
+    }
+
+    /// Returns the time from the start of the program to the start of its first step. `before` is
+    /// the number of rows that an earlier run has written to the file.
     ///
     /// It is the arrival time of the first row minus the duration of its step. The arrival time is
-    /// late by up to 10 ms. Returns `None` if the run ended before its first row was seen.
-    pub(crate) fn startup(&self) -> Option<f64> {
-        Some(self.run.arrivals.first()? - self.rows.first()?.step_seconds)
+    /// late by up to 10 ms.
+    ///
+    /// # Errors
+    /// Returns an error if the run made no step, or ended before its first row was seen.
+    pub(crate) fn startup(&self, before: usize) -> Outcome<Observations> {
+        let row = self.rows.get(before).ok_or("the run made no step")?;
+        let arrived = self.run.arrivals.get(before);
+        let arrived = arrived.ok_or("the run ended before its first step was seen")?;
+        Ok(Observations::of(Quantity::Startup, arrived - row.step_seconds))
     }
 }
 
@@ -306,18 +313,18 @@ fn process_of(name: &str) -> Option<Pid> {
     Pid::from_raw(process.parse().ok()?)
 }
 
-/// Returns the `mpirun` command that starts `ranks` processes on this machine, which may have fewer
-/// cores.
+/// Returns the `mpirun` command that starts `ranks` processes of a program on this machine, which
+/// may have fewer cores.
 ///
 /// Processes are not bound to cores and yield while they wait, because busy-waiting ranks would
 /// slow down ranks that compute. As root, Open MPI needs an additional option.
-fn mpirun(ranks: usize) -> Command {
+fn mpirun(ranks: usize, program: &Path) -> Command {
     let mut command = Command::new("mpirun");
     command.args(["--oversubscribe", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"]);
     if rustix::process::getuid().is_root() {
         command.arg("--allow-run-as-root");
     }
-    command.args(["-np", &ranks.to_string()]);
+    command.args(["-np", &ranks.to_string()]).arg(program);
     command
 }
 

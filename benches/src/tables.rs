@@ -1,9 +1,9 @@
 //! The benchmarks, each in its own file.
 //!
-//! Main type: [`Bench`]. A benchmark creates variants, passes them to [`crate::rounds::measure`],
-//! adds comparisons with bounds, and adds the tables to the results. The module documentation of
-//! each benchmark describes how its quantities are measured and their measurement errors. The field
-//! `about` is a shorter description for the report.
+//! Main type: [`Bench`]. A benchmark creates [`Variants`], measures them, adds comparisons with
+//! bounds, and adds the tables to the results. The module documentation of each benchmark describes
+//! how its quantities are measured and their measurement errors. The field `about` is a shorter
+//! description for the report.
 //!
 //! To add a benchmark, add a file and an entry in [`BENCHES`].
 
@@ -24,10 +24,18 @@ mod score;
 mod startup;
 mod step;
 
+use serde_json::{Value, json};
+
 use crate::Outcome;
-use crate::quantity::Quantity;
-use crate::results::Results;
-use crate::suite::Suite;
+use crate::job::{BenchJob, RunPrecision, Workload};
+use crate::peers::{PeerRun, Script};
+use crate::process::{ProgramRun, Watched};
+use crate::programs::CargoBench;
+use crate::quantity::{Observations, Quantity};
+use crate::results::Bound::{AtLeast, AtMost};
+use crate::results::{Plot, Results, Table};
+use crate::rounds::{RoundRecorder, Variants};
+use crate::suite::{Suite, TrainingRun};
 
 /// Columns of tables about training: time, memory of all processes, and memory of rank 0 by
 /// category.
@@ -41,6 +49,13 @@ const TRAINING: [Quantity; 8] = [
     Quantity::Gathered,
     Quantity::Activations,
 ];
+
+/// Returns GPT-2 124M with micro-batches of `full.0` sequences of `full.1` tokens. A quick run has
+/// a small GPT-2 with micro-batches of `quick`.
+fn gpt2(suite: &Suite, full: (usize, usize), quick: (usize, usize)) -> Workload {
+    let small = Workload::gpt2("GPT-2 2M", 128, 2, quick.0, quick.1);
+    suite.pick(Workload::gpt2_small(full.0, full.1), small)
+}
 
 /// A benchmark of the suite.
 #[derive(Debug)]

@@ -7,25 +7,18 @@
 //! Functions named `push_…` append to the text. Columns without values are omitted. A missing value
 //! is a dash.
 
-use std::fmt::{self, Display, Write as _};
+use std::collections::HashMap;
+use std::fmt::{self, Write as _};
 
+use crate::machine::Machine;
 use crate::quantity::Quantity;
 use crate::results::{Bound, MeasuredRow, Results, RowComparison, Table};
 use crate::statistics::RoundSummary;
 use crate::tables::{BENCHES, Bench};
 
-/// The plot of a table, as links for a light and a dark background.
-#[derive(Debug, Clone)]
-pub(super) struct Picture {
-    /// Name of the benchmark.
-    pub(super) bench: String,
-    /// Title of the table, which is also the alternative text of the picture.
-    pub(super) title: String,
-    /// Link for a light background, relative to the report.
-    pub(super) light: String,
-    /// Link for a dark background.
-    pub(super) dark: String,
-}
+/// The plots of tables: links for a light and a dark background, relative to the report, by
+/// benchmark and title.
+pub(super) type Pictures = HashMap<(String, String), [String; 2]>;
 
 /// The introduction of the report, with the commands and the method. The method is implemented in
 /// `rounds`, `statistics` and `memory`.
@@ -63,124 +56,107 @@ and each of their ranks has an equal share of the cores.
 /// Returns the report of `results`, which are in the order of the suite.
 ///
 /// Results of benchmarks that are not in the suite any more are omitted.
-pub(super) fn report(results: &[Results], pictures: &[Picture]) -> String {
+pub(super) fn report(results: &[Results], pictures: &Pictures) -> String {
     let mut text = String::from(INTRODUCTION);
+    // Writing to a string cannot fail.
+    let _ = push_results(&mut text, results, pictures);
+    text
+}
+
+/// Appends the bounds and a section for each benchmark.
+fn push_results(text: &mut String, results: &[Results], pictures: &Pictures) -> fmt::Result {
     if results.is_empty() {
-        text.push_str("\nThere are no results yet.\n");
-        return text;
+        return writeln!(text, "\nThere are no results yet.");
     }
-    push_bounds(&mut text, results);
+    push_bounds(text, results)?;
     for results in results {
         // The texts of a section are in the program, and not in the results.
         if let Some(bench) = BENCHES.iter().find(|bench| bench.name == results.bench) {
-            push_bench(&mut text, bench, results, pictures);
+            push_bench(text, bench, results, pictures)?;
         }
     }
-    text
+    Ok(())
 }
 
 /// Appends a table with the bounds of all benchmarks, and the number of bounds that are reached.
 ///
 /// A bound is not reached if its quantity was not measured, which its row shows.
-fn push_bounds(text: &mut String, results: &[Results]) {
-    let tables = || results.iter().flat_map(|results| &results.tables);
-    let bounds: Vec<_> = tables()
+fn push_bounds(text: &mut String, results: &[Results]) -> fmt::Result {
+    let tables = results.iter().flat_map(|results| &results.tables);
+    let bounds: Vec<_> = tables
         .flat_map(|table| table.comparisons.iter().map(move |comparison| (table, comparison)))
         .filter(|(_, comparison)| comparison.bound.is_some())
         .collect();
     if bounds.is_empty() {
-        return;
+        return Ok(());
     }
     let reached = bounds.iter().filter(|(_, comparison)| comparison.reached == Some(true)).count();
-    line(text, format_args!("\n## Bounds\n\n{reached} of {} are reached.\n", bounds.len()));
-    line(
-        text,
-        format_args!("| Work | Quantity | Measured | Bound | Reached |\n|---|---|---|---|---|"),
-    );
+    writeln!(text, "\n## Bounds\n\n{reached} of {} are reached.\n", bounds.len())?;
+    writeln!(text, "| Work | Quantity | Measured | Bound | Reached |\n|---|---|---|---|---|")?;
     for (table, comparison) in bounds {
-        let RowComparison { quantity, value, .. } = comparison;
-        let is_ratio = comparison.against.is_some();
-        let value = value
-            .as_ref()
-            .map_or_else(|| "not measured".into(), |value| spread(*quantity, is_ratio, value));
-        let (work, bound) = (
-            ComparedRows(comparison),
-            comparison.bound.map(|bound| shown(*quantity, is_ratio, bound)),
-        );
-        line(
-            text,
-            format_args!(
-                "| {}: {work} | {} | {value} | {} | {} |",
-                table.title,
-                quantity.label(),
-                bound.unwrap_or_default(),
-                verdict(comparison.reached)
-            ),
-        );
+        let bound = bound_cells(comparison).unwrap_or_default();
+        writeln!(text, "| {}: {}{bound}", table.title, value_cells(comparison))?;
     }
+    Ok(())
 }
 
 /// Appends the section of a benchmark.
 ///
 /// For a missing program or a failure, the list has the first line of the message. The complete
 /// message is in the file of results.
-fn push_bench(text: &mut String, bench: &Bench, results: &Results, pictures: &[Picture]) {
-    line(text, format_args!("\n## {}\n\n{}", bench.title, bench.about));
+fn push_bench(
+    text: &mut String,
+    bench: &Bench,
+    results: &Results,
+    pictures: &Pictures,
+) -> fmt::Result {
+    writeln!(text, "\n## {}\n\n{}", bench.title, bench.about)?;
     if results.quick {
-        line(
-            text,
-            format_args!(
-                "\n**Small models and one round: the figures only show that the suite works.**"
-            ),
-        );
+        let warning = "Small models and one round: the figures only show that the suite works.";
+        writeln!(text, "\n**{warning}**")?;
     }
     for table in &results.tables {
-        line(text, format_args!("\n### {}\n", table.title));
-        let of_table =
-            |picture: &&Picture| picture.bench == results.bench && picture.title == table.title;
-        if let Some(picture) = pictures.iter().find(of_table) {
-            push_picture(text, picture);
+        writeln!(text, "\n### {}\n", table.title)?;
+        let table_name = (results.bench.clone(), table.title.clone());
+        if let Some([light, dark]) = pictures.get(&table_name) {
+            push_picture(text, &table.title, light, dark)?;
         }
-        push_rows(text, table);
-        push_comparisons(text, table);
+        push_rows(text, table)?;
+        push_comparisons(text, table)?;
     }
     for (heading, items) in [("Not measured", &results.missing), ("Failed", &results.failures)] {
         if !items.is_empty() {
-            line(text, format_args!("\n{heading}:\n"));
-            items.iter().for_each(|item| line(text, format_args!("- {}", first_line(item))));
+            writeln!(text, "\n{heading}:\n")?;
+        }
+        for item in items {
+            writeln!(text, "- {}", first_line(item))?;
         }
     }
-    push_source(text, results);
+    push_source(text, results)
 }
 
 /// Appends a plot whose file is selected by the reader's color scheme, for example on GitHub.
-fn push_picture(text: &mut String, picture: &Picture) {
-    let Picture { light, dark, title, .. } = picture;
-    line(
-        text,
-        format_args!(
-            "<picture>\n  <source media=\"(prefers-color-scheme: dark)\" srcset=\"{dark}\">"
-        ),
-    );
-    line(text, format_args!("  <img alt=\"{title}\" src=\"{light}\">\n</picture>\n"));
+/// `title` is its alternative text.
+fn push_picture(text: &mut String, title: &str, light: &str, dark: &str) -> fmt::Result {
+    writeln!(text, "<picture>")?;
+    writeln!(text, "  <source media=\"(prefers-color-scheme: dark)\" srcset=\"{dark}\">")?;
+    writeln!(text, "  <img alt=\"{title}\" src=\"{light}\">\n</picture>\n")
 }
 
 /// Appends the rows of a table, each cell with its median and range.
-fn push_rows(text: &mut String, table: &Table) {
+fn push_rows(text: &mut String, table: &Table) -> fmt::Result {
     let has = |column: &&Quantity| table.rows.iter().any(|row| row.measures.contains_key(*column));
     let columns: Vec<_> = table.columns.iter().filter(has).collect();
     let labels: String = columns.iter().map(|column| format!(" {} |", column.label())).collect();
-    line(text, format_args!("| |{labels}\n|---|{}", "---:|".repeat(columns.len())));
+    writeln!(text, "| |{labels}\n|---|{}", "---:|".repeat(columns.len()))?;
     for row in &table.rows {
         let cell = |column: &&Quantity| {
             let value = row.measures.get(column).map(|value| measured(**column, value));
             format!(" {} |", value.unwrap_or_else(|| "–".into()))
         };
-        line(
-            text,
-            format_args!("| {} |{}", name(row), columns.iter().map(cell).collect::<String>()),
-        );
+        writeln!(text, "| {} |{}", name(row), columns.iter().map(cell).collect::<String>())?;
     }
+    Ok(())
 }
 
 /// Returns the name of a row, in italics for a peer.
@@ -190,55 +166,40 @@ fn name(row: &MeasuredRow) -> String {
 
 /// Appends the comparisons of a table. The columns of bounds are omitted if no comparison has a
 /// bound.
-fn push_comparisons(text: &mut String, table: &Table) {
+fn push_comparisons(text: &mut String, table: &Table) -> fmt::Result {
     if table.comparisons.is_empty() {
-        return;
+        return Ok(());
     }
     let has_bounds = table.comparisons.iter().any(|comparison| comparison.bound.is_some());
     let columns =
         if has_bounds { " Bound | Reached |\n|---|---|---|---|---|" } else { "\n|---|---|---|" };
-    line(text, format_args!("\n| Comparison | Quantity | Median |{columns}"));
+    writeln!(text, "\n| Comparison | Quantity | Median |{columns}")?;
     for comparison in &table.comparisons {
-        let quantity = comparison.quantity;
-        let is_ratio = comparison.against.is_some();
-        let value = comparison.value.as_ref();
-        let value =
-            value.map_or_else(|| "not measured".into(), |value| spread(quantity, is_ratio, value));
-        let bound = comparison.bound.map(|bound| shown(quantity, is_ratio, bound));
-        let promised = match bound {
-            Some(bound) => format!(" {bound} | {} |", verdict(comparison.reached)),
-            // All rows of a table need the same number of cells.
-            None if has_bounds => "  |  |".into(),
-            None => String::new(),
-        };
-        let work = ComparedRows(comparison);
-        line(text, format_args!("| {work} | {} | {value} |{promised}", quantity.label()));
+        // All rows of a table need the same number of cells.
+        let without = if has_bounds { "  |  |" } else { "" };
+        let bound = bound_cells(comparison).unwrap_or_else(|| without.into());
+        writeln!(text, "| {}{bound}", value_cells(comparison))?;
     }
+    Ok(())
 }
 
 /// Appends the command, the machine, the versions, the commit and the time in small print, so that
 /// the measurement can be repeated.
-fn push_source(text: &mut String, results: &Results) {
-    let Results { machine, commit, .. } = results;
+fn push_source(text: &mut String, results: &Results) -> fmt::Result {
+    let Results { command, machine, commit, date, .. } = results;
+    let Machine { cpu, cores, memory_bytes, instructions, kernel } = machine;
     let versions: Vec<_> =
         results.versions.iter().map(|(name, version)| version_of(name, version)).collect();
     let dirty = if commit.dirty { ", with changes" } else { "" };
-    let instructions = machine.instructions.join(" ");
-    line(
+    writeln!(
         text,
-        format_args!(
-            "\n<sub>`{}`, {} s. {}, {} cores ({instructions}), {:.0} GB, {}; {}; commit {}{dirty}; {}.</sub>",
-            results.command,
-            results.seconds.round(),
-            machine.cpu,
-            machine.cores,
-            machine.memory_bytes as f64 / 1e9,
-            machine.kernel,
-            versions.join(", "),
-            short(&commit.hash),
-            results.date,
-        ),
-    );
+        "\n<sub>`{command}`, {} s. {cpu}, {cores} cores ({}), {:.0} GB, {kernel}; {}; commit {}{dirty}; {date}.</sub>",
+        results.seconds.round(),
+        instructions.join(" "),
+        *memory_bytes as f64 / 1e9,
+        versions.join(", "),
+        short(&commit.hash),
+    )
 }
 
 /// Returns the name and the version. The output of `rustc --version` already has the name.
@@ -251,16 +212,32 @@ pub(super) fn short(hash: &str) -> &str {
     hash.get(..10).unwrap_or(hash)
 }
 
-/// Displays the rows of a comparison: a row, or `row / row` for a ratio.
-struct ComparedRows<'a>(&'a RowComparison);
+/// Formats the cells of a comparison: its row, or `row / row` for a ratio, the quantity and the
+/// value.
+fn value_cells(comparison: &RowComparison) -> String {
+    let RowComparison { quantity, row, against, value, .. } = comparison;
+    let against = against.as_ref().map(|against| format!(" / {against}")).unwrap_or_default();
+    let value = value.as_ref().map(|value| spread(comparison, value));
+    let value = value.unwrap_or_else(|| "not measured".into());
+    format!("{row}{against} | {} | {value} |", quantity.label())
+}
 
-impl Display for ComparedRows<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.0.against {
-            Some(against) => write!(f, "{} / {against}", self.0.row),
-            None => f.write_str(&self.0.row),
-        }
-    }
+/// Formats the cells of a comparison's bound and whether it is reached, in bold if it is not.
+fn bound_cells(comparison: &RowComparison) -> Option<String> {
+    let (sign, value) = match comparison.bound? {
+        Bound::AtMost(value) => ("≤", value),
+        Bound::AtLeast(value) => ("≥", value),
+    };
+    let value = match comparison.against {
+        Some(_) => format!("{value:.2}"),
+        None => comparison.quantity.format(value),
+    };
+    let reached = match comparison.reached {
+        Some(true) => "yes",
+        Some(false) => "**no**",
+        None => "not measured",
+    };
+    Some(format!(" {sign} {value} | {reached} |"))
 }
 
 /// Formats a median with its range in parentheses. The range is omitted if its ends have the same
@@ -275,9 +252,9 @@ fn measured(quantity: Quantity, value: &RoundSummary) -> String {
 }
 
 /// Formats the value of a comparison with its range. Ratios have no unit.
-fn spread(quantity: Quantity, is_ratio: bool, value: &RoundSummary) -> String {
-    if !is_ratio {
-        return measured(quantity, value);
+fn spread(comparison: &RowComparison, value: &RoundSummary) -> String {
+    if comparison.against.is_none() {
+        return measured(comparison.quantity, value);
     }
     let RoundSummary { median, min, max, rounds } = value;
     // A single round has no range.
@@ -288,37 +265,9 @@ fn spread(quantity: Quantity, is_ratio: bool, value: &RoundSummary) -> String {
     }
 }
 
-/// Formats a bound with its sign and its unit.
-fn shown(quantity: Quantity, is_ratio: bool, bound: Bound) -> String {
-    let (sign, value) = match bound {
-        Bound::AtMost(value) => ("≤", value),
-        Bound::AtLeast(value) => ("≥", value),
-    };
-    if is_ratio {
-        format!("{sign} {value:.2}")
-    } else {
-        format!("{sign} {}", quantity.format(value))
-    }
-}
-
-/// Formats whether a bound is reached, in bold if it is not.
-fn verdict(reached: Option<bool>) -> &'static str {
-    match reached {
-        Some(true) => "yes",
-        Some(false) => "**no**",
-        None => "not measured",
-    }
-}
-
 /// Returns the first line of a message, because a list item in Markdown has one line.
 fn first_line(text: &str) -> &str {
     text.lines().next().unwrap_or_default()
-}
-
-/// Appends a line with its line break.
-fn line(text: &mut String, arguments: fmt::Arguments<'_>) {
-    // Writing to a string cannot fail.
-    let _ = writeln!(text, "{arguments}");
 }
 
 #[cfg(test)]
@@ -328,13 +277,9 @@ mod tests {
 
     #[test]
     fn a_report_has_bounds_rows_ratios_and_what_is_missing() {
-        let picture = Picture {
-            bench: "step".into(),
-            title: "GPT-2 124M, 1 rank x 4 x 128 tokens".into(),
-            light: "results/step-1-light.svg".into(),
-            dark: "results/step-1-dark.svg".into(),
-        };
-        let text = report(&[sample()], &[picture]);
+        let table = ("step".into(), "GPT-2 124M, 1 rank x 4 x 128 tokens".into());
+        let links = ["results/step-1-light.svg".into(), "results/step-1-dark.svg".into()];
+        let text = report(&[sample()], &HashMap::from([(table, links)]));
         let measured = text.split_once("share of the cores.").map_or("", |(_, rest)| rest);
         let measured = measured.split_once("\n## ").map_or("", |(_, rest)| rest);
         assert_eq!(format!("## {measured}"), include_str!("../../tests/report.md"));
@@ -342,6 +287,6 @@ mod tests {
 
     #[test]
     fn without_results_the_report_says_so() {
-        assert!(report(&[], &[]).ends_with("There are no results yet.\n"));
+        assert!(report(&[], &HashMap::new()).ends_with("There are no results yet.\n"));
     }
 }

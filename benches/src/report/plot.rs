@@ -34,35 +34,24 @@ const SERIES: [RGBColor; 4] =
     [OWN, RGBColor(0xF9, 0x73, 0x16), RGBColor(0x16, 0xA3, 0x4A), RGBColor(0xA8, 0x55, 0xF7)];
 
 /// The background on which a plot is shown. The plot is transparent.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Theme {
-    /// Dark text on a light page.
-    Light,
-    /// Light text on a dark page.
-    Dark,
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Theme {
+    /// Name in the file names of plots.
+    pub(super) name: &'static str,
+    /// Color of text and axes.
+    ink: RGBColor,
 }
 
 impl Theme {
-    /// Returns the name in the file names of plots.
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::Light => "light",
-            Self::Dark => "dark",
-        }
-    }
-
-    /// Returns the color of text and axes.
-    fn ink(self) -> RGBColor {
-        match self {
-            Self::Light => RGBColor(0x1C, 0x23, 0x30),
-            Self::Dark => RGBColor(0xE6, 0xE9, 0xEE),
-        }
-    }
+    /// Dark text on a light page.
+    pub(super) const LIGHT: Self = Self { name: "light", ink: RGBColor(0x1C, 0x23, 0x30) };
+    /// Light text on a dark page.
+    pub(super) const DARK: Self = Self { name: "dark", ink: RGBColor(0xE6, 0xE9, 0xEE) };
 
     /// Returns the style of text in the theme's color, anchored at `horizontal` and centered
     /// vertically.
     fn text(self, horizontal: HPos) -> TextStyle<'static> {
-        self.text_in(self.ink(), horizontal)
+        self.text_in(self.ink, horizontal)
     }
 
     /// Returns the style of text in another color, such as the color of a line.
@@ -128,7 +117,7 @@ fn draw_bars(
         area.draw(&Rectangle::new(corners, color.filled()))?;
         area.draw(&PathElement::new(
             [(at(value.min), middle), (at(value.max), middle)],
-            theme.ink(),
+            theme.ink,
         ))?;
         area.draw(&Text::new(row.name.clone(), (LABELS - 8, middle), theme.text(HPos::Right)))?;
         let label = quantity.format(value.median);
@@ -163,7 +152,7 @@ fn draw_ranks(
         .x_label_formatter(&|power| format!("{:.0}", power.exp2()))
         .y_label_formatter(&|value| quantity.format(*value))
         .label_style(theme.text(HPos::Left))
-        .axis_style(theme.ink())
+        .axis_style(theme.ink)
         .bold_line_style(PEER.mix(0.4))
         .light_line_style(TRANSPARENT)
         .draw()?;
@@ -202,8 +191,8 @@ mod tests {
     #[test]
     fn both_kinds_of_plots_are_drawn_in_both_themes() {
         let mut table = sample().tables.remove(0);
-        let light = draw(&table, Theme::Light).expect("drawn").expect("a plot");
-        let dark = draw(&table, Theme::Dark).expect("drawn").expect("a plot");
+        let light = draw(&table, Theme::LIGHT).expect("drawn").expect("a plot");
+        let dark = draw(&table, Theme::DARK).expect("drawn").expect("a plot");
         assert!(
             light.contains("fp32, PyTorch eager")
                 && light.contains("#1C2330")
@@ -214,8 +203,8 @@ mod tests {
             row.name = name.into();
         }
         table.plot = Some(Plot::Ranks(Quantity::Step));
-        assert!(draw(&table, Theme::Light).expect("drawn").expect("a plot").contains("polyline"));
+        assert!(draw(&table, Theme::LIGHT).expect("drawn").expect("a plot").contains("polyline"));
         table.rows.clear();
-        assert_eq!(draw(&table, Theme::Light).expect("nothing to draw"), None);
+        assert_eq!(draw(&table, Theme::LIGHT).expect("nothing to draw"), None);
     }
 }

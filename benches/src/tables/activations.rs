@@ -13,16 +13,7 @@
 
 use std::cell::Cell;
 
-use serde_json::{Value, json};
-
-use super::Bench;
-use crate::Outcome;
-use crate::job::{BenchJob, Workload};
-use crate::metrics::observe;
-use crate::quantity::{Observations, Quantity};
-use crate::results::{Plot, Results};
-use crate::rounds::{Variant, measure};
-use crate::suite::Suite;
+use super::*;
 
 pub(super) const BENCH: Bench = Bench {
     name: "activations",
@@ -43,8 +34,7 @@ const UNCOUNTED: usize = 1;
 /// # Errors
 /// Returns an error if the tokens cannot be written. Failed runs are recorded in `results`.
 fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
-    let workload =
-        suite.pick(Workload::gpt2_small(8, 512), Workload::gpt2("GPT-2 2M", 128, 2, 4, 128));
+    let workload = gpt2(suite, (8, 512), (4, 128));
     let tokens = suite.tokens(&workload)?;
     let nvme = suite.scratch();
     let policies: [(&str, Value); 5] = [
@@ -55,15 +45,15 @@ fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
         ("selective, offload", json!({ "policy": "selective", "nvme_path": nvme })),
     ];
     let loss = Cell::new(None);
-    let variant = |(name, section): &(&'static str, Value)| {
+    let mut variants = Variants::new(suite);
+    for (name, section) in &policies {
         let job = BenchJob::new(&workload, &tokens, STEPS).stage(3);
         let job = job.set("deepspeed.activation_checkpointing", section.clone());
         let loss = &loss;
-        Variant::new(*name, move || same_loss(suite, &job, loss))
-    };
-    let variants: Vec<_> = policies.iter().map(variant).collect();
+        variants.add(*name, false, move || same_loss(suite, &job, loss));
+    }
     let columns = [Quantity::Step, Quantity::Activations, Quantity::Peak, Quantity::Disk];
-    let mut table = measure(results, &workload.title(1), suite.rounds(2), &columns, &variants);
+    let mut table = variants.measure(results, &workload.title(1), 2, &columns);
     for (name, _) in &policies[1..] {
         // Without the bytes on NVMe, of which `off` has none.
         for quantity in [Quantity::Step, Quantity::Activations, Quantity::Peak] {
@@ -91,6 +81,5 @@ fn same_loss(suite: &Suite, job: &BenchJob, expected: &Cell<Option<f64>>) -> Out
         )
         .into());
     }
-    let found = observe(&trained.rows, UNCOUNTED)?;
-    Ok(found.with(Quantity::Peak, trained.run.peak_bytes as f64))
+    trained.observe(UNCOUNTED)
 }

@@ -11,16 +11,8 @@
 
 use std::path::Path;
 
-use serde_json::json;
-
-use super::Bench;
-use crate::Outcome;
+use super::*;
 use crate::data::write_reviews;
-use crate::job::BenchJob;
-use crate::quantity::Quantity;
-use crate::results::{Plot, Results};
-use crate::rounds::{Variant, measure};
-use crate::suite::Suite;
 
 pub(super) const BENCH: Bench = Bench {
     name: "batching",
@@ -56,13 +48,12 @@ fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
     let sampling = json!({ "enabled": true, "dynamic_batching": batching });
     let efficiency = json!({ "enabled": true, "data_sampling": sampling });
     let dynamic = fixed.clone().set("deepspeed.data_efficiency", efficiency);
-    let variants = [
-        Variant::new(FIXED, || suite.observe(&fixed, UNCOUNTED)),
-        Variant::new(DYNAMIC, || suite.observe(&dynamic, UNCOUNTED)),
-    ];
+    let mut variants = Variants::new(suite);
+    variants.train(FIXED, fixed, UNCOUNTED);
+    variants.train(DYNAMIC, dynamic, UNCOUNTED);
     let title = format!("Encoder, 2 ranks, at most {rows} × {length} tokens a micro-batch");
     let columns = [Quantity::Throughput, Quantity::Step, Quantity::Peak];
-    let mut table = measure(results, &title, suite.rounds(3), &columns, &variants);
+    let mut table = variants.measure(results, &title, 3, &columns);
     // Without a bound, because the gain depends on how the lengths are distributed.
     table.compare(Quantity::Throughput, DYNAMIC, FIXED, None);
     table.plot = Some(Plot::Bars(Quantity::Throughput));

@@ -20,18 +20,10 @@
 
 use std::cell::RefCell;
 use std::fs;
-use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
-use super::Bench;
-use crate::Outcome;
-use crate::job::{BenchJob, Workload};
-use crate::process::Watched;
-use crate::quantity::{Observations, Quantity};
-use crate::results::Results;
-use crate::rounds::{Variant, measure};
-use crate::suite::{Suite, TrainingRun};
+use super::*;
 
 pub(super) const BENCH: Bench = Bench {
     name: "checkpoints",
@@ -59,13 +51,22 @@ struct CheckpointRound {
     saved: Option<TrainingRun>,
 }
 
+impl CheckpointRound {
+    /// Returns the run with checkpoints.
+    ///
+    /// # Errors
+    /// Returns an error if it failed.
+    fn saved(&self) -> Outcome<&TrainingRun> {
+        Ok(self.saved.as_ref().ok_or("the run with checkpoints failed")?)
+    }
+}
+
 /// Measures the variants. Their order matters, because later ones use files of earlier ones.
 ///
 /// # Errors
 /// Returns an error if the tokens cannot be written. Failed runs are recorded in `results`.
 fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
-    let workload =
-        suite.pick(Workload::gpt2_small(1, 128), Workload::gpt2("GPT-2 2M", 128, 2, 1, 32));
+    let workload = gpt2(suite, (1, 128), (1, 32));
     let tokens = suite.tokens(&workload)?;
     let plain = BenchJob::new(&workload, &tokens, STEPS).ranks(RANKS).stage(3);
     // Older checkpoints are removed, so that the disk needs room for one.
@@ -73,31 +74,30 @@ fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
     let beside = saving.clone().set("training.async_save", true);
     let round = RefCell::new(CheckpointRound::default());
     let saves = STEPS / 2;
-    let variants = [
-        Variant::new("no checkpoints", || {
-            let trained = suite.train(&plain, suite.output()?, &[])?;
-            let seconds = after_first_step(&trained)?;
-            *round.borrow_mut() = CheckpointRound { seconds: Some(seconds), saved: None };
-            Ok(Observations::of(Quantity::Program, seconds))
-        }),
-        Variant::new("save", || {
-            let trained = suite.train(&saving, suite.output()?, &[])?;
-            let found = longer(&trained, round.borrow().seconds, saves)?;
-            round.borrow_mut().saved = Some(trained);
-            Ok(found)
-        }),
-        Variant::peer("dd conv=fsync", || copy(suite, &checkpoint(&round.borrow())?)),
-        Variant::new("asynchronous save", || {
-            longer(&suite.train(&beside, suite.output()?, &[])?, round.borrow().seconds, saves)
-        }),
-        Variant::new("export by `deepburn consolidate`", || {
-            consolidate(suite, &plain, &round.borrow())
-        }),
-        // Taken out of the round, because the resumed run writes to this folder.
-        Variant::new("resume", || resume(suite, &saving, round.borrow_mut().saved.take())),
-    ];
+    let mut variants = Variants::new(suite);
+    variants.add("no checkpoints", false, || {
+        let trained = suite.train(&plain, suite.output()?, &[])?;
+        let seconds = after_first_step(&trained)?;
+        *round.borrow_mut() = CheckpointRound { seconds: Some(seconds), saved: None };
+        Ok(Observations::of(Quantity::Program, seconds))
+    });
+    variants.add("save", false, || {
+        let trained = suite.train(&saving, suite.output()?, &[])?;
+        let found = longer(&trained, round.borrow().seconds, saves)?;
+        round.borrow_mut().saved = Some(trained);
+        Ok(found)
+    });
+    variants.add("dd conv=fsync", true, || copy(suite, round.borrow().saved()?));
+    variants.add("asynchronous save", false, || {
+        longer(&suite.train(&beside, suite.output()?, &[])?, round.borrow().seconds, saves)
+    });
+    variants.add("export by `deepburn consolidate`", false, || {
+        consolidate(suite, round.borrow().saved()?)
+    });
+    // Taken out of the round, because the resumed run writes to this folder.
+    variants.add("resume", false, || resume(suite, &saving, round.borrow_mut().saved.take()));
     let columns = [Quantity::Save, Quantity::Startup, Quantity::Program];
-    let mut table = measure(results, &workload.title(RANKS), suite.rounds(3), &columns, &variants);
+    let mut table = variants.measure(results, &workload.title(RANKS), 3, &columns);
     table.compare(Quantity::Save, "save", "dd conv=fsync", None);
     table.compare(Quantity::Save, "asynchronous save", "dd conv=fsync", None);
     results.tables.push(table);
@@ -129,18 +129,13 @@ fn longer(trained: &TrainingRun, without: Option<f64>, saves: usize) -> Outcome<
     Ok(Observations::of(Quantity::Program, seconds).with(Quantity::Save, save))
 }
 
-/// Returns the folder of the round's newest checkpoint, `step-00000006`.
-fn checkpoint(round: &CheckpointRound) -> Outcome<PathBuf> {
-    let saved = round.saved.as_ref().ok_or("the run with checkpoints failed")?;
-    Ok(saved.output.path().join(format!("run/checkpoints/step-{STEPS:08}")))
-}
-
-/// Copies the files of a folder with `dd`, one after the other, and waits until each of them is on
-/// the disk. Returns the time in seconds.
+/// Copies the files of the run's newest checkpoint, `step-00000006`, with `dd`, one after the
+/// other, and waits until each of them is on the disk. Returns the time in seconds.
 ///
 /// # Errors
 /// Returns an error if `dd` cannot be started or fails, for example because the disk is full.
-fn copy(suite: &Suite, folder: &Path) -> Outcome<Observations> {
+fn copy(suite: &Suite, saved: &TrainingRun) -> Outcome<Observations> {
+    let folder = saved.output.path().join(format!("run/checkpoints/step-{STEPS:08}"));
     let target = suite.output()?;
     let start = Instant::now();
     for entry in fs::read_dir(folder)? {
@@ -154,18 +149,15 @@ fn copy(suite: &Suite, folder: &Path) -> Outcome<Observations> {
     Ok(Observations::of(Quantity::Save, start.elapsed().as_secs_f64()))
 }
 
-/// Exports the round's newest checkpoint as safetensors and returns the run time of the program.
+/// Exports the run's newest checkpoint as safetensors and returns the run time of the program.
 ///
 /// # Errors
-/// Returns an error if the run with checkpoints or the export failed.
-fn consolidate(suite: &Suite, job: &BenchJob, round: &CheckpointRound) -> Outcome<Observations> {
-    let saved = round.saved.as_ref().ok_or("the run with checkpoints failed")?;
+/// Returns an error if the export failed.
+fn consolidate(suite: &Suite, saved: &TrainingRun) -> Outcome<Observations> {
     let target = suite.output()?;
-    let mut command = suite.command("deepburn", job)?;
-    command
-        .arg("consolidate")
-        .arg(saved.output.path().join("run"))
-        .arg(target.path().join("weights"));
+    let mut command = suite.deepburn()?;
+    command.arg("consolidate").arg(saved.output.path().join("run"));
+    command.arg(target.path().join("weights"));
     Ok(Observations::of(Quantity::Program, Watched::from(command).run()?.seconds))
 }
 
@@ -183,12 +175,5 @@ fn resume(suite: &Suite, job: &BenchJob, saved: Option<TrainingRun>) -> Outcome<
     // The resumed run continues the file, so its own rows begin after these.
     let before = fs::read_to_string(&metrics)?.lines().count();
     let job = job.clone().set("training.max_steps", STEPS + 1);
-    let trained = suite.train(&job, output, &["--resume"])?;
-    let row = trained.rows.get(before).ok_or("the resumed run made no step")?;
-    let arrived = trained
-        .run
-        .arrivals
-        .get(before)
-        .ok_or("the resumed run ended before its first step was seen")?;
-    Ok(Observations::of(Quantity::Startup, arrived - row.step_seconds))
+    suite.train(&job, output, &["--resume"])?.startup(before)
 }

@@ -9,13 +9,7 @@
 //! the memory bandwidth, which other programs use too.
 
 use super::score::ScoreTable;
-use super::{Bench, score};
-use crate::Outcome;
-use crate::programs::CargoBench;
-use crate::quantity::Quantity;
-use crate::results::Bound::AtLeast;
-use crate::results::{Plot, Results};
-use crate::suite::Suite;
+use super::*;
 
 pub(super) const BENCH: Bench = Bench {
     name: "collectives",

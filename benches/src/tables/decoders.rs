@@ -17,18 +17,9 @@
 //! The bounds apply to ratios on the machine of the report, in full runs.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use super::{Bench, TRAINING};
-use crate::Outcome;
-use crate::job::{BenchJob, RunPrecision, Workload};
-use crate::peers::{PeerRun, Peers};
-use crate::process::{ProgramRun, Watched};
-use crate::quantity::{Observations, Quantity};
-use crate::results::Bound::AtMost;
-use crate::results::{Plot, Results, Table};
-use crate::rounds::{Variant, add_peer, measure};
-use crate::suite::Suite;
+use super::*;
 
 pub(super) const BENCH: Bench = Bench {
     name: "decoders",
@@ -49,46 +40,16 @@ const ROUNDS: usize = 3;
 /// It has fewer than the model, and ids that it lacks are refused.
 const BYTES: u16 = 256;
 /// Number of generated tokens.
-const TOKENS: &str = "128";
+const TOKENS: usize = 128;
 
-/// What is trained.
-#[derive(Debug, Clone, Copy)]
-enum TrainedPart {
-    /// All weights.
-    Whole(RunPrecision),
-    /// An adapter of a frozen model in fp32.
-    Adapter,
-}
-
-impl TrainedPart {
-    /// All rows, in the order of the table.
-    const ALL: [Self; 3] =
-        [Self::Whole(RunPrecision::Fp32), Self::Whole(RunPrecision::Bf16), Self::Adapter];
-
-    /// Returns the first part of the name of a row.
-    fn name(self) -> &'static str {
-        match self {
-            Self::Whole(precision) => precision.name(),
-            Self::Adapter => "LoRA, fp32",
-        }
-    }
-
-    /// Returns the precision of the weights.
-    fn precision(self) -> RunPrecision {
-        match self {
-            Self::Whole(precision) => precision,
-            Self::Adapter => RunPrecision::Fp32,
-        }
-    }
-
-    /// Returns the packages that a peer needs.
-    fn packages(self) -> &'static [&'static str] {
-        match self {
-            Self::Whole(_) => &["torch", "transformers"],
-            Self::Adapter => &["torch", "transformers", "peft"],
-        }
-    }
-}
+/// What is trained: the first part of the name of a row, the precision of the weights, whether an
+/// adapter of a frozen model is trained, and the bound on the time of a step relative to the
+/// peer's.
+const TRAINED: [(&str, RunPrecision, bool, f64); 3] = [
+    ("fp32", RunPrecision::Fp32, false, 0.85),
+    ("bf16", RunPrecision::Bf16, false, 0.80),
+    ("LoRA, fp32", RunPrecision::Fp32, true, 0.85),
+];
 
 /// Measures training and generation.
 ///
@@ -96,8 +57,11 @@ impl TrainedPart {
 /// Returns an error if the tokens or the model cannot be written. Failed runs are recorded in
 /// `results`.
 fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
+    // The sizes of SmolLM2: 30 layers of width 576 with 9 query heads and 3 key heads, and gated
+    // feed-forward networks of width 1,536.
+    let full = Workload::llama("SmolLM2 135M", [49_152, 576, 1536, 30, 9, 3], 4, 512);
     let small = Workload::llama("Llama 2M", [4096, 96, 256, 4, 3, 1], 4, 64);
-    let workload = suite.pick(Workload::smollm2(4, 512), small);
+    let workload = suite.pick(full, small);
     let folder = suite.file("decoder", |path| make_model(suite, &workload, path))?;
     let table = training(suite, results, &workload, &folder)?;
     results.tables.push(table);
@@ -113,7 +77,7 @@ fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
 pub(super) fn make_model(suite: &Suite, workload: &Workload, path: &Path) -> Outcome<()> {
     // The synthetic text has a tokenizer, which generation needs.
     let job = BenchJob::new(&workload.with_sequences(1), Path::new(""), 1)
-        .set("data", serde_json::json!({ "kind": "synthetic", "sequence_length": 16 }));
+        .set("data", json!({ "kind": "synthetic", "sequence_length": 16 }));
     let trained = suite.train(&job, suite.output()?, &[])?;
     Ok(fs::rename(trained.output.path().join("run/model"), path)?)
 }
@@ -128,41 +92,35 @@ fn training(
     workload: &Workload,
     folder: &Path,
 ) -> Outcome<Table> {
-    let mut variants = Vec::new();
-    for trained in TrainedPart::ALL {
-        let tokens = match trained {
-            TrainedPart::Whole(_) => suite.tokens(workload)?,
-            TrainedPart::Adapter => suite.tokens_below(BYTES)?,
+    let mut variants = Variants::new(suite);
+    let adapted = folder.display().to_string();
+    let model = json!({
+        "pretrained": folder,
+        "lora": { "r": 16, "lora_alpha": 32, "target_modules": "all-linear" },
+    });
+    for (name, precision, is_adapter, _) in TRAINED {
+        let tokens =
+            if is_adapter { suite.tokens_below(BYTES)? } else { suite.tokens(workload)? };
+        let job = BenchJob::new(workload, &tokens, STEPS).precision(precision);
+        let (job, script, options) = match is_adapter {
+            false => (job, Script::DECODER, vec![]),
+            true => {
+                let options = vec!["--lora", "--folder", &adapted];
+                (job.set("model", model.clone()), Script::ADAPTER, options)
+            }
         };
-        let job = BenchJob::new(workload, &tokens, STEPS).precision(trained.precision());
-        let job = match trained {
-            TrainedPart::Whole(_) => job,
-            TrainedPart::Adapter => job.set(
-                "model",
-                serde_json::json!({
-                    "pretrained": folder,
-                    "lora": { "r": 16, "lora_alpha": 32, "target_modules": "all-linear" },
-                }),
-            ),
-        };
-        // Before the rounds, which are timed. The first run returns the error of a build.
-        let _ = suite.build(job.features);
-        let name = format!("{}, flex", trained.name());
-        variants.push(Variant::new(name, move || suite.observe(&job, UNCOUNTED)));
-        for (mode, options) in [("eager", &[][..]), ("compiled", &["--compile"][..])] {
-            let name = format!("{}, PyTorch {mode}", trained.name());
-            let peers = suite.peers_with(trained.packages());
-            add_peer(&mut variants, results, name, peers, move |peers| {
-                train_peer(peers, workload, trained, folder, options)
-            });
+        variants.train(format!("{name}, flex"), job, UNCOUNTED);
+        for (mode, compile) in [("eager", &[][..]), ("compiled", &["--compile"])] {
+            let run = PeerRun { precision, ..PeerRun::new(script, workload, STEPS) };
+            let run = run.with(compile).with(&options);
+            variants.train_peer(format!("{name}, PyTorch {mode}"), run, UNCOUNTED);
         }
     }
-    let title = workload.title(1);
-    let mut table = measure(results, &title, suite.rounds(ROUNDS), &TRAINING, &variants);
-    for (trained, time) in [("fp32", 0.85), ("bf16", 0.80), ("LoRA, fp32", 0.85)] {
-        let own = format!("{trained}, flex");
-        let eager = format!("{trained}, PyTorch eager");
-        let compiled = format!("{trained}, PyTorch compiled");
+    let mut table = variants.measure(results, &workload.title(1), ROUNDS, &TRAINING);
+    for (name, _, _, time) in TRAINED {
+        let own = format!("{name}, flex");
+        let eager = format!("{name}, PyTorch eager");
+        let compiled = format!("{name}, PyTorch compiled");
         table.compare(Quantity::Step, &own, &eager, suite.bound(AtMost(time)));
         table.compare(Quantity::Peak, &own, &eager, suite.bound(AtMost(0.75)));
         table.compare(Quantity::Step, &own, &compiled, None);
@@ -171,68 +129,42 @@ fn training(
     Ok(table)
 }
 
-/// Trains with a peer.
-///
-/// # Errors
-/// Returns an error if the script fails.
-fn train_peer(
-    peers: &Peers,
-    workload: &Workload,
-    trained: TrainedPart,
-    folder: &Path,
-    options: &[&str],
-) -> Outcome<Observations> {
-    let folder = folder.display().to_string();
-    let mut options = options.to_vec();
-    if let TrainedPart::Adapter = trained {
-        options.extend(["--lora", "--folder", folder.as_str()]);
-    }
-    let run = PeerRun {
-        script: "decoder",
-        ranks: None,
-        workload,
-        precision: trained.precision(),
-        steps: STEPS,
-        options: &options,
-    };
-    peers.train(&run, UNCOUNTED)
-}
-
 /// Measures the generation of text.
 fn generation(suite: &Suite, results: &mut Results, workload: &Workload, folder: &Path) -> Table {
-    let mut variants = vec![Variant::new("flex", move || generate(suite, workload, folder))];
-    match suite.peers_with(&["torch", "transformers"]) {
-        Err(lacks) => results.missing.push(format!("generation by PyTorch: {lacks}")),
-        Ok(peers) => variants.push(Variant::peer("PyTorch eager", move || {
-            let folder = folder.display().to_string();
-            let arguments = ["--folder", &folder, "--generate", TOKENS].map(str::to_owned);
-            Ok(observed(&peers.run("decoder", 1, &arguments)?))
-        })),
-    }
+    let mut variants = Variants::new(suite);
+    variants.add("flex", false, || Ok(observed(&generate(suite, folder, TOKENS, &[])?)));
+    variants.peer("PyTorch eager", Script::DECODER, |peers| {
+        let (folder, tokens) = (folder.display().to_string(), TOKENS.to_string());
+        let arguments = ["--folder", &folder, "--generate", &tokens];
+        Ok(observed(&peers.run(Script::DECODER, 1, &arguments)?))
+    });
     let columns = [Quantity::Program, Quantity::Peak];
     let title = format!("{}, {TOKENS} tokens after a short prompt", workload.name);
-    let mut table = measure(results, &title, suite.rounds(ROUNDS), &columns, &variants);
+    let mut table = variants.measure(results, &title, ROUNDS, &columns);
     let bound = suite.bound(AtMost(0.5));
     table.compare(Quantity::Program, "flex", "PyTorch eager", bound);
     table.compare(Quantity::Peak, "flex", "PyTorch eager", None);
     table
 }
 
-/// Generates text with DeepBurn.
+/// Generates text with DeepBurn. `options` are additional arguments of `deepburn generate`.
 ///
 /// # Errors
 /// Returns an error if the program cannot be built or fails.
-fn generate(suite: &Suite, workload: &Workload, folder: &Path) -> Outcome<Observations> {
-    let job = BenchJob::new(workload, &PathBuf::new(), 1);
-    let mut command = suite.command("deepburn", &job)?;
-    command.arg("generate").arg("--model").arg(folder);
+pub(super) fn generate(
+    suite: &Suite,
+    folder: &Path,
+    tokens: usize,
+    options: &[&str],
+) -> Outcome<ProgramRun> {
+    let mut command = suite.deepburn()?;
+    command.arg("generate").arg("--model").arg(folder).args(options);
     command.args(["--prompt", "It was a dark and stormy night", "--greedy"]);
-    command.args(["--max-new-tokens", TOKENS]);
-    Ok(observed(&Watched::from(command).run()?))
+    command.args(["--max-new-tokens", &tokens.to_string()]);
+    Watched::from(command).run()
 }
 
 /// Returns the time and the memory of a program.
 fn observed(run: &ProgramRun) -> Observations {
-    let found = Observations::of(Quantity::Program, run.seconds);
-    found.with(Quantity::Peak, run.peak_bytes as f64)
+    run.observe(Quantity::Program, run.seconds)
 }

@@ -9,13 +9,7 @@
 //! be larger than the overhead, which may be negative.
 
 use super::score::ScoreTable;
-use super::{Bench, score};
-use crate::Outcome;
-use crate::programs::CargoBench;
-use crate::quantity::Quantity;
-use crate::results::Bound::AtMost;
-use crate::results::Results;
-use crate::suite::Suite;
+use super::*;
 
 pub(super) const BENCH: Bench = Bench {
     name: "decorator",

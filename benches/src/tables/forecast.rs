@@ -16,17 +16,9 @@
 use std::fs;
 use std::path::Path;
 
-use serde_json::{Value, json};
-
-use super::Bench;
-use crate::Outcome;
+use super::*;
 use crate::data::{write_reviews, write_text};
-use crate::job::BenchJob;
 use crate::metrics::LedgerBytes;
-use crate::quantity::{Observations, Quantity};
-use crate::results::Results;
-use crate::rounds::{Variant, measure};
-use crate::suite::{Suite, TrainingRun};
 
 pub(super) const BENCH: Bench = Bench {
     name: "forecast",
@@ -36,31 +28,12 @@ pub(super) const BENCH: Bench = Bench {
     run,
 };
 
-/// One configuration whose forecast is checked.
-struct Case {
-    /// Name of the row. The words `dropout` and `classifier` in it change the job.
-    name: &'static str,
-    /// Number of rank threads. The forecast of the resident set includes all of them.
-    ranks: usize,
-    /// Sequences or texts of a micro-batch on each rank.
-    sequences: usize,
-    /// ZeRO stage, 0 to 3. It is set last, so that a `zero_optimization` section of the case keeps
-    /// its other keys.
-    stage: usize,
-    /// Additional keys of the DeepSpeed section.
-    deepspeed: Value,
-}
-
-/// Returns a case. With this constructor, a case fits on a line.
-const fn case(
-    name: &'static str,
-    ranks: usize,
-    sequences: usize,
-    stage: usize,
-    deepspeed: Value,
-) -> Case {
-    Case { name, ranks, sequences, stage, deepspeed }
-}
+/// One configuration whose forecast is checked: the name, the ranks, the sequences or texts of a
+/// micro-batch on each rank, the ZeRO stage, and additional keys of the DeepSpeed section.
+///
+/// The words `dropout` and `classifier` in the name change the job. Ranks are threads, and the
+/// forecast of the resident set includes all of them.
+type Case = (&'static str, usize, usize, usize, Value);
 
 /// Returns all cases. `nvme` is the folder for offloaded states.
 fn cases(nvme: &Path) -> Vec<Case> {
@@ -80,25 +53,20 @@ fn cases(nvme: &Path) -> Vec<Case> {
     let fp16 = json!({ "fp16": { "enabled": true }, "gradient_accumulation_steps": 2 });
     let nvme_full =
         json!({ "zero_optimization": all_on_disk, "activation_checkpointing": recompute("full") });
+    let on_disk = json!({ "zero_optimization": { "offload_optimizer": disk } });
     vec![
-        case("fp32", 1, 4, 0, json!({})),
-        case("fp32", 2, 2, 1, json!({})),
-        case("fp32, full, dropout", 1, 8, 3, full),
-        case("fp32, selective", 1, 6, 2, selective),
-        case("fp32", 2, 2, 3, json!({})),
-        case("bf16, dropout", 1, 4, 2, json!({ "bf16": bf16 })),
-        case("bf16, full", 2, 4, 3, bf16_full),
-        case("fp16, 2 micro-batches", 2, 2, 2, fp16),
-        case(
-            "optimizer on NVMe",
-            1,
-            4,
-            2,
-            json!({ "zero_optimization": { "offload_optimizer": disk } }),
-        ),
-        case("parameters on NVMe", 1, 4, 3, nvme_full),
-        case("classifier, fp32", 1, 6, 1, json!({})),
-        case("classifier, bf16, selective", 2, 6, 3, bf16_selective),
+        ("fp32", 1, 4, 0, json!({})),
+        ("fp32", 2, 2, 1, json!({})),
+        ("fp32, full, dropout", 1, 8, 3, full),
+        ("fp32, selective", 1, 6, 2, selective),
+        ("fp32", 2, 2, 3, json!({})),
+        ("bf16, dropout", 1, 4, 2, json!({ "bf16": bf16 })),
+        ("bf16, full", 2, 4, 3, bf16_full),
+        ("fp16, 2 micro-batches", 2, 2, 2, fp16),
+        ("optimizer on NVMe", 1, 4, 2, on_disk),
+        ("parameters on NVMe", 1, 4, 3, nvme_full),
+        ("classifier, fp32", 1, 6, 1, json!({})),
+        ("classifier, bf16, selective", 2, 6, 3, bf16_selective),
     ]
 }
 
@@ -114,13 +82,13 @@ fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
     let mut cases = cases(suite.scratch());
     cases.truncate(suite.pick(cases.len(), 3));
     let width = suite.pick(512, 128);
-    let variant = |case: &Case| {
-        let job = job(case, &text, &passages, width);
-        let plural = if case.ranks == 1 { "" } else { "s" };
-        let name = format!("{}, stage {}, {} rank{plural}", case.name, case.stage, case.ranks);
-        Variant::new(name, move || compare(&suite.train(&job, suite.output()?, &[])?))
-    };
-    let variants: Vec<_> = cases.iter().map(variant).collect();
+    let mut variants = Variants::new(suite);
+    for case in &cases {
+        let (job, (name, ranks, _, stage, _)) = (job(case, &text, &passages, width), case);
+        let plural = if *ranks == 1 { "" } else { "s" };
+        let name = format!("{name}, stage {stage}, {ranks} rank{plural}");
+        variants.add(name, false, move || compare(&suite.train(&job, suite.output()?, &[])?));
+    }
     let columns = [
         Quantity::ActivationsForecast,
         Quantity::DeviceForecast,
@@ -128,7 +96,7 @@ fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
         Quantity::ResidentForecast,
     ];
     let title = format!("GPT-2 and classifiers on it, width {width}, 8 layers, up to 256 tokens");
-    let table = measure(results, &title, suite.rounds(1), &columns, &variants);
+    let table = variants.measure(results, &title, 1, &columns);
     results.tables.push(table);
     Ok(())
 }
@@ -136,9 +104,10 @@ fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
 /// Returns the job of a case: a GPT-2 with 8 layers of `width` on `text`, or a classifier on
 /// `passages`.
 fn job(case: &Case, text: &Path, passages: &Path, width: usize) -> BenchJob {
+    let (name, ranks, sequences, stage, deepspeed) = case;
     // Dropout is part of some cases, because its masks are activations.
-    let dropout = if case.name.contains("dropout") { 0.1 } else { 0.0 };
-    let is_classifier = case.name.contains("classifier");
+    let dropout = if name.contains("dropout") { 0.1 } else { 0.0 };
+    let is_classifier = name.contains("classifier");
     let (kind, path) = if is_classifier { ("classification", passages) } else { ("text", text) };
     let file = json!({
         "model": {
@@ -150,20 +119,20 @@ fn job(case: &Case, text: &Path, passages: &Path, width: usize) -> BenchJob {
             },
         },
         "data": { "kind": kind, "path": path, "sequence_length": 256, "vocab_size": 4096 },
-        "training": { "ranks": case.ranks, "max_steps": 2 },
+        "training": { "ranks": ranks, "max_steps": 2 },
         "deepspeed": {
-            "train_micro_batch_size_per_gpu": case.sequences,
+            "train_micro_batch_size_per_gpu": sequences,
             "gradient_accumulation_steps": 1,
             "optimizer": { "type": "AdamW", "params": { "lr": 1e-4 } },
         },
     });
     let mut job = BenchJob::of_file(file);
-    for (key, value) in case.deepspeed.as_object().into_iter().flatten() {
+    for (key, value) in deepspeed.as_object().into_iter().flatten() {
         job = job.set(&format!("deepspeed.{key}"), value.clone());
     }
     // The section of a case may replace `zero_optimization` as a whole, so the stage is set
     // afterwards.
-    job.stage(case.stage)
+    job.stage(*stage)
 }
 
 /// Returns the forecast divided by the measurement for each tier that the run used.

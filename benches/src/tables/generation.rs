@@ -14,16 +14,8 @@
 
 use std::path::Path;
 
-use super::Bench;
-use super::decoders::make_model;
-use crate::Outcome;
-use crate::job::{BenchJob, Workload};
-use crate::process::{ProgramRun, Watched};
-use crate::quantity::{Observations, Quantity};
-use crate::results::Bound::AtLeast;
-use crate::results::{Plot, Results};
-use crate::rounds::{Variant, measure};
-use crate::suite::Suite;
+use super::decoders::{generate, make_model};
+use super::*;
 
 pub(super) const BENCH: Bench = Bench {
     name: "generation",
@@ -46,35 +38,29 @@ const TYPES: [&str; 3] = ["bf16", "q8_0", "q4_0"];
 /// Returns an error if the model or a file cannot be written. Failed runs are recorded in
 /// `results`.
 fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
-    let small = Workload::gpt2("GPT-2 2M", 128, 2, 1, 32);
-    let workload = suite.pick(Workload::gpt2_small(1, 128), small);
+    let workload = gpt2(suite, (1, 128), (1, 32));
     let folder = suite.file("gpt2", |path| make_model(suite, &workload, path))?;
-    let (workload, folder) = (&workload, folder.as_path());
+    let folder = folder.as_path();
+    let mut variants = Variants::new(suite);
     // Without an option, the weights stay as they are in the folder.
-    let mut variants = vec![Variant::new("f32", move || speed(suite, workload, folder, &[]))];
+    variants.add("f32", false, || speed(suite, folder, &[]));
     for held in TYPES {
-        let options = ["--quantize", held];
-        variants.push(Variant::new(held, move || speed(suite, workload, folder, &options)));
+        variants.add(held, false, move || speed(suite, folder, &["--quantize", held]));
     }
     for file_type in TYPES {
         let name = format!("llama.cpp, {file_type}");
-        match suite.peers_with(&["xllamacpp"]) {
-            Err(lacks) => results.missing.push(format!("{name}: {lacks}")),
-            Ok(peers) => {
-                // Exported only if llama.cpp can run it.
-                let file = suite.file(&format!("gpt2-{file_type}.gguf"), |path| {
-                    export(suite, workload, folder, file_type, path)
-                })?;
-                variants.push(Variant::peer(name, move || {
-                    let arguments = [file.display().to_string(), TOKENS.to_string()];
-                    reported(&peers.run("llama_cpp", 1, &arguments)?)
-                }));
-            }
-        }
+        variants.peer(name, Script::LLAMA_CPP, move |peers| {
+            // Exported only if llama.cpp can run it.
+            let file = suite.file(&format!("gpt2-{file_type}.gguf"), |path| {
+                export(suite, folder, file_type, path)
+            })?;
+            let arguments = [file.display().to_string(), TOKENS.to_string()];
+            reported(&peers.run(Script::LLAMA_CPP, 1, &arguments)?)
+        });
     }
     let columns = [Quantity::Throughput, Quantity::Peak];
     let title = format!("{}, {TOKENS} tokens", workload.name);
-    let mut table = measure(results, &title, suite.rounds(ROUNDS), &columns, &variants);
+    let mut table = variants.measure(results, &title, ROUNDS, &columns);
     for (held, bound) in [("q8_0", 1.6), ("q4_0", 2.0)] {
         table.compare(Quantity::Throughput, held, "bf16", suite.bound(AtLeast(bound)));
     }
@@ -91,42 +77,23 @@ fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
 ///
 /// # Errors
 /// Returns an error if the program cannot be built or fails.
-fn speed(
-    suite: &Suite,
-    workload: &Workload,
-    folder: &Path,
-    options: &[&str],
-) -> Outcome<Observations> {
-    let generate = |tokens: usize| {
-        let mut command = suite.command("deepburn", &BenchJob::new(workload, Path::new(""), 1))?;
-        command.arg("generate").arg("--model").arg(folder).args(options);
-        command.args(["--prompt", "It was a dark and stormy night", "--greedy"]);
-        command.args(["--max-new-tokens", &tokens.to_string()]);
-        Watched::from(command).run()
-    };
-    let (one, all) = (generate(1)?, generate(1 + TOKENS)?);
+fn speed(suite: &Suite, folder: &Path, options: &[&str]) -> Outcome<Observations> {
+    let one = generate(suite, folder, 1, options)?;
+    let all = generate(suite, folder, 1 + TOKENS, options)?;
     let seconds = all.seconds - one.seconds;
     // On a loaded machine, the difference of two runs may be negative.
     if seconds <= 0.0 {
         return Err("the start of the program took longer than the tokens; measure again".into());
     }
-    let rate = TOKENS as f64 / seconds;
-    let found = Observations::of(Quantity::Throughput, rate);
-    Ok(found.with(Quantity::Peak, all.peak_bytes as f64))
+    Ok(all.observe(Quantity::Throughput, TOKENS as f64 / seconds))
 }
 
 /// Exports the model in `folder` to the file `path`.
 ///
 /// # Errors
 /// Returns an error if the program cannot be built or fails.
-fn export(
-    suite: &Suite,
-    workload: &Workload,
-    folder: &Path,
-    file_type: &str,
-    path: &Path,
-) -> Outcome<()> {
-    let mut command = suite.command("deepburn", &BenchJob::new(workload, Path::new(""), 1))?;
+fn export(suite: &Suite, folder: &Path, file_type: &str, path: &Path) -> Outcome<()> {
+    let mut command = suite.deepburn()?;
     command.arg("export").arg(folder).args(["--type", file_type]).arg("--out").arg(path);
     Watched::from(command).run().map(drop)
 }
@@ -140,6 +107,5 @@ fn reported(run: &ProgramRun) -> Outcome<Observations> {
     let rate = output.lines().find_map(|line| line.strip_prefix("tokens per second: "));
     let rate: f64 =
         rate.ok_or_else(|| format!("the peer reported no speed:\n{output}"))?.parse()?;
-    let found = Observations::of(Quantity::Throughput, rate);
-    Ok(found.with(Quantity::Peak, run.peak_bytes as f64))
+    Ok(run.observe(Quantity::Throughput, rate))
 }

@@ -11,18 +11,9 @@
 
 use std::path::Path;
 
-use serde_json::json;
-
-use super::Bench;
 use super::batching::classifier;
-use crate::Outcome;
+use super::*;
 use crate::data::{write_reviews, write_text};
-use crate::job::{BenchJob, Workload};
-use crate::quantity::Quantity;
-use crate::results::Bound::AtMost;
-use crate::results::Results;
-use crate::rounds::{Variant, measure};
-use crate::suite::Suite;
 
 pub(super) const BENCH: Bench = Bench {
     name: "loader",
@@ -49,8 +40,7 @@ const TEXT_LENGTH: usize = 256;
 /// # Errors
 /// Returns an error if the data cannot be written. Failed runs are recorded in `results`.
 fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
-    let workload =
-        suite.pick(Workload::gpt2_small(2, 128), Workload::gpt2("GPT-2 2M", 128, 2, 2, 64));
+    let workload = gpt2(suite, (2, 128), (2, 64));
     let text = suite.file("text.txt", |path| write_text(path, suite.pick(400_000, 40_000)))?;
     let reviews = suite.file("loader.jsonl", |path| write_reviews(path, suite.pick(4_000, 400)))?;
     let tokens = BenchJob::new(&workload, &suite.tokens(&workload)?, STEPS).ranks(RANKS).stage(3);
@@ -59,18 +49,18 @@ fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
         ("GPT-2, text", on_text(tokens, &text)),
         ("encoder, texts with a class", classifier(&reviews, TEXT_LENGTH, TEXTS, STEPS)),
     ];
-    let variant = |(name, job): &(&str, BenchJob)| {
-        let job = job.clone();
-        Variant::new(*name, move || suite.observe(&job, UNCOUNTED))
-    };
-    let variants: Vec<_> = jobs.iter().map(variant).collect();
+    let names = jobs.each_ref().map(|(name, _)| *name);
+    let mut variants = Variants::new(suite);
+    for (name, job) in jobs {
+        variants.train(name, job, UNCOUNTED);
+    }
     let columns = [Quantity::DataWait, Quantity::Step];
     let Workload { name, sequences, length, .. } = &workload;
     let title = format!(
         "{RANKS} ranks: {name}, {sequences} × {length} tokens; encoder, {TEXTS} texts of up to {TEXT_LENGTH} tokens"
     );
-    let mut table = measure(results, &title, suite.rounds(2), &columns, &variants);
-    for (name, _) in &jobs {
+    let mut table = variants.measure(results, &title, 2, &columns);
+    for name in names {
         table.check(Quantity::DataWait, name, suite.bound(AtMost(0.01)));
     }
     results.tables.push(table);

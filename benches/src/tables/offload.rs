@@ -12,16 +12,7 @@
 
 use std::path::Path;
 
-use serde_json::{Value, json};
-
-use super::Bench;
-use crate::Outcome;
-use crate::job::{BenchJob, RunPrecision, Workload};
-use crate::peers::PeerRun;
-use crate::quantity::Quantity;
-use crate::results::{Plot, Results};
-use crate::rounds::{Variant, add_peer, measure};
-use crate::suite::Suite;
+use super::*;
 
 pub(super) const BENCH: Bench = Bench {
     name: "offload",
@@ -47,38 +38,26 @@ const LIBAIO: &str = "/usr/include/libaio.h";
 /// # Errors
 /// Returns an error if the tokens cannot be written. Failed runs are recorded in `results`.
 fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
-    let workload =
-        suite.pick(Workload::gpt2_small(2, 128), Workload::gpt2("GPT-2 2M", 128, 2, 2, 32));
+    let workload = gpt2(suite, (2, 128), (2, 32));
     let tokens = suite.tokens(&workload)?;
     let sections = sections(suite.scratch());
     let nvme = suite.scratch().display().to_string();
-    let mut variants: Vec<_> = sections
-        .iter()
-        .map(|(name, zero)| {
-            let job = BenchJob::new(&workload, &tokens, STEPS)
-                .set("deepspeed.zero_optimization", zero.clone());
-            Variant::new(*name, move || suite.observe(&job, UNCOUNTED))
-        })
-        .collect();
+    let mut variants = Variants::new(suite);
+    for (name, zero) in &sections {
+        let job = BenchJob::new(&workload, &tokens, STEPS);
+        variants.train(*name, job.set("deepspeed.zero_optimization", zero.clone()), UNCOUNTED);
+    }
     // Checked here, because DeepSpeed fails only when it compiles the operators in its first run.
-    let libaio =
-        if Path::new(LIBAIO).exists() { Ok(()) } else { Err(format!("{LIBAIO} is not installed")) };
-    let peers = libaio.and_then(|()| suite.peers_with(&["torch", "transformers", "deepspeed"]));
-    add_peer(&mut variants, results, DEEPSPEED, peers, |peers| {
-        let options = ["--stage", "3", "--nvme", &nvme];
-        let run = PeerRun {
-            script: "deepspeed_zero",
-            ranks: Some(1),
-            workload: &workload,
-            precision: RunPrecision::Fp32,
-            steps: STEPS,
-            options: &options,
-        };
-        peers.train(&run, UNCOUNTED)
-    });
+    if Path::new(LIBAIO).exists() {
+        let run = PeerRun::new(Script::DEEPSPEED, &workload, STEPS);
+        let run = run.with(&["--stage", "3", "--nvme", &nvme]);
+        variants.train_peer(DEEPSPEED, PeerRun { ranks: Some(1), ..run }, UNCOUNTED);
+    } else {
+        variants.lacks(DEEPSPEED, &format!("{LIBAIO} is not installed"));
+    }
     let columns =
         [Quantity::Step, Quantity::Peak, Quantity::Optimizer, Quantity::Parameters, Quantity::Disk];
-    let mut table = measure(results, &workload.title(1), suite.rounds(2), &columns, &variants);
+    let mut table = variants.measure(results, &workload.title(1), 2, &columns);
     let nothing = sections[0].0;
     for (name, _) in &sections[1..] {
         table.compare(Quantity::Step, name, nothing, None);

@@ -12,16 +12,7 @@
 //! Measurement errors: micro-batches are small (one sequence of 128 tokens), so the update is a
 //! large part of a step. Ratios of whole steps would differ for larger batches.
 
-use serde_json::{Value, json};
-
-use super::Bench;
-use crate::Outcome;
-use crate::job::{BenchJob, RunPrecision, Workload};
-use crate::peers::PeerRun;
-use crate::quantity::Quantity;
-use crate::results::{Plot, Results};
-use crate::rounds::{Variant, add_peer, measure};
-use crate::suite::Suite;
+use super::*;
 
 pub(super) const BENCH: Bench = Bench {
     name: "optimizers",
@@ -37,6 +28,8 @@ const STEPS: usize = 6;
 /// Number of first steps that are not counted. The warm-up stage of the 1-bit optimizers ends in
 /// them, after two steps.
 const UNCOUNTED: usize = 3;
+/// The optimizers of `eager.py`.
+const IN_PYTORCH: [&str; 3] = ["AdamW", "SGD", "Adagrad"];
 
 /// Returns the optimizers: the type and parameters in the DeepSpeed section, and the ZeRO stage.
 fn optimizers() -> Vec<(&'static str, Value, usize)> {
@@ -61,39 +54,24 @@ fn optimizers() -> Vec<(&'static str, Value, usize)> {
 /// # Errors
 /// Returns an error if the tokens cannot be written. Failed runs are recorded in `results`.
 fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
-    let workload =
-        suite.pick(Workload::gpt2_small(1, 128), Workload::gpt2("GPT-2 2M", 128, 2, 1, 32));
+    let workload = gpt2(suite, (1, 128), (1, 32));
     let tokens = suite.tokens(&workload)?;
-    let mut variants = Vec::new();
+    let mut variants = Variants::new(suite);
     for (kind, parameters, stage) in optimizers() {
         let optimizer = json!({ "type": kind, "params": parameters });
         let job = BenchJob::new(&workload, &tokens, STEPS)
             .ranks(2)
             .stage(stage)
             .set("deepspeed.optimizer", optimizer);
-        variants.push(Variant::new(kind, move || suite.observe(&job, UNCOUNTED)));
-        // Only these optimizers are in `eager.py`.
-        if !["AdamW", "SGD", "Adagrad"].contains(&kind) {
-            continue;
+        variants.train(kind, job, UNCOUNTED);
+        if IN_PYTORCH.contains(&kind) {
+            let run = PeerRun::new(Script::EAGER, &workload, STEPS).with(&["--optimizer", kind]);
+            variants.train_peer(format!("{kind}, PyTorch eager"), run, UNCOUNTED);
         }
-        let name = format!("{kind}, PyTorch eager");
-        let (peers, workload) = (suite.peers_with(&["torch", "transformers"]), &workload);
-        add_peer(&mut variants, results, name, peers, move |peers| {
-            let options = ["--optimizer", kind];
-            let run = PeerRun {
-                script: "eager",
-                ranks: None,
-                workload,
-                precision: RunPrecision::Fp32,
-                steps: STEPS,
-                options: &options,
-            };
-            peers.train(&run, UNCOUNTED)
-        });
     }
     let columns = [Quantity::OptimizerStep, Quantity::Step, Quantity::Peak, Quantity::Optimizer];
-    let mut table = measure(results, &workload.title(2), suite.rounds(2), &columns, &variants);
-    for kind in ["AdamW", "SGD", "Adagrad"] {
+    let mut table = variants.measure(results, &workload.title(2), 2, &columns);
+    for kind in IN_PYTORCH {
         table.compare(Quantity::OptimizerStep, kind, &format!("{kind}, PyTorch eager"), None);
     }
     table.plot = Some(Plot::Bars(Quantity::OptimizerStep));

@@ -27,18 +27,9 @@ use std::collections::BTreeMap;
 use std::fs;
 
 use serde::Deserialize;
-use serde_json::{Value, json};
 
-use super::Bench;
-use crate::Outcome;
-use crate::job::{BenchJob, Workload};
-use crate::programs::CargoBench;
-use crate::quantity::{Observations, Quantity};
-use crate::results::Bound::AtLeast;
-use crate::results::{Plot, Results, Table};
-use crate::rounds::RoundRecorder;
+use super::*;
 use crate::statistics::median;
-use crate::suite::Suite;
 
 pub(super) const BENCH: Bench = Bench {
     name: "products",
@@ -75,20 +66,9 @@ const LOSS_HEAD: &str = "loss head";
 /// A test checks it against `step_gflop`.
 const LOSS_HEAD_SHARE: f64 = 0.31;
 
-/// Layouts of the left and the right operand, as in the arguments of `matmul.py`. `t` means that
-/// the transpose is stored.
-const TRANSPOSED: [(&str, &str); 6] = [
-    ("forward", "nn"),
-    ("input gradient", "nt"),
-    ("weight gradient", "tn"),
-    (LOSS_HEAD, "nt"),
-    ("loss head, input gradient", "nn"),
-    ("loss head, weight gradient", "tn"),
-];
-
 /// A line of the benchmark `gemm` or of `matmul.py`. Lines of `matmul.py` have no name and no
 /// limit.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Deserialize)]
 struct MeasuredProduct {
     /// The part of a step: forward, one of the gradients, or the loss head.
     #[serde(default)]
@@ -118,14 +98,16 @@ impl MeasuredProduct {
     }
 
     /// Returns the product as an argument of `matmul.py`: `dtype:MxKxN:layout`, such as
-    /// `bf16:768x3072x512:nn`.
+    /// `bf16:768x3072x512:nn`. The letters are the layouts of the left and the right operand, where
+    /// `t` means that the transpose is stored.
     fn argument(&self) -> String {
         let [m, k, n] = self.shape;
-        let transposed = TRANSPOSED
-            .iter()
-            .find(|(name, _)| *name == self.name)
-            .map_or("nn", |(_, letters)| letters);
-        format!("{}:{m}x{k}x{n}:{transposed}", self.dtype)
+        let layouts = match &*self.name {
+            "input gradient" | LOSS_HEAD => "nt",
+            "weight gradient" | "loss head, weight gradient" => "tn",
+            _ => "nn",
+        };
+        format!("{}:{m}x{k}x{n}:{layouts}", self.dtype)
     }
 
     /// Returns whether this is a product of the loss head.
@@ -151,12 +133,12 @@ fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
     let rounds = suite.rounds(3);
     // A table for each number of threads.
     let mut recorders: BTreeMap<usize, RoundRecorder> = BTreeMap::new();
-    let mut products = Vec::new();
+    let mut products = BTreeMap::new();
     // Quick runs have no training run, because the share of the loss head is only valid for the
     // full model.
-    let lacks = suite.peers_with(&["torch"]).err();
+    let lacks = suite.peers_with(Script::MATMUL.packages).err();
     // Failed rows are not run again.
-    let (mut has_peer, mut has_step) = (lacks.is_none(), !suite.quick);
+    let (mut has_peer, mut has_step) = (lacks.is_none(), !suite.options.quick);
     results.missing.extend(lacks.map(|lacks| format!("torch.matmul: {lacks}")));
     for round in 1..=rounds {
         eprintln!("products: round {round}/{rounds}");
@@ -165,11 +147,11 @@ fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
             return Ok(());
         };
         // All rounds have the same products, so the last round may name the rows.
-        products = parse(&lines)?;
-        for (threads, products) in by_threads(&products) {
-            let recorder = recorders.entry(threads).or_default();
-            record(recorder, &products);
-            if has_peer && let Err(error) = record_peer(suite, recorder, threads, &products) {
+        products = by_threads(parse(&lines)?);
+        for (threads, products) in &products {
+            let recorder = recorders.entry(*threads).or_default();
+            record(recorder, products, false);
+            if has_peer && let Err(error) = record_peer(suite, recorder, *threads, products) {
                 results.failures.push(format!("torch.matmul: {error}"));
                 has_peer = false;
             }
@@ -193,14 +175,14 @@ fn push_tables(
     suite: &Suite,
     results: &mut Results,
     recorders: BTreeMap<usize, RoundRecorder>,
-    products: &[MeasuredProduct],
+    products: &BTreeMap<usize, Vec<MeasuredProduct>>,
 ) {
-    let most = by_threads(products).into_keys().max();
+    let most = recorders.keys().max().copied();
     for (threads, recorder) in recorders {
         let plural = if threads == 1 { "" } else { "s" };
         let title = format!("Products of GPT-2 124M, {threads} thread{plural}");
         let mut table = recorder.table(&title, &[Quantity::Arithmetic, Quantity::OfLimit]);
-        let own = products.iter().filter(|product| product.threads == threads);
+        let own = products.get(&threads).map_or(&[][..], Vec::as_slice);
         compare(suite, &mut table, own, most == Some(threads));
         results.tables.push(table);
     }
@@ -210,12 +192,7 @@ fn push_tables(
 ///
 /// Only the table with all cores has bounds and the comparisons of the training step, because
 /// training uses all cores.
-fn compare<'a>(
-    suite: &Suite,
-    table: &mut Table,
-    products: impl Iterator<Item = &'a MeasuredProduct>,
-    has_all_cores: bool,
-) {
+fn compare(suite: &Suite, table: &mut Table, products: &[MeasuredProduct], has_all_cores: bool) {
     for product in products {
         let has_bound = has_all_cores && product.is_bound();
         let of = |bound| has_bound.then_some(AtLeast(bound)).and_then(|bound| suite.bound(bound));
@@ -234,10 +211,10 @@ fn compare<'a>(
 }
 
 /// Groups products by their number of threads, in the order of the bench.
-fn by_threads(products: &[MeasuredProduct]) -> BTreeMap<usize, Vec<MeasuredProduct>> {
+fn by_threads(products: Vec<MeasuredProduct>) -> BTreeMap<usize, Vec<MeasuredProduct>> {
     let mut all: BTreeMap<usize, Vec<MeasuredProduct>> = BTreeMap::new();
     for product in products {
-        all.entry(product.threads).or_default().push(product.clone());
+        all.entry(product.threads).or_default().push(product);
     }
     all
 }
@@ -254,18 +231,20 @@ fn parse(lines: &[Value]) -> Outcome<Vec<MeasuredProduct>> {
     lines.iter().map(product).collect()
 }
 
-/// Records a round of DeepBurn's products: the rate and the fraction of the limit of each, and the
-/// weighted rate of all f32 products.
-fn record(recorder: &mut RoundRecorder, products: &[MeasuredProduct]) {
+/// Records a round of products of DeepBurn or of `torch.matmul`: the rate of each, the fraction of
+/// the limit if it was measured, and the weighted rate of all f32 products.
+fn record(recorder: &mut RoundRecorder, products: &[MeasuredProduct], is_peer: bool) {
     for product in products {
+        let row = if is_peer { product.peer_row() } else { product.row() };
         let mut found = Observations::of(Quantity::Arithmetic, product.gflops_median);
         if let Some(limit) = product.limit_gflops {
             found.push(Quantity::OfLimit, product.gflops_median / limit);
         }
-        recorder.record(&product.row(), false, &found);
+        recorder.record(&row, is_peer, &found);
     }
     if let Some(rate) = rate_of_all(products) {
-        recorder.record(ALL_F32, false, &Observations::of(Quantity::Arithmetic, rate));
+        let row = if is_peer { PEER_ALL_F32 } else { ALL_F32 };
+        recorder.record(row, is_peer, &Observations::of(Quantity::Arithmetic, rate));
     }
 }
 
@@ -299,10 +278,11 @@ fn record_peer(
     threads: usize,
     products: &[MeasuredProduct],
 ) -> Outcome<()> {
-    let mut arguments = vec!["--threads".to_owned(), threads.to_string()];
-    arguments.extend(["--repeats".to_owned(), suite.pick("10", "1").to_owned()]);
+    let options = ["--threads", &threads.to_string(), "--repeats", suite.pick("10", "1")];
+    let mut arguments = options.map(str::to_owned).to_vec();
     arguments.extend(products.iter().map(MeasuredProduct::argument));
-    let output = suite.peers_with(&["torch"])?.run("matmul", 1, &arguments)?.output();
+    let peers = suite.peers_with(Script::MATMUL.packages)?;
+    let output = peers.run(Script::MATMUL, 1, &arguments)?.output();
     let lines: Vec<Value> =
         output.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
     let mut peers = parse(&lines)?;
@@ -311,13 +291,8 @@ fn record_peer(
     }
     for (product, theirs) in products.iter().zip(&mut peers) {
         theirs.name.clone_from(&product.name);
-        let found = Observations::of(Quantity::Arithmetic, theirs.gflops_median);
-        recorder.record(&product.peer_row(), true, &found);
     }
-    if let Some(rate) = rate_of_all(&peers) {
-        let rate = Observations::of(Quantity::Arithmetic, rate);
-        recorder.record(PEER_ALL_F32, true, &rate);
-    }
+    record(recorder, &peers, true);
     Ok(())
 }
 

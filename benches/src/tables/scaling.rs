@@ -12,14 +12,7 @@
 //! Measurement errors: with more threads than cores, the kernel's scheduler decides which thread
 //! waits, and the range over rounds grows with the number of ranks.
 
-use super::Bench;
-use crate::Outcome;
-use crate::job::{BenchJob, Workload};
-use crate::quantity::Quantity;
-use crate::results::Bound::AtMost;
-use crate::results::{Plot, Results};
-use crate::rounds::{Variant, measure};
-use crate::suite::Suite;
+use super::*;
 
 pub(super) const BENCH: Bench = Bench {
     name: "scaling",
@@ -47,24 +40,23 @@ fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
     let workload = suite.pick(full, Workload::gpt2("GPT-2 1M", 64, 2, BATCH, 32));
     let tokens = suite.tokens(&workload)?;
     let counts: &[usize] = suite.pick(&[1, 2, 4, 8, 16, 32, 64], &[1, 8, 64]);
-    let mut variants = Vec::new();
+    let mut variants = Variants::new(suite);
     for &ranks in counts {
         for stage in [0, 3] {
             // All numbers of ranks divide the batch.
             let share = workload.with_sequences(BATCH / ranks);
             let job = BenchJob::new(&share, &tokens, STEPS).ranks(ranks).stage(stage);
-            variants.push(Variant::new(name(stage, ranks), move || suite.observe(&job, UNCOUNTED)));
+            variants.train(name(stage, ranks), job, UNCOUNTED);
         }
     }
     let title = format!("{}, {BATCH} × {} tokens a step", workload.name, workload.length);
     let columns = [Quantity::Step, Quantity::Throughput, Quantity::Peak];
-    let mut table = measure(results, &title, suite.rounds(3), &columns, &variants);
+    let mut table = variants.measure(results, &title, 3, &columns);
     // Stage 3 first, because it has the bound.
     for stage in [3, 0] {
         for &ranks in counts.iter().filter(|ranks| **ranks > 1) {
-            let bound = (ranks == 64 && stage == 3)
-                .then_some(AtMost(1.3))
-                .and_then(|bound| suite.bound(bound));
+            let has_bound = ranks == 64 && stage == 3;
+            let bound = suite.bound(AtMost(1.3)).filter(|_| has_bound);
             table.compare(Quantity::Step, &name(stage, ranks), &name(stage, 1), bound);
         }
     }

@@ -2,12 +2,8 @@
 
 use serde::Deserialize;
 
-use crate::Outcome;
-use crate::programs::CargoBench;
-use crate::quantity::{Observations, Quantity};
-use crate::results::{Bound, Plot, Results};
-use crate::rounds::RoundRecorder;
-use crate::suite::Suite;
+use super::*;
+use crate::results::Bound;
 
 /// A line of a cargo benchmark.
 #[derive(Debug, Deserialize)]

@@ -16,15 +16,7 @@
 //!
 //! The bounds apply to ratios on the machine of the report, in full runs.
 
-use super::{Bench, TRAINING};
-use crate::Outcome;
-use crate::job::{BenchJob, RunPrecision, Workload};
-use crate::peers::PeerRun;
-use crate::quantity::Quantity;
-use crate::results::Bound::AtMost;
-use crate::results::{Plot, Results, Table};
-use crate::rounds::{Variant, measure};
-use crate::suite::Suite;
+use super::*;
 
 pub(super) const BENCH: Bench = Bench {
     name: "step",
@@ -46,92 +38,42 @@ const ROUNDS: usize = 3;
 /// Number of ranks in the second table.
 const RANKS: usize = 2;
 
-/// A program that is measured: DeepBurn with a backend and a kind of ranks, or a peer.
+/// A program that is measured.
 #[derive(Debug, Clone, Copy)]
 enum Contestant {
-    /// DeepBurn on its CPU backend with rank threads.
-    Flex { stage: usize },
-    /// DeepBurn on LibTorch's kernels with rank threads.
-    Tch { stage: usize },
-    /// DeepBurn on its CPU backend with rank processes under `mpirun`.
-    Processes { stage: usize },
-    /// PyTorch in eager mode, on one rank.
-    Eager,
-    /// PyTorch's `DistributedDataParallel`.
-    Ddp,
-    /// PyTorch's `fully_shard`.
-    Fsdp2,
-    /// DeepSpeed at a ZeRO stage.
-    DeepSpeed { stage: usize },
+    /// DeepBurn at a ZeRO stage. The name of its backend and its ranks is the end of the row's
+    /// name, and the function selects both in the job.
+    Own(usize, &'static str, fn(BenchJob) -> BenchJob),
+    /// A peer with the end of the row's name, its script and options.
+    Peer(&'static str, Script, &'static [&'static str]),
 }
 
-use Contestant::{Ddp, DeepSpeed, Eager, Flex, Fsdp2, Processes, Tch};
-
-impl Contestant {
-    /// Returns the name of the row. DeepBurn's rows have the stage in their name if there are
-    /// several ranks.
-    fn name(self, precision: RunPrecision, ranks: usize) -> String {
-        let precision = precision.name();
-        let stage =
-            |stage: usize| if ranks == 1 { String::new() } else { format!(", stage {stage}") };
-        match self {
-            Flex { stage: number } => format!("{precision}{}, flex", stage(number)),
-            Tch { stage: number } => format!("{precision}{}, tch", stage(number)),
-            Processes { stage: number } => format!("{precision}{}, flex, processes", stage(number)),
-            Eager => format!("{precision}, PyTorch eager"),
-            Ddp => format!("{precision}, DDP"),
-            Fsdp2 => format!("{precision}, FSDP2"),
-            DeepSpeed { stage } => format!("{precision}, DeepSpeed stage {stage}"),
-        }
-    }
-
-    /// Returns DeepBurn's job, which is based on `base`, or `None` for a peer.
-    fn job(self, base: BenchJob) -> Option<BenchJob> {
-        match self {
-            Flex { stage } => Some(base.stage(stage)),
-            Tch { stage } => Some(base.stage(stage).on_tch()),
-            Processes { stage } => Some(base.stage(stage).with_processes()),
-            Eager | Ddp | Fsdp2 | DeepSpeed { .. } => None,
-        }
-    }
-
-    /// Returns the script of a peer, the package that it needs in addition to PyTorch, and its
-    /// options.
-    fn script(self) -> (&'static str, &'static str, &'static [&'static str]) {
-        match self {
-            Ddp => ("ddp", "transformers", &[]),
-            Fsdp2 => ("fsdp2", "transformers", &[]),
-            DeepSpeed { stage: 0 } => ("deepspeed_zero", "deepspeed", &["--stage", "0"]),
-            // No other stages are measured.
-            DeepSpeed { .. } => ("deepspeed_zero", "deepspeed", &["--stage", "3"]),
-            Eager | Flex { .. } | Tch { .. } | Processes { .. } => ("eager", "transformers", &[]),
-        }
-    }
-}
+use Contestant::{Own, Peer};
 
 /// Measures both tables and compares their rows.
 ///
 /// # Errors
 /// Returns an error if the tokens cannot be written. Failed runs are recorded in `results`.
 fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
-    let workload =
-        suite.pick(Workload::gpt2_small(4, 128), Workload::gpt2("GPT-2 2M", 128, 2, 4, 64));
-    let one = [Flex { stage: 0 }, Eager, Tch { stage: 0 }];
-    let mut table =
-        table(suite, results, &workload, 1, &one.map(|it| (it, RunPrecision::ALL.to_vec())))?;
+    let workload = gpt2(suite, (4, 128), (4, 64));
+    // DeepBurn runs on its CPU backend with rank threads, unless the job is changed.
+    let (flex, tch): (fn(BenchJob) -> BenchJob, _) = (|job| job, BenchJob::on_tch);
+    let one = [Own(0, "flex", flex), Peer("PyTorch eager", Script::EAGER, &[]), Own(0, "tch", tch)];
+    let one = one.map(|contestant| (contestant, &RunPrecision::ALL[..]));
+    let mut table = table(suite, results, &workload, 1, &one)?;
     compare_one(suite, &mut table);
     results.tables.push(table);
 
-    let both = RunPrecision::ALL.to_vec();
+    let both = &RunPrecision::ALL[..];
     let two = [
-        (Flex { stage: 0 }, both.clone()),
-        (Ddp, both.clone()),
-        (DeepSpeed { stage: 0 }, both.clone()),
-        (Flex { stage: 3 }, both.clone()),
-        (Fsdp2, both.clone()),
-        (DeepSpeed { stage: 3 }, both.clone()),
-        (Tch { stage: 3 }, both),
-        (Processes { stage: 3 }, vec![RunPrecision::Fp32]),
+        (Own(0, "flex", flex), both),
+        (Peer("DDP", Script::DDP, &[]), both),
+        (Peer("DeepSpeed stage 0", Script::DEEPSPEED, &["--stage", "0"]), both),
+        (Own(3, "flex", flex), both),
+        (Peer("FSDP2", Script::FSDP2, &[]), both),
+        (Peer("DeepSpeed stage 3", Script::DEEPSPEED, &["--stage", "3"]), both),
+        (Own(3, "tch", tch), both),
+        (Own(3, "flex, processes", BenchJob::with_processes), &[RunPrecision::Fp32][..]),
     ];
     let mut table = self::table(suite, results, &workload.with_sequences(2), RANKS, &two)?;
     compare_stage_0(suite, &mut table);
@@ -152,58 +94,35 @@ fn table(
     results: &mut Results,
     workload: &Workload,
     ranks: usize,
-    contestants: &[(Contestant, Vec<RunPrecision>)],
+    contestants: &[(Contestant, &[RunPrecision])],
 ) -> Outcome<Table> {
-    let mut variants = Vec::new();
+    let mut variants = Variants::new(suite);
     for precision in RunPrecision::ALL {
-        for (contestant, _) in
-            contestants.iter().filter(|(_, precisions)| precisions.contains(&precision))
-        {
-            let name = contestant.name(precision, ranks);
-            let base = BenchJob::new(workload, &suite.tokens(workload)?, STEPS)
-                .ranks(ranks)
-                .precision(precision);
-            let variant = match contestant.job(base) {
-                Some(job) => suite.supports(job.features).map(|()| {
-                    // Build the program before the rounds, which are timed. If the build fails, the
-                    // first run returns the error.
-                    let _ = suite.build(job.features);
-                    Variant::new(&name, move || suite.observe(&job, UNCOUNTED))
-                }),
-                None => peer(suite, *contestant, (workload, ranks), precision),
-            };
-            match variant {
-                Ok(variant) => variants.push(variant),
-                Err(lacks) => results.missing.push(format!("{name}: {lacks}")),
+        let type_name = precision.name();
+        for (contestant, _) in contestants.iter().filter(|(_, all)| all.contains(&precision)) {
+            match *contestant {
+                Own(stage, backend, change) => {
+                    let job = BenchJob::new(workload, &suite.tokens(workload)?, STEPS);
+                    let job = change(job.ranks(ranks).precision(precision).stage(stage));
+                    // One rank has no stages.
+                    let name = match ranks {
+                        1 => format!("{type_name}, {backend}"),
+                        _ => format!("{type_name}, stage {stage}, {backend}"),
+                    };
+                    variants.train(name, job, UNCOUNTED);
+                }
+                Peer(name, script, options) => {
+                    let run = PeerRun::new(script, workload, STEPS).with(options);
+                    // A script for one rank runs without `ranks.py`.
+                    let run = PeerRun { ranks: (ranks > 1).then_some(ranks), precision, ..run };
+                    variants.train_peer(format!("{type_name}, {name}"), run, UNCOUNTED);
+                }
             }
         }
     }
-    let mut table =
-        measure(results, &workload.title(ranks), suite.rounds(ROUNDS), &TRAINING, &variants);
+    let mut table = variants.measure(results, &workload.title(ranks), ROUNDS, &TRAINING);
     table.plot = Some(Plot::Bars(Quantity::Step));
     Ok(table)
-}
-
-/// Returns the variant of a peer. The tuple has the workload and the number of ranks.
-///
-/// # Errors
-/// Returns a message that names the missing package.
-fn peer<'a>(
-    suite: &'a Suite,
-    contestant: Contestant,
-    (workload, ranks): (&'a Workload, usize),
-    precision: RunPrecision,
-) -> Result<Variant<'a>, String> {
-    let (script, package, options) = contestant.script();
-    let peers = suite.peers_with(&["torch", package])?;
-    Ok(Variant::peer(contestant.name(precision, ranks), move || {
-        // A script for one rank runs without `ranks.py`.
-        let ranks = (ranks > 1).then_some(ranks);
-        peers.train(
-            &PeerRun { script, ranks, workload, precision, steps: STEPS, options },
-            UNCOUNTED,
-        )
-    }))
 }
 
 /// Adds the comparisons of one rank.

@@ -1,7 +1,6 @@
 //! Control messages between ranks: greetings, headers, failures and farewells. They are small, may
 //! arrive at any time, and are encoded with `postcard`.
 
-use bytes::Bytes;
 use deepburn_comm::{CommError, Form, GroupId, MessageContents, MessageRoute, Side};
 use serde::{Deserialize, Serialize};
 
@@ -94,18 +93,6 @@ pub(crate) struct LetterPart {
     pub(crate) len: u64,
     /// The size of an element in bytes.
     pub(crate) element_size: u32,
-}
-
-impl Envelope {
-    /// Encodes the message.
-    pub(crate) fn encode(&self) -> Result<Bytes, postcard::Error> {
-        postcard::to_allocvec(self).map(Bytes::from)
-    }
-
-    /// Decodes a message.
-    pub(crate) fn decode(bytes: &[u8]) -> Result<Self, postcard::Error> {
-        postcard::from_bytes(bytes)
-    }
 }
 
 /// Returns the first two ranks of the group that started different collectives; `None` if all

@@ -120,11 +120,6 @@ impl Membership {
         self.statistics.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Locks the numbers of subgroups, which are valid like the counts.
-    fn created(&self) -> MutexGuard<'_, HashMap<&'static str, u32>> {
-        self.created.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Counts a message of `bytes`.
     ///
     /// # Errors
@@ -135,9 +130,7 @@ impl Membership {
         route: &MessageRoute,
         bytes: usize,
     ) -> Result<(), CommError> {
-        if let Some(cause) = self.process.status().cause() {
-            return Err(cause);
-        }
+        self.process.status().check()?;
         if self.has_left.load(Ordering::Relaxed) {
             return Err(route.clone().after_leave(direction));
         }
@@ -168,7 +161,7 @@ impl Membership {
         };
         let mut deadline = Deadline::after(self.timeout.saturating_add(turn(rank)));
         loop {
-            status.cause().map_or(Ok(()), Err)?;
+            status.check()?;
             let unclaimed = || letters.unclaimed(route);
             match letters.wait(route, id, TERMINATION_INTERVAL) {
                 Receipt::Arrived(letter) => return Ok(letter),
@@ -264,11 +257,6 @@ impl Process {
 }
 
 impl MpiGroup {
-    /// Returns the ranks of the group.
-    pub fn ranks(&self) -> &GroupRanks {
-        &self.ranks
-    }
-
     /// Returns the rank in the group, from 0.
     pub fn rank(&self) -> usize {
         self.ranks.rank()
@@ -308,7 +296,7 @@ impl RankHandle for MpiGroup {
     /// informed, and gives the reporting rank time to print the failure.
     fn abort(&self, cause: CommError) {
         let status = self.membership.process.status();
-        status.end();
+        status.set_running(false);
         let rank = self.ranks.world_rank();
         status.fail(rank, cause);
         status.wait_announced();
@@ -320,7 +308,7 @@ impl RankHandle for MpiGroup {
     /// Announces that this rank starts no more collectives. Pending collectives can still be
     /// completed.
     fn leave(&self) {
-        self.membership.process.status().end();
+        self.membership.process.status().set_running(false);
         self.membership.leave_once();
     }
 
@@ -334,8 +322,9 @@ impl Subgroup for MpiGroup {
     /// Queues the announcement of the group, with which the other ranks compare theirs.
     fn subgroup(&self, name: &'static str, ranks: &[usize]) -> Result<Self, CommError> {
         let process = &self.membership.process;
-        process.status().cause().map_or(Ok(()), Err)?;
-        let mut created = self.membership.created();
+        process.status().check()?;
+        let created = self.membership.created.lock();
+        let mut created = created.unwrap_or_else(PoisonError::into_inner);
         let index = created.entry(name).or_default();
         let ranks = self.ranks.subgroup(name, *index, ranks)?;
         *index += 1;
@@ -361,9 +350,7 @@ impl<T: Payload> ProcessGroup<T> for MpiGroup {
     /// # Errors
     /// Returns the failure of the run, or an error if this rank has left the group.
     fn start(&self, side: Side, arrays: Vec<T>) -> Result<Pending<T>, CommError> {
-        if let Some(cause) = self.membership.process.status().cause() {
-            return Err(cause);
-        }
+        self.membership.process.status().check()?;
         if self.membership.has_left.load(Ordering::Relaxed) {
             let Side { rank, operation, tag, .. } = side;
             return Err(CommError::AfterLeave { rank, operation, tag });
@@ -432,7 +419,7 @@ impl<T: Payload> ProcessGroup<T> for MpiGroup {
     /// Returns the failure of the run without waiting. Computing ranks call this function at every
     /// op to detect failures.
     fn check(&self) -> Result<(), CommError> {
-        self.membership.process.status().cause().map_or(Ok(()), Err)
+        self.membership.process.status().check()
     }
 
     /// Records the failure; the communication thread announces it.

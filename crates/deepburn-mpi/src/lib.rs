@@ -18,38 +18,23 @@
 //!
 //! All items require the feature `mpi`, which needs an MPI library at build time.
 
-#[cfg(feature = "mpi")]
+#![cfg(feature = "mpi")]
+
 mod backoff;
-#[cfg(feature = "mpi")]
 mod collectives;
-#[cfg(feature = "mpi")]
 mod control;
-#[cfg(feature = "mpi")]
 mod deadline;
-#[cfg(feature = "mpi")]
 mod group;
-#[cfg(feature = "mpi")]
 mod letters;
-#[cfg(feature = "mpi")]
 mod library;
-#[cfg(feature = "mpi")]
 mod link;
-#[cfg(feature = "mpi")]
 mod neighbors;
-#[cfg(feature = "mpi")]
 mod process;
-#[cfg(feature = "mpi")]
 mod settings;
-#[cfg(feature = "mpi")]
 mod status;
-#[cfg(feature = "mpi")]
 mod transfer;
 
-#[cfg(feature = "mpi")]
 pub use group::{MpiGroup, OnDevice};
-#[cfg(feature = "mpi")]
 pub use library::MpiError;
-#[cfg(feature = "mpi")]
 pub use process::Process;
-#[cfg(feature = "mpi")]
 pub use settings::Settings;

@@ -76,15 +76,6 @@ pub(crate) enum MessageKind {
 #[derive(Debug)]
 pub(crate) struct MpiRequest(ffi::MPI_Request);
 
-/// A control message that has arrived but has not been received yet.
-#[derive(Debug)]
-pub(crate) struct Arrived {
-    /// The sending rank.
-    pub(crate) from: usize,
-    /// The length in bytes.
-    len: usize,
-}
-
 impl Mpi {
     /// Initializes MPI on this thread.
     ///
@@ -213,12 +204,12 @@ impl Mpi {
         Ok(complete != 0)
     }
 
-    /// Returns a control message that has arrived, from any rank, without receiving it; `None` if
-    /// there is none.
+    /// Receives a control message that has arrived from any rank, and returns it with this rank;
+    /// `None` if there is none.
     ///
     /// # Errors
     /// Returns an error if MPI fails.
-    pub(crate) fn arrived(&self) -> Result<Option<Arrived>, MpiError> {
+    pub(crate) fn take_arrived(&self) -> Result<Option<(usize, Vec<u8>)>, MpiError> {
         let (mut flag, mut len) = (0, 0);
         let mut status = MaybeUninit::<ffi::MPI_Status>::uninit();
         // SAFETY: all pointers are valid for writes.
@@ -239,30 +230,22 @@ impl Mpi {
         let code = unsafe { ffi::MPI_Get_count(status.as_ptr(), ffi::RSMPI_UINT8_T, &mut len) };
         check("MPI_Get_count", code)?;
         // SAFETY: as above.
-        let from = unsafe { status.assume_init() }.MPI_SOURCE as usize;
-        Ok(Some(Arrived { from, len: len as usize }))
-    }
-
-    /// Receives a control message that has arrived.
-    ///
-    /// # Errors
-    /// Returns an error if MPI fails.
-    pub(crate) fn take(&self, message: &Arrived) -> Result<Vec<u8>, MpiError> {
-        let mut bytes = vec![0_u8; message.len];
+        let from = unsafe { status.assume_init() }.MPI_SOURCE;
+        let mut bytes = vec![0_u8; len as usize];
         // SAFETY: the buffer is valid for its length. The message is there, so the call returns.
         let code = unsafe {
             ffi::MPI_Recv(
                 bytes.as_mut_ptr().cast::<c_void>(),
-                message.len as c_int,
+                len,
                 ffi::RSMPI_UINT8_T,
-                message.from as c_int,
+                from,
                 MessageKind::Control as c_int,
                 self.communicator,
                 ffi::RSMPI_STATUS_IGNORE,
             )
         };
         check("MPI_Recv", code)?;
-        Ok(bytes)
+        Ok(Some((from as usize, bytes)))
     }
 
     /// Finalizes MPI. This is collective: it returns when all ranks have called it.

@@ -167,7 +167,7 @@ impl Link {
             watch: ProcessWatch::default(),
             outbox: Vec::new(),
             early: Vec::new(),
-            run: CurrentRun::new(0, Settings::default()),
+            run: CurrentRun::default(),
             announced: false,
         };
         link.peers[rank].hello = Some(own.clone());
@@ -376,16 +376,13 @@ impl Link {
             })
         });
         failure.map_or(Ok(()), Err)?;
-        while let Some(arrived) = self.mpi.arrived()? {
-            let bytes = self.mpi.take(&arrived)?;
-            match Envelope::decode(&bytes) {
-                Ok(envelope) => self.handle(arrived.from, envelope),
+        while let Some((from, bytes)) = self.mpi.take_arrived()? {
+            match postcard::from_bytes(&bytes) {
+                Ok(envelope) => self.handle(from, envelope),
                 Err(error) => {
-                    let reason = format!(
-                        "{} bytes from rank {} are not a valid message ({error})",
-                        bytes.len(),
-                        arrived.from
-                    );
+                    let len = bytes.len();
+                    let reason =
+                        format!("{len} bytes from rank {from} are not a valid message ({error})");
                     return Err(MpiError::Call { call: "reading a control message", reason });
                 }
             }
@@ -590,8 +587,9 @@ impl Link {
     /// Returns an error if MPI fails.
     fn post(&mut self, to: usize, message: ControlMessage) -> Result<(), CommError> {
         let envelope = Envelope { run: self.run.number, message };
-        let bytes = envelope.encode().map_err(|error| self.broken(error))?;
-        let posted = Posted::send(&self.mpi, bytes, to).map_err(|error| self.broken(error))?;
+        let bytes = postcard::to_allocvec(&envelope).map_err(|error| self.broken(error))?;
+        let posted =
+            Posted::send(&self.mpi, bytes.into(), to).map_err(|error| self.broken(error))?;
         self.outbox.push((to, posted));
         Ok(())
     }

@@ -116,16 +116,9 @@ impl Process {
         if unsafe { libc::atexit(end_of_process) } != 0 {
             return Err(broken("the end of the process cannot be watched (atexit)".into()));
         }
-        Ok(Self {
-            connection: Arc::new(Connection {
-                rank,
-                hosts,
-                status,
-                letters,
-                work,
-                runs: AtomicU32::new(0),
-            }),
-        })
+        let runs = AtomicU32::new(0);
+        let connection = Connection { rank, hosts, status, letters, work, runs };
+        Ok(Self { connection: Arc::new(connection) })
     }
 
     /// Returns the rank, from 0.
@@ -146,7 +139,7 @@ impl Process {
     /// Starts a run with all ranks on the communication thread.
     pub(crate) fn begin_run(&self, settings: Settings) {
         let run = self.connection.runs.fetch_add(1, Ordering::Relaxed) + 1;
-        self.connection.status.begin();
+        self.connection.status.set_running(true);
         self.connection.letters.begin(run);
         // MPI counts bytes in a C `int`, so messages must be smaller than 2 GiB.
         let settings = Settings { piece: settings.piece.clamp(1, 1 << 30), ..settings };

@@ -70,14 +70,9 @@ impl RunStatus {
         self.lock().terminated = Some(terminated);
     }
 
-    /// Records that the rank's own code is running.
-    pub(crate) fn begin(&self) {
-        self.lock().running = true;
-    }
-
-    /// Records that the rank's own code has ended.
-    pub(crate) fn end(&self) {
-        self.lock().running = false;
+    /// Records that the rank's own code is running, or has ended.
+    pub(crate) fn set_running(&self, running: bool) {
+        self.lock().running = running;
     }
 
     /// Returns true if the rank's own code is running.
@@ -147,6 +142,14 @@ impl RunStatus {
     /// Returns the failure that ended the run.
     pub(crate) fn cause(&self) -> Option<CommError> {
         self.failure().map(|failure| failure.cause)
+    }
+
+    /// Checks that the run has not failed.
+    ///
+    /// # Errors
+    /// Returns the cause of the failure.
+    pub(crate) fn check(&self) -> Result<(), CommError> {
+        self.cause().map_or(Ok(()), Err)
     }
 
     /// Returns true if `rank` has to report the failure.

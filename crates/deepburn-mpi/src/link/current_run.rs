@@ -11,6 +11,7 @@ use crate::settings::Settings;
 const REMEMBERED: usize = 4;
 
 /// The state of this rank that begins anew with each run.
+#[derive(Default)]
 pub(super) struct CurrentRun {
     /// The number of the run, from 1; 0 before the first one.
     pub(super) number: u32,
@@ -29,14 +30,7 @@ pub(super) struct CurrentRun {
 
 impl CurrentRun {
     pub(super) fn new(number: u32, settings: Settings) -> Self {
-        Self {
-            number,
-            settings,
-            subgroups: HashMap::new(),
-            current: None,
-            next_sequence: HashMap::new(),
-            recent: VecDeque::new(),
-        }
+        Self { number, settings, ..Self::default() }
     }
 
     /// Moves this rank to its next collective in a group and returns it.

@@ -46,11 +46,6 @@ impl PassSchedule {
         warmup.chain(steady).collect()
     }
 
-    /// Returns the passes of every stage.
-    pub fn orders(self, stages: usize, micro_batches: usize) -> Vec<Vec<Action>> {
-        (0..stages).map(|stage| self.actions(stage, stages, micro_batches)).collect()
-    }
-
     /// Returns the maximum number of micro-batches of `stage` between forward and backward, whose
     /// activations it holds.
     pub fn in_flight(self, stage: usize, stages: usize, micro_batches: usize) -> usize {

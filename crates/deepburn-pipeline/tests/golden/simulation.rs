@@ -2,32 +2,43 @@
 
 use std::collections::HashMap;
 
-use crate::schedule::Action;
+use deepburn_pipeline::Action::{Backward, Forward};
+use deepburn_pipeline::{Action, PassSchedule};
+use proptest::prelude::*;
+
+/// Returns the passes of every stage.
+pub(crate) fn orders(
+    schedule: PassSchedule,
+    stages: usize,
+    micro_batches: usize,
+) -> Vec<Vec<Action>> {
+    (0..stages).map(|stage| schedule.actions(stage, stages, micro_batches)).collect()
+}
 
 /// The seconds of the passes of one stage.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct StageTime {
+pub(crate) struct StageTime {
     /// Seconds of the forward pass of a micro-batch.
-    pub forward: f64,
+    pub(crate) forward: f64,
     /// Seconds of the backward pass of a micro-batch.
-    pub backward: f64,
+    pub(crate) backward: f64,
 }
 
 /// A simulated step.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Simulation {
+pub(crate) struct Simulation {
     /// Seconds until the last stage has finished.
-    pub seconds: f64,
+    pub(crate) seconds: f64,
     /// Seconds that each stage computes.
-    pub busy: Vec<f64>,
+    pub(crate) busy: Vec<f64>,
     /// Maximum number of micro-batches of each stage between forward and backward.
-    pub in_flight: Vec<usize>,
+    pub(crate) in_flight: Vec<usize>,
 }
 
 impl Simulation {
     /// Returns the fraction of the step (0 to 1) that a stage waits, as a mean over the stages; 0
     /// for a step without time.
-    pub fn idle_fraction(&self) -> f64 {
+    pub(crate) fn idle_fraction(&self) -> f64 {
         let all = self.seconds * self.busy.len() as f64;
         if all > 0.0 { 1.0 - self.busy.iter().sum::<f64>() / all } else { 0.0 }
     }
@@ -40,7 +51,11 @@ impl Simulation {
 /// sender does not wait: messages are buffered.
 ///
 /// Returns `None` if stages wait for each other forever, or if the lists have different lengths.
-pub fn simulate(orders: &[Vec<Action>], times: &[StageTime], message: f64) -> Option<Simulation> {
+pub(crate) fn simulate(
+    orders: &[Vec<Action>],
+    times: &[StageTime],
+    message: f64,
+) -> Option<Simulation> {
     if orders.len() != times.len() {
         return None;
     }
@@ -135,78 +150,68 @@ impl<'a> StageRun<'a> {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
+const SCHEDULES: [PassSchedule; 2] = [PassSchedule::FillDrain, PassSchedule::OneForwardOneBackward];
 
-    use super::*;
-    use crate::schedule::Action::{Backward, Forward};
-    use crate::schedule::PassSchedule;
+#[test]
+fn stages_that_wait_for_each_other_are_found() {
+    let time = StageTime { forward: 1.0, backward: 1.0 };
+    // The first stage wants the gradient of a micro-batch that it sends afterwards.
+    let first = vec![Forward(0), Backward(1), Forward(1), Backward(0)];
+    let orders = [first, PassSchedule::FillDrain.actions(1, 2, 2)];
+    assert_eq!(simulate(&orders, &[time; 2], 0.0), None);
+    assert_eq!(simulate(&orders, &[time], 0.0), None);
+}
 
-    const SCHEDULES: [PassSchedule; 2] =
-        [PassSchedule::FillDrain, PassSchedule::OneForwardOneBackward];
+#[test]
+fn messages_delay_the_receiver_alone() {
+    let orders = orders(PassSchedule::OneForwardOneBackward, 2, 1);
+    let times = [StageTime { forward: 1.0, backward: 2.0 }; 2];
+    let step = simulate(&orders, &times, 0.25).unwrap();
+    assert_eq!((step.seconds, step.busy), (6.5, vec![3.0, 3.0]));
+}
 
+#[test]
+fn the_slowest_stage_sets_the_pace() {
+    let orders = orders(PassSchedule::OneForwardOneBackward, 2, 100);
+    let time = |seconds| StageTime { forward: seconds, backward: 2.0 * seconds };
+    let step = simulate(&orders, &[time(1.0), time(2.0)], 0.0).unwrap();
+    // The first forward and the last backward of the first stage are not hidden.
+    assert_eq!(step.seconds, 603.0);
+}
+
+#[test]
+fn no_passes_take_no_time() {
+    let empty = simulate(&[], &[], 1.0).unwrap();
+    assert_eq!((empty.seconds, empty.idle_fraction()), (0.0, 0.0));
+}
+
+proptest! {
     #[test]
-    fn stages_that_wait_for_each_other_are_found() {
-        let time = StageTime { forward: 1.0, backward: 1.0 };
-        // The first stage wants the gradient of a micro-batch that it sends afterwards.
-        let first = vec![Forward(0), Backward(1), Forward(1), Backward(0)];
-        let orders = [first, PassSchedule::FillDrain.actions(1, 2, 2)];
-        assert_eq!(simulate(&orders, &[time; 2], 0.0), None);
-        assert_eq!(simulate(&orders, &[time], 0.0), None);
-    }
-
-    #[test]
-    fn messages_delay_the_receiver_alone() {
-        let orders = PassSchedule::OneForwardOneBackward.orders(2, 1);
-        let times = [StageTime { forward: 1.0, backward: 2.0 }; 2];
-        let step = simulate(&orders, &times, 0.25).unwrap();
-        assert_eq!((step.seconds, step.busy), (6.5, vec![3.0, 3.0]));
-    }
-
-    #[test]
-    fn the_slowest_stage_sets_the_pace() {
-        let orders = PassSchedule::OneForwardOneBackward.orders(2, 100);
-        let time = |seconds| StageTime { forward: seconds, backward: 2.0 * seconds };
-        let step = simulate(&orders, &[time(1.0), time(2.0)], 0.0).unwrap();
-        // The first forward and the last backward of the first stage are not hidden.
-        assert_eq!(step.seconds, 603.0);
-    }
-
-    #[test]
-    fn no_passes_take_no_time() {
-        let empty = simulate(&[], &[], 1.0).unwrap();
-        assert_eq!((empty.seconds, empty.idle_fraction()), (0.0, 0.0));
-    }
-
-    proptest! {
-        #[test]
-        fn every_schedule_runs_every_pass_once_and_ends(
-            stages in 1usize..9,
-            micro_batches in 0usize..17,
-            seconds in proptest::collection::vec((0.0f64..3.0, 0.0f64..3.0), 9),
-            message in 0.0f64..2.0,
-        ) {
-            let times: Vec<_> = seconds[..stages]
-                .iter()
-                .map(|&(forward, backward)| StageTime { forward, backward })
-                .collect();
-            for schedule in SCHEDULES {
-                let orders = schedule.orders(stages, micro_batches);
-                let step = simulate(&orders, &times, message).expect("a schedule never deadlocks");
-                for (stage, order) in orders.iter().enumerate() {
-                    let at = |action| order.iter().position(|it| *it == action).unwrap();
-                    prop_assert_eq!(order.len(), 2 * micro_batches);
-                    for k in 0..micro_batches {
-                        prop_assert!(at(Forward(k)) < at(Backward(k)));
-                        prop_assert!(k == 0 || at(Backward(k - 1)) < at(Backward(k)));
-                    }
-                    let bound = schedule.in_flight(stage, stages, micro_batches);
-                    prop_assert_eq!(step.in_flight[stage], bound);
+    fn every_schedule_runs_every_pass_once_and_ends(
+        stages in 1usize..9,
+        micro_batches in 0usize..17,
+        seconds in proptest::collection::vec((0.0f64..3.0, 0.0f64..3.0), 9),
+        message in 0.0f64..2.0,
+    ) {
+        let times: Vec<_> = seconds[..stages]
+            .iter()
+            .map(|&(forward, backward)| StageTime { forward, backward })
+            .collect();
+        for schedule in SCHEDULES {
+            let orders = orders(schedule, stages, micro_batches);
+            let step = simulate(&orders, &times, message).expect("a schedule never deadlocks");
+            for (stage, order) in orders.iter().enumerate() {
+                let at = |action| order.iter().position(|it| *it == action).unwrap();
+                prop_assert_eq!(order.len(), 2 * micro_batches);
+                for k in 0..micro_batches {
+                    prop_assert!(at(Forward(k)) < at(Backward(k)));
+                    prop_assert!(k == 0 || at(Backward(k - 1)) < at(Backward(k)));
                 }
-                let idle = step.idle_fraction();
-                prop_assert!((-1e-9..=1.0).contains(&idle), "{}", idle);
+                let bound = schedule.in_flight(stage, stages, micro_batches);
+                prop_assert_eq!(step.in_flight[stage], bound);
             }
+            let idle = step.idle_fraction();
+            prop_assert!((-1e-9..=1.0).contains(&idle), "{}", idle);
         }
     }
 }

@@ -31,13 +31,8 @@ pub struct Component {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slice: Option<Slice>,
     /// Whether the part, which is a matrix, is transposed.
-    #[serde(default, skip_serializing_if = "is_false")]
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub transposed: bool,
-}
-
-/// Returns whether a flag has its default value, which files omit.
-fn is_false(flag: &bool) -> bool {
-    !flag
 }
 
 impl Component {

@@ -46,12 +46,6 @@ pub enum Origin {
 }
 
 impl Origin {
-    /// Returns whether the values are read from files.
-    #[must_use]
-    pub fn is_stored(&self) -> bool {
-        matches!(self, Self::File | Self::Frozen | Self::Extended { .. })
-    }
-
     /// Returns whether this is the default, which files omit.
     pub(crate) fn is_file(&self) -> bool {
         *self == Self::File

@@ -3,6 +3,7 @@
 //! Main type: [`Answers`]. All of them are sums, so ranks add them.
 
 use crate::confusion_matrix::ConfusionMatrix;
+use crate::metrics::EvalRow;
 
 /// The answers to the targets of an evaluation.
 #[derive(Debug, Clone, PartialEq)]
@@ -106,27 +107,6 @@ pub struct AbsoluteErrors {
     pub sum: f64,
 }
 
-/// Metrics of an evaluation besides the loss; `None` where the task does not have one.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub(crate) struct AnswerMetrics {
-    /// The fraction of targets with the right class or set.
-    pub(crate) accuracy: Option<f64>,
-    /// The F1 score over all pairs of target and label.
-    pub(crate) f1: Option<f64>,
-    /// The mean absolute error.
-    pub(crate) mae: Option<f64>,
-    /// The fraction of tokens that were predicted.
-    pub(crate) token_accuracy: Option<f64>,
-    /// The mean rewards.
-    pub(crate) rewards: Option<Rewards>,
-}
-
-impl From<ConfusionMatrix> for Answers {
-    fn from(confusion: ConfusionMatrix) -> Self {
-        Self::Classes(confusion)
-    }
-}
-
 impl LabelSetCounts {
     /// Counts a target. The pairs say for each label whether it holds and whether it was predicted.
     pub fn count(&mut self, labels: impl IntoIterator<Item = (bool, bool)>) {
@@ -192,25 +172,29 @@ impl Answers {
         }
     }
 
-    /// Returns the metrics over this number of targets.
-    pub(crate) fn metrics(&self, num_targets: f64) -> AnswerMetrics {
-        let none = AnswerMetrics::default();
+    /// Returns a record with the metrics over this number of targets, and without a loss.
+    pub(crate) fn metrics(&self, num_targets: f64) -> EvalRow {
+        let none = EvalRow::default();
+        let share = |count: u64| Some(count as f64 / num_targets);
         match self {
             Self::Classes(confusion) => {
-                let accuracy = confusion.num_correct() as f64 / num_targets;
-                AnswerMetrics { accuracy: Some(accuracy), ..none }
+                EvalRow { eval_accuracy: share(confusion.num_correct()), ..none }
             }
-            Self::LabelSets(counts) => AnswerMetrics {
-                accuracy: Some(counts.exact as f64 / num_targets),
-                f1: Some(counts.f1()),
-                ..none
-            },
-            Self::Numbers(errors) => AnswerMetrics { mae: Some(errors.sum / num_targets), ..none },
-            Self::Tokens { predicted } => {
-                let accuracy = *predicted as f64 / num_targets;
-                AnswerMetrics { token_accuracy: Some(accuracy), ..none }
+            Self::LabelSets(counts) => {
+                EvalRow { eval_accuracy: share(counts.exact), eval_f1: Some(counts.f1()), ..none }
             }
-            Self::Preferences(rewards) => AnswerMetrics { rewards: rewards.means(), ..none },
+            Self::Numbers(errors) => EvalRow { eval_mae: Some(errors.sum / num_targets), ..none },
+            Self::Tokens { predicted } => EvalRow { token_accuracy: share(*predicted), ..none },
+            Self::Preferences(rewards) => {
+                let rewards = rewards.means();
+                EvalRow {
+                    rewards_chosen: rewards.map(|it| it.chosen),
+                    rewards_rejected: rewards.map(|it| it.rejected),
+                    rewards_margins: rewards.map(|it| it.margins),
+                    rewards_accuracies: rewards.map(|it| it.accuracies),
+                    ..none
+                }
+            }
         }
     }
 }
@@ -231,10 +215,8 @@ mod tests {
             LabelSetCounts { exact: 1, true_positives: 3, false_positives: 1, false_negatives: 1 };
         assert_eq!(counts, expected);
         let metrics = Answers::LabelSets(counts).metrics(3.0);
-        assert_eq!(
-            metrics,
-            AnswerMetrics { accuracy: Some(1.0 / 3.0), f1: Some(0.75), ..AnswerMetrics::default() }
-        );
+        let (eval_accuracy, eval_f1) = (Some(1.0 / 3.0), Some(0.75));
+        assert_eq!(metrics, EvalRow { eval_accuracy, eval_f1, ..EvalRow::default() });
         assert_eq!(LabelSetCounts { exact: 2, ..LabelSetCounts::default() }.f1(), 0.0);
     }
 
@@ -259,12 +241,9 @@ mod tests {
             assert_eq!(answers.with_sums(&answers.sums()), answers);
         }
         let metrics = Answers::Tokens { predicted: 3 }.metrics(4.0);
-        assert_eq!(
-            metrics,
-            AnswerMetrics { token_accuracy: Some(0.75), ..AnswerMetrics::default() }
-        );
+        assert_eq!(metrics, EvalRow { token_accuracy: Some(0.75), ..EvalRow::default() });
         let metrics = Answers::Numbers(AbsoluteErrors { sum: 3.0 }).metrics(4.0);
-        assert_eq!(metrics, AnswerMetrics { mae: Some(0.75), ..AnswerMetrics::default() });
+        assert_eq!(metrics, EvalRow { eval_mae: Some(0.75), ..EvalRow::default() });
     }
 
     #[test]

@@ -119,12 +119,9 @@ impl LoopState {
         };
         match self.best.is_none_or(is_comparable) {
             true => self,
-            false => {
-                // The counter of early stopping starts again too, because it counts from the best
-                // evaluation.
-                let Self { evaluation_pending, texts_pending, save_pending, .. } = self;
-                Self { evaluation_pending, texts_pending, save_pending, ..Self::default() }
-            }
+            // The counter of early stopping starts again too, because it counts from the best
+            // evaluation.
+            false => Self { best: None, evaluations_without_improvement: 0, ..self },
         }
     }
 

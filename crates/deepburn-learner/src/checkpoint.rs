@@ -33,16 +33,12 @@ mod saved_states;
 mod scope;
 mod state;
 
-use deepburn_checkpoint::CheckpointError;
+use deepburn_checkpoint::{Checkpoint, CheckpointError, ParamEntry};
 use deepburn_deepspeed::DeepSpeedError;
-use deepburn_ops::OptimizerOps;
-use deepburn_zero::Group;
-use serde::Serialize;
-use serde::de::DeserializeOwned;
 use std::path::{Path, PathBuf};
 
 use crate::EngineError;
-use crate::exchange::SharedFailure;
+use crate::exchange::FailureElsewhere;
 
 pub use deepspeed::check_deepspeed_checkpoint;
 pub use in_progress::SaveInProgress;
@@ -65,13 +61,8 @@ pub enum TrainingCheckpointError {
     #[error(transparent)]
     DeepSpeed(#[from] DeepSpeedError),
     /// Another rank cannot write or read its part of the checkpoint.
-    #[error("rank {rank}: {message}")]
-    Elsewhere {
-        /// The lowest failed rank.
-        rank: usize,
-        /// The error message of that rank.
-        message: String,
-    },
+    #[error(transparent)]
+    Elsewhere(#[from] FailureElsewhere),
     /// The checkpoint is intact, but does not match this engine.
     #[error("{}: {reason}", .path.display())]
     Unfit {
@@ -89,23 +80,13 @@ impl TrainingCheckpointError {
     }
 }
 
-impl SharedFailure for TrainingCheckpointError {
-    fn elsewhere(rank: usize, message: String) -> Self {
-        Self::Elsewhere { rank, message }
-    }
-}
-
 /// Returns the error for a checkpoint that does not match the engine or the model.
 fn unfit(path: &Path, reason: String) -> TrainingCheckpointError {
     TrainingCheckpointError::Unfit { path: path.to_owned(), reason }
 }
 
-/// Sends a value of some ranks to all ranks. If one of these ranks failed, all ranks return an
-/// error.
-fn exchange<B: OptimizerOps, T: Serialize + DeserializeOwned>(
-    group: &Group<B>,
-    purpose: &'static str,
-    mine: Option<Result<T, TrainingCheckpointError>>,
-) -> Result<Vec<T>, TrainingCheckpointError> {
-    crate::exchange::exchange(group, purpose, mine)
+/// Returns the entry of the parameter or buffer at a module path.
+fn entry_of<'c>(checkpoint: &'c Checkpoint, path: &str) -> Option<&'c ParamEntry> {
+    let layout = checkpoint.layout();
+    layout.find(path).map(|index| &layout.entries()[index])
 }

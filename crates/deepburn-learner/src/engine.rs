@@ -247,7 +247,11 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     }
 
     /// Records the first unrecoverable failure, which all later calls return.
-    pub(crate) fn note<T>(&self, result: Result<T, EngineError>) -> Result<T, EngineError> {
+    pub(crate) fn note<T>(
+        &self,
+        result: Result<T, impl Into<EngineError>>,
+    ) -> Result<T, EngineError> {
+        let result = result.map_err(Into::into);
         let is_final = |error: &ZeroError| {
             matches!(error, ZeroError::Comm(_) | ZeroError::Disagreement { .. })
         };
@@ -270,8 +274,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         self.check_group()?;
         // The handles are cloned, so that the engine keeps its module if the pass cannot be
         // started.
-        let prepared = self.states.start_training_pass(self.module.clone());
-        self.module = self.note(prepared.map_err(EngineError::from))?;
+        self.module = self.note(self.states.start_training_pass(self.module.clone()))?;
         let _context = self.states.enter(Some(Pass::Train));
         let started = Instant::now();
         let result = trace_span!("forward").in_scope(|| guard(|| run(self.module())));
@@ -356,18 +359,12 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         weights: LossWeights,
     ) -> Result<(), EngineError> {
         self.check_group()?;
-        let numel = loss.shape().num_elements();
-        if numel != 1 {
-            return Err(EngineError::LossElements { numel });
-        }
         if !self.states.has_open_pass() {
             let (call, when) = ("backward", "without a forward pass through `Engine::forward`");
             return Err(EngineError::Order { call, when });
         }
         // The pass stays open, so that the caller can call `backward` again with the correct loss.
-        if !loss.clone().into_primitive().tensor().is_tracked() {
-            return Err(EngineError::DetachedLoss);
-        }
+        check_loss(&loss)?;
         self.states.close_training_pass();
         self.accumulate_as("backward", weights)?;
         let _context = self.states.enter(None);
@@ -439,7 +436,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         let started = Instant::now();
         let outcome = trace_span!("optimizer step")
             .in_scope(|| self.states.step(rates, loss_scale * divisor, self.settings.clip));
-        let outcome = self.note(outcome.map_err(EngineError::from))?;
+        let outcome = self.note(outcome)?;
         self.reports.times.step += started.elapsed();
         //= deepspeed 0.19.8 runtime/engine.py _take_model_step
         let gradient_norm = match outcome {
@@ -646,6 +643,23 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     pub fn states(&self) -> &ModelStates<B> {
         &self.states
     }
+}
+
+/// Checks that a loss is one value that depends on trainable parameters.
+///
+/// # Errors
+/// Returns an error if it has another number of elements, or no gradient.
+pub(crate) fn check_loss<B: OptimizerOps>(
+    loss: &Tensor<Training<B>, 1>,
+) -> Result<(), EngineError> {
+    let numel = loss.shape().num_elements();
+    if numel != 1 {
+        return Err(EngineError::LossElements { numel });
+    }
+    if !loss.clone().into_primitive().tensor().is_tracked() {
+        return Err(EngineError::DetachedLoss);
+    }
+    Ok(())
 }
 
 /// Runs tensor ops and converts the panic of a failed collective back to an error.

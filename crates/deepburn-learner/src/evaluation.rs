@@ -58,11 +58,11 @@ where
     M: AutodiffModule<Training<B>>,
     T: Task<B, M>,
 {
-    let mut sums = Sums::new();
+    let mut sums = Sums::new(engine, task);
     for batch in batches {
-        sums.add(engine, task, &batch.map_err(Cause::Outside)?)?;
+        sums.add(&batch.map_err(Cause::Outside)?)?;
     }
-    sums.over_ranks(engine)
+    sums.over_ranks()
 }
 
 /// How an interruptible evaluation ended.
@@ -117,7 +117,7 @@ where
     M: AutodiffModule<Training<B>>,
     T: Task<B, M>,
 {
-    let mut sums = Sums::new();
+    let mut sums = Sums::new(engine, task);
     let total = batches.len();
     // The loop has one iteration more than there are batches, so that an interruption during the
     // last batch is noticed.
@@ -138,43 +138,42 @@ where
             return Ok(EvaluationEnd::Interrupted);
         }
         if let Some(batch) = batch {
-            sums.add(engine, task, &batch)?;
+            sums.add(&batch)?;
             after_batch(EvaluationProgress { done: done + 1, total });
         }
     }
-    sums.over_ranks(engine).map(EvaluationEnd::Completed)
+    sums.over_ranks().map(EvaluationEnd::Completed)
 }
 
 /// Sums over the batches of this rank.
-struct Sums {
+struct Sums<'a, B: OptimizerOps, M: AutodiffModule<Training<B>>, T> {
+    /// The engine of this rank.
+    engine: &'a Engine<B, M>,
+    /// Evaluates a batch.
+    task: &'a T,
     /// Loss, number of targets, then the [`Answers::sums`].
     sums: Vec<f64>,
     /// The answers of the first batch, whose kind is the kind of all batches.
     answers: Option<Answers>,
 }
 
-impl Sums {
+impl<'a, B, M, T> Sums<'a, B, M, T>
+where
+    B: OptimizerOps,
+    M: AutodiffModule<Training<B>>,
+    T: Task<B, M>,
+{
     /// Returns sums of 0 for the loss and the number of targets.
-    fn new() -> Self {
-        Self { sums: vec![0.0; 2], answers: None }
+    fn new(engine: &'a Engine<B, M>, task: &'a T) -> Self {
+        Self { engine, task, sums: vec![0.0; 2], answers: None }
     }
 
     /// Evaluates a batch and adds its sums.
     ///
     /// # Errors
     /// Returns an error if the batch does not fit the model, or if a collective fails.
-    fn add<B, M, T>(
-        &mut self,
-        engine: &Engine<B, M>,
-        task: &T,
-        batch: &T::Batch,
-    ) -> Result<(), Cause>
-    where
-        B: OptimizerOps,
-        M: AutodiffModule<Training<B>>,
-        T: Task<B, M>,
-    {
-        let measured = engine.evaluate(|model| task.evaluate(model, batch))?;
+    fn add(&mut self, batch: &T::Batch) -> Result<(), Cause> {
+        let measured = self.engine.evaluate(|model| self.task.evaluate(model, batch))?;
         let Evaluation { loss_sum, answers } = measured.map_err(Cause::Outside)?;
         // All numbers are summed in f64, so that one collective is enough; counts stay exact up to
         // 2^53.
@@ -194,13 +193,9 @@ impl Sums {
     ///
     /// # Errors
     /// Returns an error if the collective fails.
-    fn over_ranks<B, M>(self, engine: &Engine<B, M>) -> Result<Measured, Cause>
-    where
-        B: OptimizerOps,
-        M: AutodiffModule<Training<B>>,
-    {
+    fn over_ranks(self) -> Result<Measured, Cause> {
         let tag = CollectiveTag::new("evaluation", 0);
-        let group = engine.states().data_group();
+        let group = self.engine.states().data_group();
         let sums = group.sum(tag, self.sums).map_err(EngineError::from)?;
         // The loss and the number of targets come first.
         let answers = self.answers.map(|answers| answers.with_sums(&sums[2..]));
@@ -208,17 +203,10 @@ impl Sums {
         let metrics = counted.map(|answers| answers.metrics(sums[1])).unwrap_or_default();
         Ok(Measured {
             row: EvalRow {
-                step: engine.global_steps(),
+                step: self.engine.global_steps(),
                 // Without targets, 0/0 is NaN even if the task returned a loss.
                 eval_loss: if sums[1] > 0.0 { sums[0] / sums[1] } else { f64::NAN },
-                eval_accuracy: metrics.accuracy,
-                eval_f1: metrics.f1,
-                eval_mae: metrics.mae,
-                token_accuracy: metrics.token_accuracy,
-                rewards_chosen: metrics.rewards.map(|it| it.chosen),
-                rewards_rejected: metrics.rewards.map(|it| it.rejected),
-                rewards_margins: metrics.rewards.map(|it| it.margins),
-                rewards_accuracies: metrics.rewards.map(|it| it.accuracies),
+                ..metrics
             },
             num_targets: sums[1] as u64,
             answers,

@@ -13,10 +13,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::EngineError;
 
-/// An error that can describe the failure of another rank.
-pub(crate) trait SharedFailure: Display + From<EngineError> {
-    /// Returns the error for the failure of another rank.
-    fn elsewhere(rank: usize, message: String) -> Self;
+/// The failure of another rank.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("rank {rank}: {message}")]
+pub struct FailureElsewhere {
+    /// The lowest failed rank.
+    pub rank: usize,
+    /// The error message of that rank.
+    pub message: String,
 }
 
 /// Sends each rank's value, if it has one, to all ranks and returns the values in rank order.
@@ -30,11 +34,16 @@ pub(crate) trait SharedFailure: Display + From<EngineError> {
 /// # Errors
 /// Returns this rank's own error, the error of the lowest rank that failed, or an error if the
 /// collective fails.
-pub(crate) fn exchange<B: OptimizerOps, T: Serialize + DeserializeOwned, E: SharedFailure>(
+pub(crate) fn exchange<B, T, E>(
     group: &Group<B>,
     purpose: &'static str,
     mine: Option<Result<T, E>>,
-) -> Result<Vec<T>, E> {
+) -> Result<Vec<T>, E>
+where
+    B: OptimizerOps,
+    T: Serialize + DeserializeOwned,
+    E: Display + From<EngineError> + From<FailureElsewhere>,
+{
     /// The message of a rank: its value or its error.
     #[derive(Serialize, Deserialize)]
     enum Said<T> {
@@ -57,12 +66,12 @@ pub(crate) fn exchange<B: OptimizerOps, T: Serialize + DeserializeOwned, E: Shar
     }
     let mut values = Vec::new();
     for (rank, bytes) in all.iter().enumerate() {
-        let unreadable =
-            |error: serde_json::Error| E::elsewhere(rank, format!("{purpose}: {error}"));
-        match serde_json::from_slice::<Option<Said<T>>>(bytes).map_err(unreadable)? {
-            None => {}
-            Some(Said::Done(value)) => values.push(value),
-            Some(Said::Failed(message)) => return Err(E::elsewhere(rank, message)),
+        let elsewhere = |message: String| E::from(FailureElsewhere { rank, message });
+        match serde_json::from_slice::<Option<Said<T>>>(bytes) {
+            Ok(None) => {}
+            Ok(Some(Said::Done(value))) => values.push(value),
+            Ok(Some(Said::Failed(message))) => return Err(elsewhere(message)),
+            Err(error) => return Err(elsewhere(format!("{purpose}: {error}"))),
         }
     }
     Ok(values)

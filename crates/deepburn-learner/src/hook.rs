@@ -3,9 +3,9 @@
 use deepburn_monitor::GeneratedText;
 use deepburn_zero::{Ledger, ModuleOperations};
 
+use crate::BoxError;
 use crate::evaluation::EvaluationProgress;
 use crate::metrics::{EvalRow, StepRow};
-use crate::{BoxError, Cause};
 
 /// An observer of a run. Every rank has its own hooks and calls them at the same steps, in the
 /// order in which they were passed.
@@ -70,9 +70,4 @@ pub trait Hook {
     fn after_generation(&mut self, _texts: &[GeneratedText]) -> Result<(), BoxError> {
         Ok(())
     }
-}
-
-/// Calls [`Hook::finish`] of all hooks.
-pub(crate) fn finish(hooks: &mut [Box<dyn Hook + '_>]) -> Result<(), Cause> {
-    hooks.iter_mut().try_for_each(|hook| hook.finish()).map_err(Cause::Outside)
 }

@@ -56,6 +56,7 @@ pub use error::{BoxError, Cause, EngineError, TrainError};
 pub use evaluation::{
     EvaluationEnd, EvaluationProgress, Measured, data_failure, evaluate, evaluate_until,
 };
+pub use exchange::FailureElsewhere;
 pub use final_model::{FinalModel, TrainingEnd};
 pub use hook::Hook;
 pub use interval::Interval;

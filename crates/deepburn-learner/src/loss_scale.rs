@@ -105,11 +105,6 @@ impl LossScaler {
         self.dynamic.is_some()
     }
 
-    /// Returns the number of overflows until the scale halves; `None` for a static scale.
-    pub fn hysteresis(&self) -> Option<u64> {
-        self.dynamic.map(|dynamic| dynamic.hysteresis)
-    }
-
     //= deepspeed 0.19.8 runtime/fp16/loss_scaler.py DynamicLossScaler growth
     /// Records a step whose gradients were finite.
     pub fn applied(&mut self) {
@@ -197,7 +192,7 @@ mod tests {
                 'g' => scaler.applied(),
                 _ => scaler.overflowed().ok()?,
             }
-            Some([used, scaler.scale(), scaler.hysteresis()? as f64])
+            Some([used, scaler.scale(), scaler.state()?.hysteresis as f64])
         };
         updates.chars().map(update).collect()
     }
@@ -338,7 +333,7 @@ mod tests {
         let mut fixed = LossScaler::new(&LossScalePlan::Static { scale: 128.0 });
         fixed.overflowed().unwrap();
         fixed.applied();
-        assert_eq!((fixed.scale(), fixed.hysteresis()), (128.0, None));
+        assert_eq!((fixed.scale(), fixed.state()), (128.0, None));
     }
 
     proptest! {

@@ -20,7 +20,7 @@ use deepburn_zero::Training;
 use self::file_plan::{FilePlan, failure};
 use self::tensor::SavedTensor;
 use crate::engine::guard;
-use crate::exchange::{SharedFailure, exchange};
+use crate::exchange::{FailureElsewhere, exchange};
 use crate::{Engine, EngineError};
 
 /// The element type in which weights are saved.
@@ -74,13 +74,8 @@ pub enum SaveError {
         reason: String,
     },
     /// Another rank cannot write its part.
-    #[error("rank {rank}: {message}")]
-    Elsewhere {
-        /// The lowest failed rank.
-        rank: usize,
-        /// The error message of that rank.
-        message: String,
-    },
+    #[error(transparent)]
+    Elsewhere(#[from] FailureElsewhere),
 }
 
 /// Returns the type that can represent a weight which `float` cannot.
@@ -98,9 +93,13 @@ impl SaveError {
     }
 }
 
-impl SharedFailure for SaveError {
-    fn elsewhere(rank: usize, message: String) -> Self {
-        Self::Elsewhere { rank, message }
+impl HalfPrecision {
+    /// Returns the type of the elements in the file.
+    fn float(self) -> FloatType {
+        match self {
+            Self::F16 => FloatType::F16,
+            Self::Bf16 => FloatType::Bf16,
+        }
     }
 }
 
@@ -188,7 +187,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         map: Option<&WeightMap>,
     ) -> Result<(), SaveError> {
         self.agree_buffers()?;
-        let tensors = SavedTensor::of_module(self.module(), self.buffers(), precision)?;
+        let tensors = SavedTensor::of_module(self.module(), self.buffers(), precision.float())?;
         let plan = FilePlan::new(tensors, map)?;
         self.states().start_saving_pass().map_err(EngineError::from)?;
         let _context = self.states().enter(None);

@@ -68,19 +68,10 @@ pub(crate) struct Saver<'a> {
 struct RunningSave {
     /// The save in progress on this rank.
     save: SaveInProgress,
-    /// Why it is saved.
-    reason: SaveReason,
-}
-
-/// Why a checkpoint is saved.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum SaveReason {
-    /// It is due by `save_steps`, or the run ends.
-    Due,
-    /// It is due, and its model is the best so far.
-    DueAndBest,
-    /// Only because its model is the best so far.
-    BestOnly,
+    /// Whether it is due by `save_steps`, or because the run ends.
+    is_due: bool,
+    /// Whether its model is the best so far.
+    is_best: bool,
 }
 
 /// The evaluation of the model after a step.
@@ -175,16 +166,14 @@ impl<'a> Saver<'a> {
         let Some(plan) = self.plan else { return Ok(()) };
         // `is_due` and `is_best` are the same on all ranks: they depend on the step and on metrics
         // that were summed over the ranks.
-        let reason = match (is_due, self.is_best(step)) {
-            (true, true) => SaveReason::DueAndBest,
-            (true, false) => SaveReason::Due,
-            (false, true) => SaveReason::BestOnly,
-            (false, false) => return Ok(()),
-        };
+        let is_best = self.is_best(step);
+        if !is_due && !is_best {
+            return Ok(());
+        }
         self.finish(engine)?;
         match engine.start_save(&plan.root, self.request(plan, step, rank_state, state)) {
-            Ok(save) => self.in_progress = Some(RunningSave { save, reason }),
-            Err(error) => log_failed_save(engine, step, error)?,
+            Ok(save) => self.in_progress = Some(RunningSave { save, is_due, is_best }),
+            Err(error) => log_failed_save(engine.rank(), step, error)?,
         }
         if plan.asynchronous { Ok(()) } else { self.finish(engine) }
     }
@@ -202,23 +191,21 @@ impl<'a> Saver<'a> {
         let Some((plan, running)) = self.plan.zip(self.in_progress.take()) else {
             return Ok(());
         };
-        let RunningSave { save, reason } = running;
+        let RunningSave { save, is_due, is_best } = running;
         let step = save.step();
         match save.finish(engine.group()) {
             Ok(path) => {
-                if reason != SaveReason::Due {
+                if is_best {
                     self.best_saved = Some(step);
                 }
-                self.complete(engine, plan, &path);
-                if reason == SaveReason::BestOnly
-                    && let Some(previous) = self.best_only.replace(path.clone())
-                {
-                    drop_superseded(engine, plan, &previous);
+                self.complete(engine.rank(), plan, &path);
+                if !is_due && let Some(previous) = self.best_only.replace(path.clone()) {
+                    drop_superseded(engine.rank(), plan, &previous);
                 }
                 self.saved = Some((step, path));
                 Ok(())
             }
-            Err(error) => log_failed_save(engine, step, error),
+            Err(error) => log_failed_save(engine.rank(), step, error),
         }
     }
 
@@ -245,7 +232,7 @@ impl<'a> Saver<'a> {
                 if self.is_best(step) {
                     self.best_saved = Some(step);
                 }
-                self.complete(engine, plan, &path);
+                self.complete(engine.rank(), plan, &path);
                 Ok(Some(path))
             }
             Err(TrainingCheckpointError::Engine(error)) => Err(error),
@@ -259,13 +246,8 @@ impl<'a> Saver<'a> {
     }
 
     /// Logs a saved checkpoint and deletes the checkpoints that retention does not keep.
-    fn complete<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
-        &self,
-        engine: &Engine<B, M>,
-        plan: &CheckpointPlan,
-        path: &Path,
-    ) {
-        if engine.rank() != 0 {
+    fn complete(&self, rank: usize, plan: &CheckpointPlan, path: &Path) {
+        if rank != 0 {
             return;
         }
         info!("saved {}", path.display());
@@ -280,12 +262,8 @@ impl<'a> Saver<'a> {
 
 /// Deletes the checkpoint of the previous best model, unless a retention plan limits the number of
 /// checkpoints. Otherwise a run whose evaluations keep improving would fill the disk.
-fn drop_superseded<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
-    engine: &Engine<B, M>,
-    plan: &CheckpointPlan,
-    previous: &Path,
-) {
-    if engine.rank() != 0 || plan.retention != Retention::default() {
+fn drop_superseded(rank: usize, plan: &CheckpointPlan, previous: &Path) {
+    if rank != 0 || plan.retention != Retention::default() {
         return;
     }
     let name = previous.file_name().and_then(|name| name.to_str());
@@ -297,15 +275,15 @@ fn drop_superseded<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
 }
 
 /// Logs a failed save. Returns only a failure of the engine, which ends the run.
-fn log_failed_save<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
-    engine: &Engine<B, M>,
+fn log_failed_save(
+    rank: usize,
     step: u64,
     error: TrainingCheckpointError,
 ) -> Result<(), EngineError> {
     match error {
         TrainingCheckpointError::Engine(error) => Err(error),
         error => {
-            if engine.rank() == 0 {
+            if rank == 0 {
                 warn!("step {step}: no checkpoint was saved, training continues: {error}");
             }
             Ok(())

@@ -34,13 +34,13 @@ use crate::batch_schedule::BatchSchedule;
 use crate::best::{BestPlan, LoopState};
 use crate::evaluation::{EvaluationEnd, data_failure, evaluate_until};
 use crate::final_model::{FinalModel, TrainingEnd, load_best};
-use crate::hook::{Hook, finish};
+use crate::hook::Hook;
 use crate::interval::Interval;
 use crate::saving::{CheckpointPlan, Interrupt, Outcome, Saver};
 use crate::source::{BatchSource, EvaluationStream, NextStep, StepBatches, StepSize};
-use crate::task::{Batch, GeneratedTexts, Task};
+use crate::task::{GeneratedTexts, Task};
 use crate::{BoxError, Cause, Engine, EngineError, TrainError};
-use step::{RankFlags, StepData, Totals, complete, train_step};
+use step::{RankFlags, StepData, Totals, complete};
 
 /// The settings of a training loop: steps, batch sizes, evaluation and checkpoints.
 #[derive(Debug, Clone, Default)]
@@ -91,24 +91,27 @@ where
     // The best value of another metric is not comparable and is dropped here.
     let state = plan.resumed.resumed_with(&plan.best);
     let mut run = TrainLoop {
+        first_step: engine.global_steps(),
+        engine,
+        task,
+        source,
         plan,
         hooks,
         saver: Saver::new(plan.checkpoints.as_ref(), plan.best, &state),
         state,
-        first_step: engine.global_steps(),
         empty_steps: 0,
         failed_evaluation: None,
     };
-    if let (0, Some(best), None) = (engine.rank(), plan.resumed.best, run.state.best) {
+    if let (0, Some(best), None) = (run.engine.rank(), plan.resumed.best, run.state.best) {
         warn!(
             "the best evaluation so far, of step {}, used a different metric or different data; the \
              best model is chosen among later evaluations",
             best.step
         );
     }
-    run.warn_of_missing_best(engine);
-    let step = engine.global_steps();
-    if engine.step_state.is_accumulating() {
+    run.warn_of_missing_best();
+    let step = run.engine.global_steps();
+    if run.engine.step_state.is_accumulating() {
         let when = "in the middle of an accumulation (finish_accumulation or zero_grad ends it)";
         let cause = EngineError::Order { call: "train", when }.into();
         return Err(TrainError { step: step + 1, cause });
@@ -118,20 +121,23 @@ where
     // metric, so the step is saved again if it is due or the best so far.
     let LoopState { evaluation_pending, texts_pending, .. } = plan.resumed;
     let mut is_interrupted = (evaluation_pending || texts_pending)
-        && !run
-            .evaluate_and_save(engine, task, source)
-            .map_err(|cause| TrainError { step, cause })?;
-    while !is_interrupted && !run.is_over(engine) {
-        let step = engine.global_steps() + 1;
-        is_interrupted =
-            run.step(engine, task, source).map_err(|cause| TrainError { step, cause })?;
+        && !run.evaluate_and_save().map_err(|cause| TrainError { step, cause })?;
+    while !is_interrupted && !run.is_over() {
+        let step = run.engine.global_steps() + 1;
+        is_interrupted = run.step().map_err(|cause| TrainError { step, cause })?;
     }
-    let step = engine.global_steps();
-    run.end(engine, source, is_interrupted).map_err(|cause| TrainError { step, cause })
+    let step = run.engine.global_steps();
+    run.end(is_interrupted).map_err(|cause| TrainError { step, cause })
 }
 
 /// The state of a training loop.
-struct TrainLoop<'a, 'b> {
+struct TrainLoop<'a, 'b, B: OptimizerOps, M: AutodiffModule<Training<B>>, T, S> {
+    /// The engine of this rank.
+    engine: &'a mut Engine<B, M>,
+    /// Computes losses and metrics.
+    task: &'a T,
+    /// The data of this rank.
+    source: &'a mut S,
     /// The settings of the run.
     plan: &'a TrainPlan,
     /// The observers of this rank.
@@ -163,18 +169,31 @@ enum Evaluated {
 /// a curriculum, which depends on applied steps, never advances.
 const MAX_EMPTY_STEPS: u64 = 10;
 
-impl TrainLoop<'_, '_> {
+impl<B, M, T, S> TrainLoop<'_, '_, B, M, T, S>
+where
+    B: OptimizerOps,
+    M: AutodiffModule<Training<B>>,
+    T: Task<B, M>,
+    S: BatchSource<T::Batch>,
+{
+    /// Calls all hooks, up to the first that fails.
+    ///
+    /// # Errors
+    /// Returns the error of the hook.
+    fn tell(
+        &mut self,
+        call: impl FnMut(&mut Box<dyn Hook + '_>) -> Result<(), BoxError>,
+    ) -> Result<(), Cause> {
+        self.hooks.iter_mut().try_for_each(call).map_err(Cause::Outside)
+    }
+
     /// Warns at the start of a resumed run if the best model so far, which would be loaded at the
     /// end, has no checkpoint.
-    fn warn_of_missing_best<B, M>(&self, engine: &Engine<B, M>)
-    where
-        B: OptimizerOps,
-        M: AutodiffModule<Training<B>>,
-    {
+    fn warn_of_missing_best(&self) {
         let Some((best, plan)) = self.state.best.zip(self.plan.checkpoints.as_ref()) else {
             return;
         };
-        if engine.rank() == 0 && self.plan.best.load_at_end && !best.is_saved(&plan.root) {
+        if self.engine.rank() == 0 && self.plan.best.load_at_end && !best.is_saved(&plan.root) {
             warn!(
                 "load_best_model_at_end: {} has no checkpoint of step {}, the best model so far; \
                  unless a later evaluation is better, the run ends with the model of its last step",
@@ -185,12 +204,8 @@ impl TrainLoop<'_, '_> {
     }
 
     /// Returns true if all steps were taken or early stopping applies.
-    fn is_over<B, M>(&self, engine: &Engine<B, M>) -> bool
-    where
-        B: OptimizerOps,
-        M: AutodiffModule<Training<B>>,
-    {
-        engine.global_steps() >= self.plan.max_steps || self.state.stops(&self.plan.best)
+    fn is_over(&self) -> bool {
+        self.engine.global_steps() >= self.plan.max_steps || self.state.stops(&self.plan.best)
     }
 
     /// Runs one optimizer step, and the evaluation and the checkpoint that are due after it.
@@ -201,52 +216,37 @@ impl TrainLoop<'_, '_> {
     ///
     /// # Errors
     /// Returns a failure of the engine, the task, a hook or the data.
-    fn step<B, M, T>(
-        &mut self,
-        engine: &mut Engine<B, M>,
-        task: &T,
-        source: &mut impl BatchSource<T::Batch>,
-    ) -> Result<bool, Cause>
-    where
-        B: OptimizerOps,
-        M: AutodiffModule<Training<B>>,
-        T: Task<B, M>,
-    {
+    fn step(&mut self) -> Result<bool, Cause> {
         let plan = self.plan;
-        let step = engine.global_steps() + 1;
+        let step = self.engine.global_steps() + 1;
         // An interval of epochs ends at a number of samples, so the numbers before and after the
         // step are needed.
-        let samples_before = engine.global_samples();
+        let samples_before = self.engine.global_samples();
         if let Some(sizes) = &plan.batch_sizes {
             // The schedule counts steps from 0, the loop from 1.
             let size = sizes.at(step as usize - 1).train_batch_size;
-            engine.set_train_batch_size(size)?;
+            self.engine.set_train_batch_size(size)?;
         }
-        for hook in self.hooks.iter_mut() {
-            hook.before_step(step).map_err(Cause::Outside)?;
-        }
+        self.tell(|hook| hook.before_step(step))?;
         let counts = plan.counted_step == Some(step);
         if counts {
-            engine.states().start_counting();
+            self.engine.states().start_counting();
         }
-        let data = self.take_data(engine, source, step)?;
+        let data = self.take_data(step)?;
         let mine =
             RankFlags { interrupted: plan.interrupt.is_asked(), written: self.saver.has_written() };
-        let (row, all) = train_step(engine, task, data, self.hooks, mine)?;
+        let (row, all) = self.train_step(data, mine)?;
         // Every rank sees the same flag, so all of them commit the checkpoint at this step.
         if all.written {
-            self.saver.finish(engine)?;
+            self.saver.finish(self.engine)?;
         }
-        for hook in self.hooks.iter_mut() {
-            hook.after_step(&row, engine.global_samples()).map_err(Cause::Outside)?;
-        }
+        let samples = self.engine.global_samples();
+        self.tell(|hook| hook.after_step(&row, samples))?;
         if counts {
-            let operations = engine.states().stop_counting();
-            for hook in self.hooks.iter_mut() {
-                hook.after_count(&operations, &row).map_err(Cause::Outside)?;
-            }
+            let operations = self.engine.states().stop_counting();
+            self.tell(|hook| hook.after_count(&operations, &row))?;
         }
-        let samples = [samples_before, engine.global_samples()];
+        let samples = [samples_before, samples];
         let is_due =
             |every: Option<Interval>| every.is_some_and(|every| every.is_due(step, samples));
         self.state.evaluation_pending = is_due(plan.eval_steps) || step == plan.max_steps;
@@ -256,7 +256,7 @@ impl TrainLoop<'_, '_> {
         if all.interrupted {
             return Ok(true);
         }
-        Ok(!self.evaluate_and_save(engine, task, source)?)
+        Ok(!self.evaluate_and_save()?)
     }
 
     /// Runs the pending evaluation, if there is one, generates the texts after it, and saves the
@@ -267,41 +267,33 @@ impl TrainLoop<'_, '_> {
     ///
     /// # Errors
     /// Returns a failure of the engine, the task, a hook or the data.
-    fn evaluate_and_save<B, M, T>(
-        &mut self,
-        engine: &Engine<B, M>,
-        task: &T,
-        source: &mut impl BatchSource<T::Batch>,
-    ) -> Result<bool, Cause>
-    where
-        B: OptimizerOps,
-        M: AutodiffModule<Training<B>>,
-        T: Task<B, M>,
-    {
-        let position = source.position();
+    fn evaluate_and_save(&mut self) -> Result<bool, Cause> {
+        let position = self.source.position();
         let is_evaluated = self.state.evaluation_pending;
         if is_evaluated {
-            match self.evaluate(engine, task, source)? {
+            match self.evaluate()? {
                 Evaluated::Completed => {}
                 Evaluated::Interrupted => return Ok(false),
                 // A run with steps left cannot continue: the best model and early stopping depend
                 // on this evaluation.
-                Evaluated::Unreadable(cause) if engine.global_steps() < self.plan.max_steps => {
-                    return Err(self.stop_without_data(engine, position, cause));
+                Evaluated::Unreadable(cause)
+                    if self.engine.global_steps() < self.plan.max_steps =>
+                {
+                    return Err(self.stop_without_data(position, cause));
                 }
                 Evaluated::Unreadable(cause) => {
-                    self.finish_unevaluated(engine, position, cause)?;
+                    self.finish_unevaluated(position, cause)?;
                     return Ok(true);
                 }
             }
         }
-        let is_complete = !self.state.texts_pending || self.generate(engine, task)?;
+        let is_complete = !self.state.texts_pending || self.generate()?;
         // The last step is due whenever checkpoints are saved at all. A run that resumes with texts
         // alone has its checkpoint, with the metric.
         let saves = self.plan.checkpoints.as_ref().is_some_and(|it| it.save_steps.is_some());
-        let is_last = saves && is_evaluated && self.is_over(engine);
+        let is_last = saves && is_evaluated && self.is_over();
         let is_due = std::mem::take(&mut self.state.save_pending) || is_last;
-        self.saver.save_if_due(engine, is_due, position, self.state)?;
+        self.saver.save_if_due(self.engine, is_due, position, self.state)?;
         Ok(is_complete)
     }
 
@@ -310,30 +302,26 @@ impl TrainLoop<'_, '_> {
     ///
     /// # Errors
     /// Returns a failure of the engine.
-    fn finish_unevaluated<B, M>(
+    fn finish_unevaluated(
         &mut self,
-        engine: &Engine<B, M>,
         position: Value,
         cause: Option<BoxError>,
-    ) -> Result<(), Cause>
-    where
-        B: OptimizerOps,
-        M: AutodiffModule<Training<B>>,
-    {
+    ) -> Result<(), Cause> {
         let own = cause.map(|cause| cause.to_string()).unwrap_or_default();
         let tag = CollectiveTag::new("failed evaluation", 0);
         // Every rank sends its error, so that the outcome is the same on all ranks.
-        let all = engine.group().gather_bytes(tag, own.as_bytes()).map_err(EngineError::from)?;
+        let all =
+            self.engine.group().gather_bytes(tag, own.as_bytes()).map_err(EngineError::from)?;
         let failed = all.iter().enumerate().find(|(_, message)| !message.is_empty());
         let reason = failed
             .map(|(rank, message)| format!("rank {rank}: {}", String::from_utf8_lossy(message)));
         let reason = reason.unwrap_or_else(|| "the evaluation data cannot be read".to_owned());
-        if engine.rank() == 0 {
-            let step = engine.global_steps();
+        if self.engine.rank() == 0 {
+            let step = self.engine.global_steps();
             warn!("step {step}: the evaluation after the last step failed: {reason}");
         }
         self.failed_evaluation = Some(reason);
-        self.saver.save_last(engine, position, self.state)?;
+        self.saver.save_last(self.engine, position, self.state)?;
         Ok(())
     }
 
@@ -345,42 +333,33 @@ impl TrainLoop<'_, '_> {
     /// # Errors
     /// Returns [`Cause::Data`] on every rank if a rank cannot read its data, or if too many steps
     /// had no target.
-    fn take_data<B, M, T: Batch>(
-        &mut self,
-        engine: &mut Engine<B, M>,
-        source: &mut impl BatchSource<T>,
-        step: u64,
-    ) -> Result<StepData<T>, Cause>
-    where
-        B: OptimizerOps,
-        M: AutodiffModule<Training<B>>,
-    {
+    fn take_data(&mut self, step: u64) -> Result<StepData<T::Batch>, Cause> {
         let started = Instant::now();
         // The memory peaks of a step include reading its data.
-        engine.ledger().reset_peaks();
+        self.engine.ledger().reset_peaks();
         // Dynamic batching and curricula depend on the number of applied steps, so skipped ones do
         // not count.
         let next = NextStep {
-            micro_batches: engine.batch().gradient_accumulation_steps,
-            applied_steps: engine.global_steps() - engine.skipped_steps(),
+            micro_batches: self.engine.batch().gradient_accumulation_steps,
+            applied_steps: self.engine.global_steps() - self.engine.skipped_steps(),
         };
         // The position is read before the data, so it is the position after the last complete step.
-        let position = source.position();
-        let taken = trace_span!("data").in_scope(|| complete(source.next_step(next), next));
+        let position = self.source.position();
+        let taken = trace_span!("data").in_scope(|| complete(self.source.next_step(next), next));
         let waited = started.elapsed();
         let batches = taken.as_ref().map(|step| &step.micro_batches[..]).ok();
-        let totals = Totals::over_ranks(engine, batches)?;
+        let totals = Totals::over_ranks(self.engine.states().data_group(), batches)?;
         match (taken, totals) {
             (Ok(StepBatches { micro_batches, size }), Some(totals)) => {
-                if let Err(error) = self.check_targets(engine, step, &totals) {
-                    return Err(self.stop_without_data(engine, position, Some(error)));
+                if let Err(error) = self.check_targets(step, &totals) {
+                    return Err(self.stop_without_data(position, Some(error)));
                 }
                 if let Some(StepSize { samples, lr_factor }) = size {
-                    engine.size_next_step(samples, lr_factor);
+                    self.engine.size_next_step(samples, lr_factor);
                 }
                 Ok(StepData { started, waited, micro_batches, totals })
             }
-            (taken, _) => Err(self.stop_without_data(engine, position, taken.err())),
+            (taken, _) => Err(self.stop_without_data(position, taken.err())),
         }
     }
 
@@ -389,16 +368,7 @@ impl TrainLoop<'_, '_> {
     /// # Errors
     /// Returns an error, on every rank, if there were too many of them, or if the run ends without
     /// any target.
-    fn check_targets<B, M>(
-        &mut self,
-        engine: &Engine<B, M>,
-        step: u64,
-        totals: &Totals,
-    ) -> Result<(), BoxError>
-    where
-        B: OptimizerOps,
-        M: AutodiffModule<Training<B>>,
-    {
+    fn check_targets(&mut self, step: u64, totals: &Totals) -> Result<(), BoxError> {
         if totals.targets > 0.0 {
             self.empty_steps = 0;
             return Ok(());
@@ -418,7 +388,7 @@ impl TrainLoop<'_, '_> {
             )
             .into());
         }
-        if engine.rank() == 0 {
+        if self.engine.rank() == 0 {
             warn!(
                 "step {step} is skipped, because none of its micro-batches has a target on any rank: parameters, \
                  optimizer states and learning-rate schedule stay unchanged; check the labels of the data"
@@ -431,23 +401,14 @@ impl TrainLoop<'_, '_> {
     ///
     /// `cause` is the error of this rank, if it has one. `position` is the position of its data
     /// after the last complete step.
-    fn stop_without_data<B, M>(
-        &mut self,
-        engine: &Engine<B, M>,
-        position: Value,
-        cause: Option<BoxError>,
-    ) -> Cause
-    where
-        B: OptimizerOps,
-        M: AutodiffModule<Training<B>>,
-    {
+    fn stop_without_data(&mut self, position: Value, cause: Option<BoxError>) -> Cause {
         // If no step was taken, there is nothing new to save.
-        let saved = match engine.global_steps() > self.first_step {
-            true => self.saver.save_last(engine, position, self.state),
+        let saved = match self.engine.global_steps() > self.first_step {
+            true => self.saver.save_last(self.engine, position, self.state),
             false => Ok(None),
         };
         match saved {
-            Ok(checkpoint) => data_failure(engine, cause, checkpoint),
+            Ok(checkpoint) => data_failure(self.engine, cause, checkpoint),
             Err(error) => error.into(),
         }
     }
@@ -456,18 +417,8 @@ impl TrainLoop<'_, '_> {
     ///
     /// # Errors
     /// Returns a failure of the engine, the task or a hook.
-    fn evaluate<B, M, T>(
-        &mut self,
-        engine: &Engine<B, M>,
-        task: &T,
-        source: &mut impl BatchSource<T::Batch>,
-    ) -> Result<Evaluated, Cause>
-    where
-        B: OptimizerOps,
-        M: AutodiffModule<Training<B>>,
-        T: Task<B, M>,
-    {
-        let batches: EvaluationStream<'_, T::Batch> = match source.evaluation() {
+    fn evaluate(&mut self) -> Result<Evaluated, Cause> {
+        let batches: EvaluationStream<'_, T::Batch> = match self.source.evaluation() {
             Ok(Some(batches)) => batches,
             Ok(None) => {
                 self.state.evaluation_pending = false;
@@ -482,11 +433,12 @@ impl TrainLoop<'_, '_> {
             hooks.iter_mut().for_each(|hook| hook.after_evaluation_batch(progress));
         };
         let interrupt = &self.plan.interrupt;
-        let measured = match evaluate_until(engine, task, batches, interrupt, after_batch)? {
-            EvaluationEnd::Completed(measured) => measured,
-            EvaluationEnd::Interrupted => return Ok(Evaluated::Interrupted),
-            EvaluationEnd::Unreadable(cause) => return Ok(Evaluated::Unreadable(cause)),
-        };
+        let measured =
+            match evaluate_until(self.engine, self.task, batches, interrupt, after_batch)? {
+                EvaluationEnd::Completed(measured) => measured,
+                EvaluationEnd::Interrupted => return Ok(Evaluated::Interrupted),
+                EvaluationEnd::Unreadable(cause) => return Ok(Evaluated::Unreadable(cause)),
+            };
         if measured.num_targets > 0 {
             let is_best = self.state.record(&self.plan.best, &measured.row);
             self.saver.note_evaluation(&measured.row, is_best);
@@ -494,7 +446,7 @@ impl TrainLoop<'_, '_> {
             // There is no metric to compare, so neither the best model nor early stopping depends
             // on this evaluation.
             self.state.evaluation_pending = false;
-            if engine.rank() == 0 {
+            if self.engine.rank() == 0 {
                 warn!(
                     "the evaluation after step {} has no loss, because the evaluation data has no target: give it \
                      labels that are not ignored",
@@ -502,10 +454,8 @@ impl TrainLoop<'_, '_> {
                 );
             }
         }
-        for hook in self.hooks.iter_mut() {
-            hook.after_evaluation(&measured.row, engine.global_samples())
-                .map_err(Cause::Outside)?;
-        }
+        let samples = self.engine.global_samples();
+        self.tell(|hook| hook.after_evaluation(&measured.row, samples))?;
         self.state.texts_pending = true;
         Ok(Evaluated::Completed)
     }
@@ -515,17 +465,13 @@ impl TrainLoop<'_, '_> {
     ///
     /// # Errors
     /// Returns a failure of the task or a hook.
-    fn generate<B, M, T>(&mut self, engine: &Engine<B, M>, task: &T) -> Result<bool, Cause>
-    where
-        B: OptimizerOps,
-        M: AutodiffModule<Training<B>>,
-        T: Task<B, M>,
-    {
-        let generated = task.generate(engine, &self.plan.interrupt).map_err(Cause::Outside)?;
+    fn generate(&mut self) -> Result<bool, Cause> {
+        let generated =
+            self.task.generate(self.engine, &self.plan.interrupt).map_err(Cause::Outside)?;
         let resumes = self.plan.checkpoints.is_some();
-        if let (GeneratedTexts::Part(_), 0) = (&generated, engine.rank()) {
+        if let (GeneratedTexts::Part(_), 0) = (&generated, self.engine.rank()) {
             let when = if resumes { "when the run resumes" } else { "never" };
-            let step = engine.global_steps();
+            let step = self.engine.global_steps();
             warn!(
                 "interrupted: texts after the evaluation of step {step} will be generated {when}"
             );
@@ -536,36 +482,27 @@ impl TrainLoop<'_, '_> {
         };
         self.state.texts_pending = false;
         if !texts.is_empty() {
-            let mut hooks = self.hooks.iter_mut();
-            hooks.try_for_each(|hook| hook.after_generation(&texts)).map_err(Cause::Outside)?;
+            self.tell(|hook| hook.after_generation(&texts))?;
         }
         Ok(true)
     }
 
     /// Ends the run: completes the checkpoint in progress, loads the best model and calls the
     /// hooks.
-    fn end<B, M, T>(
-        mut self,
-        engine: &mut Engine<B, M>,
-        source: &impl BatchSource<T>,
-        is_interrupted: bool,
-    ) -> Result<Outcome, Cause>
-    where
-        B: OptimizerOps,
-        M: AutodiffModule<Training<B>>,
-    {
+    fn end(mut self, is_interrupted: bool) -> Result<Outcome, Cause> {
         if is_interrupted {
-            let checkpoint = self.saver.save_last(engine, source.position(), self.state)?;
-            finish(self.hooks)?;
+            let checkpoint =
+                self.saver.save_last(self.engine, self.source.position(), self.state)?;
+            self.tell(|hook| hook.finish())?;
             return Ok(Outcome::Interrupted { checkpoint });
         }
-        self.saver.finish(engine)?;
-        let step = engine.global_steps();
+        self.saver.finish(self.engine)?;
+        let step = self.engine.global_steps();
         let model = match self.plan.best.load_at_end {
-            true => self.load_best(engine)?,
+            true => self.load_best()?,
             false => FinalModel::Last,
         };
-        finish(self.hooks)?;
+        self.tell(|hook| hook.finish())?;
         let Self { state, failed_evaluation, .. } = self;
         Ok(Outcome::Finished(TrainingEnd { step, best: state.best, model, failed_evaluation }))
     }
@@ -577,13 +514,9 @@ impl TrainLoop<'_, '_> {
     ///
     /// # Errors
     /// Returns the errors of [`load_best`].
-    fn load_best<B, M>(&self, engine: &mut Engine<B, M>) -> Result<FinalModel, Cause>
-    where
-        B: OptimizerOps,
-        M: AutodiffModule<Training<B>>,
-    {
+    fn load_best(&mut self) -> Result<FinalModel, Cause> {
         let Some(best) = &self.state.best else {
-            if engine.rank() == 0 {
+            if self.engine.rank() == 0 {
                 warn!(
                     "no evaluation with the current settings has a finite metric; the model of the last step is kept"
                 );
@@ -591,6 +524,7 @@ impl TrainLoop<'_, '_> {
             return Ok(FinalModel::Last);
         };
         let root = self.plan.checkpoints.as_ref().map(|checkpoints| checkpoints.root.as_path());
-        load_best(engine, best, root, self.saver.metric_of(engine.global_steps()))
+        let last_metric = self.saver.metric_of(self.engine.global_steps());
+        load_best(self.engine, best, root, last_metric)
     }
 }

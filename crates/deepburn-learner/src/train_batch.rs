@@ -14,7 +14,7 @@ use deepburn_pipeline::Action;
 use deepburn_zero::{Ledger, Pass, Training};
 use tracing::trace_span;
 
-use crate::engine::{Step, guard};
+use crate::engine::{Step, check_loss, guard};
 use crate::step_state::LossWeights;
 use crate::{Cause, Engine, EngineError};
 
@@ -86,17 +86,21 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
             let count = self.batch.gradient_accumulation_steps;
             self.settings.pass_schedule.actions(stages.stage(), stages.count(), count)
         });
-        match actions {
-            Some(actions) => self.run_schedule(batches, actions),
-            None => self.run_in_turn(batches),
-        }
+        let (losses, taken) = match actions {
+            Some(actions) => self.run_schedule(batches, actions)?,
+            None => self.run_in_turn(batches)?,
+        };
+        let when = "with accumulation boundaries set by hand";
+        let step = taken.ok_or(EngineError::Order { call: "train_batch", when })?;
+        Ok(TrainedBatch { losses, step })
     }
 
-    /// Runs one micro-batch after the other.
+    /// Runs one micro-batch after the other. Returns their losses, and the record of the step if
+    /// the last one was an accumulation boundary.
     fn run_in_turn(
         &mut self,
         batches: &mut impl MicroBatches<B, M>,
-    ) -> Result<TrainedBatch, Cause> {
+    ) -> Result<(Vec<f64>, Option<Step>), Cause> {
         let count = self.batch.gradient_accumulation_steps;
         let (mut losses, mut taken) = (Vec::with_capacity(count), None);
         for index in 0..count {
@@ -113,19 +117,16 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
             taken = self.step()?;
             batches.after_phase(self.ledger());
         }
-        let step = taken.ok_or(EngineError::Order {
-            call: "train_batch",
-            when: "with accumulation boundaries set by hand",
-        })?;
-        Ok(TrainedBatch { losses, step })
+        Ok((losses, taken))
     }
 
-    /// Runs the passes of this stage in the order of the schedule.
+    /// Runs the passes of this stage in the order of the schedule. Returns the same as
+    /// [`run_in_turn`](Self::run_in_turn).
     fn run_schedule(
         &mut self,
         batches: &mut impl MicroBatches<B, M>,
         actions: Vec<Action>,
-    ) -> Result<TrainedBatch, Cause> {
+    ) -> Result<(Vec<f64>, Option<Step>), Cause> {
         self.check_passes("train_batch")?;
         let count = self.batch.gradient_accumulation_steps;
         let losses = match self.run_passes(batches, actions) {
@@ -141,12 +142,9 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         losses.iter().enumerate().try_for_each(|(index, loss)| batches.check(index, *loss))?;
         // `step` ends the last micro-batch and updates the parameters.
         (1..count).for_each(|_| self.end_micro_batch());
-        let step = self.step()?.ok_or(EngineError::Order {
-            call: "train_batch",
-            when: "with accumulation boundaries set by hand",
-        })?;
+        let taken = self.step()?;
         batches.after_phase(self.ledger());
-        Ok(TrainedBatch { losses, step })
+        Ok((losses, taken))
     }
 
     /// Runs the forward and backward passes of a schedule, and returns the losses.
@@ -189,8 +187,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         if !factor.is_finite() {
             return Err(EngineError::LossWeight { weight: batches.weight(index) }.into());
         }
-        let prepared = self.states.start_training_pass(self.module.clone());
-        self.module = self.note(prepared.map_err(EngineError::from))?;
+        self.module = self.note(self.states.start_training_pass(self.module.clone()))?;
         self.states.enter_forward(pass);
         let context = self.states.enter(Some(Pass::Train));
         let loss = trace_span!("forward").in_scope(|| {
@@ -206,15 +203,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         });
         drop(context);
         let loss = self.note(loss)??;
-        let numel = loss.scaled.shape().num_elements();
-        if numel != 1 {
-            return Err(EngineError::LossElements { numel }.into());
-        }
-        if !loss.scaled.clone().into_primitive().tensor().is_tracked() {
-            return Err(EngineError::DetachedLoss.into());
-        }
-        let ended = self.states.end_separate_forward();
-        self.note(ended.map_err(EngineError::from))?;
+        check_loss(&loss.scaled)?;
+        self.note(self.states.end_separate_forward())?;
         self.reports.times.forward += started.elapsed();
         Ok(loss)
     }

@@ -53,8 +53,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
             return Err(EngineError::ScaledLoss);
         }
         self.accumulate_as("train_pass", LossWeights::Undivided)?;
-        let prepared = self.states.start_training_pass(self.module.clone());
-        self.module = self.note(prepared.map_err(EngineError::from))?;
+        self.module = self.note(self.states.start_training_pass(self.module.clone()))?;
         let _context = self.states.enter(Some(Pass::Train));
         // The engine cannot tell when the closure calls `backward`, so the first gradient that is
         // reported announces the pass.
@@ -67,7 +66,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         // Only passes that report gradients of this model are counted, so `backward` on a detached
         // loss, or on one of another model, counts as none.
         match self.states.backward_passes() - passes {
-            1 => self.note(self.states.finish_pass().map_err(EngineError::from))?,
+            1 => self.note(self.states.finish_pass())?,
             passes => return Err(EngineError::BackwardPasses { passes }),
         }
         self.note(guard(|| self.agree_buffers()).and_then(|agreed| agreed))?;

@@ -74,12 +74,13 @@ pub use deepburn_learner::{
     AbsoluteErrors, Answers, Batch, BatchSchedule, BatchSizeError, BatchSource, BestEvaluation,
     BestMetric, BestPlan, BoxError, Cause, CheckpointPlan, ClientStates, ConfusionMatrix,
     EarlyStopping, Engine, EngineError, Evaluation, EvaluationEnd, EvaluationProgress,
-    EvaluationStream, FinalModel, GeneratedText, GeneratedTexts, HalfPrecision, Hook, Interrupt,
-    Interval, LabelSetCounts, LoadPlan, LoopState, LossScaler, Measured, MicroBatches, NextStep,
-    Outcome, PhaseTimes, RewardSums, SaveError, SaveInProgress, SaveRequest, Step, StepBatches,
-    StepSize, Task, TrainError, TrainPlan, TrainedBatch, TrainingCheckpointError, TrainingEnd,
-    check_deepspeed_checkpoint, check_optimizer_states, data_failure, evaluate, evaluate_until,
-    initialize, initialize_pipeline, metrics, schedule, train,
+    EvaluationStream, FailureElsewhere, FinalModel, GeneratedText, GeneratedTexts, HalfPrecision,
+    Hook, Interrupt, Interval, LabelSetCounts, LoadPlan, LoopState, LossScaler, Measured,
+    MicroBatches, NextStep, Outcome, PhaseTimes, RewardSums, SaveError, SaveInProgress,
+    SaveRequest, Step, StepBatches, StepSize, Task, TrainError, TrainPlan, TrainedBatch,
+    TrainingCheckpointError, TrainingEnd, check_deepspeed_checkpoint, check_optimizer_states,
+    data_failure, evaluate, evaluate_until, initialize, initialize_pipeline, metrics, schedule,
+    train,
 };
 pub use deepburn_ops as ops;
 pub use deepburn_weights as weights;

@@ -485,7 +485,7 @@ impl<D> TextClass<D> {
                         confusion.count(label, answer);
                     }
                 }
-                confusion.into()
+                Answers::Classes(confusion)
             }
             LabelBatch::MultiLabel(flags) => count_label_sets(flags, &numbers(logits), outputs),
             LabelBatch::Regression(values) => {

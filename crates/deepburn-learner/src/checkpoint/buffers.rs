@@ -10,8 +10,8 @@ use deepburn_checkpoint::{
 };
 use deepburn_zero::{Buffer, BufferKind};
 
-use super::TrainingCheckpointError;
 use super::element::{data_of, element_type};
+use super::{TrainingCheckpointError, entry_of};
 
 /// Returns the checkpoint entry of a buffer.
 ///
@@ -40,11 +40,12 @@ pub(super) fn buffer_entry(buffer: &Buffer) -> Result<ParamEntry, CheckpointErro
 /// # Errors
 /// Returns the difference, as the reason in an error message.
 pub(super) fn check_buffer(checkpoint: &Checkpoint, buffer: &Buffer) -> Result<(), String> {
-    let (layout, path) = (checkpoint.layout(), buffer.path());
-    let Some(entry) = layout.find(path).map(|index| &layout.entries()[index]) else {
+    let path = buffer.path();
+    let Some(entry) = entry_of(checkpoint, path) else {
         // Versions that store buffers have an entry of kind `Buffer` for each, so a checkpoint
         // without any is taken for an older one.
-        let old = layout.entries().iter().all(|entry| entry.kind == EntryKind::Parameter);
+        let old =
+            checkpoint.layout().entries().iter().all(|entry| entry.kind == EntryKind::Parameter);
         let constant = buffer.kind() != BufferKind::RunningStatistic;
         if old && constant {
             return Ok(());
@@ -83,7 +84,7 @@ pub(super) fn read_buffer(
     checkpoint: &Checkpoint,
     buffer: &Buffer,
 ) -> Result<Option<TensorData>, TrainingCheckpointError> {
-    if checkpoint.layout().find(buffer.path()).is_none() {
+    if entry_of(checkpoint, buffer.path()).is_none() {
         return Ok(None);
     }
     let values = checkpoint.read(buffer.path(), &StateKind::Weights, 0..buffer.numel())?;
@@ -92,9 +93,9 @@ pub(super) fn read_buffer(
 
 /// Logs which values a checkpoint of an early version cannot restore.
 pub(super) fn warn_of_missing(checkpoint: &Checkpoint, buffers: &[Buffer]) {
-    let (layout, folder) = (checkpoint.layout(), checkpoint.path().display());
+    let folder = checkpoint.path().display();
     for path in buffers.iter().map(Buffer::path) {
-        match layout.find(path).map(|index| layout.entries()[index].kind) {
+        match entry_of(checkpoint, path).map(|entry| entry.kind) {
             Some(EntryKind::Buffer) => {}
             Some(EntryKind::Parameter) => tracing::warn!(
                 "{folder}: running statistic {path} was saved before buffers were stored and has \

@@ -3,7 +3,7 @@
 
 use deepburn_deepspeed::Counters;
 
-use super::state::{EngineState, SavedCounters};
+use super::state::EngineState;
 use crate::loss_scale::ScalerState;
 
 /// The largest accepted counter. No real run reaches it, and products with batch sizes still fit
@@ -24,19 +24,17 @@ const REMEDY: &str = "load a checkpoint that a run saved";
 /// # Errors
 /// Returns the name, the value and the limit of the first counter that is out of range.
 pub(super) fn check_counters(state: &EngineState) -> Result<(), String> {
-    let SavedCounters { micro_steps, accumulated, global_steps, skipped_steps, .. } =
-        state.progress;
-    let SavedCounters { skipped_in_a_row, global_samples, global_tokens, .. } = state.progress;
+    let progress = &state.progress;
     check(&[
         ("optimizer_steps", state.optimizer_steps, LARGEST),
-        ("progress.micro_steps", micro_steps, LARGEST),
-        ("progress.accumulated", accumulated as u64, LARGEST),
+        ("progress.micro_steps", progress.micro_steps, LARGEST),
+        ("progress.accumulated", progress.accumulated as u64, LARGEST),
         ("backward_passes", state.backward_passes.unwrap_or(0) as u64, LARGEST),
-        ("progress.global_steps", global_steps, LARGEST),
-        ("progress.skipped_steps", skipped_steps, LARGEST),
-        ("progress.skipped_in_a_row", skipped_in_a_row, LARGEST),
-        ("progress.global_samples", global_samples, LARGEST_SUM),
-        ("progress.global_tokens", global_tokens, LARGEST_SUM),
+        ("progress.global_steps", progress.global_steps, LARGEST),
+        ("progress.skipped_steps", progress.skipped_steps, LARGEST),
+        ("progress.skipped_in_a_row", progress.skipped_in_a_row, LARGEST),
+        ("progress.global_samples", progress.global_samples, LARGEST_SUM),
+        ("progress.global_tokens", progress.global_tokens, LARGEST_SUM),
         ("next_size.samples", state.next_size.map_or(0, |size| size.samples), LARGEST),
         (
             "training_loop.evaluations_without_improvement",

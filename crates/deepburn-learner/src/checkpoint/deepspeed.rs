@@ -25,9 +25,10 @@ use deepburn_zero::{Buffer, BufferKind, StateArray, StateSegment, Training, mome
 
 use super::counters::check_deepspeed_counters;
 use super::load::{LoadPlan, StoredMoments};
-use super::optimizer_states::{listed, new_states};
-use super::{TrainingCheckpointError, exchange, unfit};
+use super::optimizer_states::{check_new_states, listed};
+use super::{TrainingCheckpointError, unfit};
 use crate::engine::EngineCounters;
+use crate::exchange::exchange;
 use crate::{Engine, ScalerState};
 
 impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
@@ -268,7 +269,7 @@ impl<'a> MappedCheckpoint<'a> {
         }
         match self.was_trained(own.path) {
             true => Ok(()),
-            false => new_states(own.path, optimizer).map(drop),
+            false => check_new_states(own.path, optimizer),
         }
     }
 

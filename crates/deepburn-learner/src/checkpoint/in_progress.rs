@@ -14,22 +14,20 @@
 //! once. If any rank fails, all ranks abandon the save and continue training.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread::{self, JoinHandle};
 
-use burn::tensor::TensorData;
 use burn::tensor::backend::Backend;
-use deepburn_checkpoint::{
-    CheckpointError, Layout, RankRecord, RankWriter, Run, Save, SaveTicket, Segment,
-};
+use deepburn_checkpoint::{CheckpointError, Layout, RankRecord, RankWriter, Run, Save, SaveTicket};
 use deepburn_ops::OptimizerOps;
-use deepburn_zero::{Group, OwnedArray, ZeroError};
+use deepburn_zero::{Group, OwnedArray};
 use serde_json::Value;
 
+use super::TrainingCheckpointError;
 use super::element::element_type;
-use super::{TrainingCheckpointError, exchange};
+use crate::exchange::exchange;
 
 /// The number of elements that are copied to host memory at a time.
 const CHUNK: usize = 1 << 20;
@@ -73,7 +71,7 @@ impl SaveInProgress {
     /// Returns true once this rank's thread has ended, successfully or not.
     /// [`finish`](Self::finish) then waits for other ranks only.
     pub fn is_written(&self) -> bool {
-        self.writing.thread.as_ref().is_none_or(JoinHandle::is_finished)
+        !matches!(&self.writing.thread, Some(Ok(thread)) if !thread.is_finished())
     }
 
     /// Waits for all ranks, commits the checkpoint and returns its folder. All ranks call this
@@ -86,11 +84,11 @@ impl SaveInProgress {
         mut self,
         group: &Group<B>,
     ) -> Result<PathBuf, TrainingCheckpointError> {
-        let written = self.writing.wait().map_err(Into::into);
+        let written = self.writing.wait().map_err(TrainingCheckpointError::from);
         // The commit needs the records of all ranks: the manifest has the checksums of their files.
         let records: Vec<RankRecord> = exchange(group, "checkpoint written", Some(written))?;
         let committed = self.commit.take().map(|(save, run)| save.commit(records, run));
-        let committed = committed.map(|folder| folder.map_err(Into::into));
+        let committed = committed.map(|folder| folder.map_err(TrainingCheckpointError::from));
         Ok(exchange(group, "checkpoint committed", committed)?.swap_remove(0))
     }
 }
@@ -122,30 +120,36 @@ impl<B: OptimizerOps> Snapshot<B> {
                 // The flag is checked once per chunk, so that dropping a save does not wait for a
                 // large array.
                 if unwanted.load(Relaxed) {
-                    return Err(undone(ticket));
+                    let source = io::ErrorKind::Interrupted.into();
+                    return Err(io_error("continue to write", ticket.folder(), source));
                 }
                 let data = array.data(start..array.numel().min(start + CHUNK));
-                let data = data.map_err(|error| unread(ticket, error))?;
-                write_part(&mut writer, &layout, segment, &data)?;
+                let data = data.map_err(|error| {
+                    io_error("read the states for", ticket.folder(), io::Error::other(error))
+                })?;
+                let entry = &layout.entries()[segment.entry];
+                let (kind, element) =
+                    (&entry.states[segment.state].kind, element_type(data.dtype)?);
+                writer.write_bytes(&entry.path, kind, element, data.as_bytes())?;
             }
         }
         writer.finish(state)
     }
 }
 
-/// Wraps the error of a state that cannot be read from NVMe.
-fn unread(ticket: &SaveTicket, error: ZeroError) -> CheckpointError {
-    let path = ticket.folder().to_owned();
-    CheckpointError::Io { action: "read the states for", path, source: io::Error::other(error) }
+/// Returns the error of a save to `folder` that cannot do `action`.
+fn io_error(action: &'static str, folder: &Path, source: io::Error) -> CheckpointError {
+    CheckpointError::Io { action, path: folder.to_owned(), source }
 }
+
+/// A thread that writes the file of a rank.
+type WriterThread = JoinHandle<Result<RankRecord, CheckpointError>>;
 
 /// The background thread of one rank.
 #[derive(Debug)]
 struct Writing {
-    /// The thread; `None` if it could not be started or has been joined.
-    thread: Option<JoinHandle<Result<RankRecord, CheckpointError>>>,
-    /// The reason why the thread could not be started.
-    failure: Option<CheckpointError>,
+    /// The thread, or the reason why it could not be started; `None` if it has been joined.
+    thread: Option<Result<WriterThread, CheckpointError>>,
     /// Set when the save is dropped. The thread then stops before the next chunk.
     unwanted: Arc<AtomicBool>,
 }
@@ -160,53 +164,25 @@ impl Writing {
         // Ranks that share a device also share its stream, which the thread has to use before it
         // reads arrays.
         let write = move || B::in_shared_stream(|| snapshot.write(&ticket, &asked));
-        let (thread, failure) = match thread::Builder::new().name(name).spawn(write) {
-            Ok(thread) => (Some(thread), None),
-            Err(source) => {
-                let action = "start a thread that writes";
-                (None, Some(CheckpointError::Io { action, path: folder, source }))
-            }
-        };
-        Self { thread, failure, unwanted }
+        let thread = thread::Builder::new().name(name).spawn(write);
+        let thread =
+            thread.map_err(|source| io_error("start a thread that writes", &folder, source));
+        Self { thread: Some(thread), unwanted }
     }
 
     /// Joins the thread. A panic of the thread is resumed on the caller's thread.
     fn wait(&mut self) -> Result<RankRecord, CheckpointError> {
-        if let Some(failure) = self.failure.take() {
-            return Err(failure);
-        }
-        match self.thread.take().map(JoinHandle::join) {
-            Some(Ok(written)) => written,
-            Some(Err(panic)) => std::panic::resume_unwind(panic),
-            None => unreachable!("a save is finished once"),
-        }
+        let Some(thread) = self.thread.take() else { unreachable!("a save is finished once") };
+        thread?.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     }
 }
 
 impl Drop for Writing {
     fn drop(&mut self) {
         self.unwanted.store(true, Relaxed);
-        if let Some(thread) = self.thread.take() {
+        if let Some(Ok(thread)) = self.thread.take() {
             // The save was dropped, so its result is not needed.
             _ = thread.join();
         }
     }
-}
-
-/// Returns the error of a save that was dropped before it was complete.
-fn undone(ticket: &SaveTicket) -> CheckpointError {
-    let source = io::Error::from(io::ErrorKind::Interrupted);
-    CheckpointError::Io { action: "continue to write", path: ticket.folder().to_owned(), source }
-}
-
-/// Appends a chunk of an array to the file of the rank.
-fn write_part(
-    writer: &mut RankWriter,
-    layout: &Layout,
-    segment: &Segment,
-    data: &TensorData,
-) -> Result<(), CheckpointError> {
-    let entry = &layout.entries()[segment.entry];
-    let (path, kind) = (&entry.path, &entry.states[segment.state].kind);
-    writer.write_bytes(path, kind, element_type(data.dtype)?, data.as_bytes())
 }

@@ -29,11 +29,12 @@ use deepburn_zero::{GradientSum, RandomState, StateSegment, StreamPosition, Trai
 
 use super::buffers::{check_buffer, read_buffer, warn_of_missing};
 use super::element::{data_of, dtype_of};
-use super::optimizer_states::{is_local_momentum, is_worker_error, log_changes, states_source};
+use super::optimizer_states::{check_states, is_local_momentum, is_worker_error, log_changes};
 use super::save::state_kind;
 use super::saved_states::{ClientStates, Saved};
 use super::state::{EngineState, GradientRecord, Random, RankState, Stream};
-use super::{TrainingCheckpointError, exchange, unfit};
+use super::{TrainingCheckpointError, entry_of, unfit};
+use crate::exchange::exchange;
 use crate::{Engine, EngineError};
 
 /// What to do with a checkpoint whose accumulation in progress does not fit.
@@ -63,12 +64,6 @@ impl LoadPlan {
     pub const ALL: Self = Self::Training { optimizer_states: true, lr_scheduler_states: true };
 }
 
-impl Default for LoadPlan {
-    fn default() -> Self {
-        Self::ALL
-    }
-}
-
 /// What a checkpoint has of the moments of a parameter.
 pub(super) struct StoredMoments {
     /// Whether the parameter was frozen, so that it had none.
@@ -85,6 +80,14 @@ pub(crate) struct CheckedCheckpoint<'c> {
     plan: LoadPlan,
     /// The JSON states.
     saved: Saved,
+}
+
+impl CheckedCheckpoint<'_> {
+    /// Reads a segment of an array, converted to tensor data.
+    fn read(&self, segment: &StateSegment<'_>) -> Result<TensorData, TrainingCheckpointError> {
+        let StateSegment { path, array, range } = segment;
+        Ok(data_of(self.checkpoint.read(path, &state_kind(*array), range.clone())?))
+    }
 }
 
 impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
@@ -125,9 +128,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         self.check_settled("load_checkpoint")?;
         // There must be no early return before the exchange, because the other ranks would wait for
         // this rank.
-        let checked = found.and_then(|checkpoint| {
-            Ok(CheckedCheckpoint { checkpoint, plan, saved: self.check(checkpoint, plan)? })
-        });
+        let checked = found.and_then(|checkpoint| self.check(checkpoint, plan));
         let mut own = None;
         let tag = checked.map(|checked| {
             let checkpoint = checked.checkpoint;
@@ -145,30 +146,17 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         Ok(checked)
     }
 
-    /// Loads a checkpoint that [`check_together`](Self::check_together) returned. All ranks call
-    /// this together.
-    ///
-    /// # Errors
-    /// Returns an error if a file cannot be read or a collective fails. The engine is then partly
-    /// loaded.
-    pub(crate) fn adopt_checked(
-        &mut self,
-        checked: &CheckedCheckpoint<'_>,
-    ) -> Result<(), TrainingCheckpointError> {
-        self.adopt(checked.checkpoint, checked.plan, &checked.saved)
-    }
-
     /// Checks that `checkpoint` is intact and matches this engine. Nothing is changed.
     ///
     /// Every file is read once to verify its checksum.
     ///
     /// # Errors
     /// Returns the first problem that was found.
-    fn check(
+    fn check<'c>(
         &self,
-        checkpoint: &Checkpoint,
+        checkpoint: &'c Checkpoint,
         plan: LoadPlan,
-    ) -> Result<Saved, TrainingCheckpointError> {
+    ) -> Result<CheckedCheckpoint<'c>, TrainingCheckpointError> {
         // Checksums come first: a damaged file must not be reported as a model that differs.
         checkpoint.verify()?;
         let saved = Saved::read(checkpoint)?;
@@ -182,7 +170,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
             LoadPlan::ModuleOnly => Ok(()),
         });
         fits.map_err(|reason| unfit(checkpoint.path(), reason))?;
-        Ok(saved)
+        Ok(CheckedCheckpoint { checkpoint, plan, saved })
     }
 
     /// Checks that model and checkpoint have the same parameters and buffers.
@@ -192,13 +180,11 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     /// # Errors
     /// Returns the first difference, as the reason in an error message.
     fn check_model(&self, checkpoint: &Checkpoint) -> Result<(), String> {
-        let layout = checkpoint.layout();
         for parameter in self.parameters() {
             let path = parameter.path();
-            let Some(entry) = layout.find(path) else {
+            let Some(ParamEntry { shape, kind, .. }) = entry_of(checkpoint, path) else {
                 return Err(format!("it has no parameter {path}, but this model has one"));
             };
-            let ParamEntry { shape, kind, .. } = &layout.entries()[entry];
             if *kind == EntryKind::Buffer {
                 return Err(format!(
                     "{path} is a buffer there and a float parameter of this model: load it into the \
@@ -213,7 +199,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
             }
         }
         self.buffers().iter().try_for_each(|buffer| check_buffer(checkpoint, buffer))?;
-        let mut entries = layout.entries().iter();
+        let mut entries = checkpoint.layout().entries().iter();
         let known = |entry: &ParamEntry| {
             let paths = || [&entry.path].into_iter().chain(&entry.aliases);
             self.parameters().iter().any(|own| paths().any(|path| own.path() == path))
@@ -233,11 +219,10 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     /// # Errors
     /// Returns the first difference, as the reason in an error message.
     fn check_moments(&self, checkpoint: &Checkpoint) -> Result<(), String> {
-        let layout = checkpoint.layout();
         for (index, parameter) in self.parameters().iter().enumerate() {
-            let entry = layout.find(parameter.path()).map(|entry| &layout.entries()[entry]);
+            let entry = entry_of(checkpoint, parameter.path());
             if let (Some(optimizer), Some(entry)) = (self.states().optimizer_of(index), entry) {
-                states_source(parameter.path(), entry, optimizer)?;
+                check_states(parameter.path(), entry, optimizer)?;
             }
         }
         Ok(())
@@ -302,9 +287,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     /// # Errors
     /// Returns the first difference, as the reason in an error message.
     fn check_accumulated_parameters(&self, checkpoint: &Checkpoint) -> Result<(), String> {
-        let layout = checkpoint.layout();
         for parameter in self.parameters() {
-            let entry = layout.find(parameter.path()).map(|index| &layout.entries()[index]);
+            let entry = entry_of(checkpoint, parameter.path());
             if entry.is_some_and(|entry| entry.trainable != parameter.is_trainable()) {
                 let trained = |is: bool| if is { "trained" } else { "frozen" };
                 return Err(format!(
@@ -319,8 +303,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         Ok(())
     }
 
-    /// Loads weights, buffers and the parts of the training state that `plan` selects. The caller
-    /// has checked that they fit.
+    /// Loads weights, buffers and the parts of the training state that the plan of a checkpoint
+    /// from [`check_together`](Self::check_together) selects. All ranks call this together.
     ///
     /// The order matters: loading moments resets the states that 1-bit optimizers derive from them,
     /// so compression errors and local states are loaded afterwards.
@@ -328,34 +312,34 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     /// # Errors
     /// Returns an error if a file cannot be read or a collective fails. The engine is then partly
     /// loaded.
-    fn adopt(
+    pub(crate) fn adopt_checked(
         &mut self,
-        checkpoint: &Checkpoint,
-        plan: LoadPlan,
-        saved: &Saved,
+        checked: &CheckedCheckpoint<'_>,
     ) -> Result<(), TrainingCheckpointError> {
-        let read = |segment: &StateSegment<'_>| read(checkpoint, segment);
+        let CheckedCheckpoint { checkpoint, plan, saved } = checked;
         // Gradients of the old weights must not enter the first step with the new ones.
         self.zero_grad();
-        let is_stored = |path: &str| is_stored(checkpoint, path);
-        self.states.load_weights(is_stored, read)?;
+        // A parameter of the base model may be omitted.
+        let is_stored =
+            |path: &str| entry_of(checkpoint, path).is_none_or(|entry| entry.base.is_none());
+        self.states.load_weights(is_stored, |segment| checked.read(segment))?;
         self.keep_unchanged_base(is_stored)?;
         if self.rank() == 0 {
             warn_of_missing(checkpoint, self.buffers());
             self.warn_of_plain_tensors(checkpoint, &saved.engine);
         }
         self.load_buffers(|buffer| read_buffer(checkpoint, buffer))?;
-        let LoadPlan::Training { optimizer_states, lr_scheduler_states } = plan else {
+        let LoadPlan::Training { optimizer_states, lr_scheduler_states } = *plan else {
             return Ok(());
         };
         self.progress = saved.engine.progress.of_engine();
         // The size was set for the next optimizer step, which comes after the load.
         self.overrides.size = saved.engine.next_size;
         if optimizer_states {
-            self.adopt_optimizer_states(checkpoint, saved)?;
+            self.adopt_optimizer_states(checked)?;
         }
         if saved.engine.step_state().is_accumulating() {
-            self.adopt_accumulation(checkpoint, saved)?;
+            self.adopt_accumulation(checked)?;
         }
         if lr_scheduler_states {
             self.schedule.seek(saved.engine.schedule);
@@ -382,15 +366,23 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     /// Loads optimizer states, compression errors and the loss scale.
     fn adopt_optimizer_states(
         &mut self,
-        checkpoint: &Checkpoint,
-        saved: &Saved,
+        checked: &CheckedCheckpoint<'_>,
     ) -> Result<(), TrainingCheckpointError> {
-        let read = |segment: &StateSegment<'_>| read(checkpoint, segment);
-        let EngineState { optimizer_steps, loss_scale, .. } = &saved.engine;
-        self.adopt_moments(checkpoint, saved)?;
+        let read = |segment: &StateSegment<'_>| checked.read(segment);
+        let CheckedCheckpoint { checkpoint, saved, .. } = checked;
+        let EngineState { optimizer_steps, loss_scale, state_starts, .. } = &saved.engine;
+        let stored_moments = |path: &str| {
+            let entry = entry_of(checkpoint, path);
+            let start = entry.and_then(|entry| state_starts.get(&entry.path));
+            StoredMoments {
+                was_frozen: entry.is_some_and(|it| !it.trainable),
+                is_empty: !entry.is_some_and(has_moments),
+                start: start.copied().unwrap_or(0),
+            }
+        };
+        self.load_moments(*optimizer_steps, stored_moments, read)?;
         self.states.load_scalars(|path, name| {
-            let layout = checkpoint.layout();
-            let path = &layout.entries()[layout.find(path)?].path;
+            let path = &entry_of(checkpoint, path)?.path;
             Some(f64::from_bits(*saved.engine.scalars.get(path)?.get(name)?))
         });
         // The stored errors are of what the last step compressed. The next step may compress
@@ -406,8 +398,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
             );
         }
         let workers = |path: &str| {
-            let entry = checkpoint.layout().find(path).filter(|_| is_same);
-            let entry = entry.map(|index| &checkpoint.layout().entries()[index]);
+            let entry = entry_of(checkpoint, path).filter(|_| is_same);
             let states = entry.into_iter().flat_map(|entry| &entry.states);
             states.filter(|stored| is_worker_error(stored.kind.as_str())).count()
         };
@@ -424,37 +415,15 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     /// the saved run, so it is loaded too.
     fn adopt_accumulation(
         &mut self,
-        checkpoint: &Checkpoint,
-        saved: &Saved,
+        checked: &CheckedCheckpoint<'_>,
     ) -> Result<(), TrainingCheckpointError> {
-        let sums = self.gradient_sums(checkpoint, &saved.ranks);
-        let read = |segment: &StateSegment<'_>| read(checkpoint, segment);
-        self.states.load_gradients(&sums, read)?;
-        self.step_state = saved.engine.step_state();
-        if let Some(state) = saved.engine.loss_scale {
+        let sums = self.gradient_sums(checked);
+        self.states.load_gradients(&sums, |segment| checked.read(segment))?;
+        self.step_state = checked.saved.engine.step_state();
+        if let Some(state) = checked.saved.engine.loss_scale {
             self.scaler.restore(state);
         }
         Ok(())
-    }
-
-    /// Loads the moments of a checkpoint of this format.
-    fn adopt_moments(
-        &mut self,
-        checkpoint: &Checkpoint,
-        saved: &Saved,
-    ) -> Result<(), TrainingCheckpointError> {
-        let stored = |path: &str| {
-            let layout = checkpoint.layout();
-            let entry = layout.find(path).map(|entry| &layout.entries()[entry]);
-            let start = entry.and_then(|entry| saved.engine.state_starts.get(&entry.path));
-            StoredMoments {
-                was_frozen: entry.is_some_and(|it| !it.trainable),
-                is_empty: !entry.is_some_and(has_moments),
-                start: start.copied().unwrap_or(0),
-            }
-        };
-        let read = |segment: &StateSegment<'_>| read(checkpoint, segment);
-        self.load_moments(saved.engine.optimizer_steps, stored, read)
     }
 
     /// Loads the moments of a checkpoint after `steps` applied steps. Parameters that were frozen
@@ -485,7 +454,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         let new: HashSet<String> = new.into_iter().map(|(path, _)| path.to_owned()).collect();
         self.states.load_moments(steps, |segment: &StateSegment<'_>| {
             match new.contains(segment.path) {
-                true => Ok(zeros(segment.range.len())),
+                true => Ok(TensorData::zeros::<f32, _>([segment.range.len()])),
                 false => read(segment),
             }
         })?;
@@ -519,22 +488,17 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     /// ranks, a rank may own elements for which another rank recorded the peak. Every rank
     /// therefore gets the largest peak of all ranks, and the step is skipped on all ranks or on
     /// none.
-    fn gradient_sums(
-        &self,
-        checkpoint: &Checkpoint,
-        ranks: &[RankState],
-    ) -> Vec<Option<GradientSum>> {
+    fn gradient_sums(&self, checked: &CheckedCheckpoint<'_>) -> Vec<Option<GradientSum>> {
         let mut records = BTreeMap::<&str, GradientRecord>::new();
-        for (path, record) in ranks.iter().flat_map(|state| &state.gradients) {
+        for (path, record) in checked.saved.ranks.iter().flat_map(|rank| &rank.gradients) {
             // The number of micro-batches is the same on all ranks; only the peaks differ.
             let known = records.entry(path).or_insert(*record);
             let peaks = [known.peak_bits, record.peak_bits].map(|bits| bits.map(f32::from_bits));
             let peak = peaks.into_iter().flatten().reduce(larger);
             known.peak_bits = peak.map(f32::to_bits);
         }
-        let layout = checkpoint.layout();
         let sum = |path: &str| {
-            let entry = &layout.entries()[layout.find(path)?];
+            let entry = entry_of(checked.checkpoint, path)?;
             let record = records.get(entry.path.as_str())?;
             Some(GradientSum {
                 micro_batches: record.micro_batches,
@@ -551,20 +515,9 @@ fn larger(left: f32, right: f32) -> f32 {
     if left.is_nan() || left > right { left } else { right }
 }
 
-/// Returns true if the checkpoint has the values of the parameter `path`.
-fn is_stored(checkpoint: &Checkpoint, path: &str) -> bool {
-    let layout = checkpoint.layout();
-    layout.find(path).is_none_or(|index| layout.entries()[index].base.is_none())
-}
-
 /// Returns true if the checkpoint has moments of a parameter.
 fn has_moments(entry: &ParamEntry) -> bool {
     entry.states.iter().any(|stored| matches!(stored.kind, StateKind::Moment(_)))
-}
-
-/// Returns the moments of a parameter without an update.
-fn zeros(len: usize) -> TensorData {
-    TensorData::new(vec![0.0_f32; len], [len])
 }
 
 /// Returns the number of ranks that stored an array whose name satisfies `is_it`.
@@ -573,14 +526,6 @@ fn ranks_with(checkpoint: &Checkpoint, is_it: fn(&str) -> bool) -> usize {
         entry.states.iter().filter(|stored| is_it(stored.kind.as_str())).count()
     };
     checkpoint.layout().entries().iter().map(count).max().unwrap_or(0)
-}
-
-/// Reads a segment of an array, converted to tensor data.
-fn read(
-    checkpoint: &Checkpoint,
-    segment: &StateSegment<'_>,
-) -> Result<TensorData, TrainingCheckpointError> {
-    Ok(data_of(checkpoint.read(segment.path, &state_kind(segment.array), segment.range.clone())?))
 }
 
 impl From<ZeroError> for TrainingCheckpointError {

@@ -1,6 +1,6 @@
 //! Where the optimizer states of each parameter come from when a run resumes.
 //!
-//! Main function: [`states_source`]. A trained parameter has its states in the checkpoint, unless
+//! Main function: [`check_states`]. A trained parameter has its states in the checkpoint, unless
 //! it was frozen when the checkpoint was saved: then its states are new, as for a parameter without
 //! state in PyTorch. The moments are zero, and bias correction counts the parameter's own steps;
 //! later checkpoints store by path how many steps came before them. The states of a parameter that
@@ -15,20 +15,11 @@ use deepburn_config::OptimizerPlan;
 use deepburn_zero::moments;
 use tracing::warn;
 
-use super::TrainingCheckpointError;
 use super::save::{SERVER_ERROR, WORKER_ERROR};
+use super::{TrainingCheckpointError, entry_of, unfit};
 
 /// The number of parameter paths in a log line.
 const MAX_LISTED: usize = 5;
-
-/// Where the optimizer states of a trained parameter come from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum StatesSource {
-    /// From the checkpoint.
-    Checkpoint,
-    /// They are new, because the parameter was frozen when the checkpoint was saved.
-    New,
-}
 
 /// Checks before there is an engine whether the optimizer states of a checkpoint can be loaded.
 ///
@@ -42,21 +33,17 @@ pub fn check_optimizer_states<'a>(
     checkpoint: &Checkpoint,
     parameters: impl IntoIterator<Item = (&'a str, Option<&'a OptimizerPlan>)>,
 ) -> Result<(), TrainingCheckpointError> {
-    let layout = checkpoint.layout();
     for (path, optimizer) in parameters {
-        if let (Some(optimizer), Some(entry)) = (optimizer, layout.find(path)) {
-            let found = states_source(path, &layout.entries()[entry], optimizer);
-            found.map_err(|reason| TrainingCheckpointError::Unfit {
-                path: checkpoint.path().to_owned(),
-                reason,
-            })?;
+        if let (Some(optimizer), Some(entry)) = (optimizer, entry_of(checkpoint, path)) {
+            check_states(path, entry, optimizer)
+                .map_err(|reason| unfit(checkpoint.path(), reason))?;
         }
     }
     Ok(())
 }
 
-/// Returns where the states of the trained parameter `path` come from. `optimizer` updates it, and
-/// `entry` is its entry in the checkpoint.
+/// Checks that the states of the trained parameter `path` are in the checkpoint or can be new.
+/// `optimizer` updates it, and `entry` is its entry in the checkpoint.
 ///
 /// Arrays that differ between ranks (compression errors, states of local steps) are compared
 /// separately, because their number depends on the number of ranks.
@@ -64,14 +51,14 @@ pub fn check_optimizer_states<'a>(
 /// # Errors
 /// Returns the first difference between the stored states and the optimizer's, as the reason in an
 /// error message.
-pub(super) fn states_source(
+pub(super) fn check_states(
     path: &str,
     entry: &ParamEntry,
     optimizer: &OptimizerPlan,
-) -> Result<StatesSource, String> {
+) -> Result<(), String> {
     let own = moments(optimizer);
     if !entry.trainable && !own.is_empty() {
-        return new_states(path, optimizer);
+        return check_new_states(path, optimizer);
     }
     let stored = entry.states.iter().filter(|stored| matches!(stored.kind, StateKind::Moment(_)));
     let stored = stored.map(|stored| stored.kind.as_str());
@@ -94,14 +81,14 @@ pub(super) fn states_source(
             listed(own)
         ));
     }
-    Ok(StatesSource::Checkpoint)
+    Ok(())
 }
 
-/// Returns [`StatesSource::New`] for a parameter that was frozen when the checkpoint was saved.
+/// Checks that a parameter that was frozen when the checkpoint was saved can get new states.
 ///
 /// # Errors
 /// Returns the reason if the optimizer cannot start with new states.
-pub(super) fn new_states(path: &str, optimizer: &OptimizerPlan) -> Result<StatesSource, String> {
+pub(super) fn check_new_states(path: &str, optimizer: &OptimizerPlan) -> Result<(), String> {
     if optimizer.exchanges_momentum() {
         return Err(format!(
             "parameter {path} was frozen when the checkpoint was saved and is trained now, and an optimizer that \
@@ -109,7 +96,7 @@ pub(super) fn new_states(path: &str, optimizer: &OptimizerPlan) -> Result<States
              run from the weights"
         ));
     }
-    Ok(StatesSource::New)
+    Ok(())
 }
 
 /// The remedies for states of another optimizer.

@@ -28,14 +28,15 @@ use deepburn_zero::{
 };
 use serde_json::{Value, json};
 
+use super::TrainingCheckpointError;
 use super::buffers::buffer_entry;
 use super::element::element_type;
 use super::in_progress::{SaveInProgress, Snapshot};
 use super::state::{
     BatchSizes, EngineState, GradientRecord, Random, RankState, SavedCounters, Stream,
 };
-use super::{TrainingCheckpointError, exchange};
 use crate::best::LoopState;
+use crate::exchange::exchange;
 use crate::step_state::LossWeights;
 use crate::{Engine, EngineError};
 
@@ -128,7 +129,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
             };
             let ticket = begun.ticket().clone();
             save = Some(begun);
-            Ok(ticket)
+            Ok::<_, TrainingCheckpointError>(ticket)
         });
         let ticket = exchange(self.group(), "checkpoint begun", begun)?.swap_remove(0);
 
@@ -237,14 +238,14 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
 
     /// Returns the state that all ranks share.
     fn engine_state(&self, client: Value, training_loop: LoopState) -> EngineState {
+        let states = self.states();
+        let optimizer_steps = states.optimizer_steps();
+        let quantity = states.compressed_quantity(optimizer_steps);
         EngineState {
             progress: SavedCounters::new(self.progress, self.step_state.ended()),
-            optimizer_steps: self.states().optimizer_steps(),
-            compressed_quantity: self
-                .states()
-                .compressed_quantity(self.states().optimizer_steps())
-                .map(str::to_owned),
-            local_rates_bits: self.states().local_rates().map(f64::to_bits),
+            optimizer_steps,
+            compressed_quantity: quantity.map(str::to_owned),
+            local_rates_bits: states.local_rates().map(f64::to_bits),
             loss_scale: self.scaler.state(),
             schedule: self.schedule.position(),
             batch: self.batch_state(),

@@ -23,7 +23,8 @@ use deepburn_weights::{Origin, WeightMap};
 use deepburn_zero::Training;
 
 use super::element::element_type;
-use super::{TrainingCheckpointError, exchange, unfit};
+use super::{TrainingCheckpointError, entry_of, unfit};
+use crate::exchange::exchange;
 use crate::{Engine, EngineError};
 
 impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
@@ -57,9 +58,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         &self,
         checkpoint: &Checkpoint,
     ) -> Result<(), TrainingCheckpointError> {
-        let layout = checkpoint.layout();
         let expected = self.parameters().iter().filter_map(|parameter| {
-            let entry = &layout.entries()[layout.find(parameter.path())?];
+            let entry = entry_of(checkpoint, parameter.path())?;
             Some((parameter.index(), entry.base.as_ref()?))
         });
         let expected: BTreeMap<usize, &BaseValues> = expected.collect();
@@ -125,7 +125,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
                 }
             }
         }
-        let all = exchange(self.group(), "hashes of frozen parameters", Some(Ok(own)))?;
+        let own = Ok::<_, TrainingCheckpointError>(own);
+        let all = exchange(self.group(), "hashes of frozen parameters", Some(own))?;
         Ok(all.into_iter().flatten().collect())
     }
 }

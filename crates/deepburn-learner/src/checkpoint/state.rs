@@ -87,17 +87,14 @@ pub(super) struct SavedCounters {
 impl SavedCounters {
     /// Returns the counters in the order in which they are stored.
     pub(super) fn new(counters: EngineCounters, accumulated: usize) -> Self {
-        let EngineCounters { micro_steps, global_steps, skipped_steps, skipped_in_a_row, .. } =
-            counters;
-        let EngineCounters { global_samples, global_tokens, .. } = counters;
         Self {
-            micro_steps,
+            micro_steps: counters.micro_steps,
             accumulated,
-            global_steps,
-            skipped_steps,
-            skipped_in_a_row,
-            global_samples,
-            global_tokens,
+            global_steps: counters.global_steps,
+            skipped_steps: counters.skipped_steps,
+            skipped_in_a_row: counters.skipped_in_a_row,
+            global_samples: counters.global_samples,
+            global_tokens: counters.global_tokens,
         }
     }
 

@@ -80,10 +80,7 @@ impl<B: OptimizerOps> FilePlan<B> {
             let (name, shape) = (stored.name().to_owned(), stored.shape().to_vec());
             file.push(FileTensor { element: elements[&name], name, shape });
         }
-        file.sort_by(|left, right| {
-            let by_type = left.element.file_order().cmp(&right.element.file_order());
-            by_type.then_with(|| left.name.cmp(&right.name))
-        });
+        file.sort_by_cached_key(|tensor| (tensor.element.file_order(), tensor.name.clone()));
         for FileTensor { name, element, shape } in file {
             let start = plan.header.push(&name, element, &shape);
             if plan.starts.insert(name.clone(), start).is_some() {

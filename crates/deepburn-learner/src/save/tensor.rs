@@ -3,7 +3,8 @@
 use std::borrow::Cow;
 
 use burn::module::{Module, ModuleVisitor, Param};
-use burn::tensor::{Bool, DType, Int, Tensor, TensorData, TensorPrimitive};
+use burn::tensor::backend::Backend;
+use burn::tensor::{BasicOps, Bool, DType, Int, Tensor, TensorData, TensorPrimitive};
 use burn_backend::ops::FloatTensorOps;
 use burn_backend::tensor::FloatTensor;
 use deepburn_checkpoint::ElementType;
@@ -11,7 +12,7 @@ use deepburn_files::safetensors::FloatType;
 use deepburn_ops::OptimizerOps;
 use deepburn_zero::{Buffer, Training, Zero};
 
-use super::{HalfPrecision, SaveError};
+use super::SaveError;
 use crate::checkpoint::element::element_type;
 
 /// A tensor whose values have not been read yet.
@@ -29,7 +30,7 @@ pub(super) struct SavedTensor<B: OptimizerOps> {
 /// The source of a tensor's bytes.
 enum TensorSource<B: OptimizerOps> {
     /// A float parameter, sharded or replicated, saved in 16 bits.
-    Half(FloatTensor<Zero<B>>, HalfPrecision),
+    Half(FloatTensor<Zero<B>>, FloatType),
     /// A tensor that every rank holds, saved in its own type.
     Exact(Box<dyn Fn() -> TensorData>),
 }
@@ -43,15 +44,12 @@ impl<B: OptimizerOps> SavedTensor<B> {
     pub(super) fn of_module<M: Module<Training<B>>>(
         module: &M,
         buffers: &[Buffer],
-        precision: HalfPrecision,
+        float: FloatType,
     ) -> Result<Vec<Self>, SaveError> {
-        let mut found = Visitor { buffers, path: Vec::new(), precision, found: Ok(Vec::new()) };
+        let mut found = Visitor { buffers, path: Vec::new(), float, found: Ok(Vec::new()) };
         module.visit(&mut found);
         let mut tensors = found.found?;
-        tensors.sort_by(|left, right| {
-            let by_type = left.element.file_order().cmp(&right.element.file_order());
-            by_type.then_with(|| left.path.cmp(&right.path))
-        });
+        tensors.sort_by_cached_key(|tensor| (tensor.element.file_order(), tensor.path.clone()));
         Ok(tensors)
     }
 
@@ -69,7 +67,7 @@ impl<B: OptimizerOps> SavedTensor<B> {
     /// Returns an error if a value exceeds the range of the type.
     pub(super) fn read(&self) -> Result<Vec<u8>, SaveError> {
         match &self.values {
-            TensorSource::Half(tensor, precision) => self.rounded(&floats(tensor), *precision),
+            TensorSource::Half(tensor, float) => self.rounded(&floats(tensor), *float),
             TensorSource::Exact(read) => {
                 let data = read();
                 // The size of a bool depends on the device; the file has one byte per bool.
@@ -86,11 +84,7 @@ impl<B: OptimizerOps> SavedTensor<B> {
     ///
     /// # Errors
     /// Returns an error if a finite value would become infinite.
-    fn rounded(&self, values: &TensorData, precision: HalfPrecision) -> Result<Vec<u8>, SaveError> {
-        let float = match precision {
-            HalfPrecision::F16 => FloatType::F16,
-            HalfPrecision::Bf16 => FloatType::Bf16,
-        };
+    fn rounded(&self, values: &TensorData, float: FloatType) -> Result<Vec<u8>, SaveError> {
         let values = match values.as_slice::<f32>() {
             Ok(values) => Cow::Borrowed(values),
             Err(_) => Cow::Owned(values.iter::<f32>().collect()),
@@ -126,7 +120,7 @@ struct Visitor<'a, B: OptimizerOps> {
     /// The names of the fields around the current one.
     path: Vec<String>,
     /// The type of float parameters in the file.
-    precision: HalfPrecision,
+    float: FloatType,
     /// The tensors so far, or the first error.
     found: Result<Vec<SavedTensor<B>>, SaveError>,
 }
@@ -140,12 +134,12 @@ impl<B: OptimizerOps> Visitor<'_, B> {
     }
 
     /// Adds a tensor that keeps its own type. `read` returns its values when the file is written.
-    fn enter_exact(
+    fn enter_exact<T: Backend, const D: usize, K: BasicOps<T> + 'static>(
         &mut self,
-        dtype: DType,
-        shape: Vec<usize>,
-        read: impl Fn() -> TensorData + 'static,
+        tensor: Tensor<T, D, K>,
     ) {
+        let (dtype, shape) = (tensor.dtype(), tensor.dims().to_vec());
+        let read = move || tensor.to_data();
         match element_type(dtype) {
             Ok(element) => self.enter(element, shape, TensorSource::Exact(Box::new(read))),
             Err(_) => {
@@ -167,30 +161,22 @@ impl<B: OptimizerOps> ModuleVisitor<Training<B>> for Visitor<'_, B> {
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<Training<B>, D>>) {
         let value = param.val().inner();
-        let shape = value.dims().to_vec();
         let path = self.path.join(".");
         // Running statistics are float parameters to Burn, and rounding them would change
         // evaluations.
         if self.buffers.iter().any(|buffer| buffer.path() == path) {
-            return self.enter_exact(value.dtype(), shape, move || value.to_data());
+            return self.enter_exact(value);
         }
-        let element = match self.precision {
-            HalfPrecision::F16 => ElementType::F16,
-            HalfPrecision::Bf16 => ElementType::Bf16,
-        };
-        let tensor = value.into_primitive().tensor();
-        self.enter(element, shape, TensorSource::Half(tensor, self.precision));
+        let shape = value.dims().to_vec();
+        let source = TensorSource::Half(value.into_primitive().tensor(), self.float);
+        self.enter(self.float.element(), shape, source);
     }
 
     fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<Training<B>, D, Int>>) {
-        let tensor = param.val();
-        let shape = tensor.dims().to_vec();
-        self.enter_exact(tensor.dtype(), shape, move || tensor.to_data());
+        self.enter_exact(param.val());
     }
 
     fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<Training<B>, D, Bool>>) {
-        let tensor = param.val();
-        let shape = tensor.dims().to_vec();
-        self.enter_exact(tensor.dtype(), shape, move || tensor.to_data());
+        self.enter_exact(param.val());
     }
 }

@@ -6,16 +6,17 @@ use burn::module::AutodiffModule;
 use burn::tensor::Tensor;
 use deepburn_comm::CollectiveTag;
 use deepburn_ops::OptimizerOps;
-use deepburn_zero::{Category, Ledger, Tier, Training};
+use deepburn_zero::{Category, Group, Ledger, Tier, Training};
 
-use crate::answers::{RewardSums, Rewards};
+use super::TrainLoop;
+use crate::answers::RewardSums;
 use crate::engine::{PhaseTimes, Step};
 use crate::hook::Hook;
 use crate::metrics::{MemoryRow, PhaseSeconds, StepRow};
 use crate::source::{NextStep, StepBatches};
 use crate::task::{Batch, Task};
 use crate::train_batch::{MicroBatches, TrainedBatch};
-use crate::{BoxError, Cause, Engine, EngineError};
+use crate::{BoxError, Cause, EngineError};
 
 /// Flags that the ranks combine once per step.
 pub(super) struct RankFlags {
@@ -38,72 +39,86 @@ pub(super) struct StepData<T> {
     pub(super) totals: Totals,
 }
 
-/// Runs one optimizer step, or skips it if it has no target. Returns its record and the combined
-/// flags of all ranks.
-pub(super) fn train_step<B, M, T>(
-    engine: &mut Engine<B, M>,
-    task: &T,
-    data: StepData<T::Batch>,
-    hooks: &mut [Box<dyn Hook + '_>],
-    mine: RankFlags,
-) -> Result<(StepRow, RankFlags), Cause>
+impl<B, M, T, S> TrainLoop<'_, '_, B, M, T, S>
 where
     B: OptimizerOps,
     M: AutodiffModule<Training<B>>,
     T: Task<B, M>,
 {
-    let StepData { started, waited, micro_batches, totals } = data;
-    let (loss_sum, step) = match totals.targets > 0.0 {
-        true => run_micro_batches(engine, task, micro_batches, &totals, hooks)?,
-        // The mean over no target does not exist.
-        false => (f64::NAN, engine.skip_step()),
-    };
-    // The loss, the flags and the rewards share one collective, because its latency does not depend
-    // on the number of values. All stages of a pipeline have the losses, and the first one sums
-    // them.
-    let is_counted = engine.states().stages().is_none_or(|stages| stages.stage() == 0);
-    let counted = |value: f64| if is_counted { value } else { 0.0 };
-    let flags = [f64::from(mine.interrupted), f64::from(mine.written)];
-    let mut message = vec![counted(loss_sum), flags[0], flags[1]];
-    message.extend(task.take_rewards().iter().flat_map(|rewards| rewards.sums().map(counted)));
-    let sums =
-        engine.group().sum(CollectiveTag::new("loss", 0), message).map_err(EngineError::from)?;
-    let world_size = engine.group().world_size() as f64;
-    let all = RankFlags { interrupted: sums[1] > 0.0, written: sums[2] == world_size };
+    /// Runs one optimizer step, or skips it if it has no target. Returns its record and the
+    /// combined flags of all ranks.
+    pub(super) fn train_step(
+        &mut self,
+        data: StepData<T::Batch>,
+        mine: RankFlags,
+    ) -> Result<(StepRow, RankFlags), Cause> {
+        let StepData { started, waited, micro_batches, totals } = data;
+        let (loss_sum, step) = match totals.targets > 0.0 {
+            true => self.run_micro_batches(micro_batches, &totals)?,
+            // The mean over no target does not exist.
+            false => (f64::NAN, self.engine.skip_step()),
+        };
+        let engine = &mut *self.engine;
+        // The loss, the flags and the rewards share one collective, because its latency does not
+        // depend on the number of values. All stages of a pipeline have the losses, and the first
+        // one sums them.
+        let is_counted = engine.states().stages().is_none_or(|stages| stages.stage() == 0);
+        let counted = |value: f64| if is_counted { value } else { 0.0 };
+        let flags = [f64::from(mine.interrupted), f64::from(mine.written)];
+        let mut message = vec![counted(loss_sum), flags[0], flags[1]];
+        let rewards = self.task.take_rewards();
+        message.extend(rewards.iter().flat_map(|rewards| rewards.sums().map(counted)));
+        let tag = CollectiveTag::new("loss", 0);
+        let sums = engine.group().sum(tag, message).map_err(EngineError::from)?;
+        let world_size = engine.group().world_size() as f64;
+        let all = RankFlags { interrupted: sums[1] > 0.0, written: sums[2] == world_size };
 
-    let PhaseTimes { forward, backward, step: optimizer } = engine.take_times();
-    let [data, forward, backward, optimizer] =
-        [waited, forward, backward, optimizer].map(|time| time.as_secs_f64());
-    engine.count_tokens(totals.tokens as u64);
-    let row = step_row(engine, step, sums[0] / totals.targets, totals.tokens, started);
-    let seconds = Some(PhaseSeconds { data, forward, backward, optimizer });
-    // The task of a run either has rewards on all ranks, four sums, or none.
-    let rewards = sums[3..].try_into().ok().and_then(|sums| RewardSums::from_sums(sums).means());
-    Ok((with_rewards(StepRow { seconds, ..row }, rewards), all))
-}
+        let PhaseTimes { forward, backward, step: optimizer } = engine.take_times();
+        let [data, forward, backward, optimizer] =
+            [waited, forward, backward, optimizer].map(|time| time.as_secs_f64());
+        engine.count_tokens(totals.tokens as u64);
+        // The task of a run either has rewards on all ranks, four sums, or none.
+        let rewards = sums[3..].try_into().ok();
+        let rewards = rewards.and_then(|sums| RewardSums::from_sums(sums).means());
+        // The time of this rank, which includes waiting for data.
+        let step_seconds = started.elapsed().as_secs_f64();
+        let row = StepRow {
+            step: step.number,
+            loss: sums[0] / totals.targets,
+            lr: step.learning_rate,
+            grad_norm: step.gradient_norm,
+            loss_scale: step.loss_scale,
+            skipped: step.is_skipped(),
+            tokens: totals.tokens as u64,
+            step_seconds,
+            tokens_per_second: totals.tokens / step_seconds,
+            memory: memory_row(engine.ledger()),
+            seconds: Some(PhaseSeconds { data, forward, backward, optimizer }),
+            rewards_chosen: rewards.map(|it| it.chosen),
+            rewards_rejected: rewards.map(|it| it.rejected),
+            rewards_margins: rewards.map(|it| it.margins),
+            rewards_accuracies: rewards.map(|it| it.accuracies),
+        };
+        Ok((row, all))
+    }
 
-/// Runs the micro-batches of a step and its update. Returns the sum of this rank's losses over all
-/// targets, and the record of the step.
-fn run_micro_batches<B, M, T>(
-    engine: &mut Engine<B, M>,
-    task: &T,
-    batches: Vec<T::Batch>,
-    totals: &Totals,
-    hooks: &mut [Box<dyn Hook + '_>],
-) -> Result<(f64, Step), Cause>
-where
-    B: OptimizerOps,
-    M: AutodiffModule<Training<B>>,
-    T: Task<B, M>,
-{
-    let data_ranks = engine.states().data_group().world_size() as f64;
-    let targets: Vec<f64> = batches.iter().map(|batch| batch.num_targets() as f64).collect();
-    let mut batches = StepPasses { task, batches, hooks, data_ranks, targets: totals.targets };
-    let TrainedBatch { losses, step } = engine.train_batch(&mut batches)?;
-    // The loss of a step is the sum over all targets divided by their number, so that micro-batches
-    // of different lengths are weighted correctly.
-    let loss_sum = losses.iter().zip(targets).fold(0.0, |sum, (loss, count)| sum + count * loss);
-    Ok((loss_sum, step))
+    /// Runs the micro-batches of a step and its update. Returns the sum of this rank's losses over
+    /// all targets, and the record of the step.
+    fn run_micro_batches(
+        &mut self,
+        batches: Vec<T::Batch>,
+        totals: &Totals,
+    ) -> Result<(f64, Step), Cause> {
+        let data_ranks = self.engine.data_ranks() as f64;
+        let counts: Vec<f64> = batches.iter().map(|batch| batch.num_targets() as f64).collect();
+        let (task, hooks, targets) = (self.task, &mut *self.hooks, totals.targets);
+        let mut batches = StepPasses { task, batches, hooks, data_ranks, targets };
+        let TrainedBatch { losses, step } = self.engine.train_batch(&mut batches)?;
+        // The loss of a step is the sum over all targets divided by their number, so that
+        // micro-batches of different lengths are weighted correctly.
+        let loss_sum = losses.iter().zip(counts).fold(0.0, |sum, (loss, count)| sum + count * loss);
+        Ok((loss_sum, step))
+    }
 }
 
 /// The passes of a step.
@@ -191,66 +206,19 @@ pub(super) struct Totals {
 }
 
 impl Totals {
-    /// Sums `batches` over all ranks. A rank that could not read its data passes `None`, and then
-    /// all ranks return `None`.
-    pub(super) fn over_ranks<B, M, T: Batch>(
-        engine: &Engine<B, M>,
+    /// Sums `batches` over the ranks with different data. A rank that could not read its data
+    /// passes `None`, and then all ranks return `None`.
+    pub(super) fn over_ranks<B: OptimizerOps, T: Batch>(
+        group: &Group<B>,
         batches: Option<&[T]>,
-    ) -> Result<Option<Self>, EngineError>
-    where
-        B: OptimizerOps,
-        M: AutodiffModule<Training<B>>,
-    {
+    ) -> Result<Option<Self>, EngineError> {
         let own = batches.unwrap_or_default();
         let tokens: usize = own.iter().map(Batch::num_tokens).sum();
         let targets: usize = own.iter().map(Batch::num_targets).sum();
         let mine = vec![tokens as f64, targets as f64, f64::from(batches.is_none())];
-        let group = engine.states().data_group();
         let sums = group.sum(CollectiveTag::new("batch totals", 0), mine)?;
         let totals = Self { tokens: sums[0], targets: sums[1] };
         Ok((sums[2] == 0.0).then_some(totals))
-    }
-}
-
-/// Builds the record of a step.
-///
-/// `loss` is the mean over all targets of the step, and `tokens` counts all ranks. The time is
-/// measured on this rank since `started` and includes waiting for data.
-fn step_row<B, M>(
-    engine: &Engine<B, M>,
-    step: Step,
-    loss: f64,
-    tokens: f64,
-    started: Instant,
-) -> StepRow
-where
-    B: OptimizerOps,
-    M: AutodiffModule<Training<B>>,
-{
-    let step_seconds = started.elapsed().as_secs_f64();
-    StepRow {
-        step: step.number,
-        loss,
-        lr: step.learning_rate,
-        grad_norm: step.gradient_norm,
-        loss_scale: step.loss_scale,
-        skipped: step.is_skipped(),
-        tokens: tokens as u64,
-        step_seconds,
-        tokens_per_second: tokens / step_seconds,
-        memory: memory_row(engine),
-        ..StepRow::default()
-    }
-}
-
-/// Returns the record with the rewards of preference optimization.
-fn with_rewards(row: StepRow, rewards: Option<Rewards>) -> StepRow {
-    StepRow {
-        rewards_chosen: rewards.map(|it| it.chosen),
-        rewards_rejected: rewards.map(|it| it.rejected),
-        rewards_margins: rewards.map(|it| it.margins),
-        rewards_accuracies: rewards.map(|it| it.accuracies),
-        ..row
     }
 }
 
@@ -258,13 +226,9 @@ fn with_rewards(row: StepRow, rewards: Option<Rewards>) -> StepRow {
 ///
 /// For parameters and optimizer states these are the current bytes, which do not change within a
 /// step. All other values are the peaks of the step.
-fn memory_row<B, M>(engine: &Engine<B, M>) -> MemoryRow
-where
-    B: OptimizerOps,
-    M: AutodiffModule<Training<B>>,
-{
-    let usage = |category| engine.ledger().usage(category);
-    let total = |tier| engine.ledger().total_on(tier).peak as u64;
+fn memory_row(ledger: &Ledger) -> MemoryRow {
+    let usage = |category| ledger.usage(category);
+    let total = |tier| ledger.total_on(tier).peak as u64;
     MemoryRow {
         parameters: usage(Category::Parameters).current as u64,
         gradients: usage(Category::Gradients).peak as u64,

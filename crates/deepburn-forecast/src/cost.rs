@@ -98,31 +98,24 @@ impl Timeline {
         speed: RankSpeed,
         network: &Network,
     ) -> Result<StepCost, UnknownBandwidth> {
-        let none = StepCost { ranks, ..StepCost::default() };
-        self.parts.iter().try_fold(none, |sum, part| {
-            let part = part.cost(ranks, speed, network)?;
-            Ok(StepCost {
-                ranks,
-                compute: sum.compute + part.compute,
-                offload: sum.offload + part.offload,
-                communication: sum.communication + part.communication,
-                hidden: sum.hidden + part.hidden,
-                seconds: sum.seconds + part.seconds,
-                bytes_sent: sum.bytes_sent.saturating_add(part.bytes_sent),
-            })
-        })
+        let mut sum = StepCost { ranks, ..StepCost::default() };
+        self.parts.iter().try_for_each(|part| part.add_cost(&mut sum, speed, network))?;
+        Ok(sum)
     }
 }
 
 impl Stretch {
-    /// Returns the cost of all repetitions. The times of parts can be added, because the link is
-    /// idle at the beginning and at the end of each.
-    fn cost(
+    /// Adds the cost of all repetitions. The times of parts can be added, because the link is idle
+    /// at the beginning and at the end of each.
+    ///
+    /// # Errors
+    /// Returns an error if a tier is used whose bandwidth is not known.
+    fn add_cost(
         &self,
-        ranks: u64,
+        sum: &mut StepCost,
         speed: RankSpeed,
         network: &Network,
-    ) -> Result<StepCost, UnknownBandwidth> {
+    ) -> Result<(), UnknownBandwidth> {
         let mut clock = Clock::new(network.overlaps());
         let (mut started, mut bytes_sent) = (HashMap::new(), 0);
         for event in &self.events {
@@ -147,16 +140,14 @@ impl Stretch {
             }
         }
         let times = self.times as f64;
-        Ok(StepCost {
-            ranks,
-            compute: times * clock.compute,
-            offload: times * clock.offload,
-            communication: times * clock.communication,
-            // Both are sums of the same times in another order, so the difference may be rounded
-            // below 0.
-            hidden: times * (clock.communication - clock.exposed).max(0.0),
-            seconds: times * clock.now,
-            bytes_sent: bytes_sent.saturating_mul(self.times),
-        })
+        sum.compute += times * clock.compute;
+        sum.offload += times * clock.offload;
+        sum.communication += times * clock.communication;
+        // Both are sums of the same times in another order, so the difference may be rounded below
+        // 0.
+        sum.hidden += times * (clock.communication - clock.exposed).max(0.0);
+        sum.seconds += times * clock.now;
+        sum.bytes_sent = sum.bytes_sent.saturating_add(bytes_sent.saturating_mul(self.times));
+        Ok(())
     }
 }

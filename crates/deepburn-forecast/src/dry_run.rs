@@ -127,19 +127,14 @@ pub fn forecast<M: AutodiffModule<Training<Meta>>>(
         return largest.ok_or_else(|| ForecastError::Model("a pipeline without stages".to_owned()));
     }
     let times = plan.batch.gradient_accumulation_steps;
-    // The engine runs the shortened step, and `take` reports it as one of `times` micro-batches.
+    // The engine runs the shortened step, and `run` reports it as one of `times` micro-batches.
     let short = shortened(plan);
     let world_size = plan.mesh.world_size();
     on_recorded_rank(0, world_size, move |group, recorder| {
         let model = build(&MetaDevice).map_err(ForecastError::Loss)?;
         let engine = initialize(model, &short, Group::new(group.clone()))?;
-        let start = MemoryPeaks::of(engine.ledger());
-        let mut steps = Steps { engine, group, recorder, loss };
-        let mut step = steps.take(times)?;
-        for _ in 1..STEPS {
-            step = steps.take(times)?;
-        }
-        Ok(step.into_forecast(None, start, world_size))
+        let steps = Steps { engine, group, recorder, loss: &loss };
+        steps.forecast(None, |steps, report| steps.run(times, report))
     })
 }
 
@@ -167,14 +162,8 @@ pub fn forecast_stages<M: AutodiffModule<Training<Meta>>>(
             let model = build(&MetaDevice).map_err(ForecastError::Loss)?;
             let member = Group::new(group.clone());
             let engine = initialize_pipeline(model, plan, layout.clone(), member)?;
-            let start = MemoryPeaks::of(engine.ledger());
-            let mut steps = Steps { engine, group, recorder, loss: &loss };
-            let mut step = steps.take_batch()?;
-            for _ in 1..STEPS {
-                step = steps.take_batch()?;
-            }
-            let part = layout.descriptions().get(stage).cloned();
-            Ok(step.into_forecast(part, start, world_size))
+            let steps = Steps { engine, group, recorder, loss: &loss };
+            steps.forecast(layout.descriptions().get(stage).cloned(), Steps::run_schedule)
         })
     };
     (0..layout.stages()).map(forecast_stage).collect()
@@ -204,95 +193,92 @@ fn on_recorded_rank<R: Send>(
 }
 
 /// The steps of a dry run.
-struct Steps<M: AutodiffModule<Training<Meta>>, F> {
+struct Steps<'a, M: AutodiffModule<Training<Meta>>, F> {
     engine: Engine<Meta, M>,
     group: SimulatedGroup,
     recorder: Recorder,
     /// Computes the loss of a micro-batch.
-    loss: F,
+    loss: &'a F,
 }
 
 /// What a step took.
+#[derive(Default)]
 struct StepReport {
-    peaks: MemoryPeaks,
     collectives: Statistics,
     operations: Vec<ModuleOperations>,
     timeline: Timeline,
 }
 
-impl StepReport {
-    /// Returns the forecast of a rank that has this step after its `start`.
-    fn into_forecast(
-        self,
-        part: Option<String>,
-        start: MemoryPeaks,
-        world_size: usize,
-    ) -> Forecast {
-        let Self { peaks: step, collectives, operations, timeline } = self;
-        Forecast { part, start, step, collectives, operations, timeline, world_size }
-    }
-}
-
-impl<M, F> Steps<M, F>
+impl<M, F> Steps<'_, M, F>
 where
     M: AutodiffModule<Training<Meta>>,
     F: Fn(&M) -> Result<Tensor<Training<Meta>, 1>, BoxError>,
 {
-    /// Takes an optimizer step, and reports it as one of `micro_batches` micro-batches.
-    fn take(&mut self, micro_batches: usize) -> Result<StepReport, ForecastError> {
+    /// Takes the steps of a dry run with `run`, and returns the forecast of the last one.
+    fn forecast(
+        mut self,
+        part: Option<String>,
+        run: impl Fn(&mut Self, &mut StepReport) -> Result<(), ForecastError>,
+    ) -> Result<Forecast, ForecastError> {
+        let start = MemoryPeaks::of(self.engine.ledger());
+        let mut report = StepReport::default();
+        for _ in 0..STEPS {
+            self.engine.ledger().reset_peaks();
+            self.recorder.take();
+            report = StepReport::default();
+            run(&mut self, &mut report)?;
+        }
+        let step = MemoryPeaks::of(self.engine.ledger());
+        let world_size = self.engine.group().world_size();
+        let StepReport { collectives, operations, timeline } = report;
+        Ok(Forecast { part, start, step, collectives, operations, timeline, world_size })
+    }
+
+    /// Runs an optimizer step, and reports it as one of `micro_batches` micro-batches.
+    fn run(&mut self, micro_batches: usize, report: &mut StepReport) -> Result<(), ForecastError> {
         let run = micro_batches.min(MICRO_BATCHES);
         let omitted = (micro_batches - run) as u64;
-        self.engine.ledger().reset_peaks();
-        self.recorder.take();
-        let mut collectives = Statistics::default();
-        let mut timeline = Timeline::default();
-        let mut operations = Vec::new();
         for index in 0..run {
             // The one in the middle stands for all that are omitted.
             let times = if index == 1 { 1 + omitted } else { 1 };
-            let before = self.group.statistics();
-            self.engine.states().start_counting();
-            let loss = self.engine.forward(&self.loss)?.map_err(ForecastError::Loss)?;
-            self.engine.backward(loss)?;
-            self.engine.step()?;
-            add(&mut operations, self.engine.states().stop_counting(), times);
-            collectives.add(&self.group.statistics().since(&before), times);
-            timeline.parts.push(Stretch { events: self.recorder.take(), times });
+            self.record(times, report, |engine, loss| {
+                let loss = engine.forward(loss)?.map_err(ForecastError::Loss)?;
+                engine.backward(loss)?;
+                engine.step()?;
+                Ok(())
+            })?;
         }
-        let peaks = MemoryPeaks::of(self.engine.ledger());
-        Ok(StepReport { peaks, collectives, operations, timeline })
+        Ok(())
     }
-}
 
-impl<M, F> Steps<M, &F>
-where
-    M: AutodiffModule<Training<Meta>>,
-    F: Fn(&M) -> Result<Tensor<Training<Meta>, 1>, BoxError>,
-{
-    /// Takes an optimizer step of a pipeline stage.
-    fn take_batch(&mut self) -> Result<StepReport, ForecastError> {
-        self.engine.ledger().reset_peaks();
-        self.recorder.take();
-        let before = self.group.statistics();
-        self.engine.states().start_counting();
+    /// Runs an optimizer step of a pipeline stage.
+    fn run_schedule(&mut self, report: &mut StepReport) -> Result<(), ForecastError> {
         // All micro-batches are run: in a pipeline their passes interleave, and the number of open
         // ones determines the memory.
         let count = self.engine.batch().gradient_accumulation_steps;
-        let trained = self.engine.train_batch(&mut Alike { loss: self.loss, count });
-        trained.map_err(|cause| match cause {
-            Cause::Engine(error) => ForecastError::Engine(error),
-            other => ForecastError::Loss(other.to_string().into()),
-        })?;
-        let operations = self.engine.states().stop_counting();
-        let collectives = self.group.statistics().since(&before);
-        let mut timeline = Timeline::default();
-        timeline.parts.push(Stretch { events: self.recorder.take(), times: 1 });
-        Ok(StepReport {
-            peaks: MemoryPeaks::of(self.engine.ledger()),
-            collectives,
-            operations,
-            timeline,
+        self.record(1, report, |engine, loss| {
+            let trained = engine.train_batch(&mut Alike { loss, count });
+            trained.map(drop).map_err(|cause| match cause {
+                Cause::Engine(error) => ForecastError::Engine(error),
+                other => ForecastError::Loss(other.to_string().into()),
+            })
         })
+    }
+
+    /// Calls `run`, and adds what it took, `times` times, to the report.
+    fn record(
+        &mut self,
+        times: u64,
+        report: &mut StepReport,
+        run: impl FnOnce(&mut Engine<Meta, M>, &F) -> Result<(), ForecastError>,
+    ) -> Result<(), ForecastError> {
+        let before = self.group.statistics();
+        self.engine.states().start_counting();
+        run(&mut self.engine, self.loss)?;
+        add(&mut report.operations, self.engine.states().stop_counting(), times);
+        report.collectives.add(&self.group.statistics().since(&before), times);
+        report.timeline.parts.push(Stretch { events: self.recorder.take(), times });
+        Ok(())
     }
 }
 

@@ -6,51 +6,34 @@ use std::sync::Arc;
 use burn::data::dataloader::DataLoader;
 use burn::tensor::backend::Backend;
 
-/// Returns the training data of each rank.
-///
-/// All slices have the same length, so that all ranks run the same number of micro-batches.
-/// Together they contain every item. If the items do not divide evenly, neighboring slices overlap.
-pub(crate) fn training_slices<B: Backend, I>(
+/// Returns the data of each rank, divided by [`equal_ranges`] for training and by [`exact_ranges`]
+/// for validation.
+pub(crate) fn slices<B: Backend, I>(
     loader: &Arc<dyn DataLoader<B, I>>,
     devices: &[B::Device],
-) -> Vec<Arc<dyn DataLoader<B, I>>> {
-    slices(loader, devices, equal_ranges(loader.num_items(), devices.len()))
-}
-
-/// Returns the validation data of each rank. Every item is in exactly one slice. Slices may differ
-/// in length by one item, or be empty.
-pub(crate) fn validation_slices<B: Backend, I>(
-    loader: &Arc<dyn DataLoader<B, I>>,
-    devices: &[B::Device],
-) -> Vec<Arc<dyn DataLoader<B, I>>> {
-    slices(loader, devices, exact_ranges(loader.num_items(), devices.len()))
-}
-
-/// Creates one data loader per rank and range.
-fn slices<B: Backend, I>(
-    loader: &Arc<dyn DataLoader<B, I>>,
-    devices: &[B::Device],
-    ranges: Vec<Range<usize>>,
+    ranges: fn(usize, usize) -> Vec<Range<usize>>,
 ) -> Vec<Arc<dyn DataLoader<B, I>>> {
     // A slice shuffles with its own seed. A single rank uses the whole loader, so that it shuffles
     // like Burn on one device.
     if let [device] = devices {
         return vec![loader.to_device(device)];
     }
-    let sliced = ranges.into_iter().zip(devices);
+    let sliced = ranges(loader.num_items(), devices.len()).into_iter().zip(devices);
     sliced.map(|(range, device)| loader.slice(range.start, range.end).to_device(device)).collect()
 }
 
-/// Returns ranges of equal length that cover `items`; the last ones are moved back as far as
-/// needed.
-fn equal_ranges(items: usize, ranks: usize) -> Vec<Range<usize>> {
+/// Returns ranges of equal length that cover `items`, so that all ranks run the same number of
+/// micro-batches. If the items do not divide evenly, the last ranges are moved back as far as
+/// needed, and overlap their neighbors.
+pub(crate) fn equal_ranges(items: usize, ranks: usize) -> Vec<Range<usize>> {
     let length = items.div_ceil(ranks);
     let start = |rank: usize| (rank * length).min(items - length);
     (0..ranks).map(|rank| start(rank)..start(rank) + length).collect()
 }
 
-/// Returns ranges that cover `items` without overlap; the first ones are longer by one if needed.
-fn exact_ranges(items: usize, ranks: usize) -> Vec<Range<usize>> {
+/// Returns ranges that cover `items` without overlap; the first ones are longer by one if needed,
+/// and the last ones may be empty.
+pub(crate) fn exact_ranges(items: usize, ranks: usize) -> Vec<Range<usize>> {
     let (length, longer) = (items / ranks, items % ranks);
     let start = |rank: usize| rank * length + rank.min(longer);
     (0..ranks).map(|rank| start(rank)..start(rank + 1)).collect()

@@ -34,17 +34,12 @@ impl<T> Outputs<T> {
 
     /// Adds the output of `rank` for the micro-batch that it has completed.
     pub(crate) fn deposit(&self, rank: usize, output: Option<Output<T>>) {
-        self.lock()[rank].push_back(output);
+        lock(&self.by_rank)[rank].push_back(output);
     }
 
     /// Takes the oldest output of every rank. All ranks must have deposited one.
     fn take_round(&self) -> Vec<Option<Output<T>>> {
-        self.lock().iter_mut().map(|outputs| outputs.pop_front().flatten()).collect()
-    }
-
-    /// Locks the queues. A panic of another rank must not hide that rank's failure.
-    fn lock(&self) -> MutexGuard<'_, Vec<VecDeque<Option<Output<T>>>>> {
-        self.by_rank.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.by_rank).iter_mut().map(|outputs| outputs.pop_front().flatten()).collect()
     }
 }
 
@@ -87,6 +82,11 @@ impl<'a, T> EpochItems<'a, T> {
         }
         items
     }
+}
+
+/// Locks a mutex. A panic of another rank must not hide that rank's failure.
+pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

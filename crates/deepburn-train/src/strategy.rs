@@ -40,11 +40,11 @@ use deepburn::config::{BatchPlan, Plan};
 use deepburn::ops::{OptimizerOps, StreamOps};
 use deepburn::zero::Training;
 
-use crate::loaders::{training_slices, validation_slices};
+use crate::loaders::{equal_ranges, exact_ranges, slices};
 use crate::optimizer::check_optimizer;
-use crate::outputs::Outputs;
+use crate::outputs::{Outputs, lock};
 use crate::refusal::{Refusal, check_plan, check_settings};
-use crate::worker::{Epochs, InitialState, InitialStates, LearnerRun, Worker};
+use crate::worker::{Epochs, InitialState, LearnerRun, Worker};
 
 /// A strategy that trains a `Learner` sharded over the ranks of a plan. See the [crate's
 /// documentation](crate).
@@ -203,7 +203,8 @@ where
         let states = split(&mut learner, &train, &valid, &devices);
         // Every rank has its own copy, so these values would only occupy memory.
         drop((learner, train, valid));
-        let states = InitialStates::new(states);
+        // A rank takes its own state, which then is dropped with the rank.
+        let states: Vec<_> = states.into_iter().map(|state| Mutex::new(Some(state))).collect();
         // All ranks borrow the processor, and the caller gets it back after the run.
         let processor = Mutex::new(settings.event_processor);
         let run = LearnerRun {
@@ -225,7 +226,7 @@ where
         };
         let trained = deepburn::Ranks::threads().run::<B, _>(ranks, COLLECTIVE_TIMEOUT, |group| {
             let rank = group.rank();
-            let Some(initial) = states.take(rank) else {
+            let Some(initial) = lock(&states[rank]).take() else {
                 return Err(BoxError::from("a rank ran twice"));
             };
             Worker::<B, LC>::new(&run, initial, devices[rank].clone(), group)?.fit()
@@ -300,8 +301,8 @@ where
         .map(|device| LC::TrainingModel::from_inner(whole.valid()).fork(device))
         .collect();
     learner.load_model(whole.map(&mut Hollow).into_record());
-    let trains = training_slices(train, devices);
-    let valids = validation_slices(valid, devices);
+    let trains = slices(train, devices, equal_ranges);
+    let valids = slices(valid, devices, exact_ranges);
     // One item is enough, because its result is discarded.
     let filler = valid.slice(0, valid.num_items().min(1));
     let loaders = trains.into_iter().zip(valids);

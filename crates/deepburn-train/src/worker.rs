@@ -22,7 +22,7 @@
 //! strategies for early stopping and checkpoints and shares their decisions.
 
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 
 use burn::data::dataloader::{DataLoaderIterator, Progress};
 use burn_train::checkpoint::{CheckpointingAction, CheckpointingStrategy};
@@ -40,7 +40,7 @@ use deepburn::{BoxError, Engine};
 
 use crate::checkpoints::{self, LearnerState};
 use crate::gradients::check_gradients;
-use crate::outputs::{EpochItems, Output, Outputs};
+use crate::outputs::{EpochItems, Output, Outputs, lock};
 
 /// The output of a training step, for metrics.
 type TrainItem<LC> = <<LC as LearningComponentsTypes>::TrainingModel as TrainStep>::Output;
@@ -498,24 +498,4 @@ fn next<I>(batches: &mut (dyn DataLoaderIterator<I> + '_)) -> (Option<I>, usize)
 /// Passes each item to `process`.
 fn each<T>(items: Vec<TrainingItem<T>>, process: impl FnMut(LearnerEvent<T>)) {
     items.into_iter().map(LearnerEvent::ProcessedItem).for_each(process);
-}
-
-/// Locks a mutex. A panic of another rank must not hide that rank's failure.
-fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// The initial states of all ranks; each rank takes its own.
-pub(crate) struct InitialStates<T>(Vec<Mutex<Option<T>>>);
-
-impl<T> InitialStates<T> {
-    /// Stores one state per rank.
-    pub(crate) fn new(states: Vec<T>) -> Arc<Self> {
-        Arc::new(Self(states.into_iter().map(|state| Mutex::new(Some(state))).collect()))
-    }
-
-    /// Takes the state of a rank; `None` if it was taken before.
-    pub(crate) fn take(&self, rank: usize) -> Option<T> {
-        lock(&self.0[rank]).take()
-    }
 }
